@@ -1,0 +1,50 @@
+// What an engine is made of. Field names are those of the Python `Engine` arguments.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace specdec {
+
+struct EngineConfig {
+  std::string model;              // directory with config.json and *.safetensors
+  std::string dtype = "auto";     // "auto" (the checkpoint's), "float32", "bfloat16"
+  std::string device = "auto";    // "auto", "cpu", "cuda", "cuda:N"
+  std::string cpu_isa = "auto";   // "auto", or one of BuildInfo::cpu_isas to force narrower kernels
+
+  int max_model_len = 0;          // tokens (prompt + output) of one request; 0: the checkpoint's
+  int max_num_seqs = 64;          // sequences that run in one step
+  int max_num_batched_tokens = 512;  // rows of one step: prompt chunks and decodes together
+
+  int64_t kv_cache_memory_bytes = 0;  // KV pool size; 0: derived from num_kv_blocks or the machine
+  int num_kv_blocks = 0;              // KV pool size in blocks; exclusive with the above
+  int block_size = 16;                // tokens of one KV block, a multiple of 16
+  bool enable_prefix_caching = true;
+
+  int num_threads = 0;            // 0: one per physical core this process may run on
+  uint64_t seed = 0;              // seeds requests that bring none of their own
+  std::string logprobs_mode = "raw_logprobs";  // or "processed_logprobs" (after all processors)
+};
+
+// What was resolved from EngineConfig and the checkpoint once an engine is up.
+struct ModelInfo {
+  std::string architecture;       // as config.json names it, e.g. "LlamaForCausalLM"
+  std::string dtype;
+  std::string device;
+  std::string isa;
+  int num_layers = 0;
+  int hidden_size = 0;
+  int num_heads = 0;
+  int num_kv_heads = 0;
+  int head_dim = 0;
+  int vocab_size = 0;             // rows of the output head
+  int max_model_len = 0;
+  int num_threads = 0;
+  int num_kv_blocks = 0;
+  int block_size = 0;
+  int64_t num_parameters = 0;
+  int64_t weight_bytes = 0;       // resident, as packed
+  int64_t kv_cache_bytes = 0;
+};
+
+}  // namespace specdec

@@ -1,0 +1,91 @@
+// The engine: continuous batching over one model on one device.
+//
+//   specdec::EngineConfig config;
+//   config.model = "/path/to/checkpoint";
+//   specdec::Engine engine(config);
+//   engine.add_request("a", {1, 2, 3}, params);
+//   while (engine.has_unfinished_requests())
+//     for (const specdec::RequestOutput& output : engine.step()) ...
+//
+// An engine is used by one thread at a time; it owns the threads it computes with.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "specdec/config.h"
+#include "specdec/request_output.h"
+#include "specdec/sampling_params.h"
+
+namespace specdec {
+
+struct EngineStats {
+  int num_running = 0;
+  int num_waiting = 0;
+  int num_kv_blocks = 0;
+  int num_free_kv_blocks = 0;          // includes cached blocks nothing refers to
+  int num_cached_kv_blocks = 0;        // blocks the prefix cache can serve
+  int64_t num_steps = 0;
+  int64_t num_prompt_tokens = 0;       // prompt rows computed
+  int64_t num_cached_tokens = 0;       // prompt tokens served by the prefix cache
+  int64_t num_generation_tokens = 0;
+  int64_t num_preemptions = 0;
+  int64_t num_finished_requests = 0;
+  int64_t num_aborted_requests = 0;
+  double schedule_seconds = 0;         // time in each part of all steps
+  double forward_seconds = 0;
+  double sample_seconds = 0;
+  double commit_seconds = 0;
+};
+
+// One finished completion, as generate() returns it.
+struct Completion {
+  std::vector<int32_t> token_ids;
+  std::vector<PositionLogprobs> logprobs;
+  FinishReason finish_reason = FinishReason::kNone;
+};
+
+class Engine {
+ public:
+  // Loads the checkpoint. Throws InvalidArgument, CheckpointError, OutOfMemory or Unavailable.
+  explicit Engine(const EngineConfig& config);
+  ~Engine();
+  Engine(Engine&&) noexcept;
+  Engine& operator=(Engine&&) noexcept;
+
+  // Queues a request. Throws InvalidArgument (empty or too long prompt, token out of vocabulary, bad
+  // parameter, id in use); the engine is unchanged then.
+  void add_request(const std::string& request_id, std::vector<int32_t> prompt_token_ids,
+                   const SamplingParams& params);
+
+  // Ends a request; nothing more is reported for it. False when the id is unknown or finished.
+  bool abort(const std::string& request_id);
+
+  // Ends one completion of a request with FinishReason::kStop (a stop string was seen); its outputs
+  // are not reported again. False when it is unknown or finished.
+  bool stop_completion(const std::string& request_id, int index);
+
+  // Runs one step and returns the requests that progressed or finished in it, oldest first.
+  std::vector<RequestOutput> step();
+
+  bool has_unfinished_requests() const;
+
+  // Runs every prompt to its end; outer index is the prompt, inner the completion.
+  // Throws InvalidArgument before anything ran if a prompt or parameter is bad.
+  std::vector<std::vector<Completion>> generate(const std::vector<std::vector<int32_t>>& prompts,
+                                                const SamplingParams& params);
+
+  // Drops every cached block no running request uses. Returns how many were dropped.
+  int reset_prefix_cache();
+
+  EngineStats stats() const;
+  const ModelInfo& model_info() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace specdec

@@ -1,0 +1,68 @@
+// The operations a transformer and its sampler are made of, once per device kind. The model is
+// written over this interface; a backend owns the layouts of weights and cache.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "backend/op_args.h"
+#include "core/buffer.h"
+#include "core/tensor_view.h"
+#include "specdec/device.h"
+
+namespace specdec {
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual DeviceInfo device_info() const = 0;
+  virtual std::string isa() const = 0;      // kernel set in use
+  virtual int num_threads() const = 0;
+  virtual DType act_dtype() const = 0;      // fixed when the backend is made
+
+  // Zeroed memory the backend's operations can use. Throws OutOfMemory naming `purpose`.
+  virtual Buffer allocate(size_t size_bytes, const char* purpose) = 0;
+
+  // Packs the row-wise concatenation of `parts` (each [n_i, in_features], float32, bfloat16 or
+  // float16) into the backend's layout at the act dtype. The parts are not referenced afterwards.
+  virtual std::unique_ptr<PackedLinear> pack_linear(std::span<const TensorView> parts) = 0;
+  // A lookup table over `weight`, which must be packed by this backend and outlive the table.
+  virtual std::unique_ptr<EmbeddingTable> embedding_from(const PackedLinear& weight) = 0;
+  // A lookup table that copies [num_embeddings, dim] at the act dtype.
+  virtual std::unique_ptr<EmbeddingTable> make_embedding(const TensorView& table) = 0;
+  // A float32 copy of a vector (norm weights, biases); parts are concatenated.
+  virtual Buffer make_vector(std::span<const TensorView> parts) = 0;
+
+  // Bytes of keys or values of one layer: what PagedKvView::keys and ::values must point to.
+  virtual size_t kv_layer_bytes(const PagedKvView& shape) const = 0;
+
+  virtual void embed(const EmbedArgs& args) = 0;
+  virtual void norm(const NormArgs& args) = 0;
+  virtual void linear(const LinearArgs& args) = 0;
+  virtual void split_qkv(const QkvArgs& args) = 0;
+  virtual void tree_attention(const TreeAttentionArgs& args) = 0;
+  virtual void activation(const ActivationArgs& args) = 0;
+  virtual void moe(const MoeArgs& args) = 0;
+  virtual void gather_rows(const GatherRowsArgs& args) = 0;
+  virtual void copy_kv(const CopyKvArgs& args) = 0;
+  virtual void sample(const SampleArgs& args) = 0;
+
+  // Brackets one engine step (a CPU backend keeps its threads hot inside).
+  virtual void begin_step() = 0;
+  virtual void end_step() = 0;
+};
+
+struct BackendConfig {
+  std::string device = "auto";  // "auto", "cpu", "cuda", "cuda:N"
+  std::string cpu_isa = "auto";
+  int num_threads = 0;
+  DType act_dtype = DType::kF32;
+};
+
+// Makes the backend for a device. Throws InvalidArgument for an unknown device or ISA name and
+// Unavailable for one this build or machine does not have.
+std::unique_ptr<Backend> make_backend(const BackendConfig& config);
+
+}  // namespace specdec

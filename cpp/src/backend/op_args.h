@@ -1,0 +1,215 @@
+// Arguments of the backend's operations: plain structs, shapes in comments. Matrices are row-major.
+// "act" is the activation dtype of the model: float32, or bfloat16 for bfloat16 models. The residual
+// stream and everything pointwise is float32 in both.
+//
+// Every operation is row-invariant: a row of the result depends on that row of the input and on the
+// weights, bit for bit, never on how many rows there are or where in the batch it stands.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "core/dtype.h"
+#include "specdec/request_output.h"
+
+namespace specdec {
+
+// A weight matrix [out_features, in_features] in the layout its backend chose.
+class PackedLinear {
+ public:
+  virtual ~PackedLinear() = default;
+  virtual int64_t out_features() const = 0;
+  virtual int64_t in_features() const = 0;
+  virtual int64_t size_bytes() const = 0;
+};
+
+// A table [num_embeddings, dim] whose rows are looked up; may share storage with a tied head.
+class EmbeddingTable {
+ public:
+  virtual ~EmbeddingTable() = default;
+  virtual int64_t num_embeddings() const = 0;
+  virtual int64_t dim() const = 0;
+  virtual int64_t size_bytes() const = 0;  // 0 when it shares a PackedLinear's storage
+};
+
+// One step's rows: the packed batch of token trees. A request contributes a root or a prompt chunk
+// (a chain), or a root and its draft nodes (a tree), parents before children.
+//   KV slot of a row = base_lens[request] + index of the row in its request
+//   position of a row = base_lens[request] + its depth in the tree (a chain's depth is its index)
+struct BatchView {
+  int num_requests = 0;
+  int num_rows = 0;
+  const int32_t* token_ids = nullptr;     // [num_rows]
+  const int32_t* positions = nullptr;     // [num_rows]
+  const int64_t* slot_mapping = nullptr;  // [num_rows] block * block_size + offset of the row's KV
+  const int32_t* cu_rows = nullptr;       // [num_requests + 1] first row of each request
+  const int32_t* base_lens = nullptr;     // [num_requests] committed tokens already in the cache
+  const int32_t* block_tables = nullptr;  // [num_requests, max_blocks_per_request]
+  int max_blocks_per_request = 0;
+  // Bit j of row i's mask: row j of the same request is i itself or an ancestor of i. Only read for
+  // requests with is_tree; the others are chains (row i sees rows 0..i).
+  const uint8_t* is_tree = nullptr;         // [num_requests]
+  const uint64_t* ancestor_mask = nullptr;  // [num_rows, mask_words]; may be null without trees
+  int mask_words = 1;
+};
+
+// One layer of the paged KV cache. The layout inside is the backend's.
+struct PagedKvView {
+  void* keys = nullptr;
+  void* values = nullptr;
+  DType dtype = DType::kF32;  // the model's act dtype
+  int num_blocks = 0;
+  int block_size = 0;  // tokens
+  int num_kv_heads = 0;
+  int head_dim = 0;
+};
+
+struct EmbedArgs {
+  const EmbeddingTable* table = nullptr;
+  const int32_t* token_ids = nullptr;  // [num_rows]
+  float* out = nullptr;                // [num_rows, dim]
+  int num_rows = 0;
+  int32_t index_offset = 0;  // added to every id (OPT's positions start at 2)
+  bool accumulate = false;   // out += row instead of out = row
+};
+
+enum class NormKind : uint8_t { kRms, kLayer };
+
+struct NormArgs {
+  NormKind kind = NormKind::kRms;
+  const float* x = nullptr;       // [num_rows, dim]
+  const float* weight = nullptr;  // [dim]
+  const float* bias = nullptr;    // [dim], or null
+  float eps = 1e-5f;
+  void* out = nullptr;  // [num_rows, dim]
+  DType out_dtype = DType::kF32;
+  int num_rows = 0;
+  int dim = 0;
+};
+
+// out = x W^T (+ bias) (+ out). x is act; out is float32.
+struct LinearArgs {
+  const PackedLinear* weight = nullptr;
+  const void* x = nullptr;      // [num_rows, in_features] act
+  const float* bias = nullptr;  // [out_features], or null
+  float* out = nullptr;         // [num_rows, out_features]
+  int num_rows = 0;
+  bool accumulate = false;  // residual: add to what out holds
+};
+
+// Splits a fused projection into q, k, v; normalises q and k per head where the family does; rotates
+// them (half-split RoPE, the Hugging Face convention); writes k and v to the cache.
+struct QkvArgs {
+  const float* qkv = nullptr;      // [num_rows, (num_heads + 2 * num_kv_heads) * head_dim]
+  const float* q_norm = nullptr;   // [head_dim] RMS weight, or null
+  const float* k_norm = nullptr;   // [head_dim] RMS weight, or null
+  float norm_eps = 1e-6f;
+  const float* rope_cos = nullptr;  // [max_positions, rotary_dim / 2], or null for none
+  const float* rope_sin = nullptr;
+  int rotary_dim = 0;
+  int num_heads = 0;
+  const BatchView* batch = nullptr;
+  PagedKvView kv;
+  void* q = nullptr;  // out [num_rows, num_heads * head_dim] act
+};
+
+// Softmax attention over the paged cache. A row sees the committed slots and, of its own request's
+// rows, itself and its ancestors; with a window only the last `sliding_window` of those positions.
+// The result is computed in order of position, so a tree row equals the same path run as a chain.
+struct TreeAttentionArgs {
+  const void* q = nullptr;  // [num_rows, num_heads * head_dim] act
+  const BatchView* batch = nullptr;
+  PagedKvView kv;
+  int num_heads = 0;
+  float scale = 1.0f;
+  int sliding_window = 0;  // 0: none
+  void* out = nullptr;     // [num_rows, num_heads * head_dim] act
+};
+
+enum class Activation : uint8_t { kSilu, kRelu, kGelu, kGeluTanh };
+
+// gated: out = activation(x[:, :dim]) * x[:, dim:]; else out = activation(x).
+struct ActivationArgs {
+  Activation activation = Activation::kSilu;
+  bool gated = true;
+  const float* x = nullptr;  // [num_rows, gated ? 2 * dim : dim]
+  void* out = nullptr;       // [num_rows, dim]
+  DType out_dtype = DType::kF32;
+  int num_rows = 0;
+  int dim = 0;
+};
+
+// Sparse mixture of experts: softmax over the router's logits, the top_k experts of each row (ties:
+// lower index), weights renormalised, results added to out in the order of the experts' rank.
+struct MoeArgs {
+  const float* router_logits = nullptr;  // [num_rows, num_experts]
+  const void* x = nullptr;               // [num_rows, hidden] act
+  std::span<const PackedLinear* const> gate_up;  // [num_experts] of [2 * inner, hidden]
+  std::span<const PackedLinear* const> down;     // [num_experts] of [hidden, inner]
+  Activation activation = Activation::kSilu;
+  int top_k = 2;
+  bool renormalize = true;
+  float* out = nullptr;  // [num_rows, hidden], accumulated
+  int num_rows = 0;
+};
+
+struct GatherRowsArgs {
+  const float* x = nullptr;           // [*, dim]
+  const int32_t* row_ids = nullptr;   // [num_rows]
+  float* out = nullptr;               // [num_rows, dim]
+  int num_rows = 0;
+  int dim = 0;
+};
+
+// Moves cached tokens after verification: for each pair, the KV of slot `from` is copied to slot
+// `to`, for every layer view given. Pairs of one request are in rising order with to <= from.
+struct CopyKvArgs {
+  std::span<const PagedKvView> layers;
+  std::span<const std::pair<int64_t, int64_t>> slots;  // (from, to)
+};
+
+// How often tokens stand in a request's prompt and output, for the penalties.
+struct TokenCount {
+  int32_t token_id = 0;
+  int32_t output_count = 0;  // 0: only in the prompt
+};
+
+enum class LogprobsMode : uint8_t { kRaw, kProcessed };
+
+// One row of logits to sample from. Everything here belongs to the row's own path: what the request
+// committed, then the draft tokens from the root to the row.
+struct SampleRow {
+  float temperature = 1.0f;  // below 1e-5: greedy
+  int top_k = 0;             // 0: all
+  float top_p = 1.0f;
+  float min_p = 0.0f;
+  float repetition_penalty = 1.0f;
+  float presence_penalty = 0.0f;
+  float frequency_penalty = 0.0f;
+  std::span<const TokenCount> counts;  // distinct tokens; may be empty without penalties
+  std::span<const std::pair<int32_t, float>> logit_bias;
+  std::span<const int32_t> allowed_token_ids;  // sorted; empty: all
+  std::span<const int32_t> banned_token_ids;   // bad words that would complete, stops before min_tokens
+  uint64_t seed = 0;
+  int64_t position = 0;  // of the token to be sampled
+  int num_logprobs = 0;  // top-N to report beside the token
+  bool want_logprobs = false;
+  int32_t forced_token = -1;  // >= 0: report this token's logprobs, sample nothing (prompt logprobs)
+};
+
+struct SampleResult {
+  int32_t token_id = -1;
+  PositionLogprobs logprobs;  // chosen first, then the top-N; empty unless wanted
+};
+
+struct SampleArgs {
+  float* logits = nullptr;  // [num_rows, vocab_size]; overwritten
+  std::span<const SampleRow> rows;
+  int vocab_size = 0;
+  LogprobsMode logprobs_mode = LogprobsMode::kRaw;
+  std::span<SampleResult> results;  // [num_rows]
+};
+
+}  // namespace specdec

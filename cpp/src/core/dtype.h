@@ -1,0 +1,36 @@
+// Element types of tensors in checkpoints, caches and activations.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace specdec {
+
+enum class DType : uint8_t { kF32, kBF16, kF16, kF64, kI64, kI32, kI16, kI8, kU8, kBool };
+
+size_t size_of(DType dtype);              // bytes of one element
+std::string_view name_of(DType dtype);    // "float32", "bfloat16", ...
+bool is_floating(DType dtype);
+
+// The top 16 bits of an IEEE float32.
+struct BFloat16 {
+  uint16_t bits = 0;
+};
+
+inline float to_float(BFloat16 value) {
+  return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16);
+}
+
+// Rounds to nearest, ties to even; NaN stays NaN.
+inline BFloat16 to_bfloat16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((bits >> 16) | 0x40u)};
+  return {static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+}
+
+// IEEE half precision to float32, subnormals included.
+float half_to_float(uint16_t half_bits);
+
+}  // namespace specdec

@@ -1,0 +1,60 @@
+// A fork-join pool: parallel_for splits [0, count) over the pool's threads and returns when all are
+// done. Workers spin between calls while a StepScope is alive (a decode step makes hundreds of calls
+// a millisecond apart) and sleep otherwise.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+
+namespace specdec {
+
+class ThreadPool {
+ public:
+  // num_threads includes the calling thread; at least 1.
+  explicit ThreadPool(int num_threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int num_threads() const { return num_threads_; }
+
+  // Calls body(begin, end, thread) over disjoint ranges that cover [0, count); `thread` in
+  // [0, num_threads) is unique among concurrent calls (index of per-thread scratch). Ranges are
+  // handed out in chunks of at least `grain`. An exception in the body is rethrown here once all
+  // threads are done. One caller at a time; calls do not nest.
+  template <class Body>
+  void parallel_for(int64_t count, int64_t grain, Body&& body) {
+    using Stored = std::remove_reference_t<Body>;
+    run(count, grain,
+        [](void* context, int64_t begin, int64_t end, int thread) {
+          (*static_cast<Stored*>(context))(begin, end, thread);
+        },
+        const_cast<void*>(static_cast<const void*>(&body)));
+  }
+
+  // While alive, idle workers spin instead of sleeping.
+  class StepScope {
+   public:
+    explicit StepScope(ThreadPool& pool);
+    ~StepScope();
+    StepScope(const StepScope&) = delete;
+    StepScope& operator=(const StepScope&) = delete;
+
+   private:
+    ThreadPool& pool_;
+  };
+
+  // Physical cores in this process's affinity mask, at least 1.
+  static int default_num_threads();
+
+ private:
+  using Body = void (*)(void* context, int64_t begin, int64_t end, int thread);
+  void run(int64_t count, int64_t grain, Body body, void* context);
+
+  struct State;
+  int num_threads_;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace specdec

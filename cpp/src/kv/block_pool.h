@@ -1,0 +1,83 @@
+// The KV cache's bookkeeping: which blocks are in use, by how many, and which may be evicted.
+// Pure: knows no storage. Block 0 is the null block (padding in device batches) and is never given
+// out; the usable ids are 1..num_blocks.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <optional>
+#include <vector>
+
+namespace specdec {
+
+using BlockId = int32_t;
+inline constexpr BlockId kNullBlock = 0;
+
+class BlockPool;
+
+// Shared ownership of one block, counted in its pool. The pool must outlive its references.
+class BlockRef {
+ public:
+  BlockRef() = default;
+  BlockRef(const BlockRef& other);
+  BlockRef(BlockRef&& other) noexcept;
+  BlockRef& operator=(BlockRef other) noexcept;
+  ~BlockRef();
+
+  BlockId id() const { return id_; }
+  explicit operator bool() const { return pool_ != nullptr; }
+
+ private:
+  friend class BlockPool;
+  BlockRef(BlockPool* pool, BlockId id) : pool_(pool), id_(id) {}  // adopts one reference
+
+  BlockPool* pool_ = nullptr;
+  BlockId id_ = kNullBlock;
+};
+
+class BlockPool {
+ public:
+  explicit BlockPool(int num_blocks);
+  BlockPool(const BlockPool&) = delete;
+  BlockPool& operator=(const BlockPool&) = delete;
+
+  // A block nobody refers to: a free one, else the cached one unused for longest (its eviction is
+  // announced first). None when every block is referred to.
+  std::optional<BlockRef> allocate();
+
+  // Another reference to a block that is in use or cached.
+  BlockRef share(BlockId id);
+
+  // A cached block keeps its content when its last reference goes: it becomes evictable, not free.
+  void set_cached(BlockId id, bool cached);
+  bool is_cached(BlockId id) const;
+
+  // Called with a block that allocate() is about to reuse, before it does (the prefix cache forgets it).
+  void set_eviction_listener(std::function<void(BlockId)> listener);
+
+  int num_blocks() const { return static_cast<int>(states_.size()) - 1; }
+  int num_free() const;       // allocatable: free and evictable
+  int num_evictable() const;  // cached with no reference
+  int ref_count(BlockId id) const;
+
+  // Throws InternalError if a list or count contradicts another.
+  void check_integrity() const;
+
+ private:
+  friend class BlockRef;
+  void acquire(BlockId id);
+  void release(BlockId id) noexcept;
+
+  struct BlockState {
+    int ref_count = 0;
+    bool cached = false;
+    std::list<BlockId>::iterator evictable_at;  // valid while cached and unreferenced
+  };
+  std::vector<BlockState> states_;
+  std::vector<BlockId> free_;
+  std::list<BlockId> evictable_;  // longest unused first
+  std::function<void(BlockId)> eviction_listener_;
+};
+
+}  // namespace specdec

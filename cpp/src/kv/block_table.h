@@ -1,0 +1,40 @@
+// The blocks of one sequence, in order of position.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "kv/block_pool.h"
+
+namespace specdec {
+
+class BlockTable {
+ public:
+  explicit BlockTable(int block_size) : block_size_(block_size) {}
+
+  // Makes room for `num_tokens` slots in all. On shortage returns false and takes nothing.
+  bool reserve(BlockPool& pool, int num_tokens);
+  // Gives back the blocks that lie wholly past `num_tokens` slots (tail first).
+  void truncate(int num_tokens);
+  // Starts the table with shared blocks (a prefix-cache hit). The table must be empty.
+  void adopt(std::vector<BlockRef> blocks);
+  // Gives back all blocks, tail first, so that the tail is evicted before what it depends on.
+  void clear();
+
+  int num_blocks() const { return static_cast<int>(refs_.size()); }
+  int capacity_tokens() const { return num_blocks() * block_size_; }
+  int block_size() const { return block_size_; }
+  std::span<const BlockId> ids() const { return ids_; }
+  // Physical slot of a logical one: block id * block_size + offset.
+  int64_t slot(int token_index) const {
+    return static_cast<int64_t>(ids_[token_index / block_size_]) * block_size_ +
+           token_index % block_size_;
+  }
+
+ private:
+  int block_size_;
+  std::vector<BlockRef> refs_;
+  std::vector<BlockId> ids_;  // the same, as a plain array for batches
+};
+
+}  // namespace specdec

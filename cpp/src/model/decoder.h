@@ -1,0 +1,39 @@
+// The transformer, written once over Backend for every family: what differs between families is
+// data (ModelConfig), not code paths of their own.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "backend/backend.h"
+#include "model/config.h"
+
+namespace specdec {
+
+class Decoder {
+ public:
+  // Loads and packs the checkpoint in `directory`. Positions up to max_model_len; steps of up to
+  // max_rows rows. The backend is borrowed and must outlive the decoder.
+  Decoder(const ModelConfig& config, const std::string& directory, Backend& backend,
+          int max_model_len, int max_rows);
+  ~Decoder();
+
+  const ModelConfig& config() const;
+  int64_t num_parameters() const;
+  int64_t weight_bytes() const;
+
+  // Runs the rows through all layers: writes their KV, leaves their last hidden states inside.
+  // kv_layers has one view a layer.
+  void forward(const BatchView& batch, std::span<const PagedKvView> kv_layers);
+
+  // Final norm and head on rows of the last forward: logits [row_ids.size(), vocab_size] float32.
+  void compute_logits(std::span<const int32_t> row_ids, float* logits);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace specdec

@@ -1,0 +1,69 @@
+// One completion in the making: its tokens, its blocks, where it stands in its life.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "kv/block_table.h"
+#include "specdec/request_output.h"
+#include "specdec/sampling_params.h"
+
+namespace specdec {
+
+// The life cycle. Waiting and Preempted hold no blocks; Prefilling and Decoding are in the running
+// set. Preempted goes back to Prefilling and recomputes what the prefix cache no longer has.
+struct Waiting {};
+struct Prefilling {};
+struct Decoding {};
+struct Preempted {};
+struct Finished {
+  FinishReason reason = FinishReason::kNone;
+  std::optional<int32_t> stop_token_id;
+};
+using SequenceState = std::variant<Waiting, Prefilling, Decoding, Preempted, Finished>;
+
+class Sequence {
+ public:
+  // `params` is borrowed from the request and must outlive the sequence. `ordinal` is unique and
+  // rises with arrival; it is the sequence's priority (lower first).
+  Sequence(uint64_t ordinal, std::vector<int32_t> prompt, const SamplingParams& params,
+           int block_size, int max_model_len);
+
+  // Commits a generated token and says whether it ends the sequence: a stop or end-of-sequence token
+  // once min_tokens are there, max_tokens, or max_model_len.
+  FinishReason append(int32_t token);
+
+  std::span<const int32_t> tokens() const { return tokens_; }
+  std::span<const int32_t> prompt() const;
+  std::span<const int32_t> output() const;
+  int num_tokens() const { return static_cast<int>(tokens_.size()); }
+  int num_prompt_tokens() const { return num_prompt_tokens_; }
+  int num_output_tokens() const { return num_tokens() - num_prompt_tokens_; }
+
+  bool is_finished() const { return std::holds_alternative<Finished>(state); }
+  bool is_running() const {
+    return std::holds_alternative<Prefilling>(state) || std::holds_alternative<Decoding>(state);
+  }
+
+  const uint64_t ordinal;
+  const SamplingParams& params;
+  SequenceState state = Waiting{};
+  int num_computed_tokens = 0;  // tokens whose KV is committed
+  BlockTable blocks;
+  // Another completion of the same prompt whose prefill this one waits for, to share its blocks
+  // through the prefix cache. Null when there is none.
+  const Sequence* prefill_leader = nullptr;
+  bool use_prefix_cache = true;  // false when every prompt position must be computed (prompt_logprobs)
+  int num_cached_prompt_tokens = 0;  // first admission only
+  int num_preemptions = 0;
+
+ private:
+  std::vector<int32_t> tokens_;  // prompt, then output
+  int num_prompt_tokens_;
+  int max_model_len_;
+};
+
+}  // namespace specdec

@@ -1,0 +1,195 @@
+"""The compiled core. Token ids in, token ids out; text lives in the Python layer."""
+
+from collections.abc import Callable, Sequence
+
+class EngineConfig:
+    """Fields are those of cpp/include/specdec/config.h; every one may be given by keyword."""
+
+    model: str
+    dtype: str
+    device: str
+    cpu_isa: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_cache_memory_bytes: int
+    num_kv_blocks: int
+    block_size: int
+    enable_prefix_caching: bool
+    num_threads: int
+    seed: int
+    logprobs_mode: str
+    def __init__(
+        self,
+        *,
+        model: str = ...,
+        dtype: str = ...,
+        device: str = ...,
+        cpu_isa: str = ...,
+        max_model_len: int = ...,
+        max_num_seqs: int = ...,
+        max_num_batched_tokens: int = ...,
+        kv_cache_memory_bytes: int = ...,
+        num_kv_blocks: int = ...,
+        block_size: int = ...,
+        enable_prefix_caching: bool = ...,
+        num_threads: int = ...,
+        seed: int = ...,
+        logprobs_mode: str = ...,
+    ) -> None: ...
+
+class ModelInfo:
+    architecture: str
+    dtype: str
+    device: str
+    isa: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_model_len: int
+    num_threads: int
+    num_kv_blocks: int
+    block_size: int
+    num_parameters: int
+    weight_bytes: int
+    kv_cache_bytes: int
+
+class SamplingParams:
+    """The core's half of sampling parameters: token ids only. See sampling_params.h."""
+
+    n: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: list[tuple[int, float]]
+    allowed_token_ids: list[int]
+    bad_words: list[list[int]]
+    max_tokens: int
+    min_tokens: int
+    stop_token_ids: list[int]
+    eos_token_ids: list[int]
+    ignore_eos: bool
+    seed: int | None
+    logprobs: int | None
+    prompt_logprobs: int | None
+    def __init__(
+        self,
+        *,
+        n: int = ...,
+        temperature: float = ...,
+        top_p: float = ...,
+        top_k: int = ...,
+        min_p: float = ...,
+        presence_penalty: float = ...,
+        frequency_penalty: float = ...,
+        repetition_penalty: float = ...,
+        logit_bias: Sequence[tuple[int, float]] = ...,
+        allowed_token_ids: Sequence[int] = ...,
+        bad_words: Sequence[Sequence[int]] = ...,
+        max_tokens: int = ...,
+        min_tokens: int = ...,
+        stop_token_ids: Sequence[int] = ...,
+        eos_token_ids: Sequence[int] = ...,
+        ignore_eos: bool = ...,
+        seed: int | None = ...,
+        logprobs: int | None = ...,
+        prompt_logprobs: int | None = ...,
+    ) -> None: ...
+    def validate(self, vocab_size: int = 0) -> None: ...
+
+class Logprob:
+    token_id: int
+    logprob: float
+    rank: int
+
+class CompletionOutput:
+    index: int
+    new_token_ids: list[int]
+    new_logprobs: list[list[Logprob]]
+    finish_reason: str | None  # "stop", "length", "abort"
+    stop_token_id: int | None
+
+class RequestMetrics:
+    arrival_time: float
+    first_scheduled_time: float
+    first_token_time: float
+    finished_time: float
+    num_cached_tokens: int
+    num_preemptions: int
+
+class RequestOutput:
+    request_id: str
+    outputs: list[CompletionOutput]
+    new_prompt_logprobs: list[list[Logprob]]
+    finished: bool
+    metrics: RequestMetrics
+
+class EngineStats:
+    num_running: int
+    num_waiting: int
+    num_kv_blocks: int
+    num_free_kv_blocks: int
+    num_cached_kv_blocks: int
+    num_steps: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_generation_tokens: int
+    num_preemptions: int
+    num_finished_requests: int
+    num_aborted_requests: int
+    schedule_seconds: float
+    forward_seconds: float
+    sample_seconds: float
+    commit_seconds: float
+
+class Engine:
+    """Runs steps without the GIL. Not for two threads at once."""
+
+    def __init__(self, config: EngineConfig) -> None: ...
+    def add_request(
+        self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams
+    ) -> None: ...
+    def abort(self, request_id: str) -> bool: ...
+    def stop_completion(self, request_id: str, index: int) -> bool: ...
+    def step(self) -> list[RequestOutput]: ...
+    def has_unfinished_requests(self) -> bool: ...
+    def reset_prefix_cache(self) -> int: ...
+    def stats(self) -> EngineStats: ...
+    def model_info(self) -> ModelInfo: ...
+
+class DeviceInfo:
+    name: str
+    model: str
+    memory_bytes: int
+    num_threads: int
+    isa: str
+
+class BuildInfo:
+    version: str
+    compiler: str
+    build_type: str
+    has_cuda: bool
+    cuda_note: str
+    cpu_isas: list[str]
+
+class Error(RuntimeError): ...
+class InvalidArgument(Error, ValueError): ...
+class CheckpointError(Error, ValueError): ...
+class OutOfMemory(Error, MemoryError): ...
+class Unavailable(Error): ...
+class InternalError(Error): ...
+
+__version__: str
+
+def list_devices() -> list[DeviceInfo]: ...
+def build_info() -> BuildInfo: ...
+def known_architectures() -> list[str]: ...
+def load_eos_token_ids(directory: str) -> list[int]: ...
+def set_log_sink(sink: Callable[[str, str], None] | None) -> None: ...
