@@ -128,9 +128,10 @@ struct TreeAttentionArgs {
   void* out = nullptr;     // [num_rows, num_heads * head_dim] act
 };
 
-enum class Activation : uint8_t { kSilu, kRelu, kGelu, kGeluTanh };
+enum class Activation : uint8_t { kSilu, kRelu, kGelu, kGeluTanh, kIdentity };
 
-// gated: out = activation(x[:, :dim]) * x[:, dim:]; else out = activation(x).
+// gated: out = activation(x[:, :dim]) * x[:, dim:]; else out = activation(x). The identity converts
+// float32 rows to the out dtype.
 struct ActivationArgs {
   Activation activation = Activation::kSilu;
   bool gated = true;
