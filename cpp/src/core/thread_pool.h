@@ -1,6 +1,6 @@
 // A fork-join pool: parallel_for splits [0, count) over the pool's threads and returns when all are
-// done. Workers spin between calls while a StepScope is alive (a decode step makes hundreds of calls
-// a millisecond apart) and sleep otherwise.
+// done. Workers spin between calls while a StepScope is alive (a decode step makes hundreds of
+// calls a millisecond apart) and sleep otherwise.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +20,14 @@ class ThreadPool {
   int num_threads() const { return num_threads_; }
 
   // Calls body(begin, end, thread) over disjoint ranges that cover [0, count); `thread` in
-  // [0, num_threads) is unique among concurrent calls (index of per-thread scratch). Ranges are
-  // handed out in chunks of at least `grain`. An exception in the body is rethrown here once all
-  // threads are done. One caller at a time; calls do not nest.
+  // [0, num_threads) is unique among concurrent calls (index of per-thread scratch). Ranges begin
+  // at multiples of `grain` and are at least that long, save the last. An exception in the body is
+  // rethrown here once all threads are done. One caller at a time; calls do not nest.
   template <class Body>
   void parallel_for(int64_t count, int64_t grain, Body&& body) {
     using Stored = std::remove_reference_t<Body>;
-    run(count, grain,
+    run(
+        count, grain,
         [](void* context, int64_t begin, int64_t end, int thread) {
           (*static_cast<Stored*>(context))(begin, end, thread);
         },

@@ -1,0 +1,62 @@
+// The backend for host processors. Operations are defined in the file of their subject (linear.cc,
+// pointwise.cc, attention.cc, moe.cc, sampler.cc); each splits its rows over the pool and calls the
+// kernels of one instruction set. One thread may use a backend at a time.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "backend/backend.h"
+#include "core/thread_pool.h"
+#include "cpu/isa.h"
+#include "cpu/kernel_table.h"
+
+namespace specdec::cpu {
+
+class CpuBackend final : public Backend {
+ public:
+  // `act_dtype` is float32 or bfloat16; `num_threads` 0 means one per physical core.
+  CpuBackend(Isa isa, int num_threads, DType act_dtype);
+
+  DeviceInfo device_info() const override;
+  std::string isa() const override { return std::string(name_of(isa_)); }
+  int num_threads() const override { return pool_.num_threads(); }
+  DType act_dtype() const override { return act_dtype_; }
+
+  Buffer allocate(size_t size_bytes, const char* purpose) override;
+  std::unique_ptr<PackedLinear> pack_linear(std::span<const TensorView> parts) override;
+  std::unique_ptr<EmbeddingTable> embedding_from(const PackedLinear& weight) override;
+  std::unique_ptr<EmbeddingTable> make_embedding(const TensorView& table) override;
+  Buffer make_vector(std::span<const TensorView> parts) override;
+  size_t kv_layer_bytes(const PagedKvView& shape) const override;
+
+  void embed(const EmbedArgs& args) override;
+  void norm(const NormArgs& args) override;
+  void linear(const LinearArgs& args) override;
+  void split_qkv(const QkvArgs& args) override;
+  void tree_attention(const TreeAttentionArgs& args) override;
+  void activation(const ActivationArgs& args) override;
+  void moe(const MoeArgs& args) override;
+  void gather_rows(const GatherRowsArgs& args) override;
+  void copy_kv(const CopyKvArgs& args) override;
+  void sample(const SampleArgs& args) override;
+
+  void begin_step() override;
+  void end_step() override;
+
+ private:
+  Isa isa_;
+  DType act_dtype_;
+  KernelTable kernels_;
+  ThreadPool pool_;
+  std::optional<ThreadPool::StepScope> step_;
+};
+
+// The host as a device: its model name, memory, default threads and widest kernel set.
+DeviceInfo cpu_device_info();
+
+// Throws InvalidArgument or Unavailable, naming the field, for what this machine cannot do.
+std::unique_ptr<Backend> make_cpu_backend(const BackendConfig& config);
+
+}  // namespace specdec::cpu

@@ -1,0 +1,171 @@
+#include "cpu/isa.h"
+
+#include "core/str_cat.h"
+#include "specdec/error.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdint>
+#endif
+
+namespace specdec::cpu {
+namespace {
+
+constexpr Isa kAllIsas[] = {Isa::kGeneric, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx};
+
+#if defined(__x86_64__)
+
+struct CpuidLeaf {
+  uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+};
+
+CpuidLeaf cpuid(uint32_t leaf, uint32_t subleaf) {
+  CpuidLeaf out;
+  if (__get_cpuid_count(leaf, subleaf, &out.eax, &out.ebx, &out.ecx, &out.edx) == 0) return {};
+  return out;
+}
+
+bool has_bits(uint64_t word, uint64_t bits) { return (word & bits) == bits; }
+constexpr uint64_t bit(int index) { return uint64_t{1} << index; }
+
+// Register state the operating system saves and restores (XCR0).
+uint64_t saved_state() {
+  if (!has_bits(cpuid(1, 0).ecx, bit(27))) return 0;  // OSXSAVE
+  uint32_t low = 0;
+  uint32_t high = 0;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (uint64_t{high} << 32) | low;
+}
+
+bool has_avx2() {
+  return has_bits(saved_state(), bit(1) | bit(2)) &&
+         has_bits(cpuid(1, 0).ecx, bit(12) | bit(28) | bit(29)) &&  // FMA, AVX, F16C
+         has_bits(cpuid(7, 0).ebx, bit(5) | bit(8));                // AVX2, BMI2
+}
+
+bool has_avx512() {
+  return has_avx2() && has_bits(saved_state(), bit(5) | bit(6) | bit(7)) &&
+         has_bits(cpuid(7, 0).ebx, bit(16) | bit(17) | bit(30) | bit(31));  // F, DQ, BW, VL
+}
+
+bool has_avx512_bf16() { return has_avx512() && has_bits(cpuid(7, 1).eax, bit(5)); }
+
+// Linux hands out the 8 KiB tile state only to processes that ask; the answer covers all threads.
+bool request_amx_permission() {
+#if defined(__linux__)
+  constexpr long kArchReqXcompPerm = 0x1023;
+  constexpr long kXfeatureXtileData = 18;
+  return syscall(SYS_arch_prctl, kArchReqXcompPerm, kXfeatureXtileData) == 0;
+#else
+  return false;
+#endif
+}
+
+bool has_amx() {
+  return has_avx512_bf16() && has_bits(saved_state(), bit(17) | bit(18)) &&
+         has_bits(cpuid(7, 0).edx, bit(22) | bit(24)) &&  // AMX-BF16, AMX-TILE
+         request_amx_permission();
+}
+
+bool machine_supports(Isa isa) {
+  switch (isa) {
+    case Isa::kGeneric:
+      return true;
+    case Isa::kAvx2:
+      return has_avx2();
+    case Isa::kAvx512:
+      return has_avx512();
+    case Isa::kAvx512Bf16:
+      return has_avx512_bf16();
+    case Isa::kAmx:
+      return has_amx();
+  }
+  return false;
+}
+
+#else
+
+bool machine_supports(Isa isa) { return isa == Isa::kGeneric; }
+
+#endif
+
+std::string joined_names(const std::vector<Isa>& isas) {
+  std::string names;
+  for (Isa isa : isas) names += str_cat(names.empty() ? "" : ", ", name_of(isa));
+  return names;
+}
+
+bool is_compiled(Isa isa) {
+  for (Isa compiled : compiled_isas()) {
+    if (compiled == isa) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::string_view name_of(Isa isa) {
+  switch (isa) {
+    case Isa::kGeneric:
+      return "generic";
+    case Isa::kAvx2:
+      return "avx2";
+    case Isa::kAvx512:
+      return "avx512";
+    case Isa::kAvx512Bf16:
+      return "avx512_bf16";
+    case Isa::kAmx:
+      return "amx";
+  }
+  return "unknown";
+}
+
+std::vector<Isa> compiled_isas() {
+  std::vector<Isa> isas{Isa::kGeneric};
+#if defined(SPECDEC_HAS_ISA_avx2)
+  isas.push_back(Isa::kAvx2);
+#endif
+#if defined(SPECDEC_HAS_ISA_avx512)
+  isas.push_back(Isa::kAvx512);
+#endif
+#if defined(SPECDEC_HAS_ISA_avx512_bf16)
+  isas.push_back(Isa::kAvx512Bf16);
+#endif
+#if defined(SPECDEC_HAS_ISA_amx)
+  isas.push_back(Isa::kAmx);
+#endif
+  return isas;
+}
+
+bool is_supported(Isa isa) { return machine_supports(isa); }
+
+Isa best_isa() {
+  Isa best = Isa::kGeneric;
+  for (Isa isa : compiled_isas()) {
+    if (is_supported(isa)) best = isa;
+  }
+  return best;
+}
+
+Isa parse_isa(std::string_view name) {
+  if (name == "auto") return best_isa();
+  for (Isa isa : kAllIsas) {
+    if (name_of(isa) != name) continue;
+    if (!is_compiled(isa)) {
+      throw Unavailable(str_cat("cpu_isa: this build has no '", name, "' kernels; it has ",
+                                joined_names(compiled_isas())));
+    }
+    if (!is_supported(isa)) {
+      throw Unavailable(str_cat("cpu_isa: this machine cannot run '", name,
+                                "' kernels; the widest it runs is '", name_of(best_isa()), "'"));
+    }
+    return isa;
+  }
+  throw InvalidArgument("cpu_isa", str_cat("unknown instruction set '", name, "'; choose auto, ",
+                                           joined_names(compiled_isas())));
+}
+
+}  // namespace specdec::cpu

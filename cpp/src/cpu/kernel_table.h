@@ -1,0 +1,25 @@
+// The vector kernels of one instruction set: a struct of function pointers for each subject.
+//
+// This header and those it includes are read both by files compiled for the baseline and by files
+// compiled once per instruction set. They hold plain aggregates and declarations only: an inline
+// function (a default member initialiser makes one) could be linked from the wider set.
+#pragma once
+
+#include "cpu/kernels/attention.h"
+#include "cpu/kernels/linear.h"
+#include "cpu/kernels/pointwise.h"
+#include "cpu/kernels/sampling.h"
+
+namespace specdec::cpu {
+
+struct KernelTable {
+  LinearKernels linear;
+  PointwiseKernels pointwise;
+  AttentionKernels attention;
+  SamplingKernels sampling;
+};
+
+enum class Isa;
+KernelTable kernel_table(Isa isa);  // which must be compiled in and supported by this machine
+
+}  // namespace specdec::cpu

@@ -1,0 +1,16 @@
+#include "cpu/kernel_table.h"
+
+namespace specdec::cpu::SPECDEC_ISA {
+
+// Each in the file of its subject.
+LinearKernels linear_kernels();
+PointwiseKernels pointwise_kernels();
+AttentionKernels attention_kernels();
+SamplingKernels sampling_kernels();
+
+KernelTable kernel_set();
+KernelTable kernel_set() {
+  return {linear_kernels(), pointwise_kernels(), attention_kernels(), sampling_kernels()};
+}
+
+}  // namespace specdec::cpu::SPECDEC_ISA

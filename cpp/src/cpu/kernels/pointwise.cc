@@ -1,0 +1,8 @@
+#include "cpu/kernels/pointwise.h"
+
+namespace specdec::cpu::SPECDEC_ISA {
+
+PointwiseKernels pointwise_kernels();
+PointwiseKernels pointwise_kernels() { return {}; }
+
+}  // namespace specdec::cpu::SPECDEC_ISA

@@ -1,0 +1,23 @@
+// What the registry asks of the CUDA side; defined by cuda_devices.cc, or by no_cuda.cc in a build
+// without CUDA.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "specdec/device.h"
+
+namespace specdec::cuda {
+
+bool is_built();
+std::string build_note();  // why CUDA is absent, or the architectures it was built for
+
+// GPUs the driver shows; empty without a driver.
+std::vector<DeviceInfo> list_cuda_devices();
+
+// Throws Unavailable, saying what to do, when there is no such GPU or no CUDA in this build.
+std::unique_ptr<Backend> make_cuda_backend(int index, const BackendConfig& config);
+
+}  // namespace specdec::cuda

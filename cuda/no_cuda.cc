@@ -1,0 +1,19 @@
+#include "core/str_cat.h"
+#include "cuda_devices.h"
+#include "specdec/error.h"
+
+namespace specdec::cuda {
+
+bool is_built() { return false; }
+
+std::string build_note() { return SPECDEC_CUDA_NOTE; }
+
+std::vector<DeviceInfo> list_cuda_devices() { return {}; }
+
+std::unique_ptr<Backend> make_cuda_backend(int index, const BackendConfig&) {
+  throw Unavailable(str_cat("device cuda:", index, " is not available: ", SPECDEC_CUDA_NOTE,
+                            ". Use device=\"cpu\", or build with -DSPECDEC_CUDA=ON where the CUDA "
+                            "toolkit is installed"));
+}
+
+}  // namespace specdec::cuda
