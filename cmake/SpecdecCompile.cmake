@@ -1,38 +1,46 @@
 # Warnings and sanitizers every target of the project is built with.
 function(specdec_compile_options target)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wno-psabi)
-  if(SPECDEC_WERROR)
-    target_compile_options(${target} PRIVATE -Werror)
-  endif()
-  if(SPECDEC_SANITIZE)
-    target_compile_options(
-      ${target}
-      PRIVATE -fsanitize=${SPECDEC_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all
-    )
-    target_link_options(${target} PUBLIC -fsanitize=${SPECDEC_SANITIZE})
-  endif()
+    target_compile_options(${target} PRIVATE -Wall -Wextra -Wno-psabi)
+    if(SPECDEC_WERROR)
+        target_compile_options(${target} PRIVATE -Werror)
+    endif()
+    if(SPECDEC_SANITIZE)
+        target_compile_options(
+            ${target}
+            PRIVATE
+                -fsanitize=${SPECDEC_SANITIZE}
+                -fno-omit-frame-pointer
+                -fno-sanitize-recover=all
+        )
+        target_link_options(${target} PUBLIC -fsanitize=${SPECDEC_SANITIZE})
+    endif()
 endfunction()
 
 # nlohmann/json headers: a CMake package (Debian), else the pinned PyPI package of that name.
 function(specdec_find_json)
-  find_package(nlohmann_json CONFIG QUIET)
-  if(TARGET nlohmann_json::nlohmann_json)
-    return()
-  endif()
-  find_package(Python 3.10 COMPONENTS Interpreter REQUIRED)
-  execute_process(
-    COMMAND
-      ${Python_EXECUTABLE} -c "import nlohmann_json; print(nlohmann_json.get_include(), end='')"
-    OUTPUT_VARIABLE json_include
-    RESULT_VARIABLE json_result
-    ERROR_QUIET
-  )
-  if(NOT json_result EQUAL 0)
-    message(
-      FATAL_ERROR
-      "nlohmann/json not found: apt-get install nlohmann-json3-dev, or pip install nlohmann-json==3.12.0"
+    find_package(nlohmann_json CONFIG QUIET)
+    if(TARGET nlohmann_json::nlohmann_json)
+        return()
+    endif()
+    find_package(Python 3.10 COMPONENTS Interpreter REQUIRED)
+    execute_process(
+        COMMAND
+            ${Python_EXECUTABLE} -c
+            "import nlohmann_json; print(nlohmann_json.get_include(), end='')"
+        OUTPUT_VARIABLE json_include
+        RESULT_VARIABLE json_result
+        ERROR_QUIET
     )
-  endif()
-  add_library(nlohmann_json::nlohmann_json INTERFACE IMPORTED GLOBAL)
-  target_include_directories(nlohmann_json::nlohmann_json SYSTEM INTERFACE "${json_include}")
+    if(NOT json_result EQUAL 0)
+        message(
+            FATAL_ERROR
+            "nlohmann/json not found: apt-get install nlohmann-json3-dev, or pip install nlohmann-json==3.12.0"
+        )
+    endif()
+    add_library(nlohmann_json::nlohmann_json INTERFACE IMPORTED GLOBAL)
+    target_include_directories(
+        nlohmann_json::nlohmann_json
+        SYSTEM
+        INTERFACE "${json_include}"
+    )
 endfunction()

@@ -1,0 +1,490 @@
+#include "specdec/engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <unordered_map>
+#include <utility>
+
+#include "backend/backend.h"
+#include "core/check.h"
+#include "core/host_memory.h"
+#include "core/philox.h"
+#include "core/str_cat.h"
+#include "engine/limits.h"
+#include "engine/request.h"
+#include "runtime/model_runner.h"
+#include "sched/scheduler.h"
+
+namespace specdec {
+namespace {
+
+constexpr int kMaxLogitRows = 64;  // bounds the logits buffer; more rows are sampled in turns
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Adds the seconds it lived to a total.
+class Stopwatch {
+ public:
+  explicit Stopwatch(double& total) : total_(total), start_(now_seconds()) {}
+  ~Stopwatch() { total_ += now_seconds() - start_; }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+ private:
+  double& total_;
+  double start_;
+};
+
+// Keeps the backend's threads hot for the length of a step.
+class StepGuard {
+ public:
+  explicit StepGuard(Backend& backend) : backend_(backend) { backend_.begin_step(); }
+  ~StepGuard() { backend_.end_step(); }
+  StepGuard(const StepGuard&) = delete;
+  StepGuard& operator=(const StepGuard&) = delete;
+
+ private:
+  Backend& backend_;
+};
+
+// The seed of a request that brings none: spread by Philox so that neighbours share nothing.
+uint64_t derived_seed(uint64_t engine_seed, uint64_t ordinal) {
+  const auto words =
+      philox4x32_10({static_cast<uint32_t>(ordinal), static_cast<uint32_t>(ordinal >> 32), 0, 0},
+                    {static_cast<uint32_t>(engine_seed), static_cast<uint32_t>(engine_seed >> 32)});
+  return (static_cast<uint64_t>(words[1]) << 32) | words[0];
+}
+
+void append(Completion& completion, CompletionOutput part) {
+  completion.token_ids.insert(completion.token_ids.end(), part.new_token_ids.begin(),
+                              part.new_token_ids.end());
+  std::move(part.new_logprobs.begin(), part.new_logprobs.end(),
+            std::back_inserter(completion.logprobs));
+  completion.finish_reason = part.finish_reason;
+}
+
+}  // namespace
+
+class Engine::Impl {
+ public:
+  explicit Impl(const EngineConfig& config);
+
+  void add_request(const std::string& id, std::vector<int32_t> prompt,
+                   const SamplingParams& params);
+  void check_request(const std::vector<int32_t>& prompt, const SamplingParams& params) const;
+  bool abort(const std::string& id);
+  bool stop_completion(const std::string& id, int index);
+  std::vector<RequestOutput> step();
+  bool has_unfinished_requests() const { return !requests_.empty(); }
+  int reset_prefix_cache() { return scheduler_->prefix_cache().reset(); }
+  EngineStats stats() const;
+  const ModelInfo& model_info() const { return info_; }
+
+ private:
+  // Outputs of the step under way, by arrival.
+  using Outputs = std::map<uint64_t, RequestOutput>;
+
+  void fill_model_info(const ModelConfig& model, const CacheSize& cache);
+  void forward(const ExecutionPlan& plan);
+  void collect_samples(const ExecutionPlan& plan);
+  void add_prompt_rows(const ScheduledSequence& scheduled, int first_row,
+                       const CompletionState& completion);
+  StepResult sample(const ExecutionPlan& plan, Outputs& outputs);
+  void commit(const ExecutionPlan& plan, const StepResult& result, Outputs& outputs);
+  void retire_finished(Outputs& outputs);
+  RequestOutput& output_of(Outputs& outputs, const Request& request);
+  CompletionState& completion_of(const Sequence& sequence);
+  void erase(const std::string& id);
+
+  EngineConfig config_;
+  LogprobsMode logprobs_mode_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<ModelRunner> runner_;
+  std::unique_ptr<BlockPool> pool_;
+  std::unique_ptr<Scheduler> scheduler_;
+  ModelInfo info_;
+  EngineStats stats_;
+
+  uint64_t next_ordinal_ = 0;  // of sequences
+  uint64_t num_requests_added_ = 0;
+  std::unordered_map<std::string, std::unique_ptr<Request>> requests_;
+  std::unordered_map<uint64_t, CompletionState*> completions_;  // by ordinal
+
+  // The step under way; kept between steps for their memory.
+  BatchInputs inputs_;
+  std::vector<int> first_rows_;  // of plan.sequences[i] in the batch
+  SampleBatch samples_;
+  std::vector<size_t> next_samples_;  // of plan.sequences[i] among the samples, or kNoSample
+  static constexpr size_t kNoSample = static_cast<size_t>(-1);
+  struct PromptSample {
+    size_t sample;
+    CompletionState* completion;
+  };
+  std::vector<PromptSample> prompt_samples_;
+};
+
+Engine::Impl::Impl(const EngineConfig& config) : config_(config) {
+  validate(config);
+  logprobs_mode_ =
+      config.logprobs_mode == "processed_logprobs" ? LogprobsMode::kProcessed : LogprobsMode::kRaw;
+  const ModelConfig model = load_model_config(config.model);
+  backend_ = make_backend({.device = config.device,
+                           .cpu_isa = config.cpu_isa,
+                           .num_threads = config.num_threads,
+                           .act_dtype = resolve_dtype(config, model)});
+  const int max_model_len = resolve_max_model_len(config, model);
+  const RunnerLimits limits{.max_model_len = max_model_len,
+                            .max_rows = config.max_num_batched_tokens,
+                            .max_logit_rows = std::min(config.max_num_seqs, kMaxLogitRows)};
+  runner_ = std::make_unique<ModelRunner>(model, config.model, *backend_, limits);
+  const int64_t block_bytes =
+      KvCache::block_bytes(*backend_, runner_->cache_shape(config.block_size));
+  const CacheSize cache =
+      resolve_cache_size(config, max_model_len, block_bytes, available_host_memory_bytes());
+  runner_->allocate_cache(cache.num_blocks, config.block_size);
+  pool_ = std::make_unique<BlockPool>(cache.num_blocks);
+  scheduler_ = std::make_unique<Scheduler>(
+      SchedulerConfig{.max_num_seqs = config.max_num_seqs,
+                      .max_num_batched_tokens = config.max_num_batched_tokens,
+                      .block_size = config.block_size,
+                      .enable_prefix_caching = config.enable_prefix_caching},
+      *pool_);
+  fill_model_info(model, cache);
+}
+
+void Engine::Impl::fill_model_info(const ModelConfig& model, const CacheSize& cache) {
+  info_.architecture = model.architecture;
+  info_.dtype = std::string(name_of(backend_->act_dtype()));
+  info_.device = backend_->device_info().name;
+  info_.isa = backend_->isa();
+  info_.num_layers = model.num_layers;
+  info_.hidden_size = model.hidden_size;
+  info_.num_heads = model.num_heads;
+  info_.num_kv_heads = model.num_kv_heads;
+  info_.head_dim = model.head_dim;
+  info_.vocab_size = model.vocab_size;
+  info_.max_model_len = cache.max_model_len;
+  info_.num_threads = backend_->num_threads();
+  info_.num_kv_blocks = cache.num_blocks;
+  info_.block_size = config_.block_size;
+  info_.num_parameters = runner_->decoder().num_parameters();
+  info_.weight_bytes = runner_->decoder().weight_bytes();
+  info_.kv_cache_bytes = runner_->cache().size_bytes();
+}
+
+void Engine::Impl::check_request(const std::vector<int32_t>& prompt,
+                                 const SamplingParams& params) const {
+  if (prompt.empty()) throw InvalidArgument("prompt", "is empty; give at least one token");
+  if (static_cast<int64_t>(prompt.size()) >= info_.max_model_len) {
+    throw InvalidArgument(
+        "prompt", str_cat("has ", prompt.size(), " tokens, but max_model_len ", info_.max_model_len,
+                          " must hold it and one more; shorten the prompt or "
+                          "raise max_model_len"));
+  }
+  for (int32_t token : prompt) {
+    if (token < 0 || token >= info_.vocab_size) {
+      throw InvalidArgument("prompt", str_cat("token id ", token, " is outside the vocabulary [0, ",
+                                              info_.vocab_size, ")"));
+    }
+  }
+  params.validate(info_.vocab_size);
+}
+
+void Engine::Impl::add_request(const std::string& id, std::vector<int32_t> prompt,
+                               const SamplingParams& params) {
+  check_request(prompt, params);
+  if (requests_.contains(id)) {
+    throw InvalidArgument("request_id", str_cat("'", id, "' is in use by an unfinished request"));
+  }
+  auto request = std::make_unique<Request>(id, params);
+  const uint64_t seed = params.seed.value_or(derived_seed(config_.seed, num_requests_added_));
+  for (int i = 0; i < params.n; ++i) {
+    auto completion = std::make_unique<CompletionState>(
+        *request, i, seed + static_cast<uint64_t>(i), next_ordinal_ + i, prompt, config_.block_size,
+        info_.max_model_len);
+    if (i == 0) {
+      // A cached position has no logits to report.
+      completion->sequence.use_prefix_cache = !params.prompt_logprobs.has_value();
+    } else {
+      completion->sequence.prefill_leader = &request->completions[0]->sequence;
+    }
+    request->completions.push_back(std::move(completion));
+  }
+  request->metrics.arrival_time = now_seconds();
+  for (const auto& completion : request->completions) {
+    completions_.emplace(completion->sequence.ordinal, completion.get());
+    scheduler_->add(completion->sequence);
+  }
+  requests_.emplace(id, std::move(request));
+  next_ordinal_ += static_cast<uint64_t>(params.n);
+  ++num_requests_added_;
+}
+
+void Engine::Impl::erase(const std::string& id) {
+  const auto it = requests_.find(id);
+  for (const auto& completion : it->second->completions) {
+    completions_.erase(completion->sequence.ordinal);
+  }
+  requests_.erase(it);
+}
+
+bool Engine::Impl::abort(const std::string& id) {
+  const auto it = requests_.find(id);
+  if (it == requests_.end()) return false;
+  for (const auto& completion : it->second->completions) {
+    if (!completion->sequence.is_finished()) {
+      scheduler_->finish(completion->sequence, FinishReason::kAbort);
+    }
+  }
+  erase(id);
+  ++stats_.num_aborted_requests;
+  return true;
+}
+
+bool Engine::Impl::stop_completion(const std::string& id, int index) {
+  const auto it = requests_.find(id);
+  if (it == requests_.end() || index < 0 ||
+      index >= static_cast<int>(it->second->completions.size())) {
+    return false;
+  }
+  Request& request = *it->second;
+  Sequence& sequence = request.completions[index]->sequence;
+  if (sequence.is_finished()) return false;
+  scheduler_->finish(sequence, FinishReason::kStop);
+  if (request.is_finished()) {
+    erase(id);
+    ++stats_.num_finished_requests;
+  }
+  return true;
+}
+
+std::vector<RequestOutput> Engine::Impl::step() {
+  ExecutionPlan plan;
+  {
+    const Stopwatch watch(stats_.schedule_seconds);
+    plan = scheduler_->plan();
+  }
+  if (plan.empty()) {
+    SPECDEC_CHECK(!has_unfinished_requests());  // the scheduler always finds something to run
+    return {};
+  }
+  const StepGuard guard(*backend_);
+  {
+    const Stopwatch watch(stats_.forward_seconds);
+    forward(plan);
+  }
+  Outputs outputs;
+  StepResult result;
+  {
+    const Stopwatch watch(stats_.sample_seconds);
+    collect_samples(plan);
+    result = sample(plan, outputs);
+  }
+  const Stopwatch watch(stats_.commit_seconds);
+  commit(plan, result, outputs);
+  retire_finished(outputs);
+  ++stats_.num_steps;
+  std::vector<RequestOutput> ordered;
+  ordered.reserve(outputs.size());
+  for (auto& [ordinal, output] : outputs) ordered.push_back(std::move(output));
+  return ordered;
+}
+
+void Engine::Impl::forward(const ExecutionPlan& plan) {
+  inputs_.clear();
+  first_rows_.clear();
+  const double now = now_seconds();
+  for (const ScheduledSequence& scheduled : plan.sequences) {
+    const Sequence& sequence = *scheduled.sequence;
+    RequestMetrics& metrics = completion_of(sequence).request.metrics;
+    if (metrics.first_scheduled_time == 0) metrics.first_scheduled_time = now;
+    first_rows_.push_back(inputs_.add_chain(
+        sequence.tokens().subspan(sequence.num_computed_tokens, scheduled.num_rows),
+        sequence.num_computed_tokens, sequence.blocks));
+  }
+  runner_->forward(inputs_);
+}
+
+void Engine::Impl::collect_samples(const ExecutionPlan& plan) {
+  samples_.clear();
+  next_samples_.assign(plan.sequences.size(), kNoSample);
+  prompt_samples_.clear();
+  for (size_t i = 0; i < plan.sequences.size(); ++i) {
+    const ScheduledSequence& scheduled = plan.sequences[i];
+    const CompletionState& completion = completion_of(*scheduled.sequence);
+    if (completion.index == 0 && completion.request.params.prompt_logprobs.has_value()) {
+      add_prompt_rows(scheduled, first_rows_[i], completion);
+    }
+    if (scheduled.samples) {
+      next_samples_[i] = samples_.row_ids().size();
+      samples_.add_next_token(first_rows_[i] + scheduled.num_rows - 1, completion);
+    }
+  }
+}
+
+// Rows whose next token is known because it stands in the prompt, and that were not reported before
+// (a preempted sequence computes them again).
+void Engine::Impl::add_prompt_rows(const ScheduledSequence& scheduled, int first_row,
+                                   const CompletionState& completion) {
+  const Sequence& sequence = *scheduled.sequence;
+  const int begin = std::max(sequence.num_computed_tokens, completion.request.num_prompt_logprobs);
+  const int end =
+      std::min(sequence.num_computed_tokens + scheduled.num_rows, sequence.num_prompt_tokens() - 1);
+  for (int position = begin; position < end; ++position) {
+    prompt_samples_.push_back(
+        {.sample = samples_.row_ids().size(), .completion = completions_.at(sequence.ordinal)});
+    samples_.add_known_token(first_row + position - sequence.num_computed_tokens,
+                             sequence.tokens()[position + 1],
+                             *completion.request.params.prompt_logprobs);
+  }
+}
+
+StepResult Engine::Impl::sample(const ExecutionPlan& plan, Outputs& outputs) {
+  const std::span<SampleResult> results = samples_.results();
+  runner_->sample(samples_.row_ids(), samples_.rows(), logprobs_mode_, results);
+  for (const PromptSample& prompt_sample : prompt_samples_) {
+    Request& request = prompt_sample.completion->request;
+    output_of(outputs, request)
+        .new_prompt_logprobs.push_back(std::move(results[prompt_sample.sample].logprobs));
+    ++request.num_prompt_logprobs;
+  }
+  StepResult step_result;
+  step_result.tokens.resize(plan.sequences.size());
+  for (size_t i = 0; i < plan.sequences.size(); ++i) {
+    if (next_samples_[i] == kNoSample) continue;
+    step_result.tokens[i].push_back(results[next_samples_[i]].token_id);
+    const CompletionState& completion = completion_of(*plan.sequences[i].sequence);
+    CompletionOutput& output = output_of(outputs, completion.request).outputs.emplace_back();
+    output.index = completion.index;
+    if (completion.request.params.logprobs.has_value()) {
+      output.new_logprobs.push_back(std::move(results[next_samples_[i]].logprobs));
+    }
+  }
+  return step_result;
+}
+
+void Engine::Impl::commit(const ExecutionPlan& plan, const StepResult& result, Outputs& outputs) {
+  stats_.num_prompt_tokens += plan.num_prompt_rows;
+  stats_.num_preemptions += static_cast<int64_t>(plan.preempted.size());
+  for (const Sequence* sequence : plan.preempted) {
+    ++completion_of(*sequence).request.metrics.num_preemptions;
+  }
+  const double now = now_seconds();
+  for (const SequenceUpdate& update : scheduler_->advance(plan, result)) {
+    if (update.num_new_tokens == 0) continue;
+    CompletionState& completion = completion_of(*update.sequence);
+    const Sequence& sequence = completion.sequence;
+    const std::span<const int32_t> new_tokens = sequence.output().last(update.num_new_tokens);
+    for (int32_t token : new_tokens) completion.committed(token);
+    stats_.num_generation_tokens += update.num_new_tokens;
+
+    RequestMetrics& metrics = completion.request.metrics;
+    if (metrics.first_token_time == 0) {
+      metrics.first_token_time = now;
+      metrics.num_cached_tokens = sequence.num_cached_prompt_tokens;
+    }
+    if (sequence.num_output_tokens() == update.num_new_tokens) {
+      stats_.num_cached_tokens += sequence.num_cached_prompt_tokens;
+    }
+    std::vector<CompletionOutput>& reported = output_of(outputs, completion.request).outputs;
+    const auto output = std::find_if(reported.begin(), reported.end(), [&](const auto& candidate) {
+      return candidate.index == completion.index;
+    });
+    SPECDEC_CHECK(output != reported.end());
+    output->new_token_ids.assign(new_tokens.begin(), new_tokens.end());
+    if (const auto* finished = std::get_if<Finished>(&sequence.state)) {
+      output->finish_reason = finished->reason;
+      output->stop_token_id = finished->stop_token_id;
+    }
+  }
+}
+
+void Engine::Impl::retire_finished(Outputs& outputs) {
+  const double now = now_seconds();
+  for (auto& [ordinal, output] : outputs) {
+    Request& request = *requests_.at(output.request_id);
+    std::sort(output.outputs.begin(), output.outputs.end(),
+              [](const auto& a, const auto& b) { return a.index < b.index; });
+    output.finished = request.is_finished();
+    if (output.finished) request.metrics.finished_time = now;
+    output.metrics = request.metrics;
+    if (output.finished) {
+      erase(output.request_id);
+      ++stats_.num_finished_requests;
+    }
+  }
+}
+
+RequestOutput& Engine::Impl::output_of(Outputs& outputs, const Request& request) {
+  const auto [it, is_new] = outputs.try_emplace(request.completions[0]->sequence.ordinal);
+  if (is_new) it->second.request_id = request.id;
+  return it->second;
+}
+
+CompletionState& Engine::Impl::completion_of(const Sequence& sequence) {
+  return *completions_.at(sequence.ordinal);
+}
+
+EngineStats Engine::Impl::stats() const {
+  EngineStats stats = stats_;
+  stats.num_running = scheduler_->num_running();
+  stats.num_waiting = scheduler_->num_waiting();
+  stats.num_kv_blocks = pool_->num_blocks();
+  stats.num_free_kv_blocks = pool_->num_free();
+  stats.num_cached_kv_blocks = scheduler_->prefix_cache().num_cached_blocks();
+  return stats;
+}
+
+Engine::Engine(const EngineConfig& config) : impl_(std::make_unique<Impl>(config)) {}
+Engine::~Engine() = default;
+Engine::Engine(Engine&&) noexcept = default;
+Engine& Engine::operator=(Engine&&) noexcept = default;
+
+void Engine::add_request(const std::string& request_id, std::vector<int32_t> prompt_token_ids,
+                         const SamplingParams& params) {
+  impl_->add_request(request_id, std::move(prompt_token_ids), params);
+}
+bool Engine::abort(const std::string& request_id) { return impl_->abort(request_id); }
+bool Engine::stop_completion(const std::string& request_id, int index) {
+  return impl_->stop_completion(request_id, index);
+}
+std::vector<RequestOutput> Engine::step() { return impl_->step(); }
+bool Engine::has_unfinished_requests() const { return impl_->has_unfinished_requests(); }
+int Engine::reset_prefix_cache() { return impl_->reset_prefix_cache(); }
+EngineStats Engine::stats() const { return impl_->stats(); }
+const ModelInfo& Engine::model_info() const { return impl_->model_info(); }
+
+std::vector<std::vector<Completion>> Engine::generate(
+    const std::vector<std::vector<int32_t>>& prompts, const SamplingParams& params) {
+  if (has_unfinished_requests()) {
+    throw InvalidArgument("prompts",
+                          "generate() runs alone; finish or abort the requests added before");
+  }
+  for (const std::vector<int32_t>& prompt : prompts) impl_->check_request(prompt, params);
+  std::vector<std::vector<Completion>> completions(prompts.size());
+  std::unordered_map<std::string, size_t> prompt_of;
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const std::string id = str_cat("generate-", i);
+    completions[i].resize(params.n);
+    prompt_of.emplace(id, i);
+    impl_->add_request(id, prompts[i], params);
+  }
+  try {
+    while (has_unfinished_requests()) {
+      for (RequestOutput& output : step()) {
+        for (CompletionOutput& part : output.outputs) {
+          append(completions[prompt_of.at(output.request_id)][part.index], std::move(part));
+        }
+      }
+    }
+  } catch (...) {
+    for (const auto& [id, index] : prompt_of) impl_->abort(id);
+    throw;
+  }
+  return completions;
+}
+
+}  // namespace specdec

@@ -1,0 +1,126 @@
+#include "engine/limits.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/log.h"
+#include "core/str_cat.h"
+#include "specdec/error.h"
+
+namespace specdec {
+namespace {
+
+constexpr int64_t kDefaultCacheBytes = int64_t{4} << 30;
+constexpr int kMaxThreads = 1024;
+
+// Tokens the checkpoint's positions reach. Interpolating rope scalings stretch what config.json
+// states; llama3 states the stretched length already.
+int max_positions(const ModelConfig& model) {
+  switch (model.rope.kind) {
+    case RopeKind::kLinear:
+    case RopeKind::kDynamic:
+      return static_cast<int>(model.max_position_embeddings * std::max(1.0, model.rope.factor));
+    case RopeKind::kYarn: {
+      const int original = model.rope.original_max_position_embeddings > 0
+                               ? model.rope.original_max_position_embeddings
+                               : model.max_position_embeddings;
+      return std::max(model.max_position_embeddings,
+                      static_cast<int>(original * std::max(1.0, model.rope.factor)));
+    }
+    default:
+      return model.max_position_embeddings;
+  }
+}
+
+void require(bool condition, const char* field, const std::string& message) {
+  if (!condition) throw InvalidArgument(field, message);
+}
+
+}  // namespace
+
+void validate(const EngineConfig& config) {
+  require(!config.model.empty(), "model", "is empty; give the directory of a checkpoint");
+  require(config.dtype == "auto" || config.dtype == "float32" || config.dtype == "bfloat16",
+          "dtype",
+          str_cat("'", config.dtype, "' is not supported; use 'auto', 'float32' or 'bfloat16'"));
+  require(config.max_model_len >= 0, "max_model_len",
+          "must be positive, or 0 for the checkpoint's");
+  require(config.max_num_seqs >= 1, "max_num_seqs", "must be at least 1");
+  require(config.max_num_batched_tokens >= 1, "max_num_batched_tokens", "must be at least 1");
+  require(config.kv_cache_memory_bytes >= 0, "kv_cache_memory_bytes", "must not be negative");
+  require(config.num_kv_blocks >= 0, "num_kv_blocks", "must not be negative");
+  require(config.kv_cache_memory_bytes == 0 || config.num_kv_blocks == 0, "num_kv_blocks",
+          "give it or kv_cache_memory_bytes, not both");
+  require(config.block_size >= 16 && config.block_size <= 256 && config.block_size % 16 == 0,
+          "block_size",
+          str_cat(config.block_size, " is not supported; use a multiple of 16 from 16 to 256"));
+  require(config.num_threads >= 0 && config.num_threads <= kMaxThreads, "num_threads",
+          str_cat("must be from 1 to ", kMaxThreads, ", or 0 for one per physical core"));
+  require(config.logprobs_mode == "raw_logprobs" || config.logprobs_mode == "processed_logprobs",
+          "logprobs_mode",
+          str_cat("'", config.logprobs_mode,
+                  "' is not supported; use 'raw_logprobs' or 'processed_logprobs'"));
+}
+
+DType resolve_dtype(const EngineConfig& config, const ModelConfig& model) {
+  if (config.dtype == "float32") return DType::kF32;
+  if (config.dtype == "bfloat16") return DType::kBF16;
+  if (model.checkpoint_dtype == DType::kF16) {
+    log_warning(
+        "the checkpoint is float16, which is not computed in here; running in bfloat16 "
+        "(dtype='float32' keeps all of its precision)");
+    return DType::kBF16;
+  }
+  return model.checkpoint_dtype == DType::kBF16 ? DType::kBF16 : DType::kF32;
+}
+
+int resolve_max_model_len(const EngineConfig& config, const ModelConfig& model) {
+  const int longest = max_positions(model);
+  if (config.max_model_len == 0) return longest;
+  require(config.max_model_len <= longest, "max_model_len",
+          str_cat(config.max_model_len, " is longer than the checkpoint's positions (", longest,
+                  "); lower it"));
+  return config.max_model_len;
+}
+
+CacheSize resolve_cache_size(const EngineConfig& config, int max_model_len, int64_t block_bytes,
+                             int64_t available_bytes) {
+  const int64_t blocks_per_sequence =
+      (static_cast<int64_t>(max_model_len) + config.block_size - 1) / config.block_size;
+  const char* field = "num_kv_blocks";
+  int64_t num_blocks = config.num_kv_blocks;
+  if (config.kv_cache_memory_bytes > 0) {
+    field = "kv_cache_memory_bytes";
+    num_blocks = config.kv_cache_memory_bytes / block_bytes;
+    require(num_blocks > 0, field,
+            str_cat(config.kv_cache_memory_bytes, " bytes do not hold one block of ",
+                    config.block_size, " tokens (", block_bytes, " bytes); raise it"));
+  } else if (num_blocks == 0) {
+    const int64_t wanted = blocks_per_sequence * config.max_num_seqs;
+    int64_t budget = kDefaultCacheBytes;
+    if (available_bytes > 0) budget = std::min(budget, available_bytes / 2);
+    num_blocks = std::min(wanted, budget / block_bytes);
+    if (num_blocks == 0) {
+      throw OutOfMemory(str_cat("no memory for one KV block (", block_bytes,
+                                " bytes): free some, or load the model in bfloat16"));
+    }
+  }
+  num_blocks =
+      std::min<int64_t>(num_blocks, std::numeric_limits<int32_t>::max() / config.block_size - 1);
+
+  CacheSize size{.num_blocks = static_cast<int>(num_blocks), .max_model_len = max_model_len};
+  if (num_blocks < blocks_per_sequence) {
+    const int held = static_cast<int>(num_blocks) * config.block_size;
+    require(
+        config.max_model_len == 0, field,
+        str_cat("the KV cache holds ", held, " tokens, fewer than one request of max_model_len ",
+                max_model_len, "; lower max_model_len to ", held, " or give ", blocks_per_sequence,
+                " blocks (", blocks_per_sequence * block_bytes, " bytes)"));
+    log_info("max_model_len lowered from ", max_model_len, " to ", held,
+             ", what the KV cache holds");
+    size.max_model_len = held;
+  }
+  return size;
+}
+
+}  // namespace specdec

@@ -1,0 +1,34 @@
+// From what the user asked for to the sizes an engine runs with.
+#pragma once
+
+#include <cstdint>
+
+#include "kv/kv_cache.h"
+#include "model/config.h"
+#include "specdec/config.h"
+
+namespace specdec {
+
+// Throws InvalidArgument naming the first field of `config` that is out of range.
+void validate(const EngineConfig& config);
+
+// "auto", "float32" or "bfloat16" to the dtype to compute in. A float16 checkpoint runs in bfloat16
+// under "auto", with a warning.
+DType resolve_dtype(const EngineConfig& config, const ModelConfig& model);
+
+// Tokens of the longest request: as asked, else the checkpoint's maximum. Throws InvalidArgument
+// where the checkpoint cannot hold what was asked for.
+int resolve_max_model_len(const EngineConfig& config, const ModelConfig& model);
+
+struct CacheSize {
+  int num_blocks = 0;
+  int max_model_len = 0;  // lowered to what the cache holds when the user left it open
+};
+
+// Blocks of the KV cache: as asked, else enough for every sequence at full length within 4 GiB and
+// half of the available memory. A cache that cannot hold one request of max_model_len is refused
+// when the user set max_model_len, and lowers it otherwise.
+CacheSize resolve_cache_size(const EngineConfig& config, int max_model_len, int64_t block_bytes,
+                             int64_t available_bytes);
+
+}  // namespace specdec

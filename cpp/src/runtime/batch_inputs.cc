@@ -1,0 +1,107 @@
+#include "runtime/batch_inputs.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+
+namespace specdec {
+
+void BatchInputs::clear() {
+  token_ids_.clear();
+  positions_.clear();
+  slot_mapping_.clear();
+  cu_rows_.assign(1, 0);
+  base_lens_.clear();
+  is_tree_.clear();
+  ancestor_mask_.clear();
+  mask_words_ = 1;
+  has_tree_ = false;
+  tables_.clear();
+}
+
+void BatchInputs::begin_request(std::span<const int32_t> tokens, int base_len,
+                                const BlockTable& blocks) {
+  SPECDEC_CHECK(!tokens.empty());
+  SPECDEC_CHECK_LE(base_len + static_cast<int>(tokens.size()), blocks.capacity_tokens());
+  base_lens_.push_back(base_len);
+  tables_.push_back(&blocks);
+  token_ids_.insert(token_ids_.end(), tokens.begin(), tokens.end());
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    slot_mapping_.push_back(blocks.slot(base_len + static_cast<int>(i)));
+  }
+  cu_rows_.push_back(num_rows());
+}
+
+int BatchInputs::add_chain(std::span<const int32_t> tokens, int base_len,
+                           const BlockTable& blocks) {
+  const int first_row = num_rows();
+  begin_request(tokens, base_len, blocks);
+  is_tree_.push_back(0);
+  for (size_t i = 0; i < tokens.size(); ++i) positions_.push_back(base_len + static_cast<int>(i));
+  if (has_tree_) ancestor_mask_.resize(token_ids_.size() * mask_words_, 0);
+  return first_row;
+}
+
+int BatchInputs::add_tree(std::span<const int32_t> tokens, std::span<const int32_t> parents,
+                          int base_len, const BlockTable& blocks) {
+  SPECDEC_CHECK_EQ(tokens.size(), parents.size());
+  const int first_row = num_rows();
+  begin_request(tokens, base_len, blocks);
+  is_tree_.push_back(1);
+  has_tree_ = true;
+  widen_masks(static_cast<int>((tokens.size() + 63) / 64));
+  ancestor_mask_.resize(token_ids_.size() * mask_words_, 0);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const int parent = parents[i];
+    SPECDEC_CHECK_LT(parent, static_cast<int>(i));
+    uint64_t* mask = &ancestor_mask_[(first_row + i) * mask_words_];
+    if (i == 0) {
+      SPECDEC_CHECK_EQ(parent, -1);
+      positions_.push_back(base_len);
+    } else {
+      SPECDEC_CHECK_GE(parent, 0);
+      const uint64_t* parent_mask = &ancestor_mask_[(first_row + parent) * mask_words_];
+      std::copy_n(parent_mask, mask_words_, mask);
+      positions_.push_back(positions_[first_row + parent] + 1);
+    }
+    mask[i / 64] |= uint64_t{1} << (i % 64);
+  }
+  return first_row;
+}
+
+void BatchInputs::widen_masks(int mask_words) {
+  if (mask_words <= mask_words_) return;
+  const size_t num_masks = ancestor_mask_.size() / mask_words_;
+  std::vector<uint64_t> wider(num_masks * mask_words, 0);
+  for (size_t i = 0; i < num_masks; ++i) {
+    std::copy_n(&ancestor_mask_[i * mask_words_], mask_words_, &wider[i * mask_words]);
+  }
+  ancestor_mask_ = std::move(wider);
+  mask_words_ = mask_words;
+}
+
+BatchView BatchInputs::view() {
+  int max_blocks = 0;
+  for (const BlockTable* table : tables_) max_blocks = std::max(max_blocks, table->num_blocks());
+  block_tables_.assign(tables_.size() * max_blocks, kNullBlock);
+  for (size_t i = 0; i < tables_.size(); ++i) {
+    const std::span<const BlockId> ids = tables_[i]->ids();
+    std::copy(ids.begin(), ids.end(), &block_tables_[i * max_blocks]);
+  }
+  BatchView view;
+  view.num_requests = num_requests();
+  view.num_rows = num_rows();
+  view.token_ids = token_ids_.data();
+  view.positions = positions_.data();
+  view.slot_mapping = slot_mapping_.data();
+  view.cu_rows = cu_rows_.data();
+  view.base_lens = base_lens_.data();
+  view.block_tables = block_tables_.data();
+  view.max_blocks_per_request = max_blocks;
+  view.is_tree = is_tree_.data();
+  view.ancestor_mask = has_tree_ ? ancestor_mask_.data() : nullptr;
+  view.mask_words = mask_words_;
+  return view;
+}
+
+}  // namespace specdec

@@ -1,0 +1,51 @@
+// Builds the packed batch of one step (BatchView) from the rows of its requests. Keeps its memory
+// between steps.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "backend/op_args.h"
+#include "kv/block_table.h"
+
+namespace specdec {
+
+class BatchInputs {
+ public:
+  void clear();
+
+  // A chain: a prompt chunk or a decode. The first token's position is base_len, the number of
+  // tokens whose KV is in the cache. The block table must have room for base_len + tokens.size()
+  // slots and outlive the batch. Returns the index of the first row.
+  int add_chain(std::span<const int32_t> tokens, int base_len, const BlockTable& blocks);
+
+  // A tree: tokens[0] is the root (the last committed token), parents[i] < i the row that row i
+  // continues, parents[0] = -1.
+  int add_tree(std::span<const int32_t> tokens, std::span<const int32_t> parents, int base_len,
+               const BlockTable& blocks);
+
+  // The batch so far; valid until the next call of a non-const member.
+  BatchView view();
+
+  int num_rows() const { return static_cast<int>(token_ids_.size()); }
+  int num_requests() const { return static_cast<int>(base_lens_.size()); }
+
+ private:
+  void begin_request(std::span<const int32_t> tokens, int base_len, const BlockTable& blocks);
+  void widen_masks(int mask_words);
+
+  std::vector<int32_t> token_ids_;
+  std::vector<int32_t> positions_;
+  std::vector<int64_t> slot_mapping_;
+  std::vector<int32_t> cu_rows_{0};
+  std::vector<int32_t> base_lens_;
+  std::vector<uint8_t> is_tree_;
+  std::vector<uint64_t> ancestor_mask_;  // [num_rows, mask_words_] once there is a tree
+  int mask_words_ = 1;
+  bool has_tree_ = false;
+  std::vector<const BlockTable*> tables_;
+  std::vector<int32_t> block_tables_;
+};
+
+}  // namespace specdec

@@ -1,0 +1,51 @@
+#include "runtime/model_runner.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+
+namespace specdec {
+
+ModelRunner::ModelRunner(const ModelConfig& config, const std::string& directory, Backend& backend,
+                         const RunnerLimits& limits)
+    : backend_(backend), limits_(limits) {
+  decoder_ =
+      std::make_unique<Decoder>(config, directory, backend, limits.max_model_len, limits.max_rows);
+  logits_ = backend.allocate(
+      static_cast<size_t>(limits.max_logit_rows) * config.vocab_size * sizeof(float), "logits");
+}
+
+KvCacheShape ModelRunner::cache_shape(int block_size) const {
+  const ModelConfig& config = decoder_->config();
+  return {.num_layers = config.num_layers,
+          .num_kv_heads = config.num_kv_heads,
+          .head_dim = config.head_dim,
+          .block_size = block_size};
+}
+
+void ModelRunner::allocate_cache(int num_blocks, int block_size) {
+  cache_ = std::make_unique<KvCache>(backend_, cache_shape(block_size), num_blocks);
+}
+
+void ModelRunner::forward(BatchInputs& inputs) {
+  SPECDEC_CHECK_LE(inputs.num_rows(), limits_.max_rows);
+  decoder_->forward(inputs.view(), cache_->layers());
+}
+
+void ModelRunner::sample(std::span<const int32_t> row_ids, std::span<const SampleRow> rows,
+                         LogprobsMode logprobs_mode, std::span<SampleResult> results) {
+  SPECDEC_CHECK_EQ(row_ids.size(), rows.size());
+  SPECDEC_CHECK_EQ(row_ids.size(), results.size());
+  const size_t turn = static_cast<size_t>(limits_.max_logit_rows);
+  for (size_t begin = 0; begin < row_ids.size(); begin += turn) {
+    const size_t count = std::min(turn, row_ids.size() - begin);
+    decoder_->compute_logits(row_ids.subspan(begin, count), logits_.as<float>());
+    backend_.sample({.logits = logits_.as<float>(),
+                     .rows = rows.subspan(begin, count),
+                     .vocab_size = decoder_->config().vocab_size,
+                     .logprobs_mode = logprobs_mode,
+                     .results = results.subspan(begin, count)});
+  }
+}
+
+}  // namespace specdec

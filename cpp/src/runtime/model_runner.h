@@ -1,0 +1,49 @@
+// The model, its cache and its sampler on one device: a packed batch in, sampled tokens out.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "kv/kv_cache.h"
+#include "model/decoder.h"
+#include "runtime/batch_inputs.h"
+
+namespace specdec {
+
+struct RunnerLimits {
+  int max_model_len = 0;   // tokens of one sequence
+  int max_rows = 0;        // rows of one step
+  int max_logit_rows = 0;  // rows whose logits are held at once; more are done in turns
+};
+
+class ModelRunner {
+ public:
+  // The backend is borrowed and must outlive the runner. Loads the weights; the cache comes after,
+  // when what is left of the memory is known.
+  ModelRunner(const ModelConfig& config, const std::string& directory, Backend& backend,
+              const RunnerLimits& limits);
+
+  void allocate_cache(int num_blocks, int block_size);
+  KvCacheShape cache_shape(int block_size) const;
+
+  // Runs the rows, writing their KV.
+  void forward(BatchInputs& inputs);
+
+  // Samples from rows of the last forward: row_ids[i] by rows[i] into results[i].
+  void sample(std::span<const int32_t> row_ids, std::span<const SampleRow> rows,
+              LogprobsMode logprobs_mode, std::span<SampleResult> results);
+
+  const Decoder& decoder() const { return *decoder_; }
+  const KvCache& cache() const { return *cache_; }
+
+ private:
+  Backend& backend_;
+  RunnerLimits limits_;
+  std::unique_ptr<Decoder> decoder_;
+  std::unique_ptr<KvCache> cache_;
+  Buffer logits_;  // [max_logit_rows, vocab_size] float32
+};
+
+}  // namespace specdec

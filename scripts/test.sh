@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Installs everything and passes the tests: scripts/test.sh [stage ...]
+# Stages: lint cpp python example asan tsan (all of them by default).
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+stages=${*:-lint cpp python example asan tsan}
+jobs=$(nproc)
+
+ensure_packages \
+  /usr/bin/cmake cmake \
+  /usr/bin/ninja ninja-build \
+  /usr/include/gtest/gtest.h libgtest-dev \
+  /usr/include/benchmark/benchmark.h libbenchmark-dev \
+  /usr/include/nlohmann/json.hpp nlohmann-json3-dev
+ensure_python
+"$PYTHON" -m pip install -q torch==2.13.0  # by itself first: its CPU build is not on every index
+"$PYTHON" -m pip install -q --group dev "pybind11>=3.0" "scikit-build-core>=0.11"
+export PATH="$(cd "$(dirname "$PYTHON")" && pwd):$PATH"
+command -v ccache >/dev/null && export CMAKE_CXX_COMPILER_LAUNCHER=ccache
+
+stage_lint() {
+  local cpp_files cmake_files
+  mapfile -t cpp_files < <(git ls-files '*.h' '*.cc' '*.cu' '*.cuh')
+  mapfile -t cmake_files < <(git ls-files '*CMakeLists.txt' 'cmake/*.cmake')
+  clang-format --dry-run --Werror "${cpp_files[@]}"
+  gersemi --check "${cmake_files[@]}"
+  ruff check .
+  ruff format --check .
+  mypy
+}
+
+# Builds a preset and runs the C++ tests, or those that match $2.
+build_and_ctest() {
+  cmake --preset "$1" >/dev/null
+  cmake --build --preset "$1" -j "$jobs"
+  ctest --preset "$1" -j "$jobs" ${2:+-R "$2"}
+}
+
+stage_cpp() { build_and_ctest release; }
+stage_asan() { build_and_ctest asan; }
+stage_tsan() { build_and_ctest tsan 'ThreadPool|CpuLinear|CpuAttention|Sampler|Engine'; }
+
+stage_python() {
+  "$PYTHON" -m pip install -q --no-build-isolation ".[all]"
+  "$PYTHON" -m pytest
+}
+
+# An embedder's view: install the library, then build against nothing but what was installed.
+stage_example() {
+  local prefix=$PWD/build/example-prefix
+  cmake --preset release >/dev/null
+  cmake --build --preset release -j "$jobs"
+  cmake --install build/release --prefix "$prefix" >/dev/null
+  cmake -S examples/cpp -B build/example -G Ninja -DCMAKE_BUILD_TYPE=Release \
+    -DCMAKE_PREFIX_PATH="$prefix" >/dev/null
+  cmake --build build/example
+  "$PYTHON" tests/python/make_checkpoints.py llama build/example/checkpoint
+  build/example/generate build/example/checkpoint 1 2 3 4
+}
+
+for stage in $stages; do
+  echo "== $stage"
+  "stage_$stage"
+done
+echo "all stages passed: $stages"
