@@ -69,7 +69,9 @@ def violations(path: Path, text: str) -> list[str]:
             continue
         if str(path.relative_to(ROOT)) == REGISTRY and target in {"cpu", "cuda"}:
             continue
-        if target not in allowed or (layer == "sched" and target == "kv" and include not in SCHED_KV):
+        if target not in allowed or (
+            layer == "sched" and target == "kv" and include not in SCHED_KV
+        ):
             found.append(f"{path}: {layer} must not include {include}")
     return found
 

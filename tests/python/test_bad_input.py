@@ -1,0 +1,149 @@
+"""Every mistake is an error that names it, and the engine goes on serving."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec_native import Engine, SamplingParams
+
+PROMPT = [1, 2, 3]
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Callable[[str], Path]) -> Path:
+    return checkpoint("llama")
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Engine:
+    return Engine(model, dtype="float32", max_model_len=64)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ([], {}, "prompt"),
+        ([1] * 64, {}, "max_model_len"),
+        ([1] * 1000, {}, "max_model_len"),
+        ([1, 10**6], {}, "vocabulary"),
+        ([1, -1], {}, "token|vocabulary"),
+        (PROMPT, {"temperature": float("nan")}, "temperature"),
+        (PROMPT, {"temperature": float("inf")}, "temperature"),
+        (PROMPT, {"temperature": -1}, "temperature"),
+        (PROMPT, {"top_p": 0}, "top_p"),
+        (PROMPT, {"top_p": 1.1}, "top_p"),
+        (PROMPT, {"top_k": -2}, "top_k"),
+        (PROMPT, {"min_p": 1.5}, "min_p"),
+        (PROMPT, {"presence_penalty": 2.5}, "presence_penalty"),
+        (PROMPT, {"frequency_penalty": -2.5}, "frequency_penalty"),
+        (PROMPT, {"repetition_penalty": 0}, "repetition_penalty"),
+        (PROMPT, {"n": 0}, "n"),
+        (PROMPT, {"max_tokens": 0}, "max_tokens"),
+        (PROMPT, {"min_tokens": 20, "max_tokens": 10}, "min_tokens"),
+        (PROMPT, {"logprobs": -2}, "logprobs"),
+        (PROMPT, {"logit_bias": {10**6: 1.0}}, "logit_bias"),
+        (PROMPT, {"allowed_token_ids": []}, "allowed_token_ids"),
+        (PROMPT, {"allowed_token_ids": [10**6]}, "allowed_token_ids"),
+        (PROMPT, {"stop_token_ids": [10**6]}, "stop_token_ids"),
+        ("a string", {}, "tokenizer"),
+        ({"text": "?"}, {}, "prompt"),
+    ],
+)
+def test_a_bad_request_is_refused_and_the_engine_goes_on(
+    engine: Engine, prompt: Any, options: dict[str, Any], message: str
+) -> None:
+    good = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    expected = engine.generate([PROMPT], good)[0].outputs[0].token_ids
+    with pytest.raises(ValueError, match=message):
+        engine.generate([PROMPT, prompt], SamplingParams(**options))
+    assert not engine.has_unfinished_requests()
+    assert engine.generate([PROMPT], good)[0].outputs[0].token_ids == expected
+
+
+def test_a_bad_request_leaves_running_ones_alone(engine: Engine) -> None:
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    expected = list(engine.generate([PROMPT], params)[0].outputs[0].token_ids)
+    engine.add_request(PROMPT, params, request_id="good")
+    engine.step()
+    with pytest.raises(ValueError, match="vocabulary"):
+        engine.add_request([10**6], params, request_id="bad")
+    with pytest.raises(ValueError, match="good"):
+        engine.add_request(PROMPT, params, request_id="good")
+    tokens: list[int] = []
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            assert output.request_id == "good"
+            tokens = list(output.outputs[0].token_ids)
+    assert tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"dtype": "float16"}, ValueError, "dtype"),
+        ({"device": "tpu"}, ValueError, "device"),
+        ({"cpu_isa": "mmx"}, ValueError, "cpu_isa"),
+        ({"block_size": 8}, ValueError, "block_size"),
+        ({"max_model_len": 10**6}, ValueError, "max_model_len"),
+        ({"num_kv_blocks": 1, "max_model_len": 64}, ValueError, "num_kv_blocks"),
+        ({"kv_cache_memory_bytes": 100}, ValueError, "kv_cache_memory_bytes.*one block"),
+        ({"max_num_seqs": 0}, ValueError, "max_num_seqs"),
+        ({"num_threads": -1}, ValueError, "num_threads"),
+        ({"no_such_option": 1}, TypeError, "no_such_option"),
+    ],
+)
+def test_a_bad_option_is_named(
+    model: Path, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        Engine(model, **options)
+
+
+def test_cuda_where_there_is_none_says_so(model: Path) -> None:
+    with pytest.raises(RuntimeError, match="(?i)cuda"):
+        Engine(model, device="cuda")
+
+
+def copy_of(model: Path, target: Path) -> Path:
+    shutil.copytree(model, target)
+    return target
+
+
+def test_an_unknown_family_lists_the_known_ones(model: Path, tmp_path: Path) -> None:
+    broken = copy_of(model, tmp_path / "model")
+    config = json.loads((broken / "config.json").read_text())
+    config["architectures"] = ["FancyNewForCausalLM"]
+    (broken / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="FancyNewForCausalLM.*LlamaForCausalLM"):
+        Engine(broken)
+
+
+def test_a_truncated_checkpoint_names_the_file(model: Path, tmp_path: Path) -> None:
+    broken = copy_of(model, tmp_path / "model")
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="model.safetensors"):
+        Engine(broken)
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("not a model")
+    with pytest.raises(ValueError, match="notes.txt"):
+        Engine(file)
+
+
+def test_a_path_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises((ValueError, OSError), match="nowhere"):
+        Engine(tmp_path / "nowhere")
+
+
+def test_a_missing_tokenizer_still_serves_token_ids(engine: Engine) -> None:
+    with pytest.raises(ValueError, match="tokenizer"):
+        engine.chat([{"role": "user", "content": "hello"}])
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    assert len(engine.generate([PROMPT], params)[0].outputs[0].token_ids) == 2
