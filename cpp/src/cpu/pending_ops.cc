@@ -11,20 +11,6 @@ namespace {
 
 }  // namespace
 
-// linear.cc
-std::unique_ptr<PackedLinear> CpuBackend::pack_linear(std::span<const TensorView>) {
-  not_yet("pack_linear");
-}
-std::unique_ptr<EmbeddingTable> CpuBackend::embedding_from(const PackedLinear&) {
-  not_yet("embedding_from");
-}
-std::unique_ptr<EmbeddingTable> CpuBackend::make_embedding(const TensorView&) {
-  not_yet("make_embedding");
-}
-Buffer CpuBackend::make_vector(std::span<const TensorView>) { not_yet("make_vector"); }
-void CpuBackend::embed(const EmbedArgs&) { not_yet("embed"); }
-void CpuBackend::linear(const LinearArgs&) { not_yet("linear"); }
-
 // attention.cc, pointwise.cc, moe.cc
 size_t CpuBackend::kv_layer_bytes(const PagedKvView&) const { not_yet("kv_layer_bytes"); }
 void CpuBackend::norm(const NormArgs&) { not_yet("norm"); }

@@ -1,0 +1,213 @@
+// The bfloat16 matrix product on AMX tiles, over a tile unit that may be the real one or, in tests,
+// plain loops. Each output is one tile element that meets its k in steps of 32 whatever the number
+// of rows is, so rows are invariant here too.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/kernels/linear.h"
+
+namespace specdec::cpu {
+
+// Tile registers: sums of (16 rows | up to 16 more) x (block | next block), x of both groups of
+// rows, weights of both blocks.
+enum AmxTile : int {
+  kSums00,
+  kSums01,
+  kSums10,
+  kSums11,
+  kRows0,
+  kRows1,
+  kWeights0,
+  kWeights1,
+};
+
+inline constexpr int kAmxRows = 16;
+inline constexpr int kAmxDepth = 32;    // k of one tile product
+inline constexpr int kAmxOutputs = 16;  // of one block
+inline constexpr int64_t kAmxRowChunk =
+    128;  // rows that share a pass over the weights of two blocks
+
+#if defined(__AMX_BF16__) && defined(SPECDEC_ISA)
+namespace SPECDEC_ISA {
+
+// The tile unit of the calling thread; released when the object goes. All statements clobber
+// memory: the compiler does not otherwise know what they read.
+class AmxTiles {
+ public:
+  AmxTiles() = default;
+  ~AmxTiles() { asm volatile("tilerelease" ::: "memory"); }
+  AmxTiles(const AmxTiles&) = delete;
+  AmxTiles& operator=(const AmxTiles&) = delete;
+
+  // Gives the tiles of the second group of rows `rows1` rows (0: they are not used). Clears all.
+  void configure(int rows0, int rows1) {
+    struct alignas(64) Config {
+      uint8_t palette;
+      uint8_t start_row;
+      uint8_t reserved[14];
+      uint16_t row_bytes[16];
+      uint8_t rows[16];
+    } config = {};
+    static_assert(sizeof(Config) == 64);
+    config.palette = 1;
+    const int rows[] = {rows0, rows0, rows1, rows1, rows0, rows1, kAmxDepth / 2, kAmxDepth / 2};
+    for (int tile = 0; tile <= kWeights1; ++tile) {
+      if (rows[tile] == 0) continue;
+      config.rows[tile] = static_cast<uint8_t>(rows[tile]);
+      config.row_bytes[tile] = 64;
+    }
+    asm volatile("ldtilecfg %0" : : "m"(config) : "memory");
+  }
+  template <AmxTile kTile>
+  void zero() {
+    asm volatile("tilezero %%tmm%c0" : : "i"(kTile));
+  }
+  template <AmxTile kTile>
+  void load(const void* data, int64_t stride_bytes) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2"
+                 :
+                 : "r"(data), "r"(stride_bytes), "i"(kTile)
+                 : "memory");
+  }
+  // sums [rows, 16] += x [rows, 32] weights [16 pairs of k, 16, 2].
+  template <AmxTile kSums, AmxTile kRows, AmxTile kWeights>
+  void multiply() {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0"
+                 :
+                 : "i"(kSums), "i"(kRows), "i"(kWeights));
+  }
+  template <AmxTile kTile>
+  void store(float* data, int64_t stride_bytes) {
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)"
+                 :
+                 : "r"(data), "r"(stride_bytes), "i"(kTile)
+                 : "memory");
+  }
+};
+
+}  // namespace SPECDEC_ISA
+#endif
+
+// Rows and blocks of one pass through the tile unit.
+struct AmxSpan {
+  int64_t row_begin;
+  int rows0;
+  int rows1;
+  int64_t block_begin;
+  int blocks;  // 1 or 2
+};
+
+// x of the last, partial step of k, padded with zeros: [rows, kAmxDepth].
+template <class Tiles>
+void copy_k_tail(const LinearTask& task, const AmxSpan& span, uint16_t* tail) {
+  const uint16_t* x = static_cast<const uint16_t*>(task.x);
+  const int64_t k_begin = task.in_features / kAmxDepth * kAmxDepth;
+  for (int64_t row = 0; row < span.rows0 + span.rows1; ++row) {
+    for (int64_t k = 0; k < kAmxDepth; ++k) {
+      const bool inside = k_begin + k < task.in_features;
+      tail[row * kAmxDepth + k] =
+          inside ? x[(span.row_begin + row) * task.in_features + k_begin + k] : uint16_t{0};
+    }
+  }
+}
+
+// One step of k: x points at the span's first row, weights at its first block.
+template <class Tiles>
+void amx_step(Tiles& tiles, const AmxSpan& span, const uint16_t* x, int64_t x_stride,
+              const uint16_t* weights, int64_t block_stride) {
+  const int64_t x_bytes = x_stride * static_cast<int64_t>(sizeof(uint16_t));
+  tiles.template load<kRows0>(x, x_bytes);
+  tiles.template load<kWeights0>(weights, 64);
+  tiles.template multiply<kSums00, kRows0, kWeights0>();
+  if (span.blocks == 2) {
+    tiles.template load<kWeights1>(weights + block_stride, 64);
+    tiles.template multiply<kSums01, kRows0, kWeights1>();
+  }
+  if (span.rows1 == 0) return;
+  tiles.template load<kRows1>(x + kAmxRows * x_stride, x_bytes);
+  tiles.template multiply<kSums10, kRows1, kWeights0>();
+  if (span.blocks == 2) tiles.template multiply<kSums11, kRows1, kWeights1>();
+}
+
+// sums: [32, 32], rows of the span by outputs of its blocks.
+template <class Tiles>
+void amx_store_sums(Tiles& tiles, const AmxSpan& span, float* sums) {
+  constexpr int64_t kStride = 2 * kAmxOutputs;
+  constexpr int64_t kStrideBytes = kStride * sizeof(float);
+  tiles.template store<kSums00>(sums, kStrideBytes);
+  if (span.blocks == 2) tiles.template store<kSums01>(sums + kAmxOutputs, kStrideBytes);
+  if (span.rows1 == 0) return;
+  sums += kAmxRows * kStride;
+  tiles.template store<kSums10>(sums, kStrideBytes);
+  if (span.blocks == 2) tiles.template store<kSums11>(sums + kAmxOutputs, kStrideBytes);
+}
+
+template <class Tiles>
+void amx_write_out(const LinearTask& task, const AmxSpan& span, const float* sums) {
+  const int64_t n_begin = span.block_begin * kAmxOutputs;
+  int64_t num_outputs = task.out_features - n_begin;
+  if (num_outputs > span.blocks * kAmxOutputs) num_outputs = span.blocks * kAmxOutputs;
+  for (int64_t row = 0; row < span.rows0 + span.rows1; ++row) {
+    const float* sum = sums + row * 2 * kAmxOutputs;
+    float* out = task.out + (span.row_begin + row) * task.out_features + n_begin;
+    for (int64_t n = 0; n < num_outputs; ++n) {
+      float value = sum[n];
+      if (task.bias != nullptr) value += task.bias[n_begin + n];
+      if (task.accumulate) value += out[n];
+      out[n] = value;
+    }
+  }
+}
+
+template <class Tiles>
+void run_amx_span(const LinearTask& task, const AmxSpan& span, Tiles& tiles) {
+  const int64_t block_stride = task.padded_k * kAmxOutputs;
+  const uint16_t* x = static_cast<const uint16_t*>(task.x) + span.row_begin * task.in_features;
+  const uint16_t* weights =
+      static_cast<const uint16_t*>(task.weights) + span.block_begin * block_stride;
+  tiles.template zero<kSums00>();
+  if (span.blocks == 2) tiles.template zero<kSums01>();
+  if (span.rows1 > 0) {
+    tiles.template zero<kSums10>();
+    if (span.blocks == 2) tiles.template zero<kSums11>();
+  }
+  int64_t k = 0;
+  for (; k + kAmxDepth <= task.in_features; k += kAmxDepth) {
+    amx_step(tiles, span, x + k, task.in_features, weights + k * kAmxOutputs, block_stride);
+  }
+  if (k < task.in_features) {
+    alignas(64) uint16_t tail[2 * kAmxRows * kAmxDepth];
+    copy_k_tail<Tiles>(task, span, tail);
+    amx_step(tiles, span, tail, kAmxDepth, weights + k * kAmxOutputs, block_stride);
+  }
+  alignas(64) float sums[4 * kAmxRows * kAmxOutputs];
+  amx_store_sums(tiles, span, sums);
+  amx_write_out<Tiles>(task, span, sums);
+}
+
+template <class Tiles>
+void run_amx_tiles(const LinearTask& task, Tiles& tiles) {
+  int configured0 = 0;
+  int configured1 = 0;
+  for (int64_t chunk = task.row_begin; chunk < task.row_end; chunk += kAmxRowChunk) {
+    const int64_t chunk_end =
+        chunk + kAmxRowChunk < task.row_end ? chunk + kAmxRowChunk : task.row_end;
+    for (int64_t block = task.block_begin; block < task.block_end; block += 2) {
+      const int blocks = task.block_end - block >= 2 ? 2 : 1;
+      for (int64_t row = chunk; row < chunk_end; row += 2 * kAmxRows) {
+        const int rows = static_cast<int>(chunk_end - row);
+        const int rows0 = rows < kAmxRows ? rows : kAmxRows;
+        const int rows1 = rows - rows0 < kAmxRows ? rows - rows0 : kAmxRows;
+        if (rows0 != configured0 || rows1 != configured1) {
+          tiles.configure(rows0, rows1);
+          configured0 = rows0;
+          configured1 = rows1;
+        }
+        run_amx_span(task, {row, rows0, rows1, block, blocks}, tiles);
+      }
+    }
+  }
+}
+
+}  // namespace specdec::cpu

@@ -1,0 +1,167 @@
+// Loops of the matrix product around a register tile of rows x blocks of 16 outputs. Only for
+// kernels/linear.cc.
+//
+// Each output is one accumulator that meets its k in order. Splitting k only moves the accumulator
+// through memory, exactly, so neither the tile's shape nor any blocking shows in the result.
+#pragma once
+
+#include "cpu/kernels/linear.h"
+#include "cpu/kernels/simd.h"
+
+namespace specdec::cpu::SPECDEC_ISA {
+namespace {
+
+constexpr int64_t kRowChunk = 128;  // rows that share a pass over the weights of a group of blocks
+constexpr int kMaxTileBlocks = 4;
+constexpr int64_t kWeightsL1Bytes = 24 << 10;  // of one group of blocks, between passes of rows
+
+constexpr int tile_blocks(int rows, int accumulators) {
+  const int blocks = accumulators / rows;
+  return blocks < kMaxTileBlocks ? blocks : kMaxTileBlocks;
+}
+
+// Where a tile stands: x at its first row and k, packed weights at its first block and k.
+template <class X>
+struct TileSpan {
+  const X* x;
+  int64_t x_stride;  // elements between rows
+  const X* weights;
+  int64_t block_stride;  // elements between blocks
+  int64_t num_k;
+};
+
+// sums [kRows, sums_stride]: += x W^T, or = when it is the first part of k.
+template <class Dot, int kRows, int kBlocks>
+void run_tile(const TileSpan<typename Dot::X>& span, float* sums, int64_t sums_stride,
+              bool is_first) {
+  F32x16 acc[kRows][kBlocks];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int b = 0; b < kBlocks; ++b) {
+      acc[r][b] = is_first ? zero() : load(sums + r * sums_stride + b * kLanes);
+    }
+  }
+  const auto step = [&](int64_t k, auto&& factor_of) {
+    typename Dot::Weights w[kBlocks];
+#pragma GCC unroll 4
+    for (int b = 0; b < kBlocks; ++b) {
+      w[b] = Dot::weights(span.weights + b * span.block_stride + k * kLanes);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const typename Dot::Factor x = factor_of(span.x + r * span.x_stride + k);
+#pragma GCC unroll 4
+      for (int b = 0; b < kBlocks; ++b) acc[r][b] = Dot::dot(acc[r][b], w[b], x);
+    }
+  };
+  int64_t k = 0;
+  for (; k + Dot::kStep <= span.num_k; k += Dot::kStep) step(k, Dot::factor);
+  if (k < span.num_k) step(k, Dot::last_factor);  // half a pair
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int b = 0; b < kBlocks; ++b) store(sums + r * sums_stride + b * kLanes, acc[r][b]);
+  }
+}
+
+template <class Dot>
+using TileFunction = void (*)(const TileSpan<typename Dot::X>&, float*, int64_t, bool);
+
+// Null for tiles that do not fit the registers; the loops below never ask for one.
+template <class Dot, int kRows, int kBlocks>
+constexpr TileFunction<Dot> tile_or_null() {
+  if constexpr (kRows <= Dot::kMaxRows && kRows * kBlocks <= Dot::kAccumulators) {
+    return run_tile<Dot, kRows, kBlocks>;
+  } else {
+    return nullptr;
+  }
+}
+
+template <class Dot, int kRows>
+constexpr TileFunction<Dot> kTilesOfRows[kMaxTileBlocks] = {
+    tile_or_null<Dot, kRows, 1>(), tile_or_null<Dot, kRows, 2>(), tile_or_null<Dot, kRows, 3>(),
+    tile_or_null<Dot, kRows, 4>()};
+
+template <class Dot>
+TileFunction<Dot> tile_function(int rows, int blocks) {
+  static_assert(Dot::kMaxRows <= 8);
+  static constexpr const TileFunction<Dot>* kTiles[] = {
+      kTilesOfRows<Dot, 1>, kTilesOfRows<Dot, 2>, kTilesOfRows<Dot, 3>, kTilesOfRows<Dot, 4>,
+      kTilesOfRows<Dot, 5>, kTilesOfRows<Dot, 6>, kTilesOfRows<Dot, 7>, kTilesOfRows<Dot, 8>};
+  return kTiles[rows - 1][blocks - 1];
+}
+
+// Adds bias and residual to the sums [row_end - row_begin, sums_stride] and writes them out.
+void write_out(const LinearTask& task, const float* sums, int64_t sums_stride, int64_t row_begin,
+               int64_t row_end, int64_t block_begin, int64_t block_end) {
+  for (int64_t row = row_begin; row < row_end; ++row, sums += sums_stride) {
+    for (int64_t block = block_begin; block < block_end; ++block) {
+      const int64_t n = block * kLanes;
+      const float* sum = sums + (block - block_begin) * kLanes;
+      float* out = task.out + row * task.out_features + n;
+      if (n + kLanes <= task.out_features) {
+        F32x16 value = load(sum);
+        if (task.bias != nullptr) value = value + load(task.bias + n);
+        if (task.accumulate) value = value + load(out);
+        store(out, value);
+        continue;
+      }
+      for (int64_t lane = 0; n + lane < task.out_features; ++lane) {
+        float value = sum[lane];
+        if (task.bias != nullptr) value += task.bias[n + lane];
+        if (task.accumulate) value += out[lane];
+        out[lane] = value;
+      }
+    }
+  }
+}
+
+// The product for at most kRowChunk rows and kMaxTileBlocks blocks.
+template <class Dot>
+void run_group(const LinearTask& task, int64_t row_begin, int64_t row_end, int64_t block_begin,
+               int64_t block_end) {
+  using X = typename Dot::X;
+  alignas(64) float sums[kRowChunk * kMaxTileBlocks * kLanes];
+  const int num_blocks = static_cast<int>(block_end - block_begin);
+  const int64_t sums_stride = num_blocks * kLanes;
+  const int64_t block_stride = task.padded_k * kLanes;
+  const X* x = static_cast<const X*>(task.x);
+  const X* weights = static_cast<const X*>(task.weights) + block_begin * block_stride;
+
+  int64_t k_part = task.in_features;
+  if (row_end - row_begin > Dot::kMaxRows) {  // several passes: keep a part of k in the L1 cache
+    const int64_t k_bytes = num_blocks * kLanes * static_cast<int64_t>(sizeof(X));
+    k_part = kWeightsL1Bytes / k_bytes / 32 * 32;
+  }
+  for (int64_t k = 0; k < task.in_features; k += k_part) {
+    TileSpan<X> span{nullptr, task.in_features, weights + k * kLanes, block_stride,
+                     k + k_part < task.in_features ? k_part : task.in_features - k};
+    for (int64_t row = row_begin; row < row_end;) {
+      const int64_t left = row_end - row;
+      const int rows = left < Dot::kMaxRows ? static_cast<int>(left) : Dot::kMaxRows;
+      span.x = x + row * task.in_features + k;
+      const TileFunction<Dot> run = tile_function<Dot>(rows, num_blocks);
+      run(span, sums + (row - row_begin) * sums_stride, sums_stride, k == 0);
+      row += rows;
+    }
+  }
+  write_out(task, sums, sums_stride, row_begin, row_end, block_begin, block_end);
+}
+
+template <class Dot>
+void run_tiles(const LinearTask& task) {
+  for (int64_t row = task.row_begin; row < task.row_end; row += kRowChunk) {
+    const int64_t row_end = row + kRowChunk < task.row_end ? row + kRowChunk : task.row_end;
+    const int64_t rows = row_end - row;
+    const int blocks = tile_blocks(rows < Dot::kMaxRows ? static_cast<int>(rows) : Dot::kMaxRows,
+                                   Dot::kAccumulators);
+    for (int64_t block = task.block_begin; block < task.block_end; block += blocks) {
+      run_group<Dot>(task, row, row_end, block,
+                     block + blocks < task.block_end ? block + blocks : task.block_end);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace specdec::cpu::SPECDEC_ISA

@@ -1,0 +1,428 @@
+// Matrix products and embeddings of every kernel set this machine runs, against double loops.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "cpu/cpu_backend.h"
+#include "cpu/kernels/linear_amx.h"
+#include "cpu/packed_linear.h"
+#include "specdec/error.h"
+
+namespace specdec::cpu {
+namespace {
+
+std::vector<float> random_values(size_t count, uint32_t seed) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(count);
+  for (float& value : values) value = normal(generator);
+  return values;
+}
+
+// A matrix kept both as stored and as the exact values stored.
+struct Matrix {
+  int64_t rows = 0;
+  int64_t cols = 0;
+  DType dtype = DType::kF32;
+  std::vector<float> values;
+  std::vector<uint8_t> bytes;
+
+  Matrix(int64_t num_rows, int64_t num_cols, DType stored, uint32_t seed)
+      : rows(num_rows), cols(num_cols), dtype(stored), values(random_values(rows * cols, seed)) {
+    bytes.resize(values.size() * size_of(dtype));
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (dtype == DType::kF32) {
+        std::memcpy(&bytes[i * 4], &values[i], 4);
+      } else if (dtype == DType::kBF16) {
+        const BFloat16 rounded = to_bfloat16(values[i]);
+        std::memcpy(&bytes[i * 2], &rounded, 2);
+        values[i] = to_float(rounded);
+      } else {  // float16 patterns of magnitudes from 2^-2 to 2
+        const uint16_t half = static_cast<uint16_t>((i * 2654435761u >> 7) & 0x83ffu) |
+                              static_cast<uint16_t>((13 + i % 3) << 10);
+        std::memcpy(&bytes[i * 2], &half, 2);
+        values[i] = std::ldexp(1.0f + (half & 0x3ff) / 1024.0f, ((half >> 10) & 0x1f) - 15) *
+                    ((half & 0x8000) ? -1.0f : 1.0f);
+      }
+    }
+  }
+  TensorView view() const { return {bytes.data(), dtype, {rows, cols}}; }
+};
+
+struct Expected {
+  std::vector<double> values;
+  std::vector<double> scale;  // sum of magnitudes, what rounding errors are relative to
+};
+
+Expected multiply(const std::vector<float>& x, const std::vector<float>& w, int64_t rows,
+                  int64_t num_n, int64_t num_k) {
+  Expected out{std::vector<double>(rows * num_n), std::vector<double>(rows * num_n)};
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t n = 0; n < num_n; ++n) {
+      double sum = 0;
+      double magnitude = 0;
+      for (int64_t k = 0; k < num_k; ++k) {
+        const double product = double{x[r * num_k + k]} * w[n * num_k + k];
+        sum += product;
+        magnitude += std::abs(product);
+      }
+      out.values[r * num_n + n] = sum;
+      out.scale[r * num_n + n] = magnitude;
+    }
+  }
+  return out;
+}
+
+// Bound on a float32 sum of num_k products taken in order.
+double tolerance(double scale, int64_t num_k) { return scale * (num_k + 4) * 0x1p-24 + 1e-30; }
+
+std::vector<Isa> supported_isas() {
+  std::vector<Isa> isas;
+  for (Isa isa : compiled_isas()) {
+    if (is_supported(isa)) isas.push_back(isa);
+  }
+  return isas;
+}
+
+struct Params {
+  Isa isa;
+  DType dtype;
+};
+
+class CpuLinearTest : public testing::TestWithParam<Params> {
+ protected:
+  CpuBackend make_backend(int num_threads) const {
+    return CpuBackend(GetParam().isa, num_threads, GetParam().dtype);
+  }
+  static std::vector<float> run(CpuBackend& backend, const PackedLinear& weight, const void* x,
+                                int rows, const float* bias = nullptr,
+                                const std::vector<float>* residual = nullptr) {
+    std::vector<float> out =
+        residual != nullptr ? *residual : std::vector<float>(rows * weight.out_features(), NAN);
+    backend.linear({.weight = &weight,
+                    .x = x,
+                    .bias = bias,
+                    .out = out.data(),
+                    .num_rows = rows,
+                    .accumulate = residual != nullptr});
+    return out;
+  }
+  static void expect_close(const std::vector<float>& out, const Expected& expected, int64_t num_k) {
+    ASSERT_EQ(out.size(), expected.values.size());
+    for (size_t i = 0; i < out.size(); ++i) {
+      ASSERT_NEAR(out[i], expected.values[i], tolerance(expected.scale[i], num_k)) << "at " << i;
+    }
+  }
+};
+
+struct Shape {
+  int64_t n, k;
+};
+constexpr Shape kShapes[] = {{1, 1},   {16, 2},   {17, 3},    {15, 31},   {33, 32},  {64, 33},
+                             {48, 64}, {100, 65}, {129, 577}, {70, 1000}, {80, 2051}};
+
+TEST_P(CpuLinearTest, MatchesDoubleLoops) {
+  CpuBackend backend = make_backend(2);
+  for (const auto& [n, k] : kShapes) {
+    const Matrix weight(n, k, GetParam().dtype, 1);
+    const TensorView view = weight.view();
+    const auto packed = backend.pack_linear({&view, 1});
+    for (int rows : {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 70}) {
+      SCOPED_TRACE(testing::Message() << "n " << n << " k " << k << " rows " << rows);
+      const Matrix x(rows, k, GetParam().dtype, 2);
+      expect_close(run(backend, *packed, x.bytes.data(), rows),
+                   multiply(x.values, weight.values, rows, n, k), k);
+    }
+  }
+}
+
+TEST_P(CpuLinearTest, AddsBiasAndResidual) {
+  CpuBackend backend = make_backend(2);
+  const int64_t n = 53;
+  const int64_t k = 77;
+  const int rows = 19;
+  const Matrix weight(n, k, GetParam().dtype, 1);
+  const Matrix x(rows, k, GetParam().dtype, 2);
+  const std::vector<float> bias = random_values(n, 3);
+  const std::vector<float> residual = random_values(rows * n, 4);
+  const TensorView view = weight.view();
+  const auto packed = backend.pack_linear({&view, 1});
+  Expected expected = multiply(x.values, weight.values, rows, n, k);
+  for (int64_t i = 0; i < rows * n; ++i) {
+    expected.values[i] += double{bias[i % n]} + residual[i];
+    expected.scale[i] += std::abs(bias[i % n]) + std::abs(residual[i]);
+  }
+  expect_close(run(backend, *packed, x.bytes.data(), rows, bias.data(), &residual), expected, k);
+}
+
+TEST_P(CpuLinearTest, ConcatenatesPartsOfAnyFloatType) {
+  CpuBackend backend = make_backend(1);
+  const int64_t k = 45;
+  const Matrix parts[] = {Matrix(9, k, DType::kF32, 1), Matrix(23, k, DType::kBF16, 2),
+                          Matrix(6, k, DType::kF16, 3)};
+  std::vector<TensorView> views;
+  std::vector<float> values;
+  for (const Matrix& part : parts) {
+    views.push_back(part.view());
+    for (float value : part.values) {
+      values.push_back(GetParam().dtype == DType::kBF16 ? to_float(to_bfloat16(value)) : value);
+    }
+  }
+  const auto packed = backend.pack_linear(views);
+  EXPECT_EQ(packed->out_features(), 38);
+  EXPECT_EQ(packed->in_features(), k);
+  const Matrix x(5, k, GetParam().dtype, 4);
+  expect_close(run(backend, *packed, x.bytes.data(), 5), multiply(x.values, values, 5, 38, k), k);
+}
+
+// A row alone, and the same row anywhere in batches of every size and on any number of threads.
+TEST_P(CpuLinearTest, RowsAreBitEqualWhateverTheBatch) {
+  const int64_t n = 150;
+  const int64_t k = 1103;
+  constexpr int kRows = 70;
+  const Matrix weight(n, k, GetParam().dtype, 1);
+  const Matrix x(kRows, k, GetParam().dtype, 2);
+  const TensorView view = weight.view();
+  const size_t row_bytes = k * size_of(GetParam().dtype);
+
+  CpuBackend single = make_backend(1);
+  const auto single_weight = single.pack_linear({&view, 1});
+  std::vector<float> alone;
+  for (int row = 0; row < kRows; ++row) {
+    const auto out = run(single, *single_weight, x.bytes.data() + row * row_bytes, 1);
+    alone.insert(alone.end(), out.begin(), out.end());
+  }
+  for (int num_threads : {1, 2, 5}) {
+    CpuBackend backend = make_backend(num_threads);
+    const auto packed = backend.pack_linear({&view, 1});
+    for (int rows = 1; rows <= kRows; ++rows) {
+      const int first = (rows * 7) % (kRows - rows + 1);
+      const auto out = run(backend, *packed, x.bytes.data() + first * row_bytes, rows);
+      ASSERT_EQ(0, std::memcmp(out.data(), alone.data() + first * n, out.size() * sizeof(float)))
+          << rows << " rows from " << first << " on " << num_threads << " threads";
+    }
+  }
+}
+
+TEST_P(CpuLinearTest, LongBatchesAreBitEqualToSingleRows) {
+  const int64_t n = 40;
+  const int64_t k = 96;
+  constexpr int kRows = 1100;
+  const Matrix weight(n, k, GetParam().dtype, 1);
+  const Matrix x(kRows, k, GetParam().dtype, 2);
+  const TensorView view = weight.view();
+  const size_t row_bytes = k * size_of(GetParam().dtype);
+  CpuBackend backend = make_backend(3);
+  const auto packed = backend.pack_linear({&view, 1});
+  const auto all = run(backend, *packed, x.bytes.data(), kRows);
+  for (int row : {0, 1, 127, 128, 511, 512, 700, 1099}) {
+    const auto out = run(backend, *packed, x.bytes.data() + row * row_bytes, 1);
+    ASSERT_EQ(0, std::memcmp(out.data(), all.data() + row * n, n * sizeof(float))) << row;
+  }
+}
+
+TEST_P(CpuLinearTest, EmbeddingRowsEqualTheTable) {
+  CpuBackend backend = make_backend(2);
+  const Matrix table(51, 39, GetParam().dtype, 1);
+  const TensorView view = table.view();
+  const auto packed = backend.pack_linear({&view, 1});
+  const auto tied = backend.embedding_from(*packed);
+  const auto own = backend.make_embedding(view);
+  EXPECT_EQ(tied->size_bytes(), 0);
+  EXPECT_EQ(own->size_bytes(), static_cast<int64_t>(table.bytes.size()));
+  const std::vector<int32_t> ids = {48, 0, 17, 15, 16, 48, 1};
+  const int32_t offset = 2;
+  for (const auto& embedding : {tied.get(), own.get()}) {
+    EXPECT_EQ(embedding->num_embeddings(), 51);
+    EXPECT_EQ(embedding->dim(), 39);
+    EmbedArgs args{.table = embedding,
+                   .token_ids = ids.data(),
+                   .num_rows = static_cast<int>(ids.size()),
+                   .index_offset = offset};
+    std::vector<float> out(ids.size() * 39, NAN);
+    args.out = out.data();
+    backend.embed(args);
+    for (size_t i = 0; i < out.size(); ++i) {
+      ASSERT_EQ(out[i], table.values[(ids[i / 39] + offset) * 39 + i % 39]) << i;
+    }
+    const std::vector<float> once = out;
+    args.accumulate = true;
+    backend.embed(args);
+    for (size_t i = 0; i < out.size(); ++i) ASSERT_EQ(out[i], 2 * once[i]);
+  }
+}
+
+TEST_P(CpuLinearTest, EmbeddingOutsideTheTableIsRefused) {
+  CpuBackend backend = make_backend(1);
+  const Matrix table(4, 8, GetParam().dtype, 1);
+  const auto embedding = backend.make_embedding(table.view());
+  std::vector<float> out(8);
+  for (int32_t id : {-1, 4}) {
+    const EmbedArgs args{
+        .table = embedding.get(), .token_ids = &id, .out = out.data(), .num_rows = 1};
+    EXPECT_THROW(backend.embed(args), InternalError);
+  }
+}
+
+TEST_P(CpuLinearTest, VectorsAreConcatenatedAsFloat) {
+  CpuBackend backend = make_backend(1);
+  const Matrix a(1, 5, DType::kBF16, 1);
+  const Matrix b(1, 7, DType::kF16, 2);
+  const TensorView parts[] = {{a.bytes.data(), a.dtype, {5}}, {b.bytes.data(), b.dtype, {7}}};
+  const Buffer vector = backend.make_vector(parts);
+  ASSERT_EQ(vector.size_bytes(), 12 * sizeof(float));
+  for (int i = 0; i < 12; ++i) {
+    EXPECT_EQ(vector.as<float>()[i], i < 5 ? a.values[i] : b.values[i - 5]);
+  }
+}
+
+std::vector<Params> all_params() {
+  std::vector<Params> params;
+  for (Isa isa : supported_isas()) {
+    params.push_back({isa, DType::kF32});
+    params.push_back({isa, DType::kBF16});
+  }
+  return params;
+}
+
+INSTANTIATE_TEST_SUITE_P(KernelSets, CpuLinearTest, testing::ValuesIn(all_params()),
+                         [](const auto& info) {
+                           return std::string(name_of(info.param.isa)) + "_" +
+                                  std::string(name_of(info.param.dtype));
+                         });
+
+// The tile unit as plain loops: what the architecture manual says of each instruction, with the
+// faults it would raise as test failures.
+class EmulatedTiles {
+ public:
+  void configure(int rows0, int rows1) {
+    const int rows[] = {rows0, rows0, rows1, rows1, rows0, rows1, 16, 16};
+    for (int tile = 0; tile < 8; ++tile) {
+      rows_[tile] = rows[tile];
+      std::memset(data_[tile], 0, sizeof(data_[tile]));
+    }
+  }
+  template <AmxTile kTile>
+  void zero() {
+    require<kTile>();
+    std::memset(data_[kTile], 0, sizeof(data_[kTile]));
+  }
+  template <AmxTile kTile>
+  void load(const void* data, int64_t stride_bytes) {
+    require<kTile>();
+    for (int row = 0; row < rows_[kTile]; ++row) {
+      std::memcpy(data_[kTile][row], static_cast<const char*>(data) + row * stride_bytes, 64);
+    }
+  }
+  template <AmxTile kTile>
+  void store(float* data, int64_t stride_bytes) {
+    require<kTile>();
+    for (int row = 0; row < rows_[kTile]; ++row) {
+      std::memcpy(reinterpret_cast<char*>(data) + row * stride_bytes, data_[kTile][row], 64);
+    }
+  }
+  template <AmxTile kSums, AmxTile kRows, AmxTile kWeights>
+  void multiply() {
+    require<kSums>();
+    require<kRows>();
+    require<kWeights>();
+    ASSERT_EQ(rows_[kSums], rows_[kRows]);
+    for (int row = 0; row < rows_[kRows]; ++row) {
+      for (int pair = 0; pair < rows_[kWeights]; ++pair) {
+        for (int n = 0; n < 16; ++n) {
+          float sum;
+          std::memcpy(&sum, &data_[kSums][row][4 * n], 4);
+          for (int i = 0; i < 2; ++i) {
+            sum += bf16(kRows, row, 2 * pair + i) * bf16(kWeights, pair, 2 * n + i);
+          }
+          std::memcpy(&data_[kSums][row][4 * n], &sum, 4);
+        }
+      }
+    }
+  }
+
+ private:
+  template <AmxTile kTile>
+  void require() const {
+    ASSERT_GT(rows_[kTile], 0) << "tile " << kTile << " is not configured";
+  }
+  float bf16(int tile, int row, int index) const {
+    BFloat16 value;
+    std::memcpy(&value, &data_[tile][row][2 * index], 2);
+    return to_float(value);
+  }
+
+  int rows_[8] = {};
+  char data_[8][16][64] = {};
+};
+
+class AmxTilesTest : public testing::Test {
+ protected:
+  static std::vector<float> run(const CpuPackedLinear& weight, const void* x, int rows,
+                                const float* bias, bool accumulate) {
+    std::vector<float> out(rows * weight.out_features(), accumulate ? 1.0f : NAN);
+    EmulatedTiles tiles;
+    run_amx_tiles({.weights = weight.data(),
+                   .x = x,
+                   .bias = bias,
+                   .out = out.data(),
+                   .in_features = weight.in_features(),
+                   .padded_k = weight.padded_k(),
+                   .out_features = weight.out_features(),
+                   .row_begin = 0,
+                   .row_end = rows,
+                   .block_begin = 0,
+                   .block_end = weight.num_blocks(),
+                   .accumulate = accumulate},
+                  tiles);
+    return out;
+  }
+  ThreadPool pool_{1};
+};
+
+TEST_F(AmxTilesTest, MatchDoubleLoops) {
+  for (const auto& [n, k] : kShapes) {
+    const Matrix weight(n, k, DType::kBF16, 1);
+    const TensorView view = weight.view();
+    const CpuPackedLinear packed({&view, 1}, DType::kBF16, pool_);
+    const std::vector<float> bias = random_values(n, 3);
+    for (int rows : {1, 2, 15, 16, 17, 31, 32, 33, 47, 70, 128, 129, 150}) {
+      SCOPED_TRACE(testing::Message() << "n " << n << " k " << k << " rows " << rows);
+      const Matrix x(rows, k, DType::kBF16, 2);
+      const bool accumulate = rows % 2 == 0;
+      const auto out = run(packed, x.bytes.data(), rows, bias.data(), accumulate);
+      const Expected expected = multiply(x.values, weight.values, rows, n, k);
+      for (size_t i = 0; i < out.size(); ++i) {
+        const double added = double{bias[i % n]} + (accumulate ? 1.0 : 0.0);
+        ASSERT_NEAR(out[i], expected.values[i] + added,
+                    tolerance(expected.scale[i] + std::abs(added) + 1, k))
+            << "at " << i;
+      }
+    }
+  }
+}
+
+TEST_F(AmxTilesTest, RowsAreBitEqualWhateverTheBatch) {
+  const int64_t n = 37;
+  const int64_t k = 119;
+  constexpr int kRows = 140;
+  const Matrix weight(n, k, DType::kBF16, 1);
+  const Matrix x(kRows, k, DType::kBF16, 2);
+  const TensorView view = weight.view();
+  const CpuPackedLinear packed({&view, 1}, DType::kBF16, pool_);
+  std::vector<float> alone;
+  for (int row = 0; row < kRows; ++row) {
+    const auto out = run(packed, x.bytes.data() + row * k * 2, 1, nullptr, false);
+    alone.insert(alone.end(), out.begin(), out.end());
+  }
+  for (int rows = 1; rows <= kRows; ++rows) {
+    const auto out = run(packed, x.bytes.data(), rows, nullptr, false);
+    ASSERT_EQ(0, std::memcmp(out.data(), alone.data(), out.size() * sizeof(float))) << rows;
+  }
+}
+
+}  // namespace
+}  // namespace specdec::cpu

@@ -1,0 +1,81 @@
+#include "cpu/isa.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <sstream>
+
+#include "specdec/error.h"
+
+namespace specdec::cpu {
+namespace {
+
+// The flags Linux reports; it hides those whose register state it does not save.
+std::set<std::string> kernel_flags() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with("flags")) continue;
+    std::istringstream words(line.substr(line.find(':') + 1));
+    return {std::istream_iterator<std::string>(words), {}};
+  }
+  return {};
+}
+
+TEST(Isa, GenericIsAlwaysThere) {
+  EXPECT_EQ(compiled_isas().front(), Isa::kGeneric);
+  EXPECT_TRUE(is_supported(Isa::kGeneric));
+  EXPECT_EQ(parse_isa("generic"), Isa::kGeneric);
+}
+
+TEST(Isa, AutoIsTheWidestSupported) {
+  const Isa best = parse_isa("auto");
+  EXPECT_TRUE(is_supported(best));
+  for (Isa isa : compiled_isas()) {
+    if (is_supported(isa)) {
+      EXPECT_LE(isa, best);
+    }
+  }
+}
+
+#if defined(__x86_64__)
+TEST(Isa, AgreesWithTheOperatingSystem) {
+  const std::set<std::string> flags = kernel_flags();
+  ASSERT_FALSE(flags.empty());
+  const auto has = [&](std::initializer_list<const char*> names) {
+    return std::all_of(names.begin(), names.end(),
+                       [&](const char* name) { return flags.contains(name); });
+  };
+  EXPECT_EQ(is_supported(Isa::kAvx2), has({"avx2", "fma", "f16c", "bmi2"}));
+  EXPECT_EQ(is_supported(Isa::kAvx512), has({"avx512f", "avx512bw", "avx512vl", "avx512dq"}));
+  EXPECT_EQ(is_supported(Isa::kAvx512Bf16), has({"avx512f", "avx512_bf16"}));
+  if (!has({"amx_tile", "amx_bf16"})) {
+    EXPECT_FALSE(is_supported(Isa::kAmx));
+  }
+}
+#endif
+
+TEST(Isa, NamesRoundTrip) {
+  for (Isa isa : compiled_isas()) {
+    if (is_supported(isa)) {
+      EXPECT_EQ(parse_isa(name_of(isa)), isa);
+    } else {
+      EXPECT_THROW(parse_isa(name_of(isa)), Unavailable);
+    }
+  }
+}
+
+TEST(Isa, UnknownNameIsRefusedByField) {
+  try {
+    parse_isa("avx1024");
+    FAIL() << "accepted";
+  } catch (const InvalidArgument& error) {
+    EXPECT_EQ(error.field(), "cpu_isa");
+    EXPECT_NE(std::string(error.what()).find("generic"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace specdec::cpu
