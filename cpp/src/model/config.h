@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backend/op_args.h"
+#include "specdec/checkpoint.h"
 
 namespace specdec {
 
@@ -17,14 +18,14 @@ struct RopeConfig {
   double partial_rotary_factor = 1.0;
   double factor = 1.0;
   int original_max_position_embeddings = 0;
-  double low_freq_factor = 1.0;    // llama3
-  double high_freq_factor = 4.0;   // llama3
-  double beta_fast = 32.0;         // yarn
-  double beta_slow = 1.0;          // yarn
-  double attention_factor = 0.0;   // yarn; 0: derived from factor
-  double mscale = 0.0;             // yarn
-  double mscale_all_dim = 0.0;     // yarn
-  bool truncate = true;            // yarn
+  double low_freq_factor = 1.0;   // llama3
+  double high_freq_factor = 4.0;  // llama3
+  double beta_fast = 32.0;        // yarn
+  double beta_slow = 1.0;         // yarn
+  double attention_factor = 0.0;  // yarn; 0: derived from factor
+  double mscale = 0.0;            // yarn
+  double mscale_all_dim = 0.0;    // yarn
+  bool truncate = true;           // yarn
 };
 
 struct ModelConfig {
@@ -43,11 +44,11 @@ struct ModelConfig {
 
   NormKind norm_kind = NormKind::kRms;
   float norm_eps = 1e-5f;
-  bool norm_after = false;       // post-norm blocks (OPT-350m)
+  bool norm_after = false;  // post-norm blocks (OPT-350m)
   bool final_norm = true;
-  bool qk_norm = false;          // per-head RMS norm of q and k (Qwen3)
+  bool qk_norm = false;  // per-head RMS norm of q and k (Qwen3)
   bool qkv_bias = false;
-  bool out_bias = false;         // attention output projection
+  bool out_bias = false;  // attention output projection
   bool mlp_bias = false;
   Activation activation = Activation::kSilu;
   bool gated_mlp = true;
@@ -56,7 +57,7 @@ struct ModelConfig {
   RopeConfig rope;
   bool learned_positions = false;  // OPT
   int learned_position_offset = 0;
-  int embed_dim = 0;               // OPT word_embed_proj_dim; 0: hidden_size
+  int embed_dim = 0;  // OPT word_embed_proj_dim; 0: hidden_size
 
   std::vector<int> sliding_window;  // per layer; 0: full attention
 
@@ -70,8 +71,5 @@ struct ModelConfig {
 // Reads `directory`/config.json. Throws CheckpointError (missing, malformed, unknown architecture —
 // the message lists the known ones).
 ModelConfig load_model_config(const std::string& directory);
-
-// Architectures the decoder runs, as config.json names them.
-const std::vector<std::string>& known_architectures();
 
 }  // namespace specdec

@@ -1,0 +1,106 @@
+#include "model/config_rope.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "core/str_cat.h"
+
+namespace specdec {
+namespace {
+
+struct NamedRopeKind {
+  std::string_view name;
+  RopeKind kind;
+};
+
+constexpr std::array kRopeKinds = {
+    NamedRopeKind{"default", RopeKind::kDefault}, NamedRopeKind{"linear", RopeKind::kLinear},
+    NamedRopeKind{"dynamic", RopeKind::kDynamic}, NamedRopeKind{"llama3", RopeKind::kLlama3},
+    NamedRopeKind{"yarn", RopeKind::kYarn},
+};
+
+// Keys that may stand beside the ones a kind reads; a key outside means a variant unknown to us.
+constexpr std::array<std::string_view, 14> kKnownKeys = {
+    "type",      "rope_type",        "rope_theta",       "partial_rotary_factor",
+    "factor",    "low_freq_factor",  "high_freq_factor", "original_max_position_embeddings",
+    "beta_fast", "attention_factor", "beta_slow",        "mscale",
+    "truncate",  "mscale_all_dim",
+};
+
+RopeKind parse_kind(const JsonFields& scaling) {
+  const char* key = scaling.has("rope_type") ? "rope_type" : "type";
+  const std::string name = scaling.get_string(key, "default");
+  std::string known;
+  for (const NamedRopeKind& candidate : kRopeKinds) {
+    if (candidate.name == name) return candidate.kind;
+    known += str_cat(known.empty() ? "" : ", ", candidate.name);
+  }
+  scaling.fail(key, str_cat("'", name, "' is not implemented; known: ", known));
+}
+
+void parse_yarn(const JsonFields& scaling, RopeConfig& rope) {
+  rope.beta_fast = scaling.get_positive("beta_fast", rope.beta_fast);
+  rope.beta_slow = scaling.get_positive("beta_slow", rope.beta_slow);
+  rope.attention_factor = scaling.get_positive("attention_factor", 0.0);
+  rope.mscale = scaling.get_number("mscale", 0.0);
+  rope.mscale_all_dim = scaling.get_number("mscale_all_dim", 0.0);
+  rope.truncate = scaling.get_bool("truncate", true);
+}
+
+void parse_llama3(const JsonFields& scaling, RopeConfig& rope) {
+  rope.low_freq_factor = scaling.get_positive("low_freq_factor");
+  rope.high_freq_factor = scaling.get_positive("high_freq_factor");
+  if (rope.high_freq_factor <= rope.low_freq_factor) {
+    scaling.fail("high_freq_factor", "expected more than low_freq_factor");
+  }
+}
+
+void parse_scaling(const JsonFields& fields, const JsonFields& scaling, int max_positions,
+                   RopeConfig& rope) {
+  for (const auto& [key, value] : scaling.object().items()) {
+    if (!value.is_null() &&
+        std::find(kKnownKeys.begin(), kKnownKeys.end(), key) == kKnownKeys.end()) {
+      scaling.fail(key.c_str(), "this rope setting is not implemented");
+    }
+  }
+  rope.kind = parse_kind(scaling);
+  rope.theta = scaling.get_positive("rope_theta", rope.theta);
+  rope.partial_rotary_factor =
+      scaling.get_positive("partial_rotary_factor", rope.partial_rotary_factor);
+  if (rope.kind == RopeKind::kDefault) return;
+  if (rope.kind == RopeKind::kLlama3 || rope.kind == RopeKind::kYarn) {
+    // A value beside the scaling dictionary goes before the one inside, as in transformers.
+    rope.original_max_position_embeddings =
+        fields.get_int("original_max_position_embeddings",
+                       scaling.get_int("original_max_position_embeddings", max_positions));
+  }
+  if (rope.kind == RopeKind::kYarn) {
+    rope.factor = scaling.get_positive(
+        "factor", static_cast<double>(max_positions) / rope.original_max_position_embeddings);
+    parse_yarn(scaling, rope);
+  } else {
+    rope.factor = scaling.get_positive("factor");
+  }
+  if (rope.kind == RopeKind::kLlama3) parse_llama3(scaling, rope);
+}
+
+}  // namespace
+
+RopeConfig parse_rope(const JsonFields& fields, int max_position_embeddings, double default_theta) {
+  RopeConfig rope;
+  rope.theta = fields.get_positive("rope_theta", default_theta);
+  rope.partial_rotary_factor = fields.get_positive("partial_rotary_factor", 1.0);
+  rope.original_max_position_embeddings = max_position_embeddings;
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    if (!fields.has(key)) continue;
+    parse_scaling(fields, fields.get_object(key), max_position_embeddings, rope);
+    break;
+  }
+  if (rope.partial_rotary_factor > 1.0) {
+    fields.fail("partial_rotary_factor", "expected at most 1");
+  }
+  return rope;
+}
+
+}  // namespace specdec

@@ -1,0 +1,331 @@
+#include "model/decoder_weights.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string_view>
+
+#include "core/check.h"
+#include "core/log.h"
+#include "core/str_cat.h"
+#include "model/weight_store.h"
+#include "specdec/error.h"
+
+namespace specdec {
+namespace {
+
+constexpr const char* kHead = "lm_head.weight";
+
+// How a family calls its tensors; layer names follow "<root>layers.<i>.".
+struct TensorNames {
+  std::string root;
+  std::string attention_norm;
+  std::string attention_out;
+  std::string mlp_norm;
+  std::vector<std::string> mlp_in;
+  std::string mlp_out;
+  std::string final_norm;
+};
+
+TensorNames names_of(const ModelConfig& config) {
+  if (config.model_type == "opt") {
+    return {.root = "model.decoder.",
+            .attention_norm = "self_attn_layer_norm",
+            .attention_out = "self_attn.out_proj",
+            .mlp_norm = "final_layer_norm",
+            .mlp_in = {"fc1"},
+            .mlp_out = "fc2",
+            .final_norm = "final_layer_norm"};
+  }
+  return {.root = "model.",
+          .attention_norm = "input_layernorm",
+          .attention_out = "self_attn.o_proj",
+          .mlp_norm = "post_attention_layernorm",
+          .mlp_in = {"mlp.gate_proj", "mlp.up_proj"},
+          .mlp_out = "mlp.down_proj",
+          .final_norm = "norm"};
+}
+
+// One tensor of a fused matrix or vector.
+struct Part {
+  std::string name;
+  int64_t rows = 0;
+};
+
+std::vector<Part> with_suffix(std::vector<Part> parts, std::string_view suffix) {
+  for (Part& part : parts) part.name += suffix;
+  return parts;
+}
+
+class Loader {
+ public:
+  Loader(const ModelConfig& config, const std::string& directory, Backend& backend)
+      : config_(config), names_(names_of(config)), store_(directory), backend_(backend) {}
+
+  DecoderWeights load();
+
+ private:
+  std::string resolve(const std::string& name) const;
+  TensorView read(const std::string& name, std::span<const int64_t> shape);
+  void release(const std::string& name) { store_.release(resolve(name)); }
+
+  std::unique_ptr<PackedLinear> pack(std::span<const TensorView> parts);
+  std::unique_ptr<PackedLinear> matrix(const std::vector<Part>& parts, int64_t in_features);
+  Buffer vector(const std::vector<Part>& parts);
+  LinearWeights linear(const std::vector<Part>& parts, int64_t in_features, bool bias);
+  NormWeights norm(const std::string& name);
+
+  void load_embedding();
+  bool head_equals_embedding(const TensorView& embedding, std::span<const int64_t> shape);
+  LayerWeights load_layer(int index);
+  ExpertWeights load_experts(const std::string& layer);
+  void add_expert(ExpertWeights& experts, std::span<const TensorView> gate_up,
+                  const TensorView& down);
+  void load_experts_apart(const std::string& block, ExpertWeights& experts);
+  void load_experts_stacked(const std::string& block, ExpertWeights& experts);
+  void warn_about_unused() const;
+
+  const ModelConfig& config_;
+  TensorNames names_;
+  WeightStore store_;
+  Backend& backend_;
+  DecoderWeights weights_;
+};
+
+// Checkpoints of the network without its head may lack the leading "model.".
+std::string Loader::resolve(const std::string& name) const {
+  constexpr std::string_view kPrefix = "model.";
+  if (!store_.contains(name) && name.starts_with(kPrefix)) {
+    const std::string bare = name.substr(kPrefix.size());
+    if (store_.contains(bare)) return bare;
+  }
+  return name;
+}
+
+TensorView Loader::read(const std::string& name, std::span<const int64_t> shape) {
+  TensorView view = store_.weight(resolve(name), shape);
+  weights_.num_parameters += view.num_elements();
+  return view;
+}
+
+std::unique_ptr<PackedLinear> Loader::pack(std::span<const TensorView> parts) {
+  auto packed = backend_.pack_linear(parts);
+  weights_.size_bytes += packed->size_bytes();
+  return packed;
+}
+
+std::unique_ptr<PackedLinear> Loader::matrix(const std::vector<Part>& parts, int64_t in_features) {
+  std::vector<TensorView> views;
+  for (const Part& part : parts) {
+    views.push_back(read(part.name, std::array{part.rows, in_features}));
+  }
+  auto packed = pack(views);
+  for (const Part& part : parts) release(part.name);
+  return packed;
+}
+
+Buffer Loader::vector(const std::vector<Part>& parts) {
+  std::vector<TensorView> views;
+  for (const Part& part : parts) views.push_back(read(part.name, std::array{part.rows}));
+  Buffer buffer = backend_.make_vector(views);
+  weights_.size_bytes += static_cast<int64_t>(buffer.size_bytes());
+  for (const Part& part : parts) release(part.name);
+  return buffer;
+}
+
+LinearWeights Loader::linear(const std::vector<Part>& parts, int64_t in_features, bool bias) {
+  LinearWeights linear;
+  linear.weight = matrix(with_suffix(parts, ".weight"), in_features);
+  if (bias) linear.bias = vector(with_suffix(parts, ".bias"));
+  return linear;
+}
+
+NormWeights Loader::norm(const std::string& name) {
+  NormWeights norm;
+  norm.weight = vector({{name + ".weight", config_.hidden_size}});
+  if (config_.norm_kind == NormKind::kLayer) {
+    norm.bias = vector({{name + ".bias", config_.hidden_size}});
+  }
+  return norm;
+}
+
+// A checkpoint may say "tied" and hold a head all the same; what it holds decides, as in
+// transformers 5.
+bool Loader::head_equals_embedding(const TensorView& embedding, std::span<const int64_t> shape) {
+  const TensorView head = store_.weight(kHead, shape);
+  const bool equal =
+      head.dtype == embedding.dtype &&
+      std::memcmp(head.data, embedding.data, static_cast<size_t>(embedding.size_bytes())) == 0;
+  store_.release(kHead);
+  return equal;
+}
+
+void Loader::load_embedding() {
+  std::string name = names_.root + "embed_tokens.weight";
+  if (config_.tie_word_embeddings && !store_.contains(resolve(name))) name = kHead;
+  const int64_t embed_dim = config_.embed_dim != 0 ? config_.embed_dim : config_.hidden_size;
+  const std::array shape{static_cast<int64_t>(config_.vocab_size), embed_dim};
+  const TensorView embedding = read(name, shape);
+  const bool has_head = name != kHead && store_.contains(kHead);
+  if (!has_head && !config_.tie_word_embeddings) {
+    log_warning(store_.source(), ": no ", kHead, "; the embedding table serves as the head");
+  }
+  if (!has_head || (config_.tie_word_embeddings && head_equals_embedding(embedding, shape))) {
+    weights_.head = pack(std::array{embedding});
+    weights_.embedding = backend_.embedding_from(*weights_.head);
+  } else {
+    if (config_.tie_word_embeddings) {
+      log_warning(store_.source(), ": tie_word_embeddings is set, but ", kHead,
+                  " differs from the embedding table; both are used");
+    }
+    weights_.embedding = backend_.make_embedding(embedding);
+    weights_.head = matrix({{kHead, shape[0]}}, embed_dim);
+  }
+  weights_.size_bytes += weights_.embedding->size_bytes();
+  release(name);
+
+  if (config_.learned_positions) {
+    const std::string positions = names_.root + "embed_positions.weight";
+    const std::array positions_shape{
+        static_cast<int64_t>(config_.max_position_embeddings + config_.learned_position_offset),
+        static_cast<int64_t>(config_.hidden_size)};
+    weights_.positions = backend_.make_embedding(read(positions, positions_shape));
+    weights_.size_bytes += weights_.positions->size_bytes();
+    release(positions);
+  }
+  if (config_.embed_dim != 0) {
+    weights_.project_in =
+        matrix({{names_.root + "project_in.weight", config_.hidden_size}}, config_.embed_dim);
+    weights_.project_out =
+        matrix({{names_.root + "project_out.weight", config_.embed_dim}}, config_.hidden_size);
+  }
+}
+
+LayerWeights Loader::load_layer(int index) {
+  const std::string layer = str_cat(names_.root, "layers.", index, ".");
+  const std::string attention = layer + "self_attn.";
+  const int64_t hidden = config_.hidden_size;
+  const int64_t q_rows = int64_t{config_.num_heads} * config_.head_dim;
+  const int64_t kv_rows = int64_t{config_.num_kv_heads} * config_.head_dim;
+  LayerWeights weights;
+  weights.attention_norm = norm(layer + names_.attention_norm);
+  weights.qkv = linear({{attention + "q_proj", q_rows},
+                        {attention + "k_proj", kv_rows},
+                        {attention + "v_proj", kv_rows}},
+                       hidden, config_.qkv_bias);
+  if (config_.qk_norm) {
+    weights.q_norm = vector({{attention + "q_norm.weight", config_.head_dim}});
+    weights.k_norm = vector({{attention + "k_norm.weight", config_.head_dim}});
+  }
+  weights.attention_out =
+      linear({{layer + names_.attention_out, hidden}}, q_rows, config_.out_bias);
+  weights.mlp_norm = norm(layer + names_.mlp_norm);
+  if (config_.num_experts > 0) {
+    weights.experts = load_experts(layer);
+    return weights;
+  }
+  std::vector<Part> mlp_in;
+  for (const std::string& name : names_.mlp_in) {
+    mlp_in.push_back({layer + name, config_.intermediate_size});
+  }
+  weights.mlp_in = linear(mlp_in, hidden, config_.mlp_bias);
+  weights.mlp_out =
+      linear({{layer + names_.mlp_out, hidden}}, config_.intermediate_size, config_.mlp_bias);
+  return weights;
+}
+
+// Two layouts are in use: a matrix an expert under block_sparse_moe (what transformers writes), or
+// all experts stacked in one tensor under mlp (what transformers 5 holds in memory).
+ExpertWeights Loader::load_experts(const std::string& layer) {
+  ExpertWeights experts;
+  const std::string apart = layer + "block_sparse_moe.";
+  const std::string stacked = layer + "mlp.";
+  if (store_.contains(resolve(stacked + "experts.gate_up_proj"))) {
+    experts.router = matrix({{stacked + "gate.weight", config_.num_experts}}, config_.hidden_size);
+    load_experts_stacked(stacked + "experts.", experts);
+  } else {
+    experts.router = matrix({{apart + "gate.weight", config_.num_experts}}, config_.hidden_size);
+    load_experts_apart(apart + "experts.", experts);
+  }
+  return experts;
+}
+
+void Loader::add_expert(ExpertWeights& experts, std::span<const TensorView> gate_up,
+                        const TensorView& down) {
+  experts.storage.push_back(pack(gate_up));
+  experts.gate_up.push_back(experts.storage.back().get());
+  experts.storage.push_back(pack(std::array{down}));
+  experts.down.push_back(experts.storage.back().get());
+}
+
+void Loader::load_experts_apart(const std::string& block, ExpertWeights& experts) {
+  const std::array in_shape{int64_t{config_.intermediate_size}, int64_t{config_.hidden_size}};
+  const std::array out_shape{int64_t{config_.hidden_size}, int64_t{config_.intermediate_size}};
+  for (int expert = 0; expert < config_.num_experts; ++expert) {
+    const std::string prefix = str_cat(block, expert, ".");
+    const std::string gate = prefix + "w1.weight";
+    const std::string up = prefix + "w3.weight";
+    const std::string down = prefix + "w2.weight";
+    add_expert(experts, std::array{read(gate, in_shape), read(up, in_shape)},
+               read(down, out_shape));
+    for (const std::string& name : {gate, up, down}) release(name);
+  }
+}
+
+void Loader::load_experts_stacked(const std::string& block, ExpertWeights& experts) {
+  const int64_t hidden = config_.hidden_size;
+  const int64_t inner = config_.intermediate_size;
+  const int64_t count = config_.num_experts;
+  const std::string gate_up_name = block + "gate_up_proj";
+  const std::string down_name = block + "down_proj";
+  const TensorView gate_up = read(gate_up_name, std::array{count, 2 * inner, hidden});
+  const TensorView down = read(down_name, std::array{count, hidden, inner});
+  const auto slice = [](const TensorView& stack, int64_t index) {
+    const int64_t slice_bytes = stack.size_bytes() / stack.shape[0];
+    return TensorView{.data = static_cast<const char*>(stack.data) + index * slice_bytes,
+                      .dtype = stack.dtype,
+                      .shape = {stack.shape[1], stack.shape[2]}};
+  };
+  for (int64_t expert = 0; expert < count; ++expert) {
+    add_expert(experts, std::array{slice(gate_up, expert)}, slice(down, expert));
+  }
+  release(gate_up_name);
+  release(down_name);
+}
+
+void Loader::warn_about_unused() const {
+  constexpr std::array<std::string_view, 3> kHarmless = {"rotary_emb.inv_freq", "masked_bias",
+                                                         kHead};
+  constexpr size_t kMaxNames = 5;
+  std::vector<std::string> names = store_.unused();
+  std::erase_if(names, [&](const std::string& name) {
+    return std::any_of(kHarmless.begin(), kHarmless.end(),
+                       [&](std::string_view suffix) { return name.ends_with(suffix); });
+  });
+  if (names.empty()) return;
+  std::string list;
+  for (size_t i = 0; i < std::min(names.size(), kMaxNames); ++i) {
+    list += str_cat(i == 0 ? "" : ", ", names[i]);
+  }
+  log_warning(store_.source(), ": ", names.size(), " tensors are not used by ",
+              config_.architecture, ": ", list, names.size() > kMaxNames ? ", ..." : "");
+}
+
+DecoderWeights Loader::load() {
+  load_embedding();
+  for (int layer = 0; layer < config_.num_layers; ++layer) {
+    weights_.layers.push_back(load_layer(layer));
+  }
+  if (config_.final_norm) weights_.final_norm = norm(names_.root + names_.final_norm);
+  warn_about_unused();
+  return std::move(weights_);
+}
+
+}  // namespace
+
+DecoderWeights load_decoder_weights(const ModelConfig& config, const std::string& directory,
+                                    Backend& backend) {
+  return Loader(config, directory, backend).load();
+}
+
+}  // namespace specdec

@@ -1,0 +1,119 @@
+#include "model/json_file.h"
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include "core/str_cat.h"
+#include "specdec/error.h"
+
+namespace specdec {
+
+using Json = nlohmann::json;
+
+void require_directory(const std::string& directory) {
+  std::error_code error;
+  const auto status = std::filesystem::status(directory, error);
+  if (!std::filesystem::exists(status)) {
+    throw CheckpointError(directory, "", "no such directory; expected a checkpoint directory");
+  }
+  if (!std::filesystem::is_directory(status)) {
+    throw CheckpointError(directory, "",
+                          "is not a directory; expected one with config.json and *.safetensors");
+  }
+}
+
+Json read_json_object(const std::string& path) {
+  std::ifstream stream(path, std::ios::binary);
+  if (!stream || std::filesystem::is_directory(path)) {
+    throw CheckpointError(path, "", "the file is missing or cannot be read");
+  }
+  Json parsed;
+  try {
+    parsed = Json::parse(stream);
+  } catch (const Json::exception& error) {
+    throw CheckpointError(path, "", str_cat("not valid JSON: ", error.what()));
+  }
+  if (!parsed.is_object()) throw CheckpointError(path, "", "expected a JSON object");
+  return parsed;
+}
+
+const Json* JsonFields::find(const char* key) const {
+  const auto found = object_.find(key);
+  return found == object_.end() || found->is_null() ? nullptr : &*found;
+}
+
+int JsonFields::get_int(const char* key, std::optional<int> absent, int minimum) const {
+  const Json* value = find(key);
+  if (value == nullptr) {
+    if (!absent) fail(key, "missing");
+    return *absent;
+  }
+  // 8192.0 stands for 8192 in some files.
+  const double number = value->is_number() ? value->get<double>() : std::nan("");
+  if (!(number == std::floor(number)) || number < minimum ||
+      number > std::numeric_limits<int>::max()) {
+    fail_type(key, str_cat("an integer of at least ", minimum).c_str());
+  }
+  return static_cast<int>(number);
+}
+
+double JsonFields::get_number(const char* key, std::optional<double> absent) const {
+  const Json* value = find(key);
+  if (value == nullptr) {
+    if (!absent) fail(key, "missing");
+    return *absent;
+  }
+  if (!value->is_number() || !std::isfinite(value->get<double>())) fail_type(key, "a number");
+  return value->get<double>();
+}
+
+double JsonFields::get_positive(const char* key, std::optional<double> absent) const {
+  const double value = get_number(key, absent);
+  if (has(key) && value <= 0) fail_type(key, "a number above 0");
+  return value;
+}
+
+bool JsonFields::get_bool(const char* key, bool absent) const {
+  const Json* value = find(key);
+  if (value == nullptr) return absent;
+  if (!value->is_boolean()) fail_type(key, "true or false");
+  return value->get<bool>();
+}
+
+std::string JsonFields::get_string(const char* key, const std::string& absent) const {
+  const Json* value = find(key);
+  if (value == nullptr) return absent;
+  if (!value->is_string()) fail_type(key, "a string");
+  return value->get<std::string>();
+}
+
+std::vector<std::string> JsonFields::get_strings(const char* key) const {
+  const Json* value = find(key);
+  if (value == nullptr) return {};
+  std::vector<std::string> strings;
+  if (!value->is_array()) fail_type(key, "a list of strings");
+  for (const Json& element : *value) {
+    if (!element.is_string()) fail_type(key, "a list of strings");
+    strings.push_back(element.get<std::string>());
+  }
+  return strings;
+}
+
+JsonFields JsonFields::get_object(const char* key) const {
+  const Json* value = find(key);
+  if (value == nullptr) fail(key, "missing");
+  if (!value->is_object()) fail_type(key, "an object");
+  return JsonFields(path_, *value, str_cat(scope_, key, "."));
+}
+
+void JsonFields::fail(const char* key, const std::string& message) const {
+  throw CheckpointError(path_, "", str_cat(scope_, key, ": ", message));
+}
+
+void JsonFields::fail_type(const char* key, const char* expected) const {
+  fail(key, str_cat("expected ", expected, ", got ",
+                    find(key)->dump(-1, ' ', true, Json::error_handler_t::replace)));
+}
+
+}  // namespace specdec

@@ -1,0 +1,50 @@
+// JSON files of a checkpoint, read with errors that name the file and the key.
+#pragma once
+
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace specdec {
+
+// Throws CheckpointError unless `directory` is a checkpoint directory.
+void require_directory(const std::string& directory);
+
+// Throws CheckpointError when the file is missing, not JSON, or not a JSON object.
+nlohmann::json read_json_object(const std::string& path);
+
+// Typed access to an object of a JSON file. A key that is null counts as absent; a value of another
+// type or out of range is a CheckpointError naming the key.
+class JsonFields {
+ public:
+  // `scope` is put before the key in messages: "rope_scaling.".
+  JsonFields(std::string path, const nlohmann::json& object, std::string scope = "")
+      : path_(std::move(path)), object_(object), scope_(std::move(scope)) {}
+
+  bool has(const char* key) const { return find(key) != nullptr; }
+  // Null when absent.
+  const nlohmann::json* find(const char* key) const;
+  const nlohmann::json& object() const { return object_; }
+
+  // Absent without a default: an error.
+  int get_int(const char* key, std::optional<int> absent = {}, int minimum = 1) const;
+  double get_number(const char* key, std::optional<double> absent = {}) const;
+  double get_positive(const char* key, std::optional<double> absent = {}) const;
+  bool get_bool(const char* key, bool absent) const;
+  std::string get_string(const char* key, const std::string& absent) const;
+  std::vector<std::string> get_strings(const char* key) const;  // empty when absent
+  JsonFields get_object(const char* key) const;
+
+  [[noreturn]] void fail(const char* key, const std::string& message) const;
+
+ private:
+  [[noreturn]] void fail_type(const char* key, const char* expected) const;
+
+  std::string path_;
+  const nlohmann::json& object_;  // borrowed
+  std::string scope_;
+};
+
+}  // namespace specdec

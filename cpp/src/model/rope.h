@@ -1,0 +1,30 @@
+// Rotary position embedding tables.
+#pragma once
+
+#include <vector>
+
+#include "model/config.h"
+
+namespace specdec {
+
+// Number of leading elements of a head that rotate.
+int rotary_dim(const RopeConfig& rope, int head_dim);
+
+// Radians a position turns each of the rotary_dim / 2 planes by. `length` matters to kDynamic
+// alone, which stretches its base with the length of the sequence.
+std::vector<double> rope_frequencies(const RopeConfig& rope, int rotary_dim, int length);
+
+// What yarn multiplies cos and sin with; 1 for the other kinds.
+double rope_attention_factor(const RopeConfig& rope);
+
+struct RopeTables {
+  std::vector<float> cos;  // [num_positions, rotary_dim / 2]
+  std::vector<float> sin;
+};
+
+// Position p of kDynamic uses the frequencies of a sequence of max(p + 1, original maximum) tokens.
+// That is what transformers computes when it decodes token by token, and unlike there a prompt
+// longer than the original maximum gives the same result whole, in chunks or token by token.
+RopeTables make_rope_tables(const RopeConfig& rope, int head_dim, int num_positions);
+
+}  // namespace specdec

@@ -1,0 +1,49 @@
+// Reader of the safetensors format: an 8-byte little-endian header length, a JSON header
+// {name: {dtype, shape, data_offsets}}, then the tensors' bytes. The file is mapped, not read.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/tensor_view.h"
+#include "model/mapped_file.h"
+
+namespace specdec {
+
+struct SafetensorsEntry {
+  std::string dtype_name;      // as the header spells it: "BF16"
+  std::optional<DType> dtype;  // none: valid in the format, but not a type of this library
+  std::vector<int64_t> shape;
+  size_t begin = 0;  // byte offsets in the file
+  size_t end = 0;
+};
+
+class SafetensorsFile {
+ public:
+  // Maps the file and checks the whole header: every offset, size, dtype and key. The tensors must
+  // cover the data exactly, without overlap or holes. Throws CheckpointError.
+  explicit SafetensorsFile(std::string path);
+
+  const std::string& path() const { return path_; }
+  const std::map<std::string, SafetensorsEntry>& entries() const { return entries_; }
+
+  // The tensor's bytes in the mapping; not necessarily aligned to the element size. Throws
+  // CheckpointError when there is none of that name or its dtype is not one of DType.
+  TensorView view(const std::string& name) const;
+
+  // Drops the tensor's resident pages.
+  void release(const std::string& name) const;
+
+ private:
+  const SafetensorsEntry& find(const std::string& name) const;
+
+  std::string path_;
+  MappedFile file_;
+  std::map<std::string, SafetensorsEntry> entries_;
+};
+
+}  // namespace specdec

@@ -1,0 +1,148 @@
+#include "model/weight_store.h"
+
+#include <cstring>
+#include <filesystem>
+
+#include "core/str_cat.h"
+#include "model/json_file.h"
+#include "specdec/error.h"
+
+namespace specdec {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kSingleName = "model.safetensors";
+constexpr const char* kIndexName = "model.safetensors.index.json";
+
+bool has_torch_weights(const fs::path& directory) {
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(directory, ignored)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("pytorch_model") && name.ends_with(".bin")) return true;
+  }
+  return false;
+}
+
+[[noreturn]] void no_weights(const std::string& directory) {
+  if (has_torch_weights(directory)) {
+    throw CheckpointError(
+        directory, "",
+        "the weights are pytorch_model*.bin files only; load the checkpoint through the Python "
+        "package with torch installed, which converts them to safetensors first");
+  }
+  throw CheckpointError(directory, "",
+                        str_cat("no weights: expected ", kSingleName, " or ", kIndexName));
+}
+
+std::string shape_text(std::span<const int64_t> shape) {
+  std::string text = "[";
+  for (int64_t extent : shape) text += str_cat(text.size() > 1 ? ", " : "", extent);
+  return text + "]";
+}
+
+}  // namespace
+
+WeightStore::WeightStore(const std::string& directory) {
+  require_directory(directory);
+  const fs::path root(directory);
+  if (fs::exists(root / kSingleName)) {
+    source_ = (root / kSingleName).string();
+    shards_.push_back(std::make_unique<SafetensorsFile>(source_));
+    for (const auto& [name, entry] : shards_.front()->entries()) {
+      shard_of_.emplace(name, shards_.front().get());
+    }
+  } else if (fs::exists(root / kIndexName)) {
+    source_ = (root / kIndexName).string();
+    open_index(directory);
+  } else {
+    no_weights(directory);
+  }
+}
+
+void WeightStore::open_index(const std::string& directory) {
+  const nlohmann::json index = read_json_object(source_);
+  const auto weight_map = index.find("weight_map");
+  if (weight_map == index.end() || !weight_map->is_object() || weight_map->empty()) {
+    throw CheckpointError(source_, "", "weight_map: expected an object from tensor to shard");
+  }
+  std::map<std::string, const SafetensorsFile*> shard_by_file;
+  for (const auto& [name, file] : weight_map->items()) {
+    if (!file.is_string()) throw CheckpointError(source_, name, "expected the name of its shard");
+    const auto& shard_name = file.get_ref<const std::string&>();
+    if (fs::path(shard_name).filename() != shard_name || shard_name == "..") {
+      throw CheckpointError(source_, name,
+                            str_cat("shard '", shard_name, "' is not a plain file name"));
+    }
+    const SafetensorsFile*& shard = shard_by_file[shard_name];
+    if (shard == nullptr) {
+      const std::string path = (fs::path(directory) / shard_name).string();
+      if (!fs::exists(path)) {
+        throw CheckpointError(
+            path, name,
+            str_cat("the shard is missing, ", kIndexName, " says it holds this tensor"));
+      }
+      shards_.push_back(std::make_unique<SafetensorsFile>(path));
+      shard = shards_.back().get();
+    }
+    if (!shard->entries().contains(name)) {
+      throw CheckpointError(
+          shard->path(), name,
+          str_cat("the shard lacks this tensor, ", kIndexName, " says it holds it"));
+    }
+    shard_of_.emplace(name, shard);
+  }
+}
+
+const SafetensorsFile& WeightStore::shard(const std::string& name) const {
+  const auto found = shard_of_.find(name);
+  if (found == shard_of_.end()) {
+    throw CheckpointError(source_, name, "the checkpoint has no such tensor");
+  }
+  return *found->second;
+}
+
+const std::vector<int64_t>& WeightStore::shape(const std::string& name) const {
+  return shard(name).entries().at(name).shape;
+}
+
+TensorView WeightStore::weight(const std::string& name, std::span<const int64_t> expected_shape) {
+  const SafetensorsFile& file = shard(name);
+  const SafetensorsEntry& entry = file.entries().at(name);
+  if (!std::equal(entry.shape.begin(), entry.shape.end(), expected_shape.begin(),
+                  expected_shape.end())) {
+    throw CheckpointError(file.path(), name,
+                          str_cat("expected shape ", shape_text(expected_shape), ", found ",
+                                  shape_text(entry.shape)));
+  }
+  if (entry.dtype != DType::kF32 && entry.dtype != DType::kBF16 && entry.dtype != DType::kF16) {
+    throw CheckpointError(file.path(), name,
+                          str_cat("dtype ", entry.dtype_name,
+                                  " is not supported for weights, expected F32, BF16 or F16"));
+  }
+  used_.insert(name);
+  TensorView view = file.view(name);
+  if (reinterpret_cast<uintptr_t>(view.data) % size_of(view.dtype) != 0) {
+    // Old writers did not pad the header, so a tensor may start at any byte.
+    Buffer copy = Buffer::host(static_cast<size_t>(view.size_bytes()), name.c_str());
+    std::memcpy(copy.data(), view.data, copy.size_bytes());
+    view.data = copy.data();
+    aligned_copies_.insert_or_assign(name, std::move(copy));
+  }
+  return view;
+}
+
+void WeightStore::release(const std::string& name) {
+  aligned_copies_.erase(name);
+  shard(name).release(name);
+}
+
+std::vector<std::string> WeightStore::unused() const {
+  std::vector<std::string> names;
+  for (const auto& [name, file] : shard_of_) {
+    if (!used_.contains(name)) names.push_back(name);
+  }
+  return names;
+}
+
+}  // namespace specdec

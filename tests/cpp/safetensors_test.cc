@@ -1,0 +1,337 @@
+#include "model/safetensors.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "core/log.h"
+#include "model/weight_store.h"
+#include "specdec/error.h"
+#include "testing/checkpoint_files.h"
+#include "testing/text.h"
+
+namespace specdec {
+namespace {
+
+using testing::has_text;
+using testing::safetensors_bytes;
+using testing::SafetensorsWriter;
+using testing::TempDirectory;
+
+std::string float_bytes(const std::vector<float>& values) {
+  std::string bytes(values.size() * sizeof(float), '\0');
+  std::memcpy(bytes.data(), values.data(), bytes.size());
+  return bytes;
+}
+
+template <class Call>
+CheckpointError checkpoint_error_of(Call&& call) {
+  try {
+    call();
+  } catch (const CheckpointError& error) {
+    return error;
+  }
+  ADD_FAILURE() << "expected a CheckpointError";
+  return CheckpointError("", "", "");
+}
+
+TEST(Safetensors, ReadsTensorsOfEveryShape) {
+  TempDirectory directory;
+  SafetensorsWriter writer;
+  writer.add("matrix", {2, 3}, {1, 2, 3, 4, 5, 6});
+  writer.add("scalar", {}, {7});
+  writer.add("empty", {0, 4}, std::vector<float>{});
+  writer.add("bytes", "U8", {3}, "abc");
+  directory.write("a.safetensors", writer.bytes());
+  const SafetensorsFile file(directory.file("a.safetensors"));
+  EXPECT_EQ(file.entries().size(), 4u);
+  const TensorView matrix = file.view("matrix");
+  EXPECT_EQ(matrix.dtype, DType::kF32);
+  EXPECT_EQ(matrix.shape, (std::vector<int64_t>{2, 3}));
+  EXPECT_EQ(std::memcmp(matrix.data, float_bytes({1, 2, 3, 4, 5, 6}).data(), 24), 0);
+  EXPECT_EQ(file.view("scalar").num_elements(), 1);
+  EXPECT_EQ(file.view("empty").num_elements(), 0);
+  EXPECT_EQ(std::memcmp(file.view("bytes").data, "abc", 3), 0);
+}
+
+TEST(Safetensors, ReleasedTensorReadsAgain) {
+  TempDirectory directory;
+  SafetensorsWriter writer;
+  std::vector<float> values(5000);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+  writer.add("w", {5000}, values);
+  directory.write("a.safetensors", writer.bytes());
+  const SafetensorsFile file(directory.file("a.safetensors"));
+  const TensorView view = file.view("w");
+  EXPECT_EQ(std::memcmp(view.data, values.data(), 20000), 0);
+  file.release("w");
+  EXPECT_EQ(std::memcmp(view.data, values.data(), 20000), 0);
+}
+
+TEST(Safetensors, AcceptsMetadataAndPaddedHeader) {
+  TempDirectory directory;
+  const std::string header =
+      R"({"__metadata__":{"format":"pt"},"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}   )";
+  directory.write("a.safetensors", safetensors_bytes(header, float_bytes({1})));
+  EXPECT_EQ(SafetensorsFile(directory.file("a.safetensors")).entries().size(), 1u);
+}
+
+TEST(Safetensors, RefusesToViewForeignDTypeOnly) {
+  TempDirectory directory;
+  SafetensorsWriter writer;
+  writer.add("fp8", "F8_E4M3", {4}, "abcd");
+  writer.add("w", {1}, {1});
+  directory.write("a.safetensors", writer.bytes());
+  const SafetensorsFile file(directory.file("a.safetensors"));
+  EXPECT_EQ(file.view("w").num_elements(), 1);
+  EXPECT_TRUE(has_text(checkpoint_error_of([&] { file.view("fp8"); }).what(), "F8_E4M3"));
+}
+
+struct Corruption {
+  const char* name;
+  std::string bytes;
+  const char* tensor;   // the error must name it; empty: none
+  const char* message;  // and contain this
+};
+
+std::string one_tensor(const std::string& entry, size_t data_bytes) {
+  return safetensors_bytes("{\"w\":" + entry + "}", std::string(data_bytes, 'x'));
+}
+
+std::vector<Corruption> corruptions() {
+  const std::string pair_header = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
+                                  R"("b":{"dtype":"F32","shape":[2],"data_offsets":)";
+  const std::string good = one_tensor(R"({"dtype":"F32","shape":[2],"data_offsets":[0,8]})", 8);
+  return {
+      {"EmptyFile", "", "", "empty"},
+      {"ShorterThanLength", "abc", "", "not a safetensors file"},
+      {"TextFile", "version https://git-lfs.github.com/spec/v1\n", "", "not a safetensors file"},
+      {"TruncatedHeader", good.substr(0, 20), "", "truncated"},
+      {"TruncatedData", good.substr(0, good.size() - 1), "w", "truncated"},
+      {"TrailingBytes", good + "y", "", "belong to no tensor"},
+      {"HeaderNotJson", safetensors_bytes("{nonsense", ""), "", "not valid JSON"},
+      {"HeaderNotUtf8", safetensors_bytes("{\"\xff\xfe\":1}", ""), "", "not valid JSON"},
+      {"HeaderNotObject", safetensors_bytes("[1, 2]", ""), "", "not a JSON object"},
+      {"HeaderStartsWithSpace", safetensors_bytes(" {}", ""), "", "not a JSON object"},
+      {"EmptyHeader", safetensors_bytes("", ""), "", "not a JSON object"},
+      {"EntryNotObject", one_tensor("3", 0), "w", "expected an object"},
+      {"UnknownDType", one_tensor(R"({"dtype":"F31","shape":[2],"data_offsets":[0,8]})", 8), "w",
+       "'F31' is not a safetensors dtype"},
+      {"MissingDType", one_tensor(R"({"shape":[2],"data_offsets":[0,8]})", 8), "w",
+       "missing dtype"},
+      {"MissingShape", one_tensor(R"({"dtype":"F32","data_offsets":[0,8]})", 8), "w",
+       "missing shape"},
+      {"MissingOffsets", one_tensor(R"({"dtype":"F32","shape":[2]})", 8), "w",
+       "missing data_offsets"},
+      {"ShapeDisagreesWithSize",
+       one_tensor(R"({"dtype":"F32","shape":[3],"data_offsets":[0,8]})", 8), "w",
+       "hold 8 bytes, expected 12"},
+      {"NegativeShape", one_tensor(R"({"dtype":"F32","shape":[-2],"data_offsets":[0,8]})", 8), "w",
+       "non-negative integers"},
+      {"FractionalShape", one_tensor(R"({"dtype":"F32","shape":[2.5],"data_offsets":[0,8]})", 8),
+       "w", "non-negative integers"},
+      {"OverflowingShape",
+       one_tensor(R"({"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,8]})", 8),
+       "w", "overflows"},
+      {"OffsetsReversed", one_tensor(R"({"dtype":"F32","shape":[2],"data_offsets":[8,0]})", 8), "w",
+       "lies after"},
+      {"OffsetsPastEnd", one_tensor(R"({"dtype":"F32","shape":[4],"data_offsets":[0,16]})", 8), "w",
+       "truncated"},
+      {"ThreeOffsets", one_tensor(R"({"dtype":"F32","shape":[2],"data_offsets":[0,8,8]})", 8), "w",
+       "two non-negative integers"},
+      {"Overlap", safetensors_bytes(pair_header + "[4,12]}}", std::string(12, 'x')), "b",
+       "overlaps tensor 'a'"},
+      {"Hole", safetensors_bytes(pair_header + "[12,20]}}", std::string(20, 'x')), "b",
+       "belong to no tensor"},
+      {"DuplicateTensor",
+       safetensors_bytes(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
+                         R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
+                         std::string(8, 'x')),
+       "a", "stands twice"},
+      {"DuplicateField",
+       one_tensor(R"({"dtype":"F32","shape":[2],"shape":[2],"data_offsets":[0,8]})", 8), "",
+       "'shape' stands twice"},
+      {"MetadataNotStrings", safetensors_bytes(R"({"__metadata__":{"a":1}})", ""), "",
+       "expected an object of strings"},
+  };
+}
+
+class CorruptSafetensors : public ::testing::TestWithParam<Corruption> {};
+
+TEST_P(CorruptSafetensors, IsRefusedNamingFileAndTensor) {
+  TempDirectory directory;
+  directory.write("a.safetensors", GetParam().bytes);
+  const std::string path = directory.file("a.safetensors");
+  const CheckpointError error = checkpoint_error_of([&] { SafetensorsFile file(path); });
+  EXPECT_EQ(error.file(), path);
+  EXPECT_EQ(error.tensor(), GetParam().tensor);
+  EXPECT_TRUE(has_text(error.what(), path));
+  EXPECT_TRUE(has_text(error.what(), GetParam().message));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CorruptSafetensors, ::testing::ValuesIn(corruptions()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(Safetensors, RefusesHeaderLongerThanTheFormatAllows) {
+  TempDirectory directory;
+  std::string bytes(16, '\0');
+  bytes[3] = 0x7f;  // a header of 2 GB
+  directory.write("a.safetensors", bytes);
+  EXPECT_TRUE(has_text(
+      checkpoint_error_of([&] { SafetensorsFile file(directory.file("a.safetensors")); }).what(),
+      "at most 100000000"));
+}
+
+// ---- WeightStore
+
+constexpr std::array<int64_t, 1> kTwo = {2};
+
+std::string shard_of(const std::string& name, float value) {
+  SafetensorsWriter writer;
+  writer.add(name, {2}, {value, value});
+  return writer.bytes();
+}
+
+void write_two_shards(const TempDirectory& directory, const std::string& weight_map) {
+  directory.write("model-00001-of-00002.safetensors", shard_of("a", 1));
+  directory.write("model-00002-of-00002.safetensors", shard_of("b", 2));
+  directory.write("model.safetensors.index.json",
+                  R"({"metadata":{},"weight_map":)" + weight_map + "}");
+}
+
+constexpr const char* kGoodMap =
+    R"({"a":"model-00001-of-00002.safetensors","b":"model-00002-of-00002.safetensors"})";
+
+TEST(WeightStore, ReadsSingleFile) {
+  TempDirectory directory;
+  directory.write("model.safetensors", shard_of("a", 3));
+  WeightStore store(directory.path());
+  EXPECT_EQ(static_cast<const float*>(store.weight("a", kTwo).data)[1], 3.0f);
+  EXPECT_TRUE(store.unused().empty());
+}
+
+TEST(WeightStore, FindsTensorsInTheirShards) {
+  TempDirectory directory;
+  write_two_shards(directory, kGoodMap);
+  WeightStore store(directory.path());
+  EXPECT_EQ(*static_cast<const float*>(store.weight("a", kTwo).data), 1.0f);
+  EXPECT_EQ(store.unused(), (std::vector<std::string>{"b"}));
+  EXPECT_EQ(*static_cast<const float*>(store.weight("b", kTwo).data), 2.0f);
+}
+
+TEST(WeightStore, AlignsTensorsAtOddOffsets) {
+  TempDirectory directory;
+  for (size_t padding = 0; padding < 8; ++padding) {
+    SafetensorsWriter writer;
+    writer.add("byte", "U8", {1}, "x");
+    writer.add("w", {2}, {1.5f, -2.5f});
+    directory.write("model.safetensors", writer.bytes(padding));
+    WeightStore store(directory.path());
+    const TensorView view = store.weight("w", kTwo);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(view.data) % alignof(float), 0u);
+    EXPECT_EQ(static_cast<const float*>(view.data)[0], 1.5f);
+    EXPECT_EQ(static_cast<const float*>(view.data)[1], -2.5f);
+    store.release("w");
+  }
+}
+
+TEST(WeightStore, RefusesUnexpectedShapeNamingBoth) {
+  TempDirectory directory;
+  directory.write("model.safetensors", shard_of("a", 3));
+  WeightStore store(directory.path());
+  constexpr std::array<int64_t, 2> kExpected = {4, 1};
+  const CheckpointError error = checkpoint_error_of([&] { store.weight("a", kExpected); });
+  EXPECT_EQ(error.tensor(), "a");
+  EXPECT_EQ(error.file(), directory.file("model.safetensors"));
+  EXPECT_TRUE(has_text(error.what(), "expected shape [4, 1], found [2]"));
+}
+
+TEST(WeightStore, RefusesWeightsOfIntegers) {
+  TempDirectory directory;
+  SafetensorsWriter writer;
+  writer.add("a", "I8", {2}, "xx");
+  directory.write("model.safetensors", writer.bytes());
+  WeightStore store(directory.path());
+  EXPECT_TRUE(has_text(checkpoint_error_of([&] { store.weight("a", kTwo); }).what(), "I8"));
+}
+
+TEST(WeightStore, MissingShardIsNamed) {
+  TempDirectory directory;
+  write_two_shards(directory, kGoodMap);
+  std::filesystem::remove(directory.file("model-00002-of-00002.safetensors"));
+  const CheckpointError error = checkpoint_error_of([&] { WeightStore store(directory.path()); });
+  EXPECT_EQ(error.file(), directory.file("model-00002-of-00002.safetensors"));
+  EXPECT_EQ(error.tensor(), "b");
+}
+
+TEST(WeightStore, TruncatedShardIsNamed) {
+  TempDirectory directory;
+  write_two_shards(directory, kGoodMap);
+  const std::string shard = shard_of("b", 2);
+  directory.write("model-00002-of-00002.safetensors", shard.substr(0, shard.size() - 3));
+  const CheckpointError error = checkpoint_error_of([&] { WeightStore store(directory.path()); });
+  EXPECT_EQ(error.file(), directory.file("model-00002-of-00002.safetensors"));
+  EXPECT_EQ(error.tensor(), "b");
+}
+
+TEST(WeightStore, IndexNamingATensorItsShardLacksIsRefused) {
+  TempDirectory directory;
+  write_two_shards(directory, R"({"a":"model-00001-of-00002.safetensors",)"
+                              R"("b":"model-00001-of-00002.safetensors"})");
+  const CheckpointError error = checkpoint_error_of([&] { WeightStore store(directory.path()); });
+  EXPECT_EQ(error.file(), directory.file("model-00001-of-00002.safetensors"));
+  EXPECT_EQ(error.tensor(), "b");
+}
+
+TEST(WeightStore, TensorMissingFromIndexIsRefusedWhenAskedFor) {
+  TempDirectory directory;
+  write_two_shards(directory, R"({"a":"model-00001-of-00002.safetensors"})");
+  WeightStore store(directory.path());
+  EXPECT_FALSE(store.contains("b"));
+  const CheckpointError error = checkpoint_error_of([&] { store.weight("b", kTwo); });
+  EXPECT_EQ(error.file(), directory.file("model.safetensors.index.json"));
+  EXPECT_EQ(error.tensor(), "b");
+}
+
+TEST(WeightStore, IndexMayNotLeaveTheDirectory) {
+  TempDirectory directory;
+  write_two_shards(directory, R"({"a":"../model-00001-of-00002.safetensors"})");
+  EXPECT_TRUE(has_text(checkpoint_error_of([&] { WeightStore store(directory.path()); }).what(),
+                       "not a plain file name"));
+}
+
+TEST(WeightStore, IndexWithoutMapIsRefused) {
+  TempDirectory directory;
+  write_two_shards(directory, "[]");
+  EXPECT_TRUE(has_text(checkpoint_error_of([&] { WeightStore store(directory.path()); }).what(),
+                       "weight_map"));
+}
+
+TEST(WeightStore, TorchFilesAloneSayHowToLoadThem) {
+  TempDirectory directory;
+  directory.write("pytorch_model.bin", "x");
+  EXPECT_TRUE(has_text(checkpoint_error_of([&] { WeightStore store(directory.path()); }).what(),
+                       "Python package"));
+  EXPECT_TRUE(
+      has_text(checkpoint_error_of([&] { WeightStore store(directory.path()); }).what(), "torch"));
+}
+
+TEST(WeightStore, DirectoryWithoutWeightsSaysWhatIsExpected) {
+  TempDirectory directory;
+  EXPECT_TRUE(has_text(checkpoint_error_of([&] { WeightStore store(directory.path()); }).what(),
+                       "expected model.safetensors or model.safetensors.index.json"));
+}
+
+TEST(WeightStore, MissingDirectoryAndFileInItsPlaceAreTold) {
+  TempDirectory directory;
+  directory.write("model.gguf", "x");
+  EXPECT_TRUE(
+      has_text(checkpoint_error_of([&] { WeightStore store(directory.file("none")); }).what(),
+               "no such directory"));
+  EXPECT_TRUE(
+      has_text(checkpoint_error_of([&] { WeightStore store(directory.file("model.gguf")); }).what(),
+               "not a directory"));
+}
+
+}  // namespace
+}  // namespace specdec
