@@ -1,11 +1,10 @@
 // The KV cache's bookkeeping: which blocks are in use, by how many, and which may be evicted.
 // Pure: knows no storage. Block 0 is the null block (padding in device batches) and is never given
-// out; the usable ids are 1..num_blocks.
+// out; the usable ids are 1..num_blocks. One thread at a time.
 #pragma once
 
 #include <cstdint>
 #include <functional>
-#include <list>
 #include <optional>
 #include <vector>
 
@@ -20,7 +19,7 @@ class BlockPool;
 class BlockRef {
  public:
   BlockRef() = default;
-  BlockRef(const BlockRef& other);
+  BlockRef(const BlockRef& other) noexcept;
   BlockRef(BlockRef&& other) noexcept;
   BlockRef& operator=(BlockRef other) noexcept;
   ~BlockRef();
@@ -50,10 +49,12 @@ class BlockPool {
   BlockRef share(BlockId id);
 
   // A cached block keeps its content when its last reference goes: it becomes evictable, not free.
+  // Only a block in use can become cached.
   void set_cached(BlockId id, bool cached);
   bool is_cached(BlockId id) const;
 
-  // Called with a block that allocate() is about to reuse, before it does (the prefix cache forgets it).
+  // Called with a block that allocate() is about to reuse, before it does (the prefix cache forgets
+  // it). It may uncache other blocks too, and must not throw.
   void set_eviction_listener(std::function<void(BlockId)> listener);
 
   int num_blocks() const { return static_cast<int>(states_.size()) - 1; }
@@ -66,17 +67,23 @@ class BlockPool {
 
  private:
   friend class BlockRef;
-  void acquire(BlockId id);
+  // References come and go in destructors, so neither allocates nor throws.
+  void acquire(BlockId id) noexcept;
   void release(BlockId id) noexcept;
+  void check_usable(BlockId id) const;
+  void link_evictable(BlockId id) noexcept;
+  void unlink_evictable(BlockId id) noexcept;
 
   struct BlockState {
     int ref_count = 0;
     bool cached = false;
-    std::list<BlockId>::iterator evictable_at;  // valid while cached and unreferenced
+    BlockId previous = kNullBlock;  // neighbours in the evictable list, while in it
+    BlockId next = kNullBlock;
   };
+  // By id. The null block's entry is the head of the evictable list: a ring, longest unused first.
   std::vector<BlockState> states_;
-  std::vector<BlockId> free_;
-  std::list<BlockId> evictable_;  // longest unused first
+  std::vector<BlockId> free_;  // a stack; its capacity is num_blocks from the start
+  int num_evictable_ = 0;
   std::function<void(BlockId)> eviction_listener_;
 };
 

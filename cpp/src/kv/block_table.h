@@ -1,6 +1,7 @@
 // The blocks of one sequence, in order of position.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -10,7 +11,10 @@ namespace specdec {
 
 class BlockTable {
  public:
-  explicit BlockTable(int block_size) : block_size_(block_size) {}
+  explicit BlockTable(int block_size);
+  BlockTable(BlockTable&&) noexcept = default;
+  BlockTable& operator=(BlockTable&& other) noexcept;
+  ~BlockTable() { clear(); }
 
   // Makes room for `num_tokens` slots in all. On shortage returns false and takes nothing.
   bool reserve(BlockPool& pool, int num_tokens);
@@ -19,7 +23,7 @@ class BlockTable {
   // Starts the table with shared blocks (a prefix-cache hit). The table must be empty.
   void adopt(std::vector<BlockRef> blocks);
   // Gives back all blocks, tail first, so that the tail is evicted before what it depends on.
-  void clear();
+  void clear() noexcept;
 
   int num_blocks() const { return static_cast<int>(refs_.size()); }
   int capacity_tokens() const { return num_blocks() * block_size_; }
@@ -32,9 +36,16 @@ class BlockTable {
   }
 
  private:
+  void drop_tail(size_t num_kept) noexcept;
+
   int block_size_;
   std::vector<BlockRef> refs_;
   std::vector<BlockId> ids_;  // the same, as a plain array for batches
 };
+
+// Blocks that `num_tokens` slots take.
+constexpr int num_blocks_for(int num_tokens, int block_size) {
+  return num_tokens / block_size + (num_tokens % block_size != 0 ? 1 : 0);
+}
 
 }  // namespace specdec

@@ -2,10 +2,10 @@
 // a prefix, the node holds the block with its KV. Compares tokens, not hashes, so a hit is exact.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
-#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "kv/block_pool.h"
@@ -31,17 +31,53 @@ class PrefixCache {
   // Drops every cached block nobody refers to; returns how many.
   int reset();
 
-  int num_cached_blocks() const;
+  int num_cached_blocks() const { return static_cast<int>(edges_.size()); }
   void check_integrity() const;
 
  private:
-  struct Node;
-  void forget(BlockId id);
+  // A cached block. Nodes are addressed by block id; the null block's node is the root.
+  struct Node {
+    BlockId parent = kNullBlock;
+    BlockId first_child = kNullBlock;
+    BlockId next_sibling = kNullBlock;
+    BlockId previous_sibling = kNullBlock;
+    int depth = 0;  // blocks from the root to here; 0: not in the tree (or the root)
+    size_t edge_hash = 0;
+  };
+  // The way down from a parent: the tokens of one block.
+  struct Edge {
+    BlockId parent;
+    std::span<const int32_t> tokens;  // [block_size]
+    size_t hash;
+  };
+  // edges_ holds child nodes, looked up by the edge that leads to them.
+  struct EdgeHash {
+    using is_transparent = void;
+    const PrefixCache* cache;
+    size_t operator()(BlockId child) const { return cache->nodes_[child].edge_hash; }
+    size_t operator()(const Edge& edge) const { return edge.hash; }
+  };
+  struct EdgeEqual {
+    using is_transparent = void;
+    const PrefixCache* cache;
+    bool operator()(BlockId a, BlockId b) const { return a == b; }
+    bool operator()(const Edge& edge, BlockId child) const;
+    bool operator()(BlockId child, const Edge& edge) const { return (*this)(edge, child); }
+  };
+
+  static Edge make_edge(BlockId parent, std::span<const int32_t> tokens);
+  std::span<const int32_t> edge_tokens(BlockId child) const;
+  BlockId find_child(const Edge& edge) const;  // the null block where there is none
+  void add_child(const Edge& edge, BlockId block);
+  // Takes a block and all that hangs below it out of the tree. Does not allocate.
+  void forget(BlockId block);
+  void remove_leaf(BlockId block);
 
   BlockPool& pool_;
-  int block_size_;
-  std::unique_ptr<Node> root_;
-  std::unordered_map<BlockId, Node*> nodes_;  // by block
+  const int block_size_;
+  std::vector<Node> nodes_;      // by block id
+  std::vector<int32_t> tokens_;  // [num_blocks + 1, block_size], the edge to each node
+  std::unordered_set<BlockId, EdgeHash, EdgeEqual> edges_;
 };
 
 }  // namespace specdec

@@ -1,11 +1,11 @@
 // Decides, before every step, which rows run: plan() out, advance() in. Pure: no device, no model,
-// no clock. Decoding sequences go first, then prompt chunks of running sequences, then admissions in
-// order of arrival, all within max_num_batched_tokens rows and max_num_seqs sequences.
+// no clock. Decoding sequences go first, then prompt chunks of running sequences, then admissions
+// in order of arrival, all within max_num_batched_tokens rows and max_num_seqs sequences.
 #pragma once
 
 #include <cstdint>
 #include <deque>
-#include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "kv/block_pool.h"
@@ -31,7 +31,7 @@ struct ScheduledSequence {
 struct ExecutionPlan {
   std::vector<ScheduledSequence> sequences;
   int num_rows = 0;
-  int num_prompt_rows = 0;  // rows below num_prompt_tokens of their sequence
+  int num_prompt_rows = 0;           // rows below num_prompt_tokens of their sequence
   std::vector<Sequence*> preempted;  // lost their blocks while this plan was made
   bool empty() const { return sequences.empty(); }
 };
@@ -50,20 +50,24 @@ struct SequenceUpdate {
 
 class Scheduler {
  public:
-  // The pool must hold at least one sequence of maximal length; sequences are borrowed until they
-  // finish.
+  // Borrows the pool, whose blocks belong to the scheduler's sequences alone. At most
+  // min(max_num_seqs, max_num_batched_tokens) sequences run, so that each can have a row.
   Scheduler(const SchedulerConfig& config, BlockPool& pool);
 
+  // Queues a sequence, borrowed until it finishes. The pool must be able to hold it at its longest.
+  // Its prefill_leader, if any, was added before it and has not finished.
   void add(Sequence& sequence);
   // Takes a sequence out at any time between steps; its state becomes Finished{reason} and its
   // blocks go back.
   void finish(Sequence& sequence, FinishReason reason);
 
   // The next step. Reserves blocks for every row; preempts the newest running sequences when there
-  // are none left. Empty only when nothing is left to run.
+  // are none left, and admits none then. The oldest running sequence always gets a row. Empty only
+  // when nothing is left to run.
   ExecutionPlan plan();
   // Commits a step: KV of the rows is written, tokens are appended, full blocks enter the prefix
-  // cache, finished sequences leave.
+  // cache, finished sequences leave. A sequence with n rows past its last token may get up to n + 1
+  // tokens (the KV of those accepted lies in place); its blocks past them go back.
   std::vector<SequenceUpdate> advance(const ExecutionPlan& plan, const StepResult& result);
 
   bool has_unfinished() const { return !running_.empty() || !waiting_.empty(); }
@@ -75,12 +79,40 @@ class Scheduler {
   void check_integrity() const;
 
  private:
-  // (helpers of plan() and advance() are added here)
+  int max_num_running() const;
+  int rows_left(const ExecutionPlan& plan) const;
+
+  void plan_decodes(ExecutionPlan& plan);
+  void plan_chunks(ExecutionPlan& plan);
+  void plan_admissions(ExecutionPlan& plan);
+  bool try_admit(Sequence& sequence, ExecutionPlan& plan);
+  // Blocks for up to `max_rows` more rows of a running sequence. Returns how many rows there is
+  // room for: at least one, preempting for it if need be, or 0 when the sequence itself was
+  // preempted.
+  int reserve_rows(Sequence& sequence, int max_rows, ExecutionPlan& plan);
+  void preempt_newest(ExecutionPlan& plan);
+  static void schedule(Sequence& sequence, int num_rows, ExecutionPlan& plan);
+  static void unschedule(const Sequence& sequence, ExecutionPlan& plan);
+
+  SequenceUpdate commit(const ScheduledSequence& scheduled, const std::vector<int32_t>& tokens);
+  void enqueue(Sequence& sequence);
+  void leave_running(Sequence& sequence);
+
+  // Followers wait for their leader's first token. When that is there, or the leader ends before,
+  // its followers are let go: all of them, or (`elect`) the first, which the others then follow.
+  void follow_leader(Sequence& sequence);
+  void unfollow(Sequence& sequence);
+  void release_followers(const Sequence& leader, bool elect);
+
+  void check_waiting() const;
+  void check_running() const;
+
   SchedulerConfig config_;
   BlockPool& pool_;
   PrefixCache prefix_cache_;
-  std::deque<Sequence*> waiting_;   // by ordinal
-  std::vector<Sequence*> running_;  // by ordinal
+  std::deque<Sequence*> waiting_;                           // by ordinal
+  std::vector<Sequence*> running_;                          // by ordinal
+  std::unordered_map<const Sequence*, int> num_followers_;  // of leaders that have some
 };
 
 }  // namespace specdec

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
-#include <string>
 #include <variant>
 #include <vector>
 
@@ -32,8 +32,10 @@ class Sequence {
   Sequence(uint64_t ordinal, std::vector<int32_t> prompt, const SamplingParams& params,
            int block_size, int max_model_len);
 
-  // Commits a generated token and says whether it ends the sequence: a stop or end-of-sequence token
-  // once min_tokens are there, max_tokens, or max_model_len.
+  // Commits a generated token and says whether it ends the sequence: a stop or end-of-sequence
+  // token once min_tokens are there, max_tokens, or max_model_len. If it does, the state becomes
+  // Finished; the blocks stay until the scheduler takes them back. A token that stops stays in
+  // tokens().
   FinishReason append(int32_t token);
 
   std::span<const int32_t> tokens() const { return tokens_; }
@@ -42,6 +44,8 @@ class Sequence {
   int num_tokens() const { return static_cast<int>(tokens_.size()); }
   int num_prompt_tokens() const { return num_prompt_tokens_; }
   int num_output_tokens() const { return num_tokens() - num_prompt_tokens_; }
+  // The most tokens it can come to have: the lower of max_model_len and prompt + max_tokens.
+  int max_num_tokens() const;
 
   bool is_finished() const { return std::holds_alternative<Finished>(state); }
   bool is_running() const {
@@ -54,9 +58,12 @@ class Sequence {
   int num_computed_tokens = 0;  // tokens whose KV is committed
   BlockTable blocks;
   // Another completion of the same prompt whose prefill this one waits for, to share its blocks
-  // through the prefix cache. Null when there is none.
+  // through the prefix cache. Null when there is none. Set before Scheduler::add(), which borrows
+  // the leader; the scheduler clears it once waiting has no (more) use.
   const Sequence* prefill_leader = nullptr;
-  bool use_prefix_cache = true;  // false when every prompt position must be computed (prompt_logprobs)
+  // False when every prompt position must be computed (prompt_logprobs): it takes nothing from the
+  // prefix cache, after a preemption neither, but others may take from it.
+  bool use_prefix_cache = true;
   int num_cached_prompt_tokens = 0;  // first admission only
   int num_preemptions = 0;
 

@@ -1,0 +1,163 @@
+#include "kv/prefix_cache.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+
+namespace specdec {
+
+PrefixCache::PrefixCache(BlockPool& pool, int block_size)
+    : pool_(pool),
+      block_size_(block_size),
+      nodes_(static_cast<size_t>(pool.num_blocks()) + 1),
+      edges_(0, EdgeHash{this}, EdgeEqual{this}) {
+  SPECDEC_CHECK_GE(block_size, 1);
+  tokens_.resize(nodes_.size() * block_size);
+  edges_.reserve(pool.num_blocks());  // no rehash while serving
+  pool_.set_eviction_listener([this](BlockId block) { forget(block); });
+}
+
+PrefixCache::~PrefixCache() {
+  pool_.set_eviction_listener(nullptr);
+  for (const BlockId block : edges_) pool_.set_cached(block, false);
+}
+
+std::vector<BlockRef> PrefixCache::match(std::span<const int32_t> tokens, int max_tokens) {
+  const int64_t limit = std::min<int64_t>(max_tokens, static_cast<int64_t>(tokens.size()));
+  std::vector<BlockRef> blocks;
+  BlockId node = kNullBlock;
+  for (int64_t begin = 0; begin + block_size_ <= limit; begin += block_size_) {
+    node = find_child(make_edge(node, tokens.subspan(begin, block_size_)));
+    if (node == kNullBlock) break;
+    blocks.push_back(pool_.share(node));
+  }
+  return blocks;
+}
+
+void PrefixCache::insert(std::span<const int32_t> tokens, const BlockTable& blocks) {
+  SPECDEC_CHECK_EQ(blocks.block_size(), block_size_);
+  const int num_full = static_cast<int>(tokens.size() / block_size_);
+  SPECDEC_CHECK_LE(num_full, blocks.num_blocks());
+  const std::span<const BlockId> ids = blocks.ids();
+
+  // A block of this sequence that is in the tree stands at the end of this sequence's own prefix,
+  // so the walk starts at the deepest such block rather than at the root.
+  int depth = num_full;
+  while (depth > 0 && nodes_[ids[depth - 1]].depth == 0) --depth;
+  BlockId node = depth > 0 ? ids[depth - 1] : kNullBlock;
+  SPECDEC_CHECK_EQ(nodes_[node].depth, depth);
+
+  for (; depth < num_full; ++depth) {
+    const Edge edge =
+        make_edge(node, tokens.subspan(static_cast<size_t>(depth) * block_size_, block_size_));
+    BlockId child = find_child(edge);
+    if (child == kNullBlock) {
+      child = ids[depth];
+      add_child(edge, child);
+    }
+    node = child;
+  }
+}
+
+int PrefixCache::reset() {
+  const int num_dropped = pool_.num_evictable();
+  for (BlockId block = 1; block <= pool_.num_blocks(); ++block) {
+    if (nodes_[block].depth > 0 && pool_.ref_count(block) == 0) forget(block);
+  }
+  return num_dropped;
+}
+
+bool PrefixCache::EdgeEqual::operator()(const Edge& edge, BlockId child) const {
+  return cache->nodes_[child].parent == edge.parent &&
+         std::ranges::equal(cache->edge_tokens(child), edge.tokens);
+}
+
+// Multiply and fold, one token at a time: only spreads the edges over the table, equality decides.
+PrefixCache::Edge PrefixCache::make_edge(BlockId parent, std::span<const int32_t> tokens) {
+  constexpr uint64_t kMultiplier = 0x9E3779B97F4A7C15u;
+  uint64_t hash = (static_cast<uint64_t>(parent) + 1) * kMultiplier;
+  for (const int32_t token : tokens) {
+    hash = (hash ^ (hash >> 32) ^ static_cast<uint32_t>(token)) * kMultiplier;
+  }
+  return {.parent = parent, .tokens = tokens, .hash = static_cast<size_t>(hash ^ (hash >> 32))};
+}
+
+std::span<const int32_t> PrefixCache::edge_tokens(BlockId child) const {
+  return std::span(tokens_).subspan(static_cast<size_t>(child) * block_size_, block_size_);
+}
+
+BlockId PrefixCache::find_child(const Edge& edge) const {
+  const auto found = edges_.find(edge);
+  return found == edges_.end() ? kNullBlock : *found;
+}
+
+void PrefixCache::add_child(const Edge& edge, BlockId block) {
+  Node& node = nodes_[block];
+  SPECDEC_CHECK_EQ(node.depth, 0);
+  node = {.parent = edge.parent, .edge_hash = edge.hash};
+  std::ranges::copy(edge.tokens, tokens_.begin() + static_cast<ptrdiff_t>(block) * block_size_);
+  edges_.insert(block);  // may throw; nothing points to the node yet
+  node.depth = nodes_[edge.parent].depth + 1;
+  const BlockId sibling = nodes_[edge.parent].first_child;
+  node.next_sibling = sibling;
+  if (sibling != kNullBlock) nodes_[sibling].previous_sibling = block;
+  nodes_[edge.parent].first_child = block;
+  pool_.set_cached(block, true);
+}
+
+void PrefixCache::forget(BlockId block) {
+  SPECDEC_CHECK_GT(nodes_[block].depth, 0);
+  // Leaves first, by the links alone: the tree may be deeper than a call stack.
+  for (BlockId node = block;;) {
+    while (nodes_[node].first_child != kNullBlock) node = nodes_[node].first_child;
+    const BlockId parent = nodes_[node].parent;
+    remove_leaf(node);
+    if (node == block) return;
+    node = parent;
+  }
+}
+
+void PrefixCache::remove_leaf(BlockId block) {
+  Node& node = nodes_[block];
+  edges_.erase(block);
+  if (node.previous_sibling != kNullBlock) {
+    nodes_[node.previous_sibling].next_sibling = node.next_sibling;
+  } else {
+    nodes_[node.parent].first_child = node.next_sibling;
+  }
+  if (node.next_sibling != kNullBlock) {
+    nodes_[node.next_sibling].previous_sibling = node.previous_sibling;
+  }
+  node = {};
+  pool_.set_cached(block, false);
+}
+
+void PrefixCache::check_integrity() const {
+  size_t num_nodes = 0;
+  for (BlockId block = 1; block <= pool_.num_blocks(); ++block) {
+    const Node& node = nodes_[block];
+    SPECDEC_CHECK_EQ(pool_.is_cached(block), node.depth > 0);
+    if (node.depth == 0) continue;
+    ++num_nodes;
+    SPECDEC_CHECK_EQ(node.depth, nodes_[node.parent].depth + 1);
+    SPECDEC_CHECK(node.parent == kNullBlock || nodes_[node.parent].depth > 0);
+    SPECDEC_CHECK_EQ(find_child(make_edge(node.parent, edge_tokens(block))), block);
+  }
+  SPECDEC_CHECK_EQ(num_nodes, edges_.size());
+
+  // Every node hangs in exactly one list of children, its parent's.
+  size_t num_linked = 0;
+  for (BlockId parent = kNullBlock; parent <= pool_.num_blocks(); ++parent) {
+    BlockId previous = kNullBlock;
+    for (BlockId child = nodes_[parent].first_child; child != kNullBlock;
+         child = nodes_[child].next_sibling) {
+      SPECDEC_CHECK_EQ(nodes_[child].parent, parent);
+      SPECDEC_CHECK_EQ(nodes_[child].previous_sibling, previous);
+      SPECDEC_CHECK_LE(++num_linked, num_nodes);
+      previous = child;
+    }
+  }
+  SPECDEC_CHECK_EQ(num_linked, num_nodes);
+}
+
+}  // namespace specdec

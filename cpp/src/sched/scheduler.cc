@@ -1,0 +1,357 @@
+#include "sched/scheduler.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+
+namespace specdec {
+namespace {
+
+// Where `ordinal` stands, or belongs, in a container sorted by ordinal.
+template <class Sequences>
+auto position_of(Sequences& sequences, uint64_t ordinal) {
+  return std::ranges::lower_bound(sequences, ordinal, {},
+                                  [](const Sequence* sequence) { return sequence->ordinal; });
+}
+
+template <class Sequences>
+bool contains(const Sequences& sequences, const Sequence& sequence) {
+  const auto position = position_of(sequences, sequence.ordinal);
+  return position != sequences.end() && *position == &sequence;
+}
+
+template <class Sequences>
+void insert_sorted(Sequences& sequences, Sequence& sequence) {
+  const auto position = position_of(sequences, sequence.ordinal);
+  SPECDEC_CHECK(position == sequences.end() || (*position)->ordinal != sequence.ordinal);
+  sequences.insert(position, &sequence);
+}
+
+template <class Sequences>
+void erase_sorted(Sequences& sequences, const Sequence& sequence) {
+  const auto position = position_of(sequences, sequence.ordinal);
+  SPECDEC_CHECK(position != sequences.end() && *position == &sequence);
+  sequences.erase(position);
+}
+
+// Once its first token is there, its prompt has been computed and its blocks could be shared.
+bool has_prefilled(const Sequence& sequence) { return sequence.num_output_tokens() > 0; }
+
+int num_prompt_rows(const ScheduledSequence& scheduled) {
+  const Sequence& sequence = *scheduled.sequence;
+  return std::clamp(sequence.num_prompt_tokens() - sequence.num_computed_tokens, 0,
+                    scheduled.num_rows);
+}
+
+}  // namespace
+
+Scheduler::Scheduler(const SchedulerConfig& config, BlockPool& pool)
+    : config_(config), pool_(pool), prefix_cache_(pool, config.block_size) {
+  SPECDEC_CHECK_GE(config.max_num_seqs, 1);
+  SPECDEC_CHECK_GE(config.max_num_batched_tokens, 1);
+}
+
+void Scheduler::add(Sequence& sequence) {
+  SPECDEC_CHECK(std::holds_alternative<Waiting>(sequence.state));
+  SPECDEC_CHECK_EQ(sequence.num_output_tokens(), 0);
+  SPECDEC_CHECK_EQ(sequence.num_computed_tokens, 0);
+  SPECDEC_CHECK_EQ(sequence.blocks.block_size(), config_.block_size);
+  SPECDEC_CHECK_EQ(sequence.blocks.num_blocks(), 0);
+  SPECDEC_CHECK_LE(num_blocks_for(sequence.max_num_tokens(), config_.block_size),
+                   pool_.num_blocks());
+  follow_leader(sequence);
+  enqueue(sequence);
+}
+
+void Scheduler::finish(Sequence& sequence, FinishReason reason) {
+  SPECDEC_CHECK(!sequence.is_finished());
+  SPECDEC_CHECK(reason != FinishReason::kNone);
+  if (sequence.is_running()) {
+    leave_running(sequence);
+  } else {
+    unfollow(sequence);
+    erase_sorted(waiting_, sequence);
+  }
+  sequence.state = Finished{reason, std::nullopt};
+  release_followers(sequence, /*elect=*/true);
+}
+
+ExecutionPlan Scheduler::plan() {
+  ExecutionPlan plan;
+  plan_decodes(plan);
+  plan_chunks(plan);
+  // What was just preempted would come back at once, and take blocks the others are short of.
+  if (plan.preempted.empty()) plan_admissions(plan);
+  SPECDEC_CHECK(!plan.empty() || !has_unfinished());
+  return plan;
+}
+
+std::vector<SequenceUpdate> Scheduler::advance(const ExecutionPlan& plan,
+                                               const StepResult& result) {
+  SPECDEC_CHECK_EQ(result.tokens.size(), plan.sequences.size());
+  std::vector<SequenceUpdate> updates;
+  updates.reserve(plan.sequences.size());
+  for (size_t i = 0; i < plan.sequences.size(); ++i) {
+    updates.push_back(commit(plan.sequences[i], result.tokens[i]));
+  }
+  return updates;
+}
+
+int Scheduler::max_num_running() const {
+  return std::min(config_.max_num_seqs, config_.max_num_batched_tokens);
+}
+
+int Scheduler::rows_left(const ExecutionPlan& plan) const {
+  return config_.max_num_batched_tokens - plan.num_rows;
+}
+
+// running_ is walked by index in both passes: a preemption takes its last element away.
+void Scheduler::plan_decodes(ExecutionPlan& plan) {
+  for (size_t i = 0; i < running_.size() && rows_left(plan) > 0; ++i) {
+    Sequence& sequence = *running_[i];
+    if (!std::holds_alternative<Decoding>(sequence.state)) continue;
+    const int num_rows = reserve_rows(sequence, 1, plan);
+    if (num_rows > 0) schedule(sequence, num_rows, plan);
+  }
+}
+
+void Scheduler::plan_chunks(ExecutionPlan& plan) {
+  for (size_t i = 0; i < running_.size() && rows_left(plan) > 0; ++i) {
+    Sequence& sequence = *running_[i];
+    if (!std::holds_alternative<Prefilling>(sequence.state)) continue;
+    const int num_wanted =
+        std::min(rows_left(plan), sequence.num_tokens() - sequence.num_computed_tokens);
+    const int num_rows = reserve_rows(sequence, num_wanted, plan);
+    if (num_rows > 0) schedule(sequence, num_rows, plan);
+  }
+}
+
+void Scheduler::plan_admissions(ExecutionPlan& plan) {
+  for (auto next = waiting_.begin(); next != waiting_.end();) {
+    if (num_running() >= max_num_running() || rows_left(plan) == 0) return;
+    Sequence& sequence = **next;
+    if (sequence.prefill_leader != nullptr) {
+      ++next;
+      continue;
+    }
+    if (!try_admit(sequence, plan)) return;
+    next = waiting_.erase(next);
+  }
+}
+
+bool Scheduler::try_admit(Sequence& sequence, ExecutionPlan& plan) {
+  if (config_.enable_prefix_caching && sequence.use_prefix_cache) {
+    // Not the last token: its row must run, for its logits.
+    sequence.blocks.adopt(prefix_cache_.match(sequence.tokens(), sequence.num_tokens() - 1));
+  }
+  const int num_cached = sequence.blocks.capacity_tokens();
+  const int num_rows = std::min(rows_left(plan), sequence.num_tokens() - num_cached);
+  // A preempted sequence comes back when all of it fits: with less, the next block that an older
+  // one needs would throw it out again.
+  const bool was_preempted = std::holds_alternative<Preempted>(sequence.state);
+  const int num_tokens_to_fit = was_preempted ? sequence.num_tokens() : num_cached + num_rows;
+  const int num_missing =
+      num_blocks_for(num_tokens_to_fit, config_.block_size) - sequence.blocks.num_blocks();
+  if (num_missing > pool_.num_free()) {
+    sequence.blocks.clear();
+    return false;
+  }
+  SPECDEC_CHECK(sequence.blocks.reserve(pool_, num_cached + num_rows));
+  sequence.num_computed_tokens = num_cached;
+  if (!was_preempted) sequence.num_cached_prompt_tokens = num_cached;
+  sequence.state = Prefilling{};
+  insert_sorted(running_, sequence);
+  schedule(sequence, num_rows, plan);
+  return true;
+}
+
+int Scheduler::reserve_rows(Sequence& sequence, int max_rows, ExecutionPlan& plan) {
+  while (true) {
+    const int64_t capacity = sequence.blocks.capacity_tokens() +
+                             static_cast<int64_t>(pool_.num_free()) * config_.block_size;
+    const int64_t num_rows = std::min<int64_t>(max_rows, capacity - sequence.num_computed_tokens);
+    if (num_rows > 0) {
+      const int num_tokens = sequence.num_computed_tokens + static_cast<int>(num_rows);
+      SPECDEC_CHECK(sequence.blocks.reserve(pool_, num_tokens));
+      return static_cast<int>(num_rows);
+    }
+    const bool is_newest = running_.back() == &sequence;
+    preempt_newest(plan);
+    if (is_newest) return 0;
+  }
+}
+
+void Scheduler::preempt_newest(ExecutionPlan& plan) {
+  SPECDEC_CHECK_GT(num_running(), 1);  // alone, the oldest sequence has the whole pool
+  Sequence& sequence = *running_.back();
+  unschedule(sequence, plan);
+  leave_running(sequence);
+  sequence.state = Preempted{};
+  sequence.num_computed_tokens = 0;
+  ++sequence.num_preemptions;
+  enqueue(sequence);
+  plan.preempted.push_back(&sequence);
+}
+
+void Scheduler::schedule(Sequence& sequence, int num_rows, ExecutionPlan& plan) {
+  const bool samples = sequence.num_computed_tokens + num_rows == sequence.num_tokens();
+  plan.sequences.push_back({.sequence = &sequence, .num_rows = num_rows, .samples = samples});
+  plan.num_rows += num_rows;
+  plan.num_prompt_rows += num_prompt_rows(plan.sequences.back());
+}
+
+void Scheduler::unschedule(const Sequence& sequence, ExecutionPlan& plan) {
+  const auto entry = std::ranges::find(plan.sequences, &sequence, &ScheduledSequence::sequence);
+  if (entry == plan.sequences.end()) return;
+  plan.num_rows -= entry->num_rows;
+  plan.num_prompt_rows -= num_prompt_rows(*entry);
+  plan.sequences.erase(entry);
+}
+
+SequenceUpdate Scheduler::commit(const ScheduledSequence& scheduled,
+                                 const std::vector<int32_t>& tokens) {
+  Sequence& sequence = *scheduled.sequence;
+  SPECDEC_CHECK(sequence.is_running());
+  SPECDEC_CHECK_GE(scheduled.num_rows, 1);
+  SequenceUpdate update{.sequence = &sequence};
+  const int num_full_before = sequence.num_computed_tokens / config_.block_size;
+  const int num_rows_past_end =
+      sequence.num_computed_tokens + scheduled.num_rows - sequence.num_tokens();
+  const bool was_prefilled = has_prefilled(sequence);
+
+  if (scheduled.samples) {
+    SPECDEC_CHECK_GE(num_rows_past_end, 0);
+    SPECDEC_CHECK(!tokens.empty());
+    SPECDEC_CHECK_LE(static_cast<int64_t>(tokens.size()), num_rows_past_end + 1);
+    for (const int32_t token : tokens) {
+      ++update.num_new_tokens;
+      update.finished = sequence.append(token) != FinishReason::kNone;
+      if (update.finished) break;
+    }
+    sequence.num_computed_tokens = sequence.num_tokens() - 1;  // the last has no KV yet
+  } else {
+    SPECDEC_CHECK_LT(num_rows_past_end, 0);
+    SPECDEC_CHECK(tokens.empty());
+    sequence.num_computed_tokens += scheduled.num_rows;
+  }
+
+  if (config_.enable_prefix_caching &&
+      sequence.num_computed_tokens / config_.block_size > num_full_before) {
+    prefix_cache_.insert(sequence.tokens().first(sequence.num_computed_tokens), sequence.blocks);
+  }
+  if (update.finished) {
+    leave_running(sequence);
+  } else if (scheduled.samples) {
+    sequence.state = Decoding{};
+    sequence.blocks.truncate(sequence.num_computed_tokens);
+  }
+  if (!was_prefilled && has_prefilled(sequence)) release_followers(sequence, /*elect=*/false);
+  return update;
+}
+
+void Scheduler::enqueue(Sequence& sequence) { insert_sorted(waiting_, sequence); }
+
+void Scheduler::leave_running(Sequence& sequence) {
+  erase_sorted(running_, sequence);
+  sequence.blocks.clear();
+}
+
+void Scheduler::follow_leader(Sequence& sequence) {
+  const Sequence* leader = sequence.prefill_leader;
+  if (leader == nullptr) return;
+  // Followers come after their leader, so the head of the queue waits for a running sequence at
+  // most.
+  SPECDEC_CHECK_LT(leader->ordinal, sequence.ordinal);
+  const bool can_share = config_.enable_prefix_caching && sequence.use_prefix_cache &&
+                         sequence.num_prompt_tokens() > config_.block_size;
+  if (!can_share || leader->is_finished() || has_prefilled(*leader)) {
+    sequence.prefill_leader = nullptr;
+    return;
+  }
+  SPECDEC_CHECK(contains(waiting_, *leader) || contains(running_, *leader));
+  ++num_followers_[leader];
+}
+
+void Scheduler::unfollow(Sequence& sequence) {
+  if (sequence.prefill_leader == nullptr) return;
+  const auto entry = num_followers_.find(sequence.prefill_leader);
+  SPECDEC_CHECK(entry != num_followers_.end());
+  if (--entry->second == 0) num_followers_.erase(entry);
+  sequence.prefill_leader = nullptr;
+}
+
+void Scheduler::release_followers(const Sequence& leader, bool elect) {
+  const auto entry = num_followers_.find(&leader);
+  if (entry == num_followers_.end()) return;
+  const int num_followers = entry->second;
+  num_followers_.erase(entry);
+  Sequence* elected = nullptr;
+  int num_left = num_followers;
+  for (auto next = position_of(waiting_, leader.ordinal); num_left > 0; ++next) {
+    SPECDEC_CHECK(next != waiting_.end());
+    Sequence& sequence = **next;
+    if (sequence.prefill_leader != &leader) continue;
+    sequence.prefill_leader = elected;
+    if (elect && elected == nullptr) elected = &sequence;
+    --num_left;
+  }
+  if (elected != nullptr && num_followers > 1) num_followers_[elected] = num_followers - 1;
+}
+
+void Scheduler::check_integrity() const {
+  pool_.check_integrity();
+  prefix_cache_.check_integrity();
+  check_waiting();
+  check_running();
+}
+
+void Scheduler::check_waiting() const {
+  std::unordered_map<const Sequence*, int> num_followers;
+  const Sequence* previous = nullptr;
+  for (const Sequence* sequence : waiting_) {
+    SPECDEC_CHECK(previous == nullptr || previous->ordinal < sequence->ordinal);
+    previous = sequence;
+    const bool is_preempted = std::holds_alternative<Preempted>(sequence->state);
+    SPECDEC_CHECK(is_preempted || std::holds_alternative<Waiting>(sequence->state));
+    SPECDEC_CHECK_EQ(is_preempted, sequence->num_preemptions > 0);
+    SPECDEC_CHECK_EQ(sequence->blocks.num_blocks(), 0);
+    SPECDEC_CHECK_EQ(sequence->num_computed_tokens, 0);
+    const Sequence* leader = sequence->prefill_leader;
+    if (leader == nullptr) continue;
+    SPECDEC_CHECK(contains(waiting_, *leader) || contains(running_, *leader));
+    SPECDEC_CHECK_LT(leader->ordinal, sequence->ordinal);
+    SPECDEC_CHECK(!has_prefilled(*leader));
+    ++num_followers[leader];
+  }
+  SPECDEC_CHECK(num_followers == num_followers_);
+}
+
+void Scheduler::check_running() const {
+  SPECDEC_CHECK_LE(num_running(), max_num_running());
+  std::vector<int> ref_counts(static_cast<size_t>(pool_.num_blocks()) + 1);
+  const Sequence* previous = nullptr;
+  for (const Sequence* sequence : running_) {
+    SPECDEC_CHECK(previous == nullptr || previous->ordinal < sequence->ordinal);
+    previous = sequence;
+    SPECDEC_CHECK(sequence->is_running());
+    SPECDEC_CHECK(sequence->prefill_leader == nullptr);
+    SPECDEC_CHECK_LT(sequence->num_computed_tokens, sequence->num_tokens());
+    SPECDEC_CHECK_LE(sequence->num_computed_tokens, sequence->blocks.capacity_tokens());
+    if (std::holds_alternative<Decoding>(sequence->state)) {
+      SPECDEC_CHECK_EQ(sequence->num_computed_tokens, sequence->num_tokens() - 1);
+    }
+    const std::span<const BlockId> ids = sequence->blocks.ids();
+    for (size_t i = 0; i < ids.size(); ++i) {
+      ++ref_counts[ids[i]];
+      // Blocks that rows may still be written to are nobody else's.
+      if (static_cast<int>(i) < sequence->num_computed_tokens / config_.block_size) continue;
+      SPECDEC_CHECK_EQ(pool_.ref_count(ids[i]), 1);
+      SPECDEC_CHECK(!pool_.is_cached(ids[i]));
+    }
+  }
+  for (BlockId id = 1; id <= pool_.num_blocks(); ++id) {
+    SPECDEC_CHECK_EQ(pool_.ref_count(id), ref_counts[id]);
+  }
+}
+
+}  // namespace specdec

@@ -1,0 +1,57 @@
+#include "sched/sequence.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/check.h"
+
+namespace specdec {
+
+Sequence::Sequence(uint64_t ordinal, std::vector<int32_t> prompt, const SamplingParams& params,
+                   int block_size, int max_model_len)
+    : ordinal(ordinal),
+      params(params),
+      blocks(block_size),
+      tokens_(std::move(prompt)),
+      num_prompt_tokens_(static_cast<int>(tokens_.size())),
+      max_model_len_(max_model_len) {
+  SPECDEC_CHECK(!tokens_.empty());
+  SPECDEC_CHECK_LT(num_prompt_tokens_, max_model_len_);  // room for one token of output
+}
+
+FinishReason Sequence::append(int32_t token) {
+  SPECDEC_CHECK(!is_finished());
+  tokens_.push_back(token);
+  if (num_output_tokens() >= params.min_tokens) {
+    const auto contains = [token](const std::vector<int32_t>& ids) {
+      return std::ranges::find(ids, token) != ids.end();
+    };
+    if (!params.ignore_eos && contains(params.eos_token_ids)) {
+      state = Finished{FinishReason::kStop, std::nullopt};
+      return FinishReason::kStop;
+    }
+    if (contains(params.stop_token_ids)) {
+      state = Finished{FinishReason::kStop, token};
+      return FinishReason::kStop;
+    }
+  }
+  if (num_tokens() >= max_num_tokens()) {
+    state = Finished{FinishReason::kLength, std::nullopt};
+    return FinishReason::kLength;
+  }
+  return FinishReason::kNone;
+}
+
+std::span<const int32_t> Sequence::prompt() const { return tokens().first(num_prompt_tokens_); }
+
+std::span<const int32_t> Sequence::output() const { return tokens().subspan(num_prompt_tokens_); }
+
+int Sequence::max_num_tokens() const {
+  if (params.max_tokens == 0) return max_model_len_;
+  // Not num_prompt_tokens_ + max_tokens: that may overflow.
+  return params.max_tokens < max_model_len_ - num_prompt_tokens_
+             ? num_prompt_tokens_ + params.max_tokens
+             : max_model_len_;
+}
+
+}  // namespace specdec

@@ -1,0 +1,354 @@
+#include "kv/prefix_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <optional>
+#include <random>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "specdec/error.h"
+
+namespace specdec {
+namespace {
+
+using Tokens = std::vector<int32_t>;
+
+constexpr int kBlockSize = 2;
+
+std::vector<BlockId> ids_of(const std::vector<BlockRef>& blocks) {
+  std::vector<BlockId> ids;
+  for (const BlockRef& block : blocks) ids.push_back(block.id());
+  return ids;
+}
+
+class PrefixCacheTest : public testing::Test {
+ protected:
+  // A sequence that has computed `tokens`, and cached them.
+  BlockTable computed(const Tokens& tokens) {
+    BlockTable table(kBlockSize);
+    EXPECT_TRUE(table.reserve(pool_, static_cast<int>(tokens.size())));
+    cache_.insert(tokens, table);
+    return table;
+  }
+  std::vector<BlockId> match(const Tokens& tokens, int max_tokens = 1000) {
+    BlockTable table(kBlockSize);  // gives back tail first, as sequences do
+    table.adopt(cache_.match(tokens, max_tokens));
+    return head(table, table.num_blocks());
+  }
+  std::vector<BlockId> head(const BlockTable& table, int num_blocks) {
+    return {table.ids().begin(), table.ids().begin() + num_blocks};
+  }
+  void TearDown() override {
+    pool_.check_integrity();
+    cache_.check_integrity();
+  }
+
+  BlockPool pool_{8};
+  PrefixCache cache_{pool_, kBlockSize};
+};
+
+TEST_F(PrefixCacheTest, FindsTheLongestRunOfFullBlocks) {
+  const BlockTable table = computed({1, 2, 3, 4, 5});
+  EXPECT_EQ(cache_.num_cached_blocks(), 2);  // 5 fills no block
+  EXPECT_EQ(match({1, 2, 3, 4, 5, 6}), head(table, 2));
+  EXPECT_EQ(match({1, 2, 3, 9, 5, 6}), head(table, 1));
+  EXPECT_EQ(match({1, 2, 3}), head(table, 1));
+  EXPECT_TRUE(match({9, 2, 3, 4}).empty());
+  EXPECT_TRUE(match({3, 4}).empty());  // same block content behind another prefix
+  EXPECT_TRUE(match({}).empty());
+}
+
+TEST_F(PrefixCacheTest, MatchCoversAtMostMaxTokens) {
+  const BlockTable table = computed({1, 2, 3, 4});
+  EXPECT_EQ(match({1, 2, 3, 4}, 4), head(table, 2));
+  EXPECT_EQ(match({1, 2, 3, 4}, 3), head(table, 1));
+  EXPECT_TRUE(match({1, 2, 3, 4}, 1).empty());
+  EXPECT_TRUE(match({1, 2, 3, 4}, 0).empty());
+}
+
+TEST_F(PrefixCacheTest, MatchHoldsItsBlocks) {
+  BlockTable table = computed({1, 2, 3, 4});
+  const std::vector<BlockRef> blocks = cache_.match(Tokens{1, 2, 3, 4}, 4);
+  table.clear();
+  EXPECT_EQ(pool_.num_free(), 6);
+  EXPECT_EQ(pool_.ref_count(blocks[0].id()), 1);
+}
+
+TEST_F(PrefixCacheTest, CachedBlocksStayFindableAfterTheSequenceEnds) {
+  BlockTable table = computed({1, 2, 3, 4});
+  const std::vector<BlockId> ids = head(table, 2);
+  table.clear();
+  EXPECT_EQ(pool_.num_free(), 8);
+  EXPECT_EQ(pool_.num_evictable(), 2);
+  EXPECT_EQ(match({1, 2, 3, 4}), ids);
+}
+
+TEST_F(PrefixCacheTest, FirstInsertWinsAndTheSecondBlockStaysPrivate) {
+  BlockTable first = computed({1, 2, 3, 4});
+  BlockTable second = computed({1, 2, 3, 4, 5, 6});  // computed in parallel
+  EXPECT_EQ(cache_.num_cached_blocks(), 3);
+  EXPECT_FALSE(pool_.is_cached(second.ids()[0]));
+  EXPECT_FALSE(pool_.is_cached(second.ids()[1]));
+  EXPECT_TRUE(pool_.is_cached(second.ids()[2]));
+  std::vector<BlockId> expected = head(first, 2);
+  expected.push_back(second.ids()[2]);
+  EXPECT_EQ(match({1, 2, 3, 4, 5, 6}), expected);
+  second.clear();
+  EXPECT_EQ(pool_.num_evictable(), 1);
+}
+
+TEST_F(PrefixCacheTest, EvictsChildrenBeforeParents) {
+  BlockTable table = computed({1, 2, 3, 4, 5, 6});
+  const std::vector<BlockId> ids = head(table, 3);
+  table.clear();
+  BlockTable other(kBlockSize);
+  ASSERT_TRUE(other.reserve(pool_, 12));  // 6 of 8: one block more than is free
+  EXPECT_EQ(match({1, 2, 3, 4, 5, 6}), (std::vector<BlockId>{ids[0], ids[1]}));
+  ASSERT_TRUE(other.reserve(pool_, 14));
+  EXPECT_EQ(match({1, 2, 3, 4, 5, 6}), (std::vector<BlockId>{ids[0]}));
+  ASSERT_TRUE(other.reserve(pool_, 16));
+  EXPECT_TRUE(match({1, 2, 3, 4, 5, 6}).empty());
+  EXPECT_EQ(cache_.num_cached_blocks(), 0);
+}
+
+TEST_F(PrefixCacheTest, EvictsThePrefixUnusedForLongest) {
+  BlockTable first = computed({1, 1});
+  BlockTable second = computed({2, 2});
+  first.clear();
+  second.clear();
+  match({1, 1});  // a hit makes it recent again
+  BlockTable other(kBlockSize);
+  ASSERT_TRUE(other.reserve(pool_, 14));
+  EXPECT_TRUE(match({2, 2}).empty());
+  EXPECT_EQ(match({1, 1}).size(), 1u);
+}
+
+// A child can be in use while its parent is not: its owner holds a private copy of the parent.
+TEST_F(PrefixCacheTest, EvictingAParentDetachesWhatHangsBelow) {
+  BlockTable first = computed({1, 2});
+  BlockTable second = computed({1, 2, 3, 4});
+  BlockTable third(kBlockSize);
+  third.adopt(cache_.match(Tokens{1, 2, 3, 4}, 4));
+  ASSERT_TRUE(third.reserve(pool_, 6));
+  cache_.insert(Tokens{1, 2, 3, 4, 5, 6}, third);
+  const BlockId used_child = second.ids()[1];
+  const BlockId unused_grandchild = third.ids()[2];
+  third.clear();
+  first.clear();
+  ASSERT_EQ(cache_.num_cached_blocks(), 3);
+  // The grandchild went first, so touch it: now the parent is the next victim.
+  pool_.share(unused_grandchild);
+
+  BlockTable other(kBlockSize);
+  ASSERT_TRUE(other.reserve(pool_, 10));
+  EXPECT_EQ(cache_.num_cached_blocks(), 0);
+  EXPECT_FALSE(pool_.is_cached(used_child));
+  EXPECT_EQ(pool_.ref_count(used_child), 1);
+  EXPECT_FALSE(pool_.is_cached(unused_grandchild));
+  EXPECT_EQ(pool_.num_evictable(), 0);
+  EXPECT_EQ(pool_.num_free(), 1);  // the grandchild's
+
+  // What was detached can be cached again.
+  cache_.insert(Tokens{1, 2, 3, 4}, second);
+  EXPECT_EQ(match({1, 2, 3, 4}), head(second, 2));
+}
+
+TEST_F(PrefixCacheTest, InsertingAgainAddsOnlyWhatIsNew) {
+  BlockTable table = computed({1, 2, 3, 4});
+  ASSERT_TRUE(table.reserve(pool_, 8));
+  cache_.insert(Tokens{1, 2, 3, 4, 5, 6, 7}, table);
+  EXPECT_EQ(cache_.num_cached_blocks(), 3);
+  EXPECT_EQ(match({1, 2, 3, 4, 5, 6}), head(table, 3));
+}
+
+TEST_F(PrefixCacheTest, ResetDropsOnlyUnusedBlocks) {
+  BlockTable first = computed({1, 2, 3, 4});
+  BlockTable second(kBlockSize);
+  second.adopt(cache_.match(Tokens{1, 2}, 2));
+  first.clear();
+  EXPECT_EQ(cache_.reset(), 1);
+  EXPECT_EQ(match({1, 2, 3, 4}), head(second, 1));
+  second.clear();
+  EXPECT_EQ(cache_.reset(), 1);
+  EXPECT_EQ(cache_.reset(), 0);
+  EXPECT_EQ(pool_.num_evictable(), 0);
+  EXPECT_EQ(pool_.num_free(), 8);
+}
+
+TEST_F(PrefixCacheTest, RefusesMoreTokensThanBlocks) {
+  BlockTable table(kBlockSize);
+  ASSERT_TRUE(table.reserve(pool_, 2));
+  EXPECT_THROW(cache_.insert(Tokens{1, 2, 3, 4}, table), InternalError);
+  BlockTable other(kBlockSize + 1);
+  EXPECT_THROW(cache_.insert(Tokens{1, 2, 3}, other), InternalError);
+}
+
+TEST(PrefixCacheLifeTest, DestroyingTheCacheFreesItsBlocks) {
+  BlockPool pool(4);
+  BlockTable in_use(kBlockSize);
+  {
+    PrefixCache cache(pool, kBlockSize);
+    BlockTable table(kBlockSize);
+    ASSERT_TRUE(table.reserve(pool, 6));
+    cache.insert(Tokens{1, 2, 3, 4, 5, 6}, table);
+    in_use.adopt(cache.match(Tokens{1, 2}, 2));
+  }
+  EXPECT_EQ(pool.num_evictable(), 0);
+  EXPECT_EQ(pool.num_free(), 3);
+  in_use.clear();
+  std::vector<BlockRef> all;
+  while (std::optional<BlockRef> ref = pool.allocate()) all.push_back(*std::move(ref));
+  EXPECT_EQ(all.size(), 4u);
+  pool.check_integrity();
+}
+
+TEST(PrefixCacheLifeTest, VeryDeepPrefixesNeedNoStack) {
+  constexpr int kNumBlocks = 300000;
+  BlockPool pool(kNumBlocks);
+  PrefixCache cache(pool, 1);
+  const Tokens tokens(kNumBlocks, 5);
+  BlockTable table(1);
+  ASSERT_TRUE(table.reserve(pool, kNumBlocks));
+  cache.insert(tokens, table);
+  table.clear();
+  EXPECT_EQ(cache.reset(), kNumBlocks);  // from the root down
+  EXPECT_EQ(cache.num_cached_blocks(), 0);
+}
+
+// The same behaviour written naively: a list of cached prefixes, found by comparing whole prefixes.
+struct CacheModel {
+  std::map<Tokens, BlockId> prefixes;
+  std::map<BlockId, int> ref_counts;
+  std::deque<BlockId> unused;  // cached, no reference; longest unused first
+
+  bool is_cached(BlockId id) const {
+    return std::ranges::any_of(prefixes, [id](const auto& entry) { return entry.second == id; });
+  }
+  void take(BlockId id) {
+    ++ref_counts[id];
+    std::erase(unused, id);
+  }
+  void release(BlockId id) {
+    if (--ref_counts[id] == 0 && is_cached(id)) unused.push_back(id);
+  }
+  void evict(BlockId victim) {
+    const auto entry = std::ranges::find_if(
+        prefixes, [victim](const auto& candidate) { return candidate.second == victim; });
+    ASSERT_NE(entry, prefixes.end());
+    const Tokens prefix = entry->first;
+    std::erase_if(prefixes, [&](const auto& candidate) {
+      const bool below = candidate.first.size() >= prefix.size() &&
+                         std::equal(prefix.begin(), prefix.end(), candidate.first.begin());
+      if (below) std::erase(unused, candidate.second);
+      return below;
+    });
+  }
+  std::vector<BlockId> match(const Tokens& tokens, int max_tokens) const {
+    std::vector<BlockId> ids;
+    const int limit = std::min<int>(max_tokens, static_cast<int>(tokens.size()));
+    for (int end = kBlockSize; end <= limit; end += kBlockSize) {
+      const auto entry = prefixes.find(Tokens(tokens.begin(), tokens.begin() + end));
+      if (entry == prefixes.end()) break;
+      ids.push_back(entry->second);
+    }
+    return ids;
+  }
+  void insert(const Tokens& tokens, std::span<const BlockId> ids) {
+    for (size_t end = kBlockSize; end <= tokens.size(); end += kBlockSize) {
+      prefixes.emplace(Tokens(tokens.begin(), tokens.begin() + end), ids[end / kBlockSize - 1]);
+    }
+  }
+};
+
+TEST(PrefixCacheRandomTest, AgreesWithANaiveListOfPrefixes) {
+  constexpr int kNumBlocks = 14;
+  constexpr size_t kMaxTokens = 9;
+  struct Live {
+    Tokens tokens;
+    BlockTable table{kBlockSize};
+  };
+  BlockPool pool(kNumBlocks);
+  PrefixCache cache(pool, kBlockSize);
+  CacheModel model;
+  std::vector<Live> live;
+  std::mt19937 random(11);
+  const auto pick = [&](size_t size) { return static_cast<size_t>(random() % size); };
+  int64_t num_hits = 0, num_evictions = 0, num_resets = 0;
+
+  // Grows a table by at most one block, and has the model do the same.
+  const auto grow = [&](Live& sequence, size_t num_tokens) {
+    const int before = sequence.table.num_blocks();
+    const bool must_evict = pool.num_free() == pool.num_evictable() && pool.num_free() > 0;
+    if (!sequence.table.reserve(pool, static_cast<int>(num_tokens))) return false;
+    if (sequence.table.num_blocks() == before) return true;
+    const BlockId id = sequence.table.ids().back();
+    if (must_evict) {
+      ++num_evictions;
+      EXPECT_EQ(model.unused.front(), id);
+      model.evict(model.unused.front());
+    }
+    EXPECT_EQ(model.ref_counts[id], 0);
+    EXPECT_FALSE(model.is_cached(id));
+    model.take(id);
+    return true;
+  };
+
+  for (int operation = 0; operation < 100000; ++operation) {
+    const size_t kind = pick(100);
+    if (kind < 25 && live.size() < 6) {  // a sequence arrives: match, then compute its first tokens
+      Live sequence;
+      for (size_t i = pick(kMaxTokens); i > 0; --i) {
+        sequence.tokens.push_back(static_cast<int32_t>(pick(2)));
+      }
+      const int limit = static_cast<int>(pick(kMaxTokens));
+      const std::vector<BlockId> expected = model.match(sequence.tokens, limit);
+      std::vector<BlockRef> blocks = cache.match(sequence.tokens, limit);
+      ASSERT_EQ(ids_of(blocks), expected);
+      num_hits += !blocks.empty();
+      sequence.table.adopt(std::move(blocks));
+      for (const BlockId id : expected) model.take(id);
+      sequence.tokens.resize(expected.size() * kBlockSize);
+      live.push_back(std::move(sequence));
+    } else if (kind < 75 && !live.empty()) {  // a sequence computes one token
+      Live& sequence = live[pick(live.size())];
+      if (sequence.tokens.size() < kMaxTokens && grow(sequence, sequence.tokens.size() + 1)) {
+        sequence.tokens.push_back(static_cast<int32_t>(pick(2)));
+        if (pick(4) > 0) {
+          cache.insert(sequence.tokens, sequence.table);
+          model.insert(sequence.tokens, sequence.table.ids());
+        }
+      }
+    } else if (kind < 99 && !live.empty()) {  // a sequence ends
+      std::swap(live[pick(live.size())], live.back());
+      const std::span<const BlockId> ids = live.back().table.ids();
+      for (size_t i = ids.size(); i > 0; --i) model.release(ids[i - 1]);
+      live.pop_back();
+    } else if (kind == 99 && pick(10) == 0) {
+      ++num_resets;
+      ASSERT_EQ(cache.reset(), static_cast<int>(model.unused.size()));
+      while (!model.unused.empty()) model.evict(model.unused.front());
+    }
+    pool.check_integrity();
+    cache.check_integrity();
+    ASSERT_EQ(cache.num_cached_blocks(), static_cast<int>(model.prefixes.size()));
+    ASSERT_EQ(pool.num_evictable(), static_cast<int>(model.unused.size()));
+    for (BlockId id = 1; id <= kNumBlocks; ++id) {
+      ASSERT_EQ(pool.ref_count(id), model.ref_counts[id]);
+    }
+  }
+  EXPECT_GT(num_hits, 1000);
+  EXPECT_GT(num_evictions, 1000);
+  EXPECT_GT(num_resets, 10);
+  live.clear();
+  EXPECT_EQ(pool.num_free(), kNumBlocks);
+  EXPECT_EQ(cache.reset(), static_cast<int>(model.prefixes.size()));
+  EXPECT_EQ(pool.num_evictable(), 0);
+}
+
+}  // namespace
+}  // namespace specdec

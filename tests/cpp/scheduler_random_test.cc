@@ -1,0 +1,209 @@
+// Random operation sequences on the scheduler: whatever happens to a sequence, its tokens are those
+// it gets alone.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "testing/scheduler_harness.h"
+
+namespace specdec::testing {
+namespace {
+
+// The end of a sequence, worked out by itself, without engine or scheduler.
+struct Expected {
+  std::vector<int32_t> tokens;
+  FinishReason reason = FinishReason::kLength;
+};
+
+bool has(const std::vector<int32_t>& tokens, int32_t token) {
+  return std::count(tokens.begin(), tokens.end(), token) > 0;
+}
+
+Expected run_alone(const std::vector<int32_t>& prompt,
+                   const SchedulerHarness::SequenceOptions& options, int max_model_len) {
+  const SamplingParams& params = options.params;
+  Expected expected{.tokens = prompt};
+  int num_output = 0;
+  while (static_cast<int>(expected.tokens.size()) < max_model_len &&
+         (params.max_tokens == 0 || num_output < params.max_tokens)) {
+    const int32_t token = pretend_token(options.stream, static_cast<int>(expected.tokens.size()),
+                                        SchedulerHarness::kVocabSize);
+    expected.tokens.push_back(token);
+    ++num_output;
+    const bool stops = has(params.stop_token_ids, token) ||
+                       (!params.ignore_eos && has(params.eos_token_ids, token));
+    if (stops && num_output >= params.min_tokens) {
+      expected.reason = FinishReason::kStop;
+      break;
+    }
+  }
+  return expected;
+}
+
+struct RandomCase {
+  std::string name;
+  HarnessOptions options;
+  int max_prompt_tokens = 20;
+  int max_unfinished = 12;
+};
+
+class SchedulerRandomTest : public ::testing::TestWithParam<RandomCase> {
+ protected:
+  size_t pick(size_t size) { return static_cast<size_t>(random_() % size); }
+  bool one_in(size_t size) { return pick(size) == 0; }
+
+  SchedulerHarness::SequenceOptions random_options() {
+    SchedulerHarness::SequenceOptions options;
+    SamplingParams& params = options.params;
+    params.max_tokens = static_cast<int>(pick(14));
+    params.min_tokens = params.max_tokens > 0 ? static_cast<int>(pick(params.max_tokens + 1)) : 0;
+    if (one_in(2)) params.eos_token_ids = {static_cast<int32_t>(pick(4))};
+    if (one_in(4)) params.stop_token_ids = {static_cast<int32_t>(pick(4)), 99};
+    params.ignore_eos = one_in(3);
+    params.n = one_in(3) ? 1 + static_cast<int>(pick(4)) : 1;
+    options.use_prefix_cache = !one_in(8);
+    return options;
+  }
+
+  // Prompts share prefixes often: an old one cut short and continued, over few distinct tokens.
+  std::vector<int32_t> random_prompt() {
+    std::vector<int32_t> prompt = old_prompt_;
+    prompt.resize(pick(prompt.size() + 1));
+    const size_t num_tokens = 1 + pick(GetParam().max_prompt_tokens);
+    while (prompt.size() < num_tokens) prompt.push_back(static_cast<int32_t>(pick(2)));
+    prompt.resize(num_tokens);
+    old_prompt_ = prompt;
+    return prompt;
+  }
+
+  void add_request(SchedulerHarness& harness) {
+    const std::vector<int32_t> prompt = random_prompt();
+    SchedulerHarness::SequenceOptions options = random_options();
+    for (int i = 0; i < options.params.n; ++i) {
+      options.stream = one_in(4) ? 1 : random_();  // equal streams make equal outputs, shared too
+      Sequence& sequence = harness.add(prompt, options);
+      if (i == 0) options.leader = &sequence;
+      expected_[&sequence] = run_alone(prompt, options, harness.options().max_model_len);
+    }
+  }
+
+  void end(SchedulerHarness& harness, Sequence& sequence) {
+    num_hits_ += sequence.num_cached_prompt_tokens > 0;
+    num_preemptions_ += sequence.num_preemptions;
+    expected_.erase(&sequence);
+    harness.forget(sequence);
+  }
+
+  void abort_one(SchedulerHarness& harness) {
+    std::vector<Sequence*> unfinished = harness.running();
+    const std::vector<Sequence*> waiting = harness.waiting();
+    unfinished.insert(unfinished.end(), waiting.begin(), waiting.end());
+    if (unfinished.empty()) return;
+    Sequence& sequence = *unfinished[pick(unfinished.size())];
+    harness.abort(sequence);
+    EXPECT_EQ(std::get<Finished>(sequence.state).reason, FinishReason::kAbort);
+    EXPECT_EQ(sequence.blocks.num_blocks(), 0);
+    const std::vector<int32_t>& all = expected_.at(&sequence).tokens;
+    EXPECT_TRUE(std::equal(sequence.tokens().begin(), sequence.tokens().end(), all.begin(),
+                           all.begin() + sequence.num_tokens()));
+    ++num_aborts_;
+    end(harness, sequence);
+  }
+
+  void step(SchedulerHarness& harness) {
+    for (const Sequence* sequence : harness.waiting()) {
+      num_led_ += sequence->prefill_leader != nullptr;
+    }
+    const ExecutionPlan plan = harness.plan();
+    const std::vector<SequenceUpdate> updates = harness.advance(plan);
+    ASSERT_EQ(updates.size(), plan.sequences.size());
+    for (const SequenceUpdate& update : updates) {
+      ASSERT_EQ(update.finished, update.sequence->is_finished());
+      if (!update.finished) continue;
+      const Expected& expected = expected_.at(update.sequence);
+      EXPECT_EQ(
+          std::vector<int32_t>(update.sequence->tokens().begin(), update.sequence->tokens().end()),
+          expected.tokens);
+      EXPECT_EQ(std::get<Finished>(update.sequence->state).reason, expected.reason);
+      ++num_finished_;
+      end(harness, *update.sequence);
+    }
+  }
+
+  std::mt19937 random_{23};
+  std::vector<int32_t> old_prompt_;
+  std::map<const Sequence*, Expected> expected_;
+  int64_t num_finished_ = 0, num_aborts_ = 0, num_preemptions_ = 0, num_hits_ = 0, num_led_ = 0;
+};
+
+TEST_P(SchedulerRandomTest, EverySequenceEndsWithTheTokensItGetsAlone) {
+  constexpr int kNumOperations = 25000;  // times the number of cases
+  const RandomCase& random_case = GetParam();
+  SchedulerHarness harness(random_case.options);
+  for (int operation = 0; operation < kNumOperations && !HasFailure(); ++operation) {
+    const size_t kind = pick(100);
+    if (kind < 25) {
+      if (static_cast<int>(expected_.size()) < random_case.max_unfinished) add_request(harness);
+    } else if (kind < 28) {
+      abort_one(harness);
+    } else if (kind < 29 && one_in(5)) {
+      harness.scheduler().prefix_cache().reset();
+      harness.check_integrity();
+    } else {
+      step(harness);
+    }
+  }
+  for (int i = 0; i < 10000 && harness.scheduler().has_unfinished() && !HasFailure(); ++i) {
+    step(harness);
+  }
+  EXPECT_TRUE(expected_.empty());
+  harness.check_nothing_leaked();
+
+  // The operations did reach what this is about.
+  const bool caches = random_case.options.config.enable_prefix_caching;
+  EXPECT_GT(num_finished_, 1000);
+  EXPECT_GT(num_aborts_, 100);
+  EXPECT_GT(num_preemptions_, 100);
+  EXPECT_EQ(num_hits_ > 100, caches);
+  EXPECT_EQ(num_led_ > 100, caches);
+}
+
+HarnessOptions options(SchedulerConfig config, int num_blocks, int max_model_len) {
+  return {.config = config, .num_blocks = num_blocks, .max_model_len = max_model_len};
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, SchedulerRandomTest,
+    ::testing::Values(RandomCase{"TinyPool", options({.max_num_seqs = 8,
+                                                      .max_num_batched_tokens = 16,
+                                                      .block_size = 4,
+                                                      .enable_prefix_caching = true},
+                                                     10, 40)},
+                      RandomCase{"TinyPoolNoPrefixCache", options({.max_num_seqs = 8,
+                                                                   .max_num_batched_tokens = 16,
+                                                                   .block_size = 4,
+                                                                   .enable_prefix_caching = false},
+                                                                  10, 40)},
+                      RandomCase{"RoomForExactlyOne", options({.max_num_seqs = 6,
+                                                               .max_num_batched_tokens = 64,
+                                                               .block_size = 2,
+                                                               .enable_prefix_caching = true},
+                                                              13, 26)},
+                      RandomCase{"FewRows", options({.max_num_seqs = 8,
+                                                     .max_num_batched_tokens = 3,
+                                                     .block_size = 2,
+                                                     .enable_prefix_caching = true},
+                                                    16, 30)},
+                      RandomCase{"OneTokenBlocks", options({.max_num_seqs = 4,
+                                                            .max_num_batched_tokens = 9,
+                                                            .block_size = 1,
+                                                            .enable_prefix_caching = true},
+                                                           40, 32)}),
+    [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace specdec::testing

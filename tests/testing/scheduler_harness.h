@@ -1,0 +1,298 @@
+// A scheduler, its pool, and a pretend model that notices every wrong decision: the KV of a token
+// is a number that stands for the whole prefix it was computed from, so a row that would attend to
+// a block of another prefix, a reused block or one not yet written is found out.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <span>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "sched/scheduler.h"
+
+namespace specdec::testing {
+
+// What KV slots hold after the plans executed so far.
+class ShadowKv {
+ public:
+  ShadowKv(int num_blocks, int block_size)
+      : slots_(static_cast<size_t>(num_blocks + 1) * block_size) {}
+
+  void execute(const ExecutionPlan& plan) {
+    for (const ScheduledSequence& scheduled : plan.sequences) {
+      const Sequence& sequence = *scheduled.sequence;
+      const int begin = sequence.num_computed_tokens;
+      const int end = begin + scheduled.num_rows;
+      ASSERT_LE(end, sequence.blocks.capacity_tokens());
+      const std::vector<uint64_t> content = prefix_contents(sequence.tokens());
+      for (int i = begin; i < std::min(end, sequence.num_tokens()); ++i) {
+        slots_[sequence.blocks.slot(i)] = content[i];
+      }
+    }
+    for (const ScheduledSequence& scheduled : plan.sequences) {
+      check(*scheduled.sequence, scheduled.sequence->num_computed_tokens + scheduled.num_rows);
+    }
+  }
+
+  void check(const Sequence& sequence, int num_tokens) const {
+    const std::vector<uint64_t> content = prefix_contents(sequence.tokens());
+    for (int i = 0; i < std::min(num_tokens, sequence.num_tokens()); ++i) {
+      ASSERT_EQ(slots_[sequence.blocks.slot(i)], content[i])
+          << "sequence " << sequence.ordinal << ", token " << i;
+    }
+  }
+
+ private:
+  // [i] stands for tokens 0..i; never 0.
+  static std::vector<uint64_t> prefix_contents(std::span<const int32_t> tokens) {
+    std::vector<uint64_t> contents;
+    uint64_t content = 1;
+    for (const int32_t token : tokens) {
+      content = (content * 1000003 + static_cast<uint64_t>(token) + 1) | 1;
+      contents.push_back(content);
+    }
+    return contents;
+  }
+
+  std::vector<uint64_t> slots_;
+};
+
+struct HarnessOptions {
+  SchedulerConfig config;
+  int num_blocks = 16;
+  int max_model_len = 64;
+};
+
+// The token the pretend model gives a sequence at a position, from a stream of its own.
+inline int32_t pretend_token(uint64_t stream, int position, int vocab_size) {
+  uint64_t bits = (stream * 0x9E3779B97F4A7C15u) ^ (static_cast<uint64_t>(position) << 32);
+  bits = (bits ^ (bits >> 29)) * 0xBF58476D1CE4E5B9u;
+  return static_cast<int32_t>((bits >> 33) % static_cast<uint64_t>(vocab_size));
+}
+
+class SchedulerHarness {
+ public:
+  struct SequenceOptions {
+    SamplingParams params = {};
+    const Sequence* leader = nullptr;
+    bool use_prefix_cache = true;
+    uint64_t stream = 0;
+  };
+
+  explicit SchedulerHarness(const HarnessOptions& options)
+      : options_(options),
+        pool_(options.num_blocks),
+        scheduler_(options.config, pool_),
+        kv_(options.num_blocks, options.config.block_size) {}
+
+  Sequence& add(std::vector<int32_t> prompt, const SequenceOptions& options) {
+    auto entry = std::make_unique<Entry>(next_ordinal_++, std::move(prompt), options, options_);
+    Sequence& sequence = entry->sequence;
+    sequence.prefill_leader = options.leader;
+    sequence.use_prefix_cache = options.use_prefix_cache;
+    entries_.push_back(std::move(entry));
+    scheduler_.add(sequence);
+    check_integrity();
+    return sequence;
+  }
+  Sequence& add(std::vector<int32_t> prompt) { return add(std::move(prompt), {}); }
+
+  void abort(Sequence& sequence) {
+    scheduler_.finish(sequence, FinishReason::kAbort);
+    check_integrity();
+  }
+
+  // Plans a step, checks it against the rules, and lets the pretend model execute its rows.
+  ExecutionPlan plan() {
+    const std::vector<Sequence*> running_before = running();
+    ExecutionPlan plan = scheduler_.plan();
+    check_integrity();
+    check_plan(plan, running_before);
+    kv_.execute(plan);
+    return plan;
+  }
+
+  std::vector<SequenceUpdate> advance(const ExecutionPlan& plan) {
+    StepResult result;
+    for (const ScheduledSequence& scheduled : plan.sequences) {
+      result.tokens.emplace_back();
+      if (scheduled.samples) result.tokens.back().push_back(next_token(*scheduled.sequence));
+    }
+    return advance(plan, result);
+  }
+  std::vector<SequenceUpdate> advance(const ExecutionPlan& plan, const StepResult& result) {
+    std::vector<SequenceUpdate> updates = scheduler_.advance(plan, result);
+    check_integrity();
+    for (const Sequence* sequence : running()) kv_.check(*sequence, sequence->num_computed_tokens);
+    return updates;
+  }
+
+  ExecutionPlan step() {
+    ExecutionPlan executed = plan();
+    advance(executed);
+    return executed;
+  }
+
+  // Returns the number of steps it took.
+  int run_to_end(int max_steps = 10000) {
+    int num_steps = 0;
+    while (scheduler_.has_unfinished() && num_steps < max_steps) {
+      step();
+      ++num_steps;
+    }
+    EXPECT_FALSE(scheduler_.has_unfinished()) << "still running after " << num_steps << " steps";
+    return num_steps;
+  }
+
+  // Destroys a finished sequence, as its owner may do at once.
+  void forget(const Sequence& sequence) {
+    ASSERT_TRUE(sequence.is_finished());
+    std::erase_if(entries_, [&](const auto& entry) { return &entry->sequence == &sequence; });
+  }
+
+  void check_integrity() const { ASSERT_NO_THROW(scheduler_.check_integrity()); }
+
+  // After everything has finished: each block is free or evictable, and reset() returns them all.
+  void check_nothing_leaked() {
+    ASSERT_FALSE(scheduler_.has_unfinished());
+    EXPECT_EQ(pool_.num_free(), pool_.num_blocks());
+    EXPECT_EQ(scheduler_.prefix_cache().num_cached_blocks(), pool_.num_evictable());
+    const int num_evictable = pool_.num_evictable();
+    EXPECT_EQ(scheduler_.prefix_cache().reset(), num_evictable);
+    EXPECT_EQ(pool_.num_evictable(), 0);
+    EXPECT_EQ(pool_.num_free(), pool_.num_blocks());
+    check_integrity();
+  }
+
+  int32_t next_token(const Sequence& sequence) const {
+    return pretend_token(entry_of(sequence).options.stream, sequence.num_tokens(), kVocabSize);
+  }
+
+  std::vector<Sequence*> running() const {
+    return collect([](const Sequence& sequence) { return sequence.is_running(); });
+  }
+  std::vector<Sequence*> waiting() const {
+    return collect(
+        [](const Sequence& sequence) { return !sequence.is_running() && !sequence.is_finished(); });
+  }
+
+  BlockPool& pool() { return pool_; }
+  Scheduler& scheduler() { return scheduler_; }
+  const HarnessOptions& options() const { return options_; }
+
+  static constexpr int kVocabSize = 4;
+
+ private:
+  struct Entry {
+    Entry(uint64_t ordinal, std::vector<int32_t> prompt, const SequenceOptions& options,
+          const HarnessOptions& harness)
+        : options(options),
+          sequence(ordinal, std::move(prompt), this->options.params, harness.config.block_size,
+                   harness.max_model_len) {}
+    SequenceOptions options;
+    Sequence sequence;
+  };
+
+  const Entry& entry_of(const Sequence& sequence) const {
+    return **std::ranges::find_if(entries_,
+                                  [&](const auto& entry) { return &entry->sequence == &sequence; });
+  }
+
+  template <class Predicate>
+  std::vector<Sequence*> collect(Predicate predicate) const {
+    std::vector<Sequence*> sequences;  // entries_ are in order of arrival
+    for (const auto& entry : entries_) {
+      if (predicate(entry->sequence)) sequences.push_back(&entry->sequence);
+    }
+    return sequences;
+  }
+
+  // The rules that hold for every plan.
+  void check_plan(const ExecutionPlan& plan, const std::vector<Sequence*>& running_before) const {
+    const std::vector<Sequence*> running_now = running();
+    check_rows(plan);
+    check_order(plan, running_before);
+
+    EXPECT_EQ(plan.empty(), running_now.empty() && waiting().empty());
+    EXPECT_LE(static_cast<int>(running_now.size()), options_.config.max_num_seqs);
+    EXPECT_EQ(static_cast<int>(running_now.size()), scheduler_.num_running());
+    EXPECT_EQ(static_cast<int>(waiting().size()), scheduler_.num_waiting());
+    if (!running_before.empty()) {
+      EXPECT_TRUE(std::ranges::any_of(plan.sequences, [&](const ScheduledSequence& scheduled) {
+        return scheduled.sequence == running_before.front();
+      })) << "the oldest sequence got no row";
+    }
+    for (const Sequence* preempted : plan.preempted) {
+      EXPECT_TRUE(std::holds_alternative<Preempted>(preempted->state));
+      EXPECT_GT(preempted->ordinal, running_now.back()->ordinal) << "not the newest";
+    }
+    check_admissions(plan, running_before);
+  }
+
+  void check_rows(const ExecutionPlan& plan) const {
+    int num_rows = 0, num_prompt_rows = 0;
+    std::set<const Sequence*> seen;
+    for (const auto& [sequence, rows, samples] : plan.sequences) {
+      EXPECT_TRUE(seen.insert(sequence).second);
+      EXPECT_TRUE(sequence->is_running());
+      EXPECT_GE(rows, 1);
+      const int end = sequence->num_computed_tokens + rows;
+      EXPECT_LE(end, sequence->num_tokens());
+      EXPECT_EQ(samples, end == sequence->num_tokens());
+      num_rows += rows;
+      for (int i = sequence->num_computed_tokens; i < end; ++i) {
+        num_prompt_rows += i < sequence->num_prompt_tokens();
+      }
+    }
+    EXPECT_EQ(plan.num_rows, num_rows);
+    EXPECT_EQ(plan.num_prompt_rows, num_prompt_rows);
+    EXPECT_LE(num_rows, options_.config.max_num_batched_tokens);
+  }
+
+  // Decodes, then chunks of what ran before, then admissions; each in order of arrival.
+  static void check_order(const ExecutionPlan& plan, const std::vector<Sequence*>& running_before) {
+    std::pair<int, uint64_t> previous{0, 0};
+    for (const ScheduledSequence& scheduled : plan.sequences) {
+      const bool decodes = std::holds_alternative<Decoding>(scheduled.sequence->state);
+      const bool ran =
+          std::ranges::find(running_before, scheduled.sequence) != running_before.end();
+      const std::pair key{decodes ? 0 : ran ? 1 : 2, scheduled.sequence->ordinal + 1};
+      EXPECT_LT(previous, key);
+      previous = key;
+      if (decodes) {
+        EXPECT_EQ(scheduled.num_rows, 1);
+      }
+    }
+  }
+
+  void check_admissions(const ExecutionPlan& plan,
+                        const std::vector<Sequence*>& running_before) const {
+    const Sequence* last_admitted = nullptr;
+    for (const Sequence* sequence : running()) {
+      if (std::ranges::find(running_before, sequence) != running_before.end()) continue;
+      EXPECT_TRUE(plan.preempted.empty()) << "admitted beside a preemption";
+      EXPECT_EQ(sequence->prefill_leader, nullptr);
+      last_admitted = sequence;
+    }
+    if (last_admitted == nullptr) return;
+    for (const Sequence* sequence : waiting()) {
+      EXPECT_TRUE(sequence->prefill_leader != nullptr || sequence->ordinal > last_admitted->ordinal)
+          << sequence->ordinal << " was overtaken by " << last_admitted->ordinal;
+    }
+  }
+
+  HarnessOptions options_;
+  BlockPool pool_;
+  Scheduler scheduler_;
+  ShadowKv kv_;
+  uint64_t next_ordinal_ = 0;
+  std::vector<std::unique_ptr<Entry>> entries_;
+};
+
+}  // namespace specdec::testing
