@@ -51,6 +51,11 @@ class CpuBackend final : public Backend {
   KernelTable kernels_;
   ThreadPool pool_;
   std::optional<ThreadPool::StepScope> step_;
+
+  // At least num_floats, contents of no meaning; the buffer only ever grows.
+  static float* grow_scratch(Buffer& buffer, int64_t num_floats);
+  Buffer attention_scratch_;
+  Buffer moe_scratch_;
 };
 
 // The host as a device: its model name, memory, default threads and widest kernel set.

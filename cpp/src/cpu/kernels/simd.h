@@ -36,9 +36,47 @@ inline F32x16 max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline F32x16 min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 // a * b + c, rounded once.
 inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+// Sixteen bfloat16 at p, widened.
 inline F32x16 load_bf16(const uint16_t* p) {
-  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  const __m512i wide =
+      _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+}
+inline __mmask16 lanes_below(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
+// Lanes n and above are `fill`; nothing at or past p + n is read. n in [0, 16].
+inline F32x16 load_partial(const float* p, int n, float fill = 0.0f) {
+  return {_mm512_mask_loadu_ps(_mm512_set1_ps(fill), lanes_below(n), p)};
+}
+// Writes lanes below n only.
+inline void store_partial(float* p, F32x16 a, int n) {
+  _mm512_mask_storeu_ps(p, lanes_below(n), a.v);
+}
+// Per lane: a < b ? x : y (y where a or b is NaN).
+inline F32x16 select_less(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)};
+}
+inline F32x16 abs(F32x16 a) { return {_mm512_abs_ps(a.v)}; }
+inline F32x16 sqrt(F32x16 a) { return {_mm512_sqrt_ps(a.v)}; }
+// To the nearest integer, ties to even; |a| < 2^22.
+inline F32x16 round_even(F32x16 a) {
+  return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+// a * 2^n for integral n in [-126, 128] and a in [0.5, 2).
+inline F32x16 scale_by_power(F32x16 a, F32x16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+// a = mantissa * 2^exponent with the mantissa in [1, 2), for normal positive a.
+inline F32x16 mantissa_of(F32x16 a) {
+  return {_mm512_getmant_ps(a.v, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_src)};
+}
+inline F32x16 exponent_of(F32x16 a) { return {_mm512_getexp_ps(a.v)}; }
+// Rounded to nearest, ties to even; NaN stays NaN.
+inline void store_bf16(uint16_t* p, F32x16 a) {
+  const __m512i bits = _mm512_castps_si512(a.v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+  const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  const __m512i top = _mm512_srli_epi32(_mm512_mask_blend_epi32(nan, rounded, quiet), 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(top));
 }
 
 #elif defined(__AVX2__)
@@ -76,9 +114,58 @@ inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
 }
 inline F32x16 load_bf16(const uint16_t* p) {
   const __m256i lo = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  const __m256i hi = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)));
+  const __m256i hi =
+      _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)));
   return {_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)),
           _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))};
+}
+inline F32x16 select_less(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
+  return {_mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
+          _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};
+}
+inline F32x16 abs(F32x16 a) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_andnot_ps(sign, a.lo), _mm256_andnot_ps(sign, a.hi)};
+}
+inline F32x16 sqrt(F32x16 a) { return {_mm256_sqrt_ps(a.lo), _mm256_sqrt_ps(a.hi)}; }
+inline F32x16 round_even(F32x16 a) {
+  constexpr int kMode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(a.lo, kMode), _mm256_round_ps(a.hi, kMode)};
+}
+// 2^n as a float, integral n in [-126, 127].
+inline __m256 power_of_two(__m256 n) {
+  const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
+}
+inline F32x16 scale_by_power(F32x16 a, F32x16 n) {
+  // In two steps: 2^128 is no float.
+  const __m256 one = _mm256_set1_ps(1.0f), two = _mm256_set1_ps(2.0f);
+  return {_mm256_mul_ps(_mm256_mul_ps(a.lo, two), power_of_two(_mm256_sub_ps(n.lo, one))),
+          _mm256_mul_ps(_mm256_mul_ps(a.hi, two), power_of_two(_mm256_sub_ps(n.hi, one)))};
+}
+inline __m256 mantissa_of(__m256 a) {
+  const __m256i fraction = _mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32(0x7fffff));
+  return _mm256_castsi256_ps(_mm256_or_si256(fraction, _mm256_set1_epi32(0x3f800000)));
+}
+inline F32x16 mantissa_of(F32x16 a) { return {mantissa_of(a.lo), mantissa_of(a.hi)}; }
+inline __m256 exponent_of(__m256 a) {
+  const __m256i biased = _mm256_srli_epi32(_mm256_castps_si256(a), 23);
+  return _mm256_cvtepi32_ps(_mm256_sub_epi32(biased, _mm256_set1_epi32(127)));
+}
+inline F32x16 exponent_of(F32x16 a) { return {exponent_of(a.lo), exponent_of(a.hi)}; }
+// The bfloat16 bits of eight floats, one in each 32-bit lane.
+inline __m256i round_to_bf16(__m256 a) {
+  const __m256i bits = _mm256_castps_si256(a);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+  return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+}
+inline void store_bf16(uint16_t* p, F32x16 a) {
+  const __m256i packed = _mm256_packus_epi32(round_to_bf16(a.lo), round_to_bf16(a.hi));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm256_permute4x64_epi64(packed, _MM_SHUFFLE(3, 1, 2, 0)));
 }
 
 #else  // plain loops the compiler vectorises for what the target has (SSE2, NEON)
@@ -86,6 +173,16 @@ inline F32x16 load_bf16(const uint16_t* p) {
 struct F32x16 {
   float v[kLanes];
 };
+inline uint32_t bits_of(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, sizeof(bits));
+  return bits;
+}
+inline float from_bits(uint32_t bits) {
+  float x;
+  __builtin_memcpy(&x, &bits, sizeof(x));
+  return x;
+}
 inline F32x16 broadcast(float x) {
   F32x16 r;
   for (int i = 0; i < kLanes; ++i) r.v[i] = x;
@@ -131,10 +228,178 @@ inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
 inline F32x16 load_bf16(const uint16_t* p) {
   F32x16 r;
   for (int i = 0; i < kLanes; ++i) {
-    const uint32_t bits = static_cast<uint32_t>(p[i]) << 16;
-    __builtin_memcpy(&r.v[i], &bits, sizeof(bits));
+    r.v[i] = from_bits(static_cast<uint32_t>(p[i]) << 16);
   }
   return r;
+}
+inline F32x16 select_less(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
+  for (int i = 0; i < kLanes; ++i) y.v[i] = a.v[i] < b.v[i] ? x.v[i] : y.v[i];
+  return y;
+}
+inline F32x16 abs(F32x16 a) {
+  for (int i = 0; i < kLanes; ++i) a.v[i] = __builtin_fabsf(a.v[i]);
+  return a;
+}
+inline F32x16 sqrt(F32x16 a) {
+  for (int i = 0; i < kLanes; ++i) a.v[i] = __builtin_sqrtf(a.v[i]);
+  return a;
+}
+inline F32x16 round_even(F32x16 a) {
+  // Adding 1.5 * 2^23 leaves no room for a fraction, in the rounding mode of the machine.
+  for (int i = 0; i < kLanes; ++i) a.v[i] = (a.v[i] + 0x1.8p23f) - 0x1.8p23f;
+  return a;
+}
+inline F32x16 scale_by_power(F32x16 a, F32x16 n) {
+  for (int i = 0; i < kLanes; ++i) {
+    // Clamped first: converting a float an int cannot hold is undefined. 2^128 is no float.
+    const float low = n.v[i] > -126.0f ? n.v[i] : -126.0f;
+    const int exponent = static_cast<int>(low < 128.0f ? low : 128.0f);
+    a.v[i] = a.v[i] * 2.0f * from_bits(static_cast<uint32_t>(exponent - 1 + 127) << 23);
+  }
+  return a;
+}
+inline F32x16 mantissa_of(F32x16 a) {
+  for (int i = 0; i < kLanes; ++i) {
+    a.v[i] = from_bits((bits_of(a.v[i]) & 0x7fffffu) | 0x3f800000u);
+  }
+  return a;
+}
+inline F32x16 exponent_of(F32x16 a) {
+  for (int i = 0; i < kLanes; ++i) {
+    a.v[i] = static_cast<float>(static_cast<int>(bits_of(a.v[i]) >> 23) - 127);
+  }
+  return a;
+}
+inline void store_bf16(uint16_t* p, F32x16 a) {
+  for (int i = 0; i < kLanes; ++i) {
+    const uint32_t bits = bits_of(a.v[i]);
+    const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+    const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    p[i] = static_cast<uint16_t>((nan ? bits | 0x400000u : rounded) >> 16);
+  }
+}
+
+#endif
+
+#if !defined(__AVX512F__)
+
+inline F32x16 load_partial(const float* p, int n, float fill = 0.0f) {
+  float lanes[kLanes];
+  for (int i = 0; i < kLanes; ++i) lanes[i] = i < n ? p[i] : fill;
+  return load(lanes);
+}
+inline void store_partial(float* p, F32x16 a, int n) {
+  float lanes[kLanes];
+  store(lanes, a);
+  for (int i = 0; i < n; ++i) p[i] = lanes[i];
+}
+
+#endif
+
+inline void store_bf16_partial(uint16_t* p, F32x16 a, int n) {
+  uint16_t lanes[kLanes];
+  store_bf16(lanes, a);
+  for (int i = 0; i < n; ++i) p[i] = lanes[i];
+}
+inline F32x16 load_bf16_partial(const uint16_t* p, int n) {
+  uint16_t lanes[kLanes] = {};
+  for (int i = 0; i < n; ++i) lanes[i] = p[i];
+  return load_bf16(lanes);
+}
+
+// Sums by a fixed tree: lanes i and i + 8, then i + 4, i + 2, i + 1.
+inline float reduce_add(F32x16 a) {
+  float lanes[kLanes];
+  store(lanes, a);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  }
+  return lanes[0];
+}
+inline float reduce_max(F32x16 a) {
+  float lanes[kLanes];
+  store(lanes, a);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) {
+      lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+    }
+  }
+  return lanes[0];
+}
+
+// Sixteen pairs of bfloat16, as 32-bit words with the first of a pair in the low half.
+// dot_bf16 adds a.second * b.second, then a.first * b.first to each lane, each rounded once: the
+// order of vdpbf16ps.
+#if defined(__AVX512BF16__)
+
+struct Bf16Pairs {
+  __m512i v;
+};
+inline Bf16Pairs load_pairs(const uint32_t* p) { return {_mm512_loadu_si512(p)}; }
+inline Bf16Pairs broadcast_pair(const uint32_t* p) {
+  int word;
+  __builtin_memcpy(&word, p, sizeof(word));
+  return {_mm512_set1_epi32(word)};
+}
+inline F32x16 dot_bf16(F32x16 acc, Bf16Pairs a, Bf16Pairs b) {
+  return {
+      _mm512_dpbf16_ps(acc.v, reinterpret_cast<__m512bh>(a.v), reinterpret_cast<__m512bh>(b.v))};
+}
+
+#else
+
+struct Bf16Pairs {
+  F32x16 first, second;
+};
+
+#if defined(__AVX512F__)
+inline Bf16Pairs split_pairs(__m512i words) {
+  return {{_mm512_castsi512_ps(_mm512_slli_epi32(words, 16))},
+          {_mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(-65536)))}};
+}
+inline Bf16Pairs load_pairs(const uint32_t* p) { return split_pairs(_mm512_loadu_si512(p)); }
+inline Bf16Pairs broadcast_pair(const uint32_t* p) {
+  int word;
+  __builtin_memcpy(&word, p, sizeof(word));
+  return split_pairs(_mm512_set1_epi32(word));
+}
+#elif defined(__AVX2__)
+inline Bf16Pairs split_pairs(__m256i lo, __m256i hi) {
+  const __m256i top = _mm256_set1_epi32(-65536);
+  return {{_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)),
+           _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))},
+          {_mm256_castsi256_ps(_mm256_and_si256(lo, top)),
+           _mm256_castsi256_ps(_mm256_and_si256(hi, top))}};
+}
+inline Bf16Pairs load_pairs(const uint32_t* p) {
+  return split_pairs(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+                     _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8)));
+}
+inline Bf16Pairs broadcast_pair(const uint32_t* p) {
+  int word;
+  __builtin_memcpy(&word, p, sizeof(word));
+  return split_pairs(_mm256_set1_epi32(word), _mm256_set1_epi32(word));
+}
+#else
+inline Bf16Pairs load_pairs(const uint32_t* p) {
+  Bf16Pairs r;
+  uint32_t words[kLanes];
+  __builtin_memcpy(words, p, sizeof(words));
+  for (int i = 0; i < kLanes; ++i) {
+    r.first.v[i] = from_bits(words[i] << 16);
+    r.second.v[i] = from_bits(words[i] & 0xffff0000u);
+  }
+  return r;
+}
+inline Bf16Pairs broadcast_pair(const uint32_t* p) {
+  uint32_t word;
+  __builtin_memcpy(&word, p, sizeof(word));
+  return {broadcast(from_bits(word << 16)), broadcast(from_bits(word & 0xffff0000u))};
+}
+#endif
+
+inline F32x16 dot_bf16(F32x16 acc, Bf16Pairs a, Bf16Pairs b) {
+  return fma(a.first, b.first, fma(a.second, b.second, acc));
 }
 
 #endif

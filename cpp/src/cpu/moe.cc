@@ -1,0 +1,107 @@
+// Sparse mixture of experts: rows are gathered by expert, so that each expert's weights are read
+// once, and added back in the order of rank, so that a row does not see its batch mates.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "core/check.h"
+#include "cpu/cpu_backend.h"
+
+namespace specdec::cpu {
+namespace {
+
+// One (row, rank) and the expert it chose.
+struct Choice {
+  int expert = 0;
+  float weight = 0.0f;
+};
+
+// The top_k experts of one row by rank; ties go to the lower index.
+void route(const MoeArgs& args, int row, std::vector<int>& order, Choice* choices) {
+  const int num_experts = static_cast<int>(args.gate_up.size());
+  const float* logits = args.router_logits + static_cast<int64_t>(row) * num_experts;
+  std::iota(order.begin(), order.end(), 0);
+  std::partial_sort(order.begin(), order.begin() + args.top_k, order.end(), [&](int a, int b) {
+    return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
+  });
+  const double highest = logits[order[0]];
+  double total = 0.0;
+  const int num_summed = args.renormalize ? args.top_k : num_experts;
+  for (int i = 0; i < num_summed; ++i) {
+    total += std::exp(logits[args.renormalize ? order[i] : i] - highest);
+  }
+  for (int rank = 0; rank < args.top_k; ++rank) {
+    const double weight = std::exp(logits[order[rank]] - highest) / total;
+    choices[rank] = {order[rank], static_cast<float>(weight)};
+  }
+}
+
+}  // namespace
+
+void CpuBackend::moe(const MoeArgs& args) {
+  const int num_experts = static_cast<int>(args.gate_up.size());
+  SPECDEC_CHECK_EQ(args.down.size(), args.gate_up.size());
+  SPECDEC_CHECK_GT(args.top_k, 0);
+  SPECDEC_CHECK_LE(args.top_k, num_experts);
+  if (args.num_rows == 0) return;
+  const int64_t hidden = args.gate_up[0]->in_features();
+  const int64_t inner = args.down[0]->in_features();
+  const int64_t num_choices = int64_t{args.num_rows} * args.top_k;
+
+  std::vector<Choice> choices(num_choices);
+  std::vector<int> order(num_experts);
+  for (int row = 0; row < args.num_rows; ++row) {
+    route(args, row, order, &choices[int64_t{row} * args.top_k]);
+  }
+  std::vector<int64_t> by_expert(num_choices);  // choices in order of expert, then row
+  std::iota(by_expert.begin(), by_expert.end(), 0);
+  std::stable_sort(by_expert.begin(), by_expert.end(),
+                   [&](int64_t a, int64_t b) { return choices[a].expert < choices[b].expert; });
+
+  const int64_t act_floats = (std::max(hidden, inner) * num_choices + 1);
+  float* const scratch =
+      grow_scratch(moe_scratch_, num_choices * (2 * inner + hidden) + act_floats);
+  float* const fused = scratch;                            // [num_choices, 2 * inner]
+  float* const results = fused + num_choices * 2 * inner;  // [num_choices, hidden], by expert
+  void* const act = results + num_choices * hidden;        // rows of one expert, in and between
+
+  const size_t row_bytes = hidden * size_of(act_dtype_);
+  std::vector<int64_t> place(num_choices);  // of a choice among the results
+  for (int64_t begin = 0; begin < num_choices;) {
+    const int expert = choices[by_expert[begin]].expert;
+    int64_t end = begin;
+    for (; end < num_choices && choices[by_expert[end]].expert == expert; ++end) {
+      place[by_expert[end]] = end;
+      std::memcpy(static_cast<char*>(act) + (end - begin) * row_bytes,
+                  static_cast<const char*>(args.x) + by_expert[end] / args.top_k * row_bytes,
+                  row_bytes);
+    }
+    const int num_rows = static_cast<int>(end - begin);
+    linear({.weight = args.gate_up[expert], .x = act, .out = fused, .num_rows = num_rows});
+    activation({.activation = args.activation,
+                .gated = true,
+                .x = fused,
+                .out = act,
+                .out_dtype = act_dtype_,
+                .num_rows = num_rows,
+                .dim = static_cast<int>(inner)});
+    linear({.weight = args.down[expert],
+            .x = act,
+            .out = results + begin * hidden,
+            .num_rows = num_rows});
+    begin = end;
+  }
+
+  pool_.parallel_for(args.num_rows, 4, [&](int64_t begin, int64_t end, int) {
+    for (int64_t choice = begin * args.top_k; choice < end * args.top_k; ++choice) {
+      const float* result = results + place[choice] * hidden;
+      float* out = args.out + choice / args.top_k * hidden;
+      const float weight = choices[choice].weight;
+      for (int64_t i = 0; i < hidden; ++i) out[i] += weight * result[i];
+    }
+  });
+}
+
+}  // namespace specdec::cpu

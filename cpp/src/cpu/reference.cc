@@ -1,0 +1,230 @@
+#include "cpu/reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "core/check.h"
+
+namespace specdec::reference {
+namespace {
+
+constexpr double kPi = 3.14159265358979323846;
+
+double mean_square(const double* x, int64_t dim) {
+  double sum = 0.0;
+  for (int64_t i = 0; i < dim; ++i) sum += x[i] * x[i];
+  return sum / static_cast<double>(dim);
+}
+
+// RMS norm and half-split rotation of one head, in place.
+void prepare_head(const QkvArgs& args, const float* weight, int32_t position,
+                  std::vector<double>& head) {
+  if (weight != nullptr) {
+    const double scale =
+        1.0 / std::sqrt(mean_square(head.data(), args.kv.head_dim) + args.norm_eps);
+    for (int i = 0; i < args.kv.head_dim; ++i) head[i] *= scale * weight[i];
+  }
+  if (args.rope_cos == nullptr) return;
+  const int half = args.rotary_dim / 2;
+  for (int i = 0; i < half; ++i) {
+    const double cos = args.rope_cos[static_cast<int64_t>(position) * half + i];
+    const double sin = args.rope_sin[static_cast<int64_t>(position) * half + i];
+    const double a = head[i], b = head[half + i];
+    head[i] = a * cos - b * sin;
+    head[half + i] = b * cos + a * sin;
+  }
+}
+
+// Slots of the request that its row `index` sees, in order of position, window applied.
+std::vector<int> visible_slots(const TreeAttentionArgs& args, int request, int index) {
+  const BatchView& batch = *args.batch;
+  const int base = batch.base_lens[request];
+  const int64_t row = batch.cu_rows[request] + index;
+  std::vector<int> slots(base);
+  std::iota(slots.begin(), slots.end(), 0);
+  const bool is_tree = batch.is_tree != nullptr && batch.is_tree[request] != 0;
+  for (int j = 0; j <= index; ++j) {
+    const bool sees =
+        !is_tree || ((batch.ancestor_mask[row * batch.mask_words + j / 64] >> (j % 64)) & 1) != 0;
+    if (sees) slots.push_back(base + j);
+  }
+  if (args.sliding_window > 0 && static_cast<int>(slots.size()) > args.sliding_window) {
+    slots.erase(slots.begin(), slots.end() - args.sliding_window);
+  }
+  return slots;
+}
+
+}  // namespace
+
+double element(const void* data, DType dtype, int64_t index) {
+  if (dtype == DType::kF32) return static_cast<const float*>(data)[index];
+  SPECDEC_CHECK(dtype == DType::kBF16);
+  return to_float(static_cast<const BFloat16*>(data)[index]);
+}
+
+double rounded(double value, DType dtype) {
+  const float single = static_cast<float>(value);
+  return dtype == DType::kBF16 ? to_float(to_bfloat16(single)) : single;
+}
+
+std::vector<double> norm(const NormArgs& args) {
+  std::vector<double> out;
+  for (int row = 0; row < args.num_rows; ++row) {
+    const float* x = args.x + static_cast<int64_t>(row) * args.dim;
+    std::vector<double> centred(x, x + args.dim);
+    if (args.kind == NormKind::kLayer) {
+      const double mean = std::accumulate(centred.begin(), centred.end(), 0.0) / args.dim;
+      for (double& value : centred) value -= mean;
+    }
+    const double scale = 1.0 / std::sqrt(mean_square(centred.data(), args.dim) + args.eps);
+    for (int i = 0; i < args.dim; ++i) {
+      const double bias = args.bias != nullptr ? args.bias[i] : 0.0;
+      out.push_back(centred[i] * scale * args.weight[i] + bias);
+    }
+  }
+  return out;
+}
+
+std::vector<double> linear(std::span<const double> x, std::span<const float> weight,
+                           int64_t in_features) {
+  const int64_t out_features = static_cast<int64_t>(weight.size()) / in_features;
+  const int64_t num_rows = static_cast<int64_t>(x.size()) / in_features;
+  std::vector<double> out(num_rows * out_features, 0.0);
+  for (int64_t row = 0; row < num_rows; ++row) {
+    for (int64_t n = 0; n < out_features; ++n) {
+      for (int64_t k = 0; k < in_features; ++k) {
+        out[row * out_features + n] += x[row * in_features + k] * weight[n * in_features + k];
+      }
+    }
+  }
+  return out;
+}
+
+std::vector<double> split_qkv(const QkvArgs& args, PlainKv& kv) {
+  const int dim = args.kv.head_dim;
+  const int num_kv_heads = args.kv.num_kv_heads;
+  std::vector<double> q;
+  const float* x = args.qkv;
+  for (int row = 0; row < args.batch->num_rows; ++row) {
+    const int32_t position = args.batch->positions[row];
+    const int64_t slot = args.batch->slot_mapping[row];
+    for (int h = 0; h < args.num_heads + 2 * num_kv_heads; ++h, x += dim) {
+      std::vector<double> head(x, x + dim);
+      const int kv_head = h - args.num_heads;
+      if (kv_head < 0) {
+        prepare_head(args, args.q_norm, position, head);
+        q.insert(q.end(), head.begin(), head.end());
+        continue;
+      }
+      const bool is_key = kv_head < num_kv_heads;
+      if (is_key) prepare_head(args, args.k_norm, position, head);
+      std::vector<double>& target = is_key ? kv.keys : kv.values;
+      const int64_t place = (slot * num_kv_heads + kv_head % num_kv_heads) * dim;
+      for (int i = 0; i < dim; ++i) target[place + i] = rounded(head[i], args.kv.dtype);
+    }
+  }
+  return q;
+}
+
+std::vector<double> tree_attention(const TreeAttentionArgs& args, const PlainKv& kv) {
+  const BatchView& batch = *args.batch;
+  const int dim = args.kv.head_dim;
+  const int group_size = args.num_heads / args.kv.num_kv_heads;
+  std::vector<double> out(static_cast<int64_t>(batch.num_rows) * args.num_heads * dim, 0.0);
+  for (int request = 0; request < batch.num_requests; ++request) {
+    const int32_t* table =
+        batch.block_tables + static_cast<int64_t>(request) * batch.max_blocks_per_request;
+    for (int row = batch.cu_rows[request]; row < batch.cu_rows[request + 1]; ++row) {
+      const std::vector<int> slots = visible_slots(args, request, row - batch.cu_rows[request]);
+      for (int head = 0; head < args.num_heads; ++head) {
+        const int64_t start = (static_cast<int64_t>(row) * args.num_heads + head) * dim;
+        const auto place = [&](int slot) {
+          const int64_t physical =
+              static_cast<int64_t>(table[slot / args.kv.block_size]) * args.kv.block_size +
+              slot % args.kv.block_size;
+          return (physical * args.kv.num_kv_heads + head / group_size) * dim;
+        };
+        std::vector<double> weights;
+        for (int slot : slots) {
+          double dot = 0.0;
+          for (int i = 0; i < dim; ++i) {
+            dot += element(args.q, args.kv.dtype, start + i) * kv.keys[place(slot) + i];
+          }
+          weights.push_back(dot * args.scale);
+        }
+        const double highest = *std::max_element(weights.begin(), weights.end());
+        double total = 0.0;
+        for (double& weight : weights) total += weight = std::exp(weight - highest);
+        for (size_t j = 0; j < slots.size(); ++j) {
+          for (int i = 0; i < dim; ++i) {
+            out[start + i] += weights[j] / total * kv.values[place(slots[j]) + i];
+          }
+        }
+      }
+    }
+  }
+  return out;
+}
+
+double activate(Activation activation, double x) {
+  switch (activation) {
+    case Activation::kSilu:
+      return x / (1.0 + std::exp(-x));
+    case Activation::kRelu:
+      return std::max(x, 0.0);
+    case Activation::kGelu:
+      return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
+    case Activation::kGeluTanh:
+      return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / kPi) * (x + 0.044715 * x * x * x)));
+    case Activation::kIdentity:
+      return x;
+  }
+  detail::check_failed(__FILE__, __LINE__, "activation is known");
+}
+
+std::vector<double> activation(const ActivationArgs& args) {
+  std::vector<double> out;
+  const int64_t width = args.gated ? 2 * static_cast<int64_t>(args.dim) : args.dim;
+  for (int row = 0; row < args.num_rows; ++row) {
+    const float* x = args.x + row * width;
+    for (int i = 0; i < args.dim; ++i) {
+      out.push_back(activate(args.activation, x[i]) * (args.gated ? x[args.dim + i] : 1.0));
+    }
+  }
+  return out;
+}
+
+std::vector<double> moe(const MoeArgs& args, std::span<const std::vector<float>> gate_up,
+                        std::span<const std::vector<float>> down, int64_t hidden, DType act_dtype) {
+  const int num_experts = static_cast<int>(gate_up.size());
+  std::vector<double> out(args.num_rows * hidden, 0.0);
+  for (int row = 0; row < args.num_rows; ++row) {
+    const float* logits = args.router_logits + static_cast<int64_t>(row) * num_experts;
+    std::vector<int> order(num_experts);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int a, int b) { return logits[a] > logits[b]; });
+    double total = 0.0;
+    for (int rank = 0; rank < (args.renormalize ? args.top_k : num_experts); ++rank) {
+      total += std::exp(static_cast<double>(logits[order[rank]]));
+    }
+    std::vector<double> x(hidden);
+    for (int64_t i = 0; i < hidden; ++i) x[i] = element(args.x, act_dtype, row * hidden + i);
+    for (int rank = 0; rank < args.top_k; ++rank) {
+      const int expert = order[rank];
+      const std::vector<double> fused = linear(x, gate_up[expert], hidden);
+      const size_t inner = fused.size() / 2;
+      std::vector<double> act(inner);
+      for (size_t i = 0; i < inner; ++i) {
+        act[i] = activate(args.activation, fused[i]) * fused[inner + i];
+      }
+      const std::vector<double> result = linear(act, down[expert], static_cast<int64_t>(inner));
+      const double weight = std::exp(static_cast<double>(logits[expert])) / total;
+      for (int64_t i = 0; i < hidden; ++i) out[row * hidden + i] += weight * result[i];
+    }
+  }
+  return out;
+}
+
+}  // namespace specdec::reference

@@ -1,0 +1,47 @@
+// Plain loops in double precision over row-major data: what every kernel, on any device, is
+// compared with. They take the arguments of the operation; its outputs are returned instead of
+// written.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "backend/op_args.h"
+
+namespace specdec::reference {
+
+// Keys and values of one layer by physical slot, as their dtype represents them.
+struct PlainKv {
+  std::vector<double> keys;    // [num_blocks * block_size, num_kv_heads, head_dim]
+  std::vector<double> values;  // the same
+};
+
+// Element `index` of an array of float32 or bfloat16.
+double element(const void* data, DType dtype, int64_t index);
+// What `value` becomes when it is stored at `dtype`.
+double rounded(double value, DType dtype);
+
+std::vector<double> norm(const NormArgs& args);  // [num_rows, dim]
+
+// x [num_rows, in_features] (double), weight [out_features, in_features].
+std::vector<double> linear(std::span<const double> x, std::span<const float> weight,
+                           int64_t in_features);
+
+// Returns q [num_rows, num_heads * head_dim] before rounding and writes the rows' keys and values,
+// rounded to the cache's dtype, to kv.
+std::vector<double> split_qkv(const QkvArgs& args, PlainKv& kv);
+
+// Attention of the batch's rows over kv: [num_rows, num_heads * head_dim]. args.kv gives the shape.
+std::vector<double> tree_attention(const TreeAttentionArgs& args, const PlainKv& kv);
+
+double activate(Activation activation, double x);
+std::vector<double> activation(const ActivationArgs& args);  // [num_rows, dim]
+
+// Plain weights of the experts: gate_up [2 * inner, hidden] and down [hidden, inner] each. Returns
+// what is added to args.out, [num_rows, hidden]; args.gate_up and args.down are not read.
+// `act_dtype` is that of args.x.
+std::vector<double> moe(const MoeArgs& args, std::span<const std::vector<float>> gate_up,
+                        std::span<const std::vector<float>> down, int64_t hidden, DType act_dtype);
+
+}  // namespace specdec::reference

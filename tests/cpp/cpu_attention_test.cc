@@ -1,0 +1,283 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "cpu/cpu_backend.h"
+#include "cpu/reference.h"
+#include "testing/cpu_isas.h"
+#include "testing/paged_world.h"
+
+namespace specdec {
+namespace {
+
+using testing::AttentionShape;
+using testing::PagedWorld;
+using testing::Request;
+using testing::RowBytes;
+using testing::TreeNode;
+
+std::vector<uint64_t> random_tokens(std::mt19937_64& random, int count) {
+  std::vector<uint64_t> tokens(count);
+  for (uint64_t& token : tokens) token = random() % 100000;
+  return tokens;
+}
+
+// A root and nodes whose parents are drawn from the rows before them.
+std::vector<TreeNode> random_tree(std::mt19937_64& random, int num_rows) {
+  std::vector<TreeNode> rows = {{random() % 100000, -1}};
+  while (static_cast<int>(rows.size()) < num_rows) {
+    rows.push_back({random() % 100000, static_cast<int>(random() % rows.size())});
+  }
+  return rows;
+}
+
+// A request with `base_len` committed tokens and rows of the given kind to run next.
+enum class Kind { kDecode, kChunk, kTree };
+Request make_request(PagedWorld& world, std::mt19937_64& random, Kind kind, int base_len,
+                     int num_rows) {
+  Request request = world.new_request(base_len + num_rows);
+  world.prefill(request, random_tokens(random, base_len));
+  request.is_tree = kind == Kind::kTree;
+  request.rows = kind == Kind::kTree ? random_tree(random, num_rows)
+                                     : Request::chain(random_tokens(random, num_rows));
+  return request;
+}
+
+reference::PlainKv read_cache(const PagedWorld& world) {
+  const PagedKvView& kv = world.kv();
+  reference::PlainKv plain;
+  for (int64_t slot = 0; slot < int64_t{kv.num_blocks} * kv.block_size; ++slot) {
+    for (int head = 0; head < kv.num_kv_heads; ++head) {
+      for (int i = 0; i < kv.head_dim; ++i) {
+        plain.keys.push_back(world.key(slot, head, i));
+        plain.values.push_back(world.value(slot, head, i));
+      }
+    }
+  }
+  return plain;
+}
+
+class CpuAttention : public ::testing::TestWithParam<testing::IsaAndDType> {
+ protected:
+  cpu::CpuBackend make_backend(int num_threads) {
+    return cpu::CpuBackend(std::get<0>(GetParam()), num_threads, dtype());
+  }
+  DType dtype() const { return std::get<1>(GetParam()); }
+
+  // Largest error of the last attend() in units of what rounding to the dtype explains.
+  double error_against_reference(PagedWorld& world) {
+    const std::vector<double> expected =
+        reference::tree_attention(world.attention_args(), read_cache(world));
+    const double relative = dtype() == DType::kBF16 ? 0x1p-8 : 4e-6;
+    double worst = 0.0;
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const double actual =
+          reference::element(world.out_bytes().data(), dtype(), static_cast<int64_t>(i));
+      const double error =
+          std::abs(actual - expected[i]) / (relative * std::abs(expected[i]) + 1e-5);
+      worst = std::isnan(error) ? INFINITY : std::max(worst, error);
+    }
+    return worst;
+  }
+};
+
+TEST_P(CpuAttention, MixedBatchesMatchReference) {
+  cpu::CpuBackend backend = make_backend(2);
+  std::mt19937_64 random(7);
+  for (int head_dim : {8, 20, 48, 64, 80, 96, 128, 256}) {
+    for (int group_size : {1, 3, 4, 7, 8}) {
+      const AttentionShape shape = {.num_kv_heads = 1 + static_cast<int>(random() % 2),
+                                    .group_size = group_size,
+                                    .head_dim = head_dim,
+                                    .block_size = random() % 2 == 0 ? 16 : 32};
+      PagedWorld world(backend, shape, 50, random());
+      const int longest = head_dim == 64 && group_size == 3 ? 250 : 60;
+      Request decode = make_request(world, random, Kind::kDecode, 1 + random() % longest, 1);
+      Request chunk = make_request(world, random, Kind::kChunk, random() % 40, 1 + random() % 30);
+      Request tree =
+          make_request(world, random, Kind::kTree, random() % longest, 1 + random() % 12);
+      world.step({&decode, &chunk, &tree});
+      EXPECT_LE(error_against_reference(world), 1.0) << head_dim << " x " << group_size;
+    }
+  }
+}
+
+TEST_P(CpuAttention, LongContextsAndWideTreesMatchReference) {
+  cpu::CpuBackend backend = make_backend(2);
+  std::mt19937_64 random(8);
+  for (int context : {1, 15, 16, 17, 63, 64, 65, 500, 700}) {
+    PagedWorld world(backend, {.num_kv_heads = 1, .group_size = 3, .head_dim = 48}, 60, random());
+    Request tree = make_request(world, random, Kind::kTree, context, 100);
+    world.step({&tree});
+    EXPECT_LE(error_against_reference(world), 1.0) << context;
+  }
+}
+
+TEST_P(CpuAttention, SlidingWindowMatchesReference) {
+  cpu::CpuBackend backend = make_backend(1);
+  std::mt19937_64 random(9);
+  for (int window : {1, 3, 16, 33, 100}) {
+    PagedWorld world(backend, {.group_size = 3, .head_dim = 64, .sliding_window = window}, 40,
+                     random());
+    Request decode = make_request(world, random, Kind::kDecode, 130, 1);
+    Request chunk = make_request(world, random, Kind::kChunk, 70, 50);
+    Request tree = make_request(world, random, Kind::kTree, 37, 20);
+    world.step({&decode, &chunk, &tree});
+    EXPECT_LE(error_against_reference(world), 1.0) << window;
+  }
+}
+
+TEST_P(CpuAttention, WrongMaskBitIsSeenByTheComparison) {
+  cpu::CpuBackend backend = make_backend(1);
+  std::mt19937_64 random(10);
+  PagedWorld world(backend, {}, 20);
+  Request tree = make_request(world, random, Kind::kTree, 100, 9);
+  world.build({&tree});
+  world.project();
+  const RowBytes right = world.attend();
+  ASSERT_LE(error_against_reference(world), 1.0);
+  for (int bit = 0; bit < 8; ++bit) {
+    world.masks()[8] ^= uint64_t{1} << bit;
+    const RowBytes wrong = world.attend();
+    world.masks()[8] ^= uint64_t{1} << bit;
+    EXPECT_NE(wrong[8], right[8]) << bit;
+    EXPECT_EQ(wrong[7], right[7]) << bit;
+    EXPECT_GT(error_against_reference(world), 1.0) << bit;
+  }
+}
+
+TEST_P(CpuAttention, ChunkingChangesNoBit) {
+  cpu::CpuBackend backend = make_backend(2);
+  std::mt19937_64 random(11);
+  for (int window : {0, 50}) {
+    const AttentionShape shape = {.group_size = 3, .head_dim = 64, .sliding_window = window};
+    PagedWorld world(backend, shape, 250);
+    const std::vector<uint64_t> tokens = random_tokens(random, 700);
+    Request whole = world.new_request(700);
+    const RowBytes expected = world.prefill(whole, tokens, 700);
+    for (int chunk : {1, 7, 512}) {
+      Request chunked = world.new_request(700);
+      EXPECT_EQ(world.prefill(chunked, tokens, chunk), expected) << chunk << ", " << window;
+    }
+  }
+}
+
+TEST_P(CpuAttention, BatchMatesBlocksThreadsAndBlockSizeChangeNoBit) {
+  std::mt19937_64 random(12);
+  for (int group_size : {1, 4, 7}) {
+    const std::vector<uint64_t> history = random_tokens(random, 150);
+    const std::vector<TreeNode> rows = random_tree(random, 11);
+    const auto run = [&](int num_threads, int block_size, bool with_mates, uint64_t seed) {
+      cpu::CpuBackend backend = make_backend(num_threads);
+      PagedWorld world(backend, {.group_size = group_size, .block_size = block_size}, 60, seed);
+      Request mate = make_request(world, random, Kind::kDecode, 33, 1);
+      Request other = make_request(world, random, Kind::kTree, 20, 14);
+      Request request = world.new_request(161);
+      world.prefill(request, history);
+      request.rows = rows;
+      request.is_tree = true;
+      if (!with_mates) return world.step({&request});
+      RowBytes results = world.step({&mate, &request, &other});
+      return RowBytes(results.begin() + 1, results.begin() + 12);
+    };
+    const RowBytes expected = run(1, 16, false, 1);
+    EXPECT_EQ(run(1, 16, false, 2), expected);
+    EXPECT_EQ(run(1, 16, true, 3), expected);
+    EXPECT_EQ(run(2, 16, true, 4), expected);
+    EXPECT_EQ(run(3, 32, true, 5), expected);
+  }
+}
+
+TEST_P(CpuAttention, TreeRowsEqualTheirPathsRunAsChains) {
+  cpu::CpuBackend backend = make_backend(2);
+  std::mt19937_64 random(13);
+  for (int window : {0, 4, 40}) {
+    for (int num_rows : {5, 40, 90}) {
+      const AttentionShape shape = {.group_size = 3, .head_dim = 64, .sliding_window = window};
+      PagedWorld world(backend, shape, 400, random());
+      const std::vector<uint64_t> history = random_tokens(random, 30 + random() % 60);
+      const int capacity = static_cast<int>(history.size()) + num_rows;
+      Request tree = world.new_request(capacity);
+      world.prefill(tree, history);
+      tree.rows = random_tree(random, num_rows);
+      tree.is_tree = true;
+      const RowBytes results = world.step({&tree});
+      Request chain = world.new_request(capacity);
+      world.prefill(chain, history);
+      for (int leaf = num_rows - 1; leaf >= 0; leaf -= 1 + num_rows / 12) {
+        const std::vector<int> path = tree.path_to(leaf);
+        std::vector<uint64_t> tokens;
+        for (int row : path) tokens.push_back(tree.rows[row].token);
+        chain.rows = Request::chain(tokens);
+        const RowBytes chain_results = world.step({&chain});
+        for (size_t depth = 0; depth < path.size(); ++depth) {
+          ASSERT_EQ(results[path[depth]], chain_results[depth]) << "row " << path[depth];
+        }
+      }
+    }
+  }
+}
+
+TEST_P(CpuAttention, CompactedPathContinuesLikeAChain) {
+  cpu::CpuBackend backend = make_backend(2);
+  std::mt19937_64 random(14);
+  for (int round = 0; round < 5; ++round) {
+    PagedWorld world(backend, {.num_kv_heads = 3, .group_size = 2}, 60, random());
+    const std::vector<uint64_t> history = random_tokens(random, 40 + round * 5);
+    Request tree = world.new_request(100);
+    world.prefill(tree, history);
+    tree.rows = random_tree(random, 25);
+    tree.is_tree = true;
+    world.step({&tree});
+    const std::vector<int> path = tree.path_to(24);
+    const auto slot = [&](int index) { return int64_t{tree.blocks[index / 16]} * 16 + index % 16; };
+    std::vector<std::pair<int64_t, int64_t>> moves;
+    std::vector<uint64_t> tokens;
+    for (size_t depth = 0; depth < path.size(); ++depth) {
+      moves.emplace_back(slot(tree.base_len + path[depth]),
+                         slot(tree.base_len + static_cast<int>(depth)));
+      tokens.push_back(tree.rows[path[depth]].token);
+    }
+    const PagedKvView layer = world.kv();
+    backend.copy_kv({.layers = {&layer, 1}, .slots = moves});
+
+    Request chain = world.new_request(100);
+    world.prefill(chain, history);
+    world.prefill(chain, tokens);
+    tree.base_len = chain.base_len;
+    tree.is_tree = false;
+    tree.rows = chain.rows = Request::chain(random_tokens(random, 3));
+    const RowBytes results = world.step({&tree, &chain});
+    for (int row = 0; row < 3; ++row) EXPECT_EQ(results[row], results[3 + row]);
+  }
+}
+
+TEST_P(CpuAttention, CopyMovesEveryLayerAndNothingElse) {
+  cpu::CpuBackend backend = make_backend(2);
+  std::mt19937_64 random(15);
+  PagedWorld first(backend, {}, 4), second(backend, {}, 4);
+  Request a = first.new_request(40), b = second.new_request(40);
+  first.prefill(a, random_tokens(random, 40));
+  second.prefill(b, random_tokens(random, 40));
+  const reference::PlainKv before[2] = {read_cache(first), read_cache(second)};
+  const std::vector<std::pair<int64_t, int64_t>> moves = {{21, 20}, {40, 21}, {40, 40}};
+  const PagedKvView layers[2] = {first.kv(), second.kv()};
+  backend.copy_kv({.layers = layers, .slots = moves});
+  const reference::PlainKv after[2] = {read_cache(first), read_cache(second)};
+  const int64_t row = int64_t{layers[0].num_kv_heads} * layers[0].head_dim;
+  const auto bits = [](double value) { return std::bit_cast<uint64_t>(value); };
+  for (int layer = 0; layer < 2; ++layer) {
+    for (size_t i = 0; i < before[layer].keys.size(); ++i) {
+      const int64_t slot = static_cast<int64_t>(i) / row;
+      const size_t source = i + (slot == 20 ? row : slot == 21 ? 19 * row : 0);
+      ASSERT_EQ(bits(after[layer].keys[i]), bits(before[layer].keys[source])) << slot;
+      ASSERT_EQ(bits(after[layer].values[i]), bits(before[layer].values[source])) << slot;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, CpuAttention, testing::all_isas_and_dtypes(),
+                         testing::isa_and_dtype_name);
+
+}  // namespace
+}  // namespace specdec
