@@ -1,0 +1,378 @@
+#include "model/decoder.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <random>
+
+#include "core/log.h"
+#include "specdec/error.h"
+#include "testing/chain_batch.h"
+#include "testing/checkpoint_files.h"
+#include "testing/text.h"
+
+namespace specdec {
+namespace {
+
+using testing::ChainBatch;
+using testing::ChainRunner;
+using testing::has_text;
+using testing::SafetensorsWriter;
+using testing::TempDirectory;
+
+constexpr int kVocab = 37;
+constexpr int kHidden = 24;
+constexpr int kInner = 40;
+constexpr int kLayers = 2;
+constexpr int kHeads = 4;
+constexpr int kKvHeads = 2;
+constexpr int kHeadDim = 8;
+constexpr double kTheta = 1000.0;
+constexpr double kEps = 1e-5;
+
+struct Tensor {
+  std::vector<int64_t> shape;
+  std::vector<float> values;
+};
+using Tensors = std::map<std::string, Tensor>;
+
+// A Llama with grouped query heads and its own head; heads * head_dim is not the hidden size.
+Tensors llama_tensors() {
+  Tensors tensors;
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal;
+  const auto add = [&](const std::string& name, std::vector<int64_t> shape) {
+    Tensor tensor{.shape = shape, .values = {}};
+    int64_t count = 1;
+    for (int64_t extent : shape) count *= extent;
+    const float scale = 1.0f / std::sqrt(static_cast<float>(shape.back()));
+    for (int64_t i = 0; i < count; ++i) {
+      tensor.values.push_back(shape.size() == 1 ? 1.0f + 0.2f * normal(random)
+                                                : scale * normal(random));
+    }
+    tensors.emplace(name, std::move(tensor));
+  };
+  add("model.embed_tokens.weight", {kVocab, kHidden});
+  add("lm_head.weight", {kVocab, kHidden});
+  add("model.norm.weight", {kHidden});
+  for (int layer = 0; layer < kLayers; ++layer) {
+    const std::string prefix = str_cat("model.layers.", layer, ".");
+    add(prefix + "input_layernorm.weight", {kHidden});
+    add(prefix + "post_attention_layernorm.weight", {kHidden});
+    add(prefix + "self_attn.q_proj.weight", {kHeads * kHeadDim, kHidden});
+    add(prefix + "self_attn.k_proj.weight", {kKvHeads * kHeadDim, kHidden});
+    add(prefix + "self_attn.v_proj.weight", {kKvHeads * kHeadDim, kHidden});
+    add(prefix + "self_attn.o_proj.weight", {kHidden, kHeads * kHeadDim});
+    add(prefix + "mlp.gate_proj.weight", {kInner, kHidden});
+    add(prefix + "mlp.up_proj.weight", {kInner, kHidden});
+    add(prefix + "mlp.down_proj.weight", {kHidden, kInner});
+  }
+  return tensors;
+}
+
+void write_checkpoint(const TempDirectory& directory, const Tensors& tensors,
+                      const std::string& extra_config = "") {
+  SafetensorsWriter writer;
+  for (const auto& [name, tensor] : tensors) writer.add(name, tensor.shape, tensor.values);
+  directory.write("model.safetensors", writer.bytes());
+  directory.write("config.json",
+                  str_cat(R"({"architectures":["LlamaForCausalLM"],"vocab_size":)", kVocab,
+                          R"(,"hidden_size":)", kHidden, R"(,"intermediate_size":)", kInner,
+                          R"(,"num_hidden_layers":)", kLayers, R"(,"num_attention_heads":)", kHeads,
+                          R"(,"num_key_value_heads":)", kKvHeads, R"(,"head_dim":)", kHeadDim,
+                          R"(,"rope_theta":)", kTheta, R"(,"rms_norm_eps":)", kEps,
+                          R"(,"max_position_embeddings":128)", extra_config, "}"));
+}
+
+// ---- the reference: a Llama in double precision, one token after the other, no cache layout
+
+using Vector = std::vector<double>;
+
+Vector multiply(const Tensor& matrix, const Vector& x) {
+  Vector result(matrix.shape[0], 0.0);
+  for (int64_t row = 0; row < matrix.shape[0]; ++row) {
+    for (size_t i = 0; i < x.size(); ++i) result[row] += matrix.values[row * x.size() + i] * x[i];
+  }
+  return result;
+}
+
+Vector rms_norm(const Tensor& weight, const Vector& x) {
+  double mean_square = 0.0;
+  for (double value : x) mean_square += value * value / static_cast<double>(x.size());
+  Vector result(x.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    result[i] = weight.values[i] * x[i] / std::sqrt(mean_square + kEps);
+  }
+  return result;
+}
+
+void rotate(double* head, int position) {
+  for (int i = 0; i < kHeadDim / 2; ++i) {
+    const double angle = position * std::pow(kTheta, -2.0 * i / kHeadDim);
+    const double first = head[i];
+    const double second = head[i + kHeadDim / 2];
+    head[i] = first * std::cos(angle) - second * std::sin(angle);
+    head[i + kHeadDim / 2] = second * std::cos(angle) + first * std::sin(angle);
+  }
+}
+
+class ReferenceLlama {
+ public:
+  explicit ReferenceLlama(const Tensors& tensors, const std::string& head = "lm_head.weight")
+      : tensors_(tensors), head_(head), keys_(kLayers), values_(kLayers) {}
+
+  // Logits after the next token.
+  Vector next(int32_t token) {
+    const Tensor& table = tensors_.at("model.embed_tokens.weight");
+    Vector hidden(table.values.begin() + token * kHidden,
+                  table.values.begin() + (token + 1) * kHidden);
+    for (int layer = 0; layer < kLayers; ++layer) {
+      add(hidden, attention(layer, norm(layer, "input_layernorm", hidden)));
+      add(hidden, mlp(layer, norm(layer, "post_attention_layernorm", hidden)));
+    }
+    ++position_;
+    return multiply(tensors_.at(head_), rms_norm(tensors_.at("model.norm.weight"), hidden));
+  }
+
+ private:
+  const Tensor& weight(int layer, const std::string& name) const {
+    return tensors_.at(str_cat("model.layers.", layer, ".", name, ".weight"));
+  }
+  Vector norm(int layer, const std::string& name, const Vector& x) const {
+    return rms_norm(weight(layer, name), x);
+  }
+  static void add(Vector& to, const Vector& what) {
+    for (size_t i = 0; i < to.size(); ++i) to[i] += what[i];
+  }
+
+  Vector attention(int layer, const Vector& x) {
+    Vector q = multiply(weight(layer, "self_attn.q_proj"), x);
+    Vector k = multiply(weight(layer, "self_attn.k_proj"), x);
+    for (int head = 0; head < kHeads; ++head) rotate(&q[head * kHeadDim], position_);
+    for (int head = 0; head < kKvHeads; ++head) rotate(&k[head * kHeadDim], position_);
+    keys_[layer].push_back(k);
+    values_[layer].push_back(multiply(weight(layer, "self_attn.v_proj"), x));
+    Vector mixed(kHeads * kHeadDim, 0.0);
+    for (int head = 0; head < kHeads; ++head) {
+      const int kv_offset = head / (kHeads / kKvHeads) * kHeadDim;
+      Vector scores;
+      double sum = 0.0;
+      for (const Vector& key : keys_[layer]) {
+        double dot = 0.0;
+        for (int i = 0; i < kHeadDim; ++i) dot += q[head * kHeadDim + i] * key[kv_offset + i];
+        scores.push_back(std::exp(dot / std::sqrt(double{kHeadDim})));
+        sum += scores.back();
+      }
+      for (size_t t = 0; t < scores.size(); ++t) {
+        for (int i = 0; i < kHeadDim; ++i) {
+          mixed[head * kHeadDim + i] += scores[t] / sum * values_[layer][t][kv_offset + i];
+        }
+      }
+    }
+    return multiply(weight(layer, "self_attn.o_proj"), mixed);
+  }
+
+  Vector mlp(int layer, const Vector& x) const {
+    Vector gate = multiply(weight(layer, "mlp.gate_proj"), x);
+    const Vector up = multiply(weight(layer, "mlp.up_proj"), x);
+    for (size_t i = 0; i < gate.size(); ++i) gate[i] *= up[i] / (1.0 + std::exp(-gate[i]));
+    return multiply(weight(layer, "mlp.down_proj"), gate);
+  }
+
+  const Tensors& tensors_;
+  std::string head_;
+  int position_ = 0;
+  std::vector<std::vector<Vector>> keys_, values_;  // by layer, by position
+};
+
+std::vector<int32_t> some_tokens(int count, int seed = 1) {
+  std::vector<int32_t> tokens;
+  for (int i = 0; i < count; ++i) tokens.push_back((i * i * 5 + i * 3 + seed * 11) % kVocab);
+  return tokens;
+}
+
+void expect_reference_logits(ReferenceLlama reference, const std::vector<int32_t>& tokens,
+                             const std::vector<float>& logits) {
+  ASSERT_EQ(logits.size(), tokens.size() * kVocab);
+  for (size_t t = 0; t < tokens.size(); ++t) {
+    const Vector expected = reference.next(tokens[t]);
+    for (int v = 0; v < kVocab; ++v) {
+      EXPECT_NEAR(logits[t * kVocab + v], expected[v], 2e-5) << "token " << t << " vocab " << v;
+    }
+  }
+}
+
+class DecoderTest : public ::testing::Test {
+ protected:
+  TempDirectory directory_;
+  std::unique_ptr<Backend> backend_ = make_backend({.num_threads = 2});
+};
+
+TEST_F(DecoderTest, LogitsEqualDoublePrecisionReference) {
+  const Tensors tensors = llama_tensors();
+  write_checkpoint(directory_, tensors);
+  ChainRunner runner(directory_.path(), *backend_, 64, 64);
+  const std::vector<int32_t> tokens = some_tokens(50);
+  expect_reference_logits(ReferenceLlama(tensors), tokens, runner.run(tokens, 64));
+}
+
+TEST_F(DecoderTest, ChunksGiveTheSameBitsAsTheWhole) {
+  write_checkpoint(directory_, llama_tensors());
+  ChainRunner runner(directory_.path(), *backend_, 64, 64);
+  const std::vector<int32_t> tokens = some_tokens(50);
+  const std::vector<float> whole = runner.run(tokens, 64);
+  for (int chunk : {1, 7, 33}) EXPECT_EQ(runner.run(tokens, chunk), whole) << "chunk " << chunk;
+}
+
+TEST_F(DecoderTest, BatchMatesDoNotChangeARequest) {
+  write_checkpoint(directory_, llama_tensors());
+  ChainRunner runner(directory_.path(), *backend_, 32, 64, 2);
+  const std::vector<int32_t> first = some_tokens(17, 1);
+  const std::vector<int32_t> second = some_tokens(29, 2);
+  std::vector<float> expected = runner.run(first, 64);
+  const std::vector<float> second_alone = runner.run(second, 64);
+  expected.insert(expected.end(), second_alone.begin(), second_alone.end());
+  const std::vector<ChainBatch::Request> both = {
+      {.first_block = runner.first_block(0), .tokens = first},
+      {.first_block = runner.first_block(1), .tokens = second}};
+  EXPECT_EQ(runner.step(both), expected);
+}
+
+TEST_F(DecoderTest, LogitsOfChosenRowsComeInTheOrderAsked) {
+  write_checkpoint(directory_, llama_tensors());
+  ChainRunner runner(directory_.path(), *backend_, 32, 32);
+  const std::vector<int32_t> tokens = some_tokens(10);
+  const std::vector<float> all = runner.run(tokens, 32);
+  std::vector<float> chosen(3 * kVocab);
+  runner.decoder().compute_logits(std::vector<int32_t>{9, 0, 4}, chosen.data());
+  for (int v = 0; v < kVocab; ++v) {
+    EXPECT_EQ(chosen[v], all[9 * kVocab + v]);
+    EXPECT_EQ(chosen[kVocab + v], all[v]);
+    EXPECT_EQ(chosen[2 * kVocab + v], all[4 * kVocab + v]);
+  }
+}
+
+TEST_F(DecoderTest, TiedHeadIsResidentOnce) {
+  Tensors tensors = llama_tensors();
+  write_checkpoint(directory_, tensors);
+  const Decoder untied(load_model_config(directory_.path()), directory_.path(), *backend_, 32, 8);
+  tensors.erase("lm_head.weight");
+  write_checkpoint(directory_, tensors, R"(,"tie_word_embeddings":true)");
+  ChainRunner tied(directory_.path(), *backend_, 32, 32);
+  EXPECT_EQ(untied.num_parameters() - tied.decoder().num_parameters(), kVocab * kHidden);
+  EXPECT_GE(untied.weight_bytes() - tied.decoder().weight_bytes(),
+            int64_t{kVocab} * kHidden * sizeof(float));
+  int64_t parameters = 0;
+  for (const auto& [name, tensor] : tensors) parameters += tensor.values.size();
+  EXPECT_EQ(tied.decoder().num_parameters(), parameters);
+  const std::vector<int32_t> tokens = some_tokens(20);
+  expect_reference_logits(ReferenceLlama(tensors, "model.embed_tokens.weight"), tokens,
+                          tied.run(tokens, 32));
+}
+
+TEST_F(DecoderTest, HeadThatContradictsTheTieIsUsed) {
+  const Tensors tensors = llama_tensors();
+  write_checkpoint(directory_, tensors, R"(,"tie_word_embeddings":true)");
+  ChainRunner runner(directory_.path(), *backend_, 32, 32);
+  const std::vector<int32_t> tokens = some_tokens(20);
+  expect_reference_logits(ReferenceLlama(tensors), tokens, runner.run(tokens, 32));
+}
+
+TEST_F(DecoderTest, AcceptsNamesWithoutTheModelPrefix) {
+  const Tensors tensors = llama_tensors();
+  Tensors bare;
+  for (const auto& [name, tensor] : tensors) {
+    bare.emplace(name.starts_with("model.") ? name.substr(6) : name, tensor);
+  }
+  write_checkpoint(directory_, bare);
+  ChainRunner runner(directory_.path(), *backend_, 32, 32);
+  const std::vector<int32_t> tokens = some_tokens(20);
+  expect_reference_logits(ReferenceLlama(tensors), tokens, runner.run(tokens, 32));
+}
+
+TEST_F(DecoderTest, MissingTensorIsNamed) {
+  Tensors tensors = llama_tensors();
+  tensors.erase("model.layers.1.self_attn.v_proj.weight");
+  write_checkpoint(directory_, tensors);
+  try {
+    ChainRunner(directory_.path(), *backend_, 32, 32);
+    FAIL();
+  } catch (const CheckpointError& error) {
+    EXPECT_EQ(error.tensor(), "model.layers.1.self_attn.v_proj.weight");
+    EXPECT_EQ(error.file(), directory_.file("model.safetensors"));
+  }
+}
+
+TEST_F(DecoderTest, WrongShapeNamesTensorAndBothShapes) {
+  Tensors tensors = llama_tensors();
+  tensors.at("model.layers.0.mlp.up_proj.weight").shape = {kHidden, kInner};
+  write_checkpoint(directory_, tensors);
+  try {
+    ChainRunner(directory_.path(), *backend_, 32, 32);
+    FAIL();
+  } catch (const CheckpointError& error) {
+    EXPECT_EQ(error.tensor(), "model.layers.0.mlp.up_proj.weight");
+    EXPECT_TRUE(has_text(error.what(), "expected shape [40, 24], found [24, 40]"));
+  }
+}
+
+// Collects warnings while it lives.
+class WarningCapture {
+ public:
+  WarningCapture() {
+    set_log_sink([this](LogLevel level, const std::string& message) {
+      if (level == LogLevel::kWarning) messages_ += message + "\n";
+    });
+  }
+  ~WarningCapture() { set_log_sink({}); }
+  const std::string& messages() const { return messages_; }
+
+ private:
+  std::string messages_;
+};
+
+TEST_F(DecoderTest, WarnsAboutTensorsItDoesNotUse) {
+  Tensors tensors = llama_tensors();
+  tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = {{1}, {1.0f}};
+  {
+    write_checkpoint(directory_, tensors);
+    const WarningCapture warnings;
+    ChainRunner(directory_.path(), *backend_, 32, 32);
+    EXPECT_EQ(warnings.messages(), "");
+  }
+  tensors["model.layers.0.adapter.weight"] = {{1}, {1.0f}};
+  write_checkpoint(directory_, tensors);
+  const WarningCapture warnings;
+  ChainRunner(directory_.path(), *backend_, 32, 32);
+  EXPECT_TRUE(has_text(warnings.messages(), "model.layers.0.adapter.weight"));
+}
+
+TEST_F(DecoderTest, MoreRowsThanTheWorkspaceHoldsIsABug) {
+  write_checkpoint(directory_, llama_tensors());
+  ChainRunner runner(directory_.path(), *backend_, 32, 8);
+  const std::vector<int32_t> tokens = some_tokens(9);
+  const ChainBatch::Request request{.tokens = tokens};
+  EXPECT_THROW(runner.step({&request, 1}), InternalError);
+  const std::vector<int32_t> row = {8};
+  std::vector<float> logits(kVocab);
+  runner.run(some_tokens(8), 8);
+  EXPECT_THROW(runner.decoder().compute_logits(row, logits.data()), InternalError);
+}
+
+TEST_F(DecoderTest, LearnedPositionsBoundTheModelLength) {
+  directory_.write("config.json",
+                   R"({"architectures":["OPTForCausalLM"],"vocab_size":16,"hidden_size":16,
+                   "ffn_dim":16,"num_hidden_layers":1,"num_attention_heads":2,
+                   "max_position_embeddings":32})");
+  try {
+    Decoder(load_model_config(directory_.path()), directory_.path(), *backend_, 33, 8);
+    FAIL();
+  } catch (const InvalidArgument& error) {
+    EXPECT_EQ(error.field(), "max_model_len");
+  }
+}
+
+}  // namespace
+}  // namespace specdec

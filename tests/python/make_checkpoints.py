@@ -1,0 +1,150 @@
+"""Tiny random checkpoints of every family, made by transformers.
+
+`python make_checkpoints.py VARIANT DIRECTORY` writes one; a variant is always the same bytes.
+Weights are far from their usual initial values (norms are not 1, biases not 0), so that a decoder
+that leaves any of them out computes something else.
+"""
+
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+VOCAB_SIZE = 160
+MAX_POSITIONS = 256
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What to build: a transformers class stem ("Llama"), its config, and how to save it."""
+
+    family: str
+    config: dict[str, Any] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+    legacy_config: bool = False  # config.json as transformers 4 spells it
+    shard_bytes: int | None = None
+    stacked_experts: bool = False  # tensors named and shaped as transformers 5 holds them
+    base_model: bool = False  # saved without the head and the "model." prefix
+
+
+def rope(kind: str, **settings: Any) -> dict[str, Any]:
+    parameters = {"rope_type": kind, "rope_theta": 10000.0, **settings}
+    return {"rope_parameters": parameters}
+
+
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
+POST_NORM = {"do_layer_norm_before": False, "word_embed_proj_dim": 32}
+
+VARIANTS: dict[str, Variant] = {
+    "llama": Variant("Llama"),
+    "llama_tied": Variant("Llama", {"tie_word_embeddings": True}),
+    "llama_biases": Variant("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama_head_dim": Variant("Llama", {"head_dim": 32, "num_key_value_heads": 1}),
+    "llama_no_gqa": Variant("Llama", {"num_key_value_heads": 4}),
+    "llama_gelu": Variant("Llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    "llama_linear": Variant("Llama", rope("linear", factor=2.5)),
+    "llama_dynamic": Variant("Llama", rope("dynamic", factor=2.0)),
+    "llama_llama3": Variant("Llama", rope("llama3", **LLAMA3)),
+    "llama_yarn": Variant("Llama", rope("yarn", **YARN)),
+    "llama_yarn_mscale": Variant(
+        "Llama", rope("yarn", mscale=0.7, mscale_all_dim=0.9, truncate=False, **YARN)
+    ),
+    "llama_legacy": Variant("Llama", rope("llama3", **LLAMA3), legacy_config=True),
+    "llama_sharded": Variant("Llama", shard_bytes=100_000),
+    "llama_base": Variant("Llama", {"tie_word_embeddings": True}, base_model=True),
+    "llama_bfloat16": Variant("Llama", dtype=torch.bfloat16),
+    "llama_float16": Variant("Llama", dtype=torch.float16),
+    "mistral": Variant("Mistral", {"sliding_window": 24}),
+    "mistral_full": Variant("Mistral", {"sliding_window": None, "head_dim": 8}),
+    "qwen2": Variant("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2_window": Variant(
+        "Qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
+    ),
+    "qwen2_yarn": Variant("Qwen2", rope("yarn", **YARN), legacy_config=True),
+    "qwen3": Variant("Qwen3", {"head_dim": 32}),
+    "qwen3_biases": Variant("Qwen3", {"head_dim": 16, "attention_bias": True}),
+    "opt": Variant("OPT"),
+    "opt_post_norm": Variant("OPT", POST_NORM),
+    "opt_no_bias": Variant("OPT", {"enable_bias": False}),
+    "opt_no_final_norm": Variant("OPT", {"_remove_final_layer_norm": True}),
+    "opt_untied": Variant("OPT", {"tie_word_embeddings": False}),
+    "mixtral": Variant("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "mixtral_top3": Variant("Mixtral", {"num_local_experts": 6, "num_experts_per_tok": 3}),
+    "mixtral_stacked": Variant("Mixtral", {"num_local_experts": 4}, stacked_experts=True),
+}
+
+
+def build(variant: Variant) -> Any:
+    """The model of a variant with its random weights, in float32."""
+    sizes = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "max_position_embeddings": MAX_POSITIONS,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "pad_token_id": 1,
+    }
+    if variant.family == "OPT":
+        sizes["ffn_dim"] = 96
+    else:
+        sizes |= {"intermediate_size": 96, "num_key_value_heads": 2}
+    config = getattr(transformers, f"{variant.family}Config")(**(sizes | variant.config))
+    model: Any = getattr(transformers, f"{variant.family}ForCausalLM")(config).eval()
+    generator = torch.Generator().manual_seed(20240601)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            values = torch.randn(parameter.shape, generator=generator)
+            if name.endswith("bias"):
+                values *= 0.2
+            elif parameter.dim() == 1:
+                values = 1 + 0.2 * values
+            elif "embed" not in name:
+                values *= parameter.shape[-1] ** -0.5
+            parameter.copy_(values if "lm_head" not in name else 2 * values)
+        if config.tie_word_embeddings:
+            model.get_input_embeddings().weight.mul_(0.25)
+    return model
+
+
+def use_legacy_spelling(directory: Path) -> None:
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    scaling = config.pop("rope_parameters")
+    config["rope_theta"] = scaling.pop("rope_theta")
+    config["rope_scaling"] = scaling
+    config["torch_dtype"] = config.pop("dtype")
+    path.write_text(json.dumps(config, indent=2))
+
+
+def make(variant: str, directory: Path) -> Path:
+    """Writes the checkpoint of a variant and returns its directory."""
+    settings = VARIANTS[variant]
+    model: Any = build(settings).to(settings.dtype)
+    directory.mkdir(parents=True, exist_ok=True)
+    if settings.base_model:
+        model = model.model
+    shards = {} if settings.shard_bytes is None else {"max_shard_size": settings.shard_bytes}
+    model.save_pretrained(directory, **shards)
+    if settings.stacked_experts:
+        tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    if settings.legacy_config:
+        use_legacy_spelling(directory)
+    return directory
+
+
+if __name__ == "__main__":
+    make(sys.argv[1], Path(sys.argv[2]))
