@@ -189,10 +189,11 @@ struct SampleRow {
   float repetition_penalty = 1.0f;
   float presence_penalty = 0.0f;
   float frequency_penalty = 0.0f;
-  std::span<const TokenCount> counts;  // distinct tokens; may be empty without penalties
-  std::span<const std::pair<int32_t, float>> logit_bias;
-  std::span<const int32_t> allowed_token_ids;  // sorted; empty: all
-  std::span<const int32_t> banned_token_ids;   // bad words that would complete, stops before min_tokens
+  std::span<const TokenCount> counts = {};  // distinct tokens; may be empty without penalties
+  std::span<const std::pair<int32_t, float>> logit_bias = {};
+  std::span<const int32_t> allowed_token_ids = {};  // sorted; empty: all
+  // Bad words that would complete, stops before min_tokens.
+  std::span<const int32_t> banned_token_ids = {};
   uint64_t seed = 0;
   int64_t position = 0;  // of the token to be sampled
   int num_logprobs = 0;  // top-N to report beside the token

@@ -11,6 +11,7 @@
 #include "core/thread_pool.h"
 #include "cpu/isa.h"
 #include "cpu/kernel_table.h"
+#include "cpu/sampler.h"
 
 namespace specdec::cpu {
 
@@ -50,6 +51,7 @@ class CpuBackend final : public Backend {
   DType act_dtype_;
   KernelTable kernels_;
   ThreadPool pool_;
+  Sampler sampler_;
   std::optional<ThreadPool::StepScope> step_;
 
   // At least num_floats, contents of no meaning; the buffer only ever grows.

@@ -1,0 +1,196 @@
+#include "cpu/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/check.h"
+#include "cpu/cpu_backend.h"
+#include "cpu/sampler_select.h"
+
+namespace specdec::cpu {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr DrawCutoff kKeepAll = {-kInfinity, std::numeric_limits<int32_t>::max()};
+
+// Listed candidates cost several times what a token of a full pass costs.
+constexpr int kListedDrawCost = 8;
+
+bool changes_logits(const SampleRow& params) {
+  return !params.allowed_token_ids.empty() || !params.banned_token_ids.empty() ||
+         !params.logit_bias.empty() || !params.counts.empty();
+}
+
+void apply_masks(const SampleRow& params, float* logits, int vocab_size, SamplingScratch& scratch) {
+  if (const auto allowed = params.allowed_token_ids; !allowed.empty()) {
+    SPECDEC_CHECK(static_cast<int64_t>(allowed.size()) <= vocab_size);
+    for (size_t i = 0; i < allowed.size(); ++i) {
+      SPECDEC_CHECK(allowed[i] >= 0 && allowed[i] < vocab_size);
+      scratch.values[i] = logits[allowed[i]];
+    }
+    std::fill_n(logits, vocab_size, -kInfinity);
+    for (size_t i = 0; i < allowed.size(); ++i) logits[allowed[i]] = scratch.values[i];
+  }
+  for (const int32_t token : params.banned_token_ids) {
+    SPECDEC_CHECK(token >= 0 && token < vocab_size);
+    logits[token] = -kInfinity;
+  }
+}
+
+void apply_bias_and_penalties(const SampleRow& params, float* logits, int vocab_size) {
+  for (const auto& [token, bias] : params.logit_bias) {
+    SPECDEC_CHECK(token >= 0 && token < vocab_size);
+    logits[token] += bias;
+  }
+  for (const TokenCount& count : params.counts) {
+    SPECDEC_CHECK(count.token_id >= 0 && count.token_id < vocab_size);
+    float& logit = logits[count.token_id];
+    logit = logit > 0.0f ? logit / params.repetition_penalty : logit * params.repetition_penalty;
+    if (count.output_count == 0) continue;
+    logit -= params.frequency_penalty * static_cast<float>(count.output_count);
+    logit -= params.presence_penalty;
+  }
+}
+
+// The answer when no logit is above -inf.
+int32_t first_permitted(const SampleRow& params, int vocab_size) {
+  const auto banned = [&](int32_t token) {
+    return std::find(params.banned_token_ids.begin(), params.banned_token_ids.end(), token) !=
+           params.banned_token_ids.end();
+  };
+  if (!params.allowed_token_ids.empty()) {
+    const auto found =
+        std::find_if_not(params.allowed_token_ids.begin(), params.allowed_token_ids.end(), banned);
+    return found != params.allowed_token_ids.end() ? *found : params.allowed_token_ids.front();
+  }
+  for (int32_t token = 0; token < vocab_size; ++token) {
+    if (!banned(token)) return token;
+  }
+  return 0;
+}
+
+// Draws from logits / temperature, truncated. With `store` the processed logits are left in
+// `logits` (truncation always divides in place).
+int32_t draw_token(const SamplingKernels& kernels, const SampleRow& params, float* logits,
+                   int vocab_size, bool store, SamplingScratch& scratch) {
+  const DrawNoise noise = {params.seed, params.position};
+  const bool truncate = truncates(params, vocab_size);
+  if (!truncate && !store) {
+    return kernels.draw(logits, params.temperature, vocab_size, kKeepAll, noise).index;
+  }
+  kernels.block_maxima(logits, params.temperature, vocab_size, scratch.block_max.data(), logits);
+  if (!truncate) return kernels.draw(logits, 1.0f, vocab_size, kKeepAll, noise).index;
+
+  const RowView row = {logits, scratch.block_max.data(), vocab_size};
+  const KeptTokens kept = select_kept(kernels, row, params, scratch);
+  const RowMaximum drawn =
+      kept.count <= vocab_size / kListedDrawCost
+          ? kernels.draw_listed(scratch.tokens.data(), scratch.values.data(), kept.count, noise)
+          : kernels.draw(logits, 1.0f, vocab_size, kept.cutoff, noise);
+  if (store) {
+    std::fill_n(logits, vocab_size, -kInfinity);
+    for (int i = 0; i < kept.count; ++i) logits[scratch.tokens[i]] = scratch.values[i];
+  }
+  return drawn.index;
+}
+
+float clean(float logit) {
+  if (std::isnan(logit)) return -kInfinity;
+  return std::min(logit, kMaxLogit);
+}
+
+// The token's entry, then the `num_top` greatest (all for a negative number).
+void report_logprobs(const SamplingKernels& kernels, const float* logits, int vocab_size,
+                     int32_t token, int num_top, SamplingScratch& scratch, PositionLogprobs* out) {
+  const ExpSum sum = kernels.exp_sum(logits, vocab_size);
+  const double log_total = sum.max + std::log(sum.sum);
+  const auto logprob_of = [&](float logit) {
+    return logit == -kInfinity ? -kInfinity : static_cast<float>(logit - log_total);
+  };
+  const float chosen = clean(logits[token]);
+  const int rank =
+      chosen == -kInfinity ? vocab_size : kernels.count_at_least(logits, vocab_size, chosen);
+  num_top = num_top < 0 ? vocab_size : std::min(num_top, vocab_size);
+  out->reserve(static_cast<size_t>(num_top) + 1);
+  out->push_back({token, logprob_of(chosen), rank});
+  if (num_top == 0) return;
+  kernels.block_maxima(logits, 1.0f, vocab_size, scratch.block_max.data(), nullptr);
+  select_top(kernels, {logits, scratch.block_max.data(), vocab_size}, num_top, scratch);
+  for (int i = 0; i < num_top; ++i) {
+    const uint64_t key = scratch.keys[i];
+    out->push_back({token_of(key), logprob_of(logit_of(key)), i + 1});
+  }
+}
+
+}  // namespace
+
+void SamplingScratch::reserve(int vocab_size) {
+  const size_t size = static_cast<size_t>(vocab_size);
+  if (row.size() >= size) return;
+  const size_t num_blocks = (size + kSamplingBlock - 1) / kSamplingBlock;
+  row.resize(size);
+  block_max.resize(num_blocks);
+  block_order.resize(num_blocks);
+  tokens.resize(size);
+  values.resize(size);
+  weights.resize(size);
+  keys.resize(size);
+}
+
+Sampler::Sampler(const SamplingKernels& kernels, ThreadPool& pool)
+    : kernels_(kernels), pool_(pool), scratch_(static_cast<size_t>(pool.num_threads())) {}
+
+void Sampler::sample(const SampleArgs& args) {
+  SPECDEC_CHECK(args.vocab_size > 0);
+  SPECDEC_CHECK(args.rows.size() == args.results.size());
+  pool_.parallel_for(static_cast<int64_t>(args.rows.size()), 1,
+                     [&](int64_t begin, int64_t end, int thread) {
+                       SamplingScratch& scratch = scratch_[static_cast<size_t>(thread)];
+                       scratch.reserve(args.vocab_size);
+                       for (int64_t row = begin; row < end; ++row) {
+                         sample_row(args, static_cast<int>(row), scratch);
+                       }
+                     });
+}
+
+void Sampler::sample_row(const SampleArgs& args, int row, SamplingScratch& scratch) const {
+  const SampleRow& params = args.rows[static_cast<size_t>(row)];
+  SampleResult& result = args.results[static_cast<size_t>(row)];
+  const int vocab_size = args.vocab_size;
+  const float* raw = args.logits + static_cast<int64_t>(row) * vocab_size;
+  float* processed = args.logits + static_cast<int64_t>(row) * vocab_size;
+  result.logprobs.clear();
+  if (params.forced_token >= 0) {
+    SPECDEC_CHECK(params.forced_token < vocab_size);
+    result.token_id = params.forced_token;
+    if (params.want_logprobs) {
+      report_logprobs(kernels_, raw, vocab_size, result.token_id, params.num_logprobs, scratch,
+                      &result.logprobs);
+    }
+    return;
+  }
+
+  const bool greedy = params.temperature < kGreedyTemperature;
+  const bool report_raw = params.want_logprobs && args.logprobs_mode == LogprobsMode::kRaw;
+  const bool report_processed = params.want_logprobs && !report_raw;
+  const bool in_place = changes_logits(params) || (!greedy && truncates(params, vocab_size));
+  if (report_raw && in_place) {
+    std::copy_n(raw, vocab_size, scratch.row.begin());
+    processed = scratch.row.data();
+  }
+  apply_masks(params, processed, vocab_size, scratch);
+  apply_bias_and_penalties(params, processed, vocab_size);
+  result.token_id =
+      greedy ? kernels_.argmax(processed, vocab_size).index
+             : draw_token(kernels_, params, processed, vocab_size, report_processed, scratch);
+  if (result.token_id < 0) result.token_id = first_permitted(params, vocab_size);
+  if (params.want_logprobs) {
+    report_logprobs(kernels_, report_raw ? raw : processed, vocab_size, result.token_id,
+                    params.num_logprobs, scratch, &result.logprobs);
+  }
+}
+
+void CpuBackend::sample(const SampleArgs& args) { sampler_.sample(args); }
+
+}  // namespace specdec::cpu

@@ -1,0 +1,53 @@
+// Draws a token from each row of logits, by the rules of SampleRow in vLLM's order, with Gumbel
+// noise that depends on the request's seed, the position and the token alone.
+//
+//   bans -> logit_bias -> penalties -> (greedy: argmax) -> temperature -> min_p -> top_k -> top_p
+//   -> draw
+//
+// A NaN logit counts as -inf, and +inf as 1e30. Where nothing is left to choose from, the result is
+// the lowest token the masks permit (the lowest allowed one where the bans take them all; token 0
+// without an allowed set), with log-probability -inf.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "backend/op_args.h"
+#include "core/thread_pool.h"
+#include "cpu/kernels/sampling.h"
+
+namespace specdec::cpu {
+
+// Temperatures below this mean greedy.
+inline constexpr float kGreedyTemperature = 1e-5f;
+
+// Buffers of one thread. They grow to the largest vocabulary seen and stay.
+struct SamplingScratch {
+  std::vector<float> row;          // [vocab_size] logits being processed
+  std::vector<float> block_max;    // [num_blocks]
+  std::vector<float> block_order;  // [num_blocks] for selecting among the maxima
+  std::vector<int32_t> tokens;     // [vocab_size] candidates, rising
+  std::vector<float> values;       // [vocab_size] their logits
+  std::vector<float> weights;      // [vocab_size]
+  std::vector<uint64_t> keys;      // [vocab_size] for sorting
+  std::vector<double> buckets;
+
+  void reserve(int vocab_size);
+};
+
+class Sampler {
+ public:
+  // Both are borrowed and must outlive the sampler.
+  Sampler(const SamplingKernels& kernels, ThreadPool& pool);
+
+  void sample(const SampleArgs& args);
+
+ private:
+  void sample_row(const SampleArgs& args, int row, SamplingScratch& scratch) const;
+
+  const SamplingKernels& kernels_;
+  ThreadPool& pool_;
+  std::vector<SamplingScratch> scratch_;  // [num_threads]
+};
+
+}  // namespace specdec::cpu

@@ -1,0 +1,148 @@
+#include "cpu/sampler_reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "core/philox.h"
+#include "cpu/kernels/sampling.h"
+#include "cpu/sampler.h"
+
+namespace specdec::cpu {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+std::vector<double> log_softmax(const std::vector<double>& logits) {
+  const double max = *std::max_element(logits.begin(), logits.end());
+  std::vector<double> result(logits.size(), -kInfinity);
+  if (max == -kInfinity) return result;
+  double sum = 0.0;
+  for (const double x : logits) sum += std::exp(x - max);
+  for (size_t i = 0; i < logits.size(); ++i) result[i] = logits[i] - max - std::log(sum);
+  return result;
+}
+
+void apply_masks_bias_penalties(const SampleRow& params, std::vector<double>& logits) {
+  for (size_t i = 0; i < logits.size() && !params.allowed_token_ids.empty(); ++i) {
+    const auto& allowed = params.allowed_token_ids;
+    if (std::find(allowed.begin(), allowed.end(), static_cast<int32_t>(i)) == allowed.end()) {
+      logits[i] = -kInfinity;
+    }
+  }
+  for (const int32_t token : params.banned_token_ids) {
+    logits[static_cast<size_t>(token)] = -kInfinity;
+  }
+  for (const auto& [token, bias] : params.logit_bias) logits[static_cast<size_t>(token)] += bias;
+  for (const TokenCount& count : params.counts) {
+    double& x = logits[static_cast<size_t>(count.token_id)];
+    const double penalty = params.repetition_penalty;
+    x = x > 0.0 ? x / penalty : x * penalty;
+    x -= static_cast<double>(params.frequency_penalty) * count.output_count;
+    if (count.output_count > 0) x -= params.presence_penalty;
+  }
+}
+
+void apply_min_p(double min_p, std::vector<double>& logits) {
+  const double max = *std::max_element(logits.begin(), logits.end());
+  for (double& x : logits) {
+    if (x - max < std::log(min_p)) x = -kInfinity;
+  }
+}
+
+void apply_top_k(int top_k, std::vector<double>& logits) {
+  std::vector<double> sorted = logits;
+  std::sort(sorted.begin(), sorted.end(), std::greater<>());
+  const double kth = sorted[static_cast<size_t>(top_k) - 1];
+  for (double& x : logits) {
+    if (x < kth) x = -kInfinity;
+  }
+}
+
+void apply_top_p(double top_p, std::vector<double>& logits) {
+  std::vector<size_t> order(logits.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return logits[a] > logits[b]; });
+  const std::vector<double> logprobs = log_softmax(logits);
+  double mass = 0.0;
+  for (size_t rank = 0; rank < order.size(); ++rank) {
+    if (rank > 0 && mass >= top_p) logits[order[rank]] = -kInfinity;
+    mass += std::exp(logprobs[order[rank]]);
+  }
+}
+
+size_t fallback_token(const SampleRow& params, size_t vocab_size) {
+  const auto is_in = [](std::span<const int32_t> tokens, size_t token) {
+    return std::find(tokens.begin(), tokens.end(), static_cast<int32_t>(token)) != tokens.end();
+  };
+  const auto& allowed = params.allowed_token_ids;
+  for (size_t i = 0; i < vocab_size; ++i) {
+    if (!allowed.empty() && !is_in(allowed, i)) continue;
+    if (!is_in(params.banned_token_ids, i)) return i;
+  }
+  return allowed.empty() ? 0 : static_cast<size_t>(allowed.front());
+}
+
+}  // namespace
+
+ReferenceDistribution reference_distribution(std::span<const float> logits,
+                                             const SampleRow& params) {
+  ReferenceDistribution result;
+  auto& x = result.logits;
+  for (const float logit : logits) {
+    x.push_back(std::isnan(logit) ? -kInfinity : std::min(logit, kMaxLogit));
+  }
+  result.raw_logprobs = log_softmax(x);
+  apply_masks_bias_penalties(params, x);
+
+  const bool greedy = params.temperature < kGreedyTemperature;
+  const bool empty = *std::max_element(x.begin(), x.end()) == -kInfinity;
+  if (!greedy && !empty) {
+    for (double& value : x) value /= params.temperature;
+    if (params.min_p > 0.0f) apply_min_p(params.min_p, x);
+    if (params.top_k > 0 && static_cast<size_t>(params.top_k) < x.size()) {
+      apply_top_k(params.top_k, x);
+    }
+    if (params.top_p < 1.0f) apply_top_p(params.top_p, x);
+  }
+  result.processed_logprobs = log_softmax(x);
+  result.probs.assign(x.size(), 0.0);
+  if (empty) {
+    result.probs[fallback_token(params, x.size())] = 1.0;
+  } else if (greedy) {
+    const auto best = std::max_element(x.begin(), x.end()) - x.begin();
+    result.probs[static_cast<size_t>(best)] = 1.0;
+  } else {
+    for (size_t i = 0; i < x.size(); ++i) result.probs[i] = std::exp(result.processed_logprobs[i]);
+  }
+  return result;
+}
+
+double reference_noise(uint64_t seed, int64_t position, int32_t token) {
+  const auto bits = static_cast<uint64_t>(position);
+  const auto words =
+      philox4x32_10({static_cast<uint32_t>(bits), static_cast<uint32_t>(bits >> 32),
+                     static_cast<uint32_t>(token) / 4, 0},
+                    {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+  const double v = (words[static_cast<uint32_t>(token) % 4] + 0.5) * 0x1p-32;
+  return -std::log(-std::log1p(-v));
+}
+
+int32_t reference_draw(const ReferenceDistribution& distribution, const SampleRow& params) {
+  size_t best = 0;
+  double best_value = -kInfinity;
+  for (size_t i = 0; i < distribution.probs.size(); ++i) {
+    if (distribution.probs[i] == 0.0) continue;
+    const double value = std::log(distribution.probs[i]) +
+                         reference_noise(params.seed, params.position, static_cast<int32_t>(i));
+    if (value > best_value) {
+      best_value = value;
+      best = i;
+    }
+  }
+  return static_cast<int32_t>(best);
+}
+
+}  // namespace specdec::cpu

@@ -1,0 +1,456 @@
+// What the sampler keeps, reports and does with bad rows, on every instruction set.
+#include "cpu/sampler.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+
+#include "cpu/sampler_reference.h"
+#include "testing/allocation_count.h"
+#include "testing/sampler_harness.h"
+
+namespace specdec {
+namespace {
+
+using cpu::Isa;
+using cpu::reference_distribution;
+using testing::normal_logits;
+using testing::SamplerHarness;
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+std::vector<bool> reported_as_kept(const SampleResult& result, size_t vocab_size) {
+  std::vector<bool> kept(vocab_size, false);
+  for (size_t i = 1; i < result.logprobs.size(); ++i) {
+    kept[result.logprobs[i].token_id] = result.logprobs[i].logprob > -kInf;
+  }
+  return kept;
+}
+
+std::vector<bool> kept_by_reference(const std::vector<float>& logits, const SampleRow& params) {
+  const auto exact = reference_distribution(logits, params);
+  std::vector<bool> kept;
+  for (const double x : exact.logits) kept.push_back(x > -INFINITY);
+  return kept;
+}
+
+bool contains(const std::vector<bool>& outer, const std::vector<bool>& inner) {
+  for (size_t i = 0; i < outer.size(); ++i) {
+    if (inner[i] && !outer[i]) return false;
+  }
+  return true;
+}
+
+// With ties: logits in steps of 1/8, as narrow dtypes make them.
+std::vector<float> stepped(std::vector<float> logits) {
+  for (float& x : logits) x = std::round(x * 8) / 8;
+  return logits;
+}
+
+// Random parameters, each off half the time; the lists live as long as this does.
+struct RandomRow {
+  RandomRow(int vocab_size, std::mt19937& random) {
+    const auto coin = [&] { return random() % 2 == 0; };
+    const auto uniform = [&](float low, float high) {
+      return std::uniform_real_distribution<float>(low, high)(random);
+    };
+    const auto token = [&] { return static_cast<int32_t>(random() % vocab_size); };
+    if (coin()) params.temperature = uniform(0.2f, 2.0f);
+    if (coin()) params.top_k = 1 + static_cast<int>(random() % std::min(vocab_size + 2, 3000));
+    if (coin()) params.top_p = uniform(0.05f, 1.0f);
+    if (coin()) params.min_p = std::pow(10.0f, uniform(-4.0f, 0.0f));
+    if (coin()) {
+      for (int i = 0; i < 20; ++i) banned.push_back(token());
+    }
+    if (coin()) {
+      for (int i = 0; i < 5; ++i) bias.emplace_back(token(), uniform(-4.0f, 4.0f));
+    }
+    if (coin()) {
+      params.repetition_penalty = uniform(0.7f, 1.6f);
+      params.frequency_penalty = uniform(-0.5f, 0.5f);
+      params.presence_penalty = uniform(-0.5f, 0.5f);
+      std::vector<int32_t> seen(std::min(vocab_size, 60));
+      for (int32_t& id : seen) id = token();
+      std::sort(seen.begin(), seen.end());
+      seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
+      for (const int32_t id : seen) counts.push_back({id, static_cast<int32_t>(random() % 4)});
+    }
+    params.seed = random();
+    params.position = random() % 100000;
+    params.want_logprobs = true;
+    params.num_logprobs = -1;
+    params.banned_token_ids = banned;
+    params.logit_bias = bias;
+    params.counts = counts;
+  }
+  RandomRow(const RandomRow&) = delete;
+
+  std::vector<int32_t> banned;
+  std::vector<std::pair<int32_t, float>> bias;
+  std::vector<TokenCount> counts;
+  SampleRow params;
+};
+
+class Sampling : public ::testing::TestWithParam<Isa> {
+ protected:
+  SamplerHarness sampler_{GetParam()};
+};
+
+TEST_P(Sampling, KeepsTheTokensTheReferenceKeeps) {
+  std::mt19937 random(1);
+  for (const auto& [vocab_size, num_rows] :
+       {std::pair{1, 20}, {2, 50}, {17, 200}, {1000, 60}, {50000, 16}}) {
+    for (int i = 0; i < num_rows; ++i) {
+      const RandomRow row(vocab_size, random);
+      std::vector<float> logits = normal_logits(vocab_size, i % 4 == 3 ? 0.3f : 3.0f, random());
+      if (i % 2 == 0) logits = stepped(logits);
+      const auto result = sampler_.sample_one(logits, row.params, LogprobsMode::kProcessed);
+      const auto kept = reported_as_kept(result, logits.size());
+      // Where top_p ends to within rounding, either neighbour is right.
+      SampleRow less = row.params, more = row.params;
+      if (row.params.top_p < 1.0f) {
+        less.top_p -= 2e-6f;
+        more.top_p += 2e-6f;
+      }
+      const auto least = kept_by_reference(logits, less);
+      const auto most = kept_by_reference(logits, more);
+      ASSERT_TRUE(contains(kept, least)) << "row " << i << " of vocabulary " << vocab_size;
+      ASSERT_TRUE(contains(most, kept)) << "row " << i << " of vocabulary " << vocab_size;
+      ASSERT_TRUE(kept[result.token_id] || std::count(kept.begin(), kept.end(), true) == 0);
+    }
+  }
+}
+
+TEST_P(Sampling, TiesAreCutByTopPTowardTheLowerId) {
+  const std::vector<float> logits = {1, 3, 2, 2, 3, 2, 2, 1};
+  SampleRow params = {.top_p = 0.72f, .num_logprobs = -1, .want_logprobs = true};
+  // Weights e^2, e, 1 in units of e: 2 x 7.389, 4 x 2.718, 2 x 1 of 27.65: both 3s and two of the
+  // 2s.
+  const auto result = sampler_.sample_one(logits, params, LogprobsMode::kProcessed);
+  const std::vector<bool> expected = {false, true, true, true, true, false, false, false};
+  EXPECT_EQ(reported_as_kept(result, 8), expected);
+}
+
+TEST_P(Sampling, TopKKeepsAllThatTieWithTheLast) {
+  const std::vector<float> logits = {1, 3, 2, 2, 3, 2, 2, 1};
+  SampleRow params = {.top_k = 3, .num_logprobs = -1, .want_logprobs = true};
+  const auto result = sampler_.sample_one(logits, params, LogprobsMode::kProcessed);
+  const std::vector<bool> expected = {false, true, true, true, true, true, true, false};
+  EXPECT_EQ(reported_as_kept(result, 8), expected);
+}
+
+TEST_P(Sampling, EqualLogitsOfAWholeVocabularyAreCutExactly) {
+  const std::vector<float> logits(20000, 0.5f);
+  SampleRow params = {.top_p = 0.25f, .num_logprobs = -1, .want_logprobs = true};
+  const auto kept =
+      reported_as_kept(sampler_.sample_one(logits, params, LogprobsMode::kProcessed), 20000);
+  EXPECT_NEAR(std::count(kept.begin(), kept.end(), true), 5000, 1);
+  EXPECT_TRUE(std::is_sorted(kept.rbegin(), kept.rend()));
+}
+
+TEST_P(Sampling, GreedyTakesTheFirstMaximumWhereverItStands) {
+  for (const int vocab_size : {1, 2, 15, 64, 65, 4096, 4097, 10007}) {
+    for (const int place : {0, 1, vocab_size / 2, vocab_size - 2, vocab_size - 1}) {
+      if (place < 0 || place >= vocab_size) continue;
+      std::vector<float> logits = normal_logits(vocab_size, 1.0f, 3);
+      for (int i = place; i < vocab_size; i += 40) logits[i] = 9.0f;
+      EXPECT_EQ(sampler_.sample_one(logits, {.temperature = 0}).token_id, place);
+    }
+  }
+}
+
+TEST_P(Sampling, DrawsWhatTheReferenceDraws) {
+  std::mt19937 random(5);
+  int num_rows = 0, num_equal = 0;
+  for (const int vocab_size : {1, 2, 17, 63, 1000, 5000}) {
+    for (int i = 0; i < 150; ++i) {
+      const RandomRow row(vocab_size, random);
+      const auto logits = normal_logits(vocab_size, 2.5f, random());
+      const auto exact = reference_distribution(logits, row.params);
+      num_equal += sampler_.sample_one(logits, row.params).token_id ==
+                   cpu::reference_draw(exact, row.params);
+      ++num_rows;
+    }
+  }
+  // Two perturbed values may be equal in float; that is rare.
+  EXPECT_GE(num_equal, num_rows - 1);
+}
+
+TEST_P(Sampling, TheDrawIsTheSameOverAListAndOverTheRow) {
+  const int vocab_size = 3001;
+  const auto logits = normal_logits(vocab_size, 2.0f, 6);
+  std::vector<int32_t> tokens(vocab_size);
+  std::iota(tokens.begin(), tokens.end(), 0);
+  const cpu::DrawCutoff all = {-kInf, vocab_size};
+  for (int64_t position = 0; position < 2000; ++position) {
+    const auto row = sampler_.kernels().draw(logits.data(), 1.0f, vocab_size, all, {9, position});
+    const auto list =
+        sampler_.kernels().draw_listed(tokens.data(), logits.data(), vocab_size, {9, position});
+    ASSERT_EQ(row.index, list.index);
+    ASSERT_EQ(row.value, list.value);
+  }
+}
+
+TEST_P(Sampling, AskingForLogprobsNeverChangesTheToken) {
+  std::mt19937 random(7);
+  for (int i = 0; i < 300; ++i) {
+    const RandomRow row(700, random);
+    const auto logits = normal_logits(700, 2.0f, random());
+    SampleRow plain = row.params;
+    plain.want_logprobs = false;
+    const int32_t token = sampler_.sample_one(logits, plain).token_id;
+    EXPECT_EQ(sampler_.sample_one(logits, row.params).token_id, token);
+    EXPECT_EQ(sampler_.sample_one(logits, row.params, LogprobsMode::kProcessed).token_id, token);
+  }
+}
+
+TEST_P(Sampling, MaskingOtherTokensKeepsADrawnToken) {
+  const auto logits = normal_logits(500, 1.0f, 8);
+  for (int64_t position = 0; position < 500; ++position) {
+    const int32_t token = sampler_.sample_one(logits, {.seed = 2, .position = position}).token_id;
+    std::vector<int32_t> banned;
+    for (int32_t id = static_cast<int32_t>(position % 3); id < 500; id += 3) {
+      if (id != token) banned.push_back(id);
+    }
+    const SampleRow masked = {.banned_token_ids = banned, .seed = 2, .position = position};
+    ASSERT_EQ(sampler_.sample_one(logits, masked).token_id, token);
+  }
+}
+
+TEST_P(Sampling, LogprobsMatchDoublePrecision) {
+  std::mt19937 random(9);
+  for (const int vocab_size : {1, 17, 1000, 50000}) {
+    for (const LogprobsMode mode : {LogprobsMode::kRaw, LogprobsMode::kProcessed}) {
+      const RandomRow row(vocab_size, random);
+      SampleRow params = row.params;
+      params.top_p = 1.0f;  // its boundary is looked at elsewhere
+      const auto logits = normal_logits(vocab_size, 4.0f, random());
+      const auto exact = reference_distribution(logits, params);
+      const auto& expected =
+          mode == LogprobsMode::kRaw ? exact.raw_logprobs : exact.processed_logprobs;
+      const auto result = sampler_.sample_one(logits, params, mode);
+      ASSERT_EQ(result.logprobs.size(), static_cast<size_t>(vocab_size) + 1);
+      for (const Logprob& entry : result.logprobs) {
+        const double x = expected[entry.token_id];
+        if (x == -INFINITY) {
+          ASSERT_EQ(entry.logprob, -kInf);
+        } else {
+          ASSERT_NEAR(entry.logprob, x, 1e-6 * std::max(1.0, std::abs(x)));
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Sampling, RanksAndTopTokensMatchBruteForce) {
+  for (const int vocab_size : {1, 3, 64, 1000, 20000}) {
+    for (const bool ties : {false, true}) {
+      auto logits = normal_logits(vocab_size, 2.0f, 10);
+      if (ties) logits = stepped(logits);
+      std::vector<int32_t> order(vocab_size);
+      std::iota(order.begin(), order.end(), 0);
+      std::stable_sort(order.begin(), order.end(),
+                       [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
+      for (const int num_top : {0, 1, 5, 20, 400}) {
+        const SampleRow params = {
+            .position = num_top, .num_logprobs = num_top, .want_logprobs = true};
+        const auto result = sampler_.sample_one(logits, params);
+        const int reported = std::min(num_top, vocab_size);
+        ASSERT_EQ(result.logprobs.size(), static_cast<size_t>(reported) + 1);
+        const Logprob& chosen = result.logprobs[0];
+        EXPECT_EQ(chosen.token_id, result.token_id);
+        EXPECT_EQ(chosen.rank, std::count_if(logits.begin(), logits.end(), [&](float x) {
+                    return x >= logits[chosen.token_id];
+                  }));
+        for (int i = 0; i < reported; ++i) {
+          ASSERT_EQ(result.logprobs[i + 1].token_id, order[i]);
+          ASSERT_EQ(result.logprobs[i + 1].rank, i + 1);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Sampling, ProcessedTopTokensFillUpWithMaskedOnesById) {
+  const std::vector<float> logits = {1, 5, 2, 4, 3};
+  const SampleRow params = {.top_k = 2, .num_logprobs = 4, .want_logprobs = true};
+  const auto result = sampler_.sample_one(logits, params, LogprobsMode::kProcessed);
+  std::vector<int32_t> ids;
+  for (const Logprob& entry : result.logprobs) ids.push_back(entry.token_id);
+  EXPECT_EQ(std::vector<int32_t>(ids.begin() + 1, ids.end()), (std::vector<int32_t>{1, 3, 0, 2}));
+  EXPECT_EQ(result.logprobs[3].logprob, -kInf);
+}
+
+TEST_P(Sampling, GreedyProcessedLogprobsLeaveTheTemperatureOut) {
+  const auto logits = normal_logits(300, 2.0f, 11);
+  const std::vector<std::pair<int32_t, float>> bias = {{7, 2.5f}};
+  const SampleRow params = {.temperature = 0.0f,
+                            .top_k = 3,
+                            .logit_bias = bias,
+                            .num_logprobs = 300,
+                            .want_logprobs = true};
+  const auto exact = reference_distribution(logits, params);
+  const auto result = sampler_.sample_one(logits, params, LogprobsMode::kProcessed);
+  std::vector<float> biased = logits;
+  biased[7] += 2.5f;
+  double sum = 0.0;
+  for (const float x : biased) sum += std::exp(static_cast<double>(x));
+  for (const Logprob& entry : result.logprobs) {
+    EXPECT_NEAR(entry.logprob, biased[entry.token_id] - std::log(sum), 1e-5);
+  }
+}
+
+TEST_P(Sampling, AForcedTokenIsReportedFromTheRawLogits) {
+  const auto logits = normal_logits(1000, 2.0f, 12);
+  const std::vector<int32_t> banned = {4, 5};
+  const SampleRow params = {.temperature = 0.5f,
+                            .top_k = 2,
+                            .banned_token_ids = banned,
+                            .num_logprobs = 3,
+                            .want_logprobs = true,
+                            .forced_token = 5};
+  const auto raw = reference_distribution(logits, {}).raw_logprobs;
+  for (const LogprobsMode mode : {LogprobsMode::kRaw, LogprobsMode::kProcessed}) {
+    const auto result = sampler_.sample_one(logits, params, mode);
+    EXPECT_EQ(result.token_id, 5);
+    ASSERT_EQ(result.logprobs.size(), 4u);
+    EXPECT_EQ(result.logprobs[0].token_id, 5);
+    for (const Logprob& entry : result.logprobs) {
+      EXPECT_NEAR(entry.logprob, raw[entry.token_id], 1e-5);
+    }
+  }
+}
+
+TEST_P(Sampling, BadLogitsNeverLeaveTheVocabularyOrWinOverGoodOnes) {
+  std::vector<SampleRow> variants = {{.temperature = 0.0f},
+                                     {},
+                                     {.temperature = 0.6f, .top_k = 4},
+                                     {.top_p = 0.5f},
+                                     {.min_p = 0.3f},
+                                     {.temperature = 1e-5f, .top_k = 50, .top_p = 0.9f}};
+  for (const int vocab_size : {1, 5, 64, 200, 5000}) {
+    for (SampleRow params : variants) {
+      params.want_logprobs = true;
+      params.num_logprobs = 3;
+      for (const LogprobsMode mode : {LogprobsMode::kRaw, LogprobsMode::kProcessed}) {
+        const std::vector<float> nans(vocab_size, kNan), nothing(vocab_size, -kInf);
+        EXPECT_EQ(sampler_.sample_one(nans, params, mode).token_id, 0);
+        const auto result = sampler_.sample_one(nothing, params, mode);
+        EXPECT_EQ(result.token_id, 0);
+        EXPECT_EQ(result.logprobs[0].logprob, -kInf);
+        std::vector<float> one_good = nans;
+        one_good[vocab_size / 2] = -50.0f;
+        const auto good = sampler_.sample_one(one_good, params, mode);
+        EXPECT_EQ(good.token_id, vocab_size / 2);
+        EXPECT_EQ(good.logprobs[0].logprob, 0.0f);
+        EXPECT_EQ(good.logprobs[0].rank, 1);
+        std::vector<float> infinite = normal_logits(vocab_size, 1.0f, 13);
+        infinite[vocab_size - 1] = kInf;
+        EXPECT_EQ(sampler_.sample_one(infinite, params, mode).token_id, vocab_size - 1);
+      }
+    }
+  }
+}
+
+TEST_P(Sampling, MasksThatLeaveNothingGiveTheLowestPermittedToken) {
+  const std::vector<int32_t> allowed = {3, 6, 7}, some = {3}, all = {7, 3, 6}, first = {0, 1};
+  const std::vector<float> nans(10, kNan);
+  const auto logits = normal_logits(10, 1.0f, 14);
+  for (const float temperature : {0.0f, 1.0f}) {
+    const auto token = [&](const std::vector<float>& x, std::span<const int32_t> allow,
+                           std::span<const int32_t> ban) {
+      return sampler_
+          .sample_one(
+              x, {.temperature = temperature, .allowed_token_ids = allow, .banned_token_ids = ban})
+          .token_id;
+    };
+    EXPECT_EQ(token(nans, allowed, some), 6);
+    EXPECT_EQ(token(logits, allowed, all), 3);
+    EXPECT_EQ(token(nans, {}, first), 2);
+  }
+}
+
+std::string describe(const SampleResult& result) {
+  std::string text = std::to_string(result.token_id);
+  for (const Logprob& entry : result.logprobs) {
+    char bytes[64];
+    std::snprintf(bytes, sizeof(bytes), " %d:%a:%d", entry.token_id,
+                  static_cast<double>(entry.logprob), entry.rank);
+    text += bytes;
+  }
+  return text;
+}
+
+TEST_P(Sampling, ARowIsTheSameBitForBitInAnyBatchOnAnyThreads) {
+  constexpr int kVocabSize = 9001;
+  constexpr int kNumRows = 24;
+  std::mt19937 random(15);
+  std::vector<std::unique_ptr<RandomRow>> made;
+  std::vector<SampleRow> rows;
+  std::vector<float> logits;
+  for (int i = 0; i < kNumRows; ++i) {
+    made.push_back(std::make_unique<RandomRow>(kVocabSize, random));
+    rows.push_back(made.back()->params);
+    rows.back().num_logprobs = 7;
+    const auto row = normal_logits(kVocabSize, 3.0f, random());
+    logits.insert(logits.end(), row.begin(), row.end());
+  }
+  for (const LogprobsMode mode : {LogprobsMode::kRaw, LogprobsMode::kProcessed}) {
+    const auto together = sampler_.sample(logits, rows, mode);
+    SamplerHarness threaded(GetParam(), 3);
+    const auto in_threads = threaded.sample(logits, rows, mode);
+    for (int i = 0; i < kNumRows; ++i) {
+      const std::vector<float> row(logits.begin() + i * kVocabSize,
+                                   logits.begin() + (i + 1) * kVocabSize);
+      const std::string alone = describe(sampler_.sample_one(row, rows[i], mode));
+      EXPECT_EQ(describe(together[i]), alone);
+      EXPECT_EQ(describe(in_threads[i]), alone);
+    }
+  }
+}
+
+TEST_P(Sampling, AllocatesNothingOnceWarm) {
+  constexpr int kVocabSize = 20000;
+  std::vector<SampleRow> rows = {{.temperature = 0.0f},
+                                 {},
+                                 {.temperature = 0.7f, .top_k = 50, .top_p = 0.9f},
+                                 {.temperature = 1.3f, .top_p = 0.95f},
+                                 {.min_p = 0.01f},
+                                 {.num_logprobs = 5, .want_logprobs = true}};
+  std::vector<float> logits = normal_logits(kVocabSize * static_cast<int>(rows.size()), 2.0f, 16);
+  std::vector<SampleResult> results(rows.size());
+  const SampleArgs args = {
+      .logits = logits.data(), .rows = rows, .vocab_size = kVocabSize, .results = results};
+  sampler_.sample_in_place(args);
+  const int64_t before = testing::num_allocations();
+  for (int i = 0; i < 10; ++i) sampler_.sample_in_place(args);
+  EXPECT_EQ(testing::num_allocations(), before);
+}
+
+TEST_P(Sampling, InstructionSetsAgree) {
+  std::mt19937 random(17);
+  SamplerHarness generic(Isa::kGeneric);
+  int num_different = 0;
+  for (int i = 0; i < 400; ++i) {
+    const RandomRow row(3000, random);
+    const auto logits = normal_logits(3000, 2.0f, random());
+    SampleRow greedy = row.params;
+    greedy.temperature = 0.0f;
+    EXPECT_EQ(sampler_.sample_one(logits, greedy).token_id,
+              generic.sample_one(logits, greedy).token_id);
+    num_different += sampler_.sample_one(logits, row.params).token_id !=
+                     generic.sample_one(logits, row.params).token_id;
+  }
+  // Fused and separate roundings differ in the last bit of the noise.
+  EXPECT_LE(num_different, 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Isas, Sampling, ::testing::ValuesIn(testing::supported_isas()),
+                         [](const auto& info) { return std::string(cpu::name_of(info.param)); });
+
+}  // namespace
+}  // namespace specdec

@@ -1,0 +1,23 @@
+#include "testing/allocation_count.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+namespace {
+std::atomic<int64_t> count{0};
+}
+
+void* operator new(size_t size) {
+  ++count;
+  if (void* p = std::malloc(size)) return p;
+  throw std::bad_alloc();
+}
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete(void* p, size_t) noexcept { std::free(p); }
+
+namespace specdec::testing {
+
+int64_t num_allocations() { return count; }
+
+}  // namespace specdec::testing
