@@ -1,0 +1,155 @@
+"""Renders a checkpoint's chat template, a Jinja program, in a sandbox."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+# Marks the end of the final message while rendering a conversation that is to be continued.
+_CONTINUE_MARK = "\u2063specdec-continue-here\u2063"
+
+Message = Mapping[str, Any]
+
+
+def render(
+    template: str,
+    messages: Sequence[Message],
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
+) -> str:
+    """Returns the prompt text of a conversation.
+
+    `variables` are further names the template sees: special tokens and template options.
+    Raises ValueError for a malformed conversation and for one the template refuses.
+    """
+    conversation = [_plain(message, i) for i, message in enumerate(messages)]
+    if not conversation:
+        raise ValueError("messages must not be empty")
+    if continue_final_message:
+        if add_generation_prompt:
+            raise ValueError(
+                "continue_final_message and add_generation_prompt exclude each other: "
+                "set add_generation_prompt=False"
+            )
+        content = conversation[-1].get("content")
+        if not isinstance(content, str) or not content:
+            raise ValueError(
+                "continue_final_message needs a final message whose content is a non-empty string"
+            )
+        conversation[-1]["content"] = content + _CONTINUE_MARK
+    try:
+        text: str = _compiled(template).render(
+            **{
+                **(variables or {}),
+                "messages": conversation,
+                "tools": None if tools is None else list(tools),
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
+    except jinja2.TemplateError as error:
+        raise ValueError(f"the chat template refused this conversation: {error}") from error
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(
+            f"the chat template failed on this conversation ({type(error).__name__}: {error}); "
+            'each message needs "role" and "content"'
+        ) from error
+    if continue_final_message:
+        text = _cut_at_mark(text)
+    return text
+
+
+def _plain(message: Message, index: int) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise ValueError(
+            f'messages[{index}] must be a dict with "role" and "content", got {message!r}'
+        )
+    if not isinstance(message.get("role"), str):
+        raise ValueError(f'messages[{index}] has no "role"')
+    plain = dict(message)
+    content = plain.get("content")
+    if isinstance(content, (list, tuple)):
+        plain["content"] = "\n".join(_text_part(part, index) for part in content)
+    elif content is not None and not isinstance(content, str):
+        raise ValueError(f'messages[{index}]["content"] must be text, got {content!r}')
+    return plain
+
+
+def _text_part(part: Any, index: int) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    raise ValueError(
+        f'messages[{index}]["content"] may only have parts of type "text", got {part!r}'
+    )
+
+
+def _cut_at_mark(text: str) -> str:
+    position = text.rfind(_CONTINUE_MARK)
+    if position < 0:
+        raise ValueError(
+            "continue_final_message: the chat template does not show the final message in full"
+        )
+    return text[:position]
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}` marks an assistant's turn for training; here it is transparent."""
+
+    tags = {"generation"}  # noqa: RUF012 - as the base class has it
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled(template: str) -> jinja2.Template:
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationBlock, jinja2.ext.loopcontrols],
+    )
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    try:
+        return environment.from_string(template)
+    except jinja2.TemplateSyntaxError as error:
+        raise ValueError(
+            f"the chat template is not valid Jinja (line {error.lineno}: {error.message})"
+        ) from error
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes HTML, which prompts must not."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )

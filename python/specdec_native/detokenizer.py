@@ -1,0 +1,178 @@
+"""Turns the token ids of one completion into text as they arrive, and finds stop strings in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+_REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are not (yet) a character
+_CONTEXT_TOKENS = 6
+
+
+class TokenDecoder(Protocol):
+    """The part of a tokenizer that detokenisation needs."""
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = ...) -> str:
+        """The text of token ids."""
+
+
+class TextStream:
+    """Decodes a growing token sequence.
+
+    The pieces returned by `push` and `flush` add up to the text a decoder makes of the whole
+    sequence, and none of them ends in half a character. A byte-fallback decoder may, for bytes that
+    never become a character, retract characters it had completed; those stay as they were given.
+
+    Only a window of tokens is decoded each time: it starts one piece back, at a character boundary,
+    since decoders treat the first token of what they are given differently.
+    """
+
+    def __init__(
+        self,
+        decoder: TokenDecoder,
+        *,
+        skip_special_tokens: bool = True,
+        context: Sequence[int] = (),
+        unspaced: Mapping[int, str] | None = None,
+    ) -> None:
+        """`context` precedes the sequence and is not returned. `unspaced` maps the special tokens
+        between which a decoder's spaces are dropped to their text."""
+        self._decoder = decoder
+        self._skip_special = skip_special_tokens
+        self._unspaced = unspaced or {}
+        self._last_token: int | None = None
+        self._ids: list[int] = self._useful_tail(context)
+        self._start = 0  # window start
+        self._read = len(self._ids)  # tokens before this are returned in full
+        self._done = self._decode(0).rstrip(_REPLACEMENT) if self._ids else ""
+
+    def push(self, token_id: int) -> str:
+        """Adds a token; returns the text that became certain."""
+        self._ids.append(token_id)
+        follows_special = self._last_token in self._unspaced
+        self._last_token = token_id
+        new, complete = self._advance(self._decode(self._start))
+        if follows_special and token_id in self._unspaced and complete:
+            return self._unspaced[token_id]
+        return new
+
+    def flush(self) -> str:
+        """Ends the sequence; returns what was held back, as the decoder would write it."""
+        text = self._decode(self._start)
+        if not text.startswith(self._done):
+            text, self._done = self._decode(self._read), ""
+        new = text[len(self._done) :]
+        self._done = text
+        return new
+
+    def _advance(self, text: str) -> tuple[str, bool]:
+        stable = text.rstrip(_REPLACEMENT)
+        complete = len(stable) == len(text)
+        if not stable.startswith(self._done):
+            if self._done.startswith(stable):
+                return "", False
+            self._start, self._done = self._read, ""
+            text = self._decode(self._start)
+            stable = text.rstrip(_REPLACEMENT)
+            complete = len(stable) == len(text)
+        new = stable[len(self._done) :]
+        self._done = stable
+        if complete and new:
+            del self._ids[: self._read]
+            self._start, self._read = 0, len(self._ids)
+            self._done = self._decode(0)
+        return new, complete
+
+    def _decode(self, start: int) -> str:
+        ids = self._ids[start:] if start else self._ids
+        return self._decoder.decode(ids, skip_special_tokens=self._skip_special)
+
+    def _useful_tail(self, context: Sequence[int]) -> list[int]:
+        """The end of the context, long enough to have text."""
+        size = _CONTEXT_TOKENS
+        while True:
+            tail = list(context[-size:])
+            if size >= len(context) or self._decoder.decode(
+                tail, skip_special_tokens=self._skip_special
+            ).strip(_REPLACEMENT):
+                return tail
+            size *= 2
+
+
+class Detokenizer:
+    """The text of one completion, ended by the first stop string that completes.
+
+    A stop string is looked for after every token past `min_tokens`, so the result does not depend
+    on how many tokens arrive at once.
+    """
+
+    def __init__(
+        self,
+        stream: TextStream,
+        *,
+        stop: Sequence[str] = (),
+        include_stop_str_in_output: bool = False,
+        min_tokens: int = 0,
+    ) -> None:
+        self._stream = stream
+        self._stop = tuple(stop)
+        self._include_stop = include_stop_str_in_output
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
+        self._finished = False
+        self.text = ""
+        self.stop_string: str | None = None  # the one that ended the completion
+
+    def extend(self, token_ids: Sequence[int], *, stop_token_last: bool = False) -> int:
+        """Adds tokens and returns how many of them belong to the completion: all, unless a stop
+        string completes before the last. `stop_token_last` says the last one is a stop or
+        end-of-sequence token, which has no text unless stop strings are to be included."""
+        num_with_text = len(token_ids)
+        if stop_token_last and not self._include_stop:
+            num_with_text -= 1
+        for i, token_id in enumerate(token_ids):
+            self._num_tokens += 1
+            if i >= num_with_text:
+                break
+            piece = self._stream.push(token_id)
+            if not piece:
+                continue
+            searched = len(self.text)
+            self.text += piece
+            if self._stop and self._num_tokens > self._min_tokens and self._cut(searched):
+                return i + 1
+        return len(token_ids)
+
+    def finish(self) -> None:
+        """Ends the completion: text that was held back becomes final."""
+        if not self._finished and self.stop_string is None:
+            self.text += self._stream.flush()
+        self._finished = True
+
+    def num_certain_chars(self) -> int:
+        """Length of the text that no later token can take back: an unfinished completion may end in
+        the beginning of a stop string."""
+        if self._finished or self.stop_string is not None or self._include_stop:
+            return len(self.text)
+        return len(self.text) - max((_overlap(self.text, s) for s in self._stop), default=0)
+
+    def _cut(self, searched: int) -> bool:
+        """Looks for a stop string that ends past `searched` characters and cuts the text there."""
+        best_end, best = len(self.text) + 1, ""
+        for stop in self._stop:
+            begin = self.text.find(stop, max(0, searched - len(stop) + 1))
+            if begin >= 0 and begin + len(stop) < best_end:
+                best_end, best = begin + len(stop), stop
+        if not best:
+            return False
+        self.stop_string = best
+        self.text = self.text[: best_end if self._include_stop else best_end - len(best)]
+        return True
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest proper prefix of `stop` that `text` ends with."""
+    for size in range(min(len(stop) - 1, len(text)), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0

@@ -1,0 +1,645 @@
+"""The engine: continuous batching over one model, text in and text out."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from specdec_native import _core, _native, hub
+from specdec_native.chat_template import Message
+from specdec_native.fair_lock import FairLock
+from specdec_native.inputs import (
+    Prompt,
+    PromptType,
+    pair_with_params,
+    parse_prompt,
+    parse_prompts,
+)
+from specdec_native.outputs import EngineStats, RequestOutput
+from specdec_native.progress import make_progress_bar
+from specdec_native.request import Request
+from specdec_native.sampling_params import RequestOutputKind, SamplingParams
+from specdec_native.tokenizer import Tokenizer, TokenizerNotFoundError
+
+_GENERATION_CONFIG_NAMES = {
+    "repetition_penalty": "repetition_penalty",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "max_new_tokens": "max_tokens",
+}
+
+
+class Engine:
+    """Generates text with one model on one device.
+
+    The tokens and logprobs of a request depend on its prompt, parameters and seed alone, whatever
+    runs beside it. All methods may be called from several threads: steps are taken by whoever waits
+    for output, in turn, and serve every request.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        tokenizer: Any = None,
+        dtype: str = "auto",
+        device: str = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int | None = None,
+        kv_cache_memory_bytes: int | None = None,
+        num_kv_blocks: int | None = None,
+        block_size: int = 16,
+        enable_prefix_caching: bool = True,
+        num_threads: int | None = None,
+        seed: int = 0,
+        logprobs_mode: str = "raw_logprobs",
+        max_logprobs: int = 20,
+        cpu_isa: str = "auto",
+        skip_tokenizer_init: bool = False,
+        trust_remote_code: bool = False,
+        revision: str | None = None,
+        chat_template: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Loads a checkpoint.
+
+        Args:
+            model: a directory, a .gguf file or a model name.
+            tokenizer: another checkpoint's directory or name, or a tokenizer object.
+            dtype: "auto" (the checkpoint's), "float32" or "bfloat16".
+            device: "auto", "cpu", "cuda" or "cuda:N".
+            max_model_len: tokens of prompt and output together; None for the checkpoint's.
+            max_num_seqs: sequences that run in one step.
+            max_num_batched_tokens: tokens computed in one step; longer prompts are cut into chunks.
+            kv_cache_memory_bytes: size of the KV cache; None derives it from the machine.
+            num_kv_blocks: the same in blocks; exclusive with kv_cache_memory_bytes.
+            block_size: tokens of one KV block, a multiple of 16.
+            enable_prefix_caching: whether equal beginnings of prompts are computed once.
+            num_threads: None for one per physical core.
+            seed: seeds requests that bring no seed.
+            logprobs_mode: "raw_logprobs" or "processed_logprobs" (after all processors).
+            max_logprobs: the most a request may ask for; -1 for no limit.
+            cpu_isa: "auto", or a narrower instruction set of `specdec-native info`.
+            skip_tokenizer_init: work with token ids only.
+            trust_remote_code: run tokenizer code of the checkpoint (other formats only).
+            revision: branch, tag or commit of a model name.
+            chat_template: file or Jinja source that replaces the checkpoint's.
+
+        Raises ValueError for a bad option or checkpoint, MemoryError where it does not fit,
+        RuntimeError where the device is not available.
+        """
+        if seed is None:
+            seed = 0
+        self._max_logprobs = max_logprobs
+        config = _native.make_config(
+            dtype=dtype,
+            device=device,
+            cpu_isa=cpu_isa,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+            num_kv_blocks=num_kv_blocks,
+            block_size=block_size,
+            enable_prefix_caching=enable_prefix_caching,
+            num_threads=num_threads,
+            seed=seed,
+            logprobs_mode=logprobs_mode,
+        )
+        self._directory = hub.resolve_model(model, revision=revision, dtype=dtype)
+        config.model = str(self._directory)
+        self._no_tokenizer = "skip_tokenizer_init is set"
+        self._tokenizer: Tokenizer | None = None
+        if not skip_tokenizer_init:
+            self._load_tokenizer(tokenizer, chat_template, trust_remote_code)
+        self._core: _core.Engine | None = _core.Engine(config)
+        self._model_info = self._core.model_info()
+        self._eos_token_ids = self._find_eos_token_ids()
+
+        self._lock = FairLock()  # guards everything below, and the core
+        self._requests: dict[str, Request] = {}  # unfinished
+        self._reported: dict[str, Request] = {}  # not owned, with news for step()
+        self._next_id = itertools.count()
+        # Requests given up where the lock could not be taken (a garbage-collected stream).
+        self._abandoned: collections.deque[str] = collections.deque()
+
+    # -- what was loaded
+
+    def model_info(self) -> _core.ModelInfo:
+        """What was resolved from the options and the checkpoint."""
+        return self._model_info
+
+    @property
+    def model_directory(self) -> Path:
+        """The checkpoint's directory on this machine."""
+        return self._directory
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises ValueError if there is none."""
+        return self._need_tokenizer("this")
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises ValueError if there is none."""
+        return self.tokenizer
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether text can be given and is returned."""
+        return self._tokenizer is not None
+
+    @property
+    def eos_token_ids(self) -> list[int]:
+        """Tokens that end a completion unless ignore_eos is set."""
+        return list(self._eos_token_ids)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What generate() uses without sampling_params: the values of generation_config.json."""
+        file = self._directory / "generation_config.json"
+        if not file.is_file():
+            return SamplingParams()
+        try:
+            config = json.loads(file.read_text(encoding="utf-8"))
+            return SamplingParams(
+                **{
+                    name: config[key]
+                    for key, name in _GENERATION_CONFIG_NAMES.items()
+                    if config.get(key) is not None
+                }
+            )
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
+
+    # -- whole batches
+
+    def generate(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+    ) -> list[RequestOutput]:
+        """Runs prompts to their end and returns their outputs in order.
+
+        A prompt is text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}; give
+        one or a list. `sampling_params` is one for all or one for each; None takes the checkpoint's
+        defaults. `use_tqdm` shows a progress bar on a terminal.
+        Raises ValueError, with nothing run, if any prompt or parameter is bad.
+        """
+        return self._run(parse_prompts(prompts), sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers a conversation, a list of {"role", "content"}, or each of several.
+
+        The checkpoint's chat template makes the prompt; `chat_template` replaces it, `tools` and
+        `chat_template_kwargs` are handed to it. Otherwise like generate().
+        """
+        conversations = messages if _is_list_of_conversations(messages) else [messages]
+        prompts = [
+            self._chat_prompt(
+                conversation,  # type: ignore[arg-type]
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                template_kwargs=chat_template_kwargs,
+            )
+            for conversation in conversations
+        ]
+        return self._run(prompts, sampling_params, use_tqdm)
+
+    # -- one request, streamed
+
+    def stream(
+        self, prompt: PromptType, sampling_params: SamplingParams | None = None
+    ) -> RequestStream:
+        """Starts a request and returns an iterator over its outputs as they grow.
+
+        Outputs hold all text so far, or what is new with `output_kind=RequestOutputKind.DELTA`.
+        Text that may yet turn out to be a stop string is held back. Dropping the iterator, or its
+        close(), aborts the request. Raises ValueError at once if the prompt or a parameter is bad.
+        """
+        return self._start_stream(parse_prompt(prompt), sampling_params)
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        **template_options: Any,
+    ) -> RequestStream:
+        """stream() of the answer to a conversation; `template_options` are chat()'s."""
+        kwargs = template_options.pop("chat_template_kwargs", None)
+        prompt = self._chat_prompt(messages, template_kwargs=kwargs, **template_options)
+        return self._start_stream(prompt, sampling_params)
+
+    # -- step by step
+
+    def add_request(
+        self,
+        prompt: PromptType,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+    ) -> str:
+        """Queues a request whose outputs step() returns; gives back its id."""
+        if request_id is not None and not isinstance(request_id, str):
+            raise ValueError(f"request_id must be a string, got {request_id!r}")
+        requests = self._make_requests(
+            [parse_prompt(prompt)], sampling_params, owned=False, request_id=request_id
+        )
+        with self._lock:
+            self._add(requests)
+        return requests[0].request_id
+
+    def step(self) -> list[RequestOutput]:
+        """Runs one step and returns the requests of add_request() that progressed or finished."""
+        with self._lock:
+            self._step()
+            ready = [r for r in self._reported.values() if r.error is not None or r.has_news()]
+            outputs = []
+            for request in ready:
+                del self._reported[request.request_id]
+                outputs.append(request.take_output())
+            return outputs
+
+    def abort(self, request_id: str) -> bool:
+        """Ends a request; returns False when the id is unknown or finished.
+
+        Its stream or generate() call gets what there is, with finish_reason "abort"; step() reports
+        nothing more of it.
+        """
+        with self._lock:
+            return self._abort(request_id)
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether step() has anything to do or to report."""
+        with self._lock:
+            self._drop_abandoned()
+            return bool(self._requests or self._reported)
+
+    # -- the engine as a whole
+
+    def stats(self) -> EngineStats:
+        """Counts and times since the engine was made, and what runs now."""
+        with self._lock:
+            self._drop_abandoned()
+            stats = self._alive().stats()
+        names = [field.name for field in dataclasses.fields(EngineStats)]
+        return EngineStats(**{name: getattr(stats, name) for name in names})
+
+    def reset_prefix_cache(self) -> int:
+        """Forgets every cached block no running request uses; returns how many."""
+        with self._lock:
+            return self._alive().reset_prefix_cache()
+
+    def close(self) -> None:
+        """Aborts what runs and frees the model. Further calls raise RuntimeError."""
+        with self._lock:
+            for request_id in list(self._requests):
+                self._abort(request_id)
+            self._reported.clear()
+            self._core = None
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        info = self._model_info
+        return (
+            f"Engine(model={str(self._directory)!r}, architecture={info.architecture!r}, "
+            f"dtype={info.dtype!r}, device={info.device!r}, max_model_len={info.max_model_len})"
+        )
+
+    # -- set-up
+
+    def _load_tokenizer(
+        self, given: Any, chat_template: str | os.PathLike[str] | None, trust_remote_code: bool
+    ) -> None:
+        if given is not None and not isinstance(given, (str, os.PathLike)):
+            self._tokenizer = Tokenizer.wrap(given)
+            return
+        directory = self._directory if given is None else self._tokenizer_directory(given)
+        try:
+            self._tokenizer = Tokenizer.from_directory(
+                directory, chat_template=chat_template, trust_remote_code=trust_remote_code
+            )
+        except (TokenizerNotFoundError, ImportError) as error:
+            if given is not None:
+                raise
+            self._no_tokenizer = str(error)  # raised when text is first asked for
+
+    @staticmethod
+    def _tokenizer_directory(given: str | os.PathLike[str]) -> Path:
+        path = Path(given)
+        return path if path.is_dir() else hub.resolve_model(given)
+
+    def _find_eos_token_ids(self) -> list[int]:
+        ids = _core.load_eos_token_ids(str(self._directory))
+        if self._tokenizer is not None:
+            eos = self._tokenizer.eos_token_id
+            if eos is not None and eos not in ids and eos < self._model_info.vocab_size:
+                ids.append(eos)
+        return ids
+
+    def _need_tokenizer(self, what: str) -> Tokenizer:
+        if self._tokenizer is None:
+            raise ValueError(f"{what} needs a tokenizer: {self._no_tokenizer}")
+        return self._tokenizer
+
+    def _alive(self) -> _core.Engine:
+        if self._core is None:
+            raise RuntimeError("the engine is closed")
+        return self._core
+
+    # -- making requests (no lock held)
+
+    def _chat_prompt(self, messages: Sequence[Message], **options: Any) -> Prompt:
+        tokenizer = self._need_tokenizer("chat")
+        if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+            raise ValueError(
+                f'messages must be a list of {{"role", "content"}} dicts, got {messages!r:.80}'
+            )
+        text = tokenizer.render_chat(messages, **options)
+        # The template wrote the special tokens already.
+        return Prompt(text, tokenizer.encode(text, add_special_tokens=False))
+
+    def _make_requests(
+        self,
+        prompts: list[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        owned: bool,
+        kind: RequestOutputKind | None = None,
+        request_id: str | None = None,
+    ) -> list[Request]:
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
+        paired = pair_with_params(sampling_params, len(prompts))
+        self._tokenize(prompts)
+        checked: dict[int, tuple[SamplingParams, _core.SamplingParams]] = {}
+        requests = []
+        for i, (prompt, params) in enumerate(zip(prompts, paired, strict=True)):
+            name = f"prompts[{i}]" if len(prompts) > 1 else "prompt"
+            token_ids = prompt.token_ids or []
+            self._check_prompt(name, token_ids)
+            if id(params) not in checked:
+                checked[id(params)] = self._check_params(params, kind)
+            requests.append(
+                Request(
+                    request_id if request_id is not None else self._new_id(),
+                    prompt=prompt.text,
+                    prompt_token_ids=token_ids,
+                    params=checked[id(params)][0],
+                    core_params=checked[id(params)][1],
+                    tokenizer=self._tokenizer,
+                    owned=owned,
+                )
+            )
+        return requests
+
+    def _new_id(self) -> str:
+        while True:
+            request_id = str(next(self._next_id))
+            if request_id not in self._requests and request_id not in self._reported:
+                return request_id
+
+    def _tokenize(self, prompts: list[Prompt]) -> None:
+        texts = [prompt for prompt in prompts if prompt.token_ids is None]
+        if not texts:
+            return
+        tokenizer = self._need_tokenizer("a prompt given as text")
+        encoded = tokenizer.encode_batch([prompt.text or "" for prompt in texts])
+        for prompt, token_ids in zip(texts, encoded, strict=True):
+            prompt.token_ids = token_ids
+
+    def _check_prompt(self, name: str, token_ids: list[int]) -> None:
+        info = self._model_info
+        if not token_ids:
+            raise ValueError(f"{name} is empty; give at least one token")
+        if len(token_ids) >= info.max_model_len:
+            raise ValueError(
+                f"{name} has {len(token_ids)} tokens, but max_model_len {info.max_model_len} must "
+                "hold it and one more; shorten the prompt or raise max_model_len"
+            )
+        if min(token_ids) < 0 or max(token_ids) >= info.vocab_size:
+            wrong = next(t for t in token_ids if not 0 <= t < info.vocab_size)
+            raise ValueError(
+                f"{name}: token id {wrong} is outside the vocabulary [0, {info.vocab_size})"
+            )
+
+    def _check_params(
+        self, given: SamplingParams, kind: RequestOutputKind | None
+    ) -> tuple[SamplingParams, _core.SamplingParams]:
+        params = given.clone()
+        if kind is not None:
+            params.output_kind = kind
+        params.validate()
+        if params.stop and self._tokenizer is None:
+            self._need_tokenizer("stop")
+        vocab_size = self._model_info.vocab_size
+        limit = vocab_size if self._max_logprobs == -1 else self._max_logprobs
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(params, name)
+            if value is not None and (vocab_size if value == -1 else value) > limit:
+                raise ValueError(
+                    f"{name}={value} asks for more than max_logprobs={self._max_logprobs}; ask for "
+                    "fewer, or make the engine with a larger max_logprobs (-1: no limit)"
+                )
+            if value is not None and value > vocab_size:
+                setattr(params, name, -1)
+        core_params = _native.to_core_params(
+            params, eos_token_ids=self._eos_token_ids, tokenizer=self._tokenizer
+        )
+        core_params.validate(vocab_size)
+        return params, core_params
+
+    # -- running requests
+
+    def _run(
+        self,
+        prompts: list[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        show_progress: bool | Callable[..., Any],
+    ) -> list[RequestOutput]:
+        kind = RequestOutputKind.FINAL_ONLY
+        requests = self._make_requests(prompts, sampling_params, owned=True, kind=kind)
+        bar = make_progress_bar(show_progress, len(requests))
+        try:
+            with self._lock:
+                self._add(requests)
+            running = requests
+            while running:
+                with self._lock:
+                    running = [request for request in running if not request.finished]
+                    if running:
+                        self._step()
+                bar.update(requests)
+        finally:
+            bar.close()
+            self._give_up(requests)
+        return [request.take_output() for request in requests]
+
+    def _start_stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None
+    ) -> RequestStream:
+        requests = self._make_requests([prompt], sampling_params, owned=True)
+        with self._lock:
+            self._add(requests)
+        return RequestStream(self, requests[0])
+
+    def _next_output(self, request: Request) -> RequestOutput | None:
+        """What a stream yields next; None at its end."""
+        while True:
+            with self._lock:
+                if request.has_news() or request.error is not None:
+                    return request.take_output()
+                if request.finished:
+                    return None
+                self._step()
+
+    def _give_up(self, requests: Sequence[Request], *, wait: bool = True) -> None:
+        """Aborts what is unfinished; without `wait`, leaves it to the next call if that is busy."""
+        unfinished = [r for r in requests if r.request_id in self._requests and not r.finished]
+        if not unfinished:
+            return
+        if not self._lock.acquire(blocking=wait):
+            self._abandoned.extend(request.request_id for request in unfinished)
+            return
+        try:
+            for request in unfinished:
+                if self._requests.get(request.request_id) is request:
+                    self._abort(request.request_id)
+        finally:
+            self._lock.release()
+
+    # -- with the lock held
+
+    def _add(self, requests: Sequence[Request]) -> None:
+        """Adds all of the requests or none."""
+        core = self._alive()
+        self._drop_abandoned()
+        added = []
+        try:
+            for request in requests:
+                if request.request_id in self._requests or request.request_id in self._reported:
+                    raise ValueError(
+                        f"request_id {request.request_id!r} is in use by an unfinished request"
+                    )
+                core.add_request(request.request_id, request.prompt_token_ids, request.core_params)
+                added.append(request)
+                self._requests[request.request_id] = request
+        except BaseException:
+            for request in added:
+                self._abort(request.request_id)
+            raise
+
+    def _step(self) -> None:
+        core = self._alive()
+        self._drop_abandoned()
+        for output in core.step():
+            request = self._requests.get(output.request_id)
+            if request is None:
+                continue
+            try:
+                for index in request.apply(output):
+                    core.stop_completion(request.request_id, index)
+            except Exception as error:  # of this request: the others go on
+                core.abort(request.request_id)
+                request.end(error)
+            if request.finished:
+                del self._requests[request.request_id]
+            if not request.owned:
+                self._reported[request.request_id] = request
+
+    def _abort(self, request_id: str) -> bool:
+        self._reported.pop(request_id, None)
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return False
+        self._alive().abort(request_id)
+        request.end()
+        return True
+
+    def _drop_abandoned(self) -> None:
+        while self._abandoned:
+            self._abort(self._abandoned.popleft())
+
+
+class RequestStream(Iterator[RequestOutput]):
+    """The outputs of one request as they come."""
+
+    def __init__(self, engine: Engine, request: Request) -> None:
+        self._engine = engine
+        self._request = request
+
+    @property
+    def request_id(self) -> str:
+        """The request's id, for Engine.abort()."""
+        return self._request.request_id
+
+    def __iter__(self) -> RequestStream:
+        return self
+
+    def __next__(self) -> RequestOutput:
+        output = self._engine._next_output(self._request)
+        if output is None:
+            raise StopIteration
+        return output
+
+    def close(self) -> None:
+        """Aborts the request if it is unfinished; iteration ends."""
+        self._engine._give_up([self._request])
+
+    def __enter__(self) -> RequestStream:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # May run anywhere, even in a thread that holds the engine's lock: never wait for it.
+        engine = getattr(self, "_engine", None)
+        if engine is not None:
+            engine._give_up([self._request], wait=False)
+
+
+def _is_list_of_conversations(messages: Any) -> bool:
+    return (
+        isinstance(messages, Sequence)
+        and not isinstance(messages, (str, bytes))
+        and bool(messages)
+        and isinstance(messages[0], Sequence)
+        and not isinstance(messages[0], (str, bytes))
+    )

@@ -1,0 +1,100 @@
+"""Progress bars on standard error, shown only where there is a terminal to show them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+_REFRESH_SECONDS = 0.1
+
+
+class Countable(Protocol):
+    """What a bar counts: a request."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has ended."""
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+
+
+class ProgressBar(Protocol):
+    """What generate() reports to, after every step."""
+
+    def update(self, requests: Sequence[Countable]) -> None:
+        """Shows how far the requests are."""
+
+    def close(self) -> None:
+        """Takes the bar away."""
+
+
+def make_progress_bar(show: bool | Callable[..., Any], total: int) -> ProgressBar:
+    """A bar over `total` requests. `show` may be a factory with tqdm's arguments, as in vLLM."""
+    if callable(show):
+        return _TqdmBar(show, total)
+    if show and total and sys.stderr.isatty():
+        try:
+            return _RichBar(total)
+        except ImportError:
+            pass
+    return _NoBar()
+
+
+class _NoBar:
+    def update(self, requests: Sequence[Countable]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _TqdmBar:
+    def __init__(self, factory: Callable[..., Any], total: int) -> None:
+        self._bar = factory(total=total, desc="Processed prompts", dynamic_ncols=True)
+        self._shown = 0
+
+    def update(self, requests: Sequence[Countable]) -> None:
+        num_finished = sum(request.finished for request in requests)
+        if num_finished > self._shown:
+            self._bar.update(num_finished - self._shown)
+            self._shown = num_finished
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+class _RichBar:
+    def __init__(self, total: int) -> None:
+        import rich.console  # noqa: PLC0415 - optional
+        import rich.progress  # noqa: PLC0415
+
+        self._progress = rich.progress.Progress(
+            rich.progress.TextColumn("Processed prompts"),
+            rich.progress.BarColumn(),
+            rich.progress.MofNCompleteColumn(),
+            rich.progress.TimeElapsedColumn(),
+            rich.progress.TextColumn("{task.fields[speed]}"),
+            console=rich.console.Console(stderr=True),
+            transient=True,
+        )
+        self._start = time.monotonic()
+        self._next_update = 0.0
+        self._task = self._progress.add_task("generate", total=total, speed="")
+        self._progress.start()
+
+    def update(self, requests: Sequence[Countable]) -> None:
+        now = time.monotonic()
+        num_finished = sum(request.finished for request in requests)
+        if now < self._next_update and num_finished < len(requests):
+            return
+        self._next_update = now + _REFRESH_SECONDS
+        num_tokens = sum(request.num_output_tokens for request in requests)
+        speed = f"{num_tokens / max(now - self._start, 1e-9):.1f} tokens/s"
+        self._progress.update(self._task, completed=num_finished, speed=speed)
+
+    def close(self) -> None:
+        self._progress.stop()

@@ -1,0 +1,321 @@
+"""How one request samples. Names, defaults, order and checks follow vLLM's `SamplingParams`."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import enum
+import logging
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_MIN_TEMPERATURE = 1e-2  # smaller positive temperatures overflow the scaled logits
+_GREEDY_BELOW = 1e-5
+_MAX_N = 16384
+
+_logger = logging.getLogger("specdec_native")
+
+
+class RequestOutputKind(enum.Enum):
+    """What a streaming consumer receives each time a request has progressed."""
+
+    CUMULATIVE = 0  # the whole output so far
+    DELTA = 1  # what is new since the last one
+    FINAL_ONLY = 2  # one output, when the request has finished
+
+
+# Arguments of vLLM's that need machinery this engine does not have; only their defaults will do.
+_UNSUPPORTED = (
+    "best_of",
+    "extra_args",
+    "flat_logprobs",
+    "guided_decoding",
+    "logits_processors",
+    "logprob_token_ids",
+    "prompt_logprob_start",
+    "prompt_logprob_token_ids",
+    "repetition_detection",
+    "routed_experts_prompt_start",
+    "skip_reading_prefix_cache",
+    "structured_outputs",
+    "thinking_token_budget",
+    "trace_decode_token_ids",
+    "watermarking",
+)
+
+
+@dataclasses.dataclass(repr=False)
+class SamplingParams:
+    """Sampling parameters of one request.
+
+    Every argument has vLLM's name and meaning. A value out of range, NaN or infinite raises a
+    ValueError that names the argument; so does a vLLM argument this engine cannot honour.
+
+    Args:
+        n: completions generated for the prompt; completion i samples with seed + i.
+        presence_penalty: in [-2, 2], subtracted once from tokens the output already contains.
+        frequency_penalty: in [-2, 2], subtracted once per occurrence in the output.
+        repetition_penalty: > 0, divides (or multiplies) logits of tokens in prompt and output.
+        temperature: in [0, 2]; 0 is greedy.
+        top_p: in (0, 1].
+        top_k: 0 or -1 for all tokens.
+        min_p: in [0, 1], relative to the most likely token.
+        seed: fixes the noise of this request; None derives one from the engine's seed.
+        stop: string or strings that end a completion.
+        stop_token_ids: token ids that end a completion.
+        ignore_eos: keep generating past the end-of-sequence token.
+        max_tokens: tokens generated at most; None means up to the engine's max_model_len.
+        min_tokens: tokens generated before any stop condition counts.
+        logprobs: report the top-N logprobs of every generated token; -1 for the whole vocabulary.
+        prompt_logprobs: the same for every prompt token.
+        detokenize: whether to make text; False leaves `text` empty.
+        skip_special_tokens: leave special tokens out of the text.
+        spaces_between_special_tokens: keep the spaces a decoder puts between special tokens.
+        include_stop_str_in_output: keep the stop string in the text.
+        output_kind: what streaming delivers.
+        stream_interval: tokens between two streamed outputs; the first and last come at once.
+        logit_bias: token id (int or numeric string) to a number added to its logit.
+        allowed_token_ids: only these may be generated.
+        bad_words: strings that are never completed.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    stream_interval: int | None = None
+    skip_clone: bool = False
+    logit_bias: Mapping[Any, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+
+    _: dataclasses.KW_ONLY
+    best_of: Any = None
+    extra_args: Any = None
+    flat_logprobs: Any = False
+    guided_decoding: Any = None
+    logits_processors: Any = None
+    logprob_token_ids: Any = None
+    prompt_logprob_start: Any = None
+    prompt_logprob_token_ids: Any = None
+    repetition_detection: Any = None
+    routed_experts_prompt_start: Any = 0
+    skip_reading_prefix_cache: Any = None
+    structured_outputs: Any = None
+    thinking_token_budget: Any = None
+    trace_decode_token_ids: Any = None
+    watermarking: Any = None
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    @staticmethod
+    def from_optional(**kwargs: Any) -> SamplingParams:
+        """Builds parameters where None stands for the default, as an API server receives them."""
+        bias = kwargs.get("logit_bias")
+        if isinstance(bias, Mapping):
+            kwargs["logit_bias"] = {
+                token: min(100.0, max(-100.0, value)) for token, value in bias.items()
+            }
+        nullable = {"max_tokens"}
+        given = {k: v for k, v in kwargs.items() if v is not None or k in nullable}
+        return SamplingParams(**given)
+
+    def __repr__(self) -> str:
+        """Shows what differs from the defaults."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        shown = {
+            name: getattr(self, name)
+            for name, default in defaults.items()
+            if getattr(self, name) != default and getattr(self, name) != []
+        }
+        return f"SamplingParams({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
+
+    def clone(self) -> SamplingParams:
+        """An independent copy."""
+        return copy.copy(self) if self.skip_clone else copy.deepcopy(self)
+
+    def validate(self) -> None:
+        """Checks every field and brings it into its canonical form.
+
+        Runs on construction and again when a request is made, since fields may be assigned between.
+        """
+        self._refuse_unsupported()
+        self._check_numbers()
+        self._check_lengths()
+        self._check_stops()
+        self._check_tokens()
+        if self.temperature < _GREEDY_BELOW:
+            self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
+            if self.n > 1:
+                raise ValueError(
+                    f"n must be 1 when using greedy sampling (temperature=0), got {self.n}"
+                )
+
+    def _refuse_unsupported(self) -> None:
+        if self.thinking_token_budget == -1:
+            self.thinking_token_budget = None
+        for name in _UNSUPPORTED:
+            if getattr(self, name):
+                raise ValueError(f"{name} is not supported by specdec_native; leave it out")
+
+    def _check_numbers(self) -> None:
+        self.n = _integer("n", self.n, minimum=1, maximum=_MAX_N)
+        for name in ("presence_penalty", "frequency_penalty"):
+            setattr(self, name, _number(name, getattr(self, name), minimum=-2.0, maximum=2.0))
+        self.repetition_penalty = _number("repetition_penalty", self.repetition_penalty)
+        if self.repetition_penalty <= 0.0:
+            raise ValueError(
+                f"repetition_penalty must be greater than 0, got {self.repetition_penalty}"
+            )
+        self.temperature = _number("temperature", self.temperature, minimum=0.0, maximum=2.0)
+        if 0.0 < self.temperature < _MIN_TEMPERATURE:
+            _logger.warning(
+                "temperature %s is below %s and would overflow; using %s",
+                self.temperature,
+                _MIN_TEMPERATURE,
+                _MIN_TEMPERATURE,
+            )
+            self.temperature = _MIN_TEMPERATURE
+        self.top_p = _number("top_p", self.top_p, maximum=1.0)
+        if self.top_p <= 0.0:
+            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
+        self.top_k = _integer("top_k", self.top_k, minimum=-1)
+        self.min_p = _number("min_p", self.min_p, minimum=0.0, maximum=1.0)
+        if self.seed is not None:
+            self.seed = _integer("seed", self.seed, minimum=-(2**63), maximum=2**64 - 1)
+            if self.seed == -1:  # vLLM's spelling of "no seed"
+                self.seed = None
+
+    def _check_lengths(self) -> None:
+        self.min_tokens = _integer("min_tokens", self.min_tokens, minimum=0)
+        if self.max_tokens is not None:
+            self.max_tokens = _integer("max_tokens", self.max_tokens, minimum=1)
+            if self.min_tokens > self.max_tokens:
+                raise ValueError(
+                    f"min_tokens must be at most max_tokens={self.max_tokens}, "
+                    f"got {self.min_tokens}"
+                )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is True:
+                value = 1
+            if value is not None:
+                setattr(self, name, _integer(name, value, minimum=-1))
+        if self.stream_interval is not None:
+            self.stream_interval = _integer("stream_interval", self.stream_interval, minimum=1)
+        if not isinstance(self.output_kind, RequestOutputKind):
+            raise ValueError(f"output_kind must be a RequestOutputKind, got {self.output_kind!r}")
+
+    def _check_stops(self) -> None:
+        self.stop = _strings("stop", self.stop)
+        self.bad_words = list(dict.fromkeys(_strings("bad_words", self.bad_words)))
+        if self.stop and not self.detokenize:
+            raise ValueError(
+                "stop strings need text: set detokenize=True, or use stop_token_ids instead"
+            )
+
+    def _check_tokens(self) -> None:
+        ids = _token_ids("stop_token_ids", self.stop_token_ids)
+        self.stop_token_ids = list(dict.fromkeys(ids))
+        if self.allowed_token_ids is not None:
+            self.allowed_token_ids = _token_ids("allowed_token_ids", self.allowed_token_ids)
+            if not self.allowed_token_ids:
+                raise ValueError("allowed_token_ids must not be empty; use None to allow all")
+        if self.logit_bias is not None:
+            self.logit_bias = _logit_bias(self.logit_bias)
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """`stop` as a list."""
+        return _strings("stop", self.stop)
+
+
+def _number(
+    name: str, value: Any, *, minimum: float = -math.inf, maximum: float = math.inf
+) -> float:
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be a finite number, got {number}")
+    if not minimum <= number <= maximum:
+        raise ValueError(f"{name} must be {_range(minimum, maximum)}, got {number}")
+    return number
+
+
+def _integer(name: str, value: Any, *, minimum: int, maximum: int | None = None) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be an integer, got {value!r}") from None
+    if number < minimum or (maximum is not None and number > maximum):
+        upper = math.inf if maximum is None else maximum
+        raise ValueError(f"{name} must be {_range(minimum, upper)}, got {number}")
+    return number
+
+
+def _range(minimum: float, maximum: float) -> str:
+    if math.isinf(maximum):
+        return f"at least {minimum:g}"
+    if math.isinf(minimum):
+        return f"at most {maximum:g}"
+    return f"in [{minimum:g}, {maximum:g}]"
+
+
+def _strings(name: str, value: str | Sequence[str] | None) -> list[str]:
+    if value is None:
+        return []
+    strings = [value] if isinstance(value, str) else list(value)
+    for item in strings:
+        if not isinstance(item, str):
+            raise ValueError(f"{name} must contain only strings, got {item!r}")
+        if not item:
+            raise ValueError(f"{name} cannot contain an empty string")
+    return strings
+
+
+def _token_ids(name: str, value: Sequence[int] | None) -> list[int]:
+    if value is None:
+        return []
+    if isinstance(value, (str, bytes, int)):
+        raise ValueError(f"{name} must be a list of integers, got {value!r}")
+    return [_integer(f"{name} entry", item, minimum=0, maximum=2**31 - 1) for item in value]
+
+
+def _logit_bias(value: Any) -> dict[int, float]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"logit_bias must map token ids to numbers, got {value!r}")
+    biases: dict[int, float] = {}
+    for key, bias in value.items():
+        try:
+            token = int(key) if isinstance(key, str) else operator.index(key)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"logit_bias keys must be token ids (integers or numeric strings), got {key!r}"
+            ) from None
+        if not 0 <= token < 2**31:
+            raise ValueError(f"logit_bias key must be a token id, got {token}")
+        biases[token] = _number(f"logit_bias[{token}]", bias)
+    return biases

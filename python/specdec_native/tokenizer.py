@@ -1,0 +1,496 @@
+"""Text to token ids and back, from the tokenizer files of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import tokenizers
+
+from specdec_native import chat_template as chat
+
+_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+# Files of tokenizers that only transformers can read.
+_OTHER_FORMATS = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
+
+# Tokenizer classes that always normalise; files converted from GGUF may not say so.
+_NFC_CLASSES = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
+
+
+class TokenizerBackend(Protocol):
+    """What a Tokenizer is built on."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text."""
+
+    def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+        """Token ids of every text."""
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
+        """Text of token ids; those outside the vocabulary have none."""
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The vocabulary entry of an id."""
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a vocabulary entry."""
+
+    def special_tokens(self) -> dict[int, str]:
+        """Special token id to its text."""
+
+    def vocab(self) -> dict[str, int]:
+        """Vocabulary entry to id, added tokens included."""
+
+
+class TokenizerNotFoundError(ValueError):
+    """A checkpoint has no tokenizer that can be read here."""
+
+
+class Tokenizer:
+    """The tokenizer of a checkpoint.
+
+    `encode` gives the ids transformers' AutoTokenizer gives. Method names are transformers' too, so
+    a script that calls `LLM.get_tokenizer()` finds what it needs; only `apply_chat_template`
+    differs: it returns text unless `tokenize` is set.
+    """
+
+    def __init__(
+        self,
+        backend: TokenizerBackend,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        chat_templates: Mapping[str, str] | None = None,
+        name_or_path: str = "",
+    ) -> None:
+        """`special_tokens` maps names such as "eos_token" to token text; `chat_templates` maps
+        template names to Jinja source, "default" being the one ordinarily used."""
+        self._backend = backend
+        self.special_tokens_map: dict[str, str] = dict(special_tokens or {})
+        self._chat_templates = dict(chat_templates or {})
+        self.name_or_path = name_or_path
+        self._special = backend.special_tokens()
+        self._token_texts: dict[int, str] = {}
+        self._vocab = backend.vocab()
+        self._vocab_size = max(self._vocab.values(), default=-1) + 1
+
+    @classmethod
+    def from_directory(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        chat_template: str | os.PathLike[str] | None = None,
+        trust_remote_code: bool = False,
+    ) -> Tokenizer:
+        """Loads tokenizer.json and what stands beside it.
+
+        `chat_template`, a file or Jinja source, replaces the checkpoint's. A checkpoint that has
+        another tokenizer format is read through transformers if that is installed.
+        Raises ValueError naming the missing or unreadable file.
+        """
+        path = Path(directory)
+        config = _read_json(path / "tokenizer_config.json")
+        templates = _chat_templates(path, config)
+        if chat_template is not None:
+            templates = {"default": load_chat_template(chat_template)}
+        backend: TokenizerBackend
+        if (path / "tokenizer.json").is_file():
+            backend = _TokenizersBackend.load(path / "tokenizer.json", config)
+            special = _special_tokens(path, config)
+        else:
+            hf_tokenizer = _load_with_transformers(path, trust_remote_code)
+            backend = _TransformersBackend(hf_tokenizer)
+            special = {k: str(v) for k, v in hf_tokenizer.special_tokens_map.items()}
+        return cls(
+            backend, special_tokens=special, chat_templates=templates, name_or_path=str(path)
+        )
+
+    @classmethod
+    def wrap(cls, tokenizer: Any) -> Tokenizer:
+        """Accepts a Tokenizer, a `tokenizers.Tokenizer` or a tokenizer of transformers."""
+        if isinstance(tokenizer, Tokenizer):
+            return tokenizer
+        if hasattr(tokenizer, "apply_chat_template") and hasattr(tokenizer, "special_tokens_map"):
+            template = getattr(tokenizer, "chat_template", None)
+            return cls(
+                _TransformersBackend(tokenizer),
+                special_tokens={k: str(v) for k, v in tokenizer.special_tokens_map.items()},
+                chat_templates=_named_templates(template),
+                name_or_path=str(getattr(tokenizer, "name_or_path", "")),
+            )
+        if isinstance(tokenizer, tokenizers.Tokenizer):
+            return cls(_TokenizersBackend(tokenizer))
+        raise ValueError(
+            "tokenizer must be a checkpoint name or directory, or a tokenizer of specdec_native, "
+            f"tokenizers or transformers; got {type(tokenizer).__name__}"
+        )
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, with the special tokens (such as BOS) the checkpoint puts around it
+        unless `add_special_tokens` is False."""
+        return self._backend.encode(_checked_text(text), add_special_tokens)
+
+    def encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """`encode` of every text."""
+        return self._backend.encode_batch([_checked_text(t) for t in texts], add_special_tokens)
+
+    def decode(self, token_ids: int | Iterable[int], skip_special_tokens: bool = False) -> str:
+        """The text of token ids; ids outside the vocabulary have none."""
+        if isinstance(token_ids, int):
+            token_ids = [token_ids]
+        ids = token_ids if isinstance(token_ids, list) else [int(i) for i in token_ids]
+        return self._backend.decode(ids, skip_special_tokens)
+
+    def batch_decode(
+        self, sequences: Iterable[Iterable[int]], skip_special_tokens: bool = False
+    ) -> list[str]:
+        """`decode` of every sequence."""
+        return [self.decode(ids, skip_special_tokens) for ids in sequences]
+
+    def __call__(self, text: str | list[str], add_special_tokens: bool = True) -> dict[str, Any]:
+        """Token ids and attention mask, as transformers' tokenizers return them."""
+        if isinstance(text, str):
+            ids = self.encode(text, add_special_tokens)
+            return {"input_ids": ids, "attention_mask": [1] * len(ids)}
+        batch = self.encode_batch(text, add_special_tokens)
+        return {"input_ids": batch, "attention_mask": [[1] * len(ids) for ids in batch]}
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token alone, its leading space kept."""
+        text = self._token_texts.get(token_id)
+        if text is None:
+            text = self._backend.decode([token_id], False)
+            token = self._backend.id_to_token(token_id)
+            if token is not None and token.startswith("\u2581"):  # SentencePiece's space
+                text = " " * (len(token) - len(token.lstrip("\u2581"))) + text.lstrip(" ")
+            self._token_texts[token_id] = text
+        return text
+
+    def convert_ids_to_tokens(self, token_ids: int | Iterable[int]) -> Any:
+        """Vocabulary entries of token ids."""
+        if isinstance(token_ids, int):
+            return self._backend.id_to_token(token_ids)
+        return [self._backend.id_to_token(int(i)) for i in token_ids]
+
+    def convert_tokens_to_ids(self, tokens: str | Iterable[str]) -> Any:
+        """Ids of vocabulary entries."""
+        if isinstance(tokens, str):
+            return self._backend.token_to_id(tokens)
+        return [self._backend.token_to_id(token) for token in tokens]
+
+    def get_vocab(self) -> dict[str, int]:
+        """Vocabulary entry to id, added tokens included."""
+        return self._vocab
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens this tokenizer knows; a model's output head may have more rows."""
+        return self._vocab_size
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    @property
+    def special_token_texts(self) -> Mapping[int, str]:
+        """Special token id to its text."""
+        return self._special
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """Ids of the special tokens, rising."""
+        return sorted(self._special)
+
+    def _special_id(self, name: str) -> int | None:
+        token = self.special_tokens_map.get(name)
+        return None if token is None else self._backend.token_to_id(token)
+
+    @property
+    def bos_token(self) -> str | None:
+        """Text of the token that begins a sequence; None without one."""
+        return self.special_tokens_map.get("bos_token")
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """Id of bos_token."""
+        return self._special_id("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        """Text of the token that ends a sequence; None without one."""
+        return self.special_tokens_map.get("eos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Id of eos_token."""
+        return self._special_id("eos_token")
+
+    @property
+    def pad_token(self) -> str | None:
+        """Text of the padding token; None without one."""
+        return self.special_tokens_map.get("pad_token")
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """Id of pad_token."""
+        return self._special_id("pad_token")
+
+    @property
+    def chat_template(self) -> str | None:
+        """Jinja source of the default chat template; None if the checkpoint has none."""
+        return self._chat_templates.get("default")
+
+    def render_chat(
+        self,
+        messages: Sequence[chat.Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt text of a conversation. Raises ValueError if there is no chat template."""
+        if chat_template is None:
+            chat_template = self.chat_template
+            if tools and "tool_use" in self._chat_templates:
+                chat_template = self._chat_templates["tool_use"]
+            elif chat_template is None and len(self._chat_templates) == 1:
+                chat_template = next(iter(self._chat_templates.values()))
+        elif chat_template in self._chat_templates:
+            chat_template = self._chat_templates[chat_template]
+        if chat_template is None:
+            raise ValueError(
+                f"{self.name_or_path or 'this tokenizer'} has no chat template; pass "
+                "chat_template, or use generate with the prompt written out"
+            )
+        return chat.render(
+            chat_template,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            variables={**self.special_tokens_map, **(template_kwargs or {})},
+        )
+
+    def apply_chat_template(  # noqa: PLR0917 - the order is transformers'
+        self,
+        conversation: Sequence[Any],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = False,
+        **template_kwargs: Any,
+    ) -> Any:
+        """Text, or token ids with `tokenize`, of a conversation or of each of several."""
+        many = bool(conversation) and not isinstance(conversation[0], Mapping)
+        texts = [
+            self.render_chat(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                chat_template=chat_template,
+                template_kwargs=template_kwargs,
+            )
+            for messages in (conversation if many else [conversation])
+        ]
+        results: list[Any] = (
+            self.encode_batch(texts, add_special_tokens=False) if tokenize else list(texts)
+        )
+        return results if many else results[0]
+
+
+class _TokenizersBackend:
+    """The `tokenizers` library."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+
+    @classmethod
+    def load(cls, file: Path, config: Mapping[str, Any]) -> _TokenizersBackend:
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises Exception itself
+            raise ValueError(f"{file}: not a readable tokenizer.json ({error})") from error
+        cls._add_configured_tokens(tokenizer, config)
+        if tokenizer.normalizer is None and config.get("tokenizer_class") in _NFC_CLASSES:
+            tokenizer.normalizer = tokenizers.normalizers.NFC()
+        return cls(tokenizer)
+
+    @staticmethod
+    def _add_configured_tokens(tokenizer: Any, config: Mapping[str, Any]) -> None:
+        """Tokens tokenizer_config.json declares beyond tokenizer.json, or declares special."""
+        known = tokenizer.get_added_tokens_decoder()
+        declared = config.get("added_tokens_decoder") or {}
+        for key, entry in sorted(declared.items(), key=lambda item: int(item[0])):
+            token_id, special = int(key), bool(entry.get("special"))
+            if token_id in known and known[token_id].special >= special:
+                continue
+            token = tokenizers.AddedToken(
+                entry["content"],
+                single_word=bool(entry.get("single_word")),
+                lstrip=bool(entry.get("lstrip")),
+                rstrip=bool(entry.get("rstrip")),
+                normalized=bool(entry.get("normalized")),
+                special=special,
+            )
+            expected = tokenizer.token_to_id(entry["content"])
+            if expected is None:
+                expected = tokenizer.get_vocab_size(with_added_tokens=True)
+            if expected == token_id:
+                (tokenizer.add_special_tokens if special else tokenizer.add_tokens)([token])
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def id_to_token(self, token_id: int) -> str | None:
+        token: str | None = self._tokenizer.id_to_token(token_id)
+        return token
+
+    def token_to_id(self, token: str) -> int | None:
+        token_id: int | None = self._tokenizer.token_to_id(token)
+        return token_id
+
+    def special_tokens(self) -> dict[int, str]:
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token_id: token.content for token_id, token in added.items() if token.special}
+
+    def vocab(self) -> dict[str, int]:
+        vocab: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        return vocab
+
+
+class _TransformersBackend:
+    """A tokenizer of transformers."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+        return [self.encode(text, add_special_tokens) for text in texts]
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
+        text: str = self._tokenizer.decode(
+            token_ids,
+            skip_special_tokens=skip_special_tokens,
+            clean_up_tokenization_spaces=False,
+        )
+        return text
+
+    def id_to_token(self, token_id: int) -> str | None:
+        token: str | None = self._tokenizer.convert_ids_to_tokens(token_id)
+        return token
+
+    def token_to_id(self, token: str) -> int | None:
+        token_id: int | None = self._tokenizer.convert_tokens_to_ids(token)
+        return token_id
+
+    def special_tokens(self) -> dict[int, str]:
+        tokenizer = self._tokenizer
+        return {i: str(tokenizer.convert_ids_to_tokens(i)) for i in tokenizer.all_special_ids}
+
+    def vocab(self) -> dict[str, int]:
+        return dict(self._tokenizer.get_vocab())
+
+
+def load_chat_template(template: str | os.PathLike[str]) -> str:
+    """Jinja source from a file's path, or as given."""
+    if isinstance(template, str) and any(mark in template for mark in ("{%", "{{", "\n")):
+        return template
+    path = Path(template)
+    if not path.is_file():
+        raise ValueError(f"chat_template: {path} is neither a file nor Jinja source")
+    return path.read_text(encoding="utf-8")
+
+
+def _checked_text(text: str) -> str:
+    if not isinstance(text, str):
+        raise ValueError(f"text to encode must be a str, got {type(text).__name__}")
+    return text
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not valid JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: expected a JSON object")
+    return content
+
+
+def _special_tokens(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    merged = {**_read_json(path / "special_tokens_map.json"), **config}
+    special: dict[str, str] = {}
+    for name in _TOKEN_NAMES:
+        value = merged.get(name)
+        if isinstance(value, Mapping):
+            value = value.get("content")
+        if isinstance(value, str):
+            special[name] = value
+    return special
+
+
+def _named_templates(value: Any) -> dict[str, str]:
+    """A template, or the older list of {"name", "template"}, or a mapping of names."""
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, Mapping):
+        return {str(name): str(template) for name, template in value.items()}
+    if isinstance(value, list):
+        return {str(entry["name"]): str(entry["template"]) for entry in value}
+    return {}
+
+
+def _chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    templates = _named_templates(config.get("chat_template"))
+    if (path / "chat_template.jinja").is_file():
+        templates["default"] = (path / "chat_template.jinja").read_text(encoding="utf-8")
+    for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
+        templates[file.stem] = file.read_text(encoding="utf-8")
+    return templates
+
+
+def _load_with_transformers(path: Path, trust_remote_code: bool) -> Any:
+    if not path.is_dir():
+        raise ValueError(f"{path}: not a directory with tokenizer files")
+    found = [name for name in _OTHER_FORMATS if (path / name).is_file()]
+    if not found:
+        raise TokenizerNotFoundError(
+            f"{path}: tokenizer.json is missing; copy it from the original checkpoint, pass "
+            "tokenizer=<directory that has it>, or work with token ids (skip_tokenizer_init=True)"
+        )
+    try:
+        import transformers  # noqa: PLC0415 - optional
+    except ImportError as error:
+        raise TokenizerNotFoundError(
+            f"{path}: tokenizer.json is missing, and reading {found[0]} needs transformers; "
+            "install it (pip install transformers) or add tokenizer.json"
+        ) from error
+    try:
+        return transformers.AutoTokenizer.from_pretrained(
+            str(path), trust_remote_code=trust_remote_code, local_files_only=True
+        )
+    except Exception as error:
+        raise ValueError(f"{path}: transformers cannot read {found[0]} ({error})") from error

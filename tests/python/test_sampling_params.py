@@ -1,0 +1,144 @@
+"""SamplingParams: vLLM's arguments, checks and adjustments."""
+
+import logging
+import math
+from typing import Any
+
+import pytest
+
+from specdec_native import RequestOutputKind, SamplingParams
+
+
+def test_defaults_are_those_of_vllm() -> None:
+    params = SamplingParams()
+    assert (params.n, params.temperature, params.top_p, params.top_k) == (1, 1.0, 1.0, 0)
+    assert (params.max_tokens, params.min_tokens, params.seed) == (16, 0, None)
+    assert params.stop == [] and params.stop_token_ids == []
+    assert params.logprobs is None and params.prompt_logprobs is None
+    assert params.output_kind is RequestOutputKind.CUMULATIVE
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("n", value) for value in (0, -1, 1.5, True, 100_000)),
+        *(("presence_penalty", value) for value in (-2.1, 2.1, math.nan, math.inf)),
+        *(("frequency_penalty", value) for value in (-2.1, 2.1, math.nan, -math.inf)),
+        *(("repetition_penalty", value) for value in (0, -1, math.nan, math.inf)),
+        *(("temperature", value) for value in (-0.1, 2.1, math.nan, math.inf, "hot", None)),
+        *(("top_p", value) for value in (0, -0.5, 1.01, math.nan)),
+        *(("top_k", value) for value in (-2, 1.5, "all")),
+        *(("min_p", value) for value in (-0.1, 1.1, math.nan)),
+        *(("seed", value) for value in (1.5, "x", 2**64)),
+        *(("max_tokens", value) for value in (0, -1, 2.5)),
+        *(("min_tokens", value) for value in (-1, 17, 0.5)),
+        *(("logprobs", value) for value in (-2, 0.5)),
+        *(("prompt_logprobs", value) for value in (-2, "all")),
+        *(("stop", value) for value in ("", ["a", ""], [1])),
+        *(("stop_token_ids", value) for value in ([-1], ["2"], [1.5], 3)),
+        *(("bad_words", value) for value in ([""], [1])),
+        *(("allowed_token_ids", value) for value in ([], [-1], [2**31])),
+        *(("logit_bias", value) for value in ({"x": 1}, {1: math.nan}, {-1: 0}, [1])),
+        ("stream_interval", 0),
+        ("output_kind", "delta"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=field):
+        SamplingParams(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("structured_outputs", {"json": {}}),
+        ("guided_decoding", object()),
+        ("logits_processors", [lambda ids, logits: logits]),
+        ("logprob_token_ids", [1]),
+        ("thinking_token_budget", 5),
+        ("flat_logprobs", True),
+        ("best_of", 2),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_and_says_so(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{field} is not supported"):
+        SamplingParams(**{field: value})
+
+
+def test_their_defaults_are_accepted() -> None:
+    SamplingParams(structured_outputs=None, logits_processors=[], thinking_token_budget=-1)
+
+
+def test_an_unknown_argument_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="temprature"):
+        SamplingParams(temprature=1.0)  # type: ignore[call-arg]
+
+
+def test_a_tiny_temperature_is_raised_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="specdec_native"):
+        assert SamplingParams(temperature=0.001).temperature == 0.01
+    assert "temperature" in caplog.text
+
+
+def test_greedy_turns_the_filters_off() -> None:
+    params = SamplingParams(temperature=0, top_p=0.5, top_k=10, min_p=0.1)
+    assert (params.top_p, params.top_k, params.min_p) == (1.0, 0, 0.0)
+
+
+def test_several_greedy_completions_are_refused() -> None:
+    with pytest.raises(ValueError, match="n must be 1"):
+        SamplingParams(n=2, temperature=0)
+
+
+def test_stop_needs_text() -> None:
+    with pytest.raises(ValueError, match="detokenize"):
+        SamplingParams(stop="x", detokenize=False)
+
+
+def test_values_take_their_canonical_form() -> None:
+    params = SamplingParams(
+        stop="end",
+        stop_token_ids=[3, 3, 1],
+        bad_words=["a", "a"],
+        logit_bias={"5": 1, 7: -2.5},
+        logprobs=True,
+        seed=-1,
+    )
+    assert params.stop == ["end"]
+    assert params.stop_token_ids == [3, 1]
+    assert params.bad_words == ["a"]
+    assert params.logit_bias == {5: 1.0, 7: -2.5}
+    assert params.logprobs == 1
+    assert params.seed is None
+
+
+def test_a_clone_is_independent() -> None:
+    params = SamplingParams(stop=["a"], logit_bias={1: 1.0}, seed=4)
+    copy = params.clone()
+    assert copy == params
+    assert isinstance(copy.stop, list)
+    copy.stop.append("b")
+    assert params.stop == ["a"]
+
+
+def test_assigned_values_are_checked_by_validate() -> None:
+    params = SamplingParams()
+    params.temperature = math.nan
+    with pytest.raises(ValueError, match="temperature"):
+        params.validate()
+
+
+def test_from_optional_reads_none_as_the_default() -> None:
+    params = SamplingParams.from_optional(
+        temperature=None, top_p=0.5, max_tokens=None, logit_bias={"3": 1000}
+    )
+    assert params.temperature == 1.0 and params.top_p == 0.5
+    assert params.max_tokens is None
+    assert params.logit_bias == {3: 100.0}
+
+
+def test_repr_shows_what_was_set_and_evaluates_to_it() -> None:
+    params = SamplingParams(temperature=0.5, stop="x", seed=3)
+    assert repr(params) == "SamplingParams(temperature=0.5, seed=3, stop=['x'])"
+    assert eval(repr(params)) == params
+    assert repr(SamplingParams()) == "SamplingParams()"

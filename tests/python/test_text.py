@@ -1,0 +1,550 @@
+"""Tokenizer, chat templates, detokenisation, stop strings and the outputs made of them."""
+
+import itertools
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from specdec_native import RequestOutputKind, SamplingParams
+from specdec_native.chat_template import render
+from specdec_native.detokenizer import Detokenizer, TextStream
+from specdec_native.request import Request
+from specdec_native.tokenizer import Tokenizer, TokenizerNotFoundError
+
+CORPUS = [
+    "hello world, the quick brown fox",
+    "über straße naïve café",
+    "日本語 テキスト 😀 🎉 end",
+] * 4
+
+
+def byte_level() -> tokenizers.Tokenizer:
+    """As GPT-2, Llama 3 and Qwen have it; bytes without a merge stay single tokens."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(
+        CORPUS,
+        trainers.BpeTrainer(
+            vocab_size=330,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            special_tokens=["<s>", "</s>"],
+            show_progress=False,
+        ),
+    )
+    return tokenizer
+
+
+def sentencepiece_like() -> tokenizers.Tokenizer:
+    """As Llama 2 and Mistral have it: a leading space that decoding strips, byte fallback."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += ["▁", *"abcdefghijklmnopqrstuvwxyz", "▁t", "he", "▁the", "▁w", "or", "▁wor", "ld"]
+    merges = [
+        ("▁", "t"),
+        ("h", "e"),
+        ("▁t", "he"),
+        ("▁", "w"),
+        ("o", "r"),
+        ("▁w", "or"),
+        ("l", "d"),
+    ]
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE(
+            {piece: i for i, piece in enumerate(pieces)},
+            merges,
+            unk_token="<unk>",
+            byte_fallback=True,
+            fuse_unk=True,
+        )
+    )
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    return tokenizer
+
+
+KINDS = {"byte_level": byte_level, "sentencepiece_like": sentencepiece_like}
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return Tokenizer.wrap(KINDS[request.param]())
+
+
+def pieces_of(stream: TextStream, ids: Sequence[int]) -> list[str]:
+    return [*(stream.push(token_id) for token_id in ids), stream.flush()]
+
+
+# -- detokenisation
+
+TEXTS = [
+    "the world",
+    "日本語 straße 😀🎉",
+    " leading  spaces ",
+    "a\nb\n\nc",
+    "ünïcödé 🧑‍🚀 the end",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("skip", [True, False])
+def test_pieces_add_up_to_the_text_decoded_at_once(
+    tokenizer: Tokenizer, text: str, skip: bool
+) -> None:
+    ids = tokenizer.encode(text)
+    ids = [*ids, 2, *ids, 2]  # special tokens inside and at the end
+    pieces = pieces_of(TextStream(tokenizer, skip_special_tokens=skip), ids)
+    assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=skip)
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_any_byte_level_tokens_add_up_to_the_text_decoded_at_once() -> None:
+    tokenizer = Tokenizer.wrap(byte_level())
+    rng = random.Random(1)
+    for _ in range(300):
+        ids = [rng.randrange(tokenizer.vocab_size + 5) for _ in range(rng.randrange(1, 30))]
+        assert "".join(pieces_of(TextStream(tokenizer), ids)) == tokenizer.decode(ids, True)
+
+
+def test_half_a_character_is_never_emitted(tokenizer: Tokenizer) -> None:
+    face = tokenizer.encode("😀", add_special_tokens=False)[-4:]
+    broken = TextStream(tokenizer)
+    assert [broken.push(token_id) for token_id in face[:-1]] == [""] * (len(face) - 1)
+    assert set(broken.flush()) == {"\ufffd"}  # what a decoder writes for it
+    assert pieces_of(TextStream(tokenizer), face)[-2] == "😀"
+
+
+def test_text_continues_the_prompt() -> None:
+    """A word after a prompt keeps its space, which a decoder would strip from a text of its own."""
+    tokenizer = Tokenizer.wrap(sentencepiece_like())
+    prompt = tokenizer.encode("the")
+    output = tokenizer.encode("world", add_special_tokens=False)
+    assert "".join(pieces_of(TextStream(tokenizer), output)) == "world"
+    assert "".join(pieces_of(TextStream(tokenizer, context=prompt), output)) == " world"
+    only_special = TextStream(tokenizer, context=[1] * 20)
+    assert "".join(pieces_of(only_special, output)) == "world"
+
+
+def test_a_context_that_ends_inside_a_character_gives_the_whole_of_it() -> None:
+    tokenizer = Tokenizer.wrap(byte_level())
+    ids = tokenizer.encode("x日")
+    raw = [tokenizer.convert_tokens_to_ids(t) for t in ("æ", "Ĺ", "¥")]  # the bytes of 日
+    assert tokenizer.decode(raw) == "日" == tokenizer.decode(ids)[1:]
+    assert "".join(pieces_of(TextStream(tokenizer, context=raw[:2]), raw[2:])) == "日"
+
+
+# -- stop strings
+
+
+def run_detokenizer(
+    tokenizer: Tokenizer, ids: Sequence[int], step: int, **options: Any
+) -> tuple[str, str | None, int]:
+    """Text, stop string and number of tokens kept when `step` tokens arrive at once."""
+    detokenizer = Detokenizer(TextStream(tokenizer), **options)
+    kept = 0
+    for i in range(0, len(ids), step):
+        part = ids[i : i + step]
+        kept += detokenizer.extend(part)
+        if detokenizer.stop_string is not None:
+            break
+    detokenizer.finish()
+    return detokenizer.text, detokenizer.stop_string, kept
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "ended_by"),
+    [
+        (["world"], "hello ", "world"),
+        (["o w"], "hell", "o w"),
+        (["fox", "quick"], "hello world, the ", "quick"),
+        (["lo wor", "ello"], "h", "ello"),  # ends first, though it begins later in the list
+        (["never"], "hello world, the quick brown fox", None),
+        (["fox"], "hello world, the quick brown ", "fox"),
+    ],
+)
+@pytest.mark.parametrize("step", [1, 2, 3, 100])
+def test_output_is_cut_at_the_stop_string_that_completes_first(
+    stop: list[str], text: str, ended_by: str | None, step: int
+) -> None:
+    tokenizer = Tokenizer.wrap(byte_level())
+    ids = tokenizer.encode(CORPUS[0])
+    one_by_one = run_detokenizer(tokenizer, ids, 1, stop=stop)
+    assert run_detokenizer(tokenizer, ids, step, stop=stop) == one_by_one
+    assert one_by_one[:2] == (text, ended_by)
+    included = run_detokenizer(tokenizer, ids, step, stop=stop, include_stop_str_in_output=True)
+    assert included == (text + (ended_by or ""), ended_by, one_by_one[2])
+    # The tokens kept are the fewest whose text holds the stop string.
+    if ended_by is not None:
+        kept = one_by_one[2]
+        assert ended_by in tokenizer.decode(ids[:kept])
+        assert ended_by not in tokenizer.decode(ids[: kept - 1])
+
+
+@pytest.mark.parametrize("step", [1, 3, 100])
+def test_min_tokens_delays_stop_strings(step: int) -> None:
+    tokenizer = Tokenizer.wrap(byte_level())
+    ids = tokenizer.encode("the the the the")
+    first = run_detokenizer(tokenizer, ids, step, stop=["the"])
+    assert first[0] == ""
+    text, stop, kept = run_detokenizer(tokenizer, ids, step, stop=["the"], min_tokens=first[2])
+    assert (text, stop) == ("the ", "the")
+    assert kept > first[2]
+
+
+def test_the_beginning_of_a_stop_string_is_held_back() -> None:
+    tokenizer = Tokenizer.wrap(byte_level())
+    detokenizer = Detokenizer(TextStream(tokenizer), stop=["<end>", "<stop>"])
+    shown = []
+    for token_id in tokenizer.encode("a<e b<end>"):
+        detokenizer.extend([token_id])
+        shown.append(detokenizer.text[: detokenizer.num_certain_chars()])
+    assert all("a<e b".startswith(text) for text in shown)
+    assert "a" in shown and "a<" not in shown and "a<e b" in shown
+    assert detokenizer.stop_string == "<end>" and detokenizer.text == "a<e b"
+
+
+def test_what_was_held_back_appears_at_the_end() -> None:
+    tokenizer = Tokenizer.wrap(byte_level())
+    detokenizer = Detokenizer(TextStream(tokenizer), stop=["<end>"])
+    detokenizer.extend(tokenizer.encode("a<en"))
+    assert detokenizer.text[: detokenizer.num_certain_chars()] == "a"
+    detokenizer.finish()
+    assert detokenizer.text[: detokenizer.num_certain_chars()] == "a<en"
+
+
+def test_a_stop_token_has_no_text_unless_asked_for() -> None:
+    tokenizer = Tokenizer.wrap(byte_level())
+    ids = tokenizer.encode("hello world")
+    for include, text in ((False, tokenizer.decode(ids[:-1])), (True, "hello world")):
+        detokenizer = Detokenizer(TextStream(tokenizer), include_stop_str_in_output=include)
+        assert detokenizer.extend(ids, stop_token_last=True) == len(ids)
+        detokenizer.finish()
+        assert detokenizer.text == text
+
+
+# -- outputs, from what the core reports
+
+
+def make_request(prompt: str = "hello", **options: Any) -> tuple[Request, Tokenizer]:
+    tokenizer = Tokenizer.wrap(byte_level())
+    request = Request(
+        "r",
+        prompt=prompt,
+        prompt_token_ids=tokenizer.encode(prompt),
+        params=SamplingParams(**options),
+        core_params=None,  # type: ignore[arg-type]
+        tokenizer=tokenizer,
+        owned=True,
+    )
+    return request, tokenizer
+
+
+def report(
+    *parts: tuple[int, list[int], str | None], stop_token_id: int | None = None
+) -> SimpleNamespace:
+    """A core output: (completion, new tokens, finish reason) each, logprob -0.5 for every token."""
+    return SimpleNamespace(
+        metrics=SimpleNamespace(
+            arrival_time=1.0,
+            first_scheduled_time=2.0,
+            first_token_time=3.0,
+            finished_time=0.0,
+            num_cached_tokens=4,
+            num_preemptions=0,
+        ),
+        new_prompt_logprobs=[],
+        outputs=[
+            SimpleNamespace(
+                index=index,
+                new_token_ids=ids,
+                new_logprobs=[
+                    [SimpleNamespace(token_id=i, logprob=-0.5, rank=2) for i in (token, 7, token)]
+                    for token in ids
+                ],
+                finish_reason=reason,
+                stop_token_id=stop_token_id,
+            )
+            for index, ids, reason in parts
+        ],
+    )
+
+
+def apply(request: Request, output: SimpleNamespace) -> list[int]:
+    return request.apply(output)  # type: ignore[arg-type]
+
+
+def test_tokens_after_a_stop_string_leave_no_trace() -> None:
+    request, tokenizer = make_request(stop=["wor"], logprobs=1)
+    ids = tokenizer.encode(" world the")
+    assert apply(request, report((0, ids, None))) == [0]
+    output = request.take_output()
+    completion = output.outputs[0]
+    assert output.finished and output.metrics is not None and output.metrics.finished_time > 0
+    assert (completion.text, completion.finish_reason, completion.stop_reason) == (
+        " ",
+        "stop",
+        "wor",
+    )
+    assert 0 < len(completion.token_ids) < len(ids)
+    assert completion.logprobs is not None
+    assert len(completion.logprobs) == len(completion.token_ids)
+    assert completion.cumulative_logprob == pytest.approx(-0.5 * len(completion.token_ids))
+
+
+def test_a_stop_string_in_the_last_step_wins_over_its_length_limit() -> None:
+    request, tokenizer = make_request(stop=["the"])
+    assert apply(request, report((0, tokenizer.encode("the"), "length"))) == []
+    assert request.take_output().outputs[0].stop_reason == "the"
+
+
+def test_stop_reasons() -> None:
+    for reason, stop_token_id, expected in (
+        ("stop", 1, 1),
+        ("stop", None, None),
+        ("length", None, None),
+    ):
+        request, tokenizer = make_request()
+        apply(
+            request, report((0, [*tokenizer.encode("a"), 1], reason), stop_token_id=stop_token_id)
+        )
+        completion = request.take_output().outputs[0]
+        assert (completion.finish_reason, completion.stop_reason) == (reason, expected)
+        assert completion.text == "a" and completion.token_ids[-1] == 1
+
+
+def test_logprobs_have_the_chosen_token_first_and_its_text() -> None:
+    request, tokenizer = make_request("caf", logprobs=1)
+    ids = [tokenizer.convert_tokens_to_ids(t) for t in ("Ã", "©")]  # the two bytes of é
+    apply(request, report((0, ids, None)))
+    logprobs = request.take_output().outputs[0].logprobs
+    assert logprobs is not None
+    assert [list(position) for position in logprobs] == [[ids[0], 7], [ids[1], 7]]
+    assert [position[i].decoded_token for position, i in zip(logprobs, ids, strict=True)] == [
+        "",
+        "é",
+    ]
+    assert logprobs[0][ids[0]].rank == 2
+
+
+def test_deltas_add_up_to_the_cumulative_output() -> None:
+    steps = ["hel", "lo wor", "ld", " 日", "本"]
+    results = {}
+    for kind in (RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE):
+        request, tokenizer = make_request(output_kind=kind, logprobs=0, stop=["zzz"])
+        texts, tokens, logprobs = [], [], []
+        for i, text in enumerate(steps):
+            reason = "length" if i == len(steps) - 1 else None
+            apply(request, report((0, tokenizer.encode(text), reason)))
+            assert request.has_news()
+            completion = request.take_output().outputs[0]
+            assert not request.has_news()
+            texts.append(completion.text)
+            tokens.append(list(completion.token_ids))
+            logprobs.append(completion.logprobs or [])
+        results[kind] = (texts, tokens, logprobs)
+    texts, tokens, logprobs = results[RequestOutputKind.DELTA]
+    whole = results[RequestOutputKind.CUMULATIVE]
+    assert "".join(texts) == whole[0][-1] == "hello world 日本"
+    assert list(itertools.chain(*tokens)) == whole[1][-1]
+    assert list(itertools.chain(*logprobs)) == whole[2][-1]
+
+
+def test_only_the_final_output_when_asked() -> None:
+    request, tokenizer = make_request(output_kind=RequestOutputKind.FINAL_ONLY, n=2)
+    ids = tokenizer.encode("the")
+    apply(request, report((0, ids, "length"), (1, ids, None)))
+    assert not request.has_news()
+    apply(request, report((1, ids, "length")))
+    assert request.has_news()
+    assert [completion.text for completion in request.take_output().outputs] == ["the", "thethe"]
+    assert not request.has_news()
+
+
+def test_a_stream_interval_thins_outputs_out() -> None:
+    request, tokenizer = make_request(stream_interval=3)
+    news = []
+    for i in range(6):
+        apply(request, report((0, tokenizer.encode("a"), "length" if i == 5 else None)))
+        news.append(request.has_news())
+        if request.has_news():
+            request.take_output()
+    assert news == [True, False, False, True, False, True]
+
+
+def test_an_ended_request_keeps_what_it_has() -> None:
+    request, tokenizer = make_request()
+    apply(request, report((0, tokenizer.encode("hello w"), None)))
+    request.end()
+    completion = request.take_output().outputs[0]
+    assert (completion.text, completion.finish_reason) == ("hello w", "abort")
+
+
+def test_prompt_logprobs_begin_with_none() -> None:
+    request, _ = make_request("hello world", prompt_logprobs=0)
+    output = report((0, [5], "length"))
+    output.new_prompt_logprobs = [[SimpleNamespace(token_id=9, logprob=-1.0, rank=1)]]
+    apply(request, output)
+    logprobs = request.take_output().prompt_logprobs
+    assert logprobs is not None and logprobs[0] is None
+    assert logprobs[1] is not None and logprobs[1][9].logprob == -1.0
+
+
+# -- tokenizer files
+
+
+def save(tokenizer: tokenizers.Tokenizer, directory: Path, **config: Any) -> Path:
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return directory
+
+
+def test_special_tokens_come_from_the_tokenizers_own_rules(tmp_path: Path) -> None:
+    saved = save(sentencepiece_like(), tmp_path, eos_token={"content": "</s>"}, bos_token="<s>")
+    tokenizer = Tokenizer.from_directory(saved)
+    assert tokenizer.encode("the")[0] == tokenizer.bos_token_id == 1
+    assert tokenizer.encode("the", add_special_tokens=False)[0] != 1
+    assert tokenizer.eos_token_id == 2
+    assert tokenizer.encode_batch(["the", "world"]) == [
+        tokenizer.encode("the"),
+        tokenizer.encode("world"),
+    ]
+
+
+def test_truncation_set_in_the_file_is_ignored(tmp_path: Path) -> None:
+    raw = byte_level()
+    raw.enable_truncation(2)
+    raw.enable_padding(length=50)
+    tokenizer = Tokenizer.from_directory(save(raw, tmp_path))
+    assert tokenizer.decode(tokenizer.encode("hello world")) == "hello world"
+
+
+def test_a_missing_tokenizer_names_the_file_and_the_fix(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerNotFoundError, match="tokenizer.json is missing.*tokenizer="):
+        Tokenizer.from_directory(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_broken_file_is_named(tmp_path: Path, name: str) -> None:
+    save(byte_level(), tmp_path)
+    (tmp_path / name).write_text("{")
+    with pytest.raises(ValueError, match=name):
+        Tokenizer.from_directory(tmp_path)
+
+
+@pytest.mark.models
+def test_encoding_and_chat_equal_transformers(smollm2: Path, prompts: list[str]) -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoTokenizer.from_pretrained(smollm2)
+    ours = Tokenizer.from_directory(smollm2)
+    for prompt in [*prompts, *TEXTS, "<|im_start|>user\nhi<|im_end|>"]:
+        assert ours.encode(prompt) == theirs.encode(prompt)
+        conversation = [{"role": "user", "content": prompt}]
+        for add in (True, False):
+            assert ours.apply_chat_template(
+                conversation, add_generation_prompt=add
+            ) == theirs.apply_chat_template(conversation, add_generation_prompt=add, tokenize=False)
+
+
+# -- chat templates
+
+TEMPLATE = """\
+{%- for message in messages %}
+    {%- if message.role not in ("system", "user", "assistant") %}
+        {{- raise_exception("no such role: " + message.role) }}
+    {%- endif %}
+    {{- "<" + message.role + ">" + message.content + eos_token }}
+{%- endfor %}
+{%- if tools %}{{ tools | tojson }}{% endif %}
+{%- if add_generation_prompt %}{{ "<assistant>" }}{% endif %}
+"""
+HELLO = [{"role": "user", "content": "<hello> & 'ü'"}]
+VARIABLES = {"eos_token": "</s>"}
+
+
+def test_a_conversation_is_rendered() -> None:
+    assert render(TEMPLATE, HELLO, variables=VARIABLES) == "<user><hello> & 'ü'</s><assistant>"
+    assert render(TEMPLATE, HELLO, add_generation_prompt=False, variables=VARIABLES) == (
+        "<user><hello> & 'ü'</s>"
+    )
+
+
+def test_tools_are_written_as_plain_json() -> None:
+    text = render(TEMPLATE, HELLO, tools=[{"name": "<ü>"}], variables=VARIABLES)
+    assert '[{"name": "<ü>"}]' in text
+
+
+def test_the_final_message_can_be_continued() -> None:
+    messages = [*HELLO, {"role": "assistant", "content": "I think "}]
+    options: dict[str, Any] = {"add_generation_prompt": False, "variables": VARIABLES}
+    text = render(TEMPLATE, messages, continue_final_message=True, **options)
+    assert text.endswith("<assistant>I think ")
+    with pytest.raises(ValueError, match="exclude each other"):
+        render(TEMPLATE, messages, continue_final_message=True, variables=VARIABLES)
+
+
+def test_text_parts_are_joined() -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"text": "b"}]}]
+    assert "<user>a\nb</s>" in render(TEMPLATE, messages, variables=VARIABLES)
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "message"),
+    [
+        (TEMPLATE, [], "empty"),
+        (TEMPLATE, [{"content": "x"}], "role"),
+        (TEMPLATE, ["x"], r"messages\[0\]"),
+        (TEMPLATE, [{"role": "user", "content": 3}], "content"),
+        (TEMPLATE, [{"role": "user", "content": [{"type": "image"}]}], "text"),
+        (TEMPLATE, [{"role": "user"}], "chat template"),
+        (TEMPLATE, [{"role": "robot", "content": "x"}], "no such role: robot"),
+        ("{% if %}", HELLO, "not valid Jinja"),
+        ("{{ messages.__class__.__mro__ }}", HELLO, "chat template"),
+    ],
+)
+def test_what_cannot_be_rendered_is_refused(
+    template: str, messages: list[Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        render(template, messages, variables=VARIABLES)
+
+
+def test_template_files_take_precedence_over_the_config(tmp_path: Path) -> None:
+    save(byte_level(), tmp_path, chat_template="from config", eos_token="</s>")
+    assert Tokenizer.from_directory(tmp_path).chat_template == "from config"
+    (tmp_path / "chat_template.jinja").write_text("from file {{ eos_token }}")
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    assert tokenizer.apply_chat_template(HELLO) == "from file </s>"
+    given = Tokenizer.from_directory(tmp_path, chat_template="given {{ messages[0].content }}")
+    assert given.apply_chat_template([HELLO, HELLO]) == ["given <hello> & 'ü'"] * 2
+
+
+def test_a_template_for_tools_is_used_with_tools(tmp_path: Path) -> None:
+    templates = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "T"}]
+    tokenizer = Tokenizer.from_directory(save(byte_level(), tmp_path, chat_template=templates))
+    assert tokenizer.apply_chat_template(HELLO) == "plain"
+    assert tokenizer.apply_chat_template(HELLO, tools=[{"name": "f"}]) == "T"
+
+
+def test_without_a_template_the_error_says_what_to_do(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_directory(save(byte_level(), tmp_path))
+    with pytest.raises(ValueError, match="no chat template; pass chat_template"):
+        tokenizer.apply_chat_template(HELLO)
