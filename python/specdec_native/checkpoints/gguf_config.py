@@ -1,0 +1,228 @@
+"""Maps a GGUF file's hyperparameters to `config.json` as Hugging Face writes it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specdec_native.checkpoints.gguf_file import GgufFile
+
+KNOWN_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+
+# Scales some models apply inside the same architecture; no config.json of these families has them.
+_UNSUPPORTED_SCALES = (
+    "attention.scale", "embedding_scale", "residual_scale", "logit_scale",
+)  # fmt: skip
+
+# How Llama 3.1 and later stretch the rotary embedding. A GGUF file keeps the resulting divisors
+# (rope_freqs.weight) and the factor is the largest of them; these parameters are the same
+# throughout the family.
+_LLAMA3_LOW_FREQ_FACTOR = 1.0
+_LLAMA3_HIGH_FREQ_FACTOR = 4.0
+_LLAMA3_ORIGINAL_CONTEXT = 8192
+
+
+def model_config(file: GgufFile, *, dtype: str, tied: bool) -> dict[str, Any]:
+    """The content of config.json. `dtype`: of the weights to be written; `tied`: one embedding."""
+    if file.architecture not in KNOWN_ARCHITECTURES:
+        raise file.error(
+            f"architecture {file.architecture!r} is not supported; "
+            f"known: {', '.join(KNOWN_ARCHITECTURES)}"
+        )
+    for key in _UNSUPPORTED_SCALES:
+        if file.hyperparameter(key, 0.0) not in (0.0, 1.0):
+            raise file.error(f"metadata {file.architecture}.{key} is not supported")
+
+    num_heads = int(file.require_hyperparameter("attention.head_count"))
+    hidden_size = int(file.require_hyperparameter("embedding_length"))
+    config: dict[str, Any] = {
+        "vocab_size": _vocab_size(file),
+        "hidden_size": hidden_size,
+        "intermediate_size": int(file.require_hyperparameter("feed_forward_length")),
+        "num_hidden_layers": int(file.require_hyperparameter("block_count")),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": int(file.hyperparameter("attention.head_count_kv", num_heads)),
+        "head_dim": _head_dim(file, hidden_size, num_heads),
+        "max_position_embeddings": int(file.require_hyperparameter("context_length")),
+        "rms_norm_eps": _shortest(file.require_hyperparameter("attention.layer_norm_rms_epsilon")),
+        "rope_theta": _shortest(file.hyperparameter("rope.freq_base", 10000.0)),
+        "rope_scaling": _rope_scaling(file),
+        "hidden_act": "silu",
+        "attention_dropout": 0.0,
+        "use_cache": True,
+        "tie_word_embeddings": tied,
+        "torch_dtype": dtype,
+    }
+    config |= _special_token_ids(file)
+    config |= _llama_family(file) if file.architecture == "llama" else _qwen_family(file)
+    return config
+
+
+def generation_config(file: GgufFile) -> dict[str, Any]:
+    """The content of generation_config.json: the ids that begin, end and pad a sequence."""
+    return _special_token_ids(file)
+
+
+def _llama_family(file: GgufFile) -> dict[str, Any]:
+    """Llama, and what GGUF files store as Llama: Mistral and Mixtral."""
+    window = int(file.hyperparameter("attention.sliding_window", 0)) or None
+    num_experts = int(file.hyperparameter("expert_count", 0))
+    if num_experts:
+        return {
+            "architectures": ["MixtralForCausalLM"],
+            "model_type": "mixtral",
+            "num_local_experts": num_experts,
+            "num_experts_per_tok": int(file.require_hyperparameter("expert_used_count")),
+            "sliding_window": window,
+        }
+    if window:
+        return {
+            "architectures": ["MistralForCausalLM"],
+            "model_type": "mistral",
+            "sliding_window": window,
+        }
+    attention_bias = "blk.0.attn_q.bias" in file.tensors
+    if attention_bias and "blk.0.attn_output.bias" not in file.tensors:
+        raise file.error(
+            "attention has biases on q, k, v but not on its output, which no Llama checkpoint has"
+        )
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": attention_bias,
+        "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
+    }
+
+
+def _qwen_family(file: GgufFile) -> dict[str, Any]:
+    window = int(file.hyperparameter("attention.sliding_window", 0)) or None
+    config: dict[str, Any] = {
+        "architectures": [f"{file.architecture.capitalize()}ForCausalLM"],
+        "model_type": file.architecture,
+        "use_sliding_window": window is not None,
+        "sliding_window": window,
+        # Layers from this one on use the window: all of them, or with no window none.
+        "max_window_layers": 0 if window else int(file.require_hyperparameter("block_count")),
+    }
+    if file.architecture == "qwen3":
+        config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    return config
+
+
+def _vocab_size(file: GgufFile) -> int:
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise file.error("tensor token_embd.weight is missing or not a matrix")
+    return embedding.shape[0]
+
+
+def _head_dim(file: GgufFile, hidden_size: int, num_heads: int) -> int:
+    if num_heads <= 0:
+        raise file.error(f"metadata {file.architecture}.attention.head_count must be positive")
+    head_dim = int(file.hyperparameter("attention.key_length", hidden_size // num_heads))
+    for key in ("attention.value_length", "rope.dimension_count"):
+        other = int(file.hyperparameter(key, head_dim))
+        if other != head_dim:
+            raise file.error(
+                f"metadata {file.architecture}.{key} is {other} but heads are {head_dim} wide; "
+                "only equal widths are supported"
+            )
+    return head_dim
+
+
+def _rope_scaling(file: GgufFile) -> dict[str, Any] | None:
+    divisors = file.tensors.get("rope_freqs.weight")
+    if divisors is not None:
+        return _llama3_scaling(file, np.concatenate(list(divisors.rows())).astype(np.float64))
+    # Before rope.scaling.* there was one key for the linear factor.
+    legacy_factor = float(file.hyperparameter("rope.scale_linear", 0.0))
+    kind = file.hyperparameter("rope.scaling.type", "linear" if legacy_factor else "none")
+    factor = _shortest(file.hyperparameter("rope.scaling.factor", legacy_factor))
+    if kind == "none" or factor in (0.0, 1.0):
+        return None
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    if kind == "yarn":
+        return _yarn_scaling(file, factor)
+    raise file.error(
+        f"metadata {file.architecture}.rope.scaling.type is {kind!r}; "
+        "supported: none, linear, yarn, and the Llama 3 scaling as the tensor rope_freqs.weight"
+    )
+
+
+def _yarn_scaling(file: GgufFile, factor: float) -> dict[str, Any]:
+    original = file.require_hyperparameter("rope.scaling.original_context_length")
+    scaling: dict[str, Any] = {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": int(original),
+    }
+    for key in ("beta_fast", "beta_slow"):
+        value = file.hyperparameter(f"rope.scaling.yarn_{key}")
+        if value is not None:
+            scaling[key] = _shortest(value)
+    # The file's attention factor multiplies the one that follows from `factor`; config.json's
+    # replaces it.
+    attention_factor = float(file.hyperparameter("rope.scaling.attn_factor", 1.0))
+    if attention_factor != 1.0:
+        scaling["attention_factor"] = attention_factor * (0.1 * math.log(factor) + 1.0)
+    return scaling
+
+
+def _llama3_scaling(file: GgufFile, divisors: npt.NDArray[np.float64]) -> dict[str, Any] | None:
+    if np.all(divisors == 1.0):
+        return None
+    factor = float(divisors.max())
+    theta = float(file.hyperparameter("rope.freq_base", 10000.0))
+    expected = llama3_divisors(factor, theta, divisors.size)
+    if not np.allclose(divisors, expected, rtol=1e-4, atol=0.0):
+        raise file.error(
+            "tensor rope_freqs.weight is not the Llama 3 scaling (low_freq_factor "
+            f"{_LLAMA3_LOW_FREQ_FACTOR}, high_freq_factor {_LLAMA3_HIGH_FREQ_FACTOR}, original "
+            f"context {_LLAMA3_ORIGINAL_CONTEXT}), the only one supported"
+        )
+    return {
+        "rope_type": "llama3",
+        "factor": _shortest(factor),
+        "low_freq_factor": _LLAMA3_LOW_FREQ_FACTOR,
+        "high_freq_factor": _LLAMA3_HIGH_FREQ_FACTOR,
+        "original_max_position_embeddings": _LLAMA3_ORIGINAL_CONTEXT,
+    }
+
+
+def llama3_divisors(factor: float, theta: float, num_frequencies: int) -> npt.NDArray[np.float64]:
+    """What Llama 3.1's rule divides each rotary frequency by. [num_frequencies]
+
+    Wavelengths under original/high keep their frequency, those over original/low are slowed by
+    `factor`, and between the two the frequency is interpolated.
+    """
+    frequencies = theta ** (-np.arange(num_frequencies) / num_frequencies)
+    turns_in_original_context = _LLAMA3_ORIGINAL_CONTEXT * frequencies / (2.0 * math.pi)
+    kept = (turns_in_original_context - _LLAMA3_LOW_FREQ_FACTOR) / (
+        _LLAMA3_HIGH_FREQ_FACTOR - _LLAMA3_LOW_FREQ_FACTOR
+    )
+    kept = np.clip(kept, 0.0, 1.0)
+    divisors: npt.NDArray[np.float64] = 1.0 / (kept + (1.0 - kept) / factor)
+    return divisors
+
+
+def _special_token_ids(file: GgufFile) -> dict[str, Any]:
+    """bos, pad, and every id that ends an answer: end of sequence, of turn, of message."""
+    ids: dict[str, Any] = {}
+    for name, key in (("bos_token_id", "bos"), ("pad_token_id", "padding")):
+        value = file.get(f"tokenizer.ggml.{key}_token_id")
+        if value is not None:
+            ids[name] = int(value)
+    ends = [file.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
+    unique = list(dict.fromkeys(int(end) for end in ends if end is not None))
+    if unique:
+        ids["eos_token_id"] = unique[0] if len(unique) == 1 else unique
+    return ids
+
+
+def _shortest(value: float) -> float:
+    """The shortest decimal that is the same float32: 1e-05, not 9.999999747378752e-06."""
+    return float(str(np.float32(value)))

