@@ -121,8 +121,8 @@ class CpuLinearTest : public testing::TestWithParam<Params> {
 struct Shape {
   int64_t n, k;
 };
-constexpr Shape kShapes[] = {{1, 1},   {16, 2},   {17, 3},    {15, 31},   {33, 32},  {64, 33},
-                             {48, 64}, {100, 65}, {129, 577}, {70, 1000}, {80, 2051}};
+constexpr Shape kShapes[] = {{1, 1},   {16, 2},  {17, 3},   {15, 31},   {33, 32},
+                             {64, 33}, {48, 64}, {100, 65}, {20, 1000}, {65, 577}};
 
 TEST_P(CpuLinearTest, MatchesDoubleLoops) {
   CpuBackend backend = make_backend(2);
@@ -180,7 +180,7 @@ TEST_P(CpuLinearTest, ConcatenatesPartsOfAnyFloatType) {
 
 // A row alone, and the same row anywhere in batches of every size and on any number of threads.
 TEST_P(CpuLinearTest, RowsAreBitEqualWhateverTheBatch) {
-  const int64_t n = 150;
+  const int64_t n = 70;  // several groups of blocks, the last block cut short
   const int64_t k = 1103;
   constexpr int kRows = 70;
   const Matrix weight(n, k, GetParam().dtype, 1);
@@ -198,7 +198,7 @@ TEST_P(CpuLinearTest, RowsAreBitEqualWhateverTheBatch) {
   for (int num_threads : {1, 2, 5}) {
     CpuBackend backend = make_backend(num_threads);
     const auto packed = backend.pack_linear({&view, 1});
-    for (int rows = 1; rows <= kRows; ++rows) {
+    for (int rows = 1; rows <= kRows; rows += rows < 20 ? 1 : 7) {
       const int first = (rows * 7) % (kRows - rows + 1);
       const auto out = run(backend, *packed, x.bytes.data() + first * row_bytes, rows);
       ASSERT_EQ(0, std::memcmp(out.data(), alone.data() + first * n, out.size() * sizeof(float)))
@@ -389,7 +389,7 @@ TEST_F(AmxTilesTest, MatchDoubleLoops) {
     const TensorView view = weight.view();
     const CpuPackedLinear packed({&view, 1}, DType::kBF16, pool_);
     const std::vector<float> bias = random_values(n, 3);
-    for (int rows : {1, 2, 15, 16, 17, 31, 32, 33, 47, 70, 128, 129, 150}) {
+    for (int rows : {1, 15, 16, 17, 32, 33, 50, 131}) {
       SCOPED_TRACE(testing::Message() << "n " << n << " k " << k << " rows " << rows);
       const Matrix x(rows, k, DType::kBF16, 2);
       const bool accumulate = rows % 2 == 0;
@@ -408,7 +408,7 @@ TEST_F(AmxTilesTest, MatchDoubleLoops) {
 TEST_F(AmxTilesTest, RowsAreBitEqualWhateverTheBatch) {
   const int64_t n = 37;
   const int64_t k = 119;
-  constexpr int kRows = 140;
+  constexpr int kRows = 133;
   const Matrix weight(n, k, DType::kBF16, 1);
   const Matrix x(kRows, k, DType::kBF16, 2);
   const TensorView view = weight.view();
@@ -418,7 +418,7 @@ TEST_F(AmxTilesTest, RowsAreBitEqualWhateverTheBatch) {
     const auto out = run(packed, x.bytes.data() + row * k * 2, 1, nullptr, false);
     alone.insert(alone.end(), out.begin(), out.end());
   }
-  for (int rows = 1; rows <= kRows; ++rows) {
+  for (int rows = 1; rows <= kRows; rows += 3) {
     const auto out = run(packed, x.bytes.data(), rows, nullptr, false);
     ASSERT_EQ(0, std::memcmp(out.data(), alone.data(), out.size() * sizeof(float))) << rows;
   }

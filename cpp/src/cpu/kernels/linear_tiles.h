@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kRowChunk = 128;  // rows that share a pass over the weights of a group of blocks
 constexpr int kMaxTileBlocks = 4;
+constexpr int64_t kAheadBytes = 2 << 10;       // of one block
 constexpr int64_t kWeightsL1Bytes = 24 << 10;  // of one group of blocks, between passes of rows
 
 constexpr int tile_blocks(int rows, int accumulators) {
@@ -28,6 +29,11 @@ struct TileSpan {
   const X* weights;
   int64_t block_stride;  // elements between blocks
   int64_t num_k;
+  // While a block's weights are used, those this many elements further on are fetched: one distance
+  // for the first `turn_k` of k, another for the rest.
+  int64_t turn_k;
+  int64_t ahead[kMaxTileBlocks];
+  int64_t ahead_after_turn[kMaxTileBlocks];
 };
 
 // sums [kRows, sums_stride]: += x W^T, or = when it is the first part of k.
@@ -42,11 +48,13 @@ void run_tile(const TileSpan<typename Dot::X>& span, float* sums, int64_t sums_s
       acc[r][b] = is_first ? zero() : load(sums + r * sums_stride + b * kLanes);
     }
   }
-  const auto step = [&](int64_t k, auto&& factor_of) {
+  const auto step = [&](int64_t k, const int64_t* ahead, auto&& factor_of) {
     typename Dot::Weights w[kBlocks];
 #pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) {
-      w[b] = Dot::weights(span.weights + b * span.block_stride + k * kLanes);
+      const typename Dot::X* weights = span.weights + b * span.block_stride + k * kLanes;
+      w[b] = Dot::weights(weights);
+      __builtin_prefetch(weights + ahead[b], 0, 3);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
@@ -56,8 +64,11 @@ void run_tile(const TileSpan<typename Dot::X>& span, float* sums, int64_t sums_s
     }
   };
   int64_t k = 0;
-  for (; k + Dot::kStep <= span.num_k; k += Dot::kStep) step(k, Dot::factor);
-  if (k < span.num_k) step(k, Dot::last_factor);  // half a pair
+  for (; k < span.turn_k; k += Dot::kStep) step(k, span.ahead, Dot::factor);
+  for (; k + Dot::kStep <= span.num_k; k += Dot::kStep) {
+    step(k, span.ahead_after_turn, Dot::factor);
+  }
+  if (k < span.num_k) step(k, span.ahead_after_turn, Dot::last_factor);  // half a pair
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
@@ -117,6 +128,55 @@ void write_out(const LinearTask& task, const float* sums, int64_t sums_stride, i
   }
 }
 
+// How a group's k is cut, and what its tiles fetch. With one pass over the weights each tile
+// fetches its own blocks a little ahead, then the beginning of the next group. With several, a part
+// of k stays in the L1 cache between passes, and the passes share out the blocks of the next part.
+template <class X>
+class GroupPlan {
+ public:
+  GroupPlan(const LinearTask& task, int num_blocks, int num_passes)
+      : num_k_(task.in_features), num_blocks_(num_blocks), num_passes_(num_passes) {
+    block_stride_ = task.padded_k * kLanes;
+    next_group_ = num_blocks * block_stride_;
+    k_part_ = num_k_;
+    if (num_passes > 1) {
+      const int64_t most = kWeightsL1Bytes / (num_blocks * kLanes * int64_t{sizeof(X)});
+      const int64_t num_parts = (num_k_ + most - 1) / most;
+      k_part_ = ((num_k_ + num_parts - 1) / num_parts + 31) / 32 * 32;
+    }
+  }
+  int64_t k_part() const { return k_part_; }
+
+  TileSpan<X> span(int64_t k, int pass) const {
+    TileSpan<X> span{};
+    span.x_stride = num_k_;
+    span.block_stride = block_stride_;
+    const bool is_last = k + k_part_ >= num_k_;
+    span.num_k = is_last ? num_k_ - k : k_part_;
+    if (num_passes_ == 1) {
+      constexpr int64_t kAheadK = kAheadBytes / (kLanes * int64_t{sizeof(X)});
+      span.turn_k = num_k_ > kAheadK ? (num_k_ - kAheadK) / 2 * 2 : 0;
+      for (int b = 0; b < num_blocks_; ++b) {
+        span.ahead[b] = kAheadK * kLanes;
+        span.ahead_after_turn[b] = next_group_ - span.turn_k * kLanes;
+      }
+      return span;
+    }
+    for (int b = pass; b < num_blocks_; b += num_passes_) {
+      span.ahead_after_turn[b] = is_last ? next_group_ - k * kLanes : k_part_ * kLanes;
+    }
+    return span;
+  }
+
+ private:
+  int64_t num_k_;
+  int num_blocks_;
+  int num_passes_;
+  int64_t block_stride_;
+  int64_t next_group_;
+  int64_t k_part_;
+};
+
 // The product for at most kRowChunk rows and kMaxTileBlocks blocks.
 template <class Dot>
 void run_group(const LinearTask& task, int64_t row_begin, int64_t row_end, int64_t block_begin,
@@ -125,25 +185,21 @@ void run_group(const LinearTask& task, int64_t row_begin, int64_t row_end, int64
   alignas(64) float sums[kRowChunk * kMaxTileBlocks * kLanes];
   const int num_blocks = static_cast<int>(block_end - block_begin);
   const int64_t sums_stride = num_blocks * kLanes;
-  const int64_t block_stride = task.padded_k * kLanes;
   const X* x = static_cast<const X*>(task.x);
-  const X* weights = static_cast<const X*>(task.weights) + block_begin * block_stride;
-
-  int64_t k_part = task.in_features;
-  if (row_end - row_begin > Dot::kMaxRows) {  // several passes: keep a part of k in the L1 cache
-    const int64_t k_bytes = num_blocks * kLanes * static_cast<int64_t>(sizeof(X));
-    k_part = kWeightsL1Bytes / k_bytes / 32 * 32;
-  }
-  for (int64_t k = 0; k < task.in_features; k += k_part) {
-    TileSpan<X> span{nullptr, task.in_features, weights + k * kLanes, block_stride,
-                     k + k_part < task.in_features ? k_part : task.in_features - k};
-    for (int64_t row = row_begin; row < row_end;) {
-      const int64_t left = row_end - row;
-      const int rows = left < Dot::kMaxRows ? static_cast<int>(left) : Dot::kMaxRows;
+  const X* weights = static_cast<const X*>(task.weights) + block_begin * task.padded_k * kLanes;
+  const int num_passes =
+      static_cast<int>((row_end - row_begin + Dot::kMaxRows - 1) / Dot::kMaxRows);
+  const GroupPlan<X> plan(task, num_blocks, num_passes);
+  for (int64_t k = 0; k < task.in_features; k += plan.k_part()) {
+    for (int pass = 0; pass < num_passes; ++pass) {
+      const int64_t row = row_begin + pass * Dot::kMaxRows;
+      const int rows =
+          row_end - row < Dot::kMaxRows ? static_cast<int>(row_end - row) : Dot::kMaxRows;
+      TileSpan<X> span = plan.span(k, pass);
       span.x = x + row * task.in_features + k;
+      span.weights = weights + k * kLanes;
       const TileFunction<Dot> run = tile_function<Dot>(rows, num_blocks);
       run(span, sums + (row - row_begin) * sums_stride, sums_stride, k == 0);
-      row += rows;
     }
   }
   write_out(task, sums, sums_stride, row_begin, row_end, block_begin, block_end);
