@@ -138,10 +138,9 @@ inline __m256 power_of_two(__m256 n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
 }
 inline F32x16 scale_by_power(F32x16 a, F32x16 n) {
-  // In two steps: 2^128 is no float.
-  const __m256 one = _mm256_set1_ps(1.0f), two = _mm256_set1_ps(2.0f);
-  return {_mm256_mul_ps(_mm256_mul_ps(a.lo, two), power_of_two(_mm256_sub_ps(n.lo, one))),
-          _mm256_mul_ps(_mm256_mul_ps(a.hi, two), power_of_two(_mm256_sub_ps(n.hi, one)))};
+  // 2^128 is no float: there, a is doubled first.
+  const F32x16 low = min(n, broadcast(127.0f));
+  return fma(a, n - low, a) * F32x16{power_of_two(low.lo), power_of_two(low.hi)};
 }
 inline __m256 mantissa_of(__m256 a) {
   const __m256i fraction = _mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32(0x7fffff));
@@ -251,10 +250,12 @@ inline F32x16 round_even(F32x16 a) {
 }
 inline F32x16 scale_by_power(F32x16 a, F32x16 n) {
   for (int i = 0; i < kLanes; ++i) {
-    // Clamped first: converting a float an int cannot hold is undefined. 2^128 is no float.
-    const float low = n.v[i] > -126.0f ? n.v[i] : -126.0f;
-    const int exponent = static_cast<int>(low < 128.0f ? low : 128.0f);
-    a.v[i] = a.v[i] * 2.0f * from_bits(static_cast<uint32_t>(exponent - 1 + 127) << 23);
+    // Clamped first: converting a float an int cannot hold is undefined. 2^128 is no float either:
+    // there, a is doubled.
+    const float clamped = n.v[i] > -126.0f ? n.v[i] : -126.0f;
+    const int exponent = static_cast<int>(clamped < 127.0f ? clamped : 127.0f);
+    const float doubled = n.v[i] > 127.0f ? 2.0f : 1.0f;
+    a.v[i] = a.v[i] * doubled * from_bits(static_cast<uint32_t>(exponent + 127) << 23);
   }
   return a;
 }

@@ -1,0 +1,136 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "cpu/cpu_backend.h"
+#include "cpu/reference.h"
+#include "testing/cpu_isas.h"
+
+namespace specdec {
+namespace {
+
+constexpr int kHidden = 48;
+constexpr int kInner = 80;
+
+class CpuMoe : public ::testing::TestWithParam<testing::IsaAndDType> {
+ protected:
+  DType dtype() const { return std::get<1>(GetParam()); }
+
+  void make_experts(int num_experts) {
+    std::mt19937_64 random(5);
+    for (int expert = 0; expert < num_experts; ++expert) {
+      gate_up_values_.push_back(random_values(random, 2 * kInner * kHidden, 0.2f));
+      down_values_.push_back(random_values(random, kHidden * kInner, 0.2f));
+      const TensorView gate_up = {
+          gate_up_values_.back().data(), DType::kF32, {2 * kInner, kHidden}};
+      const TensorView down = {down_values_.back().data(), DType::kF32, {kHidden, kInner}};
+      owned_.push_back(backend_.pack_linear({&gate_up, 1}));
+      gate_up_.push_back(owned_.back().get());
+      owned_.push_back(backend_.pack_linear({&down, 1}));
+      down_.push_back(owned_.back().get());
+    }
+  }
+  // What the dtype can represent, so that storing changes nothing.
+  std::vector<float> random_values(std::mt19937_64& random, int64_t count, float scale) {
+    std::normal_distribution<float> normal(0.0f, scale);
+    std::vector<float> values(count);
+    for (float& value : values) {
+      value = static_cast<float>(reference::rounded(normal(random), dtype()));
+    }
+    return values;
+  }
+  std::vector<uint8_t> as_act(const std::vector<float>& values) {
+    std::vector<uint8_t> bytes(values.size() * size_of(dtype()));
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (dtype() == DType::kF32) {
+        reinterpret_cast<float*>(bytes.data())[i] = values[i];
+      } else {
+        reinterpret_cast<BFloat16*>(bytes.data())[i] = to_bfloat16(values[i]);
+      }
+    }
+    return bytes;
+  }
+  MoeArgs make_args(const std::vector<float>& logits, const std::vector<uint8_t>& x, int top_k,
+                    bool renormalize, int num_rows) {
+    return {.router_logits = logits.data(),
+            .x = x.data(),
+            .gate_up = gate_up_,
+            .down = down_,
+            .top_k = top_k,
+            .renormalize = renormalize,
+            .num_rows = num_rows};
+  }
+
+  cpu::CpuBackend backend_{std::get<0>(GetParam()), 2, std::get<1>(GetParam())};
+  std::vector<std::vector<float>> gate_up_values_, down_values_;
+  std::vector<std::unique_ptr<PackedLinear>> owned_;
+  std::vector<const PackedLinear*> gate_up_, down_;
+};
+
+TEST_P(CpuMoe, MatchesReferenceAndAddsToTheResidual) {
+  make_experts(6);
+  std::mt19937_64 random(6);
+  for (int top_k : {1, 2, 6}) {
+    for (const bool renormalize : {false, true}) {
+      const int num_rows = 23;
+      const std::vector<float> logits = random_values(random, num_rows * 6, 2.0f);
+      const std::vector<uint8_t> x = as_act(random_values(random, num_rows * kHidden, 1.0f));
+      MoeArgs args = make_args(logits, x, top_k, renormalize, num_rows);
+      const std::vector<double> expected =
+          reference::moe(args, gate_up_values_, down_values_, kHidden, dtype());
+      const std::vector<float> residual = random_values(random, num_rows * kHidden, 1.0f);
+      std::vector<float> out = residual;
+      args.out = out.data();
+      backend_.moe(args);
+      // In bfloat16 each of the kInner activations is rounded: errors of 2^-9 add up at random.
+      const double tolerance = dtype() == DType::kBF16 ? 0.05 : 2e-5;
+      for (size_t i = 0; i < out.size(); ++i) {
+        ASSERT_NEAR(out[i], residual[i] + expected[i], tolerance) << i << ", top " << top_k;
+      }
+    }
+  }
+}
+
+TEST_P(CpuMoe, EqualLogitsChooseTheLowerIndex) {
+  make_experts(4);
+  std::mt19937_64 random(7);
+  const std::vector<uint8_t> x = as_act(random_values(random, kHidden, 1.0f));
+  const std::vector<float> tied = {1.0f, 3.0f, 3.0f, 3.0f}, clear = {1.0f, 3.0f, 3.0f, -9.0f};
+  std::vector<float> tied_out(kHidden, 0.0f), clear_out(kHidden, 0.0f);
+  MoeArgs args = make_args(tied, x, 2, true, 1);
+  args.out = tied_out.data();
+  backend_.moe(args);
+  args = make_args(clear, x, 2, true, 1);
+  args.out = clear_out.data();
+  backend_.moe(args);
+  EXPECT_EQ(tied_out, clear_out);
+}
+
+TEST_P(CpuMoe, RowsDoNotSeeTheirBatchMates) {
+  make_experts(5);
+  std::mt19937_64 random(8);
+  const int num_rows = 40;
+  const std::vector<float> logits = random_values(random, num_rows * 5, 2.0f);
+  const std::vector<float> x = random_values(random, num_rows * kHidden, 1.0f);
+  const std::vector<uint8_t> act = as_act(x);
+  std::vector<float> all(num_rows * kHidden, 0.5f);
+  MoeArgs args = make_args(logits, act, 2, true, num_rows);
+  args.out = all.data();
+  backend_.moe(args);
+  for (int row = 0; row < num_rows; ++row) {
+    std::vector<float> alone(kHidden, 0.5f);
+    args = make_args(logits, act, 2, true, 1);
+    args.router_logits = logits.data() + row * 5;
+    args.x = act.data() + row * kHidden * size_of(dtype());
+    args.out = alone.data();
+    backend_.moe(args);
+    EXPECT_TRUE(std::equal(alone.begin(), alone.end(), all.begin() + row * kHidden)) << row;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, CpuMoe, testing::all_isas_and_dtypes(),
+                         testing::isa_and_dtype_name);
+
+}  // namespace
+}  // namespace specdec

@@ -1,0 +1,223 @@
+// Norms, activations, row gathering and the QKV split, against double loops and against themselves
+// in other batches.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "cpu/cpu_backend.h"
+#include "cpu/reference.h"
+#include "kv/kv_cache.h"
+#include "testing/cpu_isas.h"
+#include "testing/paged_world.h"
+
+namespace specdec {
+namespace {
+
+using testing::AttentionShape;
+using testing::PagedWorld;
+using testing::Request;
+
+std::vector<float> random_values(std::mt19937_64& random, int64_t count, float scale = 1.0f) {
+  std::normal_distribution<float> normal(0.0f, scale);
+  std::vector<float> values(count);
+  for (float& value : values) value = normal(random);
+  return values;
+}
+
+class CpuPointwise : public ::testing::TestWithParam<testing::IsaAndDType> {
+ protected:
+  DType dtype() const { return std::get<1>(GetParam()); }
+  cpu::CpuBackend make_backend(int num_threads = 2) {
+    return cpu::CpuBackend(std::get<0>(GetParam()), num_threads, dtype());
+  }
+  // `absolute` is the error allowed beside the rounding to the dtype and a few float32 roundings.
+  void expect_near(const std::vector<uint8_t>& actual, const std::vector<double>& expected,
+                   double absolute) {
+    ASSERT_EQ(actual.size(), expected.size() * size_of(dtype()));
+    const double relative = 2e-6 + (dtype() == DType::kBF16 ? 0x1p-8 : 0.0);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const double value = reference::element(actual.data(), dtype(), static_cast<int64_t>(i));
+      ASSERT_LE(std::abs(value - expected[i]), relative * std::abs(expected[i]) + absolute)
+          << "element " << i << ": " << value << ", expected " << expected[i];
+    }
+  }
+};
+
+TEST_P(CpuPointwise, NormsMatchReference) {
+  cpu::CpuBackend backend = make_backend();
+  std::mt19937_64 random(1);
+  for (int dim : {1, 15, 16, 17, 100, 576, 4096}) {
+    for (const bool layer : {false, true}) {
+      const int num_rows = 9;
+      std::vector<float> x = random_values(random, int64_t{num_rows} * dim, 3.0f);
+      if (layer) {
+        for (float& value : x) value += 5.0f;
+      }
+      const std::vector<float> weight = random_values(random, dim),
+                               bias = random_values(random, dim);
+      std::vector<uint8_t> out(x.size() * size_of(dtype()));
+      const NormArgs args = {.kind = layer ? NormKind::kLayer : NormKind::kRms,
+                             .x = x.data(),
+                             .weight = weight.data(),
+                             .bias = layer ? bias.data() : nullptr,
+                             .eps = 1e-5f,
+                             .out = out.data(),
+                             .out_dtype = dtype(),
+                             .num_rows = num_rows,
+                             .dim = dim};
+      backend.norm(args);
+      SCOPED_TRACE(dim);
+      expect_near(out, reference::norm(args), 1e-5);
+    }
+  }
+}
+
+TEST_P(CpuPointwise, NormRowsDoNotSeeEachOther) {
+  std::mt19937_64 random(2);
+  const int dim = 577, num_rows = 200;
+  const std::vector<float> x = random_values(random, int64_t{num_rows} * dim);
+  const std::vector<float> weight = random_values(random, dim);
+  const size_t row_bytes = dim * size_of(dtype());
+  const auto run = [&](int num_threads, int first, int count) {
+    cpu::CpuBackend backend = make_backend(num_threads);
+    std::vector<uint8_t> out(count * row_bytes);
+    backend.norm({.x = x.data() + int64_t{first} * dim,
+                  .weight = weight.data(),
+                  .out = out.data(),
+                  .out_dtype = dtype(),
+                  .num_rows = count,
+                  .dim = dim});
+    return out;
+  };
+  const std::vector<uint8_t> all = run(2, 0, num_rows);
+  EXPECT_EQ(run(3, 0, num_rows), all);
+  for (int row : {0, 1, 77, 199}) {
+    const auto begin = all.begin() + static_cast<int64_t>(row * row_bytes);
+    EXPECT_EQ(run(1, row, 1), std::vector<uint8_t>(begin, begin + static_cast<int64_t>(row_bytes)));
+  }
+}
+
+TEST_P(CpuPointwise, ActivationsMatchReference) {
+  cpu::CpuBackend backend = make_backend();
+  std::mt19937_64 random(3);
+  for (Activation activation : {Activation::kSilu, Activation::kRelu, Activation::kGelu,
+                                Activation::kGeluTanh, Activation::kIdentity}) {
+    for (const bool gated : {false, true}) {
+      for (int dim : {1, 17, 1536, 2500}) {
+        const int num_rows = 5;
+        std::vector<float> x =
+            random_values(random, int64_t{num_rows} * dim * (gated ? 2 : 1), 4.0f);
+        x[0] = -90.0f;
+        std::vector<uint8_t> out(int64_t{num_rows} * dim * size_of(dtype()));
+        const ActivationArgs args = {.activation = activation,
+                                     .gated = gated,
+                                     .x = x.data(),
+                                     .out = out.data(),
+                                     .out_dtype = dtype(),
+                                     .num_rows = num_rows,
+                                     .dim = dim};
+        backend.activation(args);
+        SCOPED_TRACE(static_cast<int>(activation));
+        expect_near(out, reference::activation(args), 1e-5);
+        // The last row alone, on one thread.
+        cpu::CpuBackend single = make_backend(1);
+        ActivationArgs last = args;
+        const int64_t width = static_cast<int64_t>(x.size()) / num_rows;
+        std::vector<uint8_t> alone(dim * size_of(dtype()));
+        last.x = x.data() + (num_rows - 1) * width;
+        last.out = alone.data();
+        last.num_rows = 1;
+        single.activation(last);
+        EXPECT_TRUE(
+            std::equal(alone.begin(), alone.end(), out.end() - static_cast<int64_t>(alone.size())));
+      }
+    }
+  }
+}
+
+TEST_P(CpuPointwise, GatherRowsCopiesTheRowsAskedFor) {
+  cpu::CpuBackend backend = make_backend();
+  std::mt19937_64 random(4);
+  const int dim = 37;
+  const std::vector<float> x = random_values(random, 50 * dim);
+  const std::vector<int32_t> ids = {49, 0, 7, 7, 23};
+  std::vector<float> out(ids.size() * dim);
+  backend.gather_rows({.x = x.data(),
+                       .row_ids = ids.data(),
+                       .out = out.data(),
+                       .num_rows = static_cast<int>(ids.size()),
+                       .dim = dim});
+  for (size_t row = 0; row < ids.size(); ++row) {
+    for (int i = 0; i < dim; ++i) EXPECT_EQ(out[row * dim + i], x[ids[row] * dim + i]);
+  }
+}
+
+TEST_P(CpuPointwise, SplitQkvMatchesReference) {
+  cpu::CpuBackend backend = make_backend();
+  for (int head_dim : {8, 20, 64, 80, 128}) {
+    for (const bool qk_norm : {false, true}) {
+      for (int rotary_dim : {0, head_dim / 4 * 2, head_dim}) {
+        const AttentionShape shape = {.num_kv_heads = 2,
+                                      .group_size = 3,
+                                      .head_dim = head_dim,
+                                      .block_size = 32,
+                                      .rotary_dim = rotary_dim,
+                                      .qk_norm = qk_norm};
+        PagedWorld world(backend, shape, 6);
+        Request first = world.new_request(64), second = world.new_request(64);
+        first.base_len = 13;
+        first.rows = Request::chain({5, 6, 7, 8});
+        second.base_len = 50;
+        second.is_tree = true;
+        second.rows = {{1, -1}, {2, 0}, {3, 0}, {4, 2}};
+        world.build({&first, &second});
+        world.project();
+        const int64_t num_elements = int64_t{world.kv().num_blocks} * 32 * 2 * head_dim;
+        reference::PlainKv kv = {std::vector<double>(num_elements, NAN),
+                                 std::vector<double>(num_elements, NAN)};
+        const std::vector<double> q = reference::split_qkv(world.qkv_args(), kv);
+        SCOPED_TRACE(head_dim);
+        expect_near(world.q_bytes(), q, 2e-6);
+        const double tolerance = dtype() == DType::kBF16 ? 0x1p-7 : 2e-6;
+        for (int64_t i = 0; i < num_elements; ++i) {
+          const int64_t slot = i / (2 * head_dim);
+          const int head = static_cast<int>(i / head_dim % 2), d = static_cast<int>(i % head_dim);
+          const double key = world.key(slot, head, d), value = world.value(slot, head, d);
+          if (std::isnan(kv.keys[i])) {  // slots of other tokens stay as they were
+            ASSERT_TRUE(std::isnan(key) && std::isnan(value)) << slot;
+            continue;
+          }
+          ASSERT_NEAR(key, kv.keys[i], tolerance * std::abs(kv.keys[i]) + 2e-6) << slot;
+          ASSERT_EQ(value, kv.values[i]) << slot;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(CpuPointwise, KvCacheLayersAreDisjointAndCounted) {
+  cpu::CpuBackend backend = make_backend();
+  const KvCacheShape shape = {.num_layers = 3, .num_kv_heads = 2, .head_dim = 64, .block_size = 16};
+  KvCache cache(backend, shape, 10);
+  ASSERT_EQ(cache.layers().size(), 3u);
+  const int64_t block_bytes = 3 * 2 * 2 * 64 * 16 * static_cast<int64_t>(size_of(dtype()));
+  EXPECT_EQ(KvCache::block_bytes(backend, shape), block_bytes);
+  EXPECT_GE(cache.size_bytes(), 11 * block_bytes);  // ten and the null block
+  std::vector<std::pair<char*, char*>> ranges;
+  for (const PagedKvView& layer : cache.layers()) {
+    EXPECT_EQ(layer.num_blocks, 11);
+    EXPECT_EQ(layer.dtype, dtype());
+    for (void* part : {layer.keys, layer.values}) {
+      char* begin = static_cast<char*>(part);
+      ranges.emplace_back(begin, begin + backend.kv_layer_bytes(layer));
+    }
+  }
+  std::sort(ranges.begin(), ranges.end());
+  for (size_t i = 1; i < ranges.size(); ++i) EXPECT_LE(ranges[i - 1].second, ranges[i].first);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, CpuPointwise, testing::all_isas_and_dtypes(),
+                         testing::isa_and_dtype_name);
+
+}  // namespace
+}  // namespace specdec
