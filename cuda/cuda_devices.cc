@@ -1,4 +1,4 @@
-#include "cuda_devices.h"
+#include "cuda/cuda_devices.h"
 
 #include <cuda_runtime.h>
 
