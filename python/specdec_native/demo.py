@@ -1,0 +1,203 @@
+"""What `specdec-native demo` runs: a few prompts, one at a time and together, measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from specdec_native.engine import Engine
+from specdec_native.outputs import RequestOutput
+from specdec_native.sampling_params import SamplingParams
+
+_BATCH = 8
+
+_Tokens = dict[str, list[list[int]]]  # by workload, then by prompt
+
+
+@dataclasses.dataclass(frozen=True)
+class DemoPrompt:
+    """A user's turn and what kind of task it is."""
+
+    kind: str
+    text: str
+
+
+PROMPTS = (
+    DemoPrompt("chat", "Why is the sky blue? Explain it to a ten-year-old in a few sentences."),
+    DemoPrompt("code", "Write a Python function that returns the n-th Fibonacci number."),
+    DemoPrompt(
+        "edit",
+        "Rename the variable `x` to `total` in this function. Answer with the code only.\n\n"
+        "```python\n"
+        "def mean(values):\n"
+        "    x = 0.0\n"
+        "    for value in values:\n"
+        "        x += value\n"
+        "    if not values:\n"
+        '        raise ValueError("mean of nothing")\n'
+        "    return x / len(values)\n"
+        "```",
+    ),
+    DemoPrompt("chat", "Suggest three names for a small bakery and say what each one evokes."),
+    DemoPrompt("code", "Write a SQL query that counts the orders of each customer in 2024."),
+    DemoPrompt("chat", "What should I look at when I buy a used bicycle?"),
+    DemoPrompt("code", "Write a C function that reverses a string in place."),
+    DemoPrompt("chat", "Write a short poem about rain on a tin roof."),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A way of decoding, by the engine options that select it."""
+
+    name: str
+    engine_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+# The first is what the others are compared with.
+METHODS = (Method("plain"),)
+
+
+@dataclasses.dataclass
+class Row:
+    """One measurement."""
+
+    method: str
+    workload: str
+    batch: int
+    num_tokens: int
+    seconds: float
+    tokens_per_s: float
+    first_token_ms: float  # median over the requests of the batch
+    same_answers: bool  # as the first method's
+
+
+@dataclasses.dataclass
+class Answer:
+    """What the first method answered to a prompt."""
+
+    kind: str
+    prompt: str
+    text: str
+
+
+@dataclasses.dataclass
+class Report:
+    """Everything a demo run found."""
+
+    model: str
+    architecture: str
+    num_parameters: int
+    dtype: str
+    device: str
+    isa: str
+    num_threads: int
+    load_seconds: float
+    answers: list[Answer]
+    rows: list[Row]
+
+
+def run_demo(
+    model: str | os.PathLike[str],
+    *,
+    max_tokens: int = 128,
+    methods: Sequence[Method] = METHODS,
+    engine_options: Mapping[str, Any] | None = None,
+    on_event: Callable[[Report], None] | None = None,
+) -> Report:
+    """Runs every method over the same workloads.
+
+    Decoding is greedy. `on_event` sees the report whenever something was added to it.
+    """
+    report: Report | None = None
+    expected: _Tokens = {}
+    for method in methods:
+        start = time.perf_counter()
+        options = {
+            "max_model_len": 2048,
+            "enable_prefix_caching": False,  # a repeated prompt must cost what it costs
+            **(engine_options or {}),
+            **method.engine_options,
+        }
+        with Engine(model, **options) as engine:
+            if report is None:
+                report = _new_report(engine, time.perf_counter() - start)
+                _notify(on_event, report)
+            for row in _measure(engine, method.name, max_tokens, report, expected):
+                report.rows.append(row)
+                _notify(on_event, report)
+    if report is None:
+        raise ValueError("methods must not be empty")
+    return report
+
+
+def _measure(
+    engine: Engine, method: str, max_tokens: int, report: Report, expected: _Tokens
+) -> Iterator[Row]:
+    """Runs the workloads. The first method's answers are added to `report` and its tokens to
+    `expected`, which those of the others are compared with."""
+    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    _generate(engine, PROMPTS[:1], SamplingParams(temperature=0, max_tokens=4))  # warm-up
+    firsts = [next(p for p in PROMPTS if p.kind == kind) for kind in ("chat", "code", "edit")]
+    workloads = [(prompt.kind, [prompt]) for prompt in firsts]
+    workloads.append(("mixed", list(PROMPTS[:_BATCH])))
+    for workload, prompts in workloads:
+        start = time.perf_counter()
+        outputs = _generate(engine, prompts, params)
+        seconds = time.perf_counter() - start
+        tokens = [list(output.outputs[0].token_ids) for output in outputs]
+        if workload not in expected:
+            expected[workload] = tokens
+            if len(prompts) == 1:
+                report.answers.append(
+                    Answer(prompts[0].kind, prompts[0].text, outputs[0].outputs[0].text)
+                )
+        num_tokens = sum(len(ids) for ids in tokens)
+        yield Row(
+            method=method,
+            workload=workload,
+            batch=len(prompts),
+            num_tokens=num_tokens,
+            seconds=seconds,
+            tokens_per_s=num_tokens / seconds,
+            first_token_ms=1e3 * statistics.median(map(_first_token_latency, outputs)),
+            same_answers=tokens == expected[workload],
+        )
+
+
+def _generate(
+    engine: Engine, prompts: Sequence[DemoPrompt], params: SamplingParams
+) -> list[RequestOutput]:
+    if not engine.has_tokenizer or engine.tokenizer.chat_template is None:
+        return engine.generate([p.text for p in prompts], params, use_tqdm=False)
+    conversations = [[{"role": "user", "content": prompt.text}] for prompt in prompts]
+    return engine.chat(conversations, params, use_tqdm=False)
+
+
+def _first_token_latency(output: RequestOutput) -> float:
+    return output.metrics.first_token_latency if output.metrics is not None else 0.0
+
+
+def _new_report(engine: Engine, load_seconds: float) -> Report:
+    info = engine.model_info()
+    return Report(
+        model=engine.model_directory.name,
+        architecture=info.architecture,
+        num_parameters=info.num_parameters,
+        dtype=info.dtype,
+        device=info.device,
+        isa=info.isa,
+        num_threads=info.num_threads,
+        load_seconds=load_seconds,
+        answers=[],
+        rows=[],
+    )
+
+
+def _notify(on_event: Callable[[Report], None] | None, report: Report) -> None:
+    if on_event is not None:
+        on_event(report)
