@@ -80,7 +80,7 @@ def demo_command(
 ) -> None:
     """Download a small model, answer a few prompts with it and measure the speed."""
     directory = _resolve(model)
-    out = rich.console.Console(highlight=False, quiet=as_json)
+    out = rich.console.Console(highlight=False, soft_wrap=True, quiet=as_json)
     shown_answers = 0
     started = False
 
@@ -169,7 +169,7 @@ def generate_command(
     if as_json:
         print(json.dumps({"model": model, "outputs": [_output_json(o) for o in outputs]}))
         return
-    out = rich.console.Console(highlight=False)
+    out = rich.console.Console(highlight=False, soft_wrap=True)
     for text, output in zip(texts, outputs, strict=True):
         for completion in output.outputs:
             out.print(text, style="dim", markup=False)

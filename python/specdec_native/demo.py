@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from specdec_native import hub
 from specdec_native.engine import Engine
 from specdec_native.outputs import RequestOutput
 from specdec_native.sampling_params import SamplingParams
 
 _BATCH = 8
+_MODEL_LEN = 2048
 
 _Tokens = dict[str, list[list[int]]]  # by workload, then by prompt
 
@@ -118,7 +121,7 @@ def run_demo(
     for method in methods:
         start = time.perf_counter()
         options = {
-            "max_model_len": 2048,
+            "max_model_len": _model_len(model),
             "enable_prefix_caching": False,  # a repeated prompt must cost what it costs
             **(engine_options or {}),
             **method.engine_options,
@@ -180,6 +183,13 @@ def _generate(
 
 def _first_token_latency(output: RequestOutput) -> float:
     return output.metrics.first_token_latency if output.metrics is not None else 0.0
+
+
+def _model_len(model: str | os.PathLike[str]) -> int | None:
+    """Enough for the prompts and answers, so that the cache is small; None for what there is."""
+    config = hub.resolve_model(model) / "config.json"
+    longest = json.loads(config.read_text(encoding="utf-8")).get("max_position_embeddings")
+    return _MODEL_LEN if isinstance(longest, int) and longest > _MODEL_LEN else None
 
 
 def _new_report(engine: Engine, load_seconds: float) -> Report:

@@ -1,0 +1,150 @@
+"""The command line, run as a program in a pipe."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import tiny_text_model
+from specdec_native import Engine, SamplingParams
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_text_model.add_text(
+        checkpoint("llama_linear"), tmp_path_factory.mktemp("cli") / "llama"
+    )
+
+
+def run(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "specdec_native", *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def succeed(*arguments: object, stdin: str = "") -> str:
+    result = run(*arguments, stdin=stdin)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def greedy(model: Path, prompt: str, max_tokens: int) -> str:
+    with Engine(model) as engine:
+        params = SamplingParams(temperature=0, max_tokens=max_tokens)
+        return engine.generate(prompt, params)[0].outputs[0].text
+
+
+def test_generate_prints_the_greedy_answer(model: Path) -> None:
+    expected = greedy(model, "abc", 8) + "\n"
+    options = ("--model", model, "--max-tokens", 8)
+    assert succeed("generate", "abc", *options) == expected
+    assert succeed("generate", *options, stdin="abc") == expected
+
+
+def test_generate_prints_json(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "abc"}\n"xyz"\n')
+    options = ("--file", tmp_path / "prompts.jsonl", "--model", model, "--max-tokens", 8)
+    result = json.loads(succeed("generate", *options, "--json", "--logprobs", 1))
+    assert [output["prompt"] for output in result["outputs"]] == ["abc", "xyz"]
+    completion = result["outputs"][0]["outputs"][0]
+    assert completion["text"] == greedy(model, "abc", 8)
+    assert len(completion["logprobs"]) == len(completion["token_ids"])
+    assert result["outputs"][0]["finished"] and result["outputs"][0]["metrics"]["arrival_time"] > 0
+
+
+def test_generate_reads_one_prompt_a_line_and_samples(model: Path) -> None:
+    options = ("-f", "-", "-m", model, "--temperature", 1, "--max-tokens", 6, "-n", 2, "--json")
+    outputs = [
+        json.loads(succeed("generate", *options, "--seed", seed, stdin="abc\n\nxyz\n"))["outputs"]
+        for seed in (1, 1, 2)
+    ]
+    answers = [[[c["token_ids"] for c in o["outputs"]] for o in each] for each in outputs]
+    assert [len(answer) for answer in answers[0]] == [2, 2]
+    assert answers[0] == answers[1] != answers[2]
+
+
+def test_chat_remembers_until_it_is_reset(model: Path) -> None:
+    lines = "hi\nhi\n/reset\nhi\n/nonsense\n/exit\nnever read\n"
+    result = run("chat", "-m", model, "--max-tokens", 6, stdin=lines)
+    assert result.returncode == 0, result.stderr
+    first = greedy(model, "user:hi;assistant:", 6)
+    second = greedy(model, f"user:hi;assistant:{first};user:hi;assistant:", 6)
+    assert result.stdout == f"{first}\n{second}\n{first}\n"
+    assert "unknown command /nonsense" in result.stderr
+
+
+def test_demo_answers_and_measures(model: Path) -> None:
+    report = json.loads(succeed("demo", "--model", model, "--max-tokens", 4, "--json"))
+    assert [answer["kind"] for answer in report["answers"]] == ["chat", "code", "edit"]
+    assert [(row["workload"], row["batch"]) for row in report["rows"]] == [
+        ("chat", 1),
+        ("code", 1),
+        ("edit", 1),
+        ("mixed", 8),
+    ]
+    for row in report["rows"]:
+        assert 0 < row["num_tokens"] <= 4 * row["batch"]
+        assert row["tokens_per_s"] == pytest.approx(row["num_tokens"] / row["seconds"])
+        assert row["first_token_ms"] > 0 and row["method"] == "plain" and row["same_answers"]
+
+
+def test_demo_prints_a_table_in_a_plain_pipe(model: Path) -> None:
+    text = succeed("demo", "--model", model, "--max-tokens", 4)
+    assert "LlamaForCausalLM" in text and "tokens/s" in text and "mixed" in text
+    assert "\x1b" not in text
+
+
+def test_info_describes_the_build() -> None:
+    info = json.loads(succeed("info", "--json"))
+    assert any(device["name"] == "cpu" for device in info["devices"])
+    assert info["cpu_isas"] and "LlamaForCausalLM" in info["architectures"]
+    assert info["version"] in succeed("info")
+
+
+def test_fetch_lists_the_known_models() -> None:
+    names = [entry["name"] for entry in json.loads(succeed("fetch", "--json"))]
+    assert "SmolLM2-135M-Instruct" in names
+    assert all(name in succeed("fetch") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("generate", "x", "--model", "./nowhere"), 1, "nowhere"),
+        (("fetch", "no-such-model", "--source", "registry"), 1, "no-such-model"),
+        (("generate", "x", "--max-tokens", "0"), 2, "max-tokens"),
+        (("generate", "x", "--no-such-option"), 2, "no-such-option"),
+        (("no-such-command",), 2, "no-such-command"),
+    ],
+)
+def test_errors_are_readable(arguments: tuple[str, ...], code: int, message: str) -> None:
+    result = run(*arguments)
+    assert result.returncode == code
+    assert message in result.stderr and "Traceback" not in result.stderr
+    if code == 1:
+        assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+        assert result.stdout == ""
+
+
+def test_a_bad_parameter_is_one_line(model: Path) -> None:
+    result = run("generate", "x", "--model", model, "--temperature", 7)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith("error: temperature")
+
+
+def test_without_the_cli_packages_it_says_what_to_install() -> None:
+    code = "import sys; sys.modules['typer'] = None; import specdec_native.__main__ as m; m.main()"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 1
+    assert "pip install 'specdec-native[cli]'" in result.stderr
+    assert "Traceback" not in result.stderr

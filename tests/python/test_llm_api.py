@@ -1,0 +1,587 @@
+"""Engine and LLM on a tiny checkpoint: prompts, outputs, streams, threads, vLLM's vocabulary."""
+
+import gc
+import itertools
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny_text_model
+from specdec_native import (
+    LLM,
+    CompletionOutput,
+    Engine,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+)
+from tiny_text_model import TEXT_TOKEN_IDS
+
+MAX_MODEL_LEN = 96
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_text_model.add_text(checkpoint("llama"), tmp_path_factory.mktemp("text") / "llama")
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Engine:
+    return Engine(model, dtype="float32", max_model_len=MAX_MODEL_LEN)
+
+
+def text_params(**options: Any) -> SamplingParams:
+    """Parameters that give readable text of a fixed length."""
+    defaults: dict[str, Any] = {
+        "seed": 5,
+        "max_tokens": 24,
+        "ignore_eos": True,
+        "allowed_token_ids": TEXT_TOKEN_IDS,
+    }
+    return SamplingParams(**(defaults | options))
+
+
+def only(outputs: list[RequestOutput]) -> CompletionOutput:
+    assert len(outputs) == 1 and outputs[0].finished
+    assert len(outputs[0].outputs) == 1
+    return outputs[0].outputs[0]
+
+
+def is_idle(engine: Engine) -> bool:
+    stats = engine.stats()
+    return stats.num_running == stats.num_waiting == 0 and not engine.has_unfinished_requests()
+
+
+# -- prompts and outputs
+
+
+def test_every_form_of_a_prompt_gives_the_same_answer(engine: Engine) -> None:
+    ids = engine.tokenizer.encode("hello")
+    forms: list[Any] = [
+        "hello",
+        {"prompt": "hello"},
+        ids,
+        tuple(ids),
+        {"prompt_token_ids": ids},
+        {"prompt_token_ids": ids, "prompt": "hello"},
+    ]
+    answers = [only(engine.generate(form, text_params())).text for form in forms]
+    outputs = engine.generate(forms, text_params())
+    assert [output.outputs[0].text for output in outputs] == answers
+    assert len(set(answers)) == 1 and len(answers[0]) == 24
+    assert [output.prompt for output in outputs] == ["hello", "hello", None, None, None, "hello"]
+    assert all(output.prompt_token_ids == ids for output in outputs)
+    assert len({output.request_id for output in outputs}) == len(outputs)
+
+
+def test_outputs_come_in_the_order_of_prompts(engine: Engine) -> None:
+    prompts = [f"prompt {i}" * (1 + i % 3) for i in range(12)]
+    params = [text_params(max_tokens=1 + 7 * (i % 4), seed=i) for i in range(12)]
+    outputs = engine.generate(prompts, params)
+    assert [output.prompt for output in outputs] == prompts
+    for prompt, each, output in zip(prompts, params, outputs, strict=True):
+        assert only([output]) == only(engine.generate(prompt, each))
+        assert len(output.outputs[0].token_ids) == each.max_tokens
+        assert output.outputs[0].finish_reason == "length"
+
+
+def test_text_is_the_decoded_tokens(engine: Engine) -> None:
+    completion = only(engine.generate("abc", text_params()))
+    assert completion.text == engine.tokenizer.decode(completion.token_ids)
+    silent = only(engine.generate("abc", text_params(detokenize=False)))
+    assert (silent.text, silent.token_ids) == ("", completion.token_ids)
+
+
+def test_no_prompts_give_no_outputs(engine: Engine) -> None:
+    assert engine.generate([], text_params()) == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "message"),
+    [
+        (["a", ""], text_params(), r"prompts\[1\] is empty"),
+        (["a", 3.5], text_params(), r"prompts\[1\]"),
+        (["a", [1, "x"]], text_params(), r"prompts\[1\]"),
+        ([{"prompt": "a", "multi_modal_data": {}}], text_params(), "multi_modal_data"),
+        ([{"prompt": 3}], text_params(), "prompt"),
+        (["a", "b"], [text_params()], "1 entries for 2 prompts"),
+        (["a"], {"temperature": 0}, "sampling_params"),
+        (["a"], text_params(logprobs=21), "max_logprobs"),
+        (["a"], text_params(prompt_logprobs=-1), "max_logprobs"),
+        (3, text_params(), "prompts"),
+    ],
+)
+def test_a_bad_call_runs_nothing(engine: Engine, prompts: Any, params: Any, message: str) -> None:
+    before = engine.stats()
+    with pytest.raises(ValueError, match=message):
+        engine.generate(prompts, params)
+    assert engine.stats() == before and is_idle(engine)
+
+
+def test_parameters_are_checked_again_when_used(engine: Engine) -> None:
+    params = text_params()
+    params.temperature = float("nan")
+    with pytest.raises(ValueError, match="temperature"):
+        engine.generate("a", params)
+
+
+def test_callers_parameters_are_left_alone(engine: Engine) -> None:
+    params = text_params(output_kind=RequestOutputKind.DELTA)
+    copy = params.clone()
+    assert only(engine.generate("a", params)).text
+    assert params == copy
+
+
+# -- how completions end
+
+
+def test_a_stop_string_cuts_what_would_have_come(engine: Engine) -> None:
+    whole = only(engine.generate("abc", text_params()))
+    stop = whole.text[10:13]
+    cut = whole.text.index(stop)
+    completion = only(engine.generate("abc", text_params(stop=["never there", stop])))
+    assert completion.text == whole.text[:cut]
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
+    assert completion.token_ids == whole.token_ids[: cut + len(stop)]
+    included = text_params(stop=stop, include_stop_str_in_output=True)
+    assert only(engine.generate("abc", included)).text == whole.text[: cut + len(stop)]
+    assert is_idle(engine)
+
+
+def test_a_stop_token_ends_without_text(engine: Engine) -> None:
+    whole = only(engine.generate("abc", text_params()))
+    token = whole.token_ids[9]
+    end = list(whole.token_ids).index(token)
+    completion = only(engine.generate("abc", text_params(stop_token_ids=[token])))
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", token)
+    assert completion.token_ids == whole.token_ids[: end + 1]
+    assert completion.text == whole.text[:end]
+
+
+def test_the_end_of_sequence_ends_unless_ignored(engine: Engine) -> None:
+    assert engine.eos_token_ids == [tiny_text_model.END]
+    forced: dict[str, Any] = {"allowed_token_ids": [tiny_text_model.END], "ignore_eos": False}
+    completion = only(engine.generate("abc", text_params(**forced)))
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", None)
+    assert (completion.text, completion.token_ids) == ("", [tiny_text_model.END])
+    ignored = only(engine.generate("abc", text_params(**(forced | {"ignore_eos": True}))))
+    assert len(ignored.token_ids) == 24 and ignored.finish_reason == "length"
+
+
+def test_without_max_tokens_output_goes_to_max_model_len(engine: Engine) -> None:
+    completion = only(engine.generate([5] * 10, text_params(max_tokens=None)))
+    assert len(completion.token_ids) == MAX_MODEL_LEN - 10
+    assert completion.finish_reason == "length"
+
+
+# -- parameters that reach the core
+
+
+def test_completion_i_has_seed_plus_i(engine: Engine) -> None:
+    outputs = engine.generate("abc", text_params(n=3, seed=40))
+    assert [completion.index for completion in outputs[0].outputs] == [0, 1, 2]
+    texts = [completion.text for completion in outputs[0].outputs]
+    alone = [only(engine.generate("abc", text_params(seed=40 + i))).text for i in range(3)]
+    assert texts == alone and len(set(texts)) == 3
+
+
+def test_logprobs_describe_the_chosen_tokens(engine: Engine) -> None:
+    params = SamplingParams(temperature=0, max_tokens=8, logprobs=3, ignore_eos=True)
+    completion = only(engine.generate("abc", params))
+    assert completion.logprobs is not None and len(completion.logprobs) == 8
+    for token, position in zip(completion.token_ids, completion.logprobs, strict=True):
+        assert next(iter(position)) == token and len(position) == 3
+        assert position[token].rank == 1
+        assert sorted(entry.rank or 0 for entry in position.values()) == [1, 2, 3]
+        assert position[token].decoded_token == engine.tokenizer.decode([token])
+    chosen = sum(next(iter(position.values())).logprob for position in completion.logprobs)
+    assert completion.cumulative_logprob == pytest.approx(chosen)
+
+
+def test_prompt_logprobs_have_one_entry_a_token(engine: Engine) -> None:
+    output = engine.generate("hello", text_params(prompt_logprobs=2))[0]
+    assert output.prompt_logprobs is not None and output.prompt_token_ids is not None
+    assert output.prompt_logprobs[0] is None
+    for token, position in zip(
+        output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True
+    ):
+        assert position is not None and next(iter(position)) == token and 2 <= len(position) <= 3
+
+
+def test_bad_words_do_not_appear(engine: Engine) -> None:
+    whole = only(engine.generate("abc", text_params())).text
+    words = [whole[3], whole[7:9]]
+    text = only(engine.generate("abc", text_params(bad_words=words))).text
+    assert not any(word in text for word in words)
+
+
+# -- streams
+
+
+def test_a_stream_grows_into_the_answer(engine: Engine) -> None:
+    expected = only(engine.generate("abc", text_params()))
+    outputs = list(engine.stream("abc", text_params()))
+    assert len(outputs) == 24
+    texts = [output.outputs[0].text for output in outputs]
+    assert all(after.startswith(before) for before, after in itertools.pairwise(texts))
+    assert [output.finished for output in outputs] == [False] * 23 + [True]
+    assert outputs[-1].outputs[0] == expected
+    assert is_idle(engine)
+
+
+@pytest.mark.parametrize("stop", [None, ["never there"]])
+def test_deltas_add_up(engine: Engine, stop: list[str] | None) -> None:
+    expected = only(engine.generate("abc", text_params()))
+    params = text_params(output_kind=RequestOutputKind.DELTA, stop=stop)
+    parts = [output.outputs[0] for output in engine.stream("abc", params)]
+    assert "".join(part.text for part in parts) == expected.text
+    assert [token for part in parts for token in part.token_ids] == expected.token_ids
+
+
+def test_a_stream_never_shows_what_a_stop_string_takes_back(engine: Engine) -> None:
+    whole = only(engine.generate("abc", text_params())).text
+    stop = whole[8:14]
+    shown = [o.outputs[0].text for o in engine.stream("abc", text_params(stop=stop))]
+    final = whole[: whole.index(stop)]
+    assert shown[-1] == final and all(final.startswith(text) for text in shown)
+
+
+def test_only_the_end_of_a_final_only_stream(engine: Engine) -> None:
+    params = text_params(output_kind=RequestOutputKind.FINAL_ONLY)
+    assert [output.finished for output in engine.stream("abc", params)] == [True]
+
+
+def test_a_stream_is_refused_when_it_is_made(engine: Engine) -> None:
+    with pytest.raises(ValueError, match="empty"):
+        engine.stream("", text_params())
+
+
+def test_dropping_a_stream_aborts_its_request(engine: Engine) -> None:
+    aborted = engine.stats().num_aborted_requests
+    for output in engine.stream("abc", text_params()):
+        assert not output.finished
+        break
+    gc.collect()
+    assert is_idle(engine)
+    with engine.stream("abc", text_params()) as stream:
+        next(stream)
+    assert is_idle(engine)
+    assert engine.stats().num_aborted_requests == aborted + 2
+
+
+def test_aborting_ends_a_stream_with_what_there_is(engine: Engine) -> None:
+    stream = engine.stream("abc", text_params())
+    seen = next(stream).outputs[0].text
+    assert engine.abort(stream.request_id) and not engine.abort(stream.request_id)
+    last = list(stream)
+    assert len(last) == 1 and last[0].finished
+    assert (last[0].outputs[0].finish_reason, last[0].outputs[0].text) == ("abort", seen)
+
+
+def test_streams_in_one_thread_take_turns(engine: Engine) -> None:
+    expected = [only(engine.generate(prompt, text_params())).text for prompt in ("abc", "xyz")]
+    first, second = engine.stream("abc", text_params()), engine.stream("xyz", text_params())
+    next(first)
+    assert [output.outputs[0].text for output in second][-1] == expected[1]
+    # Steps taken for the second carried the first along.
+    rest = list(first)
+    assert rest[-1].outputs[0].text == expected[0]
+
+
+def test_streams_and_batches_of_several_threads_work_together(engine: Engine) -> None:
+    prompts = [f"thread {i}" for i in range(8)]
+    expected = [only(engine.generate(prompt, text_params())).text for prompt in prompts]
+    results: list[Any] = [None] * 8
+    barrier = threading.Barrier(8)
+
+    def work(i: int) -> None:
+        barrier.wait()
+        for _ in range(3):
+            if i % 2:
+                results[i] = list(engine.stream(prompts[i], text_params()))[-1].outputs[0].text
+            else:
+                results[i] = only(engine.generate(prompts[i], text_params())).text
+            if results[i] != expected[i]:
+                return
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert results == expected
+    assert is_idle(engine)
+
+
+# -- step by step
+
+
+def test_steps_report_requests_as_they_progress(engine: Engine) -> None:
+    expected = {
+        "x": only(engine.generate("abc", text_params(max_tokens=4))).text,
+        "y": only(engine.generate("xyz", text_params(max_tokens=9))).text,
+    }
+    assert engine.add_request("abc", text_params(max_tokens=4), request_id="x") == "x"
+    engine.add_request("xyz", text_params(max_tokens=9), request_id="y")
+    texts, finished = {}, []
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            texts[output.request_id] = output.outputs[0].text
+            if output.finished:
+                finished.append(output.request_id)
+    assert texts == expected and finished == ["x", "y"]
+    assert engine.step() == []
+
+
+def test_steps_of_others_lose_nothing(engine: Engine) -> None:
+    """A stream's steps carry requests of step() along, and the other way round."""
+    expected = only(engine.generate("abc", text_params())).text
+    stream = engine.stream("xyz", text_params(max_tokens=30))
+    engine.add_request("abc", text_params(), request_id="mine")
+    assert len(list(stream)) == 30
+    outputs = []
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+    assert [output.request_id for output in outputs] == ["mine"]
+    assert outputs[0].finished and outputs[0].outputs[0].text == expected
+
+
+def test_an_aborted_request_is_not_reported(engine: Engine) -> None:
+    engine.add_request("abc", text_params(), request_id="gone")
+    engine.step()
+    assert engine.abort("gone") and not engine.abort("gone") and not engine.abort("never was")
+    assert engine.step() == [] and is_idle(engine)
+
+
+def test_an_interrupted_batch_leaves_nothing_behind(engine: Engine) -> None:
+    class Interrupting:
+        def __init__(self, **_: Any) -> None: ...
+
+        def update(self, _: int) -> None:
+            raise KeyboardInterrupt
+
+        def close(self) -> None: ...
+
+    params = [text_params(max_tokens=2), text_params(max_tokens=50)]
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(["a", "b"], params, use_tqdm=Interrupting)
+    assert is_idle(engine)
+    assert only(engine.generate("a", text_params())).finish_reason == "length"
+
+
+def test_a_failure_in_one_request_spares_the_others(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = only(engine.generate("abc", text_params())).text
+    good = engine.stream("abc", text_params())
+    bad = engine.stream("xyz", text_params())
+    monkeypatch.setattr(bad._request, "apply", lambda _: 1 // 0)
+    assert list(good)[-1].outputs[0].text == expected
+    with pytest.raises(ZeroDivisionError):
+        next(bad)
+    assert is_idle(engine)
+
+
+# -- the engine as a whole
+
+
+def test_metrics_are_in_order(engine: Engine) -> None:
+    for options in ({}, {"stop": only(engine.generate("abc", text_params())).text[5]}):
+        metrics = engine.generate("abc", text_params(**options))[0].metrics
+        assert metrics is not None
+        assert 0 < metrics.arrival_time <= metrics.first_scheduled_time
+        assert metrics.first_scheduled_time <= metrics.first_token_time <= metrics.finished_time
+        assert metrics.first_token_latency >= metrics.time_in_queue >= 0
+
+
+def test_the_prefix_cache_is_reported_and_reset(model: Path) -> None:
+    engine = Engine(model, dtype="float32", max_model_len=MAX_MODEL_LEN)
+    prompt = [7] * 40
+    first = engine.generate(prompt, text_params())[0]
+    second = engine.generate(prompt, text_params())[0]
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 32)
+    assert engine.reset_prefix_cache() > 0
+    assert engine.generate(prompt, text_params())[0].num_cached_tokens == 0
+    assert second.outputs == first.outputs
+
+
+def test_a_closed_engine_says_so(model: Path) -> None:
+    with Engine(model, dtype="float32", max_model_len=MAX_MODEL_LEN) as engine:
+        stream = engine.stream("abc", text_params())
+        next(stream)
+    assert [output.outputs[0].finish_reason for output in stream] == ["abort"]
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.generate("abc", text_params())
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.stats()
+    engine.close()
+
+
+def test_token_ids_work_without_a_tokenizer(model: Path, engine: Engine) -> None:
+    bare = Engine(model, dtype="float32", max_model_len=MAX_MODEL_LEN, skip_tokenizer_init=True)
+    ids = engine.tokenizer.encode("abc")
+    completion = only(bare.generate(ids, text_params(logprobs=1)))
+    assert completion.token_ids == only(engine.generate(ids, text_params())).token_ids
+    assert completion.text == ""
+    for call in (
+        lambda: bare.generate("abc", text_params()),
+        lambda: bare.generate(ids, text_params(stop="x")),
+        lambda: bare.generate(ids, text_params(bad_words=["x"])),
+        lambda: bare.tokenizer,
+    ):
+        with pytest.raises(ValueError, match="tokenizer"):
+            call()
+
+
+def test_a_tokenizer_may_be_given(
+    checkpoint: Callable[[str], Path], model: Path, engine: Engine
+) -> None:
+    given = Engine(
+        checkpoint("llama"), tokenizer=model, dtype="float32", max_model_len=MAX_MODEL_LEN
+    )
+    assert engine.generate("abc", text_params()) is not None
+    assert only(given.generate("abc", text_params())) == only(engine.generate("abc", text_params()))
+
+
+# -- chat
+
+
+def test_chat_is_generate_of_the_rendered_conversation(engine: Engine) -> None:
+    conversation = [{"role": "user", "content": "hi"}]
+    output = engine.chat(conversation, text_params())[0]
+    assert output.prompt == "user:hi;assistant:"
+    assert output.outputs == engine.generate(output.prompt, text_params())[0].outputs
+    several = engine.chat([conversation, [*conversation, *conversation]], text_params())
+    assert [o.prompt for o in several] == ["user:hi;assistant:", "user:hi;user:hi;assistant:"]
+    streamed = list(engine.stream_chat(conversation, text_params()))[-1]
+    assert streamed.outputs == output.outputs
+
+
+def test_chat_options_reach_the_template(engine: Engine) -> None:
+    conversation = [{"role": "user", "content": "hi"}]
+    options: dict[str, Any] = {"add_generation_prompt": False}
+    assert engine.chat(conversation, text_params(), **options)[0].prompt == "user:hi;"
+    template = "{{ messages[0].content }}{{ extra }}"
+    options = {"chat_template": template, "chat_template_kwargs": {"extra": "!"}}
+    assert engine.chat(conversation, text_params(), **options)[0].prompt == "hi!"
+    with pytest.raises(ValueError, match="messages"):
+        engine.chat("hi", text_params())  # type: ignore[arg-type]
+
+
+# -- vLLM's class
+
+VLLM_SCRIPT = """
+from vllm import LLM, SamplingParams
+
+prompts = ["Hello, my name is", "The capital of France is", "The future of AI is"]
+sampling_params = SamplingParams(temperature=0.8, top_p=0.95, seed=3, logprobs=1)
+
+
+def main():
+    llm = LLM(
+        model=MODEL,
+        dtype="float32",
+        tensor_parallel_size=1,
+        gpu_memory_utilization=0.5,
+        enforce_eager=True,
+        max_model_len=90,
+        trust_remote_code=True,
+        swap_space=4,
+    )
+    outputs = llm.generate(prompts, sampling_params)
+    for output in outputs:
+        generated = output.outputs[0]
+        print(f"Prompt: {output.prompt!r}, Generated text: {generated.text!r}")
+        assert len(generated.token_ids) == len(generated.logprobs) <= 16
+        assert generated.finish_reason in ("length", "stop")
+    tokenizer = llm.get_tokenizer()
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
+    )
+    params = llm.get_default_sampling_params()
+    params.max_tokens = 4
+    answers = llm.chat([[{"role": "user", "content": "hi"}]] * 2, params, use_tqdm=False)
+    assert [answer.prompt for answer in answers] == [text] * 2
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_a_vllm_script_runs_with_its_import_changed(model: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    source = VLLM_SCRIPT.replace("from vllm", "from specdec_native")
+    script.write_text(source.replace("MODEL", repr(str(model))))
+    result = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("Generated text:") == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"tensor_parallel_size": 2}, ValueError, "tensor_parallel_size=2 is not supported"),
+        ({"quantization": "awq"}, ValueError, "quantization"),
+        ({"speculative_config": {"method": "ngram"}}, ValueError, "speculative_config"),
+        ({"enable_lora": True}, ValueError, "enable_lora"),
+        ({"task": "embed"}, ValueError, "task"),
+        ({"dtype": "half"}, ValueError, "dtype"),
+        ({"max_modle_len": 5}, TypeError, "max_modle_len.*max_model_len"),
+        ({"generation_config": "somewhere"}, ValueError, "generation_config"),
+    ],
+)
+def test_what_llm_cannot_do_is_refused(
+    model: Path, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        LLM(model, **options)
+
+
+def test_default_parameters_come_from_the_checkpoint(model: Path, tmp_path: Path) -> None:
+    directory = tiny_text_model.add_text(model, tmp_path / "model")
+    config = {"temperature": 0.7, "top_p": 0.8, "max_new_tokens": 5, "do_sample": True}
+    (directory / "generation_config.json").write_text(json.dumps(config))
+    options: dict[str, Any] = {"dtype": "float32", "max_model_len": MAX_MODEL_LEN}
+    llm = LLM(directory, **options)
+    expected = SamplingParams(temperature=0.7, top_p=0.8, max_tokens=5)
+    assert llm.get_default_sampling_params() == expected
+    assert len(llm.generate("abc")[0].outputs[0].token_ids) <= 5
+    neutral = LLM(directory, generation_config="vllm", **options)
+    assert neutral.get_default_sampling_params() == SamplingParams()
+
+
+def test_llm_takes_a_dtype_of_torch_and_a_tqdm(model: Path) -> None:
+    torch = pytest.importorskip("torch")
+    llm = LLM(str(model), dtype=torch.float32, max_model_len=MAX_MODEL_LEN)
+    assert llm.llm_engine.model_info().dtype == "float32"
+    counts: list[int] = []
+
+    class Bar:
+        def __init__(self, total: int, **_: Any) -> None:
+            counts.append(-total)
+
+        def update(self, n: int) -> None:
+            counts.append(n)
+
+        def close(self) -> None:
+            counts.append(0)
+
+    llm.generate(["a", "b"], text_params(), use_tqdm=Bar)
+    assert counts[0] == -2 and sum(counts[1:]) == 2 and counts[-1] == 0
+
+
+def test_lora_is_refused(model: Path, engine: Engine) -> None:
+    llm = LLM(str(model), dtype="float32", max_model_len=MAX_MODEL_LEN)
+    with pytest.raises(ValueError, match="lora_request"):
+        llm.generate("a", text_params(), lora_request=object())
+    with pytest.raises(TypeError, match="nonsense"):
+        llm.generate("a", text_params(), nonsense=1)

@@ -1,0 +1,32 @@
+"""A tiny random checkpoint with a tokenizer of single ASCII characters and a chat template."""
+
+import json
+import shutil
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, models
+
+END = 2  # the end-of-sequence token of make_checkpoints
+FIRST_CHAR = 3
+CHARS = [chr(code) for code in range(32, 127)]
+TEXT_TOKEN_IDS = list(range(FIRST_CHAR, FIRST_CHAR + len(CHARS)))
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def add_text(checkpoint: Path, target: Path) -> Path:
+    """Copies a checkpoint to `target` and gives it a tokenizer."""
+    shutil.copytree(checkpoint, target)
+    specials = ["<s>", "<pad>", "</s>"]
+    vocab = {token: i for i, token in enumerate([*specials, *CHARS])}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, [], unk_token="<pad>"))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(specials)
+    tokenizer.save(str(target / "tokenizer.json"))
+    (target / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "</s>", "chat_template": CHAT_TEMPLATE})
+    )
+    return target
