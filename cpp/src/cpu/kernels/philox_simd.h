@@ -168,31 +168,39 @@ inline U32x16 shift_right_signed_23(U32x16 a) {
 }
 inline U32x16 bits_of(F32x16 a) {
   U32x16 r;
-  __builtin_memcpy(r.v, a.v, sizeof(r.v));
+  __builtin_memcpy(&r, &a, sizeof(r));
   return r;
 }
 inline F32x16 float_from_bits(U32x16 a) {
   F32x16 r;
-  __builtin_memcpy(r.v, a.v, sizeof(r.v));
+  __builtin_memcpy(&r, &a, sizeof(r));
   return r;
 }
 inline F32x16 float_of_unsigned(U32x16 a) {
-  F32x16 r;
-  for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<float>(a.v[i]);
-  return r;
+  float lanes[kLanes];
+  for (int i = 0; i < kLanes; ++i) lanes[i] = static_cast<float>(a.v[i]);
+  return load(lanes);
 }
 inline F32x16 float_of_signed(U32x16 a) {
-  F32x16 r;
-  for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<float>(static_cast<int32_t>(a.v[i]));
-  return r;
+  float lanes[kLanes];
+  for (int i = 0; i < kLanes; ++i) lanes[i] = static_cast<float>(static_cast<int32_t>(a.v[i]));
+  return load(lanes);
 }
 inline F32x16 select_zero(U32x16 test, F32x16 if_zero, F32x16 otherwise) {
-  for (int i = 0; i < kLanes; ++i) otherwise.v[i] = test.v[i] == 0 ? if_zero.v[i] : otherwise.v[i];
-  return otherwise;
+  float zero_lanes[kLanes];
+  float lanes[kLanes];
+  store(zero_lanes, if_zero);
+  store(lanes, otherwise);
+  for (int i = 0; i < kLanes; ++i) lanes[i] = test.v[i] == 0 ? zero_lanes[i] : lanes[i];
+  return load(lanes);
 }
 inline uint32_t mask_at_least(F32x16 a, F32x16 b) {
+  float a_lanes[kLanes];
+  float b_lanes[kLanes];
+  store(a_lanes, a);
+  store(b_lanes, b);
   uint32_t mask = 0;
-  for (int i = 0; i < kLanes; ++i) mask |= static_cast<uint32_t>(a.v[i] >= b.v[i]) << i;
+  for (int i = 0; i < kLanes; ++i) mask |= static_cast<uint32_t>(a_lanes[i] >= b_lanes[i]) << i;
   return mask;
 }
 inline void multiply_wide(U32x16 a, U32x16 b, U32x16* high, U32x16* low) {

@@ -167,11 +167,23 @@ inline void store_bf16(uint16_t* p, F32x16 a) {
                       _mm256_permute4x64_epi64(packed, _MM_SHUFFLE(3, 1, 2, 0)));
 }
 
-#else  // plain loops the compiler vectorises for what the target has (SSE2, NEON)
+#else  // the compiler's own vectors, which it lowers to what the target has (SSE2, NEON)
+
+// Quarters, because g++ keeps vectors wider than the target's in memory.
+inline constexpr int kQuarters = 4;
+typedef float FloatQuarter __attribute__((vector_size(16)));
+typedef int32_t IntQuarter __attribute__((vector_size(16)));
+typedef uint32_t WordQuarter __attribute__((vector_size(16)));
 
 struct F32x16 {
-  float v[kLanes];
+  FloatQuarter q[kQuarters];
 };
+// Calls op(quarter of a, quarter of others...) for each quarter.
+template <class Op, class... Others>
+inline F32x16 by_quarter(Op op, F32x16 a, Others... others) {
+  return {{op(a.q[0], others.q[0]...), op(a.q[1], others.q[1]...), op(a.q[2], others.q[2]...),
+           op(a.q[3], others.q[3]...)}};
+}
 inline uint32_t bits_of(float x) {
   uint32_t bits;
   __builtin_memcpy(&bits, &x, sizeof(bits));
@@ -183,97 +195,97 @@ inline float from_bits(uint32_t bits) {
   return x;
 }
 inline F32x16 broadcast(float x) {
-  F32x16 r;
-  for (int i = 0; i < kLanes; ++i) r.v[i] = x;
-  return r;
+  const FloatQuarter q = {x, x, x, x};
+  return {{q, q, q, q}};
 }
 inline F32x16 zero() { return broadcast(0.0f); }
+inline FloatQuarter load_quarter(const float* p) {
+  FloatQuarter q;
+  __builtin_memcpy(&q, p, sizeof(q));
+  return q;
+}
 inline F32x16 load(const float* p) {
-  F32x16 r;
-  for (int i = 0; i < kLanes; ++i) r.v[i] = p[i];
-  return r;
+  return {{load_quarter(p), load_quarter(p + 4), load_quarter(p + 8), load_quarter(p + 12)}};
 }
 inline void store(float* p, F32x16 a) {
-  for (int i = 0; i < kLanes; ++i) p[i] = a.v[i];
+  for (int i = 0; i < kQuarters; ++i) __builtin_memcpy(p + 4 * i, &a.q[i], sizeof(a.q[i]));
 }
 inline F32x16 operator+(F32x16 a, F32x16 b) {
-  for (int i = 0; i < kLanes; ++i) a.v[i] += b.v[i];
-  return a;
+  return by_quarter([](FloatQuarter x, FloatQuarter y) { return x + y; }, a, b);
 }
 inline F32x16 operator-(F32x16 a, F32x16 b) {
-  for (int i = 0; i < kLanes; ++i) a.v[i] -= b.v[i];
-  return a;
+  return by_quarter([](FloatQuarter x, FloatQuarter y) { return x - y; }, a, b);
 }
 inline F32x16 operator*(F32x16 a, F32x16 b) {
-  for (int i = 0; i < kLanes; ++i) a.v[i] *= b.v[i];
-  return a;
+  return by_quarter([](FloatQuarter x, FloatQuarter y) { return x * y; }, a, b);
 }
 inline F32x16 operator/(F32x16 a, F32x16 b) {
-  for (int i = 0; i < kLanes; ++i) a.v[i] /= b.v[i];
-  return a;
+  return by_quarter([](FloatQuarter x, FloatQuarter y) { return x / y; }, a, b);
 }
 inline F32x16 max(F32x16 a, F32x16 b) {
-  for (int i = 0; i < kLanes; ++i) a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
-  return a;
+  return by_quarter([](FloatQuarter x, FloatQuarter y) { return x > y ? x : y; }, a, b);
 }
 inline F32x16 min(F32x16 a, F32x16 b) {
-  for (int i = 0; i < kLanes; ++i) a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i];
-  return a;
+  return by_quarter([](FloatQuarter x, FloatQuarter y) { return x < y ? x : y; }, a, b);
 }
 inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
-  for (int i = 0; i < kLanes; ++i) c.v[i] += a.v[i] * b.v[i];
-  return c;
+  return by_quarter([](FloatQuarter x, FloatQuarter y, FloatQuarter z) { return z + x * y; }, a, b,
+                    c);
 }
 inline F32x16 load_bf16(const uint16_t* p) {
   F32x16 r;
-  for (int i = 0; i < kLanes; ++i) {
-    r.v[i] = from_bits(static_cast<uint32_t>(p[i]) << 16);
+  for (int i = 0; i < kQuarters; ++i, p += 4) {
+    const WordQuarter words = {p[0], p[1], p[2], p[3]};
+    r.q[i] = (FloatQuarter)(words << 16);
   }
   return r;
 }
 inline F32x16 select_less(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
-  for (int i = 0; i < kLanes; ++i) y.v[i] = a.v[i] < b.v[i] ? x.v[i] : y.v[i];
-  return y;
+  F32x16 r;
+  for (int i = 0; i < kQuarters; ++i) r.q[i] = a.q[i] < b.q[i] ? x.q[i] : y.q[i];
+  return r;
 }
 inline F32x16 abs(F32x16 a) {
-  for (int i = 0; i < kLanes; ++i) a.v[i] = __builtin_fabsf(a.v[i]);
-  return a;
+  return by_quarter([](FloatQuarter x) { return (FloatQuarter)((WordQuarter)x & 0x7fffffffu); }, a);
 }
 inline F32x16 sqrt(F32x16 a) {
-  for (int i = 0; i < kLanes; ++i) a.v[i] = __builtin_sqrtf(a.v[i]);
-  return a;
+  float lanes[kLanes];
+  store(lanes, a);
+  for (float& lane : lanes) lane = __builtin_sqrtf(lane);
+  return load(lanes);
 }
 inline F32x16 round_even(F32x16 a) {
   // Adding 1.5 * 2^23 leaves no room for a fraction, in the rounding mode of the machine.
-  for (int i = 0; i < kLanes; ++i) a.v[i] = (a.v[i] + 0x1.8p23f) - 0x1.8p23f;
-  return a;
+  return by_quarter([](FloatQuarter x) { return (x + 0x1.8p23f) - 0x1.8p23f; }, a);
 }
 inline F32x16 scale_by_power(F32x16 a, F32x16 n) {
-  for (int i = 0; i < kLanes; ++i) {
-    // Clamped first: converting a float an int cannot hold is undefined. 2^128 is no float either:
-    // there, a is doubled.
-    const float clamped = n.v[i] > -126.0f ? n.v[i] : -126.0f;
-    const int exponent = static_cast<int>(clamped < 127.0f ? clamped : 127.0f);
-    const float doubled = n.v[i] > 127.0f ? 2.0f : 1.0f;
-    a.v[i] = a.v[i] * doubled * from_bits(static_cast<uint32_t>(exponent + 127) << 23);
-  }
-  return a;
+  // Clamped first: converting a float an int cannot hold is undefined. 2^128 is no float either:
+  // there, a is doubled.
+  const F32x16 clamped = min(max(n, broadcast(-126.0f)), broadcast(127.0f));
+  const F32x16 doubled = select_less(broadcast(127.0f), n, a + a, a);
+  return by_quarter(
+      [](FloatQuarter x, FloatQuarter power) {
+        const IntQuarter exponent = __builtin_convertvector(power, IntQuarter);
+        return x * (FloatQuarter)((WordQuarter)(exponent + 127) << 23);
+      },
+      doubled, clamped);
 }
 inline F32x16 mantissa_of(F32x16 a) {
-  for (int i = 0; i < kLanes; ++i) {
-    a.v[i] = from_bits((bits_of(a.v[i]) & 0x7fffffu) | 0x3f800000u);
-  }
-  return a;
+  return by_quarter(
+      [](FloatQuarter x) { return (FloatQuarter)(((WordQuarter)x & 0x7fffffu) | 0x3f800000u); }, a);
 }
 inline F32x16 exponent_of(F32x16 a) {
-  for (int i = 0; i < kLanes; ++i) {
-    a.v[i] = static_cast<float>(static_cast<int>(bits_of(a.v[i]) >> 23) - 127);
-  }
-  return a;
+  return by_quarter(
+      [](FloatQuarter x) {
+        return __builtin_convertvector((IntQuarter)((WordQuarter)x >> 23) - 127, FloatQuarter);
+      },
+      a);
 }
 inline void store_bf16(uint16_t* p, F32x16 a) {
+  float lanes[kLanes];
+  store(lanes, a);
   for (int i = 0; i < kLanes; ++i) {
-    const uint32_t bits = bits_of(a.v[i]);
+    const uint32_t bits = bits_of(lanes[i]);
     const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
     const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
     p[i] = static_cast<uint16_t>((nan ? bits | 0x400000u : rounded) >> 16);
@@ -328,7 +340,7 @@ inline float reduce_max(F32x16 a) {
   return lanes[0];
 }
 
-// Sixteen pairs of bfloat16, as 32-bit words with the first of a pair in the low half.
+// Sixteen pairs of bfloat16 (at any address), the first of a pair in the low half of a 32-bit word.
 // dot_bf16 adds a.second * b.second, then a.first * b.first to each lane, each rounded once: the
 // order of vdpbf16ps.
 #if defined(__AVX512BF16__)
@@ -336,8 +348,8 @@ inline float reduce_max(F32x16 a) {
 struct Bf16Pairs {
   __m512i v;
 };
-inline Bf16Pairs load_pairs(const uint32_t* p) { return {_mm512_loadu_si512(p)}; }
-inline Bf16Pairs broadcast_pair(const uint32_t* p) {
+inline Bf16Pairs load_pairs(const void* p) { return {_mm512_loadu_si512(p)}; }
+inline Bf16Pairs broadcast_pair(const void* p) {
   int word;
   __builtin_memcpy(&word, p, sizeof(word));
   return {_mm512_set1_epi32(word)};
@@ -358,8 +370,8 @@ inline Bf16Pairs split_pairs(__m512i words) {
   return {{_mm512_castsi512_ps(_mm512_slli_epi32(words, 16))},
           {_mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(-65536)))}};
 }
-inline Bf16Pairs load_pairs(const uint32_t* p) { return split_pairs(_mm512_loadu_si512(p)); }
-inline Bf16Pairs broadcast_pair(const uint32_t* p) {
+inline Bf16Pairs load_pairs(const void* p) { return split_pairs(_mm512_loadu_si512(p)); }
+inline Bf16Pairs broadcast_pair(const void* p) {
   int word;
   __builtin_memcpy(&word, p, sizeof(word));
   return split_pairs(_mm512_set1_epi32(word));
@@ -372,27 +384,27 @@ inline Bf16Pairs split_pairs(__m256i lo, __m256i hi) {
           {_mm256_castsi256_ps(_mm256_and_si256(lo, top)),
            _mm256_castsi256_ps(_mm256_and_si256(hi, top))}};
 }
-inline Bf16Pairs load_pairs(const uint32_t* p) {
-  return split_pairs(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
-                     _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8)));
+inline Bf16Pairs load_pairs(const void* p) {
+  const __m256i* halves = static_cast<const __m256i*>(p);
+  return split_pairs(_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1));
 }
-inline Bf16Pairs broadcast_pair(const uint32_t* p) {
+inline Bf16Pairs broadcast_pair(const void* p) {
   int word;
   __builtin_memcpy(&word, p, sizeof(word));
   return split_pairs(_mm256_set1_epi32(word), _mm256_set1_epi32(word));
 }
 #else
-inline Bf16Pairs load_pairs(const uint32_t* p) {
-  Bf16Pairs r;
-  uint32_t words[kLanes];
+inline Bf16Pairs load_pairs(const void* p) {
+  WordQuarter words[kQuarters];
   __builtin_memcpy(words, p, sizeof(words));
-  for (int i = 0; i < kLanes; ++i) {
-    r.first.v[i] = from_bits(words[i] << 16);
-    r.second.v[i] = from_bits(words[i] & 0xffff0000u);
+  Bf16Pairs r;
+  for (int i = 0; i < kQuarters; ++i) {
+    r.first.q[i] = (FloatQuarter)(words[i] << 16);
+    r.second.q[i] = (FloatQuarter)(words[i] & 0xffff0000u);
   }
   return r;
 }
-inline Bf16Pairs broadcast_pair(const uint32_t* p) {
+inline Bf16Pairs broadcast_pair(const void* p) {
   uint32_t word;
   __builtin_memcpy(&word, p, sizeof(word));
   return {broadcast(from_bits(word << 16)), broadcast(from_bits(word & 0xffff0000u))};
