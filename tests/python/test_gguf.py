@@ -50,6 +50,16 @@ TO_GGUF = {
 }  # fmt: skip
 
 
+def make_model(config: PreTrainedConfig) -> Any:
+    factory: Any = AutoModelForCausalLM
+    return factory.from_config(config).float().eval()
+
+
+def load_model(directory: Path) -> Any:
+    factory: Any = AutoModelForCausalLM
+    return factory.from_pretrained(directory).eval()
+
+
 def convert(source: Path, **options: Any) -> Path:
     directory = source.with_suffix("")
     directory.mkdir()
@@ -139,7 +149,7 @@ def test_model_equals_the_transformers_checkpoint_it_was_made_from(
 ) -> None:
     config = CONFIGS[variant]
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).float().eval()
+    model = make_model(config)
     for name, parameter in model.named_parameters():
         if name.endswith(("bias", "norm.weight")):  # ones and zeros would hide a mix-up
             torch.nn.init.normal_(parameter)
@@ -156,7 +166,7 @@ def test_model_equals_the_transformers_checkpoint_it_was_made_from(
     assert sorted(converted) == sorted(original)
     for name, tensor in original.items():
         assert torch.equal(converted[name], tensor), name
-    reloaded = AutoModelForCausalLM.from_pretrained(directory).eval()
+    reloaded = load_model(directory)
     assert type(reloaded) is type(model)
     tokens = torch.arange(1, 33).reshape(2, 16)
     with torch.no_grad():
@@ -279,10 +289,7 @@ def test_llama3_rope_scaling_is_recognised_by_its_divisors(factor: float, tmp_pa
         "rope_type": "llama3", "rope_theta": 500000.0, "factor": factor, "low_freq_factor": 1.0,
         "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
     }  # fmt: skip
-    with torch.device("cpu"):
-        model = AutoModelForCausalLM.from_config(
-            LlamaConfig(**(TINY | {"hidden_size": 256}), rope_parameters=scaling)
-        )
+    model = make_model(LlamaConfig(**(TINY | {"hidden_size": 256}), rope_parameters=scaling))
     scaled = model.model.rotary_emb.inv_freq.double().numpy()
     divisors = 500000.0 ** (-np.arange(32) / 32) / scaled
     assert np.allclose(divisors, llama3_divisors(factor, 500000.0, 32), rtol=1e-5)

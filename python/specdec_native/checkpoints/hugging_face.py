@@ -16,7 +16,7 @@ from specdec_native.checkpoints.layout import checkpoint_kind
 from specdec_native.checkpoints.optional import import_optional
 from specdec_native.checkpoints.progress import ProgressCallback, ProgressMeter
 
-_REACH_TIMEOUT_S = 4.0
+_REACH_TIMEOUT_S = 3.0  # for each of the few tries huggingface_hub makes
 _SMALL_FILES = (".json", ".jinja", ".txt", ".model")
 
 
