@@ -110,7 +110,7 @@ CASES: dict[str, dict[str, Any]] = {
     "top_k": {"top_k": 7},
     "top_p": {"top_p": 0.6},
     "min_p": {"min_p": 0.3},
-    "repetition_penalty": {"repetition_penalty": 1.8},
+    "repetition_penalty": {"repetition_penalty": 6.0},
     "logit_bias": {"logit_bias": {3: 2.0, 9: -3.0, 60: 4.0}},
     "allowed_token_ids": {"allowed_token_ids": [1, 3, 5, 8, 13, 21, 34, 55]},
     "everything": {
