@@ -18,7 +18,7 @@ endfunction()
 
 # nlohmann/json headers: a CMake package (Debian), else the pinned PyPI package of that name.
 function(specdec_find_json)
-    find_package(nlohmann_json CONFIG QUIET)
+    find_package(nlohmann_json CONFIG QUIET GLOBAL)
     if(TARGET nlohmann_json::nlohmann_json)
         return()
     endif()

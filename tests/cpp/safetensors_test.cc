@@ -167,6 +167,7 @@ TEST_P(CorruptSafetensors, IsRefusedNamingFileAndTensor) {
   EXPECT_EQ(error.tensor(), GetParam().tensor);
   EXPECT_TRUE(has_text(error.what(), path));
   EXPECT_TRUE(has_text(error.what(), GetParam().message));
+  for (const char* c = error.what(); *c != '\0'; ++c) EXPECT_GT(*c, 0) << "not ASCII";
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CorruptSafetensors, ::testing::ValuesIn(corruptions()),

@@ -5,9 +5,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import make_checkpoints
 import pytest
 
+import make_checkpoints
 from specdec_native import hub
 
 ROOT = Path(__file__).parents[2]

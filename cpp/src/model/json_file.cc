@@ -23,6 +23,14 @@ void require_directory(const std::string& directory) {
   }
 }
 
+std::string message_of(const Json::exception& error) {
+  std::string message = error.what();
+  for (char& c : message) {
+    if (static_cast<unsigned char>(c) >= 0x80) c = '?';
+  }
+  return message;
+}
+
 Json read_json_object(const std::string& path) {
   std::ifstream stream(path, std::ios::binary);
   if (!stream || std::filesystem::is_directory(path)) {
@@ -32,7 +40,7 @@ Json read_json_object(const std::string& path) {
   try {
     parsed = Json::parse(stream);
   } catch (const Json::exception& error) {
-    throw CheckpointError(path, "", str_cat("not valid JSON: ", error.what()));
+    throw CheckpointError(path, "", str_cat("not valid JSON: ", message_of(error)));
   }
   if (!parsed.is_object()) throw CheckpointError(path, "", "expected a JSON object");
   return parsed;

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "core/str_cat.h"
+#include "model/json_file.h"
 #include "specdec/error.h"
 
 namespace specdec {
@@ -87,7 +88,7 @@ Json parse_header(const std::string& path, std::string_view text) {
   try {
     return Json::parse(text, refuse_duplicates);
   } catch (const Json::exception& error) {
-    throw CheckpointError(path, "", str_cat("the header is not valid JSON: ", error.what()));
+    throw CheckpointError(path, "", str_cat("the header is not valid JSON: ", message_of(error)));
   }
 }
 
