@@ -7,13 +7,11 @@ import json
 import platform
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import rich.box
 import rich.console
-import rich.progress
 import rich.table
 import typer
 
@@ -23,6 +21,7 @@ from specdec_native.checkpoints.cache import cache_root
 from specdec_native.checkpoints.model_registry import find_model, known_names
 from specdec_native.engine import Engine
 from specdec_native.outputs import RequestOutput
+from specdec_native.progress import show_bytes
 from specdec_native.sampling_params import RequestOutputKind, SamplingParams
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
@@ -241,7 +240,7 @@ def fetch_command(
     if name is None:
         _list_models(as_json)
         return
-    with _byte_progress() as progress:
+    with show_bytes() as progress:
         if revision is None and (source != "auto" or find_model(name) is not None):
             directory = hub.fetch(name, source, progress=progress)  # type: ignore[arg-type]
         else:
@@ -307,35 +306,8 @@ def _load(
 
 
 def _resolve(model: str, dtype: str = "auto") -> Path:
-    with _byte_progress() as progress:
+    with show_bytes() as progress:
         return hub.resolve_model(model, dtype=dtype, progress=progress)
-
-
-@contextmanager
-def _byte_progress() -> Iterator[hub.ProgressCallback]:
-    """A callback that shows downloads and conversions on standard error."""
-    console = rich.console.Console(stderr=True)
-    bars = rich.progress.Progress(
-        rich.progress.TextColumn("{task.description}"),
-        rich.progress.BarColumn(),
-        rich.progress.DownloadColumn(),
-        rich.progress.TransferSpeedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    tasks: dict[str, rich.progress.TaskID] = {}
-
-    def report(done_bytes: int, total_bytes: int, phase: str) -> None:
-        if phase not in tasks:
-            if not console.is_terminal:
-                size = f" {total_bytes / 1e6:.0f} MB" if total_bytes else ""
-                print(f"{phase}{size} ...", file=sys.stderr)
-            tasks[phase] = bars.add_task(phase)
-        bars.update(tasks[phase], completed=done_bytes, total=total_bytes or None)
-
-    with bars:
-        yield report
 
 
 def _list_models(as_json: bool) -> None:
@@ -409,10 +381,9 @@ def _user_lines() -> Iterator[str]:
     while True:
         try:
             line = input("> " if sys.stdin.isatty() else "").strip()
-        except EOFError:
-            return
-        except KeyboardInterrupt:
-            print()
+        except (EOFError, KeyboardInterrupt):
+            if sys.stdin.isatty():
+                print()
             return
         if line:
             yield line

@@ -23,7 +23,7 @@ from specdec_native.inputs import (
     parse_prompts,
 )
 from specdec_native.outputs import EngineStats, RequestOutput
-from specdec_native.progress import make_progress_bar
+from specdec_native.progress import make_progress_bar, show_bytes
 from specdec_native.request import Request
 from specdec_native.sampling_params import RequestOutputKind, SamplingParams
 from specdec_native.tokenizer import Tokenizer, TokenizerNotFoundError
@@ -99,6 +99,8 @@ class Engine:
         """
         if seed is None:
             seed = 0
+        if isinstance(max_logprobs, bool) or not isinstance(max_logprobs, int) or max_logprobs < -1:
+            raise ValueError(f"max_logprobs must be -1 or at least 0, got {max_logprobs!r}")
         self._max_logprobs = max_logprobs
         config = _native.make_config(
             dtype=dtype,
@@ -115,7 +117,10 @@ class Engine:
             seed=seed,
             logprobs_mode=logprobs_mode,
         )
-        self._directory = hub.resolve_model(model, revision=revision, dtype=dtype)
+        with show_bytes() as progress:
+            self._directory = hub.resolve_model(
+                model, revision=revision, dtype=dtype, progress=progress
+            )
         config.model = str(self._directory)
         self._no_tokenizer = "skip_tokenizer_init is set"
         self._tokenizer: Tokenizer | None = None

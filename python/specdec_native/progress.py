@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
+
+_logger = logging.getLogger("specdec_native")
 
 _REFRESH_SECONDS = 0.1
 
@@ -98,3 +102,60 @@ class _RichBar:
 
     def close(self) -> None:
         self._progress.stop()
+
+
+@contextmanager
+def show_bytes() -> Iterator[Callable[[int, int, str], None]]:
+    """A callback (bytes done, bytes in all or 0, phase) for downloads and conversions.
+
+    Draws bars on a terminal; elsewhere the beginning of each phase is logged.
+    """
+    if not sys.stderr.isatty():
+        yield _PhaseLog()
+        return
+    try:
+        bars = _RichByteBars()
+    except ImportError:
+        yield _PhaseLog()
+        return
+    try:
+        yield bars
+    finally:
+        bars.close()
+
+
+class _PhaseLog:
+    def __init__(self) -> None:
+        self._phase = ""
+
+    def __call__(self, done_bytes: int, total_bytes: int, phase: str) -> None:
+        if phase != self._phase:
+            self._phase = phase
+            size = f" ({total_bytes / 1e6:.0f} MB)" if total_bytes else ""
+            _logger.info("%s%s", phase, size)
+
+
+class _RichByteBars:
+    def __init__(self) -> None:
+        import rich.console  # noqa: PLC0415 - optional
+        import rich.progress  # noqa: PLC0415
+
+        self._bars = rich.progress.Progress(
+            rich.progress.TextColumn("{task.description}"),
+            rich.progress.BarColumn(),
+            rich.progress.DownloadColumn(),
+            rich.progress.TransferSpeedColumn(),
+            console=rich.console.Console(stderr=True),
+            transient=True,
+        )
+        self._tasks: dict[str, rich.progress.TaskID] = {}
+
+    def __call__(self, done_bytes: int, total_bytes: int, phase: str) -> None:
+        if not self._tasks:
+            self._bars.start()
+        if phase not in self._tasks:
+            self._tasks[phase] = self._bars.add_task(phase)
+        self._bars.update(self._tasks[phase], completed=done_bytes, total=total_bytes or None)
+
+    def close(self) -> None:
+        self._bars.stop()

@@ -47,7 +47,8 @@ class Request:
         self.owned = owned
         self.error: Exception | None = None
         self._tokenizer = tokenizer if params.detokenize else None
-        self._metrics = RequestMetrics()
+        self._core_metrics: _core.RequestMetrics | None = None
+        self._finished_time = 0.0
         self._prompt_logprobs: PromptLogprobs | None = (
             None if params.prompt_logprobs is None else [None]
         )
@@ -71,14 +72,7 @@ class Request:
 
         Returns the completions that a stop string has ended: the core does not know of it yet.
         """
-        self._metrics = RequestMetrics(
-            arrival_time=output.metrics.arrival_time,
-            first_scheduled_time=output.metrics.first_scheduled_time,
-            first_token_time=output.metrics.first_token_time,
-            finished_time=output.metrics.finished_time,
-            num_cached_tokens=output.metrics.num_cached_tokens,
-            num_preemptions=output.metrics.num_preemptions,
-        )
+        self._core_metrics = output.metrics
         if self._prompt_logprobs is not None:
             for entries in output.new_prompt_logprobs:
                 before = self.prompt_token_ids[: len(self._prompt_logprobs)]
@@ -91,8 +85,8 @@ class Request:
             completion.apply(part)
             if completion.finish_reason is not None and part.finish_reason is None:
                 ended_here.append(part.index)
-        if self.finished and self._metrics.finished_time == 0:
-            self._metrics.finished_time = time.monotonic()  # the core's clock is the same
+        if ended_here and self.finished:
+            self._finished_time = time.monotonic()  # the core's clock is the same
         return ended_here
 
     def end(self, error: Exception | None = None) -> None:
@@ -118,6 +112,7 @@ class Request:
         if delta and self._prompt_logprobs_sent and prompt_logprobs is not None:
             prompt_logprobs = []
         self._prompt_logprobs_sent = True
+        metrics = self._metrics()
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
@@ -129,8 +124,21 @@ class Request:
                 if not delta or completion.has_news(1)
             ],
             finished=self.finished,
-            metrics=self._metrics,
-            num_cached_tokens=self._metrics.num_cached_tokens,
+            metrics=metrics,
+            num_cached_tokens=metrics.num_cached_tokens,
+        )
+
+    def _metrics(self) -> RequestMetrics:
+        core = self._core_metrics
+        if core is None:
+            return RequestMetrics()
+        return RequestMetrics(
+            arrival_time=core.arrival_time,
+            first_scheduled_time=core.first_scheduled_time,
+            first_token_time=core.first_token_time,
+            finished_time=core.finished_time or self._finished_time,
+            num_cached_tokens=core.num_cached_tokens,
+            num_preemptions=core.num_preemptions,
         )
 
 

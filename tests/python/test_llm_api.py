@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from specdec_native import (
     RequestOutputKind,
     SamplingParams,
 )
+from specdec_native.fair_lock import FairLock
 from tiny_text_model import TEXT_TOKEN_IDS
 
 MAX_MODEL_LEN = 96
@@ -151,6 +153,18 @@ def test_a_stop_string_cuts_what_would_have_come(engine: Engine) -> None:
     assert completion.token_ids == whole.token_ids[: cut + len(stop)]
     included = text_params(stop=stop, include_stop_str_in_output=True)
     assert only(engine.generate("abc", included)).text == whole.text[: cut + len(stop)]
+    assert is_idle(engine)
+
+
+def test_a_stop_string_ends_its_own_completion_only(engine: Engine) -> None:
+    first, second, third = (
+        c.text for c in engine.generate("abc", text_params(n=3, seed=40))[0].outputs
+    )
+    stop = second[6:9]
+    assert stop not in first and stop not in third
+    output = engine.generate("abc", text_params(n=3, seed=40, stop=stop))[0]
+    assert [c.text for c in output.outputs] == [first, second[: second.index(stop)], third]
+    assert [c.stop_reason for c in output.outputs] == [None, stop, None]
     assert is_idle(engine)
 
 
@@ -447,6 +461,29 @@ def test_a_tokenizer_may_be_given(
     )
     assert engine.generate("abc", text_params()) is not None
     assert only(given.generate("abc", text_params())) == only(engine.generate("abc", text_params()))
+
+
+def test_the_lock_is_handed_over_in_order() -> None:
+    lock, order = FairLock(), []
+    lock.acquire()
+
+    def take(i: int) -> None:
+        with lock:
+            order.append(i)
+
+    threads = []
+    for i in range(5):
+        threads.append(threading.Thread(target=take, args=(i,)))
+        threads[-1].start()
+        while len(lock._waiters) <= i:
+            time.sleep(0.001)
+    assert not lock.acquire(blocking=False)
+    lock.release()
+    lock.acquire()  # comes after all who waited
+    assert order == [0, 1, 2, 3, 4]
+    lock.release()
+    for thread in threads:
+        thread.join()
 
 
 # -- chat

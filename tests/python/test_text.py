@@ -450,6 +450,18 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str) -> None:
         Tokenizer.from_directory(tmp_path)
 
 
+def test_other_formats_are_read_through_transformers(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    byte_level().model.save(str(tmp_path))  # vocab.json and merges.txt
+    config = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "</s>", "unk_token": "<s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    ids = tokenizer.encode("hello wörld")
+    assert ids == byte_level().encode("hello wörld").ids
+    assert "".join(pieces_of(TextStream(tokenizer), ids)) == "hello wörld"
+    assert tokenizer.eos_token_id == 1
+
+
 @pytest.mark.models
 def test_encoding_and_chat_equal_transformers(smollm2: Path, prompts: list[str]) -> None:
     transformers = pytest.importorskip("transformers")
