@@ -152,6 +152,19 @@ TEST_P(Sampling, EqualLogitsOfAWholeVocabularyAreCutExactly) {
   EXPECT_TRUE(std::is_sorted(kept.rbegin(), kept.rend()));
 }
 
+TEST_P(Sampling, TiedTokensCutByTopPAreNeverDrawn) {
+  // Few kept tokens are drawn from a list, many by a pass over the row.
+  for (const float top_p : {0.0526f, 0.2526f, 0.7526f}) {
+    const int num_kept = static_cast<int>(top_p * 400) + 1;
+    std::vector<bool> drawn(400, false);
+    for (int64_t position = 0; position < 12000; ++position) {
+      const SampleRow params = {.top_p = top_p, .seed = 4, .position = position};
+      drawn[sampler_.sample_one(std::vector<float>(400, 0.5f), params).token_id] = true;
+    }
+    for (int token = 0; token < 400; ++token) ASSERT_EQ(drawn[token], token < num_kept) << token;
+  }
+}
+
 TEST_P(Sampling, GreedyTakesTheFirstMaximumWhereverItStands) {
   for (const int vocab_size : {1, 2, 15, 64, 65, 4096, 4097, 10007}) {
     for (const int place : {0, 1, vocab_size / 2, vocab_size - 2, vocab_size - 1}) {
