@@ -1,6 +1,6 @@
-// The sampler's median time per row, and how many reads of the row's logits it equals ("reads"). One
-// read is measured in the same run, on the same threads: the pass that finds a row's maximum, the
-// least any sampler can do.
+// The sampler's median time per row, and how many reads of the row's logits it equals ("reads").
+// One read is measured in the same run, on the same threads: the pass that finds a row's maximum,
+// the least any sampler can do.
 //
 //   sampler_bench --benchmark_format=json
 #include <benchmark/benchmark.h>
