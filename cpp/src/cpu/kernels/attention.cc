@@ -20,6 +20,9 @@ constexpr int kTileVectors = 1;
 #endif
 // Positions whose keys and values are read by all tiles before the next ones: they stay in L1.
 constexpr int kChunk = 64;
+// Values are fetched this many positions before they are used, keys one chunk before: blocks are
+// too short for the hardware to follow.
+constexpr int kValuesAhead = 16;
 constexpr int kMaxTiles = (kMaxAttentionPairs + kTilePairs - 1) / kTilePairs;
 
 // Element types. A word is what one broadcast of the query meets: an element, or two of bfloat16.
@@ -43,6 +46,13 @@ struct Bf16Type {
   static F32x16 load_values(const uint16_t* p) { return load_bf16(p); }
   static void store_values(uint16_t* p, F32x16 a, int n) { store_bf16_partial(p, a, n); }
 };
+
+void prefetch(const void* begin, int64_t num_bytes) {
+  constexpr int64_t kLineBytes = 64;
+  for (int64_t i = 0; i < num_bytes; i += kLineBytes) {
+    __builtin_prefetch(static_cast<const char*>(begin) + i);
+  }
+}
 
 int min_of(int a, int b) { return a < b ? a : b; }
 int max_of(int a, int b) { return a > b ? a : b; }
@@ -112,6 +122,9 @@ struct Kernel {
     plan_rows();
     plan_tiles();
     score();
+    for (int slot = first_slot; slot < min_of(first_slot + kChunk, slot_end); ++slot) {
+      prefetch(value_row(slot), task.head_dim * static_cast<int64_t>(sizeof(Element)));
+    }
     for (int pair = 0; pair < num_pairs; ++pair) softmax(pair);
     weigh_values();
     for (int pair = 0; pair < num_pairs; ++pair) finish(pair);
@@ -171,8 +184,8 @@ struct Kernel {
     float* out[kTilePairs];
   };
 
-  template <int P, int V>
-  void score_tile(const ScoreTile& tile, const Word* const* keys) const {
+  template <int P, int V, bool kPrefetch>
+  void score_tile(const ScoreTile& tile, const Word* const* keys, const Word* const* next) const {
     F32x16 acc[P][V];
 #pragma GCC unroll 8
     for (int p = 0; p < P; ++p) {
@@ -183,7 +196,10 @@ struct Kernel {
     for (int w = 0; w < num_words; ++w, offset += task.block_size) {
       decltype(T::load_word(keys[0])) k[V];
 #pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) k[v] = T::load_word(keys[v] + offset);
+      for (int v = 0; v < V; ++v) {
+        k[v] = T::load_word(keys[v] + offset);
+        if constexpr (kPrefetch) __builtin_prefetch(next[v] + offset);
+      }
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) {
         const auto q = T::broadcast_word(tile.q[p] + w);
@@ -199,39 +215,43 @@ struct Kernel {
     }
   }
 
+  // `next` are the keys to fetch meanwhile, or null.
   template <int P>
-  void score_pairs(int count, const ScoreTile& tile, const Word* const* keys,
+  void score_pairs(int count, ScoreTile tile, const Word* const* keys, const Word* const* next,
                    int num_vectors) const {
     if (count == P) {
-      ScoreTile rest = tile;
       while (num_vectors > 0) {
-        int done = 1;
-        if (num_vectors >= kTileVectors) {
-          done = kTileVectors;
-          score_tile<P, kTileVectors>(rest, keys);
+        const int done = num_vectors >= kTileVectors ? kTileVectors : 1;
+        if (done == 1) {
+          score_tile<P, 1, false>(tile, keys, nullptr);
+        } else if (next == nullptr) {
+          score_tile<P, kTileVectors, false>(tile, keys, nullptr);
         } else {
-          score_tile<P, 1>(rest, keys);
+          score_tile<P, kTileVectors, true>(tile, keys, next);
+          next += done;
         }
         num_vectors -= done;
         keys += done;
-        for (int p = 0; p < P; ++p) rest.out[p] += done * kLanes;
+        for (int p = 0; p < P; ++p) tile.out[p] += done * kLanes;
       }
     } else if constexpr (P > 1) {
-      score_pairs<P - 1>(count, tile, keys, num_vectors);
+      score_pairs<P - 1>(count, tile, keys, next, num_vectors);
     }
   }
 
   void score() const {
+    constexpr int kChunkVectors = kChunk / kLanes;
+    const Word* keys[2 * kChunkVectors];  // of a chunk and of the next
+    const int end_of_slots = round_up(slot_end);
     for (int chunk = first_slot; chunk < slot_end; chunk += kChunk) {
-      const Word* keys[kChunk / kLanes];
-      const int chunk_end = min_of(chunk + kChunk, round_up(slot_end));
-      for (int slot = chunk; slot < chunk_end; slot += kLanes) {
-        keys[(slot - chunk) / kLanes] = key_words(slot);
+      for (int v = 0; v < 2 * kChunkVectors; ++v) {
+        const int slot = chunk + v * kLanes;
+        keys[v] = slot < end_of_slots ? key_words(slot) : keys[0];
       }
       for (int t = 0; t < num_tiles; ++t) {
         const Tile& tile = tiles[t];
         const int begin = max_of(chunk, round_down(tile.first_slot));
-        const int end = min_of(chunk_end, round_up(tile.slot_end));
+        const int end = min_of(chunk + kChunk, round_up(tile.slot_end));
         if (begin >= end) continue;
         ScoreTile args;
         for (int p = 0; p < tile.num_pairs; ++p) {
@@ -239,7 +259,9 @@ struct Kernel {
               static_cast<const Word*>(static_cast<const void*>(query(tile.first_pair + p)));
           args.out[p] = scores(tile.first_pair + p, begin);
         }
-        score_pairs<kTilePairs>(tile.num_pairs, args, keys + (begin - chunk) / kLanes,
+        const int first = (begin - chunk) / kLanes;
+        score_pairs<kTilePairs>(tile.num_pairs, args, keys + first,
+                                t == 0 ? keys + kChunkVectors + first : nullptr,
                                 (end - begin) / kLanes);
       }
     }
@@ -279,7 +301,7 @@ struct Kernel {
 
   // --- values: one accumulator an output element, in order of position ---
 
-  template <int P, int V>
+  template <int P, int V, bool kPrefetch>
   void value_tile(int first_pair, int first_position, const Element* const* values, int count,
                   int column) const {
     F32x16 acc[P][V];
@@ -293,6 +315,9 @@ struct Kernel {
     }
     for (int i = 0; i < count; ++i) {
       const Element* const row = values[i] + column;
+      if constexpr (kPrefetch) {
+        prefetch(values[i + kValuesAhead] + column, V * kLanes * sizeof(Element));
+      }
       F32x16 value[V];
 #pragma GCC unroll 8
       for (int v = 0; v < V; ++v) value[v] = T::load_values(row + v * kLanes);
@@ -316,19 +341,20 @@ struct Kernel {
   }
 
   // Adds the weighted values of `count` positions from first_position to num_pairs <= kTilePairs.
-  template <int P>
+  // With kPrefetch, `values` goes on for kValuesAhead more.
+  template <int P, bool kPrefetch>
   void add_values(int num_pairs_here, int first_pair, int first_position,
                   const Element* const* values, int count) const {
     if (num_pairs_here == P) {
       int column = 0;
       for (; column + kTileVectors * kLanes <= acc_stride; column += kTileVectors * kLanes) {
-        value_tile<P, kTileVectors>(first_pair, first_position, values, count, column);
+        value_tile<P, kTileVectors, kPrefetch>(first_pair, first_position, values, count, column);
       }
       for (; column < acc_stride; column += kLanes) {
-        value_tile<P, 1>(first_pair, first_position, values, count, column);
+        value_tile<P, 1, kPrefetch>(first_pair, first_position, values, count, column);
       }
     } else if constexpr (P > 1) {
-      add_values<P - 1>(num_pairs_here, first_pair, first_position, values, count);
+      add_values<P - 1, kPrefetch>(num_pairs_here, first_pair, first_position, values, count);
     }
   }
 
@@ -344,7 +370,7 @@ struct Kernel {
         const bool in_chain = position < rows[r].chain_end;
         values[i] = value_row(in_chain ? position : tail_slots(r)[position - task.base_len]);
       }
-      add_values<kTilePairs>(last - first, first, begin, values, count);
+      add_values<kTilePairs, false>(last - first, first, begin, values, count);
       begin += count;
     }
   }
@@ -371,16 +397,18 @@ struct Kernel {
     for (int64_t i = 0; i < num_floats; i += kLanes) store(task.accumulators + i, zero());
     add_private_values(true);
     for (int chunk = first_slot; chunk < slot_end; chunk += kChunk) {
-      const int chunk_end = min_of(chunk + kChunk, slot_end);
-      const Element* values[kChunk];
-      for (int slot = chunk; slot < chunk_end; ++slot) values[slot - chunk] = value_row(slot);
+      const Element* values[kChunk + kValuesAhead];
+      for (int i = 0; i < kChunk + kValuesAhead; ++i) {
+        values[i] = value_row(min_of(chunk + i, slot_end - 1));
+      }
       for (int t = 0; t < num_tiles; ++t) {
         const Tile& tile = tiles[t];
         const int begin = max_of(chunk, tile.shared_begin);
-        const int end = min_of(chunk_end, tile.shared_end);
+        const int end = min_of(chunk + kChunk, tile.shared_end);
         if (begin >= end) continue;
-        add_values<kTilePairs>(tile.num_pairs, tile.first_pair, begin, values + (begin - chunk),
-                               end - begin);
+        const auto add =
+            t == 0 ? &Kernel::add_values<kTilePairs, true> : &Kernel::add_values<kTilePairs, false>;
+        (this->*add)(tile.num_pairs, tile.first_pair, begin, values + (begin - chunk), end - begin);
       }
     }
     add_private_values(false);
