@@ -33,6 +33,7 @@ double ReadBandwidth::read_seconds() {
   const int64_t num_pieces = static_cast<int64_t>(buffer_.size_bytes()) / kPieceBytes;
   const uint64_t* words = buffer_.as<uint64_t>();
   constexpr int64_t kWords = kPieceBytes / sizeof(uint64_t);
+  const ThreadPool::StepScope hot(pool_);
   const Stopwatch watch;
   pool_.parallel_for(num_pieces, 1, [&](int64_t begin, int64_t end, int) {
     uint64_t sum = 0;

@@ -1,8 +1,9 @@
 // All matrix products of one decoder step, at the shapes of real models, for a number of rows.
 //
-// `of_read` is the speed at which weights were consumed over the speed at which the same threads
-// read a buffer of the same size, the two measured in turn: 1.0 is the memory floor. `gflops` is
-// the arithmetic rate. Arguments before Google Benchmark's own: --cpu_isa=NAME --threads=N
+// `of_read` is the speed at which weights were consumed over the speed at which as many threads
+// read a buffer of the same size right after, the median of such pairs: 1.0 is the memory floor.
+// `gflops` is the arithmetic rate. Arguments before Google Benchmark's own: --cpu_isa=NAME
+// --threads=N
 // --dtype=bfloat16|float32.
 #include <benchmark/benchmark.h>
 
@@ -114,19 +115,20 @@ void run_step(benchmark::State& state, const Model& model, const Options& option
   };
   step();
   std::vector<double> step_seconds;
-  std::vector<double> read_seconds;
+  std::vector<double> read_rates;
+  std::vector<double> ratios;
   for (auto _ : state) {
     const double seconds = step();
     state.SetIterationTime(seconds);
     step_seconds.push_back(seconds);
-    read_seconds.push_back(probe.read_seconds());
+    read_rates.push_back(static_cast<double>(probe.size_bytes()) / probe.read_seconds());
+    ratios.push_back(static_cast<double>(weight_bytes) / seconds / read_rates.back());
   }
   const double seconds = median(step_seconds);
-  const double read_rate = static_cast<double>(probe.size_bytes()) / median(read_seconds);
   state.counters["ms"] = seconds * 1e3;
   state.counters["GBps"] = static_cast<double>(weight_bytes) / seconds / 1e9;
-  state.counters["read_GBps"] = read_rate / 1e9;
-  state.counters["of_read"] = static_cast<double>(weight_bytes) / seconds / read_rate;
+  state.counters["read_GBps"] = median(read_rates) / 1e9;
+  state.counters["of_read"] = median(ratios);
   state.counters["gflops"] = 2e-9 * static_cast<double>(num_weights) * rows / seconds;
   state.SetLabel(backend.isa());
 }
@@ -170,7 +172,7 @@ int main(int argc, char** argv) {
         ->Arg(32)
         ->Arg(64)
         ->Arg(512)
-        ->Iterations(15)
+        ->Iterations(40)
         ->UseManualTime()
         ->Unit(benchmark::kMillisecond);
   }
