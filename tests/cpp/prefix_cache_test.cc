@@ -188,6 +188,41 @@ TEST_F(PrefixCacheTest, RefusesMoreTokensThanBlocks) {
   EXPECT_THROW(cache_.insert(Tokens{1, 2, 3}, other), InternalError);
 }
 
+TEST(PrefixCacheExactnessTest, EqualHashesAreNotAHit) {
+  // Two pairs of tokens that leave the upper half of the hash's state equal; a third token then
+  // makes up for the difference in the lower half.
+  const auto state_after = [](int32_t first, int32_t second) {
+    constexpr uint64_t kMultiplier = 0x9E3779B97F4A7C15u;
+    const auto fold = [](uint64_t bits) { return bits ^ (bits >> 32); };
+    const uint64_t bits = (fold(kMultiplier) ^ static_cast<uint64_t>(first)) * kMultiplier;
+    return fold((fold(bits) ^ static_cast<uint64_t>(second)) * kMultiplier);
+  };
+  std::mt19937 random(3);
+  std::map<uint64_t, std::pair<int32_t, int32_t>> by_upper_half;
+  Tokens cached, other;
+  for (int i = 0; i < 10000000 && cached.empty(); ++i) {
+    const std::pair tokens{static_cast<int32_t>(random() >> 1),
+                           static_cast<int32_t>(random() >> 1)};
+    const uint64_t state = state_after(tokens.first, tokens.second);
+    const auto [entry, is_new] = by_upper_half.emplace(state >> 32, tokens);
+    if (is_new) continue;
+    const auto [first, second] = entry->second;
+    cached = {tokens.first, tokens.second, 0};
+    other = {first, second, static_cast<int32_t>(state ^ state_after(first, second))};
+  }
+  ASSERT_FALSE(cached.empty());
+  ASSERT_NE(cached, other);
+  ASSERT_EQ(PrefixCache::hash_edge(kNullBlock, cached), PrefixCache::hash_edge(kNullBlock, other));
+
+  BlockPool pool(2);
+  PrefixCache cache(pool, 3);
+  BlockTable table(3);
+  ASSERT_TRUE(table.reserve(pool, 3));
+  cache.insert(cached, table);
+  EXPECT_EQ(cache.match(cached, 3).size(), 1u);
+  EXPECT_TRUE(cache.match(other, 3).empty());
+}
+
 TEST(PrefixCacheLifeTest, DestroyingTheCacheFreesItsBlocks) {
   BlockPool pool(4);
   BlockTable in_use(kBlockSize);
@@ -298,7 +333,7 @@ TEST(PrefixCacheRandomTest, AgreesWithANaiveListOfPrefixes) {
     return true;
   };
 
-  for (int operation = 0; operation < 100000; ++operation) {
+  for (int operation = 0; operation < 150000; ++operation) {
     const size_t kind = pick(100);
     if (kind < 25 && live.size() < 6) {  // a sequence arrives: match, then compute its first tokens
       Live sequence;

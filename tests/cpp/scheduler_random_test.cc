@@ -141,7 +141,7 @@ class SchedulerRandomTest : public ::testing::TestWithParam<RandomCase> {
 };
 
 TEST_P(SchedulerRandomTest, EverySequenceEndsWithTheTokensItGetsAlone) {
-  constexpr int kNumOperations = 25000;  // times the number of cases
+  constexpr int kNumOperations = 40000;  // times the number of cases
   const RandomCase& random_case = GetParam();
   SchedulerHarness harness(random_case.options);
   for (int operation = 0; operation < kNumOperations && !HasFailure(); ++operation) {

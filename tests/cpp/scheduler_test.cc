@@ -126,9 +126,12 @@ TEST(SchedulerTest, RunsAtMostMaxNumSeqs) {
 TEST(SchedulerTest, RunsNoMoreSequencesThanRows) {
   SchedulerHarness harness(options({.max_num_batched_tokens = 2}));
   for (int i = 0; i < 4; ++i) {
-    harness.add(prompt_of(3, 10 * i), {.params = with_max_tokens(2)});
+    harness.add(prompt_of(3, 10 * i), {.params = with_max_tokens(4)});
   }
-  harness.run_to_end();  // the harness sees to it that the oldest advances in every step
+  while (harness.scheduler().has_unfinished()) {
+    harness.step();  // the harness sees to it that the oldest advances
+    ASSERT_LE(harness.scheduler().num_running(), 2);
+  }
   harness.check_nothing_leaked();
 }
 
@@ -209,25 +212,28 @@ TEST(SchedulerTest, PlannedRowsOfAPreemptedSequenceLeaveThePlan) {
 }
 
 TEST(SchedulerTest, PreemptedSequenceComesBackWhenAllOfItFitsAndAheadOfLaterArrivals) {
-  SchedulerHarness harness(options({.num_blocks = 5, .max_model_len = 20}));
-  Sequence& oldest = harness.add(prompt_of(8), {.params = with_max_tokens(6)});
-  Sequence& newer = harness.add(prompt_of(11, 200), {.params = with_max_tokens(6)});
-  harness.step();                             // 2 + 3 blocks
-  const ExecutionPlan plan = harness.step();  // oldest takes its third
-  ASSERT_EQ(plan.preempted, (std::vector<Sequence*>{&newer}));
-  harness.add(prompt_of(2, 300), {.params = with_max_tokens(2)});
+  SchedulerHarness harness(options({.num_blocks = 8,
+                                    .max_num_batched_tokens = 9,
+                                    .enable_prefix_caching = false,
+                                    .max_model_len = 32}));
+  Sequence& oldest = harness.add(prompt_of(8), {.params = with_max_tokens(10)});
+  Sequence& newer = harness.add(prompt_of(28, 200), {.params = with_max_tokens(2)});
+  EXPECT_EQ(rows_of(harness.step()), (Rows{{0, 8}, {1, 1}}));
+  EXPECT_EQ(rows_of(harness.step()), (Rows{{0, 1}, {1, 8}}));
+  EXPECT_EQ(rows_of(harness.step()), (Rows{{0, 1}, {1, 8}}));
+  EXPECT_EQ(rows_of(harness.step()), (Rows{{0, 1}, {1, 3}}));  // to the end of the last block
+  ASSERT_EQ(harness.step().preempted, (std::vector<Sequence*>{&newer}));
+  Sequence& latest = harness.add(prompt_of(2, 300), {.params = with_max_tokens(2)});
   EXPECT_EQ(ordinals_of(harness.waiting()), (std::vector<uint64_t>{1, 2}));
   while (!oldest.is_finished()) {
-    // Two blocks are free: its first chunk alone would fit by now, all of it would not.
+    // Of the 7 blocks it needs 5 are free at most: enough for its next chunk, not for all of it.
     EXPECT_EQ(rows_of(harness.step()), (Rows{{0, 1}}));
   }
-  const ExecutionPlan back = harness.step();
-  ASSERT_EQ(rows_of(back).size(), 2u);
-  EXPECT_EQ(rows_of(back)[0].first, 1u);
-  EXPECT_TRUE(back.sequences[0].samples);  // prompt and output recomputed, then on from there
-  harness.run_to_end();
-  EXPECT_EQ(newer.num_output_tokens(), 6);
+  EXPECT_EQ(rows_of(harness.step()), (Rows{{1, 9}}));
+  while (!newer.is_finished()) harness.step();
   EXPECT_EQ(newer.num_preemptions, 1);
+  harness.run_to_end();
+  EXPECT_EQ(latest.num_output_tokens(), 2);
   harness.check_nothing_leaked();
 }
 

@@ -73,13 +73,13 @@ bool PrefixCache::EdgeEqual::operator()(const Edge& edge, BlockId child) const {
 }
 
 // Multiply and fold, one token at a time: only spreads the edges over the table, equality decides.
-PrefixCache::Edge PrefixCache::make_edge(BlockId parent, std::span<const int32_t> tokens) {
+size_t PrefixCache::hash_edge(BlockId parent, std::span<const int32_t> tokens) {
   constexpr uint64_t kMultiplier = 0x9E3779B97F4A7C15u;
   uint64_t hash = (static_cast<uint64_t>(parent) + 1) * kMultiplier;
   for (const int32_t token : tokens) {
     hash = (hash ^ (hash >> 32) ^ static_cast<uint32_t>(token)) * kMultiplier;
   }
-  return {.parent = parent, .tokens = tokens, .hash = static_cast<size_t>(hash ^ (hash >> 32))};
+  return static_cast<size_t>(hash ^ (hash >> 32));
 }
 
 std::span<const int32_t> PrefixCache::edge_tokens(BlockId child) const {

@@ -31,6 +31,9 @@ class PrefixCache {
   // Drops every cached block nobody refers to; returns how many.
   int reset();
 
+  // Where the edge from `parent` over `tokens` is looked up. Open to tests, which make two collide.
+  static size_t hash_edge(BlockId parent, std::span<const int32_t> tokens);
+
   int num_cached_blocks() const { return static_cast<int>(edges_.size()); }
   void check_integrity() const;
 
@@ -65,7 +68,9 @@ class PrefixCache {
     bool operator()(BlockId child, const Edge& edge) const { return (*this)(edge, child); }
   };
 
-  static Edge make_edge(BlockId parent, std::span<const int32_t> tokens);
+  static Edge make_edge(BlockId parent, std::span<const int32_t> tokens) {
+    return {.parent = parent, .tokens = tokens, .hash = hash_edge(parent, tokens)};
+  }
   std::span<const int32_t> edge_tokens(BlockId child) const;
   BlockId find_child(const Edge& edge) const;  // the null block where there is none
   void add_child(const Edge& edge, BlockId block);

@@ -97,10 +97,6 @@ std::vector<SequenceUpdate> Scheduler::advance(const ExecutionPlan& plan,
   return updates;
 }
 
-int Scheduler::max_num_running() const {
-  return std::min(config_.max_num_seqs, config_.max_num_batched_tokens);
-}
-
 int Scheduler::rows_left(const ExecutionPlan& plan) const {
   return config_.max_num_batched_tokens - plan.num_rows;
 }
@@ -128,7 +124,7 @@ void Scheduler::plan_chunks(ExecutionPlan& plan) {
 
 void Scheduler::plan_admissions(ExecutionPlan& plan) {
   for (auto next = waiting_.begin(); next != waiting_.end();) {
-    if (num_running() >= max_num_running() || rows_left(plan) == 0) return;
+    if (num_running() >= config_.max_num_seqs || rows_left(plan) == 0) return;
     Sequence& sequence = **next;
     if (sequence.prefill_leader != nullptr) {
       ++next;
@@ -327,7 +323,8 @@ void Scheduler::check_waiting() const {
 }
 
 void Scheduler::check_running() const {
-  SPECDEC_CHECK_LE(num_running(), max_num_running());
+  SPECDEC_CHECK_LE(num_running(), config_.max_num_seqs);
+  SPECDEC_CHECK_LE(num_running(), config_.max_num_batched_tokens);
   std::vector<int> ref_counts(static_cast<size_t>(pool_.num_blocks()) + 1);
   const Sequence* previous = nullptr;
   for (const Sequence* sequence : running_) {

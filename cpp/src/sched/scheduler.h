@@ -50,8 +50,9 @@ struct SequenceUpdate {
 
 class Scheduler {
  public:
-  // Borrows the pool, whose blocks belong to the scheduler's sequences alone. At most
-  // min(max_num_seqs, max_num_batched_tokens) sequences run, so that each can have a row.
+  // Borrows the pool, whose blocks belong to the scheduler's sequences alone. Neither more than
+  // max_num_seqs sequences run nor more than max_num_batched_tokens: one is admitted only with a
+  // row to spare after all that run had theirs.
   Scheduler(const SchedulerConfig& config, BlockPool& pool);
 
   // Queues a sequence, borrowed until it finishes. The pool must be able to hold it at its longest.
@@ -79,7 +80,6 @@ class Scheduler {
   void check_integrity() const;
 
  private:
-  int max_num_running() const;
   int rows_left(const ExecutionPlan& plan) const;
 
   void plan_decodes(ExecutionPlan& plan);
