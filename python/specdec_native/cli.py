@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import json
 import platform
 import sys
@@ -25,6 +26,7 @@ from specdec_native.progress import show_bytes
 from specdec_native.sampling_params import RequestOutputKind, SamplingParams
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+_PACKAGES = ("numpy", "tokenizers", "jinja2", "gguf", "huggingface-hub", "torch", "transformers")
 
 app = typer.Typer(
     name="specdec-native",
@@ -52,6 +54,7 @@ TopK = Annotated[int | None, typer.Option(help="Most likely tokens to draw from;
 MinP = Annotated[float | None, typer.Option(help="Least probability relative to the largest.")]
 Seed = Annotated[int | None, typer.Option(help="Fixes what is drawn.")]
 Stop = Annotated[list[str] | None, typer.Option(help="A string that ends the output. Repeatable.")]
+Penalty = Annotated[float | None, typer.Option(help="As in SamplingParams.")]
 System = Annotated[str | None, typer.Option(help="The system message of the conversation.")]
 
 
@@ -122,6 +125,9 @@ def generate_command(
     n: Annotated[int, typer.Option("-n", min=1, help="Completions of each prompt.")] = 1,
     seed: Seed = None,
     stop: Stop = None,
+    presence_penalty: Penalty = None,
+    frequency_penalty: Penalty = None,
+    repetition_penalty: Penalty = None,
     logprobs: Annotated[
         int | None, typer.Option(help="Report the N most likely tokens (with --json).")
     ] = None,
@@ -147,6 +153,9 @@ def generate_command(
         n=n,
         seed=seed,
         stop=stop,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        repetition_penalty=repetition_penalty,
         logprobs=logprobs,
         ignore_eos=ignore_eos,
     )
@@ -255,6 +264,7 @@ def info_command(as_json: Json = False) -> None:
     info: dict[str, Any] = {
         "version": build.version,
         "python": platform.python_version(),
+        "packages": {name: _version_of(name) for name in _PACKAGES},
         "platform": platform.platform(),
         "compiler": build.compiler,
         "build_type": build.build_type,
@@ -280,6 +290,8 @@ def info_command(as_json: Json = False) -> None:
         return
     table = rich.table.Table(box=None, show_header=False, pad_edge=False)
     for key, value in info.items():
+        if key == "packages":
+            value = [f"{name} {version}" for name, version in value.items()]  # noqa: PLW2901
         if key == "devices":
             for device in value:
                 size = f"{device['memory_bytes'] / 2**30:.1f} GiB"
@@ -288,6 +300,13 @@ def info_command(as_json: Json = False) -> None:
         else:
             table.add_row(key, ", ".join(value) if isinstance(value, list) else str(value))
     rich.console.Console(highlight=False).print(table)
+
+
+def _version_of(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
 # -- models

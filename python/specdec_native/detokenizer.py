@@ -7,6 +7,7 @@ from typing import Protocol
 
 _REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are not (yet) a character
 _CONTEXT_TOKENS = 6
+_MAX_CHAR_TOKENS = 4  # a UTF-8 character has at most four bytes, so tokens
 
 
 class TokenDecoder(Protocol):
@@ -41,10 +42,12 @@ class TextStream:
         self._skip_special = skip_special_tokens
         self._unspaced = unspaced or {}
         self._last_token: int | None = None
-        self._ids: list[int] = self._useful_tail(context)
         self._start = 0  # window start
-        self._read = len(self._ids)  # tokens before this are returned in full
-        self._done = self._decode(0).rstrip(_REPLACEMENT) if self._ids else ""
+        self._ids: list[int] = []
+        self._read = 0  # tokens before this are returned in full
+        self._done = ""  # text of the window that is returned
+        if context:
+            self._begin_after(context)
 
     def push(self, token_id: int) -> str:
         """Adds a token; returns the text that became certain."""
@@ -87,16 +90,24 @@ class TextStream:
         ids = self._ids[start:] if start else self._ids
         return self._decoder.decode(ids, skip_special_tokens=self._skip_special)
 
-    def _useful_tail(self, context: Sequence[int]) -> list[int]:
-        """The end of the context, long enough to have text."""
+    def _begin_after(self, context: Sequence[int]) -> None:
+        """Starts the window with the end of the context: enough of it to have text and to begin
+        with a whole character."""
         size = _CONTEXT_TOKENS
         while True:
-            tail = list(context[-size:])
-            if size >= len(context) or self._decoder.decode(
-                tail, skip_special_tokens=self._skip_special
-            ).strip(_REPLACEMENT):
-                return tail
-            size *= 2
+            self._ids = list(context[-size:])
+            # The last tokens may be the beginning of a character that the sequence completes.
+            for num_pending in range(_MAX_CHAR_TOKENS):
+                self._read = max(0, len(self._ids) - num_pending)
+                text = self._decoder.decode(
+                    self._ids[: self._read], skip_special_tokens=self._skip_special
+                )
+                if not text.endswith(_REPLACEMENT):
+                    break
+            self._done = text.rstrip(_REPLACEMENT)
+            if size >= len(context) or (self._done and not text.startswith(_REPLACEMENT)):
+                return
+            size *= 4
 
 
 class Detokenizer:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,24 +17,15 @@ from specdec_native.fair_lock import FairLock
 from specdec_native.inputs import (
     Prompt,
     PromptType,
-    pair_with_params,
     parse_prompt,
     parse_prompts,
 )
 from specdec_native.outputs import EngineStats, RequestOutput
 from specdec_native.progress import make_progress_bar, show_bytes
 from specdec_native.request import Request
+from specdec_native.request_builder import CheckpointText, RequestBuilder, load_text
 from specdec_native.sampling_params import RequestOutputKind, SamplingParams
-from specdec_native.tokenizer import Tokenizer, TokenizerNotFoundError
-
-_GENERATION_CONFIG_NAMES = {
-    "repetition_penalty": "repetition_penalty",
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "max_new_tokens": "max_tokens",
-}
+from specdec_native.tokenizer import Tokenizer
 
 
 class Engine:
@@ -101,7 +91,6 @@ class Engine:
             seed = 0
         if isinstance(max_logprobs, bool) or not isinstance(max_logprobs, int) or max_logprobs < -1:
             raise ValueError(f"max_logprobs must be -1 or at least 0, got {max_logprobs!r}")
-        self._max_logprobs = max_logprobs
         config = _native.make_config(
             dtype=dtype,
             device=device,
@@ -122,13 +111,14 @@ class Engine:
                 model, revision=revision, dtype=dtype, progress=progress
             )
         config.model = str(self._directory)
-        self._no_tokenizer = "skip_tokenizer_init is set"
-        self._tokenizer: Tokenizer | None = None
+        text = CheckpointText(None, "skip_tokenizer_init is set")
         if not skip_tokenizer_init:
-            self._load_tokenizer(tokenizer, chat_template, trust_remote_code)
+            text = load_text(self._directory, tokenizer, chat_template, trust_remote_code)
         self._core: _core.Engine | None = _core.Engine(config)
         self._model_info = self._core.model_info()
-        self._eos_token_ids = self._find_eos_token_ids()
+        self._builder = RequestBuilder(
+            self._directory, text, self._model_info, max_logprobs=max_logprobs
+        )
 
         self._lock = FairLock()  # guards everything below, and the core
         self._requests: dict[str, Request] = {}  # unfinished
@@ -151,7 +141,7 @@ class Engine:
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises ValueError if there is none."""
-        return self._need_tokenizer("this")
+        return self._builder.text.need_tokenizer("this")
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises ValueError if there is none."""
@@ -160,29 +150,16 @@ class Engine:
     @property
     def has_tokenizer(self) -> bool:
         """Whether text can be given and is returned."""
-        return self._tokenizer is not None
+        return self._builder.text.tokenizer is not None
 
     @property
     def eos_token_ids(self) -> list[int]:
         """Tokens that end a completion unless ignore_eos is set."""
-        return list(self._eos_token_ids)
+        return list(self._builder.eos_token_ids)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What generate() uses without sampling_params: the values of generation_config.json."""
-        file = self._directory / "generation_config.json"
-        if not file.is_file():
-            return SamplingParams()
-        try:
-            config = json.loads(file.read_text(encoding="utf-8"))
-            return SamplingParams(
-                **{
-                    name: config[key]
-                    for key, name in _GENERATION_CONFIG_NAMES.items()
-                    if config.get(key) is not None
-                }
-            )
-        except ValueError as error:
-            raise ValueError(f"{file}: {error}") from error
+        return self._builder.default_params()
 
     # -- whole batches
 
@@ -221,7 +198,7 @@ class Engine:
         """
         conversations = messages if _is_list_of_conversations(messages) else [messages]
         prompts = [
-            self._chat_prompt(
+            self._builder.chat_prompt(
                 conversation,  # type: ignore[arg-type]
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
@@ -254,7 +231,7 @@ class Engine:
     ) -> RequestStream:
         """stream() of the answer to a conversation; `template_options` are chat()'s."""
         kwargs = template_options.pop("chat_template_kwargs", None)
-        prompt = self._chat_prompt(messages, template_kwargs=kwargs, **template_options)
+        prompt = self._builder.chat_prompt(messages, template_kwargs=kwargs, **template_options)
         return self._start_stream(prompt, sampling_params)
 
     # -- step by step
@@ -268,8 +245,8 @@ class Engine:
         """Queues a request whose outputs step() returns; gives back its id."""
         if request_id is not None and not isinstance(request_id, str):
             raise ValueError(f"request_id must be a string, got {request_id!r}")
-        requests = self._make_requests(
-            [parse_prompt(prompt)], sampling_params, owned=False, request_id=request_id
+        requests = self._builder.build(
+            [parse_prompt(prompt)], sampling_params, [request_id or self._new_id()], owned=False
         )
         with self._lock:
             self._add(requests)
@@ -342,149 +319,6 @@ class Engine:
             f"dtype={info.dtype!r}, device={info.device!r}, max_model_len={info.max_model_len})"
         )
 
-    # -- set-up
-
-    def _load_tokenizer(
-        self, given: Any, chat_template: str | os.PathLike[str] | None, trust_remote_code: bool
-    ) -> None:
-        if given is not None and not isinstance(given, (str, os.PathLike)):
-            self._tokenizer = Tokenizer.wrap(given)
-            return
-        directory = self._directory if given is None else self._tokenizer_directory(given)
-        try:
-            self._tokenizer = Tokenizer.from_directory(
-                directory, chat_template=chat_template, trust_remote_code=trust_remote_code
-            )
-        except (TokenizerNotFoundError, ImportError) as error:
-            if given is not None:
-                raise
-            self._no_tokenizer = str(error)  # raised when text is first asked for
-
-    @staticmethod
-    def _tokenizer_directory(given: str | os.PathLike[str]) -> Path:
-        path = Path(given)
-        return path if path.is_dir() else hub.resolve_model(given)
-
-    def _find_eos_token_ids(self) -> list[int]:
-        ids = _core.load_eos_token_ids(str(self._directory))
-        if self._tokenizer is not None:
-            eos = self._tokenizer.eos_token_id
-            if eos is not None and eos not in ids and eos < self._model_info.vocab_size:
-                ids.append(eos)
-        return ids
-
-    def _need_tokenizer(self, what: str) -> Tokenizer:
-        if self._tokenizer is None:
-            raise ValueError(f"{what} needs a tokenizer: {self._no_tokenizer}")
-        return self._tokenizer
-
-    def _alive(self) -> _core.Engine:
-        if self._core is None:
-            raise RuntimeError("the engine is closed")
-        return self._core
-
-    # -- making requests (no lock held)
-
-    def _chat_prompt(self, messages: Sequence[Message], **options: Any) -> Prompt:
-        tokenizer = self._need_tokenizer("chat")
-        if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
-            raise ValueError(
-                f'messages must be a list of {{"role", "content"}} dicts, got {messages!r:.80}'
-            )
-        text = tokenizer.render_chat(messages, **options)
-        # The template wrote the special tokens already.
-        return Prompt(text, tokenizer.encode(text, add_special_tokens=False))
-
-    def _make_requests(
-        self,
-        prompts: list[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        *,
-        owned: bool,
-        kind: RequestOutputKind | None = None,
-        request_id: str | None = None,
-    ) -> list[Request]:
-        if sampling_params is None:
-            sampling_params = self.get_default_sampling_params()
-        paired = pair_with_params(sampling_params, len(prompts))
-        self._tokenize(prompts)
-        checked: dict[int, tuple[SamplingParams, _core.SamplingParams]] = {}
-        requests = []
-        for i, (prompt, params) in enumerate(zip(prompts, paired, strict=True)):
-            name = f"prompts[{i}]" if len(prompts) > 1 else "prompt"
-            token_ids = prompt.token_ids or []
-            self._check_prompt(name, token_ids)
-            if id(params) not in checked:
-                checked[id(params)] = self._check_params(params, kind)
-            requests.append(
-                Request(
-                    request_id if request_id is not None else self._new_id(),
-                    prompt=prompt.text,
-                    prompt_token_ids=token_ids,
-                    params=checked[id(params)][0],
-                    core_params=checked[id(params)][1],
-                    tokenizer=self._tokenizer,
-                    owned=owned,
-                )
-            )
-        return requests
-
-    def _new_id(self) -> str:
-        while True:
-            request_id = str(next(self._next_id))
-            if request_id not in self._requests and request_id not in self._reported:
-                return request_id
-
-    def _tokenize(self, prompts: list[Prompt]) -> None:
-        texts = [prompt for prompt in prompts if prompt.token_ids is None]
-        if not texts:
-            return
-        tokenizer = self._need_tokenizer("a prompt given as text")
-        encoded = tokenizer.encode_batch([prompt.text or "" for prompt in texts])
-        for prompt, token_ids in zip(texts, encoded, strict=True):
-            prompt.token_ids = token_ids
-
-    def _check_prompt(self, name: str, token_ids: list[int]) -> None:
-        info = self._model_info
-        if not token_ids:
-            raise ValueError(f"{name} is empty; give at least one token")
-        if len(token_ids) >= info.max_model_len:
-            raise ValueError(
-                f"{name} has {len(token_ids)} tokens, but max_model_len {info.max_model_len} must "
-                "hold it and one more; shorten the prompt or raise max_model_len"
-            )
-        if min(token_ids) < 0 or max(token_ids) >= info.vocab_size:
-            wrong = next(t for t in token_ids if not 0 <= t < info.vocab_size)
-            raise ValueError(
-                f"{name}: token id {wrong} is outside the vocabulary [0, {info.vocab_size})"
-            )
-
-    def _check_params(
-        self, given: SamplingParams, kind: RequestOutputKind | None
-    ) -> tuple[SamplingParams, _core.SamplingParams]:
-        params = given.clone()
-        if kind is not None:
-            params.output_kind = kind
-        params.validate()
-        if params.stop and self._tokenizer is None:
-            self._need_tokenizer("stop")
-        vocab_size = self._model_info.vocab_size
-        limit = vocab_size if self._max_logprobs == -1 else self._max_logprobs
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(params, name)
-            if value is not None and (vocab_size if value == -1 else value) > limit:
-                raise ValueError(
-                    f"{name}={value} asks for more than max_logprobs={self._max_logprobs}; ask for "
-                    "fewer, or make the engine with a larger max_logprobs (-1: no limit)"
-                )
-            if value is not None and value > vocab_size:
-                setattr(params, name, -1)
-        core_params = _native.to_core_params(
-            params, eos_token_ids=self._eos_token_ids, tokenizer=self._tokenizer
-        )
-        core_params.validate(vocab_size)
-        return params, core_params
-
     # -- running requests
 
     def _run(
@@ -493,8 +327,9 @@ class Engine:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         show_progress: bool | Callable[..., Any],
     ) -> list[RequestOutput]:
+        ids = [self._new_id() for _ in prompts]
         kind = RequestOutputKind.FINAL_ONLY
-        requests = self._make_requests(prompts, sampling_params, owned=True, kind=kind)
+        requests = self._builder.build(prompts, sampling_params, ids, owned=True, kind=kind)
         bar = make_progress_bar(show_progress, len(requests))
         try:
             with self._lock:
@@ -514,10 +349,16 @@ class Engine:
     def _start_stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None
     ) -> RequestStream:
-        requests = self._make_requests([prompt], sampling_params, owned=True)
+        requests = self._builder.build([prompt], sampling_params, [self._new_id()], owned=True)
         with self._lock:
             self._add(requests)
         return RequestStream(self, requests[0])
+
+    def _new_id(self) -> str:
+        while True:
+            request_id = str(next(self._next_id))
+            if request_id not in self._requests and request_id not in self._reported:
+                return request_id
 
     def _next_output(self, request: Request) -> RequestOutput | None:
         """What a stream yields next; None at its end."""
@@ -545,6 +386,11 @@ class Engine:
             self._lock.release()
 
     # -- with the lock held
+
+    def _alive(self) -> _core.Engine:
+        if self._core is None:
+            raise RuntimeError("the engine is closed")
+        return self._core
 
     def _add(self, requests: Sequence[Request]) -> None:
         """Adds all of the requests or none."""

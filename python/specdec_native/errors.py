@@ -6,6 +6,9 @@ CheckpointError (ValueError): a checkpoint is malformed or of an unknown family.
 OutOfMemory (MemoryError): weights, cache or workspace do not fit.
 Unavailable (RuntimeError): a device or mode this build or machine does not have.
 InternalError (RuntimeError): a bug in this library.
+ModelNotFoundError (ValueError, FileNotFoundError): no such file, directory, model or repository.
+DownloadError (RuntimeError): a download failed, or what arrived is not what was pinned.
+MissingDependencyError (ImportError): an optional package is needed.
 """
 
 from specdec_native._core import (
@@ -16,12 +19,20 @@ from specdec_native._core import (
     OutOfMemory,
     Unavailable,
 )
+from specdec_native.checkpoints.errors import (
+    DownloadError,
+    MissingDependencyError,
+    ModelNotFoundError,
+)
 
 __all__ = [
     "CheckpointError",
+    "DownloadError",
     "Error",
     "InternalError",
     "InvalidArgument",
+    "MissingDependencyError",
+    "ModelNotFoundError",
     "OutOfMemory",
     "Unavailable",
 ]

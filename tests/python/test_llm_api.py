@@ -486,6 +486,12 @@ def test_the_lock_is_handed_over_in_order() -> None:
         thread.join()
 
 
+def test_the_core_logs_to_python(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="specdec_native"):
+        Engine(model, dtype="float32", num_kv_blocks=4)
+    assert "max_model_len lowered" in caplog.text
+
+
 # -- chat
 
 
@@ -574,6 +580,7 @@ def test_a_vllm_script_runs_with_its_import_changed(model: Path, tmp_path: Path)
         ({"dtype": "half"}, ValueError, "dtype"),
         ({"max_modle_len": 5}, TypeError, "max_modle_len.*max_model_len"),
         ({"generation_config": "somewhere"}, ValueError, "generation_config"),
+        ({"max_logprobs": -2}, ValueError, "max_logprobs"),
     ],
 )
 def test_what_llm_cannot_do_is_refused(

@@ -144,12 +144,18 @@ def test_text_continues_the_prompt() -> None:
     assert "".join(pieces_of(only_special, output)) == "world"
 
 
-def test_a_context_that_ends_inside_a_character_gives_the_whole_of_it() -> None:
-    tokenizer = Tokenizer.wrap(byte_level())
-    ids = tokenizer.encode("x日")
-    raw = [tokenizer.convert_tokens_to_ids(t) for t in ("æ", "Ĺ", "¥")]  # the bytes of 日
-    assert tokenizer.decode(raw) == "日" == tokenizer.decode(ids)[1:]
-    assert "".join(pieces_of(TextStream(tokenizer, context=raw[:2]), raw[2:])) == "日"
+@pytest.mark.parametrize("text", TEXTS)
+def test_prompt_and_text_add_up_wherever_the_prompt_ends(tokenizer: Tokenizer, text: str) -> None:
+    """Also inside a character, which then belongs to the text."""
+    ids = tokenizer.encode(text)
+    for end in range(1, len(ids)):
+        prompt = next(
+            decoded
+            for i in range(end, -1, -1)
+            if not (decoded := tokenizer.decode(ids[:i], True)).endswith("\ufffd")
+        )
+        pieces = pieces_of(TextStream(tokenizer, context=ids[:end]), ids[end:])
+        assert prompt + "".join(pieces) == tokenizer.decode(ids, True)
 
 
 # -- stop strings

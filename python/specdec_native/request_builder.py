@@ -1,0 +1,207 @@
+"""From what a caller passes to checked requests: tokenizes, applies chat templates and defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from specdec_native import _core, _native, hub
+from specdec_native.chat_template import Message
+from specdec_native.inputs import Prompt, pair_with_params
+from specdec_native.request import Request
+from specdec_native.sampling_params import RequestOutputKind, SamplingParams
+from specdec_native.tokenizer import Tokenizer, TokenizerNotFoundError
+
+_GENERATION_CONFIG_NAMES = {
+    "repetition_penalty": "repetition_penalty",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "max_new_tokens": "max_tokens",
+}
+
+
+@dataclasses.dataclass
+class CheckpointText:
+    """The tokenizer of an engine, or why there is none."""
+
+    tokenizer: Tokenizer | None
+    missing_because: str = ""
+
+    def need_tokenizer(self, what: str) -> Tokenizer:
+        """The tokenizer. Raises ValueError if there is none."""
+        if self.tokenizer is None:
+            raise ValueError(f"{what} needs a tokenizer: {self.missing_because}")
+        return self.tokenizer
+
+
+def load_text(
+    directory: Path,
+    given: Any,
+    chat_template: str | os.PathLike[str] | None,
+    trust_remote_code: bool,
+) -> CheckpointText:
+    """Loads the checkpoint's tokenizer, or the one `given` as an object, name or directory.
+
+    A checkpoint without one still works with token ids: its absence is an error when text is used.
+    """
+    if given is not None and not isinstance(given, (str, os.PathLike)):
+        return CheckpointText(Tokenizer.wrap(given))
+    if given is not None:
+        directory = Path(given) if Path(given).is_dir() else hub.resolve_model(given)
+    try:
+        tokenizer = Tokenizer.from_directory(
+            directory, chat_template=chat_template, trust_remote_code=trust_remote_code
+        )
+    except TokenizerNotFoundError as error:
+        if given is not None:
+            raise
+        return CheckpointText(None, str(error))
+    return CheckpointText(tokenizer)
+
+
+class RequestBuilder:
+    """Makes requests for one model. Holds nothing that changes, so threads may share it."""
+
+    def __init__(
+        self,
+        directory: Path,
+        text: CheckpointText,
+        model_info: _core.ModelInfo,
+        *,
+        max_logprobs: int,
+    ) -> None:
+        self.text = text
+        self._directory = directory
+        self._model_info = model_info
+        self._max_logprobs = max_logprobs
+        self.eos_token_ids = self._find_eos_token_ids()
+
+    def default_params(self) -> SamplingParams:
+        """The values of generation_config.json where it has any."""
+        file = self._directory / "generation_config.json"
+        if not file.is_file():
+            return SamplingParams()
+        try:
+            config = json.loads(file.read_text(encoding="utf-8"))
+            return SamplingParams(
+                **{
+                    name: config[key]
+                    for key, name in _GENERATION_CONFIG_NAMES.items()
+                    if config.get(key) is not None
+                }
+            )
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
+
+    def chat_prompt(self, messages: Sequence[Message], **options: Any) -> Prompt:
+        """The prompt of a conversation; `options` are those of Tokenizer.render_chat."""
+        tokenizer = self.text.need_tokenizer("chat")
+        if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+            raise ValueError(
+                f'messages must be a list of {{"role", "content"}} dicts, got {messages!r:.80}'
+            )
+        text = tokenizer.render_chat(messages, **options)
+        # The template wrote the special tokens already.
+        return Prompt(text, tokenizer.encode(text, add_special_tokens=False))
+
+    def build(
+        self,
+        prompts: list[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        request_ids: Sequence[str],
+        *,
+        owned: bool,
+        kind: RequestOutputKind | None = None,
+    ) -> list[Request]:
+        """One request a prompt; `kind` replaces the output_kind of the parameters.
+
+        Raises ValueError naming the first prompt or parameter that is bad.
+        """
+        if sampling_params is None:
+            sampling_params = self.default_params()
+        paired = pair_with_params(sampling_params, len(prompts))
+        self._tokenize(prompts)
+        checked: dict[int, tuple[SamplingParams, _core.SamplingParams]] = {}
+        requests = []
+        for i, (prompt, params) in enumerate(zip(prompts, paired, strict=True)):
+            name = f"prompts[{i}]" if len(prompts) > 1 else "prompt"
+            token_ids = prompt.token_ids or []
+            self._check_prompt(name, token_ids)
+            if id(params) not in checked:
+                checked[id(params)] = self._check_params(params, kind)
+            requests.append(
+                Request(
+                    request_ids[i],
+                    prompt=prompt.text,
+                    prompt_token_ids=token_ids,
+                    params=checked[id(params)][0],
+                    core_params=checked[id(params)][1],
+                    tokenizer=self.text.tokenizer,
+                    owned=owned,
+                )
+            )
+        return requests
+
+    def _tokenize(self, prompts: list[Prompt]) -> None:
+        texts = [prompt for prompt in prompts if prompt.token_ids is None]
+        if not texts:
+            return
+        tokenizer = self.text.need_tokenizer("a prompt given as text")
+        encoded = tokenizer.encode_batch([prompt.text or "" for prompt in texts])
+        for prompt, token_ids in zip(texts, encoded, strict=True):
+            prompt.token_ids = token_ids
+
+    def _check_prompt(self, name: str, token_ids: list[int]) -> None:
+        info = self._model_info
+        if not token_ids:
+            raise ValueError(f"{name} is empty; give at least one token")
+        if len(token_ids) >= info.max_model_len:
+            raise ValueError(
+                f"{name} has {len(token_ids)} tokens, but max_model_len {info.max_model_len} must "
+                "hold it and one more; shorten the prompt or raise max_model_len"
+            )
+        if min(token_ids) < 0 or max(token_ids) >= info.vocab_size:
+            wrong = next(t for t in token_ids if not 0 <= t < info.vocab_size)
+            raise ValueError(
+                f"{name}: token id {wrong} is outside the vocabulary [0, {info.vocab_size})"
+            )
+
+    def _check_params(
+        self, given: SamplingParams, kind: RequestOutputKind | None
+    ) -> tuple[SamplingParams, _core.SamplingParams]:
+        params = given.clone()
+        if kind is not None:
+            params.output_kind = kind
+        params.validate()
+        if params.stop and self.text.tokenizer is None:
+            self.text.need_tokenizer("stop")
+        vocab_size = self._model_info.vocab_size
+        limit = vocab_size if self._max_logprobs == -1 else self._max_logprobs
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(params, name)
+            if value is not None and (vocab_size if value == -1 else value) > limit:
+                raise ValueError(
+                    f"{name}={value} asks for more than max_logprobs={self._max_logprobs}; ask for "
+                    "fewer, or make the engine with a larger max_logprobs (-1: no limit)"
+                )
+            if value is not None and value > vocab_size:
+                setattr(params, name, -1)
+        core_params = _native.to_core_params(
+            params, eos_token_ids=self.eos_token_ids, tokenizer=self.text.tokenizer
+        )
+        core_params.validate(vocab_size)
+        return params, core_params
+
+    def _find_eos_token_ids(self) -> list[int]:
+        ids = _core.load_eos_token_ids(str(self._directory))
+        if self.text.tokenizer is not None:
+            eos = self.text.tokenizer.eos_token_id
+            if eos is not None and eos not in ids and eos < self._model_info.vocab_size:
+                ids.append(eos)
+        return ids
