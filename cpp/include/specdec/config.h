@@ -7,13 +7,13 @@
 namespace specdec {
 
 struct EngineConfig {
-  std::string model;              // directory with config.json and *.safetensors
-  std::string dtype = "auto";     // "auto" (the checkpoint's), "float32", "bfloat16"
-  std::string device = "auto";    // "auto", "cpu", "cuda", "cuda:N"
-  std::string cpu_isa = "auto";   // "auto", or one of BuildInfo::cpu_isas to force narrower kernels
+  std::string model;             // directory with config.json and *.safetensors
+  std::string dtype = "auto";    // "auto" (the checkpoint's), "float32", "bfloat16"
+  std::string device = "auto";   // "auto", "cpu", "cuda", "cuda:N"
+  std::string cpu_isa = "auto";  // "auto", or one of BuildInfo::cpu_isas to force narrower kernels
 
-  int max_model_len = 0;          // tokens (prompt + output) of one request; 0: the checkpoint's
-  int max_num_seqs = 64;          // sequences that run in one step
+  int max_model_len = 0;             // tokens (prompt + output) of one request; 0: the checkpoint's
+  int max_num_seqs = 64;             // sequences that run in one step
   int max_num_batched_tokens = 512;  // rows of one step: prompt chunks and decodes together
 
   int64_t kv_cache_memory_bytes = 0;  // KV pool size; 0: derived from num_kv_blocks or the machine
@@ -21,14 +21,14 @@ struct EngineConfig {
   int block_size = 16;                // tokens of one KV block, a multiple of 16
   bool enable_prefix_caching = true;
 
-  int num_threads = 0;            // 0: one per physical core this process may run on
-  uint64_t seed = 0;              // seeds requests that bring none of their own
+  int num_threads = 0;                         // 0: one per physical core this process may run on
+  uint64_t seed = 0;                           // seeds requests that bring none of their own
   std::string logprobs_mode = "raw_logprobs";  // or "processed_logprobs" (after all processors)
 };
 
 // What was resolved from EngineConfig and the checkpoint once an engine is up.
 struct ModelInfo {
-  std::string architecture;       // as config.json names it, e.g. "LlamaForCausalLM"
+  std::string architecture;  // as config.json names it, e.g. "LlamaForCausalLM"
   std::string dtype;
   std::string device;
   std::string isa;
@@ -37,13 +37,13 @@ struct ModelInfo {
   int num_heads = 0;
   int num_kv_heads = 0;
   int head_dim = 0;
-  int vocab_size = 0;             // rows of the output head
+  int vocab_size = 0;  // rows of the output head
   int max_model_len = 0;
   int num_threads = 0;
   int num_kv_blocks = 0;
   int block_size = 0;
   int64_t num_parameters = 0;
-  int64_t weight_bytes = 0;       // resident, as packed
+  int64_t weight_bytes = 0;  // resident, as packed
   int64_t kv_cache_bytes = 0;
 };
 

@@ -8,11 +8,11 @@
 namespace specdec {
 
 struct DeviceInfo {
-  std::string name;       // what to pass as EngineConfig::device: "cpu", "cuda:0"
-  std::string model;      // marketing name as the machine reports it
+  std::string name;   // what to pass as EngineConfig::device: "cpu", "cuda:0"
+  std::string model;  // marketing name as the machine reports it
   int64_t memory_bytes = 0;
-  int num_threads = 0;    // CPU: threads used by default; GPU: multiprocessors
-  std::string isa;        // CPU: widest kernel set this machine runs; GPU: compute capability
+  int num_threads = 0;  // CPU: threads used by default; GPU: multiprocessors
+  std::string isa;      // CPU: widest kernel set this machine runs; GPU: compute capability
 };
 
 // How the library was built, for bug reports and `specdec-native info`.
@@ -21,8 +21,8 @@ struct BuildInfo {
   std::string compiler;
   std::string build_type;
   bool has_cuda = false;
-  std::string cuda_note;                 // why CUDA is absent, or the architectures it was built for
-  std::vector<std::string> cpu_isas;     // kernel sets compiled in, narrowest first
+  std::string cuda_note;              // why CUDA is absent, or the architectures it was built for
+  std::vector<std::string> cpu_isas;  // kernel sets compiled in, narrowest first
 };
 
 std::vector<DeviceInfo> list_devices();

@@ -25,16 +25,16 @@ struct EngineStats {
   int num_running = 0;
   int num_waiting = 0;
   int num_kv_blocks = 0;
-  int num_free_kv_blocks = 0;          // includes cached blocks nothing refers to
-  int num_cached_kv_blocks = 0;        // blocks the prefix cache can serve
+  int num_free_kv_blocks = 0;    // includes cached blocks nothing refers to
+  int num_cached_kv_blocks = 0;  // blocks the prefix cache can serve
   int64_t num_steps = 0;
-  int64_t num_prompt_tokens = 0;       // prompt rows computed
-  int64_t num_cached_tokens = 0;       // prompt tokens served by the prefix cache
+  int64_t num_prompt_tokens = 0;  // prompt rows computed
+  int64_t num_cached_tokens = 0;  // prompt tokens served by the prefix cache
   int64_t num_generation_tokens = 0;
   int64_t num_preemptions = 0;
   int64_t num_finished_requests = 0;
   int64_t num_aborted_requests = 0;
-  double schedule_seconds = 0;         // time in each part of all steps
+  double schedule_seconds = 0;  // time in each part of all steps
   double forward_seconds = 0;
   double sample_seconds = 0;
   double commit_seconds = 0;
@@ -55,8 +55,8 @@ class Engine {
   Engine(Engine&&) noexcept;
   Engine& operator=(Engine&&) noexcept;
 
-  // Queues a request. Throws InvalidArgument (empty or too long prompt, token out of vocabulary, bad
-  // parameter, id in use); the engine is unchanged then.
+  // Queues a request. Throws InvalidArgument (empty or too long prompt, token out of vocabulary,
+  // bad parameter, id in use); the engine is unchanged then.
   void add_request(const std::string& request_id, std::vector<int32_t> prompt_token_ids,
                    const SamplingParams& params);
 

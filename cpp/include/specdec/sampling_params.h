@@ -9,20 +9,20 @@
 namespace specdec {
 
 struct SamplingParams {
-  int n = 1;                       // completions of the prompt; completion i uses seed + i
-  float temperature = 1.0f;        // 0: greedy
-  float top_p = 1.0f;              // (0, 1]
-  int top_k = 0;                   // 0 or -1: all
-  float min_p = 0.0f;              // [0, 1], relative to the most likely token
-  float presence_penalty = 0.0f;   // [-2, 2], tokens of the output
-  float frequency_penalty = 0.0f;  // [-2, 2], tokens of the output
-  float repetition_penalty = 1.0f; // > 0, tokens of prompt and output
+  int n = 1;                        // completions of the prompt; completion i uses seed + i
+  float temperature = 1.0f;         // 0: greedy
+  float top_p = 1.0f;               // (0, 1]
+  int top_k = 0;                    // 0 or -1: all
+  float min_p = 0.0f;               // [0, 1], relative to the most likely token
+  float presence_penalty = 0.0f;    // [-2, 2], tokens of the output
+  float frequency_penalty = 0.0f;   // [-2, 2], tokens of the output
+  float repetition_penalty = 1.0f;  // > 0, tokens of prompt and output
   std::vector<std::pair<int32_t, float>> logit_bias;  // token, added to its logit
   std::vector<int32_t> allowed_token_ids;             // empty: all
   std::vector<std::vector<int32_t>> bad_words;        // token sequences never completed
 
-  int max_tokens = 16;             // tokens generated at most; 0 in C++: up to max_model_len
-  int min_tokens = 0;              // no stop token is sampled before this many
+  int max_tokens = 16;  // tokens generated at most; 0 in C++: up to max_model_len
+  int min_tokens = 0;   // no stop token is sampled before this many
   std::vector<int32_t> stop_token_ids;
   std::vector<int32_t> eos_token_ids;  // from the checkpoint; ignored with ignore_eos
   bool ignore_eos = false;

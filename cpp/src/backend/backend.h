@@ -18,9 +18,9 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual DeviceInfo device_info() const = 0;
-  virtual std::string isa() const = 0;      // kernel set in use
+  virtual std::string isa() const = 0;  // kernel set in use
   virtual int num_threads() const = 0;
-  virtual DType act_dtype() const = 0;      // fixed when the backend is made
+  virtual DType act_dtype() const = 0;  // fixed when the backend is made
 
   // Zeroed memory the backend's operations can use. Throws OutOfMemory naming `purpose`.
   virtual Buffer allocate(size_t size_bytes, const char* purpose) = 0;

@@ -1,6 +1,6 @@
 // Arguments of the backend's operations: plain structs, shapes in comments. Matrices are row-major.
-// "act" is the activation dtype of the model: float32, or bfloat16 for bfloat16 models. The residual
-// stream and everything pointwise is float32 in both.
+// "act" is the activation dtype of the model: float32, or bfloat16 for bfloat16 models. The
+// residual stream and everything pointwise is float32 in both.
 //
 // Every operation is row-invariant: a row of the result depends on that row of the input and on the
 // weights, bit for bit, never on how many rows there are or where in the batch it stands.
@@ -99,12 +99,12 @@ struct LinearArgs {
   bool accumulate = false;  // residual: add to what out holds
 };
 
-// Splits a fused projection into q, k, v; normalises q and k per head where the family does; rotates
-// them (half-split RoPE, the Hugging Face convention); writes k and v to the cache.
+// Splits a fused projection into q, k, v; normalises q and k per head where the family does;
+// rotates them (half-split RoPE, the Hugging Face convention); writes k and v to the cache.
 struct QkvArgs {
-  const float* qkv = nullptr;      // [num_rows, (num_heads + 2 * num_kv_heads) * head_dim]
-  const float* q_norm = nullptr;   // [head_dim] RMS weight, or null
-  const float* k_norm = nullptr;   // [head_dim] RMS weight, or null
+  const float* qkv = nullptr;     // [num_rows, (num_heads + 2 * num_kv_heads) * head_dim]
+  const float* q_norm = nullptr;  // [head_dim] RMS weight, or null
+  const float* k_norm = nullptr;  // [head_dim] RMS weight, or null
   float norm_eps = 1e-6f;
   const float* rope_cos = nullptr;  // [max_positions, rotary_dim / 2], or null for none
   const float* rope_sin = nullptr;
@@ -145,8 +145,8 @@ struct ActivationArgs {
 // Sparse mixture of experts: softmax over the router's logits, the top_k experts of each row (ties:
 // lower index), weights renormalised, results added to out in the order of the experts' rank.
 struct MoeArgs {
-  const float* router_logits = nullptr;  // [num_rows, num_experts]
-  const void* x = nullptr;               // [num_rows, hidden] act
+  const float* router_logits = nullptr;          // [num_rows, num_experts]
+  const void* x = nullptr;                       // [num_rows, hidden] act
   std::span<const PackedLinear* const> gate_up;  // [num_experts] of [2 * inner, hidden]
   std::span<const PackedLinear* const> down;     // [num_experts] of [hidden, inner]
   Activation activation = Activation::kSilu;
@@ -157,9 +157,9 @@ struct MoeArgs {
 };
 
 struct GatherRowsArgs {
-  const float* x = nullptr;           // [*, dim]
-  const int32_t* row_ids = nullptr;   // [num_rows]
-  float* out = nullptr;               // [num_rows, dim]
+  const float* x = nullptr;          // [*, dim]
+  const int32_t* row_ids = nullptr;  // [num_rows]
+  float* out = nullptr;              // [num_rows, dim]
   int num_rows = 0;
   int dim = 0;
 };
@@ -198,7 +198,8 @@ struct SampleRow {
   int64_t position = 0;  // of the token to be sampled
   int num_logprobs = 0;  // top-N to report beside the token
   bool want_logprobs = false;
-  int32_t forced_token = -1;  // >= 0: report this token's logprobs, sample nothing (prompt logprobs)
+  int32_t forced_token =
+      -1;  // >= 0: report this token's logprobs, sample nothing (prompt logprobs)
 };
 
 struct SampleResult {

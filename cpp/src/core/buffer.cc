@@ -26,9 +26,8 @@ Buffer Buffer::host(size_t size_bytes, const char* purpose) {
     throw OutOfMemory(str_cat("cannot allocate ", size_bytes, " bytes for ", purpose));
   }
   if (unit == kHugePageBytes) madvise(data, mapped_bytes, MADV_HUGEPAGE);
-  return Buffer(data, size_bytes, [mapped_bytes](void* mapped, size_t) {
-    munmap(mapped, mapped_bytes);
-  });
+  return Buffer(data, size_bytes,
+                [mapped_bytes](void* mapped, size_t) { munmap(mapped, mapped_bytes); });
 }
 
 }  // namespace specdec

@@ -22,13 +22,13 @@ template <class A, class B>
 #define SPECDEC_CHECK(condition) \
   ((condition) ? (void)0 : ::specdec::detail::check_failed(__FILE__, __LINE__, #condition))
 
-#define SPECDEC_CHECK_OP_(op, a, b)                                                           \
-  do {                                                                                        \
-    const auto& check_a_ = (a);                                                               \
-    const auto& check_b_ = (b);                                                               \
-    if (!(check_a_ op check_b_))                                                              \
-      ::specdec::detail::check_failed_op(__FILE__, __LINE__, #a " " #op " " #b, check_a_,     \
-                                         check_b_);                                           \
+#define SPECDEC_CHECK_OP_(op, a, b)                                                       \
+  do {                                                                                    \
+    const auto& check_a_ = (a);                                                           \
+    const auto& check_b_ = (b);                                                           \
+    if (!(check_a_ op check_b_))                                                          \
+      ::specdec::detail::check_failed_op(__FILE__, __LINE__, #a " " #op " " #b, check_a_, \
+                                         check_b_);                                       \
   } while (0)
 
 #define SPECDEC_CHECK_EQ(a, b) SPECDEC_CHECK_OP_(==, a, b)

@@ -10,8 +10,8 @@ namespace specdec {
 
 enum class DType : uint8_t { kF32, kBF16, kF16, kF64, kI64, kI32, kI16, kI8, kU8, kBool };
 
-size_t size_of(DType dtype);              // bytes of one element
-std::string_view name_of(DType dtype);    // "float32", "bfloat16", ...
+size_t size_of(DType dtype);            // bytes of one element
+std::string_view name_of(DType dtype);  // "float32", "bfloat16", ...
 bool is_floating(DType dtype);
 
 // The top 16 bits of an IEEE float32.

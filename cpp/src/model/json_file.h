@@ -12,8 +12,8 @@ namespace specdec {
 // Throws CheckpointError unless `directory` is a checkpoint directory.
 void require_directory(const std::string& directory);
 
-// The parser's message without the bytes of the file that are not ASCII: it quotes what it could not
-// read, and a message must be valid UTF-8.
+// The parser's message without the bytes of the file that are not ASCII: it quotes what it could
+// not read, and a message must be valid UTF-8.
 std::string message_of(const nlohmann::json::exception& error);
 
 // Throws CheckpointError when the file is missing, not JSON, or not a JSON object.
