@@ -23,7 +23,8 @@ FIXED_TEXT = (
 
 @pytest.fixture(scope="module")
 def reference(smollm2: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32).eval()
+    loaded: Any = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
+    return loaded.eval()
 
 
 def chat_tokens(engine: Engine, prompt: str) -> list[int]:

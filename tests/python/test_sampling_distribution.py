@@ -80,7 +80,8 @@ def engine(model: Path) -> Engine:
 
 @pytest.fixture(scope="module")
 def reference(model: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    return loaded.eval()
 
 
 def draws(engine: Engine, options: dict[str, Any], output: list[int]) -> Array:

@@ -1,0 +1,244 @@
+#include "specdec/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "specdec/error.h"
+#include "testing/tiny_llama.h"
+
+namespace specdec {
+namespace {
+
+using testing::TempDirectory;
+namespace tiny = testing::tiny_llama;
+
+using Tokens = std::vector<int32_t>;
+
+class EngineTest : public ::testing::Test {
+ protected:
+  EngineTest() { tiny::write_checkpoint(directory_, tiny::llama_tensors()); }
+
+  Engine make_engine(const std::function<void(EngineConfig&)>& change = {}) const {
+    EngineConfig config;
+    config.model = directory_.path();
+    config.dtype = "float32";
+    config.num_threads = 2;
+    if (change) change(config);
+    return Engine(config);
+  }
+
+  TempDirectory directory_;
+};
+
+SamplingParams sampled(int max_tokens) {
+  SamplingParams params;
+  params.max_tokens = max_tokens;
+  params.seed = 5;
+  return params;
+}
+
+std::vector<Tokens> prompts_of(int count) {
+  std::vector<Tokens> prompts(count);
+  for (int i = 0; i < count; ++i) {
+    for (int j = 0; j < 3 + i % 20; ++j) prompts[i].push_back((i * 5 + j * 3) % tiny::kVocab);
+  }
+  return prompts;
+}
+
+// Steps until nothing is left; the tokens of each request's first completion.
+std::map<std::string, Tokens> drain(Engine& engine) {
+  std::map<std::string, Tokens> tokens;
+  while (engine.has_unfinished_requests()) {
+    for (const RequestOutput& output : engine.step()) {
+      for (const CompletionOutput& completion : output.outputs) {
+        Tokens& all = tokens[str_cat(output.request_id, "/", completion.index)];
+        all.insert(all.end(), completion.new_token_ids.begin(), completion.new_token_ids.end());
+      }
+    }
+  }
+  return tokens;
+}
+
+std::string refused_field(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const InvalidArgument& error) {
+    return error.field();
+  }
+  return "";
+}
+
+TEST_F(EngineTest, RequestsTogetherGetWhatEachGetsAlone) {
+  const std::vector<Tokens> prompts = prompts_of(24);
+  Engine alone = make_engine([](EngineConfig& config) { config.enable_prefix_caching = false; });
+  Engine together = make_engine([](EngineConfig& config) {
+    config.max_num_batched_tokens = 48;
+    config.num_kv_blocks = 12;
+  });
+  const auto batched = together.generate(prompts, sampled(20));
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    EXPECT_EQ(batched[i][0].token_ids, alone.generate({prompts[i]}, sampled(20))[0][0].token_ids);
+  }
+  EXPECT_GT(together.stats().num_preemptions, 0);
+  EXPECT_EQ(together.stats().num_free_kv_blocks, 12);
+}
+
+TEST_F(EngineTest, AbortEndsOneRequestAndNoOther) {
+  Engine engine = make_engine();
+  engine.add_request("a", {1, 2, 3}, sampled(12));
+  engine.add_request("b", {4, 5, 6}, sampled(12));
+  engine.step();
+  EXPECT_TRUE(engine.abort("a"));
+  EXPECT_FALSE(engine.abort("a"));
+  EXPECT_FALSE(engine.abort("nobody"));
+  const auto rest = drain(engine);
+  EXPECT_FALSE(rest.contains("a/0"));
+  EXPECT_EQ(rest.at("b/0").size(), 11u);
+  EXPECT_EQ(engine.stats().num_aborted_requests, 1);
+  EXPECT_EQ(engine.stats().num_free_kv_blocks, engine.stats().num_kv_blocks);
+}
+
+TEST_F(EngineTest, CompletionIUsesSeedPlusI) {
+  Engine engine = make_engine();
+  SamplingParams params = sampled(10);
+  params.n = 3;
+  const auto completions = engine.generate({{1, 2, 3}}, params)[0];
+  ASSERT_EQ(completions.size(), 3u);
+  for (int i = 0; i < 3; ++i) {
+    SamplingParams single = sampled(10);
+    single.seed = 5 + i;
+    EXPECT_EQ(completions[i].token_ids, engine.generate({{1, 2, 3}}, single)[0][0].token_ids);
+  }
+  EXPECT_NE(completions[0].token_ids, completions[1].token_ids);
+}
+
+TEST_F(EngineTest, AStoppedCompletionLeavesItsSiblings) {
+  Engine engine = make_engine();
+  SamplingParams params = sampled(8);
+  params.n = 2;
+  engine.add_request("r", {1, 2, 3}, params);
+  engine.step();
+  EXPECT_TRUE(engine.stop_completion("r", 0));
+  EXPECT_FALSE(engine.stop_completion("r", 0));
+  EXPECT_FALSE(engine.stop_completion("r", 2));
+  const auto rest = drain(engine);
+  EXPECT_FALSE(rest.contains("r/0"));
+  EXPECT_FALSE(rest.at("r/1").empty());
+  EXPECT_EQ(engine.stats().num_finished_requests, 1);
+}
+
+TEST_F(EngineTest, PromptLogprobsCoverEveryPositionOnceUnderPreemption) {
+  Engine roomy = make_engine();
+  Engine tight = make_engine([](EngineConfig& config) {
+    config.num_kv_blocks = 4;
+    config.max_num_batched_tokens = 8;
+  });
+  SamplingParams params = sampled(30);
+  params.prompt_logprobs = 2;
+  const std::vector<Tokens> prompts = prompts_of(6);
+  const auto collect = [&](Engine& engine) {
+    std::map<std::string, std::vector<float>> logprobs;
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      engine.add_request(str_cat(i), prompts[i], params);
+    }
+    while (engine.has_unfinished_requests()) {
+      for (const RequestOutput& output : engine.step()) {
+        for (const PositionLogprobs& position : output.new_prompt_logprobs) {
+          logprobs[output.request_id].push_back(position[0].logprob);
+          EXPECT_EQ(position.size(), 3u);
+        }
+      }
+    }
+    return logprobs;
+  };
+  const auto expected = collect(roomy);
+  EXPECT_EQ(collect(tight), expected);
+  EXPECT_GT(tight.stats().num_preemptions, 0);
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    EXPECT_EQ(expected.at(str_cat(i)).size(), prompts[i].size() - 1);
+  }
+}
+
+TEST_F(EngineTest, StopTokensEndARequestAndMinTokensDelayThem) {
+  Engine engine = make_engine();
+  SamplingParams params = sampled(12);
+  const Tokens free = engine.generate({{1, 2, 3}}, params)[0][0].token_ids;
+  params.stop_token_ids = {free[4]};
+  const Completion stopped = engine.generate({{1, 2, 3}}, params)[0][0];
+  EXPECT_EQ(stopped.finish_reason, FinishReason::kStop);
+  EXPECT_EQ(stopped.token_ids.back(), free[4]);
+  EXPECT_LE(stopped.token_ids.size(), 5u);
+  params.min_tokens = 10;
+  const Tokens delayed = engine.generate({{1, 2, 3}}, params)[0][0].token_ids;
+  ASSERT_GE(delayed.size(), 10u);
+  EXPECT_EQ(std::count(delayed.begin(), delayed.begin() + 10, free[4]), 0);
+}
+
+TEST_F(EngineTest, BadWordsAreNeverCompleted) {
+  Engine engine = make_engine();
+  SamplingParams params = sampled(40);
+  const Tokens free = engine.generate({{1, 2, 3}}, params)[0][0].token_ids;
+  params.bad_words = {{free[2], free[3]}, {free[6]}};
+  const Tokens tokens = engine.generate({{1, 2, 3}}, params)[0][0].token_ids;
+  EXPECT_EQ(std::vector<int32_t>(tokens.begin(), tokens.begin() + 3),
+            std::vector<int32_t>(free.begin(), free.begin() + 3));
+  EXPECT_EQ(std::count(tokens.begin(), tokens.end(), free[6]), 0);
+  for (size_t i = 1; i < tokens.size(); ++i) {
+    EXPECT_FALSE(tokens[i - 1] == free[2] && tokens[i] == free[3]);
+  }
+}
+
+TEST_F(EngineTest, RequestsWithoutASeedFollowTheEnginesAndTheirOrder) {
+  SamplingParams params = sampled(10);
+  params.seed.reset();
+  Engine first = make_engine();
+  Engine second = make_engine();
+  Engine other = make_engine([](EngineConfig& config) { config.seed = 1; });
+  const auto a = first.generate({{1, 2}, {1, 2}}, params);
+  EXPECT_NE(a[0][0].token_ids, a[1][0].token_ids);
+  EXPECT_EQ(a[0][0].token_ids, second.generate({{1, 2}}, params)[0][0].token_ids);
+  EXPECT_NE(a[0][0].token_ids, other.generate({{1, 2}}, params)[0][0].token_ids);
+}
+
+TEST_F(EngineTest, BadRequestsAreRefusedWhole) {
+  Engine engine = make_engine();
+  const SamplingParams good = sampled(4);
+  engine.add_request("used", {1}, good);
+  EXPECT_EQ(refused_field([&] { engine.add_request("x", {}, good); }), "prompt");
+  EXPECT_EQ(refused_field([&] { engine.add_request("x", Tokens(128, 1), good); }), "prompt");
+  EXPECT_EQ(refused_field([&] { engine.add_request("x", {tiny::kVocab}, good); }), "prompt");
+  EXPECT_EQ(refused_field([&] { engine.add_request("used", {1}, good); }), "request_id");
+  EXPECT_EQ(refused_field([&] { engine.generate({{1}}, good); }), "prompts");
+  EXPECT_EQ(drain(engine).size(), 1u);
+  EXPECT_EQ(refused_field([&] { engine.generate({{1}, {}}, good); }), "prompt");
+  EXPECT_FALSE(engine.has_unfinished_requests());
+}
+
+TEST_F(EngineTest, ResettingThePrefixCacheForgetsWhatNothingUses) {
+  Engine engine = make_engine();
+  engine.generate({Tokens(40, 3)}, sampled(2));
+  EXPECT_EQ(engine.stats().num_cached_kv_blocks, 2);
+  EXPECT_EQ(engine.reset_prefix_cache(), 2);
+  EXPECT_EQ(engine.stats().num_cached_kv_blocks, 0);
+}
+
+TEST_F(EngineTest, EnginesRunSideBySide) {
+  Engine a = make_engine();
+  Engine b = make_engine();
+  a.add_request("r", {1, 2, 3}, sampled(10));
+  b.add_request("r", {1, 2, 3}, sampled(10));
+  Tokens from_a;
+  Tokens from_b;
+  while (a.has_unfinished_requests()) {
+    for (const auto& output : a.step()) from_a.push_back(output.outputs[0].new_token_ids[0]);
+    for (const auto& output : b.step()) from_b.push_back(output.outputs[0].new_token_ids[0]);
+  }
+  EXPECT_EQ(from_a, from_b);
+}
+
+}  // namespace
+}  // namespace specdec
