@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from os import PathLike, fspath
 
+from specdec_native import _core
 
-class CheckpointError(ValueError):
-    """A checkpoint is malformed or of a kind this package cannot use.
+
+class CheckpointError(_core.CheckpointError):
+    """A checkpoint is malformed or of a kind this package cannot use (also a ValueError).
 
     `file` is the path at fault, or the empty string where there is none.
     """
@@ -20,7 +22,7 @@ class ModelNotFoundError(CheckpointError, FileNotFoundError):
     """No such file, directory, known model or repository."""
 
 
-class DownloadError(RuntimeError):
+class DownloadError(_core.Error):
     """A download failed, or what arrived is not what was pinned."""
 
 
