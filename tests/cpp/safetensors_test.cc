@@ -20,7 +20,7 @@ using testing::TempDirectory;
 
 std::string float_bytes(const std::vector<float>& values) {
   std::string bytes(values.size() * sizeof(float), '\0');
-  std::memcpy(bytes.data(), values.data(), bytes.size());
+  if (!values.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
   return bytes;
 }
 

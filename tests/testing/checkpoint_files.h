@@ -67,7 +67,7 @@ class SafetensorsWriter {
   void add(const std::string& name, const std::vector<int64_t>& shape,
            const std::vector<float>& values) {
     std::string bytes(values.size() * sizeof(float), '\0');
-    std::memcpy(bytes.data(), values.data(), bytes.size());
+    if (!values.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
     add(name, "F32", shape, bytes);
   }
 
