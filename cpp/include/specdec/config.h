@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "specdec/speculative_config.h"
+
 namespace specdec {
 
 struct EngineConfig {
@@ -24,6 +26,8 @@ struct EngineConfig {
   int num_threads = 0;                         // 0: one per physical core this process may run on
   uint64_t seed = 0;                           // seeds requests that bring none of their own
   std::string logprobs_mode = "raw_logprobs";  // or "processed_logprobs" (after all processors)
+
+  SpeculativeConfig speculative;
 };
 
 // What was resolved from EngineConfig and the checkpoint once an engine is up.

@@ -31,6 +31,10 @@ struct SamplingParams {
   std::optional<int> logprobs;         // top-N per generated token beside the sampled one; -1: all
   std::optional<int> prompt_logprobs;  // top-N per prompt token; -1: all
 
+  // Longest draft path of this request; none: the engine's; 0: no speculation. At most the
+  // engine's.
+  std::optional<int> num_speculative_tokens;
+
   // Throws InvalidArgument naming the field. `vocab_size` 0 skips the checks that need it.
   void validate(int vocab_size = 0) const;
 };

@@ -52,6 +52,9 @@ struct BatchView {
   // requests with is_tree; the others are chains (row i sees rows 0..i).
   const uint8_t* is_tree = nullptr;         // [num_requests]
   const uint64_t* ancestor_mask = nullptr;  // [num_rows, mask_words]; may be null without trees
+  // A tree that grows over several passes: slots past base_len its masks may name, more than the
+  // rows given now. Null: as many as the request has rows.
+  const int32_t* num_tree_slots = nullptr;  // [num_requests]
   int mask_words = 1;
 };
 
@@ -196,14 +199,28 @@ struct SampleRow {
   std::span<const int32_t> banned_token_ids = {};
   uint64_t seed = 0;
   int64_t position = 0;  // of the token to be sampled
-  int num_logprobs = 0;  // top-N to report beside the token
+  uint32_t noise_stream =
+      0;                   // 0: the noise plain decoding draws with; others are independent of it
+  int num_candidates = 0;  // of the result: most likely draws to report, best first
+  float* distribution = nullptr;  // out [vocab_size]: normalised, after all processors; or null
+  int num_logprobs = 0;           // top-N to report beside the token
   bool want_logprobs = false;
   int32_t forced_token =
       -1;  // >= 0: report this token's logprobs, sample nothing (prompt logprobs)
 };
 
+// A token that a draw would give, and its probability after all processors.
+struct Candidate {
+  int32_t token_id = -1;
+  float probability = 0.0f;
+};
+
 struct SampleResult {
   int32_t token_id = -1;
+  // The num_candidates largest perturbed logits, best first: the token itself, then what would have
+  // been drawn without it, ... (Gumbel top-k: draws without replacement). Greedy rows: by logit,
+  // with the softmax of the processed logits. Fewer where fewer tokens are permitted.
+  std::vector<Candidate> candidates;
   PositionLogprobs logprobs;  // chosen first, then the top-N; empty unless wanted
 };
 

@@ -1,0 +1,25 @@
+// Counts of what was drafted and kept: of a completion, of an engine, of one drafter.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace specdec {
+
+struct AcceptanceStats {
+  int64_t num_steps = 0;                       // verifications with at least one draft
+  int64_t num_draft_tokens = 0;                // drafted and verified (tree: nodes)
+  int64_t num_accepted_tokens = 0;             // of those, kept
+  int64_t num_emitted_tokens = 0;              // accepted and the one more, in those steps
+  std::vector<int64_t> proposed_per_position;  // [depth - 1] steps that drafted to that depth
+  std::vector<int64_t> accepted_per_position;  // [depth - 1] steps that kept that depth
+  std::vector<int64_t> histogram;              // [number accepted] steps
+
+  // A step whose deepest draft had `max_depth` and that kept `num_accepted` tokens of `num_drafts`.
+  void record(int num_drafts, int max_depth, int num_accepted);
+  void merge(const AcceptanceStats& other);
+  double mean_acceptance_length() const;  // 1 + accepted / steps; 0 without steps
+  double draft_acceptance_rate() const;   // accepted / draft tokens; 0 without drafts
+};
+
+}  // namespace specdec

@@ -1,0 +1,68 @@
+// The tokens drafted for one request and step: a tree below the last committed token. Pure.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace specdec {
+
+class DraftTree {
+ public:
+  static constexpr int kRoot = 0;
+
+  // One try of a drafter at the token after a node, in the order they were made: what rejection
+  // verification walks. A deterministic try has no distribution (q is one at its token). Tries
+  // drawn without replacement from one distribution name the same one.
+  struct Attempt {
+    int child = 0;          // node that holds the token
+    int distribution = -1;  // index for distribution(); -1: deterministic
+  };
+
+  // Starts over with the last committed token as root.
+  void reset(int32_t root_token);
+
+  // Adds a deterministic child of `parent` (parents before children), or finds the one there is
+  // with that token. `survival` is the estimated probability that the node is accepted; it is
+  // capped by its parent's, and an existing child keeps the larger one. Returns the node.
+  int add(int parent, int32_t token, float survival, int drafter);
+  // The same for a token drawn from distribution `distribution`.
+  int add_sampled(int parent, int32_t token, float survival, int drafter, int distribution);
+
+  // Keeps a normalised distribution [vocab_size] and returns its index.
+  int add_distribution(std::vector<float> probabilities);
+  std::span<const float> distribution(int index) const { return distributions_[index]; }
+  std::span<const Attempt> attempts(int node) const { return attempts_[node]; }
+
+  // Keeps the max_drafts nodes of largest survival (ties: the earlier one); ancestors stay, since
+  // survival never rises along a path. Nodes are renumbered in order.
+  void truncate(int max_drafts);
+
+  int num_nodes() const { return static_cast<int>(tokens_.size()); }
+  int num_drafts() const { return num_nodes() - 1; }
+  bool is_chain() const;                                         // no node has two children
+  std::span<const int32_t> tokens() const { return tokens_; }    // [num_nodes], root first
+  std::span<const int32_t> parents() const { return parents_; }  // [num_nodes], root's is -1
+  int depth(int node) const { return depths_[node]; }
+  float survival(int node) const { return survivals_[node]; }
+  int drafter(int node) const { return drafters_[node]; }
+  int find_child(int parent, int32_t token) const;  // -1: none
+  // Tokens after the root down to `node`, in order; empty for the root.
+  std::vector<int32_t> path(int node) const;
+
+  // Throws InternalError if an invariant does not hold.
+  void check_integrity() const;
+
+ private:
+  int find_or_add(int parent, int32_t token, float survival, int drafter);
+
+  std::vector<int32_t> tokens_;
+  std::vector<int32_t> parents_;
+  std::vector<int32_t> depths_;
+  std::vector<float> survivals_;
+  std::vector<int32_t> drafters_;
+  std::vector<std::vector<Attempt>> attempts_;
+  std::vector<std::vector<float>> distributions_;
+};
+
+}  // namespace specdec

@@ -1,0 +1,49 @@
+// What proposes tokens. The engine calls draft() once a step with the requests that may draft, and
+// finish() when a sequence leaves for good. Everything a drafter needs to know of a sequence it
+// reads from its tokens, so preemption, resumption and steps without drafts need no calls.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "backend/op_args.h"
+#include "kv/block_table.h"
+#include "spec/draft_tree.h"
+
+namespace specdec {
+
+// Builds the sampling parameters of a row of one request: of the token after `path`, drafted tokens
+// that follow what is committed. What the row's spans point to lives until the next step.
+class SampleRowSource {
+ public:
+  virtual ~SampleRowSource() = default;
+  virtual SampleRow make_row(std::span<const int32_t> path) = 0;
+};
+
+struct DraftRequest {
+  uint64_t sequence = 0;            // ordinal
+  std::span<const int32_t> tokens;  // prompt and output; the last is the tree's root
+  int num_prompt_tokens = 0;
+  int max_depth = 0;  // longest path to draft, at least 1
+  int max_nodes = 0;  // most nodes to draft, at least 1
+  int tree_width = 1;
+  const BlockTable* blocks = nullptr;  // room for tokens.size() + max_nodes slots
+  SampleRowSource* rows = nullptr;
+  DraftTree* tree = nullptr;  // out: drafts are added below what it holds
+};
+
+class Drafter {
+ public:
+  virtual ~Drafter() = default;
+  virtual const char* name() const = 0;
+  // True when drafting costs next to nothing beside a forward pass.
+  virtual bool is_free() const = 0;
+  virtual void draft(std::span<DraftRequest> requests) = 0;
+  // The sequence is over; `tokens` are all of its tokens.
+  virtual void finish(uint64_t sequence, std::span<const int32_t> tokens,
+                      int num_prompt_tokens) = 0;
+  // Host memory held, for metrics.
+  virtual int64_t memory_bytes() const { return 0; }
+};
+
+}  // namespace specdec

@@ -1,0 +1,51 @@
+// Which drafted tokens are kept. Pure: distributions and uniforms in, nodes and tokens out.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "spec/draft_tree.h"
+
+namespace specdec {
+
+// The outcome of verifying one request's tree: `nodes` are the accepted drafts, from the root's
+// child down; `tokens` are what the request emits, the accepted ones and one more.
+struct Accepted {
+  std::vector<int> nodes;
+  std::vector<int32_t> tokens;
+};
+
+// Exact: `sampled[i]` is what the ordinary sampler draws at node i. Walks from the root to the
+// child that carries the sampled token until there is none.
+Accepted accept_exact(const DraftTree& tree, std::span<const int32_t> sampled);
+
+// A uniform in (0, 1) for the depth-th token after the root and the index-th use there; the same
+// arguments give the same number.
+using UniformSource = std::function<double(int depth, int index)>;
+// The target's distribution [vocab_size] after node i, all processors applied.
+using TargetSource = std::function<std::span<const float>(int node)>;
+
+// Recursive rejection: at a node, attempt i with token x is accepted with min(1, p_i(x) / q_i(x)),
+// else p_{i+1} = norm(max(p_i - q_i, 0)); when all attempts fail the token is drawn from what is
+// left. q_i is one at x for deterministic attempts, and the distribution without the tokens drawn
+// from it before otherwise. (SpecInfer, Miao et al. 2024; chains: Leviathan et al. 2023.)
+Accepted accept_rejection(const DraftTree& tree, const TargetSource& target,
+                          const UniformSource& uniform);
+
+// Block verification of a chain (Sun et al. 2024). Attempts without a distribution count as
+// one-hot.
+Accepted accept_block(const DraftTree& tree, const TargetSource& target,
+                      const UniformSource& uniform);
+
+// Accepts the first child at depth i with probability rates[i - 1], then emits `sampled` at the
+// last accepted node.
+Accepted accept_synthetic(const DraftTree& tree, std::span<const double> rates,
+                          std::span<const int32_t> sampled, const UniformSource& uniform);
+
+// Rates of K positions whose mean acceptance length (accepted + 1) is `length` in [1, K + 1], with
+// the least variance: position i is accepted given all before with the rate returned.
+std::vector<double> synthetic_rates(double length, int num_speculative_tokens);
+
+}  // namespace specdec
