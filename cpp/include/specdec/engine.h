@@ -15,11 +15,20 @@
 #include <string>
 #include <vector>
 
+#include "specdec/acceptance_stats.h"
 #include "specdec/config.h"
 #include "specdec/request_output.h"
 #include "specdec/sampling_params.h"
 
 namespace specdec {
+
+// What one drafter contributed.
+struct DrafterStats {
+  std::string name;
+  int64_t num_draft_tokens = 0;
+  int64_t num_accepted_tokens = 0;
+  int64_t memory_bytes = 0;  // of its own bookkeeping on the host
+};
 
 struct EngineStats {
   int num_running = 0;
@@ -35,9 +44,13 @@ struct EngineStats {
   int64_t num_finished_requests = 0;
   int64_t num_aborted_requests = 0;
   double schedule_seconds = 0;  // time in each part of all steps
-  double forward_seconds = 0;
+  double draft_seconds = 0;
+  double forward_seconds = 0;  // rows through the layers; drafts are verified here
   double sample_seconds = 0;
   double commit_seconds = 0;
+
+  AcceptanceStats acceptance;  // of all completions
+  std::vector<DrafterStats> drafters;
 };
 
 // One finished completion, as generate() returns it.

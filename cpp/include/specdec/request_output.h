@@ -6,9 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "specdec/acceptance_stats.h"
+
 namespace specdec {
 
-enum class FinishReason { kNone, kStop, kLength, kAbort };
+enum class FinishReason { kNone, kStop, kLength, kAbort, kError };
 
 struct Logprob {
   int32_t token_id = 0;
@@ -24,6 +26,8 @@ struct CompletionOutput {
   std::vector<int32_t> new_token_ids;          // since the last RequestOutput
   std::vector<PositionLogprobs> new_logprobs;  // one per new token when logprobs were asked for
   FinishReason finish_reason = FinishReason::kNone;
+  // What was drafted for this completion and kept; set when it finishes on an engine that speculates.
+  std::optional<AcceptanceStats> acceptance;
   std::optional<int32_t> stop_token_id;  // the stop token that ended it, if one of stop_token_ids
 };
 
@@ -43,6 +47,7 @@ struct RequestOutput {
   // none).
   std::vector<PositionLogprobs> new_prompt_logprobs;
   bool finished = false;  // all completions have ended
+  std::string error;      // why it ended with FinishReason::kError; empty otherwise
   RequestMetrics metrics;
 };
 
