@@ -83,4 +83,8 @@ struct SpeculativeConfig {
   void validate() const;
 };
 
+// Rates of K positions whose mean acceptance length (accepted + 1) is `length` in [1, K + 1], with
+// the least variance: position i is accepted given all before with the rate returned.
+std::vector<double> synthetic_rates(double length, int num_speculative_tokens);
+
 }  // namespace specdec

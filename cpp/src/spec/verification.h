@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "spec/draft_tree.h"
+#include "specdec/speculative_config.h"
 
 namespace specdec {
 
@@ -43,9 +44,5 @@ Accepted accept_block(const DraftTree& tree, const TargetSource& target,
 // last accepted node.
 Accepted accept_synthetic(const DraftTree& tree, std::span<const double> rates,
                           std::span<const int32_t> sampled, const UniformSource& uniform);
-
-// Rates of K positions whose mean acceptance length (accepted + 1) is `length` in [1, K + 1], with
-// the least variance: position i is accepted given all before with the rate returned.
-std::vector<double> synthetic_rates(double length, int num_speculative_tokens);
 
 }  // namespace specdec
