@@ -110,8 +110,30 @@ TEST(BlockPoolTest, UncachingAnUnusedBlockFreesIt) {
   pool.check_integrity();
 }
 
+TEST(BlockPoolTest, GenerationRisesWhenABlockIsHandedOutAndNotWhenItIsReused) {
+  BlockPool pool(1);
+  EXPECT_EQ(pool.generation(1), 0u);
+  BlockRef ref = *pool.allocate();
+  EXPECT_EQ(pool.generation(1), 1u);
+  BlockRef other = pool.share(1);
+  other = BlockRef();
+  pool.set_cached(1, true);
+  ref = BlockRef();
+  ref = pool.share(1);  // a prefix-cache hit
+  EXPECT_EQ(pool.generation(1), 1u);
+  ref = BlockRef();
+  ref = *pool.allocate();  // evicts it
+  EXPECT_EQ(pool.generation(1), 2u);
+  ref = BlockRef();
+  EXPECT_EQ(pool.generation(1), 2u);
+  ref = *pool.allocate();
+  EXPECT_EQ(pool.generation(1), 3u);
+}
+
 TEST(BlockPoolTest, RefusesMisuse) {
   BlockPool pool(2);
+  EXPECT_THROW(pool.generation(kNullBlock), InternalError);
+  EXPECT_THROW(pool.generation(3), InternalError);
   EXPECT_THROW(pool.share(kNullBlock), InternalError);
   EXPECT_THROW(pool.share(3), InternalError);
   EXPECT_THROW(pool.share(1), InternalError);             // free: nothing to share
@@ -125,6 +147,7 @@ TEST(BlockPoolTest, RefusesMisuse) {
 // in which they lost the last one.
 struct PoolModel {
   std::map<BlockId, int> ref_counts;
+  std::map<BlockId, uint64_t> generations;
   std::set<BlockId> cached;
   std::deque<BlockId> unused;  // cached, no reference; longest unused first
 
@@ -164,6 +187,7 @@ TEST(BlockPoolTest, AgreesWithAPlainModelOverRandomOperations) {
         }
         ASSERT_FALSE(model.cached.contains(ref->id()));
         model.ref_counts[ref->id()] = 1;
+        ++model.generations[ref->id()];
         refs.push_back(*std::move(ref));
         break;
       }
@@ -202,6 +226,7 @@ TEST(BlockPoolTest, AgreesWithAPlainModelOverRandomOperations) {
     int num_unused_free = 0;
     for (BlockId id = 1; id <= kNumBlocks; ++id) {
       ASSERT_EQ(pool.ref_count(id), model.ref_counts[id]);
+      ASSERT_EQ(pool.generation(id), model.generations[id]);
       ASSERT_EQ(pool.is_cached(id), model.cached.contains(id));
       num_unused_free += model.ref_counts[id] == 0;
     }

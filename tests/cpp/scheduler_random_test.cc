@@ -1,5 +1,5 @@
 // Random operation sequences on the scheduler: whatever happens to a sequence, its tokens are those
-// it gets alone.
+// it gets alone, drafts or not.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -49,6 +49,7 @@ struct RandomCase {
   HarnessOptions options;
   int max_prompt_tokens = 20;
   int max_unfinished = 12;
+  int max_drafts = 0;  // asked for a sequence in a step
 };
 
 class SchedulerRandomTest : public ::testing::TestWithParam<RandomCase> {
@@ -114,15 +115,39 @@ class SchedulerRandomTest : public ::testing::TestWithParam<RandomCase> {
     end(harness, sequence);
   }
 
+  // Few or many drafts in a step, more or less of them made, some of those trees.
+  ExecutionPlan plan_with_drafts(SchedulerHarness& harness) {
+    const size_t most = pick(GetParam().max_drafts + 1);
+    const DraftBudget budget = [&](const Sequence&, int) {
+      return static_cast<int>(pick(most + 1));
+    };
+    const ExecutionPlan plan = harness.plan(budget, [&](const ScheduledSequence& scheduled) {
+      const int num_slots = scheduled.num_draft_slots;
+      return one_in(2) ? num_slots : static_cast<int>(pick(num_slots + 1));
+    });
+    for (const ScheduledSequence& scheduled : plan.sequences) {
+      num_drafting_ += max_accepted(scheduled) > 0;
+    }
+    return plan;
+  }
+
+  static int max_accepted(const ScheduledSequence& scheduled) {
+    return std::min(scheduled.max_draft_depth, scheduled.num_rows - 1);
+  }
+
   void step(SchedulerHarness& harness) {
     for (const Sequence* sequence : harness.waiting()) {
       num_led_ += sequence->prefill_leader != nullptr;
     }
-    const ExecutionPlan plan = harness.plan();
-    const std::vector<SequenceUpdate> updates = harness.advance(plan);
+    const ExecutionPlan plan =
+        GetParam().max_drafts > 0 ? plan_with_drafts(harness) : harness.plan();
+    const std::vector<SequenceUpdate> updates = harness.advance(plan, [&](const auto& scheduled) {
+      return static_cast<int>(pick(max_accepted(scheduled) + 1));
+    });
     ASSERT_EQ(updates.size(), plan.sequences.size());
     for (const SequenceUpdate& update : updates) {
       ASSERT_EQ(update.finished, update.sequence->is_finished());
+      num_accepted_ += std::max(update.num_new_tokens - 1, 0);
       if (!update.finished) continue;
       const Expected& expected = expected_.at(update.sequence);
       EXPECT_EQ(
@@ -138,6 +163,7 @@ class SchedulerRandomTest : public ::testing::TestWithParam<RandomCase> {
   std::vector<int32_t> old_prompt_;
   std::map<const Sequence*, Expected> expected_;
   int64_t num_finished_ = 0, num_aborts_ = 0, num_preemptions_ = 0, num_hits_ = 0, num_led_ = 0;
+  int64_t num_drafting_ = 0, num_accepted_ = 0;
 };
 
 TEST_P(SchedulerRandomTest, EverySequenceEndsWithTheTokensItGetsAlone) {
@@ -170,40 +196,55 @@ TEST_P(SchedulerRandomTest, EverySequenceEndsWithTheTokensItGetsAlone) {
   EXPECT_GT(num_preemptions_, 100);
   EXPECT_EQ(num_hits_ > 100, caches);
   EXPECT_EQ(num_led_ > 100, caches);
+  EXPECT_EQ(num_drafting_ > 1000, random_case.max_drafts > 0);
+  EXPECT_EQ(num_accepted_ > 1000, random_case.max_drafts > 0);
 }
 
 HarnessOptions options(SchedulerConfig config, int num_blocks, int max_model_len) {
   return {.config = config, .num_blocks = num_blocks, .max_model_len = max_model_len};
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Cases, SchedulerRandomTest,
-    ::testing::Values(RandomCase{"TinyPool", options({.max_num_seqs = 8,
-                                                      .max_num_batched_tokens = 16,
-                                                      .block_size = 4,
-                                                      .enable_prefix_caching = true},
-                                                     10, 40)},
-                      RandomCase{"TinyPoolNoPrefixCache", options({.max_num_seqs = 8,
-                                                                   .max_num_batched_tokens = 16,
-                                                                   .block_size = 4,
-                                                                   .enable_prefix_caching = false},
-                                                                  10, 40)},
-                      RandomCase{"RoomForExactlyOne", options({.max_num_seqs = 6,
-                                                               .max_num_batched_tokens = 64,
-                                                               .block_size = 2,
-                                                               .enable_prefix_caching = true},
-                                                              13, 26)},
-                      RandomCase{"FewRows", options({.max_num_seqs = 8,
-                                                     .max_num_batched_tokens = 3,
-                                                     .block_size = 2,
-                                                     .enable_prefix_caching = true},
-                                                    16, 30)},
-                      RandomCase{"OneTokenBlocks", options({.max_num_seqs = 4,
+// The same pool and limits, with drafts.
+RandomCase drafting(RandomCase random_case, int max_drafts) {
+  random_case.name += "Drafting";
+  random_case.max_drafts = max_drafts;
+  return random_case;
+}
+
+const RandomCase kTinyPool{"TinyPool", options({.max_num_seqs = 8,
+                                                .max_num_batched_tokens = 16,
+                                                .block_size = 4,
+                                                .enable_prefix_caching = true},
+                                               10, 40)};
+const RandomCase kTinyPoolNoPrefixCache{"TinyPoolNoPrefixCache",
+                                        options({.max_num_seqs = 8,
+                                                 .max_num_batched_tokens = 16,
+                                                 .block_size = 4,
+                                                 .enable_prefix_caching = false},
+                                                10, 40)};
+const RandomCase kRoomForExactlyOne{"RoomForExactlyOne", options({.max_num_seqs = 6,
+                                                                  .max_num_batched_tokens = 64,
+                                                                  .block_size = 2,
+                                                                  .enable_prefix_caching = true},
+                                                                 13, 26)};
+const RandomCase kFewRows{"FewRows", options({.max_num_seqs = 8,
+                                              .max_num_batched_tokens = 3,
+                                              .block_size = 2,
+                                              .enable_prefix_caching = true},
+                                             16, 30)};
+const RandomCase kOneTokenBlocks{"OneTokenBlocks", options({.max_num_seqs = 4,
                                                             .max_num_batched_tokens = 9,
                                                             .block_size = 1,
                                                             .enable_prefix_caching = true},
-                                                           40, 32)}),
-    [](const auto& info) { return info.param.name; });
+                                                           40, 32)};
+
+INSTANTIATE_TEST_SUITE_P(Cases, SchedulerRandomTest,
+                         ::testing::Values(kTinyPool, kTinyPoolNoPrefixCache, kRoomForExactlyOne,
+                                           kFewRows, kOneTokenBlocks, drafting(kTinyPool, 6),
+                                           drafting(kTinyPoolNoPrefixCache, 6),
+                                           drafting(kRoomForExactlyOne, 20), drafting(kFewRows, 2),
+                                           drafting(kOneTokenBlocks, 5)),
+                         [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace specdec::testing

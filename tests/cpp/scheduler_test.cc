@@ -422,42 +422,6 @@ TEST(SchedulerTest, AbortGivesBackTheBlocksAtAnyStage) {
   harness.check_nothing_leaked();
 }
 
-TEST(SchedulerTest, SeveralTokensOfAStepAreCommittedAndTheirSpareBlocksGoBack) {
-  SchedulerHarness harness(options({}));
-  Sequence& sequence = harness.add(prompt_of(6));
-  harness.step();  // 7 tokens, 6 computed
-  // As verification of 6 drafted tokens will do: rows and blocks past the last token.
-  ExecutionPlan plan = harness.plan();
-  plan.sequences[0].num_rows += 6;
-  plan.num_rows += 6;
-  ASSERT_TRUE(sequence.blocks.reserve(harness.pool(), 13));
-  const std::vector<SequenceUpdate> updates = harness.scheduler().advance(plan, {{{1, 2, 3}}});
-  EXPECT_EQ(updates[0].num_new_tokens, 3);
-  EXPECT_FALSE(updates[0].finished);
-  EXPECT_EQ(sequence.num_tokens(), 10);
-  EXPECT_EQ(sequence.num_computed_tokens, 9);
-  EXPECT_EQ(sequence.blocks.num_blocks(), 3);
-  EXPECT_EQ(harness.scheduler().prefix_cache().num_cached_blocks(), 2);
-  harness.check_integrity();
-}
-
-TEST(SchedulerTest, TokensPastTheOneThatEndsTheSequenceAreDropped) {
-  SchedulerHarness harness(options({}));
-  SamplingParams params = with_max_tokens(16);
-  params.stop_token_ids = {42};
-  Sequence& sequence = harness.add(prompt_of(6), {.params = params});
-  harness.step();
-  ExecutionPlan plan = harness.plan();
-  plan.sequences[0].num_rows += 3;
-  ASSERT_TRUE(sequence.blocks.reserve(harness.pool(), 10));
-  const std::vector<SequenceUpdate> updates = harness.scheduler().advance(plan, {{{1, 42, 3, 4}}});
-  EXPECT_EQ(updates[0].num_new_tokens, 2);
-  EXPECT_TRUE(updates[0].finished);
-  EXPECT_EQ(sequence.tokens().back(), 42);
-  EXPECT_EQ(std::get<Finished>(sequence.state).stop_token_id, 42);
-  harness.check_nothing_leaked();
-}
-
 TEST(SchedulerTest, RefusesResultsThatDoNotFitThePlan) {
   SchedulerHarness harness(options({.max_num_batched_tokens = 4}));
   harness.add(prompt_of(6));

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <span>
@@ -34,9 +36,21 @@ class ShadowKv {
       for (int i = begin; i < std::min(end, sequence.num_tokens()); ++i) {
         slots_[sequence.blocks.slot(i)] = content[i];
       }
+      for (int i = sequence.num_tokens(); i < end; ++i) slots_[sequence.blocks.slot(i)] = kDraft;
     }
     for (const ScheduledSequence& scheduled : plan.sequences) {
       check(*scheduled.sequence, scheduled.sequence->num_computed_tokens + scheduled.num_rows);
+    }
+  }
+
+  // Puts the KV of accepted drafts in place: of all `new_tokens` but the last, which has none yet.
+  void accept(const Sequence& sequence, std::span<const int32_t> new_tokens) {
+    if (new_tokens.empty()) return;
+    std::vector<int32_t> tokens(sequence.tokens().begin(), sequence.tokens().end());
+    tokens.insert(tokens.end(), new_tokens.begin(), new_tokens.end() - 1);
+    const std::vector<uint64_t> content = prefix_contents(tokens);
+    for (size_t i = sequence.num_tokens(); i < tokens.size(); ++i) {
+      slots_[sequence.blocks.slot(static_cast<int>(i))] = content[i];
     }
   }
 
@@ -49,6 +63,8 @@ class ShadowKv {
   }
 
  private:
+  static constexpr uint64_t kDraft = 2;  // of a drafted token; a prefix's content is odd
+
   // [i] stands for tokens 0..i; never 0.
   static std::vector<uint64_t> prefix_contents(std::span<const int32_t> tokens) {
     std::vector<uint64_t> contents;
@@ -108,25 +124,42 @@ class SchedulerHarness {
     check_integrity();
   }
 
-  // Plans a step, checks it against the rules, and lets the pretend model execute its rows.
-  ExecutionPlan plan() {
+  // Plans a step and checks it against the rules. What may be drafted is drafted next: pick_drafts
+  // says how many of a sequence's slots become rows (without it: none). Then the pretend model
+  // executes the rows.
+  using PickDrafts = std::function<int(const ScheduledSequence& scheduled)>;
+  ExecutionPlan plan(const DraftBudget& budget = {}, const PickDrafts& pick_drafts = {}) {
     const std::vector<Sequence*> running_before = running();
-    ExecutionPlan plan = scheduler_.plan();
+    Wishes wishes;
+    ExecutionPlan plan = scheduler_.plan(budget ? recorded(budget, wishes) : budget);
     check_integrity();
     check_plan(plan, running_before);
+    check_drafts(plan, wishes);
+    for (size_t i = 0; pick_drafts && i < plan.sequences.size(); ++i) {
+      plan.set_num_drafts(i, pick_drafts(plan.sequences[i]));
+    }
     kv_.execute(plan);
     return plan;
   }
 
-  std::vector<SequenceUpdate> advance(const ExecutionPlan& plan) {
+  // Every sequence that samples gets the next tokens of its stream: one more than its drafts
+  // accepted, whose number pick_accepted says, from 0 to max_draft_depth (without it: none).
+  using PickAccepted = std::function<int(const ScheduledSequence& scheduled)>;
+  std::vector<SequenceUpdate> advance(const ExecutionPlan& plan,
+                                      const PickAccepted& pick_accepted = {}) {
     StepResult result;
     for (const ScheduledSequence& scheduled : plan.sequences) {
-      result.tokens.emplace_back();
-      if (scheduled.samples) result.tokens.back().push_back(next_token(*scheduled.sequence));
+      std::vector<int32_t>& tokens = result.tokens.emplace_back();
+      if (!scheduled.samples) continue;
+      const int num_accepted = pick_accepted ? pick_accepted(scheduled) : 0;
+      for (int i = 0; i <= num_accepted; ++i) tokens.push_back(next_token(*scheduled.sequence, i));
     }
     return advance(plan, result);
   }
   std::vector<SequenceUpdate> advance(const ExecutionPlan& plan, const StepResult& result) {
+    for (size_t i = 0; i < std::min(plan.sequences.size(), result.tokens.size()); ++i) {
+      kv_.accept(*plan.sequences[i].sequence, result.tokens[i]);
+    }
     std::vector<SequenceUpdate> updates = scheduler_.advance(plan, result);
     check_integrity();
     for (const Sequence* sequence : running()) kv_.check(*sequence, sequence->num_computed_tokens);
@@ -170,8 +203,10 @@ class SchedulerHarness {
     check_integrity();
   }
 
-  int32_t next_token(const Sequence& sequence) const {
-    return pretend_token(entry_of(sequence).options.stream, sequence.num_tokens(), kVocabSize);
+  // The token `ahead` after the next.
+  int32_t next_token(const Sequence& sequence, int ahead = 0) const {
+    return pretend_token(entry_of(sequence).options.stream, sequence.num_tokens() + ahead,
+                         kVocabSize);
   }
 
   std::vector<Sequence*> running() const {
@@ -189,6 +224,8 @@ class SchedulerHarness {
   static constexpr int kVocabSize = 4;
 
  private:
+  using Wishes = std::map<const Sequence*, int>;  // draft slots asked for
+
   struct Entry {
     Entry(uint64_t ordinal, std::vector<int32_t> prompt, const SequenceOptions& options,
           const HarnessOptions& harness)
@@ -211,6 +248,19 @@ class SchedulerHarness {
       if (predicate(entry->sequence)) sequences.push_back(&entry->sequence);
     }
     return sequences;
+  }
+
+  // The same budget, noting what it said and checking what it is asked.
+  DraftBudget recorded(const DraftBudget& budget, Wishes& wishes) const {
+    return [this, &budget, &wishes](const Sequence& sequence, int num_decoding) {
+      EXPECT_TRUE(std::holds_alternative<Decoding>(sequence.state));
+      EXPECT_EQ(num_decoding, std::ranges::count_if(running(), [](const Sequence* other) {
+                  return std::holds_alternative<Decoding>(other->state);
+                }));
+      const int num_wanted = budget(sequence, num_decoding);
+      EXPECT_TRUE(wishes.emplace(&sequence, num_wanted).second) << "asked twice";
+      return num_wanted;
+    };
   }
 
   // The rules that hold for every plan.
@@ -238,14 +288,15 @@ class SchedulerHarness {
   void check_rows(const ExecutionPlan& plan) const {
     int num_rows = 0, num_prompt_rows = 0;
     std::set<const Sequence*> seen;
-    for (const auto& [sequence, rows, samples] : plan.sequences) {
+    for (const ScheduledSequence& scheduled : plan.sequences) {
+      const Sequence* sequence = scheduled.sequence;
       EXPECT_TRUE(seen.insert(sequence).second);
       EXPECT_TRUE(sequence->is_running());
-      EXPECT_GE(rows, 1);
-      const int end = sequence->num_computed_tokens + rows;
+      EXPECT_GE(scheduled.num_rows, 1);
+      const int end = sequence->num_computed_tokens + scheduled.num_rows;
       EXPECT_LE(end, sequence->num_tokens());
-      EXPECT_EQ(samples, end == sequence->num_tokens());
-      num_rows += rows;
+      EXPECT_EQ(scheduled.samples, end == sequence->num_tokens());
+      num_rows += scheduled.num_rows;
       for (int i = sequence->num_computed_tokens; i < end; ++i) {
         num_prompt_rows += i < sequence->num_prompt_tokens();
       }
@@ -253,6 +304,40 @@ class SchedulerHarness {
     EXPECT_EQ(plan.num_rows, num_rows);
     EXPECT_EQ(plan.num_prompt_rows, num_prompt_rows);
     EXPECT_LE(num_rows, options_.config.max_num_batched_tokens);
+  }
+
+  // Every decoding sequence that may draft gets the slots it asked for, or less where the step's
+  // rows or the pool's blocks are used up, and never a block it has no use for.
+  void check_drafts(const ExecutionPlan& plan, const Wishes& wishes) const {
+    int num_draft_slots = 0;
+    for (const ScheduledSequence& scheduled : plan.sequences) {
+      num_draft_slots += scheduled.num_draft_slots;
+    }
+    EXPECT_EQ(plan.num_draft_slots, num_draft_slots);
+    const int num_rows = plan.num_rows + num_draft_slots;
+    EXPECT_LE(num_rows, options_.config.max_num_batched_tokens);
+
+    for (const ScheduledSequence& scheduled : plan.sequences) {
+      const Sequence& sequence = *scheduled.sequence;
+      const int depth_left = sequence.max_num_tokens() - sequence.num_tokens() - 1;
+      const auto wish = wishes.find(&sequence);
+      const int num_wanted = wish == wishes.end() || depth_left == 0 ? 0 : wish->second;
+      EXPECT_LE(scheduled.num_draft_slots, num_wanted);
+      EXPECT_EQ(scheduled.max_draft_depth,
+                std::min(scheduled.num_draft_slots, std::max(depth_left, 0)));
+      if (!std::holds_alternative<Decoding>(sequence.state)) {
+        EXPECT_EQ(scheduled.num_draft_slots, 0);
+        continue;
+      }
+      const int num_slots = sequence.num_computed_tokens + 1 + scheduled.num_draft_slots;
+      EXPECT_EQ(sequence.blocks.num_blocks(),
+                num_blocks_for(num_slots, options_.config.block_size));
+      if (scheduled.num_draft_slots < num_wanted) {
+        const bool has_no_block =
+            num_slots == sequence.blocks.capacity_tokens() && pool_.num_free() == 0;
+        EXPECT_TRUE(has_no_block || num_rows == options_.config.max_num_batched_tokens);
+      }
+    }
   }
 
   // Decodes, then chunks of what ran before, then admissions; each in order of arrival.

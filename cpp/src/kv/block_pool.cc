@@ -40,6 +40,7 @@ std::optional<BlockRef> BlockPool::allocate() {
   const BlockId id = free_.back();
   free_.pop_back();
   states_[id].ref_count = 1;
+  ++states_[id].generation;
   return BlockRef(this, id);
 }
 
@@ -78,6 +79,11 @@ int BlockPool::num_evictable() const { return num_evictable_; }
 int BlockPool::ref_count(BlockId id) const {
   check_usable(id);
   return states_[id].ref_count;
+}
+
+uint64_t BlockPool::generation(BlockId id) const {
+  check_usable(id);
+  return states_[id].generation;
 }
 
 void BlockPool::check_usable(BlockId id) const {

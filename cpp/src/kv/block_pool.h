@@ -61,6 +61,10 @@ class BlockPool {
   int num_free() const;       // allocatable: free and evictable
   int num_evictable() const;  // cached with no reference
   int ref_count(BlockId id) const;
+  // How often allocate() has handed the block out. Whoever keeps data derived from a block's
+  // content compares it to learn that the content is another by now; sharing and caching do not
+  // change it.
+  uint64_t generation(BlockId id) const;
 
   // Throws InternalError if a list or count contradicts another.
   void check_integrity() const;
@@ -79,6 +83,7 @@ class BlockPool {
     bool cached = false;
     BlockId previous = kNullBlock;  // neighbours in the evictable list, while in it
     BlockId next = kNullBlock;
+    uint64_t generation = 0;
   };
   // By id. The null block's entry is the head of the evictable list: a ring, longest unused first.
   std::vector<BlockState> states_;

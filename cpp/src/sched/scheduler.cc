@@ -45,6 +45,15 @@ int num_prompt_rows(const ScheduledSequence& scheduled) {
 
 }  // namespace
 
+void ExecutionPlan::set_num_drafts(size_t index, int num_drafts) {
+  ScheduledSequence& scheduled = sequences.at(index);
+  SPECDEC_CHECK_GE(num_drafts, 0);
+  SPECDEC_CHECK_LE(num_drafts, scheduled.num_draft_slots);
+  if (scheduled.num_draft_slots == 0) return;
+  num_rows += 1 + num_drafts - scheduled.num_rows;
+  scheduled.num_rows = 1 + num_drafts;
+}
+
 Scheduler::Scheduler(const SchedulerConfig& config, BlockPool& pool)
     : config_(config), pool_(pool), prefix_cache_(pool, config.block_size) {
   SPECDEC_CHECK_GE(config.max_num_seqs, 1);
@@ -76,12 +85,14 @@ void Scheduler::finish(Sequence& sequence, FinishReason reason) {
   release_followers(sequence, /*elect=*/true);
 }
 
-ExecutionPlan Scheduler::plan() {
+ExecutionPlan Scheduler::plan(const DraftBudget& budget) {
   ExecutionPlan plan;
   plan_decodes(plan);
+  if (budget) request_drafts(budget, plan);
   plan_chunks(plan);
   // What was just preempted would come back at once, and take blocks the others are short of.
   if (plan.preempted.empty()) plan_admissions(plan);
+  if (budget) grant_drafts(plan);
   SPECDEC_CHECK(!plan.empty() || !has_unfinished());
   return plan;
 }
@@ -98,7 +109,7 @@ std::vector<SequenceUpdate> Scheduler::advance(const ExecutionPlan& plan,
 }
 
 int Scheduler::rows_left(const ExecutionPlan& plan) const {
-  return config_.max_num_batched_tokens - plan.num_rows;
+  return config_.max_num_batched_tokens - plan.num_rows - plan.num_draft_slots;
 }
 
 // running_ is walked by index in both passes: a preemption takes its last element away.
@@ -108,6 +119,37 @@ void Scheduler::plan_decodes(ExecutionPlan& plan) {
     if (!std::holds_alternative<Decoding>(sequence.state)) continue;
     const int num_rows = reserve_rows(sequence, 1, plan);
     if (num_rows > 0) schedule(sequence, num_rows, plan);
+  }
+}
+
+void Scheduler::request_drafts(const DraftBudget& budget, ExecutionPlan& plan) const {
+  const int num_decoding = static_cast<int>(plan.sequences.size());  // each that runs has its row
+  int64_t num_wanted = 0;
+  for (ScheduledSequence& scheduled : plan.sequences) {
+    if (scheduled.sequence->max_draft_depth() <= 0) continue;
+    scheduled.num_draft_slots = budget(*scheduled.sequence, num_decoding);
+    SPECDEC_CHECK_GE(scheduled.num_draft_slots, 0);
+    num_wanted += scheduled.num_draft_slots;
+  }
+  // Prompts can use at least the other half, rounded up: where a row is left, the oldest of them
+  // advances, however much is drafted.
+  plan.num_draft_slots = static_cast<int>(std::min<int64_t>(num_wanted, rows_left(plan) / 2));
+}
+
+void Scheduler::grant_drafts(ExecutionPlan& plan) {
+  plan.num_draft_slots = 0;
+  for (ScheduledSequence& scheduled : plan.sequences) {
+    if (scheduled.num_draft_slots == 0) continue;
+    Sequence& sequence = *scheduled.sequence;
+    const int num_tokens = sequence.num_tokens();  // its row is that of the last
+    const int64_t capacity = sequence.blocks.capacity_tokens() +
+                             static_cast<int64_t>(pool_.num_free()) * config_.block_size;
+    const int num_slots = static_cast<int>(
+        std::min<int64_t>({scheduled.num_draft_slots, rows_left(plan), capacity - num_tokens}));
+    SPECDEC_CHECK(sequence.blocks.reserve(pool_, num_tokens + num_slots));
+    scheduled.num_draft_slots = num_slots;
+    scheduled.max_draft_depth = std::min(num_slots, sequence.max_draft_depth());
+    plan.num_draft_slots += num_slots;
   }
 }
 
@@ -218,7 +260,9 @@ SequenceUpdate Scheduler::commit(const ScheduledSequence& scheduled,
   if (scheduled.samples) {
     SPECDEC_CHECK_GE(num_rows_past_end, 0);
     SPECDEC_CHECK(!tokens.empty());
-    SPECDEC_CHECK_LE(static_cast<int64_t>(tokens.size()), num_rows_past_end + 1);
+    SPECDEC_CHECK_LE(num_rows_past_end, scheduled.num_draft_slots);
+    SPECDEC_CHECK_LE(static_cast<int64_t>(tokens.size()),
+                     std::min(num_rows_past_end, scheduled.max_draft_depth) + 1);
     for (const int32_t token : tokens) {
       ++update.num_new_tokens;
       update.finished = sequence.append(token) != FinishReason::kNone;

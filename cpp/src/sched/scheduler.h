@@ -1,10 +1,13 @@
 // Decides, before every step, which rows run: plan() out, advance() in. Pure: no device, no model,
 // no clock. Decoding sequences go first, then prompt chunks of running sequences, then admissions
-// in order of arrival, all within max_num_batched_tokens rows and max_num_seqs sequences.
+// in order of arrival, all within max_num_batched_tokens rows and max_num_seqs sequences. Drafts of
+// decoding sequences get blocks last, so they neither preempt nor keep anyone out; of the rows that
+// single decoding rows leave, up to half are theirs, and whatever prompts do not use.
 #pragma once
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <unordered_map>
 #include <vector>
 
@@ -26,14 +29,26 @@ struct ScheduledSequence {
   Sequence* sequence = nullptr;
   int num_rows = 0;
   bool samples = false;  // the last row is the sequence's last token, so it yields the next one
+  // Rows, with blocks behind them, that drafts may take after the one row of a decoding sequence.
+  // A tree's nodes count one each; those past max_num_tokens() serve its branches only.
+  int num_draft_slots = 0;
+  int max_draft_depth = 0;  // longest path to draft: at most num_draft_slots
 };
+
+// How many draft rows a decoding sequence may get at most, given how many sequences decode. Asked
+// once a step for each of them.
+using DraftBudget = std::function<int(const Sequence& sequence, int num_decoding)>;
 
 struct ExecutionPlan {
   std::vector<ScheduledSequence> sequences;
   int num_rows = 0;
   int num_prompt_rows = 0;           // rows below num_prompt_tokens of their sequence
+  int num_draft_slots = 0;           // of all sequences; num_rows does not include them
   std::vector<Sequence*> preempted;  // lost their blocks while this plan was made
   bool empty() const { return sequences.empty(); }
+
+  // Makes rows of `num_drafts` of the draft slots of sequences[index], before the step runs.
+  void set_num_drafts(size_t index, int num_drafts);
 };
 
 // What the step produced for plan.sequences[i]: tokens in order, empty where it does not sample.
@@ -64,11 +79,12 @@ class Scheduler {
 
   // The next step. Reserves blocks for every row; preempts the newest running sequences when there
   // are none left, and admits none then. The oldest running sequence always gets a row. Empty only
-  // when nothing is left to run.
-  ExecutionPlan plan();
+  // when nothing is left to run. Without a budget nothing is drafted.
+  ExecutionPlan plan(const DraftBudget& budget = {});
   // Commits a step: KV of the rows is written, tokens are appended, full blocks enter the prefix
-  // cache, finished sequences leave. A sequence with n rows past its last token may get up to n + 1
-  // tokens (the KV of those accepted lies in place); its blocks past them go back.
+  // cache, finished sequences leave. A sequence with n draft rows may get up to n + 1 tokens, but
+  // no more than max_draft_depth + 1 (the KV of those accepted lies in place); its blocks past them
+  // go back.
   std::vector<SequenceUpdate> advance(const ExecutionPlan& plan, const StepResult& result);
 
   bool has_unfinished() const { return !running_.empty() || !waiting_.empty(); }
@@ -80,9 +96,13 @@ class Scheduler {
   void check_integrity() const;
 
  private:
-  int rows_left(const ExecutionPlan& plan) const;
+  int rows_left(const ExecutionPlan& plan) const;  // neither planned nor held for drafts
 
   void plan_decodes(ExecutionPlan& plan);
+  // Asks for every decoding sequence what it would draft, and holds rows for that.
+  void request_drafts(const DraftBudget& budget, ExecutionPlan& plan) const;
+  // Cuts the requests down to the rows and blocks that are left, oldest first, and reserves them.
+  void grant_drafts(ExecutionPlan& plan);
   void plan_chunks(ExecutionPlan& plan);
   void plan_admissions(ExecutionPlan& plan);
   bool try_admit(Sequence& sequence, ExecutionPlan& plan);

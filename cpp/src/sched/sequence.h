@@ -46,6 +46,8 @@ class Sequence {
   int num_output_tokens() const { return num_tokens() - num_prompt_tokens_; }
   // The most tokens it can come to have: the lower of max_model_len and prompt + max_tokens.
   int max_num_tokens() const;
+  // Longest draft path that could be kept whole: a step commits one token more than it accepts.
+  int max_draft_depth() const { return max_num_tokens() - num_tokens() - 1; }
 
   bool is_finished() const { return std::holds_alternative<Finished>(state); }
   bool is_running() const {
