@@ -17,6 +17,8 @@ class DraftTree {
   struct Attempt {
     int child = 0;          // node that holds the token
     int distribution = -1;  // index for distribution(); -1: deterministic
+    float survival = 0;     // this try's own: truncate() ranks tries by it
+    int order = 0;          // of all tries of the tree, by when they were made
   };
 
   // Starts over with the last committed token as root.
@@ -26,7 +28,11 @@ class DraftTree {
   // with that token. `survival` is the estimated probability that the node is accepted; it is
   // capped by its parent's, and an existing child keeps the larger one. Returns the node.
   int add(int parent, int32_t token, float survival, int drafter);
-  // The same for a token drawn from distribution `distribution`.
+  // The same for a token drawn from distribution `distribution`. Here `survival` may depend on the
+  // path above, on the distribution and on how many tokens were drawn from it, but not on which
+  // token came out if the tree is verified by rejection: keeping a draw because it is likely would
+  // favour likely tokens twice. It is capped by the survival of the draw before from the same
+  // distribution.
   int add_sampled(int parent, int32_t token, float survival, int drafter, int distribution);
 
   // Keeps a normalised distribution [vocab_size] and returns its index.
@@ -36,6 +42,11 @@ class DraftTree {
 
   // Keeps the max_drafts nodes of largest survival (ties: the earlier one); ancestors stay, since
   // survival never rises along a path. Nodes are renumbered in order.
+  //
+  // Rejection verification stays lossless, since which tries are kept does not depend on the tokens
+  // they drew. Tries, not nodes, are ranked: one is kept while fewer than max_drafts nodes are held
+  // by the tries that rank above it, even if it fell on a token that is kept anyway. Of the draws
+  // from one distribution a prefix stays, so each still knows those drawn before it.
   void truncate(int max_drafts);
 
   int num_nodes() const { return static_cast<int>(tokens_.size()); }
@@ -55,13 +66,15 @@ class DraftTree {
 
  private:
   int find_or_add(int parent, int32_t token, float survival, int drafter);
+  void keep_only(const std::vector<char>& nodes, const std::vector<char>& attempts);
 
   std::vector<int32_t> tokens_;
   std::vector<int32_t> parents_;
   std::vector<int32_t> depths_;
   std::vector<float> survivals_;
   std::vector<int32_t> drafters_;
-  std::vector<std::vector<Attempt>> attempts_;
+  std::vector<std::vector<Attempt>> attempts_;  // [num_nodes or more], memory is kept for reuse
+  int num_attempts_ = 0;                        // made since reset(): the next one's order
   std::vector<std::vector<float>> distributions_;
 };
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <span>
 
 #include "backend/op_args.h"
@@ -25,11 +26,13 @@ struct DraftRequest {
   std::span<const int32_t> tokens;  // prompt and output; the last is the tree's root
   int num_prompt_tokens = 0;
   int max_depth = 0;  // longest path to draft, at least 1
-  int max_nodes = 0;  // most nodes to draft, at least 1
-  int tree_width = 1;
+  int max_nodes = 0;  // most nodes to draft, at least 1; those in the tree already count
+  int tree_width = 1;  // continuations considered at a node; 1: a chain
   const BlockTable* blocks = nullptr;  // room for tokens.size() + max_nodes slots
   SampleRowSource* rows = nullptr;
   DraftTree* tree = nullptr;  // out: drafts are added below what it holds
+  // out: set where drafting for this request alone failed. The others are drafted for all the same.
+  std::exception_ptr error;
 };
 
 class Drafter {
