@@ -26,9 +26,11 @@ TEST(Philox, MatchesPublishedVectors) {
 
 class GumbelNoise : public ::testing::TestWithParam<cpu::Isa> {
  protected:
-  float noise(uint64_t seed, int64_t position, int32_t token) {
+  float noise(uint64_t seed, int64_t position, int32_t token, uint32_t stream = 0) {
     const float zero = 0.0f;
-    return kernels_.draw_listed(&token, &zero, 1, {seed, position}).value;
+    cpu::RowMaximum drawn = {};
+    kernels_.draw_listed(&token, &zero, 1, {seed, position, stream}, &drawn, 1);
+    return drawn.value;
   }
 
   cpu::SamplingKernels kernels_ = cpu::kernel_table(GetParam()).sampling;
@@ -39,8 +41,9 @@ TEST_P(GumbelNoise, AgreesWithDoublePrecision) {
     const uint64_t seed = 0x9E3779B97F4A7C15u * static_cast<uint64_t>(i);
     const int64_t position = (int64_t{i} << 28) + i;
     const int32_t token = i % 151936;
-    const double expected = cpu::reference_noise(seed, position, token);
-    ASSERT_NEAR(noise(seed, position, token), expected, 5e-7 * (1.0 + std::abs(expected)))
+    const uint32_t stream = i % 2 == 0 ? 0u : 0xFFFFFFFFu - i;
+    const double expected = cpu::reference_noise(seed, position, token, stream);
+    ASSERT_NEAR(noise(seed, position, token, stream), expected, 5e-7 * (1.0 + std::abs(expected)))
         << "seed " << seed << " position " << position << " token " << token;
   }
 }

@@ -332,6 +332,32 @@ TEST_F(NoisePairs, NeighbouringSeedsAreIndependent) {
             kAccept);
 }
 
+TEST_F(NoisePairs, StreamsAreIndependent) {
+  const auto draw_in = [&](int position, int stream) {
+    const SampleRow row = {
+        .seed = 3, .position = position, .noise_stream = static_cast<uint32_t>(stream)};
+    return sampler_.sample_one(logits_, row).token_id;
+  };
+  EXPECT_GT(pair_p_value(probs_, [&](int i, int j) { return draw_in(i, j); }), kAccept);
+  EXPECT_GT(pair_p_value(probs_, [&](int i, int j) { return draw_in(7, 2 * i + j); }), kAccept);
+}
+
+// Draws without replacement: the second candidate given the first is a draw from what is left.
+TEST_F(NoisePairs, CandidatesAreDrawnWithoutReplacement) {
+  const size_t n = probs_.size();
+  std::vector<double> joint(n * n, 0.0);
+  for (size_t i = 0; i < n * n; ++i) {
+    if (i / n != i % n) joint[i] = probs_[i / n] * probs_[i % n] / (1.0 - probs_[i / n]);
+  }
+  std::vector<int64_t> counts(n * n);
+  for (int position = 0; position < kNumDraws; ++position) {
+    const SampleRow row = {.seed = 8, .position = position, .noise_stream = 1, .num_candidates = 2};
+    const auto candidates = sampler_.sample_one(logits_, row).candidates;
+    ++counts[candidates[0].token_id * n + candidates[1].token_id];
+  }
+  EXPECT_GT(chi_square_test(counts, joint).p_value, kAccept);
+}
+
 TEST_F(NoisePairs, NoiseReusedAcrossPositionsIsRefused) {
   EXPECT_LT(pair_p_value(probs_, [&](int i, int) { return draw(3, i); }), kRefuse);
 }

@@ -11,25 +11,21 @@
 #include "cpu/sampler_reference.h"
 #include "testing/allocation_count.h"
 #include "testing/sampler_harness.h"
+#include "testing/sampler_rows.h"
 
 namespace specdec {
 namespace {
 
 using cpu::Isa;
 using cpu::reference_distribution;
+using testing::describe;
 using testing::normal_logits;
+using testing::RandomRow;
+using testing::reported_as_kept;
 using testing::SamplerHarness;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-std::vector<bool> reported_as_kept(const SampleResult& result, size_t vocab_size) {
-  std::vector<bool> kept(vocab_size, false);
-  for (size_t i = 1; i < result.logprobs.size(); ++i) {
-    kept[result.logprobs[i].token_id] = result.logprobs[i].logprob > -kInf;
-  }
-  return kept;
-}
 
 std::vector<bool> kept_by_reference(const std::vector<float>& logits, const SampleRow& params) {
   const auto exact = reference_distribution(logits, params);
@@ -50,50 +46,6 @@ std::vector<float> stepped(std::vector<float> logits) {
   for (float& x : logits) x = std::round(x * 8) / 8;
   return logits;
 }
-
-// Random parameters, each off half the time; the lists live as long as this does.
-struct RandomRow {
-  RandomRow(int vocab_size, std::mt19937& random) {
-    const auto coin = [&] { return random() % 2 == 0; };
-    const auto uniform = [&](float low, float high) {
-      return std::uniform_real_distribution<float>(low, high)(random);
-    };
-    const auto token = [&] { return static_cast<int32_t>(random() % vocab_size); };
-    if (coin()) params.temperature = uniform(0.2f, 2.0f);
-    if (coin()) params.top_k = 1 + static_cast<int>(random() % std::min(vocab_size + 2, 3000));
-    if (coin()) params.top_p = uniform(0.05f, 1.0f);
-    if (coin()) params.min_p = std::pow(10.0f, uniform(-4.0f, 0.0f));
-    if (coin()) {
-      for (int i = 0; i < 20; ++i) banned.push_back(token());
-    }
-    if (coin()) {
-      for (int i = 0; i < 5; ++i) bias.emplace_back(token(), uniform(-4.0f, 4.0f));
-    }
-    if (coin()) {
-      params.repetition_penalty = uniform(0.7f, 1.6f);
-      params.frequency_penalty = uniform(-0.5f, 0.5f);
-      params.presence_penalty = uniform(-0.5f, 0.5f);
-      std::vector<int32_t> seen(std::min(vocab_size, 60));
-      for (int32_t& id : seen) id = token();
-      std::sort(seen.begin(), seen.end());
-      seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
-      for (const int32_t id : seen) counts.push_back({id, static_cast<int32_t>(random() % 4)});
-    }
-    params.seed = random();
-    params.position = random() % 100000;
-    params.want_logprobs = true;
-    params.num_logprobs = -1;
-    params.banned_token_ids = banned;
-    params.logit_bias = bias;
-    params.counts = counts;
-  }
-  RandomRow(const RandomRow&) = delete;
-
-  std::vector<int32_t> banned;
-  std::vector<std::pair<int32_t, float>> bias;
-  std::vector<TokenCount> counts;
-  SampleRow params;
-};
 
 class Sampling : public ::testing::TestWithParam<Isa> {
  protected:
@@ -200,11 +152,15 @@ TEST_P(Sampling, TheDrawIsTheSameOverAListAndOverTheRow) {
   std::iota(tokens.begin(), tokens.end(), 0);
   const cpu::DrawCutoff all = {-kInf, vocab_size};
   for (int64_t position = 0; position < 2000; ++position) {
-    const auto row = sampler_.kernels().draw(logits.data(), 1.0f, vocab_size, all, {9, position});
-    const auto list =
-        sampler_.kernels().draw_listed(tokens.data(), logits.data(), vocab_size, {9, position});
-    ASSERT_EQ(row.index, list.index);
-    ASSERT_EQ(row.value, list.value);
+    const cpu::DrawNoise noise = {9, position, static_cast<uint32_t>(position % 3)};
+    constexpr int kNumBest = 5;
+    cpu::RowMaximum row[kNumBest], list[kNumBest];
+    sampler_.kernels().draw(logits.data(), 1.0f, vocab_size, all, noise, row, kNumBest);
+    sampler_.kernels().draw_listed(tokens.data(), logits.data(), vocab_size, noise, list, kNumBest);
+    for (int i = 0; i < kNumBest; ++i) {
+      ASSERT_EQ(row[i].index, list[i].index);
+      ASSERT_EQ(row[i].value, list[i].value);
+    }
   }
 }
 
@@ -317,27 +273,6 @@ TEST_P(Sampling, GreedyProcessedLogprobsLeaveTheTemperatureOut) {
   }
 }
 
-TEST_P(Sampling, AForcedTokenIsReportedFromTheRawLogits) {
-  const auto logits = normal_logits(1000, 2.0f, 12);
-  const std::vector<int32_t> banned = {4, 5};
-  const SampleRow params = {.temperature = 0.5f,
-                            .top_k = 2,
-                            .banned_token_ids = banned,
-                            .num_logprobs = 3,
-                            .want_logprobs = true,
-                            .forced_token = 5};
-  const auto raw = reference_distribution(logits, {}).raw_logprobs;
-  for (const LogprobsMode mode : {LogprobsMode::kRaw, LogprobsMode::kProcessed}) {
-    const auto result = sampler_.sample_one(logits, params, mode);
-    EXPECT_EQ(result.token_id, 5);
-    ASSERT_EQ(result.logprobs.size(), 4u);
-    EXPECT_EQ(result.logprobs[0].token_id, 5);
-    for (const Logprob& entry : result.logprobs) {
-      EXPECT_NEAR(entry.logprob, raw[entry.token_id], 1e-5);
-    }
-  }
-}
-
 TEST_P(Sampling, BadLogitsNeverLeaveTheVocabularyOrWinOverGoodOnes) {
   std::vector<SampleRow> variants = {{.temperature = 0.0f},
                                      {},
@@ -387,17 +322,6 @@ TEST_P(Sampling, MasksThatLeaveNothingGiveTheLowestPermittedToken) {
   }
 }
 
-std::string describe(const SampleResult& result) {
-  std::string text = std::to_string(result.token_id);
-  for (const Logprob& entry : result.logprobs) {
-    char bytes[64];
-    std::snprintf(bytes, sizeof(bytes), " %d:%a:%d", entry.token_id,
-                  static_cast<double>(entry.logprob), entry.rank);
-    text += bytes;
-  }
-  return text;
-}
-
 TEST_P(Sampling, ARowIsTheSameBitForBitInAnyBatchOnAnyThreads) {
   constexpr int kVocabSize = 9001;
   constexpr int kNumRows = 24;
@@ -409,20 +333,36 @@ TEST_P(Sampling, ARowIsTheSameBitForBitInAnyBatchOnAnyThreads) {
     made.push_back(std::make_unique<RandomRow>(kVocabSize, random));
     rows.push_back(made.back()->params);
     rows.back().num_logprobs = 7;
+    rows.back().num_candidates = i % 5;
+    rows.back().noise_stream = static_cast<uint32_t>(i % 3);
     const auto row = normal_logits(kVocabSize, 3.0f, random());
     logits.insert(logits.end(), row.begin(), row.end());
   }
+  // Three out of four rows report their distribution, where `first_row` of the table begins.
+  std::vector<float> distributions[3];
+  for (auto& table : distributions) table.assign(kNumRows * kVocabSize, 0.0f);
+  const auto reporting_to = [&](int table, int first_row, int count) {
+    std::vector<SampleRow> result(rows.begin() + first_row, rows.begin() + first_row + count);
+    for (int i = 0; i < count; ++i) {
+      const int row = first_row + i;
+      if (row % 4 != 3) result[i].distribution = distributions[table].data() + row * kVocabSize;
+    }
+    return result;
+  };
   for (const LogprobsMode mode : {LogprobsMode::kRaw, LogprobsMode::kProcessed}) {
-    const auto together = sampler_.sample(logits, rows, mode);
+    const auto together = sampler_.sample(logits, reporting_to(0, 0, kNumRows), mode);
     SamplerHarness threaded(GetParam(), 3);
-    const auto in_threads = threaded.sample(logits, rows, mode);
+    const auto in_threads = threaded.sample(logits, reporting_to(1, 0, kNumRows), mode);
     for (int i = 0; i < kNumRows; ++i) {
       const std::vector<float> row(logits.begin() + i * kVocabSize,
                                    logits.begin() + (i + 1) * kVocabSize);
-      const std::string alone = describe(sampler_.sample_one(row, rows[i], mode));
+      const std::string alone =
+          describe(sampler_.sample_one(row, reporting_to(2, i, 1).front(), mode));
       EXPECT_EQ(describe(together[i]), alone);
       EXPECT_EQ(describe(in_threads[i]), alone);
     }
+    EXPECT_EQ(distributions[0], distributions[2]);
+    EXPECT_EQ(distributions[1], distributions[2]);
   }
 }
 
@@ -433,7 +373,8 @@ TEST_P(Sampling, AllocatesNothingOnceWarm) {
                                  {.temperature = 0.7f, .top_k = 50, .top_p = 0.9f},
                                  {.temperature = 1.3f, .top_p = 0.95f},
                                  {.min_p = 0.01f},
-                                 {.num_logprobs = 5, .want_logprobs = true}};
+                                 {.num_logprobs = 5, .want_logprobs = true},
+                                 {.temperature = 0.7f, .num_candidates = 8}};
   std::vector<float> logits = normal_logits(kVocabSize * static_cast<int>(rows.size()), 2.0f, 16);
   std::vector<SampleResult> results(rows.size());
   const SampleArgs args = {

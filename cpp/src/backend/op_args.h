@@ -198,15 +198,14 @@ struct SampleRow {
   // Bad words that would complete, stops before min_tokens.
   std::span<const int32_t> banned_token_ids = {};
   uint64_t seed = 0;
-  int64_t position = 0;  // of the token to be sampled
-  uint32_t noise_stream =
-      0;                   // 0: the noise plain decoding draws with; others are independent of it
-  int num_candidates = 0;  // of the result: most likely draws to report, best first
+  int64_t position = 0;       // of the token to be sampled
+  uint32_t noise_stream = 0;  // 0: what plain decoding draws with; the others are independent of it
+  int num_candidates = 0;     // of the result: most likely draws to report, best first
   float* distribution = nullptr;  // out [vocab_size]: normalised, after all processors; or null
   int num_logprobs = 0;           // top-N to report beside the token
   bool want_logprobs = false;
-  int32_t forced_token =
-      -1;  // >= 0: report this token's logprobs, sample nothing (prompt logprobs)
+  // >= 0: report this token's logprobs (kProcessed: after this row's processors), sample nothing.
+  int32_t forced_token = -1;
 };
 
 // A token that a draw would give, and its probability after all processors.

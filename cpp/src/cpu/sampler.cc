@@ -70,34 +70,84 @@ int32_t first_permitted(const SampleRow& params, int vocab_size) {
   return 0;
 }
 
-// Draws from logits / temperature, truncated. With `store` the processed logits are left in
-// `logits` (truncation always divides in place).
+// Draws from logits / temperature, truncated; the `num_best` best draws are left in the scratch's
+// `drawn`. With `store` the processed logits are left in `logits` (truncation always divides in
+// place). -1: nothing to draw, or num_best is 0.
 int32_t draw_token(const SamplingKernels& kernels, const SampleRow& params, float* logits,
-                   int vocab_size, bool store, SamplingScratch& scratch) {
-  const DrawNoise noise = {params.seed, params.position};
+                   int vocab_size, bool store, int num_best, SamplingScratch& scratch) {
+  const DrawNoise noise = {params.seed, params.position, params.noise_stream};
+  scratch.drawn.resize(static_cast<size_t>(num_best));
+  const auto draw = [&](float divisor, DrawCutoff cutoff) {
+    if (num_best == 0) return -1;
+    kernels.draw(logits, divisor, vocab_size, cutoff, noise, scratch.drawn.data(), num_best);
+    return scratch.drawn.front().index;
+  };
   const bool truncate = truncates(params, vocab_size);
-  if (!truncate && !store) {
-    return kernels.draw(logits, params.temperature, vocab_size, kKeepAll, noise).index;
-  }
+  if (!truncate && !store) return draw(params.temperature, kKeepAll);
   kernels.block_maxima(logits, params.temperature, vocab_size, scratch.block_max.data(), logits);
-  if (!truncate) return kernels.draw(logits, 1.0f, vocab_size, kKeepAll, noise).index;
+  if (!truncate) return draw(1.0f, kKeepAll);
 
   const RowView row = {logits, scratch.block_max.data(), vocab_size};
   const KeptTokens kept = select_kept(kernels, row, params, scratch);
-  const RowMaximum drawn =
-      kept.count <= vocab_size / kListedDrawCost
-          ? kernels.draw_listed(scratch.tokens.data(), scratch.values.data(), kept.count, noise)
-          : kernels.draw(logits, 1.0f, vocab_size, kept.cutoff, noise);
   if (store) {
     std::fill_n(logits, vocab_size, -kInfinity);
     for (int i = 0; i < kept.count; ++i) logits[scratch.tokens[i]] = scratch.values[i];
   }
-  return drawn.index;
+  if (num_best == 0 || kept.count > vocab_size / kListedDrawCost) return draw(1.0f, kept.cutoff);
+  kernels.draw_listed(scratch.tokens.data(), scratch.values.data(), kept.count, noise,
+                      scratch.drawn.data(), num_best);
+  return scratch.drawn.front().index;
 }
 
 float clean(float logit) {
   if (std::isnan(logit)) return -kInfinity;
   return std::min(logit, kMaxLogit);
+}
+
+// Weights of processed logits: exp(logit - max) * scale sum to one.
+struct Softmax {
+  float max = 0.0f;
+  double scale = 0.0;  // 0 when no logit is above -inf
+};
+
+Softmax softmax_of(const SamplingKernels& kernels, const float* logits, int vocab_size) {
+  const ExpSum sum = kernels.exp_sum(logits, vocab_size);
+  return {sum.max, sum.sum > 0.0 ? 1.0 / sum.sum : 0.0};
+}
+
+void write_distribution(const SamplingKernels& kernels, const float* logits, int vocab_size,
+                        bool greedy, int32_t token, float* out) {
+  const Softmax softmax = greedy ? Softmax{} : softmax_of(kernels, logits, vocab_size);
+  if (softmax.scale == 0.0) {
+    std::fill_n(out, vocab_size, 0.0f);
+    out[token] = 1.0f;
+    return;
+  }
+  kernels.exp_shifted(logits, softmax.max, vocab_size, out);
+  for (int i = 0; i < vocab_size; ++i) out[i] = static_cast<float>(out[i] * softmax.scale);
+}
+
+// From the scratch's `drawn`, or for greedy rows the greatest logits.
+void report_candidates(const SamplingKernels& kernels, const SampleRow& params, const float* logits,
+                       int vocab_size, int num_candidates, SamplingScratch& scratch,
+                       SampleResult* result) {
+  const Softmax softmax = softmax_of(kernels, logits, vocab_size);
+  if (softmax.scale == 0.0) {
+    result->candidates.push_back({result->token_id, 1.0f});
+    return;
+  }
+  const bool greedy = params.temperature < kGreedyTemperature;
+  if (greedy) {
+    kernels.block_maxima(logits, 1.0f, vocab_size, scratch.block_max.data(), nullptr);
+    select_top(kernels, {logits, scratch.block_max.data(), vocab_size}, num_candidates, scratch);
+  }
+  for (int i = 0; i < num_candidates; ++i) {
+    const int32_t token = greedy ? token_of(scratch.keys[i]) : scratch.drawn[i].index;
+    if (token < 0 || clean(logits[token]) == -kInfinity) break;
+    float weight = 0.0f;
+    kernels.exp_shifted(logits + token, softmax.max, 1, &weight);
+    result->candidates.push_back({token, static_cast<float>(weight * softmax.scale)});
+  }
 }
 
 // The token's entry, then the `num_top` greatest (all for a negative number).
@@ -161,30 +211,40 @@ void Sampler::sample_row(const SampleArgs& args, int row, SamplingScratch& scrat
   const float* raw = args.logits + static_cast<int64_t>(row) * vocab_size;
   float* processed = args.logits + static_cast<int64_t>(row) * vocab_size;
   result.logprobs.clear();
-  if (params.forced_token >= 0) {
-    SPECDEC_CHECK(params.forced_token < vocab_size);
-    result.token_id = params.forced_token;
-    if (params.want_logprobs) {
-      report_logprobs(kernels_, raw, vocab_size, result.token_id, params.num_logprobs, scratch,
-                      &result.logprobs);
-    }
-    return;
-  }
-
+  result.candidates.clear();
+  const bool forced = params.forced_token >= 0;
   const bool greedy = params.temperature < kGreedyTemperature;
+  const int num_candidates = forced ? 0 : std::min(params.num_candidates, vocab_size);
   const bool report_raw = params.want_logprobs && args.logprobs_mode == LogprobsMode::kRaw;
   const bool report_processed = params.want_logprobs && !report_raw;
-  const bool in_place = changes_logits(params) || (!greedy && truncates(params, vocab_size));
-  if (report_raw && in_place) {
-    std::copy_n(raw, vocab_size, scratch.row.begin());
-    processed = scratch.row.data();
+  const bool store = report_processed || num_candidates > 0 || params.distribution != nullptr;
+
+  if (!forced || store) {
+    const bool in_place =
+        changes_logits(params) || (!greedy && (store || truncates(params, vocab_size)));
+    if (report_raw && in_place) {
+      std::copy_n(raw, vocab_size, scratch.row.begin());
+      processed = scratch.row.data();
+    }
+    apply_masks(params, processed, vocab_size, scratch);
+    apply_bias_and_penalties(params, processed, vocab_size);
+    const int num_best = forced ? 0 : std::max(num_candidates, 1);
+    const int32_t best =
+        greedy ? kernels_.argmax(processed, vocab_size).index
+               : draw_token(kernels_, params, processed, vocab_size, store, num_best, scratch);
+    result.token_id = best >= 0 ? best : first_permitted(params, vocab_size);
+    if (num_candidates > 0) {
+      report_candidates(kernels_, params, processed, vocab_size, num_candidates, scratch, &result);
+    }
+    if (params.distribution != nullptr) {
+      write_distribution(kernels_, processed, vocab_size, greedy, result.token_id,
+                         params.distribution);
+    }
   }
-  apply_masks(params, processed, vocab_size, scratch);
-  apply_bias_and_penalties(params, processed, vocab_size);
-  result.token_id =
-      greedy ? kernels_.argmax(processed, vocab_size).index
-             : draw_token(kernels_, params, processed, vocab_size, report_processed, scratch);
-  if (result.token_id < 0) result.token_id = first_permitted(params, vocab_size);
+  if (forced) {
+    SPECDEC_CHECK(params.forced_token < vocab_size);
+    result.token_id = params.forced_token;
+  }
   if (params.want_logprobs) {
     report_logprobs(kernels_, report_raw ? raw : processed, vocab_size, result.token_id,
                     params.num_logprobs, scratch, &result.logprobs);

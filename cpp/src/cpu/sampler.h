@@ -4,9 +4,12 @@
 //   bans -> logit_bias -> penalties -> (greedy: argmax) -> temperature -> min_p -> top_k -> top_p
 //   -> draw
 //
+// Candidates are the greatest perturbed logits, as the draw perturbs them. Their probabilities and
+// the distribution are exp(logit - max) / sum, the sum in the fixed order of ExpSum.
+//
 // A NaN logit counts as -inf, and +inf as 1e30. Where nothing is left to choose from, the result is
 // the lowest token the masks permit (the lowest allowed one where the bans take them all; token 0
-// without an allowed set), with log-probability -inf.
+// without an allowed set), with log-probability -inf; it is the one candidate, with probability 1.
 #pragma once
 
 #include <span>
@@ -31,6 +34,7 @@ struct SamplingScratch {
   std::vector<float> weights;      // [vocab_size]
   std::vector<uint64_t> keys;      // [vocab_size] for sorting
   std::vector<double> buckets;
+  std::vector<RowMaximum> drawn;  // [number of candidates asked for]
 
   void reserve(int vocab_size);
 };

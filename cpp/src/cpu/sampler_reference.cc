@@ -120,29 +120,46 @@ ReferenceDistribution reference_distribution(std::span<const float> logits,
   return result;
 }
 
-double reference_noise(uint64_t seed, int64_t position, int32_t token) {
+double reference_noise(uint64_t seed, int64_t position, int32_t token, uint32_t stream) {
   const auto bits = static_cast<uint64_t>(position);
   const auto words =
       philox4x32_10({static_cast<uint32_t>(bits), static_cast<uint32_t>(bits >> 32),
-                     static_cast<uint32_t>(token) / 4, 0},
+                     static_cast<uint32_t>(token) / 4, stream},
                     {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
   const double v = (words[static_cast<uint32_t>(token) % 4] + 0.5) * 0x1p-32;
   return -std::log(-std::log1p(-v));
 }
 
 int32_t reference_draw(const ReferenceDistribution& distribution, const SampleRow& params) {
-  size_t best = 0;
-  double best_value = -kInfinity;
+  SampleRow one = params;
+  one.num_candidates = 1;
+  return reference_candidates(distribution, one).front().token_id;
+}
+
+std::vector<ReferenceCandidate> reference_candidates(const ReferenceDistribution& distribution,
+                                                     const SampleRow& params) {
+  const bool greedy = params.temperature < kGreedyTemperature;
+  std::vector<std::pair<double, ReferenceCandidate>> order;
   for (size_t i = 0; i < distribution.probs.size(); ++i) {
-    if (distribution.probs[i] == 0.0) continue;
-    const double value = std::log(distribution.probs[i]) +
-                         reference_noise(params.seed, params.position, static_cast<int32_t>(i));
-    if (value > best_value) {
-      best_value = value;
-      best = i;
-    }
+    const double logprob = distribution.processed_logprobs[i];
+    if (logprob == -kInfinity) continue;
+    const auto token = static_cast<int32_t>(i);
+    const double noise =
+        greedy ? 0.0 : reference_noise(params.seed, params.position, token, params.noise_stream);
+    order.push_back({logprob + noise, {token, std::exp(logprob)}});
   }
-  return static_cast<int32_t>(best);
+  std::stable_sort(order.begin(), order.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::vector<ReferenceCandidate> result;
+  for (const auto& [value, candidate] : order) {
+    if (static_cast<int>(result.size()) == params.num_candidates) break;
+    result.push_back(candidate);
+  }
+  if (result.empty() && params.num_candidates > 0) {
+    const auto only = std::max_element(distribution.probs.begin(), distribution.probs.end());
+    result.push_back({static_cast<int32_t>(only - distribution.probs.begin()), 1.0});
+  }
+  return result;
 }
 
 }  // namespace specdec::cpu

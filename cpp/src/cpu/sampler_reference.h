@@ -21,9 +21,18 @@ ReferenceDistribution reference_distribution(std::span<const float> logits,
                                              const SampleRow& params);
 
 // Gumbel noise of a token.
-double reference_noise(uint64_t seed, int64_t position, int32_t token);
+double reference_noise(uint64_t seed, int64_t position, int32_t token, uint32_t stream = 0);
 
-// The token the noise of (seed, position) picks, ties by lowest id.
+// The token the noise of (seed, position, noise_stream) picks, ties by lowest id.
 int32_t reference_draw(const ReferenceDistribution& distribution, const SampleRow& params);
+
+struct ReferenceCandidate {
+  int32_t token_id = -1;
+  double probability = 0.0;
+};
+
+// SampleResult::candidates of a row.
+std::vector<ReferenceCandidate> reference_candidates(const ReferenceDistribution& distribution,
+                                                     const SampleRow& params);
 
 }  // namespace specdec::cpu

@@ -10,6 +10,7 @@ namespace {
 constexpr int kVectors = kSamplingBlock / kLanes;
 constexpr int kChunk = 4096;  // elements of a partial sum: one exponent base each, stays in L1
 constexpr float kInfinity = __builtin_inff();
+constexpr float kLowest = -__FLT_MAX__;
 // Above every value of the noise; and the least step that covers the rounding of two of them.
 constexpr float kMaxNoise = 22.93f;
 constexpr float kNoiseMargin = 1e-4f;
@@ -185,20 +186,34 @@ void words_of_block(int first, DrawNoise noise, U32x16 (&words)[kVectors]) {
   words[0] = broadcast_u32(static_cast<uint32_t>(position));
   words[1] = broadcast_u32(static_cast<uint32_t>(position >> 32));
   words[2] = load_u32(kCounterOfLane) + broadcast_u32(static_cast<uint32_t>(first) / 4);
-  words[3] = broadcast_u32(0);
+  words[3] = broadcast_u32(noise.stream);
   philox4x32_10(words, key_of(noise));
   transpose_quads(words);
 }
 
-RowMaximum draw(const float* x, float divisor, int count, DrawCutoff cutoff, DrawNoise noise) {
+void clear(RowMaximum* best, int num_best) {
+  for (int i = 0; i < num_best; ++i) best[i] = {-kInfinity, -1};
+}
+
+// Takes the place after all that are not less; requires that the last one is less.
+void insert(RowMaximum* best, int num_best, RowMaximum entry) {
+  int place = num_best - 1;
+  for (; place > 0 && best[place - 1].value < entry.value; --place) best[place] = best[place - 1];
+  best[place] = entry;
+}
+
+void draw(const float* x, float divisor, int count, DrawCutoff cutoff, DrawNoise noise,
+          RowMaximum* best, int num_best) {
+  clear(best, num_best);
+  const RowMaximum& last = best[num_best - 1];
   const F32x16 divisors = broadcast(divisor);
-  const F32x16 lowest = broadcast(cutoff.value);
-  RowMaximum best = {-kInfinity, -1};
+  // -inf itself is never drawn.
+  const F32x16 lowest = broadcast(cutoff.value > kLowest ? cutoff.value : kLowest);
   for (int begin = 0; begin < count; begin += kSamplingBlock) {
     const Block block =
         divisor == 1.0f ? load_block(x, begin, count) : load_scaled(x, divisors, begin, count);
     const F32x16 maxima = lane_maxima(block);
-    const F32x16 target = broadcast(best.value);
+    const F32x16 target = broadcast(last.value);
     if (mask_at_least(maxima, lowest) == 0) continue;
     if (mask_at_least(maxima + broadcast(kMaxNoise), target) == 0) continue;
     U32x16 words[kVectors];
@@ -214,17 +229,18 @@ RowMaximum draw(const float* x, float divisor, int count, DrawCutoff cutoff, Dra
       store(perturbed + i * kLanes, select_less(block.v[i], lowest, broadcast(-kInfinity), value));
     }
     for (int i = 0; i < kSamplingBlock; ++i) {
-      if (!(perturbed[i] > best.value)) continue;
+      if (!(perturbed[i] > last.value)) continue;
       if (logits[i] == cutoff.value && begin + i > cutoff.last_index) continue;
-      best = {perturbed[i], begin + i};
+      insert(best, num_best, {perturbed[i], begin + i});
     }
   }
-  return best;
 }
 
-RowMaximum draw_listed(const int32_t* tokens, const float* x, int count, DrawNoise noise) {
+void draw_listed(const int32_t* tokens, const float* x, int count, DrawNoise noise,
+                 RowMaximum* best, int num_best) {
+  clear(best, num_best);
+  const RowMaximum& last = best[num_best - 1];
   const uint64_t position = static_cast<uint64_t>(noise.position);
-  RowMaximum best = {-kInfinity, -1};
   for (int begin = 0; begin < count; begin += kLanes) {
     const int size = count - begin < kLanes ? count - begin : kLanes;
     uint32_t counters[kLanes];
@@ -235,7 +251,7 @@ RowMaximum draw_listed(const int32_t* tokens, const float* x, int count, DrawNoi
     }
     U32x16 words[4] = {broadcast_u32(static_cast<uint32_t>(position)),
                        broadcast_u32(static_cast<uint32_t>(position >> 32)), load_u32(counters),
-                       broadcast_u32(0)};
+                       broadcast_u32(noise.stream)};
     philox4x32_10(words, key_of(noise));
     uint32_t all_words[4][kLanes], chosen[kLanes];
     __builtin_memcpy(all_words, words, sizeof(all_words));
@@ -245,10 +261,9 @@ RowMaximum draw_listed(const int32_t* tokens, const float* x, int count, DrawNoi
     float perturbed[kLanes];
     store(perturbed, clean(load(values)) + gumbel_noise(load_u32(chosen)));
     for (int i = 0; i < size; ++i) {
-      if (perturbed[i] > best.value) best = {perturbed[i], tokens[begin + i]};
+      if (perturbed[i] > last.value) insert(best, num_best, {perturbed[i], tokens[begin + i]});
     }
   }
-  return best;
 }
 
 }  // namespace

@@ -32,9 +32,11 @@ struct DrawCutoff {
   int32_t last_index;
 };
 
+// Token t's noise is made from word t % 4 of Philox at counter (position, t / 4, stream), key seed.
 struct DrawNoise {
   uint64_t seed;
   int64_t position;
+  uint32_t stream;
 };
 
 struct SamplingKernels {
@@ -51,10 +53,13 @@ struct SamplingKernels {
   // outputs have room for `count`; block_max as block_maxima(x) gives it.
   int (*collect_at_least)(const float* x, const float* block_max, int count, float threshold,
                           int32_t* indices, float* values);
-  // The maximum of x[i] / divisor + noise(i) over the elements the cutoff lets through.
-  RowMaximum (*draw)(const float* x, float divisor, int count, DrawCutoff cutoff, DrawNoise noise);
+  // best[0, num_best) = the greatest x[i] / divisor + noise(i) over the elements the cutoff lets
+  // through, greatest first; index -1 where there are no more.
+  void (*draw)(const float* x, float divisor, int count, DrawCutoff cutoff, DrawNoise noise,
+               RowMaximum* best, int num_best);
   // The same over a list of tokens in rising order; a token's noise is that of `draw`, bit for bit.
-  RowMaximum (*draw_listed)(const int32_t* tokens, const float* x, int count, DrawNoise noise);
+  void (*draw_listed)(const int32_t* tokens, const float* x, int count, DrawNoise noise,
+                      RowMaximum* best, int num_best);
 };
 
 }  // namespace specdec::cpu
