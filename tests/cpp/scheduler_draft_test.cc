@@ -1,8 +1,6 @@
 // What the scheduler does for drafts: slots and blocks for them, last of all, and none left behind.
 #include <gtest/gtest.h>
 
-#include <map>
-#include <numeric>
 #include <random>
 #include <utility>
 #include <variant>
@@ -15,7 +13,6 @@ namespace specdec::testing {
 namespace {
 
 using Slots = std::vector<std::pair<uint64_t, int>>;  // ordinal, draft slots; of decoding sequences
-using Rows = std::vector<std::pair<uint64_t, int>>;   // ordinal, rows
 
 Slots slots_of(const ExecutionPlan& plan) {
   Slots slots;
@@ -24,26 +21,6 @@ Slots slots_of(const ExecutionPlan& plan) {
     slots.emplace_back(scheduled.sequence->ordinal, scheduled.num_draft_slots);
   }
   return slots;
-}
-
-Rows rows_of(const ExecutionPlan& plan) {
-  Rows rows;
-  for (const ScheduledSequence& scheduled : plan.sequences) {
-    rows.emplace_back(scheduled.sequence->ordinal, scheduled.num_rows);
-  }
-  return rows;
-}
-
-std::vector<int32_t> prompt_of(int num_tokens, int32_t first = 100) {
-  std::vector<int32_t> prompt(num_tokens);
-  std::iota(prompt.begin(), prompt.end(), first);
-  return prompt;
-}
-
-SamplingParams with_max_tokens(int max_tokens) {
-  SamplingParams params;
-  params.max_tokens = max_tokens;
-  return params;
 }
 
 DraftBudget always(int num_drafts) {

@@ -141,13 +141,17 @@ class SchedulerRandomTest : public ::testing::TestWithParam<RandomCase> {
     }
     const ExecutionPlan plan =
         GetParam().max_drafts > 0 ? plan_with_drafts(harness) : harness.plan();
+    std::map<const Sequence*, int> num_given;
     const std::vector<SequenceUpdate> updates = harness.advance(plan, [&](const auto& scheduled) {
-      return static_cast<int>(pick(max_accepted(scheduled) + 1));
+      const int num_accepted = static_cast<int>(pick(max_accepted(scheduled) + 1));
+      num_given[scheduled.sequence] = num_accepted + 1;
+      return num_accepted;
     });
     ASSERT_EQ(updates.size(), plan.sequences.size());
     for (const SequenceUpdate& update : updates) {
       ASSERT_EQ(update.finished, update.sequence->is_finished());
       num_accepted_ += std::max(update.num_new_tokens - 1, 0);
+      num_cut_ += update.num_new_tokens < num_given[update.sequence];
       if (!update.finished) continue;
       const Expected& expected = expected_.at(update.sequence);
       EXPECT_EQ(
@@ -163,7 +167,7 @@ class SchedulerRandomTest : public ::testing::TestWithParam<RandomCase> {
   std::vector<int32_t> old_prompt_;
   std::map<const Sequence*, Expected> expected_;
   int64_t num_finished_ = 0, num_aborts_ = 0, num_preemptions_ = 0, num_hits_ = 0, num_led_ = 0;
-  int64_t num_drafting_ = 0, num_accepted_ = 0;
+  int64_t num_drafting_ = 0, num_accepted_ = 0, num_cut_ = 0;
 };
 
 TEST_P(SchedulerRandomTest, EverySequenceEndsWithTheTokensItGetsAlone) {
@@ -198,6 +202,7 @@ TEST_P(SchedulerRandomTest, EverySequenceEndsWithTheTokensItGetsAlone) {
   EXPECT_EQ(num_led_ > 100, caches);
   EXPECT_EQ(num_drafting_ > 1000, random_case.max_drafts > 0);
   EXPECT_EQ(num_accepted_ > 1000, random_case.max_drafts > 0);
+  EXPECT_EQ(num_cut_ > 50, random_case.max_drafts > 0);  // by a stop among accepted tokens
 }
 
 HarnessOptions options(SchedulerConfig config, int num_blocks, int max_model_len) {

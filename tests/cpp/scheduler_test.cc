@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <numeric>
 #include <variant>
 #include <vector>
 
@@ -13,32 +12,10 @@
 namespace specdec::testing {
 namespace {
 
-using Rows = std::vector<std::pair<uint64_t, int>>;  // ordinal, rows
-
-Rows rows_of(const ExecutionPlan& plan) {
-  Rows rows;
-  for (const ScheduledSequence& scheduled : plan.sequences) {
-    rows.emplace_back(scheduled.sequence->ordinal, scheduled.num_rows);
-  }
-  return rows;
-}
-
 std::vector<uint64_t> ordinals_of(const std::vector<Sequence*>& sequences) {
   std::vector<uint64_t> ordinals;
   for (const Sequence* sequence : sequences) ordinals.push_back(sequence->ordinal);
   return ordinals;
-}
-
-std::vector<int32_t> prompt_of(int num_tokens, int32_t first = 100) {
-  std::vector<int32_t> prompt(num_tokens);
-  std::iota(prompt.begin(), prompt.end(), first);
-  return prompt;
-}
-
-SamplingParams with_max_tokens(int max_tokens) {
-  SamplingParams params;
-  params.max_tokens = max_tokens;
-  return params;
 }
 
 bool is_decoding(const Sequence& sequence) {

@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <span>
 #include <utility>
@@ -90,6 +91,29 @@ inline int32_t pretend_token(uint64_t stream, int position, int vocab_size) {
   uint64_t bits = (stream * 0x9E3779B97F4A7C15u) ^ (static_cast<uint64_t>(position) << 32);
   bits = (bits ^ (bits >> 29)) * 0xBF58476D1CE4E5B9u;
   return static_cast<int32_t>((bits >> 33) % static_cast<uint64_t>(vocab_size));
+}
+
+using Rows = std::vector<std::pair<uint64_t, int>>;  // ordinal, rows
+
+inline Rows rows_of(const ExecutionPlan& plan) {
+  Rows rows;
+  for (const ScheduledSequence& scheduled : plan.sequences) {
+    rows.emplace_back(scheduled.sequence->ordinal, scheduled.num_rows);
+  }
+  return rows;
+}
+
+// Tokens first, first + 1, ...
+inline std::vector<int32_t> prompt_of(int num_tokens, int32_t first = 100) {
+  std::vector<int32_t> prompt(num_tokens);
+  std::iota(prompt.begin(), prompt.end(), first);
+  return prompt;
+}
+
+inline SamplingParams with_max_tokens(int max_tokens) {
+  SamplingParams params;
+  params.max_tokens = max_tokens;
+  return params;
 }
 
 class SchedulerHarness {
