@@ -218,6 +218,116 @@ TEST_P(CpuAttention, TreeRowsEqualTheirPathsRunAsChains) {
   }
 }
 
+// A tree whose nodes stand in order of depth.
+std::vector<TreeNode> tree_by_levels(std::mt19937_64& random, const std::vector<int>& widths) {
+  std::vector<TreeNode> rows = {{random() % 100000, -1}};
+  int level_begin = 0;
+  for (const int width : widths) {
+    const int level_end = static_cast<int>(rows.size());
+    for (int i = 0; i < width; ++i) {
+      const int parent = level_begin + static_cast<int>(random() % (level_end - level_begin));
+      rows.push_back({random() % 100000, parent});
+    }
+    level_begin = level_end;
+  }
+  return rows;
+}
+
+// Runs the request's tree in passes that end at the given numbers of rows.
+RowBytes run_in_passes(PagedWorld& world, Request request, const std::vector<int>& ends,
+                       std::vector<Request*> mates = {}) {
+  const std::vector<TreeNode> rows = request.rows;
+  request.is_tree = true;
+  RowBytes results;
+  for (const int end : ends) {
+    request.rows.assign(rows.begin(), rows.begin() + end);
+    std::vector<Request*> batch = mates;
+    batch.push_back(&request);
+    const RowBytes pass = world.step(batch);
+    results.insert(results.end(), pass.end() - (end - request.num_cached_rows), pass.end());
+    request.num_cached_rows = end;
+  }
+  return results;
+}
+
+TEST_P(CpuAttention, ATreeGrownLevelByLevelEqualsTheTreeAtOnceAndItsPaths) {
+  cpu::CpuBackend backend = make_backend(2);
+  std::mt19937_64 random(16);
+  for (int window : {0, 3, 40}) {
+    for (const std::vector<int>& widths : {std::vector{1, 1, 1, 1}, {3, 2, 5, 1}, {40, 50, 60}}) {
+      const AttentionShape shape = {.group_size = 3, .head_dim = 64, .sliding_window = window};
+      PagedWorld world(backend, shape, 400, random());
+      const std::vector<uint64_t> history = random_tokens(random, 20 + random() % 60);
+      const std::vector<TreeNode> rows = tree_by_levels(random, widths);
+      const int num_rows = static_cast<int>(rows.size());
+      const auto new_request = [&] {
+        Request request = world.new_request(static_cast<int>(history.size()) + num_rows);
+        world.prefill(request, history);
+        request.rows = rows;
+        return request;
+      };
+      const RowBytes at_once = run_in_passes(world, new_request(), {num_rows});
+
+      std::vector<int> ends = {1};
+      for (const int width : widths) ends.push_back(ends.back() + width);
+      Request decode = make_request(world, random, Kind::kDecode, 33, 1);
+      Request other = make_request(world, random, Kind::kTree, 20, 7);
+      EXPECT_EQ(run_in_passes(world, new_request(), ends, {&decode, &other}), at_once);
+      EXPECT_LE(error_against_reference(world), 1.0);
+
+      const Request whole = new_request();
+      Request chain = new_request();
+      for (int leaf = num_rows - 1; leaf >= num_rows - 5; leaf -= 2) {
+        const std::vector<int> path = whole.path_to(leaf);
+        std::vector<uint64_t> tokens;
+        for (int row : path) tokens.push_back(rows[row].token);
+        chain.rows = Request::chain(tokens);
+        const RowBytes chain_results = world.step({&chain});
+        for (size_t depth = 0; depth < path.size(); ++depth) {
+          ASSERT_EQ(at_once[path[depth]], chain_results[depth]) << "row " << path[depth];
+        }
+      }
+    }
+  }
+}
+
+TEST_P(CpuAttention, ATreeMayGrowByAnyRows) {
+  cpu::CpuBackend backend = make_backend(2);
+  std::mt19937_64 random(17);
+  for (int num_rows : {2, 12, 64, 65, 150}) {
+    PagedWorld world(backend, {.group_size = 4, .head_dim = 48}, 100, random());
+    const std::vector<uint64_t> history = random_tokens(random, random() % 100);
+    Request first = world.new_request(250), second = world.new_request(250);
+    world.prefill(first, history);
+    world.prefill(second, history);
+    first.rows = second.rows = random_tree(random, num_rows);
+    std::vector<int> ends;
+    for (int end = 1; end < num_rows; end += 1 + random() % 20) ends.push_back(end);
+    ends.push_back(num_rows);
+    EXPECT_EQ(run_in_passes(world, first, ends), run_in_passes(world, second, {num_rows}));
+  }
+}
+
+TEST_P(CpuAttention, AWrongBitOfAnEarlierPassIsSeenByTheComparison) {
+  cpu::CpuBackend backend = make_backend(1);
+  std::mt19937_64 random(18);
+  PagedWorld world(backend, {}, 20);
+  Request tree = make_request(world, random, Kind::kTree, 50, 9);
+  world.step({&tree});
+  tree.num_cached_rows = 7;
+  world.build({&tree});
+  world.project();
+  const RowBytes right = world.attend();
+  ASSERT_LE(error_against_reference(world), 1.0);
+  for (int bit = 0; bit < 7; ++bit) {
+    world.masks()[1] ^= uint64_t{1} << bit;
+    const RowBytes wrong = world.attend();
+    world.masks()[1] ^= uint64_t{1} << bit;
+    EXPECT_NE(wrong[1], right[1]) << bit;
+    EXPECT_EQ(wrong[0], right[0]) << bit;
+  }
+}
+
 TEST_P(CpuAttention, CompactedPathContinuesLikeAChain) {
   cpu::CpuBackend backend = make_backend(2);
   std::mt19937_64 random(14);

@@ -39,6 +39,7 @@ struct Request {
   int base_len = 0;
   std::vector<TreeNode> rows;  // of the next step
   bool is_tree = false;
+  int num_cached_rows = 0;  // of a tree: the first rows, run in earlier steps
 
   static std::vector<TreeNode> chain(const std::vector<uint64_t>& tokens) {
     std::vector<TreeNode> rows;
@@ -139,7 +140,7 @@ class PagedWorld {
   std::vector<float> cos_, sin_, q_norm_, k_norm_;
 
   BatchView batch_;
-  std::vector<int32_t> token_ids_, positions_, cu_rows_, base_lens_, block_tables_;
+  std::vector<int32_t> token_ids_, positions_, cu_rows_, base_lens_, block_tables_, num_tree_slots_;
   std::vector<int64_t> slot_mapping_;
   std::vector<uint8_t> is_tree_;
   std::vector<uint64_t> masks_;
@@ -172,7 +173,8 @@ inline void PagedWorld::append_row_of(uint64_t token) {
 
 inline void PagedWorld::build(const std::vector<Request*>& requests) {
   token_ids_.clear(), positions_.clear(), base_lens_.clear(), slot_mapping_.clear();
-  is_tree_.clear(), qkv_.clear();
+  is_tree_.clear(), qkv_.clear(), num_tree_slots_.clear();
+  bool has_grown_tree = false;
   cu_rows_.assign(1, 0);
   size_t max_blocks = 0, max_rows = 0;
   for (const Request* request : requests) {
@@ -186,7 +188,7 @@ inline void PagedWorld::build(const std::vector<Request*>& requests) {
     const Request& request = *requests[r];
     std::copy(request.blocks.begin(), request.blocks.end(),
               block_tables_.begin() + static_cast<int64_t>(r * max_blocks));
-    for (size_t i = 0; i < request.rows.size(); ++i) {
+    for (size_t i = request.num_cached_rows; i < request.rows.size(); ++i) {
       const int index = static_cast<int>(i);
       const int slot = request.base_len + index;
       int depth = index;
@@ -208,6 +210,8 @@ inline void PagedWorld::build(const std::vector<Request*>& requests) {
     cu_rows_.push_back(static_cast<int32_t>(positions_.size()));
     base_lens_.push_back(request.base_len);
     is_tree_.push_back(request.is_tree);
+    num_tree_slots_.push_back(static_cast<int32_t>(request.rows.size()));
+    has_grown_tree = has_grown_tree || request.num_cached_rows > 0;
   }
   batch_ = {.num_requests = static_cast<int>(requests.size()),
             .num_rows = static_cast<int>(positions_.size()),
@@ -220,6 +224,7 @@ inline void PagedWorld::build(const std::vector<Request*>& requests) {
             .max_blocks_per_request = static_cast<int>(max_blocks),
             .is_tree = is_tree_.data(),
             .ancestor_mask = masks_.data(),
+            .num_tree_slots = has_grown_tree ? num_tree_slots_.data() : nullptr,
             .mask_words = mask_words};
   const size_t row_bytes = size_of(kv_.dtype) * shape_.num_heads() * shape_.head_dim;
   q_.assign(batch_.num_rows * row_bytes, 0xff);

@@ -48,12 +48,13 @@ struct BatchView {
   const int32_t* base_lens = nullptr;     // [num_requests] committed tokens already in the cache
   const int32_t* block_tables = nullptr;  // [num_requests, max_blocks_per_request]
   int max_blocks_per_request = 0;
-  // Bit j of row i's mask: row j of the same request is i itself or an ancestor of i. Only read for
-  // requests with is_tree; the others are chains (row i sees rows 0..i).
+  // Bit j of row i's mask: slot base_len + j of the same request holds i itself or an ancestor of i.
+  // Only read for requests with is_tree; the others are chains (row i sees rows 0..i).
   const uint8_t* is_tree = nullptr;         // [num_requests]
   const uint64_t* ancestor_mask = nullptr;  // [num_rows, mask_words]; may be null without trees
   // A tree that grows over several passes: slots past base_len its masks may name, more than the
-  // rows given now. Null: as many as the request has rows.
+  // rows given now, whose slots and positions are then what slot_mapping, positions and the masks
+  // say. At most 64 * mask_words. Null: as many as the request has rows.
   const int32_t* num_tree_slots = nullptr;  // [num_requests]
   int mask_words = 1;
 };

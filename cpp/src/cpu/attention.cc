@@ -43,13 +43,21 @@ bool is_tree(const BatchView& batch, int request) {
   return batch.is_tree != nullptr && batch.is_tree[request] != 0;
 }
 
+// Slots past base_len that the request's rows may see.
+int num_tail_slots(const BatchView& batch, int request) {
+  if (is_tree(batch, request) && batch.num_tree_slots != nullptr) {
+    return batch.num_tree_slots[request];
+  }
+  return batch.cu_rows[request + 1] - batch.cu_rows[request];
+}
+
 // Floats between the scores of two pairs: an odd number of vectors, so that pairs do not fall into
 // the same cache sets.
 int64_t score_stride(const TreeAttentionArgs& args, int request) {
   const BatchView& batch = *args.batch;
-  const int64_t num_rows = batch.cu_rows[request + 1] - batch.cu_rows[request];
-  int64_t slots = batch.base_lens[request] + num_rows;
-  if (args.sliding_window > 0) slots = std::min(slots, args.sliding_window + num_rows);
+  const int64_t num_tail = num_tail_slots(batch, request);
+  int64_t slots = batch.base_lens[request] + num_tail;
+  if (args.sliding_window > 0) slots = std::min(slots, args.sliding_window + num_tail);
   return round_up(slots + 2 * kLanes) | kLanes;
 }
 
@@ -57,9 +65,10 @@ ScratchShape scratch_of(const TreeAttentionArgs& args, const WorkItem& item) {
   const int64_t pairs = item.num_rows * (args.num_heads / args.kv.num_kv_heads);
   return {.scores = pairs * score_stride(args, item.request),
           .accumulators = pairs * round_up(args.kv.head_dim),
-          .tail_slots = is_tree(*args.batch, item.request)
-                            ? item.num_rows * (item.first_row + item.num_rows)
-                            : 0};
+          .tail_slots =
+              is_tree(*args.batch, item.request)
+                  ? static_cast<int64_t>(item.num_rows) * num_tail_slots(*args.batch, item.request)
+                  : 0};
 }
 
 std::vector<WorkItem> split_work(const TreeAttentionArgs& args) {
@@ -68,6 +77,10 @@ std::vector<WorkItem> split_work(const TreeAttentionArgs& args) {
   std::vector<WorkItem> items;
   for (int request = 0; request < batch.num_requests; ++request) {
     const int num_rows = batch.cu_rows[request + 1] - batch.cu_rows[request];
+    if (is_tree(batch, request)) {
+      SPECDEC_CHECK_LE(num_rows, num_tail_slots(batch, request));
+      SPECDEC_CHECK_LE(num_tail_slots(batch, request), 64 * batch.mask_words);
+    }
     const int64_t pairs =
         std::min<int64_t>(kTargetPairs, kTargetScores / score_stride(args, request));
     const int step =
@@ -110,6 +123,7 @@ AttentionTask make_task(const TreeAttentionArgs& args, const WorkItem& item,
       .sliding_window = args.sliding_window,
       .mask = tree ? batch.ancestor_mask + row * batch.mask_words : nullptr,
       .mask_words = batch.mask_words,
+      .num_tree_slots = num_tail_slots(batch, item.request),
       .scores = scratch,
       .score_stride = score_stride(args, item.request),
       .accumulators = scratch + shape.scores,

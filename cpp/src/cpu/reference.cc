@@ -44,7 +44,10 @@ std::vector<int> visible_slots(const TreeAttentionArgs& args, int request, int i
   std::vector<int> slots(base);
   std::iota(slots.begin(), slots.end(), 0);
   const bool is_tree = batch.is_tree != nullptr && batch.is_tree[request] != 0;
-  for (int j = 0; j <= index; ++j) {
+  const int num_rows = batch.cu_rows[request + 1] - batch.cu_rows[request];
+  const int num_tree_slots =
+      batch.num_tree_slots != nullptr ? batch.num_tree_slots[request] : num_rows;
+  for (int j = 0; j < (is_tree ? num_tree_slots : index + 1); ++j) {
     const bool sees =
         !is_tree || ((batch.ancestor_mask[row * batch.mask_words + j / 64] >> (j % 64)) & 1) != 0;
     if (sees) slots.push_back(base + j);

@@ -99,7 +99,7 @@ struct Kernel {
     return task.scores + pair * task.score_stride + (slot - first_slot);
   }
   int32_t* tail_slots(int row) const {
-    return task.tail_slots + row * (task.first_row + task.num_rows);
+    return task.tail_slots + static_cast<int64_t>(row) * task.num_tree_slots;
   }
   const Element* query(int pair) const {
     const int row = pair / task.group_size, head = pair % task.group_size;
@@ -134,9 +134,14 @@ struct Kernel {
     first_slot = task.base_len + task.first_row;
     for (int r = 0; r < task.num_rows; ++r) {
       RowSpan& row = rows[r];
-      row.slot_end = task.base_len + task.first_row + r + 1;
-      row.chain_end = task.mask == nullptr ? row.slot_end : task.base_len;
-      row.end = task.mask == nullptr ? row.slot_end : task.base_len + list_ancestors(r);
+      if (task.mask == nullptr) {
+        row.end = row.slot_end = row.chain_end = task.base_len + task.first_row + r + 1;
+      } else {
+        const int num_ancestors = list_ancestors(r);
+        row.chain_end = task.base_len;
+        row.end = task.base_len + num_ancestors;
+        row.slot_end = num_ancestors > 0 ? tail_slots(r)[num_ancestors - 1] + 1 : task.base_len;
+      }
       row.begin = task.sliding_window > 0 ? max_of(0, row.end - task.sliding_window) : 0;
       row.first_slot = min_of(row.begin, row.chain_end);
       first_slot = min_of(first_slot, row.first_slot);
@@ -150,8 +155,12 @@ struct Kernel {
     const uint64_t* mask = task.mask + static_cast<int64_t>(r) * task.mask_words;
     int32_t* slots = tail_slots(r);
     int count = 0;
-    for (int j = 0; j <= task.first_row + r; ++j) {
-      if ((mask[j / 64] >> (j % 64)) & 1) slots[count++] = task.base_len + j;
+    for (int first = 0; first < task.num_tree_slots; first += 64) {
+      const int num_bits = min_of(64, task.num_tree_slots - first);
+      for (uint64_t bits = mask[first / 64] & (~uint64_t{0} >> (64 - num_bits)); bits != 0;
+           bits &= bits - 1) {
+        slots[count++] = task.base_len + first + __builtin_ctzll(bits);
+      }
     }
     return count;
   }

@@ -27,17 +27,20 @@ struct AttentionTask {
   int num_kv_heads;
   int kv_head;
 
-  int base_len;          // committed tokens
-  int first_row;         // index of row 0 among the request's rows
-  int sliding_window;    // 0: none
-  const uint64_t* mask;  // [num_rows, mask_words] ancestors of the rows; null for a chain
+  int base_len;        // committed tokens
+  int first_row;       // index of row 0 among the request's rows
+  int sliding_window;  // 0: none
+  // [num_rows, mask_words] slots from base_len on that the rows see, their own among them; null for
+  // a chain.
+  const uint64_t* mask;
   int mask_words;
+  int num_tree_slots;  // bits of a mask
 
   // Scratch of the calling thread, contents of no meaning before or after.
   float* scores;         // [num_rows * group_size, score_stride], 64-byte aligned
   int64_t score_stride;  // a multiple of 16, at least visible slots of all rows + 32
   float* accumulators;   // [num_rows * group_size, head_dim rounded up to 16]
-  int32_t* tail_slots;   // [num_rows, first_row + num_rows]; only used with a mask
+  int32_t* tail_slots;   // [num_rows, num_tree_slots]; only used with a mask
 };
 
 // Limits of one task: rows, and rows times group_size.
