@@ -1,6 +1,65 @@
 """The compiled core. Token ids in, token ids out; text lives in the Python layer."""
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
+
+class CustomDrafter(Protocol):
+    def propose(self, tokens: list[int], max_tokens: int) -> list[list[int]]: ...
+
+class DrafterConfig:
+    """Fields are those of cpp/include/specdec/speculative_config.h."""
+
+    method: str  # "ngram", "suffix", "draft_model", "custom"
+    prompt_lookup_min: int
+    prompt_lookup_max: int
+    suffix_max_tree_depth: int
+    suffix_max_cached_requests: int
+    suffix_max_spec_factor: float
+    suffix_min_token_prob: float
+    model: str
+    sampling: str  # "argmax", "coupled", "independent"
+    min_confidence: float
+    custom: CustomDrafter | None
+    def __init__(
+        self,
+        *,
+        method: str = ...,
+        prompt_lookup_min: int = ...,
+        prompt_lookup_max: int = ...,
+        suffix_max_tree_depth: int = ...,
+        suffix_max_cached_requests: int = ...,
+        suffix_max_spec_factor: float = ...,
+        suffix_min_token_prob: float = ...,
+        model: str = ...,
+        sampling: str = ...,
+        min_confidence: float = ...,
+        custom: CustomDrafter | None = ...,
+    ) -> None: ...
+
+class SpeculativeConfig:
+    """Fields are those of cpp/include/specdec/speculative_config.h."""
+
+    num_speculative_tokens: int
+    drafters: list[DrafterConfig]
+    merge_drafters: bool
+    tree_width: int
+    max_draft_nodes: int
+    verification: str  # "exact", "rejection", "block", "synthetic"
+    synthetic_acceptance_rates: list[float]
+    num_speculative_tokens_per_batch_size: list[tuple[int, int, int]]
+    def __init__(
+        self,
+        *,
+        num_speculative_tokens: int = ...,
+        drafters: Sequence[DrafterConfig] = ...,
+        merge_drafters: bool = ...,
+        tree_width: int = ...,
+        max_draft_nodes: int = ...,
+        verification: str = ...,
+        synthetic_acceptance_rates: Sequence[float] = ...,
+        num_speculative_tokens_per_batch_size: Sequence[tuple[int, int, int]] = ...,
+    ) -> None: ...
+    def validate(self) -> None: ...
 
 class EngineConfig:
     """Fields are those of cpp/include/specdec/config.h; every one may be given by keyword."""
@@ -19,6 +78,7 @@ class EngineConfig:
     num_threads: int
     seed: int
     logprobs_mode: str
+    speculative: SpeculativeConfig
     def __init__(
         self,
         *,
@@ -36,6 +96,7 @@ class EngineConfig:
         num_threads: int = ...,
         seed: int = ...,
         logprobs_mode: str = ...,
+        speculative: SpeculativeConfig = ...,
     ) -> None: ...
 
 class ModelInfo:
@@ -79,6 +140,7 @@ class SamplingParams:
     seed: int | None
     logprobs: int | None
     prompt_logprobs: int | None
+    num_speculative_tokens: int | None
     def __init__(
         self,
         *,
@@ -101,6 +163,7 @@ class SamplingParams:
         seed: int | None = ...,
         logprobs: int | None = ...,
         prompt_logprobs: int | None = ...,
+        num_speculative_tokens: int | None = ...,
     ) -> None: ...
     def validate(self, vocab_size: int = 0) -> None: ...
 
@@ -109,12 +172,32 @@ class Logprob:
     logprob: float
     rank: int
 
+class AcceptanceStats:
+    num_steps: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_emitted_tokens: int
+    proposed_per_position: list[int]
+    accepted_per_position: list[int]
+    histogram: list[int]
+    @property
+    def mean_acceptance_length(self) -> float: ...
+    @property
+    def draft_acceptance_rate(self) -> float: ...
+
+class DrafterStats:
+    name: str
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    memory_bytes: int
+
 class CompletionOutput:
     index: int
     new_token_ids: list[int]
     new_logprobs: list[list[Logprob]]
-    finish_reason: str | None  # "stop", "length", "abort"
+    finish_reason: str | None  # "stop", "length", "abort", "error"
     stop_token_id: int | None
+    acceptance: AcceptanceStats | None  # so far; None without speculation
 
 class RequestMetrics:
     arrival_time: float
@@ -130,6 +213,7 @@ class RequestOutput:
     new_prompt_logprobs: list[list[Logprob]]
     finished: bool
     metrics: RequestMetrics
+    error: str  # why its completions end with "error"; else empty
 
 class EngineStats:
     num_running: int
@@ -148,6 +232,10 @@ class EngineStats:
     forward_seconds: float
     sample_seconds: float
     commit_seconds: float
+    draft_seconds: float
+    verify_seconds: float
+    acceptance: AcceptanceStats
+    drafters: list[DrafterStats]
 
 class Engine:
     """Runs steps without the GIL. Not for two threads at once."""
@@ -188,6 +276,7 @@ class InternalError(Error): ...
 
 __version__: str
 
+def synthetic_rates(length: float, num_speculative_tokens: int) -> list[float]: ...
 def list_devices() -> list[DeviceInfo]: ...
 def build_info() -> BuildInfo: ...
 def known_architectures() -> list[str]: ...

@@ -6,10 +6,11 @@ import copy
 import dataclasses
 import enum
 import logging
-import math
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from specdec_native.checks import INT32_MAX, check_integer, check_number
 
 _MIN_TEMPERATURE = 1e-2  # smaller positive temperatures overflow the scaled logits
 _GREEDY_BELOW = 1e-5
@@ -79,6 +80,8 @@ class SamplingParams:
         logit_bias: token id (int or numeric string) to a number added to its logit.
         allowed_token_ids: only these may be generated.
         bad_words: strings that are never completed.
+        num_speculative_tokens: tokens drafted ahead at most, where the engine speculates; 0 drafts
+            none, None drafts what the engine is set to, which is also the most.
     """
 
     n: int = 1
@@ -109,6 +112,7 @@ class SamplingParams:
     bad_words: list[str] | None = None
 
     _: dataclasses.KW_ONLY
+    num_speculative_tokens: int | None = None
     best_of: Any = None
     extra_args: Any = None
     flat_logprobs: Any = False
@@ -179,15 +183,15 @@ class SamplingParams:
                 raise ValueError(f"{name} is not supported by specdec_native; leave it out")
 
     def _check_numbers(self) -> None:
-        self.n = _integer("n", self.n, minimum=1, maximum=_MAX_N)
+        self.n = check_integer("n", self.n, minimum=1, maximum=_MAX_N)
         for name in ("presence_penalty", "frequency_penalty"):
-            setattr(self, name, _number(name, getattr(self, name), minimum=-2.0, maximum=2.0))
-        self.repetition_penalty = _number("repetition_penalty", self.repetition_penalty)
+            setattr(self, name, check_number(name, getattr(self, name), minimum=-2.0, maximum=2.0))
+        self.repetition_penalty = check_number("repetition_penalty", self.repetition_penalty)
         if self.repetition_penalty <= 0.0:
             raise ValueError(
                 f"repetition_penalty must be greater than 0, got {self.repetition_penalty}"
             )
-        self.temperature = _number("temperature", self.temperature, minimum=0.0, maximum=2.0)
+        self.temperature = check_number("temperature", self.temperature, minimum=0.0, maximum=2.0)
         if 0.0 < self.temperature < _MIN_TEMPERATURE:
             _logger.warning(
                 "temperature %s is below %s and would overflow; using %s",
@@ -196,20 +200,20 @@ class SamplingParams:
                 _MIN_TEMPERATURE,
             )
             self.temperature = _MIN_TEMPERATURE
-        self.top_p = _number("top_p", self.top_p, maximum=1.0)
+        self.top_p = check_number("top_p", self.top_p, maximum=1.0)
         if self.top_p <= 0.0:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
-        self.top_k = _integer("top_k", self.top_k, minimum=-1)
-        self.min_p = _number("min_p", self.min_p, minimum=0.0, maximum=1.0)
+        self.top_k = check_integer("top_k", self.top_k, minimum=-1)
+        self.min_p = check_number("min_p", self.min_p, minimum=0.0, maximum=1.0)
         if self.seed is not None:
-            self.seed = _integer("seed", self.seed, minimum=-(2**63), maximum=2**64 - 1)
+            self.seed = check_integer("seed", self.seed, minimum=-(2**63), maximum=2**64 - 1)
             if self.seed == -1:  # vLLM's spelling of "no seed"
                 self.seed = None
 
     def _check_lengths(self) -> None:
-        self.min_tokens = _integer("min_tokens", self.min_tokens, minimum=0)
+        self.min_tokens = check_integer("min_tokens", self.min_tokens, minimum=0)
         if self.max_tokens is not None:
-            self.max_tokens = _integer("max_tokens", self.max_tokens, minimum=1)
+            self.max_tokens = check_integer("max_tokens", self.max_tokens, minimum=1)
             if self.min_tokens > self.max_tokens:
                 raise ValueError(
                     f"min_tokens must be at most max_tokens={self.max_tokens}, "
@@ -220,9 +224,13 @@ class SamplingParams:
             if value is True:
                 value = 1
             if value is not None:
-                setattr(self, name, _integer(name, value, minimum=-1))
+                setattr(self, name, check_integer(name, value, minimum=-1))
         if self.stream_interval is not None:
-            self.stream_interval = _integer("stream_interval", self.stream_interval, minimum=1)
+            self.stream_interval = check_integer("stream_interval", self.stream_interval, minimum=1)
+        if self.num_speculative_tokens is not None:
+            self.num_speculative_tokens = check_integer(
+                "num_speculative_tokens", self.num_speculative_tokens, minimum=0, maximum=INT32_MAX
+            )
         if not isinstance(self.output_kind, RequestOutputKind):
             raise ValueError(f"output_kind must be a RequestOutputKind, got {self.output_kind!r}")
 
@@ -250,40 +258,6 @@ class SamplingParams:
         return _strings("stop", self.stop)
 
 
-def _number(
-    name: str, value: Any, *, minimum: float = -math.inf, maximum: float = math.inf
-) -> float:
-    if isinstance(value, bool) or not hasattr(value, "__float__"):
-        raise ValueError(f"{name} must be a number, got {value!r}")
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"{name} must be a finite number, got {number}")
-    if not minimum <= number <= maximum:
-        raise ValueError(f"{name} must be {_range(minimum, maximum)}, got {number}")
-    return number
-
-
-def _integer(name: str, value: Any, *, minimum: int, maximum: int | None = None) -> int:
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name} must be an integer, got {value!r}") from None
-    if number < minimum or (maximum is not None and number > maximum):
-        upper = math.inf if maximum is None else maximum
-        raise ValueError(f"{name} must be {_range(minimum, upper)}, got {number}")
-    return number
-
-
-def _range(minimum: float, maximum: float) -> str:
-    if math.isinf(maximum):
-        return f"at least {minimum:g}"
-    if math.isinf(minimum):
-        return f"at most {maximum:g}"
-    return f"in [{minimum:g}, {maximum:g}]"
-
-
 def _strings(name: str, value: str | Sequence[str] | None) -> list[str]:
     if value is None:
         return []
@@ -301,7 +275,7 @@ def _token_ids(name: str, value: Sequence[int] | None) -> list[int]:
         return []
     if isinstance(value, (str, bytes, int)):
         raise ValueError(f"{name} must be a list of integers, got {value!r}")
-    return [_integer(f"{name} entry", item, minimum=0, maximum=2**31 - 1) for item in value]
+    return [check_integer(f"{name} entry", item, minimum=0, maximum=INT32_MAX) for item in value]
 
 
 def _logit_bias(value: Any) -> dict[int, float]:
@@ -317,5 +291,5 @@ def _logit_bias(value: Any) -> dict[int, float]:
             ) from None
         if not 0 <= token < 2**31:
             raise ValueError(f"logit_bias key must be a token id, got {token}")
-        biases[token] = _number(f"logit_bias[{token}]", bias)
+        biases[token] = check_number(f"logit_bias[{token}]", bias)
     return biases

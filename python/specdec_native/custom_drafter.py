@@ -1,0 +1,54 @@
+"""Drafters that users write."""
+
+from __future__ import annotations
+
+import importlib
+import operator
+from typing import Any
+
+
+class CustomDrafter:
+    """The core's view of a drafter of the user's, in any of the accepted forms."""
+
+    def __init__(self, drafter: Any) -> None:
+        propose = drafter if isinstance(drafter, type) else getattr(drafter, "propose", drafter)
+        if isinstance(drafter, type) or not callable(propose):
+            raise ValueError(
+                "drafter must be an object with propose(tokens, max_tokens) or a function, got "
+                f"{drafter!r:.80}" + ("; make an object of it" if callable(propose) else "")
+            )
+        self._propose = propose
+
+    def propose(self, tokens: list[int], max_tokens: int) -> list[list[int]]:
+        """Continuations of `tokens`, each cut to max_tokens. Raises what the drafter raises."""
+        drafts = self._propose(tokens, max_tokens)
+        try:
+            return [draft[:max_tokens] for draft in _continuations(drafts) if draft]
+        except TypeError:
+            raise ValueError(
+                "a custom drafter must return a list of token ids or a list of such lists, got "
+                f"{drafts!r:.80}"
+            ) from None
+
+
+def make_drafter(path: str) -> Any:
+    """The drafter at a dotted path: a class is made without arguments. Raises ValueError."""
+    module_name, _, name = path.rpartition(".")
+    try:
+        value = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f'the custom drafter "{path}" cannot be imported ({error}); give '
+            '"package.module.Class" of an installed module'
+        ) from error
+    return value() if isinstance(value, type) else value
+
+
+def _continuations(drafts: Any) -> list[list[int]]:
+    if drafts is None:
+        return []
+    entries = list(drafts)
+    try:
+        return [[operator.index(token) for token in entries]]
+    except TypeError:
+        return [[operator.index(token) for token in entry] for entry in entries]

@@ -1,0 +1,346 @@
+"""`speculative_config`: how tokens are drafted ahead and verified. Keys and defaults are vLLM's.
+
+    LLM(model, speculative_config={"method": "ngram", "num_speculative_tokens": 5})
+
+What to draft with, `method`; it is inferred from `model` where it is left out:
+
+ngram: repeats what followed the last few tokens before, in prompt or output.
+    prompt_lookup_min, prompt_lookup_max: tokens matched, both 5; one alone sets the other too.
+suffix: the same from a tree of all suffixes, with counts, and from finished answers of others.
+    suffix_decoding_max_tree_depth (24), suffix_decoding_max_cached_requests (10000, 0 for none),
+    suffix_decoding_max_spec_factor (1.0), suffix_decoding_min_token_prob (0.1).
+draft_model: a smaller model with the same vocabulary.
+    model, revision.
+    draft_sample_method: how it picks tokens after the request's own temperature, top_p and so on.
+        "greedy": the most likely one.
+        "probabilistic": drawn; in exact verification with the noise the target will use, which is
+        also called "coupled" and agrees with it far more often than independent noise.
+        The default is "probabilistic", except in synthetic verification; vLLM's is "greedy".
+    min_confidence (0): drafting stops where the probability of the whole draft falls below.
+custom_class: `model` is the dotted path of a class that is made without arguments, or `drafter` is
+    an object with propose(tokens, max_tokens), or a function of the same arguments. It returns the
+    tokens it expects next, or a list of such lists, the most likely first. It runs inside the
+    engine's step and must not call the engine.
+
+Several of them: `drafters`, a list of dicts with the keys above. The first that has a draft is
+asked, or with `merge_drafters` all are, and their drafts make one tree.
+
+How much to draft:
+
+num_speculative_tokens: the longest draft. Left out, suffix takes suffix_decoding_max_tree_depth.
+num_speculative_tokens_per_batch_size: [[first, last, tokens], ...] by how many requests decode;
+    the first range starts at 1, gaps and the tail carry the range before, 0 drafts none.
+tree_width (1): alternatives considered at each position; above 1 drafts are trees. What others call
+    top-k of the draft (SGLang: speculative_eagle_topk).
+max_draft_nodes: tokens of one draft tree (SGLang: speculative_num_draft_tokens);
+    num_speculative_tokens * tree_width if left out.
+
+How drafts are verified, `rejection_sample_method`:
+
+"exact", the default, which vLLM does not have: every token is the one that would have come without
+    speculation, sampled ones with the same seed too. Nothing but speed depends on the drafts.
+"standard": rejection sampling. Tokens have the same distribution, but are not the same tokens.
+"block": the same over a whole draft at a time; it accepts at least as much. Chains only.
+"synthetic": accepts at given rates whatever the tokens; answers are wrong. For measuring speed.
+    synthetic_acceptance_rates, the share of steps that accept position i, or
+    synthetic_acceptance_length, the mean number of tokens a step emits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from specdec_native import _core
+from specdec_native.checks import (
+    INT32_MAX,
+    check_choice,
+    check_integer,
+    check_number,
+    close_matches,
+)
+from specdec_native.drafter_options import (
+    DRAFTER_KEYS,
+    SUFFIX_TREE_DEPTH,
+    DrafterOptions,
+    parse_drafter,
+)
+
+_ENGINE_KEYS = (
+    "num_speculative_tokens",
+    "num_speculative_tokens_per_batch_size",
+    "tree_width",
+    "max_draft_nodes",
+    "merge_drafters",
+    "drafters",
+    "rejection_sample_method",
+    "synthetic_acceptance_rates",
+    "synthetic_acceptance_length",
+)
+_BOOL = (False, True)
+_ONE_DEVICE = "drafting runs on the engine's device"
+_NO_HEADS = "methods with heads on the target are not available yet"
+_NO_FLY = 'lossy verification is not supported: use rejection_sample_method "exact" or "standard"'
+# vLLM's keys of which these values (and None) are what happens here anyway; else what to do.
+_FIXED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "acceptance_method": (("rejection_sampler",), 'give "rejection_sample_method" instead'),
+    "attention_backend": (("auto",), "the drafter uses the engine's attention"),
+    "code_revision": ((), "code of a checkpoint is not run"),
+    "disable_by_batch_size": (
+        (),
+        'give "num_speculative_tokens_per_batch_size": [[1, N - 1, K], [N, N, 0]] instead',
+    ),
+    "disable_eagle_block_drop": (_BOOL, ""),
+    "disable_log_stats": (_BOOL, ""),
+    "disable_logprobs": (_BOOL, ""),
+    "disable_lookahead_block_hashes": (_BOOL, ""),
+    "disable_mqa_scorer": (_BOOL, ""),
+    "disable_padded_drafter_batch": (_BOOL, ""),
+    "draft_lm_head_quantization": ((), _NO_HEADS),
+    "draft_load_config": ((), "give the draft model as a checkpoint directory or GGUF file"),
+    "draft_tensor_parallel_size": ((1,), _ONE_DEVICE),
+    "dspark_draft_topk": ((), _NO_HEADS),
+    "enable_adaptive_verification": (
+        (False,),
+        'give "num_speculative_tokens_per_batch_size" instead',
+    ),
+    "enforce_eager": (_BOOL, ""),
+    "fly_entropy_threshold": ((), _NO_FLY),
+    "fly_entropy_top_k": ((), _NO_FLY),
+    "fly_window_size": ((), _NO_FLY),
+    "index_share_for_mtp_iteration": ((), _NO_HEADS),
+    "kv_cache_dtype": (("auto",), "the draft model's cache has the engine's dtype"),
+    "max_model_len": ((), "the draft model has the engine's max_model_len; leave it out"),
+    "moe_backend": (("auto",), "the drafter uses the engine's kernels"),
+    "parallel_drafting": ((False,), _NO_HEADS),
+    "posterior_alpha": ((), _NO_FLY),
+    "posterior_threshold": ((), _NO_FLY),
+    "quantization": ((), "give the draft model unquantized, or as a GGUF file"),
+    "speculative_token_tree": ((), 'give "tree_width" and "max_draft_nodes" instead'),
+    "tensor_parallel_size": ((), 'give "draft_tensor_parallel_size": 1 instead'),
+    "use_heterogeneous_vocab": ((False,), "give a draft model with the target's vocabulary"),
+    "use_local_argmax_reduction": (_BOOL, ""),
+    "xpress_topc": ((), _NO_HEADS),
+}
+KEYS = (*_ENGINE_KEYS, *DRAFTER_KEYS, *_FIXED_KEYS)
+
+_VERIFICATIONS = {
+    "exact": "exact",
+    "standard": "rejection",
+    "block": "block",
+    "synthetic": "synthetic",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class SpeculativeOptions:
+    """A checked speculative_config. `fields` are values for _core.SpeculativeConfig."""
+
+    fields: Mapping[str, Any]
+    drafters: Sequence[DrafterOptions]
+    synthetic_acceptance_length: float | None = None
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Tokens of the longest draft."""
+        return int(self.fields["num_speculative_tokens"])
+
+    def to_core(self, resolve_model: Callable[[str, str | None], Path]) -> _core.SpeculativeConfig:
+        """The core's form. `resolve_model` finds a draft model's directory by name and revision."""
+        fields = dict(self.fields)
+        if self.synthetic_acceptance_length is not None:
+            fields["synthetic_acceptance_rates"] = _core.synthetic_rates(
+                self.synthetic_acceptance_length, self.num_speculative_tokens
+            )
+        drafters = [drafter.to_core(resolve_model) for drafter in self.drafters]
+        config = _core.SpeculativeConfig(drafters=drafters, **fields)
+        config.validate()
+        return config
+
+
+def parse_speculative_config(config: Any) -> SpeculativeOptions:
+    """Checks a speculative_config. Raises ValueError that says what to write instead."""
+    if not isinstance(config, Mapping):
+        raise ValueError(
+            'speculative_config must be a dict such as {"method": "ngram", '
+            f'"num_speculative_tokens": 5}}, got {config!r:.80}'
+        )
+    given = {key: value for key, value in config.items() if value is not None}
+    _check_keys(given)
+    verification = _verification(given.get("rejection_sample_method", "exact"))
+    drafters = _parse_drafters(given, verification)
+    fields: dict[str, Any] = {"verification": verification}
+    num_tokens = fields["num_speculative_tokens"] = _num_speculative_tokens(given, drafters)
+    if "num_speculative_tokens_per_batch_size" in given:
+        fields["num_speculative_tokens_per_batch_size"] = _batch_size_table(
+            given["num_speculative_tokens_per_batch_size"]
+        )
+    fields |= _tree_fields(given, len(drafters), verification)
+    length = None
+    if verification == "synthetic":
+        length = _synthetic_length(given, num_tokens)
+        if length is None:
+            fields["synthetic_acceptance_rates"] = _conditional_rates(given, num_tokens)
+    else:
+        for key in ("synthetic_acceptance_rates", "synthetic_acceptance_length"):
+            if key in given:
+                raise ValueError(f'{key} needs "rejection_sample_method": "synthetic"')
+    return SpeculativeOptions(fields, drafters, length)
+
+
+# -- keys
+
+
+def _check_keys(given: Mapping[str, Any]) -> None:
+    for key, value in given.items():
+        if key in _FIXED_KEYS:
+            allowed, advice = _FIXED_KEYS[key]
+            if value not in allowed:
+                expected = " or ".join(map(repr, allowed)) or "None"
+                reason = advice or f"it must be {expected}"
+                raise ValueError(f"speculative_config: {key}={value!r} is not supported: {reason}")
+        elif key not in KEYS:
+            raise ValueError(
+                f"speculative_config has an unknown key {key!r}; "
+                + (close_matches(key, KEYS) or f"known are {', '.join(KEYS)}")
+            )
+
+
+def _flag(key: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{key} must be True or False, got {value!r}")
+    return value
+
+
+# -- drafters
+
+
+def _parse_drafters(given: Mapping[str, Any], verification: str) -> list[DrafterOptions]:
+    entries = given.get("drafters")
+    if entries is None:
+        return [parse_drafter(given, verification)]
+    if isinstance(entries, (str, bytes, Mapping)) or not isinstance(entries, Sequence):
+        raise ValueError(f"drafters must be a list of dicts, got {entries!r:.80}")
+    if not entries:
+        raise ValueError('drafters is empty; give at least one, such as {"method": "ngram"}')
+    misplaced = [key for key in given if key in DRAFTER_KEYS]
+    if misplaced:
+        raise ValueError(
+            f"{', '.join(misplaced)} beside drafters has no meaning; move it into one of them"
+        )
+    drafters = []
+    for i, entry in enumerate(entries):
+        if not isinstance(entry, Mapping):
+            raise ValueError(f"drafters[{i}] must be a dict, got {entry!r:.80}")
+        entry = {key: value for key, value in entry.items() if value is not None}  # noqa: PLW2901
+        for key in entry:
+            if key in _ENGINE_KEYS:
+                raise ValueError(f"drafters[{i}]: {key} belongs beside drafters, not into one")
+        try:
+            _check_keys(entry)
+            drafters.append(parse_drafter(entry, verification))
+        except ValueError as error:
+            raise ValueError(f"drafters[{i}]: {error}") from None
+    return drafters
+
+
+# -- how much, and how it is verified
+
+
+def _verification(value: Any) -> str:
+    if value == "fly":
+        raise ValueError(_NO_FLY)
+    return check_choice("rejection_sample_method", value, _VERIFICATIONS)
+
+
+def _num_speculative_tokens(given: Mapping[str, Any], drafters: Sequence[DrafterOptions]) -> int:
+    if "num_speculative_tokens" in given:
+        value = given["num_speculative_tokens"]
+        if value == 0 and not isinstance(value, bool):
+            raise ValueError(
+                "num_speculative_tokens must be at least 1, got 0; leave speculative_config out to "
+                "decode without drafts"
+            )
+        return check_integer("num_speculative_tokens", value, minimum=1, maximum=INT32_MAX)
+    if all(drafter.method == "suffix" for drafter in drafters):
+        return max(int(d.fields.get("suffix_max_tree_depth", SUFFIX_TREE_DEPTH)) for d in drafters)
+    raise ValueError(
+        'num_speculative_tokens is missing: the longest draft, such as "num_speculative_tokens": 5'
+    )
+
+
+def _batch_size_table(value: Any) -> list[tuple[int, int, int]]:
+    key = "num_speculative_tokens_per_batch_size"
+    form = "a list of [first, last, tokens], such as [[1, 4, 5], [5, 16, 2], [17, 17, 0]]"
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Sequence) or not value:
+        raise ValueError(f"{key} must be {form}, got {value!r:.80}")
+    table = []
+    for i, entry in enumerate(value):
+        try:
+            first, last, tokens = map(operator.index, entry)
+        except (TypeError, ValueError):
+            raise ValueError(f"{key}[{i}] must be {form}, got {entry!r:.80}") from None
+        if not (1 <= first <= last <= INT32_MAX and 0 <= tokens <= INT32_MAX):
+            raise ValueError(
+                f"{key}[{i}] must have 1 <= first <= last and tokens >= 0, got {list(entry)}"
+            )
+        table.append((first, last, tokens))
+    return table
+
+
+def _tree_fields(given: Mapping[str, Any], num_drafters: int, verification: str) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for key in ("tree_width", "max_draft_nodes"):
+        if key in given:
+            fields[key] = check_integer(key, given[key], minimum=1, maximum=INT32_MAX)
+    if "merge_drafters" in given:
+        fields["merge_drafters"] = _flag("merge_drafters", given["merge_drafters"])
+        if fields["merge_drafters"] and num_drafters == 1:
+            raise ValueError("merge_drafters needs several drafters: list them in drafters")
+    if verification == "block" and (
+        fields.get("tree_width", 1) > 1 or fields.get("merge_drafters")
+    ):
+        raise ValueError(
+            'rejection_sample_method "block" verifies chains: give "tree_width": 1 without '
+            'merge_drafters, or "rejection_sample_method": "standard"'
+        )
+    return fields
+
+
+def _synthetic_length(given: Mapping[str, Any], num_tokens: int) -> float | None:
+    """The mean acceptance length, or None where rates are given."""
+    keys = ("synthetic_acceptance_rates", "synthetic_acceptance_length")
+    if sum(key in given for key in keys) != 1:
+        raise ValueError(
+            f'rejection_sample_method "synthetic" needs either {keys[0]} or {keys[1]}, such as '
+            f'"{keys[1]}": 2.5'
+        )
+    if keys[1] not in given:
+        return None
+    return check_number(keys[1], given[keys[1]], minimum=1.0, maximum=num_tokens + 1.0)
+
+
+def _conditional_rates(given: Mapping[str, Any], num_tokens: int) -> list[float]:
+    """Rates of each position given that all before were accepted; vLLM's are of all steps."""
+    key, value = "synthetic_acceptance_rates", given["synthetic_acceptance_rates"]
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Sequence):
+        raise ValueError(f"{key} must be a list of numbers, got {value!r:.80}")
+    if len(value) != num_tokens:
+        raise ValueError(
+            f"{key} has {len(value)} entries for num_speculative_tokens={num_tokens}; give one for "
+            "each"
+        )
+    rates = [check_number(f"{key}[{i}]", x, minimum=0.0, maximum=1.0) for i, x in enumerate(value)]
+    conditional = []
+    before = 1.0
+    for rate in rates:
+        if rate > before:
+            raise ValueError(
+                f"{key} must not rise, got {rates}: a position is accepted only with all before it"
+            )
+        conditional.append(rate / before if before > 0.0 else 0.0)
+        before = rate
+    return conditional

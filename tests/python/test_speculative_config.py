@@ -1,0 +1,587 @@
+"""speculative_config: inference, defaults, and what every wrong combination is told to write."""
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec_native.custom_drafter import CustomDrafter, make_drafter
+from specdec_native.speculative_arguments import resolve_arguments, with_short_forms
+from specdec_native.speculative_config import SpeculativeOptions, parse_speculative_config
+
+
+def parse(**config: Any) -> SpeculativeOptions:
+    return parse_speculative_config(config)
+
+
+def ngram(**config: Any) -> SpeculativeOptions:
+    return parse(**({"method": "ngram", "num_speculative_tokens": 4} | config))
+
+
+def only_fields(options: SpeculativeOptions) -> dict[str, Any]:
+    (drafter,) = options.drafters
+    return dict(drafter.fields)
+
+
+class Repeater:
+    """Drafts the last token again and again."""
+
+    def propose(self, tokens: list[int], max_tokens: int) -> list[int]:
+        return tokens[-1:] * max_tokens
+
+
+def repeat(tokens: list[int], max_tokens: int) -> list[int]:
+    return Repeater().propose(tokens, max_tokens)
+
+
+# -- methods
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        ({"method": "ngram"}, "ngram"),
+        ({"method": "[ngram]"}, "ngram"),
+        ({"method": "ngram_gpu"}, "ngram"),
+        ({"model": "ngram"}, "ngram"),
+        ({"model": "[ngram]"}, "ngram"),
+        ({"method": "suffix"}, "suffix"),
+        ({"model": "Qwen/Qwen2.5-Coder-0.5B-Instruct"}, "draft_model"),
+        ({"model": "Qwen2.5-Coder-0.5B-Instruct"}, "draft_model"),
+        ({"model": "model.gguf"}, "draft_model"),
+        ({"model": "models/some.directory"}, "draft_model"),
+        ({"model": Path("models") / "small"}, "draft_model"),
+        ({"method": "draft_model", "model": "org/eagle-by-name-only"}, "draft_model"),
+        ({"model": "package.module.Drafter"}, "custom_class"),
+        ({"method": "custom_class", "model": "package.Drafter"}, "custom_class"),
+        ({"drafter": Repeater()}, "custom_class"),
+        ({"drafter": repeat}, "custom_class"),
+    ],
+)
+def test_the_method_is_given_or_inferred(config: dict[str, Any], method: str) -> None:
+    (drafter,) = parse(num_speculative_tokens=3, **config).drafters
+    assert drafter.method == method
+
+
+def test_a_directory_with_a_dotted_name_is_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "small.model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    (drafter,) = parse(model="small.model", num_speculative_tokens=1).drafters
+    assert drafter.method == "draft_model"
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({"method": "eagle", "model": "x"}, "eagle"),
+        ({"method": "eagle3", "model": "x"}, "eagle3"),
+        ({"method": "medusa", "model": "x"}, "medusa"),
+        ({"method": "mlp_speculator", "model": "x"}, "mlp_speculator"),
+        ({"method": "mtp"}, "mtp"),
+        ({"method": "deepseek_mtp"}, "deepseek_mtp"),
+        ({"method": "dflash"}, "dflash"),
+        ({"model": "yuhuili/EAGLE-LLaMA3-Instruct-8B"}, "eagle"),
+        ({"model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"}, "eagle3"),
+        ({"model": "abhigoyal/vllm-medusa-vicuna-7b-random"}, "medusa"),
+        ({"model": "ibm-ai-platform/llama3-8b-accelerator"}, "mlp_speculator"),
+    ],
+)
+def test_a_method_that_is_not_there_yet_lists_those_that_are(
+    config: dict[str, Any], name: str
+) -> None:
+    with pytest.raises(ValueError, match=f'"{name}".*not available yet.*ngram, suffix') as caught:
+        parse(num_speculative_tokens=3, **config)
+    assert ('"method": "draft_model"' in str(caught.value)) == ("method" not in config)
+
+
+# -- defaults
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, (5, 5)),
+        ({"prompt_lookup_max": 3}, (3, 3)),
+        ({"prompt_lookup_min": 2}, (2, 2)),
+        ({"prompt_lookup_min": 2, "prompt_lookup_max": 7}, (2, 7)),
+        ({"prompt_lookup_min": None, "prompt_lookup_max": 3}, (3, 3)),
+    ],
+)
+def test_ngram_lengths_mirror_each_other(config: dict[str, Any], expected: tuple[int, int]) -> None:
+    fields = only_fields(ngram(**config))
+    assert (fields["prompt_lookup_min"], fields["prompt_lookup_max"]) == expected
+
+
+def test_suffix_drafts_as_deep_as_its_tree() -> None:
+    assert parse(method="suffix").num_speculative_tokens == 24
+    assert parse(method="suffix", suffix_decoding_max_tree_depth=9).num_speculative_tokens == 9
+    assert parse(method="suffix", num_speculative_tokens=5).num_speculative_tokens == 5
+    both = [{"method": "suffix", "suffix_decoding_max_tree_depth": depth} for depth in (6, 11)]
+    assert parse(drafters=both).num_speculative_tokens == 11
+
+
+def test_suffix_keys_reach_the_core() -> None:
+    config = {
+        "suffix_decoding_max_tree_depth": 7,
+        "suffix_decoding_max_cached_requests": 0,
+        "suffix_decoding_max_spec_factor": 2,
+        "suffix_decoding_min_token_prob": 0.25,
+    }
+    assert only_fields(parse(method="suffix", **config)) == {
+        "suffix_max_tree_depth": 7,
+        "suffix_max_cached_requests": 0,
+        "suffix_max_spec_factor": 2.0,
+        "suffix_min_token_prob": 0.25,
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "verification", "sampling"),
+    [
+        ({}, "exact", "coupled"),
+        ({"rejection_sample_method": "exact"}, "exact", "coupled"),
+        ({"draft_sample_method": "greedy"}, "exact", "argmax"),
+        ({"draft_sample_method": "probabilistic"}, "exact", "coupled"),
+        ({"draft_sample_method": "coupled"}, "exact", "coupled"),
+        ({"rejection_sample_method": "standard"}, "rejection", "independent"),
+        (
+            {"rejection_sample_method": "standard", "draft_sample_method": "greedy"},
+            "rejection",
+            "argmax",
+        ),
+        (
+            {"rejection_sample_method": "block", "draft_sample_method": "probabilistic"},
+            "block",
+            "independent",
+        ),
+        (
+            {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2},
+            "synthetic",
+            "argmax",
+        ),
+    ],
+)
+def test_drafts_are_drawn_as_verification_can_use_them(
+    config: dict[str, Any], verification: str, sampling: str
+) -> None:
+    options = parse(model="org/small", num_speculative_tokens=3, **config)
+    assert options.fields["verification"] == verification
+    assert only_fields(options)["sampling"] == sampling
+
+
+def test_what_vllm_accepts_without_effect_here_is_accepted() -> None:
+    ngram(
+        draft_tensor_parallel_size=1,
+        disable_padded_drafter_batch=True,
+        enforce_eager=True,
+        parallel_drafting=False,
+        max_model_len=None,
+        quantization=None,
+        attention_backend="auto",
+        enable_adaptive_verification=False,
+        acceptance_method="rejection_sampler",
+    )
+
+
+# -- how much, trees, several drafters
+
+
+def test_tables_by_batch_size_are_lists_or_tuples() -> None:
+    table = ngram(num_speculative_tokens_per_batch_size=[[1, 4, 4], (5, 9, np.int64(2))])
+    assert table.fields["num_speculative_tokens_per_batch_size"] == [(1, 4, 4), (5, 9, 2)]
+
+
+def test_several_drafters_keep_their_order_and_options() -> None:
+    options = parse(
+        drafters=[
+            {"method": "suffix", "suffix_decoding_min_token_prob": 0.5},
+            {"method": "ngram", "prompt_lookup_max": 3},
+            {"model": "org/small"},
+            {"drafter": repeat},
+        ],
+        num_speculative_tokens=6,
+        merge_drafters=True,
+        tree_width=2,
+        max_draft_nodes=9,
+    )
+    assert [d.method for d in options.drafters] == [
+        "suffix",
+        "ngram",
+        "draft_model",
+        "custom_class",
+    ]
+    assert options.drafters[0].fields == {"suffix_min_token_prob": 0.5}
+    assert options.drafters[1].fields["prompt_lookup_min"] == 3
+    assert options.fields == {
+        "verification": "exact",
+        "num_speculative_tokens": 6,
+        "merge_drafters": True,
+        "tree_width": 2,
+        "max_draft_nodes": 9,
+    }
+
+
+# -- synthetic acceptance
+
+
+def test_synthetic_rates_become_conditional() -> None:
+    """vLLM's are shares of all steps; the product of conditional ones gives them back."""
+    rates = [0.8, 0.6, 0.6, 0.0]
+    options = ngram(rejection_sample_method="synthetic", synthetic_acceptance_rates=rates)
+    conditional = options.fields["synthetic_acceptance_rates"]
+    assert np.cumprod(conditional) == pytest.approx(rates)
+    assert conditional[2] == 1.0 and options.synthetic_acceptance_length is None
+
+
+def test_rates_after_a_zero_are_zero() -> None:
+    options = ngram(rejection_sample_method="synthetic", synthetic_acceptance_rates=[0.5, 0, 0, 0])
+    assert options.fields["synthetic_acceptance_rates"] == [0.5, 0.0, 0.0, 0.0]
+
+
+# -- what is refused
+
+SYNTHETIC = {"rejection_sample_method": "synthetic"}
+TABLE = "num_speculative_tokens_per_batch_size"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("ngram", "must be a dict"),
+        ({}, '"method".*"drafters"'),
+        ({"num_speculative_tokens": 3}, 'num_speculative_tokens needs a drafter: give "method"'),
+        ({"method": "ngram"}, "num_speculative_tokens is missing"),
+        ({"model": "org/small"}, "num_speculative_tokens is missing"),
+        ({"drafters": [{"method": "suffix"}, {"method": "ngram"}]}, "num_speculative.*missing"),
+        ({"method": "ngrm", "num_speculative_tokens": 3}, "did you mean 'ngram'"),
+        ({"method": 3, "num_speculative_tokens": 3}, "use one of ngram"),
+        ({"method": "draft_model", "num_speculative_tokens": 3}, '"draft_model" needs "model"'),
+        ({"method": "custom_class", "num_speculative_tokens": 3}, 'either "model".*"drafter"'),
+        ({"model": 3, "num_speculative_tokens": 3}, "model must be a string"),
+        (
+            {"model": "a.B", "drafter": repeat, "method": "custom_class"},
+            'either "model".*"drafter"',
+        ),
+        ({"method": "custom_class", "model": "a/b"}, '"package.module.Class"'),
+        ({"drafter": Repeater}, "make an object of it"),
+        ({"drafter": 3}, "propose"),
+    ],
+)
+def test_a_missing_or_wrong_drafter(config: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_speculative_config(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        *(
+            ({"num_speculative_tokens": value}, "num_speculative_tokens must be")
+            for value in (0, -1, 1.5, True, "5")
+        ),
+        ({"num_speculative_tokens": 0}, "leave speculative_config out"),
+        ({"prompt_lookup_min": 4, "prompt_lookup_max": 3}, "at most prompt_lookup_max=3"),
+        ({"prompt_lookup_min": 0}, "prompt_lookup_min"),
+        ({"prompt_lookup_max": -2}, "prompt_lookup_max"),
+        ({"suffix_decoding_max_tree_depth": 3}, 'belongs to the method "suffix", not to "ngram"'),
+        ({"draft_sample_method": "greedy"}, 'belongs to the method "draft_model"'),
+        ({"drafter": repeat}, 'belongs to the method "custom_class"'),
+        ({"model": "org/small"}, '"ngram" takes no model.*"draft_model"'),
+        ({"prompt_lokup_max": 3}, "did you mean 'prompt_lookup_max'"),
+        ({"zzz": 3}, "unknown key 'zzz'; known are num_speculative_tokens"),
+        ({"tensor_parallel_size": 1}, "draft_tensor_parallel_size"),
+        ({"draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size=2"),
+        ({"max_model_len": 100}, "max_model_len=100.*leave it out"),
+        ({"quantization": "awq"}, "unquantized"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
+        ({"parallel_drafting": True}, "parallel_drafting"),
+        ({"enable_adaptive_verification": True}, TABLE),
+        ({"disable_by_batch_size": 4}, TABLE),
+        ({"use_heterogeneous_vocab": True}, "vocabulary"),
+        ({"enforce_eager": "yes"}, "enforce_eager.*False or True"),
+        ({"rejection_sample_method": "fly"}, 'lossy.*"exact" or "standard"'),
+        ({"rejection_sample_method": "rejection"}, "exact, standard, block, synthetic"),
+        ({"tree_width": 0}, "tree_width"),
+        ({"tree_width": 1.5}, "tree_width"),
+        ({"max_draft_nodes": 0}, "max_draft_nodes"),
+        ({"merge_drafters": True}, "needs several drafters"),
+        ({"merge_drafters": 1}, "True or False"),
+        ({"rejection_sample_method": "block", "tree_width": 2}, '"tree_width": 1.*"standard"'),
+        *(({TABLE: value}, TABLE) for value in ([], 3, "x", [3], [[1, 2]], [[1, 2, 3.5]], [None])),
+        ({TABLE: [[2, 1, 3]]}, "first <= last"),
+        ({TABLE: [[0, 1, 3]]}, "1 <= first"),
+        ({TABLE: [[1, 1, -3]]}, "tokens >= 0"),
+        (SYNTHETIC, "either synthetic_acceptance_rates or synthetic_acceptance_length"),
+        (
+            {
+                **SYNTHETIC,
+                "synthetic_acceptance_rates": [1, 1, 1, 1],
+                "synthetic_acceptance_length": 2,
+            },
+            "either synthetic_acceptance_rates or synthetic_acceptance_length",
+        ),
+        ({**SYNTHETIC, "synthetic_acceptance_rates": [0.5]}, "1 entries for.*=4"),
+        ({**SYNTHETIC, "synthetic_acceptance_rates": 0.5}, "list of numbers"),
+        ({**SYNTHETIC, "synthetic_acceptance_rates": [0.5, 0.6, 0.5, 0.5]}, "must not rise"),
+        ({**SYNTHETIC, "synthetic_acceptance_rates": [1.5, 1, 1, 1]}, r"rates\[0\]"),
+        ({**SYNTHETIC, "synthetic_acceptance_length": 5.5}, r"\[1, 5\]"),
+        ({**SYNTHETIC, "synthetic_acceptance_length": 0.5}, r"\[1, 5\]"),
+        ({"synthetic_acceptance_length": 2}, '"rejection_sample_method": "synthetic"'),
+        ({"synthetic_acceptance_rates": [1, 1, 1, 1]}, '"rejection_sample_method": "synthetic"'),
+    ],
+)
+def test_a_wrong_value_says_what_to_write(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ngram(**config)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"drafters": []}, "drafters is empty"),
+        ({"drafters": {"method": "ngram"}}, "list of dicts"),
+        ({"drafters": ["ngram"]}, r"drafters\[0\] must be a dict"),
+        ({"drafters": [{"method": "ngram"}, {"method": "x"}]}, r"drafters\[1\]: unknown method"),
+        ({"drafters": [{"method": "ngram", "zzz": 1}]}, r"drafters\[0\].*unknown key"),
+        ({"drafters": [{"method": "ngram", "tree_width": 2}]}, "tree_width belongs beside"),
+        ({"drafters": [{"drafters": []}]}, "belongs beside"),
+        ({"drafters": [{"method": "ngram"}], "method": "suffix"}, "method beside drafters"),
+        ({"drafters": [{"method": "ngram"}], "prompt_lookup_max": 3}, "prompt_lookup_max beside"),
+        (
+            {
+                "drafters": [{"method": "ngram"}, {"method": "suffix"}],
+                "merge_drafters": True,
+                "rejection_sample_method": "block",
+            },
+            "verifies chains",
+        ),
+    ],
+)
+def test_a_wrong_list_of_drafters_says_what_to_write(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse(num_speculative_tokens=3, **config)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"min_confidence": 1.5}, "min_confidence"),
+        ({"min_confidence": -0.5}, "min_confidence"),
+        ({"draft_sample_method": "random"}, "greedy, probabilistic, coupled"),
+        (
+            {"draft_sample_method": "coupled", "rejection_sample_method": "standard"},
+            '"probabilistic"',
+        ),
+    ],
+)
+def test_a_wrong_draft_model_option_says_what_to_write(
+    config: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse(model="org/small", num_speculative_tokens=3, **config)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_tree_depth", 0),
+        ("max_cached_requests", -1),
+        ("max_spec_factor", -0.5),
+        ("max_spec_factor", float("nan")),
+        ("min_token_prob", 1.5),
+    ],
+)
+def test_a_wrong_suffix_option_is_named(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"suffix_decoding_{name}"):
+        parse(method="suffix", **{f"suffix_decoding_{name}": value})
+
+
+# -- custom drafters
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        ([], []),
+        (None, []),
+        ([[]], []),
+        ([1, 2, 3, 4], [[1, 2, 3]]),
+        ((1,), [[1]]),
+        ([[1, 2], (3,), []], [[1, 2], [3]]),
+        (np.array([4, 5]), [[4, 5]]),
+        (np.array([[4, 5], [6, 7]]), [[4, 5], [6, 7]]),
+        (iter([1, 2]), [[1, 2]]),
+    ],
+)
+def test_a_custom_drafter_may_return_one_draft_or_several(
+    returned: Any, expected: list[list[int]]
+) -> None:
+    assert CustomDrafter(lambda tokens, max_tokens: returned).propose([1], 3) == expected
+
+
+@pytest.mark.parametrize("returned", [3, "abc", [1.5], [[1], "x"], [1, [2]], [None]])
+def test_a_custom_drafter_that_returns_something_else_is_told(returned: Any) -> None:
+    with pytest.raises(ValueError, match="list of token ids"):
+        CustomDrafter(lambda tokens, max_tokens: returned).propose([1], 3)
+
+
+def test_objects_and_functions_get_the_tokens_and_the_limit() -> None:
+    for drafter in (Repeater(), repeat, Repeater().propose):
+        assert CustomDrafter(drafter).propose([7, 8], 2) == [[8, 8]]
+
+
+def test_a_custom_class_is_found_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_drafters.py").write_text(
+        "class Seven:\n"
+        "    def propose(self, tokens, max_tokens):\n"
+        "        return [7] * max_tokens\n"
+        "def eight(tokens, max_tokens):\n"
+        "    return [8] * max_tokens\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert CustomDrafter(make_drafter("my_drafters.Seven")).propose([1], 2) == [[7, 7]]
+    assert CustomDrafter(make_drafter("my_drafters.eight")).propose([1], 2) == [[8, 8]]
+    for path in ("my_drafters.Nine", "no_such_module.Seven"):
+        with pytest.raises(ValueError, match=f'"{path}" cannot be imported'):
+            make_drafter(path)
+
+
+# -- older arguments and short forms
+
+
+@pytest.mark.parametrize(
+    ("older", "expected"),
+    [
+        (
+            {
+                "speculative_model": "[ngram]",
+                "num_speculative_tokens": 5,
+                "ngram_prompt_lookup_max": 4,
+            },
+            {
+                "method": "ngram",
+                "num_speculative_tokens": 5,
+                "prompt_lookup_min": 1,
+                "prompt_lookup_max": 4,
+            },
+        ),
+        (
+            {
+                "speculative_model": "[ngram]",
+                "num_speculative_tokens": 5,
+                "ngram_prompt_lookup_max": 4,
+                "ngram_prompt_lookup_min": 2,
+                "use_v2_block_manager": True,
+            },
+            {
+                "method": "ngram",
+                "num_speculative_tokens": 5,
+                "prompt_lookup_min": 2,
+                "prompt_lookup_max": 4,
+            },
+        ),
+        (
+            {
+                "speculative_model": "org/small",
+                "num_speculative_tokens": 5,
+                "speculative_draft_tensor_parallel_size": 1,
+                "speculative_disable_by_batch_size": 4,
+                "spec_decoding_acceptance_method": "rejection_sampler",
+            },
+            {
+                "model": "org/small",
+                "num_speculative_tokens": 5,
+                "draft_tensor_parallel_size": 1,
+                "num_speculative_tokens_per_batch_size": [[1, 3, 5], [4, 4, 0]],
+                "rejection_sample_method": "standard",
+            },
+        ),
+    ],
+)
+def test_older_arguments_warn_with_what_replaces_them(
+    older: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    with pytest.warns(DeprecationWarning) as caught:
+        resolved = resolve_arguments({**older, "max_model_len": 64})
+    assert resolved == {"speculative_config": expected, "max_model_len": 64}
+    message = str(caught[-1].message)
+    assert repr(resolved["speculative_config"]) in message and "speculative_model" in message
+    parse_speculative_config(expected)
+
+
+def test_an_argument_without_effect_only_warns() -> None:
+    config = {"method": "ngram", "num_speculative_tokens": 3}
+    arguments = {"use_v2_block_manager": True, "speculative_config": config}
+    with pytest.warns(DeprecationWarning, match="use_v2_block_manager has no effect"):
+        assert resolve_arguments(arguments) == {"speculative_config": config}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert resolve_arguments({"speculative_config": None, "spec_model": None}) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_speculative_tokens": 3}, 'write speculative_config={"method": "ngram"'),
+        (
+            {"speculative_model": "[ngram]", "speculative_config": {"method": "ngram"}},
+            "put everything into speculative_config",
+        ),
+        ({"num_speculative_tokens": 3, "spec_method": "ngram"}, "put everything into"),
+        (
+            {"speculative_model": "x", "speculative_disable_by_batch_size": 1},
+            "at least 2",
+        ),
+        (
+            {"speculative_model": "x", "speculative_disable_by_batch_size": 4},
+            "needs num_speculative_tokens",
+        ),
+        ({"spec_method": "ngram", "speculative_config": {"method": "ngram"}}, "not both"),
+        ({"spec_tokens": 3, "speculative_config": "x"}, "must be a dict"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_forms_are_not_mixed(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        resolve_arguments(arguments)
+
+
+def test_typical_acceptance_is_refused() -> None:
+    older = {
+        "speculative_model": "org/small",
+        "num_speculative_tokens": 3,
+        "spec_decoding_acceptance_method": "typical_acceptance_sampler",
+    }
+    with pytest.warns(DeprecationWarning):
+        resolved = resolve_arguments(older)
+    with pytest.raises(ValueError, match="rejection_sample_method"):
+        parse_speculative_config(resolved["speculative_config"])
+
+
+def test_short_forms_fill_in_what_the_config_leaves_out() -> None:
+    short = {"spec_method": None, "spec_model": "org/small", "spec_tokens": 3}
+    assert with_short_forms({"tree_width": 2}, short) == {
+        "tree_width": 2,
+        "model": "org/small",
+        "num_speculative_tokens": 3,
+    }
+    assert with_short_forms(None, dict.fromkeys(short)) is None
+    with pytest.raises(ValueError, match="--spec-tokens or 'num_speculative_tokens'"):
+        with_short_forms({"num_speculative_tokens": 2}, short, {"spec_tokens": "--spec-tokens"})
+
+
+def test_a_config_survives_json() -> None:
+    config: Callable[[], dict[str, Any]] = lambda: {  # noqa: E731
+        "drafters": [{"method": "ngram"}, {"method": "suffix"}],
+        "num_speculative_tokens": 3,
+        TABLE: [[1, 2, 3]],
+    }
+    assert parse(**json.loads(json.dumps(config()))) == parse(**config())
