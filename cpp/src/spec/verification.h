@@ -1,4 +1,9 @@
 // Which drafted tokens are kept. Pure: distributions and uniforms in, nodes and tokens out.
+//
+// Distributions may be off from a sum of 1 by rounding. A token outside of one has probability 0
+// there, so drafts of a drafter with more padding in its vocabulary, or of token -1, are never
+// accepted. A drafted token to which its own distribution gives no probability (an underflow)
+// counts as deterministic, which is right whatever it was drawn from.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +28,22 @@ struct Accepted {
 Accepted accept_exact(const DraftTree& tree, std::span<const int32_t> sampled);
 
 // A uniform in (0, 1) for the depth-th token after the root and the index-th use there; the same
-// arguments give the same number.
+// arguments give the same number. Index 0 draws the token that is emitted without a draft; index
+// i + 1 is the coin of attempt i. No number is used for both.
+//
+// Numbers must be new in every step, not only at every position: a block that is cut short has
+// looked at coins of later positions, and what it saw would bias them there.
 using UniformSource = std::function<double(int depth, int index)>;
+
+// The uniforms of a request's step: Philox of its seed and the position of the tree's root, in a
+// stream of their own.
+UniformSource step_uniforms(uint64_t seed, int64_t root_position);
+
+// SampleRow::noise_stream for tokens that drafter `drafter` (0 to 15) draws independently of the
+// target in the step with that root. Verification assumes that attempts of different drafters are
+// independent, and (see above) that a step's drafts are independent of the steps before.
+uint32_t draft_noise_stream(int64_t root_position, int drafter);
+
 // The target's distribution [vocab_size] after node i, all processors applied.
 using TargetSource = std::function<std::span<const float>(int node)>;
 
@@ -35,8 +54,9 @@ using TargetSource = std::function<std::span<const float>(int node)>;
 Accepted accept_rejection(const DraftTree& tree, const TargetSource& target,
                           const UniformSource& uniform);
 
-// Block verification of a chain (Sun et al. 2024). Attempts without a distribution count as
-// one-hot.
+// Block verification of a chain (Sun et al. 2024), coin i the one of the i-th token. Attempts
+// without a distribution count as one-hot. All attempts at a node must be for the same token; those
+// after the first are not looked at, so that they must not be sampled.
 Accepted accept_block(const DraftTree& tree, const TargetSource& target,
                       const UniformSource& uniform);
 
