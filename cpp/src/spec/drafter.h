@@ -25,8 +25,8 @@ struct DraftRequest {
   uint64_t sequence = 0;            // ordinal
   std::span<const int32_t> tokens;  // prompt and output; the last is the tree's root
   int num_prompt_tokens = 0;
-  int max_depth = 0;  // longest path to draft, at least 1
-  int max_nodes = 0;  // most nodes to draft, at least 1; those in the tree already count
+  int max_depth = 0;   // longest path to draft, at least 1
+  int max_nodes = 0;   // most nodes to draft, at least 1; those in the tree already count
   int tree_width = 1;  // continuations considered at a node; 1: a chain
   const BlockTable* blocks = nullptr;  // room for tokens.size() + max_nodes slots
   SampleRowSource* rows = nullptr;
@@ -34,6 +34,15 @@ struct DraftRequest {
   // out: set where drafting for this request alone failed. The others are drafted for all the same.
   std::exception_ptr error;
 };
+
+// Adds a deterministic draft and returns its node; -1 if it is not there yet and the tree is full.
+inline int add_draft(const DraftRequest& request, int parent, int32_t token, float survival,
+                     int drafter) {
+  DraftTree& tree = *request.tree;
+  const bool full = tree.num_drafts() >= request.max_nodes;
+  if (full && tree.find_child(parent, token) < 0) return -1;
+  return tree.add(parent, token, survival, drafter);
+}
 
 class Drafter {
  public:

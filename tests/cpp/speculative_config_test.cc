@@ -1,0 +1,219 @@
+#include "specdec/speculative_config.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "specdec/error.h"
+
+namespace specdec {
+namespace {
+
+class NoDrafts : public CustomDrafter {
+ public:
+  std::vector<std::vector<int32_t>> propose(std::span<const int32_t>, int) override { return {}; }
+};
+
+SpeculativeConfig config_of(DraftMethod method) {
+  SpeculativeConfig config;
+  config.num_speculative_tokens = 3;
+  config.drafters.resize(1);
+  config.drafters[0].method = method;
+  if (method == DraftMethod::kDraftModel) config.drafters[0].model = "some/checkpoint";
+  if (method == DraftMethod::kCustom) config.drafters[0].custom = std::make_shared<NoDrafts>();
+  return config;
+}
+
+struct BadValue {
+  std::string key;
+  DraftMethod method;
+  std::function<void(SpeculativeConfig&)> spoil;
+};
+
+void expect_refused(const BadValue& bad, int index) {
+  SpeculativeConfig config = config_of(bad.method);
+  ASSERT_NO_THROW(config.validate()) << bad.key << " " << index;
+  bad.spoil(config);
+  try {
+    config.validate();
+    ADD_FAILURE() << "accepted: " << bad.key << " " << index;
+  } catch (const InvalidArgument& error) {
+    EXPECT_EQ(error.field(), bad.key) << index << ": " << error.what();
+  }
+}
+
+void expect_all_refused(const std::vector<BadValue>& bad) {
+  for (size_t i = 0; i < bad.size(); ++i) expect_refused(bad[i], static_cast<int>(i));
+}
+
+const double kNan = std::nan("");
+
+TEST(SpeculativeConfig, DefaultsAreNoSpeculation) {
+  const SpeculativeConfig config;
+  EXPECT_FALSE(config.enabled());
+  EXPECT_NO_THROW(config.validate());
+}
+
+TEST(SpeculativeConfig, EveryMethodIsAcceptedWithItsDefaults) {
+  for (const DraftMethod method : {DraftMethod::kNgram, DraftMethod::kSuffix,
+                                   DraftMethod::kDraftModel, DraftMethod::kCustom}) {
+    EXPECT_NO_THROW(config_of(method).validate());
+  }
+}
+
+TEST(SpeculativeConfig, LimitsThemselvesAreAccepted) {
+  SpeculativeConfig config = config_of(DraftMethod::kSuffix);
+  config.num_speculative_tokens = 128;
+  config.tree_width = 4;
+  config.max_draft_nodes = 512;
+  config.drafters[0].suffix_max_cached_requests = 0;
+  config.drafters[0].suffix_max_spec_factor = 0;
+  config.drafters[0].suffix_min_token_prob = 1;
+  config.num_speculative_tokens_per_batch_size = {{1, 4, 128}, {5, 5, 0}};
+  EXPECT_NO_THROW(config.validate());
+  config.max_draft_nodes = 128;
+  config.tree_width = 16;
+  EXPECT_NO_THROW(config.validate());
+}
+
+TEST(SpeculativeConfig, BadNumbersOfTokensAreRefused) {
+  const auto tokens = [](int value) {
+    return [value](SpeculativeConfig& c) { c.num_speculative_tokens = value; };
+  };
+  expect_all_refused({
+      {"num_speculative_tokens", DraftMethod::kNgram, tokens(0)},
+      {"num_speculative_tokens", DraftMethod::kNgram, tokens(-1)},
+      {"num_speculative_tokens", DraftMethod::kNgram, tokens(129)},
+      {"method", DraftMethod::kNgram, [](auto& c) { c.drafters.clear(); }},
+      {"num_speculative_tokens_per_batch_size", DraftMethod::kNgram,
+       [](auto& c) { c.num_speculative_tokens_per_batch_size = {{2, 4, 3}}; }},
+  });
+}
+
+TEST(SpeculativeConfig, BadTreesAreRefused) {
+  expect_all_refused({
+      {"tree_width", DraftMethod::kNgram, [](auto& c) { c.tree_width = 0; }},
+      {"tree_width", DraftMethod::kNgram, [](auto& c) { c.tree_width = 17; }},
+      {"max_draft_nodes", DraftMethod::kNgram, [](auto& c) { c.max_draft_nodes = -1; }},
+      {"max_draft_nodes", DraftMethod::kNgram, [](auto& c) { c.max_draft_nodes = 513; }},
+      {"max_draft_nodes", DraftMethod::kNgram, [](auto& c) { c.max_draft_nodes = 2; }},
+      {"max_draft_nodes", DraftMethod::kNgram,
+       [](auto& c) {
+         c.num_speculative_tokens = 128;
+         c.tree_width = 8;  // 1024 nodes by default
+       }},
+  });
+}
+
+TEST(SpeculativeConfig, BadDrafterValuesAreRefused) {
+  const auto drafter = [](auto member, auto value) {
+    return [member, value](SpeculativeConfig& c) { c.drafters[0].*member = value; };
+  };
+  using D = DrafterConfig;
+  expect_all_refused({
+      {"prompt_lookup_min", DraftMethod::kNgram, drafter(&D::prompt_lookup_min, 0)},
+      {"prompt_lookup_max", DraftMethod::kNgram, drafter(&D::prompt_lookup_max, 0)},
+      {"prompt_lookup_max", DraftMethod::kNgram, drafter(&D::prompt_lookup_min, 6)},
+      {"suffix_decoding_max_tree_depth", DraftMethod::kSuffix,
+       drafter(&D::suffix_max_tree_depth, 0)},
+      {"suffix_decoding_max_cached_requests", DraftMethod::kSuffix,
+       drafter(&D::suffix_max_cached_requests, -1)},
+      {"suffix_decoding_max_spec_factor", DraftMethod::kSuffix,
+       drafter(&D::suffix_max_spec_factor, -0.5)},
+      {"suffix_decoding_max_spec_factor", DraftMethod::kSuffix,
+       drafter(&D::suffix_max_spec_factor, kNan)},
+      {"suffix_decoding_min_token_prob", DraftMethod::kSuffix,
+       drafter(&D::suffix_min_token_prob, 1.1)},
+      {"suffix_decoding_min_token_prob", DraftMethod::kSuffix,
+       drafter(&D::suffix_min_token_prob, kNan)},
+      {"model", DraftMethod::kDraftModel, drafter(&D::model, std::string())},
+      {"min_confidence", DraftMethod::kDraftModel, drafter(&D::min_confidence, -0.1)},
+      {"min_confidence", DraftMethod::kDraftModel, drafter(&D::min_confidence, kNan)},
+      {"method", DraftMethod::kCustom, drafter(&D::custom, std::shared_ptr<CustomDrafter>())},
+  });
+}
+
+TEST(SpeculativeConfig, EveryDrafterOfAListIsChecked) {
+  SpeculativeConfig config = config_of(DraftMethod::kNgram);
+  config.drafters.push_back(config_of(DraftMethod::kSuffix).drafters[0]);
+  EXPECT_NO_THROW(config.validate());
+  config.drafters[1].suffix_max_tree_depth = 0;
+  EXPECT_THROW(config.validate(), InvalidArgument);
+}
+
+TEST(SpeculativeConfig, BlockVerificationTakesChainsOnly) {
+  const auto block = [](SpeculativeConfig& c) { c.verification = Verification::kBlock; };
+  SpeculativeConfig chain = config_of(DraftMethod::kNgram);
+  block(chain);
+  chain.merge_drafters = true;  // of one drafter: nothing to merge
+  EXPECT_NO_THROW(chain.validate());
+  expect_all_refused({
+      {"tree_width", DraftMethod::kNgram,
+       [&](auto& c) {
+         block(c);
+         c.tree_width = 2;
+       }},
+      {"merge_drafters", DraftMethod::kNgram,
+       [&](auto& c) {
+         block(c);
+         c.merge_drafters = true;
+         c.drafters.resize(2);
+       }},
+  });
+}
+
+TEST(SpeculativeConfig, CoupledDraftsNeedVerificationThatSharesTheirNoise) {
+  for (const Verification verification : {Verification::kRejection, Verification::kBlock}) {
+    SpeculativeConfig config = config_of(DraftMethod::kDraftModel);
+    config.verification = verification;
+    config.drafters[0].sampling = DraftSampling::kCoupled;
+    try {
+      config.validate();
+      ADD_FAILURE() << "accepted";
+    } catch (const InvalidArgument& error) {
+      EXPECT_EQ(error.field(), "draft_sample_method");
+      EXPECT_NE(std::string(error.what()).find("'probabilistic'"), std::string::npos);
+    }
+    config.drafters[0].sampling = DraftSampling::kIndependent;
+    EXPECT_NO_THROW(config.validate());
+    config.drafters[0].sampling = DraftSampling::kArgmax;
+    EXPECT_NO_THROW(config.validate());
+  }
+  SpeculativeConfig exact = config_of(DraftMethod::kDraftModel);
+  exact.drafters[0].sampling = DraftSampling::kIndependent;
+  EXPECT_NO_THROW(exact.validate());
+}
+
+TEST(SpeculativeConfig, SyntheticNeedsOneRateForEachToken) {
+  SpeculativeConfig config = config_of(DraftMethod::kNgram);
+  config.verification = Verification::kSynthetic;
+  config.synthetic_acceptance_rates = {1.0, 0.5, 0.0};
+  EXPECT_NO_THROW(config.validate());
+  for (const std::vector<double>& rates :
+       {std::vector<double>{}, {0.5, 0.5}, {0.5, 0.5, 1.5}, {-0.1, 0.5, 0.5}, {0.5, kNan, 0.5}}) {
+    config.synthetic_acceptance_rates = rates;
+    EXPECT_THROW(config.validate(), InvalidArgument);
+  }
+}
+
+TEST(SpeculativeConfig, SyntheticRatesAreRefusedElsewhere) {
+  for (const Verification verification :
+       {Verification::kExact, Verification::kRejection, Verification::kBlock}) {
+    SpeculativeConfig config = config_of(DraftMethod::kNgram);
+    config.verification = verification;
+    config.synthetic_acceptance_rates = {0.5, 0.5, 0.5};
+    try {
+      config.validate();
+      ADD_FAILURE() << "accepted";
+    } catch (const InvalidArgument& error) {
+      EXPECT_EQ(error.field(), "synthetic_acceptance_rates");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace specdec

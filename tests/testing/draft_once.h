@@ -1,0 +1,47 @@
+// Calls a drafter for one request.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "spec/draft_tree.h"
+#include "spec/drafter.h"
+
+namespace specdec::testing {
+
+struct DraftLimits {
+  int max_depth = 4;
+  int max_nodes = 64;
+  int tree_width = 1;
+};
+
+inline DraftRequest request_for(std::span<const int32_t> tokens, DraftTree& tree,
+                                const DraftLimits& limits = {}, uint64_t sequence = 0) {
+  tree.reset(tokens.back());
+  DraftRequest request;
+  request.sequence = sequence;
+  request.tokens = tokens;
+  request.num_prompt_tokens = static_cast<int>(tokens.size());
+  request.max_depth = limits.max_depth;
+  request.max_nodes = limits.max_nodes;
+  request.tree_width = limits.tree_width;
+  request.tree = &tree;
+  return request;
+}
+
+inline DraftTree draft_once(Drafter& drafter, std::span<const int32_t> tokens,
+                            const DraftLimits& limits = {}, uint64_t sequence = 0) {
+  DraftTree tree;
+  DraftRequest request = request_for(tokens, tree, limits, sequence);
+  drafter.draft({&request, 1});
+  tree.check_integrity();
+  return tree;
+}
+
+// The drafted tokens of a chain.
+inline std::vector<int32_t> drafts_of(const DraftTree& tree) {
+  return {tree.tokens().begin() + 1, tree.tokens().end()};
+}
+
+}  // namespace specdec::testing
