@@ -25,7 +25,8 @@ void bind_config(py::module_& module) {
       .def_readwrite("enable_prefix_caching", &EngineConfig::enable_prefix_caching)
       .def_readwrite("num_threads", &EngineConfig::num_threads)
       .def_readwrite("seed", &EngineConfig::seed)
-      .def_readwrite("logprobs_mode", &EngineConfig::logprobs_mode);
+      .def_readwrite("logprobs_mode", &EngineConfig::logprobs_mode)
+      .def_readwrite("speculative", &EngineConfig::speculative);
   py::class_<ModelInfo>(module, "ModelInfo")
       .def_readonly("architecture", &ModelInfo::architecture)
       .def_readonly("dtype", &ModelInfo::dtype)

@@ -22,9 +22,12 @@ void bind_engine(py::module_& module) {
       .def_readonly("num_finished_requests", &EngineStats::num_finished_requests)
       .def_readonly("num_aborted_requests", &EngineStats::num_aborted_requests)
       .def_readonly("schedule_seconds", &EngineStats::schedule_seconds)
+      .def_readonly("draft_seconds", &EngineStats::draft_seconds)
       .def_readonly("forward_seconds", &EngineStats::forward_seconds)
       .def_readonly("sample_seconds", &EngineStats::sample_seconds)
-      .def_readonly("commit_seconds", &EngineStats::commit_seconds);
+      .def_readonly("commit_seconds", &EngineStats::commit_seconds)
+      .def_readonly("acceptance", &EngineStats::acceptance)
+      .def_readonly("drafters", &EngineStats::drafters);
 
   // Loading and stepping are long: other Python threads run meanwhile.
   using release_gil = py::call_guard<py::gil_scoped_release>;

@@ -19,6 +19,8 @@ std::optional<std::string> finish_reason_name(const CompletionOutput& output) {
       return "length";
     case FinishReason::kAbort:
       return "abort";
+    case FinishReason::kError:
+      return "error";
     case FinishReason::kNone:
       break;
   }
@@ -37,7 +39,8 @@ void bind_outputs(py::module_& module) {
       .def_readonly("new_token_ids", &CompletionOutput::new_token_ids)
       .def_readonly("new_logprobs", &CompletionOutput::new_logprobs)
       .def_property_readonly("finish_reason", &finish_reason_name)
-      .def_readonly("stop_token_id", &CompletionOutput::stop_token_id);
+      .def_readonly("stop_token_id", &CompletionOutput::stop_token_id)
+      .def_readonly("acceptance", &CompletionOutput::acceptance);
   py::class_<RequestMetrics>(module, "RequestMetrics")
       .def_readonly("arrival_time", &RequestMetrics::arrival_time)
       .def_readonly("first_scheduled_time", &RequestMetrics::first_scheduled_time)
@@ -50,6 +53,7 @@ void bind_outputs(py::module_& module) {
       .def_readonly("outputs", &RequestOutput::outputs)
       .def_readonly("new_prompt_logprobs", &RequestOutput::new_prompt_logprobs)
       .def_readonly("finished", &RequestOutput::finished)
+      .def_readonly("error", &RequestOutput::error)
       .def_readonly("metrics", &RequestOutput::metrics);
 }
 

@@ -31,6 +31,7 @@ void bind_sampling_params(py::module_& module) {
       .def_readwrite("seed", &SamplingParams::seed)
       .def_readwrite("logprobs", &SamplingParams::logprobs)
       .def_readwrite("prompt_logprobs", &SamplingParams::prompt_logprobs)
+      .def_readwrite("num_speculative_tokens", &SamplingParams::num_speculative_tokens)
       .def("validate", &SamplingParams::validate, py::arg("vocab_size") = 0);
 }
 

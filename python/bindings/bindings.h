@@ -9,6 +9,7 @@ void bind_errors(pybind11::module_& module);
 void bind_device(pybind11::module_& module);
 void bind_config(pybind11::module_& module);
 void bind_sampling_params(pybind11::module_& module);
+void bind_speculative(pybind11::module_& module);
 void bind_outputs(pybind11::module_& module);
 void bind_engine(pybind11::module_& module);
 void bind_log(pybind11::module_& module);

@@ -6,6 +6,7 @@ PYBIND11_MODULE(_core, module) {
   module.attr("__version__") = specdec::build_info().version;
   specdec::python::bind_errors(module);
   specdec::python::bind_device(module);
+  specdec::python::bind_speculative(module);
   specdec::python::bind_config(module);
   specdec::python::bind_sampling_params(module);
   specdec::python::bind_outputs(module);

@@ -13,6 +13,8 @@
 #include "core/str_cat.h"
 #include "engine/limits.h"
 #include "engine/request.h"
+#include "engine/speculator.h"
+#include "engine/step_sampler.h"
 #include "runtime/model_runner.h"
 #include "sched/scheduler.h"
 
@@ -20,9 +22,18 @@ namespace specdec {
 namespace {
 
 constexpr int kMaxLogitRows = 64;  // bounds the logits buffer; more rows are sampled in turns
+constexpr int kMaxDistributionRows = 64;  // whose distributions are held at once for rejection
 
 double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Rows sampled in one turn: all that decode and their drafts, within reason.
+int max_logit_rows(const EngineConfig& config) {
+  const int64_t rows_per_sequence =
+      config.speculative.enabled() ? 1 + config.speculative.max_nodes() : 1;
+  return static_cast<int>(
+      std::min<int64_t>(config.max_num_seqs * rows_per_sequence, kMaxLogitRows));
 }
 
 // Adds the seconds it lived to a total.
@@ -88,23 +99,26 @@ class Engine::Impl {
   using Outputs = std::map<uint64_t, RequestOutput>;
 
   void fill_model_info(const ModelConfig& model, const CacheSize& cache);
+  ExecutionPlan plan_and_draft();
   void forward(const ExecutionPlan& plan);
-  void collect_samples(const ExecutionPlan& plan);
-  void add_prompt_rows(const ScheduledSequence& scheduled, int first_row,
-                       const CompletionState& completion);
-  StepResult sample(const ExecutionPlan& plan, Outputs& outputs);
-  void commit(const ExecutionPlan& plan, const StepResult& result, Outputs& outputs);
+  void compact_kv(const std::vector<Emission>& emissions);
+  void commit(const ExecutionPlan& plan, std::vector<Emission>& emissions, Outputs& outputs);
+  void report(CompletionState& completion, int num_new_tokens,
+              std::vector<PositionLogprobs> logprobs, Outputs& outputs);
+  void fail_requests(Outputs& outputs);
+  void finish(CompletionState& completion, FinishReason reason);
   void retire_finished(Outputs& outputs);
   RequestOutput& output_of(Outputs& outputs, const Request& request);
   CompletionState& completion_of(const Sequence& sequence);
   void erase(const std::string& id);
 
   EngineConfig config_;
-  LogprobsMode logprobs_mode_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<ModelRunner> runner_;
   std::unique_ptr<BlockPool> pool_;
   std::unique_ptr<Scheduler> scheduler_;
+  std::unique_ptr<Speculator> speculator_;  // null without speculation
+  std::unique_ptr<StepSampler> sampler_;
   ModelInfo info_;
   EngineStats stats_;
 
@@ -115,21 +129,11 @@ class Engine::Impl {
 
   // The step under way; kept between steps for their memory.
   BatchInputs inputs_;
-  std::vector<int> first_rows_;  // of plan.sequences[i] in the batch
-  SampleBatch samples_;
-  std::vector<size_t> next_samples_;  // of plan.sequences[i] among the samples, or kNoSample
-  static constexpr size_t kNoSample = static_cast<size_t>(-1);
-  struct PromptSample {
-    size_t sample;
-    CompletionState* completion;
-  };
-  std::vector<PromptSample> prompt_samples_;
+  std::vector<SequenceStep> steps_;  // by index in the plan
 };
 
 Engine::Impl::Impl(const EngineConfig& config) : config_(config) {
   validate(config);
-  logprobs_mode_ =
-      config.logprobs_mode == "processed_logprobs" ? LogprobsMode::kProcessed : LogprobsMode::kRaw;
   const ModelConfig model = load_model_config(config.model);
   backend_ = make_backend({.device = config.device,
                            .cpu_isa = config.cpu_isa,
@@ -138,10 +142,13 @@ Engine::Impl::Impl(const EngineConfig& config) : config_(config) {
   const int max_model_len = resolve_max_model_len(config, model);
   const RunnerLimits limits{.max_model_len = max_model_len,
                             .max_rows = config.max_num_batched_tokens,
-                            .max_logit_rows = std::min(config.max_num_seqs, kMaxLogitRows)};
+                            .max_logit_rows = max_logit_rows(config)};
   runner_ = std::make_unique<ModelRunner>(model, config.model, *backend_, limits);
-  const int64_t block_bytes =
-      KvCache::block_bytes(*backend_, runner_->cache_shape(config.block_size));
+  int64_t block_bytes = runner_->cache_block_bytes(config.block_size);
+  if (config.speculative.enabled()) {
+    speculator_ = std::make_unique<Speculator>(config, *backend_, model, max_model_len);
+    block_bytes += speculator_->cache_block_bytes(config.block_size);
+  }
   const CacheSize cache =
       resolve_cache_size(config, max_model_len, block_bytes, available_host_memory_bytes());
   runner_->allocate_cache(cache.num_blocks, config.block_size);
@@ -152,6 +159,11 @@ Engine::Impl::Impl(const EngineConfig& config) : config_(config) {
                       .block_size = config.block_size,
                       .enable_prefix_caching = config.enable_prefix_caching},
       *pool_);
+  if (speculator_ != nullptr) speculator_->start(*pool_, config.block_size);
+  sampler_ = std::make_unique<StepSampler>(
+      *runner_,
+      config.logprobs_mode == "processed_logprobs" ? LogprobsMode::kProcessed : LogprobsMode::kRaw,
+      config.speculative, kMaxDistributionRows);
   fill_model_info(model, cache);
 }
 
@@ -173,6 +185,10 @@ void Engine::Impl::fill_model_info(const ModelConfig& model, const CacheSize& ca
   info_.num_parameters = runner_->decoder().num_parameters();
   info_.weight_bytes = runner_->decoder().weight_bytes();
   info_.kv_cache_bytes = runner_->cache().size_bytes();
+  if (speculator_ != nullptr) {
+    info_.weight_bytes += speculator_->weight_bytes();
+    info_.kv_cache_bytes += speculator_->kv_cache_bytes();
+  }
 }
 
 void Engine::Impl::check_request(const std::vector<int32_t>& prompt,
@@ -191,6 +207,12 @@ void Engine::Impl::check_request(const std::vector<int32_t>& prompt,
     }
   }
   params.validate(info_.vocab_size);
+  const int longest_draft = config_.speculative.num_speculative_tokens;
+  if (params.num_speculative_tokens.value_or(0) > longest_draft) {
+    throw InvalidArgument("num_speculative_tokens",
+                          str_cat(*params.num_speculative_tokens, " is more than the engine's (",
+                                  longest_draft, "); raise that of speculative_config"));
+  }
 }
 
 void Engine::Impl::add_request(const std::string& id, std::vector<int32_t> prompt,
@@ -235,9 +257,7 @@ bool Engine::Impl::abort(const std::string& id) {
   const auto it = requests_.find(id);
   if (it == requests_.end()) return false;
   for (const auto& completion : it->second->completions) {
-    if (!completion->sequence.is_finished()) {
-      scheduler_->finish(completion->sequence, FinishReason::kAbort);
-    }
+    if (!completion->sequence.is_finished()) finish(*completion, FinishReason::kAbort);
   }
   erase(id);
   ++stats_.num_aborted_requests;
@@ -251,9 +271,9 @@ bool Engine::Impl::stop_completion(const std::string& id, int index) {
     return false;
   }
   Request& request = *it->second;
-  Sequence& sequence = request.completions[index]->sequence;
-  if (sequence.is_finished()) return false;
-  scheduler_->finish(sequence, FinishReason::kStop);
+  CompletionState& completion = *request.completions[index];
+  if (completion.sequence.is_finished()) return false;
+  finish(completion, FinishReason::kStop);
   if (request.is_finished()) {
     erase(id);
     ++stats_.num_finished_requests;
@@ -262,29 +282,26 @@ bool Engine::Impl::stop_completion(const std::string& id, int index) {
 }
 
 std::vector<RequestOutput> Engine::Impl::step() {
-  ExecutionPlan plan;
-  {
-    const Stopwatch watch(stats_.schedule_seconds);
-    plan = scheduler_->plan();
-  }
+  const StepGuard guard(*backend_);
+  ExecutionPlan plan = plan_and_draft();
   if (plan.empty()) {
     SPECDEC_CHECK(!has_unfinished_requests());  // the scheduler always finds something to run
     return {};
   }
-  const StepGuard guard(*backend_);
   {
     const Stopwatch watch(stats_.forward_seconds);
     forward(plan);
   }
-  Outputs outputs;
-  StepResult result;
+  std::vector<Emission> emissions;
   {
     const Stopwatch watch(stats_.sample_seconds);
-    collect_samples(plan);
-    result = sample(plan, outputs);
+    emissions = sampler_->run(steps_);
   }
   const Stopwatch watch(stats_.commit_seconds);
-  commit(plan, result, outputs);
+  Outputs outputs;
+  compact_kv(emissions);
+  commit(plan, emissions, outputs);
+  fail_requests(outputs);
   retire_finished(outputs);
   ++stats_.num_steps;
   std::vector<RequestOutput> ordered;
@@ -293,113 +310,158 @@ std::vector<RequestOutput> Engine::Impl::step() {
   return ordered;
 }
 
+ExecutionPlan Engine::Impl::plan_and_draft() {
+  ExecutionPlan plan;
+  {
+    const Stopwatch watch(stats_.schedule_seconds);
+    plan = speculator_ == nullptr
+               ? scheduler_->plan()
+               : scheduler_->plan([this](const Sequence& sequence, int num_decoding) {
+                   return speculator_->budget(sequence, num_decoding);
+                 });
+  }
+  for (const ScheduledSequence& scheduled : plan.sequences) {
+    completion_of(*scheduled.sequence).begin_step();
+  }
+  if (speculator_ != nullptr) {
+    const Stopwatch watch(stats_.draft_seconds);
+    speculator_->draft(plan, [this](const Sequence& sequence) -> CompletionState& {
+      return completion_of(sequence);
+    });
+  }
+  return plan;
+}
+
 void Engine::Impl::forward(const ExecutionPlan& plan) {
   inputs_.clear();
-  first_rows_.clear();
+  steps_.clear();
   const double now = now_seconds();
-  for (const ScheduledSequence& scheduled : plan.sequences) {
+  for (size_t i = 0; i < plan.sequences.size(); ++i) {
+    const ScheduledSequence& scheduled = plan.sequences[i];
     const Sequence& sequence = *scheduled.sequence;
-    RequestMetrics& metrics = completion_of(sequence).request.metrics;
+    CompletionState& completion = completion_of(sequence);
+    RequestMetrics& metrics = completion.request.metrics;
     if (metrics.first_scheduled_time == 0) metrics.first_scheduled_time = now;
-    first_rows_.push_back(inputs_.add_chain(
-        sequence.tokens().subspan(sequence.num_computed_tokens, scheduled.num_rows),
-        sequence.num_computed_tokens, sequence.blocks));
+    const int base_len = sequence.num_computed_tokens;
+    const DraftTree* tree = speculator_ != nullptr ? speculator_->tree(i) : nullptr;
+    int first_row = 0;
+    if (tree == nullptr) {
+      first_row = inputs_.add_chain(sequence.tokens().subspan(base_len, scheduled.num_rows),
+                                    base_len, sequence.blocks);
+    } else if (tree->is_chain()) {
+      first_row = inputs_.add_chain(tree->tokens(), base_len, sequence.blocks);
+    } else {
+      first_row = inputs_.add_tree(tree->tokens(), tree->parents(), base_len, sequence.blocks);
+    }
+    steps_.push_back({.completion = &completion,
+                      .num_rows = scheduled.num_rows,
+                      .samples = scheduled.samples,
+                      .first_row = first_row,
+                      .tree = tree});
   }
   runner_->forward(inputs_);
 }
 
-void Engine::Impl::collect_samples(const ExecutionPlan& plan) {
-  samples_.clear();
-  next_samples_.assign(plan.sequences.size(), kNoSample);
-  prompt_samples_.clear();
-  for (size_t i = 0; i < plan.sequences.size(); ++i) {
-    const ScheduledSequence& scheduled = plan.sequences[i];
-    const CompletionState& completion = completion_of(*scheduled.sequence);
-    if (completion.index == 0 && completion.request.params.prompt_logprobs.has_value()) {
-      add_prompt_rows(scheduled, first_rows_[i], completion);
-    }
-    if (scheduled.samples) {
-      next_samples_[i] = samples_.row_ids().size();
-      samples_.add_next_token(first_rows_[i] + scheduled.num_rows - 1, completion);
+// Accepted nodes lie where they stood in their tree; their KV moves to the slots after the root's.
+void Engine::Impl::compact_kv(const std::vector<Emission>& emissions) {
+  std::vector<std::pair<int64_t, int64_t>> moves;
+  for (size_t i = 0; i < emissions.size(); ++i) {
+    const Sequence& sequence = steps_[i].completion->sequence;
+    for (size_t k = 0; k < emissions[i].nodes.size(); ++k) {
+      const int node = emissions[i].nodes[k];
+      const int place = static_cast<int>(k) + 1;
+      if (node == place) continue;
+      moves.emplace_back(sequence.blocks.slot(sequence.num_computed_tokens + node),
+                         sequence.blocks.slot(sequence.num_computed_tokens + place));
     }
   }
+  runner_->move_kv(moves);
 }
 
-// Rows whose next token is known because it stands in the prompt, and that were not reported before
-// (a preempted sequence computes them again).
-void Engine::Impl::add_prompt_rows(const ScheduledSequence& scheduled, int first_row,
-                                   const CompletionState& completion) {
-  const Sequence& sequence = *scheduled.sequence;
-  const int begin = std::max(sequence.num_computed_tokens, completion.request.num_prompt_logprobs);
-  const int end =
-      std::min(sequence.num_computed_tokens + scheduled.num_rows, sequence.num_prompt_tokens() - 1);
-  for (int position = begin; position < end; ++position) {
-    prompt_samples_.push_back(
-        {.sample = samples_.row_ids().size(), .completion = completions_.at(sequence.ordinal)});
-    samples_.add_known_token(first_row + position - sequence.num_computed_tokens,
-                             sequence.tokens()[position + 1],
-                             *completion.request.params.prompt_logprobs);
-  }
-}
-
-StepResult Engine::Impl::sample(const ExecutionPlan& plan, Outputs& outputs) {
-  const std::span<SampleResult> results = samples_.results();
-  runner_->sample(samples_.row_ids(), samples_.rows(), logprobs_mode_, results);
-  for (const PromptSample& prompt_sample : prompt_samples_) {
-    Request& request = prompt_sample.completion->request;
-    output_of(outputs, request)
-        .new_prompt_logprobs.push_back(std::move(results[prompt_sample.sample].logprobs));
-    ++request.num_prompt_logprobs;
-  }
-  StepResult step_result;
-  step_result.tokens.resize(plan.sequences.size());
-  for (size_t i = 0; i < plan.sequences.size(); ++i) {
-    if (next_samples_[i] == kNoSample) continue;
-    step_result.tokens[i].push_back(results[next_samples_[i]].token_id);
-    const CompletionState& completion = completion_of(*plan.sequences[i].sequence);
-    CompletionOutput& output = output_of(outputs, completion.request).outputs.emplace_back();
-    output.index = completion.index;
-    if (completion.request.params.logprobs.has_value()) {
-      output.new_logprobs.push_back(std::move(results[next_samples_[i]].logprobs));
-    }
-  }
-  return step_result;
-}
-
-void Engine::Impl::commit(const ExecutionPlan& plan, const StepResult& result, Outputs& outputs) {
+void Engine::Impl::commit(const ExecutionPlan& plan, std::vector<Emission>& emissions,
+                          Outputs& outputs) {
   stats_.num_prompt_tokens += plan.num_prompt_rows;
   stats_.num_preemptions += static_cast<int64_t>(plan.preempted.size());
   for (const Sequence* sequence : plan.preempted) {
     ++completion_of(*sequence).request.metrics.num_preemptions;
   }
-  const double now = now_seconds();
-  for (const SequenceUpdate& update : scheduler_->advance(plan, result)) {
-    if (update.num_new_tokens == 0) continue;
-    CompletionState& completion = completion_of(*update.sequence);
-    const Sequence& sequence = completion.sequence;
-    const std::span<const int32_t> new_tokens = sequence.output().last(update.num_new_tokens);
-    for (int32_t token : new_tokens) completion.committed(token);
-    stats_.num_generation_tokens += update.num_new_tokens;
-
-    RequestMetrics& metrics = completion.request.metrics;
-    if (metrics.first_token_time == 0) {
-      metrics.first_token_time = now;
-      metrics.num_cached_tokens = sequence.num_cached_prompt_tokens;
-    }
-    if (sequence.num_output_tokens() == update.num_new_tokens) {
-      stats_.num_cached_tokens += sequence.num_cached_prompt_tokens;
-    }
-    std::vector<CompletionOutput>& reported = output_of(outputs, completion.request).outputs;
-    const auto output = std::find_if(reported.begin(), reported.end(), [&](const auto& candidate) {
-      return candidate.index == completion.index;
-    });
-    SPECDEC_CHECK(output != reported.end());
-    output->new_token_ids.assign(new_tokens.begin(), new_tokens.end());
-    if (const auto* finished = std::get_if<Finished>(&sequence.state)) {
-      output->finish_reason = finished->reason;
-      output->stop_token_id = finished->stop_token_id;
+  StepResult result;
+  for (size_t i = 0; i < emissions.size(); ++i) {
+    CompletionState& completion = *steps_[i].completion;
+    if (steps_[i].tree != nullptr) speculator_->record(i, completion, emissions[i].nodes);
+    result.tokens.push_back(emissions[i].tokens);
+    Request& request = completion.request;
+    for (PositionLogprobs& position : emissions[i].prompt_logprobs) {
+      output_of(outputs, request).new_prompt_logprobs.push_back(std::move(position));
+      ++request.num_prompt_logprobs;
     }
   }
+  const std::vector<SequenceUpdate> updates = scheduler_->advance(plan, result);
+  for (size_t i = 0; i < updates.size(); ++i) {
+    if (updates[i].num_new_tokens > 0) {
+      report(*steps_[i].completion, updates[i].num_new_tokens, std::move(emissions[i].logprobs),
+             outputs);
+    }
+  }
+}
+
+// What a completion got in this step.
+void Engine::Impl::report(CompletionState& completion, int num_new_tokens,
+                          std::vector<PositionLogprobs> logprobs, Outputs& outputs) {
+  const Sequence& sequence = completion.sequence;
+  const std::span<const int32_t> new_tokens = sequence.output().last(num_new_tokens);
+  for (int32_t token : new_tokens) completion.committed(token);
+  stats_.num_generation_tokens += num_new_tokens;
+
+  RequestMetrics& metrics = completion.request.metrics;
+  if (metrics.first_token_time == 0) {
+    metrics.first_token_time = now_seconds();
+    metrics.num_cached_tokens = sequence.num_cached_prompt_tokens;
+  }
+  if (sequence.num_output_tokens() == num_new_tokens) {
+    stats_.num_cached_tokens += sequence.num_cached_prompt_tokens;
+  }
+  CompletionOutput& output = output_of(outputs, completion.request).outputs.emplace_back();
+  output.index = completion.index;
+  output.new_token_ids.assign(new_tokens.begin(), new_tokens.end());
+  if (completion.request.params.logprobs.has_value()) {
+    logprobs.resize(num_new_tokens);  // a stop token may have cut the rest
+    output.new_logprobs = std::move(logprobs);
+  }
+  if (const auto* finished = std::get_if<Finished>(&sequence.state)) {
+    output.finish_reason = finished->reason;
+    output.stop_token_id = finished->stop_token_id;
+    if (speculator_ != nullptr) {
+      output.acceptance = completion.acceptance;
+      speculator_->finish(sequence);
+    }
+  }
+}
+
+// Requests whose drafter failed end with its error; the step's other requests are unharmed.
+void Engine::Impl::fail_requests(Outputs& outputs) {
+  if (speculator_ == nullptr) return;
+  for (const Speculator::Failure& failure : speculator_->failures()) {
+    Request& request = completions_.at(failure.sequence)->request;
+    if (request.is_finished()) continue;
+    RequestOutput& output = output_of(outputs, request);
+    output.error = failure.message;
+    for (const auto& completion : request.completions) {
+      if (completion->sequence.is_finished()) continue;
+      finish(*completion, FinishReason::kError);
+      const auto reported =
+          std::ranges::find(output.outputs, completion->index, &CompletionOutput::index);
+      CompletionOutput& part =
+          reported != output.outputs.end() ? *reported : output.outputs.emplace_back();
+      part.index = completion->index;
+      part.finish_reason = FinishReason::kError;
+    }
+  }
+}
+
+void Engine::Impl::finish(CompletionState& completion, FinishReason reason) {
+  scheduler_->finish(completion.sequence, reason);
+  if (speculator_ != nullptr) speculator_->finish(completion.sequence);
 }
 
 void Engine::Impl::retire_finished(Outputs& outputs) {
@@ -435,6 +497,7 @@ EngineStats Engine::Impl::stats() const {
   stats.num_kv_blocks = pool_->num_blocks();
   stats.num_free_kv_blocks = pool_->num_free();
   stats.num_cached_kv_blocks = scheduler_->prefix_cache().num_cached_blocks();
+  if (speculator_ != nullptr) speculator_->fill_stats(stats);
   return stats;
 }
 

@@ -13,8 +13,12 @@ namespace {
 constexpr int64_t kDefaultCacheBytes = int64_t{4} << 30;
 constexpr int kMaxThreads = 1024;
 
-// Tokens the checkpoint's positions reach. Interpolating rope scalings stretch what config.json
-// states; llama3 states the stretched length already.
+void require(bool condition, const char* field, const std::string& message) {
+  if (!condition) throw InvalidArgument(field, message);
+}
+
+}  // namespace
+
 int max_positions(const ModelConfig& model) {
   switch (model.rope.kind) {
     case RopeKind::kLinear:
@@ -31,12 +35,6 @@ int max_positions(const ModelConfig& model) {
       return model.max_position_embeddings;
   }
 }
-
-void require(bool condition, const char* field, const std::string& message) {
-  if (!condition) throw InvalidArgument(field, message);
-}
-
-}  // namespace
 
 void validate(const EngineConfig& config) {
   require(!config.model.empty(), "model", "is empty; give the directory of a checkpoint");
@@ -60,6 +58,7 @@ void validate(const EngineConfig& config) {
           "logprobs_mode",
           str_cat("'", config.logprobs_mode,
                   "' is not supported; use 'raw_logprobs' or 'processed_logprobs'"));
+  config.speculative.validate();
 }
 
 DType resolve_dtype(const EngineConfig& config, const ModelConfig& model) {

@@ -4,31 +4,6 @@
 #include <utility>
 
 namespace specdec {
-namespace {
-
-// Tokens that may not come next: the end of a bad word whose beginning the output ends with, and
-// every stop token while the output is shorter than min_tokens.
-std::vector<int32_t> banned_tokens(const Sequence& sequence) {
-  const SamplingParams& params = sequence.params;
-  const std::span<const int32_t> output = sequence.output();
-  std::vector<int32_t> banned;
-  for (const std::vector<int32_t>& word : params.bad_words) {
-    const size_t prefix = word.size() - 1;
-    if (prefix <= output.size() &&
-        std::equal(word.begin(), word.end() - 1, output.end() - static_cast<int64_t>(prefix))) {
-      banned.push_back(word.back());
-    }
-  }
-  if (sequence.num_output_tokens() < params.min_tokens) {
-    banned.insert(banned.end(), params.stop_token_ids.begin(), params.stop_token_ids.end());
-    if (!params.ignore_eos) {
-      banned.insert(banned.end(), params.eos_token_ids.begin(), params.eos_token_ids.end());
-    }
-  }
-  return banned;
-}
-
-}  // namespace
 
 CompletionState::CompletionState(Request& owner, int completion_index, uint64_t noise_seed,
                                  uint64_t ordinal, const std::vector<int32_t>& prompt,
@@ -37,7 +12,7 @@ CompletionState::CompletionState(Request& owner, int completion_index, uint64_t 
       index(completion_index),
       seed(noise_seed),
       sequence(ordinal, prompt, owner.params, block_size, max_model_len) {
-  if (needs_counts()) counts.add_prompt(prompt);
+  if (needs_counts()) counts_.add_prompt(prompt);
 }
 
 bool CompletionState::needs_counts() const {
@@ -46,8 +21,70 @@ bool CompletionState::needs_counts() const {
          params.frequency_penalty != 0.0f;
 }
 
+// The end of a bad word whose beginning stands just before, and every stop token while the output
+// is shorter than min_tokens.
+std::vector<int32_t> CompletionState::banned_tokens(std::span<const int32_t> path) const {
+  const SamplingParams& params = request.params;
+  const std::span<const int32_t> output = sequence.output();
+  const size_t num_output = output.size() + path.size();
+  const auto token_at = [&](size_t i) {
+    return i < output.size() ? output[i] : path[i - output.size()];
+  };
+  std::vector<int32_t> banned;
+  for (const std::vector<int32_t>& word : params.bad_words) {
+    const size_t prefix = word.size() - 1;
+    if (prefix > num_output) continue;
+    size_t matched = 0;
+    while (matched < prefix && token_at(num_output - prefix + matched) == word[matched]) ++matched;
+    if (matched == prefix) banned.push_back(word.back());
+  }
+  if (static_cast<int>(num_output) < params.min_tokens) {
+    banned.insert(banned.end(), params.stop_token_ids.begin(), params.stop_token_ids.end());
+    if (!params.ignore_eos) {
+      banned.insert(banned.end(), params.eos_token_ids.begin(), params.eos_token_ids.end());
+    }
+  }
+  return banned;
+}
+
+SampleRow CompletionState::make_row(std::span<const int32_t> path) {
+  const SamplingParams& params = request.params;
+  SampleRow row;
+  row.temperature = params.temperature;
+  row.top_k = std::max(params.top_k, 0);
+  row.top_p = params.top_p;
+  row.min_p = params.min_p;
+  row.repetition_penalty = params.repetition_penalty;
+  row.presence_penalty = params.presence_penalty;
+  row.frequency_penalty = params.frequency_penalty;
+  row.counts = counts_.counts();
+  row.logit_bias = params.logit_bias;
+  row.allowed_token_ids = params.allowed_token_ids;
+  if (needs_counts() && !path.empty()) {
+    RowStorage& storage = *row_storage_.emplace_back(std::make_unique<RowStorage>());
+    storage.counts = counts_.counts_after(path);
+    row.counts = storage.counts;
+  }
+  if (std::vector<int32_t> banned = banned_tokens(path); !banned.empty()) {
+    RowStorage& storage = *row_storage_.emplace_back(std::make_unique<RowStorage>());
+    storage.banned = std::move(banned);
+    row.banned_token_ids = storage.banned;
+  }
+  row.seed = seed;
+  row.position = sequence.num_tokens() + static_cast<int64_t>(path.size());
+  row.want_logprobs = params.logprobs.has_value();
+  row.num_logprobs = params.logprobs.value_or(0);
+  return row;
+}
+
+SampleRow CompletionState::make_known_row(std::span<const int32_t> path, int32_t token) {
+  SampleRow row = make_row(path);
+  row.forced_token = token;
+  return row;
+}
+
 void CompletionState::committed(int32_t token) {
-  if (needs_counts()) counts.add_output(token);
+  if (needs_counts()) counts_.add_output(token);
 }
 
 bool Request::is_finished() const {
@@ -58,44 +95,23 @@ bool Request::is_finished() const {
 void SampleBatch::clear() {
   row_ids_.clear();
   rows_.clear();
-  banned_.clear();
 }
 
-void SampleBatch::add_next_token(int32_t row_id, const CompletionState& completion) {
-  const SamplingParams& params = completion.request.params;
-  SampleRow row;
-  row.temperature = params.temperature;
-  row.top_k = std::max(params.top_k, 0);
-  row.top_p = params.top_p;
-  row.min_p = params.min_p;
-  row.repetition_penalty = params.repetition_penalty;
-  row.presence_penalty = params.presence_penalty;
-  row.frequency_penalty = params.frequency_penalty;
-  row.counts = completion.counts.counts();
-  row.logit_bias = params.logit_bias;
-  row.allowed_token_ids = params.allowed_token_ids;
-  if (std::vector<int32_t> banned = banned_tokens(completion.sequence); !banned.empty()) {
-    banned_.push_back(std::make_unique<std::vector<int32_t>>(std::move(banned)));
-    row.banned_token_ids = *banned_.back();
-  }
-  row.seed = completion.seed;
-  row.position = completion.sequence.num_tokens();
-  row.want_logprobs = params.logprobs.has_value();
-  row.num_logprobs = params.logprobs.value_or(0);
+size_t SampleBatch::add(int32_t row_id, const SampleRow& row) {
   row_ids_.push_back(row_id);
   rows_.push_back(row);
+  return rows_.size() - 1;
 }
 
-void SampleBatch::add_known_token(int32_t row_id, int32_t token, int num_logprobs) {
+size_t SampleBatch::add_known_token(int32_t row_id, int32_t token, int num_logprobs) {
   SampleRow row;
   row.forced_token = token;
   row.want_logprobs = true;
   row.num_logprobs = num_logprobs;
-  row_ids_.push_back(row_id);
-  rows_.push_back(row);
+  return add(row_id, row);
 }
 
-std::span<SampleResult> SampleBatch::results() {
+std::span<SampleResult> SampleBatch::fresh_results() {
   results_.assign(rows_.size(), SampleResult{});
   return results_;
 }

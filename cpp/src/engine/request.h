@@ -9,6 +9,8 @@
 
 #include "engine/token_counts.h"
 #include "sched/sequence.h"
+#include "spec/drafter.h"
+#include "specdec/acceptance_stats.h"
 #include "specdec/request_output.h"
 #include "specdec/sampling_params.h"
 
@@ -17,20 +19,39 @@ namespace specdec {
 struct Request;
 
 // One of a request's completions: the scheduler's sequence and what sampling it needs to know.
-struct CompletionState {
+class CompletionState final : public SampleRowSource {
+ public:
   CompletionState(Request& owner, int completion_index, uint64_t noise_seed, uint64_t ordinal,
                   const std::vector<int32_t>& prompt, int block_size, int max_model_len);
 
-  // True when penalties read the token counts.
-  bool needs_counts() const;
-  // Records a sampled token once the scheduler has kept it.
+  // Drops what the rows of the step before point to.
+  void begin_step() { row_storage_.clear(); }
+  SampleRow make_row(std::span<const int32_t> path) override;
+  // A row that reports the logprobs of `token` after `path` and samples nothing.
+  SampleRow make_known_row(std::span<const int32_t> path, int32_t token);
+  // Records a token once the scheduler has kept it.
   void committed(int32_t token);
 
   Request& request;
   const int index;
   const uint64_t seed;  // of this completion's noise
   Sequence sequence;
-  TokenCounts counts;
+  AcceptanceStats acceptance;
+
+ private:
+  // What one row's spans point to where it differs from the request's own.
+  struct RowStorage {
+    std::vector<TokenCount> counts;
+    std::vector<int32_t> banned;
+  };
+
+  // True when penalties read the token counts.
+  bool needs_counts() const;
+  // Tokens that may not follow `path`.
+  std::vector<int32_t> banned_tokens(std::span<const int32_t> path) const;
+
+  TokenCounts counts_;  // of prompt and output
+  std::vector<std::unique_ptr<RowStorage>> row_storage_;
 };
 
 struct Request {
@@ -48,25 +69,25 @@ struct Request {
   RequestMetrics metrics;
 };
 
-// The rows to sample for one step, with the storage their spans point to. Rows stay valid until
-// clear() or the next add of the same batch moves nothing: storage is held by pointer.
+// The rows to sample together, and what came of them.
 class SampleBatch {
  public:
   void clear();
-
-  // The next token of `completion`, from row `row_id` of the forward pass.
-  void add_next_token(int32_t row_id, const CompletionState& completion);
-  // The logprobs of a known token (of the prompt).
-  void add_known_token(int32_t row_id, int32_t token, int num_logprobs);
+  // Row `row_id` of the forward pass. Returns its index among the results.
+  size_t add(int32_t row_id, const SampleRow& row);
+  // A row of the prompt: the logprobs of the token that follows it.
+  size_t add_known_token(int32_t row_id, int32_t token, int num_logprobs);
 
   std::span<const int32_t> row_ids() const { return row_ids_; }
   std::span<const SampleRow> rows() const { return rows_; }
-  std::span<SampleResult> results();
+  // One a row, cleared for a new run.
+  std::span<SampleResult> fresh_results();
+  SampleResult& result(size_t index) { return results_[index]; }
+  size_t size() const { return rows_.size(); }
 
  private:
   std::vector<int32_t> row_ids_;
   std::vector<SampleRow> rows_;
-  std::vector<std::unique_ptr<std::vector<int32_t>>> banned_;  // storage of banned_token_ids
   std::vector<SampleResult> results_;
 };
 

@@ -2,6 +2,7 @@
 // the new tokens only.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <unordered_map>
@@ -17,6 +18,24 @@ class TokenCounts {
     for (int32_t token : tokens) entry(token);
   }
   void add_output(int32_t token) { ++entry(token).output_count; }
+
+  // The counts as if `path` had been output too.
+  std::vector<TokenCount> counts_after(std::span<const int32_t> path) const {
+    std::vector<TokenCount> counts = counts_;
+    for (int32_t token : path) {
+      const auto known = index_.find(token);
+      auto entry =
+          known != index_.end()
+              ? counts.begin() + static_cast<int64_t>(known->second)
+              : std::find_if(counts.begin() + static_cast<int64_t>(counts_.size()), counts.end(),
+                             [&](const TokenCount& c) { return c.token_id == token; });
+      if (entry == counts.end()) {
+        entry = counts.insert(entry, {.token_id = token, .output_count = 0});
+      }
+      ++entry->output_count;
+    }
+    return counts;
+  }
 
   // Distinct tokens, in order of first appearance.
   std::span<const TokenCount> counts() const { return counts_; }

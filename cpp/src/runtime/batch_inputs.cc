@@ -13,29 +13,39 @@ void BatchInputs::clear() {
   cu_rows_.assign(1, 0);
   base_lens_.clear();
   is_tree_.clear();
+  num_tree_slots_.clear();
   ancestor_mask_.clear();
   mask_words_ = 1;
   has_tree_ = false;
   tables_.clear();
 }
 
-void BatchInputs::begin_request(std::span<const int32_t> tokens, int base_len,
+void BatchInputs::begin_request(std::span<const int32_t> tokens, int base_len, int first_slot,
                                 const BlockTable& blocks) {
   SPECDEC_CHECK(!tokens.empty());
-  SPECDEC_CHECK_LE(base_len + static_cast<int>(tokens.size()), blocks.capacity_tokens());
+  const int num_slots = first_slot + static_cast<int>(tokens.size());
+  SPECDEC_CHECK_LE(base_len + num_slots, blocks.capacity_tokens());
   base_lens_.push_back(base_len);
+  num_tree_slots_.push_back(num_slots);
   tables_.push_back(&blocks);
   token_ids_.insert(token_ids_.end(), tokens.begin(), tokens.end());
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    slot_mapping_.push_back(blocks.slot(base_len + static_cast<int>(i)));
+  for (int slot = first_slot; slot < num_slots; ++slot) {
+    slot_mapping_.push_back(blocks.slot(base_len + slot));
   }
   cu_rows_.push_back(num_rows());
+}
+
+void BatchInputs::begin_tree_masks(int mask_words) {
+  is_tree_.push_back(1);
+  has_tree_ = true;
+  widen_masks(mask_words);
+  ancestor_mask_.resize(token_ids_.size() * mask_words_, 0);
 }
 
 int BatchInputs::add_chain(std::span<const int32_t> tokens, int base_len,
                            const BlockTable& blocks) {
   const int first_row = num_rows();
-  begin_request(tokens, base_len, blocks);
+  begin_request(tokens, base_len, /*first_slot=*/0, blocks);
   is_tree_.push_back(0);
   for (size_t i = 0; i < tokens.size(); ++i) positions_.push_back(base_len + static_cast<int>(i));
   if (has_tree_) ancestor_mask_.resize(token_ids_.size() * mask_words_, 0);
@@ -46,11 +56,8 @@ int BatchInputs::add_tree(std::span<const int32_t> tokens, std::span<const int32
                           int base_len, const BlockTable& blocks) {
   SPECDEC_CHECK_EQ(tokens.size(), parents.size());
   const int first_row = num_rows();
-  begin_request(tokens, base_len, blocks);
-  is_tree_.push_back(1);
-  has_tree_ = true;
-  widen_masks(static_cast<int>((tokens.size() + 63) / 64));
-  ancestor_mask_.resize(token_ids_.size() * mask_words_, 0);
+  begin_request(tokens, base_len, /*first_slot=*/0, blocks);
+  begin_tree_masks(static_cast<int>((tokens.size() + 63) / 64));
   for (size_t i = 0; i < tokens.size(); ++i) {
     const int parent = parents[i];
     SPECDEC_CHECK_LT(parent, static_cast<int>(i));
@@ -65,6 +72,21 @@ int BatchInputs::add_tree(std::span<const int32_t> tokens, std::span<const int32
       positions_.push_back(positions_[first_row + parent] + 1);
     }
     mask[i / 64] |= uint64_t{1} << (i % 64);
+  }
+  return first_row;
+}
+
+int BatchInputs::add_tree_level(std::span<const int32_t> tokens, std::span<const int32_t> depths,
+                                int num_slots_before, std::span<const uint64_t> masks,
+                                int mask_words, int base_len, const BlockTable& blocks) {
+  SPECDEC_CHECK_EQ(tokens.size(), depths.size());
+  SPECDEC_CHECK_EQ(masks.size(), tokens.size() * static_cast<size_t>(mask_words));
+  const int first_row = num_rows();
+  begin_request(tokens, base_len, num_slots_before, blocks);
+  begin_tree_masks(mask_words);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    positions_.push_back(base_len + depths[i]);
+    std::copy_n(&masks[i * mask_words], mask_words, &ancestor_mask_[(first_row + i) * mask_words_]);
   }
   return first_row;
 }
@@ -101,6 +123,7 @@ BatchView BatchInputs::view() {
   view.is_tree = is_tree_.data();
   view.ancestor_mask = has_tree_ ? ancestor_mask_.data() : nullptr;
   view.mask_words = mask_words_;
+  view.num_tree_slots = num_tree_slots_.data();
   return view;
 }
 

@@ -25,6 +25,14 @@ class BatchInputs {
   int add_tree(std::span<const int32_t> tokens, std::span<const int32_t> parents, int base_len,
                const BlockTable& blocks);
 
+  // Further nodes of a tree whose earlier nodes are in the cache: `num_slots_before` of them, the
+  // root at slot base_len first. The new nodes take the slots after them, in order. depths[i]
+  // counts from the root; masks [tokens.size(), mask_words] name slots past base_len, the node's
+  // own included.
+  int add_tree_level(std::span<const int32_t> tokens, std::span<const int32_t> depths,
+                     int num_slots_before, std::span<const uint64_t> masks, int mask_words,
+                     int base_len, const BlockTable& blocks);
+
   // The batch so far; valid until the next call of a non-const member.
   BatchView view();
 
@@ -32,7 +40,9 @@ class BatchInputs {
   int num_requests() const { return static_cast<int>(base_lens_.size()); }
 
  private:
-  void begin_request(std::span<const int32_t> tokens, int base_len, const BlockTable& blocks);
+  void begin_request(std::span<const int32_t> tokens, int base_len, int first_slot,
+                     const BlockTable& blocks);
+  void begin_tree_masks(int mask_words);
   void widen_masks(int mask_words);
 
   std::vector<int32_t> token_ids_;
@@ -41,6 +51,7 @@ class BatchInputs {
   std::vector<int32_t> cu_rows_{0};
   std::vector<int32_t> base_lens_;
   std::vector<uint8_t> is_tree_;
+  std::vector<int32_t> num_tree_slots_;
   std::vector<uint64_t> ancestor_mask_;  // [num_rows, mask_words_] once there is a tree
   int mask_words_ = 1;
   bool has_tree_ = false;

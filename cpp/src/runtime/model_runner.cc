@@ -23,6 +23,10 @@ KvCacheShape ModelRunner::cache_shape(int block_size) const {
           .block_size = block_size};
 }
 
+int64_t ModelRunner::cache_block_bytes(int block_size) const {
+  return KvCache::block_bytes(backend_, cache_shape(block_size));
+}
+
 void ModelRunner::allocate_cache(int num_blocks, int block_size) {
   cache_ = std::make_unique<KvCache>(backend_, cache_shape(block_size), num_blocks);
 }
@@ -30,6 +34,10 @@ void ModelRunner::allocate_cache(int num_blocks, int block_size) {
 void ModelRunner::forward(BatchInputs& inputs) {
   SPECDEC_CHECK_LE(inputs.num_rows(), limits_.max_rows);
   decoder_->forward(inputs.view(), cache_->layers());
+}
+
+void ModelRunner::move_kv(std::span<const std::pair<int64_t, int64_t>> slots) {
+  if (!slots.empty()) backend_.copy_kv({.layers = cache_->layers(), .slots = slots});
 }
 
 void ModelRunner::sample(std::span<const int32_t> row_ids, std::span<const SampleRow> rows,

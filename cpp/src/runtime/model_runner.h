@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "kv/kv_cache.h"
 #include "model/decoder.h"
@@ -26,7 +27,8 @@ class ModelRunner {
               const RunnerLimits& limits);
 
   void allocate_cache(int num_blocks, int block_size);
-  KvCacheShape cache_shape(int block_size) const;
+  // Bytes of one block over all layers.
+  int64_t cache_block_bytes(int block_size) const;
 
   // Runs the rows, writing their KV.
   void forward(BatchInputs& inputs);
@@ -35,10 +37,15 @@ class ModelRunner {
   void sample(std::span<const int32_t> row_ids, std::span<const SampleRow> rows,
               LogprobsMode logprobs_mode, std::span<SampleResult> results);
 
+  // Moves the KV of accepted drafts to where their positions belong: (from, to) slots, in order.
+  void move_kv(std::span<const std::pair<int64_t, int64_t>> slots);
+
   const Decoder& decoder() const { return *decoder_; }
   const KvCache& cache() const { return *cache_; }
 
  private:
+  KvCacheShape cache_shape(int block_size) const;
+
   Backend& backend_;
   RunnerLimits limits_;
   std::unique_ptr<Decoder> decoder_;

@@ -1,0 +1,207 @@
+#include "engine/speculator.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/check.h"
+#include "core/str_cat.h"
+#include "engine/limits.h"
+#include "runtime/draft_model_drafter.h"
+#include "spec/composite_drafter.h"
+#include "spec/custom_drafter.h"
+#include "spec/ngram_drafter.h"
+#include "spec/suffix_drafter.h"
+#include "specdec/error.h"
+
+namespace specdec {
+namespace {
+
+constexpr int kDraftLogitRows = 64;
+// Padding of one vocabulary may differ from another's; more is another tokenizer.
+constexpr int kMaxVocabularyPadding = 1024;
+
+void check_vocabulary(const ModelConfig& draft, const ModelConfig& target) {
+  if (std::abs(draft.vocab_size - target.vocab_size) <= kMaxVocabularyPadding) return;
+  throw InvalidArgument("model", str_cat("the draft model has a vocabulary of ", draft.vocab_size,
+                                         " tokens and the target one of ", target.vocab_size,
+                                         "; a draft model must share the target's tokenizer"));
+}
+
+std::string message_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& exception) {
+    return exception.what();
+  } catch (...) {
+    return "the drafter failed";
+  }
+}
+
+const char* method_name(DraftMethod method) {
+  switch (method) {
+    case DraftMethod::kNgram:
+      return "ngram";
+    case DraftMethod::kSuffix:
+      return "suffix";
+    case DraftMethod::kDraftModel:
+      return "draft_model";
+    case DraftMethod::kCustom:
+      break;
+  }
+  return "custom";
+}
+
+}  // namespace
+
+Speculator::Speculator(const EngineConfig& config, Backend& backend, const ModelConfig& target,
+                       int max_model_len)
+    : config_(config.speculative),
+      max_rows_(std::max(config.max_num_batched_tokens, config.speculative.tree_width)),
+      vocab_size_(target.vocab_size),
+      schedule_(config.speculative) {
+  for (const DrafterConfig& drafter : config_.drafters) {
+    runners_.emplace_back();
+    max_lens_.push_back(max_model_len);
+    drafter_stats_.push_back({.name = method_name(drafter.method)});
+    if (drafter.method != DraftMethod::kDraftModel) continue;
+    const ModelConfig model = load_model_config(drafter.model);
+    check_vocabulary(model, target);
+    max_lens_.back() = std::min(max_model_len, max_positions(model));
+    runners_.back() = std::make_unique<ModelRunner>(
+        model, drafter.model, backend,
+        RunnerLimits{.max_model_len = max_lens_.back(),
+                     .max_rows = max_rows_,
+                     .max_logit_rows = std::min(kDraftLogitRows, max_rows_)});
+    weight_bytes_ += runners_.back()->decoder().weight_bytes();
+  }
+}
+
+int64_t Speculator::cache_block_bytes(int block_size) const {
+  int64_t bytes = 0;
+  for (const auto& runner : runners_) {
+    if (runner != nullptr) bytes += runner->cache_block_bytes(block_size);
+  }
+  return bytes;
+}
+
+void Speculator::start(const BlockPool& pool, int block_size) {
+  std::vector<std::unique_ptr<Drafter>> drafters;
+  for (size_t i = 0; i < config_.drafters.size(); ++i) {
+    drafters.push_back(make_drafter(i, pool, block_size));
+    parts_.push_back(drafters.back().get());
+  }
+  drafter_ = drafters.size() == 1
+                 ? std::move(drafters[0])
+                 : std::make_unique<CompositeDrafter>(std::move(drafters), config_.merge_drafters);
+}
+
+std::unique_ptr<Drafter> Speculator::make_drafter(size_t index, const BlockPool& pool,
+                                                  int block_size) {
+  const DrafterConfig& config = config_.drafters[index];
+  const int id = static_cast<int>(index);
+  switch (config.method) {
+    case DraftMethod::kNgram:
+      return std::make_unique<NgramDrafter>(config, id);
+    case DraftMethod::kSuffix:
+      return std::make_unique<SuffixDrafter>(config, id);
+    case DraftMethod::kCustom:
+      return std::make_unique<CustomDrafterAdapter>(config.custom, id, vocab_size_);
+    case DraftMethod::kDraftModel:
+      break;
+  }
+  runners_[index]->allocate_cache(pool.num_blocks(), block_size);
+  kv_cache_bytes_ += runners_[index]->cache().size_bytes();
+  return std::make_unique<DraftModelDrafter>(
+      std::move(runners_[index]), pool,
+      DraftModelOptions{.id = id,
+                        .sampling = config.sampling,
+                        .min_confidence = config.min_confidence,
+                        .max_rows = max_rows_,
+                        .max_model_len = max_lens_[index],
+                        .vocab_size = vocab_size_});
+}
+
+int Speculator::depth_limit(const Sequence& sequence) const {
+  const int wanted =
+      sequence.params.num_speculative_tokens.value_or(config_.num_speculative_tokens);
+  return std::min(wanted, schedule_.num_speculative_tokens(num_decoding_));
+}
+
+int Speculator::budget(const Sequence& sequence, int num_decoding) {
+  num_decoding_ = num_decoding;
+  return std::min(config_.max_nodes(),
+                  std::min(depth_limit(sequence), sequence.max_draft_depth()) * config_.tree_width);
+}
+
+void Speculator::draft(ExecutionPlan& plan,
+                       const std::function<CompletionState&(const Sequence&)>& completion_of) {
+  trees_.resize(std::max(trees_.size(), plan.sequences.size()));
+  has_tree_.assign(plan.sequences.size(), false);
+  requests_.clear();
+  failures_.clear();
+  std::vector<size_t> indices;
+  for (size_t i = 0; i < plan.sequences.size(); ++i) {
+    const ScheduledSequence& scheduled = plan.sequences[i];
+    const Sequence& sequence = *scheduled.sequence;
+    const int max_depth = std::min(scheduled.max_draft_depth, depth_limit(sequence));
+    if (scheduled.num_draft_slots == 0 || max_depth < 1) continue;
+    trees_[i].reset(sequence.tokens().back());
+    requests_.push_back({.sequence = sequence.ordinal,
+                         .tokens = sequence.tokens(),
+                         .num_prompt_tokens = sequence.num_prompt_tokens(),
+                         .max_depth = max_depth,
+                         .max_nodes = scheduled.num_draft_slots,
+                         .tree_width = config_.tree_width,
+                         .blocks = &sequence.blocks,
+                         .rows = &completion_of(sequence),
+                         .tree = &trees_[i],
+                         .error = {}});
+    indices.push_back(i);
+  }
+  if (requests_.empty()) return;
+  drafter_->draft(requests_);
+  for (size_t r = 0; r < requests_.size(); ++r) {
+    const size_t i = indices[r];
+    if (requests_[r].error) {
+      failures_.push_back({requests_[r].sequence, message_of(requests_[r].error)});
+      trees_[i].reset(plan.sequences[i].sequence->tokens().back());
+    }
+    trees_[i].truncate(plan.sequences[i].num_draft_slots);
+    has_tree_[i] = trees_[i].num_drafts() > 0;
+    plan.set_num_drafts(i, trees_[i].num_drafts());
+  }
+}
+
+const DraftTree* Speculator::tree(size_t index) const {
+  return index < has_tree_.size() && has_tree_[index] ? &trees_[index] : nullptr;
+}
+
+void Speculator::record(size_t index, CompletionState& completion, const std::vector<int>& nodes) {
+  const DraftTree& tree = trees_[index];
+  int max_depth = 0;
+  for (int node = 1; node < tree.num_nodes(); ++node) {
+    max_depth = std::max(max_depth, tree.depth(node));
+    ++drafter_stats_[tree.drafter(node)].num_draft_tokens;
+  }
+  for (int node : nodes) ++drafter_stats_[tree.drafter(node)].num_accepted_tokens;
+  const int num_accepted = static_cast<int>(nodes.size());
+  completion.acceptance.record(tree.num_drafts(), max_depth, num_accepted);
+  acceptance_.record(tree.num_drafts(), max_depth, num_accepted);
+}
+
+void Speculator::finish(const Sequence& sequence) {
+  drafter_->finish(sequence.ordinal, sequence.tokens(), sequence.num_prompt_tokens());
+}
+
+void Speculator::fill_stats(EngineStats& stats) const {
+  stats.acceptance = acceptance_;
+  stats.drafters = drafter_stats_;
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    stats.drafters[i].memory_bytes = parts_[i]->memory_bytes();
+  }
+}
+
+int64_t Speculator::weight_bytes() const { return weight_bytes_; }
+int64_t Speculator::kv_cache_bytes() const { return kv_cache_bytes_; }
+
+}  // namespace specdec

@@ -1,0 +1,83 @@
+// The drafting side of an engine: makes its drafters, asks them each step, counts what was
+// accepted.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/request.h"
+#include "runtime/model_runner.h"
+#include "sched/scheduler.h"
+#include "spec/draft_schedule.h"
+#include "spec/drafter.h"
+#include "specdec/acceptance_stats.h"
+#include "specdec/config.h"
+#include "specdec/engine.h"
+
+namespace specdec {
+
+class Speculator {
+ public:
+  // Loads the draft models. Throws like Engine. Two phases, as the target is: the KV pool is sized
+  // once all weights are there.
+  Speculator(const EngineConfig& config, Backend& backend, const ModelConfig& target,
+             int max_model_len);
+
+  // KV bytes of the draft models for one block of block_size tokens.
+  int64_t cache_block_bytes(int block_size) const;
+  // Makes the drafters. The pool must outlive the speculator.
+  void start(const BlockPool& pool, int block_size);
+
+  // Drafted tokens (tree nodes) a decoding sequence may have in the step being planned.
+  int budget(const Sequence& sequence, int num_decoding);
+  // Draws up a tree for every sequence of the plan with draft slots and writes its size to the
+  // plan.
+  void draft(ExecutionPlan& plan,
+             const std::function<CompletionState&(const Sequence&)>& completion_of);
+  // The tree of plan.sequences[index]; null without drafts.
+  const DraftTree* tree(size_t index) const;
+  // Sequences of the plan whose drafter failed, and how.
+  struct Failure {
+    uint64_t sequence = 0;
+    std::string message;
+  };
+  const std::vector<Failure>& failures() const { return failures_; }
+
+  // Records that `nodes` of plan.sequences[index] were accepted.
+  void record(size_t index, CompletionState& completion, const std::vector<int>& nodes);
+  // The sequence is over, whatever way.
+  void finish(const Sequence& sequence);
+
+  void fill_stats(EngineStats& stats) const;
+  int64_t weight_bytes() const;
+  int64_t kv_cache_bytes() const;
+
+ private:
+  int depth_limit(const Sequence& sequence) const;
+  std::unique_ptr<Drafter> make_drafter(size_t index, const BlockPool& pool, int block_size);
+
+  SpeculativeConfig config_;
+  int max_rows_;
+  int vocab_size_;
+  DraftSchedule schedule_;
+  std::vector<std::unique_ptr<ModelRunner>> runners_;  // by drafter, until start(); null: no model
+  std::vector<int> max_lens_;                          // by drafter: tokens its positions reach
+  int64_t weight_bytes_ = 0;
+  int64_t kv_cache_bytes_ = 0;
+  std::unique_ptr<Drafter> drafter_;
+  std::vector<const Drafter*> parts_;  // the drafters it is made of
+
+  int num_decoding_ = 0;          // sequences, in the step being planned
+  std::vector<DraftTree> trees_;  // by index in the plan; kept for their memory
+  std::vector<bool> has_tree_;
+  std::vector<DraftRequest> requests_;
+  std::vector<Failure> failures_;
+
+  AcceptanceStats acceptance_;
+  std::vector<DrafterStats> drafter_stats_;
+};
+
+}  // namespace specdec

@@ -1,0 +1,199 @@
+#include "engine/step_sampler.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/check.h"
+#include "core/philox.h"
+
+namespace specdec {
+namespace {
+
+// The noise stream of verification's coins; 0 is the target's, drafts have those from 16.
+constexpr uint32_t kCoinStream = 1;
+
+bool has_drafts(const SequenceStep& step) {
+  return step.tree != nullptr && step.tree->num_drafts() > 0;
+}
+
+// The node whose row gave the i-th token of an emission.
+int node_of_token(const Emission& emission, size_t i) {
+  return i == 0 ? DraftTree::kRoot : emission.nodes[i - 1];
+}
+
+}  // namespace
+
+StepSampler::StepSampler(ModelRunner& runner, LogprobsMode logprobs_mode,
+                         const SpeculativeConfig& config, int max_distribution_rows)
+    : runner_(runner),
+      logprobs_mode_(logprobs_mode),
+      verification_(config.verification),
+      synthetic_rates_(config.synthetic_acceptance_rates),
+      max_distribution_rows_(max_distribution_rows),
+      vocab_size_(runner.decoder().config().vocab_size) {}
+
+bool StepSampler::is_weighed(const SequenceStep& step) const {
+  return has_drafts(step) &&
+         (verification_ == Verification::kRejection || verification_ == Verification::kBlock);
+}
+
+std::vector<Emission> StepSampler::run(std::span<const SequenceStep> steps) {
+  batch_.clear();
+  std::vector<size_t> first_prompt_row(steps.size());
+  std::vector<size_t> first_sample(steps.size());
+  for (size_t i = 0; i < steps.size(); ++i) {
+    first_prompt_row[i] = batch_.size();
+    add_prompt_rows(steps[i]);
+    first_sample[i] = batch_.size();
+    if (steps[i].samples && !is_weighed(steps[i])) add_node_rows(steps[i]);
+  }
+  runner_.sample(batch_.row_ids(), batch_.rows(), logprobs_mode_, batch_.fresh_results());
+
+  std::vector<Emission> emissions(steps.size());
+  for (size_t i = 0; i < steps.size(); ++i) {
+    for (size_t row = first_prompt_row[i]; row < first_sample[i]; ++row) {
+      emissions[i].prompt_logprobs.push_back(std::move(batch_.result(row).logprobs));
+    }
+    if (steps[i].samples && !is_weighed(steps[i])) {
+      read_samples(steps[i], first_sample[i], emissions[i]);
+    }
+  }
+  run_weighed(steps, emissions);
+  return emissions;
+}
+
+// Rows whose next token is known because it stands in the prompt, and that were not reported before
+// (a preempted sequence computes them again).
+void StepSampler::add_prompt_rows(const SequenceStep& step) {
+  const Request& request = step.completion->request;
+  if (step.completion->index != 0 || !request.params.prompt_logprobs.has_value()) return;
+  const Sequence& sequence = step.completion->sequence;
+  const int begin = std::max(sequence.num_computed_tokens, request.num_prompt_logprobs);
+  const int end =
+      std::min(sequence.num_computed_tokens + step.num_rows, sequence.num_prompt_tokens() - 1);
+  for (int position = begin; position < end; ++position) {
+    batch_.add_known_token(step.first_row + position - sequence.num_computed_tokens,
+                           sequence.tokens()[position + 1], *request.params.prompt_logprobs);
+  }
+}
+
+// The rows that sample: every node of the tree, or the last row without one.
+void StepSampler::add_node_rows(const SequenceStep& step) {
+  if (!has_drafts(step)) {
+    batch_.add(step.first_row + step.num_rows - 1, step.completion->make_row({}));
+    return;
+  }
+  for (int node = 0; node < step.tree->num_nodes(); ++node) {
+    batch_.add(step.first_row + node, step.completion->make_row(step.tree->path(node)));
+  }
+}
+
+void StepSampler::read_samples(const SequenceStep& step, size_t first_sample, Emission& emission) {
+  if (has_drafts(step)) {
+    std::vector<int32_t> sampled;
+    for (int node = 0; node < step.tree->num_nodes(); ++node) {
+      sampled.push_back(batch_.result(first_sample + node).token_id);
+    }
+    Accepted accepted =
+        verification_ == Verification::kSynthetic
+            ? accept_synthetic(*step.tree, synthetic_rates_, sampled, uniforms_of(*step.completion))
+            : accept_exact(*step.tree, sampled);
+    emission.nodes = std::move(accepted.nodes);
+    emission.tokens = std::move(accepted.tokens);
+  } else {
+    emission.tokens = {batch_.result(first_sample).token_id};
+  }
+  if (!step.completion->request.params.logprobs.has_value()) return;
+  for (size_t i = 0; i < emission.tokens.size(); ++i) {
+    SampleResult& result = batch_.result(first_sample + node_of_token(emission, i));
+    emission.logprobs.push_back(std::move(result.logprobs));
+  }
+}
+
+void StepSampler::run_weighed(std::span<const SequenceStep> steps,
+                              std::vector<Emission>& emissions) {
+  std::vector<size_t> group;
+  int num_rows = 0;
+  const auto flush = [&] {
+    if (!group.empty()) verify_group(steps, group, emissions);
+    group.clear();
+    num_rows = 0;
+  };
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (!steps[i].samples || !is_weighed(steps[i])) continue;
+    if (num_rows + steps[i].tree->num_nodes() > max_distribution_rows_) flush();
+    group.push_back(i);
+    num_rows += steps[i].tree->num_nodes();
+  }
+  flush();
+}
+
+void StepSampler::verify_group(std::span<const SequenceStep> steps, std::span<const size_t> group,
+                               std::vector<Emission>& emissions) {
+  batch_.clear();
+  for (size_t i : group) add_node_rows(steps[i]);
+  distributions_.resize(batch_.size() * static_cast<size_t>(vocab_size_));
+  SampleBatch weighed;
+  for (size_t row = 0; row < batch_.size(); ++row) {
+    SampleRow sample_row = batch_.rows()[row];
+    sample_row.want_logprobs = false;
+    sample_row.distribution = &distributions_[row * vocab_size_];
+    weighed.add(batch_.row_ids()[row], sample_row);
+  }
+  runner_.sample(weighed.row_ids(), weighed.rows(), logprobs_mode_, weighed.fresh_results());
+
+  size_t first = 0;
+  for (size_t i : group) {
+    const DraftTree& tree = *steps[i].tree;
+    const TargetSource target = [&](int node) {
+      return std::span<const float>(&distributions_[(first + node) * vocab_size_], vocab_size_);
+    };
+    const UniformSource uniform = uniforms_of(*steps[i].completion);
+    Accepted accepted = verification_ == Verification::kBlock
+                            ? accept_block(tree, target, uniform)
+                            : accept_rejection(tree, target, uniform);
+    emissions[i].nodes = std::move(accepted.nodes);
+    emissions[i].tokens = std::move(accepted.tokens);
+    first += tree.num_nodes();
+  }
+  add_logprobs(steps, group, emissions);
+}
+
+// Which token a row emits is known only now; its logprobs take a second look at the row.
+void StepSampler::add_logprobs(std::span<const SequenceStep> steps, std::span<const size_t> group,
+                               std::vector<Emission>& emissions) {
+  batch_.clear();
+  for (size_t i : group) {
+    if (!steps[i].completion->request.params.logprobs.has_value()) continue;
+    for (size_t t = 0; t < emissions[i].tokens.size(); ++t) {
+      const int node = node_of_token(emissions[i], t);
+      batch_.add(steps[i].first_row + node, steps[i].completion->make_known_row(
+                                                steps[i].tree->path(node), emissions[i].tokens[t]));
+    }
+  }
+  runner_.sample(batch_.row_ids(), batch_.rows(), logprobs_mode_, batch_.fresh_results());
+  size_t row = 0;
+  for (size_t i : group) {
+    if (!steps[i].completion->request.params.logprobs.has_value()) continue;
+    for (size_t t = 0; t < emissions[i].tokens.size(); ++t) {
+      emissions[i].logprobs.push_back(std::move(batch_.result(row++).logprobs));
+    }
+  }
+}
+
+// Coins of one verification: a token's position, which use there, and how many verifications came
+// before, so that no coin is thrown twice although positions are looked at again after a rejection.
+UniformSource StepSampler::uniforms_of(const CompletionState& completion) const {
+  const uint64_t seed = completion.seed;
+  const uint32_t round = static_cast<uint32_t>(completion.acceptance.num_steps);
+  const int64_t position = completion.sequence.num_tokens();
+  return [seed, round, position](int depth, int index) {
+    const auto words = philox4x32_10(
+        {static_cast<uint32_t>(position + depth), round, static_cast<uint32_t>(index), kCoinStream},
+        {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+    const uint64_t bits = (static_cast<uint64_t>(words[0]) << 32 | words[1]) >> 11;
+    return (static_cast<double>(bits) + 0.5) * 0x1p-53;
+  };
+}
+
+}  // namespace specdec

@@ -1,0 +1,68 @@
+// From the hidden states of a step to the tokens each sequence emits: samples rows, verifies
+// drafts, gathers logprobs.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "engine/request.h"
+#include "runtime/model_runner.h"
+#include "sched/scheduler.h"
+#include "spec/draft_tree.h"
+#include "spec/verification.h"
+#include "specdec/speculative_config.h"
+
+namespace specdec {
+
+// One sequence of the step under way.
+struct SequenceStep {
+  CompletionState* completion = nullptr;
+  int num_rows = 0;
+  bool samples = false;
+  int first_row = 0;                // in the batch; a tree's root
+  const DraftTree* tree = nullptr;  // null: no drafts
+};
+
+// What came of it.
+struct Emission {
+  std::vector<int32_t> tokens;             // empty where it does not sample
+  std::vector<PositionLogprobs> logprobs;  // one a token where they were asked for
+  std::vector<int> nodes;                  // accepted drafts, in order
+  std::vector<PositionLogprobs> prompt_logprobs;
+};
+
+class StepSampler {
+ public:
+  // The runner is borrowed. `config` may be that of an engine without speculation.
+  StepSampler(ModelRunner& runner, LogprobsMode logprobs_mode, const SpeculativeConfig& config,
+              int max_distribution_rows);
+
+  // To be called after the runner's forward pass; one emission a step, in order.
+  std::vector<Emission> run(std::span<const SequenceStep> steps);
+
+ private:
+  // True when the rows of its drafts need distributions instead of samples.
+  bool is_weighed(const SequenceStep& step) const;
+  void add_prompt_rows(const SequenceStep& step);
+  void add_node_rows(const SequenceStep& step);
+  void read_samples(const SequenceStep& step, size_t first_sample, Emission& emission);
+  // Verifies by distributions, as many sequences at a time as their rows fit in the buffer.
+  void run_weighed(std::span<const SequenceStep> steps, std::vector<Emission>& emissions);
+  void verify_group(std::span<const SequenceStep> steps, std::span<const size_t> group,
+                    std::vector<Emission>& emissions);
+  void add_logprobs(std::span<const SequenceStep> steps, std::span<const size_t> group,
+                    std::vector<Emission>& emissions);
+  UniformSource uniforms_of(const CompletionState& completion) const;
+
+  ModelRunner& runner_;
+  LogprobsMode logprobs_mode_;
+  Verification verification_;
+  std::vector<double> synthetic_rates_;
+  int max_distribution_rows_;
+  int vocab_size_;
+
+  SampleBatch batch_;
+  std::vector<float> distributions_;  // [rows of a group, vocab_size]
+};
+
+}  // namespace specdec

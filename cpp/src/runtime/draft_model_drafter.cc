@@ -1,0 +1,252 @@
+#include "runtime/draft_model_drafter.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "core/check.h"
+
+namespace specdec {
+namespace {
+
+// The first noise stream of independent drafts; below lie the target's and verification's.
+constexpr uint32_t kFirstDraftStream = 16;
+
+int num_words(int num_slots) { return (num_slots + 63) / 64; }
+
+// Tokens past the target's vocabulary (padding of the draft's) are never drafted.
+void cut_to_vocabulary(std::vector<float>& probabilities, int vocab_size) {
+  if (static_cast<int>(probabilities.size()) == vocab_size) return;
+  probabilities.resize(vocab_size);
+  const double total = std::accumulate(probabilities.begin(), probabilities.end(), 0.0);
+  for (float& probability : probabilities) probability = static_cast<float>(probability / total);
+}
+
+void set_bit(std::vector<uint64_t>& mask, int bit) {
+  if (num_words(bit + 1) > static_cast<int>(mask.size())) mask.resize(num_words(bit + 1), 0);
+  mask[bit / 64] |= uint64_t{1} << (bit % 64);
+}
+
+}  // namespace
+
+DraftKvLedger::DraftKvLedger(const BlockPool& pool)
+    : pool_(pool), entries_(static_cast<size_t>(pool.num_blocks()) + 1) {}
+
+int DraftKvLedger::num_valid(const BlockTable& blocks, int limit) const {
+  int total = 0;
+  for (BlockId id : blocks.ids()) {
+    const Entry& entry = entries_[id];
+    if (entry.generation != pool_.generation(id)) break;
+    total += entry.num_tokens;
+    if (entry.num_tokens < blocks.block_size() || total >= limit) break;
+  }
+  return std::min(total, limit);
+}
+
+void DraftKvLedger::set_valid(const BlockTable& blocks, int first, int num_tokens) {
+  const int block_size = blocks.block_size();
+  for (int index = first / block_size; index * block_size < num_tokens; ++index) {
+    const BlockId id = blocks.ids()[index];
+    const int in_block = std::min(block_size, num_tokens - index * block_size);
+    Entry& entry = entries_[id];
+    const bool is_current = entry.generation == pool_.generation(id);
+    entry = {pool_.generation(id), is_current ? std::max(entry.num_tokens, in_block) : in_block};
+  }
+}
+
+DraftModelDrafter::DraftModelDrafter(std::unique_ptr<ModelRunner> runner, const BlockPool& pool,
+                                     const DraftModelOptions& options)
+    : runner_(std::move(runner)), options_(options), ledger_(pool) {}
+
+// A token only the target's table holds has no embedding here (padding, in practice never written).
+bool DraftModelDrafter::can_draft(const DraftRequest& request) const {
+  if (static_cast<int>(request.tokens.size()) + request.max_depth > options_.max_model_len) {
+    return false;
+  }
+  const int vocab_size = runner_->decoder().config().vocab_size;
+  return vocab_size >= options_.vocab_size ||
+         std::ranges::all_of(request.tokens, [&](int32_t token) { return token < vocab_size; });
+}
+
+void DraftModelDrafter::draft(std::span<DraftRequest> requests) {
+  ++step_;
+  std::vector<Growth> growths;
+  for (DraftRequest& request : requests) {
+    if (!can_draft(request)) continue;
+    const int base_len = static_cast<int>(request.tokens.size()) - 1;
+    growths.push_back({.request = &request,
+                       .base_len = base_len,
+                       .num_seen = ledger_.num_valid(*request.blocks, base_len),
+                       .frontier = {}});
+  }
+  catch_up(growths);
+  while (run_level(growths)) {
+  }
+  for (Growth& growth : growths) growth.request->tree->truncate(growth.request->max_nodes);
+}
+
+// Runs every sequence's unseen tokens up to the root, in as few passes as the row limit allows, and
+// drafts the first level of each where its root was in the pass.
+void DraftModelDrafter::catch_up(std::vector<Growth>& growths) {
+  size_t next = 0;
+  while (next < growths.size()) {
+    inputs_.clear();
+    std::vector<Growth*> at_root;
+    std::vector<std::pair<Growth*, int>> ran;  // and where its rows began
+    while (next < growths.size() && inputs_.num_rows() < options_.max_rows) {
+      Growth& growth = growths[next];
+      const DraftRequest& request = *growth.request;
+      const int num_unseen = growth.base_len + 1 - growth.num_seen;
+      const int num_rows = std::min(num_unseen, options_.max_rows - inputs_.num_rows());
+      const int first_row = inputs_.add_chain(request.tokens.subspan(growth.num_seen, num_rows),
+                                              growth.num_seen, *request.blocks);
+      ran.emplace_back(&growth, growth.num_seen);
+      growth.num_seen += num_rows;
+      if (num_rows < num_unseen) break;
+      growth.frontier = {{.node = DraftTree::kRoot, .row = first_row + num_rows - 1, .mask = {1}}};
+      at_root.push_back(&growth);
+      ++next;
+    }
+    runner_->forward(inputs_);
+    for (const auto& [growth, first] : ran) {
+      ledger_.set_valid(*growth->request->blocks, first, growth->num_seen);
+    }
+    expand(at_root);
+  }
+}
+
+// One pass over the frontiers of all requests; false when there is none left.
+bool DraftModelDrafter::run_level(std::vector<Growth>& growths) {
+  size_t next = 0;
+  bool any = false;
+  while (next < growths.size()) {
+    inputs_.clear();
+    std::vector<Growth*> ran;
+    for (; next < growths.size(); ++next) {
+      Growth& growth = growths[next];
+      const int width = static_cast<int>(growth.frontier.size());
+      if (width == 0) continue;
+      if (inputs_.num_rows() > 0 && inputs_.num_rows() + width > options_.max_rows) break;
+      const int mask_words = num_words(growth.num_slots + width);
+      std::vector<int32_t> tokens;
+      std::vector<int32_t> depths;
+      std::vector<uint64_t> masks;
+      for (Frontier& frontier : growth.frontier) {
+        const DraftTree& tree = *growth.request->tree;
+        tokens.push_back(tree.tokens()[frontier.node]);
+        depths.push_back(tree.depth(frontier.node));
+        set_bit(frontier.mask, growth.num_slots + static_cast<int>(tokens.size()) - 1);
+        frontier.mask.resize(mask_words, 0);
+        masks.insert(masks.end(), frontier.mask.begin(), frontier.mask.end());
+      }
+      int row = inputs_.add_tree_level(tokens, depths, growth.num_slots, masks, mask_words,
+                                       growth.base_len, *growth.request->blocks);
+      for (Frontier& frontier : growth.frontier) frontier.row = row++;
+      growth.num_slots += width;
+      ran.push_back(&growth);
+    }
+    if (ran.empty()) break;
+    runner_->forward(inputs_);
+    expand(ran);
+    any = true;
+  }
+  return any;
+}
+
+SampleRow DraftModelDrafter::make_row(const DraftRequest& request, int node) {
+  SampleRow row = request.rows->make_row(request.tree->path(node));
+  row.want_logprobs = false;
+  row.num_logprobs = 0;
+  row.num_candidates = request.tree_width;
+  if (options_.sampling == DraftSampling::kArgmax) row.temperature = 0.0f;
+  if (options_.sampling == DraftSampling::kIndependent)
+    row.noise_stream = kFirstDraftStream + step_;
+
+  const int vocab_size = runner_->decoder().config().vocab_size;
+  if (vocab_size < options_.vocab_size) {
+    const auto keep = [&](std::span<const int32_t>& ids) {
+      if (std::ranges::all_of(ids, [&](int32_t id) { return id < vocab_size; })) return;
+      std::vector<int32_t>& kept = id_lists_.emplace_back();
+      std::ranges::copy_if(ids, std::back_inserter(kept),
+                           [&](int32_t id) { return id < vocab_size; });
+      ids = kept;
+    };
+    keep(row.allowed_token_ids);
+    keep(row.banned_token_ids);
+    // A bias on a token the draft cannot give changes nothing it can.
+    if (!std::ranges::all_of(row.logit_bias, [&](const auto& b) { return b.first < vocab_size; })) {
+      row.logit_bias = {};
+    }
+  }
+  return row;
+}
+
+void DraftModelDrafter::expand(std::span<Growth* const> growths) {
+  row_ids_.clear();
+  rows_.clear();
+  id_lists_.clear();
+  distributions_.clear();
+  const int vocab_size = runner_->decoder().config().vocab_size;
+  for (const Growth* growth : growths) {
+    for (const Frontier& frontier : growth->frontier) {
+      row_ids_.push_back(frontier.row);
+      SampleRow row = make_row(*growth->request, frontier.node);
+      if (options_.sampling == DraftSampling::kIndependent && row.temperature >= 1e-5f) {
+        distributions_.emplace_back(std::max(vocab_size, options_.vocab_size), 0.0f);
+        row.distribution = distributions_.back().data();
+      }
+      rows_.push_back(row);
+    }
+  }
+  results_.assign(rows_.size(), SampleResult{});
+  runner_->sample(row_ids_, rows_, LogprobsMode::kRaw, results_);
+
+  size_t index = 0;
+  size_t distribution = 0;
+  for (Growth* growth : growths) {
+    std::vector<Frontier> next;
+    for (const Frontier& frontier : growth->frontier) {
+      int tree_distribution = -1;
+      if (rows_[index].distribution != nullptr) {
+        std::vector<float>& probabilities = distributions_[distribution++];
+        cut_to_vocabulary(probabilities, options_.vocab_size);
+        tree_distribution = growth->request->tree->add_distribution(std::move(probabilities));
+      }
+      add_children(*growth, frontier, tree_distribution, results_[index++], next);
+    }
+    choose_frontier(*growth, std::move(next));
+  }
+}
+
+void DraftModelDrafter::add_children(Growth& growth, const Frontier& frontier, int distribution,
+                                     const SampleResult& result, std::vector<Frontier>& next) {
+  DraftTree& tree = *growth.request->tree;
+  for (const Candidate& candidate : result.candidates) {
+    if (candidate.token_id >= options_.vocab_size) continue;
+    const float survival = tree.survival(frontier.node) * candidate.probability;
+    const int child = distribution < 0
+                          ? tree.add(frontier.node, candidate.token_id, survival, options_.id)
+                          : tree.add_sampled(frontier.node, candidate.token_id, survival,
+                                             options_.id, distribution);
+    next.push_back({.node = child, .row = 0, .mask = frontier.mask});
+  }
+}
+
+// The most likely nodes of the new level, as many as the tree is wide and the slots allow.
+void DraftModelDrafter::choose_frontier(Growth& growth, std::vector<Frontier> next) const {
+  const DraftRequest& request = *growth.request;
+  const DraftTree& tree = *request.tree;
+  std::erase_if(next, [&](const Frontier& frontier) {
+    return tree.depth(frontier.node) >= request.max_depth ||
+           tree.survival(frontier.node) < options_.min_confidence;
+  });
+  std::ranges::stable_sort(next, [&](const Frontier& a, const Frontier& b) {
+    return tree.survival(a.node) > tree.survival(b.node);
+  });
+  const int room = std::max(0, request.max_nodes + 1 - growth.num_slots);
+  const int width = std::min({static_cast<int>(next.size()), request.tree_width, room});
+  next.resize(width);
+  growth.frontier = std::move(next);
+}
+
+}  // namespace specdec

@@ -1,0 +1,101 @@
+// Drafts with a smaller model of the same vocabulary. Its KV lives in the target's blocks: one
+// block table serves both, and what the prefix cache keeps of a prompt it keeps for both.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kv/block_pool.h"
+#include "runtime/model_runner.h"
+#include "spec/drafter.h"
+#include "specdec/speculative_config.h"
+
+namespace specdec {
+
+// Which tokens of which blocks hold the draft model's KV. A record counts as long as its block has
+// not been handed out anew since.
+class DraftKvLedger {
+ public:
+  explicit DraftKvLedger(const BlockPool& pool);
+
+  // Leading tokens of a sequence, at most `limit`, whose KV is there.
+  int num_valid(const BlockTable& blocks, int limit) const;
+  // The first num_tokens of the sequence are there now; those before `first` were before.
+  void set_valid(const BlockTable& blocks, int first, int num_tokens);
+
+ private:
+  struct Entry {
+    uint64_t generation = 0;
+    int num_tokens = 0;
+  };
+  const BlockPool& pool_;
+  std::vector<Entry> entries_;  // by block
+};
+
+struct DraftModelOptions {
+  int id = 0;  // as the drafter is known in a DraftTree
+  DraftSampling sampling = DraftSampling::kCoupled;
+  double min_confidence = 0.0;  // stop below this survival
+  int max_rows = 0;             // of one forward pass
+  int max_model_len = 0;        // nothing is drafted past it
+  int vocab_size = 0;           // the target's; its padding may differ from the draft's
+};
+
+class DraftModelDrafter final : public Drafter {
+ public:
+  // `runner` has its cache, with the blocks of `pool`, which must outlive the drafter.
+  DraftModelDrafter(std::unique_ptr<ModelRunner> runner, const BlockPool& pool,
+                    const DraftModelOptions& options);
+
+  const char* name() const override { return "draft_model"; }
+  bool is_free() const override { return false; }
+  // First what the draft model has not seen of each sequence (a prompt, or what was accepted last),
+  // then one pass a level of the trees, all requests together.
+  void draft(std::span<DraftRequest> requests) override;
+  void finish(uint64_t, std::span<const int32_t>, int) override {}
+
+ private:
+  // A node whose continuations are drafted in the next pass, and its row in that pass.
+  struct Frontier {
+    int node = 0;  // of the request's tree
+    int row = 0;
+    std::vector<uint64_t> mask;  // slots past the committed tokens: its ancestors' and its own
+  };
+  // A request while its tree grows.
+  struct Growth {
+    DraftRequest* request = nullptr;
+    int base_len = 0;   // tokens before the root
+    int num_seen = 0;   // tokens the draft model has KV of, up to base_len + 1
+    int num_slots = 1;  // slots used past base_len; the root has the first
+    std::vector<Frontier> frontier;
+  };
+
+  bool can_draft(const DraftRequest& request) const;
+  void catch_up(std::vector<Growth>& growths);
+  bool run_level(std::vector<Growth>& growths);
+  // Samples continuations at every frontier row of the last forward pass and sets the new
+  // frontiers.
+  void expand(std::span<Growth* const> growths);
+  SampleRow make_row(const DraftRequest& request, int node);
+  // `distribution` of the tree its draws came from; -1 for deterministic ones.
+  void add_children(Growth& growth, const Frontier& frontier, int distribution,
+                    const SampleResult& result, std::vector<Frontier>& next);
+  void choose_frontier(Growth& growth, std::vector<Frontier> next) const;
+
+  std::unique_ptr<ModelRunner> runner_;
+  DraftModelOptions options_;
+  DraftKvLedger ledger_;
+  uint32_t step_ = 0;  // makes independent noise differ from step to step
+
+  // Of the pass under way; kept for their memory.
+  BatchInputs inputs_;
+  std::vector<int32_t> row_ids_;
+  std::vector<SampleRow> rows_;
+  std::vector<SampleResult> results_;
+  std::vector<std::vector<float>> distributions_;
+  std::vector<std::vector<int32_t>> id_lists_;  // spans of rows cut to the draft's vocabulary
+};
+
+}  // namespace specdec

@@ -1,0 +1,180 @@
+#include <pybind11/stl.h>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings.h"
+#include "specdec/acceptance_stats.h"
+#include "specdec/engine.h"
+#include "specdec/error.h"
+#include "specdec/speculative_config.h"
+
+namespace py = pybind11;
+
+namespace specdec::python {
+namespace {
+
+template <class Enum, size_t N>
+using Names = std::array<std::pair<Enum, const char*>, N>;
+
+constexpr Names<DraftMethod, 4> kMethods{{{DraftMethod::kNgram, "ngram"},
+                                          {DraftMethod::kSuffix, "suffix"},
+                                          {DraftMethod::kDraftModel, "draft_model"},
+                                          {DraftMethod::kCustom, "custom"}}};
+constexpr Names<DraftSampling, 3> kSamplings{{{DraftSampling::kArgmax, "argmax"},
+                                              {DraftSampling::kCoupled, "coupled"},
+                                              {DraftSampling::kIndependent, "independent"}}};
+constexpr Names<Verification, 4> kVerifications{{{Verification::kExact, "exact"},
+                                                 {Verification::kRejection, "rejection"},
+                                                 {Verification::kBlock, "block"},
+                                                 {Verification::kSynthetic, "synthetic"}}};
+
+template <class Enum, size_t N>
+const char* name_of(const Names<Enum, N>& names, Enum value) {
+  for (const auto& [candidate, name] : names) {
+    if (candidate == value) return name;
+  }
+  return "";
+}
+
+template <class Enum, size_t N>
+Enum value_of(const Names<Enum, N>& names, const char* field, const std::string& text) {
+  std::string known;
+  for (const auto& [value, name] : names) {
+    if (text == name) return value;
+    known += std::string(known.empty() ? "'" : ", '") + name + "'";
+  }
+  throw InvalidArgument(field, "'" + text + "' is not one of " + known);
+}
+
+// A Python object with propose(tokens, max_tokens). Its last reference may go in any thread.
+class PythonDrafter final : public CustomDrafter {
+ public:
+  explicit PythonDrafter(py::object object) : object_(std::move(object)) {}
+  ~PythonDrafter() override {
+    const py::gil_scoped_acquire gil;
+    object_ = py::object();
+  }
+  PythonDrafter(const PythonDrafter&) = delete;
+  PythonDrafter& operator=(const PythonDrafter&) = delete;
+
+  const py::object& object() const { return object_; }
+
+  std::vector<std::vector<int32_t>> propose(std::span<const int32_t> tokens,
+                                            int max_tokens) override {
+    const py::gil_scoped_acquire gil;
+    try {
+      const py::object drafts =
+          object_.attr("propose")(std::vector<int32_t>(tokens.begin(), tokens.end()), max_tokens);
+      return drafts.cast<std::vector<std::vector<int32_t>>>();
+    } catch (const std::exception& error) {
+      // Carried as text: a Python exception must not outlive the lock it was caught under.
+      throw Error(std::string("the custom drafter failed: ") + error.what());
+    }
+  }
+
+ private:
+  py::object object_;
+};
+
+void bind_drafter_config(py::module_& module) {
+  py::class_<DrafterConfig>(module, "DrafterConfig")
+      .def(py::init([](const py::kwargs& keywords) {
+        return from_keywords<DrafterConfig>("DrafterConfig", keywords);
+      }))
+      .def_property(
+          "method", [](const DrafterConfig& config) { return name_of(kMethods, config.method); },
+          [](DrafterConfig& config, const std::string& name) {
+            config.method = value_of(kMethods, "method", name);
+          })
+      .def_readwrite("prompt_lookup_min", &DrafterConfig::prompt_lookup_min)
+      .def_readwrite("prompt_lookup_max", &DrafterConfig::prompt_lookup_max)
+      .def_readwrite("suffix_max_tree_depth", &DrafterConfig::suffix_max_tree_depth)
+      .def_readwrite("suffix_max_cached_requests", &DrafterConfig::suffix_max_cached_requests)
+      .def_readwrite("suffix_max_spec_factor", &DrafterConfig::suffix_max_spec_factor)
+      .def_readwrite("suffix_min_token_prob", &DrafterConfig::suffix_min_token_prob)
+      .def_readwrite("model", &DrafterConfig::model)
+      .def_property(
+          "sampling",
+          [](const DrafterConfig& config) { return name_of(kSamplings, config.sampling); },
+          [](DrafterConfig& config, const std::string& name) {
+            config.sampling = value_of(kSamplings, "draft_sample_method", name);
+          })
+      .def_readwrite("min_confidence", &DrafterConfig::min_confidence)
+      .def_property(
+          "custom",
+          [](const DrafterConfig& config) -> py::object {
+            const auto* drafter = dynamic_cast<const PythonDrafter*>(config.custom.get());
+            return drafter == nullptr ? py::none() : drafter->object();
+          },
+          [](DrafterConfig& config, const py::object& object) {
+            config.custom = object.is_none() ? nullptr : std::make_shared<PythonDrafter>(object);
+          });
+}
+
+void bind_speculative_config(py::module_& module) {
+  using Range = std::tuple<int, int, int>;
+  py::class_<SpeculativeConfig>(module, "SpeculativeConfig")
+      .def(py::init([](const py::kwargs& keywords) {
+        return from_keywords<SpeculativeConfig>("SpeculativeConfig", keywords);
+      }))
+      .def_readwrite("num_speculative_tokens", &SpeculativeConfig::num_speculative_tokens)
+      .def_readwrite("drafters", &SpeculativeConfig::drafters)
+      .def_readwrite("merge_drafters", &SpeculativeConfig::merge_drafters)
+      .def_readwrite("tree_width", &SpeculativeConfig::tree_width)
+      .def_readwrite("max_draft_nodes", &SpeculativeConfig::max_draft_nodes)
+      .def_property(
+          "verification",
+          [](const SpeculativeConfig& config) {
+            return name_of(kVerifications, config.verification);
+          },
+          [](SpeculativeConfig& config, const std::string& name) {
+            config.verification = value_of(kVerifications, "rejection_sample_method", name);
+          })
+      .def_readwrite("synthetic_acceptance_rates", &SpeculativeConfig::synthetic_acceptance_rates)
+      .def_property(
+          "num_speculative_tokens_per_batch_size",
+          [](const SpeculativeConfig& config) {
+            std::vector<Range> ranges;
+            for (const BatchSizeRange& range : config.num_speculative_tokens_per_batch_size) {
+              ranges.emplace_back(range.first, range.last, range.num_speculative_tokens);
+            }
+            return ranges;
+          },
+          [](SpeculativeConfig& config, const std::vector<Range>& ranges) {
+            config.num_speculative_tokens_per_batch_size.clear();
+            for (const auto& [first, last, count] : ranges) {
+              config.num_speculative_tokens_per_batch_size.push_back({first, last, count});
+            }
+          })
+      .def("validate", &SpeculativeConfig::validate);
+}
+
+}  // namespace
+
+void bind_speculative(py::module_& module) {
+  bind_drafter_config(module);
+  bind_speculative_config(module);
+  py::class_<AcceptanceStats>(module, "AcceptanceStats")
+      .def_readonly("num_steps", &AcceptanceStats::num_steps)
+      .def_readonly("num_draft_tokens", &AcceptanceStats::num_draft_tokens)
+      .def_readonly("num_accepted_tokens", &AcceptanceStats::num_accepted_tokens)
+      .def_readonly("num_emitted_tokens", &AcceptanceStats::num_emitted_tokens)
+      .def_readonly("proposed_per_position", &AcceptanceStats::proposed_per_position)
+      .def_readonly("accepted_per_position", &AcceptanceStats::accepted_per_position)
+      .def_readonly("histogram", &AcceptanceStats::histogram)
+      .def_property_readonly("mean_acceptance_length", &AcceptanceStats::mean_acceptance_length)
+      .def_property_readonly("draft_acceptance_rate", &AcceptanceStats::draft_acceptance_rate);
+  py::class_<DrafterStats>(module, "DrafterStats")
+      .def_readonly("name", &DrafterStats::name)
+      .def_readonly("num_draft_tokens", &DrafterStats::num_draft_tokens)
+      .def_readonly("num_accepted_tokens", &DrafterStats::num_accepted_tokens)
+      .def_readonly("memory_bytes", &DrafterStats::memory_bytes);
+  module.def("synthetic_rates", &synthetic_rates, py::arg("length"),
+             py::arg("num_speculative_tokens"));
+}
+
+}  // namespace specdec::python

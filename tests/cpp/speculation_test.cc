@@ -1,0 +1,225 @@
+// Speculation through the engine with drafters of the test's own: answers never change.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "specdec/engine.h"
+#include "specdec/error.h"
+#include "testing/tiny_llama.h"
+
+namespace specdec {
+namespace {
+
+using testing::TempDirectory;
+namespace tiny = testing::tiny_llama;
+
+using Tokens = std::vector<int32_t>;
+using Propose = std::function<std::vector<Tokens>(std::span<const int32_t>, int)>;
+
+class FunctionDrafter final : public CustomDrafter {
+ public:
+  explicit FunctionDrafter(Propose propose) : propose_(std::move(propose)) {}
+  std::vector<Tokens> propose(std::span<const int32_t> tokens, int max_tokens) override {
+    return propose_(tokens, max_tokens);
+  }
+
+ private:
+  Propose propose_;
+};
+
+class SpeculationTest : public ::testing::Test {
+ protected:
+  SpeculationTest() { tiny::write_checkpoint(directory_, tiny::llama_tensors()); }
+
+  EngineConfig config() const {
+    EngineConfig config;
+    config.model = directory_.path();
+    config.dtype = "float32";
+    config.num_threads = 2;
+    return config;
+  }
+
+  EngineConfig with_drafter(Propose propose, int num_tokens, int width) const {
+    EngineConfig config = this->config();
+    config.speculative.num_speculative_tokens = num_tokens;
+    config.speculative.tree_width = width;
+    DrafterConfig drafter;
+    drafter.method = DraftMethod::kCustom;
+    drafter.custom = std::make_shared<FunctionDrafter>(std::move(propose));
+    config.speculative.drafters = {drafter};
+    return config;
+  }
+
+  TempDirectory directory_;
+};
+
+std::vector<Tokens> prompts_of(int count) {
+  std::vector<Tokens> prompts(count);
+  for (int i = 0; i < count; ++i) {
+    for (int j = 0; j < 3 + i % 20; ++j) prompts[i].push_back((i * 5 + j * 3) % tiny::kVocab);
+  }
+  return prompts;
+}
+
+SamplingParams shaped(int max_tokens) {
+  SamplingParams params;
+  params.temperature = 0.9f;
+  params.top_p = 0.95f;
+  params.repetition_penalty = 1.2f;
+  params.frequency_penalty = 0.3f;
+  params.max_tokens = max_tokens;
+  params.min_tokens = 3;
+  params.stop_token_ids = {7, 11};
+  params.bad_words = {{3, 4}, {20}};
+  params.seed = 21;
+  params.logprobs = 2;
+  return params;
+}
+
+bool equal(const Completion& a, const Completion& b) {
+  if (a.token_ids != b.token_ids || a.finish_reason != b.finish_reason ||
+      a.logprobs.size() != b.logprobs.size()) {
+    return false;
+  }
+  for (size_t i = 0; i < a.logprobs.size(); ++i) {
+    for (size_t j = 0; j < a.logprobs[i].size(); ++j) {
+      if (a.logprobs[i][j].token_id != b.logprobs[i][j].token_id ||
+          a.logprobs[i][j].logprob != b.logprobs[i][j].logprob) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+// Drafts with knowledge of the answers: right ones, spoiled here and there.
+class Oracle {
+ public:
+  void learn(const Tokens& prompt, const Tokens& output) {
+    Tokens all = prompt;
+    all.insert(all.end(), output.begin(), output.end());
+    sequences_.push_back(std::move(all));
+  }
+
+  std::vector<Tokens> propose(std::span<const int32_t> tokens, int max_tokens) {
+    std::vector<Tokens> drafts;
+    for (const Tokens& sequence : sequences_) {
+      if (sequence.size() <= tokens.size() ||
+          !std::equal(tokens.begin(), tokens.end(), sequence.begin())) {
+        continue;
+      }
+      const size_t end = std::min(sequence.size(), tokens.size() + max_tokens);
+      Tokens draft(sequence.begin() + tokens.size(), sequence.begin() + end);
+      Tokens spoiled = draft;
+      spoiled[random_() % spoiled.size()] = static_cast<int32_t>(random_() % tiny::kVocab);
+      drafts.push_back(random_() % 2 ? spoiled : draft);
+      drafts.push_back(random_() % 2 ? draft : spoiled);
+    }
+    return drafts;
+  }
+
+ private:
+  std::vector<Tokens> sequences_;
+  std::mt19937 random_{5};
+};
+
+TEST_F(SpeculationTest, AnswersAreThoseWithoutWhateverIsDrafted) {
+  const std::vector<Tokens> prompts = prompts_of(16);
+  const auto expected = Engine(config()).generate(prompts, shaped(30));
+  for (const auto& [num_tokens, width] : {std::pair{1, 1}, {3, 1}, {16, 1}, {3, 2}, {6, 4}}) {
+    Oracle oracle;
+    for (size_t i = 0; i < prompts.size(); ++i) oracle.learn(prompts[i], expected[i][0].token_ids);
+    EngineConfig config = with_drafter(
+        [&](std::span<const int32_t> tokens, int max) { return oracle.propose(tokens, max); },
+        num_tokens, width);
+    config.num_kv_blocks = 14;
+    config.max_num_batched_tokens = 70;
+    Engine engine(config);
+    const auto completions = engine.generate(prompts, shaped(30));
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      EXPECT_TRUE(equal(completions[i][0], expected[i][0])) << num_tokens << ' ' << width;
+    }
+    const EngineStats stats = engine.stats();
+    EXPECT_GT(stats.acceptance.num_accepted_tokens, 0);
+    EXPECT_LT(stats.acceptance.num_accepted_tokens, stats.acceptance.num_draft_tokens);
+    EXPECT_EQ(stats.num_free_kv_blocks, 14);
+  }
+}
+
+TEST_F(SpeculationTest, RightDraftsAreAllAccepted) {
+  const Tokens prompt{1, 2, 3};
+  SamplingParams params = shaped(25);
+  params.stop_token_ids.clear();
+  const Tokens answer = Engine(config()).generate({prompt}, params)[0][0].token_ids;
+  ASSERT_EQ(answer.size(), 25u);
+  Engine engine(with_drafter(
+      [&](std::span<const int32_t> tokens, int max) -> std::vector<Tokens> {
+        const size_t begin = tokens.size() - prompt.size();
+        return {
+            Tokens(answer.begin() + begin, answer.begin() + std::min(begin + max, answer.size()))};
+      },
+      3, 1));
+  EXPECT_EQ(engine.generate({prompt}, params)[0][0].token_ids, answer);
+  const AcceptanceStats acceptance = engine.stats().acceptance;
+  EXPECT_EQ(acceptance.num_steps, 6);  // 24 tokens after the prompt's own, four a step
+  EXPECT_EQ(acceptance.mean_acceptance_length(), 4.0);
+}
+
+TEST_F(SpeculationTest, NothingIsDraftedPastTheEnd) {
+  int longest = 0;
+  Engine engine(with_drafter(
+      [&](std::span<const int32_t> tokens, int max) -> std::vector<Tokens> {
+        longest = std::max(longest, static_cast<int>(tokens.size()) + max);
+        return {Tokens(max, 1)};
+      },
+      8, 1));
+  engine.generate({{1, 2, 3}}, shaped(10));
+  // Three of the prompt, ten generated, of which the last is never a draft's.
+  EXPECT_EQ(longest, 12);
+}
+
+TEST_F(SpeculationTest, AFailingDrafterEndsItsRequestAndNoOther) {
+  Engine plain(config());
+  Engine engine(with_drafter(
+      [](std::span<const int32_t> tokens, int) -> std::vector<Tokens> {
+        if (tokens[0] == 9) throw Error("no idea");
+        if (tokens[0] == 8) return {{tiny::kVocab}};
+        return {};
+      },
+      3, 1));
+  const SamplingParams params = shaped(8);
+  engine.add_request("throws", {9, 1}, params);
+  engine.add_request("out of vocabulary", {8, 1}, params);
+  engine.add_request("fine", {7, 1}, params);
+  std::map<std::string, std::string> errors;
+  Tokens fine;
+  while (engine.has_unfinished_requests()) {
+    for (const RequestOutput& output : engine.step()) {
+      if (output.finished) errors[output.request_id] = output.error;
+      if (output.request_id != "fine") continue;
+      const Tokens& tokens = output.outputs[0].new_token_ids;
+      fine.insert(fine.end(), tokens.begin(), tokens.end());
+    }
+  }
+  EXPECT_NE(errors.at("throws").find("no idea"), std::string::npos);
+  EXPECT_NE(errors.at("out of vocabulary").find("token ids"), std::string::npos);
+  EXPECT_EQ(errors.at("fine"), "");
+  EXPECT_EQ(fine, plain.generate({{7, 1}}, params)[0][0].token_ids);
+  EXPECT_EQ(engine.stats().num_free_kv_blocks, engine.stats().num_kv_blocks);
+}
+
+TEST_F(SpeculationTest, ARequestCannotAskForMoreThanTheEngineDrafts) {
+  Engine engine(config());
+  SamplingParams params = shaped(4);
+  params.num_speculative_tokens = 0;
+  EXPECT_NO_THROW(engine.generate({{1, 2}}, params));
+  params.num_speculative_tokens = 1;
+  EXPECT_THROW(engine.generate({{1, 2}}, params), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace specdec

@@ -1,0 +1,230 @@
+"""Law 1: speculation never changes an answer: tokens equal, logprobs bit-equal."""
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec_native import Engine, RequestOutput, SamplingParams
+
+Answer = tuple[list[int], list[dict[int, float]]]
+
+MAX_MODEL_LEN = 192
+NUM_REQUESTS = 32
+
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "t1": {"temperature": 1},
+    "everything": {
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.3,
+        "frequency_penalty": 0.2,
+        "logit_bias": {5: 1.0, 9: -2.0},
+        "bad_words": [],
+    },
+}
+
+
+def drafts_of_a_madman(tokens: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Some right continuations (repeats of what stood before) and some nonsense."""
+    tail = list(tokens[-8:])
+    return [tail[:max_tokens], [tokens[-1]] * max_tokens, [tokens[0], *tail][:max_tokens]]
+
+
+def speculative(method: str, model: Path, tokens: int, width: int) -> dict[str, Any]:
+    config: dict[str, Any] = {"num_speculative_tokens": tokens, "tree_width": width}
+    ngram = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 4}
+    suffix = {"method": "suffix"}
+    return {
+        "ngram": {**config, **ngram},
+        "suffix": {**config, **suffix},
+        "draft_model": {**config, "method": "draft_model", "model": str(model)},
+        "composite": {**config, "drafters": [ngram, suffix]},
+        "merged": {
+            **config,
+            "drafters": [ngram, {"method": "draft_model", "model": str(model)}],
+            "merge_drafters": True,
+        },
+        "custom": {**config, "method": "custom_class", "drafter": drafts_of_a_madman},
+    }[method]
+
+
+METHODS = ["ngram", "suffix", "draft_model", "composite", "merged", "custom"]
+SHAPES = [(1, 1), (3, 1), (5, 1), (16, 1), (4, 3)]
+
+
+def answer(output: RequestOutput) -> Answer:
+    completion = output.outputs[0]
+    assert completion.logprobs is not None
+    return list(completion.token_ids), [
+        {token: entry.logprob for token, entry in position.items()}
+        for position in completion.logprobs
+    ]
+
+
+def params_of(sampling: str, index: int, max_tokens: int) -> SamplingParams:
+    return SamplingParams(
+        **SAMPLING[sampling], seed=index, max_tokens=max_tokens + index % 5, logprobs=2
+    )
+
+
+class Setting:
+    """A model, prompts of repetitive tokens and every request's answer without speculation."""
+
+    def __init__(self, model: Path, vocab_size: int, dtype: str, max_tokens: int) -> None:
+        self.model = model
+        self.dtype = dtype
+        self.max_tokens = max_tokens
+        draw = random.Random(3)
+        self.prompts = []
+        for i in range(NUM_REQUESTS):
+            word = [draw.randrange(3, vocab_size) for _ in range(3 + i % 7)]
+            self.prompts.append((word * 12)[: 6 + (i * 5) % 60])
+        self._plain: dict[str, list[Answer]] = {}
+
+    def engine(self, **options: Any) -> Engine:
+        return Engine(
+            self.model,
+            **{"dtype": self.dtype, "max_model_len": MAX_MODEL_LEN, "max_num_seqs": 32, **options},
+        )
+
+    def params(self, sampling: str) -> list[SamplingParams]:
+        return [params_of(sampling, i, self.max_tokens) for i in range(NUM_REQUESTS)]
+
+    def plain(self, sampling: str) -> list[Answer]:
+        if sampling not in self._plain:
+            with self.engine() as engine:
+                outputs = engine.generate(self.prompts, self.params(sampling))
+            self._plain[sampling] = [answer(output) for output in outputs]
+        return self._plain[sampling]
+
+
+@pytest.fixture(scope="module")
+def tiny(checkpoint: Callable[[str], Path]) -> Setting:
+    return Setting(checkpoint("llama"), 160, "float32", 40)
+
+
+@pytest.fixture(scope="module")
+def real(smollm2: Path) -> Setting:
+    return Setting(smollm2, 49000, "bfloat16", 24)
+
+
+def check(setting: Setting, sampling: str, config: dict[str, Any], **options: Any) -> Engine:
+    engine = setting.engine(speculative_config=config, **options)
+    outputs = engine.generate(setting.prompts, setting.params(sampling))
+    assert [answer(output) for output in outputs] == setting.plain(sampling)
+    stats = engine.stats()
+    assert stats.num_free_kv_blocks == stats.num_kv_blocks
+    return engine
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize(("tokens", "width"), SHAPES)
+@pytest.mark.parametrize("method", METHODS)
+def test_answers_are_those_without_speculation(
+    tiny: Setting, method: str, tokens: int, width: int, sampling: str
+) -> None:
+    config = speculative(method, tiny.model, tokens, width)
+    with check(tiny, sampling, config) as engine:
+        assert engine.stats().acceptance.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("batch", [1, 8])
+def test_batch_sizes(tiny: Setting, method: str, batch: int) -> None:
+    config = speculative(method, tiny.model, 5, 2)
+    check(tiny, "t1", config, max_num_seqs=batch).close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_preemption_and_small_chunks(tiny: Setting, method: str) -> None:
+    config = speculative(method, tiny.model, 5, 2)
+    with check(tiny, "t1", config, num_kv_blocks=16, max_num_batched_tokens=20) as engine:
+        assert engine.stats().num_preemptions > 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_prefix_cache_hits(tiny: Setting, method: str) -> None:
+    config = speculative(method, tiny.model, 4, 2)
+    with check(tiny, "t1", config) as engine:
+        outputs = engine.generate(tiny.prompts, tiny.params("t1"))
+        assert any(output.num_cached_tokens for output in outputs)
+        assert [answer(output) for output in outputs] == tiny.plain("t1")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_requests_that_come_and_go(tiny: Setting, method: str) -> None:
+    """Prompts arrive while others decode; some are aborted."""
+    config = speculative(method, tiny.model, 5, 2)
+    engine = tiny.engine(speculative_config=config, max_num_seqs=6)
+    params = tiny.params("everything")
+    pending = list(range(NUM_REQUESTS))
+    answers: dict[int, Answer] = {}
+    for step in itertools.count():
+        if pending and step % 3 == 0:
+            index = pending.pop(0)
+            engine.add_request(tiny.prompts[index], params[index], request_id=str(index))
+            if index % 7 == 3:
+                engine.step()
+                engine.abort(str(index))
+        for output in engine.step():
+            if output.finished:
+                answers[int(output.request_id)] = answer(output)
+        if not pending and not engine.has_unfinished_requests():
+            break
+    expected = tiny.plain("everything")
+    assert len(answers) >= NUM_REQUESTS - 6
+    for index, got in answers.items():
+        assert got == expected[index]
+
+
+def test_a_request_may_draft_less_or_nothing(tiny: Setting) -> None:
+    config = speculative("ngram", tiny.model, 5, 1)
+    engine = tiny.engine(speculative_config=config)
+    params = tiny.params("t1")
+    for i, one in enumerate(params):
+        one.num_speculative_tokens = [0, 2, None][i % 3]
+    outputs = engine.generate(tiny.prompts, params)
+    assert [answer(output) for output in outputs] == tiny.plain("t1")
+    for i, output in enumerate(outputs):
+        spec = output.metrics.speculative_decoding if output.metrics else None
+        if i % 3 == 0:
+            assert spec is None or spec.num_draft_tokens == 0
+
+
+def test_batch_size_table_turns_drafting_off_and_on(tiny: Setting) -> None:
+    config = speculative("draft_model", tiny.model, 4, 1)
+    config["num_speculative_tokens_per_batch_size"] = [[1, 4, 4], [5, 12, 1], [13, 64, 0]]
+    with check(tiny, "t1", config) as engine:
+        assert engine.stats().acceptance.num_draft_tokens > 0
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize(
+    ("method", "tokens", "width"),
+    [("ngram", 5, 1), ("suffix", 16, 1), ("draft_model", 3, 1), ("merged", 4, 3), ("custom", 5, 3)],
+)
+def test_real_weights(real: Setting, method: str, tokens: int, width: int, sampling: str) -> None:
+    check(real, sampling, speculative(method, real.model, tokens, width)).close()
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "t1"])
+def test_a_model_that_drafts_for_itself_is_always_right(tiny: Setting, sampling: str) -> None:
+    """Coupled noise: the draft draws what the target draws, so every token is accepted."""
+    config = speculative("draft_model", tiny.model, 3, 1)
+    engine = tiny.engine(speculative_config=config)
+    params = [
+        SamplingParams(**SAMPLING[sampling], seed=i, max_tokens=41, ignore_eos=True)
+        for i in range(8)
+    ]
+    engine.generate(tiny.prompts[:8], params)
+    # The first token comes from the prompt, the other 40 in steps of 4.
+    assert engine.stats().acceptance.mean_acceptance_length == 4.0
+    assert engine.stats().acceptance.num_steps == 80
