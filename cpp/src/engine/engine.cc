@@ -1,32 +1,18 @@
-#include "specdec/engine.h"
-
 #include <algorithm>
-#include <chrono>
-#include <map>
-#include <unordered_map>
 #include <utility>
 
-#include "backend/backend.h"
 #include "core/check.h"
 #include "core/host_memory.h"
 #include "core/philox.h"
+#include "core/stopwatch.h"
 #include "core/str_cat.h"
-#include "engine/limits.h"
-#include "engine/request.h"
-#include "engine/speculator.h"
-#include "engine/step_sampler.h"
-#include "runtime/model_runner.h"
-#include "sched/scheduler.h"
+#include "engine/engine_impl.h"
 
 namespace specdec {
 namespace {
 
 constexpr int kMaxLogitRows = 64;  // bounds the logits buffer; more rows are sampled in turns
 constexpr int kMaxDistributionRows = 64;  // whose distributions are held at once for rejection
-
-double now_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // Rows sampled in one turn: all that decode and their drafts, within reason.
 int max_logit_rows(const EngineConfig& config) {
@@ -35,19 +21,6 @@ int max_logit_rows(const EngineConfig& config) {
   return static_cast<int>(
       std::min<int64_t>(config.max_num_seqs * rows_per_sequence, kMaxLogitRows));
 }
-
-// Adds the seconds it lived to a total.
-class Stopwatch {
- public:
-  explicit Stopwatch(double& total) : total_(total), start_(now_seconds()) {}
-  ~Stopwatch() { total_ += now_seconds() - start_; }
-  Stopwatch(const Stopwatch&) = delete;
-  Stopwatch& operator=(const Stopwatch&) = delete;
-
- private:
-  double& total_;
-  double start_;
-};
 
 // Keeps the backend's threads hot for the length of a step.
 class StepGuard {
@@ -69,68 +42,7 @@ uint64_t derived_seed(uint64_t engine_seed, uint64_t ordinal) {
   return (static_cast<uint64_t>(words[1]) << 32) | words[0];
 }
 
-void append(Completion& completion, CompletionOutput part) {
-  completion.token_ids.insert(completion.token_ids.end(), part.new_token_ids.begin(),
-                              part.new_token_ids.end());
-  std::move(part.new_logprobs.begin(), part.new_logprobs.end(),
-            std::back_inserter(completion.logprobs));
-  completion.finish_reason = part.finish_reason;
-}
-
 }  // namespace
-
-class Engine::Impl {
- public:
-  explicit Impl(const EngineConfig& config);
-
-  void add_request(const std::string& id, std::vector<int32_t> prompt,
-                   const SamplingParams& params);
-  void check_request(const std::vector<int32_t>& prompt, const SamplingParams& params) const;
-  bool abort(const std::string& id);
-  bool stop_completion(const std::string& id, int index);
-  std::vector<RequestOutput> step();
-  bool has_unfinished_requests() const { return !requests_.empty(); }
-  int reset_prefix_cache() { return scheduler_->prefix_cache().reset(); }
-  EngineStats stats() const;
-  const ModelInfo& model_info() const { return info_; }
-
- private:
-  // Outputs of the step under way, by arrival.
-  using Outputs = std::map<uint64_t, RequestOutput>;
-
-  void fill_model_info(const ModelConfig& model, const CacheSize& cache);
-  ExecutionPlan plan_and_draft();
-  void forward(const ExecutionPlan& plan);
-  void compact_kv(const std::vector<Emission>& emissions);
-  void commit(const ExecutionPlan& plan, std::vector<Emission>& emissions, Outputs& outputs);
-  void report(CompletionState& completion, int num_new_tokens,
-              std::vector<PositionLogprobs> logprobs, Outputs& outputs);
-  void fail_requests(Outputs& outputs);
-  void finish(CompletionState& completion, FinishReason reason);
-  void retire_finished(Outputs& outputs);
-  RequestOutput& output_of(Outputs& outputs, const Request& request);
-  CompletionState& completion_of(const Sequence& sequence);
-  void erase(const std::string& id);
-
-  EngineConfig config_;
-  std::unique_ptr<Backend> backend_;
-  std::unique_ptr<ModelRunner> runner_;
-  std::unique_ptr<BlockPool> pool_;
-  std::unique_ptr<Scheduler> scheduler_;
-  std::unique_ptr<Speculator> speculator_;  // null without speculation
-  std::unique_ptr<StepSampler> sampler_;
-  ModelInfo info_;
-  EngineStats stats_;
-
-  uint64_t next_ordinal_ = 0;  // of sequences
-  uint64_t num_requests_added_ = 0;
-  std::unordered_map<std::string, std::unique_ptr<Request>> requests_;
-  std::unordered_map<uint64_t, CompletionState*> completions_;  // by ordinal
-
-  // The step under way; kept between steps for their memory.
-  BatchInputs inputs_;
-  std::vector<SequenceStep> steps_;  // by index in the plan
-};
 
 Engine::Impl::Impl(const EngineConfig& config) : config_(config) {
   validate(config);
@@ -294,8 +206,15 @@ std::vector<RequestOutput> Engine::Impl::step() {
   }
   std::vector<Emission> emissions;
   {
-    const Stopwatch watch(stats_.sample_seconds);
-    emissions = sampler_->run(steps_);
+    const double head_before = runner_->head_seconds();
+    {
+      const Stopwatch watch(stats_.sample_seconds);
+      emissions = sampler_->run(steps_);
+    }
+    // The head runs row group by row group inside the sampler, but belongs to the forward pass.
+    const double head = runner_->head_seconds() - head_before;
+    stats_.forward_seconds += head;
+    stats_.sample_seconds -= head;
   }
   const Stopwatch watch(stats_.commit_seconds);
   Outputs outputs;
@@ -499,55 +418,6 @@ EngineStats Engine::Impl::stats() const {
   stats.num_cached_kv_blocks = scheduler_->prefix_cache().num_cached_blocks();
   if (speculator_ != nullptr) speculator_->fill_stats(stats);
   return stats;
-}
-
-Engine::Engine(const EngineConfig& config) : impl_(std::make_unique<Impl>(config)) {}
-Engine::~Engine() = default;
-Engine::Engine(Engine&&) noexcept = default;
-Engine& Engine::operator=(Engine&&) noexcept = default;
-
-void Engine::add_request(const std::string& request_id, std::vector<int32_t> prompt_token_ids,
-                         const SamplingParams& params) {
-  impl_->add_request(request_id, std::move(prompt_token_ids), params);
-}
-bool Engine::abort(const std::string& request_id) { return impl_->abort(request_id); }
-bool Engine::stop_completion(const std::string& request_id, int index) {
-  return impl_->stop_completion(request_id, index);
-}
-std::vector<RequestOutput> Engine::step() { return impl_->step(); }
-bool Engine::has_unfinished_requests() const { return impl_->has_unfinished_requests(); }
-int Engine::reset_prefix_cache() { return impl_->reset_prefix_cache(); }
-EngineStats Engine::stats() const { return impl_->stats(); }
-const ModelInfo& Engine::model_info() const { return impl_->model_info(); }
-
-std::vector<std::vector<Completion>> Engine::generate(
-    const std::vector<std::vector<int32_t>>& prompts, const SamplingParams& params) {
-  if (has_unfinished_requests()) {
-    throw InvalidArgument("prompts",
-                          "generate() runs alone; finish or abort the requests added before");
-  }
-  for (const std::vector<int32_t>& prompt : prompts) impl_->check_request(prompt, params);
-  std::vector<std::vector<Completion>> completions(prompts.size());
-  std::unordered_map<std::string, size_t> prompt_of;
-  for (size_t i = 0; i < prompts.size(); ++i) {
-    const std::string id = str_cat("generate-", i);
-    completions[i].resize(params.n);
-    prompt_of.emplace(id, i);
-    impl_->add_request(id, prompts[i], params);
-  }
-  try {
-    while (has_unfinished_requests()) {
-      for (RequestOutput& output : step()) {
-        for (CompletionOutput& part : output.outputs) {
-          append(completions[prompt_of.at(output.request_id)][part.index], std::move(part));
-        }
-      }
-    }
-  } catch (...) {
-    for (const auto& [id, index] : prompt_of) impl_->abort(id);
-    throw;
-  }
-  return completions;
 }
 
 }  // namespace specdec

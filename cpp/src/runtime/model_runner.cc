@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/stopwatch.h"
 
 namespace specdec {
 
@@ -47,7 +48,10 @@ void ModelRunner::sample(std::span<const int32_t> row_ids, std::span<const Sampl
   const size_t turn = static_cast<size_t>(limits_.max_logit_rows);
   for (size_t begin = 0; begin < row_ids.size(); begin += turn) {
     const size_t count = std::min(turn, row_ids.size() - begin);
-    decoder_->compute_logits(row_ids.subspan(begin, count), logits_.as<float>());
+    {
+      const Stopwatch watch(head_seconds_);
+      decoder_->compute_logits(row_ids.subspan(begin, count), logits_.as<float>());
+    }
     backend_.sample({.logits = logits_.as<float>(),
                      .rows = rows.subspan(begin, count),
                      .vocab_size = decoder_->config().vocab_size,

@@ -40,6 +40,9 @@ class ModelRunner {
   // Moves the KV of accepted drafts to where their positions belong: (from, to) slots, in order.
   void move_kv(std::span<const std::pair<int64_t, int64_t>> slots);
 
+  // Time spent in the final norm and the head so far.
+  double head_seconds() const { return head_seconds_; }
+
   const Decoder& decoder() const { return *decoder_; }
   const KvCache& cache() const { return *cache_; }
 
@@ -50,6 +53,7 @@ class ModelRunner {
   RunnerLimits limits_;
   std::unique_ptr<Decoder> decoder_;
   std::unique_ptr<KvCache> cache_;
+  double head_seconds_ = 0;
   Buffer logits_;  // [max_logit_rows, vocab_size] float32
 };
 

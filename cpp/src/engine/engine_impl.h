@@ -1,0 +1,75 @@
+// What is behind specdec::Engine.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "backend/backend.h"
+#include "engine/limits.h"
+#include "engine/request.h"
+#include "engine/speculator.h"
+#include "engine/step_sampler.h"
+#include "runtime/model_runner.h"
+#include "sched/scheduler.h"
+#include "specdec/engine.h"
+
+namespace specdec {
+
+class Engine::Impl {
+ public:
+  explicit Impl(const EngineConfig& config);
+
+  void add_request(const std::string& id, std::vector<int32_t> prompt,
+                   const SamplingParams& params);
+  void check_request(const std::vector<int32_t>& prompt, const SamplingParams& params) const;
+  bool abort(const std::string& id);
+  bool stop_completion(const std::string& id, int index);
+  std::vector<RequestOutput> step();
+  bool has_unfinished_requests() const { return !requests_.empty(); }
+  int reset_prefix_cache() { return scheduler_->prefix_cache().reset(); }
+  EngineStats stats() const;
+  const ModelInfo& model_info() const { return info_; }
+
+ private:
+  // Outputs of the step under way, by arrival.
+  using Outputs = std::map<uint64_t, RequestOutput>;
+
+  void fill_model_info(const ModelConfig& model, const CacheSize& cache);
+  ExecutionPlan plan_and_draft();
+  void forward(const ExecutionPlan& plan);
+  void compact_kv(const std::vector<Emission>& emissions);
+  void commit(const ExecutionPlan& plan, std::vector<Emission>& emissions, Outputs& outputs);
+  void report(CompletionState& completion, int num_new_tokens,
+              std::vector<PositionLogprobs> logprobs, Outputs& outputs);
+  void fail_requests(Outputs& outputs);
+  void finish(CompletionState& completion, FinishReason reason);
+  void retire_finished(Outputs& outputs);
+  RequestOutput& output_of(Outputs& outputs, const Request& request);
+  CompletionState& completion_of(const Sequence& sequence);
+  void erase(const std::string& id);
+
+  EngineConfig config_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<ModelRunner> runner_;
+  std::unique_ptr<BlockPool> pool_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::unique_ptr<Speculator> speculator_;  // null without speculation
+  std::unique_ptr<StepSampler> sampler_;
+  ModelInfo info_;
+  EngineStats stats_;
+
+  uint64_t next_ordinal_ = 0;  // of sequences
+  uint64_t num_requests_added_ = 0;
+  std::unordered_map<std::string, std::unique_ptr<Request>> requests_;
+  std::unordered_map<uint64_t, CompletionState*> completions_;  // by ordinal
+
+  // The step under way; kept between steps for their memory.
+  BatchInputs inputs_;
+  std::vector<SequenceStep> steps_;  // by index in the plan
+};
+
+}  // namespace specdec
