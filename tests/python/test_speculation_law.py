@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from specdec_native import Engine, RequestOutput, SamplingParams
+from specdec_native.outputs import SpeculativeDecodingMetrics
 
 Answer = tuple[list[int], list[dict[int, float]]]
 
@@ -57,6 +58,12 @@ def speculative(method: str, model: Path, tokens: int, width: int) -> dict[str, 
 
 METHODS = ["ngram", "suffix", "draft_model", "composite", "merged", "custom"]
 SHAPES = [(1, 1), (3, 1), (5, 1), (16, 1), (4, 3)]
+
+
+def metrics_of(engine: Engine) -> SpeculativeDecodingMetrics:
+    metrics = engine.stats().speculative_decoding
+    assert metrics is not None
+    return metrics
 
 
 def answer(output: RequestOutput) -> Answer:
@@ -132,7 +139,7 @@ def test_answers_are_those_without_speculation(
 ) -> None:
     config = speculative(method, tiny.model, tokens, width)
     with check(tiny, sampling, config) as engine:
-        assert engine.stats().acceptance.num_draft_tokens > 0
+        assert metrics_of(engine).num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -202,7 +209,7 @@ def test_batch_size_table_turns_drafting_off_and_on(tiny: Setting) -> None:
     config = speculative("draft_model", tiny.model, 4, 1)
     config["num_speculative_tokens_per_batch_size"] = [[1, 4, 4], [5, 12, 1], [13, 64, 0]]
     with check(tiny, "t1", config) as engine:
-        assert engine.stats().acceptance.num_draft_tokens > 0
+        assert metrics_of(engine).num_draft_tokens > 0
 
 
 @pytest.mark.models
@@ -226,5 +233,5 @@ def test_a_model_that_drafts_for_itself_is_always_right(tiny: Setting, sampling:
     ]
     engine.generate(tiny.prompts[:8], params)
     # The first token comes from the prompt, the other 40 in steps of 4.
-    assert engine.stats().acceptance.mean_acceptance_length == 4.0
-    assert engine.stats().acceptance.num_steps == 80
+    assert metrics_of(engine).mean_acceptance_length == 4.0
+    assert metrics_of(engine).num_spec_steps == 80

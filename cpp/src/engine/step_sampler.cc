@@ -4,16 +4,16 @@
 #include <utility>
 
 #include "core/check.h"
-#include "core/philox.h"
 
 namespace specdec {
 namespace {
 
-// The noise stream of verification's coins; 0 is the target's, drafts have those from 16.
-constexpr uint32_t kCoinStream = 1;
-
 bool has_drafts(const SequenceStep& step) {
   return step.tree != nullptr && step.tree->num_drafts() > 0;
+}
+
+UniformSource uniforms_of(const SequenceStep& step) {
+  return step_uniforms(step.completion->seed, step.completion->sequence.num_tokens() - 1);
 }
 
 // The node whose row gave the i-th token of an emission.
@@ -96,7 +96,7 @@ void StepSampler::read_samples(const SequenceStep& step, size_t first_sample, Em
     }
     Accepted accepted =
         verification_ == Verification::kSynthetic
-            ? accept_synthetic(*step.tree, synthetic_rates_, sampled, uniforms_of(*step.completion))
+            ? accept_synthetic(*step.tree, synthetic_rates_, sampled, uniforms_of(step))
             : accept_exact(*step.tree, sampled);
     emission.nodes = std::move(accepted.nodes);
     emission.tokens = std::move(accepted.tokens);
@@ -148,7 +148,7 @@ void StepSampler::verify_group(std::span<const SequenceStep> steps, std::span<co
     const TargetSource target = [&](int node) {
       return std::span<const float>(&distributions_[(first + node) * vocab_size_], vocab_size_);
     };
-    const UniformSource uniform = uniforms_of(*steps[i].completion);
+    const UniformSource uniform = uniforms_of(steps[i]);
     Accepted accepted = verification_ == Verification::kBlock
                             ? accept_block(tree, target, uniform)
                             : accept_rejection(tree, target, uniform);
@@ -179,21 +179,6 @@ void StepSampler::add_logprobs(std::span<const SequenceStep> steps, std::span<co
       emissions[i].logprobs.push_back(std::move(batch_.result(row++).logprobs));
     }
   }
-}
-
-// Coins of one verification: a token's position, which use there, and how many verifications came
-// before, so that no coin is thrown twice although positions are looked at again after a rejection.
-UniformSource StepSampler::uniforms_of(const CompletionState& completion) const {
-  const uint64_t seed = completion.seed;
-  const uint32_t round = static_cast<uint32_t>(completion.acceptance.num_steps);
-  const int64_t position = completion.sequence.num_tokens();
-  return [seed, round, position](int depth, int index) {
-    const auto words = philox4x32_10(
-        {static_cast<uint32_t>(position + depth), round, static_cast<uint32_t>(index), kCoinStream},
-        {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
-    const uint64_t bits = (static_cast<uint64_t>(words[0]) << 32 | words[1]) >> 11;
-    return (static_cast<double>(bits) + 0.5) * 0x1p-53;
-  };
 }
 
 }  // namespace specdec

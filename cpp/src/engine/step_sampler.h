@@ -52,7 +52,6 @@ class StepSampler {
                     std::vector<Emission>& emissions);
   void add_logprobs(std::span<const SequenceStep> steps, std::span<const size_t> group,
                     std::vector<Emission>& emissions);
-  UniformSource uniforms_of(const CompletionState& completion) const;
 
   ModelRunner& runner_;
   LogprobsMode logprobs_mode_;

@@ -5,12 +5,14 @@
 #include <utility>
 
 #include "core/check.h"
+#include "spec/verification.h"
 
 namespace specdec {
 namespace {
 
-// The first noise stream of independent drafts; below lie the target's and verification's.
-constexpr uint32_t kFirstDraftStream = 16;
+// Survival of a sampled continuation relative to the one drawn before it. Which draws are kept when
+// a tree is cut must not depend on the tokens drawn, or rejection would favour likely ones.
+constexpr float kDrawDecay = 0.5f;
 
 int num_words(int num_slots) { return (num_slots + 63) / 64; }
 
@@ -69,7 +71,6 @@ bool DraftModelDrafter::can_draft(const DraftRequest& request) const {
 }
 
 void DraftModelDrafter::draft(std::span<DraftRequest> requests) {
-  ++step_;
   std::vector<Growth> growths;
   for (DraftRequest& request : requests) {
     if (!can_draft(request)) continue;
@@ -103,7 +104,10 @@ void DraftModelDrafter::catch_up(std::vector<Growth>& growths) {
       ran.emplace_back(&growth, growth.num_seen);
       growth.num_seen += num_rows;
       if (num_rows < num_unseen) break;
-      growth.frontier = {{.node = DraftTree::kRoot, .row = first_row + num_rows - 1, .mask = {1}}};
+      growth.frontier = {{.node = DraftTree::kRoot,
+                          .row = first_row + num_rows - 1,
+                          .confidence = 1.0f,
+                          .mask = {1}}};
       at_root.push_back(&growth);
       ++next;
     }
@@ -159,8 +163,10 @@ SampleRow DraftModelDrafter::make_row(const DraftRequest& request, int node) {
   row.num_logprobs = 0;
   row.num_candidates = request.tree_width;
   if (options_.sampling == DraftSampling::kArgmax) row.temperature = 0.0f;
-  if (options_.sampling == DraftSampling::kIndependent)
-    row.noise_stream = kFirstDraftStream + step_;
+  if (options_.sampling == DraftSampling::kIndependent) {
+    const auto root_position = static_cast<int64_t>(request.tokens.size()) - 1;
+    row.noise_stream = draft_noise_stream(root_position, options_.id);
+  }
 
   const int vocab_size = runner_->decoder().config().vocab_size;
   if (vocab_size < options_.vocab_size) {
@@ -221,14 +227,22 @@ void DraftModelDrafter::expand(std::span<Growth* const> growths) {
 void DraftModelDrafter::add_children(Growth& growth, const Frontier& frontier, int distribution,
                                      const SampleResult& result, std::vector<Frontier>& next) {
   DraftTree& tree = *growth.request->tree;
+  float draw_survival = tree.survival(frontier.node);
   for (const Candidate& candidate : result.candidates) {
     if (candidate.token_id >= options_.vocab_size) continue;
-    const float survival = tree.survival(frontier.node) * candidate.probability;
-    const int child = distribution < 0
-                          ? tree.add(frontier.node, candidate.token_id, survival, options_.id)
-                          : tree.add_sampled(frontier.node, candidate.token_id, survival,
-                                             options_.id, distribution);
-    next.push_back({.node = child, .row = 0, .mask = frontier.mask});
+    int child = 0;
+    if (distribution < 0) {
+      child = tree.add(frontier.node, candidate.token_id,
+                       tree.survival(frontier.node) * candidate.probability, options_.id);
+    } else {
+      child = tree.add_sampled(frontier.node, candidate.token_id, draw_survival, options_.id,
+                               distribution);
+      draw_survival *= kDrawDecay;
+    }
+    next.push_back({.node = child,
+                    .row = 0,
+                    .confidence = frontier.confidence * candidate.probability,
+                    .mask = frontier.mask});
   }
 }
 
@@ -238,11 +252,10 @@ void DraftModelDrafter::choose_frontier(Growth& growth, std::vector<Frontier> ne
   const DraftTree& tree = *request.tree;
   std::erase_if(next, [&](const Frontier& frontier) {
     return tree.depth(frontier.node) >= request.max_depth ||
-           tree.survival(frontier.node) < options_.min_confidence;
+           frontier.confidence < options_.min_confidence;
   });
-  std::ranges::stable_sort(next, [&](const Frontier& a, const Frontier& b) {
-    return tree.survival(a.node) > tree.survival(b.node);
-  });
+  std::ranges::stable_sort(
+      next, [](const Frontier& a, const Frontier& b) { return a.confidence > b.confidence; });
   const int room = std::max(0, request.max_nodes + 1 - growth.num_slots);
   const int width = std::min({static_cast<int>(next.size()), request.tree_width, room});
   next.resize(width);

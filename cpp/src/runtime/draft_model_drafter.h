@@ -61,6 +61,7 @@ class DraftModelDrafter final : public Drafter {
   struct Frontier {
     int node = 0;  // of the request's tree
     int row = 0;
+    float confidence = 1.0f;     // probability of its path by the draft model
     std::vector<uint64_t> mask;  // slots past the committed tokens: its ancestors' and its own
   };
   // A request while its tree grows.
@@ -87,7 +88,6 @@ class DraftModelDrafter final : public Drafter {
   std::unique_ptr<ModelRunner> runner_;
   DraftModelOptions options_;
   DraftKvLedger ledger_;
-  uint32_t step_ = 0;  // makes independent noise differ from step to step
 
   // Of the pass under way; kept for their memory.
   BatchInputs inputs_;
