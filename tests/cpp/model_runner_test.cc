@@ -126,6 +126,22 @@ TEST_P(ModelRunnerTest, AWrongParentChangesTheResult) {
   EXPECT_FALSE(equal(expected[3], changed[3]));
 }
 
+TEST_P(ModelRunnerTest, AWrongPositionChangesTheResult) {
+  RunnerUnderTest runner(GetParam());
+  const BlockTable blocks = runner.table(32);
+  const std::vector<int32_t> first{5};
+  const std::vector<int32_t> next{9};
+  const std::vector<uint64_t> mask{0b11};
+  const auto run_at = [&](int32_t depth) {
+    runner.run_chain(first, 0, blocks);
+    BatchInputs inputs;
+    inputs.add_tree_level(next, std::vector<int32_t>{depth}, 1, mask, 1, 0, blocks);
+    return runner.run(inputs)[0];
+  };
+  EXPECT_TRUE(equal(run_at(1), runner.run_chain({5, 9}, 0, blocks)[1]));
+  EXPECT_FALSE(equal(run_at(2), runner.run_chain({5, 9}, 0, blocks)[1]));
+}
+
 INSTANTIATE_TEST_SUITE_P(DTypes, ModelRunnerTest, ::testing::Values(DType::kF32, DType::kBF16),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
