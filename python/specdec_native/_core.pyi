@@ -233,7 +233,6 @@ class EngineStats:
     sample_seconds: float
     commit_seconds: float
     draft_seconds: float
-    verify_seconds: float
     acceptance: AcceptanceStats
     drafters: list[DrafterStats]
 

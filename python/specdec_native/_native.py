@@ -99,6 +99,7 @@ def to_core_params(
         seed=None if params.seed is None else params.seed & _SEED_MASK,
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
+        num_speculative_tokens=params.num_speculative_tokens,
     )
 
 

@@ -7,7 +7,7 @@ import importlib.metadata
 import json
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,10 +20,13 @@ from specdec_native import _core, demo, hub
 from specdec_native.chat_template import Message
 from specdec_native.checkpoints.cache import cache_root
 from specdec_native.checkpoints.model_registry import find_model, known_names
+from specdec_native.drafter_options import METHODS
 from specdec_native.engine import Engine
 from specdec_native.outputs import RequestOutput
 from specdec_native.progress import show_bytes
 from specdec_native.sampling_params import RequestOutputKind, SamplingParams
+from specdec_native.speculative_arguments import with_short_forms
+from specdec_native.speculative_config import parse_speculative_config
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 _PACKAGES = ("numpy", "tokenizers", "jinja2", "gguf", "huggingface-hub", "torch", "transformers")
@@ -55,6 +58,19 @@ MinP = Annotated[float | None, typer.Option(help="Least probability relative to 
 Seed = Annotated[int | None, typer.Option(help="Fixes what is drawn.")]
 Stop = Annotated[list[str] | None, typer.Option(help="A string that ends the output. Repeatable.")]
 Penalty = Annotated[float | None, typer.Option(help="As in SamplingParams.")]
+SpeculativeConfig = Annotated[
+    str | None,
+    typer.Option(
+        "--speculative-config",
+        "-sc",
+        help='JSON such as {"method": "ngram", "num_speculative_tokens": 5}.',
+    ),
+]
+SpecMethod = Annotated[
+    str | None, typer.Option(help=f"What drafts tokens ahead: {', '.join(METHODS)}.")
+]
+SpecModel = Annotated[str | None, typer.Option(help="The draft model.")]
+SpecTokens = Annotated[int | None, typer.Option(help="Tokens drafted ahead at most.")]
 System = Annotated[str | None, typer.Option(help="The system message of the conversation.")]
 
 
@@ -78,9 +94,17 @@ def demo_command(
     dtype: DType = "auto",
     device: Device = "auto",
     threads: Threads = None,
+    speculative_config: SpeculativeConfig = None,
+    spec_method: SpecMethod = None,
+    spec_model: SpecModel = None,
+    spec_tokens: SpecTokens = None,
     as_json: Json = False,
 ) -> None:
-    """Download a small model, answer a few prompts with it and measure the speed."""
+    """Answer a few prompts with a small model and measure every method of speculation.
+
+    With a speculative config, measures that one. All are compared with plain decoding.
+    """
+    speculation = _speculation(speculative_config, spec_method, spec_model, spec_tokens)
     directory = _resolve(model)
     out = rich.console.Console(highlight=False, soft_wrap=True, quiet=as_json)
     shown_answers = 0
@@ -97,13 +121,25 @@ def demo_command(
             out.print(_shortened(answer.text), markup=False)
         shown_answers = len(report.answers)
 
-    options = {"dtype": dtype, "device": device, "num_threads": threads}
-    report = demo.run_demo(directory, max_tokens=max_tokens, engine_options=options, on_event=show)
+    report = demo.run_demo(
+        directory,
+        max_tokens=max_tokens,
+        methods=demo.methods_for(model) if speculation is None else demo.compare_with(speculation),
+        engine_options={"dtype": dtype, "device": device, "num_threads": threads},
+        on_event=show,
+    )
     if as_json:
         print(json.dumps({**dataclasses.asdict(report), "model": model}, indent=2))
         return
     out.print()
     out.print(_speed_table(report))
+    if speculation is None and demo.draft_model_for(model) is None:
+        out.print(
+            f"No smaller model with the vocabulary of {model} is known: --spec-model NAME "
+            "--spec-tokens 5 measures one of yours.",
+            markup=False,
+            style="dim",
+        )
 
 
 @app.command("generate")
@@ -138,11 +174,23 @@ def generate_command(
     device: Device = "auto",
     threads: Threads = None,
     max_model_len: ModelLen = None,
+    speculative_config: SpeculativeConfig = None,
+    spec_method: SpecMethod = None,
+    spec_model: SpecModel = None,
+    spec_tokens: SpecTokens = None,
     as_json: Json = False,
 ) -> None:
     """Complete prompts from the arguments, a file or standard input."""
+    speculation = _speculation(speculative_config, spec_method, spec_model, spec_tokens)
     texts = _read_prompts(prompts, file)
-    engine = _load(model, dtype, device, threads, max_model_len)
+    engine = _load(
+        model,
+        dtype,
+        device=device,
+        num_threads=threads,
+        max_model_len=max_model_len,
+        speculative_config=speculation,
+    )
     params = _sampling_params(
         engine,
         max_tokens=max_tokens,
@@ -200,9 +248,21 @@ def chat_command(
     device: Device = "auto",
     threads: Threads = None,
     max_model_len: ModelLen = None,
+    speculative_config: SpeculativeConfig = None,
+    spec_method: SpecMethod = None,
+    spec_model: SpecModel = None,
+    spec_tokens: SpecTokens = None,
 ) -> None:
     """Talk to a model. /reset forgets the conversation, /exit or Ctrl-D leaves."""
-    engine = _load(model, dtype, device, threads, max_model_len)
+    speculation = _speculation(speculative_config, spec_method, spec_model, spec_tokens)
+    engine = _load(
+        model,
+        dtype,
+        device=device,
+        num_threads=threads,
+        max_model_len=max_model_len,
+        speculative_config=speculation,
+    )
     params = _sampling_params(
         engine,
         max_tokens=max_tokens,
@@ -312,16 +372,30 @@ def _version_of(package: str) -> str:
 # -- models
 
 
-def _load(
-    model: str, dtype: str, device: str, threads: int | None, max_model_len: int | None
-) -> Engine:
-    return Engine(
-        _resolve(model, dtype),
-        dtype=dtype,
-        device=device,
-        num_threads=threads,
-        max_model_len=max_model_len,
+def _load(model: str, dtype: str, **options: Any) -> Engine:
+    return Engine(_resolve(model, dtype), dtype=dtype, **options)
+
+
+def _speculation(
+    text: str | None, method: str | None, model: str | None, tokens: int | None
+) -> Mapping[str, Any] | None:
+    """The speculative_config of the options; None for plain decoding."""
+    config = None
+    if text is not None:
+        try:
+            config = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"--speculative-config is not valid JSON: {error}") from error
+        if not isinstance(config, dict):
+            raise ValueError(f"--speculative-config must be a JSON object, got {text}")
+    names = {"spec_method": "--spec-method", "spec_model": "--spec-model"}
+    short = {"spec_method": method, "spec_model": model, "spec_tokens": tokens}
+    merged: Mapping[str, Any] | None = with_short_forms(
+        config, short, {**names, "spec_tokens": "--spec-tokens"}
     )
+    if merged is not None:
+        parse_speculative_config(merged)  # refused before a model is loaded
+    return merged
 
 
 def _resolve(model: str, dtype: str = "auto") -> Path:
@@ -446,20 +520,26 @@ def _print_report_head(out: rich.console.Console, report: demo.Report, model: st
 
 
 def _speed_table(report: demo.Report) -> rich.table.Table:
-    table = rich.table.Table(box=rich.box.SIMPLE_HEAD)
-    for column in ("decoding", "prompts", "batch", "tokens", "tokens/s", "first token"):
-        table.add_column(column, justify="left" if column in ("decoding", "prompts") else "right")
+    table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
     several = len({row.method for row in report.rows}) > 1
-    if several:
-        table.add_column("same answers")
+    table.add_column("decoding")
+    table.add_column("prompts")
+    table.add_column("tokens/s", justify="right")
+    if not several:
+        table.add_column("first token", justify="right")
+    else:
+        for column in ("speedup", "per step", "accepted", "identical"):
+            table.add_column(column, justify="right")
     for row in report.rows:
-        cells = [
-            row.method,
-            row.workload,
-            str(row.batch),
-            str(row.num_tokens),
-            f"{row.tokens_per_s:.1f}",
-            f"{row.first_token_ms:.0f} ms",
-        ]
-        table.add_row(*cells, *(["yes" if row.same_answers else "NO"] if several else []))
+        prompts = row.workload if row.batch == 1 else f"{row.workload} x{row.batch}"
+        cells = [row.method, prompts, f"{row.tokens_per_s:.1f}"]
+        table.add_row(*cells, *(_comparison(row) if several else [f"{row.first_token_ms:.0f} ms"]))
     return table
+
+
+def _comparison(row: demo.Row) -> list[str]:
+    """A row's cells on how it did beside the first method."""
+    drafts = ["", ""]
+    if row.acceptance_length is not None and row.acceptance_rate is not None:
+        drafts = [f"{row.acceptance_length:.2f}", f"{row.acceptance_rate:.0%}"]
+    return [f"{row.speedup:.2f}", *drafts, "yes" if row.same_answers else "NO"]

@@ -1,4 +1,5 @@
-"""What `specdec-native demo` runs: a few prompts, one at a time and together, measured."""
+"""What `specdec-native demo` runs: a few prompts, one at a time and together, decoded plainly and
+with every method of speculation, measured."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from specdec_native import hub
+from specdec_native.checkpoints.model_registry import find_model
 from specdec_native.engine import Engine
 from specdec_native.outputs import RequestOutput
 from specdec_native.sampling_params import SamplingParams
+from specdec_native.speculative_config import parse_speculative_config
 
 _BATCH = 8
 _MODEL_LEN = 2048
@@ -55,14 +58,54 @@ PROMPTS = (
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A way of decoding, by the engine options that select it."""
+    """A way of decoding: with a speculative_config, or plain."""
 
     name: str
-    engine_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    speculative_config: Mapping[str, Any] | None = None
 
 
-# The first is what the others are compared with.
-METHODS = (Method("plain"),)
+PLAIN = Method("plain")
+_DRAFT_TOKENS = 5
+_FREE_DRAFT_TOKENS = 8
+_NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}
+# Prompts come twice, alone and in the batch: without this the second answer would be drafted from
+# the first one.
+_SUFFIX = {"method": "suffix", "suffix_decoding_max_cached_requests": 0}
+# Known models and a smaller one with the same vocabulary.
+_DRAFT_MODELS = {"Qwen2.5-Coder-1.5B-Instruct": "Qwen2.5-Coder-0.5B-Instruct"}
+
+
+def draft_model_for(model: str) -> str | None:
+    """The known draft model of a known model, by name."""
+    known = find_model(model) or find_model(os.path.basename(model.rstrip(os.sep)))
+    return None if known is None else _DRAFT_MODELS.get(known.name)
+
+
+def methods_for(model: str) -> list[Method]:
+    """Plain decoding, which the others are compared with, and what there is for a model."""
+    methods = [
+        PLAIN,
+        _speculative("ngram", _FREE_DRAFT_TOKENS, **_NGRAM),
+        _speculative("suffix", _FREE_DRAFT_TOKENS, **_SUFFIX),
+        _speculative("ngram+suffix", _FREE_DRAFT_TOKENS, drafters=[_NGRAM, _SUFFIX]),
+    ]
+    draft_model = draft_model_for(model)
+    if draft_model is not None:
+        draft = {"method": "draft_model", "model": draft_model}
+        methods.append(_speculative("draft model", _DRAFT_TOKENS, **draft))
+        methods.append(_speculative("suffix+draft", _DRAFT_TOKENS, drafters=[_SUFFIX, draft]))
+    return methods
+
+
+def compare_with(speculative_config: Mapping[str, Any]) -> list[Method]:
+    """Plain decoding and one method."""
+    drafters = parse_speculative_config(speculative_config).drafters
+    names = [drafter.method.replace("_", " ") for drafter in drafters]
+    return [PLAIN, Method("+".join(names), speculative_config)]
+
+
+def _speculative(name: str, num_tokens: int, **config: Any) -> Method:
+    return Method(name, {**config, "num_speculative_tokens": num_tokens})
 
 
 @dataclasses.dataclass
@@ -76,6 +119,9 @@ class Row:
     seconds: float
     tokens_per_s: float
     first_token_ms: float  # median over the requests of the batch
+    speedup: float  # tokens/s over the first method's
+    acceptance_length: float | None  # tokens a step with drafts emits; None without speculation
+    acceptance_rate: float | None  # share of the drafted tokens that was kept
     same_answers: bool  # as the first method's
 
 
@@ -108,7 +154,7 @@ def run_demo(
     model: str | os.PathLike[str],
     *,
     max_tokens: int = 128,
-    methods: Sequence[Method] = METHODS,
+    methods: Sequence[Method] = (PLAIN,),
     engine_options: Mapping[str, Any] | None = None,
     on_event: Callable[[Report], None] | None = None,
 ) -> Report:
@@ -124,7 +170,7 @@ def run_demo(
             "max_model_len": _model_len(model),
             "enable_prefix_caching": False,  # a repeated prompt must cost what it costs
             **(engine_options or {}),
-            **method.engine_options,
+            "speculative_config": method.speculative_config,
         }
         with Engine(model, **options) as engine:
             if report is None:
@@ -160,16 +206,37 @@ def _measure(
                     Answer(prompts[0].kind, prompts[0].text, outputs[0].outputs[0].text)
                 )
         num_tokens = sum(len(ids) for ids in tokens)
+        tokens_per_s = num_tokens / seconds
+        baseline = next((r.tokens_per_s for r in report.rows if r.workload == workload), None)
+        length, rate = _acceptance(outputs)
         yield Row(
             method=method,
             workload=workload,
             batch=len(prompts),
             num_tokens=num_tokens,
             seconds=seconds,
-            tokens_per_s=num_tokens / seconds,
+            tokens_per_s=tokens_per_s,
             first_token_ms=1e3 * statistics.median(map(_first_token_latency, outputs)),
+            speedup=1.0 if baseline is None else tokens_per_s / baseline,
+            acceptance_length=length,
+            acceptance_rate=rate,
             same_answers=tokens == expected[workload],
         )
+
+
+def _acceptance(outputs: Sequence[RequestOutput]) -> tuple[float | None, float | None]:
+    """Mean acceptance length and share of accepted tokens; None where nothing was speculated."""
+    all_metrics = [o.metrics.speculative_decoding for o in outputs if o.metrics is not None]
+    metrics = [m for m in all_metrics if m is not None]
+    if not metrics:
+        return None, None
+    steps = sum(m.num_spec_steps for m in metrics)
+    drafted = sum(m.num_draft_tokens for m in metrics)
+    accepted = sum(m.num_accepted_draft_tokens for m in metrics)
+    return (
+        1.0 + accepted / steps if steps else 0.0,
+        accepted / drafted if drafted else 0.0,
+    )
 
 
 def _generate(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from specdec_native.progress import make_progress_bar, show_bytes
 from specdec_native.request import Request
 from specdec_native.request_builder import CheckpointText, RequestBuilder, load_text
 from specdec_native.sampling_params import RequestOutputKind, SamplingParams
+from specdec_native.speculative_config import parse_speculative_config
 from specdec_native.tokenizer import Tokenizer
 
 
@@ -59,6 +59,7 @@ class Engine:
         trust_remote_code: bool = False,
         revision: str | None = None,
         chat_template: str | os.PathLike[str] | None = None,
+        speculative_config: Mapping[str, Any] | None = None,
     ) -> None:
         """Loads a checkpoint.
 
@@ -83,6 +84,9 @@ class Engine:
             trust_remote_code: run tokenizer code of the checkpoint (other formats only).
             revision: branch, tag or commit of a model name.
             chat_template: file or Jinja source that replaces the checkpoint's.
+            speculative_config: drafts tokens ahead and verifies several at once, such as
+                {"method": "ngram", "num_speculative_tokens": 5}. The keys are described in
+                specdec_native.speculative_config.
 
         Raises ValueError for a bad option or checkpoint, MemoryError where it does not fit,
         RuntimeError where the device is not available.
@@ -106,18 +110,32 @@ class Engine:
             seed=seed,
             logprobs_mode=logprobs_mode,
         )
+        speculative = (
+            None if speculative_config is None else parse_speculative_config(speculative_config)
+        )
         with show_bytes() as progress:
             self._directory = hub.resolve_model(
                 model, revision=revision, dtype=dtype, progress=progress
             )
+            if speculative is not None:
+                config.speculative = speculative.to_core(
+                    lambda name, draft_revision: hub.resolve_model(
+                        name, revision=draft_revision, dtype=dtype, progress=progress
+                    )
+                )
         config.model = str(self._directory)
         text = CheckpointText(None, "skip_tokenizer_init is set")
         if not skip_tokenizer_init:
             text = load_text(self._directory, tokenizer, chat_template, trust_remote_code)
         self._core: _core.Engine | None = _core.Engine(config)
         self._model_info = self._core.model_info()
+        self._num_spec_tokens = None if speculative is None else speculative.num_speculative_tokens
         self._builder = RequestBuilder(
-            self._directory, text, self._model_info, max_logprobs=max_logprobs
+            self._directory,
+            text,
+            self._model_info,
+            max_logprobs=max_logprobs,
+            num_spec_tokens=self._num_spec_tokens,
         )
 
         self._lock = FairLock()  # guards everything below, and the core
@@ -253,10 +271,15 @@ class Engine:
         return requests[0].request_id
 
     def step(self) -> list[RequestOutput]:
-        """Runs one step and returns the requests of add_request() that progressed or finished."""
+        """Runs one step and returns the requests of add_request() that progressed or finished.
+
+        Raises the error of a request that failed, once; the others go on.
+        """
         with self._lock:
             self._step()
             ready = [r for r in self._reported.values() if r.error is not None or r.has_news()]
+            # One that failed comes alone, so that raising its error loses nothing of the others.
+            ready = next(([r] for r in ready if r.error is not None), ready)
             outputs = []
             for request in ready:
                 del self._reported[request.request_id]
@@ -285,8 +308,7 @@ class Engine:
         with self._lock:
             self._drop_abandoned()
             stats = self._alive().stats()
-        names = [field.name for field in dataclasses.fields(EngineStats)]
-        return EngineStats(**{name: getattr(stats, name) for name in names})
+        return EngineStats.from_core(stats, self._num_spec_tokens)
 
     def reset_prefix_cache(self) -> int:
         """Forgets every cached block no running request uses; returns how many."""

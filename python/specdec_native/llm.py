@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from specdec_native import speculative_arguments
 from specdec_native.chat_template import Message
 from specdec_native.engine import Engine
 from specdec_native.inputs import PromptType
@@ -35,6 +36,7 @@ _ENGINE_ARGUMENTS = {
     "num_threads": "num_threads",
     "revision": "revision",
     "skip_tokenizer_init": "skip_tokenizer_init",
+    "speculative_config": "speculative_config",
     "trust_remote_code": "trust_remote_code",
 }
 
@@ -101,7 +103,6 @@ _IGNORED_ARGUMENTS = frozenset(
         "stream_interval",
         "swap_space",
         "use_tqdm_on_load",
-        "use_v2_block_manager",
     }
 )
 
@@ -132,10 +133,6 @@ _FIXED_ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "return_sampling_mask": ((False,), "sampling masks are not reported"),
     "runner": (("auto", "generate"), "only text generation is supported"),
     "scheduling_policy": (("fcfs",), "requests run in the order they come"),
-    "spec_method": ((None,), "speculative decoding is not available yet"),
-    "spec_model": ((None,), "speculative decoding is not available yet"),
-    "spec_tokens": ((None,), "speculative decoding is not available yet"),
-    "speculative_config": ((None,), "speculative decoding is not available yet"),
     "structured_outputs_config": ((None, {}), "structured outputs are not supported"),
     "task": (("auto", "generate"), "only text generation is supported"),
     "tensor_parallel_size": ((1,), "one device is supported"),
@@ -172,7 +169,9 @@ class LLM:
             seed: seeds requests that bring no seed.
             generation_config: "auto" takes default sampling parameters from the checkpoint,
                 "vllm" takes SamplingParams() as they are.
-            **kwargs: further arguments of vLLM's LLM and of Engine.
+            **kwargs: further arguments of vLLM's LLM and of Engine, among them speculative_config.
+                The older arguments for speculation, such as speculative_model, still work and
+                warn with the speculative_config that replaces them.
 
         Raises TypeError for an argument neither knows, ValueError for one that is not supported.
         """
@@ -181,7 +180,7 @@ class LLM:
                 f'generation_config must be "auto" or "vllm", got {generation_config!r}'
             )
         self._neutral_defaults = generation_config == "vllm"
-        options = _engine_options(kwargs)
+        options = _engine_options(speculative_arguments.resolve_arguments(kwargs))
         self.llm_engine = Engine(
             model, tokenizer=tokenizer, dtype=_dtype_name(dtype), seed=seed or 0, **options
         )
@@ -295,6 +294,7 @@ def _unknown_argument(name: str) -> str:
         *_ENGINE_ARGUMENTS,
         *_FIXED_ARGUMENTS,
         *_IGNORED_ARGUMENTS,
+        *speculative_arguments.ARGUMENTS,
         *("model", "tokenizer", "dtype", "seed", "generation_config"),
     ]
     close = difflib.get_close_matches(name, known, n=3)

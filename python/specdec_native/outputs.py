@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specdec_native import _core
 
 
 @dataclasses.dataclass(slots=True)
@@ -22,6 +25,62 @@ PromptLogprobs = list[dict[int, Logprob] | None]
 
 
 @dataclasses.dataclass
+class SpeculativeDecodingMetrics:
+    """How drafts fared. A step counts if it verified at least one drafted token.
+
+    Attributes:
+        mean_acceptance_length: tokens a step emits, 1 + accepted / steps; 0 without steps.
+        draft_acceptance_rate: share of the drafted tokens that was kept; 0 without drafts.
+        acceptance_histogram: steps that kept 0, 1, ... num_spec_tokens drafted tokens.
+        num_spec_steps: steps.
+        num_accepted_draft_tokens: drafted tokens that were kept.
+        num_draft_tokens: drafted tokens that were verified, those of all branches of a tree.
+        num_spec_tokens: the longest draft there can be.
+        num_emitted_tokens: tokens these steps added to the output.
+        proposed_per_position: steps that drafted the first, second, ... token.
+        accepted_per_position: steps that kept the first, second, ... token.
+    """
+
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int
+    num_emitted_tokens: int
+    proposed_per_position: list[int]
+    accepted_per_position: list[int]
+
+    @classmethod
+    def from_counts(
+        cls, counts: Iterable[_core.AcceptanceStats], num_spec_tokens: int
+    ) -> SpeculativeDecodingMetrics:
+        """The metrics of everything that was counted."""
+        counts = list(counts)
+        steps = sum(c.num_steps for c in counts)
+        drafted = sum(c.num_draft_tokens for c in counts)
+        accepted = sum(c.num_accepted_tokens for c in counts)
+        return cls(
+            mean_acceptance_length=1.0 + accepted / steps if steps else 0.0,
+            draft_acceptance_rate=accepted / drafted if drafted else 0.0,
+            acceptance_histogram=_sum([c.histogram for c in counts], num_spec_tokens + 1),
+            num_spec_steps=steps,
+            num_accepted_draft_tokens=accepted,
+            num_draft_tokens=drafted,
+            num_spec_tokens=num_spec_tokens,
+            num_emitted_tokens=sum(c.num_emitted_tokens for c in counts),
+            proposed_per_position=_sum([c.proposed_per_position for c in counts], num_spec_tokens),
+            accepted_per_position=_sum([c.accepted_per_position for c in counts], num_spec_tokens),
+        )
+
+
+def _sum(lists: Sequence[Sequence[int]], length: int) -> list[int]:
+    """The sum of each position; positions past the end of a list are 0."""
+    return [sum(x[i] for x in lists if i < len(x)) for i in range(length)]
+
+
+@dataclasses.dataclass
 class CompletionOutput:
     """One completion of a request.
 
@@ -33,6 +92,8 @@ class CompletionOutput:
         logprobs: one dict a token, token id to Logprob; None unless asked for.
         finish_reason: "stop", "length", "abort"; None while it runs.
         stop_reason: the stop string or stop token id that ended it; None for end of sequence.
+        speculative_decoding: how its drafts fared; None unless the engine speculates. No part of
+            what makes two completions equal.
     """
 
     index: int
@@ -43,6 +104,9 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     lora_request: Any = None
+    speculative_decoding: SpeculativeDecodingMetrics | None = dataclasses.field(
+        default=None, compare=False
+    )
 
     def finished(self) -> bool:
         """Whether this completion has ended."""
@@ -51,7 +115,10 @@ class CompletionOutput:
 
 @dataclasses.dataclass
 class RequestMetrics:
-    """When things happened to a request: seconds on the engine's monotonic clock, 0 for not yet."""
+    """When things happened to a request: seconds on the engine's monotonic clock, 0 for not yet.
+
+    `speculative_decoding` sums over the completions; None unless the engine speculates.
+    """
 
     arrival_time: float = 0.0
     first_scheduled_time: float = 0.0
@@ -59,6 +126,7 @@ class RequestMetrics:
     finished_time: float = 0.0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    speculative_decoding: SpeculativeDecodingMetrics | None = None
 
     @property
     def time_in_queue(self) -> float:
@@ -82,7 +150,7 @@ class RequestOutput:
         prompt_logprobs: one dict a prompt token, None for the first; None unless asked for.
         outputs: the completions.
         finished: whether every completion has ended.
-        metrics: when it arrived, started and finished.
+        metrics: when it arrived, started and finished, and how its drafts fared.
         num_cached_tokens: prompt tokens served by the prefix cache.
     """
 
@@ -98,10 +166,22 @@ class RequestOutput:
 
 
 @dataclasses.dataclass
+class DrafterStats:
+    """What one drafter contributed, and the host memory it holds now."""
+
+    name: str
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    memory_bytes: int
+
+
+@dataclasses.dataclass
 class EngineStats:
     """Counts and times of an engine since it was made.
 
-    num_running, num_waiting and the free and cached blocks are those of now.
+    num_running, num_waiting and the free and cached blocks are those of now. Drafts are verified in
+    forward_seconds and sample_seconds. speculative_decoding is None, and drafters empty, unless the
+    engine speculates.
     """
 
     num_running: int = 0
@@ -120,3 +200,22 @@ class EngineStats:
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
     commit_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    speculative_decoding: SpeculativeDecodingMetrics | None = None
+    drafters: list[DrafterStats] = dataclasses.field(default_factory=list)
+
+    @classmethod
+    def from_core(cls, core: _core.EngineStats, num_spec_tokens: int | None) -> EngineStats:
+        """The core's statistics of an engine that drafts at most `num_spec_tokens`."""
+        own = ("speculative_decoding", "drafters")
+        names = [field.name for field in dataclasses.fields(cls) if field.name not in own]
+        stats = cls(**{name: getattr(core, name) for name in names})
+        if num_spec_tokens is not None:
+            stats.speculative_decoding = SpeculativeDecodingMetrics.from_counts(
+                [core.acceptance], num_spec_tokens
+            )
+            stats.drafters = [
+                DrafterStats(d.name, d.num_draft_tokens, d.num_accepted_tokens, d.memory_bytes)
+                for d in core.drafters
+            ]
+        return stats

@@ -14,6 +14,7 @@ from specdec_native.outputs import (
     RequestMetrics,
     RequestOutput,
     SampleLogprobs,
+    SpeculativeDecodingMetrics,
 )
 from specdec_native.sampling_params import RequestOutputKind, SamplingParams
 
@@ -37,14 +38,19 @@ class Request:
         core_params: _core.SamplingParams,
         tokenizer: Tokenizer | None,
         owned: bool,
+        num_spec_tokens: int | None = None,
     ) -> None:
-        """An `owned` request is read by whoever added it; the others through Engine.step()."""
+        """An `owned` request is read by whoever added it; the others through Engine.step().
+
+        `num_spec_tokens` is the most it may draft, None where the engine does not speculate.
+        """
         self.request_id = request_id
         self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids
         self.params = params
         self.core_params = core_params
         self.owned = owned
+        self._num_spec_tokens = num_spec_tokens
         self.error: Exception | None = None
         self._tokenizer = tokenizer if params.detokenize else None
         self._core_metrics: _core.RequestMetrics | None = None
@@ -54,7 +60,8 @@ class Request:
         )
         self._prompt_logprobs_sent = False
         self._completions = [
-            _Completion(i, params, self._tokenizer, prompt_token_ids) for i in range(params.n)
+            _Completion(i, params, self._tokenizer, prompt_token_ids, num_spec_tokens)
+            for i in range(params.n)
         ]
 
     @property
@@ -71,7 +78,10 @@ class Request:
         """Takes in what a step reported.
 
         Returns the completions that a stop string has ended: the core does not know of it yet.
+        Raises RuntimeError where the core has given the request up.
         """
+        if output.error:
+            raise RuntimeError(f"request {self.request_id}: {output.error}")
         self._core_metrics = output.metrics
         if self._prompt_logprobs is not None:
             for entries in output.new_prompt_logprobs:
@@ -139,7 +149,14 @@ class Request:
             finished_time=core.finished_time or self._finished_time,
             num_cached_tokens=core.num_cached_tokens,
             num_preemptions=core.num_preemptions,
+            speculative_decoding=self._speculative_metrics(),
         )
+
+    def _speculative_metrics(self) -> SpeculativeDecodingMetrics | None:
+        if self._num_spec_tokens is None:
+            return None
+        counts = [c.acceptance for c in self._completions if c.acceptance is not None]
+        return SpeculativeDecodingMetrics.from_counts(counts, self._num_spec_tokens)
 
 
 class _Completion:
@@ -149,8 +166,11 @@ class _Completion:
         params: SamplingParams,
         tokenizer: Tokenizer | None,
         prompt_token_ids: Sequence[int],
+        num_spec_tokens: int | None,
     ) -> None:
         self.index = index
+        self.acceptance: _core.AcceptanceStats | None = None
+        self._num_spec_tokens = num_spec_tokens
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None
         self._stop_reason: int | str | None = None
@@ -165,6 +185,8 @@ class _Completion:
         self._sent_end = False
 
     def apply(self, part: _core.CompletionOutput) -> None:
+        if part.acceptance is not None:
+            self.acceptance = part.acceptance
         new_ids = part.new_token_ids
         num_kept = len(new_ids)
         stop_string = None
@@ -211,7 +233,14 @@ class _Completion:
             logprobs=None if self._logprobs is None else self._logprobs[first_token:],
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
+            speculative_decoding=self._speculative_metrics(),
         )
+
+    def _speculative_metrics(self) -> SpeculativeDecodingMetrics | None:
+        if self._num_spec_tokens is None:
+            return None
+        counts = [] if self.acceptance is None else [self.acceptance]
+        return SpeculativeDecodingMetrics.from_counts(counts, self._num_spec_tokens)
 
 
 def _make_detokenizer(

@@ -75,11 +75,14 @@ class RequestBuilder:
         model_info: _core.ModelInfo,
         *,
         max_logprobs: int,
+        num_spec_tokens: int | None = None,
     ) -> None:
+        """`num_spec_tokens` is None where the engine does not speculate."""
         self.text = text
         self._directory = directory
         self._model_info = model_info
         self._max_logprobs = max_logprobs
+        self._num_spec_tokens = num_spec_tokens
         self.eos_token_ids = self._find_eos_token_ids()
 
     def default_params(self) -> SamplingParams:
@@ -144,9 +147,15 @@ class RequestBuilder:
                     core_params=checked[id(params)][1],
                     tokenizer=self.text.tokenizer,
                     owned=owned,
+                    num_spec_tokens=self._most_spec_tokens(checked[id(params)][0]),
                 )
             )
         return requests
+
+    def _most_spec_tokens(self, params: SamplingParams) -> int | None:
+        if self._num_spec_tokens is None or params.num_speculative_tokens is None:
+            return self._num_spec_tokens
+        return min(self._num_spec_tokens, params.num_speculative_tokens)
 
     def _tokenize(self, prompts: list[Prompt]) -> None:
         texts = [prompt for prompt in prompts if prompt.token_ids is None]

@@ -574,7 +574,6 @@ def test_a_vllm_script_runs_with_its_import_changed(model: Path, tmp_path: Path)
     [
         ({"tensor_parallel_size": 2}, ValueError, "tensor_parallel_size=2 is not supported"),
         ({"quantization": "awq"}, ValueError, "quantization"),
-        ({"speculative_config": {"method": "ngram"}}, ValueError, "speculative_config"),
         ({"enable_lora": True}, ValueError, "enable_lora"),
         ({"task": "embed"}, ValueError, "task"),
         ({"dtype": "half"}, ValueError, "dtype"),

@@ -578,6 +578,55 @@ def test_short_forms_fill_in_what_the_config_leaves_out() -> None:
         with_short_forms({"num_speculative_tokens": 2}, short, {"spec_tokens": "--spec-tokens"})
 
 
+# -- the core's form
+
+
+def resolve(name: str, revision: str | None) -> Path:
+    return Path("found") / name / str(revision)
+
+
+def test_the_core_receives_everything() -> None:
+    options = parse(
+        drafters=[
+            {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 3},
+            {"method": "suffix", "suffix_decoding_max_spec_factor": 2.5},
+            {"model": "small", "revision": "main", "min_confidence": 0.5},
+            {"drafter": repeat},
+        ],
+        num_speculative_tokens=4,
+        tree_width=2,
+        max_draft_nodes=6,
+        merge_drafters=True,
+        num_speculative_tokens_per_batch_size=[[1, 4, 4], [5, 5, 0]],
+    )
+    core = options.to_core(resolve)
+    assert (core.num_speculative_tokens, core.tree_width, core.max_draft_nodes) == (4, 2, 6)
+    assert core.merge_drafters and core.verification == "exact"
+    assert core.num_speculative_tokens_per_batch_size == [(1, 4, 4), (5, 5, 0)]
+    lookup, suffix, draft, custom = core.drafters
+    assert [d.method for d in core.drafters] == ["ngram", "suffix", "draft_model", "custom"]
+    assert (lookup.prompt_lookup_min, lookup.prompt_lookup_max) == (2, 3)
+    assert (suffix.suffix_max_spec_factor, suffix.suffix_min_token_prob) == (2.5, 0.1)
+    assert (suffix.suffix_max_tree_depth, suffix.suffix_max_cached_requests) == (24, 10000)
+    assert (draft.model, draft.sampling) == (str(resolve("small", "main")), "coupled")
+    assert draft.min_confidence == 0.5
+    assert custom.custom is not None and custom.custom.propose([1, 2], 2) == [[2, 2]]
+
+
+@pytest.mark.parametrize("length", [1.0, 1.5, 2.0, 3.25, 5.0])
+def test_a_synthetic_length_becomes_rates_of_that_mean(length: float) -> None:
+    options = ngram(rejection_sample_method="synthetic", synthetic_acceptance_length=length)
+    rates = options.to_core(resolve).synthetic_acceptance_rates
+    assert len(rates) == 4
+    assert 1.0 + sum(np.cumprod(rates)) == pytest.approx(length)
+
+
+@pytest.mark.parametrize("table", [[[2, 4, 3]], [[1, 4, 3], [4, 6, 2]]])
+def test_tables_with_an_overlap_or_a_late_start_are_refused(table: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match=TABLE):
+        ngram(num_speculative_tokens_per_batch_size=table).to_core(resolve)
+
+
 def test_a_config_survives_json() -> None:
     config: Callable[[], dict[str, Any]] = lambda: {  # noqa: E731
         "drafters": [{"method": "ngram"}, {"method": "suffix"}],

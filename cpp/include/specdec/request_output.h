@@ -26,7 +26,7 @@ struct CompletionOutput {
   std::vector<int32_t> new_token_ids;          // since the last RequestOutput
   std::vector<PositionLogprobs> new_logprobs;  // one per new token when logprobs were asked for
   FinishReason finish_reason = FinishReason::kNone;
-  // What was drafted for this completion and kept; set when it finishes on an engine that speculates.
+  // What was drafted for this completion and kept so far; only on an engine that speculates.
   std::optional<AcceptanceStats> acceptance;
   std::optional<int32_t> stop_token_id;  // the stop token that ended it, if one of stop_token_ids
 };

@@ -347,13 +347,11 @@ void Engine::Impl::report(CompletionState& completion, int num_new_tokens,
     logprobs.resize(num_new_tokens);  // a stop token may have cut the rest
     output.new_logprobs = std::move(logprobs);
   }
+  if (speculator_ != nullptr) output.acceptance = completion.acceptance;
   if (const auto* finished = std::get_if<Finished>(&sequence.state)) {
     output.finish_reason = finished->reason;
     output.stop_token_id = finished->stop_token_id;
-    if (speculator_ != nullptr) {
-      output.acceptance = completion.acceptance;
-      speculator_->finish(sequence);
-    }
+    if (speculator_ != nullptr) speculator_->finish(sequence);
   }
 }
 

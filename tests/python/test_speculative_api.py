@@ -1,0 +1,571 @@
+"""Speculation through Engine, LLM and the command line: same answers, metrics, errors."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import tiny_text_model
+from specdec_native import LLM, Engine, RequestOutput, SamplingParams, demo
+from specdec_native.outputs import RequestMetrics, SpeculativeDecodingMetrics
+from specdec_native.request import Request
+from tiny_text_model import TEXT_TOKEN_IDS
+
+K = 4
+MAX_MODEL_LEN = 128
+NGRAM = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+SUFFIX = {"method": "suffix"}
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_text_model.add_text(checkpoint("llama"), tmp_path_factory.mktemp("spec") / "llama")
+
+
+def make_engine(model: Path, config: dict[str, Any] | None, **options: Any) -> Engine:
+    defaults: dict[str, Any] = {"dtype": "float32", "max_model_len": MAX_MODEL_LEN}
+    return Engine(model, speculative_config=config, **(defaults | options))
+
+
+def speculating(target: Path, **config: Any) -> Engine:
+    return make_engine(target, {"num_speculative_tokens": K, **config})
+
+
+@pytest.fixture(scope="module")
+def long_model(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that holds the prompts of the demo."""
+    return tiny_text_model.add_text(
+        checkpoint("llama_linear"), tmp_path_factory.mktemp("demo") / "llama"
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path) -> Engine:
+    return make_engine(model, None)
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Engine:
+    return speculating(model, **NGRAM)
+
+
+def text_params(**options: Any) -> SamplingParams:
+    defaults: dict[str, Any] = {
+        "seed": 5,
+        "max_tokens": 40,
+        "ignore_eos": True,
+        "allowed_token_ids": TEXT_TOKEN_IDS[:6],  # so that text repeats and drafts are right
+    }
+    return SamplingParams(**(defaults | options))
+
+
+PARAMS = (
+    text_params(temperature=0),
+    text_params(),
+    text_params(temperature=0.7, top_p=0.9, presence_penalty=0.5, logit_bias={4: 1.0}, n=3),
+    text_params(logprobs=2, repetition_penalty=1.2),
+    text_params(max_tokens=1),
+)
+
+
+def answers(engine: Engine) -> list[RequestOutput]:
+    prompts = ["abcabcabc", "xyz", "aa", "the same the same", "b"]
+    return engine.generate(prompts, list(PARAMS), use_tqdm=False)
+
+
+def metrics_of(output: RequestOutput) -> SpeculativeDecodingMetrics:
+    assert output.metrics is not None and output.metrics.speculative_decoding is not None
+    return output.metrics.speculative_decoding
+
+
+def is_consistent(metrics: SpeculativeDecodingMetrics) -> bool:
+    histogram = metrics.acceptance_histogram
+    return (
+        len(histogram) == metrics.num_spec_tokens + 1
+        and sum(histogram) == metrics.num_spec_steps
+        and sum(i * n for i, n in enumerate(histogram)) == metrics.num_accepted_draft_tokens
+        and sum(metrics.accepted_per_position) == metrics.num_accepted_draft_tokens
+        and all(
+            a <= p
+            for a, p in zip(
+                metrics.accepted_per_position, metrics.proposed_per_position, strict=True
+            )
+        )
+        and metrics.num_accepted_draft_tokens <= metrics.num_draft_tokens
+    )
+
+
+class Knowing:
+    """A drafter that has seen the answers, and proposes them with a wrong branch beside."""
+
+    def __init__(self, texts: list[list[int]]) -> None:
+        self.texts = texts
+        self.calls = 0
+
+    def propose(self, tokens: list[int], max_tokens: int) -> list[list[int]]:
+        self.calls += 1
+        known = [text for text in self.texts if text[: len(tokens)] == tokens]
+        return [text[len(tokens) :][:max_tokens] for text in known] + [[TEXT_TOKEN_IDS[-1]]]
+
+
+def whole(output: RequestOutput) -> list[int]:
+    return [*(output.prompt_token_ids or []), *output.outputs[0].token_ids]
+
+
+# -- answers
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        NGRAM,
+        {**NGRAM, "tree_width": 3},
+        SUFFIX,
+        {**SUFFIX, "suffix_decoding_max_cached_requests": 0, "tree_width": 2},
+        {"drafters": [NGRAM, SUFFIX]},
+        {"drafters": [SUFFIX, NGRAM], "merge_drafters": True, "tree_width": 2},
+        {**NGRAM, "num_speculative_tokens_per_batch_size": [[1, 2, 2], [3, 3, 4], [4, 9, 0]]},
+        {"drafter": lambda tokens, max_tokens: tokens[:max_tokens]},
+    ],
+    ids=lambda config: json.dumps(config, default=lambda _: "function"),
+)
+def test_speculation_changes_no_answer(model: Path, plain: Engine, config: dict[str, Any]) -> None:
+    engine = speculating(model, **config)
+    expected = answers(plain)
+    for _ in range(2):  # again with what the first run left behind
+        outputs = answers(engine)
+        assert [o.outputs for o in outputs] == [o.outputs for o in expected]
+    assert engine.stats().speculative_decoding is not None
+
+
+def test_a_draft_model_that_is_the_target_is_always_right(model: Path, plain: Engine) -> None:
+    engine = speculating(model, model=str(model))
+    for params in (text_params(temperature=0), text_params()):
+        output = engine.generate("abc", params)[0]
+        assert output.outputs == plain.generate("abc", params)[0].outputs
+        assert metrics_of(output).draft_acceptance_rate == 1.0
+
+
+def test_a_custom_drafter_is_asked_and_believed(model: Path, plain: Engine) -> None:
+    expected = plain.generate("abc", text_params())[0]
+    drafter = Knowing([whole(expected)])
+    output = speculating(model, drafter=drafter, tree_width=2).generate("abc", text_params())[0]
+    assert output.outputs == expected.outputs
+    metrics = metrics_of(output)
+    assert drafter.calls > 0 and metrics.num_spec_steps <= drafter.calls
+    assert metrics.mean_acceptance_length == pytest.approx(K + 1, abs=0.5)
+    assert is_consistent(metrics)
+
+
+def test_streams_show_the_same_text(engine: Engine, plain: Engine) -> None:
+    expected = plain.generate("abab", text_params())[0].outputs
+    pieces = list(engine.stream("abab", text_params()))
+    assert pieces[-1].outputs == expected
+    assert len(pieces) < len(expected[0].token_ids)  # several tokens come at once
+
+
+@pytest.mark.parametrize("length", [1.0, 2.5, K + 1.0])
+def test_synthetic_acceptance_has_the_length_asked_for(model: Path, length: float) -> None:
+    engine = speculating(
+        model,
+        drafter=lambda tokens, max_tokens: tokens[:1] * max_tokens,
+        rejection_sample_method="synthetic",
+        synthetic_acceptance_length=length,
+    )
+    params = [text_params(max_tokens=100, seed=i) for i in range(20)]
+    engine.generate(["a"] * 20, params, use_tqdm=False)
+    metrics = engine.stats().speculative_decoding
+    assert metrics is not None
+    assert metrics.mean_acceptance_length == pytest.approx(length, rel=0.1)
+
+
+# -- metrics
+
+
+def counts(**values: Any) -> Any:
+    empty: dict[str, Any] = {
+        "num_steps": 0,
+        "num_draft_tokens": 0,
+        "num_accepted_tokens": 0,
+        "num_emitted_tokens": 0,
+        "proposed_per_position": [],
+        "accepted_per_position": [],
+        "histogram": [],
+    }
+    return SimpleNamespace(**(empty | values))
+
+
+FIRST = {
+    "num_steps": 3,
+    "num_draft_tokens": 8,
+    "num_accepted_tokens": 3,
+    "num_emitted_tokens": 6,
+    "proposed_per_position": [3, 3, 2],
+    "accepted_per_position": [2, 1],
+    "histogram": [1, 1, 1],
+}
+SECOND = {
+    "num_steps": 1,
+    "num_draft_tokens": 4,
+    "num_accepted_tokens": 4,
+    "num_emitted_tokens": 5,
+    "proposed_per_position": [1, 1, 1, 1],
+    "accepted_per_position": [1, 1, 1, 1],
+    "histogram": [0, 0, 0, 0, 1],
+}
+
+
+def test_metrics_add_up() -> None:
+    metrics = SpeculativeDecodingMetrics.from_counts([counts(**FIRST), counts(**SECOND)], K)
+    assert metrics == SpeculativeDecodingMetrics(
+        mean_acceptance_length=1 + 7 / 4,
+        draft_acceptance_rate=7 / 12,
+        acceptance_histogram=[1, 1, 1, 0, 1],
+        num_spec_steps=4,
+        num_accepted_draft_tokens=7,
+        num_draft_tokens=12,
+        num_spec_tokens=K,
+        num_emitted_tokens=11,
+        proposed_per_position=[4, 4, 3, 1],
+        accepted_per_position=[3, 2, 1, 1],
+    )
+
+
+def test_metrics_without_drafts_are_zero() -> None:
+    for given in ([], [counts()]):
+        metrics = SpeculativeDecodingMetrics.from_counts(given, K)
+        assert (metrics.mean_acceptance_length, metrics.draft_acceptance_rate) == (0.0, 0.0)
+        assert metrics.acceptance_histogram == [0] * (K + 1)
+
+
+def core_output(*parts: dict[str, Any], error: str = "", finished: bool = True) -> Any:
+    return SimpleNamespace(
+        outputs=[
+            SimpleNamespace(
+                **(
+                    {
+                        "index": i,
+                        "new_token_ids": [7],
+                        "new_logprobs": [],
+                        "finish_reason": "length",
+                        "stop_token_id": None,
+                        "acceptance": None,
+                    }
+                    | part
+                )
+            )
+            for i, part in enumerate(parts)
+        ],
+        new_prompt_logprobs=[],
+        finished=finished,
+        error=error,
+        metrics=RequestMetrics(),
+    )
+
+
+def make_request(n: int, num_spec_tokens: int | None) -> Request:
+    params = SamplingParams(n=n)
+    core_params: Any = None
+    return Request(
+        "x",
+        prompt=None,
+        prompt_token_ids=[1],
+        params=params,
+        core_params=core_params,
+        tokenizer=None,
+        owned=True,
+        num_spec_tokens=num_spec_tokens,
+    )
+
+
+def test_a_request_sums_over_its_completions() -> None:
+    request = make_request(2, K)
+    request.apply(core_output({"acceptance": counts(**FIRST)}, {"acceptance": counts(**SECOND)}))
+    output = request.take_output()
+    assert metrics_of(output) == SpeculativeDecodingMetrics.from_counts(
+        [counts(**FIRST), counts(**SECOND)], K
+    )
+    for completion, values in zip(output.outputs, (FIRST, SECOND), strict=True):
+        assert completion.speculative_decoding == SpeculativeDecodingMetrics.from_counts(
+            [counts(**values)], K
+        )
+
+
+def test_without_speculation_there_are_no_metrics(plain: Engine) -> None:
+    output = plain.generate("abc", text_params())[0]
+    assert output.metrics is not None and output.metrics.speculative_decoding is None
+    assert output.outputs[0].speculative_decoding is None
+    stats = plain.stats()
+    assert stats.speculative_decoding is None and stats.drafters == []
+
+
+def test_metrics_of_requests_and_engine_agree(model: Path) -> None:
+    engine = speculating(model, drafters=[NGRAM, SUFFIX])
+    outputs = answers(engine)
+    stats = engine.stats()
+    assert stats.speculative_decoding is not None
+    for output in outputs:
+        metrics = metrics_of(output)
+        assert is_consistent(metrics)
+        parts = [completion.speculative_decoding for completion in output.outputs]
+        assert sum(p.num_draft_tokens for p in parts if p) == metrics.num_draft_tokens
+    assert is_consistent(stats.speculative_decoding)
+    for name in ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens"):
+        total = sum(getattr(metrics_of(output), name) for output in outputs)
+        assert getattr(stats.speculative_decoding, name) == total
+    assert [drafter.name for drafter in stats.drafters] == ["ngram", "suffix"]
+    assert (
+        sum(d.num_accepted_tokens for d in stats.drafters)
+        == stats.speculative_decoding.num_accepted_draft_tokens
+        > 0
+    )
+    lookup, suffix = stats.drafters
+    assert lookup.memory_bytes == 0 < suffix.memory_bytes  # suffix remembers finished answers
+    assert 0 < stats.draft_seconds < stats.forward_seconds + stats.draft_seconds
+
+
+def test_metrics_are_there_when_a_stop_string_ends_the_answer(engine: Engine) -> None:
+    text = engine.generate("abab", text_params())[0].outputs[0].text
+    output = engine.generate("abab", text_params(stop=text[20:24]))[0]
+    assert output.outputs[0].finish_reason == "stop"
+    metrics = metrics_of(output)
+    assert metrics.num_spec_steps > 0 and is_consistent(metrics)
+
+
+def test_metrics_survive_json(engine: Engine) -> None:
+    metrics = metrics_of(engine.generate("abab", text_params())[0])
+    fields = json.loads(json.dumps(dataclasses.asdict(metrics)))
+    assert SpeculativeDecodingMetrics(**fields) == metrics
+
+
+# -- one request's own length
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 2, K])
+def test_a_request_may_draft_less(engine: Engine, plain: Engine, num_tokens: int) -> None:
+    params = text_params(num_speculative_tokens=num_tokens)
+    output = engine.generate("abababab", params)[0]
+    assert output.outputs == plain.generate("abababab", text_params())[0].outputs
+    metrics = metrics_of(output)
+    assert metrics.num_spec_tokens == num_tokens and is_consistent(metrics)
+    assert (metrics.num_draft_tokens == 0) == (num_tokens == 0)
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, "3", 2**31])
+def test_a_wrong_length_of_a_request_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="num_speculative_tokens"):
+        SamplingParams(num_speculative_tokens=value)
+
+
+def test_a_request_cannot_draft_more_than_the_engine(engine: Engine, plain: Engine) -> None:
+    for each, num_tokens in ((engine, K + 1), (plain, 1)):
+        with pytest.raises(ValueError, match="num_speculative_tokens.*more than the engine's"):
+            each.generate("abc", text_params(num_speculative_tokens=num_tokens))
+        assert not each.has_unfinished_requests()
+    off = plain.generate("abc", text_params(num_speculative_tokens=0))[0]
+    assert off.outputs == plain.generate("abc", text_params())[0].outputs
+
+
+# -- errors of one request
+
+
+class FailsOn:
+    """A drafter that raises for prompts beginning with one token."""
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def propose(self, tokens: list[int], max_tokens: int) -> list[int]:
+        if tokens[0] == self.token:
+            raise KeyError("nothing to propose")
+        return tokens[:max_tokens]
+
+
+def test_an_error_of_the_core_is_raised_with_the_requests_name() -> None:
+    with pytest.raises(RuntimeError, match="request x: out of luck"):
+        make_request(1, K).apply(core_output({"finish_reason": "error"}, error="out of luck"))
+
+
+def test_a_failing_drafter_ends_its_request_alone(model: Path, plain: Engine) -> None:
+    bad = plain.tokenizer.encode("!")[0]
+    engine = speculating(model, drafter=FailsOn(bad))
+    expected = plain.generate("abc", text_params())[0].outputs
+    good = engine.stream("abc", text_params())
+    next(good)
+    with pytest.raises(RuntimeError, match="nothing to propose"):
+        list(engine.stream("!bc", text_params()))
+    assert list(good)[-1].outputs == expected
+    with pytest.raises(RuntimeError, match="nothing to propose"):
+        engine.generate(["abc", "!bc", "xyz"], text_params())
+    assert not engine.has_unfinished_requests()
+    assert engine.generate("abc", text_params())[0].outputs == expected
+
+
+def test_steps_raise_the_error_and_lose_nothing(model: Path, plain: Engine) -> None:
+    bad = plain.tokenizer.encode("!")[0]
+    engine = speculating(model, drafter=FailsOn(bad))
+    for name, prompt in (("a", "abc"), ("bad", "!bc"), ("z", "xyz")):
+        engine.add_request(prompt, text_params(), request_id=name)
+    finished, errors = {}, []
+    while engine.has_unfinished_requests():
+        try:
+            for output in engine.step():
+                if output.finished:
+                    finished[output.request_id] = output.outputs
+        except RuntimeError as error:
+            errors.append(str(error))
+    assert len(errors) == 1 and "request bad" in errors[0]
+    assert finished == {
+        name: plain.generate(prompt, text_params())[0].outputs
+        for name, prompt in (("a", "abc"), ("z", "xyz"))
+    }
+
+
+def test_tokens_outside_the_vocabulary_are_an_error(model: Path) -> None:
+    engine = speculating(model, drafter=lambda tokens, max_tokens: [10**6])
+    with pytest.raises(RuntimeError, match="1000000"):
+        engine.generate("abc", text_params())
+
+
+def test_a_custom_drafter_works_from_several_threads(model: Path, plain: Engine) -> None:
+    engine = speculating(model, drafter=lambda tokens, max_tokens: tokens[:max_tokens])
+    prompts = [f"thread {i}" for i in range(6)]
+    expected = [plain.generate(prompt, text_params())[0].outputs for prompt in prompts]
+    results: list[Any] = [None] * len(prompts)
+
+    def work(i: int) -> None:
+        results[i] = engine.generate(prompts[i], text_params())[0].outputs
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert results == expected
+
+
+# -- vLLM's class
+
+
+def test_llm_takes_a_config_or_older_arguments(model: Path) -> None:
+    config = {**NGRAM, "num_speculative_tokens": 3}
+    options: dict[str, Any] = {"dtype": "float32", "max_model_len": MAX_MODEL_LEN}
+    llm = LLM(str(model), speculative_config=config, **options)
+    expected = llm.generate("abab", text_params(), use_tqdm=False)[0]
+    with pytest.warns(DeprecationWarning) as caught:
+        older = LLM(
+            str(model),
+            speculative_model="[ngram]",
+            num_speculative_tokens=3,
+            ngram_prompt_lookup_max=3,
+            use_v2_block_manager=True,
+            **options,
+        )
+    assert any("speculative_config=" in str(warning.message) for warning in caught)
+    assert all(warning.filename == __file__ for warning in caught)
+    output = older.generate("abab", text_params(), use_tqdm=False)[0]
+    assert output.outputs == expected.outputs
+    assert metrics_of(output) == metrics_of(expected)
+    assert older.get_metrics().speculative_decoding == llm.get_metrics().speculative_decoding
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"speculative_config": {"method": "ngram"}}, "num_speculative_tokens is missing"),
+        ({"speculative_config": {"method": "eagle", "model": "x"}}, "not available yet"),
+        ({"speculative_config": {**NGRAM, "num_speculative_tokens": 10**6}}, "num_speculative"),
+        ({"spec_method": "ngram"}, "num_speculative_tokens is missing"),
+        ({"spec_model": "./nowhere", "spec_tokens": 3}, "nowhere"),
+        ({"num_speculative_tokens": 3}, "speculative_config="),
+    ],
+)
+def test_a_wrong_config_is_refused(model: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LLM(str(model), **options)
+
+
+# -- the command line
+
+
+def run(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "specdec_native", *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_generate_and_chat_speculate(model: Path) -> None:
+    options = ("-m", model, "--max-tokens", 24, "--dtype", "float32")
+    config = json.dumps({**NGRAM, "num_speculative_tokens": 3})
+    for arguments, stdin in ((("generate", "abab"), ""), (("chat",), "hi\n")):
+        plain = run(*arguments, *options, stdin=stdin)
+        for extra in (
+            ("--speculative-config", config),
+            ("-sc", config),
+            ("--spec-method", "suffix", "--spec-tokens", 3),
+            ("--spec-model", model, "--spec-tokens", 3),
+            ("-sc", json.dumps(NGRAM), "--spec-tokens", 3),
+        ):
+            result = run(*arguments, *options, *extra, stdin=stdin)
+            assert result.returncode == 0, result.stderr
+            assert result.stdout == plain.stdout
+    result = run("generate", "abab", *options, "-sc", config, "--json")
+    metrics = json.loads(result.stdout)["outputs"][0]["metrics"]["speculative_decoding"]
+    assert len(metrics["acceptance_histogram"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-sc", "{"), "--speculative-config is not valid JSON"),
+        (("-sc", "3"), "must be a JSON object"),
+        (("-sc", '{"method": "ngram"}', "--spec-method", "suffix"), "--spec-method"),
+        (("--spec-method", "ngram"), "num_speculative_tokens is missing"),
+        (("--spec-tokens", 3), '"method"'),
+    ],
+)
+def test_wrong_options_are_one_line(model: Path, arguments: tuple[Any, ...], message: str) -> None:
+    for command in (("generate", "x"), ("chat",), ("demo",)):
+        result = run(*command, "-m", model, *arguments)
+        assert result.returncode == 1 and message in result.stderr
+        assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+
+
+def test_the_demo_compares_every_method(long_model: Path) -> None:
+    result = run("demo", "-m", long_model, "--max-tokens", 12, "--json")
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout)["rows"]
+    methods = [method.name for method in demo.methods_for(str(long_model))]
+    assert methods == ["plain", "ngram", "suffix", "ngram+suffix"]
+    workloads = ("chat", "code", "edit", "mixed")
+    assert [(r["method"], r["workload"]) for r in rows] == [
+        (method, workload) for method in methods for workload in workloads
+    ]
+    for row in rows:
+        assert row["same_answers"] and row["speedup"] > 0
+        assert (row["acceptance_length"] is None) == (row["method"] == "plain")
+
+
+def test_the_demo_measures_one_config(long_model: Path) -> None:
+    options = ("--spec-model", long_model, "--spec-tokens", 3)
+    text = run("demo", "-m", long_model, "--max-tokens", 8, *options).stdout
+    assert "draft model" in text and text.count(" yes") == 8
+    assert "suffix" not in text
+
+
+def test_known_draft_models_are_used() -> None:
+    names = [method.name for method in demo.methods_for("Qwen/Qwen2.5-Coder-1.5B-Instruct")]
+    assert "draft model" in names and "suffix+draft" in names
+    assert demo.draft_model_for("SmolLM2-135M-Instruct") is None
