@@ -48,8 +48,8 @@ struct BatchView {
   const int32_t* base_lens = nullptr;     // [num_requests] committed tokens already in the cache
   const int32_t* block_tables = nullptr;  // [num_requests, max_blocks_per_request]
   int max_blocks_per_request = 0;
-  // Bit j of row i's mask: slot base_len + j of the same request holds i itself or an ancestor of i.
-  // Only read for requests with is_tree; the others are chains (row i sees rows 0..i).
+  // Bit j of row i's mask: slot base_len + j of the same request holds i itself or an ancestor of
+  // i. Only read for requests with is_tree; the others are chains (row i sees rows 0..i).
   const uint8_t* is_tree = nullptr;         // [num_requests]
   const uint64_t* ancestor_mask = nullptr;  // [num_rows, mask_words]; may be null without trees
   // A tree that grows over several passes: slots past base_len its masks may name, more than the
