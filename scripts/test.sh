@@ -55,6 +55,7 @@ stage_example() {
   cmake --build build/example
   "$PYTHON" tests/python/make_checkpoints.py llama build/example/checkpoint
   build/example/generate build/example/checkpoint 1 2 3 4
+  build/example/custom_drafter build/example/checkpoint 1 2 3 4
 }
 
 for stage in $stages; do
