@@ -8,11 +8,13 @@
 #include <vector>
 
 #include "specdec/error.h"
+#include "testing/refused_field.h"
 #include "testing/tiny_llama.h"
 
 namespace specdec {
 namespace {
 
+using testing::refused_field;
 using testing::TempDirectory;
 namespace tiny = testing::tiny_llama;
 
@@ -61,15 +63,6 @@ std::map<std::string, Tokens> drain(Engine& engine) {
     }
   }
   return tokens;
-}
-
-std::string refused_field(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.field();
-  }
-  return "";
 }
 
 TEST_F(EngineTest, RequestsTogetherGetWhatEachGetsAlone) {

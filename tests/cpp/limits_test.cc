@@ -7,23 +7,17 @@
 #include <vector>
 
 #include "specdec/error.h"
+#include "testing/refused_field.h"
 
 namespace specdec {
 namespace {
+
+using testing::refused_field;
 
 EngineConfig valid_config() {
   EngineConfig config;
   config.model = "checkpoint";
   return config;
-}
-
-std::string refused_field(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.field();
-  }
-  return "";
 }
 
 TEST(Limits, EachBadFieldIsNamed) {
