@@ -278,6 +278,7 @@ def report(
             num_preemptions=0,
         ),
         new_prompt_logprobs=[],
+        error="",
         outputs=[
             SimpleNamespace(
                 index=index,
@@ -288,6 +289,7 @@ def report(
                 ],
                 finish_reason=reason,
                 stop_token_id=stop_token_id,
+                acceptance=None,
             )
             for index, ids, reason in parts
         ],
