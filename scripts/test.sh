@@ -37,7 +37,7 @@ build_and_ctest() {
 
 stage_cpp() { build_and_ctest release; }
 stage_asan() { build_and_ctest asan; }
-stage_tsan() { build_and_ctest tsan 'ThreadPool|CpuLinear|CpuAttention|Sampler|Engine'; }
+stage_tsan() { build_and_ctest tsan 'ThreadPool|CpuLinear|CpuAttention|Sampler|Engine|Speculation'; }
 
 stage_python() {
   "$PYTHON" -m pip install -q --no-build-isolation ".[all]"
