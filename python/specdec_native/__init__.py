@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specdec_native import errors
     from specdec_native._core import __version__
-    from specdec_native.engine import Engine, RequestStream
+    from specdec_native.engine import Engine
     from specdec_native.inputs import TextPrompt, TokensPrompt
     from specdec_native.llm import LLM
     from specdec_native.outputs import CompletionOutput, Logprob, RequestOutput
     from specdec_native.sampling_params import RequestOutputKind, SamplingParams
+    from specdec_native.stream import RequestStream
 
 __all__ = [
     "LLM",
@@ -45,7 +46,7 @@ _HOMES = {
     "Logprob": "outputs",
     "RequestOutput": "outputs",
     "RequestOutputKind": "sampling_params",
-    "RequestStream": "engine",
+    "RequestStream": "stream",
     "SamplingParams": "sampling_params",
     "TextPrompt": "inputs",
     "TokensPrompt": "inputs",

@@ -20,7 +20,27 @@ from specdec_native import _core, demo, hub
 from specdec_native.chat_template import Message
 from specdec_native.checkpoints.cache import cache_root
 from specdec_native.checkpoints.model_registry import find_model, known_names
-from specdec_native.drafter_options import METHODS
+from specdec_native.cli_options import (
+    Device,
+    DType,
+    Json,
+    MaxTokens,
+    MinP,
+    Model,
+    ModelLen,
+    Penalty,
+    Seed,
+    SpecMethod,
+    SpecModel,
+    SpecTokens,
+    SpeculativeConfig,
+    Stop,
+    System,
+    Temperature,
+    Threads,
+    TopK,
+    TopP,
+)
 from specdec_native.engine import Engine
 from specdec_native.outputs import RequestOutput
 from specdec_native.progress import show_bytes
@@ -39,39 +59,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Model = Annotated[
-    str, typer.Option("--model", "-m", help="A directory, a .gguf file or a model name.")
-]
-MaxTokens = Annotated[int, typer.Option(min=1, help="Tokens generated at most.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script to read.")]
-DType = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda:N.")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads [default: physical cores].")]
-ModelLen = Annotated[int | None, typer.Option(help="Tokens of prompt and output together.")]
-Temperature = Annotated[
-    float | None, typer.Option(help="0 is greedy [default: the checkpoint's, or 0].")
-]
-TopP = Annotated[float | None, typer.Option(help="Nucleus, in (0, 1].")]
-TopK = Annotated[int | None, typer.Option(help="Most likely tokens to draw from; 0 for all.")]
-MinP = Annotated[float | None, typer.Option(help="Least probability relative to the largest.")]
-Seed = Annotated[int | None, typer.Option(help="Fixes what is drawn.")]
-Stop = Annotated[list[str] | None, typer.Option(help="A string that ends the output. Repeatable.")]
-Penalty = Annotated[float | None, typer.Option(help="As in SamplingParams.")]
-SpeculativeConfig = Annotated[
-    str | None,
-    typer.Option(
-        "--speculative-config",
-        "-sc",
-        help='JSON such as {"method": "ngram", "num_speculative_tokens": 5}.',
-    ),
-]
-SpecMethod = Annotated[
-    str | None, typer.Option(help=f"What drafts tokens ahead: {', '.join(METHODS)}.")
-]
-SpecModel = Annotated[str | None, typer.Option(help="The draft model.")]
-SpecTokens = Annotated[int | None, typer.Option(help="Tokens drafted ahead at most.")]
-System = Annotated[str | None, typer.Option(help="The system message of the conversation.")]
 
 
 def run() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,6 +25,7 @@ from specdec_native.request import Request
 from specdec_native.request_builder import CheckpointText, RequestBuilder, load_text
 from specdec_native.sampling_params import RequestOutputKind, SamplingParams
 from specdec_native.speculative_config import parse_speculative_config
+from specdec_native.stream import RequestStream
 from specdec_native.tokenizer import Tokenizer
 
 
@@ -463,49 +464,6 @@ class Engine:
     def _drop_abandoned(self) -> None:
         while self._abandoned:
             self._abort(self._abandoned.popleft())
-
-
-class RequestStream(Iterator[RequestOutput]):
-    """The outputs of one request as they come."""
-
-    def __init__(self, engine: Engine, request: Request) -> None:
-        self._engine = engine
-        self._request = request
-
-    @property
-    def request_id(self) -> str:
-        """The request's id, for Engine.abort()."""
-        return self._request.request_id
-
-    def __iter__(self) -> RequestStream:
-        return self
-
-    def __next__(self) -> RequestOutput:
-        output = self._engine._next_output(self._request)
-        if output is None:
-            raise StopIteration
-        return output
-
-    def close(self) -> None:
-        """Aborts the request if it is unfinished; iteration ends."""
-        self._engine._give_up([self._request])
-
-    def __enter__(self) -> RequestStream:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        # May run anywhere, even in a thread that holds the engine's lock: never wait for it.
-        engine = getattr(self, "_engine", None)
-        if engine is not None:
-            engine._give_up([self._request], wait=False)
 
 
 def _is_list_of_conversations(messages: Any) -> bool:

@@ -1,0 +1,40 @@
+"""The options that several commands of `specdec-native` share."""
+
+from typing import Annotated
+
+import typer
+
+from specdec_native.drafter_options import METHODS
+
+Model = Annotated[
+    str, typer.Option("--model", "-m", help="A directory, a .gguf file or a model name.")
+]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Tokens generated at most.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script to read.")]
+DType = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda:N.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads [default: physical cores].")]
+ModelLen = Annotated[int | None, typer.Option(help="Tokens of prompt and output together.")]
+Temperature = Annotated[
+    float | None, typer.Option(help="0 is greedy [default: the checkpoint's, or 0].")
+]
+TopP = Annotated[float | None, typer.Option(help="Nucleus, in (0, 1].")]
+TopK = Annotated[int | None, typer.Option(help="Most likely tokens to draw from; 0 for all.")]
+MinP = Annotated[float | None, typer.Option(help="Least probability relative to the largest.")]
+Seed = Annotated[int | None, typer.Option(help="Fixes what is drawn.")]
+Stop = Annotated[list[str] | None, typer.Option(help="A string that ends the output. Repeatable.")]
+Penalty = Annotated[float | None, typer.Option(help="As in SamplingParams.")]
+SpeculativeConfig = Annotated[
+    str | None,
+    typer.Option(
+        "--speculative-config",
+        "-sc",
+        help='JSON such as {"method": "ngram", "num_speculative_tokens": 5}.',
+    ),
+]
+SpecMethod = Annotated[
+    str | None, typer.Option(help=f"What drafts tokens ahead: {', '.join(METHODS)}.")
+]
+SpecModel = Annotated[str | None, typer.Option(help="The draft model.")]
+SpecTokens = Annotated[int | None, typer.Option(help="Tokens drafted ahead at most.")]
+System = Annotated[str | None, typer.Option(help="The system message of the conversation.")]
