@@ -1,8 +1,9 @@
 """The compiled core. Token ids in, token ids out; text lives in the Python layer."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, type_check_only
 
+@type_check_only
 class CustomDrafter(Protocol):
     def propose(self, tokens: list[int], max_tokens: int) -> list[list[int]]: ...
 
