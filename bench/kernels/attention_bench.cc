@@ -157,15 +157,16 @@ class LinearCeiling {
       : backend_(cpu::parse_isa(options.cpu_isa), options.num_threads, DType::kF32),
         x_(kSize * kSize, 0.5f),
         out_(kSize * kSize) {
-    const TensorView view{x_.data(), DType::kF32, {kSize, kSize}};
-    weight_ = backend_.pack_linear({&view, 1});
+    const WeightView view{.values = {x_.data(), DType::kF32, {kSize, kSize}}};
+    weight_ = backend_.pack_linear({.parts = {&view, 1}});
   }
   double flops_per_second() {
     backend_.begin_step();
     const Stopwatch watch;
     for (int i = 0; i < kRepeats; ++i) {
-      backend_.linear(
-          {.weight = weight_.get(), .x = x_.data(), .out = out_.data(), .num_rows = kSize});
+      backend_.linear({.weight = weight_.get(),
+                       .in = {.x = x_.data(), .dtype = DType::kF32, .num_rows = kSize},
+                       .out = out_.data()});
     }
     const double seconds = watch.seconds();
     backend_.end_step();

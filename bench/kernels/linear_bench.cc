@@ -74,8 +74,9 @@ std::vector<std::unique_ptr<PackedLinear>> pack_weights(const Model& model, DTyp
                                                         Backend& backend) {
   std::vector<std::unique_ptr<PackedLinear>> weights;
   const auto pack = [&](const Shape& shape, const std::vector<uint8_t>& source) {
-    const TensorView view{source.data(), dtype, {shape.out_features, shape.in_features}};
-    weights.push_back(backend.pack_linear({&view, 1}));
+    const WeightView view{
+        .values = {source.data(), dtype, {shape.out_features, shape.in_features}}};
+    weights.push_back(backend.pack_linear({.parts = {&view, 1}}));
   };
   const int64_t head_size = model.head.out_features * model.head.in_features;
   const std::vector<uint8_t> source = random_matrix(head_size, dtype);
@@ -107,7 +108,9 @@ void run_step(benchmark::State& state, const Model& model, const Options& option
     backend.begin_step();
     const Stopwatch watch;
     for (const auto& weight : weights) {
-      backend.linear({.weight = weight.get(), .x = x.data(), .out = out.data(), .num_rows = rows});
+      backend.linear({.weight = weight.get(),
+                      .in = {.x = x.data(), .dtype = options.dtype, .num_rows = rows},
+                      .out = out.data()});
     }
     const double seconds = watch.seconds();
     backend.end_step();

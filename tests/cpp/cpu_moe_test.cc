@@ -22,12 +22,15 @@ class CpuMoe : public ::testing::TestWithParam<testing::IsaAndDType> {
     for (int expert = 0; expert < num_experts; ++expert) {
       gate_up_values_.push_back(random_values(random, 2 * kInner * kHidden, 0.2f));
       down_values_.push_back(random_values(random, kHidden * kInner, 0.2f));
-      const TensorView gate_up = {
-          gate_up_values_.back().data(), DType::kF32, {2 * kInner, kHidden}};
-      const TensorView down = {down_values_.back().data(), DType::kF32, {kHidden, kInner}};
-      owned_.push_back(backend_.pack_linear({&gate_up, 1}));
+      const float* gate = gate_up_values_.back().data();
+      const WeightView gate_up[] = {
+          {.values = {gate, DType::kF32, {kInner, kHidden}}},
+          {.values = {gate + kInner * kHidden, DType::kF32, {kInner, kHidden}}}};
+      const WeightView down = {
+          .values = {down_values_.back().data(), DType::kF32, {kHidden, kInner}}};
+      owned_.push_back(backend_.pack_linear({.parts = gate_up, .gated = true}));
       gate_up_.push_back(owned_.back().get());
-      owned_.push_back(backend_.pack_linear({&down, 1}));
+      owned_.push_back(backend_.pack_linear({.parts = {&down, 1}}));
       down_.push_back(owned_.back().get());
     }
   }

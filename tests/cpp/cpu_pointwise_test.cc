@@ -56,11 +56,11 @@ TEST_P(CpuPointwise, NormsMatchReference) {
       const std::vector<float> weight = random_values(random, dim),
                                bias = random_values(random, dim);
       std::vector<uint8_t> out(x.size() * size_of(dtype()));
-      const NormArgs args = {.kind = layer ? NormKind::kLayer : NormKind::kRms,
+      const NormArgs args = {.norm = {.kind = layer ? NormKind::kLayer : NormKind::kRms,
+                                      .weight = weight.data(),
+                                      .bias = layer ? bias.data() : nullptr,
+                                      .eps = 1e-5f},
                              .x = x.data(),
-                             .weight = weight.data(),
-                             .bias = layer ? bias.data() : nullptr,
-                             .eps = 1e-5f,
                              .out = out.data(),
                              .out_dtype = dtype(),
                              .num_rows = num_rows,
@@ -81,8 +81,8 @@ TEST_P(CpuPointwise, NormRowsDoNotSeeEachOther) {
   const auto run = [&](int num_threads, int first, int count) {
     cpu::CpuBackend backend = make_backend(num_threads);
     std::vector<uint8_t> out(count * row_bytes);
-    backend.norm({.x = x.data() + int64_t{first} * dim,
-                  .weight = weight.data(),
+    backend.norm({.norm = {.weight = weight.data()},
+                  .x = x.data() + int64_t{first} * dim,
                   .out = out.data(),
                   .out_dtype = dtype(),
                   .num_rows = count,
@@ -97,37 +97,64 @@ TEST_P(CpuPointwise, NormRowsDoNotSeeEachOther) {
   }
 }
 
-TEST_P(CpuPointwise, ActivationsMatchReference) {
+// A matrix [rows, cols] of values the dtype can hold.
+std::vector<float> exact_values(std::mt19937_64& random, int64_t count, float scale, DType dtype) {
+  std::vector<float> values = random_values(random, count, scale);
+  for (float& value : values) value = static_cast<float>(reference::rounded(value, dtype));
+  return values;
+}
+
+TEST_P(CpuPointwise, ActivatedProjectionsMatchReference) {
   cpu::CpuBackend backend = make_backend();
   std::mt19937_64 random(3);
+  const int num_rows = 5, num_in = 24;
   for (Activation activation : {Activation::kSilu, Activation::kRelu, Activation::kGelu,
                                 Activation::kGeluTanh, Activation::kIdentity}) {
     for (const bool gated : {false, true}) {
-      for (int dim : {1, 17, 1536, 2500}) {
-        const int num_rows = 5;
-        std::vector<float> x =
-            random_values(random, int64_t{num_rows} * dim * (gated ? 2 : 1), 4.0f);
-        x[0] = -90.0f;
+      for (int dim : {1, 17, 48, 250}) {
+        const int num_out = gated ? 2 * dim : dim;
+        const std::vector<float> x = random_values(random, num_rows * num_in);
+        const std::vector<float> weight =
+            exact_values(random, int64_t{num_out} * num_in, 0.5f, dtype());
+        const std::vector<float> bias = random_values(random, num_out);
+        std::vector<WeightView> parts;
+        for (int part = 0; part < (gated ? 2 : 1); ++part) {
+          parts.push_back(
+              {.values = {weight.data() + part * dim * num_in, DType::kF32, {dim, num_in}}});
+        }
+        const auto packed = backend.pack_linear({.parts = parts, .gated = gated});
         std::vector<uint8_t> out(int64_t{num_rows} * dim * size_of(dtype()));
-        const ActivationArgs args = {.activation = activation,
-                                     .gated = gated,
-                                     .x = x.data(),
-                                     .out = out.data(),
-                                     .out_dtype = dtype(),
-                                     .num_rows = num_rows,
-                                     .dim = dim};
-        backend.activation(args);
-        SCOPED_TRACE(static_cast<int>(activation));
-        expect_near(out, reference::activation(args), 1e-5);
+        const ActivatedLinearArgs args = {
+            .weight = packed.get(),
+            .in = {.x = x.data(), .dtype = DType::kF32, .num_rows = num_rows},
+            .bias = bias.data(),
+            .activation = activation,
+            .gated = gated,
+            .out = out.data()};
+        backend.activated_linear(args);
+
+        std::vector<double> act(x.begin(), x.end());
+        for (double& value : act) value = reference::rounded(value, dtype());
+        const std::vector<double> sums = reference::linear(act, weight, num_in);
+        std::vector<double> expected;
+        for (int row = 0; row < num_rows; ++row) {
+          for (int i = 0; i < dim; ++i) {
+            const double* sum = &sums[int64_t{row} * num_out];
+            const double up = gated ? sum[dim + i] + bias[dim + i] : 1.0;
+            expected.push_back(reference::activate(activation, sum[i] + bias[i]) * up);
+          }
+        }
+        SCOPED_TRACE(::testing::Message() << static_cast<int>(activation) << " dim " << dim);
+        expect_near(out, expected, 5e-5);
         // The last row alone, on one thread.
         cpu::CpuBackend single = make_backend(1);
-        ActivationArgs last = args;
-        const int64_t width = static_cast<int64_t>(x.size()) / num_rows;
         std::vector<uint8_t> alone(dim * size_of(dtype()));
-        last.x = x.data() + (num_rows - 1) * width;
+        const int32_t last_row = num_rows - 1;
+        ActivatedLinearArgs last = args;
+        last.in.row_ids = &last_row;
+        last.in.num_rows = 1;
         last.out = alone.data();
-        last.num_rows = 1;
-        single.activation(last);
+        single.activated_linear(last);
         EXPECT_TRUE(
             std::equal(alone.begin(), alone.end(), out.end() - static_cast<int64_t>(alone.size())));
       }
@@ -135,24 +162,51 @@ TEST_P(CpuPointwise, ActivationsMatchReference) {
   }
 }
 
-TEST_P(CpuPointwise, GatherRowsCopiesTheRowsAskedFor) {
-  cpu::CpuBackend backend = make_backend();
+// What norm() writes and linear() then reads is what linear() makes of the rows itself.
+TEST_P(CpuPointwise, ProjectionsNormaliseAndGatherTheirRows) {
   std::mt19937_64 random(4);
-  const int dim = 37;
-  const std::vector<float> x = random_values(random, 50 * dim);
-  const std::vector<int32_t> ids = {49, 0, 7, 7, 23};
-  std::vector<float> out(ids.size() * dim);
-  backend.gather_rows({.x = x.data(),
-                       .row_ids = ids.data(),
-                       .out = out.data(),
-                       .num_rows = static_cast<int>(ids.size()),
-                       .dim = dim});
-  for (size_t row = 0; row < ids.size(); ++row) {
-    for (int i = 0; i < dim; ++i) EXPECT_EQ(out[row * dim + i], x[ids[row] * dim + i]);
+  const int dim = 100, num_out = 33, num_rows = 50;
+  const std::vector<float> x = random_values(random, num_rows * dim, 3.0f);
+  const std::vector<float> norm_weight = random_values(random, dim);
+  const std::vector<float> norm_bias = random_values(random, dim);
+  const std::vector<float> weight = random_values(random, num_out * dim);
+  const WeightView view = {.values = {weight.data(), DType::kF32, {num_out, dim}}};
+  for (int num_threads : {1, 2}) {
+    cpu::CpuBackend backend = make_backend(num_threads);
+    const auto packed = backend.pack_linear({.parts = {&view, 1}});
+    for (NormKind kind : {NormKind::kRms, NormKind::kLayer}) {
+      for (const auto& ids :
+           {std::vector<int32_t>{49, 0, 7, 7, 23}, std::vector<int32_t>(400, 11)}) {
+        const NormParams norm = {.kind = kind,
+                                 .weight = norm_weight.data(),
+                                 .bias = kind == NormKind::kLayer ? norm_bias.data() : nullptr};
+        const int count = static_cast<int>(ids.size());
+        std::vector<uint8_t> normed(num_rows * dim * size_of(dtype()));
+        backend.norm({.norm = norm,
+                      .x = x.data(),
+                      .out = normed.data(),
+                      .out_dtype = dtype(),
+                      .num_rows = num_rows,
+                      .dim = dim});
+        std::vector<float> apart(count * num_out), fused(count * num_out);
+        backend.linear(
+            {.weight = packed.get(),
+             .in = {.x = normed.data(), .dtype = dtype(), .row_ids = ids.data(), .num_rows = count},
+             .out = apart.data()});
+        backend.linear({.weight = packed.get(),
+                        .in = {.x = x.data(),
+                               .dtype = DType::kF32,
+                               .row_ids = ids.data(),
+                               .norm = &norm,
+                               .num_rows = count},
+                        .out = fused.data()});
+        EXPECT_EQ(apart, fused);
+      }
+    }
   }
 }
 
-TEST_P(CpuPointwise, SplitQkvMatchesReference) {
+TEST_P(CpuPointwise, ProjectedHeadsMatchReference) {
   cpu::CpuBackend backend = make_backend();
   for (int head_dim : {8, 20, 64, 80, 128}) {
     for (const bool qk_norm : {false, true}) {
@@ -175,7 +229,7 @@ TEST_P(CpuPointwise, SplitQkvMatchesReference) {
         const int64_t num_elements = int64_t{world.kv().num_blocks} * 32 * 2 * head_dim;
         reference::PlainKv kv = {std::vector<double>(num_elements, NAN),
                                  std::vector<double>(num_elements, NAN)};
-        const std::vector<double> q = reference::split_qkv(world.qkv_args(), kv);
+        const std::vector<double> q = reference::split_qkv(world.qkv_args(), world.qkv(), kv);
         SCOPED_TRACE(head_dim);
         expect_near(world.q_bytes(), q, 2e-6);
         const double tolerance = dtype() == DType::kBF16 ? 0x1p-7 : 2e-6;

@@ -1,11 +1,13 @@
-// A paged cache of one layer with requests in it, for tests of attention: tokens are seeds from
-// which their QKV rows are drawn, so that the same path of tokens can be run in different ways.
+// A paged cache of one layer with requests in it, for tests of attention: a token picks two columns
+// of the projection, whose sum is its QKV row, so that the same path of tokens can be run in
+// different ways.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -77,6 +79,7 @@ class PagedWorld {
     std::iota(free_blocks_.begin(), free_blocks_.end(), 1);
     std::shuffle(free_blocks_.begin(), free_blocks_.end(), random_);
     make_rope();
+    make_projection();
   }
 
   const PagedKvView& kv() const { return kv_; }
@@ -107,7 +110,7 @@ class PagedWorld {
     return results;
   }
 
-  // split_qkv and attention of all requests' rows; results in the order of requests and rows.
+  // project_qkv and attention of all requests' rows; results in the order of requests and rows.
   RowBytes step(const std::vector<Request*>& requests) {
     build(requests);
     project();
@@ -120,6 +123,7 @@ class PagedWorld {
   RowBytes attend();
   QkvArgs qkv_args();
   TreeAttentionArgs attention_args();
+  const std::vector<float>& qkv() const { return qkv_; }  // what the projection gives
   const std::vector<uint8_t>& q_bytes() const { return q_; }
   const std::vector<uint8_t>& out_bytes() const { return out_; }
 
@@ -128,7 +132,10 @@ class PagedWorld {
   double value(int64_t slot, int head, int i) const;
 
  private:
+  static constexpr int kColumns = 128;  // of each of the two a token picks
+
   void make_rope();
+  void make_projection();
   void append_row_of(uint64_t token);
 
   Backend& backend_;
@@ -144,7 +151,9 @@ class PagedWorld {
   std::vector<int64_t> slot_mapping_;
   std::vector<uint8_t> is_tree_;
   std::vector<uint64_t> masks_;
-  std::vector<float> qkv_;
+  std::vector<float> projection_;  // [row_width, 2 * kColumns], exact at the dtype
+  std::unique_ptr<PackedLinear> weight_;
+  std::vector<float> x_, qkv_;
   std::vector<uint8_t> q_, out_;
 };
 
@@ -165,15 +174,32 @@ inline void PagedWorld::make_rope() {
   }
 }
 
+inline void PagedWorld::make_projection() {
+  std::mt19937_64 random(7);
+  std::normal_distribution<float> normal(0.0f, 0.7f);
+  projection_.resize(int64_t{shape_.row_width()} * 2 * kColumns);
+  for (float& value : projection_) {
+    value = normal(random);
+    if (kv_.dtype == DType::kBF16) value = to_float(to_bfloat16(value));
+  }
+  const WeightView view = {
+      .values = {projection_.data(), DType::kF32, {shape_.row_width(), 2 * kColumns}}};
+  weight_ = backend_.pack_linear({.parts = {&view, 1}});
+}
+
 inline void PagedWorld::append_row_of(uint64_t token) {
-  std::mt19937_64 random(token * 0x9E3779B97F4A7C15u + 1);
-  std::normal_distribution<float> normal;
-  for (int i = 0; i < shape_.row_width(); ++i) qkv_.push_back(normal(random));
+  const uint64_t hash = (token + 1) * 0x9E3779B97F4A7C15u;
+  const int first = static_cast<int>(hash >> 57);
+  const int second = kColumns + static_cast<int>((hash >> 50) % kColumns);
+  for (int i = 0; i < 2 * kColumns; ++i) x_.push_back(i == first || i == second ? 1.0f : 0.0f);
+  for (int64_t i = 0; i < shape_.row_width(); ++i) {
+    qkv_.push_back(projection_[i * 2 * kColumns + first] + projection_[i * 2 * kColumns + second]);
+  }
 }
 
 inline void PagedWorld::build(const std::vector<Request*>& requests) {
   token_ids_.clear(), positions_.clear(), base_lens_.clear(), slot_mapping_.clear();
-  is_tree_.clear(), qkv_.clear(), num_tree_slots_.clear();
+  is_tree_.clear(), x_.clear(), qkv_.clear(), num_tree_slots_.clear();
   bool has_grown_tree = false;
   cu_rows_.assign(1, 0);
   size_t max_blocks = 0, max_rows = 0;
@@ -232,7 +258,8 @@ inline void PagedWorld::build(const std::vector<Request*>& requests) {
 }
 
 inline QkvArgs PagedWorld::qkv_args() {
-  return {.qkv = qkv_.data(),
+  return {.weight = weight_.get(),
+          .in = {.x = x_.data(), .dtype = DType::kF32, .num_rows = batch_.num_rows},
           .q_norm = shape_.qk_norm ? q_norm_.data() : nullptr,
           .k_norm = shape_.qk_norm ? k_norm_.data() : nullptr,
           .rope_cos = shape_.rotary_dim > 0 ? cos_.data() : nullptr,
@@ -254,7 +281,7 @@ inline TreeAttentionArgs PagedWorld::attention_args() {
           .out = out_.data()};
 }
 
-inline void PagedWorld::project() { backend_.split_qkv(qkv_args()); }
+inline void PagedWorld::project() { backend_.project_qkv(qkv_args()); }
 
 inline RowBytes PagedWorld::attend() {
   backend_.tree_attention(attention_args());

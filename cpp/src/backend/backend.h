@@ -25,13 +25,14 @@ class Backend {
   // Zeroed memory the backend's operations can use. Throws OutOfMemory naming `purpose`.
   virtual Buffer allocate(size_t size_bytes, const char* purpose) = 0;
 
-  // Packs the row-wise concatenation of `parts` (each [n_i, in_features], float32, bfloat16 or
-  // float16) into the backend's layout at the act dtype. The parts are not referenced afterwards.
-  virtual std::unique_ptr<PackedLinear> pack_linear(std::span<const TensorView> parts) = 0;
-  // A lookup table over `weight`, which must be packed by this backend and outlive the table.
+  // Packs weights into the backend's layout. The parts are not referenced afterwards.
+  virtual std::unique_ptr<PackedLinear> pack_linear(const PackArgs& args) = 0;
+  // A lookup table over `weight`, which must be packed by this backend, not gated, and outlive the
+  // table.
   virtual std::unique_ptr<EmbeddingTable> embedding_from(const PackedLinear& weight) = 0;
-  // A lookup table that copies [num_embeddings, dim] at the act dtype.
-  virtual std::unique_ptr<EmbeddingTable> make_embedding(const TensorView& table) = 0;
+  // A lookup table [num_embeddings, dim] with storage of its own.
+  virtual std::unique_ptr<EmbeddingTable> make_embedding(const WeightView& table,
+                                                         WeightFormat format) = 0;
   // A float32 copy of a vector (norm weights, biases); parts are concatenated.
   virtual Buffer make_vector(std::span<const TensorView> parts) = 0;
 
@@ -41,11 +42,10 @@ class Backend {
   virtual void embed(const EmbedArgs& args) = 0;
   virtual void norm(const NormArgs& args) = 0;
   virtual void linear(const LinearArgs& args) = 0;
-  virtual void split_qkv(const QkvArgs& args) = 0;
+  virtual void activated_linear(const ActivatedLinearArgs& args) = 0;
+  virtual void project_qkv(const QkvArgs& args) = 0;
   virtual void tree_attention(const TreeAttentionArgs& args) = 0;
-  virtual void activation(const ActivationArgs& args) = 0;
   virtual void moe(const MoeArgs& args) = 0;
-  virtual void gather_rows(const GatherRowsArgs& args) = 0;
   virtual void copy_kv(const CopyKvArgs& args) = 0;
   virtual void sample(const SampleArgs& args) = 0;
 

@@ -8,13 +8,55 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "core/dtype.h"
+#include "core/tensor_view.h"
 #include "specdec/request_output.h"
 
 namespace specdec {
+
+// A matrix of a checkpoint, borrowed. Integers stand for scale * code (+ min), with a scale (and a
+// min) for every group_size inputs of a row.
+struct WeightView {
+  // Floating point [rows, in_features], or codes: int8 [rows, in_features], or 4 bits in uint8
+  // [rows, in_features / 2], input 2i in the low half of byte i. 4-bit codes stand for
+  // scale * (code - 8), or with mins for scale * code + min.
+  TensorView values;
+  const uint16_t* scales = nullptr;  // [rows, in_features / group_size] float16, null: not integers
+  const uint16_t* mins = nullptr;    // likewise, or null
+  int group_size = 0;                // inputs; 0 for floating point
+
+  bool is_quantized() const { return scales != nullptr; }
+  int bits() const { return !is_quantized() ? 0 : values.dtype == DType::kI8 ? 8 : 4; }
+  int64_t rows() const { return values.shape[0]; }
+  int64_t in_features() const { return values.shape[1] * (bits() == 4 ? 2 : 1); }
+};
+
+// How a packed matrix is stored. Products with integer weights round their inputs to 8 bits too, in
+// groups of kQuantGroup with a scale of their own.
+enum class WeightFormat : uint8_t {
+  kAct,             // the backend's act dtype
+  kInt8,            // one scale an output
+  kInt8Grouped,     // a scale for every kQuantGroup inputs of an output
+  kInt8GroupedMin,  // and a min
+  kInt4Grouped,
+  kInt4GroupedMin,
+};
+inline constexpr int kQuantGroup = 32;
+
+std::string_view name_of(WeightFormat format);  // "int8_grouped", ...; kAct: "act"
+
+struct PackArgs {
+  std::span<const WeightView> parts;  // one after another: [out_features, in_features]
+  // Parts already in a grouped format (of kQuantGroup) keep their codes where `format` can hold
+  // them; everything else is converted to float32 first.
+  WeightFormat format = WeightFormat::kAct;
+  // Two parts of equal shape, gate and up, laid side by side for ActivatedLinearArgs::gated.
+  bool gated = false;
+};
 
 // A weight matrix [out_features, in_features] in the layout its backend chose.
 class PackedLinear {
@@ -23,6 +65,7 @@ class PackedLinear {
   virtual int64_t out_features() const = 0;
   virtual int64_t in_features() const = 0;
   virtual int64_t size_bytes() const = 0;
+  virtual WeightFormat format() const = 0;
 };
 
 // A table [num_embeddings, dim] whose rows are looked up; may share storage with a tied head.
@@ -63,7 +106,7 @@ struct BatchView {
 struct PagedKvView {
   void* keys = nullptr;
   void* values = nullptr;
-  DType dtype = DType::kF32;  // the model's act dtype
+  DType dtype = DType::kF32;  // the model's act dtype, or int8
   int num_blocks = 0;
   int block_size = 0;  // tokens
   int num_kv_heads = 0;
@@ -81,34 +124,61 @@ struct EmbedArgs {
 
 enum class NormKind : uint8_t { kRms, kLayer };
 
-struct NormArgs {
+struct NormParams {
   NormKind kind = NormKind::kRms;
-  const float* x = nullptr;       // [num_rows, dim]
   const float* weight = nullptr;  // [dim]
   const float* bias = nullptr;    // [dim], or null
   float eps = 1e-5f;
-  void* out = nullptr;  // [num_rows, dim]
+};
+
+struct NormArgs {
+  NormParams norm;
+  const float* x = nullptr;  // [num_rows, dim]
+  void* out = nullptr;       // [num_rows, dim]
   DType out_dtype = DType::kF32;
   int num_rows = 0;
   int dim = 0;
 };
 
-// out = x W^T (+ bias) (+ out). x is act; out is float32.
-struct LinearArgs {
-  const PackedLinear* weight = nullptr;
-  const void* x = nullptr;      // [num_rows, in_features] act
-  const float* bias = nullptr;  // [out_features], or null
-  float* out = nullptr;         // [num_rows, out_features]
+// The rows a projection reads: act, or float32, which may be normalised on the way in.
+struct ProjectionInput {
+  const void* x = nullptr;           // [*, in_features]
+  DType dtype = DType::kF32;         // of x: float32 or act
+  const int32_t* row_ids = nullptr;  // [num_rows] rows of x; null: the first num_rows
+  const NormParams* norm = nullptr;  // of float32 rows; null: none
   int num_rows = 0;
-  bool accumulate = false;  // residual: add to what out holds
 };
 
-// Splits a fused projection into q, k, v; normalises q and k per head where the family does;
-// rotates them (half-split RoPE, the Hugging Face convention); writes k and v to the cache.
+// out = in W^T (+ bias) (+ out), in float32.
+struct LinearArgs {
+  const PackedLinear* weight = nullptr;
+  ProjectionInput in;
+  const float* bias = nullptr;  // [out_features], or null
+  float* out = nullptr;         // [num_rows, out_features]
+  bool accumulate = false;      // residual: add to what out holds
+};
+
+enum class Activation : uint8_t { kSilu, kRelu, kGelu, kGeluTanh, kIdentity };
+
+// The first projection of an MLP. gated: out = activation(in G^T + b) * (in U^T + c), with a weight
+// that was packed gated; else out = activation(in W^T + b).
+struct ActivatedLinearArgs {
+  const PackedLinear* weight = nullptr;
+  ProjectionInput in;
+  const float* bias = nullptr;  // [out_features], b then c; or null
+  Activation activation = Activation::kSilu;
+  bool gated = true;
+  void* out = nullptr;  // [num_rows, gated ? out_features / 2 : out_features] act
+};
+
+// The projection to q, k and v: normalises q and k per head where the family does; rotates them
+// (half-split RoPE, the Hugging Face convention); writes k and v to the cache.
 struct QkvArgs {
-  const float* qkv = nullptr;     // [num_rows, (num_heads + 2 * num_kv_heads) * head_dim]
-  const float* q_norm = nullptr;  // [head_dim] RMS weight, or null
-  const float* k_norm = nullptr;  // [head_dim] RMS weight, or null
+  const PackedLinear* weight = nullptr;  // [(num_heads + 2 * num_kv_heads) * head_dim, in_features]
+  ProjectionInput in;                    // the batch's rows
+  const float* bias = nullptr;           // [out_features], or null
+  const float* q_norm = nullptr;         // [head_dim] RMS weight, or null
+  const float* k_norm = nullptr;         // [head_dim] RMS weight, or null
   float norm_eps = 1e-6f;
   const float* rope_cos = nullptr;  // [max_positions, rotary_dim / 2], or null for none
   const float* rope_sin = nullptr;
@@ -132,40 +202,18 @@ struct TreeAttentionArgs {
   void* out = nullptr;     // [num_rows, num_heads * head_dim] act
 };
 
-enum class Activation : uint8_t { kSilu, kRelu, kGelu, kGeluTanh, kIdentity };
-
-// gated: out = activation(x[:, :dim]) * x[:, dim:]; else out = activation(x). The identity converts
-// float32 rows to the out dtype.
-struct ActivationArgs {
-  Activation activation = Activation::kSilu;
-  bool gated = true;
-  const float* x = nullptr;  // [num_rows, gated ? 2 * dim : dim]
-  void* out = nullptr;       // [num_rows, dim]
-  DType out_dtype = DType::kF32;
-  int num_rows = 0;
-  int dim = 0;
-};
-
 // Sparse mixture of experts: softmax over the router's logits, the top_k experts of each row (ties:
 // lower index), weights renormalised, results added to out in the order of the experts' rank.
 struct MoeArgs {
   const float* router_logits = nullptr;          // [num_rows, num_experts]
   const void* x = nullptr;                       // [num_rows, hidden] act
-  std::span<const PackedLinear* const> gate_up;  // [num_experts] of [2 * inner, hidden]
+  std::span<const PackedLinear* const> gate_up;  // [num_experts] of [2 * inner, hidden], gated
   std::span<const PackedLinear* const> down;     // [num_experts] of [hidden, inner]
   Activation activation = Activation::kSilu;
   int top_k = 2;
   bool renormalize = true;
   float* out = nullptr;  // [num_rows, hidden], accumulated
   int num_rows = 0;
-};
-
-struct GatherRowsArgs {
-  const float* x = nullptr;          // [*, dim]
-  const int32_t* row_ids = nullptr;  // [num_rows]
-  float* out = nullptr;              // [num_rows, dim]
-  int num_rows = 0;
-  int dim = 0;
 };
 
 // Moves cached tokens after verification: for each pair, the KV of slot `from` is copied to slot

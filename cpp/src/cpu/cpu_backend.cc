@@ -17,7 +17,8 @@ CpuBackend::CpuBackend(Isa isa, int num_threads, DType act_dtype)
       act_dtype_(act_dtype),
       kernels_(kernel_table(isa)),
       pool_(num_threads > 0 ? num_threads : ThreadPool::default_num_threads()),
-      sampler_(kernels_.sampling, pool_) {
+      sampler_(kernels_.sampling, pool_),
+      projector_(kernels_, pool_) {
   SPECDEC_CHECK(act_dtype == DType::kF32 || act_dtype == DType::kBF16);
   SPECDEC_CHECK(is_supported(isa));
 }

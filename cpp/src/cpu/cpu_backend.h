@@ -1,5 +1,5 @@
 // The backend for host processors. Operations are defined in the file of their subject (linear.cc,
-// pointwise.cc, attention.cc, moe.cc, sampler.cc); each splits its rows over the pool and calls the
+// attention.cc, moe.cc, sampler.cc); each splits its rows over the pool and calls the
 // kernels of one instruction set. One thread may use a backend at a time.
 #pragma once
 
@@ -11,6 +11,7 @@
 #include "core/thread_pool.h"
 #include "cpu/isa.h"
 #include "cpu/kernel_table.h"
+#include "cpu/projection.h"
 #include "cpu/sampler.h"
 
 namespace specdec::cpu {
@@ -26,20 +27,20 @@ class CpuBackend final : public Backend {
   DType act_dtype() const override { return act_dtype_; }
 
   Buffer allocate(size_t size_bytes, const char* purpose) override;
-  std::unique_ptr<PackedLinear> pack_linear(std::span<const TensorView> parts) override;
+  std::unique_ptr<PackedLinear> pack_linear(const PackArgs& args) override;
   std::unique_ptr<EmbeddingTable> embedding_from(const PackedLinear& weight) override;
-  std::unique_ptr<EmbeddingTable> make_embedding(const TensorView& table) override;
+  std::unique_ptr<EmbeddingTable> make_embedding(const WeightView& table,
+                                                 WeightFormat format) override;
   Buffer make_vector(std::span<const TensorView> parts) override;
   size_t kv_layer_bytes(const PagedKvView& shape) const override;
 
   void embed(const EmbedArgs& args) override;
   void norm(const NormArgs& args) override;
   void linear(const LinearArgs& args) override;
-  void split_qkv(const QkvArgs& args) override;
+  void activated_linear(const ActivatedLinearArgs& args) override;
+  void project_qkv(const QkvArgs& args) override;
   void tree_attention(const TreeAttentionArgs& args) override;
-  void activation(const ActivationArgs& args) override;
   void moe(const MoeArgs& args) override;
-  void gather_rows(const GatherRowsArgs& args) override;
   void copy_kv(const CopyKvArgs& args) override;
   void sample(const SampleArgs& args) override;
 
@@ -52,11 +53,13 @@ class CpuBackend final : public Backend {
   KernelTable kernels_;
   ThreadPool pool_;
   Sampler sampler_;
+  Projector projector_;
   std::optional<ThreadPool::StepScope> step_;
 
   // At least num_floats, contents of no meaning; the buffer only ever grows.
   static float* grow_scratch(Buffer& buffer, int64_t num_floats);
   Buffer attention_scratch_;
+  Buffer embed_scratch_;
   Buffer moe_scratch_;
 };
 

@@ -6,15 +6,17 @@
 #pragma once
 
 #include "cpu/kernels/attention.h"
+#include "cpu/kernels/epilogue.h"
 #include "cpu/kernels/linear.h"
-#include "cpu/kernels/pointwise.h"
+#include "cpu/kernels/rows.h"
 #include "cpu/kernels/sampling.h"
 
 namespace specdec::cpu {
 
 struct KernelTable {
   LinearKernels linear;
-  PointwiseKernels pointwise;
+  RowsKernels rows;
+  EpilogueKernels epilogue;
   AttentionKernels attention;
   SamplingKernels sampling;
 };

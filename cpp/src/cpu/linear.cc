@@ -1,5 +1,5 @@
-// Weights, embeddings and matrix products of the CPU backend.
-#include <algorithm>
+// Weights, embeddings and projections of the CPU backend.
+#include <numeric>
 
 #include "core/check.h"
 #include "cpu/cpu_backend.h"
@@ -8,54 +8,26 @@
 namespace specdec::cpu {
 namespace {
 
-// Rows a thread takes at once; fewer when there are threads to spare.
-constexpr int64_t kMaxRowChunk = 512;
-constexpr int64_t kMinRowChunk = 32;
-// Cells of work (row chunks x blocks) each thread should have to choose from.
-constexpr int64_t kCellsPerThread = 8;
-// Weights times rows below which handing out work costs more than it saves.
-constexpr int64_t kMinWorkBytes = 16 << 10;
-// Blocks a kernel likes to work on together.
-constexpr int64_t kKernelBlocks = 4;
-
-// How a product is cut: cell index = row chunk * num_blocks + block.
-struct LinearPlan {
-  int64_t row_chunk;
-  int64_t num_row_chunks;
-  int64_t num_blocks;
-  int64_t grain;  // cells
-};
-
-LinearPlan plan_linear(const CpuPackedLinear& weight, int64_t num_rows, int num_threads) {
-  LinearPlan plan{std::min(num_rows, kMaxRowChunk), 0, weight.num_blocks(), 1};
-  const int64_t wanted = kCellsPerThread * num_threads;
-  const auto num_chunks = [&] { return (num_rows + plan.row_chunk - 1) / plan.row_chunk; };
-  while (num_chunks() * plan.num_blocks < wanted && plan.row_chunk > kMinRowChunk) {
-    plan.row_chunk = std::max(kMinRowChunk, plan.row_chunk / 2);
-  }
-  plan.num_row_chunks = num_chunks();
-  const int64_t cell_bytes = weight.block_bytes() * plan.row_chunk;
-  plan.grain = std::max<int64_t>(1, kMinWorkBytes / cell_bytes);
-  if (plan.num_row_chunks * plan.num_blocks >= wanted * kKernelBlocks) {
-    plan.grain = std::max(plan.grain, kKernelBlocks);
-  }
-  return plan;
+const CpuPackedLinear& packed(const PackedLinear* weight) {
+  SPECDEC_CHECK(weight != nullptr);
+  return static_cast<const CpuPackedLinear&>(*weight);
 }
 
 }  // namespace
 
-std::unique_ptr<PackedLinear> CpuBackend::pack_linear(std::span<const TensorView> parts) {
-  return std::make_unique<CpuPackedLinear>(parts, act_dtype_, pool_);
+std::unique_ptr<PackedLinear> CpuBackend::pack_linear(const PackArgs& args) {
+  return std::make_unique<CpuPackedLinear>(args, act_dtype_, pool_);
 }
 
 std::unique_ptr<EmbeddingTable> CpuBackend::embedding_from(const PackedLinear& weight) {
-  const auto* packed = dynamic_cast<const CpuPackedLinear*>(&weight);
-  SPECDEC_CHECK(packed != nullptr);
-  return std::make_unique<CpuEmbeddingTable>(*packed);
+  return std::make_unique<CpuEmbeddingTable>(packed(&weight));
 }
 
-std::unique_ptr<EmbeddingTable> CpuBackend::make_embedding(const TensorView& table) {
-  return std::make_unique<CpuEmbeddingTable>(table, act_dtype_);
+std::unique_ptr<EmbeddingTable> CpuBackend::make_embedding(const WeightView& table,
+                                                           WeightFormat format) {
+  const PackArgs args = {.parts = {&table, 1}, .format = format};
+  return std::make_unique<CpuEmbeddingTable>(
+      std::make_unique<CpuPackedLinear>(args, act_dtype_, pool_));
 }
 
 Buffer CpuBackend::make_vector(std::span<const TensorView> parts) {
@@ -70,44 +42,111 @@ Buffer CpuBackend::make_vector(std::span<const TensorView> parts) {
 }
 
 void CpuBackend::embed(const EmbedArgs& args) {
-  const auto& table = static_cast<const CpuEmbeddingTable&>(*args.table);
-  pool_.parallel_for(args.num_rows, 4, [&](int64_t begin, int64_t end, int) {
+  const CpuPackedLinear& table = static_cast<const CpuEmbeddingTable&>(*args.table).rows();
+  const int64_t dim = table.in_features();
+  float* scratch = args.accumulate ? grow_scratch(embed_scratch_, dim * num_threads()) : nullptr;
+  pool_.parallel_for(args.num_rows, 4, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t row = begin; row < end; ++row) {
       const int64_t id = int64_t{args.token_ids[row]} + args.index_offset;
       SPECDEC_CHECK_GE(id, 0);
-      SPECDEC_CHECK_LT(id, table.num_embeddings());
-      table.lookup(id, args.out + row * table.dim(), args.accumulate);
+      SPECDEC_CHECK_LT(id, table.out_features());
+      float* out = args.out + row * dim;
+      if (!args.accumulate) {
+        table.unpack_row(id, out);
+        continue;
+      }
+      float* values = scratch + thread * dim;
+      table.unpack_row(id, values);
+      for (int64_t i = 0; i < dim; ++i) out[i] += values[i];
     }
   });
 }
 
 void CpuBackend::linear(const LinearArgs& args) {
-  const auto& weight = static_cast<const CpuPackedLinear&>(*args.weight);
-  SPECDEC_CHECK(weight.dtype() == act_dtype_);
-  if (args.num_rows == 0) return;
-  const auto kernel = act_dtype_ == DType::kBF16 ? kernels_.linear.bf16 : kernels_.linear.f32;
-  const LinearPlan plan = plan_linear(weight, args.num_rows, pool_.num_threads());
-  const auto run_cells = [&](int64_t begin, int64_t end, int) {
-    while (begin < end) {  // one row chunk at a time
-      const int64_t chunk = begin / plan.num_blocks;
-      const int64_t block = begin % plan.num_blocks;
-      const int64_t num_blocks = std::min(end - begin, plan.num_blocks - block);
-      kernel({.weights = weight.data(),
-              .x = args.x,
-              .bias = args.bias,
-              .out = args.out,
-              .in_features = weight.in_features(),
-              .padded_k = weight.padded_k(),
-              .out_features = weight.out_features(),
-              .row_begin = chunk * plan.row_chunk,
-              .row_end = std::min<int64_t>((chunk + 1) * plan.row_chunk, args.num_rows),
-              .block_begin = block,
-              .block_end = block + num_blocks,
-              .accumulate = args.accumulate});
-      begin += num_blocks;
-    }
-  };
-  pool_.parallel_for(plan.num_row_chunks * plan.num_blocks, plan.grain, run_cells);
+  const CpuPackedLinear& weight = packed(args.weight);
+  SPECDEC_CHECK(!weight.is_gated());
+  projector_.run(weight, args.in, 1, [&](const SumsCell& cell) {
+    kernels_.epilogue.store({.cell = cell,
+                             .bias = args.bias,
+                             .out = args.out,
+                             .out_features = weight.out_features(),
+                             .accumulate = args.accumulate});
+  });
+}
+
+void CpuBackend::activated_linear(const ActivatedLinearArgs& args) {
+  const CpuPackedLinear& weight = packed(args.weight);
+  SPECDEC_CHECK(weight.is_gated() == args.gated);
+  const auto kernel = kernels_.epilogue.activation[static_cast<int>(args.activation)];
+  projector_.run(weight, args.in, args.gated ? 2 : 1, [&](const SumsCell& cell) {
+    kernel({.cell = cell,
+            .bias = args.bias,
+            .out = args.out,
+            .dim = weight.out_features() / (args.gated ? 2 : 1),
+            .gated = args.gated,
+            .out_bf16 = act_dtype_ == DType::kBF16});
+  });
+}
+
+void CpuBackend::project_qkv(const QkvArgs& args) {
+  const CpuPackedLinear& weight = packed(args.weight);
+  const PagedKvView& kv = args.kv;
+  SPECDEC_CHECK(!weight.is_gated());
+  SPECDEC_CHECK_EQ(weight.out_features(),
+                   int64_t{args.num_heads + 2 * kv.num_kv_heads} * kv.head_dim);
+  SPECDEC_CHECK_EQ(args.in.num_rows, args.batch->num_rows);
+  SPECDEC_CHECK_LE(kv.head_dim, static_cast<int>(kMaxHeadDim));
+  SPECDEC_CHECK_LE(args.rotary_dim, kv.head_dim);
+  SPECDEC_CHECK_EQ(args.rotary_dim % 2, 0);
+  SPECDEC_CHECK(kv.dtype == act_dtype_);
+  const auto kernel =
+      act_dtype_ == DType::kBF16 ? kernels_.epilogue.qkv_bf16 : kernels_.epilogue.qkv_f32;
+  // Whole heads in whole blocks.
+  const int64_t unit_blocks = std::lcm(int64_t{kv.head_dim}, CpuPackedLinear::kBlockOutputs) /
+                              CpuPackedLinear::kBlockOutputs;
+  projector_.run(weight, args.in, unit_blocks, [&](const SumsCell& cell) {
+    kernel({.cell = cell,
+            .bias = args.bias,
+            .q_norm = args.q_norm,
+            .k_norm = args.k_norm,
+            .rope_cos = args.rope_cos,
+            .rope_sin = args.rope_sin,
+            .positions = args.batch->positions,
+            .slot_mapping = args.batch->slot_mapping,
+            .q = args.q,
+            .keys = kv.keys,
+            .values = kv.values,
+            .num_heads = args.num_heads,
+            .num_kv_heads = kv.num_kv_heads,
+            .head_dim = kv.head_dim,
+            .rotary_dim = args.rotary_dim,
+            .block_size = kv.block_size,
+            .norm_eps = args.norm_eps});
+  });
+}
+
+void CpuBackend::norm(const NormArgs& args) {
+  SPECDEC_CHECK_GT(args.dim, 0);
+  SPECDEC_CHECK(args.out_dtype == DType::kF32 || args.out_dtype == DType::kBF16);
+  const auto kernel = args.out_dtype == DType::kBF16 ? kernels_.rows.to_bf16 : kernels_.rows.to_f32;
+  constexpr int64_t kGrainElements = 16 * 1024;  // worth handing to another thread
+  const int64_t grain = std::max<int64_t>(1, kGrainElements / args.dim);
+  pool_.parallel_for(args.num_rows, grain, [&](int64_t begin, int64_t end, int) {
+    kernel({.x = args.x,
+            .x_bf16 = false,
+            .row_ids = nullptr,
+            .dim = args.dim,
+            .norm = args.norm.kind == NormKind::kRms ? kRmsNorm : kLayerNorm,
+            .weight = args.norm.weight,
+            .bias = args.norm.bias,
+            .eps = args.norm.eps,
+            .row_begin = begin,
+            .row_end = end,
+            .out = args.out,
+            .out_stride = args.dim,
+            .out_scales = nullptr,
+            .out_sums = nullptr});
+  });
 }
 
 }  // namespace specdec::cpu

@@ -2,7 +2,6 @@
 // once, and added back in the order of rank, so that a row does not see its batch mates.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <numeric>
 #include <vector>
 
@@ -60,37 +59,31 @@ void CpuBackend::moe(const MoeArgs& args) {
   std::stable_sort(by_expert.begin(), by_expert.end(),
                    [&](int64_t a, int64_t b) { return choices[a].expert < choices[b].expert; });
 
-  const int64_t act_floats = (std::max(hidden, inner) * num_choices + 1);
-  float* const scratch =
-      grow_scratch(moe_scratch_, num_choices * (2 * inner + hidden) + act_floats);
-  float* const fused = scratch;                            // [num_choices, 2 * inner]
-  float* const results = fused + num_choices * 2 * inner;  // [num_choices, hidden], by expert
-  void* const act = results + num_choices * hidden;        // rows of one expert, in and between
+  const int64_t act_floats = inner * num_choices + 1;
+  float* const scratch = grow_scratch(moe_scratch_, num_choices * hidden + act_floats);
+  float* const results = scratch;                    // [num_choices, hidden], by expert
+  void* const act = results + num_choices * hidden;  // [rows of one expert, inner]
 
-  const size_t row_bytes = hidden * size_of(act_dtype_);
   std::vector<int64_t> place(num_choices);  // of a choice among the results
+  std::vector<int32_t> row_ids;             // of one expert
   for (int64_t begin = 0; begin < num_choices;) {
     const int expert = choices[by_expert[begin]].expert;
     int64_t end = begin;
+    row_ids.clear();
     for (; end < num_choices && choices[by_expert[end]].expert == expert; ++end) {
       place[by_expert[end]] = end;
-      std::memcpy(static_cast<char*>(act) + (end - begin) * row_bytes,
-                  static_cast<const char*>(args.x) + by_expert[end] / args.top_k * row_bytes,
-                  row_bytes);
+      row_ids.push_back(static_cast<int32_t>(by_expert[end] / args.top_k));
     }
     const int num_rows = static_cast<int>(end - begin);
-    linear({.weight = args.gate_up[expert], .x = act, .out = fused, .num_rows = num_rows});
-    activation({.activation = args.activation,
-                .gated = true,
-                .x = fused,
-                .out = act,
-                .out_dtype = act_dtype_,
-                .num_rows = num_rows,
-                .dim = static_cast<int>(inner)});
+    activated_linear(
+        {.weight = args.gate_up[expert],
+         .in = {.x = args.x, .dtype = act_dtype_, .row_ids = row_ids.data(), .num_rows = num_rows},
+         .activation = args.activation,
+         .gated = true,
+         .out = act});
     linear({.weight = args.down[expert],
-            .x = act,
-            .out = results + begin * hidden,
-            .num_rows = num_rows});
+            .in = {.x = act, .dtype = act_dtype_, .num_rows = num_rows},
+            .out = results + begin * hidden});
     begin = end;
   }
 

@@ -1,7 +1,7 @@
 #include "cpu/packed_linear.h"
 
 #include <algorithm>
-#include <cstring>
+#include <type_traits>
 
 #include "core/check.h"
 
@@ -41,6 +41,39 @@ void with_source_type(DType dtype, Body&& body) {
   return body(static_cast<const Half*>(nullptr));
 }
 
+// Which row of which part is a lane of a block.
+class OutputMap {
+ public:
+  explicit OutputMap(const PackArgs& args) : parts_(args.parts), gated_(args.gated) {}
+
+  int64_t num_blocks() const {
+    if (gated_) return 2 * ((parts_[0].rows() + kLanes - 1) / kLanes);
+    int64_t rows = 0;
+    for (const WeightView& part : parts_) rows += part.rows();
+    return (rows + kLanes - 1) / kLanes;
+  }
+  struct Source {
+    const WeightView* part = nullptr;  // null: padding
+    int64_t row = 0;
+  };
+  Source source(int64_t block, int64_t lane) const {
+    if (gated_) {
+      const int64_t row = block / 2 * kLanes + lane;
+      return row < parts_[0].rows() ? Source{&parts_[block % 2], row} : Source{};
+    }
+    int64_t row = block * kLanes + lane;
+    for (const WeightView& part : parts_) {
+      if (row < part.rows()) return {&part, row};
+      row -= part.rows();
+    }
+    return {};
+  }
+
+ private:
+  std::span<const WeightView> parts_;
+  bool gated_;
+};
+
 // Elements that lie side by side for one output: pairs of k in bfloat16, single ones in float32.
 template <class To>
 constexpr int64_t kGroup = std::is_same_v<To, BFloat16> ? 2 : 1;
@@ -58,104 +91,69 @@ void pack_row(const From* row, int64_t num_k, int64_t lane, To* block) {
 }
 
 template <class To>
-void pack_blocks(std::span<const TensorView> parts, int64_t num_k, int64_t padded_k,
-                 int64_t block_begin, int64_t block_end, To* packed) {
-  int64_t first = 0;  // row of the concatenation where the part begins
-  for (const TensorView& part : parts) {
-    const int64_t rows = part.shape[0];
-    const int64_t begin = std::max(block_begin * kLanes, first);
-    const int64_t end = std::min(block_end * kLanes, first + rows);
-    with_source_type(part.dtype, [&]<class From>(const From*) {
-      const From* source = static_cast<const From*>(part.data);
-      for (int64_t row = begin; row < end; ++row) {
-        To* block = packed + row / kLanes * kLanes * padded_k;
-        pack_row(source + (row - first) * num_k, num_k, row % kLanes, block);
-      }
+void pack_block(const OutputMap& map, int64_t block, int64_t num_k, To* out) {
+  for (int64_t lane = 0; lane < kLanes; ++lane) {
+    const OutputMap::Source source = map.source(block, lane);
+    if (source.part == nullptr) continue;
+    with_source_type(source.part->values.dtype, [&]<class From>(const From*) {
+      pack_row(static_cast<const From*>(source.part->values.data) + source.row * num_k, num_k, lane,
+               out);
     });
-    first += rows;
   }
 }
 
 template <class T>
-void add_or_set(float* out, int64_t index, T value, bool accumulate) {
-  out[index] = accumulate ? out[index] + widen(value) : widen(value);
-}
-
-template <class T>
-void lookup_packed(const CpuPackedLinear& weight, int64_t id, float* out, bool accumulate) {
+void unpack(const T* block, int64_t lane, int64_t num_k, float* out) {
   constexpr int64_t kPair = kGroup<T>;
-  const T* block = static_cast<const T*>(weight.data()) + id / kLanes * kLanes * weight.padded_k();
-  const T* in = block + id % kLanes * kPair;
-  for (int64_t k = 0; k < weight.in_features(); ++k) {
-    add_or_set(out, k, in[k / kPair * kPair * kLanes + k % kPair], accumulate);
-  }
+  const T* in = block + lane * kPair;
+  for (int64_t k = 0; k < num_k; ++k) out[k] = widen(in[k / kPair * kPair * kLanes + k % kPair]);
 }
 
 }  // namespace
 
-CpuPackedLinear::CpuPackedLinear(std::span<const TensorView> parts, DType dtype, ThreadPool& pool)
-    : dtype_(dtype) {
-  SPECDEC_CHECK(!parts.empty());
-  SPECDEC_CHECK(dtype == DType::kF32 || dtype == DType::kBF16);
-  for (const TensorView& part : parts) {
-    SPECDEC_CHECK(is_weight_dtype(part.dtype));
-    SPECDEC_CHECK_EQ(part.shape.size(), 2u);
-    SPECDEC_CHECK_EQ(part.shape[1], parts[0].shape[1]);
-    out_features_ += part.shape[0];
+CpuPackedLinear::CpuPackedLinear(const PackArgs& args, DType act_dtype, ThreadPool& pool)
+    : format_(args.format),
+      packed_format_(act_dtype == DType::kBF16 ? kPackedBf16 : kPackedF32),
+      is_gated_(args.gated) {
+  SPECDEC_CHECK(!args.parts.empty());
+  SPECDEC_CHECK(act_dtype == DType::kF32 || act_dtype == DType::kBF16);
+  SPECDEC_CHECK(args.format == WeightFormat::kAct);
+  if (args.gated) {
+    SPECDEC_CHECK_EQ(args.parts.size(), 2u);
+    SPECDEC_CHECK_EQ(args.parts[0].rows(), args.parts[1].rows());
   }
-  in_features_ = parts[0].shape[1];
-  padded_k_ = dtype == DType::kBF16 ? (in_features_ + kBf16Depth - 1) / kBf16Depth * kBf16Depth
-                                    : in_features_;
-  data_ = Buffer::host(static_cast<size_t>(num_blocks() * block_bytes()), "packed weights");
-  pool.parallel_for(num_blocks(), 4, [&](int64_t begin, int64_t end, int) {
-    if (dtype_ == DType::kBF16) {
-      pack_blocks(parts, in_features_, padded_k_, begin, end, data_.as<BFloat16>());
-    } else {
-      pack_blocks(parts, in_features_, padded_k_, begin, end, data_.as<float>());
-    }
-  });
-}
-
-CpuEmbeddingTable::CpuEmbeddingTable(const TensorView& table, DType dtype) : dtype_(dtype) {
-  SPECDEC_CHECK(is_weight_dtype(table.dtype));
-  SPECDEC_CHECK(dtype == DType::kF32 || dtype == DType::kBF16);
-  SPECDEC_CHECK_EQ(table.shape.size(), 2u);
-  num_embeddings_ = table.shape[0];
-  dim_ = table.shape[1];
-  const int64_t count = num_embeddings_ * dim_;
-  rows_ = Buffer::host(static_cast<size_t>(count) * size_of(dtype), "an embedding table");
-  with_source_type(table.dtype, [&]<class From>(const From*) {
-    const From* source = static_cast<const From*>(table.data);
-    for (int64_t i = 0; i < count; ++i) {
-      if (dtype == DType::kBF16) {
-        rows_.as<BFloat16>()[i] = convert<BFloat16>(source[i]);
+  in_features_ = args.parts[0].in_features();
+  for (const WeightView& part : args.parts) {
+    SPECDEC_CHECK(is_weight_dtype(part.values.dtype));
+    SPECDEC_CHECK_EQ(part.values.shape.size(), 2u);
+    SPECDEC_CHECK_EQ(part.in_features(), in_features_);
+    out_features_ += part.rows();
+  }
+  padded_k_ = act_dtype == DType::kBF16 ? (in_features_ + kBf16Depth - 1) / kBf16Depth * kBf16Depth
+                                        : in_features_;
+  block_bytes_ = padded_k_ * kBlockOutputs * static_cast<int64_t>(size_of(act_dtype));
+  const OutputMap map(args);
+  num_blocks_ = map.num_blocks();
+  data_ = Buffer::host(static_cast<size_t>(num_blocks_ * block_bytes_), "packed weights");
+  pool.parallel_for(num_blocks_, 4, [&](int64_t begin, int64_t end, int) {
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t offset = block * padded_k_ * kLanes;
+      if (act_dtype == DType::kBF16) {
+        pack_block(map, block, in_features_, data_.as<BFloat16>() + offset);
       } else {
-        rows_.as<float>()[i] = convert<float>(source[i]);
+        pack_block(map, block, in_features_, data_.as<float>() + offset);
       }
     }
   });
 }
 
-int64_t CpuEmbeddingTable::num_embeddings() const {
-  return packed_ != nullptr ? packed_->out_features() : num_embeddings_;
-}
-
-int64_t CpuEmbeddingTable::dim() const {
-  return packed_ != nullptr ? packed_->in_features() : dim_;
-}
-
-void CpuEmbeddingTable::lookup(int64_t id, float* out, bool accumulate) const {
-  if (packed_ != nullptr) {
-    packed_->dtype() == DType::kBF16 ? lookup_packed<BFloat16>(*packed_, id, out, accumulate)
-                                     : lookup_packed<float>(*packed_, id, out, accumulate);
-    return;
-  }
-  for (int64_t k = 0; k < dim_; ++k) {
-    if (dtype_ == DType::kBF16) {
-      add_or_set(out, k, rows_.as<BFloat16>()[id * dim_ + k], accumulate);
-    } else {
-      add_or_set(out, k, rows_.as<float>()[id * dim_ + k], accumulate);
-    }
+void CpuPackedLinear::unpack_row(int64_t output, float* out) const {
+  SPECDEC_CHECK(!is_gated_);
+  const void* from = block(output / kLanes);
+  if (packed_format_ == kPackedBf16) {
+    unpack(static_cast<const BFloat16*>(from), output % kLanes, in_features_, out);
+  } else {
+    unpack(static_cast<const float*>(from), output % kLanes, in_features_, out);
   }
 }
 

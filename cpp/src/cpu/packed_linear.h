@@ -2,13 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <vector>
 
 #include "backend/op_args.h"
 #include "core/buffer.h"
 #include "core/dtype.h"
-#include "core/tensor_view.h"
 #include "core/thread_pool.h"
+#include "cpu/kernels/linear.h"
 
 namespace specdec::cpu {
 
@@ -17,47 +19,52 @@ class CpuPackedLinear final : public PackedLinear {
   // Outputs of one block of the layout.
   static constexpr int64_t kBlockOutputs = 16;
 
-  // Packs the rows of `parts`, one after another, at `dtype` (float32 or bfloat16).
-  CpuPackedLinear(std::span<const TensorView> parts, DType dtype, ThreadPool& pool);
+  // `act_dtype` (float32 or bfloat16) is what WeightFormat::kAct means.
+  CpuPackedLinear(const PackArgs& args, DType act_dtype, ThreadPool& pool);
 
   int64_t out_features() const override { return out_features_; }
   int64_t in_features() const override { return in_features_; }
   int64_t size_bytes() const override { return static_cast<int64_t>(data_.size_bytes()); }
+  WeightFormat format() const override { return format_; }
 
-  DType dtype() const { return dtype_; }
+  PackedFormat packed_format() const { return packed_format_; }
+  bool is_integer() const { return packed_format_ >= kPackedInt8; }
+  bool is_gated() const { return is_gated_; }
   int64_t padded_k() const { return padded_k_; }
-  int64_t num_blocks() const { return (out_features_ + kBlockOutputs - 1) / kBlockOutputs; }
-  int64_t block_bytes() const {
-    return padded_k_ * kBlockOutputs * static_cast<int64_t>(size_of(dtype_));
-  }
-  const void* data() const { return data_.data(); }
+  int64_t num_blocks() const { return num_blocks_; }
+  int64_t block_bytes() const { return block_bytes_; }
+  const void* block(int64_t index) const { return data_.as<char>() + index * block_bytes_; }
+
+  // out [in_features] = row `output` as stored, in float32. Not of gated weights.
+  void unpack_row(int64_t output, float* out) const;
 
  private:
-  DType dtype_;
+  WeightFormat format_;
+  PackedFormat packed_format_;
+  bool is_gated_;
   int64_t out_features_ = 0;
   int64_t in_features_ = 0;
   int64_t padded_k_ = 0;
+  int64_t num_blocks_ = 0;
+  int64_t block_bytes_ = 0;
   Buffer data_;
 };
 
 class CpuEmbeddingTable final : public EmbeddingTable {
  public:
-  explicit CpuEmbeddingTable(const CpuPackedLinear& weight) : packed_(&weight) {}
-  CpuEmbeddingTable(const TensorView& table, DType dtype);
+  explicit CpuEmbeddingTable(const CpuPackedLinear& weight) : rows_(&weight) {}
+  explicit CpuEmbeddingTable(std::unique_ptr<CpuPackedLinear> weight)
+      : owned_(std::move(weight)), rows_(owned_.get()) {}
 
-  int64_t num_embeddings() const override;
-  int64_t dim() const override;
-  int64_t size_bytes() const override { return static_cast<int64_t>(rows_.size_bytes()); }
+  int64_t num_embeddings() const override { return rows_->out_features(); }
+  int64_t dim() const override { return rows_->in_features(); }
+  int64_t size_bytes() const override { return owned_ != nullptr ? owned_->size_bytes() : 0; }
 
-  // out [dim] = row `id`, or += it.
-  void lookup(int64_t id, float* out, bool accumulate) const;
+  const CpuPackedLinear& rows() const { return *rows_; }
 
  private:
-  const CpuPackedLinear* packed_ = nullptr;  // borrowed; null when rows_ holds the table
-  Buffer rows_;                              // [num_embeddings, dim] at dtype_
-  DType dtype_ = DType::kF32;
-  int64_t num_embeddings_ = 0;
-  int64_t dim_ = 0;
+  std::unique_ptr<CpuPackedLinear> owned_;  // null when the rows are borrowed
+  const CpuPackedLinear* rows_;
 };
 
 // Element `index` of a float32, bfloat16 or float16 array, exactly.

@@ -76,14 +76,14 @@ std::vector<double> norm(const NormArgs& args) {
   for (int row = 0; row < args.num_rows; ++row) {
     const float* x = args.x + static_cast<int64_t>(row) * args.dim;
     std::vector<double> centred(x, x + args.dim);
-    if (args.kind == NormKind::kLayer) {
+    if (args.norm.kind == NormKind::kLayer) {
       const double mean = std::accumulate(centred.begin(), centred.end(), 0.0) / args.dim;
       for (double& value : centred) value -= mean;
     }
-    const double scale = 1.0 / std::sqrt(mean_square(centred.data(), args.dim) + args.eps);
+    const double scale = 1.0 / std::sqrt(mean_square(centred.data(), args.dim) + args.norm.eps);
     for (int i = 0; i < args.dim; ++i) {
-      const double bias = args.bias != nullptr ? args.bias[i] : 0.0;
-      out.push_back(centred[i] * scale * args.weight[i] + bias);
+      const double bias = args.norm.bias != nullptr ? args.norm.bias[i] : 0.0;
+      out.push_back(centred[i] * scale * args.norm.weight[i] + bias);
     }
   }
   return out;
@@ -104,11 +104,11 @@ std::vector<double> linear(std::span<const double> x, std::span<const float> wei
   return out;
 }
 
-std::vector<double> split_qkv(const QkvArgs& args, PlainKv& kv) {
+std::vector<double> split_qkv(const QkvArgs& args, std::span<const float> qkv, PlainKv& kv) {
   const int dim = args.kv.head_dim;
   const int num_kv_heads = args.kv.num_kv_heads;
   std::vector<double> q;
-  const float* x = args.qkv;
+  const float* x = qkv.data();
   for (int row = 0; row < args.batch->num_rows; ++row) {
     const int32_t position = args.batch->positions[row];
     const int64_t slot = args.batch->slot_mapping[row];
@@ -184,18 +184,6 @@ double activate(Activation activation, double x) {
       return x;
   }
   detail::check_failed(__FILE__, __LINE__, "activation is known");
-}
-
-std::vector<double> activation(const ActivationArgs& args) {
-  std::vector<double> out;
-  const int64_t width = args.gated ? 2 * static_cast<int64_t>(args.dim) : args.dim;
-  for (int row = 0; row < args.num_rows; ++row) {
-    const float* x = args.x + row * width;
-    for (int i = 0; i < args.dim; ++i) {
-      out.push_back(activate(args.activation, x[i]) * (args.gated ? x[args.dim + i] : 1.0));
-    }
-  }
-  return out;
 }
 
 std::vector<double> moe(const MoeArgs& args, std::span<const std::vector<float>> gate_up,

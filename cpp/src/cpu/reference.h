@@ -28,15 +28,15 @@ std::vector<double> norm(const NormArgs& args);  // [num_rows, dim]
 std::vector<double> linear(std::span<const double> x, std::span<const float> weight,
                            int64_t in_features);
 
-// Returns q [num_rows, num_heads * head_dim] before rounding and writes the rows' keys and values,
-// rounded to the cache's dtype, to kv.
-std::vector<double> split_qkv(const QkvArgs& args, PlainKv& kv);
+// What follows the projection to qkv [num_rows, (num_heads + 2 * num_kv_heads) * head_dim]. Returns
+// q [num_rows, num_heads * head_dim] before rounding and writes the rows' keys and values, rounded
+// to the cache's dtype, to kv.
+std::vector<double> split_qkv(const QkvArgs& args, std::span<const float> qkv, PlainKv& kv);
 
 // Attention of the batch's rows over kv: [num_rows, num_heads * head_dim]. args.kv gives the shape.
 std::vector<double> tree_attention(const TreeAttentionArgs& args, const PlainKv& kv);
 
 double activate(Activation activation, double x);
-std::vector<double> activation(const ActivationArgs& args);  // [num_rows, dim]
 
 // Plain weights of the experts: gate_up [2 * inner, hidden] and down [hidden, inner] each. Returns
 // what is added to args.out, [num_rows, hidden]; args.gate_up and args.down are not read.

@@ -20,14 +20,11 @@ struct Workspace {
 
   Buffer hidden;        // [max_rows, hidden] float32: the residual stream
   Buffer hidden_spare;  // likewise, for norms whose result becomes the residual stream
-  Buffer gathered;      // [max_rows, hidden] float32: rows that make logits
   Buffer embedded;      // [max_rows, embed_dim] float32, with embedding projections only
-  Buffer linear_in;     // [max_rows, max(hidden, embed_dim)] act: what the next projections read
-  Buffer qkv;           // [max_rows, (num_heads + 2 * num_kv_heads) * head_dim] float32
   Buffer q;             // [max_rows, num_heads * head_dim] act
   Buffer attention;     // [max_rows, num_heads * head_dim] act
-  Buffer mlp_in;        // [max_rows, inner, twice when gated] float32
-  Buffer mlp_mid;       // [max_rows, inner] act
+  Buffer mlp;           // [max_rows, inner] act, without experts
+  Buffer normed;        // [max_rows, hidden] act, with experts: what router and experts read
   Buffer router;        // [max_rows, num_experts] float32
 };
 
@@ -39,20 +36,16 @@ Workspace::Workspace(const ModelConfig& config, Backend& backend, int max_rows) 
   const DType act = backend.act_dtype();
   const int64_t hidden_size = config.hidden_size;
   const int64_t q_size = int64_t{config.num_heads} * config.head_dim;
-  const int64_t kv_size = int64_t{config.num_kv_heads} * config.head_dim;
   hidden = rows(hidden_size, DType::kF32);
   if (config.norm_after) hidden_spare = rows(hidden_size, DType::kF32);
-  gathered = rows(hidden_size, DType::kF32);
   if (config.embed_dim != 0) embedded = rows(config.embed_dim, DType::kF32);
-  linear_in = rows(std::max<int64_t>(hidden_size, config.embed_dim), act);
-  qkv = rows(q_size + 2 * kv_size, DType::kF32);
   q = rows(q_size, act);
   attention = rows(q_size, act);
   if (config.num_experts > 0) {
     router = rows(config.num_experts, DType::kF32);
+    normed = rows(hidden_size, act);
   } else {
-    mlp_in = rows(int64_t{config.intermediate_size} * (config.gated_mlp ? 2 : 1), DType::kF32);
-    mlp_mid = rows(config.intermediate_size, act);
+    mlp = rows(config.intermediate_size, act);
   }
 }
 
@@ -76,13 +69,11 @@ struct Decoder::Impl {
                        const PagedKvView& kv);
   void mlp_block(const LayerWeights& layer, int num_rows);
   void dense_mlp(const LayerWeights& layer, int num_rows);
-  void sparse_mlp(const ExpertWeights& experts, int num_rows);
-  void begin_block(const NormWeights& norm, int num_rows);
+  void sparse_mlp(const LayerWeights& layer, int num_rows);
+  NormParams params_of(const NormWeights& norm) const;
+  ProjectionInput block_input(const NormParams& norm, int num_rows) const;
+  ProjectionInput act_input(const Buffer& rows, int num_rows) const;
   void end_block(const NormWeights& norm, int num_rows);
-  void normalize(const NormWeights& norm, const float* x, void* out, DType out_dtype, int num_rows);
-  void to_act(const float* x, int dim, int num_rows);
-  void linear(const LinearWeights& weights, const void* x, float* out, int num_rows,
-              bool accumulate);
 
   ModelConfig config;
   Backend& backend;
@@ -125,52 +116,33 @@ Decoder::Impl::Impl(const ModelConfig& model_config, const std::string& director
 
 // ---- pieces
 
-void Decoder::Impl::normalize(const NormWeights& norm, const float* x, void* out, DType out_dtype,
-                              int num_rows) {
-  backend.norm({.kind = config.norm_kind,
-                .x = x,
-                .weight = norm.weight.as<float>(),
-                .bias = norm.bias.as<float>(),
-                .eps = config.norm_eps,
-                .out = out,
-                .out_dtype = out_dtype,
-                .num_rows = num_rows,
-                .dim = config.hidden_size});
-}
-
-// x [num_rows, dim] into linear_in.
-void Decoder::Impl::to_act(const float* x, int dim, int num_rows) {
-  backend.activation({.activation = Activation::kIdentity,
-                      .gated = false,
-                      .x = x,
-                      .out = work.linear_in.data(),
-                      .out_dtype = backend.act_dtype(),
-                      .num_rows = num_rows,
-                      .dim = dim});
-}
-
-void Decoder::Impl::linear(const LinearWeights& layer, const void* x, float* out, int num_rows,
-                           bool accumulate) {
-  backend.linear({.weight = layer.weight.get(),
-                  .x = x,
-                  .bias = layer.bias.as<float>(),
-                  .out = out,
-                  .num_rows = num_rows,
-                  .accumulate = accumulate});
+NormParams Decoder::Impl::params_of(const NormWeights& norm) const {
+  return {.kind = config.norm_kind,
+          .weight = norm.weight.as<float>(),
+          .bias = norm.bias.as<float>(),
+          .eps = config.norm_eps};
 }
 
 // A block reads the normalised residual stream; with norms after the blocks, the stream itself.
-void Decoder::Impl::begin_block(const NormWeights& norm, int num_rows) {
-  if (config.norm_after) {
-    to_act(work.hidden.as<float>(), config.hidden_size, num_rows);
-  } else {
-    normalize(norm, work.hidden.as<float>(), work.linear_in.data(), backend.act_dtype(), num_rows);
-  }
+ProjectionInput Decoder::Impl::block_input(const NormParams& norm, int num_rows) const {
+  return {.x = work.hidden.data(),
+          .dtype = DType::kF32,
+          .norm = config.norm_after ? nullptr : &norm,
+          .num_rows = num_rows};
+}
+
+ProjectionInput Decoder::Impl::act_input(const Buffer& rows, int num_rows) const {
+  return {.x = rows.data(), .dtype = backend.act_dtype(), .num_rows = num_rows};
 }
 
 void Decoder::Impl::end_block(const NormWeights& norm, int num_rows) {
   if (!config.norm_after) return;
-  normalize(norm, work.hidden.as<float>(), work.hidden_spare.data(), DType::kF32, num_rows);
+  backend.norm({.norm = params_of(norm),
+                .x = work.hidden.as<float>(),
+                .out = work.hidden_spare.data(),
+                .out_dtype = DType::kF32,
+                .num_rows = num_rows,
+                .dim = config.hidden_size});
   std::swap(work.hidden, work.hidden_spare);
 }
 
@@ -185,11 +157,9 @@ void Decoder::Impl::embed(const BatchView& batch) {
                  .out = embedded,
                  .num_rows = rows});
   if (weights.project_in) {
-    to_act(embedded, config.embed_dim, rows);
     backend.linear({.weight = weights.project_in.get(),
-                    .x = work.linear_in.data(),
-                    .out = hidden,
-                    .num_rows = rows});
+                    .in = {.x = embedded, .dtype = DType::kF32, .num_rows = rows},
+                    .out = hidden});
   }
   if (weights.positions) {
     backend.embed({.table = weights.positions.get(),
@@ -204,19 +174,20 @@ void Decoder::Impl::embed(const BatchView& batch) {
 void Decoder::Impl::attention_block(const LayerWeights& layer, int index, const BatchView& batch,
                                     const PagedKvView& kv) {
   const int rows = batch.num_rows;
-  begin_block(layer.attention_norm, rows);
-  linear(layer.qkv, work.linear_in.data(), work.qkv.as<float>(), rows, /*accumulate=*/false);
-  backend.split_qkv({.qkv = work.qkv.as<float>(),
-                     .q_norm = layer.q_norm.as<float>(),
-                     .k_norm = layer.k_norm.as<float>(),
-                     .norm_eps = config.norm_eps,
-                     .rope_cos = rope_cos.as<float>(),
-                     .rope_sin = rope_sin.as<float>(),
-                     .rotary_dim = rotary_size,
-                     .num_heads = config.num_heads,
-                     .batch = &batch,
-                     .kv = kv,
-                     .q = work.q.data()});
+  const NormParams norm = params_of(layer.attention_norm);
+  backend.project_qkv({.weight = layer.qkv.weight.get(),
+                       .in = block_input(norm, rows),
+                       .bias = layer.qkv.bias.as<float>(),
+                       .q_norm = layer.q_norm.as<float>(),
+                       .k_norm = layer.k_norm.as<float>(),
+                       .norm_eps = config.norm_eps,
+                       .rope_cos = rope_cos.as<float>(),
+                       .rope_sin = rope_sin.as<float>(),
+                       .rotary_dim = rotary_size,
+                       .num_heads = config.num_heads,
+                       .batch = &batch,
+                       .kv = kv,
+                       .q = work.q.data()});
   backend.tree_attention({.q = work.q.data(),
                           .batch = &batch,
                           .kv = kv,
@@ -224,34 +195,44 @@ void Decoder::Impl::attention_block(const LayerWeights& layer, int index, const 
                           .scale = attention_scale,
                           .sliding_window = config.sliding_window[index],
                           .out = work.attention.data()});
-  linear(layer.attention_out, work.attention.data(), work.hidden.as<float>(), rows,
-         /*accumulate=*/true);
+  backend.linear({.weight = layer.attention_out.weight.get(),
+                  .in = act_input(work.attention, rows),
+                  .bias = layer.attention_out.bias.as<float>(),
+                  .out = work.hidden.as<float>(),
+                  .accumulate = true});
   end_block(layer.attention_norm, rows);
 }
 
 void Decoder::Impl::dense_mlp(const LayerWeights& layer, int num_rows) {
-  linear(layer.mlp_in, work.linear_in.data(), work.mlp_in.as<float>(), num_rows,
-         /*accumulate=*/false);
-  backend.activation({.activation = config.activation,
-                      .gated = config.gated_mlp,
-                      .x = work.mlp_in.as<float>(),
-                      .out = work.mlp_mid.data(),
-                      .out_dtype = backend.act_dtype(),
-                      .num_rows = num_rows,
-                      .dim = config.intermediate_size});
-  linear(layer.mlp_out, work.mlp_mid.data(), work.hidden.as<float>(), num_rows,
-         /*accumulate=*/true);
+  const NormParams norm = params_of(layer.mlp_norm);
+  backend.activated_linear({.weight = layer.mlp_in.weight.get(),
+                            .in = block_input(norm, num_rows),
+                            .bias = layer.mlp_in.bias.as<float>(),
+                            .activation = config.activation,
+                            .gated = config.gated_mlp,
+                            .out = work.mlp.data()});
+  backend.linear({.weight = layer.mlp_out.weight.get(),
+                  .in = act_input(work.mlp, num_rows),
+                  .bias = layer.mlp_out.bias.as<float>(),
+                  .out = work.hidden.as<float>(),
+                  .accumulate = true});
 }
 
-void Decoder::Impl::sparse_mlp(const ExpertWeights& experts, int num_rows) {
-  backend.linear({.weight = experts.router.get(),
-                  .x = work.linear_in.data(),
-                  .out = work.router.as<float>(),
-                  .num_rows = num_rows});
+void Decoder::Impl::sparse_mlp(const LayerWeights& layer, int num_rows) {
+  SPECDEC_CHECK(!config.norm_after);
+  backend.norm({.norm = params_of(layer.mlp_norm),
+                .x = work.hidden.as<float>(),
+                .out = work.normed.data(),
+                .out_dtype = backend.act_dtype(),
+                .num_rows = num_rows,
+                .dim = config.hidden_size});
+  backend.linear({.weight = layer.experts.router.get(),
+                  .in = act_input(work.normed, num_rows),
+                  .out = work.router.as<float>()});
   backend.moe({.router_logits = work.router.as<float>(),
-               .x = work.linear_in.data(),
-               .gate_up = experts.gate_up,
-               .down = experts.down,
+               .x = work.normed.data(),
+               .gate_up = layer.experts.gate_up,
+               .down = layer.experts.down,
                .activation = config.activation,
                .top_k = config.num_experts_per_token,
                .renormalize = config.renormalize_experts,
@@ -260,9 +241,8 @@ void Decoder::Impl::sparse_mlp(const ExpertWeights& experts, int num_rows) {
 }
 
 void Decoder::Impl::mlp_block(const LayerWeights& layer, int num_rows) {
-  begin_block(layer.mlp_norm, num_rows);
   if (config.num_experts > 0) {
-    sparse_mlp(layer.experts, num_rows);
+    sparse_mlp(layer, num_rows);
   } else {
     dense_mlp(layer, num_rows);
   }
@@ -287,26 +267,18 @@ void Decoder::Impl::compute_logits(std::span<const int32_t> row_ids, float* logi
   const int rows = static_cast<int>(row_ids.size());
   if (rows == 0) return;
   for (int32_t row : row_ids) SPECDEC_CHECK(row >= 0 && row < num_rows_held);
-  backend.gather_rows({.x = work.hidden.as<float>(),
-                       .row_ids = row_ids.data(),
-                       .out = work.gathered.as<float>(),
-                       .num_rows = rows,
-                       .dim = config.hidden_size});
-  if (config.final_norm) {
-    normalize(weights.final_norm, work.gathered.as<float>(), work.linear_in.data(),
-              backend.act_dtype(), rows);
-  } else {
-    to_act(work.gathered.as<float>(), config.hidden_size, rows);
-  }
+  const NormParams norm = params_of(weights.final_norm);
+  ProjectionInput in = {.x = work.hidden.data(),
+                        .dtype = DType::kF32,
+                        .row_ids = row_ids.data(),
+                        .norm = config.final_norm ? &norm : nullptr,
+                        .num_rows = rows};
   if (weights.project_out) {
-    backend.linear({.weight = weights.project_out.get(),
-                    .x = work.linear_in.data(),
-                    .out = work.embedded.as<float>(),
-                    .num_rows = rows});
-    to_act(work.embedded.as<float>(), config.embed_dim, rows);
+    backend.linear(
+        {.weight = weights.project_out.get(), .in = in, .out = work.embedded.as<float>()});
+    in = {.x = work.embedded.data(), .dtype = DType::kF32, .num_rows = rows};
   }
-  backend.linear(
-      {.weight = weights.head.get(), .x = work.linear_in.data(), .out = logits, .num_rows = rows});
+  backend.linear({.weight = weights.head.get(), .in = in, .out = logits});
 }
 
 // ---- public

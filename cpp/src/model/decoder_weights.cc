@@ -69,17 +69,19 @@ class Loader {
   TensorView read(const std::string& name, std::span<const int64_t> shape);
   void release(const std::string& name) { store_.release(resolve(name)); }
 
-  std::unique_ptr<PackedLinear> pack(std::span<const TensorView> parts);
-  std::unique_ptr<PackedLinear> matrix(const std::vector<Part>& parts, int64_t in_features);
+  std::unique_ptr<PackedLinear> pack(std::span<const WeightView> parts, bool gated = false);
+  std::unique_ptr<PackedLinear> matrix(const std::vector<Part>& parts, int64_t in_features,
+                                       bool gated = false);
   Buffer vector(const std::vector<Part>& parts);
-  LinearWeights linear(const std::vector<Part>& parts, int64_t in_features, bool bias);
+  LinearWeights linear(const std::vector<Part>& parts, int64_t in_features, bool bias,
+                       bool gated = false);
   NormWeights norm(const std::string& name);
 
   void load_embedding();
   bool head_equals_embedding(const TensorView& embedding, std::span<const int64_t> shape);
   LayerWeights load_layer(int index);
   ExpertWeights load_experts(const std::string& layer);
-  void add_expert(ExpertWeights& experts, std::span<const TensorView> gate_up,
+  void add_expert(ExpertWeights& experts, const TensorView& gate, const TensorView& up,
                   const TensorView& down);
   void load_experts_apart(const std::string& block, ExpertWeights& experts);
   void load_experts_stacked(const std::string& block, ExpertWeights& experts);
@@ -108,18 +110,19 @@ TensorView Loader::read(const std::string& name, std::span<const int64_t> shape)
   return view;
 }
 
-std::unique_ptr<PackedLinear> Loader::pack(std::span<const TensorView> parts) {
-  auto packed = backend_.pack_linear(parts);
+std::unique_ptr<PackedLinear> Loader::pack(std::span<const WeightView> parts, bool gated) {
+  auto packed = backend_.pack_linear({.parts = parts, .gated = gated});
   weights_.size_bytes += packed->size_bytes();
   return packed;
 }
 
-std::unique_ptr<PackedLinear> Loader::matrix(const std::vector<Part>& parts, int64_t in_features) {
-  std::vector<TensorView> views;
+std::unique_ptr<PackedLinear> Loader::matrix(const std::vector<Part>& parts, int64_t in_features,
+                                             bool gated) {
+  std::vector<WeightView> views;
   for (const Part& part : parts) {
-    views.push_back(read(part.name, std::array{part.rows, in_features}));
+    views.push_back({.values = read(part.name, std::array{part.rows, in_features})});
   }
-  auto packed = pack(views);
+  auto packed = pack(views, gated);
   for (const Part& part : parts) release(part.name);
   return packed;
 }
@@ -133,9 +136,10 @@ Buffer Loader::vector(const std::vector<Part>& parts) {
   return buffer;
 }
 
-LinearWeights Loader::linear(const std::vector<Part>& parts, int64_t in_features, bool bias) {
+LinearWeights Loader::linear(const std::vector<Part>& parts, int64_t in_features, bool bias,
+                             bool gated) {
   LinearWeights linear;
-  linear.weight = matrix(with_suffix(parts, ".weight"), in_features);
+  linear.weight = matrix(with_suffix(parts, ".weight"), in_features, gated);
   if (bias) linear.bias = vector(with_suffix(parts, ".bias"));
   return linear;
 }
@@ -171,14 +175,14 @@ void Loader::load_embedding() {
     log_warning(store_.source(), ": no ", kHead, "; the embedding table serves as the head");
   }
   if (!has_head || (config_.tie_word_embeddings && head_equals_embedding(embedding, shape))) {
-    weights_.head = pack(std::array{embedding});
+    weights_.head = pack(std::array{WeightView{.values = embedding}});
     weights_.embedding = backend_.embedding_from(*weights_.head);
   } else {
     if (config_.tie_word_embeddings) {
       log_warning(store_.source(), ": tie_word_embeddings is set, but ", kHead,
                   " differs from the embedding table; both are used");
     }
-    weights_.embedding = backend_.make_embedding(embedding);
+    weights_.embedding = backend_.make_embedding({.values = embedding}, WeightFormat::kAct);
     weights_.head = matrix({{kHead, shape[0]}}, embed_dim);
   }
   weights_.size_bytes += weights_.embedding->size_bytes();
@@ -189,7 +193,8 @@ void Loader::load_embedding() {
     const std::array positions_shape{
         static_cast<int64_t>(config_.max_position_embeddings + config_.learned_position_offset),
         static_cast<int64_t>(config_.hidden_size)};
-    weights_.positions = backend_.make_embedding(read(positions, positions_shape));
+    weights_.positions =
+        backend_.make_embedding({.values = read(positions, positions_shape)}, WeightFormat::kAct);
     weights_.size_bytes += weights_.positions->size_bytes();
     release(positions);
   }
@@ -228,7 +233,7 @@ LayerWeights Loader::load_layer(int index) {
   for (const std::string& name : names_.mlp_in) {
     mlp_in.push_back({layer + name, config_.intermediate_size});
   }
-  weights.mlp_in = linear(mlp_in, hidden, config_.mlp_bias);
+  weights.mlp_in = linear(mlp_in, hidden, config_.mlp_bias, config_.gated_mlp);
   weights.mlp_out =
       linear({{layer + names_.mlp_out, hidden}}, config_.intermediate_size, config_.mlp_bias);
   return weights;
@@ -250,11 +255,12 @@ ExpertWeights Loader::load_experts(const std::string& layer) {
   return experts;
 }
 
-void Loader::add_expert(ExpertWeights& experts, std::span<const TensorView> gate_up,
+void Loader::add_expert(ExpertWeights& experts, const TensorView& gate, const TensorView& up,
                         const TensorView& down) {
-  experts.storage.push_back(pack(gate_up));
+  experts.storage.push_back(
+      pack(std::array{WeightView{.values = gate}, WeightView{.values = up}}, /*gated=*/true));
   experts.gate_up.push_back(experts.storage.back().get());
-  experts.storage.push_back(pack(std::array{down}));
+  experts.storage.push_back(pack(std::array{WeightView{.values = down}}));
   experts.down.push_back(experts.storage.back().get());
 }
 
@@ -266,8 +272,7 @@ void Loader::load_experts_apart(const std::string& block, ExpertWeights& experts
     const std::string gate = prefix + "w1.weight";
     const std::string up = prefix + "w3.weight";
     const std::string down = prefix + "w2.weight";
-    add_expert(experts, std::array{read(gate, in_shape), read(up, in_shape)},
-               read(down, out_shape));
+    add_expert(experts, read(gate, in_shape), read(up, in_shape), read(down, out_shape));
     for (const std::string& name : {gate, up, down}) release(name);
   }
 }
@@ -280,14 +285,16 @@ void Loader::load_experts_stacked(const std::string& block, ExpertWeights& exper
   const std::string down_name = block + "down_proj";
   const TensorView gate_up = read(gate_up_name, std::array{count, 2 * inner, hidden});
   const TensorView down = read(down_name, std::array{count, hidden, inner});
-  const auto slice = [](const TensorView& stack, int64_t index) {
-    const int64_t slice_bytes = stack.size_bytes() / stack.shape[0];
-    return TensorView{.data = static_cast<const char*>(stack.data) + index * slice_bytes,
+  // Rows [index * num_rows, + num_rows) of the stack taken as one tall matrix.
+  const auto slice = [](const TensorView& stack, int64_t index, int64_t num_rows) {
+    const int64_t row_bytes = stack.shape[2] * static_cast<int64_t>(size_of(stack.dtype));
+    return TensorView{.data = static_cast<const char*>(stack.data) + index * num_rows * row_bytes,
                       .dtype = stack.dtype,
-                      .shape = {stack.shape[1], stack.shape[2]}};
+                      .shape = {num_rows, stack.shape[2]}};
   };
   for (int64_t expert = 0; expert < count; ++expert) {
-    add_expert(experts, std::array{slice(gate_up, expert)}, slice(down, expert));
+    add_expert(experts, slice(gate_up, 2 * expert, inner), slice(gate_up, 2 * expert + 1, inner),
+               slice(down, expert, hidden));
   }
   release(gate_up_name);
   release(down_name);

@@ -31,7 +31,6 @@ struct F32Dot {
 #endif
   static Weights weights(const float* p) { return load(p); }
   static Factor factor(const float* x) { return broadcast(*x); }
-  static Factor last_factor(const float* x) { return broadcast(*x); }
   static F32x16 dot(F32x16 sum, Weights w, Factor x) { return fma(w, x, sum); }
 };
 
@@ -55,10 +54,6 @@ struct Bf16Dot {
 #endif
   static Weights weights(const uint16_t* p) { return load_pairs(p); }
   static Factor factor(const uint16_t* x) { return broadcast_pair(x); }
-  static Factor last_factor(const uint16_t* x) {
-    const uint16_t pair[2] = {*x, 0};
-    return broadcast_pair(pair);
-  }
   static F32x16 dot(F32x16 sum, Weights w, Factor x) { return dot_bf16(sum, w, x); }
 };
 
@@ -76,6 +71,6 @@ void linear_bf16(const LinearTask& task) { run_tiles<Bf16Dot>(task); }
 }  // namespace
 
 LinearKernels linear_kernels();
-LinearKernels linear_kernels() { return {linear_bf16, linear_f32}; }
+LinearKernels linear_kernels() { return {{linear_f32, linear_bf16}}; }
 
 }  // namespace specdec::cpu::SPECDEC_ISA

@@ -1,35 +1,47 @@
 // Matrix products with packed weights. Plain aggregates only: see kernel_table.h.
 //
-// Packed layout: blocks of 16 outputs, each [k][16 outputs] float32, or for bfloat16
-// [k / 2][16 outputs][2] (pairs of neighbouring k side by side, as vdpbf16ps and the AMX tile
-// products want them). Outputs are padded with zeros to a multiple of 16, and so is k to an even
-// number, or for bfloat16 to a multiple of 32, the depth of an AMX tile.
+// Packed layout: blocks of 16 outputs, padded with zeros to a whole block, each over k padded with
+// zeros to padded_k:
+//   float32   [k][16 outputs]
+//   bfloat16  [k / 2][16][2], k padded to a multiple of 32: pairs of neighbouring k side by side,
+//   as
+//             vdpbf16ps and the AMX tile products want them
+//   integers  see linear_int.h
 #pragma once
 
 #include <cstdint>
 
 namespace specdec::cpu {
 
-// out[r, n] = sum_k x[r, k] W[n, k] (+ bias[n]) (+ out[r, n]) for a range of rows and of blocks.
-// The sum is in float32 and in the order of k, whatever the ranges are.
+// Storage formats of a packed matrix. Those of integers meet rows of integers.
+enum PackedFormat : int {
+  kPackedF32,
+  kPackedBf16,
+  kPackedInt8,
+  kPackedInt8Grouped,
+  kPackedInt8GroupedMin,
+  kPackedInt4Grouped,
+  kPackedInt4GroupedMin,
+  kNumPackedFormats,
+};
+
+// sums[r, n] = sum_k x[r, k] W[n, k] for a cell: some rows and some consecutive blocks. Every
+// operation on an output happens in an order that depends on k alone, whatever the cell is.
 struct LinearTask {
-  const void* weights;  // packed, [ceil(out_features / 16)] blocks
-  const void* x;        // [*, in_features] float32 or bfloat16, as the weights
-  const float* bias;    // [out_features], or null
-  float* out;           // [*, out_features]
-  int64_t in_features;
-  int64_t padded_k;  // k of a packed block
-  int64_t out_features;
-  int64_t row_begin;
-  int64_t row_end;
-  int64_t block_begin;
-  int64_t block_end;
-  bool accumulate;
+  const void* weights;  // the first block; the next begins block_bytes further on
+  int64_t block_bytes;
+  int64_t padded_k;
+  const void* x;          // [num_rows, padded_k] float32, bfloat16, or int8 codes
+  const float* x_scales;  // [num_rows, padded_k / 32] of a group's codes; null for floats
+  const int32_t* x_sums;  // likewise: the sum of a group's codes
+  int64_t num_rows;
+  int64_t num_blocks;
+  float* sums;          // out: [num_rows, sums_stride], of each row num_blocks * 16
+  int64_t sums_stride;  // floats
 };
 
 struct LinearKernels {
-  void (*bf16)(const LinearTask& task);
-  void (*f32)(const LinearTask& task);
+  void (*run[kNumPackedFormats])(const LinearTask& task);
 };
 
 }  // namespace specdec::cpu

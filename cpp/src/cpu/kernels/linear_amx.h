@@ -25,8 +25,6 @@ enum AmxTile : int {
 inline constexpr int kAmxRows = 16;
 inline constexpr int kAmxDepth = 32;    // k of one tile product
 inline constexpr int kAmxOutputs = 16;  // of one block
-inline constexpr int64_t kAmxRowChunk =
-    128;  // rows that share a pass over the weights of two blocks
 
 #if defined(__AMX_BF16__) && defined(SPECDEC_ISA)
 namespace SPECDEC_ISA {
@@ -91,26 +89,12 @@ class AmxTiles {
 
 // Rows and blocks of one pass through the tile unit.
 struct AmxSpan {
-  int64_t row_begin;
+  int64_t row;
   int rows0;
   int rows1;
-  int64_t block_begin;
+  int64_t block;
   int blocks;  // 1 or 2
 };
-
-// x of the last, partial step of k, padded with zeros: [rows, kAmxDepth].
-template <class Tiles>
-void copy_k_tail(const LinearTask& task, const AmxSpan& span, uint16_t* tail) {
-  const uint16_t* x = static_cast<const uint16_t*>(task.x);
-  const int64_t k_begin = task.in_features / kAmxDepth * kAmxDepth;
-  for (int64_t row = 0; row < span.rows0 + span.rows1; ++row) {
-    for (int64_t k = 0; k < kAmxDepth; ++k) {
-      const bool inside = k_begin + k < task.in_features;
-      tail[row * kAmxDepth + k] =
-          inside ? x[(span.row_begin + row) * task.in_features + k_begin + k] : uint16_t{0};
-    }
-  }
-}
 
 // One step of k: x points at the span's first row, weights at its first block.
 template <class Tiles>
@@ -130,82 +114,51 @@ void amx_step(Tiles& tiles, const AmxSpan& span, const uint16_t* x, int64_t x_st
   if (span.blocks == 2) tiles.template multiply<kSums11, kRows1, kWeights1>();
 }
 
-// sums: [32, 32], rows of the span by outputs of its blocks.
 template <class Tiles>
-void amx_store_sums(Tiles& tiles, const AmxSpan& span, float* sums) {
-  constexpr int64_t kStride = 2 * kAmxOutputs;
-  constexpr int64_t kStrideBytes = kStride * sizeof(float);
-  tiles.template store<kSums00>(sums, kStrideBytes);
-  if (span.blocks == 2) tiles.template store<kSums01>(sums + kAmxOutputs, kStrideBytes);
+void amx_store_sums(Tiles& tiles, const AmxSpan& span, float* sums, int64_t stride) {
+  const int64_t stride_bytes = stride * static_cast<int64_t>(sizeof(float));
+  tiles.template store<kSums00>(sums, stride_bytes);
+  if (span.blocks == 2) tiles.template store<kSums01>(sums + kAmxOutputs, stride_bytes);
   if (span.rows1 == 0) return;
-  sums += kAmxRows * kStride;
-  tiles.template store<kSums10>(sums, kStrideBytes);
-  if (span.blocks == 2) tiles.template store<kSums11>(sums + kAmxOutputs, kStrideBytes);
-}
-
-template <class Tiles>
-void amx_write_out(const LinearTask& task, const AmxSpan& span, const float* sums) {
-  const int64_t n_begin = span.block_begin * kAmxOutputs;
-  int64_t num_outputs = task.out_features - n_begin;
-  if (num_outputs > span.blocks * kAmxOutputs) num_outputs = span.blocks * kAmxOutputs;
-  for (int64_t row = 0; row < span.rows0 + span.rows1; ++row) {
-    const float* sum = sums + row * 2 * kAmxOutputs;
-    float* out = task.out + (span.row_begin + row) * task.out_features + n_begin;
-    for (int64_t n = 0; n < num_outputs; ++n) {
-      float value = sum[n];
-      if (task.bias != nullptr) value += task.bias[n_begin + n];
-      if (task.accumulate) value += out[n];
-      out[n] = value;
-    }
-  }
+  sums += kAmxRows * stride;
+  tiles.template store<kSums10>(sums, stride_bytes);
+  if (span.blocks == 2) tiles.template store<kSums11>(sums + kAmxOutputs, stride_bytes);
 }
 
 template <class Tiles>
 void run_amx_span(const LinearTask& task, const AmxSpan& span, Tiles& tiles) {
   const int64_t block_stride = task.padded_k * kAmxOutputs;
-  const uint16_t* x = static_cast<const uint16_t*>(task.x) + span.row_begin * task.in_features;
-  const uint16_t* weights =
-      static_cast<const uint16_t*>(task.weights) + span.block_begin * block_stride;
+  const uint16_t* x = static_cast<const uint16_t*>(task.x) + span.row * task.padded_k;
+  const uint16_t* weights = static_cast<const uint16_t*>(task.weights) + span.block * block_stride;
   tiles.template zero<kSums00>();
   if (span.blocks == 2) tiles.template zero<kSums01>();
   if (span.rows1 > 0) {
     tiles.template zero<kSums10>();
     if (span.blocks == 2) tiles.template zero<kSums11>();
   }
-  int64_t k = 0;
-  for (; k + kAmxDepth <= task.in_features; k += kAmxDepth) {
-    amx_step(tiles, span, x + k, task.in_features, weights + k * kAmxOutputs, block_stride);
+  for (int64_t k = 0; k < task.padded_k; k += kAmxDepth) {
+    amx_step(tiles, span, x + k, task.padded_k, weights + k * kAmxOutputs, block_stride);
   }
-  if (k < task.in_features) {
-    alignas(64) uint16_t tail[2 * kAmxRows * kAmxDepth];
-    copy_k_tail<Tiles>(task, span, tail);
-    amx_step(tiles, span, tail, kAmxDepth, weights + k * kAmxOutputs, block_stride);
-  }
-  alignas(64) float sums[4 * kAmxRows * kAmxOutputs];
-  amx_store_sums(tiles, span, sums);
-  amx_write_out<Tiles>(task, span, sums);
+  amx_store_sums(tiles, span, task.sums + span.row * task.sums_stride + span.block * kAmxOutputs,
+                 task.sums_stride);
 }
 
 template <class Tiles>
 void run_amx_tiles(const LinearTask& task, Tiles& tiles) {
   int configured0 = 0;
   int configured1 = 0;
-  for (int64_t chunk = task.row_begin; chunk < task.row_end; chunk += kAmxRowChunk) {
-    const int64_t chunk_end =
-        chunk + kAmxRowChunk < task.row_end ? chunk + kAmxRowChunk : task.row_end;
-    for (int64_t block = task.block_begin; block < task.block_end; block += 2) {
-      const int blocks = task.block_end - block >= 2 ? 2 : 1;
-      for (int64_t row = chunk; row < chunk_end; row += 2 * kAmxRows) {
-        const int rows = static_cast<int>(chunk_end - row);
-        const int rows0 = rows < kAmxRows ? rows : kAmxRows;
-        const int rows1 = rows - rows0 < kAmxRows ? rows - rows0 : kAmxRows;
-        if (rows0 != configured0 || rows1 != configured1) {
-          tiles.configure(rows0, rows1);
-          configured0 = rows0;
-          configured1 = rows1;
-        }
-        run_amx_span(task, {row, rows0, rows1, block, blocks}, tiles);
+  for (int64_t block = 0; block < task.num_blocks; block += 2) {
+    const int blocks = task.num_blocks - block >= 2 ? 2 : 1;
+    for (int64_t row = 0; row < task.num_rows; row += 2 * kAmxRows) {
+      const int rows = static_cast<int>(task.num_rows - row);
+      const int rows0 = rows < kAmxRows ? rows : kAmxRows;
+      const int rows1 = rows - rows0 < kAmxRows ? rows - rows0 : kAmxRows;
+      if (rows0 != configured0 || rows1 != configured1) {
+        tiles.configure(rows0, rows1);
+        configured0 = rows0;
+        configured1 = rows1;
       }
+      run_amx_span(task, {row, rows0, rows1, block, blocks}, tiles);
     }
   }
 }

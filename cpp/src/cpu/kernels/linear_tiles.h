@@ -11,7 +11,6 @@
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
 
-constexpr int64_t kRowChunk = 128;  // rows that share a pass over the weights of a group of blocks
 constexpr int kMaxTileBlocks = 4;
 constexpr int64_t kAheadBytes = 2 << 10;       // of one block
 constexpr int64_t kWeightsL1Bytes = 24 << 10;  // of one group of blocks, between passes of rows
@@ -48,7 +47,7 @@ void run_tile(const TileSpan<typename Dot::X>& span, float* sums, int64_t sums_s
       acc[r][b] = is_first ? zero() : load(sums + r * sums_stride + b * kLanes);
     }
   }
-  const auto step = [&](int64_t k, const int64_t* ahead, auto&& factor_of) {
+  const auto step = [&](int64_t k, const int64_t* ahead) {
     typename Dot::Weights w[kBlocks];
 #pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) {
@@ -58,17 +57,14 @@ void run_tile(const TileSpan<typename Dot::X>& span, float* sums, int64_t sums_s
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const typename Dot::Factor x = factor_of(span.x + r * span.x_stride + k);
+      const typename Dot::Factor x = Dot::factor(span.x + r * span.x_stride + k);
 #pragma GCC unroll 4
       for (int b = 0; b < kBlocks; ++b) acc[r][b] = Dot::dot(acc[r][b], w[b], x);
     }
   };
   int64_t k = 0;
-  for (; k < span.turn_k; k += Dot::kStep) step(k, span.ahead, Dot::factor);
-  for (; k + Dot::kStep <= span.num_k; k += Dot::kStep) {
-    step(k, span.ahead_after_turn, Dot::factor);
-  }
-  if (k < span.num_k) step(k, span.ahead_after_turn, Dot::last_factor);  // half a pair
+  for (; k < span.turn_k; k += Dot::kStep) step(k, span.ahead);
+  for (; k < span.num_k; k += Dot::kStep) step(k, span.ahead_after_turn);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
@@ -103,31 +99,6 @@ TileFunction<Dot> tile_function(int rows, int blocks) {
   return kTiles[rows - 1][blocks - 1];
 }
 
-// Adds bias and residual to the sums [row_end - row_begin, sums_stride] and writes them out.
-void write_out(const LinearTask& task, const float* sums, int64_t sums_stride, int64_t row_begin,
-               int64_t row_end, int64_t block_begin, int64_t block_end) {
-  for (int64_t row = row_begin; row < row_end; ++row, sums += sums_stride) {
-    for (int64_t block = block_begin; block < block_end; ++block) {
-      const int64_t n = block * kLanes;
-      const float* sum = sums + (block - block_begin) * kLanes;
-      float* out = task.out + row * task.out_features + n;
-      if (n + kLanes <= task.out_features) {
-        F32x16 value = load(sum);
-        if (task.bias != nullptr) value = value + load(task.bias + n);
-        if (task.accumulate) value = value + load(out);
-        store(out, value);
-        continue;
-      }
-      for (int64_t lane = 0; n + lane < task.out_features; ++lane) {
-        float value = sum[lane];
-        if (task.bias != nullptr) value += task.bias[n + lane];
-        if (task.accumulate) value += out[lane];
-        out[lane] = value;
-      }
-    }
-  }
-}
-
 // How a group's k is cut, and what its tiles fetch. With one pass over the weights each tile
 // fetches its own blocks a little ahead, then the beginning of the next group. With several, a part
 // of k stays in the L1 cache between passes, and the passes share out the blocks of the next part.
@@ -135,7 +106,7 @@ template <class X>
 class GroupPlan {
  public:
   GroupPlan(const LinearTask& task, int num_blocks, int num_passes)
-      : num_k_(task.in_features), num_blocks_(num_blocks), num_passes_(num_passes) {
+      : num_k_(task.padded_k), num_blocks_(num_blocks), num_passes_(num_passes) {
     block_stride_ = task.padded_k * kLanes;
     next_group_ = num_blocks * block_stride_;
     k_part_ = num_k_;
@@ -177,45 +148,36 @@ class GroupPlan {
   int64_t k_part_;
 };
 
-// The product for at most kRowChunk rows and kMaxTileBlocks blocks.
+// The product for at most kMaxTileBlocks blocks.
 template <class Dot>
-void run_group(const LinearTask& task, int64_t row_begin, int64_t row_end, int64_t block_begin,
-               int64_t block_end) {
+void run_group(const LinearTask& task, int64_t block, int num_blocks) {
   using X = typename Dot::X;
-  alignas(64) float sums[kRowChunk * kMaxTileBlocks * kLanes];
-  const int num_blocks = static_cast<int>(block_end - block_begin);
-  const int64_t sums_stride = num_blocks * kLanes;
   const X* x = static_cast<const X*>(task.x);
-  const X* weights = static_cast<const X*>(task.weights) + block_begin * task.padded_k * kLanes;
-  const int num_passes =
-      static_cast<int>((row_end - row_begin + Dot::kMaxRows - 1) / Dot::kMaxRows);
+  const X* weights = static_cast<const X*>(task.weights) + block * task.padded_k * kLanes;
+  const int num_passes = static_cast<int>((task.num_rows + Dot::kMaxRows - 1) / Dot::kMaxRows);
   const GroupPlan<X> plan(task, num_blocks, num_passes);
-  for (int64_t k = 0; k < task.in_features; k += plan.k_part()) {
+  for (int64_t k = 0; k < task.padded_k; k += plan.k_part()) {
     for (int pass = 0; pass < num_passes; ++pass) {
-      const int64_t row = row_begin + pass * Dot::kMaxRows;
-      const int rows =
-          row_end - row < Dot::kMaxRows ? static_cast<int>(row_end - row) : Dot::kMaxRows;
+      const int64_t row = pass * Dot::kMaxRows;
+      const int rows = task.num_rows - row < Dot::kMaxRows ? static_cast<int>(task.num_rows - row)
+                                                           : Dot::kMaxRows;
       TileSpan<X> span = plan.span(k, pass);
-      span.x = x + row * task.in_features + k;
+      span.x = x + row * task.padded_k + k;
       span.weights = weights + k * kLanes;
       const TileFunction<Dot> run = tile_function<Dot>(rows, num_blocks);
-      run(span, sums + (row - row_begin) * sums_stride, sums_stride, k == 0);
+      run(span, task.sums + row * task.sums_stride + block * kLanes, task.sums_stride, k == 0);
     }
   }
-  write_out(task, sums, sums_stride, row_begin, row_end, block_begin, block_end);
 }
 
 template <class Dot>
 void run_tiles(const LinearTask& task) {
-  for (int64_t row = task.row_begin; row < task.row_end; row += kRowChunk) {
-    const int64_t row_end = row + kRowChunk < task.row_end ? row + kRowChunk : task.row_end;
-    const int64_t rows = row_end - row;
-    const int blocks = tile_blocks(rows < Dot::kMaxRows ? static_cast<int>(rows) : Dot::kMaxRows,
-                                   Dot::kAccumulators);
-    for (int64_t block = task.block_begin; block < task.block_end; block += blocks) {
-      run_group<Dot>(task, row, row_end, block,
-                     block + blocks < task.block_end ? block + blocks : task.block_end);
-    }
+  const int most_rows =
+      task.num_rows < Dot::kMaxRows ? static_cast<int>(task.num_rows) : Dot::kMaxRows;
+  const int blocks = tile_blocks(most_rows, Dot::kAccumulators);
+  for (int64_t block = 0; block < task.num_blocks; block += blocks) {
+    const int64_t left = task.num_blocks - block;
+    run_group<Dot>(task, block, left < blocks ? static_cast<int>(left) : blocks);
   }
 }
 

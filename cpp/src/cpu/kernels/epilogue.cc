@@ -1,0 +1,171 @@
+#include "cpu/kernels/epilogue.h"
+
+#include "cpu/kernels/lanes.h"
+#include "cpu/kernels/math.h"
+
+namespace specdec::cpu::SPECDEC_ISA {
+namespace {
+
+// --- plain ---
+
+void store_sums(const StoreTask& task) {
+  const SumsCell& cell = task.cell;
+  const int64_t end = cell.end < task.out_features ? cell.end : task.out_features;
+  for (int64_t row = cell.row_begin; row < cell.row_end; ++row) {
+    const float* sums = cell.sums + (row - cell.row_begin) * cell.stride - cell.begin;
+    float* out = task.out + row * task.out_features;
+    for_each_vector(cell.begin, end, [&](int64_t i, int n) {
+      F32x16 value = load_lanes(sums + i, n);
+      if (task.bias != nullptr) value = value + load_lanes(task.bias + i, n);
+      if (task.accumulate) value = value + load_lanes(out + i, n);
+      store_lanes(out + i, value, n);
+    });
+  }
+}
+
+// --- activations ---
+
+template <F32x16 (*Function)(F32x16), class Out>
+void activate_cell(const ActivationTask& task) {
+  const SumsCell& cell = task.cell;
+  const int64_t step = task.gated ? 2 * kLanes : kLanes;  // sums of 16 results
+  const int64_t first = cell.begin / step * kLanes;
+  const int64_t last = cell.end / step * kLanes;
+  const int64_t end = last < task.dim ? last : task.dim;
+  for (int64_t row = cell.row_begin; row < cell.row_end; ++row) {
+    const float* sums = cell.sums + (row - cell.row_begin) * cell.stride;
+    Out* out = static_cast<Out*>(task.out) + row * task.dim;
+    for_each_vector(first, end, [&](int64_t i, int n) {
+      F32x16 x = load(sums);
+      if (task.bias != nullptr) x = x + load_lanes(task.bias + i, n);
+      F32x16 result = Function(x);
+      if (task.gated) {
+        F32x16 up = load(sums + kLanes);
+        if (task.bias != nullptr) up = up + load_lanes(task.bias + task.dim + i, n);
+        result = result * up;
+      }
+      store_lanes(out + i, result, n);
+      sums += step;
+    });
+  }
+}
+
+template <F32x16 (*Function)(F32x16)>
+void activate(const ActivationTask& task) {
+  if (task.out_bf16) {
+    activate_cell<Function, uint16_t>(task);
+  } else {
+    activate_cell<Function, float>(task);
+  }
+}
+
+F32x16 relu(F32x16 x) { return max(x, zero()); }
+F32x16 identity(F32x16 x) { return x; }
+
+// --- heads ---
+
+// sums + bias of one head.
+void add_bias(const float* sums, const float* bias, int dim, float* out) {
+  for_each_vector(0, dim, [&](int64_t i, int n) {
+    F32x16 value = load_lanes(sums + i, n);
+    if (bias != nullptr) value = value + load_lanes(bias + i, n);
+    store_lanes(out + i, value, n);
+  });
+}
+
+// Norm and rotation of one head, in place.
+void rotate(const QkvTask& task, const float* weight, int64_t position, float* head) {
+  const int dim = task.head_dim;
+  if (weight != nullptr) {
+    const F32x16 scale = broadcast(inverse_root(mean_square(head, dim, 0.0f), task.norm_eps));
+    for_each_vector(0, dim, [&](int64_t i, int n) {
+      store_lanes(head + i, load_lanes(head + i, n) * scale * load_lanes(weight + i, n), n);
+    });
+  }
+  if (task.rope_cos == nullptr) return;
+  const int half = task.rotary_dim / 2;
+  const float* cos = task.rope_cos + position * half;
+  const float* sin = task.rope_sin + position * half;
+  for_each_vector(0, half, [&](int64_t i, int n) {
+    const F32x16 a = load_lanes(head + i, n), b = load_lanes(head + half + i, n);
+    const F32x16 c = load_lanes(cos + i, n), s = load_lanes(sin + i, n);
+    store_lanes(head + i, a * c - b * s, n);
+    store_lanes(head + half + i, b * c + a * s, n);
+  });
+}
+
+// One key into its column of the transposed block; `base` is the start of block and head.
+void store_key(float* base, int offset, int block_size, const float* key, int dim) {
+  for (int d = 0; d < dim; ++d) base[static_cast<int64_t>(d) * block_size + offset] = key[d];
+}
+void store_key(uint16_t* base, int offset, int block_size, const float* key, int dim) {
+  uint16_t rounded[kMaxHeadDim + kLanes];
+  for_each_vector(0, dim,
+                  [&](int64_t i, int n) { store_bf16(rounded + i, load_lanes(key + i, n)); });
+  for (int d = 0; d < dim; d += 2) {
+    uint16_t* pair = base + (static_cast<int64_t>(d) * block_size + 2 * offset);
+    pair[0] = rounded[d];
+    pair[1] = rounded[d + 1];
+  }
+}
+
+template <class Act>
+void store_row(Act* out, const float* x, int dim) {
+  for_each_vector(0, dim, [&](int64_t i, int n) { store_lanes(out + i, load_lanes(x + i, n), n); });
+}
+
+template <class Act>
+void finish_head(const QkvTask& task, int head_index, int64_t row, float* head) {
+  const int dim = task.head_dim;
+  const int64_t position = task.positions[row];
+  if (head_index < task.num_heads) {
+    rotate(task, task.q_norm, position, head);
+    const int64_t place = (row * task.num_heads + head_index) * dim;
+    return store_row(static_cast<Act*>(task.q) + place, head, dim);
+  }
+  const int kv_head = head_index - task.num_heads;
+  const bool is_key = kv_head < task.num_kv_heads;
+  const int64_t slot = task.slot_mapping[row];
+  const int offset = static_cast<int>(slot % task.block_size);
+  const int64_t block =
+      slot / task.block_size * task.num_kv_heads + (is_key ? kv_head : kv_head - task.num_kv_heads);
+  const int64_t base = block * task.block_size * dim;
+  if (is_key) {
+    rotate(task, task.k_norm, position, head);
+    store_key(static_cast<Act*>(task.keys) + base, offset, task.block_size, head, dim);
+  } else {
+    store_row(static_cast<Act*>(task.values) + base + static_cast<int64_t>(offset) * dim, head,
+              dim);
+  }
+}
+
+template <class Act>
+void split_heads(const QkvTask& task) {
+  const SumsCell& cell = task.cell;
+  const int dim = task.head_dim;
+  const int num_heads = task.num_heads + 2 * task.num_kv_heads;
+  const int first = static_cast<int>(cell.begin / dim);
+  const int last =
+      static_cast<int>(cell.end / dim) < num_heads ? static_cast<int>(cell.end / dim) : num_heads;
+  float head[kMaxHeadDim];
+  for (int64_t row = cell.row_begin; row < cell.row_end; ++row) {
+    const float* sums = cell.sums + (row - cell.row_begin) * cell.stride - cell.begin;
+    for (int h = first; h < last; ++h) {
+      const int64_t begin = static_cast<int64_t>(h) * dim;
+      add_bias(sums + begin, task.bias != nullptr ? task.bias + begin : nullptr, dim, head);
+      finish_head<Act>(task, h, row, head);
+    }
+  }
+}
+
+}  // namespace
+
+EpilogueKernels epilogue_kernels();
+EpilogueKernels epilogue_kernels() {
+  return {store_sums,
+          {activate<silu>, activate<relu>, activate<gelu>, activate<gelu_tanh>, activate<identity>},
+          split_heads<uint16_t>,
+          split_heads<float>};
+}
+
+}  // namespace specdec::cpu::SPECDEC_ISA

@@ -1,0 +1,71 @@
+// What becomes of the sums of a matrix product, cell by cell while they are in the cache: stored,
+// activated, or split into heads that are rotated and cached. Plain aggregates only: see
+// kernel_table.h.
+#pragma once
+
+#include <cstdint>
+
+namespace specdec::cpu {
+
+// A cell of sums: rows [row_begin, row_end) by outputs [begin, end) of the product.
+struct SumsCell {
+  const float* sums;  // [row_end - row_begin, stride]
+  int64_t stride;
+  int64_t row_begin;
+  int64_t row_end;
+  int64_t begin;  // a multiple of 16
+  int64_t end;
+};
+
+// out = sums (+ bias) (+ out).
+struct StoreTask {
+  SumsCell cell;
+  const float* bias;     // [out_features], or null
+  float* out;            // [*, out_features]
+  int64_t out_features;  // outputs from here on are padding
+  bool accumulate;
+};
+
+// gated: blocks of 16 gates and of 16 ups alternate.
+struct ActivationTask {
+  SumsCell cell;
+  const float* bias;  // [dim], gated [2 * dim]; or null
+  void* out;          // [*, dim]
+  int64_t dim;
+  bool gated;
+  bool out_bf16;
+};
+
+// See QkvArgs; outputs are whole heads. The cache layout is the one of kernels/attention.h, at the
+// dtype of q.
+struct QkvTask {
+  SumsCell cell;
+  const float* bias;      // [(num_heads + 2 * num_kv_heads) * head_dim], or null
+  const float* q_norm;    // [head_dim], or null
+  const float* k_norm;    // [head_dim], or null
+  const float* rope_cos;  // [max_positions, rotary_dim / 2], or null
+  const float* rope_sin;
+  const int32_t* positions;     // [*]
+  const int64_t* slot_mapping;  // [*]
+  void* q;                      // [*, num_heads * head_dim]
+  void* keys;
+  void* values;
+  int num_heads;
+  int num_kv_heads;
+  int head_dim;  // at most kMaxHeadDim
+  int rotary_dim;
+  int block_size;
+  float norm_eps;
+};
+
+enum : int { kMaxHeadDim = 1024 };
+enum : int { kNumActivations = 5 };
+
+struct EpilogueKernels {
+  void (*store)(const StoreTask& task);
+  void (*activation[kNumActivations])(const ActivationTask& task);  // by specdec::Activation
+  void (*qkv_bf16)(const QkvTask& task);
+  void (*qkv_f32)(const QkvTask& task);
+};
+
+}  // namespace specdec::cpu

@@ -1,0 +1,33 @@
+// Rows on their way into a matrix product: gathered, normalised, converted. Plain aggregates only:
+// see kernel_table.h.
+#pragma once
+
+#include <cstdint>
+
+namespace specdec::cpu {
+
+enum RowNorm : int { kNoNorm, kRmsNorm, kLayerNorm };
+
+struct RowsTask {
+  const void* x;  // [*, dim] float32 or bfloat16
+  bool x_bf16;
+  const int32_t* row_ids;  // row i is row row_ids[i] of x; null: row i
+  int64_t dim;
+  RowNorm norm;         // of float32 rows
+  const float* weight;  // [dim], with a norm
+  const float* bias;    // [dim], or null
+  float eps;
+  int64_t row_begin;
+  int64_t row_end;
+  void* out;           // [*, out_stride], elements past dim are zero
+  int64_t out_stride;  // elements, at least dim
+  float* out_scales;   // int8: [*, out_stride / 32]
+  int32_t* out_sums;   // int8: likewise, of a group's codes
+};
+
+struct RowsKernels {
+  void (*to_f32)(const RowsTask& task);
+  void (*to_bf16)(const RowsTask& task);
+};
+
+}  // namespace specdec::cpu

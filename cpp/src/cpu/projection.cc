@@ -1,0 +1,178 @@
+#include "cpu/projection.h"
+
+#include "core/check.h"
+
+namespace specdec::cpu {
+namespace {
+
+// Floats of a cell's sums, to stay in the cache between product and epilogue.
+constexpr int64_t kCellFloats = 16 << 10;
+constexpr int64_t kMaxRowChunk = 128;
+constexpr int64_t kMinRowChunk = 32;
+// Cells of work each thread should have to choose from.
+constexpr int64_t kCellsPerThread = 8;
+// Weights times rows below which handing out work costs more than it saves.
+constexpr int64_t kMinWorkBytes = 16 << 10;
+// Blocks a kernel likes to work on together.
+constexpr int64_t kKernelBlocks = 4;
+// Elements of rows that every thread prepares for itself rather than wait for the others.
+constexpr int64_t kPrivateElements = 16 << 10;
+constexpr int64_t kAlignment = 64;
+
+int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
+
+// Where the parts of prepared rows lie.
+struct RowsLayout {
+  RowsLayout(const CpuPackedLinear& weight, int64_t num_rows) {
+    const int64_t element_bytes = weight.is_integer()                     ? 1
+                                  : weight.packed_format() == kPackedBf16 ? 2
+                                                                          : 4;
+    const int64_t num_groups = weight.is_integer() ? num_rows * weight.padded_k() / kQuantGroup : 0;
+    scales = round_up(num_rows * weight.padded_k() * element_bytes, kAlignment);
+    sums = scales + round_up(num_groups * 4, kAlignment);
+    size_bytes = sums + round_up(num_groups * 4, kAlignment);
+  }
+  int64_t scales;
+  int64_t sums;
+  int64_t size_bytes;
+};
+
+RowNorm kind_of(const NormParams* norm) {
+  if (norm == nullptr) return kNoNorm;
+  return norm->kind == NormKind::kRms ? kRmsNorm : kLayerNorm;
+}
+
+}  // namespace
+
+Projector::Projector(const KernelTable& kernels, ThreadPool& pool)
+    : kernels_(kernels), pool_(pool), turns_(pool.num_threads()) {
+  sums_ = Buffer::host(pool.num_threads() * kCellFloats * sizeof(float), "sums of products");
+}
+
+ProjectionPlan Projector::make_plan(const CpuPackedLinear& weight, int64_t num_rows,
+                                    int64_t unit_blocks) const {
+  constexpr int64_t kOutputs = CpuPackedLinear::kBlockOutputs;
+  const int64_t unit_floats = unit_blocks * kOutputs;
+  SPECDEC_CHECK_LE(unit_floats, kCellFloats);
+  ProjectionPlan plan{};
+  plan.unit_blocks = unit_blocks;
+  plan.num_units = (weight.num_blocks() + unit_blocks - 1) / unit_blocks;
+  plan.row_chunk = std::min({num_rows, kMaxRowChunk, kCellFloats / unit_floats});
+  const int64_t wanted = kCellsPerThread * pool_.num_threads();
+  const auto num_chunks = [&] { return (num_rows + plan.row_chunk - 1) / plan.row_chunk; };
+  while (num_chunks() * plan.num_units < wanted && plan.row_chunk > kMinRowChunk) {
+    plan.row_chunk = std::max(kMinRowChunk, plan.row_chunk / 2);
+  }
+  plan.num_row_chunks = num_chunks();
+  plan.cell_units = std::max<int64_t>(1, kCellFloats / (plan.row_chunk * unit_floats));
+  const int64_t cell_bytes = weight.block_bytes() * unit_blocks * plan.row_chunk;
+  plan.grain = std::max<int64_t>(1, kMinWorkBytes / cell_bytes);
+  const int64_t liked = std::max<int64_t>(1, kKernelBlocks / unit_blocks);
+  if (plan.num_row_chunks * plan.num_units >= wanted * liked) {
+    plan.grain = std::max(plan.grain, liked);
+  }
+  return plan;
+}
+
+void Projector::begin(const CpuPackedLinear& weight, const ProjectionInput& in) {
+  SPECDEC_CHECK(in.norm == nullptr || in.dtype == DType::kF32);
+  weight_ = &weight;
+  in_ = in;
+  shared_ = {};
+  const DType as_packed = weight.packed_format() == kPackedBf16 ? DType::kBF16 : DType::kF32;
+  if (!weight.is_integer() && in.dtype == as_packed && in.norm == nullptr &&
+      in.row_ids == nullptr && weight.padded_k() == weight.in_features()) {
+    shared_.values = in.x;
+    return;
+  }
+  storage_bytes_ = RowsLayout(weight, in.num_rows).size_bytes;
+  const bool is_private =
+      pool_.num_threads() == 1 || in.num_rows * weight.padded_k() <= kPrivateElements;
+  const int64_t wanted = storage_bytes_ * (is_private ? pool_.num_threads() : 1);
+  if (static_cast<int64_t>(row_storage_.size_bytes()) < wanted) {
+    row_storage_ = {};
+    row_storage_ = Buffer::host(wanted, "prepared rows");
+  }
+  if (is_private) {
+    ++turn_;
+    return;
+  }
+  char* storage = row_storage_.as<char>();
+  pool_.parallel_for(in.num_rows, 1, [&](int64_t row_begin, int64_t row_end, int) {
+    prepare(row_begin, row_end, storage);
+  });
+  shared_ = prepared_at(storage);
+}
+
+PreparedRows Projector::prepared_at(const char* storage) const {
+  const RowsLayout layout(*weight_, in_.num_rows);
+  if (!weight_->is_integer()) return {.values = storage};
+  return {.values = storage,
+          .scales = reinterpret_cast<const float*>(storage + layout.scales),
+          .sums = reinterpret_cast<const int32_t*>(storage + layout.sums)};
+}
+
+void Projector::prepare(int64_t row_begin, int64_t row_end, char* storage) const {
+  const RowsLayout layout(*weight_, in_.num_rows);
+  const RowsTask task = {.x = in_.x,
+                         .x_bf16 = in_.dtype == DType::kBF16,
+                         .row_ids = in_.row_ids,
+                         .dim = weight_->in_features(),
+                         .norm = kind_of(in_.norm),
+                         .weight = in_.norm != nullptr ? in_.norm->weight : nullptr,
+                         .bias = in_.norm != nullptr ? in_.norm->bias : nullptr,
+                         .eps = in_.norm != nullptr ? in_.norm->eps : 0.0f,
+                         .row_begin = row_begin,
+                         .row_end = row_end,
+                         .out = storage,
+                         .out_stride = weight_->padded_k(),
+                         .out_scales = reinterpret_cast<float*>(storage + layout.scales),
+                         .out_sums = reinterpret_cast<int32_t*>(storage + layout.sums)};
+  (weight_->packed_format() == kPackedBf16 ? kernels_.rows.to_bf16 : kernels_.rows.to_f32)(task);
+}
+
+PreparedRows Projector::rows_for(int thread) {
+  if (shared_.values != nullptr) return shared_;
+  char* storage = row_storage_.as<char>() + thread * storage_bytes_;
+  if (turns_[thread].prepared != turn_) {
+    prepare(0, in_.num_rows, storage);
+    turns_[thread].prepared = turn_;
+  }
+  return prepared_at(storage);
+}
+
+SumsCell Projector::compute(const CpuPackedLinear& weight, const ProjectionPlan& plan,
+                            int64_t row_chunk, int64_t unit, int64_t num_units, int thread) {
+  constexpr int64_t kOutputs = CpuPackedLinear::kBlockOutputs;
+  const PreparedRows rows = rows_for(thread);
+  const int64_t row_begin = row_chunk * plan.row_chunk;
+  const int64_t row_end = std::min<int64_t>(row_begin + plan.row_chunk, in_.num_rows);
+  const int64_t block_begin = unit * plan.unit_blocks;
+  const int64_t block_end =
+      std::min(block_begin + num_units * plan.unit_blocks, weight.num_blocks());
+  const int64_t first = row_begin * weight.padded_k();
+  const int64_t element_bytes = weight.is_integer()                     ? 1
+                                : weight.packed_format() == kPackedBf16 ? 2
+                                                                        : 4;
+  float* sums = sums_.as<float>() + thread * kCellFloats;
+  const int64_t stride = (block_end - block_begin) * kOutputs;
+  kernels_.linear.run[weight.packed_format()](
+      {.weights = weight.block(block_begin),
+       .block_bytes = weight.block_bytes(),
+       .padded_k = weight.padded_k(),
+       .x = static_cast<const char*>(rows.values) + first * element_bytes,
+       .x_scales = rows.scales != nullptr ? rows.scales + first / kQuantGroup : nullptr,
+       .x_sums = rows.sums != nullptr ? rows.sums + first / kQuantGroup : nullptr,
+       .num_rows = row_end - row_begin,
+       .num_blocks = block_end - block_begin,
+       .sums = sums,
+       .sums_stride = stride});
+  return {.sums = sums,
+          .stride = stride,
+          .row_begin = row_begin,
+          .row_end = row_end,
+          .begin = block_begin * kOutputs,
+          .end = block_end * kOutputs};
+}
+
+}  // namespace specdec::cpu

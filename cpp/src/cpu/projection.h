@@ -1,0 +1,88 @@
+// A matrix product on its way from rows to results: prepares the rows, cuts the product into cells
+// of rows x blocks, and hands each cell's sums to an epilogue while they are in the cache.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "backend/op_args.h"
+#include "core/buffer.h"
+#include "core/thread_pool.h"
+#include "cpu/kernel_table.h"
+#include "cpu/packed_linear.h"
+
+namespace specdec::cpu {
+
+// Rows as a packed matrix wants them.
+struct PreparedRows {
+  const void* values = nullptr;  // [num_rows, padded_k]
+  const float* scales = nullptr;
+  const int32_t* sums = nullptr;
+};
+
+// How a product is cut: cell index = row chunk * num_units + unit, a unit being the blocks an
+// epilogue needs together.
+struct ProjectionPlan {
+  int64_t unit_blocks;
+  int64_t num_units;
+  int64_t row_chunk;
+  int64_t num_row_chunks;
+  int64_t grain;       // cells worth handing out
+  int64_t cell_units;  // units computed at once
+};
+
+class Projector {
+ public:
+  Projector(const KernelTable& kernels, ThreadPool& pool);
+
+  // Calls epilogue(SumsCell) for cells that cover all rows and outputs. `unit_blocks` consecutive
+  // blocks, counted from the first, never end up in different cells.
+  template <class Epilogue>
+  void run(const CpuPackedLinear& weight, const ProjectionInput& in, int64_t unit_blocks,
+           Epilogue&& epilogue) {
+    if (in.num_rows == 0) return;
+    const ProjectionPlan plan = make_plan(weight, in.num_rows, unit_blocks);
+    begin(weight, in);
+    pool_.parallel_for(
+        plan.num_row_chunks * plan.num_units, plan.grain,
+        [&](int64_t cell, int64_t end, int thread) {
+          while (cell < end) {
+            const int64_t unit = cell % plan.num_units;
+            const int64_t count = std::min({end - cell, plan.num_units - unit, plan.cell_units});
+            epilogue(compute(weight, plan, cell / plan.num_units, unit, count, thread));
+            cell += count;
+          }
+        });
+  }
+
+ private:
+  ProjectionPlan make_plan(const CpuPackedLinear& weight, int64_t num_rows,
+                           int64_t unit_blocks) const;
+  // Prepares the rows for all threads, or arranges that each does on its own.
+  void begin(const CpuPackedLinear& weight, const ProjectionInput& in);
+  PreparedRows rows_for(int thread);
+  void prepare(int64_t row_begin, int64_t row_end, char* storage) const;
+  PreparedRows prepared_at(const char* storage) const;
+  SumsCell compute(const CpuPackedLinear& weight, const ProjectionPlan& plan, int64_t row_chunk,
+                   int64_t unit, int64_t num_units, int thread);
+
+  const KernelTable& kernels_;
+  ThreadPool& pool_;
+  Buffer row_storage_;  // prepared rows, of all threads together or of each
+  Buffer sums_;         // [num_threads, kCellFloats]
+
+  // The product being run.
+  const CpuPackedLinear* weight_ = nullptr;
+  ProjectionInput in_;
+  int64_t storage_bytes_ = 0;  // of one copy of the prepared rows
+  PreparedRows shared_;        // values null: each thread prepares its own
+  uint64_t turn_ = 0;
+  struct alignas(64) Turn {
+    uint64_t prepared = 0;  // the last turn this thread's rows are of
+  };
+  std::vector<Turn> turns_;  // [num_threads]
+};
+
+}  // namespace specdec::cpu
