@@ -1,0 +1,282 @@
+"""Compares this engine with every peer that is installed, interleaved in one run.
+
+    python -m bench.e2e.compare --model DIR_OR_NAME [--draft-model DIR_OR_NAME] [--json FILE]
+    python -m bench.e2e.compare --smoke --model DIR_OR_NAME
+    python -m bench.e2e.compare --list
+    python -m bench.e2e.compare --report FILE... [--chart STEM]
+
+Every contestant (an engine, its way of decoding, a precision) is a process of its own, stopped
+while another generates. All generate greedily the same number of tokens from the same token ids,
+with the same number of threads and nothing cached from earlier prompts. Run it from the
+repository's root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from specdec_native import hub
+
+from . import chart, machine, report
+from .client import Worker
+from .peers import PEERS, Peer
+from .protocol import Setup
+from .results import OURS, PLAIN, Contestant, Result, make_rows
+from .runner import Player, Runner
+from .shared_machine import SharedMachine
+from .workloads import DEFAULT_PROMPTS, LONG, WORKLOADS, Cell, make_cells, read_prompts
+
+_ROOT = Path(__file__).resolve().parents[3]
+_ANY_LOAD = 1e9  # cores: a short run drops nothing
+_SLACK_TOKENS = 32  # of room for drafts past the last token
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    cache = Path.home() / ".cache/specdec_native"
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.e2e.compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--model", default="SmolLM2-135M-Instruct", help="directory or name (%(default)s)")
+    add("--draft-model", help="a smaller model with its vocabulary")
+    add("--precision", nargs="+", default=["bf16"], choices=["bf16", "int8", "int4"])
+    add("--workloads", nargs="+", default=[*WORKLOADS, LONG], choices=[*WORKLOADS, LONG])
+    add("--batch", nargs="+", type=int, default=[1, 8, 32])
+    add(
+        "--contestants",
+        nargs="+",
+        default=["*"],
+        metavar="PATTERN",
+        help="those to run, such as 'specdec:*' 'llama.cpp:ngram*' '*:plain:bf16'",
+    )
+    add("--num-prompts", type=int, default=3, help="of each workload at batch 1 (%(default)s)")
+    add("--num-tokens", type=int, default=128, help="new tokens of each prompt (%(default)s)")
+    add("--max-prompt-tokens", type=int, default=1024, help="longer prompts are left out")
+    add("--long-prompt-tokens", type=int, default=1000, help="of the workload 'long'")
+    add("--repeats", type=int, default=3)
+    add("--num-threads", type=int, default=len(os.sched_getaffinity(0)))
+    add("--prompts", type=Path, default=DEFAULT_PROMPTS, help="a directory of *.jsonl files")
+    add(
+        "--peer", action="append", default=[], metavar="NAME=PATH", help="where a peer is installed"
+    )
+    add("--peers-dir", type=Path, default=cache / "peers", help="else in DIR/NAME (%(default)s)")
+    add("--artifacts", type=Path, default=cache / "compare", help="for converted checkpoints")
+    add("--max-foreign-cores", type=float, default=0.1, help="used by others, or it is dropped")
+    add("--retries", type=int, default=2, help="of a call that was dropped")
+    add("--apart", action="store_true", help="one loaded at a time: all do not fit in memory")
+    add(
+        "--lock",
+        type=Path,
+        action="append",
+        default=[],
+        help="flock on a file: shared while loading, exclusive while measuring; in order",
+    )
+    add("--read-bandwidth", type=Path, help="the benchmark program; else found in build*/")
+    add("--json", type=Path, help="written after every round")
+    add("--chart", type=Path, metavar="STEM", help="writes STEM.png and STEM.svg")
+    add("--smoke", action="store_true", help="a short run that shows that everything works")
+    add("--list", action="store_true", help="only say what is installed and what would run")
+    add("--report", type=Path, nargs="+", metavar="FILE", help="only put results together")
+    options = parser.parse_args(arguments)
+    if options.smoke:
+        options.batch, options.workloads = [1, 2], ["edit"]
+        options.num_prompts, options.num_tokens, options.repeats = 1, 16, 1
+        options.max_prompt_tokens, options.max_foreign_cores = 192, _ANY_LOAD
+    return options
+
+
+class Comparison:
+    """A run, from its options."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        """Finds the peers."""
+        self._options = options
+        given = dict(entry.split("=", 1) for entry in options.peer)
+        unknown = given.keys() - {peer.name for peer in PEERS}
+        if unknown:
+            names = ", ".join(peer.name for peer in PEERS)
+            raise SystemExit(f"--peer: unknown {', '.join(sorted(unknown))}; known: {names}")
+        self._homes = {
+            peer.name: Path(given.get(peer.name, options.peers_dir / peer.name)).absolute()
+            for peer in PEERS
+        }
+        found = {peer.name: peer.find(self._homes[peer.name]) for peer in PEERS}
+        self._pythons = {name: python for name, python in found.items() if python is not None}
+        self.absent = {
+            peer.name: peer.install_commands(self._homes[peer.name])
+            for peer in PEERS
+            if peer.name not in self._pythons
+        }
+        self.contestants = [
+            contestant
+            for precision in options.precision
+            for peer in PEERS
+            if peer.name in self._pythons and precision in peer.precisions
+            for contestant in self._contestants_of(peer, precision)
+        ]
+
+    def _contestants_of(self, peer: Peer, precision: str) -> list[Contestant]:
+        names = [
+            name
+            for name in peer.speculations
+            if self._options.draft_model is not None or "draft" not in name
+        ]
+        return [
+            contestant
+            for contestant in (Contestant(peer.name, name, precision) for name in names)
+            if any(fnmatch.fnmatch(f"{contestant}", f"{p}*") for p in self._options.contestants)
+        ]
+
+    def run(self) -> Result:
+        """Measures everything."""
+        options = self._options
+        model = hub.resolve_model(options.model)
+        cells = make_cells(
+            read_prompts(options.prompts),
+            model,
+            workloads=options.workloads,
+            batches=options.batch,
+            num_prompts=options.num_prompts,
+            num_tokens=options.num_tokens,
+            max_prompt_tokens=options.max_prompt_tokens,
+            long_prompt_tokens=options.long_prompt_tokens,
+        )
+        result = Result(
+            machine={
+                "model": model.name,
+                **machine.describe_machine(options.num_threads),
+                "loaded": "one at a time" if options.apart else "all at once",
+            },
+            absent=self.absent,
+            weight_bytes=machine.weight_bytes(model),
+            max_foreign_cores=options.max_foreign_cores,
+        )
+        runner = Runner(
+            load=self._loader(model, cells, result),
+            can_run=self._can_run,
+            result=result,
+            machine=SharedMachine(options.lock),
+            retries=options.retries,
+            measure_bandwidth=self._bandwidth_probe(result),
+            on_progress=lambda text: print(text, file=sys.stderr, flush=True),
+            on_round=lambda: self._save(result),
+        )
+        run = runner.run_apart if options.apart else runner.run_together
+        run(self.contestants, cells, options.repeats)
+        self._save(result)
+        return result
+
+    def _can_run(self, contestant: Contestant, cell: Cell) -> bool:
+        peer = next(peer for peer in PEERS if peer.name == contestant.peer)
+        is_measured = cell.workload != LONG or contestant.speculation == PLAIN
+        return cell.batch <= peer.speculations[contestant.speculation] and is_measured
+
+    def _loader(
+        self, model: Path, cells: Sequence[Cell], result: Result
+    ) -> Callable[[Contestant], Player]:
+        options = self._options
+        draft = options.draft_model
+        longest = max(len(prompt) + cell.num_tokens for cell in cells for prompt in cell.prompts)
+        max_model_len = min(longest + _SLACK_TOKENS, _max_positions(model))
+
+        def load(contestant: Contestant) -> Player:
+            peer = next(peer for peer in PEERS if peer.name == contestant.peer)
+            home = self._homes[peer.name]
+            artifacts = options.artifacts.absolute() / peer.name
+            artifacts.mkdir(parents=True, exist_ok=True)
+            worker = Worker(
+                self._pythons[peer.name],
+                peer.module,
+                peer.environment(home, options.num_threads),
+                artifacts / "worker.log",
+                counts_itself=peer.in_worker,
+            )
+            try:
+                result.versions[peer.name] = worker.load(
+                    Setup(
+                        model=str(model.absolute()),
+                        draft_model="" if draft is None else str(hub.resolve_model(draft)),
+                        precision=contestant.precision,
+                        speculation=contestant.speculation,
+                        num_threads=options.num_threads,
+                        max_model_len=max_model_len,
+                        max_batch=max(
+                            cell.batch for cell in cells if self._can_run(contestant, cell)
+                        ),
+                        home=str(home),
+                        artifacts=str(artifacts),
+                    )
+                )
+            except BaseException:
+                worker.close()
+                raise
+            return worker
+
+        return load
+
+    def _bandwidth_probe(self, result: Result) -> Callable[[], None]:
+        program = self._options.read_bandwidth or machine.find_read_bandwidth(_ROOT)
+        footprint = int(result.weight_bytes["bf16"])
+
+        def probe() -> None:
+            if program is not None:
+                result.bandwidths.append(
+                    machine.read_bandwidth(program, footprint, self._options.num_threads)
+                )
+
+        return probe
+
+    def _save(self, result: Result) -> None:
+        if self._options.json is not None:
+            report.write_json(result, self._options.json)
+
+
+def _max_positions(model: Path) -> int:
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    return int(config["max_position_embeddings"])
+
+
+def _print_plan(comparison: Comparison) -> None:
+    for contestant in comparison.contestants:
+        print(contestant)
+    for name, commands in comparison.absent.items():
+        print(f"absent: {name}", *(f"    {command}" for command in commands), sep="\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs what the command line says. 1 if this engine's speculation changed an answer."""
+    options = _parse(sys.argv[1:] if arguments is None else arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # workers are ended on the way out
+    if options.report:
+        result = report.read_json(options.report[0])
+        for file in options.report[1:]:
+            result.add(report.read_json(file))
+        if options.json is not None:
+            report.write_json(result, options.json)
+    else:
+        comparison = Comparison(options)
+        if options.list:
+            _print_plan(comparison)
+            return 0
+        result = comparison.run()
+    print(report.render(result))
+    if options.chart is not None:
+        chart.draw(result, options.chart)
+    ours = [row for row in make_rows(result) if row.contestant.peer == OURS]
+    changed = [str(row.contestant) for row in ours if row.same_as_plain is False]
+    if changed:
+        print(f"answers differ from plain decoding: {', '.join(changed)}", file=sys.stderr)
+    return 1 if changed or not ours else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,15 @@
+"""The peers, one file each: a description (PEER) and what runs in its worker (make_backend)."""
+
+from __future__ import annotations
+
+from .base import Peer
+from .ctranslate2 import PEER as CTRANSLATE2
+from .llama_cpp import PEER as LLAMA_CPP
+from .openvino import PEER as OPENVINO
+from .specdec import PEER as SPECDEC
+from .transformers import PEER as TRANSFORMERS
+from .vllm import PEER as VLLM
+
+PEERS: tuple[Peer, ...] = (SPECDEC, LLAMA_CPP, VLLM, OPENVINO, TRANSFORMERS, CTRANSLATE2)
+
+__all__ = ["PEERS", "SPECDEC", "Peer"]

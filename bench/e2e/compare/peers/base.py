@@ -1,0 +1,75 @@
+"""What is known of a peer without loading it: what it can do, where it is, how to install it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+DRAFT_TOKENS = 5  # a draft model's, the same for every peer
+
+Environment = Callable[[Path, int], Mapping[str, str]]
+
+
+def _no_environment(home: Path, num_threads: int) -> Mapping[str, str]:
+    del home
+    return {"OMP_NUM_THREADS": str(num_threads)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """A peer's description.
+
+    Attributes:
+        name: as tables and options spell it.
+        module: of this package's folder of peers; what the worker imports.
+        speculations: ways of decoding by name, "plain" first, and the most prompts each takes.
+        precisions: of the weights.
+        install: shell commands that install it; {home} is replaced by the folder to install to.
+        package: what its interpreter must be able to import; "" for a peer that is a program.
+        program: file under its home that must exist; "" for a Python package.
+        environment: variables of its worker, from its home and the number of threads.
+        in_worker: whether it computes in the worker itself, whose memory then counts.
+    """
+
+    name: str
+    module: str
+    speculations: Mapping[str, int]
+    precisions: tuple[str, ...]
+    install: tuple[str, ...]
+    package: str = ""
+    program: str = ""
+    environment: Environment = _no_environment
+    in_worker: bool = True
+
+    def find(self, home: Path) -> Path | None:
+        """The interpreter of its worker if it is installed, else None.
+
+        A package is looked for in the virtual environment `home`, then in this interpreter.
+        """
+        if self.program:
+            return Path(sys.executable) if (home / self.program).is_file() else None
+        for python in (home / "bin/python", Path(sys.executable)):
+            if python.is_file() and _can_import(python, self.package):
+                return python
+        return None
+
+    def install_commands(self, home: Path) -> list[str]:
+        """What to type to install it to `home`."""
+        return [command.format(home=home) for command in self.install]
+
+
+def pip_install(*requirements: str) -> tuple[str, ...]:
+    """Commands that make a virtual environment and install into it."""
+    return (
+        "python3 -m venv {home}",
+        *(f"{{home}}/bin/pip install {requirement}" for requirement in requirements),
+    )
+
+
+def _can_import(python: Path, package: str) -> bool:
+    code = f"import importlib.util as u, sys; sys.exit(u.find_spec({package!r}) is None)"
+    return subprocess.run([os.fspath(python), "-c", code], check=False).returncode == 0

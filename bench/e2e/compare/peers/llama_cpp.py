@@ -1,0 +1,189 @@
+"""llama.cpp: its server, spoken to over HTTP, one slot a prompt."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import http.client
+import json
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ..protocol import Backend, Generation, Setup
+from .base import DRAFT_TOKENS, Peer
+
+_MAX_BATCH = 1024
+_START_SECONDS = 120.0
+_FILE_TYPES = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
+_SERVER = "build/bin/llama-server"
+_QUANTIZE = "build/bin/llama-quantize"
+_CMAKE_OPTIONS = (
+    "-DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=ON "
+    "-DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF"
+)
+
+PEER = Peer(
+    name="llama.cpp",
+    module="llama_cpp",
+    program=_SERVER,
+    in_worker=False,
+    speculations={
+        "plain": _MAX_BATCH,
+        "ngram-simple": _MAX_BATCH,
+        "ngram-mod": _MAX_BATCH,
+        "draft": _MAX_BATCH,
+        "draft-int4": _MAX_BATCH,
+    },
+    precisions=tuple(_FILE_TYPES),
+    install=(
+        "pip download --no-deps --no-binary :all: -d {home}.sdist llama-cpp-python==0.3.36",
+        "mkdir -p {home} && tar xzf {home}.sdist/llama_cpp_python-0.3.36.tar.gz -C {home} "
+        "--strip-components=3 llama_cpp_python-0.3.36/vendor/llama.cpp",
+        f"cmake -S {{home}} -B {{home}}/build {_CMAKE_OPTIONS}",
+        "cmake --build {home}/build -j --target llama-server llama-quantize",
+    ),
+)
+
+
+class _LlamaCpp:
+    def __init__(self) -> None:
+        self._command: list[str] = []
+        self._max_model_len = 0
+        self._remembers = False  # whether earlier answers are drafted from
+        self._speculates = False
+        self._server: subprocess.Popen[bytes] | None = None
+        self._num_slots = 0
+        self._port = 0
+
+    def load(self, setup: Setup) -> str:
+        home = Path(setup.home)
+        model = _gguf(setup, setup.model, setup.precision)
+        threads = str(setup.num_threads)
+        self._command = [str(home / _SERVER), "-m", str(model), "-t", threads, "-tb", threads]
+        self._command += ["--no-webui", "--cache-ram", "0"]
+        self._max_model_len = setup.max_model_len
+        self._speculates = setup.speculation != "plain"
+        self._remembers = setup.speculation == "ngram-mod"
+        if setup.speculation.startswith("draft"):
+            precision = "int4" if setup.speculation == "draft-int4" else setup.precision
+            draft = _gguf(setup, setup.draft_model, precision)
+            self._command += ["--spec-draft-model", str(draft)]
+            self._command += [
+                "--spec-type",
+                "draft-simple",
+                "--spec-draft-n-max",
+                str(DRAFT_TOKENS),
+            ]
+        elif self._speculates:
+            self._command += ["--spec-type", setup.speculation]
+        self._start(setup.max_batch)
+        return _version(home / _SERVER)
+
+    def reset(self, batch: int) -> None:
+        if self._remembers or batch != self._num_slots:
+            self.close()
+            self._start(batch)
+
+    def generate(self, prompts: list[list[int]], max_tokens: int) -> Generation:
+        with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
+            start = time.perf_counter()
+            answers = list(pool.map(lambda prompt: self._complete(prompt, max_tokens), prompts))
+            seconds = time.perf_counter() - start
+        timings = [answer["timings"] for answer in answers]
+        return Generation(
+            token_ids=[answer["tokens"] for answer in answers],
+            seconds=seconds,
+            first_token_seconds=[timing["prompt_ms"] / 1e3 for timing in timings],
+            num_accepted=(
+                sum(t.get("draft_n_accepted", 0) for t in timings) if self._speculates else None
+            ),
+        )
+
+    def _complete(self, prompt: list[int], max_tokens: int) -> Any:
+        return self._post(
+            {
+                "prompt": prompt,
+                "n_predict": max_tokens,
+                "ignore_eos": True,
+                "temperature": 0,
+                "samplers": ["top_k"],
+                "top_k": 1,
+                "cache_prompt": False,
+                "return_tokens": True,
+            }
+        )
+
+    def _post(self, body: dict[str, Any]) -> Any:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port)
+        try:
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", "/completion", json.dumps(body), headers)
+            response = connection.getresponse()
+            answer = json.loads(response.read())
+        finally:
+            connection.close()
+        if response.status != http.HTTPStatus.OK:
+            raise RuntimeError(f"llama-server: {answer}")
+        return answer
+
+    def _start(self, num_slots: int) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+        sizes = ["-np", str(num_slots), "-c", str(num_slots * self._max_model_len)]
+        self._server = subprocess.Popen([*self._command, *sizes, "--port", str(self._port)])
+        self._num_slots = num_slots
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._is_ready():
+            if self._server.poll() is not None or time.monotonic() > deadline:
+                self.close()
+                raise RuntimeError("llama-server did not start; its output is in the log")
+            time.sleep(0.05)
+
+    def _is_ready(self) -> bool:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.terminate()
+            self._server.wait()
+            self._server = None
+
+
+def _gguf(setup: Setup, model: str, precision: str) -> Path:
+    """The checkpoint as a GGUF file, written on first use."""
+    home, folder = Path(setup.home), Path(setup.artifacts)
+    file = folder / f"{Path(model).name}-{precision}.gguf"
+    if file.is_file():
+        return file
+    part = file.with_suffix(".part")
+    if precision == "bf16":
+        script = str(home / "convert_hf_to_gguf.py")
+        command = [sys.executable, script, model, "--outtype", "bf16", "--outfile", str(part)]
+    else:
+        source = _gguf(setup, model, "bf16")
+        command = [str(home / _QUANTIZE), str(source), str(part), _FILE_TYPES[precision]]
+    subprocess.run(command, check=True)
+    part.rename(file)
+    return file
+
+
+def _version(server: Path) -> str:
+    result = subprocess.run([str(server), "--version"], check=True, capture_output=True, text=True)
+    lines = (result.stdout + result.stderr).splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if "version:" in line), "")
+
+
+def make_backend() -> Backend:
+    """What the worker serves."""
+    return _LlamaCpp()

@@ -1,0 +1,87 @@
+"""What the comparison and its workers say to each other: one JSON object a line.
+
+A worker is a process in its peer's own environment, so this module needs nothing but the standard
+library. Requests have a "command": load, reset, generate or close; replies have a
+"result" or an "error".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol
+
+
+class PeerError(RuntimeError):
+    """A peer cannot be loaded or cannot go on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What a worker loads.
+
+    Attributes:
+        model: directory of a Hugging Face checkpoint with safetensors in bfloat16.
+        draft_model: the same of a smaller model with its vocabulary; "" for none.
+        precision: of the target's weights: "bf16", "int8" or "int4".
+        speculation: one of the peer's names for a way of decoding, "plain" among them.
+        num_threads: threads that compute.
+        max_model_len: the most tokens of a prompt and its answer.
+        max_batch: the most prompts of one call.
+        home: where the peer is installed.
+        artifacts: a folder for what the peer converts a checkpoint to, kept between runs.
+    """
+
+    model: str
+    draft_model: str
+    precision: str
+    speculation: str
+    num_threads: int
+    max_model_len: int
+    max_batch: int
+    home: str
+    artifacts: str
+
+
+@dataclasses.dataclass
+class Generation:
+    """What one call generated.
+
+    Attributes:
+        token_ids: new tokens of each prompt.
+        seconds: of the call, prompts in to all tokens out.
+        first_token_seconds: from the call to each prompt's first token; None if it cannot say.
+        num_accepted: drafted tokens that were kept; None without speculation or if unknown.
+    """
+
+    token_ids: list[list[int]]
+    seconds: float
+    first_token_seconds: list[float] | None = None
+    num_accepted: int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """All new tokens."""
+        return sum(len(ids) for ids in self.token_ids)
+
+    def to_json(self) -> dict[str, Any]:
+        """For a reply."""
+        return dataclasses.asdict(self)
+
+
+class Backend(Protocol):
+    """A peer inside its worker."""
+
+    def load(self, setup: Setup) -> str:
+        """Loads what a Setup says, converting the checkpoint first where needed.
+
+        Returns the peer's version.
+        """
+
+    def reset(self, batch: int) -> None:
+        """Forgets earlier prompts and answers and makes ready for calls of `batch` prompts."""
+
+    def generate(self, prompts: list[list[int]], max_tokens: int) -> Generation:
+        """Greedy: exactly max_tokens new tokens of each prompt, past any end of sequence."""
+
+    def close(self) -> None:
+        """Ends what it started."""

@@ -1,0 +1,379 @@
+"""bench/e2e/compare: turns, noise, medians, ratios, absent peers, and one short run."""
+
+import contextlib
+import dataclasses
+import io
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compare import report
+from compare.peers import PEERS
+from compare.protocol import Generation, PeerError, Setup
+from compare.results import Contestant, Result, Sample, digest, make_rows, make_verdicts
+from compare.runner import Runner, rotated
+from compare.shared_machine import SharedMachine
+from compare.worker import serve
+from compare.workloads import Cell, PromptsError, long_prompt, pick, read_prompts
+
+from conftest import ROOT
+
+OURS = Contestant("specdec", "plain", "bf16")
+OURS_FAST = Contestant("specdec", "ngram", "bf16")
+PEER = Contestant("peer", "plain", "bf16")
+PEER_FAST = Contestant("peer", "lookup", "bf16")
+CHAT = Cell("chat", 1, ((1, 2), (3, 4)), num_tokens=10)
+CODE = Cell("code", 2, ((1, 2), (3, 4)), num_tokens=10)
+
+
+@dataclasses.dataclass
+class FakeLoad:
+    used: float
+
+    def cores(self) -> float:
+        return self.used
+
+
+class FakePlayer:
+    """Notes what is done with it in a log that players share."""
+
+    def __init__(self, name: str, log: list[str], foreign: Iterator[float]) -> None:
+        self.name, self.log, self.foreign = name, log, foreign
+
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        assert not any(entry.startswith("+") for entry in self.log[-1:]), "two awake at once"
+        self.log.append(f"+{self.name}")
+        yield
+        self.log.append(f"-{self.name}")
+
+    def reset(self, batch: int) -> None:
+        self.log.append(f"reset {batch}")
+
+    def generate(self, prompts: list[list[int]], max_tokens: int) -> Generation:
+        self.log.append(f"{self.name} {len(prompts)}x{max_tokens}")
+        return Generation([[7] * max_tokens for _ in prompts], seconds=0.5)
+
+    def foreign_load(self) -> FakeLoad:
+        return FakeLoad(next(self.foreign))
+
+    def peak_bytes(self) -> int:
+        return 1000
+
+    def close(self) -> None:
+        self.log.append(f"closed {self.name}")
+
+
+def play(
+    contestants: Sequence[Contestant],
+    cells: Sequence[Cell],
+    repeats: int,
+    *,
+    foreign: Iterator[float] | None = None,
+    apart: bool = False,
+    broken: Sequence[Contestant] = (),
+) -> tuple[Result, list[str]]:
+    """What a runner measured with fake players, and their log."""
+    log: list[str] = []
+    loads = itertools.repeat(0.0) if foreign is None else foreign
+
+    def load(contestant: Contestant) -> FakePlayer:
+        if contestant in broken:
+            raise PeerError("no such kernel")
+        log.append(f"loaded {contestant.peer}")
+        return FakePlayer(contestant.peer, log, loads)
+
+    result = Result(machine={"model": "m"})
+    runner = Runner(
+        load=load,
+        can_run=lambda contestant, cell: contestant != PEER or cell.batch == 1,
+        result=result,
+        machine=SharedMachine(),
+    )
+    (runner.run_apart if apart else runner.run_together)(contestants, cells, repeats)
+    return result, log
+
+
+def order_of(result: Result) -> list[tuple[int, str, str]]:
+    steps = [(s.repeat, s.workload, s.contestant.peer) for s in result.samples]
+    return [step for step, _ in itertools.groupby(steps)]
+
+
+def sample(contestant: Contestant, seconds: float, **fields: Any) -> Sample:
+    values: dict[str, Any] = {
+        "workload": "chat",
+        "batch": 1,
+        "call": 0,
+        "repeat": 0,
+        "num_tokens": 100,
+        "first_token_seconds": None,
+        "num_accepted": None,
+        "foreign_cores": 0.0,
+        "digest": "same",
+        "peak_bytes": 1 << 20,
+        **fields,
+    }
+    return Sample(contestant=contestant, seconds=seconds, **values)
+
+
+def test_rotation_starts_where_it_is_told() -> None:
+    assert [rotated("abc", by) for by in range(4)] == [
+        ["a", "b", "c"],
+        ["b", "c", "a"],
+        ["c", "a", "b"],
+        ["a", "b", "c"],
+    ]
+    assert rotated([], 3) == []
+
+
+def test_contestants_take_turns_in_an_order_that_rotates() -> None:
+    result, log = play([OURS, PEER], [CHAT, CODE], repeats=2)
+    assert order_of(result) == [
+        (0, "chat", "specdec"),
+        (0, "chat", "peer"),
+        (0, "code", "specdec"),  # the peer takes one prompt at a time
+        (1, "chat", "peer"),
+        (1, "chat", "specdec"),
+        (1, "code", "specdec"),
+    ]
+    assert log[:2] == ["loaded specdec", "loaded peer"]
+    assert log[-2:] == ["closed peer", "closed specdec"]
+
+
+def test_one_at_a_time_loads_and_closes_each_in_turn() -> None:
+    result, log = play([OURS, PEER], [CHAT, CODE], repeats=2, apart=True)
+    assert order_of(result) == [
+        (0, "chat", "specdec"),
+        (0, "code", "specdec"),
+        (0, "chat", "peer"),
+        (1, "chat", "peer"),
+        (1, "chat", "specdec"),
+        (1, "code", "specdec"),
+    ]
+    held = [entry for entry in log if entry.startswith(("loaded", "closed"))]
+    assert held == [
+        *("loaded specdec", "closed specdec", "loaded peer", "closed peer"),
+        *("loaded peer", "closed peer", "loaded specdec", "closed specdec"),
+    ]
+
+
+def test_a_prompt_at_a_time_after_a_reset_or_all_at_once() -> None:
+    _, log = play([OURS], [CHAT, CODE], repeats=1)
+    warm_up = ["specdec 1x4", "specdec 2x4"]
+    assert [entry for entry in log if "x" in entry] == [
+        *(warm_up[0], "specdec 1x10", "specdec 1x10"),
+        *(warm_up[1], "specdec 2x10"),
+    ]
+    assert log.count("reset 1") == 3
+    assert log.count("reset 2") == 2
+
+
+def test_noisy_calls_are_repeated_and_then_dropped() -> None:
+    # The first prompt is quiet at the second attempt, the second prompt never is.
+    foreign = iter([0.9, 0.0, 0.8, 0.7, 0.6])
+    result, _ = play([OURS], [CHAT], repeats=1, foreign=foreign)
+    assert [(s.call, s.foreign_cores) for s in result.samples] == [
+        *((0, 0.9), (0, 0.0)),
+        *((1, 0.8), (1, 0.7), (1, 0.6)),
+    ]
+    assert make_rows(result) == []  # nothing is told of a cell with a call that was never quiet
+    result.max_foreign_cores = 0.65
+    (row,) = make_rows(result)
+    assert (row.num_samples, row.num_noisy) == (1, 3)
+
+
+def test_a_contestant_that_cannot_be_loaded_is_told_of() -> None:
+    for apart in (False, True):
+        result, _ = play([PEER, OURS], [CHAT], repeats=2, apart=apart, broken=[PEER])
+        assert result.failed == {"peer:plain:bf16": "no such kernel"}
+        assert {s.contestant for s in result.samples} == {OURS}
+        assert "failed: peer:plain:bf16: no such kernel" in report.render(result)
+
+
+def test_rows_hold_medians_of_quiet_samples_by_prompt() -> None:
+    samples = [sample(OURS, s, call=0, first_token_seconds=0.5) for s in (1.0, 9.0, 2.0)]
+    samples += [sample(OURS, s, call=1, first_token_seconds=1.5) for s in (3.0, 4.0, 5.0)]
+    samples.append(sample(OURS, 0.001, call=1, foreign_cores=0.5))
+    result = Result({"model": "m"}, samples=samples, max_foreign_cores=0.1)
+    result.weight_bytes, result.bandwidths = {"bf16": 1e9}, [50e9, 100e9, 60e9]
+    (row,) = make_rows(result)
+    assert row.tokens_per_s == pytest.approx(200 / (2.0 + 4.0))
+    assert row.first_token_ms == pytest.approx(1000.0)
+    assert row.decode_tokens_per_s == pytest.approx(198 / (6.0 - 2.0))
+    assert row.of_bandwidth == pytest.approx(198 / 4.0 / 60)
+    assert (row.num_samples, row.num_noisy) == (3, 1)
+
+
+def test_ratios_and_verdicts() -> None:
+    samples = [
+        sample(OURS, 1.0, call=0, first_token_seconds=0.02),
+        sample(OURS, 1.0, call=1, first_token_seconds=0.02),
+        sample(OURS_FAST, 0.2, call=0, num_accepted=60),
+        sample(OURS_FAST, 1.25, call=1, num_accepted=0, digest="other"),
+        sample(PEER, 2.0, call=0, first_token_seconds=0.05),
+        sample(PEER, 3.0, call=1, first_token_seconds=0.05),
+        sample(PEER_FAST, 0.5, call=0),
+        sample(PEER_FAST, 1.5, call=1),
+    ]
+    result = Result({"model": "m"}, samples=samples)
+    rows = {row.contestant: row for row in make_rows(result)}
+    fast = rows[OURS_FAST]
+    assert fast.times_plain == pytest.approx(2.0 / 1.45)
+    assert fast.worst_times_plain == pytest.approx(0.8)
+    assert fast.tokens_per_step == pytest.approx(200 / 140)
+    assert fast.same_as_plain is False
+    assert rows[PEER_FAST].same_as_plain is True
+    assert rows[PEER].ours_over_it == pytest.approx(2.5)
+    assert rows[PEER_FAST].ours_over_it == pytest.approx(2.0 / 1.45)
+    verdicts = {v.kind: v.ratio for v in make_verdicts(list(rows.values()))}
+    assert verdicts == {
+        "plain": pytest.approx(2.5),
+        "best speculation": pytest.approx(2.0 / 1.45),
+        "first token": pytest.approx(2.5),
+    }
+    assert "| NO " in report.render(result)
+
+
+def test_plain_decoding_that_does_not_repeat_itself_is_not_the_same() -> None:
+    samples = [sample(OURS, 1.0, digest="a"), sample(OURS, 1.0, digest="b", repeat=1)]
+    (row,) = make_rows(Result({"model": "m"}, samples=samples))
+    assert row.same_as_plain is False
+
+
+def test_precisions_are_compared_with_their_own_kind() -> None:
+    int8 = dataclasses.replace(PEER, precision="int8")
+    rows = make_rows(Result({"model": "m"}, samples=[sample(OURS, 1.0), sample(int8, 2.0)]))
+    assert [row.ours_over_it for row in rows if row.contestant == int8] == [None]
+    assert make_verdicts(rows) == []
+
+
+def test_results_are_read_back_and_put_together(tmp_path: Path) -> None:
+    first = Result({"model": "m"}, samples=[sample(OURS, 1.0)], absent={"peer": ["get it"]})
+    report.write_json(first, tmp_path / "a.json")
+    again = report.read_json(tmp_path / "a.json")
+    assert again == first
+    again.add(Result({"model": "m"}, samples=[sample(PEER, 2.0)], versions={"peer": "2"}))
+    assert [row.ours_over_it for row in make_rows(again)] == [1.0, 2.0]
+    assert again.absent == {}
+    with pytest.raises(ValueError, match="different models"):
+        again.add(Result({"model": "other"}))
+
+
+def test_digests_tell_answers_apart() -> None:
+    assert digest([[1, 2], [3]]) == digest([(1, 2), (3,)])
+    assert len({digest([[1, 2], [3]]), digest([[1], [2, 3]]), digest([[1, 2, 3]])}) == 3
+
+
+def test_prompts_of_known_shapes(tmp_path: Path) -> None:
+    lines = [
+        {"prompt": "a", "workload": "chat"},
+        {"turns": ["b", "later"], "category": "coding"},
+        {"instruction": "c", "source": "d", "workload": "edit"},
+        {"turns": ["left out"], "category": "translation"},
+    ]
+    (tmp_path / "any.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert read_prompts(tmp_path) == {"chat": ["a"], "code": ["b"], "edit": ["c\n```\nd\n```\n"]}
+    (tmp_path / "chat.jsonl").write_text(json.dumps({"text": "?"}))
+    with pytest.raises(PromptsError, match=r"chat.jsonl:1"):
+        read_prompts(tmp_path)
+
+
+def test_picked_prompts_are_spread_and_fit() -> None:
+    prompts = [[0] * 9, [1], [2], [3], [4]]
+    assert pick(prompts, 2, max_tokens=4) == ((1,), (3,))
+    assert pick(prompts, 6, max_tokens=4) == ((1,), (2,), (3,), (4,), (1,), (2,))
+    with pytest.raises(PromptsError, match="--max-prompt-tokens"):
+        pick(prompts, 1, max_tokens=0)
+    assert long_prompt([[1, 2], [3]], 5) == (1, 2, 3, 1, 2)
+
+
+def test_the_repository_has_prompts_for_every_workload() -> None:
+    texts = read_prompts(ROOT / "bench/e2e/prompts")
+    assert all(len(set(prompts)) >= 8 for prompts in texts.values())
+
+
+class FakeBackend:
+    closed = False
+
+    def load(self, setup: Setup) -> str:
+        return setup.model
+
+    def reset(self, batch: int) -> None:
+        raise RuntimeError(f"cannot take {batch}")
+
+    def generate(self, prompts: list[list[int]], max_tokens: int) -> Generation:
+        return Generation([prompt * max_tokens for prompt in prompts], 0.1, [0.05], 3)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_worker_answers_line_by_line_and_survives_errors() -> None:
+    setup = {field.name: "x" for field in dataclasses.fields(Setup)}
+    requests = [
+        {"command": "load", "setup": setup},
+        {"command": "reset", "batch": 2},
+        {"command": "generate", "prompts": [[1], [2]], "max_tokens": 2},
+        {"command": "dance"},
+        {"command": "close"},
+        {"command": "reset", "batch": 3},
+    ]
+    backend, replies = FakeBackend(), io.StringIO()
+    serve(backend, io.StringIO("\n".join(map(json.dumps, requests))), replies)
+    answers = [json.loads(line) for line in replies.getvalue().splitlines()]
+    assert answers[0] == {"result": "x"}
+    assert answers[1] == {"error": "RuntimeError: cannot take 2"}
+    assert Generation(**answers[2]["result"]).token_ids == [[1, 1], [2, 2]]
+    assert "dance" in answers[3]["error"]
+    assert answers[4:] == [{"result": None}]
+    assert backend.closed
+
+
+def test_absent_peers_come_with_the_commands_that_install_them(tmp_path: Path) -> None:
+    for peer in PEERS:
+        home = tmp_path / peer.name
+        commands = peer.install_commands(home)
+        assert commands
+        assert all("{home}" not in command for command in commands)
+        if peer.name in {"llama.cpp", "vllm", "openvino-genai", "ctranslate2"}:
+            assert peer.find(home) is None
+            assert str(home) in "".join(commands)
+
+
+def test_a_short_run(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    """This engine and transformers, for real, on a tiny checkpoint."""
+    file = tmp_path / "result.json"
+    command = [sys.executable, "-m", "bench.e2e.compare", "--smoke"]
+    command += ["--model", str(checkpoint("llama")), "--draft-model", str(checkpoint("llama"))]
+    command += ["--peers-dir", str(tmp_path / "peers"), "--artifacts", str(tmp_path / "artifacts")]
+    command += ["--json", str(file), "--chart", str(tmp_path / "chart")]
+    run = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+    assert "</svg>" in (tmp_path / "chart.svg").read_text()
+
+    tables = [part for part in run.stdout.split("\n\n") if part.startswith("bf16, edit, batch")]
+    assert len(tables) == 2
+    for table in tables:
+        assert len({line.count("|") for line in table.splitlines()[1:]}) == 1
+
+    result = json.loads(file.read_text())
+    assert result["failed"] == {}
+    assert {"specdec", "transformers"} <= result["versions"].keys()
+    assert {"llama.cpp", "vllm"} <= result["absent"].keys()
+    for name, commands in result["absent"].items():
+        assert f"absent: {name}\n    {commands[0]}" in run.stdout
+    ours = [row for row in result["rows"] if row["contestant"]["peer"] == "specdec"]
+    decoding = {(row["contestant"]["speculation"], row["batch"]) for row in ours}
+    names = ("plain", "ngram", "suffix", "draft", "suffix+draft")
+    assert decoding == set(itertools.product(names, (1, 2)))
+    assert all(row["same_as_plain"] for row in ours)
+    drafted = [row for row in ours if row["contestant"]["speculation"] == "draft"]
+    assert all(row["tokens_per_step"] > 2 for row in drafted)  # a model that drafts for itself
+    kinds = {verdict["kind"] for verdict in result["verdicts"]}
+    assert {"plain", "best speculation", "first token"} == kinds
