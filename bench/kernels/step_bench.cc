@@ -1,0 +1,223 @@
+// One step of a real model at a context: what a row costs, what a verification of several rows
+// costs beside it, how near the memory floor both are, and where the time goes.
+//
+//   step_bench --model=DIR [--rows=1,2,4,8,16] [--context=512] [--dtype=bfloat16] [--threads=N]
+//              [--repeats=40] [--json=FILE]
+//
+// Each round runs a step of every size and reads a buffer of the weights' and the cache's size:
+// `of_read` is the speed at which a step consumed those bytes over the speed of that read, and
+// `over_1` the time over that of one row; both are medians over rounds.
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/read_bandwidth.h"
+#include "common/timed_backend.h"
+#include "common/timing.h"
+#include "core/thread_pool.h"
+#include "kv/block_pool.h"
+#include "kv/block_table.h"
+#include "model/config.h"
+#include "runtime/model_runner.h"
+
+namespace specdec::bench {
+namespace {
+
+constexpr int kBlockSize = 16;
+
+struct Options {
+  std::string model;
+  std::vector<int> rows = {1, 2, 4, 8, 16};
+  int context = 512;
+  DType dtype = DType::kBF16;
+  int threads = 0;
+  int repeats = 40;
+  std::string json;
+};
+
+std::vector<int> parse_list(const std::string& text) {
+  std::vector<int> values;
+  std::istringstream stream(text);
+  for (std::string item; std::getline(stream, item, ',');) values.push_back(std::stoi(item));
+  return values;
+}
+
+[[noreturn]] void refuse(const std::string& message) {
+  std::cerr << "step_bench: " << message << "\n";
+  std::exit(2);
+}
+
+Options parse(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    const size_t equals = argument.find('=');
+    const std::string name = argument.substr(0, equals);
+    if (equals == std::string::npos) refuse("no value in " + argument);
+    const std::string value = argument.substr(equals + 1);
+    if (name == "--model") {
+      options.model = value;
+    } else if (name == "--rows") {
+      options.rows = parse_list(value);
+    } else if (name == "--context") {
+      options.context = std::stoi(value);
+    } else if (name == "--dtype" && (value == "bfloat16" || value == "float32")) {
+      options.dtype = value == "bfloat16" ? DType::kBF16 : DType::kF32;
+    } else if (name == "--threads") {
+      options.threads = std::stoi(value);
+    } else if (name == "--repeats") {
+      options.repeats = std::stoi(value);
+    } else if (name == "--json") {
+      options.json = value;
+    } else {
+      refuse("unknown argument " + argument);
+    }
+  }
+  if (options.model.empty()) refuse("--model=DIR is needed");
+  return options;
+}
+
+// A model with one sequence of `context` tokens in its cache.
+class Workload {
+ public:
+  explicit Workload(const Options& options)
+      : backend_(make_backend(
+            {.device = "cpu", .num_threads = options.threads, .act_dtype = options.dtype})),
+        timed_(*backend_),
+        context_(options.context),
+        num_blocks_((options.context + 64 + kBlockSize - 1) / kBlockSize),
+        pool_(num_blocks_),
+        blocks_(kBlockSize) {
+    const ModelConfig config = load_model_config(options.model);
+    const int max_len = num_blocks_ * kBlockSize;
+    runner_ = std::make_unique<ModelRunner>(
+        config, options.model, timed_,
+        RunnerLimits{.max_model_len = max_len, .max_rows = 512, .max_logit_rows = 64});
+    runner_->allocate_cache(num_blocks_, kBlockSize);
+    kv_bytes_ = runner_->cache_block_bytes(kBlockSize) * context_ / kBlockSize;
+    if (!blocks_.reserve(pool_, max_len)) refuse("no blocks for the context");
+    vocab_size_ = config.vocab_size;
+    for (int begin = 0; begin < context_; begin += 512) {
+      run(std::min(512, context_ - begin), begin);
+    }
+  }
+
+  double step_seconds(int rows) { return run(rows, context_); }
+  std::map<std::string, double> take_seconds() { return timed_.take_seconds(); }
+  int64_t weight_bytes() const { return runner_->decoder().weight_bytes(); }
+  int64_t bytes() const { return weight_bytes() + kv_bytes_; }
+  int num_threads() const { return backend_->num_threads(); }
+
+ private:
+  // Forward and greedy sampling of `rows` tokens from `base_len` on.
+  double run(int rows, int base_len) {
+    std::vector<int32_t> tokens(rows), row_ids(rows);
+    for (int i = 0; i < rows; ++i) tokens[i] = (31 * (base_len + i) + 7) % vocab_size_;
+    std::iota(row_ids.begin(), row_ids.end(), 0);
+    std::vector<SampleRow> params(rows);
+    for (SampleRow& row : params) row.temperature = 0.0f;
+    std::vector<SampleResult> results(rows);
+    BatchInputs inputs;
+    inputs.add_chain(tokens, base_len, blocks_);
+    timed_.begin_step();
+    const Stopwatch watch;
+    runner_->forward(inputs);
+    runner_->sample(row_ids, params, LogprobsMode::kRaw, results);
+    const double seconds = watch.seconds();
+    timed_.end_step();
+    return seconds;
+  }
+
+  std::unique_ptr<Backend> backend_;
+  TimedBackend timed_;
+  int context_;
+  int num_blocks_;
+  BlockPool pool_;
+  BlockTable blocks_;
+  std::unique_ptr<ModelRunner> runner_;
+  int64_t kv_bytes_ = 0;
+  int vocab_size_ = 0;
+};
+
+struct Size {
+  int rows = 0;
+  std::vector<double> seconds;
+  std::vector<double> over_one;
+  std::vector<double> of_read;
+  std::map<std::string, std::vector<double>> shares;
+};
+
+std::vector<Size> measure(Workload& workload, const Options& options) {
+  ThreadPool probe_pool(workload.num_threads());
+  ReadBandwidth probe(static_cast<size_t>(workload.bytes()), probe_pool);
+  std::vector<Size> sizes;
+  for (int rows : options.rows) sizes.emplace_back().rows = rows;
+  for (int round = -2; round < options.repeats; ++round) {  // two to warm up
+    const double one = workload.step_seconds(1);
+    const double read = probe.read_seconds() / static_cast<double>(probe.size_bytes()) *
+                        static_cast<double>(workload.bytes());
+    workload.take_seconds();
+    for (Size& size : sizes) {
+      const double seconds = workload.step_seconds(size.rows);
+      const auto parts = workload.take_seconds();
+      if (round < 0) continue;
+      size.seconds.push_back(seconds);
+      size.over_one.push_back(seconds / one);
+      size.of_read.push_back(read / seconds);
+      for (const auto& [name, part] : parts) size.shares[name].push_back(part / seconds);
+    }
+  }
+  return sizes;
+}
+
+void report(const Workload& workload, const std::vector<Size>& sizes, const Options& options) {
+  std::printf("%s, context %d, %d threads, weights %.1f MB, with cache %.1f MB\n",
+              options.model.c_str(), options.context, workload.num_threads(),
+              static_cast<double>(workload.weight_bytes()) / 1e6,
+              static_cast<double>(workload.bytes()) / 1e6);
+  std::printf("%5s %9s %7s %8s   share of the step\n", "rows", "ms", "over_1", "of_read");
+  nlohmann::json records = nlohmann::json::array();
+  for (const Size& size : sizes) {
+    std::printf("%5d %9.3f %7.3f %8.3f  ", size.rows, 1e3 * median(size.seconds),
+                median(size.over_one), median(size.of_read));
+    nlohmann::json shares;
+    for (const auto& [name, values] : size.shares) {
+      std::printf(" %s %.1f%%", name.c_str(), 100 * median(values));
+      shares[name] = median(values);
+    }
+    std::printf("\n");
+    records.push_back({{"rows", size.rows},
+                       {"seconds", median(size.seconds)},
+                       {"over_one_row", median(size.over_one)},
+                       {"fraction_of_read", median(size.of_read)},
+                       {"shares", shares}});
+  }
+  if (options.json.empty()) return;
+  std::ofstream(options.json) << nlohmann::json{{"model", options.model},
+                                                {"context", options.context},
+                                                {"threads", workload.num_threads()},
+                                                {"weight_bytes", workload.weight_bytes()},
+                                                {"bytes", workload.bytes()},
+                                                {"steps", records}}
+                                     .dump(2)
+                              << "\n";
+}
+
+}  // namespace
+}  // namespace specdec::bench
+
+int main(int argc, char** argv) {
+  using namespace specdec::bench;
+  const Options options = parse(argc, argv);
+  Workload workload(options);
+  report(workload, measure(workload, options), options);
+}
