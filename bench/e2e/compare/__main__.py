@@ -78,7 +78,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         type=Path,
         action="append",
         default=[],
-        help="flock on a file: shared while loading, exclusive while measuring; in order",
+        help="flock on a file, shared while loading, exclusive while measuring; two: a turnstile",
     )
     add("--read-bandwidth", type=Path, help="the benchmark program; else found in build*/")
     add("--json", type=Path, help="written after every round")

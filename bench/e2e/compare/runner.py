@@ -85,7 +85,12 @@ class Runner:
     ) -> None:
         """All contestants stay loaded; in each round they take turns cell by cell."""
         with contextlib.ExitStack() as stack:
-            players = {c: p for c in contestants if (p := self._load(c, stack)) is not None}
+            players = {}
+            with self.machine.shared() as hold:
+                for contestant in contestants:
+                    hold.breathe()
+                    if (player := self._load(contestant, stack)) is not None:
+                        players[contestant] = player
             for repeat in range(repeats):
                 for index, cell in enumerate(cells):
                     order = rotated(list(players), repeat + index)
@@ -106,7 +111,8 @@ class Runner:
             for contestant in rotated(remaining, repeat):
                 self._warm.clear()
                 with contextlib.ExitStack() as stack:
-                    player = self._load(contestant, stack)
+                    with self.machine.shared():
+                        player = self._load(contestant, stack)
                     if player is None:
                         remaining.remove(contestant)
                         continue
@@ -119,8 +125,7 @@ class Runner:
     def _load(self, contestant: Contestant, stack: contextlib.ExitStack) -> Player | None:
         self.on_progress(f"loading {contestant}")
         try:
-            with self.machine.shared():
-                player = self.load(contestant)
+            player = self.load(contestant)
         except PeerError as error:
             self._fail(contestant, error)
             return None
