@@ -181,7 +181,8 @@ def test_noisy_calls_are_repeated_and_then_dropped() -> None:
         *((0, 0.9), (0, 0.0)),
         *((1, 0.8), (1, 0.7), (1, 0.6)),
     ]
-    assert make_rows(result) == []  # nothing is told of a cell with a call that was never quiet
+    assert make_rows(result) == []  # no figures of a cell with a call that was never quiet
+    assert "never quiet: specdec:plain:bf16 in chat, batch 1" in report.render(result)
     result.max_foreign_cores = 0.65
     (row,) = make_rows(result)
     assert (row.num_samples, row.num_noisy) == (1, 3)

@@ -253,7 +253,7 @@ def _print_plan(comparison: Comparison) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs what the command line says. 1 if this engine's speculation changed an answer."""
+    """Runs what the command line says. 1 if this engine failed or speculation changed an answer."""
     options = _parse(sys.argv[1:] if arguments is None else arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # workers are ended on the way out
     if options.report:
@@ -275,7 +275,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     changed = [str(row.contestant) for row in ours if row.same_as_plain is False]
     if changed:
         print(f"answers differ from plain decoding: {', '.join(changed)}", file=sys.stderr)
-    return 1 if changed or not ours else 0
+    failed = [name for name in result.failed if name.startswith(f"{OURS}:")]
+    return 1 if changed or failed else 0
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .results import Result, Row, Verdict, make_rows, make_verdicts
+from .results import Result, Row, Verdict, find_noisy, make_rows, make_verdicts
 
 _HEADINGS = (
     "engine",
@@ -54,6 +54,7 @@ def render(result: Result) -> str:
     if verdicts:
         headings = ("specdec over the best peer", "precision", "workload", "batch", "ratio", "of")
         parts.append(_table(headings, map(_verdict_cells, verdicts)))
+    parts += [f"never quiet: {name}" for name in find_noisy(result)]
     parts += [f"absent: {name}\n" + _indented(how) for name, how in result.absent.items()]
     parts += [f"failed: {name}: {why}" for name, why in result.failed.items()]
     return "\n\n".join(parts)

@@ -165,6 +165,20 @@ def _table_order(contestant: Contestant) -> tuple[bool, str, bool, str, str]:
     return (peer != OURS, peer, speculation != PLAIN, speculation, contestant.precision)
 
 
+def find_noisy(result: Result) -> list[str]:
+    """Contestants with a call in a cell that was never quiet; they have no row there."""
+    calls: dict[tuple[str, int, Contestant], dict[int, bool]] = {}
+    for sample in result.samples:
+        by_call = calls.setdefault((sample.workload, sample.batch, sample.contestant), {})
+        is_quiet = sample.foreign_cores <= result.max_foreign_cores
+        by_call[sample.call] = by_call.get(sample.call, False) or is_quiet
+    return [
+        f"{contestant} in {workload}, batch {batch}"
+        for (workload, batch, contestant), by_call in calls.items()
+        if not all(by_call.values())
+    ]
+
+
 @dataclasses.dataclass
 class _Summary:
     """Medians of a contestant in a cell, by call."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
@@ -91,15 +92,13 @@ class Runner:
                     hold.breathe()
                     if (player := self._load(contestant, stack)) is not None:
                         players[contestant] = player
-            for repeat in range(repeats):
-                for index, cell in enumerate(cells):
-                    order = rotated(list(players), repeat + index)
-                    with self.machine.exclusive() as hold:
-                        self.measure_bandwidth()
-                        for contestant in order:
-                            hold.breathe()
-                            if not self._play(contestant, players[contestant], [cell], repeat):
-                                del players[contestant]
+            with self.machine.exclusive() as hold:
+                for repeat, (index, cell) in itertools.product(range(repeats), enumerate(cells)):
+                    self.measure_bandwidth()
+                    for contestant in rotated(list(players), repeat + index):
+                        hold.breathe()
+                        if not self._play(contestant, players[contestant], [cell], repeat):
+                            del players[contestant]
                     self.on_round()
 
     def run_apart(
@@ -155,11 +154,11 @@ class Runner:
             for sample in self._attempts(contestant, player, cell, prompts):
                 sample.call, sample.repeat = call, repeat
                 self.result.samples.append(sample)
-        done = [s for s in self.result.samples if s.contestant == contestant][-len(cell.calls) :]
-        speed = sum(s.num_tokens for s in done) / sum(s.seconds for s in done)
-        self.on_progress(
-            f"{cell.workload} x{cell.batch} round {repeat + 1}: {contestant} {speed:.1f} tok/s"
-        )
+                self.on_progress(
+                    f"{cell.workload} x{cell.batch} call {call + 1} round {repeat + 1}: "
+                    f"{contestant} {sample.num_tokens / sample.seconds:.1f} tok/s, "
+                    f"others {sample.foreign_cores:.2f} cores"
+                )
 
     def _attempts(
         self, contestant: Contestant, player: Player, cell: Cell, prompts: list[list[int]]
