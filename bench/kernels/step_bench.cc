@@ -7,6 +7,7 @@
 // Each round runs a step of every size and reads a buffer of the weights' and the cache's size:
 // `of_read` is the speed at which a step consumed those bytes over the speed of that read, and
 // `over_1` the time over that of one row; both are medians over rounds.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -33,6 +34,8 @@ namespace specdec::bench {
 namespace {
 
 constexpr int kBlockSize = 16;
+constexpr int kChunk = 512;       // rows of a step that fills the cache
+constexpr int kMaxVerified = 64;  // more rows are a prompt chunk: only the last one is sampled
 
 struct Options {
   std::string model;
@@ -86,6 +89,8 @@ Options parse(int argc, char** argv) {
   return options;
 }
 
+int most_of(const std::vector<int>& rows) { return *std::max_element(rows.begin(), rows.end()); }
+
 // A model with one sequence of `context` tokens in its cache.
 class Workload {
  public:
@@ -94,20 +99,22 @@ class Workload {
             {.device = "cpu", .num_threads = options.threads, .act_dtype = options.dtype})),
         timed_(*backend_),
         context_(options.context),
-        num_blocks_((options.context + 64 + kBlockSize - 1) / kBlockSize),
+        num_blocks_((options.context + most_of(options.rows) + kBlockSize - 1) / kBlockSize),
         pool_(num_blocks_),
         blocks_(kBlockSize) {
     const ModelConfig config = load_model_config(options.model);
     const int max_len = num_blocks_ * kBlockSize;
     runner_ = std::make_unique<ModelRunner>(
         config, options.model, timed_,
-        RunnerLimits{.max_model_len = max_len, .max_rows = 512, .max_logit_rows = 64});
+        RunnerLimits{.max_model_len = max_len,
+                     .max_rows = std::max(kChunk, most_of(options.rows)),
+                     .max_logit_rows = kMaxVerified});
     runner_->allocate_cache(num_blocks_, kBlockSize);
     kv_bytes_ = runner_->cache_block_bytes(kBlockSize) * context_ / kBlockSize;
     if (!blocks_.reserve(pool_, max_len)) refuse("no blocks for the context");
     vocab_size_ = config.vocab_size;
-    for (int begin = 0; begin < context_; begin += 512) {
-      run(std::min(512, context_ - begin), begin);
+    for (int begin = 0; begin < context_; begin += kChunk) {
+      run(std::min(kChunk, context_ - begin), begin);
     }
   }
 
@@ -118,14 +125,15 @@ class Workload {
   int num_threads() const { return backend_->num_threads(); }
 
  private:
-  // Forward and greedy sampling of `rows` tokens from `base_len` on.
+  // Forward of `rows` tokens from `base_len` on and greedy sampling.
   double run(int rows, int base_len) {
-    std::vector<int32_t> tokens(rows), row_ids(rows);
+    const int num_sampled = rows > kMaxVerified ? 1 : rows;
+    std::vector<int32_t> tokens(rows), row_ids(num_sampled);
     for (int i = 0; i < rows; ++i) tokens[i] = (31 * (base_len + i) + 7) % vocab_size_;
-    std::iota(row_ids.begin(), row_ids.end(), 0);
-    std::vector<SampleRow> params(rows);
+    std::iota(row_ids.begin(), row_ids.end(), rows - num_sampled);
+    std::vector<SampleRow> params(num_sampled);
     for (SampleRow& row : params) row.temperature = 0.0f;
-    std::vector<SampleResult> results(rows);
+    std::vector<SampleResult> results(num_sampled);
     BatchInputs inputs;
     inputs.add_chain(tokens, base_len, blocks_);
     timed_.begin_step();
