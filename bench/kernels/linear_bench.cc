@@ -167,14 +167,7 @@ int main(int argc, char** argv) {
     benchmark::RegisterBenchmark(model.name,
                                  [&](benchmark::State& state) { run_step(state, model, options); })
         ->ArgName("rows")
-        ->Arg(1)
-        ->Arg(2)
-        ->Arg(4)
-        ->Arg(8)
-        ->Arg(16)
-        ->Arg(32)
-        ->Arg(64)
-        ->Arg(512)
+        ->ArgsProduct({{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 512}})
         ->Iterations(40)
         ->UseManualTime()
         ->Unit(benchmark::kMillisecond);

@@ -120,8 +120,8 @@ class CpuLinearTest : public testing::TestWithParam<Params> {
 struct Shape {
   int64_t n, k;
 };
-constexpr Shape kShapes[] = {{1, 1},   {16, 2},  {17, 3},   {15, 31},   {33, 32},
-                             {64, 33}, {48, 64}, {100, 65}, {20, 1000}, {65, 577}};
+constexpr Shape kShapes[] = {{1, 1},   {16, 2},   {17, 3},    {15, 31},  {33, 32},  {64, 33},
+                             {48, 64}, {100, 65}, {20, 1000}, {65, 577}, {50, 6144}};
 
 TEST_P(CpuLinearTest, MatchesDoubleLoops) {
   CpuBackend backend = make_backend(2);
@@ -180,28 +180,30 @@ TEST_P(CpuLinearTest, ConcatenatesPartsOfAnyFloatType) {
 // A row alone, and the same row anywhere in batches of every size and on any number of threads.
 TEST_P(CpuLinearTest, RowsAreBitEqualWhateverTheBatch) {
   const int64_t n = 70;  // several groups of blocks, the last block cut short
-  const int64_t k = 1103;
   constexpr int kRows = 70;
-  const Matrix weight(n, k, GetParam().dtype, 1);
-  const Matrix x(kRows, k, GetParam().dtype, 2);
-  const WeightView view = weight.view();
-  const size_t row_bytes = k * size_of(GetParam().dtype);
+  // The last two: rows that would compete for one place in a cache, and k taken in parts.
+  for (const int64_t k : {1103, 2048, 6001}) {
+    const Matrix weight(n, k, GetParam().dtype, 1);
+    const Matrix x(kRows, k, GetParam().dtype, 2);
+    const WeightView view = weight.view();
+    const size_t row_bytes = k * size_of(GetParam().dtype);
 
-  CpuBackend single = make_backend(1);
-  const auto single_weight = single.pack_linear({.parts = {&view, 1}});
-  std::vector<float> alone;
-  for (int row = 0; row < kRows; ++row) {
-    const auto out = run(single, *single_weight, x.bytes.data() + row * row_bytes, 1);
-    alone.insert(alone.end(), out.begin(), out.end());
-  }
-  for (int num_threads : {1, 2, 5}) {
-    CpuBackend backend = make_backend(num_threads);
-    const auto packed = backend.pack_linear({.parts = {&view, 1}});
-    for (int rows = 1; rows <= kRows; rows += rows < 20 ? 1 : 7) {
-      const int first = (rows * 7) % (kRows - rows + 1);
-      const auto out = run(backend, *packed, x.bytes.data() + first * row_bytes, rows);
-      ASSERT_EQ(0, std::memcmp(out.data(), alone.data() + first * n, out.size() * sizeof(float)))
-          << rows << " rows from " << first << " on " << num_threads << " threads";
+    CpuBackend single = make_backend(1);
+    const auto single_weight = single.pack_linear({.parts = {&view, 1}});
+    std::vector<float> alone;
+    for (int row = 0; row < kRows; ++row) {
+      const auto out = run(single, *single_weight, x.bytes.data() + row * row_bytes, 1);
+      alone.insert(alone.end(), out.begin(), out.end());
+    }
+    for (int num_threads : {1, 2, 5}) {
+      CpuBackend backend = make_backend(num_threads);
+      const auto packed = backend.pack_linear({.parts = {&view, 1}});
+      for (int rows = 1; rows <= kRows; rows += rows < 20 ? 1 : 7) {
+        const int first = (rows * 7) % (kRows - rows + 1);
+        const auto out = run(backend, *packed, x.bytes.data() + first * row_bytes, rows);
+        ASSERT_EQ(0, std::memcmp(out.data(), alone.data() + first * n, out.size() * sizeof(float)))
+            << rows << " rows of " << k << " from " << first << " on " << num_threads << " threads";
+      }
     }
   }
 }
@@ -373,6 +375,7 @@ class AmxTilesTest : public testing::Test {
                    .block_bytes = weight.block_bytes(),
                    .padded_k = weight.padded_k(),
                    .x = padded.data(),
+                   .x_stride = weight.padded_k(),
                    .x_scales = nullptr,
                    .x_sums = nullptr,
                    .num_rows = rows,

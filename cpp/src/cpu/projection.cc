@@ -13,25 +13,40 @@ constexpr int64_t kMinRowChunk = 32;
 constexpr int64_t kCellsPerThread = 8;
 // Weights times rows below which handing out work costs more than it saves.
 constexpr int64_t kMinWorkBytes = 16 << 10;
-// Blocks a kernel likes to work on together.
-constexpr int64_t kKernelBlocks = 4;
+// Blocks a kernel likes to work on together, when there are more rows than it takes at once.
+constexpr int64_t kKernelBlocks = 3;
+constexpr int64_t kKernelRows = 16;
 // Elements of rows that every thread prepares for itself rather than wait for the others.
 constexpr int64_t kPrivateElements = 16 << 10;
 constexpr int64_t kAlignment = 64;
+// Rows that lie this far apart compete for the same few places in a level-1 cache.
+constexpr int64_t kAliasBytes = 2 << 10;
+constexpr int64_t kFewRows = 8;  // that do not crowd each other out even so
 
 int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
+int64_t element_bytes(const CpuPackedLinear& weight) {
+  if (weight.is_integer()) return 1;
+  return weight.packed_format() == kPackedBf16 ? 2 : 4;
+}
+
+// Elements from one prepared row to the next.
+int64_t row_stride(const CpuPackedLinear& weight, int64_t num_rows) {
+  const int64_t element = element_bytes(weight);
+  const bool is_crowded = num_rows > kFewRows && weight.padded_k() * element % kAliasBytes == 0;
+  return weight.padded_k() + (is_crowded && !weight.is_integer() ? kAlignment / element : 0);
+}
+
 // Where the parts of prepared rows lie.
 struct RowsLayout {
-  RowsLayout(const CpuPackedLinear& weight, int64_t num_rows) {
-    const int64_t element_bytes = weight.is_integer()                     ? 1
-                                  : weight.packed_format() == kPackedBf16 ? 2
-                                                                          : 4;
+  RowsLayout(const CpuPackedLinear& weight, int64_t num_rows)
+      : stride(row_stride(weight, num_rows)) {
     const int64_t num_groups = weight.is_integer() ? num_rows * weight.padded_k() / kQuantGroup : 0;
-    scales = round_up(num_rows * weight.padded_k() * element_bytes, kAlignment);
+    scales = round_up(num_rows * stride * element_bytes(weight), kAlignment);
     sums = scales + round_up(num_groups * 4, kAlignment);
     size_bytes = sums + round_up(num_groups * 4, kAlignment);
   }
+  int64_t stride;  // elements
   int64_t scales;
   int64_t sums;
   int64_t size_bytes;
@@ -67,9 +82,8 @@ ProjectionPlan Projector::make_plan(const CpuPackedLinear& weight, int64_t num_r
   plan.cell_units = std::max<int64_t>(1, kCellFloats / (plan.row_chunk * unit_floats));
   const int64_t cell_bytes = weight.block_bytes() * unit_blocks * plan.row_chunk;
   plan.grain = std::max<int64_t>(1, kMinWorkBytes / cell_bytes);
-  const int64_t liked = std::max<int64_t>(1, kKernelBlocks / unit_blocks);
-  if (plan.num_row_chunks * plan.num_units >= wanted * liked) {
-    plan.grain = std::max(plan.grain, liked);
+  if (plan.row_chunk > kKernelRows) {
+    plan.grain = std::max(plan.grain, kKernelBlocks / unit_blocks);
   }
   return plan;
 }
@@ -81,7 +95,7 @@ void Projector::begin(const CpuPackedLinear& weight, const ProjectionInput& in) 
   shared_ = {};
   const DType as_packed = weight.packed_format() == kPackedBf16 ? DType::kBF16 : DType::kF32;
   if (!weight.is_integer() && in.dtype == as_packed && in.norm == nullptr &&
-      in.row_ids == nullptr && weight.padded_k() == weight.in_features()) {
+      in.row_ids == nullptr && row_stride(weight, in.num_rows) == weight.in_features()) {
     shared_.values = in.x;
     return;
   }
@@ -125,7 +139,7 @@ void Projector::prepare(int64_t row_begin, int64_t row_end, char* storage) const
                          .row_begin = row_begin,
                          .row_end = row_end,
                          .out = storage,
-                         .out_stride = weight_->padded_k(),
+                         .out_stride = layout.stride,
                          .out_scales = reinterpret_cast<float*>(storage + layout.scales),
                          .out_sums = reinterpret_cast<int32_t*>(storage + layout.sums)};
   (weight_->packed_format() == kPackedBf16 ? kernels_.rows.to_bf16 : kernels_.rows.to_f32)(task);
@@ -150,17 +164,16 @@ SumsCell Projector::compute(const CpuPackedLinear& weight, const ProjectionPlan&
   const int64_t block_begin = unit * plan.unit_blocks;
   const int64_t block_end =
       std::min(block_begin + num_units * plan.unit_blocks, weight.num_blocks());
-  const int64_t first = row_begin * weight.padded_k();
-  const int64_t element_bytes = weight.is_integer()                     ? 1
-                                : weight.packed_format() == kPackedBf16 ? 2
-                                                                        : 4;
+  const int64_t x_stride = row_stride(weight, in_.num_rows);
+  const int64_t first = row_begin * x_stride;
   float* sums = sums_.as<float>() + thread * kCellFloats;
   const int64_t stride = (block_end - block_begin) * kOutputs;
   kernels_.linear.run[weight.packed_format()](
       {.weights = weight.block(block_begin),
        .block_bytes = weight.block_bytes(),
        .padded_k = weight.padded_k(),
-       .x = static_cast<const char*>(rows.values) + first * element_bytes,
+       .x = static_cast<const char*>(rows.values) + first * element_bytes(weight),
+       .x_stride = x_stride,
        .x_scales = rows.scales != nullptr ? rows.scales + first / kQuantGroup : nullptr,
        .x_sums = rows.sums != nullptr ? rows.sums + first / kQuantGroup : nullptr,
        .num_rows = row_end - row_begin,

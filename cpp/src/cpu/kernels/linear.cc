@@ -11,8 +11,8 @@ namespace specdec::cpu::SPECDEC_ISA {
 namespace {
 
 // A dot policy says how a step of k is multiplied: Weights (16 outputs), Factor (one row's x, in
-// all lanes) and the accumulation of their product. kAccumulators bounds rows times blocks of a
-// tile by the registers there are.
+// all lanes) and the accumulation of their product. The tiles must fit the registers there are: up
+// to kOnePassRows x one block, and kPassRows x kPassBlocks when rows take several passes.
 
 struct F32Dot {
   using X = float;
@@ -20,14 +20,17 @@ struct F32Dot {
   using Factor = F32x16;
   static constexpr int kStep = 1;
 #if defined(__AVX512F__)
-  static constexpr int kMaxRows = 8;
-  static constexpr int kAccumulators = 24;
+  static constexpr int kOnePassRows = 16;
+  static constexpr int kPassRows = 8;
+  static constexpr int kPassBlocks = 3;
 #elif defined(__AVX2__) || defined(__aarch64__)
-  static constexpr int kMaxRows = 4;
-  static constexpr int kAccumulators = 4;
+  static constexpr int kOnePassRows = 4;
+  static constexpr int kPassRows = 4;
+  static constexpr int kPassBlocks = 1;
 #else
-  static constexpr int kMaxRows = 2;
-  static constexpr int kAccumulators = 2;
+  static constexpr int kOnePassRows = 2;
+  static constexpr int kPassRows = 2;
+  static constexpr int kPassBlocks = 1;
 #endif
   static Weights weights(const float* p) { return load(p); }
   static Factor factor(const float* x) { return broadcast(*x); }
@@ -40,17 +43,21 @@ struct Bf16Dot {
   using Factor = Bf16Pairs;
   static constexpr int kStep = 2;
 #if defined(__AVX512BF16__)
-  static constexpr int kMaxRows = 8;
-  static constexpr int kAccumulators = 24;
+  static constexpr int kOnePassRows = 16;
+  static constexpr int kPassRows = 8;
+  static constexpr int kPassBlocks = 3;
 #elif defined(__AVX512F__)
-  static constexpr int kMaxRows = 8;
-  static constexpr int kAccumulators = 16;
+  static constexpr int kOnePassRows = 16;
+  static constexpr int kPassRows = 8;
+  static constexpr int kPassBlocks = 2;
 #elif defined(__AVX2__) || defined(__aarch64__)
-  static constexpr int kMaxRows = 4;
-  static constexpr int kAccumulators = 4;
+  static constexpr int kOnePassRows = 4;
+  static constexpr int kPassRows = 4;
+  static constexpr int kPassBlocks = 1;
 #else
-  static constexpr int kMaxRows = 2;
-  static constexpr int kAccumulators = 2;
+  static constexpr int kOnePassRows = 2;
+  static constexpr int kPassRows = 2;
+  static constexpr int kPassBlocks = 1;
 #endif
   static Weights weights(const uint16_t* p) { return load_pairs(p); }
   static Factor factor(const uint16_t* x) { return broadcast_pair(x); }

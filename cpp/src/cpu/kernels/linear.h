@@ -31,7 +31,8 @@ struct LinearTask {
   const void* weights;  // the first block; the next begins block_bytes further on
   int64_t block_bytes;
   int64_t padded_k;
-  const void* x;          // [num_rows, padded_k] float32, bfloat16, or int8 codes
+  const void* x;          // [num_rows, x_stride] float32, bfloat16, or int8 codes
+  int64_t x_stride;       // elements; padded_k or a little more
   const float* x_scales;  // [num_rows, padded_k / 32] of a group's codes; null for floats
   const int32_t* x_sums;  // likewise: the sum of a group's codes
   int64_t num_rows;

@@ -128,7 +128,7 @@ void amx_store_sums(Tiles& tiles, const AmxSpan& span, float* sums, int64_t stri
 template <class Tiles>
 void run_amx_span(const LinearTask& task, const AmxSpan& span, Tiles& tiles) {
   const int64_t block_stride = task.padded_k * kAmxOutputs;
-  const uint16_t* x = static_cast<const uint16_t*>(task.x) + span.row * task.padded_k;
+  const uint16_t* x = static_cast<const uint16_t*>(task.x) + span.row * task.x_stride;
   const uint16_t* weights = static_cast<const uint16_t*>(task.weights) + span.block * block_stride;
   tiles.template zero<kSums00>();
   if (span.blocks == 2) tiles.template zero<kSums01>();
@@ -137,7 +137,7 @@ void run_amx_span(const LinearTask& task, const AmxSpan& span, Tiles& tiles) {
     if (span.blocks == 2) tiles.template zero<kSums11>();
   }
   for (int64_t k = 0; k < task.padded_k; k += kAmxDepth) {
-    amx_step(tiles, span, x + k, task.padded_k, weights + k * kAmxOutputs, block_stride);
+    amx_step(tiles, span, x + k, task.x_stride, weights + k * kAmxOutputs, block_stride);
   }
   amx_store_sums(tiles, span, task.sums + span.row * task.sums_stride + span.block * kAmxOutputs,
                  task.sums_stride);

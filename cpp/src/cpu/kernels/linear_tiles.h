@@ -3,6 +3,10 @@
 //
 // Each output is one accumulator that meets its k in order. Splitting k only moves the accumulator
 // through memory, exactly, so neither the tile's shape nor any blocking shows in the result.
+//
+// A few rows (Dot::kOnePassRows) take one pass over the weights, block after block: the thread
+// reads one stream from one end to the other, which memory is fastest at. More rows take several
+// passes over a group of blocks, which stays in the L2 cache meanwhile.
 #pragma once
 
 #include "cpu/kernels/linear.h"
@@ -11,14 +15,13 @@
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
 
-constexpr int kMaxTileBlocks = 4;
-constexpr int64_t kAheadBytes = 2 << 10;       // of one block
-constexpr int64_t kWeightsL1Bytes = 24 << 10;  // of one group of blocks, between passes of rows
-
-constexpr int tile_blocks(int rows, int accumulators) {
-  const int blocks = accumulators / rows;
-  return blocks < kMaxTileBlocks ? blocks : kMaxTileBlocks;
-}
+constexpr int kMaxTileRows = 16;
+constexpr int kMaxTileBlocks = 3;
+constexpr int64_t kLineBytes = 64;
+// How far ahead of its use a single pass fetches; whole pages matter less than time to arrive.
+constexpr int64_t kAheadBytes = 8 << 10;
+// Of a group of blocks between passes: half of a small L2 cache, as the next group's arrive beside.
+constexpr int64_t kGroupBytes = 512 << 10;
 
 // Where a tile stands: x at its first row and k, packed weights at its first block and k.
 template <class X>
@@ -28,46 +31,96 @@ struct TileSpan {
   const X* weights;
   int64_t block_stride;  // elements between blocks
   int64_t num_k;
-  // While a block's weights are used, those this many elements further on are fetched: one distance
-  // for the first `turn_k` of k, another for the rest.
-  int64_t turn_k;
-  int64_t ahead[kMaxTileBlocks];
-  int64_t ahead_after_turn[kMaxTileBlocks];
+  // With each step of k one line of memory is fetched, for later.
+  const char* ahead;
+  int64_t ahead_step;  // bytes
+};
+
+// Row r of a tile lies at base + r * stride. The compiler would keep a pointer for every row and
+// run out of registers; this gives it addresses that a processor computes as it loads.
+template <class X>
+class RowPointers {
+ public:
+  RowPointers(const X* x, int64_t stride)
+      : low_(x),
+        high_(x + 8 * stride),
+        s1_(stride),
+        s3_(3 * stride),
+        s5_(5 * stride),
+        s7_(7 * stride) {
+    asm("" : "+r"(s1_), "+r"(s3_), "+r"(s5_), "+r"(s7_));
+  }
+  // From here on the compiler no longer knows that the bases only ever move by `step`.
+  void advance(int step) {
+    low_ += step;
+    high_ += step;
+    asm("" : "+r"(low_), "+r"(high_));
+  }
+  const X* row(int r) const {
+    const X* base = r < 8 ? low_ : high_;
+    switch (r % 8) {
+      case 0:
+        return base;
+      case 1:
+        return base + s1_;
+      case 2:
+        return base + 2 * s1_;
+      case 3:
+        return base + s3_;
+      case 4:
+        return base + 4 * s1_;
+      case 5:
+        return base + s5_;
+      case 6:
+        return base + 2 * s3_;
+      default:
+        return base + s7_;
+    }
+  }
+
+ private:
+  const X* low_;
+  const X* high_;
+  int64_t s1_, s3_, s5_, s7_;
 };
 
 // sums [kRows, sums_stride]: += x W^T, or = when it is the first part of k.
 template <class Dot, int kRows, int kBlocks>
 void run_tile(const TileSpan<typename Dot::X>& span, float* sums, int64_t sums_stride,
               bool is_first) {
+  using X = typename Dot::X;
+  static_assert(kLanes * Dot::kStep * sizeof(X) == kLineBytes);
   F32x16 acc[kRows][kBlocks];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 3
     for (int b = 0; b < kBlocks; ++b) {
       acc[r][b] = is_first ? zero() : load(sums + r * sums_stride + b * kLanes);
     }
   }
-  const auto step = [&](int64_t k, const int64_t* ahead) {
+  RowPointers<X> x(span.x, span.x_stride);
+  const X* weights = span.weights;
+  const int64_t block_stride = span.block_stride;
+  const char* ahead = span.ahead;
+  const int64_t ahead_step = span.ahead_step;
+  for (int64_t k = span.num_k; k > 0; k -= Dot::kStep) {
     typename Dot::Weights w[kBlocks];
-#pragma GCC unroll 4
-    for (int b = 0; b < kBlocks; ++b) {
-      const typename Dot::X* weights = span.weights + b * span.block_stride + k * kLanes;
-      w[b] = Dot::weights(weights);
-      __builtin_prefetch(weights + ahead[b], 0, 3);
-    }
-#pragma GCC unroll 8
+#pragma GCC unroll 3
+    for (int b = 0; b < kBlocks; ++b) w[b] = Dot::weights(weights + b * block_stride);
+    __builtin_prefetch(ahead, 0, 3);
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      const typename Dot::Factor x = Dot::factor(span.x + r * span.x_stride + k);
-#pragma GCC unroll 4
-      for (int b = 0; b < kBlocks; ++b) acc[r][b] = Dot::dot(acc[r][b], w[b], x);
+      const typename Dot::Factor factor = Dot::factor(x.row(r));
+#pragma GCC unroll 3
+      for (int b = 0; b < kBlocks; ++b) acc[r][b] = Dot::dot(acc[r][b], w[b], factor);
     }
-  };
-  int64_t k = 0;
-  for (; k < span.turn_k; k += Dot::kStep) step(k, span.ahead);
-  for (; k < span.num_k; k += Dot::kStep) step(k, span.ahead_after_turn);
-#pragma GCC unroll 8
+    weights += kLanes * Dot::kStep;
+    ahead += ahead_step;
+    x.advance(Dot::kStep);
+  }
+#pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 3
     for (int b = 0; b < kBlocks; ++b) store(sums + r * sums_stride + b * kLanes, acc[r][b]);
   }
 }
@@ -75,10 +128,11 @@ void run_tile(const TileSpan<typename Dot::X>& span, float* sums, int64_t sums_s
 template <class Dot>
 using TileFunction = void (*)(const TileSpan<typename Dot::X>&, float*, int64_t, bool);
 
-// Null for tiles that do not fit the registers; the loops below never ask for one.
+// Null for tiles the loops below never ask for: one pass has one block, several have few rows.
 template <class Dot, int kRows, int kBlocks>
 constexpr TileFunction<Dot> tile_or_null() {
-  if constexpr (kRows <= Dot::kMaxRows && kRows * kBlocks <= Dot::kAccumulators) {
+  constexpr int kMost = kBlocks == 1 ? Dot::kOnePassRows : Dot::kPassRows;
+  if constexpr (kRows <= kMost && kBlocks <= Dot::kPassBlocks) {
     return run_tile<Dot, kRows, kBlocks>;
   } else {
     return nullptr;
@@ -86,98 +140,86 @@ constexpr TileFunction<Dot> tile_or_null() {
 }
 
 template <class Dot, int kRows>
-constexpr TileFunction<Dot> kTilesOfRows[kMaxTileBlocks] = {
-    tile_or_null<Dot, kRows, 1>(), tile_or_null<Dot, kRows, 2>(), tile_or_null<Dot, kRows, 3>(),
-    tile_or_null<Dot, kRows, 4>()};
+struct TilesOfRows {
+  static constexpr TileFunction<Dot> kTiles[kMaxTileBlocks] = {
+      tile_or_null<Dot, kRows, 1>(), tile_or_null<Dot, kRows, 2>(), tile_or_null<Dot, kRows, 3>()};
+};
 
 template <class Dot>
 TileFunction<Dot> tile_function(int rows, int blocks) {
-  static_assert(Dot::kMaxRows <= 8);
-  static constexpr const TileFunction<Dot>* kTiles[] = {
-      kTilesOfRows<Dot, 1>, kTilesOfRows<Dot, 2>, kTilesOfRows<Dot, 3>, kTilesOfRows<Dot, 4>,
-      kTilesOfRows<Dot, 5>, kTilesOfRows<Dot, 6>, kTilesOfRows<Dot, 7>, kTilesOfRows<Dot, 8>};
+  static_assert(Dot::kOnePassRows <= kMaxTileRows && Dot::kPassRows <= Dot::kOnePassRows);
+  static_assert(Dot::kPassBlocks <= kMaxTileBlocks);
+  static constexpr const TileFunction<Dot>* kTiles[kMaxTileRows] = {
+      TilesOfRows<Dot, 1>::kTiles,  TilesOfRows<Dot, 2>::kTiles,  TilesOfRows<Dot, 3>::kTiles,
+      TilesOfRows<Dot, 4>::kTiles,  TilesOfRows<Dot, 5>::kTiles,  TilesOfRows<Dot, 6>::kTiles,
+      TilesOfRows<Dot, 7>::kTiles,  TilesOfRows<Dot, 8>::kTiles,  TilesOfRows<Dot, 9>::kTiles,
+      TilesOfRows<Dot, 10>::kTiles, TilesOfRows<Dot, 11>::kTiles, TilesOfRows<Dot, 12>::kTiles,
+      TilesOfRows<Dot, 13>::kTiles, TilesOfRows<Dot, 14>::kTiles, TilesOfRows<Dot, 15>::kTiles,
+      TilesOfRows<Dot, 16>::kTiles};
   return kTiles[rows - 1][blocks - 1];
 }
 
-// How a group's k is cut, and what its tiles fetch. With one pass over the weights each tile
-// fetches its own blocks a little ahead, then the beginning of the next group. With several, a part
-// of k stays in the L1 cache between passes, and the passes share out the blocks of the next part.
-template <class X>
-class GroupPlan {
- public:
-  GroupPlan(const LinearTask& task, int num_blocks, int num_passes)
-      : num_k_(task.padded_k), num_blocks_(num_blocks), num_passes_(num_passes) {
-    block_stride_ = task.padded_k * kLanes;
-    next_group_ = num_blocks * block_stride_;
-    k_part_ = num_k_;
-    if (num_passes > 1) {
-      const int64_t most = kWeightsL1Bytes / (num_blocks * kLanes * int64_t{sizeof(X)});
-      const int64_t num_parts = (num_k_ + most - 1) / most;
-      k_part_ = ((num_k_ + num_parts - 1) / num_parts + 31) / 32 * 32;
-    }
-  }
-  int64_t k_part() const { return k_part_; }
-
-  TileSpan<X> span(int64_t k, int pass) const {
-    TileSpan<X> span{};
-    span.x_stride = num_k_;
-    span.block_stride = block_stride_;
-    const bool is_last = k + k_part_ >= num_k_;
-    span.num_k = is_last ? num_k_ - k : k_part_;
-    if (num_passes_ == 1) {
-      constexpr int64_t kAheadK = kAheadBytes / (kLanes * int64_t{sizeof(X)});
-      span.turn_k = num_k_ > kAheadK ? (num_k_ - kAheadK) / 2 * 2 : 0;
-      for (int b = 0; b < num_blocks_; ++b) {
-        span.ahead[b] = kAheadK * kLanes;
-        span.ahead_after_turn[b] = next_group_ - span.turn_k * kLanes;
-      }
-      return span;
-    }
-    for (int b = pass; b < num_blocks_; b += num_passes_) {
-      span.ahead_after_turn[b] = is_last ? next_group_ - k * kLanes : k_part_ * kLanes;
-    }
-    return span;
-  }
-
- private:
-  int64_t num_k_;
-  int num_blocks_;
-  int num_passes_;
-  int64_t block_stride_;
-  int64_t next_group_;
-  int64_t k_part_;
-};
-
-// The product for at most kMaxTileBlocks blocks.
+// All rows at once, block after block.
 template <class Dot>
-void run_group(const LinearTask& task, int64_t block, int num_blocks) {
+void run_one_pass(const LinearTask& task) {
+  using X = typename Dot::X;
+  TileSpan<X> span{};
+  span.x = static_cast<const X*>(task.x);
+  span.x_stride = task.x_stride;
+  span.num_k = task.padded_k;
+  span.ahead_step = kLineBytes;
+  const TileFunction<Dot> run = tile_function<Dot>(static_cast<int>(task.num_rows), 1);
+  for (int64_t block = 0; block < task.num_blocks; ++block) {
+    span.weights = static_cast<const X*>(task.weights) + block * task.padded_k * kLanes;
+    span.ahead = reinterpret_cast<const char*>(span.weights) + kAheadBytes;
+    run(span, task.sums + block * kLanes, task.sums_stride, true);
+  }
+}
+
+// Several passes over the blocks of a group, part of k by part. Together they fetch the part that
+// comes next, each an equal share, so that memory is kept busy evenly.
+template <class Dot>
+void run_group(const LinearTask& task, int64_t block, int num_blocks, int64_t num_passes) {
   using X = typename Dot::X;
   const X* x = static_cast<const X*>(task.x);
-  const X* weights = static_cast<const X*>(task.weights) + block * task.padded_k * kLanes;
-  const int num_passes = static_cast<int>((task.num_rows + Dot::kMaxRows - 1) / Dot::kMaxRows);
-  const GroupPlan<X> plan(task, num_blocks, num_passes);
-  for (int64_t k = 0; k < task.padded_k; k += plan.k_part()) {
-    for (int pass = 0; pass < num_passes; ++pass) {
-      const int64_t row = pass * Dot::kMaxRows;
-      const int rows = task.num_rows - row < Dot::kMaxRows ? static_cast<int>(task.num_rows - row)
-                                                           : Dot::kMaxRows;
-      TileSpan<X> span = plan.span(k, pass);
-      span.x = x + row * task.padded_k + k;
-      span.weights = weights + k * kLanes;
-      const TileFunction<Dot> run = tile_function<Dot>(rows, num_blocks);
-      run(span, task.sums + row * task.sums_stride + block * kLanes, task.sums_stride, k == 0);
+  TileSpan<X> span{};
+  span.x_stride = task.x_stride;
+  span.block_stride = task.padded_k * kLanes;
+  const X* weights = static_cast<const X*>(task.weights) + block * span.block_stride;
+
+  const int64_t group_bytes = num_blocks * span.block_stride * int64_t{sizeof(X)};
+  const int64_t num_parts = (group_bytes + kGroupBytes - 1) / kGroupBytes;
+  const int64_t k_part = (task.padded_k / Dot::kStep + num_parts - 1) / num_parts * Dot::kStep;
+  const int64_t piece = k_part * kLanes;  // of one block
+  const int64_t share = num_blocks * piece / num_passes;
+  for (int64_t k = 0; k < task.padded_k; k += k_part) {
+    const bool is_last = k + k_part >= task.padded_k;
+    span.num_k = is_last ? task.padded_k - k : k_part;
+    span.ahead_step = share * int64_t{sizeof(X)} / (span.num_k / Dot::kStep);
+    span.weights = weights + k * kLanes;
+    // What comes next: a part of every block, of this group or of the one that follows it.
+    const X* next = is_last ? weights + num_blocks * span.block_stride : span.weights + piece;
+    for (int64_t pass = 0; pass < num_passes; ++pass) {
+      const int64_t row = task.num_rows * pass / num_passes;
+      const int rows = static_cast<int>(task.num_rows * (pass + 1) / num_passes - row);
+      span.x = x + row * task.x_stride + k;
+      const int64_t place = pass * share;
+      span.ahead =
+          reinterpret_cast<const char*>(next + place / piece * span.block_stride + place % piece);
+      tile_function<Dot>(rows, num_blocks)(
+          span, task.sums + row * task.sums_stride + block * kLanes, task.sums_stride, k == 0);
     }
   }
 }
 
 template <class Dot>
 void run_tiles(const LinearTask& task) {
-  const int most_rows =
-      task.num_rows < Dot::kMaxRows ? static_cast<int>(task.num_rows) : Dot::kMaxRows;
-  const int blocks = tile_blocks(most_rows, Dot::kAccumulators);
-  for (int64_t block = 0; block < task.num_blocks; block += blocks) {
+  if (task.num_rows <= Dot::kOnePassRows) return run_one_pass<Dot>(task);
+  const int64_t num_passes = (task.num_rows + Dot::kPassRows - 1) / Dot::kPassRows;
+  for (int64_t block = 0; block < task.num_blocks; block += Dot::kPassBlocks) {
     const int64_t left = task.num_blocks - block;
-    run_group<Dot>(task, block, left < blocks ? static_cast<int>(left) : blocks);
+    run_group<Dot>(task, block, left < Dot::kPassBlocks ? static_cast<int>(left) : Dot::kPassBlocks,
+                   num_passes);
   }
 }
 
