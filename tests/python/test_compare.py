@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import fcntl
 import io
 import itertools
 import json
@@ -14,6 +15,12 @@ from typing import Any
 import pytest
 from compare import report
 from compare.peers import PEERS
+from compare.processes import (
+    group_cpu_seconds,
+    group_members,
+    group_peak_bytes,
+    machine_cpu_seconds,
+)
 from compare.protocol import Generation, PeerError, Setup
 from compare.results import Contestant, Result, Sample, digest, make_rows, make_verdicts
 from compare.runner import Runner, rotated
@@ -333,6 +340,63 @@ def test_a_worker_answers_line_by_line_and_survives_errors() -> None:
     assert "dance" in answers[3]["error"]
     assert answers[4:] == [{"result": None}]
     assert backend.closed
+
+
+def can_lock(file: Path, operation: int) -> bool:
+    with file.open("w") as stream:
+        try:
+            fcntl.flock(stream, operation | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def test_the_lock_keeps_others_out_and_lets_them_in_between(tmp_path: Path) -> None:
+    turnstile, lock = tmp_path / "turnstile", tmp_path / "lock"
+    machine = SharedMachine([turnstile, lock])
+    with machine.shared():
+        assert can_lock(lock, fcntl.LOCK_SH)
+        assert not can_lock(lock, fcntl.LOCK_EX)
+    with machine.exclusive() as hold:
+        assert can_lock(turnstile, fcntl.LOCK_EX)
+        assert not can_lock(lock, fcntl.LOCK_SH)
+        hold.breathe()
+        assert not can_lock(lock, fcntl.LOCK_SH)
+        hold.release()
+        assert can_lock(lock, fcntl.LOCK_EX)
+    assert can_lock(lock, fcntl.LOCK_EX)
+
+
+BURN = """
+import time
+held = bytearray(64 << 20)
+while time.process_time() < 0.5:
+    pass
+print(flush=True)
+input()
+"""
+
+
+def test_a_process_group_is_told_from_the_rest_of_the_machine() -> None:
+    before = machine_cpu_seconds()
+    burner = subprocess.Popen(
+        [sys.executable, "-c", BURN],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        assert burner.stdout is not None
+        burner.stdout.readline()
+        assert list(group_members(burner.pid)) == [burner.pid]
+        assert 0.45 <= group_cpu_seconds(burner.pid) < 5
+        assert machine_cpu_seconds() - before >= 0.4
+        assert group_peak_bytes(burner.pid) > 64 << 20
+        assert group_peak_bytes(burner.pid, leader=False) == 0
+    finally:
+        burner.kill()
+        burner.communicate()
+    assert group_cpu_seconds(burner.pid) == 0
 
 
 def test_absent_peers_come_with_the_commands_that_install_them(tmp_path: Path) -> None:
