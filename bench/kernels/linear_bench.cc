@@ -4,12 +4,14 @@
 // read a buffer of the same size right after, the median of such pairs: 1.0 is the memory floor.
 // `gflops` is the arithmetic rate. Arguments before Google Benchmark's own: --cpu_isa=NAME
 // --threads=N
-// --dtype=bfloat16|float32.
+// --dtype=bfloat16|float32 (of rows, and of weights whose format is act)
+// --format=act|int8|int8_grouped|int8_grouped_min|int4_grouped|int4_grouped_min.
 #include <benchmark/benchmark.h>
 
 #include <cstring>
 #include <memory>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -52,7 +54,17 @@ struct Options {
   std::string cpu_isa = "auto";
   int num_threads = 0;
   DType dtype = DType::kBF16;
+  WeightFormat format = WeightFormat::kAct;
 };
+
+WeightFormat parse_format(const std::string& name) {
+  for (WeightFormat format :
+       {WeightFormat::kAct, WeightFormat::kInt8, WeightFormat::kInt8Grouped,
+        WeightFormat::kInt8GroupedMin, WeightFormat::kInt4Grouped, WeightFormat::kInt4GroupedMin}) {
+    if (name_of(format) == name) return format;
+  }
+  throw std::invalid_argument("--format: unknown format '" + name + "'");
+}
 
 // Random values at the act dtype.
 std::vector<uint8_t> random_matrix(int64_t count, DType dtype) {
@@ -71,12 +83,12 @@ std::vector<uint8_t> random_matrix(int64_t count, DType dtype) {
 }
 
 std::vector<std::unique_ptr<PackedLinear>> pack_weights(const Model& model, DType dtype,
-                                                        Backend& backend) {
+                                                        WeightFormat format, Backend& backend) {
   std::vector<std::unique_ptr<PackedLinear>> weights;
   const auto pack = [&](const Shape& shape, const std::vector<uint8_t>& source) {
     const WeightView view{
         .values = {source.data(), dtype, {shape.out_features, shape.in_features}}};
-    weights.push_back(backend.pack_linear({.parts = {&view, 1}}));
+    weights.push_back(backend.pack_linear({.parts = {&view, 1}, .format = format}));
   };
   const int64_t head_size = model.head.out_features * model.head.in_features;
   const std::vector<uint8_t> source = random_matrix(head_size, dtype);
@@ -90,7 +102,7 @@ std::vector<std::unique_ptr<PackedLinear>> pack_weights(const Model& model, DTyp
 void run_step(benchmark::State& state, const Model& model, const Options& options) {
   const int rows = static_cast<int>(state.range(0));
   cpu::CpuBackend backend(cpu::parse_isa(options.cpu_isa), options.num_threads, options.dtype);
-  const auto weights = pack_weights(model, options.dtype, backend);
+  const auto weights = pack_weights(model, options.dtype, options.format, backend);
   int64_t weight_bytes = 0;
   int64_t num_weights = 0;
   int64_t max_in = 0;
@@ -149,6 +161,8 @@ Options take_options(int& argc, char** argv) {
       options.num_threads = std::stoi(value);
     } else if (argument.starts_with("--dtype=")) {
       options.dtype = value == "float32" ? DType::kF32 : DType::kBF16;
+    } else if (argument.starts_with("--format=")) {
+      options.format = parse_format(value);
     } else {
       argv[kept++] = argv[i];
     }

@@ -397,7 +397,8 @@ TEST_F(AmxTilesTest, MatchDoubleLoops) {
   for (const auto& [n, k] : kShapes) {
     const Matrix weight(n, k, DType::kBF16, 1);
     const WeightView view = weight.view();
-    const CpuPackedLinear packed({.parts = {&view, 1}}, DType::kBF16, pool_);
+    const CpuPackedLinear packed({.parts = {&view, 1}}, DType::kBF16,
+                                 kernel_table(Isa::kGeneric).quantize, pool_);
     for (int rows : {1, 15, 16, 17, 32, 33, 50, 131}) {
       SCOPED_TRACE(testing::Message() << "n " << n << " k " << k << " rows " << rows);
       const Matrix x(rows, k, DType::kBF16, 2);
@@ -417,7 +418,8 @@ TEST_F(AmxTilesTest, RowsAreBitEqualWhateverTheBatch) {
   const Matrix weight(n, k, DType::kBF16, 1);
   const Matrix x(kRows, k, DType::kBF16, 2);
   const WeightView view = weight.view();
-  const CpuPackedLinear packed({.parts = {&view, 1}}, DType::kBF16, pool_);
+  const CpuPackedLinear packed({.parts = {&view, 1}}, DType::kBF16,
+                               kernel_table(Isa::kGeneric).quantize, pool_);
   std::vector<float> alone;
   for (int row = 0; row < kRows; ++row) {
     const auto out = run(packed, x.bytes.data() + row * k * 2, 1);

@@ -50,7 +50,7 @@ TEST(Isa, AgreesWithTheOperatingSystem) {
   };
   EXPECT_EQ(is_supported(Isa::kAvx2), has({"avx2", "fma", "f16c", "bmi2"}));
   EXPECT_EQ(is_supported(Isa::kAvx512), has({"avx512f", "avx512bw", "avx512vl", "avx512dq"}));
-  EXPECT_EQ(is_supported(Isa::kAvx512Bf16), has({"avx512f", "avx512_bf16"}));
+  EXPECT_EQ(is_supported(Isa::kAvx512Bf16), has({"avx512f", "avx512_bf16", "avx512_vnni"}));
   if (!has({"amx_tile", "amx_bf16"})) {
     EXPECT_FALSE(is_supported(Isa::kAmx));
   }

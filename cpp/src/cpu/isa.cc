@@ -51,7 +51,10 @@ bool has_avx512() {
          has_bits(cpuid(7, 0).ebx, bit(16) | bit(17) | bit(30) | bit(31));  // F, DQ, BW, VL
 }
 
-bool has_avx512_bf16() { return has_avx512() && has_bits(cpuid(7, 1).eax, bit(5)); }
+bool has_avx512_bf16() {
+  return has_avx512() && has_bits(cpuid(7, 1).eax, bit(5)) &&
+         has_bits(cpuid(7, 0).ecx, bit(11));  // BF16, VNNI
+}
 
 // Linux hands out the 8 KiB tile state only to processes that ask; the answer covers all threads.
 bool request_amx_permission() {

@@ -8,6 +8,7 @@
 #include "cpu/kernels/attention.h"
 #include "cpu/kernels/epilogue.h"
 #include "cpu/kernels/linear.h"
+#include "cpu/kernels/quantize.h"
 #include "cpu/kernels/rows.h"
 #include "cpu/kernels/sampling.h"
 
@@ -16,6 +17,7 @@ namespace specdec::cpu {
 struct KernelTable {
   LinearKernels linear;
   RowsKernels rows;
+  QuantizeKernels quantize;
   EpilogueKernels epilogue;
   AttentionKernels attention;
   SamplingKernels sampling;

@@ -4,12 +4,31 @@
 #include <type_traits>
 
 #include "core/check.h"
+#include "cpu/packed_int.h"
 
 namespace specdec::cpu {
 namespace {
 
 constexpr int64_t kLanes = CpuPackedLinear::kBlockOutputs;
 constexpr int64_t kBf16Depth = 32;  // k of an AMX tile product
+
+PackedFormat packed_format_of(WeightFormat format, DType act_dtype) {
+  switch (format) {
+    case WeightFormat::kAct:
+      return act_dtype == DType::kBF16 ? kPackedBf16 : kPackedF32;
+    case WeightFormat::kInt8:
+      return kPackedInt8;
+    case WeightFormat::kInt8Grouped:
+      return kPackedInt8Grouped;
+    case WeightFormat::kInt8GroupedMin:
+      return kPackedInt8GroupedMin;
+    case WeightFormat::kInt4Grouped:
+      return kPackedInt4Grouped;
+    case WeightFormat::kInt4GroupedMin:
+      return kPackedInt4GroupedMin;
+  }
+  detail::check_failed(__FILE__, __LINE__, "weight format is known");
+}
 
 bool is_weight_dtype(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
@@ -90,11 +109,19 @@ void pack_row(const From* row, int64_t num_k, int64_t lane, To* block) {
   for (int64_t i = 0; k + i < num_k; ++i) out[i] = convert<To>(row[k + i]);
 }
 
+// `values` is scratch for quantised rows.
 template <class To>
-void pack_block(const OutputMap& map, int64_t block, int64_t num_k, To* out) {
+void pack_block(const OutputMap& map, int64_t block, int64_t num_k, std::vector<float>& values,
+                To* out) {
   for (int64_t lane = 0; lane < kLanes; ++lane) {
     const OutputMap::Source source = map.source(block, lane);
     if (source.part == nullptr) continue;
+    if (source.part->is_quantized()) {
+      values.resize(num_k);
+      dequantize_row(*source.part, source.row, values.data());
+      pack_row(values.data(), num_k, lane, out);
+      continue;
+    }
     with_source_type(source.part->values.dtype, [&]<class From>(const From*) {
       pack_row(static_cast<const From*>(source.part->values.data) + source.row * num_k, num_k, lane,
                out);
@@ -111,37 +138,71 @@ void unpack(const T* block, int64_t lane, int64_t num_k, float* out) {
 
 }  // namespace
 
-CpuPackedLinear::CpuPackedLinear(const PackArgs& args, DType act_dtype, ThreadPool& pool)
+CpuPackedLinear::CpuPackedLinear(const PackArgs& args, DType act_dtype,
+                                 const QuantizeKernels& kernels, ThreadPool& pool)
     : format_(args.format),
-      packed_format_(act_dtype == DType::kBF16 ? kPackedBf16 : kPackedF32),
+      packed_format_(packed_format_of(args.format, act_dtype)),
       is_gated_(args.gated) {
-  SPECDEC_CHECK(!args.parts.empty());
   SPECDEC_CHECK(act_dtype == DType::kF32 || act_dtype == DType::kBF16);
-  SPECDEC_CHECK(args.format == WeightFormat::kAct);
+  check(args);
+  in_features_ = args.parts[0].in_features();
+  for (const WeightView& part : args.parts) out_features_ += part.rows();
+  num_blocks_ = OutputMap(args).num_blocks();
+  if (is_integer()) {
+    pack_integers(args, kernels, pool);
+  } else {
+    pack_floats(args, pool);
+  }
+}
+
+void CpuPackedLinear::check(const PackArgs& args) const {
+  SPECDEC_CHECK(!args.parts.empty());
   if (args.gated) {
     SPECDEC_CHECK_EQ(args.parts.size(), 2u);
     SPECDEC_CHECK_EQ(args.parts[0].rows(), args.parts[1].rows());
   }
-  in_features_ = args.parts[0].in_features();
   for (const WeightView& part : args.parts) {
-    SPECDEC_CHECK(is_weight_dtype(part.values.dtype));
+    SPECDEC_CHECK(part.is_quantized() || is_weight_dtype(part.values.dtype));
     SPECDEC_CHECK_EQ(part.values.shape.size(), 2u);
-    SPECDEC_CHECK_EQ(part.in_features(), in_features_);
-    out_features_ += part.rows();
+    SPECDEC_CHECK_EQ(part.in_features(), args.parts[0].in_features());
   }
-  padded_k_ = act_dtype == DType::kBF16 ? (in_features_ + kBf16Depth - 1) / kBf16Depth * kBf16Depth
-                                        : in_features_;
-  block_bytes_ = padded_k_ * kBlockOutputs * static_cast<int64_t>(size_of(act_dtype));
-  const OutputMap map(args);
-  num_blocks_ = map.num_blocks();
+}
+
+void CpuPackedLinear::pack_floats(const PackArgs& args, ThreadPool& pool) {
+  const bool is_bf16 = packed_format_ == kPackedBf16;
+  padded_k_ = is_bf16 ? (in_features_ + kBf16Depth - 1) / kBf16Depth * kBf16Depth : in_features_;
+  block_bytes_ = padded_k_ * kBlockOutputs * (is_bf16 ? 2 : 4);
   data_ = Buffer::host(static_cast<size_t>(num_blocks_ * block_bytes_), "packed weights");
+  const OutputMap map(args);
   pool.parallel_for(num_blocks_, 4, [&](int64_t begin, int64_t end, int) {
+    std::vector<float> values;
     for (int64_t block = begin; block < end; ++block) {
       const int64_t offset = block * padded_k_ * kLanes;
-      if (act_dtype == DType::kBF16) {
-        pack_block(map, block, in_features_, data_.as<BFloat16>() + offset);
+      if (is_bf16) {
+        pack_block(map, block, in_features_, values, data_.as<BFloat16>() + offset);
       } else {
-        pack_block(map, block, in_features_, data_.as<float>() + offset);
+        pack_block(map, block, in_features_, values, data_.as<float>() + offset);
+      }
+    }
+  });
+}
+
+void CpuPackedLinear::pack_integers(const PackArgs& args, const QuantizeKernels& kernels,
+                                    ThreadPool& pool) {
+  const IntLayout layout(packed_format_, in_features_);
+  padded_k_ = layout.padded_k();
+  block_bytes_ = layout.block_bytes();
+  data_ = Buffer::host(static_cast<size_t>(num_blocks_ * block_bytes_), "packed weights");
+  const OutputMap map(args);
+  pool.parallel_for(num_blocks_, 4, [&](int64_t begin, int64_t end, int) {
+    IntRow row(layout);
+    for (int64_t block = begin; block < end; ++block) {
+      uint8_t* out = data_.as<uint8_t>() + block * block_bytes_;
+      for (int64_t lane = 0; lane < kLanes; ++lane) {
+        const OutputMap::Source source = map.source(block, lane);
+        if (source.part == nullptr) continue;
+        row.read(*source.part, source.row, kernels);
+        row.put(lane, out);
       }
     }
   });
@@ -150,7 +211,12 @@ CpuPackedLinear::CpuPackedLinear(const PackArgs& args, DType act_dtype, ThreadPo
 void CpuPackedLinear::unpack_row(int64_t output, float* out) const {
   SPECDEC_CHECK(!is_gated_);
   const void* from = block(output / kLanes);
-  if (packed_format_ == kPackedBf16) {
+  if (is_integer()) {
+    const IntLayout layout(packed_format_, in_features_);
+    IntRow row(layout);
+    row.get(output % kLanes, static_cast<const uint8_t*>(from));
+    row.to_float(out);
+  } else if (packed_format_ == kPackedBf16) {
     unpack(static_cast<const BFloat16*>(from), output % kLanes, in_features_, out);
   } else {
     unpack(static_cast<const float*>(from), output % kLanes, in_features_, out);

@@ -1,4 +1,4 @@
-// Weights in the layout of kernels/linear.h, and lookup tables over them or of their own.
+// Weights in the layouts of kernels/linear.h, and lookup tables over them or of their own.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include "core/dtype.h"
 #include "core/thread_pool.h"
 #include "cpu/kernels/linear.h"
+#include "cpu/kernels/quantize.h"
 
 namespace specdec::cpu {
 
@@ -20,7 +21,8 @@ class CpuPackedLinear final : public PackedLinear {
   static constexpr int64_t kBlockOutputs = 16;
 
   // `act_dtype` (float32 or bfloat16) is what WeightFormat::kAct means.
-  CpuPackedLinear(const PackArgs& args, DType act_dtype, ThreadPool& pool);
+  CpuPackedLinear(const PackArgs& args, DType act_dtype, const QuantizeKernels& kernels,
+                  ThreadPool& pool);
 
   int64_t out_features() const override { return out_features_; }
   int64_t in_features() const override { return in_features_; }
@@ -39,6 +41,10 @@ class CpuPackedLinear final : public PackedLinear {
   void unpack_row(int64_t output, float* out) const;
 
  private:
+  void check(const PackArgs& args) const;
+  void pack_floats(const PackArgs& args, ThreadPool& pool);
+  void pack_integers(const PackArgs& args, const QuantizeKernels& kernels, ThreadPool& pool);
+
   WeightFormat format_;
   PackedFormat packed_format_;
   bool is_gated_;

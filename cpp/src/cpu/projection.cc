@@ -142,7 +142,9 @@ void Projector::prepare(int64_t row_begin, int64_t row_end, char* storage) const
                          .out_stride = layout.stride,
                          .out_scales = reinterpret_cast<float*>(storage + layout.scales),
                          .out_sums = reinterpret_cast<int32_t*>(storage + layout.sums)};
-  (weight_->packed_format() == kPackedBf16 ? kernels_.rows.to_bf16 : kernels_.rows.to_f32)(task);
+  (weight_->is_integer()                     ? kernels_.rows.to_int8
+   : weight_->packed_format() == kPackedBf16 ? kernels_.rows.to_bf16
+                                             : kernels_.rows.to_f32)(task);
 }
 
 PreparedRows Projector::rows_for(int thread) {

@@ -104,6 +104,45 @@ std::vector<double> linear(std::span<const double> x, std::span<const float> wei
   return out;
 }
 
+std::vector<double> quantized_rows(std::span<const float> x, int64_t dim) {
+  std::vector<double> out;
+  for (int64_t row = 0; row < static_cast<int64_t>(x.size()); row += dim) {
+    for (int64_t begin = 0; begin < dim; begin += kQuantGroup) {
+      const auto group = x.subspan(row + begin, std::min<int64_t>(kQuantGroup, dim - begin));
+      float largest = 0.0f;
+      for (float value : group) largest = std::max(largest, std::abs(value));
+      const bool is_zero = largest < 0x1p-100f;
+      const float scale = is_zero ? 0.0f : largest / 127.0f;
+      const float inverse = is_zero ? 0.0f : 127.0f / largest;
+      for (float value : group) out.push_back(std::nearbyint(value * inverse) * double{scale});
+    }
+  }
+  return out;
+}
+
+std::vector<double> values_of(const WeightView& weight) {
+  const int64_t num_k = weight.in_features();
+  std::vector<double> out(weight.rows() * num_k);
+  for (int64_t i = 0; i < static_cast<int64_t>(out.size()); ++i) {
+    if (!weight.is_quantized()) {
+      out[i] = element(weight.values.data, weight.values.dtype, i);
+      continue;
+    }
+    const uint8_t* bytes = static_cast<const uint8_t*>(weight.values.data);
+    const int64_t group = i / num_k * (num_k / weight.group_size) + i % num_k / weight.group_size;
+    int code = 0;
+    if (weight.bits() == 8) {
+      code = static_cast<int8_t>(bytes[i]);
+    } else {
+      code = (i % 2 == 0 ? bytes[i / 2] : bytes[i / 2] >> 4) & 15;
+      if (weight.mins == nullptr) code -= 8;
+    }
+    out[i] = double{half_to_float(weight.scales[group])} * code;
+    if (weight.mins != nullptr) out[i] += half_to_float(weight.mins[group]);
+  }
+  return out;
+}
+
 std::vector<double> split_qkv(const QkvArgs& args, std::span<const float> qkv, PlainKv& kv) {
   const int dim = args.kv.head_dim;
   const int num_kv_heads = args.kv.num_kv_heads;

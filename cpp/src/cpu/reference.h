@@ -28,6 +28,13 @@ std::vector<double> norm(const NormArgs& args);  // [num_rows, dim]
 std::vector<double> linear(std::span<const double> x, std::span<const float> weight,
                            int64_t in_features);
 
+// The rows [*, dim] that products with integer weights compute with: int8 codes times the scale of
+// their group of kQuantGroup.
+std::vector<double> quantized_rows(std::span<const float> x, int64_t dim);
+
+// The values [rows, in_features] that a matrix of a checkpoint stands for.
+std::vector<double> values_of(const WeightView& weight);
+
 // What follows the projection to qkv [num_rows, (num_heads + 2 * num_kv_heads) * head_dim]. Returns
 // q [num_rows, num_heads * head_dim] before rounding and writes the rows' keys and values, rounded
 // to the cache's dtype, to kv.

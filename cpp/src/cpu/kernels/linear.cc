@@ -77,7 +77,13 @@ void linear_bf16(const LinearTask& task) { run_tiles<Bf16Dot>(task); }
 
 }  // namespace
 
+void add_int_kernels(LinearKernels& kernels);  // linear_int.cc
+
 LinearKernels linear_kernels();
-LinearKernels linear_kernels() { return {{linear_f32, linear_bf16}}; }
+LinearKernels linear_kernels() {
+  LinearKernels kernels{{linear_f32, linear_bf16}};
+  add_int_kernels(kernels);
+  return kernels;
+}
 
 }  // namespace specdec::cpu::SPECDEC_ISA

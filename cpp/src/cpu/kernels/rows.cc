@@ -1,6 +1,8 @@
 #include "cpu/kernels/rows.h"
 
 #include "cpu/kernels/lanes.h"
+#include "cpu/kernels/linear_int.h"
+#include "cpu/kernels/simd_int.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
@@ -11,43 +13,86 @@ float mean_of(const float* x, int64_t dim) {
   return reduce_add(sum) / static_cast<float>(dim);
 }
 
-template <class Out>
-void normalise(const RowsTask& task, const float* x, Out* out) {
+// Calls body(value_at), where value_at(i, n) gives n elements of the prepared row from i on, the
+// other lanes zero.
+template <class Body>
+void with_values(const RowsTask& task, int64_t row, Body&& body) {
+  const int64_t from = (task.row_ids != nullptr ? task.row_ids[row] : row) * task.dim;
+  if (task.x_bf16) {
+    const uint16_t* x = static_cast<const uint16_t*>(task.x) + from;
+    return body([=](int64_t i, int n) { return load_lanes(x + i, n); });
+  }
+  const float* x = static_cast<const float*>(task.x) + from;
+  if (task.norm == kNoNorm) {
+    return body([=](int64_t i, int n) { return load_lanes(x + i, n); });
+  }
   const float mean = task.norm == kLayerNorm ? mean_of(x, task.dim) : 0.0f;
   const F32x16 scale = broadcast(inverse_root(mean_square(x, task.dim, mean), task.eps));
-  for_each_vector(0, task.dim, [&](int64_t i, int n) {
+  body([=, &task](int64_t i, int n) {
     const F32x16 normal = (load_lanes(x + i, n) - broadcast(mean)) * scale;
-    F32x16 result = normal * load_lanes(task.weight + i, n);
-    if (task.bias != nullptr) result = result + load_lanes(task.bias + i, n);
-    store_lanes(out + i, result, n);
+    const F32x16 result = normal * load_lanes(task.weight + i, n);
+    return task.bias != nullptr ? result + load_lanes(task.bias + i, n) : result;
   });
-}
-
-template <class In, class Out>
-void convert(const RowsTask& task, const In* x, Out* out) {
-  for_each_vector(0, task.dim,
-                  [&](int64_t i, int n) { store_lanes(out + i, load_lanes(x + i, n), n); });
 }
 
 template <class Out>
 void prepare(const RowsTask& task) {
   for (int64_t row = task.row_begin; row < task.row_end; ++row) {
-    const int64_t from = (task.row_ids != nullptr ? task.row_ids[row] : row) * task.dim;
     Out* out = static_cast<Out*>(task.out) + row * task.out_stride;
-    if (task.x_bf16) {
-      convert(task, static_cast<const uint16_t*>(task.x) + from, out);
-    } else if (task.norm == kNoNorm) {
-      convert(task, static_cast<const float*>(task.x) + from, out);
-    } else {
-      normalise(task, static_cast<const float*>(task.x) + from, out);
-    }
+    with_values(task, row, [&](auto value_at) {
+      for_each_vector(0, task.dim,
+                      [&](int64_t i, int n) { store_lanes(out + i, value_at(i, n), n); });
+    });
     for (int64_t i = task.dim; i < task.out_stride; ++i) out[i] = Out{0};
+  }
+}
+
+struct GroupScale {
+  float scale;
+  int32_t sum;  // of the codes
+};
+
+// Codes of 32 values. A group without a number, or with infinity, gets a scale that is none.
+GroupScale quantise(F32x16 a, F32x16 b, int8_t* codes) {
+  constexpr float kLeast = 0x1p-100f;  // below it a group counts as zero: 127 / x has to be finite
+  const float largest = reduce_max(max(abs(a), abs(b)));
+  const bool is_zero = largest < kLeast;
+  const F32x16 inverse = broadcast(is_zero ? 0.0f : 127.0f / largest);
+  const F32x16 code_a = round_even(a * inverse);
+  const F32x16 code_b = round_even(b * inverse);
+  const float sum = reduce_add(code_a + code_b);  // exact
+  if (sum != sum) {
+    for (int i = 0; i < kIntGroup; ++i) codes[i] = 0;
+    return {sum, 0};
+  }
+  store_bytes(codes, code_a);
+  store_bytes(codes + kLanes, code_b);
+  return {is_zero ? 0.0f : largest / 127.0f, static_cast<int32_t>(sum)};
+}
+
+void prepare_int8(const RowsTask& task) {
+  const int64_t num_groups = task.out_stride / kIntGroup;
+  for (int64_t row = task.row_begin; row < task.row_end; ++row) {
+    int8_t* out = static_cast<int8_t*>(task.out) + row * task.out_stride;
+    with_values(task, row, [&](auto value_at) {
+      for (int64_t group = 0; group < num_groups; ++group) {
+        const int64_t i = group * kIntGroup;
+        F32x16 half[2];
+        for (int j = 0; j < 2; ++j) {
+          const int64_t begin = i + j * kLanes;
+          half[j] = begin < task.dim ? value_at(begin, lanes_left(begin, task.dim)) : zero();
+        }
+        const GroupScale result = quantise(half[0], half[1], out + i);
+        task.out_scales[row * num_groups + group] = result.scale;
+        task.out_sums[row * num_groups + group] = result.sum;
+      }
+    });
   }
 }
 
 }  // namespace
 
 RowsKernels rows_kernels();
-RowsKernels rows_kernels() { return {prepare<float>, prepare<uint16_t>}; }
+RowsKernels rows_kernels() { return {prepare<float>, prepare<uint16_t>, prepare_int8}; }
 
 }  // namespace specdec::cpu::SPECDEC_ISA

@@ -28,6 +28,9 @@ struct RowsTask {
 struct RowsKernels {
   void (*to_f32)(const RowsTask& task);
   void (*to_bf16)(const RowsTask& task);
+  // For each 32 elements: scale = largest magnitude / 127 and codes = round(x / scale), ties to
+  // even. Elements are float32 here, bfloat16 ones widened; their codes depend on them alone.
+  void (*to_int8)(const RowsTask& task);
 };
 
 }  // namespace specdec::cpu

@@ -1,0 +1,35 @@
+// Layout of integer weights, for products with rows of int8 codes (see RowsTask). Constants only:
+// see kernel_table.h.
+//
+// Codes are unsigned: a weight is scale * (code - offset) (+ min). A block of 16 outputs runs over
+// k in records of 64 (two groups of 32), k padded to whole records:
+//   grouped   a record is  [2 groups][16 outputs] float16 scales, likewise mins where the format
+//   has
+//             them, then the codes
+//   kInt8     [16] float32 scales first, then records of codes alone
+//   codes     8 bits: [k / 4][16 outputs][4];  4 bits: [k / 8][16 outputs][4], in the low halves of
+//             the bytes the first four of the eight k, in the high halves the other four
+// Everything is a multiple of 64 bytes. 64 bytes of codes are the unsigned operand of vpdpbusd for
+// four k, and the codes of a record (4-bit ones once widened) a 16 x 64 byte operand of the AMX
+// int8 products, whose exact integer sums are the same; the AMX set still uses vpdpbusd.
+//
+// For each group of an output and a row, in order of k:
+//   sum += float(sum of (code - offset) * x_code) * (scale * x_scale)
+//   sum += min * (x_scale * float(sum of x_code))
+// The integer sum is exact; each float operation rounds once. kInt8 leaves its scale out of the
+// first line and multiplies it with the sum at the end.
+#pragma once
+
+#include <cstdint>
+
+namespace specdec::cpu {
+
+inline constexpr int kIntGroup = 32;          // k that share a scale, of weights and of rows
+inline constexpr int kIntRecordDepth = 64;    // k
+inline constexpr int kIntHeaderBytes = 64;    // scales or mins of a record, or kInt8's scales
+inline constexpr int kInt8CodesBytes = 1024;  // of a record
+inline constexpr int kInt4CodesBytes = 512;
+inline constexpr int kInt8Offset = 128;
+inline constexpr int kInt4Offset = 8;  // 0 with mins
+
+}  // namespace specdec::cpu

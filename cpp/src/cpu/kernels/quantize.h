@@ -1,0 +1,29 @@
+// Weights into the codes of linear_int.h, a row of W at a time. Plain aggregates only: see
+// kernel_table.h.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/kernels/linear.h"
+
+namespace specdec::cpu {
+
+enum WeightElement : int { kElementF32, kElementBf16, kElementF16 };
+
+struct QuantizeTask {
+  const void* x;  // [dim]
+  WeightElement element;
+  int64_t dim;
+  uint8_t* codes;       // out [dim rounded up to 32], those past dim of no meaning
+  uint16_t* scales;     // out [groups of 32] float16, of grouped formats
+  uint16_t* mins;       // out [groups of 32] float16, of formats with mins
+  float* output_scale;  // out, of kInt8
+};
+
+// By PackedFormat, null for floats. Scales and mins are rounded to what is stored before codes are
+// chosen, so a code is the nearest one to its weight. The same bits on every instruction set.
+struct QuantizeKernels {
+  void (*row[kNumPackedFormats])(const QuantizeTask& task);
+};
+
+}  // namespace specdec::cpu

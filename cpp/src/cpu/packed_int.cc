@@ -1,0 +1,250 @@
+#include "cpu/packed_int.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/check.h"
+#include "core/dtype.h"
+#include "cpu/kernels/linear_int.h"
+
+namespace specdec::cpu {
+namespace {
+
+constexpr int64_t kLanes = 16;
+constexpr int64_t kGroupsOfRecord = kIntRecordDepth / kIntGroup;
+constexpr int64_t kWordsOfRecord = kIntRecordDepth / 4;  // quads
+static_assert(kIntGroup == kQuantGroup);
+
+uint32_t load_word(const uint8_t* p) {
+  uint32_t word;
+  std::memcpy(&word, p, sizeof(word));
+  return word;
+}
+void store_word(uint8_t* p, uint32_t word) { std::memcpy(p, &word, sizeof(word)); }
+
+template <class T>
+T load_at(const uint8_t* p) {
+  T value;
+  std::memcpy(&value, p, sizeof(value));
+  return value;
+}
+template <class T>
+void store_at(uint8_t* p, T value) {
+  std::memcpy(p, &value, sizeof(value));
+}
+
+// A quantised row of a checkpoint.
+class SourceRow {
+ public:
+  SourceRow(const WeightView& part, int64_t row)
+      : group_size_(part.group_size), is_int4_(part.bits() == 4) {
+    SPECDEC_CHECK(part.values.dtype == (is_int4_ ? DType::kU8 : DType::kI8));
+    SPECDEC_CHECK_GT(group_size_, 0);
+    SPECDEC_CHECK_EQ(part.in_features() % group_size_, 0);
+    const int64_t num_groups = part.in_features() / group_size_;
+    codes_ = static_cast<const uint8_t*>(part.values.data) + row * part.values.shape[1];
+    scales_ = part.scales + row * num_groups;
+    mins_ = part.mins != nullptr ? part.mins + row * num_groups : nullptr;
+  }
+  bool is_int4() const { return is_int4_; }
+  bool has_mins() const { return mins_ != nullptr; }
+  // A weight is scale * code + min.
+  int code(int64_t k) const {
+    if (!is_int4_) return static_cast<int8_t>(codes_[k]);
+    const int code = k % 2 == 0 ? codes_[k / 2] & 0x0f : codes_[k / 2] >> 4;
+    return has_mins() ? code : code - kInt4Offset;
+  }
+  uint16_t scale(int64_t k) const { return scales_[k / group_size_]; }
+  uint16_t min(int64_t k) const { return has_mins() ? mins_[k / group_size_] : uint16_t{0}; }
+
+ private:
+  int64_t group_size_;
+  bool is_int4_;
+  const uint8_t* codes_;
+  const uint16_t* scales_;
+  const uint16_t* mins_;
+};
+
+WeightElement element_of(DType dtype) {
+  if (dtype == DType::kF32) return kElementF32;
+  return dtype == DType::kBF16 ? kElementBf16 : kElementF16;
+}
+
+// -8 * x in float16, whose exponent has room for it.
+uint16_t minus_eight_times(uint16_t half) {
+  const int exponent = (half >> 10) & 0x1f;
+  if (exponent > 0) return static_cast<uint16_t>((half + (3 << 10)) ^ 0x8000);
+  // Subnormal: a multiple of 2^-24, which 8 times over may be normal.
+  int fraction = (half & 0x3ff) * 8;
+  int shifted = 0;
+  while (fraction >= 0x800) {
+    fraction /= 2;  // exact: a multiple of 8
+    ++shifted;
+  }
+  return static_cast<uint16_t>(((half & 0x8000) ^ 0x8000) | (fraction + (shifted << 10)));
+}
+
+}  // namespace
+
+IntLayout::IntLayout(PackedFormat format, int64_t in_features)
+    : format_(format),
+      is_int4_(format == kPackedInt4Grouped || format == kPackedInt4GroupedMin),
+      has_mins_(format == kPackedInt8GroupedMin || format == kPackedInt4GroupedMin),
+      is_grouped_(format != kPackedInt8),
+      in_features_(in_features),
+      num_records_((in_features + kIntRecordDepth - 1) / kIntRecordDepth) {
+  SPECDEC_CHECK(format >= kPackedInt8 && format < kNumPackedFormats);
+  record_bytes_ = is_int4_ ? kInt4CodesBytes : kInt8CodesBytes;
+  if (is_grouped_) record_bytes_ += (has_mins_ ? 2 : 1) * kIntHeaderBytes;
+  first_record_ = is_grouped_ ? 0 : kIntHeaderBytes;
+}
+
+int IntLayout::offset() const {
+  if (!is_int4_) return kInt8Offset;
+  return has_mins_ ? 0 : kInt4Offset;
+}
+int64_t IntLayout::padded_k() const { return num_records_ * kIntRecordDepth; }
+int64_t IntLayout::num_groups() const { return num_records_ * kGroupsOfRecord; }
+
+int64_t IntLayout::scale_at(int64_t group, int64_t lane) const {
+  return group / kGroupsOfRecord * record_bytes_ + (group % kGroupsOfRecord * kLanes + lane) * 2;
+}
+int64_t IntLayout::min_at(int64_t group, int64_t lane) const {
+  return scale_at(group, lane) + kIntHeaderBytes;
+}
+int64_t IntLayout::output_scale_at(int64_t lane) const { return lane * 4; }
+int64_t IntLayout::codes_at(int64_t record) const {
+  const int64_t codes_bytes = is_int4_ ? kInt4CodesBytes : kInt8CodesBytes;
+  return first_record_ + (record + 1) * record_bytes_ - codes_bytes;
+}
+
+IntRow::IntRow(const IntLayout& layout) : layout_(layout), codes_(layout.padded_k()) {
+  if (layout.is_grouped()) scales_.resize(layout.num_groups());
+  if (layout.has_mins()) mins_.resize(layout.num_groups());
+}
+
+// Whether the codes and scales of the row fit the layout as they are.
+bool IntRow::can_keep(const WeightView& part, int64_t row) const {
+  if (!part.is_quantized() || !layout_.is_grouped()) return false;
+  const SourceRow source(part, row);
+  if (part.group_size % kIntGroup != 0) return false;
+  if (source.has_mins() && !layout_.has_mins()) return false;
+  if (!layout_.is_int4()) return true;
+  if (!source.is_int4()) return false;
+  if (source.has_mins() == layout_.has_mins()) return true;
+  // scale * (code - 8) = scale * code + min with min = -8 scale, if that is a float16.
+  for (int64_t k = 0; k < layout_.in_features(); k += part.group_size) {
+    constexpr int kLargestExponent = 0x1e - 3;
+    if (((source.scale(k) >> 10) & 0x1f) > kLargestExponent) return false;
+  }
+  return true;
+}
+
+void IntRow::keep(const WeightView& part, int64_t row) {
+  const SourceRow source(part, row);
+  const bool eights_in_mins = layout_.is_int4() && layout_.has_mins() && !source.has_mins();
+  const int offset = eights_in_mins ? kInt4Offset : layout_.offset();
+  for (int64_t k = 0; k < layout_.in_features(); ++k) {
+    codes_[k] = static_cast<uint8_t>(source.code(k) + offset);
+  }
+  for (int64_t k = 0; k < layout_.in_features(); k += kIntGroup) {
+    scales_[k / kIntGroup] = source.scale(k);
+    if (!layout_.has_mins()) continue;
+    mins_[k / kIntGroup] = eights_in_mins ? minus_eight_times(source.scale(k)) : source.min(k);
+  }
+}
+
+void IntRow::read(const WeightView& part, int64_t row, const QuantizeKernels& kernels) {
+  if (can_keep(part, row)) return keep(part, row);
+  QuantizeTask task{.x = nullptr,
+                    .element = kElementF32,
+                    .dim = layout_.in_features(),
+                    .codes = codes_.data(),
+                    .scales = scales_.data(),
+                    .mins = mins_.data(),
+                    .output_scale = &output_scale_};
+  if (part.is_quantized()) {
+    values_.resize(layout_.in_features());
+    dequantize_row(part, row, values_.data());
+    task.x = values_.data();
+  } else {
+    task.element = element_of(part.values.dtype);
+    task.x = static_cast<const char*>(part.values.data) +
+             row * layout_.in_features() * static_cast<int64_t>(size_of(part.values.dtype));
+  }
+  kernels.row[layout_.format()](task);
+}
+
+void IntRow::put(int64_t lane, uint8_t* block) const {
+  for (int64_t group = 0; group < static_cast<int64_t>(scales_.size()); ++group) {
+    store_at(block + layout_.scale_at(group, lane), scales_[group]);
+  }
+  for (int64_t group = 0; group < static_cast<int64_t>(mins_.size()); ++group) {
+    store_at(block + layout_.min_at(group, lane), mins_[group]);
+  }
+  if (!layout_.is_grouped()) store_at(block + layout_.output_scale_at(lane), output_scale_);
+  for (int64_t record = 0; record < layout_.num_records(); ++record) {
+    uint8_t* out = block + layout_.codes_at(record) + lane * 4;
+    const uint8_t* codes = codes_.data() + record * kIntRecordDepth;
+    if (layout_.is_int4()) {
+      for (int64_t i = 0; i < kWordsOfRecord; i += 2, out += 4 * kLanes) {
+        store_word(out, load_word(codes + 4 * i) | load_word(codes + 4 * i + 4) << 4);
+      }
+    } else {
+      for (int64_t i = 0; i < kWordsOfRecord; ++i, out += 4 * kLanes) {
+        store_word(out, load_word(codes + 4 * i));
+      }
+    }
+  }
+}
+
+void IntRow::get(int64_t lane, const uint8_t* block) {
+  for (int64_t group = 0; group < static_cast<int64_t>(scales_.size()); ++group) {
+    scales_[group] = load_at<uint16_t>(block + layout_.scale_at(group, lane));
+  }
+  for (int64_t group = 0; group < static_cast<int64_t>(mins_.size()); ++group) {
+    mins_[group] = load_at<uint16_t>(block + layout_.min_at(group, lane));
+  }
+  if (!layout_.is_grouped()) output_scale_ = load_at<float>(block + layout_.output_scale_at(lane));
+  for (int64_t record = 0; record < layout_.num_records(); ++record) {
+    const uint8_t* in = block + layout_.codes_at(record) + lane * 4;
+    uint8_t* codes = codes_.data() + record * kIntRecordDepth;
+    if (layout_.is_int4()) {
+      for (int64_t i = 0; i < kWordsOfRecord; i += 2, in += 4 * kLanes) {
+        const uint32_t word = load_word(in);
+        store_word(codes + 4 * i, word & 0x0f0f0f0fu);
+        store_word(codes + 4 * i + 4, word >> 4 & 0x0f0f0f0fu);
+      }
+    } else {
+      for (int64_t i = 0; i < kWordsOfRecord; ++i, in += 4 * kLanes) {
+        store_word(codes + 4 * i, load_word(in));
+      }
+    }
+  }
+}
+
+void IntRow::to_float(float* out) const {
+  const int offset = layout_.offset();
+  for (int64_t begin = 0; begin < layout_.in_features(); begin += kIntGroup) {
+    const int64_t group = begin / kIntGroup;
+    const int64_t end = std::min<int64_t>(begin + kIntGroup, layout_.in_features());
+    const float scale = layout_.is_grouped() ? half_to_float(scales_[group]) : output_scale_;
+    const float min = layout_.has_mins() ? half_to_float(mins_[group]) : 0.0f;
+    for (int64_t k = begin; k < end; ++k) {
+      out[k] = scale * static_cast<float>(codes_[k] - offset) + min;
+    }
+  }
+}
+
+void dequantize_row(const WeightView& part, int64_t row, float* out) {
+  const SourceRow source(part, row);
+  for (int64_t begin = 0; begin < part.in_features(); begin += part.group_size) {
+    const float scale = half_to_float(source.scale(begin));
+    const float min = half_to_float(source.min(begin));
+    for (int64_t k = begin; k < begin + part.group_size; ++k) {
+      out[k] = scale * static_cast<float>(source.code(k)) + min;
+    }
+  }
+}
+
+}  // namespace specdec::cpu

@@ -1,0 +1,74 @@
+// Integer weights in the layout of kernels/linear_int.h: quantised, or taken as they are from a
+// checkpoint that has such codes, a row of W at a time.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "backend/op_args.h"
+#include "cpu/kernels/linear.h"
+#include "cpu/kernels/quantize.h"
+
+namespace specdec::cpu {
+
+// Sizes and places within a block of 16 outputs.
+class IntLayout {
+ public:
+  IntLayout(PackedFormat format, int64_t in_features);
+
+  PackedFormat format() const { return format_; }
+  bool is_int4() const { return is_int4_; }
+  bool has_mins() const { return has_mins_; }
+  bool is_grouped() const { return is_grouped_; }
+  int offset() const;  // of codes
+  int64_t in_features() const { return in_features_; }
+  int64_t num_records() const { return num_records_; }
+  int64_t padded_k() const;
+  int64_t num_groups() const;  // of padded_k
+  int64_t block_bytes() const { return first_record_ + num_records_ * record_bytes_; }
+
+  // Offsets in a block.
+  int64_t scale_at(int64_t group, int64_t lane) const;  // float16
+  int64_t min_at(int64_t group, int64_t lane) const;    // float16
+  int64_t output_scale_at(int64_t lane) const;          // float32, of kInt8
+  int64_t codes_at(int64_t record) const;
+
+ private:
+  PackedFormat format_;
+  bool is_int4_;
+  bool has_mins_;
+  bool is_grouped_;
+  int64_t in_features_;
+  int64_t num_records_;
+  int64_t record_bytes_;
+  int64_t first_record_;
+};
+
+// One row of W as a layout stores it; also the scratch it is made in, reused from row to row.
+class IntRow {
+ public:
+  explicit IntRow(const IntLayout& layout);
+
+  // Row `row` of `part`: its codes and scales where the layout can hold them, else quantised.
+  void read(const WeightView& part, int64_t row, const QuantizeKernels& kernels);
+
+  void put(int64_t lane, uint8_t* block) const;
+  void get(int64_t lane, const uint8_t* block);
+  void to_float(float* out) const;  // [in_features]
+
+ private:
+  bool can_keep(const WeightView& part, int64_t row) const;
+  void keep(const WeightView& part, int64_t row);
+
+  const IntLayout& layout_;
+  std::vector<uint8_t> codes_;    // [padded_k]
+  std::vector<uint16_t> scales_;  // [num_groups] float16
+  std::vector<uint16_t> mins_;    // [num_groups] float16
+  float output_scale_ = 0.0f;
+  std::vector<float> values_;  // [in_features], of rows that are converted
+};
+
+// out [in_features] = row `row` of a quantised matrix.
+void dequantize_row(const WeightView& part, int64_t row, float* out);
+
+}  // namespace specdec::cpu

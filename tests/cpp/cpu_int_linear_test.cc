@@ -1,0 +1,573 @@
+// Products with integer weights on every kernel set this machine runs, against double precision:
+// what packing stores, what products make of it, and that no bit depends on batch or machine.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cpu/cpu_backend.h"
+#include "cpu/packed_linear.h"
+#include "cpu/reference.h"
+
+namespace specdec::cpu {
+namespace {
+
+constexpr WeightFormat kFormats[] = {WeightFormat::kInt8, WeightFormat::kInt8Grouped,
+                                     WeightFormat::kInt8GroupedMin, WeightFormat::kInt4Grouped,
+                                     WeightFormat::kInt4GroupedMin};
+
+bool is_int4(WeightFormat format) {
+  return format == WeightFormat::kInt4Grouped || format == WeightFormat::kInt4GroupedMin;
+}
+bool has_mins(WeightFormat format) {
+  return format == WeightFormat::kInt8GroupedMin || format == WeightFormat::kInt4GroupedMin;
+}
+
+std::vector<float> random_values(size_t count, uint32_t seed) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(count);
+  for (float& value : values) value = normal(generator);
+  return values;
+}
+
+WeightView view_of(const std::vector<float>& values, int64_t rows) {
+  const int64_t cols = static_cast<int64_t>(values.size()) / rows;
+  return {.values = {values.data(), DType::kF32, {rows, cols}}};
+}
+
+// A matrix of a checkpoint that is quantised already. All 16 or 256 codes occur.
+struct QuantizedMatrix {
+  int64_t rows, cols;
+  int bits, group_size;
+  std::vector<uint8_t> codes;
+  std::vector<uint16_t> scales, mins;
+
+  QuantizedMatrix(int64_t num_rows, int64_t num_cols, int num_bits, bool with_mins, uint32_t seed,
+                  int group = kQuantGroup)
+      : rows(num_rows), cols(num_cols), bits(num_bits), group_size(group) {
+    std::mt19937 generator(seed);
+    codes.resize(rows * cols * bits / 8);
+    for (uint8_t& code : codes) code = static_cast<uint8_t>(generator());
+    const auto random_half = [&] {  // magnitudes from 2^-7 to 1, either sign
+      return static_cast<uint16_t>((generator() & 0x83ff) | (8 + generator() % 7) << 10);
+    };
+    for (int64_t i = 0; i < rows * cols / group_size; ++i) {
+      scales.push_back(random_half());
+      if (with_mins) mins.push_back(random_half());
+    }
+  }
+  WeightView view() const {
+    return {.values = {codes.data(), bits == 8 ? DType::kI8 : DType::kU8, {rows, cols * bits / 8}},
+            .scales = scales.data(),
+            .mins = mins.empty() ? nullptr : mins.data(),
+            .group_size = group_size};
+  }
+};
+
+std::vector<Isa> supported_isas() {
+  std::vector<Isa> isas;
+  for (Isa isa : compiled_isas()) {
+    if (is_supported(isa)) isas.push_back(isa);
+  }
+  return isas;
+}
+
+std::vector<float> run(CpuBackend& backend, const PackedLinear& weight, const float* x, int rows) {
+  std::vector<float> out(rows * weight.out_features(), NAN);
+  backend.linear({.weight = &weight, .in = {.x = x, .num_rows = rows}, .out = out.data()});
+  return out;
+}
+
+std::vector<float> unpacked(const PackedLinear& weight) {
+  std::vector<float> values(weight.out_features() * weight.in_features());
+  for (int64_t row = 0; row < weight.out_features(); ++row) {
+    static_cast<const CpuPackedLinear&>(weight).unpack_row(
+        row, values.data() + row * weight.in_features());
+  }
+  return values;
+}
+
+// out against the exact product of quantised rows with the weights as stored. Per group of k a
+// float sum is rounded a few times; the terms (of a format with mins, both) are bounded by the
+// group's largest weight.
+void expect_products(const std::vector<float>& out, const std::vector<float>& x,
+                     const std::vector<float>& weights, int64_t num_n, int64_t num_k) {
+  const std::vector<double> codes = reference::quantized_rows(x, num_k);
+  const std::vector<double> expected = reference::linear(codes, weights, num_k);
+  ASSERT_EQ(out.size(), expected.size());
+  for (int64_t i = 0; i < static_cast<int64_t>(out.size()); ++i) {
+    const double* row = codes.data() + i / num_n * num_k;
+    const float* weight = weights.data() + i % num_n * num_k;
+    double magnitude = 0;
+    for (int64_t k = 0; k < num_k; k += kQuantGroup) {
+      double rows_sum = 0;
+      double largest = 0;
+      for (int64_t j = k; j < std::min(num_k, k + kQuantGroup); ++j) {
+        rows_sum += std::abs(row[j]);
+        largest = std::max<double>(largest, std::abs(weight[j]));
+      }
+      magnitude += 3 * rows_sum * largest;
+    }
+    const double rounding = (num_k / kQuantGroup + 8.0) * 0x1p-24;
+    ASSERT_NEAR(out[i], expected[i], magnitude * rounding + 1e-30) << "at " << i;
+  }
+}
+
+struct Params {
+  Isa isa;
+  WeightFormat format;
+};
+
+class CpuIntLinearTest : public testing::TestWithParam<Params> {
+ protected:
+  CpuBackend make_backend(int num_threads, DType act_dtype = DType::kF32) const {
+    return CpuBackend(GetParam().isa, num_threads, act_dtype);
+  }
+  static WeightFormat format() { return GetParam().format; }
+  static std::unique_ptr<PackedLinear> pack(CpuBackend& backend, const WeightView& view) {
+    return backend.pack_linear({.parts = {&view, 1}, .format = format()});
+  }
+};
+
+struct Shape {
+  int64_t n, k;
+};
+constexpr Shape kShapes[] = {{1, 1},   {16, 2},  {17, 31},  {33, 32},   {64, 33},  {48, 64},
+                             {15, 65}, {31, 96}, {20, 100}, {65, 1000}, {35, 3000}};
+
+TEST_P(CpuIntLinearTest, ProductsMatchDoubleLoops) {
+  CpuBackend backend = make_backend(2);
+  for (const auto& [n, k] : kShapes) {
+    const std::vector<float> weight = random_values(n * k, 1);
+    const auto packed = pack(backend, view_of(weight, n));
+    EXPECT_EQ(packed->format(), format());
+    EXPECT_EQ(packed->out_features(), n);
+    EXPECT_EQ(packed->in_features(), k);
+    const std::vector<float> stored = unpacked(*packed);
+    for (int rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 33, 70}) {
+      SCOPED_TRACE(testing::Message() << "n " << n << " k " << k << " rows " << rows);
+      const std::vector<float> x = random_values(rows * k, 2);
+      expect_products(run(backend, *packed, x.data(), rows), x, stored, n, k);
+    }
+  }
+}
+
+TEST_P(CpuIntLinearTest, StoredWeightsAreNearTheOriginal) {
+  CpuBackend backend = make_backend(2);
+  const int64_t n = 37;
+  const int64_t k = 500;
+  std::vector<float> weight = random_values(n * k, 1);
+  for (int64_t i = 0; i < n * k; ++i) weight[i] += 0.3f * static_cast<float>(i / k % 3);
+  const std::vector<float> stored = unpacked(*pack(backend, view_of(weight, n)));
+  double squares = 0;
+  double plain_squares = 0;  // of the textbook placement of 16 levels
+  for (int64_t row = 0; row < n; ++row) {
+    const auto row_begin = weight.begin() + row * k;
+    for (int64_t begin = 0; begin < k; begin += kQuantGroup) {
+      const int64_t end = std::min(k, begin + kQuantGroup);
+      auto first = row_begin + begin;
+      auto last = row_begin + end;
+      if (format() == WeightFormat::kInt8) first = row_begin, last = row_begin + k;
+      const double low = *std::min_element(first, last);
+      const double high = *std::max_element(first, last);
+      const double largest = std::max(-low, high);
+      const double step = has_mins(format()) ? (high - low) / (is_int4(format()) ? 15 : 255)
+                                             : largest / (is_int4(format()) ? 8 : 127);
+      for (int64_t i = begin; i < end; ++i) {
+        const double value = weight[row * k + i];
+        const double error = std::abs(stored[row * k + i] - value);
+        // 8 bits: the nearest code; rounding a min to float16 may cost a little of the range.
+        EXPECT_LE(error, (is_int4(format()) ? 1.6 : has_mins(format()) ? 0.52 : 0.501) * step);
+        squares += error * error;
+        const double zero = has_mins(format()) ? low : 0;
+        const double nearest = std::nearbyint((value - zero) / step) * step + zero;
+        const double limited = has_mins(format()) || !is_int4(format())
+                                   ? nearest
+                                   : std::clamp(nearest, -largest, 7.0 / 8.0 * largest);
+        plain_squares += (limited - value) * (limited - value);
+      }
+    }
+  }
+  EXPECT_LE(squares, plain_squares * (is_int4(format()) ? 0.95 : 1.03));
+}
+
+TEST_P(CpuIntLinearTest, CodesOfACheckpointAreKept) {
+  CpuBackend backend = make_backend(2);
+  for (int bits : {4, 8}) {
+    for (bool with_mins : {false, true}) {
+      for (int group_size : {kQuantGroup, 2 * kQuantGroup}) {
+        const bool fits = format() != WeightFormat::kInt8 && (!with_mins || has_mins(format())) &&
+                          (bits == 4 || !is_int4(format()));
+        if (!fits) continue;
+        SCOPED_TRACE(testing::Message()
+                     << bits << " bits, mins " << with_mins << ", groups of " << group_size);
+        const QuantizedMatrix matrix(35, 192, bits, with_mins, 1, group_size);
+        const std::vector<double> expected = reference::values_of(matrix.view());
+        const std::vector<float> stored = unpacked(*pack(backend, matrix.view()));
+        for (size_t i = 0; i < stored.size(); ++i) {
+          ASSERT_EQ(stored[i], static_cast<float>(expected[i])) << "at " << i;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(CpuIntLinearTest, CodesThatDoNotFitAreConverted) {
+  CpuBackend backend = make_backend(1);
+  for (int bits : {4, 8}) {
+    for (bool with_mins : {false, true}) {
+      const QuantizedMatrix matrix(19, 96, bits, with_mins, 1);
+      const std::vector<double> values = reference::values_of(matrix.view());
+      const std::vector<float> as_floats(values.begin(), values.end());
+      const std::vector<float> stored = unpacked(*pack(backend, matrix.view()));
+      double error = 0;
+      double scale = 0;
+      for (size_t i = 0; i < stored.size(); ++i) {
+        error += (stored[i] - values[i]) * (stored[i] - values[i]);
+        scale += values[i] * values[i];
+      }
+      EXPECT_LE(std::sqrt(error / scale), is_int4(format()) ? 0.11 : 0.02)
+          << bits << " bits, mins " << with_mins;
+    }
+  }
+}
+
+TEST_P(CpuIntLinearTest, PartsOfAnyKindLieInOneMatrix) {
+  CpuBackend backend = make_backend(2);
+  const int64_t k = 160;
+  const QuantizedMatrix small(21, k, 4, false, 1);
+  const QuantizedMatrix large(9, k, 8, false, 2);
+  const QuantizedMatrix shifted(18, k, 4, true, 3);
+  const std::vector<float> floats = random_values(14 * k, 4);
+  const WeightView views[] = {small.view(), large.view(), shifted.view(), view_of(floats, 14)};
+  const auto packed = backend.pack_linear({.parts = views, .format = format()});
+  ASSERT_EQ(packed->out_features(), 62);
+  const std::vector<float> stored = unpacked(*packed);
+  // Each part is stored as it would be alone.
+  int64_t row = 0;
+  for (const WeightView& view : views) {
+    const std::vector<float> alone = unpacked(*pack(backend, view));
+    ASSERT_EQ(0, std::memcmp(alone.data(), stored.data() + row * k, alone.size() * sizeof(float)));
+    row += view.rows();
+  }
+  const std::vector<float> x = random_values(5 * k, 5);
+  expect_products(run(backend, *packed, x.data(), 5), x, stored, 62, k);
+}
+
+// A row alone, and the same row anywhere in batches of every size and on any number of threads.
+TEST_P(CpuIntLinearTest, RowsAreBitEqualWhateverTheBatch) {
+  const int64_t n = 70;
+  const int64_t k = 1703;
+  constexpr int kRows = 70;
+  const std::vector<float> weight = random_values(n * k, 1);
+  const std::vector<float> x = random_values(kRows * k, 2);
+  CpuBackend single = make_backend(1);
+  const auto single_weight = pack(single, view_of(weight, n));
+  std::vector<float> alone;
+  for (int row = 0; row < kRows; ++row) {
+    const auto out = run(single, *single_weight, x.data() + row * k, 1);
+    alone.insert(alone.end(), out.begin(), out.end());
+  }
+  for (int num_threads : {1, 2, 5}) {
+    CpuBackend backend = make_backend(num_threads);
+    const auto packed = pack(backend, view_of(weight, n));
+    for (int rows = 1; rows <= kRows; ++rows) {
+      if (num_threads != 2 && rows > 18 && rows % 7 != 0) continue;
+      const int first = (rows * 7) % (kRows - rows + 1);
+      const auto out = run(backend, *packed, x.data() + first * k, rows);
+      ASSERT_EQ(0, std::memcmp(out.data(), alone.data() + first * n, out.size() * sizeof(float)))
+          << rows << " rows from " << first << " on " << num_threads << " threads";
+    }
+  }
+}
+
+TEST_P(CpuIntLinearTest, LongBatchesAreBitEqualToSingleRows) {
+  const int64_t n = 40;
+  const int64_t k = 96;
+  constexpr int kRows = 1100;
+  const std::vector<float> weight = random_values(n * k, 1);
+  const std::vector<float> x = random_values(kRows * k, 2);
+  CpuBackend backend = make_backend(3);
+  const auto packed = pack(backend, view_of(weight, n));
+  const auto all = run(backend, *packed, x.data(), kRows);
+  for (int row : {0, 1, 127, 128, 511, 512, 700, 1099}) {
+    const auto out = run(backend, *packed, x.data() + row * k, 1);
+    ASSERT_EQ(0, std::memcmp(out.data(), all.data() + row * n, n * sizeof(float))) << row;
+  }
+}
+
+// What is fused into the preparation of rows gives the bits of the separate steps.
+TEST_P(CpuIntLinearTest, NormsGathersAndBfloat16RowsEqualPreparedRows) {
+  CpuBackend backend = make_backend(2);
+  const int64_t n = 33;
+  const int64_t k = 90;
+  const int rows = 5;
+  const auto packed = pack(backend, view_of(random_values(n * k, 1), n));
+  const std::vector<float> x = random_values(rows * k, 2);
+  const std::vector<float> gain = random_values(k, 3);
+  const std::vector<float> shift = random_values(k, 4);
+  for (NormKind kind : {NormKind::kRms, NormKind::kLayer}) {
+    const NormParams norm{.kind = kind, .weight = gain.data(), .bias = shift.data()};
+    std::vector<float> normal(rows * k);
+    backend.norm({.norm = norm, .x = x.data(), .out = normal.data(), .num_rows = rows, .dim = k});
+    std::vector<float> fused(rows * n);
+    backend.linear({.weight = packed.get(),
+                    .in = {.x = x.data(), .norm = &norm, .num_rows = rows},
+                    .out = fused.data()});
+    EXPECT_EQ(fused, run(backend, *packed, normal.data(), rows));
+  }
+
+  const std::vector<int32_t> ids = {3, 0, 3};
+  std::vector<float> gathered(3 * n);
+  backend.linear({.weight = packed.get(),
+                  .in = {.x = x.data(), .row_ids = ids.data(), .num_rows = 3},
+                  .out = gathered.data()});
+  const std::vector<float> all = run(backend, *packed, x.data(), rows);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(0, std::memcmp(&gathered[i * n], &all[ids[i] * n], n * sizeof(float)));
+  }
+
+  std::vector<BFloat16> rounded;
+  std::vector<float> widened;
+  for (float value : x) {
+    rounded.push_back(to_bfloat16(value));
+    widened.push_back(to_float(rounded.back()));
+  }
+  CpuBackend backend_bf16 = make_backend(2, DType::kBF16);
+  std::vector<float> out(rows * n);
+  backend_bf16.linear({.weight = packed.get(),
+                       .in = {.x = rounded.data(), .dtype = DType::kBF16, .num_rows = rows},
+                       .out = out.data()});
+  EXPECT_EQ(out, run(backend, *packed, widened.data(), rows));
+}
+
+TEST_P(CpuIntLinearTest, UnusualGroupsAreQuantisedSafely) {
+  CpuBackend backend = make_backend(1);
+  const int64_t n = 20;
+  const int64_t k = 4 * kQuantGroup;
+  const auto packed = pack(backend, view_of(random_values(n * k, 1), n));
+  const std::vector<float> stored = unpacked(*packed);
+  const auto scaled = [&](std::vector<float> scales) {  // one for each group
+    std::vector<float> x = random_values(k, 2);
+    for (int64_t i = 0; i < k; ++i) x[i] *= scales[i / kQuantGroup];
+    return x;
+  };
+  std::vector<std::vector<float>> rows = {scaled({0, 1, 0, 1}), scaled({0, 0, 0, 0}),
+                                          scaled({1e-42f, 1e-38f, 1e-30f, 1e-20f}),
+                                          scaled({1e30f, 1, 1e-3f, 1e32f})};
+  rows.push_back(scaled({1, 1, 1, 1}));
+  rows.back()[40] = 1e4f;  // an outlier spoils its own group only
+  std::vector<float> all;
+  for (const std::vector<float>& x : rows) {
+    expect_products(run(backend, *packed, x.data(), 1), x, stored, n, k);
+    all.insert(all.end(), x.begin(), x.end());
+  }
+  // A row with something that is no number says so, and the others do not notice.
+  std::vector<float> expected = run(backend, *packed, all.data(), 5);
+  for (float bad : {NAN, INFINITY, -INFINITY}) {
+    std::vector<float> spoilt = all;
+    spoilt[4 * k + 77] = bad;
+    const std::vector<float> out = run(backend, *packed, spoilt.data(), 5);
+    EXPECT_EQ(0, std::memcmp(out.data(), expected.data(), 4 * n * sizeof(float)));
+    for (int64_t i = 4 * n; i < 5 * n; ++i) EXPECT_TRUE(std::isnan(out[i]));
+  }
+}
+
+TEST_P(CpuIntLinearTest, UnusualWeightsAreStoredSafely) {
+  CpuBackend backend = make_backend(1);
+  const int64_t k = 2 * kQuantGroup;
+  std::vector<float> weight = random_values(8 * k, 1);
+  const float row_scales[] = {0.0f, 1e-42f, 1e-30f, 1e-7f, 1e-4f, 1e3f, 1e4f, 1.0f};
+  for (int64_t i = 0; i < 8 * k; ++i) weight[i] *= row_scales[i / k];
+  for (int64_t i = 7 * k; i < 8 * k; ++i) weight[i] = 0.75f;  // all alike
+  const std::vector<float> stored = unpacked(*pack(backend, view_of(weight, 8)));
+  for (int64_t row = 0; row < 8; ++row) {
+    float largest = 0;
+    for (int64_t i = 0; i < k; ++i) largest = std::max(largest, std::abs(weight[row * k + i]));
+    // Float16 scales are multiples of 2^-24.
+    const double bound = largest / (is_int4(format()) ? 5.0 : 200.0) + 8 * 0x1p-24;
+    for (int64_t i = 0; i < k; ++i) {
+      ASSERT_NEAR(stored[row * k + i], weight[row * k + i], bound) << row << ", " << i;
+    }
+  }
+}
+
+TEST_P(CpuIntLinearTest, EmbeddingRowsEqualTheTable) {
+  CpuBackend backend = make_backend(2);
+  const std::vector<float> weight = random_values(51 * 70, 1);
+  const WeightView view = view_of(weight, 51);
+  const auto packed = pack(backend, view);
+  const std::vector<float> stored = unpacked(*packed);
+  const auto tied = backend.embedding_from(*packed);
+  const auto own = backend.make_embedding(view, format());
+  const std::vector<int32_t> ids = {50, 0, 17, 15, 16, 50, 1};
+  for (const EmbeddingTable* table : {tied.get(), own.get()}) {
+    std::vector<float> out(ids.size() * 70, NAN);
+    backend.embed({.table = table,
+                   .token_ids = ids.data(),
+                   .out = out.data(),
+                   .num_rows = static_cast<int>(ids.size())});
+    for (size_t i = 0; i < out.size(); ++i) {
+      ASSERT_EQ(out[i], stored[ids[i / 70] * 70 + i % 70]) << i;
+    }
+  }
+}
+
+TEST_P(CpuIntLinearTest, GatedProductsMatchDoubleLoops) {
+  CpuBackend backend = make_backend(2);
+  const int64_t inner = 53;
+  const int64_t k = 192;
+  const int rows = 11;
+  const bool with_mins = has_mins(format());
+  const QuantizedMatrix gate(inner, k, is_int4(format()) ? 4 : 8, with_mins, 1);
+  const QuantizedMatrix up(inner, k, is_int4(format()) ? 4 : 8, with_mins, 2);
+  const WeightView views[] = {gate.view(), up.view()};
+  const auto packed = backend.pack_linear({.parts = views, .format = format(), .gated = true});
+  const auto gate_alone = pack(backend, views[0]);
+  const auto up_alone = pack(backend, views[1]);
+  const std::vector<float> x = random_values(rows * k, 3);
+  std::vector<float> out(rows * inner);
+  backend.activated_linear({.weight = packed.get(),
+                            .in = {.x = x.data(), .num_rows = rows},
+                            .activation = Activation::kSilu,
+                            .gated = true,
+                            .out = out.data()});
+  const std::vector<double> codes = reference::quantized_rows(x, k);
+  const std::vector<double> gates = reference::linear(codes, unpacked(*gate_alone), k);
+  const std::vector<double> ups = reference::linear(codes, unpacked(*up_alone), k);
+  for (size_t i = 0; i < out.size(); ++i) {
+    const double expected = reference::activate(Activation::kSilu, gates[i]) * ups[i];
+    ASSERT_NEAR(out[i], expected, 1e-4 * (1 + std::abs(gates[i])) * (1 + std::abs(ups[i]))) << i;
+  }
+}
+
+TEST_P(CpuIntLinearTest, HeadsAreTheProductsOfTheWholeMatrix) {
+  CpuBackend backend = make_backend(2);
+  constexpr int kHeads = 3, kKvHeads = 1, kDim = 24, kRows = 9;
+  const int64_t n = (kHeads + 2 * kKvHeads) * kDim;
+  const int64_t k = 100;
+  const auto packed = pack(backend, view_of(random_values(n * k, 1), n));
+  const std::vector<float> x = random_values(kRows * k, 2);
+  std::vector<int32_t> positions;
+  std::vector<int64_t> slots;
+  for (int i = 0; i < kRows; ++i) positions.push_back(i), slots.push_back(16 + i);
+  const BatchView batch{.num_requests = 1,
+                        .num_rows = kRows,
+                        .positions = positions.data(),
+                        .slot_mapping = slots.data()};
+  PagedKvView kv{.dtype = DType::kF32,
+                 .num_blocks = 2,
+                 .block_size = 16,
+                 .num_kv_heads = kKvHeads,
+                 .head_dim = kDim};
+  const Buffer storage = Buffer::host(2 * backend.kv_layer_bytes(kv), "test");
+  Buffer keys = Buffer::host(backend.kv_layer_bytes(kv), "test");
+  Buffer values = Buffer::host(backend.kv_layer_bytes(kv), "test");
+  kv.keys = keys.data();
+  kv.values = values.data();
+  std::vector<float> q(kRows * kHeads * kDim);
+  backend.project_qkv({.weight = packed.get(),
+                       .in = {.x = x.data(), .num_rows = kRows},
+                       .num_heads = kHeads,
+                       .batch = &batch,
+                       .kv = kv,
+                       .q = q.data()});
+  const std::vector<float> all = run(backend, *packed, x.data(), kRows);
+  for (int row = 0; row < kRows; ++row) {
+    const float* expected = all.data() + row * n;
+    EXPECT_EQ(0, std::memcmp(&q[row * kHeads * kDim], expected, kHeads * kDim * sizeof(float)));
+    // Values lie [block][head][slot][dim].
+    EXPECT_EQ(0, std::memcmp(values.as<float>() + (16 + row) * kDim,
+                             expected + (kHeads + kKvHeads) * kDim, kDim * sizeof(float)));
+  }
+}
+
+std::vector<Params> all_params() {
+  std::vector<Params> params;
+  for (Isa isa : supported_isas()) {
+    for (WeightFormat format : kFormats) params.push_back({isa, format});
+  }
+  return params;
+}
+
+INSTANTIATE_TEST_SUITE_P(KernelSets, CpuIntLinearTest, testing::ValuesIn(all_params()),
+                         [](const auto& info) {
+                           return std::string(name_of(info.param.isa)) + "_" +
+                                  std::string(name_of(info.param.format));
+                         });
+
+// Packing and products alike, whichever machine did them.
+TEST(CpuIntLinear, AllKernelSetsGiveTheSameBits) {
+  const int64_t n = 61;
+  const int64_t k = 845;
+  const int rows = 11;
+  std::vector<float> weight = random_values(n * k, 1);
+  for (int64_t i = 0; i < n * k; i += 97) weight[i] *= 1e-5f;
+  for (int64_t i = 0; i < 64; ++i) weight[5 * k + i] = i < 40 ? 0.0f : 1e-7f;
+  std::vector<uint16_t> halves;
+  for (int64_t i = 0; i < n * k; ++i) {
+    halves.push_back(static_cast<uint16_t>((i * 2654435761u >> 7) & 0xbbff));
+  }
+  const WeightView views[] = {view_of(weight, n), {.values = {halves.data(), DType::kF16, {n, k}}}};
+  const std::vector<float> x = random_values(rows * k, 2);
+  for (WeightFormat format : kFormats) {
+    std::vector<float> weights, products;
+    for (Isa isa : supported_isas()) {
+      SCOPED_TRACE(testing::Message() << name_of(format) << " on " << name_of(isa));
+      CpuBackend backend(isa, 2, DType::kF32);
+      const auto packed = backend.pack_linear({.parts = views, .format = format});
+      const std::vector<float> stored = unpacked(*packed);
+      const std::vector<float> out = run(backend, *packed, x.data(), rows);
+      if (weights.empty()) {
+        weights = stored;
+        products = out;
+      }
+      ASSERT_EQ(0, std::memcmp(stored.data(), weights.data(), stored.size() * sizeof(float)));
+      ASSERT_EQ(0, std::memcmp(out.data(), products.data(), out.size() * sizeof(float)));
+    }
+  }
+}
+
+// 4-bit codes without mins in a matrix with mins: the offset of 8 goes into them, where it is a
+// float16.
+TEST(CpuIntLinear, ScalesOfAnySizeKeepTheirCodes) {
+  CpuBackend backend(Isa::kGeneric, 1, DType::kF32);
+  for (uint16_t scale : {0x0001, 0x8001, 0x0055, 0x00ff, 0x0100, 0x0155, 0x01ff, 0x03ff, 0x0400,
+                         0x8733, 0x3c00, 0x6fff, 0xefff}) {
+    QuantizedMatrix matrix(1, kQuantGroup, 4, false, 1);
+    matrix.scales[0] = scale;
+    const WeightView view = matrix.view();
+    const std::vector<double> expected = reference::values_of(view);
+    const auto packed =
+        backend.pack_linear({.parts = {&view, 1}, .format = WeightFormat::kInt4GroupedMin});
+    const std::vector<float> stored = unpacked(*packed);
+    for (size_t i = 0; i < stored.size(); ++i) {
+      ASSERT_EQ(stored[i], expected[i]) << std::hex << scale << " at " << std::dec << i;
+    }
+  }
+}
+
+// At the act dtype a checkpoint's codes become the floats they stand for.
+TEST(CpuIntLinear, QuantisedCheckpointsUnpackToFloats) {
+  CpuBackend backend(Isa::kGeneric, 1, DType::kF32);
+  for (int bits : {4, 8}) {
+    for (bool with_mins : {false, true}) {
+      const QuantizedMatrix matrix(18, 64, bits, with_mins, 1);
+      const WeightView view = matrix.view();
+      const std::vector<double> expected = reference::values_of(view);
+      const std::vector<float> stored = unpacked(*backend.pack_linear({.parts = {&view, 1}}));
+      for (size_t i = 0; i < stored.size(); ++i) {
+        ASSERT_EQ(stored[i], static_cast<float>(expected[i])) << i;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace specdec::cpu
