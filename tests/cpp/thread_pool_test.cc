@@ -1,12 +1,17 @@
 #include "core/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <time.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <filesystem>
+#include <fstream>
 #include <numeric>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -118,6 +123,44 @@ TEST_P(ThreadPoolTest, CallersMayTakeTurns) {
   EXPECT_EQ(cells, std::vector<int64_t>(64, 100));
 }
 
+// CPU time of all threads of this process.
+double cpu_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+TEST_P(ThreadPoolTest, IdleThreadsUseNoCpuTime) {
+  ThreadPool pool(GetParam());
+  const auto used_while_idle = [] {
+    const double before = cpu_seconds();
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    return cpu_seconds() - before;
+  };
+  const auto work = [&] { pool.parallel_for(1000, 1, [](int64_t, int64_t, int) {}); };
+  {
+    const ThreadPool::StepScope hot(pool);
+    work();
+    EXPECT_LT(used_while_idle(), 0.1);  // a step that waits for something else
+  }
+  work();
+  EXPECT_LT(used_while_idle(), 0.1);
+}
+
+// A worker whose piece takes long is waited for although the caller may have gone to sleep.
+TEST_P(ThreadPoolTest, CallerWaitsForSlowPieces) {
+  ThreadPool pool(GetParam());
+  const ThreadPool::StepScope hot(pool);
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<int64_t> done{0};
+    pool.parallel_for(4 * GetParam(), 1, [&](int64_t begin, int64_t end, int thread) {
+      if (thread != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      done += end - begin;
+    });
+    ASSERT_EQ(done, 4 * GetParam());
+  }
+}
+
 TEST_P(ThreadPoolTest, NestedCallsAreRefused) {
   ThreadPool pool(GetParam());
   EXPECT_THROW(pool.parallel_for(4, 1,
@@ -134,8 +177,119 @@ TEST(ThreadPoolConstruction, NeedsAThread) { EXPECT_THROW(ThreadPool(0), Interna
 
 TEST(ThreadPoolConstruction, DefaultIsWithinTheAffinityMask) {
   EXPECT_GE(ThreadPool::default_num_threads(), 1);
-  EXPECT_LE(ThreadPool::default_num_threads(), num_allowed_cpus());
-  EXPECT_LE(num_allowed_physical_cores(), num_allowed_cpus());
+  EXPECT_LE(ThreadPool::default_num_threads(), static_cast<int>(allowed_cpus().size()));
+}
+
+// CPUs 0 and 1 are given as nodes of their own, whatever the machine says about them.
+TEST(ThreadPoolConstruction, ThreadsKeepToTheirNodes) {
+  const std::vector<int> allowed = allowed_cpus();
+  if (allowed.size() < 2) GTEST_SKIP() << "needs two CPUs";
+  const CpuTopology topology{{{{allowed[0]}, {allowed[0]}}, {{allowed[1]}, {allowed[1]}}}};
+  ThreadPool pool(2, topology);
+  std::vector<std::vector<int>> masks(2);
+  {
+    const ThreadPool::StepScope hot(pool);
+    while (masks[1].empty()) {  // until the worker came in time
+      pool.parallel_for(2, 1,
+                        [&](int64_t, int64_t, int thread) { masks[thread] = allowed_cpus(); });
+    }
+  }
+  EXPECT_EQ(masks[0], topology.nodes[0].cpus);
+  EXPECT_EQ(masks[1], topology.nodes[1].cpus);
+  EXPECT_EQ(allowed_cpus(), allowed);
+}
+
+TEST(ThreadPoolConstruction, ThreadsOfOneNodeAreFree) {
+  const std::vector<int> allowed = allowed_cpus();
+  ThreadPool pool(2, CpuTopology{{{allowed, allowed}}});
+  std::vector<std::vector<int>> masks(2);
+  const ThreadPool::StepScope hot(pool);
+  while (masks[1].empty()) {
+    pool.parallel_for(2, 1, [&](int64_t, int64_t, int thread) { masks[thread] = allowed_cpus(); });
+  }
+  EXPECT_EQ(masks[1], allowed);
+}
+
+// A directory like /sys/devices/system: every CPU with the siblings of its core, every node with
+// its CPUs.
+class FakeSys {
+ public:
+  FakeSys(const std::string& nodes, const std::vector<std::string>& siblings)
+      : root_(std::filesystem::temp_directory_path() /
+              ("specdec_sys_" + std::to_string(getpid()) + "_" + std::to_string(siblings.size()))) {
+    write("node/online", nodes);
+    for (size_t cpu = 0; cpu < siblings.size(); ++cpu) {
+      write("cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list", siblings[cpu]);
+    }
+  }
+  ~FakeSys() { std::filesystem::remove_all(root_); }
+
+  void write(const std::string& path, const std::string& line) const {
+    std::filesystem::create_directories((root_ / path).parent_path());
+    std::ofstream(root_ / path) << line << "\n";
+  }
+  std::string root() const { return root_.string(); }
+
+ private:
+  std::filesystem::path root_;
+};
+
+// Two nodes of two cores of two threads, numbered as most machines do.
+class TwoNodes : public FakeSys {
+ public:
+  TwoNodes() : FakeSys("0,2", {"0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7"}) {
+    write("node/node0/cpulist", "0-1,4-5");
+    write("node/node2/cpulist", "2-3,6-7");
+  }
+};
+
+TEST(CpuTopology, ReadsNodesAndCores) {
+  const TwoNodes sys;
+  const CpuTopology all = read_cpu_topology({0, 1, 2, 3, 4, 5, 6, 7}, sys.root());
+  ASSERT_EQ(all.nodes.size(), 2u);
+  EXPECT_EQ(all.nodes[0].cpus, (std::vector{0, 1, 4, 5}));
+  EXPECT_EQ(all.nodes[0].cores, (std::vector{0, 1}));
+  EXPECT_EQ(all.nodes[1].cpus, (std::vector{2, 3, 6, 7}));
+  EXPECT_EQ(all.nodes[1].cores, (std::vector{2, 3}));
+  EXPECT_EQ(all.num_cpus(), 8);
+  EXPECT_EQ(all.num_cores(), 4);
+}
+
+TEST(CpuTopology, KeepsWithinTheAffinityMask) {
+  const TwoNodes sys;
+  const CpuTopology one_node = read_cpu_topology({2, 6, 7}, sys.root());
+  ASSERT_EQ(one_node.nodes.size(), 1u);
+  EXPECT_EQ(one_node.nodes[0].cpus, (std::vector{2, 6, 7}));
+  EXPECT_EQ(one_node.nodes[0].cores, (std::vector{2, 7}));
+  EXPECT_TRUE(assign_nodes(one_node, 2).empty());
+}
+
+TEST(CpuTopology, WithoutNodesOrCoresEveryCpuIsOne) {
+  const CpuTopology topology = read_cpu_topology({0, 3}, "/no/such/directory");
+  ASSERT_EQ(topology.nodes.size(), 1u);
+  EXPECT_EQ(topology.nodes[0].cores, (std::vector{0, 3}));
+  EXPECT_EQ(read_cpu_topology({}, "/no/such/directory").num_cores(), 1);
+}
+
+TEST(CpuTopology, ThreadsAreDividedAmongNodes) {
+  const TwoNodes sys;
+  const CpuTopology topology = read_cpu_topology({0, 1, 2, 3, 4, 5, 6, 7}, sys.root());
+  EXPECT_EQ(assign_nodes(topology, 1), (std::vector{0}));
+  EXPECT_EQ(assign_nodes(topology, 2), (std::vector{0, 1}));
+  EXPECT_EQ(assign_nodes(topology, 4), (std::vector{0, 0, 1, 1}));
+  EXPECT_EQ(assign_nodes(topology, 8), (std::vector{0, 0, 0, 0, 1, 1, 1, 1}));
+  EXPECT_TRUE(assign_nodes(topology, 9).empty());  // who goes where would change all the time
+  const CpuTopology uneven = read_cpu_topology({0, 1, 2}, sys.root());
+  EXPECT_EQ(assign_nodes(uneven, 3), (std::vector{0, 0, 1}));
+}
+
+TEST(CpuTopology, ParsesCpuLists) {
+  EXPECT_EQ(parse_cpu_list("0-3,8"), (std::vector{0, 1, 2, 3, 8}));
+  EXPECT_EQ(parse_cpu_list("5"), (std::vector{5}));
+  EXPECT_TRUE(parse_cpu_list("").empty());
+  EXPECT_TRUE(parse_cpu_list("3-1").empty());
+  EXPECT_TRUE(parse_cpu_list("0-x").empty());
+  EXPECT_TRUE(parse_cpu_list("all").empty());
 }
 
 TEST(CpuTopology, ReadsControlGroupLimits) {

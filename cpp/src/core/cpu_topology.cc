@@ -3,8 +3,8 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <fstream>
+#include <memory>
 #include <set>
 #include <sstream>
 #include <string>
@@ -47,35 +47,128 @@ std::string cgroup_path(bool v2) {
   return "/";
 }
 
-// CPUs the affinity mask allows. The mask is asked for with room for machines past 1024 CPUs.
-std::set<int> allowed_cpus() {
-  constexpr int kMaxCpus = 16384;
-  std::set<int> cpus;
-  cpu_set_t* mask = CPU_ALLOC(kMaxCpus);
-  if (mask == nullptr) return cpus;
+constexpr int kMaxCpus = 16384;  // machines go past the 1024 of cpu_set_t
+
+struct FreeMask {
+  void operator()(cpu_set_t* mask) const { CPU_FREE(mask); }
+};
+using Mask = std::unique_ptr<cpu_set_t, FreeMask>;
+
+Mask empty_mask() {
+  Mask mask(CPU_ALLOC(kMaxCpus));
+  if (mask != nullptr) CPU_ZERO_S(CPU_ALLOC_SIZE(kMaxCpus), mask.get());
+  return mask;
+}
+
+bool set_affinity(const std::vector<int>& cpus) {
   const size_t mask_bytes = CPU_ALLOC_SIZE(kMaxCpus);
-  CPU_ZERO_S(mask_bytes, mask);
-  if (sched_getaffinity(0, mask_bytes, mask) == 0) {
-    for (int cpu = 0; cpu < kMaxCpus; ++cpu) {
-      if (CPU_ISSET_S(cpu, mask_bytes, mask)) cpus.insert(cpu);
-    }
+  const Mask mask = empty_mask();
+  if (mask == nullptr) return false;
+  for (int cpu : cpus) CPU_SET_S(cpu, mask_bytes, mask.get());
+  return sched_setaffinity(0, mask_bytes, mask.get()) == 0;
+}
+
+// Node numbers under `sys`, ascending.
+std::vector<int> node_ids(const std::string& sys) {
+  std::vector<int> ids = parse_cpu_list(read_line(sys + "/node/online"));
+  if (ids.empty()) ids.push_back(0);
+  return ids;
+}
+
+CpuTopology::Node make_node(std::vector<int> cpus, const std::string& sys) {
+  CpuTopology::Node node;
+  std::set<std::string> seen;
+  for (int cpu : cpus) {
+    const std::string siblings =
+        read_line(str_cat(sys, "/cpu/cpu", cpu, "/topology/thread_siblings_list"));
+    if (siblings.empty() || seen.insert(siblings).second) node.cores.push_back(cpu);
   }
-  CPU_FREE(mask);
-  return cpus;
+  node.cpus = std::move(cpus);
+  return node;
 }
 
 }  // namespace
 
-int num_allowed_cpus() { return std::max<int>(1, static_cast<int>(allowed_cpus().size())); }
-
-int num_allowed_physical_cores() {
-  std::set<std::string> cores;
-  for (int cpu : allowed_cpus()) {
-    const std::string siblings =
-        read_line(str_cat("/sys/devices/system/cpu/cpu", cpu, "/topology/thread_siblings_list"));
-    cores.insert(siblings.empty() ? str_cat("cpu", cpu) : siblings);
+std::vector<int> allowed_cpus() {
+  std::vector<int> cpus;
+  const size_t mask_bytes = CPU_ALLOC_SIZE(kMaxCpus);
+  const Mask mask = empty_mask();
+  if (mask == nullptr || sched_getaffinity(0, mask_bytes, mask.get()) != 0) return cpus;
+  for (int cpu = 0; cpu < kMaxCpus; ++cpu) {
+    if (CPU_ISSET_S(cpu, mask_bytes, mask.get())) cpus.push_back(cpu);
   }
-  return std::max<int>(1, static_cast<int>(cores.size()));
+  return cpus;
+}
+
+AffinityScope::AffinityScope(const std::vector<int>& cpus) {
+  if (cpus.empty()) return;
+  before_ = allowed_cpus();
+  if (!set_affinity(cpus)) before_.clear();
+}
+
+AffinityScope::~AffinityScope() {
+  if (!before_.empty()) set_affinity(before_);
+}
+
+int CpuTopology::num_cpus() const {
+  size_t count = 0;
+  for (const Node& node : nodes) count += node.cpus.size();
+  return static_cast<int>(count);
+}
+
+int CpuTopology::num_cores() const {
+  size_t count = 0;
+  for (const Node& node : nodes) count += node.cores.size();
+  return static_cast<int>(count);
+}
+
+CpuTopology read_cpu_topology(const std::vector<int>& allowed, const std::string& sys) {
+  CpuTopology topology;
+  std::vector<int> rest = allowed;
+  for (int id : node_ids(sys)) {
+    std::vector<int> cpus;
+    for (int cpu : parse_cpu_list(read_line(str_cat(sys, "/node/node", id, "/cpulist")))) {
+      const auto found = std::find(rest.begin(), rest.end(), cpu);
+      if (found == rest.end()) continue;
+      cpus.push_back(cpu);
+      rest.erase(found);
+    }
+    if (!cpus.empty()) topology.nodes.push_back(make_node(std::move(cpus), sys));
+  }
+  if (rest.empty() && topology.nodes.empty()) rest.push_back(0);  // nothing is known
+  if (!rest.empty()) topology.nodes.push_back(make_node(std::move(rest), sys));
+  return topology;
+}
+
+std::vector<int> assign_nodes(const CpuTopology& topology, int num_threads) {
+  if (topology.nodes.size() < 2 || num_threads > topology.num_cpus()) return {};
+  std::vector<int> places;  // a node's number for each of its cores, or CPUs if those are needed
+  for (size_t node = 0; node < topology.nodes.size(); ++node) {
+    const auto& [cpus, cores] = topology.nodes[node];
+    const size_t count = num_threads <= topology.num_cores() ? cores.size() : cpus.size();
+    places.insert(places.end(), count, static_cast<int>(node));
+  }
+  std::vector<int> nodes;
+  for (int64_t thread = 0; thread < num_threads; ++thread) {
+    nodes.push_back(places[thread * static_cast<int64_t>(places.size()) / num_threads]);
+  }
+  return nodes;
+}
+
+std::vector<int> parse_cpu_list(std::string_view text) {
+  std::set<int> cpus;
+  std::istringstream stream{std::string(text)};
+  for (std::string range; std::getline(stream, range, ',');) {
+    std::istringstream bounds(range);
+    int first = 0;
+    if (!(bounds >> first)) return {};
+    int last = first;
+    char dash = 0;
+    if (bounds >> dash && (dash != '-' || !(bounds >> last))) return {};
+    if (first < 0 || last < first || last >= kMaxCpus) return {};
+    for (int cpu = first; cpu <= last; ++cpu) cpus.insert(cpu);
+  }
+  return {cpus.begin(), cpus.end()};
 }
 
 int parse_cpu_max(std::string_view text) {

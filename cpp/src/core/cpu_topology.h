@@ -1,17 +1,57 @@
 // What the machine lets this process use.
 #pragma once
 
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace specdec {
 
-int num_allowed_cpus();            // logical CPUs in the affinity mask, at least 1
-int num_allowed_physical_cores();  // distinct cores behind them, at least 1
+// Logical CPUs in the calling thread's affinity mask, ascending.
+std::vector<int> allowed_cpus();
+
+// The allowed CPUs by memory node.
+struct CpuTopology {
+  struct Node {
+    std::vector<int> cpus;   // ascending
+    std::vector<int> cores;  // of each physical core the first of its CPUs
+  };
+  std::vector<Node> nodes;  // those with an allowed CPU, at least one
+
+  int num_cpus() const;
+  int num_cores() const;
+};
+
+// Reads cpu*/topology and node*/cpulist under `sys`; what is not there is taken for one node of
+// single-threaded cores.
+CpuTopology read_cpu_topology(const std::vector<int>& allowed,
+                              const std::string& sys = "/sys/devices/system");
+
+// The node each of a pool's threads belongs on, node after node, every node with its part of them;
+// which CPU of the node is left to the kernel, which knows what else runs. Empty where there is
+// nothing to gain: one node, or more threads than CPUs.
+std::vector<int> assign_nodes(const CpuTopology& topology, int num_threads);
+
+// The CPUs of a list as the kernel writes it ("0-3,8"), ascending; empty when it is malformed.
+std::vector<int> parse_cpu_list(std::string_view text);
 
 // CPUs' worth of time per period the control group grants, rounded down; 0: no limit is set.
 int cgroup_cpu_limit();
 
 // The limit in a cgroup v2 cpu.max file ("max 100000", "150000 100000"), as above; 0: none.
 int parse_cpu_max(std::string_view text);
+
+// Keeps the calling thread on some CPUs for as long as it lives. Without CPUs, or where the kernel
+// refuses, it does nothing.
+class AffinityScope {
+ public:
+  explicit AffinityScope(const std::vector<int>& cpus);
+  ~AffinityScope();
+  AffinityScope(const AffinityScope&) = delete;
+  AffinityScope& operator=(const AffinityScope&) = delete;
+
+ private:
+  std::vector<int> before_;
+};
 
 }  // namespace specdec

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -18,16 +20,22 @@
 namespace specdec {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
+
 constexpr size_t kCacheLineBytes = 64;
 // A thread's share is handed out in this many pieces, so that others can take over what a delayed
 // thread has not begun.
-constexpr int64_t kPiecesPerThread = 4;
+constexpr int64_t kPiecesPerShare = 4;
+// A worker that has emptied its own share helps this many of its neighbours; the caller helps all.
+constexpr int kHelpedNeighbours = 8;
 
-// An idle worker first pauses in place, then gives its core to whoever wants it, then sleeps. The
-// bounds keep a pool that shares its cores with others from burning their time.
-constexpr int kPauses = 4000;       // about 0.1 ms
-constexpr int kYields = 20000;      // about 10 ms on an idle machine
-constexpr int kPausesCrowded = 50;  // when there are more threads than cores
+// How long a thread with nothing to do keeps its core before it sleeps. Nobody yields: who yields
+// to a stranger waits for the rest of a time slice.
+constexpr microseconds kSpinInStep{500};
+constexpr microseconds kSpinOutsideStep{50};
+constexpr microseconds kSpinForOthers{50};  // the caller, for a worker that is still at it
+constexpr int kPausesPerLook = 32;          // at the clock: about 1 us
 
 void pause_cpu() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -37,67 +45,96 @@ void pause_cpu() {
 #endif
 }
 
-// The part of a job that belongs to one thread; others take from it once theirs is done.
-struct alignas(kCacheLineBytes) Share {
-  std::atomic<int64_t> next{0};
-  int64_t end = 0;
+// What a job's number says: which job, how many shares it has and how many pieces each.
+class Ticket {
+ public:
+  Ticket() = default;
+  explicit Ticket(uint64_t word) : word_(word) {}
+  Ticket(uint64_t epoch, int64_t shares, int64_t pieces)
+      : word_(epoch << 24 | static_cast<uint64_t>(shares) << 8 | static_cast<uint64_t>(pieces)) {}
+
+  uint64_t word() const { return word_; }
+  uint64_t epoch() const { return word_ >> 24; }
+  int shares() const { return static_cast<int>(word_ >> 8 & 0xffff); }
+  int pieces() const { return static_cast<int>(word_ & 0xff); }
+
+ private:
+  uint64_t word_ = 0;
+};
+
+// One thread's part of a job. The two words are on lines of their own: the caller watches `state`
+// while the owner still takes pieces.
+struct Share {
+  // epoch << 24 | pieces taken. A word of an older job means that nobody has begun: a finished job
+  // leaves all its pieces taken.
+  alignas(kCacheLineBytes) std::atomic<uint64_t> taken{0};
+  // 2 * epoch: the thread works on this job; 2 * epoch + 1: it has left it.
+  alignas(kCacheLineBytes) std::atomic<uint64_t> state{0};
+
+  // The next piece nobody has taken; none when all are, or the job is over.
+  std::optional<int> take(Ticket ticket) {
+    uint64_t word = taken.load(std::memory_order_acquire);
+    for (;;) {
+      const uint64_t epoch = word >> 24;
+      if (epoch > ticket.epoch()) return std::nullopt;
+      const int piece = epoch == ticket.epoch() ? static_cast<int>(word & 0xffffff) : 0;
+      if (piece >= ticket.pieces()) return std::nullopt;
+      const uint64_t next = ticket.epoch() << 24 | static_cast<uint64_t>(piece + 1);
+      if (taken.compare_exchange_weak(word, next, std::memory_order_acq_rel,
+                                      std::memory_order_acquire)) {
+        return piece;
+      }
+    }
+  }
 };
 
 }  // namespace
 
-// A call to run() opens the gate, works, closes it, and waits for the workers that came in. A
-// worker that is late (asleep, or without a core) finds it closed and is not waited for.
+// run() publishes a job under a new ticket, takes pieces of it like everybody, then the pieces that
+// are left of other shares, and waits for the workers that are inside. A worker that comes late
+// finds every piece taken and is not waited for. Only one who holds a piece reads the job, which
+// cannot change before the piece is done.
 struct ThreadPool::State {
-  static constexpr uint32_t kOpen = 1u << 31;  // the other bits count the workers inside
-
   explicit State(int num_threads) : shares(num_threads) {}
 
-  // The job; written by the caller while the gate is closed and nobody is inside.
+  // Written by the caller alone; what workers spin on, and the job in the same line.
+  alignas(kCacheLineBytes) std::atomic<uint64_t> ticket{0};
   Body body = nullptr;
   void* context = nullptr;
-  int64_t chunk = 0;
+  int64_t count = 0;
+  int64_t grain = 0;
+  int64_t units = 0;
+
+  alignas(kCacheLineBytes) std::atomic<int> step_scopes{0};
+  std::atomic<bool> stopping{false};
+  std::atomic<bool> failed{false};
   std::vector<Share> shares;
+  std::vector<int> caller_cpus;  // where the caller stays in a step; empty: anywhere
   std::mutex error_mutex;
   std::exception_ptr error;
-  std::atomic<bool> failed{false};
-
-  alignas(kCacheLineBytes) std::atomic<uint32_t> gate{0};
-  alignas(kCacheLineBytes) std::atomic<int> ticket{0};  // changes when there is reason to look
-  std::atomic<int> step_scopes{0};
-  std::atomic<bool> stopping{false};
-  std::atomic<bool> busy{false};
-  int max_pauses = kPauses;
   std::vector<std::thread> workers;
 
-  void announce() {
-    ticket.fetch_add(1, std::memory_order_release);
-    ticket.notify_all();
+  // Sleeping: who goes to sleep raises num_asleep first; who has news lowers it to 0 and wakes all.
+  alignas(kCacheLineBytes) std::atomic<int> num_asleep{0};
+  std::atomic<uint32_t> wake_ups{0};
+  alignas(kCacheLineBytes) std::atomic<uint32_t> caller_asleep{0};
+  alignas(kCacheLineBytes) std::atomic<bool> busy{false};  // the caller's own line
+
+  void wake_workers() {
+    if (num_asleep.load(std::memory_order_relaxed) == 0) return;
+    num_asleep.store(0, std::memory_order_seq_cst);
+    wake_ups.fetch_add(1, std::memory_order_seq_cst);
+    wake_ups.notify_all();
   }
 
-  bool enter() {
-    uint32_t seen = gate.load(std::memory_order_relaxed);
-    while ((seen & kOpen) != 0) {
-      if (gate.compare_exchange_weak(seen, seen + 1, std::memory_order_acquire,
-                                     std::memory_order_relaxed)) {
-        return true;
-      }
-    }
-    return false;
-  }
-  void leave() { gate.fetch_sub(1, std::memory_order_release); }
-
-  void work(int thread) {
-    const int num_threads = static_cast<int>(shares.size());
+  void run_piece(int share, int piece, Ticket job, int thread) {
+    if (failed.load(std::memory_order_relaxed)) return;
+    const int64_t first = units * share / job.shares();
+    const int64_t size = units * (share + 1) / job.shares() - first;
+    const int64_t begin = (first + size * piece / job.pieces()) * grain;
+    const int64_t end = std::min((first + size * (piece + 1) / job.pieces()) * grain, count);
     try {
-      for (int offset = 0; offset < num_threads; ++offset) {
-        Share& share = shares[(thread + offset) % num_threads];
-        while (!failed.load(std::memory_order_relaxed)) {
-          if (share.next.load(std::memory_order_relaxed) >= share.end) break;
-          const int64_t begin = share.next.fetch_add(chunk, std::memory_order_relaxed);
-          if (begin >= share.end) break;
-          body(context, begin, std::min(begin + chunk, share.end), thread);
-        }
-      }
+      if (begin < end) body(context, begin, end, thread);
     } catch (...) {
       const std::scoped_lock lock(error_mutex);
       if (!error) error = std::current_exception();
@@ -105,54 +142,113 @@ struct ThreadPool::State {
     }
   }
 
-  // Returns once `ticket` is no longer `seen`.
-  void await_change(int seen) const {
-    int rounds = 0;
-    while (ticket.load(std::memory_order_acquire) == seen) {
-      if (step_scopes.load(std::memory_order_relaxed) == 0 || rounds >= max_pauses + kYields) {
-        ticket.wait(seen, std::memory_order_acquire);
-        return;
+  void empty_share(int share, Ticket job, int thread) {
+    while (const std::optional<int> piece = shares[share].take(job)) {
+      run_piece(share, *piece, job, thread);
+    }
+  }
+
+  // Returns the ticket once it is no longer `seen`.
+  Ticket await_job(Ticket seen) {
+    for (;;) {
+      const Clock::time_point start = Clock::now();
+      Clock::duration patience{};
+      do {
+        for (int pauses = 0; pauses < kPausesPerLook; ++pauses) {
+          const Ticket now(ticket.load(std::memory_order_acquire));
+          if (now.word() != seen.word()) return now;
+          pause_cpu();
+        }
+        patience = step_scopes.load(std::memory_order_relaxed) > 0 ? kSpinInStep : kSpinOutsideStep;
+      } while (Clock::now() - start < patience);
+
+      const uint32_t wake_up = wake_ups.load(std::memory_order_seq_cst);
+      num_asleep.fetch_add(1, std::memory_order_seq_cst);
+      if (ticket.load(std::memory_order_seq_cst) == seen.word()) {
+        wake_ups.wait(wake_up, std::memory_order_acquire);
       }
-      rounds < max_pauses ? pause_cpu() : std::this_thread::yield();
-      ++rounds;
     }
   }
 
   void worker_loop(int thread) {
-    int seen = 0;
-    while (true) {
-      await_change(seen);
-      seen = ticket.load(std::memory_order_acquire);
+    Share& own = shares[thread];
+    Ticket job;
+    for (;;) {
+      job = await_job(job);
       if (stopping.load(std::memory_order_acquire)) return;
-      if (enter()) {
-        work(thread);
-        leave();
+      if (thread >= job.shares()) continue;
+      own.state.store(2 * job.epoch(), std::memory_order_relaxed);  // before any piece is taken
+      empty_share(thread, job, thread);
+      const int helped = std::min(kHelpedNeighbours, job.shares() - 1);
+      for (int offset = 1; offset <= helped; ++offset) {
+        empty_share((thread + offset) % job.shares(), job, thread);
+      }
+      own.state.exchange(2 * job.epoch() + 1, std::memory_order_seq_cst);
+      if (caller_asleep.load(std::memory_order_seq_cst) != 0) {
+        caller_asleep.store(0, std::memory_order_seq_cst);
+        caller_asleep.notify_one();
       }
     }
   }
 
-  void close_and_wait() {
-    gate.fetch_and(~kOpen, std::memory_order_relaxed);
-    for (int rounds = 0; gate.load(std::memory_order_acquire) != 0; ++rounds) {
-      rounds < max_pauses ? pause_cpu() : std::this_thread::yield();
+  bool is_inside(int thread, Ticket job) const {
+    return shares[thread].state.load(std::memory_order_seq_cst) == 2 * job.epoch();
+  }
+
+  // Spins, then sleeps: the core may be what a worker needs to go on.
+  void await_worker(int thread, Ticket job) {
+    if (!is_inside(thread, job)) return;
+    const Clock::time_point start = Clock::now();
+    do {
+      for (int pauses = 0; pauses < kPausesPerLook; ++pauses) {
+        if (!is_inside(thread, job)) return;
+        pause_cpu();
+      }
+    } while (Clock::now() - start < kSpinForOthers);
+    for (;;) {
+      caller_asleep.store(1, std::memory_order_seq_cst);
+      if (!is_inside(thread, job)) break;
+      caller_asleep.wait(1, std::memory_order_acquire);
     }
+    caller_asleep.store(0, std::memory_order_relaxed);
+  }
+
+  // The caller's part of a job.
+  void finish(Ticket job) {
+    empty_share(0, job, 0);
+    const uint64_t left = 2 * job.epoch() + 1;
+    for (int thread = 1; thread < job.shares(); ++thread) {
+      if (shares[thread].state.load(std::memory_order_acquire) == left) continue;
+      empty_share(thread, job, 0);
+    }
+    for (int thread = 1; thread < job.shares(); ++thread) await_worker(thread, job);
   }
 
   void stop() {
     stopping.store(true, std::memory_order_release);
-    announce();
+    ticket.store(Ticket(Ticket(ticket.load()).epoch() + 1, 0, 0).word(), std::memory_order_seq_cst);
+    wake_workers();
     for (std::thread& worker : workers) worker.join();
     workers.clear();
   }
 };
 
-ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads) {
+ThreadPool::ThreadPool(int num_threads)
+    : ThreadPool(num_threads, read_cpu_topology(allowed_cpus())) {}
+
+ThreadPool::ThreadPool(int num_threads, const CpuTopology& topology) : num_threads_(num_threads) {
   SPECDEC_CHECK_GE(num_threads, 1);
   state_ = std::make_unique<State>(num_threads);
-  if (num_threads > num_allowed_cpus()) state_->max_pauses = kPausesCrowded;
+  const std::vector<int> nodes = assign_nodes(topology, num_threads);
+  if (!nodes.empty()) state_->caller_cpus = topology.nodes[nodes[0]].cpus;
   try {
     for (int thread = 1; thread < num_threads; ++thread) {
-      state_->workers.emplace_back([state = state_.get(), thread] { state->worker_loop(thread); });
+      const std::vector<int> cpus =
+          nodes.empty() ? std::vector<int>() : topology.nodes[nodes[thread]].cpus;
+      state_->workers.emplace_back([state = state_.get(), thread, cpus] {
+        const AffinityScope place(cpus);
+        state->worker_loop(thread);
+      });
     }
   } catch (...) {  // the machine is out of threads
     state_->stop();
@@ -166,39 +262,37 @@ void ThreadPool::run(int64_t count, int64_t grain, Body body, void* context) {
   if (count <= 0) return;
   SPECDEC_CHECK_GE(grain, 1);
   State& state = *state_;
-  SPECDEC_CHECK(!state.busy.exchange(true, std::memory_order_acquire));
+  SPECDEC_CHECK(!state.busy.load(std::memory_order_relaxed));
+  state.busy.store(true, std::memory_order_relaxed);
   struct Release {
     std::atomic<bool>& busy;
-    ~Release() { busy.store(false, std::memory_order_release); }
+    ~Release() { busy.store(false, std::memory_order_relaxed); }
   } release{state.busy};
   if (num_threads_ == 1 || count <= grain) {
     body(context, 0, count, 0);
     return;
   }
 
-  const int64_t units = (count + grain - 1) / grain;  // ranges begin at multiples of grain
-  for (int64_t thread = 0; thread < num_threads_; ++thread) {
-    Share& share = state.shares[thread];
-    share.next.store(units * thread / num_threads_ * grain, std::memory_order_relaxed);
-    share.end = std::min(units * (thread + 1) / num_threads_ * grain, count);
-  }
-  const int64_t pieces = kPiecesPerThread * num_threads_;
-  state.chunk = (units + pieces - 1) / pieces * grain;
   state.body = body;
   state.context = context;
-  state.gate.store(State::kOpen, std::memory_order_release);
-  state.announce();
-  state.work(0);
-  state.close_and_wait();
+  state.count = count;
+  state.grain = grain;
+  state.units = (count + grain - 1) / grain;  // ranges begin at multiples of grain
+  const int64_t shares = std::min<int64_t>(num_threads_, state.units);
+  const Ticket job(Ticket(state.ticket.load(std::memory_order_relaxed)).epoch() + 1, shares,
+                   std::min(state.units / shares, kPiecesPerShare));
+  state.ticket.store(job.word(), std::memory_order_release);
+  state.wake_workers();
+  state.finish(job);
   if (state.failed.load(std::memory_order_relaxed)) {
     state.failed.store(false, std::memory_order_relaxed);
     std::rethrow_exception(std::exchange(state.error, nullptr));
   }
 }
 
-ThreadPool::StepScope::StepScope(ThreadPool& pool) : pool_(pool) {
-  pool_.state_->step_scopes.fetch_add(1, std::memory_order_relaxed);
-  pool_.state_->announce();  // sleepers wake, find no job, and start to spin
+ThreadPool::StepScope::StepScope(ThreadPool& pool) : pool_(pool), place_(pool.state_->caller_cpus) {
+  pool_.state_->step_scopes.fetch_add(1, std::memory_order_seq_cst);
+  pool_.state_->wake_workers();  // sleepers wake, find no job, and start to spin
 }
 
 ThreadPool::StepScope::~StepScope() {
@@ -206,7 +300,7 @@ ThreadPool::StepScope::~StepScope() {
 }
 
 int ThreadPool::default_num_threads() {
-  const int cores = num_allowed_physical_cores();
+  const int cores = read_cpu_topology(allowed_cpus()).num_cores();
   const int limit = cgroup_cpu_limit();
   return limit > 0 ? std::min(cores, limit) : cores;
 }

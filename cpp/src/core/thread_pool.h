@@ -7,12 +7,17 @@
 #include <memory>
 #include <type_traits>
 
+#include "core/cpu_topology.h"
+
 namespace specdec {
 
 class ThreadPool {
  public:
-  // num_threads includes the calling thread; at least 1.
+  // num_threads includes the calling thread; at least 1. Where the process has CPUs of several
+  // memory nodes, each thread keeps to one: workers always, the caller in a StepScope (see
+  // assign_nodes).
   explicit ThreadPool(int num_threads);
+  ThreadPool(int num_threads, const CpuTopology& topology);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -21,8 +26,11 @@ class ThreadPool {
 
   // Calls body(begin, end, thread) over disjoint ranges that cover [0, count); `thread` in
   // [0, num_threads) is unique among concurrent calls (index of per-thread scratch). Ranges begin
-  // at multiples of `grain` and are at least that long, save the last. An exception in the body is
-  // rethrown here once all threads are done. One caller at a time; calls do not nest.
+  // at multiples of `grain` and are at least that long, save the last. Thread t begins with the
+  // t-th of num_threads equal parts of [0, count), to the grain, and takes other parts only from
+  // threads that are behind: so memory first written over the same range is near the thread that
+  // reads it. An exception in the body is rethrown here once all threads are done. One caller at a
+  // time; calls do not nest.
   template <class Body>
   void parallel_for(int64_t count, int64_t grain, Body&& body) {
     using Stored = std::remove_reference_t<Body>;
@@ -44,9 +52,10 @@ class ThreadPool {
 
    private:
     ThreadPool& pool_;
+    AffinityScope place_;
   };
 
-  // Physical cores in this process's affinity mask, at least 1.
+  // Physical cores in the affinity mask, no more than the control group grants time for.
   static int default_num_threads();
 
  private:

@@ -1,0 +1,60 @@
+#include "common/options.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+
+#include "core/thread_pool.h"
+
+namespace specdec::bench {
+namespace {
+
+constexpr const char* kUsage =
+    "arguments: --threads=N --cpu_isa=NAME --dtype=bfloat16|float32 --filter=PART_OF_A_NAME\n"
+    "           --json=FILE --smoke\n";
+
+[[noreturn]] void refuse(const std::string& argument) {
+  std::fprintf(stderr, "bad argument: %s\n%s", argument.c_str(), kUsage);
+  std::exit(2);
+}
+
+int positive(const std::string& argument, const std::string& value) {
+  char* end = nullptr;
+  const long number = std::strtol(value.c_str(), &end, 10);
+  if (value.empty() || *end != '\0' || number < 1 || number > 4096) refuse(argument);
+  return static_cast<int>(number);
+}
+
+}  // namespace
+
+Options parse_options(int argc, char** argv) {
+  Options options;
+  options.num_threads = ThreadPool::default_num_threads();
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    const size_t equals = std::min(argument.find('='), argument.size());
+    const std::string_view name = std::string_view(argument).substr(0, equals);
+    const std::string value = equals < argument.size() ? argument.substr(equals + 1) : "";
+    if (name == "--threads") {
+      options.num_threads = positive(argument, value);
+    } else if (name == "--cpu_isa") {
+      options.cpu_isa = value;
+    } else if (name == "--dtype" && (value == "bfloat16" || value == "float32")) {
+      options.dtype = value == "float32" ? DType::kF32 : DType::kBF16;
+    } else if (name == "--filter") {
+      options.filter = value;
+    } else if (name == "--json" && !value.empty()) {
+      options.json = value;
+    } else if (argument == "--smoke") {
+      options.smoke = true;
+    } else if (argument == "--help") {
+      std::fputs(kUsage, stdout);
+      std::exit(0);
+    } else {
+      refuse(argument);
+    }
+  }
+  return options;
+}
+
+}  // namespace specdec::bench

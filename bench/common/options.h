@@ -1,0 +1,27 @@
+// The command line all benchmarks share.
+#pragma once
+
+#include <string>
+
+#include "core/dtype.h"
+
+namespace specdec::bench {
+
+struct Options {
+  std::string cpu_isa = "auto";
+  int num_threads = 1;  // the default: what the library would take
+  DType dtype = DType::kBF16;
+  std::string json;    // file to write the records to; empty: none
+  std::string filter;  // only cases whose name contains it
+  bool smoke = false;  // a few seconds: proves that it runs, measures nothing worth keeping
+
+  // How many times a measurement is repeated for its median.
+  int samples(int full) const { return smoke ? 2 : full; }
+  double batch_seconds() const { return smoke ? 1e-4 : 5e-3; }
+  bool selects(const std::string& name) const { return name.find(filter) != std::string::npos; }
+};
+
+// Exits with a message about the arguments when they are wrong or ask for help.
+Options parse_options(int argc, char** argv);
+
+}  // namespace specdec::bench

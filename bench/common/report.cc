@@ -1,0 +1,113 @@
+#include "common/report.h"
+
+#include <cstdio>
+#include <fstream>
+
+#include "cpu/cpu_info.h"
+#include "cpu/isa.h"
+
+namespace specdec::bench {
+namespace {
+
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += c;
+  }
+  return out + '"';
+}
+
+std::string number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.6g", value);
+  return text;
+}
+
+// "12.3 us", three or four digits.
+std::string duration(double seconds) {
+  struct Unit {
+    double seconds;
+    const char* name;
+  };
+  char text[32];
+  for (const Unit unit : {Unit{1.0, "s"}, Unit{1e-3, "ms"}, Unit{1e-6, "us"}}) {
+    if (seconds < unit.seconds) continue;
+    std::snprintf(text, sizeof(text), "%.4g %s", seconds / unit.seconds, unit.name);
+    return text;
+  }
+  std::snprintf(text, sizeof(text), "%.3g ns", seconds * 1e9);
+  return text;
+}
+
+// Every figure of a record under the name it has in the JSON.
+std::vector<std::pair<std::string, double>> figures(const Record& record) {
+  std::vector<std::pair<std::string, double>> out;
+  if (record.bytes > 0) {
+    const double rate = record.bytes / record.seconds;
+    out.emplace_back("gb_per_s", rate * 1e-9);
+    if (record.read_rate > 0) {
+      out.emplace_back("read_gb_per_s", record.read_rate * 1e-9);
+      out.emplace_back("of_read", rate / record.read_rate);
+    }
+  }
+  if (record.flops > 0) {
+    const double rate = record.flops / record.seconds;
+    out.emplace_back("gflop_per_s", rate * 1e-9);
+    if (record.peak_rate > 0) {
+      out.emplace_back("peak_gflop_per_s", record.peak_rate * 1e-9);
+      out.emplace_back("of_peak", rate / record.peak_rate);
+    }
+  }
+  out.insert(out.end(), record.counters.begin(), record.counters.end());
+  return out;
+}
+
+}  // namespace
+
+Report::Report(std::string benchmark, const Options& options)
+    : benchmark_(std::move(benchmark)), options_(options) {
+  std::printf("%-28s %-34s %4s %3s %10s\n", "kernel", "shape", "M", "thr", "time");
+}
+
+void Report::add(const Record& record) {
+  records_.push_back(record);
+  const std::string rows = record.rows > 0 ? std::to_string(record.rows) : "";
+  std::printf("%-28s %-34s %4s %3d %10s", record.kernel.c_str(), record.shape.c_str(), rows.c_str(),
+              record.threads, duration(record.seconds).c_str());
+  for (const auto& [name, value] : figures(record)) std::printf("  %s %.4g", name.c_str(), value);
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
+int Report::finish() const {
+  if (records_.empty()) {
+    std::fprintf(stderr, "no case has '%s' in its name\n", options_.filter.c_str());
+    return 1;
+  }
+  if (options_.json.empty()) return 0;
+  std::ofstream file(options_.json);
+  file << "{\"benchmark\": " << quoted(benchmark_) << ", \"cpu\": " << quoted(cpu::cpu_model_name())
+       << ", \"best_isa\": " << quoted(std::string(cpu::name_of(cpu::best_isa())))
+       << ", \"smoke\": " << (options_.smoke ? "true" : "false") << ", \"records\": [";
+  const char* separator = "\n  ";
+  for (const Record& record : records_) {
+    file << separator << "{\"kernel\": " << quoted(record.kernel)
+         << ", \"shape\": " << quoted(record.shape) << ", \"rows\": " << record.rows
+         << ", \"threads\": " << record.threads << ", \"seconds\": " << number(record.seconds);
+    for (const auto& [name, value] : figures(record)) {
+      file << ", " << quoted(name) << ": " << number(value);
+    }
+    file << "}";
+    separator = ",\n  ";
+  }
+  file << "\n]}\n";
+  file.close();
+  if (file.fail()) {
+    std::fprintf(stderr, "cannot write %s\n", options_.json.c_str());
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace specdec::bench

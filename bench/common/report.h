@@ -1,0 +1,44 @@
+// What a benchmark measured: one record per case, printed as a row of a table when it is added and
+// written as JSON at the end.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/options.h"
+
+namespace specdec::bench {
+
+struct Record {
+  std::string kernel;  // what ran: "linear", "fork_join"
+  std::string shape;   // on what: "SmolLM2-135M step"
+  int rows = 0;        // M: rows of the batch; 0 where that means nothing
+  int threads = 1;
+  double seconds = 0;  // median of one run
+  // What a run must move and compute at least; 0 where that is not what bounds it.
+  double bytes = 0;
+  double flops = 0;
+  // Ceilings measured in the same run, in bytes/s and FLOP/s; 0: none.
+  double read_rate = 0;
+  double peak_rate = 0;
+  std::vector<std::pair<std::string, double>> counters = {};  // anything else, by name
+};
+
+class Report {
+ public:
+  // `benchmark` names the executable in the JSON.
+  Report(std::string benchmark, const Options& options);
+
+  void add(const Record& record);
+  // Writes the JSON file if one was asked for. Returns the exit code of the program: 1 when the
+  // file could not be written or the filter left nothing to run.
+  int finish() const;
+
+ private:
+  std::string benchmark_;
+  Options options_;
+  std::vector<Record> records_;
+};
+
+}  // namespace specdec::bench
