@@ -21,7 +21,7 @@ from compare.processes import (
     group_peak_bytes,
     machine_cpu_seconds,
 )
-from compare.protocol import Generation, PeerError, Setup
+from compare.protocol import Generation, PeerError, Setup, artifact_name
 from compare.results import Contestant, Result, Sample, digest, make_rows, make_verdicts
 from compare.runner import Runner, rotated
 from compare.shared_machine import SharedMachine
@@ -303,6 +303,15 @@ def test_picked_prompts_are_spread_and_fit() -> None:
 def test_the_repository_has_prompts_for_every_workload() -> None:
     texts = read_prompts(ROOT / "bench/e2e/prompts")
     assert all(len(set(prompts)) >= 8 for prompts in texts.values())
+
+
+def test_a_converted_checkpoint_is_not_taken_for_that_of_other_weights(tmp_path: Path) -> None:
+    names = set()
+    for weights in (b"a", b"bc"):
+        (tmp_path / "model.safetensors").write_bytes(weights)
+        assert artifact_name(str(tmp_path), "int8") == artifact_name(str(tmp_path), "int8")
+        names |= {artifact_name(str(tmp_path), precision) for precision in ("int8", "int4")}
+    assert len(names) == 4
 
 
 class FakeBackend:

@@ -8,6 +8,8 @@ library. Requests have a "command": load, reset, generate or close; replies have
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+from pathlib import Path
 from typing import Any, Protocol
 
 
@@ -66,6 +68,15 @@ class Generation:
     def to_json(self) -> dict[str, Any]:
         """For a reply."""
         return dataclasses.asdict(self)
+
+
+def artifact_name(model: str, precision: str) -> str:
+    """What a peer's own form of a checkpoint is called; another name once the weights change."""
+    key = hashlib.sha256()
+    for file in sorted(Path(model).glob("*.safetensors")):
+        status = file.stat()
+        key.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return f"{Path(model).name}-{key.hexdigest()[:8]}-{precision}"
 
 
 class Backend(Protocol):

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..protocol import Backend, Generation, Setup
+from ..protocol import Backend, Generation, Setup, artifact_name
 from .base import Peer, pip_install
 
 PEER = Peer(
@@ -74,7 +74,7 @@ class _CTranslate2:
 
 def _converted(setup: Setup) -> Path:
     """The checkpoint in CTranslate2's format, written on first use."""
-    folder = Path(setup.artifacts) / f"{Path(setup.model).name}-{setup.precision}"
+    folder = Path(setup.artifacts) / artifact_name(setup.model, setup.precision)
     if folder.is_dir():
         return folder
     part = folder.with_name(folder.name + ".part")

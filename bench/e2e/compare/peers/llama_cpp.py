@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..protocol import Backend, Generation, Setup
+from ..protocol import Backend, Generation, Setup, artifact_name
 from .base import DRAFT_TOKENS, Peer
 
 _MAX_BATCH = 1024
@@ -163,7 +163,7 @@ class _LlamaCpp:
 def _gguf(setup: Setup, model: str, precision: str) -> Path:
     """The checkpoint as a GGUF file, written on first use."""
     home, folder = Path(setup.home), Path(setup.artifacts)
-    file = folder / f"{Path(model).name}-{precision}.gguf"
+    file = folder / f"{artifact_name(model, precision)}.gguf"
     if file.is_file():
         return file
     part = file.with_suffix(".part")

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..protocol import Backend, Generation, Setup
+from ..protocol import Backend, Generation, Setup, artifact_name
 from .base import DRAFT_TOKENS, Peer, pip_install
 
 _MAX_BATCH = 1024
@@ -118,7 +118,7 @@ class _OpenVino:
 
 def _exported(setup: Setup, model: str, precision: str) -> Path:
     """The checkpoint in OpenVINO's format, written on first use."""
-    folder = Path(setup.artifacts) / f"{Path(model).name}-{precision}"
+    folder = Path(setup.artifacts) / artifact_name(model, precision)
     if folder.is_dir():
         return folder
     part = folder.with_name(folder.name + ".part")
