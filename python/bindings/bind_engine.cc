@@ -27,7 +27,8 @@ void bind_engine(py::module_& module) {
       .def_readonly("sample_seconds", &EngineStats::sample_seconds)
       .def_readonly("commit_seconds", &EngineStats::commit_seconds)
       .def_readonly("acceptance", &EngineStats::acceptance)
-      .def_readonly("drafters", &EngineStats::drafters);
+      .def_readonly("drafters", &EngineStats::drafters)
+      .def_readonly("draft_policy", &EngineStats::draft_policy);
 
   // Loading and stepping are long: other Python threads run meanwhile.
   using release_gil = py::call_guard<py::gil_scoped_release>;

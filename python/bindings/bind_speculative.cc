@@ -27,6 +27,8 @@ constexpr Names<DraftMethod, 4> kMethods{{{DraftMethod::kNgram, "ngram"},
 constexpr Names<DraftSampling, 3> kSamplings{{{DraftSampling::kArgmax, "argmax"},
                                               {DraftSampling::kCoupled, "coupled"},
                                               {DraftSampling::kIndependent, "independent"}}};
+constexpr Names<DraftLengthPolicy, 2> kLengthPolicies{
+    {{DraftLengthPolicy::kAuto, "auto"}, {DraftLengthPolicy::kFixed, "fixed"}}};
 constexpr Names<Verification, 4> kVerifications{{{Verification::kExact, "exact"},
                                                  {Verification::kRejection, "rejection"},
                                                  {Verification::kBlock, "block"},
@@ -122,6 +124,14 @@ void bind_speculative_config(py::module_& module) {
         return from_keywords<SpeculativeConfig>("SpeculativeConfig", keywords);
       }))
       .def_readwrite("num_speculative_tokens", &SpeculativeConfig::num_speculative_tokens)
+      .def_property(
+          "draft_length_policy",
+          [](const SpeculativeConfig& config) {
+            return name_of(kLengthPolicies, config.draft_length_policy);
+          },
+          [](SpeculativeConfig& config, const std::string& name) {
+            config.draft_length_policy = value_of(kLengthPolicies, "draft_length_policy", name);
+          })
       .def_readwrite("drafters", &SpeculativeConfig::drafters)
       .def_readwrite("merge_drafters", &SpeculativeConfig::merge_drafters)
       .def_readwrite("tree_width", &SpeculativeConfig::tree_width)
@@ -173,6 +183,15 @@ void bind_speculative(py::module_& module) {
       .def_readonly("num_draft_tokens", &DrafterStats::num_draft_tokens)
       .def_readonly("num_accepted_tokens", &DrafterStats::num_accepted_tokens)
       .def_readonly("memory_bytes", &DrafterStats::memory_bytes);
+  py::class_<DraftPolicyStats>(module, "DraftPolicyStats")
+      .def_readonly("num_decisions", &DraftPolicyStats::num_decisions)
+      .def_readonly("num_without_drafts", &DraftPolicyStats::num_without_drafts)
+      .def_readonly("num_drafted_tokens", &DraftPolicyStats::num_drafted_tokens)
+      .def_readonly("num_verified_tokens", &DraftPolicyStats::num_verified_tokens)
+      .def_readonly("num_probes", &DraftPolicyStats::num_probes)
+      .def_readonly("num_measuring_steps", &DraftPolicyStats::num_measuring_steps)
+      .def_readonly("saved_seconds", &DraftPolicyStats::saved_seconds)
+      .def_property_readonly("mean_draft_length", &DraftPolicyStats::mean_draft_length);
   module.def("synthetic_rates", &synthetic_rates, py::arg("length"),
              py::arg("num_speculative_tokens"));
 }

@@ -41,6 +41,7 @@ class SpeculativeConfig:
     """Fields are those of cpp/include/specdec/speculative_config.h."""
 
     num_speculative_tokens: int
+    draft_length_policy: str  # "auto", "fixed"
     drafters: list[DrafterConfig]
     merge_drafters: bool
     tree_width: int
@@ -52,6 +53,7 @@ class SpeculativeConfig:
         self,
         *,
         num_speculative_tokens: int = ...,
+        draft_length_policy: str = ...,
         drafters: Sequence[DrafterConfig] = ...,
         merge_drafters: bool = ...,
         tree_width: int = ...,
@@ -192,6 +194,17 @@ class DrafterStats:
     num_accepted_tokens: int
     memory_bytes: int
 
+class DraftPolicyStats:
+    num_decisions: int
+    num_without_drafts: int
+    num_drafted_tokens: int
+    num_verified_tokens: int
+    num_probes: int
+    num_measuring_steps: int
+    saved_seconds: float
+    @property
+    def mean_draft_length(self) -> float: ...
+
 class CompletionOutput:
     index: int
     new_token_ids: list[int]
@@ -236,6 +249,7 @@ class EngineStats:
     draft_seconds: float
     acceptance: AcceptanceStats
     drafters: list[DrafterStats]
+    draft_policy: DraftPolicyStats  # zero unless the draft length adapts
 
 class Engine:
     """Runs steps without the GIL. Not for two threads at once."""

@@ -29,7 +29,8 @@ SpeculativeConfig = Annotated[
     typer.Option(
         "--speculative-config",
         "-sc",
-        help='JSON such as {"method": "ngram", "num_speculative_tokens": 5}.',
+        help='JSON such as {"method": "ngram"}. Drafts are as long as pays; "draft_length_policy": '
+        '"fixed" always drafts num_speculative_tokens.',
     ),
 ]
 SpecMethod = Annotated[

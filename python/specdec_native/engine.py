@@ -86,8 +86,7 @@ class Engine:
             revision: branch, tag or commit of a model name.
             chat_template: file or Jinja source that replaces the checkpoint's.
             speculative_config: drafts tokens ahead and verifies several at once, such as
-                {"method": "ngram", "num_speculative_tokens": 5}. The keys are described in
-                specdec_native.speculative_config.
+                {"method": "ngram"}. The keys are described in specdec_native.speculative_config.
 
         Raises ValueError for a bad option or checkpoint, MemoryError where it does not fit,
         RuntimeError where the device is not available.

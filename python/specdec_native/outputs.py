@@ -176,12 +176,37 @@ class DrafterStats:
 
 
 @dataclasses.dataclass
+class DraftPolicyStats:
+    """What draft_length_policy "auto" came to. A decision is one request in one step.
+
+    Attributes:
+        num_decisions: those that could have drafted.
+        num_without_drafts: those that verified nothing.
+        num_drafted_tokens: tokens drafted.
+        num_verified_tokens: of those, tokens that were worth verifying.
+        num_probes: times a drafter that does not pay was tried again.
+        num_measuring_steps: steps with fewer drafts than would be best, to know what they cost.
+        saved_seconds: beside decoding without drafts, by the measured costs.
+        mean_draft_length: verified tokens of a decision for some.
+    """
+
+    num_decisions: int
+    num_without_drafts: int
+    num_drafted_tokens: int
+    num_verified_tokens: int
+    num_probes: int
+    num_measuring_steps: int
+    saved_seconds: float
+    mean_draft_length: float
+
+
+@dataclasses.dataclass
 class EngineStats:
     """Counts and times of an engine since it was made.
 
     num_running, num_waiting and the free and cached blocks are those of now. Drafts are verified in
     forward_seconds and sample_seconds. speculative_decoding is None, and drafters empty, unless the
-    engine speculates.
+    engine speculates; draft_policy is None unless the length of drafts adapts.
     """
 
     num_running: int = 0
@@ -203,11 +228,12 @@ class EngineStats:
     draft_seconds: float = 0.0
     speculative_decoding: SpeculativeDecodingMetrics | None = None
     drafters: list[DrafterStats] = dataclasses.field(default_factory=list)
+    draft_policy: DraftPolicyStats | None = None
 
     @classmethod
     def from_core(cls, core: _core.EngineStats, num_spec_tokens: int | None) -> EngineStats:
         """The core's statistics of an engine that drafts at most `num_spec_tokens`."""
-        own = ("speculative_decoding", "drafters")
+        own = ("speculative_decoding", "drafters", "draft_policy")
         names = [field.name for field in dataclasses.fields(cls) if field.name not in own]
         stats = cls(**{name: getattr(core, name) for name in names})
         if num_spec_tokens is not None:
@@ -218,4 +244,9 @@ class EngineStats:
                 DrafterStats(d.name, d.num_draft_tokens, d.num_accepted_tokens, d.memory_bytes)
                 for d in core.drafters
             ]
+        if core.draft_policy.num_decisions > 0:
+            counts = [field.name for field in dataclasses.fields(DraftPolicyStats)]
+            stats.draft_policy = DraftPolicyStats(
+                **{name: getattr(core.draft_policy, name) for name in counts}
+            )
         return stats

@@ -27,7 +27,13 @@ asked, or with `merge_drafters` all are, and their drafts make one tree.
 
 How much to draft:
 
-num_speculative_tokens: the longest draft. Left out, suffix takes suffix_decoding_max_tree_depth.
+draft_length_policy: "auto", the default, which vLLM does not have: drafts are as long as is
+    measured to pay, by what passes and drafts cost and how drafts fared; where none pay, none are
+    verified, and a draft model is asked only now and then. "fixed": num_speculative_tokens always.
+    Where tokens depend on how much is drafted, that is in any rejection_sample_method but "exact",
+    only "fixed" is there, and the default.
+num_speculative_tokens: the longest draft. It may be left out with "auto" (8 with a draft model or
+    custom class, 16 with ngram), and with suffix, which takes suffix_decoding_max_tree_depth.
 num_speculative_tokens_per_batch_size: [[first, last, tokens], ...] by how many requests decode;
     the first range starts at 1, gaps and the tail carry the range before, 0 drafts none.
 tree_width (1): alternatives considered at each position; above 1 drafts are trees. What others call
@@ -71,6 +77,7 @@ from specdec_native.drafter_options import (
 
 _ENGINE_KEYS = (
     "num_speculative_tokens",
+    "draft_length_policy",
     "num_speculative_tokens_per_batch_size",
     "tree_width",
     "max_draft_nodes",
@@ -105,7 +112,7 @@ _FIXED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
     "dspark_draft_topk": ((), _NO_HEADS),
     "enable_adaptive_verification": (
         (False,),
-        'give "num_speculative_tokens_per_batch_size" instead',
+        'give "draft_length_policy": "auto" instead',
     ),
     "enforce_eager": (_BOOL, ""),
     "fly_entropy_threshold": ((), _NO_FLY),
@@ -127,6 +134,8 @@ _FIXED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 KEYS = (*_ENGINE_KEYS, *DRAFTER_KEYS, *_FIXED_KEYS)
 
+# Tokens, where the length adapts and none is given.
+_LONGEST_DRAFTS = {"ngram": 16, "draft_model": 8, "custom_class": 8}
 _VERIFICATIONS = {
     "exact": "exact",
     "standard": "rejection",
@@ -172,8 +181,10 @@ def parse_speculative_config(config: Any) -> SpeculativeOptions:
     _check_keys(given)
     verification = _verification(given.get("rejection_sample_method", "exact"))
     drafters = _parse_drafters(given, verification)
-    fields: dict[str, Any] = {"verification": verification}
-    num_tokens = fields["num_speculative_tokens"] = _num_speculative_tokens(given, drafters)
+    policy = _draft_length_policy(given, verification)
+    fields: dict[str, Any] = {"verification": verification, "draft_length_policy": policy}
+    num_tokens = _num_speculative_tokens(given, drafters, adapts=policy == "auto")
+    fields["num_speculative_tokens"] = num_tokens
     if "num_speculative_tokens_per_batch_size" in given:
         fields["num_speculative_tokens_per_batch_size"] = _batch_size_table(
             given["num_speculative_tokens_per_batch_size"]
@@ -256,7 +267,24 @@ def _verification(value: Any) -> str:
     return check_choice("rejection_sample_method", value, _VERIFICATIONS)
 
 
-def _num_speculative_tokens(given: Mapping[str, Any], drafters: Sequence[DrafterOptions]) -> int:
+def _draft_length_policy(given: Mapping[str, Any], verification: str) -> str:
+    if "draft_length_policy" not in given:
+        return "auto" if verification == "exact" else "fixed"
+    policy = check_choice(
+        "draft_length_policy", given["draft_length_policy"], {"auto": "auto", "fixed": "fixed"}
+    )
+    if policy == "auto" and verification != "exact":
+        raise ValueError(
+            'draft_length_policy "auto" goes by the clock, on which only tokens of "exact" '
+            'verification do not depend: give "draft_length_policy": "fixed", or leave '
+            '"rejection_sample_method" out'
+        )
+    return policy
+
+
+def _num_speculative_tokens(
+    given: Mapping[str, Any], drafters: Sequence[DrafterOptions], *, adapts: bool
+) -> int:
     if "num_speculative_tokens" in given:
         value = given["num_speculative_tokens"]
         if value == 0 and not isinstance(value, bool):
@@ -265,11 +293,17 @@ def _num_speculative_tokens(given: Mapping[str, Any], drafters: Sequence[Drafter
                 "decode without drafts"
             )
         return check_integer("num_speculative_tokens", value, minimum=1, maximum=INT32_MAX)
-    if all(drafter.method == "suffix" for drafter in drafters):
-        return max(int(d.fields.get("suffix_max_tree_depth", SUFFIX_TREE_DEPTH)) for d in drafters)
+    if adapts or all(drafter.method == "suffix" for drafter in drafters):
+        return max(map(_longest_draft, drafters))
     raise ValueError(
         'num_speculative_tokens is missing: the longest draft, such as "num_speculative_tokens": 5'
     )
+
+
+def _longest_draft(drafter: DrafterOptions) -> int:
+    if drafter.method == "suffix":
+        return int(drafter.fields.get("suffix_max_tree_depth", SUFFIX_TREE_DEPTH))
+    return _LONGEST_DRAFTS[drafter.method]
 
 
 def _batch_size_table(value: Any) -> list[tuple[int, int, int]]:

@@ -43,9 +43,11 @@ class SpeculationTest : public ::testing::Test {
     return config;
   }
 
-  EngineConfig with_drafter(Propose propose, int num_tokens, int width) const {
+  EngineConfig with_drafter(Propose propose, int num_tokens, int width,
+                            DraftLengthPolicy policy = DraftLengthPolicy::kFixed) const {
     EngineConfig config = this->config();
     config.speculative.num_speculative_tokens = num_tokens;
+    config.speculative.draft_length_policy = policy;
     config.speculative.tree_width = width;
     DrafterConfig drafter;
     drafter.method = DraftMethod::kCustom;
@@ -146,6 +148,31 @@ TEST_F(SpeculationTest, AnswersAreThoseWithoutWhateverIsDrafted) {
     const EngineStats stats = engine.stats();
     EXPECT_GT(stats.acceptance.num_accepted_tokens, 0);
     EXPECT_LT(stats.acceptance.num_accepted_tokens, stats.acceptance.num_draft_tokens);
+    EXPECT_EQ(stats.num_free_kv_blocks, 14);
+  }
+}
+
+TEST_F(SpeculationTest, AnswersAreThoseWithoutHoweverMuchIsDrafted) {
+  const std::vector<Tokens> prompts = prompts_of(16);
+  const auto expected = Engine(config()).generate(prompts, shaped(30));
+  Oracle oracle;
+  for (size_t i = 0; i < prompts.size(); ++i) oracle.learn(prompts[i], expected[i][0].token_ids);
+  for (const int width : {1, 3}) {
+    EngineConfig config = with_drafter(
+        [&](std::span<const int32_t> tokens, int max) { return oracle.propose(tokens, max); }, 8,
+        width, DraftLengthPolicy::kAuto);
+    config.num_kv_blocks = 14;
+    config.max_num_batched_tokens = 70;
+    Engine engine(config);
+    for (int run = 0; run < 3; ++run) {
+      const auto completions = engine.generate(prompts, shaped(30));
+      for (size_t i = 0; i < prompts.size(); ++i) {
+        EXPECT_TRUE(equal(completions[i][0], expected[i][0])) << width << ' ' << i;
+      }
+    }
+    const EngineStats stats = engine.stats();
+    EXPECT_GT(stats.draft_policy.num_decisions, 0);
+    EXPECT_EQ(stats.draft_policy.num_verified_tokens, stats.acceptance.num_draft_tokens);
     EXPECT_EQ(stats.num_free_kv_blocks, 14);
   }
 }

@@ -188,6 +188,19 @@ TEST(SpeculativeConfig, CoupledDraftsNeedVerificationThatSharesTheirNoise) {
   EXPECT_NO_THROW(exact.validate());
 }
 
+TEST(SpeculativeConfig, TheLengthAdaptsWhereTokensDoNotDependOnIt) {
+  SpeculativeConfig config = config_of(DraftMethod::kNgram);
+  EXPECT_TRUE(config.adapts());
+  config.draft_length_policy = DraftLengthPolicy::kFixed;
+  EXPECT_FALSE(config.adapts());
+  for (const Verification verification :
+       {Verification::kRejection, Verification::kBlock, Verification::kSynthetic}) {
+    config = config_of(DraftMethod::kNgram);
+    config.verification = verification;
+    EXPECT_FALSE(config.adapts());
+  }
+}
+
 TEST(SpeculativeConfig, SyntheticNeedsOneRateForEachToken) {
   SpeculativeConfig config = config_of(DraftMethod::kNgram);
   config.verification = Verification::kSynthetic;

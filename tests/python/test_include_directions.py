@@ -29,6 +29,9 @@ PURE_FILES = {
     "kv/block_pool": {"core", "api"},
     "kv/block_table": {"kv", "core", "api"},
     "kv/prefix_cache": {"kv", "core", "api"},
+    "spec/acceptance_model": {"spec", "core", "api"},
+    "spec/draft_policy": {"spec", "core", "api"},
+    "spec/pass_cost": {"spec", "core", "api"},
 }
 # The scheduler may see the pure part of kv only.
 SCHED_KV = {"kv/block_pool.h", "kv/block_table.h", "kv/prefix_cache.h"}

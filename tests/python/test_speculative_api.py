@@ -35,7 +35,9 @@ def make_engine(model: Path, config: dict[str, Any] | None, **options: Any) -> E
 
 
 def speculating(target: Path, **config: Any) -> Engine:
-    return make_engine(target, {"num_speculative_tokens": K, **config})
+    """With drafts of fixed length, so that what is drafted and kept can be counted on."""
+    fixed = {"num_speculative_tokens": K, "draft_length_policy": "fixed"}
+    return make_engine(target, {**fixed, **config})
 
 
 @pytest.fixture(scope="module")
@@ -331,6 +333,20 @@ def test_metrics_of_requests_and_engine_agree(model: Path) -> None:
     assert 0 < stats.draft_seconds < stats.forward_seconds + stats.draft_seconds
 
 
+def test_what_the_length_policy_chose_is_counted(model: Path, engine: Engine) -> None:
+    adaptive = make_engine(model, NGRAM)
+    answers(adaptive)
+    stats = adaptive.stats()
+    assert stats.draft_policy is not None and stats.speculative_decoding is not None
+    policy = stats.draft_policy
+    assert policy.num_decisions >= policy.num_without_drafts > 0  # the first ones measure
+    assert policy.num_drafted_tokens >= policy.num_verified_tokens
+    assert policy.num_verified_tokens == stats.speculative_decoding.num_draft_tokens
+    assert stats.speculative_decoding.num_spec_tokens == 16
+    assert json.loads(json.dumps(dataclasses.asdict(policy)))["num_probes"] == policy.num_probes
+    assert engine.stats().draft_policy is None  # of fixed length
+
+
 def test_metrics_are_there_when_a_stop_string_ends_the_answer(engine: Engine) -> None:
     text = engine.generate("abab", text_params())[0].outputs[0].text
     output = engine.generate("abab", text_params(stop=text[20:24]))[0]
@@ -472,17 +488,21 @@ def test_llm_takes_a_config_or_older_arguments(model: Path) -> None:
     assert all(warning.filename == __file__ for warning in caught)
     output = older.generate("abab", text_params(), use_tqdm=False)[0]
     assert output.outputs == expected.outputs
-    assert metrics_of(output) == metrics_of(expected)
-    assert older.get_metrics().speculative_decoding == llm.get_metrics().speculative_decoding
+    assert metrics_of(output).num_spec_tokens == metrics_of(expected).num_spec_tokens == 3
+    assert [drafter.name for drafter in older.get_metrics().drafters] == ["ngram"]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"speculative_config": {"method": "ngram"}}, "num_speculative_tokens is missing"),
+        (
+            {"speculative_config": {"method": "ngram", "draft_length_policy": "fixed"}},
+            "num_speculative_tokens is missing",
+        ),
+        ({"speculative_config": {**NGRAM, "draft_length_policy": "long"}}, "one of auto, fixed"),
         ({"speculative_config": {"method": "eagle", "model": "x"}}, "not available yet"),
         ({"speculative_config": {**NGRAM, "num_speculative_tokens": 10**6}}, "num_speculative"),
-        ({"spec_method": "ngram"}, "num_speculative_tokens is missing"),
+        ({"spec_method": "ngrm"}, "did you mean 'ngram'"),
         ({"spec_model": "./nowhere", "spec_tokens": 3}, "nowhere"),
         ({"num_speculative_tokens": 3}, "speculative_config="),
     ],
@@ -532,7 +552,10 @@ def test_generate_and_chat_speculate(model: Path) -> None:
         (("-sc", "{"), "--speculative-config is not valid JSON"),
         (("-sc", "3"), "must be a JSON object"),
         (("-sc", '{"method": "ngram"}', "--spec-method", "suffix"), "--spec-method"),
-        (("--spec-method", "ngram"), "num_speculative_tokens is missing"),
+        (
+            ("-sc", '{"draft_length_policy": "fixed"}', "--spec-method", "ngram"),
+            "num_speculative_tokens is missing",
+        ),
         (("--spec-tokens", 3), '"method"'),
     ],
 )

@@ -126,6 +126,36 @@ def test_suffix_drafts_as_deep_as_its_tree() -> None:
     assert parse(drafters=both).num_speculative_tokens == 11
 
 
+@pytest.mark.parametrize(
+    ("config", "tokens"),
+    [
+        ({"method": "ngram"}, 16),
+        ({"method": "suffix", "suffix_decoding_max_tree_depth": 9}, 9),
+        ({"model": "org/small"}, 8),
+        ({"drafter": repeat}, 8),
+        ({"drafters": [{"method": "suffix"}, {"model": "org/small"}]}, 24),
+        ({"method": "ngram", "num_speculative_tokens": 3}, 3),
+    ],
+)
+def test_the_longest_draft_has_a_default_where_the_length_adapts(
+    config: dict[str, Any], tokens: int
+) -> None:
+    options = parse(**config)
+    assert options.fields["draft_length_policy"] == "auto"
+    assert options.num_speculative_tokens == tokens
+
+
+def test_the_length_adapts_in_exact_verification_only() -> None:
+    assert ngram(draft_length_policy="fixed").fields["draft_length_policy"] == "fixed"
+    for method in ("standard", "block"):
+        options = ngram(rejection_sample_method=method)
+        assert options.fields["draft_length_policy"] == "fixed"
+        with pytest.raises(ValueError, match='give "draft_length_policy": "fixed"'):
+            ngram(rejection_sample_method=method, draft_length_policy="auto")
+    synthetic = ngram(rejection_sample_method="synthetic", synthetic_acceptance_length=2)
+    assert synthetic.fields["draft_length_policy"] == "fixed"
+
+
 def test_suffix_keys_reach_the_core() -> None:
     config = {
         "suffix_decoding_max_tree_depth": 7,
@@ -220,6 +250,7 @@ def test_several_drafters_keep_their_order_and_options() -> None:
     assert options.drafters[1].fields["prompt_lookup_min"] == 3
     assert options.fields == {
         "verification": "exact",
+        "draft_length_policy": "auto",
         "num_speculative_tokens": 6,
         "merge_drafters": True,
         "tree_width": 2,
@@ -247,6 +278,8 @@ def test_rates_after_a_zero_are_zero() -> None:
 # -- what is refused
 
 SYNTHETIC = {"rejection_sample_method": "synthetic"}
+STANDARD = {"rejection_sample_method": "standard"}
+FIXED = {"draft_length_policy": "fixed"}
 TABLE = "num_speculative_tokens_per_batch_size"
 
 
@@ -256,9 +289,13 @@ TABLE = "num_speculative_tokens_per_batch_size"
         ("ngram", "must be a dict"),
         ({}, '"method".*"drafters"'),
         ({"num_speculative_tokens": 3}, 'num_speculative_tokens needs a drafter: give "method"'),
-        ({"method": "ngram"}, "num_speculative_tokens is missing"),
-        ({"model": "org/small"}, "num_speculative_tokens is missing"),
-        ({"drafters": [{"method": "suffix"}, {"method": "ngram"}]}, "num_speculative.*missing"),
+        ({**FIXED, "method": "ngram"}, "num_speculative_tokens is missing"),
+        ({**FIXED, "model": "org/small"}, "num_speculative_tokens is missing"),
+        (
+            {**FIXED, "drafters": [{"method": "suffix"}, {"method": "ngram"}]},
+            "num_speculative.*missing",
+        ),
+        ({**STANDARD, "method": "ngram"}, "num_speculative_tokens is missing"),
         ({"method": "ngrm", "num_speculative_tokens": 3}, "did you mean 'ngram'"),
         ({"method": 3, "num_speculative_tokens": 3}, "use one of ngram"),
         ({"method": "draft_model", "num_speculative_tokens": 3}, '"draft_model" needs "model"'),
@@ -301,7 +338,7 @@ def test_a_missing_or_wrong_drafter(config: Any, message: str) -> None:
         ({"quantization": "awq"}, "unquantized"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
         ({"parallel_drafting": True}, "parallel_drafting"),
-        ({"enable_adaptive_verification": True}, TABLE),
+        ({"enable_adaptive_verification": True}, "draft_length_policy"),
         ({"disable_by_batch_size": 4}, TABLE),
         ({"use_heterogeneous_vocab": True}, "vocabulary"),
         ({"enforce_eager": "yes"}, "enforce_eager.*False or True"),

@@ -17,6 +17,7 @@
 
 #include "specdec/acceptance_stats.h"
 #include "specdec/config.h"
+#include "specdec/draft_policy_stats.h"
 #include "specdec/request_output.h"
 #include "specdec/sampling_params.h"
 
@@ -51,6 +52,7 @@ struct EngineStats {
 
   AcceptanceStats acceptance;  // of all completions
   std::vector<DrafterStats> drafters;
+  DraftPolicyStats draft_policy;  // zero unless the draft length adapts
 };
 
 // One finished completion, as generate() returns it.

@@ -49,6 +49,14 @@ struct DrafterConfig {
   std::shared_ptr<CustomDrafter> custom;
 };
 
+enum class DraftLengthPolicy : uint8_t {
+  // As much as is measured to pay, down to nothing. Where tokens would depend on how much is
+  // drafted
+  // (verification other than exact), the same as kFixed.
+  kAuto,
+  kFixed,  // num_speculative_tokens, or what the table says, whatever it costs
+};
+
 enum class Verification : uint8_t {
   kExact,      // tokens are those of plain decoding, whatever is drafted
   kRejection,  // same distribution: accept with min(1, p/q), else draw from the residual
@@ -64,7 +72,8 @@ struct BatchSizeRange {
 };
 
 struct SpeculativeConfig {
-  int num_speculative_tokens = 0;       // longest draft path of a request; 0: no speculation
+  int num_speculative_tokens = 0;  // longest draft path of a request; 0: no speculation
+  DraftLengthPolicy draft_length_policy = DraftLengthPolicy::kAuto;  // how much of it is used
   std::vector<DrafterConfig> drafters;  // several: composite, in the order given
   bool merge_drafters =
       false;                // composite: graft all drafts into one tree, not the first non-empty
@@ -76,6 +85,9 @@ struct SpeculativeConfig {
   std::vector<BatchSizeRange> num_speculative_tokens_per_batch_size;
 
   bool enabled() const { return num_speculative_tokens > 0; }
+  bool adapts() const {
+    return draft_length_policy == DraftLengthPolicy::kAuto && verification == Verification::kExact;
+  }
   int max_nodes() const {
     return max_draft_nodes > 0 ? max_draft_nodes : num_speculative_tokens * tree_width;
   }

@@ -71,7 +71,9 @@ Engine::Impl::Impl(const EngineConfig& config) : config_(config) {
                       .block_size = config.block_size,
                       .enable_prefix_caching = config.enable_prefix_caching},
       *pool_);
-  if (speculator_ != nullptr) speculator_->start(*pool_, config.block_size);
+  if (speculator_ != nullptr) {
+    speculator_->start(*pool_, config.block_size, runner_->decoder().weight_bytes());
+  }
   sampler_ = std::make_unique<StepSampler>(
       *runner_,
       config.logprobs_mode == "processed_logprobs" ? LogprobsMode::kProcessed : LogprobsMode::kRaw,
@@ -200,6 +202,7 @@ std::vector<RequestOutput> Engine::Impl::step() {
     SPECDEC_CHECK(!has_unfinished_requests());  // the scheduler always finds something to run
     return {};
   }
+  const double start = now_seconds();
   {
     const Stopwatch watch(stats_.forward_seconds);
     forward(plan);
@@ -221,6 +224,7 @@ std::vector<RequestOutput> Engine::Impl::step() {
   compact_kv(emissions);
   commit(plan, emissions, outputs);
   fail_requests(outputs);
+  if (speculator_ != nullptr) speculator_->end_step(now_seconds() - start);
   retire_finished(outputs);
   ++stats_.num_steps;
   std::vector<RequestOutput> ordered;
@@ -308,6 +312,9 @@ void Engine::Impl::commit(const ExecutionPlan& plan, std::vector<Emission>& emis
   for (size_t i = 0; i < emissions.size(); ++i) {
     CompletionState& completion = *steps_[i].completion;
     if (steps_[i].tree != nullptr) speculator_->record(i, completion, emissions[i].nodes);
+    if (speculator_ != nullptr) {
+      speculator_->record_tokens(completion.sequence, emissions[i].tokens);
+    }
     result.tokens.push_back(emissions[i].tokens);
     Request& request = completion.request;
     for (PositionLogprobs& position : emissions[i].prompt_logprobs) {

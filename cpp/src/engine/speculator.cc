@@ -84,15 +84,35 @@ int64_t Speculator::cache_block_bytes(int block_size) const {
   return bytes;
 }
 
-void Speculator::start(const BlockPool& pool, int block_size) {
+void Speculator::start(const BlockPool& pool, int block_size, int64_t target_weight_bytes) {
   std::vector<std::unique_ptr<Drafter>> drafters;
+  std::vector<double> relative_costs;
   for (size_t i = 0; i < config_.drafters.size(); ++i) {
+    // A pass reads every weight, which is what it takes its time for.
+    relative_costs.push_back(runners_[i] == nullptr
+                                 ? 0.0
+                                 : static_cast<double>(runners_[i]->decoder().weight_bytes()) /
+                                       static_cast<double>(target_weight_bytes));
     drafters.push_back(make_drafter(i, pool, block_size));
     parts_.push_back(drafters.back().get());
   }
-  drafter_ = drafters.size() == 1
-                 ? std::move(drafters[0])
-                 : std::make_unique<CompositeDrafter>(std::move(drafters), config_.merge_drafters);
+  drafter_ = combine(std::move(drafters), relative_costs);
+}
+
+std::unique_ptr<Drafter> Speculator::combine(std::vector<std::unique_ptr<Drafter>> drafters,
+                                             const std::vector<double>& relative_costs) {
+  if (config_.adapts()) {
+    std::vector<AdaptiveDrafter::Part> parts;
+    for (size_t i = 0; i < drafters.size(); ++i) {
+      parts.push_back({.drafter = std::move(drafters[i]), .relative_cost = relative_costs[i]});
+    }
+    auto adaptive = std::make_unique<AdaptiveDrafter>(std::move(parts), config_.merge_drafters,
+                                                      config_.max_nodes());
+    adaptive_ = adaptive.get();
+    return adaptive;
+  }
+  if (drafters.size() == 1) return std::move(drafters[0]);
+  return std::make_unique<CompositeDrafter>(std::move(drafters), config_.merge_drafters);
 }
 
 std::unique_ptr<Drafter> Speculator::make_drafter(size_t index, const BlockPool& pool,
@@ -129,8 +149,19 @@ int Speculator::depth_limit(const Sequence& sequence) const {
 
 int Speculator::budget(const Sequence& sequence, int num_decoding) {
   num_decoding_ = num_decoding;
-  return std::min(config_.max_nodes(),
-                  std::min(depth_limit(sequence), sequence.max_draft_depth()) * config_.tree_width);
+  const int limit =
+      std::min(config_.max_nodes(),
+               std::min(depth_limit(sequence), sequence.max_draft_depth()) * config_.tree_width);
+  return adaptive_ == nullptr ? limit : adaptive_->num_slots(sequence.ordinal, limit);
+}
+
+void Speculator::begin_step(const ExecutionPlan& plan) {
+  if (adaptive_ == nullptr) return;
+  const auto num_decoding = static_cast<int>(
+      std::ranges::count_if(plan.sequences, [](const ScheduledSequence& scheduled) {
+        return std::holds_alternative<Decoding>(scheduled.sequence->state);
+      }));
+  adaptive_->begin_step(num_decoding, plan.num_rows - num_decoding);
 }
 
 void Speculator::draft(ExecutionPlan& plan,
@@ -139,11 +170,14 @@ void Speculator::draft(ExecutionPlan& plan,
   has_tree_.assign(plan.sequences.size(), false);
   requests_.clear();
   failures_.clear();
+  begin_step(plan);
   std::vector<size_t> indices;
   for (size_t i = 0; i < plan.sequences.size(); ++i) {
     const ScheduledSequence& scheduled = plan.sequences[i];
     const Sequence& sequence = *scheduled.sequence;
-    const int max_depth = std::min(scheduled.max_draft_depth, depth_limit(sequence));
+    const int longest =
+        adaptive_ == nullptr ? scheduled.max_draft_depth : sequence.max_draft_depth();
+    const int max_depth = std::min(longest, depth_limit(sequence));
     if (scheduled.num_draft_slots == 0 || max_depth < 1) continue;
     trees_[i].reset(sequence.tokens().back());
     requests_.push_back({.sequence = sequence.ordinal,
@@ -152,6 +186,7 @@ void Speculator::draft(ExecutionPlan& plan,
                          .max_depth = max_depth,
                          .max_nodes = scheduled.num_draft_slots,
                          .tree_width = config_.tree_width,
+                         .num_remaining = sequence.max_num_tokens() - sequence.num_tokens(),
                          .blocks = &sequence.blocks,
                          .rows = &completion_of(sequence),
                          .tree = &trees_[i],
@@ -189,6 +224,14 @@ void Speculator::record(size_t index, CompletionState& completion, const std::ve
   acceptance_.record(tree.num_drafts(), max_depth, num_accepted);
 }
 
+void Speculator::record_tokens(const Sequence& sequence, std::span<const int32_t> tokens) {
+  if (adaptive_ != nullptr) adaptive_->record_tokens(sequence.ordinal, tokens);
+}
+
+void Speculator::end_step(double seconds) {
+  if (adaptive_ != nullptr) adaptive_->end_step(seconds);
+}
+
 void Speculator::finish(const Sequence& sequence) {
   drafter_->finish(sequence.ordinal, sequence.tokens(), sequence.num_prompt_tokens());
 }
@@ -196,6 +239,7 @@ void Speculator::finish(const Sequence& sequence) {
 void Speculator::fill_stats(EngineStats& stats) const {
   stats.acceptance = acceptance_;
   stats.drafters = drafter_stats_;
+  if (adaptive_ != nullptr) stats.draft_policy = adaptive_->stats();
   for (size_t i = 0; i < parts_.size(); ++i) {
     stats.drafters[i].memory_bytes = parts_[i]->memory_bytes();
   }

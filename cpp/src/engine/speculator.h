@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "engine/adaptive_drafter.h"
 #include "engine/request.h"
 #include "runtime/model_runner.h"
 #include "sched/scheduler.h"
@@ -29,7 +31,7 @@ class Speculator {
   // KV bytes of the draft models for one block of block_size tokens.
   int64_t cache_block_bytes(int block_size) const;
   // Makes the drafters. The pool must outlive the speculator.
-  void start(const BlockPool& pool, int block_size);
+  void start(const BlockPool& pool, int block_size, int64_t target_weight_bytes);
 
   // Drafted tokens (tree nodes) a decoding sequence may have in the step being planned.
   int budget(const Sequence& sequence, int num_decoding);
@@ -48,6 +50,10 @@ class Speculator {
 
   // Records that `nodes` of plan.sequences[index] were accepted.
   void record(size_t index, CompletionState& completion, const std::vector<int>& nodes);
+  // Tokens a sequence got in this step, whether by drafts or not.
+  void record_tokens(const Sequence& sequence, std::span<const int32_t> tokens);
+  // What came after draft() took so long.
+  void end_step(double seconds);
   // The sequence is over, whatever way.
   void finish(const Sequence& sequence);
 
@@ -57,7 +63,10 @@ class Speculator {
 
  private:
   int depth_limit(const Sequence& sequence) const;
+  void begin_step(const ExecutionPlan& plan);
   std::unique_ptr<Drafter> make_drafter(size_t index, const BlockPool& pool, int block_size);
+  std::unique_ptr<Drafter> combine(std::vector<std::unique_ptr<Drafter>> drafters,
+                                   const std::vector<double>& relative_costs);
 
   SpeculativeConfig config_;
   int max_rows_;
@@ -68,7 +77,8 @@ class Speculator {
   int64_t weight_bytes_ = 0;
   int64_t kv_cache_bytes_ = 0;
   std::unique_ptr<Drafter> drafter_;
-  std::vector<const Drafter*> parts_;  // the drafters it is made of
+  std::vector<const Drafter*> parts_;    // the drafters it is made of
+  AdaptiveDrafter* adaptive_ = nullptr;  // it, where the length of drafts adapts
 
   int num_decoding_ = 0;          // sequences, in the step being planned
   std::vector<DraftTree> trees_;  // by index in the plan; kept for their memory

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/stopwatch.h"
 #include "spec/verification.h"
 
 namespace specdec {
@@ -70,7 +71,13 @@ bool DraftModelDrafter::can_draft(const DraftRequest& request) const {
          std::ranges::all_of(request.tokens, [&](int32_t token) { return token < vocab_size; });
 }
 
+int DraftModelDrafter::num_unseen(const DraftRequest& request) const {
+  const int base_len = static_cast<int>(request.tokens.size()) - 1;
+  return base_len + 1 - ledger_.num_valid(*request.blocks, base_len);
+}
+
 void DraftModelDrafter::draft(std::span<DraftRequest> requests) {
+  passes_.clear();
   std::vector<Growth> growths;
   for (DraftRequest& request : requests) {
     if (!can_draft(request)) continue;
@@ -111,16 +118,43 @@ void DraftModelDrafter::catch_up(std::vector<Growth>& growths) {
       at_root.push_back(&growth);
       ++next;
     }
-    runner_->forward(inputs_);
+    run_pass(at_root);
     for (const auto& [growth, first] : ran) {
       ledger_.set_valid(*growth->request->blocks, first, growth->num_seen);
     }
-    expand(at_root);
+  }
+}
+
+void DraftModelDrafter::run_pass(std::span<Growth* const> growths) {
+  double seconds = 0;
+  {
+    const Stopwatch watch(seconds);
+    runner_->forward(inputs_);
+    expand(growths);
+  }
+  passes_.push_back({.num_rows = inputs_.num_rows(), .seconds = seconds});
+}
+
+void DraftModelDrafter::ask_gate(std::vector<Growth>& growths) const {
+  std::vector<DraftGate::Node> nodes;
+  for (const Growth& growth : growths) {
+    for (const Frontier& frontier : growth.frontier) {
+      nodes.push_back({.sequence = growth.request->sequence,
+                       .tree = growth.request->tree,
+                       .node = frontier.node});
+    }
+  }
+  if (nodes.empty()) return;
+  growths[0].request->gate->choose(options_.id, nodes);
+  auto next = nodes.begin();
+  for (Growth& growth : growths) {
+    std::erase_if(growth.frontier, [&](const Frontier&) { return !(next++)->goes_on; });
   }
 }
 
 // One pass over the frontiers of all requests; false when there is none left.
 bool DraftModelDrafter::run_level(std::vector<Growth>& growths) {
+  if (!growths.empty() && growths[0].request->gate != nullptr) ask_gate(growths);
   size_t next = 0;
   bool any = false;
   while (next < growths.size()) {
@@ -150,8 +184,7 @@ bool DraftModelDrafter::run_level(std::vector<Growth>& growths) {
       ran.push_back(&growth);
     }
     if (ran.empty()) break;
-    runner_->forward(inputs_);
-    expand(ran);
+    run_pass(ran);
     any = true;
   }
   return any;

@@ -54,6 +54,8 @@ class DraftModelDrafter final : public Drafter {
   // First what the draft model has not seen of each sequence (a prompt, or what was accepted last),
   // then one pass a level of the trees, all requests together.
   void draft(std::span<DraftRequest> requests) override;
+  int num_unseen(const DraftRequest& request) const override;
+  std::span<const Pass> passes() const override { return passes_; }
   void finish(uint64_t, std::span<const int32_t>, int) override {}
 
  private:
@@ -76,6 +78,10 @@ class DraftModelDrafter final : public Drafter {
   bool can_draft(const DraftRequest& request) const;
   void catch_up(std::vector<Growth>& growths);
   bool run_level(std::vector<Growth>& growths);
+  // Ends the paths below which the gate does not draft on.
+  void ask_gate(std::vector<Growth>& growths) const;
+  // One pass over the rows, then expand().
+  void run_pass(std::span<Growth* const> growths);
   // Samples continuations at every frontier row of the last forward pass and sets the new
   // frontiers.
   void expand(std::span<Growth* const> growths);
@@ -88,6 +94,7 @@ class DraftModelDrafter final : public Drafter {
   std::unique_ptr<ModelRunner> runner_;
   DraftModelOptions options_;
   DraftKvLedger ledger_;
+  std::vector<Pass> passes_;
 
   // Of the pass under way; kept for their memory.
   BatchInputs inputs_;

@@ -17,25 +17,26 @@ bool CompositeDrafter::is_free() const {
                      [](const auto& drafter) { return drafter->is_free(); });
 }
 
-void CompositeDrafter::draft(std::span<DraftRequest> requests) {
-  const auto wants_more = [&](const DraftRequest& request) {
-    if (request.error) return false;
+std::vector<DraftRequest*> CompositeDrafter::select(const Drafter&,
+                                                    std::span<DraftRequest> requests) {
+  std::vector<DraftRequest*> selected;
+  for (DraftRequest& request : requests) {
     const int num_drafts = request.tree->num_drafts();
-    return merge_ ? num_drafts < request.max_nodes : num_drafts == 0;
-  };
+    if (merge_ ? num_drafts < request.max_nodes : num_drafts == 0) selected.push_back(&request);
+  }
+  return selected;
+}
+
+void CompositeDrafter::draft(std::span<DraftRequest> requests) {
   std::vector<DraftRequest> batch;
-  std::vector<DraftRequest*> origins;  // of the batch
   for (const auto& drafter : drafters_) {
+    std::vector<DraftRequest*> selected = select(*drafter, requests);
+    std::erase_if(selected, [](const DraftRequest* request) { return request->error != nullptr; });
+    if (selected.empty()) continue;
     batch.clear();
-    origins.clear();
-    for (DraftRequest& request : requests) {
-      if (!wants_more(request)) continue;
-      batch.push_back(request);
-      origins.push_back(&request);
-    }
-    if (batch.empty()) return;
-    drafter->draft(batch);
-    for (size_t i = 0; i < batch.size(); ++i) origins[i]->error = batch[i].error;
+    for (const DraftRequest* request : selected) batch.push_back(*request);
+    run(*drafter, batch);
+    for (size_t i = 0; i < batch.size(); ++i) selected[i]->error = batch[i].error;
   }
 }
 

@@ -23,6 +23,13 @@ class CompositeDrafter : public Drafter {
   void finish(uint64_t sequence, std::span<const int32_t> tokens, int num_prompt_tokens) override;
   int64_t memory_bytes() const override;
 
+ protected:
+  // Which requests a drafter is asked for, given what those before it drafted.
+  virtual std::vector<DraftRequest*> select(const Drafter& drafter,
+                                            std::span<DraftRequest> requests);
+  virtual void run(Drafter& drafter, std::span<DraftRequest> batch) { drafter.draft(batch); }
+  bool merges() const { return merge_; }
+
  private:
   std::vector<std::unique_ptr<Drafter>> drafters_;  // in the order they are asked
   bool merge_;

@@ -104,7 +104,18 @@ void DraftTree::truncate(int max_drafts) {
   keep_only(keep_node, keep_attempt);
 }
 
-void DraftTree::keep_only(const std::vector<char>& nodes, const std::vector<char>& attempts) {
+void DraftTree::keep_only(std::span<const char> nodes) {
+  SPECDEC_CHECK_EQ(static_cast<int>(nodes.size()), num_nodes());
+  SPECDEC_CHECK(nodes[kRoot]);
+  for (int i = 1; i < num_nodes(); ++i) SPECDEC_CHECK(!nodes[i] || nodes[parents_[i]]);
+  std::vector<char> attempts(num_attempts_, 0);
+  for (const std::vector<Attempt>& tries : attempts_) {
+    for (const Attempt& attempt : tries) attempts[attempt.order] = nodes[attempt.child];
+  }
+  keep_only(nodes, attempts);
+}
+
+void DraftTree::keep_only(std::span<const char> nodes, std::span<const char> attempts) {
   std::vector<int> renumbered(num_nodes(), -1);
   int kept = 0;
   for (int i = 0; i < num_nodes(); ++i) {

@@ -49,6 +49,10 @@ class DraftTree {
   // from one distribution a prefix stays, so each still knows those drawn before it.
   void truncate(int max_drafts);
 
+  // Keeps the nodes [num_nodes] marked, the root and every node's parent among them, with all tries
+  // that fell on them. Lossless in exact verification only: the choice may depend on the tokens.
+  void keep_only(std::span<const char> nodes);
+
   int num_nodes() const { return static_cast<int>(tokens_.size()); }
   int num_drafts() const { return num_nodes() - 1; }
   bool is_chain() const;                                         // no node has two children
@@ -66,7 +70,7 @@ class DraftTree {
 
  private:
   int find_or_add(int parent, int32_t token, float survival, int drafter);
-  void keep_only(const std::vector<char>& nodes, const std::vector<char>& attempts);
+  void keep_only(std::span<const char> nodes, std::span<const char> attempts);
 
   std::vector<int32_t> tokens_;
   std::vector<int32_t> parents_;

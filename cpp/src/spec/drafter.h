@@ -9,6 +9,7 @@
 
 #include "backend/op_args.h"
 #include "kv/block_table.h"
+#include "spec/draft_gate.h"
 #include "spec/draft_tree.h"
 
 namespace specdec {
@@ -25,12 +26,15 @@ struct DraftRequest {
   uint64_t sequence = 0;            // ordinal
   std::span<const int32_t> tokens;  // prompt and output; the last is the tree's root
   int num_prompt_tokens = 0;
-  int max_depth = 0;   // longest path to draft, at least 1
-  int max_nodes = 0;   // most nodes to draft, at least 1; those in the tree already count
-  int tree_width = 1;  // continuations considered at a node; 1: a chain
+  int max_depth = 0;      // longest path to draft, at least 1
+  int max_nodes = 0;      // most nodes to draft, at least 1; those in the tree already count
+  int tree_width = 1;     // continuations considered at a node; 1: a chain
+  int num_remaining = 0;  // tokens it may yet get
   const BlockTable* blocks = nullptr;  // room for tokens.size() + max_nodes slots
   SampleRowSource* rows = nullptr;
   DraftTree* tree = nullptr;  // out: drafts are added below what it holds
+  DraftGate* gate = nullptr;  // the same for all requests of a call; null: draft to max_depth
+  int match_length = 0;       // out: tokens of the text that the draft continues; 0: none, or n/a
   // out: set where drafting for this request alone failed. The others are drafted for all the same.
   std::exception_ptr error;
 };
@@ -51,6 +55,14 @@ class Drafter {
   // True when drafting costs next to nothing beside a forward pass.
   virtual bool is_free() const = 0;
   virtual void draft(std::span<DraftRequest> requests) = 0;
+  // Tokens of the request it has to run before it can draft, the root with them; 0: it runs none.
+  virtual int num_unseen(const DraftRequest&) const { return 0; }
+  // A forward pass of the last call of draft(), its sampling included.
+  struct Pass {
+    int num_rows = 0;
+    double seconds = 0;
+  };
+  virtual std::span<const Pass> passes() const { return {}; }
   // The sequence is over; `tokens` are all of its tokens.
   virtual void finish(uint64_t sequence, std::span<const int32_t> tokens,
                       int num_prompt_tokens) = 0;

@@ -52,6 +52,7 @@ void NgramDrafter::draft(std::span<DraftRequest> requests) {
     NgramIndex& index =
         indexes_.try_emplace(request.sequence, min_length_, max_length_).first->second;
     std::optional<NgramIndex::Match> match = index.find_longest(request.tokens);
+    request.match_length = match ? match->length : 0;
     std::vector<int> ends;  // latest first
     for (int i = 0; match && i < kMaxOccurrences; ++i, match = index.previous(*match)) {
       ends.push_back(match->end);

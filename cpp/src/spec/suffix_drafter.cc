@@ -41,7 +41,9 @@ void SuffixDrafter::draft(std::span<DraftRequest> requests) {
                                    .min_token_prob = min_token_prob_};
     const SuffixDraft local = own.draft_open(limits);
     const SuffixDraft global = shared_.draft(request.tokens, limits);
-    add_to_tree(global.score > local.score ? global : local, request, id_);
+    const SuffixDraft& best = global.score > local.score ? global : local;
+    request.match_length = best.nodes.empty() ? 0 : best.match_length;
+    add_to_tree(best, request, id_);
   }
 }
 

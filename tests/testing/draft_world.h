@@ -1,0 +1,223 @@
+// A world in which a DraftPolicy acts: requests whose drafts are accepted with known probabilities,
+// and passes of known cost.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "spec/draft_policy.h"
+
+namespace specdec::testing {
+
+struct DraftWorldOptions {
+  int num_requests = 1;
+  int max_depth = 8;
+  bool is_sequential = true;  // a draft model; else a free drafter
+  // Seconds of the target's pass over a number of rows, and of the drafter's over one.
+  std::function<double(int num_rows)> verify_seconds = [](int rows) {
+    return 0.01 * (1.0 + 0.02 * (rows - 1));
+  };
+  double pass_seconds = 0.003;
+  // Probability that the drafted token at a depth is accepted once those above are.
+  std::function<double(int request, int64_t token, int depth)> acceptance = [](int, int64_t, int) {
+    return 0.7;
+  };
+  // Share of the free drafter's steps that have a draft.
+  double hit_rate = 1.0;
+  int fixed_depth = -1;       // >= 0: drafts of that depth throughout, the policy is not asked
+  double noise = 0.03;        // standard deviation of measured seconds, as a share
+  double outlier_rate = 0.0;  // of measurements that take up to ten times as long
+  uint32_t seed = 1;
+};
+
+class DraftWorld {
+ public:
+  explicit DraftWorld(DraftWorldOptions options)
+      : options_(std::move(options)),
+        random_(options_.seed),
+        policy_({{.is_free = !options_.is_sequential,
+                  .is_sequential = options_.is_sequential,
+                  .relative_cost = options_.is_sequential ? 0.3 : 0.0}}),
+        states_(options_.num_requests) {}
+
+  struct Total {
+    double seconds = 0;
+    int64_t tokens = 0;
+    double tokens_per_second() const { return tokens / seconds; }
+  };
+
+  // Runs until so many more tokens a request were emitted, by the request that is slowest.
+  Total run(int64_t tokens_per_request) {
+    Total total;
+    std::vector<int64_t> goals;
+    for (const State& state : states_) goals.push_back(state.tokens + tokens_per_request);
+    const auto done = [&] {
+      for (size_t i = 0; i < states_.size(); ++i) {
+        if (states_[i].tokens < goals[i]) return false;
+      }
+      return true;
+    };
+    while (!done()) step(total);
+    return total;
+  }
+
+  const DraftPolicy& policy() const { return policy_; }
+  const std::vector<int>& lengths() const { return lengths_; }  // verified, of every decision
+
+ private:
+  struct State {
+    DraftTree tree;
+    int64_t tokens = 0;
+    int64_t seen = 0;  // by the draft model
+    // What the text will be; a draft is right where it agrees.
+    std::map<int64_t, int32_t> text;
+  };
+
+  bool is_fixed() const { return options_.fixed_depth >= 0; }
+
+  double measured(double seconds) {
+    std::normal_distribution<double> noise(0.0, options_.noise);
+    std::uniform_real_distribution<double> uniform;
+    double result = seconds * std::exp(noise(random_));
+    if (uniform(random_) < options_.outlier_rate) result *= 1 + 9 * uniform(random_);
+    return result;
+  }
+
+  int32_t text_at(State& state, int64_t position) {
+    const auto [it, is_new] = state.text.try_emplace(position, 0);
+    if (is_new) it->second = static_cast<int32_t>(random_() % 1000);
+    return it->second;
+  }
+
+  // A child that is right with the probability of its depth; wrong below one that is wrong.
+  int extend(int request, int node) {
+    State& state = states_[request];
+    const int depth = state.tree.depth(node) + 1;
+    const int32_t truth = text_at(state, state.tokens + depth - 1);
+    std::uniform_real_distribution<double> uniform;
+    const bool right = uniform(random_) < options_.acceptance(request, state.tokens, depth);
+    return state.tree.add(node, right ? truth : 1000 + depth, state.tree.survival(node) * 0.9f, 0);
+  }
+
+  void draft_free() {
+    std::uniform_real_distribution<double> uniform;
+    for (int i = 0; i < options_.num_requests; ++i) {
+      if (uniform(random_) >= options_.hit_rate) continue;
+      int node = 0;
+      const int depth = is_fixed() ? options_.fixed_depth : options_.max_depth;
+      for (int j = 0; j < depth; ++j) node = extend(i, node);
+    }
+  }
+
+  double draft_passes() {
+    std::vector<DraftPolicy::Ask> asks;
+    for (int i = 0; i < options_.num_requests; ++i) {
+      asks.push_back({.sequence = static_cast<uint64_t>(i),
+                      .max_depth = options_.max_depth,
+                      .num_unseen = static_cast<int>(states_[i].tokens - states_[i].seen) + 1,
+                      .num_remaining = 1000000,
+                      .tree = nullptr});
+    }
+    if (!is_fixed()) policy_.plan(0, asks);
+    for (auto& ask : asks) ask.is_chosen |= options_.fixed_depth > 0;
+    double total = 0;
+    std::vector<int> frontier(asks.size(), -1);
+    for (size_t i = 0; i < asks.size(); ++i) frontier[i] = asks[i].is_chosen ? 0 : -1;
+    for (int depth = 1; depth <= options_.max_depth; ++depth) {
+      int rows = 0;
+      for (size_t i = 0; i < asks.size(); ++i) {
+        if (frontier[i] < 0) continue;
+        rows += depth == 1 ? asks[i].num_unseen : 1;
+        states_[i].seen = states_[i].tokens + depth;
+      }
+      if (rows == 0) break;
+      const double seconds = measured(options_.pass_seconds * (1 + 0.02 * (rows - 1)));
+      if (!is_fixed()) policy_.record_pass(0, rows, seconds);
+      total += seconds;
+      std::vector<DraftGate::Node> grown;
+      for (size_t i = 0; i < asks.size(); ++i) {
+        if (frontier[i] < 0) continue;
+        frontier[i] = extend(static_cast<int>(i), frontier[i]);
+        grown.push_back({.sequence = i, .tree = &states_[i].tree, .node = frontier[i]});
+      }
+      if (is_fixed()) {
+        if (depth == options_.fixed_depth) break;
+        continue;
+      }
+      policy_.plan_pass(0, grown);
+      for (const DraftGate::Node& node : grown) {
+        if (!node.goes_on) frontier[node.sequence] = -1;
+      }
+    }
+    return total;
+  }
+
+  void step(Total& total) {
+    policy_.begin_step(options_.num_requests, 0);
+    for (State& state : states_) state.tree.reset(0);
+    double seconds = 0;
+    if (options_.is_sequential) {
+      seconds += draft_passes();
+    } else {
+      draft_free();
+    }
+    std::vector<DraftPolicy::Draft> drafts;
+    for (int i = 0; i < options_.num_requests; ++i) {
+      drafts.push_back({.sequence = static_cast<uint64_t>(i),
+                        .tree = &states_[i].tree,
+                        .max_nodes = options_.max_depth});
+    }
+    if (!is_fixed()) policy_.choose(drafts);
+    int rows = options_.num_requests;
+    for (int i = 0; i < options_.num_requests; ++i) {
+      State& state = states_[i];
+      rows += state.tree.num_drafts();
+      lengths_.push_back(state.tree.num_drafts());
+      std::vector<int32_t> tokens;
+      int node = 0;
+      while (true) {
+        const int64_t position = state.tokens + static_cast<int64_t>(tokens.size());
+        tokens.push_back(text_at(state, position));
+        node = state.tree.find_child(node, tokens.back());
+        if (node < 0) break;
+      }
+      state.text.erase(state.text.begin(), state.text.lower_bound(state.tokens));
+      state.tokens += static_cast<int64_t>(tokens.size());
+      state.seen = std::min(state.seen, state.tokens);
+      total.tokens += static_cast<int64_t>(tokens.size());
+      if (!is_fixed()) policy_.record_tokens(static_cast<uint64_t>(i), tokens);
+    }
+    const double verify = measured(options_.verify_seconds(rows));
+    if (!is_fixed()) policy_.end_step(verify);
+    total.seconds += seconds + verify;
+  }
+
+  DraftWorldOptions options_;
+  std::mt19937 random_;
+  DraftPolicy policy_;
+  std::vector<State> states_;
+  std::vector<int> lengths_;
+};
+
+// Tokens a second with drafts of `depth` throughout; of none for 0.
+inline double fixed_rate(DraftWorldOptions options, int depth) {
+  options.fixed_depth = depth;
+  return DraftWorld(options).run(4000).tokens_per_second();
+}
+
+// ... of the best depth.
+inline double best_fixed_rate(const DraftWorldOptions& options) {
+  double best = 0;
+  for (int depth = 0; depth <= options.max_depth; ++depth) {
+    best = std::max(best, fixed_rate(options, depth));
+  }
+  return best;
+}
+
+}  // namespace specdec::testing
