@@ -390,6 +390,7 @@ class AmxTilesTest : public testing::Test {
     }
     return out;
   }
+  HostArena arena_;
   ThreadPool pool_{1};
 };
 
@@ -398,7 +399,7 @@ TEST_F(AmxTilesTest, MatchDoubleLoops) {
     const Matrix weight(n, k, DType::kBF16, 1);
     const WeightView view = weight.view();
     const CpuPackedLinear packed({.parts = {&view, 1}}, DType::kBF16,
-                                 kernel_table(Isa::kGeneric).quantize, pool_);
+                                 kernel_table(Isa::kGeneric).quantize, arena_, pool_);
     for (int rows : {1, 15, 16, 17, 32, 33, 50, 131}) {
       SCOPED_TRACE(testing::Message() << "n " << n << " k " << k << " rows " << rows);
       const Matrix x(rows, k, DType::kBF16, 2);
@@ -419,7 +420,7 @@ TEST_F(AmxTilesTest, RowsAreBitEqualWhateverTheBatch) {
   const Matrix x(kRows, k, DType::kBF16, 2);
   const WeightView view = weight.view();
   const CpuPackedLinear packed({.parts = {&view, 1}}, DType::kBF16,
-                               kernel_table(Isa::kGeneric).quantize, pool_);
+                               kernel_table(Isa::kGeneric).quantize, arena_, pool_);
   std::vector<float> alone;
   for (int row = 0; row < kRows; ++row) {
     const auto out = run(packed, x.bytes.data() + row * k * 2, 1);

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "backend/backend.h"
+#include "core/host_arena.h"
 #include "core/thread_pool.h"
 #include "cpu/isa.h"
 #include "cpu/kernel_table.h"
@@ -52,6 +53,7 @@ class CpuBackend final : public Backend {
   DType act_dtype_;
   KernelTable kernels_;
   ThreadPool pool_;
+  HostArena weights_;
   Sampler sampler_;
   Projector projector_;
   std::optional<ThreadPool::StepScope> step_;

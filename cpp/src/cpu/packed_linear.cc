@@ -139,7 +139,7 @@ void unpack(const T* block, int64_t lane, int64_t num_k, float* out) {
 }  // namespace
 
 CpuPackedLinear::CpuPackedLinear(const PackArgs& args, DType act_dtype,
-                                 const QuantizeKernels& kernels, ThreadPool& pool)
+                                 const QuantizeKernels& kernels, HostArena& arena, ThreadPool& pool)
     : format_(args.format),
       packed_format_(packed_format_of(args.format, act_dtype)),
       is_gated_(args.gated) {
@@ -149,9 +149,9 @@ CpuPackedLinear::CpuPackedLinear(const PackArgs& args, DType act_dtype,
   for (const WeightView& part : args.parts) out_features_ += part.rows();
   num_blocks_ = OutputMap(args).num_blocks();
   if (is_integer()) {
-    pack_integers(args, kernels, pool);
+    pack_integers(args, kernels, arena, pool);
   } else {
-    pack_floats(args, pool);
+    pack_floats(args, arena, pool);
   }
 }
 
@@ -168,11 +168,11 @@ void CpuPackedLinear::check(const PackArgs& args) const {
   }
 }
 
-void CpuPackedLinear::pack_floats(const PackArgs& args, ThreadPool& pool) {
+void CpuPackedLinear::pack_floats(const PackArgs& args, HostArena& arena, ThreadPool& pool) {
   const bool is_bf16 = packed_format_ == kPackedBf16;
   padded_k_ = is_bf16 ? (in_features_ + kBf16Depth - 1) / kBf16Depth * kBf16Depth : in_features_;
   block_bytes_ = padded_k_ * kBlockOutputs * (is_bf16 ? 2 : 4);
-  data_ = Buffer::host(static_cast<size_t>(num_blocks_ * block_bytes_), "packed weights");
+  data_ = arena.allocate(static_cast<size_t>(num_blocks_ * block_bytes_), "packed weights");
   const OutputMap map(args);
   pool.parallel_for(num_blocks_, 4, [&](int64_t begin, int64_t end, int) {
     std::vector<float> values;
@@ -188,11 +188,11 @@ void CpuPackedLinear::pack_floats(const PackArgs& args, ThreadPool& pool) {
 }
 
 void CpuPackedLinear::pack_integers(const PackArgs& args, const QuantizeKernels& kernels,
-                                    ThreadPool& pool) {
+                                    HostArena& arena, ThreadPool& pool) {
   const IntLayout layout(packed_format_, in_features_);
   padded_k_ = layout.padded_k();
   block_bytes_ = layout.block_bytes();
-  data_ = Buffer::host(static_cast<size_t>(num_blocks_ * block_bytes_), "packed weights");
+  data_ = arena.allocate(static_cast<size_t>(num_blocks_ * block_bytes_), "packed weights");
   const OutputMap map(args);
   pool.parallel_for(num_blocks_, 4, [&](int64_t begin, int64_t end, int) {
     IntRow row(layout);

@@ -9,6 +9,7 @@
 #include "backend/op_args.h"
 #include "core/buffer.h"
 #include "core/dtype.h"
+#include "core/host_arena.h"
 #include "core/thread_pool.h"
 #include "cpu/kernels/linear.h"
 #include "cpu/kernels/quantize.h"
@@ -22,7 +23,7 @@ class CpuPackedLinear final : public PackedLinear {
 
   // `act_dtype` (float32 or bfloat16) is what WeightFormat::kAct means.
   CpuPackedLinear(const PackArgs& args, DType act_dtype, const QuantizeKernels& kernels,
-                  ThreadPool& pool);
+                  HostArena& arena, ThreadPool& pool);
 
   int64_t out_features() const override { return out_features_; }
   int64_t in_features() const override { return in_features_; }
@@ -42,8 +43,9 @@ class CpuPackedLinear final : public PackedLinear {
 
  private:
   void check(const PackArgs& args) const;
-  void pack_floats(const PackArgs& args, ThreadPool& pool);
-  void pack_integers(const PackArgs& args, const QuantizeKernels& kernels, ThreadPool& pool);
+  void pack_floats(const PackArgs& args, HostArena& arena, ThreadPool& pool);
+  void pack_integers(const PackArgs& args, const QuantizeKernels& kernels, HostArena& arena,
+                     ThreadPool& pool);
 
   WeightFormat format_;
   PackedFormat packed_format_;
