@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
 # Installs everything and passes the tests: scripts/test.sh [stage ...]
-# Stages: lint cpp python example asan tsan (all of them by default).
+# Stages: lint cpp bench python example asan tsan (all of them by default).
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
-stages=${*:-lint cpp python example asan tsan}
+stages=${*:-lint cpp bench python example asan tsan}
 jobs=$(nproc)
 
 ensure_packages \
   /usr/bin/cmake cmake \
   /usr/bin/ninja ninja-build \
   /usr/include/gtest/gtest.h libgtest-dev \
-  /usr/include/benchmark/benchmark.h libbenchmark-dev \
   /usr/include/nlohmann/json.hpp nlohmann-json3-dev
 ensure_python
 "$PYTHON" -m pip install -q torch==2.13.0  # by itself first: its CPU build is not on every index
@@ -36,6 +35,12 @@ build_and_ctest() {
 }
 
 stage_cpp() { build_and_ctest release; }
+# Only that they run: no figure is looked at.
+stage_bench() {
+  cmake --preset release >/dev/null
+  cmake --build --preset release -j "$jobs"
+  "$PYTHON" bench/run.py build/release --smoke --json build/release/microbenchmarks.json
+}
 stage_asan() { build_and_ctest asan; }
 stage_tsan() { build_and_ctest tsan 'ThreadPool|CpuLinear|CpuAttention|Sampler|Engine|Speculation'; }
 

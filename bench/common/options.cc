@@ -10,8 +10,8 @@ namespace specdec::bench {
 namespace {
 
 constexpr const char* kUsage =
-    "arguments: --threads=N --cpu_isa=NAME --dtype=bfloat16|float32 --filter=PART_OF_A_NAME\n"
-    "           --json=FILE --smoke\n";
+    "arguments: --threads=N --cpu_isa=NAME --dtype=bfloat16|float32 --format=act|int8|...\n"
+    "           --filter=PART_OF_A_NAME --json=FILE --smoke\n";
 
 [[noreturn]] void refuse(const std::string& argument) {
   std::fprintf(stderr, "bad argument: %s\n%s", argument.c_str(), kUsage);
@@ -23,6 +23,13 @@ int positive(const std::string& argument, const std::string& value) {
   const long number = std::strtol(value.c_str(), &end, 10);
   if (value.empty() || *end != '\0' || number < 1 || number > 4096) refuse(argument);
   return static_cast<int>(number);
+}
+
+WeightFormat format_of(const std::string& argument, const std::string& value) {
+  for (int i = 0; i <= static_cast<int>(WeightFormat::kInt4GroupedMin); ++i) {
+    if (name_of(static_cast<WeightFormat>(i)) == value) return static_cast<WeightFormat>(i);
+  }
+  refuse(argument);
 }
 
 }  // namespace
@@ -41,6 +48,8 @@ Options parse_options(int argc, char** argv) {
       options.cpu_isa = value;
     } else if (name == "--dtype" && (value == "bfloat16" || value == "float32")) {
       options.dtype = value == "float32" ? DType::kF32 : DType::kBF16;
+    } else if (name == "--format") {
+      options.format = format_of(argument, value);
     } else if (name == "--filter") {
       options.filter = value;
     } else if (name == "--json" && !value.empty()) {

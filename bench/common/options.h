@@ -3,14 +3,16 @@
 
 #include <string>
 
+#include "backend/op_args.h"
 #include "core/dtype.h"
 
 namespace specdec::bench {
 
 struct Options {
   std::string cpu_isa = "auto";
-  int num_threads = 1;  // the default: what the library would take
-  DType dtype = DType::kBF16;
+  int num_threads = 1;         // the default: what the library would take
+  DType dtype = DType::kBF16;  // of activations
+  WeightFormat format = WeightFormat::kAct;
   std::string json;    // file to write the records to; empty: none
   std::string filter;  // only cases whose name contains it
   bool smoke = false;  // a few seconds: proves that it runs, measures nothing worth keeping

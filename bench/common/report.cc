@@ -2,27 +2,13 @@
 
 #include <cstdio>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "cpu/cpu_info.h"
 #include "cpu/isa.h"
 
 namespace specdec::bench {
 namespace {
-
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    out += c;
-  }
-  return out + '"';
-}
-
-std::string number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.6g", value);
-  return text;
-}
 
 // "12.3 us", three or four digits.
 std::string duration(double seconds) {
@@ -67,13 +53,13 @@ std::vector<std::pair<std::string, double>> figures(const Record& record) {
 
 Report::Report(std::string benchmark, const Options& options)
     : benchmark_(std::move(benchmark)), options_(options) {
-  std::printf("%-28s %-34s %4s %3s %10s\n", "kernel", "shape", "M", "thr", "time");
+  std::printf("%-42s %-30s %4s %3s %10s\n", "kernel", "shape", "M", "thr", "time");
 }
 
 void Report::add(const Record& record) {
   records_.push_back(record);
   const std::string rows = record.rows > 0 ? std::to_string(record.rows) : "";
-  std::printf("%-28s %-34s %4s %3d %10s", record.kernel.c_str(), record.shape.c_str(), rows.c_str(),
+  std::printf("%-42s %-30s %4s %3d %10s", record.kernel.c_str(), record.shape.c_str(), rows.c_str(),
               record.threads, duration(record.seconds).c_str());
   for (const auto& [name, value] : figures(record)) std::printf("  %s %.4g", name.c_str(), value);
   std::printf("\n");
@@ -86,22 +72,24 @@ int Report::finish() const {
     return 1;
   }
   if (options_.json.empty()) return 0;
-  std::ofstream file(options_.json);
-  file << "{\"benchmark\": " << quoted(benchmark_) << ", \"cpu\": " << quoted(cpu::cpu_model_name())
-       << ", \"best_isa\": " << quoted(std::string(cpu::name_of(cpu::best_isa())))
-       << ", \"smoke\": " << (options_.smoke ? "true" : "false") << ", \"records\": [";
-  const char* separator = "\n  ";
+  nlohmann::json records = nlohmann::json::array();
   for (const Record& record : records_) {
-    file << separator << "{\"kernel\": " << quoted(record.kernel)
-         << ", \"shape\": " << quoted(record.shape) << ", \"rows\": " << record.rows
-         << ", \"threads\": " << record.threads << ", \"seconds\": " << number(record.seconds);
-    for (const auto& [name, value] : figures(record)) {
-      file << ", " << quoted(name) << ": " << number(value);
-    }
-    file << "}";
-    separator = ",\n  ";
+    nlohmann::json& entry = records.emplace_back();
+    entry = {{"kernel", record.kernel},
+             {"shape", record.shape},
+             {"rows", record.rows},
+             {"threads", record.threads},
+             {"seconds", record.seconds}};
+    for (const auto& [name, value] : figures(record)) entry[name] = value;
   }
-  file << "\n]}\n";
+  std::ofstream file(options_.json);
+  file << nlohmann::json{{"benchmark", benchmark_},
+                         {"cpu", cpu::cpu_model_name()},
+                         {"best_isa", cpu::name_of(cpu::best_isa())},
+                         {"smoke", options_.smoke},
+                         {"records", records}}
+              .dump(1)
+       << "\n";
   file.close();
   if (file.fail()) {
     std::fprintf(stderr, "cannot write %s\n", options_.json.c_str());

@@ -1,10 +1,9 @@
 // `read_bandwidth BYTES THREADS [PASSES]`: how fast that much memory is read through, as JSON.
-#include "common/read_bandwidth.h"
-
 #include <cstdlib>
 #include <iostream>
 #include <vector>
 
+#include "common/bandwidth.h"
 #include "common/timing.h"
 #include "core/thread_pool.h"
 

@@ -1,194 +1,266 @@
-// All matrix products of one decoder step, at the shapes of real models, for a number of rows.
+// The projections of a decoder's step at the shapes of real models, one by one and together, and
+// the passes that go with them, by number of rows.
 //
-// `of_read` is the speed at which weights were consumed over the speed at which as many threads
-// read a buffer of the same size right after, the median of such pairs: 1.0 is the memory floor.
-// `gflops` is the arithmetic rate. Arguments before Google Benchmark's own: --cpu_isa=NAME
-// --threads=N
-// --dtype=bfloat16|float32 (of rows, and of weights whose format is act)
-// --format=act|int8|int8_grouped|int8_grouped_min|int4_grouped|int4_grouped_min.
-#include <benchmark/benchmark.h>
-
-#include <cstring>
+// A record of "projections" is the whole step; those of its parts ("project_qkv", ...) are sums
+// over its layers, which run in the order of the model, so that weights come from memory. `bytes`
+// are those of the weights. The same threads read a buffer of the step's size after every step: the
+// ceiling `read_gb_per_s`. `peak_gflop_per_s` is the rate of the operands the weights are
+// multiplied as. --format=act|int8|int8_grouped|int4_grouped|... chooses how weights are stored.
+#include <map>
 #include <memory>
 #include <random>
-#include <stdexcept>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "common/read_bandwidth.h"
+#include "backend/backend.h"
+#include "common/bandwidth.h"
+#include "common/matrix_peak.h"
+#include "common/models.h"
+#include "common/options.h"
+#include "common/paged_request.h"
+#include "common/report.h"
 #include "common/timing.h"
 #include "core/thread_pool.h"
-#include "cpu/cpu_backend.h"
 #include "cpu/isa.h"
 
 namespace specdec::bench {
 namespace {
 
-struct Shape {
-  int64_t out_features;
-  int64_t in_features;
+constexpr int kContext = 512;
+constexpr int64_t kMaxLayerBytes = 512 << 20;  // beyond any cache: more layers add nothing
+constexpr double kMeasureSeconds = 0.4;        // of each number of rows, at least
+constexpr int kMinSamples = 5;
+
+// What an operation of the step moves and computes, and its times.
+struct Part {
+  double bytes = 0;
+  double flops = 0;
+  std::vector<double> seconds;
 };
 
-struct Model {
-  const char* name;
-  int num_layers;
-  std::vector<Shape> layer;
-  Shape head;
-};
-
-// Layers are cut off where the footprint is far beyond any cache.
-const std::vector<Model>& models() {
-  static const std::vector<Model> kModels = {
-      {"SmolLM2-135M", 30, {{960, 576}, {576, 576}, {3072, 576}, {576, 1536}}, {49152, 576}},
-      {"Qwen2.5-0.5B", 12, {{1152, 896}, {896, 896}, {9728, 896}, {896, 4864}}, {151936, 896}},
-      {"Qwen2.5-1.5B",
-       6,
-       {{2048, 1536}, {1536, 1536}, {17920, 1536}, {1536, 8960}},
-       {151936, 1536}},
-  };
-  return kModels;
-}
-
-struct Options {
-  std::string cpu_isa = "auto";
-  int num_threads = 0;
-  DType dtype = DType::kBF16;
-  WeightFormat format = WeightFormat::kAct;
-};
-
-WeightFormat parse_format(const std::string& name) {
-  for (WeightFormat format :
-       {WeightFormat::kAct, WeightFormat::kInt8, WeightFormat::kInt8Grouped,
-        WeightFormat::kInt8GroupedMin, WeightFormat::kInt4Grouped, WeightFormat::kInt4GroupedMin}) {
-    if (name_of(format) == name) return format;
-  }
-  throw std::invalid_argument("--format: unknown format '" + name + "'");
-}
-
-// Random values at the act dtype.
-std::vector<uint8_t> random_matrix(int64_t count, DType dtype) {
-  std::minstd_rand generator(1);
-  std::vector<uint8_t> bytes(static_cast<size_t>(count) * size_of(dtype));
-  for (int64_t i = 0; i < count; ++i) {
-    const float value = static_cast<float>(generator() % 2000) / 1000.0f - 1.0f;
-    if (dtype == DType::kF32) {
-      std::memcpy(&bytes[i * 4], &value, 4);
-    } else {
-      const BFloat16 rounded = to_bfloat16(value);
-      std::memcpy(&bytes[i * 2], &rounded, 2);
+// Layers as in the model, with random weights, and what a step reads and writes.
+class Step {
+ public:
+  Step(const ModelShape& model, const Options& options, int max_rows)
+      : model_(model),
+        backend_(make_backend({.device = "cpu",
+                               .cpu_isa = options.cpu_isa,
+                               .num_threads = options.num_threads,
+                               .act_dtype = options.dtype})),
+        request_(model, *backend_, kContext, max_rows) {
+    const int64_t q_width = int64_t{model.num_heads} * model.head_dim;
+    const int64_t qkv_width = q_width + 2LL * model.num_kv_heads * model.head_dim;
+    source_ = Buffer::host(size_of(options.dtype) * model.vocab_size * model.hidden, "a bench");
+    PagedRequest::fill(source_, options.dtype);
+    for (int i = 0; i < model.num_layers; ++i) {
+      layers_.push_back({.qkv = pack(qkv_width, model.hidden, options),
+                         .out = pack(model.hidden, q_width, options),
+                         .gate_up = pack(model.intermediate, model.hidden, options, true),
+                         .down = pack(model.hidden, model.intermediate, options)});
     }
+    head_ = pack(model.vocab_size, model.hidden, options);
+    embedding_ = backend_->embedding_from(*head_);
+    weight_bytes_ = static_cast<double>(head_->size_bytes());
+    for (const Layer& layer : layers_) {
+      for (const auto* weight : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down}) {
+        weight_bytes_ += static_cast<double>((*weight)->size_bytes());
+      }
+    }
+    norm_weight_.assign(model.hidden, 1.0f);
+    norm_ = {.weight = norm_weight_.data()};
+    rope_.assign(static_cast<size_t>(kContext + max_rows) * model.head_dim / 2, 0.5f);
+    tokens_.assign(max_rows, 0);
+    for (int row = 0; row < max_rows; ++row) tokens_[row] = 31 * row % model.vocab_size;
+    residual_.assign(static_cast<size_t>(max_rows) * model.hidden, 0.01f);
+    const int64_t act_width = std::max<int64_t>(q_width, model.intermediate);
+    act_ = Buffer::host(size_of(options.dtype) * max_rows * act_width, "a bench");
+    logits_.resize(static_cast<size_t>(std::min(max_rows, kSampled)) * model.vocab_size);
   }
-  return bytes;
-}
 
-std::vector<std::unique_ptr<PackedLinear>> pack_weights(const Model& model, DType dtype,
-                                                        WeightFormat format, Backend& backend) {
-  std::vector<std::unique_ptr<PackedLinear>> weights;
-  const auto pack = [&](const Shape& shape, const std::vector<uint8_t>& source) {
-    const WeightView view{
-        .values = {source.data(), dtype, {shape.out_features, shape.in_features}}};
-    weights.push_back(backend.pack_linear({.parts = {&view, 1}, .format = format}));
+  Backend& backend() { return *backend_; }
+  double weight_bytes() const { return weight_bytes_; }
+
+  // Adds the seconds of one step of `rows` rows to `parts`; returns those of its projections.
+  double run(int rows, std::map<std::string, Part>& parts) {
+    times_.clear();
+    backend_->begin_step();
+    time("embed", nullptr, rows, [&] {
+      backend_->embed({.table = embedding_.get(),
+                       .token_ids = tokens_.data(),
+                       .out = residual_.data(),
+                       .num_rows = rows});
+    });
+    time("norm", nullptr, rows, [&] {
+      backend_->norm({.norm = norm_,
+                      .x = residual_.data(),
+                      .out = act_.data(),
+                      .out_dtype = backend_->act_dtype(),
+                      .num_rows = rows,
+                      .dim = model_.hidden});
+    });
+    const ProjectionInput normed = {.x = residual_.data(), .norm = &norm_, .num_rows = rows};
+    const ProjectionInput act = {
+        .x = act_.data(), .dtype = backend_->act_dtype(), .num_rows = rows};
+    for (size_t i = 0; i < layers_.size(); ++i) run_layer(i, rows, normed, act);
+    ProjectionInput sampled = normed;
+    sampled.num_rows = rows > kSampled ? 1 : rows;  // of a prompt only the last row is sampled
+    time("linear: head", head_.get(), sampled.num_rows,
+         [&] { backend_->linear({.weight = head_.get(), .in = sampled, .out = logits_.data()}); });
+    backend_->end_step();
+
+    Part all;
+    double projections = 0;
+    for (const auto& [name, part] : times_) {
+      Part& sum = parts[name];
+      sum.bytes = part.bytes;
+      sum.flops = part.flops;
+      sum.seconds.push_back(part.seconds.front());
+      if (part.flops == 0) continue;
+      all.bytes += part.bytes;
+      all.flops += part.flops;
+      projections += part.seconds.front();
+    }
+    Part& sum = parts["projections"];
+    sum.bytes = all.bytes;
+    sum.flops = all.flops;
+    sum.seconds.push_back(projections);
+    return projections;
+  }
+
+ private:
+  static constexpr int kSampled = 64;
+  struct Layer {
+    std::unique_ptr<PackedLinear> qkv, out, gate_up, down;
   };
-  const int64_t head_size = model.head.out_features * model.head.in_features;
-  const std::vector<uint8_t> source = random_matrix(head_size, dtype);
-  for (int layer = 0; layer < model.num_layers; ++layer) {
-    for (const Shape& shape : model.layer) pack(shape, source);
-  }
-  pack(model.head, source);
-  return weights;
-}
 
-void run_step(benchmark::State& state, const Model& model, const Options& options) {
-  const int rows = static_cast<int>(state.range(0));
-  cpu::CpuBackend backend(cpu::parse_isa(options.cpu_isa), options.num_threads, options.dtype);
-  const auto weights = pack_weights(model, options.dtype, options.format, backend);
-  int64_t weight_bytes = 0;
-  int64_t num_weights = 0;
-  int64_t max_in = 0;
-  for (const auto& weight : weights) {
-    weight_bytes += weight->size_bytes();
-    num_weights += weight->out_features() * weight->in_features();
-    max_in = std::max(max_in, weight->in_features());
+  std::unique_ptr<PackedLinear> pack(int64_t out_features, int64_t in_features,
+                                     const Options& options, bool gated = false) {
+    const WeightView view{.values = {source_.data(), options.dtype, {out_features, in_features}}};
+    const std::vector<WeightView> parts(gated ? 2 : 1, view);
+    return backend_->pack_linear({.parts = parts, .format = options.format, .gated = gated});
   }
-  const std::vector<uint8_t> x = random_matrix(rows * max_in, options.dtype);
-  std::vector<float> out(static_cast<size_t>(rows * model.head.out_features));
-  ThreadPool probe_pool(backend.num_threads());
-  ReadBandwidth probe(static_cast<size_t>(weight_bytes), probe_pool);
 
-  const auto step = [&] {
-    backend.begin_step();
+  void run_layer(size_t index, int rows, const ProjectionInput& normed,
+                 const ProjectionInput& act) {
+    const Layer& layer = layers_[index];
+    time("project_qkv", layer.qkv.get(), rows, [&] {
+      backend_->project_qkv({.weight = layer.qkv.get(),
+                             .in = normed,
+                             .rope_cos = rope_.data(),
+                             .rope_sin = rope_.data(),
+                             .rotary_dim = model_.head_dim,
+                             .num_heads = model_.num_heads,
+                             .batch = &request_.batch(rows),
+                             .kv = request_.layers()[index],
+                             .q = act_.data()});
+    });
+    time("linear: attention out", layer.out.get(), rows, [&] {
+      backend_->linear(
+          {.weight = layer.out.get(), .in = act, .out = residual_.data(), .accumulate = true});
+    });
+    time("activated_linear: gate, up", layer.gate_up.get(), rows, [&] {
+      backend_->activated_linear({.weight = layer.gate_up.get(), .in = normed, .out = act_.data()});
+    });
+    time("linear: down", layer.down.get(), rows, [&] {
+      backend_->linear(
+          {.weight = layer.down.get(), .in = act, .out = residual_.data(), .accumulate = true});
+    });
+  }
+
+  template <class Operation>
+  void time(const char* name, const PackedLinear* weight, int rows, Operation&& operation) {
     const Stopwatch watch;
-    for (const auto& weight : weights) {
-      backend.linear({.weight = weight.get(),
-                      .in = {.x = x.data(), .dtype = options.dtype, .num_rows = rows},
-                      .out = out.data()});
-    }
+    operation();
     const double seconds = watch.seconds();
-    backend.end_step();
-    return seconds;
-  };
-  step();
-  std::vector<double> step_seconds;
-  std::vector<double> read_rates;
-  std::vector<double> ratios;
-  for (auto _ : state) {
-    const double seconds = step();
-    state.SetIterationTime(seconds);
-    step_seconds.push_back(seconds);
-    read_rates.push_back(static_cast<double>(probe.size_bytes()) / probe.read_seconds());
-    ratios.push_back(static_cast<double>(weight_bytes) / seconds / read_rates.back());
+    Part& part = times_[name];
+    if (part.seconds.empty()) part.seconds.push_back(0);
+    part.seconds.front() += seconds;
+    if (weight == nullptr) return;
+    part.bytes += static_cast<double>(weight->size_bytes());
+    part.flops += 2.0 * rows * static_cast<double>(weight->out_features()) *
+                  static_cast<double>(weight->in_features());
   }
-  const double seconds = median(step_seconds);
-  state.counters["ms"] = seconds * 1e3;
-  state.counters["GBps"] = static_cast<double>(weight_bytes) / seconds / 1e9;
-  state.counters["read_GBps"] = median(read_rates) / 1e9;
-  state.counters["of_read"] = median(ratios);
-  state.counters["gflops"] = 2e-9 * static_cast<double>(num_weights) * rows / seconds;
-  state.SetLabel(backend.isa());
+
+  ModelShape model_;
+  std::unique_ptr<Backend> backend_;
+  PagedRequest request_;
+  Buffer source_;
+  std::vector<Layer> layers_;
+  std::unique_ptr<PackedLinear> head_;
+  std::unique_ptr<EmbeddingTable> embedding_;
+  double weight_bytes_ = 0;
+  NormParams norm_;
+  std::vector<float> norm_weight_, rope_, residual_, logits_;
+  std::vector<int32_t> tokens_;
+  Buffer act_;
+  std::map<std::string, Part> times_;
+};
+
+const char* operands_of(const Options& options) {
+  if (options.format != WeightFormat::kAct) return "int8";
+  return options.dtype == DType::kBF16 ? "bfloat16" : "float32";
 }
 
-// Takes our own options out of argv.
-Options take_options(int& argc, char** argv) {
-  Options options;
-  int kept = 1;
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view argument = argv[i];
-    const std::string value(argument.substr(std::min(argument.find('=') + 1, argument.size())));
-    if (argument.starts_with("--cpu_isa=")) {
-      options.cpu_isa = value;
-    } else if (argument.starts_with("--threads=")) {
-      options.num_threads = std::stoi(value);
-    } else if (argument.starts_with("--dtype=")) {
-      options.dtype = value == "float32" ? DType::kF32 : DType::kBF16;
-    } else if (argument.starts_with("--format=")) {
-      options.format = parse_format(value);
-    } else {
-      argv[kept++] = argv[i];
+ModelShape cut(ModelShape model, const Options& options) {
+  const int64_t layer_weights =
+      int64_t{model.hidden} * (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim +
+      3LL * model.hidden * model.intermediate;
+  const int64_t layer_bytes = layer_weights * static_cast<int64_t>(size_of(options.dtype));
+  model.num_layers =
+      static_cast<int>(std::min<int64_t>(model.num_layers, kMaxLayerBytes / layer_bytes));
+  if (options.smoke) {
+    model.num_layers = 1;
+    model.vocab_size = 2048;
+  }
+  return model;
+}
+
+void bench_rows(const ModelShape& model, Step& step, int rows, ReadBandwidth& probe, double peak,
+                const Options& options, Report& report) {
+  std::map<std::string, Part> parts;
+  step.run(rows, parts);
+  parts.clear();
+  std::vector<double> read_rates;
+  double total = 0;
+  for (int i = 0; i < options.samples(kMinSamples) || (!options.smoke && total < kMeasureSeconds);
+       ++i) {
+    total += step.run(rows, parts);
+    read_rates.push_back(static_cast<double>(probe.size_bytes()) / probe.read_seconds());
+  }
+  for (const auto& [name, part] : parts) {
+    report.add({.kernel = name,
+                .shape = std::string(model.name) + " " + std::string(name_of(options.format)),
+                .rows = rows,
+                .threads = options.num_threads,
+                .seconds = median(part.seconds),
+                .bytes = part.bytes,
+                .flops = part.flops,
+                .read_rate = median(read_rates),
+                .peak_rate = peak});
+  }
+}
+
+int run(const Options& options) {
+  Report report("linear_bench", options);
+  ThreadPool pool(options.num_threads);
+  const std::vector<MatrixPeak> peaks =
+      measure_matrix_peaks(cpu::parse_isa(options.cpu_isa), pool, options.samples(20));
+  std::vector<int> all_rows = options.smoke ? std::vector{1, 3} : step_rows();
+  if (!options.smoke) all_rows.push_back(kPromptRows);
+  for (const ModelShape& model : models()) {
+    if (!options.selects(model.name) || (options.smoke && &model != &models().front())) continue;
+    Step step(cut(model, options), options, all_rows.back());
+    ReadBandwidth probe(static_cast<size_t>(step.weight_bytes()), pool);
+    for (int rows : all_rows) {
+      bench_rows(model, step, rows, probe, peak_for(peaks, operands_of(options)), options, report);
     }
   }
-  argc = kept;
-  return options;
+  return report.finish();
 }
 
 }  // namespace
 }  // namespace specdec::bench
 
 int main(int argc, char** argv) {
-  using namespace specdec::bench;
-  const Options options = take_options(argc, argv);
-  for (const Model& model : models()) {
-    benchmark::RegisterBenchmark(model.name,
-                                 [&](benchmark::State& state) { run_step(state, model, options); })
-        ->ArgName("rows")
-        ->ArgsProduct({{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 512}})
-        ->Iterations(40)
-        ->UseManualTime()
-        ->Unit(benchmark::kMillisecond);
-  }
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  return 0;
+  return specdec::bench::run(specdec::bench::parse_options(argc, argv));
 }

@@ -21,7 +21,7 @@
 #include <string_view>
 #include <vector>
 
-#include "common/read_bandwidth.h"
+#include "common/bandwidth.h"
 #include "common/timed_backend.h"
 #include "common/timing.h"
 #include "core/thread_pool.h"

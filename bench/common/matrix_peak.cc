@@ -1,0 +1,172 @@
+#include "common/matrix_peak.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "common/timing.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace specdec::bench {
+namespace {
+
+// Runs `rounds` rounds of independent products.
+struct PeakLoop {
+  const char* operands;
+  const char* instruction;
+  cpu::Isa needs;
+  double flops_per_round;
+  void (*run)(int64_t rounds);
+};
+
+// Enough sums in flight to hide the latency of two units; the empty statement keeps each in its
+// register and its product in the loop.
+constexpr int kSums = 16;
+
+void run_generic(int64_t rounds) {
+  float sums[kSums] = {};
+  for (int64_t i = 0; i < rounds; ++i) {
+#pragma GCC unroll 16
+    for (float& sum : sums) {
+      sum = sum * 0.5f + 1.0f;
+      asm volatile("" : "+x"(sum));
+    }
+  }
+}
+
+#if defined(__x86_64__)
+
+__attribute__((target("avx2,fma"))) void run_avx2(int64_t rounds) {
+  __m256 sums[12] = {};
+  const __m256 x = _mm256_set1_ps(0.5f);
+  const __m256 y = _mm256_set1_ps(0.25f);
+  for (int64_t i = 0; i < rounds; ++i) {
+#pragma GCC unroll 12
+    for (__m256& sum : sums) {
+      sum = _mm256_fmadd_ps(x, y, sum);
+      asm volatile("" : "+x"(sum));
+    }
+  }
+}
+
+__attribute__((target("avx512f"))) void run_avx512(int64_t rounds) {
+  __m512 sums[kSums] = {};
+  const __m512 x = _mm512_set1_ps(0.5f);
+  const __m512 y = _mm512_set1_ps(0.25f);
+  for (int64_t i = 0; i < rounds; ++i) {
+#pragma GCC unroll 16
+    for (__m512& sum : sums) {
+      sum = _mm512_fmadd_ps(x, y, sum);
+      asm volatile("" : "+v"(sum));
+    }
+  }
+}
+
+__attribute__((target("avx512f,avx512bf16"))) void run_avx512_bf16(int64_t rounds) {
+  __m512 sums[kSums] = {};
+  const __m512bh x = (__m512bh)_mm512_set1_epi16(0x3f00);
+  const __m512bh y = (__m512bh)_mm512_set1_epi16(0x3e80);
+  for (int64_t i = 0; i < rounds; ++i) {
+#pragma GCC unroll 16
+    for (__m512& sum : sums) {
+      sum = _mm512_dpbf16_ps(sum, x, y);
+      asm volatile("" : "+v"(sum));
+    }
+  }
+}
+
+__attribute__((target("avx512f,avx512vnni"))) void run_avx512_vnni(int64_t rounds) {
+  __m512i sums[kSums] = {};
+  const __m512i x = _mm512_set1_epi8(3);
+  const __m512i y = _mm512_set1_epi8(-2);
+  for (int64_t i = 0; i < rounds; ++i) {
+#pragma GCC unroll 16
+    for (__m512i& sum : sums) {
+      sum = _mm512_dpbusd_epi32(sum, x, y);
+      asm volatile("" : "+v"(sum));
+    }
+  }
+}
+
+// Four sums of 16 x 16, as many as the eight tiles leave room for beside two operands of each kind.
+__attribute__((target("amx-tile,amx-bf16"))) void run_amx_bf16(int64_t rounds) {
+  struct alignas(64) Config {
+    uint8_t palette = 1;
+    uint8_t reserved[15] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  };
+  const Config config;
+  _tile_loadconfig(&config);
+  for (int64_t i = 0; i < rounds; ++i) {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_release();
+}
+
+#endif
+
+const std::vector<PeakLoop>& peak_loops() {
+  using cpu::Isa;
+  static const std::vector<PeakLoop> kLoops = {
+#if defined(__x86_64__)
+      {"float32", "vfmadd256", Isa::kAvx2, 12 * 16.0, run_avx2},
+      {"float32", "vfmadd512", Isa::kAvx512, kSums * 32.0, run_avx512},
+      {"bfloat16", "vdpbf16ps", Isa::kAvx512Bf16, kSums * 64.0, run_avx512_bf16},
+      {"bfloat16", "tdpbf16ps", Isa::kAmx, 4 * 2.0 * 16 * 16 * 32, run_amx_bf16},
+      {"int8", "vpdpbusd", Isa::kAvx512Bf16, kSums * 128.0, run_avx512_vnni},
+#endif
+      {"float32", "scalar", Isa::kGeneric, kSums * 2.0, run_generic},
+  };
+  return kLoops;
+}
+
+// Of all threads of the pool together.
+double flops_per_second(const PeakLoop& loop, ThreadPool& pool, int samples) {
+  const int threads = pool.num_threads();
+  const ThreadPool::StepScope hot(pool);
+  int64_t rounds = 1000;
+  const auto seconds = [&] {
+    const Stopwatch watch;
+    pool.parallel_for(threads, 1, [&](int64_t begin, int64_t end, int) {
+      for (int64_t i = begin; i < end; ++i) loop.run(rounds);
+    });
+    return watch.seconds();
+  };
+  while (seconds() < 1e-3) rounds *= 2;  // warm-up too
+  double best = seconds();
+  for (int i = 0; i < samples; ++i) best = std::min(best, seconds());
+  return static_cast<double>(rounds) * threads * loop.flops_per_round / best;
+}
+
+}  // namespace
+
+std::vector<MatrixPeak> measure_matrix_peaks(cpu::Isa isa, ThreadPool& pool, int samples) {
+  std::vector<MatrixPeak> peaks;
+  for (const PeakLoop& loop : peak_loops()) {
+    if (loop.needs > isa || !cpu::is_supported(loop.needs)) continue;
+    const double rate = flops_per_second(loop, pool, samples);
+    const auto known = std::ranges::find(peaks, loop.operands, &MatrixPeak::operands);
+    if (known == peaks.end()) {
+      peaks.push_back({loop.operands, loop.instruction, rate});
+    } else if (rate > known->flops_per_second) {
+      *known = {loop.operands, loop.instruction, rate};
+    }
+  }
+  return peaks;
+}
+
+double peak_for(const std::vector<MatrixPeak>& peaks, std::string_view operands) {
+  for (const std::string_view name : {operands, std::string_view("float32")}) {
+    const auto found = std::ranges::find(peaks, name, &MatrixPeak::operands);
+    if (found != peaks.end()) return found->flops_per_second;
+  }
+  return 0;
+}
+
+}  // namespace specdec::bench

@@ -1,0 +1,35 @@
+// The shapes the kernels are measured at.
+#pragma once
+
+#include <vector>
+
+namespace specdec::bench {
+
+struct ModelShape {
+  const char* name;
+  int num_layers;
+  int hidden;
+  int num_heads;
+  int num_kv_heads;
+  int head_dim;
+  int intermediate;  // of the gated MLP
+  int vocab_size;
+};
+
+inline const std::vector<ModelShape>& models() {
+  static const std::vector<ModelShape> kModels = {
+      {"SmolLM2-135M", 30, 576, 9, 3, 64, 1536, 49152},
+      {"Qwen2.5-0.5B", 24, 896, 14, 2, 64, 4864, 151936},
+      {"Qwen2.5-1.5B", 28, 1536, 12, 2, 128, 8960, 151936},
+  };
+  return kModels;
+}
+
+// Rows of a step: one token, a verification, a batch.
+inline const std::vector<int>& step_rows() {
+  static const std::vector<int> kRows = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64};
+  return kRows;
+}
+inline constexpr int kPromptRows = 512;
+
+}  // namespace specdec::bench
