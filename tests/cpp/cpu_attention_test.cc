@@ -64,17 +64,22 @@ class CpuAttention : public ::testing::TestWithParam<testing::IsaAndDType> {
   }
   DType dtype() const { return std::get<1>(GetParam()); }
 
-  // Largest error of the last attend() in units of what rounding to the dtype explains.
+  // Largest error of the last attend() in units of what rounding explains: of the result, and of
+  // the weights to the dtype of the values they meet.
   double error_against_reference(PagedWorld& world) {
-    const std::vector<double> expected =
-        reference::tree_attention(world.attention_args(), read_cache(world));
-    const double relative = dtype() == DType::kBF16 ? 0x1p-8 : 4e-6;
+    reference::PlainKv kv = read_cache(world);
+    const TreeAttentionArgs args = world.attention_args();
+    const std::vector<double> expected = reference::tree_attention(args, kv, dtype());
+    for (double& value : kv.values) value = std::abs(value);
+    const std::vector<double> magnitude = reference::tree_attention(args, kv, dtype());
+    const bool is_bf16 = dtype() == DType::kBF16;
+    const double of_result = is_bf16 ? 0x1p-8 : 4e-6, of_weights = is_bf16 ? 0x1p-8 : 0.0;
     double worst = 0.0;
     for (size_t i = 0; i < expected.size(); ++i) {
       const double actual =
           reference::element(world.out_bytes().data(), dtype(), static_cast<int64_t>(i));
-      const double error =
-          std::abs(actual - expected[i]) / (relative * std::abs(expected[i]) + 1e-5);
+      const double error = std::abs(actual - expected[i]) / (of_result * std::abs(expected[i]) +
+                                                             of_weights * magnitude[i] + 1e-5);
       worst = std::isnan(error) ? INFINITY : std::max(worst, error);
     }
     return worst;

@@ -137,6 +137,7 @@ class PagedWorld {
   void make_rope();
   void make_projection();
   void append_row_of(uint64_t token);
+  double element(const void* base, int64_t slot, int head, int64_t index) const;
 
   Backend& backend_;
   AttentionShape shape_;
@@ -180,7 +181,7 @@ inline void PagedWorld::make_projection() {
   projection_.resize(int64_t{shape_.row_width()} * 2 * kColumns);
   for (float& value : projection_) {
     value = normal(random);
-    if (kv_.dtype == DType::kBF16) value = to_float(to_bfloat16(value));
+    if (backend_.act_dtype() == DType::kBF16) value = to_float(to_bfloat16(value));
   }
   const WeightView view = {
       .values = {projection_.data(), DType::kF32, {shape_.row_width(), 2 * kColumns}}};
@@ -252,7 +253,7 @@ inline void PagedWorld::build(const std::vector<Request*>& requests) {
             .ancestor_mask = masks_.data(),
             .num_tree_slots = has_grown_tree ? num_tree_slots_.data() : nullptr,
             .mask_words = mask_words};
-  const size_t row_bytes = size_of(kv_.dtype) * shape_.num_heads() * shape_.head_dim;
+  const size_t row_bytes = size_of(backend_.act_dtype()) * shape_.num_heads() * shape_.head_dim;
   q_.assign(batch_.num_rows * row_bytes, 0xff);
   out_.assign(batch_.num_rows * row_bytes, 0xff);
 }
@@ -294,22 +295,32 @@ inline RowBytes PagedWorld::attend() {
   return results;
 }
 
-inline double PagedWorld::key(int64_t slot, int head, int i) const {
-  const int64_t block = slot / kv_.block_size * kv_.num_kv_heads + head;
-  const int64_t offset = slot % kv_.block_size;
-  if (kv_.dtype == DType::kF32) {
-    return static_cast<const float*>(
-        kv_.keys)[(block * kv_.head_dim + i) * kv_.block_size + offset];
+// The group of 16 tokens that holds a slot: [16] scales first in an int8 cache. Elements stand in
+// words of as many as make 4 bytes of activations.
+inline double PagedWorld::element(const void* base, int64_t slot, int head, int64_t index) const {
+  const int64_t group = int64_t{head} * kv_.num_blocks * (kv_.block_size / 16) + slot / 16;
+  const int64_t count = int64_t{16} * kv_.head_dim;
+  if (kv_.dtype == DType::kF32) return static_cast<const float*>(base)[group * count + index];
+  if (kv_.dtype == DType::kBF16) {
+    return to_float(static_cast<const BFloat16*>(base)[group * count + index]);
   }
-  const int64_t pair = (block * (kv_.head_dim / 2) + i / 2) * kv_.block_size + offset;
-  return to_float(static_cast<const BFloat16*>(kv_.keys)[pair * 2 + i % 2]);
+  const char* start = static_cast<const char*>(base) + group * (64 + count);
+  float scale = 0.0f;
+  std::memcpy(&scale, start + slot % 16 * sizeof(float), sizeof(float));
+  return static_cast<double>(scale) * static_cast<signed char>(start[64 + index]);
+}
+
+inline double PagedWorld::key(int64_t slot, int head, int i) const {
+  const int per_word = backend_.act_dtype() == DType::kBF16 ? 2 : 1;
+  return element(kv_.keys, slot, head,
+                 (i / per_word * 16 + slot % 16) * per_word + i % per_word);
 }
 
 inline double PagedWorld::value(int64_t slot, int head, int i) const {
-  const int64_t block = slot / kv_.block_size * kv_.num_kv_heads + head;
-  const int64_t place = (block * kv_.block_size + slot % kv_.block_size) * kv_.head_dim + i;
-  if (kv_.dtype == DType::kF32) return static_cast<const float*>(kv_.values)[place];
-  return to_float(static_cast<const BFloat16*>(kv_.values)[place]);
+  const int per_word = backend_.act_dtype() == DType::kBF16 ? 2 : 1;
+  const int64_t token = slot % 16;
+  return element(kv_.values, slot, head,
+                 (token / per_word * kv_.head_dim + i) * per_word + token % per_word);
 }
 
 }  // namespace specdec::testing

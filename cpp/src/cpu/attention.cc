@@ -1,166 +1,128 @@
 // Attention over the paged cache and the operations on the cache itself.
 #include <algorithm>
-#include <cstring>
+#include <atomic>
 #include <vector>
 
 #include "core/check.h"
+#include "cpu/attention_plan.h"
 #include "cpu/cpu_backend.h"
 
 namespace specdec::cpu {
 namespace {
 
 constexpr int kLanes = 16;
-// (row, head) pairs of a task: enough to use each key and value many times while it is in L1.
-constexpr int kTargetPairs = 24;
-// Scores of a task that stay in L2.
-constexpr int64_t kTargetScores = 128 * 1024;
+// Kernels read values, and write what they unpack, a vector at a time: past the end of a head_dim
+// that is no multiple of 16.
+constexpr int64_t kVectorBytes = 64;
 
 int64_t round_up(int64_t x) { return (x + kLanes - 1) / kLanes * kLanes; }
 
-// Query rows [first_row, first_row + num_rows) of a request and one KV head.
-struct WorkItem {
-  int request = 0;
-  int kv_head = 0;
-  int first_row = 0;
-  int num_rows = 0;
-};
-
-// Floats of one thread's scratch.
+// Floats of one thread's scratch, the parts in the order of AttentionTask.
 struct ScratchShape {
   int64_t scores = 0;
   int64_t accumulators = 0;
+  int64_t tail_scores = 0;
   int64_t tail_slots = 0;
+  int64_t blocks = 0;
+  int64_t groups = 0;
+  int64_t tail_groups = 0;
 
-  int64_t num_floats() const { return scores + accumulators + round_up(tail_slots); }
-  void cover(const ScratchShape& other) {
-    scores = std::max(scores, other.scores);
-    accumulators = std::max(accumulators, other.accumulators);
-    tail_slots = std::max(tail_slots, other.tail_slots);
+  int64_t num_floats() const {
+    return scores + accumulators + tail_scores + tail_slots + blocks + groups + tail_groups;
   }
 };
 
-bool is_tree(const BatchView& batch, int request) {
-  return batch.is_tree != nullptr && batch.is_tree[request] != 0;
+int tail_stride(const BatchView& batch, int request) {
+  return static_cast<int>(round_up(num_tail_slots(batch, request) + 128));
 }
 
-// Slots past base_len that the request's rows may see.
-int num_tail_slots(const BatchView& batch, int request) {
-  if (is_tree(batch, request) && batch.num_tree_slots != nullptr) {
-    return batch.num_tree_slots[request];
-  }
-  return batch.cu_rows[request + 1] - batch.cu_rows[request];
-}
+int64_t partial_stride(int head_dim) { return round_up(head_dim) + kPartialExtra; }
 
-// Floats between the scores of two pairs: an odd number of vectors, so that pairs do not fall into
-// the same cache sets.
-int64_t score_stride(const TreeAttentionArgs& args, int request) {
-  const BatchView& batch = *args.batch;
-  const int64_t num_tail = num_tail_slots(batch, request);
-  int64_t slots = batch.base_lens[request] + num_tail;
-  if (args.sliding_window > 0) slots = std::min(slots, args.sliding_window + num_tail);
-  return round_up(slots + 2 * kLanes) | kLanes;
-}
-
-ScratchShape scratch_of(const TreeAttentionArgs& args, const WorkItem& item) {
-  const int64_t pairs = item.num_rows * (args.num_heads / args.kv.num_kv_heads);
-  return {.scores = pairs * score_stride(args, item.request),
-          .accumulators = pairs * round_up(args.kv.head_dim),
-          .tail_slots =
-              is_tree(*args.batch, item.request)
-                  ? static_cast<int64_t>(item.num_rows) * num_tail_slots(*args.batch, item.request)
-                  : 0};
-}
-
-std::vector<WorkItem> split_work(const TreeAttentionArgs& args) {
-  const BatchView& batch = *args.batch;
+// Enough for any unit of the plan.
+ScratchShape scratch_shape(const TreeAttentionArgs& args, const AttentionPlan& plan) {
   const int group_size = args.num_heads / args.kv.num_kv_heads;
-  std::vector<WorkItem> items;
-  for (int request = 0; request < batch.num_requests; ++request) {
-    const int num_rows = batch.cu_rows[request + 1] - batch.cu_rows[request];
-    if (is_tree(batch, request)) {
-      SPECDEC_CHECK_LE(num_rows, num_tail_slots(batch, request));
-      SPECDEC_CHECK_LE(num_tail_slots(batch, request), 64 * batch.mask_words);
-    }
-    const int64_t pairs =
-        std::min<int64_t>(kTargetPairs, kTargetScores / score_stride(args, request));
-    const int step =
-        std::clamp(static_cast<int>(pairs / group_size), 1, static_cast<int>(kMaxAttentionRows));
-    for (int row = 0; row < num_rows; row += step) {
-      for (int head = 0; head < args.kv.num_kv_heads; ++head) {
-        items.push_back({request, head, row, std::min(step, num_rows - row)});
-      }
-    }
+  const int64_t group_floats = int64_t{kLanes} * args.kv.head_dim;  // of float32 at most
+  constexpr int64_t kPad = kVectorBytes / sizeof(float);
+  int64_t most_pairs = 0;
+  ScratchShape shape;
+  for (const AttentionUnit& unit : plan.units) {
+    const int64_t pairs = int64_t{unit.num_rows} * group_size;
+    most_pairs = std::max(most_pairs, pairs);
+    if (!is_tree(*args.batch, unit.request)) continue;
+    const int64_t num_tail = num_tail_slots(*args.batch, unit.request);
+    shape.tail_scores =
+        std::max(shape.tail_scores, pairs * tail_stride(*args.batch, unit.request));
+    shape.tail_slots = std::max(shape.tail_slots, round_up(unit.num_rows * num_tail));
+    shape.tail_groups = (round_up(num_tail) / kLanes + 2) * group_floats + kPad;
   }
-  return items;
+  shape.scores = most_pairs * kScoreStride;
+  shape.accumulators = 2 * most_pairs * partial_stride(args.kv.head_dim);
+  shape.blocks =
+      std::max<int64_t>(kAttentionBlockBytes / sizeof(float), 4 * group_floats) + kPad;
+  shape.groups = round_up(3 * group_floats) + kPad;
+  if (args.kv.dtype != DType::kI8) shape.tail_groups = 0;
+  return shape;
 }
 
-AttentionTask make_task(const TreeAttentionArgs& args, const WorkItem& item,
-                        const ScratchShape& shape, float* scratch) {
+// Memory of tree_attention: the calling thread's scratch and where partial results go.
+struct TaskMemory {
+  const ScratchShape& shape;
+  float* scratch;
+  float* partials;
+};
+
+AttentionTask make_task(const TreeAttentionArgs& args, DType act_dtype, const AttentionUnit& unit,
+                        const AttentionPortion& portion, const TaskMemory& memory) {
   const BatchView& batch = *args.batch;
   const PagedKvView& kv = args.kv;
   const int group_size = args.num_heads / kv.num_kv_heads;
-  const int64_t row = batch.cu_rows[item.request] + item.first_row;
+  const int64_t row = batch.cu_rows[unit.request] + unit.first_row;
   const int64_t offset_bytes =
-      (row * args.num_heads + item.kv_head * group_size) * kv.head_dim * size_of(kv.dtype);
-  const bool tree = is_tree(batch, item.request);
+      (row * args.num_heads + unit.kv_head * group_size) * kv.head_dim * size_of(act_dtype);
+  float* free = memory.scratch;
+  const auto take = [&](int64_t num_floats) {
+    float* part = free;
+    free += num_floats;
+    return part;
+  };
   return {
       .q = static_cast<const char*>(args.q) + offset_bytes,
       .out = static_cast<char*>(args.out) + offset_bytes,
       .row_stride = static_cast<int64_t>(args.num_heads) * kv.head_dim,
-      .num_rows = item.num_rows,
+      .num_rows = unit.num_rows,
       .group_size = group_size,
       .head_dim = kv.head_dim,
       .scale = args.scale,
       .keys = kv.keys,
       .values = kv.values,
       .block_table =
-          batch.block_tables + static_cast<int64_t>(item.request) * batch.max_blocks_per_request,
+          batch.block_tables + static_cast<int64_t>(unit.request) * batch.max_blocks_per_request,
       .block_size = kv.block_size,
-      .num_kv_heads = kv.num_kv_heads,
-      .kv_head = item.kv_head,
-      .base_len = batch.base_lens[item.request],
-      .first_row = item.first_row,
+      .num_blocks = kv.num_blocks,
+      .kv_head = unit.kv_head,
+      .base_len = batch.base_lens[unit.request],
+      .first_row = unit.first_row,
       .sliding_window = args.sliding_window,
-      .mask = tree ? batch.ancestor_mask + row * batch.mask_words : nullptr,
+      .mask = is_tree(batch, unit.request) ? batch.ancestor_mask + row * batch.mask_words : nullptr,
       .mask_words = batch.mask_words,
-      .num_tree_slots = num_tail_slots(batch, item.request),
-      .scores = scratch,
-      .score_stride = score_stride(args, item.request),
-      .accumulators = scratch + shape.scores,
-      .tail_slots = reinterpret_cast<int32_t*>(scratch + shape.scores + shape.accumulators),
+      .num_tree_slots = num_tail_slots(batch, unit.request),
+      .chunk_begin = portion.chunk_begin,
+      .chunk_end = portion.chunk_end,
+      .first_chunk = unit.first_chunk(),
+      .chunk_limit = unit.chunk_limit(),
+      .first_position = unit.first_position,
+      .partials = unit.num_portions > 1
+                      ? memory.partials + unit.partials * partial_stride(kv.head_dim)
+                      : nullptr,
+      .scores = take(memory.shape.scores),
+      .accumulators = take(memory.shape.accumulators),
+      .tail_scores = take(memory.shape.tail_scores),
+      .tail_stride = tail_stride(batch, unit.request),
+      .tail_slots = reinterpret_cast<int32_t*>(take(memory.shape.tail_slots)),
+      .blocks = take(memory.shape.blocks),
+      .groups = take(memory.shape.groups),
+      .tail_groups = take(memory.shape.tail_groups),
   };
-}
-
-void check_kv(const PagedKvView& kv) {
-  SPECDEC_CHECK(kv.dtype == DType::kF32 || kv.dtype == DType::kBF16);
-  SPECDEC_CHECK_GT(kv.block_size, 0);
-  SPECDEC_CHECK_EQ(kv.block_size % kLanes, 0);
-  SPECDEC_CHECK_GT(kv.num_kv_heads, 0);
-  SPECDEC_CHECK_GT(kv.head_dim, 0);
-  SPECDEC_CHECK_LE(kv.head_dim, static_cast<int>(kMaxHeadDim));
-  SPECDEC_CHECK(kv.dtype == DType::kF32 || kv.head_dim % 2 == 0);
-}
-
-// Copies token `from` to `to` of one layer and KV head. Elements of a key lie block_size words
-// apart, a word being an element or a pair of bfloat16.
-void copy_token(const PagedKvView& kv, int head, int64_t from, int64_t to) {
-  const size_t element_bytes = size_of(kv.dtype);
-  const size_t head_bytes = element_bytes * kv.block_size * kv.head_dim;
-  const auto start = [&](void* base, int64_t slot) {
-    return static_cast<char*>(base) +
-           static_cast<size_t>(slot / kv.block_size * kv.num_kv_heads + head) * head_bytes;
-  };
-  constexpr size_t kWordBytes = 4;
-  const size_t num_words = kv.head_dim * element_bytes / kWordBytes;
-  const char* key = start(kv.keys, from) + from % kv.block_size * kWordBytes;
-  char* key_out = start(kv.keys, to) + to % kv.block_size * kWordBytes;
-  for (size_t word = 0; word < num_words; ++word) {
-    const size_t offset = word * kv.block_size * kWordBytes;
-    std::memcpy(key_out + offset, key + offset, kWordBytes);
-  }
-  const size_t row_bytes = element_bytes * kv.head_dim;
-  std::memmove(start(kv.values, to) + to % kv.block_size * row_bytes,
-               start(kv.values, from) + from % kv.block_size * row_bytes, row_bytes);
 }
 
 }  // namespace
@@ -175,27 +137,57 @@ float* CpuBackend::grow_scratch(Buffer& buffer, int64_t num_floats) {
   return buffer.as<float>();
 }
 
+KvKind CpuBackend::kv_kind(const PagedKvView& kv) const {
+  SPECDEC_CHECK(kv.dtype == act_dtype_ || kv.dtype == DType::kI8);
+  SPECDEC_CHECK_GT(kv.block_size, 0);
+  SPECDEC_CHECK_EQ(kv.block_size % kLanes, 0);
+  SPECDEC_CHECK_GT(kv.num_kv_heads, 0);
+  SPECDEC_CHECK_GT(kv.head_dim, 0);
+  SPECDEC_CHECK_LE(kv.head_dim, static_cast<int>(kMaxHeadDim));
+  if (act_dtype_ == DType::kF32) return kv.dtype == DType::kI8 ? kKvF32I8 : kKvF32;
+  SPECDEC_CHECK_EQ(kv.head_dim % 2, 0);
+  return kv.dtype == DType::kI8 ? kKvBf16I8 : kKvBf16;
+}
+
 size_t CpuBackend::kv_layer_bytes(const PagedKvView& shape) const {
-  check_kv(shape);
-  const size_t elements = static_cast<size_t>(shape.num_blocks) * shape.num_kv_heads *
-                          shape.block_size * shape.head_dim;
-  // Kernels read values a vector at a time, past the last row of a head_dim that is no multiple.
-  return (elements + kLanes) * size_of(shape.dtype);
+  const int64_t num_groups =
+      int64_t{shape.num_blocks} * shape.num_kv_heads * (shape.block_size / kLanes);
+  const auto group_bytes = kernels_.attention.by_kind[kv_kind(shape)].group_bytes;
+  return static_cast<size_t>(num_groups * group_bytes(shape.head_dim) + kVectorBytes);
 }
 
 void CpuBackend::tree_attention(const TreeAttentionArgs& args) {
-  check_kv(args.kv);
   SPECDEC_CHECK_EQ(args.num_heads % args.kv.num_kv_heads, 0);
   SPECDEC_CHECK_LE(args.num_heads / args.kv.num_kv_heads, static_cast<int>(kMaxAttentionPairs));
-  const std::vector<WorkItem> items = split_work(args);
-  ScratchShape shape;
-  for (const WorkItem& item : items) shape.cover(scratch_of(args, item));
-  float* scratch = grow_scratch(attention_scratch_, shape.num_floats() * num_threads());
-  const auto kernel =
-      args.kv.dtype == DType::kBF16 ? kernels_.attention.bf16 : kernels_.attention.f32;
-  pool_.parallel_for(items.size(), 1, [&](int64_t begin, int64_t end, int thread) {
-    for (int64_t i = begin; i < end; ++i) {
-      kernel(make_task(args, items[i], shape, scratch + thread * shape.num_floats()));
+  const AttentionKernels& kernels = kernels_.attention.by_kind[kv_kind(args.kv)];
+  const AttentionPlan plan = plan_attention(args, num_threads());
+  const ScratchShape shape = scratch_shape(args, plan);
+  const int64_t thread_floats = shape.num_floats();
+  float* scratch = grow_scratch(
+      attention_scratch_, thread_floats * num_threads() +
+                              plan.num_partials * partial_stride(args.kv.head_dim));
+  float* partials = scratch + thread_floats * num_threads();
+  std::vector<std::atomic<int>> completed(plan.units.size());  // portions of each unit
+
+  pool_.parallel_for(plan.num_slices(), 1, [&](int64_t slice, int64_t slice_end, int thread) {
+    const TaskMemory memory = {shape, scratch + thread * thread_floats, partials};
+    const auto task_of = [&](int i) {
+      const AttentionPortion& portion = plan.portions[i];
+      return make_task(args, act_dtype_, plan.units[portion.unit], portion, memory);
+    };
+    const int begin = plan.slices[slice], end = plan.slices[slice_end];
+    if (begin == end) return;
+    AttentionTask task = task_of(begin);
+    for (int i = begin; i < end; ++i) {
+      const AttentionTask next = task_of(std::min(i + 1, end - 1));
+      kernels.attend(task, i + 1 < end ? &next : nullptr);
+      const int unit = plan.portions[i].unit;
+      const int num_portions = plan.units[unit].num_portions;
+      if (num_portions > 1 &&
+          completed[unit].fetch_add(1, std::memory_order_acq_rel) + 1 == num_portions) {
+        kernels.finish(task);
+      }
+      task = next;
     }
   });
 }
@@ -204,13 +196,22 @@ void CpuBackend::copy_kv(const CopyKvArgs& args) {
   if (args.layers.empty() || args.slots.empty()) return;
   std::vector<std::pair<const PagedKvView*, int>> heads;
   for (const PagedKvView& layer : args.layers) {
-    check_kv(layer);
     for (int head = 0; head < layer.num_kv_heads; ++head) heads.emplace_back(&layer, head);
   }
   pool_.parallel_for(heads.size(), 4, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) {
+      const PagedKvView& layer = *heads[i].first;
+      const auto copy_token = kernels_.attention.by_kind[kv_kind(layer)].copy_token;
       for (const auto& [from, to] : args.slots) {
-        if (from != to) copy_token(*heads[i].first, heads[i].second, from, to);
+        if (from == to) continue;
+        copy_token({.keys = layer.keys,
+                    .values = layer.values,
+                    .block_size = layer.block_size,
+                    .num_blocks = layer.num_blocks,
+                    .kv_head = heads[i].second,
+                    .head_dim = layer.head_dim,
+                    .from = from,
+                    .to = to});
       }
     }
   });

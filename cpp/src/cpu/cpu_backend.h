@@ -58,6 +58,9 @@ class CpuBackend final : public Backend {
   Projector projector_;
   std::optional<ThreadPool::StepScope> step_;
 
+  // Which kernels serve a cache; checks its shape.
+  KvKind kv_kind(const PagedKvView& kv) const;
+
   // At least num_floats, contents of no meaning; the buffer only ever grows.
   static float* grow_scratch(Buffer& buffer, int64_t num_floats);
   Buffer attention_scratch_;

@@ -19,7 +19,7 @@ struct KernelTable {
   RowsKernels rows;
   QuantizeKernels quantize;
   EpilogueKernels epilogue;
-  AttentionKernels attention;
+  AttentionKernelSet attention;
   SamplingKernels sampling;
 };
 

@@ -98,9 +98,7 @@ void CpuBackend::project_qkv(const QkvArgs& args) {
   SPECDEC_CHECK_LE(kv.head_dim, static_cast<int>(kMaxHeadDim));
   SPECDEC_CHECK_LE(args.rotary_dim, kv.head_dim);
   SPECDEC_CHECK_EQ(args.rotary_dim % 2, 0);
-  SPECDEC_CHECK(kv.dtype == act_dtype_);
-  const auto kernel =
-      act_dtype_ == DType::kBF16 ? kernels_.epilogue.qkv_bf16 : kernels_.epilogue.qkv_f32;
+  const auto kernel = kernels_.epilogue.qkv[kv_kind(kv)];
   // Whole heads in whole blocks.
   const int64_t unit_blocks = std::lcm(int64_t{kv.head_dim}, CpuPackedLinear::kBlockOutputs) /
                               CpuPackedLinear::kBlockOutputs;
@@ -121,6 +119,7 @@ void CpuBackend::project_qkv(const QkvArgs& args) {
             .head_dim = kv.head_dim,
             .rotary_dim = args.rotary_dim,
             .block_size = kv.block_size,
+            .num_blocks = kv.num_blocks,
             .norm_eps = args.norm_eps});
   });
 }

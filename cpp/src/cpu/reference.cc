@@ -169,7 +169,8 @@ std::vector<double> split_qkv(const QkvArgs& args, std::span<const float> qkv, P
   return q;
 }
 
-std::vector<double> tree_attention(const TreeAttentionArgs& args, const PlainKv& kv) {
+std::vector<double> tree_attention(const TreeAttentionArgs& args, const PlainKv& kv,
+                                   DType act_dtype) {
   const BatchView& batch = *args.batch;
   const int dim = args.kv.head_dim;
   const int group_size = args.num_heads / args.kv.num_kv_heads;
@@ -191,7 +192,7 @@ std::vector<double> tree_attention(const TreeAttentionArgs& args, const PlainKv&
         for (int slot : slots) {
           double dot = 0.0;
           for (int i = 0; i < dim; ++i) {
-            dot += element(args.q, args.kv.dtype, start + i) * kv.keys[place(slot) + i];
+            dot += element(args.q, act_dtype, start + i) * kv.keys[place(slot) + i];
           }
           weights.push_back(dot * args.scale);
         }

@@ -40,8 +40,10 @@ std::vector<double> values_of(const WeightView& weight);
 // to the cache's dtype, to kv.
 std::vector<double> split_qkv(const QkvArgs& args, std::span<const float> qkv, PlainKv& kv);
 
-// Attention of the batch's rows over kv: [num_rows, num_heads * head_dim]. args.kv gives the shape.
-std::vector<double> tree_attention(const TreeAttentionArgs& args, const PlainKv& kv);
+// Attention of the batch's rows over kv: [num_rows, num_heads * head_dim]. args.kv gives the shape,
+// `act_dtype` is that of args.q.
+std::vector<double> tree_attention(const TreeAttentionArgs& args, const PlainKv& kv,
+                                   DType act_dtype);
 
 double activate(Activation activation, double x);
 

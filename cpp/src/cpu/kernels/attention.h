@@ -1,16 +1,30 @@
 // Paged attention of one group of query rows that share a KV head. Plain aggregates only: see
 // kernel_table.h.
+//
+// A row's result is defined by chunks of kAttentionChunk positions: scores, their maximum, weights
+// and weighted values of a chunk stand alone, and chunks are merged in order. Chunks of one row may
+// therefore be computed by different threads. Nothing else enters: neither the other rows of a task
+// nor how tasks were cut. The layout of the cache is in kv_layout.h.
 #pragma once
 
 #include <cstdint>
 
 namespace specdec::cpu {
 
-// Keys of a block lie transposed, so that 16 positions are one vector:
-//   float32   [num_blocks, num_kv_heads, head_dim, block_size]
-//   bfloat16  [num_blocks, num_kv_heads, head_dim / 2, block_size, 2]
-// values in both: [num_blocks, num_kv_heads, block_size, head_dim].
-// Values may be read up to 15 elements past the last one.
+enum : int {
+  kAttentionChunk = 256,
+  // Limits of one task: rows, and rows times group_size.
+  kMaxAttentionRows = 128,
+  kMaxAttentionPairs = 256,
+  // Floats between the scores of two (row, head) pairs: a chunk and a vector, so that pairs do not
+  // fall into the same cache sets.
+  kScoreStride = kAttentionChunk + 16,
+  // Floats of a partial result beside its weighted values: 16 sums, and the maximum 16 times.
+  kPartialExtra = 32,
+  // Bytes of keys (or values), as activations, that are worked on at once.
+  kAttentionBlockBytes = 16 * 1024,
+};
+
 struct AttentionTask {
   const void* q;  // first row, first head of the group; rows are row_stride elements apart
   void* out;      // likewise
@@ -24,7 +38,7 @@ struct AttentionTask {
   const void* values;
   const int32_t* block_table;  // of the request
   int block_size;              // a multiple of 16
-  int num_kv_heads;
+  int num_blocks;              // of the cache
   int kv_head;
 
   int base_len;        // committed tokens
@@ -36,19 +50,53 @@ struct AttentionTask {
   int mask_words;
   int num_tree_slots;  // bits of a mask
 
-  // Scratch of the calling thread, contents of no meaning before or after.
-  float* scores;         // [num_rows * group_size, score_stride], 64-byte aligned
-  int64_t score_stride;  // a multiple of 16, at least visible slots of all rows + 32
-  float* accumulators;   // [num_rows * group_size, head_dim rounded up to 16]
-  int32_t* tail_slots;   // [num_rows, num_tree_slots]; only used with a mask
+  // Chunks to compute; the rows see [first_chunk, chunk_limit) between them.
+  int chunk_begin, chunk_end;
+  int first_chunk, chunk_limit;
+  int first_position;  // that any row sees
+  // Of all chunks [chunk_limit - first_chunk, num_rows * group_size, accumulator stride +
+  // kPartialExtra], where others compute some of them; null: this task writes out itself.
+  float* partials;
+
+  // Scratch of the calling thread, contents of no meaning before or after; 64-byte aligned. `pairs`
+  // is num_rows * group_size, the accumulator stride head_dim rounded up to 16.
+  float* scores;         // [pairs, kScoreStride]
+  float* accumulators;   // [2, pairs, accumulator stride + kPartialExtra]
+  float* tail_scores;    // [pairs, tail_stride], only with a mask
+  int tail_stride;       // num_tree_slots + 128 at least
+  int32_t* tail_slots;   // [num_rows, num_tree_slots], only with a mask
+  void* blocks;          // kAttentionBlockBytes or 4 groups, whichever is more
+  void* groups;          // 3 groups
+  void* tail_groups;     // of num_tree_slots + 30 slots, only with a mask over int8
 };
 
-// Limits of one task: rows, and rows times group_size.
-enum : int { kMaxAttentionRows = 64, kMaxAttentionPairs = 256 };
+// Keys and values of a token to be moved, of one layer and KV head.
+struct KvCopyTask {
+  void* keys;
+  void* values;
+  int block_size;
+  int num_blocks;
+  int kv_head;
+  int head_dim;
+  int64_t from;  // block * block_size + offset
+  int64_t to;
+};
 
+// Of one combination of activations and cache. `next` is a task whose keys will be read soon, or
+// null.
 struct AttentionKernels {
-  void (*bf16)(const AttentionTask& task);
-  void (*f32)(const AttentionTask& task);
+  void (*attend)(const AttentionTask& task, const AttentionTask* next);
+  // Merges the partials of all chunks and writes out.
+  void (*finish)(const AttentionTask& task);
+  void (*copy_token)(const KvCopyTask& task);
+  int64_t (*group_bytes)(int head_dim);  // 16 tokens of a KV head, keys or values
+};
+
+// Activations, and what the cache holds.
+enum KvKind : int { kKvBf16, kKvF32, kKvBf16I8, kKvF32I8, kNumKvKinds };
+
+struct AttentionKernelSet {
+  AttentionKernels by_kind[kNumKvKinds];
 };
 
 }  // namespace specdec::cpu

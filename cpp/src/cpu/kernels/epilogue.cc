@@ -1,5 +1,6 @@
 #include "cpu/kernels/epilogue.h"
 
+#include "cpu/kernels/kv_layout.h"
 #include "cpu/kernels/lanes.h"
 #include "cpu/kernels/math.h"
 
@@ -94,27 +95,40 @@ void rotate(const QkvTask& task, const float* weight, int64_t position, float* h
   });
 }
 
-// One key into its column of the transposed block; `base` is the start of block and head.
-void store_key(float* base, int offset, int block_size, const float* key, int dim) {
-  for (int d = 0; d < dim; ++d) base[static_cast<int64_t>(d) * block_size + offset] = key[d];
-}
-void store_key(uint16_t* base, int offset, int block_size, const float* key, int dim) {
-  uint16_t rounded[kMaxHeadDim + kLanes];
-  for_each_vector(0, dim,
-                  [&](int64_t i, int n) { store_bf16(rounded + i, load_lanes(key + i, n)); });
-  for (int d = 0; d < dim; d += 2) {
-    uint16_t* pair = base + (static_cast<int64_t>(d) * block_size + 2 * offset);
-    pair[0] = rounded[d];
-    pair[1] = rounded[d + 1];
-  }
-}
-
 template <class Act>
 void store_row(Act* out, const float* x, int dim) {
   for_each_vector(0, dim, [&](int64_t i, int n) { store_lanes(out + i, load_lanes(x + i, n), n); });
 }
 
+// How many elements of an activation type make a word of the cache.
 template <class Act>
+constexpr int kPerWord = sizeof(float) / sizeof(Act);
+
+// A token's key or value into its group; `index` gives the place of element i.
+template <class Act, class Index>
+void store_token(Act* group, int, const float* x, int dim, Index&& index) {
+  Act rounded[kMaxHeadDim + kLanes];
+  store_row(rounded, x, dim);
+  for (int i = 0; i < dim; ++i) group[index(i)] = rounded[i];
+}
+// As codes: a scale for the token, of which its largest element is 127.
+template <class Index>
+void store_token(int8_t* group, int token, const float* x, int dim, Index&& index) {
+  F32x16 largest = zero();
+  for_each_vector(0, dim,
+                  [&](int64_t i, int n) { largest = max(largest, abs(load_lanes(x + i, n))); });
+  const float limit = reduce_max(largest);
+  const F32x16 inverse = broadcast(limit > 0.0f ? 127.0f / limit : 0.0f);
+  float codes[kMaxHeadDim + kLanes];
+  for_each_vector(0, dim, [&](int64_t i, int n) {
+    store(codes + i, round_even(load_lanes(x + i, n) * inverse));
+  });
+  static_cast<float*>(static_cast<void*>(group))[token] = limit / 127.0f;
+  int8_t* out = group + kGroupHeaderBytes<int8_t>;
+  for (int i = 0; i < dim; ++i) out[index(i)] = static_cast<int8_t>(codes[i]);
+}
+
+template <class Act, class Stored>
 void finish_head(const QkvTask& task, int head_index, int64_t row, float* head) {
   const int dim = task.head_dim;
   const int64_t position = task.positions[row];
@@ -123,23 +137,24 @@ void finish_head(const QkvTask& task, int head_index, int64_t row, float* head) 
     const int64_t place = (row * task.num_heads + head_index) * dim;
     return store_row(static_cast<Act*>(task.q) + place, head, dim);
   }
-  const int kv_head = head_index - task.num_heads;
-  const bool is_key = kv_head < task.num_kv_heads;
+  const bool is_key = head_index < task.num_heads + task.num_kv_heads;
+  const int kv_head = head_index - task.num_heads - (is_key ? 0 : task.num_kv_heads);
   const int64_t slot = task.slot_mapping[row];
-  const int offset = static_cast<int>(slot % task.block_size);
-  const int64_t block =
-      slot / task.block_size * task.num_kv_heads + (is_key ? kv_head : kv_head - task.num_kv_heads);
-  const int64_t base = block * task.block_size * dim;
+  const int token = static_cast<int>(slot % kGroupTokens);
+  const int64_t offset = group_index(slot, kv_head, task.num_blocks, task.block_size) *
+                         group_bytes<Stored>(dim) / static_cast<int64_t>(sizeof(Stored));
+  constexpr int kWord = kPerWord<Act>;
   if (is_key) {
     rotate(task, task.k_norm, position, head);
-    store_key(static_cast<Act*>(task.keys) + base, offset, task.block_size, head, dim);
+    store_token(static_cast<Stored*>(task.keys) + offset, token, head, dim,
+                [&](int i) { return key_index<kWord>(token, i); });
   } else {
-    store_row(static_cast<Act*>(task.values) + base + static_cast<int64_t>(offset) * dim, head,
-              dim);
+    store_token(static_cast<Stored*>(task.values) + offset, token, head, dim,
+                [&](int i) { return value_index<kWord>(token, i, dim); });
   }
 }
 
-template <class Act>
+template <class Act, class Stored>
 void split_heads(const QkvTask& task) {
   const SumsCell& cell = task.cell;
   const int dim = task.head_dim;
@@ -153,7 +168,7 @@ void split_heads(const QkvTask& task) {
     for (int h = first; h < last; ++h) {
       const int64_t begin = static_cast<int64_t>(h) * dim;
       add_bias(sums + begin, task.bias != nullptr ? task.bias + begin : nullptr, dim, head);
-      finish_head<Act>(task, h, row, head);
+      finish_head<Act, Stored>(task, h, row, head);
     }
   }
 }
@@ -164,8 +179,8 @@ EpilogueKernels epilogue_kernels();
 EpilogueKernels epilogue_kernels() {
   return {store_sums,
           {activate<silu>, activate<relu>, activate<gelu>, activate<gelu_tanh>, activate<identity>},
-          split_heads<uint16_t>,
-          split_heads<float>};
+          {split_heads<uint16_t, uint16_t>, split_heads<float, float>,
+           split_heads<uint16_t, int8_t>, split_heads<float, int8_t>}};
 }
 
 }  // namespace specdec::cpu::SPECDEC_ISA

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "cpu/kernels/attention.h"
+
 namespace specdec::cpu {
 
 // A cell of sums: rows [row_begin, row_end) by outputs [begin, end) of the product.
@@ -36,8 +38,7 @@ struct ActivationTask {
   bool out_bf16;
 };
 
-// See QkvArgs; outputs are whole heads. The cache layout is the one of kernels/attention.h, at the
-// dtype of q.
+// See QkvArgs; outputs are whole heads. The cache layout is the one of kernels/kv_layout.h.
 struct QkvTask {
   SumsCell cell;
   const float* bias;      // [(num_heads + 2 * num_kv_heads) * head_dim], or null
@@ -55,6 +56,7 @@ struct QkvTask {
   int head_dim;  // at most kMaxHeadDim
   int rotary_dim;
   int block_size;
+  int num_blocks;  // of the cache
   float norm_eps;
 };
 
@@ -64,8 +66,7 @@ enum : int { kNumActivations = 5 };
 struct EpilogueKernels {
   void (*store)(const StoreTask& task);
   void (*activation[kNumActivations])(const ActivationTask& task);  // by specdec::Activation
-  void (*qkv_bf16)(const QkvTask& task);
-  void (*qkv_f32)(const QkvTask& task);
+  void (*qkv[kNumKvKinds])(const QkvTask& task);
 };
 
 }  // namespace specdec::cpu

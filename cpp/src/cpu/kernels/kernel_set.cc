@@ -7,7 +7,7 @@ LinearKernels linear_kernels();
 RowsKernels rows_kernels();
 QuantizeKernels quantize_kernels();
 EpilogueKernels epilogue_kernels();
-AttentionKernels attention_kernels();
+AttentionKernelSet attention_kernels();
 SamplingKernels sampling_kernels();
 
 KernelTable kernel_set();

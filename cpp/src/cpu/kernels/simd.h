@@ -42,6 +42,20 @@ inline F32x16 load_bf16(const uint16_t* p) {
       _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
 }
+// Sixteen int8 at p, as floats.
+inline F32x16 load_i8(const int8_t* p) {
+  return {_mm512_cvtepi32_ps(
+      _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+// Lanes 0, 0, 1, 1, ... 7, 7 of a, and 8, 8, ... 15, 15.
+inline F32x16 double_low(F32x16 a) {
+  const __m512i lanes = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
+  return {_mm512_permutexvar_ps(lanes, a.v)};
+}
+inline F32x16 double_high(F32x16 a) {
+  const __m512i lanes = _mm512_set_epi32(15, 15, 14, 14, 13, 13, 12, 12, 11, 11, 10, 10, 9, 9, 8, 8);
+  return {_mm512_permutexvar_ps(lanes, a.v)};
+}
 inline __mmask16 lanes_below(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
 // Lanes n and above are `fill`; nothing at or past p + n is read. n in [0, 16].
 inline F32x16 load_partial(const float* p, int n, float fill = 0.0f) {
@@ -63,6 +77,8 @@ inline F32x16 round_even(F32x16 a) {
 }
 // a * 2^n for integral n in [-126, 128] and a in [0.5, 2).
 inline F32x16 scale_by_power(F32x16 a, F32x16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+// a * 2^n for integral n <= 0 and a in [0.5, 2), as good as 0 (and 0 from -150 on) below n = -126.
+inline F32x16 scale_down(F32x16 a, F32x16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 // a = mantissa * 2^exponent with the mantissa in [1, 2), for normal positive a.
 inline F32x16 mantissa_of(F32x16 a) {
   return {_mm512_getmant_ps(a.v, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_src)};
@@ -119,6 +135,18 @@ inline F32x16 load_bf16(const uint16_t* p) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)),
           _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))};
 }
+inline F32x16 load_i8(const int8_t* p) {
+  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(codes, 8)))};
+}
+inline F32x16 double_lanes(__m256 a) {
+  const __m256i low = _mm256_set_epi32(3, 3, 2, 2, 1, 1, 0, 0);
+  const __m256i high = _mm256_set_epi32(7, 7, 6, 6, 5, 5, 4, 4);
+  return {_mm256_permutevar8x32_ps(a, low), _mm256_permutevar8x32_ps(a, high)};
+}
+inline F32x16 double_low(F32x16 a) { return double_lanes(a.lo); }
+inline F32x16 double_high(F32x16 a) { return double_lanes(a.hi); }
 inline F32x16 select_less(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
   return {_mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
           _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};
@@ -141,6 +169,11 @@ inline F32x16 scale_by_power(F32x16 a, F32x16 n) {
   // 2^128 is no float: there, a is doubled first.
   const F32x16 low = min(n, broadcast(127.0f));
   return fma(a, n - low, a) * F32x16{power_of_two(low.lo), power_of_two(low.hi)};
+}
+inline F32x16 scale_down(F32x16 a, F32x16 n) {
+  // 2^-127 comes out as 0.
+  const F32x16 clamped = max(n, broadcast(-127.0f));
+  return a * F32x16{power_of_two(clamped.lo), power_of_two(clamped.hi)};
 }
 inline __m256 mantissa_of(__m256 a) {
   const __m256i fraction = _mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32(0x7fffff));
@@ -240,6 +273,20 @@ inline F32x16 load_bf16(const uint16_t* p) {
   }
   return r;
 }
+inline F32x16 load_i8(const int8_t* p) {
+  F32x16 r;
+  for (int i = 0; i < kQuarters; ++i, p += 4) {
+    const IntQuarter codes = {p[0], p[1], p[2], p[3]};
+    r.q[i] = __builtin_convertvector(codes, FloatQuarter);
+  }
+  return r;
+}
+inline F32x16 double_low(F32x16 a) {
+  F32x16 r;
+  for (int i = 0; i < kLanes; ++i) r.q[i / 4][i % 4] = a.q[i / 8][i / 2 % 4];
+  return r;
+}
+inline F32x16 double_high(F32x16 a) { return double_low({{a.q[2], a.q[3], a.q[2], a.q[3]}}); }
 inline F32x16 select_less(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
   F32x16 r;
   for (int i = 0; i < kQuarters; ++i) r.q[i] = a.q[i] < b.q[i] ? x.q[i] : y.q[i];
@@ -269,6 +316,15 @@ inline F32x16 scale_by_power(F32x16 a, F32x16 n) {
         return x * (FloatQuarter)((WordQuarter)(exponent + 127) << 23);
       },
       doubled, clamped);
+}
+inline F32x16 scale_down(F32x16 a, F32x16 n) {
+  // 2^-127 comes out as 0.
+  return by_quarter(
+      [](FloatQuarter x, FloatQuarter power) {
+        const IntQuarter exponent = __builtin_convertvector(power, IntQuarter);
+        return x * (FloatQuarter)((WordQuarter)(exponent + 127) << 23);
+      },
+      a, max(n, broadcast(-127.0f)));
 }
 inline F32x16 mantissa_of(F32x16 a) {
   return by_quarter(
@@ -320,7 +376,28 @@ inline F32x16 load_bf16_partial(const uint16_t* p, int n) {
   return load_bf16(lanes);
 }
 
-// Sums by a fixed tree: lanes i and i + 8, then i + 4, i + 2, i + 1.
+// Sums and maxima by a fixed tree: lanes i and i + 8, then i + 4, i + 2, i + 1.
+#if defined(__AVX2__) || defined(__AVX512F__)
+#if defined(__AVX512F__)
+inline __m256 low_half(F32x16 a) { return _mm512_castps512_ps256(a.v); }
+inline __m256 high_half(F32x16 a) { return _mm512_extractf32x8_ps(a.v, 1); }
+#else
+inline __m256 low_half(F32x16 a) { return a.lo; }
+inline __m256 high_half(F32x16 a) { return a.hi; }
+#endif
+inline float reduce_add(F32x16 a) {
+  const __m256 eight = _mm256_add_ps(low_half(a), high_half(a));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+inline float reduce_max(F32x16 a) {
+  const __m256 eight = _mm256_max_ps(low_half(a), high_half(a));
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+#else
 inline float reduce_add(F32x16 a) {
   float lanes[kLanes];
   store(lanes, a);
@@ -339,6 +416,7 @@ inline float reduce_max(F32x16 a) {
   }
   return lanes[0];
 }
+#endif
 
 // Sixteen pairs of bfloat16 (at any address), the first of a pair in the low half of a 32-bit word.
 // dot_bf16 adds a.second * b.second, then a.first * b.first to each lane, each rounded once: the
@@ -416,5 +494,20 @@ inline F32x16 dot_bf16(F32x16 acc, Bf16Pairs a, Bf16Pairs b) {
 }
 
 #endif
+
+// Thirty-two bfloat16 at p: a, then b. Numbers below the smallest normal one may become 0.
+inline void store_bf16(uint16_t* p, F32x16 a, F32x16 b) {
+#if defined(__AVX512BF16__)
+  _mm512_storeu_si512(p, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b.v, a.v)));
+#else
+  store_bf16(p, a);
+  store_bf16(p + kLanes, b);
+#endif
+}
+// x, y, x, y, ...
+inline F32x16 alternate(float x, float y) {
+  const float lanes[kLanes] = {x, y, x, y, x, y, x, y, x, y, x, y, x, y, x, y};
+  return load(lanes);
+}
 
 }  // namespace specdec::cpu::SPECDEC_ISA

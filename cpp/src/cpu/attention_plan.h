@@ -1,0 +1,49 @@
+// How the attention of a batch is shared among threads: units of query rows and a KV head, each
+// over chunks of positions, dealt out in slices of about equal cost. Where a slice ends within a
+// unit, the unit's chunks are merged by whoever completes it. No result depends on any of it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "backend/op_args.h"
+
+namespace specdec::cpu {
+
+// Query rows [first_row, first_row + num_rows) of a request and one KV head.
+struct AttentionUnit {
+  int request = 0;
+  int kv_head = 0;
+  int first_row = 0;
+  int num_rows = 0;
+  int first_position = 0;  // of what the rows see
+  int position_limit = 0;
+  int num_portions = 0;
+  int64_t partials = -1;  // where its chunks' results begin; -1: in one portion, it has none
+
+  int first_chunk() const;
+  int chunk_limit() const;
+};
+
+struct AttentionPortion {
+  int unit = 0;
+  int chunk_begin = 0;
+  int chunk_end = 0;
+};
+
+struct AttentionPlan {
+  std::vector<AttentionUnit> units;
+  std::vector<AttentionPortion> portions;
+  std::vector<int> slices;   // [num_slices + 1] first portion of each
+  int64_t num_partials = 0;  // results of a (row, head) pair and a chunk, over all split units
+
+  int num_slices() const { return static_cast<int>(slices.size()) - 1; }
+};
+
+bool is_tree(const BatchView& batch, int request);
+// Slots past base_len that the request's rows may see.
+int num_tail_slots(const BatchView& batch, int request);
+
+AttentionPlan plan_attention(const TreeAttentionArgs& args, int num_threads);
+
+}  // namespace specdec::cpu
