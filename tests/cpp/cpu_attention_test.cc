@@ -78,8 +78,8 @@ class CpuAttention : public ::testing::TestWithParam<testing::IsaAndDType> {
     for (size_t i = 0; i < expected.size(); ++i) {
       const double actual =
           reference::element(world.out_bytes().data(), dtype(), static_cast<int64_t>(i));
-      const double error = std::abs(actual - expected[i]) / (of_result * std::abs(expected[i]) +
-                                                             of_weights * magnitude[i] + 1e-5);
+      const double error = std::abs(actual - expected[i]) /
+                           (of_result * std::abs(expected[i]) + of_weights * magnitude[i] + 1e-5);
       worst = std::isnan(error) ? INFINITY : std::max(worst, error);
     }
     return worst;

@@ -312,8 +312,7 @@ inline double PagedWorld::element(const void* base, int64_t slot, int head, int6
 
 inline double PagedWorld::key(int64_t slot, int head, int i) const {
   const int per_word = backend_.act_dtype() == DType::kBF16 ? 2 : 1;
-  return element(kv_.keys, slot, head,
-                 (i / per_word * 16 + slot % 16) * per_word + i % per_word);
+  return element(kv_.keys, slot, head, (i / per_word * 16 + slot % 16) * per_word + i % per_word);
 }
 
 inline double PagedWorld::value(int64_t slot, int head, int i) const {

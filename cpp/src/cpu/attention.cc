@@ -50,15 +50,13 @@ ScratchShape scratch_shape(const TreeAttentionArgs& args, const AttentionPlan& p
     most_pairs = std::max(most_pairs, pairs);
     if (!is_tree(*args.batch, unit.request)) continue;
     const int64_t num_tail = num_tail_slots(*args.batch, unit.request);
-    shape.tail_scores =
-        std::max(shape.tail_scores, pairs * tail_stride(*args.batch, unit.request));
+    shape.tail_scores = std::max(shape.tail_scores, pairs * tail_stride(*args.batch, unit.request));
     shape.tail_slots = std::max(shape.tail_slots, round_up(unit.num_rows * num_tail));
     shape.tail_groups = (round_up(num_tail) / kLanes + 2) * group_floats + kPad;
   }
   shape.scores = most_pairs * kScoreStride;
   shape.accumulators = 2 * most_pairs * partial_stride(args.kv.head_dim);
-  shape.blocks =
-      std::max<int64_t>(kAttentionBlockBytes / sizeof(float), 4 * group_floats) + kPad;
+  shape.blocks = std::max<int64_t>(kAttentionBlockBytes / sizeof(float), 4 * group_floats) + kPad;
   shape.groups = round_up(3 * group_floats) + kPad;
   if (args.kv.dtype != DType::kI8) shape.tail_groups = 0;
   return shape;
@@ -163,9 +161,9 @@ void CpuBackend::tree_attention(const TreeAttentionArgs& args) {
   const AttentionPlan plan = plan_attention(args, num_threads());
   const ScratchShape shape = scratch_shape(args, plan);
   const int64_t thread_floats = shape.num_floats();
-  float* scratch = grow_scratch(
-      attention_scratch_, thread_floats * num_threads() +
-                              plan.num_partials * partial_stride(args.kv.head_dim));
+  float* scratch =
+      grow_scratch(attention_scratch_, thread_floats * num_threads() +
+                                           plan.num_partials * partial_stride(args.kv.head_dim));
   float* partials = scratch + thread_floats * num_threads();
   std::vector<std::atomic<int>> completed(plan.units.size());  // portions of each unit
 

@@ -43,7 +43,8 @@ void add_units(const TreeAttentionArgs& args, int request, std::vector<Attention
     SPECDEC_CHECK_LE(num_tail_slots(batch, request), 64 * batch.mask_words);
   }
   const int group_size = args.num_heads / args.kv.num_kv_heads;
-  const int most_rows = std::clamp(kTargetPairs / group_size, 1, static_cast<int>(kMaxAttentionRows));
+  const int most_rows =
+      std::clamp(kTargetPairs / group_size, 1, static_cast<int>(kMaxAttentionRows));
   const int num_tiles = (num_rows + most_rows - 1) / most_rows;
   const size_t first_unit = units.size();
   for (int tile = 0; tile < num_tiles; ++tile) {

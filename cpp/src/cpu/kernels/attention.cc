@@ -73,8 +73,7 @@ template <class Stored>
 void locate_groups(const AttentionTask& task, int first, int begin, int end, ChunkPlaces& places) {
   const int groups_per_block = task.block_size / kGroupTokens;
   const int64_t bytes = group_bytes<Stored>(task.head_dim);
-  const int64_t head =
-      group_index(0, task.kv_head, task.num_blocks, task.block_size) * bytes;
+  const int64_t head = group_index(0, task.kv_head, task.num_blocks, task.block_size) * bytes;
   int block = (first / kGroupTokens + begin) / groups_per_block;
   int within = (first / kGroupTokens + begin) % groups_per_block;
   for (int g = begin; g < end; ++g) {
@@ -123,7 +122,9 @@ struct Kernel {
 
   float* scores(int pair) const { return task.scores + int64_t{pair} * kScoreStride; }
   Word* weights(int pair) const { return static_cast<Word*>(static_cast<void*>(scores(pair))); }
-  int32_t* tail_slots(int row) const { return task.tail_slots + int64_t{row} * task.num_tree_slots; }
+  int32_t* tail_slots(int row) const {
+    return task.tail_slots + int64_t{row} * task.num_tree_slots;
+  }
   const Word* query(int pair) const {
     const int row = pair / task.group_size, head = pair % task.group_size;
     const void* q =
@@ -194,7 +195,8 @@ struct Kernel {
       tile.first_pair = pair;
       tile.num_pairs = (num_pairs - pair + num_tiles - t - 1) / (num_tiles - t);
       tile.begin = shared_end;
-      for (int r = pair / task.group_size; r <= (pair + tile.num_pairs - 1) / task.group_size; ++r) {
+      for (int r = pair / task.group_size; r <= (pair + tile.num_pairs - 1) / task.group_size;
+           ++r) {
         tile.begin = min_of(tile.begin, rows[r].begin);
         tile.end = max_of(tile.end, min_of(rows[r].end, shared_end));
       }
@@ -208,7 +210,8 @@ struct Kernel {
     const int end = groups_below(min_of(shared_end - first, kAttentionChunk));
     float* const out = partials(chunk);
     // The group in which a tree's own slots begin is put together row by row.
-    const int whole_end = in_order ? end : min_of(max_of(0, task.base_len - first) / kGroupTokens, end);
+    const int whole_end =
+        in_order ? end : min_of(max_of(0, task.base_len - first) / kGroupTokens, end);
     if (begin < end) {
       locate(chunk, begin, end);
       score_chunk(first, begin, end);
@@ -281,8 +284,8 @@ struct Kernel {
 
   // Reads kLines of the vectors' groups ahead, from vector first_line on.
   template <int P, int kLines>
-  __attribute__((noinline)) void score_tile(const ScoreTile& tile, const Word* const* keys, const char* const* ahead,
-                  int first_line) const {
+  __attribute__((noinline)) void score_tile(const ScoreTile& tile, const Word* const* keys,
+                                            const char* const* ahead, int first_line) const {
     constexpr int V = kTileVectors;
     F32x16 acc[P][V];
 #pragma GCC unroll 8
@@ -369,7 +372,8 @@ struct Kernel {
         const int low = max_of(0, round_down(tile_begin, kTileVectors) - g);
         const int high = min_of(block.num_groups, groups_below(tiles[t].end - first) - g);
         if (low >= high) continue;
-        score_tile_groups(t, block, low, high, task.scores + (g + low) * kGroupTokens, kScoreStride);
+        score_tile_groups(t, block, low, high, task.scores + (g + low) * kGroupTokens,
+                          kScoreStride);
       }
     }
   }
@@ -480,8 +484,8 @@ struct Kernel {
   };
 
   template <int P, int V, int kLines>
-  __attribute__((noinline)) void value_tile(const ValueTile& tile, const Block<Word>& block, int begin, int end, int column,
-                  int first_line) const {
+  __attribute__((noinline)) void value_tile(const ValueTile& tile, const Block<Word>& block,
+                                            int begin, int end, int column, int first_line) const {
     F32x16 acc[P][V];
     const Word* weights[P];
 #pragma GCC unroll 8
@@ -628,7 +632,8 @@ struct Kernel {
     block.groups[0] = static_cast<const Word*>(task.groups);
     block.ahead[0] = nullptr;
     for (int r = 0; r < task.num_rows; ++r) {
-      const int begin = max_of(first, round_down(max_of(task.base_len, rows[r].begin), kGroupTokens));
+      const int begin =
+          max_of(first, round_down(max_of(task.base_len, rows[r].begin), kGroupTokens));
       const int end = min_of(rows[r].end, first + kAttentionChunk);
       for (int position = begin; position < end; position += kGroupTokens) {
         gather_values(r, position, static_cast<Word*>(task.groups));

@@ -60,14 +60,14 @@ struct AttentionTask {
 
   // Scratch of the calling thread, contents of no meaning before or after; 64-byte aligned. `pairs`
   // is num_rows * group_size, the accumulator stride head_dim rounded up to 16.
-  float* scores;         // [pairs, kScoreStride]
-  float* accumulators;   // [2, pairs, accumulator stride + kPartialExtra]
-  float* tail_scores;    // [pairs, tail_stride], only with a mask
-  int tail_stride;       // num_tree_slots + 128 at least
-  int32_t* tail_slots;   // [num_rows, num_tree_slots], only with a mask
-  void* blocks;          // kAttentionBlockBytes or 4 groups, whichever is more
-  void* groups;          // 3 groups
-  void* tail_groups;     // of num_tree_slots + 30 slots, only with a mask over int8
+  float* scores;        // [pairs, kScoreStride]
+  float* accumulators;  // [2, pairs, accumulator stride + kPartialExtra]
+  float* tail_scores;   // [pairs, tail_stride], only with a mask
+  int tail_stride;      // num_tree_slots + 128 at least
+  int32_t* tail_slots;  // [num_rows, num_tree_slots], only with a mask
+  void* blocks;         // kAttentionBlockBytes or 4 groups, whichever is more
+  void* groups;         // 3 groups
+  void* tail_groups;    // of num_tree_slots + 30 slots, only with a mask over int8
 };
 
 // Keys and values of a token to be moved, of one layer and KV head.

@@ -19,9 +19,7 @@ struct F32Words {
     store(p, a);
     store(p + kLanes, b);
   }
-  static F32x16 add_weights(F32x16 sum, const float* p) {
-    return sum + load(p) + load(p + kLanes);
-  }
+  static F32x16 add_weights(F32x16 sum, const float* p) { return sum + load(p) + load(p + kLanes); }
   // Sixteen tokens; codes and out in the order of kv_layout.h.
   static void unpack_keys(const int8_t* codes, const float* scales, int head_dim, float* out) {
     const F32x16 scale = load(scales);

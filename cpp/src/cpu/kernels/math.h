@@ -37,8 +37,8 @@ inline F32x16 exp2_of(F32x16 t, const float (&coefficients)[kDegree]) {
 }
 // Within 1e-7 relative.
 inline F32x16 exp2_negative(F32x16 t) {
-  return exp2_of(t, {0x1.62e430p-1f, 0x1.ebfbdcp-3f, 0x1.c6aee8p-5f, 0x1.3b2d4cp-7f, 0x1.5f3e54p-10f,
-                     0x1.41fbbcp-13f});
+  return exp2_of(t, {0x1.62e430p-1f, 0x1.ebfbdcp-3f, 0x1.c6aee8p-5f, 0x1.3b2d4cp-7f,
+                     0x1.5f3e54p-10f, 0x1.41fbbcp-13f});
 }
 // Within 3e-6 relative: for results that are rounded to bfloat16.
 inline F32x16 exp2_negative_coarse(F32x16 t) {

@@ -53,7 +53,8 @@ inline F32x16 double_low(F32x16 a) {
   return {_mm512_permutexvar_ps(lanes, a.v)};
 }
 inline F32x16 double_high(F32x16 a) {
-  const __m512i lanes = _mm512_set_epi32(15, 15, 14, 14, 13, 13, 12, 12, 11, 11, 10, 10, 9, 9, 8, 8);
+  const __m512i lanes =
+      _mm512_set_epi32(15, 15, 14, 14, 13, 13, 12, 12, 11, 11, 10, 10, 9, 9, 8, 8);
   return {_mm512_permutexvar_ps(lanes, a.v)};
 }
 inline __mmask16 lanes_below(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
