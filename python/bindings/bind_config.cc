@@ -2,6 +2,7 @@
 
 #include "bindings.h"
 #include "specdec/config.h"
+#include "specdec/quantization.h"
 
 namespace py = pybind11;
 
@@ -14,6 +15,7 @@ void bind_config(py::module_& module) {
       }))
       .def_readwrite("model", &EngineConfig::model)
       .def_readwrite("dtype", &EngineConfig::dtype)
+      .def_readwrite("quantization", &EngineConfig::quantization)
       .def_readwrite("device", &EngineConfig::device)
       .def_readwrite("cpu_isa", &EngineConfig::cpu_isa)
       .def_readwrite("max_model_len", &EngineConfig::max_model_len)
@@ -27,9 +29,14 @@ void bind_config(py::module_& module) {
       .def_readwrite("seed", &EngineConfig::seed)
       .def_readwrite("logprobs_mode", &EngineConfig::logprobs_mode)
       .def_readwrite("speculative", &EngineConfig::speculative);
+  module.def("known_quantizations", &known_quantizations);
+  module.def(
+      "check_quantization", [](const std::string& name) { parse_quantization(name); },
+      py::arg("name"));
   py::class_<ModelInfo>(module, "ModelInfo")
       .def_readonly("architecture", &ModelInfo::architecture)
       .def_readonly("dtype", &ModelInfo::dtype)
+      .def_readonly("weight_format", &ModelInfo::weight_format)
       .def_readonly("device", &ModelInfo::device)
       .def_readonly("isa", &ModelInfo::isa)
       .def_readonly("num_layers", &ModelInfo::num_layers)

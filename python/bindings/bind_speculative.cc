@@ -99,6 +99,7 @@ void bind_drafter_config(py::module_& module) {
       .def_readwrite("suffix_max_spec_factor", &DrafterConfig::suffix_max_spec_factor)
       .def_readwrite("suffix_min_token_prob", &DrafterConfig::suffix_min_token_prob)
       .def_readwrite("model", &DrafterConfig::model)
+      .def_readwrite("quantization", &DrafterConfig::quantization)
       .def_property(
           "sampling",
           [](const DrafterConfig& config) { return name_of(kSamplings, config.sampling); },

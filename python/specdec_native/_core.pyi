@@ -18,6 +18,7 @@ class DrafterConfig:
     suffix_max_spec_factor: float
     suffix_min_token_prob: float
     model: str
+    quantization: str  # "auto", "none", "int8", "int4"
     sampling: str  # "argmax", "coupled", "independent"
     min_confidence: float
     custom: CustomDrafter | None
@@ -32,6 +33,7 @@ class DrafterConfig:
         suffix_max_spec_factor: float = ...,
         suffix_min_token_prob: float = ...,
         model: str = ...,
+        quantization: str = ...,
         sampling: str = ...,
         min_confidence: float = ...,
         custom: CustomDrafter | None = ...,
@@ -69,6 +71,7 @@ class EngineConfig:
 
     model: str
     dtype: str
+    quantization: str
     device: str
     cpu_isa: str
     max_model_len: int
@@ -87,6 +90,7 @@ class EngineConfig:
         *,
         model: str = ...,
         dtype: str = ...,
+        quantization: str = ...,
         device: str = ...,
         cpu_isa: str = ...,
         max_model_len: int = ...,
@@ -105,6 +109,7 @@ class EngineConfig:
 class ModelInfo:
     architecture: str
     dtype: str
+    weight_format: str
     device: str
     isa: str
     num_layers: int
@@ -294,5 +299,7 @@ def synthetic_rates(length: float, num_speculative_tokens: int) -> list[float]: 
 def list_devices() -> list[DeviceInfo]: ...
 def build_info() -> BuildInfo: ...
 def known_architectures() -> list[str]: ...
+def known_quantizations() -> list[str]: ...
+def check_quantization(name: str) -> None: ...
 def load_eos_token_ids(directory: str) -> list[int]: ...
 def set_log_sink(sink: Callable[[str, str], None] | None) -> None: ...

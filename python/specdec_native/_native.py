@@ -50,6 +50,15 @@ def make_config(**options: Any) -> _core.EngineConfig:
     return _core.EngineConfig(**fields)
 
 
+def check_quantization(value: Any) -> None:
+    """Raises ValueError unless `value` is None or names a quantization."""
+    if value is None:
+        return
+    if not isinstance(value, str):
+        raise ValueError(f"quantization must be a string, got {value!r}")
+    _core.check_quantization(value)
+
+
 _INTEGER_OPTIONS = (
     "max_model_len",
     "max_num_seqs",

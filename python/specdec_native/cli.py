@@ -17,6 +17,7 @@ import rich.table
 import typer
 
 from specdec_native import _core, demo, hub
+from specdec_native._native import check_quantization
 from specdec_native.chat_template import Message
 from specdec_native.checkpoints.cache import cache_root
 from specdec_native.checkpoints.model_registry import find_model, known_names
@@ -29,6 +30,7 @@ from specdec_native.cli_options import (
     Model,
     ModelLen,
     Penalty,
+    Quantization,
     Seed,
     SpecMethod,
     SpecModel,
@@ -79,6 +81,7 @@ def demo_command(
     model: Model = DEFAULT_MODEL,
     max_tokens: MaxTokens = 128,
     dtype: DType = "auto",
+    quantization: Quantization = None,
     device: Device = "auto",
     threads: Threads = None,
     speculative_config: SpeculativeConfig = None,
@@ -92,7 +95,7 @@ def demo_command(
     With a speculative config, measures that one. All are compared with plain decoding.
     """
     speculation = _speculation(speculative_config, spec_method, spec_model, spec_tokens)
-    directory = _resolve(model)
+    directory = _resolve(model, dtype, quantization)
     out = rich.console.Console(highlight=False, soft_wrap=True, quiet=as_json)
     shown_answers = 0
     started = False
@@ -112,7 +115,12 @@ def demo_command(
         directory,
         max_tokens=max_tokens,
         methods=demo.methods_for(model) if speculation is None else demo.compare_with(speculation),
-        engine_options={"dtype": dtype, "device": device, "num_threads": threads},
+        engine_options={
+            "dtype": dtype,
+            "quantization": quantization,
+            "device": device,
+            "num_threads": threads,
+        },
         on_event=show,
     )
     if as_json:
@@ -158,6 +166,7 @@ def generate_command(
     chat: Annotated[bool, typer.Option(help="Put prompts into the chat template.")] = False,
     system: System = None,
     dtype: DType = "auto",
+    quantization: Quantization = None,
     device: Device = "auto",
     threads: Threads = None,
     max_model_len: ModelLen = None,
@@ -173,6 +182,7 @@ def generate_command(
     engine = _load(
         model,
         dtype,
+        quantization,
         device=device,
         num_threads=threads,
         max_model_len=max_model_len,
@@ -232,6 +242,7 @@ def chat_command(
     min_p: MinP = None,
     seed: Seed = None,
     dtype: DType = "auto",
+    quantization: Quantization = None,
     device: Device = "auto",
     threads: Threads = None,
     max_model_len: ModelLen = None,
@@ -245,6 +256,7 @@ def chat_command(
     engine = _load(
         model,
         dtype,
+        quantization,
         device=device,
         num_threads=threads,
         max_model_len=max_model_len,
@@ -329,6 +341,7 @@ def info_command(as_json: Json = False) -> None:
             for device in _core.list_devices()
         ],
         "architectures": _core.known_architectures(),
+        "quantizations": _core.known_quantizations(),
         "cache": str(cache_root()),
         "models": known_names(),
     }
@@ -359,8 +372,9 @@ def _version_of(package: str) -> str:
 # -- models
 
 
-def _load(model: str, dtype: str, **options: Any) -> Engine:
-    return Engine(_resolve(model, dtype), dtype=dtype, **options)
+def _load(model: str, dtype: str, quantization: str | None, **options: Any) -> Engine:
+    directory = _resolve(model, dtype, quantization)
+    return Engine(directory, dtype=dtype, quantization=quantization, **options)
 
 
 def _speculation(
@@ -385,9 +399,10 @@ def _speculation(
     return merged
 
 
-def _resolve(model: str, dtype: str = "auto") -> Path:
+def _resolve(model: str, dtype: str, quantization: str | None) -> Path:
+    check_quantization(quantization)
     with show_bytes() as progress:
-        return hub.resolve_model(model, dtype=dtype, progress=progress)
+        return hub.resolve_model(model, dtype=dtype, quantization=quantization, progress=progress)
 
 
 def _list_models(as_json: bool) -> None:
@@ -500,7 +515,7 @@ def _shortened(text: str, max_lines: int = 8) -> str:
 def _print_report_head(out: rich.console.Console, report: demo.Report, model: str) -> None:
     out.print(
         f"{model}: {report.architecture}, {report.num_parameters / 1e6:.0f}M parameters, "
-        f"{report.dtype} on {report.device} ({report.isa}, {report.num_threads} threads), "
+        f"{report.weight_format} on {report.device} ({report.isa}, {report.num_threads} threads), "
         f"loaded in {report.load_seconds:.1f} s",
         markup=False,
     )

@@ -12,6 +12,10 @@ Model = Annotated[
 MaxTokens = Annotated[int, typer.Option(min=1, help="Tokens generated at most.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script to read.")]
 DType = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
+Quantization = Annotated[
+    str | None,
+    typer.Option(help="Weights: auto (as stored), none (at dtype), int8 or int4 [default: auto]."),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda:N.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads [default: physical cores].")]
 ModelLen = Annotated[int | None, typer.Option(help="Tokens of prompt and output together.")]

@@ -142,6 +142,7 @@ class Report:
     architecture: str
     num_parameters: int
     dtype: str
+    weight_format: str
     device: str
     isa: str
     num_threads: int
@@ -266,6 +267,7 @@ def _new_report(engine: Engine, load_seconds: float) -> Report:
         architecture=info.architecture,
         num_parameters=info.num_parameters,
         dtype=info.dtype,
+        weight_format=info.weight_format,
         device=info.device,
         isa=info.isa,
         num_threads=info.num_threads,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_native import _core
+from specdec_native._native import check_quantization
 from specdec_native.checks import (
     INT32_MAX,
     check_choice,
@@ -48,12 +49,22 @@ _METHOD_KEYS = {
         "suffix_decoding_max_spec_factor",
         "suffix_decoding_min_token_prob",
     ),
-    "draft_model": ("model", "revision", "draft_sample_method", "min_confidence"),
+    "draft_model": (
+        "model",
+        "revision",
+        "quantization",
+        "draft_sample_method",
+        "min_confidence",
+    ),
     "custom_class": ("model", "drafter"),
 }
 DRAFTER_KEYS = tuple(dict.fromkeys(["method", *(k for v in _METHOD_KEYS.values() for k in v)]))
 _LOOKUP = 5  # tokens an n-gram matches unless it is said
 SUFFIX_TREE_DEPTH = 24  # the default of suffix_decoding_max_tree_depth
+DRAFT_QUANTIZATION = _core.DrafterConfig().quantization
+
+ModelResolver = Callable[[str, str | None, str], Path]
+"""Finds a draft model's directory by name, revision and quantization."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,11 +85,12 @@ class DrafterOptions:
     revision: str | None = None
     drafter: Any = None
 
-    def to_core(self, resolve_model: Callable[[str, str | None], Path]) -> _core.DrafterConfig:
+    def to_core(self, resolve_model: ModelResolver) -> _core.DrafterConfig:
         """The core's form; finds the draft model or makes the custom drafter."""
         fields = dict(self.fields)
         if self.method == "draft_model":
-            fields["model"] = str(resolve_model(self.model or "", self.revision))
+            quantization = fields.setdefault("quantization", DRAFT_QUANTIZATION)
+            fields["model"] = str(resolve_model(self.model or "", self.revision, quantization))
         if self.method == "custom_class":
             custom = self.drafter if self.model is None else make_drafter(self.model)
             return _core.DrafterConfig(method="custom", custom=CustomDrafter(custom))
@@ -108,6 +120,9 @@ def parse_drafter(given: Mapping[str, Any], verification: str) -> DrafterOptions
                 'the method "draft_model" needs "model": a directory, a .gguf file or a model name'
             )
         fields: dict[str, Any] = {"sampling": _draft_sampling(given, verification)}
+        if "quantization" in given:
+            check_quantization(given["quantization"])
+            fields["quantization"] = given["quantization"]
         if "min_confidence" in given:
             fields["min_confidence"] = check_number(
                 "min_confidence", given["min_confidence"], minimum=0.0, maximum=1.0

@@ -43,6 +43,7 @@ class Engine:
         *,
         tokenizer: Any = None,
         dtype: str = "auto",
+        quantization: str | None = None,
         device: str = "auto",
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
@@ -68,6 +69,11 @@ class Engine:
             model: a directory, a .gguf file or a model name.
             tokenizer: another checkpoint's directory or name, or a tokenizer object.
             dtype: "auto" (the checkpoint's), "float32" or "bfloat16".
+            quantization: how weights are held. "auto", or None: as the checkpoint stores them, so a
+                GGUF file's integers are used as they are. "none": all at dtype. "int8": a scale for
+                each output. "int4": a scale for every 32 inputs of an output; embedding and head in
+                8 bits, grouped likewise. Integers stored in as few bits stay as they are. Products
+                with integers round their inputs to 8 bits, a scale for every 32 of a row.
             device: "auto", "cpu", "cuda" or "cuda:N".
             max_model_len: tokens of prompt and output together; None for the checkpoint's.
             max_num_seqs: sequences that run in one step.
@@ -95,8 +101,10 @@ class Engine:
             seed = 0
         if isinstance(max_logprobs, bool) or not isinstance(max_logprobs, int) or max_logprobs < -1:
             raise ValueError(f"max_logprobs must be -1 or at least 0, got {max_logprobs!r}")
+        _native.check_quantization(quantization)
         config = _native.make_config(
             dtype=dtype,
+            quantization=quantization,
             device=device,
             cpu_isa=cpu_isa,
             max_model_len=max_model_len,
@@ -115,12 +123,16 @@ class Engine:
         )
         with show_bytes() as progress:
             self._directory = hub.resolve_model(
-                model, revision=revision, dtype=dtype, progress=progress
+                model, revision=revision, dtype=dtype, quantization=quantization, progress=progress
             )
             if speculative is not None:
                 config.speculative = speculative.to_core(
-                    lambda name, draft_revision: hub.resolve_model(
-                        name, revision=draft_revision, dtype=dtype, progress=progress
+                    lambda name, draft_revision, draft_quantization: hub.resolve_model(
+                        name,
+                        revision=draft_revision,
+                        dtype=dtype,
+                        quantization=draft_quantization,
+                        progress=progress,
                     )
                 )
         config.model = str(self._directory)
@@ -338,7 +350,8 @@ class Engine:
         info = self._model_info
         return (
             f"Engine(model={str(self._directory)!r}, architecture={info.architecture!r}, "
-            f"dtype={info.dtype!r}, device={info.device!r}, max_model_len={info.max_model_len})"
+            f"dtype={info.dtype!r}, weight_format={info.weight_format!r}, device={info.device!r}, "
+            f"max_model_len={info.max_model_len})"
         )
 
     # -- running requests

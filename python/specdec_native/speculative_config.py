@@ -11,6 +11,10 @@ suffix: the same from a tree of all suffixes, with counts, and from finished ans
     suffix_decoding_max_spec_factor (1.0), suffix_decoding_min_token_prob (0.1).
 draft_model: a smaller model with the same vocabulary.
     model, revision.
+    quantization ("int8"): of its weights, as Engine's. What rounding changes is which drafts are
+        accepted, never an answer: exact verification compares with the target's own draws, and
+        rejection sampling with the distribution the draft was drawn from. "none" keeps the draft
+        model at the engine's dtype, "auto" as it is stored, "int4" is smallest.
     draft_sample_method: how it picks tokens after the request's own temperature, top_p and so on.
         "greedy": the most likely one.
         "probabilistic": drawn; in exact verification with the noise the target will use, which is
@@ -56,8 +60,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specdec_native import _core
@@ -72,6 +75,7 @@ from specdec_native.drafter_options import (
     DRAFTER_KEYS,
     SUFFIX_TREE_DEPTH,
     DrafterOptions,
+    ModelResolver,
     parse_drafter,
 )
 
@@ -125,7 +129,6 @@ _FIXED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
     "parallel_drafting": ((False,), _NO_HEADS),
     "posterior_alpha": ((), _NO_FLY),
     "posterior_threshold": ((), _NO_FLY),
-    "quantization": ((), "give the draft model unquantized, or as a GGUF file"),
     "speculative_token_tree": ((), 'give "tree_width" and "max_draft_nodes" instead'),
     "tensor_parallel_size": ((), 'give "draft_tensor_parallel_size": 1 instead'),
     "use_heterogeneous_vocab": ((False,), "give a draft model with the target's vocabulary"),
@@ -157,8 +160,8 @@ class SpeculativeOptions:
         """Tokens of the longest draft."""
         return int(self.fields["num_speculative_tokens"])
 
-    def to_core(self, resolve_model: Callable[[str, str | None], Path]) -> _core.SpeculativeConfig:
-        """The core's form. `resolve_model` finds a draft model's directory by name and revision."""
+    def to_core(self, resolve_model: ModelResolver) -> _core.SpeculativeConfig:
+        """The core's form."""
         fields = dict(self.fields)
         if self.synthetic_acceptance_length is not None:
             fields["synthetic_acceptance_rates"] = _core.synthetic_rates(

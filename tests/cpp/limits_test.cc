@@ -28,6 +28,7 @@ TEST(Limits, EachBadFieldIsNamed) {
   const std::vector<Case> cases = {
       {"model", [](EngineConfig& c) { c.model = ""; }},
       {"dtype", [](EngineConfig& c) { c.dtype = "float16"; }},
+      {"quantization", [](EngineConfig& c) { c.quantization = "awq"; }},
       {"max_model_len", [](EngineConfig& c) { c.max_model_len = -1; }},
       {"max_num_seqs", [](EngineConfig& c) { c.max_num_seqs = 0; }},
       {"max_num_batched_tokens", [](EngineConfig& c) { c.max_num_batched_tokens = 0; }},

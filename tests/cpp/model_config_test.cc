@@ -211,7 +211,10 @@ INSTANTIATE_TEST_SUITE_P(
     All, RefusedConfig,
     ::testing::Values(
         Refusal{"Quantization", kLlama, R"(,"quantization_config":{"quant_method":"awq"})",
-                "quantization_config"},
+                "quantization_config.quant_method: weights quantised by 'awq' are not read"},
+        Refusal{"QuantizationGroups", kLlama,
+                R"(,"quantization_config":{"quant_method":"specdec_native","group_size":128})",
+                "quantization_config.group_size: expected 32"},
         Refusal{"HiddenAct", kLlama, R"(,"hidden_act":"quick_gelu")", "hidden_act: 'quick_gelu'"},
         Refusal{"RopeType", kLlama, R"(,"rope_scaling":{"rope_type":"longrope","factor":2})",
                 "rope_scaling.rope_type: 'longrope'"},

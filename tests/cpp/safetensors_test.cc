@@ -207,7 +207,7 @@ TEST(WeightStore, ReadsSingleFile) {
   TempDirectory directory;
   directory.write("model.safetensors", shard_of("a", 3));
   WeightStore store(directory.path());
-  EXPECT_EQ(static_cast<const float*>(store.weight("a", kTwo).data)[1], 3.0f);
+  EXPECT_EQ(static_cast<const float*>(store.tensor("a", kTwo).data)[1], 3.0f);
   EXPECT_TRUE(store.unused().empty());
 }
 
@@ -215,9 +215,9 @@ TEST(WeightStore, FindsTensorsInTheirShards) {
   TempDirectory directory;
   write_two_shards(directory, kGoodMap);
   WeightStore store(directory.path());
-  EXPECT_EQ(*static_cast<const float*>(store.weight("a", kTwo).data), 1.0f);
+  EXPECT_EQ(*static_cast<const float*>(store.tensor("a", kTwo).data), 1.0f);
   EXPECT_EQ(store.unused(), (std::vector<std::string>{"b"}));
-  EXPECT_EQ(*static_cast<const float*>(store.weight("b", kTwo).data), 2.0f);
+  EXPECT_EQ(*static_cast<const float*>(store.tensor("b", kTwo).data), 2.0f);
 }
 
 TEST(WeightStore, AlignsTensorsAtOddOffsets) {
@@ -228,7 +228,7 @@ TEST(WeightStore, AlignsTensorsAtOddOffsets) {
     writer.add("w", {2}, {1.5f, -2.5f});
     directory.write("model.safetensors", writer.bytes(padding));
     WeightStore store(directory.path());
-    const TensorView view = store.weight("w", kTwo);
+    const TensorView view = store.tensor("w", kTwo);
     EXPECT_EQ(reinterpret_cast<uintptr_t>(view.data) % alignof(float), 0u);
     EXPECT_EQ(static_cast<const float*>(view.data)[0], 1.5f);
     EXPECT_EQ(static_cast<const float*>(view.data)[1], -2.5f);
@@ -241,7 +241,7 @@ TEST(WeightStore, RefusesUnexpectedShapeNamingBoth) {
   directory.write("model.safetensors", shard_of("a", 3));
   WeightStore store(directory.path());
   constexpr std::array<int64_t, 2> kExpected = {4, 1};
-  const CheckpointError error = checkpoint_error_of([&] { store.weight("a", kExpected); });
+  const CheckpointError error = checkpoint_error_of([&] { store.tensor("a", kExpected); });
   EXPECT_EQ(error.tensor(), "a");
   EXPECT_EQ(error.file(), directory.file("model.safetensors"));
   EXPECT_TRUE(has_text(error.what(), "expected shape [4, 1], found [2]"));
@@ -253,7 +253,103 @@ TEST(WeightStore, RefusesWeightsOfIntegers) {
   writer.add("a", "I8", {2}, "xx");
   directory.write("model.safetensors", writer.bytes());
   WeightStore store(directory.path());
-  EXPECT_TRUE(has_text(checkpoint_error_of([&] { store.weight("a", kTwo); }).what(), "I8"));
+  EXPECT_TRUE(has_text(checkpoint_error_of([&] { store.tensor("a", kTwo); }).what(), "I8"));
+}
+
+// A matrix "w" of integers: its codes, and tensors beside it by suffix.
+struct IntegerMatrix {
+  std::string dtype = "I8";
+  std::vector<int64_t> shape = {2, 64};
+  std::vector<std::pair<std::string, std::vector<int64_t>>> beside = {{".scales", {2, 2}}};
+  std::string beside_dtype = "F16";
+
+  std::string bytes(size_t padding = 0) const {
+    const auto count = [](const std::vector<int64_t>& extents) { return extents[0] * extents[1]; };
+    SafetensorsWriter writer;
+    std::string codes(count(shape), '\0');
+    for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<char>(i);
+    writer.add("w", dtype, shape, codes);
+    for (const auto& [suffix, extents] : beside) {
+      const int64_t item_bytes = beside_dtype == "F16" ? 2 : 4;
+      writer.add("w" + suffix, beside_dtype, extents,
+                 std::string(count(extents) * item_bytes, suffix == ".scales" ? '\x3c' : '\0'));
+    }
+    return writer.bytes(padding);
+  }
+};
+
+TEST(WeightStore, ReadsMatricesOfIntegersWithTheirScales) {
+  TempDirectory directory;
+  for (size_t padding = 0; padding < 4; ++padding) {
+    directory.write("model.safetensors", IntegerMatrix{}.bytes(padding));
+    WeightStore store(directory.path());
+    const WeightView view = store.matrix("w", 2, 64);
+    EXPECT_EQ(view.bits(), 8);
+    EXPECT_EQ(view.group_size, kQuantGroup);
+    EXPECT_EQ(view.rows(), 2);
+    EXPECT_EQ(view.in_features(), 64);
+    EXPECT_EQ(static_cast<const int8_t*>(view.values.data)[127], 127);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(view.scales) % 2, 0u);
+    EXPECT_EQ(view.scales[3], 0x3c3c);
+    EXPECT_EQ(view.mins, nullptr);
+    EXPECT_TRUE(store.unused().empty());
+    store.release("w");
+  }
+}
+
+TEST(WeightStore, ReadsMatricesOfFourBitsWithMins) {
+  TempDirectory directory;
+  const IntegerMatrix matrix{
+      .dtype = "U8", .shape = {2, 32}, .beside = {{".scales", {2, 2}}, {".mins", {2, 2}}}};
+  directory.write("model.safetensors", matrix.bytes());
+  WeightStore store(directory.path());
+  const WeightView view = store.matrix("w", 2, 64);
+  EXPECT_EQ(view.bits(), 4);
+  EXPECT_EQ(view.in_features(), 64);
+  ASSERT_NE(view.mins, nullptr);
+  EXPECT_EQ(view.mins[3], 0);
+  EXPECT_TRUE(store.unused().empty());
+}
+
+TEST(WeightStore, ReadsMatricesOfFloats) {
+  TempDirectory directory;
+  SafetensorsWriter writer;
+  writer.add("w", {2, 3}, {1, 2, 3, 4, 5, 6});
+  directory.write("model.safetensors", writer.bytes());
+  WeightStore store(directory.path());
+  const WeightView view = store.matrix("w", 2, 3);
+  EXPECT_FALSE(view.is_quantized());
+  EXPECT_EQ(static_cast<const float*>(view.values.data)[5], 6.0f);
+  EXPECT_TRUE(has_text(checkpoint_error_of([&] { store.matrix("w", 3, 2); }).what(),
+                       "expected shape [3, 2], found [2, 3]"));
+}
+
+TEST(WeightStore, OddMatricesOfIntegersAreRefused) {
+  struct Case {
+    IntegerMatrix matrix;
+    int64_t in_features;
+    const char* tensor;
+    const char* message;
+  };
+  const std::vector<Case> cases = {
+      {{.beside = {}}, 64, "w", "there is no tensor w.scales"},
+      {{.beside = {{".mins", {2, 2}}}}, 64, "w", "there is no tensor w.scales"},
+      {{.beside = {{".scales", {2, 1}}}}, 64, "w.scales", "expected shape [2, 2], found [2, 1]"},
+      {{.beside = {{".scales", {2, 2}}, {".mins", {4, 1}}}}, 64, "w.mins", "found [4, 1]"},
+      {{.beside_dtype = "F32"}, 64, "w.scales", "dtype F32, expected F16"},
+      {{.shape = {2, 48}}, 48, "w", "which do not divide a row of 48"},
+      {{.shape = {2, 32}}, 64, "w", "expected shape [2, 64], found [2, 32]"},
+      {{.dtype = "U8"}, 64, "w", "expected shape [2, 32], found [2, 64]"},
+  };
+  for (const Case& odd : cases) {
+    TempDirectory directory;
+    directory.write("model.safetensors", odd.matrix.bytes());
+    WeightStore store(directory.path());
+    const CheckpointError error =
+        checkpoint_error_of([&] { store.matrix("w", 2, odd.in_features); });
+    EXPECT_EQ(error.tensor(), odd.tensor);
+    EXPECT_TRUE(has_text(error.what(), odd.message));
+  }
 }
 
 TEST(WeightStore, MissingShardIsNamed) {
@@ -289,7 +385,7 @@ TEST(WeightStore, TensorMissingFromIndexIsRefusedWhenAskedFor) {
   write_two_shards(directory, R"({"a":"model-00001-of-00002.safetensors"})");
   WeightStore store(directory.path());
   EXPECT_FALSE(store.contains("b"));
-  const CheckpointError error = checkpoint_error_of([&] { store.weight("b", kTwo); });
+  const CheckpointError error = checkpoint_error_of([&] { store.tensor("b", kTwo); });
   EXPECT_EQ(error.file(), directory.file("model.safetensors.index.json"));
   EXPECT_EQ(error.tensor(), "b");
 }

@@ -131,6 +131,7 @@ TEST(SpeculativeConfig, BadDrafterValuesAreRefused) {
       {"suffix_decoding_min_token_prob", DraftMethod::kSuffix,
        drafter(&D::suffix_min_token_prob, kNan)},
       {"model", DraftMethod::kDraftModel, drafter(&D::model, std::string())},
+      {"quantization", DraftMethod::kDraftModel, drafter(&D::quantization, std::string("awq"))},
       {"min_confidence", DraftMethod::kDraftModel, drafter(&D::min_confidence, -0.1)},
       {"min_confidence", DraftMethod::kDraftModel, drafter(&D::min_confidence, kNan)},
       {"method", DraftMethod::kCustom, drafter(&D::custom, std::shared_ptr<CustomDrafter>())},

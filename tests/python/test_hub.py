@@ -15,6 +15,7 @@ from unittest.mock import MagicMock
 import huggingface_hub
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from huggingface_hub import errors
 from safetensors.torch import load_file, save_file
 
@@ -211,12 +212,22 @@ def test_gguf_file_and_directory_are_converted_once_per_content_and_dtype(tmp_pa
     assert hub.resolve_model(source, dtype="auto") == first
     other_dtype = hub.resolve_model(source, dtype="bfloat16")
     assert other_dtype != first
-    assert load_file(other_dtype / "model.safetensors")["model.norm.weight"].dtype is torch.bfloat16
+    weights = load_file(other_dtype / "model.safetensors")
+    assert weights["model.embed_tokens.weight"].dtype is torch.bfloat16
 
     write_gguf(source, "llama", LLAMA_METADATA, llama_tensors(seed=1))
     os.utime(source, ns=(1, 1))
     changed = hub.resolve_model(source)
     assert changed != first
+
+    kinds = dict.fromkeys(["blk.0.attn_q.weight"], GGMLQuantizationType.Q8_0)
+    source = write_gguf(tmp_path / "q8.gguf", "llama", LLAMA_METADATA, llama_tensors(), kinds)
+    query = "model.layers.0.self_attn.q_proj.weight"
+    integers = hub.resolve_model(source, quantization="auto")
+    assert load_file(integers / "model.safetensors")[query].dtype is torch.int8
+    assert hub.resolve_model(source, quantization="int4") == integers
+    floats = hub.resolve_model(source, quantization="none")
+    assert load_file(floats / "model.safetensors")[query].dtype is torch.bfloat16
     old, new = (load_file(d / "model.safetensors")["model.norm.weight"] for d in (first, changed))
     assert not torch.equal(old, new)
 

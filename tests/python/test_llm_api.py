@@ -573,7 +573,13 @@ def test_a_vllm_script_runs_with_its_import_changed(model: Path, tmp_path: Path)
     ("options", "error", "message"),
     [
         ({"tensor_parallel_size": 2}, ValueError, "tensor_parallel_size=2 is not supported"),
-        ({"quantization": "awq"}, ValueError, "quantization"),
+        (
+            {"quantization": "awq"},
+            ValueError,
+            "quantization: 'awq'.*'none', 'int8' or 'int4'.*GGUF",
+        ),
+        ({"quantization": "fp8"}, ValueError, "use 'int8'"),
+        ({"quantization": 8}, ValueError, "quantization must be a string"),
         ({"enable_lora": True}, ValueError, "enable_lora"),
         ({"task": "embed"}, ValueError, "task"),
         ({"dtype": "half"}, ValueError, "dtype"),

@@ -335,7 +335,7 @@ def test_a_missing_or_wrong_drafter(config: Any, message: str) -> None:
         ({"tensor_parallel_size": 1}, "draft_tensor_parallel_size"),
         ({"draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size=2"),
         ({"max_model_len": 100}, "max_model_len=100.*leave it out"),
-        ({"quantization": "awq"}, "unquantized"),
+        ({"quantization": "int8"}, 'belongs to the method "draft_model"'),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
         ({"parallel_drafting": True}, "parallel_drafting"),
         ({"enable_adaptive_verification": True}, "draft_length_policy"),
@@ -411,6 +411,8 @@ def test_a_wrong_list_of_drafters_says_what_to_write(config: dict[str, Any], mes
         ({"min_confidence": 1.5}, "min_confidence"),
         ({"min_confidence": -0.5}, "min_confidence"),
         ({"draft_sample_method": "random"}, "greedy, probabilistic, coupled"),
+        ({"quantization": "awq"}, "quantization: 'awq' is not supported.*'int4'"),
+        ({"quantization": 8}, "quantization must be a string"),
         (
             {"draft_sample_method": "coupled", "rejection_sample_method": "standard"},
             '"probabilistic"',
@@ -618,8 +620,8 @@ def test_short_forms_fill_in_what_the_config_leaves_out() -> None:
 # -- the core's form
 
 
-def resolve(name: str, revision: str | None) -> Path:
-    return Path("found") / name / str(revision)
+def resolve(name: str, revision: str | None, quantization: str) -> Path:
+    return Path("found") / name / str(revision) / quantization
 
 
 def test_the_core_receives_everything() -> None:
@@ -628,6 +630,7 @@ def test_the_core_receives_everything() -> None:
             {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 3},
             {"method": "suffix", "suffix_decoding_max_spec_factor": 2.5},
             {"model": "small", "revision": "main", "min_confidence": 0.5},
+            {"model": "smaller", "quantization": "int4"},
             {"drafter": repeat},
         ],
         num_speculative_tokens=4,
@@ -640,13 +643,16 @@ def test_the_core_receives_everything() -> None:
     assert (core.num_speculative_tokens, core.tree_width, core.max_draft_nodes) == (4, 2, 6)
     assert core.merge_drafters and core.verification == "exact"
     assert core.num_speculative_tokens_per_batch_size == [(1, 4, 4), (5, 5, 0)]
-    lookup, suffix, draft, custom = core.drafters
-    assert [d.method for d in core.drafters] == ["ngram", "suffix", "draft_model", "custom"]
+    lookup, suffix, draft, other_draft, custom = core.drafters
+    methods = ["ngram", "suffix", "draft_model", "draft_model", "custom"]
+    assert [d.method for d in core.drafters] == methods
     assert (lookup.prompt_lookup_min, lookup.prompt_lookup_max) == (2, 3)
     assert (suffix.suffix_max_spec_factor, suffix.suffix_min_token_prob) == (2.5, 0.1)
     assert (suffix.suffix_max_tree_depth, suffix.suffix_max_cached_requests) == (24, 10000)
-    assert (draft.model, draft.sampling) == (str(resolve("small", "main")), "coupled")
-    assert draft.min_confidence == 0.5
+    assert (draft.model, draft.sampling) == (str(resolve("small", "main", "int8")), "coupled")
+    assert (draft.min_confidence, draft.quantization) == (0.5, "int8")
+    assert other_draft.model == str(resolve("smaller", None, "int4"))
+    assert other_draft.quantization == "int4"
     assert custom.custom is not None and custom.custom.propose([1, 2], 2) == [[2, 2]]
 
 

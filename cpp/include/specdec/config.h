@@ -9,8 +9,11 @@
 namespace specdec {
 
 struct EngineConfig {
-  std::string model;             // directory with config.json and *.safetensors
-  std::string dtype = "auto";    // "auto" (the checkpoint's), "float32", "bfloat16"
+  std::string model;           // directory with config.json and *.safetensors
+  std::string dtype = "auto";  // "auto" (the checkpoint's), "float32", "bfloat16"
+  // Of the weights: "auto" (as the checkpoint stores them), "none" (all at dtype), "int8", "int4";
+  // see quantization.h. Products with integers round their inputs to 8 bits, too.
+  std::string quantization = "auto";
   std::string device = "auto";   // "auto", "cpu", "cuda", "cuda:N"
   std::string cpu_isa = "auto";  // "auto", or one of BuildInfo::cpu_isas to force narrower kernels
 
@@ -34,6 +37,7 @@ struct EngineConfig {
 struct ModelInfo {
   std::string architecture;  // as config.json names it, e.g. "LlamaForCausalLM"
   std::string dtype;
+  std::string weight_format;  // "bfloat16", "int8", "int4+int8, from gguf q4_k+q6_k"
   std::string device;
   std::string isa;
   int num_layers = 0;

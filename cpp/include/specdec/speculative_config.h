@@ -43,6 +43,10 @@ struct DrafterConfig {
   double suffix_min_token_prob = 0.1;      // stop where the estimated probability falls below
 
   std::string model;  // draft_model: directory of a checkpoint with the target's vocabulary
+  // draft_model: as EngineConfig::quantization. What a draft loses by rounding costs acceptance at
+  // most, never an answer: exact verification compares with the target's own draws, and rejection
+  // with the distribution the draft drew from, whatever that is.
+  std::string quantization = "int8";
   DraftSampling sampling = DraftSampling::kCoupled;
   double min_confidence = 0.0;  // draft_model: stop below this probability of the path; 0: never
 

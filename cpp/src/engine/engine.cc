@@ -55,7 +55,8 @@ Engine::Impl::Impl(const EngineConfig& config) : config_(config) {
   const RunnerLimits limits{.max_model_len = max_model_len,
                             .max_rows = config.max_num_batched_tokens,
                             .max_logit_rows = max_logit_rows(config)};
-  runner_ = std::make_unique<ModelRunner>(model, config.model, *backend_, limits);
+  runner_ = std::make_unique<ModelRunner>(model, config.model, *backend_, limits,
+                                          parse_quantization(config.quantization));
   int64_t block_bytes = runner_->cache_block_bytes(config.block_size);
   if (config.speculative.enabled()) {
     speculator_ = std::make_unique<Speculator>(config, *backend_, model, max_model_len);
@@ -84,6 +85,7 @@ Engine::Impl::Impl(const EngineConfig& config) : config_(config) {
 void Engine::Impl::fill_model_info(const ModelConfig& model, const CacheSize& cache) {
   info_.architecture = model.architecture;
   info_.dtype = std::string(name_of(backend_->act_dtype()));
+  info_.weight_format = runner_->decoder().weight_format();
   info_.device = backend_->device_info().name;
   info_.isa = backend_->isa();
   info_.num_layers = model.num_layers;

@@ -6,6 +6,7 @@
 #include "core/log.h"
 #include "core/str_cat.h"
 #include "specdec/error.h"
+#include "specdec/quantization.h"
 
 namespace specdec {
 namespace {
@@ -41,6 +42,7 @@ void validate(const EngineConfig& config) {
   require(config.dtype == "auto" || config.dtype == "float32" || config.dtype == "bfloat16",
           "dtype",
           str_cat("'", config.dtype, "' is not supported; use 'auto', 'float32' or 'bfloat16'"));
+  parse_quantization(config.quantization);
   require(config.max_model_len >= 0, "max_model_len",
           "must be positive, or 0 for the checkpoint's");
   require(config.max_num_seqs >= 1, "max_num_seqs", "must be at least 1");

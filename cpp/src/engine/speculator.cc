@@ -71,7 +71,8 @@ Speculator::Speculator(const EngineConfig& config, Backend& backend, const Model
         model, drafter.model, backend,
         RunnerLimits{.max_model_len = max_lens_.back(),
                      .max_rows = max_rows_,
-                     .max_logit_rows = std::min(kDraftLogitRows, max_rows_)});
+                     .max_logit_rows = std::min(kDraftLogitRows, max_rows_)},
+        parse_quantization(drafter.quantization));
     weight_bytes_ += runners_.back()->decoder().weight_bytes();
   }
 }

@@ -32,6 +32,7 @@ struct ModelConfig {
   std::string architecture;  // "LlamaForCausalLM"
   std::string model_type;
   DType checkpoint_dtype = DType::kF32;  // dtype / torch_dtype of config.json
+  std::string stored_format;             // of matrices held as integers: "gguf q4_k"; empty: none
   int num_layers = 0;
   int hidden_size = 0;
   int intermediate_size = 0;

@@ -8,6 +8,7 @@
 #include "core/str_cat.h"
 #include "model/decoder_weights.h"
 #include "model/rope.h"
+#include "model/weight_format.h"
 #include "specdec/error.h"
 
 namespace specdec {
@@ -59,7 +60,7 @@ Buffer make_table(Backend& backend, const std::vector<float>& values) {
 
 struct Decoder::Impl {
   Impl(const ModelConfig& model_config, const std::string& directory, Backend& device,
-       int max_model_len, int row_limit);
+       int max_model_len, int row_limit, Quantization quantization);
 
   void forward(const BatchView& batch, std::span<const PagedKvView> kv_layers);
   void compute_logits(std::span<const int32_t> row_ids, float* logits);
@@ -89,7 +90,7 @@ struct Decoder::Impl {
 };
 
 Decoder::Impl::Impl(const ModelConfig& model_config, const std::string& directory, Backend& device,
-                    int max_model_len, int row_limit)
+                    int max_model_len, int row_limit, Quantization quantization)
     : config(model_config),
       backend(device),
       max_positions(max_model_len),
@@ -105,7 +106,7 @@ Decoder::Impl::Impl(const ModelConfig& model_config, const std::string& director
                                                    config.max_position_embeddings,
                                                    " positions the checkpoint has embeddings for"));
   }
-  weights = load_decoder_weights(config, directory, backend);
+  weights = load_decoder_weights(config, directory, quantization, backend);
   if (config.rope.kind != RopeKind::kNone) {
     rotary_size = rotary_dim(config.rope, config.head_dim);
     const RopeTables tables = make_rope_tables(config.rope, config.head_dim, max_model_len);
@@ -284,13 +285,20 @@ void Decoder::Impl::compute_logits(std::span<const int32_t> row_ids, float* logi
 // ---- public
 
 Decoder::Decoder(const ModelConfig& config, const std::string& directory, Backend& backend,
-                 int max_model_len, int max_rows)
-    : impl_(std::make_unique<Impl>(config, directory, backend, max_model_len, max_rows)) {}
+                 int max_model_len, int max_rows, Quantization quantization)
+    : impl_(std::make_unique<Impl>(config, directory, backend, max_model_len, max_rows,
+                                   quantization)) {}
 Decoder::~Decoder() = default;
 
 const ModelConfig& Decoder::config() const { return impl_->config; }
 int64_t Decoder::num_parameters() const { return impl_->weights.num_parameters; }
 int64_t Decoder::weight_bytes() const { return impl_->weights.size_bytes; }
+
+std::string Decoder::weight_format() const {
+  const std::string kinds = describe_formats(impl_->weights.formats, impl_->backend.act_dtype());
+  const std::string& stored = impl_->config.stored_format;
+  return stored.empty() ? kinds : str_cat(kinds, ", from ", stored);
+}
 
 void Decoder::forward(const BatchView& batch, std::span<const PagedKvView> kv_layers) {
   impl_->forward(batch, kv_layers);

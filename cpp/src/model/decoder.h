@@ -9,6 +9,7 @@
 
 #include "backend/backend.h"
 #include "model/config.h"
+#include "specdec/quantization.h"
 
 namespace specdec {
 
@@ -17,12 +18,15 @@ class Decoder {
   // Loads and packs the checkpoint in `directory`. Positions up to max_model_len; steps of up to
   // max_rows rows. The backend is borrowed and must outlive the decoder.
   Decoder(const ModelConfig& config, const std::string& directory, Backend& backend,
-          int max_model_len, int max_rows);
+          int max_model_len, int max_rows, Quantization quantization = Quantization::kAuto);
   ~Decoder();
 
   const ModelConfig& config() const;
   int64_t num_parameters() const;
   int64_t weight_bytes() const;
+  // What the matrices are packed as, and what they came from where that was integers: "bfloat16",
+  // "int8", "int4+int8, from gguf q4_k+q6_k".
+  std::string weight_format() const;
 
   // Runs the rows through all layers: writes their KV, leaves their last hidden states inside.
   // kv_layers has one view a layer.

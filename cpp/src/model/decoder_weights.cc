@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "core/log.h"
 #include "core/str_cat.h"
+#include "model/weight_format.h"
 #include "model/weight_store.h"
 #include "specdec/error.h"
 
@@ -59,35 +60,44 @@ std::vector<Part> with_suffix(std::vector<Part> parts, std::string_view suffix) 
 
 class Loader {
  public:
-  Loader(const ModelConfig& config, const std::string& directory, Backend& backend)
-      : config_(config), names_(names_of(config)), store_(directory), backend_(backend) {}
+  Loader(const ModelConfig& config, const std::string& directory, Quantization quantization,
+         Backend& backend)
+      : config_(config),
+        quantization_(quantization),
+        names_(names_of(config)),
+        store_(directory),
+        backend_(backend) {}
 
   DecoderWeights load();
 
  private:
   std::string resolve(const std::string& name) const;
   TensorView read(const std::string& name, std::span<const int64_t> shape);
+  WeightView read_matrix(const std::string& name, int64_t rows, int64_t in_features);
   void release(const std::string& name) { store_.release(resolve(name)); }
 
-  std::unique_ptr<PackedLinear> pack(std::span<const WeightView> parts, bool gated = false);
-  std::unique_ptr<PackedLinear> matrix(const std::vector<Part>& parts, int64_t in_features,
-                                       bool gated = false);
+  WeightFormat format_of(MatrixRole role, std::span<const WeightView> parts);
+  std::unique_ptr<PackedLinear> pack(MatrixRole role, std::span<const WeightView> parts,
+                                     bool gated = false);
+  std::unique_ptr<PackedLinear> matrix(MatrixRole role, const std::vector<Part>& parts,
+                                       int64_t in_features, bool gated = false);
   Buffer vector(const std::vector<Part>& parts);
   LinearWeights linear(const std::vector<Part>& parts, int64_t in_features, bool bias,
                        bool gated = false);
   NormWeights norm(const std::string& name);
 
   void load_embedding();
-  bool head_equals_embedding(const TensorView& embedding, std::span<const int64_t> shape);
+  bool head_equals_embedding(const WeightView& embedding);
   LayerWeights load_layer(int index);
   ExpertWeights load_experts(const std::string& layer);
-  void add_expert(ExpertWeights& experts, const TensorView& gate, const TensorView& up,
-                  const TensorView& down);
+  void add_expert(ExpertWeights& experts, const WeightView& gate, const WeightView& up,
+                  const WeightView& down);
   void load_experts_apart(const std::string& block, ExpertWeights& experts);
   void load_experts_stacked(const std::string& block, ExpertWeights& experts);
   void warn_about_unused() const;
 
   const ModelConfig& config_;
+  Quantization quantization_;
   TensorNames names_;
   WeightStore store_;
   Backend& backend_;
@@ -105,24 +115,35 @@ std::string Loader::resolve(const std::string& name) const {
 }
 
 TensorView Loader::read(const std::string& name, std::span<const int64_t> shape) {
-  TensorView view = store_.weight(resolve(name), shape);
+  TensorView view = store_.tensor(resolve(name), shape);
   weights_.num_parameters += view.num_elements();
   return view;
 }
 
-std::unique_ptr<PackedLinear> Loader::pack(std::span<const WeightView> parts, bool gated) {
-  auto packed = backend_.pack_linear({.parts = parts, .gated = gated});
+WeightView Loader::read_matrix(const std::string& name, int64_t rows, int64_t in_features) {
+  weights_.num_parameters += rows * in_features;
+  return store_.matrix(resolve(name), rows, in_features);
+}
+
+WeightFormat Loader::format_of(MatrixRole role, std::span<const WeightView> parts) {
+  const WeightFormat format = choose_format(quantization_, role, parts);
+  if (role != MatrixRole::kFloat) weights_.formats.insert(format);
+  return format;
+}
+
+std::unique_ptr<PackedLinear> Loader::pack(MatrixRole role, std::span<const WeightView> parts,
+                                           bool gated) {
+  auto packed =
+      backend_.pack_linear({.parts = parts, .format = format_of(role, parts), .gated = gated});
   weights_.size_bytes += packed->size_bytes();
   return packed;
 }
 
-std::unique_ptr<PackedLinear> Loader::matrix(const std::vector<Part>& parts, int64_t in_features,
-                                             bool gated) {
+std::unique_ptr<PackedLinear> Loader::matrix(MatrixRole role, const std::vector<Part>& parts,
+                                             int64_t in_features, bool gated) {
   std::vector<WeightView> views;
-  for (const Part& part : parts) {
-    views.push_back({.values = read(part.name, std::array{part.rows, in_features})});
-  }
-  auto packed = pack(views, gated);
+  for (const Part& part : parts) views.push_back(read_matrix(part.name, part.rows, in_features));
+  auto packed = pack(role, views, gated);
   for (const Part& part : parts) release(part.name);
   return packed;
 }
@@ -139,7 +160,7 @@ Buffer Loader::vector(const std::vector<Part>& parts) {
 LinearWeights Loader::linear(const std::vector<Part>& parts, int64_t in_features, bool bias,
                              bool gated) {
   LinearWeights linear;
-  linear.weight = matrix(with_suffix(parts, ".weight"), in_features, gated);
+  linear.weight = matrix(MatrixRole::kLayer, with_suffix(parts, ".weight"), in_features, gated);
   if (bias) linear.bias = vector(with_suffix(parts, ".bias"));
   return linear;
 }
@@ -155,11 +176,19 @@ NormWeights Loader::norm(const std::string& name) {
 
 // A checkpoint may say "tied" and hold a head all the same; what it holds decides, as in
 // transformers 5.
-bool Loader::head_equals_embedding(const TensorView& embedding, std::span<const int64_t> shape) {
-  const TensorView head = store_.weight(kHead, shape);
-  const bool equal =
-      head.dtype == embedding.dtype &&
-      std::memcmp(head.data, embedding.data, static_cast<size_t>(embedding.size_bytes())) == 0;
+bool Loader::head_equals_embedding(const WeightView& embedding) {
+  const WeightView head = store_.matrix(kHead, embedding.rows(), embedding.in_features());
+  const auto same = [](const void* a, const void* b, int64_t num_bytes) {
+    return std::memcmp(a, b, static_cast<size_t>(num_bytes)) == 0;
+  };
+  bool equal = head.values.dtype == embedding.values.dtype &&
+               (head.mins == nullptr) == (embedding.mins == nullptr) &&
+               same(head.values.data, embedding.values.data, embedding.values.size_bytes());
+  if (equal && head.is_quantized()) {
+    const int64_t num_bytes = head.rows() * (head.in_features() / head.group_size) * 2;
+    equal = same(head.scales, embedding.scales, num_bytes) &&
+            (head.mins == nullptr || same(head.mins, embedding.mins, num_bytes));
+  }
   store_.release(kHead);
   return equal;
 }
@@ -168,41 +197,41 @@ void Loader::load_embedding() {
   std::string name = names_.root + "embed_tokens.weight";
   if (config_.tie_word_embeddings && !store_.contains(resolve(name))) name = kHead;
   const int64_t embed_dim = config_.embed_dim != 0 ? config_.embed_dim : config_.hidden_size;
-  const std::array shape{static_cast<int64_t>(config_.vocab_size), embed_dim};
-  const TensorView embedding = read(name, shape);
+  const WeightView embedding = read_matrix(name, config_.vocab_size, embed_dim);
   const bool has_head = name != kHead && store_.contains(kHead);
   if (!has_head && !config_.tie_word_embeddings) {
     log_warning(store_.source(), ": no ", kHead, "; the embedding table serves as the head");
   }
-  if (!has_head || (config_.tie_word_embeddings && head_equals_embedding(embedding, shape))) {
-    weights_.head = pack(std::array{WeightView{.values = embedding}});
+  if (!has_head || (config_.tie_word_embeddings && head_equals_embedding(embedding))) {
+    weights_.head = pack(MatrixRole::kVocabulary, std::array{embedding});
     weights_.embedding = backend_.embedding_from(*weights_.head);
   } else {
     if (config_.tie_word_embeddings) {
       log_warning(store_.source(), ": tie_word_embeddings is set, but ", kHead,
                   " differs from the embedding table; both are used");
     }
-    weights_.embedding = backend_.make_embedding({.values = embedding}, WeightFormat::kAct);
-    weights_.head = matrix({{kHead, shape[0]}}, embed_dim);
+    weights_.embedding = backend_.make_embedding(
+        embedding, format_of(MatrixRole::kVocabulary, std::array{embedding}));
+    weights_.head = matrix(MatrixRole::kVocabulary, {{kHead, config_.vocab_size}}, embed_dim);
   }
   weights_.size_bytes += weights_.embedding->size_bytes();
   release(name);
 
   if (config_.learned_positions) {
     const std::string positions = names_.root + "embed_positions.weight";
-    const std::array positions_shape{
-        static_cast<int64_t>(config_.max_position_embeddings + config_.learned_position_offset),
-        static_cast<int64_t>(config_.hidden_size)};
-    weights_.positions =
-        backend_.make_embedding({.values = read(positions, positions_shape)}, WeightFormat::kAct);
+    const int64_t rows = config_.max_position_embeddings + config_.learned_position_offset;
+    weights_.positions = backend_.make_embedding(read_matrix(positions, rows, config_.hidden_size),
+                                                 WeightFormat::kAct);
     weights_.size_bytes += weights_.positions->size_bytes();
     release(positions);
   }
   if (config_.embed_dim != 0) {
     weights_.project_in =
-        matrix({{names_.root + "project_in.weight", config_.hidden_size}}, config_.embed_dim);
+        matrix(MatrixRole::kLayer, {{names_.root + "project_in.weight", config_.hidden_size}},
+               config_.embed_dim);
     weights_.project_out =
-        matrix({{names_.root + "project_out.weight", config_.embed_dim}}, config_.hidden_size);
+        matrix(MatrixRole::kLayer, {{names_.root + "project_out.weight", config_.embed_dim}},
+               config_.hidden_size);
   }
 }
 
@@ -243,36 +272,36 @@ LayerWeights Loader::load_layer(int index) {
 // all experts stacked in one tensor under mlp (what transformers 5 holds in memory).
 ExpertWeights Loader::load_experts(const std::string& layer) {
   ExpertWeights experts;
-  const std::string apart = layer + "block_sparse_moe.";
-  const std::string stacked = layer + "mlp.";
-  if (store_.contains(resolve(stacked + "experts.gate_up_proj"))) {
-    experts.router = matrix({{stacked + "gate.weight", config_.num_experts}}, config_.hidden_size);
-    load_experts_stacked(stacked + "experts.", experts);
+  const bool is_stacked = store_.contains(resolve(layer + "mlp.experts.gate_up_proj"));
+  const std::string block = layer + (is_stacked ? "mlp." : "block_sparse_moe.");
+  experts.router = matrix(MatrixRole::kFloat, {{block + "gate.weight", config_.num_experts}},
+                          config_.hidden_size);
+  if (is_stacked) {
+    load_experts_stacked(block + "experts.", experts);
   } else {
-    experts.router = matrix({{apart + "gate.weight", config_.num_experts}}, config_.hidden_size);
-    load_experts_apart(apart + "experts.", experts);
+    load_experts_apart(block + "experts.", experts);
   }
   return experts;
 }
 
-void Loader::add_expert(ExpertWeights& experts, const TensorView& gate, const TensorView& up,
-                        const TensorView& down) {
-  experts.storage.push_back(
-      pack(std::array{WeightView{.values = gate}, WeightView{.values = up}}, /*gated=*/true));
+void Loader::add_expert(ExpertWeights& experts, const WeightView& gate, const WeightView& up,
+                        const WeightView& down) {
+  experts.storage.push_back(pack(MatrixRole::kLayer, std::array{gate, up}, /*gated=*/true));
   experts.gate_up.push_back(experts.storage.back().get());
-  experts.storage.push_back(pack(std::array{WeightView{.values = down}}));
+  experts.storage.push_back(pack(MatrixRole::kLayer, std::array{down}));
   experts.down.push_back(experts.storage.back().get());
 }
 
 void Loader::load_experts_apart(const std::string& block, ExpertWeights& experts) {
-  const std::array in_shape{int64_t{config_.intermediate_size}, int64_t{config_.hidden_size}};
-  const std::array out_shape{int64_t{config_.hidden_size}, int64_t{config_.intermediate_size}};
+  const int64_t hidden = config_.hidden_size;
+  const int64_t inner = config_.intermediate_size;
   for (int expert = 0; expert < config_.num_experts; ++expert) {
     const std::string prefix = str_cat(block, expert, ".");
     const std::string gate = prefix + "w1.weight";
     const std::string up = prefix + "w3.weight";
     const std::string down = prefix + "w2.weight";
-    add_expert(experts, read(gate, in_shape), read(up, in_shape), read(down, out_shape));
+    add_expert(experts, read_matrix(gate, inner, hidden), read_matrix(up, inner, hidden),
+               read_matrix(down, hidden, inner));
     for (const std::string& name : {gate, up, down}) release(name);
   }
 }
@@ -288,9 +317,10 @@ void Loader::load_experts_stacked(const std::string& block, ExpertWeights& exper
   // Rows [index * num_rows, + num_rows) of the stack taken as one tall matrix.
   const auto slice = [](const TensorView& stack, int64_t index, int64_t num_rows) {
     const int64_t row_bytes = stack.shape[2] * static_cast<int64_t>(size_of(stack.dtype));
-    return TensorView{.data = static_cast<const char*>(stack.data) + index * num_rows * row_bytes,
-                      .dtype = stack.dtype,
-                      .shape = {num_rows, stack.shape[2]}};
+    return WeightView{
+        .values = {.data = static_cast<const char*>(stack.data) + index * num_rows * row_bytes,
+                   .dtype = stack.dtype,
+                   .shape = {num_rows, stack.shape[2]}}};
   };
   for (int64_t expert = 0; expert < count; ++expert) {
     add_expert(experts, slice(gate_up, 2 * expert, inner), slice(gate_up, 2 * expert + 1, inner),
@@ -331,8 +361,8 @@ DecoderWeights Loader::load() {
 }  // namespace
 
 DecoderWeights load_decoder_weights(const ModelConfig& config, const std::string& directory,
-                                    Backend& backend) {
-  return Loader(config, directory, backend).load();
+                                    Quantization quantization, Backend& backend) {
+  return Loader(config, directory, quantization, backend).load();
 }
 
 }  // namespace specdec

@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "backend/backend.h"
 #include "model/config.h"
+#include "specdec/quantization.h"
 
 namespace specdec {
 
@@ -49,13 +51,14 @@ struct DecoderWeights {
   std::vector<LayerWeights> layers;
   NormWeights final_norm;  // empty without
 
-  int64_t num_parameters = 0;  // a tied table counts once
-  int64_t size_bytes = 0;      // resident, as packed
+  int64_t num_parameters = 0;      // a tied table counts once
+  int64_t size_bytes = 0;          // resident, as packed
+  std::set<WeightFormat> formats;  // of the matrices, routers and learned positions aside
 };
 
 // Checks every tensor's shape against the config before it is packed. Throws CheckpointError naming
 // the tensor; warns about tensors the decoder does not use.
 DecoderWeights load_decoder_weights(const ModelConfig& config, const std::string& directory,
-                                    Backend& backend);
+                                    Quantization quantization, Backend& backend);
 
 }  // namespace specdec

@@ -1,5 +1,6 @@
 #include "model/weight_store.h"
 
+#include <array>
 #include <cstring>
 #include <filesystem>
 
@@ -14,6 +15,8 @@ namespace fs = std::filesystem;
 
 constexpr const char* kSingleName = "model.safetensors";
 constexpr const char* kIndexName = "model.safetensors.index.json";
+constexpr const char* kScales = ".scales";  // beside a matrix of integers
+constexpr const char* kMins = ".mins";
 
 bool has_torch_weights(const fs::path& directory) {
   std::error_code ignored;
@@ -106,7 +109,8 @@ const std::vector<int64_t>& WeightStore::shape(const std::string& name) const {
   return shard(name).entries().at(name).shape;
 }
 
-TensorView WeightStore::weight(const std::string& name, std::span<const int64_t> expected_shape) {
+const SafetensorsEntry& WeightStore::checked_entry(const std::string& name,
+                                                   std::span<const int64_t> expected_shape) const {
   const SafetensorsFile& file = shard(name);
   const SafetensorsEntry& entry = file.entries().at(name);
   if (!std::equal(entry.shape.begin(), entry.shape.end(), expected_shape.begin(),
@@ -115,13 +119,12 @@ TensorView WeightStore::weight(const std::string& name, std::span<const int64_t>
                           str_cat("expected shape ", shape_text(expected_shape), ", found ",
                                   shape_text(entry.shape)));
   }
-  if (entry.dtype != DType::kF32 && entry.dtype != DType::kBF16 && entry.dtype != DType::kF16) {
-    throw CheckpointError(file.path(), name,
-                          str_cat("dtype ", entry.dtype_name,
-                                  " is not supported for weights, expected F32, BF16 or F16"));
-  }
+  return entry;
+}
+
+TensorView WeightStore::aligned_view(const std::string& name) {
   used_.insert(name);
-  TensorView view = file.view(name);
+  TensorView view = shard(name).view(name);
   if (reinterpret_cast<uintptr_t>(view.data) % size_of(view.dtype) != 0) {
     // Old writers did not pad the header, so a tensor may start at any byte.
     Buffer copy = Buffer::host(static_cast<size_t>(view.size_bytes()), name.c_str());
@@ -132,9 +135,56 @@ TensorView WeightStore::weight(const std::string& name, std::span<const int64_t>
   return view;
 }
 
+TensorView WeightStore::tensor(const std::string& name, std::span<const int64_t> expected_shape) {
+  const SafetensorsEntry& entry = checked_entry(name, expected_shape);
+  if (entry.dtype != DType::kF32 && entry.dtype != DType::kBF16 && entry.dtype != DType::kF16) {
+    throw CheckpointError(shard(name).path(), name,
+                          str_cat("dtype ", entry.dtype_name,
+                                  " is not supported for weights, expected F32, BF16 or F16"));
+  }
+  return aligned_view(name);
+}
+
+WeightView WeightStore::matrix(const std::string& name, int64_t rows, int64_t in_features) {
+  const SafetensorsFile& file = shard(name);
+  const std::optional<DType> dtype = file.entries().at(name).dtype;
+  const bool is_int4 = dtype == DType::kU8;
+  if (!is_int4 && dtype != DType::kI8)
+    return {.values = tensor(name, std::array{rows, in_features})};
+  if (in_features % kQuantGroup != 0) {
+    throw CheckpointError(
+        file.path(), name,
+        str_cat("integers come in groups of ", kQuantGroup, ", which do not divide a row of ",
+                in_features, "; give the weights in floating point"));
+  }
+  checked_entry(name, std::array{rows, is_int4 ? in_features / 2 : in_features});
+  if (!contains(name + kScales)) {
+    throw CheckpointError(file.path(), name,
+                          str_cat("integers without scales: there is no tensor ", name, kScales));
+  }
+  const int64_t num_groups = in_features / kQuantGroup;
+  return {.values = aligned_view(name),
+          .scales = group_values(name + kScales, rows, num_groups),
+          .mins = contains(name + kMins) ? group_values(name + kMins, rows, num_groups) : nullptr,
+          .group_size = kQuantGroup};
+}
+
+const uint16_t* WeightStore::group_values(const std::string& name, int64_t rows,
+                                          int64_t num_groups) {
+  const SafetensorsEntry& entry = checked_entry(name, std::array{rows, num_groups});
+  if (entry.dtype != DType::kF16) {
+    throw CheckpointError(shard(name).path(), name,
+                          str_cat("dtype ", entry.dtype_name, ", expected F16"));
+  }
+  return static_cast<const uint16_t*>(aligned_view(name).data);
+}
+
 void WeightStore::release(const std::string& name) {
-  aligned_copies_.erase(name);
-  shard(name).release(name);
+  for (const std::string& part : {name, name + kScales, name + kMins}) {
+    if (part != name && !used_.contains(part)) continue;
+    aligned_copies_.erase(part);
+    shard(part).release(part);
+  }
 }
 
 std::vector<std::string> WeightStore::unused() const {

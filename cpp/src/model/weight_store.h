@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/op_args.h"
 #include "core/buffer.h"
 #include "core/tensor_view.h"
 #include "model/safetensors.h"
@@ -30,16 +31,25 @@ class WeightStore {
 
   // A weight, aligned to its element size, valid until it is released. Throws CheckpointError when
   // it is missing, its shape is not `expected_shape`, or it is not float32, bfloat16 or float16.
-  TensorView weight(const std::string& name, std::span<const int64_t> expected_shape);
-  // Gives back the memory behind weight(name).
+  TensorView tensor(const std::string& name, std::span<const int64_t> expected_shape);
+  // A matrix [rows, in_features] of floating point, or of integers: I8 [rows, in_features] or U8
+  // [rows, in_features / 2], with "<name>.scales" and perhaps "<name>.mins", F16
+  // [rows, in_features / kQuantGroup]. Otherwise like tensor().
+  WeightView matrix(const std::string& name, int64_t rows, int64_t in_features);
+  // Gives back the memory behind tensor(name) or matrix(name).
   void release(const std::string& name);
 
-  // Names weight() was never called for, in order.
+  // Names that were never asked for, in order.
   std::vector<std::string> unused() const;
 
  private:
   void open_index(const std::string& directory);
   const SafetensorsFile& shard(const std::string& name) const;
+  const SafetensorsEntry& checked_entry(const std::string& name,
+                                        std::span<const int64_t> expected_shape) const;
+  TensorView aligned_view(const std::string& name);
+  // "<name>.scales" or "<name>.mins" of a matrix of integers.
+  const uint16_t* group_values(const std::string& name, int64_t rows, int64_t num_groups);
 
   std::string source_;
   std::vector<std::unique_ptr<SafetensorsFile>> shards_;

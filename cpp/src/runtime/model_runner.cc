@@ -8,10 +8,10 @@
 namespace specdec {
 
 ModelRunner::ModelRunner(const ModelConfig& config, const std::string& directory, Backend& backend,
-                         const RunnerLimits& limits)
+                         const RunnerLimits& limits, Quantization quantization)
     : backend_(backend), limits_(limits) {
-  decoder_ =
-      std::make_unique<Decoder>(config, directory, backend, limits.max_model_len, limits.max_rows);
+  decoder_ = std::make_unique<Decoder>(config, directory, backend, limits.max_model_len,
+                                       limits.max_rows, quantization);
   logits_ = backend.allocate(
       static_cast<size_t>(limits.max_logit_rows) * config.vocab_size * sizeof(float), "logits");
 }

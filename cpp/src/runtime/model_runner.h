@@ -24,7 +24,7 @@ class ModelRunner {
   // The backend is borrowed and must outlive the runner. Loads the weights; the cache comes after,
   // when what is left of the memory is known.
   ModelRunner(const ModelConfig& config, const std::string& directory, Backend& backend,
-              const RunnerLimits& limits);
+              const RunnerLimits& limits, Quantization quantization = Quantization::kAuto);
 
   void allocate_cache(int num_blocks, int block_size);
   // Bytes of one block over all layers.

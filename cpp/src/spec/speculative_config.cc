@@ -5,6 +5,7 @@
 #include "core/str_cat.h"
 #include "spec/draft_schedule.h"
 #include "specdec/error.h"
+#include "specdec/quantization.h"
 
 namespace specdec {
 namespace {
@@ -44,6 +45,7 @@ void validate_draft_model(const DrafterConfig& drafter, Verification verificatio
                           "method 'draft_model' needs the checkpoint of a model with the "
                           "target's vocabulary");
   }
+  parse_quantization(drafter.quantization);
   require(drafter.min_confidence >= 0 && drafter.min_confidence <= 1, "min_confidence", "in [0, 1]",
           drafter.min_confidence);
   const bool by_ratio =

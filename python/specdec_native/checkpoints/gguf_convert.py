@@ -14,6 +14,7 @@ import numpy.typing as npt
 from specdec_native.checkpoints.cache import require_free_space
 from specdec_native.checkpoints.gguf_config import generation_config, model_config
 from specdec_native.checkpoints.gguf_file import GgufFile, GgufTensor
+from specdec_native.checkpoints.gguf_integers import GROUP, IntegerType
 from specdec_native.checkpoints.gguf_tokenizer import write_tokenizer
 from specdec_native.checkpoints.progress import ProgressCallback, ProgressMeter
 from specdec_native.checkpoints.safetensors_writer import (
@@ -56,6 +57,7 @@ def convert_gguf(
     directory: Path,
     *,
     dtype: str | None = None,
+    keep_integers: bool = False,
     tie: bool = False,
     generation_overrides: dict[str, Any] | None = None,
     progress: ProgressCallback | None = None,
@@ -64,6 +66,8 @@ def convert_gguf(
 
     dtype: "bfloat16" or "float32"; by default float32 for a file of float32 matrices and bfloat16
         for any other. Quantised values are decoded to float32 and rounded once.
+    keep_integers: quantised matrices stay quantised, as specdec_native.checkpoints.gguf_integers
+        says, vectors keep their precision, and only other matrices get the dtype.
     tie: the original model shares its embedding with its output projection. A file that holds both
         usually quantised them differently; `output.weight`, the finer one, then serves for both.
     generation_overrides: entries of generation_config.json that the file gets wrong or lacks.
@@ -76,7 +80,9 @@ def convert_gguf(
         raise ValueError(f"dtype must be bfloat16 or float32 for a GGUF file, not {dtype!r}")
     tied = tie or "output.weight" not in file.tensors
     config = model_config(file, dtype=dtype, tied=tied)
-    specs = _tensor_specs(file, config, _SAFETENSORS_DTYPES[dtype], tied)
+    if keep_integers:
+        config |= _quantization_config(file)
+    specs = _tensor_specs(file, config, _SAFETENSORS_DTYPES[dtype], tied, keep_integers)
     total_bytes = sum(spec.num_bytes for spec in specs)
     require_free_space(directory, total_bytes)
 
@@ -92,19 +98,50 @@ def _default_dtype(file: GgufFile) -> str:
     return "float32" if all(t.type_name == "F32" for t in matrices) else "bfloat16"
 
 
+def _quantization_config(file: GgufFile) -> dict[str, Any]:
+    """What config.json says of the integers; nothing where there are none."""
+    types = sorted({t.type_name for t in file.tensors.values() if t.integer_type is not None})
+    if not types:
+        return {}
+    description = f"gguf {'+'.join(types).lower()}"
+    settings = {"quant_method": "specdec_native", "format": description, "group_size": GROUP}
+    return {"quantization_config": settings}
+
+
 def _tensor_specs(
-    file: GgufFile, config: dict[str, Any], dtype: str, tied: bool
+    file: GgufFile, config: dict[str, Any], dtype: str, tied: bool, keep_integers: bool
 ) -> list[TensorSpec]:
-    specs = []
+    specs: list[TensorSpec] = []
     for own_name, tensor in _named_tensors(file, config["num_hidden_layers"]):
         if tied and tensor.name == "token_embd.weight" and "output.weight" in file.tensors:
             continue
         head_is_embedding = tied and tensor.name == "output.weight"
         name = _GLOBAL_NAMES["token_embd.weight"] if head_is_embedding else own_name
         order = _row_order(file, tensor, config)
-        chunks = _chunks(tensor, order, dtype)
-        specs.append(TensorSpec(name=name, dtype=dtype, shape=tensor.shape, chunks=chunks))
+        if keep_integers and tensor.integer_type is not None:
+            specs += _integer_specs(name, tensor, order, tensor.integer_type)
+            continue
+        kept = "F32" if keep_integers and len(tensor.shape) == 1 else dtype
+        chunks = _chunks(tensor, order, kept)
+        specs.append(TensorSpec(name=name, dtype=kept, shape=tensor.shape, chunks=chunks))
     return specs
+
+
+def _integer_specs(
+    name: str, tensor: GgufTensor, order: npt.NDArray[np.intp] | None, kind: IntegerType
+) -> Iterator[TensorSpec]:
+    """The tensors of a quantised matrix, in the form the core's WeightStore reads."""
+
+    def chunks(attribute: str) -> Callable[[], Iterator[npt.NDArray[np.generic]]]:
+        return lambda: (getattr(rows, attribute) for rows in tensor.integers(order))
+
+    num_rows, num_inputs = tensor.shape
+    groups = (num_rows, num_inputs // GROUP)
+    codes = ("I8", tensor.shape) if kind.bits == 8 else ("U8", (num_rows, num_inputs // 2))
+    yield TensorSpec(name, *codes, chunks("codes"))
+    yield TensorSpec(f"{name}.scales", "F16", groups, chunks("scales"))
+    if kind.has_mins:
+        yield TensorSpec(f"{name}.mins", "F16", groups, chunks("mins"))
 
 
 def _named_tensors(file: GgufFile, num_layers: int) -> Iterator[tuple[str, GgufTensor]]:

@@ -1,4 +1,4 @@
-"""Reads a GGUF file: checked metadata, and tensors as float32 a few rows at a time."""
+"""Reads a GGUF file: checked metadata, and tensors as numbers a few rows at a time."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specdec_native.checkpoints.errors import CheckpointError
+from specdec_native.checkpoints.gguf_integers import INTEGER_TYPES, Integers, IntegerType
 from specdec_native.checkpoints.optional import import_optional
 
 SUPPORTED_TENSOR_TYPES = (
@@ -49,18 +50,33 @@ class GgufTensor:
             f"{self.name}[{index}]", self.type_name, self._data[index], self.shape[1:]
         )
 
+    @property
+    def integer_type(self) -> IntegerType | None:
+        """How the matrix is held in integers; None for floating point and other shapes."""
+        return INTEGER_TYPES.get(self.type_name) if len(self.shape) == 2 else None
+
     def rows(self, order: npt.NDArray[np.intp] | None = None) -> Iterator[npt.NDArray[np.float32]]:
         """The values as float32, some rows at a time; `order` picks the rows, default all."""
         if len(self.shape) == 1:
             values = self._decode(self._data)
             yield values if order is None else values[order]
             return
-        num_rows = self.shape[0]
+        for rows in self._encoded_rows(order):
+            yield self._decode(rows)
+
+    def integers(self, order: npt.NDArray[np.intp] | None = None) -> Iterator[Integers]:
+        """The rows of a matrix with an integer_type as integers, likewise."""
+        kind = self.integer_type
+        assert kind is not None
+        for rows in self._encoded_rows(order):
+            yield kind.read(np.ascontiguousarray(rows).view(np.uint8))
+
+    def _encoded_rows(self, order: npt.NDArray[np.intp] | None) -> Iterator[npt.NDArray[Any]]:
         step = max(1, _CHUNK_ELEMENTS // math.prod(self.shape[1:]))
-        for begin in range(0, num_rows, step):
+        for begin in range(0, self.shape[0], step):
             # A quantised block never crosses a row, so rows are picked before decoding.
             chosen: Any = slice(begin, begin + step)
-            yield self._decode(self._data[chosen if order is None else order[chosen]])
+            yield self._data[chosen if order is None else order[chosen]]
 
     def _decode(self, data: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         gguf = import_gguf()

@@ -1,0 +1,27 @@
+// How many bits the weights of a model are held in.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace specdec {
+
+// Integers a checkpoint already holds in as few bits or fewer stay as they are. Norms, biases,
+// learned positions and the routers of experts are never quantised.
+enum class Quantization : uint8_t {
+  kAuto,  // "auto": as the checkpoint stores them
+  kNone,  // "none": floating point, at the engine's dtype
+  kInt8,  // "int8": one scale an output
+  // "int4": a scale for every 32 inputs of an output; embedding and head in 8 bits, likewise
+  // grouped, for they lose most.
+  kInt4,
+};
+
+// "auto", "none", "int8", "int4".
+const std::vector<std::string>& known_quantizations();
+
+// Throws InvalidArgument, field "quantization", that says what to write instead.
+Quantization parse_quantization(const std::string& name);
+
+}  // namespace specdec

@@ -1,0 +1,59 @@
+#include "specdec/quantization.h"
+
+#include <array>
+#include <string_view>
+
+#include "core/str_cat.h"
+#include "specdec/error.h"
+
+namespace specdec {
+namespace {
+
+// Names of vLLM and others that mean a format of checkpoints, or bits this library does not have.
+struct OtherName {
+  std::string_view prefix;
+  std::string_view advice;
+};
+
+constexpr std::string_view kFourBitCheckpoints =
+    "checkpoints in this format are not read; give the unquantized checkpoint with 'int4', or a "
+    "GGUF file";
+constexpr std::string_view kEightBits = "8 bits are integers here: use 'int8'";
+
+constexpr std::array kOtherNames = {
+    OtherName{"awq", kFourBitCheckpoints},
+    OtherName{"gptq", kFourBitCheckpoints},
+    OtherName{"auto-round", kFourBitCheckpoints},
+    OtherName{"bitsandbytes", "use 'int8' or 'int4', which quantise at load as well"},
+    OtherName{"compressed-tensors", kFourBitCheckpoints},
+    OtherName{"torchao", kFourBitCheckpoints},
+    OtherName{"fp8", kEightBits},
+    OtherName{"fbgemm_fp8", kEightBits},
+    OtherName{"mxfp", "use 'int8' or 'int4'"},
+    OtherName{"nvfp", "use 'int8' or 'int4'"},
+    OtherName{"experts_int8", kEightBits},
+    OtherName{"w8a8", kEightBits},
+    OtherName{"gguf", "leave it out: the integers of a GGUF file are used as they are"},
+};
+
+}  // namespace
+
+const std::vector<std::string>& known_quantizations() {
+  static const std::vector<std::string> names = {"auto", "none", "int8", "int4"};
+  return names;
+}
+
+Quantization parse_quantization(const std::string& name) {
+  if (name == "auto") return Quantization::kAuto;
+  if (name == "none") return Quantization::kNone;
+  if (name == "int8") return Quantization::kInt8;
+  if (name == "int4") return Quantization::kInt4;
+  std::string message =
+      str_cat("'", name, "' is not supported; use 'auto', 'none', 'int8' or 'int4'");
+  for (const OtherName& other : kOtherNames) {
+    if (name.starts_with(other.prefix)) message = str_cat(message, " (", other.advice, ")");
+  }
+  throw InvalidArgument("quantization", message);
+}
+
+}  // namespace specdec

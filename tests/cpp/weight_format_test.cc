@@ -1,0 +1,114 @@
+#include "model/weight_format.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "specdec/error.h"
+#include "testing/text.h"
+
+namespace specdec {
+namespace {
+
+using testing::has_text;
+
+// Views that are only looked at for what they are made of.
+constexpr uint16_t kHalf = 0;
+
+WeightView floats() {
+  return {.values = {.data = nullptr, .dtype = DType::kBF16, .shape = {2, 32}}};
+}
+
+WeightView integers(int bits, bool mins) {
+  const DType dtype = bits == 8 ? DType::kI8 : DType::kU8;
+  return {.values = {.data = nullptr, .dtype = dtype, .shape = {2, bits == 8 ? 32 : 16}},
+          .scales = &kHalf,
+          .mins = mins ? &kHalf : nullptr,
+          .group_size = kQuantGroup};
+}
+
+WeightFormat choose(Quantization quantization, const std::vector<WeightView>& parts,
+                    MatrixRole role = MatrixRole::kLayer) {
+  return choose_format(quantization, role, parts);
+}
+
+TEST(ChooseFormat, FloatsBecomeWhatIsAskedFor) {
+  const std::vector<WeightView> parts = {floats(), floats()};
+  EXPECT_EQ(choose(Quantization::kAuto, parts), WeightFormat::kAct);
+  EXPECT_EQ(choose(Quantization::kNone, parts), WeightFormat::kAct);
+  EXPECT_EQ(choose(Quantization::kInt8, parts), WeightFormat::kInt8);
+  EXPECT_EQ(choose(Quantization::kInt4, parts), WeightFormat::kInt4Grouped);
+}
+
+TEST(ChooseFormat, TheVocabularyKeepsEightBits) {
+  EXPECT_EQ(choose(Quantization::kInt8, {floats()}, MatrixRole::kVocabulary), WeightFormat::kInt8);
+  EXPECT_EQ(choose(Quantization::kInt4, {floats()}, MatrixRole::kVocabulary),
+            WeightFormat::kInt8Grouped);
+  EXPECT_EQ(choose(Quantization::kInt4, {integers(4, false)}, MatrixRole::kVocabulary),
+            WeightFormat::kInt4Grouped);
+}
+
+TEST(ChooseFormat, RoutersStayFloat) {
+  for (const Quantization quantization :
+       {Quantization::kAuto, Quantization::kInt8, Quantization::kInt4}) {
+    EXPECT_EQ(choose(quantization, {floats()}, MatrixRole::kFloat), WeightFormat::kAct);
+    EXPECT_EQ(choose(quantization, {integers(8, false)}, MatrixRole::kFloat), WeightFormat::kAct);
+  }
+}
+
+TEST(ChooseFormat, StoredIntegersGetTheNarrowestFormatThatHoldsAllParts) {
+  for (const Quantization quantization : {Quantization::kAuto, Quantization::kInt8}) {
+    EXPECT_EQ(choose(quantization, {integers(4, false)}), WeightFormat::kInt4Grouped);
+    EXPECT_EQ(choose(quantization, {integers(4, false), integers(4, true)}),
+              WeightFormat::kInt4GroupedMin);
+    EXPECT_EQ(choose(quantization, {integers(4, false), integers(8, false)}),
+              WeightFormat::kInt8Grouped);
+    EXPECT_EQ(choose(quantization, {integers(4, true), integers(8, false)}),
+              WeightFormat::kInt8GroupedMin);
+    EXPECT_EQ(choose(quantization, {integers(8, true)}), WeightFormat::kInt8GroupedMin);
+  }
+}
+
+TEST(ChooseFormat, AFloatPartMakesTheWholeFloatOrQuantisesIt) {
+  const std::vector<WeightView> parts = {integers(4, true), floats()};
+  EXPECT_EQ(choose(Quantization::kAuto, parts), WeightFormat::kAct);
+  EXPECT_EQ(choose(Quantization::kInt8, parts), WeightFormat::kInt8);
+  EXPECT_EQ(choose(Quantization::kInt4, parts), WeightFormat::kInt4GroupedMin);
+}
+
+TEST(ChooseFormat, FourBitsAskedForNarrowsEight) {
+  EXPECT_EQ(choose(Quantization::kInt4, {integers(8, true)}), WeightFormat::kInt4Grouped);
+  EXPECT_EQ(choose(Quantization::kInt4, {integers(4, true), integers(8, false)}),
+            WeightFormat::kInt4GroupedMin);
+}
+
+TEST(ChooseFormat, NoneMakesEverythingFloat) {
+  EXPECT_EQ(choose(Quantization::kNone, {integers(4, true)}), WeightFormat::kAct);
+}
+
+TEST(DescribeFormats, NamesTheKindsOfNumbersNarrowestFirst) {
+  EXPECT_EQ(describe_formats({WeightFormat::kAct}, DType::kBF16), "bfloat16");
+  EXPECT_EQ(describe_formats({WeightFormat::kInt8}, DType::kBF16), "int8");
+  EXPECT_EQ(
+      describe_formats({WeightFormat::kInt4Grouped, WeightFormat::kInt8Grouped}, DType::kBF16),
+      "int4+int8");
+  EXPECT_EQ(describe_formats({WeightFormat::kAct, WeightFormat::kInt4GroupedMin}, DType::kF32),
+            "int4+float32");
+}
+
+TEST(ParseQuantization, KnowsItsNamesAndSaysWhatToWriteForOthers) {
+  for (const std::string& name : known_quantizations()) EXPECT_NO_THROW(parse_quantization(name));
+  EXPECT_EQ(parse_quantization("int4"), Quantization::kInt4);
+  for (const char* name : {"awq", "gptq_marlin", "fp8", "gguf", "bitsandbytes", "8", "", "INT8"}) {
+    try {
+      parse_quantization(name);
+      ADD_FAILURE() << name << " was accepted";
+    } catch (const InvalidArgument& error) {
+      EXPECT_EQ(error.field(), "quantization");
+      EXPECT_TRUE(has_text(error.what(), "'auto', 'none', 'int8' or 'int4'"));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace specdec
