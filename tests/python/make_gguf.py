@@ -9,28 +9,30 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType as Type
 
-# Bytes of a block of 256 values, and where in it the float16 scales are.
+# Bytes of a block of 256 values, and where in it the float16 scales are and how large. A scale of
+# mins is as much larger as makes values of random integers symmetric around zero.
 _K_BLOCKS = {
-    Type.Q2_K: (84, (80, 82)),
-    Type.Q4_K: (144, (0, 2)),
-    Type.Q5_K: (176, (0, 2)),
-    Type.Q6_K: (210, (208,)),
+    Type.Q2_K: (84, {80: 1e-2, 82: 1.5e-2}),
+    Type.Q4_K: (144, {0: 3e-4, 2: 7.5 * 3e-4}),
+    Type.Q5_K: (176, {0: 1.5e-4, 2: 15.5 * 1.5e-4}),
+    Type.Q6_K: (210, {208: 5e-5}),
 }
 
 
 def encode(values: npt.NDArray[np.float32], kind: Type) -> npt.NDArray[Any]:
     """`values` [rows, columns] in the encoding `kind`.
 
-    The gguf package has no encoder for the K types: for these the blocks are random, with sane
-    scales, and `values` gives only the shape and the seed.
+    The gguf package has no encoder for the K types: for these the blocks are random, of values
+    about 1/16, and `values` gives only the shape and the seed.
     """
     if kind not in _K_BLOCKS:
         return np.asarray(gguf.quantize(values, kind))
     block_bytes, scales = _K_BLOCKS[kind]
     rng = np.random.default_rng(values.size)
     blocks = rng.integers(0, 256, (values.size // 256, block_bytes), dtype=np.uint8)
-    for at in scales:
-        scale = rng.uniform(0.001, 0.01, len(blocks)).astype(np.float16)
+    spread = rng.uniform(0.5, 1.5, len(blocks))
+    for at, size in scales.items():
+        scale = (spread * size).astype(np.float16)
         blocks[:, at : at + 2] = scale.view(np.uint8).reshape(-1, 2)
     return blocks.reshape(*values.shape[:-1], -1)
 

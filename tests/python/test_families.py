@@ -2,62 +2,20 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
-from make_checkpoints import MAX_POSITIONS, VARIANTS, VOCAB_SIZE
+from logprobs import engine_logprobs, load_reference, random_tokens, reference_logprobs
+from make_checkpoints import MAX_POSITIONS, VARIANTS
 from specdec_native import Engine, SamplingParams
 
-Array = npt.NDArray[np.float64]
 Checkpoint = Callable[[str], Path]
 
 NUM_STEPS = 64
 # Past every window and past every original context length of the rope scalings.
 NUM_TOKENS = {"llama_dynamic": MAX_POSITIONS + 44}
-
-
-def random_tokens(count: int, seed: int) -> list[int]:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(3, VOCAB_SIZE, (count,), generator=generator).tolist()
-
-
-def load_reference(model: Path) -> Any:
-    reference: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    return reference.eval()
-
-
-def reference_logprobs(model: Path, tokens: list[int], *, token_by_token: bool) -> Array:
-    """Of the token after each position, [num_tokens, vocab]."""
-    reference = load_reference(model)
-    rows = []
-    cache = None
-    step = 1 if token_by_token else len(tokens)
-    with torch.no_grad():
-        for start in range(0, len(tokens), step):
-            ids = torch.tensor([tokens[start : start + step]])
-            output = reference(ids, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
-            rows.append(output.logits[0].double().log_softmax(-1).numpy())
-    return np.concatenate(rows)
-
-
-def engine_logprobs(model: Path, tokens: list[int], **options: Any) -> Array:
-    """Of the token after each position but the last, [num_tokens - 1, vocab]."""
-    engine = Engine(model, max_model_len=len(tokens) + 1, max_logprobs=-1, **options)
-    params = SamplingParams(max_tokens=1, prompt_logprobs=-1, ignore_eos=True)
-    positions = engine.generate([tokens], params)[0].prompt_logprobs
-    assert positions is not None
-    result = np.full((len(tokens) - 1, VOCAB_SIZE), np.nan)
-    for row, position in zip(result, positions[1:], strict=True):
-        assert position is not None
-        for token, entry in position.items():
-            row[token] = entry.logprob
-    return result
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

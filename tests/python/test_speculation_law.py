@@ -91,10 +91,13 @@ def params_of(sampling: str, index: int, max_tokens: int) -> SamplingParams:
 class Setting:
     """A model, prompts of repetitive tokens and every request's answer without speculation."""
 
-    def __init__(self, model: Path, vocab_size: int, dtype: str, max_tokens: int) -> None:
+    def __init__(
+        self, model: Path, vocab_size: int, dtype: str, max_tokens: int, quantization: str = "auto"
+    ) -> None:
         self.model = model
         self.dtype = dtype
         self.max_tokens = max_tokens
+        self.quantization = quantization
         draw = random.Random(3)
         self.prompts = []
         for i in range(NUM_REQUESTS):
@@ -105,7 +108,13 @@ class Setting:
     def engine(self, **options: Any) -> Engine:
         return Engine(
             self.model,
-            **{"dtype": self.dtype, "max_model_len": MAX_MODEL_LEN, "max_num_seqs": 32, **options},
+            **{
+                "dtype": self.dtype,
+                "quantization": self.quantization,
+                "max_model_len": MAX_MODEL_LEN,
+                "max_num_seqs": 32,
+                **options,
+            },
         )
 
     def params(self, sampling: str) -> list[SamplingParams]:
@@ -122,6 +131,11 @@ class Setting:
 @pytest.fixture(scope="module")
 def tiny(checkpoint: Callable[[str], Path]) -> Setting:
     return Setting(checkpoint("llama"), 160, "float32", 40)
+
+
+@pytest.fixture(scope="module", params=["int8", "int4"])
+def quantized(checkpoint: Callable[[str], Path], request: pytest.FixtureRequest) -> Setting:
+    return Setting(checkpoint("llama"), 160, "bfloat16", 40, request.param)
 
 
 @pytest.fixture(scope="module")
@@ -246,6 +260,46 @@ def test_batch_size_table_turns_drafting_off_and_on(tiny: Setting) -> None:
         assert metrics_of(engine).num_draft_tokens > 0
 
 
+@pytest.mark.parametrize("sampling", ["greedy", "t1"])
+@pytest.mark.parametrize(("tokens", "width"), [(3, 1), (16, 1), (4, 3)])
+@pytest.mark.parametrize("method", METHODS)
+def test_quantised_weights(
+    quantized: Setting, method: str, tokens: int, width: int, sampling: str
+) -> None:
+    config = speculative(method, quantized.model, tokens, width)
+    check(quantized, sampling, config).close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_num_seqs": 1},
+        {"max_num_seqs": 8},
+        {"num_threads": 1},
+        {"num_kv_blocks": 16, "max_num_batched_tokens": 20},
+    ],
+    ids=["batch1", "batch8", "thread1", "small"],
+)
+@pytest.mark.parametrize("draft", ["none", "int8", "int4"])
+def test_quantised_weights_in_any_batch(
+    quantized: Setting, draft: str, options: dict[str, Any]
+) -> None:
+    config = speculative("draft_model", quantized.model, 4, 2) | {"quantization": draft}
+    with check(quantized, "t1", config, **options) as engine:
+        outputs = engine.generate(quantized.prompts, quantized.params("t1"))  # from the cache
+        assert [answer(output) for output in outputs] == quantized.plain("t1")
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize(("method", "tokens", "width"), [("draft_model", 3, 1), ("merged", 4, 3)])
+def test_real_weights_quantised(
+    smollm2: Path, method: str, tokens: int, width: int, quantization: str
+) -> None:
+    setting = Setting(smollm2, 49000, "bfloat16", 24, quantization)
+    check(setting, "t1", speculative(method, smollm2, tokens, width)).close()
+
+
 @pytest.mark.models
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize(
@@ -269,7 +323,7 @@ def test_real_weights(
 @pytest.mark.parametrize("sampling", ["greedy", "t1"])
 def test_a_model_that_drafts_for_itself_is_always_right(tiny: Setting, sampling: str) -> None:
     """Coupled noise: the draft draws what the target draws, so every token is accepted."""
-    config = speculative("draft_model", tiny.model, 3, 1)
+    config = speculative("draft_model", tiny.model, 3, 1) | {"quantization": "none"}
     engine = tiny.engine(speculative_config=config)
     params = [
         SamplingParams(**SAMPLING[sampling], seed=i, max_tokens=41, ignore_eos=True)

@@ -148,7 +148,7 @@ def test_speculation_changes_no_answer(model: Path, plain: Engine, config: dict[
 
 
 def test_a_draft_model_that_is_the_target_is_always_right(model: Path, plain: Engine) -> None:
-    engine = speculating(model, model=str(model))
+    engine = speculating(model, model=str(model), quantization="none")
     for params in (text_params(temperature=0), text_params()):
         output = engine.generate("abc", params)[0]
         assert output.outputs == plain.generate("abc", params)[0].outputs
