@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
+from safetensors.torch import load_file
+from transformers import AutoConfig
 
 from logprobs import Array, engine_logprobs, random_tokens, reference_logprobs
 from make_gguf import LLAMA_METADATA, llama_tensors, write_gguf
-from specdec_native import LLM, Engine, hub
+from specdec_native import LLM, Engine, SamplingParams, hub
 from specdec_native.checkpoints.gguf_convert import convert_gguf
+from test_gguf import gguf_metadata, gguf_tensors
 
 Checkpoint = Callable[[str], Path]
 
@@ -64,8 +67,8 @@ def relative_error(found: Array, expected: Array) -> float:
 
 
 # Rounding a row's inputs to 8 bits in groups of 32 moves a product by about half a percent of its
-# size, and a layer has five of them one after the other.
-ACTIVATION_ERROR = 0.02
+# size, and there are five of them one after the other.
+ACTIVATION_ERROR = 0.04
 # What float16 scales and, for Q6_K, eight bits anew change; nothing for the others.
 WEIGHT_ERRORS = {Type.Q4_K: 2e-3, Type.Q5_K: 2e-3, Type.Q6_K: 2e-2}
 
@@ -134,20 +137,13 @@ def test_stored_integers_are_narrowed_but_never_widened(
     assert info.weight_format == weight_format
 
 
-# The largest mean difference of a logprob from float32 that was seen, with half as much again.
-FAMILIES = {
-    "llama": (0.03, 0.3),
-    "llama_tied": (0.03, 0.3),
-    "llama_biases": (0.03, 0.3),
-    "qwen2": (0.03, 0.3),
-    "qwen3": (0.03, 0.3),
-    "mistral": (0.03, 0.3),
-    "opt": (0.03, 0.3),
-    "opt_untied": (0.03, 0.3),
-    "opt_post_norm": (0.03, 0.3),
-    "mixtral": (0.03, 0.3),
-    "mixtral_stacked": (0.03, 0.3),
-}
+FAMILIES = [
+    "llama", "llama_tied", "llama_biases", "qwen2", "qwen3", "mistral", "opt", "opt_untied",
+    "opt_post_norm", "mixtral", "mixtral_stacked",
+]  # fmt: skip
+# Half as much again as was seen. Random weights, with as much in the last bits as in the first,
+# lose far more than trained ones do.
+FAMILY_ERRORS = {"int8": 0.055, "int4": 0.45}
 
 
 def with_all_experts(model: Path, directory: Path) -> Path:
@@ -168,9 +164,10 @@ def test_families_quantised_at_load_stay_close(
         model = with_all_experts(model, tmp_path / "model")
     tokens = random_tokens(100, seed=3)
     expected = reference_logprobs(model, tokens, token_by_token=False)[:-1]
-    for quantization, limit in zip(("int8", "int4"), FAMILIES[variant], strict=True):
-        found = engine_logprobs(model, tokens, dtype="float32", quantization=quantization)
-        assert 1e-4 < np.abs(found - expected).mean() < limit
+    for quantization, limit in FAMILY_ERRORS.items():
+        for dtype in ("float32", "bfloat16"):
+            found = engine_logprobs(model, tokens, dtype=dtype, quantization=quantization)
+            assert limit / 10 < relative_error(found, expected) < limit
 
 
 def test_models_get_smaller(checkpoint: Checkpoint) -> None:
@@ -214,3 +211,94 @@ def test_foreign_quantised_checkpoints_are_refused(checkpoint: Checkpoint, tmp_p
     (directory / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="'gptq' are not read.*unquantized.*GGUF"):
         Engine(directory)
+
+
+# -- real weights
+
+TEXTS = (
+    "A river begins as a thread of water between stones. It gathers what the hills let go, and by "
+    "the time it reaches the plain it has forgotten how small it was. Boats use it, mills use it, "
+    "and towns grow where it can be crossed. People give it a name, draw it on maps and quarrel "
+    "about who may take its water, but the river itself only looks for the lowest place.",
+    "def binary_search(items, wanted):\n    low, high = 0, len(items) - 1\n"
+    "    while low <= high:\n        middle = (low + high) // 2\n"
+    "        if items[middle] == wanted:\n            return middle\n"
+    "        if items[middle] < wanted:\n            low = middle + 1\n"
+    "        else:\n            high = middle - 1\n    return -1\n",
+    "To change a bicycle tyre, first let the remaining air out and lift one side of the tyre over "
+    "the rim with two levers. Pull out the tube, look for what made the hole, and run a finger "
+    "along the inside of the tyre before the new tube goes in.",
+    "The boiling point of water falls as the pressure of the air falls. On a mountain of 3,000 "
+    "metres it is about 90 degrees Celsius, which is why potatoes take longer to cook there.",
+)
+# By what is asked for: how far the mean logprob of a text's tokens may fall or rise, and the mean
+# of how far each one moves. Seen: -0.001 and 0.09 with int8; -0.23 and 0.63 with int4, most of it
+# because the weights of this fixture were of 4 bits, with mins, once before.
+REAL_LIMITS = {"int8": (0.02, 0.13), "int4": (0.45, 0.95)}
+
+
+@pytest.fixture(scope="module")
+def texts(smollm2: Path) -> list[list[int]]:
+    tokenizer = Engine(smollm2, max_model_len=64).tokenizer
+    return [tokenizer.encode(text) for text in TEXTS]
+
+
+def text_logprobs(model: Path, texts: list[list[int]], **options: Any) -> Array:
+    """Of each token of the texts but the first."""
+    engine = Engine(model, max_model_len=256, skip_tokenizer_init=True, **options)
+    outputs = engine.generate(texts, SamplingParams(max_tokens=1, prompt_logprobs=0))
+    found = []
+    for tokens, output in zip(texts, outputs, strict=True):
+        assert output.prompt_logprobs is not None
+        for token, position in zip(tokens[1:], output.prompt_logprobs[1:], strict=True):
+            assert position is not None
+            found.append(position[token].logprob)
+    return np.array(found)
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("quantization", REAL_LIMITS)
+def test_trained_weights_lose_little(
+    smollm2: Path, texts: list[list[int]], quantization: str
+) -> None:
+    expected = text_logprobs(smollm2, texts, dtype="bfloat16")
+    found = text_logprobs(smollm2, texts, dtype="bfloat16", quantization=quantization)
+    of_mean, of_each = REAL_LIMITS[quantization]
+    assert abs(np.mean(found - expected)) < of_mean
+    assert of_each / 10 < np.mean(np.abs(found - expected)) < of_each
+
+
+@pytest.fixture(scope="module")
+def real_gguf(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2 as a Q4_1 file, its embedding Q8_0."""
+    config = AutoConfig.from_pretrained(smollm2)
+    tensors = gguf_tensors(load_file(smollm2 / "model.safetensors"), config)
+    kinds = {name: Type.Q4_1 for name, values in tensors.items() if values.ndim == 2}
+    kinds["token_embd.weight"] = Type.Q8_0
+    path = tmp_path_factory.mktemp("gguf") / "smollm2.gguf"
+    return write_gguf(path, "llama", gguf_metadata(config), tensors, kinds)
+
+
+@pytest.mark.models
+def test_a_real_gguf_file_is_used_as_it_is(
+    smollm2: Path, real_gguf: Path, texts: list[list[int]], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    exact = text_logprobs(real_gguf, texts, dtype="float32", quantization="none")
+    found = text_logprobs(real_gguf, texts, dtype="bfloat16")
+    assert abs(np.mean(found - exact)) < 0.02
+    assert 1e-3 < np.mean(np.abs(found - exact)) < 0.09  # 0.055 was seen
+    info = Engine(real_gguf, max_model_len=64, skip_tokenizer_init=True).model_info()
+    assert info.weight_format == "int4+int8, from gguf q4_1+q8_0"
+    # 5 bits a weight of the layers, 8.5 of the embedding.
+    assert info.weight_bytes < 0.72 * info.num_parameters
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantised_models_still_make_sense(smollm2: Path, quantization: str) -> None:
+    engine = Engine(smollm2, max_model_len=256, quantization=quantization)
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    answer = engine.chat(question, SamplingParams(temperature=0, max_tokens=24))[0]
+    assert "Paris" in answer.outputs[0].text
