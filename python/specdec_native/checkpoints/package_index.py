@@ -96,11 +96,13 @@ def _wait(
 
 def _bytes_below(directory: Path) -> int:
     total = 0
-    for file in directory.rglob("*"):
-        try:
-            total += file.stat().st_size if file.is_file() else 0
-        except OSError:
-            continue  # pip moved it away
+    # os.walk passes over folders that pip removes meanwhile, which Path.rglob stumbles on.
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(folder, name)).st_size
+            except OSError:
+                continue  # pip moved it away
     return total
 
 
