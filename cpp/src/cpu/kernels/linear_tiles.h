@@ -18,7 +18,8 @@ namespace {
 constexpr int kMaxTileRows = 16;
 constexpr int kMaxTileBlocks = 3;
 constexpr int64_t kLineBytes = 64;
-// How far ahead of its use a single pass fetches; whole pages matter less than time to arrive.
+// How far ahead of its use a single pass fetches, across the ends of blocks. Measured on Zen 5: one
+// row is as fast at half of it, 16 rows are not.
 constexpr int64_t kAheadBytes = 8 << 10;
 // Of a group of blocks between passes: half of a small L2 cache, as the next group's arrive beside.
 constexpr int64_t kGroupBytes = 512 << 10;
