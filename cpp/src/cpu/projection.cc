@@ -34,14 +34,14 @@ int64_t element_bytes(const CpuPackedLinear& weight) {
 int64_t row_stride(const CpuPackedLinear& weight, int64_t num_rows) {
   const int64_t element = element_bytes(weight);
   const bool is_crowded = num_rows > kFewRows && weight.padded_k() * element % kAliasBytes == 0;
-  return weight.padded_k() + (is_crowded && !weight.is_integer() ? kAlignment / element : 0);
+  return weight.padded_k() + (is_crowded ? kAlignment / element : 0);
 }
 
 // Where the parts of prepared rows lie.
 struct RowsLayout {
   RowsLayout(const CpuPackedLinear& weight, int64_t num_rows)
       : stride(row_stride(weight, num_rows)) {
-    const int64_t num_groups = weight.is_integer() ? num_rows * weight.padded_k() / kQuantGroup : 0;
+    const int64_t num_groups = weight.is_integer() ? num_rows * stride / kQuantGroup : 0;
     scales = round_up(num_rows * stride * element_bytes(weight), kAlignment);
     sums = scales + round_up(num_groups * 4, kAlignment);
     size_bytes = sums + round_up(num_groups * 4, kAlignment);

@@ -33,7 +33,7 @@ struct LinearTask {
   int64_t padded_k;
   const void* x;          // [num_rows, x_stride] float32, bfloat16, or int8 codes
   int64_t x_stride;       // elements; padded_k or a little more
-  const float* x_scales;  // [num_rows, padded_k / 32] of a group's codes; null for floats
+  const float* x_scales;  // [num_rows, x_stride / 32] of a group's codes; null for floats
   const int32_t* x_sums;  // likewise: the sum of a group's codes
   int64_t num_rows;
   int64_t num_blocks;

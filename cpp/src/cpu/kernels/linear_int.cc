@@ -16,11 +16,13 @@ constexpr int kMaxBlocks = 2;
 constexpr int kMaxRows = 4;
 constexpr int kMaxBlocks = 1;
 #endif
+// Rows that are better off with a block at a time: memory bounds them, not arithmetic.
+constexpr int kSingleBlockRows = 4;
 
 constexpr int kGroupsOfRecord = kIntRecordDepth / kIntGroup;
-constexpr int kGroupQuads = kIntGroup / 4;
-constexpr int kCodesLine = 64;                 // bytes of codes read at once
-constexpr int64_t kAheadBytes = 4 << 10;       // of one block
+constexpr int kGroupScaleBytes = kIntHeaderBytes / kGroupsOfRecord;
+constexpr int kLineBytes = 64;
+constexpr int64_t kAheadBytes = 8 << 10;       // how far ahead of its use one stream is fetched
 constexpr int64_t kWeightsL1Bytes = 24 << 10;  // of one group of blocks, between passes of rows
 
 template <PackedFormat kFormat>
@@ -33,7 +35,8 @@ struct IntFormat {
   static constexpr int kHeaderBytes =
       kIsGrouped ? (kHasMins ? 2 : 1) * kIntHeaderBytes : 0;  // of a record
   static constexpr int kRecordBytes = kHeaderBytes + (kIsInt4 ? kInt4CodesBytes : kInt8CodesBytes);
-  static constexpr int kQuadsOfLine = kIsInt4 ? 2 : 1;
+  static constexpr int kLineQuads = kIsInt4 ? 2 : 1;
+  static constexpr int kGroupLines = kIntGroup / 4 / kLineQuads;
 };
 
 // Where a tile stands: the rows at its first row and k, the weights at its first block and k.
@@ -41,88 +44,54 @@ struct IntSpan {
   const int8_t* x;
   const float* x_scales;
   const int32_t* x_sums;
-  int64_t x_stride;        // k of a row, padded
+  int64_t x_stride;        // k from one row to the next
   const uint8_t* weights;  // a record
   int64_t block_bytes;
   int64_t num_records;
   bool is_first;  // of k
-  // What is fetched while a record is used: so many bytes further on, for the first `turn` records
-  // and for the rest. Zero: nothing.
-  int64_t turn;
-  int64_t ahead[kMaxBlocks];
-  int64_t ahead_after_turn[kMaxBlocks];
+  // For every line of weights used one is fetched, for later: from here on, a block's worth at a
+  // time, by so many bytes.
+  const uint8_t* ahead;
+  int64_t ahead_step;
 };
 
+template <int kRows, int kBlocks>
+struct IntDots {
+  I32x16 of[kRows][kBlocks];
+};
+
+// The integer sums of one group, and one fetch for each line. Unrolled whole: with a loop the
+// compiler moves accumulators around.
 template <class Format, int kRows, int kBlocks>
-class IntTile {
- public:
-  IntTile(const IntSpan& span, float* sums, int64_t sums_stride)
-      : span_(span), sums_(sums), sums_stride_(sums_stride) {}
-
-  void run() {
-    const uint8_t* weights = span_.weights;
-    for (int64_t record = 0; record < span_.num_records; ++record) {
-      const int64_t* ahead = record < span_.turn ? span_.ahead : span_.ahead_after_turn;
-      for (int group = 0; group < kGroupsOfRecord; ++group) {
-        run_group(weights, record * kGroupsOfRecord + group, group, ahead);
-      }
-      weights += Format::kRecordBytes;
-    }
+inline IntDots<kRows, kBlocks> dot_group(const IntSpan& span, const uint8_t* codes, const int8_t* x,
+                                         const int32_t* x_sums, const uint8_t* ahead) {
+  IntDots<kRows, kBlocks> dots;
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+    const I32x16 start = broadcast_int(-Format::kOffset * x_sums[r * (span.x_stride / kIntGroup)]);
+#pragma GCC unroll 4
+    for (int b = 0; b < kBlocks; ++b) dots.of[r][b] = start;
   }
-
- private:
-  struct Dots {
-    I32x16 of[kRows][kBlocks];
-  };
-
-  // `index` counts the groups of the span, `group` those of the record.
-  void run_group(const uint8_t* record, int64_t index, int group, const int64_t* ahead) {
-    Dots dots;
-    const int64_t groups_stride = span_.x_stride / kIntGroup;
-    const int32_t* x_sums = span_.x_sums + index;
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const I32x16 start = broadcast_int(-Format::kOffset * x_sums[r * groups_stride]);
-#pragma GCC unroll 4
-      for (int b = 0; b < kBlocks; ++b) dots.of[r][b] = start;
-    }
-    constexpr int kLines = kGroupQuads / Format::kQuadsOfLine;  // of codes of a group
-    const uint8_t* codes = record + Format::kHeaderBytes + group * kLines * kCodesLine;
-    const int8_t* x = span_.x + index * kIntGroup;
-#pragma GCC unroll 2
-    for (int line = 0; line < kLines; ++line) {
-      add_line(codes + line * kCodesLine, x + line * 4 * Format::kQuadsOfLine, ahead, dots);
-    }
-    if (Format::kIsGrouped && group < Format::kHeaderBytes / kIntHeaderBytes) {
-      fetch(record + group * kIntHeaderBytes, ahead);
-    }
-    add_to_sums(dots, record, index, group);
-  }
-
-  void fetch(const uint8_t* weights, const int64_t* ahead) const {
+  for (int line = 0; line < Format::kGroupLines; ++line) {
+    Quads w[Format::kLineQuads][kBlocks];
 #pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) {
-      __builtin_prefetch(weights + b * span_.block_bytes + ahead[b], 0, 3);
-    }
-  }
-
-  void add_line(const uint8_t* codes, const int8_t* x, const int64_t* ahead, Dots& dots) const {
-    Quads w[Format::kQuadsOfLine][kBlocks];
-#pragma GCC unroll 4
-    for (int b = 0; b < kBlocks; ++b) {
-      const uint8_t* line = codes + b * span_.block_bytes;
+      const uint8_t* from = codes + line * kLineBytes + b * span.block_bytes;
       if constexpr (Format::kIsInt4) {
-        load_half_byte_quads(line, w[0][b], w[1][b]);
+        load_half_byte_quads(from, w[0][b], w[1][b]);
       } else {
-        w[0][b] = load_quads(line);
+        w[0][b] = load_quads(from);
       }
+      __builtin_prefetch(ahead + b * kLineBytes, 0, 3);
     }
-    fetch(codes, ahead);
+    ahead += span.ahead_step;
 #pragma GCC unroll 2
-    for (int i = 0; i < Format::kQuadsOfLine; ++i) {
-#pragma GCC unroll 8
+    for (int i = 0; i < Format::kLineQuads; ++i) {
+#pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
-        const QuadFactor factor = broadcast_quad(x + r * span_.x_stride + 4 * i);
+        const int place = 4 * (line * Format::kLineQuads + i);
+        const QuadFactor factor = broadcast_quad(x + place + r * span.x_stride);
 #pragma GCC unroll 4
         for (int b = 0; b < kBlocks; ++b) {
           dots.of[r][b] = dot_quads(dots.of[r][b], w[i][b], factor);
@@ -130,128 +99,102 @@ class IntTile {
       }
     }
   }
+  return dots;
+}
 
-  void add_to_sums(const Dots& dots, const uint8_t* record, int64_t index, int group) {
-    const int64_t groups_stride = span_.x_stride / kIntGroup;
-    const bool starts = span_.is_first && index == 0;
-    F32x16 scales[kBlocks];
-    F32x16 mins[kBlocks];
+// sums += the group's integer sums, scaled. `header` is where the group's scales are; `x_scales`
+// and `x_sums` point at the first row's.
+template <class Format, int kRows, int kBlocks>
+inline void add_group(const IntSpan& span, const IntDots<kRows, kBlocks>& dots,
+                      const uint8_t* header, const float* x_scales, const int32_t* x_sums,
+                      float* sums, int64_t sums_stride) {
+  const int64_t groups_stride = span.x_stride / kIntGroup;
+  F32x16 scales[kBlocks];
+  F32x16 mins[kBlocks];
 #pragma GCC unroll 4
-    for (int b = 0; b < kBlocks; ++b) {
-      const uint8_t* header = record + b * span_.block_bytes + group * kIntHeaderBytes / 2;
-      if constexpr (Format::kIsGrouped) {
-        scales[b] = load_half(reinterpret_cast<const uint16_t*>(header));
-      }
-      if constexpr (Format::kHasMins) {
-        mins[b] = load_half(reinterpret_cast<const uint16_t*>(header + kIntHeaderBytes));
-      }
+  for (int b = 0; b < kBlocks; ++b) {
+    const uint8_t* from = header + b * span.block_bytes;
+    if constexpr (Format::kIsGrouped) {
+      scales[b] = load_half(reinterpret_cast<const uint16_t*>(from));
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const float x_scale = span_.x_scales[r * groups_stride + index];
-      const float x_sum = static_cast<float>(span_.x_sums[r * groups_stride + index]);
-#pragma GCC unroll 4
-      for (int b = 0; b < kBlocks; ++b) {
-        float* place = sums_ + r * sums_stride_ + b * kLanes;
-        F32x16 factor = broadcast(x_scale);
-        if constexpr (Format::kIsGrouped) factor = scales[b] * factor;
-        F32x16 sum = starts ? zero() : load(place);
-        sum = sum + to_float(dots.of[r][b]) * factor;
-        if constexpr (Format::kHasMins) sum = sum + mins[b] * broadcast(x_scale * x_sum);
-        store(place, sum);
-      }
+    if constexpr (Format::kHasMins) {
+      mins[b] = load_half(reinterpret_cast<const uint16_t*>(from + kIntHeaderBytes));
     }
   }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+    const float x_scale = x_scales[r * groups_stride];
+    const float x_sum = static_cast<float>(x_sums[r * groups_stride]);
+#pragma GCC unroll 4
+    for (int b = 0; b < kBlocks; ++b) {
+      float* place = sums + r * sums_stride + b * kLanes;
+      F32x16 factor = broadcast(x_scale);
+      if constexpr (Format::kIsGrouped) factor = scales[b] * factor;
+      F32x16 sum = load(place) + to_float(dots.of[r][b]) * factor;
+      if constexpr (Format::kHasMins) sum = sum + mins[b] * broadcast(x_scale * x_sum);
+      store(place, sum);
+    }
+  }
+}
 
-  const IntSpan& span_;
-  float* sums_;  // [kRows, sums_stride_]
-  int64_t sums_stride_;
-};
+// sums [kRows, sums_stride]: += x W^T, or = when it is the first part of k.
+template <class Format, int kRows, int kBlocks>
+void run_int_tile(const IntSpan& tile, float* sums, int64_t sums_stride) {
+  const IntSpan span = tile;  // a copy that stores to sums cannot change
+  for (int r = 0; span.is_first && r < kRows; ++r) {
+    for (int b = 0; b < kBlocks; ++b) store(sums + r * sums_stride + b * kLanes, zero());
+  }
+  const uint8_t* record = span.weights;
+  const uint8_t* const end = record + span.num_records * Format::kRecordBytes;
+  const int8_t* x = span.x;
+  const float* x_scales = span.x_scales;
+  const int32_t* x_sums = span.x_sums;
+  const uint8_t* ahead = span.ahead;
+  for (; record < end; record += Format::kRecordBytes) {
+    for (int group = 0; group < kGroupsOfRecord; ++group) {
+      const uint8_t* codes =
+          record + Format::kHeaderBytes + group * (Format::kGroupLines * kLineBytes);
+      const auto dots = dot_group<Format, kRows, kBlocks>(span, codes, x, x_sums, ahead);
+      add_group<Format, kRows, kBlocks>(span, dots, record + group * kGroupScaleBytes, x_scales,
+                                        x_sums, sums, sums_stride);
+      ahead += Format::kGroupLines * span.ahead_step;
+      x += kIntGroup;
+      ++x_scales;
+      ++x_sums;
+    }
+    for (int line = 0; line < Format::kHeaderBytes / kLineBytes; ++line) {
+      for (int b = 0; b < kBlocks; ++b) __builtin_prefetch(ahead + b * kLineBytes, 0, 3);
+      ahead += span.ahead_step;
+    }
+  }
+}
 
 using IntTileFunction = void (*)(const IntSpan&, float*, int64_t);
 
-template <class Format, int kRows, int kBlocks>
-void run_int_tile(const IntSpan& span, float* sums, int64_t sums_stride) {
-  IntTile<Format, kRows, kBlocks>(span, sums, sums_stride).run();
-}
-
-template <class Format, int kRows>
-constexpr IntTileFunction int_tile_of_rows(int blocks) {
-  if constexpr (kRows > kMaxRows) {
-    return nullptr;
-  } else if constexpr (kMaxBlocks == 1) {
-    return run_int_tile<Format, kRows, 1>;
+template <class Format, int kBlocks>
+IntTileFunction int_tile_of_rows(int rows) {
+  if constexpr (kMaxRows == 4) {
+    static constexpr IntTileFunction kTiles[] = {
+        run_int_tile<Format, 1, kBlocks>, run_int_tile<Format, 2, kBlocks>,
+        run_int_tile<Format, 3, kBlocks>, run_int_tile<Format, 4, kBlocks>};
+    return kTiles[rows - 1];
   } else {
-    return blocks == 1 ? run_int_tile<Format, kRows, 1> : run_int_tile<Format, kRows, 2>;
+    static constexpr IntTileFunction kTiles[] = {
+        run_int_tile<Format, 1, kBlocks>, run_int_tile<Format, 2, kBlocks>,
+        run_int_tile<Format, 3, kBlocks>, run_int_tile<Format, 4, kBlocks>,
+        run_int_tile<Format, 5, kBlocks>, run_int_tile<Format, 6, kBlocks>,
+        run_int_tile<Format, 7, kBlocks>, run_int_tile<Format, 8, kBlocks>};
+    return kTiles[rows - 1];
   }
 }
 
 template <class Format>
-IntTileFunction int_tile(int rows, int blocks) {
-  static_assert(kMaxRows <= 8 && kMaxBlocks <= 2);
-  static constexpr IntTileFunction kTiles[8][2] = {
-      {int_tile_of_rows<Format, 1>(1), int_tile_of_rows<Format, 1>(2)},
-      {int_tile_of_rows<Format, 2>(1), int_tile_of_rows<Format, 2>(2)},
-      {int_tile_of_rows<Format, 3>(1), int_tile_of_rows<Format, 3>(2)},
-      {int_tile_of_rows<Format, 4>(1), int_tile_of_rows<Format, 4>(2)},
-      {int_tile_of_rows<Format, 5>(1), int_tile_of_rows<Format, 5>(2)},
-      {int_tile_of_rows<Format, 6>(1), int_tile_of_rows<Format, 6>(2)},
-      {int_tile_of_rows<Format, 7>(1), int_tile_of_rows<Format, 7>(2)},
-      {int_tile_of_rows<Format, 8>(1), int_tile_of_rows<Format, 8>(2)}};
-  return kTiles[rows - 1][blocks - 1];
+IntTileFunction int_tile(int64_t rows, int64_t blocks) {
+  if constexpr (kMaxBlocks == 2) {
+    if (blocks == 2) return int_tile_of_rows<Format, 2>(static_cast<int>(rows));
+  }
+  return int_tile_of_rows<Format, 1>(static_cast<int>(rows));
 }
-
-// How the k of some blocks is cut, and what its tiles fetch. With one pass over the weights a tile
-// fetches its own blocks a little ahead, then the beginning of the next blocks. With several, a
-// part of k stays in the L1 cache between passes, and the passes share out the next part's blocks.
-template <class Format>
-class IntPlan {
- public:
-  IntPlan(const LinearTask& task, int num_blocks, int num_passes)
-      : num_records_(task.padded_k / kIntRecordDepth),
-        num_blocks_(num_blocks),
-        num_passes_(num_passes),
-        next_blocks_(num_blocks * task.block_bytes) {
-    part_ = num_records_;
-    if (num_passes > 1) {
-      const int64_t most = kWeightsL1Bytes / (num_blocks * int64_t{Format::kRecordBytes});
-      const int64_t num_parts = (num_records_ + most - 1) / most;
-      part_ = (num_records_ + num_parts - 1) / num_parts;
-    }
-  }
-  int64_t num_records() const { return num_records_; }
-  int64_t part() const { return part_; }  // records
-
-  // The part of k that begins at `record`, in a pass: what concerns the weights.
-  IntSpan span(int64_t record, int pass) const {
-    IntSpan span{};
-    const int64_t left = num_records_ - record;
-    span.num_records = left < part_ ? left : part_;
-    span.is_first = record == 0;
-    const bool is_last = left <= part_;
-    if (num_passes_ == 1) {
-      constexpr int64_t kAhead = (kAheadBytes + Format::kRecordBytes - 1) / Format::kRecordBytes;
-      span.turn = num_records_ > kAhead ? num_records_ - kAhead : 0;
-      for (int b = 0; b < num_blocks_; ++b) {
-        span.ahead[b] = kAhead * Format::kRecordBytes;
-        span.ahead_after_turn[b] = next_blocks_ - span.turn * Format::kRecordBytes;
-      }
-      return span;
-    }
-    for (int b = pass; b < num_blocks_; b += num_passes_) {
-      span.ahead_after_turn[b] =
-          is_last ? next_blocks_ - record * Format::kRecordBytes : part_ * Format::kRecordBytes;
-    }
-    return span;
-  }
-
- private:
-  int64_t num_records_;
-  int num_blocks_;
-  int num_passes_;
-  int64_t next_blocks_;  // bytes
-  int64_t part_;
-};
 
 // sums *= the outputs' scales, of one block.
 void scale_outputs(const LinearTask& task, int64_t block) {
@@ -263,42 +206,86 @@ void scale_outputs(const LinearTask& task, int64_t block) {
   }
 }
 
-// The product for at most kMaxBlocks blocks.
+// All rows and all of k at once.
 template <class Format>
-void run_int_blocks(const LinearTask& task, int64_t block, int num_blocks) {
-  const uint8_t* weights = static_cast<const uint8_t*>(task.weights) + block * task.block_bytes +
-                           (Format::kIsGrouped ? 0 : kIntHeaderBytes);
-  const int num_passes = static_cast<int>((task.num_rows + kMaxRows - 1) / kMaxRows);
-  const IntPlan<Format> plan(task, num_blocks, num_passes);
-  for (int64_t record = 0; record < plan.num_records(); record += plan.part()) {
-    for (int pass = 0; pass < num_passes; ++pass) {
-      const int64_t row = int64_t{pass} * kMaxRows;
-      const int rows =
-          task.num_rows - row < kMaxRows ? static_cast<int>(task.num_rows - row) : kMaxRows;
-      const int64_t first_k = row * task.padded_k + record * kIntRecordDepth;
-      IntSpan span = plan.span(record, pass);
-      span.x = static_cast<const int8_t*>(task.x) + first_k;
-      span.x_scales = task.x_scales + first_k / kIntGroup;
-      span.x_sums = task.x_sums + first_k / kIntGroup;
-      span.x_stride = task.padded_k;
-      span.weights = weights + record * Format::kRecordBytes;
-      span.block_bytes = task.block_bytes;
+IntSpan whole_span(const LinearTask& task) {
+  IntSpan span{};
+  span.x = static_cast<const int8_t*>(task.x);
+  span.x_scales = task.x_scales;
+  span.x_sums = task.x_sums;
+  span.x_stride = task.x_stride;
+  span.weights =
+      static_cast<const uint8_t*>(task.weights) + (Format::kIsGrouped ? 0 : kIntHeaderBytes);
+  span.block_bytes = task.block_bytes;
+  span.num_records = task.padded_k / kIntRecordDepth;
+  span.is_first = true;
+  return span;
+}
+
+// All rows in one pass over the weights, which is one stream from memory also where two blocks are
+// used side by side: what is fetched meanwhile are the next two, from end to end.
+template <class Format>
+void run_one_pass(const LinearTask& task) {
+  IntSpan span = whole_span<Format>(task);
+  const int64_t most = task.num_rows <= kSingleBlockRows ? 1 : kMaxBlocks;
+  const int64_t distance = most == 1 ? kAheadBytes : most * task.block_bytes;
+  span.ahead_step = most * kLineBytes;
+  for (int64_t block = 0; block < task.num_blocks; block += most) {
+    const int64_t blocks = task.num_blocks - block < most ? task.num_blocks - block : most;
+    span.ahead = span.weights + distance;
+    int_tile<Format>(task.num_rows, blocks)(span, task.sums + block * kLanes, task.sums_stride);
+    span.weights += blocks * task.block_bytes;
+  }
+}
+
+// Several passes over some blocks, a part of k at a time that stays in the L1 cache. Together they
+// fetch the part that comes next, each an equal share.
+template <class Format>
+void run_passes(const LinearTask& task, int64_t block, int64_t num_blocks, int64_t num_passes) {
+  const IntSpan whole = whole_span<Format>(task);
+  const uint8_t* weights = whole.weights + block * task.block_bytes;
+  const int64_t most = kWeightsL1Bytes / (num_blocks * int64_t{Format::kRecordBytes});
+  const int64_t num_parts = (whole.num_records + most - 1) / most;
+  const int64_t part = (whole.num_records + num_parts - 1) / num_parts;  // records
+  const int64_t piece = part * Format::kRecordBytes;                     // of one block
+  const int64_t share = num_blocks * piece / num_passes;
+  for (int64_t record = 0; record < whole.num_records; record += part) {
+    IntSpan span = whole;
+    const bool is_last = record + part >= whole.num_records;
+    span.is_first = record == 0;
+    span.num_records = is_last ? whole.num_records - record : part;
+    span.weights = weights + record * Format::kRecordBytes;
+    span.ahead_step = share / (span.num_records * (Format::kRecordBytes / kLineBytes));
+    const uint8_t* next = is_last ? weights + num_blocks * task.block_bytes : span.weights + piece;
+    for (int64_t pass = 0; pass < num_passes; ++pass) {
+      const int64_t row = task.num_rows * pass / num_passes;
+      const int64_t rows = task.num_rows * (pass + 1) / num_passes - row;
+      const int64_t first = row * task.x_stride + record * kIntRecordDepth;
+      span.x = whole.x + first;
+      span.x_scales = whole.x_scales + first / kIntGroup;
+      span.x_sums = whole.x_sums + first / kIntGroup;
+      const int64_t place = pass * share;
+      span.ahead = next + place / piece * task.block_bytes + place % piece;
       int_tile<Format>(rows, num_blocks)(span, task.sums + row * task.sums_stride + block * kLanes,
                                          task.sums_stride);
     }
-  }
-  if constexpr (!Format::kIsGrouped) {
-    for (int b = 0; b < num_blocks; ++b) scale_outputs(task, block + b);
   }
 }
 
 template <PackedFormat kFormat>
 void run_int(const LinearTask& task) {
-  // One pass reads memory in one stream; several share what is in the cache.
-  const int64_t most = task.num_rows <= kMaxRows ? 1 : kMaxBlocks;
-  for (int64_t block = 0; block < task.num_blocks; block += most) {
-    const int64_t left = task.num_blocks - block;
-    run_int_blocks<IntFormat<kFormat>>(task, block, static_cast<int>(left < most ? left : most));
+  using Format = IntFormat<kFormat>;
+  const int64_t num_passes = (task.num_rows + kMaxRows - 1) / kMaxRows;
+  if (num_passes == 1) {
+    run_one_pass<Format>(task);
+  } else {
+    for (int64_t block = 0; block < task.num_blocks; block += kMaxBlocks) {
+      const int64_t left = task.num_blocks - block;
+      run_passes<Format>(task, block, left < kMaxBlocks ? left : kMaxBlocks, num_passes);
+    }
+  }
+  if constexpr (!Format::kIsGrouped) {
+    for (int64_t block = 0; block < task.num_blocks; ++block) scale_outputs(task, block);
   }
 }
 
