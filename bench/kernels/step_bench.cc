@@ -1,8 +1,8 @@
 // One step of a real model at a context: what a row costs, what a verification of several rows
 // costs beside it, how near the memory floor both are, and where the time goes.
 //
-//   step_bench --model=DIR [--rows=1,2,4,8,16] [--context=512] [--dtype=bfloat16] [--threads=N]
-//              [--repeats=40] [--json=FILE]
+//   step_bench --model=DIR [--rows=1,2,4,8,16] [--context=512] [--dtype=bfloat16]
+//              [--quantization=auto|none|int8|int4] [--threads=N] [--repeats=40] [--json=FILE]
 //
 // Each round runs a step of every size and reads a buffer of the weights' and the cache's size:
 // `of_read` is the speed at which a step consumed those bytes over the speed of that read, and
@@ -29,6 +29,7 @@
 #include "kv/block_table.h"
 #include "model/config.h"
 #include "runtime/model_runner.h"
+#include "specdec/quantization.h"
 
 namespace specdec::bench {
 namespace {
@@ -45,6 +46,7 @@ struct Options {
   int threads = 0;
   int repeats = 40;
   std::string json;
+  Quantization quantization = Quantization::kAuto;
 };
 
 std::vector<int> parse_list(const std::string& text) {
@@ -79,6 +81,8 @@ Options parse(int argc, char** argv) {
       options.threads = std::stoi(value);
     } else if (name == "--repeats") {
       options.repeats = std::stoi(value);
+    } else if (name == "--quantization") {
+      options.quantization = parse_quantization(value);
     } else if (name == "--json") {
       options.json = value;
     } else {
@@ -108,7 +112,8 @@ class Workload {
         config, options.model, timed_,
         RunnerLimits{.max_model_len = max_len,
                      .max_rows = std::max(kChunk, most_of(options.rows)),
-                     .max_logit_rows = kMaxVerified});
+                     .max_logit_rows = kMaxVerified},
+        options.quantization);
     runner_->allocate_cache(num_blocks_, kBlockSize);
     kv_bytes_ = runner_->cache_block_bytes(kBlockSize) * context_ / kBlockSize;
     if (!blocks_.reserve(pool_, max_len)) refuse("no blocks for the context");
