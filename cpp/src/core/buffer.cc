@@ -8,6 +8,7 @@
 namespace specdec {
 namespace {
 
+constexpr size_t kPageBytes = 4096;
 constexpr size_t kHugePageBytes = size_t{2} << 20;
 
 }  // namespace
@@ -15,8 +16,9 @@ constexpr size_t kHugePageBytes = size_t{2} << 20;
 Buffer Buffer::host(size_t size_bytes, const char* purpose) {
   if (size_bytes == 0) return {};
   // mmap gives zeroed pages lazily and, unlike malloc, a mapping of its own to advise.
-  const size_t unit = size_bytes >= kHugePageBytes ? kHugePageBytes : size_t{4096};
-  const size_t mapped_bytes = (size_bytes + unit - 1) / unit * unit;
+  // Only to whole small pages: what a buffer has beyond its last huge page takes small ones, or
+  // shares a huge page with the buffer mapped beside it.
+  const size_t mapped_bytes = (size_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
   if (mapped_bytes < size_bytes) {
     throw OutOfMemory(str_cat("cannot allocate ", size_bytes, " bytes for ", purpose));
   }
@@ -25,7 +27,7 @@ Buffer Buffer::host(size_t size_bytes, const char* purpose) {
   if (data == MAP_FAILED) {
     throw OutOfMemory(str_cat("cannot allocate ", size_bytes, " bytes for ", purpose));
   }
-  if (unit == kHugePageBytes) madvise(data, mapped_bytes, MADV_HUGEPAGE);
+  if (size_bytes >= kHugePageBytes) madvise(data, mapped_bytes, MADV_HUGEPAGE);
   return Buffer(data, size_bytes,
                 [mapped_bytes](void* mapped, size_t) { munmap(mapped, mapped_bytes); });
 }

@@ -4,6 +4,10 @@
 #include <limits>
 #include <string>
 
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
 namespace specdec {
 namespace {
 
@@ -36,6 +40,12 @@ int64_t available_host_memory_bytes() {
     if (available == 0 || left < available) available = left;
   }
   return available > 0 ? available : 0;
+}
+
+void release_free_heap() {
+#if defined(__GLIBC__)
+  malloc_trim(0);
+#endif
 }
 
 }  // namespace specdec

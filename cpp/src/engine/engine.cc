@@ -51,6 +51,8 @@ Engine::Impl::Impl(const EngineConfig& config) : config_(config) {
                            .cpu_isa = config.cpu_isa,
                            .num_threads = config.num_threads,
                            .act_dtype = resolve_dtype(config, model)});
+  release_free_heap();             // what reading a tokenizer left behind, before weights come
+  const StepGuard hot(*backend_);  // weights are packed by the threads that will read them
   const int max_model_len = resolve_max_model_len(config, model);
   const RunnerLimits limits{.max_model_len = max_model_len,
                             .max_rows = config.max_num_batched_tokens,

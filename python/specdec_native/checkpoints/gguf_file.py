@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 from specdec_native.checkpoints.errors import CheckpointError
 from specdec_native.checkpoints.gguf_integers import INTEGER_TYPES, Integers, IntegerType
+from specdec_native.checkpoints.layout import GGUF_MAGIC
 from specdec_native.checkpoints.optional import import_optional
 
 SUPPORTED_TENSOR_TYPES = (
     "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K",
 )  # fmt: skip
 
-_MAGIC = b"GGUF"
 _HEADER_BYTES = 24
 _CHUNK_ELEMENTS = 1 << 22  # 16 MiB as float32: large enough to vectorise, small beside any model
 
@@ -27,12 +27,6 @@ _CHUNK_ELEMENTS = 1 << 22  # 16 MiB as float32: large enough to vectorise, small
 def import_gguf() -> Any:
     """The package that knows the encodings."""
     return import_optional("gguf", purpose="reading a GGUF file", extra="gguf")
-
-
-def is_gguf(path: Path) -> bool:
-    """Whether the file starts as GGUF does; says nothing about the rest of it."""
-    with path.open("rb") as file:
-        return file.read(len(_MAGIC)) == _MAGIC
 
 
 class GgufTensor:
@@ -158,7 +152,7 @@ def _open(path: Path) -> Any:
     gguf = import_gguf()
     with path.open("rb") as file:
         header = file.read(_HEADER_BYTES)
-    if header[:4] != _MAGIC:
+    if header[:4] != GGUF_MAGIC:
         raise CheckpointError("this is not a GGUF file (it does not begin with 'GGUF')", path)
     if len(header) < _HEADER_BYTES:
         raise CheckpointError("the file is truncated: it ends inside its header", path)

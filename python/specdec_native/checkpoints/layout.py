@@ -1,4 +1,4 @@
-"""Recognises what a directory holds."""
+"""Recognises what a directory or a file holds."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from enum import Enum
 from pathlib import Path
 
 from specdec_native.checkpoints.errors import CheckpointError
-from specdec_native.checkpoints.torch_convert import torch_files
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+TORCH_SINGLE_FILE = "pytorch_model.bin"
+TORCH_INDEX_FILE = "pytorch_model.bin.index.json"
+GGUF_MAGIC = b"GGUF"
 
 
 class CheckpointKind(Enum):
@@ -39,15 +41,40 @@ def gguf_files(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.gguf"))
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether the file starts as GGUF does; says nothing about the rest of it."""
+    with path.open("rb") as file:
+        return file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
+
+
+def torch_files(directory: Path) -> list[Path]:
+    """The `.bin` files that make up the checkpoint; empty if it has none.
+
+    Raises CheckpointError if the index is malformed or names a file that is missing.
+    """
+    index = directory / TORCH_INDEX_FILE
+    if index.is_file():
+        return _indexed_files(index)
+    single = directory / TORCH_SINGLE_FILE
+    return [single] if single.is_file() else []
+
+
 def _has_safetensors(directory: Path) -> bool:
     index = directory / INDEX_FILE
     if not index.is_file():
         return (directory / SINGLE_FILE).is_file()
+    _indexed_files(index)
+    return True
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    """The files an index says a checkpoint consists of, by name."""
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        files = [index.parent / Path(name).name for name in sorted(names)]
     except (ValueError, KeyError, TypeError, AttributeError) as fault:
         raise CheckpointError(f"the index is malformed: {fault}", index) from fault
-    for name in sorted(names):
-        if not (directory / name).is_file():
-            raise CheckpointError("the index names this file, but it is missing", directory / name)
-    return True
+    for file in files:
+        if not file.is_file():
+            raise CheckpointError("the index names this file, but it is missing", file)
+    return files

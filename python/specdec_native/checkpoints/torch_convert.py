@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from specdec_native.checkpoints.cache import require_free_space
 from specdec_native.checkpoints.errors import CheckpointError
+from specdec_native.checkpoints.layout import torch_files
 from specdec_native.checkpoints.optional import import_optional
 from specdec_native.checkpoints.progress import ProgressCallback, ProgressMeter
 from specdec_native.checkpoints.safetensors_writer import (
@@ -23,36 +24,11 @@ from specdec_native.checkpoints.safetensors_writer import (
     write_shard,
 )
 
-SINGLE_FILE = "pytorch_model.bin"
-INDEX_FILE = "pytorch_model.bin.index.json"
-
 _COMPANIONS = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "README.md")
 _DTYPE_CODES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64",
     "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
-
-
-def torch_files(directory: Path) -> list[Path]:
-    """The `.bin` files that make up the checkpoint; empty if it has none.
-
-    Raises CheckpointError if the index is malformed or names a file that is missing.
-    """
-    index = directory / INDEX_FILE
-    if index.is_file():
-        try:
-            names = sorted(
-                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            )
-        except (ValueError, KeyError, TypeError, AttributeError) as fault:
-            raise CheckpointError(f"the index is malformed: {fault}", index) from fault
-        files = [directory / Path(name).name for name in names]
-        for file in files:
-            if not file.is_file():
-                raise CheckpointError("the index names this file, but it is missing", file)
-        return files
-    single = directory / SINGLE_FILE
-    return [single] if single.is_file() else []
 
 
 def convert_torch(
