@@ -6,14 +6,15 @@ import time
 from typing import Any
 
 from ..protocol import Backend, Generation, Setup
-from .base import DRAFT_TOKENS, Peer
+from .base import Peer
 
 _BLOCK_SIZE = 16
 _MAX_BATCH = 1024
-_FREE_TOKENS = 8  # drafted where drafting costs nothing
 _NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}
 # Without a cache across requests: a repeated prompt would be answered from it.
 _SUFFIX = {"method": "suffix", "suffix_decoding_max_cached_requests": 0}
+
+_QUANTIZATION = {"bf16": "none", "int8": "int8", "int4": "int4"}
 
 PEER = Peer(
     name="specdec",
@@ -26,20 +27,20 @@ PEER = Peer(
         "draft": _MAX_BATCH,
         "suffix+draft": _MAX_BATCH,
     },
-    precisions=("bf16",),
+    precisions=tuple(_QUANTIZATION),
     install=("pip install '.[all]'",),
 )
 
 
 def speculative_config(speculation: str, draft_model: str) -> dict[str, Any] | None:
-    """The engine's argument for a way of decoding."""
+    """The engine's argument for a way of decoding, at its default draft lengths."""
     draft = {"method": "draft_model", "model": draft_model}
     configs: dict[str, dict[str, Any] | None] = {
         "plain": None,
-        "ngram": {**_NGRAM, "num_speculative_tokens": _FREE_TOKENS},
-        "suffix": {**_SUFFIX, "num_speculative_tokens": _FREE_TOKENS},
-        "draft": {**draft, "num_speculative_tokens": DRAFT_TOKENS},
-        "suffix+draft": {"drafters": [_SUFFIX, draft], "num_speculative_tokens": DRAFT_TOKENS},
+        "ngram": _NGRAM,
+        "suffix": _SUFFIX,
+        "draft": draft,
+        "suffix+draft": {"drafters": [_SUFFIX, draft]},
     }
     return configs[speculation]
 
@@ -55,6 +56,7 @@ class _Specdec:
         self._engine = specdec_native.Engine(
             setup.model,
             dtype="bfloat16",
+            quantization=_QUANTIZATION[setup.precision],
             num_threads=setup.num_threads,
             max_model_len=setup.max_model_len,
             max_num_seqs=setup.max_batch,
