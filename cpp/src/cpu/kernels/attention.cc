@@ -32,16 +32,16 @@ int round_up(int x, int unit) { return (x + unit - 1) / unit * unit; }
 
 // Positions [begin, end) that a row sees.
 struct RowSpan {
-  int begin = 0;
-  int end = 0;
+  int begin;
+  int end;
 };
 
 // Consecutive pairs computed in registers together, and the shared slots that any of them sees.
 struct Tile {
-  int first_pair = 0;
-  int num_pairs = 0;
-  int begin = 0;
-  int end = 0;
+  int first_pair;
+  int num_pairs;
+  int begin;
+  int end;
 };
 
 // Groups of keys or values: those being worked on, and those to be read next.
@@ -195,6 +195,7 @@ struct Kernel {
       tile.first_pair = pair;
       tile.num_pairs = (num_pairs - pair + num_tiles - t - 1) / (num_tiles - t);
       tile.begin = shared_end;
+      tile.end = 0;
       for (int r = pair / task.group_size; r <= (pair + tile.num_pairs - 1) / task.group_size;
            ++r) {
         tile.begin = min_of(tile.begin, rows[r].begin);
@@ -216,8 +217,8 @@ struct Kernel {
       locate(chunk, begin, end);
       score_chunk(first, begin, end);
     }
-    for (int t = 0; t < num_tiles; ++t) {
-      for (int p = 0; p < tiles[t].num_pairs; ++p) softmax(first, t, tiles[t].first_pair + p, out);
+    for (int pair = 0; pair < num_pairs; ++pair) {
+      softmax(first, pair, out + int64_t{pair} * partial_stride);
     }
     if (begin < whole_end) weigh_values(chunk, begin, whole_end, out);
     if (!in_order) weigh_tails(first, out);
@@ -419,51 +420,54 @@ struct Kernel {
 
   // --- softmax: weights 2^(score - maximum), their sums in 16 lanes ---
 
-  // Turns a pair's scores of the chunk into weights, 0 where its tile t sees more than itself.
-  // Writes sums and maximum behind the accumulators, and zeros to those.
-  void softmax(int first, int t, int pair, float* out) const {
-    constexpr int kStep = 2 * kLanes;
-    float* const partial = out + int64_t{pair} * partial_stride;
+  // Turns a pair's scores of the chunk into weights, 0 where it sees nothing. Writes sums and
+  // maximum behind the accumulators, and zeros to those.
+  void softmax(int first, int pair, float* partial) const {
     for (int i = 0; i < acc_stride; i += kLanes) store(partial + i, zero());
     const int r = pair / task.group_size;
-    const RowSpan& row = rows[r];
-    const int begin = max_of(row.begin - first, 0);
-    const int end = min_of(row.end - first, kAttentionChunk);
-    const int tile_begin = round_down(max_of(tiles[t].begin - first, 0), kStep);
-    const int tile_end = min_of(tiles[t].end - first, kAttentionChunk);
-    if (begin >= end) {
-      clear_weights(pair, tile_begin, tile_end);
-      return store(partial + acc_stride + kLanes, broadcast(-__builtin_inff()));
-    }
-    if (!in_order) take_tail_scores(first, pair, r, end);
+    const int begin = max_of(rows[r].begin - first, 0);
+    const int end = min_of(rows[r].end - first, kAttentionChunk);
     float* const s = scores(pair);
-    const int low = round_down(begin, kStep), high = round_up(end, kStep);
-    for (int i = low; i < begin; ++i) s[i] = kLowest;
-    for (int i = round_down(end, kLanes); i < high; i += kLanes) {
-      store(s + i, load_partial(s + i, max_of(end - i, 0), kLowest));
+    int seen = 0;  // positions, to the end of two vectors
+    if (begin < end) {
+      if (!in_order) take_tail_scores(first, pair, r, end);
+      seen = round_up(end, 2 * kLanes);
+      hide_scores(s, begin, end, seen);
+      weigh_scores(s, seen, weights(pair), partial + acc_stride);
+    } else {
+      store(partial + acc_stride + kLanes, broadcast(-__builtin_inff()));
     }
-
-    F32x16 highest = load(s + low);
-    for (int i = low + kLanes; i < high; i += kLanes) highest = max(highest, load(s + i));
-    const F32x16 top = broadcast(reduce_max(highest));
-    F32x16 sum = zero();
-    for (int i = low; i < high; i += kStep) {
-      const F32x16 a = T::exp2(load(s + i) - top), b = T::exp2(load(s + i + kLanes) - top);
-      Word* const words = weights(pair) + i / T::kPerWord;
-      T::store_weights(words, a, b);
-      sum = T::add_weights(sum, words);
-    }
-    store(partial + acc_stride, sum);
-    store(partial + acc_stride + kLanes, top);
-    clear_weights(pair, tile_begin, low);
-    clear_weights(pair, high, tile_end);
-  }
-
-  // Of positions [begin, end) of the chunk, begin a multiple of two vectors.
-  void clear_weights(int pair, int begin, int end) const {
-    for (int i = begin; i < end; i += 2 * kLanes) {
+    for (int i = seen; i < kAttentionChunk; i += 2 * kLanes) {
       T::store_weights(weights(pair) + i / T::kPerWord, zero(), zero());
     }
+  }
+
+  // Those of [0, limit) outside of [begin, end).
+  static void hide_scores(float* s, int begin, int end, int limit) {
+    for (int i = 0; i + kLanes <= begin; i += kLanes) store(s + i, broadcast(kLowest));
+    for (int i = round_down(begin, kLanes); i < begin; ++i) s[i] = kLowest;
+    for (int i = round_down(end, kLanes); i < limit; i += kLanes) {
+      store(s + i, load_partial(s + i, max_of(end - i, 0), kLowest));
+    }
+  }
+
+  // Weights of scores [0, count), a multiple of two vectors; their sums and maximum to `totals`.
+  static void weigh_scores(const float* s, int count, Word* words, float* totals) {
+    constexpr int kStep = 2 * kLanes;
+    F32x16 first = load(s), second = load(s + kLanes);
+    for (int i = kStep; i < count; i += kStep) {
+      first = max(first, load(s + i));
+      second = max(second, load(s + i + kLanes));
+    }
+    const F32x16 top = broadcast(reduce_max(max(first, second)));
+    F32x16 sum = zero();
+    for (int i = 0; i < count; i += kStep) {
+      Word* const out = words + i / T::kPerWord;
+      T::store_weights(out, T::exp2(load(s + i) - top), T::exp2(load(s + i + kLanes) - top));
+      sum = T::add_weights(sum, out);
+    }
+    store(totals, sum);
+    store(totals + kLanes, top);
   }
 
   // A tree row's scores of its own slots, in order of position.
