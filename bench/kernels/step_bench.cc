@@ -114,8 +114,9 @@ class Workload {
                      .max_rows = std::max(kChunk, most_of(options.rows)),
                      .max_logit_rows = kMaxVerified},
         options.quantization);
-    runner_->allocate_cache(num_blocks_, kBlockSize);
-    kv_bytes_ = runner_->cache_block_bytes(kBlockSize) * context_ / kBlockSize;
+    const KvFormat format = {.block_size = kBlockSize, .dtype = options.dtype};
+    runner_->allocate_cache(num_blocks_, format);
+    kv_bytes_ = runner_->cache_block_bytes(format) * context_ / kBlockSize;
     if (!blocks_.reserve(pool_, max_len)) refuse("no blocks for the context");
     vocab_size_ = config.vocab_size;
     for (int begin = 0; begin < context_; begin += kChunk) {

@@ -21,6 +21,7 @@ void bind_config(py::module_& module) {
       .def_readwrite("max_model_len", &EngineConfig::max_model_len)
       .def_readwrite("max_num_seqs", &EngineConfig::max_num_seqs)
       .def_readwrite("max_num_batched_tokens", &EngineConfig::max_num_batched_tokens)
+      .def_readwrite("kv_cache_dtype", &EngineConfig::kv_cache_dtype)
       .def_readwrite("kv_cache_memory_bytes", &EngineConfig::kv_cache_memory_bytes)
       .def_readwrite("num_kv_blocks", &EngineConfig::num_kv_blocks)
       .def_readwrite("block_size", &EngineConfig::block_size)
@@ -51,6 +52,7 @@ void bind_config(py::module_& module) {
       .def_readonly("block_size", &ModelInfo::block_size)
       .def_readonly("num_parameters", &ModelInfo::num_parameters)
       .def_readonly("weight_bytes", &ModelInfo::weight_bytes)
+      .def_readonly("kv_cache_dtype", &ModelInfo::kv_cache_dtype)
       .def_readonly("kv_cache_bytes", &ModelInfo::kv_cache_bytes);
 }
 

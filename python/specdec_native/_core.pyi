@@ -77,6 +77,7 @@ class EngineConfig:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    kv_cache_dtype: str
     kv_cache_memory_bytes: int
     num_kv_blocks: int
     block_size: int
@@ -96,6 +97,7 @@ class EngineConfig:
         max_model_len: int = ...,
         max_num_seqs: int = ...,
         max_num_batched_tokens: int = ...,
+        kv_cache_dtype: str = ...,
         kv_cache_memory_bytes: int = ...,
         num_kv_blocks: int = ...,
         block_size: int = ...,
@@ -124,6 +126,7 @@ class ModelInfo:
     block_size: int
     num_parameters: int
     weight_bytes: int
+    kv_cache_dtype: str
     kv_cache_bytes: int
 
 class SamplingParams:

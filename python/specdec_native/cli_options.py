@@ -16,6 +16,9 @@ Quantization = Annotated[
     str | None,
     typer.Option(help="Weights: auto (as stored), none (at dtype), int8 or int4 [default: auto]."),
 ]
+KvCacheDType = Annotated[
+    str, typer.Option("--kv-cache-dtype", help="Keys and values: auto (dtype) or int8.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda:N.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads [default: physical cores].")]
 ModelLen = Annotated[int | None, typer.Option(help="Tokens of prompt and output together.")]

@@ -48,6 +48,7 @@ class Engine:
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int | None = None,
+        kv_cache_dtype: str = "auto",
         kv_cache_memory_bytes: int | None = None,
         num_kv_blocks: int | None = None,
         block_size: int = 16,
@@ -78,6 +79,8 @@ class Engine:
             max_model_len: tokens of prompt and output together; None for the checkpoint's.
             max_num_seqs: sequences that run in one step.
             max_num_batched_tokens: tokens computed in one step; longer prompts are cut into chunks.
+            kv_cache_dtype: "auto" (dtype), or "int8": keys and values in 8 bits with a scale for
+                each token and head, about half the memory of bfloat16.
             kv_cache_memory_bytes: size of the KV cache; None derives it from the machine.
             num_kv_blocks: the same in blocks; exclusive with kv_cache_memory_bytes.
             block_size: tokens of one KV block, a multiple of 16.
@@ -110,6 +113,7 @@ class Engine:
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            kv_cache_dtype=kv_cache_dtype,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             num_kv_blocks=num_kv_blocks,
             block_size=block_size,

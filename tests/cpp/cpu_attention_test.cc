@@ -57,15 +57,34 @@ reference::PlainKv read_cache(const PagedWorld& world) {
   return plain;
 }
 
-class CpuAttention : public ::testing::TestWithParam<testing::IsaAndDType> {
+// Kernels, activations, and whether the cache holds int8.
+using Parameters = std::tuple<cpu::Isa, DType, bool>;
+
+std::string name_of_parameters(const ::testing::TestParamInfo<Parameters>& info) {
+  const auto& [isa, dtype, int8_kv] = info.param;
+  return std::string(cpu::name_of(isa)) + "_" + std::string(name_of(dtype)) +
+         (int8_kv ? "_int8" : "");
+}
+
+class CpuAttention : public ::testing::TestWithParam<Parameters> {
  protected:
   cpu::CpuBackend make_backend(int num_threads) {
     return cpu::CpuBackend(std::get<0>(GetParam()), num_threads, dtype());
   }
-  DType dtype() const { return std::get<1>(GetParam()); }
+  static DType dtype() { return std::get<1>(GetParam()); }
+  static bool int8_kv() { return std::get<2>(GetParam()); }
+
+  static AttentionShape with_kv(AttentionShape shape) {
+    shape.int8_kv = int8_kv();
+    return shape;
+  }
+  struct World : PagedWorld {
+    World(Backend& backend, const AttentionShape& shape, int num_blocks, uint64_t seed = 1)
+        : PagedWorld(backend, with_kv(shape), num_blocks, seed) {}
+  };
 
   // Largest error of the last attend() in units of what rounding explains: of the result, and of
-  // the weights to the dtype of the values they meet.
+  // weights, keys and values to the dtype of activations.
   double error_against_reference(PagedWorld& world) {
     reference::PlainKv kv = read_cache(world);
     const TreeAttentionArgs args = world.attention_args();
@@ -73,7 +92,8 @@ class CpuAttention : public ::testing::TestWithParam<testing::IsaAndDType> {
     for (double& value : kv.values) value = std::abs(value);
     const std::vector<double> magnitude = reference::tree_attention(args, kv, dtype());
     const bool is_bf16 = dtype() == DType::kBF16;
-    const double of_result = is_bf16 ? 0x1p-8 : 4e-6, of_weights = is_bf16 ? 0x1p-8 : 0.0;
+    const double of_result = is_bf16 ? 0x1p-8 : 4e-6;
+    const double of_weights = !is_bf16 ? 0.0 : int8_kv() ? 0x1p-7 : 0x1p-8;
     double worst = 0.0;
     for (size_t i = 0; i < expected.size(); ++i) {
       const double actual =
@@ -95,7 +115,7 @@ TEST_P(CpuAttention, MixedBatchesMatchReference) {
                                     .group_size = group_size,
                                     .head_dim = head_dim,
                                     .block_size = random() % 2 == 0 ? 16 : 32};
-      PagedWorld world(backend, shape, 50, random());
+      World world(backend, shape, 50, random());
       const int longest = head_dim == 64 && group_size == 3 ? 250 : 60;
       Request decode = make_request(world, random, Kind::kDecode, 1 + random() % longest, 1);
       Request chunk = make_request(world, random, Kind::kChunk, random() % 40, 1 + random() % 30);
@@ -111,7 +131,7 @@ TEST_P(CpuAttention, LongContextsAndWideTreesMatchReference) {
   cpu::CpuBackend backend = make_backend(2);
   std::mt19937_64 random(8);
   for (int context : {1, 15, 16, 17, 63, 64, 65, 500, 700}) {
-    PagedWorld world(backend, {.num_kv_heads = 1, .group_size = 3, .head_dim = 48}, 60, random());
+    World world(backend, {.num_kv_heads = 1, .group_size = 3, .head_dim = 48}, 60, random());
     Request tree = make_request(world, random, Kind::kTree, context, 100);
     world.step({&tree});
     EXPECT_LE(error_against_reference(world), 1.0) << context;
@@ -122,8 +142,7 @@ TEST_P(CpuAttention, SlidingWindowMatchesReference) {
   cpu::CpuBackend backend = make_backend(1);
   std::mt19937_64 random(9);
   for (int window : {1, 3, 16, 33, 100}) {
-    PagedWorld world(backend, {.group_size = 3, .head_dim = 64, .sliding_window = window}, 40,
-                     random());
+    World world(backend, {.group_size = 3, .head_dim = 64, .sliding_window = window}, 40, random());
     Request decode = make_request(world, random, Kind::kDecode, 130, 1);
     Request chunk = make_request(world, random, Kind::kChunk, 70, 50);
     Request tree = make_request(world, random, Kind::kTree, 37, 20);
@@ -135,7 +154,7 @@ TEST_P(CpuAttention, SlidingWindowMatchesReference) {
 TEST_P(CpuAttention, WrongMaskBitIsSeenByTheComparison) {
   cpu::CpuBackend backend = make_backend(1);
   std::mt19937_64 random(10);
-  PagedWorld world(backend, {}, 20);
+  World world(backend, {}, 20);
   Request tree = make_request(world, random, Kind::kTree, 100, 9);
   world.build({&tree});
   world.project();
@@ -156,7 +175,7 @@ TEST_P(CpuAttention, ChunkingChangesNoBit) {
   std::mt19937_64 random(11);
   for (int window : {0, 50}) {
     const AttentionShape shape = {.group_size = 3, .head_dim = 64, .sliding_window = window};
-    PagedWorld world(backend, shape, 250);
+    World world(backend, shape, 250);
     const std::vector<uint64_t> tokens = random_tokens(random, 700);
     Request whole = world.new_request(700);
     const RowBytes expected = world.prefill(whole, tokens, 700);
@@ -174,7 +193,7 @@ TEST_P(CpuAttention, BatchMatesBlocksThreadsAndBlockSizeChangeNoBit) {
     const std::vector<TreeNode> rows = random_tree(random, 11);
     const auto run = [&](int num_threads, int block_size, bool with_mates, uint64_t seed) {
       cpu::CpuBackend backend = make_backend(num_threads);
-      PagedWorld world(backend, {.group_size = group_size, .block_size = block_size}, 60, seed);
+      World world(backend, {.group_size = group_size, .block_size = block_size}, 60, seed);
       Request mate = make_request(world, random, Kind::kDecode, 33, 1);
       Request other = make_request(world, random, Kind::kTree, 20, 14);
       Request request = world.new_request(161);
@@ -199,7 +218,7 @@ TEST_P(CpuAttention, TreeRowsEqualTheirPathsRunAsChains) {
   for (int window : {0, 4, 40}) {
     for (int num_rows : {5, 40, 90}) {
       const AttentionShape shape = {.group_size = 3, .head_dim = 64, .sliding_window = window};
-      PagedWorld world(backend, shape, 400, random());
+      World world(backend, shape, 400, random());
       const std::vector<uint64_t> history = random_tokens(random, 30 + random() % 60);
       const int capacity = static_cast<int>(history.size()) + num_rows;
       Request tree = world.new_request(capacity);
@@ -261,7 +280,7 @@ TEST_P(CpuAttention, ATreeGrownLevelByLevelEqualsTheTreeAtOnceAndItsPaths) {
   for (int window : {0, 3, 40}) {
     for (const std::vector<int>& widths : {std::vector{1, 1, 1, 1}, {3, 2, 5, 1}, {40, 50, 60}}) {
       const AttentionShape shape = {.group_size = 3, .head_dim = 64, .sliding_window = window};
-      PagedWorld world(backend, shape, 400, random());
+      World world(backend, shape, 400, random());
       const std::vector<uint64_t> history = random_tokens(random, 20 + random() % 60);
       const std::vector<TreeNode> rows = tree_by_levels(random, widths);
       const int num_rows = static_cast<int>(rows.size());
@@ -300,7 +319,7 @@ TEST_P(CpuAttention, ATreeMayGrowByAnyRows) {
   cpu::CpuBackend backend = make_backend(2);
   std::mt19937_64 random(17);
   for (int num_rows : {2, 12, 64, 65, 150}) {
-    PagedWorld world(backend, {.group_size = 4, .head_dim = 48}, 100, random());
+    World world(backend, {.group_size = 4, .head_dim = 48}, 100, random());
     const std::vector<uint64_t> history = random_tokens(random, random() % 100);
     Request first = world.new_request(250), second = world.new_request(250);
     world.prefill(first, history);
@@ -316,7 +335,7 @@ TEST_P(CpuAttention, ATreeMayGrowByAnyRows) {
 TEST_P(CpuAttention, AWrongBitOfAnEarlierPassIsSeenByTheComparison) {
   cpu::CpuBackend backend = make_backend(1);
   std::mt19937_64 random(18);
-  PagedWorld world(backend, {}, 20);
+  World world(backend, {}, 20);
   Request tree = make_request(world, random, Kind::kTree, 50, 9);
   world.step({&tree});
   tree.num_cached_rows = 7;
@@ -337,7 +356,7 @@ TEST_P(CpuAttention, CompactedPathContinuesLikeAChain) {
   cpu::CpuBackend backend = make_backend(2);
   std::mt19937_64 random(14);
   for (int round = 0; round < 5; ++round) {
-    PagedWorld world(backend, {.num_kv_heads = 3, .group_size = 2}, 60, random());
+    World world(backend, {.num_kv_heads = 3, .group_size = 2}, 60, random());
     const std::vector<uint64_t> history = random_tokens(random, 40 + round * 5);
     Request tree = world.new_request(100);
     world.prefill(tree, history);
@@ -370,7 +389,7 @@ TEST_P(CpuAttention, CompactedPathContinuesLikeAChain) {
 TEST_P(CpuAttention, CopyMovesEveryLayerAndNothingElse) {
   cpu::CpuBackend backend = make_backend(2);
   std::mt19937_64 random(15);
-  PagedWorld first(backend, {}, 4), second(backend, {}, 4);
+  World first(backend, {}, 4), second(backend, {}, 4);
   Request a = first.new_request(40), b = second.new_request(40);
   first.prefill(a, random_tokens(random, 40));
   second.prefill(b, random_tokens(random, 40));
@@ -391,8 +410,87 @@ TEST_P(CpuAttention, CopyMovesEveryLayerAndNothingElse) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, CpuAttention, testing::all_isas_and_dtypes(),
-                         testing::isa_and_dtype_name);
+TEST_P(CpuAttention, ContextsAboutAChunkOfPositionsMatchReferenceAndChains) {
+  std::mt19937_64 random(19);
+  for (int context : {247, 255, 256, 257, 509, 511, 512, 513, 4096}) {
+    const std::vector<uint64_t> history = random_tokens(random, context);
+    const std::vector<TreeNode> rows = random_tree(random, 20);
+    const AttentionShape shape = {.num_kv_heads = 3,
+                                  .group_size = 2,
+                                  .head_dim = 32,
+                                  .sliding_window = context == 4096 ? 700 : 0,
+                                  .max_positions = 4200};
+    RowBytes of_tree;
+    for (int num_threads : {1, 2, 3}) {
+      cpu::CpuBackend backend = make_backend(num_threads);
+      World world(backend, shape, 600, random());
+      Request tree = world.new_request(context + 20);
+      world.prefill(tree, history);
+      tree.rows = rows;
+      tree.is_tree = true;
+      const RowBytes results = world.step({&tree});
+      EXPECT_LE(error_against_reference(world), 1.0) << context;
+      if (num_threads == 1) of_tree = results;
+      EXPECT_EQ(results, of_tree) << context;
+
+      Request chain = world.new_request(context + 20);
+      world.prefill(chain, history);
+      for (int leaf : {19, 13, 7}) {
+        const std::vector<int> path = tree.path_to(leaf);
+        std::vector<uint64_t> tokens;
+        for (int row : path) tokens.push_back(rows[row].token);
+        chain.rows = Request::chain(tokens);
+        const RowBytes of_chain = world.step({&chain});
+        EXPECT_EQ(of_chain.back(), results[leaf]) << context;
+        // The same rows one at a time.
+        Request single = chain;
+        for (size_t depth = 0; depth < path.size(); ++depth) {
+          single.rows = Request::chain({tokens[depth]});
+          EXPECT_EQ(world.step({&single})[0], of_chain[depth]) << context;
+          ++single.base_len;
+        }
+      }
+    }
+  }
+}
+
+class CpuInt8Attention : public CpuAttention {};
+
+TEST_P(CpuInt8Attention, ScalesCountWhereTokensAreSeen) {
+  cpu::CpuBackend backend = make_backend(1);
+  std::mt19937_64 random(20);
+  World world(backend, {.num_kv_heads = 1}, 4);
+  Request request = make_request(world, random, Kind::kDecode, 5, 1);
+  world.step({&request});
+  ASSERT_LE(error_against_reference(world), 1.0);
+  const RowBytes right = world.attend();
+  // Scales of a group of 16 tokens stand before its codes.
+  const size_t group = request.blocks[0];
+  const size_t group_bytes = 64 + 16 * size_t{64};
+  for (void* part : {world.kv().keys, world.kv().values}) {
+    float* scales = reinterpret_cast<float*>(static_cast<char*>(part) + group * group_bytes);
+    for (int token = 0; token < 6; ++token) {
+      const float scale = scales[token];
+      scales[token] = 1.5f * scale;
+      EXPECT_NE(world.attend(), right) << token;
+      EXPECT_LE(error_against_reference(world), 1.0) << token;
+      scales[token] = scale;
+    }
+    scales[6] = 1e30f;  // not written yet: nobody looks
+    EXPECT_EQ(world.attend(), right);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, CpuAttention,
+                         ::testing::Combine(::testing::ValuesIn(testing::supported_isas()),
+                                            ::testing::Values(DType::kF32, DType::kBF16),
+                                            ::testing::Bool()),
+                         name_of_parameters);
+INSTANTIATE_TEST_SUITE_P(Kernels, CpuInt8Attention,
+                         ::testing::Combine(::testing::ValuesIn(testing::supported_isas()),
+                                            ::testing::Values(DType::kF32, DType::kBF16),
+                                            ::testing::Values(true)),
+                         name_of_parameters);
 
 }  // namespace
 }  // namespace specdec

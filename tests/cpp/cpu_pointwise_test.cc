@@ -249,9 +249,60 @@ TEST_P(CpuPointwise, ProjectedHeadsMatchReference) {
   }
 }
 
+TEST_P(CpuPointwise, Int8KeysAndValuesMatchReference) {
+  cpu::CpuBackend backend = make_backend();
+  for (int head_dim : {8, 20, 64, 80}) {
+    const AttentionShape shape = {
+        .num_kv_heads = 2, .group_size = 1, .head_dim = head_dim, .qk_norm = true, .int8_kv = true};
+    PagedWorld world(backend, shape, 6);
+    Request request = world.new_request(40);
+    request.base_len = 5;
+    for (int i = 0; i < 30; ++i) request.rows.push_back({static_cast<uint64_t>(7 * i), i - 1});
+    world.build({&request});
+    world.project();
+    const int64_t num_elements = int64_t{world.kv().num_blocks} * 16 * 2 * head_dim;
+    reference::PlainKv kv = {std::vector<double>(num_elements, NAN),
+                             std::vector<double>(num_elements, NAN)};
+    const std::vector<double> q = reference::split_qkv(world.qkv_args(), world.qkv(), kv);
+    SCOPED_TRACE(head_dim);
+    expect_near(world.q_bytes(), q, 2e-6);
+    int num_differing = 0;
+    for (int64_t i = 0; i < num_elements; ++i) {
+      const int64_t slot = i / (2 * head_dim);
+      const int head = static_cast<int>(i / head_dim % 2), d = static_cast<int>(i % head_dim);
+      const double key = world.key(slot, head, d), value = world.value(slot, head, d);
+      ASSERT_EQ(std::isnan(key), std::isnan(kv.keys[i])) << slot;
+      ASSERT_EQ(std::isnan(value), std::isnan(kv.values[i])) << slot;
+      if (std::isnan(key)) continue;
+      const double* heads[] = {&kv.keys[i - d], &kv.values[i - d]};
+      const double found[] = {key, value};
+      for (int part = 0; part < 2; ++part) {
+        double largest = 0.0;
+        for (int j = 0; j < head_dim; ++j) largest = std::max(largest, std::abs(heads[part][j]));
+        // Another code where rounding decides between two, which is rare.
+        ASSERT_NEAR(found[part], heads[part][d], 1.0001 * largest / 127.0) << slot;
+        num_differing += std::abs(found[part] - heads[part][d]) > 1e-5 * largest ? 1 : 0;
+      }
+    }
+    EXPECT_LE(num_differing, 30 * 4 * head_dim / 200);
+  }
+}
+
+TEST_P(CpuPointwise, Int8CachesTakeAByteAnElementAndAScaleAHead) {
+  cpu::CpuBackend backend = make_backend();
+  const KvCacheShape shape = {.num_layers = 3,
+                              .num_kv_heads = 2,
+                              .head_dim = 64,
+                              .format = {.block_size = 32, .dtype = DType::kI8}};
+  EXPECT_EQ(KvCache::block_bytes(backend, shape), 3 * 2 * 2 * 32 * (64 + 4));
+}
+
 TEST_P(CpuPointwise, KvCacheLayersAreDisjointAndCounted) {
   cpu::CpuBackend backend = make_backend();
-  const KvCacheShape shape = {.num_layers = 3, .num_kv_heads = 2, .head_dim = 64, .block_size = 16};
+  const KvCacheShape shape = {.num_layers = 3,
+                              .num_kv_heads = 2,
+                              .head_dim = 64,
+                              .format = {.block_size = 16, .dtype = dtype()}};
   KvCache cache(backend, shape, 10);
   ASSERT_EQ(cache.layers().size(), 3u);
   const int64_t block_bytes = 3 * 2 * 2 * 64 * 16 * static_cast<int64_t>(size_of(dtype()));

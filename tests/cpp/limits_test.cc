@@ -29,6 +29,7 @@ TEST(Limits, EachBadFieldIsNamed) {
       {"model", [](EngineConfig& c) { c.model = ""; }},
       {"dtype", [](EngineConfig& c) { c.dtype = "float16"; }},
       {"quantization", [](EngineConfig& c) { c.quantization = "awq"; }},
+      {"kv_cache_dtype", [](EngineConfig& c) { c.kv_cache_dtype = "fp8"; }},
       {"max_model_len", [](EngineConfig& c) { c.max_model_len = -1; }},
       {"max_num_seqs", [](EngineConfig& c) { c.max_num_seqs = 0; }},
       {"max_num_batched_tokens", [](EngineConfig& c) { c.max_num_batched_tokens = 0; }},

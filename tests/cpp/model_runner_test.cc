@@ -26,7 +26,7 @@ class RunnerUnderTest {
     runner_ = std::make_unique<ModelRunner>(
         load_model_config(path), path, *backend_,
         RunnerLimits{.max_model_len = 128, .max_rows = 128, .max_logit_rows = 4});
-    runner_->allocate_cache(kNumBlocks, kBlockSize);
+    runner_->allocate_cache(kNumBlocks, {.block_size = kBlockSize, .dtype = dtype});
   }
 
   // Logprobs of the whole vocabulary after each of the batch's rows, most likely token first.

@@ -26,6 +26,7 @@ struct AttentionShape {
   int rotary_dim = -1;  // -1: head_dim; 0: no rotation
   bool qk_norm = false;
   int max_positions = 1024;
+  bool int8_kv = false;
 
   int num_heads() const { return num_kv_heads * group_size; }
   int row_width() const { return (num_heads() + 2 * num_kv_heads) * head_dim; }
@@ -63,7 +64,7 @@ class PagedWorld {
  public:
   PagedWorld(Backend& backend, const AttentionShape& shape, int num_blocks, uint64_t seed = 1)
       : backend_(backend), shape_(shape), random_(seed) {
-    kv_ = {.dtype = backend.act_dtype(),
+    kv_ = {.dtype = shape.int8_kv ? DType::kI8 : backend.act_dtype(),
            .num_blocks = num_blocks + 1,
            .block_size = shape.block_size,
            .num_kv_heads = shape.num_kv_heads,

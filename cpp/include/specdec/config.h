@@ -21,6 +21,8 @@ struct EngineConfig {
   int max_num_seqs = 64;             // sequences that run in one step
   int max_num_batched_tokens = 512;  // rows of one step: prompt chunks and decodes together
 
+  // Keys and values: "auto" (at dtype), or "int8" with a scale for each token and head.
+  std::string kv_cache_dtype = "auto";
   int64_t kv_cache_memory_bytes = 0;  // KV pool size; 0: derived from num_kv_blocks or the machine
   int num_kv_blocks = 0;              // KV pool size in blocks; exclusive with the above
   int block_size = 16;                // tokens of one KV block, a multiple of 16
@@ -52,6 +54,7 @@ struct ModelInfo {
   int block_size = 0;
   int64_t num_parameters = 0;
   int64_t weight_bytes = 0;  // resident, as packed
+  std::string kv_cache_dtype;
   int64_t kv_cache_bytes = 0;
 };
 

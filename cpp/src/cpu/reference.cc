@@ -36,6 +36,20 @@ void prepare_head(const QkvArgs& args, const float* weight, int32_t position,
   }
 }
 
+// A head as the cache holds it: rounded, or as codes of a scale that makes its largest element 127.
+void store_head(const std::vector<double>& head, DType dtype, double* out) {
+  double largest = 0.0;
+  for (double value : head) largest = std::max(largest, std::abs(value));
+  const double scale = largest / 127.0;
+  for (double value : head) {
+    if (dtype != DType::kI8) {
+      *out++ = rounded(value, dtype);
+    } else {
+      *out++ = scale == 0.0 ? 0.0 : std::nearbyint(value / scale) * scale;
+    }
+  }
+}
+
 // Slots of the request that its row `index` sees, in order of position, window applied.
 std::vector<int> visible_slots(const TreeAttentionArgs& args, int request, int index) {
   const BatchView& batch = *args.batch;
@@ -163,7 +177,7 @@ std::vector<double> split_qkv(const QkvArgs& args, std::span<const float> qkv, P
       if (is_key) prepare_head(args, args.k_norm, position, head);
       std::vector<double>& target = is_key ? kv.keys : kv.values;
       const int64_t place = (slot * num_kv_heads + kv_head % num_kv_heads) * dim;
-      for (int i = 0; i < dim; ++i) target[place + i] = rounded(head[i], args.kv.dtype);
+      store_head(head, args.kv.dtype, &target[place]);
     }
   }
   return q;

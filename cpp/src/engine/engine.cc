@@ -59,14 +59,15 @@ Engine::Impl::Impl(const EngineConfig& config) : config_(config) {
                             .max_logit_rows = max_logit_rows(config)};
   runner_ = std::make_unique<ModelRunner>(model, config.model, *backend_, limits,
                                           parse_quantization(config.quantization));
-  int64_t block_bytes = runner_->cache_block_bytes(config.block_size);
+  const KvFormat kv_format = resolve_kv_format(config, backend_->act_dtype());
+  int64_t block_bytes = runner_->cache_block_bytes(kv_format);
   if (config.speculative.enabled()) {
     speculator_ = std::make_unique<Speculator>(config, *backend_, model, max_model_len);
-    block_bytes += speculator_->cache_block_bytes(config.block_size);
+    block_bytes += speculator_->cache_block_bytes(kv_format);
   }
   const CacheSize cache =
       resolve_cache_size(config, max_model_len, block_bytes, available_host_memory_bytes());
-  runner_->allocate_cache(cache.num_blocks, config.block_size);
+  runner_->allocate_cache(cache.num_blocks, kv_format);
   pool_ = std::make_unique<BlockPool>(cache.num_blocks);
   scheduler_ = std::make_unique<Scheduler>(
       SchedulerConfig{.max_num_seqs = config.max_num_seqs,
@@ -75,7 +76,7 @@ Engine::Impl::Impl(const EngineConfig& config) : config_(config) {
                       .enable_prefix_caching = config.enable_prefix_caching},
       *pool_);
   if (speculator_ != nullptr) {
-    speculator_->start(*pool_, config.block_size, runner_->decoder().weight_bytes());
+    speculator_->start(*pool_, kv_format, runner_->decoder().weight_bytes());
   }
   sampler_ = std::make_unique<StepSampler>(
       *runner_,
@@ -102,6 +103,7 @@ void Engine::Impl::fill_model_info(const ModelConfig& model, const CacheSize& ca
   info_.block_size = config_.block_size;
   info_.num_parameters = runner_->decoder().num_parameters();
   info_.weight_bytes = runner_->decoder().weight_bytes();
+  info_.kv_cache_dtype = std::string(name_of(runner_->cache().layers()[0].dtype));
   info_.kv_cache_bytes = runner_->cache().size_bytes();
   if (speculator_ != nullptr) {
     info_.weight_bytes += speculator_->weight_bytes();

@@ -43,6 +43,9 @@ void validate(const EngineConfig& config) {
           "dtype",
           str_cat("'", config.dtype, "' is not supported; use 'auto', 'float32' or 'bfloat16'"));
   parse_quantization(config.quantization);
+  require(config.kv_cache_dtype == "auto" || config.kv_cache_dtype == "int8", "kv_cache_dtype",
+          str_cat("'", config.kv_cache_dtype,
+                  "' is not supported; use 'auto' (the dtype computed in) or 'int8'"));
   require(config.max_model_len >= 0, "max_model_len",
           "must be positive, or 0 for the checkpoint's");
   require(config.max_num_seqs >= 1, "max_num_seqs", "must be at least 1");
@@ -73,6 +76,11 @@ DType resolve_dtype(const EngineConfig& config, const ModelConfig& model) {
     return DType::kBF16;
   }
   return model.checkpoint_dtype == DType::kBF16 ? DType::kBF16 : DType::kF32;
+}
+
+KvFormat resolve_kv_format(const EngineConfig& config, DType act_dtype) {
+  return {.block_size = config.block_size,
+          .dtype = config.kv_cache_dtype == "int8" ? DType::kI8 : act_dtype};
 }
 
 int resolve_max_model_len(const EngineConfig& config, const ModelConfig& model) {

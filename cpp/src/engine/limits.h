@@ -16,6 +16,9 @@ void validate(const EngineConfig& config);
 // under "auto", with a warning.
 DType resolve_dtype(const EngineConfig& config, const ModelConfig& model);
 
+// What a KV cache is made of: "auto" is the dtype computed in.
+KvFormat resolve_kv_format(const EngineConfig& config, DType act_dtype);
+
 // Tokens the checkpoint's positions reach. Interpolating rope scalings stretch what config.json
 // states; llama3 states the stretched length already.
 int max_positions(const ModelConfig& model);

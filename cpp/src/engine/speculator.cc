@@ -77,15 +77,15 @@ Speculator::Speculator(const EngineConfig& config, Backend& backend, const Model
   }
 }
 
-int64_t Speculator::cache_block_bytes(int block_size) const {
+int64_t Speculator::cache_block_bytes(const KvFormat& format) const {
   int64_t bytes = 0;
   for (const auto& runner : runners_) {
-    if (runner != nullptr) bytes += runner->cache_block_bytes(block_size);
+    if (runner != nullptr) bytes += runner->cache_block_bytes(format);
   }
   return bytes;
 }
 
-void Speculator::start(const BlockPool& pool, int block_size, int64_t target_weight_bytes) {
+void Speculator::start(const BlockPool& pool, const KvFormat& format, int64_t target_weight_bytes) {
   std::vector<std::unique_ptr<Drafter>> drafters;
   std::vector<double> relative_costs;
   for (size_t i = 0; i < config_.drafters.size(); ++i) {
@@ -94,7 +94,7 @@ void Speculator::start(const BlockPool& pool, int block_size, int64_t target_wei
                                  ? 0.0
                                  : static_cast<double>(runners_[i]->decoder().weight_bytes()) /
                                        static_cast<double>(target_weight_bytes));
-    drafters.push_back(make_drafter(i, pool, block_size));
+    drafters.push_back(make_drafter(i, pool, format));
     parts_.push_back(drafters.back().get());
   }
   drafter_ = combine(std::move(drafters), relative_costs);
@@ -117,7 +117,7 @@ std::unique_ptr<Drafter> Speculator::combine(std::vector<std::unique_ptr<Drafter
 }
 
 std::unique_ptr<Drafter> Speculator::make_drafter(size_t index, const BlockPool& pool,
-                                                  int block_size) {
+                                                  const KvFormat& format) {
   const DrafterConfig& config = config_.drafters[index];
   const int id = static_cast<int>(index);
   switch (config.method) {
@@ -130,7 +130,7 @@ std::unique_ptr<Drafter> Speculator::make_drafter(size_t index, const BlockPool&
     case DraftMethod::kDraftModel:
       break;
   }
-  runners_[index]->allocate_cache(pool.num_blocks(), block_size);
+  runners_[index]->allocate_cache(pool.num_blocks(), format);
   kv_cache_bytes_ += runners_[index]->cache().size_bytes();
   return std::make_unique<DraftModelDrafter>(
       std::move(runners_[index]), pool,

@@ -28,10 +28,10 @@ class Speculator {
   Speculator(const EngineConfig& config, Backend& backend, const ModelConfig& target,
              int max_model_len);
 
-  // KV bytes of the draft models for one block of block_size tokens.
-  int64_t cache_block_bytes(int block_size) const;
+  // KV bytes of the draft models for one block.
+  int64_t cache_block_bytes(const KvFormat& format) const;
   // Makes the drafters. The pool must outlive the speculator.
-  void start(const BlockPool& pool, int block_size, int64_t target_weight_bytes);
+  void start(const BlockPool& pool, const KvFormat& format, int64_t target_weight_bytes);
 
   // Drafted tokens (tree nodes) a decoding sequence may have in the step being planned.
   int budget(const Sequence& sequence, int num_decoding);
@@ -64,7 +64,8 @@ class Speculator {
  private:
   int depth_limit(const Sequence& sequence) const;
   void begin_step(const ExecutionPlan& plan);
-  std::unique_ptr<Drafter> make_drafter(size_t index, const BlockPool& pool, int block_size);
+  std::unique_ptr<Drafter> make_drafter(size_t index, const BlockPool& pool,
+                                        const KvFormat& format);
   std::unique_ptr<Drafter> combine(std::vector<std::unique_ptr<Drafter>> drafters,
                                    const std::vector<double>& relative_costs);
 

@@ -7,10 +7,10 @@
 namespace specdec {
 namespace {
 
-PagedKvView layer_view(const Backend& backend, const KvCacheShape& shape, int num_blocks) {
-  return {.dtype = backend.act_dtype(),
+PagedKvView layer_view(const KvCacheShape& shape, int num_blocks) {
+  return {.dtype = shape.format.dtype,
           .num_blocks = num_blocks,
-          .block_size = shape.block_size,
+          .block_size = shape.format.block_size,
           .num_kv_heads = shape.num_kv_heads,
           .head_dim = shape.head_dim};
 }
@@ -19,7 +19,7 @@ PagedKvView layer_view(const Backend& backend, const KvCacheShape& shape, int nu
 
 KvCache::KvCache(Backend& backend, const KvCacheShape& shape, int num_blocks) {
   SPECDEC_CHECK_GT(num_blocks, 0);
-  PagedKvView layer = layer_view(backend, shape, num_blocks + 1);
+  PagedKvView layer = layer_view(shape, num_blocks + 1);
   const size_t layer_bytes = backend.kv_layer_bytes(layer);
   try {
     for (int i = 0; i < shape.num_layers; ++i) {
@@ -39,8 +39,8 @@ KvCache::KvCache(Backend& backend, const KvCacheShape& shape, int num_blocks) {
 
 int64_t KvCache::block_bytes(const Backend& backend, const KvCacheShape& shape) {
   // The difference leaves out what a layer takes once, whatever its number of blocks.
-  const size_t one = backend.kv_layer_bytes(layer_view(backend, shape, 1));
-  const size_t two = backend.kv_layer_bytes(layer_view(backend, shape, 2));
+  const size_t one = backend.kv_layer_bytes(layer_view(shape, 1));
+  const size_t two = backend.kv_layer_bytes(layer_view(shape, 2));
   return 2 * static_cast<int64_t>(two - one) * shape.num_layers;
 }
 

@@ -9,11 +9,16 @@
 
 namespace specdec {
 
+struct KvFormat {
+  int block_size = 0;         // tokens
+  DType dtype = DType::kF32;  // the backend's act dtype, or int8
+};
+
 struct KvCacheShape {
   int num_layers = 0;
   int num_kv_heads = 0;
   int head_dim = 0;
-  int block_size = 0;  // tokens
+  KvFormat format;
 };
 
 class KvCache {

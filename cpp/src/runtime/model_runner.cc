@@ -16,20 +16,20 @@ ModelRunner::ModelRunner(const ModelConfig& config, const std::string& directory
       static_cast<size_t>(limits.max_logit_rows) * config.vocab_size * sizeof(float), "logits");
 }
 
-KvCacheShape ModelRunner::cache_shape(int block_size) const {
+KvCacheShape ModelRunner::cache_shape(const KvFormat& format) const {
   const ModelConfig& config = decoder_->config();
   return {.num_layers = config.num_layers,
           .num_kv_heads = config.num_kv_heads,
           .head_dim = config.head_dim,
-          .block_size = block_size};
+          .format = format};
 }
 
-int64_t ModelRunner::cache_block_bytes(int block_size) const {
-  return KvCache::block_bytes(backend_, cache_shape(block_size));
+int64_t ModelRunner::cache_block_bytes(const KvFormat& format) const {
+  return KvCache::block_bytes(backend_, cache_shape(format));
 }
 
-void ModelRunner::allocate_cache(int num_blocks, int block_size) {
-  cache_ = std::make_unique<KvCache>(backend_, cache_shape(block_size), num_blocks);
+void ModelRunner::allocate_cache(int num_blocks, const KvFormat& format) {
+  cache_ = std::make_unique<KvCache>(backend_, cache_shape(format), num_blocks);
 }
 
 void ModelRunner::forward(BatchInputs& inputs) {

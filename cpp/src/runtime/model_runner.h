@@ -26,9 +26,9 @@ class ModelRunner {
   ModelRunner(const ModelConfig& config, const std::string& directory, Backend& backend,
               const RunnerLimits& limits, Quantization quantization = Quantization::kAuto);
 
-  void allocate_cache(int num_blocks, int block_size);
+  void allocate_cache(int num_blocks, const KvFormat& format);
   // Bytes of one block over all layers.
-  int64_t cache_block_bytes(int block_size) const;
+  int64_t cache_block_bytes(const KvFormat& format) const;
 
   // Runs the rows, writing their KV.
   void forward(BatchInputs& inputs);
@@ -47,7 +47,7 @@ class ModelRunner {
   const KvCache& cache() const { return *cache_; }
 
  private:
-  KvCacheShape cache_shape(int block_size) const;
+  KvCacheShape cache_shape(const KvFormat& format) const;
 
   Backend& backend_;
   RunnerLimits limits_;
