@@ -580,6 +580,8 @@ def test_a_vllm_script_runs_with_its_import_changed(model: Path, tmp_path: Path)
         ),
         ({"quantization": "fp8"}, ValueError, "use 'int8'"),
         ({"quantization": 8}, ValueError, "quantization must be a string"),
+        ({"kv_cache_dtype": "fp8"}, ValueError, "kv_cache_dtype: 'fp8'.*'int8'"),
+        ({"kv_cache_dtype": 8}, ValueError, "kv_cache_dtype must be a string"),
         ({"enable_lora": True}, ValueError, "enable_lora"),
         ({"task": "embed"}, ValueError, "task"),
         ({"dtype": "half"}, ValueError, "dtype"),

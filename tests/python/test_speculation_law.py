@@ -92,12 +92,11 @@ class Setting:
     """A model, prompts of repetitive tokens and every request's answer without speculation."""
 
     def __init__(
-        self, model: Path, vocab_size: int, dtype: str, max_tokens: int, quantization: str = "auto"
+        self, model: Path, vocab_size: int, dtype: str, max_tokens: int, **options: Any
     ) -> None:
         self.model = model
-        self.dtype = dtype
         self.max_tokens = max_tokens
-        self.quantization = quantization
+        self.options = {"dtype": dtype, **options}
         draw = random.Random(3)
         self.prompts = []
         for i in range(NUM_REQUESTS):
@@ -109,8 +108,7 @@ class Setting:
         return Engine(
             self.model,
             **{
-                "dtype": self.dtype,
-                "quantization": self.quantization,
+                **self.options,
                 "max_model_len": MAX_MODEL_LEN,
                 "max_num_seqs": 32,
                 **options,
@@ -135,7 +133,12 @@ def tiny(checkpoint: Callable[[str], Path]) -> Setting:
 
 @pytest.fixture(scope="module", params=["int8", "int4"])
 def quantized(checkpoint: Callable[[str], Path], request: pytest.FixtureRequest) -> Setting:
-    return Setting(checkpoint("llama"), 160, "bfloat16", 40, request.param)
+    return Setting(checkpoint("llama"), 160, "bfloat16", 40, quantization=request.param)
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def int8_cache(checkpoint: Callable[[str], Path], request: pytest.FixtureRequest) -> Setting:
+    return Setting(checkpoint("llama"), 160, request.param, 40, kv_cache_dtype="int8")
 
 
 @pytest.fixture(scope="module")
@@ -270,16 +273,15 @@ def test_quantised_weights(
     check(quantized, sampling, config).close()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_num_seqs": 1},
-        {"max_num_seqs": 8},
-        {"num_threads": 1},
-        {"num_kv_blocks": 16, "max_num_batched_tokens": 20},
-    ],
-    ids=["batch1", "batch8", "thread1", "small"],
-)
+BATCHES = {
+    "batch1": {"max_num_seqs": 1},
+    "batch8": {"max_num_seqs": 8},
+    "thread1": {"num_threads": 1},
+    "small": {"num_kv_blocks": 16, "max_num_batched_tokens": 20},
+}
+
+
+@pytest.mark.parametrize("options", BATCHES.values(), ids=BATCHES)
 @pytest.mark.parametrize("draft", ["none", "int8", "int4"])
 def test_quantised_weights_in_any_batch(
     quantized: Setting, draft: str, options: dict[str, Any]
@@ -290,13 +292,71 @@ def test_quantised_weights_in_any_batch(
         assert [answer(output) for output in outputs] == quantized.plain("t1")
 
 
+@pytest.mark.parametrize("sampling", ["greedy", "t1"])
+@pytest.mark.parametrize(("tokens", "width"), [(3, 1), (16, 1), (4, 3)])
+@pytest.mark.parametrize("method", METHODS)
+def test_int8_cache(
+    int8_cache: Setting, method: str, tokens: int, width: int, sampling: str
+) -> None:
+    config = speculative(method, int8_cache.model, tokens, width)
+    check(int8_cache, sampling, config).close()
+
+
+@pytest.mark.parametrize("options", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize("method", ["merged", "custom"])
+def test_int8_cache_in_any_batch(int8_cache: Setting, method: str, options: dict[str, Any]) -> None:
+    config = speculative(method, int8_cache.model, 4, 3)
+    with check(int8_cache, "t1", config, **options) as engine:
+        assert (engine.stats().num_preemptions > 0) == ("num_kv_blocks" in options)
+        outputs = engine.generate(int8_cache.prompts, int8_cache.params("t1"))
+        if "num_threads" in options:  # the others have room for few requests
+            assert any(output.num_cached_tokens for output in outputs)
+        assert [answer(output) for output in outputs] == int8_cache.plain("t1")
+
+
+@pytest.mark.models
+@pytest.mark.parametrize(("method", "tokens", "width"), [("draft_model", 3, 1), ("merged", 4, 3)])
+def test_real_weights_with_an_int8_cache(
+    smollm2: Path, method: str, tokens: int, width: int
+) -> None:
+    setting = Setting(smollm2, 49000, "bfloat16", 24, kv_cache_dtype="int8")
+    check(setting, "t1", speculative(method, smollm2, tokens, width)).close()
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_drafts_across_a_chunk_of_positions(
+    smollm2: Path, num_threads: int, kv_cache_dtype: str
+) -> None:
+    """Attention computes 256 positions apart from the next ones, on any thread."""
+    draw = random.Random(8)
+    prompts = []
+    for length in (238, 246, 251, 255, 256, 257, 500, 509, 760):
+        word = [draw.randrange(3, 49000) for _ in range(9)]
+        prompts.append((word * 100)[:length])
+    params = SamplingParams(temperature=0, max_tokens=24, logprobs=2, ignore_eos=True)
+    options: dict[str, Any] = {
+        "dtype": "bfloat16", "max_model_len": 800, "kv_cache_dtype": kv_cache_dtype
+    }  # fmt: skip
+    with Engine(smollm2, num_threads=2, max_num_seqs=1, **options) as engine:
+        plain = [answer(output) for output in engine.generate(prompts, params)]
+    for config in (speculative("suffix", smollm2, 16, 1), speculative("custom", smollm2, 5, 3)):
+        with Engine(
+            smollm2, num_threads=num_threads, speculative_config=config, **options
+        ) as engine:
+            outputs = engine.generate(prompts, params)
+            assert [answer(output) for output in outputs] == plain
+            assert metrics_of(engine).num_accepted_draft_tokens > 20
+
+
 @pytest.mark.models
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize(("method", "tokens", "width"), [("draft_model", 3, 1), ("merged", 4, 3)])
 def test_real_weights_quantised(
     smollm2: Path, method: str, tokens: int, width: int, quantization: str
 ) -> None:
-    setting = Setting(smollm2, 49000, "bfloat16", 24, quantization)
+    setting = Setting(smollm2, 49000, "bfloat16", 24, quantization=quantization)
     check(setting, "t1", speculative(method, smollm2, tokens, width)).close()
 
 
