@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include "core/str_cat.h"
+#include "cuda/backend/cuda_backend.h"
 #include "specdec/error.h"
 
 namespace specdec::cuda {
@@ -27,10 +28,9 @@ std::vector<DeviceInfo> list_cuda_devices() {
   return devices;
 }
 
-std::unique_ptr<Backend> make_cuda_backend(int index, const BackendConfig&) {
-  throw Unavailable(str_cat("device cuda:", index,
-                            " cannot run models: this version has no CUDA kernels. Use "
-                            "device=\"cpu\""));
+std::unique_ptr<Backend> make_cuda_backend(int index, const BackendConfig& config) {
+  return std::make_unique<CudaBackend>(make_cuda_device(index), native::kernel_table(),
+                                       config.act_dtype);
 }
 
 }  // namespace specdec::cuda

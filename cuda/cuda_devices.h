@@ -20,4 +20,7 @@ std::vector<DeviceInfo> list_cuda_devices();
 // Throws Unavailable, saying what to do, when there is no such GPU or no CUDA in this build.
 std::unique_ptr<Backend> make_cuda_backend(int index, const BackendConfig& config);
 
+// The CUDA backend on an emulated device. Throws Unavailable in a build without it.
+std::unique_ptr<Backend> make_emulated_backend(const BackendConfig& config);
+
 }  // namespace specdec::cuda

@@ -42,6 +42,8 @@ class TimedBackend final : public Backend {
   size_t kv_layer_bytes(const PagedKvView& shape) const override {
     return inner_.kv_layer_bytes(shape);
   }
+  BatchView stage(const BatchView& batch) override { return inner_.stage(batch); }
+  const int32_t* stage_ids(std::span<const int32_t> ids) override { return inner_.stage_ids(ids); }
   void begin_step() override { inner_.begin_step(); }
   void end_step() override { inner_.end_step(); }
 

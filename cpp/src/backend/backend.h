@@ -39,6 +39,11 @@ class Backend {
   // Bytes of keys or values of one layer: what PagedKvView::keys and ::values must point to.
   virtual size_t kv_layer_bytes(const PagedKvView& shape) const = 0;
 
+  // The arrays of a batch, or ids of rows, where the operations can read them: arguments take what
+  // these return. It stays valid until the step after the next begins.
+  virtual BatchView stage(const BatchView& batch) = 0;
+  virtual const int32_t* stage_ids(std::span<const int32_t> ids) = 0;
+
   virtual void embed(const EmbedArgs& args) = 0;
   virtual void norm(const NormArgs& args) = 0;
   virtual void linear(const LinearArgs& args) = 0;

@@ -27,6 +27,7 @@ int parse_cuda_index(std::string_view device) {
 
 std::unique_ptr<Backend> make_backend(const BackendConfig& config) {
   if (config.device == "auto" || config.device == "cpu") return cpu::make_cpu_backend(config);
+  if (config.device == "emulated") return cuda::make_emulated_backend(config);
   const int cuda_index = parse_cuda_index(config.device);
   if (cuda_index >= 0) return cuda::make_cuda_backend(cuda_index, config);
   throw InvalidArgument("device", str_cat("unknown device '", config.device,

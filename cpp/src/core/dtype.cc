@@ -1,6 +1,8 @@
 #include "core/dtype.h"
 
 #include "core/check.h"
+#include "core/str_cat.h"
+#include "specdec/error.h"
 
 namespace specdec {
 
@@ -66,6 +68,39 @@ float half_to_float(uint16_t half_bits) {
     return sign ? -magnitude : magnitude;
   }
   return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
+}
+
+uint16_t float_to_half(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return sign | 0x7e00u;   // NaN
+  if (magnitude >= 0x477ff000u) return sign | 0x7c00u;  // 65520 and more round to infinity
+  if (magnitude < 0x38800000u) {  // below the least normal: adding 0.5 leaves multiples of 2^-24
+    const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
+    return sign | static_cast<uint16_t>(std::bit_cast<uint32_t>(shifted) - 0x3f000000u);
+  }
+  const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
+  return sign | static_cast<uint16_t>((rounded - (112u << 23)) >> 13);
+}
+
+void to_floats(const void* from, DType dtype, size_t count, float* to) {
+  const auto widen = [&]<class T>(const T* values, auto convert) {
+    for (size_t i = 0; i < count; ++i) to[i] = convert(values[i]);
+  };
+  switch (dtype) {
+    case DType::kF32:
+      return widen(static_cast<const float*>(from), [](float x) { return x; });
+    case DType::kF64:
+      return widen(static_cast<const double*>(from),
+                   [](double x) { return static_cast<float>(x); });
+    case DType::kBF16:
+      return widen(static_cast<const BFloat16*>(from), [](BFloat16 x) { return to_float(x); });
+    case DType::kF16:
+      return widen(static_cast<const uint16_t*>(from), half_to_float);
+    default:
+      throw InvalidArgument("dtype", str_cat(name_of(dtype), " is not a floating-point dtype"));
+  }
 }
 
 }  // namespace specdec

@@ -30,7 +30,11 @@ inline BFloat16 to_bfloat16(float value) {
   return {static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
 
-// IEEE half precision to float32, subnormals included.
+// IEEE half precision to float32, subnormals included, and back: to nearest, ties to even.
 float half_to_float(uint16_t half_bits);
+uint16_t float_to_half(float value);
+
+// Widens `count` elements of a floating dtype. Throws InvalidArgument for another.
+void to_floats(const void* from, DType dtype, size_t count, float* to);
 
 }  // namespace specdec

@@ -35,6 +35,9 @@ class CpuBackend final : public Backend {
   Buffer make_vector(std::span<const TensorView> parts) override;
   size_t kv_layer_bytes(const PagedKvView& shape) const override;
 
+  BatchView stage(const BatchView& batch) override { return batch; }
+  const int32_t* stage_ids(std::span<const int32_t> ids) override { return ids.data(); }
+
   void embed(const EmbedArgs& args) override;
   void norm(const NormArgs& args) override;
   void linear(const LinearArgs& args) override;

@@ -271,7 +271,7 @@ void Decoder::Impl::compute_logits(std::span<const int32_t> row_ids, float* logi
   const NormParams norm = params_of(weights.final_norm);
   ProjectionInput in = {.x = work.hidden.data(),
                         .dtype = DType::kF32,
-                        .row_ids = row_ids.data(),
+                        .row_ids = backend.stage_ids(row_ids),
                         .norm = config.final_norm ? &norm : nullptr,
                         .num_rows = rows};
   if (weights.project_out) {

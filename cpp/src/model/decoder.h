@@ -28,7 +28,8 @@ class Decoder {
   // "int8", "int4+int8, from gguf q4_k+q6_k".
   std::string weight_format() const;
 
-  // Runs the rows through all layers: writes their KV, leaves their last hidden states inside.
+  // Runs the rows of a staged batch through all layers: writes their KV, leaves their last hidden
+  // states inside.
   // kv_layers has one view a layer.
   void forward(const BatchView& batch, std::span<const PagedKvView> kv_layers);
 

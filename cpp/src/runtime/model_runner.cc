@@ -34,7 +34,7 @@ void ModelRunner::allocate_cache(int num_blocks, const KvFormat& format) {
 
 void ModelRunner::forward(BatchInputs& inputs) {
   SPECDEC_CHECK_LE(inputs.num_rows(), limits_.max_rows);
-  decoder_->forward(inputs.view(), cache_->layers());
+  decoder_->forward(backend_.stage(inputs.view()), cache_->layers());
 }
 
 void ModelRunner::move_kv(std::span<const std::pair<int64_t, int64_t>> slots) {

@@ -1,0 +1,75 @@
+#include "cuda/backend/cuda_backend.h"
+
+#include <array>
+#include <vector>
+
+#include "core/check.h"
+#include "core/str_cat.h"
+#include "core/tensor_view.h"
+#include "specdec/error.h"
+
+namespace specdec::cuda {
+
+CudaBackend::CudaBackend(std::unique_ptr<Device> device, const KernelTable& kernels,
+                         DType act_dtype)
+    : device_(std::move(device)),
+      kernels_(kernels),
+      act_dtype_(act_dtype),
+      stream_(device_->make_stream()),
+      staging_(*device_, *stream_) {
+  if (act_dtype != DType::kBF16 && act_dtype != DType::kF16) {
+    throw InvalidArgument("dtype", str_cat("'", name_of(act_dtype), "' is not computed in on ",
+                                           device_->info().name, "; use 'bfloat16' or 'float16'"));
+  }
+}
+
+CudaBackend::~CudaBackend() = default;
+
+std::string CudaBackend::isa() const {
+  const int capability = device_->properties().compute_capability;
+  return str_cat("sm_", capability);
+}
+
+Buffer CudaBackend::allocate(size_t size_bytes, const char* purpose) {
+  return device_->allocate(size_bytes, purpose);
+}
+
+Buffer CudaBackend::make_vector(std::span<const TensorView> parts) {
+  std::vector<float> values;
+  for (const TensorView& part : parts) {
+    const size_t begin = values.size();
+    values.resize(begin + static_cast<size_t>(part.num_elements()));
+    to_floats(part.data, part.dtype, static_cast<size_t>(part.num_elements()),
+              values.data() + begin);
+  }
+  const size_t size_bytes = values.size() * sizeof(float);
+  Buffer vector = device_->allocate(size_bytes, "weights");
+  stream_->copy_to_device(vector.data(), values.data(), size_bytes);
+  stream_->synchronize();
+  return vector;
+}
+
+BatchView CudaBackend::stage(const BatchView& batch) {
+  const auto upload = [&]<class T>(const T* values, size_t count) {
+    return staging_.upload(std::span<const T>(values, values != nullptr ? count : 0));
+  };
+  const size_t rows = static_cast<size_t>(batch.num_rows);
+  const size_t requests = static_cast<size_t>(batch.num_requests);
+  BatchView staged = batch;
+  staged.token_ids = upload(batch.token_ids, rows);
+  staged.positions = upload(batch.positions, rows);
+  staged.slot_mapping = upload(batch.slot_mapping, rows);
+  staged.cu_rows = upload(batch.cu_rows, requests + 1);
+  staged.base_lens = upload(batch.base_lens, requests);
+  staged.block_tables = upload(batch.block_tables, requests * batch.max_blocks_per_request);
+  staged.is_tree = upload(batch.is_tree, requests);
+  staged.ancestor_mask = upload(batch.ancestor_mask, rows * batch.mask_words);
+  staged.num_tree_slots = upload(batch.num_tree_slots, requests);
+  return staged;
+}
+
+const int32_t* CudaBackend::stage_ids(std::span<const int32_t> ids) { return staging_.upload(ids); }
+
+void CudaBackend::begin_step() { staging_.begin_step(); }
+
+}  // namespace specdec::cuda

@@ -1,0 +1,61 @@
+// The backend for GPUs: its operations are launches on one stream, defined in the file of their
+// subject. Work is asynchronous; only sample() waits for it. One thread may use a backend at a
+// time.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "backend/backend.h"
+#include "cuda/backend/staging.h"
+#include "cuda/gpu/device.h"
+#include "cuda/kernels/kernel_table.h"
+
+namespace specdec::cuda {
+
+class CudaBackend final : public Backend {
+ public:
+  // `act_dtype` is bfloat16 or float16. The table's target must be the device's.
+  CudaBackend(std::unique_ptr<Device> device, const KernelTable& kernels, DType act_dtype);
+  ~CudaBackend() override;
+
+  DeviceInfo device_info() const override { return device_->info(); }
+  std::string isa() const override;
+  int num_threads() const override { return device_->properties().num_multiprocessors; }
+  DType act_dtype() const override { return act_dtype_; }
+
+  Buffer allocate(size_t size_bytes, const char* purpose) override;
+  std::unique_ptr<PackedLinear> pack_linear(const PackArgs& args) override;
+  std::unique_ptr<EmbeddingTable> embedding_from(const PackedLinear& weight) override;
+  std::unique_ptr<EmbeddingTable> make_embedding(const WeightView& table,
+                                                 WeightFormat format) override;
+  Buffer make_vector(std::span<const TensorView> parts) override;
+  size_t kv_layer_bytes(const PagedKvView& shape) const override;
+  BatchView stage(const BatchView& batch) override;
+  const int32_t* stage_ids(std::span<const int32_t> ids) override;
+
+  void embed(const EmbedArgs& args) override;
+  void norm(const NormArgs& args) override;
+  void linear(const LinearArgs& args) override;
+  void activated_linear(const ActivatedLinearArgs& args) override;
+  void project_qkv(const QkvArgs& args) override;
+  void tree_attention(const TreeAttentionArgs& args) override;
+  void moe(const MoeArgs& args) override;
+  void copy_kv(const CopyKvArgs& args) override;
+  void sample(const SampleArgs& args) override;
+
+  void begin_step() override;
+  void end_step() override {}
+
+  Device& device() { return *device_; }
+  Stream& stream() { return *stream_; }
+
+ private:
+  std::unique_ptr<Device> device_;
+  KernelTable kernels_;
+  DType act_dtype_;
+  std::unique_ptr<Stream> stream_;
+  Staging staging_;
+};
+
+}  // namespace specdec::cuda

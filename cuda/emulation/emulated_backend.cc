@@ -1,0 +1,12 @@
+#include "cuda/backend/cuda_backend.h"
+#include "cuda/cuda_devices.h"
+#include "cuda/emulation/emulated_device.h"
+
+namespace specdec::cuda {
+
+std::unique_ptr<Backend> make_emulated_backend(const BackendConfig& config) {
+  return std::make_unique<CudaBackend>(make_emulated_device({}), emulated::kernel_table(),
+                                       config.act_dtype);
+}
+
+}  // namespace specdec::cuda

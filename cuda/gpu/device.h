@@ -1,0 +1,107 @@
+// What the CUDA backend asks of a GPU: memory, work in order, graphs. cuda_device.cc is a GPU;
+// emulation/ runs the same kernels on the CPU, one fibre a CUDA thread, for tests.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "core/buffer.h"
+#include "specdec/device.h"
+
+namespace specdec::cuda {
+
+struct Dim3 {
+  unsigned x = 1;
+  unsigned y = 1;
+  unsigned z = 1;
+};
+
+struct LaunchConfig {
+  Dim3 grid;
+  Dim3 block;
+  size_t shared_bytes = 0;  // dynamic shared memory
+  // Programmatic dependent launch: the kernel may start while the one before it still runs, and
+  // calls ptx::wait_for_previous() before it reads or writes anything that earlier work touches.
+  // Only for kernels in which every thread makes that call.
+  bool overlaps_previous = false;
+  bool cooperative = false;  // all blocks are resident at once and may wait for each other
+};
+
+// One kernel launch. A GPU uses function and arguments, the emulation the body.
+struct KernelLaunch {
+  const char* name = "";
+  LaunchConfig config;
+  const void* function = nullptr;
+  void** arguments = nullptr;
+  std::function<void()> body;  // what one thread of the grid runs
+};
+
+// A point in a stream's work.
+class Event {
+ public:
+  virtual ~Event() = default;
+  virtual void wait() = 0;  // the host waits until the work before it is done
+  virtual bool is_done() = 0;
+};
+
+// Captured work, ready to be launched again and again.
+class Graph {
+ public:
+  virtual ~Graph() = default;
+  virtual int num_nodes() const = 0;
+};
+
+// Work done in order, asynchronously to the host: what a call is given (host memory included) must
+// stay as it is until the work is done. Errors are thrown by the call that finds them.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  virtual void submit(const KernelLaunch& launch) = 0;
+  virtual void copy_to_device(void* to, const void* from, size_t size_bytes) = 0;
+  virtual void copy_to_host(void* to, const void* from, size_t size_bytes) = 0;
+  virtual void copy(void* to, const void* from, size_t size_bytes) = 0;  // device to device
+  virtual void fill(void* to, uint8_t value, size_t size_bytes) = 0;
+
+  // Between the two, work is recorded instead of done. Copies read host memory when the graph
+  // runs, so it must be pinned and stay where it is.
+  virtual void begin_capture() = 0;
+  virtual std::unique_ptr<Graph> end_capture() = 0;
+  virtual bool is_capturing() const = 0;
+  virtual void launch(Graph& graph) = 0;
+
+  virtual void record(Event& event) = 0;
+  virtual void synchronize() = 0;
+};
+
+struct DeviceProperties {
+  int num_multiprocessors = 0;
+  int max_shared_bytes_per_block = 0;  // dynamic, when asked for
+  int compute_capability = 0;          // 80, 90, ...
+  int64_t l2_bytes = 0;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual DeviceInfo info() const = 0;
+  virtual const DeviceProperties& properties() const = 0;
+  virtual int64_t free_bytes() const = 0;  // of device memory
+
+  // Zeroed device memory. Throws OutOfMemory naming `purpose`.
+  virtual Buffer allocate(size_t size_bytes, const char* purpose) = 0;
+  // Host memory the device reads and writes directly, at the same address.
+  virtual Buffer allocate_pinned(size_t size_bytes, const char* purpose) = 0;
+
+  virtual std::unique_ptr<Stream> make_stream() = 0;
+  virtual std::unique_ptr<Event> make_event() = 0;
+  // Seconds between two events of done work.
+  virtual double seconds_between(Event& begin, Event& end) = 0;
+};
+
+// The GPU with this index. Throws Unavailable when there is none.
+std::unique_ptr<Device> make_cuda_device(int index);
+
+}  // namespace specdec::cuda

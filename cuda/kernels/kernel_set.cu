@@ -1,0 +1,15 @@
+#include "cuda/device/target.cuh"
+#include "cuda/kernels/kernel_table.h"
+
+namespace specdec::cuda::SPECDEC_TARGET {
+
+KernelTable kernel_table() {
+  return {.attention = attention_kernels(),
+          .moe = moe_kernels(),
+          .pointwise = pointwise_kernels(),
+          .projection = projection_kernels(),
+          .sampling = sampling_kernels(),
+          .step = step_kernels()};
+}
+
+}  // namespace specdec::cuda::SPECDEC_TARGET

@@ -1,0 +1,29 @@
+// The launchers of one target: native (a GPU) or emulated. Chosen once, when a backend is made.
+#pragma once
+
+#include "cuda/kernels/attention.h"
+#include "cuda/kernels/moe.h"
+#include "cuda/kernels/pointwise.h"
+#include "cuda/kernels/projection.h"
+#include "cuda/kernels/sampling.h"
+#include "cuda/kernels/step.h"
+
+namespace specdec::cuda {
+
+struct KernelTable {
+  AttentionKernels attention;
+  MoeKernels moe;
+  PointwiseKernels pointwise;
+  ProjectionKernels projection;
+  SamplingKernels sampling;
+  StepKernels step;
+};
+
+namespace native {
+KernelTable kernel_table();
+}
+namespace emulated {
+KernelTable kernel_table();
+}
+
+}  // namespace specdec::cuda
