@@ -24,7 +24,7 @@ elseif(SPECDEC_CUDA STREQUAL "ON" OR SPECDEC_CUDA STREQUAL "AUTO")
             enable_language(CUDA)
             find_package(CUDAToolkit 12.4 REQUIRED)
             set(SPECDEC_HAS_CUDA ON)
-            set(SPECDEC_CUDA_NOTE "built for ${CMAKE_CUDA_ARCHITECTURES}")
+            set(SPECDEC_CUDA_NOTE "for ${CMAKE_CUDA_ARCHITECTURES}")
         elseif(SPECDEC_CUDA STREQUAL "ON")
             message(
                 FATAL_ERROR

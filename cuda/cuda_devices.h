@@ -16,10 +16,13 @@ std::string build_note();  // why CUDA is absent, or the architectures it was bu
 
 // GPUs the driver shows; empty without a driver.
 std::vector<DeviceInfo> list_cuda_devices();
+std::string gpu_problem();  // specdec::gpu_problem
 
-// Throws Unavailable, saying what to do, when there is no such GPU or no CUDA in this build.
+// Throws Unavailable, saying what to do, when there is no such GPU, it cannot be used, or there is
+// no CUDA in this build.
 std::unique_ptr<Backend> make_cuda_backend(int index, const BackendConfig& config);
 
+bool is_emulation_built();
 // The CUDA backend on an emulated device. Throws Unavailable in a build without it.
 std::unique_ptr<Backend> make_emulated_backend(const BackendConfig& config);
 

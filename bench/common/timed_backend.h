@@ -23,6 +23,7 @@ class TimedBackend final : public Backend {
   std::string isa() const override { return inner_.isa(); }
   int num_threads() const override { return inner_.num_threads(); }
   DType act_dtype() const override { return inner_.act_dtype(); }
+  MemoryInfo memory() const override { return inner_.memory(); }
   Buffer allocate(size_t size_bytes, const char* purpose) override {
     return inner_.allocate(size_bytes, purpose);
   }

@@ -11,10 +11,11 @@
 namespace specdec::cuda {
 
 CudaBackend::CudaBackend(std::unique_ptr<Device> device, const KernelTable& kernels,
-                         DType act_dtype)
+                         DType act_dtype, const CudaOptions& options)
     : device_(std::move(device)),
       kernels_(kernels),
       act_dtype_(act_dtype),
+      options_(options),
       stream_(device_->make_stream()),
       staging_(*device_, *stream_) {
   if (act_dtype != DType::kBF16 && act_dtype != DType::kF16) {

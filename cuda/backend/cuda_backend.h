@@ -13,16 +13,29 @@
 
 namespace specdec::cuda {
 
+struct CudaOptions {
+  bool enforce_eager = false;  // nothing is captured in graphs
+  bool deterministic = true;   // false allows kernels that are not row-invariant
+
+  static CudaOptions of(const BackendConfig& config) {
+    return {.enforce_eager = config.enforce_eager, .deterministic = config.deterministic};
+  }
+};
+
 class CudaBackend final : public Backend {
  public:
   // `act_dtype` is bfloat16 or float16. The table's target must be the device's.
-  CudaBackend(std::unique_ptr<Device> device, const KernelTable& kernels, DType act_dtype);
+  CudaBackend(std::unique_ptr<Device> device, const KernelTable& kernels, DType act_dtype,
+              const CudaOptions& options = {});
   ~CudaBackend() override;
 
   DeviceInfo device_info() const override { return device_->info(); }
   std::string isa() const override;
   int num_threads() const override { return device_->properties().num_multiprocessors; }
   DType act_dtype() const override { return act_dtype_; }
+  MemoryInfo memory() const override {
+    return {.total_bytes = device_->info().memory_bytes, .free_bytes = device_->free_bytes()};
+  }
 
   Buffer allocate(size_t size_bytes, const char* purpose) override;
   std::unique_ptr<PackedLinear> pack_linear(const PackArgs& args) override;
@@ -47,6 +60,7 @@ class CudaBackend final : public Backend {
   void begin_step() override;
   void end_step() override {}
 
+  const CudaOptions& options() const { return options_; }
   Device& device() { return *device_; }
   Stream& stream() { return *stream_; }
 
@@ -54,6 +68,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Device> device_;
   KernelTable kernels_;
   DType act_dtype_;
+  CudaOptions options_;
   std::unique_ptr<Stream> stream_;
   Staging staging_;
 };

@@ -3,6 +3,8 @@
 
 namespace specdec::cuda {
 
+bool is_emulation_built() { return false; }
+
 std::unique_ptr<Backend> make_emulated_backend(const BackendConfig&) {
   throw Unavailable(
       "device \"emulated\" runs the CUDA kernels on the CPU, for tests only, and is not in this "

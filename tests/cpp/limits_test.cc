@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <string>
 #include <vector>
@@ -27,12 +28,12 @@ TEST(Limits, EachBadFieldIsNamed) {
   };
   const std::vector<Case> cases = {
       {"model", [](EngineConfig& c) { c.model = ""; }},
-      {"dtype", [](EngineConfig& c) { c.dtype = "float16"; }},
+      {"dtype", [](EngineConfig& c) { c.dtype = "float8"; }},
       {"quantization", [](EngineConfig& c) { c.quantization = "awq"; }},
       {"kv_cache_dtype", [](EngineConfig& c) { c.kv_cache_dtype = "fp8"; }},
       {"max_model_len", [](EngineConfig& c) { c.max_model_len = -1; }},
-      {"max_num_seqs", [](EngineConfig& c) { c.max_num_seqs = 0; }},
-      {"max_num_batched_tokens", [](EngineConfig& c) { c.max_num_batched_tokens = 0; }},
+      {"max_num_seqs", [](EngineConfig& c) { c.max_num_seqs = -1; }},
+      {"max_num_batched_tokens", [](EngineConfig& c) { c.max_num_batched_tokens = -1; }},
       {"kv_cache_memory_bytes", [](EngineConfig& c) { c.kv_cache_memory_bytes = -1; }},
       {"num_kv_blocks", [](EngineConfig& c) { c.num_kv_blocks = -1; }},
       {"num_kv_blocks",
@@ -40,6 +41,9 @@ TEST(Limits, EachBadFieldIsNamed) {
          c.num_kv_blocks = 1;
          c.kv_cache_memory_bytes = 1;
        }},
+      {"gpu_memory_utilization", [](EngineConfig& c) { c.gpu_memory_utilization = 0; }},
+      {"gpu_memory_utilization", [](EngineConfig& c) { c.gpu_memory_utilization = 1.01; }},
+      {"gpu_memory_utilization", [](EngineConfig& c) { c.gpu_memory_utilization = std::nan(""); }},
       {"block_size", [](EngineConfig& c) { c.block_size = 8; }},
       {"block_size", [](EngineConfig& c) { c.block_size = 24; }},
       {"num_threads", [](EngineConfig& c) { c.num_threads = -1; }},
@@ -74,32 +78,123 @@ TEST(Limits, RopeScalingStretchesThePositions) {
   }
 }
 
+TEST(Limits, OpenSizesAreLargerOnAGpu) {
+  EngineConfig open = valid_config();
+  fill_defaults(open, DeviceKind::kCpu);
+  EXPECT_EQ(open.max_num_seqs, 64);
+  EXPECT_EQ(open.max_num_batched_tokens, 512);
+  open = valid_config();
+  fill_defaults(open, DeviceKind::kGpu);
+  EXPECT_EQ(open.max_num_seqs, 256);
+  EXPECT_EQ(open.max_num_batched_tokens, 8192);
+  open.max_num_seqs = 3;
+  open.max_num_batched_tokens = 4;
+  fill_defaults(open, DeviceKind::kGpu);
+  EXPECT_EQ(open.max_num_seqs, 3);
+  EXPECT_EQ(open.max_num_batched_tokens, 4);
+}
+
+TEST(Limits, TheDtypeIsOneTheDeviceComputesIn) {
+  struct Case {
+    DType checkpoint;
+    const char* asked;
+    DType cpu;
+    DType gpu;
+  };
+  ModelConfig model;
+  EngineConfig config = valid_config();
+  for (const Case& one : std::vector<Case>{
+           {DType::kF32, "auto", DType::kF32, DType::kBF16},
+           {DType::kBF16, "auto", DType::kBF16, DType::kBF16},
+           {DType::kF16, "auto", DType::kBF16, DType::kF16},
+           {DType::kF16, "bfloat16", DType::kBF16, DType::kBF16},
+       }) {
+    model.checkpoint_dtype = one.checkpoint;
+    config.dtype = one.asked;
+    EXPECT_EQ(resolve_dtype(config, model, DeviceKind::kCpu), one.cpu);
+    EXPECT_EQ(resolve_dtype(config, model, DeviceKind::kGpu), one.gpu);
+  }
+  config.dtype = "float16";
+  EXPECT_EQ(resolve_dtype(config, model, DeviceKind::kGpu), DType::kF16);
+  EXPECT_EQ(refused_field([&] { resolve_dtype(config, model, DeviceKind::kCpu); }), "dtype");
+  config.dtype = "float32";
+  EXPECT_EQ(resolve_dtype(config, model, DeviceKind::kCpu), DType::kF32);
+  EXPECT_EQ(refused_field([&] { resolve_dtype(config, model, DeviceKind::kGpu); }), "dtype");
+}
+
+// The cache of one request of `max_model_len` tokens, in blocks of 1 KiB.
+CacheSize cpu_cache(const EngineConfig& config, int max_model_len, int64_t free_bytes) {
+  return resolve_cache_size(config, DeviceKind::kCpu, max_model_len, 1024,
+                            {.total_bytes = int64_t{1} << 40, .free_bytes = free_bytes});
+}
+
 TEST(Limits, CacheTooSmallForAFixedLengthIsRefusedAndLowersAnOpenOne) {
   EngineConfig config = valid_config();
   config.num_kv_blocks = 4;
-  EXPECT_EQ(resolve_cache_size(config, 1000, 1024, 0).max_model_len, 64);
+  EXPECT_EQ(cpu_cache(config, 1000, 0).max_model_len, 64);
   config.max_model_len = 1000;
-  EXPECT_EQ(refused_field([&] { resolve_cache_size(config, 1000, 1024, 0); }), "num_kv_blocks");
+  EXPECT_EQ(refused_field([&] { cpu_cache(config, 1000, 0); }), "num_kv_blocks");
   config.num_kv_blocks = 0;
   config.kv_cache_memory_bytes = 4 * 1024;
-  EXPECT_EQ(refused_field([&] { resolve_cache_size(config, 1000, 1024, 0); }),
-            "kv_cache_memory_bytes");
+  EXPECT_EQ(refused_field([&] { cpu_cache(config, 1000, 0); }), "kv_cache_memory_bytes");
 }
 
 TEST(Limits, ACacheOfNoBlockIsRefused) {
   EngineConfig config = valid_config();
+  config.max_num_seqs = 1;
   config.kv_cache_memory_bytes = 1023;
-  EXPECT_EQ(refused_field([&] { resolve_cache_size(config, 16, 1024, 0); }),
-            "kv_cache_memory_bytes");
+  EXPECT_EQ(refused_field([&] { cpu_cache(config, 16, 0); }), "kv_cache_memory_bytes");
   config.kv_cache_memory_bytes = 0;
-  EXPECT_THROW(resolve_cache_size(config, 16, int64_t{1} << 20, 1 << 20), OutOfMemory);
+  EXPECT_THROW(cpu_cache(config, 16, 1024), OutOfMemory);
 }
 
 TEST(Limits, AnOpenCacheHoldsEverySequenceWithinHalfOfTheMemory) {
   EngineConfig config = valid_config();
   config.max_num_seqs = 4;
-  EXPECT_EQ(resolve_cache_size(config, 160, 1024, int64_t{1} << 30).num_blocks, 40);
-  EXPECT_EQ(resolve_cache_size(config, 160, 1024, 40 * 1024).num_blocks, 20);
+  EXPECT_EQ(cpu_cache(config, 160, int64_t{1} << 30).num_blocks, 40);
+  EXPECT_EQ(cpu_cache(config, 160, 40 * 1024).num_blocks, 20);
+}
+
+constexpr int64_t kGiB = int64_t{1} << 30;
+
+CacheSize gpu_cache(const EngineConfig& config, int max_model_len, int64_t block_bytes,
+                    int64_t free_bytes) {
+  return resolve_cache_size(config, DeviceKind::kGpu, max_model_len, block_bytes,
+                            {.total_bytes = 64 * kGiB, .free_bytes = free_bytes});
+}
+
+TEST(Limits, OnAGpuTheCacheIsWhatItsShareLeavesBesideAReserve) {
+  EngineConfig config = valid_config();
+  config.max_num_seqs = 1;
+  config.gpu_memory_utilization = 0.5;
+  // 32 GiB allowed, 20 GiB in use, 1 GiB for later.
+  EXPECT_EQ(gpu_cache(config, 160, 1 << 20, 44 * kGiB).num_blocks, 11 * 1024);
+  config.gpu_memory_utilization = 1;
+  EXPECT_EQ(gpu_cache(config, 160, 1 << 20, 44 * kGiB).num_blocks, 43 * 1024);
+  config.num_kv_blocks = 12;
+  EXPECT_EQ(gpu_cache(config, 160, 1 << 20, 44 * kGiB).num_blocks, 12);
+  config.num_kv_blocks = 0;
+  config.kv_cache_memory_bytes = 13 << 20;
+  EXPECT_EQ(gpu_cache(config, 160, 1 << 20, 44 * kGiB).num_blocks, 13);
+}
+
+TEST(Limits, AGpuWithoutRoomSaysWhatToChange) {
+  EngineConfig config = valid_config();
+  config.gpu_memory_utilization = 0.5;
+  try {
+    gpu_cache(config, 160, 1 << 20, 33 * kGiB);  // 31 of 32 GiB in use and 1 GiB for later
+    FAIL();
+  } catch (const OutOfMemory& error) {
+    for (const char* part : {"gpu_memory_utilization 0.5", "32768 MiB", "31744 MiB", "int8"}) {
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+  }
+  // Room for two blocks of 16 tokens: too few for a length that was asked for.
+  const int64_t free_bytes = 33 * kGiB + (2 << 20);
+  EXPECT_EQ(gpu_cache(config, 160, 1 << 20, free_bytes).max_model_len, 32);
+  config.max_model_len = 160;
+  EXPECT_EQ(refused_field([&] { gpu_cache(config, 160, 1 << 20, free_bytes); }),
+            "gpu_memory_utilization");
 }
 
 }  // namespace

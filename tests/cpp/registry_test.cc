@@ -1,5 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <string>
+#include <tuple>
+#include <vector>
+
 #include "backend/backend.h"
 #include "specdec/device.h"
 #include "specdec/error.h"
@@ -25,7 +29,37 @@ TEST(Registry, MakesTheCpuBackendAsAsked) {
   EXPECT_EQ(backend->device_info().name, "cpu");
 }
 
-TEST(Registry, AutoIsTheCpu) { EXPECT_EQ(make_backend({})->device_info().name, "cpu"); }
+TEST(Registry, NamesBecomeDevices) {
+  for (const auto& [given, name, kind] :
+       std::vector<std::tuple<std::string, std::string, DeviceKind>>{
+           {"cpu", "cpu", DeviceKind::kCpu},
+           {"cuda", "cuda:0", DeviceKind::kGpu},
+           {"cuda:12", "cuda:12", DeviceKind::kGpu},
+           {"emulated", "emulated", DeviceKind::kGpu},
+       }) {
+    EXPECT_EQ(resolve_device(given).name, name);
+    EXPECT_EQ(resolve_device(given).kind, kind);
+  }
+}
+
+TEST(Registry, AutoIsTheFirstGpuThatWorksOrTheCpu) {
+  const DeviceChoice chosen = resolve_device("auto");
+  EXPECT_EQ(chosen.kind == DeviceKind::kCpu, !gpu_problem().empty());
+  for (const DeviceInfo& device : list_devices()) {
+    if (device.name == chosen.name) {
+      EXPECT_TRUE(device.unusable.empty());
+      break;
+    }
+    EXPECT_TRUE(device.name == "cpu" || !device.unusable.empty());
+  }
+}
+
+TEST(Registry, TheHostTellsItsMemory) {
+  const auto backend = make_backend({.num_threads = 1});
+  EXPECT_EQ(backend->memory().total_bytes, backend->device_info().memory_bytes);
+  EXPECT_GT(backend->memory().free_bytes, 0);
+  EXPECT_LE(backend->memory().free_bytes, backend->memory().total_bytes);
+}
 
 TEST(Registry, RefusesUnknownNamesByField) {
   for (const char* device : {"", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1x", "CPU"}) {
@@ -37,13 +71,13 @@ TEST(Registry, RefusesUnknownNamesByField) {
 }
 
 TEST(Registry, CudaSaysWhyItIsUnavailableAndWhatToDo) {
-  for (const char* device : {"cuda", "cuda:1"}) {
-    try {
-      make_backend({.device = device});
-      FAIL() << device;
-    } catch (const Unavailable& error) {
-      EXPECT_NE(std::string(error.what()).find("device=\"cpu\""), std::string::npos);
-    }
+  try {
+    make_backend({.device = "cuda:99", .act_dtype = DType::kBF16});
+    FAIL();
+  } catch (const Unavailable& error) {
+    const std::string message = error.what();
+    EXPECT_NE(message.find(gpu_problem()), std::string::npos) << message;
+    EXPECT_NE(message.find("device=\"cpu\""), std::string::npos) << message;
   }
 }
 

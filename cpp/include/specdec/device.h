@@ -13,6 +13,8 @@ struct DeviceInfo {
   int64_t memory_bytes = 0;
   int num_threads = 0;  // CPU: threads used by default; GPU: multiprocessors
   std::string isa;      // CPU: widest kernel set this machine runs; GPU: compute capability
+  // Why this build cannot run on it; empty when it can.
+  std::string unusable;
 };
 
 // How the library was built, for bug reports and `specdec-native info`.
@@ -22,10 +24,14 @@ struct BuildInfo {
   std::string build_type;
   bool has_cuda = false;
   std::string cuda_note;              // why CUDA is absent, or the architectures it was built for
+  bool has_emulated_device = false;   // "emulated": GPU kernels on the CPU, for development
   std::vector<std::string> cpu_isas;  // kernel sets compiled in, narrowest first
 };
 
+// The CPU, then all GPUs the driver shows.
 std::vector<DeviceInfo> list_devices();
+// Why no GPU can be used, and what to do about it; empty when one can.
+std::string gpu_problem();
 BuildInfo build_info();
 
 }  // namespace specdec

@@ -2,9 +2,11 @@
 // written over this interface; a backend owns the layouts of weights and cache.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "backend/op_args.h"
 #include "core/buffer.h"
@@ -13,6 +15,11 @@
 
 namespace specdec {
 
+struct MemoryInfo {
+  int64_t total_bytes = 0;
+  int64_t free_bytes = 0;  // 0 when it cannot be told
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -20,7 +27,8 @@ class Backend {
   virtual DeviceInfo device_info() const = 0;
   virtual std::string isa() const = 0;  // kernel set in use
   virtual int num_threads() const = 0;
-  virtual DType act_dtype() const = 0;  // fixed when the backend is made
+  virtual DType act_dtype() const = 0;    // fixed when the backend is made
+  virtual MemoryInfo memory() const = 0;  // that allocate() takes from
 
   // Zeroed memory the backend's operations can use. Throws OutOfMemory naming `purpose`.
   virtual Buffer allocate(size_t size_bytes, const char* purpose) = 0;
@@ -59,11 +67,24 @@ class Backend {
   virtual void end_step() = 0;
 };
 
+enum class DeviceKind : uint8_t { kCpu, kGpu };
+
+struct DeviceChoice {
+  std::string name;  // "cpu", "cuda:N", or "emulated": the GPU kernels on the CPU, for development
+  DeviceKind kind = DeviceKind::kCpu;
+};
+
+// The device that EngineConfig::device names: "cuda" is the first GPU, "auto" the first that this
+// build has kernels for, or else the CPU. Throws InvalidArgument for an unknown name.
+DeviceChoice resolve_device(std::string_view device);
+
 struct BackendConfig {
-  std::string device = "auto";  // "auto", "cpu", "cuda", "cuda:N"
+  std::string device = "cpu";  // DeviceChoice::name
   std::string cpu_isa = "auto";
   int num_threads = 0;
   DType act_dtype = DType::kF32;
+  bool enforce_eager = false;  // GPU: no captured graphs
+  bool deterministic = true;   // GPU: false allows kernels that are not row-invariant
 };
 
 // Makes the backend for a device. Throws InvalidArgument for an unknown device or ISA name and

@@ -12,6 +12,8 @@
 namespace specdec {
 namespace {
 
+constexpr const char* kEmulated = "emulated";
+
 // The index in "cuda" (0) or "cuda:N"; -1 when the name is no such device.
 int parse_cuda_index(std::string_view device) {
   if (device == "cuda") return 0;
@@ -23,15 +25,31 @@ int parse_cuda_index(std::string_view device) {
   return error == std::errc() && end == digits.data() + digits.size() ? index : -1;
 }
 
+// The first GPU that this build can run on; the CPU where there is none.
+DeviceChoice best_device() {
+  for (const DeviceInfo& gpu : cuda::list_cuda_devices()) {
+    if (gpu.unusable.empty()) return {.name = gpu.name, .kind = DeviceKind::kGpu};
+  }
+  return {.name = "cpu", .kind = DeviceKind::kCpu};
+}
+
 }  // namespace
 
-std::unique_ptr<Backend> make_backend(const BackendConfig& config) {
-  if (config.device == "auto" || config.device == "cpu") return cpu::make_cpu_backend(config);
-  if (config.device == "emulated") return cuda::make_emulated_backend(config);
-  const int cuda_index = parse_cuda_index(config.device);
-  if (cuda_index >= 0) return cuda::make_cuda_backend(cuda_index, config);
-  throw InvalidArgument("device", str_cat("unknown device '", config.device,
+DeviceChoice resolve_device(std::string_view device) {
+  if (device == "auto") return best_device();
+  if (device == "cpu") return {.name = "cpu", .kind = DeviceKind::kCpu};
+  if (device == kEmulated) return {.name = kEmulated, .kind = DeviceKind::kGpu};
+  const int cuda_index = parse_cuda_index(device);
+  if (cuda_index >= 0) return {.name = str_cat("cuda:", cuda_index), .kind = DeviceKind::kGpu};
+  throw InvalidArgument("device", str_cat("unknown device '", device,
                                           "'; choose \"auto\", \"cpu\", \"cuda\" or \"cuda:N\""));
+}
+
+std::unique_ptr<Backend> make_backend(const BackendConfig& config) {
+  const DeviceChoice device = resolve_device(config.device);
+  if (device.kind == DeviceKind::kCpu) return cpu::make_cpu_backend(config);
+  if (device.name == kEmulated) return cuda::make_emulated_backend(config);
+  return cuda::make_cuda_backend(parse_cuda_index(device.name), config);
 }
 
 std::vector<DeviceInfo> list_devices() {
@@ -40,12 +58,15 @@ std::vector<DeviceInfo> list_devices() {
   return devices;
 }
 
+std::string gpu_problem() { return cuda::gpu_problem(); }
+
 BuildInfo build_info() {
   BuildInfo info{.version = SPECDEC_VERSION,
                  .compiler = SPECDEC_COMPILER,
                  .build_type = SPECDEC_BUILD_TYPE,
                  .has_cuda = cuda::is_built(),
                  .cuda_note = cuda::build_note(),
+                 .has_emulated_device = cuda::is_emulation_built(),
                  .cpu_isas = {}};
   for (cpu::Isa isa : cpu::compiled_isas()) info.cpu_isas.emplace_back(name_of(isa));
   return info;

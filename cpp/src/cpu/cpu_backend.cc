@@ -1,6 +1,7 @@
 #include "cpu/cpu_backend.h"
 
 #include "core/check.h"
+#include "core/host_memory.h"
 #include "core/str_cat.h"
 #include "cpu/cpu_info.h"
 #include "specdec/error.h"
@@ -25,6 +26,10 @@ CpuBackend::CpuBackend(Isa isa, int num_threads, DType act_dtype)
 
 DeviceInfo CpuBackend::device_info() const { return cpu_device_info(); }
 
+MemoryInfo CpuBackend::memory() const {
+  return {.total_bytes = physical_memory_bytes(), .free_bytes = available_host_memory_bytes()};
+}
+
 Buffer CpuBackend::allocate(size_t size_bytes, const char* purpose) {
   return Buffer::host(size_bytes, purpose);
 }
@@ -38,7 +43,8 @@ DeviceInfo cpu_device_info() {
           .model = cpu_model_name(),
           .memory_bytes = physical_memory_bytes(),
           .num_threads = ThreadPool::default_num_threads(),
-          .isa = std::string(name_of(best_isa()))};
+          .isa = std::string(name_of(best_isa())),
+          .unusable = {}};
 }
 
 std::unique_ptr<Backend> make_cpu_backend(const BackendConfig& config) {
@@ -47,8 +53,9 @@ std::unique_ptr<Backend> make_cpu_backend(const BackendConfig& config) {
                                                  kMaxThreads, ", not ", config.num_threads));
   }
   if (config.act_dtype != DType::kF32 && config.act_dtype != DType::kBF16) {
-    throw InvalidArgument("dtype", str_cat("the CPU computes in float32 or bfloat16, not ",
-                                           name_of(config.act_dtype)));
+    throw InvalidArgument("dtype", str_cat("'", name_of(config.act_dtype),
+                                           "' is not computed in on the CPU; use 'auto', "
+                                           "'bfloat16' or 'float32', or a GPU"));
   }
   return std::make_unique<CpuBackend>(parse_isa(config.cpu_isa), config.num_threads,
                                       config.act_dtype);

@@ -26,6 +26,7 @@ class CpuBackend final : public Backend {
   std::string isa() const override { return std::string(name_of(isa_)); }
   int num_threads() const override { return pool_.num_threads(); }
   DType act_dtype() const override { return act_dtype_; }
+  MemoryInfo memory() const override;
 
   Buffer allocate(size_t size_bytes, const char* purpose) override;
   std::unique_ptr<PackedLinear> pack_linear(const PackArgs& args) override;

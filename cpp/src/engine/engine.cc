@@ -3,6 +3,7 @@
 
 #include "core/check.h"
 #include "core/host_memory.h"
+#include "core/log.h"
 #include "core/philox.h"
 #include "core/stopwatch.h"
 #include "core/str_cat.h"
@@ -44,13 +45,19 @@ uint64_t derived_seed(uint64_t engine_seed, uint64_t ordinal) {
 
 }  // namespace
 
-Engine::Impl::Impl(const EngineConfig& config) : config_(config) {
-  validate(config);
+Engine::Impl::Impl(const EngineConfig& given) : config_(given) {
+  validate(config_);
+  const DeviceChoice device = resolve_device(config_.device);
+  if (config_.device == "auto") log_info("device='auto' is ", device.name);
+  fill_defaults(config_, device.kind);
+  const EngineConfig& config = config_;
   const ModelConfig model = load_model_config(config.model);
-  backend_ = make_backend({.device = config.device,
+  backend_ = make_backend({.device = device.name,
                            .cpu_isa = config.cpu_isa,
                            .num_threads = config.num_threads,
-                           .act_dtype = resolve_dtype(config, model)});
+                           .act_dtype = resolve_dtype(config, model, device.kind),
+                           .enforce_eager = config.enforce_eager,
+                           .deterministic = config.deterministic});
   release_free_heap();             // what reading a tokenizer left behind, before weights come
   const StepGuard hot(*backend_);  // weights are packed by the threads that will read them
   const int max_model_len = resolve_max_model_len(config, model);
@@ -66,7 +73,7 @@ Engine::Impl::Impl(const EngineConfig& config) : config_(config) {
     block_bytes += speculator_->cache_block_bytes(kv_format);
   }
   const CacheSize cache =
-      resolve_cache_size(config, max_model_len, block_bytes, available_host_memory_bytes());
+      resolve_cache_size(config, device.kind, max_model_len, block_bytes, backend_->memory());
   runner_->allocate_cache(cache.num_blocks, kv_format);
   pool_ = std::make_unique<BlockPool>(cache.num_blocks);
   scheduler_ = std::make_unique<Scheduler>(

@@ -21,7 +21,7 @@ namespace specdec {
 
 class Engine::Impl {
  public:
-  explicit Impl(const EngineConfig& config);
+  explicit Impl(const EngineConfig& given);
 
   void add_request(const std::string& id, std::vector<int32_t> prompt,
                    const SamplingParams& params);

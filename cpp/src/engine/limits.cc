@@ -14,8 +14,43 @@ namespace {
 constexpr int64_t kDefaultCacheBytes = int64_t{4} << 30;
 constexpr int kMaxThreads = 1024;
 
+// On a GPU a step's weights cost the same for few rows as for hundreds, so more run at once; both
+// are vLLM's for offline use.
+constexpr int kCpuSeqs = 64;
+constexpr int kCpuBatchedTokens = 512;
+constexpr int kGpuSeqs = 256;
+constexpr int kGpuBatchedTokens = 8192;
+
+// GPU memory that the KV cache leaves alone, within its share: captured graphs, buffers that grow.
+int64_t gpu_reserve_bytes(int64_t total_bytes) {
+  return std::min(int64_t{1} << 30, total_bytes / 64);
+}
+
+std::string mebibytes(int64_t size_bytes) { return str_cat(size_bytes >> 20, " MiB"); }
+
 void require(bool condition, const char* field, const std::string& message) {
   if (!condition) throw InvalidArgument(field, message);
+}
+
+// Bytes an open KV cache may take on the host, whose memory others use too.
+int64_t host_cache_bytes(const MemoryInfo& memory) {
+  return memory.free_bytes > 0 ? std::min(kDefaultCacheBytes, memory.free_bytes / 2)
+                               : kDefaultCacheBytes;
+}
+
+// Bytes the KV cache takes of a GPU.
+int64_t gpu_cache_bytes(const EngineConfig& config, const MemoryInfo& memory, int64_t block_bytes) {
+  const auto allowed =
+      static_cast<int64_t>(config.gpu_memory_utilization * static_cast<double>(memory.total_bytes));
+  const int64_t in_use = memory.total_bytes - memory.free_bytes;
+  const int64_t left = allowed - in_use - gpu_reserve_bytes(memory.total_bytes);
+  if (left >= block_bytes) return left;
+  throw OutOfMemory(str_cat(
+      "no GPU memory for the KV cache: gpu_memory_utilization ", config.gpu_memory_utilization,
+      " allows ", mebibytes(allowed), " of ", mebibytes(memory.total_bytes), ", and ",
+      mebibytes(in_use), " are in use, by the weights, workspaces and other processes; raise ",
+      "gpu_memory_utilization, lower max_num_batched_tokens, give quantization=\"int8\" or ",
+      "\"int4\", or take a smaller model"));
 }
 
 }  // namespace
@@ -39,21 +74,27 @@ int max_positions(const ModelConfig& model) {
 
 void validate(const EngineConfig& config) {
   require(!config.model.empty(), "model", "is empty; give the directory of a checkpoint");
-  require(config.dtype == "auto" || config.dtype == "float32" || config.dtype == "bfloat16",
+  require(config.dtype == "auto" || config.dtype == "float32" || config.dtype == "bfloat16" ||
+              config.dtype == "float16",
           "dtype",
-          str_cat("'", config.dtype, "' is not supported; use 'auto', 'float32' or 'bfloat16'"));
+          str_cat("'", config.dtype,
+                  "' is not supported; use 'auto', 'bfloat16', 'float16' or 'float32'"));
   parse_quantization(config.quantization);
   require(config.kv_cache_dtype == "auto" || config.kv_cache_dtype == "int8", "kv_cache_dtype",
           str_cat("'", config.kv_cache_dtype,
                   "' is not supported; use 'auto' (the dtype computed in) or 'int8'"));
   require(config.max_model_len >= 0, "max_model_len",
           "must be positive, or 0 for the checkpoint's");
-  require(config.max_num_seqs >= 1, "max_num_seqs", "must be at least 1");
-  require(config.max_num_batched_tokens >= 1, "max_num_batched_tokens", "must be at least 1");
+  require(config.max_num_seqs >= 0, "max_num_seqs", "must be positive, or 0 for the default");
+  require(config.max_num_batched_tokens >= 0, "max_num_batched_tokens",
+          "must be positive, or 0 for the default");
   require(config.kv_cache_memory_bytes >= 0, "kv_cache_memory_bytes", "must not be negative");
   require(config.num_kv_blocks >= 0, "num_kv_blocks", "must not be negative");
   require(config.kv_cache_memory_bytes == 0 || config.num_kv_blocks == 0, "num_kv_blocks",
           "give it or kv_cache_memory_bytes, not both");
+  require(config.gpu_memory_utilization > 0 && config.gpu_memory_utilization <= 1,
+          "gpu_memory_utilization",
+          str_cat("must be above 0 and at most 1, not ", config.gpu_memory_utilization));
   require(config.block_size >= 16 && config.block_size <= 256 && config.block_size % 16 == 0,
           "block_size",
           str_cat(config.block_size, " is not supported; use a multiple of 16 from 16 to 256"));
@@ -66,16 +107,45 @@ void validate(const EngineConfig& config) {
   config.speculative.validate();
 }
 
-DType resolve_dtype(const EngineConfig& config, const ModelConfig& model) {
-  if (config.dtype == "float32") return DType::kF32;
-  if (config.dtype == "bfloat16") return DType::kBF16;
-  if (model.checkpoint_dtype == DType::kF16) {
-    log_warning(
-        "the checkpoint is float16, which is not computed in here; running in bfloat16 "
-        "(dtype='float32' keeps all of its precision)");
-    return DType::kBF16;
+void fill_defaults(EngineConfig& config, DeviceKind device) {
+  const bool on_gpu = device == DeviceKind::kGpu;
+  if (config.max_num_seqs == 0) config.max_num_seqs = on_gpu ? kGpuSeqs : kCpuSeqs;
+  if (config.max_num_batched_tokens == 0) {
+    config.max_num_batched_tokens = on_gpu ? kGpuBatchedTokens : kCpuBatchedTokens;
   }
-  return model.checkpoint_dtype == DType::kBF16 ? DType::kBF16 : DType::kF32;
+}
+
+DType resolve_dtype(const EngineConfig& config, const ModelConfig& model, DeviceKind device) {
+  const bool on_gpu = device == DeviceKind::kGpu;
+  if (config.dtype == "bfloat16") return DType::kBF16;
+  if (config.dtype == "float32") {
+    require(!on_gpu, "dtype",
+            "'float32' is not computed in on a GPU; use 'auto', 'bfloat16' or 'float16', or "
+            "device='cpu'");
+    return DType::kF32;
+  }
+  if (config.dtype == "float16") {
+    require(on_gpu, "dtype",
+            "'float16' is not computed in on a CPU; use 'auto', 'bfloat16' or 'float32', or "
+            "device='cuda'");
+    return DType::kF16;
+  }
+  switch (model.checkpoint_dtype) {
+    case DType::kBF16:
+      return DType::kBF16;
+    case DType::kF16:
+      if (on_gpu) return DType::kF16;
+      log_warning(
+          "the checkpoint is float16, which is not computed in on a CPU; running in bfloat16 "
+          "(dtype='float32' keeps all of its precision)");
+      return DType::kBF16;
+    default:
+      if (!on_gpu) return DType::kF32;
+      log_warning(
+          "the checkpoint is float32, which is not computed in on a GPU; running in bfloat16 "
+          "(dtype='float16' rounds less where its range is enough, device='cpu' keeps float32)");
+      return DType::kBF16;
+  }
 }
 
 KvFormat resolve_kv_format(const EngineConfig& config, DType act_dtype) {
@@ -92,8 +162,8 @@ int resolve_max_model_len(const EngineConfig& config, const ModelConfig& model) 
   return config.max_model_len;
 }
 
-CacheSize resolve_cache_size(const EngineConfig& config, int max_model_len, int64_t block_bytes,
-                             int64_t available_bytes) {
+CacheSize resolve_cache_size(const EngineConfig& config, DeviceKind device, int max_model_len,
+                             int64_t block_bytes, const MemoryInfo& memory) {
   const int64_t blocks_per_sequence =
       (static_cast<int64_t>(max_model_len) + config.block_size - 1) / config.block_size;
   const char* field = "num_kv_blocks";
@@ -104,11 +174,12 @@ CacheSize resolve_cache_size(const EngineConfig& config, int max_model_len, int6
     require(num_blocks > 0, field,
             str_cat(config.kv_cache_memory_bytes, " bytes do not hold one block of ",
                     config.block_size, " tokens (", block_bytes, " bytes); raise it"));
+  } else if (num_blocks == 0 && device == DeviceKind::kGpu) {
+    field = "gpu_memory_utilization";
+    num_blocks = gpu_cache_bytes(config, memory, block_bytes) / block_bytes;
   } else if (num_blocks == 0) {
     const int64_t wanted = blocks_per_sequence * config.max_num_seqs;
-    int64_t budget = kDefaultCacheBytes;
-    if (available_bytes > 0) budget = std::min(budget, available_bytes / 2);
-    num_blocks = std::min(wanted, budget / block_bytes);
+    num_blocks = std::min(wanted, host_cache_bytes(memory) / block_bytes);
     if (num_blocks == 0) {
       throw OutOfMemory(str_cat("no memory for one KV block (", block_bytes,
                                 " bytes): free some, or load the model in bfloat16"));

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "backend/backend.h"
 #include "kv/kv_cache.h"
 #include "model/config.h"
 #include "specdec/config.h"
@@ -12,9 +13,13 @@ namespace specdec {
 // Throws InvalidArgument naming the first field of `config` that is out of range.
 void validate(const EngineConfig& config);
 
-// "auto", "float32" or "bfloat16" to the dtype to compute in. A float16 checkpoint runs in bfloat16
-// under "auto", with a warning.
-DType resolve_dtype(const EngineConfig& config, const ModelConfig& model);
+// Sizes that were left open, for the device.
+void fill_defaults(EngineConfig& config, DeviceKind device);
+
+// EngineConfig::dtype to the dtype to compute in. Under "auto" what the device does not compute in
+// runs in bfloat16, with a warning: float16 on a CPU, float32 on a GPU. Throws InvalidArgument for
+// a dtype that was asked for.
+DType resolve_dtype(const EngineConfig& config, const ModelConfig& model, DeviceKind device);
 
 // What a KV cache is made of: "auto" is the dtype computed in.
 KvFormat resolve_kv_format(const EngineConfig& config, DType act_dtype);
@@ -32,10 +37,12 @@ struct CacheSize {
   int max_model_len = 0;  // lowered to what the cache holds when the user left it open
 };
 
-// Blocks of the KV cache: as asked, else enough for every sequence at full length within 4 GiB and
-// half of the available memory. A cache that cannot hold one request of max_model_len is refused
-// when the user set max_model_len, and lowers it otherwise.
-CacheSize resolve_cache_size(const EngineConfig& config, int max_model_len, int64_t block_bytes,
-                             int64_t available_bytes);
+// Blocks of the KV cache: as asked; else on a CPU enough for every sequence at full length within
+// 4 GiB and half of the free memory, and on a GPU what gpu_memory_utilization leaves, less a
+// reserve for graphs and buffers that come later. `memory` is the device's once weights and
+// workspaces are there. A cache that cannot hold one request of max_model_len is refused when the
+// user set max_model_len, and lowers it otherwise.
+CacheSize resolve_cache_size(const EngineConfig& config, DeviceKind device, int max_model_len,
+                             int64_t block_bytes, const MemoryInfo& memory);
 
 }  // namespace specdec

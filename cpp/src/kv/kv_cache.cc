@@ -33,7 +33,8 @@ KvCache::KvCache(Backend& backend, const KvCacheShape& shape, int num_blocks) {
   } catch (const OutOfMemory&) {
     throw OutOfMemory(str_cat("no memory for a KV cache of ", num_blocks, " blocks (",
                               2 * layer_bytes * shape.num_layers,
-                              " bytes): lower kv_cache_memory_bytes or num_kv_blocks"));
+                              " bytes): lower kv_cache_memory_bytes or num_kv_blocks, or on a GPU "
+                              "gpu_memory_utilization"));
   }
 }
 

@@ -4,16 +4,24 @@
 
 #include "core/check.h"
 #include "core/stopwatch.h"
+#include "core/str_cat.h"
+#include "specdec/error.h"
 
 namespace specdec {
 
 ModelRunner::ModelRunner(const ModelConfig& config, const std::string& directory, Backend& backend,
                          const RunnerLimits& limits, Quantization quantization)
     : backend_(backend), limits_(limits) {
-  decoder_ = std::make_unique<Decoder>(config, directory, backend, limits.max_model_len,
-                                       limits.max_rows, quantization);
-  logits_ = backend.allocate(
-      static_cast<size_t>(limits.max_logit_rows) * config.vocab_size * sizeof(float), "logits");
+  try {
+    decoder_ = std::make_unique<Decoder>(config, directory, backend, limits.max_model_len,
+                                         limits.max_rows, quantization);
+    logits_ = backend.allocate(
+        static_cast<size_t>(limits.max_logit_rows) * config.vocab_size * sizeof(float), "logits");
+  } catch (const OutOfMemory& error) {
+    throw OutOfMemory(str_cat(error.what(),
+                              "; give quantization=\"int8\" or \"int4\", lower "
+                              "max_num_batched_tokens, or take a smaller model"));
+  }
 }
 
 KvCacheShape ModelRunner::cache_shape(const KvFormat& format) const {

@@ -1,0 +1,35 @@
+// Which GPUs this build can run on, and why not: conclusions from what the CUDA runtime says.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace specdec::cuda {
+
+struct Gpu {
+  std::string model;
+  int64_t memory_bytes = 0;
+  int num_multiprocessors = 0;
+  int compute_capability = 0;  // 80, 90, ...
+};
+
+// CUDA versions are 1000 * major + 10 * minor, as the runtime gives them.
+struct GpuSurvey {
+  int driver_version = 0;   // the newest CUDA the driver runs; 0: no driver
+  int runtime_version = 0;  // that this build was made with
+  std::string error;        // of counting the GPUs; empty: none
+  std::vector<Gpu> gpus;    // by index
+};
+
+// Whether kernels compiled for `architectures`, as CMake lists them ("90a-real, 80-virtual"), run
+// on a GPU. 80 is the least there are kernels for.
+bool has_kernels_for(int compute_capability, std::string_view architectures);
+
+// Why there is no GPU to use, and what to do; empty when at least one works.
+std::string problem_of(const GpuSurvey& survey, std::string_view architectures);
+// The same of one GPU.
+std::string problem_of_gpu(const GpuSurvey& survey, int index, std::string_view architectures);
+
+}  // namespace specdec::cuda
