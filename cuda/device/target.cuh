@@ -28,11 +28,11 @@ template <class... Params, class... Args>
 void launch(const char* name, Stream& stream, void (*kernel)(Params...), const LaunchConfig& config,
             Args&&... args) {
   KernelLaunch record{.name = name, .config = config};
+  record.function = reinterpret_cast<const void*>(kernel);
 #ifdef SPECDEC_EMULATED
   record.body = [kernel, ... values = Params(args)]() { kernel(values...); };
   stream.submit(record);
 #else
-  record.function = reinterpret_cast<const void*>(kernel);
   [&](Params... values) {
     void* pointers[] = {&values..., nullptr};
     record.arguments = pointers;

@@ -10,8 +10,16 @@
 
 #include "core/buffer.h"
 #include "specdec/device.h"
+#include "specdec/error.h"
 
 namespace specdec::cuda {
+
+// RuntimeError: the device refused work or failed at it, which is a bug of ours. Names the kernel
+// where one is known. A device that failed once goes on failing.
+class DeviceError : public InternalError {
+ public:
+  using InternalError::InternalError;
+};
 
 struct Dim3 {
   unsigned x = 1;
@@ -30,13 +38,14 @@ struct LaunchConfig {
   bool cooperative = false;  // all blocks are resident at once and may wait for each other
 };
 
-// One kernel launch. A GPU uses function and arguments, the emulation the body.
+// One kernel launch. A GPU uses function and arguments, the emulation function (as an identity) and
+// body.
 struct KernelLaunch {
   const char* name = "";
   LaunchConfig config;
   const void* function = nullptr;
   void** arguments = nullptr;
-  std::function<void()> body;  // what one thread of the grid runs
+  std::function<void()> body{};  // what one thread of the grid runs
 };
 
 // A point in a stream's work.
@@ -55,7 +64,8 @@ class Graph {
 };
 
 // Work done in order, asynchronously to the host: what a call is given (host memory included) must
-// stay as it is until the work is done. Errors are thrown by the call that finds them.
+// stay as it is until the work is done. Errors are thrown by the call that finds them. While a
+// stream captures, its thread must not wait, record events, allocate or free device memory.
 class Stream {
  public:
   virtual ~Stream() = default;

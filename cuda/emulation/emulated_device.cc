@@ -1,0 +1,314 @@
+#include "cuda/emulation/emulated_device.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/check.h"
+#include "core/str_cat.h"
+#include "cuda/emulation/device_memory.h"
+#include "cuda/emulation/fibres.h"
+
+namespace specdec::cuda {
+namespace {
+
+using emulation::DeviceMemory;
+using emulation::Executor;
+using emulation::KernelRecord;
+
+constexpr int kMaxSharedBytes = 227 * 1024;  // of a block, on compute capability 9.0
+constexpr unsigned kMaxGridYz = 65535;
+
+// Work in a stream: a kernel, or anything else.
+struct Operation {
+  KernelRecord kernel;           // where `action` is empty
+  std::function<void()> action;  // otherwise
+};
+using OperationRef = std::shared_ptr<const Operation>;
+
+// What streams, events, buffers and their device share; it outlives the device while they do.
+struct DeviceState {
+  explicit DeviceState(const EmulationConfig& config)
+      : memory(config.memory_bytes), executor(config) {}
+
+  DeviceMemory memory;
+  Executor executor;
+  int num_capturing = 0;
+  std::exception_ptr error;  // the first; all later calls throw it, too
+
+  void throw_if_failed() const {
+    if (error != nullptr) std::rethrow_exception(error);
+  }
+  void fail(std::exception_ptr first) {
+    if (error == nullptr) error = std::move(first);
+  }
+  void refuse_capture(const char* call) const {
+    if (num_capturing > 0) throw DeviceError(str_cat(call, " while a stream captures"));
+  }
+};
+
+// The work of a stream that is not yet done. Nothing runs before somebody waits, or asks whether it
+// is done: a host that reads results or reuses memory too early finds out.
+class Queue {
+ public:
+  explicit Queue(std::shared_ptr<DeviceState> device) : device_(std::move(device)) {}
+
+  void push(OperationRef operation) {
+    operations_.push_back(std::move(operation));
+    ++num_pushed_;
+  }
+  uint64_t num_pushed() const { return num_pushed_; }
+  uint64_t num_done() const { return num_pushed_ - operations_.size(); }
+
+  // Runs until `count` operations in all are done.
+  void run_until(uint64_t count) {
+    device_->throw_if_failed();
+    while (num_done() < count) run_one();
+  }
+
+  void run_one() {
+    const OperationRef operation = operations_.front();
+    const KernelRecord* next = nullptr;
+    if (operations_.size() > 1 && !operations_[1]->action) next = &operations_[1]->kernel;
+    try {
+      if (operation->action) {
+        operation->action();
+      } else {
+        run_kernel(operation->kernel, next);
+      }
+    } catch (...) {
+      device_->fail(std::current_exception());
+      operations_.clear();
+      throw;
+    }
+    operations_.pop_front();
+  }
+
+ private:
+  void run_kernel(const KernelRecord& kernel, const KernelRecord* next) {
+    device_->executor.run(kernel, next);
+    const std::string piece = device_->memory.find_overrun();
+    if (!piece.empty()) {
+      throw DeviceError(str_cat("kernel ", kernel.name, ": wrote before or past ", piece));
+    }
+  }
+
+  std::shared_ptr<DeviceState> device_;
+  std::deque<OperationRef> operations_;
+  uint64_t num_pushed_ = 0;
+};
+
+class EmulatedEvent final : public Event {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  explicit EmulatedEvent(std::shared_ptr<DeviceState> device) : device_(std::move(device)) {}
+
+  void wait() override {
+    device_->refuse_capture("Event::wait");
+    if (queue_ != nullptr) queue_->run_until(ticket_);
+  }
+  // Every question lets the device do a little.
+  bool is_done() override {
+    if (queue_ == nullptr) return true;
+    device_->throw_if_failed();
+    if (queue_->num_done() < ticket_) queue_->run_one();
+    return queue_->num_done() >= ticket_;
+  }
+
+  void record(std::shared_ptr<Queue> queue) {
+    queue_ = std::move(queue);
+    time_ = std::make_shared<Clock::time_point>();
+    auto operation = std::make_shared<Operation>();
+    operation->action = [time = time_]() { *time = Clock::now(); };
+    queue_->push(std::move(operation));
+    ticket_ = queue_->num_pushed();
+  }
+  Clock::time_point time() const { return time_ == nullptr ? Clock::time_point() : *time_; }
+
+ private:
+  std::shared_ptr<DeviceState> device_;
+  std::shared_ptr<Queue> queue_;  // null: never recorded
+  uint64_t ticket_ = 0;           // how much of the queue must be done
+  std::shared_ptr<Clock::time_point> time_;
+};
+
+class EmulatedGraph final : public Graph {
+ public:
+  explicit EmulatedGraph(std::vector<OperationRef> operations)
+      : operations_(std::move(operations)) {}
+  int num_nodes() const override { return static_cast<int>(operations_.size()); }
+  const std::vector<OperationRef>& operations() const { return operations_; }
+
+ private:
+  std::vector<OperationRef> operations_;
+};
+
+class EmulatedStream final : public Stream {
+ public:
+  explicit EmulatedStream(std::shared_ptr<DeviceState> device)
+      : device_(std::move(device)), queue_(std::make_shared<Queue>(device_)) {}
+  ~EmulatedStream() override {
+    if (capturing_) --device_->num_capturing;
+    try {
+      queue_->run_until(queue_->num_pushed());
+    } catch (...) {  // kept by the device: its next call throws it
+    }
+  }
+
+  void submit(const KernelLaunch& launch) override {
+    const LaunchConfig& config = launch.config;
+    if (config.shared_bytes > kMaxSharedBytes) {
+      throw DeviceError(str_cat("kernel ", launch.name, ": ", config.shared_bytes,
+                                " bytes of shared memory, of ", kMaxSharedBytes, " at most"));
+    }
+    if (config.grid.y > kMaxGridYz || config.grid.z > kMaxGridYz) {
+      throw DeviceError(str_cat("kernel ", launch.name, ": grid y or z above ", kMaxGridYz));
+    }
+    Operation operation;
+    operation.kernel = {
+        .name = launch.name, .config = config, .function = launch.function, .body = launch.body};
+    push(std::move(operation));
+  }
+
+  void copy_to_device(void* to, const void* from, size_t size_bytes) override {
+    check_device(to, size_bytes, "copy_to_device");
+    push_copy(to, from, size_bytes);
+  }
+  void copy_to_host(void* to, const void* from, size_t size_bytes) override {
+    check_device(from, size_bytes, "copy_to_host");
+    push_copy(to, from, size_bytes);
+  }
+  void copy(void* to, const void* from, size_t size_bytes) override {
+    check_device(to, size_bytes, "copy");
+    check_device(from, size_bytes, "copy");
+    push_copy(to, from, size_bytes);
+  }
+  void fill(void* to, uint8_t value, size_t size_bytes) override {
+    check_device(to, size_bytes, "fill");
+    if (size_bytes == 0) return;
+    push({.kernel = {}, .action = [=] { std::memset(to, value, size_bytes); }});
+  }
+
+  void begin_capture() override {
+    if (capturing_) throw DeviceError("begin_capture on a stream that captures");
+    device_->throw_if_failed();
+    capturing_ = true;
+    ++device_->num_capturing;
+  }
+  std::unique_ptr<Graph> end_capture() override {
+    if (!capturing_) throw DeviceError("end_capture on a stream that does not capture");
+    capturing_ = false;
+    --device_->num_capturing;
+    return std::make_unique<EmulatedGraph>(std::exchange(captured_, {}));
+  }
+  bool is_capturing() const override { return capturing_; }
+  void launch(Graph& graph) override {
+    if (capturing_) throw DeviceError("launch of a graph on a stream that captures");
+    device_->throw_if_failed();
+    for (const OperationRef& operation : static_cast<EmulatedGraph&>(graph).operations()) {
+      queue_->push(operation);
+    }
+  }
+
+  void record(Event& event) override {
+    if (capturing_) throw DeviceError("record of an event on a stream that captures");
+    device_->throw_if_failed();
+    static_cast<EmulatedEvent&>(event).record(queue_);
+  }
+  void synchronize() override {
+    device_->refuse_capture("Stream::synchronize");
+    queue_->run_until(queue_->num_pushed());
+  }
+
+ private:
+  void check_device(const void* data, size_t size_bytes, const char* call) const {
+    if (size_bytes == 0 || device_->memory.contains(data, size_bytes)) return;
+    throw DeviceError(str_cat(call, ": ", size_bytes, " bytes at ", data,
+                              " are not in one piece of device memory"));
+  }
+  void push_copy(void* to, const void* from, size_t size_bytes) {
+    if (size_bytes == 0) return;
+    push({.kernel = {}, .action = [=] { std::memmove(to, from, size_bytes); }});
+  }
+  void push(Operation operation) {
+    device_->throw_if_failed();
+    auto shared = std::make_shared<const Operation>(std::move(operation));
+    if (capturing_) {
+      captured_.push_back(std::move(shared));
+    } else {
+      queue_->push(std::move(shared));
+    }
+  }
+
+  std::shared_ptr<DeviceState> device_;
+  std::shared_ptr<Queue> queue_;
+  bool capturing_ = false;
+  std::vector<OperationRef> captured_;
+};
+
+class EmulatedDevice final : public Device {
+ public:
+  explicit EmulatedDevice(const EmulationConfig& config)
+      : state_(std::make_shared<DeviceState>(config)),
+        properties_{.num_multiprocessors = config.num_multiprocessors,
+                    .max_shared_bytes_per_block = kMaxSharedBytes,
+                    .compute_capability = 90,
+                    .l2_bytes = int64_t{50} << 20} {}
+
+  DeviceInfo info() const override {
+    return {.name = "emulated",
+            .model = "CUDA kernels on the CPU",
+            .memory_bytes = state_->memory.capacity_bytes(),
+            .num_threads = properties_.num_multiprocessors,
+            .isa = "9.0"};
+  }
+  const DeviceProperties& properties() const override { return properties_; }
+  int64_t free_bytes() const override { return state_->memory.free_bytes(); }
+
+  Buffer allocate(size_t size_bytes, const char* purpose) override {
+    state_->refuse_capture("Device::allocate");
+    state_->throw_if_failed();
+    if (size_bytes == 0) return {};
+    void* data = state_->memory.allocate(size_bytes, purpose);
+    return Buffer(data, size_bytes, [state = state_](void* allocated, size_t) {
+      if (state->num_capturing > 0) {
+        state->fail(std::make_exception_ptr(
+            DeviceError("device memory was freed while a stream captured")));
+      }
+      state->memory.free(allocated);
+    });
+  }
+  Buffer allocate_pinned(size_t size_bytes, const char* purpose) override {
+    state_->refuse_capture("Device::allocate_pinned");
+    return Buffer::host(size_bytes, purpose);
+  }
+
+  std::unique_ptr<Stream> make_stream() override {
+    return std::make_unique<EmulatedStream>(state_);
+  }
+  std::unique_ptr<Event> make_event() override { return std::make_unique<EmulatedEvent>(state_); }
+  double seconds_between(Event& begin, Event& end) override {
+    return std::chrono::duration<double>(static_cast<EmulatedEvent&>(end).time() -
+                                         static_cast<EmulatedEvent&>(begin).time())
+        .count();
+  }
+
+ private:
+  std::shared_ptr<DeviceState> state_;
+  DeviceProperties properties_;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> make_emulated_device(const EmulationConfig& config) {
+  return std::make_unique<EmulatedDevice>(config);
+}
+
+}  // namespace specdec::cuda

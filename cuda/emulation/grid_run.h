@@ -1,0 +1,141 @@
+// The state of a grid while it runs; used by fibres.cc and async_copies.cc.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cuda/emulation/context.h"
+#include "cuda/emulation/fibres.h"
+
+namespace specdec::cuda::emulation {
+
+inline constexpr int kWarpSize = 32;
+inline constexpr int kMaxWarps = 32;
+inline constexpr int kNumBarriers = 16;
+
+struct AsyncCopy {
+  void* shared = nullptr;
+  const void* global = nullptr;
+  size_t size_bytes = 0;
+  bool valid = true;
+  uint64_t* barrier = nullptr;  // of a bulk copy
+  void land() const;
+};
+
+struct Block;
+
+struct Fibre : ThreadView {
+  Context context;
+  Block* block = nullptr;
+  int index = 0;  // in the block
+  bool finished = false;
+  bool waited_for_previous = false;
+  bool vote = false;
+  const char* waits_for = nullptr;  // null: nothing
+  uint32_t wait_mask = 0;           // of a warp operation
+  const uint64_t* wait_barrier = nullptr;
+  void* operands = nullptr;
+  std::vector<AsyncCopy> copies;  // not yet landed, in order
+  std::vector<int> group_sizes;   // copies in each committed group under way
+  int open_copies = 0;            // not yet committed
+};
+
+// Lanes that wait for the rest of their mask.
+struct Meeting {
+  uint32_t mask = 0;
+  uint32_t arrived = 0;  // 0: unused
+  const char* operation = nullptr;
+  Combine combine = nullptr;
+};
+
+struct Warp {
+  uint32_t existing = 0;
+  std::vector<Meeting> meetings;
+};
+
+struct Barrier {
+  std::vector<Fibre*> waiting;
+  int num_threads = 0;  // 0: all that live
+  int num_true = 0;
+  const char* operation = nullptr;
+  Votes result;
+};
+
+struct Block {
+  Index3 index;
+  int num_threads = 0;
+  int num_live = 0;
+  std::vector<Fibre> fibres;
+  std::vector<Warp> warps;
+  std::array<Barrier, kNumBarriers> barriers;
+  std::array<uint32_t, kMaxWarps> ready{};  // lanes
+  uint32_t ready_warps = 0;
+  std::vector<Fibre*> yielded;
+  std::vector<Fibre*> waiting_for_previous;
+  std::vector<Fibre*> waiting_for_mbarrier;
+  std::vector<AsyncCopy> bulk_copies;
+  std::unique_ptr<unsigned char, void (*)(void*)> shared{nullptr, nullptr};
+
+  void make_ready(Fibre& fibre);
+  void make_ready(int warp, uint32_t lanes);
+};
+
+class GridRun {
+ public:
+  GridRun(const KernelRecord& kernel, const EmulationConfig& config, uint64_t seed,
+          StackPool& stacks);
+  ~GridRun();
+  GridRun(const GridRun&) = delete;
+  GridRun& operator=(const GridRun&) = delete;
+
+  const KernelRecord& kernel() const { return kernel_; }
+  std::vector<Block>& blocks() { return blocks_; }
+  void start();   // the first block, until it can go no further before what is ahead is done
+  void finish();  // what is ahead is done
+
+  // For the running fibre.
+  Fibre& current() { return *current_; }
+  void suspend(const char* waits_for);
+  bool previous_is_done() const { return previous_is_done_; }
+  Schedule schedule() const { return config_.schedule; }
+  uint32_t random();
+  std::string describe(const Fibre& fibre) const;
+  [[noreturn]] void fault_at(const Fibre& fibre, const std::string& what) const;
+
+ private:
+  static void run_thread();
+  void prepare_block(Block& block, size_t block_number);
+  void run_ready();
+  bool pick_next();
+  bool go_on_when_stuck();
+  void finish_blocks();
+  void thread_finished();
+  void check_shared(const Block& block) const;
+  [[noreturn]] void report_deadlock() const;
+
+  const KernelRecord& kernel_;
+  EmulationConfig config_;
+  uint64_t random_state_;
+  StackPool& stack_pool_;
+  std::vector<Stack> stacks_;
+  std::vector<Block> blocks_;          // that live: one, or all of a cooperative launch
+  std::vector<uint32_t> block_order_;  // numbers, in the order they run
+  size_t num_blocks_begun_ = 0;
+  size_t num_blocks_done_ = 0;
+  Block* block_ = nullptr;  // of the running fibre
+  Fibre* current_ = nullptr;
+  Context main_;
+  bool previous_is_done_ = false;
+  int idle_rounds_ = 0;
+  std::exception_ptr error_;
+};
+
+// The grid whose threads run on this host thread. Null outside of kernels.
+extern constinit thread_local GridRun* this_grid;
+
+}  // namespace specdec::cuda::emulation

@@ -1,0 +1,24 @@
+// Matrix instructions of a warp: each runs once, on the operands of all 32 lanes.
+#pragma once
+
+#include <cstdint>
+
+namespace specdec::cuda::emulation {
+
+// One lane's registers; ptx.cuh says which elements they hold.
+struct MmaOperands {
+  float* d;           // [4]
+  const uint32_t* a;  // [4]
+  const uint32_t* b;  // [2]
+};
+void mma_bf16(void* const* operands, uint32_t mask);
+void mma_half(void* const* operands, uint32_t mask);
+
+struct LdmatrixOperands {
+  uint32_t* out;  // [4]
+  const void* row;
+};
+void ldmatrix(void* const* operands, uint32_t mask);
+void ldmatrix_transposed(void* const* operands, uint32_t mask);
+
+}  // namespace specdec::cuda::emulation

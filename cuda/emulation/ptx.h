@@ -1,0 +1,94 @@
+// The wrappers of device/ptx.cuh for the emulation, written from the PTX documentation.
+// tests/cuda/ptx_conformance_test compares both with plain loops.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+
+#include "cuda/emulation/cuda_language.h"
+#include "cuda/emulation/matrices.h"
+
+namespace specdec::cuda::emulated {
+
+struct Bf16 {
+  uint16_t bits;
+};
+struct Half {
+  uint16_t bits;
+};
+
+namespace ptx {
+
+template <class T>
+void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  emulation::MmaOperands mine{.d = d, .a = a, .b = b};
+  emulation::meet_warp(0xffffffffu, "mma_m16n8k16",
+                       std::is_same_v<T, Bf16> ? emulation::mma_bf16 : emulation::mma_half, &mine);
+}
+
+inline void ldmatrix_x4(uint32_t (&out)[4], const void* row) {
+  emulation::LdmatrixOperands mine{.out = out, .row = row};
+  emulation::meet_warp(0xffffffffu, "ldmatrix_x4", emulation::ldmatrix, &mine);
+}
+inline void ldmatrix_x4_transposed(uint32_t (&out)[4], const void* row) {
+  emulation::LdmatrixOperands mine{.out = out, .row = row};
+  emulation::meet_warp(0xffffffffu, "ldmatrix_x4_transposed", emulation::ldmatrix_transposed,
+                       &mine);
+}
+
+inline void copy_async_16(void* shared, const void* global, bool valid = true) {
+  emulation::copy_async_16(shared, global, valid);
+}
+inline void copy_async_commit() { emulation::copy_async_commit(); }
+template <int kPending>
+void copy_async_wait() {
+  emulation::copy_async_wait(kPending);
+}
+
+inline uint4 load_streaming(const void* global) {
+  if (reinterpret_cast<uintptr_t>(global) % 16 != 0) {
+    emulation::fault("calls load_streaming with an address that is no multiple of 16");
+  }
+  uint4 value;
+  std::memcpy(&value, global, sizeof(value));
+  return value;
+}
+
+inline void wait_for_previous() { emulation::wait_for_previous(); }
+inline void let_next_start() {}
+
+inline void named_barrier(int number, int num_threads) {
+  emulation::meet_block(number, num_threads, false, "named_barrier");
+}
+
+inline uint32_t load_acquire(const uint32_t* global) {
+  emulation::yield();
+  return *static_cast<const volatile uint32_t*>(global);
+}
+inline void store_release(uint32_t* global, uint32_t value) {
+  *static_cast<volatile uint32_t*>(global) = value;
+}
+
+inline uint64_t nanoseconds() {
+  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+
+inline void mbarrier_init(uint64_t* barrier, int num_arrivals) {
+  emulation::mbarrier_init(barrier, num_arrivals);
+}
+inline void mbarrier_init_fence() {}
+inline void mbarrier_arrive(uint64_t* barrier) { emulation::mbarrier_arrive(barrier, 0); }
+inline void mbarrier_arrive_expect(uint64_t* barrier, int size_bytes) {
+  emulation::mbarrier_arrive(barrier, size_bytes);
+}
+inline void mbarrier_wait(uint64_t* barrier, int parity) {
+  emulation::mbarrier_wait(barrier, parity);
+}
+inline void fence_async_proxy() {}
+inline void bulk_copy(void* shared, const void* global, int size_bytes, uint64_t* barrier) {
+  emulation::bulk_copy(shared, global, size_bytes, barrier);
+}
+
+}  // namespace ptx
+}  // namespace specdec::cuda::emulated

@@ -1,0 +1,87 @@
+// The devices a test of CUDA code runs on: the emulation under every schedule, where it is built,
+// and the GPU, where there is one.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <ostream>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/buffer.h"
+#include "cuda/backend/cuda_backend.h"
+#include "cuda/gpu/device.h"
+
+// Calls `table()`, a table of launchers, of the target that is right for a DeviceKind.
+#if defined(SPECDEC_HAS_CUDA) && defined(SPECDEC_CUDA_EMULATION)
+#define SPECDEC_KERNELS_FOR(kind, table)                                                   \
+  ((kind) == ::specdec::cuda::testing::DeviceKind::kGpu ? ::specdec::cuda::native::table() \
+                                                        : ::specdec::cuda::emulated::table())
+#elif defined(SPECDEC_HAS_CUDA)
+#define SPECDEC_KERNELS_FOR(kind, table) ((void)(kind), ::specdec::cuda::native::table())
+#else
+#define SPECDEC_KERNELS_FOR(kind, table) ((void)(kind), ::specdec::cuda::emulated::table())
+#endif
+
+namespace specdec::cuda::testing {
+
+enum class DeviceKind { kEmulatedForward, kEmulatedReverse, kEmulatedRandom, kGpu };
+
+// Prints a line about a GPU that is missing.
+std::vector<DeviceKind> device_kinds();
+
+std::unique_ptr<Device> make_device(DeviceKind kind);
+// The kernels that run on it.
+KernelTable kernels_for(DeviceKind kind);
+std::unique_ptr<CudaBackend> make_backend(DeviceKind kind, DType act_dtype);
+
+std::string name_of(DeviceKind kind);
+inline void PrintTo(DeviceKind kind, std::ostream* out) { *out << name_of(kind); }
+
+// Param: INSTANTIATE_TEST_SUITE_P(Devices, XTest, ValuesIn(device_kinds()), test_name).
+inline std::string test_name(const ::testing::TestParamInfo<DeviceKind>& info) {
+  return name_of(info.param);
+}
+
+// A fixture for tests on one device: `device`, `stream`, uploads and downloads.
+class CudaDeviceTest : public ::testing::TestWithParam<DeviceKind> {
+ protected:
+  CudaDeviceTest()
+      : device_(make_device(GetParam())),
+        kernels_(kernels_for(GetParam())),
+        stream_(device_->make_stream()) {}
+
+  Device& device() { return *device_; }
+  const KernelTable& kernels() const { return kernels_; }
+  Stream& stream() { return *stream_; }
+  bool is_emulated() const { return GetParam() != DeviceKind::kGpu; }
+
+  template <class T>
+  Buffer allocate(size_t count) {
+    return device_->allocate(count * sizeof(T), "test");
+  }
+  template <class T>
+  Buffer upload(const std::vector<T>& values) {
+    Buffer buffer = allocate<T>(values.size());
+    stream_->copy_to_device(buffer.data(), values.data(), values.size() * sizeof(T));
+    stream_->synchronize();
+    return buffer;
+  }
+  // Waits for the stream.
+  template <class T>
+  std::vector<T> download(const Buffer& buffer) {
+    std::vector<T> values(buffer.size_bytes() / sizeof(T));
+    stream_->copy_to_host(values.data(), buffer.data(), values.size() * sizeof(T));
+    stream_->synchronize();
+    return values;
+  }
+
+ private:
+  std::unique_ptr<Device> device_;
+  KernelTable kernels_;
+  std::unique_ptr<Stream> stream_;
+};
+
+}  // namespace specdec::cuda::testing
