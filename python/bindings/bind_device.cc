@@ -14,15 +14,18 @@ void bind_device(py::module_& module) {
       .def_readonly("model", &DeviceInfo::model)
       .def_readonly("memory_bytes", &DeviceInfo::memory_bytes)
       .def_readonly("num_threads", &DeviceInfo::num_threads)
-      .def_readonly("isa", &DeviceInfo::isa);
+      .def_readonly("isa", &DeviceInfo::isa)
+      .def_readonly("unusable", &DeviceInfo::unusable);
   py::class_<BuildInfo>(module, "BuildInfo")
       .def_readonly("version", &BuildInfo::version)
       .def_readonly("compiler", &BuildInfo::compiler)
       .def_readonly("build_type", &BuildInfo::build_type)
       .def_readonly("has_cuda", &BuildInfo::has_cuda)
       .def_readonly("cuda_note", &BuildInfo::cuda_note)
+      .def_readonly("has_emulated_device", &BuildInfo::has_emulated_device)
       .def_readonly("cpu_isas", &BuildInfo::cpu_isas);
   module.def("list_devices", &list_devices);
+  module.def("gpu_problem", &gpu_problem);
   module.def("build_info", &build_info);
   module.def("known_architectures", &known_architectures);
   module.def("load_eos_token_ids", &load_eos_token_ids, py::arg("directory"));

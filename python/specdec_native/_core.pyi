@@ -80,8 +80,11 @@ class EngineConfig:
     kv_cache_dtype: str
     kv_cache_memory_bytes: int
     num_kv_blocks: int
+    gpu_memory_utilization: float
     block_size: int
     enable_prefix_caching: bool
+    enforce_eager: bool
+    deterministic: bool
     num_threads: int
     seed: int
     logprobs_mode: str
@@ -100,8 +103,11 @@ class EngineConfig:
         kv_cache_dtype: str = ...,
         kv_cache_memory_bytes: int = ...,
         num_kv_blocks: int = ...,
+        gpu_memory_utilization: float = ...,
         block_size: int = ...,
         enable_prefix_caching: bool = ...,
+        enforce_eager: bool = ...,
+        deterministic: bool = ...,
         num_threads: int = ...,
         seed: int = ...,
         logprobs_mode: str = ...,
@@ -280,6 +286,7 @@ class DeviceInfo:
     memory_bytes: int
     num_threads: int
     isa: str
+    unusable: str
 
 class BuildInfo:
     version: str
@@ -287,6 +294,7 @@ class BuildInfo:
     build_type: str
     has_cuda: bool
     cuda_note: str
+    has_emulated_device: bool
     cpu_isas: list[str]
 
 class Error(RuntimeError): ...
@@ -300,6 +308,7 @@ __version__: str
 
 def synthetic_rates(length: float, num_speculative_tokens: int) -> list[float]: ...
 def list_devices() -> list[DeviceInfo]: ...
+def gpu_problem() -> str: ...
 def build_info() -> BuildInfo: ...
 def known_architectures() -> list[str]: ...
 def known_quantizations() -> list[str]: ...

@@ -39,15 +39,28 @@ def make_config(**options: Any) -> _core.EngineConfig:
             continue
         if name in _INTEGER_OPTIONS:
             value = _integer(name, value)  # noqa: PLW2901
-        elif name == "enable_prefix_caching":
+            if value == 0 and name in _POSITIVE_OPTIONS:
+                raise ValueError(f"{name} must be at least 1, or None for the default")
+        elif name in _SWITCHES:
             if not isinstance(value, bool):
                 raise ValueError(f"{name} must be True or False, got {value!r}")
+        elif name == "gpu_memory_utilization":
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise ValueError(f"{name} must be a number, got {value!r}")
         elif not isinstance(value, str):
             raise ValueError(f"{name} must be a string, got {value!r}")
         fields[name] = value
     if "seed" in fields:
         fields["seed"] &= _SEED_MASK
     return _core.EngineConfig(**fields)
+
+
+def dtype_name(dtype: Any) -> str:
+    """The core's name for a dtype of any of vLLM's spellings, or a torch.dtype."""
+    if dtype is None:
+        return "auto"
+    name = str(dtype).removeprefix("torch.")
+    return _DTYPES.get(name, name)
 
 
 def check_quantization(value: Any) -> None:
@@ -69,6 +82,9 @@ _INTEGER_OPTIONS = (
     "num_threads",
     "seed",
 )
+_POSITIVE_OPTIONS = ("max_num_seqs", "max_num_batched_tokens")  # where 0 means the core's default
+_SWITCHES = ("enable_prefix_caching", "enforce_eager", "deterministic")
+_DTYPES = {"float": "float32", "half": "float16"}
 
 
 def _integer(name: str, value: Any) -> int:

@@ -22,8 +22,11 @@ from specdec_native.chat_template import Message
 from specdec_native.checkpoints.cache import cache_root
 from specdec_native.checkpoints.model_registry import find_model, known_names
 from specdec_native.cli_options import (
+    Deterministic,
     Device,
     DType,
+    EnforceEager,
+    GpuMemory,
     Json,
     KvCacheDType,
     MaxTokens,
@@ -85,6 +88,9 @@ def demo_command(
     quantization: Quantization = None,
     kv_cache_dtype: KvCacheDType = "auto",
     device: Device = "auto",
+    gpu_memory_utilization: GpuMemory = 0.9,
+    enforce_eager: EnforceEager = False,
+    deterministic: Deterministic = True,
     threads: Threads = None,
     speculative_config: SpeculativeConfig = None,
     spec_method: SpecMethod = None,
@@ -122,6 +128,9 @@ def demo_command(
             "quantization": quantization,
             "kv_cache_dtype": kv_cache_dtype,
             "device": device,
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "enforce_eager": enforce_eager,
+            "deterministic": deterministic,
             "num_threads": threads,
         },
         on_event=show,
@@ -172,6 +181,9 @@ def generate_command(
     quantization: Quantization = None,
     kv_cache_dtype: KvCacheDType = "auto",
     device: Device = "auto",
+    gpu_memory_utilization: GpuMemory = 0.9,
+    enforce_eager: EnforceEager = False,
+    deterministic: Deterministic = True,
     threads: Threads = None,
     max_model_len: ModelLen = None,
     speculative_config: SpeculativeConfig = None,
@@ -189,6 +201,9 @@ def generate_command(
         quantization,
         kv_cache_dtype=kv_cache_dtype,
         device=device,
+        gpu_memory_utilization=gpu_memory_utilization,
+        enforce_eager=enforce_eager,
+        deterministic=deterministic,
         num_threads=threads,
         max_model_len=max_model_len,
         speculative_config=speculation,
@@ -250,6 +265,9 @@ def chat_command(
     quantization: Quantization = None,
     kv_cache_dtype: KvCacheDType = "auto",
     device: Device = "auto",
+    gpu_memory_utilization: GpuMemory = 0.9,
+    enforce_eager: EnforceEager = False,
+    deterministic: Deterministic = True,
     threads: Threads = None,
     max_model_len: ModelLen = None,
     speculative_config: SpeculativeConfig = None,
@@ -265,6 +283,9 @@ def chat_command(
         quantization,
         kv_cache_dtype=kv_cache_dtype,
         device=device,
+        gpu_memory_utilization=gpu_memory_utilization,
+        enforce_eager=enforce_eager,
+        deterministic=deterministic,
         num_threads=threads,
         max_model_len=max_model_len,
         speculative_config=speculation,
@@ -344,9 +365,11 @@ def info_command(as_json: Json = False) -> None:
                 "memory_bytes": device.memory_bytes,
                 "num_threads": device.num_threads,
                 "isa": device.isa,
+                "unusable": device.unusable,
             }
             for device in _core.list_devices()
         ],
+        "gpu_problem": _core.gpu_problem(),
         "architectures": _core.known_architectures(),
         "quantizations": _core.known_quantizations(),
         "cache": str(cache_root()),
@@ -361,12 +384,21 @@ def info_command(as_json: Json = False) -> None:
             value = [f"{name} {version}" for name, version in value.items()]  # noqa: PLW2901
         if key == "devices":
             for device in value:
-                size = f"{device['memory_bytes'] / 2**30:.1f} GiB"
-                text = f"{device['model']}, {size}, {device['num_threads']} threads"
-                table.add_row(f"device {device['name']}", f"{text}, {device['isa']}")
-        else:
+                table.add_row(f"device {device['name']}", _device_text(device))
+        elif key != "gpu_problem" or value:
             table.add_row(key, ", ".join(value) if isinstance(value, list) else str(value))
     rich.console.Console(highlight=False).print(table)
+
+
+def _device_text(device: Mapping[str, Any]) -> str:
+    size = f"{device['memory_bytes'] / 2**30:.1f} GiB"
+    if device["name"] == "cpu":
+        return f"{device['model']}, {size}, {device['num_threads']} threads, {device['isa']}"
+    text = (
+        f"{device['model']}, {size}, {device['num_threads']} multiprocessors, "
+        f"compute capability {device['isa']}"
+    )
+    return f"{text}; not usable: {device['unusable']}" if device["unusable"] else text
 
 
 def _version_of(package: str) -> str:
@@ -520,9 +552,10 @@ def _shortened(text: str, max_lines: int = 8) -> str:
 
 
 def _print_report_head(out: rich.console.Console, report: demo.Report, model: str) -> None:
+    units = "threads" if report.device == "cpu" else "multiprocessors"
     out.print(
         f"{model}: {report.architecture}, {report.num_parameters / 1e6:.0f}M parameters, "
-        f"{report.weight_format} on {report.device} ({report.isa}, {report.num_threads} threads), "
+        f"{report.weight_format} on {report.device} ({report.isa}, {report.num_threads} {units}), "
         f"loaded in {report.load_seconds:.1f} s",
         markup=False,
     )

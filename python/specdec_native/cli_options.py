@@ -11,7 +11,9 @@ Model = Annotated[
 ]
 MaxTokens = Annotated[int, typer.Option(min=1, help="Tokens generated at most.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script to read.")]
-DType = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
+DType = Annotated[
+    str, typer.Option(help="auto, bfloat16, float32 (on a CPU) or float16 (on a GPU).")
+]
 Quantization = Annotated[
     str | None,
     typer.Option(help="Weights: auto (as stored), none (at dtype), int8 or int4 [default: auto]."),
@@ -19,7 +21,22 @@ Quantization = Annotated[
 KvCacheDType = Annotated[
     str, typer.Option("--kv-cache-dtype", help="Keys and values: auto (dtype) or int8.")
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda:N.")]
+Device = Annotated[
+    str, typer.Option(help="cpu, cuda, cuda:N, or auto: the first GPU that works, else the CPU.")
+]
+GpuMemory = Annotated[
+    float,
+    typer.Option(
+        "--gpu-memory-utilization", help="Share of a GPU's memory for weights and KV cache."
+    ),
+]
+EnforceEager = Annotated[
+    bool, typer.Option("--enforce-eager", help="GPU: launch kernels one by one, without graphs.")
+]
+Deterministic = Annotated[
+    bool,
+    typer.Option(help="GPU: answers do not depend on what runs beside them, nor on speculation."),
+]
 Threads = Annotated[int | None, typer.Option(help="CPU threads [default: physical cores].")]
 ModelLen = Annotated[int | None, typer.Option(help="Tokens of prompt and output together.")]
 Temperature = Annotated[

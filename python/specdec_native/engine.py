@@ -46,13 +46,16 @@ class Engine:
         quantization: str | None = None,
         device: str = "auto",
         max_model_len: int | None = None,
-        max_num_seqs: int = 64,
+        max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         kv_cache_dtype: str = "auto",
         kv_cache_memory_bytes: int | None = None,
         num_kv_blocks: int | None = None,
+        gpu_memory_utilization: float = 0.9,
         block_size: int = 16,
         enable_prefix_caching: bool = True,
+        enforce_eager: bool = False,
+        deterministic: bool = True,
         num_threads: int | None = None,
         seed: int = 0,
         logprobs_mode: str = "raw_logprobs",
@@ -69,22 +72,30 @@ class Engine:
         Args:
             model: a directory, a .gguf file or a model name.
             tokenizer: another checkpoint's directory or name, or a tokenizer object.
-            dtype: "auto" (the checkpoint's), "float32" or "bfloat16".
+            dtype: "auto" (the checkpoint's), "bfloat16", "float32" (on a CPU) or "float16" (on a
+                GPU, also "half"). "auto" is bfloat16 where the device has not the checkpoint's.
             quantization: how weights are held. "auto", or None: as the checkpoint stores them, so a
                 GGUF file's integers are used as they are. "none": all at dtype. "int8": a scale for
                 each output. "int4": a scale for every 32 inputs of an output; embedding and head in
                 8 bits, grouped likewise. Integers stored in as few bits stay as they are. Products
                 with integers round their inputs to 8 bits, a scale for every 32 of a row.
-            device: "auto", "cpu", "cuda" or "cuda:N".
+            device: "cpu", "cuda" (the first GPU), "cuda:N", or "auto": the first GPU this build has
+                kernels for, otherwise the CPU. model_info().device is what was chosen.
             max_model_len: tokens of prompt and output together; None for the checkpoint's.
-            max_num_seqs: sequences that run in one step.
+            max_num_seqs: sequences that run in one step; None for 64, on a GPU 256.
             max_num_batched_tokens: tokens computed in one step; longer prompts are cut into chunks.
+                None for 512, on a GPU 8192.
             kv_cache_dtype: "auto" (dtype), or "int8": keys and values in 8 bits with a scale for
                 each token and head, about half the memory of bfloat16.
-            kv_cache_memory_bytes: size of the KV cache; None derives it from the machine.
+            kv_cache_memory_bytes: size of the KV cache; None derives it from the device.
             num_kv_blocks: the same in blocks; exclusive with kv_cache_memory_bytes.
+            gpu_memory_utilization: share of a GPU's memory to use, in (0, 1]. What weights,
+                workspaces and other processes leave of it is the KV cache.
             block_size: tokens of one KV block, a multiple of 16.
             enable_prefix_caching: whether equal beginnings of prompts are computed once.
+            enforce_eager: on a GPU, launch kernels one by one, without captured graphs.
+            deterministic: on a GPU, False allows faster kernels that round differently beside other
+                requests and drafts, so that answers may depend on both.
             num_threads: None for one per physical core.
             seed: seeds requests that bring no seed.
             logprobs_mode: "raw_logprobs" or "processed_logprobs" (after all processors).
@@ -102,6 +113,7 @@ class Engine:
         """
         if seed is None:
             seed = 0
+        dtype = _native.dtype_name(dtype)
         if isinstance(max_logprobs, bool) or not isinstance(max_logprobs, int) or max_logprobs < -1:
             raise ValueError(f"max_logprobs must be -1 or at least 0, got {max_logprobs!r}")
         _native.check_quantization(quantization)
@@ -116,8 +128,11 @@ class Engine:
             kv_cache_dtype=kv_cache_dtype,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             num_kv_blocks=num_kv_blocks,
+            gpu_memory_utilization=gpu_memory_utilization,
             block_size=block_size,
             enable_prefix_caching=enable_prefix_caching,
+            enforce_eager=enforce_eager,
+            deterministic=deterministic,
             num_threads=num_threads,
             seed=seed,
             logprobs_mode=logprobs_mode,

@@ -23,8 +23,11 @@ _ENGINE_ARGUMENTS = {
     "block_size": "block_size",
     "chat_template": "chat_template",
     "cpu_isa": "cpu_isa",
+    "deterministic": "deterministic",
     "device": "device",
     "enable_prefix_caching": "enable_prefix_caching",
+    "enforce_eager": "enforce_eager",
+    "gpu_memory_utilization": "gpu_memory_utilization",
     "kv_cache_dtype": "kv_cache_dtype",
     "kv_cache_memory_bytes": "kv_cache_memory_bytes",
     "logprobs_mode": "logprobs_mode",
@@ -42,7 +45,8 @@ _ENGINE_ARGUMENTS = {
     "trust_remote_code": "trust_remote_code",
 }
 
-# Arguments that only tune a GPU, a cluster, downloads or logs: they change no answer.
+# Arguments that only tune other engines' GPU code, a cluster, downloads or logs: they change no
+# answer.
 _IGNORED_ARGUMENTS = frozenset(
     {
         "aggregate_engine_logging",
@@ -69,8 +73,6 @@ _IGNORED_ARGUMENTS = frozenset(
         "download_dir",
         "enable_chunked_prefill",
         "enable_sleep_mode",
-        "enforce_eager",
-        "gpu_memory_utilization",
         "hf_token",
         "ignore_patterns",
         "kv_cache_metrics",
@@ -140,14 +142,12 @@ _FIXED_ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "tokenizer_revision": ((None,), "give tokenizer the directory of that revision"),
 }
 
-_DTYPES = {"float": "float32", "half": "float16"}
-
 
 class LLM:
     """Generates texts with one model.
 
-    Takes vLLM's arguments. Those that only mean something on a GPU or cluster are accepted and
-    ignored; those that would change answers in a way this engine cannot are refused.
+    Takes vLLM's arguments. Those that only tune what is not here, such as a cluster, are accepted
+    and ignored; those that would change answers in a way this engine cannot are refused.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class LLM:
         Args:
             model: a directory, a .gguf file or a model name.
             tokenizer: another directory or name, or a tokenizer object.
-            dtype: "auto", "float32" or "bfloat16", or the torch.dtype.
+            dtype: "auto", "bfloat16", "float16" or "float32", or the torch.dtype.
             seed: seeds requests that bring no seed.
             generation_config: "auto" takes default sampling parameters from the checkpoint,
                 "vllm" takes SamplingParams() as they are.
@@ -181,9 +181,7 @@ class LLM:
             )
         self._neutral_defaults = generation_config == "vllm"
         options = _engine_options(speculative_arguments.resolve_arguments(kwargs))
-        self.llm_engine = Engine(
-            model, tokenizer=tokenizer, dtype=_dtype_name(dtype), seed=seed or 0, **options
-        )
+        self.llm_engine = Engine(model, tokenizer=tokenizer, dtype=dtype, seed=seed or 0, **options)
 
     def generate(
         self,
@@ -300,11 +298,6 @@ def _unknown_argument(name: str) -> str:
     close = difflib.get_close_matches(name, known, n=3)
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
     return f"LLM got an unexpected argument {name!r}{hint}"
-
-
-def _dtype_name(dtype: Any) -> str:
-    name = str(dtype).removeprefix("torch.")
-    return _DTYPES.get(name, name)
 
 
 def _refuse(**arguments: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specdec_native import Engine, SamplingParams
+from specdec_native import Engine, SamplingParams, _core
 
 PROMPT = [1, 2, 3]
 
@@ -84,7 +84,9 @@ def test_a_bad_request_leaves_running_ones_alone(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"dtype": "float16"}, ValueError, "dtype"),
+        ({"dtype": "float8"}, ValueError, "dtype.*'bfloat16'"),
+        ({"dtype": "half", "device": "cpu"}, ValueError, "dtype.*float16.*'bfloat16'"),
+        ({"dtype": "float32", "device": "cuda"}, ValueError, "dtype.*float32.*device='cpu'"),
         ({"device": "tpu"}, ValueError, "device"),
         ({"cpu_isa": "mmx"}, ValueError, "cpu_isa"),
         ({"block_size": 8}, ValueError, "block_size"),
@@ -92,6 +94,12 @@ def test_a_bad_request_leaves_running_ones_alone(engine: Engine) -> None:
         ({"num_kv_blocks": 1, "max_model_len": 64}, ValueError, "num_kv_blocks"),
         ({"kv_cache_memory_bytes": 100}, ValueError, "kv_cache_memory_bytes.*one block"),
         ({"max_num_seqs": 0}, ValueError, "max_num_seqs"),
+        ({"max_num_batched_tokens": 0}, ValueError, "max_num_batched_tokens"),
+        ({"gpu_memory_utilization": 0}, ValueError, "gpu_memory_utilization.*above 0"),
+        ({"gpu_memory_utilization": 1.5}, ValueError, "gpu_memory_utilization.*at most 1"),
+        ({"gpu_memory_utilization": "90%"}, ValueError, "gpu_memory_utilization.*number"),
+        ({"enforce_eager": 1}, ValueError, "enforce_eager.*True or False"),
+        ({"deterministic": "no"}, ValueError, "deterministic.*True or False"),
         ({"num_threads": -1}, ValueError, "num_threads"),
         ({"no_such_option": 1}, TypeError, "no_such_option"),
     ],
@@ -103,9 +111,10 @@ def test_a_bad_option_is_named(
         Engine(model, **options)
 
 
-def test_cuda_where_there_is_none_says_so(model: Path) -> None:
-    with pytest.raises(RuntimeError, match="(?i)cuda"):
-        Engine(model, device="cuda")
+def test_a_gpu_that_is_not_there_is_an_error_with_its_reason(model: Path) -> None:
+    with pytest.raises(RuntimeError, match="cuda:99 is not available.*device=\"cpu\"") as caught:
+        Engine(model, device="cuda:99", dtype="bfloat16")
+    assert _core.gpu_problem() in str(caught.value)
 
 
 def copy_of(model: Path, target: Path) -> Path:

@@ -108,6 +108,9 @@ def test_info_describes_the_build() -> None:
     assert any(device["name"] == "cpu" for device in info["devices"])
     assert info["cpu_isas"] and "LlamaForCausalLM" in info["architectures"]
     assert info["version"] in succeed("info")
+    assert all(device["unusable"] for device in info["devices"] if info["gpu_problem"]) or all(
+        device["name"] == "cpu" for device in info["devices"]
+    )
 
 
 def test_fetch_lists_the_known_models() -> None:
