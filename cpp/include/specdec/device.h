@@ -14,7 +14,7 @@ struct DeviceInfo {
   int num_threads = 0;  // CPU: threads used by default; GPU: multiprocessors
   std::string isa;      // CPU: widest kernel set this machine runs; GPU: compute capability
   // Why this build cannot run on it; empty when it can.
-  std::string unusable;
+  std::string unusable = {};
 };
 
 // How the library was built, for bug reports and `specdec-native info`.

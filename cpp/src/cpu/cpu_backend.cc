@@ -43,8 +43,7 @@ DeviceInfo cpu_device_info() {
           .model = cpu_model_name(),
           .memory_bytes = physical_memory_bytes(),
           .num_threads = ThreadPool::default_num_threads(),
-          .isa = std::string(name_of(best_isa())),
-          .unusable = {}};
+          .isa = std::string(name_of(best_isa()))};
 }
 
 std::unique_ptr<Backend> make_cpu_backend(const BackendConfig& config) {
