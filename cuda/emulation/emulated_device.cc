@@ -267,7 +267,8 @@ class EmulatedDevice final : public Device {
             .model = "CUDA kernels on the CPU",
             .memory_bytes = state_->memory.capacity_bytes(),
             .num_threads = properties_.num_multiprocessors,
-            .isa = "9.0"};
+            .isa = "9.0",
+            .unusable = {}};
   }
   const DeviceProperties& properties() const override { return properties_; }
   int64_t free_bytes() const override { return state_->memory.free_bytes(); }
