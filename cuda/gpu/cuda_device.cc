@@ -1,0 +1,323 @@
+// A GPU through the CUDA runtime. Every call names the device first: a thread may use several.
+#include <cuda_runtime.h>
+
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "core/check.h"
+#include "core/log.h"
+#include "core/str_cat.h"
+#include "cuda/gpu/device.h"
+#include "specdec/error.h"
+
+namespace specdec::cuda {
+namespace {
+
+constexpr size_t kSharedBytesForAll = 48 * 1024;  // more must be asked for, function by function
+
+void check(cudaError_t status, const std::string& what) {
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // an error that is not sticky must not show up in a later call
+  throw DeviceError(
+      str_cat(what, ": ", cudaGetErrorName(status), ": ", cudaGetErrorString(status)));
+}
+
+// For destructors.
+void log_failure(cudaError_t status, const char* what) {
+  if (status != cudaSuccess) log_warning(str_cat(what, ": ", cudaGetErrorString(status)));
+}
+
+// A handle of the runtime and what destroys it.
+template <class Handle, cudaError_t (*kDestroy)(Handle)>
+class Owned {
+ public:
+  Owned() = default;
+  ~Owned() {
+    if (handle_ != nullptr) log_failure(kDestroy(handle_), "destroying a CUDA object");
+  }
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
+
+  Handle get() const { return handle_; }
+  Handle* out() { return &handle_; }
+
+ private:
+  Handle handle_ = nullptr;
+};
+
+// What the streams of a device share.
+class Functions {
+ public:
+  // Lets the function have this much dynamic shared memory.
+  void allow_shared(const char* name, const void* function, size_t size_bytes) {
+    if (size_bytes <= kSharedBytesForAll) return;
+    const std::lock_guard lock(mutex_);
+    size_t& allowed = allowed_bytes_[function];
+    if (size_bytes <= allowed) return;
+    check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(size_bytes)),
+          str_cat("kernel ", name, ": ", size_bytes, " bytes of shared memory"));
+    allowed = size_bytes;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<const void*, size_t> allowed_bytes_;
+};
+
+class CudaEvent final : public Event {
+ public:
+  explicit CudaEvent(int device) : device_(device) {
+    check(cudaSetDevice(device_), "cudaSetDevice");
+    check(cudaEventCreate(event_.out()), "cudaEventCreate");
+  }
+  void wait() override { check(cudaEventSynchronize(event_.get()), "waiting for the GPU"); }
+  bool is_done() override {
+    const cudaError_t status = cudaEventQuery(event_.get());
+    if (status == cudaErrorNotReady) {
+      cudaGetLastError();
+      return false;
+    }
+    check(status, "asking the GPU whether it is done");
+    return true;
+  }
+  cudaEvent_t get() const { return event_.get(); }
+
+ private:
+  int device_;
+  Owned<cudaEvent_t, cudaEventDestroy> event_;
+};
+
+class CudaGraph final : public Graph {
+ public:
+  // Takes over the captured graph.
+  explicit CudaGraph(cudaGraph_t captured) {
+    *graph_.out() = captured;
+    size_t num_nodes = 0;
+    check(cudaGraphGetNodes(graph_.get(), nullptr, &num_nodes), "cudaGraphGetNodes");
+    num_nodes_ = static_cast<int>(num_nodes);
+    check(cudaGraphInstantiate(executable_.out(), graph_.get(), 0), "cudaGraphInstantiate");
+  }
+  int num_nodes() const override { return num_nodes_; }
+  cudaGraphExec_t executable() const { return executable_.get(); }
+
+ private:
+  Owned<cudaGraph_t, cudaGraphDestroy> graph_;
+  Owned<cudaGraphExec_t, cudaGraphExecDestroy> executable_;
+  int num_nodes_ = 0;
+};
+
+class CudaStream final : public Stream {
+ public:
+  CudaStream(int device, std::shared_ptr<Functions> functions)
+      : device_(device), functions_(std::move(functions)) {
+    select();
+    check(cudaStreamCreateWithFlags(stream_.out(), cudaStreamNonBlocking), "cudaStreamCreate");
+  }
+  ~CudaStream() override {
+    if (!capturing_) return;
+    cudaGraph_t unfinished = nullptr;
+    cudaStreamEndCapture(stream_.get(), &unfinished);
+    if (unfinished != nullptr) cudaGraphDestroy(unfinished);
+  }
+
+  void submit(const KernelLaunch& launch) override {
+    select();
+    const LaunchConfig& config = launch.config;
+    functions_->allow_shared(launch.name, launch.function, config.shared_bytes);
+    cudaLaunchAttribute attributes[2] = {};
+    unsigned num_attributes = 0;
+    if (config.overlaps_previous) {
+      cudaLaunchAttribute& attribute = attributes[num_attributes++];
+      attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attribute.val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (config.cooperative) {
+      cudaLaunchAttribute& attribute = attributes[num_attributes++];
+      attribute.id = cudaLaunchAttributeCooperative;
+      attribute.val.cooperative = 1;
+    }
+    cudaLaunchConfig_t native{};
+    native.gridDim = {config.grid.x, config.grid.y, config.grid.z};
+    native.blockDim = {config.block.x, config.block.y, config.block.z};
+    native.dynamicSmemBytes = config.shared_bytes;
+    native.stream = stream_.get();
+    native.attrs = attributes;
+    native.numAttrs = num_attributes;
+    check(cudaLaunchKernelExC(&native, launch.function, launch.arguments),
+          str_cat("kernel ", launch.name));
+    last_kernel_ = launch.name;
+  }
+
+  void copy_to_device(void* to, const void* from, size_t size_bytes) override {
+    copy(to, from, size_bytes, cudaMemcpyHostToDevice, "copying to the GPU");
+  }
+  void copy_to_host(void* to, const void* from, size_t size_bytes) override {
+    copy(to, from, size_bytes, cudaMemcpyDeviceToHost, "copying from the GPU");
+  }
+  void copy(void* to, const void* from, size_t size_bytes) override {
+    copy(to, from, size_bytes, cudaMemcpyDeviceToDevice, "copying on the GPU");
+  }
+  void fill(void* to, uint8_t value, size_t size_bytes) override {
+    if (size_bytes == 0) return;
+    select();
+    check_with_kernel(cudaMemsetAsync(to, value, size_bytes, stream_.get()), "cudaMemsetAsync");
+  }
+
+  void begin_capture() override {
+    select();
+    check_with_kernel(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal),
+                      "beginning a capture");
+    capturing_ = true;
+  }
+  std::unique_ptr<Graph> end_capture() override {
+    select();
+    capturing_ = false;
+    cudaGraph_t captured = nullptr;
+    check_with_kernel(cudaStreamEndCapture(stream_.get(), &captured), "ending a capture");
+    return std::make_unique<CudaGraph>(captured);
+  }
+  bool is_capturing() const override { return capturing_; }
+  void launch(Graph& graph) override {
+    if (capturing_) throw DeviceError("launch of a graph on a stream that captures");
+    select();
+    check_with_kernel(cudaGraphLaunch(static_cast<CudaGraph&>(graph).executable(), stream_.get()),
+                      "launching a graph");
+  }
+
+  void record(Event& event) override {
+    if (capturing_) throw DeviceError("record of an event on a stream that captures");
+    select();
+    check_with_kernel(cudaEventRecord(static_cast<CudaEvent&>(event).get(), stream_.get()),
+                      "cudaEventRecord");
+  }
+  void synchronize() override {
+    select();
+    check_with_kernel(cudaStreamSynchronize(stream_.get()), "waiting for the GPU");
+  }
+
+ private:
+  void select() { check(cudaSetDevice(device_), "cudaSetDevice"); }
+  void copy(void* to, const void* from, size_t size_bytes, cudaMemcpyKind kind, const char* what) {
+    if (size_bytes == 0) return;
+    select();
+    check_with_kernel(cudaMemcpyAsync(to, from, size_bytes, kind, stream_.get()), what);
+  }
+  // Kernels fail after their launch: the last one launched is the best name there is.
+  void check_with_kernel(cudaError_t status, const char* what) const {
+    if (status == cudaSuccess) return;
+    check(status, str_cat(what, " (last kernel launched by name: ", last_kernel_, ")"));
+  }
+
+  int device_;
+  std::shared_ptr<Functions> functions_;
+  Owned<cudaStream_t, cudaStreamDestroy> stream_;
+  bool capturing_ = false;
+  const char* last_kernel_ = "none";
+};
+
+class CudaDevice final : public Device {
+ public:
+  explicit CudaDevice(int index) : index_(index), functions_(std::make_shared<Functions>()) {
+    int count = 0;
+    if (const cudaError_t status = cudaGetDeviceCount(&count);
+        status != cudaSuccess || index >= count) {
+      cudaGetLastError();
+      throw Unavailable(str_cat("device cuda:", index, " is not there: ",
+                                status == cudaSuccess ? str_cat("the machine has ", count, " GPUs")
+                                                      : std::string(cudaGetErrorString(status))));
+    }
+    select();
+    cudaDeviceProp native{};
+    check(cudaGetDeviceProperties(&native, index), "cudaGetDeviceProperties");
+    info_ = {.name = str_cat("cuda:", index),
+             .model = native.name,
+             .memory_bytes = static_cast<int64_t>(native.totalGlobalMem),
+             .num_threads = native.multiProcessorCount,
+             .isa = str_cat(native.major, ".", native.minor),
+             .unusable = {}};
+    properties_ = {.num_multiprocessors = native.multiProcessorCount,
+                   .max_shared_bytes_per_block = static_cast<int>(native.sharedMemPerBlockOptin),
+                   .compute_capability = 10 * native.major + native.minor,
+                   .l2_bytes = native.l2CacheSize};
+  }
+
+  DeviceInfo info() const override { return info_; }
+  const DeviceProperties& properties() const override { return properties_; }
+  int64_t free_bytes() const override {
+    select();
+    size_t free = 0;
+    size_t total = 0;
+    check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    return static_cast<int64_t>(free);
+  }
+
+  Buffer allocate(size_t size_bytes, const char* purpose) override {
+    if (size_bytes == 0) return {};
+    select();
+    void* data = nullptr;
+    check_memory(cudaMalloc(&data, size_bytes), size_bytes, purpose);
+    Buffer buffer(data, size_bytes, [index = index_](void* allocated, size_t) {
+      cudaSetDevice(index);
+      log_failure(cudaFree(allocated), "cudaFree");
+    });
+    // Zeros before anything a stream does: the streams here do not wait for the default one.
+    check(cudaMemset(data, 0, size_bytes), "cudaMemset");
+    check(cudaDeviceSynchronize(), "waiting for the GPU");
+    return buffer;
+  }
+  Buffer allocate_pinned(size_t size_bytes, const char* purpose) override {
+    if (size_bytes == 0) return {};
+    select();
+    void* data = nullptr;
+    check_memory(cudaHostAlloc(&data, size_bytes, cudaHostAllocMapped | cudaHostAllocPortable),
+                 size_bytes, purpose);
+    Buffer buffer(data, size_bytes, [index = index_](void* allocated, size_t) {
+      cudaSetDevice(index);
+      log_failure(cudaFreeHost(allocated), "cudaFreeHost");
+    });
+    void* on_device = nullptr;
+    check(cudaHostGetDevicePointer(&on_device, data, 0), "cudaHostGetDevicePointer");
+    SPECDEC_CHECK_EQ(on_device, data);
+    std::memset(data, 0, size_bytes);
+    return buffer;
+  }
+
+  std::unique_ptr<Stream> make_stream() override {
+    return std::make_unique<CudaStream>(index_, functions_);
+  }
+  std::unique_ptr<Event> make_event() override { return std::make_unique<CudaEvent>(index_); }
+  double seconds_between(Event& begin, Event& end) override {
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, static_cast<CudaEvent&>(begin).get(),
+                               static_cast<CudaEvent&>(end).get()),
+          "cudaEventElapsedTime");
+    return 1e-3 * milliseconds;
+  }
+
+ private:
+  void select() const { check(cudaSetDevice(index_), "cudaSetDevice"); }
+  void check_memory(cudaError_t status, size_t size_bytes, const char* purpose) const {
+    if (status == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      throw OutOfMemory(str_cat("cannot allocate ", size_bytes, " bytes for ", purpose, " on ",
+                                info_.name, ": ", free_bytes(), " of ", info_.memory_bytes,
+                                " are free"));
+    }
+    check(status, str_cat("allocating for ", purpose));
+  }
+
+  int index_;
+  std::shared_ptr<Functions> functions_;
+  DeviceInfo info_;
+  DeviceProperties properties_;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> make_cuda_device(int index) { return std::make_unique<CudaDevice>(index); }
+
+}  // namespace specdec::cuda
