@@ -7,6 +7,8 @@
 #include <string>
 
 #include "backend/backend.h"
+#include "cuda/backend/packed_linear.h"
+#include "cuda/backend/projector.h"
 #include "cuda/backend/staging.h"
 #include "cuda/gpu/device.h"
 #include "cuda/kernels/kernel_table.h"
@@ -71,6 +73,8 @@ class CudaBackend final : public Backend {
   CudaOptions options_;
   std::unique_ptr<Stream> stream_;
   Staging staging_;
+  WeightPacker packer_;
+  Projector projector_;
 };
 
 }  // namespace specdec::cuda

@@ -1,18 +1,71 @@
+// Weights and projections of the CUDA backend.
+#include "core/check.h"
 #include "cuda/backend/cuda_backend.h"
-#include "specdec/error.h"
+#include "cuda/backend/packed_linear.h"
 
 namespace specdec::cuda {
+namespace {
 
-std::unique_ptr<PackedLinear> CudaBackend::pack_linear(const PackArgs&) {
-  throw Unavailable("not built yet");
+const CudaPackedLinear& packed(const PackedLinear* weight) {
+  SPECDEC_CHECK(weight != nullptr);
+  return static_cast<const CudaPackedLinear&>(*weight);
 }
 
-void CudaBackend::linear(const LinearArgs&) { throw Unavailable("not built yet"); }
+}  // namespace
 
-void CudaBackend::activated_linear(const ActivatedLinearArgs&) {
-  throw Unavailable("not built yet");
+std::unique_ptr<PackedLinear> CudaBackend::pack_linear(const PackArgs& args) {
+  return packer_.pack(args);
 }
 
-void CudaBackend::project_qkv(const QkvArgs&) { throw Unavailable("not built yet"); }
+void CudaBackend::linear(const LinearArgs& args) {
+  const CudaPackedLinear& weight = packed(args.weight);
+  SPECDEC_CHECK(!weight.is_gated());
+  projector_.run(weight, args.in,
+                 {.kind = Finish::kStore,
+                  .bias = args.bias,
+                  .out_features = static_cast<int>(weight.out_features()),
+                  .out = args.out,
+                  .accumulate = args.accumulate,
+                  .heads = {}});
+}
+
+void CudaBackend::activated_linear(const ActivatedLinearArgs& args) {
+  const CudaPackedLinear& weight = packed(args.weight);
+  SPECDEC_CHECK(weight.is_gated() == args.gated);
+  projector_.run(weight, args.in,
+                 {.kind = args.gated ? Finish::kActivateGated : Finish::kActivate,
+                  .bias = args.bias,
+                  .out_features = static_cast<int>(weight.out_features()),
+                  .out = args.out,
+                  .activation = args.activation,
+                  .heads = {}});
+}
+
+void CudaBackend::project_qkv(const QkvArgs& args) {
+  const CudaPackedLinear& weight = packed(args.weight);
+  const PagedKvView& kv = args.kv;
+  SPECDEC_CHECK(!weight.is_gated());
+  SPECDEC_CHECK_EQ(weight.out_features(),
+                   int64_t{args.num_heads + 2 * kv.num_kv_heads} * kv.head_dim);
+  SPECDEC_CHECK_EQ(args.in.num_rows, args.batch->num_rows);
+  SPECDEC_CHECK_LE(args.rotary_dim, kv.head_dim);
+  SPECDEC_CHECK_EQ(args.rotary_dim % 2, 0);
+  SPECDEC_CHECK(kv.dtype == act_dtype_ || kv.dtype == DType::kI8);
+  projector_.run(weight, args.in,
+                 {.kind = Finish::kHeads,
+                  .bias = args.bias,
+                  .out_features = static_cast<int>(weight.out_features()),
+                  .heads = {.q_norm = args.q_norm,
+                            .k_norm = args.k_norm,
+                            .norm_eps = args.norm_eps,
+                            .rope_cos = args.rope_cos,
+                            .rope_sin = args.rope_sin,
+                            .rotary_dim = args.rotary_dim,
+                            .num_heads = args.num_heads,
+                            .positions = args.batch->positions,
+                            .slot_mapping = args.batch->slot_mapping,
+                            .q = args.q,
+                            .kv = kv}});
+}
 
 }  // namespace specdec::cuda

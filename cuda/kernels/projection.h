@@ -1,11 +1,142 @@
-// Products with weight matrices, and the packing of weights for them.
+// Products with weight matrices: rows on their way in (gathered, normalised, converted), the
+// product, and what becomes of the sums; and the packing of weights. device/tiles.cuh has the
+// layouts and the order of sums.
 #pragma once
 
+#include <cstdint>
+
+#include "backend/op_args.h"
 #include "cuda/gpu/device.h"
 
 namespace specdec::cuda {
 
-struct ProjectionKernels {};
+inline constexpr int kTileOutputs = 16;    // outputs of a tile of weights
+inline constexpr int kBlockInputs = 32;    // inputs of a block of weights, and of a row's record
+inline constexpr int kFewRows = 16;        // rows that read the weights once, as one stream
+inline constexpr int kMaxColumnTiles = 8;  // of 8 rows, of one block of the kernel for many rows
+
+// Consecutive outputs of a matrix from a checkpoint into ActFormat's layout.
+struct PackParams {
+  const void* source = nullptr;  // [num_rows, in_features], on the device
+  DType source_dtype = DType::kF32;
+  DType act_dtype = DType::kBF16;
+  int64_t first_row = 0;  // the output that row 0 is
+  int64_t num_rows = 0;
+  int64_t out_features = 0;
+  int in_features = 0;
+  bool gated = false;
+  void* packed = nullptr;
+};
+
+enum class RowNorm : uint8_t { kNone, kRms, kLayer };
+
+// The rows of a product as they come: ProjectionInput.
+struct RowsParams {
+  const void* x = nullptr;  // [*, dim]
+  bool is_float = true;     // float32, else act
+  const int32_t* row_ids = nullptr;
+  int num_rows = 0;
+  int dim = 0;
+  RowNorm norm = RowNorm::kNone;
+  const float* weight = nullptr;  // [dim], with a norm
+  const float* bias = nullptr;    // [dim], or null
+  float eps = 0.0f;
+};
+
+// Rows as records of the weight's format.
+struct PrepareParams {
+  RowsParams rows;
+  WeightFormat format = WeightFormat::kAct;
+  DType act_dtype = DType::kBF16;
+  void* out = nullptr;  // [num_rows, ceil(dim / 32)] records
+};
+
+// Heads of q, k and v: see QkvArgs.
+struct HeadsParams {
+  const float* q_norm = nullptr;
+  const float* k_norm = nullptr;
+  float norm_eps = 0.0f;
+  const float* rope_cos = nullptr;
+  const float* rope_sin = nullptr;
+  int rotary_dim = 0;
+  int num_heads = 0;
+  const int32_t* positions = nullptr;     // [num_rows]
+  const int64_t* slot_mapping = nullptr;  // [num_rows]
+  void* q = nullptr;
+  PagedKvView kv;
+  float* sums = nullptr;  // workspace [num_rows, out_features]
+  // How many tiles of a head are done, for every row tile: [row tiles, all heads]. Zero between
+  // launches.
+  uint32_t* arrivals = nullptr;
+};
+
+enum class Finish : uint8_t { kStore, kActivate, kActivateGated, kHeads };
+
+// What becomes of the sums.
+struct FinishParams {
+  Finish kind = Finish::kStore;
+  const float* bias = nullptr;  // [out_features], or null
+  int out_features = 0;         // of the product; gated: gates and ups
+  void* out = nullptr;          // kStore: float32; kActivate*: act
+  bool accumulate = false;      // kStore
+  Activation activation = Activation::kIdentity;
+  HeadsParams heads;
+};
+
+// How a product is cut up; never changes a result.
+struct ProductPlan {
+  bool few_rows = false;      // at most kFewRows: the streaming kernel
+  bool fused_rows = false;    // few_rows: every block prepares the rows for itself
+  int tiles_at_once = 1;      // few_rows: 1 or 2 tiles a warp
+  int num_blocks = 1;         // few_rows: of the grid, at most num_tiles
+  int column_tiles = 8;       // else: 4 or 8 tiles of 8 rows a block
+  bool split_slices = false;  // else: a block a slice; partial sums meet in memory
+};
+
+struct ProductParams {
+  WeightFormat format = WeightFormat::kAct;
+  DType act_dtype = DType::kBF16;
+  const void* weights = nullptr;
+  const void* weight_scales = nullptr;  // of formats that keep them apart
+  int num_tiles = 0;
+  int num_k_blocks = 0;
+  RowsParams rows;
+  // Records [*, num_k_blocks] of the rows, by rows.row_ids if those are given; unused when the rows
+  // are fused.
+  const void* records = nullptr;
+  FinishParams finish;
+  ProductPlan plan;
+  // With split_slices: [blocks of tiles, row tiles, slices] x partial_floats, and a zero count for
+  // every block of tiles and row tile.
+  float* partials = nullptr;
+  uint32_t* partial_arrivals = nullptr;
+};
+
+// Of one block of the kernel for many rows: 8 warps, each with a tile.
+inline constexpr int kManyRowsTiles = 8;
+inline constexpr int64_t partial_floats(int column_tiles) {
+  return int64_t{kManyRowsTiles} * kTileOutputs * column_tiles * 8;
+}
+inline constexpr int kPartialSlices = 8;
+
+// Bytes of 32 inputs of a row, as the products read them.
+inline constexpr int64_t record_bytes(WeightFormat format) {
+  return format == WeightFormat::kAct ? kBlockInputs * 2 : 48;
+}
+// Blocks of the streaming kernel that fit a multiprocessor; rows that are not fused are in flight
+// beside the weights, which takes more registers.
+inline constexpr int few_rows_blocks_per_sm(bool fused_rows) { return fused_rows ? 2 : 1; }
+// Bytes of dynamic shared memory of the streaming kernel before the prepared rows: sums of slices,
+// twice; or a head for every warp.
+inline constexpr int64_t few_rows_exchange_bytes(int num_rows, int tiles_at_once) {
+  return int64_t{2} * 8 * tiles_at_once * (num_rows > 8 ? 2 : 1) * kTileOutputs * 8 * 4;
+}
+
+struct ProjectionKernels {
+  void (*pack)(Stream& stream, const PackParams& params) = nullptr;
+  void (*prepare_rows)(Stream& stream, const PrepareParams& params) = nullptr;
+  void (*product)(Stream& stream, const ProductParams& params) = nullptr;
+};
 
 namespace native {
 ProjectionKernels projection_kernels();

@@ -1,0 +1,128 @@
+#include "cuda/backend/packed_linear.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/check.h"
+
+namespace specdec::cuda {
+namespace {
+
+constexpr int64_t kSlotBytes = int64_t{8} << 20;
+
+int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
+
+void check_parts(const PackArgs& args) {
+  SPECDEC_CHECK(!args.parts.empty());
+  if (args.gated) {
+    SPECDEC_CHECK_EQ(args.parts.size(), 2u);
+    SPECDEC_CHECK_EQ(args.parts[0].rows(), args.parts[1].rows());
+  }
+  for (const WeightView& part : args.parts) {
+    SPECDEC_CHECK(part.is_quantized() || is_floating(part.values.dtype));
+    SPECDEC_CHECK_EQ(part.values.shape.size(), 2u);
+    SPECDEC_CHECK_EQ(part.in_features(), args.parts[0].in_features());
+  }
+}
+
+// What a row of integers stands for.
+void dequantize_row(const WeightView& part, int64_t row, float* out) {
+  const int64_t num_k = part.in_features();
+  const int64_t num_groups = num_k / part.group_size;
+  const uint8_t* bytes = static_cast<const uint8_t*>(part.values.data);
+  for (int64_t k = 0; k < num_k; ++k) {
+    const int64_t group = row * num_groups + k / part.group_size;
+    const float scale = half_to_float(part.scales[group]);
+    int code;
+    if (part.bits() == 8) {
+      code = static_cast<int8_t>(bytes[row * num_k + k]);
+    } else {
+      code = bytes[(row * num_k + k) / 2] >> (k % 2 * 4) & 15;
+      if (part.mins == nullptr) code -= 8;
+    }
+    const float min = part.mins != nullptr ? half_to_float(part.mins[group]) : 0.0f;
+    out[k] = scale * static_cast<float>(code) + min;
+  }
+}
+
+}  // namespace
+
+int CudaPackedLinear::num_tiles_of(const Shape& shape) {
+  const int64_t outputs = shape.is_gated ? 2 * round_up(shape.out_features / 2, kTileOutputs / 2)
+                                         : round_up(shape.out_features, kTileOutputs);
+  return static_cast<int>(outputs / kTileOutputs);
+}
+
+int CudaPackedLinear::num_k_blocks_of(const Shape& shape) {
+  return static_cast<int>(round_up(shape.in_features, kBlockInputs) / kBlockInputs);
+}
+
+WeightPacker::WeightPacker(Device& device, Stream& stream, const ProjectionKernels& kernels,
+                           DType act_dtype)
+    : device_(device), stream_(stream), kernels_(kernels), act_dtype_(act_dtype) {}
+
+std::unique_ptr<CudaPackedLinear> WeightPacker::pack(const PackArgs& args) {
+  check_parts(args);
+  SPECDEC_CHECK(args.format == WeightFormat::kAct);
+  CudaPackedLinear::Shape shape = {
+      .in_features = args.parts[0].in_features(), .format = args.format, .is_gated = args.gated};
+  for (const WeightView& part : args.parts) shape.out_features += part.rows();
+  const int64_t size_bytes = int64_t{CudaPackedLinear::num_tiles_of(shape)} *
+                             CudaPackedLinear::num_k_blocks_of(shape) * kTileOutputs *
+                             kBlockInputs * 2;
+  Buffer data = device_.allocate(static_cast<size_t>(size_bytes), "weights");
+  int64_t first_output = 0;
+  for (const WeightView& part : args.parts) {
+    pack_part(part, first_output, shape, data.data());
+    first_output += part.rows();
+  }
+  return std::make_unique<CudaPackedLinear>(shape, std::move(data));
+}
+
+void WeightPacker::pack_part(const WeightView& part, int64_t first_output,
+                             const CudaPackedLinear::Shape& shape, void* packed) {
+  const DType dtype = part.is_quantized() ? DType::kF32 : part.values.dtype;
+  const int64_t num_k = shape.in_features;
+  const int64_t row_bytes = num_k * static_cast<int64_t>(size_of(dtype));
+  const int64_t step = std::max<int64_t>(1, kSlotBytes / std::max<int64_t>(1, row_bytes));
+  for (int64_t begin = 0; begin < part.rows(); begin += step) {
+    const int64_t num_rows = std::min(step, part.rows() - begin);
+    const size_t size_bytes = static_cast<size_t>(num_rows * row_bytes);
+    Slot& slot = next_slot(size_bytes);
+    if (part.is_quantized()) {
+      for (int64_t row = 0; row < num_rows; ++row) {
+        dequantize_row(part, begin + row, slot.pinned.as<float>() + row * num_k);
+      }
+    } else {
+      std::memcpy(slot.pinned.data(),
+                  static_cast<const char*>(part.values.data) + begin * row_bytes, size_bytes);
+    }
+    stream_.copy_to_device(slot.device.data(), slot.pinned.data(), size_bytes);
+    kernels_.pack(stream_, {.source = slot.device.data(),
+                            .source_dtype = dtype,
+                            .act_dtype = act_dtype_,
+                            .first_row = first_output + begin,
+                            .num_rows = num_rows,
+                            .out_features = shape.out_features,
+                            .in_features = static_cast<int>(num_k),
+                            .gated = shape.is_gated,
+                            .packed = packed});
+    stream_.record(*slot.packed);
+    slot.in_flight = true;
+  }
+}
+
+WeightPacker::Slot& WeightPacker::next_slot(size_t size_bytes) {
+  current_ ^= 1;
+  Slot& slot = slots_[current_];
+  if (slot.in_flight) slot.packed->wait();
+  slot.in_flight = false;
+  if (slot.packed == nullptr) slot.packed = device_.make_event();
+  if (slot.pinned.size_bytes() < size_bytes) {
+    slot.pinned = device_.allocate_pinned(size_bytes, "weights on their way");
+    slot.device = device_.allocate(size_bytes, "weights on their way");
+  }
+  return slot;
+}
+
+}  // namespace specdec::cuda

@@ -1,0 +1,74 @@
+// Weights in the layouts of device/tiles.cuh, in device memory.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+
+#include "backend/op_args.h"
+#include "core/buffer.h"
+#include "cuda/gpu/device.h"
+#include "cuda/kernels/projection.h"
+
+namespace specdec::cuda {
+
+class CudaPackedLinear final : public PackedLinear {
+ public:
+  struct Shape {
+    int64_t out_features = 0;
+    int64_t in_features = 0;
+    WeightFormat format = WeightFormat::kAct;
+    bool is_gated = false;
+  };
+  // `data` has the blocks of all tiles.
+  CudaPackedLinear(const Shape& shape, Buffer data) : shape_(shape), data_(std::move(data)) {}
+
+  int64_t out_features() const override { return shape_.out_features; }
+  int64_t in_features() const override { return shape_.in_features; }
+  int64_t size_bytes() const override { return static_cast<int64_t>(data_.size_bytes()); }
+  WeightFormat format() const override { return shape_.format; }
+
+  bool is_gated() const { return shape_.is_gated; }
+  int num_tiles() const { return num_tiles_of(shape_); }
+  int num_k_blocks() const { return num_k_blocks_of(shape_); }
+  const void* data() const { return data_.data(); }
+
+  static int num_tiles_of(const Shape& shape);
+  static int num_k_blocks_of(const Shape& shape);
+
+ private:
+  Shape shape_;
+  Buffer data_;
+};
+
+// Brings matrices of a checkpoint to the device in pieces of bounded size and packs them there.
+class WeightPacker {
+ public:
+  WeightPacker(Device& device, Stream& stream, const ProjectionKernels& kernels, DType act_dtype);
+
+  // Throws InvalidArgument naming what is wrong with the parts.
+  std::unique_ptr<CudaPackedLinear> pack(const PackArgs& args);
+
+ private:
+  // A piece on its way: the host writes one while the device reads the other.
+  struct Slot {
+    Buffer pinned;
+    Buffer device;
+    std::unique_ptr<Event> packed;
+    bool in_flight = false;
+  };
+
+  // Packs rows of one part, of which the first is output `first_output`.
+  void pack_part(const WeightView& part, int64_t first_output, const CudaPackedLinear::Shape& shape,
+                 void* packed);
+  Slot& next_slot(size_t size_bytes);
+
+  Device& device_;
+  Stream& stream_;
+  const ProjectionKernels& kernels_;
+  DType act_dtype_;
+  std::array<Slot, 2> slots_;
+  int current_ = 0;
+};
+
+}  // namespace specdec::cuda

@@ -1,0 +1,180 @@
+#include "cuda/backend/projector.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+
+namespace specdec::cuda {
+namespace {
+
+// Rows of one launch: bounds the workspaces.
+constexpr int kMaxRows = 2048;
+// Rows as records up to which every block prepares them for itself: what a multiprocessor reads
+// from L2 while the first weights are on their way.
+constexpr int64_t kFusedBytes = int64_t{64} << 10;
+constexpr int kSlices = kPartialSlices;
+
+int ceil_div(int64_t x, int64_t unit) { return static_cast<int>((x + unit - 1) / unit); }
+
+RowNorm kind_of(const NormParams* norm) {
+  if (norm == nullptr) return RowNorm::kNone;
+  return norm->kind == NormKind::kRms ? RowNorm::kRms : RowNorm::kLayer;
+}
+
+template <class T>
+T* advance(T* pointer, int64_t count) {
+  return pointer != nullptr ? pointer + count : nullptr;
+}
+void* advance_bytes(void* pointer, int64_t count) { return static_cast<char*>(pointer) + count; }
+
+// Rows from `begin` on.
+RowsParams rows_from(RowsParams rows, int begin, int count, DType act_dtype) {
+  if (rows.row_ids != nullptr) {
+    rows.row_ids += begin;
+  } else {
+    const int64_t element_bytes = rows.is_float ? 4 : static_cast<int64_t>(size_of(act_dtype));
+    rows.x = static_cast<const char*>(rows.x) + begin * rows.dim * element_bytes;
+  }
+  rows.num_rows = count;
+  return rows;
+}
+
+FinishParams finish_from(FinishParams finish, int64_t begin, DType act_dtype) {
+  const int64_t act_bytes = static_cast<int64_t>(size_of(act_dtype));
+  switch (finish.kind) {
+    case Finish::kStore:
+      finish.out = static_cast<float*>(finish.out) + begin * finish.out_features;
+      break;
+    case Finish::kActivate:
+      finish.out = advance_bytes(finish.out, begin * finish.out_features * act_bytes);
+      break;
+    case Finish::kActivateGated:
+      finish.out = advance_bytes(finish.out, begin * (finish.out_features / 2) * act_bytes);
+      break;
+    case Finish::kHeads: {
+      HeadsParams& heads = finish.heads;
+      heads.positions = advance(heads.positions, begin);
+      heads.slot_mapping = advance(heads.slot_mapping, begin);
+      heads.q = advance_bytes(heads.q, begin * heads.num_heads * heads.kv.head_dim * act_bytes);
+      break;
+    }
+  }
+  return finish;
+}
+
+int row_tile_rows(const ProductPlan& plan) {
+  return plan.few_rows ? kFewRows : plan.column_tiles * 8;
+}
+
+}  // namespace
+
+Projector::Projector(Device& device, Stream& stream, const ProjectionKernels& kernels,
+                     DType act_dtype)
+    : device_(device),
+      stream_(stream),
+      kernels_(kernels),
+      act_dtype_(act_dtype),
+      records_(device, stream, "rows of projections"),
+      head_sums_(device, stream, "sums of projections"),
+      head_arrivals_(device, stream, "counts of projections"),
+      partials_(device, stream, "partial sums of projections"),
+      partial_arrivals_(device, stream, "counts of projections") {}
+
+void Projector::run(const CudaPackedLinear& weight, const ProjectionInput& in,
+                    const FinishParams& finish) {
+  SPECDEC_CHECK(in.dtype == DType::kF32 || in.dtype == act_dtype_);
+  SPECDEC_CHECK(in.norm == nullptr || in.dtype == DType::kF32);
+  const RowsParams rows = {.x = in.x,
+                           .is_float = in.dtype == DType::kF32,
+                           .row_ids = in.row_ids,
+                           .num_rows = in.num_rows,
+                           .dim = static_cast<int>(weight.in_features()),
+                           .norm = kind_of(in.norm),
+                           .weight = in.norm != nullptr ? in.norm->weight : nullptr,
+                           .bias = in.norm != nullptr ? in.norm->bias : nullptr,
+                           .eps = in.norm != nullptr ? in.norm->eps : 0.0f};
+  for (int begin = 0; begin < in.num_rows; begin += kMaxRows) {
+    const int count = std::min(kMaxRows, in.num_rows - begin);
+    run_rows(weight, rows_from(rows, begin, count, act_dtype_),
+             finish_from(finish, begin, act_dtype_));
+  }
+}
+
+// The one place that chooses a kernel: libraries for many rows, which add in other orders, would be
+// chosen here.
+void Projector::run_rows(const CudaPackedLinear& weight, const RowsParams& rows,
+                         const FinishParams& finish) {
+  ProductParams params = {.format = weight.format(),
+                          .act_dtype = act_dtype_,
+                          .weights = weight.data(),
+                          .num_tiles = weight.num_tiles(),
+                          .num_k_blocks = weight.num_k_blocks(),
+                          .rows = rows,
+                          .records = rows.x,
+                          .finish = finish,
+                          .plan = plan_of(weight, rows)};
+  if (!params.plan.fused_rows && !are_records(weight, rows)) {
+    const int64_t size_bytes =
+        int64_t{rows.num_rows} * params.num_k_blocks * record_bytes(params.format);
+    void* records = records_.get<char>(static_cast<size_t>(size_bytes));
+    kernels_.prepare_rows(
+        stream_, {.rows = rows, .format = params.format, .act_dtype = act_dtype_, .out = records});
+    params.records = records;
+    params.rows.row_ids = nullptr;
+  }
+  add_workspaces(params);
+  kernels_.product(stream_, params);
+}
+
+bool Projector::are_records(const CudaPackedLinear& weight, const RowsParams& rows) const {
+  return weight.format() == WeightFormat::kAct && !rows.is_float && rows.dim % kBlockInputs == 0;
+}
+
+ProductPlan Projector::plan_of(const CudaPackedLinear& weight, const RowsParams& rows) const {
+  ProductPlan plan;
+  plan.few_rows = rows.num_rows <= kFewRows;
+  if (plan.few_rows) {
+    const int64_t rows_bytes =
+        int64_t{rows.num_rows} * weight.num_k_blocks() * record_bytes(weight.format());
+    plan.fused_rows = rows_bytes <= kFusedBytes && !are_records(weight, rows);
+    plan_few_rows(weight.num_tiles(), plan);
+    return plan;
+  }
+  plan.column_tiles = rows.num_rows <= 32 ? 4 : kMaxColumnTiles;
+  const int num_blocks =
+      ceil_div(weight.num_tiles(), kManyRowsTiles) * ceil_div(rows.num_rows, plan.column_tiles * 8);
+  plan.split_slices = num_blocks <= device_.properties().num_multiprocessors;
+  return plan;
+}
+
+// Shares tiles out so that the multiprocessor with most has few more than the others.
+void Projector::plan_few_rows(int num_tiles, ProductPlan& plan) const {
+  const int num_processors = device_.properties().num_multiprocessors;
+  const auto tiles_of_block = [&](int blocks) {
+    return ceil_div(num_tiles, int64_t{blocks} * num_processors);
+  };
+  int blocks = few_rows_blocks_per_sm(plan.fused_rows);
+  if (blocks == 2 && 2 * tiles_of_block(2) > tiles_of_block(1)) blocks = 1;
+  const int block_tiles = tiles_of_block(blocks);
+  plan.num_blocks = ceil_div(num_tiles, block_tiles);
+  plan.tiles_at_once = block_tiles % 2 == 0 || block_tiles > 8 ? 2 : 1;
+}
+
+void Projector::add_workspaces(ProductParams& params) {
+  const int num_row_tiles = ceil_div(params.rows.num_rows, row_tile_rows(params.plan));
+  if (params.finish.kind == Finish::kHeads) {
+    HeadsParams& heads = params.finish.heads;
+    const int64_t num_heads = heads.num_heads + 2 * heads.kv.num_kv_heads;
+    heads.sums = head_sums_.get<float>(static_cast<size_t>(params.rows.num_rows) *
+                                       params.finish.out_features);
+    heads.arrivals = head_arrivals_.get<uint32_t>(static_cast<size_t>(num_row_tiles * num_heads));
+  }
+  if (!params.plan.few_rows && params.plan.split_slices) {
+    const int64_t places = int64_t{num_row_tiles} * ceil_div(params.num_tiles, kManyRowsTiles);
+    params.partials = partials_.get<float>(
+        static_cast<size_t>(places * kSlices * partial_floats(params.plan.column_tiles)));
+    params.partial_arrivals = partial_arrivals_.get<uint32_t>(static_cast<size_t>(places));
+  }
+}
+
+}  // namespace specdec::cuda

@@ -1,0 +1,107 @@
+// How weights and rows lie in memory for products, and in what order k is summed.
+//
+// A product has weights as the A operand of mma.sync (16 outputs) and rows as the B operand (8
+// rows). Weights are blocks of 16 outputs x 32 inputs, [tile][k block], each block one or more
+// 16-byte pieces a lane in the order of lanes, so that a warp streams them into registers
+// without shared memory. Rows are records of 32 inputs, [row][k block]. What a block and a record
+// hold is up to the format, a policy with
+//
+//   kBlockBytes, kRecordBytes      of a block of weights, of a record of a row (multiples of 16)
+//   Weights, Inputs                registers: a lane's part of a block, of a record of its row
+//   load_weights(block, lane)      `block` is in global memory and never written
+//   load_inputs(record, t)         `record` of row g = lane / 4 in shared or global memory;
+//                                  t = lane % 4
+//   no_inputs()                    what stands for a row that is not there: products are zero
+//   multiply(sums, weights, inputs)  sums of a 16 x 8 tile += the products of one block
+//   store_inputs(record, part, values)  4 of the record's 32 inputs, by the 8 consecutive lanes
+//                                  that hold parts 0..7 together. Whole warps call it; lanes
+//                                  past the end of the row with a null record.
+//
+// A format with scales multiplies and adds within a block exactly and scales that into `sums`:
+// the order in which blocks are added is the kernels' alone.
+//
+// The order, for every number of rows: k blocks are cut into kNumSlices runs; the blocks of a
+// slice are added one after the other to zero; then slices 0, 1, ... are added to zero.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/device/numeric.cuh"
+#include "cuda/device/ptx.cuh"
+#include "cuda/device/target.cuh"
+#include "cuda/kernels/projection.h"
+
+namespace specdec::cuda::SPECDEC_TARGET {
+
+inline constexpr int kNumSlices = 8;
+
+struct Range {
+  int begin;
+  int end;
+};
+
+// The k blocks of a slice: a function of k alone. May be empty.
+__device__ __forceinline__ Range slice_blocks(int slice, int num_k_blocks) {
+  return {num_k_blocks * slice / kNumSlices, num_k_blocks * (slice + 1) / kNumSlices};
+}
+
+// Weights in the activations' dtype. With lane = 4g + t, piece 0 of a block is output g and piece 1
+// output g + 8, both of inputs 8t .. 8t+7. The two mma steps of a block take inputs in the order
+// this gives: step s of lane t has inputs 8t + 4s .. +3, of weights and rows alike.
+template <class T>
+struct ActFormat {
+  using Element = T;
+  static constexpr int kBlockBytes = kTileOutputs * kBlockInputs * 2;
+  static constexpr int kRecordBytes = kBlockInputs * 2;
+
+  struct Weights {
+    uint4 low;   // output g
+    uint4 high;  // output g + 8
+  };
+  using Inputs = uint4;
+
+  static __device__ __forceinline__ Weights load_weights(const unsigned char* block, int lane) {
+    return {ptx::load_streaming(block + lane * 16), ptx::load_streaming(block + 512 + lane * 16)};
+  }
+
+  static __device__ __forceinline__ Inputs load_inputs(const unsigned char* record, int t) {
+    return *reinterpret_cast<const uint4*>(record + t * 16);
+  }
+  static __device__ __forceinline__ Inputs no_inputs() { return make_uint4(0, 0, 0, 0); }
+
+  static __device__ __forceinline__ void multiply(float (&sums)[4], const Weights& weights,
+                                                  const Inputs& inputs) {
+    const uint4& low = weights.low;
+    const uint4& high = weights.high;
+    ptx::mma_m16n8k16<T>(sums, {low.x, high.x, low.y, high.y}, {inputs.x, inputs.y});
+    ptx::mma_m16n8k16<T>(sums, {low.z, high.z, low.w, high.w}, {inputs.z, inputs.w});
+  }
+
+  static __device__ __forceinline__ void store_inputs(unsigned char* record, int part,
+                                                      float4 values) {
+    if (record == nullptr) return;
+    *reinterpret_cast<uint2*>(record + part * 8) =
+        make_uint2(pack<T>(values.x, values.y), pack<T>(values.z, values.w));
+  }
+};
+
+// Where output `n` of a matrix with `out_features` outputs stands among the outputs of its tiles.
+// Gated: 8 gates and the 8 ups they are multiplied with share a tile.
+__host__ __device__ inline int64_t packed_place(int64_t n, int64_t out_features, bool gated) {
+  if (!gated) return n;
+  const int64_t dim = out_features / 2;
+  const bool is_up = n >= dim;
+  const int64_t feature = is_up ? n - dim : n;
+  return feature / 8 * kTileOutputs + feature % 8 + (is_up ? 8 : 0);
+}
+
+// Where the 16 bytes of inputs 32 * k_block + 8t .. +7 of an output lie in ActFormat's weights;
+// `place` is the output's packed_place.
+__host__ __device__ inline int64_t act_piece_offset(int64_t place, int k_block, int t,
+                                                    int num_k_blocks) {
+  const int64_t block = place / kTileOutputs * num_k_blocks + k_block;
+  const int within = static_cast<int>(place % kTileOutputs);
+  return block * (kTileOutputs * kBlockInputs * 2) + within / 8 * 512 + (within % 8 * 4 + t) * 16;
+}
+
+}  // namespace specdec::cuda::SPECDEC_TARGET

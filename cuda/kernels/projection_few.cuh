@@ -1,0 +1,242 @@
+// Products of few rows: the weights are read once, as one stream.
+//
+// A block has a run of consecutive tiles; its eight warps take a slice of k each and meet in shared
+// memory at the end of every tile, where one of them (in turn) adds the slices in order and
+// finishes the tile while the others go on. Weights go straight to registers, through a ring of
+// kStages stages of 2 KB a warp: 64 KB in flight a block, refilled stage by stage, across the ends
+// of tiles, so the stream does not pause. The first stages are under way before the block waits for
+// the kernel before it. Four stages, because a warp has six scoreboards to wait on and the rows'
+// loads need one too.
+#pragma once
+
+#include "cuda/kernels/projection_finish.cuh"
+#include "cuda/kernels/projection_rows.cuh"
+
+namespace specdec::cuda::SPECDEC_TARGET {
+
+// Part `index` of `count` nearly equal parts of [0, total).
+__device__ __forceinline__ Range equal_part(int total, int index, int count) {
+  return {static_cast<int>(static_cast<int64_t>(total) * index / count),
+          static_cast<int>(static_cast<int64_t>(total) * (index + 1) / count)};
+}
+
+// kTiles: tiles a warp works on together, so that a row's record is read once for them.
+// kColumns: tiles of 8 rows. kFused: the block prepares the rows itself, in shared memory.
+template <class Format, int kTiles, int kColumns, bool kFused>
+class FewRows {
+ public:
+  static constexpr int kStages = 4;
+  static constexpr int kStageBlocks = 2 / kTiles;  // k blocks of each tile
+  static constexpr int kChunk = kStages * kStageBlocks;
+  static constexpr int64_t kExchangeBytes = few_rows_exchange_bytes(kColumns * 8, kTiles);
+
+  __device__ __forceinline__ FewRows(const ProductParams& params, unsigned char* shared)
+      : params_(params),
+        exchange_(reinterpret_cast<float4*>(shared)),
+        rows_(shared + kExchangeBytes),
+        lane_(threadIdx.x % kWarpSize),
+        warp_(threadIdx.x / kWarpSize),
+        blocks_(slice_blocks(warp_, params.num_k_blocks)),
+        tiles_(equal_part(params.num_tiles, blockIdx.x, gridDim.x)) {}
+
+  __device__ __forceinline__ void run() {
+    Weights weights[kStages][kStageBlocks][kTiles];
+    Inputs inputs[kStages][kStageBlocks][kColumns];
+#pragma unroll
+    for (int stage = 0; stage < kStages; ++stage) {
+      load_weights(weights[stage], tiles_.begin, blocks_.begin + stage * kStageBlocks);
+    }
+    ptx::wait_for_previous();
+    if constexpr (kFused) {
+      prepare();
+    } else {
+      find_rows();
+#pragma unroll
+      for (int stage = 0; stage < kStages; ++stage) {
+        load_inputs(inputs[stage], blocks_.begin + stage * kStageBlocks);
+      }
+    }
+    int step = 0;
+    for (int tile = tiles_.begin; tile < tiles_.end; tile += kTiles, ++step) {
+      TileSums<kColumns> sums[kTiles];
+      int block = blocks_.begin;
+      do {
+        const bool tile_goes_on = block + kChunk < blocks_.end;
+        const int next_tile = tile_goes_on ? tile : tile + kTiles;
+        const int next_block = tile_goes_on ? block + kChunk : blocks_.begin;
+#pragma unroll
+        for (int stage = 0; stage < kStages; ++stage) {
+          multiply(sums, weights[stage], inputs[stage], block + stage * kStageBlocks);
+          if (next_tile < tiles_.end) {
+            load_weights(weights[stage], next_tile, next_block + stage * kStageBlocks);
+            if constexpr (!kFused) load_inputs(inputs[stage], next_block + stage * kStageBlocks);
+          }
+        }
+        block += kChunk;
+      } while (block < blocks_.end);
+      if (tile + kTiles >= tiles_.end) ptx::let_next_start();
+      meet(sums, tile, step);
+    }
+    if (params_.finish.kind == Finish::kHeads) {
+      __syncthreads();  // the exchange memory is free
+      finish_heads<T, kRowThreads>(params_.finish, tiles_, 0, 0, params_.rows.num_rows,
+                                   reinterpret_cast<float*>(exchange_));
+    }
+  }
+
+ private:
+  using T = typename Format::Element;
+  using Weights = typename Format::Weights;
+  using Inputs = typename Format::Inputs;
+
+  __device__ __forceinline__ void load_weights(Weights (&stage)[kStageBlocks][kTiles], int tile,
+                                               int first_block) {
+    const unsigned char* base = static_cast<const unsigned char*>(params_.weights);
+#pragma unroll
+    for (int b = 0; b < kStageBlocks; ++b) {
+      if (first_block + b >= blocks_.end) continue;
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+        // A last tile that is alone is read twice rather than have a loop of its own.
+        const int64_t index = min(tile + i, tiles_.end - 1);
+        const int64_t block = index * params_.num_k_blocks + first_block + b;
+        stage[b][i] = Format::load_weights(base + block * Format::kBlockBytes, lane_);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void load_inputs(Inputs (&stage)[kStageBlocks][kColumns],
+                                              int first_block) {
+#pragma unroll
+    for (int b = 0; b < kStageBlocks; ++b) {
+      if (first_block + b >= blocks_.end) continue;
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) {
+        stage[b][column] =
+            records_[column] != nullptr
+                ? Format::load_inputs(
+                      records_[column] + int64_t{first_block + b} * Format::kRecordBytes, lane_ % 4)
+                : Format::no_inputs();
+      }
+    }
+  }
+
+  __device__ __forceinline__ void multiply(TileSums<kColumns> (&sums)[kTiles],
+                                           const Weights (&weights)[kStageBlocks][kTiles],
+                                           const Inputs (&inputs)[kStageBlocks][kColumns],
+                                           int first_block) {
+#pragma unroll
+    for (int b = 0; b < kStageBlocks; ++b) {
+      if (first_block + b >= blocks_.end) continue;
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) {
+        Inputs records = inputs[b][column];
+        if constexpr (kFused) records = prepared_inputs(column, first_block + b);
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) {
+          Format::multiply(sums[i].values[column], weights[b][i], records);
+        }
+      }
+    }
+  }
+
+  // Prepared rows are [k block][row] records: what a warp reads is one piece.
+  __device__ __forceinline__ unsigned char* prepared(int row, int k_block) const {
+    return rows_ + (k_block * params_.rows.num_rows + row) * Format::kRecordBytes;
+  }
+  __device__ __forceinline__ Inputs prepared_inputs(int column, int k_block) const {
+    const int row = column * 8 + lane_ / 4;
+    return row < params_.rows.num_rows ? Format::load_inputs(prepared(row, k_block), lane_ % 4)
+                                       : Format::no_inputs();
+  }
+  __device__ __forceinline__ void prepare() {
+    prepare_rows<Format>(params_.rows, 0, params_.rows.num_rows,
+                         reinterpret_cast<float*>(exchange_),
+                         [&](int row, int k_block) { return prepared(row, k_block); });
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ void find_rows() {
+    const unsigned char* base = static_cast<const unsigned char*>(params_.records);
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+      const int row = column * 8 + lane_ / 4;
+      records_[column] = nullptr;
+      if (row < params_.rows.num_rows) {
+        records_[column] =
+            base + source_row(params_.rows, row) * params_.num_k_blocks * Format::kRecordBytes;
+      }
+    }
+  }
+
+  // Slices meet. Memory is used in turns, so that one barrier a step is enough: who writes a turn
+  // again has passed the barrier that its readers came to after reading.
+  __device__ __forceinline__ void meet(const TileSums<kColumns> (&sums)[kTiles], int tile,
+                                       int step) {
+    float4* turn = exchange_ + step % 2 * (kNumSlices * kTiles * kColumns * kWarpSize);
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) {
+        const float (&values)[4] = sums[i].values[column];
+        turn[((warp_ * kTiles + i) * kColumns + column) * kWarpSize + lane_] =
+            make_float4(values[0], values[1], values[2], values[3]);
+      }
+    }
+    __syncthreads();
+    const int mine = (warp_ + kNumSlices - step * kTiles % kNumSlices) % kNumSlices;
+    if (mine >= kTiles || tile + mine >= tiles_.end) return;
+    TileSums<kColumns> total;
+#pragma unroll
+    for (int slice = 0; slice < kNumSlices; ++slice) {
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) {
+        const float4 part = turn[((slice * kTiles + mine) * kColumns + column) * kWarpSize + lane_];
+        total.values[column][0] += part.x;
+        total.values[column][1] += part.y;
+        total.values[column][2] += part.z;
+        total.values[column][3] += part.w;
+      }
+    }
+    finish_tile<T>(params_.finish, tile + mine, 0, params_.rows.num_rows, total);
+  }
+
+  const ProductParams& params_;
+  float4* exchange_;     // [2 turns][slices][kTiles][kColumns][lane], or scratch
+  unsigned char* rows_;  // fused
+  const int lane_;
+  const int warp_;
+  const Range blocks_;                      // of k: the warp's slice
+  const Range tiles_;                       // the block's
+  const unsigned char* records_[kColumns];  // of the lane's rows; null for none
+};
+
+template <class Format, int kTiles, int kColumns, bool kFused>
+__global__ void __launch_bounds__(kRowThreads, few_rows_blocks_per_sm(kFused))
+    few_rows_kernel(const ProductParams params) {
+  SPECDEC_SHARED_BYTES(shared);
+  FewRows<Format, kTiles, kColumns, kFused>(params, shared).run();
+}
+
+template <class Format, int kTiles, int kColumns>
+void launch_few_rows(Stream& stream, const ProductParams& params) {
+  const int64_t head_bytes = params.finish.kind == Finish::kHeads
+                                 ? int64_t{kRowWarps} * params.finish.heads.kv.head_dim * 4
+                                 : 0;
+  const int64_t exchange_bytes = few_rows_exchange_bytes(params.rows.num_rows, kTiles);
+  const int64_t rows_bytes = params.plan.fused_rows ? int64_t{params.rows.num_rows} *
+                                                          params.num_k_blocks * Format::kRecordBytes
+                                                    : 0;
+  const int64_t shared_bytes =
+      exchange_bytes + rows_bytes > head_bytes ? exchange_bytes + rows_bytes : head_bytes;
+  const LaunchConfig config = {.grid = {static_cast<unsigned>(params.plan.num_blocks)},
+                               .block = {kRowThreads},
+                               .shared_bytes = static_cast<size_t>(shared_bytes),
+                               .overlaps_previous = true};
+  launch("few_rows", stream,
+         params.plan.fused_rows ? few_rows_kernel<Format, kTiles, kColumns, true>
+                                : few_rows_kernel<Format, kTiles, kColumns, false>,
+         config, params);
+}
+
+}  // namespace specdec::cuda::SPECDEC_TARGET

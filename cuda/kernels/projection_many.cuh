@@ -1,0 +1,208 @@
+// Products of more rows: a block has 8 tiles of weights, one a warp, and kColumns tiles of 8 rows,
+// which its warps share in shared memory. Weights go straight to registers, a ring of kRing k
+// blocks ahead; rows come by cp.async, kDepth stages ahead.
+//
+// A warp adds the slices of k in order as it goes. Where there are too few tiles to fill the GPU
+// (kSplit) every slice has a block of its own; blocks leave their sums in memory, and the one that
+// completes a tile adds the slices, in the same order.
+#pragma once
+
+#include "cuda/kernels/projection_finish.cuh"
+#include "cuda/kernels/projection_rows.cuh"
+
+namespace specdec::cuda::SPECDEC_TARGET {
+
+// Grid: [row tiles, blocks of tiles, slices or 1]. Row tiles vary fastest: they share weights in
+// L2.
+template <class Format, int kColumns, bool kSplit>
+class ManyRows {
+ public:
+  static constexpr int kRing = 4;   // k blocks, of a stage of rows and of the ring of weights
+  static constexpr int kDepth = 3;  // stages of rows
+  static constexpr int kRows = kColumns * 8;
+  static constexpr int kStageBytes = kRing * kRows * Format::kRecordBytes;
+  static constexpr int kSharedBytes = kDepth * kStageBytes;
+  static constexpr int64_t kPartialFloats = partial_floats(kColumns);
+
+  __device__ __forceinline__ ManyRows(const ProductParams& params, unsigned char* shared)
+      : params_(params),
+        shared_(shared),
+        lane_(threadIdx.x % kWarpSize),
+        warp_(threadIdx.x / kWarpSize),
+        first_row_(blockIdx.x * kRows),
+        first_tile_(blockIdx.y * kManyRowsTiles),
+        blocks_(kSplit ? slice_blocks(blockIdx.z, params.num_k_blocks)
+                       : Range{0, params.num_k_blocks}) {}
+
+  __device__ __forceinline__ void run() {
+    Weights weights[kRing];
+    // Warps past the last tile work on it too, for nothing.
+    const int64_t tile = min(first_tile_ + warp_, params_.num_tiles - 1);
+    const unsigned char* blocks = static_cast<const unsigned char*>(params_.weights) +
+                                  tile * params_.num_k_blocks * Format::kBlockBytes;
+    const auto load_weights = [&](Weights& to, int block) {
+      if (block >= blocks_.end) return;
+      to = Format::load_weights(blocks + int64_t{block} * Format::kBlockBytes, lane_);
+    };
+#pragma unroll
+    for (int i = 0; i < kRing; ++i) load_weights(weights[i], blocks_.begin + i);
+    ptx::wait_for_previous();
+#pragma unroll
+    for (int stage = 0; stage < kDepth - 1; ++stage) copy_rows(stage);
+
+    TileSums<kColumns> total;
+    TileSums<kColumns> sums;
+    int slice = 0;
+    int slice_end = slice_blocks(0, params_.num_k_blocks).end;
+    const int num_stages = (blocks_.end - blocks_.begin + kRing - 1) / kRing;
+    for (int stage = 0; stage < num_stages; ++stage) {
+      ptx::copy_async_wait<kDepth - 2>();
+      __syncthreads();  // the stage is there for all, and the one before it is free
+      copy_rows(stage + kDepth - 1);
+#pragma unroll
+      for (int i = 0; i < kRing; ++i) {
+        const int block = blocks_.begin + stage * kRing + i;
+        if (block >= blocks_.end) continue;
+        if constexpr (!kSplit) {
+          if (block == slice_end) {
+            total.add(sums);
+            sums = {};
+            // Empty slices add nothing.
+            while (block == slice_end) slice_end = slice_blocks(++slice, params_.num_k_blocks).end;
+          }
+        }
+        multiply(sums, weights[i], stage, i);
+        load_weights(weights[i], block + kRing);
+      }
+    }
+    if constexpr (!kSplit) total.add(sums);
+    ptx::let_next_start();
+    ptx::copy_async_wait<0>();
+    if constexpr (kSplit) {
+      if (!meet(sums, total)) return;
+    }
+    if (first_tile_ + warp_ < params_.num_tiles) {
+      finish_tile<T>(params_.finish, first_tile_ + warp_, first_row_, params_.rows.num_rows, total);
+    }
+    if (params_.finish.kind == Finish::kHeads) {
+      const Range tiles = {first_tile_, min(first_tile_ + kManyRowsTiles, params_.num_tiles)};
+      __syncthreads();  // the rows' memory is free
+      finish_heads<T, kRowThreads>(params_.finish, tiles, blockIdx.x, first_row_,
+                                   min(first_row_ + kRows, params_.rows.num_rows),
+                                   reinterpret_cast<float*>(shared_));
+    }
+  }
+
+ private:
+  using T = typename Format::Element;
+  using Weights = typename Format::Weights;
+
+  // Records of a stage lie [k block][row]: what a warp reads is one piece.
+  __device__ __forceinline__ unsigned char* record(int stage, int block, int row) const {
+    return shared_ + stage % kDepth * kStageBytes + (block * kRows + row) * Format::kRecordBytes;
+  }
+
+  __device__ __forceinline__ void copy_rows(int stage) {
+    constexpr int kPieces = Format::kRecordBytes / 16;
+    constexpr int kRowPieces =
+        kRing * kPieces;  // consecutive ones of a row are one piece of memory
+    const unsigned char* records = static_cast<const unsigned char*>(params_.records);
+    const int first_block = blocks_.begin + stage * kRing;
+    for (int i = threadIdx.x; i < kRows * kRowPieces; i += kRowThreads) {
+      const int row = i / kRowPieces;
+      const int block = i % kRowPieces / kPieces;
+      const int piece = i % kPieces;
+      const bool valid =
+          first_row_ + row < params_.rows.num_rows && first_block + block < blocks_.end;
+      const int64_t source = valid ? source_row(params_.rows, first_row_ + row) : 0;
+      const int64_t index = valid ? source * params_.num_k_blocks + first_block + block : 0;
+      ptx::copy_async_16(record(stage, block, row) + piece * 16,
+                         records + index * Format::kRecordBytes + piece * 16, valid);
+    }
+    ptx::copy_async_commit();
+  }
+
+  __device__ __forceinline__ void multiply(TileSums<kColumns>& sums, const Weights& weights,
+                                           int stage, int block) {
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+      Format::multiply(
+          sums.values[column], weights,
+          Format::load_inputs(record(stage, block, column * 8 + lane_ / 4), lane_ % 4));
+    }
+  }
+
+  // Leaves a slice's sums; true for the block that comes last, with the sum of all slices.
+  __device__ __forceinline__ bool meet(const TileSums<kColumns>& sums, TileSums<kColumns>& total) {
+    __shared__ int is_last;
+    const int64_t place = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
+    float4* partials =
+        reinterpret_cast<float4*>(params_.partials + place * kNumSlices * kPartialFloats);
+    const auto part = [&](int slice, int column) {
+      return partials + ((slice * kManyRowsTiles + warp_) * kColumns + column) * kWarpSize + lane_;
+    };
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+      const float (&values)[4] = sums.values[column];
+      *part(blockIdx.z, column) = make_float4(values[0], values[1], values[2], values[3]);
+    }
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      is_last = atomicAdd(params_.partial_arrivals + place, 1u) == kNumSlices - 1;
+      if (is_last) params_.partial_arrivals[place] = 0;
+      __threadfence();
+    }
+    __syncthreads();
+    if (!is_last) return false;
+    for (int slice = 0; slice < kNumSlices; ++slice) {
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) {
+        const float4 values = *part(slice, column);
+        total.values[column][0] += values.x;
+        total.values[column][1] += values.y;
+        total.values[column][2] += values.z;
+        total.values[column][3] += values.w;
+      }
+    }
+    return true;
+  }
+
+  const ProductParams& params_;
+  unsigned char* shared_;
+  const int lane_;
+  const int warp_;
+  const int first_row_;
+  const int first_tile_;
+  const Range blocks_;  // of k
+};
+
+template <class Format, int kColumns, bool kSplit>
+__global__ void __launch_bounds__(kRowThreads, 2) many_rows_kernel(const ProductParams params) {
+  SPECDEC_SHARED_BYTES(shared);
+  ManyRows<Format, kColumns, kSplit>(params, shared).run();
+}
+
+template <class Format, int kColumns>
+void launch_many_rows(Stream& stream, const ProductParams& params) {
+  constexpr int kRows = kColumns * 8;
+  const unsigned row_tiles = (params.rows.num_rows + kRows - 1) / kRows;
+  const unsigned tile_blocks = (params.num_tiles + kManyRowsTiles - 1) / kManyRowsTiles;
+  const bool split = params.plan.split_slices;
+  int64_t shared_bytes = ManyRows<Format, kColumns, false>::kSharedBytes;
+  if (params.finish.kind == Finish::kHeads) {
+    const int64_t head_bytes = int64_t{kRowWarps} * params.finish.heads.kv.head_dim * 4;
+    shared_bytes = shared_bytes > head_bytes ? shared_bytes : head_bytes;
+  }
+  const LaunchConfig config = {
+      .grid = {row_tiles, tile_blocks, split ? static_cast<unsigned>(kNumSlices) : 1u},
+      .block = {kRowThreads},
+      .shared_bytes = static_cast<size_t>(shared_bytes),
+      .overlaps_previous = true};
+  launch(
+      "many_rows", stream,
+      split ? many_rows_kernel<Format, kColumns, true> : many_rows_kernel<Format, kColumns, false>,
+      config, params);
+}
+
+}  // namespace specdec::cuda::SPECDEC_TARGET

@@ -1,0 +1,70 @@
+// Weights of a checkpoint into the layout that products read (tiles.cuh).
+#pragma once
+
+#include "core/check.h"
+#include "cuda/device/numeric.cuh"
+#include "cuda/device/tiles.cuh"
+#include "cuda/kernels/projection.h"
+
+namespace specdec::cuda::SPECDEC_TARGET {
+
+__device__ __forceinline__ float to_float(float value) { return value; }
+__device__ __forceinline__ float to_float(double value) { return static_cast<float>(value); }
+
+// A thread writes 16 bytes: 8 inputs of an output. Inputs past the end are zero.
+template <class T, class Source>
+__global__ void __launch_bounds__(256) pack_kernel(const PackParams params) {
+  const int num_k_blocks = (params.in_features + kBlockInputs - 1) / kBlockInputs;
+  const int64_t pieces = int64_t{num_k_blocks} * 4;
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (index >= params.num_rows * pieces) return;
+  const int64_t row = index / pieces;
+  const int piece = static_cast<int>(index % pieces);
+  const Source* source =
+      static_cast<const Source*>(params.source) + row * params.in_features + piece * 8;
+  const int count = params.in_features - piece * 8;
+  float values[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) values[i] = i < count ? to_float(source[i]) : 0.0f;
+  const int64_t place = packed_place(params.first_row + row, params.out_features, params.gated);
+  *reinterpret_cast<uint4*>(static_cast<unsigned char*>(params.packed) +
+                            act_piece_offset(place, piece / 4, piece % 4, num_k_blocks)) =
+      make_uint4(pack<T>(values[0], values[1]), pack<T>(values[2], values[3]),
+                 pack<T>(values[4], values[5]), pack<T>(values[6], values[7]));
+}
+
+template <class T, class Source>
+void launch_pack(Stream& stream, const PackParams& params) {
+  constexpr int kThreads = 256;
+  const int64_t num_pieces =
+      params.num_rows * ((params.in_features + kBlockInputs - 1) / kBlockInputs) * 4;
+  const LaunchConfig config = {
+      .grid = {static_cast<unsigned>((num_pieces + kThreads - 1) / kThreads)}, .block = {kThreads}};
+  launch("pack_weights", stream, pack_kernel<T, Source>, config, params);
+}
+
+template <class T>
+void pack_weights_as(Stream& stream, const PackParams& params) {
+  switch (params.source_dtype) {
+    case DType::kF32:
+      return launch_pack<T, float>(stream, params);
+    case DType::kF64:
+      return launch_pack<T, double>(stream, params);
+    case DType::kBF16:
+      return launch_pack<T, Bf16>(stream, params);
+    case DType::kF16:
+      return launch_pack<T, Half>(stream, params);
+    default:
+      SPECDEC_CHECK(is_floating(params.source_dtype));
+  }
+}
+
+inline void pack_weights(Stream& stream, const PackParams& params) {
+  if (params.act_dtype == DType::kBF16) {
+    pack_weights_as<Bf16>(stream, params);
+  } else {
+    pack_weights_as<Half>(stream, params);
+  }
+}
+
+}  // namespace specdec::cuda::SPECDEC_TARGET

@@ -1,0 +1,189 @@
+// Rows on their way into a product: gathered, normalised, converted to records. A block of
+// kRowThreads threads prepares a row, or several at a time, always with the same bits.
+#pragma once
+
+#include "cuda/device/numeric.cuh"
+#include "cuda/device/tiles.cuh"
+#include "cuda/device/warp.cuh"
+#include "cuda/kernels/projection.h"
+
+namespace specdec::cuda::SPECDEC_TARGET {
+
+inline constexpr int kRowThreads = 256;
+inline constexpr int kRowWarps = kRowThreads / kWarpSize;
+inline constexpr int kRowStep = kRowThreads * 4;  // inputs a block takes at once
+
+// Inputs i .. i+3 of a row of x; zeros past its end.
+template <class T>
+__device__ __forceinline__ float4 load_row(const RowsParams& rows, int64_t row, int i) {
+  float4 values = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  const int64_t begin = row * rows.dim + i;
+  const bool is_whole = rows.dim % 4 == 0 && i < rows.dim;
+  if (rows.is_float) {
+    const float* x = static_cast<const float*>(rows.x) + begin;
+    if (is_whole) return *reinterpret_cast<const float4*>(x);
+    if (i < rows.dim) values.x = x[0];
+    if (i + 1 < rows.dim) values.y = x[1];
+    if (i + 2 < rows.dim) values.z = x[2];
+    if (i + 3 < rows.dim) values.w = x[3];
+    return values;
+  }
+  const T* x = static_cast<const T*>(rows.x) + begin;
+  if (is_whole) {
+    const uint2 pairs = *reinterpret_cast<const uint2*>(x);
+    const float2 low = unpack<T>(pairs.x);
+    const float2 high = unpack<T>(pairs.y);
+    return make_float4(low.x, low.y, high.x, high.y);
+  }
+  if (i < rows.dim) values.x = to_float(x[0]);
+  if (i + 1 < rows.dim) values.y = to_float(x[1]);
+  if (i + 2 < rows.dim) values.z = to_float(x[2]);
+  if (i + 3 < rows.dim) values.w = to_float(x[3]);
+  return values;
+}
+
+// Elements i .. i+3 of a vector [dim]; zeros past its end.
+__device__ __forceinline__ float4 load_vector(const float* vector, int i, int dim) {
+  if (dim % 4 == 0 && i < dim) return *reinterpret_cast<const float4*>(vector + i);
+  const float x = i < dim ? vector[i] : 0.0f;
+  const float y = i + 1 < dim ? vector[i + 1] : 0.0f;
+  const float z = i + 2 < dim ? vector[i + 2] : 0.0f;
+  const float w = i + 3 < dim ? vector[i + 3] : 0.0f;
+  return make_float4(x, y, z, w);
+}
+
+__device__ __forceinline__ int64_t source_row(const RowsParams& rows, int row) {
+  return rows.row_ids != nullptr ? rows.row_ids[row] : row;
+}
+
+// Sums over the block's threads of one number a row, in a fixed order: writes each warp's part of
+// `value` of `row` for block_sum_of after a barrier. parts [rows, kRowWarps].
+__device__ __forceinline__ void store_warp_sum(float value, int row, float* parts) {
+  const float sum = warp_sum(value);
+  if (threadIdx.x % kWarpSize == 0) parts[row * kRowWarps + threadIdx.x / kWarpSize] = sum;
+}
+__device__ __forceinline__ float block_sum_of(const float* parts, int row) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int warp = 0; warp < kRowWarps; ++warp) sum += parts[row * kRowWarps + warp];
+  return sum;
+}
+
+// What normalises a row.
+struct RowScale {
+  float mean;
+  float scale;
+};
+
+__device__ __forceinline__ float4 normalise(const RowsParams& rows, const RowScale& scale, int i,
+                                            float4 x) {
+  const float4 weight = load_vector(rows.weight, i, rows.dim);
+  x.x = (x.x - scale.mean) * scale.scale;
+  x.y = (x.y - scale.mean) * scale.scale;
+  x.z = (x.z - scale.mean) * scale.scale;
+  x.w = (x.w - scale.mean) * scale.scale;
+  if (rows.bias == nullptr) {
+    return make_float4(x.x * weight.x, x.y * weight.y, x.z * weight.z, x.w * weight.w);
+  }
+  const float4 bias = load_vector(rows.bias, i, rows.dim);
+  return make_float4(fmaf(x.x, weight.x, bias.x), fmaf(x.y, weight.y, bias.y),
+                     fmaf(x.z, weight.z, bias.z), fmaf(x.w, weight.w, bias.w));
+}
+
+// A thread's part of the sum of a row, or of its squared distances from `mean`.
+template <class T, bool kSquares>
+__device__ __forceinline__ float sum_part(const RowsParams& rows, int64_t row, float mean) {
+  float sum = 0.0f;
+  for (int i = threadIdx.x * 4; i < rows.dim; i += kRowStep) {
+    float4 x = load_row<T>(rows, row, i);
+    if constexpr (kSquares) {
+      // Elements past the end are no distance away.
+      x.x = x.x - mean;
+      x.y = i + 1 < rows.dim ? x.y - mean : 0.0f;
+      x.z = i + 2 < rows.dim ? x.z - mean : 0.0f;
+      x.w = i + 3 < rows.dim ? x.w - mean : 0.0f;
+      sum = fmaf(x.x, x.x, sum);
+      sum = fmaf(x.y, x.y, sum);
+      sum = fmaf(x.z, x.z, sum);
+      sum = fmaf(x.w, x.w, sum);
+    } else {
+      sum += (x.x + x.y) + (x.z + x.w);
+    }
+  }
+  return sum;
+}
+
+// Prepares rows [first, first + count) of `rows`; every thread of the block calls it.
+//   record_at(row, k_block): where the record of row first + row goes, in shared or global memory
+//   parts [2, count, kRowWarps]: shared scratch
+// Ends without a barrier.
+template <class Format, class RecordAt>
+__device__ __forceinline__ void prepare_rows(const RowsParams& rows, int first, int count,
+                                             float* parts, RecordAt&& record_at) {
+  using T = typename Format::Element;
+  float* square_parts = parts + count * kRowWarps;
+  if (rows.norm == RowNorm::kLayer) {
+    for (int row = 0; row < count; ++row) {
+      store_warp_sum(sum_part<T, false>(rows, source_row(rows, first + row), 0.0f), row, parts);
+    }
+    __syncthreads();
+  }
+  const float dim = static_cast<float>(rows.dim);
+  const auto mean_of = [&](int row) {
+    return rows.norm == RowNorm::kLayer ? block_sum_of(parts, row) / dim : 0.0f;
+  };
+  if (rows.norm != RowNorm::kNone) {
+    for (int row = 0; row < count; ++row) {
+      const int64_t source = source_row(rows, first + row);
+      store_warp_sum(sum_part<T, true>(rows, source, mean_of(row)), row, square_parts);
+    }
+    __syncthreads();
+  }
+  const int lane_part = threadIdx.x % 8;
+  const int padded_dim = (rows.dim + kBlockInputs - 1) / kBlockInputs * kBlockInputs;
+  for (int row = 0; row < count; ++row) {
+    const int64_t source = source_row(rows, first + row);
+    RowScale scale = {0.0f, 1.0f};
+    if (rows.norm != RowNorm::kNone) {
+      scale.mean = mean_of(row);
+      scale.scale = 1.0f / sqrtf(block_sum_of(square_parts, row) / dim + rows.eps);
+    }
+    // Whole warps: formats may look at a record's other parts.
+    const int warp_begin = threadIdx.x / kWarpSize * kWarpSize * 4;
+    for (int begin = warp_begin; begin < padded_dim; begin += kRowStep) {
+      const int i = begin + threadIdx.x % kWarpSize * 4;
+      float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (i < rows.dim) {
+        x = load_row<T>(rows, source, i);
+        if (rows.norm != RowNorm::kNone) x = normalise(rows, scale, i, x);
+      }
+      unsigned char* record = i < padded_dim ? record_at(row, i / kBlockInputs) : nullptr;
+      Format::store_inputs(record, lane_part, x);
+    }
+  }
+}
+
+// One row a block.
+template <class Format>
+__global__ void __launch_bounds__(kRowThreads) prepare_rows_kernel(const PrepareParams params) {
+  __shared__ float parts[2 * kRowWarps];
+  ptx::wait_for_previous();
+  const int num_records = (params.rows.dim + kBlockInputs - 1) / kBlockInputs;
+  const int row = blockIdx.x;
+  prepare_rows<Format>(params.rows, row, 1, parts, [&](int, int k_block) {
+    return static_cast<unsigned char*>(params.out) +
+           (static_cast<int64_t>(row) * num_records + k_block) * Format::kRecordBytes;
+  });
+  ptx::let_next_start();
+}
+
+template <class Format>
+void launch_prepare_rows(Stream& stream, const PrepareParams& params) {
+  launch("prepare_rows", stream, prepare_rows_kernel<Format>,
+         {.grid = {static_cast<unsigned>(params.rows.num_rows)},
+          .block = {kRowThreads},
+          .overlaps_previous = true},
+         params);
+}
+
+}  // namespace specdec::cuda::SPECDEC_TARGET
