@@ -45,7 +45,7 @@ stage_asan() { build_and_ctest asan; }
 stage_tsan() { build_and_ctest tsan 'ThreadPool|CpuLinear|CpuAttention|Sampler|Engine|Speculation'; }
 
 stage_python() {
-  "$PYTHON" -m pip install -q --no-build-isolation ".[all]"
+  SPECDEC_CUDA_EMULATION=ON "$PYTHON" -m pip install -q --no-build-isolation ".[all]"
   "$PYTHON" -m pytest
 }
 

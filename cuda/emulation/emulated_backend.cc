@@ -6,9 +6,17 @@ namespace specdec::cuda {
 
 bool is_emulation_built() { return true; }
 
+namespace {
+
+// A small model, and a KV cache that is zeroed in no time.
+constexpr int64_t kMemoryBytes = int64_t{512} << 20;
+
+}  // namespace
+
 std::unique_ptr<Backend> make_emulated_backend(const BackendConfig& config) {
-  return std::make_unique<CudaBackend>(make_emulated_device({}), emulated::kernel_table(),
-                                       config.act_dtype, CudaOptions::of(config));
+  return std::make_unique<CudaBackend>(make_emulated_device({.memory_bytes = kMemoryBytes}),
+                                       emulated::kernel_table(), config.act_dtype,
+                                       CudaOptions::of(config));
 }
 
 }  // namespace specdec::cuda

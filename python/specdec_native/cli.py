@@ -384,13 +384,14 @@ def info_command(as_json: Json = False) -> None:
             value = [f"{name} {version}" for name, version in value.items()]  # noqa: PLW2901
         if key == "devices":
             for device in value:
-                table.add_row(f"device {device['name']}", _device_text(device))
+                table.add_row(f"device {device['name']}", device_text(device))
         elif key != "gpu_problem" or value:
             table.add_row(key, ", ".join(value) if isinstance(value, list) else str(value))
     rich.console.Console(highlight=False).print(table)
 
 
-def _device_text(device: Mapping[str, Any]) -> str:
+def device_text(device: Mapping[str, Any]) -> str:
+    """A device of `info` in one line."""
     size = f"{device['memory_bytes'] / 2**30:.1f} GiB"
     if device["name"] == "cpu":
         return f"{device['model']}, {size}, {device['num_threads']} threads, {device['isa']}"

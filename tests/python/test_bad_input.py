@@ -112,7 +112,7 @@ def test_a_bad_option_is_named(
 
 
 def test_a_gpu_that_is_not_there_is_an_error_with_its_reason(model: Path) -> None:
-    with pytest.raises(RuntimeError, match="cuda:99 is not available.*device=\"cpu\"") as caught:
+    with pytest.raises(RuntimeError, match='cuda:99 is not available.*device="cpu"') as caught:
         Engine(model, device="cuda:99", dtype="bfloat16")
     assert _core.gpu_problem() in str(caught.value)
 

@@ -10,6 +10,7 @@ import pytest
 
 import tiny_text_model
 from specdec_native import Engine, SamplingParams
+from specdec_native.cli import device_text
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +109,35 @@ def test_info_describes_the_build() -> None:
     assert any(device["name"] == "cpu" for device in info["devices"])
     assert info["cpu_isas"] and "LlamaForCausalLM" in info["architectures"]
     assert info["version"] in succeed("info")
-    assert all(device["unusable"] for device in info["devices"] if info["gpu_problem"]) or all(
-        device["name"] == "cpu" for device in info["devices"]
-    )
+    gpus = [device for device in info["devices"] if device["name"] != "cpu"]
+    assert bool(info["gpu_problem"]) == all(gpu["unusable"] for gpu in gpus)
+
+
+def test_info_describes_a_gpu() -> None:
+    gpu = {
+        "name": "cuda:1",
+        "model": "NVIDIA H200",
+        "memory_bytes": 139 << 30,
+        "num_threads": 132,
+        "isa": "9.0",
+        "unusable": "",
+    }
+    text = "NVIDIA H200, 139.0 GiB, 132 multiprocessors, compute capability 9.0"
+    assert device_text(gpu) == text
+    assert device_text(gpu | {"unusable": "it is old"}) == f"{text}; not usable: it is old"
+
+
+def test_device_options_reach_the_engine(model: Path) -> None:
+    options = ("generate", "abc", "--model", model, "--max-tokens", 4)
+    extra = ("--gpu-memory-utilization", 0.5, "--enforce-eager", "--no-deterministic")
+    assert succeed(*options, "--device", "cpu", *extra) == succeed(*options, "--device", "cpu")
+    for bad, message in (
+        (("--device", "cuda:99", "--dtype", "half"), "cuda:99 is not available"),
+        (("--gpu-memory-utilization", 2), "gpu_memory_utilization"),
+        (("--device", "cpu", "--dtype", "half"), "float16"),
+    ):
+        result = run(*options, *bad)
+        assert result.returncode == 1 and message in result.stderr
 
 
 def test_fetch_lists_the_known_models() -> None:

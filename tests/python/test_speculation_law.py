@@ -92,14 +92,22 @@ class Setting:
     """A model, prompts of repetitive tokens and every request's answer without speculation."""
 
     def __init__(
-        self, model: Path, vocab_size: int, dtype: str, max_tokens: int, **options: Any
+        self,
+        model: Path,
+        vocab_size: int,
+        dtype: str,
+        max_tokens: int,
+        *,
+        num_requests: int = NUM_REQUESTS,
+        **options: Any,
     ) -> None:
         self.model = model
         self.max_tokens = max_tokens
+        self.num_requests = num_requests
         self.options = {"dtype": dtype, **options}
         draw = random.Random(3)
         self.prompts = []
-        for i in range(NUM_REQUESTS):
+        for i in range(num_requests):
             word = [draw.randrange(3, vocab_size) for _ in range(3 + i % 7)]
             self.prompts.append((word * 12)[: 6 + (i * 5) % 60])
         self._plain: dict[str, list[Answer]] = {}
@@ -116,7 +124,7 @@ class Setting:
         )
 
     def params(self, sampling: str) -> list[SamplingParams]:
-        return [params_of(sampling, i, self.max_tokens) for i in range(NUM_REQUESTS)]
+        return [params_of(sampling, i, self.max_tokens) for i in range(self.num_requests)]
 
     def plain(self, sampling: str) -> list[Answer]:
         if sampling not in self._plain:
