@@ -2,6 +2,9 @@
 """Runs the microbenchmarks of a build and collects their records in one JSON file.
 
 python bench/run.py build/release --json micro.json [--smoke] [--threads N] [--only linear ...]
+
+With --device cuda it is those of the CUDA backend instead, which need a build with SPECDEC_CUDA=ON;
+--device emulated only proves that they run, where there is no GPU (SPECDEC_CUDA_EMULATION=ON).
 """
 
 from __future__ import annotations
@@ -27,6 +30,9 @@ RUNS: list[tuple[str, list[str]]] = [
     ("scheduler_bench", []),
     ("spec_bench", []),
 ]
+GPU_RUNS: list[tuple[str, list[str]]] = [
+    ("cuda_machine_bench", []),
+]
 
 
 def run(executable: Path, arguments: list[str]) -> dict[str, Any]:
@@ -46,14 +52,17 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="file for all records")
     parser.add_argument("--smoke", action="store_true", help="seconds: only proves that they run")
     parser.add_argument("--threads", type=int, help="default: what the engine would take")
+    parser.add_argument("--device", choices=["cpu", "cuda", "emulated"], default="cpu")
     parser.add_argument("--only", nargs="+", default=[], help="parts of names of benchmarks")
     options = parser.parse_args()
 
     shared = ["--smoke"] if options.smoke else []
     if options.threads is not None:
         shared.append(f"--threads={options.threads}")
+    if options.device != "cpu":
+        shared.append(f"--device={options.device}")
     results = []
-    for name, arguments in RUNS:
+    for name, arguments in RUNS if options.device == "cpu" else GPU_RUNS:
         if options.only and not any(part in name for part in options.only):
             continue
         executable = options.build / "bench" / name

@@ -1,19 +1,22 @@
-# Warnings and sanitizers every target of the project is built with.
+# Warnings and sanitizers every target of the project is built with. nvcc has options of its own.
 function(specdec_compile_options target)
-    target_compile_options(${target} PRIVATE -Wall -Wextra -Wno-psabi)
+    set(options -Wall -Wextra -Wno-psabi)
     if(SPECDEC_WERROR)
-        target_compile_options(${target} PRIVATE -Werror)
+        list(APPEND options -Werror)
     endif()
     if(SPECDEC_SANITIZE)
-        target_compile_options(
-            ${target}
-            PRIVATE
-                -fsanitize=${SPECDEC_SANITIZE}
-                -fno-omit-frame-pointer
-                -fno-sanitize-recover=all
+        list(
+            APPEND options
+            -fsanitize=${SPECDEC_SANITIZE}
+            -fno-omit-frame-pointer
+            -fno-sanitize-recover=all
         )
         target_link_options(${target} PUBLIC -fsanitize=${SPECDEC_SANITIZE})
     endif()
+    target_compile_options(
+        ${target}
+        PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${options}>"
+    )
 endfunction()
 
 # nlohmann/json headers: a CMake package (Debian), else the pinned PyPI package of that name.

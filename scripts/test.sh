@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs everything and passes the tests: scripts/test.sh [stage ...]
-# Stages: lint cpp bench python example asan tsan (all of them by default).
+# Stages: lint cpp bench cuda python example asan tsan (all of them by default).
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
-stages=${*:-lint cpp bench python example asan tsan}
+stages=${*:-lint cpp bench cuda python example asan tsan}
 jobs=$(nproc)
 
 ensure_packages \
@@ -14,7 +14,8 @@ ensure_python
 "$PYTHON" -m pip install -q torch==2.13.0  # by itself first: its CPU build is not on every index
 "$PYTHON" -m pip install -q --group dev "pybind11>=3.0" "scikit-build-core>=0.11"
 export PATH="$(cd "$(dirname "$PYTHON")" && pwd):$PATH"
-command -v ccache >/dev/null && export CMAKE_CXX_COMPILER_LAUNCHER=ccache
+command -v ccache >/dev/null &&
+  export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
 
 stage_lint() {
   local cpp_files cmake_files
@@ -40,9 +41,30 @@ stage_bench() {
   cmake --preset release >/dev/null
   cmake --build --preset release -j "$jobs"
   "$PYTHON" bench/run.py build/release --smoke --json build/release/microbenchmarks.json
+  "$PYTHON" bench/run.py build/release --smoke --device emulated
 }
 stage_asan() { build_and_ctest asan; }
 stage_tsan() { build_and_ctest tsan 'ThreadPool|CpuLinear|CpuAttention|Sampler|Engine|Speculation'; }
+
+# Every kernel for the architectures that are built for, on a machine that needs no GPU: what the
+# compiler made of them, and that the module is as good as any other there.
+stage_cuda() {
+  local TIMEFORMAT='built for CUDA in %R s, %U s of CPU time'
+  local disassembler
+  CUDACXX=$("$PYTHON" scripts/cuda_toolkit.py nvcc build/cuda-toolkit)
+  export CUDACXX
+  disassembler=$("$PYTHON" scripts/cuda_toolkit.py disassembler build/cuda-disassembler)
+  cmake --preset cuda -Dpybind11_DIR="$("$PYTHON" -m pybind11 --cmakedir)" >/dev/null
+  time cmake --build --preset cuda -j "$jobs" --target \
+    _core cuda_kernel_bench cuda_machine_bench tests/cuda/all
+  "$PYTHON" scripts/cuda_gates.py --disassembler "$disassembler" --build build/cuda \
+    build/cuda/cuda/CMakeFiles/specdec_cuda_native.dir/kernels/*.o
+  mkdir -p build/cuda/module
+  cp -r python/specdec_native build/cuda/module
+  cp build/cuda/python/bindings/_core*.so build/cuda/module/specdec_native
+  PYTHONPATH=build/cuda/module "$PYTHON" -m pytest \
+    tests/python/test_cuda_gates.py tests/python/test_cuda_module.py
+}
 
 stage_python() {
   SPECDEC_CUDA_EMULATION=ON "$PYTHON" -m pip install -q --no-build-isolation ".[all]"

@@ -25,6 +25,17 @@ inline const std::vector<ModelShape>& models() {
   return kModels;
 }
 
+// Those of GPUs.
+inline const std::vector<ModelShape>& gpu_models() {
+  static const std::vector<ModelShape> kModels = {
+      {"Llama-3.2-1B", 16, 2048, 32, 8, 64, 8192, 128256},
+      {"Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256},
+  };
+  return kModels;
+}
+// Of --smoke, where the device is emulated.
+inline constexpr ModelShape kTinyModel = {"tiny", 2, 128, 2, 1, 64, 256, 512};
+
 // Rows of a step: one token, a verification, a batch.
 inline const std::vector<int>& step_rows() {
   static const std::vector<int> kRows = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64};

@@ -1,5 +1,6 @@
 #include "common/options.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
@@ -11,7 +12,8 @@ namespace {
 
 constexpr const char* kUsage =
     "arguments: --threads=N --cpu_isa=NAME --dtype=bfloat16|float32 --format=act|int8|...\n"
-    "           --filter=PART_OF_A_NAME --json=FILE --smoke\n";
+    "           --filter=PART_OF_A_NAME --json=FILE --smoke\n"
+    "on GPUs:   --device=cuda|emulated --budget=SECONDS\n";
 
 [[noreturn]] void refuse(const std::string& argument) {
   std::fprintf(stderr, "bad argument: %s\n%s", argument.c_str(), kUsage);
@@ -34,8 +36,9 @@ WeightFormat format_of(const std::string& argument, const std::string& value) {
 
 }  // namespace
 
-Options parse_options(int argc, char** argv) {
+Options parse_options(int argc, char** argv, std::initializer_list<const char*> devices) {
   Options options;
+  options.device = *devices.begin();
   options.num_threads = ThreadPool::default_num_threads();
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
@@ -44,6 +47,11 @@ Options parse_options(int argc, char** argv) {
     const std::string value = equals < argument.size() ? argument.substr(equals + 1) : "";
     if (name == "--threads") {
       options.num_threads = positive(argument, value);
+    } else if (name == "--device" &&
+               std::find(devices.begin(), devices.end(), value) != devices.end()) {
+      options.device = value;
+    } else if (name == "--budget") {
+      options.budget_seconds = positive(argument, value);
     } else if (name == "--cpu_isa") {
       options.cpu_isa = value;
     } else if (name == "--dtype" && (value == "bfloat16" || value == "float32")) {

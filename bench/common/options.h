@@ -1,6 +1,7 @@
 // The command line all benchmarks share.
 #pragma once
 
+#include <initializer_list>
 #include <string>
 
 #include "backend/op_args.h"
@@ -9,12 +10,14 @@
 namespace specdec::bench {
 
 struct Options {
+  std::string device;  // one of those the benchmark runs on; the default: the first
   std::string cpu_isa = "auto";
   int num_threads = 1;         // the default: what the library would take
   DType dtype = DType::kBF16;  // of activations
   WeightFormat format = WeightFormat::kAct;
-  std::string json;    // file to write the records to; empty: none
-  std::string filter;  // only cases whose name contains it
+  std::string json;             // file to write the records to; empty: none
+  std::string filter;           // only cases whose name contains it
+  double budget_seconds = 1e9;  // cases that would begin later are left out
   bool smoke = false;  // a few seconds: proves that it runs, measures nothing worth keeping
 
   // How many times a measurement is repeated for its median.
@@ -24,6 +27,6 @@ struct Options {
 };
 
 // Exits with a message about the arguments when they are wrong or ask for help.
-Options parse_options(int argc, char** argv);
+Options parse_options(int argc, char** argv, std::initializer_list<const char*> devices = {"cpu"});
 
 }  // namespace specdec::bench

@@ -64,6 +64,7 @@ void Report::add(const Record& record) {
   for (const auto& [name, value] : figures(record)) std::printf("  %s %.4g", name.c_str(), value);
   std::printf("\n");
   std::fflush(stdout);
+  save();
 }
 
 int Report::finish() const {
@@ -71,7 +72,13 @@ int Report::finish() const {
     std::fprintf(stderr, "no case has '%s' in its name\n", options_.filter.c_str());
     return 1;
   }
-  if (options_.json.empty()) return 0;
+  if (save()) return 0;
+  std::fprintf(stderr, "cannot write %s\n", options_.json.c_str());
+  return 1;
+}
+
+bool Report::save() const {
+  if (options_.json.empty()) return true;
   nlohmann::json records = nlohmann::json::array();
   for (const Record& record : records_) {
     nlohmann::json& entry = records.emplace_back();
@@ -84,6 +91,7 @@ int Report::finish() const {
   }
   std::ofstream file(options_.json);
   file << nlohmann::json{{"benchmark", benchmark_},
+                         {"device", options_.device},
                          {"cpu", cpu::cpu_model_name()},
                          {"best_isa", cpu::name_of(cpu::best_isa())},
                          {"smoke", options_.smoke},
@@ -91,11 +99,7 @@ int Report::finish() const {
               .dump(1)
        << "\n";
   file.close();
-  if (file.fail()) {
-    std::fprintf(stderr, "cannot write %s\n", options_.json.c_str());
-    return 1;
-  }
-  return 0;
+  return !file.fail();
 }
 
 }  // namespace specdec::bench

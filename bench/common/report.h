@@ -1,5 +1,5 @@
-// What a benchmark measured: one record per case, printed as a row of a table when it is added and
-// written as JSON at the end.
+// What a benchmark measured: one record per case, printed as a row of a table and written to the
+// JSON file when it is added, so that a run cut short leaves what it had.
 #pragma once
 
 #include <string>
@@ -31,11 +31,13 @@ class Report {
   Report(std::string benchmark, const Options& options);
 
   void add(const Record& record);
-  // Writes the JSON file if one was asked for. Returns the exit code of the program: 1 when the
-  // file could not be written or the filter left nothing to run.
+  // The exit code of the program: 1 when the JSON file could not be written or the filter left
+  // nothing to run.
   int finish() const;
 
  private:
+  bool save() const;
+
   std::string benchmark_;
   Options options_;
   std::vector<Record> records_;

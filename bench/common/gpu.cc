@@ -1,0 +1,121 @@
+#include "common/gpu.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <random>
+#include <vector>
+
+#include "common/timing.h"
+#include "core/check.h"
+#include "cuda/backend/cuda_backend.h"
+#include "specdec/error.h"
+
+namespace specdec::bench {
+namespace {
+
+constexpr size_t kRandomBytes = size_t{32} << 20;  // repeated to fill larger buffers
+constexpr int kNotAvailable = 3;                   // exit status
+
+}  // namespace
+
+std::vector<uint16_t> random_numbers(size_t count, DType dtype) {
+  std::vector<uint16_t> numbers(count);
+  std::minstd_rand generator(7);
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  const size_t first = std::min(count, kRandomBytes / sizeof(uint16_t));
+  for (size_t i = 0; i < first; ++i) {
+    const float number = uniform(generator);
+    numbers[i] = dtype == DType::kF16 ? float_to_half(number) : to_bfloat16(number).bits;
+  }
+  for (size_t i = first; i < count; ++i) numbers[i] = numbers[i - first];
+  return numbers;
+}
+
+Gpu::Gpu(const Options& options)
+    : backend_(make_backend({.device = options.device, .act_dtype = options.dtype})),
+      is_emulated_(options.device == "emulated") {
+  auto& backend = dynamic_cast<cuda::CudaBackend&>(*backend_);
+  device_ = &backend.device();
+  stream_ = &backend.stream();
+  probes_ = is_emulated_ ? cuda::emulated::probe_kernels() : cuda::native::probe_kernels();
+  SPECDEC_CHECK(probes_.read != nullptr);
+}
+
+Buffer Gpu::random(size_t size_bytes, DType dtype) {
+  const size_t first = std::min(size_bytes, kRandomBytes);
+  std::vector<float> floats(dtype == DType::kF32 ? first / sizeof(float) : 0);
+  std::minstd_rand generator(7);
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  for (float& value : floats) value = uniform(generator);
+  std::vector<uint16_t> halves;
+  if (dtype != DType::kF32) halves = random_numbers(first / sizeof(uint16_t), dtype);
+  const void* host = dtype == DType::kF32 ? static_cast<const void*>(floats.data()) : halves.data();
+  Buffer buffer = device_->allocate(size_bytes, "a bench");
+  stream_->copy_to_device(buffer.data(), host, first);
+  for (size_t done = first; done < size_bytes; done += first) {
+    stream_->copy(buffer.as<char>() + done, buffer.data(), std::min(first, size_bytes - done));
+  }
+  stream_->synchronize();
+  return buffer;
+}
+
+double Gpu::graph_seconds(int samples, const std::function<void()>& work) {
+  work();
+  stream_->synchronize();
+  stream_->begin_capture();
+  work();
+  const std::unique_ptr<cuda::Graph> graph = stream_->end_capture();
+  const std::unique_ptr<cuda::Event> begin = device_->make_event();
+  const std::unique_ptr<cuda::Event> end = device_->make_event();
+  std::vector<double> seconds;
+  for (int i = -2; i < samples; ++i) {  // two to warm up
+    stream_->record(*begin);
+    stream_->launch(*graph);
+    stream_->record(*end);
+    end->wait();
+    if (i >= 0) seconds.push_back(device_->seconds_between(*begin, *end));
+  }
+  return median(seconds);
+}
+
+double Gpu::host_seconds(int samples, const std::function<void()>& work) {
+  std::vector<double> seconds;
+  for (int i = -2; i < samples; ++i) {
+    stream_->synchronize();
+    const Stopwatch watch;
+    work();
+    stream_->synchronize();
+    if (i >= 0) seconds.push_back(watch.seconds());
+  }
+  return median(seconds);
+}
+
+double Gpu::read_rate(int64_t num_bytes, int samples) {
+  const Buffer data = random(static_cast<size_t>(num_bytes), DType::kBF16);
+  Buffer sink = device_->allocate(sizeof(uint32_t), "a bench");
+  double best = 0;
+  for (int blocks_each : {1, 2, 4, 16}) {
+    const cuda::ReadProbe probe = {.data = data.data(),
+                                   .num_bytes = num_bytes,
+                                   .sink = sink.as<uint32_t>(),
+                                   .num_blocks = blocks_each * num_multiprocessors()};
+    const double seconds = graph_seconds(samples, [&] { probes_.read(*stream_, probe); });
+    best = std::max(best, static_cast<double>(num_bytes) / seconds);
+  }
+  return best;
+}
+
+int run_on_gpu(int argc, char** argv, int (*run)(const Options&)) {
+  const Options options = parse_options(argc, argv, {"cuda", "emulated"});
+  try {
+    return run(options);
+  } catch (const Unavailable& error) {
+    std::fprintf(stderr, "not run: %s\n", error.what());
+    return kNotAvailable;
+  } catch (const Error& error) {
+    std::fprintf(stderr, "%s: %s\n", argv[0], error.what());
+    return 1;
+  }
+}
+
+}  // namespace specdec::bench

@@ -1,0 +1,55 @@
+// A GPU, or the emulated device, as the benchmarks use it: its backend, its clock, its ceiling.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "backend/backend.h"
+#include "bench/kernels/cuda_probes.h"
+#include "common/options.h"
+#include "core/buffer.h"
+#include "cuda/gpu/device.h"
+
+namespace specdec::bench {
+
+// Random numbers between -1 and 1 as bfloat16 or float16.
+std::vector<uint16_t> random_numbers(size_t count, DType dtype);
+
+class Gpu {
+ public:
+  // On options.device. Throws Unavailable where there is none.
+  explicit Gpu(const Options& options);
+
+  Backend& backend() { return *backend_; }
+  cuda::Device& device() { return *device_; }
+  cuda::Stream& stream() { return *stream_; }
+  const cuda::ProbeKernels& probes() const { return probes_; }
+  int num_multiprocessors() const { return device_->properties().num_multiprocessors; }
+  bool is_emulated() const { return is_emulated_; }
+
+  // Device memory of random numbers between -1 and 1, of any dtype but integers.
+  Buffer random(size_t size_bytes, DType dtype);
+
+  // Median seconds of `work`, which is done once as it is (so that memory it keeps is there), then
+  // captured in a graph that is launched `samples` times.
+  double graph_seconds(int samples, const std::function<void()>& work);
+  // Median seconds of `work` as it is, on the host's clock until the device is done.
+  double host_seconds(int samples, const std::function<void()>& work);
+
+  // The best bytes/s of reading `num_bytes`, over several grids: the ceiling of all that reads
+  // weights or keys and values.
+  double read_rate(int64_t num_bytes, int samples);
+
+ private:
+  std::unique_ptr<Backend> backend_;
+  cuda::Device* device_ = nullptr;  // of the backend
+  cuda::Stream* stream_ = nullptr;
+  cuda::ProbeKernels probes_;
+  bool is_emulated_ = false;
+};
+
+// A benchmark's main: what `run` returns, or 3 with a message where there is no such device.
+int run_on_gpu(int argc, char** argv, int (*run)(const Options&));
+
+}  // namespace specdec::bench

@@ -1,0 +1,18 @@
+// What a loop on the device costs: a graph whose WHILE node runs a body until a kernel in it says
+// to stop.
+#pragma once
+
+#include <string>
+
+namespace specdec::bench {
+
+struct WhileCost {
+  double iteration_seconds = 0;  // of a body of `num_kernels` kernels, the deciding one included
+  int num_kernels = 1;
+  bool overlaps_previous = false;  // kernels of the body by programmatic dependent launch
+  std::string refused;  // CUDA's error where it cannot be built; then nothing else counts
+};
+
+WhileCost measure_while(int num_kernels, bool overlaps_previous, int num_iterations);
+
+}  // namespace specdec::bench

@@ -1,0 +1,120 @@
+#include "bench/kernels/cuda_probes.h"
+#include "cuda/device/ptx.cuh"
+#include "cuda/device/target.cuh"
+
+namespace specdec::cuda::SPECDEC_TARGET {
+namespace {
+
+constexpr int kThreads = 512;
+constexpr int kInFlight = 8;  // 16-byte loads of a thread
+constexpr uint32_t kUnlikely = 0x5eed5eedu;
+
+struct Range {
+  int64_t begin;
+  int64_t end;
+  int64_t step;
+};
+
+// The 16-byte words of this thread: each block has a contiguous part.
+__device__ __forceinline__ Range words_of_thread(int64_t num_bytes) {
+  const int64_t words = num_bytes / 16;
+  const int64_t part = (words + gridDim.x - 1) / gridDim.x;
+  const int64_t begin = part * blockIdx.x;
+  const int64_t end = begin + part < words ? begin + part : words;
+  return {begin + threadIdx.x, end, blockDim.x};
+}
+
+__global__ void __launch_bounds__(kThreads) read_kernel(ReadProbe probe) {
+  ptx::let_next_start();
+  const uint4* data = static_cast<const uint4*>(probe.data);
+  const Range range = words_of_thread(probe.num_bytes);
+  uint32_t sum = 0;
+  int64_t word = range.begin;
+  for (; word + (kInFlight - 1) * range.step < range.end; word += kInFlight * range.step) {
+    uint4 values[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i)
+      values[i] = ptx::load_streaming(data + word + i * range.step);
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      sum += values[i].x ^ values[i].y ^ values[i].z ^ values[i].w;
+    }
+  }
+  for (; word < range.end; word += range.step) {
+    const uint4 value = ptx::load_streaming(data + word);
+    sum += value.x ^ value.y ^ value.z ^ value.w;
+  }
+  ptx::wait_for_previous();
+  if (sum == kUnlikely) *probe.sink = sum;
+}
+
+__global__ void __launch_bounds__(kThreads) copy_kernel(CopyProbe probe) {
+  const uint4* from = static_cast<const uint4*>(probe.from);
+  uint4* to = static_cast<uint4*>(probe.to);
+  const Range range = words_of_thread(probe.num_bytes);
+  int64_t word = range.begin;
+  for (; word + (kInFlight - 1) * range.step < range.end; word += kInFlight * range.step) {
+    uint4 values[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i)
+      values[i] = ptx::load_streaming(from + word + i * range.step);
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) to[word + i * range.step] = values[i];
+  }
+  for (; word < range.end; word += range.step) to[word] = ptx::load_streaming(from + word);
+}
+
+__global__ void empty_kernel() {
+  ptx::wait_for_previous();
+  ptx::let_next_start();
+}
+
+// Every block adds one and waits until all have, again and again.
+__global__ void barrier_kernel(BarrierProbe probe) {
+  for (uint32_t round = 1; round <= static_cast<uint32_t>(probe.num_barriers); ++round) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      __threadfence();
+      atomicAdd(probe.arrivals, 1u);
+      while (ptx::load_acquire(probe.arrivals) < round * gridDim.x) {
+      }
+    }
+    __syncthreads();
+  }
+}
+
+LaunchConfig blocks(int num_blocks, int num_threads) {
+  return {.grid = {static_cast<unsigned>(num_blocks)},
+          .block = {static_cast<unsigned>(num_threads)}};
+}
+
+void launch_read(Stream& stream, const ReadProbe& probe) {
+  LaunchConfig config = blocks(probe.num_blocks, kThreads);
+  config.overlaps_previous = probe.overlaps_previous;
+  launch("read_probe", stream, read_kernel, config, probe);
+}
+
+void launch_copy(Stream& stream, const CopyProbe& probe) {
+  launch("copy_probe", stream, copy_kernel, blocks(probe.num_blocks, kThreads), probe);
+}
+
+void launch_empty(Stream& stream, const EmptyProbe& probe) {
+  LaunchConfig config = blocks(probe.num_blocks, probe.num_threads);
+  config.overlaps_previous = probe.overlaps_previous;
+  launch("empty_probe", stream, empty_kernel, config);
+}
+
+void launch_barriers(Stream& stream, const BarrierProbe& probe) {
+  LaunchConfig config = blocks(probe.num_blocks, 256);
+  config.cooperative = true;
+  launch("barrier_probe", stream, barrier_kernel, config, probe);
+}
+
+}  // namespace
+
+ProbeKernels probe_kernels() {
+  return {
+      .read = launch_read, .copy = launch_copy, .empty = launch_empty, .barriers = launch_barriers};
+}
+
+}  // namespace specdec::cuda::SPECDEC_TARGET

@@ -1,0 +1,227 @@
+#!/usr/bin/env python3
+"""Reads compiled CUDA kernels and fails where one is not what its source meant.
+
+python scripts/cuda_gates.py --disassembler DIRECTORY [--rules FILE] [--build DIRECTORY] OBJECT ...
+
+Of every kernel in the objects and for every architecture: nothing of it lives in local memory (a
+stack frame, or registers spilled to one), and the instructions are there that the rules ask for,
+by default those of cuda_gates.txt beside this script. Prints a table of registers, static shared
+memory and instructions; with --build, also which sources took longest to compile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+RULES = Path(__file__).with_name("cuda_gates.txt")
+# Loads and stores of local memory, which is where spilled registers go.
+LOCAL_MEMORY = re.compile(r"(LDL|STL)\b")
+# An instruction's line: its address in a comment, perhaps a predicate, then the opcode.
+INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z][A-Z0-9_.a-z]*)")
+ARCHITECTURE = re.compile(r"(?:arch = |\s+code for )(sm_\w+)")
+RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+
+
+@dataclass
+class Kernel:
+    """One kernel compiled for one architecture."""
+
+    name: str  # demangled
+    architecture: str
+    registers: int = 0
+    stack_bytes: int = 0  # a thread's frame, spilled registers included
+    shared_bytes: int = 0  # static
+    local_bytes: int = 0
+    opcodes: Counter[str] = field(default_factory=Counter)
+
+    def count(self, pattern: str) -> int:
+        """Instructions whose opcode begins with the pattern."""
+        expression = re.compile(pattern)
+        return sum(n for opcode, n in self.opcodes.items() if expression.match(opcode))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Instructions that kernels of some name must have."""
+
+    kernel: str  # regular expression, searched for in the demangled name
+    architecture: str  # "sm_90a", or "*"
+    opcodes: tuple[str, ...]  # regular expressions that begin an opcode
+
+    def concerns(self, kernel: Kernel) -> bool:
+        """Whether it is about this kernel."""
+        same = self.architecture in {"*", kernel.architecture}
+        return same and re.search(self.kernel, kernel.name) is not None
+
+
+def read_rules(lines: Iterable[str]) -> list[Rule]:
+    """Rules of a table: kernel, architecture and opcodes, apart by spaces; # begins a comment."""
+    rules = []
+    for number, line in enumerate(lines, 1):
+        words = line.split("#", 1)[0].split()
+        if not words:
+            continue
+        if len(words) < 3:
+            raise SystemExit(f"rule in line {number}: want KERNEL ARCHITECTURE OPCODE ...")
+        rules.append(Rule(words[0], words[1], tuple(words[2:])))
+    return rules
+
+
+def parse_resources(text: str) -> Iterator[tuple[str, str, tuple[int, int, int, int]]]:
+    """(architecture, mangled name, (registers, stack, shared, local)) of cuobjdump -res-usage."""
+    architecture = name = ""
+    for line in text.splitlines():
+        if found := ARCHITECTURE.match(line):
+            architecture = found[1]
+        elif found := re.match(r"\s+Function (\S+):$", line):
+            name = found[1]
+        elif name and (found := RESOURCES.search(line)):
+            registers, stack, shared, local = map(int, found.groups())
+            yield architecture, name, (registers, stack, shared, local)
+            name = ""
+
+
+def parse_instructions(text: str) -> Iterator[tuple[str, str, Counter[str]]]:
+    """(architecture, mangled name, how often each opcode stands there) of cuobjdump -sass."""
+    architecture = name = ""
+    opcodes: Counter[str] = Counter()
+    for line in text.splitlines():
+        if found := INSTRUCTION.match(line):
+            opcodes[found[1]] += 1
+            continue
+        found_architecture = ARCHITECTURE.match(line)
+        found_name = re.match(r"\s+Function : (\S+)", line)
+        if (found_architecture or found_name) and name:
+            yield architecture, name, opcodes
+            name, opcodes = "", Counter()
+        if found_architecture:
+            architecture = found_architecture[1]
+        elif found_name:
+            name = found_name[1]
+    if name:
+        yield architecture, name, opcodes
+
+
+def shorten(name: str) -> str:
+    """A demangled name without the return type, the parameters and the project's namespaces."""
+    depth = 0
+    for i in reversed(range(len(name))):  # to the parenthesis that opens the parameters
+        depth += {")": 1, "(": -1}.get(name[i], 0)
+        if depth == 0:
+            name = name[:i] if name.endswith(")") else name
+            break
+    name = name.replace("(anonymous namespace)::", "").removeprefix("void ")
+    return re.sub(r"specdec::(cuda::)?(native::)?", "", name)
+
+
+def demangle(names: Iterable[str]) -> dict[str, str]:
+    """Readable names of mangled ones."""
+    mangled = sorted(set(names))
+    text = subprocess.run(
+        ["c++filt"], input="\n".join(mangled), check=True, capture_output=True, text=True
+    ).stdout
+    return dict(zip(mangled, map(shorten, text.splitlines()), strict=True))
+
+
+def read_kernels(objects: list[Path], disassembler: Path) -> list[Kernel]:
+    """All kernels of object files, in order of name."""
+    kernels: dict[tuple[str, str], Kernel] = {}
+    for path in objects:
+        dumps = []
+        for what in ("-res-usage", "-sass"):
+            command = [str(disassembler / "cuobjdump"), what, str(path)]
+            environment = {"PATH": f"{disassembler}:/usr/bin:/bin"}  # it calls nvdisasm
+            done = subprocess.run(
+                command, check=False, capture_output=True, text=True, env=environment
+            )
+            if done.returncode != 0 and "does not contain device code" not in done.stderr:
+                raise SystemExit(f"{path}: {done.stderr.strip()}")
+            dumps.append(done.stdout)
+        for architecture, name, (registers, stack, shared, local) in parse_resources(dumps[0]):
+            kernels[architecture, name] = Kernel(
+                name, architecture, registers, stack, shared, local
+            )
+        for architecture, name, opcodes in parse_instructions(dumps[1]):
+            if (architecture, name) in kernels:
+                kernels[architecture, name].opcodes = opcodes
+    readable = demangle(kernel.name for kernel in kernels.values())
+    for kernel in kernels.values():
+        kernel.name = readable[kernel.name]
+    return sorted(kernels.values(), key=lambda kernel: (kernel.name, kernel.architecture))
+
+
+def violations(kernels: list[Kernel], rules: list[Rule]) -> list[str]:
+    """What is wrong, a line each."""
+    found = []
+    for kernel in kernels:
+        where = f"{kernel.name} ({kernel.architecture})"
+        spilled = sum(n for code, n in kernel.opcodes.items() if LOCAL_MEMORY.match(code))
+        if kernel.stack_bytes or kernel.local_bytes or spilled:
+            found.append(
+                f"{where}: {kernel.stack_bytes} bytes of stack, {kernel.local_bytes} of local "
+                f"memory, {spilled} loads and stores there; spilled registers, or an array that "
+                "is not indexed by constants"
+            )
+        for rule in rules:
+            if rule.concerns(kernel):
+                missing = [code for code in rule.opcodes if kernel.count(code) == 0]
+                found += [f"{where}: no {code} instruction" for code in missing]
+    for rule in rules:
+        if not any(rule.concerns(kernel) for kernel in kernels):
+            found.append(f"rule '{rule.kernel}' ({rule.architecture}): there is no such kernel")
+    if not kernels:
+        found.append("no kernels in these objects")
+    return found
+
+
+def print_table(kernels: list[Kernel]) -> None:
+    """One line a kernel and architecture."""
+    columns = {"mma": "HMMA|IMMA|HGMMA|QGMMA", "128": r"LDG.*\.128", "async": "LDGSTS|UBLKCP"}
+    width = max((len(kernel.name) for kernel in kernels), default=6)
+    heads = "".join(f"{name:>7}" for name in columns)
+    print(f"{'kernel':<{width}}  {'arch':<7}{'registers':>9}{'shared':>8}{heads}")
+    for kernel in kernels:
+        counts = "".join(f"{kernel.count(pattern):>7}" for pattern in columns.values())
+        print(
+            f"{kernel.name:<{width}}  {kernel.architecture:<7}{kernel.registers:>9}"
+            f"{kernel.shared_bytes:>8}{counts}"
+        )
+
+
+def slowest_sources(build: Path, count: int = 5) -> list[tuple[float, str]]:
+    """Seconds and names of the CUDA objects that took longest, from ninja's log."""
+    seconds: dict[str, float] = {}
+    for line in (build / ".ninja_log").read_text().splitlines():
+        fields = line.split("\t")
+        if len(fields) >= 4 and fields[3].endswith(".cu.o"):
+            seconds[Path(fields[3]).name] = (int(fields[1]) - int(fields[0])) / 1000
+    return sorted(((time, name) for name, time in seconds.items()), reverse=True)[:count]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("objects", nargs="+", type=Path, help="object files with kernels")
+    parser.add_argument("--disassembler", type=Path, required=True, help="folder of cuobjdump")
+    parser.add_argument("--rules", type=Path, default=RULES, help="instructions to ask for")
+    parser.add_argument("--build", type=Path, help="build directory, to name slow sources")
+    options = parser.parse_args()
+    kernels = read_kernels(options.objects, options.disassembler)
+    print_table(kernels)
+    if options.build is not None:
+        for seconds, name in slowest_sources(options.build):
+            print(f"{seconds:6.1f} s  {name}")
+    failures = violations(kernels, read_rules(options.rules.read_text().splitlines()))
+    for failure in failures:
+        print("FAILED", failure, file=sys.stderr)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""Finds what CUDA code is compiled with, and gets it from PyPI where it is missing.
+
+python scripts/cuda_toolkit.py nvcc DIRECTORY           prints the path of an nvcc
+python scripts/cuda_toolkit.py disassembler DIRECTORY   prints the folder of cuobjdump and nvdisasm
+
+nvcc is $CUDACXX, or the one on PATH or in /usr/local/cuda; without any, CUDA 13.0 is assembled in
+DIRECTORY from the wheels that NVIDIA publishes, with pip of the Python that runs this. The
+disassembler always comes from there, so that its output is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+TOOLKIT = [
+    "nvidia-cuda-nvcc==13.0.88",
+    "nvidia-nvvm==13.0.88",
+    "nvidia-cuda-crt==13.0.88",
+    "nvidia-cuda-runtime==13.0.96",
+    "nvidia-cuda-cccl==13.0.85",
+]
+DISASSEMBLER = ["nvidia-cuda-cuobjdump==13.5.37", "nvidia-cuda-nvdisasm==13.5.37"]
+CUDA_FOLDER = Path("nvidia/cu13")  # where the wheels put their files
+
+
+def install(wheels: list[str], directory: Path) -> Path:
+    """Unpacks the wheels in `directory`, unless they are there, and returns their CUDA folder."""
+    stamp = directory / "wheels.txt"
+    wanted = "\n".join(wheels)
+    if not stamp.is_file() or stamp.read_text() != wanted:
+        shutil.rmtree(directory, ignore_errors=True)
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
+        subprocess.run([*pip, "--target", str(directory), *wheels], check=True, stdout=sys.stderr)
+        stamp.write_text(wanted)
+    return directory / CUDA_FOLDER
+
+
+def link(path: Path, target: str) -> None:
+    """Makes the symbolic link `path`, whose folder may not be there yet."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.is_symlink():
+        path.symlink_to(target)
+
+
+def lay_out(root: Path) -> None:
+    """Adds the names an installed toolkit has and the wheels lack; CMake looks for them."""
+    link(root / "lib64", "lib")
+    link(root / "lib/libcudart.so", "libcudart.so.13")
+    link(root / "targets/x86_64-linux/include", "../../include")
+    link(root / "targets/x86_64-linux/lib", "../../lib")
+
+
+def installed_nvcc(directory: Path) -> Path | None:
+    """An nvcc of this machine, or one assembled in `directory` before."""
+    for candidate in (
+        os.environ.get("CUDACXX"),
+        shutil.which("nvcc"),
+        "/usr/local/cuda/bin/nvcc",
+        directory / CUDA_FOLDER / "bin/nvcc",
+    ):
+        if candidate and Path(candidate).is_file():
+            return Path(candidate)
+    return None
+
+
+def find_nvcc(directory: Path) -> Path:
+    """An nvcc of this machine, or one assembled in `directory`."""
+    found = installed_nvcc(directory)
+    if found is not None:
+        return found
+    root = install(TOOLKIT, directory)
+    lay_out(root)
+    return root / "bin/nvcc"
+
+
+def find_disassembler(directory: Path) -> Path:
+    """The folder of cuobjdump and of the nvdisasm it calls."""
+    return install(DISASSEMBLER, directory) / "bin"
+
+
+def main() -> int:
+    finders = {"nvcc": find_nvcc, "disassembler": find_disassembler}
+    if len(sys.argv) != 3 or sys.argv[1] not in finders:
+        print(__doc__, file=sys.stderr)
+        return 2
+    print(finders[sys.argv[1]](Path(sys.argv[2]).resolve()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
