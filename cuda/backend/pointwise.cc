@@ -1,18 +1,74 @@
+// Norms and embedding lookups of the CUDA backend.
+#include "core/check.h"
 #include "cuda/backend/cuda_backend.h"
-#include "specdec/error.h"
+#include "cuda/backend/packed_linear.h"
 
 namespace specdec::cuda {
+namespace {
 
-std::unique_ptr<EmbeddingTable> CudaBackend::embedding_from(const PackedLinear&) {
-  throw Unavailable("not built yet");
+// A packed matrix whose outputs are looked up.
+class CudaEmbeddingTable final : public EmbeddingTable {
+ public:
+  explicit CudaEmbeddingTable(const CudaPackedLinear& rows) : rows_(rows) {}
+  explicit CudaEmbeddingTable(std::unique_ptr<PackedLinear> rows)
+      : owned_(std::move(rows)), rows_(static_cast<const CudaPackedLinear&>(*owned_)) {}
+
+  int64_t num_embeddings() const override { return rows_.out_features(); }
+  int64_t dim() const override { return rows_.in_features(); }
+  int64_t size_bytes() const override { return owned_ != nullptr ? owned_->size_bytes() : 0; }
+
+  const CudaPackedLinear& rows() const { return rows_; }
+
+ private:
+  std::unique_ptr<PackedLinear> owned_;  // null when the rows are borrowed
+  const CudaPackedLinear& rows_;
+};
+
+}  // namespace
+
+std::unique_ptr<EmbeddingTable> CudaBackend::embedding_from(const PackedLinear& weight) {
+  const auto& rows = static_cast<const CudaPackedLinear&>(weight);
+  SPECDEC_CHECK(!rows.is_gated());
+  return std::make_unique<CudaEmbeddingTable>(rows);
 }
 
-std::unique_ptr<EmbeddingTable> CudaBackend::make_embedding(const WeightView&, WeightFormat) {
-  throw Unavailable("not built yet");
+std::unique_ptr<EmbeddingTable> CudaBackend::make_embedding(const WeightView& table,
+                                                            WeightFormat format) {
+  return std::make_unique<CudaEmbeddingTable>(
+      pack_linear({.parts = {&table, 1}, .format = format}));
 }
 
-void CudaBackend::embed(const EmbedArgs&) { throw Unavailable("not built yet"); }
+void CudaBackend::embed(const EmbedArgs& args) {
+  if (args.num_rows == 0) return;
+  const CudaPackedLinear& rows = static_cast<const CudaEmbeddingTable&>(*args.table).rows();
+  const EmbedRowsParams params = {.table = rows.data(),
+                                  .num_embeddings = static_cast<int>(rows.out_features()),
+                                  .dim = static_cast<int>(rows.in_features()),
+                                  .token_ids = args.token_ids,
+                                  .index_offset = args.index_offset,
+                                  .accumulate = args.accumulate,
+                                  .out = args.out,
+                                  .num_rows = args.num_rows};
+  if (rows.format() != WeightFormat::kAct) {
+    const IntLayout layout = make_int_layout(rows.format(), rows.num_tiles(), rows.in_features());
+    return kernels_.pointwise.embed_int(*stream_, params, layout);
+  }
+  kernels_.pointwise.embed_act(*stream_, params, act_dtype_);
+}
 
-void CudaBackend::norm(const NormArgs&) { throw Unavailable("not built yet"); }
+void CudaBackend::norm(const NormArgs& args) {
+  SPECDEC_CHECK_GT(args.dim, 0);
+  SPECDEC_CHECK(args.out_dtype == DType::kF32 || args.out_dtype == act_dtype_);
+  if (args.num_rows == 0) return;
+  kernels_.pointwise.norm(*stream_, {.x = args.x,
+                                     .weight = args.norm.weight,
+                                     .bias = args.norm.bias,
+                                     .eps = args.norm.eps,
+                                     .is_layer = args.norm.kind == NormKind::kLayer,
+                                     .out = args.out,
+                                     .out_dtype = args.out_dtype,
+                                     .num_rows = args.num_rows,
+                                     .dim = args.dim});
+}
 
 }  // namespace specdec::cuda

@@ -8,6 +8,7 @@ KernelTable kernel_table() {
           .moe = moe_kernels(),
           .pointwise = pointwise_kernels(),
           .projection = projection_kernels(),
+          .quantize = quantize_kernels(),
           .sampling = sampling_kernels(),
           .step = step_kernels()};
 }

@@ -5,6 +5,7 @@
 #include "cuda/kernels/moe.h"
 #include "cuda/kernels/pointwise.h"
 #include "cuda/kernels/projection.h"
+#include "cuda/kernels/quantize.h"
 #include "cuda/kernels/sampling.h"
 #include "cuda/kernels/step.h"
 
@@ -15,6 +16,7 @@ struct KernelTable {
   MoeKernels moe;
   PointwiseKernels pointwise;
   ProjectionKernels projection;
+  QuantizeKernels quantize;
   SamplingKernels sampling;
   StepKernels step;
 };

@@ -1,8 +1,165 @@
+#include <cstdint>
+
+#include "cuda/device/numeric.cuh"
 #include "cuda/device/target.cuh"
+#include "cuda/device/tiles.cuh"
+#include "cuda/device/warp.cuh"
 #include "cuda/kernels/pointwise.h"
+#include "cuda/kernels/quantize_layout.cuh"
 
 namespace specdec::cuda::SPECDEC_TARGET {
+namespace {
 
-PointwiseKernels pointwise_kernels() { return {}; }
+constexpr int kNormThreads = 256;
+constexpr int kEmbedThreads = 128;
+
+template <class T>
+__device__ __forceinline__ T converted(float value) {
+  return from_float<T>(value);
+}
+template <>
+__device__ __forceinline__ float converted<float>(float value) {
+  return value;
+}
+
+// Sum of the block's values, for every thread; in an order of its own, whatever they are.
+__device__ float block_sum(float value, float* partial) {
+  value = warp_sum(value);
+  __syncthreads();  // readers of the sum before
+  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
+  __syncthreads();
+  float total = partial[0];
+  for (int warp = 1; warp < kNormThreads / 32; ++warp) total += partial[warp];
+  return total;
+}
+
+// Sum of term(x[i]). A thread takes the same elements however they are loaded.
+template <class Term>
+__device__ float row_sum(const float* x, int dim, bool is_aligned, float* partial, Term&& term) {
+  float total = 0.0f;
+  for (int i = 4 * threadIdx.x; i < dim; i += 4 * kNormThreads) {
+    if (is_aligned) {
+      const float4 quad = *reinterpret_cast<const float4*>(x + i);
+      total += term(quad.x);
+      total += term(quad.y);
+      total += term(quad.z);
+      total += term(quad.w);
+    } else {
+      for (int j = i; j < i + 4 && j < dim; ++j) total += term(x[j]);
+    }
+  }
+  return block_sum(total, partial);
+}
+
+template <class T>
+__global__ void norm_kernel(NormRowsParams params) {
+  __shared__ float partial[kNormThreads / 32];
+  ptx::wait_for_previous();
+  const int dim = params.dim;
+  const float* x = params.x + static_cast<int64_t>(blockIdx.x) * dim;
+  T* out = static_cast<T*>(params.out) + static_cast<int64_t>(blockIdx.x) * dim;
+  const bool is_aligned = dim % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+  float mean = 0.0f;
+  if (params.is_layer) {
+    mean = row_sum(x, dim, is_aligned, partial, [](float value) { return value; }) / dim;
+  }
+  const float squares = row_sum(x, dim, is_aligned, partial,
+                                [mean](float value) { return (value - mean) * (value - mean); });
+  const float scale = 1.0f / sqrtf(squares / dim + params.eps);
+  ptx::let_next_start();
+  for (int i = threadIdx.x; i < dim; i += kNormThreads) {
+    const float bias = params.bias != nullptr ? params.bias[i] : 0.0f;
+    out[i] = converted<T>((x[i] - mean) * scale * params.weight[i] + bias);
+  }
+}
+
+template <class T>
+void launch_norm(Stream& stream, const NormRowsParams& params) {
+  launch("norm", stream, norm_kernel<T>,
+         {.grid = {static_cast<unsigned>(params.num_rows)},
+          .block = {kNormThreads},
+          .overlaps_previous = true},
+         params);
+}
+
+void norm(Stream& stream, const NormRowsParams& params) {
+  if (params.out_dtype == DType::kBF16) return launch_norm<Bf16>(stream, params);
+  if (params.out_dtype == DType::kF16) return launch_norm<Half>(stream, params);
+  launch_norm<float>(stream, params);
+}
+
+// --- Lookups: pair(id, k) gives the elements k and k + 1 of a row, k even. ---
+
+template <class T>
+struct ActRows {
+  const unsigned char* weights;
+  int num_k_blocks;
+
+  __device__ float2 pair(int64_t id, int k) const {
+    const int64_t piece =
+        act_piece_offset(id, k / kBlockInputs, k % kBlockInputs / 8, num_k_blocks);
+    return unpack<T>(*reinterpret_cast<const uint32_t*>(weights + piece + k % 8 * 2));
+  }
+};
+
+struct IntRows {
+  const unsigned char* weights;
+  IntLayout layout;
+
+  __device__ float2 pair(int64_t id, int k) const {
+    const IntPlace place = int_place(id);
+    const float2 scale = scale_and_min(weights, layout, place, k);
+    return make_float2(weight_of(scale, code_of(weights, layout, place, k)),
+                       weight_of(scale, code_of(weights, layout, place, k + 1)));
+  }
+};
+
+template <class Rows>
+__global__ void embed_kernel(Rows rows, EmbedRowsParams params) {
+  ptx::wait_for_previous();
+  ptx::let_next_start();
+  const int k = 2 * (blockIdx.y * kEmbedThreads + threadIdx.x);
+  if (k >= params.dim) return;
+  const int64_t id = int64_t{params.token_ids[blockIdx.x]} + params.index_offset;
+  const bool is_known = id >= 0 && id < params.num_embeddings;
+  const float none = __uint_as_float(0x7fc00000u);
+  const float2 values = is_known ? rows.pair(id, k) : make_float2(none, none);
+  float* out = params.out + static_cast<int64_t>(blockIdx.x) * params.dim + k;
+  out[0] = params.accumulate ? out[0] + values.x : values.x;
+  if (k + 1 < params.dim) out[1] = params.accumulate ? out[1] + values.y : values.y;
+}
+
+template <class Rows>
+void launch_embed(Stream& stream, const Rows& rows, const EmbedRowsParams& params) {
+  const int pairs = (params.dim + 1) / 2;
+  launch("embed", stream, embed_kernel<Rows>,
+         {.grid = {static_cast<unsigned>(params.num_rows),
+                   static_cast<unsigned>((pairs + kEmbedThreads - 1) / kEmbedThreads)},
+          .block = {kEmbedThreads},
+          .overlaps_previous = true},
+         rows, params);
+}
+
+template <class T>
+void launch_embed_act(Stream& stream, const EmbedRowsParams& params) {
+  const int num_k_blocks = (params.dim + kBlockInputs - 1) / kBlockInputs;
+  launch_embed(stream, ActRows<T>{static_cast<const unsigned char*>(params.table), num_k_blocks},
+               params);
+}
+
+void embed_act(Stream& stream, const EmbedRowsParams& params, DType act_dtype) {
+  if (act_dtype == DType::kBF16) return launch_embed_act<Bf16>(stream, params);
+  launch_embed_act<Half>(stream, params);
+}
+
+void embed_int(Stream& stream, const EmbedRowsParams& params, const IntLayout& layout) {
+  launch_embed(stream, IntRows{static_cast<const unsigned char*>(params.table), layout}, params);
+}
+
+}  // namespace
+
+PointwiseKernels pointwise_kernels() {
+  return {.norm = norm, .embed_act = embed_act, .embed_int = embed_int};
+}
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

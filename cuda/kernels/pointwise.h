@@ -1,11 +1,43 @@
-// Embedding lookups and norms.
+// Norms and embedding lookups.
 #pragma once
 
+#include <cstdint>
+
+#include "core/dtype.h"
 #include "cuda/gpu/device.h"
+#include "cuda/kernels/quantize_layout.h"
 
 namespace specdec::cuda {
 
-struct PointwiseKernels {};
+struct NormRowsParams {
+  const float* x;       // [num_rows, dim]
+  const float* weight;  // [dim]
+  const float* bias;    // [dim], or null
+  float eps;
+  bool is_layer;  // takes the mean off first
+  void* out;      // [num_rows, dim]
+  DType out_dtype;
+  int num_rows;
+  int dim;
+};
+
+struct EmbedRowsParams {
+  const void* table;  // packed
+  int num_embeddings;
+  int dim;
+  const int32_t* token_ids;  // [num_rows]
+  int32_t index_offset;      // added to every id
+  bool accumulate;           // out += row instead of out = row
+  float* out;                // [num_rows, dim]
+  int num_rows;
+};
+
+struct PointwiseKernels {
+  void (*norm)(Stream&, const NormRowsParams&);
+  // A row whose id is outside the table becomes NaN.
+  void (*embed_act)(Stream&, const EmbedRowsParams&, DType act_dtype);
+  void (*embed_int)(Stream&, const EmbedRowsParams&, const IntLayout&);
+};
 
 namespace native {
 PointwiseKernels pointwise_kernels();

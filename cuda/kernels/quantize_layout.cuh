@@ -1,0 +1,65 @@
+// Places in the layout of quantize_layout.h, and the numbers its codes stand for.
+#pragma once
+
+#include "cuda/device/numeric.cuh"
+#include "cuda/kernels/quantize_layout.h"
+
+namespace specdec::cuda::SPECDEC_TARGET {
+
+// An output by its tile and row there.
+struct IntPlace {
+  int64_t tile;
+  int row;
+};
+__host__ __device__ __forceinline__ IntPlace int_place(int64_t place) {
+  return {place / kIntTileRows, static_cast<int>(place % kIntTileRows)};
+}
+
+// Offset of the block that k lies in.
+__device__ __forceinline__ int64_t block_at(const IntLayout& layout, int64_t tile, int k) {
+  return (tile * layout.num_k_blocks + k / kQuantGroup) * layout.block_bytes;
+}
+// Offsets in it. The byte of the code of k + 1, k even, is two further on.
+__device__ __forceinline__ int code_at(const IntLayout& layout, int row, int k) {
+  const int lane = row % 8 * 4 + k % kQuantGroup / 8;
+  const int i = k % 8;
+  const int byte = row / 8 + i % 2 * 2;
+  return layout.is_int4 ? lane * 8 + i / 4 * 4 + byte : lane * 16 + i / 2 * 4 + byte;
+}
+__device__ __forceinline__ int scale_at(const IntLayout& layout, int row) {
+  return layout.codes_bytes + (row % 8 * (layout.has_mins ? 4 : 2) + row / 8) * 2;
+}
+__device__ __forceinline__ int min_at(const IntLayout& layout, int row) {
+  return scale_at(layout, row) + 4;
+}
+__device__ __forceinline__ int64_t output_scale_at(const IntLayout& layout, IntPlace place) {
+  return layout.scales_offset + (place.tile * kIntTileRows + place.row) * 4;
+}
+
+// Scale and min of an output's group.
+__device__ __forceinline__ float2 scale_and_min(const unsigned char* weights,
+                                                const IntLayout& layout, IntPlace place, int k) {
+  if (!layout.is_grouped) {
+    const unsigned char* scale = weights + output_scale_at(layout, place);
+    return make_float2(*reinterpret_cast<const float*>(scale), 0.0f);
+  }
+  const unsigned char* block = weights + block_at(layout, place.tile, k);
+  const auto half = [block](int at) {
+    return to_float(*reinterpret_cast<const Half*>(block + at));
+  };
+  return make_float2(half(scale_at(layout, place.row)),
+                     layout.has_mins ? half(min_at(layout, place.row)) : 0.0f);
+}
+__device__ __forceinline__ int code_of(const unsigned char* weights, const IntLayout& layout,
+                                       IntPlace place, int k) {
+  const unsigned char byte =
+      weights[block_at(layout, place.tile, k) + code_at(layout, place.row, k)];
+  if (!layout.is_int4) return static_cast<signed char>(byte);
+  return (byte >> (k / 2 % 2 * 4) & 15) - (layout.has_mins ? 0 : 8);
+}
+// scale * code + min, rounded twice, as on the CPU.
+__device__ __forceinline__ float weight_of(float2 scale_and_min, int code) {
+  return __fadd_rn(__fmul_rn(scale_and_min.x, static_cast<float>(code)), scale_and_min.y);
+}
+
+}  // namespace specdec::cuda::SPECDEC_TARGET

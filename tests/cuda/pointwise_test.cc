@@ -1,0 +1,186 @@
+// Norms and lookups against double loops and the CPU's, and rows against themselves in other
+// batches.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <random>
+
+#include "cpu/reference.h"
+#include "testing/cuda_devices.h"
+
+namespace specdec::cuda {
+namespace {
+
+using testing::DeviceKind;
+
+std::vector<float> random_values(int64_t count, uint32_t seed, float scale = 1.0f) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal(0.0f, scale);
+  std::vector<float> values(count);
+  for (float& value : values) value = normal(generator);
+  return values;
+}
+
+double element(const uint8_t* data, DType dtype, int64_t index) {
+  if (dtype != DType::kF16) return reference::element(data, dtype, index);
+  return half_to_float(reinterpret_cast<const uint16_t*>(data)[index]);
+}
+
+class CudaPointwise : public ::testing::TestWithParam<DeviceKind> {
+ protected:
+  // A backend and its memory.
+  struct World {
+    World(DeviceKind kind, DType dtype) : backend(testing::make_backend(kind, dtype)) {}
+    template <class T>
+    Buffer upload(const std::vector<T>& values) {
+      Buffer buffer = backend->allocate(values.size() * sizeof(T), "test");
+      backend->stream().copy_to_device(buffer.data(), values.data(), values.size() * sizeof(T));
+      backend->stream().synchronize();
+      return buffer;
+    }
+    template <class T>
+    std::vector<T> download(const Buffer& buffer, size_t count) {
+      std::vector<T> values(count);
+      backend->stream().copy_to_host(values.data(), buffer.data(), count * sizeof(T));
+      backend->stream().synchronize();
+      return values;
+    }
+    std::unique_ptr<CudaBackend> backend;
+  };
+
+  // The norm of rows on the device, as bytes.
+  static std::vector<uint8_t> norm(World& world, NormArgs args) {
+    const size_t count = size_t(args.num_rows) * args.dim;
+    const auto vector = [&](const float* values, size_t size) {
+      return world.upload(std::vector<float>(values, values + size));
+    };
+    const Buffer x = vector(args.x, count);
+    const Buffer weight = vector(args.norm.weight, args.dim);
+    Buffer bias;
+    if (args.norm.bias != nullptr) bias = vector(args.norm.bias, args.dim);
+    Buffer out = world.backend->allocate(count * size_of(args.out_dtype), "test");
+    args.x = x.as<float>();
+    args.norm.weight = weight.as<float>();
+    args.norm.bias = bias.as<float>();
+    args.out = out.data();
+    world.backend->norm(args);
+    return world.download<uint8_t>(out, count * size_of(args.out_dtype));
+  }
+
+  static std::vector<float> embed(World& world, const EmbeddingTable& table,
+                                  const std::vector<int32_t>& ids, int offset = 0,
+                                  const std::vector<float>& onto = {}) {
+    const size_t count = ids.size() * table.dim();
+    Buffer out = world.upload(onto.empty() ? std::vector<float>(count, NAN) : onto);
+    const Buffer device_ids = world.upload(ids);
+    world.backend->embed({.table = &table,
+                          .token_ids = device_ids.as<int32_t>(),
+                          .out = out.as<float>(),
+                          .num_rows = static_cast<int>(ids.size()),
+                          .index_offset = offset,
+                          .accumulate = !onto.empty()});
+    return world.download<float>(out, count);
+  }
+};
+
+TEST_P(CudaPointwise, NormsMatchReference) {
+  for (DType act : {DType::kBF16, DType::kF16}) {
+    World world(GetParam(), act);
+    for (int dim : {1, 3, 17, 100, 576, 2052}) {
+      for (const bool layer : {false, true}) {
+        for (DType out_dtype : {DType::kF32, act}) {
+          const int num_rows = 3;
+          std::vector<float> x = random_values(int64_t{num_rows} * dim, 1, 3.0f);
+          if (layer) {
+            for (float& value : x) value += 5.0f;
+          }
+          const std::vector<float> weight = random_values(dim, 2);
+          const std::vector<float> bias = random_values(dim, 3);
+          const NormArgs args = {.norm = {.kind = layer ? NormKind::kLayer : NormKind::kRms,
+                                          .weight = weight.data(),
+                                          .bias = layer ? bias.data() : nullptr,
+                                          .eps = 1e-5f},
+                                 .x = x.data(),
+                                 .out_dtype = out_dtype,
+                                 .num_rows = num_rows,
+                                 .dim = dim};
+          const std::vector<uint8_t> out = norm(world, args);
+          const std::vector<double> expected = reference::norm(args);
+          const double rounding = out_dtype == DType::kF32    ? 0.0
+                                  : out_dtype == DType::kBF16 ? 0x1p-8
+                                                              : 0x1p-11;
+          for (size_t i = 0; i < expected.size(); ++i) {
+            const double value = element(out.data(), out_dtype, static_cast<int64_t>(i));
+            ASSERT_NEAR(value, expected[i], (2e-6 + rounding) * std::abs(expected[i]) + 1e-5)
+                << "element " << i << " of " << dim;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(CudaPointwise, NormRowsDoNotSeeEachOther) {
+  World world(GetParam(), DType::kBF16);
+  const int dim = 577, num_rows = 5;
+  const std::vector<float> x = random_values(int64_t{num_rows} * dim, 1);
+  const std::vector<float> weight = random_values(dim, 2);
+  NormArgs args = {.norm = {.weight = weight.data()}, .x = x.data(), .dim = dim};
+  args.num_rows = num_rows;
+  const std::vector<uint8_t> all = norm(world, args);
+  args.num_rows = 1;
+  for (int row = 0; row < num_rows; ++row) {
+    args.x = x.data() + int64_t{row} * dim;
+    const std::vector<uint8_t> alone = norm(world, args);
+    EXPECT_EQ(0, std::memcmp(alone.data(), all.data() + row * alone.size(), alone.size())) << row;
+  }
+}
+
+TEST_P(CudaPointwise, LookupsGiveTheRowsOfTheTable) {
+  const int64_t num_embeddings = 37;
+  for (DType act : {DType::kBF16, DType::kF16}) {
+    World world(GetParam(), act);
+    for (int64_t dim : {1, 31, 64, 300}) {
+      const std::vector<float> values = random_values(num_embeddings * dim, 1);
+      const WeightView view = {.values = {values.data(), DType::kF32, {num_embeddings, dim}}};
+      const auto packed = world.backend->pack_linear({.parts = {&view, 1}});
+      const auto tied = world.backend->embedding_from(*packed);
+      const auto own = world.backend->make_embedding(view, WeightFormat::kAct);
+      EXPECT_EQ(tied->size_bytes(), 0);
+      EXPECT_EQ(own->size_bytes(), packed->size_bytes());
+      const std::vector<int32_t> ids = {36, 0, 17, 15, 16, 36};
+      for (const EmbeddingTable* table : {tied.get(), own.get()}) {
+        const std::vector<float> out = embed(world, *table, ids);
+        for (size_t i = 0; i < out.size(); ++i) {
+          const float value = values[ids[i / dim] * dim + i % dim];
+          const float expected = act == DType::kBF16 ? to_float(to_bfloat16(value))
+                                                     : half_to_float(float_to_half(value));
+          ASSERT_EQ(out[i], expected) << i << " of " << dim;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(CudaPointwise, LookupsShiftIdsAndAdd) {
+  World world(GetParam(), DType::kBF16);
+  const int64_t dim = 20;
+  const std::vector<float> values = random_values(9 * dim, 1);
+  const WeightView view = {.values = {values.data(), DType::kF32, {9, dim}}};
+  const auto table = world.backend->make_embedding(view, WeightFormat::kAct);
+  const std::vector<float> plain = embed(world, *table, {2, 8});
+  EXPECT_EQ(embed(world, *table, {0, 6}, 2), plain);
+  const std::vector<float> onto = random_values(2 * dim, 2);
+  const std::vector<float> sums = embed(world, *table, {2, 8}, 0, onto);
+  for (size_t i = 0; i < sums.size(); ++i) EXPECT_EQ(sums[i], onto[i] + plain[i]) << i;
+  // Ids that are not in the table read nothing else.
+  for (float value : embed(world, *table, {9, -1})) EXPECT_TRUE(std::isnan(value));
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, CudaPointwise, ::testing::ValuesIn(testing::device_kinds()),
+                         testing::test_name);
+
+}  // namespace
+}  // namespace specdec::cuda
