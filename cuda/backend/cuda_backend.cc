@@ -19,7 +19,8 @@ CudaBackend::CudaBackend(std::unique_ptr<Device> device, const KernelTable& kern
       stream_(device_->make_stream()),
       staging_(*device_, *stream_),
       packer_(*device_, *stream_, kernels_.projection, act_dtype),
-      projector_(*device_, *stream_, kernels_.projection, act_dtype) {
+      projector_(*device_, *stream_, kernels_.projection, act_dtype),
+      sampler_(*device_, *stream_, kernels_.sampling) {
   if (act_dtype != DType::kBF16 && act_dtype != DType::kF16) {
     throw InvalidArgument("dtype", str_cat("'", name_of(act_dtype), "' is not computed in on ",
                                            device_->info().name, "; use 'bfloat16' or 'float16'"));

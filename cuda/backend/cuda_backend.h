@@ -9,6 +9,7 @@
 #include "backend/backend.h"
 #include "cuda/backend/packed_linear.h"
 #include "cuda/backend/projector.h"
+#include "cuda/backend/sampler.h"
 #include "cuda/backend/staging.h"
 #include "cuda/gpu/device.h"
 #include "cuda/kernels/kernel_table.h"
@@ -75,6 +76,7 @@ class CudaBackend final : public Backend {
   Staging staging_;
   WeightPacker packer_;
   Projector projector_;
+  DeviceSampler sampler_;
 };
 
 }  // namespace specdec::cuda

@@ -1,11 +1,201 @@
-// From logits to tokens.
+// From logits to tokens, on the device: what cpu/sampler.h does, with the same noise.
+//
+// A row of logits is cut into chunks of kSampleChunk tokens, one block of threads each, and blocks
+// of kSampleBlock tokens whose maxima are kept: what is looked for afterwards (the N greatest, what
+// top_k and top_p keep, a rank) is looked for in blocks whose maximum may hold it. Sums and sets
+// are the same in whatever order threads come: they are made in an order given by the vocabulary,
+// or of integers.
 #pragma once
+
+#include <cstddef>
+#include <cstdint>
 
 #include "cuda/gpu/device.h"
 
 namespace specdec::cuda {
 
-struct SamplingKernels {};
+inline constexpr int kSampleChunk = 4096;
+inline constexpr int kSampleBlock = 64;
+// Candidates and top-N entries that the device sorts; longer reports are finished by the host.
+inline constexpr int kMaxListed = 512;
+inline constexpr int kMaxPathTokens = 64;
+
+// [begin, end) of one of the arrays of SampleRowsParams.
+struct DeviceRange {
+  int32_t begin = 0;
+  int32_t end = 0;
+};
+
+struct DeviceTokenCount {
+  int32_t token_id;
+  int32_t output_count;  // 0: only in the prompt
+};
+
+struct DeviceLogitBias {
+  int32_t token_id;
+  float bias;
+};
+
+// SampleRow, where kernels can read it.
+struct DeviceSampleRow {
+  float temperature = 0.0f;
+  float top_p = 1.0f;
+  float min_p = 0.0f;
+  float repetition_penalty = 1.0f;
+  float presence_penalty = 0.0f;
+  float frequency_penalty = 0.0f;
+  int32_t top_k = 0;
+  uint32_t noise_stream = 0;
+  uint64_t seed = 0;
+  int64_t position = 0;
+  int32_t num_candidates = 0;
+  int32_t num_logprobs = 0;  // negative, or above kMaxListed: the device reports the chosen alone
+  int32_t want_logprobs = 0;
+  int32_t forced_token = -1;
+  DeviceRange counts;        // of counts; tokens are distinct
+  DeviceRange bias;          // of biases; entries of one token add up
+  DeviceRange allowed;       // of token_lists, rising; empty: all
+  DeviceRange banned;        // of token_lists
+  DeviceRange early_banned;  // of token_lists: stops before min_tokens
+  // Instead of `counts`, or null: [vocab_size] 2 * (times in the output) + (1 if in the prompt), on
+  // top of which come the tokens of `path`, as output.
+  const int32_t* count_table = nullptr;
+  const int32_t* path = nullptr;  // [num_path_tokens]
+  int32_t num_path_tokens = 0;    // at most kMaxPathTokens
+  float* distribution = nullptr;  // out [vocab_size], or null
+  // Out [vocab_size] or null: the logits the logprobs are made of, after the row's processors in
+  // processed mode; -inf: cut off.
+  float* reported_logits = nullptr;
+};
+
+struct DeviceCandidate {
+  int32_t token_id;
+  float probability;
+};
+
+struct DeviceLogprob {
+  int32_t token_id;
+  float logprob;
+  int32_t rank;
+};
+
+// The best element of a row, as sort key: see sampling_row.cuh.
+struct ChunkPartial {
+  uint64_t max_key;   // greatest value, and its lowest token
+  uint64_t best_key;  // greatest perturbed value
+  double sum;         // of exp(value - greatest value)
+};
+
+// What the finish of a row leaves for the kernels after it, and for the host.
+struct SampleState {
+  double scale;      // exp(value - max) * scale is the probability; 0: all of it at `only_token`
+  double log_total;  // logprob = reported logit - log_total
+  float max;
+  float cutoff_value;  // kept: values above it, and those equal to it up to token cutoff_last
+  int32_t cutoff_last;
+  int32_t only_token;
+};
+
+struct SampleWorkspace {
+  float* block_max;        // [num_rows, num_blocks] of logits / temperature
+  float* noisy_max;        // [num_rows, num_blocks] of perturbed logits
+  float* raw_max;          // [num_rows, num_blocks] of the logits as given
+  ChunkPartial* partials;  // [num_rows, num_chunks, 2]: processed, raw
+  SampleState* states;     // [num_rows]
+  int num_blocks;
+  int num_chunks;
+};
+
+inline int num_sample_blocks(int vocab_size) {
+  return (vocab_size + kSampleBlock - 1) / kSampleBlock;
+}
+inline int num_sample_chunks(int vocab_size) {
+  return (vocab_size + kSampleChunk - 1) / kSampleChunk;
+}
+
+inline size_t sample_workspace_bytes(int num_rows, int vocab_size) {
+  return static_cast<size_t>(num_rows) *
+         (3 * sizeof(float) * num_sample_blocks(vocab_size) +
+          2 * sizeof(ChunkPartial) * num_sample_chunks(vocab_size) + sizeof(SampleState));
+}
+
+// Lays a workspace out in sample_workspace_bytes at `memory`, which is aligned to 8.
+inline SampleWorkspace sample_workspace_at(void* memory, int num_rows, int vocab_size) {
+  const size_t rows = static_cast<size_t>(num_rows);
+  const size_t maxima = rows * num_sample_blocks(vocab_size);
+  SampleWorkspace workspace;
+  workspace.partials = static_cast<ChunkPartial*>(memory);
+  workspace.states =
+      reinterpret_cast<SampleState*>(workspace.partials + rows * 2 * num_sample_chunks(vocab_size));
+  workspace.block_max = reinterpret_cast<float*>(workspace.states + rows);
+  workspace.noisy_max = workspace.block_max + maxima;
+  workspace.raw_max = workspace.noisy_max + maxima;
+  workspace.num_blocks = num_sample_blocks(vocab_size);
+  workspace.num_chunks = num_sample_chunks(vocab_size);
+  return workspace;
+}
+
+struct SampleOutputs {
+  int32_t* token_ids;           // [num_rows]
+  int32_t* num_candidates;      // [num_rows], or null without candidates
+  DeviceCandidate* candidates;  // [num_rows, max_candidates]
+  int max_candidates;           // at least what any row asks for, at most kMaxListed
+  int32_t* num_logprobs;        // [num_rows], or null without logprobs
+  DeviceLogprob* logprobs;      // [num_rows, max_logprobs + 1], the chosen one first
+  int max_logprobs;             // at least what any row asks for (up to kMaxListed)
+};
+
+struct SampleRowsParams {
+  const DeviceSampleRow* rows;  // [num_rows]
+  float* logits;                // [num_rows, vocab_size]
+  // Like logits: where rows with masks, bias or penalties are changed. The logits themselves,
+  // unless such a row's raw logprobs are wanted.
+  float* processed;
+  // What the rows' ranges are of.
+  const int32_t* token_lists;
+  const DeviceTokenCount* counts;
+  const DeviceLogitBias* biases;
+  SampleWorkspace workspace;
+  SampleOutputs outputs;
+  int num_rows;
+  int vocab_size;
+  bool raw_logprobs;  // LogprobsMode::kRaw
+  bool any_edits;     // some row may have masks, bias or penalties
+  bool any_vectors;   // some row may have a distribution or reported_logits
+};
+
+// The rows of a step whose inputs are on the device: row i of a request samples the token after its
+// i-th node.
+struct BuildRowsParams {
+  const DeviceSampleRow* requests;  // [num_requests]: seed, parameters, ranges, count_table
+  const int32_t* min_tokens;        // [num_requests], or null
+  const int32_t* output_lens;       // [num_requests] tokens committed after the prompt; with it
+  const int32_t* cu_rows;           // [num_requests + 1]
+  const int32_t* positions;         // [num_rows]
+  const int32_t* token_ids;         // [num_rows]
+  const int32_t* parents;           // [num_rows] node within the request; the root's is -1. Null:
+                                    // chains
+  DeviceSampleRow* rows;            // out [num_rows]; greedy ones past the last request's
+  int32_t* paths;                   // out [num_rows, kMaxPathTokens]
+  int num_requests;
+  int num_rows;
+};
+
+// Adds committed tokens to the tables of penalties.
+struct CountTokensParams {
+  int32_t* const* count_tables;  // [num_requests] of [vocab_size]; null: none
+  const int32_t* tokens;         // [num_requests, max_tokens]
+  const int32_t* num_tokens;     // [num_requests]
+  int32_t* output_lens;          // [num_requests], raised by num_tokens; or null
+  int num_requests;
+  int max_tokens;
+};
+
+struct SamplingKernels {
+  void (*sample)(Stream&, const SampleRowsParams&);
+  void (*build_rows)(Stream&, const BuildRowsParams&);
+  void (*count_tokens)(Stream&, const CountTokensParams&);
+};
 
 namespace native {
 SamplingKernels sampling_kernels();

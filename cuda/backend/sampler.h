@@ -1,0 +1,57 @@
+// Backend::sample on a device: rows and their lists go there in one copy, results come back in one.
+#pragma once
+
+#include <vector>
+
+#include "backend/op_args.h"
+#include "core/buffer.h"
+#include "cuda/gpu/device.h"
+#include "cuda/kernels/sampling.h"
+
+namespace specdec::cuda {
+
+class DeviceSampler {
+ public:
+  // Device and stream are borrowed.
+  DeviceSampler(Device& device, Stream& stream, const SamplingKernels& kernels);
+
+  // args.logits is device memory; distributions and results are the host's. Waits for the stream.
+  void sample(const SampleArgs& args);
+
+ private:
+  // What one call sends: SampleRows with their lists one after another.
+  struct Request {
+    std::vector<DeviceSampleRow> rows;
+    std::vector<int32_t> token_lists;
+    std::vector<DeviceTokenCount> counts;
+    std::vector<DeviceLogitBias> biases;
+    int max_candidates = 0;
+    int max_logprobs = 0;
+    int num_vectors = 0;  // distributions and reported logits
+    bool any_edits = false;
+    bool keeps_raw = false;  // raw logprobs of a row with edits
+
+    void clear();
+  };
+
+  void pack(const SampleArgs& args);
+  DeviceRange pack_tokens(std::span<const int32_t> tokens, int vocab_size);
+  void place_vectors(const SampleArgs& args);
+  SampleRowsParams upload(const SampleArgs& args);
+  void download(const SampleArgs& args, const SampleRowsParams& params);
+  void read_row(const SampleArgs& args, size_t row, const SampleOutputs& outputs,
+                const SampleState& state);
+
+  Device& device_;
+  Stream& stream_;
+  SamplingKernels kernels_;
+  Request request_;
+  Buffer pinned_in_, device_in_;
+  Buffer pinned_out_, device_out_;
+  Buffer workspace_;
+  Buffer processed_;                          // [num_rows, vocab_size]
+  Buffer vectors_;                            // [num_vectors, vocab_size]
+  std::vector<std::vector<float>> reported_;  // [num_rows] of [vocab_size]: long reports
+};
+
+}  // namespace specdec::cuda

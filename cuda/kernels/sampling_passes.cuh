@@ -1,0 +1,21 @@
+// The passes of SamplingKernels::sample, in order; each runs where the rows need it.
+#pragma once
+
+#include "cuda/device/target.cuh"
+#include "cuda/kernels/sampling.h"
+
+namespace specdec::cuda::SPECDEC_TARGET {
+
+// Masks, bias and penalties, into params.processed.
+void edit_rows(Stream& stream, const SampleRowsParams& params);
+// One read of the logits: maxima, sums, and the draws of rows that keep all tokens.
+void scan_rows(Stream& stream, const SampleRowsParams& params);
+// Truncation, tokens, candidates, logprobs: a block of threads a row.
+void finish_rows(Stream& stream, const SampleRowsParams& params);
+// Distributions and reported logits.
+void write_vectors(Stream& stream, const SampleRowsParams& params);
+
+void build_rows(Stream& stream, const BuildRowsParams& params);
+void count_tokens(Stream& stream, const CountTokensParams& params);
+
+}  // namespace specdec::cuda::SPECDEC_TARGET

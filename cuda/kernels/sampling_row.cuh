@@ -1,0 +1,141 @@
+// A row of logits as the sampler sees it, and what is to be done with it.
+#pragma once
+
+#include "cuda/device/exact_math.cuh"
+#include "cuda/device/philox.cuh"
+#include "cuda/device/target.cuh"
+#include "cuda/kernels/sampling.h"
+
+namespace specdec::cuda::SPECDEC_TARGET {
+
+// As cpu/sampler.h and cpu/kernels/sampling.h have them.
+inline constexpr float kGreedyTemperature = 1e-5f;
+inline constexpr float kMaxLogit = 1e30f;
+inline constexpr int32_t kAnyToken = 0x7fffffff;
+
+// NaN reads as -inf, and what is too large as a number.
+__device__ __forceinline__ float clean(float logit) {
+  return logit > -kInfinity ? fminf(logit, kMaxLogit) : -kInfinity;
+}
+
+// Rises as the value falls; -0 is +0. That of -inf is the greatest.
+__device__ __forceinline__ uint32_t rank_of(float value) {
+  uint32_t bits = __float_as_uint(value + 0.0f);
+  bits ^= (bits >> 31) != 0 ? 0xFFFFFFFFu : 0x80000000u;
+  return ~bits;
+}
+__device__ __forceinline__ float value_of(uint32_t rank) {
+  uint32_t bits = ~rank;
+  bits ^= (bits >> 31) != 0 ? 0x80000000u : 0xFFFFFFFFu;
+  return __uint_as_float(bits);
+}
+
+// Rises as the value falls, ties by rising token: the least key is the best.
+__device__ __forceinline__ uint64_t key_of(float value, int32_t token) {
+  return static_cast<uint64_t>(rank_of(value)) << 32 | static_cast<uint32_t>(token);
+}
+__device__ __forceinline__ int32_t token_of(uint64_t key) {
+  return static_cast<int32_t>(static_cast<uint32_t>(key));
+}
+__device__ __forceinline__ float value_of_key(uint64_t key) {
+  return value_of(static_cast<uint32_t>(key >> 32));
+}
+__device__ __forceinline__ uint64_t worst_key() { return key_of(-kInfinity, kAnyToken); }
+
+struct Cutoff {
+  float value = -kInfinity;
+  int32_t last_token = kAnyToken;
+
+  __device__ __forceinline__ bool keeps(float x, int32_t token) const {
+    return x > value || (x == value && token <= last_token);
+  }
+};
+
+// What a token is worth: its logit through the temperature, -inf where it is cut off; with noise
+// where it is to be drawn.
+struct RowView {
+  const float* logits;  // [vocab_size]
+  int vocab_size;
+  float divisor = 1.0f;
+  Cutoff cutoff = {};
+  bool noisy = false;
+  NoiseSource noise = {};
+
+  __device__ __forceinline__ int num_blocks() const {
+    return (vocab_size + kSampleBlock - 1) / kSampleBlock;
+  }
+  __device__ __forceinline__ float logit(int32_t token) const {
+    float x = clean(logits[token]);
+    if (divisor != 1.0f) x = clean(x / divisor);
+    return cutoff.keeps(x, token) ? x : -kInfinity;
+  }
+  __device__ __forceinline__ float value(int32_t token) const {
+    const float x = logit(token);
+    return noisy && x > -kInfinity ? x + gumbel_noise(noise.word(token)) : x;
+  }
+};
+
+__device__ __forceinline__ int size_of(DeviceRange range) { return range.end - range.begin; }
+
+__device__ __forceinline__ bool is_edited(const DeviceSampleRow& row) {
+  return size_of(row.counts) > 0 || size_of(row.bias) > 0 || size_of(row.allowed) > 0 ||
+         size_of(row.banned) > 0 || size_of(row.early_banned) > 0 || row.count_table != nullptr;
+}
+
+// What a row needs of the kernels.
+struct RowPlan {
+  bool processes;  // looks at the logits after masks, bias and penalties
+  bool greedy;
+  bool forced;
+  bool truncates;
+  bool weighs;  // the processed logits' softmax is asked for
+  bool draws;   // in the scan: all tokens may be drawn
+  bool reports_raw;
+  bool shares_scan;  // the raw logits are what is processed
+  int num_candidates;
+  float divisor;
+  bool has_top_k;
+};
+
+__device__ __forceinline__ RowPlan plan_of(const DeviceSampleRow& row,
+                                           const SampleRowsParams& params) {
+  RowPlan plan;
+  const bool wants_logprobs = row.want_logprobs != 0;
+  plan.forced = row.forced_token >= 0;
+  plan.greedy = row.temperature < kGreedyTemperature;
+  plan.num_candidates = plan.forced ? 0 : min(row.num_candidates, params.vocab_size);
+  plan.reports_raw = wants_logprobs && params.raw_logprobs;
+  const bool reports_processed = wants_logprobs && !params.raw_logprobs;
+  plan.weighs = reports_processed || plan.num_candidates > 0 || row.distribution != nullptr;
+  plan.processes = !plan.forced || plan.weighs;
+  plan.has_top_k = row.top_k > 0 && row.top_k < params.vocab_size;
+  plan.truncates =
+      plan.processes && !plan.greedy && (row.min_p > 0.0f || plan.has_top_k || row.top_p < 1.0f);
+  plan.draws = !plan.forced && !plan.greedy && !plan.truncates;
+  plan.divisor = plan.greedy ? 1.0f : row.temperature;
+  plan.shares_scan = plan.reports_raw && plan.processes && plan.divisor == 1.0f &&
+                     !(params.any_edits && is_edited(row));
+  return plan;
+}
+
+__device__ __forceinline__ const float* processed_logits(const DeviceSampleRow& row,
+                                                         const SampleRowsParams& params,
+                                                         int index) {
+  const float* base = params.any_edits && is_edited(row) ? params.processed : params.logits;
+  return base + static_cast<int64_t>(index) * params.vocab_size;
+}
+
+__device__ __forceinline__ RowView processed_view(const DeviceSampleRow& row, const RowPlan& plan,
+                                                  const SampleRowsParams& params, int index) {
+  return {.logits = processed_logits(row, params, index),
+          .vocab_size = params.vocab_size,
+          .divisor = plan.divisor,
+          .noise = {row.seed, row.position, row.noise_stream}};
+}
+
+__device__ __forceinline__ RowView raw_view(const SampleRowsParams& params, int index) {
+  return {.logits = params.logits + static_cast<int64_t>(index) * params.vocab_size,
+          .vocab_size = params.vocab_size};
+}
+
+}  // namespace specdec::cuda::SPECDEC_TARGET

@@ -1,0 +1,298 @@
+// Selection within a row by one block of threads, without sorting it. Everything adds integers or
+// compares, so the order in which threads come leaves no trace.
+#pragma once
+
+#include "cuda/kernels/sampling_row.cuh"
+
+namespace specdec::cuda::SPECDEC_TARGET {
+
+inline constexpr int kSelectThreads = 512;
+inline constexpr int kSelectWarps = kSelectThreads / 32;
+inline constexpr int kDigitBits = 10;
+inline constexpr int kBins = 1 << kDigitBits;
+inline constexpr int kListCapacity = 4096;
+
+static_assert(kMaxListed <= kSelectThreads, "a thread sorts one key");
+static_assert(kBins == 2 * kSelectThreads, "a thread scans two bins");
+
+struct SelectShared {
+  uint64_t keys[kMaxListed];  // what list_top found, sorted
+  uint64_t warp_sums[kSelectWarps];
+  uint64_t before;
+  uint64_t weight;
+  double sum;
+  uint32_t low[kBins];  // weights of bins, in halves: shared memory adds 32 bits at once
+  uint32_t high[kBins];
+  float values[kListCapacity];  // what gather found
+  int32_t tokens[kListCapacity];
+  int count;
+  int bin;
+};
+
+__device__ __forceinline__ int warp_index() { return static_cast<int>(threadIdx.x) / 32; }
+__device__ __forceinline__ int lane_index() { return static_cast<int>(threadIdx.x) % 32; }
+
+// The sum over all threads, and with `prefix` over those before this one.
+__device__ inline uint64_t block_sum(SelectShared& shared, uint64_t value,
+                                     uint64_t* prefix = nullptr) {
+  uint64_t sum = value;
+#pragma unroll
+  for (int delta = 1; delta < 32; delta *= 2) {
+    const uint64_t below = __shfl_up_sync(0xffffffffu, sum, delta);
+    if (lane_index() >= delta) sum += below;
+  }
+  __syncthreads();
+  if (lane_index() == 31) shared.warp_sums[warp_index()] = sum;
+  __syncthreads();
+  uint64_t total = 0;
+  uint64_t before = 0;
+  for (int warp = 0; warp < kSelectWarps; ++warp) {
+    if (warp == warp_index()) before = total;
+    total += shared.warp_sums[warp];
+  }
+  if (prefix != nullptr) *prefix = before + sum - value;
+  return total;
+}
+
+// The least key of all threads.
+__device__ inline uint64_t block_min(SelectShared& shared, uint64_t key) {
+#pragma unroll
+  for (int delta = 16; delta > 0; delta /= 2) {
+    const uint64_t other = __shfl_xor_sync(0xffffffffu, key, delta);
+    key = other < key ? other : key;
+  }
+  __syncthreads();
+  if (lane_index() == 0) shared.warp_sums[warp_index()] = key;
+  __syncthreads();
+  for (int warp = 0; warp < kSelectWarps; ++warp) {
+    const uint64_t other = shared.warp_sums[warp];
+    key = other < key ? other : key;
+  }
+  return key;
+}
+
+// Calls visit(value, token) for every token of the blocks whose maximum is at least the bound.
+template <class Visit>
+__device__ __forceinline__ void visit_blocks(const RowView& view, const float* maxima, float bound,
+                                             const Visit& visit) {
+  const int num_blocks = view.num_blocks();
+  for (int base = warp_index() * 32; base < num_blocks; base += kSelectThreads) {
+    const int mine = base + lane_index();
+    uint32_t blocks = __ballot_sync(0xffffffffu, mine < num_blocks && maxima[mine] >= bound);
+    for (; blocks != 0; blocks &= blocks - 1) {
+      const int first = (base + __ffs(static_cast<int>(blocks)) - 1) * kSampleBlock + lane_index();
+      const int second = first + 32;
+      const float first_value = first < view.vocab_size ? view.value(first) : 0.0f;
+      const float second_value = second < view.vocab_size ? view.value(second) : 0.0f;
+      if (first < view.vocab_size) visit(first_value, first);
+      if (second < view.vocab_size) visit(second_value, second);
+    }
+  }
+}
+
+// The tokens whose value is at least `threshold`: a list in shared memory, or where it is too short
+// for them the blocks they lie in.
+struct Gathered {
+  const SelectShared* shared;
+  const RowView* view;
+  const float* maxima;
+  float bound;
+  float threshold;
+  int count;
+
+  template <class Visit>
+  __device__ __forceinline__ void visit(const Visit& visit) const {
+    if (count <= kListCapacity) {
+      for (int i = threadIdx.x; i < count; i += kSelectThreads) {
+        visit(shared->values[i], shared->tokens[i]);
+      }
+      return;
+    }
+    const float least = threshold;
+    visit_blocks(*view, maxima, bound, [&visit, least](float value, int32_t token) {
+      if (value >= least) visit(value, token);
+    });
+  }
+};
+
+__device__ inline Gathered gather(SelectShared& shared, const RowView& view, const float* maxima,
+                                  float bound, float threshold) {
+  __syncthreads();
+  if (threadIdx.x == 0) shared.count = 0;
+  __syncthreads();
+  visit_blocks(view, maxima, bound, [&](float value, int32_t token) {
+    if (!(value >= threshold)) return;
+    const int place = atomicAdd(&shared.count, 1);
+    if (place >= kListCapacity) return;
+    shared.values[place] = value;
+    shared.tokens[place] = token;
+  });
+  __syncthreads();
+  return {&shared, &view, maxima, bound, threshold, shared.count};
+}
+
+struct Selected {
+  uint32_t rank = 0;    // where the target is reached; else the last rank there is
+  uint64_t before = 0;  // weight of lesser ranks
+  uint64_t weight = 0;  // weight of this one
+  uint64_t target = 0;
+  bool reached = false;
+};
+
+// Adds to a bin; exact whatever the order.
+__device__ __forceinline__ void add_weight(SelectShared& shared, uint32_t bin, uint64_t weight) {
+  const auto low = static_cast<uint32_t>(weight);
+  const uint32_t old = atomicAdd(&shared.low[bin], low);
+  const uint32_t carry = old + low < old ? 1u : 0u;
+  const uint32_t high = static_cast<uint32_t>(weight >> 32) + carry;
+  if (high != 0) atomicAdd(&shared.high[bin], high);
+}
+
+__device__ __forceinline__ uint64_t bin_weight(const SelectShared& shared, int bin) {
+  return static_cast<uint64_t>(shared.high[bin]) << 32 | shared.low[bin];
+}
+
+// Of the bins' weights: the first bin at which before + sum reaches the target, else the last that
+// is not empty (-1: none is). Every thread gets the same.
+__device__ inline void find_bin(SelectShared& shared, uint64_t total, uint64_t prefix,
+                                Selected& result) {
+  const int mine = 2 * static_cast<int>(threadIdx.x);
+  const uint64_t first = bin_weight(shared, mine);
+  const uint64_t second = bin_weight(shared, mine + 1);
+  if (threadIdx.x == 0) shared.bin = -1;
+  __syncthreads();
+  result.reached = result.before + total >= result.target;
+  const uint64_t begin = result.before + prefix;
+  if (result.reached) {
+    if (begin < result.target && begin + first >= result.target) {
+      shared.bin = mine;
+    } else if (begin + first < result.target && begin + first + second >= result.target) {
+      shared.bin = mine + 1;
+    }
+  } else if (first != 0 || second != 0) {
+    atomicMax(&shared.bin, second != 0 ? mine + 1 : mine);
+  }
+  __syncthreads();
+  if (shared.bin == mine) {
+    shared.before = begin;
+    shared.weight = first;
+  } else if (shared.bin == mine + 1) {
+    shared.before = begin + first;
+    shared.weight = second;
+  }
+  __syncthreads();
+}
+
+// The least rank in [low, high] such that what ranks up to it weighs at least `target`, or with
+// `fraction` > 0 that share of everything in the range. visit(add) calls add(rank, weight) for the
+// elements, alike each time.
+template <class Visit>
+__device__ inline Selected select(SelectShared& shared, uint32_t low, uint32_t high,
+                                  uint64_t target, double fraction, const Visit& visit) {
+  Selected result;
+  result.target = target > 0 ? target : 1;
+  for (bool is_first = true;; is_first = false) {
+    int shift = 0;
+    while (((high - low) >> shift) >= kBins) ++shift;
+    __syncthreads();
+    for (int i = threadIdx.x; i < kBins; i += kSelectThreads) shared.low[i] = shared.high[i] = 0;
+    __syncthreads();
+    visit([&](uint32_t rank, uint64_t weight) {
+      if (rank >= low && rank <= high) add_weight(shared, (rank - low) >> shift, weight);
+    });
+    __syncthreads();
+    const int mine = 2 * static_cast<int>(threadIdx.x);
+    uint64_t prefix;
+    const uint64_t total =
+        block_sum(shared, bin_weight(shared, mine) + bin_weight(shared, mine + 1), &prefix);
+    if (is_first && fraction > 0.0) {
+      const auto share = static_cast<uint64_t>(ceil(fraction * static_cast<double>(total)));
+      result.target = share > 0 ? share : 1;
+    }
+    find_bin(shared, total, prefix, result);
+    if (shared.bin < 0) return result;
+    result.before = shared.before;
+    result.weight = shared.weight;
+    const uint32_t bin_low = low + (static_cast<uint32_t>(shared.bin) << shift);
+    const uint32_t last = bin_low + ((1u << shift) - 1);
+    high = last < high ? last : high;
+    low = bin_low;
+    result.rank = low;
+    if (shift == 0) return result;
+  }
+}
+
+// The lowest `count` of the tokens whose value is `value` end at this one.
+__device__ inline int32_t last_of_ties(SelectShared& shared, const Gathered& gathered, float value,
+                                       uint64_t count) {
+  const Selected last = select(shared, 0, static_cast<uint32_t>(gathered.view->vocab_size - 1),
+                               count, 0.0, [&](const auto& add) {
+                                 gathered.visit([&](float x, int32_t token) {
+                                   if (x == value) add(static_cast<uint32_t>(token), 1);
+                                 });
+                               });
+  return static_cast<int32_t>(last.rank);
+}
+
+// The count-th greatest block maximum: so many tokens reach it. -inf for too few blocks.
+__device__ inline float bound_of_top(SelectShared& shared, const float* maxima, int num_blocks,
+                                     int count) {
+  if (count > num_blocks) return -kInfinity;
+  const Selected selected = select(
+      shared, 0, rank_of(-kInfinity), static_cast<uint64_t>(count), 0.0, [&](const auto& add) {
+        for (int i = threadIdx.x; i < num_blocks; i += kSelectThreads) {
+          add(rank_of(maxima[i]), 1);
+        }
+      });
+  return value_of(selected.rank);
+}
+
+// Puts the up to `count` greatest of the gathered, best first, into the keys; returns how many.
+__device__ inline int sort_top(SelectShared& shared, const Gathered& gathered, int count) {
+  Cutoff cutoff = {.value = gathered.threshold};
+  if (gathered.count > count) {
+    const Selected selected =
+        select(shared, 0, rank_of(gathered.threshold), static_cast<uint64_t>(count), 0.0,
+               [&](const auto& add) {
+                 gathered.visit([&](float value, int32_t) { add(rank_of(value), 1); });
+               });
+    cutoff.value = value_of(selected.rank);
+    const uint64_t ties = static_cast<uint64_t>(count) - selected.before;
+    if (ties < selected.weight) {
+      cutoff.last_token = last_of_ties(shared, gathered, cutoff.value, ties);
+    }
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) shared.bin = 0;
+  __syncthreads();
+  gathered.visit([&](float value, int32_t token) {
+    if (cutoff.keeps(value, token)) shared.keys[atomicAdd(&shared.bin, 1)] = key_of(value, token);
+  });
+  __syncthreads();
+  const int found = shared.bin;
+  const int mine = threadIdx.x;
+  uint64_t key = 0;
+  int place = 0;
+  if (mine < found) {
+    key = shared.keys[mine];
+    for (int i = 0; i < found; ++i) place += shared.keys[i] < key ? 1 : 0;
+  }
+  __syncthreads();
+  if (mine < found) shared.keys[place] = key;
+  __syncthreads();
+  return found;
+}
+
+// The up to `count` (at most kMaxListed) greatest values above -inf, best first, in the keys. No
+// value is above its block's maximum; with cut-off tokens it may be below.
+__device__ inline int list_top(SelectShared& shared, const RowView& view, const float* maxima,
+                               int count) {
+  const float bound = bound_of_top(shared, maxima, view.num_blocks(), count);
+  Gathered gathered = gather(shared, view, maxima, bound, fmaxf(bound, kLowest));
+  if (gathered.count < count && bound > -kInfinity) {
+    gathered = gather(shared, view, maxima, -kInfinity, kLowest);
+  }
+  return sort_top(shared, gathered, count);
+}
+
+}  // namespace specdec::cuda::SPECDEC_TARGET

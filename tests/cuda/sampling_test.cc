@@ -1,0 +1,321 @@
+// The device's sampler against the CPU's, row by row.
+#include "cuda/kernels/sampling.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "cpu/sampler_reference.h"
+#include "testing/chi_square.h"
+#include "testing/cuda_devices.h"
+#include "testing/sampler_harness.h"
+#include "testing/sampler_rows.h"
+
+namespace specdec::cuda {
+namespace {
+
+using specdec::testing::chi_square_test;
+using specdec::testing::describe;
+using specdec::testing::normal_logits;
+using specdec::testing::RandomRow;
+using specdec::testing::SamplerHarness;
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+// A right sampler falls below the first once in ten thousand seeds; a wrong one must below the
+// second.
+constexpr double kAccept = 1e-4;
+constexpr double kRefuse = 1e-12;
+
+// Logits of many rows on the device, sampled there.
+class Sampling : public ::testing::TestWithParam<testing::DeviceKind> {
+ protected:
+  std::vector<SampleResult> sample(const std::vector<float>& logits,
+                                   std::span<const SampleRow> rows,
+                                   LogprobsMode mode = LogprobsMode::kRaw) {
+    Buffer on_device = backend_->allocate(logits.size() * sizeof(float), "test");
+    Stream& stream = backend_->stream();
+    stream.copy_to_device(on_device.data(), logits.data(), logits.size() * sizeof(float));
+    stream.synchronize();
+    std::vector<SampleResult> results(rows.size());
+    backend_->sample({.logits = on_device.as<float>(),
+                      .rows = rows,
+                      .vocab_size = static_cast<int>(logits.size() / rows.size()),
+                      .logprobs_mode = mode,
+                      .results = results});
+    return results;
+  }
+
+  SampleResult sample_one(const std::vector<float>& logits, const SampleRow& row,
+                          LogprobsMode mode = LogprobsMode::kRaw) {
+    return sample(logits, std::span(&row, 1), mode).front();
+  }
+
+  std::unique_ptr<CudaBackend> backend_ = testing::make_backend(GetParam(), DType::kBF16);
+  SamplerHarness cpu_;
+};
+
+// Random rows over one vocabulary, with what they need kept alive.
+struct RandomRows {
+  RandomRows(int vocab_size, int num_rows, std::mt19937& random) {
+    const auto coin = [&] { return random() % 2 == 0; };
+    distributions.resize(num_rows);
+    for (int i = 0; i < num_rows; ++i) {
+      auto& row = *storage.emplace_back(std::make_unique<RandomRow>(vocab_size, random));
+      SampleRow params = row.params;
+      params.want_logprobs = coin();
+      params.num_logprobs = std::array{-1, 0, 1, 5, 20}[random() % 5];
+      params.num_candidates = std::array{0, 0, 1, 2, 7}[random() % 5];
+      params.noise_stream = coin() ? 0 : random();
+      params.position += static_cast<int64_t>(random() % 4) << 31;
+      params.seed |= static_cast<uint64_t>(random()) << 32;
+      if (random() % 4 == 0) params.temperature = 0.0f;
+      if (random() % 4 == 0) params.forced_token = static_cast<int32_t>(random() % vocab_size);
+      if (random() % 4 == 0) {
+        auto& allowed = *lists.emplace_back(std::make_unique<std::vector<int32_t>>());
+        for (int t = 0; t < vocab_size; ++t) {
+          if (random() % 3 == 0) allowed.push_back(t);
+        }
+        params.allowed_token_ids = allowed;
+      }
+      if (coin()) distributions[i].resize(vocab_size);
+      params.distribution = distributions[i].empty() ? nullptr : distributions[i].data();
+      rows.push_back(params);
+      std::vector<float> some = normal_logits(vocab_size, i % 4 == 3 ? 0.3f : 3.0f, random());
+      if (i % 3 == 0) {  // ties
+        for (float& x : some) x = std::round(x * 8) / 8;
+      }
+      if (i % 5 == 0) {
+        for (float& x : some) {
+          if (random() % 8 == 0) x = random() % 2 == 0 ? -kInf : kNan;
+        }
+      }
+      logits.insert(logits.end(), some.begin(), some.end());
+    }
+  }
+
+  std::vector<std::unique_ptr<RandomRow>> storage;
+  std::vector<std::unique_ptr<std::vector<int32_t>>> lists;
+  std::vector<std::vector<float>> distributions;
+  std::vector<SampleRow> rows;
+  std::vector<float> logits;
+};
+
+bool close(double a, double b, double tolerance) {
+  return a == b || std::abs(a - b) <= tolerance * (1.0 + std::abs(b));
+}
+
+// Where top_p ends to within rounding either set is right: then true without a look at the rest.
+bool is_ambiguous(const RandomRows& rows, size_t i, int vocab_size) {
+  SampleRow less = rows.rows[i], more = rows.rows[i];
+  if (more.top_p >= 1.0f) return false;
+  less.top_p -= 2e-6f;
+  more.top_p += 2e-6f;
+  const std::span<const float> logits(&rows.logits[i * vocab_size], vocab_size);
+  return cpu::reference_distribution(logits, less).logits !=
+         cpu::reference_distribution(logits, more).logits;
+}
+
+void expect_same(const SampleResult& device, const SampleResult& cpu, const std::string& where) {
+  EXPECT_EQ(device.token_id, cpu.token_id) << where;
+  ASSERT_EQ(device.candidates.size(), cpu.candidates.size()) << where;
+  for (size_t i = 0; i < cpu.candidates.size(); ++i) {
+    EXPECT_EQ(device.candidates[i].token_id, cpu.candidates[i].token_id) << where << " " << i;
+    EXPECT_TRUE(close(device.candidates[i].probability, cpu.candidates[i].probability, 2e-6));
+  }
+  ASSERT_EQ(device.logprobs.size(), cpu.logprobs.size()) << where;
+  for (size_t i = 0; i < cpu.logprobs.size(); ++i) {
+    EXPECT_EQ(device.logprobs[i].token_id, cpu.logprobs[i].token_id) << where << " " << i;
+    EXPECT_EQ(device.logprobs[i].rank, cpu.logprobs[i].rank) << where << " " << i;
+    EXPECT_TRUE(close(device.logprobs[i].logprob, cpu.logprobs[i].logprob, 1e-6))
+        << where << " " << i << ": " << device.logprobs[i].logprob << " "
+        << cpu.logprobs[i].logprob;
+  }
+}
+
+TEST_P(Sampling, RandomRowsGiveWhatTheCpuGives) {
+  std::mt19937 random(1);
+  int num_rows = 0, num_ambiguous = 0;
+  for (const auto& [vocab_size, count] :
+       {std::pair{1, 6}, {2, 8}, {17, 16}, {65, 12}, {1000, 12}, {4099, 8}, {9001, 6}}) {
+    for (const LogprobsMode mode : {LogprobsMode::kRaw, LogprobsMode::kProcessed}) {
+      RandomRows rows(vocab_size, count, random);
+      const auto device = sample(rows.logits, rows.rows, mode);
+      const std::vector<std::vector<float>> distributions = rows.distributions;
+      const auto cpu = cpu_.sample(rows.logits, rows.rows, mode);
+      for (int i = 0; i < count; ++i) {
+        ++num_rows;
+        if (is_ambiguous(rows, i, vocab_size)) {
+          ++num_ambiguous;
+          continue;
+        }
+        expect_same(device[i], cpu[i],
+                    "vocabulary " + std::to_string(vocab_size) + " row " + std::to_string(i));
+        for (size_t t = 0; t < distributions[i].size(); ++t) {
+          ASSERT_TRUE(close(distributions[i][t], rows.distributions[i][t], 2e-6))
+              << "vocabulary " << vocab_size << " row " << i << " token " << t << ": "
+              << distributions[i][t] << " " << rows.distributions[i][t];
+        }
+      }
+    }
+  }
+  EXPECT_LE(num_ambiguous, num_rows / 20);
+}
+
+TEST_P(Sampling, ARowDoesNotDependOnItsNeighbours) {
+  std::mt19937 random(2);
+  RandomRows rows(777, 9, random);
+  const auto together = sample(rows.logits, rows.rows, LogprobsMode::kProcessed);
+  const std::vector<std::vector<float>> distributions = rows.distributions;
+  for (size_t i = 0; i < rows.rows.size(); ++i) {
+    const std::vector<float> logits(rows.logits.begin() + i * 777,
+                                    rows.logits.begin() + (i + 1) * 777);
+    const auto alone = sample_one(logits, rows.rows[i], LogprobsMode::kProcessed);
+    EXPECT_EQ(describe(alone), describe(together[i])) << i;
+    EXPECT_EQ(rows.distributions[i], distributions[i]) << i;
+  }
+}
+
+TEST_P(Sampling, TruncationsWithMoreTokensThanAList) {
+  // Equal logits, and a flat row of many more tokens than the list of candidates holds.
+  const int vocab_size = 5200;
+  std::vector<float> logits(vocab_size, 0.5f);
+  const auto flat = normal_logits(vocab_size, 0.2f, 3);
+  logits.insert(logits.end(), flat.begin(), flat.end());
+  for (const SampleRow& row :
+       {SampleRow{.top_p = 0.25f, .seed = 4, .num_candidates = 3},
+        SampleRow{.top_k = 4500, .top_p = 0.9f, .seed = 5, .num_candidates = 600},
+        SampleRow{.top_k = 5000, .seed = 6, .num_logprobs = 9, .want_logprobs = true}}) {
+    SampleRow params = row;
+    params.num_candidates = std::min(row.num_candidates, kMaxListed);
+    const std::vector<SampleRow> rows(2, params);
+    const auto device = sample(logits, rows, LogprobsMode::kProcessed);
+    const auto cpu = cpu_.sample(logits, rows, LogprobsMode::kProcessed);
+    for (int i = 0; i < 2; ++i) expect_same(device[i], cpu[i], std::to_string(i));
+  }
+}
+
+TEST_P(Sampling, RowsWithoutAnythingToChooseFrom) {
+  const std::vector<float> logits = {-kInf, kNan, -kInf, -kInf, kNan, -kInf, -kInf, -kInf, -kInf};
+  std::vector<int32_t> all(9);
+  std::iota(all.begin(), all.end(), 0);
+  const std::vector<int32_t> banned = {1, 0, 3}, allowed = {3, 5, 8}, single = {3};
+  std::vector<float> normal = normal_logits(9, 1.0f, 4);
+  for (const std::vector<float>& row_logits : {logits, normal}) {
+    for (const float temperature : {0.0f, 1.0f}) {
+      for (const float top_p : {1.0f, 0.5f}) {
+        for (const auto& [ban, allow] :
+             {std::pair<std::span<const int32_t>, std::span<const int32_t>>{{}, {}},
+              {banned, {}},
+              {banned, allowed},
+              {all, {}},
+              {all, allowed},
+              {banned, single}}) {
+          std::vector<float> distribution(9), expected(9);
+          SampleRow row = {.temperature = temperature,
+                           .top_p = top_p,
+                           .allowed_token_ids = allow,
+                           .banned_token_ids = ban,
+                           .seed = 1,
+                           .num_candidates = 2,
+                           .distribution = distribution.data(),
+                           .num_logprobs = 4,
+                           .want_logprobs = true};
+          for (const LogprobsMode mode : {LogprobsMode::kRaw, LogprobsMode::kProcessed}) {
+            row.distribution = distribution.data();
+            const auto device = sample_one(row_logits, row, mode);
+            row.distribution = expected.data();
+            expect_same(device, cpu_.sample_one(row_logits, row, mode), "degenerate");
+            for (int i = 0; i < 9; ++i) EXPECT_NEAR(distribution[i], expected[i], 1e-6);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Sampling, GreedyTakesTheFirstMaximumWhereverItStands) {
+  for (const int vocab_size : {1, 2, 15, 64, 65, 4096, 4097, 10007}) {
+    std::vector<SampleRow> rows;
+    std::vector<float> logits;
+    std::vector<int> places;
+    for (const int place : {0, 1, vocab_size / 2, vocab_size - 2, vocab_size - 1}) {
+      if (place < 0 || place >= vocab_size) continue;
+      std::vector<float> row = normal_logits(vocab_size, 1.0f, 3);
+      for (int i = place; i < vocab_size; i += 40) row[i] = 9.0f;
+      logits.insert(logits.end(), row.begin(), row.end());
+      rows.push_back({.temperature = 0});
+      places.push_back(place);
+    }
+    const auto results = sample(logits, rows);
+    for (size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(results[i].token_id, places[i]);
+  }
+}
+
+TEST_P(Sampling, InfinitiesAndHugeLogitsAreNumbers) {
+  const std::vector<float> logits = {3e38f, kInf, -3e38f, 1.0f, kNan, -kInf};
+  for (const float temperature : {0.0f, 1e-4f, 1.0f, 100.0f}) {
+    const SampleRow row = {.temperature = temperature,
+                           .seed = 3,
+                           .num_candidates = 2,
+                           .num_logprobs = 6,
+                           .want_logprobs = true};
+    for (const LogprobsMode mode : {LogprobsMode::kRaw, LogprobsMode::kProcessed}) {
+      expect_same(sample_one(logits, row, mode), cpu_.sample_one(logits, row, mode), "huge");
+    }
+  }
+}
+
+class Draws : public Sampling {
+ protected:
+  static constexpr int kNumDraws = 600;
+
+  // p-value of the draws of rows that `row_of(i)` gives.
+  template <class RowOf>
+  double p_value(const std::vector<float>& logits, const SampleRow& params, const RowOf& row_of) {
+    std::vector<SampleRow> rows;
+    std::vector<float> all;
+    for (int i = 0; i < kNumDraws; ++i) {
+      rows.push_back(row_of(params, i));
+      all.insert(all.end(), logits.begin(), logits.end());
+    }
+    std::vector<int64_t> counts(logits.size());
+    for (const SampleResult& result : sample(all, rows)) ++counts[result.token_id];
+    const auto exact = cpu::reference_distribution(logits, params);
+    return chi_square_test(counts, exact.probs).p_value;
+  }
+
+  static SampleRow next_position(SampleRow row, int i) {
+    row.position = i;
+    return row;
+  }
+};
+
+TEST_P(Draws, FollowTheDistribution) {
+  const auto logits = normal_logits(11, 1.5f, 8);
+  EXPECT_GT(p_value(logits, {.temperature = 0.8f, .seed = 5}, next_position), kAccept);
+  EXPECT_GT(p_value(logits, {.top_k = 7, .top_p = 0.9f, .seed = 6}, next_position), kAccept);
+}
+
+TEST_P(Draws, WithNoiseReusedAreRefused) {
+  const auto logits = normal_logits(11, 1.5f, 8);
+  const auto reuse = [](SampleRow row, int i) {
+    row.position = i / 40;
+    return row;
+  };
+  EXPECT_LT(p_value(logits, {.seed = 5}, reuse), kRefuse);
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, Sampling, ::testing::ValuesIn(testing::device_kinds()),
+                         testing::test_name);
+INSTANTIATE_TEST_SUITE_P(Devices, Draws, ::testing::ValuesIn(testing::device_kinds()),
+                         testing::test_name);
+
+}  // namespace
+}  // namespace specdec::cuda
