@@ -186,6 +186,134 @@ __device__ __forceinline__ void bulk_copy(void* shared, const void* global, int 
 
 #endif
 
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
+
+// wgmma: d += a b by the four warps of a warpgroup, for a 64x16 tile a and a 16xN tile b, both in
+// shared memory, float32 sums. It runs asynchronously: from the call until a wait for its group
+// returns, neither d nor the tiles may be touched (wgmma_hold keeps the compiler from d).
+//
+// Tiles are rows of 64 16-bit elements along k (128 bytes): row r of a is output row r, row n of b
+// is output column n. Groups of 8 rows begin at multiples of 1024 bytes of shared memory, and the
+// 16-byte piece c of row r lies at piece c ^ (r % 8). Of warp w (of four), lane 4g + t:
+//   d[4j], d[4j + 1]: row 16w + g, columns 8j + 2t, 8j + 2t + 1    d[4j + 2], d[4j + 3]: row + 8
+__device__ __forceinline__ uint64_t wgmma_tile(const void* tile) {
+  constexpr uint64_t kGroupBytes = 1024;  // from 8 rows to the next
+  constexpr uint64_t kSwizzle128 = 1;
+  return (shared_address(tile) & 0x3ffffu) >> 4 | uint64_t{1} << 16 | kGroupBytes >> 4 << 32 |
+         kSwizzle128 << 62;
+}
+// The tile's elements from k = 16 `step` on (step 0 to 3).
+__device__ __forceinline__ uint64_t wgmma_step(uint64_t tile, int step) {
+  return tile + static_cast<uint64_t>(2 * step);
+}
+
+// Before the first wgmma, and after d or tiles were written by other instructions.
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+// Waits until at most kPending committed groups are under way.
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+template <int kCount>
+__device__ __forceinline__ void wgmma_hold(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+template <class T, int N>
+struct WgmmaInstruction;
+
+// Lists of N / 2 registers for the instruction's text and its operands.
+#define SPECDEC_WGMMA_TEXT_8 "%0,%1,%2,%3"
+#define SPECDEC_WGMMA_TEXT_16 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define SPECDEC_WGMMA_TEXT_32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define SPECDEC_WGMMA_TEXT_64                              \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
+  "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define SPECDEC_WGMMA_TEXT_128                                       \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"           \
+  "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
+  "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47," \
+  "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define SPECDEC_WGMMA_TEXT_256                                                   \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                       \
+  "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"             \
+  "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"             \
+  "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"             \
+  "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"             \
+  "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,"             \
+  "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111," \
+  "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define SPECDEC_WGMMA_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define SPECDEC_WGMMA_D8(i) SPECDEC_WGMMA_D4(i), SPECDEC_WGMMA_D4(i + 4)
+#define SPECDEC_WGMMA_D16(i) SPECDEC_WGMMA_D8(i), SPECDEC_WGMMA_D8(i + 8)
+#define SPECDEC_WGMMA_D32(i) SPECDEC_WGMMA_D16(i), SPECDEC_WGMMA_D16(i + 16)
+#define SPECDEC_WGMMA_D64(i) SPECDEC_WGMMA_D32(i), SPECDEC_WGMMA_D32(i + 32)
+#define SPECDEC_WGMMA_D128(i) SPECDEC_WGMMA_D64(i), SPECDEC_WGMMA_D64(i + 64)
+#define SPECDEC_WGMMA(T, type, N, D, A, B, ACCUMULATE)                                    \
+  template <>                                                                             \
+  struct WgmmaInstruction<T, N> {                                                         \
+    static __device__ __forceinline__ void run(float (&d)[N / 2], uint64_t a, uint64_t b, \
+                                               int accumulate) {                          \
+      asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #ACCUMULATE                     \
+                   ", 0;\n"                                                               \
+                   " wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type       \
+                   " {" SPECDEC_WGMMA_TEXT_##N "}, %" #A ", %" #B ", p, 1, 1, 0, 0;\n}"   \
+                   : SPECDEC_WGMMA_D##D(0)                                                \
+                   : "l"(a), "l"(b), "r"(accumulate)                                      \
+                   : "memory");                                                           \
+    }                                                                                     \
+  };
+SPECDEC_WGMMA(Bf16, "bf16", 8, 4, 4, 5, 6)
+SPECDEC_WGMMA(Bf16, "bf16", 16, 8, 8, 9, 10)
+SPECDEC_WGMMA(Bf16, "bf16", 32, 16, 16, 17, 18)
+SPECDEC_WGMMA(Bf16, "bf16", 64, 32, 32, 33, 34)
+SPECDEC_WGMMA(Bf16, "bf16", 128, 64, 64, 65, 66)
+SPECDEC_WGMMA(Bf16, "bf16", 256, 128, 128, 129, 130)
+SPECDEC_WGMMA(Half, "f16", 8, 4, 4, 5, 6)
+SPECDEC_WGMMA(Half, "f16", 16, 8, 8, 9, 10)
+SPECDEC_WGMMA(Half, "f16", 32, 16, 16, 17, 18)
+SPECDEC_WGMMA(Half, "f16", 64, 32, 32, 33, 34)
+SPECDEC_WGMMA(Half, "f16", 128, 64, 64, 65, 66)
+SPECDEC_WGMMA(Half, "f16", 256, 128, 128, 129, 130)
+#undef SPECDEC_WGMMA
+#undef SPECDEC_WGMMA_D4
+#undef SPECDEC_WGMMA_D8
+#undef SPECDEC_WGMMA_D16
+#undef SPECDEC_WGMMA_D32
+#undef SPECDEC_WGMMA_D64
+#undef SPECDEC_WGMMA_D128
+#undef SPECDEC_WGMMA_TEXT_8
+#undef SPECDEC_WGMMA_TEXT_16
+#undef SPECDEC_WGMMA_TEXT_32
+#undef SPECDEC_WGMMA_TEXT_64
+#undef SPECDEC_WGMMA_TEXT_128
+#undef SPECDEC_WGMMA_TEXT_256
+
+// N: 8, 16, 32, 64, 128 or 256. Without `accumulate` d is overwritten.
+template <class T, int N>
+__device__ __forceinline__ void wgmma_m64k16(float (&d)[N / 2], uint64_t a, uint64_t b,
+                                             bool accumulate = true) {
+  WgmmaInstruction<T, N>::run(d, a, b, accumulate ? 1 : 0);
+}
+
+// Gives registers of this warpgroup back to the block, or takes more; a multiple of 8, 24 to 256.
+template <int kRegisters>
+__device__ __forceinline__ void shrink_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void grow_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+#endif
+
 }  // namespace ptx
 }  // namespace specdec::cuda::native
 

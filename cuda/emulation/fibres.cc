@@ -127,6 +127,9 @@ void GridRun::prepare_block(Block& block, size_t block_number) {
     fibre.copies.clear();
     fibre.group_sizes.clear();
     fibre.open_copies = 0;
+    fibre.wgmmas.clear();
+    fibre.wgmma_group_sizes.clear();
+    fibre.open_wgmmas = 0;
     prepare(fibre.context, stacks_[slot * block.fibres.size() + static_cast<size_t>(i)],
             run_thread);
     block.warps[static_cast<size_t>(i / kWarpSize)].existing |= 1u << fibre.lane;

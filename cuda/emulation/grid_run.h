@@ -11,6 +11,7 @@
 
 #include "cuda/emulation/context.h"
 #include "cuda/emulation/fibres.h"
+#include "cuda/emulation/matrices.h"
 
 namespace specdec::cuda::emulation {
 
@@ -27,6 +28,11 @@ struct AsyncCopy {
   void land() const;
 };
 
+struct PendingWgmma {
+  Wgmma instruction;
+  std::vector<float> d_before;  // what to add to; empty: an earlier pending one has the same d
+};
+
 struct Block;
 
 struct Fibre : ThreadView {
@@ -40,9 +46,12 @@ struct Fibre : ThreadView {
   uint32_t wait_mask = 0;           // of a warp operation
   const uint64_t* wait_barrier = nullptr;
   void* operands = nullptr;
-  std::vector<AsyncCopy> copies;  // not yet landed, in order
-  std::vector<int> group_sizes;   // copies in each committed group under way
-  int open_copies = 0;            // not yet committed
+  std::vector<AsyncCopy> copies;     // not yet landed, in order
+  std::vector<int> group_sizes;      // copies in each committed group under way
+  int open_copies = 0;               // not yet committed
+  std::vector<PendingWgmma> wgmmas;  // likewise
+  std::vector<int> wgmma_group_sizes;
+  int open_wgmmas = 0;
 };
 
 // Lanes that wait for the rest of their mask.

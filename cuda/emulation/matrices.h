@@ -21,4 +21,18 @@ struct LdmatrixOperands {
 void ldmatrix(void* const* operands, uint32_t mask);
 void ldmatrix_transposed(void* const* operands, uint32_t mask);
 
+// One lane's part of a wgmma, which runs when a wait asks for it: until then d is poison, and the
+// tiles are read late.
+struct Wgmma {
+  float* d;  // [num_columns / 2]
+  uint64_t a;
+  uint64_t b;
+  int num_columns;
+  bool is_bf16;
+  bool accumulate;
+};
+void wgmma(const Wgmma& instruction);
+void wgmma_commit();
+void wgmma_wait(int num_pending_groups);
+
 }  // namespace specdec::cuda::emulation

@@ -90,5 +90,37 @@ inline void bulk_copy(void* shared, const void* global, int size_bytes, uint64_t
   emulation::bulk_copy(shared, global, size_bytes, barrier);
 }
 
+// The same bits as on a GPU, of an address that counts from the block's shared memory.
+inline uint64_t wgmma_tile(const void* tile) {
+  const auto address = static_cast<uint64_t>(static_cast<const unsigned char*>(tile) -
+                                             emulation::this_thread->shared_bytes);
+  return address >> 4 | uint64_t{1} << 16 | uint64_t{64} << 32 | uint64_t{1} << 62;
+}
+inline uint64_t wgmma_step(uint64_t tile, int step) {
+  return tile + static_cast<uint64_t>(2 * step);
+}
+inline void wgmma_fence() {}
+inline void wgmma_commit() { emulation::wgmma_commit(); }
+template <int kPending>
+void wgmma_wait() {
+  emulation::wgmma_wait(kPending);
+}
+template <int kCount>
+void wgmma_hold(float (&)[kCount]) {}
+template <class T, int N>
+void wgmma_m64k16(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate = true) {
+  static_assert(N == 8 || N == 16 || N == 32 || N == 64 || N == 128 || N == 256);
+  emulation::wgmma({.d = d,
+                    .a = a,
+                    .b = b,
+                    .num_columns = N,
+                    .is_bf16 = std::is_same_v<T, Bf16>,
+                    .accumulate = accumulate});
+}
+template <int kRegisters>
+void shrink_registers() {}
+template <int kRegisters>
+void grow_registers() {}
+
 }  // namespace ptx
 }  // namespace specdec::cuda::emulated

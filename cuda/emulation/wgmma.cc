@@ -1,0 +1,156 @@
+// wgmma: each warp computes its 16 rows of the 64 when it waits for them.
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/str_cat.h"
+#include "cuda/emulation/grid_run.h"
+#include "cuda/emulation/matrices.h"
+
+namespace specdec::cuda::emulation {
+namespace {
+
+constexpr int kDepth = 16;         // k of one instruction
+constexpr int kGroupBytes = 1024;  // 8 rows of 128 bytes
+
+// A tile in shared memory, by its descriptor.
+class Tile {
+ public:
+  Tile(uint64_t descriptor, const unsigned char* shared, size_t shared_bytes)
+      : begin_((descriptor & 0x3fff) << 4),
+        group_bytes_((descriptor >> 32 & 0x3fff) << 4),
+        shared_(shared),
+        shared_bytes_(shared_bytes) {
+    if (descriptor >> 62 != 1) fault("calls wgmma with a tile that is not swizzled by 128 bytes");
+    if (group_bytes_ != kGroupBytes)
+      fault("calls wgmma with groups of rows that are not 1024 apart");
+  }
+
+  uint16_t at(int row, int k) const {
+    size_t address = begin_ + static_cast<size_t>(row) / 8 * group_bytes_ +
+                     static_cast<size_t>(row) % 8 * 128 + static_cast<size_t>(k) * 2;
+    address ^= (address >> 7 & 7) << 4;
+    if (address + 2 > shared_bytes_) fault("calls wgmma with a tile past its shared memory");
+    uint16_t value;
+    std::copy_n(shared_ + address, sizeof(value), reinterpret_cast<unsigned char*>(&value));
+    return value;
+  }
+
+ private:
+  size_t begin_;
+  size_t group_bytes_;
+  const unsigned char* shared_;
+  size_t shared_bytes_;
+};
+
+float widen(uint16_t bits, bool is_bf16) {
+  return is_bf16 ? std::bit_cast<float>(static_cast<uint32_t>(bits) << 16) : half_to_float(bits);
+}
+
+// What a warp's lanes have pending; the first `count` are run.
+struct WaitOperands {
+  std::vector<PendingWgmma>* pending;
+  size_t count;
+  int warp_in_group;  // of four
+  const unsigned char* shared;
+  size_t shared_bytes;
+};
+
+void run_one(void* const* operands, size_t number) {
+  const auto& first = *static_cast<const WaitOperands*>(operands[0]);
+  const Wgmma& instruction = (*first.pending)[number].instruction;
+  const auto num_columns = static_cast<size_t>(instruction.num_columns);
+  const Tile tile_a(instruction.a, first.shared, first.shared_bytes);
+  const Tile tile_b(instruction.b, first.shared, first.shared_bytes);
+  std::vector<float> b(kDepth * num_columns);  // [k][column]
+  for (int k = 0; k < kDepth; ++k) {
+    for (size_t column = 0; column < num_columns; ++column) {
+      b[static_cast<size_t>(k) * num_columns + column] =
+          widen(tile_b.at(static_cast<int>(column), k), instruction.is_bf16);
+    }
+  }
+  std::vector<float> d(num_columns);  // of one row
+  for (int row = 0; row < 16; ++row) {
+    const int g = row % 8;
+    // Where the row's columns 8j + 2t, 8j + 2t + 1 lie in lane 4g + t.
+    const auto registers_of = [&](size_t column) {
+      const auto& lane = *static_cast<const WaitOperands*>(operands[4 * g + column % 8 / 2]);
+      return (*lane.pending)[number].instruction.d + column / 8 * 4 + (row >= 8 ? 2 : 0) +
+             column % 2;
+    };
+    for (size_t i = 0; i < num_columns; ++i) d[i] = instruction.accumulate ? *registers_of(i) : 0;
+    for (int k = 0; k < kDepth; ++k) {
+      const float a = widen(tile_a.at(16 * first.warp_in_group + row, k), instruction.is_bf16);
+      const float* row_of_b = b.data() + static_cast<size_t>(k) * num_columns;
+      for (size_t column = 0; column < num_columns; ++column) d[column] += a * row_of_b[column];
+    }
+    for (size_t i = 0; i < num_columns; ++i) *registers_of(i) = d[i];
+  }
+}
+
+bool is_same(const Wgmma& a, const Wgmma& b) {
+  return a.a == b.a && a.b == b.b && a.num_columns == b.num_columns && a.is_bf16 == b.is_bf16 &&
+         a.accumulate == b.accumulate;
+}
+
+void run_pending(void* const* operands, uint32_t) {
+  const auto& first = *static_cast<const WaitOperands*>(operands[0]);
+  for (size_t i = 0; i < first.count; ++i) {
+    for (int lane = 0; lane < kWarpSize; ++lane) {
+      const auto& mine = *static_cast<const WaitOperands*>(operands[lane]);
+      if (mine.count != first.count ||
+          !is_same((*mine.pending)[i].instruction, (*first.pending)[i].instruction)) {
+        fault("waits for a wgmma that other lanes of its warp did not call alike");
+      }
+      const PendingWgmma& pending = (*mine.pending)[i];
+      std::ranges::copy(pending.d_before, pending.instruction.d);
+    }
+    run_one(operands, i);
+  }
+}
+
+}  // namespace
+
+void wgmma(const Wgmma& instruction) {
+  Fibre& fibre = this_grid->current();
+  PendingWgmma& pending = fibre.wgmmas.emplace_back();
+  pending.instruction = instruction;
+  ++fibre.open_wgmmas;
+  const bool is_first =
+      std::none_of(fibre.wgmmas.begin(), fibre.wgmmas.end() - 1,
+                   [&](const PendingWgmma& other) { return other.instruction.d == instruction.d; });
+  if (!is_first) return;
+  float* const end = instruction.d + instruction.num_columns / 2;
+  pending.d_before.assign(instruction.d, end);
+  std::fill(instruction.d, end, std::numeric_limits<float>::quiet_NaN());
+}
+
+void wgmma_commit() {
+  Fibre& fibre = this_grid->current();
+  fibre.wgmma_group_sizes.push_back(fibre.open_wgmmas);
+  fibre.open_wgmmas = 0;
+}
+
+void wgmma_wait(int num_pending_groups) {
+  Fibre& fibre = this_grid->current();
+  const std::ptrdiff_t num_groups =
+      std::max<std::ptrdiff_t>(std::ssize(fibre.wgmma_group_sizes) - num_pending_groups, 0);
+  size_t count = 0;
+  for (std::ptrdiff_t i = 0; i < num_groups; ++i) {
+    count += static_cast<size_t>(fibre.wgmma_group_sizes[static_cast<size_t>(i)]);
+  }
+  WaitOperands mine{.pending = &fibre.wgmmas,
+                    .count = count,
+                    .warp_in_group = fibre.index / kWarpSize % 4,
+                    .shared = fibre.shared_bytes,
+                    .shared_bytes = this_grid->kernel().config.shared_bytes};
+  meet_warp(0xffffffffu, "wgmma_wait", run_pending, &mine);
+  fibre.wgmmas.erase(fibre.wgmmas.begin(),
+                     fibre.wgmmas.begin() + static_cast<std::ptrdiff_t>(count));
+  fibre.wgmma_group_sizes.erase(fibre.wgmma_group_sizes.begin(),
+                                fibre.wgmma_group_sizes.begin() + num_groups);
+}
+
+}  // namespace specdec::cuda::emulation
