@@ -178,9 +178,7 @@ class FewRows {
     for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
       for (int column = 0; column < kColumns; ++column) {
-        const float (&values)[4] = sums[i].values[column];
-        turn[((warp_ * kTiles + i) * kColumns + column) * kWarpSize + lane_] =
-            make_float4(values[0], values[1], values[2], values[3]);
+        turn[((warp_ * kTiles + i) * kColumns + column) * kWarpSize + lane_] = sums[i].part(column);
       }
     }
     __syncthreads();
@@ -191,14 +189,14 @@ class FewRows {
     for (int slice = 0; slice < kNumSlices; ++slice) {
 #pragma unroll
       for (int column = 0; column < kColumns; ++column) {
-        const float4 part = turn[((slice * kTiles + mine) * kColumns + column) * kWarpSize + lane_];
-        total.values[column][0] += part.x;
-        total.values[column][1] += part.y;
-        total.values[column][2] += part.z;
-        total.values[column][3] += part.w;
+        total.add(column, turn[((slice * kTiles + mine) * kColumns + column) * kWarpSize + lane_]);
       }
     }
-    finish_tile<T>(params_.finish, tile + mine, 0, params_.rows.num_rows, total);
+    __syncwarp();
+    // To where slice 0 was, which nobody else reads.
+    float* sums_of_rows = reinterpret_cast<float*>(turn + mine * kColumns * kWarpSize);
+    total.store(sums_of_rows);
+    finish_tile<T>(params_.finish, tile + mine, 0, params_.rows.num_rows, sums_of_rows);
   }
 
   const ProductParams& params_;

@@ -46,68 +46,98 @@ struct TileSums {
       for (int i = 0; i < 4; ++i) values[column][i] += other.values[column][i];
     }
   }
-};
-
-// One sum of output n into row `row`, in float32.
-__device__ __forceinline__ void store_sum(const FinishParams& finish, int n, int row, float sum) {
-  if (n >= finish.out_features) return;
-  const int64_t place = static_cast<int64_t>(row) * finish.out_features + n;
-  if (finish.kind == Finish::kHeads) {
-    finish.heads.sums[place] = sum;
-    return;
+  __device__ __forceinline__ void add(int column, float4 part) {
+    values[column][0] += part.x;
+    values[column][1] += part.y;
+    values[column][2] += part.z;
+    values[column][3] += part.w;
   }
-  float* out = static_cast<float*>(finish.out) + place;
-  if (finish.bias != nullptr) sum += finish.bias[n];
-  if (finish.accumulate) sum += *out;
-  *out = sum;
-}
-
-template <class T>
-__device__ __forceinline__ void store_activated(const FinishParams& finish, int n, int row,
-                                                float sum) {
-  if (n >= finish.out_features) return;
-  if (finish.bias != nullptr) sum += finish.bias[n];
-  static_cast<T*>(finish.out)[static_cast<int64_t>(row) * finish.out_features + n] =
-      from_float<T>(activate(finish.activation, sum));
-}
-
-template <class T>
-__device__ __forceinline__ void store_gated(const FinishParams& finish, int feature, int row,
-                                            float gate, float up) {
-  const int dim = finish.out_features / 2;
-  if (feature >= dim) return;
-  if (finish.bias != nullptr) {
-    gate += finish.bias[feature];
-    up += finish.bias[dim + feature];
+  __device__ __forceinline__ float4 part(int column) const {
+    const float (&sums)[4] = values[column];
+    return make_float4(sums[0], sums[1], sums[2], sums[3]);
   }
-  static_cast<T*>(finish.out)[static_cast<int64_t>(row) * dim + feature] =
-      from_float<T>(activate(finish.activation, gate) * up);
-}
 
-// Whole warps call it for the tile they hold; rows from num_rows on are not there.
-template <class T, int kColumns>
-__device__ __forceinline__ void finish_tile(const FinishParams& finish, int tile, int first_row,
-                                            int num_rows, const TileSums<kColumns>& sums) {
-  const int g = threadIdx.x % kWarpSize / 4;
-  const int t = threadIdx.x % 4;
+  // To [8 * kColumns rows, 16 outputs] in shared memory of this warp.
+  __device__ __forceinline__ void store(float* out) const {
+    const int g = threadIdx.x % kWarpSize / 4;
+    const int t = threadIdx.x % 4;
 #pragma unroll
-  for (int column = 0; column < kColumns; ++column) {
+    for (int column = 0; column < kColumns; ++column) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = first_row + column * 8 + 2 * t + i;
-      if (row >= num_rows) continue;
-      const float low = sums.values[column][i];
-      const float high = sums.values[column][2 + i];
-      if (finish.kind == Finish::kActivateGated) {
-        store_gated<T>(finish, tile * 8 + g, row, low, high);
-      } else if (finish.kind == Finish::kActivate) {
-        store_activated<T>(finish, tile * kTileOutputs + g, row, low);
-        store_activated<T>(finish, tile * kTileOutputs + g + 8, row, high);
-      } else {
-        store_sum(finish, tile * kTileOutputs + g, row, low);
-        store_sum(finish, tile * kTileOutputs + g + 8, row, high);
+      for (int i = 0; i < 4; ++i) {
+        const int row = column * 8 + 2 * t + i % 2;
+        out[row * kTileOutputs + g + i / 2 * 8] = values[column][i];
       }
     }
+    __syncwarp();
+  }
+};
+
+// out = sums (+ bias) (+ out), or the workspace of heads.
+__device__ __forceinline__ void store_tile(const FinishParams& finish, int tile, int first_row,
+                                           int num_rows, const float* sums) {
+  const bool is_heads = finish.kind == Finish::kHeads;
+  const int n = tile * kTileOutputs + threadIdx.x % kTileOutputs;
+  if (n >= finish.out_features) return;
+  const float bias = !is_heads && finish.bias != nullptr ? finish.bias[n] : 0.0f;
+  float* out = is_heads ? finish.heads.sums : static_cast<float*>(finish.out);
+#pragma unroll 4
+  for (int i = threadIdx.x % kWarpSize; i < num_rows * kTileOutputs; i += kWarpSize) {
+    const int64_t row = first_row + i / kTileOutputs;
+    float* place = out + row * finish.out_features + n;
+    float sum = sums[i] + bias;
+    if (finish.accumulate) sum += *place;
+    *place = sum;
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void activate_tile(const FinishParams& finish, int tile, int first_row,
+                                              int num_rows, const float* sums) {
+  const int n = tile * kTileOutputs + threadIdx.x % kTileOutputs;
+  if (n >= finish.out_features) return;
+  const float bias = finish.bias != nullptr ? finish.bias[n] : 0.0f;
+#pragma unroll 1
+  for (int i = threadIdx.x % kWarpSize; i < num_rows * kTileOutputs; i += kWarpSize) {
+    const int64_t row = first_row + i / kTileOutputs;
+    static_cast<T*>(finish.out)[row * finish.out_features + n] =
+        from_float<T>(activate(finish.activation, sums[i] + bias));
+  }
+}
+
+// Of a tile, 8 gates and then their ups.
+template <class T>
+__device__ __forceinline__ void gate_tile(const FinishParams& finish, int tile, int first_row,
+                                          int num_rows, const float* sums) {
+  constexpr int kFeatures = kTileOutputs / 2;
+  const int dim = finish.out_features / 2;
+  const int feature = tile * kFeatures + threadIdx.x % kFeatures;
+  if (feature >= dim) return;
+  const float gate_bias = finish.bias != nullptr ? finish.bias[feature] : 0.0f;
+  const float up_bias = finish.bias != nullptr ? finish.bias[dim + feature] : 0.0f;
+#pragma unroll 1
+  for (int i = threadIdx.x % kWarpSize; i < num_rows * kFeatures; i += kWarpSize) {
+    const int row = i / kFeatures;
+    const float* gate = sums + row * kTileOutputs + i % kFeatures;
+    const float result =
+        activate(finish.activation, gate[0] + gate_bias) * (gate[kFeatures] + up_bias);
+    static_cast<T*>(finish.out)[static_cast<int64_t>(first_row + row) * dim + feature] =
+        from_float<T>(result);
+  }
+}
+
+// By a warp: sums [num_rows, 16 outputs] of a tile, in shared memory, for rows from first_row on.
+template <class T>
+__device__ __forceinline__ void finish_tile(const FinishParams& finish, int tile, int first_row,
+                                            int num_rows, const float* sums) {
+  switch (finish.kind) {
+    case Finish::kStore:
+    case Finish::kHeads:
+      return store_tile(finish, tile, first_row, num_rows, sums);
+    case Finish::kActivate:
+      return activate_tile<T>(finish, tile, first_row, num_rows, sums);
+    case Finish::kActivateGated:
+      return gate_tile<T>(finish, tile, first_row, num_rows, sums);
   }
 }
 

@@ -22,6 +22,7 @@ class ManyRows {
   static constexpr int kRows = kColumns * 8;
   static constexpr int kStageBytes = kRing * kRows * Format::kRecordBytes;
   static constexpr int kSharedBytes = kDepth * kStageBytes;
+  static_assert(kSharedBytes >= kManyRowsTiles * kRows * kTileOutputs * 4);
   static constexpr int64_t kPartialFloats = partial_floats(kColumns);
 
   __device__ __forceinline__ ManyRows(const ProductParams& params, unsigned char* shared)
@@ -81,12 +82,16 @@ class ManyRows {
     if constexpr (kSplit) {
       if (!meet(sums, total)) return;
     }
+    __syncthreads();  // the rows' memory is free
     if (first_tile_ + warp_ < params_.num_tiles) {
-      finish_tile<T>(params_.finish, first_tile_ + warp_, first_row_, params_.rows.num_rows, total);
+      float* sums_of_rows = reinterpret_cast<float*>(shared_) + warp_ * (kRows * kTileOutputs);
+      total.store(sums_of_rows);
+      finish_tile<T>(params_.finish, first_tile_ + warp_, first_row_,
+                     min(kRows, params_.rows.num_rows - first_row_), sums_of_rows);
     }
     if (params_.finish.kind == Finish::kHeads) {
       const Range tiles = {first_tile_, min(first_tile_ + kManyRowsTiles, params_.num_tiles)};
-      __syncthreads();  // the rows' memory is free
+      __syncthreads();
       finish_heads<T, kRowThreads>(params_.finish, tiles, blockIdx.x, first_row_,
                                    min(first_row_ + kRows, params_.rows.num_rows),
                                    reinterpret_cast<float*>(shared_));
@@ -143,8 +148,7 @@ class ManyRows {
     };
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
-      const float (&values)[4] = sums.values[column];
-      *part(blockIdx.z, column) = make_float4(values[0], values[1], values[2], values[3]);
+      *part(blockIdx.z, column) = sums.part(column);
     }
     __threadfence();
     __syncthreads();
@@ -158,11 +162,7 @@ class ManyRows {
     for (int slice = 0; slice < kNumSlices; ++slice) {
 #pragma unroll
       for (int column = 0; column < kColumns; ++column) {
-        const float4 values = *part(slice, column);
-        total.values[column][0] += values.x;
-        total.values[column][1] += values.y;
-        total.values[column][2] += values.z;
-        total.values[column][3] += values.w;
+        total.add(column, *part(slice, column));
       }
     }
     return true;
