@@ -127,7 +127,10 @@ void Projector::run_rows(const CudaPackedLinear& weight, const RowsParams& rows,
 }
 
 bool Projector::are_records(const CudaPackedLinear& weight, const RowsParams& rows) const {
-  return weight.format() == WeightFormat::kAct && !rows.is_float && rows.dim % kBlockInputs == 0;
+  // The kernel for many rows takes them as they lie.
+  const bool in_order = rows.row_ids == nullptr || rows.num_rows <= kFewRows;
+  return in_order && weight.format() == WeightFormat::kAct && !rows.is_float &&
+         rows.dim % kBlockInputs == 0;
 }
 
 ProductPlan Projector::plan_of(const CudaPackedLinear& weight, const RowsParams& rows) const {

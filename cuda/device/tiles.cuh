@@ -45,9 +45,10 @@ __device__ __forceinline__ Range slice_blocks(int slice, int num_k_blocks) {
   return {num_k_blocks * slice / kNumSlices, num_k_blocks * (slice + 1) / kNumSlices};
 }
 
-// Weights in the activations' dtype. With lane = 4g + t, piece 0 of a block is output g and piece 1
-// output g + 8, both of inputs 8t .. 8t+7. The two mma steps of a block take inputs in the order
-// this gives: step s of lane t has inputs 8t + 4s .. +3, of weights and rows alike.
+// Weights in the activations' dtype. The two mma steps of a block take inputs in this order: step s
+// of lane 4g + t has inputs 8t + 4s .. +3, of weights and rows alike. Piece s of a lane is its
+// operand of step s as it goes into registers: two inputs of output g, the same of g + 8, then the
+// other two of each.
 template <class T>
 struct ActFormat {
   using Element = T;
@@ -55,13 +56,12 @@ struct ActFormat {
   static constexpr int kRecordBytes = kBlockInputs * 2;
 
   struct Weights {
-    uint4 low;   // output g
-    uint4 high;  // output g + 8
+    uint4 steps[2];
   };
   using Inputs = uint4;
 
   static __device__ __forceinline__ Weights load_weights(const unsigned char* block, int lane) {
-    return {ptx::load_streaming(block + lane * 16), ptx::load_streaming(block + 512 + lane * 16)};
+    return {{ptx::load_streaming(block + lane * 16), ptx::load_streaming(block + lane * 16 + 512)}};
   }
 
   static __device__ __forceinline__ Inputs load_inputs(const unsigned char* record, int t) {
@@ -71,10 +71,10 @@ struct ActFormat {
 
   static __device__ __forceinline__ void multiply(float (&sums)[4], const Weights& weights,
                                                   const Inputs& inputs) {
-    const uint4& low = weights.low;
-    const uint4& high = weights.high;
-    ptx::mma_m16n8k16<T>(sums, {low.x, high.x, low.y, high.y}, {inputs.x, inputs.y});
-    ptx::mma_m16n8k16<T>(sums, {low.z, high.z, low.w, high.w}, {inputs.z, inputs.w});
+    const uint4& first = weights.steps[0];
+    const uint4& second = weights.steps[1];
+    ptx::mma_m16n8k16<T>(sums, {first.x, first.y, first.z, first.w}, {inputs.x, inputs.y});
+    ptx::mma_m16n8k16<T>(sums, {second.x, second.y, second.z, second.w}, {inputs.z, inputs.w});
   }
 
   static __device__ __forceinline__ void store_inputs(unsigned char* record, int part,
@@ -95,13 +95,15 @@ __host__ __device__ inline int64_t packed_place(int64_t n, int64_t out_features,
   return feature / 8 * kTileOutputs + feature % 8 + (is_up ? 8 : 0);
 }
 
-// Where the 16 bytes of inputs 32 * k_block + 8t .. +7 of an output lie in ActFormat's weights;
-// `place` is the output's packed_place.
-__host__ __device__ inline int64_t act_piece_offset(int64_t place, int k_block, int t,
-                                                    int num_k_blocks) {
-  const int64_t block = place / kTileOutputs * num_k_blocks + k_block;
-  const int within = static_cast<int>(place % kTileOutputs);
-  return block * (kTileOutputs * kBlockInputs * 2) + within / 8 * 512 + (within % 8 * 4 + t) * 16;
+// Where inputs k and k + 1 (k even) of an output lie in ActFormat's weights, in bytes; `place` is
+// the output's packed_place.
+__host__ __device__ inline int64_t act_pair_offset(int64_t place, int k, int num_k_blocks) {
+  const int64_t block = place / kTileOutputs * num_k_blocks + k / kBlockInputs;
+  const int output = static_cast<int>(place % kTileOutputs);
+  const int t = k % kBlockInputs / 8;
+  const int step = k % 8 / 4;
+  return block * (kTileOutputs * kBlockInputs * 2) + step * 512 + (output % 8 * 4 + t) * 16 +
+         (k % 4 / 2 * 2 + output / 8) * 4;
 }
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

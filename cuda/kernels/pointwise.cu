@@ -96,9 +96,8 @@ struct ActRows {
   int num_k_blocks;
 
   __device__ float2 pair(int64_t id, int k) const {
-    const int64_t piece =
-        act_piece_offset(id, k / kBlockInputs, k % kBlockInputs / 8, num_k_blocks);
-    return unpack<T>(*reinterpret_cast<const uint32_t*>(weights + piece + k % 8 * 2));
+    const int64_t offset = act_pair_offset(id, k, num_k_blocks);
+    return unpack<T>(*reinterpret_cast<const uint32_t*>(weights + offset));
   }
 };
 

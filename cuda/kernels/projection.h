@@ -101,8 +101,8 @@ struct ProductParams {
   int num_tiles = 0;
   int num_k_blocks = 0;
   RowsParams rows;
-  // Records [*, num_k_blocks] of the rows, by rows.row_ids if those are given; unused when the rows
-  // are fused.
+  // Records [*, num_k_blocks] of the rows; few rows: by rows.row_ids if those are given. Unused
+  // when the rows are fused.
   const void* records = nullptr;
   FinishParams finish;
   ProductPlan plan;

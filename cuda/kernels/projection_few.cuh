@@ -34,27 +34,25 @@ class FewRows {
       : params_(params),
         exchange_(reinterpret_cast<float4*>(shared)),
         rows_(shared + kExchangeBytes),
+        prepared_step_(params.rows.num_rows * Format::kRecordBytes),
         lane_(threadIdx.x % kWarpSize),
         warp_(threadIdx.x / kWarpSize),
         blocks_(slice_blocks(warp_, params.num_k_blocks)),
         tiles_(equal_part(params.num_tiles, blockIdx.x, gridDim.x)) {}
 
   __device__ __forceinline__ void run() {
-    Weights weights[kStages][kStageBlocks][kTiles];
-    Inputs inputs[kStages][kStageBlocks][kColumns];
+    Weights weights[kChunk][kTiles];
+    Inputs inputs[kChunk][kColumns];
+    Chunk next = chunk_at(tiles_.begin, blocks_.begin);
 #pragma unroll
-    for (int stage = 0; stage < kStages; ++stage) {
-      load_weights(weights[stage], tiles_.begin, blocks_.begin + stage * kStageBlocks);
-    }
+    for (int i = 0; i < kChunk; ++i) load_weights(weights[i], next, i);
     ptx::wait_for_previous();
     if constexpr (kFused) {
       prepare();
     } else {
       find_rows();
 #pragma unroll
-      for (int stage = 0; stage < kStages; ++stage) {
-        load_inputs(inputs[stage], blocks_.begin + stage * kStageBlocks);
-      }
+      for (int i = 0; i < kChunk; ++i) load_inputs(inputs[i], next, i);
     }
     int step = 0;
     for (int tile = tiles_.begin; tile < tiles_.end; tile += kTiles, ++step) {
@@ -62,14 +60,24 @@ class FewRows {
       int block = blocks_.begin;
       do {
         const bool tile_goes_on = block + kChunk < blocks_.end;
-        const int next_tile = tile_goes_on ? tile : tile + kTiles;
-        const int next_block = tile_goes_on ? block + kChunk : blocks_.begin;
+        next =
+            tile_goes_on ? chunk_at(tile, block + kChunk) : chunk_at(tile + kTiles, blocks_.begin);
+        const int count = blocks_.end - block;
+        const unsigned char* prepared_records = prepared(lane_ / 4, block);
 #pragma unroll
         for (int stage = 0; stage < kStages; ++stage) {
-          multiply(sums, weights[stage], inputs[stage], block + stage * kStageBlocks);
-          if (next_tile < tiles_.end) {
-            load_weights(weights[stage], next_tile, next_block + stage * kStageBlocks);
-            if constexpr (!kFused) load_inputs(inputs[stage], next_block + stage * kStageBlocks);
+#pragma unroll
+          for (int i = stage * kStageBlocks; i < (stage + 1) * kStageBlocks; ++i) {
+            if (i >= count) continue;
+            if constexpr (kFused) {
+              load_prepared(inputs[i], prepared_records + i * prepared_step_);
+            }
+            multiply(sums, weights[i], inputs[i]);
+          }
+#pragma unroll
+          for (int i = stage * kStageBlocks; i < (stage + 1) * kStageBlocks; ++i) {
+            load_weights(weights[i], next, i);
+            if constexpr (!kFused) load_inputs(inputs[i], next, i);
           }
         }
         block += kChunk;
@@ -89,65 +97,72 @@ class FewRows {
   using Weights = typename Format::Weights;
   using Inputs = typename Format::Inputs;
 
-  __device__ __forceinline__ void load_weights(Weights (&stage)[kStageBlocks][kTiles], int tile,
-                                               int first_block) {
-    const unsigned char* base = static_cast<const unsigned char*>(params_.weights);
+  // Up to kChunk consecutive k blocks of the tiles a warp works on.
+  struct Chunk {
+    const unsigned char* weights[kTiles];
+    int first_block;
+    int count;  // may be more than kChunk; 0 or less: none
+  };
+  __device__ __forceinline__ Chunk chunk_at(int tile, int block) const {
+    Chunk chunk;
+    chunk.first_block = block;
+    chunk.count = tile < tiles_.end ? blocks_.end - block : 0;
 #pragma unroll
-    for (int b = 0; b < kStageBlocks; ++b) {
-      if (first_block + b >= blocks_.end) continue;
+    for (int i = 0; i < kTiles; ++i) {
+      // A last tile that is alone is read twice rather than have a loop of its own.
+      const int64_t index = min(tile + i, tiles_.end - 1);
+      chunk.weights[i] = static_cast<const unsigned char*>(params_.weights) +
+                         (index * params_.num_k_blocks + block) * Format::kBlockBytes;
+    }
+    return chunk;
+  }
+
+  __device__ __forceinline__ void load_weights(Weights (&to)[kTiles], const Chunk& chunk,
+                                               int i) const {
+    if (i >= chunk.count) return;
 #pragma unroll
-      for (int i = 0; i < kTiles; ++i) {
-        // A last tile that is alone is read twice rather than have a loop of its own.
-        const int64_t index = min(tile + i, tiles_.end - 1);
-        const int64_t block = index * params_.num_k_blocks + first_block + b;
-        stage[b][i] = Format::load_weights(base + block * Format::kBlockBytes, lane_);
-      }
+    for (int tile = 0; tile < kTiles; ++tile) {
+      to[tile] = Format::load_weights(chunk.weights[tile] + i * Format::kBlockBytes, lane_);
     }
   }
 
-  __device__ __forceinline__ void load_inputs(Inputs (&stage)[kStageBlocks][kColumns],
-                                              int first_block) {
+  __device__ __forceinline__ void load_inputs(Inputs (&to)[kColumns], const Chunk& chunk,
+                                              int i) const {
+    if (i >= chunk.count) return;
 #pragma unroll
-    for (int b = 0; b < kStageBlocks; ++b) {
-      if (first_block + b >= blocks_.end) continue;
-#pragma unroll
-      for (int column = 0; column < kColumns; ++column) {
-        stage[b][column] =
-            records_[column] != nullptr
-                ? Format::load_inputs(
-                      records_[column] + int64_t{first_block + b} * Format::kRecordBytes, lane_ % 4)
-                : Format::no_inputs();
-      }
+    for (int column = 0; column < kColumns; ++column) {
+      to[column] = Format::no_inputs();
+      if (records_[column] == nullptr) continue;
+      to[column] = Format::load_inputs(
+          records_[column] + (chunk.first_block + i) * Format::kRecordBytes, lane_ % 4);
     }
   }
 
   __device__ __forceinline__ void multiply(TileSums<kColumns> (&sums)[kTiles],
-                                           const Weights (&weights)[kStageBlocks][kTiles],
-                                           const Inputs (&inputs)[kStageBlocks][kColumns],
-                                           int first_block) {
+                                           const Weights (&weights)[kTiles],
+                                           const Inputs (&inputs)[kColumns]) {
 #pragma unroll
-    for (int b = 0; b < kStageBlocks; ++b) {
-      if (first_block + b >= blocks_.end) continue;
+    for (int column = 0; column < kColumns; ++column) {
 #pragma unroll
-      for (int column = 0; column < kColumns; ++column) {
-        Inputs records = inputs[b][column];
-        if constexpr (kFused) records = prepared_inputs(column, first_block + b);
-#pragma unroll
-        for (int i = 0; i < kTiles; ++i) {
-          Format::multiply(sums[i].values[column], weights[b][i], records);
-        }
+      for (int tile = 0; tile < kTiles; ++tile) {
+        Format::multiply(sums[tile].values[column], weights[tile], inputs[column]);
       }
     }
   }
 
   // Prepared rows are [k block][row] records: what a warp reads is one piece.
   __device__ __forceinline__ unsigned char* prepared(int row, int k_block) const {
-    return rows_ + (k_block * params_.rows.num_rows + row) * Format::kRecordBytes;
+    return rows_ + k_block * prepared_step_ + row * Format::kRecordBytes;
   }
-  __device__ __forceinline__ Inputs prepared_inputs(int column, int k_block) const {
-    const int row = column * 8 + lane_ / 4;
-    return row < params_.rows.num_rows ? Format::load_inputs(prepared(row, k_block), lane_ % 4)
-                                       : Format::no_inputs();
+  // `record` of row lane / 4.
+  __device__ __forceinline__ void load_prepared(Inputs (&to)[kColumns],
+                                                const unsigned char* record) const {
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+      to[column] = Format::no_inputs();
+      if (column * 8 + lane_ / 4 >= params_.rows.num_rows) continue;
+      to[column] = Format::load_inputs(record + column * (8 * Format::kRecordBytes), lane_ % 4);
+    }
   }
   __device__ __forceinline__ void prepare() {
     prepare_rows<Format>(params_.rows, 0, params_.rows.num_rows,
@@ -200,8 +215,9 @@ class FewRows {
   }
 
   const ProductParams& params_;
-  float4* exchange_;     // [2 turns][slices][kTiles][kColumns][lane], or scratch
-  unsigned char* rows_;  // fused
+  float4* exchange_;         // [2 turns][slices][kTiles][kColumns][lane], or scratch
+  unsigned char* rows_;      // fused
+  const int prepared_step_;  // bytes from one k block to the next
   const int lane_;
   const int warp_;
   const Range blocks_;                      // of k: the warp's slice

@@ -21,8 +21,9 @@ class ManyRows {
   static constexpr int kDepth = 3;  // stages of rows
   static constexpr int kRows = kColumns * 8;
   static constexpr int kStageBytes = kRing * kRows * Format::kRecordBytes;
-  static constexpr int kSharedBytes = kDepth * kStageBytes;
-  static_assert(kSharedBytes >= kManyRowsTiles * kRows * kTileOutputs * 4);
+  static constexpr int kTotalBytes = kManyRowsTiles * kRows * kTileOutputs * 4;
+  static constexpr int kSharedBytes = kDepth * kStageBytes + (kSplit ? 0 : kTotalBytes);
+  static_assert(kDepth * kStageBytes >= kTotalBytes);
   static constexpr int64_t kPartialFloats = partial_floats(kColumns);
 
   __device__ __forceinline__ ManyRows(const ProductParams& params, unsigned char* shared)
@@ -51,8 +52,8 @@ class ManyRows {
 #pragma unroll
     for (int stage = 0; stage < kDepth - 1; ++stage) copy_rows(stage);
 
-    TileSums<kColumns> total;
     TileSums<kColumns> sums;
+    if constexpr (!kSplit) put_total({});
     int slice = 0;
     int slice_end = slice_blocks(0, params_.num_k_blocks).end;
     const int num_stages = (blocks_.end - blocks_.begin + kRing - 1) / kRing;
@@ -66,7 +67,7 @@ class ManyRows {
         if (block >= blocks_.end) continue;
         if constexpr (!kSplit) {
           if (block == slice_end) {
-            total.add(sums);
+            add_to_total(sums);
             sums = {};
             // Empty slices add nothing.
             while (block == slice_end) slice_end = slice_blocks(++slice, params_.num_k_blocks).end;
@@ -76,11 +77,14 @@ class ManyRows {
         load_weights(weights[i], block + kRing);
       }
     }
-    if constexpr (!kSplit) total.add(sums);
     ptx::let_next_start();
     ptx::copy_async_wait<0>();
+    TileSums<kColumns> total;
     if constexpr (kSplit) {
       if (!meet(sums, total)) return;
+    } else {
+      add_to_total(sums);
+      total = get_total();
     }
     __syncthreads();  // the rows' memory is free
     if (first_tile_ + warp_ < params_.num_tiles) {
@@ -102,6 +106,28 @@ class ManyRows {
   using T = typename Format::Element;
   using Weights = typename Format::Weights;
 
+  // The sum of the slices so far stays in shared memory: it is touched once a slice, and registers
+  // are what limits how many rows a warp takes.
+  __device__ __forceinline__ float4* total_at(int column) const {
+    return reinterpret_cast<float4*>(shared_ + kDepth * kStageBytes) +
+           (warp_ * kColumns + column) * kWarpSize + lane_;
+  }
+  __device__ __forceinline__ void put_total(const TileSums<kColumns>& total) {
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) *total_at(column) = total.part(column);
+  }
+  __device__ __forceinline__ TileSums<kColumns> get_total() const {
+    TileSums<kColumns> total;
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) total.add(column, *total_at(column));
+    return total;
+  }
+  __device__ __forceinline__ void add_to_total(const TileSums<kColumns>& sums) {
+    TileSums<kColumns> total = get_total();
+    total.add(sums);
+    put_total(total);
+  }
+
   // Records of a stage lie [k block][row]: what a warp reads is one piece.
   __device__ __forceinline__ unsigned char* record(int stage, int block, int row) const {
     return shared_ + stage % kDepth * kStageBytes + (block * kRows + row) * Format::kRecordBytes;
@@ -109,20 +135,22 @@ class ManyRows {
 
   __device__ __forceinline__ void copy_rows(int stage) {
     constexpr int kPieces = Format::kRecordBytes / 16;
-    constexpr int kRowPieces =
-        kRing * kPieces;  // consecutive ones of a row are one piece of memory
-    const unsigned char* records = static_cast<const unsigned char*>(params_.records);
+    constexpr int kRowPieces = kRing * kPieces;  // of a row, side by side
+    constexpr int kStagePieces = kRows * kRowPieces;
     const int first_block = blocks_.begin + stage * kRing;
-    for (int i = threadIdx.x; i < kRows * kRowPieces; i += kRowThreads) {
+    // Rolled: addresses in advance would take registers that the sums need.
+#pragma unroll 1
+    for (int i = threadIdx.x; i < kStagePieces; i += kRowThreads) {
       const int row = i / kRowPieces;
       const int block = i % kRowPieces / kPieces;
-      const int piece = i % kPieces;
       const bool valid =
           first_row_ + row < params_.rows.num_rows && first_block + block < blocks_.end;
-      const int64_t source = valid ? source_row(params_.rows, first_row_ + row) : 0;
-      const int64_t index = valid ? source * params_.num_k_blocks + first_block + block : 0;
-      ptx::copy_async_16(record(stage, block, row) + piece * 16,
-                         records + index * Format::kRecordBytes + piece * 16, valid);
+      const int64_t index =
+          valid ? static_cast<int64_t>(first_row_ + row) * params_.num_k_blocks + first_block : 0;
+      ptx::copy_async_16(record(stage, block, row) + i % kPieces * 16,
+                         static_cast<const unsigned char*>(params_.records) +
+                             index * Format::kRecordBytes + (valid ? i % kRowPieces * 16 : 0),
+                         valid);
     }
     ptx::copy_async_commit();
   }
@@ -189,7 +217,8 @@ void launch_many_rows(Stream& stream, const ProductParams& params) {
   const unsigned row_tiles = (params.rows.num_rows + kRows - 1) / kRows;
   const unsigned tile_blocks = (params.num_tiles + kManyRowsTiles - 1) / kManyRowsTiles;
   const bool split = params.plan.split_slices;
-  int64_t shared_bytes = ManyRows<Format, kColumns, false>::kSharedBytes;
+  int64_t shared_bytes = split ? ManyRows<Format, kColumns, true>::kSharedBytes
+                               : ManyRows<Format, kColumns, false>::kSharedBytes;
   if (params.finish.kind == Finish::kHeads) {
     const int64_t head_bytes = int64_t{kRowWarps} * params.finish.heads.kv.head_dim * 4;
     shared_bytes = shared_bytes > head_bytes ? shared_bytes : head_bytes;

@@ -11,7 +11,7 @@ namespace specdec::cuda::SPECDEC_TARGET {
 __device__ __forceinline__ float to_float(float value) { return value; }
 __device__ __forceinline__ float to_float(double value) { return static_cast<float>(value); }
 
-// A thread writes 16 bytes: 8 inputs of an output. Inputs past the end are zero.
+// A thread packs 8 inputs of an output. Inputs past the end are zero.
 template <class T, class Source>
 __global__ void __launch_bounds__(256) pack_kernel(const PackParams params) {
   const int num_k_blocks = (params.in_features + kBlockInputs - 1) / kBlockInputs;
@@ -19,18 +19,17 @@ __global__ void __launch_bounds__(256) pack_kernel(const PackParams params) {
   const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (index >= params.num_rows * pieces) return;
   const int64_t row = index / pieces;
-  const int piece = static_cast<int>(index % pieces);
-  const Source* source =
-      static_cast<const Source*>(params.source) + row * params.in_features + piece * 8;
-  const int count = params.in_features - piece * 8;
-  float values[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) values[i] = i < count ? to_float(source[i]) : 0.0f;
+  const int first_k = static_cast<int>(index % pieces) * 8;
+  const Source* source = static_cast<const Source*>(params.source) + row * params.in_features;
   const int64_t place = packed_place(params.first_row + row, params.out_features, params.gated);
-  *reinterpret_cast<uint4*>(static_cast<unsigned char*>(params.packed) +
-                            act_piece_offset(place, piece / 4, piece % 4, num_k_blocks)) =
-      make_uint4(pack<T>(values[0], values[1]), pack<T>(values[2], values[3]),
-                 pack<T>(values[4], values[5]), pack<T>(values[6], values[7]));
+#pragma unroll
+  for (int k = first_k; k < first_k + 8; k += 2) {
+    const float low = k < params.in_features ? to_float(source[k]) : 0.0f;
+    const float high = k + 1 < params.in_features ? to_float(source[k + 1]) : 0.0f;
+    const int64_t offset = act_pair_offset(place, k, num_k_blocks);
+    *reinterpret_cast<uint32_t*>(static_cast<unsigned char*>(params.packed) + offset) =
+        pack<T>(low, high);
+  }
 }
 
 template <class T, class Source>
