@@ -34,7 +34,15 @@ bool Engine::abort(const std::string& request_id) { return impl_->abort(request_
 bool Engine::stop_completion(const std::string& request_id, int index) {
   return impl_->stop_completion(request_id, index);
 }
-std::vector<RequestOutput> Engine::step() { return impl_->step(); }
+std::vector<RequestOutput> Engine::step() {
+  try {
+    return impl_->step();
+  } catch (const OutOfMemory& error) {
+    throw OutOfMemory(str_cat(error.what(),
+                              "; lower max_num_batched_tokens or max_num_seqs, or on a GPU "
+                              "gpu_memory_utilization"));
+  }
+}
 bool Engine::has_unfinished_requests() const { return impl_->has_unfinished_requests(); }
 int Engine::reset_prefix_cache() { return impl_->reset_prefix_cache(); }
 EngineStats Engine::stats() const { return impl_->stats(); }

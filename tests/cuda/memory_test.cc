@@ -1,0 +1,93 @@
+// Shortage of device memory, on an emulated device with little of it.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "cuda/backend/cuda_backend.h"
+#include "cuda/emulation/emulated_device.h"
+#include "engine/limits.h"
+#include "kv/kv_cache.h"
+#include "runtime/model_runner.h"
+#include "specdec/error.h"
+#include "testing/tiny_llama.h"
+
+namespace specdec::cuda {
+namespace {
+
+namespace tiny = specdec::testing::tiny_llama;
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+CudaBackend backend_with(int64_t memory_bytes) {
+  return CudaBackend(make_emulated_device({.memory_bytes = memory_bytes}), emulated::kernel_table(),
+                     DType::kBF16);
+}
+
+// What the call's OutOfMemory says; empty without one.
+template <class Call>
+std::string shortage_of(Call&& call) {
+  try {
+    call();
+  } catch (const OutOfMemory& error) {
+    return error.what();
+  }
+  return "";
+}
+
+KvCacheShape cache_shape() {
+  return {.num_layers = 2,
+          .num_kv_heads = 2,
+          .head_dim = 64,
+          .format = {.block_size = 16, .dtype = DType::kBF16}};
+}
+
+TEST(CudaMemory, IsTheDevices) {
+  CudaBackend backend = backend_with(64 * kMiB);
+  const MemoryInfo before = backend.memory();
+  EXPECT_EQ(before.total_bytes, 64 * kMiB);
+  EXPECT_LE(before.free_bytes, before.total_bytes);
+  const Buffer buffer = backend.allocate(kMiB, "a test");
+  EXPECT_LE(backend.memory().free_bytes, before.free_bytes - kMiB);
+}
+
+TEST(CudaMemory, WeightsThatDoNotFitSayWhatToDo) {
+  const specdec::testing::TempDirectory directory;
+  tiny::write_checkpoint(directory, tiny::llama_tensors());
+  const ModelConfig model = load_model_config(directory.path());
+  CudaBackend backend = backend_with(2048);
+  const std::string shortage = shortage_of([&] {
+    ModelRunner(model, directory.path(), backend,
+                {.max_model_len = 64, .max_rows = 64, .max_logit_rows = 4});
+  });
+  for (const char* part : {"device memory", "quantization=\"int8\"", "smaller model"}) {
+    EXPECT_NE(shortage.find(part), std::string::npos) << shortage;
+  }
+}
+
+TEST(CudaMemory, AnOpenCacheFitsAndLeavesTheRest) {
+  CudaBackend backend = backend_with(64 * kMiB);
+  const Buffer weights = backend.allocate(20 * kMiB, "weights");
+  EngineConfig config;
+  config.gpu_memory_utilization = 0.75;
+  const int64_t block_bytes = KvCache::block_bytes(backend, cache_shape());
+  const CacheSize size =
+      resolve_cache_size(config, DeviceKind::kGpu, 128, block_bytes, backend.memory());
+  const KvCache cache(backend, cache_shape(), size.num_blocks);
+  // 48 MiB less what is in use and 1 MiB for later; the null block comes on top.
+  EXPECT_LE(cache.size_bytes(), 27 * kMiB + block_bytes);
+  EXPECT_GT(cache.size_bytes(), 25 * kMiB);
+  EXPECT_GE(backend.memory().free_bytes, 16 * kMiB);
+}
+
+TEST(CudaMemory, ACacheThatDoesNotFitSaysWhatToLower) {
+  CudaBackend backend = backend_with(8 * kMiB);
+  const std::string shortage = shortage_of([&] { KvCache(backend, cache_shape(), 4096); });
+  for (const char* part : {"4096 blocks", "kv_cache_memory_bytes", "gpu_memory_utilization"}) {
+    EXPECT_NE(shortage.find(part), std::string::npos) << shortage;
+  }
+  // Nothing is kept of the attempt.
+  EXPECT_GT(backend.memory().free_bytes, 7 * kMiB);
+}
+
+}  // namespace
+}  // namespace specdec::cuda
