@@ -9,6 +9,11 @@
 #include "specdec/error.h"
 
 namespace specdec::cuda {
+namespace {
+
+constexpr size_t kAttentionWorkspaceBytes = size_t{512} << 10;  // for each multiprocessor
+
+}  // namespace
 
 CudaBackend::CudaBackend(std::unique_ptr<Device> device, const KernelTable& kernels,
                          DType act_dtype, const CudaOptions& options)
@@ -20,7 +25,10 @@ CudaBackend::CudaBackend(std::unique_ptr<Device> device, const KernelTable& kern
       staging_(*device_, *stream_),
       packer_(*device_, *stream_, kernels_.projection, act_dtype),
       projector_(*device_, *stream_, kernels_.projection, act_dtype),
-      sampler_(*device_, *stream_, kernels_.sampling) {
+      sampler_(*device_, *stream_, kernels_.sampling),
+      attention_workspace_(
+          device_->allocate(kAttentionWorkspaceBytes * device_->properties().num_multiprocessors,
+                            "workspace of attention")) {
   if (act_dtype != DType::kBF16 && act_dtype != DType::kF16) {
     throw InvalidArgument("dtype", str_cat("'", name_of(act_dtype), "' is not computed in on ",
                                            device_->info().name, "; use 'bfloat16' or 'float16'"));

@@ -77,6 +77,7 @@ class CudaBackend final : public Backend {
   WeightPacker packer_;
   Projector projector_;
   DeviceSampler sampler_;
+  Buffer attention_workspace_;  // AttentionParams::workspace
 };
 
 }  // namespace specdec::cuda

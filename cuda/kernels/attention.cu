@@ -1,8 +1,79 @@
+#include "cuda/device/kv_layout.cuh"
+#include "cuda/device/ptx.cuh"
 #include "cuda/device/target.cuh"
 #include "cuda/kernels/attention.h"
+#include "cuda/kernels/attention_launch.h"
 
 namespace specdec::cuda::SPECDEC_TARGET {
+namespace {
 
-AttentionKernels attention_kernels() { return {}; }
+constexpr int kCopyThreads = 64;
+constexpr int kBatch = 8;  // pairs read together
+
+void tree_attention(Stream& stream, const AttentionParams& params) {
+  if (params.act_dtype == DType::kBF16) {
+    attend_bf16(stream, params);
+  } else {
+    attend_f16(stream, params);
+  }
+}
+
+// Copies one element of a row, or its scale, for all pairs. Within a request slots are read in
+// rising order and written at or below, so no pair reads what one before it wrote: a few are read
+// together, then written in order.
+template <class Element>
+__device__ __forceinline__ void copy_elements(const CopyKvParams& params, Element* elements,
+                                              int64_t row_elements, int head) {
+  const KvLayout layout = {params.shape.num_blocks, params.shape.block_size,
+                           params.shape.num_kv_heads, params.shape.head_dim};
+  const int num_pairs = *params.num_pairs;
+  for (int first = 0; first < num_pairs; first += kBatch) {
+    Element values[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (first + i >= num_pairs) continue;
+      values[i] = elements[layout.row(params.slots[2 * (first + i)], head) * row_elements];
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (first + i >= num_pairs) continue;
+      elements[layout.row(params.slots[2 * (first + i) + 1], head) * row_elements] = values[i];
+    }
+  }
+}
+
+// Block (layer, head, keys or values).
+__global__ void __launch_bounds__(kCopyThreads) copy_kv_kernel(const CopyKvParams params) {
+  ptx::wait_for_previous();
+  const KvLayerPointers layer = params.layers[blockIdx.x];
+  void* data = blockIdx.z == 0 ? layer.keys : layer.values;
+  const int head = blockIdx.y;
+  const bool has_scales = params.shape.dtype == DType::kI8;
+  const int row_chunks = params.shape.head_dim * (has_scales ? 1 : 2) / 16;
+  const int thread = threadIdx.x;
+  if (thread < row_chunks) {
+    copy_elements(params, static_cast<uint4*>(data) + thread, row_chunks, head);
+  } else if (thread == row_chunks && has_scales) {
+    const KvLayout layout = {params.shape.num_blocks, params.shape.block_size,
+                             params.shape.num_kv_heads, params.shape.head_dim};
+    copy_elements(params, layout.scales(data), 1, head);
+  }
+  ptx::let_next_start();
+}
+
+void copy_kv(Stream& stream, const CopyKvParams& params) {
+  launch("copy_kv", stream, copy_kv_kernel,
+         {.grid = {static_cast<unsigned>(params.num_layers),
+                   static_cast<unsigned>(params.shape.num_kv_heads), 2},
+          .block = {kCopyThreads},
+          .overlaps_previous = true},
+         params);
+}
+
+}  // namespace
+
+AttentionKernels attention_kernels() {
+  return {.tree_attention = tree_attention, .copy_kv = copy_kv};
+}
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

@@ -1,11 +1,56 @@
 // Attention over the paged cache, and moves within it.
+//
+// What a row gets is defined by positions alone: keys come in tiles of kAttentionTile positions,
+// tiles in splits (split_of in attention_plan.cuh). A softmax runs over the tiles of a split in
+// order, splits are joined in order. Which block computes which split, and beside which other rows,
+// leaves no trace.
 #pragma once
 
+#include <cstdint>
+
+#include "backend/op_args.h"
 #include "cuda/gpu/device.h"
 
 namespace specdec::cuda {
 
-struct AttentionKernels {};
+inline constexpr int kAttentionTile = 64;         // positions
+inline constexpr int kMaxAttentionHeadDim = 256;  // a multiple of 8, of 16 in int8 caches
+
+struct AttentionParams {
+  const void* q = nullptr;  // [num_rows, num_heads * head_dim] act
+  void* out = nullptr;      // likewise; zeros for rows of no request
+  DType act_dtype = DType::kBF16;
+  BatchView batch;  // device pointers; num_rows and num_requests may be upper bounds
+  PagedKvView kv;
+  int num_heads = 0;
+  float scale = 1.0f;
+  int sliding_window = 0;
+  int num_multiprocessors = 0;
+  // Partial results. Zeroed once, before its first use; one stream at a time. Work that does not
+  // fit is shared out less widely.
+  void* workspace = nullptr;
+  size_t workspace_bytes = 0;
+};
+
+struct KvLayerPointers {
+  void* keys = nullptr;
+  void* values = nullptr;
+};
+
+// Copies the keys and values of slots in every layer: as CopyKvArgs says, but all of it in device
+// memory, so that it can be captured.
+struct CopyKvParams {
+  const KvLayerPointers* layers = nullptr;  // [num_layers]
+  int num_layers = 0;
+  PagedKvView shape;                   // of every layer; keys and values unused
+  const int64_t* slots = nullptr;      // [*num_pairs, 2] from, to
+  const int32_t* num_pairs = nullptr;  // [1]
+};
+
+struct AttentionKernels {
+  void (*tree_attention)(Stream&, const AttentionParams&) = nullptr;
+  void (*copy_kv)(Stream&, const CopyKvParams&) = nullptr;
+};
 
 namespace native {
 AttentionKernels attention_kernels();

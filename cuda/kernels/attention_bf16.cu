@@ -1,0 +1,10 @@
+#include "cuda/kernels/attention_kernel.cuh"
+#include "cuda/kernels/attention_launch.h"
+
+namespace specdec::cuda::SPECDEC_TARGET {
+
+void attend_bf16(Stream& stream, const AttentionParams& params) {
+  launch_attention_for<Bf16>(stream, params);
+}
+
+}  // namespace specdec::cuda::SPECDEC_TARGET

@@ -1,0 +1,332 @@
+// Who computes what in attention. The lengths are in device memory, so every block works the plan
+// out for itself: a list of items, each some (row, head) pairs of a request that share a KV head,
+// and a range of splits, which the blocks take one after another.
+//
+// Rows of a tree have their ancestors at scattered slots: splits wholly below base_len are computed
+// for many rows together, as all of a chain's are; the others for each tree row by itself.
+#pragma once
+
+#include <climits>
+#include <cstdint>
+
+#include "cuda/device/target.cuh"
+#include "cuda/kernels/attention.h"
+
+namespace specdec::cuda::SPECDEC_TARGET {
+
+constexpr int kWarpSize = 32;
+constexpr uint32_t kAllLanes = 0xffffffffu;
+
+// Splits are short where a context is, so that there is something to share out, and longer behind.
+constexpr int kShortSplit = 256;  // positions
+constexpr int kLongSplit = 1024;
+constexpr int kShortEnd = 16384;
+constexpr int kNumShortSplits = kShortEnd / kShortSplit;
+
+__device__ __forceinline__ int split_of(int position) {
+  return position < kShortEnd ? position / kShortSplit
+                              : kNumShortSplits + (position - kShortEnd) / kLongSplit;
+}
+__device__ __forceinline__ int split_begin(int split) {
+  return split < kNumShortSplits ? split * kShortSplit
+                                 : kShortEnd + (split - kNumShortSplits) * kLongSplit;
+}
+
+// Where the partial results of a row are: from slot first_slot (of head 0) on, num_slots of them,
+// head_stride slots from head to head. num_slots 0: its results were written without.
+struct RowPlan {
+  int32_t first_slot;
+  int32_t num_slots;
+  int32_t head_stride;
+  int32_t unused;
+};
+
+// A launch's share of the workspace.
+struct AttentionWorkspace {
+  uint32_t* counter;  // items taken beside the first of each block; 0 between launches
+  RowPlan* rows;      // [num_rows]
+  float* sums;        // [capacity, 2] maximum, sum of weights
+  float* values;      // [capacity, padded head_dim] weighted values
+  int64_t capacity;   // slots
+};
+
+struct AttendArgs {
+  AttentionParams params;
+  AttentionWorkspace workspace;
+  float scale_log2;  // of scores, to powers of two
+};
+
+// How a request's splits are shared out.
+enum class Sharing : int {
+  kSplits,  // each split is an item
+  kPairs,   // an item runs over all its splits; a tree's tails are items of their own
+  kAlone,   // an item is one row, from its first position to its last
+};
+
+struct RequestPlan {
+  int first_row;
+  int num_rows;
+  int base_len;
+  int num_tree_slots;
+  bool is_tree;
+  int first_split;  // that any row sees
+  int shared_end;   // splits before it are computed for many rows together
+  int split_end;
+
+  __device__ int num_shared() const { return shared_end - first_split; }
+  __device__ int num_tail() const { return split_end - shared_end; }
+};
+
+__device__ __forceinline__ RequestPlan plan_request(const AttentionParams& params, int request) {
+  const BatchView& batch = params.batch;
+  RequestPlan plan;
+  plan.first_row = batch.cu_rows[request];
+  plan.num_rows = batch.cu_rows[request + 1] - plan.first_row;
+  plan.base_len = batch.base_lens[request];
+  plan.is_tree = batch.is_tree != nullptr && batch.is_tree[request] != 0;
+  plan.num_tree_slots =
+      batch.num_tree_slots != nullptr ? batch.num_tree_slots[request] : plan.num_rows;
+  plan.first_split = plan.shared_end = plan.split_end = 0;
+  if (plan.num_rows <= 0) {
+    plan.num_rows = 0;
+    return plan;
+  }
+  if (params.sliding_window > 0) {
+    plan.first_split = split_of(max(0, plan.base_len + 1 - params.sliding_window));
+  }
+  const int num_slots = plan.is_tree ? max(1, plan.num_tree_slots) : plan.num_rows;
+  plan.split_end = split_of(plan.base_len + num_slots - 1) + 1;
+  plan.shared_end = plan.is_tree ? split_of(plan.base_len) : plan.split_end;
+  return plan;
+}
+
+// One past the last position a row sees.
+__device__ __forceinline__ int row_limit(const AttentionParams& params, const RequestPlan& plan,
+                                         int row) {
+  if (!plan.is_tree) return plan.base_len + row + 1;
+  const int words = params.batch.mask_words;
+  const uint64_t* mask =
+      params.batch.ancestor_mask + static_cast<int64_t>(plan.first_row + row) * words;
+  int count = 0;
+  for (int first = 0; first < plan.num_tree_slots; first += 64) {
+    const int num_bits = min(64, plan.num_tree_slots - first);
+    count += __popcll(mask[first / 64] & (~uint64_t{0} >> (64 - num_bits)));
+  }
+  return plan.base_len + count;
+}
+__device__ __forceinline__ int row_begin(const AttentionParams& params, int limit) {
+  return params.sliding_window > 0 ? max(0, limit - params.sliding_window) : 0;
+}
+
+// What all items are made of; the same in every block.
+struct WorkShape {
+  int num_kv_heads;
+  int num_heads;
+  int group_size;
+  int tile_pairs;     // pairs an item may have
+  int num_blocks;     // of the grid
+  int64_t num_tiles;  // of positions, over all items
+  int level;          // 0: as wide as is useful; 1: few slots; 2: none
+
+  __device__ int pair_tiles(int num_pairs) const {
+    return (num_pairs + tile_pairs - 1) / tile_pairs;
+  }
+  __device__ int shared_tiles(const RequestPlan& plan) const {
+    return (split_begin(plan.shared_end) - split_begin(plan.first_split)) / kAttentionTile;
+  }
+  __device__ int64_t cost(const RequestPlan& plan) const {
+    const int tail_tiles =
+        (split_begin(plan.split_end) - split_begin(plan.shared_end)) / kAttentionTile;
+    const int64_t shared =
+        static_cast<int64_t>(pair_tiles(plan.num_rows * group_size)) * shared_tiles(plan);
+    const int64_t tails = static_cast<int64_t>(plan.num_rows) * pair_tiles(group_size) * tail_tiles;
+    return num_kv_heads * (shared + tails);
+  }
+  // Splits are joined over memory; it is worth it where one block would work for twice its share.
+  __device__ Sharing sharing(const RequestPlan& plan, int at_level) const {
+    if (at_level == 2) return plan.is_tree ? Sharing::kAlone : Sharing::kPairs;
+    if (at_level == 1 || plan.num_shared() <= 1) return Sharing::kPairs;
+    const int64_t alone = static_cast<int64_t>(shared_tiles(plan)) * num_blocks;
+    return alone > 2 * num_tiles ? Sharing::kSplits : Sharing::kPairs;
+  }
+  // Slots of a pair: columns of a table of partial results.
+  __device__ int num_columns(const RequestPlan& plan, Sharing sharing) const {
+    if (sharing == Sharing::kSplits) return plan.split_end - plan.first_split;
+    if (sharing == Sharing::kAlone || !plan.is_tree) return 0;
+    return min(1, plan.num_shared()) + plan.num_tail();
+  }
+  __device__ int column_of(const RequestPlan& plan, Sharing sharing, int split) const {
+    if (sharing == Sharing::kSplits) return split - plan.first_split;
+    return split < plan.shared_end ? 0 : min(1, plan.num_shared()) + split - plan.shared_end;
+  }
+  __device__ int64_t num_slots(const RequestPlan& plan, Sharing sharing) const {
+    return static_cast<int64_t>(plan.num_rows) * num_heads * num_columns(plan, sharing);
+  }
+  __device__ int num_shared_items(const RequestPlan& plan, Sharing sharing) const {
+    if (sharing == Sharing::kAlone) return 0;
+    const int ranges = sharing == Sharing::kSplits ? plan.num_shared() : min(1, plan.num_shared());
+    return num_kv_heads * pair_tiles(plan.num_rows * group_size) * ranges;
+  }
+  __device__ int num_items(const RequestPlan& plan, Sharing sharing) const {
+    const int ranges = sharing == Sharing::kAlone ? 1 : plan.num_tail();
+    const int tails = num_kv_heads * plan.num_rows * pair_tiles(group_size) * ranges;
+    return num_shared_items(plan, sharing) + tails;
+  }
+};
+
+__device__ __forceinline__ WorkShape work_shape(const AttentionParams& params, int tile_pairs) {
+  return {.num_kv_heads = params.kv.num_kv_heads,
+          .num_heads = params.num_heads,
+          .group_size = params.num_heads / params.kv.num_kv_heads,
+          .tile_pairs = tile_pairs,
+          .num_blocks = static_cast<int>(gridDim.x),
+          .num_tiles = 0,
+          .level = 0};
+}
+
+__device__ __forceinline__ int64_t warp_total(int64_t value) {
+#pragma unroll
+  for (int step = kWarpSize / 2; step > 0; step /= 2) {
+    value += __shfl_xor_sync(kAllLanes, value, step);
+  }
+  return value;
+}
+
+// By one warp: completes the shape, and writes for every request where its items end and its slots
+// begin.
+__device__ __forceinline__ void plan_work(const AttendArgs& args, WorkShape& shape, int* item_ends,
+                                          int* slot_begins) {
+  const int lane = threadIdx.x % kWarpSize;
+  const int num_requests = args.params.batch.num_requests;
+  int64_t tiles = 0;
+  for (int r = lane; r < num_requests; r += kWarpSize) {
+    tiles += shape.cost(plan_request(args.params, r));
+  }
+  shape.num_tiles = warp_total(tiles);
+  int64_t slots[2] = {0, 0};
+  for (int r = lane; r < num_requests; r += kWarpSize) {
+    const RequestPlan plan = plan_request(args.params, r);
+    slots[0] += shape.num_slots(plan, shape.sharing(plan, 0));
+    slots[1] += shape.num_slots(plan, shape.sharing(plan, 1));
+  }
+  shape.level = warp_total(slots[0]) <= args.workspace.capacity   ? 0
+                : warp_total(slots[1]) <= args.workspace.capacity ? 1
+                                                                  : 2;
+  int items_before = 0, slots_before = 0;
+  for (int first = 0; first < num_requests; first += kWarpSize) {
+    const int r = first + lane;
+    int num_items = 0, num_slots = 0;
+    if (r < num_requests) {
+      const RequestPlan plan = plan_request(args.params, r);
+      const Sharing sharing = shape.sharing(plan, shape.level);
+      num_items = shape.num_items(plan, sharing);
+      num_slots = static_cast<int>(shape.num_slots(plan, sharing));
+    }
+    int item_end = num_items, slot_end = num_slots;
+#pragma unroll
+    for (int step = 1; step < kWarpSize; step *= 2) {
+      const int items = __shfl_up_sync(kAllLanes, item_end, step);
+      const int below = __shfl_up_sync(kAllLanes, slot_end, step);
+      if (lane >= step) {
+        item_end += items;
+        slot_end += below;
+      }
+    }
+    if (r < num_requests) {
+      item_ends[r] = items_before + item_end;
+      slot_begins[r] = slots_before + slot_end - num_slots;
+    }
+    items_before += __shfl_sync(kAllLanes, item_end, kWarpSize - 1);
+    slots_before += __shfl_sync(kAllLanes, slot_end, kWarpSize - 1);
+  }
+}
+
+// Tells the combining kernel where the partial results are: each block for some of the requests.
+__device__ __forceinline__ void write_row_plans(const AttendArgs& args, const WorkShape& shape,
+                                                const int* slot_begins) {
+  for (int r = blockIdx.x; r < args.params.batch.num_requests; r += gridDim.x) {
+    const RequestPlan plan = plan_request(args.params, r);
+    const Sharing sharing = shape.sharing(plan, shape.level);
+    const int num_columns = shape.num_columns(plan, sharing);
+    for (int row = threadIdx.x; row < plan.num_rows; row += blockDim.x) {
+      RowPlan out = {0, 0, num_columns, 0};
+      if (num_columns > 0) {
+        const int limit = row_limit(args.params, plan, row);
+        const int first = shape.column_of(plan, sharing, split_of(row_begin(args.params, limit)));
+        out.num_slots = shape.column_of(plan, sharing, split_of(limit - 1)) + 1 - first;
+        out.first_slot = slot_begins[r] + row * shape.num_heads * num_columns + first;
+      }
+      args.workspace.rows[plan.first_row + row] = out;
+    }
+  }
+}
+
+// Some pairs of a request that share a KV head, over some splits. Pair p of a request is its row
+// p / group_size and query head kv_head * group_size + p % group_size.
+struct Item {
+  int request;
+  RequestPlan plan;
+  int kv_head;
+  int first_pair;
+  int num_pairs;
+  bool by_row;  // of one tree row, whose slots past base_len are its ancestors'
+  int split_first;
+  int split_limit;
+  int slot;  // of head 0 and the request's row 0; -1: the results are written out
+  int num_columns;
+};
+
+__device__ __forceinline__ Item item_at(const AttentionParams& params, const WorkShape& shape,
+                                        const int* item_ends, const int* slot_begins, int index) {
+  int low = 0, high = params.batch.num_requests - 1;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (item_ends[middle] > index) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  Item item;
+  item.request = low;
+  item.plan = plan_request(params, low);
+  const RequestPlan& plan = item.plan;
+  const Sharing sharing = shape.sharing(plan, shape.level);
+  int local = index - (low > 0 ? item_ends[low - 1] : 0);
+  const int num_shared_items = shape.num_shared_items(plan, sharing);
+  item.by_row = local >= num_shared_items;
+  if (!item.by_row) {
+    // Last pairs first: in a prompt they see most.
+    const int num_pairs = plan.num_rows * shape.group_size;
+    const int num_tiles = shape.pair_tiles(num_pairs);
+    item.first_pair = (num_tiles - 1 - local % num_tiles) * shape.tile_pairs;
+    item.num_pairs = min(shape.tile_pairs, num_pairs - item.first_pair);
+    local /= num_tiles;
+    item.kv_head = local % shape.num_kv_heads;
+    const int range = local / shape.num_kv_heads;
+    const bool one = sharing == Sharing::kSplits;
+    item.split_first = plan.first_split + range;
+    item.split_limit = one ? item.split_first + 1 : plan.shared_end;
+  } else {
+    local -= num_shared_items;
+    const int num_tiles = shape.pair_tiles(shape.group_size);
+    const int row = local % plan.num_rows;
+    local /= plan.num_rows;
+    const int first = local % num_tiles * shape.tile_pairs;
+    local /= num_tiles;
+    item.first_pair = row * shape.group_size + first;
+    item.num_pairs = min(shape.tile_pairs, shape.group_size - first);
+    item.kv_head = local % shape.num_kv_heads;
+    const int range = local / shape.num_kv_heads;
+    const bool alone = sharing == Sharing::kAlone;
+    item.split_first = alone ? plan.first_split : plan.shared_end + range;
+    item.split_limit = alone ? plan.split_end : item.split_first + 1;
+  }
+  item.num_columns = shape.num_columns(plan, sharing);
+  item.slot = item.num_columns > 0
+                  ? slot_begins[low] + shape.column_of(plan, sharing, item.split_first)
+                  : -1;
+  return item;
+}
+
+}  // namespace specdec::cuda::SPECDEC_TARGET

@@ -1,0 +1,487 @@
+// The pieces of attention over one tile of keys: where the tile's rows are, copying it, unpacking
+// codes, scores, softmax and weighted values.
+//
+// Matrices in shared memory are rows of 16-byte chunks, chunk c of row r at c ^ (r & 7), so that
+// ldmatrix finds eight rows of a column in different banks.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/device/kv_layout.cuh"
+#include "cuda/device/numeric.cuh"
+#include "cuda/device/ptx.cuh"
+#include "cuda/kernels/attention_plan.cuh"
+
+namespace specdec::cuda::SPECDEC_TARGET {
+
+constexpr int kAttentionThreads = 128;
+constexpr int kAttentionWarps = kAttentionThreads / kWarpSize;
+constexpr int kChunkBytes = 16;
+constexpr int kChunk = 8;  // elements
+
+// kDim: head_dim, padded with zeros. kCodes: the cache is int8.
+template <class T, int kDim, bool kCodes>
+struct AttentionTiles {
+  using Element = T;
+  static constexpr int kPaddedDim = kDim;
+  static constexpr bool kIsInt8 = kCodes;
+  static constexpr int kElementBytes = kCodes ? 1 : 2;       // of the cache
+  static constexpr int kMostWarpRows = kDim <= 128 ? 4 : 2;  // m16 tiles side by side
+  static constexpr int kPairs = 16 * kMostWarpRows;          // of an item
+  static constexpr int kBlocksPerSm = kDim <= 64 ? 3 : kDim <= 128 ? 2 : 1;
+  static constexpr int kStages = 2;
+  static constexpr int kTileElements = kAttentionTile * kDim;
+  static constexpr int kRawBytes = kAttentionTile * kDim;  // keys' or values' codes of a tile
+
+  // Shared memory, in bytes from its start.
+  static constexpr int kQuery = 0;
+  static constexpr int kTiles = kQuery + kPairs * kDim * 2;  // [stages][keys, values]; codes: one
+  static constexpr int kRaw = kTiles + (kCodes ? 1 : kStages) * 2 * kTileElements * 2;
+  static constexpr int kWeights = kRaw + (kCodes ? kStages * 2 * kRawBytes : 0);
+  static constexpr int kMaxima = kWeights + 2 * 16 * kAttentionTile * 2;
+  static constexpr int kScales = kMaxima + 64 * 4;
+  static constexpr int kRows = kScales + 2 * kAttentionTile * 4;
+  static constexpr int kRanges = kRows + kStages * kAttentionTile * 4;
+  static constexpr int kPlan = kRanges + 2 * kPairs * 4;
+  static constexpr int shared_bytes(int num_requests, int mask_words) {
+    return kPlan + 2 * num_requests * 4 + 64 * mask_words * 2;
+  }
+};
+
+template <class T>
+__device__ __forceinline__ T* chunk_at(T* matrix, int row, int chunk, int row_elements) {
+  return matrix + row * row_elements + ((chunk ^ (row & 7)) * kChunk);
+}
+
+// A block's shared memory.
+template <class Tiles>
+struct AttentionMemory {
+  using T = typename Tiles::Element;
+  unsigned char* base;
+  int num_requests;
+
+  __device__ T* query() const { return reinterpret_cast<T*>(base + Tiles::kQuery); }
+  // [2] keys, values
+  __device__ T* tile(int stage) const {
+    return reinterpret_cast<T*>(base + Tiles::kTiles) +
+           (Tiles::kIsInt8 ? 0 : stage) * 2 * Tiles::kTileElements;
+  }
+  __device__ unsigned char* raw(int stage) const {
+    return base + Tiles::kRaw + stage * 2 * Tiles::kRawBytes;
+  }
+  __device__ T* weights() const { return reinterpret_cast<T*>(base + Tiles::kWeights); }
+  __device__ float* maxima() const { return reinterpret_cast<float*>(base + Tiles::kMaxima); }
+  // [2][tile] of keys, of values
+  __device__ float* scales() const { return reinterpret_cast<float*>(base + Tiles::kScales); }
+  // [tile] rows of the cache; -1: none
+  __device__ int* rows(int stage) const {
+    return reinterpret_cast<int*>(base + Tiles::kRows) + stage * kAttentionTile;
+  }
+  // Of each pair: the first position it sees, and one past the last.
+  __device__ int* begins() const { return reinterpret_cast<int*>(base + Tiles::kRanges); }
+  __device__ int* limits() const { return begins() + Tiles::kPairs; }
+  __device__ int* item_ends() const { return reinterpret_cast<int*>(base + Tiles::kPlan); }
+  __device__ int* slot_begins() const { return item_ends() + num_requests; }
+  // Of an item by row: the slots past base_len it sees, in order.
+  __device__ uint16_t* ancestors() const {
+    return reinterpret_cast<uint16_t*>(slot_begins() + num_requests);
+  }
+};
+
+// Positions that an item's pairs see.
+struct ItemRange {
+  int begin;  // of any pair
+  int limit;
+  int common_begin;  // from here to common_limit all pairs see everything
+  int common_limit;
+};
+
+// Finds the rows of tiles in the cache: thread t < kAttentionTile the row of the tile's key t. The
+// table is read one step before the result is wanted.
+class RowFinder {
+ public:
+  __device__ RowFinder(const AttentionParams& params, const Item& item, const ItemRange& range,
+                       const uint16_t* ancestors)
+      : kv_(params.kv),
+        table_(params.batch.block_tables +
+               static_cast<int64_t>(item.request) * params.batch.max_blocks_per_request),
+        ancestors_(ancestors),
+        begin_(range.begin),
+        limit_(range.limit),
+        base_len_(item.by_row ? item.plan.base_len : INT_MAX),
+        kv_head_(item.kv_head) {}
+
+  __device__ void look_up(int tile) {
+    block_ = -1;
+    if (threadIdx.x >= kAttentionTile) return;
+    const int position = tile * kAttentionTile + static_cast<int>(threadIdx.x);
+    if (position < begin_ || position >= limit_) return;
+    int slot = position;
+    if (position >= base_len_) slot = base_len_ + ancestors_[position - base_len_];
+    offset_ = slot % kv_.block_size;
+    block_ = table_[slot / kv_.block_size];
+  }
+  __device__ void store(int* rows) const {
+    if (threadIdx.x >= kAttentionTile) return;
+    rows[threadIdx.x] =
+        block_ < 0 ? -1 : (block_ * kv_.num_kv_heads + kv_head_) * kv_.block_size + offset_;
+  }
+
+ private:
+  const PagedKvView& kv_;
+  const int32_t* table_;
+  const uint16_t* ancestors_;
+  int begin_, limit_, base_len_, kv_head_;
+  int block_ = -1;
+  int offset_ = 0;
+};
+
+// Begins the copy of a tile's keys and values, as the cache has them.
+template <class Tiles>
+__device__ __forceinline__ void begin_copy(const AttentionMemory<Tiles>& memory,
+                                           const PagedKvView& kv, int stage) {
+  constexpr int kPerChunk = kChunkBytes / Tiles::kElementBytes;
+  constexpr int kRowChunks = Tiles::kPaddedDim / kPerChunk;
+  const int* rows = memory.rows(stage);
+  const int row_bytes = kv.head_dim * Tiles::kElementBytes;
+#pragma unroll
+  for (int part = 0; part < 2; ++part) {
+    const char* source = static_cast<const char*>(part == 0 ? kv.keys : kv.values);
+#pragma unroll 4
+    for (int i = threadIdx.x; i < kAttentionTile * kRowChunks; i += kAttentionThreads) {
+      const int key = i / kRowChunks, chunk = i % kRowChunks;
+      const int row = rows[key];
+      const bool valid = row >= 0 && chunk * kChunkBytes < row_bytes;
+      const char* from =
+          valid ? source + static_cast<int64_t>(row) * row_bytes + chunk * kChunkBytes : source;
+      void* to;
+      if constexpr (Tiles::kIsInt8) {
+        to = memory.raw(stage) + part * Tiles::kRawBytes + i * kChunkBytes;
+      } else {
+        to = chunk_at(memory.tile(stage) + part * Tiles::kTileElements, key, chunk,
+                      Tiles::kPaddedDim);
+      }
+      ptx::copy_async_16(to, from, valid);
+    }
+  }
+}
+
+// The scale of a tile's key (or value) number threadIdx.x % kAttentionTile.
+__device__ __forceinline__ float load_scale(const PagedKvView& kv, const int* rows) {
+  const int row = rows[threadIdx.x % kAttentionTile];
+  if (row < 0) return 0.0f;
+  const KvLayout layout = {kv.num_blocks, kv.block_size, kv.num_kv_heads, kv.head_dim};
+  const void* codes = threadIdx.x < kAttentionTile ? kv.keys : kv.values;
+  return layout.scales(codes)[row];
+}
+
+template <class T>
+__device__ __forceinline__ uint32_t unpack_codes(uint32_t codes, int first, float scale) {
+  const float low = static_cast<float>(static_cast<int8_t>(codes >> (8 * first)));
+  const float high = static_cast<float>(static_cast<int8_t>(codes >> (8 * first + 8)));
+  return pack<T>(low * scale, high * scale);
+}
+
+// A tile of codes, as elements.
+template <class Tiles>
+__device__ __forceinline__ void unpack_tile(const AttentionMemory<Tiles>& memory, int stage) {
+  using T = typename Tiles::Element;
+  constexpr int kRowChunks = Tiles::kPaddedDim / kChunkBytes;
+  constexpr int kPartChunks = kAttentionTile * kRowChunks;
+#pragma unroll 2
+  for (int i = threadIdx.x; i < 2 * kPartChunks; i += kAttentionThreads) {
+    const int part = i / kPartChunks, key = i % kPartChunks / kRowChunks, chunk = i % kRowChunks;
+    const float scale = memory.scales()[part * kAttentionTile + key];
+    const uint4 codes = *reinterpret_cast<const uint4*>(memory.raw(stage) + i * kChunkBytes);
+    const uint4 low =
+        make_uint4(unpack_codes<T>(codes.x, 0, scale), unpack_codes<T>(codes.x, 2, scale),
+                   unpack_codes<T>(codes.y, 0, scale), unpack_codes<T>(codes.y, 2, scale));
+    const uint4 high =
+        make_uint4(unpack_codes<T>(codes.z, 0, scale), unpack_codes<T>(codes.z, 2, scale),
+                   unpack_codes<T>(codes.w, 0, scale), unpack_codes<T>(codes.w, 2, scale));
+    T* tile = memory.tile(stage) + part * Tiles::kTileElements;
+    *reinterpret_cast<uint4*>(chunk_at(tile, key, 2 * chunk, Tiles::kPaddedDim)) = low;
+    *reinterpret_cast<uint4*>(chunk_at(tile, key, 2 * chunk + 1, Tiles::kPaddedDim)) = high;
+  }
+}
+
+// Weights relative to a maximum: 2^((score - maximum) * scale_log2). A maximum of nothing is
+// replaced by 0, so that nothing stays nothing.
+__device__ __forceinline__ float finite_maximum(float maximum) {
+  return maximum == -INFINITY ? 0.0f : maximum;
+}
+__device__ __forceinline__ float decay(float from, float to, float scale_log2) {
+  return exp2f((from - finite_maximum(to)) * scale_log2);
+}
+// Partial softmaxes are joined in order by total = part * part_weight + total * total_weight.
+__device__ __forceinline__ float join(float total, float total_weight, float part,
+                                      float part_weight) {
+  return fmaf(part, part_weight, total * total_weight);
+}
+__device__ __forceinline__ float inverse_of(float sum) { return sum > 0.0f ? 1.0f / sum : 0.0f; }
+// Normalised. The sign of a zero could tell who computed it.
+__device__ __forceinline__ float finished(float value, float inverse) {
+  return fmaf(value, inverse, 0.0f);
+}
+
+// A warp's share of an item: 16 pairs, and of the kWarpColumns warps that work on them those keys
+// (for scores) and those columns of the values that are this warp's.
+template <class Tiles, int kWarpColumns>
+struct WarpTile {
+  using T = typename Tiles::Element;
+  static constexpr int kDim = Tiles::kPaddedDim;
+  static constexpr int kKeys = kAttentionTile / kWarpColumns;
+  static constexpr int kValues = kDim / kWarpColumns;
+
+  int lane, warp_row, warp_column;
+  int begins[2], limits[2];  // of the pairs lane / 4 and lane / 4 + 8
+  float maxima[2];           // of the split so far
+  float sums[4];             // as a column of values: [0] and [2] are used
+  float values[kValues / 8][4];
+  float total_maxima[2];
+  float total_sums[2];
+  float total_values[kValues / 8][4];
+
+  __device__ int pair(int half) const { return warp_row * 16 + lane / 4 + 8 * half; }
+
+  __device__ __forceinline__ void begin_item(const AttentionMemory<Tiles>& memory) {
+    lane = threadIdx.x % kWarpSize;
+    const int warp = threadIdx.x / kWarpSize;
+    warp_row = warp / kWarpColumns;
+    warp_column = warp % kWarpColumns;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      begins[half] = memory.begins()[pair(half)];
+      limits[half] = memory.limits()[pair(half)];
+      total_maxima[half] = -INFINITY;
+      total_sums[half] = 0.0f;
+    }
+#pragma unroll
+    for (int n = 0; n < kValues / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) total_values[n][i] = 0.0f;
+    }
+    begin_split();
+  }
+
+  __device__ __forceinline__ void begin_split() {
+    maxima[0] = maxima[1] = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] = 0.0f;
+#pragma unroll
+    for (int n = 0; n < kValues / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) values[n][i] = 0.0f;
+    }
+  }
+
+  __device__ __forceinline__ void end_split(float scale_log2) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float maximum = fmaxf(total_maxima[half], maxima[half]);
+      const float total_weight = decay(total_maxima[half], maximum, scale_log2);
+      const float weight = decay(maxima[half], maximum, scale_log2);
+      total_sums[half] = join(total_sums[half], total_weight, sums[2 * half], weight);
+#pragma unroll
+      for (int n = 0; n < kValues / 8; ++n) {
+#pragma unroll
+        for (int i = 2 * half; i < 2 * half + 2; ++i) {
+          total_values[n][i] = join(total_values[n][i], total_weight, values[n][i], weight);
+        }
+      }
+      total_maxima[half] = maximum;
+    }
+  }
+
+  __device__ __forceinline__ void score(const AttentionMemory<Tiles>& memory, const T* keys,
+                                        float (&scores)[kKeys / 8][4]) const {
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scores[n][i] = 0.0f;
+    }
+    const T* query = memory.query();
+#pragma unroll
+    for (int k = 0; k < kDim / 16; ++k) {
+      uint32_t a[4];
+      ptx::ldmatrix_x4(a, chunk_at(query, warp_row * 16 + lane % 16, 2 * k + lane / 16, kDim));
+#pragma unroll
+      for (int n = 0; n < kKeys / 16; ++n) {
+        const int key = warp_column * kKeys + n * 16 + lane % 8 + lane / 16 * 8;
+        uint32_t b[4];
+        ptx::ldmatrix_x4(b, chunk_at(keys, key, 2 * k + lane / 8 % 2, kDim));
+        const uint32_t low[2] = {b[0], b[1]};
+        const uint32_t high[2] = {b[2], b[3]};
+        ptx::mma_m16n8k16<T>(scores[2 * n], a, low);
+        ptx::mma_m16n8k16<T>(scores[2 * n + 1], a, high);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void mask(int first_position, float (&scores)[kKeys / 8][4]) const {
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int position = first_position + warp_column * kKeys + n * 8 + 2 * (lane % 4) + i % 2;
+        if (position < begins[i / 2] || position >= limits[i / 2]) scores[n][i] = -INFINITY;
+      }
+    }
+  }
+
+  // Scores become weights of type T, in words of two keys: [n][0] of the first pair, [n][1] of the
+  // second.
+  __device__ __forceinline__ void softmax(const AttentionMemory<Tiles>& memory, float scale_log2,
+                                          const float (&scores)[kKeys / 8][4],
+                                          uint32_t (&weights)[kKeys / 8][2]) {
+    float highest[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) highest[i / 2] = fmaxf(highest[i / 2], scores[n][i]);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      highest[half] = fmaxf(highest[half], __shfl_xor_sync(kAllLanes, highest[half], 1));
+      highest[half] = fmaxf(highest[half], __shfl_xor_sync(kAllLanes, highest[half], 2));
+    }
+    if constexpr (kWarpColumns > 1) {
+      float* shared = memory.maxima();  // [pairs, kWarpColumns]
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (lane % 4 == 0) shared[pair(half) * kWarpColumns + warp_column] = highest[half];
+      }
+      __syncthreads();
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int w = 0; w < kWarpColumns; ++w) {
+          highest[half] = fmaxf(highest[half], shared[pair(half) * kWarpColumns + w]);
+        }
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float maximum = fmaxf(maxima[half], highest[half]);
+      const float weight = decay(maxima[half], maximum, scale_log2);
+      maxima[half] = maximum;
+      sums[2 * half] *= weight;
+      sums[2 * half + 1] *= weight;
+#pragma unroll
+      for (int n = 0; n < kValues / 8; ++n) {
+        values[n][2 * half] *= weight;
+        values[n][2 * half + 1] *= weight;
+      }
+      const float offset = -(finite_maximum(maximum) * scale_log2);
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n) {
+        weights[n][half] = pack<T>(exp2f(fmaf(scores[n][2 * half], scale_log2, offset)),
+                                   exp2f(fmaf(scores[n][2 * half + 1], scale_log2, offset)));
+      }
+    }
+  }
+
+  // Hands this warp's weights to the others of its pairs.
+  __device__ __forceinline__ void share_weights(const AttentionMemory<Tiles>& memory,
+                                                const uint32_t (&weights)[kKeys / 8][2]) const {
+    T* shared = memory.weights();  // [pairs, tile]
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        T* chunk = chunk_at(shared, pair(half), warp_column * kKeys / 8 + n, kAttentionTile);
+        *reinterpret_cast<uint32_t*>(chunk + 2 * (lane % 4)) = weights[n][half];
+      }
+    }
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ void weigh(const AttentionMemory<Tiles>& memory, const T* tile_values,
+                                        const uint32_t (&weights)[kKeys / 8][2]) {
+    const uint32_t one = pack<T>(1.0f, 1.0f);
+    const uint32_t ones[2] = {one, one};
+#pragma unroll
+    for (int k = 0; k < kAttentionTile / 16; ++k) {
+      uint32_t a[4];
+      if constexpr (kWarpColumns > 1) {
+        ptx::ldmatrix_x4(a, chunk_at(memory.weights(), warp_row * 16 + lane % 16, 2 * k + lane / 16,
+                                     kAttentionTile));
+      } else {
+        a[0] = weights[2 * k][0];
+        a[1] = weights[2 * k][1];
+        a[2] = weights[2 * k + 1][0];
+        a[3] = weights[2 * k + 1][1];
+      }
+      ptx::mma_m16n8k16<T>(sums, a, ones);
+#pragma unroll
+      for (int n = 0; n < kValues / 16; ++n) {
+        uint32_t b[4];
+        ptx::ldmatrix_x4_transposed(b,
+                                    chunk_at(tile_values, k * 16 + lane % 16,
+                                             warp_column * kValues / 8 + 2 * n + lane / 16, kDim));
+        const uint32_t low[2] = {b[0], b[1]};
+        const uint32_t high[2] = {b[2], b[3]};
+        ptx::mma_m16n8k16<T>(values[2 * n], a, low);
+        ptx::mma_m16n8k16<T>(values[2 * n + 1], a, high);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void attend(const AttentionMemory<Tiles>& memory, int stage,
+                                         int first_position, const ItemRange& range,
+                                         float scale_log2) {
+    const T* tile = memory.tile(stage);
+    float scores[kKeys / 8][4];
+    uint32_t weights[kKeys / 8][2];
+    score(memory, tile, scores);
+    if (first_position < range.common_begin ||
+        first_position + kAttentionTile > range.common_limit) {
+      mask(first_position, scores);
+    }
+    softmax(memory, scale_log2, scores, weights);
+    if constexpr (kWarpColumns > 1) share_weights(memory, weights);
+    weigh(memory, tile + Tiles::kTileElements, weights);
+  }
+
+  __device__ __forceinline__ void write(const AttendArgs& args, const WorkShape& shape,
+                                        const Item& item) const {
+    const int head_dim = args.params.kv.head_dim;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (pair(half) >= item.num_pairs) continue;
+      const int request_pair = item.first_pair + pair(half);
+      const int row = request_pair / shape.group_size;
+      const int head = item.kv_head * shape.group_size + request_pair % shape.group_size;
+      const int first = warp_column * kValues + 2 * (lane % 4);
+      if (item.slot < 0) {
+        const float inverse = inverse_of(total_sums[half]);
+        T* out =
+            static_cast<T*>(args.params.out) +
+            (static_cast<int64_t>(item.plan.first_row + row) * shape.num_heads + head) * head_dim;
+#pragma unroll
+        for (int n = 0; n < kValues / 8; ++n) {
+          const int column = first + 8 * n;
+          if (column >= head_dim) continue;
+          *reinterpret_cast<uint32_t*>(out + column) =
+              pack<T>(finished(total_values[n][2 * half], inverse),
+                      finished(total_values[n][2 * half + 1], inverse));
+        }
+      } else {
+        const int64_t slot =
+            item.slot + static_cast<int64_t>(row * shape.num_heads + head) * item.num_columns;
+        float* out = args.workspace.values + slot * kDim;
+#pragma unroll
+        for (int n = 0; n < kValues / 8; ++n) {
+          *reinterpret_cast<float2*>(out + first + 8 * n) =
+              make_float2(total_values[n][2 * half], total_values[n][2 * half + 1]);
+        }
+        if (warp_column == 0 && lane % 4 == 0) {
+          *reinterpret_cast<float2*>(args.workspace.sums + slot * 2) =
+              make_float2(total_maxima[half], total_sums[half]);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace specdec::cuda::SPECDEC_TARGET
