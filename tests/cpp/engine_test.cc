@@ -27,6 +27,7 @@ class EngineTest : public ::testing::Test {
   Engine make_engine(const std::function<void(EngineConfig&)>& change = {}) const {
     EngineConfig config;
     config.model = directory_.path();
+    config.device = "cpu";
     config.dtype = "float32";
     config.num_threads = 2;
     if (change) change(config);

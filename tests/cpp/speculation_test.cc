@@ -38,6 +38,7 @@ class SpeculationTest : public ::testing::Test {
   EngineConfig config() const {
     EngineConfig config;
     config.model = directory_.path();
+    config.device = "cpu";
     config.dtype = "float32";
     config.num_threads = 2;
     return config;

@@ -13,6 +13,18 @@ from specdec_native import hub
 ROOT = Path(__file__).parents[2]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--gpu", action="store_true", help="show GPUs to the tests: for test_cuda.py, not the rest"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Engines choose the CPU, as most tests expect, unless GPUs are asked for."""
+    if not config.getoption("--gpu"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A function from a variant of make_checkpoints to its directory, made on first use."""
