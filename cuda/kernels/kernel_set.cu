@@ -10,7 +10,8 @@ KernelTable kernel_table() {
           .projection = projection_kernels(),
           .quantize = quantize_kernels(),
           .sampling = sampling_kernels(),
-          .step = step_kernels()};
+          .step = step_kernels(),
+          .verify = verify_kernels()};
 }
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

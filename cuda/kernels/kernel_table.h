@@ -8,6 +8,7 @@
 #include "cuda/kernels/quantize.h"
 #include "cuda/kernels/sampling.h"
 #include "cuda/kernels/step.h"
+#include "cuda/kernels/verify.h"
 
 namespace specdec::cuda {
 
@@ -19,6 +20,7 @@ struct KernelTable {
   QuantizeKernels quantize;
   SamplingKernels sampling;
   StepKernels step;
+  VerifyKernels verify;
 };
 
 namespace native {

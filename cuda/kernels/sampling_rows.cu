@@ -1,33 +1,19 @@
 // Rows to sample, built where the step's state lies: on the device.
 #include "cuda/device/ptx.cuh"
 #include "cuda/kernels/sampling_passes.cuh"
+#include "cuda/kernels/sampling_requests.cuh"
 
 namespace specdec::cuda::SPECDEC_TARGET {
 namespace {
 
 constexpr int kThreads = 128;
 
-// The request that a row belongs to; num_requests for none.
-__device__ __forceinline__ int request_of(const BuildRowsParams& params, int row) {
-  int low = 0;
-  int high = params.num_requests;
-  while (low < high) {
-    const int middle = (low + high) / 2;
-    if (row < params.cu_rows[middle + 1]) {
-      high = middle;
-    } else {
-      low = middle + 1;
-    }
-  }
-  return low;
-}
-
 __global__ void __launch_bounds__(kThreads) build_rows_kernel(BuildRowsParams params) {
   ptx::wait_for_previous();
   ptx::let_next_start();
   const int row = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
   if (row >= params.num_rows) return;
-  const int request = request_of(params, row);
+  const int request = request_of_row(params.cu_rows, params.num_requests, row);
   if (request >= params.num_requests) {
     params.rows[row] = DeviceSampleRow{};
     return;
