@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "core/str_cat.h"
 #include "core/tensor_view.h"
+#include "cuda/backend/device_step.h"
 #include "specdec/error.h"
 
 namespace specdec::cuda {
@@ -26,6 +27,8 @@ CudaBackend::CudaBackend(std::unique_ptr<Device> device, const KernelTable& kern
       packer_(*device_, *stream_, kernels_.projection, act_dtype),
       projector_(*device_, *stream_, kernels_.projection, act_dtype),
       sampler_(*device_, *stream_, kernels_.sampling),
+      staged_batch_(*device_, staging_),
+      recorder_(*stream_, !options.enforce_eager),
       attention_workspace_(
           device_->allocate(kAttentionWorkspaceBytes * device_->properties().num_multiprocessors,
                             "workspace of attention")) {
@@ -62,6 +65,12 @@ Buffer CudaBackend::make_vector(std::span<const TensorView> parts) {
 }
 
 BatchView CudaBackend::stage(const BatchView& batch) {
+  if (StagedBatch::serves(batch)) {
+    bool moved = false;
+    const BatchView staged = staged_batch_.put(batch, &moved);
+    if (moved) recorder_.forget_all();
+    return staged;
+  }
   const auto upload = [&]<class T>(const T* values, size_t count) {
     return staging_.upload(std::span<const T>(values, values != nullptr ? count : 0));
   };
@@ -81,6 +90,11 @@ BatchView CudaBackend::stage(const BatchView& batch) {
 }
 
 const int32_t* CudaBackend::stage_ids(std::span<const int32_t> ids) { return staging_.upload(ids); }
+
+std::unique_ptr<DeviceStep> CudaBackend::make_device_step(const DeviceStepConfig& config) {
+  if (config.max_drafts > kMaxStepDrafts || config.num_slots > kMaxStepSlots) return nullptr;
+  return std::make_unique<CudaDeviceStep>(*this, kernels_, config);
+}
 
 void CudaBackend::begin_step() { staging_.begin_step(); }
 

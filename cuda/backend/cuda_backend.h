@@ -9,7 +9,9 @@
 #include "backend/backend.h"
 #include "cuda/backend/packed_linear.h"
 #include "cuda/backend/projector.h"
+#include "cuda/backend/recorder.h"
 #include "cuda/backend/sampler.h"
+#include "cuda/backend/staged_batch.h"
 #include "cuda/backend/staging.h"
 #include "cuda/gpu/device.h"
 #include "cuda/kernels/kernel_table.h"
@@ -60,12 +62,19 @@ class CudaBackend final : public Backend {
   void copy_kv(const CopyKvArgs& args) override;
   void sample(const SampleArgs& args) override;
 
+  std::unique_ptr<DeviceStep> make_device_step(const DeviceStepConfig& config) override;
+  void run_recorded(const RecordKey& key, const std::function<void()>& work) override {
+    recorder_.run(key, work);
+  }
+  void forget_recorded(const void* owner) override { recorder_.forget(owner); }
   void begin_step() override;
   void end_step() override {}
 
   const CudaOptions& options() const { return options_; }
   Device& device() { return *device_; }
   Stream& stream() { return *stream_; }
+  Staging& staging() { return staging_; }
+  Recorder& recorder() { return recorder_; }
 
  private:
   std::unique_ptr<Device> device_;
@@ -77,6 +86,8 @@ class CudaBackend final : public Backend {
   WeightPacker packer_;
   Projector projector_;
   DeviceSampler sampler_;
+  StagedBatch staged_batch_;
+  Recorder recorder_;
   Buffer attention_workspace_;  // AttentionParams::workspace
 };
 

@@ -25,8 +25,7 @@ void Staging::begin_step() {
   arena.used = 0;
 }
 
-const void* Staging::upload_bytes(const void* values, size_t size_bytes) {
-  if (size_bytes == 0) return nullptr;
+Staging::Place Staging::take(size_t size_bytes) {
   Arena& arena = arenas_[current_];
   while (arena.chunk < arena.chunks.size() &&
          arena.used + size_bytes > arena.chunks[arena.chunk].device.size_bytes()) {
@@ -39,12 +38,24 @@ const void* Staging::upload_bytes(const void* values, size_t size_bytes) {
                             .device = device_.allocate(chunk_bytes, "staging")});
   }
   Chunk& chunk = arena.chunks[arena.chunk];
-  char* pinned = chunk.pinned.as<char>() + arena.used;
-  char* device = chunk.device.as<char>() + arena.used;
+  const Place place = {.pinned = chunk.pinned.as<char>() + arena.used,
+                       .device = chunk.device.as<char>() + arena.used};
+  arena.used += (size_bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return place;
+}
+
+void Staging::upload_to(void* device, const void* values, size_t size_bytes) {
+  char* pinned = take(size_bytes).pinned;
   std::memcpy(pinned, values, size_bytes);
   stream_.copy_to_device(device, pinned, size_bytes);
-  arena.used += (size_bytes + kAlignment - 1) / kAlignment * kAlignment;
-  return device;
+}
+
+const void* Staging::upload_bytes(const void* values, size_t size_bytes) {
+  if (size_bytes == 0) return nullptr;
+  const Place place = take(size_bytes);
+  std::memcpy(place.pinned, values, size_bytes);
+  stream_.copy_to_device(place.device, place.pinned, size_bytes);
+  return place.device;
 }
 
 }  // namespace specdec::cuda

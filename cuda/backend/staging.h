@@ -19,6 +19,9 @@ class Staging {
   // Begins a step: memory of the step before the last is used again, once its copies are done.
   void begin_step();
 
+  // Copies to device memory that stays where it is.
+  void upload_to(void* device, const void* values, size_t size_bytes);
+
   // A device copy of `values`; null for none.
   template <class T>
   const T* upload(std::span<const T> values) {
@@ -38,6 +41,11 @@ class Staging {
     bool in_flight = false;
   };
 
+  struct Place {
+    char* pinned = nullptr;
+    char* device = nullptr;
+  };
+  Place take(size_t size_bytes);
   const void* upload_bytes(const void* values, size_t size_bytes);
 
   Device& device_;

@@ -1,11 +1,126 @@
-// What strings the passes of a step together on the device.
+// What strings the passes of a step together on the device: rows from the state of the requests,
+// and the state after what was sampled.
 #pragma once
 
+#include <cstdint>
+
 #include "cuda/gpu/device.h"
+#include "cuda/kernels/sampling.h"
 
 namespace specdec::cuda {
 
-struct StepKernels {};
+inline constexpr int kStepTail = 4;        // committed tokens kept of a slot
+inline constexpr int kMaxStepDrafts = 32;  // of a request
+inline constexpr int kMaxStepSlots = 1024;
+
+// A request on the device.
+struct StepSlot {
+  int32_t is_active;
+  int32_t num_tokens;        // committed; the last has no KV yet
+  int32_t num_draft_tokens;  // whose KV the draft model has
+  int32_t num_prompt_tokens;
+  int32_t max_num_tokens;
+  int32_t max_drafts;
+  int32_t min_tokens;
+  DeviceRange stops;        // of token_lists: tokens that end the request
+  int32_t tail[kStepTail];  // the last committed tokens, the very last at the end
+  int32_t num_drafts;       // of the step under way
+  int32_t drafts[kMaxStepDrafts];
+  DeviceSampleRow sampling;  // of a token, but for position and path
+  int32_t* count_table;      // [vocab_size], which `sampling` reads; null without penalties
+};
+
+struct StepSlots {
+  StepSlot* slots;        // [num_slots]
+  int32_t* block_tables;  // [num_slots, max_blocks]
+  int32_t num_slots;
+  int32_t max_blocks;
+  int32_t block_size;
+};
+
+// A batch as Backend's operations take it, and the rows of it that sample. Written by the kernels.
+struct StepBatch {
+  int32_t* token_ids;        // [max_rows]
+  int32_t* positions;        // [max_rows]
+  int64_t* slot_mapping;     // [max_rows]
+  int32_t* cu_rows;          // [num_slots + 1]
+  int32_t* base_lens;        // [num_slots]
+  int32_t* sample_ids;       // [max_samples] rows
+  DeviceSampleRow* samples;  // [max_samples]
+  int32_t max_rows;          // rows past those in use are padding
+};
+
+// The rows of the draft model's pass number `pass`: the tokens it has not seen, then one draft
+// after the other. Samples: one a slot.
+struct DraftRowsParams {
+  StepSlots state;
+  StepBatch batch;
+  const int32_t* sampled;  // [num_slots] by the pass before; null in the first
+  uint64_t* started;       // nanoseconds; null after the first pass
+  int32_t pass;
+  int32_t num_drafts;  // asked for in this step
+  int32_t argmax;
+};
+
+// The rows of the target's pass: the last token and the drafts of every slot, each of which
+// samples.
+struct VerifyRowsParams {
+  StepSlots state;
+  StepBatch batch;
+  const int32_t* sampled;  // [num_slots] by the draft model's last pass; null: nothing is drafted
+  uint64_t* started;       // nanoseconds
+  int32_t num_drafts;
+};
+
+// What the host learns of a slot, in pinned memory.
+struct StepReport {
+  int32_t num_drafts;
+  int32_t num_accepted;
+  int32_t num_tokens;  // emitted
+  int32_t drafts[kMaxStepDrafts];
+  int32_t tokens[kMaxStepDrafts + 1];
+};
+
+struct StepTimes {
+  uint64_t draft;   // nanoseconds at which the passes of the draft model began
+  uint64_t verify;  // the target's
+  uint64_t end;
+};
+
+// Accepts what the samples agree with, ends requests, advances the state, reports.
+struct CommitParams {
+  StepSlots state;
+  const int32_t* cu_rows;  // [num_slots + 1] of the target's pass
+  const int32_t* sampled;  // [max_rows]
+  const int32_t* token_lists;
+  const double* accept_rates;  // [num_drafts] synthetic acceptance; null: exact
+  StepReport* reports;         // [num_slots] pinned
+  const StepTimes* times;      // of this step, `end` not yet
+  StepTimes* reported_times;   // pinned
+};
+
+// A block id for a slot's table; index -1: ends the slot; index -2: `block` is a token that stands
+// in its text, `count` what its entry of the count table is.
+struct SlotChange {
+  int32_t slot;
+  int32_t index;
+  int32_t block;
+  int32_t count;
+};
+inline constexpr int kEndSlot = -1;
+inline constexpr int kCountToken = -2;
+struct ChangeSlotsParams {
+  StepSlots state;
+  const SlotChange* changes;
+  int32_t num_changes;
+};
+
+struct StepKernels {
+  void (*draft_rows)(Stream&, const DraftRowsParams&);
+  void (*verify_rows)(Stream&, const VerifyRowsParams&);
+  void (*commit)(Stream&, const CommitParams&);
+  void (*change_slots)(Stream&, const ChangeSlotsParams&);
+};
 
 namespace native {
 StepKernels step_kernels();

@@ -204,7 +204,8 @@ class DraftPolicyStats:
 class EngineStats:
     """Counts and times of an engine since it was made.
 
-    num_running, num_waiting and the free and cached blocks are those of now. Drafts are verified in
+    num_running, num_waiting and the free and cached blocks are those of now. num_device_steps are
+    those a GPU ran ahead of the host; their sampling is in forward_seconds. Drafts are verified in
     forward_seconds and sample_seconds. speculative_decoding is None, and drafters empty, unless the
     engine speculates; draft_policy is None unless the length of drafts adapts.
     """
@@ -215,6 +216,7 @@ class EngineStats:
     num_free_kv_blocks: int = 0
     num_cached_kv_blocks: int = 0
     num_steps: int = 0
+    num_device_steps: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_generation_tokens: int = 0

@@ -30,8 +30,9 @@ struct DraftWorldOptions {
   };
   // Share of the free drafter's steps that have a draft.
   double hit_rate = 1.0;
-  int fixed_depth = -1;       // >= 0: drafts of that depth throughout, the policy is not asked
-  double noise = 0.03;        // standard deviation of measured seconds, as a share
+  bool chains = false;   // of a draft model: as long for every request, decided before the step
+  int fixed_depth = -1;  // >= 0: drafts of that depth throughout, the policy is not asked
+  double noise = 0.03;   // standard deviation of measured seconds, as a share
   double outlier_rate = 0.0;  // of measurements that take up to ten times as long
   uint32_t seed = 1;
 };
@@ -124,8 +125,13 @@ class DraftWorld {
                       .num_remaining = 1000000,
                       .tree = nullptr});
     }
-    if (!is_fixed()) policy_.plan(0, asks);
-    for (auto& ask : asks) ask.is_chosen |= options_.fixed_depth > 0;
+    if (options_.chains) {
+      chain_length_ = policy_.plan_chains(0, asks);
+    } else if (!is_fixed()) {
+      policy_.plan(0, asks);
+    }
+    const int length = options_.chains ? chain_length_ : options_.fixed_depth;
+    for (auto& ask : asks) ask.is_chosen |= length > 0;
     double total = 0;
     std::vector<int> frontier(asks.size(), -1);
     for (size_t i = 0; i < asks.size(); ++i) frontier[i] = asks[i].is_chosen ? 0 : -1;
@@ -146,8 +152,8 @@ class DraftWorld {
         frontier[i] = extend(static_cast<int>(i), frontier[i]);
         grown.push_back({.sequence = i, .tree = &states_[i].tree, .node = frontier[i]});
       }
-      if (is_fixed()) {
-        if (depth == options_.fixed_depth) break;
+      if (is_fixed() || options_.chains) {
+        if (depth == length) break;
         continue;
       }
       policy_.plan_pass(0, grown);
@@ -173,7 +179,14 @@ class DraftWorld {
                         .tree = &states_[i].tree,
                         .max_nodes = options_.max_depth});
     }
-    if (!is_fixed()) policy_.choose(drafts);
+    if (options_.chains) {
+      for (int i = 0; i < options_.num_requests; ++i) {
+        const std::span<const int32_t> tokens = states_[i].tree.tokens();
+        policy_.record_chain(static_cast<uint64_t>(i), 0, tokens[0], tokens.subspan(1));
+      }
+    } else if (!is_fixed()) {
+      policy_.choose(drafts);
+    }
     int rows = options_.num_requests;
     for (int i = 0; i < options_.num_requests; ++i) {
       State& state = states_[i];
@@ -202,6 +215,7 @@ class DraftWorld {
   std::mt19937 random_;
   DraftPolicy policy_;
   std::vector<State> states_;
+  int chain_length_ = 0;  // of the step under way
   std::vector<int> lengths_;
 };
 

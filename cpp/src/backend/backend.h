@@ -2,12 +2,16 @@
 // written over this interface; a backend owns the layouts of weights and cache.
 #pragma once
 
+#include <array>
+#include <compare>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 
+#include "backend/device_step.h"
 #include "backend/op_args.h"
 #include "core/buffer.h"
 #include "core/tensor_view.h"
@@ -18,6 +22,13 @@ namespace specdec {
 struct MemoryInfo {
   int64_t total_bytes = 0;
   int64_t free_bytes = 0;  // 0 when it cannot be told
+};
+
+// Names a piece of work whose launches are always the same.
+struct RecordKey {
+  const void* owner = nullptr;
+  std::array<int64_t, 5> shape = {};
+  auto operator<=>(const RecordKey&) const = default;
 };
 
 class Backend {
@@ -61,6 +72,19 @@ class Backend {
   virtual void moe(const MoeArgs& args) = 0;
   virtual void copy_kv(const CopyKvArgs& args) = 0;
   virtual void sample(const SampleArgs& args) = 0;
+
+  // Runs `work`: operations whose arguments follow from `key`, whatever the memory they point to
+  // holds. A backend may record them and from then on launch the record instead of calling `work`.
+  virtual void run_recorded(const RecordKey& key, const std::function<void()>& work) {
+    static_cast<void>(key);
+    work();
+  }
+
+  // The owner of recorded work is going.
+  virtual void forget_recorded(const void* owner) { static_cast<void>(owner); }
+
+  // Steps that need no host, over this backend's memory; null where the backend has none.
+  virtual std::unique_ptr<DeviceStep> make_device_step(const DeviceStepConfig&) { return nullptr; }
 
   // Brackets one engine step (a CPU backend keeps its threads hot inside).
   virtual void begin_step() = 0;

@@ -100,6 +100,9 @@ struct BatchView {
   // say. At most 64 * mask_words. Null: as many as the request has rows.
   const int32_t* num_tree_slots = nullptr;  // [num_requests]
   int mask_words = 1;
+  // The arrays lie where those of every staged batch of this shape do: work on them may be
+  // recorded.
+  bool is_recordable = false;
 };
 
 // One layer of the paged KV cache. The layout inside is the backend's.

@@ -34,6 +34,14 @@ class AdaptiveDrafter final : public CompositeDrafter, private DraftGate {
   }
   // Of a request, max_nodes counts the slots it has and max_depth does not know of them.
   void draft(std::span<DraftRequest> requests) override;
+  // Steps that run on the device (DraftPolicy::plan_chains), after begin_step().
+  int plan_chains(std::span<const DraftPolicy::Ask> asks) { return policy_.plan_chains(0, asks); }
+  void record_chain(uint64_t sequence, int32_t root, std::span<const int32_t> tokens) {
+    policy_.record_chain(sequence, 0, root, tokens);
+  }
+  void record_passes(int num_passes, int num_rows, double seconds) {
+    for (int i = 0; i < num_passes; ++i) policy_.record_pass(0, num_rows, seconds / num_passes);
+  }
   void record_tokens(uint64_t sequence, std::span<const int32_t> tokens) {
     policy_.record_tokens(sequence, tokens);
   }

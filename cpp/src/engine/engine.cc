@@ -85,10 +85,21 @@ Engine::Impl::Impl(const EngineConfig& given) : config_(given) {
   if (speculator_ != nullptr) {
     speculator_->start(*pool_, kv_format, runner_->decoder().weight_bytes());
   }
-  sampler_ = std::make_unique<StepSampler>(
-      *runner_,
-      config.logprobs_mode == "processed_logprobs" ? LogprobsMode::kProcessed : LogprobsMode::kRaw,
-      config.speculative, kMaxDistributionRows);
+  const LogprobsMode logprobs_mode =
+      config.logprobs_mode == "processed_logprobs" ? LogprobsMode::kProcessed : LogprobsMode::kRaw;
+  sampler_ = std::make_unique<StepSampler>(*runner_, logprobs_mode, config.speculative,
+                                           kMaxDistributionRows);
+  loop_ = DeviceLoop::make(
+      *backend_, *runner_, *scheduler_, speculator_.get(),
+      {.max_num_seqs = config.max_num_seqs,
+       .max_drafts = config.speculative.num_speculative_tokens,
+       .max_rows = config.max_num_batched_tokens,
+       .max_model_len = cache.max_model_len,
+       .block_size = config.block_size,
+       .logprobs_mode = logprobs_mode,
+       .synthetic_rates = config.speculative.verification == Verification::kSynthetic
+                              ? config.speculative.synthetic_acceptance_rates
+                              : std::vector<double>{}});
   fill_model_info(model, cache);
 }
 
@@ -208,8 +219,37 @@ bool Engine::Impl::stop_completion(const std::string& id, int index) {
   return true;
 }
 
+std::optional<std::vector<RequestOutput>> Engine::Impl::device_step() {
+  if (loop_ == nullptr) return std::nullopt;
+  DeviceLoop::Step step;
+  const auto completion_at = [this](uint64_t ordinal) {
+    const auto it = completions_.find(ordinal);
+    return it == completions_.end() ? nullptr : it->second;
+  };
+  if (!loop_->run(completion_at, step)) return std::nullopt;
+  ++stats_.num_device_steps;
+  stats_.draft_seconds += step.draft_seconds;
+  stats_.forward_seconds += step.target_seconds;
+  const Stopwatch watch(stats_.commit_seconds);
+  steps_.clear();
+  ExecutionPlan plan;
+  std::vector<Emission> emissions;
+  for (DeviceLoop::Progress& progress : step.sequences) {
+    plan.sequences.push_back(progress.scheduled);
+    steps_.push_back({.completion = progress.completion, .samples = true});
+    Emission& emission = emissions.emplace_back();
+    emission.tokens = std::move(progress.outcome.tokens);
+    emission.logprobs = std::move(progress.outcome.logprobs);
+  }
+  Outputs outputs;
+  commit(plan, emissions, outputs);
+  if (speculator_ != nullptr) speculator_->end_step(step.target_seconds);
+  return end_step(outputs);
+}
+
 std::vector<RequestOutput> Engine::Impl::step() {
   const StepGuard guard(*backend_);
+  if (auto outputs = device_step()) return *std::move(outputs);
   ExecutionPlan plan = plan_and_draft();
   if (plan.empty()) {
     SPECDEC_CHECK(!has_unfinished_requests());  // the scheduler always finds something to run
@@ -238,6 +278,10 @@ std::vector<RequestOutput> Engine::Impl::step() {
   commit(plan, emissions, outputs);
   fail_requests(outputs);
   if (speculator_ != nullptr) speculator_->end_step(now_seconds() - start);
+  return end_step(outputs);
+}
+
+std::vector<RequestOutput> Engine::Impl::end_step(Outputs& outputs) {
   retire_finished(outputs);
   ++stats_.num_steps;
   std::vector<RequestOutput> ordered;

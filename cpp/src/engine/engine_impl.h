@@ -4,11 +4,13 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "backend/backend.h"
+#include "engine/device_loop.h"
 #include "engine/limits.h"
 #include "engine/request.h"
 #include "engine/speculator.h"
@@ -39,6 +41,10 @@ class Engine::Impl {
   using Outputs = std::map<uint64_t, RequestOutput>;
 
   void fill_model_info(const ModelConfig& model, const CacheSize& cache);
+  // A step of the device loop; nothing when there is no loop or it has nothing to run.
+  std::optional<std::vector<RequestOutput>> device_step();
+  // The results of a step, oldest request first.
+  std::vector<RequestOutput> end_step(Outputs& outputs);
   ExecutionPlan plan_and_draft();
   void forward(const ExecutionPlan& plan);
   void compact_kv(const std::vector<Emission>& emissions);
@@ -59,6 +65,7 @@ class Engine::Impl {
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<Speculator> speculator_;  // null without speculation
   std::unique_ptr<StepSampler> sampler_;
+  std::unique_ptr<DeviceLoop> loop_;  // null where the device does no steps of its own
   ModelInfo info_;
   EngineStats stats_;
 

@@ -132,14 +132,16 @@ std::unique_ptr<Drafter> Speculator::make_drafter(size_t index, const BlockPool&
   }
   runners_[index]->allocate_cache(pool.num_blocks(), format);
   kv_cache_bytes_ += runners_[index]->cache().size_bytes();
-  return std::make_unique<DraftModelDrafter>(
-      std::move(runners_[index]), pool,
-      DraftModelOptions{.id = id,
-                        .sampling = config.sampling,
-                        .min_confidence = config.min_confidence,
-                        .max_rows = max_rows_,
-                        .max_model_len = max_lens_[index],
-                        .vocab_size = vocab_size_});
+  auto drafter =
+      std::make_unique<DraftModelDrafter>(std::move(runners_[index]), pool,
+                                          DraftModelOptions{.id = id,
+                                                            .sampling = config.sampling,
+                                                            .min_confidence = config.min_confidence,
+                                                            .max_rows = max_rows_,
+                                                            .max_model_len = max_lens_[index],
+                                                            .vocab_size = vocab_size_});
+  model_drafter_ = drafter.get();
+  return drafter;
 }
 
 int Speculator::depth_limit(const Sequence& sequence) const {
@@ -227,6 +229,56 @@ void Speculator::record(size_t index, CompletionState& completion, const std::ve
 
 void Speculator::record_tokens(const Sequence& sequence, std::span<const int32_t> tokens) {
   if (adaptive_ != nullptr) adaptive_->record_tokens(sequence.ordinal, tokens);
+}
+
+DraftModelDrafter* Speculator::device_drafter() const {
+  const bool verifies = config_.verification == Verification::kExact ||
+                        config_.verification == Verification::kSynthetic;
+  if (parts_.size() != 1 || config_.tree_width != 1 || !verifies) return nullptr;
+  const DrafterConfig& config = config_.drafters[0];
+  if (model_drafter_ == nullptr || config.min_confidence > 0 ||
+      config.sampling == DraftSampling::kIndependent) {
+    return nullptr;
+  }
+  return model_drafter_->runner().vocab_size() == vocab_size_ ? model_drafter_ : nullptr;
+}
+
+int Speculator::longest_draft(const Sequence& sequence) const {
+  return sequence.params.num_speculative_tokens.value_or(config_.num_speculative_tokens);
+}
+
+int Speculator::plan_chains(std::span<const Sequence* const> sequences, int limit, int num_unseen) {
+  const auto num_decoding = static_cast<int>(sequences.size());
+  limit = std::min(limit, schedule_.num_speculative_tokens(num_decoding));
+  if (adaptive_ == nullptr) return limit;
+  std::vector<DraftPolicy::Ask> asks;
+  for (const Sequence* sequence : sequences) {
+    asks.push_back({.sequence = sequence->ordinal,
+                    .max_depth = std::max(0, std::min({limit, longest_draft(*sequence),
+                                                       sequence->max_draft_depth()})),
+                    .num_unseen = num_unseen,
+                    .num_remaining = sequence->max_num_tokens() - sequence->num_tokens()});
+  }
+  adaptive_->begin_step(num_decoding, 0);
+  return adaptive_->plan_chains(asks);
+}
+
+void Speculator::record_chain(CompletionState& completion, std::span<const int32_t> drafts,
+                              int num_accepted) {
+  const Sequence& sequence = completion.sequence;
+  if (adaptive_ != nullptr) {
+    adaptive_->record_chain(sequence.ordinal, sequence.tokens().back(), drafts);
+  }
+  if (drafts.empty()) return;
+  const auto num_drafts = static_cast<int>(drafts.size());
+  drafter_stats_[0].num_draft_tokens += num_drafts;
+  drafter_stats_[0].num_accepted_tokens += num_accepted;
+  completion.acceptance.record(num_drafts, num_drafts, num_accepted);
+  acceptance_.record(num_drafts, num_drafts, num_accepted);
+}
+
+void Speculator::record_passes(int num_passes, int num_rows, double seconds) {
+  if (adaptive_ != nullptr) adaptive_->record_passes(num_passes, num_rows, seconds);
 }
 
 void Speculator::end_step(double seconds) {

@@ -11,6 +11,7 @@
 
 #include "engine/adaptive_drafter.h"
 #include "engine/request.h"
+#include "runtime/draft_model_drafter.h"
 #include "runtime/model_runner.h"
 #include "sched/scheduler.h"
 #include "spec/draft_schedule.h"
@@ -57,6 +58,19 @@ class Speculator {
   // The sequence is over, whatever way.
   void finish(const Sequence& sequence);
 
+  // The drafter whose passes a device step can run: the only one, a draft model of the target's
+  // vocabulary that drafts chains for exact (or synthetic) verification. Null: none.
+  DraftModelDrafter* device_drafter() const;
+  // Longest draft of a sequence in any step.
+  int longest_draft(const Sequence& sequence) const;
+  // Length of the chains of a device step, `limit` at most, for sequences of whose tokens the draft
+  // model has not seen `num_unseen`.
+  int plan_chains(std::span<const Sequence* const> sequences, int limit, int num_unseen);
+  // What a device step drafted for a sequence, before its tokens are recorded.
+  void record_chain(CompletionState& completion, std::span<const int32_t> drafts, int num_accepted);
+  // ... and how long its passes of the draft model took.
+  void record_passes(int num_passes, int num_rows, double seconds);
+
   void fill_stats(EngineStats& stats) const;
   int64_t weight_bytes() const;
   int64_t kv_cache_bytes() const;
@@ -78,8 +92,9 @@ class Speculator {
   int64_t weight_bytes_ = 0;
   int64_t kv_cache_bytes_ = 0;
   std::unique_ptr<Drafter> drafter_;
-  std::vector<const Drafter*> parts_;    // the drafters it is made of
-  AdaptiveDrafter* adaptive_ = nullptr;  // it, where the length of drafts adapts
+  std::vector<const Drafter*> parts_;           // the drafters it is made of
+  DraftModelDrafter* model_drafter_ = nullptr;  // the last draft model
+  AdaptiveDrafter* adaptive_ = nullptr;         // it, where the length of drafts adapts
 
   int num_decoding_ = 0;          // sequences, in the step being planned
   std::vector<DraftTree> trees_;  // by index in the plan; kept for their memory

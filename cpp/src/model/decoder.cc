@@ -63,7 +63,7 @@ struct Decoder::Impl {
        int max_model_len, int row_limit, Quantization quantization);
 
   void forward(const BatchView& batch, std::span<const PagedKvView> kv_layers);
-  void compute_logits(std::span<const int32_t> row_ids, float* logits);
+  void compute_logits(const int32_t* row_ids, int num_rows, float* logits);
 
   void embed(const BatchView& batch);
   void attention_block(const LayerWeights& layer, int index, const BatchView& batch,
@@ -86,7 +86,6 @@ struct Decoder::Impl {
   int rotary_size = 0;
   float attention_scale;
   Workspace work;
-  int num_rows_held = 0;  // rows of the last forward
 };
 
 Decoder::Impl::Impl(const ModelConfig& model_config, const std::string& directory, Backend& device,
@@ -253,7 +252,6 @@ void Decoder::Impl::mlp_block(const LayerWeights& layer, int num_rows) {
 void Decoder::Impl::forward(const BatchView& batch, std::span<const PagedKvView> kv_layers) {
   SPECDEC_CHECK_LE(batch.num_rows, max_rows);
   SPECDEC_CHECK_EQ(kv_layers.size(), weights.layers.size());
-  num_rows_held = batch.num_rows;
   if (batch.num_rows == 0) return;
   embed(batch);
   for (int index = 0; index < config.num_layers; ++index) {
@@ -263,15 +261,13 @@ void Decoder::Impl::forward(const BatchView& batch, std::span<const PagedKvView>
   }
 }
 
-void Decoder::Impl::compute_logits(std::span<const int32_t> row_ids, float* logits) {
-  SPECDEC_CHECK_LE(row_ids.size(), static_cast<size_t>(max_rows));
-  const int rows = static_cast<int>(row_ids.size());
+void Decoder::Impl::compute_logits(const int32_t* row_ids, int rows, float* logits) {
+  SPECDEC_CHECK_LE(rows, max_rows);
   if (rows == 0) return;
-  for (int32_t row : row_ids) SPECDEC_CHECK(row >= 0 && row < num_rows_held);
   const NormParams norm = params_of(weights.final_norm);
   ProjectionInput in = {.x = work.hidden.data(),
                         .dtype = DType::kF32,
-                        .row_ids = backend.stage_ids(row_ids),
+                        .row_ids = row_ids,
                         .norm = config.final_norm ? &norm : nullptr,
                         .num_rows = rows};
   if (weights.project_out) {
@@ -305,7 +301,12 @@ void Decoder::forward(const BatchView& batch, std::span<const PagedKvView> kv_la
 }
 
 void Decoder::compute_logits(std::span<const int32_t> row_ids, float* logits) {
-  impl_->compute_logits(row_ids, logits);
+  impl_->compute_logits(impl_->backend.stage_ids(row_ids), static_cast<int>(row_ids.size()),
+                        logits);
+}
+
+void Decoder::compute_logits_staged(const int32_t* row_ids, int num_rows, float* logits) {
+  impl_->compute_logits(row_ids, num_rows, logits);
 }
 
 }  // namespace specdec

@@ -35,6 +35,8 @@ class Decoder {
 
   // Final norm and head on rows of the last forward: logits [row_ids.size(), vocab_size] float32.
   void compute_logits(std::span<const int32_t> row_ids, float* logits);
+  // The same with row ids where the backend's operations read them.
+  void compute_logits_staged(const int32_t* row_ids, int num_rows, float* logits);
 
  private:
   struct Impl;

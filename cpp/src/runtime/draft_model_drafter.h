@@ -58,6 +58,17 @@ class DraftModelDrafter final : public Drafter {
   std::span<const Pass> passes() const override { return passes_; }
   void finish(uint64_t, std::span<const int32_t>, int) override {}
 
+  // For steps in which the device drafts: the model, how much of a sequence it has seen (`limit` at
+  // most), and what it has seen after such a step.
+  ModelRunner& runner() { return *runner_; }
+  const DraftModelOptions& options() const { return options_; }
+  int num_seen(const BlockTable& blocks, int limit) const {
+    return ledger_.num_valid(blocks, limit);
+  }
+  void record_seen(const BlockTable& blocks, int first, int num_tokens) {
+    ledger_.set_valid(blocks, first, num_tokens);
+  }
+
  private:
   // A node whose continuations are drafted in the next pass, and its row in that pass.
   struct Frontier {

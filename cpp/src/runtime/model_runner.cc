@@ -42,7 +42,25 @@ void ModelRunner::allocate_cache(int num_blocks, const KvFormat& format) {
 
 void ModelRunner::forward(BatchInputs& inputs) {
   SPECDEC_CHECK_LE(inputs.num_rows(), limits_.max_rows);
-  decoder_->forward(backend_.stage(inputs.view()), cache_->layers());
+  num_rows_held_ = inputs.num_rows();
+  const BatchView batch = backend_.stage(inputs.view());
+  if (batch.num_rows == 0) return;
+  const auto work = [&] { decoder_->forward(batch, cache_->layers()); };
+  if (!batch.is_recordable) return work();
+  const int mask_words = batch.ancestor_mask != nullptr ? batch.mask_words : 0;
+  backend_.run_recorded(
+      {.owner = this,
+       .shape = {batch.num_rows, batch.num_requests, batch.max_blocks_per_request, mask_words}},
+      work);
+}
+
+void ModelRunner::forward(const BatchView& batch) {
+  SPECDEC_CHECK_LE(batch.num_rows, limits_.max_rows);
+  decoder_->forward(batch, cache_->layers());
+}
+
+void ModelRunner::compute_logits(const int32_t* row_ids, int num_rows, float* logits) {
+  decoder_->compute_logits_staged(row_ids, num_rows, logits);
 }
 
 void ModelRunner::move_kv(std::span<const std::pair<int64_t, int64_t>> slots) {
@@ -53,6 +71,7 @@ void ModelRunner::sample(std::span<const int32_t> row_ids, std::span<const Sampl
                          LogprobsMode logprobs_mode, std::span<SampleResult> results) {
   SPECDEC_CHECK_EQ(row_ids.size(), rows.size());
   SPECDEC_CHECK_EQ(row_ids.size(), results.size());
+  for (const int32_t row : row_ids) SPECDEC_CHECK(row >= 0 && row < num_rows_held_);
   const size_t turn = static_cast<size_t>(limits_.max_logit_rows);
   for (size_t begin = 0; begin < row_ids.size(); begin += turn) {
     const size_t count = std::min(turn, row_ids.size() - begin);

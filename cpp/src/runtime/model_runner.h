@@ -19,12 +19,14 @@ struct RunnerLimits {
   int max_logit_rows = 0;  // rows whose logits are held at once; more are done in turns
 };
 
-class ModelRunner {
+class ModelRunner final : public StepModel {
  public:
   // The backend is borrowed and must outlive the runner. Loads the weights; the cache comes after,
   // when what is left of the memory is known.
   ModelRunner(const ModelConfig& config, const std::string& directory, Backend& backend,
               const RunnerLimits& limits, Quantization quantization = Quantization::kAuto);
+
+  ~ModelRunner() override { backend_.forget_recorded(this); }
 
   void allocate_cache(int num_blocks, const KvFormat& format);
   // Bytes of one block over all layers.
@@ -36,6 +38,11 @@ class ModelRunner {
   // Samples from rows of the last forward: row_ids[i] by rows[i] into results[i].
   void sample(std::span<const int32_t> row_ids, std::span<const SampleRow> rows,
               LogprobsMode logprobs_mode, std::span<SampleResult> results);
+
+  // The same in a device step, whose batch and rows are made on the device.
+  void forward(const BatchView& batch) override;
+  void compute_logits(const int32_t* row_ids, int num_rows, float* logits) override;
+  int vocab_size() const override { return decoder_->config().vocab_size; }
 
   // Moves the KV of accepted drafts to where their positions belong: (from, to) slots, in order.
   void move_kv(std::span<const std::pair<int64_t, int64_t>> slots);
@@ -53,6 +60,7 @@ class ModelRunner {
   RunnerLimits limits_;
   std::unique_ptr<Decoder> decoder_;
   std::unique_ptr<KvCache> cache_;
+  int num_rows_held_ = 0;  // of the last forward
   double head_seconds_ = 0;
   Buffer logits_;  // [max_logit_rows, vocab_size] float32
 };

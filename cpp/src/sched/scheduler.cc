@@ -108,6 +108,22 @@ std::vector<SequenceUpdate> Scheduler::advance(const ExecutionPlan& plan,
   return updates;
 }
 
+// Whether there is room for the head of the queue is told without looking for its prompt in the
+// prefix cache, so an admission may come a little later than it could.
+bool Scheduler::has_other_work() const {
+  const auto decodes = [](const Sequence* sequence) {
+    return std::holds_alternative<Decoding>(sequence->state);
+  };
+  if (!std::ranges::all_of(running_, decodes)) return true;
+  const auto head = std::ranges::find(waiting_, nullptr, &Sequence::prefill_leader);
+  if (head == waiting_.end() || num_running() >= config_.max_num_seqs) return false;
+  const bool was_preempted = std::holds_alternative<Preempted>((*head)->state);
+  const int num_tokens = was_preempted
+                             ? (*head)->num_tokens()
+                             : std::min((*head)->num_tokens(), config_.max_num_batched_tokens);
+  return num_blocks_for(num_tokens, config_.block_size) <= pool_.num_free();
+}
+
 int Scheduler::rows_left(const ExecutionPlan& plan) const {
   return config_.max_num_batched_tokens - plan.num_rows - plan.num_draft_slots;
 }
@@ -283,7 +299,7 @@ SequenceUpdate Scheduler::commit(const ScheduledSequence& scheduled,
     leave_running(sequence);
   } else if (scheduled.samples) {
     sequence.state = Decoding{};
-    sequence.blocks.truncate(sequence.num_computed_tokens);
+    sequence.blocks.truncate(std::max(sequence.num_computed_tokens, scheduled.num_tokens_to_keep));
   }
   if (!was_prefilled && has_prefilled(sequence)) release_followers(sequence, /*elect=*/false);
   return update;

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -33,6 +34,8 @@ struct ScheduledSequence {
   // A tree's nodes count one each; those past max_num_tokens() serve its branches only.
   int num_draft_slots = 0;
   int max_draft_depth = 0;  // longest path to draft: at most num_draft_slots
+  // Blocks for so many tokens stay when the step is committed: steps already under way write there.
+  int num_tokens_to_keep = 0;
 };
 
 // How many draft rows a decoding sequence may get at most, given how many sequences decode. Asked
@@ -86,6 +89,16 @@ class Scheduler {
   // no more than max_draft_depth + 1 (the KV of those accepted lies in place); its blocks past them
   // go back.
   std::vector<SequenceUpdate> advance(const ExecutionPlan& plan, const StepResult& result);
+
+  // In order of arrival.
+  std::span<Sequence* const> running() const { return running_; }
+  // Whether plan() may have more to run than one row of each running sequence.
+  bool has_other_work() const;
+  // Room for num_tokens tokens of a running sequence; false when there are not enough blocks, and
+  // then nothing is taken.
+  bool reserve(Sequence& sequence, int num_tokens) {
+    return sequence.blocks.reserve(pool_, num_tokens);
+  }
 
   bool has_unfinished() const { return !running_.empty() || !waiting_.empty(); }
   int num_running() const { return static_cast<int>(running_.size()); }

@@ -252,6 +252,80 @@ void DraftPolicy::plan_probe(int drafter, std::span<Ask> asks) {
   ++stats_.num_probes;
 }
 
+int DraftPolicy::plan_chains(int drafter, std::span<const Ask> asks) {
+  if (measuring_ == Measuring::kPlain || !target_.is_measured() || asks.empty()) return 0;
+  const double relative_cost = drafters_[drafter].relative_cost;
+  if (relative_cost > 0) passes_[drafter].assume(relative_cost * target_.seconds(1));
+  int longest = 0;
+  for (const Ask& ask : asks) longest = std::max(longest, ask.max_depth);
+
+  DraftingCost cost(*this, drafter);
+  std::vector<double> survivals(asks.size(), 1.0);
+  const double plain = rate(0, verify_seconds(0), 0);
+  double best = plain;
+  int best_depth = 0;
+  double gain = 0;
+  int num_drafts = 0;
+  for (int depth = 1; depth <= longest; ++depth) {
+    for (size_t i = 0; i < asks.size(); ++i) {
+      if (asks[i].max_depth < depth) continue;
+      survivals[i] *= acceptance_.probability(state_of(asks[i].sequence).acceptance,
+                                              {.drafter = drafter, .strength = depth});
+      cost.add(asks[i], depth);
+      gain += survivals[i];
+      ++num_drafts;
+    }
+    const double now = rate(gain, verify_seconds(num_drafts), cost.seconds());
+    if (now <= best) continue;
+    best = now;
+    best_depth = depth;
+  }
+  if (best_depth == 0) return probe_chains(drafter, asks, longest);
+  last_gain_ = best / plain - 1.0;
+  probing_[drafter].interval = kFirstProbeInterval;
+  if (measuring_ == Measuring::kHalf) return (best_depth + 1) / 2;
+  if (measuring_ == Measuring::kMost) return (3 * best_depth + 3) / 4;
+  return best_depth;
+}
+
+// All requests at once: a graph's passes have a row for each.
+int DraftPolicy::probe_chains(int drafter, std::span<const Ask> asks, int longest) {
+  Probing& probing = probing_[drafter];
+  const int depth = std::min(longest, kProbeDepth);
+  if (depth == 0 || num_steps_ - probing.last < probing.interval) return 0;
+  int num_unseen = 0;
+  for (const Ask& ask : asks) num_unseen += ask.num_unseen;
+  const int num_rows = static_cast<int>(asks.size());
+  const PassCost& pass = passes_[drafter];
+  const double cost = verify_seconds(depth * num_rows) - verify_seconds(0) +
+                      pass.seconds(num_unseen) + (depth - 1) * pass.seconds(num_rows);
+  if (cost > credit_) return 0;
+  probing.last = num_steps_;
+  probing.interval = std::clamp(2 * probing.interval, kFirstProbeInterval, kLongestProbeInterval);
+  ++stats_.num_probes;
+  return depth;
+}
+
+void DraftPolicy::record_chain(uint64_t sequence, int drafter, int32_t root,
+                               std::span<const int32_t> tokens) {
+  const auto num_drafts = static_cast<int>(tokens.size());
+  ++stats_.num_decisions;
+  stats_.num_drafted_tokens += num_drafts;
+  stats_.num_verified_tokens += num_drafts;
+  if (num_drafts == 0) ++stats_.num_without_drafts;
+  num_verified_ += num_drafts;
+  RequestState& state = state_of(sequence);
+  state.recent_length = num_drafts;
+  state.pending.clear();
+  state.pending_node = DraftTree::kRoot;
+  if (num_drafts == 0) return;
+  state.pending.push_back({.token = root, .parent = -1, .evidence = {}});
+  for (int i = 0; i < num_drafts; ++i) {
+    state.pending.push_back(
+        {.token = tokens[i], .parent = i, .evidence = {.drafter = drafter, .strength = i + 1}});
+  }
+}
+
 // The nodes whose children are likeliest to survive, as many as bring most beside what the pass and
 // their verification cost at the planned rate.
 void DraftPolicy::plan_pass(int drafter, std::span<DraftGate::Node> frontier) const {
@@ -411,9 +485,6 @@ void DraftPolicy::record_tokens(uint64_t sequence, std::span<const int32_t> toke
       if (pending.parent != state.pending_node) continue;
       is_leaf = false;
       if (pending.token == token) next = node;
-      if (std::exchange(state.probe_depth, 0) > 0 && pending.token == token) {
-        probing_[pending.evidence.drafter].interval = 1;
-      }
       if (std::exchange(state.probe_depth, 0) > 0 && pending.token == token) {
         probing_[pending.evidence.drafter].interval = 1;
       }

@@ -60,6 +60,12 @@ class DraftPolicy {
   // Below which nodes a sequential drafter goes on. Asked before every pass after the first.
   void plan_pass(int drafter, std::span<DraftGate::Node> frontier) const;
 
+  // For steps whose drafts are decided before they run, a chain of the same length for every
+  // request: how long, given that all of it is verified. Instead of plan() and choose().
+  int plan_chains(int drafter, std::span<const Ask> asks);
+  // Such a chain of a request was drafted and verified.
+  void record_chain(uint64_t sequence, int drafter, int32_t root, std::span<const int32_t> tokens);
+
   // A pass of a drafter over so many rows, or a call for so many requests, took this long.
   void record_pass(int drafter, int num_rows, double seconds);
   // The match that a drafter continues for a request has this many tokens; 0: it found none.
@@ -128,6 +134,7 @@ class DraftPolicy {
   Rate best_rate(std::span<const Candidate> candidates) const;
   bool own_draft_is_better(int drafter, const Ask& ask);
   void plan_probe(int drafter, std::span<Ask> asks);
+  int probe_chains(int drafter, std::span<const Ask> asks, int longest);
   static double without_outliers(const PassCost& cost, int num_rows, double seconds);
   double catch_up_share(int drafter, const Ask& ask) const;
   void keep(RequestState& state, DraftTree& tree, std::span<const char> chosen);

@@ -1,0 +1,105 @@
+// Steps that follow each other on the device without the host: a draft model's passes, the target's
+// pass over the drafts, sampling, acceptance and the bookkeeping of the next step, as one launch.
+// The host says how many tokens to draft, may launch a step before it has seen what the one before
+// brought, and reads outcomes later.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "backend/op_args.h"
+
+namespace specdec {
+
+// A model as a device step runs it. What it is given is in device memory; nothing waits.
+class StepModel {
+ public:
+  virtual ~StepModel() = default;
+  virtual void forward(const BatchView& batch) = 0;
+  // Logits of rows of the last forward: [num_rows, vocab_size()].
+  virtual void compute_logits(const int32_t* row_ids, int num_rows, float* logits) = 0;
+  virtual int vocab_size() const = 0;
+};
+
+struct DeviceStepConfig {
+  int num_slots = 0;   // requests at once
+  int max_drafts = 0;  // of a request and step
+  int max_rows = 0;    // of a pass
+  int block_size = 0;  // tokens
+  int max_blocks_per_request = 0;
+  int max_logprobs = 0;        // most likely tokens reported beside the sampled one
+  bool argmax_drafts = false;  // the draft model's likeliest tokens, whatever the temperature
+  // Not empty: the i-th draft is accepted with rate i given all before, whatever the tokens.
+  std::vector<double> synthetic_rates;
+  LogprobsMode logprobs_mode = LogprobsMode::kRaw;
+  StepModel* target = nullptr;
+  StepModel* draft = nullptr;  // null: nothing is drafted
+};
+
+// Tokens a draft model may not have seen when it begins to draft, the last committed one included.
+inline constexpr int kMaxStepLag = 4;
+
+// One request as the host knows it between steps.
+struct DeviceSlot {
+  bool is_active = false;
+  int num_tokens = 0;  // committed; the last has no KV yet
+  int num_prompt_tokens = 0;
+  int max_num_tokens = 0;    // at which it ends
+  int num_draft_tokens = 0;  // whose KV the draft model has: num_tokens - kMaxStepLag or more
+  int max_drafts = 0;        // of a step
+  std::span<const int32_t> tokens;      // the last kMaxStepLag committed ones, or all
+  std::vector<int32_t> stop_token_ids;  // end the request once min_tokens are there
+  int min_tokens = 0;                   // of the output; no stop token is sampled before
+  SampleRow sampling;  // of the next token; position and path advance on the device
+  std::span<const int32_t> blocks;
+};
+
+// A block a request got since its slot was set.
+struct NewBlock {
+  int slot = 0;
+  int index = 0;  // in the request's table
+  int32_t block = 0;
+};
+
+struct DeviceStepPlan {
+  int num_slots = 0;   // in use: slots 0 to num_slots - 1; inactive ones have no rows
+  int num_drafts = 0;  // passes of the draft model
+  int max_lag = 2;     // tokens the draft model has not seen: 2, or kMaxStepLag
+  bool want_logprobs = false;
+};
+
+// What a step brought one slot.
+struct SlotOutcome {
+  std::vector<int32_t> drafts;
+  int num_accepted = 0;
+  std::vector<int32_t> tokens;  // empty: the request had ended before
+  std::vector<PositionLogprobs> logprobs;
+};
+
+struct DeviceStepOutcome {
+  std::vector<SlotOutcome> slots;
+  double draft_seconds = 0;   // of all passes of the draft model
+  double target_seconds = 0;  // of what came after them
+};
+
+class DeviceStep {
+ public:
+  virtual ~DeviceStep() = default;
+
+  // Sets all slots; no step may be under way.
+  virtual void set_slots(std::span<const DeviceSlot> slots) = 0;
+  // For the steps launched from now on.
+  virtual void add_blocks(std::span<const NewBlock> blocks) = 0;
+  virtual void deactivate(std::span<const int> slots) = 0;
+
+  // Queues a step; at most two may be under way.
+  virtual void launch(const DeviceStepPlan& plan) = 0;
+  // Waits for the oldest step under way.
+  virtual DeviceStepOutcome wait() = 0;
+  virtual int num_under_way() const = 0;
+};
+
+}  // namespace specdec

@@ -1,0 +1,247 @@
+#include "engine/device_loop.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "core/check.h"
+
+namespace specdec {
+namespace {
+
+constexpr int kMaxUnderWay = 2;
+constexpr int kMaxLogprobs = 20;  // of a request; more are left to the ordinary step
+constexpr int kUsualLag = 2;      // tokens a draft model has not seen after it drafted
+constexpr int kStepsUntilCatchUp = 32;
+
+std::vector<int32_t> stop_tokens_of(const SamplingParams& params) {
+  std::vector<int32_t> tokens = params.stop_token_ids;
+  if (!params.ignore_eos) {
+    tokens.insert(tokens.end(), params.eos_token_ids.begin(), params.eos_token_ids.end());
+  }
+  return tokens;
+}
+
+// The completion of a seat; null when it has ended.
+CompletionState* running(const DeviceLoop::CompletionSource& completions, uint64_t ordinal) {
+  CompletionState* completion = completions(ordinal);
+  return completion == nullptr || completion->sequence.is_finished() ? nullptr : completion;
+}
+
+}  // namespace
+
+std::unique_ptr<DeviceLoop> DeviceLoop::make(Backend& backend, ModelRunner& target,
+                                             Scheduler& scheduler, Speculator* speculator,
+                                             const DeviceLoopConfig& config) {
+  DraftModelDrafter* drafter = speculator == nullptr ? nullptr : speculator->device_drafter();
+  if (speculator != nullptr && drafter == nullptr) return nullptr;
+  if (drafter != nullptr && drafter->options().max_model_len < config.max_model_len) return nullptr;
+  const int max_drafts = drafter == nullptr ? 0 : config.max_drafts;
+  auto device = backend.make_device_step(
+      {.num_slots = std::min(config.max_num_seqs, config.max_rows),
+       .max_drafts = max_drafts,
+       .max_rows = config.max_rows,
+       .block_size = config.block_size,
+       .max_blocks_per_request = num_blocks_for(config.max_model_len, config.block_size),
+       .max_logprobs = kMaxLogprobs,
+       .argmax_drafts = drafter != nullptr && drafter->options().sampling == DraftSampling::kArgmax,
+       .synthetic_rates = config.synthetic_rates,
+       .logprobs_mode = config.logprobs_mode,
+       .target = &target,
+       .draft = drafter == nullptr ? nullptr : &drafter->runner()});
+  if (device == nullptr) return nullptr;
+  return std::unique_ptr<DeviceLoop>(
+      new DeviceLoop(std::move(device), scheduler, speculator, drafter, config));
+}
+
+DeviceLoop::DeviceLoop(std::unique_ptr<DeviceStep> device, Scheduler& scheduler,
+                       Speculator* speculator, DraftModelDrafter* drafter,
+                       const DeviceLoopConfig& config)
+    : device_(std::move(device)),
+      scheduler_(scheduler),
+      speculator_(speculator),
+      drafter_(drafter),
+      config_(config) {}
+
+bool DeviceLoop::run(const CompletionSource& completions, Step& step) {
+  while (device_->num_under_way() < kMaxUnderWay && can_launch(completions)) {
+    if (!launch(completions)) break;
+  }
+  if (device_->num_under_way() == 0) {
+    is_current_ = false;
+    return false;
+  }
+  const Launch oldest = launches_.front();
+  launches_.pop_front();
+  collect(completions, device_->wait(), oldest.num_drafts, step);
+  return true;
+}
+
+// What a device step does not do: bad words (they look back over the text) and long lists of
+// logprobs.
+bool DeviceLoop::serves(const Sequence& sequence) const {
+  const SamplingParams& params = sequence.params;
+  return params.bad_words.empty() && (!params.logprobs.has_value() ||
+                                      (*params.logprobs >= 0 && *params.logprobs <= kMaxLogprobs));
+}
+
+bool DeviceLoop::can_launch(const CompletionSource& completions) {
+  if (scheduler_.has_other_work() || scheduler_.num_running() == 0) return false;
+  const auto num_taken = static_cast<unsigned>(std::ranges::count_if(seats_, &Seat::is_taken));
+  // Half of the slots have emptied: a smaller step would do.
+  if (is_current_ && std::bit_ceil(num_taken) < std::bit_ceil(seats_.size())) is_current_ = false;
+  if (is_current_) return num_taken > 0;
+  return device_->num_under_way() == 0 && fill_slots(completions);
+}
+
+DeviceSlot DeviceLoop::slot_of(CompletionState& completion) {
+  const Sequence& sequence = completion.sequence;
+  const int num_tokens = sequence.num_tokens();
+  DeviceSlot slot{.is_active = true,
+                  .num_tokens = num_tokens,
+                  .num_prompt_tokens = sequence.num_prompt_tokens(),
+                  .max_num_tokens = sequence.max_num_tokens(),
+                  .num_draft_tokens = num_tokens - 1,
+                  .max_drafts = 0,
+                  .tokens = sequence.tokens().last(std::min(num_tokens, kMaxStepLag)),
+                  .stop_token_ids = stop_tokens_of(sequence.params),
+                  .min_tokens = sequence.params.min_tokens,
+                  .sampling = completion.make_row({}),
+                  .blocks = sequence.blocks.ids()};
+  slot.sampling.banned_token_ids = {};  // stop tokens, as long as the output is short
+  if (drafter_ != nullptr) {
+    slot.num_draft_tokens = drafter_->num_seen(sequence.blocks, num_tokens - 1);
+    slot.max_drafts = speculator_->longest_draft(sequence);
+  }
+  return slot;
+}
+
+bool DeviceLoop::fill_slots(const CompletionSource& completions) {
+  seats_.clear();
+  want_logprobs_ = false;
+  lag_ = 1;
+  std::vector<DeviceSlot> slots;
+  for (Sequence* sequence : scheduler_.running()) {
+    if (!serves(*sequence)) return false;
+    CompletionState* completion = completions(sequence->ordinal);
+    SPECDEC_CHECK(completion != nullptr);
+    completion->begin_step();
+    DeviceSlot slot = slot_of(*completion);
+    if (slot.max_drafts > 0) lag_ = std::max(lag_, slot.num_tokens - slot.num_draft_tokens);
+    want_logprobs_ |= sequence->params.logprobs.has_value();
+    slots.push_back(slot);
+    seats_.push_back({.ordinal = sequence->ordinal,
+                      .is_taken = true,
+                      .sequence = sequence,
+                      .num_tokens_ahead = sequence->num_tokens(),
+                      .num_blocks = sequence->blocks.num_blocks()});
+  }
+  device_->set_slots(slots);
+  is_current_ = true;
+  return true;
+}
+
+// How much the step may draft; none when the draft model is too far behind to and the ordinary step
+// has to let it catch up.
+std::optional<int> DeviceLoop::choose_drafts() {
+  if (drafter_ == nullptr) return 0;
+  std::vector<const Sequence*> sequences;
+  for (const Seat& seat : seats_) {
+    if (seat.is_taken) sequences.push_back(seat.sequence);
+  }
+  const int num_slots = static_cast<int>(std::bit_ceil(seats_.size()));
+  const int num_drafts = speculator_->plan_chains(
+      sequences, std::max(0, config_.max_rows / num_slots - 1), std::max(lag_, 1));
+  const int longest_lag = kMaxStepLag * num_slots <= config_.max_rows ? kMaxStepLag : kUsualLag;
+  if (num_drafts == 0 || lag_ <= longest_lag) return num_drafts;
+  // It may not be let: then it is a while until the next attempt.
+  if (num_steps_until_catch_up_-- > 0) return 0;
+  num_steps_until_catch_up_ = kStepsUntilCatchUp;
+  return std::nullopt;
+}
+
+// Blocks for all that the step may write, whatever those under way bring.
+bool DeviceLoop::reserve(int num_drafts) {
+  std::vector<NewBlock> added;
+  bool is_enough = true;
+  for (size_t i = 0; i < seats_.size(); ++i) {
+    Seat& seat = seats_[i];
+    if (!seat.is_taken) continue;
+    const int num_tokens =
+        std::min(seat.num_tokens_ahead + num_drafts, seat.sequence->max_num_tokens());
+    is_enough = is_enough && scheduler_.reserve(*seat.sequence, num_tokens);
+    const std::span<const BlockId> ids = seat.sequence->blocks.ids();
+    for (; seat.num_blocks < static_cast<int>(ids.size()); ++seat.num_blocks) {
+      added.push_back(
+          {.slot = static_cast<int>(i), .index = seat.num_blocks, .block = ids[seat.num_blocks]});
+    }
+  }
+  device_->add_blocks(added);
+  return is_enough;
+}
+
+bool DeviceLoop::launch(const CompletionSource& completions) {
+  std::vector<int> gone;
+  for (size_t i = 0; i < seats_.size(); ++i) {
+    Seat& seat = seats_[i];
+    if (!seat.is_taken || running(completions, seat.ordinal) != nullptr) continue;
+    seat.is_taken = false;
+    gone.push_back(static_cast<int>(i));
+  }
+  device_->deactivate(gone);
+  const std::optional<int> chosen = choose_drafts();
+  if (!chosen.has_value()) {
+    is_current_ = false;
+    return false;
+  }
+  const int num_drafts = *chosen;
+  if (!reserve(num_drafts)) return false;
+  device_->launch({.num_slots = static_cast<int>(seats_.size()),
+                   .num_drafts = num_drafts,
+                   .max_lag = lag_ > kUsualLag ? kMaxStepLag : kUsualLag,
+                   .want_logprobs = want_logprobs_});
+  launches_.push_back({.num_drafts = num_drafts});
+  lag_ = num_drafts > 0 ? kUsualLag : lag_ + 1;
+  for (Seat& seat : seats_) seat.num_tokens_ahead += num_drafts + 1;
+  return true;
+}
+
+void DeviceLoop::collect(const CompletionSource& completions, DeviceStepOutcome outcome,
+                         int num_drafts, Step& step) {
+  step.draft_seconds = outcome.draft_seconds;
+  step.target_seconds = outcome.target_seconds;
+  const auto num_rows = static_cast<int>(std::ranges::count_if(seats_, &Seat::is_taken));
+  if (num_drafts > 0) speculator_->record_passes(num_drafts, num_rows, outcome.draft_seconds);
+  for (size_t i = 0; i < seats_.size(); ++i) {
+    Seat& seat = seats_[i];
+    SlotOutcome& slot = outcome.slots[i];
+    if (!seat.is_taken) continue;
+    CompletionState* completion = running(completions, seat.ordinal);
+    if (completion == nullptr) {
+      seat.is_taken = false;
+      continue;
+    }
+    SPECDEC_CHECK(!slot.tokens.empty());
+    Sequence& sequence = completion->sequence;
+    const int num_slot_drafts = static_cast<int>(slot.drafts.size());
+    // This step took less than it might have.
+    seat.num_tokens_ahead -= num_drafts + 1 - static_cast<int>(slot.tokens.size());
+    if (drafter_ != nullptr) {
+      speculator_->record_chain(*completion, slot.drafts, slot.num_accepted);
+      const int root = sequence.num_tokens() - 1;
+      const int num_seen = root + 1 + std::min(slot.num_accepted, num_slot_drafts - 1);
+      if (num_slot_drafts > 0) drafter_->record_seen(sequence.blocks, root, num_seen);
+    }
+    step.sequences.push_back(
+        {.completion = completion,
+         .scheduled = {.sequence = &sequence,
+                       .num_rows = 1 + num_slot_drafts,
+                       .samples = true,
+                       .num_draft_slots = num_slot_drafts,
+                       .max_draft_depth = num_slot_drafts,
+                       .num_tokens_to_keep = sequence.blocks.capacity_tokens()},
+         .outcome = std::move(slot)});
+  }
+}
+
+}  // namespace specdec

@@ -1,0 +1,100 @@
+// Decoding without the host on the critical path: while nothing but decoding is to be done, steps
+// are launched one ahead of what the host has seen. What a step brings is committed like any
+// other's. Everything else (prompts, admissions, preemption, requests a device step does not serve)
+// is left to the engine's ordinary step, once the steps under way are through.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "backend/backend.h"
+#include "engine/request.h"
+#include "engine/speculator.h"
+#include "sched/scheduler.h"
+
+namespace specdec {
+
+struct DeviceLoopConfig {
+  int max_num_seqs = 0;
+  int max_drafts = 0;     // of a sequence and step
+  int max_rows = 0;       // of a step
+  int max_model_len = 0;  // tokens
+  int block_size = 0;
+  LogprobsMode logprobs_mode = LogprobsMode::kRaw;
+  std::vector<double> synthetic_rates;
+};
+
+class DeviceLoop {
+ public:
+  // Null where the backend has no device steps, or none that serve this speculation. Everything is
+  // borrowed; `speculator` may be null.
+  static std::unique_ptr<DeviceLoop> make(Backend& backend, ModelRunner& target,
+                                          Scheduler& scheduler, Speculator* speculator,
+                                          const DeviceLoopConfig& config);
+
+  // One sequence of a step that is done.
+  struct Progress {
+    CompletionState* completion = nullptr;
+    ScheduledSequence scheduled;
+    SlotOutcome outcome;
+  };
+  struct Step {
+    std::vector<Progress> sequences;
+    double draft_seconds = 0;
+    double target_seconds = 0;
+  };
+  using CompletionSource = std::function<CompletionState*(uint64_t ordinal)>;  // null: it is gone
+
+  // Launches what can be launched and waits for the oldest step. False when none is under way and
+  // the ordinary step has to run.
+  bool run(const CompletionSource& completions, Step& step);
+  // The ordinary step ran: the device knows its requests no longer.
+  void forget() { is_current_ = false; }
+
+ private:
+  struct Launch {
+    int num_drafts = 0;
+  };
+
+  DeviceLoop(std::unique_ptr<DeviceStep> device, Scheduler& scheduler, Speculator* speculator,
+             DraftModelDrafter* drafter, const DeviceLoopConfig& config);
+
+  bool serves(const Sequence& sequence) const;
+  // Puts the running sequences into slots; false when some cannot be served.
+  bool fill_slots(const CompletionSource& completions);
+  DeviceSlot slot_of(CompletionState& completion);
+  std::optional<int> choose_drafts();
+  bool reserve(int num_drafts);
+  bool can_launch(const CompletionSource& completions);
+  bool launch(const CompletionSource& completions);
+  void collect(const CompletionSource& completions, DeviceStepOutcome outcome, int num_drafts,
+               Step& step);
+
+  std::unique_ptr<DeviceStep> device_;
+  Scheduler& scheduler_;
+  Speculator* speculator_;
+  DraftModelDrafter* drafter_;  // null: nothing is drafted
+  DeviceLoopConfig config_;
+
+  // Slot by slot.
+  struct Seat {
+    uint64_t ordinal = 0;
+    bool is_taken = false;
+    Sequence* sequence = nullptr;
+    int num_tokens_ahead = 0;  // at most, once the steps under way are through
+    int num_blocks = 0;        // the device knows of
+  };
+  std::vector<Seat> seats_;
+  bool is_current_ = false;  // the device's slots are the running sequences
+  bool want_logprobs_ = false;
+  int lag_ = 1;  // tokens the draft model has not seen when the next step runs
+  int num_steps_until_catch_up_ = 0;
+  std::deque<Launch> launches_;  // under way, oldest first
+};
+
+}  // namespace specdec

@@ -1,0 +1,385 @@
+#include "cuda/backend/device_step.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "core/check.h"
+
+namespace specdec::cuda {
+namespace {
+
+// Logits of more rows are computed and sampled in turns.
+constexpr int kMaxLogitRows = 512;
+constexpr double kNanosecond = 1e-9;
+constexpr size_t kLeastListBytes = 1 << 14;
+
+int bucket_of(int num_slots, int limit) {
+  return std::min(static_cast<int>(std::bit_ceil(static_cast<unsigned>(num_slots))), limit);
+}
+
+}  // namespace
+
+CudaDeviceStep::CudaDeviceStep(CudaBackend& backend, const KernelTable& kernels,
+                               const DeviceStepConfig& config)
+    : backend_(backend), kernels_(kernels), config_(config) {
+  const size_t slots = static_cast<size_t>(config.num_slots);
+  const size_t rows = static_cast<size_t>(config.max_rows);
+  const auto array = [&](size_t count, size_t size, const char* purpose = "device steps") {
+    return backend.device().allocate(count * size, purpose);
+  };
+  slots_ = array(slots, sizeof(StepSlot));
+  block_tables_ = array(slots * config.max_blocks_per_request, sizeof(int32_t));
+  token_ids_ = array(rows, sizeof(int32_t));
+  positions_ = array(rows, sizeof(int32_t));
+  slot_mapping_ = array(rows, sizeof(int64_t));
+  cu_rows_ = array(slots + 1, sizeof(int32_t));
+  base_lens_ = array(slots, sizeof(int32_t));
+  sample_ids_ = array(rows, sizeof(int32_t));
+  is_tree_ = array(slots, sizeof(uint8_t));
+  samples_ = array(rows, sizeof(DeviceSampleRow));
+  sampled_ = array(rows, sizeof(int32_t));
+  reports_ = array(slots, sizeof(StepReport));
+  times_ = array(2, sizeof(StepTimes));
+  logit_rows_ = std::min(config.max_rows, std::max(kMaxLogitRows, config.num_slots));
+  const int vocab_size = config.target->vocab_size();
+  logits_ = array(static_cast<size_t>(logit_rows_) * vocab_size, sizeof(float), "logits");
+  sampler_ = array(sample_workspace_bytes(logit_rows_, vocab_size), 1);
+  pinned_slots_ = backend.device().allocate_pinned(slots_.size_bytes(), "device steps");
+  pinned_tables_ = backend.device().allocate_pinned(block_tables_.size_bytes(), "device steps");
+  if (!config.synthetic_rates.empty()) {
+    const size_t size_bytes = config.synthetic_rates.size() * sizeof(double);
+    accept_rates_ = backend.device().allocate(size_bytes, "device steps");
+    backend.stream().copy_to_device(accept_rates_.data(), config.synthetic_rates.data(),
+                                    size_bytes);
+    backend.stream().synchronize();
+  }
+  for (Ring& ring : rings_) {
+    ring.reports = backend.device().allocate_pinned(slots * sizeof(StepReport), "device steps");
+    ring.times = backend.device().allocate_pinned(sizeof(StepTimes), "device steps");
+    ring.done = backend.device().make_event();
+  }
+}
+
+CudaDeviceStep::~CudaDeviceStep() {
+  while (num_under_way() > 0) rings_[num_collected_++ % rings_.size()].done->wait();
+  backend_.recorder().forget(this);
+}
+
+StepSlots CudaDeviceStep::state(int num_slots) {
+  return {.slots = slots_.as<StepSlot>(),
+          .block_tables = block_tables_.as<int32_t>(),
+          .num_slots = num_slots,
+          .max_blocks = config_.max_blocks_per_request,
+          .block_size = config_.block_size};
+}
+
+StepBatch CudaDeviceStep::batch(int max_rows) {
+  SPECDEC_CHECK_LE(max_rows, config_.max_rows);
+  return {.token_ids = token_ids_.as<int32_t>(),
+          .positions = positions_.as<int32_t>(),
+          .slot_mapping = slot_mapping_.as<int64_t>(),
+          .cu_rows = cu_rows_.as<int32_t>(),
+          .base_lens = base_lens_.as<int32_t>(),
+          .sample_ids = sample_ids_.as<int32_t>(),
+          .samples = samples_.as<DeviceSampleRow>(),
+          .max_rows = max_rows};
+}
+
+BatchView CudaDeviceStep::view(int num_slots, int num_rows) {
+  return {.num_requests = num_slots,
+          .num_rows = num_rows,
+          .token_ids = token_ids_.as<int32_t>(),
+          .positions = positions_.as<int32_t>(),
+          .slot_mapping = slot_mapping_.as<int64_t>(),
+          .cu_rows = cu_rows_.as<int32_t>(),
+          .base_lens = base_lens_.as<int32_t>(),
+          .block_tables = block_tables_.as<int32_t>(),
+          .max_blocks_per_request = config_.max_blocks_per_request,
+          .is_tree = is_tree_.as<uint8_t>()};
+}
+
+// ---- slots
+
+int32_t* CudaDeviceStep::count_table(int slot) {
+  const size_t vocab_size = static_cast<size_t>(config_.target->vocab_size());
+  if (count_tables_.empty()) {
+    count_tables_ = backend_.device().allocate(config_.num_slots * vocab_size * sizeof(int32_t),
+                                               "token counts for penalties");
+  }
+  int32_t* table = count_tables_.as<int32_t>() + slot * vocab_size;
+  backend_.stream().fill(table, 0, vocab_size * sizeof(int32_t));
+  return table;
+}
+
+StepSlot CudaDeviceStep::record_of(int index, const DeviceSlot& from, SampleLists& lists) {
+  StepSlot slot{};
+  slot.is_active = from.is_active;
+  slot.num_tokens = from.num_tokens;
+  slot.num_draft_tokens = from.num_draft_tokens;
+  slot.num_prompt_tokens = from.num_prompt_tokens;
+  slot.max_num_tokens = from.max_num_tokens;
+  slot.max_drafts = std::min(from.max_drafts, config_.max_drafts);
+  slot.min_tokens = from.min_tokens;
+  const size_t num_tail = std::min<size_t>(from.tokens.size(), kStepTail);
+  std::ranges::copy(from.tokens.last(num_tail), slot.tail + kStepTail - num_tail);
+  SampleRow row = from.sampling;
+  row.counts = {};  // they are kept in a table, which grows with the text
+  slot.sampling = lists.add(row);
+  slot.stops = lists.add_tokens(from.stop_token_ids);
+  if (from.min_tokens > 0) slot.sampling.early_banned = slot.stops;
+  if (!from.sampling.counts.empty()) {
+    slot.count_table = count_table(index);
+    slot.sampling.count_table = slot.count_table;
+  }
+  return slot;
+}
+
+void CudaDeviceStep::set_slots(std::span<const DeviceSlot> slots) {
+  SPECDEC_CHECK_EQ(num_under_way(), 0);
+  SPECDEC_CHECK_LE(slots.size(), static_cast<size_t>(config_.num_slots));
+  Stream& stream = backend_.stream();
+  stream.synchronize();  // the pinned copies may still be read
+  SampleLists lists;
+  std::vector<SlotChange> counts;
+  auto* records = pinned_slots_.as<StepSlot>();
+  auto* tables = pinned_tables_.as<int32_t>();
+  std::fill_n(records, config_.num_slots, StepSlot{});
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const int index = static_cast<int>(i);
+    records[i] = record_of(index, slots[i], lists);
+    SPECDEC_CHECK_LE(slots[i].blocks.size(), static_cast<size_t>(config_.max_blocks_per_request));
+    std::ranges::copy(slots[i].blocks, tables + i * config_.max_blocks_per_request);
+    for (const TokenCount& count : slots[i].sampling.counts) {
+      counts.push_back({.slot = index,
+                        .index = kCountToken,
+                        .block = count.token_id,
+                        .count = 2 * count.output_count + 1});
+    }
+  }
+  any_edits_ =
+      lists.edits() || !counts.empty() ||
+      std::ranges::any_of(slots, [](const DeviceSlot& slot) { return slot.min_tokens > 0; });
+  upload_lists(lists);
+  stream.copy_to_device(slots_.data(), records, slots_.size_bytes());
+  stream.copy_to_device(
+      block_tables_.data(), tables,
+      slots.size() * static_cast<size_t>(config_.max_blocks_per_request) * sizeof(int32_t));
+  change(counts);
+}
+
+// The launches of recorded steps name these arrays, so they move only when they have to.
+void CudaDeviceStep::upload_lists(const SampleLists& lists) {
+  const auto fit = [&](Buffer& buffer, size_t size_bytes) {
+    if (buffer.size_bytes() >= size_bytes) return;
+    buffer = backend_.device().allocate(std::bit_ceil(std::max(size_bytes, kLeastListBytes)),
+                                        "lists of tokens");
+    backend_.recorder().forget(this);
+  };
+  fit(token_lists_, lists.tokens().size_bytes());
+  fit(biases_, lists.biases().size_bytes());
+  Stream& stream = backend_.stream();
+  const void* tokens = backend_.staging().upload(lists.tokens());
+  const void* biases = backend_.staging().upload(lists.biases());
+  if (tokens != nullptr) stream.copy(token_lists_.data(), tokens, lists.tokens().size_bytes());
+  if (biases != nullptr) stream.copy(biases_.data(), biases, lists.biases().size_bytes());
+}
+
+void CudaDeviceStep::add_blocks(std::span<const NewBlock> blocks) {
+  std::vector<SlotChange> changes;
+  for (const NewBlock& added : blocks) {
+    changes.push_back({.slot = added.slot, .index = added.index, .block = added.block, .count = 0});
+  }
+  change(changes);
+}
+
+void CudaDeviceStep::deactivate(std::span<const int> slots) {
+  std::vector<SlotChange> changes;
+  for (int slot : slots) {
+    changes.push_back({.slot = slot, .index = kEndSlot, .block = 0, .count = 0});
+  }
+  change(changes);
+}
+
+void CudaDeviceStep::change(std::span<const SlotChange> changes) {
+  if (changes.empty()) return;
+  kernels_.step.change_slots(backend_.stream(),
+                             {.state = state(config_.num_slots),
+                              .changes = backend_.staging().upload(changes),
+                              .num_changes = static_cast<int32_t>(changes.size())});
+}
+
+// ---- steps
+
+void CudaDeviceStep::launch(const DeviceStepPlan& plan) {
+  SPECDEC_CHECK_LT(num_under_way(), static_cast<int>(rings_.size()));
+  SPECDEC_CHECK_LE(plan.num_slots, config_.num_slots);
+  SPECDEC_CHECK_LE(plan.num_drafts, config_.max_drafts);
+  const Shape shape = {.num_slots = bucket_of(plan.num_slots, config_.num_slots),
+                       .num_drafts = plan.num_drafts,
+                       .lag = plan.num_drafts > 0 ? plan.max_lag : 0,
+                       .num_logprobs = plan.want_logprobs ? config_.max_logprobs : -1,
+                       .any_edits = any_edits_};
+  reserve(shape);
+  backend_.recorder().run({.owner = this,
+                           .shape = {shape.num_slots, shape.num_drafts, shape.lag,
+                                     shape.num_logprobs, shape.any_edits}},
+                          [&] {
+                            draft(shape);
+                            verify(shape);
+                          });
+  report(shape);
+}
+
+void CudaDeviceStep::reserve(const Shape& shape) {
+  if (shape.num_logprobs < 0) return;
+  const auto fit = [&](Buffer& buffer, size_t size_bytes) {
+    if (!buffer.empty()) return;
+    buffer = backend_.device().allocate(size_bytes, "logprobs of device steps");
+  };
+  const size_t rows = static_cast<size_t>(config_.max_rows);
+  fit(num_logprobs_, rows * sizeof(int32_t));
+  fit(logprobs_, rows * (config_.max_logprobs + 1) * sizeof(DeviceLogprob));
+  if (shape.any_edits && config_.logprobs_mode == LogprobsMode::kRaw) {
+    fit(processed_, logits_.size_bytes());
+  }
+  for (Ring& ring : rings_) {
+    if (!ring.logprobs.empty()) continue;
+    ring.logprobs = backend_.device().allocate_pinned(logprobs_.size_bytes(), "logprobs");
+    ring.num_logprobs = backend_.device().allocate_pinned(num_logprobs_.size_bytes(), "logprobs");
+    ring.cu_rows = backend_.device().allocate_pinned(cu_rows_.size_bytes(), "logprobs");
+  }
+}
+
+void CudaDeviceStep::draft(const Shape& shape) {
+  const int num_slots = shape.num_slots;
+  for (int pass = 0; pass < shape.num_drafts; ++pass) {
+    const int num_rows = std::min(num_slots * (pass == 0 ? shape.lag : 1), config_.max_rows);
+    kernels_.step.draft_rows(backend_.stream(),
+                             {.state = state(num_slots),
+                              .batch = batch(num_rows),
+                              .sampled = pass == 0 ? nullptr : sampled_.as<int32_t>(),
+                              .started = pass == 0 ? &times_.as<StepTimes>()->draft : nullptr,
+                              .pass = pass,
+                              .num_drafts = shape.num_drafts,
+                              .argmax = config_.argmax_drafts});
+    config_.draft->forward(view(num_slots, num_rows));
+    config_.draft->compute_logits(sample_ids_.as<int32_t>(), num_slots, logits_.as<float>());
+    sample(shape, 0, num_slots, /*reports=*/false);
+  }
+}
+
+void CudaDeviceStep::verify(const Shape& shape) {
+  const int num_rows = shape.num_slots * (1 + shape.num_drafts);
+  Stream& stream = backend_.stream();
+  kernels_.step.verify_rows(stream,
+                            {.state = state(shape.num_slots),
+                             .batch = batch(num_rows),
+                             .sampled = shape.num_drafts > 0 ? sampled_.as<int32_t>() : nullptr,
+                             .started = &times_.as<StepTimes>()->verify,
+                             .num_drafts = shape.num_drafts});
+  config_.target->forward(view(shape.num_slots, num_rows));
+  for (int first = 0; first < num_rows; first += logit_rows_) {
+    const int count = std::min(logit_rows_, num_rows - first);
+    config_.target->compute_logits(sample_ids_.as<int32_t>() + first, count, logits_.as<float>());
+    sample(shape, first, count, /*reports=*/true);
+  }
+  kernels_.step.commit(stream, {.state = state(shape.num_slots),
+                                .cu_rows = cu_rows_.as<int32_t>(),
+                                .sampled = sampled_.as<int32_t>(),
+                                .token_lists = token_lists_.as<int32_t>(),
+                                .accept_rates = accept_rates_.as<double>(),
+                                .reports = reports_.as<StepReport>(),
+                                .times = times_.as<StepTimes>(),
+                                .reported_times = times_.as<StepTimes>() + 1});
+}
+
+void CudaDeviceStep::sample(const Shape& shape, int first_row, int num_rows, bool reports) {
+  const int vocab_size = config_.target->vocab_size();
+  const bool wants_logprobs = reports && shape.num_logprobs >= 0;
+  SampleOutputs outputs{};
+  outputs.token_ids = sampled_.as<int32_t>() + first_row;
+  if (wants_logprobs) {
+    outputs.max_logprobs = shape.num_logprobs;
+    outputs.num_logprobs = num_logprobs_.as<int32_t>() + first_row;
+    outputs.logprobs =
+        logprobs_.as<DeviceLogprob>() + int64_t{first_row} * (shape.num_logprobs + 1);
+  }
+  const bool raw = config_.logprobs_mode == LogprobsMode::kRaw;
+  float* logits = logits_.as<float>();
+  kernels_.sampling.sample(
+      backend_.stream(),
+      {.rows = samples_.as<DeviceSampleRow>() + first_row,
+       .logits = logits,
+       .processed = wants_logprobs && raw && shape.any_edits ? processed_.as<float>() : logits,
+       .token_lists = token_lists_.as<int32_t>(),
+       .counts = nullptr,
+       .biases = biases_.as<DeviceLogitBias>(),
+       .workspace = sample_workspace_at(sampler_.data(), logit_rows_, vocab_size),
+       .outputs = outputs,
+       .num_rows = num_rows,
+       .vocab_size = vocab_size,
+       .raw_logprobs = raw,
+       .any_edits = shape.any_edits,
+       .any_vectors = false});
+}
+
+// ---- what the host reads
+
+void CudaDeviceStep::report(const Shape& shape) {
+  Stream& stream = backend_.stream();
+  Ring& ring = rings_[num_launched_++ % rings_.size()];
+  ring.shape = shape;
+  const size_t slots = static_cast<size_t>(shape.num_slots);
+  stream.copy_to_host(ring.reports.data(), reports_.data(), slots * sizeof(StepReport));
+  stream.copy_to_host(ring.times.data(), times_.as<StepTimes>() + 1, sizeof(StepTimes));
+  if (shape.num_logprobs >= 0) {
+    const size_t rows = slots * (1 + shape.num_drafts);
+    stream.copy_to_host(ring.cu_rows.data(), cu_rows_.data(), (slots + 1) * sizeof(int32_t));
+    stream.copy_to_host(ring.num_logprobs.data(), num_logprobs_.data(), rows * sizeof(int32_t));
+    stream.copy_to_host(ring.logprobs.data(), logprobs_.data(),
+                        rows * (shape.num_logprobs + 1) * sizeof(DeviceLogprob));
+  }
+  stream.record(*ring.done);
+}
+
+DeviceStepOutcome CudaDeviceStep::wait() {
+  SPECDEC_CHECK_GT(num_under_way(), 0);
+  const Ring& ring = rings_[num_collected_++ % rings_.size()];
+  ring.done->wait();
+  DeviceStepOutcome outcome;
+  const auto* reports = ring.reports.as<StepReport>();
+  for (int i = 0; i < ring.shape.num_slots; ++i) {
+    const StepReport& report = reports[i];
+    SlotOutcome& slot = outcome.slots.emplace_back();
+    slot.drafts.assign(report.drafts, report.drafts + report.num_drafts);
+    slot.num_accepted = report.num_accepted;
+    slot.tokens.assign(report.tokens, report.tokens + report.num_tokens);
+    if (ring.shape.num_logprobs < 0) continue;
+    const int first_row = ring.cu_rows.as<int32_t>()[i];
+    for (int t = 0; t < report.num_tokens; ++t) {
+      slot.logprobs.push_back(read_logprobs(ring, first_row + t));
+    }
+  }
+  const auto& times = *ring.times.as<StepTimes>();
+  const auto seconds = [](uint64_t from, uint64_t to) {
+    return static_cast<double>(to - from) * kNanosecond;
+  };
+  outcome.target_seconds = seconds(times.verify, times.end);
+  if (ring.shape.num_drafts > 0) outcome.draft_seconds = seconds(times.draft, times.verify);
+  return outcome;
+}
+
+PositionLogprobs CudaDeviceStep::read_logprobs(const Ring& ring, int row) {
+  const int count = ring.num_logprobs.as<int32_t>()[row];
+  const auto* entries =
+      ring.logprobs.as<DeviceLogprob>() + int64_t{row} * (ring.shape.num_logprobs + 1);
+  PositionLogprobs logprobs;
+  for (int i = 0; i < count; ++i) {
+    logprobs.push_back({entries[i].token_id, entries[i].logprob, entries[i].rank});
+  }
+  return logprobs;
+}
+
+}  // namespace specdec::cuda

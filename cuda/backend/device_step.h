@@ -1,0 +1,92 @@
+// Steps without the host on a CUDA device: the launches of a step, recorded as a graph the second
+// time a step of its shape runs.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "cuda/backend/cuda_backend.h"
+#include "cuda/backend/sample_lists.h"
+#include "cuda/kernels/step.h"
+
+namespace specdec::cuda {
+
+class CudaDeviceStep final : public DeviceStep {
+ public:
+  CudaDeviceStep(CudaBackend& backend, const KernelTable& kernels, const DeviceStepConfig& config);
+  ~CudaDeviceStep() override;
+
+  void set_slots(std::span<const DeviceSlot> slots) override;
+  void add_blocks(std::span<const NewBlock> blocks) override;
+  void deactivate(std::span<const int> slots) override;
+  void launch(const DeviceStepPlan& plan) override;
+  DeviceStepOutcome wait() override;
+  int num_under_way() const override { return num_launched_ - num_collected_; }
+
+ private:
+  // Everything the launches of a step depend on.
+  struct Shape {
+    int num_slots = 0;
+    int num_drafts = 0;
+    int lag = 0;
+    int num_logprobs = -1;   // reported beside the sampled token; -1: none at all
+    bool any_edits = false;  // of logits, before they are sampled from
+  };
+  // What the host reads of one step.
+  struct Ring {
+    Buffer reports;  // pinned StepReport [num_slots]
+    Buffer times;    // pinned StepTimes
+    // Pinned, once logprobs are wanted: as the sampler leaves them.
+    Buffer logprobs;
+    Buffer num_logprobs;
+    Buffer cu_rows;
+    std::unique_ptr<Event> done;
+    Shape shape;
+  };
+
+  StepSlots state(int num_slots);
+  StepBatch batch(int max_rows);
+  BatchView view(int num_slots, int num_rows);
+  StepSlot record_of(int index, const DeviceSlot& from, SampleLists& lists);
+  int32_t* count_table(int slot);
+  void upload_lists(const SampleLists& lists);
+  void report(const Shape& shape);
+  static PositionLogprobs read_logprobs(const Ring& ring, int row);
+  void reserve(const Shape& shape);
+  void sample(const Shape& shape, int first_row, int num_rows, bool reports);
+  void draft(const Shape& shape);
+  void verify(const Shape& shape);
+  void change(std::span<const SlotChange> changes);
+
+  CudaBackend& backend_;
+  const KernelTable& kernels_;
+  DeviceStepConfig config_;
+
+  Buffer slots_;                         // StepSlot [num_slots]
+  Buffer block_tables_;                  // int32 [num_slots, max_blocks_per_request]
+  Buffer token_lists_;                   // int32: what the slots' rows and stops are ranges of
+  Buffer biases_;                        // DeviceLogitBias
+  Buffer pinned_slots_, pinned_tables_;  // of the host, on their way to the device
+  Buffer token_ids_, positions_, slot_mapping_, cu_rows_, base_lens_, sample_ids_;
+  Buffer is_tree_;       // zeros: chains
+  Buffer samples_;       // DeviceSampleRow [max_rows]
+  Buffer sampled_;       // int32 [max_rows]
+  Buffer logits_;        // float [logit_rows_, vocab_size]
+  Buffer processed_;     // likewise, where raw logprobs and edits meet
+  Buffer sampler_;       // SampleWorkspace
+  Buffer num_logprobs_;  // int32 [max_rows]
+  Buffer logprobs_;      // DeviceLogprob [max_rows, max_logprobs + 1]
+  Buffer count_tables_;  // int32 [num_slots, vocab_size], once there are penalties
+  Buffer accept_rates_;  // double [max_drafts]
+  Buffer reports_;       // StepReport [num_slots]
+  Buffer times_;         // StepTimes, begun; then reported
+
+  int logit_rows_ = 0;
+  bool any_edits_ = false;  // some slot has masks, bias or penalties
+  std::array<Ring, 2> rings_;
+  int num_launched_ = 0;
+  int num_collected_ = 0;
+};
+
+}  // namespace specdec::cuda
