@@ -31,14 +31,15 @@ void launch(const char* name, Stream& stream, void (*kernel)(Params...), const L
   record.function = reinterpret_cast<const void*>(kernel);
 #ifdef SPECDEC_EMULATED
   record.body = [kernel, ... values = Params(args)]() { kernel(values...); };
-  stream.submit(record);
-#else
+#endif
   [&](Params... values) {
     void* pointers[] = {&values..., nullptr};
+    constexpr size_t kBytes[] = {sizeof(Params)..., 0};
     record.arguments = pointers;
+    record.argument_bytes = kBytes;
+    record.num_arguments = sizeof...(Params);
     stream.submit(record);
   }(std::forward<Args>(args)...);
-#endif
 }
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

@@ -1,5 +1,7 @@
 #include "cuda/emulation/device_memory.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -12,12 +14,49 @@ namespace specdec::cuda::emulation {
 namespace {
 
 constexpr size_t kAlignment = 256;  // what cudaMalloc promises
-#if defined(__SANITIZE_ADDRESS__)
-constexpr size_t kGuardBytes = 0;
-#else
-constexpr size_t kGuardBytes = kAlignment;  // before and after each piece
-#endif
+constexpr size_t kPageBytes = 4096;
 constexpr unsigned char kGuard = 0xa5;
+
+#if defined(__SANITIZE_ADDRESS__)
+
+constexpr size_t kGuardBytes = 0;
+
+void* map(size_t size_bytes) {
+  void* data = nullptr;
+  if (posix_memalign(&data, kAlignment, size_bytes) != 0) return nullptr;
+  std::memset(data, 0, size_bytes);
+  return data;
+}
+void unmap(void* data, size_t) { std::free(data); }
+void set_reach(void*, size_t, bool) {}
+
+#else
+
+constexpr size_t kGuardBytes = kAlignment;  // before and after each piece
+
+size_t whole_pages(size_t size_bytes) {
+  return (size_bytes + 2 * kGuardBytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
+void* map(size_t size_bytes) {
+  void* begin = mmap(nullptr, whole_pages(size_bytes), PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (begin == MAP_FAILED) return nullptr;
+  auto* data = static_cast<unsigned char*>(begin) + kGuardBytes;
+  std::memset(data - kGuardBytes, kGuard, kGuardBytes);
+  std::memset(data + size_bytes, kGuard, kGuardBytes);
+  return data;
+}
+void unmap(void* data, size_t size_bytes) {
+  munmap(static_cast<unsigned char*>(data) - kGuardBytes, whole_pages(size_bytes));
+}
+void set_reach(void* data, size_t size_bytes, bool within) {
+  const int protection = within ? PROT_READ | PROT_WRITE : PROT_NONE;
+  SPECDEC_CHECK_EQ(mprotect(static_cast<unsigned char*>(data) - kGuardBytes,
+                            whole_pages(size_bytes), protection),
+                   0);
+}
+
+#endif
 
 bool is_guard(const unsigned char* begin) {
   return std::all_of(begin, begin + kGuardBytes, [](unsigned char byte) { return byte == kGuard; });
@@ -26,8 +65,10 @@ bool is_guard(const unsigned char* begin) {
 }  // namespace
 
 DeviceMemory::~DeviceMemory() {
-  for (const auto& [data, piece] : pieces_) {
-    std::free(const_cast<unsigned char*>(data) - kGuardBytes);
+  for (const Pieces* pieces : {&pieces_, &pinned_}) {
+    for (const auto& [data, piece] : *pieces) {
+      unmap(const_cast<unsigned char*>(data), piece.size_bytes);
+    }
   }
 }
 
@@ -36,16 +77,13 @@ void* DeviceMemory::allocate(size_t size_bytes, const char* purpose) {
     throw OutOfMemory(str_cat("cannot allocate ", size_bytes, " bytes of device memory for ",
                               purpose, ": ", free_bytes(), " of ", capacity_bytes_, " are free"));
   }
-  void* begin = nullptr;
-  if (posix_memalign(&begin, kAlignment, size_bytes + 2 * kGuardBytes) != 0) {
+  void* data = map(size_bytes);
+  if (data == nullptr) {
     throw OutOfMemory(str_cat("cannot allocate ", size_bytes, " bytes for ", purpose));
   }
-  auto* data = static_cast<unsigned char*>(begin) + kGuardBytes;
-  std::memset(data - kGuardBytes, kGuard, kGuardBytes);
-  std::memset(data, 0, size_bytes);
-  std::memset(data + size_bytes, kGuard, kGuardBytes);
+  set_reach(data, size_bytes, false);
   used_bytes_ += static_cast<int64_t>(size_bytes);
-  pieces_[data] = {size_bytes, purpose};
+  pieces_[static_cast<unsigned char*>(data)] = {size_bytes, purpose};
   return data;
 }
 
@@ -53,16 +91,56 @@ void DeviceMemory::free(void* data) {
   const auto piece = pieces_.find(static_cast<unsigned char*>(data));
   SPECDEC_CHECK(piece != pieces_.end());
   used_bytes_ -= static_cast<int64_t>(piece->second.size_bytes);
+  unmap(data, piece->second.size_bytes);
   pieces_.erase(piece);
-  std::free(static_cast<unsigned char*>(data) - kGuardBytes);
+}
+
+void DeviceMemory::reach(bool within) {
+  for (const auto& [data, piece] : pieces_) {
+    set_reach(const_cast<unsigned char*>(data), piece.size_bytes, within);
+  }
+}
+
+const DeviceMemory::Pieces::value_type* DeviceMemory::find(const Pieces& pieces, const void* data) {
+  const auto* address = static_cast<const unsigned char*>(data);
+  auto piece = pieces.upper_bound(address);
+  if (piece == pieces.begin()) return nullptr;
+  --piece;
+  return address <= piece->first + piece->second.size_bytes ? &*piece : nullptr;
 }
 
 bool DeviceMemory::contains(const void* data, size_t size_bytes) const {
-  const auto* begin = static_cast<const unsigned char*>(data);
-  auto piece = pieces_.upper_bound(begin);
-  if (piece == pieces_.begin()) return false;
-  --piece;
-  return begin + size_bytes <= piece->first + piece->second.size_bytes;
+  const auto* piece = find(pieces_, data);
+  return piece != nullptr && static_cast<const unsigned char*>(data) + size_bytes <=
+                                 piece->first + piece->second.size_bytes;
+}
+
+bool DeviceMemory::is_host_pointer([[maybe_unused]] const void* data) const {
+#if defined(__SANITIZE_ADDRESS__)
+  return false;
+#else
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  if (address >> 32 == 0 || address >> 47 != 0) return false;  // no pointer
+  if (find(pieces_, data) != nullptr || find(pinned_, data) != nullptr) return false;
+  unsigned char residency;
+  return mincore(reinterpret_cast<void*>(address / kPageBytes * kPageBytes), 1, &residency) == 0;
+#endif
+}
+
+void* DeviceMemory::allocate_pinned(size_t size_bytes, const char* purpose) {
+  void* data = map(size_bytes);
+  if (data == nullptr) {
+    throw OutOfMemory(str_cat("cannot allocate ", size_bytes, " bytes for ", purpose));
+  }
+  pinned_[static_cast<unsigned char*>(data)] = {size_bytes, purpose};
+  return data;
+}
+
+void DeviceMemory::free_pinned(void* data) {
+  const auto piece = pinned_.find(static_cast<unsigned char*>(data));
+  SPECDEC_CHECK(piece != pinned_.end());
+  unmap(data, piece->second.size_bytes);
+  pinned_.erase(piece);
 }
 
 bool DeviceMemory::is_intact(const unsigned char* data, size_t size_bytes) {
@@ -70,9 +148,11 @@ bool DeviceMemory::is_intact(const unsigned char* data, size_t size_bytes) {
 }
 
 std::string DeviceMemory::find_overrun() const {
-  for (const auto& [data, piece] : pieces_) {
-    if (!is_intact(data, piece.size_bytes)) {
-      return str_cat("the ", piece.size_bytes, " bytes of ", piece.purpose);
+  for (const Pieces* pieces : {&pieces_, &pinned_}) {
+    for (const auto& [data, piece] : *pieces) {
+      if (!is_intact(data, piece.size_bytes)) {
+        return str_cat("the ", piece.size_bytes, " bytes of ", piece.purpose);
+      }
     }
   }
   return {};

@@ -1,5 +1,7 @@
-// The memory of an emulated device: counted, checked for writes past its pieces, and known by
-// address.
+// The memory of an emulated device: counted, checked for writes past its pieces, known by address,
+// and out of reach while no work of the device runs: a host that touches it dies of SIGSEGV, as
+// with a GPU. (With the address sanitizer it is plain memory of exact size, and always within
+// reach.)
 #pragma once
 
 #include <cstddef>
@@ -22,11 +24,30 @@ class DeviceMemory {
   // Zeroed. Throws OutOfMemory naming `purpose`.
   void* allocate(size_t size_bytes, const char* purpose);
   void free(void* data);
+  // Host memory that kernels may be given.
+  void* allocate_pinned(size_t size_bytes, const char* purpose);
+  void free_pinned(void* data);
+
+  // While one of these lives, memory is within reach.
+  class Access {
+   public:
+    explicit Access(DeviceMemory& memory) : memory_(memory) { memory_.reach(true); }
+    ~Access() { memory_.reach(false); }
+    Access(const Access&) = delete;
+    Access& operator=(const Access&) = delete;
+
+   private:
+    DeviceMemory& memory_;
+  };
 
   // Whether the bytes lie in one piece.
   bool contains(const void* data, size_t size_bytes) const;
-  // Names the first piece whose surroundings were written to; empty when there is none. (With the
-  // address sanitizer pieces have no surroundings of ours; it reports such writes itself.)
+  // Whether it points to memory of this process that kernels may not be given. (Always false with
+  // the address sanitizer, whose own memory lies where small integers side by side may seem to
+  // point.)
+  bool is_host_pointer(const void* data) const;
+  // Within an Access: names the first piece whose surroundings were written to; empty when there is
+  // none. (The address sanitizer reports such writes itself.)
   std::string find_overrun() const;
 
  private:
@@ -34,11 +55,16 @@ class DeviceMemory {
     size_t size_bytes;
     std::string purpose;
   };
+  using Pieces = std::map<const unsigned char*, Piece>;
+  // Null when there is none. A piece's end counts as in it.
+  static const Pieces::value_type* find(const Pieces& pieces, const void* data);
   static bool is_intact(const unsigned char* data, size_t size_bytes);
+  void reach(bool within);
 
   int64_t capacity_bytes_;
   int64_t used_bytes_ = 0;
-  std::map<const unsigned char*, Piece> pieces_;
+  Pieces pieces_;
+  Pieces pinned_;
 };
 
 }  // namespace specdec::cuda::emulation

@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/check.h"
 #include "core/str_cat.h"
 #include "cuda/emulation/device_memory.h"
 #include "cuda/emulation/fibres.h"
@@ -69,9 +68,12 @@ class Queue {
   // Runs until `count` operations in all are done.
   void run_until(uint64_t count) {
     device_->throw_if_failed();
+    if (num_done() >= count) return;
+    const DeviceMemory::Access access(device_->memory);
     while (num_done() < count) run_one();
   }
 
+ private:
   void run_one() {
     const OperationRef operation = operations_.front();
     const KernelRecord* next = nullptr;
@@ -90,7 +92,6 @@ class Queue {
     operations_.pop_front();
   }
 
- private:
   void run_kernel(const KernelRecord& kernel, const KernelRecord* next) {
     device_->executor.run(kernel, next);
     const std::string piece = device_->memory.find_overrun();
@@ -118,7 +119,7 @@ class EmulatedEvent final : public Event {
   bool is_done() override {
     if (queue_ == nullptr) return true;
     device_->throw_if_failed();
-    if (queue_->num_done() < ticket_) queue_->run_one();
+    if (queue_->num_done() < ticket_) queue_->run_until(queue_->num_done() + 1);
     return queue_->num_done() >= ticket_;
   }
 
@@ -163,6 +164,7 @@ class EmulatedStream final : public Stream {
   }
 
   void submit(const KernelLaunch& launch) override {
+    check_arguments(launch);
     const LaunchConfig& config = launch.config;
     if (config.shared_bytes > kMaxSharedBytes) {
       throw DeviceError(str_cat("kernel ", launch.name, ": ", config.shared_bytes,
@@ -228,6 +230,20 @@ class EmulatedStream final : public Stream {
   }
 
  private:
+  // Host pointers among the arguments, which here would work.
+  void check_arguments(const KernelLaunch& launch) const {
+    for (int i = 0; i < launch.num_arguments; ++i) {
+      const auto* bytes = static_cast<const unsigned char*>(launch.arguments[i]);
+      for (size_t at = 0; at + sizeof(void*) <= launch.argument_bytes[i]; at += sizeof(void*)) {
+        void* pointer;
+        std::memcpy(&pointer, bytes + at, sizeof(pointer));
+        if (device_->memory.is_host_pointer(pointer)) {
+          throw DeviceError(str_cat("kernel ", launch.name, ": argument ", i, " holds ", pointer,
+                                    " at byte ", at, ", neither device nor pinned memory"));
+        }
+      }
+    }
+  }
   void check_device(const void* data, size_t size_bytes, const char* call) const {
     if (size_bytes == 0 || device_->memory.contains(data, size_bytes)) return;
     throw DeviceError(str_cat(call, ": ", size_bytes, " bytes at ", data,

@@ -38,13 +38,15 @@ struct LaunchConfig {
   bool cooperative = false;  // all blocks are resident at once and may wait for each other
 };
 
-// One kernel launch. A GPU uses function and arguments, the emulation function (as an identity) and
-// body.
+// One kernel launch. A GPU uses function and arguments, the emulation the body; it looks at the
+// arguments for pointers to memory that a GPU would not reach.
 struct KernelLaunch {
   const char* name = "";
   LaunchConfig config;
   const void* function = nullptr;
-  void** arguments = nullptr;
+  void** arguments = nullptr;              // [num_arguments]
+  const size_t* argument_bytes = nullptr;  // [num_arguments]
+  int num_arguments = 0;
   std::function<void()> body{};  // what one thread of the grid runs
 };
 

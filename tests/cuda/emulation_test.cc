@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <csignal>
+#include <cstdlib>
 #include <functional>
 #include <numeric>
 #include <string>
@@ -226,6 +228,18 @@ TEST_P(PlantedFaultTest, AWritePastTheEndIsCaught) {
   Buffer values = device().allocate(400, "one hundred floats");
   faulty().write_past_end(stream(), values.as<float>(), 100);
   expect_mentions(error_of_stream(), {"write_past_end", "one hundred floats"});
+}
+TEST_P(PlantedFaultTest, AKernelMayNotBeGivenHostMemory) {
+  std::vector<int> values(64);
+  EXPECT_THROW(run().increment(stream(), values.data(), 64), DeviceError);
+  Buffer pinned = device().allocate_pinned(64 * sizeof(int), "test");
+  run().increment(stream(), pinned.as<int>(), 64);
+  stream().synchronize();
+  EXPECT_EQ(pinned.as<int>()[63], 1);
+}
+TEST_P(PlantedFaultTest, AHostThatTouchesDeviceMemoryDies) {
+  const Buffer values = upload(counting(100));
+  EXPECT_EXIT(std::exit(values.as<float>()[5] > 0.0f), ::testing::KilledBySignal(SIGSEGV), "");
 }
 TEST_P(PlantedFaultTest, AWritePastSharedMemoryIsCaught) {
   faulty().write_past_shared(stream());
