@@ -31,6 +31,8 @@ struct Operation {
 };
 using OperationRef = std::shared_ptr<const Operation>;
 
+class Queue;
+
 // What streams, events, buffers and their device share; it outlives the device while they do.
 struct DeviceState {
   explicit DeviceState(const EmulationConfig& config)
@@ -38,6 +40,7 @@ struct DeviceState {
 
   DeviceMemory memory;
   Executor executor;
+  std::vector<Queue*> queues;
   int num_capturing = 0;
   std::exception_ptr error;  // the first; all later calls throw it, too
 
@@ -56,7 +59,12 @@ struct DeviceState {
 // is done: a host that reads results or reuses memory too early finds out.
 class Queue {
  public:
-  explicit Queue(std::shared_ptr<DeviceState> device) : device_(std::move(device)) {}
+  explicit Queue(std::shared_ptr<DeviceState> device) : device_(std::move(device)) {
+    device_->queues.push_back(this);
+  }
+  ~Queue() { std::erase(device_->queues, this); }
+  Queue(const Queue&) = delete;
+  Queue& operator=(const Queue&) = delete;
 
   void push(OperationRef operation) {
     operations_.push_back(std::move(operation));
@@ -71,6 +79,14 @@ class Queue {
     if (num_done() >= count) return;
     const DeviceMemory::Access access(device_->memory);
     while (num_done() < count) run_one();
+  }
+
+  // Runs everything; an error waits for the next call on the device.
+  void drain() noexcept {
+    try {
+      run_until(num_pushed_);
+    } catch (...) {  // the device has kept it
+    }
   }
 
  private:
@@ -157,10 +173,7 @@ class EmulatedStream final : public Stream {
       : device_(std::move(device)), queue_(std::make_shared<Queue>(device_)) {}
   ~EmulatedStream() override {
     if (capturing_) --device_->num_capturing;
-    try {
-      queue_->run_until(queue_->num_pushed());
-    } catch (...) {  // kept by the device: its next call throws it
-    }
+    queue_->drain();
   }
 
   void submit(const KernelLaunch& launch) override {
@@ -299,12 +312,19 @@ class EmulatedDevice final : public Device {
         state->fail(std::make_exception_ptr(
             DeviceError("device memory was freed while a stream captured")));
       }
+      for (Queue* queue : state->queues) queue->drain();  // as cudaFree waits
       state->memory.free(allocated);
     });
   }
   Buffer allocate_pinned(size_t size_bytes, const char* purpose) override {
     state_->refuse_capture("Device::allocate_pinned");
-    return Buffer::host(size_bytes, purpose);
+    state_->throw_if_failed();
+    if (size_bytes == 0) return {};
+    void* data = state_->memory.allocate_pinned(size_bytes, purpose);
+    return Buffer(data, size_bytes, [state = state_](void* allocated, size_t) {
+      for (Queue* queue : state->queues) queue->drain();
+      state->memory.free_pinned(allocated);
+    });
   }
 
   std::unique_ptr<Stream> make_stream() override {
