@@ -33,6 +33,9 @@ void launch(const char* name, Stream& stream, void (*kernel)(Params...), const L
   record.body = [kernel, ... values = Params(args)]() { kernel(values...); };
 #endif
   [&](Params... values) {
+#ifdef SPECDEC_EMULATED
+    (__builtin_clear_padding(&values), ...);  // where old pointers may lie
+#endif
     void* pointers[] = {&values..., nullptr};
     constexpr size_t kBytes[] = {sizeof(Params)..., 0};
     record.arguments = pointers;
