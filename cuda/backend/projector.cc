@@ -9,9 +9,9 @@ namespace {
 
 // Rows of one launch: bounds the workspaces.
 constexpr int kMaxRows = 2048;
-// Rows as records up to which every block prepares them for itself: what a multiprocessor reads
-// from L2 while the first weights are on their way.
-constexpr int64_t kFusedBytes = int64_t{64} << 10;
+// Rows as records up to which every block prepares them for itself: that must be done when the
+// first weights are there. A kernel of its own for more rows starts the product's first loads too.
+constexpr int64_t kFusedBytes = int64_t{16} << 10;
 constexpr int kSlices = kPartialSlices;
 
 int ceil_div(int64_t x, int64_t unit) { return static_cast<int>((x + unit - 1) / unit); }

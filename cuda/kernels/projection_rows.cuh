@@ -11,7 +11,9 @@ namespace specdec::cuda::SPECDEC_TARGET {
 
 inline constexpr int kRowThreads = 256;
 inline constexpr int kRowWarps = kRowThreads / kWarpSize;
-inline constexpr int kRowStep = kRowThreads * 4;  // inputs a block takes at once
+inline constexpr int kRowStep = kRowThreads * 4;      // inputs a block takes at once
+inline constexpr int kRowBatch = 4;                   // steps whose loads are under way together
+inline constexpr int kRowPartFloats = 2 * kRowWarps;  // of scratch, for every row
 
 // Inputs i .. i+3 of a row of x; zeros past its end.
 template <class T>
@@ -56,19 +58,6 @@ __device__ __forceinline__ int64_t source_row(const RowsParams& rows, int row) {
   return rows.row_ids != nullptr ? rows.row_ids[row] : row;
 }
 
-// Sums over the block's threads of one number a row, in a fixed order: writes each warp's part of
-// `value` of `row` for block_sum_of after a barrier. parts [rows, kRowWarps].
-__device__ __forceinline__ void store_warp_sum(float value, int row, float* parts) {
-  const float sum = warp_sum(value);
-  if (threadIdx.x % kWarpSize == 0) parts[row * kRowWarps + threadIdx.x / kWarpSize] = sum;
-}
-__device__ __forceinline__ float block_sum_of(const float* parts, int row) {
-  float sum = 0.0f;
-#pragma unroll
-  for (int warp = 0; warp < kRowWarps; ++warp) sum += parts[row * kRowWarps + warp];
-  return sum;
-}
-
 // What normalises a row.
 struct RowScale {
   float mean;
@@ -90,91 +79,116 @@ __device__ __forceinline__ float4 normalise(const RowsParams& rows, const RowSca
                      fmaf(x.z, weight.z, bias.z), fmaf(x.w, weight.w, bias.w));
 }
 
-// A thread's part of the sum of a row, or of its squared distances from `mean`.
-template <class T, bool kSquares>
-__device__ __forceinline__ float sum_part(const RowsParams& rows, int64_t row, float mean) {
-  float sum = 0.0f;
-  for (int i = threadIdx.x * 4; i < rows.dim; i += kRowStep) {
-    float4 x = load_row<T>(rows, row, i);
-    if constexpr (kSquares) {
-      // Elements past the end are no distance away.
-      x.x = x.x - mean;
-      x.y = i + 1 < rows.dim ? x.y - mean : 0.0f;
-      x.z = i + 2 < rows.dim ? x.z - mean : 0.0f;
-      x.w = i + 3 < rows.dim ? x.w - mean : 0.0f;
-      sum = fmaf(x.x, x.x, sum);
-      sum = fmaf(x.y, x.y, sum);
-      sum = fmaf(x.z, x.z, sum);
-      sum = fmaf(x.w, x.w, sum);
-    } else {
-      sum += (x.x + x.y) + (x.z + x.w);
-    }
+// Calls body(i, x) with inputs i .. i+3 of a row for all i of this thread, up to the end of the
+// last record and past it; zeros past the end of the row. Loads are under way kRowBatch at a time,
+// for what a block waits for here is the latency of memory.
+template <class T, class Body>
+__device__ __forceinline__ void for_inputs(const RowsParams& rows, int64_t source, Body&& body) {
+#pragma unroll 1
+  for (int begin = 0; begin < rows.dim; begin += kRowBatch * kRowStep) {
+    const int first = begin + threadIdx.x * 4;
+    float4 x[kRowBatch];
+#pragma unroll
+    for (int i = 0; i < kRowBatch; ++i) x[i] = load_row<T>(rows, source, first + i * kRowStep);
+#pragma unroll
+    for (int i = 0; i < kRowBatch; ++i) body(first + i * kRowStep, x[i]);
   }
+}
+
+// A sum over the block's threads for every row, in a fixed order: each warp leaves its part in
+// parts [rows, kRowWarps]; after a barrier anyone can add them.
+__device__ __forceinline__ void store_warp_sum(float value, int row, float* parts) {
+  const float sum = warp_sum(value);
+  if (threadIdx.x % kWarpSize == 0) parts[row * kRowWarps + threadIdx.x / kWarpSize] = sum;
+}
+__device__ __forceinline__ float block_sum_of(const float* parts, int row) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int warp = 0; warp < kRowWarps; ++warp) sum += parts[row * kRowWarps + warp];
+  return sum;
+}
+
+template <class T>
+__device__ __forceinline__ float sum_part(const RowsParams& rows, int64_t source) {
+  float sum = 0.0f;
+  for_inputs<T>(rows, source, [&](int, const float4& x) { sum += (x.x + x.y) + (x.z + x.w); });
+  return sum;
+}
+template <class T>
+__device__ __forceinline__ float square_part(const RowsParams& rows, int64_t source, float mean) {
+  float sum = 0.0f;
+  for_inputs<T>(rows, source, [&](int i, const float4& x) {
+    // Elements past the end are no distance away.
+    const float a = i < rows.dim ? x.x - mean : 0.0f;
+    const float b = i + 1 < rows.dim ? x.y - mean : 0.0f;
+    const float c = i + 2 < rows.dim ? x.z - mean : 0.0f;
+    const float d = i + 3 < rows.dim ? x.w - mean : 0.0f;
+    sum = fmaf(a, a, sum);
+    sum = fmaf(b, b, sum);
+    sum = fmaf(c, c, sum);
+    sum = fmaf(d, d, sum);
+  });
   return sum;
 }
 
 // Prepares rows [first, first + count) of `rows`; every thread of the block calls it.
 //   record_at(row, k_block): where the record of row first + row goes, in shared or global memory
-//   parts [2, count, kRowWarps]: shared scratch
+//   parts: shared scratch, [count, kRowPartFloats]
 // Ends without a barrier.
 template <class Format, class RecordAt>
 __device__ __forceinline__ void prepare_rows(const RowsParams& rows, int first, int count,
                                              float* parts, RecordAt&& record_at) {
   using T = typename Format::Element;
-  float* square_parts = parts + count * kRowWarps;
-  if (rows.norm == RowNorm::kLayer) {
-    for (int row = 0; row < count; ++row) {
-      store_warp_sum(sum_part<T, false>(rows, source_row(rows, first + row), 0.0f), row, parts);
-    }
-    __syncthreads();
-  }
   const float dim = static_cast<float>(rows.dim);
+  float* square_parts = parts + count * kRowWarps;
   const auto mean_of = [&](int row) {
     return rows.norm == RowNorm::kLayer ? block_sum_of(parts, row) / dim : 0.0f;
   };
-  if (rows.norm != RowNorm::kNone) {
+  if (rows.norm == RowNorm::kLayer) {
+#pragma unroll 1
     for (int row = 0; row < count; ++row) {
-      const int64_t source = source_row(rows, first + row);
-      store_warp_sum(sum_part<T, true>(rows, source, mean_of(row)), row, square_parts);
+      store_warp_sum(sum_part<T>(rows, source_row(rows, first + row)), row, parts);
     }
     __syncthreads();
   }
-  const int lane_part = threadIdx.x % 8;
+  if (rows.norm != RowNorm::kNone) {
+#pragma unroll 1
+    for (int row = 0; row < count; ++row) {
+      const int64_t source = source_row(rows, first + row);
+      store_warp_sum(square_part<T>(rows, source, mean_of(row)), row, square_parts);
+    }
+    __syncthreads();
+  }
   const int padded_dim = (rows.dim + kBlockInputs - 1) / kBlockInputs * kBlockInputs;
+#pragma unroll 1
   for (int row = 0; row < count; ++row) {
-    const int64_t source = source_row(rows, first + row);
     RowScale scale = {0.0f, 1.0f};
     if (rows.norm != RowNorm::kNone) {
       scale.mean = mean_of(row);
       scale.scale = 1.0f / sqrtf(block_sum_of(square_parts, row) / dim + rows.eps);
     }
-    // Whole warps: formats may look at a record's other parts.
-    const int warp_begin = threadIdx.x / kWarpSize * kWarpSize * 4;
-    for (int begin = warp_begin; begin < padded_dim; begin += kRowStep) {
-      const int i = begin + threadIdx.x % kWarpSize * 4;
-      float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (i < rows.dim) {
-        x = load_row<T>(rows, source, i);
-        if (rows.norm != RowNorm::kNone) x = normalise(rows, scale, i, x);
-      }
-      unsigned char* record = i < padded_dim ? record_at(row, i / kBlockInputs) : nullptr;
-      Format::store_inputs(record, lane_part, x);
-    }
+    for_inputs<T>(rows, source_row(rows, first + row), [&](int i, float4 x) {
+      // Whole warps: formats may look at a record's other parts.
+      if (i - static_cast<int>(threadIdx.x % kWarpSize) * 4 >= padded_dim) return;
+      if (rows.norm != RowNorm::kNone && i < rows.dim) x = normalise(rows, scale, i, x);
+      Format::store_inputs(i < padded_dim ? record_at(row, i / kBlockInputs) : nullptr,
+                           threadIdx.x % 8, x);
+    });
   }
 }
 
 // One row a block.
 template <class Format>
 __global__ void __launch_bounds__(kRowThreads) prepare_rows_kernel(const PrepareParams params) {
-  __shared__ float parts[2 * kRowWarps];
+  __shared__ float parts[kRowPartFloats];
   ptx::wait_for_previous();
+  ptx::let_next_start();
   const int num_records = (params.rows.dim + kBlockInputs - 1) / kBlockInputs;
   const int row = blockIdx.x;
   prepare_rows<Format>(params.rows, row, 1, parts, [&](int, int k_block) {
     return static_cast<unsigned char*>(params.out) +
            (static_cast<int64_t>(row) * num_records + k_block) * Format::kRecordBytes;
   });
-  ptx::let_next_start();
 }
 
 template <class Format>
