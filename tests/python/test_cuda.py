@@ -275,18 +275,12 @@ def test_the_cache_is_the_share_of_the_memory_that_is_left(checkpoint: Checkpoin
     assert both.kv_cache_bytes == pytest.approx(large.kv_cache_bytes, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"gpu_memory_utilization": 1e-4}, "raise gpu_memory_utilization"),
-        ({"kv_cache_memory_bytes": 1 << 44}, "lower kv_cache_memory_bytes"),
-    ],
-)
-def test_out_of_memory_says_what_to_change(
-    checkpoint: Checkpoint, device: str, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(MemoryError, match=message):
-        Engine(checkpoint("llama"), device=device, **options)
+def test_no_memory_for_a_cache_says_what_to_change(checkpoint: Checkpoint, device: str) -> None:
+    with pytest.raises(MemoryError, match="raise gpu_memory_utilization"):
+        Engine(checkpoint("llama"), device=device, gpu_memory_utilization=1e-4)
+    if device == "emulated":  # a GPU has room for all the tokens of so small a model
+        with pytest.raises(MemoryError, match="lower kv_cache_memory_bytes"):
+            Engine(checkpoint("llama"), device=device, kv_cache_memory_bytes=1 << 30)
 
 
 # -- what a user does

@@ -1,7 +1,6 @@
 #include "engine/limits.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "core/log.h"
 #include "core/str_cat.h"
@@ -12,6 +11,7 @@ namespace specdec {
 namespace {
 
 constexpr int64_t kDefaultCacheBytes = int64_t{4} << 30;
+constexpr int64_t kMaxCacheTokens = int64_t{1} << 24;  // times heads it is counted in 32 bits
 constexpr int kMaxThreads = 1024;
 
 // On a GPU a step's weights cost the same for few rows as for hundreds, so more run at once; both
@@ -185,8 +185,7 @@ CacheSize resolve_cache_size(const EngineConfig& config, DeviceKind device, int 
                                 " bytes): free some, or load the model in bfloat16"));
     }
   }
-  num_blocks =
-      std::min<int64_t>(num_blocks, std::numeric_limits<int32_t>::max() / config.block_size - 1);
+  num_blocks = std::min(num_blocks, kMaxCacheTokens / config.block_size - 1);
 
   CacheSize size{.num_blocks = static_cast<int>(num_blocks), .max_model_len = max_model_len};
   if (num_blocks < blocks_per_sequence) {
