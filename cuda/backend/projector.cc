@@ -157,7 +157,8 @@ void Projector::plan_few_rows(int num_tiles, ProductPlan& plan) const {
     return ceil_div(num_tiles, int64_t{blocks} * num_processors);
   };
   int blocks = few_rows_blocks_per_sm(plan.fused_rows);
-  if (blocks == 2 && 2 * tiles_of_block(2) > tiles_of_block(1)) blocks = 1;
+  // Two hide each other's barriers; one divides the tiles more finely.
+  if (blocks == 2 && 2 * tiles_of_block(2) > tiles_of_block(1) * 17 / 16) blocks = 1;
   const int block_tiles = tiles_of_block(blocks);
   plan.num_blocks = ceil_div(num_tiles, block_tiles);
   plan.tiles_at_once = block_tiles % 2 == 0 || block_tiles > 8 ? 2 : 1;
