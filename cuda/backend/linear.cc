@@ -14,7 +14,10 @@ const CudaPackedLinear& packed(const PackedLinear* weight) {
 }  // namespace
 
 std::unique_ptr<PackedLinear> CudaBackend::pack_linear(const PackArgs& args) {
-  return packer_.pack(args);
+  std::unique_ptr<PackedLinear> weight = packer_.pack(args);
+  // Products load weights before they wait for the kernel before them.
+  stream_->synchronize();
+  return weight;
 }
 
 void CudaBackend::linear(const LinearArgs& args) {
