@@ -58,11 +58,13 @@ __device__ Cutoff top_p_cutoff(SelectShared& shared, const Gathered& gathered, C
                                float max, float top_p, double total) {
   const double target = static_cast<double>(top_p) * total * static_cast<double>(kWeightUnits);
   const double fraction = total > 0.0 ? 0.0 : fmax(static_cast<double>(top_p), 1e-300);
-  const Selected selected = select(
-      shared, rank_of(max), rank_of(fmaxf(cutoff.value, gathered.threshold)),
-      static_cast<uint64_t>(ceil(target)), fraction, [&](const auto& add) {
-        gathered.visit([&](float value, int32_t) { add(rank_of(value), weight_of(value, max)); });
-      });
+  const SelectRange range = {.low = rank_of(max),
+                             .high = rank_of(fmaxf(cutoff.value, gathered.threshold)),
+                             .target = static_cast<uint64_t>(ceil(target)),
+                             .fraction = fraction};
+  const Selected selected = select_gathered(
+      shared, gathered, range,
+      [max](float value, int32_t) -> Measured { return {rank_of(value), weight_of(value, max)}; });
   const float value = value_of(selected.rank);
   Cutoff result = {.value = value};
   const uint64_t each = weight_of(value, max);
@@ -97,11 +99,11 @@ __device__ Cutoff truncated(SelectShared& shared, const DeviceSampleRow& row, co
   }
   const Gathered gathered = gather(shared, view, maxima, bound, fmaxf(bound, kLowest));
   if (plan.has_top_k && row.top_k <= gathered.count) {
-    const Selected selected =
-        select(shared, rank_of(max), rank_of(gathered.threshold), static_cast<uint64_t>(row.top_k),
-               0.0, [&](const auto& add) {
-                 gathered.visit([&](float value, int32_t) { add(rank_of(value), 1); });
-               });
+    const SelectRange range = {.low = rank_of(max),
+                               .high = rank_of(gathered.threshold),
+                               .target = static_cast<uint64_t>(row.top_k)};
+    const Selected selected = select_gathered(shared, gathered, range,
+                                              [](float value, int32_t) { return count_of(value); });
     cutoff.value = value_of(selected.rank);
   }
   if (!has_top_p) return cutoff;

@@ -18,6 +18,7 @@ static_assert(kBins == 2 * kSelectThreads, "a thread scans two bins");
 struct SelectShared {
   uint64_t keys[kMaxListed];  // what list_top found, sorted
   uint64_t warp_sums[kSelectWarps];
+  uint64_t rank;
   uint64_t before;
   uint64_t weight;
   double sum;
@@ -133,6 +134,7 @@ __device__ inline Gathered gather(SelectShared& shared, const RowView& view, con
 
 struct Selected {
   uint32_t rank = 0;    // where the target is reached; else the last rank there is
+  uint32_t last = 0;    // the same, or where the ranks end that were not told apart
   uint64_t before = 0;  // weight of lesser ranks
   uint64_t weight = 0;  // weight of this one
   uint64_t target = 0;
@@ -183,14 +185,30 @@ __device__ inline void find_bin(SelectShared& shared, uint64_t total, uint64_t p
   __syncthreads();
 }
 
-// The least rank in [low, high] such that what ranks up to it weighs at least `target`, or with
-// `fraction` > 0 that share of everything in the range. visit(add) calls add(rank, weight) for the
-// elements, alike each time.
+// What is looked for: the least rank in [low, high] such that what ranks up to it weighs at least
+// `target`, or with `fraction` > 0 that share of everything in the range.
+struct SelectRange {
+  uint32_t low;
+  uint32_t high;
+  uint64_t target;
+  double fraction = 0.0;
+  int coarse_bits = 0;  // ranks that differ in so many low bits need not be told apart
+
+  __device__ __forceinline__ uint64_t target_of(uint64_t total) const {
+    const uint64_t aim = fraction > 0.0
+                             ? static_cast<uint64_t>(ceil(fraction * static_cast<double>(total)))
+                             : target;
+    return aim > 0 ? aim : 1;
+  }
+};
+
+// visit(add) calls add(rank, weight) for the elements, alike each time.
 template <class Visit>
-__device__ inline Selected select(SelectShared& shared, uint32_t low, uint32_t high,
-                                  uint64_t target, double fraction, const Visit& visit) {
+__device__ inline Selected select(SelectShared& shared, const SelectRange& range,
+                                  const Visit& visit) {
   Selected result;
-  result.target = target > 0 ? target : 1;
+  uint32_t low = range.low;
+  uint32_t high = range.high;
   for (bool is_first = true;; is_first = false) {
     int shift = 0;
     while (((high - low) >> shift) >= kBins) ++shift;
@@ -205,10 +223,7 @@ __device__ inline Selected select(SelectShared& shared, uint32_t low, uint32_t h
     uint64_t prefix;
     const uint64_t total =
         block_sum(shared, bin_weight(shared, mine) + bin_weight(shared, mine + 1), &prefix);
-    if (is_first && fraction > 0.0) {
-      const auto share = static_cast<uint64_t>(ceil(fraction * static_cast<double>(total)));
-      result.target = share > 0 ? share : 1;
-    }
+    if (is_first) result.target = range.target_of(total);
     find_bin(shared, total, prefix, result);
     if (shared.bin < 0) return result;
     result.before = shared.before;
@@ -218,44 +233,108 @@ __device__ inline Selected select(SelectShared& shared, uint32_t low, uint32_t h
     high = last < high ? last : high;
     low = bin_low;
     result.rank = low;
-    if (shift == 0) return result;
+    result.last = high;
+    if (shift <= range.coarse_bits) return result;
   }
 }
+
+struct Measured {
+  uint32_t rank;
+  uint64_t weight;
+};
+
+// The same among few gathered: a thread adds up what ranks before its element.
+template <class Measure>
+__device__ inline Selected select_few(SelectShared& shared, const Gathered& gathered,
+                                      const SelectRange& range, const Measure& measure) {
+  const int mine = threadIdx.x;
+  const int count = gathered.count;
+  Measured own = {0, 0};
+  __syncthreads();
+  if (mine < count) {
+    own = measure(shared.values[mine], shared.tokens[mine]);
+    if (own.rank < range.low || own.rank > range.high) own.weight = 0;
+    shared.low[mine] = own.rank;
+    shared.keys[mine] = own.weight;
+  }
+  if (mine == 0) shared.rank = shared.before = shared.weight = 0;
+  __syncthreads();
+  uint64_t total = 0;
+  uint64_t before = 0;
+  uint64_t alike = 0;
+  for (int i = 0; i < count; ++i) {
+    const uint64_t weight = shared.keys[i];
+    total += weight;
+    if (shared.low[i] < own.rank) before += weight;
+    if (shared.low[i] == own.rank) alike += weight;
+  }
+  Selected result;
+  result.target = range.target_of(total);
+  result.reached = total >= result.target;
+  // Elements of one rank write the same.
+  const uint64_t aim = result.reached ? result.target : total;
+  if (own.weight > 0 && before < aim && before + alike >= aim) {
+    shared.rank = own.rank;
+    shared.before = before;
+    shared.weight = alike;
+  }
+  __syncthreads();
+  result.rank = result.last = static_cast<uint32_t>(shared.rank);
+  result.before = shared.before;
+  result.weight = shared.weight;
+  return result;
+}
+
+// measure(value, token) gives the rank and weight of a gathered token.
+template <class Measure>
+__device__ inline Selected select_gathered(SelectShared& shared, const Gathered& gathered,
+                                           const SelectRange& range, const Measure& measure) {
+  if (gathered.count <= kSelectThreads) return select_few(shared, gathered, range, measure);
+  return select(shared, range, [&](const auto& add) {
+    gathered.visit([&](float value, int32_t token) {
+      const Measured measured = measure(value, token);
+      add(measured.rank, measured.weight);
+    });
+  });
+}
+
+__device__ __forceinline__ Measured count_of(float value) { return {rank_of(value), 1}; }
 
 // The lowest `count` of the tokens whose value is `value` end at this one.
 __device__ inline int32_t last_of_ties(SelectShared& shared, const Gathered& gathered, float value,
                                        uint64_t count) {
-  const Selected last = select(shared, 0, static_cast<uint32_t>(gathered.view->vocab_size - 1),
-                               count, 0.0, [&](const auto& add) {
-                                 gathered.visit([&](float x, int32_t token) {
-                                   if (x == value) add(static_cast<uint32_t>(token), 1);
-                                 });
-                               });
+  const SelectRange range = {
+      .low = 0, .high = static_cast<uint32_t>(gathered.view->vocab_size - 1), .target = count};
+  const Selected last =
+      select_gathered(shared, gathered, range, [value](float x, int32_t token) -> Measured {
+        return {static_cast<uint32_t>(token), x == value ? 1u : 0u};
+      });
   return static_cast<int32_t>(last.rank);
 }
 
-// The count-th greatest block maximum: so many tokens reach it. -inf for too few blocks.
+// A value that at least `count` tokens reach: not above the count-th greatest block maximum, and
+// not much below. -inf for too few blocks.
 __device__ inline float bound_of_top(SelectShared& shared, const float* maxima, int num_blocks,
                                      int count) {
   if (count > num_blocks) return -kInfinity;
-  const Selected selected = select(
-      shared, 0, rank_of(-kInfinity), static_cast<uint64_t>(count), 0.0, [&](const auto& add) {
-        for (int i = threadIdx.x; i < num_blocks; i += kSelectThreads) {
-          add(rank_of(maxima[i]), 1);
-        }
-      });
-  return value_of(selected.rank);
+  const SelectRange range = {.low = 0,
+                             .high = rank_of(-kInfinity),
+                             .target = static_cast<uint64_t>(count),
+                             .coarse_bits = 12};
+  const Selected selected = select(shared, range, [&](const auto& add) {
+    for (int i = threadIdx.x; i < num_blocks; i += kSelectThreads) add(rank_of(maxima[i]), 1);
+  });
+  return value_of(selected.last);
 }
 
 // Puts the up to `count` greatest of the gathered, best first, into the keys; returns how many.
 __device__ inline int sort_top(SelectShared& shared, const Gathered& gathered, int count) {
   Cutoff cutoff = {.value = gathered.threshold};
-  if (gathered.count > count) {
-    const Selected selected =
-        select(shared, 0, rank_of(gathered.threshold), static_cast<uint64_t>(count), 0.0,
-               [&](const auto& add) {
-                 gathered.visit([&](float value, int32_t) { add(rank_of(value), 1); });
-               });
+  if (gathered.count > kMaxListed) {
+    const SelectRange range = {
+        .low = 0, .high = rank_of(gathered.threshold), .target = static_cast<uint64_t>(count)};
+    const Selected selected = select_gathered(shared, gathered, range,
+                                              [](float value, int32_t) { return count_of(value); });
     cutoff.value = value_of(selected.rank);
     const uint64_t ties = static_cast<uint64_t>(count) - selected.before;
     if (ties < selected.weight) {
@@ -280,7 +359,7 @@ __device__ inline int sort_top(SelectShared& shared, const Gathered& gathered, i
   __syncthreads();
   if (mine < found) shared.keys[place] = key;
   __syncthreads();
-  return found;
+  return min(found, count);
 }
 
 // The up to `count` (at most kMaxListed) greatest values above -inf, best first, in the keys. No
