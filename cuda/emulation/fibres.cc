@@ -46,13 +46,14 @@ int pick_bit(uint32_t mask, Schedule schedule, uint32_t random) {
 
 }  // namespace
 
-void Block::make_ready(int warp, uint32_t lanes) {
-  if (lanes == 0) return;
-  ready[static_cast<size_t>(warp)] |= lanes;
-  ready_warps |= 1u << warp;
+void Block::release(Barrier& barrier, int num_arrived) {
+  barrier.result = {barrier.num_true, num_arrived};
+  barrier.num_true = 0;
+  barrier.num_waiting = 0;
+  for (size_t warp = 0; warp < warps.size(); ++warp) {
+    make_ready(static_cast<int>(warp), std::exchange(barrier.waiting[warp], 0u));
+  }
 }
-
-void Block::make_ready(Fibre& fibre) { make_ready(fibre.index / kWarpSize, 1u << fibre.lane); }
 
 GridRun::GridRun(const KernelRecord& kernel, const EmulationConfig& config, uint64_t seed,
                  StackPool& stacks)
@@ -167,12 +168,9 @@ void GridRun::thread_finished() {
   }
   // Barriers for all threads wait for those that live.
   for (Barrier& barrier : block.barriers) {
-    if (barrier.num_threads == 0 && !barrier.waiting.empty() &&
-        static_cast<int>(barrier.waiting.size()) == block.num_live) {
-      barrier.result = {barrier.num_true, block.num_live};
-      for (Fibre* waiting : barrier.waiting) block.make_ready(*waiting);
-      barrier.waiting.clear();
-      barrier.num_true = 0;
+    if (barrier.num_threads == 0 && barrier.num_waiting > 0 &&
+        barrier.num_waiting == block.num_live) {
+      block.release(barrier, block.num_live);
     }
   }
 }
@@ -363,7 +361,7 @@ void meet_warp(uint32_t mask, const char* operation, Combine combine, void* oper
     fault(
         str_cat("calls ", operation, " while other lanes of the warp are in ", meeting->operation));
   }
-  fibre.operands = operands;
+  meeting->operands[static_cast<size_t>(fibre.lane)] = operands;
   meeting->arrived |= me;
   if (meeting->arrived != mask) {
     fibre.wait_mask = mask;
@@ -372,13 +370,7 @@ void meet_warp(uint32_t mask, const char* operation, Combine combine, void* oper
     return;
   }
   meeting->arrived = 0;
-  void* all[kWarpSize] = {};
-  Fibre* const first = &block.fibres[static_cast<size_t>(warp_number * kWarpSize)];
-  for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
-    const int lane = std::countr_zero(rest);
-    all[lane] = first[lane].operands;
-  }
-  if (combine != nullptr) combine(all, mask);
+  combine(meeting->operands.data(), mask);
   block.make_ready(warp_number, mask & ~me);
 }
 
@@ -391,24 +383,21 @@ Votes meet_block(int number, int num_threads, bool vote, const char* operation) 
   }
   if (num_threads == block.num_threads) num_threads = 0;
   Barrier& barrier = block.barriers[static_cast<size_t>(number)];
-  if (barrier.waiting.empty()) {
+  if (barrier.num_waiting == 0) {
     barrier.num_threads = num_threads;
-    barrier.operation = operation;
   } else if (barrier.num_threads != num_threads) {
     fault(str_cat("joins barrier ", number, " with ", num_threads, " threads where others said ",
                   barrier.num_threads));
   }
   barrier.num_true += vote;
-  const int num_arrived = static_cast<int>(barrier.waiting.size()) + 1;
+  const int num_arrived = barrier.num_waiting + 1;
   if (num_arrived < (num_threads == 0 ? block.num_live : num_threads)) {
-    barrier.waiting.push_back(&fibre);
+    barrier.waiting[static_cast<size_t>(fibre.index / kWarpSize)] |= 1u << fibre.lane;
+    barrier.num_waiting = num_arrived;
     this_grid->suspend(operation);
-    return barrier.result;
+  } else {
+    block.release(barrier, num_arrived);
   }
-  barrier.result = {barrier.num_true, num_arrived};
-  barrier.num_true = 0;
-  for (Fibre* waiting : barrier.waiting) block.make_ready(*waiting);
-  barrier.waiting.clear();
   return barrier.result;
 }
 

@@ -36,7 +36,7 @@ extern constinit thread_local const ThreadView* this_thread;
 [[noreturn]] void fault(const std::string& what);
 
 // A warp operation: waits until every lane in `mask` has called it; the last one runs `combine` on
-// the operands of all, which lie on the stacks of those that wait (lanes outside the mask: null).
+// the operands of all, which lie on the stacks of those that wait (of lanes in the mask only).
 // Lanes that name different operations for one mask are a fault.
 using Combine = void (*)(void* const* operands, uint32_t mask);
 void meet_warp(uint32_t mask, const char* operation, Combine combine, void* operands);

@@ -35,17 +35,17 @@ struct PendingWgmma {
 
 struct Block;
 
-struct Fibre : ThreadView {
+// What every switch touches comes first, in two cache lines.
+struct alignas(64) Fibre : ThreadView {
   Context context;
   Block* block = nullptr;
-  int index = 0;  // in the block
+  int index = 0;                    // in the block
+  uint32_t wait_mask = 0;           // of a warp operation
+  const char* waits_for = nullptr;  // null: nothing
   bool finished = false;
   bool waited_for_previous = false;
-  bool vote = false;
-  const char* waits_for = nullptr;  // null: nothing
-  uint32_t wait_mask = 0;           // of a warp operation
+
   const uint64_t* wait_barrier = nullptr;
-  void* operands = nullptr;
   std::vector<AsyncCopy> copies;     // not yet landed, in order
   std::vector<int> group_sizes;      // copies in each committed group under way
   int open_copies = 0;               // not yet committed
@@ -60,6 +60,7 @@ struct Meeting {
   uint32_t arrived = 0;  // 0: unused
   const char* operation = nullptr;
   Combine combine = nullptr;
+  std::array<void*, kWarpSize> operands{};
 };
 
 struct Warp {
@@ -68,10 +69,10 @@ struct Warp {
 };
 
 struct Barrier {
-  std::vector<Fibre*> waiting;
+  std::array<uint32_t, kMaxWarps> waiting{};  // lanes
+  int num_waiting = 0;
   int num_threads = 0;  // 0: all that live
   int num_true = 0;
-  const char* operation = nullptr;
   Votes result;
 };
 
@@ -90,8 +91,14 @@ struct Block {
   std::vector<AsyncCopy> bulk_copies;
   std::unique_ptr<unsigned char, void (*)(void*)> shared{nullptr, nullptr};
 
-  void make_ready(Fibre& fibre);
-  void make_ready(int warp, uint32_t lanes);
+  void make_ready(Fibre& fibre) { make_ready(fibre.index / kWarpSize, 1u << fibre.lane); }
+  void make_ready(int warp, uint32_t lanes) {
+    if (lanes == 0) return;
+    ready[static_cast<size_t>(warp)] |= lanes;
+    ready_warps |= 1u << warp;
+  }
+  // Lets the threads that wait at a barrier go on, with this many arrivals.
+  void release(Barrier& barrier, int num_arrived);
 };
 
 class GridRun {

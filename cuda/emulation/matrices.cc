@@ -15,6 +15,18 @@ float widen(uint32_t bits) {
   return half_to_float(static_cast<uint16_t>(bits));
 }
 
+// d += a b, in order of k; products and sums are rounded one by one on every machine.
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__)
+__attribute__((target_clones("avx2", "default")))
+#endif
+void multiply_tiles(float (&d)[16][8], const float (&a)[16][16], const float (&b)[16][8]) {
+  for (int row = 0; row < 16; ++row) {
+    for (int k = 0; k < 16; ++k) {
+      for (int column = 0; column < 8; ++column) d[row][column] += a[row][k] * b[k][column];
+    }
+  }
+}
+
 template <bool kIsBf16>
 void mma(void* const* operands) {
   float a[16][16];  // [row][k]
@@ -38,11 +50,7 @@ void mma(void* const* operands) {
       d[g + 8][k] = mine.d[2 + half];
     }
   }
-  for (int row = 0; row < 16; ++row) {
-    for (int k = 0; k < 16; ++k) {
-      for (int column = 0; column < 8; ++column) d[row][column] += a[row][k] * b[k][column];
-    }
-  }
+  multiply_tiles(d, a, b);
   for (int lane = 0; lane < 32; ++lane) {
     const auto& mine = *static_cast<const MmaOperands*>(operands[lane]);
     const int g = lane / 4;
