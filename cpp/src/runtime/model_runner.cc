@@ -1,6 +1,7 @@
 #include "runtime/model_runner.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "core/check.h"
 #include "core/stopwatch.h"
@@ -12,9 +13,12 @@ namespace specdec {
 ModelRunner::ModelRunner(const ModelConfig& config, const std::string& directory, Backend& backend,
                          const RunnerLimits& limits, Quantization quantization)
     : backend_(backend), limits_(limits) {
+  // A backend may pad a batch, to the next power of two at most.
+  const auto max_padded_rows =
+      static_cast<int>(std::bit_ceil(static_cast<unsigned>(limits.max_rows)));
   try {
     decoder_ = std::make_unique<Decoder>(config, directory, backend, limits.max_model_len,
-                                         limits.max_rows, quantization);
+                                         max_padded_rows, quantization);
     logits_ = backend.allocate(
         static_cast<size_t>(limits.max_logit_rows) * config.vocab_size * sizeof(float), "logits");
   } catch (const OutOfMemory& error) {
