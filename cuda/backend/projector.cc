@@ -140,7 +140,7 @@ ProductPlan Projector::plan_of(const CudaPackedLinear& weight, const RowsParams&
     const int64_t rows_bytes =
         int64_t{rows.num_rows} * weight.num_k_blocks() * record_bytes(weight.format());
     plan.fused_rows = rows_bytes <= kFusedBytes && !are_records(weight, rows);
-    plan_few_rows(weight.num_tiles(), plan);
+    plan_few_rows(weight.num_tiles(), rows.num_rows, plan);
     return plan;
   }
   plan.column_tiles = rows.num_rows <= 32 ? 4 : kMaxColumnTiles;
@@ -151,17 +151,19 @@ ProductPlan Projector::plan_of(const CudaPackedLinear& weight, const RowsParams&
 }
 
 // Shares tiles out so that the multiprocessor with most has few more than the others.
-void Projector::plan_few_rows(int num_tiles, ProductPlan& plan) const {
+void Projector::plan_few_rows(int num_tiles, int num_rows, ProductPlan& plan) const {
   const int num_processors = device_.properties().num_multiprocessors;
   const auto tiles_of_block = [&](int blocks) {
     return ceil_div(num_tiles, int64_t{blocks} * num_processors);
   };
-  int blocks = few_rows_blocks_per_sm(plan.fused_rows);
-  // Two hide each other's barriers; one divides the tiles more finely.
-  if (blocks == 2 && 2 * tiles_of_block(2) > tiles_of_block(1) * 17 / 16) blocks = 1;
-  const int block_tiles = tiles_of_block(blocks);
+  // Rows that are not in shared memory are read from L2 for every tile, or once for two.
+  const bool share_rows = !plan.fused_rows && num_rows > 4;
+  // Two blocks hide each other's barriers; one divides the tiles more finely.
+  const bool fits_two = 2 * tiles_of_block(2) <= tiles_of_block(1) * 17 / 16;
+  const int block_tiles = tiles_of_block(!share_rows && fits_two ? 2 : 1);
   plan.num_blocks = ceil_div(num_tiles, block_tiles);
-  plan.tiles_at_once = block_tiles % 2 == 0 || block_tiles > 8 ? 2 : 1;
+  const bool in_pairs = block_tiles % 2 == 0 || block_tiles > 8;
+  plan.tiles_at_once = in_pairs && (share_rows || plan.fused_rows) ? 2 : 1;
 }
 
 void Projector::add_workspaces(ProductParams& params) {

@@ -123,9 +123,11 @@ inline constexpr int kPartialSlices = 8;
 inline constexpr int64_t record_bytes(WeightFormat format) {
   return format == WeightFormat::kAct ? kBlockInputs * 2 : 48;
 }
-// Blocks of the streaming kernel that fit a multiprocessor; rows that are not fused are in flight
-// beside the weights, which takes more registers.
-inline constexpr int few_rows_blocks_per_sm(bool fused_rows) { return fused_rows ? 2 : 1; }
+// Blocks of the streaming kernel that fit a multiprocessor: rows that are not fused are in flight
+// beside the weights, which takes registers.
+inline constexpr int few_rows_blocks_per_sm(int num_rows, bool fused_rows, int tiles_at_once) {
+  return fused_rows || (num_rows <= 8 && tiles_at_once == 1) ? 2 : 1;
+}
 // Bytes of dynamic shared memory of the streaming kernel before the prepared rows: sums of slices,
 // twice; or a head for every warp.
 inline constexpr int64_t few_rows_exchange_bytes(int num_rows, int tiles_at_once) {

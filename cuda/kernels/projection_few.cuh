@@ -3,10 +3,10 @@
 // A block has a run of consecutive tiles; its eight warps take a slice of k each and meet in shared
 // memory at the end of every tile, where one of them (in turn) adds the slices in order and
 // finishes the tile while the others go on. Weights go straight to registers, through a ring of
-// kStages stages of 2 KB a warp: 64 KB in flight a block, refilled stage by stage, across the ends
-// of tiles, so the stream does not pause. The first stages are under way before the block waits for
-// the kernel before it. Four stages, because a warp has six scoreboards to wait on and the rows'
-// loads need one too.
+// kStages stages of 2 KB a warp: 48 or 64 KB in flight a block, refilled stage by stage, across the
+// ends of tiles, so the stream does not pause. The first stages are under way before the block
+// waits for the kernel before it. No more stages, because a warp has six scoreboards to wait on and
+// the rows' loads need one too.
 #pragma once
 
 #include "cuda/kernels/projection_finish.cuh"
@@ -25,7 +25,8 @@ __device__ __forceinline__ Range equal_part(int total, int index, int count) {
 template <class Format, int kTiles, int kColumns, bool kFused>
 class FewRows {
  public:
-  static constexpr int kStages = 4;
+  static constexpr int kBlocksPerSm = few_rows_blocks_per_sm(kColumns * 8, kFused, kTiles);
+  static constexpr int kStages = !kFused && kBlocksPerSm == 2 ? 3 : 4;
   static constexpr int kStageBlocks = 2 / kTiles;  // k blocks of each tile
   static constexpr int kChunk = kStages * kStageBlocks;
   static constexpr int64_t kExchangeBytes = few_rows_exchange_bytes(kColumns * 8, kTiles);
@@ -47,6 +48,7 @@ class FewRows {
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) load_weights(weights[i], next, i);
     ptx::wait_for_previous();
+    ptx::let_next_start();  // its first weights may come while this kernel's last blocks work
     if constexpr (kFused) {
       prepare();
     } else {
@@ -82,7 +84,6 @@ class FewRows {
         }
         block += kChunk;
       } while (block < blocks_.end);
-      if (tile + kTiles >= tiles_.end) ptx::let_next_start();
       meet(sums, tile, step);
     }
     if (params_.finish.kind == Finish::kHeads) {
@@ -226,7 +227,8 @@ class FewRows {
 };
 
 template <class Format, int kTiles, int kColumns, bool kFused>
-__global__ void __launch_bounds__(kRowThreads, few_rows_blocks_per_sm(kFused))
+__global__ void __launch_bounds__(kRowThreads,
+                                  FewRows<Format, kTiles, kColumns, kFused>::kBlocksPerSm)
     few_rows_kernel(const ProductParams params) {
   SPECDEC_SHARED_BYTES(shared);
   FewRows<Format, kTiles, kColumns, kFused>(params, shared).run();

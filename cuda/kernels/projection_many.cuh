@@ -49,6 +49,7 @@ class ManyRows {
 #pragma unroll
     for (int i = 0; i < kRing; ++i) load_weights(weights[i], blocks_.begin + i);
     ptx::wait_for_previous();
+    ptx::let_next_start();
 #pragma unroll
     for (int stage = 0; stage < kDepth - 1; ++stage) copy_rows(stage);
 
@@ -77,7 +78,6 @@ class ManyRows {
         load_weights(weights[i], block + kRing);
       }
     }
-    ptx::let_next_start();
     ptx::copy_async_wait<0>();
     TileSums<kColumns> total;
     if constexpr (kSplit) {
