@@ -4,26 +4,27 @@
 // arithmetic in the same order, as weights pass through shared memory or registers as they are.
 #pragma once
 
+#include <cstring>
+#include <type_traits>
+
 #include "cuda/kernels/attention_tiles.cuh"
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
-// The ranges of an item's pairs, and of a tree row the slots of its ancestors. Ends with the
-// block's threads together.
+// The ranges of an item's pairs, and of a tree row the slots of its ancestors.
 template <class Tiles>
-__device__ __forceinline__ ItemRange open_item(const AttendArgs& args, const WorkShape& shape,
-                                               const Item& item,
-                                               const AttentionMemory<Tiles>& memory) {
-  const AttentionParams& params = args.params;
+__device__ __forceinline__ void open_item(const AttentionParams& params, BlockWork& work,
+                                          const AttentionMemory<Tiles>& memory) {
+  const Item& item = work.item;
   for (int i = threadIdx.x; i < Tiles::kPairs; i += kAttentionThreads) {
     // Beyond the last pair there is a copy of it, whose results are not written.
     const int pair = item.first_pair + min(i, item.num_pairs - 1);
-    const int limit = row_limit(params, item.plan, pair / shape.group_size);
+    const int limit = row_limit(params, item.plan, pair / work.shape.group_size);
     memory.begins()[i] = row_begin(params, limit);
     memory.limits()[i] = limit;
   }
   if (item.by_row) {
-    const int row = item.plan.first_row + item.first_pair / shape.group_size;
+    const int row = item.plan.first_row + item.first_pair / work.shape.group_size;
     const uint64_t* mask =
         params.batch.ancestor_mask + static_cast<int64_t>(row) * params.batch.mask_words;
     for (int word = threadIdx.x; word * 64 < item.plan.num_tree_slots; word += kAttentionThreads) {
@@ -38,8 +39,9 @@ __device__ __forceinline__ ItemRange open_item(const AttendArgs& args, const Wor
     }
   }
   __syncthreads();
+  if (threadIdx.x >= kWarpSize) return;
   ItemRange range = {INT_MAX, 0, 0, INT_MAX};
-  for (int i = threadIdx.x % kWarpSize; i < Tiles::kPairs; i += kWarpSize) {
+  for (int i = threadIdx.x; i < Tiles::kPairs; i += kWarpSize) {
     range.begin = min(range.begin, memory.begins()[i]);
     range.limit = max(range.limit, memory.limits()[i]);
     range.common_begin = max(range.common_begin, memory.begins()[i]);
@@ -56,61 +58,60 @@ __device__ __forceinline__ ItemRange open_item(const AttendArgs& args, const Wor
   }
   range.begin = max(range.begin, split_begin(item.split_first));
   range.limit = min(range.limit, split_begin(item.split_limit));
-  return range;
+  if (threadIdx.x == 0) work.range = range;
 }
 
 template <class Tiles>
-__device__ __forceinline__ void begin_query_copy(const AttendArgs& args, const WorkShape& shape,
-                                                 const Item& item,
+__device__ __forceinline__ void begin_query_copy(const AttentionParams& params,
+                                                 const BlockWork& work,
                                                  const AttentionMemory<Tiles>& memory) {
   using T = typename Tiles::Element;
   constexpr int kRowChunks = Tiles::kPaddedDim / kChunk;
-  const int head_dim = args.params.kv.head_dim;
-  const T* q = static_cast<const T*>(args.params.q);
+  const Item& item = work.item;
+  const int group_size = work.shape.group_size, num_heads = work.shape.num_heads;
+  const int head_dim = params.kv.head_dim;
+  const T* q = static_cast<const T*>(params.q);
   for (int i = threadIdx.x; i < Tiles::kPairs * kRowChunks; i += kAttentionThreads) {
     const int index = i / kRowChunks, chunk = i % kRowChunks;
     const int pair = item.first_pair + min(index, item.num_pairs - 1);
-    const int64_t row = item.plan.first_row + pair / shape.group_size;
-    const int head = item.kv_head * shape.group_size + pair % shape.group_size;
+    const int64_t row = item.plan.first_row + pair / group_size;
+    const int head = item.kv_head * group_size + pair % group_size;
     const bool valid = index < item.num_pairs && chunk * kChunk < head_dim;
     ptx::copy_async_16(chunk_at(memory.query(), index, chunk, Tiles::kPaddedDim),
-                       valid ? q + (row * shape.num_heads + head) * head_dim + chunk * kChunk : q,
-                       valid);
+                       valid ? q + (row * num_heads + head) * head_dim + chunk * kChunk : q, valid);
   }
 }
 
 template <class Tiles, int kWarpColumns>
-__device__ __forceinline__ void run_item(const AttendArgs& args, const WorkShape& shape,
-                                         const Item& item, const ItemRange& range,
+__device__ __forceinline__ void run_item(const AttendArgs& args, const BlockWork& work,
                                          const AttentionMemory<Tiles>& memory) {
-  const PagedKvView& kv = args.params.kv;
+  const AttentionParams& params = args.params;
   WarpTile<Tiles, kWarpColumns> warp;
-  warp.begin_item(memory);
-  const int first = range.begin / kAttentionTile;
-  const int limit = (range.limit + kAttentionTile - 1) / kAttentionTile;
-  RowFinder finder(args.params, item, range, memory.ancestors());
-  finder.look_up(first);
-  finder.store(memory.rows(first % 2));
+  warp.begin_item();
+  int tile = work.range.begin / kAttentionTile;
+  const int limit = (work.range.limit + kAttentionTile - 1) / kAttentionTile;
+  RowFinder finder;
+  finder.look_up(params, work, memory.ancestors(), tile);
+  finder.store(params, work, memory.rows(tile % 2));
   __syncthreads();
-  begin_query_copy(args, shape, item, memory);
-  begin_copy(memory, kv, first % 2);
+  begin_query_copy(params, work, memory);
+  begin_copy(memory, params.kv, tile % 2);
   ptx::copy_async_commit();
   float scale = 0.0f;
-  if constexpr (Tiles::kIsInt8) scale = load_scale(kv, memory.rows(first % 2));
-  finder.look_up(first + 1);
+  if constexpr (Tiles::kIsInt8) scale = load_scale(params.kv, memory.rows(tile % 2));
+  finder.look_up(params, work, memory.ancestors(), tile + 1);
 
-  int split = split_of(first * kAttentionTile);
-  for (int tile = first; tile < limit; ++tile) {
+  for (int split = split_of(tile * kAttentionTile); tile < limit; ++tile) {
     const int stage = tile % 2;
-    finder.store(memory.rows(stage ^ 1));
+    finder.store(params, work, memory.rows(stage ^ 1));
     if constexpr (Tiles::kIsInt8) memory.scales()[threadIdx.x] = scale;
     ptx::copy_async_wait<0>();
     __syncthreads();
     if (tile + 1 < limit) {
-      begin_copy(memory, kv, stage ^ 1);
+      begin_copy(memory, params.kv, stage ^ 1);
       ptx::copy_async_commit();
-      if constexpr (Tiles::kIsInt8) scale = load_scale(kv, memory.rows(stage ^ 1));
-      finder.look_up(tile + 2);
+      if constexpr (Tiles::kIsInt8) scale = load_scale(params.kv, memory.rows(stage ^ 1));
+      finder.look_up(params, work, memory.ancestors(), tile + 2);
     }
     if constexpr (Tiles::kIsInt8) {
       unpack_tile(memory, stage);
@@ -122,51 +123,54 @@ __device__ __forceinline__ void run_item(const AttendArgs& args, const WorkShape
       warp.begin_split();
       split = split_of(position);
     }
-    warp.attend(memory, stage, position, range, args.scale_log2);
+    warp.attend(memory, stage, position, work.range, args.scale_log2);
   }
   warp.end_split(args.scale_log2);
-  warp.write(args, shape, item);
+  warp.write(args, work.shape, work.item);
 }
 
 template <class Tiles>
 __global__ void __launch_bounds__(kAttentionThreads, Tiles::kBlocksPerSm)
     attend_kernel(const AttendArgs args) {
   SPECDEC_SHARED_BYTES(shared);
-  __shared__ WorkShape shared_shape;
-  __shared__ int shared_next;
+  __shared__ BlockWork work;
   ptx::wait_for_previous();
   const int num_requests = args.params.batch.num_requests;
   const AttentionMemory<Tiles> memory = {shared, num_requests};
   if (threadIdx.x < kWarpSize) {
-    WorkShape planned = work_shape(args.params, Tiles::kPairs);
-    plan_work(args, planned, memory.item_ends(), memory.slot_begins());
-    if (threadIdx.x == 0) shared_shape = planned;
+    WorkShape shape = work_shape(args.params, Tiles::kPairs);
+    plan_work(args, shape, memory.item_ends(), memory.slot_begins());
+    if (threadIdx.x == 0) work.shape = shape;
+  } else if (threadIdx.x == kWarpSize) {
+    work.next = static_cast<int>(atomicAdd(args.workspace.counter, 1u));
   }
   __syncthreads();
-  const WorkShape shape = shared_shape;
-  write_row_plans(args, shape, memory.slot_begins());
+  write_row_plans(args, work.shape, memory.slot_begins());
   const int num_items = num_requests > 0 ? memory.item_ends()[num_requests - 1] : 0;
 
-  for (int index = blockIdx.x; index < num_items;) {
-    int next = 0;
+  while (work.next < num_items) {
+    int next = 0;  // wanted only when this one is done
     if (threadIdx.x == 0) {
-      next = static_cast<int>(gridDim.x + atomicAdd(args.workspace.counter, 1u));
+      work.item =
+          item_at(args.params, work.shape, memory.item_ends(), memory.slot_begins(), work.next);
+      next = static_cast<int>(atomicAdd(args.workspace.counter, 1u));
     }
-    const Item item = item_at(args.params, shape, memory.item_ends(), memory.slot_begins(), index);
-    const ItemRange range = open_item(args, shape, item, memory);
-    if (range.begin < range.limit) {
-      if (item.num_pairs <= 16) {
-        run_item<Tiles, kAttentionWarps>(args, shape, item, range, memory);
-      } else if (Tiles::kMostWarpRows == 2 || item.num_pairs <= 32) {
-        run_item<Tiles, kAttentionWarps / 2>(args, shape, item, range, memory);
+    __syncthreads();
+    open_item(args.params, work, memory);
+    __syncthreads();
+    if (work.range.begin < work.range.limit) {
+      const int num_pairs = work.item.num_pairs;
+      if (num_pairs <= 16) {
+        run_item<Tiles, kAttentionWarps>(args, work, memory);
+      } else if (Tiles::kMostWarpRows == 2 || num_pairs <= 32) {
+        run_item<Tiles, kAttentionWarps / 2>(args, work, memory);
       } else if constexpr (Tiles::kMostWarpRows == 4) {
-        run_item<Tiles, 1>(args, shape, item, range, memory);
+        run_item<Tiles, 1>(args, work, memory);
       }
     }
     __syncthreads();
-    if (threadIdx.x == 0) shared_next = next;
+    if (threadIdx.x == 0) work.next = next;
     __syncthreads();
-    index = shared_next;
   }
   ptx::let_next_start();
 }
@@ -176,6 +180,8 @@ template <class T, int kDim>
 __global__ void __launch_bounds__(kAttentionThreads) join_kernel(const AttendArgs args) {
   constexpr int kValues = kDim / kWarpSize;  // of a lane, side by side
   constexpr int kAhead = 8;                  // slots read before they are needed
+  constexpr int kVector = kValues < 4 ? 2 : 4;
+  using Vector = std::conditional_t<kVector == 2, float2, float4>;
   ptx::wait_for_previous();
   if (blockIdx.x == 0 && threadIdx.x == 0) *args.workspace.counter = 0;
   const AttentionParams& params = args.params;
@@ -219,13 +225,12 @@ __global__ void __launch_bounds__(kAttentionThreads) join_kernel(const AttendArg
 #pragma unroll
           for (int j = 0; j < kAhead; ++j) {
 #pragma unroll
-            for (int i = 0; i < kValues; i += 2) {
-              float2 two = make_float2(0.0f, 0.0f);
+            for (int i = 0; i < kValues; i += kVector) {
+              Vector read = {};
               if (begin + j < count) {
-                two = *reinterpret_cast<const float2*>(values + (begin + j) * kDim + i);
+                read = *reinterpret_cast<const Vector*>(values + (begin + j) * kDim + i);
               }
-              parts[j][i] = two.x;
-              parts[j][i + 1] = two.y;
+              memcpy(&parts[j][i], &read, sizeof(read));
             }
           }
 #pragma unroll

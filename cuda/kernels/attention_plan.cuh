@@ -43,7 +43,7 @@ struct RowPlan {
 
 // A launch's share of the workspace.
 struct AttentionWorkspace {
-  uint32_t* counter;  // items taken beside the first of each block; 0 between launches
+  uint32_t* counter;  // items taken; 0 between launches
   RowPlan* rows;      // [num_rows]
   float* sums;        // [capacity, 2] maximum, sum of weights
   float* values;      // [capacity, padded head_dim] weighted values

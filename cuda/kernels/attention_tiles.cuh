@@ -96,44 +96,44 @@ struct ItemRange {
   int common_limit;
 };
 
+// What a block's threads share about its work; in shared memory, to spare registers.
+struct BlockWork {
+  WorkShape shape;
+  Item item;
+  ItemRange range;
+  int next;  // item
+};
+
 // Finds the rows of tiles in the cache: thread t < kAttentionTile the row of the tile's key t. The
 // table is read one step before the result is wanted.
-class RowFinder {
- public:
-  __device__ RowFinder(const AttentionParams& params, const Item& item, const ItemRange& range,
-                       const uint16_t* ancestors)
-      : kv_(params.kv),
-        table_(params.batch.block_tables +
-               static_cast<int64_t>(item.request) * params.batch.max_blocks_per_request),
-        ancestors_(ancestors),
-        begin_(range.begin),
-        limit_(range.limit),
-        base_len_(item.by_row ? item.plan.base_len : INT_MAX),
-        kv_head_(item.kv_head) {}
+struct RowFinder {
+  int block = -1;  // of the cache; -1: nothing to be read
+  int offset = 0;
 
-  __device__ void look_up(int tile) {
-    block_ = -1;
+  __device__ __forceinline__ void look_up(const AttentionParams& params, const BlockWork& work,
+                                          const uint16_t* ancestors, int tile) {
+    block = -1;
     if (threadIdx.x >= kAttentionTile) return;
     const int position = tile * kAttentionTile + static_cast<int>(threadIdx.x);
-    if (position < begin_ || position >= limit_) return;
+    if (position < work.range.begin || position >= work.range.limit) return;
+    const Item& item = work.item;
     int slot = position;
-    if (position >= base_len_) slot = base_len_ + ancestors_[position - base_len_];
-    offset_ = slot % kv_.block_size;
-    block_ = table_[slot / kv_.block_size];
+    if (item.by_row && position >= item.plan.base_len) {
+      slot = item.plan.base_len + ancestors[position - item.plan.base_len];
+    }
+    offset = slot % params.kv.block_size;
+    block =
+        params.batch
+            .block_tables[static_cast<int64_t>(item.request) * params.batch.max_blocks_per_request +
+                          slot / params.kv.block_size];
   }
-  __device__ void store(int* rows) const {
+  __device__ __forceinline__ void store(const AttentionParams& params, const BlockWork& work,
+                                        int* rows) const {
     if (threadIdx.x >= kAttentionTile) return;
+    const PagedKvView& kv = params.kv;
     rows[threadIdx.x] =
-        block_ < 0 ? -1 : (block_ * kv_.num_kv_heads + kv_head_) * kv_.block_size + offset_;
+        block < 0 ? -1 : (block * kv.num_kv_heads + work.item.kv_head) * kv.block_size + offset;
   }
-
- private:
-  const PagedKvView& kv_;
-  const int32_t* table_;
-  const uint16_t* ancestors_;
-  int begin_, limit_, base_len_, kv_head_;
-  int block_ = -1;
-  int offset_ = 0;
 };
 
 // Begins the copy of a tile's keys and values, as the cache has them.
@@ -147,7 +147,7 @@ __device__ __forceinline__ void begin_copy(const AttentionMemory<Tiles>& memory,
 #pragma unroll
   for (int part = 0; part < 2; ++part) {
     const char* source = static_cast<const char*>(part == 0 ? kv.keys : kv.values);
-#pragma unroll 4
+#pragma unroll 2
     for (int i = threadIdx.x; i < kAttentionTile * kRowChunks; i += kAttentionThreads) {
       const int key = i / kRowChunks, chunk = i % kRowChunks;
       const int row = rows[key];
@@ -234,9 +234,8 @@ struct WarpTile {
   static constexpr int kValues = kDim / kWarpColumns;
 
   int lane, warp_row, warp_column;
-  int begins[2], limits[2];  // of the pairs lane / 4 and lane / 4 + 8
-  float maxima[2];           // of the split so far
-  float sums[4];             // as a column of values: [0] and [2] are used
+  float maxima[2];  // of the split so far, of the pairs lane / 4 and lane / 4 + 8
+  float sums[4];    // as a column of values: [0] and [2] are used
   float values[kValues / 8][4];
   float total_maxima[2];
   float total_sums[2];
@@ -244,15 +243,13 @@ struct WarpTile {
 
   __device__ int pair(int half) const { return warp_row * 16 + lane / 4 + 8 * half; }
 
-  __device__ __forceinline__ void begin_item(const AttentionMemory<Tiles>& memory) {
+  __device__ __forceinline__ void begin_item() {
     lane = threadIdx.x % kWarpSize;
     const int warp = threadIdx.x / kWarpSize;
     warp_row = warp / kWarpColumns;
     warp_column = warp % kWarpColumns;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      begins[half] = memory.begins()[pair(half)];
-      limits[half] = memory.limits()[pair(half)];
       total_maxima[half] = -INFINITY;
       total_sums[half] = 0.0f;
     }
@@ -318,7 +315,10 @@ struct WarpTile {
     }
   }
 
-  __device__ __forceinline__ void mask(int first_position, float (&scores)[kKeys / 8][4]) const {
+  __device__ __forceinline__ void mask(const AttentionMemory<Tiles>& memory, int first_position,
+                                       float (&scores)[kKeys / 8][4]) const {
+    const int begins[2] = {memory.begins()[pair(0)], memory.begins()[pair(1)]};
+    const int limits[2] = {memory.limits()[pair(0)], memory.limits()[pair(1)]};
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
@@ -436,7 +436,7 @@ struct WarpTile {
     score(memory, tile, scores);
     if (first_position < range.common_begin ||
         first_position + kAttentionTile > range.common_limit) {
-      mask(first_position, scores);
+      mask(memory, first_position, scores);
     }
     softmax(memory, scale_log2, scores, weights);
     if constexpr (kWarpColumns > 1) share_weights(memory, weights);

@@ -361,7 +361,7 @@ const Case kCases[] = {
 TEST_P(AttentionTest, MatchesDoubleLoop) {
   for (const Case& c : kCases) {
     SCOPED_TRACE(::testing::Message() << "head_dim " << c.shape.head_dim << " group "
-                                    << c.shape.group_size << " int8 " << c.shape.int8_kv);
+                                      << c.shape.group_size << " int8 " << c.shape.int8_kv);
     PagedWorld world = make_world(c.shape, 140);
     Mixture mixture = make_mixture(world, c.tree_nodes);
     const Launch launch{.act = c.act};
@@ -553,6 +553,41 @@ TEST_P(AttentionTest, CapturedOnceForAllLengths) {
       const std::vector<uint8_t> zeros(rows[row].size(), 0);
       ASSERT_EQ(rows[row], row < ends.back() ? want[row] : zeros) << row;
     }
+  }
+}
+
+TEST_P(AttentionTest, BackendTakesStagedBatches) {
+  PagedWorld world = make_world({.num_kv_heads = 2, .group_size = 2, .head_dim = 64}, 140);
+  Mixture mixture = make_mixture(world);
+  const RowBytes want = attend(world, mixture.pointers());
+  const auto backend = make_backend(GetParam(), DType::kBF16);
+  std::vector<Buffer> copies;
+  const auto move = [&](const auto& values) {
+    const size_t size_bytes = values.size() * sizeof(values[0]);
+    copies.push_back(backend->allocate(size_bytes, "test"));
+    backend->stream().copy_to_device(copies.back().data(), values.data(), size_bytes);
+    backend->stream().synchronize();
+    return copies.back().data();
+  };
+  backend->begin_step();
+  const BatchView batch = backend->stage(world.batch());
+  TreeAttentionArgs args = world.attention_args();
+  args.batch = &batch;
+  args.q = move(q_);
+  args.kv.dtype = DType::kBF16;
+  EXPECT_EQ(backend->kv_layer_bytes(args.kv), keys_.bytes.size());
+  args.kv.keys = move(keys_.bytes);
+  args.kv.values = move(values_.bytes);
+  // The staged batch may be padded.
+  ASSERT_GE(batch.num_rows, world.batch().num_rows);
+  args.out = move(std::vector<uint8_t>(batch.num_rows * want[0].size(), 0xff));
+  backend->tree_attention(args);
+  for (const std::vector<uint8_t>& row : want) {
+    std::vector<uint8_t> got(row.size());
+    backend->stream().copy_to_host(got.data(), args.out, got.size());
+    backend->stream().synchronize();
+    ASSERT_EQ(got, row);
+    args.out = static_cast<char*>(args.out) + row.size();
   }
 }
 
