@@ -109,10 +109,18 @@ const DeviceMemory::Pieces::value_type* DeviceMemory::find(const Pieces& pieces,
   return address <= piece->first + piece->second.size_bytes ? &*piece : nullptr;
 }
 
-bool DeviceMemory::contains(const void* data, size_t size_bytes) const {
-  const auto* piece = find(pieces_, data);
+bool DeviceMemory::is_in_one(const Pieces& pieces, const void* data, size_t size_bytes) {
+  const auto* piece = find(pieces, data);
   return piece != nullptr && static_cast<const unsigned char*>(data) + size_bytes <=
                                  piece->first + piece->second.size_bytes;
+}
+
+bool DeviceMemory::contains(const void* data, size_t size_bytes) const {
+  return is_in_one(pieces_, data, size_bytes);
+}
+
+bool DeviceMemory::is_pinned(const void* data, size_t size_bytes) const {
+  return is_in_one(pinned_, data, size_bytes);
 }
 
 bool DeviceMemory::is_host_pointer([[maybe_unused]] const void* data) const {

@@ -40,8 +40,9 @@ class DeviceMemory {
     DeviceMemory& memory_;
   };
 
-  // Whether the bytes lie in one piece.
+  // Whether the bytes lie in one piece of device memory, or of pinned memory.
   bool contains(const void* data, size_t size_bytes) const;
+  bool is_pinned(const void* data, size_t size_bytes) const;
   // Whether it points to memory of this process that kernels may not be given. (Always false with
   // the address sanitizer, whose own memory lies where small integers side by side may seem to
   // point.)
@@ -58,6 +59,7 @@ class DeviceMemory {
   using Pieces = std::map<const unsigned char*, Piece>;
   // Null when there is none. A piece's end counts as in it.
   static const Pieces::value_type* find(const Pieces& pieces, const void* data);
+  static bool is_in_one(const Pieces& pieces, const void* data, size_t size_bytes);
   static bool is_intact(const unsigned char* data, size_t size_bytes);
   void reach(bool within);
 

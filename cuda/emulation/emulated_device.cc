@@ -194,10 +194,12 @@ class EmulatedStream final : public Stream {
 
   void copy_to_device(void* to, const void* from, size_t size_bytes) override {
     check_device(to, size_bytes, "copy_to_device");
+    check_pinned(from, size_bytes, "copy_to_device");
     push_copy(to, from, size_bytes);
   }
   void copy_to_host(void* to, const void* from, size_t size_bytes) override {
     check_device(from, size_bytes, "copy_to_host");
+    check_pinned(to, size_bytes, "copy_to_host");
     push_copy(to, from, size_bytes);
   }
   void copy(void* to, const void* from, size_t size_bytes) override {
@@ -261,6 +263,12 @@ class EmulatedStream final : public Stream {
     if (size_bytes == 0 || device_->memory.contains(data, size_bytes)) return;
     throw DeviceError(str_cat(call, ": ", size_bytes, " bytes at ", data,
                               " are not in one piece of device memory"));
+  }
+  // A graph's copies must find the host's memory where it was.
+  void check_pinned(const void* data, size_t size_bytes, const char* call) const {
+    if (!capturing_ || size_bytes == 0 || device_->memory.is_pinned(data, size_bytes)) return;
+    throw DeviceError(
+        str_cat(call, ": captured with host memory at ", data, " that is not pinned"));
   }
   void push_copy(void* to, const void* from, size_t size_bytes) {
     if (size_bytes == 0) return;

@@ -337,6 +337,15 @@ TEST_P(PlantedFaultTest, CopiesMustStayInOnePieceOfDeviceMemory) {
   EXPECT_THROW(stream().copy_to_host(host.data(), host.data(), 4), DeviceError);
 }
 
+TEST_P(PlantedFaultTest, CapturedCopiesNeedPinnedMemory) {
+  Buffer values = allocate<float>(16);
+  std::vector<float> host(16);
+  stream().begin_capture();
+  EXPECT_THROW(stream().copy_to_device(values.data(), host.data(), 64), DeviceError);
+  EXPECT_THROW(stream().copy_to_host(host.data(), values.data(), 64), DeviceError);
+  EXPECT_EQ(stream().end_capture()->num_nodes(), 0);
+}
+
 INSTANTIATE_TEST_SUITE_P(Emulated, PlantedFaultTest, ValuesIn(emulated_kinds()), test_name);
 
 #endif  // SPECDEC_CUDA_EMULATION
