@@ -13,6 +13,7 @@ namespace {
 // Logits of more rows are computed and sampled in turns.
 constexpr int kMaxLogitRows = 512;
 constexpr double kNanosecond = 1e-9;
+constexpr int kHostDrafts = -1;  // Shape::num_drafts
 constexpr size_t kLeastListBytes = 1 << 14;
 
 int bucket_of(int num_slots, int limit) {
@@ -38,6 +39,18 @@ CudaDeviceStep::CudaDeviceStep(CudaBackend& backend, const KernelTable& kernels,
   base_lens_ = array(slots, sizeof(int32_t));
   sample_ids_ = array(rows, sizeof(int32_t));
   is_tree_ = array(slots, sizeof(uint8_t));
+  chains_ = array(slots, sizeof(uint8_t));
+  masks_ = array(rows, sizeof(uint64_t));
+  parents_ = array(rows, sizeof(int32_t));
+  if (config.accepts_trees) paths_ = array(rows * kMaxPathTokens, sizeof(int32_t));
+  seeds_ = array(slots, sizeof(uint64_t));
+  attempts_ = array(rows, sizeof(VerifyAttempt));
+  cu_attempts_ = array(slots + 1, sizeof(int32_t));
+  const size_t drafts = static_cast<size_t>(config.max_drafts);
+  num_accepted_ = array(slots, sizeof(int32_t));
+  accepted_nodes_ = array(std::max<size_t>(slots * drafts, 1), sizeof(int32_t));
+  num_emitted_ = array(slots, sizeof(int32_t));
+  emitted_ = array(slots * (drafts + 1), sizeof(int32_t));
   samples_ = array(rows, sizeof(DeviceSampleRow));
   sampled_ = array(rows, sizeof(int32_t));
   reports_ = array(slots, sizeof(StepReport));
@@ -46,6 +59,24 @@ CudaDeviceStep::CudaDeviceStep(CudaBackend& backend, const KernelTable& kernels,
   const int vocab_size = config.target->vocab_size();
   logits_ = array(static_cast<size_t>(logit_rows_) * vocab_size, sizeof(float), "logits");
   sampler_ = array(sample_workspace_bytes(logit_rows_, vocab_size), 1);
+  if (config.is_weighed) {
+    targets_ = array(rows * vocab_size, sizeof(float), "distributions");
+    residuals_ = array(rows, sizeof(double));
+  }
+  if (config.independent_drafts) {
+    distributions_ = array(slots * drafts * vocab_size, sizeof(float), "distributions");
+  }
+  if (config.accepts_trees) {
+    moves_ = array(slots * drafts * 2, sizeof(int64_t));
+    num_moves_ = array(1, sizeof(int32_t));
+    std::vector<KvLayerPointers> layers;
+    for (const PagedKvView& layer : config.target->kv_layers()) {
+      layers.push_back({.keys = layer.keys, .values = layer.values});
+    }
+    layers_ = array(layers.size(), sizeof(KvLayerPointers));
+    backend.stream().copy_to_device(layers_.data(), layers.data(), layers_.size_bytes());
+    backend.stream().synchronize();
+  }
   pinned_slots_ = backend.device().allocate_pinned(slots_.size_bytes(), "device steps");
   pinned_tables_ = backend.device().allocate_pinned(block_tables_.size_bytes(), "device steps");
   if (!config.synthetic_rates.empty()) {
@@ -87,17 +118,44 @@ StepBatch CudaDeviceStep::batch(int max_rows) {
           .max_rows = max_rows};
 }
 
-BatchView CudaDeviceStep::view(int num_slots, int num_rows) {
-  return {.num_requests = num_slots,
-          .num_rows = num_rows,
-          .token_ids = token_ids_.as<int32_t>(),
-          .positions = positions_.as<int32_t>(),
-          .slot_mapping = slot_mapping_.as<int64_t>(),
-          .cu_rows = cu_rows_.as<int32_t>(),
-          .base_lens = base_lens_.as<int32_t>(),
-          .block_tables = block_tables_.as<int32_t>(),
-          .max_blocks_per_request = config_.max_blocks_per_request,
-          .is_tree = is_tree_.as<uint8_t>()};
+BatchView CudaDeviceStep::view(int num_slots, int num_rows, bool may_be_trees) {
+  BatchView view = {.num_requests = num_slots,
+                    .num_rows = num_rows,
+                    .token_ids = token_ids_.as<int32_t>(),
+                    .positions = positions_.as<int32_t>(),
+                    .slot_mapping = slot_mapping_.as<int64_t>(),
+                    .cu_rows = cu_rows_.as<int32_t>(),
+                    .base_lens = base_lens_.as<int32_t>(),
+                    .block_tables = block_tables_.as<int32_t>(),
+                    .max_blocks_per_request = config_.max_blocks_per_request,
+                    .is_tree = chains_.as<uint8_t>()};
+  if (may_be_trees) {
+    view.is_tree = is_tree_.as<uint8_t>();
+    view.ancestor_mask = masks_.as<uint64_t>();
+  }
+  return view;
+}
+
+StepTrees CudaDeviceStep::trees(const Shape& shape) {
+  return {.is_tree = is_tree_.as<uint8_t>(),
+          .masks = masks_.as<uint64_t>(),
+          .parents = parents_.as<int32_t>(),
+          .paths = paths_.as<int32_t>(),
+          .seeds = seeds_.as<uint64_t>(),
+          .attempts = attempts_.as<VerifyAttempt>(),
+          .cu_attempts = cu_attempts_.as<int32_t>(),
+          .targets = is_weighed(shape) ? targets_.as<float>() : nullptr,
+          .vocab_size = config_.target->vocab_size(),
+          .max_drafts = config_.max_drafts,
+          .has_draft_distributions = config_.independent_drafts && shape.num_drafts > 0};
+}
+
+AcceptedDrafts CudaDeviceStep::accepted() {
+  return {.num_accepted = num_accepted_.as<int32_t>(),
+          .nodes = accepted_nodes_.as<int32_t>(),
+          .num_tokens = num_emitted_.as<int32_t>(),
+          .tokens = emitted_.as<int32_t>(),
+          .max_depth = config_.max_drafts};
 }
 
 // ---- slots
@@ -212,24 +270,69 @@ void CudaDeviceStep::change(std::span<const SlotChange> changes) {
 
 // ---- steps
 
+CudaDeviceStep::Shape CudaDeviceStep::shape_of(const DeviceStepPlan& plan) const {
+  Shape shape = {.num_slots = bucket_of(plan.num_slots, config_.num_slots),
+                 .num_drafts = plan.num_drafts,
+                 .num_rows = 0,
+                 .lag = plan.num_drafts > 0 ? plan.max_lag : 0,
+                 .num_logprobs = plan.want_logprobs ? config_.max_logprobs : -1,
+                 .any_edits = any_edits_};
+  shape.num_rows = shape.num_slots * (1 + shape.num_drafts);
+  if (plan.host_drafts.empty()) return shape;
+  shape.num_drafts = kHostDrafts;
+  shape.num_rows = plan.num_slots;
+  for (const HostDraft& draft : plan.host_drafts) {
+    shape.num_rows += static_cast<int>(draft.tokens.size());
+  }
+  SPECDEC_CHECK_LE(shape.num_rows, config_.max_rows);
+  shape.num_rows = std::min(padded_count(shape.num_rows), config_.max_rows);
+  return shape;
+}
+
 void CudaDeviceStep::launch(const DeviceStepPlan& plan) {
   SPECDEC_CHECK_LT(num_under_way(), static_cast<int>(rings_.size()));
   SPECDEC_CHECK_LE(plan.num_slots, config_.num_slots);
   SPECDEC_CHECK_LE(plan.num_drafts, config_.max_drafts);
-  const Shape shape = {.num_slots = bucket_of(plan.num_slots, config_.num_slots),
-                       .num_drafts = plan.num_drafts,
-                       .lag = plan.num_drafts > 0 ? plan.max_lag : 0,
-                       .num_logprobs = plan.want_logprobs ? config_.max_logprobs : -1,
-                       .any_edits = any_edits_};
+  if (!plan.host_drafts.empty()) set_drafts(plan.host_drafts);
+  const Shape shape = shape_of(plan);
   reserve(shape);
   backend_.recorder().run({.owner = this,
-                           .shape = {shape.num_slots, shape.num_drafts, shape.lag,
+                           .shape = {shape.num_slots, shape.num_drafts, shape.num_rows, shape.lag,
                                      shape.num_logprobs, shape.any_edits}},
                           [&] {
                             draft(shape);
                             verify(shape);
                           });
   report(shape);
+}
+
+void CudaDeviceStep::set_drafts(std::span<const HostDraft> drafts) {
+  SPECDEC_CHECK(config_.accepts_trees);
+  SPECDEC_CHECK_EQ(num_under_way(), 0);
+  std::vector<SlotDrafts> records;
+  std::vector<int32_t> tokens;
+  std::vector<int32_t> parents;
+  for (const HostDraft& draft : drafts) {
+    SPECDEC_CHECK_LE(draft.tokens.size(), static_cast<size_t>(config_.max_drafts));
+    SPECDEC_CHECK_EQ(draft.tokens.size(), draft.parents.size());
+    SlotDrafts& record = records.emplace_back();
+    record = {.slot = draft.slot,
+              .num_drafts = static_cast<int32_t>(draft.tokens.size()),
+              .first = static_cast<int32_t>(tokens.size()),
+              .is_tree = 0};
+    for (size_t i = 0; i < draft.tokens.size(); ++i) {
+      if (draft.parents[i] != static_cast<int32_t>(i)) record.is_tree = 1;
+    }
+    tokens.insert(tokens.end(), draft.tokens.begin(), draft.tokens.end());
+    parents.insert(parents.end(), draft.parents.begin(), draft.parents.end());
+  }
+  Staging& staging = backend_.staging();
+  kernels_.step.set_drafts(backend_.stream(),
+                           {.state = state(config_.num_slots),
+                            .drafts = staging.upload(std::span<const SlotDrafts>(records)),
+                            .tokens = staging.upload(std::span<const int32_t>(tokens)),
+                            .parents = staging.upload(std::span<const int32_t>(parents)),
+                            .num_drafted = static_cast<int32_t>(records.size())});
 }
 
 void CudaDeviceStep::reserve(const Shape& shape) {
@@ -263,36 +366,93 @@ void CudaDeviceStep::draft(const Shape& shape) {
                               .started = pass == 0 ? &times_.as<StepTimes>()->draft : nullptr,
                               .pass = pass,
                               .num_drafts = shape.num_drafts,
-                              .argmax = config_.argmax_drafts});
-    config_.draft->forward(view(num_slots, num_rows));
+                              .argmax = config_.argmax_drafts,
+                              .distributions = distributions_.as<float>(),
+                              .max_drafts = config_.max_drafts,
+                              .vocab_size = config_.target->vocab_size()});
+    config_.draft->forward(view(num_slots, num_rows, /*may_be_trees=*/false));
     config_.draft->compute_logits(sample_ids_.as<int32_t>(), num_slots, logits_.as<float>());
     sample(shape, 0, num_slots, /*reports=*/false);
   }
 }
 
 void CudaDeviceStep::verify(const Shape& shape) {
-  const int num_rows = shape.num_slots * (1 + shape.num_drafts);
   Stream& stream = backend_.stream();
+  const bool may_be_trees = shape.num_drafts == kHostDrafts;
   kernels_.step.verify_rows(stream,
                             {.state = state(shape.num_slots),
-                             .batch = batch(num_rows),
+                             .batch = batch(shape.num_rows),
+                             .trees = trees(shape),
                              .sampled = shape.num_drafts > 0 ? sampled_.as<int32_t>() : nullptr,
                              .started = &times_.as<StepTimes>()->verify,
                              .num_drafts = shape.num_drafts});
-  config_.target->forward(view(shape.num_slots, num_rows));
-  for (int first = 0; first < num_rows; first += logit_rows_) {
-    const int count = std::min(logit_rows_, num_rows - first);
+  config_.target->forward(view(shape.num_slots, shape.num_rows, may_be_trees));
+  for (int first = 0; first < shape.num_rows; first += logit_rows_) {
+    const int count = std::min(logit_rows_, shape.num_rows - first);
     config_.target->compute_logits(sample_ids_.as<int32_t>() + first, count, logits_.as<float>());
     sample(shape, first, count, /*reports=*/true);
   }
+  accept(shape);
+  if (may_be_trees) move_kv(shape);
   kernels_.step.commit(stream, {.state = state(shape.num_slots),
                                 .cu_rows = cu_rows_.as<int32_t>(),
                                 .sampled = sampled_.as<int32_t>(),
+                                .accepted = accepted(),
+                                .is_weighed = is_weighed(shape),
                                 .token_lists = token_lists_.as<int32_t>(),
-                                .accept_rates = accept_rates_.as<double>(),
                                 .reports = reports_.as<StepReport>(),
                                 .times = times_.as<StepTimes>(),
                                 .reported_times = times_.as<StepTimes>() + 1});
+}
+
+void CudaDeviceStep::accept(const Shape& shape) {
+  const VerifyTrees trees = {.cu_rows = cu_rows_.as<int32_t>(),
+                             .token_ids = token_ids_.as<int32_t>(),
+                             .parents = parents_.as<int32_t>(),
+                             .positions = positions_.as<int32_t>(),
+                             .seeds = seeds_.as<uint64_t>(),
+                             .num_requests = shape.num_slots};
+  Stream& stream = backend_.stream();
+  if (!is_weighed(shape)) {
+    kernels_.verify.walk(stream, {.trees = trees,
+                                  .sampled = sampled_.as<int32_t>(),
+                                  .rates = accept_rates_.as<double>(),
+                                  .num_rates = static_cast<int>(config_.synthetic_rates.size()),
+                                  .accepted = accepted()});
+    return;
+  }
+  const int vocab_size = config_.target->vocab_size();
+  kernels_.verify.weigh(stream, {.trees = trees,
+                                 .attempts = attempts_.as<VerifyAttempt>(),
+                                 .cu_attempts = cu_attempts_.as<int32_t>(),
+                                 .target = targets_.as<float>(),
+                                 .drafts = distributions_.as<float>(),
+                                 .vocab_size = vocab_size,
+                                 .draft_vocab_size = vocab_size,
+                                 .num_rows = shape.num_rows,
+                                 .is_block = config_.is_block,
+                                 .residuals = residuals_.as<double>(),
+                                 .accepted = accepted()});
+}
+
+// The KV of accepted nodes lies where they stood in their tree.
+void CudaDeviceStep::move_kv(const Shape& shape) {
+  kernels_.verify.kv_moves(backend_.stream(),
+                           {.cu_rows = cu_rows_.as<int32_t>(),
+                            .accepted = accepted(),
+                            .base_lens = base_lens_.as<int32_t>(),
+                            .block_tables = block_tables_.as<int32_t>(),
+                            .max_blocks_per_request = config_.max_blocks_per_request,
+                            .block_size = config_.block_size,
+                            .num_requests = shape.num_slots,
+                            .slots = moves_.as<int64_t>(),
+                            .num_pairs = num_moves_.as<int32_t>()});
+  const std::span<const PagedKvView> layers = config_.target->kv_layers();
+  kernels_.attention.copy_kv(backend_.stream(), {.layers = layers_.as<KvLayerPointers>(),
+                                                 .num_layers = static_cast<int>(layers.size()),
+                                                 .shape = layers[0],
+                                                 .slots = moves_.as<int64_t>(),
+                                                 .num_pairs = num_moves_.as<int32_t>()});
 }
 
 void CudaDeviceStep::sample(const Shape& shape, int first_row, int num_rows, bool reports) {
@@ -322,7 +482,7 @@ void CudaDeviceStep::sample(const Shape& shape, int first_row, int num_rows, boo
        .vocab_size = vocab_size,
        .raw_logprobs = raw,
        .any_edits = shape.any_edits,
-       .any_vectors = false});
+       .any_vectors = reports ? is_weighed(shape) : config_.independent_drafts});
 }
 
 // ---- what the host reads
@@ -335,7 +495,7 @@ void CudaDeviceStep::report(const Shape& shape) {
   stream.copy_to_host(ring.reports.data(), reports_.data(), slots * sizeof(StepReport));
   stream.copy_to_host(ring.times.data(), times_.as<StepTimes>() + 1, sizeof(StepTimes));
   if (shape.num_logprobs >= 0) {
-    const size_t rows = slots * (1 + shape.num_drafts);
+    const size_t rows = static_cast<size_t>(shape.num_rows);
     stream.copy_to_host(ring.cu_rows.data(), cu_rows_.data(), (slots + 1) * sizeof(int32_t));
     stream.copy_to_host(ring.num_logprobs.data(), num_logprobs_.data(), rows * sizeof(int32_t));
     stream.copy_to_host(ring.logprobs.data(), logprobs_.data(),
@@ -355,11 +515,12 @@ DeviceStepOutcome CudaDeviceStep::wait() {
     SlotOutcome& slot = outcome.slots.emplace_back();
     slot.drafts.assign(report.drafts, report.drafts + report.num_drafts);
     slot.num_accepted = report.num_accepted;
+    slot.nodes.assign(report.nodes, report.nodes + report.num_accepted);
     slot.tokens.assign(report.tokens, report.tokens + report.num_tokens);
     if (ring.shape.num_logprobs < 0) continue;
     const int first_row = ring.cu_rows.as<int32_t>()[i];
     for (int t = 0; t < report.num_tokens; ++t) {
-      slot.logprobs.push_back(read_logprobs(ring, first_row + t));
+      slot.logprobs.push_back(read_logprobs(ring, first_row + (t == 0 ? 0 : report.nodes[t - 1])));
     }
   }
   const auto& times = *ring.times.as<StepTimes>();

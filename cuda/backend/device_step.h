@@ -28,7 +28,8 @@ class CudaDeviceStep final : public DeviceStep {
   // Everything the launches of a step depend on.
   struct Shape {
     int num_slots = 0;
-    int num_drafts = 0;
+    int num_drafts = 0;  // passes of the draft model; -1: the host drafted
+    int num_rows = 0;    // of the target's pass
     int lag = 0;
     int num_logprobs = -1;   // reported beside the sampled token; -1: none at all
     bool any_edits = false;  // of logits, before they are sampled from
@@ -45,9 +46,16 @@ class CudaDeviceStep final : public DeviceStep {
     Shape shape;
   };
 
+  Shape shape_of(const DeviceStepPlan& plan) const;
+  bool is_weighed(const Shape& shape) const { return config_.is_weighed && shape.num_drafts != 0; }
+  void set_drafts(std::span<const HostDraft> drafts);
+  StepTrees trees(const Shape& shape);
+  void accept(const Shape& shape);
+  void move_kv(const Shape& shape);
+  AcceptedDrafts accepted();
   StepSlots state(int num_slots);
   StepBatch batch(int max_rows);
-  BatchView view(int num_slots, int num_rows);
+  BatchView view(int num_slots, int num_rows, bool may_be_trees);
   StepSlot record_of(int index, const DeviceSlot& from, SampleLists& lists);
   int32_t* count_table(int slot);
   void upload_lists(const SampleLists& lists);
@@ -69,18 +77,25 @@ class CudaDeviceStep final : public DeviceStep {
   Buffer biases_;                        // DeviceLogitBias
   Buffer pinned_slots_, pinned_tables_;  // of the host, on their way to the device
   Buffer token_ids_, positions_, slot_mapping_, cu_rows_, base_lens_, sample_ids_;
-  Buffer is_tree_;       // zeros: chains
-  Buffer samples_;       // DeviceSampleRow [max_rows]
-  Buffer sampled_;       // int32 [max_rows]
-  Buffer logits_;        // float [logit_rows_, vocab_size]
-  Buffer processed_;     // likewise, where raw logprobs and edits meet
-  Buffer sampler_;       // SampleWorkspace
-  Buffer num_logprobs_;  // int32 [max_rows]
-  Buffer logprobs_;      // DeviceLogprob [max_rows, max_logprobs + 1]
-  Buffer count_tables_;  // int32 [num_slots, vocab_size], once there are penalties
-  Buffer accept_rates_;  // double [max_drafts]
-  Buffer reports_;       // StepReport [num_slots]
-  Buffer times_;         // StepTimes, begun; then reported
+  Buffer is_tree_, masks_, parents_, paths_, seeds_, attempts_, cu_attempts_;  // StepTrees
+  Buffer chains_;  // uint8 [num_slots], zeros: what the draft model runs
+  Buffer num_accepted_, accepted_nodes_, num_emitted_, emitted_;  // AcceptedDrafts
+  Buffer targets_;            // float [max_rows, vocab_size], where drafts are weighed
+  Buffer distributions_;      // float [num_slots, max_drafts, vocab_size] of independent drafts
+  Buffer residuals_;          // double [max_rows]
+  Buffer moves_, num_moves_;  // KV slots of accepted nodes: int64 [num_slots * max_drafts, 2]
+  Buffer layers_;             // KvLayerPointers of the target
+  Buffer samples_;            // DeviceSampleRow [max_rows]
+  Buffer sampled_;            // int32 [max_rows]
+  Buffer logits_;             // float [logit_rows_, vocab_size]
+  Buffer processed_;          // likewise, where raw logprobs and edits meet
+  Buffer sampler_;            // SampleWorkspace
+  Buffer num_logprobs_;       // int32 [max_rows]
+  Buffer logprobs_;           // DeviceLogprob [max_rows, max_logprobs + 1]
+  Buffer count_tables_;       // int32 [num_slots, vocab_size], once there are penalties
+  Buffer accept_rates_;       // double [max_drafts]
+  Buffer reports_;            // StepReport [num_slots]
+  Buffer times_;              // StepTimes, begun; then reported
 
   int logit_rows_ = 0;
   bool any_edits_ = false;  // some slot has masks, bias or penalties

@@ -10,13 +10,6 @@ namespace {
 constexpr size_t kAlignment = 16;
 constexpr int kLeastStride = 64;  // blocks of a table
 
-// Few rows come in every number there is: a graph each would be many, and padding is cheap.
-int padded(int count) {
-  if (count <= 2) return count;
-  if (count <= 16) return (count + 3) / 4 * 4;
-  return static_cast<int>(std::bit_ceil(static_cast<unsigned>(count)));
-}
-
 // Lays arrays out one after another, in an image on the host that is copied as a whole.
 class Layout {
  public:
@@ -40,13 +33,19 @@ class Layout {
 
 }  // namespace
 
+int padded_count(int count) {
+  if (count <= 2) return count;
+  if (count <= 16) return (count + 3) / 4 * 4;
+  return static_cast<int>(std::bit_ceil(static_cast<unsigned>(count)));
+}
+
 BatchView StagedBatch::put(const BatchView& batch, bool* moved) {
   const size_t num_rows = static_cast<size_t>(batch.num_rows);
   const size_t num_requests = static_cast<size_t>(batch.num_requests);
   BatchView view = batch;
   view.is_recordable = true;
-  view.num_rows = padded(batch.num_rows);
-  view.num_requests = padded(batch.num_requests);
+  view.num_rows = padded_count(batch.num_rows);
+  view.num_requests = padded_count(batch.num_requests);
   view.max_blocks_per_request = static_cast<int>(
       std::bit_ceil(static_cast<unsigned>(std::max(batch.max_blocks_per_request, kLeastStride))));
   const size_t rows = static_cast<size_t>(view.num_rows);

@@ -10,6 +10,9 @@
 
 namespace specdec::cuda {
 
+// Rows or requests come in every number there is: a graph each would be many, and padding is cheap.
+int padded_count(int count);
+
 class StagedBatch {
  public:
   static constexpr int kMaxRows = 128;  // of batches that are padded

@@ -9,39 +9,50 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kSlotsPerThread = kMaxStepSlots / kThreads;
 
-// Sum of the values of the threads before this one; `total` gets that of all.
-__device__ int exclusive_scan(int value, int* total) {
-  __shared__ int sums[kThreads / 32];
+// Rows and drafts of some slots.
+struct Counts {
+  int rows = 0;
+  int drafts = 0;
+};
+
+// What the threads before this one count; `total` gets what all do. Once a kernel.
+__device__ __forceinline__ Counts exclusive_scan(Counts own, Counts* total) {
+  __shared__ Counts sums[kThreads / 32];
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  int inclusive = value;
+  Counts inclusive = own;
   for (int distance = 1; distance < 32; distance *= 2) {
-    const int below = __shfl_up_sync(0xffffffffu, inclusive, distance);
-    if (lane >= distance) inclusive += below;
+    const int rows = __shfl_up_sync(0xffffffffu, inclusive.rows, distance);
+    const int drafts = __shfl_up_sync(0xffffffffu, inclusive.drafts, distance);
+    if (lane >= distance) {
+      inclusive.rows += rows;
+      inclusive.drafts += drafts;
+    }
   }
   if (lane == 31) sums[warp] = inclusive;
   __syncthreads();
-  int before = 0;
-  int all = 0;
+  Counts before = {inclusive.rows - own.rows, inclusive.drafts - own.drafts};
+  *total = {};
   for (int i = 0; i < kThreads / 32; ++i) {
-    if (i < warp) before += sums[i];
-    all += sums[i];
+    const Counts sum = sums[i];
+    if (i < warp) before = {before.rows + sum.rows, before.drafts + sum.drafts};
+    *total = {total->rows + sum.rows, total->drafts + sum.drafts};
   }
-  *total = all;
-  return before + inclusive - value;
+  return before;
 }
 
-__device__ int64_t kv_slot(const StepSlots& state, int slot, int position) {
+__device__ __forceinline__ int64_t kv_slot(const StepSlots& state, int slot, int position) {
   const int32_t block = state.block_tables[static_cast<int64_t>(slot) * state.max_blocks +
                                            position / state.block_size];
   return static_cast<int64_t>(block) * state.block_size + position % state.block_size;
 }
 
-__device__ void put_row(const StepSlots& state, const StepBatch& batch, int row, int slot,
-                        int32_t token, int position) {
+// `place` is where its KV lies: its position, but for the nodes of a tree.
+__device__ __forceinline__ void put_row(const StepSlots& state, const StepBatch& batch, int row,
+                                        int slot, int32_t token, int position, int place) {
   batch.token_ids[row] = token;
   batch.positions[row] = position;
-  batch.slot_mapping[row] = kv_slot(state, slot, position);
+  batch.slot_mapping[row] = kv_slot(state, slot, place);
 }
 
 // Padding goes to the null block.
@@ -53,6 +64,18 @@ __device__ void pad_rows(const StepBatch& batch, int num_rows) {
   }
 }
 
+// Whether its tokens are drawn; the most likely one is taken otherwise.
+__device__ bool is_drawn(const StepSlot& slot) { return slot.sampling.temperature >= 1e-5f; }
+
+// draft_noise_stream of spec/verification.h, of the first drafter.
+__device__ uint32_t draft_noise_stream(int root_position) {
+  constexpr uint64_t kMaxDrafters = 16;
+  constexpr uint64_t kStreams = 0xFFFFFFFEu;
+  const uint64_t step = static_cast<uint64_t>(root_position) * kMaxDrafters;
+  const uint64_t folded = (step & 0xFFFFFFFFu) + 2 * (step >> 32);  // 2^32 is 2 modulo kStreams
+  return static_cast<uint32_t>(1 + (folded >= kStreams ? folded - kStreams : folded));
+}
+
 // The longest draft of a slot in a step that asks for num_drafts: the step commits one token more.
 __device__ int draft_limit(const StepSlot& slot, int num_drafts) {
   if (slot.is_active == 0) return 0;
@@ -60,16 +83,17 @@ __device__ int draft_limit(const StepSlot& slot, int num_drafts) {
 }
 
 // The row that samples the token after `num_path` drafts.
-__device__ DeviceSampleRow sample_after(const StepSlot& slot, int num_path) {
+__device__ __forceinline__ DeviceSampleRow sample_after(const StepSlot& slot, const int32_t* path,
+                                                        int num_path) {
   DeviceSampleRow row = slot.sampling;
   row.position = slot.num_tokens + num_path;
-  row.path = slot.drafts;
+  row.path = path;
   row.num_path_tokens = num_path;
   if (row.position - slot.num_prompt_tokens >= slot.min_tokens) row.early_banned = {};
   return row;
 }
 
-__global__ void __launch_bounds__(kThreads) draft_rows_kernel(DraftRowsParams params) {
+__global__ void __launch_bounds__(kThreads, 1) draft_rows_kernel(DraftRowsParams params) {
   ptx::wait_for_previous();
   const StepSlots& state = params.state;
   const StepBatch& batch = params.batch;
@@ -87,8 +111,9 @@ __global__ void __launch_bounds__(kThreads) draft_rows_kernel(DraftRowsParams pa
       num_rows += params.pass == 0 ? slot.num_tokens - slot.num_draft_tokens : 1;
     }
   }
-  int total = 0;
-  int row = exclusive_scan(num_rows, &total);
+  Counts all;
+  int row = exclusive_scan({num_rows, 0}, &all).rows;
+  const int total = all.rows;
   for (int i = first_slot; i < min(first_slot + kSlotsPerThread, state.num_slots); ++i) {
     const StepSlot& slot = state.slots[i];
     batch.cu_rows[i] = row;
@@ -101,54 +126,115 @@ __global__ void __launch_bounds__(kThreads) draft_rows_kernel(DraftRowsParams pa
       batch.base_lens[i] = begin;
       for (int position = begin; position < slot.num_tokens; ++position) {
         put_row(state, batch, row++, i, slot.tail[kStepTail - (slot.num_tokens - position)],
-                position);
+                position, position);
       }
     } else {
       const int position = slot.num_tokens - 1 + params.pass;
       batch.base_lens[i] = position;
-      put_row(state, batch, row++, i, slot.drafts[params.pass - 1], position);
+      put_row(state, batch, row++, i, slot.drafts[params.pass - 1], position, position);
     }
     batch.sample_ids[i] = row - 1;
-    DeviceSampleRow sample = sample_after(slot, params.pass);
+    DeviceSampleRow sample = sample_after(slot, slot.drafts, params.pass);
     sample.want_logprobs = 0;
     sample.num_logprobs = 0;
     if (params.argmax != 0) sample.temperature = 0.0f;
+    if (params.distributions != nullptr && is_drawn(slot)) {
+      sample.noise_stream = draft_noise_stream(slot.num_tokens - 1);
+      sample.distribution =
+          params.distributions +
+          (static_cast<int64_t>(i) * params.max_drafts + params.pass) * params.vocab_size;
+    }
     batch.samples[i] = sample;
   }
   if (threadIdx.x == 0) batch.cu_rows[state.num_slots] = total;
   pad_rows(batch, total);
 }
 
-__global__ void __launch_bounds__(kThreads) verify_rows_kernel(VerifyRowsParams params) {
+// Row of node `node`: the root is 0, the i-th draft node i + 1.
+__device__ __forceinline__ void put_node(const VerifyRowsParams& params, int index,
+                                         const StepSlot& slot, int node, int first_row) {
+  const StepBatch& batch = params.batch;
+  const StepTrees& trees = params.trees;
+  const int row = first_row + node;
+  const int parent = node == 0 ? -1 : (slot.is_tree != 0 ? slot.parents[node - 1] : node - 1);
+  const int root = slot.num_tokens - 1;
+  const int position = node == 0 ? root : batch.positions[first_row + parent] + 1;
+  const int32_t token = node == 0 ? slot.tail[kStepTail - 1] : slot.drafts[node - 1];
+  put_row(params.state, batch, row, index, token, position, root + node);
+  trees.parents[row] = parent;
+  trees.masks[row] = (node == 0 ? 0 : trees.masks[first_row + parent]) | uint64_t{1} << node;
+
+  const int depth = position - root;
+  const int32_t* path = slot.drafts;
+  if (slot.is_tree != 0) {
+    int32_t* own = trees.paths + static_cast<int64_t>(row) * kMaxPathTokens;
+    const int32_t* above = trees.paths + static_cast<int64_t>(first_row + parent) * kMaxPathTokens;
+    for (int i = 0; i + 1 < depth; ++i) own[i] = above[i];
+    if (depth > 0) own[depth - 1] = token;
+    path = own;
+  }
+  DeviceSampleRow sample = sample_after(slot, path, depth);
+  if (trees.targets != nullptr && slot.num_drafts > 0) {
+    sample.distribution = trees.targets + static_cast<int64_t>(row) * trees.vocab_size;
+  }
+  batch.sample_ids[row] = row;
+  batch.samples[row] = sample;
+}
+
+// The tries of a slot, in order: one a draft.
+__device__ __forceinline__ void put_attempts(const StepTrees& trees, int index,
+                                             const StepSlot& slot, int first) {
+  for (int i = 0; i < slot.num_drafts; ++i) {
+    const bool has_distribution = trees.has_draft_distributions != 0 && is_drawn(slot);
+    trees.attempts[first + i] = {
+        .parent = slot.is_tree != 0 ? slot.parents[i] : i,
+        .child = i + 1,
+        .distribution = has_distribution ? index * trees.max_drafts + i : -1};
+  }
+}
+
+__global__ void __launch_bounds__(kThreads, 1) verify_rows_kernel(VerifyRowsParams params) {
   ptx::wait_for_previous();
   const StepSlots& state = params.state;
   const StepBatch& batch = params.batch;
+  const StepTrees& trees = params.trees;
   if (threadIdx.x == 0) *params.started = ptx::nanoseconds();
   const int first_slot = threadIdx.x * kSlotsPerThread;
+  const int end_slot = min(first_slot + kSlotsPerThread, state.num_slots);
   int num_rows = 0;
-  for (int i = first_slot; i < min(first_slot + kSlotsPerThread, state.num_slots); ++i) {
+  int num_drafts = 0;
+  for (int i = first_slot; i < end_slot; ++i) {
     StepSlot& slot = state.slots[i];
-    if (params.num_drafts == 0) slot.num_drafts = 0;
-    if (slot.num_drafts == params.num_drafts && params.num_drafts > 0) {
+    if (params.num_drafts >= 0) slot.is_tree = 0;
+    if (params.num_drafts == 0 || slot.is_active == 0) slot.num_drafts = 0;
+    if (params.num_drafts > 0 && slot.num_drafts == params.num_drafts) {
       slot.drafts[params.num_drafts - 1] = params.sampled[i];
     }
     num_rows += slot.is_active != 0 ? 1 + slot.num_drafts : 0;
+    num_drafts += slot.num_drafts;
   }
-  int total = 0;
-  int row = exclusive_scan(num_rows, &total);
-  for (int i = first_slot; i < min(first_slot + kSlotsPerThread, state.num_slots); ++i) {
+  Counts all;
+  const Counts before = exclusive_scan({num_rows, num_drafts}, &all);
+  int row = before.rows;
+  int attempt = before.drafts;
+  const int total = all.rows;
+  for (int i = first_slot; i < end_slot; ++i) {
     const StepSlot& slot = state.slots[i];
     batch.cu_rows[i] = row;
     batch.base_lens[i] = slot.num_tokens - 1;
+    trees.is_tree[i] = slot.is_tree != 0;
+    trees.seeds[i] = slot.sampling.seed;
+    trees.cu_attempts[i] = attempt;
     if (slot.is_active == 0) continue;
-    for (int j = 0; j <= slot.num_drafts; ++j, ++row) {
-      put_row(state, batch, row, i, j == 0 ? slot.tail[kStepTail - 1] : slot.drafts[j - 1],
-              slot.num_tokens - 1 + j);
-      batch.sample_ids[row] = row;
-      batch.samples[row] = sample_after(slot, j);
-    }
+    for (int node = 0; node <= slot.num_drafts; ++node) put_node(params, i, slot, node, row);
+    put_attempts(trees, i, slot, attempt);
+    row += 1 + slot.num_drafts;
+    attempt += slot.num_drafts;
   }
-  if (threadIdx.x == 0) batch.cu_rows[state.num_slots] = total;
+  if (threadIdx.x == 0) {
+    batch.cu_rows[state.num_slots] = total;
+    trees.cu_attempts[state.num_slots] = all.drafts;
+  }
   pad_rows(batch, total);
   for (int padding = total + threadIdx.x; padding < batch.max_rows; padding += kThreads) {
     batch.sample_ids[padding] = padding;
@@ -163,21 +249,6 @@ __device__ bool is_stop(const CommitParams& params, const StepSlot& slot, int32_
   return false;
 }
 
-// Drafts that are kept: as long as the sample before them is the draft, or a coin says so.
-__device__ int num_accepted(const CommitParams& params, const StepSlot& slot,
-                            const int32_t* sampled) {
-  int accepted = 0;
-  while (accepted < slot.num_drafts) {
-    const bool keeps = params.accept_rates == nullptr
-                           ? sampled[accepted] == slot.drafts[accepted]
-                           : step_uniform(slot.sampling.seed, slot.num_tokens - 1, accepted + 1,
-                                          1) < params.accept_rates[accepted];
-    if (!keeps) break;
-    ++accepted;
-  }
-  return accepted;
-}
-
 __device__ void append_token(const CommitParams& params, StepSlot& slot, int32_t token) {
   for (int i = 0; i + 1 < kStepTail; ++i) slot.tail[i] = slot.tail[i + 1];
   slot.tail[kStepTail - 1] = token;
@@ -189,16 +260,22 @@ __device__ void append_token(const CommitParams& params, StepSlot& slot, int32_t
   }
 }
 
-__device__ void commit_slot(const CommitParams& params, StepSlot& slot, const int32_t* sampled,
-                            StepReport& report) {
-  const int accepted = num_accepted(params, slot, sampled);
+__device__ void commit_slot(const CommitParams& params, int index, StepReport& report) {
+  StepSlot& slot = params.state.slots[index];
+  const AcceptedDrafts& all = params.accepted;
+  const bool is_plain = params.is_weighed != 0 && slot.num_drafts == 0;
+  const int accepted = is_plain ? 0 : all.num_accepted[index];
+  const int32_t* tokens = is_plain ? params.sampled + params.cu_rows[index]
+                                   : all.tokens + static_cast<int64_t>(index) * (all.max_depth + 1);
+  const int32_t* nodes = all.nodes + static_cast<int64_t>(index) * all.max_depth;
   const int root = slot.num_tokens - 1;
   report.num_drafts = slot.num_drafts;
   report.num_accepted = accepted;
   for (int i = 0; i < slot.num_drafts; ++i) report.drafts[i] = slot.drafts[i];
+  for (int i = 0; i < accepted; ++i) report.nodes[i] = nodes[i];
   int emitted = 0;
   while (emitted <= accepted && slot.is_active != 0) {
-    const int32_t token = emitted < accepted ? slot.drafts[emitted] : sampled[accepted];
+    const int32_t token = tokens[emitted];
     report.tokens[emitted++] = token;
     append_token(params, slot, token);
   }
@@ -207,13 +284,12 @@ __device__ void commit_slot(const CommitParams& params, StepSlot& slot, const in
   if (slot.num_drafts > 0) slot.num_draft_tokens = root + 1 + min(accepted, slot.num_drafts - 1);
 }
 
-__global__ void __launch_bounds__(kThreads) commit_kernel(CommitParams params) {
+__global__ void __launch_bounds__(kThreads, 1) commit_kernel(CommitParams params) {
   ptx::wait_for_previous();
   for (int i = threadIdx.x; i < params.state.num_slots; i += kThreads) {
-    StepSlot& slot = params.state.slots[i];
     StepReport& report = params.reports[i];
-    if (slot.is_active != 0) {
-      commit_slot(params, slot, params.sampled + params.cu_rows[i], report);
+    if (params.state.slots[i].is_active != 0) {
+      commit_slot(params, i, report);
     } else {
       report.num_drafts = 0;
       report.num_accepted = 0;
@@ -225,7 +301,26 @@ __global__ void __launch_bounds__(kThreads) commit_kernel(CommitParams params) {
   }
 }
 
-__global__ void __launch_bounds__(kThreads) change_slots_kernel(ChangeSlotsParams params) {
+__global__ void __launch_bounds__(kThreads, 1) set_drafts_kernel(SetDraftsParams params) {
+  ptx::wait_for_previous();
+  for (int i = threadIdx.x; i < params.state.num_slots; i += kThreads) {
+    params.state.slots[i].num_drafts = 0;
+    params.state.slots[i].is_tree = 0;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < params.num_drafted; i += kThreads) {
+    const SlotDrafts& drafts = params.drafts[i];
+    StepSlot& slot = params.state.slots[drafts.slot];
+    slot.num_drafts = drafts.num_drafts;
+    slot.is_tree = drafts.is_tree;
+    for (int j = 0; j < drafts.num_drafts; ++j) {
+      slot.drafts[j] = params.tokens[drafts.first + j];
+      slot.parents[j] = params.parents[drafts.first + j];
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads, 1) change_slots_kernel(ChangeSlotsParams params) {
   ptx::wait_for_previous();
   for (int i = threadIdx.x; i < params.num_changes; i += kThreads) {
     const SlotChange change = params.changes[i];
@@ -252,12 +347,21 @@ void verify_rows(Stream& stream, const VerifyRowsParams& params) {
 void commit(Stream& stream, const CommitParams& params) {
   launch("commit", stream, commit_kernel, kOneBlock, params);
 }
+void set_drafts(Stream& stream, const SetDraftsParams& params) {
+  launch("set_drafts", stream, set_drafts_kernel, kOneBlock, params);
+}
 void change_slots(Stream& stream, const ChangeSlotsParams& params) {
   launch("change_slots", stream, change_slots_kernel, kOneBlock, params);
 }
 
 }  // namespace
 
-StepKernels step_kernels() { return {draft_rows, verify_rows, commit, change_slots}; }
+StepKernels step_kernels() {
+  return {.draft_rows = draft_rows,
+          .verify_rows = verify_rows,
+          .commit = commit,
+          .set_drafts = set_drafts,
+          .change_slots = change_slots};
+}
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

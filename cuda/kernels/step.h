@@ -6,11 +6,12 @@
 
 #include "cuda/gpu/device.h"
 #include "cuda/kernels/sampling.h"
+#include "cuda/kernels/verify.h"
 
 namespace specdec::cuda {
 
 inline constexpr int kStepTail = 4;        // committed tokens kept of a slot
-inline constexpr int kMaxStepDrafts = 32;  // of a request
+inline constexpr int kMaxStepDrafts = 63;  // of a request: masks have a word
 inline constexpr int kMaxStepSlots = 1024;
 
 // A request on the device.
@@ -25,9 +26,11 @@ struct StepSlot {
   DeviceRange stops;        // of token_lists: tokens that end the request
   int32_t tail[kStepTail];  // the last committed tokens, the very last at the end
   int32_t num_drafts;       // of the step under way
+  int32_t is_tree;          // parents are to be read; else a chain
   int32_t drafts[kMaxStepDrafts];
-  DeviceSampleRow sampling;  // of a token, but for position and path
-  int32_t* count_table;      // [vocab_size], which `sampling` reads; null without penalties
+  int32_t parents[kMaxStepDrafts];  // nodes: 0 is the root, i + 1 the i-th draft
+  DeviceSampleRow sampling;         // of a token, but for position and path
+  int32_t* count_table;             // [vocab_size], which `sampling` reads; null without penalties
 };
 
 struct StepSlots {
@@ -60,6 +63,26 @@ struct DraftRowsParams {
   int32_t pass;
   int32_t num_drafts;  // asked for in this step
   int32_t argmax;
+  // Drafts drawn independently of the target: where the distribution of the i-th draft of a slot
+  // goes, [num_slots, max_drafts, vocab_size]; or null.
+  float* distributions;
+  int32_t max_drafts;
+  int32_t vocab_size;
+};
+
+// What the target's pass needs of trees, and what weighing drafts needs.
+struct StepTrees {
+  uint8_t* is_tree;         // [num_slots]
+  uint64_t* masks;          // [max_rows]
+  int32_t* parents;         // [max_rows]
+  int32_t* paths;           // [max_rows, kMaxPathTokens] tokens from the root to a tree's node
+  uint64_t* seeds;          // [num_slots]
+  VerifyAttempt* attempts;  // [max_rows]
+  int32_t* cu_attempts;     // [num_slots + 1]
+  float* targets;           // [max_rows, vocab_size] distributions to come; null: not wanted
+  int32_t vocab_size;
+  int32_t max_drafts;  // distributions of drafts a slot
+  int32_t has_draft_distributions;
 };
 
 // The rows of the target's pass: the last token and the drafts of every slot, each of which
@@ -67,9 +90,10 @@ struct DraftRowsParams {
 struct VerifyRowsParams {
   StepSlots state;
   StepBatch batch;
-  const int32_t* sampled;  // [num_slots] by the draft model's last pass; null: nothing is drafted
+  StepTrees trees;
+  const int32_t* sampled;  // [num_slots] by the draft model's last pass; null without one
   uint64_t* started;       // nanoseconds
-  int32_t num_drafts;
+  int32_t num_drafts;      // passes of the draft model; -1: the host drafted
 };
 
 // What the host learns of a slot, in pinned memory.
@@ -78,6 +102,7 @@ struct StepReport {
   int32_t num_accepted;
   int32_t num_tokens;  // emitted
   int32_t drafts[kMaxStepDrafts];
+  int32_t nodes[kMaxStepDrafts];  // accepted
   int32_t tokens[kMaxStepDrafts + 1];
 };
 
@@ -87,16 +112,32 @@ struct StepTimes {
   uint64_t end;
 };
 
-// Accepts what the samples agree with, ends requests, advances the state, reports.
+// Appends what was accepted, ends requests, advances the state, reports.
 struct CommitParams {
   StepSlots state;
-  const int32_t* cu_rows;  // [num_slots + 1] of the target's pass
-  const int32_t* sampled;  // [max_rows]
+  const int32_t* cu_rows;   // [num_slots + 1] of the target's pass
+  const int32_t* sampled;   // [max_rows]
+  AcceptedDrafts accepted;  // by the walk, or by weighing where `is_weighed`
+  int32_t is_weighed;       // slots without drafts emit their sample all the same
   const int32_t* token_lists;
-  const double* accept_rates;  // [num_drafts] synthetic acceptance; null: exact
-  StepReport* reports;         // [num_slots] pinned
-  const StepTimes* times;      // of this step, `end` not yet
-  StepTimes* reported_times;   // pinned
+  StepReport* reports;        // [num_slots] pinned
+  const StepTimes* times;     // of this step, `end` not yet
+  StepTimes* reported_times;  // pinned
+};
+
+// Drafts of the host for a slot, whose others have none.
+struct SlotDrafts {
+  int32_t slot;
+  int32_t num_drafts;
+  int32_t first;  // of tokens and parents
+  int32_t is_tree;
+};
+struct SetDraftsParams {
+  StepSlots state;
+  const SlotDrafts* drafts;  // [num_slots_drafted]
+  const int32_t* tokens;
+  const int32_t* parents;
+  int32_t num_drafted;
 };
 
 // A block id for a slot's table; index -1: ends the slot; index -2: `block` is a token that stands
@@ -119,6 +160,7 @@ struct StepKernels {
   void (*draft_rows)(Stream&, const DraftRowsParams&);
   void (*verify_rows)(Stream&, const VerifyRowsParams&);
   void (*commit)(Stream&, const CommitParams&);
+  void (*set_drafts)(Stream&, const SetDraftsParams&);
   void (*change_slots)(Stream&, const ChangeSlotsParams&);
 };
 

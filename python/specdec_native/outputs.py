@@ -205,7 +205,7 @@ class EngineStats:
     """Counts and times of an engine since it was made.
 
     num_running, num_waiting and the free and cached blocks are those of now. num_device_steps are
-    those a GPU ran ahead of the host; their sampling is in forward_seconds. Drafts are verified in
+    those a GPU ran as one launch; their sampling is in forward_seconds. Drafts are verified in
     forward_seconds and sample_seconds. speculative_decoding is None, and drafters empty, unless the
     engine speculates; draft_policy is None unless the length of drafts adapts.
     """

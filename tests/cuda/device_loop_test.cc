@@ -251,6 +251,43 @@ TEST_F(DeviceLoopTest, AnAbortedRequestLeavesTheOthersAlone) {
   EXPECT_EQ(tokens["r2"], expected.at("r2/0").tokens);
 }
 
+// Drafts of the host, chains and trees, are verified by one launch.
+TEST_F(DeviceLoopTest, DraftsOfTheHostNeverChangeAnAnswer) {
+  for (const SamplingParams& params : {greedy(), shaped()}) {
+    const std::vector<Job> jobs = jobs_of(3, params);
+    const Answers plain = run(config(), jobs);
+    EngineConfig ngram = config();
+    ngram.speculative.num_speculative_tokens = 4;
+    ngram.speculative.draft_length_policy = DraftLengthPolicy::kFixed;
+    ngram.speculative.drafters.resize(1);
+    ngram.speculative.drafters[0].method = DraftMethod::kNgram;
+    EngineConfig trees = with_draft(draft_, 3);
+    trees.speculative.tree_width = 3;
+    for (const EngineConfig& config : {ngram, trees}) {
+      int64_t num_device_steps = 0;
+      expect_equal(plain, run(config, jobs, &num_device_steps));
+      EXPECT_GT(num_device_steps, 3);
+    }
+  }
+}
+
+// The host's verification is the reference: the same coins decide.
+TEST_F(DeviceLoopTest, WeighedDraftsAreThoseTheHostWouldKeep) {
+  for (Verification verification : {Verification::kRejection, Verification::kBlock}) {
+    SamplingParams params = shaped();
+    params.logprobs = std::nullopt;
+    std::vector<Job> jobs = jobs_of(3, params);
+    EngineConfig config = with_draft(draft_, 3);
+    config.speculative.verification = verification;
+    config.speculative.drafters[0].sampling = DraftSampling::kIndependent;
+    int64_t num_device_steps = 0;
+    const Answers answers = run(config, jobs, &num_device_steps);
+    EXPECT_GT(num_device_steps, 3);
+    keep_ordinary(jobs);
+    expect_equal(run(config, jobs), answers);
+  }
+}
+
 // The pool is too small for all: sequences are preempted and come back.
 TEST_F(DeviceLoopTest, AShortPoolChangesNoAnswer) {
   std::vector<Job> jobs = jobs_of(4, greedy());

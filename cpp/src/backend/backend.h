@@ -27,7 +27,7 @@ struct MemoryInfo {
 // Names a piece of work whose launches are always the same.
 struct RecordKey {
   const void* owner = nullptr;
-  std::array<int64_t, 5> shape = {};
+  std::array<int64_t, 8> shape = {};
   auto operator<=>(const RecordKey&) const = default;
 };
 

@@ -22,6 +22,7 @@ class StepModel {
   // Logits of rows of the last forward: [num_rows, vocab_size()].
   virtual void compute_logits(const int32_t* row_ids, int num_rows, float* logits) = 0;
   virtual int vocab_size() const = 0;
+  virtual std::span<const PagedKvView> kv_layers() const = 0;
 };
 
 struct DeviceStepConfig {
@@ -32,6 +33,12 @@ struct DeviceStepConfig {
   int max_blocks_per_request = 0;
   int max_logprobs = 0;        // most likely tokens reported beside the sampled one
   bool argmax_drafts = false;  // the draft model's likeliest tokens, whatever the temperature
+  // The draft model's tokens are drawn with noise of their own.
+  bool independent_drafts = false;
+  // Drafts are weighed (Verification::kRejection, kBlock) instead of compared.
+  bool is_weighed = false;
+  bool is_block = false;
+  bool accepts_trees = false;  // drafts of the host
   // Not empty: the i-th draft is accepted with rate i given all before, whatever the tokens.
   std::vector<double> synthetic_rates;
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;
@@ -64,10 +71,21 @@ struct NewBlock {
   int32_t block = 0;
 };
 
+// What the host drafted for a slot: parents[i] is the node that draft i continues, node 0 the root
+// and node i + 1 draft i.
+struct HostDraft {
+  int slot = 0;
+  std::span<const int32_t> tokens;
+  std::span<const int32_t> parents;
+};
+
 struct DeviceStepPlan {
   int num_slots = 0;   // in use: slots 0 to num_slots - 1; inactive ones have no rows
   int num_drafts = 0;  // passes of the draft model
-  int max_lag = 2;     // tokens the draft model has not seen: 2, or kMaxStepLag
+  // Instead: drafts of the host, of slots that have some. Such a step is launched once the ones
+  // before it have been waited for.
+  std::span<const HostDraft> host_drafts = {};
+  int max_lag = 2;  // tokens the draft model has not seen: 2, or kMaxStepLag
   bool want_logprobs = false;
 };
 
@@ -75,6 +93,7 @@ struct DeviceStepPlan {
 struct SlotOutcome {
   std::vector<int32_t> drafts;
   int num_accepted = 0;
+  std::vector<int> nodes;       // accepted: node i + 1 is draft i
   std::vector<int32_t> tokens;  // empty: the request had ended before
   std::vector<PositionLogprobs> logprobs;
 };

@@ -34,17 +34,24 @@ std::unique_ptr<DeviceLoop> DeviceLoop::make(Backend& backend, ModelRunner& targ
                                              Scheduler& scheduler, Speculator* speculator,
                                              const DeviceLoopConfig& config) {
   DraftModelDrafter* drafter = speculator == nullptr ? nullptr : speculator->device_drafter();
-  if (speculator != nullptr && drafter == nullptr) return nullptr;
-  if (drafter != nullptr && drafter->options().max_model_len < config.max_model_len) return nullptr;
-  const int max_drafts = drafter == nullptr ? 0 : config.max_drafts;
+  if (drafter != nullptr && drafter->options().max_model_len < config.max_model_len) {
+    drafter = nullptr;
+  }
+  const DraftSampling sampling =
+      drafter == nullptr ? DraftSampling::kCoupled : drafter->options().sampling;
+  const bool is_block = config.verification == Verification::kBlock;
   auto device = backend.make_device_step(
       {.num_slots = std::min(config.max_num_seqs, config.max_rows),
-       .max_drafts = max_drafts,
+       .max_drafts = speculator == nullptr ? 0 : config.max_drafts,
        .max_rows = config.max_rows,
        .block_size = config.block_size,
        .max_blocks_per_request = num_blocks_for(config.max_model_len, config.block_size),
        .max_logprobs = kMaxLogprobs,
-       .argmax_drafts = drafter != nullptr && drafter->options().sampling == DraftSampling::kArgmax,
+       .argmax_drafts = sampling == DraftSampling::kArgmax,
+       .independent_drafts = sampling == DraftSampling::kIndependent,
+       .is_weighed = is_block || config.verification == Verification::kRejection,
+       .is_block = is_block,
+       .accepts_trees = speculator != nullptr && drafter == nullptr,
        .synthetic_rates = config.synthetic_rates,
        .logprobs_mode = config.logprobs_mode,
        .target = &target,
@@ -61,9 +68,11 @@ DeviceLoop::DeviceLoop(std::unique_ptr<DeviceStep> device, Scheduler& scheduler,
       scheduler_(scheduler),
       speculator_(speculator),
       drafter_(drafter),
+      drafts_on_host_(speculator != nullptr && drafter == nullptr),
       config_(config) {}
 
 bool DeviceLoop::run(const CompletionSource& completions, Step& step) {
+  if (drafts_on_host_) return false;
   while (device_->num_under_way() < kMaxUnderWay && can_launch(completions)) {
     if (!launch(completions)) break;
   }
@@ -77,12 +86,15 @@ bool DeviceLoop::run(const CompletionSource& completions, Step& step) {
   return true;
 }
 
-// What a device step does not do: bad words (they look back over the text) and long lists of
-// logprobs.
+// What a device step does not do: bad words (they look back over the text), long lists of logprobs,
+// and logprobs of tokens that weighing picks instead of the sampler.
 bool DeviceLoop::serves(const Sequence& sequence) const {
   const SamplingParams& params = sequence.params;
-  return params.bad_words.empty() && (!params.logprobs.has_value() ||
-                                      (*params.logprobs >= 0 && *params.logprobs <= kMaxLogprobs));
+  if (!params.bad_words.empty()) return false;
+  if (!params.logprobs.has_value()) return true;
+  const bool is_weighed = config_.verification == Verification::kRejection ||
+                          config_.verification == Verification::kBlock;
+  return !is_weighed && *params.logprobs >= 0 && *params.logprobs <= kMaxLogprobs;
 }
 
 bool DeviceLoop::can_launch(const CompletionSource& completions) {
@@ -134,7 +146,7 @@ bool DeviceLoop::fill_slots(const CompletionSource& completions) {
                       .is_taken = true,
                       .sequence = sequence,
                       .num_tokens_ahead = sequence->num_tokens(),
-                      .num_blocks = sequence->blocks.num_blocks()});
+                      .blocks = {sequence->blocks.ids().begin(), sequence->blocks.ids().end()}});
   }
   device_->set_slots(slots);
   is_current_ = true;
@@ -160,6 +172,20 @@ std::optional<int> DeviceLoop::choose_drafts() {
   return std::nullopt;
 }
 
+// Blocks change at the end of a table only: past what is committed.
+void DeviceLoop::add_new_blocks(size_t index, std::vector<NewBlock>& added) {
+  Seat& seat = seats_[index];
+  const std::span<const BlockId> ids = seat.sequence->blocks.ids();
+  const int first = std::min(seat.sequence->num_computed_tokens / config_.block_size,
+                             static_cast<int>(seat.blocks.size()));
+  for (int i = first; i < static_cast<int>(ids.size()); ++i) {
+    if (i < static_cast<int>(seat.blocks.size()) && seat.blocks[i] == ids[i]) continue;
+    added.push_back({.slot = static_cast<int>(index), .index = i, .block = ids[i]});
+  }
+  seat.blocks.resize(first);
+  seat.blocks.insert(seat.blocks.end(), ids.begin() + first, ids.end());
+}
+
 // Blocks for all that the step may write, whatever those under way bring.
 bool DeviceLoop::reserve(int num_drafts) {
   std::vector<NewBlock> added;
@@ -170,17 +196,13 @@ bool DeviceLoop::reserve(int num_drafts) {
     const int num_tokens =
         std::min(seat.num_tokens_ahead + num_drafts, seat.sequence->max_num_tokens());
     is_enough = is_enough && scheduler_.reserve(*seat.sequence, num_tokens);
-    const std::span<const BlockId> ids = seat.sequence->blocks.ids();
-    for (; seat.num_blocks < static_cast<int>(ids.size()); ++seat.num_blocks) {
-      added.push_back(
-          {.slot = static_cast<int>(i), .index = seat.num_blocks, .block = ids[seat.num_blocks]});
-    }
+    add_new_blocks(i, added);
   }
   device_->add_blocks(added);
   return is_enough;
 }
 
-bool DeviceLoop::launch(const CompletionSource& completions) {
+void DeviceLoop::vacate(const CompletionSource& completions) {
   std::vector<int> gone;
   for (size_t i = 0; i < seats_.size(); ++i) {
     Seat& seat = seats_[i];
@@ -189,6 +211,10 @@ bool DeviceLoop::launch(const CompletionSource& completions) {
     gone.push_back(static_cast<int>(i));
   }
   device_->deactivate(gone);
+}
+
+bool DeviceLoop::launch(const CompletionSource& completions) {
+  vacate(completions);
   const std::optional<int> chosen = choose_drafts();
   if (!chosen.has_value()) {
     is_current_ = false;
@@ -204,6 +230,61 @@ bool DeviceLoop::launch(const CompletionSource& completions) {
   lag_ = num_drafts > 0 ? kUsualLag : lag_ + 1;
   for (Seat& seat : seats_) seat.num_tokens_ahead += num_drafts + 1;
   return true;
+}
+
+bool DeviceLoop::can_verify(const ExecutionPlan& plan, const TreeSource& trees) const {
+  if (!drafts_on_host_ || plan.sequences.size() != scheduler_.running().size()) return false;
+  if (plan.num_rows > config_.max_rows) return false;
+  for (size_t i = 0; i < plan.sequences.size(); ++i) {
+    const ScheduledSequence& scheduled = plan.sequences[i];
+    const bool decodes = std::holds_alternative<Decoding>(scheduled.sequence->state);
+    if (!decodes || !scheduled.samples || !serves(*scheduled.sequence)) return false;
+    const DraftTree* tree = trees(i);
+    for (int node = 0; tree != nullptr && node < tree->num_nodes(); ++node) {
+      // Draws of a draft model from distributions the host holds.
+      for (const DraftTree::Attempt& attempt : tree->attempts(node)) {
+        if (attempt.distribution >= 0) return false;
+      }
+    }
+  }
+  return true;
+}
+
+std::optional<DeviceStepOutcome> DeviceLoop::verify(const ExecutionPlan& plan,
+                                                    const TreeSource& trees,
+                                                    const CompletionSource& completions) {
+  if (!can_verify(plan, trees)) return std::nullopt;
+  if (is_current_) vacate(completions);
+  const auto num_taken = static_cast<size_t>(std::ranges::count_if(seats_, &Seat::is_taken));
+  const bool fits = is_current_ && num_taken == plan.sequences.size() &&
+                    std::bit_ceil(num_taken) == std::bit_ceil(seats_.size());
+  if (!fits && !fill_slots(completions)) return std::nullopt;
+
+  // Both are in order of arrival.
+  std::vector<size_t> seat_of;
+  for (size_t i = 0; i < seats_.size(); ++i) {
+    if (seats_[i].is_taken) seat_of.push_back(i);
+  }
+  std::vector<NewBlock> added;
+  std::vector<HostDraft> drafts;
+  for (size_t i = 0; i < plan.sequences.size(); ++i) {
+    SPECDEC_CHECK_EQ(seats_[seat_of[i]].sequence, plan.sequences[i].sequence);
+    add_new_blocks(seat_of[i], added);
+    const DraftTree* tree = trees(i);
+    if (tree == nullptr || tree->num_drafts() == 0) continue;
+    drafts.push_back({.slot = static_cast<int>(seat_of[i]),
+                      .tokens = tree->tokens().subspan(1),
+                      .parents = tree->parents().subspan(1)});
+  }
+  device_->add_blocks(added);
+  device_->launch({.num_slots = static_cast<int>(seats_.size()),
+                   .num_drafts = 0,
+                   .host_drafts = drafts,
+                   .want_logprobs = want_logprobs_});
+  DeviceStepOutcome all = device_->wait();
+  DeviceStepOutcome outcome = {.slots = {}, .target_seconds = all.target_seconds};
+  for (size_t seat : seat_of) outcome.slots.push_back(std::move(all.slots[seat]));
+  return outcome;
 }
 
 void DeviceLoop::collect(const CompletionSource& completions, DeviceStepOutcome outcome,

@@ -21,11 +21,12 @@ namespace specdec {
 
 struct DeviceLoopConfig {
   int max_num_seqs = 0;
-  int max_drafts = 0;     // of a sequence and step
+  int max_drafts = 0;     // of a sequence and step; nodes of a tree
   int max_rows = 0;       // of a step
   int max_model_len = 0;  // tokens
   int block_size = 0;
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;
+  Verification verification = Verification::kExact;
   std::vector<double> synthetic_rates;
 };
 
@@ -53,6 +54,13 @@ class DeviceLoop {
   // Launches what can be launched and waits for the oldest step. False when none is under way and
   // the ordinary step has to run.
   bool run(const CompletionSource& completions, Step& step);
+
+  // Runs what the host planned and drafted for as one step on the device, and waits for it: one
+  // outcome for each sequence of the plan. None when it is not all decoding, or not all of it is
+  // served.
+  using TreeSource = std::function<const DraftTree*(size_t index)>;  // null: no drafts
+  std::optional<DeviceStepOutcome> verify(const ExecutionPlan& plan, const TreeSource& trees,
+                                          const CompletionSource& completions);
   // The ordinary step ran: the device knows its requests no longer.
   void forget() { is_current_ = false; }
 
@@ -70,6 +78,11 @@ class DeviceLoop {
   DeviceSlot slot_of(CompletionState& completion);
   std::optional<int> choose_drafts();
   bool reserve(int num_drafts);
+  bool can_verify(const ExecutionPlan& plan, const TreeSource& trees) const;
+  // Lets the seats of completions that have ended go.
+  void vacate(const CompletionSource& completions);
+  // Blocks that a seat got since the device heard of it.
+  void add_new_blocks(size_t index, std::vector<NewBlock>& added);
   bool can_launch(const CompletionSource& completions);
   bool launch(const CompletionSource& completions);
   void collect(const CompletionSource& completions, DeviceStepOutcome outcome, int num_drafts,
@@ -78,7 +91,8 @@ class DeviceLoop {
   std::unique_ptr<DeviceStep> device_;
   Scheduler& scheduler_;
   Speculator* speculator_;
-  DraftModelDrafter* drafter_;  // null: nothing is drafted
+  DraftModelDrafter* drafter_;  // null: the device drafts nothing
+  bool drafts_on_host_;
   DeviceLoopConfig config_;
 
   // Slot by slot.
@@ -86,8 +100,8 @@ class DeviceLoop {
     uint64_t ordinal = 0;
     bool is_taken = false;
     Sequence* sequence = nullptr;
-    int num_tokens_ahead = 0;  // at most, once the steps under way are through
-    int num_blocks = 0;        // the device knows of
+    int num_tokens_ahead = 0;     // at most, once the steps under way are through
+    std::vector<int32_t> blocks;  // as the device knows them
   };
   std::vector<Seat> seats_;
   bool is_current_ = false;  // the device's slots are the running sequences

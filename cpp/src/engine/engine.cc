@@ -92,11 +92,12 @@ Engine::Impl::Impl(const EngineConfig& given) : config_(given) {
   loop_ = DeviceLoop::make(
       *backend_, *runner_, *scheduler_, speculator_.get(),
       {.max_num_seqs = config.max_num_seqs,
-       .max_drafts = config.speculative.num_speculative_tokens,
+       .max_drafts = config.speculative.max_nodes(),
        .max_rows = config.max_num_batched_tokens,
        .max_model_len = cache.max_model_len,
        .block_size = config.block_size,
        .logprobs_mode = logprobs_mode,
+       .verification = config.speculative.verification,
        .synthetic_rates = config.speculative.verification == Verification::kSynthetic
                               ? config.speculative.synthetic_acceptance_rates
                               : std::vector<double>{}});
@@ -222,11 +223,7 @@ bool Engine::Impl::stop_completion(const std::string& id, int index) {
 std::optional<std::vector<RequestOutput>> Engine::Impl::device_step() {
   if (loop_ == nullptr) return std::nullopt;
   DeviceLoop::Step step;
-  const auto completion_at = [this](uint64_t ordinal) {
-    const auto it = completions_.find(ordinal);
-    return it == completions_.end() ? nullptr : it->second;
-  };
-  if (!loop_->run(completion_at, step)) return std::nullopt;
+  if (!loop_->run(completion_source(), step)) return std::nullopt;
   ++stats_.num_device_steps;
   stats_.draft_seconds += step.draft_seconds;
   stats_.forward_seconds += step.target_seconds;
@@ -256,6 +253,48 @@ std::vector<RequestOutput> Engine::Impl::step() {
     return {};
   }
   const double start = now_seconds();
+  std::vector<Emission> emissions;
+  if (auto verified = verify_on_device(plan)) {
+    emissions = *std::move(verified);
+  } else {
+    emissions = run(plan);
+  }
+  const Stopwatch watch(stats_.commit_seconds);
+  Outputs outputs;
+  commit(plan, emissions, outputs);
+  fail_requests(outputs);
+  if (speculator_ != nullptr) speculator_->end_step(now_seconds() - start);
+  return end_step(outputs);
+}
+
+std::optional<std::vector<Emission>> Engine::Impl::verify_on_device(const ExecutionPlan& plan) {
+  if (loop_ == nullptr) return std::nullopt;
+  const auto tree_of = [this](size_t index) {
+    return speculator_ != nullptr ? speculator_->tree(index) : nullptr;
+  };
+  auto outcome = loop_->verify(plan, tree_of, completion_source());
+  if (!outcome.has_value()) return std::nullopt;
+  ++stats_.num_device_steps;
+  stats_.forward_seconds += outcome->target_seconds;
+  steps_.clear();
+  std::vector<Emission> emissions;
+  for (size_t i = 0; i < plan.sequences.size(); ++i) {
+    const ScheduledSequence& scheduled = plan.sequences[i];
+    steps_.push_back({.completion = &completion_of(*scheduled.sequence),
+                      .num_rows = scheduled.num_rows,
+                      .samples = true,
+                      .tree = tree_of(i)});
+    SlotOutcome& slot = outcome->slots[i];
+    Emission& emission = emissions.emplace_back();
+    emission.tokens = std::move(slot.tokens);
+    emission.logprobs = std::move(slot.logprobs);
+    emission.nodes = std::move(slot.nodes);
+  }
+  return emissions;
+}
+
+std::vector<Emission> Engine::Impl::run(const ExecutionPlan& plan) {
+  if (loop_ != nullptr) loop_->forget();
   {
     const Stopwatch watch(stats_.forward_seconds);
     forward(plan);
@@ -273,12 +312,8 @@ std::vector<RequestOutput> Engine::Impl::step() {
     stats_.sample_seconds -= head;
   }
   const Stopwatch watch(stats_.commit_seconds);
-  Outputs outputs;
   compact_kv(emissions);
-  commit(plan, emissions, outputs);
-  fail_requests(outputs);
-  if (speculator_ != nullptr) speculator_->end_step(now_seconds() - start);
-  return end_step(outputs);
+  return emissions;
 }
 
 std::vector<RequestOutput> Engine::Impl::end_step(Outputs& outputs) {
@@ -465,6 +500,13 @@ RequestOutput& Engine::Impl::output_of(Outputs& outputs, const Request& request)
   const auto [it, is_new] = outputs.try_emplace(request.completions[0]->sequence.ordinal);
   if (is_new) it->second.request_id = request.id;
   return it->second;
+}
+
+DeviceLoop::CompletionSource Engine::Impl::completion_source() const {
+  return [this](uint64_t ordinal) {
+    const auto it = completions_.find(ordinal);
+    return it == completions_.end() ? nullptr : it->second;
+  };
 }
 
 CompletionState& Engine::Impl::completion_of(const Sequence& sequence) {

@@ -43,6 +43,10 @@ class Engine::Impl {
   void fill_model_info(const ModelConfig& model, const CacheSize& cache);
   // A step of the device loop; nothing when there is no loop or it has nothing to run.
   std::optional<std::vector<RequestOutput>> device_step();
+  // The two ways to run a plan: as one step on the device, where it can be, and pass by pass.
+  std::optional<std::vector<Emission>> verify_on_device(const ExecutionPlan& plan);
+  std::vector<Emission> run(const ExecutionPlan& plan);
+  DeviceLoop::CompletionSource completion_source() const;
   // The results of a step, oldest request first.
   std::vector<RequestOutput> end_step(Outputs& outputs);
   ExecutionPlan plan_and_draft();

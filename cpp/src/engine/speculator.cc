@@ -232,15 +232,15 @@ void Speculator::record_tokens(const Sequence& sequence, std::span<const int32_t
 }
 
 DraftModelDrafter* Speculator::device_drafter() const {
-  const bool verifies = config_.verification == Verification::kExact ||
-                        config_.verification == Verification::kSynthetic;
-  if (parts_.size() != 1 || config_.tree_width != 1 || !verifies) return nullptr;
+  if (parts_.size() != 1 || model_drafter_ == nullptr || config_.tree_width != 1) return nullptr;
   const DrafterConfig& config = config_.drafters[0];
-  if (model_drafter_ == nullptr || config.min_confidence > 0 ||
-      config.sampling == DraftSampling::kIndependent) {
+  const bool is_weighed = config_.verification == Verification::kRejection ||
+                          config_.verification == Verification::kBlock;
+  if (config.sampling == DraftSampling::kIndependent && !is_weighed) return nullptr;
+  if (config.min_confidence > 0 || model_drafter_->runner().vocab_size() != vocab_size_) {
     return nullptr;
   }
-  return model_drafter_->runner().vocab_size() == vocab_size_ ? model_drafter_ : nullptr;
+  return model_drafter_;
 }
 
 int Speculator::longest_draft(const Sequence& sequence) const {

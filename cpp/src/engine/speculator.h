@@ -59,7 +59,7 @@ class Speculator {
   void finish(const Sequence& sequence);
 
   // The drafter whose passes a device step can run: the only one, a draft model of the target's
-  // vocabulary that drafts chains for exact (or synthetic) verification. Null: none.
+  // vocabulary that drafts chains. Null: none.
   DraftModelDrafter* device_drafter() const;
   // Longest draft of a sequence in any step.
   int longest_draft(const Sequence& sequence) const;

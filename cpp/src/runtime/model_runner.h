@@ -43,6 +43,7 @@ class ModelRunner final : public StepModel {
   void forward(const BatchView& batch) override;
   void compute_logits(const int32_t* row_ids, int num_rows, float* logits) override;
   int vocab_size() const override { return decoder_->config().vocab_size; }
+  std::span<const PagedKvView> kv_layers() const override { return cache_->layers(); }
 
   // Moves the KV of accepted drafts to where their positions belong: (from, to) slots, in order.
   void move_kv(std::span<const std::pair<int64_t, int64_t>> slots);
