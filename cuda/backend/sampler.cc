@@ -59,7 +59,21 @@ bool is_long_report(const SampleRow& row) {
   return row.want_logprobs && (row.num_logprobs < 0 || row.num_logprobs > kMaxListed);
 }
 
-void check_token(int32_t token, int vocab_size) { SPECDEC_CHECK(token >= 0 && token < vocab_size); }
+bool is_edited(const SampleRow& row) {
+  return !row.allowed_token_ids.empty() || !row.banned_token_ids.empty() || !row.counts.empty() ||
+         !row.logit_bias.empty();
+}
+
+void check_tokens(const SampleRow& row, int vocab_size) {
+  const auto check = [vocab_size](int32_t token) {
+    SPECDEC_CHECK(token >= 0 && token < vocab_size);
+  };
+  SPECDEC_CHECK_LT(row.forced_token, vocab_size);
+  std::ranges::for_each(row.allowed_token_ids, check);
+  std::ranges::for_each(row.banned_token_ids, check);
+  for (const TokenCount& count : row.counts) check(count.token_id);
+  for (const auto& [token, bias] : row.logit_bias) check(token);
+}
 
 // The greatest logits, then by id: what follows the chosen token in a long report.
 void append_greatest(std::span<const float> logits, double log_total, int num_top,
@@ -83,13 +97,10 @@ void append_greatest(std::span<const float> logits, double log_total, int num_to
 
 void DeviceSampler::Request::clear() {
   rows.clear();
-  token_lists.clear();
-  counts.clear();
-  biases.clear();
+  lists.clear();
   max_candidates = 0;
   max_logprobs = 0;
   num_vectors = 0;
-  any_edits = false;
   keeps_raw = false;
 }
 
@@ -108,51 +119,13 @@ void DeviceSampler::sample(const SampleArgs& args) {
   download(args, params);
 }
 
-DeviceRange DeviceSampler::pack_tokens(std::span<const int32_t> tokens, int vocab_size) {
-  for (const int32_t token : tokens) check_token(token, vocab_size);
-  const auto begin = static_cast<int32_t>(request_.token_lists.size());
-  request_.token_lists.insert(request_.token_lists.end(), tokens.begin(), tokens.end());
-  return {begin, static_cast<int32_t>(request_.token_lists.size())};
-}
-
 void DeviceSampler::pack(const SampleArgs& args) {
   request_.clear();
   for (const SampleRow& row : args.rows) {
-    SPECDEC_CHECK_LT(row.forced_token, args.vocab_size);
-    DeviceSampleRow& packed = request_.rows.emplace_back();
-    packed.temperature = row.temperature;
-    packed.top_p = row.top_p;
-    packed.min_p = row.min_p;
-    packed.repetition_penalty = row.repetition_penalty;
-    packed.presence_penalty = row.presence_penalty;
-    packed.frequency_penalty = row.frequency_penalty;
-    packed.top_k = row.top_k;
-    packed.noise_stream = row.noise_stream;
-    packed.seed = row.seed;
-    packed.position = row.position;
-    packed.num_candidates = row.num_candidates;
-    packed.num_logprobs = row.num_logprobs;
-    packed.want_logprobs = row.want_logprobs ? 1 : 0;
-    packed.forced_token = row.forced_token;
-    packed.allowed = pack_tokens(row.allowed_token_ids, args.vocab_size);
-    packed.banned = pack_tokens(row.banned_token_ids, args.vocab_size);
-    packed.counts.begin = static_cast<int32_t>(request_.counts.size());
-    for (const TokenCount& count : row.counts) {
-      check_token(count.token_id, args.vocab_size);
-      request_.counts.push_back({count.token_id, count.output_count});
-    }
-    packed.counts.end = static_cast<int32_t>(request_.counts.size());
-    packed.bias.begin = static_cast<int32_t>(request_.biases.size());
-    for (const auto& [token, bias] : row.logit_bias) {
-      check_token(token, args.vocab_size);
-      request_.biases.push_back({token, bias});
-    }
-    packed.bias.end = static_cast<int32_t>(request_.biases.size());
-    const bool is_edited = !row.allowed_token_ids.empty() || !row.banned_token_ids.empty() ||
-                           !row.counts.empty() || !row.logit_bias.empty();
-    request_.any_edits |= is_edited;
+    check_tokens(row, args.vocab_size);
+    request_.rows.push_back(request_.lists.add(row));
     request_.keeps_raw |=
-        is_edited && row.want_logprobs && args.logprobs_mode == LogprobsMode::kRaw;
+        is_edited(row) && row.want_logprobs && args.logprobs_mode == LogprobsMode::kRaw;
     const int num_candidates = std::min(row.num_candidates, args.vocab_size);
     SPECDEC_CHECK_LE(num_candidates, kMaxListed);
     request_.max_candidates = std::max(request_.max_candidates, num_candidates);
@@ -195,9 +168,9 @@ SampleRowsParams DeviceSampler::upload(const SampleArgs& args) {
   const size_t num_rows = args.rows.size();
   Layout layout;
   const size_t rows_at = layout.add<DeviceSampleRow>(num_rows);
-  const size_t lists_at = layout.add<int32_t>(request_.token_lists.size());
-  const size_t counts_at = layout.add<DeviceTokenCount>(request_.counts.size());
-  const size_t biases_at = layout.add<DeviceLogitBias>(request_.biases.size());
+  const size_t lists_at = layout.add<int32_t>(request_.lists.tokens().size());
+  const size_t counts_at = layout.add<DeviceTokenCount>(request_.lists.counts().size());
+  const size_t biases_at = layout.add<DeviceLogitBias>(request_.lists.biases().size());
   grow(pinned_in_, layout.size_bytes(), true, "sampling parameters");
   grow(device_in_, layout.size_bytes(), false, "sampling parameters");
   const auto write = [&](size_t offset, const auto& values) {
@@ -205,9 +178,9 @@ SampleRowsParams DeviceSampler::upload(const SampleArgs& args) {
     std::memcpy(pinned_in_.as<char>() + offset, values.data(), values.size() * sizeof(values[0]));
   };
   write(rows_at, request_.rows);
-  write(lists_at, request_.token_lists);
-  write(counts_at, request_.counts);
-  write(biases_at, request_.biases);
+  write(lists_at, request_.lists.tokens());
+  write(counts_at, request_.lists.counts());
+  write(biases_at, request_.lists.biases());
   stream_.copy_to_device(device_in_.data(), pinned_in_.data(), layout.size_bytes());
 
   const OutputLayout out(num_rows, request_.max_candidates, request_.max_logprobs);
@@ -234,7 +207,7 @@ SampleRowsParams DeviceSampler::upload(const SampleArgs& args) {
           .num_rows = rows,
           .vocab_size = args.vocab_size,
           .raw_logprobs = args.logprobs_mode == LogprobsMode::kRaw,
-          .any_edits = request_.any_edits,
+          .any_edits = request_.lists.edits(),
           .any_vectors = request_.num_vectors > 0};
 }
 

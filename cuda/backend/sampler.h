@@ -5,6 +5,7 @@
 
 #include "backend/op_args.h"
 #include "core/buffer.h"
+#include "cuda/backend/sample_lists.h"
 #include "cuda/gpu/device.h"
 #include "cuda/kernels/sampling.h"
 
@@ -19,23 +20,19 @@ class DeviceSampler {
   void sample(const SampleArgs& args);
 
  private:
-  // What one call sends: SampleRows with their lists one after another.
+  // What one call sends.
   struct Request {
     std::vector<DeviceSampleRow> rows;
-    std::vector<int32_t> token_lists;
-    std::vector<DeviceTokenCount> counts;
-    std::vector<DeviceLogitBias> biases;
+    SampleLists lists;
     int max_candidates = 0;
     int max_logprobs = 0;
-    int num_vectors = 0;  // distributions and reported logits
-    bool any_edits = false;
+    int num_vectors = 0;     // distributions and reported logits
     bool keeps_raw = false;  // raw logprobs of a row with edits
 
     void clear();
   };
 
   void pack(const SampleArgs& args);
-  DeviceRange pack_tokens(std::span<const int32_t> tokens, int vocab_size);
   void place_vectors(const SampleArgs& args);
   SampleRowsParams upload(const SampleArgs& args);
   void download(const SampleArgs& args, const SampleRowsParams& params);

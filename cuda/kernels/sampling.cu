@@ -319,8 +319,6 @@ void write_vectors(Stream& stream, const SampleRowsParams& params) {
   launch("sample_vectors", stream, vectors_kernel, chunk_config(params), params);
 }
 
-SamplingKernels sampling_kernels() {
-  return {.sample = sample, .build_rows = build_rows, .count_tokens = count_tokens};
-}
+SamplingKernels sampling_kernels() { return {.sample = sample}; }
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

@@ -18,7 +18,6 @@ inline constexpr int kSampleChunk = 4096;
 inline constexpr int kSampleBlock = 64;
 // Candidates and top-N entries that the device sorts; longer reports are finished by the host.
 inline constexpr int kMaxListed = 512;
-inline constexpr int kMaxPathTokens = 64;
 
 // [begin, end) of one of the arrays of SampleRowsParams.
 struct DeviceRange {
@@ -61,7 +60,7 @@ struct DeviceSampleRow {
   // top of which come the tokens of `path`, as output.
   const int32_t* count_table = nullptr;
   const int32_t* path = nullptr;  // [num_path_tokens]
-  int32_t num_path_tokens = 0;    // at most kMaxPathTokens
+  int32_t num_path_tokens = 0;
   float* distribution = nullptr;  // out [vocab_size], or null
   // Out [vocab_size] or null: the logits the logprobs are made of, after the row's processors in
   // processed mode; -inf: cut off.
@@ -164,37 +163,8 @@ struct SampleRowsParams {
   bool any_vectors;   // some row may have a distribution or reported_logits
 };
 
-// The rows of a step whose inputs are on the device: row i of a request samples the token after its
-// i-th node.
-struct BuildRowsParams {
-  const DeviceSampleRow* requests;  // [num_requests]: seed, parameters, ranges, count_table
-  const int32_t* min_tokens;        // [num_requests], or null
-  const int32_t* output_lens;       // [num_requests] tokens committed after the prompt; with it
-  const int32_t* cu_rows;           // [num_requests + 1]
-  const int32_t* positions;         // [num_rows]
-  const int32_t* token_ids;         // [num_rows]
-  const int32_t* parents;           // [num_rows] node within the request; the root's is -1. Null:
-                                    // chains
-  DeviceSampleRow* rows;            // out [num_rows]; greedy ones past the last request's
-  int32_t* paths;                   // out [num_rows, kMaxPathTokens]
-  int num_requests;
-  int num_rows;
-};
-
-// Adds committed tokens to the tables of penalties.
-struct CountTokensParams {
-  int32_t* const* count_tables;  // [num_requests] of [vocab_size]; null: none
-  const int32_t* tokens;         // [num_requests, max_tokens]
-  const int32_t* num_tokens;     // [num_requests]
-  int32_t* output_lens;          // [num_requests], raised by num_tokens; or null
-  int num_requests;
-  int max_tokens;
-};
-
 struct SamplingKernels {
   void (*sample)(Stream&, const SampleRowsParams&);
-  void (*build_rows)(Stream&, const BuildRowsParams&);
-  void (*count_tokens)(Stream&, const CountTokensParams&);
 };
 
 namespace native {

@@ -15,7 +15,4 @@ void finish_rows(Stream& stream, const SampleRowsParams& params);
 // Distributions and reported logits.
 void write_vectors(Stream& stream, const SampleRowsParams& params);
 
-void build_rows(Stream& stream, const BuildRowsParams& params);
-void count_tokens(Stream& stream, const CountTokensParams& params);
-
 }  // namespace specdec::cuda::SPECDEC_TARGET

@@ -2,7 +2,6 @@
 #include "cuda/device/exact_math.cuh"
 #include "cuda/device/philox.cuh"
 #include "cuda/device/ptx.cuh"
-#include "cuda/kernels/sampling_requests.cuh"
 #include "cuda/kernels/verify_passes.cuh"
 
 namespace specdec::cuda::SPECDEC_TARGET {
@@ -374,6 +373,21 @@ struct Weighing {
     finish(num_accepted, draw(remainder, uniform(num_accepted + 1, 0), has_segments));
   }
 };
+
+// The request that a row belongs to; num_requests past the last one's. cu_rows: [num_requests + 1].
+__device__ __forceinline__ int request_of_row(const int32_t* cu_rows, int num_requests, int row) {
+  int low = 0;
+  int high = num_requests;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (row < cu_rows[middle + 1]) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low;
+}
 
 __global__ void __launch_bounds__(kThreads, 1) accept_kernel(WeighParams params) {
   __shared__ WeighShared shared;

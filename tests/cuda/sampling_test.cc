@@ -312,122 +312,89 @@ TEST_P(Draws, WithNoiseReusedAreRefused) {
   EXPECT_LT(p_value(logits, {.seed = 5}, reuse), kRefuse);
 }
 
-// Requests whose state lies on the device: rows built there, sampled, and counted, in one graph.
+// Rows as the kernels of a step build them: a table of counts, and the drafts that come before.
 class DeviceRows : public testing::CudaDeviceTest {
  protected:
-  static constexpr int kVocab = 300, kRequests = 5, kMaxTokens = 3, kTop = 6;
+  static constexpr int kVocab = 300, kRows = 12, kTop = 6;
 
-  // The row that the host would make for `node` of a request.
-  SampleRow host_row(int request, int node) {
-    SampleRow row = params_[request];
-    row.position = positions_[cu_rows_[request] + node] + 1;
-    std::vector<int32_t> table = tables_[request];
-    int depth = 0;
-    for (int at = node; at > 0; at = parents_[cu_rows_[request] + at], ++depth) {
-      table[token_ids_[cu_rows_[request] + at]] += 2;
-    }
-    auto& counts = *counts_.emplace_back(std::make_unique<std::vector<TokenCount>>());
-    for (int token = 0; token < kVocab; ++token) {
-      if (table[token] != 0) counts.push_back({token, table[token] / 2});
-    }
-    row.counts = counts;
-    if (output_lens_[request] + depth < min_tokens_[request]) row.banned_token_ids = stops_;
-    row.want_logprobs = true;
-    row.num_logprobs = kTop;
-    return row;
-  }
+  struct Row {
+    SampleRow params;
+    std::vector<int32_t> table, path;
+    std::vector<TokenCount> counts;  // what the two come to
+  };
 
-  DeviceSampleRow device_row(int request, const int32_t* table) const {
-    const SampleRow& from = params_[request];
-    DeviceSampleRow row;
-    row.temperature = from.temperature;
-    row.top_p = from.top_p;
-    row.repetition_penalty = from.repetition_penalty;
-    row.presence_penalty = from.presence_penalty;
-    row.frequency_penalty = from.frequency_penalty;
-    row.seed = from.seed;
-    row.want_logprobs = 1;
-    row.num_logprobs = kTop;
-    row.early_banned = {0, static_cast<int32_t>(stops_.size())};
-    row.count_table = table;
-    return row;
-  }
-
-  void make_requests() {
+  void make_rows() {
     std::mt19937 random(21);
-    for (int r = 0; r < kRequests; ++r) {
-      const int num_nodes = r == 2 ? 0 : 1 + static_cast<int>(random() % 6);
-      for (int node = 0; node < num_nodes; ++node) {
-        const int parent = node == 0 ? -1 : static_cast<int>(random() % node);
-        parents_.push_back(parent);
-        positions_.push_back(node == 0 ? 50 + r : positions_[cu_rows_[r] + parent] + 1);
-        token_ids_.push_back(static_cast<int32_t>(random() % 8));
+    for (int i = 0; i < kRows; ++i) {
+      Row& row = rows_.emplace_back();
+      row.params = {.temperature = i % 3 == 0 ? 0.0f : 0.7f,
+                    .top_p = i % 2 == 0 ? 1.0f : 0.8f,
+                    .repetition_penalty = 1.3f,
+                    .presence_penalty = 0.2f,
+                    .frequency_penalty = 0.4f,
+                    .seed = random(),
+                    .position = 50 + i,
+                    .num_logprobs = kTop,
+                    .want_logprobs = true};
+      row.table.resize(kVocab);
+      for (int j = 0; j < 40; ++j) row.table[random() % kVocab] = static_cast<int>(random() % 6);
+      row.path.resize(random() % 6);
+      for (int32_t& token : row.path) token = static_cast<int32_t>(random() % 8);
+      std::vector<int32_t> counted = row.table;
+      for (const int32_t token : row.path) counted[token] += 2;
+      for (int token = 0; token < kVocab; ++token) {
+        if (counted[token] != 0) row.counts.push_back({token, counted[token] / 2});
       }
-      cu_rows_.push_back(static_cast<int32_t>(parents_.size()));
-      params_.push_back({.temperature = r % 3 == 0 ? 0.0f : 0.7f,
-                         .top_p = r % 2 == 0 ? 1.0f : 0.8f,
-                         .repetition_penalty = 1.3f,
-                         .presence_penalty = 0.2f,
-                         .frequency_penalty = 0.4f,
-                         .seed = random()});
-      std::vector<int32_t> table(kVocab);
-      for (int i = 0; i < 40; ++i) table[random() % kVocab] = static_cast<int32_t>(random() % 6);
-      tables_.push_back(table);
-      output_lens_.push_back(static_cast<int32_t>(random() % 4));
-      min_tokens_.push_back(4);
     }
   }
 
-  std::vector<int32_t> cu_rows_ = {0}, parents_, positions_, token_ids_;
-  std::vector<int32_t> output_lens_, min_tokens_, stops_ = {7, 3, 2};
-  std::vector<SampleRow> params_;
-  std::vector<std::vector<int32_t>> tables_;
-  std::vector<std::unique_ptr<std::vector<TokenCount>>> counts_;
+  SampleRow host_row(const Row& row) const {
+    SampleRow params = row.params;
+    params.counts = row.counts;
+    params.banned_token_ids = stops_;
+    return params;
+  }
+
+  DeviceSampleRow device_row(const Row& row) {
+    DeviceSampleRow params;
+    params.temperature = row.params.temperature;
+    params.top_p = row.params.top_p;
+    params.repetition_penalty = row.params.repetition_penalty;
+    params.presence_penalty = row.params.presence_penalty;
+    params.frequency_penalty = row.params.frequency_penalty;
+    params.seed = row.params.seed;
+    params.position = row.params.position;
+    params.want_logprobs = 1;
+    params.num_logprobs = kTop;
+    params.early_banned = {0, static_cast<int32_t>(stops_.size())};
+    params.count_table = uploads_.emplace_back(upload(row.table)).as<int32_t>();
+    if (row.path.empty()) return params;
+    params.path = uploads_.emplace_back(upload(row.path)).as<int32_t>();
+    params.num_path_tokens = static_cast<int32_t>(row.path.size());
+    return params;
+  }
+
+  std::vector<Row> rows_;
+  std::vector<int32_t> stops_ = {7, 3, 2};
+  std::vector<Buffer> uploads_;
   SamplerHarness cpu_;
 };
 
-TEST_P(DeviceRows, AreSampledAsTheHostWouldSampleThem) {
-  make_requests();
-  const int num_rows = cu_rows_.back();
-  const int num_padded = num_rows + 3;  // a bucket
+TEST_P(DeviceRows, AreSampledInAGraphAsTheHostWouldSampleThem) {
+  make_rows();
+  const int num_padded = kRows + 3;  // a bucket
   std::vector<float> logits = normal_logits(num_padded * kVocab, 1.0f, 22);
-  for (int row = 0; row < num_padded; ++row) {
+  std::vector<DeviceSampleRow> built;
+  for (int row = 0; row < kRows; ++row) {
     for (int token = 0; token < 8; ++token) logits[row * kVocab + token] += 4.0f;
+    built.push_back(device_row(rows_[row]));
   }
-  std::vector<Buffer> tables;
-  std::vector<int32_t*> table_pointers;
-  std::vector<DeviceSampleRow> requests;
-  for (int r = 0; r < kRequests; ++r) {
-    table_pointers.push_back(tables.emplace_back(upload(tables_[r])).as<int32_t>());
-    requests.push_back(device_row(r, table_pointers.back()));
-  }
-  parents_.resize(num_padded);
-  positions_.resize(num_padded);
-  token_ids_.resize(num_padded);
-  std::vector<int32_t> committed(kRequests * kMaxTokens, 5), num_committed = {3, 0, 1, 2, 1};
-  Buffer request_rows = upload(requests), cu_rows = upload(cu_rows_), parents = upload(parents_);
-  Buffer positions = upload(positions_), token_ids = upload(token_ids_), stops = upload(stops_);
-  Buffer output_lens = upload(output_lens_), min_tokens = upload(min_tokens_);
-  Buffer pointers = upload(table_pointers), tokens = upload(committed);
-  Buffer num_tokens = upload(num_committed), device_logits = upload(logits);
-  Buffer rows = allocate<DeviceSampleRow>(num_padded);
-  Buffer paths = allocate<int32_t>(num_padded * kMaxPathTokens);
+  built.resize(num_padded);
+  Buffer rows = upload(built), stops = upload(stops_), device_logits = upload(logits);
   Buffer workspace = allocate<char>(sample_workspace_bytes(num_padded, kVocab));
   Buffer sampled = allocate<int32_t>(num_padded), num_logprobs = allocate<int32_t>(num_padded);
   Buffer logprobs = allocate<DeviceLogprob>(num_padded * (kTop + 1));
-
   stream().begin_capture();
-  kernels().sampling.build_rows(stream(), {.requests = request_rows.as<DeviceSampleRow>(),
-                                           .min_tokens = min_tokens.as<int32_t>(),
-                                           .output_lens = output_lens.as<int32_t>(),
-                                           .cu_rows = cu_rows.as<int32_t>(),
-                                           .positions = positions.as<int32_t>(),
-                                           .token_ids = token_ids.as<int32_t>(),
-                                           .parents = parents.as<int32_t>(),
-                                           .rows = rows.as<DeviceSampleRow>(),
-                                           .paths = paths.as<int32_t>(),
-                                           .num_requests = kRequests,
-                                           .num_rows = num_padded});
   kernels().sampling.sample(stream(),
                             {.rows = rows.as<DeviceSampleRow>(),
                              .logits = device_logits.as<float>(),
@@ -448,37 +415,21 @@ TEST_P(DeviceRows, AreSampledAsTheHostWouldSampleThem) {
                              .raw_logprobs = false,
                              .any_edits = true,
                              .any_vectors = false});
-  kernels().sampling.count_tokens(stream(), {.count_tables = pointers.as<int32_t*>(),
-                                             .tokens = tokens.as<int32_t>(),
-                                             .num_tokens = num_tokens.as<int32_t>(),
-                                             .output_lens = output_lens.as<int32_t>(),
-                                             .num_requests = kRequests,
-                                             .max_tokens = kMaxTokens});
   const auto graph = stream().end_capture();
   stream().launch(*graph);
-
   const auto found = download<int32_t>(sampled);
   const auto entries = download<DeviceLogprob>(logprobs);
-  for (int r = 0; r < kRequests; ++r) {
-    for (int row = cu_rows_[r]; row < cu_rows_[r + 1]; ++row) {
-      const std::vector<float> here(logits.begin() + row * kVocab,
-                                    logits.begin() + (row + 1) * kVocab);
-      const auto expected =
-          cpu_.sample_one(here, host_row(r, row - cu_rows_[r]), LogprobsMode::kProcessed);
-      EXPECT_EQ(found[row], expected.token_id) << row;
-      for (int i = 0; i <= kTop; ++i) {
-        const DeviceLogprob& entry = entries[row * (kTop + 1) + i];
-        EXPECT_EQ(entry.token_id, expected.logprobs[i].token_id) << row << " " << i;
-        EXPECT_EQ(entry.rank, expected.logprobs[i].rank) << row << " " << i;
-        EXPECT_TRUE(close(entry.logprob, expected.logprobs[i].logprob, 1e-6)) << row << " " << i;
-      }
+  for (int row = 0; row < kRows; ++row) {
+    const std::vector<float> here(logits.begin() + row * kVocab,
+                                  logits.begin() + (row + 1) * kVocab);
+    SampleResult device = {.token_id = found[row], .candidates = {}, .logprobs = {}};
+    for (int i = 0; i <= kTop; ++i) {
+      const DeviceLogprob& entry = entries[row * (kTop + 1) + i];
+      device.logprobs.push_back({entry.token_id, entry.logprob, entry.rank});
     }
-    std::vector<int32_t> counted = tables_[r];
-    counted[5] += 2 * num_committed[r];
-    EXPECT_EQ(download<int32_t>(tables[r]), counted);
-    output_lens_[r] += num_committed[r];
+    expect_same(device, cpu_.sample_one(here, host_row(rows_[row]), LogprobsMode::kProcessed),
+                "row " + std::to_string(row));
   }
-  EXPECT_EQ(download<int32_t>(output_lens), output_lens_);
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, Sampling, ::testing::ValuesIn(testing::device_kinds()),
