@@ -42,7 +42,7 @@ CudaDeviceStep::CudaDeviceStep(CudaBackend& backend, const KernelTable& kernels,
   chains_ = array(slots, sizeof(uint8_t));
   masks_ = array(rows, sizeof(uint64_t));
   parents_ = array(rows, sizeof(int32_t));
-  if (config.accepts_trees) paths_ = array(rows * kMaxPathTokens, sizeof(int32_t));
+  if (config.accepts_trees) paths_ = array(rows * kMaxStepDrafts, sizeof(int32_t));
   seeds_ = array(slots, sizeof(uint64_t));
   attempts_ = array(rows, sizeof(VerifyAttempt));
   cu_attempts_ = array(slots + 1, sizeof(int32_t));

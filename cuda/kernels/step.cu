@@ -167,8 +167,8 @@ __device__ __forceinline__ void put_node(const VerifyRowsParams& params, int ind
   const int depth = position - root;
   const int32_t* path = slot.drafts;
   if (slot.is_tree != 0) {
-    int32_t* own = trees.paths + static_cast<int64_t>(row) * kMaxPathTokens;
-    const int32_t* above = trees.paths + static_cast<int64_t>(first_row + parent) * kMaxPathTokens;
+    int32_t* own = trees.paths + static_cast<int64_t>(row) * kMaxStepDrafts;
+    const int32_t* above = trees.paths + static_cast<int64_t>(first_row + parent) * kMaxStepDrafts;
     for (int i = 0; i + 1 < depth; ++i) own[i] = above[i];
     if (depth > 0) own[depth - 1] = token;
     path = own;

@@ -75,7 +75,7 @@ struct StepTrees {
   uint8_t* is_tree;         // [num_slots]
   uint64_t* masks;          // [max_rows]
   int32_t* parents;         // [max_rows]
-  int32_t* paths;           // [max_rows, kMaxPathTokens] tokens from the root to a tree's node
+  int32_t* paths;           // [max_rows, kMaxStepDrafts] tokens from the root to a tree's node
   uint64_t* seeds;          // [num_slots]
   VerifyAttempt* attempts;  // [max_rows]
   int32_t* cu_attempts;     // [num_slots + 1]
