@@ -12,7 +12,7 @@
 namespace specdec::cuda {
 namespace {
 
-constexpr size_t kAttentionWorkspaceBytes = size_t{512} << 10;  // for each multiprocessor
+constexpr size_t kAttentionWorkspaceBytes = size_t{1} << 20;  // for each multiprocessor
 
 }  // namespace
 

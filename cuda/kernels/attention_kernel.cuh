@@ -135,6 +135,7 @@ __global__ void __launch_bounds__(kAttentionThreads, Tiles::kBlocksPerSm)
   SPECDEC_SHARED_BYTES(shared);
   __shared__ BlockWork work;
   ptx::wait_for_previous();
+  ptx::let_next_start();  // it waits for all of this, but is there when this is done
   const int num_requests = args.params.batch.num_requests;
   const AttentionMemory<Tiles> memory = {shared, num_requests};
   if (threadIdx.x < kWarpSize) {
@@ -172,7 +173,6 @@ __global__ void __launch_bounds__(kAttentionThreads, Tiles::kBlocksPerSm)
     if (threadIdx.x == 0) work.next = next;
     __syncthreads();
   }
-  ptx::let_next_start();
 }
 
 // Joins the partial results of each row and head: a warp each. Zeros for rows of no request.
@@ -183,6 +183,7 @@ __global__ void __launch_bounds__(kAttentionThreads) join_kernel(const AttendArg
   constexpr int kVector = kValues < 4 ? 2 : 4;
   using Vector = std::conditional_t<kVector == 2, float2, float4>;
   ptx::wait_for_previous();
+  ptx::let_next_start();
   if (blockIdx.x == 0 && threadIdx.x == 0) *args.workspace.counter = 0;
   const AttentionParams& params = args.params;
   const int lane = threadIdx.x % kWarpSize;
@@ -257,7 +258,6 @@ __global__ void __launch_bounds__(kAttentionThreads) join_kernel(const AttendArg
           pack<T>(finished(totals[i], inverse), finished(totals[i + 1], inverse));
     }
   }
-  ptx::let_next_start();
 }
 
 inline AttentionWorkspace share_workspace(const AttentionParams& params, int padded_dim) {
