@@ -105,15 +105,14 @@ double Gpu::read_rate(int64_t num_bytes, int samples) {
   return best;
 }
 
-int run_on_gpu(int argc, char** argv, int (*run)(const Options&)) {
-  const Options options = parse_options(argc, argv, {"cuda", "emulated"});
+int run_on_gpu(const char* program, const std::function<int()>& run) {
   try {
-    return run(options);
+    return run();
   } catch (const Unavailable& error) {
     std::fprintf(stderr, "not run: %s\n", error.what());
     return kNotAvailable;
   } catch (const Error& error) {
-    std::fprintf(stderr, "%s: %s\n", argv[0], error.what());
+    std::fprintf(stderr, "%s: %s\n", program, error.what());
     return 1;
   }
 }

@@ -50,6 +50,6 @@ class Gpu {
 };
 
 // A benchmark's main: what `run` returns, or 3 with a message where there is no such device.
-int run_on_gpu(int argc, char** argv, int (*run)(const Options&));
+int run_on_gpu(const char* program, const std::function<int()>& run);
 
 }  // namespace specdec::bench

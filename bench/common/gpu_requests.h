@@ -1,4 +1,4 @@
-// Requests of equal length in a paged cache on a GPU, each with the same number of rows to add;
+// Requests of equal length in a paged cache on a GPU, to which steps of some rows each are added;
 // blocks in random order, as after a while of serving.
 #pragma once
 
@@ -15,37 +15,41 @@ namespace specdec::bench {
 
 class GpuRequests {
  public:
-  // `num_layers` layers of the model's shape, filled with random keys and values.
+  // Layers of the model's shape with random keys and values, and room for max_rows_each more.
   GpuRequests(Gpu& gpu, const ModelShape& model, int num_layers, int num_requests, int context,
-              int rows_each)
+              int max_rows_each)
       : gpu_(gpu),
+        vocab_size_(model.vocab_size),
         num_requests_(num_requests),
         context_(context),
-        rows_each_(rows_each),
-        blocks_each_((context + rows_each + kBlockSize - 1) / kBlockSize) {
+        blocks_each_((context + max_rows_each + kBlockSize - 1) / kBlockSize) {
     blocks_.resize(static_cast<size_t>(num_requests) * blocks_each_);
     std::iota(blocks_.begin(), blocks_.end(), 1);  // block 0 is the null block
     std::shuffle(blocks_.begin(), blocks_.end(), std::minstd_rand(1));
-    make_rows(model.vocab_size);
+    base_lens_.assign(num_requests, context);
+    is_tree_.assign(num_requests, 0);
     PagedKvView kv = {.dtype = gpu.backend().act_dtype(),
                       .num_blocks = static_cast<int>(blocks_.size()) + 1,
                       .block_size = kBlockSize,
                       .num_kv_heads = model.num_kv_heads,
                       .head_dim = model.head_dim};
-    layer_bytes_ = gpu.backend().kv_layer_bytes(kv);
+    const size_t part_bytes = gpu.backend().kv_layer_bytes(kv);
+    block_bytes_ = 2.0 * static_cast<double>(part_bytes) / kv.num_blocks;
     for (int layer = 0; layer < num_layers; ++layer) {
       for (void** part : {&kv.keys, &kv.values}) {
-        buffers_.push_back(gpu.random(layer_bytes_, kv.dtype));
+        buffers_.push_back(gpu.random(part_bytes, kv.dtype));
         *part = buffers_.back().data();
       }
       layers_.push_back(kv);
     }
   }
 
-  // On the device; good until the step after the next begins.
-  BatchView stage() {
+  // A batch of the next `rows_each` tokens of every request, on the device; good until the step
+  // after the next begins.
+  BatchView stage(int rows_each) {
+    make_rows(rows_each);
     return gpu_.backend().stage({.num_requests = num_requests_,
-                                 .num_rows = num_requests_ * rows_each_,
+                                 .num_rows = num_requests_ * rows_each,
                                  .token_ids = tokens_.data(),
                                  .positions = positions_.data(),
                                  .slot_mapping = slot_mapping_.data(),
@@ -53,43 +57,40 @@ class GpuRequests {
                                  .base_lens = base_lens_.data(),
                                  .block_tables = blocks_.data(),
                                  .max_blocks_per_request = blocks_each_,
-                                 .is_tree = is_tree_.data(),
-                                 .num_tree_slots = nullptr});
+                                 .is_tree = is_tree_.data()});
   }
   const std::vector<PagedKvView>& layers() const { return layers_; }
-  int num_rows() const { return num_requests_ * rows_each_; }
 
-  // Bytes of the keys and values of one layer that a step reads.
-  double kv_bytes() const {
-    const double block = 2.0 * static_cast<double>(layer_bytes_) / layers_.front().num_blocks;
-    return block / kBlockSize * num_requests_ * (context_ + rows_each_);
+  // Bytes of the keys and values of one layer that such a batch reads.
+  double layer_bytes(int rows_each) const {
+    return block_bytes_ / kBlockSize * num_requests_ * (context_ + rows_each);
   }
 
  private:
   static constexpr int kBlockSize = 16;
 
-  void make_rows(int vocab_size) {
-    cu_rows_.push_back(0);
+  void make_rows(int rows_each) {
+    tokens_.clear();
+    positions_.clear();
+    slot_mapping_.clear();
+    cu_rows_.assign(1, 0);
     for (int request = 0; request < num_requests_; ++request) {
       const int32_t* table = blocks_.data() + static_cast<size_t>(request) * blocks_each_;
-      for (int row = 0; row < rows_each_; ++row) {
-        const int slot = context_ + row;
-        tokens_.push_back((31 * (request + slot) + 7) % vocab_size);
+      for (int slot = context_; slot < context_ + rows_each; ++slot) {
+        tokens_.push_back((31 * (request + slot) + 7) % vocab_size_);
         positions_.push_back(slot);
         slot_mapping_.push_back(int64_t{table[slot / kBlockSize]} * kBlockSize + slot % kBlockSize);
       }
       cu_rows_.push_back(static_cast<int32_t>(positions_.size()));
     }
-    base_lens_.assign(num_requests_, context_);
-    is_tree_.assign(num_requests_, 0);
   }
 
   Gpu& gpu_;
-  int num_requests_, context_, rows_each_, blocks_each_;
+  int vocab_size_, num_requests_, context_, blocks_each_;
+  double block_bytes_ = 0;  // keys and values of a block and layer
   std::vector<int32_t> blocks_, tokens_, positions_, cu_rows_, base_lens_;
   std::vector<int64_t> slot_mapping_;
   std::vector<uint8_t> is_tree_;
-  size_t layer_bytes_ = 0;  // of keys or values
   std::vector<Buffer> buffers_;
   std::vector<PagedKvView> layers_;
 };

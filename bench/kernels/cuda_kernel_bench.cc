@@ -93,7 +93,7 @@ class ProjectionRun {
     normed_ = {.x = rows_.data(), .norm = &norm_, .num_rows = num_rows};
     acts_ = {.x = act_rows_.data(), .dtype = act, .num_rows = num_rows};
     gpu.backend().begin_step();
-    batch_ = requests_.stage();
+    batch_ = requests_.stage(1);
   }
 
   void operator()(const PackedLinear& weight) {
@@ -181,12 +181,12 @@ void KernelBench::attentions(const ModelShape& model) {
                                model.head_dim * each.context * each.num_requests;
     const int num_layers = options_.smoke ? 1 : sets_for(layer_bytes);
     GpuRequests requests(gpu_, model, num_layers, each.num_requests, each.context, each.rows_each);
-    const size_t q_size =
-        static_cast<size_t>(requests.num_rows()) * model.num_heads * model.head_dim;
+    const int num_rows = each.num_requests * each.rows_each;
+    const size_t q_size = static_cast<size_t>(num_rows) * model.num_heads * model.head_dim;
     const Buffer q = gpu_.random(size_of(act) * q_size, act);
     Buffer out = gpu_.device().allocate(size_of(act) * q_size, "a bench");
     gpu_.backend().begin_step();
-    const BatchView batch = requests.stage();
+    const BatchView batch = requests.stage(each.rows_each);
     const double seconds = gpu_.graph_seconds(samples(), [&] {
       for (const PagedKvView& layer : requests.layers()) {
         gpu_.backend().tree_attention({.q = q.data(),
@@ -199,10 +199,10 @@ void KernelBench::attentions(const ModelShape& model) {
     });
     add({.kernel = "attention",
          .shape = shape,
-         .rows = requests.num_rows(),
+         .rows = num_rows,
          .seconds = seconds / num_layers,
-         .bytes = requests.kv_bytes(),
-         .flops = 4.0 * requests.num_rows() * model.num_heads * model.head_dim * each.context});
+         .bytes = requests.layer_bytes(each.rows_each),
+         .flops = 4.0 * num_rows * model.num_heads * model.head_dim * each.context});
   }
 }
 
@@ -244,11 +244,11 @@ void KernelBench::sampler(int vocab_size) {
   }
 }
 
-int run(const Options& options) { return KernelBench(options).run(); }
-
 }  // namespace
 }  // namespace specdec::bench
 
 int main(int argc, char** argv) {
-  return specdec::bench::run_on_gpu(argc, argv, specdec::bench::run);
+  using namespace specdec::bench;
+  const Options options = parse_options(argc, argv, {"cuda", "emulated"});
+  return run_on_gpu(argv[0], [&] { return KernelBench(options).run(); });
 }

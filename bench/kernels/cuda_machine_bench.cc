@@ -179,13 +179,12 @@ class MachineBench {
   double read_rate_ = 0;
 };
 
-int run(const Options& options) {
-  return MachineBench(options, options.smoke ? kSmoke : kFull).run();
-}
-
 }  // namespace
 }  // namespace specdec::bench
 
 int main(int argc, char** argv) {
-  return specdec::bench::run_on_gpu(argc, argv, specdec::bench::run);
+  using namespace specdec::bench;
+  const Options options = parse_options(argc, argv, {"cuda", "emulated"});
+  return run_on_gpu(argv[0],
+                    [&] { return MachineBench(options, options.smoke ? kSmoke : kFull).run(); });
 }
