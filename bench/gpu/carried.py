@@ -1,0 +1,109 @@
+"""What must be beside the report on a machine without a network, because it is not there.
+
+    python -m bench.gpu.carried DIRECTORY
+
+fills a folder where there is one; `report --beside DIRECTORY` uses it: wheels of pybind11 and
+nlohmann-json for the Python module, googletest's sources (of Debian's libgtest-dev) for the tests.
+vLLM is two archives of 51 MiB in folders of their own, vllm_c.tar.xz and vllm_rest.tar.xz with the
+wheels it needs beside them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+from .steps import Context, NotRunError
+
+WHEELS = ["pybind11==3.1.0", "nlohmann-json==3.12.0"]
+GOOGLETEST = Path("/usr/src/googletest/googletest")
+VLLM_ARCHIVES = ("vllm_c.tar.xz", "vllm_rest.tar.xz")
+
+
+def pack(directory: Path) -> None:
+    """Fills `directory`, on a machine with a package index."""
+    directory.mkdir(parents=True, exist_ok=True)
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    subprocess.run([*pip, "-d", str(directory), *WHEELS], check=True)
+    if not GOOGLETEST.is_dir():
+        raise SystemExit(f"{GOOGLETEST} is missing: apt-get install libgtest-dev")
+    for part in ("include", "src"):
+        shutil.copytree(GOOGLETEST / part, directory / "googletest" / part, dirs_exist_ok=True)
+
+
+def unpack_wheels(context: Context) -> Path:
+    """Unpacks all wheels that were carried and returns the folder to import from."""
+    site = context.scratch / "site"
+    for folder in context.beside:
+        for wheel in sorted(folder.glob("*.whl")):
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(site)
+    return site
+
+
+def build_googletest(context: Context) -> Path | None:
+    """A prefix with googletest built from carried sources; None where the system has its own."""
+    if Path("/usr/include/gtest/gtest.h").is_file():
+        return None
+    sources = [folder / "googletest" for folder in context.beside]
+    source = next((folder for folder in sources if folder.is_dir()), None)
+    if source is None:
+        raise NotRunError("googletest is neither installed nor beside it (bench.gpu.carried)")
+    prefix = context.scratch / "googletest"
+    if (prefix / "lib/libgtest_main.a").is_file():
+        return prefix
+    shutil.copytree(source / "include", prefix / "include", dirs_exist_ok=True)
+    (prefix / "lib").mkdir(exist_ok=True)
+    for name, file in (("gtest", "gtest-all.cc"), ("gtest_main", "gtest_main.cc")):
+        compiled = prefix / f"{name}.o"
+        flags = ["-std=c++20", "-O1", "-fPIC", f"-I{source}", f"-I{source / 'include'}"]
+        command = ["g++", *flags, "-c", str(source / "src" / file), "-o", str(compiled)]
+        subprocess.run(command, check=True)
+        archive = prefix / "lib" / f"lib{name}.a"
+        subprocess.run(["ar", "rcs", str(archive), str(compiled)], check=True)
+    return prefix
+
+
+def find_vllm(context: Context) -> tuple[Path, Path]:
+    """The two archives of vLLM."""
+    found = []
+    for name in VLLM_ARCHIVES:
+        folders = [folder for folder in context.beside if (folder / name).is_file()]
+        if not folders:
+            raise NotRunError(f"{name} is not beside it")
+        found.append(folders[0] / name)
+    return found[0], found[1]
+
+
+def unpack_vllm(context: Context) -> Path:
+    """vLLM and the packages carried for it, in one folder to import from."""
+    archives = find_vllm(context)
+    site = context.scratch / "vllm"
+    stamp = site / "complete"
+    if not stamp.is_file():
+        for archive in archives:
+            with tarfile.open(archive) as file:
+                file.extractall(site, filter="data")
+            for wheel in sorted(archive.parent.glob("*.whl")):
+                with zipfile.ZipFile(wheel) as packed:
+                    packed.extractall(site / "wheels")
+        stamp.touch()
+    return site
+
+
+def extend_path(context: Context, *folders: Path) -> None:
+    """Lets programs of later steps import from these folders."""
+    old = context.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    parts = [str(folder) for folder in folders] + ([old] if old else [])
+    context.environment["PYTHONPATH"] = os.pathsep.join(parts)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    pack(Path(sys.argv[1]))

@@ -1,0 +1,377 @@
+"""The steps of a report, in the order of their worth when time is short."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import carried, checkpoints, machine
+from .steps import Context, Data, FailedError, NotRunError, Step, execute, measured
+
+BENCHES = ["cuda_machine_bench", "cuda_kernel_bench", "cuda_step_bench"]
+ACCEPTANCE = 0.8  # of each synthetic draft
+
+
+# ---- what the others need
+
+
+def build(context: Context) -> Data:
+    """Configures and builds everything for this GPU; the emulated device uses a build there is."""
+    if context.device == "emulated":
+        missing = [name for name in BENCHES if not (context.build / "bench" / name).is_file()]
+        if missing:
+            raise NotRunError(f"{context.build} has no {', '.join(missing)}")
+        return {"build": str(context.build)}
+    carried.extend_path(context, carried.unpack_wheels(context))
+    options = [
+        "-DSPECDEC_CUDA=ON",
+        f"-DSPECDEC_CUDA_ARCHS={architecture()}",
+        "-DSPECDEC_CUDA_EMULATION=ON",
+        "-DSPECDEC_TESTS=ON",
+        "-DSPECDEC_BENCH=ON",
+        "-DCMAKE_BUILD_TYPE=Release",
+        f"-DPython_EXECUTABLE={sys.executable}",
+    ]
+    if (prefix := carried.build_googletest(context)) is not None:
+        options.append(f"-DGTEST_ROOT={prefix}")
+    targets = [*BENCHES, "tests/cuda/all"]
+    pybind11 = pybind11_folder(context)
+    if pybind11 is not None:
+        options += ["-DSPECDEC_PYTHON=ON", f"-Dpybind11_DIR={pybind11}"]
+        targets.append("_core")
+    configure: list[str | Path] = [
+        "cmake",
+        "-S",
+        context.root,
+        "-B",
+        context.build,
+        "-G",
+        "Ninja",
+        *options,
+    ]
+    compile_all: list[str | Path] = ["cmake", "--build", context.build, "--target", *targets]
+    for name, command in (("configure", configure), ("build", compile_all)):
+        finished = execute(context, name, command, show=False)
+        if finished.status != 0:
+            print(finished.output[-4000:])
+            raise FailedError("cut" if finished.cut else f"{name} failed")
+    if pybind11 is not None:
+        install_module(context)
+    return {"architecture": architecture(), "python_module": pybind11 is not None}
+
+
+def architecture() -> str:
+    """What to compile kernels for: this GPU's, with the instructions of that one alone."""
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    capability = done.stdout.split()[0].replace(".", "")
+    return f"{capability}a-real" if int(capability) >= 90 else f"{capability}-real"
+
+
+def pybind11_folder(context: Context) -> str | None:
+    """pybind11's CMake package, or None where the Python module cannot be built."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pybind11", "--cmakedir"],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=os.environ | context.environment,
+    )
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def install_module(context: Context) -> None:
+    """The Python package with the module just built, where later steps import it."""
+    site = context.build / "module"
+    shutil.copytree(
+        context.root / "python/specdec_native", site / "specdec_native", dirs_exist_ok=True
+    )
+    for module in (context.build / "python/bindings").glob("_core*.so"):
+        shutil.copy(module, site / "specdec_native")
+    carried.extend_path(context, site)
+
+
+def write_checkpoints(context: Context) -> Data:
+    """Random weights of the shapes that are measured."""
+    names = ["tiny", "tiny-draft"] if context.smoke else list(checkpoints.SHAPES)[:3]
+    for name in names:
+        checkpoints.write(name, context.scratch)
+    return {name: checkpoints.weight_bytes(checkpoints.SHAPES[name]) for name in names}
+
+
+def checkpoint(context: Context, name: str) -> Path:
+    """A checkpoint that an earlier step wrote."""
+    path = context.scratch / name
+    if not (path / "config.json").is_file():
+        raise NotRunError(f"{name} was not written")
+    return path
+
+
+# ---- is it right
+
+
+def test_programs(context: Context) -> list[Path]:
+    """The CUDA test suite's programs, those of single instructions first."""
+    context.need_gpu()
+    found = [path for path in (context.build / "tests/cuda").glob("*_test") if path.is_file()]
+    if not found:
+        raise NotRunError("the tests were not built")
+    return sorted(found, key=lambda path: ("ptx" not in path.name, path.name))
+
+
+def run_tests(context: Context) -> Data:
+    """Every test of the CUDA suite, on the GPU."""
+    results: Data = {}
+    for program in test_programs(context):
+        command: list[str | Path] = [program, "--gtest_filter=*Gpu*", "--gtest_brief=1"]
+        finished = execute(context, f"test-{program.name}", command)
+        results[program.name] = count_tests(finished.output, finished.status)
+    bad = [name for name, result in results.items() if result["status"] != 0]
+    if bad:
+        raise FailedError(", ".join(bad), {"programs": results})
+    return {"programs": results}
+
+
+def count_tests(output: str, status: int | None) -> Data:
+    """What googletest says at its end."""
+    ran = re.search(r"(\d+) tests? from", output)
+    passed = re.search(r"\[  PASSED  \] (\d+) test", output)
+    failed = re.findall(r"\[  FAILED  \] (\S+), where", output)
+    return {
+        "status": status,
+        "ran": int(ran[1]) if ran else 0,
+        "passed": int(passed[1]) if passed else 0,
+        "failed": sorted(set(failed)),
+    }
+
+
+def sanitize(context: Context) -> Data:
+    """The same tests under compute-sanitizer: bad addresses, and races in shared memory."""
+    programs = test_programs(context)
+    tool = machine.find_tool("compute-sanitizer")
+    if tool is None:
+        raise NotRunError("compute-sanitizer is not installed")
+    results: Data = {}
+    share = context.remaining() / (2 * len(programs))
+    for program in programs:
+        for check in ("memcheck", "racecheck"):
+            command = [tool, "--tool", check, "--error-exitcode", "9", str(program)]
+            name = f"{check}-{program.name}"
+            command += ["--gtest_filter=*Gpu*", "--gtest_brief=1"]
+            finished = execute(context, name, command, limit=share, show=False)
+            summary = re.findall(r"========= (.*SUMMARY.*)", finished.output)
+            results[name] = {"status": finished.status, "summary": " ".join(summary)}
+            print(f"    {name}: {'cut' if finished.cut else finished.status} {summary}")
+    if any(result["status"] not in {0, None} for result in results.values()):
+        raise FailedError("see the summaries", results)
+    return results | {"cut": any(result["status"] is None for result in results.values())}
+
+
+# ---- how fast is it
+
+
+def bench(context: Context, name: str, log: str, *arguments: str) -> Data:
+    """Records of one of the microbenchmarks."""
+    program = context.build / "bench" / name
+    if not program.is_file():
+        raise NotRunError(f"{name} was not built")
+    command: list[str | Path] = [program, f"--device={context.device}", *arguments]
+    if context.smoke:
+        command.append("--smoke")
+    else:  # it stops by itself a little earlier
+        command.append(f"--budget={max(1, int(0.8 * context.remaining()))}")
+    return measured(context, log, command)
+
+
+def ceilings(context: Context) -> Data:
+    """What the GPU can do at most, and what its mechanisms cost."""
+    return bench(context, "cuda_machine_bench", "ceilings")
+
+
+def kernels(weight_format: str) -> Callable[[Context], Data]:
+    """Every kernel with weights of that format; other kernels with the first alone."""
+
+    def run(context: Context) -> Data:
+        log = f"kernels-{weight_format}"
+        arguments = [f"--format={weight_format}"]
+        if weight_format != "act":
+            arguments.append(f"--filter={weight_format}")
+        return bench(context, "cuda_kernel_bench", log, *arguments)
+
+    return run
+
+
+def target_passes(name: str) -> Callable[[Context], Data]:
+    """Decoding and verifying of one shape."""
+
+    def run(context: Context) -> Data:
+        model = checkpoint(context, "tiny" if context.smoke else name)
+        sizes = []
+        if context.smoke:
+            sizes = ["--contexts=40", "--batches=1,2", "--drafts=0,3"]
+        return bench(context, "cuda_step_bench", f"steps-{name}", f"--model={model}", *sizes)
+
+    return run
+
+
+def need_module(context: Context) -> None:
+    """Raises NotRunError where the engine cannot be imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import specdec_native._core"],
+        check=False,
+        capture_output=True,
+        env=os.environ | context.environment,
+    )
+    if done.returncode != 0:
+        raise NotRunError("the Python module is not there (pybind11 must be installed or beside)")
+
+
+def engine_sizes(context: Context) -> list[str]:
+    """Arguments of the runs that compare engines."""
+    if context.smoke:
+        return ["--batches=1,2", "--context=20", "--new-tokens=12"]
+    return ["--batches=1,4,16", "--context=1024", "--new-tokens=128"]
+
+
+def engine_runs(name: str, draft_name: str) -> Callable[[Context], Data]:
+    """This engine: plain, with speculation that never drafts, with drafts at a given acceptance."""
+
+    def run(context: Context) -> Data:
+        need_module(context)
+        model = checkpoint(context, "tiny" if context.smoke else name)
+        draft = checkpoint(context, "tiny-draft" if context.smoke else draft_name)
+        drafted = ["--speculation=draft_model", f"--draft={draft}", f"--acceptance={ACCEPTANCE}"]
+        variants = {
+            "plain": ["--speculation=none"],
+            "off": ["--speculation=off"],
+            "drafts-4": [*drafted, "--drafts=4"],
+            "drafts-7": [*drafted, "--drafts=7"],
+        }
+        return run_variants(context, f"engine-{name}", variants, f"--model={model}")
+
+    return run
+
+
+def run_variants(context: Context, log: str, variants: dict[str, list[str]], *shared: str) -> Data:
+    """One process of the engine for each variant, until time is over."""
+    runs: Data = {}
+    problems = []
+    cut = False
+    for variant, arguments in variants.items():
+        command = [sys.executable, "-m", "bench.gpu.engine_run", *shared, *arguments]
+        command += [f"--device={context.device}", *engine_sizes(context)]
+        try:
+            runs[variant] = measured(context, f"{log}-{variant}", command)
+            cut = cut or bool(runs[variant].pop("cut", False))
+        except FailedError as error:
+            runs[variant] = error.data
+            problems.append(f"{variant}: {error}")
+    if problems:
+        raise FailedError("; ".join(problems), {"runs": runs})
+    return {"runs": runs, "cut": cut}
+
+
+def real_weights(context: Context) -> Data:
+    """A checkpoint of real weights, plain and drafting, with exact verification."""
+    if context.checkpoint is None:
+        raise NotRunError("no --checkpoint was given")
+    need_module(context)
+    variants = {
+        "plain": ["--speculation=none"],
+        "ngram": ["--speculation=ngram", "--drafts=8"],
+        "suffix": ["--speculation=suffix", "--drafts=8"],
+    }
+    if context.draft_checkpoint is not None:
+        drafts = [f"--draft={context.draft_checkpoint}", "--drafts=5"]
+        variants["draft"] = ["--speculation=draft_model", *drafts]
+    prompts = context.out / "logs" / "prompts.jsonl"
+    prompts.parent.mkdir(parents=True, exist_ok=True)
+    prompts.write_text("\n".join(map(json.dumps, tokenized_prompts(context))) + "\n")
+    return run_variants(
+        context,
+        "real",
+        variants,
+        f"--model={context.checkpoint}",
+        f"--prompts={prompts}",
+    )
+
+
+def tokenized_prompts(context: Context) -> list[list[int]]:
+    """The chats the CPU comparison uses, as token ids."""
+    import tokenizers
+
+    assert context.checkpoint is not None
+    load: Any = tokenizers.Tokenizer
+    tokenizer = load.from_file(str(context.checkpoint / "tokenizer.json"))
+    lines = (context.root / "bench/e2e/prompts/chat.jsonl").read_text().splitlines()
+    return [tokenizer.encode(json.dumps(json.loads(line))).ids[:512] for line in lines]
+
+
+# ---- beside others
+
+
+def transformers_runs(name: str) -> Callable[[Context], Data]:
+    """transformers on the same shape."""
+
+    def run(context: Context) -> Data:
+        if importlib.util.find_spec("transformers") is None:
+            raise NotRunError("transformers is not installed")
+        model = checkpoint(context, "tiny" if context.smoke else name)
+        device = "cpu" if context.smoke else "cuda"
+        command = [sys.executable, "-m", "bench.gpu.transformers_run", f"--model={model}"]
+        command += [f"--device={device}", *engine_sizes(context)]
+        return measured(context, f"transformers-{name}", command)
+
+    return run
+
+
+def vllm_runs(name: str, draft_name: str) -> Callable[[Context], Data]:
+    """vLLM on the same shape, plain and drafting."""
+
+    def run(context: Context) -> Data:
+        context.need_gpu()
+        site = carried.unpack_vllm(context)
+        path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", ""), str(site / "wheels")])
+        environment = {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+        model = checkpoint(context, name)
+        shared = [sys.executable, "-m", "bench.gpu.vllm_run", f"--model={model}"]
+        shared += engine_sizes(context)
+        drafted = [f"--draft={checkpoint(context, draft_name)}", f"--acceptance={ACCEPTANCE}"]
+        runs: Data = {}
+        for variant, arguments in (("plain", []), ("drafts-4", [*drafted, "--drafts=4"])):
+            runs[variant] = measured(
+                context, f"vllm-{name}-{variant}", [*shared, *arguments], environment=environment
+            )
+        return {"runs": runs, "cut": any(run.pop("cut", False) for run in runs.values())}
+
+    return run
+
+
+STEPS: Sequence[Step] = [
+    Step("machine", "The machine", 10, machine.describe),
+    Step("build", "Build", 150, build),
+    Step("checkpoints", "Checkpoints with random weights", 45, write_checkpoints),
+    Step("tests", "CUDA test suite on the GPU", 60, run_tests),
+    Step("ceilings", "Ceilings: memory, graph nodes, barriers", 25, ceilings),
+    Step("steps-8b", "Passes of Llama-3.1-8B", 50, target_passes("llama-3.1-8b")),
+    Step("steps-1b", "Passes of Llama-3.2-1B", 30, target_passes("llama-3.2-1b")),
+    Step("kernels-act", "Kernels, bfloat16 weights", 30, kernels("act")),
+    Step("kernels-int8", "Kernels, int8 weights", 20, kernels("int8")),
+    Step("kernels-int4", "Kernels, int4 weights", 20, kernels("int4_grouped")),
+    Step("engine-8b", "Engine, Llama-3.1-8B", 75, engine_runs("llama-3.1-8b", "llama-3.2-1b")),
+    Step("engine-1b", "Engine, Llama-3.2-1B", 40, engine_runs("llama-3.2-1b", "llama-one-layer")),
+    Step("sanitizer", "compute-sanitizer", 60, sanitize),
+    Step("real", "Real weights", 30, real_weights),
+    Step("transformers-1b", "transformers, Llama-3.2-1B", 75, transformers_runs("llama-3.2-1b")),
+    Step("transformers-8b", "transformers, Llama-3.1-8B", 75, transformers_runs("llama-3.1-8b")),
+    Step("vllm-8b", "vLLM, Llama-3.1-8B", 200, vllm_runs("llama-3.1-8b", "llama-3.2-1b")),
+    Step("vllm-1b", "vLLM, Llama-3.2-1B", 150, vllm_runs("llama-3.2-1b", "llama-one-layer")),
+]

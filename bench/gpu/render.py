@@ -1,0 +1,189 @@
+"""The report as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+Data = dict[str, Any]
+
+# What a draft is assumed to be kept with when tokens/s are worked out from the time of passes.
+ACCEPTANCES = (0.6, 0.7, 0.8, 0.9)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
+    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
+    return [*lines, ""]
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number in so many digits, or nothing."""
+    return "" if value is None else f"{value:.{digits}g}"
+
+
+def records_of(report: Data, step: str) -> list[Data]:
+    """Measurements of a microbenchmark, as far as it came."""
+    records: list[Data] = report["steps"].get(step, {}).get("data", {}).get("records", [])
+    return records
+
+
+def overview(report: Data) -> list[str]:
+    """Which steps ran and how they went."""
+    rows = [
+        (entry["title"], entry["status"], entry.get("note", ""), entry["seconds"])
+        for entry in report["steps"].values()
+    ]
+    return table(["step", "status", "note", "s"], rows)
+
+
+def the_machine(report: Data) -> list[str]:
+    """Facts of the machine."""
+    facts = report["steps"].get("machine", {}).get("data", {})
+    rows = [(name, "none" if value in (None, []) else value) for name, value in facts.items()]
+    return ["## Machine", "", *table(["", ""], rows)] if rows else []
+
+
+def tests(report: Data) -> list[str]:
+    """Tests and sanitizers, a program a line."""
+    programs = report["steps"].get("tests", {}).get("data", {}).get("programs", {})
+    lines = []
+    if programs:
+        rows = [
+            (name, result["ran"], result["passed"], " ".join(result["failed"]) or result["status"])
+            for name, result in programs.items()
+        ]
+        lines += ["## Tests on the GPU", "", *table(["program", "ran", "passed", "failed"], rows)]
+    checks = report["steps"].get("sanitizer", {}).get("data", {})
+    if checks:
+        rows_ = [
+            (name, "cut" if result["status"] is None else result["status"], result["summary"])
+            for name, result in checks.items()
+        ]
+        lines += ["## compute-sanitizer", "", *table(["check", "status", "summary"], rows_)]
+    return lines
+
+
+def ceilings(report: Data) -> list[str]:
+    """Memory bandwidth and the cost of mechanisms."""
+    rows = [
+        (
+            record["kernel"],
+            record["shape"],
+            {0: "no", 1: "yes"}.get(record.get("overlap", -1), ""),
+            number(1e6 * record["seconds"], 4),
+            number(record.get("gb_per_s"), 4),
+            number(record.get("of_read")),
+            number(record.get("gap_us")),
+        )
+        for record in records_of(report, "ceilings")
+    ]
+    if not rows:
+        return []
+    heads = ["", "size", "programmatic launch", "us", "GB/s", "of read", "gap us"]
+    return ["## Ceilings", "", *table(heads, rows)]
+
+
+def passes(report: Data, step: str, title: str) -> list[str]:
+    """Time of a pass by batch, context and drafts, beside the floor."""
+    records = records_of(report, step)
+    rows = [
+        (
+            int(record["context"]),
+            int(record["batch"]),
+            int(record["drafts"]),
+            number(1e3 * record["seconds"], 4),
+            number(record["gb_per_s"], 4),
+            number(record["of_read"]),
+            number(record["over_0"]),
+            number(record["sampled_us"]),
+        )
+        for record in records
+    ]
+    if not rows:
+        return []
+    heads = ["context", "batch", "K", "ms", "GB/s", "of read", "over K=0", "sampling us"]
+    return [f"## {title}", "", *table(heads, rows), *synthetic(records)]
+
+
+def expected_length(acceptance: float, num_drafts: int) -> float:
+    """Tokens a step emits on average at that acceptance of each draft."""
+    return sum(acceptance**i for i in range(num_drafts + 1))
+
+
+def synthetic(records: list[Data]) -> list[str]:
+    """Tokens a second that these passes give with free drafts, at several acceptances."""
+    rows = []
+    for record in records:
+        rates = [
+            record["batch"] * expected_length(rate, int(record["drafts"])) / record["seconds"]
+            for rate in ACCEPTANCES
+        ]
+        sizes = (int(record["context"]), int(record["batch"]), int(record["drafts"]))
+        rows.append((*sizes, *(number(rate, 4) for rate in rates)))
+    heads = ["context", "batch", "K", *(f"tokens/s at {rate}" for rate in ACCEPTANCES)]
+    return ["Worked out for drafts that cost nothing:", "", *table(heads, rows)]
+
+
+def kernels(report: Data) -> list[str]:
+    """Every kernel's rate over that of reading memory."""
+    rows = [
+        (
+            record["kernel"],
+            record["shape"],
+            record["rows"],
+            number(1e6 * record["seconds"], 4),
+            number(record.get("gb_per_s"), 4),
+            number(record.get("of_read")),
+            number(record.get("gflop_per_s", 0) / 1e3),
+        )
+        for step in ("kernels-act", "kernels-int8", "kernels-int4")
+        for record in records_of(report, step)
+    ]
+    if not rows:
+        return []
+    heads = ["kernel", "shape", "rows", "us", "GB/s", "of read", "TFLOP/s"]
+    return ["## Kernels", "", *table(heads, rows)]
+
+
+def engines(report: Data) -> list[str]:
+    """Whole steps of this engine and of others, by batch."""
+    rows = []
+    for step, entry in report["steps"].items():
+        data = entry.get("data", {})
+        name = step.split("-", maxsplit=1)[0]
+        runs = data.get("runs") or ({"plain": data} if name == "transformers" else {})
+        for variant, run in runs.items():
+            for record in run.get("records", []):
+                rows.append(
+                    (
+                        {"engine": "specdec", "real": "specdec"}.get(name, name),
+                        run["model"],
+                        variant,
+                        record["batch"],
+                        record["context"],
+                        number(record["tokens_per_s"], 4),
+                        number(1e3 * record["step_seconds"], 4) if "step_seconds" in record else "",
+                        number(record.get("tokens_per_step")),
+                    )
+                )
+    if not rows:
+        return []
+    heads = ["engine", "model", "drafts", "batch", "context", "tokens/s", "ms a step", "per step"]
+    return ["## Tokens a second", "", *table(heads, rows)]
+
+
+def render(report: Data) -> str:
+    """All of it."""
+    what = "emulated, tiny sizes: figures mean nothing" if report["smoke"] else report["gpu"]
+    lines = [f"# CUDA backend on {what}", "", f"{report['date']}, {report['commit']}", ""]
+    lines += overview(report)
+    lines += tests(report)
+    lines += ceilings(report)
+    lines += passes(report, "steps-8b", "Passes of Llama-3.1-8B")
+    lines += passes(report, "steps-1b", "Passes of Llama-3.2-1B")
+    lines += engines(report)
+    lines += kernels(report)
+    lines += the_machine(report)
+    return "\n".join(lines).rstrip() + "\n"
