@@ -32,6 +32,7 @@ RUNS: list[tuple[str, list[str]]] = [
 ]
 GPU_RUNS: list[tuple[str, list[str]]] = [
     ("cuda_machine_bench", []),
+    ("cuda_kernel_bench", []),
 ]
 
 

@@ -56,7 +56,7 @@ stage_cuda() {
   disassembler=$("$PYTHON" scripts/cuda_toolkit.py disassembler build/cuda-disassembler)
   cmake --preset cuda -Dpybind11_DIR="$("$PYTHON" -m pybind11 --cmakedir)" >/dev/null
   time cmake --build --preset cuda -j "$jobs" --target \
-    _core cuda_kernel_bench cuda_machine_bench tests/cuda/all
+    _core cuda_kernel_bench cuda_machine_bench cuda_step_bench tests/cuda/all
   "$PYTHON" scripts/cuda_gates.py --disassembler "$disassembler" --build build/cuda \
     build/cuda/cuda/CMakeFiles/specdec_cuda_native.dir/kernels/*.o
   mkdir -p build/cuda/module

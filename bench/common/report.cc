@@ -54,6 +54,7 @@ std::vector<std::pair<std::string, double>> figures(const Record& record) {
 Report::Report(std::string benchmark, const Options& options)
     : benchmark_(std::move(benchmark)), options_(options) {
   std::printf("%-42s %-30s %4s %3s %10s\n", "kernel", "shape", "M", "thr", "time");
+  std::fflush(stdout);  // before what may go wrong
 }
 
 void Report::add(const Record& record) {

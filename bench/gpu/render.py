@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 Data = dict[str, Any]
@@ -174,11 +174,58 @@ def engines(report: Data) -> list[str]:
     return ["## Tokens a second", "", *table(heads, rows)]
 
 
+def find_pass(report: Data, step: str, drafts: int) -> Data | None:
+    """The pass of one request at the shortest context."""
+    for record in records_of(report, step):
+        if record["batch"] == 1 and record["drafts"] == drafts:
+            return record
+    return None
+
+
+def find_rate(report: Data, step: str, variant: str, batch: int) -> float | None:
+    """Tokens a second of an engine."""
+    data = report["steps"].get(step, {}).get("data", {})
+    run = data.get("runs", {"plain": data}).get(variant, {})
+    for record in run.get("records", []):
+        if record["batch"] == batch:
+            return float(record["tokens_per_s"])
+    return None
+
+
+def goals(report: Data) -> list[str]:
+    """What is asked of the backend, and whether it was met."""
+    rows: list[tuple[str, str, str]] = []
+
+    def add(goal: str, value: float | None, met: Callable[[float], bool]) -> None:
+        answer = "not measured" if value is None else "yes" if met(value) else "no"
+        rows.append((goal, number(value, 4), answer))
+
+    for model, share in (("8b", 0.80), ("1b", 0.68)):
+        name, step, engine = model.upper(), f"steps-{model}", f"engine-{model}"
+        decode, verify = find_pass(report, step, 0), find_pass(report, step, 7)
+        of_read = decode["of_read"] if decode else None
+        add(f"{name} decodes at {share:.0%} of read bandwidth", of_read, share.__le__)
+        over = verify["over_0"] if verify else None
+        add(f"{name} verifies 8 rows in 1.05 of the time of 1", over, (1.05).__ge__)
+        plain = find_rate(report, engine, "plain", 1)
+        off = find_rate(report, engine, "off", 1)
+        ratio = off / plain if plain and off else None
+        add(f"{name} with speculation off is within 1% of none", ratio, (0.99).__le__)
+        for other in ("transformers", "vLLM"):
+            for batch in (1, 4, 16):
+                ours = find_rate(report, engine, "plain", batch)
+                theirs = find_rate(report, f"{other.lower()}-{model}", "plain", batch)
+                times = ours / theirs if ours and theirs else None
+                add(f"{name} is ahead of {other} at batch {batch}", times, (1.0).__lt__)
+    return ["## Goals", "", *table(["goal", "measured", "met"], rows)]
+
+
 def render(report: Data) -> str:
     """All of it."""
     what = "emulated, tiny sizes: figures mean nothing" if report["smoke"] else report["gpu"]
     lines = [f"# CUDA backend on {what}", "", f"{report['date']}, {report['commit']}", ""]
     lines += overview(report)
+    lines += [] if report["smoke"] else goals(report)
     lines += tests(report)
     lines += ceilings(report)
     lines += passes(report, "steps-8b", "Passes of Llama-3.1-8B")
