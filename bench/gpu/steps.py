@@ -42,11 +42,11 @@ class Context:
     checkpoint: Path | None = None  # of real weights, and a draft for them
     draft_checkpoint: Path | None = None
     environment: dict[str, str] = field(default_factory=dict)
-    deadline: float = float("inf")  # of the step under way, as time.monotonic()
+    deadline: float | None = None  # of the step under way, as time.monotonic()
 
     def remaining(self) -> float:
-        """Seconds the step under way still has."""
-        return max(1.0, self.deadline - time.monotonic())
+        """Seconds the step under way still has; an hour outside of steps."""
+        return 3600.0 if self.deadline is None else max(1.0, self.deadline - time.monotonic())
 
     def need_gpu(self) -> None:
         """Raises NotRunError on the emulated device."""

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from bench.gpu import carried, checkpoints, engine_run, main, plan
-from bench.gpu.render import render
-from bench.gpu.steps import (
+from gpu import carried, checkpoints, engine_run, machine, main, plan
+from gpu.render import render
+from gpu.steps import (
     Context,
     Data,
     FailedError,
@@ -182,7 +182,7 @@ def test_folder_of_results_is_the_name_of_the_gpu() -> None:
 def test_without_a_gpu_it_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(main.machine, "gpus", list)
+    monkeypatch.setattr(machine, "gpus", list)
     assert main.main([]) == 2
     assert "--smoke" in capsys.readouterr().out
 
