@@ -84,16 +84,17 @@ class ProjectionRun {
                 int64_t in_features, int num_rows)
       : gpu_(gpu), model_(model), kernel_(kernel), requests_(gpu, model, 1, num_rows, 64, 1) {
     const DType act = gpu.backend().act_dtype();
-    rows_ = gpu.random(sizeof(float) * num_rows * in_features, DType::kF32);
-    act_rows_ = gpu.random(size_of(act) * num_rows * in_features, act);
-    out_ = gpu.device().allocate(sizeof(float) * num_rows * out_features, "a bench");
+    gpu.backend().begin_step();
+    batch_ = requests_.stage(1);
+    const int staged_rows = batch_.num_rows;  // with padding
+    rows_ = gpu.random(sizeof(float) * staged_rows * in_features, DType::kF32);
+    act_rows_ = gpu.random(size_of(act) * staged_rows * in_features, act);
+    out_ = gpu.device().allocate(sizeof(float) * staged_rows * out_features, "a bench");
     norm_weight_ = gpu.random(sizeof(float) * in_features, DType::kF32);
     rope_ = gpu.random(sizeof(float) * 65 * model.head_dim / 2, DType::kF32);
     norm_ = {.weight = norm_weight_.as<float>()};
-    normed_ = {.x = rows_.data(), .norm = &norm_, .num_rows = num_rows};
-    acts_ = {.x = act_rows_.data(), .dtype = act, .num_rows = num_rows};
-    gpu.backend().begin_step();
-    batch_ = requests_.stage(1);
+    normed_ = {.x = rows_.data(), .norm = &norm_, .num_rows = staged_rows};
+    acts_ = {.x = act_rows_.data(), .dtype = act, .num_rows = staged_rows};
   }
 
   void operator()(const PackedLinear& weight) {
@@ -182,11 +183,12 @@ void KernelBench::attentions(const ModelShape& model) {
     const int num_layers = options_.smoke ? 1 : sets_for(layer_bytes);
     GpuRequests requests(gpu_, model, num_layers, each.num_requests, each.context, each.rows_each);
     const int num_rows = each.num_requests * each.rows_each;
-    const size_t q_size = static_cast<size_t>(num_rows) * model.num_heads * model.head_dim;
-    const Buffer q = gpu_.random(size_of(act) * q_size, act);
-    Buffer out = gpu_.device().allocate(size_of(act) * q_size, "a bench");
     gpu_.backend().begin_step();
-    const BatchView batch = requests.stage(each.rows_each);
+    const BatchView batch = requests.stage(each.rows_each);  // with padding
+    const size_t q_bytes =
+        size_of(act) * static_cast<size_t>(batch.num_rows) * model.num_heads * model.head_dim;
+    const Buffer q = gpu_.random(q_bytes, act);
+    Buffer out = gpu_.device().allocate(q_bytes, "a bench");
     const double seconds = gpu_.graph_seconds(samples(), [&] {
       for (const PagedKvView& layer : requests.layers()) {
         gpu_.backend().tree_attention({.q = q.data(),

@@ -11,6 +11,7 @@
 // the time over that of the same batch without drafts; `sampled_us` what a greedy choice from every
 // row's logits takes after it, the host's wait included.
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -31,8 +32,6 @@
 
 namespace specdec::bench {
 namespace {
-
-constexpr int kMaxRows = 64 * 8;
 
 struct StepOptions {
   Options shared;
@@ -91,7 +90,10 @@ class StepBench {
         gpu_(options.shared),
         report_("cuda_step_bench", options.shared),
         config_(load_model_config(options.model)) {
-    const int rows = std::min(kMaxRows, most(options.batches) * (most(options.drafts) + 1));
+    // Batches are padded to powers of two.
+    const auto most_rows =
+        static_cast<unsigned>(most(options.batches) * (most(options.drafts) + 1));
+    const int rows = static_cast<int>(2 * std::bit_ceil(most_rows));
     decoder_ = std::make_unique<Decoder>(config_, options.model, gpu_.backend(),
                                          most(options.contexts) + 16, rows, options.quantization);
     const size_t logits = static_cast<size_t>(rows) * config_.vocab_size;
