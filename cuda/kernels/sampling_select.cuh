@@ -30,6 +30,8 @@ struct SelectShared {
   int bin;
 };
 
+static_assert(sizeof(SelectShared) <= 48 * 1024, "what every device gives a block unasked");
+
 __device__ __forceinline__ int warp_index() { return static_cast<int>(threadIdx.x) / 32; }
 __device__ __forceinline__ int lane_index() { return static_cast<int>(threadIdx.x) % 32; }
 
