@@ -338,6 +338,31 @@ void fault(const std::string& what) {
   this_grid->fault_at(this_grid->current(), what);
 }
 
+namespace {
+
+// The warp's meeting with this mask: one that lanes wait in, or an unused one.
+Meeting& meeting_of(Warp& warp, uint32_t mask) {
+  Meeting* unused = nullptr;
+  for (Meeting& meeting : warp.meetings) {
+    if (meeting.arrived == 0) {
+      unused = &meeting;
+    } else if (meeting.mask == mask) {
+      return meeting;
+    }
+  }
+  return unused != nullptr ? *unused : warp.meetings.emplace_back();
+}
+
+// Apart from the operations that call them, which are called millions of times.
+[[noreturn, gnu::noinline]] void fault_without_own_lane(const char* operation) {
+  fault(str_cat("calls ", operation, " with a mask without its own lane"));
+}
+[[noreturn, gnu::noinline]] void fault_between(const char* operation, const char* of_others) {
+  fault(str_cat("calls ", operation, " while other lanes of the warp are in ", of_others));
+}
+
+}  // namespace
+
 void meet_warp(uint32_t mask, const char* operation, Combine combine, void* operands) {
   Fibre& fibre = this_grid->current();
   Block& block = *fibre.block;
@@ -345,21 +370,14 @@ void meet_warp(uint32_t mask, const char* operation, Combine combine, void* oper
   Warp& warp = block.warps[static_cast<size_t>(warp_number)];
   const uint32_t me = 1u << fibre.lane;
   mask &= warp.existing;
-  if ((mask & me) == 0) fault(str_cat("calls ", operation, " with a mask without its own lane"));
-  Meeting* meeting = nullptr;
-  for (Meeting& candidate : warp.meetings) {
-    if (candidate.arrived != 0 && candidate.mask == mask) meeting = &candidate;
-  }
-  if (meeting == nullptr) {
-    for (Meeting& candidate : warp.meetings) {
-      if (candidate.arrived == 0) meeting = &candidate;
-    }
-    if (meeting == nullptr) meeting = &warp.meetings.emplace_back();
-    *meeting = {.mask = mask, .arrived = 0, .operation = operation, .combine = combine};
-  }
-  if (meeting->combine != combine) {
-    fault(
-        str_cat("calls ", operation, " while other lanes of the warp are in ", meeting->operation));
+  if ((mask & me) == 0) fault_without_own_lane(operation);
+  Meeting* const meeting = &meeting_of(warp, mask);
+  if (meeting->arrived == 0) {
+    meeting->mask = mask;
+    meeting->operation = operation;
+    meeting->combine = combine;
+  } else if (meeting->combine != combine) {
+    fault_between(operation, meeting->operation);
   }
   meeting->operands[static_cast<size_t>(fibre.lane)] = operands;
   meeting->arrived |= me;

@@ -19,7 +19,8 @@ float widen(uint32_t bits) {
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__)
 __attribute__((target_clones("avx2", "default")))
 #endif
-void multiply_tiles(float (&d)[16][8], const float (&a)[16][16], const float (&b)[16][8]) {
+void multiply_tiles(float (&__restrict d)[16][8], const float (&__restrict a)[16][16],
+                    const float (&__restrict b)[16][8]) {
   for (int row = 0; row < 16; ++row) {
     for (int k = 0; k < 16; ++k) {
       for (int column = 0; column < 8; ++column) d[row][column] += a[row][k] * b[k][column];
@@ -72,10 +73,21 @@ const uint16_t* row_address(void* const* operands, int matrix, int row) {
 
 }  // namespace
 
-void mma_bf16(void* const* operands, uint32_t) { mma<true>(operands); }
-void mma_half(void* const* operands, uint32_t) { mma<false>(operands); }
+void require_whole_warp(uint32_t mask) {
+  if (mask != 0xffffffffu) fault("calls a matrix instruction in a warp of fewer than 32 threads");
+}
 
-void ldmatrix(void* const* operands, uint32_t) {
+void mma_bf16(void* const* operands, uint32_t mask) {
+  require_whole_warp(mask);
+  mma<true>(operands);
+}
+void mma_half(void* const* operands, uint32_t mask) {
+  require_whole_warp(mask);
+  mma<false>(operands);
+}
+
+void ldmatrix(void* const* operands, uint32_t mask) {
+  require_whole_warp(mask);
   for (int matrix = 0; matrix < 4; ++matrix) {
     for (int row = 0; row < 8; ++row) {
       const uint16_t* elements = row_address(operands, matrix, row);
@@ -87,7 +99,8 @@ void ldmatrix(void* const* operands, uint32_t) {
   }
 }
 
-void ldmatrix_transposed(void* const* operands, uint32_t) {
+void ldmatrix_transposed(void* const* operands, uint32_t mask) {
+  require_whole_warp(mask);
   for (int matrix = 0; matrix < 4; ++matrix) {
     const uint16_t* rows[8];
     for (int row = 0; row < 8; ++row) rows[row] = row_address(operands, matrix, row);

@@ -5,6 +5,9 @@
 
 namespace specdec::cuda::emulation {
 
+// Of instructions that take whole warps.
+void require_whole_warp(uint32_t mask);
+
 // One lane's registers; ptx.cuh says which elements they hold.
 struct MmaOperands {
   float* d;           // [4]

@@ -95,7 +95,8 @@ bool is_same(const Wgmma& a, const Wgmma& b) {
          a.accumulate == b.accumulate;
 }
 
-void run_pending(void* const* operands, uint32_t) {
+void run_pending(void* const* operands, uint32_t mask) {
+  require_whole_warp(mask);
   const auto& first = *static_cast<const WaitOperands*>(operands[0]);
   for (size_t i = 0; i < first.count; ++i) {
     for (int lane = 0; lane < kWarpSize; ++lane) {
