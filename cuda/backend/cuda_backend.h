@@ -7,6 +7,7 @@
 #include <string>
 
 #include "backend/backend.h"
+#include "cuda/backend/moe.h"
 #include "cuda/backend/packed_linear.h"
 #include "cuda/backend/projector.h"
 #include "cuda/backend/recorder.h"
@@ -85,6 +86,7 @@ class CudaBackend final : public Backend {
   Staging staging_;
   WeightPacker packer_;
   Projector projector_;
+  ExpertMixer mixer_;
   DeviceSampler sampler_;
   StagedBatch staged_batch_;
   Recorder recorder_;

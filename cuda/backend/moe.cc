@@ -1,8 +1,157 @@
+#include "cuda/backend/moe.h"
+
+#include <algorithm>
+
+#include "core/check.h"
 #include "cuda/backend/cuda_backend.h"
-#include "specdec/error.h"
+#include "cuda/backend/packed_linear.h"
 
 namespace specdec::cuda {
+namespace {
 
-void CudaBackend::moe(const MoeArgs&) { throw Unavailable("not built yet"); }
+// Rows of one pass: bounds the workspaces.
+constexpr int kMaxRows = 2048;
+
+const CudaPackedLinear& packed(const PackedLinear* weight) {
+  SPECDEC_CHECK(weight != nullptr);
+  return static_cast<const CudaPackedLinear&>(*weight);
+}
+
+// The weights of all experts, which are alike.
+void set_weights(std::span<const PackedLinear* const> experts, ExpertProductsParams& params) {
+  const CudaPackedLinear& first = packed(experts[0]);
+  params.num_experts = static_cast<int>(experts.size());
+  params.product.format = first.format();
+  params.product.num_tiles = first.num_tiles();
+  params.product.num_k_blocks = first.num_k_blocks();
+  params.product.finish.out_features = static_cast<int>(first.out_features());
+  if (first.format() != WeightFormat::kAct) params.scales_offset = first.int_layout().scales_offset;
+  for (size_t i = 0; i < experts.size(); ++i) {
+    const CudaPackedLinear& expert = packed(experts[i]);
+    SPECDEC_CHECK(expert.format() == first.format());
+    SPECDEC_CHECK_EQ(expert.out_features(), first.out_features());
+    SPECDEC_CHECK_EQ(expert.in_features(), first.in_features());
+    params.weights[i] = expert.data();
+  }
+}
+
+}  // namespace
+
+ExpertMixer::ExpertMixer(Device& device, Stream& stream, const MoeKernels& kernels,
+                         const ProjectionKernels& projection_kernels, DType act_dtype)
+    : properties_(device.properties()),
+      stream_(stream),
+      kernels_(kernels),
+      projection_kernels_(projection_kernels),
+      act_dtype_(act_dtype),
+      choices_(device, stream, "choices of experts"),
+      records_(device, stream, "rows of experts"),
+      act_(device, stream, "rows of experts"),
+      results_(device, stream, "results of experts") {}
+
+void ExpertMixer::run(const MoeArgs& args) {
+  const int num_experts = static_cast<int>(args.gate_up.size());
+  SPECDEC_CHECK_EQ(args.down.size(), args.gate_up.size());
+  SPECDEC_CHECK_GT(args.top_k, 0);
+  SPECDEC_CHECK_LE(args.top_k, num_experts);
+  SPECDEC_CHECK_LE(num_experts, kMaxExperts);
+  for (int begin = 0; begin < args.num_rows; begin += kMaxRows) {
+    run_rows(args, begin, std::min(kMaxRows, args.num_rows - begin));
+  }
+}
+
+void ExpertMixer::run_rows(const MoeArgs& args, int first_row, int num_rows) {
+  const int num_experts = static_cast<int>(args.gate_up.size());
+  const int num_choices = num_rows * args.top_k;
+  const int64_t hidden = packed(args.gate_up[0]).in_features();
+  const int64_t inner = packed(args.down[0]).in_features();
+  const size_t act_bytes = size_of(act_dtype_);
+
+  const size_t choices = static_cast<size_t>(num_choices);
+  int32_t* const chosen = choices_.get<int32_t>(4 * choices + num_experts + 1);
+  float* const weights = reinterpret_cast<float*>(chosen + choices);
+  int32_t* const row_ids = chosen + 2 * choices;
+  int32_t* const places = chosen + 3 * choices;
+  int32_t* const cu_rows = chosen + 4 * choices;
+  void* const act = act_.get<char>(choices * inner * act_bytes);
+  float* const results = results_.get<float>(choices * hidden);
+
+  kernels_.route(stream_, {.logits = args.router_logits + int64_t{first_row} * num_experts,
+                           .num_rows = num_rows,
+                           .num_experts = num_experts,
+                           .top_k = args.top_k,
+                           .renormalize = args.renormalize,
+                           .experts = chosen,
+                           .weights = weights});
+  kernels_.group(stream_, {.experts = chosen,
+                           .num_choices = num_choices,
+                           .num_experts = num_experts,
+                           .top_k = args.top_k,
+                           .cu_rows = cu_rows,
+                           .row_ids = row_ids,
+                           .places = places});
+  Rows rows = {.x = static_cast<const char*>(args.x) + first_row * hidden * act_bytes,
+               .num_x = num_rows,
+               .row_ids = row_ids,
+               .cu_rows = cu_rows,
+               .most_of_expert = num_rows,
+               .num_choices = num_choices};
+  products(
+      args.gate_up, rows,
+      {.kind = Finish::kActivateGated, .out = act, .activation = args.activation, .heads = {}});
+  rows.x = act;
+  rows.num_x = num_choices;
+  rows.row_ids = nullptr;
+  products(args.down, rows, {.kind = Finish::kStore, .out = results, .heads = {}});
+  kernels_.combine(stream_, {.results = results,
+                             .places = places,
+                             .weights = weights,
+                             .num_rows = num_rows,
+                             .top_k = args.top_k,
+                             .dim = static_cast<int>(hidden),
+                             .out = args.out + first_row * hidden});
+}
+
+void ExpertMixer::products(std::span<const PackedLinear* const> experts, const Rows& rows,
+                           const FinishParams& finish) {
+  ExpertProductsParams params{};
+  ProductParams& product = params.product;
+  product.act_dtype = act_dtype_;
+  product.finish = finish;
+  set_weights(experts, params);
+  params.cu_rows = rows.cu_rows;
+  product.plan.few_rows = rows.most_of_expert <= kFewRows;
+  const int dim = static_cast<int>(experts[0]->in_features());
+  // The kernel for few rows finds records by row, the one for many takes them as they lie.
+  const bool is_gathered = rows.row_ids != nullptr && !product.plan.few_rows;
+  product.rows = {
+      .row_ids = is_gathered ? nullptr : rows.row_ids, .num_rows = rows.most_of_expert, .dim = dim};
+  product.records = is_gathered || dim % kBlockInputs != 0
+                        ? prepared(rows, dim, is_gathered, product.num_k_blocks)
+                        : rows.x;
+  if (product.plan.few_rows) {
+    // What the multiprocessors hold at once, shared among the experts that may have rows.
+    const int num_busy = std::min(params.num_experts, rows.num_choices);
+    const int held = kExpertBlocksPerSm * properties_.num_multiprocessors;
+    const int blocks = (held + num_busy - 1) / num_busy;
+    product.plan.num_blocks = std::min(blocks, product.num_tiles);
+  }
+  kernels_.products(stream_, params);
+}
+
+const void* ExpertMixer::prepared(const Rows& rows, int dim, bool is_gathered, int num_k_blocks) {
+  const int num_records = is_gathered ? rows.num_choices : rows.num_x;
+  void* const records =
+      records_.get<char>(static_cast<size_t>(num_records) * num_k_blocks * kRecordBytes);
+  const RowsParams x = {.x = rows.x,
+                        .is_float = false,
+                        .row_ids = is_gathered ? rows.row_ids : nullptr,
+                        .num_rows = num_records,
+                        .dim = dim};
+  projection_kernels_.prepare_rows(stream_, {.rows = x, .act_dtype = act_dtype_, .out = records});
+  return records;
+}
+
+void CudaBackend::moe(const MoeArgs& args) { mixer_.run(args); }
 
 }  // namespace specdec::cuda

@@ -57,23 +57,42 @@ int CudaPackedLinear::num_k_blocks_of(const Shape& shape) {
   return static_cast<int>(round_up(shape.in_features, kBlockInputs) / kBlockInputs);
 }
 
+IntLayout CudaPackedLinear::int_layout_of(const Shape& shape) {
+  return make_int_layout(shape.format, num_tiles_of(shape), shape.in_features);
+}
+
+int64_t CudaPackedLinear::size_bytes_of(const Shape& shape) {
+  if (shape.format != WeightFormat::kAct) return int_layout_of(shape).size_bytes;
+  return int64_t{num_tiles_of(shape)} * num_k_blocks_of(shape) * kTileOutputs * kBlockInputs * 2;
+}
+
+const float* CudaPackedLinear::scales() const {
+  if (shape_.format != WeightFormat::kInt8) return nullptr;
+  return reinterpret_cast<const float*>(data_.as<char>() + int_layout().scales_offset);
+}
+
 WeightPacker::WeightPacker(Device& device, Stream& stream, const ProjectionKernels& kernels,
-                           DType act_dtype)
-    : device_(device), stream_(stream), kernels_(kernels), act_dtype_(act_dtype) {}
+                           const QuantizeKernels& quantize_kernels, DType act_dtype)
+    : device_(device),
+      stream_(stream),
+      kernels_(kernels),
+      quantize_kernels_(quantize_kernels),
+      act_dtype_(act_dtype) {}
 
 std::unique_ptr<CudaPackedLinear> WeightPacker::pack(const PackArgs& args) {
   check_parts(args);
-  SPECDEC_CHECK(args.format == WeightFormat::kAct);
   CudaPackedLinear::Shape shape = {
       .in_features = args.parts[0].in_features(), .format = args.format, .is_gated = args.gated};
   for (const WeightView& part : args.parts) shape.out_features += part.rows();
-  const int64_t size_bytes = int64_t{CudaPackedLinear::num_tiles_of(shape)} *
-                             CudaPackedLinear::num_k_blocks_of(shape) * kTileOutputs *
-                             kBlockInputs * 2;
+  const int64_t size_bytes = CudaPackedLinear::size_bytes_of(shape);
   Buffer data = device_.allocate(static_cast<size_t>(size_bytes), "weights");
   int64_t first_output = 0;
   for (const WeightView& part : args.parts) {
-    pack_part(part, first_output, shape, data.data());
+    if (args.format == WeightFormat::kAct) {
+      pack_part(part, first_output, shape, data.data());
+    } else {
+      pack_integers(part, first_output, shape, data.data());
+    }
     first_output += part.rows();
   }
   return std::make_unique<CudaPackedLinear>(shape, std::move(data));
@@ -107,6 +126,50 @@ void WeightPacker::pack_part(const WeightView& part, int64_t first_output,
                             .in_features = static_cast<int>(num_k),
                             .gated = shape.is_gated,
                             .packed = packed});
+    stream_.record(*slot.packed);
+    slot.in_flight = true;
+  }
+}
+
+void WeightPacker::pack_integers(const WeightView& part, int64_t first_output,
+                                 const CudaPackedLinear::Shape& shape, void* packed) {
+  SPECDEC_CHECK(part.values.dtype != DType::kF64);
+  const int64_t value_bytes =
+      part.values.shape[1] * static_cast<int64_t>(size_of(part.values.dtype));
+  const int64_t group_bytes = part.is_quantized() ? shape.in_features / part.group_size * 2 : 0;
+  const int64_t row_bytes = value_bytes + 2 * group_bytes;
+  const int64_t step = std::max<int64_t>(1, kSlotBytes / row_bytes);
+  for (int64_t begin = 0; begin < part.rows(); begin += step) {
+    const int64_t num_rows = std::min(step, part.rows() - begin);
+    // In the slot: values, scales, mins.
+    const int64_t scales_at = round_up(num_rows * value_bytes, 16);
+    const int64_t mins_at = round_up(scales_at + num_rows * group_bytes, 16);
+    const size_t size_bytes = static_cast<size_t>(mins_at + num_rows * group_bytes);
+    Slot& slot = next_slot(size_bytes);
+    const auto put = [&](const void* from, int64_t bytes_of_row, int64_t at) {
+      std::memcpy(slot.pinned.as<char>() + at,
+                  static_cast<const char*>(from) + begin * bytes_of_row,
+                  static_cast<size_t>(num_rows * bytes_of_row));
+    };
+    put(part.values.data, value_bytes, 0);
+    if (part.is_quantized()) put(part.scales, group_bytes, scales_at);
+    if (part.mins != nullptr) put(part.mins, group_bytes, mins_at);
+    stream_.copy_to_device(slot.device.data(), slot.pinned.data(), size_bytes);
+    const auto halves = [&](const uint16_t* from, int64_t at) {
+      return from != nullptr ? reinterpret_cast<const uint16_t*>(slot.device.as<char>() + at)
+                             : nullptr;
+    };
+    quantize_kernels_.pack(stream_, {.source = {.values = slot.device.data(),
+                                                .dtype = part.values.dtype,
+                                                .scales = halves(part.scales, scales_at),
+                                                .mins = halves(part.mins, mins_at),
+                                                .group_size = part.group_size,
+                                                .num_rows = static_cast<int>(num_rows)},
+                                     .layout = CudaPackedLinear::int_layout_of(shape),
+                                     .weights = packed,
+                                     .first_row = first_output + begin,
+                                     .out_features = shape.out_features,
+                                     .is_gated = shape.is_gated});
     stream_.record(*slot.packed);
     slot.in_flight = true;
   }

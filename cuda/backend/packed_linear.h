@@ -9,6 +9,7 @@
 #include "core/buffer.h"
 #include "cuda/gpu/device.h"
 #include "cuda/kernels/projection.h"
+#include "cuda/kernels/quantize.h"
 
 namespace specdec::cuda {
 
@@ -32,9 +33,15 @@ class CudaPackedLinear final : public PackedLinear {
   int num_tiles() const { return num_tiles_of(shape_); }
   int num_k_blocks() const { return num_k_blocks_of(shape_); }
   const void* data() const { return data_.data(); }
+  // Of integer weights.
+  IntLayout int_layout() const { return int_layout_of(shape_); }
+  // What sums are multiplied with, or null.
+  const float* scales() const;
 
   static int num_tiles_of(const Shape& shape);
   static int num_k_blocks_of(const Shape& shape);
+  static IntLayout int_layout_of(const Shape& shape);
+  static int64_t size_bytes_of(const Shape& shape);
 
  private:
   Shape shape_;
@@ -44,7 +51,8 @@ class CudaPackedLinear final : public PackedLinear {
 // Brings matrices of a checkpoint to the device in pieces of bounded size and packs them there.
 class WeightPacker {
  public:
-  WeightPacker(Device& device, Stream& stream, const ProjectionKernels& kernels, DType act_dtype);
+  WeightPacker(Device& device, Stream& stream, const ProjectionKernels& kernels,
+               const QuantizeKernels& quantize_kernels, DType act_dtype);
 
   // Throws InvalidArgument naming what is wrong with the parts.
   std::unique_ptr<CudaPackedLinear> pack(const PackArgs& args);
@@ -61,11 +69,15 @@ class WeightPacker {
   // Packs rows of one part, of which the first is output `first_output`.
   void pack_part(const WeightView& part, int64_t first_output, const CudaPackedLinear::Shape& shape,
                  void* packed);
+  // The same for integer formats.
+  void pack_integers(const WeightView& part, int64_t first_output,
+                     const CudaPackedLinear::Shape& shape, void* packed);
   Slot& next_slot(size_t size_bytes);
 
   Device& device_;
   Stream& stream_;
   const ProjectionKernels& kernels_;
+  const QuantizeKernels& quantize_kernels_;
   DType act_dtype_;
   std::array<Slot, 2> slots_;
   int current_ = 0;

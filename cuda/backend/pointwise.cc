@@ -50,8 +50,7 @@ void CudaBackend::embed(const EmbedArgs& args) {
                                   .out = args.out,
                                   .num_rows = args.num_rows};
   if (rows.format() != WeightFormat::kAct) {
-    const IntLayout layout = make_int_layout(rows.format(), rows.num_tiles(), rows.in_features());
-    return kernels_.pointwise.embed_int(*stream_, params, layout);
+    return kernels_.pointwise.embed_int(*stream_, params, rows.int_layout());
   }
   kernels_.pointwise.embed_act(*stream_, params, act_dtype_);
 }

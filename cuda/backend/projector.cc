@@ -113,12 +113,11 @@ void Projector::run_rows(const CudaPackedLinear& weight, const RowsParams& rows,
                           .records = rows.x,
                           .finish = finish,
                           .plan = plan_of(weight, rows)};
-  if (!params.plan.fused_rows && !are_records(weight, rows)) {
-    const int64_t size_bytes =
-        int64_t{rows.num_rows} * params.num_k_blocks * record_bytes(params.format);
+  params.finish.scales = weight.scales();
+  if (!params.plan.fused_rows && !are_records(rows)) {
+    const int64_t size_bytes = int64_t{rows.num_rows} * params.num_k_blocks * kRecordBytes;
     void* records = records_.get<char>(static_cast<size_t>(size_bytes));
-    kernels_.prepare_rows(
-        stream_, {.rows = rows, .format = params.format, .act_dtype = act_dtype_, .out = records});
+    kernels_.prepare_rows(stream_, {.rows = rows, .act_dtype = act_dtype_, .out = records});
     params.records = records;
     params.rows.row_ids = nullptr;
   }
@@ -126,20 +125,18 @@ void Projector::run_rows(const CudaPackedLinear& weight, const RowsParams& rows,
   kernels_.product(stream_, params);
 }
 
-bool Projector::are_records(const CudaPackedLinear& weight, const RowsParams& rows) const {
+bool Projector::are_records(const RowsParams& rows) const {
   // The kernel for many rows takes them as they lie.
   const bool in_order = rows.row_ids == nullptr || rows.num_rows <= kFewRows;
-  return in_order && weight.format() == WeightFormat::kAct && !rows.is_float &&
-         rows.dim % kBlockInputs == 0;
+  return in_order && !rows.is_float && rows.dim % kBlockInputs == 0;
 }
 
 ProductPlan Projector::plan_of(const CudaPackedLinear& weight, const RowsParams& rows) const {
   ProductPlan plan;
   plan.few_rows = rows.num_rows <= kFewRows;
   if (plan.few_rows) {
-    const int64_t rows_bytes =
-        int64_t{rows.num_rows} * weight.num_k_blocks() * record_bytes(weight.format());
-    plan.fused_rows = rows_bytes <= kFusedBytes && !are_records(weight, rows);
+    const int64_t rows_bytes = int64_t{rows.num_rows} * weight.num_k_blocks() * kRecordBytes;
+    plan.fused_rows = rows_bytes <= kFusedBytes && !are_records(rows);
     plan_few_rows(weight.num_tiles(), rows.num_rows, plan);
     return plan;
   }

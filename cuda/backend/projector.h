@@ -23,7 +23,7 @@ class Projector {
   ProductPlan plan_of(const CudaPackedLinear& weight, const RowsParams& rows) const;
   void plan_few_rows(int num_tiles, int num_rows, ProductPlan& plan) const;
   // Whether products can read the rows as they are.
-  bool are_records(const CudaPackedLinear& weight, const RowsParams& rows) const;
+  bool are_records(const RowsParams& rows) const;
   void add_workspaces(ProductParams& params);
 
   Device& device_;

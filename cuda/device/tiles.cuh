@@ -7,6 +7,9 @@
 // hold is up to the format, a policy with
 //
 //   kBlockBytes, kRecordBytes      of a block of weights, of a record of a row (multiples of 16)
+//   kMaxTilesAtOnce                tiles that a warp of few rows may work on together, 1 or 2
+//   kManyRowsBlocksPerSm           what the registers of many rows leave room for
+//   kMaxStages                     of few rows: loads under way
 //   Weights, Inputs                registers: a lane's part of a block, of a record of its row
 //   load_weights(block, lane)      `block` is in global memory and never written
 //   load_inputs(record, t)         `record` of row g = lane / 4 in shared or global memory;
@@ -54,6 +57,9 @@ struct ActFormat {
   using Element = T;
   static constexpr int kBlockBytes = kTileOutputs * kBlockInputs * 2;
   static constexpr int kRecordBytes = kBlockInputs * 2;
+  static constexpr int kMaxTilesAtOnce = 2;
+  static constexpr int kManyRowsBlocksPerSm = 2;
+  static constexpr int kMaxStages = 4;
 
   struct Weights {
     uint4 steps[2];

@@ -1,8 +1,195 @@
+#include <cstdint>
+
+#include "cuda/device/numeric.cuh"
 #include "cuda/device/target.cuh"
+#include "cuda/device/warp.cuh"
 #include "cuda/kernels/moe.h"
+#include "cuda/kernels/moe_products.cuh"
+#include "cuda/kernels/projection_int.cuh"
 
 namespace specdec::cuda::SPECDEC_TARGET {
+namespace {
 
-MoeKernels moe_kernels() { return {}; }
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / kWarpSize;
+
+unsigned blocks_of(int64_t count, int of_block) {
+  return static_cast<unsigned>((count + of_block - 1) / of_block);
+}
+
+// --- Routing: a warp a row, expert i in lane i % 32 ---
+
+// A larger logit, then a lower index, gives a larger key.
+__device__ __forceinline__ uint64_t key_of(float logit, int index) {
+  const uint32_t bits = __float_as_uint(logit + 0.0f);  // one zero
+  const uint32_t order = (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
+  return static_cast<uint64_t>(order) << 32 | static_cast<uint32_t>(kMaxExperts - index);
+}
+__device__ __forceinline__ int expert_of(uint64_t key) {
+  return kMaxExperts - static_cast<int>(static_cast<uint32_t>(key));
+}
+
+// The best key below `limit`.
+__device__ __forceinline__ uint64_t best_below(uint64_t limit, const float* logits,
+                                               int num_experts) {
+  uint64_t best = 0;
+  for (int i = threadIdx.x % kWarpSize; i < num_experts; i += kWarpSize) {
+    const uint64_t key = key_of(logits[i], i);
+    if (key < limit && key > best) best = key;
+  }
+  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
+    const uint64_t other = __shfl_xor_sync(kAllLanes, best, distance);
+    if (other > best) best = other;
+  }
+  return best;
+}
+
+__global__ void route_kernel(RouteParams params) {
+  ptx::wait_for_previous();
+  ptx::let_next_start();
+  const int row = blockIdx.x * kWarps + threadIdx.x / kWarpSize;
+  const int lane = threadIdx.x % kWarpSize;
+  if (row >= params.num_rows) return;
+  const float* logits = params.logits + int64_t{row} * params.num_experts;
+  int32_t* experts = params.experts + int64_t{row} * params.top_k;
+  float* weights = params.weights + int64_t{row} * params.top_k;
+  float highest = 0.0f;
+  float total = 0.0f;
+  uint64_t key = ~uint64_t{0};
+  for (int rank = 0; rank < params.top_k; ++rank) {
+    key = best_below(key, logits, params.num_experts);
+    const int expert = expert_of(key);
+    const float logit = logits[expert];
+    if (rank == 0) highest = logit;
+    const float weight = expf(logit - highest);
+    total += weight;
+    if (lane != 0) continue;
+    experts[rank] = expert;
+    weights[rank] = weight;
+  }
+  if (!params.renormalize) {
+    total = 0.0f;
+    for (int i = lane; i < params.num_experts; i += kWarpSize) total += expf(logits[i] - highest);
+    total = warp_sum(total);
+  }
+  if (lane != 0) return;
+  for (int rank = 0; rank < params.top_k; ++rank) weights[rank] /= total;
+}
+
+// --- Grouping: a block an expert ---
+
+// Sum over the block, for every thread. `partial` is free afterwards.
+__device__ int block_sum(int value, int* partial) {
+  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(kAllLanes, value, distance);
+  }
+  if (threadIdx.x % kWarpSize == 0) partial[threadIdx.x / kWarpSize] = value;
+  __syncthreads();
+  int total = 0;
+  for (int warp = 0; warp < kWarps; ++warp) total += partial[warp];
+  __syncthreads();
+  return total;
+}
+
+__global__ void group_kernel(GroupParams params) {
+  __shared__ int partial[kWarps];
+  ptx::wait_for_previous();
+  ptx::let_next_start();
+  const int expert = blockIdx.x;
+  int lower = 0;
+  int equal = 0;
+  for (int choice = threadIdx.x; choice < params.num_choices; choice += kThreads) {
+    lower += params.experts[choice] < expert;
+    equal += params.experts[choice] == expert;
+  }
+  lower = block_sum(lower, partial);
+  equal = block_sum(equal, partial);
+  if (threadIdx.x == 0) {
+    params.cu_rows[expert] = lower;
+    if (expert == params.num_experts - 1) params.cu_rows[expert + 1] = lower + equal;
+  }
+  const int warp = threadIdx.x / kWarpSize;
+  int next = lower;
+  for (int begin = 0; begin < params.num_choices; begin += kThreads) {
+    const int choice = begin + threadIdx.x;
+    const bool is_mine = choice < params.num_choices && params.experts[choice] == expert;
+    const uint32_t votes = __ballot_sync(kAllLanes, is_mine);
+    if (threadIdx.x % kWarpSize == 0) partial[warp] = __popc(votes);
+    __syncthreads();
+    int place = next + __popc(votes & ((1u << threadIdx.x % kWarpSize) - 1));
+    for (int other = 0; other < kWarps; ++other) {
+      if (other < warp) place += partial[other];
+      next += partial[other];
+    }
+    __syncthreads();
+    if (!is_mine) continue;
+    params.row_ids[place] = choice / params.top_k;
+    params.places[choice] = place;
+  }
+}
+
+// --- Sums over the experts of a row ---
+
+__global__ void combine_kernel(CombineParams params) {
+  ptx::wait_for_previous();
+  ptx::let_next_start();
+  const int i = blockIdx.y * kThreads + threadIdx.x;
+  if (i >= params.dim) return;
+  const int64_t row = blockIdx.x;
+  float sum = params.out[row * params.dim + i];
+  for (int rank = 0; rank < params.top_k; ++rank) {
+    const int64_t choice = row * params.top_k + rank;
+    const int64_t place = params.places[choice];
+    sum = fmaf(params.weights[choice], params.results[place * params.dim + i], sum);
+  }
+  params.out[row * params.dim + i] = sum;
+}
+
+void route(Stream& stream, const RouteParams& params) {
+  launch("moe: route", stream, route_kernel,
+         {.grid = {blocks_of(params.num_rows, kWarps)},
+          .block = {kThreads},
+          .overlaps_previous = true},
+         params);
+}
+
+void group(Stream& stream, const GroupParams& params) {
+  launch("moe: group", stream, group_kernel,
+         {.grid = {static_cast<unsigned>(params.num_experts)},
+          .block = {kThreads},
+          .overlaps_previous = true},
+         params);
+}
+
+void products(Stream& stream, const ExpertProductsParams& params) {
+  switch (params.product.format) {
+    case WeightFormat::kAct:
+      return expert_products_by_dtype<ActFormat>(stream, params);
+    case WeightFormat::kInt8:
+      return expert_products_by_dtype<Int8Format>(stream, params);
+    case WeightFormat::kInt8Grouped:
+      return expert_products_by_dtype<Int8GroupedFormat>(stream, params);
+    case WeightFormat::kInt8GroupedMin:
+      return expert_products_by_dtype<Int8GroupedMinFormat>(stream, params);
+    case WeightFormat::kInt4Grouped:
+      return expert_products_by_dtype<Int4GroupedFormat>(stream, params);
+    case WeightFormat::kInt4GroupedMin:
+      return expert_products_by_dtype<Int4GroupedMinFormat>(stream, params);
+  }
+}
+
+void combine(Stream& stream, const CombineParams& params) {
+  launch("moe: combine", stream, combine_kernel,
+         {.grid = {static_cast<unsigned>(params.num_rows), blocks_of(params.dim, kThreads)},
+          .block = {kThreads},
+          .overlaps_previous = true},
+         params);
+}
+
+}  // namespace
+
+MoeKernels moe_kernels() {
+  return {.route = route, .group = group, .products = products, .combine = combine};
+}
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

@@ -43,10 +43,9 @@ struct RowsParams {
   float eps = 0.0f;
 };
 
-// Rows as records of the weight's format.
+// Rows as records.
 struct PrepareParams {
   RowsParams rows;
-  WeightFormat format = WeightFormat::kAct;
   DType act_dtype = DType::kBF16;
   void* out = nullptr;  // [num_rows, ceil(dim / 32)] records
 };
@@ -75,6 +74,8 @@ enum class Finish : uint8_t { kStore, kActivate, kActivateGated, kHeads };
 // What becomes of the sums.
 struct FinishParams {
   Finish kind = Finish::kStore;
+  // [tiles, kTileOutputs] what the sums of an output are multiplied with, or null
+  const float* scales = nullptr;
   const float* bias = nullptr;  // [out_features], or null
   int out_features = 0;         // of the product; gated: gates and ups
   void* out = nullptr;          // kStore: float32; kActivate*: act
@@ -97,7 +98,6 @@ struct ProductParams {
   WeightFormat format = WeightFormat::kAct;
   DType act_dtype = DType::kBF16;
   const void* weights = nullptr;
-  const void* weight_scales = nullptr;  // of formats that keep them apart
   int num_tiles = 0;
   int num_k_blocks = 0;
   RowsParams rows;
@@ -119,10 +119,8 @@ inline constexpr int64_t partial_floats(int column_tiles) {
 }
 inline constexpr int kPartialSlices = 8;
 
-// Bytes of 32 inputs of a row, as the products read them.
-inline constexpr int64_t record_bytes(WeightFormat format) {
-  return format == WeightFormat::kAct ? kBlockInputs * 2 : 48;
-}
+// Bytes of 32 inputs of a row, as the products read them: act elements.
+inline constexpr int64_t kRecordBytes = kBlockInputs * 2;
 // Blocks of the streaming kernel that fit a multiprocessor: rows that are not fused are in flight
 // beside the weights, which takes registers.
 inline constexpr int few_rows_blocks_per_sm(int num_rows, bool fused_rows, int tiles_at_once) {

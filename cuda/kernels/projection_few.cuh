@@ -26,7 +26,7 @@ template <class Format, int kTiles, int kColumns, bool kFused>
 class FewRows {
  public:
   static constexpr int kBlocksPerSm = few_rows_blocks_per_sm(kColumns * 8, kFused, kTiles);
-  static constexpr int kStages = !kFused && kBlocksPerSm == 2 ? 3 : 4;
+  static constexpr int kStages = !kFused && kBlocksPerSm == 2 ? 3 : Format::kMaxStages;
   static constexpr int kStageBlocks = 2 / kTiles;  // k blocks of each tile
   static constexpr int kChunk = kStages * kStageBlocks;
   static constexpr int64_t kExchangeBytes = few_rows_exchange_bytes(kColumns * 8, kTiles);
@@ -211,7 +211,7 @@ class FewRows {
     __syncwarp();
     // To where slice 0 was, which nobody else reads.
     float* sums_of_rows = reinterpret_cast<float*>(turn + mine * kColumns * kWarpSize);
-    total.store(sums_of_rows);
+    total.store(params_.finish, tile + mine, sums_of_rows);
     finish_tile<T>(params_.finish, tile + mine, 0, params_.rows.num_rows, sums_of_rows);
   }
 

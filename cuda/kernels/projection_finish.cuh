@@ -57,16 +57,22 @@ struct TileSums {
     return make_float4(sums[0], sums[1], sums[2], sums[3]);
   }
 
-  // To [8 * kColumns rows, 16 outputs] in shared memory of this warp.
-  __device__ __forceinline__ void store(float* out) const {
+  // To [8 * kColumns rows, 16 outputs] in shared memory of this warp, scaled by
+  // FinishParams::scales.
+  __device__ __forceinline__ void store(const FinishParams& finish, int tile, float* out) const {
     const int g = threadIdx.x % kWarpSize / 4;
     const int t = threadIdx.x % 4;
+    float scales[2] = {1.0f, 1.0f};
+    if (finish.scales != nullptr) {
+      scales[0] = finish.scales[tile * kTileOutputs + g];
+      scales[1] = finish.scales[tile * kTileOutputs + g + 8];
+    }
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int row = column * 8 + 2 * t + i % 2;
-        out[row * kTileOutputs + g + i / 2 * 8] = values[column][i];
+        out[row * kTileOutputs + g + i / 2 * 8] = values[column][i] * scales[i / 2];
       }
     }
     __syncwarp();

@@ -89,7 +89,7 @@ class ManyRows {
     __syncthreads();  // the rows' memory is free
     if (first_tile_ + warp_ < params_.num_tiles) {
       float* sums_of_rows = reinterpret_cast<float*>(shared_) + warp_ * (kRows * kTileOutputs);
-      total.store(sums_of_rows);
+      total.store(params_.finish, first_tile_ + warp_, sums_of_rows);
       finish_tile<T>(params_.finish, first_tile_ + warp_, first_row_,
                      min(kRows, params_.rows.num_rows - first_row_), sums_of_rows);
     }
@@ -206,7 +206,8 @@ class ManyRows {
 };
 
 template <class Format, int kColumns, bool kSplit>
-__global__ void __launch_bounds__(kRowThreads, 2) many_rows_kernel(const ProductParams params) {
+__global__ void __launch_bounds__(kRowThreads, Format::kManyRowsBlocksPerSm)
+    many_rows_kernel(const ProductParams params) {
   SPECDEC_SHARED_BYTES(shared);
   ManyRows<Format, kColumns, kSplit>(params, shared).run();
 }

@@ -1,0 +1,51 @@
+// Runs mixtures of experts: routes rows, and owns what lies between the passes. How many rows an
+// expert has never leaves the device, so a step with experts can be captured like any other.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "backend/op_args.h"
+#include "cuda/backend/workspace.h"
+#include "cuda/gpu/device.h"
+#include "cuda/kernels/moe.h"
+#include "cuda/kernels/projection.h"
+
+namespace specdec::cuda {
+
+class ExpertMixer {
+ public:
+  ExpertMixer(Device& device, Stream& stream, const MoeKernels& kernels,
+              const ProjectionKernels& projection_kernels, DType act_dtype);
+
+  void run(const MoeArgs& args);
+
+ private:
+  // The rows a product of all experts reads: x itself by row_ids, or choices in order of expert.
+  struct Rows {
+    const void* x = nullptr;  // [num_x, in_features] act
+    int num_x = 0;
+    const int32_t* row_ids = nullptr;  // [num_choices] in order of expert, or null
+    const int32_t* cu_rows = nullptr;  // [num_experts + 1]
+    int most_of_expert = 0;            // rows an expert may have
+    int num_choices = 0;
+  };
+
+  void run_rows(const MoeArgs& args, int first_row, int num_rows);
+  void products(std::span<const PackedLinear* const> experts, const Rows& rows,
+                const FinishParams& finish);
+  // Records of x, or of the rows of all choices.
+  const void* prepared(const Rows& rows, int dim, bool is_gathered, int num_k_blocks);
+
+  const DeviceProperties& properties_;
+  Stream& stream_;
+  const MoeKernels& kernels_;
+  const ProjectionKernels& projection_kernels_;
+  DType act_dtype_;
+  Workspace choices_;
+  Workspace records_;
+  Workspace act_;
+  Workspace results_;
+};
+
+}  // namespace specdec::cuda

@@ -1,0 +1,102 @@
+// Products of all experts in one grid: the kernels of projection_few.cuh and projection_many.cuh
+// for the rows an expert has.
+#pragma once
+
+#include "cuda/kernels/moe.h"
+#include "cuda/kernels/projection_few.cuh"
+#include "cuda/kernels/projection_many.cuh"
+
+namespace specdec::cuda::SPECDEC_TARGET {
+
+// The product of one expert with choices [begin, end).
+template <class Format>
+__device__ __forceinline__ ProductParams expert_product(const ExpertProductsParams& params,
+                                                        int expert, int begin, int end) {
+  ProductParams product = params.product;
+  const unsigned char* weights = static_cast<const unsigned char*>(params.weights[expert]);
+  product.weights = weights;
+  if (product.format == WeightFormat::kInt8) {
+    product.finish.scales = reinterpret_cast<const float*>(weights + params.scales_offset);
+  }
+  product.rows.num_rows = end - begin;
+  if (product.rows.row_ids != nullptr) {
+    product.rows.row_ids += begin;
+  } else {
+    product.records = static_cast<const unsigned char*>(product.records) +
+                      int64_t{begin} * product.num_k_blocks * Format::kRecordBytes;
+  }
+  if (product.finish.kind == Finish::kStore) {
+    product.finish.out =
+        static_cast<float*>(product.finish.out) + int64_t{begin} * product.finish.out_features;
+  } else {
+    const int dim = product.finish.kind == Finish::kActivateGated ? product.finish.out_features / 2
+                                                                  : product.finish.out_features;
+    product.finish.out =
+        static_cast<typename Format::Element*>(product.finish.out) + int64_t{begin} * dim;
+  }
+  return product;
+}
+
+// Grid: [blocks of an expert, row tiles, experts]. An expert has few of the rows, mostly: 8 at a
+// time, and the weights once more from L2 where there are more.
+template <class Format>
+__global__ void __launch_bounds__(kRowThreads, kExpertBlocksPerSm)
+    few_rows_of_experts_kernel(const ExpertProductsParams params) {
+  SPECDEC_SHARED_BYTES(shared);
+  ptx::wait_for_previous();
+  const int begin = params.cu_rows[blockIdx.z] + blockIdx.y * 8;
+  const int end = params.cu_rows[blockIdx.z + 1];
+  if (begin >= end) return;
+  const ProductParams product =
+      expert_product<Format>(params, blockIdx.z, begin, min(end, begin + 8));
+  FewRows<Format, Format::kMaxTilesAtOnce, 1, false>(product, shared).run();
+}
+
+// Grid: [row tiles, blocks of tiles, experts].
+template <class Format, int kColumns>
+__global__ void __launch_bounds__(kRowThreads, Format::kManyRowsBlocksPerSm)
+    many_rows_of_experts_kernel(const ExpertProductsParams params) {
+  SPECDEC_SHARED_BYTES(shared);
+  ptx::wait_for_previous();
+  const int begin = params.cu_rows[blockIdx.z];
+  const int end = params.cu_rows[blockIdx.z + 1];
+  if (static_cast<int>(blockIdx.x) * kColumns * 8 >= end - begin) return;
+  const ProductParams product = expert_product<Format>(params, blockIdx.z, begin, end);
+  ManyRows<Format, kColumns, false>(product, shared).run();
+}
+
+template <class Format>
+void launch_expert_products(Stream& stream, const ExpertProductsParams& params) {
+  const ProductParams& product = params.product;
+  const unsigned experts = static_cast<unsigned>(params.num_experts);
+  const int num_rows = product.rows.num_rows;
+  if (product.plan.few_rows) {
+    const LaunchConfig config = {
+        .grid = {static_cast<unsigned>(product.plan.num_blocks),
+                 static_cast<unsigned>(num_rows + 7) / 8, experts},
+        .block = {kRowThreads},
+        .shared_bytes = static_cast<size_t>(few_rows_exchange_bytes(8, Format::kMaxTilesAtOnce)),
+        .overlaps_previous = true};
+    return launch("moe: few rows", stream, few_rows_of_experts_kernel<Format>, config, params);
+  }
+  constexpr int kColumns = 4;
+  const unsigned row_tiles = (num_rows + kColumns * 8 - 1) / (kColumns * 8);
+  const unsigned tile_blocks = (product.num_tiles + kManyRowsTiles - 1) / kManyRowsTiles;
+  launch("moe: many rows", stream, many_rows_of_experts_kernel<Format, kColumns>,
+         {.grid = {row_tiles, tile_blocks, experts},
+          .block = {kRowThreads},
+          .shared_bytes = ManyRows<Format, kColumns, false>::kSharedBytes,
+          .overlaps_previous = true},
+         params);
+}
+
+template <template <class> class Format>
+void expert_products_by_dtype(Stream& stream, const ExpertProductsParams& params) {
+  if (params.product.act_dtype == DType::kBF16) {
+    launch_expert_products<Format<Bf16>>(stream, params);
+  } else {
+    launch_expert_products<Format<Half>>(stream, params);
+  }
+}
+
+}  // namespace specdec::cuda::SPECDEC_TARGET

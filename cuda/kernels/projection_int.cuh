@@ -1,0 +1,242 @@
+// Integer weights as formats of device/tiles.cuh; kernels/quantize_layout.h says what lies in a
+// block. Rows are those of ActFormat. Codes become act elements, exactly, in registers; a block is
+// multiplied into sums of its own, which are scaled into the float32 sums. A min adds its product
+// with the sum of the row's inputs of the block.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/device/numeric.cuh"
+#include "cuda/device/ptx.cuh"
+#include "cuda/device/tiles.cuh"
+
+namespace specdec::cuda::SPECDEC_TARGET {
+
+// What makes numbers of codes: small integers in the low bits of a float whose unit they are.
+template <class T>
+struct CodeBits;
+
+// 128 + n for n < 128.
+template <>
+struct CodeBits<Bf16> {
+  static constexpr uint32_t kBase = 0x43004300u;
+  static constexpr uint32_t kMinusBase = 0xc300c300u;
+  static constexpr uint32_t kMinusBaseAndEight = 0xc308c308u;
+  static constexpr uint32_t kOnes = 0x3f803f80u;
+};
+// 1024 + n for n < 1024.
+template <>
+struct CodeBits<Half> {
+  static constexpr uint32_t kBase = 0x64006400u;
+  static constexpr uint32_t kMinusBase = 0xe400e400u;
+  static constexpr uint32_t kMinusBaseAndEight = 0xe408e408u;
+  static constexpr uint32_t kOnes = 0x3c003c00u;
+};
+
+// Sums of two pairs of elements.
+template <class T>
+__device__ __forceinline__ uint32_t add_pairs(uint32_t a, uint32_t b);
+
+#ifdef SPECDEC_EMULATED
+template <class T>
+inline uint32_t add_pairs(uint32_t a, uint32_t b) {
+  const float2 x = unpack<T>(a), y = unpack<T>(b);
+  return pack<T>(x.x + y.x, x.y + y.y);
+}
+#else
+template <>
+__device__ __forceinline__ uint32_t add_pairs<Bf16>(uint32_t a, uint32_t b) {
+  const auto pair = [](uint32_t bits) {
+    return __nv_bfloat162(__ushort_as_bfloat16(static_cast<uint16_t>(bits)),
+                          __ushort_as_bfloat16(static_cast<uint16_t>(bits >> 16)));
+  };
+  const __nv_bfloat162 sum = __hadd2(pair(a), pair(b));
+  return __bfloat16_as_ushort(sum.x) | static_cast<uint32_t>(__bfloat16_as_ushort(sum.y)) << 16;
+}
+template <>
+__device__ __forceinline__ uint32_t add_pairs<Half>(uint32_t a, uint32_t b) {
+  const auto pair = [](uint32_t bits) {
+    return __half2(__ushort_as_half(static_cast<uint16_t>(bits)),
+                   __ushort_as_half(static_cast<uint16_t>(bits >> 16)));
+  };
+  const __half2 sum = __hadd2(pair(a), pair(b));
+  return __half_as_ushort(sum.x) | static_cast<uint32_t>(__half_as_ushort(sum.y)) << 16;
+}
+#endif
+
+// A pair of elements from the signed bytes 0 and 2 of a word.
+template <class T>
+__device__ __forceinline__ uint32_t elements_of_bytes(uint32_t word);
+template <>
+__device__ __forceinline__ uint32_t elements_of_bytes<Bf16>(uint32_t word) {
+  // 128 + the low 7 bits, less 128 or, where the sign is set, 256.
+  return add_pairs<Bf16>((word & 0x007f007fu) | CodeBits<Bf16>::kBase,
+                         (word & 0x00800080u) | CodeBits<Bf16>::kMinusBase);
+}
+template <>
+__device__ __forceinline__ uint32_t elements_of_bytes<Half>(uint32_t word) {
+  // The sign turned over is 128 more.
+  return add_pairs<Half>((word & 0x00ff00ffu) ^ 0x64806480u, 0xe480e480u);
+}
+
+// A pair of elements from the low halves of bytes 0 and 2 of a word.
+template <class T, bool kLessEight>
+__device__ __forceinline__ uint32_t elements_of_halves(uint32_t word) {
+  using Bits = CodeBits<T>;
+  return add_pairs<T>((word & 0x000f000fu) | Bits::kBase,
+                      kLessEight ? Bits::kMinusBaseAndEight : Bits::kMinusBase);
+}
+
+// The A operand of mma step `step` (0 or 1) from a lane's codes.
+template <class T>
+__device__ __forceinline__ void operand_of(const uint4& codes, int step, uint32_t (&a)[4]) {
+  const uint32_t first = step == 0 ? codes.x : codes.z;
+  const uint32_t second = step == 0 ? codes.y : codes.w;
+  a[0] = elements_of_bytes<T>(first);
+  a[1] = elements_of_bytes<T>(first >> 8);
+  a[2] = elements_of_bytes<T>(second);
+  a[3] = elements_of_bytes<T>(second >> 8);
+}
+template <class T, bool kLessEight>
+__device__ __forceinline__ void operand_of(const uint2& codes, int step, uint32_t (&a)[4]) {
+  const uint32_t word = step == 0 ? codes.x : codes.y;
+  a[0] = elements_of_halves<T, kLessEight>(word);
+  a[1] = elements_of_halves<T, kLessEight>(word >> 8);
+  a[2] = elements_of_halves<T, kLessEight>(word >> 4);
+  a[3] = elements_of_halves<T, kLessEight>(word >> 12);
+}
+
+// kInt8: products of codes; the finish multiplies them with the output's scale.
+template <class T>
+struct Int8Format {
+  using Element = T;
+  static constexpr int kBlockBytes = kTileOutputs * kBlockInputs;
+  static constexpr int kRecordBytes = ActFormat<T>::kRecordBytes;
+  static constexpr int kMaxTilesAtOnce = 1;
+  static constexpr int kManyRowsBlocksPerSm = 2;
+  static constexpr int kMaxStages = 4;
+
+  using Weights = uint4;
+  using Inputs = typename ActFormat<T>::Inputs;
+
+  static __device__ __forceinline__ Weights load_weights(const unsigned char* block, int lane) {
+    return ptx::load_streaming(block + lane * 16);
+  }
+  static __device__ __forceinline__ Inputs load_inputs(const unsigned char* record, int t) {
+    return ActFormat<T>::load_inputs(record, t);
+  }
+  static __device__ __forceinline__ Inputs no_inputs() { return ActFormat<T>::no_inputs(); }
+  static __device__ __forceinline__ void multiply(float (&sums)[4], const Weights& weights,
+                                                  const Inputs& inputs) {
+    uint32_t a[4];
+    operand_of<T>(weights, 0, a);
+    ptx::mma_m16n8k16<T>(sums, a, {inputs.x, inputs.y});
+    operand_of<T>(weights, 1, a);
+    ptx::mma_m16n8k16<T>(sums, a, {inputs.z, inputs.w});
+  }
+  static __device__ __forceinline__ void store_inputs(unsigned char* record, int part,
+                                                      float4 values) {
+    ActFormat<T>::store_inputs(record, part, values);
+  }
+};
+
+// The formats with a scale, and a min, for every block of an output.
+template <class T, bool kInt4, bool kMins>
+struct GroupedFormat {
+  using Element = T;
+  static constexpr int kCodesBytes = kTileOutputs * kBlockInputs / (kInt4 ? 2 : 1);
+  static constexpr int kBlockBytes = kCodesBytes + kTileOutputs * 2 * (kMins ? 2 : 1);
+  static constexpr int kRecordBytes = ActFormat<T>::kRecordBytes;
+  static constexpr int kMaxTilesAtOnce = 1;
+  static constexpr int kManyRowsBlocksPerSm = 1;
+  static constexpr int kMaxStages = kMins && !kInt4 ? 3 : 4;
+
+  struct Weights {
+    std::conditional_t<kInt4, uint2, uint4> codes;
+    uint32_t scales;  // of outputs g and g + 8
+    uint32_t mins;
+  };
+  using Inputs = typename ActFormat<T>::Inputs;
+
+  static __device__ __forceinline__ Weights load_weights(const unsigned char* block, int lane) {
+    Weights weights;
+    if constexpr (kInt4) {
+      weights.codes = __ldg(reinterpret_cast<const uint2*>(block + lane * 8));
+    } else {
+      weights.codes = ptx::load_streaming(block + lane * 16);
+    }
+    const unsigned char* header = block + kCodesBytes;
+    if constexpr (kMins) {
+      const uint2 both = __ldg(reinterpret_cast<const uint2*>(header + lane / 4 * 8));
+      weights.scales = both.x;
+      weights.mins = both.y;
+    } else {
+      weights.scales = __ldg(reinterpret_cast<const uint32_t*>(header + lane / 4 * 4));
+    }
+    return weights;
+  }
+  static __device__ __forceinline__ Inputs load_inputs(const unsigned char* record, int t) {
+    return ActFormat<T>::load_inputs(record, t);
+  }
+  static __device__ __forceinline__ Inputs no_inputs() { return ActFormat<T>::no_inputs(); }
+
+  static __device__ __forceinline__ void multiply(float (&sums)[4], const Weights& weights,
+                                                  const Inputs& inputs) {
+    float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    uint32_t a[4];
+    operand(weights, 0, a);
+    ptx::mma_m16n8k16<T>(part, a, {inputs.x, inputs.y});
+    operand(weights, 1, a);
+    ptx::mma_m16n8k16<T>(part, a, {inputs.z, inputs.w});
+    add(sums, weights.scales, part);
+    if constexpr (kMins) {
+      // A product with ones: the sum of every column, where the lane wants it, for g and g + 8.
+      constexpr uint32_t kOnes = CodeBits<T>::kOnes;
+      part[0] = part[1] = part[2] = part[3] = 0.0f;
+      ptx::mma_m16n8k16<T>(part, {kOnes, kOnes, kOnes, kOnes}, {inputs.x, inputs.y});
+      ptx::mma_m16n8k16<T>(part, {kOnes, kOnes, kOnes, kOnes}, {inputs.z, inputs.w});
+      add(sums, weights.mins, {part[0], part[1], part[0], part[1]});
+    }
+  }
+  static __device__ __forceinline__ void store_inputs(unsigned char* record, int part,
+                                                      float4 values) {
+    ActFormat<T>::store_inputs(record, part, values);
+  }
+
+ private:
+  static __device__ __forceinline__ void operand(const Weights& weights, int step,
+                                                 uint32_t (&a)[4]) {
+    if constexpr (kInt4) {
+      operand_of<T, !kMins>(weights.codes, step, a);
+    } else {
+      operand_of<T>(weights.codes, step, a);
+    }
+  }
+  static __device__ __forceinline__ void add(float (&sums)[4], uint32_t factors,
+                                             const float (&part)[4]) {
+    const float2 factor = unpack<Half>(factors);
+    sums[0] = fmaf(factor.x, part[0], sums[0]);
+    sums[1] = fmaf(factor.x, part[1], sums[1]);
+    sums[2] = fmaf(factor.y, part[2], sums[2]);
+    sums[3] = fmaf(factor.y, part[3], sums[3]);
+  }
+};
+
+template <class T>
+using Int8GroupedFormat = GroupedFormat<T, false, false>;
+template <class T>
+using Int8GroupedMinFormat = GroupedFormat<T, false, true>;
+template <class T>
+using Int4GroupedFormat = GroupedFormat<T, true, false>;
+template <class T>
+using Int4GroupedMinFormat = GroupedFormat<T, true, true>;
+
+// Products with each of the formats; a source file each.
+void product_int8(Stream& stream, const ProductParams& params);
+void product_int8_grouped(Stream& stream, const ProductParams& params);
+void product_int8_grouped_min(Stream& stream, const ProductParams& params);
+void product_int4_grouped(Stream& stream, const ProductParams& params);
+void product_int4_grouped_min(Stream& stream, const ProductParams& params);
+
+}  // namespace specdec::cuda::SPECDEC_TARGET

@@ -1,0 +1,11 @@
+#include "cuda/device/target.cuh"
+#include "cuda/kernels/projection_int.cuh"
+#include "cuda/kernels/projection_product.cuh"
+
+namespace specdec::cuda::SPECDEC_TARGET {
+
+void product_int4_grouped_min(Stream& stream, const ProductParams& params) {
+  product_by_dtype<Int4GroupedMinFormat>(stream, params);
+}
+
+}  // namespace specdec::cuda::SPECDEC_TARGET

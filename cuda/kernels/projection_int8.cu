@@ -1,0 +1,11 @@
+#include "cuda/device/target.cuh"
+#include "cuda/kernels/projection_int.cuh"
+#include "cuda/kernels/projection_product.cuh"
+
+namespace specdec::cuda::SPECDEC_TARGET {
+
+void product_int8(Stream& stream, const ProductParams& params) {
+  product_by_dtype<Int8Format>(stream, params);
+}
+
+}  // namespace specdec::cuda::SPECDEC_TARGET

@@ -1,0 +1,285 @@
+// Mixtures of experts: against double loops and the CPU's, rows against themselves in other
+// batches, captured in a graph.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <random>
+
+#include "cpu/cpu_backend.h"
+#include "cpu/reference.h"
+#include "testing/cuda_devices.h"
+
+namespace specdec::cuda {
+namespace {
+
+using testing::DeviceKind;
+
+std::vector<float> random_values(std::mt19937& random, int64_t count, float scale) {
+  std::normal_distribution<float> normal(0.0f, scale);
+  std::vector<float> values(count);
+  for (float& value : values) value = normal(random);
+  return values;
+}
+
+uint16_t to_act(float value, DType dtype) {
+  return dtype == DType::kBF16 ? to_bfloat16(value).bits : float_to_half(value);
+}
+float rounded(float value, DType dtype) {
+  const uint16_t bits = to_act(value, dtype);
+  return dtype == DType::kBF16 ? to_float(BFloat16{bits}) : half_to_float(bits);
+}
+
+struct Shape {
+  int num_experts, hidden, inner;
+};
+
+// A backend with the experts of one layer.
+class World {
+ public:
+  World(DeviceKind kind, DType dtype, const Shape& shape, WeightFormat format = WeightFormat::kAct)
+      : backend(testing::make_backend(kind, dtype)), dtype(dtype), shape(shape) {
+    std::mt19937 random(5);
+    const int64_t count = int64_t{shape.inner} * shape.hidden;
+    for (int expert = 0; expert < shape.num_experts; ++expert) {
+      gate_up_values.push_back(rounded_values(random, 2 * count));
+      down_values.push_back(rounded_values(random, count));
+      const float* gate = gate_up_values.back().data();
+      const WeightView gate_up_views[] = {
+          {.values = {gate, DType::kF32, {shape.inner, shape.hidden}}},
+          {.values = {gate + count, DType::kF32, {shape.inner, shape.hidden}}}};
+      const WeightView down_view = {
+          .values = {down_values.back().data(), DType::kF32, {shape.hidden, shape.inner}}};
+      owned.push_back(
+          backend->pack_linear({.parts = gate_up_views, .format = format, .gated = true}));
+      gate_up.push_back(owned.back().get());
+      owned.push_back(backend->pack_linear({.parts = {&down_view, 1}, .format = format}));
+      down.push_back(owned.back().get());
+    }
+  }
+
+  template <class T>
+  Buffer upload(const std::vector<T>& values) {
+    Buffer buffer = backend->allocate(values.size() * sizeof(T), "test");
+    backend->stream().copy_to_device(buffer.data(), values.data(), values.size() * sizeof(T));
+    backend->stream().synchronize();
+    return buffer;
+  }
+  std::vector<float> download(const Buffer& buffer) {
+    std::vector<float> values(buffer.size_bytes() / sizeof(float));
+    backend->stream().copy_to_host(values.data(), buffer.data(), buffer.size_bytes());
+    backend->stream().synchronize();
+    return values;
+  }
+  std::vector<uint16_t> as_act(const std::vector<float>& values) const {
+    std::vector<uint16_t> bits;
+    for (float value : values) bits.push_back(to_act(value, dtype));
+    return bits;
+  }
+  MoeArgs args(int top_k, bool renormalize, int num_rows) const {
+    return {.gate_up = gate_up,
+            .down = down,
+            .top_k = top_k,
+            .renormalize = renormalize,
+            .num_rows = num_rows};
+  }
+  // What the experts add to `residual`.
+  std::vector<float> run(const std::vector<float>& logits, const std::vector<float>& x,
+                         const std::vector<float>& residual, int top_k, bool renormalize = true) {
+    MoeArgs args = this->args(top_k, renormalize, static_cast<int>(x.size()) / shape.hidden);
+    const Buffer device_logits = upload(logits), device_x = upload(as_act(x));
+    Buffer out = upload(residual);
+    args.router_logits = device_logits.as<float>();
+    args.x = device_x.data();
+    args.out = out.as<float>();
+    backend->moe(args);
+    return download(out);
+  }
+
+  std::unique_ptr<CudaBackend> backend;
+  DType dtype;
+  Shape shape;
+  std::vector<std::vector<float>> gate_up_values, down_values;
+  std::vector<std::unique_ptr<PackedLinear>> owned;
+  std::vector<const PackedLinear*> gate_up, down;
+
+ private:
+  std::vector<float> rounded_values(std::mt19937& random, int64_t count) const {
+    std::vector<float> values = random_values(random, count, 0.2f);
+    for (float& value : values) value = rounded(value, dtype);
+    return values;
+  }
+};
+
+class CudaMoe : public ::testing::TestWithParam<DeviceKind> {};
+
+// Few rows and many, multiples of a block of inputs and not.
+TEST_P(CudaMoe, MatchesReferenceAndAddsToTheResidual) {
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    for (const Shape& shape : {Shape{6, 48, 80}, {3, 64, 32}}) {
+      World world(GetParam(), dtype, shape);
+      std::mt19937 random(6);
+      for (int num_rows : {1, 11, 37}) {
+        for (int top_k : {1, 2, shape.num_experts}) {
+          const bool renormalize = num_rows != 11;
+          const std::vector<float> logits =
+              random_values(random, num_rows * shape.num_experts, 2.0f);
+          std::vector<float> x = random_values(random, num_rows * shape.hidden, 1.0f);
+          for (float& value : x) value = rounded(value, dtype);
+          const std::vector<float> residual = random_values(random, x.size(), 1.0f);
+          // The reference knows no float16: float32 holds the rounded values as well.
+          MoeArgs args = world.args(top_k, renormalize, num_rows);
+          args.router_logits = logits.data();
+          args.x = x.data();
+          const std::vector<double> expected = reference::moe(
+              args, world.gate_up_values, world.down_values, shape.hidden, DType::kF32);
+          const std::vector<float> out = world.run(logits, x, residual, top_k, renormalize);
+          // Each of the `inner` activations is rounded: errors that add up at random.
+          const double tolerance = dtype == DType::kBF16 ? 0.05 : 0.007;
+          for (size_t i = 0; i < out.size(); ++i) {
+            ASSERT_NEAR(out[i], residual[i] + expected[i], tolerance)
+                << i << " of " << num_rows << " rows, top " << top_k << ' ' << name_of(dtype);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(CudaMoe, IntegerExpertsMatchTheirProducts) {
+  const Shape shape = {4, 64, 40};
+  std::mt19937 random(7);
+  const std::vector<float> x = random_values(random, 20 * shape.hidden, 0.5f);
+  const std::vector<float> logits = random_values(random, 20 * shape.num_experts, 2.0f);
+  for (WeightFormat format :
+       {WeightFormat::kInt8, WeightFormat::kInt8GroupedMin, WeightFormat::kInt8Grouped,
+        WeightFormat::kInt4Grouped, WeightFormat::kInt4GroupedMin}) {
+    World world(GetParam(), DType::kF16, shape, format);
+    for (int num_rows : {3, 20}) {
+      const std::vector<float> rows(x.begin(), x.begin() + num_rows * shape.hidden);
+      const std::vector<float> out =
+          world.run({logits.begin(), logits.begin() + num_rows * shape.num_experts}, rows,
+                    std::vector<float>(rows.size(), 0.0f), 1);
+      // With one expert a row, whose weight is 1, the result is a product of that expert's.
+      for (int row = 0; row < num_rows; ++row) {
+        const float* mine = logits.data() + row * shape.num_experts;
+        const int64_t expert = std::max_element(mine, mine + shape.num_experts) - mine;
+        const Buffer in = world.upload(world.as_act(
+            {rows.begin() + row * shape.hidden, rows.begin() + (row + 1) * shape.hidden}));
+        Buffer act = world.backend->allocate(shape.inner * 2, "test");
+        Buffer alone = world.backend->allocate(shape.hidden * sizeof(float), "test");
+        world.backend->activated_linear(
+            {.weight = world.gate_up[expert],
+             .in = {.x = in.data(), .dtype = DType::kF16, .num_rows = 1},
+             .out = act.data()});
+        world.backend->linear({.weight = world.down[expert],
+                               .in = {.x = act.data(), .dtype = DType::kF16, .num_rows = 1},
+                               .out = alone.as<float>()});
+        const std::vector<float> expected = world.download(alone);
+        ASSERT_EQ(0, std::memcmp(expected.data(), &out[row * shape.hidden],
+                                 expected.size() * sizeof(float)))
+            << "row " << row << " of " << num_rows << ' ' << name_of(format);
+      }
+    }
+  }
+}
+
+TEST_P(CudaMoe, EqualLogitsChooseTheLowerIndex) {
+  const Shape shape = {4, 48, 32};
+  World world(GetParam(), DType::kBF16, shape);
+  std::mt19937 random(7);
+  const std::vector<float> x = random_values(random, shape.hidden, 1.0f);
+  const std::vector<float> zeros(shape.hidden, 0.0f);
+  const auto run = [&](const std::vector<float>& logits) { return world.run(logits, x, zeros, 2); };
+  EXPECT_EQ(run({1.0f, 3.0f, 3.0f, 3.0f}), run({1.0f, 3.0f, 3.0f, -9.0f}));
+  EXPECT_EQ(run({-1.0f, -0.0f, 0.0f, 0.0f}), run({-1.0f, 0.0f, 0.0f, -9.0f}));
+  EXPECT_NE(run({1.0f, 3.0f, 3.0f, 3.0f}), run({1.0f, 3.0f, -9.0f, 3.0f}));
+}
+
+TEST_P(CudaMoe, RowsDoNotSeeTheirBatchMates) {
+  const Shape shape = {40, 40, 24};  // more experts than lanes
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    World world(GetParam(), dtype, shape);
+    std::mt19937 random(8);
+    const int num_rows = 21;
+    const std::vector<float> logits = random_values(random, num_rows * shape.num_experts, 2.0f);
+    const std::vector<float> x = random_values(random, num_rows * shape.hidden, 1.0f);
+    const auto rows = [&](int begin, int count) {
+      return world.run(
+          {logits.begin() + begin * shape.num_experts,
+           logits.begin() + (begin + count) * shape.num_experts},
+          {x.begin() + begin * shape.hidden, x.begin() + (begin + count) * shape.hidden},
+          std::vector<float>(count * shape.hidden, 0.5f), 3);
+    };
+    const std::vector<float> all = rows(0, num_rows);
+    for (const auto& [begin, count] : {std::pair{0, 1}, {20, 1}, {3, 9}, {5, 16}}) {
+      const std::vector<float> some = rows(begin, count);
+      EXPECT_EQ(0,
+                std::memcmp(some.data(), &all[begin * shape.hidden], some.size() * sizeof(float)))
+          << count << " rows from " << begin;
+    }
+  }
+}
+
+// An expert may have all the rows, and all but one expert none.
+TEST_P(CudaMoe, AllRowsMayGoToOneExpert) {
+  const Shape shape = {5, 32, 32};
+  World world(GetParam(), DType::kBF16, shape);
+  std::mt19937 random(9);
+  for (int num_rows : {10, 40}) {
+    std::vector<float> logits(num_rows * shape.num_experts, 0.0f);
+    for (int row = 0; row < num_rows; ++row) logits[row * shape.num_experts + 3] = 4.0f;
+    const std::vector<float> x = random_values(random, num_rows * shape.hidden, 1.0f);
+    const std::vector<float> zeros(x.size(), 0.0f);
+    const std::vector<float> all = world.run(logits, x, zeros, 1);
+    for (int row : {0, 8, num_rows - 1}) {
+      const std::vector<float> alone =
+          world.run({logits.begin(), logits.begin() + shape.num_experts},
+                    {x.begin() + row * shape.hidden, x.begin() + (row + 1) * shape.hidden},
+                    std::vector<float>(shape.hidden, 0.0f), 1);
+      EXPECT_EQ(0,
+                std::memcmp(alone.data(), &all[row * shape.hidden], alone.size() * sizeof(float)));
+    }
+  }
+}
+
+TEST_P(CudaMoe, CapturedStepsFollowTheRouting) {
+  const Shape shape = {6, 48, 40};
+  World world(GetParam(), DType::kBF16, shape);
+  std::mt19937 random(10);
+  const int num_rows = 7;
+  const auto values = [&](int width, float scale) {
+    return random_values(random, num_rows * width, scale);
+  };
+  const std::vector<float> first_logits = values(shape.num_experts, 2.0f);
+  const std::vector<float> x = values(shape.hidden, 1.0f);
+  const std::vector<float> zeros(x.size(), 0.0f);
+  world.run(first_logits, x, zeros, 2);  // workspaces are there
+
+  Buffer logits = world.upload(first_logits);
+  const Buffer device_x = world.upload(world.as_act(x));
+  Buffer out = world.upload(zeros);
+  MoeArgs args = world.args(2, true, num_rows);
+  args.router_logits = logits.as<float>();
+  args.x = device_x.data();
+  args.out = out.as<float>();
+  Stream& stream = world.backend->stream();
+  stream.begin_capture();
+  world.backend->moe(args);
+  const std::unique_ptr<Graph> graph = stream.end_capture();
+  for (int replay = 0; replay < 2; ++replay) {
+    const std::vector<float> new_logits = values(shape.num_experts, 2.0f);
+    stream.copy_to_device(logits.data(), new_logits.data(), logits.size_bytes());
+    stream.copy_to_device(out.data(), zeros.data(), out.size_bytes());
+    stream.launch(*graph);
+    const std::vector<float> captured = world.download(out);
+    EXPECT_EQ(captured, world.run(new_logits, x, zeros, 2)) << replay;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, CudaMoe, ::testing::ValuesIn(testing::device_kinds()),
+                         testing::test_name);
+
+}  // namespace
+}  // namespace specdec::cuda

@@ -1,0 +1,381 @@
+// Integer weights: the same codes as on the CPU, products with them against double loops, and rows
+// against themselves in other batches.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "cpu/cpu_backend.h"
+#include "cpu/reference.h"
+#include "testing/cuda_devices.h"
+
+namespace specdec::cuda {
+namespace {
+
+using testing::DeviceKind;
+
+constexpr WeightFormat kFormats[] = {WeightFormat::kInt8, WeightFormat::kInt8Grouped,
+                                     WeightFormat::kInt8GroupedMin, WeightFormat::kInt4Grouped,
+                                     WeightFormat::kInt4GroupedMin};
+
+std::vector<float> random_values(int64_t count, uint32_t seed, float scale = 1.0f) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal(0.0f, scale);
+  std::vector<float> values(count);
+  for (float& value : values) value = normal(generator);
+  return values;
+}
+
+WeightView view_of(const std::vector<float>& values, int64_t rows) {
+  return {.values = {values.data(), DType::kF32, {rows, std::ssize(values) / rows}}};
+}
+
+// A matrix of a checkpoint that is quantised already. All 16 or 256 codes occur.
+struct QuantizedMatrix {
+  int64_t rows, cols;
+  int bits, group_size;
+  std::vector<uint8_t> codes;
+  std::vector<uint16_t> scales, mins;
+
+  QuantizedMatrix(int64_t num_rows, int64_t num_cols, int num_bits, bool with_mins, uint32_t seed,
+                  int group = kQuantGroup)
+      : rows(num_rows), cols(num_cols), bits(num_bits), group_size(group) {
+    std::mt19937 generator(seed);
+    codes.resize(rows * cols * bits / 8);
+    for (uint8_t& code : codes) code = static_cast<uint8_t>(generator());
+    const auto random_half = [&] {  // magnitudes from 2^-7 to 1, either sign
+      return static_cast<uint16_t>((generator() & 0x83ff) | (8 + generator() % 7) << 10);
+    };
+    for (int64_t i = 0; i < rows * cols / group_size; ++i) {
+      scales.push_back(random_half());
+      if (with_mins) mins.push_back(random_half());
+    }
+  }
+  WeightView view() const {
+    return {.values = {codes.data(), bits == 8 ? DType::kI8 : DType::kU8, {rows, cols * bits / 8}},
+            .scales = scales.data(),
+            .mins = mins.empty() ? nullptr : mins.data(),
+            .group_size = group_size};
+  }
+};
+
+std::vector<uint16_t> to_act(const std::vector<float>& values, DType dtype) {
+  std::vector<uint16_t> bits;
+  for (float value : values) {
+    bits.push_back(dtype == DType::kBF16 ? to_bfloat16(value).bits : float_to_half(value));
+  }
+  return bits;
+}
+float from_act(uint16_t bits, DType dtype) {
+  return dtype == DType::kBF16 ? to_float(BFloat16{bits}) : half_to_float(bits);
+}
+
+// A backend on the device, and its memory.
+class World {
+ public:
+  World(DeviceKind kind, DType dtype) : backend(testing::make_backend(kind, dtype)) {}
+
+  template <class T>
+  Buffer upload(const std::vector<T>& values) {
+    Buffer buffer = backend->allocate(values.size() * sizeof(T), "test");
+    backend->stream().copy_to_device(buffer.data(), values.data(), values.size() * sizeof(T));
+    backend->stream().synchronize();
+    return buffer;
+  }
+  template <class T>
+  std::vector<T> download(const Buffer& buffer, size_t count) {
+    std::vector<T> values(count);
+    backend->stream().copy_to_host(values.data(), buffer.data(), count * sizeof(T));
+    backend->stream().synchronize();
+    return values;
+  }
+  std::unique_ptr<PackedLinear> pack(const WeightView& view, WeightFormat format) {
+    return backend->pack_linear({.parts = {&view, 1}, .format = format});
+  }
+  // The matrix as stored.
+  std::vector<float> unpacked(const PackedLinear& weight) {
+    const auto table = backend->embedding_from(weight);
+    std::vector<int32_t> ids(weight.out_features());
+    for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i);
+    const size_t count = ids.size() * weight.in_features();
+    const Buffer device_ids = upload(ids);
+    Buffer out = backend->allocate(count * sizeof(float), "test");
+    backend->embed({.table = table.get(),
+                    .token_ids = device_ids.as<int32_t>(),
+                    .out = out.as<float>(),
+                    .num_rows = static_cast<int>(ids.size())});
+    return download<float>(out, count);
+  }
+  // Products of float32 rows.
+  std::vector<float> linear(const PackedLinear& weight, const float* x, int rows) {
+    const size_t count = rows * weight.out_features();
+    const Buffer in = upload(std::vector<float>(x, x + rows * weight.in_features()));
+    Buffer out = upload(std::vector<float>(count, NAN));
+    backend->linear(
+        {.weight = &weight, .in = {.x = in.data(), .num_rows = rows}, .out = out.as<float>()});
+    return download<float>(out, count);
+  }
+
+  std::unique_ptr<CudaBackend> backend;
+};
+
+// The same on the CPU.
+std::vector<float> unpacked_on_cpu(const WeightView& view, WeightFormat format) {
+  cpu::CpuBackend backend(cpu::Isa::kGeneric, 1, DType::kF32);
+  const auto table = backend.make_embedding(view, format);
+  std::vector<int32_t> ids(table->num_embeddings());
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i);
+  std::vector<float> out(ids.size() * table->dim());
+  backend.embed({.table = table.get(),
+                 .token_ids = ids.data(),
+                 .out = out.data(),
+                 .num_rows = static_cast<int>(ids.size())});
+  return out;
+}
+
+class CudaQuantized : public ::testing::TestWithParam<DeviceKind> {
+ protected:
+  void expect_same_codes(World& world, const WeightView& view) {
+    for (WeightFormat format : kFormats) {
+      const std::vector<float> mine = world.unpacked(*world.pack(view, format));
+      const std::vector<float> expected = unpacked_on_cpu(view, format);
+      ASSERT_EQ(mine.size(), expected.size());
+      for (size_t i = 0; i < mine.size(); ++i) {
+        ASSERT_EQ(mine[i], expected[i]) << name_of(format) << " at " << i;
+      }
+    }
+  }
+};
+
+TEST_P(CudaQuantized, FloatsBecomeTheCodesOfTheCpu) {
+  World world(GetParam(), DType::kBF16);
+  for (int64_t k : {1, 32, 70, 161}) {
+    SCOPED_TRACE(k);
+    std::vector<float> values = random_values(19 * k, 1);
+    const float row_scales[] = {0.0f, 1e-42f, 1e-30f, 1e-7f, 1e-4f, 1e3f, 1e4f};
+    for (int64_t i = 0; i < 7 * k; ++i) values[i] *= row_scales[i / k];
+    for (int64_t i = 7 * k; i < 8 * k; ++i) values[i] = 0.75f;  // all alike
+    expect_same_codes(world, view_of(values, 19));
+    for (DType dtype : {DType::kBF16, DType::kF16}) {
+      const std::vector<uint16_t> bits = to_act(random_values(19 * k, 2), dtype);
+      expect_same_codes(world, {.values = {bits.data(), dtype, {19, k}}});
+    }
+  }
+}
+
+TEST_P(CudaQuantized, StoredIntegersKeepTheirCodes) {
+  World world(GetParam(), DType::kBF16);
+  for (int bits : {4, 8}) {
+    for (const bool with_mins : {false, true}) {
+      for (int group_size : {16, 32, 64}) {
+        SCOPED_TRACE(::testing::Message()
+                     << bits << " bits, mins " << with_mins << ", groups of " << group_size);
+        const QuantizedMatrix matrix(17, 192, bits, with_mins, 3, group_size);
+        expect_same_codes(world, matrix.view());
+        // Where the format can hold them, they are what the checkpoint says.
+        if (group_size < kQuantGroup) continue;
+        const WeightFormat format =
+            bits == 4 ? (with_mins ? WeightFormat::kInt4GroupedMin : WeightFormat::kInt4Grouped)
+                      : (with_mins ? WeightFormat::kInt8GroupedMin : WeightFormat::kInt8Grouped);
+        const std::vector<float> stored = world.unpacked(*world.pack(matrix.view(), format));
+        const std::vector<double> expected = reference::values_of(matrix.view());
+        for (size_t i = 0; i < stored.size(); ++i) {
+          ASSERT_EQ(stored[i], static_cast<float>(expected[i])) << i;
+        }
+      }
+    }
+  }
+}
+
+// 4-bit codes without mins in a matrix with mins: the offset of 8 goes into them, where it is a
+// float16.
+TEST_P(CudaQuantized, ScalesOfAnySizeKeepTheirCodes) {
+  World world(GetParam(), DType::kBF16);
+  const uint16_t scales[] = {0x0001, 0x8001, 0x0055, 0x00ff, 0x0155, 0x01ff,
+                             0x03ff, 0x0400, 0x8733, 0x3c00, 0x6fff, 0xefff};
+  QuantizedMatrix matrix(std::size(scales) + 1, 2 * kQuantGroup, 4, false, 1);
+  for (size_t i = 0; i < std::size(scales); ++i) matrix.scales[2 * i] = scales[i];
+  matrix.scales.back() = 0x7000;  // 8 times it is none
+  const std::vector<float> stored =
+      world.unpacked(*world.pack(matrix.view(), WeightFormat::kInt4GroupedMin));
+  const std::vector<float> expected = unpacked_on_cpu(matrix.view(), WeightFormat::kInt4GroupedMin);
+  for (size_t i = 0; i < stored.size(); ++i) ASSERT_EQ(stored[i], expected[i]) << i;
+}
+
+TEST_P(CudaQuantized, FusedPartsAreStoredAsTheyWouldBeAlone) {
+  World world(GetParam(), DType::kF16);
+  const QuantizedMatrix first(13, 64, 4, false, 1), second(20, 64, 4, true, 2);
+  const std::vector<float> third = random_values(9 * 64, 3);
+  const WeightView views[] = {first.view(), second.view(), view_of(third, 9)};
+  for (WeightFormat format : kFormats) {
+    const std::vector<float> fused =
+        world.unpacked(*world.backend->pack_linear({.parts = views, .format = format}));
+    std::vector<float> alone;
+    for (const WeightView& view : views) {
+      const std::vector<float> part = unpacked_on_cpu(view, format);
+      alone.insert(alone.end(), part.begin(), part.end());
+    }
+    EXPECT_EQ(fused, alone) << name_of(format);
+  }
+}
+
+// Of act-rounded rows with the weights as stored. Per block of k a float sum is rounded a few
+// times, and so is the product with the scale; the terms (of a format with mins, both) are bounded
+// by the block's largest weight.
+void expect_products(const std::vector<float>& out, const std::vector<float>& x, DType act,
+                     const std::vector<float>& weights, int64_t num_k) {
+  const int64_t num_n = std::ssize(weights) / num_k;
+  for (int64_t i = 0; i < std::ssize(out); ++i) {
+    const float* row = x.data() + i / num_n * num_k;
+    const float* weight = weights.data() + i % num_n * num_k;
+    double expected = 0.0, magnitude = 0.0;
+    for (int64_t begin = 0; begin < num_k; begin += kQuantGroup) {
+      double inputs = 0.0, largest = 0.0;
+      for (int64_t k = begin; k < std::min(num_k, begin + kQuantGroup); ++k) {
+        const double value = from_act(to_act({row[k]}, act)[0], act);
+        expected += value * weight[k];
+        inputs += std::abs(value);
+        largest = std::max<double>(largest, std::abs(weight[k]));
+      }
+      magnitude += 3 * inputs * largest;
+    }
+    const double rounding = (num_k / kQuantGroup + 40.0) * 0x1p-24;
+    ASSERT_NEAR(out[i], expected, magnitude * rounding) << "at " << i;
+  }
+}
+
+TEST_P(CudaQuantized, ProductsMatchDoubleLoops) {
+  struct Shape {
+    int64_t n, k;
+    int rows;
+  };
+  for (DType act : {DType::kBF16, DType::kF16}) {
+    World world(GetParam(), act);
+    for (WeightFormat format : kFormats) {
+      for (const Shape& shape : {Shape{37, 70, 3}, {16, 32, 9}, {50, 330, 1}, {150, 64, 40}}) {
+        SCOPED_TRACE(::testing::Message() << name_of(format) << ' ' << name_of(act) << ' '
+                                          << shape.n << " x " << shape.k << ", " << shape.rows);
+        const auto packed =
+            world.pack(view_of(random_values(shape.n * shape.k, 1), shape.n), format);
+        const std::vector<float> x = random_values(shape.rows * shape.k, 2);
+        expect_products(world.linear(*packed, x.data(), shape.rows), x, act,
+                        world.unpacked(*packed), shape.k);
+      }
+      // All codes there are, and scales of either sign.
+      const bool is_int4 =
+          format == WeightFormat::kInt4Grouped || format == WeightFormat::kInt4GroupedMin;
+      const bool with_mins =
+          format == WeightFormat::kInt8GroupedMin || format == WeightFormat::kInt4GroupedMin;
+      const QuantizedMatrix matrix(24, 96, is_int4 ? 4 : 8, with_mins, 4);
+      const auto packed = world.pack(matrix.view(), format);
+      const std::vector<float> x = random_values(2 * 96, 5);
+      expect_products(world.linear(*packed, x.data(), 2), x, act, world.unpacked(*packed), 96);
+    }
+  }
+}
+
+TEST_P(CudaQuantized, RowsAreBitEqualWhateverTheBatch) {
+  constexpr int kRows = 70;
+  const int64_t n = 40, k = 288;
+  const std::vector<float> weight = random_values(n * k, 1);
+  const std::vector<float> x = random_values(kRows * k, 2);
+  for (DType act : {DType::kBF16, DType::kF16}) {
+    World world(GetParam(), act);
+    for (WeightFormat format : kFormats) {
+      const auto packed = world.pack(view_of(weight, n), format);
+      const std::vector<float> all = world.linear(*packed, x.data(), kRows);
+      for (int rows : {1, 2, 8, 9, 16, 17, 33}) {
+        const int first = kRows - rows - rows % 7;
+        const std::vector<float> out = world.linear(*packed, x.data() + first * k, rows);
+        ASSERT_EQ(0, std::memcmp(out.data(), all.data() + first * n, out.size() * sizeof(float)))
+            << name_of(format) << ", " << rows << " rows from " << first;
+      }
+    }
+  }
+}
+
+TEST_P(CudaQuantized, GatedProductsAreThoseOfTheParts) {
+  const int64_t inner = 21, k = 100;
+  const std::vector<float> gate = random_values(inner * k, 1), up = random_values(inner * k, 2);
+  const WeightView views[] = {view_of(gate, inner), view_of(up, inner)};
+  const std::vector<float> x = random_values(5 * k, 3, 0.3f);
+  const DType act = DType::kF16;
+  World world(GetParam(), act);
+  for (WeightFormat format : kFormats) {
+    const auto packed =
+        world.backend->pack_linear({.parts = views, .format = format, .gated = true});
+    for (int rows : {1, 5}) {
+      const Buffer in = world.upload(std::vector<float>(x.begin(), x.begin() + rows * k));
+      Buffer out = world.backend->allocate(rows * inner * 2, "test");
+      world.backend->activated_linear({.weight = packed.get(),
+                                       .in = {.x = in.data(), .num_rows = rows},
+                                       .activation = Activation::kSilu,
+                                       .out = out.data()});
+      const std::vector<uint16_t> bits = world.download<uint16_t>(out, rows * inner);
+      const std::vector<float> gates = world.linear(*world.pack(views[0], format), x.data(), rows);
+      const std::vector<float> ups = world.linear(*world.pack(views[1], format), x.data(), rows);
+      for (size_t i = 0; i < bits.size(); ++i) {
+        const double expected = reference::activate(Activation::kSilu, gates[i]) * ups[i];
+        ASSERT_NEAR(from_act(bits[i], act), expected, 1e-3 * std::abs(expected) + 1e-5)
+            << name_of(format) << " at " << i;
+      }
+    }
+  }
+}
+
+// Queries, keys and values are what the plain product gives, rounded.
+TEST_P(CudaQuantized, HeadsAreTheProductsOfTheWholeMatrix) {
+  constexpr int kHeads = 3, kDim = 24, kRows = 9;
+  const int64_t n = (kHeads + 2) * kDim, k = 96;
+  const DType act = DType::kBF16;
+  const std::vector<float> x = random_values(kRows * k, 2);
+  std::vector<int32_t> positions;
+  std::vector<int64_t> slots;
+  for (int i = 0; i < kRows; ++i) positions.push_back(i), slots.push_back(16 + i);
+  World world(GetParam(), act);
+  const Buffer in = world.upload(x);
+  const Buffer device_positions = world.upload(positions), device_slots = world.upload(slots);
+  const BatchView batch{.num_requests = 1,
+                        .num_rows = kRows,
+                        .positions = device_positions.as<int32_t>(),
+                        .slot_mapping = device_slots.as<int64_t>()};
+  for (WeightFormat format : kFormats) {
+    const auto packed = world.pack(view_of(random_values(n * k, 1), n), format);
+    const size_t kv_count = 2 * 16 * kDim;
+    Buffer keys = world.backend->allocate(kv_count * 2, "test");
+    Buffer values = world.backend->allocate(kv_count * 2, "test");
+    Buffer q = world.backend->allocate(kRows * kHeads * kDim * 2, "test");
+    world.backend->project_qkv({.weight = packed.get(),
+                                .in = {.x = in.data(), .num_rows = kRows},
+                                .num_heads = kHeads,
+                                .batch = &batch,
+                                .kv = {.keys = keys.data(),
+                                       .values = values.data(),
+                                       .dtype = act,
+                                       .num_blocks = 2,
+                                       .block_size = 16,
+                                       .num_kv_heads = 1,
+                                       .head_dim = kDim},
+                                .q = q.data()});
+    const std::vector<uint16_t> expected = to_act(world.linear(*packed, x.data(), kRows), act);
+    const std::vector<uint16_t> queries = world.download<uint16_t>(q, kRows * kHeads * kDim);
+    const std::vector<uint16_t> stored = world.download<uint16_t>(values, kv_count);
+    for (int row = 0; row < kRows; ++row) {
+      EXPECT_EQ(0, std::memcmp(&queries[row * kHeads * kDim], &expected[row * n],
+                               kHeads * kDim * sizeof(uint16_t)))
+          << name_of(format);
+      // Values lie [block][head][slot][dim].
+      EXPECT_EQ(0, std::memcmp(&stored[(16 + row) * kDim], &expected[row * n + (kHeads + 1) * kDim],
+                               kDim * sizeof(uint16_t)))
+          << name_of(format);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, CudaQuantized, ::testing::ValuesIn(testing::device_kinds()),
+                         testing::test_name);
+
+}  // namespace
+}  // namespace specdec::cuda
