@@ -11,7 +11,10 @@ namespace {
 
 constexpr int kMaxUnderWay = 2;
 constexpr int kMaxLogprobs = 20;  // of a request; more are left to the ordinary step
-constexpr int kUsualLag = 2;      // tokens a draft model has not seen after it drafted
+// Of a step: bounds its buffers, of which weighed drafts need a distribution a row.
+constexpr int kMaxRows = 2048;
+constexpr int kMaxWeighedRows = 512;
+constexpr int kUsualLag = 2;  // tokens a draft model has not seen after it drafted
 constexpr int kStepsUntilCatchUp = 32;
 
 std::vector<int32_t> stop_tokens_of(const SamplingParams& params) {
@@ -32,7 +35,7 @@ CompletionState* running(const DeviceLoop::CompletionSource& completions, uint64
 
 std::unique_ptr<DeviceLoop> DeviceLoop::make(Backend& backend, ModelRunner& target,
                                              Scheduler& scheduler, Speculator* speculator,
-                                             const DeviceLoopConfig& config) {
+                                             DeviceLoopConfig config) {
   DraftModelDrafter* drafter = speculator == nullptr ? nullptr : speculator->device_drafter();
   if (drafter != nullptr && drafter->options().max_model_len < config.max_model_len) {
     drafter = nullptr;
@@ -40,8 +43,13 @@ std::unique_ptr<DeviceLoop> DeviceLoop::make(Backend& backend, ModelRunner& targ
   const DraftSampling sampling =
       drafter == nullptr ? DraftSampling::kCoupled : drafter->options().sampling;
   const bool is_block = config.verification == Verification::kBlock;
+  const bool is_weighed = is_block || config.verification == Verification::kRejection;
+  config.max_rows = std::min(config.max_rows, is_weighed ? kMaxWeighedRows : kMaxRows);
+  const int rows_per_seq = is_weighed ? 1 + config.max_drafts : 1;
+  config.max_num_seqs = std::min(config.max_num_seqs, config.max_rows / rows_per_seq);
+  if (config.max_num_seqs == 0) return nullptr;
   auto device = backend.make_device_step(
-      {.num_slots = std::min(config.max_num_seqs, config.max_rows),
+      {.num_slots = config.max_num_seqs,
        .max_drafts = speculator == nullptr ? 0 : config.max_drafts,
        .max_rows = config.max_rows,
        .block_size = config.block_size,
@@ -49,7 +57,7 @@ std::unique_ptr<DeviceLoop> DeviceLoop::make(Backend& backend, ModelRunner& targ
        .max_logprobs = kMaxLogprobs,
        .argmax_drafts = sampling == DraftSampling::kArgmax,
        .independent_drafts = sampling == DraftSampling::kIndependent,
-       .is_weighed = is_block || config.verification == Verification::kRejection,
+       .is_weighed = is_weighed,
        .is_block = is_block,
        .accepts_trees = speculator != nullptr && drafter == nullptr,
        .synthetic_rates = config.synthetic_rates,
@@ -99,6 +107,7 @@ bool DeviceLoop::serves(const Sequence& sequence) const {
 
 bool DeviceLoop::can_launch(const CompletionSource& completions) {
   if (scheduler_.has_other_work() || scheduler_.num_running() == 0) return false;
+  if (scheduler_.num_running() > config_.max_num_seqs) return false;
   const auto num_taken = static_cast<unsigned>(std::ranges::count_if(seats_, &Seat::is_taken));
   // Half of the slots have emptied: a smaller step would do.
   if (is_current_ && std::bit_ceil(num_taken) < std::bit_ceil(seats_.size())) is_current_ = false;
@@ -234,7 +243,9 @@ bool DeviceLoop::launch(const CompletionSource& completions) {
 
 bool DeviceLoop::can_verify(const ExecutionPlan& plan, const TreeSource& trees) const {
   if (!drafts_on_host_ || plan.sequences.size() != scheduler_.running().size()) return false;
-  if (plan.num_rows > config_.max_rows) return false;
+  if (plan.num_rows > config_.max_rows || scheduler_.num_running() > config_.max_num_seqs) {
+    return false;
+  }
   for (size_t i = 0; i < plan.sequences.size(); ++i) {
     const ScheduledSequence& scheduled = plan.sequences[i];
     const bool decodes = std::holds_alternative<Decoding>(scheduled.sequence->state);

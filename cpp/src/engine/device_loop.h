@@ -20,7 +20,7 @@
 namespace specdec {
 
 struct DeviceLoopConfig {
-  int max_num_seqs = 0;
+  int max_num_seqs = 0;   // more are left to the ordinary step
   int max_drafts = 0;     // of a sequence and step; nodes of a tree
   int max_rows = 0;       // of a step
   int max_model_len = 0;  // tokens
@@ -36,7 +36,7 @@ class DeviceLoop {
   // borrowed; `speculator` may be null.
   static std::unique_ptr<DeviceLoop> make(Backend& backend, ModelRunner& target,
                                           Scheduler& scheduler, Speculator* speculator,
-                                          const DeviceLoopConfig& config);
+                                          DeviceLoopConfig config);
 
   // One sequence of a step that is done.
   struct Progress {
