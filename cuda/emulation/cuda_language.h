@@ -1,8 +1,10 @@
 // What CUDA C++ has and C++ has not, for kernels compiled by the host compiler.
 //
 // All of it but the keywords lives in namespace specdec::cuda::emulated, where the kernels are.
-// A static __shared__ array exists once for all blocks, so kernels launched cooperatively must not
-// have one.
+// A static __shared__ array exists once for all blocks: kernels launched cooperatively must not
+// have one, nor may two kernels that overlap hold something in the same one while they wait for
+// what is before them. It keeps its contents from block to block; only the dynamic array is
+// poisoned.
 #pragma once
 
 #include <algorithm>

@@ -15,7 +15,7 @@
 namespace specdec::cuda {
 
 // RuntimeError: the device refused work or failed at it, which is a bug of ours. Names the kernel
-// where one is known. A device that failed once goes on failing.
+// where one is known. A device on which a kernel failed goes on failing.
 class DeviceError : public InternalError {
  public:
   using InternalError::InternalError;
