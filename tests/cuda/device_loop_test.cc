@@ -146,7 +146,7 @@ std::vector<Job> jobs_of(int count, const SamplingParams& params, int gap = 0) {
 SamplingParams greedy() {
   SamplingParams params;
   params.temperature = 0.0f;
-  params.max_tokens = 20;
+  params.max_tokens = 14;
   return params;
 }
 
@@ -160,7 +160,7 @@ SamplingParams shaped() {
   params.logit_bias = {{5, 1.5f}, {6, -2.0f}};
   params.min_tokens = 4;
   params.stop_token_ids = {7, 11};
-  params.max_tokens = 18;
+  params.max_tokens = 14;
   params.logprobs = 3;
   return params;
 }
@@ -170,7 +170,7 @@ TEST_F(DeviceLoopTest, PlainDecodingIsThatOfTheOrdinaryStep) {
     std::vector<Job> jobs = jobs_of(3, params);
     int64_t num_device_steps = 0;
     const Answers answers = run(config(), jobs, &num_device_steps);
-    EXPECT_GT(num_device_steps, 10);
+    EXPECT_GT(num_device_steps, 8);
     keep_ordinary(jobs);
     const Answers ordinary = run(config(), jobs, &num_device_steps);
     EXPECT_EQ(num_device_steps, 0);
@@ -206,9 +206,9 @@ TEST_F(DeviceLoopTest, AnAdaptiveDraftLengthNeverChangesAnAnswer) {
 }
 
 TEST_F(DeviceLoopTest, RequestsComeAndGoWhileOthersDecode) {
-  std::vector<Job> jobs = jobs_of(9, shaped(), /*gap=*/3);
+  std::vector<Job> jobs = jobs_of(7, shaped(), /*gap=*/3);
   for (size_t i = 0; i < jobs.size(); ++i) {
-    jobs[i].params.max_tokens = 5 + static_cast<int>(3 * i) % 13;
+    jobs[i].params.max_tokens = 5 + static_cast<int>(3 * i) % 10;
     jobs[i].params.n = i == 4 ? 2 : 1;
   }
   const Answers drafted = run(with_draft(draft_, 3), jobs);
@@ -291,7 +291,7 @@ TEST_F(DeviceLoopTest, WeighedDraftsAreThoseTheHostWouldKeep) {
 // The pool is too small for all: sequences are preempted and come back.
 TEST_F(DeviceLoopTest, AShortPoolChangesNoAnswer) {
   std::vector<Job> jobs = jobs_of(4, greedy());
-  for (Job& job : jobs) job.params.max_tokens = 40;
+  for (Job& job : jobs) job.params.max_tokens = 32;
   EngineConfig tight = with_draft(draft_, 3);
   tight.num_kv_blocks = 8;
   expect_equal(run(config(), jobs), run(tight, jobs));

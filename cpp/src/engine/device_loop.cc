@@ -157,6 +157,7 @@ bool DeviceLoop::fill_slots(const CompletionSource& completions) {
                       .num_tokens_ahead = sequence->num_tokens(),
                       .blocks = {sequence->blocks.ids().begin(), sequence->blocks.ids().end()}});
   }
+  if (lag_ <= kUsualLag) num_steps_until_catch_up_ = 0;
   device_->set_slots(slots);
   is_current_ = true;
   return true;
