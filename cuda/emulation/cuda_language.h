@@ -318,8 +318,12 @@ inline int __popc(uint32_t bits) { return std::popcount(bits); }
 inline int __popcll(uint64_t bits) { return std::popcount(bits); }
 inline int __clz(int bits) { return std::countl_zero(static_cast<uint32_t>(bits)); }
 inline int __clzll(int64_t bits) { return std::countl_zero(static_cast<uint64_t>(bits)); }
-inline int __ffs(int bits) { return std::bit_width(static_cast<uint32_t>(bits & -bits)); }
-inline int __ffsll(int64_t bits) { return std::bit_width(static_cast<uint64_t>(bits & -bits)); }
+inline int __ffs(int bits) {
+  return bits == 0 ? 0 : std::countr_zero(static_cast<uint32_t>(bits)) + 1;
+}
+inline int __ffsll(int64_t bits) {
+  return bits == 0 ? 0 : std::countr_zero(static_cast<uint64_t>(bits)) + 1;
+}
 inline uint32_t __brev(uint32_t bits) {
   uint32_t reversed = 0;
   for (int i = 0; i < 32; ++i) reversed |= (bits >> i & 1) << (31 - i);
