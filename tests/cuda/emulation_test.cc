@@ -216,12 +216,18 @@ TEST(PlantedFault, AMissingBarrierGivesAWrongResultUnderSomeSchedule) {
 #ifdef __SANITIZE_ADDRESS__
 TEST_P(PlantedFaultTest, AWritePastTheEndIsCaught) {
   Buffer values = allocate<float>(100);
-  faulty().write_past_end(stream(), values.as<float>(), 100);
-  EXPECT_DEATH(stream().synchronize(), "heap-buffer-overflow");
+  const auto write = [&] {
+    faulty().write_past_end(stream(), values.as<float>(), 100);
+    stream().synchronize();
+  };
+  EXPECT_DEATH(write(), "heap-buffer-overflow");
 }
 TEST_P(PlantedFaultTest, AWritePastSharedMemoryIsCaught) {
-  faulty().write_past_shared(stream());
-  EXPECT_DEATH(stream().synchronize(), "heap-buffer-overflow");
+  const auto write = [&] {
+    faulty().write_past_shared(stream());
+    stream().synchronize();
+  };
+  EXPECT_DEATH(write(), "heap-buffer-overflow");
 }
 #else
 TEST_P(PlantedFaultTest, AWritePastTheEndIsCaught) {
