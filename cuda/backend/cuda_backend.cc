@@ -25,7 +25,7 @@ CudaBackend::CudaBackend(std::unique_ptr<Device> device, const KernelTable& kern
       stream_(device_->make_stream()),
       staging_(*device_, *stream_),
       packer_(*device_, *stream_, kernels_.projection, kernels_.quantize, act_dtype),
-      projector_(*device_, *stream_, kernels_.projection, act_dtype),
+      projector_(*device_, *stream_, kernels_.projection, act_dtype, options.deterministic),
       mixer_(*device_, *stream_, kernels_.moe, kernels_.projection, act_dtype),
       sampler_(*device_, *stream_, kernels_.sampling),
       staged_batch_(*device_, staging_),

@@ -9,6 +9,8 @@ namespace {
 
 // Rows of one launch: bounds the workspaces.
 constexpr int kMaxRows = 2048;
+// Fewer rows are a matter of reading the weights, which other kernels do as fast.
+constexpr int kFewestWideRows = 65;
 // Rows as records up to which every block prepares them for itself: that must be done when the
 // first weights are there. A kernel of its own for more rows starts the product's first loads too.
 constexpr int64_t kFusedBytes = int64_t{16} << 10;
@@ -63,17 +65,19 @@ FinishParams finish_from(FinishParams finish, int64_t begin, DType act_dtype) {
 }
 
 int row_tile_rows(const ProductPlan& plan) {
+  if (plan.wide_rows != 0) return plan.wide_rows;
   return plan.few_rows ? kFewRows : plan.column_tiles * 8;
 }
 
 }  // namespace
 
 Projector::Projector(Device& device, Stream& stream, const ProjectionKernels& kernels,
-                     DType act_dtype)
+                     DType act_dtype, bool deterministic)
     : device_(device),
       stream_(stream),
       kernels_(kernels),
       act_dtype_(act_dtype),
+      deterministic_(deterministic),
       records_(device, stream, "rows of projections"),
       head_sums_(device, stream, "sums of projections"),
       head_arrivals_(device, stream, "counts of projections"),
@@ -100,8 +104,7 @@ void Projector::run(const CudaPackedLinear& weight, const ProjectionInput& in,
   }
 }
 
-// The one place that chooses a kernel: libraries for many rows, which add in other orders, would be
-// chosen here.
+// The one place that chooses a kernel.
 void Projector::run_rows(const CudaPackedLinear& weight, const RowsParams& rows,
                          const FinishParams& finish) {
   ProductParams params = {.format = weight.format(),
@@ -122,7 +125,11 @@ void Projector::run_rows(const CudaPackedLinear& weight, const RowsParams& rows,
     params.rows.row_ids = nullptr;
   }
   add_workspaces(params);
-  kernels_.product(stream_, params);
+  if (params.plan.wide_rows != 0) {
+    kernels_.wide_product(stream_, params);
+  } else {
+    kernels_.product(stream_, params);
+  }
 }
 
 bool Projector::are_records(const RowsParams& rows) const {
@@ -140,11 +147,29 @@ ProductPlan Projector::plan_of(const CudaPackedLinear& weight, const RowsParams&
     plan_few_rows(weight.num_tiles(), rows.num_rows, plan);
     return plan;
   }
+  plan.wide_rows = wide_rows_of(weight, rows.num_rows);
+  if (plan.wide_rows != 0) return plan;
   plan.column_tiles = rows.num_rows <= 32 ? 4 : kMaxColumnTiles;
   const int num_blocks =
       ceil_div(weight.num_tiles(), kManyRowsTiles) * ceil_div(rows.num_rows, plan.column_tiles * 8);
   plan.split_slices = num_blocks <= device_.properties().num_multiprocessors;
   return plan;
+}
+
+int Projector::wide_rows_of(const CudaPackedLinear& weight, int num_rows) const {
+  const DeviceProperties& properties = device_.properties();
+  if (deterministic_ || kernels_.wide_product == nullptr || properties.compute_capability != 90 ||
+      weight.format() != WeightFormat::kAct || num_rows < kFewestWideRows) {
+    return 0;
+  }
+  // The largest blocks that fill the GPU: they read least. Where there are none, slices of k are
+  // what keeps it busy.
+  for (const int rows : {kWideRows[1], kWideRows[0]}) {
+    const int num_blocks =
+        ceil_div(weight.num_tiles(), wide_tiles(rows)) * ceil_div(num_rows, rows);
+    if (num_blocks >= properties.num_multiprocessors) return rows;
+  }
+  return 0;
 }
 
 // Shares tiles out so that the multiprocessor with most has few more than the others.
@@ -172,7 +197,7 @@ void Projector::add_workspaces(ProductParams& params) {
                                        params.finish.out_features);
     heads.arrivals = head_arrivals_.get<uint32_t>(static_cast<size_t>(num_row_tiles * num_heads));
   }
-  if (!params.plan.few_rows && params.plan.split_slices) {
+  if (params.plan.split_slices) {
     const int64_t places = int64_t{num_row_tiles} * ceil_div(params.num_tiles, kManyRowsTiles);
     params.partials = partials_.get<float>(
         static_cast<size_t>(places * kSlices * partial_floats(params.plan.column_tiles)));

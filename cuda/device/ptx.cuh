@@ -282,6 +282,30 @@ SPECDEC_WGMMA(Half, "f16", 64, 32, 32, 33, 34)
 SPECDEC_WGMMA(Half, "f16", 128, 64, 64, 65, 66)
 SPECDEC_WGMMA(Half, "f16", 256, 128, 128, 129, 130)
 #undef SPECDEC_WGMMA
+
+template <class T, int N>
+struct WgmmaFromRegisters;
+
+#define SPECDEC_WGMMA(T, type, N, D, A0, A1, A2, A3, B, ACCUMULATE)                             \
+  template <>                                                                                   \
+  struct WgmmaFromRegisters<T, N> {                                                             \
+    static __device__ __forceinline__ void run(float (&d)[N / 2], const uint32_t (&a)[4],       \
+                                               uint64_t b, int accumulate) {                    \
+      asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #ACCUMULATE                           \
+                   ", 0;\n"                                                                     \
+                   " wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." type "." type             \
+                   " {" SPECDEC_WGMMA_TEXT_##N "}, {%" #A0 ",%" #A1 ",%" #A2 ",%" #A3 "}, %" #B \
+                                               ", p, 1, 1, 0;\n}"                               \
+                   : SPECDEC_WGMMA_D##D(0)                                                      \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)        \
+                   : "memory");                                                                 \
+    }                                                                                           \
+  };
+SPECDEC_WGMMA(Bf16, "bf16", 128, 64, 64, 65, 66, 67, 68, 69)
+SPECDEC_WGMMA(Bf16, "bf16", 256, 128, 128, 129, 130, 131, 132, 133)
+SPECDEC_WGMMA(Half, "f16", 128, 64, 64, 65, 66, 67, 68, 69)
+SPECDEC_WGMMA(Half, "f16", 256, 128, 128, 129, 130, 131, 132, 133)
+#undef SPECDEC_WGMMA
 #undef SPECDEC_WGMMA_D4
 #undef SPECDEC_WGMMA_D8
 #undef SPECDEC_WGMMA_D16
@@ -300,6 +324,13 @@ template <class T, int N>
 __device__ __forceinline__ void wgmma_m64k16(float (&d)[N / 2], uint64_t a, uint64_t b,
                                              bool accumulate = true) {
   WgmmaInstruction<T, N>::run(d, a, b, accumulate ? 1 : 0);
+}
+// The same with `a` in registers, each warp's 16 rows as for mma_m16n8k16. They too may not be
+// touched until it is done. N: 128 or 256.
+template <class T, int N>
+__device__ __forceinline__ void wgmma_m64k16(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b,
+                                             bool accumulate = true) {
+  WgmmaFromRegisters<T, N>::run(d, a, b, accumulate ? 1 : 0);
 }
 
 // Gives registers of this warpgroup back to the block, or takes more; a multiple of 8, 24 to 256.

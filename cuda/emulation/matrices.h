@@ -25,10 +25,11 @@ void ldmatrix(void* const* operands, uint32_t mask);
 void ldmatrix_transposed(void* const* operands, uint32_t mask);
 
 // One lane's part of a wgmma, which runs when a wait asks for it: until then d is poison, and the
-// tiles are read late.
+// tiles are read late, and so are registers with a.
 struct Wgmma {
-  float* d;  // [num_columns / 2]
-  uint64_t a;
+  float* d;                               // [num_columns / 2]
+  uint64_t a = 0;                         // a tile, or
+  const uint32_t* a_registers = nullptr;  // [4]
   uint64_t b;
   int num_columns;
   bool is_bf16;

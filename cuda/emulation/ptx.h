@@ -117,6 +117,16 @@ void wgmma_m64k16(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate = t
                     .is_bf16 = std::is_same_v<T, Bf16>,
                     .accumulate = accumulate});
 }
+template <class T, int N>
+void wgmma_m64k16(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate = true) {
+  static_assert(N == 128 || N == 256);
+  emulation::wgmma({.d = d,
+                    .a_registers = a,
+                    .b = b,
+                    .num_columns = N,
+                    .is_bf16 = std::is_same_v<T, Bf16>,
+                    .accumulate = accumulate});
+}
 template <int kRegisters>
 void shrink_registers() {}
 template <int kRegisters>

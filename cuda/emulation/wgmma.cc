@@ -58,11 +58,33 @@ struct WaitOperands {
   size_t shared_bytes;
 };
 
+// The 16 rows of a that the warp works on: [row][k].
+std::vector<float> rows_of_a(void* const* operands, size_t number) {
+  const auto& first = *static_cast<const WaitOperands*>(operands[0]);
+  const Wgmma& instruction = (*first.pending)[number].instruction;
+  std::vector<float> a;
+  for (int row = 0; row < 16; ++row) {
+    for (int k = 0; k < kDepth; ++k) {
+      uint16_t bits = 0;
+      if (instruction.a_registers == nullptr) {
+        const Tile tile(instruction.a, first.shared, first.shared_bytes);
+        bits = tile.at(16 * first.warp_in_group + row, k);
+      } else {
+        const auto& lane = *static_cast<const WaitOperands*>(operands[4 * (row % 8) + k % 8 / 2]);
+        const uint32_t pair = (*lane.pending)[number].instruction.a_registers[row / 8 + k / 8 * 2];
+        bits = static_cast<uint16_t>(k % 2 == 0 ? pair : pair >> 16);
+      }
+      a.push_back(widen(bits, instruction.is_bf16));
+    }
+  }
+  return a;
+}
+
 void run_one(void* const* operands, size_t number) {
   const auto& first = *static_cast<const WaitOperands*>(operands[0]);
   const Wgmma& instruction = (*first.pending)[number].instruction;
   const auto num_columns = static_cast<size_t>(instruction.num_columns);
-  const Tile tile_a(instruction.a, first.shared, first.shared_bytes);
+  const std::vector<float> rows = rows_of_a(operands, number);
   const Tile tile_b(instruction.b, first.shared, first.shared_bytes);
   std::vector<float> b(kDepth * num_columns);  // [k][column]
   for (int k = 0; k < kDepth; ++k) {
@@ -82,7 +104,7 @@ void run_one(void* const* operands, size_t number) {
     };
     for (size_t i = 0; i < num_columns; ++i) d[i] = instruction.accumulate ? *registers_of(i) : 0;
     for (int k = 0; k < kDepth; ++k) {
-      const float a = widen(tile_a.at(16 * first.warp_in_group + row, k), instruction.is_bf16);
+      const float a = rows[static_cast<size_t>(row * kDepth + k)];
       const float* row_of_b = b.data() + static_cast<size_t>(k) * num_columns;
       for (size_t column = 0; column < num_columns; ++column) d[column] += a * row_of_b[column];
     }
@@ -91,8 +113,8 @@ void run_one(void* const* operands, size_t number) {
 }
 
 bool is_same(const Wgmma& a, const Wgmma& b) {
-  return a.a == b.a && a.b == b.b && a.num_columns == b.num_columns && a.is_bf16 == b.is_bf16 &&
-         a.accumulate == b.accumulate;
+  return a.a == b.a && (a.a_registers == nullptr) == (b.a_registers == nullptr) && a.b == b.b &&
+         a.num_columns == b.num_columns && a.is_bf16 == b.is_bf16 && a.accumulate == b.accumulate;
 }
 
 void run_pending(void* const* operands, uint32_t mask) {

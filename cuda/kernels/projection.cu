@@ -34,8 +34,13 @@ void product(Stream& stream, const ProductParams& params) {
 
 }  // namespace
 
+decltype(ProjectionKernels::wide_product) wide_product();  // projection_wide.cu
+
 ProjectionKernels projection_kernels() {
-  return {.pack = pack_weights, .prepare_rows = prepare_rows, .product = product};
+  return {.pack = pack_weights,
+          .prepare_rows = prepare_rows,
+          .product = product,
+          .wide_product = wide_product()};
 }
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

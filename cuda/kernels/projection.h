@@ -84,7 +84,7 @@ struct FinishParams {
   HeadsParams heads;
 };
 
-// How a product is cut up; never changes a result.
+// How a product is cut up; never changes a result, but for wide_rows.
 struct ProductPlan {
   bool few_rows = false;      // at most kFewRows: the streaming kernel
   bool fused_rows = false;    // few_rows: every block prepares the rows for itself
@@ -92,6 +92,7 @@ struct ProductPlan {
   int num_blocks = 1;         // few_rows: of the grid, at most num_tiles
   int column_tiles = 8;       // else: 4 or 8 tiles of 8 rows a block
   bool split_slices = false;  // else: a block a slice; partial sums meet in memory
+  int wide_rows = 0;          // not 0: wide_product, so many rows a block; one of kWideRows
 };
 
 struct ProductParams {
@@ -119,6 +120,10 @@ inline constexpr int64_t partial_floats(int column_tiles) {
 }
 inline constexpr int kPartialSlices = 8;
 
+// Blocks of wide_product: rows, and tiles of weights.
+inline constexpr int kWideRows[2] = {128, 256};
+inline constexpr int wide_tiles(int wide_rows) { return wide_rows == kWideRows[0] ? 4 : 8; }
+
 // Bytes of 32 inputs of a row, as the products read them: act elements.
 inline constexpr int64_t kRecordBytes = kBlockInputs * 2;
 // Blocks of the streaming kernel that fit a multiprocessor: rows that are not fused are in flight
@@ -136,6 +141,9 @@ struct ProjectionKernels {
   void (*pack)(Stream& stream, const PackParams& params) = nullptr;
   void (*prepare_rows)(Stream& stream, const PrepareParams& params) = nullptr;
   void (*product)(Stream& stream, const ProductParams& params) = nullptr;
+  // For WeightFormat::kAct on compute capability 9.0, by wgmma, which adds in an order of its own.
+  // Null where the build has no kernels for it.
+  void (*wide_product)(Stream& stream, const ProductParams& params) = nullptr;
 };
 
 namespace native {

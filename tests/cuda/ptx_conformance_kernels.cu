@@ -228,6 +228,57 @@ void wgmma(Stream& stream, ElementType type, int n, float* d, const uint16_t* a,
                                     : wgmma_of<Half>(stream, n, d, a, b);
 }
 
+template <class T, int N>
+__global__ void __launch_bounds__(128)
+    wgmma_registers_kernel(float* d, const uint16_t* a, const uint16_t* b) {
+#if defined(SPECDEC_EMULATED) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  SPECDEC_SHARED_BYTES(shared);
+  uint16_t* right = reinterpret_cast<uint16_t*>(shared);  // [2][N][64]
+  for (int i = static_cast<int>(threadIdx.x); i < 2 * N * 64; i += 128) right[i] = b[i];
+  const int row = static_cast<int>(threadIdx.x) / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
+  const int t = static_cast<int>(threadIdx.x) % 4;
+  uint32_t left[8][4];
+#pragma unroll
+  for (int step = 0; step < 8; ++step) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int place = (step / 4 * 64 + row + i % 2 * 8) * 64 + step % 4 * 16 + i / 2 * 8 + 2 * t;
+      left[step][i] = a[place] | static_cast<uint32_t>(a[place + 1]) << 16;
+    }
+  }
+  ptx::fence_async_proxy();
+  __syncthreads();
+  float sums[N / 2];
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) sums[i] = 1e30f;  // overwritten by the first
+  ptx::wgmma_hold(sums);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < 8; ++step) {
+    const uint64_t tile = ptx::wgmma_tile(right + step / 4 * N * 64);
+    ptx::wgmma_m64k16<T, N>(sums, left[step], ptx::wgmma_step(tile, step % 4), step > 0);
+  }
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
+  ptx::wgmma_hold(sums);
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) d[threadIdx.x * (N / 2) + i] = sums[i];
+#endif
+}
+
+template <class T>
+void wgmma_registers_of(Stream& stream, int n, float* d, const uint16_t* a, const uint16_t* b) {
+  launch("wgmma_registers", stream,
+         n == 128 ? wgmma_registers_kernel<T, 128> : wgmma_registers_kernel<T, 256>,
+         threads(128, 2 * 128 * n), d, a, b);
+}
+
+void wgmma_registers(Stream& stream, ElementType type, int n, float* d, const uint16_t* a,
+                     const uint16_t* b) {
+  return type == ElementType::kBf16 ? wgmma_registers_of<Bf16>(stream, n, d, a, b)
+                                    : wgmma_registers_of<Half>(stream, n, d, a, b);
+}
+
 template <class T>
 __global__ void convert_kernel(float* floats, uint16_t* bits, const float* values) {
   for (unsigned i = threadIdx.x; i < 65536; i += blockDim.x) {
@@ -337,6 +388,7 @@ ConformanceKernels conformance_kernels() {
           .nanoseconds = nanoseconds,
           .bulk_ring = bulk_ring,
           .wgmma = wgmma,
+          .wgmma_registers = wgmma_registers,
           .convert = convert,
           .warp_operations = warp_operations,
           .block_operations = block_operations,

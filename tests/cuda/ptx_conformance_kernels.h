@@ -28,6 +28,9 @@ struct ConformanceKernels {
   // a is [2][64][64] and b [2][n][64] 16-bit elements as they lie in shared memory.
   void (*wgmma)(Stream& stream, ElementType type, int n, float* d, const uint16_t* a,
                 const uint16_t* b);
+  // The same with a from registers; a [2][64][64] lies plainly. n: 128 or 256.
+  void (*wgmma_registers)(Stream& stream, ElementType type, int n, float* d, const uint16_t* a,
+                          const uint16_t* b);
   // floats[i] = to_float(i), bits[i] = from_float(values[i]); [65536] each
   void (*convert)(Stream& stream, ElementType type, float* floats, uint16_t* bits,
                   const float* values);

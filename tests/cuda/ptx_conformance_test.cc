@@ -177,29 +177,33 @@ TEST_P(PtxConformanceTest, Wgmma) {
     for (const int n : {8, 16, 32, 64, 128, 256}) {
       const std::vector<uint16_t> a = random_elements(type, 2 * 64 * 64);  // [pair][row][k]
       const std::vector<uint16_t> b = random_elements(type, static_cast<size_t>(2 * n * 64));
-      const Buffer device_a = upload(swizzled(a));
       const Buffer device_b = upload(swizzled(b));
-      Buffer device_d = allocate<float>(static_cast<size_t>(64 * n));
-      run().wgmma(stream(), type, n, device_d.as<float>(), device_a.as<uint16_t>(),
-                  device_b.as<uint16_t>());
-      const std::vector<float> d = download<float>(device_d);
-      int num_wrong = 0;
-      for (int thread = 0; thread < 128; ++thread) {
-        for (int i = 0; i < n / 2; ++i) {
-          // PTX ISA, "WGMMA .m64nNk16 register fragment layout for accumulator matrix D".
-          const int row = thread / 32 * 16 + thread % 32 / 4 + (i % 4 < 2 ? 0 : 8);
-          const int column = i / 4 * 8 + thread % 4 * 2 + i % 2;
-          double expected = 0;
-          for (int pair = 0; pair < 2; ++pair) {
-            for (int k = 0; k < 64; ++k) {
-              expected += double{widen(type, a[(pair * 64 + row) * 64 + k])} *
-                          widen(type, b[(pair * n + column) * 64 + k]);
+      for (const bool from_registers : {false, true}) {
+        if (from_registers && n < 128) continue;
+        const Buffer device_a = upload(from_registers ? a : swizzled(a));
+        Buffer device_d = allocate<float>(static_cast<size_t>(64 * n));
+        (from_registers ? run().wgmma_registers : run().wgmma)(
+            stream(), type, n, device_d.as<float>(), device_a.as<uint16_t>(),
+            device_b.as<uint16_t>());
+        const std::vector<float> d = download<float>(device_d);
+        int num_wrong = 0;
+        for (int thread = 0; thread < 128; ++thread) {
+          for (int i = 0; i < n / 2; ++i) {
+            // PTX ISA, "WGMMA .m64nNk16 register fragment layout for accumulator matrix D".
+            const int row = thread / 32 * 16 + thread % 32 / 4 + (i % 4 < 2 ? 0 : 8);
+            const int column = i / 4 * 8 + thread % 4 * 2 + i % 2;
+            double expected = 0;
+            for (int pair = 0; pair < 2; ++pair) {
+              for (int k = 0; k < 64; ++k) {
+                expected += double{widen(type, a[(pair * 64 + row) * 64 + k])} *
+                            widen(type, b[(pair * n + column) * 64 + k]);
+              }
             }
+            num_wrong += !(std::fabs(d[thread * (n / 2) + i] - expected) < 1e-4);
           }
-          num_wrong += !(std::fabs(d[thread * (n / 2) + i] - expected) < 1e-4);
         }
+        EXPECT_EQ(num_wrong, 0) << "n = " << n << (from_registers ? ", a in registers" : "");
       }
-      EXPECT_EQ(num_wrong, 0) << "n = " << n;
     }
   }
 }
