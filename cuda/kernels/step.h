@@ -10,7 +10,7 @@
 
 namespace specdec::cuda {
 
-inline constexpr int kStepTail = 4;        // committed tokens kept of a slot
+inline constexpr int kStepTail = 16;       // committed tokens kept of a slot
 inline constexpr int kMaxStepDrafts = 63;  // of a request: masks have a word
 inline constexpr int kMaxStepSlots = 1024;
 

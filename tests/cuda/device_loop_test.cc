@@ -231,6 +231,19 @@ TEST_F(DeviceLoopTest, RightDraftsAreAllAccepted) {
   EXPECT_GT(acceptance.num_draft_tokens, 25);
 }
 
+// A new request's prompt is unknown to the draft model: it catches up each time.
+TEST_F(DeviceLoopTest, EveryRequestIsDraftedFor) {
+  Engine engine(with_draft(target_, 3));
+  int64_t num_drafts = 0;
+  for (const Job& job : jobs_of(3, greedy())) {
+    engine.add_request(job.id, job.prompt, job.params);
+    while (engine.has_unfinished_requests()) engine.step();
+    const int64_t now = engine.stats().acceptance.num_draft_tokens;
+    EXPECT_GE(now, num_drafts + 8) << job.id;
+    num_drafts = now;
+  }
+}
+
 TEST_F(DeviceLoopTest, AnAbortedRequestLeavesTheOthersAlone) {
   const std::vector<Job> jobs = jobs_of(3, greedy());
   const Answers expected = run(with_draft(draft_, 3), jobs);

@@ -47,7 +47,7 @@ struct DeviceStepConfig {
 };
 
 // Tokens a draft model may not have seen when it begins to draft, the last committed one included.
-inline constexpr int kMaxStepLag = 4;
+inline constexpr int kMaxStepLag = 16;
 
 // One request as the host knows it between steps.
 struct DeviceSlot {
@@ -85,7 +85,7 @@ struct DeviceStepPlan {
   // Instead: drafts of the host, of slots that have some. Such a step is launched once the ones
   // before it have been waited for.
   std::span<const HostDraft> host_drafts = {};
-  int max_lag = 2;  // tokens the draft model has not seen: 2, or kMaxStepLag
+  int max_lag = 2;  // tokens the draft model has not seen: at most this, a power of two
   bool want_logprobs = false;
 };
 

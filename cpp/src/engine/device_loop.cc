@@ -157,10 +157,14 @@ bool DeviceLoop::fill_slots(const CompletionSource& completions) {
                       .num_tokens_ahead = sequence->num_tokens(),
                       .blocks = {sequence->blocks.ids().begin(), sequence->blocks.ids().end()}});
   }
-  if (lag_ <= kUsualLag) num_steps_until_catch_up_ = 0;
+  if (lag_ <= kMaxStepLag) num_steps_until_catch_up_ = 0;
   device_->set_slots(slots);
   is_current_ = true;
   return true;
+}
+
+int DeviceLoop::padded_lag() const {
+  return static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(lag_, kUsualLag))));
 }
 
 // How much the step may draft; none when the draft model is too far behind to and the ordinary step
@@ -174,8 +178,8 @@ std::optional<int> DeviceLoop::choose_drafts() {
   const int num_slots = static_cast<int>(std::bit_ceil(seats_.size()));
   const int num_drafts = speculator_->plan_chains(
       sequences, std::max(0, config_.max_rows / num_slots - 1), std::max(lag_, 1));
-  const int longest_lag = kMaxStepLag * num_slots <= config_.max_rows ? kMaxStepLag : kUsualLag;
-  if (num_drafts == 0 || lag_ <= longest_lag) return num_drafts;
+  const bool is_near = lag_ <= kMaxStepLag && padded_lag() * num_slots <= config_.max_rows;
+  if (num_drafts == 0 || is_near) return num_drafts;
   // It may not be let: then it is a while until the next attempt.
   if (num_steps_until_catch_up_-- > 0) return 0;
   num_steps_until_catch_up_ = kStepsUntilCatchUp;
@@ -234,7 +238,7 @@ bool DeviceLoop::launch(const CompletionSource& completions) {
   if (!reserve(num_drafts)) return false;
   device_->launch({.num_slots = static_cast<int>(seats_.size()),
                    .num_drafts = num_drafts,
-                   .max_lag = lag_ > kUsualLag ? kMaxStepLag : kUsualLag,
+                   .max_lag = padded_lag(),
                    .want_logprobs = want_logprobs_});
   launches_.push_back({.num_drafts = num_drafts});
   lag_ = num_drafts > 0 ? kUsualLag : lag_ + 1;

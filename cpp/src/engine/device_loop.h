@@ -77,6 +77,7 @@ class DeviceLoop {
   bool fill_slots(const CompletionSource& completions);
   DeviceSlot slot_of(CompletionState& completion);
   std::optional<int> choose_drafts();
+  int padded_lag() const;
   bool reserve(int num_drafts);
   bool can_verify(const ExecutionPlan& plan, const TreeSource& trees) const;
   // Lets the seats of completions that have ended go.
