@@ -32,7 +32,9 @@ std::vector<uint16_t> random_numbers(size_t count, DType dtype) {
 }
 
 Gpu::Gpu(const Options& options)
-    : backend_(make_backend({.device = options.device, .act_dtype = options.dtype})),
+    : backend_(make_backend({.device = options.device,
+                             .act_dtype = options.dtype,
+                             .deterministic = options.deterministic})),
       is_emulated_(options.device == "emulated") {
   auto& backend = dynamic_cast<cuda::CudaBackend&>(*backend_);
   device_ = &backend.device();

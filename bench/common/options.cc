@@ -13,7 +13,7 @@ namespace {
 constexpr const char* kUsage =
     "arguments: --threads=N --cpu_isa=NAME --dtype=bfloat16|float32 --format=act|int8|...\n"
     "           --filter=PART_OF_A_NAME --json=FILE --smoke\n"
-    "on GPUs:   --device=cuda|emulated --budget=SECONDS\n";
+    "on GPUs:   --device=cuda|emulated --budget=SECONDS --nondeterministic\n";
 
 [[noreturn]] void refuse(const std::string& argument) {
   std::fprintf(stderr, "bad argument: %s\n%s", argument.c_str(), kUsage);
@@ -62,6 +62,8 @@ Options parse_options(int argc, char** argv, std::initializer_list<const char*> 
       options.filter = value;
     } else if (name == "--json" && !value.empty()) {
       options.json = value;
+    } else if (argument == "--nondeterministic") {
+      options.deterministic = false;
     } else if (argument == "--smoke") {
       options.smoke = true;
     } else if (argument == "--help") {

@@ -15,6 +15,7 @@ struct Options {
   int num_threads = 1;         // the default: what the library would take
   DType dtype = DType::kBF16;  // of activations
   WeightFormat format = WeightFormat::kAct;
+  bool deterministic = true;    // false: as EngineConfig has it
   std::string json;             // file to write the records to; empty: none
   std::string filter;           // only cases whose name contains it
   double budget_seconds = 1e9;  // cases that would begin later are left out

@@ -5,6 +5,7 @@
 // the L2 cache cannot hold, one after the other as in a step: seconds are of one operation, `bytes`
 // what it must read. The sampler includes what waiting for its result costs the host.
 // --format=act|int8|int4_grouped|... chooses how weights are stored, --filter a kernel or model.
+// --nondeterministic measures projections of many rows, by the kernels that are for them alone.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -43,6 +44,11 @@ class KernelBench {
   }
 
  private:
+  std::vector<int> projected_rows() const {
+    if (!options_.deterministic)
+      return options_.smoke ? std::vector{130} : std::vector{128, 512, 2048};
+    return options_.smoke ? std::vector{1, 3, 17} : std::vector{1, 4, 8, 16, 64};
+  }
   int samples() const { return options_.samples(15); }
   bool wants(const std::string& kernel, const std::string& shape) const {
     return options_.selects(kernel + " " + shape) && watch_.seconds() < options_.budget_seconds;
@@ -147,9 +153,7 @@ void KernelBench::projection(const ModelShape& model, const std::string& kernel,
   while (static_cast<int>(weights.size()) < num_sets) {
     weights.push_back(gpu_.backend().pack_linear(pack));
   }
-  const std::vector<int> all_rows =
-      options_.smoke ? std::vector{1, 3, 17} : std::vector{1, 4, 8, 16, 64};
-  for (int num_rows : all_rows) {
+  for (int num_rows : projected_rows()) {
     if (!wants(kernel, shape)) return;
     ProjectionRun run(gpu_, model, kernel, out_features, in_features, num_rows);
     const double seconds = gpu_.graph_seconds(samples(), [&] {
