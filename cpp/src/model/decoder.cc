@@ -301,6 +301,7 @@ void Decoder::forward(const BatchView& batch, std::span<const PagedKvView> kv_la
 }
 
 void Decoder::compute_logits(std::span<const int32_t> row_ids, float* logits) {
+  for (int32_t row : row_ids) SPECDEC_CHECK(row >= 0 && row < impl_->max_rows);
   impl_->compute_logits(impl_->backend.stage_ids(row_ids), static_cast<int>(row_ids.size()),
                         logits);
 }
