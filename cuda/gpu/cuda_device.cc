@@ -1,6 +1,7 @@
 // A GPU through the CUDA runtime. Every call names the device first: a thread may use several.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <string>
@@ -16,7 +17,9 @@
 namespace specdec::cuda {
 namespace {
 
-constexpr size_t kSharedBytesForAll = 48 * 1024;  // more must be asked for, function by function
+// Static and dynamic together; more must be asked for, function by function.
+constexpr size_t kSharedBytesForAll = 48 * 1024;
+constexpr int kFirstThatWaits = 90;  // compute capability: ptx::wait_for_previous
 
 void check(cudaError_t status, const std::string& what) {
   if (status == cudaSuccess) return;
@@ -51,21 +54,38 @@ class Owned {
 // What the streams of a device share.
 class Functions {
  public:
-  // Lets the function have this much dynamic shared memory.
-  void allow_shared(const char* name, const void* function, size_t size_bytes) {
-    if (size_bytes <= kSharedBytesForAll) return;
+  // Lets the function have this much dynamic shared memory, beside its static one. Returns whether
+  // its code waits for the kernel before it, as LaunchConfig::overlaps_previous wants: what was
+  // compiled for GPUs before 9.0 does not, on later ones neither.
+  bool prepare(const char* name, const void* function, size_t shared_bytes) {
     const std::lock_guard lock(mutex_);
-    size_t& allowed = allowed_bytes_[function];
-    if (size_bytes <= allowed) return;
-    check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(size_bytes)),
-          str_cat("kernel ", name, ": ", size_bytes, " bytes of shared memory"));
-    allowed = size_bytes;
+    auto entry = entries_.find(function);
+    if (entry == entries_.end()) {
+      cudaFuncAttributes attributes{};
+      check(cudaFuncGetAttributes(&attributes, function), str_cat("kernel ", name));
+      entry = entries_.try_emplace(function).first;
+      entry->second.waits = attributes.ptxVersion >= kFirstThatWaits;
+      entry->second.allowed_bytes =
+          kSharedBytesForAll - std::min(kSharedBytesForAll, attributes.sharedSizeBytes);
+    }
+    Entry& found = entry->second;
+    if (shared_bytes > found.allowed_bytes) {
+      check(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(shared_bytes)),
+            str_cat("kernel ", name, ": ", shared_bytes, " bytes of shared memory"));
+      found.allowed_bytes = shared_bytes;
+    }
+    return found.waits;
   }
 
  private:
+  struct Entry {
+    size_t allowed_bytes = 0;  // of dynamic shared memory
+    bool waits = false;
+  };
+
   std::mutex mutex_;
-  std::unordered_map<const void*, size_t> allowed_bytes_;
+  std::unordered_map<const void*, Entry> entries_;
 };
 
 class CudaEvent final : public Event {
@@ -127,10 +147,10 @@ class CudaStream final : public Stream {
   void submit(const KernelLaunch& launch) override {
     select();
     const LaunchConfig& config = launch.config;
-    functions_->allow_shared(launch.name, launch.function, config.shared_bytes);
+    const bool waits = functions_->prepare(launch.name, launch.function, config.shared_bytes);
     cudaLaunchAttribute attributes[2] = {};
     unsigned num_attributes = 0;
-    if (config.overlaps_previous) {
+    if (config.overlaps_previous && waits) {
       cudaLaunchAttribute& attribute = attributes[num_attributes++];
       attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
       attribute.val.programmaticStreamSerializationAllowed = 1;
