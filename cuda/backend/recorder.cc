@@ -4,6 +4,24 @@
 #include <utility>
 
 namespace specdec::cuda {
+namespace {
+
+std::unique_ptr<Graph> record_work(Stream& stream, const std::function<void()>& work) {
+  stream.begin_capture();
+  try {
+    work();
+  } catch (...) {
+    // A stream that went on recording would never run anything again.
+    try {
+      stream.end_capture();
+    } catch (const DeviceError&) {
+    }
+    throw;
+  }
+  return stream.end_capture();
+}
+
+}  // namespace
 
 void Recorder::run(const RecordKey& key, const std::function<void()>& work) {
   // Inside of another recording this is a part of it.
@@ -11,9 +29,7 @@ void Recorder::run(const RecordKey& key, const std::function<void()>& work) {
   Record& record = records_[key];
   if (!std::exchange(record.was_run, true)) return work();
   if (record.graph == nullptr) {
-    stream_.begin_capture();
-    work();
-    record.graph = stream_.end_capture();
+    record.graph = record_work(stream_, work);
   }
   stream_.launch(*record.graph);
 }

@@ -251,6 +251,7 @@ class CudaDevice final : public Device {
                                                       : std::string(cudaGetErrorString(status))));
     }
     select();
+    check(cudaStreamCreateWithFlags(clearing_.out(), cudaStreamNonBlocking), "cudaStreamCreate");
     cudaDeviceProp native{};
     check(cudaGetDeviceProperties(&native, index), "cudaGetDeviceProperties");
     info_ = {.name = str_cat("cuda:", index),
@@ -284,9 +285,9 @@ class CudaDevice final : public Device {
       cudaSetDevice(index);
       log_failure(cudaFree(allocated), "cudaFree");
     });
-    // Zeros before anything a stream does: the streams here do not wait for the default one.
-    check(cudaMemset(data, 0, size_bytes), "cudaMemset");
-    check(cudaDeviceSynchronize(), "waiting for the GPU");
+    // Waits for the zeros alone: to wait for the device would break what other threads capture.
+    check(cudaMemsetAsync(data, 0, size_bytes, clearing_.get()), "cudaMemsetAsync");
+    check(cudaStreamSynchronize(clearing_.get()), "waiting for the GPU");
     return buffer;
   }
   Buffer allocate_pinned(size_t size_bytes, const char* purpose) override {
@@ -332,6 +333,7 @@ class CudaDevice final : public Device {
 
   int index_;
   std::shared_ptr<Functions> functions_;
+  Owned<cudaStream_t, cudaStreamDestroy> clearing_;  // zeroes what is allocated
   DeviceInfo info_;
   DeviceProperties properties_;
 };
