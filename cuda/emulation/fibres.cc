@@ -81,13 +81,12 @@ GridRun::GridRun(const KernelRecord& kernel, const EmulationConfig& config, uint
     block.num_threads = static_cast<int>(num_threads);
     block.fibres = std::vector<Fibre>(num_threads);
     block.warps = std::vector<Warp>((num_threads + kWarpSize - 1) / kWarpSize);
-    const size_t shared_bytes = kernel.config.shared_bytes + kGuardBytes;
-    void* shared = nullptr;
-#if defined(__SANITIZE_ADDRESS__)
-    const int result = posix_memalign(&shared, kSharedAlignment, kernel.config.shared_bytes);
-#else
-    const int result = posix_memalign(&shared, kSharedAlignment, shared_bytes);
+    size_t shared_bytes = kernel.config.shared_bytes;
+#if !defined(__SANITIZE_ADDRESS__)
+    shared_bytes += kGuardBytes;
 #endif
+    void* shared = nullptr;
+    const int result = posix_memalign(&shared, kSharedAlignment, shared_bytes);
     SPECDEC_CHECK_EQ(result, 0);
     block.shared = {static_cast<unsigned char*>(shared), std::free};
   }
