@@ -6,6 +6,10 @@
 namespace specdec::cuda {
 namespace {
 
+// Graphs take device memory. Shapes are far fewer in use than there can be, so that starting over
+// is rare.
+constexpr size_t kMaxRecords = 512;
+
 std::unique_ptr<Graph> record_work(Stream& stream, const std::function<void()>& work) {
   stream.begin_capture();
   try {
@@ -26,6 +30,7 @@ std::unique_ptr<Graph> record_work(Stream& stream, const std::function<void()>& 
 void Recorder::run(const RecordKey& key, const std::function<void()>& work) {
   // Inside of another recording this is a part of it.
   if (!enabled_ || stream_.is_capturing()) return work();
+  if (records_.size() >= kMaxRecords && !records_.contains(key)) forget_all();
   Record& record = records_[key];
   if (!std::exchange(record.was_run, true)) return work();
   if (record.graph == nullptr) {
