@@ -1,6 +1,5 @@
 #include "cuda/backend/recorder.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace specdec::cuda {
@@ -41,11 +40,6 @@ void Recorder::run(const RecordKey& key, const std::function<void()>& work) {
 
 void Recorder::forget(const void* owner) {
   std::erase_if(records_, [&](const auto& entry) { return entry.first.owner == owner; });
-}
-
-int Recorder::num_graphs() const {
-  return static_cast<int>(std::ranges::count_if(
-      records_, [](const auto& entry) { return entry.second.graph != nullptr; }));
 }
 
 }  // namespace specdec::cuda

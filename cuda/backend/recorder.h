@@ -22,8 +22,6 @@ class Recorder {
   void forget(const void* owner);
   void forget_all() { records_.clear(); }
 
-  int num_graphs() const;
-
  private:
   struct Record {
     bool was_run = false;

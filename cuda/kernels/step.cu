@@ -95,6 +95,7 @@ __device__ __forceinline__ DeviceSampleRow sample_after(const StepSlot& slot, co
 
 __global__ void __launch_bounds__(kThreads, 1) draft_rows_kernel(DraftRowsParams params) {
   ptx::wait_for_previous();
+  ptx::let_next_start();
   const StepSlots& state = params.state;
   const StepBatch& batch = params.batch;
   if (threadIdx.x == 0 && params.started != nullptr) *params.started = ptx::nanoseconds();
@@ -195,6 +196,7 @@ __device__ __forceinline__ void put_attempts(const StepTrees& trees, int index,
 
 __global__ void __launch_bounds__(kThreads, 1) verify_rows_kernel(VerifyRowsParams params) {
   ptx::wait_for_previous();
+  ptx::let_next_start();
   const StepSlots& state = params.state;
   const StepBatch& batch = params.batch;
   const StepTrees& trees = params.trees;
@@ -286,6 +288,7 @@ __device__ void commit_slot(const CommitParams& params, int index, StepReport& r
 
 __global__ void __launch_bounds__(kThreads, 1) commit_kernel(CommitParams params) {
   ptx::wait_for_previous();
+  ptx::let_next_start();
   for (int i = threadIdx.x; i < params.state.num_slots; i += kThreads) {
     StepReport& report = params.reports[i];
     if (params.state.slots[i].is_active != 0) {
@@ -303,6 +306,7 @@ __global__ void __launch_bounds__(kThreads, 1) commit_kernel(CommitParams params
 
 __global__ void __launch_bounds__(kThreads, 1) set_drafts_kernel(SetDraftsParams params) {
   ptx::wait_for_previous();
+  ptx::let_next_start();
   for (int i = threadIdx.x; i < params.state.num_slots; i += kThreads) {
     params.state.slots[i].num_drafts = 0;
     params.state.slots[i].is_tree = 0;
@@ -322,6 +326,7 @@ __global__ void __launch_bounds__(kThreads, 1) set_drafts_kernel(SetDraftsParams
 
 __global__ void __launch_bounds__(kThreads, 1) change_slots_kernel(ChangeSlotsParams params) {
   ptx::wait_for_previous();
+  ptx::let_next_start();
   for (int i = threadIdx.x; i < params.num_changes; i += kThreads) {
     const SlotChange change = params.changes[i];
     if (change.index == kEndSlot) {

@@ -96,7 +96,7 @@ struct VerifyRowsParams {
   int32_t num_drafts;      // passes of the draft model; -1: the host drafted
 };
 
-// What the host learns of a slot, in pinned memory.
+// What the host learns of a slot.
 struct StepReport {
   int32_t num_drafts;
   int32_t num_accepted;
@@ -120,9 +120,9 @@ struct CommitParams {
   AcceptedDrafts accepted;  // by the walk, or by weighing where `is_weighed`
   int32_t is_weighed;       // slots without drafts emit their sample all the same
   const int32_t* token_lists;
-  StepReport* reports;        // [num_slots] pinned
-  const StepTimes* times;     // of this step, `end` not yet
-  StepTimes* reported_times;  // pinned
+  StepReport* reports;     // [num_slots]
+  const StepTimes* times;  // of this step, `end` not yet
+  StepTimes* reported_times;
 };
 
 // Drafts of the host for a slot, whose others have none.

@@ -13,10 +13,12 @@
 #include "cpu/cpu_backend.h"
 #include "cpu/packed_linear.h"
 #include "cpu/reference.h"
+#include "testing/quantized_matrix.h"
 
 namespace specdec::cpu {
 namespace {
 
+using specdec::testing::QuantizedMatrix;
 constexpr WeightFormat kFormats[] = {WeightFormat::kInt8, WeightFormat::kInt8Grouped,
                                      WeightFormat::kInt8GroupedMin, WeightFormat::kInt4Grouped,
                                      WeightFormat::kInt4GroupedMin};
@@ -40,35 +42,6 @@ WeightView view_of(const std::vector<float>& values, int64_t rows) {
   const int64_t cols = static_cast<int64_t>(values.size()) / rows;
   return {.values = {values.data(), DType::kF32, {rows, cols}}};
 }
-
-// A matrix of a checkpoint that is quantised already. All 16 or 256 codes occur.
-struct QuantizedMatrix {
-  int64_t rows, cols;
-  int bits, group_size;
-  std::vector<uint8_t> codes;
-  std::vector<uint16_t> scales, mins;
-
-  QuantizedMatrix(int64_t num_rows, int64_t num_cols, int num_bits, bool with_mins, uint32_t seed,
-                  int group = kQuantGroup)
-      : rows(num_rows), cols(num_cols), bits(num_bits), group_size(group) {
-    std::mt19937 generator(seed);
-    codes.resize(rows * cols * bits / 8);
-    for (uint8_t& code : codes) code = static_cast<uint8_t>(generator());
-    const auto random_half = [&] {  // magnitudes from 2^-7 to 1, either sign
-      return static_cast<uint16_t>((generator() & 0x83ff) | (8 + generator() % 7) << 10);
-    };
-    for (int64_t i = 0; i < rows * cols / group_size; ++i) {
-      scales.push_back(random_half());
-      if (with_mins) mins.push_back(random_half());
-    }
-  }
-  WeightView view() const {
-    return {.values = {codes.data(), bits == 8 ? DType::kI8 : DType::kU8, {rows, cols * bits / 8}},
-            .scales = scales.data(),
-            .mins = mins.empty() ? nullptr : mins.data(),
-            .group_size = group_size};
-  }
-};
 
 std::vector<Isa> supported_isas() {
   std::vector<Isa> isas;
@@ -124,7 +97,7 @@ struct Params {
   WeightFormat format;
 };
 
-class CpuIntLinearTest : public testing::TestWithParam<Params> {
+class CpuIntLinearTest : public ::testing::TestWithParam<Params> {
  protected:
   CpuBackend make_backend(int num_threads, DType act_dtype = DType::kF32) const {
     return CpuBackend(GetParam().isa, num_threads, act_dtype);
@@ -151,7 +124,7 @@ TEST_P(CpuIntLinearTest, ProductsMatchDoubleLoops) {
     EXPECT_EQ(packed->in_features(), k);
     const std::vector<float> stored = unpacked(*packed);
     for (int rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 33, 70}) {
-      SCOPED_TRACE(testing::Message() << "n " << n << " k " << k << " rows " << rows);
+      SCOPED_TRACE(::testing::Message() << "n " << n << " k " << k << " rows " << rows);
       const std::vector<float> x = random_values(rows * k, 2);
       expect_products(run(backend, *packed, x.data(), rows), x, stored, n, k);
     }
@@ -205,7 +178,7 @@ TEST_P(CpuIntLinearTest, CodesOfACheckpointAreKept) {
         const bool fits = format() != WeightFormat::kInt8 && (!with_mins || has_mins(format())) &&
                           (bits == 4 || !is_int4(format()));
         if (!fits) continue;
-        SCOPED_TRACE(testing::Message()
+        SCOPED_TRACE(::testing::Message()
                      << bits << " bits, mins " << with_mins << ", groups of " << group_size);
         const QuantizedMatrix matrix(35, 192, bits, with_mins, 1, group_size);
         const std::vector<double> expected = reference::values_of(matrix.view());
@@ -496,7 +469,7 @@ std::vector<Params> all_params() {
   return params;
 }
 
-INSTANTIATE_TEST_SUITE_P(KernelSets, CpuIntLinearTest, testing::ValuesIn(all_params()),
+INSTANTIATE_TEST_SUITE_P(KernelSets, CpuIntLinearTest, ::testing::ValuesIn(all_params()),
                          [](const auto& info) {
                            return std::string(name_of(info.param.isa)) + "_" +
                                   std::string(name_of(info.param.format));
@@ -519,7 +492,7 @@ TEST(CpuIntLinear, AllKernelSetsGiveTheSameBits) {
   for (WeightFormat format : kFormats) {
     std::vector<float> weights, products;
     for (Isa isa : supported_isas()) {
-      SCOPED_TRACE(testing::Message() << name_of(format) << " on " << name_of(isa));
+      SCOPED_TRACE(::testing::Message() << name_of(format) << " on " << name_of(isa));
       CpuBackend backend(isa, 2, DType::kF32);
       const auto packed = backend.pack_linear({.parts = views, .format = format});
       const std::vector<float> stored = unpacked(*packed);

@@ -30,25 +30,7 @@ double element(const uint8_t* data, DType dtype, int64_t index) {
 
 class CudaPointwise : public ::testing::TestWithParam<DeviceKind> {
  protected:
-  // A backend and its memory.
-  struct World {
-    World(DeviceKind kind, DType dtype) : backend(testing::make_backend(kind, dtype)) {}
-    template <class T>
-    Buffer upload(const std::vector<T>& values) {
-      Buffer buffer = backend->allocate(values.size() * sizeof(T), "test");
-      backend->stream().copy_to_device(buffer.data(), values.data(), values.size() * sizeof(T));
-      backend->stream().synchronize();
-      return buffer;
-    }
-    template <class T>
-    std::vector<T> download(const Buffer& buffer, size_t count) {
-      std::vector<T> values(count);
-      backend->stream().copy_to_host(values.data(), buffer.data(), count * sizeof(T));
-      backend->stream().synchronize();
-      return values;
-    }
-    std::unique_ptr<CudaBackend> backend;
-  };
+  using World = testing::BackendWorld;
 
   // The norm of rows on the device, as bytes.
   static std::vector<uint8_t> norm(World& world, NormArgs args) {

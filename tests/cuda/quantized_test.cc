@@ -10,10 +10,12 @@
 #include "cpu/cpu_backend.h"
 #include "cpu/reference.h"
 #include "testing/cuda_devices.h"
+#include "testing/quantized_matrix.h"
 
 namespace specdec::cuda {
 namespace {
 
+using specdec::testing::QuantizedMatrix;
 using testing::DeviceKind;
 
 constexpr WeightFormat kFormats[] = {WeightFormat::kInt8, WeightFormat::kInt8Grouped,
@@ -32,35 +34,6 @@ WeightView view_of(const std::vector<float>& values, int64_t rows) {
   return {.values = {values.data(), DType::kF32, {rows, std::ssize(values) / rows}}};
 }
 
-// A matrix of a checkpoint that is quantised already. All 16 or 256 codes occur.
-struct QuantizedMatrix {
-  int64_t rows, cols;
-  int bits, group_size;
-  std::vector<uint8_t> codes;
-  std::vector<uint16_t> scales, mins;
-
-  QuantizedMatrix(int64_t num_rows, int64_t num_cols, int num_bits, bool with_mins, uint32_t seed,
-                  int group = kQuantGroup)
-      : rows(num_rows), cols(num_cols), bits(num_bits), group_size(group) {
-    std::mt19937 generator(seed);
-    codes.resize(rows * cols * bits / 8);
-    for (uint8_t& code : codes) code = static_cast<uint8_t>(generator());
-    const auto random_half = [&] {  // magnitudes from 2^-7 to 1, either sign
-      return static_cast<uint16_t>((generator() & 0x83ff) | (8 + generator() % 7) << 10);
-    };
-    for (int64_t i = 0; i < rows * cols / group_size; ++i) {
-      scales.push_back(random_half());
-      if (with_mins) mins.push_back(random_half());
-    }
-  }
-  WeightView view() const {
-    return {.values = {codes.data(), bits == 8 ? DType::kI8 : DType::kU8, {rows, cols * bits / 8}},
-            .scales = scales.data(),
-            .mins = mins.empty() ? nullptr : mins.data(),
-            .group_size = group_size};
-  }
-};
-
 std::vector<uint16_t> to_act(const std::vector<float>& values, DType dtype) {
   std::vector<uint16_t> bits;
   for (float value : values) {
@@ -72,25 +45,10 @@ float from_act(uint16_t bits, DType dtype) {
   return dtype == DType::kBF16 ? to_float(BFloat16{bits}) : half_to_float(bits);
 }
 
-// A backend on the device, and its memory.
-class World {
- public:
-  World(DeviceKind kind, DType dtype) : backend(testing::make_backend(kind, dtype)) {}
+// A backend that packs, and shows what it packed.
+struct World : testing::BackendWorld {
+  using BackendWorld::BackendWorld;
 
-  template <class T>
-  Buffer upload(const std::vector<T>& values) {
-    Buffer buffer = backend->allocate(values.size() * sizeof(T), "test");
-    backend->stream().copy_to_device(buffer.data(), values.data(), values.size() * sizeof(T));
-    backend->stream().synchronize();
-    return buffer;
-  }
-  template <class T>
-  std::vector<T> download(const Buffer& buffer, size_t count) {
-    std::vector<T> values(count);
-    backend->stream().copy_to_host(values.data(), buffer.data(), count * sizeof(T));
-    backend->stream().synchronize();
-    return values;
-  }
   std::unique_ptr<PackedLinear> pack(const WeightView& view, WeightFormat format) {
     return backend->pack_linear({.parts = {&view, 1}, .format = format});
   }
@@ -117,8 +75,6 @@ class World {
         {.weight = &weight, .in = {.x = in.data(), .num_rows = rows}, .out = out.as<float>()});
     return download<float>(out, count);
   }
-
-  std::unique_ptr<CudaBackend> backend;
 };
 
 // The same on the CPU.

@@ -84,4 +84,27 @@ class CudaDeviceTest : public ::testing::TestWithParam<DeviceKind> {
   std::unique_ptr<Stream> stream_;
 };
 
+// A backend and its memory.
+struct BackendWorld {
+  BackendWorld(DeviceKind kind, DType dtype) : backend(make_backend(kind, dtype)) {}
+
+  template <class T>
+  Buffer upload(const std::vector<T>& values) {
+    Buffer buffer = backend->allocate(values.size() * sizeof(T), "test");
+    backend->stream().copy_to_device(buffer.data(), values.data(), values.size() * sizeof(T));
+    backend->stream().synchronize();
+    return buffer;
+  }
+  // Waits for the stream.
+  template <class T>
+  std::vector<T> download(const Buffer& buffer, size_t count) {
+    std::vector<T> values(count);
+    backend->stream().copy_to_host(values.data(), buffer.data(), count * sizeof(T));
+    backend->stream().synchronize();
+    return values;
+  }
+
+  std::unique_ptr<CudaBackend> backend;
+};
+
 }  // namespace specdec::cuda::testing
