@@ -22,7 +22,7 @@ CudaBackend::CudaBackend(std::unique_ptr<Device> device, const KernelTable& kern
       kernels_(kernels),
       act_dtype_(act_dtype),
       options_(options),
-      stream_(device_->make_stream()),
+      stream_(std::make_unique<RehearsalStream>(device_->make_stream())),
       staging_(*device_, *stream_),
       packer_(*device_, *stream_, kernels_.projection, kernels_.quantize, act_dtype),
       projector_(*device_, *stream_, kernels_.projection, act_dtype, options.deterministic),
@@ -95,6 +95,17 @@ const int32_t* CudaBackend::stage_ids(std::span<const int32_t> ids) { return sta
 std::unique_ptr<DeviceStep> CudaBackend::make_device_step(const DeviceStepConfig& config) {
   if (config.max_drafts > kMaxStepDrafts || config.num_slots > kMaxStepSlots) return nullptr;
   return std::make_unique<CudaDeviceStep>(*this, kernels_, config);
+}
+
+void CudaBackend::rehearse(const std::function<void()>& work) {
+  stream_->set_rehearsing(true);
+  try {
+    work();
+  } catch (...) {
+    stream_->set_rehearsing(false);
+    throw;
+  }
+  stream_->set_rehearsing(false);
 }
 
 void CudaBackend::begin_step() { staging_.begin_step(); }

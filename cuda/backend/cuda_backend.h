@@ -15,6 +15,7 @@
 #include "cuda/backend/staged_batch.h"
 #include "cuda/backend/staging.h"
 #include "cuda/gpu/device.h"
+#include "cuda/gpu/rehearsal_stream.h"
 #include "cuda/kernels/kernel_table.h"
 
 namespace specdec::cuda {
@@ -67,6 +68,7 @@ class CudaBackend final : public Backend {
   void run_recorded(const RecordKey& key, const std::function<void()>& work) override {
     recorder_.run(key, work);
   }
+  void rehearse(const std::function<void()>& work) override;
   void forget_recorded(const void* owner) override { recorder_.forget(owner); }
   void begin_step() override;
   void end_step() override {}
@@ -82,7 +84,7 @@ class CudaBackend final : public Backend {
   KernelTable kernels_;
   DType act_dtype_;
   CudaOptions options_;
-  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<RehearsalStream> stream_;
   Staging staging_;
   WeightPacker packer_;
   Projector projector_;

@@ -83,6 +83,8 @@ class Stream {
   virtual std::unique_ptr<Graph> end_capture() = 0;
   virtual bool is_capturing() const = 0;
   virtual void launch(Graph& graph) = 0;
+  // Work is dropped: see RehearsalStream.
+  virtual bool is_rehearsing() const { return false; }
 
   virtual void record(Event& event) = 0;
   virtual void synchronize() = 0;

@@ -1,12 +1,16 @@
 // Shortage of device memory, on an emulated device with little of it.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
+#include <vector>
 
 #include "cuda/backend/cuda_backend.h"
 #include "cuda/emulation/emulated_device.h"
 #include "engine/limits.h"
+#include "kv/block_pool.h"
 #include "kv/kv_cache.h"
+#include "runtime/batch_inputs.h"
 #include "runtime/model_runner.h"
 #include "specdec/error.h"
 #include "testing/tiny_llama.h"
@@ -79,6 +83,44 @@ TEST(CudaMemory, AnOpenCacheFitsAndLeavesTheRest) {
   EXPECT_LE(cache.size_bytes(), left + block_bytes);
   EXPECT_GT(cache.size_bytes(), left - block_bytes);
   EXPECT_GE(backend.memory().free_bytes, 16 * kMiB);
+}
+
+// Bytes that a step of many rows takes the first time, beside what its batch does.
+int64_t bytes_of_first_large_step(bool rehearse) {
+  constexpr int kRows = 512;
+  const specdec::testing::TempDirectory directory;
+  tiny::write_checkpoint(directory, tiny::llama_tensors());
+  CudaBackend backend = backend_with(64 * kMiB);
+  ModelRunner runner(load_model_config(directory.path()), directory.path(), backend,
+                     {.max_model_len = kRows, .max_rows = kRows, .max_logit_rows = 64});
+  const KvFormat format = {.block_size = 16, .dtype = DType::kBF16};
+  if (rehearse) runner.rehearse(format);
+  constexpr int kNumBlocks = kRows / 16;
+  runner.allocate_cache(kNumBlocks, format);
+  BlockPool pool(kNumBlocks);
+  BlockTable blocks(16);
+  EXPECT_TRUE(blocks.reserve(pool, kRows));
+  BatchInputs inputs;
+  const auto run = [&](int num_rows) {
+    const std::vector<int32_t> tokens(num_rows, 1);
+    inputs.clear();
+    inputs.add_chain(tokens, 0, blocks);
+    runner.forward(inputs);
+    std::vector<int32_t> row_ids(std::min(num_rows, 64));
+    std::vector<SampleResult> results(row_ids.size());
+    runner.sample(row_ids, std::vector<SampleRow>(row_ids.size()), LogprobsMode::kRaw, results);
+  };
+  run(1);
+  const int64_t before = backend.memory().free_bytes;
+  run(kRows);
+  run(96);
+  run(16);
+  return before - backend.memory().free_bytes;
+}
+
+TEST(CudaMemory, WhatStepsTakeIsTakenBeforeTheCache) {
+  EXPECT_GT(bytes_of_first_large_step(/*rehearse=*/false), 128 << 10);
+  EXPECT_LE(bytes_of_first_large_step(/*rehearse=*/true), 32 << 10);
 }
 
 TEST(CudaMemory, ACacheThatDoesNotFitSaysWhatToLower) {

@@ -80,6 +80,11 @@ class Backend {
     work();
   }
 
+  // Runs `work` without computing or waiting for anything, for the memory that a backend's
+  // operations take for themselves the first time: the same work takes none later. A backend whose
+  // operations take little need not run it.
+  virtual void rehearse(const std::function<void()>& work) { static_cast<void>(work); }
+
   // The owner of recorded work is going.
   virtual void forget_recorded(const void* owner) { static_cast<void>(owner); }
 

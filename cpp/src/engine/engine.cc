@@ -72,6 +72,8 @@ Engine::Impl::Impl(const EngineConfig& given) : config_(given) {
     speculator_ = std::make_unique<Speculator>(config, *backend_, model, max_model_len);
     block_bytes += speculator_->cache_block_bytes(kv_format);
   }
+  runner_->rehearse(kv_format);
+  if (speculator_ != nullptr) speculator_->rehearse(kv_format);
   const CacheSize cache =
       resolve_cache_size(config, device.kind, max_model_len, block_bytes, backend_->memory());
   runner_->allocate_cache(cache.num_blocks, kv_format);

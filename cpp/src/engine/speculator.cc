@@ -85,6 +85,12 @@ int64_t Speculator::cache_block_bytes(const KvFormat& format) const {
   return bytes;
 }
 
+void Speculator::rehearse(const KvFormat& format) {
+  for (const auto& runner : runners_) {
+    if (runner != nullptr) runner->rehearse(format);
+  }
+}
+
 void Speculator::start(const BlockPool& pool, const KvFormat& format, int64_t target_weight_bytes) {
   std::vector<std::unique_ptr<Drafter>> drafters;
   std::vector<double> relative_costs;

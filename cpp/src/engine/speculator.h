@@ -31,6 +31,8 @@ class Speculator {
 
   // KV bytes of the draft models for one block.
   int64_t cache_block_bytes(const KvFormat& format) const;
+  // ModelRunner::rehearse() of the draft models.
+  void rehearse(const KvFormat& format);
   // Makes the drafters. The pool must outlive the speculator.
   void start(const BlockPool& pool, const KvFormat& format, int64_t target_weight_bytes);
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <functional>
+#include <vector>
 
 #include "core/check.h"
 #include "core/stopwatch.h"
@@ -9,6 +11,18 @@
 #include "specdec/error.h"
 
 namespace specdec {
+namespace {
+
+// How work is cut up depends on its rows, so that fewer may need more memory: `work` for all counts
+// that a backend could tell apart, the largest first, so that little has to grow.
+void each_row_count(int most, const std::function<void(int)>& work) {
+  constexpr int kStep = 64;
+  work(most);
+  for (int rows = (most - 1) / kStep * kStep; rows >= kStep; rows -= kStep) work(rows);
+  for (int rows = std::min(most, kStep) / 2; rows > 0; rows /= 2) work(rows);
+}
+
+}  // namespace
 
 ModelRunner::ModelRunner(const ModelConfig& config, const std::string& directory, Backend& backend,
                          const RunnerLimits& limits, Quantization quantization)
@@ -38,6 +52,31 @@ KvCacheShape ModelRunner::cache_shape(const KvFormat& format) const {
 
 int64_t ModelRunner::cache_block_bytes(const KvFormat& format) const {
   return KvCache::block_bytes(backend_, cache_shape(format));
+}
+
+void ModelRunner::rehearse(const KvFormat& format) {
+  const auto max_rows = static_cast<int>(std::bit_ceil(static_cast<unsigned>(limits_.max_rows)));
+  backend_.rehearse([&] {
+    const KvCache cache(backend_, cache_shape(format), /*num_blocks=*/1);
+    each_row_count(max_rows, [&](int rows) {
+      decoder_->forward({.num_requests = 1, .num_rows = rows, .max_blocks_per_request = 1},
+                        cache.layers());
+    });
+    each_row_count(limits_.max_logit_rows, [&](int rows) {
+      decoder_->compute_logits_staged(nullptr, rows, logits_.as<float>());
+    });
+    // Edits beside raw logprobs need most.
+    const std::vector<std::pair<int32_t, float>> bias = {{0, 1.0f}};
+    const SampleRow row = {.logit_bias = bias, .num_logprobs = 1, .want_logprobs = true};
+    const auto num_rows = static_cast<size_t>(limits_.max_logit_rows);
+    const std::vector<SampleRow> rows(num_rows, row);
+    std::vector<SampleResult> results(num_rows);
+    backend_.sample({.logits = logits_.as<float>(),
+                     .rows = rows,
+                     .vocab_size = decoder_->config().vocab_size,
+                     .logprobs_mode = LogprobsMode::kRaw,
+                     .results = results});
+  });
 }
 
 void ModelRunner::allocate_cache(int num_blocks, const KvFormat& format) {

@@ -28,6 +28,9 @@ class ModelRunner final : public StepModel {
 
   ~ModelRunner() override { backend_.forget_recorded(this); }
 
+  // Takes what memory steps will take for themselves, by a backend that takes much: what is left
+  // is the cache's. Before allocate_cache().
+  void rehearse(const KvFormat& format);
   void allocate_cache(int num_blocks, const KvFormat& format);
   // Bytes of one block over all layers.
   int64_t cache_block_bytes(const KvFormat& format) const;

@@ -1,0 +1,59 @@
+// A stream that can leave its work undone, so that the host code above it runs as ever (it
+// allocates what it needs) while the device computes nothing.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "core/check.h"
+#include "cuda/gpu/device.h"
+
+namespace specdec::cuda {
+
+class RehearsalStream final : public Stream {
+ public:
+  explicit RehearsalStream(std::unique_ptr<Stream> stream) : stream_(std::move(stream)) {}
+
+  // While it rehearses, kernels, copies and fills are dropped. Not to be changed in a capture.
+  void set_rehearsing(bool rehearsing) {
+    SPECDEC_CHECK(!is_capturing());
+    rehearsing_ = rehearsing;
+  }
+  bool is_rehearsing() const override { return rehearsing_; }
+
+  void submit(const KernelLaunch& launch) override {
+    if (!rehearsing_) stream_->submit(launch);
+  }
+  void copy_to_device(void* to, const void* from, size_t size_bytes) override {
+    if (!rehearsing_) stream_->copy_to_device(to, from, size_bytes);
+  }
+  void copy_to_host(void* to, const void* from, size_t size_bytes) override {
+    if (!rehearsing_) stream_->copy_to_host(to, from, size_bytes);
+  }
+  void copy(void* to, const void* from, size_t size_bytes) override {
+    if (!rehearsing_) stream_->copy(to, from, size_bytes);
+  }
+  void fill(void* to, uint8_t value, size_t size_bytes) override {
+    if (!rehearsing_) stream_->fill(to, value, size_bytes);
+  }
+
+  void begin_capture() override {
+    SPECDEC_CHECK(!rehearsing_);
+    stream_->begin_capture();
+  }
+  std::unique_ptr<Graph> end_capture() override { return stream_->end_capture(); }
+  bool is_capturing() const override { return stream_->is_capturing(); }
+  void launch(Graph& graph) override {
+    SPECDEC_CHECK(!rehearsing_);
+    stream_->launch(graph);
+  }
+
+  void record(Event& event) override { stream_->record(event); }
+  void synchronize() override { stream_->synchronize(); }
+
+ private:
+  std::unique_ptr<Stream> stream_;
+  bool rehearsing_ = false;
+};
+
+}  // namespace specdec::cuda
