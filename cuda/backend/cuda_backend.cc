@@ -94,6 +94,7 @@ const int32_t* CudaBackend::stage_ids(std::span<const int32_t> ids) { return sta
 
 std::unique_ptr<DeviceStep> CudaBackend::make_device_step(const DeviceStepConfig& config) {
   if (config.max_drafts > kMaxStepDrafts || config.num_slots > kMaxStepSlots) return nullptr;
+  if (config.tree_width > kMaxTreeWidth) return nullptr;
   return std::make_unique<CudaDeviceStep>(*this, kernels_, config);
 }
 

@@ -12,7 +12,14 @@ namespace {
 // Logits of more rows are computed and sampled in turns.
 constexpr int kMaxLogitRows = 512;
 constexpr double kNanosecond = 1e-9;
-constexpr int kHostDrafts = -1;  // Shape::num_drafts
+constexpr int kHostDrafts = -1;     // Shape::num_passes
+constexpr int kDraftsInSlots = -1;  // VerifyRowsParams::num_drafts
+
+// Nodes that a tree has before it is cut down: continuations of the root and of each node that the
+// draft model ran.
+int most_grown(const DeviceStepConfig& config) {
+  return config.tree_width * (1 + config.max_drafts);
+}
 
 int bucket_of(int num_slots, int limit) {
   return std::min(static_cast<int>(std::bit_ceil(static_cast<unsigned>(num_slots))), limit);
@@ -40,7 +47,8 @@ CudaDeviceStep::CudaDeviceStep(CudaBackend& backend, const KernelTable& kernels,
   chains_ = array(slots, sizeof(uint8_t));
   masks_ = array(rows, sizeof(uint64_t));
   parents_ = array(rows, sizeof(int32_t));
-  if (config.accepts_trees) paths_ = array(rows * kMaxStepDrafts, sizeof(int32_t));
+  const bool has_trees = config.accepts_trees || config.tree_width > 1;
+  if (has_trees) paths_ = array(rows * kMaxStepDrafts, sizeof(int32_t));
   seeds_ = array(slots, sizeof(uint64_t));
   attempts_ = array(rows, sizeof(VerifyAttempt));
   cu_attempts_ = array(slots + 1, sizeof(int32_t));
@@ -64,7 +72,16 @@ CudaDeviceStep::CudaDeviceStep(CudaBackend& backend, const KernelTable& kernels,
   if (config.independent_drafts) {
     distributions_ = array(slots * drafts * vocab_size, sizeof(float), "distributions");
   }
-  if (config.accepts_trees) {
+  if (config.tree_width > 1) {
+    const size_t samples = slots * config.tree_width;
+    growths_ = array(slots, sizeof(StepGrowth));
+    nodes_ = array(slots * most_grown(config), sizeof(StepTreeNode));
+    frontiers_ = array(samples, sizeof(StepFrontier));
+    num_kv_slots_ = array(slots, sizeof(int32_t));
+    num_candidates_ = array(samples, sizeof(int32_t));
+    candidates_ = array(samples * config.tree_width, sizeof(DeviceCandidate));
+  }
+  if (has_trees) {
     moves_ = array(slots * drafts * 2, sizeof(int64_t));
     num_moves_ = array(1, sizeof(int32_t));
     std::vector<KvLayerPointers> layers;
@@ -116,22 +133,24 @@ StepBatch CudaDeviceStep::batch(int max_rows) {
           .max_rows = max_rows};
 }
 
-BatchView CudaDeviceStep::view(int num_slots, int num_rows, bool may_be_trees) {
-  BatchView view = {.num_requests = num_slots,
-                    .num_rows = num_rows,
-                    .token_ids = token_ids_.as<int32_t>(),
-                    .positions = positions_.as<int32_t>(),
-                    .slot_mapping = slot_mapping_.as<int64_t>(),
-                    .cu_rows = cu_rows_.as<int32_t>(),
-                    .base_lens = base_lens_.as<int32_t>(),
-                    .block_tables = block_tables_.as<int32_t>(),
-                    .max_blocks_per_request = config_.max_blocks_per_request,
-                    .is_tree = chains_.as<uint8_t>()};
-  if (may_be_trees) {
-    view.is_tree = is_tree_.as<uint8_t>();
-    view.ancestor_mask = masks_.as<uint64_t>();
-  }
-  return view;
+BatchView CudaDeviceStep::view(int num_slots, int num_rows) {
+  return {.num_requests = num_slots,
+          .num_rows = num_rows,
+          .token_ids = token_ids_.as<int32_t>(),
+          .positions = positions_.as<int32_t>(),
+          .slot_mapping = slot_mapping_.as<int64_t>(),
+          .cu_rows = cu_rows_.as<int32_t>(),
+          .base_lens = base_lens_.as<int32_t>(),
+          .block_tables = block_tables_.as<int32_t>(),
+          .max_blocks_per_request = config_.max_blocks_per_request,
+          .is_tree = chains_.as<uint8_t>()};
+}
+
+BatchView CudaDeviceStep::tree_view(int num_slots, int num_rows) {
+  BatchView trees = view(num_slots, num_rows);
+  trees.is_tree = is_tree_.as<uint8_t>();
+  trees.ancestor_mask = masks_.as<uint64_t>();
+  return trees;
 }
 
 StepTrees CudaDeviceStep::trees(const Shape& shape) {
@@ -145,7 +164,17 @@ StepTrees CudaDeviceStep::trees(const Shape& shape) {
           .targets = is_weighed(shape) ? targets_.as<float>() : nullptr,
           .vocab_size = config_.target->vocab_size(),
           .max_drafts = config_.max_drafts,
-          .has_draft_distributions = config_.independent_drafts && shape.num_drafts > 0};
+          .has_draft_distributions = config_.independent_drafts && shape.num_passes > 0};
+}
+
+StepGrowths CudaDeviceStep::growths() {
+  return {.slots = growths_.as<StepGrowth>(),
+          .nodes = nodes_.as<StepTreeNode>(),
+          .frontiers = frontiers_.as<StepFrontier>(),
+          .num_kv_slots = num_kv_slots_.as<int32_t>(),
+          .capacity = most_grown(config_),
+          .width = config_.tree_width,
+          .max_nodes = config_.max_drafts};
 }
 
 AcceptedDrafts CudaDeviceStep::accepted() {
@@ -160,14 +189,14 @@ AcceptedDrafts CudaDeviceStep::accepted() {
 
 CudaDeviceStep::Shape CudaDeviceStep::shape_of(const DeviceStepPlan& plan) const {
   Shape shape = {.num_slots = bucket_of(plan.num_slots, config_.num_slots),
-                 .num_drafts = plan.num_drafts,
+                 .num_passes = plan.num_passes,
                  .num_rows = 0,
-                 .lag = plan.num_drafts > 0 ? plan.max_lag : 0,
+                 .lag = plan.num_passes > 0 ? plan.max_lag : 0,
                  .num_logprobs = plan.want_logprobs ? config_.max_logprobs : -1,
                  .any_edits = any_edits_};
-  shape.num_rows = shape.num_slots * (1 + shape.num_drafts);
+  shape.num_rows = shape.num_slots * (1 + config_.num_nodes(shape.num_passes));
   if (plan.host_drafts.empty()) return shape;
-  shape.num_drafts = kHostDrafts;
+  shape.num_passes = kHostDrafts;
   shape.num_rows = plan.num_slots;
   for (const HostDraft& draft : plan.host_drafts) {
     shape.num_rows += static_cast<int>(draft.tokens.size());
@@ -180,12 +209,12 @@ CudaDeviceStep::Shape CudaDeviceStep::shape_of(const DeviceStepPlan& plan) const
 void CudaDeviceStep::launch(const DeviceStepPlan& plan) {
   SPECDEC_CHECK_LT(num_under_way(), static_cast<int>(rings_.size()));
   SPECDEC_CHECK_LE(plan.num_slots, config_.num_slots);
-  SPECDEC_CHECK_LE(plan.num_drafts, config_.max_drafts);
+  SPECDEC_CHECK_LE(plan.num_passes, config_.max_drafts);
   if (!plan.host_drafts.empty()) set_drafts(plan.host_drafts);
   const Shape shape = shape_of(plan);
   reserve(shape);
   backend_.recorder().run({.owner = this,
-                           .shape = {shape.num_slots, shape.num_drafts, shape.num_rows, shape.lag,
+                           .shape = {shape.num_slots, shape.num_passes, shape.num_rows, shape.lag,
                                      shape.num_logprobs, shape.any_edits}},
                           [&] {
                             draft(shape);
@@ -245,48 +274,80 @@ void CudaDeviceStep::reserve(const Shape& shape) {
 
 void CudaDeviceStep::draft(const Shape& shape) {
   const int num_slots = shape.num_slots;
-  for (int pass = 0; pass < shape.num_drafts; ++pass) {
-    const int num_rows = std::min(num_slots * (pass == 0 ? shape.lag : 1), config_.max_rows);
-    kernels_.step.draft_rows(backend_.stream(),
-                             {.state = state(num_slots),
-                              .batch = batch(num_rows),
-                              .sampled = pass == 0 ? nullptr : sampled_.as<int32_t>(),
-                              .started = pass == 0 ? &times_.as<StepTimes>()->draft : nullptr,
-                              .pass = pass,
-                              .num_drafts = shape.num_drafts,
-                              .argmax = config_.argmax_drafts,
-                              .distributions = distributions_.as<float>(),
-                              .max_drafts = config_.max_drafts,
-                              .vocab_size = config_.target->vocab_size()});
-    config_.draft->forward(view(num_slots, num_rows, /*may_be_trees=*/false));
-    config_.draft->compute_logits(sample_ids_.as<int32_t>(), num_slots, logits_.as<float>());
-    sample(shape, 0, num_slots, /*reports=*/false);
+  for (int pass = 0; pass < shape.num_passes; ++pass) {
+    const int rows_per_slot = pass == 0 ? shape.lag : config_.tree_width;
+    const int num_rows = std::min(num_slots * rows_per_slot, config_.max_rows);
+    const bool is_level = grows_trees() && pass > 0;
+    if (is_level) {
+      draft_tree_rows(shape, pass, num_rows);
+    } else {
+      draft_chain_rows(shape, pass, num_rows);
+    }
+    sample(shape, *config_.draft, is_level ? num_slots * config_.tree_width : num_slots);
+    if (grows_trees()) grow_trees(shape, pass);
   }
+}
+
+void CudaDeviceStep::draft_chain_rows(const Shape& shape, int pass, int num_rows) {
+  kernels_.step.draft_rows(backend_.stream(),
+                           {.state = state(shape.num_slots),
+                            .batch = batch(num_rows),
+                            .sampled = pass == 0 ? nullptr : sampled_.as<int32_t>(),
+                            .started = pass == 0 ? &times_.as<StepTimes>()->draft : nullptr,
+                            .pass = pass,
+                            .num_drafts = shape.num_passes,
+                            .argmax = config_.argmax_drafts,
+                            .num_candidates = grows_trees() ? config_.tree_width : 0,
+                            .distributions = distributions_.as<float>(),
+                            .max_drafts = config_.max_drafts,
+                            .vocab_size = config_.target->vocab_size()});
+  config_.draft->forward(view(shape.num_slots, num_rows));
+}
+
+void CudaDeviceStep::draft_tree_rows(const Shape& shape, int pass, int num_rows) {
+  kernels_.step.tree_rows(backend_.stream(), {.state = state(shape.num_slots),
+                                              .batch = batch(num_rows),
+                                              .growths = growths(),
+                                              .is_tree = is_tree_.as<uint8_t>(),
+                                              .masks = masks_.as<uint64_t>(),
+                                              .paths = paths_.as<int32_t>(),
+                                              .pass = pass,
+                                              .argmax = config_.argmax_drafts});
+  BatchView batch = tree_view(shape.num_slots, num_rows);
+  batch.num_tree_slots = num_kv_slots_.as<int32_t>();
+  config_.draft->forward(batch);
+}
+
+void CudaDeviceStep::grow_trees(const Shape& shape, int pass) {
+  kernels_.step.grow_trees(backend_.stream(), {.state = state(shape.num_slots),
+                                               .growths = growths(),
+                                               .num_candidates = num_candidates_.as<int32_t>(),
+                                               .candidates = candidates_.as<DeviceCandidate>(),
+                                               .pass = pass,
+                                               .is_last = pass + 1 == shape.num_passes});
 }
 
 void CudaDeviceStep::verify(const Shape& shape) {
   Stream& stream = backend_.stream();
-  const bool may_be_trees = shape.num_drafts == kHostDrafts;
-  kernels_.step.verify_rows(stream,
-                            {.state = state(shape.num_slots),
-                             .batch = batch(shape.num_rows),
-                             .trees = trees(shape),
-                             .sampled = shape.num_drafts > 0 ? sampled_.as<int32_t>() : nullptr,
-                             .started = &times_.as<StepTimes>()->verify,
-                             .num_drafts = shape.num_drafts});
-  config_.target->forward(view(shape.num_slots, shape.num_rows, may_be_trees));
-  for (int first = 0; first < shape.num_rows; first += logit_rows_) {
-    const int count = std::min(logit_rows_, shape.num_rows - first);
-    config_.target->compute_logits(sample_ids_.as<int32_t>() + first, count, logits_.as<float>());
-    sample(shape, first, count, /*reports=*/true);
-  }
+  const bool has_trees = may_be_trees(shape);
+  const bool has_sampled = shape.num_passes > 0 && !has_trees;
+  kernels_.step.verify_rows(stream, {.state = state(shape.num_slots),
+                                     .batch = batch(shape.num_rows),
+                                     .trees = trees(shape),
+                                     .sampled = has_sampled ? sampled_.as<int32_t>() : nullptr,
+                                     .started = &times_.as<StepTimes>()->verify,
+                                     .num_drafts = has_trees ? kDraftsInSlots : shape.num_passes});
+  config_.target->forward(has_trees ? tree_view(shape.num_slots, shape.num_rows)
+                                    : view(shape.num_slots, shape.num_rows));
+  sample(shape, *config_.target, shape.num_rows);
   accept(shape);
-  if (may_be_trees) move_kv(shape);
+  if (has_trees) move_kv(shape);
   kernels_.step.commit(stream, {.state = state(shape.num_slots),
                                 .cu_rows = cu_rows_.as<int32_t>(),
                                 .sampled = sampled_.as<int32_t>(),
                                 .accepted = accepted(),
                                 .is_weighed = is_weighed(shape),
+                                .grew_trees = grows_trees() && shape.num_passes > 0,
                                 .token_lists = token_lists_.as<int32_t>(),
                                 .reports = reports_.as<StepReport>(),
                                 .times = times_.as<StepTimes>(),
@@ -343,34 +404,51 @@ void CudaDeviceStep::move_kv(const Shape& shape) {
                                                  .num_pairs = num_moves_.as<int32_t>()});
 }
 
-void CudaDeviceStep::sample(const Shape& shape, int first_row, int num_rows, bool reports) {
-  const int vocab_size = config_.target->vocab_size();
-  const bool wants_logprobs = reports && shape.num_logprobs >= 0;
+SampleOutputs CudaDeviceStep::draft_outputs(int first_row) {
   SampleOutputs outputs{};
   outputs.token_ids = sampled_.as<int32_t>() + first_row;
-  if (wants_logprobs) {
-    outputs.max_logprobs = shape.num_logprobs;
-    outputs.num_logprobs = num_logprobs_.as<int32_t>() + first_row;
-    outputs.logprobs =
-        logprobs_.as<DeviceLogprob>() + int64_t{first_row} * (shape.num_logprobs + 1);
-  }
+  if (!grows_trees()) return outputs;
+  outputs.num_candidates = num_candidates_.as<int32_t>() + first_row;
+  outputs.candidates = candidates_.as<DeviceCandidate>() + int64_t{first_row} * config_.tree_width;
+  outputs.max_candidates = config_.tree_width;
+  return outputs;
+}
+
+SampleOutputs CudaDeviceStep::reported_outputs(const Shape& shape, int first_row) {
+  SampleOutputs outputs{};
+  outputs.token_ids = sampled_.as<int32_t>() + first_row;
+  if (shape.num_logprobs < 0) return outputs;
+  outputs.max_logprobs = shape.num_logprobs;
+  outputs.num_logprobs = num_logprobs_.as<int32_t>() + first_row;
+  outputs.logprobs = logprobs_.as<DeviceLogprob>() + int64_t{first_row} * (shape.num_logprobs + 1);
+  return outputs;
+}
+
+void CudaDeviceStep::sample(const Shape& shape, StepModel& model, int num_rows) {
+  const int vocab_size = config_.target->vocab_size();
+  const bool is_draft = &model == config_.draft;
   const bool raw = config_.logprobs_mode == LogprobsMode::kRaw;
+  const bool keeps_raw = !is_draft && shape.num_logprobs >= 0 && raw && shape.any_edits;
   float* logits = logits_.as<float>();
-  kernels_.sampling.sample(
-      backend_.stream(),
-      {.rows = samples_.as<DeviceSampleRow>() + first_row,
-       .logits = logits,
-       .processed = wants_logprobs && raw && shape.any_edits ? processed_.as<float>() : logits,
-       .token_lists = token_lists_.as<int32_t>(),
-       .counts = nullptr,
-       .biases = biases_.as<DeviceLogitBias>(),
-       .workspace = sample_workspace_at(sampler_.data(), logit_rows_, vocab_size),
-       .outputs = outputs,
-       .num_rows = num_rows,
-       .vocab_size = vocab_size,
-       .raw_logprobs = raw,
-       .any_edits = shape.any_edits,
-       .any_vectors = reports ? is_weighed(shape) : config_.independent_drafts});
+  for (int first = 0; first < num_rows; first += logit_rows_) {
+    const int count = std::min(logit_rows_, num_rows - first);
+    model.compute_logits(sample_ids_.as<int32_t>() + first, count, logits);
+    kernels_.sampling.sample(
+        backend_.stream(),
+        {.rows = samples_.as<DeviceSampleRow>() + first,
+         .logits = logits,
+         .processed = keeps_raw ? processed_.as<float>() : logits,
+         .token_lists = token_lists_.as<int32_t>(),
+         .counts = nullptr,
+         .biases = biases_.as<DeviceLogitBias>(),
+         .workspace = sample_workspace_at(sampler_.data(), logit_rows_, vocab_size),
+         .outputs = is_draft ? draft_outputs(first) : reported_outputs(shape, first),
+         .num_rows = count,
+         .vocab_size = vocab_size,
+         .raw_logprobs = raw,
+         .any_edits = shape.any_edits,
+         .any_vectors = is_draft ? config_.independent_drafts : is_weighed(shape)});
+  }
 }
 
 // ---- what the host reads
@@ -402,6 +480,9 @@ DeviceStepOutcome CudaDeviceStep::wait() {
     const StepReport& report = reports[i];
     SlotOutcome& slot = outcome.slots.emplace_back();
     slot.drafts.assign(report.drafts, report.drafts + report.num_drafts);
+    for (int d = 0; d < report.num_drafts; ++d) {
+      slot.parents.push_back(report.is_tree != 0 ? report.parents[d] : d);
+    }
     slot.num_accepted = report.num_accepted;
     slot.nodes.assign(report.nodes, report.nodes + report.num_accepted);
     slot.tokens.assign(report.tokens, report.tokens + report.num_tokens);
@@ -416,7 +497,7 @@ DeviceStepOutcome CudaDeviceStep::wait() {
     return static_cast<double>(to - from) * kNanosecond;
   };
   outcome.target_seconds = seconds(times.verify, times.end);
-  if (ring.shape.num_drafts > 0) outcome.draft_seconds = seconds(times.draft, times.verify);
+  if (ring.shape.num_passes > 0) outcome.draft_seconds = seconds(times.draft, times.verify);
   return outcome;
 }
 

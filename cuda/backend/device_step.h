@@ -28,7 +28,7 @@ class CudaDeviceStep final : public DeviceStep {
   // Everything the launches of a step depend on.
   struct Shape {
     int num_slots = 0;
-    int num_drafts = 0;  // passes of the draft model; -1: the host drafted
+    int num_passes = 0;  // of the draft model; -1: the host drafted
     int num_rows = 0;    // of the target's pass
     int lag = 0;
     int num_logprobs = -1;   // reported beside the sampled token; -1: none at all
@@ -47,23 +47,36 @@ class CudaDeviceStep final : public DeviceStep {
   };
 
   Shape shape_of(const DeviceStepPlan& plan) const;
-  bool is_weighed(const Shape& shape) const { return config_.is_weighed && shape.num_drafts != 0; }
+  bool is_weighed(const Shape& shape) const { return config_.is_weighed && shape.num_passes != 0; }
+  bool grows_trees() const { return config_.tree_width > 1; }
+  // Whether the target's pass may run trees.
+  bool may_be_trees(const Shape& shape) const {
+    return shape.num_passes < 0 || (grows_trees() && shape.num_passes > 0);
+  }
   void set_drafts(std::span<const HostDraft> drafts);
   StepTrees trees(const Shape& shape);
+  StepGrowths growths();
   void accept(const Shape& shape);
   void move_kv(const Shape& shape);
   AcceptedDrafts accepted();
   StepSlots state(int num_slots);
   StepBatch batch(int max_rows);
-  BatchView view(int num_slots, int num_rows, bool may_be_trees);
+  BatchView view(int num_slots, int num_rows);
+  BatchView tree_view(int num_slots, int num_rows);
   StepSlot record_of(int index, const DeviceSlot& from, SampleLists& lists);
   int32_t* count_table(int slot);
   void upload_lists(const SampleLists& lists);
   void report(const Shape& shape);
   static PositionLogprobs read_logprobs(const Ring& ring, int row);
   void reserve(const Shape& shape);
-  void sample(const Shape& shape, int first_row, int num_rows, bool reports);
+  // Samples from rows of the last forward of `model`: the first num_rows of sample_ids_.
+  void sample(const Shape& shape, StepModel& model, int num_rows);
+  SampleOutputs draft_outputs(int first_row);
+  SampleOutputs reported_outputs(const Shape& shape, int first_row);
   void draft(const Shape& shape);
+  void draft_chain_rows(const Shape& shape, int pass, int num_rows);
+  void draft_tree_rows(const Shape& shape, int pass, int num_rows);
+  void grow_trees(const Shape& shape, int pass);
   void verify(const Shape& shape);
   void change(std::span<const SlotChange> changes);
 
@@ -78,7 +91,9 @@ class CudaDeviceStep final : public DeviceStep {
   Buffer pinned_slots_, pinned_tables_;  // of the host, on their way to the device
   Buffer token_ids_, positions_, slot_mapping_, cu_rows_, base_lens_, sample_ids_;
   Buffer is_tree_, masks_, parents_, paths_, seeds_, attempts_, cu_attempts_;  // StepTrees
-  Buffer chains_;  // uint8 [num_slots], zeros: what the draft model runs
+  Buffer chains_;  // uint8 [num_slots], zeros: the draft model's first pass, or all
+  Buffer growths_, nodes_, frontiers_, num_kv_slots_;  // StepGrowths
+  Buffer num_candidates_, candidates_;  // of samples: int32, DeviceCandidate [tree_width]
   Buffer num_accepted_, accepted_nodes_, num_emitted_, emitted_;  // AcceptedDrafts
   Buffer targets_;            // float [max_rows, vocab_size], where drafts are weighed
   Buffer distributions_;      // float [num_slots, max_drafts, vocab_size] of independent drafts

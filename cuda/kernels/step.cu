@@ -1,68 +1,10 @@
 #include "cuda/device/philox.cuh"
 #include "cuda/device/ptx.cuh"
-#include "cuda/kernels/step.h"
+#include "cuda/kernels/step_rows.cuh"
+#include "cuda/kernels/step_trees.cuh"
 
 namespace specdec::cuda::SPECDEC_TARGET {
 namespace {
-
-// One block does it all: a thread has up to kSlotsPerThread consecutive slots.
-constexpr int kThreads = 256;
-constexpr int kSlotsPerThread = kMaxStepSlots / kThreads;
-
-// Rows and drafts of some slots.
-struct Counts {
-  int rows = 0;
-  int drafts = 0;
-};
-
-// What the threads before this one count; `total` gets what all do. Once a kernel.
-__device__ __forceinline__ Counts exclusive_scan(Counts own, Counts* total) {
-  __shared__ Counts sums[kThreads / 32];
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  Counts inclusive = own;
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int rows = __shfl_up_sync(0xffffffffu, inclusive.rows, distance);
-    const int drafts = __shfl_up_sync(0xffffffffu, inclusive.drafts, distance);
-    if (lane >= distance) {
-      inclusive.rows += rows;
-      inclusive.drafts += drafts;
-    }
-  }
-  if (lane == 31) sums[warp] = inclusive;
-  __syncthreads();
-  Counts before = {inclusive.rows - own.rows, inclusive.drafts - own.drafts};
-  *total = {};
-  for (int i = 0; i < kThreads / 32; ++i) {
-    const Counts sum = sums[i];
-    if (i < warp) before = {before.rows + sum.rows, before.drafts + sum.drafts};
-    *total = {total->rows + sum.rows, total->drafts + sum.drafts};
-  }
-  return before;
-}
-
-__device__ __forceinline__ int64_t kv_slot(const StepSlots& state, int slot, int position) {
-  const int32_t block = state.block_tables[static_cast<int64_t>(slot) * state.max_blocks +
-                                           position / state.block_size];
-  return static_cast<int64_t>(block) * state.block_size + position % state.block_size;
-}
-
-// `place` is where its KV lies: its position, but for the nodes of a tree.
-__device__ __forceinline__ void put_row(const StepSlots& state, const StepBatch& batch, int row,
-                                        int slot, int32_t token, int position, int place) {
-  batch.token_ids[row] = token;
-  batch.positions[row] = position;
-  batch.slot_mapping[row] = kv_slot(state, slot, place);
-}
-
-// Padding goes to the null block.
-__device__ void pad_rows(const StepBatch& batch, int num_rows) {
-  for (int row = num_rows + threadIdx.x; row < batch.max_rows; row += kThreads) {
-    batch.token_ids[row] = 0;
-    batch.positions[row] = 0;
-    batch.slot_mapping[row] = 0;
-  }
-}
 
 // Whether its tokens are drawn; the most likely one is taken otherwise.
 __device__ bool is_drawn(const StepSlot& slot) { return slot.sampling.temperature >= 1e-5f; }
@@ -76,24 +18,7 @@ __device__ uint32_t draft_noise_stream(int root_position) {
   return static_cast<uint32_t>(1 + (folded >= kStreams ? folded - kStreams : folded));
 }
 
-// The longest draft of a slot in a step that asks for num_drafts: the step commits one token more.
-__device__ int draft_limit(const StepSlot& slot, int num_drafts) {
-  if (slot.is_active == 0) return 0;
-  return max(0, min(min(num_drafts, slot.max_drafts), slot.max_num_tokens - slot.num_tokens - 1));
-}
-
-// The row that samples the token after `num_path` drafts.
-__device__ __forceinline__ DeviceSampleRow sample_after(const StepSlot& slot, const int32_t* path,
-                                                        int num_path) {
-  DeviceSampleRow row = slot.sampling;
-  row.position = slot.num_tokens + num_path;
-  row.path = path;
-  row.num_path_tokens = num_path;
-  if (row.position - slot.num_prompt_tokens >= slot.min_tokens) row.early_banned = {};
-  return row;
-}
-
-__global__ void __launch_bounds__(kThreads, 1) draft_rows_kernel(DraftRowsParams params) {
+__global__ void __launch_bounds__(kStepThreads, 1) draft_rows_kernel(DraftRowsParams params) {
   ptx::wait_for_previous();
   ptx::let_next_start();
   const StepSlots& state = params.state;
@@ -112,7 +37,7 @@ __global__ void __launch_bounds__(kThreads, 1) draft_rows_kernel(DraftRowsParams
       num_rows += params.pass == 0 ? slot.num_tokens - slot.num_draft_tokens : 1;
     }
   }
-  Counts all;
+  StepCounts all;
   int row = exclusive_scan({num_rows, 0}, &all).rows;
   const int total = all.rows;
   for (int i = first_slot; i < min(first_slot + kSlotsPerThread, state.num_slots); ++i) {
@@ -138,6 +63,7 @@ __global__ void __launch_bounds__(kThreads, 1) draft_rows_kernel(DraftRowsParams
     DeviceSampleRow sample = sample_after(slot, slot.drafts, params.pass);
     sample.want_logprobs = 0;
     sample.num_logprobs = 0;
+    sample.num_candidates = params.num_candidates;
     if (params.argmax != 0) sample.temperature = 0.0f;
     if (params.distributions != nullptr && is_drawn(slot)) {
       sample.noise_stream = draft_noise_stream(slot.num_tokens - 1);
@@ -194,7 +120,7 @@ __device__ __forceinline__ void put_attempts(const StepTrees& trees, int index,
   }
 }
 
-__global__ void __launch_bounds__(kThreads, 1) verify_rows_kernel(VerifyRowsParams params) {
+__global__ void __launch_bounds__(kStepThreads, 1) verify_rows_kernel(VerifyRowsParams params) {
   ptx::wait_for_previous();
   ptx::let_next_start();
   const StepSlots& state = params.state;
@@ -215,8 +141,8 @@ __global__ void __launch_bounds__(kThreads, 1) verify_rows_kernel(VerifyRowsPara
     num_rows += slot.is_active != 0 ? 1 + slot.num_drafts : 0;
     num_drafts += slot.num_drafts;
   }
-  Counts all;
-  const Counts before = exclusive_scan({num_rows, num_drafts}, &all);
+  StepCounts all;
+  const StepCounts before = exclusive_scan({num_rows, num_drafts}, &all);
   int row = before.rows;
   int attempt = before.drafts;
   const int total = all.rows;
@@ -238,7 +164,7 @@ __global__ void __launch_bounds__(kThreads, 1) verify_rows_kernel(VerifyRowsPara
     trees.cu_attempts[state.num_slots] = all.drafts;
   }
   pad_rows(batch, total);
-  for (int padding = total + threadIdx.x; padding < batch.max_rows; padding += kThreads) {
+  for (int padding = total + threadIdx.x; padding < batch.max_rows; padding += kStepThreads) {
     batch.sample_ids[padding] = padding;
     batch.samples[padding] = DeviceSampleRow{};
   }
@@ -273,7 +199,11 @@ __device__ void commit_slot(const CommitParams& params, int index, StepReport& r
   const int root = slot.num_tokens - 1;
   report.num_drafts = slot.num_drafts;
   report.num_accepted = accepted;
-  for (int i = 0; i < slot.num_drafts; ++i) report.drafts[i] = slot.drafts[i];
+  report.is_tree = slot.is_tree;
+  for (int i = 0; i < slot.num_drafts; ++i) {
+    report.drafts[i] = slot.drafts[i];
+    if (slot.is_tree != 0) report.parents[i] = slot.parents[i];
+  }
   for (int i = 0; i < accepted; ++i) report.nodes[i] = nodes[i];
   int emitted = 0;
   while (emitted <= accepted && slot.is_active != 0) {
@@ -282,14 +212,16 @@ __device__ void commit_slot(const CommitParams& params, int index, StepReport& r
     append_token(params, slot, token);
   }
   report.num_tokens = emitted;
-  // The draft model ran the tokens before the root, the root and all drafts but the last.
-  if (slot.num_drafts > 0) slot.num_draft_tokens = root + 1 + min(accepted, slot.num_drafts - 1);
+  // The draft model ran the tokens before the root, the root and all drafts of a chain but the
+  // last.
+  const int num_kept = params.grew_trees != 0 ? 0 : min(accepted, slot.num_drafts - 1);
+  if (slot.num_drafts > 0) slot.num_draft_tokens = root + 1 + num_kept;
 }
 
-__global__ void __launch_bounds__(kThreads, 1) commit_kernel(CommitParams params) {
+__global__ void __launch_bounds__(kStepThreads, 1) commit_kernel(CommitParams params) {
   ptx::wait_for_previous();
   ptx::let_next_start();
-  for (int i = threadIdx.x; i < params.state.num_slots; i += kThreads) {
+  for (int i = threadIdx.x; i < params.state.num_slots; i += kStepThreads) {
     StepReport& report = params.reports[i];
     if (params.state.slots[i].is_active != 0) {
       commit_slot(params, i, report);
@@ -304,15 +236,15 @@ __global__ void __launch_bounds__(kThreads, 1) commit_kernel(CommitParams params
   }
 }
 
-__global__ void __launch_bounds__(kThreads, 1) set_drafts_kernel(SetDraftsParams params) {
+__global__ void __launch_bounds__(kStepThreads, 1) set_drafts_kernel(SetDraftsParams params) {
   ptx::wait_for_previous();
   ptx::let_next_start();
-  for (int i = threadIdx.x; i < params.state.num_slots; i += kThreads) {
+  for (int i = threadIdx.x; i < params.state.num_slots; i += kStepThreads) {
     params.state.slots[i].num_drafts = 0;
     params.state.slots[i].is_tree = 0;
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < params.num_drafted; i += kThreads) {
+  for (int i = threadIdx.x; i < params.num_drafted; i += kStepThreads) {
     const SlotDrafts& drafts = params.drafts[i];
     StepSlot& slot = params.state.slots[drafts.slot];
     slot.num_drafts = drafts.num_drafts;
@@ -324,10 +256,10 @@ __global__ void __launch_bounds__(kThreads, 1) set_drafts_kernel(SetDraftsParams
   }
 }
 
-__global__ void __launch_bounds__(kThreads, 1) change_slots_kernel(ChangeSlotsParams params) {
+__global__ void __launch_bounds__(kStepThreads, 1) change_slots_kernel(ChangeSlotsParams params) {
   ptx::wait_for_previous();
   ptx::let_next_start();
-  for (int i = threadIdx.x; i < params.num_changes; i += kThreads) {
+  for (int i = threadIdx.x; i < params.num_changes; i += kStepThreads) {
     const SlotChange change = params.changes[i];
     if (change.index == kEndSlot) {
       params.state.slots[change.slot].is_active = 0;
@@ -340,29 +272,28 @@ __global__ void __launch_bounds__(kThreads, 1) change_slots_kernel(ChangeSlotsPa
   }
 }
 
-constexpr LaunchConfig kOneBlock = {
-    .grid = {1}, .block = {kThreads}, .shared_bytes = 0, .overlaps_previous = true};
-
 void draft_rows(Stream& stream, const DraftRowsParams& params) {
-  launch("draft_rows", stream, draft_rows_kernel, kOneBlock, params);
+  launch("draft_rows", stream, draft_rows_kernel, kOneStepBlock, params);
 }
 void verify_rows(Stream& stream, const VerifyRowsParams& params) {
-  launch("verify_rows", stream, verify_rows_kernel, kOneBlock, params);
+  launch("verify_rows", stream, verify_rows_kernel, kOneStepBlock, params);
 }
 void commit(Stream& stream, const CommitParams& params) {
-  launch("commit", stream, commit_kernel, kOneBlock, params);
+  launch("commit", stream, commit_kernel, kOneStepBlock, params);
 }
 void set_drafts(Stream& stream, const SetDraftsParams& params) {
-  launch("set_drafts", stream, set_drafts_kernel, kOneBlock, params);
+  launch("set_drafts", stream, set_drafts_kernel, kOneStepBlock, params);
 }
 void change_slots(Stream& stream, const ChangeSlotsParams& params) {
-  launch("change_slots", stream, change_slots_kernel, kOneBlock, params);
+  launch("change_slots", stream, change_slots_kernel, kOneStepBlock, params);
 }
 
 }  // namespace
 
 StepKernels step_kernels() {
   return {.draft_rows = draft_rows,
+          .tree_rows = tree_rows,
+          .grow_trees = grow_trees,
           .verify_rows = verify_rows,
           .commit = commit,
           .set_drafts = set_drafts,

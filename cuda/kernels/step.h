@@ -13,6 +13,9 @@ namespace specdec::cuda {
 inline constexpr int kStepTail = 16;       // committed tokens kept of a slot
 inline constexpr int kMaxStepDrafts = 63;  // of a request: masks have a word
 inline constexpr int kMaxStepSlots = 1024;
+inline constexpr int kMaxTreeWidth = 16;
+// Every node is drafted below the root or below one whose KV has a place in a mask.
+inline constexpr int kMaxTreeNodes = kMaxTreeWidth * (1 + kMaxStepDrafts);
 
 // A request on the device.
 struct StepSlot {
@@ -25,7 +28,7 @@ struct StepSlot {
   int32_t min_tokens;
   DeviceRange stops;        // of token_lists: tokens that end the request
   int32_t tail[kStepTail];  // the last committed tokens, the very last at the end
-  int32_t num_drafts;       // of the step under way
+  int32_t num_drafts;       // of the step under way; of a tree that grows: how deep it may get
   int32_t is_tree;          // parents are to be read; else a chain
   int32_t drafts[kMaxStepDrafts];
   int32_t parents[kMaxStepDrafts];  // nodes: 0 is the root, i + 1 the i-th draft
@@ -63,11 +66,66 @@ struct DraftRowsParams {
   int32_t pass;
   int32_t num_drafts;  // asked for in this step
   int32_t argmax;
+  int32_t num_candidates;  // of the samples; 0: chains are drafted
   // Drafts drawn independently of the target: where the distribution of the i-th draft of a slot
   // goes, [num_slots, max_drafts, vocab_size]; or null.
   float* distributions;
   int32_t max_drafts;
   int32_t vocab_size;
+};
+
+// A drafted node of a tree that grows: 0 is the root, i + 1 the i-th.
+struct StepTreeNode {
+  int32_t token;
+  int32_t parent;
+  float survival;  // probability of its path by the draft model
+};
+
+// A node whose continuations the next pass drafts.
+struct StepFrontier {
+  int32_t node;
+  float survival;
+  uint64_t mask;  // places of KV, the root's 0: its ancestors' and, once it has one, its own
+};
+
+struct StepGrowth {
+  int32_t num_nodes;
+  int32_t num_frontier;
+};
+
+// The trees of a step, of so many passes.
+struct StepGrowths {
+  StepGrowth* slots;        // [num_slots]
+  StepTreeNode* nodes;      // [num_slots, capacity]
+  StepFrontier* frontiers;  // [num_slots, width]
+  int32_t* num_kv_slots;    // [num_slots] of the draft model, from the root's on
+  int32_t capacity;         // at most kMaxTreeNodes
+  int32_t width;            // at most kMaxTreeWidth
+  int32_t max_nodes;        // verified, and run by the draft model; fewer of shallower trees
+};
+
+// The rows of the draft model's pass number `pass`, of those after the first: the frontiers.
+// Samples: `width` a slot.
+struct TreeRowsParams {
+  StepSlots state;
+  StepBatch batch;
+  StepGrowths growths;
+  uint8_t* is_tree;  // [num_slots]
+  uint64_t* masks;   // [max_rows]
+  int32_t* paths;    // [num_slots * width, kMaxStepDrafts]
+  int32_t pass;
+  int32_t argmax;
+};
+
+// Adds what a pass sampled and chooses the next frontiers; after the last, cuts the trees down and
+// leaves them as the slots' drafts.
+struct GrowTreesParams {
+  StepSlots state;
+  StepGrowths growths;
+  const int32_t* num_candidates;      // by sample
+  const DeviceCandidate* candidates;  // by sample, [width], best first
+  int32_t pass;
+  int32_t is_last;
 };
 
 // What the target's pass needs of trees, and what weighing drafts needs.
@@ -93,7 +151,7 @@ struct VerifyRowsParams {
   StepTrees trees;
   const int32_t* sampled;  // [num_slots] by the draft model's last pass; null without one
   uint64_t* started;       // nanoseconds
-  int32_t num_drafts;      // passes of the draft model; -1: the host drafted
+  int32_t num_drafts;      // of chains whose last is in `sampled`; -1: the slots hold their drafts
 };
 
 // What the host learns of a slot.
@@ -101,7 +159,9 @@ struct StepReport {
   int32_t num_drafts;
   int32_t num_accepted;
   int32_t num_tokens;  // emitted
+  int32_t is_tree;     // else parents are those of a chain, and not written
   int32_t drafts[kMaxStepDrafts];
+  int32_t parents[kMaxStepDrafts];
   int32_t nodes[kMaxStepDrafts];  // accepted
   int32_t tokens[kMaxStepDrafts + 1];
 };
@@ -119,6 +179,7 @@ struct CommitParams {
   const int32_t* sampled;   // [max_rows]
   AcceptedDrafts accepted;  // by the walk, or by weighing where `is_weighed`
   int32_t is_weighed;       // slots without drafts emit their sample all the same
+  int32_t grew_trees;       // of which the draft model's KV is not kept
   const int32_t* token_lists;
   StepReport* reports;     // [num_slots]
   const StepTimes* times;  // of this step, `end` not yet
@@ -158,6 +219,8 @@ struct ChangeSlotsParams {
 
 struct StepKernels {
   void (*draft_rows)(Stream&, const DraftRowsParams&);
+  void (*tree_rows)(Stream&, const TreeRowsParams&);
+  void (*grow_trees)(Stream&, const GrowTreesParams&);
   void (*verify_rows)(Stream&, const VerifyRowsParams&);
   void (*commit)(Stream&, const CommitParams&);
   void (*set_drafts)(Stream&, const SetDraftsParams&);

@@ -100,29 +100,33 @@ TEST(DraftPolicy, AHopelessDrafterCostsAtMostTwoPercent) {
   }
 }
 
-TEST(DraftPolicy, ChainsDecidedAheadReachTheBestFixedLength) {
-  for (const int num_requests : {1, 8}) {
-    for (const double pass_share : {0.1, 0.3}) {
-      for (const double acceptance : {0.1, 0.5, 0.7, 0.85, 0.95}) {
-        const Setting setting{true, num_requests, 0.02, pass_share, acceptance};
-        DraftWorldOptions options = world_of(setting);
-        options.chains = true;
-        DraftWorld world(options);
-        world.run(128);
-        const double rate = world.run(4000).tokens_per_second();
-        EXPECT_GT(rate / best_fixed_rate(world_of(setting)), 0.9) << text_of(setting);
+TEST(DraftPolicy, LevelsDecidedAheadReachTheBestFixedDepth) {
+  for (const int width : {1, 3}) {
+    for (const int num_requests : {1, 8}) {
+      for (const double pass_share : {0.1, 0.3}) {
+        for (const double acceptance : {0.1, 0.5, 0.7, 0.85, 0.95}) {
+          const Setting setting{true, num_requests, 0.02, pass_share, acceptance};
+          DraftWorldOptions options = world_of(setting);
+          options.width = width;
+          const double best = best_fixed_rate(options);
+          options.levels = true;
+          DraftWorld world(options);
+          world.run(128);
+          const double rate = world.run(4000).tokens_per_second();
+          EXPECT_GT(rate / best, 0.9) << text_of(setting) << " width " << width;
+        }
       }
     }
   }
 }
 
-TEST(DraftPolicy, ChainsOfAHopelessDrafterCostAtMostTwoPercent) {
+TEST(DraftPolicy, LevelsOfAHopelessDrafterCostAtMostTwoPercent) {
   for (const int num_requests : {1, 8}) {
     for (const double pass_share : {0.1, 0.6}) {
       const Setting setting{true, num_requests, 0.05, pass_share, 0.0};
       DraftWorldOptions options = world_of(setting);
       const double plain = fixed_rate(options, 0);
-      options.chains = true;
+      options.levels = true;
       DraftWorld world(options);
       EXPECT_GT(world.run(2000).tokens_per_second(), 0.98 * plain) << text_of(setting);
     }

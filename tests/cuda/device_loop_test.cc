@@ -1,169 +1,19 @@
 // Decoding on the device without the host gives what the ordinary step gives, bit for bit.
 #include <gtest/gtest.h>
 
-#include <bit>
 #include <map>
-#include <random>
 #include <string>
 #include <vector>
 
-#include "core/str_cat.h"
-#include "specdec/engine.h"
-#include "testing/tiny_llama.h"
+#include "testing/device_loop_world.h"
 
 namespace specdec {
 namespace {
 
+using namespace testing::device_loop;
 using testing::TempDirectory;
-namespace tiny = testing::tiny_llama;
 
-using Tokens = std::vector<int32_t>;
-
-struct Answer {
-  Tokens tokens;
-  std::vector<PositionLogprobs> logprobs;
-  FinishReason reason = FinishReason::kNone;
-};
-using Answers = std::map<std::string, Answer>;  // "request/completion"
-
-struct Job {
-  std::string id;
-  Tokens prompt;
-  SamplingParams params;
-  int arrives = 0;  // before which step
-};
-
-// Bits, readable where they differ.
-std::vector<std::string> texts(const std::vector<PositionLogprobs>& positions) {
-  std::vector<std::string> texts;
-  for (const PositionLogprobs& position : positions) {
-    std::string& text = texts.emplace_back();
-    for (const Logprob& entry : position) {
-      text += str_cat(entry.token_id, ":", std::bit_cast<uint32_t>(entry.logprob), ":", entry.rank,
-                      " ");
-    }
-  }
-  return texts;
-}
-
-class DeviceLoopTest : public ::testing::Test {
- protected:
-  DeviceLoopTest() {
-    tiny::write_checkpoint(target_, tiny::llama_tensors());
-    // Another model of the same shape, close to the first: some of its drafts are right.
-    tiny::Tensors tensors = tiny::llama_tensors();
-    std::mt19937 random(3);
-    std::normal_distribution<float> normal;
-    for (auto& [name, tensor] : tensors) {
-      if (tensor.shape.size() == 1) continue;
-      for (float& value : tensor.values) value += 0.03f * normal(random);
-    }
-    tiny::write_checkpoint(draft_, tensors);
-  }
-
-  EngineConfig config() const {
-    EngineConfig config;
-    config.model = target_.path();
-    config.dtype = "bfloat16";
-    config.device = "emulated";
-    config.max_model_len = 96;
-    config.max_num_seqs = 4;
-    config.max_num_batched_tokens = 64;
-    config.num_kv_blocks = 64;
-    return config;
-  }
-
-  EngineConfig with_draft(const TempDirectory& model, int num_tokens,
-                          DraftLengthPolicy policy = DraftLengthPolicy::kFixed) const {
-    EngineConfig config = this->config();
-    config.speculative.num_speculative_tokens = num_tokens;
-    config.speculative.draft_length_policy = policy;
-    DrafterConfig drafter;
-    drafter.method = DraftMethod::kDraftModel;
-    drafter.model = model.path();
-    drafter.quantization = "none";
-    config.speculative.drafters = {drafter};
-    return config;
-  }
-
-  // Answers, and how many steps ran on the device alone.
-  static Answers run(const EngineConfig& config, const std::vector<Job>& jobs,
-                     int64_t* num_device_steps = nullptr) {
-    Engine engine(config);
-    Answers answers;
-    size_t next = 0;
-    for (int step = 0; next < jobs.size() || engine.has_unfinished_requests(); ++step) {
-      for (; next < jobs.size() && jobs[next].arrives <= step; ++next) {
-        engine.add_request(jobs[next].id, jobs[next].prompt, jobs[next].params);
-      }
-      for (const RequestOutput& output : engine.step()) {
-        EXPECT_EQ(output.error, "");
-        for (const CompletionOutput& part : output.outputs) {
-          Answer& answer = answers[str_cat(output.request_id, "/", part.index)];
-          answer.tokens.insert(answer.tokens.end(), part.new_token_ids.begin(),
-                               part.new_token_ids.end());
-          answer.logprobs.insert(answer.logprobs.end(), part.new_logprobs.begin(),
-                                 part.new_logprobs.end());
-          if (part.finish_reason != FinishReason::kNone) answer.reason = part.finish_reason;
-        }
-      }
-    }
-    if (num_device_steps != nullptr) *num_device_steps = engine.stats().num_device_steps;
-    return answers;
-  }
-
-  static void expect_equal(const Answers& expected, const Answers& actual) {
-    ASSERT_EQ(expected.size(), actual.size());
-    for (const auto& [id, answer] : expected) {
-      SCOPED_TRACE(id);
-      const Answer& other = actual.at(id);
-      EXPECT_EQ(answer.tokens, other.tokens);
-      EXPECT_EQ(answer.reason, other.reason);
-      EXPECT_EQ(texts(answer.logprobs), texts(other.logprobs));
-    }
-  }
-
-  TempDirectory target_;
-  TempDirectory draft_;
-};
-
-// Bad words keep a request on the ordinary step; these are longer than any answer.
-void keep_ordinary(std::vector<Job>& jobs) {
-  for (Job& job : jobs) job.params.bad_words = {Tokens(100, 1)};
-}
-
-std::vector<Job> jobs_of(int count, const SamplingParams& params, int gap = 0) {
-  std::vector<Job> jobs;
-  for (int i = 0; i < count; ++i) {
-    Job job{.id = str_cat("r", i), .prompt = {}, .params = params, .arrives = i * gap};
-    for (int j = 0; j < 3 + 5 * i % 14; ++j) job.prompt.push_back((i * 5 + j * 3) % tiny::kVocab);
-    job.params.seed = 100 + i;
-    jobs.push_back(std::move(job));
-  }
-  return jobs;
-}
-
-SamplingParams greedy() {
-  SamplingParams params;
-  params.temperature = 0.0f;
-  params.max_tokens = 14;
-  return params;
-}
-
-SamplingParams shaped() {
-  SamplingParams params;
-  params.temperature = 0.9f;
-  params.top_p = 0.95f;
-  params.top_k = 20;
-  params.repetition_penalty = 1.2f;
-  params.frequency_penalty = 0.3f;
-  params.logit_bias = {{5, 1.5f}, {6, -2.0f}};
-  params.min_tokens = 4;
-  params.stop_token_ids = {7, 11};
-  params.max_tokens = 14;
-  params.logprobs = 3;
-  return params;
-}
+class DeviceLoopTest : public EngineTest {};
 
 TEST_F(DeviceLoopTest, PlainDecodingIsThatOfTheOrdinaryStep) {
   for (const SamplingParams& params : {greedy(), shaped()}) {
@@ -274,7 +124,7 @@ TEST_F(DeviceLoopTest, DraftsOfTheHostNeverChangeAnAnswer) {
     ngram.speculative.draft_length_policy = DraftLengthPolicy::kFixed;
     ngram.speculative.drafters.resize(1);
     ngram.speculative.drafters[0].method = DraftMethod::kNgram;
-    EngineConfig trees = with_draft(draft_, 3);
+    EngineConfig trees = ngram;
     trees.speculative.tree_width = 3;
     for (const EngineConfig& config : {ngram, trees}) {
       int64_t num_device_steps = 0;

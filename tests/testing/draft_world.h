@@ -30,7 +30,8 @@ struct DraftWorldOptions {
   };
   // Share of the free drafter's steps that have a draft.
   double hit_rate = 1.0;
-  bool chains = false;   // of a draft model: as long for every request, decided before the step
+  bool levels = false;   // of a draft model: as deep for every request, decided before the step
+  int width = 1;         // nodes a level, of which one may be right
   int fixed_depth = -1;  // >= 0: drafts of that depth throughout, the policy is not asked
   double noise = 0.03;   // standard deviation of measured seconds, as a share
   double outlier_rate = 0.0;  // of measurements that take up to ten times as long
@@ -106,6 +107,19 @@ class DraftWorld {
     return state.tree.add(node, right ? truth : 1000 + depth, state.tree.survival(node) * 0.9f, 0);
   }
 
+  TreeShape shape() const {
+    return {.width = options_.width, .max_nodes = options_.width * options_.max_depth};
+  }
+
+  // The others of a level, all wrong.
+  void add_others(int request, int node) {
+    DraftTree& tree = states_[request].tree;
+    const int parent = tree.parents()[node];
+    for (int i = 1; i < options_.width; ++i) {
+      tree.add(parent, 1000 * (i + 1) + tree.depth(node), tree.survival(node), 0);
+    }
+  }
+
   void draft_free() {
     std::uniform_real_distribution<double> uniform;
     for (int i = 0; i < options_.num_requests; ++i) {
@@ -125,12 +139,12 @@ class DraftWorld {
                       .num_remaining = 1000000,
                       .tree = nullptr});
     }
-    if (options_.chains) {
-      chain_length_ = policy_.plan_chains(0, asks);
+    if (options_.levels) {
+      num_levels_ = policy_.plan_levels(0, asks, shape());
     } else if (!is_fixed()) {
       policy_.plan(0, asks);
     }
-    const int length = options_.chains ? chain_length_ : options_.fixed_depth;
+    const int length = options_.levels ? num_levels_ : options_.fixed_depth;
     for (auto& ask : asks) ask.is_chosen |= length > 0;
     double total = 0;
     std::vector<int> frontier(asks.size(), -1);
@@ -139,8 +153,8 @@ class DraftWorld {
       int rows = 0;
       for (size_t i = 0; i < asks.size(); ++i) {
         if (frontier[i] < 0) continue;
-        rows += depth == 1 ? asks[i].num_unseen : 1;
-        states_[i].seen = states_[i].tokens + depth;
+        rows += depth == 1 ? asks[i].num_unseen : options_.width;
+        states_[i].seen = states_[i].tokens + (options_.width > 1 ? 1 : depth);
       }
       if (rows == 0) break;
       const double seconds = measured(options_.pass_seconds * (1 + 0.02 * (rows - 1)));
@@ -150,9 +164,10 @@ class DraftWorld {
       for (size_t i = 0; i < asks.size(); ++i) {
         if (frontier[i] < 0) continue;
         frontier[i] = extend(static_cast<int>(i), frontier[i]);
+        add_others(static_cast<int>(i), frontier[i]);
         grown.push_back({.sequence = i, .tree = &states_[i].tree, .node = frontier[i]});
       }
-      if (is_fixed() || options_.chains) {
+      if (is_fixed() || options_.levels) {
         if (depth == length) break;
         continue;
       }
@@ -179,14 +194,7 @@ class DraftWorld {
                         .tree = &states_[i].tree,
                         .max_nodes = options_.max_depth});
     }
-    if (options_.chains) {
-      for (int i = 0; i < options_.num_requests; ++i) {
-        const std::span<const int32_t> tokens = states_[i].tree.tokens();
-        policy_.record_chain(static_cast<uint64_t>(i), 0, tokens[0], tokens.subspan(1));
-      }
-    } else if (!is_fixed()) {
-      policy_.choose(drafts);
-    }
+    if (!options_.levels && !is_fixed()) policy_.choose(drafts);
     int rows = options_.num_requests;
     for (int i = 0; i < options_.num_requests; ++i) {
       State& state = states_[i];
@@ -204,6 +212,13 @@ class DraftWorld {
       state.tokens += static_cast<int64_t>(tokens.size());
       state.seen = std::min(state.seen, state.tokens);
       total.tokens += static_cast<int64_t>(tokens.size());
+      if (options_.levels) {
+        policy_.record_levels(0, {.sequence = static_cast<uint64_t>(i),
+                                  .num_levels = num_levels_,
+                                  .num_drafts = state.tree.num_drafts(),
+                                  .num_accepted = static_cast<int>(tokens.size()) - 1,
+                                  .num_tokens = static_cast<int>(tokens.size())});
+      }
       if (!is_fixed()) policy_.record_tokens(static_cast<uint64_t>(i), tokens);
     }
     const double verify = measured(options_.verify_seconds(rows));
@@ -215,7 +230,7 @@ class DraftWorld {
   std::mt19937 random_;
   DraftPolicy policy_;
   std::vector<State> states_;
-  int chain_length_ = 0;  // of the step under way
+  int num_levels_ = 0;  // of the step under way
   std::vector<int> lengths_;
 };
 

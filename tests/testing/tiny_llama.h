@@ -63,6 +63,17 @@ inline Tensors llama_tensors() {
   return tensors;
 }
 
+// A model of the same shape close to it, as a draft model is: some of its drafts are right.
+inline Tensors perturbed(Tensors tensors, float deviation) {
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  for (auto& [name, tensor] : tensors) {
+    if (tensor.shape.size() == 1) continue;
+    for (float& value : tensor.values) value += deviation * normal(random);
+  }
+  return tensors;
+}
+
 inline void write_checkpoint(const TempDirectory& directory, const Tensors& tensors,
                              const std::string& extra_config = "") {
   SafetensorsWriter writer;

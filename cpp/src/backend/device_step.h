@@ -4,6 +4,7 @@
 // brought, and reads outcomes later.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -27,11 +28,14 @@ class StepModel {
 
 struct DeviceStepConfig {
   int num_slots = 0;   // requests at once
-  int max_drafts = 0;  // of a request and step
+  int max_drafts = 0;  // of a request and step; nodes of a tree
   int max_rows = 0;    // of a pass
   int block_size = 0;  // tokens
   int max_blocks_per_request = 0;
-  int max_logprobs = 0;        // most likely tokens reported beside the sampled one
+  int max_logprobs = 0;  // most likely tokens reported beside the sampled one
+  // Continuations of a node that the draft model considers, and nodes of a level that it runs: it
+  // grows trees like those of DraftModelDrafter. 1: chains.
+  int tree_width = 1;
   bool argmax_drafts = false;  // the draft model's likeliest tokens, whatever the temperature
   // The draft model's tokens are drawn with noise of their own.
   bool independent_drafts = false;
@@ -44,6 +48,9 @@ struct DeviceStepConfig {
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;
   StepModel* target = nullptr;
   StepModel* draft = nullptr;  // null: nothing is drafted
+
+  // Drafts that are verified after so many passes of the draft model.
+  int num_nodes(int num_passes) const { return std::min(num_passes * tree_width, max_drafts); }
 };
 
 // Tokens a draft model may not have seen when it begins to draft, the last committed one included.
@@ -56,7 +63,7 @@ struct DeviceSlot {
   int num_prompt_tokens = 0;
   int max_num_tokens = 0;    // at which it ends
   int num_draft_tokens = 0;  // whose KV the draft model has: num_tokens - kMaxStepLag or more
-  int max_drafts = 0;        // of a step
+  int max_drafts = 0;        // of a path, in a step
   std::span<const int32_t> tokens;      // the last kMaxStepLag committed ones, or all
   std::vector<int32_t> stop_token_ids;  // end the request once min_tokens are there
   int min_tokens = 0;                   // of the output; no stop token is sampled before
@@ -81,7 +88,7 @@ struct HostDraft {
 
 struct DeviceStepPlan {
   int num_slots = 0;   // in use: slots 0 to num_slots - 1; inactive ones have no rows
-  int num_drafts = 0;  // passes of the draft model
+  int num_passes = 0;  // of the draft model: how deep its drafts get
   // Instead: drafts of the host, of slots that have some. Such a step is launched once the ones
   // before it have been waited for.
   std::span<const HostDraft> host_drafts = {};
@@ -92,6 +99,7 @@ struct DeviceStepPlan {
 // What a step brought one slot.
 struct SlotOutcome {
   std::vector<int32_t> drafts;
+  std::vector<int32_t> parents;  // as HostDraft has them
   int num_accepted = 0;
   std::vector<int> nodes;       // accepted: node i + 1 is draft i
   std::vector<int32_t> tokens;  // empty: the request had ended before

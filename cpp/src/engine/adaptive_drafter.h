@@ -34,11 +34,11 @@ class AdaptiveDrafter final : public CompositeDrafter, private DraftGate {
   }
   // Of a request, max_nodes counts the slots it has and max_depth does not know of them.
   void draft(std::span<DraftRequest> requests) override;
-  // Steps that run on the device (DraftPolicy::plan_chains), after begin_step().
-  int plan_chains(std::span<const DraftPolicy::Ask> asks) { return policy_.plan_chains(0, asks); }
-  void record_chain(uint64_t sequence, int32_t root, std::span<const int32_t> tokens) {
-    policy_.record_chain(sequence, 0, root, tokens);
+  // Steps that run on the device (DraftPolicy::plan_levels), after begin_step().
+  int plan_levels(std::span<const DraftPolicy::Ask> asks, const TreeShape& shape) {
+    return policy_.plan_levels(0, asks, shape);
   }
+  void record_levels(const DraftPolicy::Levels& levels) { policy_.record_levels(0, levels); }
   void record_passes(int num_passes, int num_rows, double seconds) {
     for (int i = 0; i < num_passes; ++i) policy_.record_pass(0, num_rows, seconds / num_passes);
   }

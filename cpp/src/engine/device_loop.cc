@@ -14,7 +14,7 @@ constexpr int kMaxLogprobs = 20;  // of a request; more are left to the ordinary
 // Of a step: bounds its buffers, of which weighed drafts need a distribution a row.
 constexpr int kMaxRows = 2048;
 constexpr int kMaxWeighedRows = 512;
-constexpr int kUsualLag = 2;  // tokens a draft model has not seen after it drafted
+constexpr int kUsualLag = 2;  // tokens a draft model has not seen after it drafted chains
 constexpr int kStepsUntilCatchUp = 32;
 
 std::vector<int32_t> stop_tokens_of(const SamplingParams& params) {
@@ -40,6 +40,10 @@ std::unique_ptr<DeviceLoop> DeviceLoop::make(Backend& backend, ModelRunner& targ
   if (drafter != nullptr && drafter->options().max_model_len < config.max_model_len) {
     drafter = nullptr;
   }
+  const int tree_width = drafter == nullptr ? 1 : speculator->tree_shape().width;
+  // Branches of a tree take slots past the longest sequence.
+  const int max_slots =
+      config.max_model_len + (speculator == nullptr ? 0 : speculator->tree_shape().max_nodes);
   const DraftSampling sampling =
       drafter == nullptr ? DraftSampling::kCoupled : drafter->options().sampling;
   const bool is_block = config.verification == Verification::kBlock;
@@ -53,8 +57,9 @@ std::unique_ptr<DeviceLoop> DeviceLoop::make(Backend& backend, ModelRunner& targ
        .max_drafts = speculator == nullptr ? 0 : config.max_drafts,
        .max_rows = config.max_rows,
        .block_size = config.block_size,
-       .max_blocks_per_request = num_blocks_for(config.max_model_len, config.block_size),
+       .max_blocks_per_request = num_blocks_for(max_slots, config.block_size),
        .max_logprobs = kMaxLogprobs,
+       .tree_width = tree_width,
        .argmax_drafts = sampling == DraftSampling::kArgmax,
        .independent_drafts = sampling == DraftSampling::kIndependent,
        .is_weighed = is_weighed,
@@ -77,7 +82,8 @@ DeviceLoop::DeviceLoop(std::unique_ptr<DeviceStep> device, Scheduler& scheduler,
       speculator_(speculator),
       drafter_(drafter),
       drafts_on_host_(speculator != nullptr && drafter == nullptr),
-      config_(config) {}
+      config_(config),
+      shape_(drafter == nullptr ? TreeShape{} : speculator->tree_shape()) {}
 
 bool DeviceLoop::run(const CompletionSource& completions, Step& step) {
   if (drafts_on_host_) return false;
@@ -90,7 +96,7 @@ bool DeviceLoop::run(const CompletionSource& completions, Step& step) {
   }
   const Launch oldest = launches_.front();
   launches_.pop_front();
-  collect(completions, device_->wait(), oldest.num_drafts, step);
+  collect(completions, device_->wait(), oldest.num_passes, step);
   return true;
 }
 
@@ -155,6 +161,7 @@ bool DeviceLoop::fill_slots(const CompletionSource& completions) {
                       .is_taken = true,
                       .sequence = sequence,
                       .num_tokens_ahead = sequence->num_tokens(),
+                      .num_seen = slot.num_draft_tokens,
                       .blocks = {sequence->blocks.ids().begin(), sequence->blocks.ids().end()}});
   }
   if (lag_ <= kMaxStepLag) num_steps_until_catch_up_ = 0;
@@ -167,19 +174,29 @@ int DeviceLoop::padded_lag() const {
   return static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(lag_, kUsualLag))));
 }
 
+// Passes whose drafts there are rows for.
+int DeviceLoop::most_passes() const {
+  const int rows_per_slot = config_.max_rows / static_cast<int>(std::bit_ceil(seats_.size()));
+  if (rows_per_slot < shape_.width) return 0;
+  int num_passes = 0;
+  while (num_passes < shape_.max_nodes && shape_.num_nodes(num_passes + 1) < rows_per_slot) {
+    ++num_passes;
+  }
+  return num_passes;
+}
+
 // How much the step may draft; none when the draft model is too far behind to and the ordinary step
 // has to let it catch up.
-std::optional<int> DeviceLoop::choose_drafts() {
+std::optional<int> DeviceLoop::choose_passes() {
   if (drafter_ == nullptr) return 0;
   std::vector<const Sequence*> sequences;
   for (const Seat& seat : seats_) {
     if (seat.is_taken) sequences.push_back(seat.sequence);
   }
   const int num_slots = static_cast<int>(std::bit_ceil(seats_.size()));
-  const int num_drafts = speculator_->plan_chains(
-      sequences, std::max(0, config_.max_rows / num_slots - 1), std::max(lag_, 1));
+  const int num_passes = speculator_->plan_levels(sequences, most_passes(), std::max(lag_, 1));
   const bool is_near = lag_ <= kMaxStepLag && padded_lag() * num_slots <= config_.max_rows;
-  if (num_drafts == 0 || is_near) return num_drafts;
+  if (num_passes == 0 || is_near) return num_passes;
   // It may not be let: then it is a while until the next attempt.
   if (num_steps_until_catch_up_-- > 0) return 0;
   num_steps_until_catch_up_ = kStepsUntilCatchUp;
@@ -200,15 +217,26 @@ void DeviceLoop::add_new_blocks(size_t index, std::vector<NewBlock>& added) {
   seat.blocks.insert(seat.blocks.end(), ids.begin() + first, ids.end());
 }
 
-// Blocks for all that the step may write, whatever those under way bring.
-bool DeviceLoop::reserve(int num_drafts) {
+// Tokens that a step may write KV of, whatever those under way bring. Branches may lie past the
+// longest the sequence can get.
+int DeviceLoop::Seat::most_tokens(const TreeShape& shape, int num_passes) const {
+  const int longest = sequence->max_num_tokens() - 1;  // that goes on
+  int most = std::min(num_tokens_ahead, longest);
+  for (int num_tokens = sequence->num_tokens(); num_tokens <= std::min(num_tokens_ahead, longest);
+       ++num_tokens) {
+    const int depth = std::min(num_passes, longest - num_tokens);
+    most = std::max(most, num_tokens + shape.num_nodes(depth));
+  }
+  return most;
+}
+
+bool DeviceLoop::reserve(int num_passes) {
   std::vector<NewBlock> added;
   bool is_enough = true;
   for (size_t i = 0; i < seats_.size(); ++i) {
     Seat& seat = seats_[i];
     if (!seat.is_taken) continue;
-    const int num_tokens =
-        std::min(seat.num_tokens_ahead + num_drafts, seat.sequence->max_num_tokens());
+    const int num_tokens = seat.most_tokens(shape_, num_passes);
     is_enough = is_enough && scheduler_.reserve(*seat.sequence, num_tokens);
     add_new_blocks(i, added);
   }
@@ -229,20 +257,22 @@ void DeviceLoop::vacate(const CompletionSource& completions) {
 
 bool DeviceLoop::launch(const CompletionSource& completions) {
   vacate(completions);
-  const std::optional<int> chosen = choose_drafts();
+  const std::optional<int> chosen = choose_passes();
   if (!chosen.has_value()) {
     is_current_ = false;
     return false;
   }
-  const int num_drafts = *chosen;
-  if (!reserve(num_drafts)) return false;
+  const int num_passes = *chosen;
+  if (!reserve(num_passes)) return false;
   device_->launch({.num_slots = static_cast<int>(seats_.size()),
-                   .num_drafts = num_drafts,
+                   .num_passes = num_passes,
                    .max_lag = padded_lag(),
                    .want_logprobs = want_logprobs_});
-  launches_.push_back({.num_drafts = num_drafts});
-  lag_ = num_drafts > 0 ? kUsualLag : lag_ + 1;
-  for (Seat& seat : seats_) seat.num_tokens_ahead += num_drafts + 1;
+  launches_.push_back({.num_passes = num_passes});
+  // What it ran of a tree it has to run anew.
+  const int lag_after_drafts = shape_.width > 1 ? num_passes + 1 : kUsualLag;
+  lag_ = num_passes > 0 ? lag_after_drafts : lag_ + 1;
+  for (Seat& seat : seats_) seat.num_tokens_ahead += num_passes + 1;
   return true;
 }
 
@@ -294,7 +324,7 @@ std::optional<DeviceStepOutcome> DeviceLoop::verify(const ExecutionPlan& plan,
   }
   device_->add_blocks(added);
   device_->launch({.num_slots = static_cast<int>(seats_.size()),
-                   .num_drafts = 0,
+                   .num_passes = 0,
                    .host_drafts = drafts,
                    .want_logprobs = want_logprobs_});
   DeviceStepOutcome all = device_->wait();
@@ -304,11 +334,13 @@ std::optional<DeviceStepOutcome> DeviceLoop::verify(const ExecutionPlan& plan,
 }
 
 void DeviceLoop::collect(const CompletionSource& completions, DeviceStepOutcome outcome,
-                         int num_drafts, Step& step) {
+                         int num_passes, Step& step) {
   step.draft_seconds = outcome.draft_seconds;
   step.target_seconds = outcome.target_seconds;
   const auto num_rows = static_cast<int>(std::ranges::count_if(seats_, &Seat::is_taken));
-  if (num_drafts > 0) speculator_->record_passes(num_drafts, num_rows, outcome.draft_seconds);
+  if (num_passes > 0) {
+    speculator_->record_passes(num_passes, num_rows * shape_.width, outcome.draft_seconds);
+  }
   for (size_t i = 0; i < seats_.size(); ++i) {
     Seat& seat = seats_[i];
     SlotOutcome& slot = outcome.slots[i];
@@ -320,22 +352,25 @@ void DeviceLoop::collect(const CompletionSource& completions, DeviceStepOutcome 
     }
     SPECDEC_CHECK(!slot.tokens.empty());
     Sequence& sequence = completion->sequence;
-    const int num_slot_drafts = static_cast<int>(slot.drafts.size());
+    const int num_drafts = static_cast<int>(slot.drafts.size());
     // This step took less than it might have.
-    seat.num_tokens_ahead -= num_drafts + 1 - static_cast<int>(slot.tokens.size());
+    seat.num_tokens_ahead -= num_passes + 1 - static_cast<int>(slot.tokens.size());
     if (drafter_ != nullptr) {
-      speculator_->record_chain(*completion, slot.drafts, slot.num_accepted);
-      const int root = sequence.num_tokens() - 1;
-      const int num_seen = root + 1 + std::min(slot.num_accepted, num_slot_drafts - 1);
-      if (num_slot_drafts > 0) drafter_->record_seen(sequence.blocks, root, num_seen);
+      speculator_->record_levels(*completion, num_passes, slot);
+      if (num_drafts > 0) {
+        const int num_kept = shape_.width > 1 ? 0 : std::min(slot.num_accepted, num_drafts - 1);
+        const int num_seen = sequence.num_tokens() + num_kept;
+        drafter_->record_seen(sequence.blocks, seat.num_seen, num_seen);
+        seat.num_seen = num_seen;
+      }
     }
     step.sequences.push_back(
         {.completion = completion,
          .scheduled = {.sequence = &sequence,
-                       .num_rows = 1 + num_slot_drafts,
+                       .num_rows = 1 + num_drafts,
                        .samples = true,
-                       .num_draft_slots = num_slot_drafts,
-                       .max_draft_depth = num_slot_drafts,
+                       .num_draft_slots = num_drafts,
+                       .max_draft_depth = num_drafts,
                        .num_tokens_to_keep = sequence.blocks.capacity_tokens()},
          .outcome = std::move(slot)});
   }

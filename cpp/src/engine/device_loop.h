@@ -66,7 +66,7 @@ class DeviceLoop {
 
  private:
   struct Launch {
-    int num_drafts = 0;
+    int num_passes = 0;
   };
 
   DeviceLoop(std::unique_ptr<DeviceStep> device, Scheduler& scheduler, Speculator* speculator,
@@ -76,9 +76,10 @@ class DeviceLoop {
   // Puts the running sequences into slots; false when some cannot be served.
   bool fill_slots(const CompletionSource& completions);
   DeviceSlot slot_of(CompletionState& completion);
-  std::optional<int> choose_drafts();
+  std::optional<int> choose_passes();
+  int most_passes() const;
   int padded_lag() const;
-  bool reserve(int num_drafts);
+  bool reserve(int num_passes);
   bool can_verify(const ExecutionPlan& plan, const TreeSource& trees) const;
   // Lets the seats of completions that have ended go.
   void vacate(const CompletionSource& completions);
@@ -86,7 +87,7 @@ class DeviceLoop {
   void add_new_blocks(size_t index, std::vector<NewBlock>& added);
   bool can_launch(const CompletionSource& completions);
   bool launch(const CompletionSource& completions);
-  void collect(const CompletionSource& completions, DeviceStepOutcome outcome, int num_drafts,
+  void collect(const CompletionSource& completions, DeviceStepOutcome outcome, int num_passes,
                Step& step);
 
   std::unique_ptr<DeviceStep> device_;
@@ -95,6 +96,7 @@ class DeviceLoop {
   DraftModelDrafter* drafter_;  // null: the device drafts nothing
   bool drafts_on_host_;
   DeviceLoopConfig config_;
+  TreeShape shape_;  // of what the device drafts
 
   // Slot by slot.
   struct Seat {
@@ -102,7 +104,10 @@ class DeviceLoop {
     bool is_taken = false;
     Sequence* sequence = nullptr;
     int num_tokens_ahead = 0;     // at most, once the steps under way are through
+    int num_seen = 0;             // by the draft model, of what is committed
     std::vector<int32_t> blocks;  // as the device knows them
+
+    int most_tokens(const TreeShape& shape, int num_passes) const;
   };
   std::vector<Seat> seats_;
   bool is_current_ = false;  // the device's slots are the running sequences

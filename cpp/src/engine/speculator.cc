@@ -159,8 +159,7 @@ int Speculator::depth_limit(const Sequence& sequence) const {
 int Speculator::budget(const Sequence& sequence, int num_decoding) {
   num_decoding_ = num_decoding;
   const int limit =
-      std::min(config_.max_nodes(),
-               std::min(depth_limit(sequence), sequence.max_draft_depth()) * config_.tree_width);
+      tree_shape().num_nodes(std::min(depth_limit(sequence), sequence.max_draft_depth()));
   return adaptive_ == nullptr ? limit : adaptive_->num_slots(sequence.ordinal, limit);
 }
 
@@ -238,8 +237,14 @@ void Speculator::record_tokens(const Sequence& sequence, std::span<const int32_t
 }
 
 DraftModelDrafter* Speculator::device_drafter() const {
-  if (parts_.size() != 1 || model_drafter_ == nullptr || config_.tree_width != 1) return nullptr;
+  if (parts_.size() != 1 || model_drafter_ == nullptr) return nullptr;
   const DrafterConfig& config = config_.drafters[0];
+  if (config_.tree_width > 1) {
+    // The draft model has not seen what was accepted of a tree when it drafts the next.
+    if (config_.num_speculative_tokens + 1 > kMaxStepLag) return nullptr;
+    // Tries of a node share a distribution.
+    if (config.sampling == DraftSampling::kIndependent) return nullptr;
+  }
   const bool is_weighed = config_.verification == Verification::kRejection ||
                           config_.verification == Verification::kBlock;
   if (config.sampling == DraftSampling::kIndependent && !is_weighed) return nullptr;
@@ -253,34 +258,44 @@ int Speculator::longest_draft(const Sequence& sequence) const {
   return sequence.params.num_speculative_tokens.value_or(config_.num_speculative_tokens);
 }
 
-int Speculator::plan_chains(std::span<const Sequence* const> sequences, int limit, int num_unseen) {
+int Speculator::plan_levels(std::span<const Sequence* const> sequences, int limit, int num_unseen) {
   const auto num_decoding = static_cast<int>(sequences.size());
   limit = std::min(limit, schedule_.num_speculative_tokens(num_decoding));
   if (adaptive_ == nullptr) return limit;
   std::vector<DraftPolicy::Ask> asks;
   for (const Sequence* sequence : sequences) {
     asks.push_back({.sequence = sequence->ordinal,
-                    .max_depth = std::max(0, std::min({limit, longest_draft(*sequence),
-                                                       sequence->max_draft_depth()})),
+                    .max_depth = num_levels(*sequence, limit),
                     .num_unseen = num_unseen,
                     .num_remaining = sequence->max_num_tokens() - sequence->num_tokens()});
   }
   adaptive_->begin_step(num_decoding, 0);
-  return adaptive_->plan_chains(asks);
+  return adaptive_->plan_levels(asks, tree_shape());
 }
 
-void Speculator::record_chain(CompletionState& completion, std::span<const int32_t> drafts,
-                              int num_accepted) {
+int Speculator::num_levels(const Sequence& sequence, int num_passes) const {
+  return std::max(0, std::min({num_passes, longest_draft(sequence), sequence.max_draft_depth()}));
+}
+
+void Speculator::record_levels(CompletionState& completion, int num_passes,
+                               const SlotOutcome& outcome) {
   const Sequence& sequence = completion.sequence;
+  const auto num_drafts = static_cast<int>(outcome.drafts.size());
   if (adaptive_ != nullptr) {
-    adaptive_->record_chain(sequence.ordinal, sequence.tokens().back(), drafts);
+    adaptive_->record_levels({.sequence = sequence.ordinal,
+                              .num_levels = num_levels(sequence, num_passes),
+                              .num_drafts = num_drafts,
+                              .num_accepted = outcome.num_accepted,
+                              .num_tokens = static_cast<int>(outcome.tokens.size())});
   }
-  if (drafts.empty()) return;
-  const auto num_drafts = static_cast<int>(drafts.size());
+  if (num_drafts == 0) return;
+  std::vector<int> depths = {0};  // by node
+  for (const int32_t parent : outcome.parents) depths.push_back(depths[parent] + 1);
+  const int max_depth = std::ranges::max(depths);
   drafter_stats_[0].num_draft_tokens += num_drafts;
-  drafter_stats_[0].num_accepted_tokens += num_accepted;
-  completion.acceptance.record(num_drafts, num_drafts, num_accepted);
-  acceptance_.record(num_drafts, num_drafts, num_accepted);
+  drafter_stats_[0].num_accepted_tokens += outcome.num_accepted;
+  completion.acceptance.record(num_drafts, max_depth, outcome.num_accepted);
+  acceptance_.record(num_drafts, max_depth, outcome.num_accepted);
 }
 
 void Speculator::record_passes(int num_passes, int num_rows, double seconds) {

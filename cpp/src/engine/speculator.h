@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/device_step.h"
 #include "engine/adaptive_drafter.h"
 #include "engine/request.h"
 #include "runtime/draft_model_drafter.h"
@@ -61,15 +62,18 @@ class Speculator {
   void finish(const Sequence& sequence);
 
   // The drafter whose passes a device step can run: the only one, a draft model of the target's
-  // vocabulary that drafts chains. Null: none.
+  // vocabulary. Null: none.
   DraftModelDrafter* device_drafter() const;
+  TreeShape tree_shape() const {
+    return {.width = config_.tree_width, .max_nodes = config_.max_nodes()};
+  }
   // Longest draft of a sequence in any step.
   int longest_draft(const Sequence& sequence) const;
-  // Length of the chains of a device step, `limit` at most, for sequences of whose tokens the draft
-  // model has not seen `num_unseen`.
-  int plan_chains(std::span<const Sequence* const> sequences, int limit, int num_unseen);
-  // What a device step drafted for a sequence, before its tokens are recorded.
-  void record_chain(CompletionState& completion, std::span<const int32_t> drafts, int num_accepted);
+  // Passes of the draft model in a device step, `limit` at most, for sequences of whose tokens it
+  // has not seen `num_unseen`.
+  int plan_levels(std::span<const Sequence* const> sequences, int limit, int num_unseen);
+  // What became of a sequence in a device step of so many passes, before its tokens are recorded.
+  void record_levels(CompletionState& completion, int num_passes, const SlotOutcome& outcome);
   // ... and how long its passes of the draft model took.
   void record_passes(int num_passes, int num_rows, double seconds);
 
@@ -79,6 +83,8 @@ class Speculator {
 
  private:
   int depth_limit(const Sequence& sequence) const;
+  // Levels of a sequence's tree in a device step of so many passes.
+  int num_levels(const Sequence& sequence, int num_passes) const;
   void begin_step(const ExecutionPlan& plan);
   std::unique_ptr<Drafter> make_drafter(size_t index, const BlockPool& pool,
                                         const KvFormat& format);

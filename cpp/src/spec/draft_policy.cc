@@ -40,7 +40,9 @@ constexpr double kOutputMemory = 8;      // requests
 
 class DraftPolicy::DraftingCost {
  public:
-  DraftingCost(const DraftPolicy& policy, int drafter) : policy_(policy), drafter_(drafter) {}
+  // `width`: rows of a request in the passes after the first.
+  DraftingCost(const DraftPolicy& policy, int drafter, int width = 1)
+      : policy_(policy), drafter_(drafter), width_(width) {}
 
   void add(const Ask& ask, int depth) {
     const bool sequential = policy_.drafters_[drafter_].is_sequential;
@@ -50,7 +52,7 @@ class DraftPolicy::DraftingCost {
       seconds_.resize(depth, 0.0);
     }
     int& rows = rows_[depth - 1];
-    rows += depth == 1 && sequential ? std::clamp(ask.num_unseen, 1, kCatchUpRows) : 1;
+    rows += depth > 1 ? width_ : sequential ? std::clamp(ask.num_unseen, 1, kCatchUpRows) : 1;
     total_ -= seconds_[depth - 1];
     seconds_[depth - 1] = policy_.passes_[drafter_].seconds(rows);
     total_ += seconds_[depth - 1];
@@ -61,6 +63,7 @@ class DraftPolicy::DraftingCost {
  private:
   const DraftPolicy& policy_;
   int drafter_;
+  int width_;
   std::vector<int> rows_;        // by level
   std::vector<double> seconds_;  // by level
   double total_ = 0;
@@ -252,35 +255,35 @@ void DraftPolicy::plan_probe(int drafter, std::span<Ask> asks) {
   ++stats_.num_probes;
 }
 
-int DraftPolicy::plan_chains(int drafter, std::span<const Ask> asks) {
+int DraftPolicy::plan_levels(int drafter, std::span<const Ask> asks, const TreeShape& shape) {
   if (measuring_ == Measuring::kPlain || !target_.is_measured() || asks.empty()) return 0;
   const double relative_cost = drafters_[drafter].relative_cost;
   if (relative_cost > 0) passes_[drafter].assume(relative_cost * target_.seconds(1));
-  int longest = 0;
-  for (const Ask& ask : asks) longest = std::max(longest, ask.max_depth);
+  int deepest = 0;
+  for (const Ask& ask : asks) deepest = std::max(deepest, ask.max_depth);
 
-  DraftingCost cost(*this, drafter);
+  DraftingCost cost(*this, drafter, shape.width);
   std::vector<double> survivals(asks.size(), 1.0);
   const double plain = rate(0, verify_seconds(0), 0);
   double best = plain;
   int best_depth = 0;
   double gain = 0;
   int num_drafts = 0;
-  for (int depth = 1; depth <= longest; ++depth) {
+  for (int depth = 1; depth <= deepest; ++depth) {
     for (size_t i = 0; i < asks.size(); ++i) {
       if (asks[i].max_depth < depth) continue;
       survivals[i] *= acceptance_.probability(state_of(asks[i].sequence).acceptance,
                                               {.drafter = drafter, .strength = depth});
       cost.add(asks[i], depth);
       gain += survivals[i];
-      ++num_drafts;
+      num_drafts += shape.num_nodes(depth) - shape.num_nodes(depth - 1);
     }
     const double now = rate(gain, verify_seconds(num_drafts), cost.seconds());
     if (now <= best) continue;
     best = now;
     best_depth = depth;
   }
-  if (best_depth == 0) return probe_chains(drafter, asks, longest);
+  if (best_depth == 0) return probe_levels(drafter, asks, shape, deepest);
   last_gain_ = best / plain - 1.0;
   probing_[drafter].interval = kFirstProbeInterval;
   if (measuring_ == Measuring::kHalf) return (best_depth + 1) / 2;
@@ -288,17 +291,19 @@ int DraftPolicy::plan_chains(int drafter, std::span<const Ask> asks) {
   return best_depth;
 }
 
-// All requests at once: a graph's passes have a row for each.
-int DraftPolicy::probe_chains(int drafter, std::span<const Ask> asks, int longest) {
+// All requests at once: a graph's passes have rows for each.
+int DraftPolicy::probe_levels(int drafter, std::span<const Ask> asks, const TreeShape& shape,
+                              int deepest) {
   Probing& probing = probing_[drafter];
-  const int depth = std::min(longest, kProbeDepth);
+  const int depth = std::min(deepest, kProbeDepth);
   if (depth == 0 || num_steps_ - probing.last < probing.interval) return 0;
   int num_unseen = 0;
   for (const Ask& ask : asks) num_unseen += ask.num_unseen;
-  const int num_rows = static_cast<int>(asks.size());
+  const int num_requests = static_cast<int>(asks.size());
   const PassCost& pass = passes_[drafter];
-  const double cost = verify_seconds(depth * num_rows) - verify_seconds(0) +
-                      pass.seconds(num_unseen) + (depth - 1) * pass.seconds(num_rows);
+  const double cost = verify_seconds(shape.num_nodes(depth) * num_requests) - verify_seconds(0) +
+                      pass.seconds(num_unseen) +
+                      (depth - 1) * pass.seconds(num_requests * shape.width);
   if (cost > credit_) return 0;
   probing.last = num_steps_;
   probing.interval = std::clamp(2 * probing.interval, kFirstProbeInterval, kLongestProbeInterval);
@@ -306,23 +311,20 @@ int DraftPolicy::probe_chains(int drafter, std::span<const Ask> asks, int longes
   return depth;
 }
 
-void DraftPolicy::record_chain(uint64_t sequence, int drafter, int32_t root,
-                               std::span<const int32_t> tokens) {
-  const auto num_drafts = static_cast<int>(tokens.size());
+void DraftPolicy::record_levels(int drafter, const Levels& levels) {
   ++stats_.num_decisions;
-  stats_.num_drafted_tokens += num_drafts;
-  stats_.num_verified_tokens += num_drafts;
-  if (num_drafts == 0) ++stats_.num_without_drafts;
-  num_verified_ += num_drafts;
-  RequestState& state = state_of(sequence);
-  state.recent_length = num_drafts;
+  stats_.num_drafted_tokens += levels.num_drafts;
+  stats_.num_verified_tokens += levels.num_drafts;
+  if (levels.num_drafts == 0) ++stats_.num_without_drafts;
+  num_verified_ += levels.num_drafts;
+  RequestState& state = state_of(levels.sequence);
+  state.recent_length = levels.num_drafts;
   state.pending.clear();
-  state.pending_node = DraftTree::kRoot;
-  if (num_drafts == 0) return;
-  state.pending.push_back({.token = root, .parent = -1, .evidence = {}});
-  for (int i = 0; i < num_drafts; ++i) {
-    state.pending.push_back(
-        {.token = tokens[i], .parent = i, .evidence = {.drafter = drafter, .strength = i + 1}});
+  const int num_right = std::min(levels.num_accepted, levels.num_tokens);
+  for (int level = 1; level <= levels.num_levels; ++level) {
+    if (level > num_right + 1 || level > levels.num_tokens) break;
+    acceptance_.record(state.acceptance, {.drafter = drafter, .strength = level},
+                       level <= num_right);
   }
 }
 

@@ -60,11 +60,19 @@ class DraftPolicy {
   // Below which nodes a sequential drafter goes on. Asked before every pass after the first.
   void plan_pass(int drafter, std::span<DraftGate::Node> frontier) const;
 
-  // For steps whose drafts are decided before they run, a chain of the same length for every
-  // request: how long, given that all of it is verified. Instead of plan() and choose().
-  int plan_chains(int drafter, std::span<const Ask> asks);
-  // Such a chain of a request was drafted and verified.
-  void record_chain(uint64_t sequence, int drafter, int32_t root, std::span<const int32_t> tokens);
+  // For steps whose drafts are decided before they run, level by level: how deep the tree of every
+  // request may get, given that all that is drafted is verified. A level survives where the text
+  // follows the tree so far. Instead of plan() and choose().
+  int plan_levels(int drafter, std::span<const Ask> asks, const TreeShape& shape);
+  // What became of a request in such a step.
+  struct Levels {
+    uint64_t sequence = 0;
+    int num_levels = 0;  // drafted; 0: nothing was
+    int num_drafts = 0;  // verified
+    int num_accepted = 0;
+    int num_tokens = 0;  // num_accepted + 1, fewer where the request ended
+  };
+  void record_levels(int drafter, const Levels& levels);
 
   // A pass of a drafter over so many rows, or a call for so many requests, took this long.
   void record_pass(int drafter, int num_rows, double seconds);
@@ -134,7 +142,7 @@ class DraftPolicy {
   Rate best_rate(std::span<const Candidate> candidates) const;
   bool own_draft_is_better(int drafter, const Ask& ask);
   void plan_probe(int drafter, std::span<Ask> asks);
-  int probe_chains(int drafter, std::span<const Ask> asks, int longest);
+  int probe_levels(int drafter, std::span<const Ask> asks, const TreeShape& shape, int deepest);
   static double without_outliers(const PassCost& cost, int num_rows, double seconds);
   double catch_up_share(int drafter, const Ask& ask) const;
   void keep(RequestState& state, DraftTree& tree, std::span<const char> chosen);
