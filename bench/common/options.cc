@@ -28,7 +28,7 @@ int positive(const std::string& argument, const std::string& value) {
 }
 
 WeightFormat format_of(const std::string& argument, const std::string& value) {
-  for (int i = 0; i <= static_cast<int>(WeightFormat::kInt4GroupedMin); ++i) {
+  for (int i = 0; i <= static_cast<int>(WeightFormat::kFp8Grouped); ++i) {
     if (name_of(static_cast<WeightFormat>(i)) == value) return static_cast<WeightFormat>(i);
   }
   refuse(argument);

@@ -24,6 +24,7 @@ class TimedBackend final : public Backend {
   int num_threads() const override { return inner_.num_threads(); }
   DType act_dtype() const override { return inner_.act_dtype(); }
   MemoryInfo memory() const override { return inner_.memory(); }
+  bool supports(WeightFormat format) const override { return inner_.supports(format); }
   Buffer allocate(size_t size_bytes, const char* purpose) override {
     return inner_.allocate(size_bytes, purpose);
   }

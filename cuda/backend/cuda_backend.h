@@ -44,6 +44,8 @@ class CudaBackend final : public Backend {
     return {.total_bytes = device_->info().memory_bytes, .free_bytes = device_->free_bytes()};
   }
 
+  bool supports(WeightFormat) const override { return true; }
+
   Buffer allocate(size_t size_bytes, const char* purpose) override;
   std::unique_ptr<PackedLinear> pack_linear(const PackArgs& args) override;
   std::unique_ptr<EmbeddingTable> embedding_from(const PackedLinear& weight) override;

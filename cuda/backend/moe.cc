@@ -25,7 +25,7 @@ void set_weights(std::span<const PackedLinear* const> experts, ExpertProductsPar
   params.product.num_tiles = first.num_tiles();
   params.product.num_k_blocks = first.num_k_blocks();
   params.product.finish.out_features = static_cast<int>(first.out_features());
-  if (first.format() != WeightFormat::kAct) params.scales_offset = first.int_layout().scales_offset;
+  if (first.scales() != nullptr) params.scales_offset = first.code_layout().scales_offset;
   for (size_t i = 0; i < experts.size(); ++i) {
     const CudaPackedLinear& expert = packed(experts[i]);
     SPECDEC_CHECK(expert.format() == first.format());

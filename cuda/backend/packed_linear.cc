@@ -1,7 +1,9 @@
 #include "cuda/backend/packed_linear.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <span>
 
 #include "core/check.h"
 
@@ -25,8 +27,13 @@ void check_parts(const PackArgs& args) {
   }
 }
 
-// What a row of integers stands for.
+bool is_fp8(WeightFormat format) {
+  return format == WeightFormat::kFp8 || format == WeightFormat::kFp8Grouped;
+}
+
+// What a row of codes stands for.
 void dequantize_row(const WeightView& part, int64_t row, float* out) {
+  if (part.is_fp8()) return dequantize_fp8_row(part, row, out);
   const int64_t num_k = part.in_features();
   const int64_t num_groups = num_k / part.group_size;
   const uint8_t* bytes = static_cast<const uint8_t*>(part.values.data);
@@ -45,6 +52,35 @@ void dequantize_row(const WeightView& part, int64_t row, float* out) {
   }
 }
 
+// The scales of a row of 8-bit floats as one, which is returned, and float16 factors of it for its
+// groups: their largest is 1 (or all are 0).
+float split_scales(const WeightView& part, int64_t row, std::span<uint16_t> factors) {
+  const int64_t num_blocks = (part.in_features() + part.block_cols - 1) / part.block_cols;
+  const std::span<const float> scales(part.block_scales + row / part.block_rows * num_blocks,
+                                      static_cast<size_t>(num_blocks));
+  const float scale =
+      *std::ranges::max_element(scales, {}, [](float value) { return std::abs(value); });
+  for (size_t i = 0; i < factors.size(); ++i) {
+    const float of_group = scales[i * kQuantGroup / static_cast<size_t>(part.block_cols)];
+    factors[i] = scale == 0.0f ? uint16_t{0} : float_to_half(of_group / scale);
+  }
+  return scale;
+}
+
+// Copies rows, or what rows of codes stand for in float32.
+void copy_rows(const WeightView& part, bool widen, int64_t begin, int64_t count, void* out) {
+  if (!widen) {
+    const int64_t row_bytes =
+        part.values.shape[1] * static_cast<int64_t>(size_of(part.values.dtype));
+    std::memcpy(out, static_cast<const char*>(part.values.data) + begin * row_bytes,
+                static_cast<size_t>(count * row_bytes));
+    return;
+  }
+  for (int64_t row = 0; row < count; ++row) {
+    dequantize_row(part, begin + row, static_cast<float*>(out) + row * part.in_features());
+  }
+}
+
 }  // namespace
 
 int CudaPackedLinear::num_tiles_of(const Shape& shape) {
@@ -57,18 +93,20 @@ int CudaPackedLinear::num_k_blocks_of(const Shape& shape) {
   return static_cast<int>(round_up(shape.in_features, kBlockInputs) / kBlockInputs);
 }
 
-IntLayout CudaPackedLinear::int_layout_of(const Shape& shape) {
-  return make_int_layout(shape.format, num_tiles_of(shape), shape.in_features);
+CodeLayout CudaPackedLinear::code_layout_of(const Shape& shape) {
+  return make_code_layout(shape.format, num_tiles_of(shape), shape.in_features);
 }
 
 int64_t CudaPackedLinear::size_bytes_of(const Shape& shape) {
-  if (shape.format != WeightFormat::kAct) return int_layout_of(shape).size_bytes;
+  if (shape.format != WeightFormat::kAct) return code_layout_of(shape).size_bytes;
   return int64_t{num_tiles_of(shape)} * num_k_blocks_of(shape) * kTileOutputs * kBlockInputs * 2;
 }
 
 const float* CudaPackedLinear::scales() const {
-  if (shape_.format != WeightFormat::kInt8) return nullptr;
-  return reinterpret_cast<const float*>(data_.as<char>() + int_layout().scales_offset);
+  if (shape_.format == WeightFormat::kAct) return nullptr;
+  const CodeLayout layout = code_layout();
+  if (!layout.has_output_scales) return nullptr;
+  return reinterpret_cast<const float*>(data_.as<char>() + layout.scales_offset);
 }
 
 WeightPacker::WeightPacker(Device& device, Stream& stream, const ProjectionKernels& kernels,
@@ -90,8 +128,10 @@ std::unique_ptr<CudaPackedLinear> WeightPacker::pack(const PackArgs& args) {
   for (const WeightView& part : args.parts) {
     if (args.format == WeightFormat::kAct) {
       pack_part(part, first_output, shape, data.data());
+    } else if (is_fp8(args.format)) {
+      pack_fp8(part, first_output, shape, data.data());
     } else {
-      pack_integers(part, first_output, shape, data.data());
+      pack_codes(part, first_output, shape, data.data());
     }
     first_output += part.rows();
   }
@@ -108,14 +148,7 @@ void WeightPacker::pack_part(const WeightView& part, int64_t first_output,
     const int64_t num_rows = std::min(step, part.rows() - begin);
     const size_t size_bytes = static_cast<size_t>(num_rows * row_bytes);
     Slot& slot = next_slot(size_bytes);
-    if (part.is_quantized()) {
-      for (int64_t row = 0; row < num_rows; ++row) {
-        dequantize_row(part, begin + row, slot.pinned.as<float>() + row * num_k);
-      }
-    } else {
-      std::memcpy(slot.pinned.data(),
-                  static_cast<const char*>(part.values.data) + begin * row_bytes, size_bytes);
-    }
+    copy_rows(part, part.is_quantized(), begin, num_rows, slot.pinned.data());
     stream_.copy_to_device(slot.device.data(), slot.pinned.data(), size_bytes);
     kernels_.pack(stream_, {.source = slot.device.data(),
                             .source_dtype = dtype,
@@ -131,12 +164,12 @@ void WeightPacker::pack_part(const WeightView& part, int64_t first_output,
   }
 }
 
-void WeightPacker::pack_integers(const WeightView& part, int64_t first_output,
-                                 const CudaPackedLinear::Shape& shape, void* packed) {
+void WeightPacker::pack_codes(const WeightView& part, int64_t first_output,
+                              const CudaPackedLinear::Shape& shape, void* packed) {
   SPECDEC_CHECK(part.values.dtype != DType::kF64);
-  const int64_t value_bytes =
-      part.values.shape[1] * static_cast<int64_t>(size_of(part.values.dtype));
-  const int64_t group_bytes = part.is_quantized() ? shape.in_features / part.group_size * 2 : 0;
+  const DType dtype = part.is_fp8() ? DType::kF32 : part.values.dtype;
+  const int64_t value_bytes = part.values.shape[1] * static_cast<int64_t>(size_of(dtype));
+  const int64_t group_bytes = part.is_integer() ? shape.in_features / part.group_size * 2 : 0;
   const int64_t row_bytes = value_bytes + 2 * group_bytes;
   const int64_t step = std::max<int64_t>(1, kSlotBytes / row_bytes);
   for (int64_t begin = 0; begin < part.rows(); begin += step) {
@@ -151,8 +184,8 @@ void WeightPacker::pack_integers(const WeightView& part, int64_t first_output,
                   static_cast<const char*>(from) + begin * bytes_of_row,
                   static_cast<size_t>(num_rows * bytes_of_row));
     };
-    put(part.values.data, value_bytes, 0);
-    if (part.is_quantized()) put(part.scales, group_bytes, scales_at);
+    copy_rows(part, part.is_fp8(), begin, num_rows, slot.pinned.data());
+    if (part.is_integer()) put(part.scales, group_bytes, scales_at);
     if (part.mins != nullptr) put(part.mins, group_bytes, mins_at);
     stream_.copy_to_device(slot.device.data(), slot.pinned.data(), size_bytes);
     const auto halves = [&](const uint16_t* from, int64_t at) {
@@ -160,16 +193,61 @@ void WeightPacker::pack_integers(const WeightView& part, int64_t first_output,
                              : nullptr;
     };
     quantize_kernels_.pack(stream_, {.source = {.values = slot.device.data(),
-                                                .dtype = part.values.dtype,
+                                                .dtype = dtype,
                                                 .scales = halves(part.scales, scales_at),
                                                 .mins = halves(part.mins, mins_at),
                                                 .group_size = part.group_size,
                                                 .num_rows = static_cast<int>(num_rows)},
-                                     .layout = CudaPackedLinear::int_layout_of(shape),
+                                     .layout = CudaPackedLinear::code_layout_of(shape),
                                      .weights = packed,
                                      .first_row = first_output + begin,
                                      .out_features = shape.out_features,
                                      .is_gated = shape.is_gated});
+    stream_.record(*slot.packed);
+    slot.in_flight = true;
+  }
+}
+
+void WeightPacker::pack_fp8(const WeightView& part, int64_t first_output,
+                            const CudaPackedLinear::Shape& shape, void* packed) {
+  SPECDEC_CHECK(part.values.dtype != DType::kF64);
+  const CodeLayout layout = CudaPackedLinear::code_layout_of(shape);
+  const bool is_kept = keeps_fp8(shape.format, part);
+  const bool widen = part.is_quantized() && !is_kept;
+  const DType dtype = widen ? DType::kF32 : part.values.dtype;
+  const int64_t num_factors = is_kept && layout.is_grouped ? layout.num_k_blocks : 0;
+  const int64_t value_bytes = shape.in_features * static_cast<int64_t>(size_of(dtype));
+  const int64_t step = std::max<int64_t>(1, kSlotBytes / (value_bytes + 4 + 2 * num_factors));
+  for (int64_t begin = 0; begin < part.rows(); begin += step) {
+    const int64_t num_rows = std::min(step, part.rows() - begin);
+    // In the slot: values, scales, factors.
+    const int64_t scales_at = round_up(num_rows * value_bytes, 16);
+    const int64_t factors_at = round_up(scales_at + num_rows * 4, 16);
+    const size_t size_bytes = static_cast<size_t>(factors_at + num_rows * num_factors * 2);
+    Slot& slot = next_slot(size_bytes);
+    copy_rows(part, widen, begin, num_rows, slot.pinned.data());
+    const auto scales_in = [&](Buffer& slot_memory) {
+      return reinterpret_cast<float*>(slot_memory.as<char>() + scales_at);
+    };
+    const auto factors_in = [&](Buffer& slot_memory) {
+      return reinterpret_cast<uint16_t*>(slot_memory.as<char>() + factors_at);
+    };
+    for (int64_t row = 0; is_kept && row < num_rows; ++row) {
+      scales_in(slot.pinned)[row] = split_scales(
+          part, begin + row,
+          {factors_in(slot.pinned) + row * num_factors, static_cast<size_t>(num_factors)});
+    }
+    stream_.copy_to_device(slot.device.data(), slot.pinned.data(), size_bytes);
+    quantize_kernels_.pack_fp8(stream_, {.values = slot.device.data(),
+                                         .dtype = dtype,
+                                         .scales = scales_in(slot.device),
+                                         .factors = factors_in(slot.device),
+                                         .num_rows = static_cast<int>(num_rows),
+                                         .layout = layout,
+                                         .weights = packed,
+                                         .first_row = first_output + begin,
+                                         .out_features = shape.out_features,
+                                         .is_gated = shape.is_gated});
     stream_.record(*slot.packed);
     slot.in_flight = true;
   }

@@ -33,14 +33,14 @@ class CudaPackedLinear final : public PackedLinear {
   int num_tiles() const { return num_tiles_of(shape_); }
   int num_k_blocks() const { return num_k_blocks_of(shape_); }
   const void* data() const { return data_.data(); }
-  // Of integer weights.
-  IntLayout int_layout() const { return int_layout_of(shape_); }
+  // Of weights that are codes.
+  CodeLayout code_layout() const { return code_layout_of(shape_); }
   // What sums are multiplied with, or null.
   const float* scales() const;
 
   static int num_tiles_of(const Shape& shape);
   static int num_k_blocks_of(const Shape& shape);
-  static IntLayout int_layout_of(const Shape& shape);
+  static CodeLayout code_layout_of(const Shape& shape);
   static int64_t size_bytes_of(const Shape& shape);
 
  private:
@@ -69,9 +69,12 @@ class WeightPacker {
   // Packs rows of one part, of which the first is output `first_output`.
   void pack_part(const WeightView& part, int64_t first_output, const CudaPackedLinear::Shape& shape,
                  void* packed);
-  // The same for integer formats.
-  void pack_integers(const WeightView& part, int64_t first_output,
-                     const CudaPackedLinear::Shape& shape, void* packed);
+  // The same for formats of integers.
+  void pack_codes(const WeightView& part, int64_t first_output,
+                  const CudaPackedLinear::Shape& shape, void* packed);
+  // The same for formats of 8-bit floats.
+  void pack_fp8(const WeightView& part, int64_t first_output, const CudaPackedLinear::Shape& shape,
+                void* packed);
   Slot& next_slot(size_t size_bytes);
 
   Device& device_;

@@ -50,7 +50,7 @@ void CudaBackend::embed(const EmbedArgs& args) {
                                   .out = args.out,
                                   .num_rows = args.num_rows};
   if (rows.format() != WeightFormat::kAct) {
-    return kernels_.pointwise.embed_int(*stream_, params, rows.int_layout());
+    return kernels_.pointwise.embed_codes(*stream_, params, rows.code_layout());
   }
   kernels_.pointwise.embed_act(*stream_, params, act_dtype_);
 }

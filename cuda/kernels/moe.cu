@@ -5,7 +5,7 @@
 #include "cuda/device/warp.cuh"
 #include "cuda/kernels/moe.h"
 #include "cuda/kernels/moe_products.cuh"
-#include "cuda/kernels/projection_int.cuh"
+#include "cuda/kernels/projection_codes.cuh"
 
 namespace specdec::cuda::SPECDEC_TARGET {
 namespace {
@@ -175,6 +175,10 @@ void products(Stream& stream, const ExpertProductsParams& params) {
       return expert_products_by_dtype<Int4GroupedFormat>(stream, params);
     case WeightFormat::kInt4GroupedMin:
       return expert_products_by_dtype<Int4GroupedMinFormat>(stream, params);
+    case WeightFormat::kFp8:
+      return expert_products_by_dtype<Fp8Format>(stream, params);
+    case WeightFormat::kFp8Grouped:
+      return expert_products_by_dtype<Fp8GroupedFormat>(stream, params);
   }
 }
 

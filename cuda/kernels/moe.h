@@ -43,7 +43,7 @@ struct ExpertProductsParams {
   ProductParams product;
   const int32_t* cu_rows;  // [num_experts + 1]
   int num_experts;
-  int64_t scales_offset;             // of kInt8's scales in the weights
+  int64_t scales_offset;             // of scales of outputs in the weights; 0: none
   const void* weights[kMaxExperts];  // packed
 };
 

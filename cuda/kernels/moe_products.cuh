@@ -15,7 +15,7 @@ __device__ __forceinline__ ProductParams expert_product(const ExpertProductsPara
   ProductParams product = params.product;
   const unsigned char* weights = static_cast<const unsigned char*>(params.weights[expert]);
   product.weights = weights;
-  if (product.format == WeightFormat::kInt8) {
+  if (params.scales_offset != 0) {
     product.finish.scales = reinterpret_cast<const float*>(weights + params.scales_offset);
   }
   product.rows.num_rows = end - begin;

@@ -101,12 +101,12 @@ struct ActRows {
   }
 };
 
-struct IntRows {
+struct CodeRows {
   const unsigned char* weights;
-  IntLayout layout;
+  CodeLayout layout;
 
   __device__ float2 pair(int64_t id, int k) const {
-    const IntPlace place = int_place(id);
+    const CodePlace place = code_place(id);
     const float2 scale = scale_and_min(weights, layout, place, k);
     return make_float2(weight_of(scale, code_of(weights, layout, place, k)),
                        weight_of(scale, code_of(weights, layout, place, k + 1)));
@@ -151,14 +151,14 @@ void embed_act(Stream& stream, const EmbedRowsParams& params, DType act_dtype) {
   launch_embed_act<Half>(stream, params);
 }
 
-void embed_int(Stream& stream, const EmbedRowsParams& params, const IntLayout& layout) {
-  launch_embed(stream, IntRows{static_cast<const unsigned char*>(params.table), layout}, params);
+void embed_codes(Stream& stream, const EmbedRowsParams& params, const CodeLayout& layout) {
+  launch_embed(stream, CodeRows{static_cast<const unsigned char*>(params.table), layout}, params);
 }
 
 }  // namespace
 
 PointwiseKernels pointwise_kernels() {
-  return {.norm = norm, .embed_act = embed_act, .embed_int = embed_int};
+  return {.norm = norm, .embed_act = embed_act, .embed_codes = embed_codes};
 }
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

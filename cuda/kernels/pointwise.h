@@ -36,7 +36,7 @@ struct PointwiseKernels {
   void (*norm)(Stream&, const NormRowsParams&);
   // A row whose id is outside the table becomes NaN.
   void (*embed_act)(Stream&, const EmbedRowsParams&, DType act_dtype);
-  void (*embed_int)(Stream&, const EmbedRowsParams&, const IntLayout&);
+  void (*embed_codes)(Stream&, const EmbedRowsParams&, const CodeLayout&);
 };
 
 namespace native {

@@ -1,6 +1,6 @@
 #include "cuda/device/target.cuh"
 #include "cuda/kernels/projection.h"
-#include "cuda/kernels/projection_int.cuh"
+#include "cuda/kernels/projection_codes.cuh"
 #include "cuda/kernels/projection_pack.cuh"
 #include "cuda/kernels/projection_product.cuh"
 
@@ -29,6 +29,10 @@ void product(Stream& stream, const ProductParams& params) {
       return product_int4_grouped(stream, params);
     case WeightFormat::kInt4GroupedMin:
       return product_int4_grouped_min(stream, params);
+    case WeightFormat::kFp8:
+      return product_fp8(stream, params);
+    case WeightFormat::kFp8Grouped:
+      return product_fp8_grouped(stream, params);
   }
 }
 

@@ -1,5 +1,5 @@
 #include "cuda/device/target.cuh"
-#include "cuda/kernels/projection_int.cuh"
+#include "cuda/kernels/projection_codes.cuh"
 #include "cuda/kernels/projection_product.cuh"
 
 namespace specdec::cuda::SPECDEC_TARGET {

@@ -207,11 +207,11 @@ struct SourceRow {
     return (byte >> (k % 2 * 4) & 15) - (has_mins() ? 0 : 8);
   }
   __device__ float value(int k) const {
-    const int64_t at = row * in_features + k;
-    if (source.dtype == DType::kF32) return static_cast<const float*>(source.values)[at];
-    if (source.dtype == DType::kBF16) return to_float(static_cast<const Bf16*>(source.values)[at]);
-    if (source.dtype == DType::kF16) return to_float(static_cast<const Half*>(source.values)[at]);
-    return weight_of(make_float2(from_half(scale(k)), from_half(min(k))), code(k));
+    if (source.scales == nullptr) {
+      return float_at(source.values, source.dtype, row * in_features + k);
+    }
+    return weight_of(make_float2(from_half(scale(k)), from_half(min(k))),
+                     static_cast<float>(code(k)));
   }
 };
 
@@ -273,8 +273,8 @@ __device__ Codes quantized(const SourceRow& row, int begin, float output_scale) 
 
 // --- Kernels ---
 
-__device__ IntPlace place_of(const QuantizeParams& params, int64_t row) {
-  return int_place(packed_place(params.first_row + row, params.out_features, params.is_gated));
+__device__ CodePlace place_of(const QuantizeParams& params, int64_t row) {
+  return code_place(packed_place(params.first_row + row, params.out_features, params.is_gated));
 }
 
 // A warp takes the largest magnitude of a row.
@@ -288,7 +288,7 @@ __global__ void output_scales_kernel(QuantizeParams params) {
   }
   largest = warp_max(largest);
   if (threadIdx.x % 32 != 0) return;
-  const IntPlace place = place_of(params, row);
+  const CodePlace place = place_of(params, row);
   unsigned char* weights = static_cast<unsigned char*>(params.weights);
   *reinterpret_cast<float*>(weights + output_scale_at(params.layout, place)) =
       largest < kLeast ? 0.0f : largest / 127.0f;
@@ -296,14 +296,14 @@ __global__ void output_scales_kernel(QuantizeParams params) {
 
 template <class Rule>
 __global__ void pack_kernel(QuantizeParams params) {
-  const IntLayout& layout = params.layout;
+  const CodeLayout& layout = params.layout;
   const int num_groups = (layout.in_features + kQuantGroup - 1) / kQuantGroup;
   const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const int64_t row = index / num_groups;
   if (row >= params.source.num_rows) return;
   const int begin = static_cast<int>(index % num_groups) * kQuantGroup;
   const SourceRow source{params.source, layout.in_features, row};
-  const IntPlace place = place_of(params, row);
+  const CodePlace place = place_of(params, row);
   unsigned char* weights = static_cast<unsigned char*>(params.weights);
   float output_scale = 0.0f;
   if (!Rule::kGrouped) output_scale = scale_and_min(weights, layout, place, 0).x;
@@ -357,6 +357,8 @@ void pack(Stream& stream, const QuantizeParams& params) {
 
 }  // namespace
 
-QuantizeKernels quantize_kernels() { return {.pack = pack}; }
+void pack_fp8(Stream& stream, const PackFp8Params& params);  // quantize_fp8.cu
+
+QuantizeKernels quantize_kernels() { return {.pack = pack, .pack_fp8 = pack_fp8}; }
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

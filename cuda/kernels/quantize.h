@@ -21,17 +21,35 @@ struct QuantizeSource {
 
 struct QuantizeParams {
   QuantizeSource source;
-  IntLayout layout;
+  CodeLayout layout;
   void* weights;      // packed; zeros so far
   int64_t first_row;  // the output that row 0 of the source is
   int64_t out_features;
   bool is_gated;  // outputs are gates, then ups
 };
 
+// The same for layouts of 8-bit floats.
+struct PackFp8Params {
+  const void* values;   // [num_rows, in_features]
+  DType dtype;          // float32, bfloat16, float16, or e4m3, which stay as they are
+  const float* scales;  // of e4m3: [num_rows]
+  const uint16_t*
+      factors;  // of e4m3 in groups: [num_rows, ceil(in_features / kQuantGroup)] float16
+  int num_rows;
+  CodeLayout layout;
+  void* weights;  // packed; zeros so far
+  int64_t first_row;
+  int64_t out_features;
+  bool is_gated;
+};
+
 struct QuantizeKernels {
   // Codes that the layout can hold stay as they are, a row at a time; everything else is quantised
   // by the rules of the CPU's packer, to the same bits.
   void (*pack)(Stream&, const QuantizeParams&);
+  // Floating point gets one scale an output: its largest magnitude becomes the largest number there
+  // is.
+  void (*pack_fp8)(Stream&, const PackFp8Params&);
 };
 
 namespace native {

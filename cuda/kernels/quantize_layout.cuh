@@ -7,59 +7,69 @@
 namespace specdec::cuda::SPECDEC_TARGET {
 
 // An output by its tile and row there.
-struct IntPlace {
+struct CodePlace {
   int64_t tile;
   int row;
 };
-__host__ __device__ __forceinline__ IntPlace int_place(int64_t place) {
-  return {place / kIntTileRows, static_cast<int>(place % kIntTileRows)};
+__host__ __device__ __forceinline__ CodePlace code_place(int64_t place) {
+  return {place / kCodeTileRows, static_cast<int>(place % kCodeTileRows)};
 }
 
 // Offset of the block that k lies in.
-__device__ __forceinline__ int64_t block_at(const IntLayout& layout, int64_t tile, int k) {
+__device__ __forceinline__ int64_t block_at(const CodeLayout& layout, int64_t tile, int k) {
   return (tile * layout.num_k_blocks + k / kQuantGroup) * layout.block_bytes;
 }
 // Offsets in it. The byte of the code of k + 1, k even, is two further on.
-__device__ __forceinline__ int code_at(const IntLayout& layout, int row, int k) {
+__device__ __forceinline__ int code_at(const CodeLayout& layout, int row, int k) {
   const int lane = row % 8 * 4 + k % kQuantGroup / 8;
   const int i = k % 8;
   const int byte = row / 8 + i % 2 * 2;
   return layout.is_int4 ? lane * 8 + i / 4 * 4 + byte : lane * 16 + i / 2 * 4 + byte;
 }
-__device__ __forceinline__ int scale_at(const IntLayout& layout, int row) {
+__device__ __forceinline__ int scale_at(const CodeLayout& layout, int row) {
   return layout.codes_bytes + (row % 8 * (layout.has_mins ? 4 : 2) + row / 8) * 2;
 }
-__device__ __forceinline__ int min_at(const IntLayout& layout, int row) {
+__device__ __forceinline__ int min_at(const CodeLayout& layout, int row) {
   return scale_at(layout, row) + 4;
 }
-__device__ __forceinline__ int64_t output_scale_at(const IntLayout& layout, IntPlace place) {
-  return layout.scales_offset + (place.tile * kIntTileRows + place.row) * 4;
+__device__ __forceinline__ int64_t output_scale_at(const CodeLayout& layout, CodePlace place) {
+  return layout.scales_offset + (place.tile * kCodeTileRows + place.row) * 4;
+}
+
+// Element `at` of an array of float32, bfloat16 or float16.
+__device__ __forceinline__ float float_at(const void* values, DType dtype, int64_t at) {
+  if (dtype == DType::kF32) return static_cast<const float*>(values)[at];
+  if (dtype == DType::kBF16) return to_float(static_cast<const Bf16*>(values)[at]);
+  return to_float(static_cast<const Half*>(values)[at]);
 }
 
 // Scale and min of an output's group.
 __device__ __forceinline__ float2 scale_and_min(const unsigned char* weights,
-                                                const IntLayout& layout, IntPlace place, int k) {
-  if (!layout.is_grouped) {
-    const unsigned char* scale = weights + output_scale_at(layout, place);
-    return make_float2(*reinterpret_cast<const float*>(scale), 0.0f);
+                                                const CodeLayout& layout, CodePlace place, int k) {
+  float output_scale = 1.0f;
+  if (layout.has_output_scales) {
+    output_scale = *reinterpret_cast<const float*>(weights + output_scale_at(layout, place));
   }
+  if (!layout.is_grouped) return make_float2(output_scale, 0.0f);
   const unsigned char* block = weights + block_at(layout, place.tile, k);
   const auto half = [block](int at) {
     return to_float(*reinterpret_cast<const Half*>(block + at));
   };
-  return make_float2(half(scale_at(layout, place.row)),
+  return make_float2(__fmul_rn(output_scale, half(scale_at(layout, place.row))),
                      layout.has_mins ? half(min_at(layout, place.row)) : 0.0f);
 }
-__device__ __forceinline__ int code_of(const unsigned char* weights, const IntLayout& layout,
-                                       IntPlace place, int k) {
+// What a code stands for before it is scaled.
+__device__ __forceinline__ float code_of(const unsigned char* weights, const CodeLayout& layout,
+                                         CodePlace place, int k) {
   const unsigned char byte =
       weights[block_at(layout, place.tile, k) + code_at(layout, place.row, k)];
+  if (layout.is_fp8) return from_e4m3(byte);
   if (!layout.is_int4) return static_cast<signed char>(byte);
-  return (byte >> (k / 2 % 2 * 4) & 15) - (layout.has_mins ? 0 : 8);
+  return static_cast<float>((byte >> (k / 2 % 2 * 4) & 15) - (layout.has_mins ? 0 : 8));
 }
 // scale * code + min, rounded twice, as on the CPU.
-__device__ __forceinline__ float weight_of(float2 scale_and_min, int code) {
-  return __fadd_rn(__fmul_rn(scale_and_min.x, static_cast<float>(code)), scale_and_min.y);
+__device__ __forceinline__ float weight_of(float2 scale_and_min, float code) {
+  return __fadd_rn(__fmul_rn(scale_and_min.x, code), scale_and_min.y);
 }
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

@@ -1,14 +1,14 @@
-// Layout of integer weights on the device: [tile of 16 outputs][block of 32 inputs], like weights
-// in the act dtype (device/tiles.cuh). A block is
+// Layout of weights that are codes, integers or 8-bit floats, on the device: [tile of 16
+// outputs][block of 32 inputs], like weights in the act dtype (device/tiles.cuh). A block is
 //   codes   16 bytes a lane (8 bits) or 8 (4 bits). With lane = 4g + t and i = 0..7, the code of
 //           output g + 8r (r = 0, 1) and input 8t + i is
-//             8 bits: byte r + 2 (i % 2) of the lane's word i / 2, two's complement
+//             8 bits: byte r + 2 (i % 2) of the lane's word i / 2, two's complement or e4m3
 //             4 bits: half i / 2 % 2 (0: low) of byte r + 2 (i % 2) of the lane's word i / 4; with
 //                     8 added where there are no mins
 //           so that pairs of them, for the A operand of mma.m16n8k16, are a shift and a mask away
 //   scales  of grouped formats: [g][2] float16, of outputs g and g + 8; with mins [g][4], the mins
-//           of the two after their scales
-// kInt8 has float32 scales [tiles][16] after all blocks.
+//           of the two after their scales. With 8-bit floats they are factors of the output's scale
+// kInt8, kFp8 and kFp8Grouped have float32 scales [tiles][16] of the outputs after all blocks.
 #pragma once
 
 #include <cstdint>
@@ -17,36 +17,41 @@
 
 namespace specdec::cuda {
 
-inline constexpr int kIntTileRows = 16;
+inline constexpr int kCodeTileRows = 16;
 
-struct IntLayout {
+struct CodeLayout {
   bool is_int4;
+  bool is_fp8;
   bool is_grouped;
   bool has_mins;
+  bool has_output_scales;
   int in_features;
   int num_k_blocks;
   int codes_bytes;  // of a block
   int block_bytes;
   int64_t num_tiles;
-  int64_t scales_offset;  // of kInt8's scales: the bytes of all blocks
+  int64_t scales_offset;  // of scales of outputs: the bytes of all blocks
   int64_t size_bytes;
 };
 
-inline IntLayout make_int_layout(WeightFormat format, int64_t num_tiles, int64_t in_features) {
-  IntLayout layout{};
+inline CodeLayout make_code_layout(WeightFormat format, int64_t num_tiles, int64_t in_features) {
+  CodeLayout layout{};
   layout.is_int4 = format == WeightFormat::kInt4Grouped || format == WeightFormat::kInt4GroupedMin;
-  layout.is_grouped = format != WeightFormat::kInt8;
+  layout.is_fp8 = format == WeightFormat::kFp8 || format == WeightFormat::kFp8Grouped;
+  layout.is_grouped = format != WeightFormat::kInt8 && format != WeightFormat::kFp8;
+  layout.has_output_scales = !layout.is_grouped || layout.is_fp8;
   layout.has_mins =
       format == WeightFormat::kInt8GroupedMin || format == WeightFormat::kInt4GroupedMin;
   layout.in_features = static_cast<int>(in_features);
   layout.num_k_blocks = static_cast<int>((in_features + kQuantGroup - 1) / kQuantGroup);
-  layout.codes_bytes = kIntTileRows * kQuantGroup / (layout.is_int4 ? 2 : 1);
+  layout.codes_bytes = kCodeTileRows * kQuantGroup / (layout.is_int4 ? 2 : 1);
   const int floats = !layout.is_grouped ? 0 : layout.has_mins ? 2 : 1;  // float16, of an output
-  layout.block_bytes = layout.codes_bytes + kIntTileRows * floats * 2;
+  layout.block_bytes = layout.codes_bytes + kCodeTileRows * floats * 2;
   layout.num_tiles = num_tiles;
   layout.scales_offset = num_tiles * layout.num_k_blocks * layout.block_bytes;
   layout.size_bytes = layout.scales_offset;
-  if (!layout.is_grouped) layout.size_bytes += num_tiles * kIntTileRows * int64_t{sizeof(float)};
+  if (layout.has_output_scales)
+    layout.size_bytes += num_tiles * kCodeTileRows * int64_t{sizeof(float)};
   return layout;
 }
 

@@ -18,7 +18,7 @@ class DrafterConfig:
     suffix_max_spec_factor: float
     suffix_min_token_prob: float
     model: str
-    quantization: str  # "auto", "none", "int8", "int4"
+    quantization: str  # "auto", "none", "int8", "int4", "fp8"
     sampling: str  # "argmax", "coupled", "independent"
     min_confidence: float
     custom: CustomDrafter | None

@@ -77,8 +77,10 @@ class Engine:
             quantization: how weights are held. "auto", or None: as the checkpoint stores them, so a
                 GGUF file's integers are used as they are. "none": all at dtype. "int8": a scale for
                 each output. "int4": a scale for every 32 inputs of an output; embedding and head in
-                8 bits, grouped likewise. Integers stored in as few bits stay as they are. Products
-                with integers round their inputs to 8 bits, a scale for every 32 of a row.
+                8 bits, grouped likewise. "fp8" (on a GPU): 8-bit floats, a scale for each output;
+                embedding and head stay at dtype. Integers stored in as few bits stay as they are.
+                On a CPU products with integers round their inputs to 8 bits, a scale for every 32
+                of a row.
             device: "cpu", "cuda" (the first GPU), "cuda:N", or "auto": the first GPU this build has
                 kernels for, otherwise the CPU. model_info().device is what was chosen.
             max_model_len: tokens of prompt and output together; None for the checkpoint's.

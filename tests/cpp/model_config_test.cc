@@ -215,6 +215,25 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"QuantizationGroups", kLlama,
                 R"(,"quantization_config":{"quant_method":"specdec_native","group_size":128})",
                 "quantization_config.group_size: expected 32"},
+        Refusal{"Fp8Format", kLlama,
+                R"(,"quantization_config":{"quant_method":"fp8","fmt":"e5m2"})",
+                "quantization_config.fmt: 'e5m2'"},
+        Refusal{"Fp8Blocks", kLlama,
+                R"(,"quantization_config":{"quant_method":"fp8","weight_block_size":[128,0]})",
+                "quantization_config.weight_block_size: expected two positive integers"},
+        Refusal{"CompressedIntegers", kLlama,
+                R"(,"quantization_config":{"quant_method":"compressed-tensors",
+                "format":"pack-quantized"})",
+                "quantization_config.format: 'pack-quantized'"},
+        Refusal{"CompressedGroups", kLlama,
+                R"(,"quantization_config":{"quant_method":"compressed-tensors",
+                "format":"float-quantized","config_groups":{"group_0":{"weights":{
+                "type":"float","strategy":"group"}}}})",
+                "quantization_config.config_groups.group_0.weights.strategy: 'group'"},
+        Refusal{"CompressedSparse", kLlama,
+                R"(,"quantization_config":{"quant_method":"compressed-tensors",
+                "format":"float-quantized","sparsity_config":{"format":"sparse-24-bitmask"}})",
+                "quantization_config.sparsity_config.format: sparse"},
         Refusal{"HiddenAct", kLlama, R"(,"hidden_act":"quick_gelu")", "hidden_act: 'quick_gelu'"},
         Refusal{"RopeType", kLlama, R"(,"rope_scaling":{"rope_type":"longrope","factor":2})",
                 "rope_scaling.rope_type: 'longrope'"},
@@ -250,6 +269,31 @@ INSTANTIATE_TEST_SUITE_P(
                 R"(,"ffn_dim":96,"layer_norm_elementwise_affine":false)",
                 "layer_norm_elementwise_affine"}),
     [](const auto& info) { return std::string(info.param.name); });
+
+TEST(ModelConfig, ReadsHowEightBitFloatsAreStored) {
+  TempDirectory directory;
+  const auto config_of = [&](const std::string& quantization) {
+    directory.write("config.json",
+                    config_json(kLlama, str_cat(R"(,"quantization_config":)", quantization)));
+    return load_model_config(directory.path());
+  };
+  ModelConfig config = config_of(
+      R"({"quant_method":"fp8","fmt":"e4m3","activation_scheme":"dynamic",
+          "weight_block_size":[128,64]})");
+  EXPECT_EQ(config.stored_format, "fp8");
+  EXPECT_EQ(config.scale_block.rows, 128);
+  EXPECT_EQ(config.scale_block.cols, 64);
+  config = config_of(R"({"quant_method":"fp8","activation_scheme":"static"})");
+  EXPECT_EQ(config.scale_block.rows, 0);
+  config = config_of(R"({"quant_method":"fbgemm_fp8","activation_scale_ub":1200.0})");
+  EXPECT_EQ(config.stored_format, "fbgemm_fp8");
+  config = config_of(R"({"quant_method":"compressed-tensors","format":"float-quantized",
+      "kv_cache_scheme":null,"sparsity_config":{"format":"dense"},"ignore":["lm_head"],
+      "config_groups":{"group_0":{"targets":["Linear"],"weights":{"num_bits":8,"type":"float",
+      "strategy":"block","block_structure":[128,128],"symmetric":true}}}})");
+  EXPECT_EQ(config.stored_format, "compressed-tensors");
+  EXPECT_EQ(config.scale_block.cols, 128);
+}
 
 TEST(ModelConfig, WrongTypesAndMissingKeysAreNamed) {
   EXPECT_TRUE(

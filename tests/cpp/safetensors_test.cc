@@ -79,12 +79,12 @@ TEST(Safetensors, AcceptsMetadataAndPaddedHeader) {
 TEST(Safetensors, RefusesToViewForeignDTypeOnly) {
   TempDirectory directory;
   SafetensorsWriter writer;
-  writer.add("fp8", "F8_E4M3", {4}, "abcd");
+  writer.add("fp8", "F8_E5M2", {4}, "abcd");
   writer.add("w", {1}, {1});
   directory.write("a.safetensors", writer.bytes());
   const SafetensorsFile file(directory.file("a.safetensors"));
   EXPECT_EQ(file.view("w").num_elements(), 1);
-  EXPECT_TRUE(has_text(checkpoint_error_of([&] { file.view("fp8"); }).what(), "F8_E4M3"));
+  EXPECT_TRUE(has_text(checkpoint_error_of([&] { file.view("fp8"); }).what(), "F8_E5M2"));
 }
 
 struct Corruption {
@@ -348,6 +348,99 @@ TEST(WeightStore, OddMatricesOfIntegersAreRefused) {
     const CheckpointError error =
         checkpoint_error_of([&] { store.matrix("w", 2, odd.in_features); });
     EXPECT_EQ(error.tensor(), odd.tensor);
+    EXPECT_TRUE(has_text(error.what(), odd.message));
+  }
+}
+
+// A checkpoint with a matrix of 8-bit floats called "w", [3, 40], and its scale.
+struct Fp8Tensor {
+  std::string scale_name = "w_scale";
+  std::string scale_dtype = "F32";
+  std::vector<int64_t> scale_shape = {1};
+  std::vector<float> scales = {0.5f};
+  char code = 0x38;  // 1.0
+
+  std::string bytes() const {
+    SafetensorsWriter writer;
+    std::string codes(3 * 40, 0x38);
+    codes.back() = code;
+    writer.add("w", "F8_E4M3", {3, 40}, codes);
+    std::string scale_bytes = float_bytes(scales);
+    if (scale_dtype == "BF16") {
+      scale_bytes.clear();
+      for (float scale : scales) {
+        const uint16_t bits = to_bfloat16(scale).bits;
+        scale_bytes += {static_cast<char>(bits), static_cast<char>(bits >> 8)};
+      }
+    }
+    if (!scale_name.empty()) writer.add(scale_name, scale_dtype, scale_shape, scale_bytes);
+    return writer.bytes();
+  }
+};
+
+TEST(WeightStore, ReadsMatricesOfEightBitFloatsWithTheirScales) {
+  struct Case {
+    Fp8Tensor tensor;
+    ScaleBlock block;
+    int64_t block_rows, block_cols;
+  };
+  const std::vector<float> four = {1, 2, 3, 4}, three = {1, 2, 3};
+  const std::vector<Case> cases = {
+      {{}, {}, 3, 40},
+      {{.scale_shape = {}}, {}, 3, 40},
+      {{.scale_shape = {1, 1}}, {128, 128}, 128, 128},
+      {{.scale_shape = {1, 1}}, {}, 3, 40},
+      {{.scale_dtype = "BF16"}, {}, 3, 40},
+      {{.scale_shape = {3}, .scales = three}, {}, 1, 40},
+      {{.scale_shape = {3, 1}, .scales = three}, {}, 1, 40},
+      {{.scale_shape = {3, 1}, .scales = three}, {128, 128}, 1, 40},
+      {{.scale_name = "w_scale_inv", .scale_shape = {2, 2}, .scales = four}, {2, 32}, 2, 32},
+      {{.scale_shape = {2, 2}, .scales = four}, {2, 32}, 2, 32},
+  };
+  for (const Case& good : cases) {
+    TempDirectory directory;
+    directory.write("model.safetensors", good.tensor.bytes());
+    WeightStore store(directory.path(), good.block);
+    const WeightView view = store.matrix("w", 3, 40);
+    EXPECT_TRUE(view.is_fp8() && view.is_quantized() && !view.is_integer());
+    EXPECT_EQ(view.values.dtype, DType::kF8E4M3);
+    EXPECT_EQ(view.in_features(), 40);
+    EXPECT_EQ(view.block_rows, good.block_rows);
+    EXPECT_EQ(view.block_cols, good.block_cols);
+    for (size_t i = 0; i < good.tensor.scales.size(); ++i) {
+      EXPECT_EQ(view.block_scales[i], good.tensor.scales[i]);
+    }
+    EXPECT_TRUE(store.unused().empty());
+    store.release("w");
+  }
+}
+
+TEST(WeightStore, OddMatricesOfEightBitFloatsAreRefused) {
+  struct Case {
+    Fp8Tensor tensor;
+    const char* name;
+    const char* message;
+  };
+  const std::vector<Case> cases = {
+      {{.scale_name = ""}, "w", "there is no tensor w_scale or w_scale_inv"},
+      {{.scale_shape = {2}, .scales = {1, 2}},
+       "w_scale",
+       "has shape [2], expected [1], [3, 1] or, for blocks of 2 x 32, [2, 2]"},
+      {{.scale_name = "w_scale_inv", .scale_shape = {1, 2}, .scales = {1, 2}},
+       "w_scale_inv",
+       "has shape [1, 2]"},
+      {{.scale_dtype = "I32"}, "w_scale", "dtype I32 is not supported"},
+      {{.scales = {NAN}}, "w_scale", "a scale is NaN or infinite"},
+      {{.scales = {INFINITY}}, "w_scale", "a scale is NaN or infinite"},
+      {{.code = 0x7f}, "w", "a weight is NaN"},
+      {{.code = '\xff'}, "w", "a weight is NaN"},
+  };
+  for (const Case& odd : cases) {
+    TempDirectory directory;
+    directory.write("model.safetensors", odd.tensor.bytes());
+    WeightStore store(directory.path(), {.rows = 2, .cols = 32});
+    const CheckpointError error = checkpoint_error_of([&] { store.matrix("w", 3, 40); });
+    EXPECT_EQ(error.tensor(), odd.name);
     EXPECT_TRUE(has_text(error.what(), odd.message));
   }
 }

@@ -27,9 +27,23 @@ WeightView integers(int bits, bool mins) {
           .group_size = kQuantGroup};
 }
 
+constexpr float kOne = 1.0f;
+
+// 8-bit floats [256, 256] with a scale for every `block_cols` inputs.
+WeightView fp8(int64_t block_cols = 256) {
+  return {.values = {.data = nullptr, .dtype = DType::kF8E4M3, .shape = {256, 256}},
+          .block_scales = &kOne,
+          .block_rows = 128,
+          .block_cols = block_cols};
+}
+
 WeightFormat choose(Quantization quantization, const std::vector<WeightView>& parts,
-                    MatrixRole role = MatrixRole::kLayer) {
-  return choose_format(quantization, role, parts);
+                    MatrixRole role = MatrixRole::kLayer, bool has_fp8 = false) {
+  return choose_format(quantization, role, parts, has_fp8);
+}
+WeightFormat choose_with_fp8(Quantization quantization, const std::vector<WeightView>& parts,
+                             MatrixRole role = MatrixRole::kLayer) {
+  return choose(quantization, parts, role, true);
 }
 
 TEST(ChooseFormat, FloatsBecomeWhatIsAskedFor) {
@@ -86,6 +100,40 @@ TEST(ChooseFormat, NoneMakesEverythingFloat) {
   EXPECT_EQ(choose(Quantization::kNone, {integers(4, true)}), WeightFormat::kAct);
 }
 
+TEST(ChooseFormat, StoredEightBitFloatsStayWhereThereAreProductsWithThem) {
+  for (const Quantization quantization : {Quantization::kAuto, Quantization::kFp8}) {
+    EXPECT_EQ(choose_with_fp8(quantization, {fp8(), fp8()}), WeightFormat::kFp8);
+    EXPECT_EQ(choose_with_fp8(quantization, {fp8(128), fp8()}), WeightFormat::kFp8Grouped);
+    EXPECT_EQ(choose_with_fp8(quantization, {fp8(128)}, MatrixRole::kVocabulary),
+              WeightFormat::kFp8Grouped);
+  }
+  EXPECT_EQ(choose(Quantization::kAuto, {fp8()}), WeightFormat::kAct);
+  EXPECT_EQ(choose_with_fp8(Quantization::kNone, {fp8()}), WeightFormat::kAct);
+  EXPECT_EQ(choose_with_fp8(Quantization::kAuto, {fp8()}, MatrixRole::kFloat), WeightFormat::kAct);
+  // Fused with others, or in blocks that groups do not fit.
+  EXPECT_EQ(choose_with_fp8(Quantization::kAuto, {fp8(), floats()}), WeightFormat::kAct);
+  EXPECT_EQ(choose_with_fp8(Quantization::kAuto, {fp8(48)}), WeightFormat::kAct);
+}
+
+TEST(ChooseFormat, IntegersMayBeMadeOfEightBitFloats) {
+  for (const bool has_fp8 : {false, true}) {
+    EXPECT_EQ(choose(Quantization::kInt8, {fp8()}, MatrixRole::kLayer, has_fp8),
+              WeightFormat::kInt8);
+    EXPECT_EQ(choose(Quantization::kInt4, {fp8(128)}, MatrixRole::kLayer, has_fp8),
+              WeightFormat::kInt4Grouped);
+  }
+}
+
+TEST(ChooseFormat, EightBitFloatsLeaveTheVocabularyAndIntegersAlone) {
+  const Quantization asked = Quantization::kFp8;
+  EXPECT_EQ(choose_with_fp8(asked, {floats()}), WeightFormat::kFp8);
+  EXPECT_EQ(choose_with_fp8(asked, {floats(), fp8(128)}), WeightFormat::kFp8Grouped);
+  EXPECT_EQ(choose_with_fp8(asked, {fp8(48)}), WeightFormat::kFp8);
+  EXPECT_EQ(choose_with_fp8(asked, {floats()}, MatrixRole::kVocabulary), WeightFormat::kAct);
+  EXPECT_EQ(choose_with_fp8(asked, {floats()}, MatrixRole::kFloat), WeightFormat::kAct);
+  EXPECT_EQ(choose_with_fp8(asked, {integers(4, true)}), WeightFormat::kInt4GroupedMin);
+}
+
 TEST(DescribeFormats, NamesTheKindsOfNumbersNarrowestFirst) {
   EXPECT_EQ(describe_formats({WeightFormat::kAct}, DType::kBF16), "bfloat16");
   EXPECT_EQ(describe_formats({WeightFormat::kInt8}, DType::kBF16), "int8");
@@ -94,18 +142,22 @@ TEST(DescribeFormats, NamesTheKindsOfNumbersNarrowestFirst) {
       "int4+int8");
   EXPECT_EQ(describe_formats({WeightFormat::kAct, WeightFormat::kInt4GroupedMin}, DType::kF32),
             "int4+float32");
+  EXPECT_EQ(describe_formats({WeightFormat::kAct, WeightFormat::kFp8Grouped, WeightFormat::kInt8},
+                             DType::kBF16),
+            "int8+fp8+bfloat16");
 }
 
 TEST(ParseQuantization, KnowsItsNamesAndSaysWhatToWriteForOthers) {
   for (const std::string& name : known_quantizations()) EXPECT_NO_THROW(parse_quantization(name));
   EXPECT_EQ(parse_quantization("int4"), Quantization::kInt4);
-  for (const char* name : {"awq", "gptq_marlin", "fp8", "gguf", "bitsandbytes", "8", "", "INT8"}) {
+  for (const char* name :
+       {"awq", "gptq_marlin", "fbgemm_fp8", "gguf", "bitsandbytes", "8", "", "INT8"}) {
     try {
       parse_quantization(name);
       ADD_FAILURE() << name << " was accepted";
     } catch (const InvalidArgument& error) {
       EXPECT_EQ(error.field(), "quantization");
-      EXPECT_TRUE(has_text(error.what(), "'auto', 'none', 'int8' or 'int4'"));
+      EXPECT_TRUE(has_text(error.what(), "'auto', 'none', 'int8', 'int4' or 'fp8'"));
     }
   }
 }

@@ -147,14 +147,15 @@ TEST_P(CudaMoe, MatchesReferenceAndAddsToTheResidual) {
   }
 }
 
-TEST_P(CudaMoe, IntegerExpertsMatchTheirProducts) {
+TEST_P(CudaMoe, ExpertsOfCodesMatchTheirProducts) {
   const Shape shape = {4, 64, 40};
   std::mt19937 random(7);
   const std::vector<float> x = random_values(random, 20 * shape.hidden, 0.5f);
   const std::vector<float> logits = random_values(random, 20 * shape.num_experts, 2.0f);
   for (WeightFormat format :
        {WeightFormat::kInt8, WeightFormat::kInt8GroupedMin, WeightFormat::kInt8Grouped,
-        WeightFormat::kInt4Grouped, WeightFormat::kInt4GroupedMin}) {
+        WeightFormat::kInt4Grouped, WeightFormat::kInt4GroupedMin, WeightFormat::kFp8,
+        WeightFormat::kFp8Grouped}) {
     World world(GetParam(), DType::kF16, shape, format);
     for (int num_rows : {3, 20}) {
       const std::vector<float> rows(x.begin(), x.begin() + num_rows * shape.hidden);

@@ -167,6 +167,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "float16": {"dtype": "float16"},
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
+    "fp8": {"quantization": "fp8"},
     "int8-cache": {"kv_cache_dtype": "int8"},
 }
 

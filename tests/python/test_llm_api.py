@@ -576,9 +576,10 @@ def test_a_vllm_script_runs_with_its_import_changed(model: Path, tmp_path: Path)
         (
             {"quantization": "awq"},
             ValueError,
-            "quantization: 'awq'.*'none', 'int8' or 'int4'.*GGUF",
+            "quantization: 'awq'.*'none', 'int8', 'int4' or 'fp8'.*GGUF",
         ),
-        ({"quantization": "fp8"}, ValueError, "use 'int8'"),
+        ({"quantization": "fp8"}, ValueError, "quantization: 'fp8' needs a GPU.*use 'int8'"),
+        ({"quantization": "fbgemm_fp8"}, ValueError, "leave it out"),
         ({"quantization": 8}, ValueError, "quantization must be a string"),
         ({"kv_cache_dtype": "fp8"}, ValueError, "kv_cache_dtype: 'fp8'.*'int8'"),
         ({"kv_cache_dtype": 8}, ValueError, "kv_cache_dtype must be a string"),

@@ -13,7 +13,7 @@ struct EngineConfig {
   std::string dtype = "auto";  // "auto" (the checkpoint's), "bfloat16", "float32" (CPU only),
                                // "float16" (GPU only)
   // Of the weights: "auto" (as the checkpoint stores them), "none" (all at dtype), "int8", "int4";
-  // see quantization.h. Products with integers round their inputs to 8 bits, too.
+  // see quantization.h. On a CPU products with integers round their inputs to 8 bits, too.
   std::string quantization = "auto";
   // "cpu", "cuda", "cuda:N", or "auto": the first GPU this build has kernels for, else the CPU.
   std::string device = "auto";

@@ -7,7 +7,8 @@
 
 namespace specdec {
 
-// Integers a checkpoint already holds in as few bits or fewer stay as they are. Norms, biases,
+// Integers a checkpoint already holds in as few bits or fewer stay as they are, and 8-bit floats
+// unless integers are asked for. Norms, biases,
 // learned positions and the routers of experts are never quantised.
 enum class Quantization : uint8_t {
   kAuto,  // "auto": as the checkpoint stores them
@@ -16,9 +17,12 @@ enum class Quantization : uint8_t {
   // "int4": a scale for every 32 inputs of an output; embedding and head in 8 bits, likewise
   // grouped, for they lose most.
   kInt4,
+  // "fp8": 8-bit floats, one scale an output, where products with them are (on a GPU); embedding
+  // and head as they are.
+  kFp8,
 };
 
-// "auto", "none", "int8", "int4".
+// "auto", "none", "int8", "int4", "fp8".
 const std::vector<std::string>& known_quantizations();
 
 // Throws InvalidArgument, field "quantization", that says what to write instead.

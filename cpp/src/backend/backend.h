@@ -44,6 +44,9 @@ class Backend {
   // Zeroed memory the backend's operations can use. Throws OutOfMemory naming `purpose`.
   virtual Buffer allocate(size_t size_bytes, const char* purpose) = 0;
 
+  // Whether it multiplies with weights held so.
+  virtual bool supports(WeightFormat format) const = 0;
+
   // Packs weights into the backend's layout. The parts are not referenced afterwards.
   virtual std::unique_ptr<PackedLinear> pack_linear(const PackArgs& args) = 0;
   // A lookup table over `weight`, which must be packed by this backend, not gated, and outlive the

@@ -19,24 +19,34 @@
 namespace specdec {
 
 // A matrix of a checkpoint, borrowed. Integers stand for scale * code (+ min), with a scale (and a
-// min) for every group_size inputs of a row.
+// min) for every group_size inputs of a row; 8-bit floats for scale * value, with a scale for every
+// block of weights.
 struct WeightView {
-  // Floating point [rows, in_features], or codes: int8 [rows, in_features], or 4 bits in uint8
-  // [rows, in_features / 2], input 2i in the low half of byte i. 4-bit codes stand for
-  // scale * (code - 8), or with mins for scale * code + min.
+  // Floating point [rows, in_features], or codes: int8 or 8-bit floats [rows, in_features], or 4
+  // bits in uint8 [rows, in_features / 2], input 2i in the low half of byte i. 4-bit codes stand
+  // for scale * (code - 8), or with mins for scale * code + min.
   TensorView values;
   const uint16_t* scales = nullptr;  // [rows, in_features / group_size] float16, null: not integers
   const uint16_t* mins = nullptr;    // likewise, or null
   int group_size = 0;                // inputs; 0 for floating point
+  // Of 8-bit floats: [ceil(rows / block_rows), ceil(in_features / block_cols)], finite.
+  const float* block_scales = nullptr;
+  int64_t block_rows = 0;
+  int64_t block_cols = 0;
 
-  bool is_quantized() const { return scales != nullptr; }
-  int bits() const { return !is_quantized() ? 0 : values.dtype == DType::kI8 ? 8 : 4; }
+  bool is_integer() const { return scales != nullptr; }
+  bool is_fp8() const { return block_scales != nullptr; }
+  bool is_quantized() const { return is_integer() || is_fp8(); }
+  int bits() const {
+    return !is_integer() ? 0 : values.dtype == DType::kI8 ? 8 : 4;
+  }  // of integers
   int64_t rows() const { return values.shape[0]; }
   int64_t in_features() const { return values.shape[1] * (bits() == 4 ? 2 : 1); }
 };
 
 // How a packed matrix is stored. Products with integer weights round their inputs to 8 bits too, in
-// groups of kQuantGroup with a scale of their own.
+// groups of kQuantGroup with a scale of their own. (So it is on the CPU; on a GPU they take inputs
+// as they are, like those with 8-bit floats.)
 enum class WeightFormat : uint8_t {
   kAct,             // the backend's act dtype
   kInt8,            // one scale an output
@@ -44,15 +54,22 @@ enum class WeightFormat : uint8_t {
   kInt8GroupedMin,  // and a min
   kInt4Grouped,
   kInt4GroupedMin,
+  kFp8,         // 8-bit floats (e4m3), one scale an output
+  kFp8Grouped,  // and a factor of that scale for every kQuantGroup inputs
 };
 inline constexpr int kQuantGroup = 32;
+
+// Whether 8-bit floats `part` can be held as they are in `format`.
+bool keeps_fp8(WeightFormat format, const WeightView& part);
+// out [in_features] = row `row` of a matrix of 8-bit floats.
+void dequantize_fp8_row(const WeightView& part, int64_t row, float* out);
 
 std::string_view name_of(WeightFormat format);  // "int8_grouped", ...; kAct: "act"
 
 struct PackArgs {
   std::span<const WeightView> parts;  // one after another: [out_features, in_features]
-  // Parts already in a grouped format (of kQuantGroup) keep their codes where `format` can hold
-  // them; everything else is converted to float32 first.
+  // Parts already in a grouped format (of kQuantGroup), or of 8-bit floats, keep their codes where
+  // `format` can hold them; everything else is converted to float32 first.
   WeightFormat format = WeightFormat::kAct;
   // Two parts of equal shape, gate and up, laid side by side for ActivatedLinearArgs::gated.
   bool gated = false;

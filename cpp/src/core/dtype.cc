@@ -21,6 +21,7 @@ size_t size_of(DType dtype) {
     case DType::kI8:
     case DType::kU8:
     case DType::kBool:
+    case DType::kF8E4M3:
       return 1;
   }
   SPECDEC_CHECK(false);
@@ -49,6 +50,8 @@ std::string_view name_of(DType dtype) {
       return "uint8";
     case DType::kBool:
       return "bool";
+    case DType::kF8E4M3:
+      return "float8_e4m3fn";
   }
   return "unknown";
 }
@@ -82,6 +85,18 @@ uint16_t float_to_half(float value) {
   }
   const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
   return sign | static_cast<uint16_t>((rounded - (112u << 23)) >> 13);
+}
+
+float e4m3_to_float(uint8_t code) {
+  const uint32_t sign = static_cast<uint32_t>(code & 0x80u) << 24;
+  const uint32_t exponent = (code >> 3) & 0xfu;
+  const uint32_t mantissa = code & 0x7u;
+  if ((code & 0x7fu) == 0x7fu) return std::bit_cast<float>(sign | 0x7fc00000u);
+  if (exponent == 0) {
+    const float magnitude = static_cast<float>(mantissa) * 0x1p-9f;
+    return sign ? -magnitude : magnitude;
+  }
+  return std::bit_cast<float>(sign | ((exponent + 120) << 23) | (mantissa << 20));
 }
 
 void to_floats(const void* from, DType dtype, size_t count, float* to) {

@@ -8,11 +8,11 @@
 
 namespace specdec {
 
-enum class DType : uint8_t { kF32, kBF16, kF16, kF64, kI64, kI32, kI16, kI8, kU8, kBool };
+enum class DType : uint8_t { kF32, kBF16, kF16, kF64, kI64, kI32, kI16, kI8, kU8, kBool, kF8E4M3 };
 
 size_t size_of(DType dtype);            // bytes of one element
 std::string_view name_of(DType dtype);  // "float32", "bfloat16", ...
-bool is_floating(DType dtype);
+bool is_floating(DType dtype);          // of 16 bits or more: a value without a scale
 
 // The top 16 bits of an IEEE float32.
 struct BFloat16 {
@@ -33,6 +33,11 @@ inline BFloat16 to_bfloat16(float value) {
 // IEEE half precision to float32, subnormals included, and back: to nearest, ties to even.
 float half_to_float(uint16_t half_bits);
 uint16_t float_to_half(float value);
+
+// The 8-bit float of 4 exponent and 3 mantissa bits that has no infinities ("e4m3fn"): up to 448,
+// subnormals included. 0x7f and 0xff are NaN.
+float e4m3_to_float(uint8_t code);
+inline constexpr float kLargestE4m3 = 448.0f;
 
 // Widens `count` elements of a floating dtype. Throws InvalidArgument for another.
 void to_floats(const void* from, DType dtype, size_t count, float* to);

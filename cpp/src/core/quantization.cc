@@ -19,16 +19,17 @@ constexpr std::string_view kFourBitCheckpoints =
     "checkpoints in this format are not read; give the unquantized checkpoint with 'int4', or a "
     "GGUF file";
 constexpr std::string_view kEightBits = "8 bits are integers here: use 'int8'";
+constexpr std::string_view kStoredFloats =
+    "leave it out: such a checkpoint says itself how its weights are stored";
 
 constexpr std::array kOtherNames = {
     OtherName{"awq", kFourBitCheckpoints},
     OtherName{"gptq", kFourBitCheckpoints},
     OtherName{"auto-round", kFourBitCheckpoints},
     OtherName{"bitsandbytes", "use 'int8' or 'int4', which quantise at load as well"},
-    OtherName{"compressed-tensors", kFourBitCheckpoints},
+    OtherName{"compressed-tensors", kStoredFloats},
     OtherName{"torchao", kFourBitCheckpoints},
-    OtherName{"fp8", kEightBits},
-    OtherName{"fbgemm_fp8", kEightBits},
+    OtherName{"fbgemm_fp8", kStoredFloats},
     OtherName{"mxfp", "use 'int8' or 'int4'"},
     OtherName{"nvfp", "use 'int8' or 'int4'"},
     OtherName{"experts_int8", kEightBits},
@@ -39,7 +40,7 @@ constexpr std::array kOtherNames = {
 }  // namespace
 
 const std::vector<std::string>& known_quantizations() {
-  static const std::vector<std::string> names = {"auto", "none", "int8", "int4"};
+  static const std::vector<std::string> names = {"auto", "none", "int8", "int4", "fp8"};
   return names;
 }
 
@@ -48,8 +49,9 @@ Quantization parse_quantization(const std::string& name) {
   if (name == "none") return Quantization::kNone;
   if (name == "int8") return Quantization::kInt8;
   if (name == "int4") return Quantization::kInt4;
+  if (name == "fp8") return Quantization::kFp8;
   std::string message =
-      str_cat("'", name, "' is not supported; use 'auto', 'none', 'int8' or 'int4'");
+      str_cat("'", name, "' is not supported; use 'auto', 'none', 'int8', 'int4' or 'fp8'");
   for (const OtherName& other : kOtherNames) {
     if (name.starts_with(other.prefix)) message = str_cat(message, " (", other.advice, ")");
   }

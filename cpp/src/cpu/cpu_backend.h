@@ -27,6 +27,9 @@ class CpuBackend final : public Backend {
   int num_threads() const override { return pool_.num_threads(); }
   DType act_dtype() const override { return act_dtype_; }
   MemoryInfo memory() const override;
+  bool supports(WeightFormat format) const override {
+    return format != WeightFormat::kFp8 && format != WeightFormat::kFp8Grouped;
+  }
 
   Buffer allocate(size_t size_bytes, const char* purpose) override;
   std::unique_ptr<PackedLinear> pack_linear(const PackArgs& args) override;

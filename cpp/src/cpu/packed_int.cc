@@ -125,7 +125,7 @@ IntRow::IntRow(const IntLayout& layout) : layout_(layout), codes_(layout.padded_
 
 // Whether the codes and scales of the row fit the layout as they are.
 bool IntRow::can_keep(const WeightView& part, int64_t row) const {
-  if (!part.is_quantized() || !layout_.is_grouped()) return false;
+  if (!part.is_integer() || !layout_.is_grouped()) return false;
   const SourceRow source(part, row);
   if (part.group_size % kIntGroup != 0) return false;
   if (source.has_mins() && !layout_.has_mins()) return false;
@@ -237,6 +237,7 @@ void IntRow::to_float(float* out) const {
 }
 
 void dequantize_row(const WeightView& part, int64_t row, float* out) {
+  if (part.is_fp8()) return dequantize_fp8_row(part, row, out);
   const SourceRow source(part, row);
   for (int64_t begin = 0; begin < part.in_features(); begin += part.group_size) {
     const float scale = half_to_float(source.scale(begin));

@@ -26,8 +26,11 @@ PackedFormat packed_format_of(WeightFormat format, DType act_dtype) {
       return kPackedInt4Grouped;
     case WeightFormat::kInt4GroupedMin:
       return kPackedInt4GroupedMin;
+    case WeightFormat::kFp8:
+    case WeightFormat::kFp8Grouped:
+      break;  // see CpuBackend::supports
   }
-  detail::check_failed(__FILE__, __LINE__, "weight format is known");
+  detail::check_failed(__FILE__, __LINE__, "weight format is one of the CPU's");
 }
 
 bool is_weight_dtype(DType dtype) {

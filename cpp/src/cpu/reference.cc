@@ -143,6 +143,13 @@ std::vector<double> values_of(const WeightView& weight) {
       continue;
     }
     const uint8_t* bytes = static_cast<const uint8_t*>(weight.values.data);
+    if (weight.is_fp8()) {
+      const int64_t num_blocks = (num_k + weight.block_cols - 1) / weight.block_cols;
+      const int64_t block =
+          i / num_k / weight.block_rows * num_blocks + i % num_k / weight.block_cols;
+      out[i] = double{e4m3_to_float(bytes[i])} * weight.block_scales[block];
+      continue;
+    }
     const int64_t group = i / num_k * (num_k / weight.group_size) + i % num_k / weight.group_size;
     int code = 0;
     if (weight.bits() == 8) {

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "core/str_cat.h"
+#include "model/config_quantization.h"
 #include "model/config_rope.h"
 #include "model/json_file.h"
 #include "specdec/error.h"
@@ -74,25 +75,6 @@ DType parse_dtype(const JsonFields& fields) {
     if (name == name_of(dtype)) return dtype;
   }
   fields.fail(key, str_cat("'", name, "' is not supported; known: float32, bfloat16, float16"));
-}
-
-// Integers are read in the layout WeightStore::matrix describes, which the Python package writes
-// from GGUF files; nothing else quantised is.
-std::string parse_stored_format(const JsonFields& fields) {
-  constexpr const char* kKey = "quantization_config";
-  if (!is_set(fields, kKey)) return "";
-  const JsonFields quantization = fields.get_object(kKey);
-  const std::string method = quantization.get_string("quant_method", "");
-  if (method != "specdec_native") {
-    quantization.fail("quant_method",
-                      str_cat("weights quantised by '", method,
-                              "' are not read; give the unquantized checkpoint with "
-                              "quantization='int8' or 'int4', or a GGUF file"));
-  }
-  if (quantization.get_int("group_size", kQuantGroup) != kQuantGroup) {
-    quantization.fail("group_size", str_cat("expected ", kQuantGroup));
-  }
-  return quantization.get_string("format", "integers");
 }
 
 void parse_heads(const JsonFields& fields, const FamilyDefaults& defaults, ModelConfig& config) {
@@ -397,7 +379,7 @@ ModelConfig load_model_config(const std::string& directory) {
   config.architecture = family.architecture;
   config.model_type = family.model_type;
   config.checkpoint_dtype = parse_dtype(fields);
-  config.stored_format = parse_stored_format(fields);
+  parse_quantization_config(fields, config);
   config.vocab_size = fields.get_int("vocab_size");
   for (const char* key : kUnimplementedKeys) refuse(fields, key, config.architecture);
   family.parse(fields, config);

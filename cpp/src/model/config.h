@@ -28,11 +28,18 @@ struct RopeConfig {
   bool truncate = true;           // yarn
 };
 
+// Rows x inputs of a matrix that share a scale; 0: no such blocks.
+struct ScaleBlock {
+  int rows = 0;
+  int cols = 0;
+};
+
 struct ModelConfig {
   std::string architecture;  // "LlamaForCausalLM"
   std::string model_type;
   DType checkpoint_dtype = DType::kF32;  // dtype / torch_dtype of config.json
-  std::string stored_format;             // of matrices held as integers: "gguf q4_k"; empty: none
+  std::string stored_format;             // of matrices held in fewer bits: "gguf q4_k"; empty: none
+  ScaleBlock scale_block;                // of matrices of 8-bit floats with block scales
   int num_layers = 0;
   int hidden_size = 0;
   int intermediate_size = 0;

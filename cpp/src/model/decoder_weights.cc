@@ -65,7 +65,7 @@ class Loader {
       : config_(config),
         quantization_(quantization),
         names_(names_of(config)),
-        store_(directory),
+        store_(directory, config.scale_block),
         backend_(backend) {}
 
   DecoderWeights load();
@@ -102,6 +102,7 @@ class Loader {
   WeightStore store_;
   Backend& backend_;
   DecoderWeights weights_;
+  bool widens_fp8_ = false;  // stored 8-bit floats are held in more bits
 };
 
 // Checkpoints of the network without its head may lack the leading "model.".
@@ -126,7 +127,11 @@ WeightView Loader::read_matrix(const std::string& name, int64_t rows, int64_t in
 }
 
 WeightFormat Loader::format_of(MatrixRole role, std::span<const WeightView> parts) {
-  const WeightFormat format = choose_format(quantization_, role, parts);
+  const bool has_fp8 = backend_.supports(WeightFormat::kFp8);
+  const WeightFormat format = choose_format(quantization_, role, parts, has_fp8);
+  if (format == WeightFormat::kAct && quantization_ == Quantization::kAuto) {
+    widens_fp8_ |= std::ranges::any_of(parts, &WeightView::is_fp8);
+  }
   if (role != MatrixRole::kFloat) weights_.formats.insert(format);
   return format;
 }
@@ -184,7 +189,16 @@ bool Loader::head_equals_embedding(const WeightView& embedding) {
   bool equal = head.values.dtype == embedding.values.dtype &&
                (head.mins == nullptr) == (embedding.mins == nullptr) &&
                same(head.values.data, embedding.values.data, embedding.values.size_bytes());
-  if (equal && head.is_quantized()) {
+  if (equal && head.is_fp8()) {
+    const auto num_scales = [](const WeightView& view) {
+      return ((view.rows() + view.block_rows - 1) / view.block_rows) *
+             ((view.in_features() + view.block_cols - 1) / view.block_cols);
+    };
+    equal = embedding.is_fp8() && head.block_rows == embedding.block_rows &&
+            head.block_cols == embedding.block_cols &&
+            same(head.block_scales, embedding.block_scales, num_scales(head) * 4);
+  }
+  if (equal && head.is_integer()) {
     const int64_t num_bytes = head.rows() * (head.in_features() / head.group_size) * 2;
     equal = same(head.scales, embedding.scales, num_bytes) &&
             (head.mins == nullptr || same(head.mins, embedding.mins, num_bytes));
@@ -331,8 +345,9 @@ void Loader::load_experts_stacked(const std::string& block, ExpertWeights& exper
 }
 
 void Loader::warn_about_unused() const {
-  constexpr std::array<std::string_view, 3> kHarmless = {"rotary_emb.inv_freq", "masked_bias",
-                                                         kHead};
+  // The last three: scales of activations and of the cache, which are not rounded to 8-bit floats.
+  constexpr std::array<std::string_view, 6> kHarmless = {
+      "rotary_emb.inv_freq", "masked_bias", kHead, ".input_scale", ".k_scale", ".v_scale"};
   constexpr size_t kMaxNames = 5;
   std::vector<std::string> names = store_.unused();
   std::erase_if(names, [&](const std::string& name) {
@@ -354,6 +369,11 @@ DecoderWeights Loader::load() {
     weights_.layers.push_back(load_layer(layer));
   }
   if (config_.final_norm) weights_.final_norm = norm(names_.root + names_.final_norm);
+  if (widens_fp8_) {
+    log_info(store_.source(), ": some 8-bit floats are held as ", name_of(backend_.act_dtype()),
+             ": ", backend_.device_info().name,
+             " has no products with them, or they are fused with weights of another kind");
+  }
   warn_about_unused();
   return std::move(weights_);
 }
@@ -362,6 +382,11 @@ DecoderWeights Loader::load() {
 
 DecoderWeights load_decoder_weights(const ModelConfig& config, const std::string& directory,
                                     Quantization quantization, Backend& backend) {
+  if (quantization == Quantization::kFp8 && !backend.supports(WeightFormat::kFp8)) {
+    throw InvalidArgument(
+        "quantization", str_cat("'fp8' needs a GPU: ", backend.device_info().name,
+                                " has no products with 8-bit floats; use 'int8' or leave it out"));
+  }
   return Loader(config, directory, quantization, backend).load();
 }
 

@@ -28,16 +28,16 @@ struct FormatDType {
 };
 
 constexpr std::array kFormatDTypes = {
-    FormatDType{"F32", 32, DType::kF32},     FormatDType{"BF16", 16, DType::kBF16},
-    FormatDType{"F16", 16, DType::kF16},     FormatDType{"F64", 64, DType::kF64},
-    FormatDType{"I64", 64, DType::kI64},     FormatDType{"I32", 32, DType::kI32},
-    FormatDType{"I16", 16, DType::kI16},     FormatDType{"I8", 8, DType::kI8},
-    FormatDType{"U8", 8, DType::kU8},        FormatDType{"BOOL", 8, DType::kBool},
-    FormatDType{"U16", 16, std::nullopt},    FormatDType{"U32", 32, std::nullopt},
-    FormatDType{"U64", 64, std::nullopt},    FormatDType{"C64", 64, std::nullopt},
-    FormatDType{"F8_E4M3", 8, std::nullopt}, FormatDType{"F8_E5M2", 8, std::nullopt},
-    FormatDType{"F8_E8M0", 8, std::nullopt}, FormatDType{"F6_E2M3", 6, std::nullopt},
-    FormatDType{"F6_E3M2", 6, std::nullopt}, FormatDType{"F4", 4, std::nullopt},
+    FormatDType{"F32", 32, DType::kF32},       FormatDType{"BF16", 16, DType::kBF16},
+    FormatDType{"F16", 16, DType::kF16},       FormatDType{"F64", 64, DType::kF64},
+    FormatDType{"I64", 64, DType::kI64},       FormatDType{"I32", 32, DType::kI32},
+    FormatDType{"I16", 16, DType::kI16},       FormatDType{"I8", 8, DType::kI8},
+    FormatDType{"U8", 8, DType::kU8},          FormatDType{"BOOL", 8, DType::kBool},
+    FormatDType{"U16", 16, std::nullopt},      FormatDType{"U32", 32, std::nullopt},
+    FormatDType{"U64", 64, std::nullopt},      FormatDType{"C64", 64, std::nullopt},
+    FormatDType{"F8_E4M3", 8, DType::kF8E4M3}, FormatDType{"F8_E5M2", 8, std::nullopt},
+    FormatDType{"F8_E8M0", 8, std::nullopt},   FormatDType{"F6_E2M3", 6, std::nullopt},
+    FormatDType{"F6_E3M2", 6, std::nullopt},   FormatDType{"F4", 4, std::nullopt},
 };
 
 uint64_t read_header_length(const std::string& path, const MappedFile& file) {

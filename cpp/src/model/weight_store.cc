@@ -1,6 +1,8 @@
 #include "model/weight_store.h"
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 
@@ -17,6 +19,8 @@ constexpr const char* kSingleName = "model.safetensors";
 constexpr const char* kIndexName = "model.safetensors.index.json";
 constexpr const char* kScales = ".scales";  // beside a matrix of integers
 constexpr const char* kMins = ".mins";
+constexpr const char* kScaleInverse = "_scale_inv";  // beside a matrix of 8-bit floats: what its
+constexpr const char* kScale = "_scale";             // values are multiplied with, both
 
 bool has_torch_weights(const fs::path& directory) {
   std::error_code ignored;
@@ -44,9 +48,42 @@ std::string shape_text(std::span<const int64_t> shape) {
   return text + "]";
 }
 
+int64_t blocks_of(int64_t extent, int size) { return (extent + size - 1) / size; }
+
+// What scales of this shape belong to; no rows: it is none of the shapes there are.
+ScaleBlock scale_block_of(std::span<const int64_t> shape, int64_t rows, int64_t in_features,
+                          ScaleBlock block) {
+  const auto is = [&](std::initializer_list<int64_t> expected) {
+    return std::ranges::equal(shape, expected);
+  };
+  const int all_rows = static_cast<int>(rows), all_inputs = static_cast<int>(in_features);
+  if (is({}) || is({1})) return {.rows = all_rows, .cols = all_inputs};
+  if (block.rows != 0 && is({blocks_of(rows, block.rows), blocks_of(in_features, block.cols)})) {
+    return block;
+  }
+  if (is({1, 1})) return {.rows = all_rows, .cols = all_inputs};
+  if (is({rows}) || is({rows, 1})) return {.rows = 1, .cols = all_inputs};
+  return {};
+}
+
+std::string expected_blocks(int64_t rows, int64_t in_features, ScaleBlock block) {
+  if (block.rows == 0) return " (and config.json names no blocks)";
+  return str_cat(" or, for blocks of ", block.rows, " x ", block.cols, ", [",
+                 blocks_of(rows, block.rows), ", ", blocks_of(in_features, block.cols), "]");
+}
+
+bool has_nan(const TensorView& e4m3) {
+  const uint8_t* codes = static_cast<const uint8_t*>(e4m3.data);
+  const int64_t count = e4m3.num_elements();
+  uint8_t found = 0;
+  for (int64_t i = 0; i < count; ++i) found |= (codes[i] & 0x7f) == 0x7f ? 1 : 0;
+  return found != 0;
+}
+
 }  // namespace
 
-WeightStore::WeightStore(const std::string& directory) {
+WeightStore::WeightStore(const std::string& directory, ScaleBlock scale_block)
+    : scale_block_(scale_block) {
   require_directory(directory);
   const fs::path root(directory);
   if (fs::exists(root / kSingleName)) {
@@ -146,11 +183,15 @@ TensorView WeightStore::tensor(const std::string& name, std::span<const int64_t>
 }
 
 WeightView WeightStore::matrix(const std::string& name, int64_t rows, int64_t in_features) {
+  const std::optional<DType> dtype = shard(name).entries().at(name).dtype;
+  if (dtype == DType::kI8 || dtype == DType::kU8) return int_matrix(name, rows, in_features);
+  if (dtype == DType::kF8E4M3) return fp8_matrix(name, rows, in_features);
+  return {.values = tensor(name, std::array{rows, in_features})};
+}
+
+WeightView WeightStore::int_matrix(const std::string& name, int64_t rows, int64_t in_features) {
   const SafetensorsFile& file = shard(name);
-  const std::optional<DType> dtype = file.entries().at(name).dtype;
-  const bool is_int4 = dtype == DType::kU8;
-  if (!is_int4 && dtype != DType::kI8)
-    return {.values = tensor(name, std::array{rows, in_features})};
+  const bool is_int4 = file.entries().at(name).dtype == DType::kU8;
   if (in_features % kQuantGroup != 0) {
     throw CheckpointError(
         file.path(), name,
@@ -169,6 +210,37 @@ WeightView WeightStore::matrix(const std::string& name, int64_t rows, int64_t in
           .group_size = kQuantGroup};
 }
 
+WeightView WeightStore::fp8_matrix(const std::string& name, int64_t rows, int64_t in_features) {
+  checked_entry(name, std::array{rows, in_features});
+  const std::string& path = shard(name).path();
+  const std::string scale_name = name + (contains(name + kScaleInverse) ? kScaleInverse : kScale);
+  if (!contains(scale_name)) {
+    throw CheckpointError(path, name,
+                          str_cat("8-bit floats without a scale: there is no tensor ", name, kScale,
+                                  " or ", name, kScaleInverse));
+  }
+  const ScaleBlock block = scale_block_of(shape(scale_name), rows, in_features, scale_block_);
+  if (block.rows == 0) {
+    throw CheckpointError(shard(scale_name).path(), scale_name,
+                          str_cat("the scale of a matrix ", shape_text(shape(name)), " has shape ",
+                                  shape_text(shape(scale_name)), ", expected [1], [", rows, ", 1]",
+                                  expected_blocks(rows, in_features, scale_block_)));
+  }
+  const TensorView scale = tensor(scale_name, shape(scale_name));
+  std::vector<float>& scales = fp8_scales_[name];
+  scales.resize(static_cast<size_t>(scale.num_elements()));
+  to_floats(scale.data, scale.dtype, scales.size(), scales.data());
+  if (!std::ranges::all_of(scales, [](float x) { return std::isfinite(x); })) {
+    throw CheckpointError(shard(scale_name).path(), scale_name, "a scale is NaN or infinite");
+  }
+  const TensorView values = aligned_view(name);
+  if (has_nan(values)) throw CheckpointError(path, name, "a weight is NaN");
+  return {.values = values,
+          .block_scales = scales.data(),
+          .block_rows = block.rows,
+          .block_cols = block.cols};
+}
+
 const uint16_t* WeightStore::group_values(const std::string& name, int64_t rows,
                                           int64_t num_groups) {
   const SafetensorsEntry& entry = checked_entry(name, std::array{rows, num_groups});
@@ -180,7 +252,9 @@ const uint16_t* WeightStore::group_values(const std::string& name, int64_t rows,
 }
 
 void WeightStore::release(const std::string& name) {
-  for (const std::string& part : {name, name + kScales, name + kMins}) {
+  fp8_scales_.erase(name);
+  for (const std::string& part :
+       {name, name + kScales, name + kMins, name + kScaleInverse, name + kScale}) {
     if (part != name && !used_.contains(part)) continue;
     aligned_copies_.erase(part);
     shard(part).release(part);

@@ -12,6 +12,7 @@
 #include "backend/op_args.h"
 #include "core/buffer.h"
 #include "core/tensor_view.h"
+#include "model/config.h"
 #include "model/safetensors.h"
 
 namespace specdec {
@@ -20,7 +21,8 @@ class WeightStore {
  public:
   // Opens model.safetensors, or the shards model.safetensors.index.json names, and checks them.
   // Throws CheckpointError.
-  explicit WeightStore(const std::string& directory);
+  // `scale_block`: of matrices of 8-bit floats that have block scales.
+  explicit WeightStore(const std::string& directory, ScaleBlock scale_block = {});
 
   // The file that says which tensors there are: model.safetensors or the index.
   const std::string& source() const { return source_; }
@@ -34,7 +36,9 @@ class WeightStore {
   TensorView tensor(const std::string& name, std::span<const int64_t> expected_shape);
   // A matrix [rows, in_features] of floating point, or of integers: I8 [rows, in_features] or U8
   // [rows, in_features / 2], with "<name>.scales" and perhaps "<name>.mins", F16
-  // [rows, in_features / kQuantGroup]. Otherwise like tensor().
+  // [rows, in_features / kQuantGroup]. Or of 8-bit floats: F8_E4M3 [rows, in_features], with
+  // "<name>_scale_inv" or "<name>_scale", one for the matrix, for every row or for every block.
+  // Otherwise like tensor().
   WeightView matrix(const std::string& name, int64_t rows, int64_t in_features);
   // Gives back the memory behind tensor(name) or matrix(name).
   void release(const std::string& name);
@@ -48,13 +52,17 @@ class WeightStore {
   const SafetensorsEntry& checked_entry(const std::string& name,
                                         std::span<const int64_t> expected_shape) const;
   TensorView aligned_view(const std::string& name);
+  WeightView int_matrix(const std::string& name, int64_t rows, int64_t in_features);
+  WeightView fp8_matrix(const std::string& name, int64_t rows, int64_t in_features);
   // "<name>.scales" or "<name>.mins" of a matrix of integers.
   const uint16_t* group_values(const std::string& name, int64_t rows, int64_t num_groups);
 
   std::string source_;
+  ScaleBlock scale_block_;
   std::vector<std::unique_ptr<SafetensorsFile>> shards_;
   std::map<std::string, const SafetensorsFile*> shard_of_;  // by tensor
   std::map<std::string, Buffer> aligned_copies_;            // of tensors at odd offsets
+  std::map<std::string, std::vector<float>> fp8_scales_;    // by matrix
   std::set<std::string> used_;
 };
 

@@ -1,7 +1,8 @@
-// Integer weights as formats of device/tiles.cuh; kernels/quantize_layout.h says what lies in a
-// block. Rows are those of ActFormat. Codes become act elements, exactly, in registers; a block is
-// multiplied into sums of its own, which are scaled into the float32 sums. A min adds its product
-// with the sum of the row's inputs of the block.
+// Weights that are codes, integers or 8-bit floats, as formats of device/tiles.cuh;
+// kernels/quantize_layout.h says what lies in a block. Rows are those of ActFormat. Codes become
+// act elements, exactly, in registers; with scales of groups a block is multiplied into sums of its
+// own, which are scaled into the float32 sums. A min adds its product with the sum of the row's
+// inputs of the block.
 #pragma once
 
 #include <cstdint>
@@ -34,9 +35,11 @@ struct CodeBits<Half> {
   static constexpr uint32_t kOnes = 0x3c003c00u;
 };
 
-// Sums of two pairs of elements.
+// Sums and products of two pairs of elements.
 template <class T>
 __device__ __forceinline__ uint32_t add_pairs(uint32_t a, uint32_t b);
+template <class T>
+__device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b);
 
 #ifdef SPECDEC_EMULATED
 template <class T>
@@ -44,24 +47,41 @@ inline uint32_t add_pairs(uint32_t a, uint32_t b) {
   const float2 x = unpack<T>(a), y = unpack<T>(b);
   return pack<T>(x.x + y.x, x.y + y.y);
 }
+template <class T>
+inline uint32_t multiply_pairs(uint32_t a, uint32_t b) {
+  const float2 x = unpack<T>(a), y = unpack<T>(b);
+  return pack<T>(x.x * y.x, x.y * y.y);
+}
 #else
+__device__ __forceinline__ __nv_bfloat162 bf16_pair(uint32_t bits) {
+  return {__ushort_as_bfloat16(static_cast<uint16_t>(bits)),
+          __ushort_as_bfloat16(static_cast<uint16_t>(bits >> 16))};
+}
+__device__ __forceinline__ uint32_t bits_of(__nv_bfloat162 pair) {
+  return __bfloat16_as_ushort(pair.x) | static_cast<uint32_t>(__bfloat16_as_ushort(pair.y)) << 16;
+}
+__device__ __forceinline__ __half2 half_pair(uint32_t bits) {
+  return {__ushort_as_half(static_cast<uint16_t>(bits)),
+          __ushort_as_half(static_cast<uint16_t>(bits >> 16))};
+}
+__device__ __forceinline__ uint32_t bits_of(__half2 pair) {
+  return __half_as_ushort(pair.x) | static_cast<uint32_t>(__half_as_ushort(pair.y)) << 16;
+}
 template <>
 __device__ __forceinline__ uint32_t add_pairs<Bf16>(uint32_t a, uint32_t b) {
-  const auto pair = [](uint32_t bits) {
-    return __nv_bfloat162(__ushort_as_bfloat16(static_cast<uint16_t>(bits)),
-                          __ushort_as_bfloat16(static_cast<uint16_t>(bits >> 16)));
-  };
-  const __nv_bfloat162 sum = __hadd2(pair(a), pair(b));
-  return __bfloat16_as_ushort(sum.x) | static_cast<uint32_t>(__bfloat16_as_ushort(sum.y)) << 16;
+  return bits_of(__hadd2(bf16_pair(a), bf16_pair(b)));
 }
 template <>
 __device__ __forceinline__ uint32_t add_pairs<Half>(uint32_t a, uint32_t b) {
-  const auto pair = [](uint32_t bits) {
-    return __half2(__ushort_as_half(static_cast<uint16_t>(bits)),
-                   __ushort_as_half(static_cast<uint16_t>(bits >> 16)));
-  };
-  const __half2 sum = __hadd2(pair(a), pair(b));
-  return __half_as_ushort(sum.x) | static_cast<uint32_t>(__half_as_ushort(sum.y)) << 16;
+  return bits_of(__hadd2(half_pair(a), half_pair(b)));
+}
+template <>
+__device__ __forceinline__ uint32_t multiply_pairs<Bf16>(uint32_t a, uint32_t b) {
+  return bits_of(__hmul2(bf16_pair(a), bf16_pair(b)));
+}
+template <>
+__device__ __forceinline__ uint32_t multiply_pairs<Half>(uint32_t a, uint32_t b) {
+  return bits_of(__hmul2(half_pair(a), half_pair(b)));
 }
 #endif
 
@@ -88,18 +108,44 @@ __device__ __forceinline__ uint32_t elements_of_halves(uint32_t word) {
                       kLessEight ? Bits::kMinusBaseAndEight : Bits::kMinusBase);
 }
 
-// The A operand of mma step `step` (0 or 1) from a lane's codes.
+// A pair of elements from the 8-bit floats in bytes 1 and 3 of a word. Their exponent and mantissa
+// at the upper end of the mantissa make a number that is less by the difference of the exponents'
+// biases, subnormals too: the product is exact.
 template <class T>
+__device__ __forceinline__ uint32_t elements_of_floats(uint32_t word);
+template <>
+__device__ __forceinline__ uint32_t elements_of_floats<Bf16>(uint32_t word) {
+  constexpr uint32_t kScale = 0x7b807b80u;  // 2^120
+  return multiply_pairs<Bf16>((word & 0x80008000u) | (word >> 4 & 0x07f007f0u), kScale);
+}
+template <>
+__device__ __forceinline__ uint32_t elements_of_floats<Half>(uint32_t word) {
+  constexpr uint32_t kScale = 0x5c005c00u;  // 2^8
+  return multiply_pairs<Half>((word & 0x80008000u) | (word >> 1 & 0x3f803f80u), kScale);
+}
+
+enum class CodeKind { kInt8, kInt4, kInt4LessEight, kFp8 };
+
+// The A operand of mma step `step` (0 or 1) from a lane's codes.
+template <class T, CodeKind kKind>
 __device__ __forceinline__ void operand_of(const uint4& codes, int step, uint32_t (&a)[4]) {
   const uint32_t first = step == 0 ? codes.x : codes.z;
   const uint32_t second = step == 0 ? codes.y : codes.w;
-  a[0] = elements_of_bytes<T>(first);
-  a[1] = elements_of_bytes<T>(first >> 8);
-  a[2] = elements_of_bytes<T>(second);
-  a[3] = elements_of_bytes<T>(second >> 8);
+  if constexpr (kKind == CodeKind::kFp8) {
+    a[0] = elements_of_floats<T>(first << 8);
+    a[1] = elements_of_floats<T>(first);
+    a[2] = elements_of_floats<T>(second << 8);
+    a[3] = elements_of_floats<T>(second);
+  } else {
+    a[0] = elements_of_bytes<T>(first);
+    a[1] = elements_of_bytes<T>(first >> 8);
+    a[2] = elements_of_bytes<T>(second);
+    a[3] = elements_of_bytes<T>(second >> 8);
+  }
 }
-template <class T, bool kLessEight>
+template <class T, CodeKind kKind>
 __device__ __forceinline__ void operand_of(const uint2& codes, int step, uint32_t (&a)[4]) {
+  constexpr bool kLessEight = kKind == CodeKind::kInt4LessEight;
   const uint32_t word = step == 0 ? codes.x : codes.y;
   a[0] = elements_of_halves<T, kLessEight>(word);
   a[1] = elements_of_halves<T, kLessEight>(word >> 8);
@@ -107,9 +153,9 @@ __device__ __forceinline__ void operand_of(const uint2& codes, int step, uint32_
   a[3] = elements_of_halves<T, kLessEight>(word >> 12);
 }
 
-// kInt8: products of codes; the finish multiplies them with the output's scale.
-template <class T>
-struct Int8Format {
+// kInt8 and kFp8: products of codes; the finish multiplies them with the output's scale.
+template <class T, CodeKind kKind>
+struct OutputScaleFormat {
   using Element = T;
   static constexpr int kBlockBytes = kTileOutputs * kBlockInputs;
   static constexpr int kRecordBytes = ActFormat<T>::kRecordBytes;
@@ -130,9 +176,9 @@ struct Int8Format {
   static __device__ __forceinline__ void multiply(float (&sums)[4], const Weights& weights,
                                                   const Inputs& inputs) {
     uint32_t a[4];
-    operand_of<T>(weights, 0, a);
+    operand_of<T, kKind>(weights, 0, a);
     ptx::mma_m16n8k16<T>(sums, a, {inputs.x, inputs.y});
-    operand_of<T>(weights, 1, a);
+    operand_of<T, kKind>(weights, 1, a);
     ptx::mma_m16n8k16<T>(sums, a, {inputs.z, inputs.w});
   }
   static __device__ __forceinline__ void store_inputs(unsigned char* record, int part,
@@ -141,10 +187,12 @@ struct Int8Format {
   }
 };
 
-// The formats with a scale, and a min, for every block of an output.
-template <class T, bool kInt4, bool kMins>
+// The formats with a scale, and a min, for every block of an output. 8-bit floats have a scale of
+// the output, too, which is the finish's.
+template <class T, CodeKind kKind, bool kMins>
 struct GroupedFormat {
   using Element = T;
+  static constexpr bool kInt4 = kKind == CodeKind::kInt4 || kKind == CodeKind::kInt4LessEight;
   static constexpr int kCodesBytes = kTileOutputs * kBlockInputs / (kInt4 ? 2 : 1);
   static constexpr int kBlockBytes = kCodesBytes + kTileOutputs * 2 * (kMins ? 2 : 1);
   static constexpr int kRecordBytes = ActFormat<T>::kRecordBytes;
@@ -185,9 +233,9 @@ struct GroupedFormat {
                                                   const Inputs& inputs) {
     float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     uint32_t a[4];
-    operand(weights, 0, a);
+    operand_of<T, kKind>(weights.codes, 0, a);
     ptx::mma_m16n8k16<T>(part, a, {inputs.x, inputs.y});
-    operand(weights, 1, a);
+    operand_of<T, kKind>(weights.codes, 1, a);
     ptx::mma_m16n8k16<T>(part, a, {inputs.z, inputs.w});
     add(sums, weights.scales, part);
     if constexpr (kMins) {
@@ -205,14 +253,6 @@ struct GroupedFormat {
   }
 
  private:
-  static __device__ __forceinline__ void operand(const Weights& weights, int step,
-                                                 uint32_t (&a)[4]) {
-    if constexpr (kInt4) {
-      operand_of<T, !kMins>(weights.codes, step, a);
-    } else {
-      operand_of<T>(weights.codes, step, a);
-    }
-  }
   static __device__ __forceinline__ void add(float (&sums)[4], uint32_t factors,
                                              const float (&part)[4]) {
     const float2 factor = unpack<Half>(factors);
@@ -224,13 +264,19 @@ struct GroupedFormat {
 };
 
 template <class T>
-using Int8GroupedFormat = GroupedFormat<T, false, false>;
+using Int8Format = OutputScaleFormat<T, CodeKind::kInt8>;
 template <class T>
-using Int8GroupedMinFormat = GroupedFormat<T, false, true>;
+using Int8GroupedFormat = GroupedFormat<T, CodeKind::kInt8, false>;
 template <class T>
-using Int4GroupedFormat = GroupedFormat<T, true, false>;
+using Int8GroupedMinFormat = GroupedFormat<T, CodeKind::kInt8, true>;
 template <class T>
-using Int4GroupedMinFormat = GroupedFormat<T, true, true>;
+using Int4GroupedFormat = GroupedFormat<T, CodeKind::kInt4LessEight, false>;
+template <class T>
+using Int4GroupedMinFormat = GroupedFormat<T, CodeKind::kInt4, true>;
+template <class T>
+using Fp8Format = OutputScaleFormat<T, CodeKind::kFp8>;
+template <class T>
+using Fp8GroupedFormat = GroupedFormat<T, CodeKind::kFp8, false>;
 
 // Products with each of the formats; a source file each.
 void product_int8(Stream& stream, const ProductParams& params);
@@ -238,5 +284,7 @@ void product_int8_grouped(Stream& stream, const ProductParams& params);
 void product_int8_grouped_min(Stream& stream, const ProductParams& params);
 void product_int4_grouped(Stream& stream, const ProductParams& params);
 void product_int4_grouped_min(Stream& stream, const ProductParams& params);
+void product_fp8(Stream& stream, const ProductParams& params);
+void product_fp8_grouped(Stream& stream, const ProductParams& params);
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

@@ -1,0 +1,11 @@
+#include "cuda/device/target.cuh"
+#include "cuda/kernels/projection_codes.cuh"
+#include "cuda/kernels/projection_product.cuh"
+
+namespace specdec::cuda::SPECDEC_TARGET {
+
+void product_fp8(Stream& stream, const ProductParams& params) {
+  product_by_dtype<Fp8Format>(stream, params);
+}
+
+}  // namespace specdec::cuda::SPECDEC_TARGET
