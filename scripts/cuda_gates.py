@@ -39,12 +39,22 @@ class Kernel:
     stack_bytes: int = 0  # a thread's frame, spilled registers included
     shared_bytes: int = 0  # static
     local_bytes: int = 0
-    opcodes: Counter[str] = field(default_factory=Counter)
+    opcodes: Counter[str] = field(default_factory=Counter)  # in order of their first use
 
     def count(self, pattern: str) -> int:
         """Instructions whose opcode begins with the pattern."""
         expression = re.compile(pattern)
         return sum(n for opcode, n in self.opcodes.items() if expression.match(opcode))
+
+    def has(self, wanted: str) -> bool:
+        """Whether instructions are there as a rule wants them: "A" or "A<B", A before any B."""
+        patterns = wanted.split("<")
+        places = [
+            next((i for i, code in enumerate(self.opcodes) if re.match(pattern, code)), None)
+            for pattern in patterns
+        ]
+        found = [place for place in places if place is not None]
+        return len(found) == len(places) and found == sorted(found)
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,7 @@ class Rule:
 
     kernel: str  # regular expression, searched for in the demangled name
     architecture: str  # "sm_90a", or "*"
-    opcodes: tuple[str, ...]  # regular expressions that begin an opcode
+    opcodes: tuple[str, ...]  # what Kernel.has is asked
 
     def concerns(self, kernel: Kernel) -> bool:
         """Whether it is about this kernel."""
@@ -171,7 +181,7 @@ def violations(kernels: list[Kernel], rules: list[Rule]) -> list[str]:
             )
         for rule in rules:
             if rule.concerns(kernel):
-                missing = [code for code in rule.opcodes if kernel.count(code) == 0]
+                missing = [code for code in rule.opcodes if not kernel.has(code)]
                 found += [f"{where}: no {code} instruction" for code in missing]
     for rule in rules:
         if not any(rule.concerns(kernel) for kernel in kernels):

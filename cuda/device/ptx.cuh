@@ -91,10 +91,11 @@ __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// 16 bytes that are read once and never written while the kernel runs: past L1, ahead in L2.
+// 16 bytes that are read once and never written while the kernel runs: past L1, ahead in L2. No
+// ld.global.nc: the assembler moves those behind wait_for_previous.
 __device__ __forceinline__ uint4 load_streaming(const void* global) {
   uint4 value;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
+  asm volatile("ld.weak.global.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];"
                : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
                : "l"(global));
   return value;

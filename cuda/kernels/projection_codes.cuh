@@ -210,17 +210,17 @@ struct GroupedFormat {
   static __device__ __forceinline__ Weights load_weights(const unsigned char* block, int lane) {
     Weights weights;
     if constexpr (kInt4) {
-      weights.codes = __ldg(reinterpret_cast<const uint2*>(block + lane * 8));
+      weights.codes = *reinterpret_cast<const uint2*>(block + lane * 8);
     } else {
       weights.codes = ptx::load_streaming(block + lane * 16);
     }
     const unsigned char* header = block + kCodesBytes;
     if constexpr (kMins) {
-      const uint2 both = __ldg(reinterpret_cast<const uint2*>(header + lane / 4 * 8));
+      const uint2 both = *reinterpret_cast<const uint2*>(header + lane / 4 * 8);
       weights.scales = both.x;
       weights.mins = both.y;
     } else {
-      weights.scales = __ldg(reinterpret_cast<const uint32_t*>(header + lane / 4 * 4));
+      weights.scales = *reinterpret_cast<const uint32_t*>(header + lane / 4 * 4);
     }
     return weights;
   }

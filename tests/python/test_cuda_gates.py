@@ -105,6 +105,15 @@ def test_rule_that_no_kernel_fits_fails() -> None:
     assert len(cuda_gates.violations([kernel], rules)) == 2
 
 
+def test_order_of_instructions_can_be_asked_for() -> None:
+    kernel = cuda_gates.Kernel("product", "sm_90a")
+    kernel.opcodes.update(["LDG.E.128", "ACQBULK", "LDG.E", "STG.E", "LDG.E.128"])
+    assert kernel.has("LDG<ACQBULK")
+    assert kernel.has(r"LDG.*\.128<ACQBULK<STG")
+    for wanted in ("STG<ACQBULK", "LDG<HMMA", "HMMA<LDG"):
+        assert not kernel.has(wanted)
+
+
 def test_no_kernels_at_all_fails() -> None:
     assert cuda_gates.violations([], []) == ["no kernels in these objects"]
 
