@@ -29,7 +29,7 @@ function(specdec_find_json)
     execute_process(
         COMMAND
             ${Python_EXECUTABLE} -c
-            "import nlohmann_json; print(nlohmann_json.get_include(), end='')"
+            "import importlib.util, os; print(os.path.dirname(importlib.util.find_spec('nlohmann_json').origin), end='/include')"
         OUTPUT_VARIABLE json_include
         RESULT_VARIABLE json_result
         ERROR_QUIET

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 _BLOCK_WEIGHTS = 1 << 25  # random numbers drawn; larger tensors repeat them
-_SHARD_BYTES = 2 << 30
+_SHARD_BYTES = 1 << 30
 
 
 def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -148,8 +149,11 @@ def _write_shard(
                 begin = 0
 
 
-def write(name: str, directory: Path) -> Path:
-    """Writes a checkpoint of that shape, unless it is there; returns its folder."""
+def write(name: str, directory: Path, deadline: float = math.inf) -> Path:
+    """Writes a checkpoint of that shape, unless it is there; returns its folder.
+
+    TimeoutError when time.monotonic() passes the deadline meanwhile: then there is no config.json.
+    """
     config = SHAPES[name]
     target = directory / name
     if (target / "config.json").is_file():
@@ -165,6 +169,8 @@ def write(name: str, directory: Path) -> Path:
     shards = _shards(config)
     index: dict[str, str] = {}
     for number, entries in enumerate(shards, 1):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no time left to write {name}")
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
         _write_shard(target / file, entries, block, ones)
         index |= {tensor: file for tensor, _ in entries}

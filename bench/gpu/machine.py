@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+import contextlib
+import importlib.metadata
 import os
 import platform
 import shutil
@@ -22,12 +22,13 @@ _QUERY = [
     "clocks.max.mem",
     "power.limit",
 ]
-_CUDA_TOOLS = Path("/usr/local/cuda/bin")
+# Beside PATH: the toolkit, and where containers mount the driver.
+_CUDA_TOOLS = [Path("/usr/local/cuda/bin"), Path("/usr/local/nvidia/bin")]
 
 
 def find_tool(name: str) -> str | None:
-    """A program on PATH or of the CUDA toolkit."""
-    return shutil.which(name) or shutil.which(name, path=str(_CUDA_TOOLS))
+    """A program on PATH, of the CUDA toolkit or of the driver."""
+    return shutil.which(name) or shutil.which(name, path=os.pathsep.join(map(str, _CUDA_TOOLS)))
 
 
 def _line(index: int, *command: str) -> str | None:
@@ -69,16 +70,21 @@ def _libraries() -> dict[str, str]:
 
 def _versions() -> dict[str, str]:
     versions = {}
-    for module in ("torch", "transformers", "numpy", "tokenizers", "pybind11", "nlohmann_json"):
-        if importlib.util.find_spec(module) is not None:
-            imported = importlib.import_module(module)
-            versions[module] = str(getattr(imported, "__version__", "there"))
+    for package in ("torch", "transformers", "numpy", "tokenizers", "pybind11", "nlohmann-json"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
     return versions
+
+
+def python_header() -> Path | None:
+    """What Python modules are compiled with; None where it is not installed."""
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    return header if header.is_file() else None
 
 
 def describe(context: Context) -> Data:
     """Facts that a reader of the report needs, and what is missing."""
-    header = Path(sysconfig.get_path("include")) / "Python.h"
+    header = python_header()
     memory = Path("/proc/meminfo").read_text().splitlines()[0].split()
     return {
         "gpus": gpus(),
@@ -87,7 +93,7 @@ def describe(context: Context) -> Data:
         "system": platform.platform(),
         "glibc": platform.libc_ver()[1],
         "python": platform.python_version(),
-        "python_header": str(header) if header.is_file() else None,
+        "python_header": str(header) if header else None,
         "gcc": _line(0, "g++", "--version"),
         "nvcc": _line(-1, "nvcc", "--version"),
         "cmake": _line(0, "cmake", "--version"),

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import tempfile
 import time
@@ -15,7 +16,7 @@ from typing import Any
 from . import machine
 from .plan import STEPS
 from .render import render
-from .steps import Context, run_step
+from .steps import LOG, Context, run_step
 
 ROOT = Path(__file__).resolve().parents[2]
 _SCRATCH_BYTES = 24 << 30  # of checkpoints and what else is unpacked
@@ -60,7 +61,9 @@ def gpu_folder(gpus: list[dict[str, str]]) -> str:
 
 def commit() -> str | None:
     """The commit that is measured, where that can be told."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    if (git := machine.find_tool("git")) is None:
+        return None
+    command = [git, "-C", str(ROOT), "describe", "--always", "--dirty"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     return done.stdout.strip() or None
 
@@ -95,6 +98,9 @@ def main(arguments: list[str] | None = None) -> int:
     report: dict[str, Any] = {"steps": {}}
     if options.only and path.is_file():
         report = json.loads(path.read_text())
+    else:
+        (context.out / LOG).unlink(missing_ok=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as on Ctrl-C: programs end, too
     report |= {
         "gpu": "emulated" if options.smoke else gpus[0]["name"],
         "commit": commit(),

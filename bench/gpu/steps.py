@@ -15,6 +15,8 @@ from typing import Any
 
 Data = dict[str, Any]
 
+LOG = "log.txt"  # what all programs say, each line behind the name of what was run
+
 
 class NotRunError(Exception):
     """A step cannot run here; the message says what is missing."""
@@ -34,7 +36,7 @@ class Context:
 
     root: Path  # of the repository
     build: Path
-    out: Path  # report.json, report.md and logs
+    out: Path  # report.json, report.md and log.txt
     scratch: Path  # large files: checkpoints with random weights
     beside: list[Path]  # what was carried here; see carried.py
     device: str = "cuda"  # or "emulated"
@@ -86,10 +88,9 @@ def execute(
     show: bool = True,
     environment: Mapping[str, str] | None = None,
 ) -> Finished:
-    """Runs a program until the step's time is over; its output is shown and kept in a log."""
+    """Runs a program until the step's time is over; its output is shown and kept in the log."""
     seconds = context.remaining() if limit is None else min(limit, context.remaining())
-    logs = context.out / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
+    context.out.mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
         [str(part) for part in command],
         cwd=context.root,
@@ -111,15 +112,17 @@ def execute(
     lines = []
     try:
         assert process.stdout is not None
-        with (logs / f"{name}.log").open("w") as log:
+        with (context.out / LOG).open("a", buffering=1) as log:
             for line in process.stdout:
                 lines.append(line)
-                log.write(line)
+                log.write(f"[{name}] {line}")
                 if show:
                     print("   ", line, end="", flush=True)
         status = process.wait()
     finally:
         timer.cancel()
+        if process.poll() is None:  # this program is being ended itself
+            os.killpg(process.pid, signal.SIGKILL)
     return Finished(None if cut.is_set() else status, "".join(lines))
 
 
@@ -130,10 +133,16 @@ def measured(
 
     What a program that was cut or failed had measured is kept.
     """
-    path = context.out / "logs" / f"{name}.json"
+    path = context.out / "under-way.json"
     path.unlink(missing_ok=True)
     finished = execute(context, name, [*command, f"--json={path}"], **options)
-    data: Data = json.loads(path.read_text()) if path.is_file() else {}
+    data: Data = {}
+    if path.is_file():
+        try:
+            data = json.loads(path.read_text())
+        except ValueError:  # it was ended while it wrote
+            data = {}
+        path.unlink()
     if finished.status == NOT_AVAILABLE:
         raise NotRunError(finished.output.strip().splitlines()[-1].removeprefix("not run: "))
     if finished.cut:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpu import carried, checkpoints, engine_run, machine, main, plan
+from gpu import carried, checkpoints, engine_run, googletest, machine, main, plan
 from gpu.render import render
 from gpu.steps import (
     Context,
@@ -58,7 +58,7 @@ def test_step_that_takes_too_long_is_cut_and_keeps_what_it_measured(context: Con
     assert time.monotonic() - begin < 20
     assert entry["status"] == "cut"
     assert entry["data"] == {"records": [1]}
-    assert "working" in (context.out / "logs/slow.log").read_text()
+    assert "[slow] working" in (context.out / "log.txt").read_text()
 
 
 def test_children_of_a_cut_program_end_with_it(context: Context, tmp_path: Path) -> None:
@@ -100,17 +100,56 @@ def test_what_a_step_raises_is_its_status(context: Context, error: Exception, st
     assert run_for(context, 10, body)["status"] == status
 
 
-def test_counts_of_googletest_are_read() -> None:
-    output = (
-        "[==========] 12 tests from 3 test suites ran. (5 ms total)\n[  PASSED  ] 11 tests.\n"
-        "[  FAILED  ] Devices/A.B/Gpu, where GetParam() = Gpu (1 ms)\n"
-    )
-    assert plan.count_tests(output, 1) == {
-        "status": 1,
-        "ran": 12,
-        "passed": 11,
-        "failed": ["Devices/A.B/Gpu"],
-    }
+SUITE = """#!/usr/bin/env python3
+import os, sys
+tests = {{"Devices/A.One/Gpu": "OK", "Devices/A.Two/Gpu": "{two}", "B.Three/Gpu": "OK"}}
+chosen = sys.argv[-1].removeprefix("--gtest_filter=")
+if "--gtest_list_tests" in sys.argv:
+    print("Running main() from gtest_main.cc\\nDevices/A.\\n  One/Gpu  # GetParam() = Gpu")
+    print("  Two/Gpu  # GetParam() = Gpu\\nB.\\n  Three/Gpu")
+    sys.exit(0)
+for name, outcome in tests.items():
+    if chosen not in ("*Gpu*", name):
+        continue
+    print(f"[ RUN      ] {{name}}", flush=True)
+    if outcome == "CRASH":
+        os.abort()
+    where = ", where GetParam() = Gpu" * (outcome == "FAILED")
+    print(f"[ {{outcome:>8}} ] {{name}}{{where}} (1 ms)")
+sys.exit(tests["Devices/A.Two/Gpu"] == "FAILED" and chosen != "B.Three/Gpu")
+"""
+
+
+@pytest.mark.parametrize(
+    ("two", "ran", "passed", "alone"),
+    [
+        ("OK", 3, 3, None),
+        ("SKIPPED", 3, 3, None),
+        ("FAILED", 3, 2, {"Devices/A.Two/Gpu": "FAILED"}),
+        ("CRASH", 2, 1, {"Devices/A.Two/Gpu": "ended", "B.Three/Gpu": "OK"}),
+    ],
+)
+def test_tests_that_fail_are_run_again_by_themselves(
+    two: str, ran: int, passed: int, alone: dict[str, str] | None, context: Context
+) -> None:
+    program = context.scratch / "suite"
+    program.parent.mkdir()
+    program.write_text(SUITE.format(two=two))
+    program.chmod(0o755)
+    result = googletest.run_program(context, program)
+    assert (result["ran"], result["passed"], result.get("alone")) == (ran, passed, alone)
+    assert result["failed"] == (["Devices/A.Two/Gpu"] if alone else [])
+
+
+def test_what_was_written_halfway_when_a_program_ended_is_left_out(context: Context) -> None:
+    program = script("pathlib.Path(sys.argv[1].removeprefix('--json=')).write_text('{')")
+    assert measured(context, "half", program) == {}
+
+
+def test_checkpoint_that_is_late_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError):
+        checkpoints.write("tiny", tmp_path, time.monotonic() - 1)
+    assert not (tmp_path / "tiny/config.json").exists()
 
 
 def test_checkpoint_is_what_its_config_says(tmp_path: Path) -> None:
