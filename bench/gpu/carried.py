@@ -3,7 +3,8 @@
     python -m bench.gpu.carried DIRECTORY
 
 fills a folder where there is one; `report --beside DIRECTORY` uses it: wheels of pybind11 and
-nlohmann-json for the Python module, googletest's sources (of Debian's libgtest-dev) for the tests.
+nlohmann-json for the Python module, googletest's sources (of Debian's libgtest-dev) and pytest for
+the tests.
 vLLM is two archives of 51 MiB in folders of their own, vllm_c.tar.xz and vllm_rest.tar.xz with the
 wheels it needs beside them.
 """
@@ -20,7 +21,15 @@ from pathlib import Path
 
 from .steps import Context, NotRunError
 
-WHEELS = ["pybind11==3.1.0", "nlohmann-json==3.12.0"]
+WHEELS = [
+    "pybind11==3.1.0",
+    "nlohmann-json==3.12.0",
+    "pytest==9.2.0",
+    "pluggy==1.7.0",
+    "iniconfig==2.3.1",
+    "packaging==26.3",
+    "pygments==2.21.0",
+]
 GOOGLETEST = Path("/usr/src/googletest/googletest")
 VLLM_ARCHIVES = ("vllm_c.tar.xz", "vllm_rest.tar.xz")
 

@@ -143,6 +143,25 @@ def run_tests(context: Context) -> Data:
     return {"programs": results}
 
 
+def engine_tests(context: Context) -> Data:
+    """The tests of whole models, which the emulated device passes, on the GPU."""
+    context.need_gpu()
+    need_module(context)
+    command = [sys.executable, "-m", "pytest", "--gpu", "-v", "--tb=short", "--no-header"]
+    finished = execute(context, "pytest", [*command, "tests/python/test_cuda.py"], show=False)
+    if "No module named pytest" in finished.output:
+        raise NotRunError("pytest is neither installed nor beside it")
+    found = dict(re.findall(r"^\S+::(\S+) (PASSED|FAILED|ERROR)\b", finished.output, re.MULTILINE))
+    failed = [name for name, outcome in found.items() if outcome != "PASSED"]
+    result = {"ran": len(found), "passed": len(found) - len(failed), "failed": failed}
+    data: Data = {"programs": {"test_cuda.py": result | {"status": finished.status}}}
+    print(f"    {result['passed']} of {result['ran']} passed", flush=True)
+    if failed or finished.status not in {0, None}:
+        print(finished.output[-3000:])
+        raise FailedError(f"{len(failed)} failed, exit status {finished.status}", data)
+    return data | {"cut": finished.cut}
+
+
 def sanitize(context: Context) -> Data:
     """The same tests under compute-sanitizer: bad addresses, and races in shared memory."""
     programs = test_programs(context)
@@ -364,6 +383,7 @@ STEPS: Sequence[Step] = [
     Step("build", "Build", 240, build),
     Step("checkpoints", "Checkpoints with random weights", 45, write_checkpoints),
     Step("tests", "CUDA test suite on the GPU", 90, run_tests),
+    Step("engine-tests", "Tests of the engine on the GPU", 75, engine_tests),
     Step("ceilings", "Ceilings: memory, graph nodes, barriers", 25, ceilings),
     Step("steps-8b", "Passes of Llama-3.1-8B", 50, target_passes("llama-3.1-8b")),
     Step("steps-1b", "Passes of Llama-3.2-1B", 30, target_passes("llama-3.2-1b")),

@@ -47,7 +47,9 @@ def the_machine(report: Data) -> list[str]:
 
 def tests(report: Data) -> list[str]:
     """Tests and sanitizers, a program a line."""
-    programs = report["steps"].get("tests", {}).get("data", {}).get("programs", {})
+    programs: Data = {}
+    for step in ("tests", "engine-tests"):
+        programs |= report["steps"].get(step, {}).get("data", {}).get("programs", {})
     lines = []
     if programs:
         rows = [

@@ -493,8 +493,9 @@ DeviceStepOutcome CudaDeviceStep::wait() {
     }
   }
   const auto& times = *ring.times.as<StepTimes>();
+  // The clock is read on different multiprocessors, and may tick coarsely.
   const auto seconds = [](uint64_t from, uint64_t to) {
-    return static_cast<double>(to - from) * kNanosecond;
+    return to > from ? static_cast<double>(to - from) * kNanosecond : 0.0;
   };
   outcome.target_seconds = seconds(times.verify, times.end);
   if (ring.shape.num_passes > 0) outcome.draft_seconds = seconds(times.draft, times.verify);

@@ -28,9 +28,10 @@ void check(cudaError_t status, const std::string& what) {
       str_cat(what, ": ", cudaGetErrorName(status), ": ", cudaGetErrorString(status)));
 }
 
-// For destructors.
+// For destructors. What is left when the process ends went with the runtime.
 void log_failure(cudaError_t status, const char* what) {
-  if (status != cudaSuccess) log_warning(str_cat(what, ": ", cudaGetErrorString(status)));
+  if (status == cudaSuccess || status == cudaErrorCudartUnloading) return;
+  log_warning(str_cat(what, ": ", cudaGetErrorString(status)));
 }
 
 // A handle of the runtime and what destroys it.
