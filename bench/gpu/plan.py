@@ -106,7 +106,9 @@ def install_module(context: Context) -> None:
 
 def write_checkpoints(context: Context) -> Data:
     """Random weights of the shapes that are measured."""
-    names = ["tiny", "tiny-draft"] if context.smoke else list(checkpoints.SHAPES)[:3]
+    names = ["llama-3.2-1b", "llama-one-layer", "llama-3.1-8b"]
+    if context.smoke:
+        names = ["tiny", "tiny-draft"]
     for name in names:
         checkpoints.write(name, context.scratch, time.monotonic() + context.remaining())
     return {name: checkpoints.weight_bytes(checkpoints.SHAPES[name]) for name in names}
