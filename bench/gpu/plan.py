@@ -59,7 +59,8 @@ def build(context: Context) -> Data:
     for name, command in commands:
         finished = execute(context, name, command, show=False)
         if finished.status != 0:
-            print(finished.output[-4000:])
+            errors = [line for line in finished.output.splitlines() if "rror" in line]
+            print("\n".join(errors[:20]) + "\n" + finished.output[-2000:], flush=True)
             failed.append(f"{name} {'was cut' if finished.cut else 'failed'}")
         if failed and name == "configure":
             break
