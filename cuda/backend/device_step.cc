@@ -80,17 +80,13 @@ CudaDeviceStep::CudaDeviceStep(CudaBackend& backend, const KernelTable& kernels,
     num_kv_slots_ = array(slots, sizeof(int32_t));
     num_candidates_ = array(samples, sizeof(int32_t));
     candidates_ = array(samples * config.tree_width, sizeof(DeviceCandidate));
+    kv_places_ = array(slots * kMaxStepDrafts, sizeof(int32_t));
+    draft_layers_ = layers_of(*config.draft);
   }
   if (has_trees) {
     moves_ = array(slots * drafts * 2, sizeof(int64_t));
     num_moves_ = array(1, sizeof(int32_t));
-    std::vector<KvLayerPointers> layers;
-    for (const PagedKvView& layer : config.target->kv_layers()) {
-      layers.push_back({.keys = layer.keys, .values = layer.values});
-    }
-    layers_ = array(layers.size(), sizeof(KvLayerPointers));
-    backend.stream().copy_to_device(layers_.data(), layers.data(), layers_.size_bytes());
-    backend.stream().synchronize();
+    layers_ = layers_of(*config.target);
   }
   pinned_slots_ = backend.device().allocate_pinned(slots_.size_bytes(), "device steps");
   pinned_tables_ = backend.device().allocate_pinned(block_tables_.size_bytes(), "device steps");
@@ -106,6 +102,18 @@ CudaDeviceStep::CudaDeviceStep(CudaBackend& backend, const KernelTable& kernels,
     ring.times = backend.device().allocate_pinned(sizeof(StepTimes), "device steps");
     ring.done = backend.device().make_event();
   }
+}
+
+Buffer CudaDeviceStep::layers_of(StepModel& model) {
+  std::vector<KvLayerPointers> layers;
+  for (const PagedKvView& layer : model.kv_layers()) {
+    layers.push_back({.keys = layer.keys, .values = layer.values});
+  }
+  const size_t size_bytes = layers.size() * sizeof(KvLayerPointers);
+  Buffer buffer = backend_.device().allocate(size_bytes, "device steps");
+  backend_.stream().copy_to_device(buffer.data(), layers.data(), size_bytes);
+  backend_.stream().synchronize();
+  return buffer;
 }
 
 CudaDeviceStep::~CudaDeviceStep() {
@@ -172,6 +180,7 @@ StepGrowths CudaDeviceStep::growths() {
           .nodes = nodes_.as<StepTreeNode>(),
           .frontiers = frontiers_.as<StepFrontier>(),
           .num_kv_slots = num_kv_slots_.as<int32_t>(),
+          .kv_places = kv_places_.as<int32_t>(),
           .capacity = most_grown(config_),
           .width = config_.tree_width,
           .max_nodes = config_.max_drafts};
@@ -341,13 +350,15 @@ void CudaDeviceStep::verify(const Shape& shape) {
                                     : view(shape.num_slots, shape.num_rows));
   sample(shape, *config_.target, shape.num_rows);
   accept(shape);
-  if (has_trees) move_kv(shape);
+  if (has_trees) move_kv(shape, *config_.target, layers_, /*places=*/nullptr);
+  const bool grew_trees = grows_trees() && shape.num_passes > 0;
+  if (grew_trees) move_kv(shape, *config_.draft, draft_layers_, kv_places_.as<int32_t>());
   kernels_.step.commit(stream, {.state = state(shape.num_slots),
                                 .cu_rows = cu_rows_.as<int32_t>(),
                                 .sampled = sampled_.as<int32_t>(),
                                 .accepted = accepted(),
                                 .is_weighed = is_weighed(shape),
-                                .grew_trees = grows_trees() && shape.num_passes > 0,
+                                .grew_trees = grew_trees,
                                 .token_lists = token_lists_.as<int32_t>(),
                                 .reports = reports_.as<StepReport>(),
                                 .times = times_.as<StepTimes>(),
@@ -384,22 +395,26 @@ void CudaDeviceStep::accept(const Shape& shape) {
                                  .accepted = accepted()});
 }
 
-// The KV of accepted nodes lies where they stood in their tree.
-void CudaDeviceStep::move_kv(const Shape& shape) {
+// The KV of accepted nodes lies where they stood in their tree, or in the order the draft model ran
+// them.
+void CudaDeviceStep::move_kv(const Shape& shape, StepModel& model, const Buffer& layers,
+                             const int32_t* places) {
   kernels_.verify.kv_moves(backend_.stream(),
                            {.cu_rows = cu_rows_.as<int32_t>(),
                             .accepted = accepted(),
                             .base_lens = base_lens_.as<int32_t>(),
+                            .places = places,
+                            .max_places = kMaxStepDrafts,
                             .block_tables = block_tables_.as<int32_t>(),
                             .max_blocks_per_request = config_.max_blocks_per_request,
                             .block_size = config_.block_size,
                             .num_requests = shape.num_slots,
                             .slots = moves_.as<int64_t>(),
                             .num_pairs = num_moves_.as<int32_t>()});
-  const std::span<const PagedKvView> layers = config_.target->kv_layers();
-  kernels_.attention.copy_kv(backend_.stream(), {.layers = layers_.as<KvLayerPointers>(),
-                                                 .num_layers = static_cast<int>(layers.size()),
-                                                 .shape = layers[0],
+  const std::span<const PagedKvView> views = model.kv_layers();
+  kernels_.attention.copy_kv(backend_.stream(), {.layers = layers.as<KvLayerPointers>(),
+                                                 .num_layers = static_cast<int>(views.size()),
+                                                 .shape = views[0],
                                                  .slots = moves_.as<int64_t>(),
                                                  .num_pairs = num_moves_.as<int32_t>()});
 }

@@ -57,7 +57,9 @@ class CudaDeviceStep final : public DeviceStep {
   StepTrees trees(const Shape& shape);
   StepGrowths growths();
   void accept(const Shape& shape);
-  void move_kv(const Shape& shape);
+  // Moves the KV of what was accepted from where `places` says (KvMovesParams).
+  void move_kv(const Shape& shape, StepModel& model, const Buffer& layers, const int32_t* places);
+  Buffer layers_of(StepModel& model);
   AcceptedDrafts accepted();
   StepSlots state(int num_slots);
   StepBatch batch(int max_rows);
@@ -92,7 +94,7 @@ class CudaDeviceStep final : public DeviceStep {
   Buffer token_ids_, positions_, slot_mapping_, cu_rows_, base_lens_, sample_ids_;
   Buffer is_tree_, masks_, parents_, paths_, seeds_, attempts_, cu_attempts_;  // StepTrees
   Buffer chains_;  // uint8 [num_slots], zeros: the draft model's first pass, or all
-  Buffer growths_, nodes_, frontiers_, num_kv_slots_;  // StepGrowths
+  Buffer growths_, nodes_, frontiers_, num_kv_slots_, kv_places_;  // StepGrowths
   Buffer num_candidates_, candidates_;  // of samples: int32, DeviceCandidate [tree_width]
   Buffer num_accepted_, accepted_nodes_, num_emitted_, emitted_;  // AcceptedDrafts
   Buffer targets_;            // float [max_rows, vocab_size], where drafts are weighed
@@ -100,6 +102,7 @@ class CudaDeviceStep final : public DeviceStep {
   Buffer residuals_;          // double [max_rows]
   Buffer moves_, num_moves_;  // KV slots of accepted nodes: int64 [num_slots * max_drafts, 2]
   Buffer layers_;             // KvLayerPointers of the target
+  Buffer draft_layers_;       // ... of the draft model
   Buffer samples_;            // DeviceSampleRow [max_rows]
   Buffer sampled_;            // int32 [max_rows]
   Buffer logits_;             // float [logit_rows_, vocab_size]

@@ -214,7 +214,8 @@ __device__ void commit_slot(const CommitParams& params, int index, StepReport& r
   report.num_tokens = emitted;
   // The draft model ran the tokens before the root, the root and all drafts of a chain but the
   // last.
-  const int num_kept = params.grew_trees != 0 ? 0 : min(accepted, slot.num_drafts - 1);
+  const int num_kept =
+      params.grew_trees != 0 ? max(0, accepted - 1) : min(accepted, slot.num_drafts - 1);
   if (slot.num_drafts > 0) slot.num_draft_tokens = root + 1 + num_kept;
 }
 

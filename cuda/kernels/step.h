@@ -78,14 +78,15 @@ struct DraftRowsParams {
 struct StepTreeNode {
   int32_t token;
   int32_t parent;
-  float survival;  // probability of its path by the draft model
+  float survival;    // probability of its path by the draft model
+  int32_t kv_place;  // past the tokens before the root, which has place 0; 0: it did not run
 };
 
 // A node whose continuations the next pass drafts.
 struct StepFrontier {
   int32_t node;
   float survival;
-  uint64_t mask;  // places of KV, the root's 0: its ancestors' and, once it has one, its own
+  uint64_t mask;  // places of KV: its ancestors' and, once it has one, its own
 };
 
 struct StepGrowth {
@@ -98,7 +99,8 @@ struct StepGrowths {
   StepGrowth* slots;        // [num_slots]
   StepTreeNode* nodes;      // [num_slots, capacity]
   StepFrontier* frontiers;  // [num_slots, width]
-  int32_t* num_kv_slots;    // [num_slots] of the draft model, from the root's on
+  int32_t* num_kv_slots;    // [num_slots] places in use, the root's with them
+  int32_t* kv_places;       // [num_slots, kMaxStepDrafts] of the drafts that are left
   int32_t capacity;         // at most kMaxTreeNodes
   int32_t width;            // at most kMaxTreeWidth
   int32_t max_nodes;        // verified, and run by the draft model; fewer of shallower trees
@@ -179,7 +181,7 @@ struct CommitParams {
   const int32_t* sampled;   // [max_rows]
   AcceptedDrafts accepted;  // by the walk, or by weighing where `is_weighed`
   int32_t is_weighed;       // slots without drafts emit their sample all the same
-  int32_t grew_trees;       // of which the draft model's KV is not kept
+  int32_t grew_trees;       // of which the draft model may not have run the last node accepted
   const int32_t* token_lists;
   StepReport* reports;     // [num_slots]
   const StepTimes* times;  // of this step, `end` not yet

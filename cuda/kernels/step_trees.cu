@@ -26,10 +26,10 @@ __device__ __forceinline__ void put_frontier(const TreeRowsParams& params, int i
   const StepBatch& batch = params.batch;
   const int64_t sample_at = static_cast<int64_t>(index) * growths.width + place;
   StepFrontier& frontier = growths.frontiers[sample_at];
-  const StepTreeNode* nodes = growths.nodes + static_cast<int64_t>(index) * growths.capacity;
+  StepTreeNode* nodes = growths.nodes + static_cast<int64_t>(index) * growths.capacity;
   const int root = slot.num_tokens - 1;
-  const int kv_place =
-      growths.num_kv_slots[index] - growths.slots[index].num_frontier + place;  // past the root's
+  const int kv_place = growths.num_kv_slots[index] - growths.slots[index].num_frontier + place;
+  nodes[frontier.node - 1].kv_place = kv_place;
   const uint64_t mask = frontier.mask | uint64_t{1} << kv_place;
   frontier.mask = mask;
   params.masks[row] = mask;
@@ -158,7 +158,7 @@ struct Growing {
       const StepFrontier& parent = shared.frontier[place];
       const DeviceCandidate candidate = params.candidates[sample_of(place) * width() + i % width()];
       const float survival = fminf(parent.survival * candidate.probability, parent.survival);
-      nodes[num_before + child] = {candidate.token_id, parent.node, survival};
+      nodes[num_before + child] = {candidate.token_id, parent.node, survival, /*kv_place=*/0};
       shared.survivals[child] = survival;
       shared.row_of[child] = place;
     }
@@ -209,6 +209,8 @@ struct Growing {
         const StepTreeNode& kept = nodes[node];
         slot.drafts[place] = kept.token;
         slot.parents[place] = kept.parent == 0 ? 0 : shared.places[kept.parent - 1] + 1;
+        params.growths.kv_places[static_cast<int64_t>(index) * kMaxStepDrafts + place] =
+            kept.kv_place;
       }
       num_kept += __popc(votes);
     }

@@ -90,27 +90,32 @@ __global__ void __launch_bounds__(kMovesThreads) moves_kernel(KvMovesParams para
     const bool has_rows =
         request < params.num_requests && params.cu_rows[request + 1] > params.cu_rows[request];
     const int num_accepted = has_rows ? accepted.num_accepted[request] : 0;
+    const int num_moved = params.places != nullptr ? max(0, num_accepted - 1) : num_accepted;
     const int32_t* nodes = accepted.nodes + static_cast<int64_t>(request) * accepted.max_depth;
-    // Nodes rise: from the first that is not in its place on, none is.
+    const auto place_of = [&](int node) {
+      if (params.places == nullptr) return node;
+      return params.places[static_cast<int64_t>(request) * params.max_places + node - 1];
+    };
+    // Places rise: from the first that is not where it belongs on, none is.
     int in_place = 0;
-    while (in_place < num_accepted && nodes[in_place] == in_place + 1) ++in_place;
+    while (in_place < num_moved && place_of(nodes[in_place]) == in_place + 1) ++in_place;
     __syncthreads();
-    counts[mine] = num_accepted - in_place;
+    counts[mine] = num_moved - in_place;
     __syncthreads();
     int place = begin;
     for (int i = 0; i < kMovesThreads; ++i) {
       if (i < mine) place += counts[i];
       begin += counts[i];
     }
-    for (int i = in_place; i < num_accepted; ++i, ++place) {
+    for (int i = in_place; i < num_moved; ++i, ++place) {
       const int32_t* table =
           params.block_tables + static_cast<int64_t>(request) * params.max_blocks_per_request;
-      const auto slot_of = [&](int node) {
-        const int position = params.base_lens[request] + node;
+      const auto slot_of = [&](int past_base) {
+        const int position = params.base_lens[request] + past_base;
         return static_cast<int64_t>(table[position / params.block_size]) * params.block_size +
                position % params.block_size;
       };
-      params.slots[2 * place] = slot_of(nodes[i]);
+      params.slots[2 * place] = slot_of(place_of(nodes[i]));
       params.slots[2 * place + 1] = slot_of(i + 1);
     }
   }

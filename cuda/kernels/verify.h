@@ -61,11 +61,16 @@ struct WeighParams {
 inline constexpr int kWeighSegment = 1024;  // tokens
 inline constexpr int kMaxWeighedVocab = 512 * kWeighSegment;
 
-// Where the KV of accepted nodes has to move, for AttentionKernels::copy_kv.
+// Where the KV of accepted nodes has to move, for AttentionKernels::copy_kv. A tree's row i has its
+// KV at slot base_len + i; or, of a model that did not run all of the nodes, where `places` says.
 struct KvMovesParams {
   const int32_t* cu_rows;  // [num_requests + 1]
   AcceptedDrafts accepted;
-  const int32_t* base_lens;     // [num_requests] the slot of a request's row i is base_len + i
+  const int32_t* base_lens;  // [num_requests]
+  // Or null: [num_requests, max_places] of nodes 1 and up, past base_len. The last node accepted
+  // need not have one, and stays where it is.
+  const int32_t* places = nullptr;
+  int max_places = 0;
   const int32_t* block_tables;  // [num_requests, max_blocks_per_request]
   int max_blocks_per_request;
   int block_size;

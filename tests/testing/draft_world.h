@@ -154,7 +154,7 @@ class DraftWorld {
       for (size_t i = 0; i < asks.size(); ++i) {
         if (frontier[i] < 0) continue;
         rows += depth == 1 ? asks[i].num_unseen : options_.width;
-        states_[i].seen = states_[i].tokens + (options_.width > 1 ? 1 : depth);
+        states_[i].seen = states_[i].tokens + depth;
       }
       if (rows == 0) break;
       const double seconds = measured(options_.pass_seconds * (1 + 0.02 * (rows - 1)));

@@ -14,7 +14,7 @@ constexpr int kMaxLogprobs = 20;  // of a request; more are left to the ordinary
 // Of a step: bounds its buffers, of which weighed drafts need a distribution a row.
 constexpr int kMaxRows = 2048;
 constexpr int kMaxWeighedRows = 512;
-constexpr int kUsualLag = 2;  // tokens a draft model has not seen after it drafted chains
+constexpr int kUsualLag = 2;  // tokens a draft model has not seen after it drafted
 constexpr int kStepsUntilCatchUp = 32;
 
 std::vector<int32_t> stop_tokens_of(const SamplingParams& params) {
@@ -269,9 +269,7 @@ bool DeviceLoop::launch(const CompletionSource& completions) {
                    .max_lag = padded_lag(),
                    .want_logprobs = want_logprobs_});
   launches_.push_back({.num_passes = num_passes});
-  // What it ran of a tree it has to run anew.
-  const int lag_after_drafts = shape_.width > 1 ? num_passes + 1 : kUsualLag;
-  lag_ = num_passes > 0 ? lag_after_drafts : lag_ + 1;
+  lag_ = num_passes > 0 ? kUsualLag : lag_ + 1;
   for (Seat& seat : seats_) seat.num_tokens_ahead += num_passes + 1;
   return true;
 }
@@ -358,7 +356,9 @@ void DeviceLoop::collect(const CompletionSource& completions, DeviceStepOutcome 
     if (drafter_ != nullptr) {
       speculator_->record_levels(*completion, num_passes, slot);
       if (num_drafts > 0) {
-        const int num_kept = shape_.width > 1 ? 0 : std::min(slot.num_accepted, num_drafts - 1);
+        // Of a tree it has not run all nodes, of those accepted all but the last.
+        const int num_kept = shape_.width > 1 ? std::max(0, slot.num_accepted - 1)
+                                              : std::min(slot.num_accepted, num_drafts - 1);
         const int num_seen = sequence.num_tokens() + num_kept;
         drafter_->record_seen(sequence.blocks, seat.num_seen, num_seen);
         seat.num_seen = num_seen;

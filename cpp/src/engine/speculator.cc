@@ -239,15 +239,12 @@ void Speculator::record_tokens(const Sequence& sequence, std::span<const int32_t
 DraftModelDrafter* Speculator::device_drafter() const {
   if (parts_.size() != 1 || model_drafter_ == nullptr) return nullptr;
   const DrafterConfig& config = config_.drafters[0];
-  if (config_.tree_width > 1) {
-    // The draft model has not seen what was accepted of a tree when it drafts the next.
-    if (config_.num_speculative_tokens + 1 > kMaxStepLag) return nullptr;
-    // Tries of a node share a distribution.
-    if (config.sampling == DraftSampling::kIndependent) return nullptr;
-  }
   const bool is_weighed = config_.verification == Verification::kRejection ||
                           config_.verification == Verification::kBlock;
-  if (config.sampling == DraftSampling::kIndependent && !is_weighed) return nullptr;
+  if (config.sampling == DraftSampling::kIndependent) {
+    // Tries of a tree's node share a distribution.
+    if (!is_weighed || config_.tree_width > 1) return nullptr;
+  }
   if (config.min_confidence > 0 || model_drafter_->runner().vocab_size() != vocab_size_) {
     return nullptr;
   }
