@@ -48,3 +48,42 @@ else()
     )
 endif()
 message(STATUS "CUDA backend: ${SPECDEC_HAS_CUDA} (${SPECDEC_CUDA_NOTE})")
+
+# Resolves SPECDEC_CUTLASS to SPECDEC_CUTLASS_INCLUDE, empty where there is none.
+set(SPECDEC_CUTLASS_INCLUDE "")
+if(
+    SPECDEC_HAS_CUDA
+    AND CMAKE_CUDA_ARCHITECTURES MATCHES "90a"
+    AND NOT SPECDEC_CUTLASS STREQUAL "OFF"
+)
+    if(SPECDEC_CUTLASS STREQUAL "AUTO")
+        find_package(Python 3.10 COMPONENTS Interpreter QUIET)
+        if(Python_EXECUTABLE)
+            execute_process(
+                COMMAND
+                    ${Python_EXECUTABLE} -c
+                    "from importlib.util import find_spec; print(find_spec('cutlass_library').submodule_search_locations[0], end='')"
+                OUTPUT_VARIABLE specdec_cutlass_package
+                ERROR_QUIET
+            )
+        endif()
+        find_path(
+            specdec_cutlass_folder
+            cutlass/cutlass.h
+            HINTS "${specdec_cutlass_package}/source/include" NO_CACHE
+        )
+        if(specdec_cutlass_folder)
+            set(SPECDEC_CUTLASS_INCLUDE "${specdec_cutlass_folder}")
+        endif()
+    elseif(EXISTS "${SPECDEC_CUTLASS}/cutlass/cutlass.h")
+        set(SPECDEC_CUTLASS_INCLUDE "${SPECDEC_CUTLASS}")
+    else()
+        message(
+            FATAL_ERROR
+            "SPECDEC_CUTLASS must be AUTO, OFF or the folder that has cutlass/cutlass.h, not '${SPECDEC_CUTLASS}'"
+        )
+    endif()
+endif()
+if(SPECDEC_HAS_CUDA)
+    message(STATUS "CUTLASS: ${SPECDEC_CUTLASS_INCLUDE}")
+endif()

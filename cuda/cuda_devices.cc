@@ -2,8 +2,13 @@
 
 #include <cuda_runtime.h>
 
+#include <utility>
+
+#include "core/log.h"
 #include "core/str_cat.h"
 #include "cuda/backend/cuda_backend.h"
+#include "cuda/gemm/cutlass.h"
+#include "cuda/gemm/gemms.h"
 #include "cuda/gpu_survey.h"
 #include "specdec/error.h"
 
@@ -38,7 +43,9 @@ GpuSurvey survey_gpus() {
 
 bool is_built() { return true; }
 
-std::string build_note() { return str_cat("built for ", SPECDEC_CUDA_ARCHITECTURES); }
+std::string build_note() {
+  return str_cat("built for ", SPECDEC_CUDA_ARCHITECTURES, ", ", cutlass_note());
+}
 
 std::vector<DeviceInfo> list_cuda_devices() {
   const GpuSurvey survey = survey_gpus();
@@ -64,8 +71,16 @@ std::unique_ptr<Backend> make_cuda_backend(int index, const BackendConfig& confi
     throw Unavailable(str_cat("device cuda:", index, " is not available: ", problem,
                               ". device=\"cpu\" runs without a GPU"));
   }
-  return std::make_unique<CudaBackend>(make_cuda_device(index), native::kernel_table(),
-                                       config.act_dtype, CudaOptions::of(config));
+  std::unique_ptr<Device> device = make_cuda_device(index);
+  FoundGemms found;
+  if (!config.deterministic) found = find_gemms(device->properties());
+  for (const auto& gemm : found.gemms) log_info("timed on cuda:", index, ": ", gemm->name());
+  for (const std::string& each : found.absent) log_info("not used on cuda:", index, ": ", each);
+  auto backend =
+      std::make_unique<CudaBackend>(std::move(device), native::kernel_table(), config.act_dtype,
+                                    CudaOptions::of(config), std::move(found.gemms));
+  backend->product_chooser().set_timer(event_seconds);
+  return backend;
 }
 
 }  // namespace specdec::cuda

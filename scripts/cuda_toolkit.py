@@ -3,10 +3,11 @@
 
 python scripts/cuda_toolkit.py nvcc DIRECTORY           prints the path of an nvcc
 python scripts/cuda_toolkit.py disassembler DIRECTORY   prints the folder of cuobjdump and nvdisasm
+python scripts/cuda_toolkit.py cutlass DIRECTORY        prints the folder of CUTLASS's headers
 
 nvcc is $CUDACXX, or the one on PATH or in /usr/local/cuda; without any, CUDA 13.0 is assembled in
 DIRECTORY from the wheels that NVIDIA publishes, with pip of the Python that runs this. The
-disassembler always comes from there, so that its output is the same on every machine.
+disassembler and CUTLASS always come from there, so that they are the same on every machine.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ TOOLKIT = [
     "nvidia-cuda-cccl==13.0.85",
 ]
 DISASSEMBLER = ["nvidia-cuda-cuobjdump==13.5.37", "nvidia-cuda-nvdisasm==13.5.37"]
+CUTLASS = ["nvidia-cutlass==4.2.0.0"]
 CUDA_FOLDER = Path("nvidia/cu13")  # where the wheels put their files
 
 
-def install(wheels: list[str], directory: Path) -> Path:
-    """Unpacks the wheels in `directory`, unless they are there, and returns their CUDA folder."""
+def install(wheels: list[str], directory: Path) -> None:
+    """Unpacks the wheels in `directory`, unless they are there."""
     stamp = directory / "wheels.txt"
     wanted = "\n".join(wheels)
     if not stamp.is_file() or stamp.read_text() != wanted:
@@ -37,7 +39,6 @@ def install(wheels: list[str], directory: Path) -> Path:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
         subprocess.run([*pip, "--target", str(directory), *wheels], check=True, stdout=sys.stderr)
         stamp.write_text(wanted)
-    return directory / CUDA_FOLDER
 
 
 def link(path: Path, target: str) -> None:
@@ -73,18 +74,26 @@ def find_nvcc(directory: Path) -> Path:
     found = installed_nvcc(directory)
     if found is not None:
         return found
-    root = install(TOOLKIT, directory)
+    install(TOOLKIT, directory)
+    root = directory / CUDA_FOLDER
     lay_out(root)
     return root / "bin/nvcc"
 
 
 def find_disassembler(directory: Path) -> Path:
     """The folder of cuobjdump and of the nvdisasm it calls."""
-    return install(DISASSEMBLER, directory) / "bin"
+    install(DISASSEMBLER, directory)
+    return directory / CUDA_FOLDER / "bin"
+
+
+def find_cutlass(directory: Path) -> Path:
+    """The folder to include CUTLASS from: what SPECDEC_CUTLASS wants."""
+    install(CUTLASS, directory)
+    return directory / "cutlass_library/source/include"
 
 
 def main() -> int:
-    finders = {"nvcc": find_nvcc, "disassembler": find_disassembler}
+    finders = {"nvcc": find_nvcc, "disassembler": find_disassembler, "cutlass": find_cutlass}
     if len(sys.argv) != 3 or sys.argv[1] not in finders:
         print(__doc__, file=sys.stderr)
         return 2

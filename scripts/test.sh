@@ -50,15 +50,16 @@ stage_tsan() { build_and_ctest tsan 'ThreadPool|CpuLinear|CpuAttention|Sampler|E
 # compiler made of them, and that the module is as good as any other there.
 stage_cuda() {
   local TIMEFORMAT='built for CUDA in %R s, %U s of CPU time'
-  local disassembler
+  local disassembler cutlass objects=build/cuda/cuda/CMakeFiles
   CUDACXX=$("$PYTHON" scripts/cuda_toolkit.py nvcc build/cuda-toolkit)
   export CUDACXX
   disassembler=$("$PYTHON" scripts/cuda_toolkit.py disassembler build/cuda-disassembler)
-  cmake --preset cuda -Dpybind11_DIR="$("$PYTHON" -m pybind11 --cmakedir)" >/dev/null
+  cutlass=$("$PYTHON" scripts/cuda_toolkit.py cutlass build/cuda-cutlass)
+  cmake --preset cuda -DSPECDEC_CUTLASS="$cutlass" -Dpybind11_DIR="$("$PYTHON" -m pybind11 --cmakedir)" >/dev/null
   time cmake --build --preset cuda -j "$jobs" --target \
     _core cuda_kernel_bench cuda_machine_bench cuda_step_bench tests/cuda/all
   "$PYTHON" scripts/cuda_gates.py --disassembler "$disassembler" --build build/cuda \
-    build/cuda/cuda/CMakeFiles/specdec_cuda_native.dir/kernels/*.o
+    $objects/specdec_cuda_native.dir/kernels/*.o $objects/specdec_cuda_cutlass.dir/gemm/*.o
   mkdir -p build/cuda/module
   cp -r python/specdec_native build/cuda/module
   cp build/cuda/python/bindings/_core*.so build/cuda/module/specdec_native

@@ -1,6 +1,7 @@
 #include "cuda/backend/cuda_backend.h"
 
 #include <array>
+#include <utility>
 #include <vector>
 
 #include "core/check.h"
@@ -17,7 +18,7 @@ constexpr size_t kAttentionWorkspaceBytes = size_t{1} << 20;  // for each multip
 }  // namespace
 
 CudaBackend::CudaBackend(std::unique_ptr<Device> device, const KernelTable& kernels,
-                         DType act_dtype, const CudaOptions& options)
+                         DType act_dtype, const CudaOptions& options, GemmList gemms)
     : device_(std::move(device)),
       kernels_(kernels),
       act_dtype_(act_dtype),
@@ -25,7 +26,8 @@ CudaBackend::CudaBackend(std::unique_ptr<Device> device, const KernelTable& kern
       stream_(std::make_unique<RehearsalStream>(device_->make_stream())),
       staging_(*device_, *stream_),
       packer_(*device_, *stream_, kernels_.projection, kernels_.quantize, act_dtype),
-      projector_(*device_, *stream_, kernels_.projection, act_dtype, options.deterministic),
+      projector_(*device_, *stream_, kernels_.projection, act_dtype, options.deterministic,
+                 std::move(gemms)),
       mixer_(*device_, *stream_, kernels_.moe, kernels_.projection, act_dtype),
       sampler_(*device_, *stream_, kernels_.sampling),
       staged_batch_(*device_, staging_),

@@ -31,9 +31,10 @@ struct CudaOptions {
 
 class CudaBackend final : public Backend {
  public:
-  // `act_dtype` is bfloat16 or float16. The table's target must be the device's.
+  // `act_dtype` is bfloat16 or float16. The table's target must be the device's, and `gemms` must
+  // run on it.
   CudaBackend(std::unique_ptr<Device> device, const KernelTable& kernels, DType act_dtype,
-              const CudaOptions& options = {});
+              const CudaOptions& options = {}, GemmList gemms = {});
   ~CudaBackend() override;
 
   DeviceInfo device_info() const override { return device_->info(); }
@@ -80,6 +81,7 @@ class CudaBackend final : public Backend {
   Stream& stream() { return *stream_; }
   Staging& staging() { return staging_; }
   Recorder& recorder() { return recorder_; }
+  ProductChooser& product_chooser() { return projector_.chooser(); }
 
  private:
   std::unique_ptr<Device> device_;

@@ -1,6 +1,7 @@
 #include "cuda/backend/projector.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/check.h"
 
@@ -9,8 +10,6 @@ namespace {
 
 // Rows of one launch: bounds the workspaces.
 constexpr int kMaxRows = 2048;
-// Fewer rows are a matter of reading the weights, which other kernels do as fast.
-constexpr int kFewestWideRows = 65;
 // Rows as records up to which every block prepares them for itself: that must be done when the
 // first weights are there. A kernel of its own for more rows starts the product's first loads too.
 constexpr int64_t kFusedBytes = int64_t{16} << 10;
@@ -72,12 +71,13 @@ int row_tile_rows(const ProductPlan& plan) {
 }  // namespace
 
 Projector::Projector(Device& device, Stream& stream, const ProjectionKernels& kernels,
-                     DType act_dtype, bool deterministic)
+                     DType act_dtype, bool deterministic, GemmList gemms)
     : device_(device),
       stream_(stream),
       kernels_(kernels),
       act_dtype_(act_dtype),
       deterministic_(deterministic),
+      chooser_(device, stream, kernels, std::move(gemms)),
       records_(device, stream, "rows of projections"),
       head_sums_(device, stream, "sums of projections"),
       head_arrivals_(device, stream, "counts of projections"),
@@ -124,6 +124,18 @@ void Projector::run_rows(const CudaPackedLinear& weight, const RowsParams& rows,
     params.records = records;
     params.rows.row_ids = nullptr;
   }
+  if (finish.kind == Finish::kHeads) {
+    params.finish.heads.sums = head_sums_.get<float>(static_cast<size_t>(rows.num_rows) *
+                                                     static_cast<size_t>(finish.out_features));
+  }
+  if (!deterministic_ && ProductChooser::serves(params)) {
+    chooser_.run(params, [&](const ProductParams& planned) { launch(planned); });
+  } else {
+    launch(params);
+  }
+}
+
+void Projector::launch(ProductParams params) {
   add_workspaces(params);
   if (params.plan.wide_rows != 0) {
     kernels_.wide_product(stream_, params);
@@ -147,29 +159,11 @@ ProductPlan Projector::plan_of(const CudaPackedLinear& weight, const RowsParams&
     plan_few_rows(weight.num_tiles(), rows.num_rows, plan);
     return plan;
   }
-  plan.wide_rows = wide_rows_of(weight, rows.num_rows);
-  if (plan.wide_rows != 0) return plan;
   plan.column_tiles = rows.num_rows <= 32 ? 4 : kMaxColumnTiles;
   const int num_blocks =
       ceil_div(weight.num_tiles(), kManyRowsTiles) * ceil_div(rows.num_rows, plan.column_tiles * 8);
   plan.split_slices = num_blocks <= device_.properties().num_multiprocessors;
   return plan;
-}
-
-int Projector::wide_rows_of(const CudaPackedLinear& weight, int num_rows) const {
-  const DeviceProperties& properties = device_.properties();
-  if (deterministic_ || kernels_.wide_product == nullptr || properties.compute_capability != 90 ||
-      weight.format() != WeightFormat::kAct || num_rows < kFewestWideRows) {
-    return 0;
-  }
-  // The largest blocks that fill the GPU: they read least. Where there are none, slices of k are
-  // what keeps it busy.
-  for (const int rows : {kWideRows[1], kWideRows[0]}) {
-    const int num_blocks =
-        ceil_div(weight.num_tiles(), wide_tiles(rows)) * ceil_div(num_rows, rows);
-    if (num_blocks >= properties.num_multiprocessors) return rows;
-  }
-  return 0;
 }
 
 // Shares tiles out so that the multiprocessor with most has few more than the others.
@@ -193,8 +187,6 @@ void Projector::add_workspaces(ProductParams& params) {
   if (params.finish.kind == Finish::kHeads) {
     HeadsParams& heads = params.finish.heads;
     const int64_t num_heads = heads.num_heads + 2 * heads.kv.num_kv_heads;
-    heads.sums = head_sums_.get<float>(static_cast<size_t>(params.rows.num_rows) *
-                                       params.finish.out_features);
     heads.arrivals = head_arrivals_.get<uint32_t>(static_cast<size_t>(num_row_tiles * num_heads));
   }
   if (params.plan.split_slices) {

@@ -5,6 +5,7 @@
 
 #include "backend/op_args.h"
 #include "cuda/backend/packed_linear.h"
+#include "cuda/backend/product_chooser.h"
 #include "cuda/backend/workspace.h"
 #include "cuda/gpu/device.h"
 #include "cuda/kernels/projection.h"
@@ -13,21 +14,24 @@ namespace specdec::cuda {
 
 class Projector {
  public:
-  // `deterministic`: no result depends on how many rows there are.
+  // `deterministic`: no result depends on how many rows there are. `gemms` are looked at where it
+  // is false.
   Projector(Device& device, Stream& stream, const ProjectionKernels& kernels, DType act_dtype,
-            bool deterministic);
+            bool deterministic, GemmList gemms);
 
   // `finish` as for row 0; its workspaces are filled in here.
   void run(const CudaPackedLinear& weight, const ProjectionInput& in, const FinishParams& finish);
 
+  ProductChooser& chooser() { return chooser_; }
+
  private:
   void run_rows(const CudaPackedLinear& weight, const RowsParams& rows, const FinishParams& finish);
   ProductPlan plan_of(const CudaPackedLinear& weight, const RowsParams& rows) const;
-  // Rows of a block of wide_product; 0 where another kernel is to run.
-  int wide_rows_of(const CudaPackedLinear& weight, int num_rows) const;
   void plan_few_rows(int num_tiles, int num_rows, ProductPlan& plan) const;
   // Whether products can read the rows as they are.
   bool are_records(const RowsParams& rows) const;
+  // By our own kernels, as the plan says.
+  void launch(ProductParams params);
   void add_workspaces(ProductParams& params);
 
   Device& device_;
@@ -35,6 +39,7 @@ class Projector {
   const ProjectionKernels& kernels_;
   DType act_dtype_;
   bool deterministic_;
+  ProductChooser chooser_;
   Workspace records_;
   Workspace head_sums_;
   Workspace head_arrivals_;

@@ -213,6 +213,10 @@ class EmulatedStream final : public Stream {
     push({.kernel = {}, .action = [=] { std::memset(to, value, size_bytes); }});
   }
 
+  void call_library(const char* name, const std::function<void(void*)>&) override {
+    throw DeviceError(str_cat(name, " does not run on the emulated device"));
+  }
+
   void begin_capture() override {
     if (capturing_) throw DeviceError("begin_capture on a stream that captures");
     device_->throw_if_failed();

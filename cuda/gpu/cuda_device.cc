@@ -188,6 +188,12 @@ class CudaStream final : public Stream {
     check_with_kernel(cudaMemsetAsync(to, value, size_bytes, stream_.get()), "cudaMemsetAsync");
   }
 
+  void call_library(const char* name, const std::function<void(void*)>& call) override {
+    select();
+    call(stream_.get());
+    last_kernel_ = name;
+  }
+
   void begin_capture() override {
     select();
     check_with_kernel(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal),

@@ -77,6 +77,11 @@ class Stream {
   virtual void copy(void* to, const void* from, size_t size_bytes) = 0;  // device to device
   virtual void fill(void* to, uint8_t value, size_t size_bytes) = 0;
 
+  // Work that a library of the device's maker queues itself: `call` is run at once, with the device
+  // current, and gets what such libraries take for the stream, a cudaStream_t. Throws DeviceError
+  // where there are none for the device.
+  virtual void call_library(const char* name, const std::function<void(void* stream)>& call) = 0;
+
   // Between the two, work is recorded instead of done. Copies read host memory when the graph
   // runs, so it must be pinned and stay where it is.
   virtual void begin_capture() = 0;

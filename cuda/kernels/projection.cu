@@ -39,12 +39,17 @@ void product(Stream& stream, const ProductParams& params) {
 }  // namespace
 
 decltype(ProjectionKernels::wide_product) wide_product();  // projection_wide.cu
+// projection_plain.cu
+void unpack_weights(Stream& stream, const UnpackParams& params);
+void finish_sums(Stream& stream, const FinishSumsParams& params);
 
 ProjectionKernels projection_kernels() {
   return {.pack = pack_weights,
           .prepare_rows = prepare_rows,
           .product = product,
-          .wide_product = wide_product()};
+          .wide_product = wide_product(),
+          .unpack = unpack_weights,
+          .finish_sums = finish_sums};
 }
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

@@ -137,6 +137,26 @@ inline constexpr int64_t few_rows_exchange_bytes(int num_rows, int tiles_at_once
   return int64_t{2} * 8 * tiles_at_once * (num_rows > 8 ? 2 : 1) * kTileOutputs * 8 * 4;
 }
 
+// Tiles of WeightFormat::kAct as a plain matrix, for products by code that is not ours.
+struct UnpackParams {
+  const void* weights = nullptr;  // of the first tile
+  int num_tiles = 0;
+  int num_k_blocks = 0;
+  void* out = nullptr;  // [num_tiles * kTileOutputs, num_k_blocks * kBlockInputs] act
+};
+
+// What becomes of sums that such code left in memory, outputs in the order of the tiles.
+struct FinishSumsParams {
+  DType act_dtype = DType::kBF16;
+  // kHeads: all sums are in heads.sums, and the fields below but num_rows say nothing.
+  FinishParams finish;
+  int num_rows = 0;
+  const float* sums = nullptr;  // [num_rows, ld]
+  int64_t ld = 0;
+  int first_tile = 0;  // that the first sum of a row belongs to
+  int num_tiles = 0;
+};
+
 struct ProjectionKernels {
   void (*pack)(Stream& stream, const PackParams& params) = nullptr;
   void (*prepare_rows)(Stream& stream, const PrepareParams& params) = nullptr;
@@ -144,6 +164,8 @@ struct ProjectionKernels {
   // For WeightFormat::kAct on compute capability 9.0, by wgmma, which adds in an order of its own.
   // Null where the build has no kernels for it.
   void (*wide_product)(Stream& stream, const ProductParams& params) = nullptr;
+  void (*unpack)(Stream& stream, const UnpackParams& params) = nullptr;
+  void (*finish_sums)(Stream& stream, const FinishSumsParams& params) = nullptr;
 };
 
 namespace native {

@@ -1,0 +1,151 @@
+#include "cuda/backend/product_chooser.h"
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "core/log.h"
+#include "core/str_cat.h"
+
+namespace specdec::cuda {
+namespace {
+
+// Fewer rows are a matter of reading the weights, which other kernels do as fast.
+constexpr int kFewestRows = 65;
+constexpr int kTimedRuns = 3;
+
+GemmKey key_of(const ProductParams& params) {
+  return {.out_features = params.finish.out_features,
+          .num_k_blocks = params.num_k_blocks,
+          .finish = params.finish.kind,
+          .has_bias = params.finish.bias != nullptr,
+          .act_dtype = params.act_dtype,
+          .row_bucket = row_bucket(params.rows.num_rows)};
+}
+
+}  // namespace
+
+double event_seconds(Device& device, Stream& stream, const std::string&,
+                     const std::function<void()>& run) {
+  const std::unique_ptr<Event> begin = device.make_event();
+  const std::unique_ptr<Event> end = device.make_event();
+  double least = std::numeric_limits<double>::infinity();
+  run();
+  for (int i = 0; i < kTimedRuns; ++i) {
+    stream.record(*begin);
+    run();
+    stream.record(*end);
+    end->wait();
+    least = std::min(least, device.seconds_between(*begin, *end));
+  }
+  return least;
+}
+
+ProductChooser::ProductChooser(Device& device, Stream& stream, const ProjectionKernels& kernels,
+                               GemmList gemms)
+    : device_(device),
+      stream_(stream),
+      kernels_(kernels),
+      gemms_(std::move(gemms)),
+      plain_product_(device, stream, kernels),
+      timed_out_(device, stream, "results of timed products") {}
+
+void ProductChooser::set_timer(ProductTimer timer) {
+  timer_ = std::move(timer);
+  tuner_.forget();
+}
+
+bool ProductChooser::serves(const ProductParams& params) {
+  return params.format == WeightFormat::kAct && params.rows.num_rows >= kFewestRows;
+}
+
+void ProductChooser::run(const ProductParams& params, const Launch& launch) {
+  const GemmKey key = key_of(params);
+  if (timer_ == nullptr || (stream_.is_capturing() && !tuner_.find(key))) {
+    return run_way(default_way(params), params, launch);
+  }
+  if (stream_.is_rehearsing()) return rehearse(params, launch);
+  const std::vector<Way> ways = ways_for(params);
+  const int chosen = tuner_.choose(key, static_cast<int>(ways.size()), [&](int way) {
+    return seconds_of(ways[static_cast<size_t>(way)], params, launch);
+  });
+  run_way(ways[static_cast<size_t>(chosen)], params, launch);
+}
+
+bool ProductChooser::has_wide_product() const {
+  return kernels_.wide_product != nullptr && device_.properties().compute_capability == 90;
+}
+
+std::vector<ProductChooser::Way> ProductChooser::own_ways(const ProductParams& params) const {
+  std::vector<Way> ways = {{.name = "many_rows", .plan = params.plan}};
+  for (const int rows : kWideRows) {
+    if (!has_wide_product()) break;
+    ways.push_back({.name = str_cat("wide_rows ", rows), .plan = {.wide_rows = rows}});
+  }
+  return ways;
+}
+
+std::vector<ProductChooser::Way> ProductChooser::ways_for(const ProductParams& params) {
+  std::vector<Way> ways = own_ways(params);
+  if (!PlainProduct::serves(params)) return ways;
+  for (const std::unique_ptr<Gemm>& gemm : gemms_) {
+    const int num_ways = plain_product_.num_ways(*gemm, params);
+    for (int i = 0; i < num_ways; ++i) {
+      ways.push_back({.name = gemm->name_of(i), .plan = {}, .gemm = gemm.get(), .gemm_way = i});
+    }
+  }
+  return ways;
+}
+
+ProductChooser::Way ProductChooser::default_way(const ProductParams& params) const {
+  Way way = {.name = "many_rows", .plan = params.plan};
+  if (!has_wide_product()) return way;
+  // The largest blocks that fill the GPU: they read least. Where there are none, slices of k are
+  // what keeps it busy.
+  for (const int rows : {kWideRows[1], kWideRows[0]}) {
+    const int tiles = wide_tiles(rows);
+    const int num_blocks =
+        (params.num_tiles + tiles - 1) / tiles * ((params.rows.num_rows + rows - 1) / rows);
+    if (num_blocks >= device_.properties().num_multiprocessors) {
+      return {.name = str_cat("wide_rows ", rows), .plan = {.wide_rows = rows}};
+    }
+  }
+  return way;
+}
+
+void ProductChooser::run_way(const Way& way, const ProductParams& params, const Launch& launch) {
+  if (way.gemm != nullptr) return plain_product_.run(*way.gemm, way.gemm_way, params);
+  ProductParams planned = params;
+  planned.plan = way.plan;
+  launch(planned);
+}
+
+void ProductChooser::rehearse(const ProductParams& params, const Launch& launch) {
+  for (const Way& way : own_ways(params)) run_way(way, params, launch);
+  if (params.finish.accumulate) timed_out_for(params);
+  if (!PlainProduct::serves(params)) return;
+  for (const std::unique_ptr<Gemm>& gemm : gemms_) plain_product_.reserve(*gemm, params);
+}
+
+float* ProductChooser::timed_out_for(const ProductParams& params) {
+  return timed_out_.get<float>(static_cast<size_t>(params.rows.num_rows) *
+                               static_cast<size_t>(params.finish.out_features));
+}
+
+double ProductChooser::seconds_of(const Way& way, ProductParams params, const Launch& launch) {
+  FinishParams& finish = params.finish;
+  // What is added to must be added to once.
+  if (finish.accumulate) finish.out = timed_out_for(params);
+  try {
+    return timer_(device_, stream_, way.name, [&] { run_way(way, params, launch); });
+  } catch (const DeviceError& error) {
+    if (way.gemm == nullptr) throw;
+    log_warning(way.name, " is not used for ", params.rows.num_rows, " rows of ",
+                finish.out_features, " outputs: ", error.what());
+    return std::numeric_limits<double>::infinity();
+  }
+}
+
+}  // namespace specdec::cuda

@@ -1,0 +1,20 @@
+// What the sources over CUTLASS give to the one that is compiled without it.
+#pragma once
+
+#include <vector>
+
+#include "cuda/gemm/gemm.h"
+
+namespace specdec::cuda::native {
+
+// A tile shape.
+struct CutlassWay {
+  const char* name;
+  void (*launch)(Stream& stream, int num_multiprocessors, const GemmParams& params);
+};
+
+// One source for each dtype: they take long to compile.
+std::vector<CutlassWay> cutlass_bf16();
+std::vector<CutlassWay> cutlass_f16();
+
+}  // namespace specdec::cuda::native

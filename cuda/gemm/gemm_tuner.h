@@ -1,0 +1,48 @@
+// Which of several ways to compute a product is fastest, as measured when it is first asked: the
+// bookkeeping alone. What a way is and how it is timed is the caller's.
+#pragma once
+
+#include <compare>
+#include <functional>
+#include <map>
+#include <optional>
+
+#include "core/dtype.h"
+#include "cuda/kernels/projection.h"
+
+namespace specdec::cuda {
+
+inline constexpr int kLeastRowBucket = 128;
+inline constexpr int kMostRowBucket = 2048;
+// Rows that share a choice: the next power of two, at least 128 and at most 2048.
+int row_bucket(int num_rows);
+
+// Products that share a choice.
+struct GemmKey {
+  int out_features = 0;
+  int num_k_blocks = 0;
+  Finish finish = Finish::kStore;
+  bool has_bias = false;
+  DType act_dtype = DType::kBF16;
+  int row_bucket = 0;
+
+  auto operator<=>(const GemmKey&) const = default;
+};
+
+class GemmTuner {
+ public:
+  // Seconds that a way takes.
+  using Clock = std::function<double(int way)>;
+
+  // The way chosen for these products; nothing before they were timed.
+  std::optional<int> find(const GemmKey& key) const;
+  // The same; at first every way is timed. Of those that are nearly as fast as the fastest the
+  // first is chosen.
+  int choose(const GemmKey& key, int num_ways, const Clock& seconds_of);
+  void forget() { choices_.clear(); }
+
+ private:
+  std::map<GemmKey, int> choices_;
+};
+
+}  // namespace specdec::cuda

@@ -1,0 +1,132 @@
+// Before and after a product by code that is not ours: weights as a plain matrix, and what becomes
+// of the sums.
+#include "core/check.h"
+#include "cuda/device/target.cuh"
+#include "cuda/kernels/projection.h"
+#include "cuda/kernels/projection_finish.cuh"
+
+namespace specdec::cuda::SPECDEC_TARGET {
+
+void unpack_weights(Stream& stream, const UnpackParams& params);  // for projection.cu
+void finish_sums(Stream& stream, const FinishSumsParams& params);
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / kWarpSize;
+constexpr int kUnpackBlocks = 4;  // k blocks that a warp has under way together
+constexpr int kFinishRows = 32;   // of a tile that a warp finishes at once
+
+// A warp takes kUnpackBlocks k blocks of a tile; of each a lane has 8 inputs of two outputs.
+__global__ void __launch_bounds__(kThreads) unpack_kernel(const UnpackParams params) {
+  const int lane = threadIdx.x % kWarpSize;
+  const int num_k_blocks = params.num_k_blocks;
+  const int first_block = (blockIdx.x * kWarps + threadIdx.x / kWarpSize) * kUnpackBlocks;
+  const int tile = blockIdx.y;
+  const unsigned char* tile_weights = static_cast<const unsigned char*>(params.weights) +
+                                      int64_t{tile} * num_k_blocks * ActFormat<Bf16>::kBlockBytes;
+  ActFormat<Bf16>::Weights weights[kUnpackBlocks];  // bits alone: any act dtype's
+#pragma unroll
+  for (int i = 0; i < kUnpackBlocks; ++i) {
+    if (first_block + i >= num_k_blocks) continue;
+    weights[i] = ActFormat<Bf16>::load_weights(
+        tile_weights + int64_t{first_block + i} * ActFormat<Bf16>::kBlockBytes, lane);
+  }
+  ptx::wait_for_previous();
+  ptx::let_next_start();
+  const int64_t row_bytes = int64_t{num_k_blocks} * kRecordBytes;
+  unsigned char* upper = static_cast<unsigned char*>(params.out) +
+                         (int64_t{tile} * kTileOutputs + lane / 4) * row_bytes + lane % 4 * 16;
+  unsigned char* lower = upper + 8 * row_bytes;
+#pragma unroll
+  for (int i = 0; i < kUnpackBlocks; ++i) {
+    if (first_block + i >= num_k_blocks) continue;
+    const uint4& first = weights[i].steps[0];
+    const uint4& second = weights[i].steps[1];
+    const int64_t offset = int64_t{first_block + i} * kRecordBytes;
+    *reinterpret_cast<uint4*>(upper + offset) = make_uint4(first.x, first.z, second.x, second.z);
+    *reinterpret_cast<uint4*>(lower + offset) = make_uint4(first.y, first.w, second.y, second.w);
+  }
+}
+
+// A warp brings some rows of a tile to shared memory, where the product kernels leave theirs.
+// Grid: [blocks of tiles, blocks of rows]. Neighbouring warps read neighbouring outputs.
+template <class T>
+__global__ void __launch_bounds__(kThreads) finish_sums_kernel(const FinishSumsParams params) {
+  __shared__ float shared[kWarps][kFinishRows * kTileOutputs];
+  ptx::wait_for_previous();
+  ptx::let_next_start();
+  const int warp = threadIdx.x / kWarpSize;
+  const int index = blockIdx.x * kWarps + warp;
+  if (index >= params.num_tiles) return;
+  const int tile = params.first_tile + index;
+  const int first_row = blockIdx.y * kFinishRows;
+  const int num_rows = min(kFinishRows, params.num_rows - first_row);
+  const int output = threadIdx.x % kTileOutputs;
+  const float* sums = params.sums + index * kTileOutputs + output;
+#pragma unroll 4
+  for (int i = threadIdx.x % kWarpSize; i < num_rows * kTileOutputs; i += kWarpSize) {
+    shared[warp][i] = sums[(first_row + i / kTileOutputs) * params.ld];
+  }
+  __syncwarp();
+  finish_tile<T>(params.finish, tile, first_row, num_rows, shared[warp]);
+}
+
+// A head of a row a warp.
+template <class T>
+__global__ void __launch_bounds__(kThreads) finish_heads_kernel(const FinishSumsParams params) {
+  SPECDEC_SHARED_BYTES(shared);
+  ptx::wait_for_previous();
+  ptx::let_next_start();
+  const HeadsParams& heads = params.finish.heads;
+  const int num_heads = heads.num_heads + 2 * heads.kv.num_kv_heads;
+  const int warp = threadIdx.x / kWarpSize;
+  const int head = blockIdx.x * kWarps + warp;
+  if (head >= num_heads) return;
+  finish_head<T>(params.finish, head, blockIdx.y,
+                 reinterpret_cast<float*>(shared) + warp * heads.kv.head_dim);
+}
+
+unsigned blocks_of(int count, int each) { return static_cast<unsigned>((count + each - 1) / each); }
+
+template <class T>
+void finish_sums_of(Stream& stream, const FinishSumsParams& params) {
+  if (params.finish.kind == Finish::kHeads) {
+    const HeadsParams& heads = params.finish.heads;
+    launch("finish_heads", stream, finish_heads_kernel<T>,
+           {.grid = {blocks_of(heads.num_heads + 2 * heads.kv.num_kv_heads, kWarps),
+                     static_cast<unsigned>(params.num_rows)},
+            .block = {kThreads},
+            .shared_bytes = sizeof(float) * kWarps * static_cast<size_t>(heads.kv.head_dim),
+            .overlaps_previous = true},
+           params);
+    return;
+  }
+  launch("finish_sums", stream, finish_sums_kernel<T>,
+         {.grid = {blocks_of(params.num_tiles, kWarps), blocks_of(params.num_rows, kFinishRows)},
+          .block = {kThreads},
+          .overlaps_previous = true},
+         params);
+}
+
+}  // namespace
+
+void unpack_weights(Stream& stream, const UnpackParams& params) {
+  launch("unpack_weights", stream, unpack_kernel,
+         {.grid = {blocks_of(params.num_k_blocks, kWarps * kUnpackBlocks),
+                   static_cast<unsigned>(params.num_tiles)},
+          .block = {kThreads},
+          .overlaps_previous = true},
+         params);
+}
+
+void finish_sums(Stream& stream, const FinishSumsParams& params) {
+  SPECDEC_CHECK(params.finish.scales == nullptr);  // weights that can be unpacked have none
+  if (params.act_dtype == DType::kBF16) {
+    finish_sums_of<Bf16>(stream, params);
+  } else {
+    finish_sums_of<Half>(stream, params);
+  }
+}
+
+}  // namespace specdec::cuda::SPECDEC_TARGET
