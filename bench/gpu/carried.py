@@ -3,8 +3,9 @@
     python -m bench.gpu.carried DIRECTORY
 
 fills a folder where there is one; `report --beside DIRECTORY` uses it: wheels of pybind11 and
-nlohmann-json for the Python module, googletest's sources (of Debian's libgtest-dev) and pytest for
-the tests.
+nlohmann-json for the Python module, that of CUTLASS for its headers, googletest's sources (of
+Debian's libgtest-dev) and pytest for the tests. CUTLASS's include folder, with cutlass/cutlass.h
+in it, will do too.
 vLLM is two archives of 51 MiB in folders of their own, vllm_c.tar.xz and vllm_rest.tar.xz with the
 wheels it needs beside them.
 """
@@ -24,12 +25,14 @@ from .steps import Context, NotRunError
 WHEELS = [
     "pybind11==3.1.0",
     "nlohmann-json==3.12.0",
+    "nvidia-cutlass==4.2.0.0",
     "pytest==9.2.0",
     "pluggy==1.7.0",
     "iniconfig==2.3.1",
     "packaging==26.3",
     "pygments==2.21.0",
 ]
+CUTLASS_INCLUDE = "cutlass_library/source/include"  # in its wheel
 GOOGLETEST = Path("/usr/src/googletest/googletest")
 VLLM_ARCHIVES = ("vllm_c.tar.xz", "vllm_rest.tar.xz")
 
@@ -53,6 +56,12 @@ def unpack_wheels(context: Context) -> Path:
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(site)
     return site
+
+
+def find_cutlass(context: Context) -> Path | None:
+    """The folder to include CUTLASS from, of an unpacked wheel or carried as it is; or None."""
+    folders = [context.scratch / "site" / CUTLASS_INCLUDE, *context.beside]
+    return next((path for path in folders if (path / "cutlass/cutlass.h").is_file()), None)
 
 
 def build_googletest(context: Context) -> Path | None:

@@ -44,6 +44,9 @@ def build(context: Context) -> Data:
     ]
     if (prefix := carried.build_googletest(context)) is not None:
         options.append(f"-DGTEST_ROOT={prefix}")
+    cutlass = carried.find_cutlass(context)
+    if cutlass is not None:
+        options.append(f"-DSPECDEC_CUTLASS={cutlass}")
     pybind11 = pybind11_folder(context) if machine.python_header() else None
     if pybind11 is not None:
         options += ["-DSPECDEC_PYTHON=ON", f"-Dpybind11_DIR={pybind11}"]
@@ -66,7 +69,11 @@ def build(context: Context) -> Data:
             break
     if pybind11 is not None:
         install_module(context)
-    data = {"architecture": architecture(), "python_module": pybind11 is not None}
+    data = {
+        "architecture": architecture(),
+        "python_module": pybind11 is not None,
+        "cutlass": str(cutlass) if cutlass is not None else "only if CMake found it",
+    }
     if failed:
         raise FailedError("; ".join(failed), data)
     return data
@@ -230,6 +237,11 @@ def kernels(weight_format: str) -> Callable[[Context], Data]:
     return run
 
 
+def many_rows(context: Context) -> Data:
+    """Products of many rows on every kernel and library there is."""
+    return bench(context, "cuda_kernel_bench", "kernels-many-rows", "--nondeterministic")
+
+
 def target_passes(name: str) -> Callable[[Context], Data]:
     """Decoding and verifying of one shape."""
 
@@ -391,6 +403,7 @@ STEPS: Sequence[Step] = [
     Step("steps-8b", "Passes of Llama-3.1-8B", 50, target_passes("llama-3.1-8b")),
     Step("steps-1b", "Passes of Llama-3.2-1B", 30, target_passes("llama-3.2-1b")),
     Step("kernels-act", "Kernels, bfloat16 weights", 30, kernels("act")),
+    Step("kernels-many-rows", "Products of many rows", 30, many_rows),
     Step("kernels-int8", "Kernels, int8 weights", 20, kernels("int8")),
     Step("kernels-int4", "Kernels, int4 weights", 20, kernels("int4_grouped")),
     Step("engine-8b", "Engine, Llama-3.1-8B", 75, engine_runs("llama-3.1-8b", "llama-3.2-1b")),

@@ -9,6 +9,15 @@ Data = dict[str, Any]
 
 # What a draft is assumed to be kept with when tokens/s are worked out from the time of passes.
 ACCEPTANCES = (0.6, 0.7, 0.8, 0.9)
+# Of products of many rows, as the benchmark names them.
+MANY_ROWS_WAYS = (
+    "many_rows",
+    "wide_rows 128",
+    "wide_rows 256",
+    "cutlass 128x128",
+    "cutlass 128x256",
+    "cublasLt",
+)
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
@@ -149,6 +158,35 @@ def kernels(report: Data) -> list[str]:
     return ["## Kernels", "", *table(heads, rows)]
 
 
+def many_rows(report: Data) -> list[str]:
+    """TFLOP/s of every way to multiply many rows, and what determinism costs against the best."""
+    cases: dict[tuple[str, str, int], dict[str, float]] = {}
+    for record in records_of(report, "kernels-many-rows"):
+        kernel, way = record["kernel"].split(": ")
+        rates = cases.setdefault((kernel, record["shape"], record["rows"]), {})
+        way = way.split(" ")[0] if way.startswith("cublasLt") else way  # its best algorithm
+        rates[way] = max(rates.get(way, 0), record["gflop_per_s"] / 1e3)
+    if not cases:
+        return []
+    rows = [
+        (
+            *case,
+            *(number(rates[way]) if way in rates else "absent" for way in MANY_ROWS_WAYS),
+            number(max(rates.values()) / rates["many_rows"]),
+        )
+        for case, rates in cases.items()
+        if "many_rows" in rates
+    ]
+    heads = ["projection", "shape", "rows", *MANY_ROWS_WAYS, "best over many_rows"]
+    return [
+        "## Products of many rows",
+        "",
+        "TFLOP/s; `many_rows` is what runs with `deterministic=True`, the best of all without.",
+        "",
+        *table(heads, rows),
+    ]
+
+
 def engines(report: Data) -> list[str]:
     """Whole steps of this engine and of others, by batch."""
     rows = []
@@ -234,5 +272,6 @@ def render(report: Data) -> str:
     lines += passes(report, "steps-1b", "Passes of Llama-3.2-1B")
     lines += engines(report)
     lines += kernels(report)
+    lines += many_rows(report)
     lines += the_machine(report)
     return "\n".join(lines).rstrip() + "\n"

@@ -5,12 +5,13 @@
 // the L2 cache cannot hold, one after the other as in a step: seconds are of one operation, `bytes`
 // what it must read. The sampler includes what waiting for its result costs the host.
 // --format=act|int8|int4_grouped|... chooses how weights are stored, --filter a kernel or model.
-// --nondeterministic measures projections of many rows, by the kernels that are for them alone.
+// --nondeterministic measures projections of many rows, each on every kernel and library there is.
 #include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "bench/kernels/cuda_projection_bench.h"
 #include "common/gpu.h"
 #include "common/gpu_requests.h"
 #include "common/report.h"
@@ -18,13 +19,6 @@
 
 namespace specdec::bench {
 namespace {
-
-constexpr int64_t kBeyondCache = int64_t{256} << 20;
-constexpr int kMaxSets = 64;
-
-int sets_for(double bytes) {
-  return std::clamp(static_cast<int>(kBeyondCache / bytes) + 1, 1, kMaxSets);
-}
 
 class KernelBench {
  public:
@@ -37,18 +31,15 @@ class KernelBench {
   int run() {
     std::vector<ModelShape> models = gpu_models();
     if (options_.smoke) models = {kTinyModel};
-    for (const ModelShape& model : models) projections(model);
+    ProjectionBench projections(gpu_, options_, watch_, [&](Record record) { add(record); });
+    for (const ModelShape& model : models) projections.run(model);
+    if (!options_.deterministic) return report_.finish();
     for (const ModelShape& model : models) attentions(model);
     sampler(models.front().vocab_size);
     return report_.finish();
   }
 
  private:
-  std::vector<int> projected_rows() const {
-    if (!options_.deterministic)
-      return options_.smoke ? std::vector{130} : std::vector{128, 512, 2048};
-    return options_.smoke ? std::vector{1, 3, 17} : std::vector{1, 4, 8, 16, 64};
-  }
   int samples() const { return options_.samples(15); }
   bool wants(const std::string& kernel, const std::string& shape) const {
     return options_.selects(kernel + " " + shape) && watch_.seconds() < options_.budget_seconds;
@@ -60,9 +51,6 @@ class KernelBench {
     report_.add(record);
   }
 
-  void projections(const ModelShape& model);
-  void projection(const ModelShape& model, const std::string& kernel, int64_t out_features,
-                  int64_t in_features, bool gated);
   void attentions(const ModelShape& model);
   void sampler(int vocab_size);
 
@@ -72,101 +60,6 @@ class KernelBench {
   Report report_;
   double read_rate_;
 };
-
-void KernelBench::projections(const ModelShape& model) {
-  const int64_t q_width = int64_t{model.num_heads} * model.head_dim;
-  const int64_t qkv_width = q_width + 2LL * model.num_kv_heads * model.head_dim;
-  projection(model, "qkv", qkv_width, model.hidden, false);
-  projection(model, "attention_out", model.hidden, q_width, false);
-  projection(model, "gate_up", 2LL * model.intermediate, model.hidden, true);
-  projection(model, "down", model.hidden, model.intermediate, false);
-  projection(model, "head", model.vocab_size, model.hidden, false);
-}
-
-// The launch of one projection as the decoder makes it, on given weights.
-class ProjectionRun {
- public:
-  ProjectionRun(Gpu& gpu, const ModelShape& model, const std::string& kernel, int64_t out_features,
-                int64_t in_features, int num_rows)
-      : gpu_(gpu), model_(model), kernel_(kernel), requests_(gpu, model, 1, num_rows, 64, 1) {
-    const DType act = gpu.backend().act_dtype();
-    gpu.backend().begin_step();
-    batch_ = requests_.stage(1);
-    const int staged_rows = batch_.num_rows;  // with padding
-    rows_ = gpu.random(sizeof(float) * staged_rows * in_features, DType::kF32);
-    act_rows_ = gpu.random(size_of(act) * staged_rows * in_features, act);
-    out_ = gpu.device().allocate(sizeof(float) * staged_rows * out_features, "a bench");
-    norm_weight_ = gpu.random(sizeof(float) * in_features, DType::kF32);
-    rope_ = gpu.random(sizeof(float) * 65 * model.head_dim / 2, DType::kF32);
-    norm_ = {.weight = norm_weight_.as<float>()};
-    normed_ = {.x = rows_.data(), .norm = &norm_, .num_rows = staged_rows};
-    acts_ = {.x = act_rows_.data(), .dtype = act, .num_rows = staged_rows};
-  }
-
-  void operator()(const PackedLinear& weight) {
-    Backend& backend = gpu_.backend();
-    if (kernel_ == "qkv") {
-      backend.project_qkv({.weight = &weight,
-                           .in = normed_,
-                           .rope_cos = rope_.as<float>(),
-                           .rope_sin = rope_.as<float>(),
-                           .rotary_dim = model_.head_dim,
-                           .num_heads = model_.num_heads,
-                           .batch = &batch_,
-                           .kv = requests_.layers().front(),
-                           .q = out_.data()});
-    } else if (kernel_ == "gate_up") {
-      backend.activated_linear({.weight = &weight, .in = normed_, .out = out_.data()});
-    } else if (kernel_ == "head") {
-      backend.linear({.weight = &weight, .in = normed_, .out = out_.as<float>()});
-    } else {
-      backend.linear({.weight = &weight, .in = acts_, .out = out_.as<float>(), .accumulate = true});
-    }
-  }
-
- private:
-  Gpu& gpu_;
-  ModelShape model_;
-  std::string kernel_;
-  GpuRequests requests_;
-  Buffer rows_, act_rows_, out_, norm_weight_, rope_;
-  NormParams norm_;
-  ProjectionInput normed_, acts_;
-  BatchView batch_;
-};
-
-void KernelBench::projection(const ModelShape& model, const std::string& kernel,
-                             int64_t out_features, int64_t in_features, bool gated) {
-  const std::string shape = std::string(model.name) + " " + std::string(name_of(options_.format));
-  if (!wants(kernel, shape)) return;
-  const DType act = gpu_.backend().act_dtype();
-  const int64_t part_rows = gated ? out_features / 2 : out_features;
-  const std::vector<uint16_t> source =
-      random_numbers(static_cast<size_t>(part_rows * in_features), act);
-  const WeightView view{.values = {source.data(), act, {part_rows, in_features}}};
-  const std::vector<WeightView> parts(gated ? 2 : 1, view);
-  const PackArgs pack = {.parts = parts, .format = options_.format, .gated = gated};
-  std::vector<std::unique_ptr<PackedLinear>> weights;
-  weights.push_back(gpu_.backend().pack_linear(pack));
-  const double bytes = static_cast<double>(weights.front()->size_bytes());
-  const int num_sets = options_.smoke ? 2 : sets_for(bytes);
-  while (static_cast<int>(weights.size()) < num_sets) {
-    weights.push_back(gpu_.backend().pack_linear(pack));
-  }
-  for (int num_rows : projected_rows()) {
-    if (!wants(kernel, shape)) return;
-    ProjectionRun run(gpu_, model, kernel, out_features, in_features, num_rows);
-    const double seconds = gpu_.graph_seconds(samples(), [&] {
-      for (const auto& weight : weights) run(*weight);
-    });
-    add({.kernel = kernel,
-         .shape = shape,
-         .rows = num_rows,
-         .seconds = seconds / num_sets,
-         .bytes = bytes,
-         .flops = 2.0 * num_rows * static_cast<double>(out_features * in_features)});
-  }
-}
 
 void KernelBench::attentions(const ModelShape& model) {
   struct Case {

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <bit>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -9,7 +10,6 @@
 #include "core/check.h"
 #include "core/log.h"
 #include "core/str_cat.h"
-#include "cuda/gemm/gemm_tuner.h"
 
 namespace specdec::cuda {
 namespace {
@@ -147,9 +147,10 @@ class Cublaslt final : public Gemm {
     check(api_, api_.Create(context_.out()), "Create");
   }
 
-  // Algorithms are those of a bucket of rows, so that what was timed is what runs.
+  // Algorithms are those of a bucket of rows, powers of two as where they are timed, so that what
+  // was timed is what runs.
   static GemmShape bucketed(GemmShape shape) {
-    shape.num_rows = row_bucket(shape.num_rows);
+    shape.num_rows = static_cast<int>(std::bit_ceil(static_cast<unsigned>(shape.num_rows)));
     return shape;
   }
 

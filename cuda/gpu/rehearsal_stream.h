@@ -2,6 +2,7 @@
 // allocates what it needs) while the device computes nothing.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -35,6 +36,9 @@ class RehearsalStream final : public Stream {
   }
   void fill(void* to, uint8_t value, size_t size_bytes) override {
     if (!rehearsing_) stream_->fill(to, value, size_bytes);
+  }
+  void call_library(const char* name, const std::function<void(void*)>& call) override {
+    if (!rehearsing_) stream_->call_library(name, call);
   }
 
   void begin_capture() override {

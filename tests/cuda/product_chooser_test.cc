@@ -368,6 +368,29 @@ TEST_P(ProductChooserTest, NothingIsTimedWhereResultsMayNotDependOnIt) {
   }
 }
 
+TEST_P(ProductChooserTest, ARehearsalTakesTheMemoryOfAllThatIsTried) {
+  constexpr int kN = 20;
+  const auto weight = pack(act_values(kN * kK, 45), kN);
+  const Buffer x_act = upload(to_act(act_values(kRows * kK, 46)));
+  Buffer out = upload(std::vector<float>(kRows * kN));
+  prefer("plain");
+  const auto run = [&] {
+    backend_->linear({.weight = weight.get(),
+                      .in = {.x = x_act.data(), .dtype = act_, .num_rows = kRows},
+                      .out = out.as<float>(),
+                      .accumulate = true});
+  };
+  const int64_t at_first = backend_->memory().free_bytes;
+  backend_->rehearse(run);
+  EXPECT_TRUE(timed_.empty());
+  const int64_t rehearsed = backend_->memory().free_bytes;
+  EXPECT_LT(rehearsed, at_first);
+  run();
+  EXPECT_EQ(timed_, ways());
+  EXPECT_EQ(backend_->memory().free_bytes, rehearsed);
+  backend_->stream().synchronize();
+}
+
 TEST_P(ProductChooserTest, PiecesOfWeightsTogetherAreTheProduct) {
   // 40 tiles are pieces of 16, 16 and 8.
   constexpr int kN = 40 * kTileOutputs - 4, kBlocks = (kK + kBlockInputs - 1) / kBlockInputs;

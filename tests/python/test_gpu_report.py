@@ -203,6 +203,21 @@ def test_wheels_beside_it_can_be_imported(context: Context, tmp_path: Path) -> N
     assert "imported" in execute(context, "import", script("import beside_it")).output
 
 
+def test_headers_of_cutlass_are_found_carried_or_in_its_wheel(
+    context: Context, tmp_path: Path
+) -> None:
+    assert carried.find_cutlass(context) is None
+    header = "cutlass/cutlass.h"
+    (tmp_path / "headers/cutlass").mkdir(parents=True)
+    (tmp_path / "headers" / header).touch()
+    context.beside = [tmp_path, tmp_path / "headers"]
+    assert carried.find_cutlass(context) == tmp_path / "headers"
+    with zipfile.ZipFile(tmp_path / "nvidia_cutlass-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{carried.CUTLASS_INCLUDE}/{header}", "")
+    site = carried.unpack_wheels(context)
+    assert carried.find_cutlass(context) == site / carried.CUTLASS_INCLUDE
+
+
 def test_what_is_missing_beside_it_is_named(context: Context) -> None:
     with pytest.raises(NotRunError, match=r"vllm_c\.tar\.xz is not beside it"):
         carried.find_vllm(context)
@@ -254,6 +269,23 @@ def example_report() -> dict[str, Any]:
     }
 
 
+def test_report_says_what_determinism_costs_and_what_is_absent() -> None:
+    rates = {"many_rows": 2e5, "wide_rows 128": 4e5, "cublasLt 0": 5e5, "cublasLt 1": 6e5}
+    records = [
+        {"kernel": f"qkv: {way}", "shape": "8B act", "rows": 512, "gflop_per_s": rate}
+        for way, rate in rates.items()
+    ]
+    report = example_report()
+    report["steps"]["kernels-many-rows"] = {
+        "title": "Many rows",
+        "status": "done",
+        "seconds": 1.0,
+        "data": {"records": records},
+    }
+    line = next(line for line in render(report).splitlines() if line.startswith("| qkv"))
+    assert line == "| qkv | 8B act | 512 | 200 | 400 | absent | absent | absent | 600 | 3 |"
+
+
 def test_report_holds_measurements_to_what_is_asked_of_them() -> None:
     lines = {line.split(" | ")[0]: line for line in render(example_report()).splitlines()}
     assert "0.85" in lines["| 8B decodes at 80% of read bandwidth"]
@@ -275,7 +307,8 @@ def test_it_runs_from_end_to_end_on_the_emulated_device(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "out/report.json").read_text())
     status = {name: entry["status"] for name, entry in report["steps"].items()}
     ran = {name for name in status if status[name] == "done"}
-    assert {"machine", "ceilings", "steps-8b", "kernels-act", "engine-8b"} <= ran
+    benches = {"ceilings", "steps-8b", "kernels-act", "kernels-many-rows", "engine-8b"}
+    assert {"machine", *benches} <= ran
     notes = {entry["note"] for entry in report["steps"].values() if entry["status"] == "not run"}
     assert notes == {"no GPU", "no --checkpoint was given"}
     assert {record["drafts"] for record in report["steps"]["steps-8b"]["data"]["records"]} == {0, 3}
