@@ -134,6 +134,7 @@ TEST_P(DeviceTest, OutOfMemoryNamesThePurpose) {
   } catch (const OutOfMemory& error) {
     EXPECT_NE(std::string(error.what()).find("the KV cache"), std::string::npos) << error.what();
   }
+  if (!is_emulated()) return;  // other programs take and give a GPU's memory, too
   {
     const Buffer some = device().allocate(8 << 20, "test");
     EXPECT_LE(device().free_bytes(), before - (8 << 20));
