@@ -15,7 +15,10 @@ using testing::TempDirectory;
 
 class DeviceLoopTest : public EngineTest {};
 
-TEST_F(DeviceLoopTest, PlainDecodingIsThatOfTheOrdinaryStep) {
+INSTANTIATE_TEST_SUITE_P(Devices, DeviceLoopTest, ::testing::ValuesIn(engine_devices()),
+                         engine_test_name);
+
+TEST_P(DeviceLoopTest, PlainDecodingIsThatOfTheOrdinaryStep) {
   for (const SamplingParams& params : {greedy(), shaped()}) {
     std::vector<Job> jobs = jobs_of(3, params);
     int64_t num_device_steps = 0;
@@ -28,7 +31,7 @@ TEST_F(DeviceLoopTest, PlainDecodingIsThatOfTheOrdinaryStep) {
   }
 }
 
-TEST_F(DeviceLoopTest, DraftsOfTheDeviceNeverChangeAnAnswer) {
+TEST_P(DeviceLoopTest, DraftsOfTheDeviceNeverChangeAnAnswer) {
   for (const SamplingParams& params : {greedy(), shaped()}) {
     const std::vector<Job> jobs = jobs_of(3, params);
     const Answers plain = run(config(), jobs);
@@ -43,19 +46,19 @@ TEST_F(DeviceLoopTest, DraftsOfTheDeviceNeverChangeAnAnswer) {
   }
 }
 
-TEST_F(DeviceLoopTest, LaunchesOneByOneGiveWhatGraphsGive) {
+TEST_P(DeviceLoopTest, LaunchesOneByOneGiveWhatGraphsGive) {
   const std::vector<Job> jobs = jobs_of(2, shaped());
   EngineConfig eager = with_draft(draft_, 3);
   eager.enforce_eager = true;
   expect_equal(run(with_draft(draft_, 3), jobs), run(eager, jobs));
 }
 
-TEST_F(DeviceLoopTest, AnAdaptiveDraftLengthNeverChangesAnAnswer) {
+TEST_P(DeviceLoopTest, AnAdaptiveDraftLengthNeverChangesAnAnswer) {
   const std::vector<Job> jobs = jobs_of(3, greedy());
   expect_equal(run(config(), jobs), run(with_draft(draft_, 4, DraftLengthPolicy::kAuto), jobs));
 }
 
-TEST_F(DeviceLoopTest, RequestsComeAndGoWhileOthersDecode) {
+TEST_P(DeviceLoopTest, RequestsComeAndGoWhileOthersDecode) {
   std::vector<Job> jobs = jobs_of(7, shaped(), /*gap=*/3);
   for (size_t i = 0; i < jobs.size(); ++i) {
     jobs[i].params.max_tokens = 5 + static_cast<int>(3 * i) % 10;
@@ -70,7 +73,7 @@ TEST_F(DeviceLoopTest, RequestsComeAndGoWhileOthersDecode) {
 }
 
 // With the target as its own draft every draft is right, so a step gives all it can.
-TEST_F(DeviceLoopTest, RightDraftsAreAllAccepted) {
+TEST_P(DeviceLoopTest, RightDraftsAreAllAccepted) {
   Engine engine(with_draft(target_, 3));
   SamplingParams params = greedy();
   params.max_tokens = 41;
@@ -82,7 +85,7 @@ TEST_F(DeviceLoopTest, RightDraftsAreAllAccepted) {
 }
 
 // A new request's prompt is unknown to the draft model: it catches up each time.
-TEST_F(DeviceLoopTest, EveryRequestIsDraftedFor) {
+TEST_P(DeviceLoopTest, EveryRequestIsDraftedFor) {
   Engine engine(with_draft(target_, 3));
   int64_t num_drafts = 0;
   for (const Job& job : jobs_of(3, greedy())) {
@@ -94,7 +97,7 @@ TEST_F(DeviceLoopTest, EveryRequestIsDraftedFor) {
   }
 }
 
-TEST_F(DeviceLoopTest, AnAbortedRequestLeavesTheOthersAlone) {
+TEST_P(DeviceLoopTest, AnAbortedRequestLeavesTheOthersAlone) {
   const std::vector<Job> jobs = jobs_of(3, greedy());
   const Answers expected = run(with_draft(draft_, 3), jobs);
   Engine engine(with_draft(draft_, 3));
@@ -115,7 +118,7 @@ TEST_F(DeviceLoopTest, AnAbortedRequestLeavesTheOthersAlone) {
 }
 
 // Drafts of the host, chains and trees, are verified by one launch.
-TEST_F(DeviceLoopTest, DraftsOfTheHostNeverChangeAnAnswer) {
+TEST_P(DeviceLoopTest, DraftsOfTheHostNeverChangeAnAnswer) {
   for (const SamplingParams& params : {greedy(), shaped()}) {
     const std::vector<Job> jobs = jobs_of(3, params);
     const Answers plain = run(config(), jobs);
@@ -135,7 +138,7 @@ TEST_F(DeviceLoopTest, DraftsOfTheHostNeverChangeAnAnswer) {
 }
 
 // The host's verification is the reference: the same coins decide.
-TEST_F(DeviceLoopTest, WeighedDraftsAreThoseTheHostWouldKeep) {
+TEST_P(DeviceLoopTest, WeighedDraftsAreThoseTheHostWouldKeep) {
   for (Verification verification : {Verification::kRejection, Verification::kBlock}) {
     SamplingParams params = shaped();
     params.logprobs = std::nullopt;
@@ -152,7 +155,7 @@ TEST_F(DeviceLoopTest, WeighedDraftsAreThoseTheHostWouldKeep) {
 }
 
 // The pool is too small for all: sequences are preempted and come back.
-TEST_F(DeviceLoopTest, AShortPoolChangesNoAnswer) {
+TEST_P(DeviceLoopTest, AShortPoolChangesNoAnswer) {
   std::vector<Job> jobs = jobs_of(4, greedy());
   for (Job& job : jobs) job.params.max_tokens = 32;
   EngineConfig tight = with_draft(draft_, 3);
@@ -160,7 +163,7 @@ TEST_F(DeviceLoopTest, AShortPoolChangesNoAnswer) {
   expect_equal(run(config(), jobs), run(tight, jobs));
 }
 
-TEST_F(DeviceLoopTest, SyntheticAcceptanceFollowsItsRates) {
+TEST_P(DeviceLoopTest, SyntheticAcceptanceFollowsItsRates) {
   EngineConfig config = with_draft(draft_, 4);
   config.speculative.verification = Verification::kSynthetic;
   config.speculative.synthetic_acceptance_rates = {1.0, 1.0, 0.0, 0.0};

@@ -258,7 +258,10 @@ class DeviceTreeLoopTest : public EngineTest {
   }
 };
 
-TEST_F(DeviceTreeLoopTest, NeverChangesAnAnswer) {
+INSTANTIATE_TEST_SUITE_P(Devices, DeviceTreeLoopTest, ::testing::ValuesIn(engine_devices()),
+                         engine_test_name);
+
+TEST_P(DeviceTreeLoopTest, NeverChangesAnAnswer) {
   for (const SamplingParams& params : {greedy(), shaped()}) {
     const std::vector<Job> jobs = jobs_of(3, params);
     const Answers plain = run(config(), jobs);
@@ -271,7 +274,7 @@ TEST_F(DeviceTreeLoopTest, NeverChangesAnAnswer) {
   }
 }
 
-TEST_F(DeviceTreeLoopTest, CountsWhatTheHostCounts) {
+TEST_P(DeviceTreeLoopTest, CountsWhatTheHostCounts) {
   SamplingParams params = shaped();
   params.stop_token_ids = {};
   compare_with_host(with_trees(draft_, 4, 2), jobs_of(1, params));
@@ -287,14 +290,14 @@ TEST_F(DeviceTreeLoopTest, CountsWhatTheHostCounts) {
   compare_with_host(config, jobs);
 }
 
-TEST_F(DeviceTreeLoopTest, StepsOneByOneGiveWhatGraphsGive) {
+TEST_P(DeviceTreeLoopTest, StepsOneByOneGiveWhatGraphsGive) {
   const std::vector<Job> jobs = jobs_of(2, shaped());
   EngineConfig eager = with_trees(draft_, 3, 3);
   eager.enforce_eager = true;
   expect_equal(run(with_trees(draft_, 3, 3), jobs), run(eager, jobs));
 }
 
-TEST_F(DeviceTreeLoopTest, AnAdaptiveDepthNeverChangesAnAnswer) {
+TEST_P(DeviceTreeLoopTest, AnAdaptiveDepthNeverChangesAnAnswer) {
   std::vector<Job> jobs = jobs_of(3, shaped());
   for (Job& job : jobs) job.params.max_tokens = 40;
   int64_t num_device_steps = 0;
@@ -303,7 +306,7 @@ TEST_F(DeviceTreeLoopTest, AnAdaptiveDepthNeverChangesAnAnswer) {
   EXPECT_GT(num_device_steps, 5);
 }
 
-TEST_F(DeviceTreeLoopTest, RequestsComeAndGoWhileOthersDecode) {
+TEST_P(DeviceTreeLoopTest, RequestsComeAndGoWhileOthersDecode) {
   std::vector<Job> jobs = jobs_of(7, shaped(), /*gap=*/3);
   for (size_t i = 0; i < jobs.size(); ++i) {
     jobs[i].params.max_tokens = 5 + static_cast<int>(3 * i) % 10;
@@ -313,7 +316,7 @@ TEST_F(DeviceTreeLoopTest, RequestsComeAndGoWhileOthersDecode) {
 }
 
 // Requests end where the model's positions do, where branches have no places of their own.
-TEST_F(DeviceTreeLoopTest, TreesAtTheLongestLength) {
+TEST_P(DeviceTreeLoopTest, TreesAtTheLongestLength) {
   std::vector<Job> jobs = jobs_of(2, greedy());
   for (Job& job : jobs) job.params.max_tokens = 200;
   EngineConfig plain = config();
@@ -322,7 +325,7 @@ TEST_F(DeviceTreeLoopTest, TreesAtTheLongestLength) {
   expect_equal(run(plain, jobs), run(trees, jobs));
 }
 
-TEST_F(DeviceTreeLoopTest, AnAbortedRequestLeavesTheOthersAlone) {
+TEST_P(DeviceTreeLoopTest, AnAbortedRequestLeavesTheOthersAlone) {
   const std::vector<Job> jobs = jobs_of(3, greedy());
   const Answers expected = run(config(), jobs);
   Engine engine(with_trees(draft_, 3, 2));
@@ -342,7 +345,7 @@ TEST_F(DeviceTreeLoopTest, AnAbortedRequestLeavesTheOthersAlone) {
   EXPECT_EQ(tokens["r2"], expected.at("r2/0").tokens);
 }
 
-TEST_F(DeviceTreeLoopTest, AShortPoolChangesNoAnswer) {
+TEST_P(DeviceTreeLoopTest, AShortPoolChangesNoAnswer) {
   std::vector<Job> jobs = jobs_of(4, greedy());
   for (Job& job : jobs) job.params.max_tokens = 32;
   EngineConfig tight = with_trees(draft_, 3, 2);
@@ -350,7 +353,7 @@ TEST_F(DeviceTreeLoopTest, AShortPoolChangesNoAnswer) {
   expect_equal(run(config(), jobs), run(tight, jobs));
 }
 
-TEST_F(DeviceTreeLoopTest, WeighedTreesAreThoseTheHostWouldKeep) {
+TEST_P(DeviceTreeLoopTest, WeighedTreesAreThoseTheHostWouldKeep) {
   SamplingParams params = shaped();
   params.logprobs = std::nullopt;
   EngineConfig config = with_trees(draft_, 3, 2);
@@ -359,7 +362,7 @@ TEST_F(DeviceTreeLoopTest, WeighedTreesAreThoseTheHostWouldKeep) {
   compare_with_host(config, jobs_of(3, params));
 }
 
-TEST_F(DeviceTreeLoopTest, SyntheticAcceptanceFollowsItsRates) {
+TEST_P(DeviceTreeLoopTest, SyntheticAcceptanceFollowsItsRates) {
   EngineConfig config = with_trees(draft_, 4, 2);
   config.speculative.verification = Verification::kSynthetic;
   config.speculative.synthetic_acceptance_rates = {1.0, 1.0, 0.0, 0.0};
@@ -375,7 +378,7 @@ TEST_F(DeviceTreeLoopTest, SyntheticAcceptanceFollowsItsRates) {
 }
 
 // Trees of more nodes than a mask has bits for are left to the host.
-TEST_F(DeviceTreeLoopTest, WhatTheDeviceDoesNotDraftTheHostDoes) {
+TEST_P(DeviceTreeLoopTest, WhatTheDeviceDoesNotDraftTheHostDoes) {
   const std::vector<Job> jobs = jobs_of(2, greedy());
   EngineConfig deep = with_trees(draft_, 16, 4);
   deep.max_num_batched_tokens = 128;

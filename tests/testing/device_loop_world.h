@@ -1,4 +1,4 @@
-// Whole engines on the emulated device, and their answers.
+// Whole engines on the emulated device or a GPU, and their answers.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/str_cat.h"
+#include "cuda/cuda_devices.h"
 #include "specdec/engine.h"
 #include "testing/tiny_llama.h"
 
@@ -45,7 +46,21 @@ inline std::vector<std::string> texts(const std::vector<PositionLogprobs>& posit
   return texts;
 }
 
-class EngineTest : public ::testing::Test {
+// What `EngineConfig::device` may be in this build and on this machine.
+inline std::vector<std::string> engine_devices() {
+  std::vector<std::string> devices;
+#ifdef SPECDEC_CUDA_EMULATION
+  devices.push_back("emulated");
+#endif
+  if (!cuda::list_cuda_devices().empty()) devices.push_back("cuda");
+  return devices;
+}
+inline std::string engine_test_name(const ::testing::TestParamInfo<std::string>& info) {
+  return info.param == "cuda" ? "Gpu" : "Emulated";
+}
+
+// Param: INSTANTIATE_TEST_SUITE_P(Devices, XTest, ValuesIn(engine_devices()), engine_test_name).
+class EngineTest : public ::testing::TestWithParam<std::string> {
  protected:
   EngineTest() {
     tiny::write_checkpoint(target_, tiny::llama_tensors());
@@ -56,7 +71,7 @@ class EngineTest : public ::testing::Test {
     EngineConfig config;
     config.model = target_.path();
     config.dtype = "bfloat16";
-    config.device = "emulated";
+    config.device = GetParam();
     config.max_model_len = 96;
     config.max_num_seqs = 4;
     config.max_num_batched_tokens = 64;
