@@ -62,7 +62,7 @@ void ModelRunner::rehearse(const KvFormat& format) {
       decoder_->forward({.num_requests = 1, .num_rows = rows, .max_blocks_per_request = 1},
                         cache.layers());
     });
-    each_row_count(limits_.max_logit_rows, [&](int rows) {
+    each_row_count(std::min(limits_.max_logit_rows, max_rows), [&](int rows) {
       decoder_->compute_logits_staged(nullptr, rows, logits_.as<float>());
     });
     // Edits beside raw logprobs need most.
