@@ -24,9 +24,9 @@ __global__ void __launch_bounds__(kStepThreads, 1) draft_rows_kernel(DraftRowsPa
   const StepSlots& state = params.state;
   const StepBatch& batch = params.batch;
   if (threadIdx.x == 0 && params.started != nullptr) *params.started = ptx::nanoseconds();
-  const int first_slot = threadIdx.x * kSlotsPerThread;
+  const SlotRange mine = slots_of_thread(state.num_slots);
   int num_rows = 0;
-  for (int i = first_slot; i < min(first_slot + kSlotsPerThread, state.num_slots); ++i) {
+  for (int i = mine.begin; i < mine.end; ++i) {
     StepSlot& slot = state.slots[i];
     if (params.pass == 0) {
       slot.num_drafts = draft_limit(slot, params.num_drafts);
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kStepThreads, 1) draft_rows_kernel(DraftRowsPa
   StepCounts all;
   int row = exclusive_scan({num_rows, 0}, &all).rows;
   const int total = all.rows;
-  for (int i = first_slot; i < min(first_slot + kSlotsPerThread, state.num_slots); ++i) {
+  for (int i = mine.begin; i < mine.end; ++i) {
     const StepSlot& slot = state.slots[i];
     batch.cu_rows[i] = row;
     batch.base_lens[i] = 0;
@@ -77,27 +77,33 @@ __global__ void __launch_bounds__(kStepThreads, 1) draft_rows_kernel(DraftRowsPa
   pad_rows(batch, total);
 }
 
-// Row of node `node`: the root is 0, the i-th draft node i + 1.
-__device__ __forceinline__ void put_node(const VerifyRowsParams& params, int index,
-                                         const StepSlot& slot, int node, int first_row) {
+// Node 0 is the root, node i + 1 the i-th draft.
+__device__ __forceinline__ int parent_of(const StepSlot& slot, int node) {
+  return slot.is_tree != 0 && node > 0 ? slot.parents[node - 1] : node - 1;
+}
+
+__device__ __forceinline__ void put_node(const VerifyRowsParams& params, int index, int node,
+                                         int row) {
+  const StepSlot& slot = params.state.slots[index];
   const StepBatch& batch = params.batch;
   const StepTrees& trees = params.trees;
-  const int row = first_row + node;
-  const int parent = node == 0 ? -1 : (slot.is_tree != 0 ? slot.parents[node - 1] : node - 1);
   const int root = slot.num_tokens - 1;
-  const int position = node == 0 ? root : batch.positions[first_row + parent] + 1;
+  uint64_t mask = 1;
+  int depth = 0;
+  for (int at = node; at > 0; at = parent_of(slot, at)) {
+    mask |= uint64_t{1} << at;
+    ++depth;
+  }
   const int32_t token = node == 0 ? slot.tail[kStepTail - 1] : slot.drafts[node - 1];
-  put_row(params.state, batch, row, index, token, position, root + node);
-  trees.parents[row] = parent;
-  trees.masks[row] = (node == 0 ? 0 : trees.masks[first_row + parent]) | uint64_t{1} << node;
+  put_row(params.state, batch, row, index, token, root + depth, root + node);
+  trees.parents[row] = parent_of(slot, node);
+  trees.masks[row] = mask;
 
-  const int depth = position - root;
   const int32_t* path = slot.drafts;
-  if (slot.is_tree != 0) {
+  if (slot.is_tree != 0 && slot.count_table != nullptr) {  // nothing else reads it
     int32_t* own = trees.paths + static_cast<int64_t>(row) * kMaxStepDrafts;
-    const int32_t* above = trees.paths + static_cast<int64_t>(first_row + parent) * kMaxStepDrafts;
-    for (int i = 0; i + 1 < depth; ++i) own[i] = above[i];
-    if (depth > 0) own[depth - 1] = token;
+    int place = depth;
+    for (int at = node; at > 0; at = parent_of(slot, at)) own[--place] = slot.drafts[at - 1];
     path = own;
   }
   DeviceSampleRow sample = sample_after(slot, path, depth);
@@ -108,30 +114,43 @@ __device__ __forceinline__ void put_node(const VerifyRowsParams& params, int ind
   batch.samples[row] = sample;
 }
 
-// The tries of a slot, in order: one a draft.
-__device__ __forceinline__ void put_attempts(const StepTrees& trees, int index,
-                                             const StepSlot& slot, int first) {
-  for (int i = 0; i < slot.num_drafts; ++i) {
-    const bool has_distribution = trees.has_draft_distributions != 0 && is_drawn(slot);
-    trees.attempts[first + i] = {
-        .parent = slot.is_tree != 0 ? slot.parents[i] : i,
-        .child = i + 1,
-        .distribution = has_distribution ? index * trees.max_drafts + i : -1};
+// The try that fell on a draft.
+__device__ __forceinline__ void put_attempt(const StepTrees& trees, const StepSlot& slot, int index,
+                                            int node) {
+  const bool has_distribution = trees.has_draft_distributions != 0 && is_drawn(slot);
+  trees.attempts[trees.cu_attempts[index] + node - 1] = {
+      .parent = parent_of(slot, node),
+      .child = node,
+      .distribution = has_distribution ? index * trees.max_drafts + node - 1 : -1};
+}
+
+// The last slot whose first row is not past `row`: those before it that start there have none.
+__device__ __forceinline__ int slot_of_row(const int32_t* first_rows, int num_slots, int row) {
+  int low = 0;
+  int high = num_slots;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (first_rows[middle] <= row) {
+      low = middle;
+    } else {
+      high = middle;
+    }
   }
+  return low;
 }
 
 __global__ void __launch_bounds__(kStepThreads, 1) verify_rows_kernel(VerifyRowsParams params) {
+  __shared__ int32_t first_rows[kMaxStepSlots];
   ptx::wait_for_previous();
   ptx::let_next_start();
   const StepSlots& state = params.state;
   const StepBatch& batch = params.batch;
   const StepTrees& trees = params.trees;
   if (threadIdx.x == 0) *params.started = ptx::nanoseconds();
-  const int first_slot = threadIdx.x * kSlotsPerThread;
-  const int end_slot = min(first_slot + kSlotsPerThread, state.num_slots);
+  const SlotRange mine = slots_of_thread(state.num_slots);
   int num_rows = 0;
   int num_drafts = 0;
-  for (int i = first_slot; i < end_slot; ++i) {
+  for (int i = mine.begin; i < mine.end; ++i) {
     StepSlot& slot = state.slots[i];
     if (params.num_drafts >= 0) slot.is_tree = 0;
     if (params.num_drafts == 0 || slot.is_active == 0) slot.num_drafts = 0;
@@ -142,26 +161,28 @@ __global__ void __launch_bounds__(kStepThreads, 1) verify_rows_kernel(VerifyRows
     num_drafts += slot.num_drafts;
   }
   StepCounts all;
-  const StepCounts before = exclusive_scan({num_rows, num_drafts}, &all);
-  int row = before.rows;
-  int attempt = before.drafts;
-  const int total = all.rows;
-  for (int i = first_slot; i < end_slot; ++i) {
+  StepCounts before = exclusive_scan({num_rows, num_drafts}, &all);
+  for (int i = mine.begin; i < mine.end; ++i) {
     const StepSlot& slot = state.slots[i];
-    batch.cu_rows[i] = row;
+    first_rows[i] = batch.cu_rows[i] = before.rows;
     batch.base_lens[i] = slot.num_tokens - 1;
     trees.is_tree[i] = slot.is_tree != 0;
     trees.seeds[i] = slot.sampling.seed;
-    trees.cu_attempts[i] = attempt;
-    if (slot.is_active == 0) continue;
-    for (int node = 0; node <= slot.num_drafts; ++node) put_node(params, i, slot, node, row);
-    put_attempts(trees, i, slot, attempt);
-    row += 1 + slot.num_drafts;
-    attempt += slot.num_drafts;
+    trees.cu_attempts[i] = before.drafts;
+    before.rows += slot.is_active != 0 ? 1 + slot.num_drafts : 0;
+    before.drafts += slot.num_drafts;
   }
+  const int total = all.rows;
   if (threadIdx.x == 0) {
     batch.cu_rows[state.num_slots] = total;
     trees.cu_attempts[state.num_slots] = all.drafts;
+  }
+  __syncthreads();
+  for (int row = threadIdx.x; row < total; row += kStepThreads) {
+    const int index = slot_of_row(first_rows, state.num_slots, row);
+    const int node = row - first_rows[index];
+    put_node(params, index, node, row);
+    if (node > 0) put_attempt(trees, state.slots[index], index, node);
   }
   pad_rows(batch, total);
   for (int padding = total + threadIdx.x; padding < batch.max_rows; padding += kStepThreads) {

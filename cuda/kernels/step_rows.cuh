@@ -6,9 +6,18 @@
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
-// One block does it all: a thread has up to kSlotsPerThread consecutive slots.
 inline constexpr int kStepThreads = 256;
-inline constexpr int kSlotsPerThread = kMaxStepSlots / kStepThreads;
+
+// One block does it all: a thread has a few consecutive slots.
+struct SlotRange {
+  int begin;
+  int end;
+};
+__device__ __forceinline__ SlotRange slots_of_thread(int num_slots) {
+  const int share = (num_slots + kStepThreads - 1) / kStepThreads;
+  const int begin = min(static_cast<int>(threadIdx.x) * share, num_slots);
+  return {begin, min(begin + share, num_slots)};
+}
 
 // Rows and drafts of some slots.
 struct StepCounts {

@@ -53,13 +53,12 @@ __global__ void __launch_bounds__(kStepThreads, 1) tree_rows_kernel(TreeRowsPara
   const StepSlots& state = params.state;
   const StepBatch& batch = params.batch;
   const StepGrowths& growths = params.growths;
-  const int first_slot = threadIdx.x * kSlotsPerThread;
-  const int end_slot = min(first_slot + kSlotsPerThread, state.num_slots);
+  const SlotRange mine = slots_of_thread(state.num_slots);
   int num_rows = 0;
-  for (int i = first_slot; i < end_slot; ++i) num_rows += growths.slots[i].num_frontier;
+  for (int i = mine.begin; i < mine.end; ++i) num_rows += growths.slots[i].num_frontier;
   StepCounts all;
   int row = exclusive_scan({num_rows, 0}, &all).rows;
-  for (int i = first_slot; i < end_slot; ++i) {
+  for (int i = mine.begin; i < mine.end; ++i) {
     const int num_frontier = growths.slots[i].num_frontier;
     batch.cu_rows[i] = row;
     batch.base_lens[i] = state.slots[i].num_tokens - 1;
