@@ -81,12 +81,10 @@ CudaDeviceStep::CudaDeviceStep(CudaBackend& backend, const KernelTable& kernels,
     num_candidates_ = array(samples, sizeof(int32_t));
     candidates_ = array(samples * config.tree_width, sizeof(DeviceCandidate));
     kv_places_ = array(slots * kMaxStepDrafts, sizeof(int32_t));
-    draft_layers_ = layers_of(*config.draft);
   }
   if (has_trees) {
     moves_ = array(slots * drafts * 2, sizeof(int64_t));
     num_moves_ = array(1, sizeof(int32_t));
-    layers_ = layers_of(*config.target);
   }
   pinned_slots_ = backend.device().allocate_pinned(slots_.size_bytes(), "device steps");
   pinned_tables_ = backend.device().allocate_pinned(block_tables_.size_bytes(), "device steps");
@@ -102,18 +100,6 @@ CudaDeviceStep::CudaDeviceStep(CudaBackend& backend, const KernelTable& kernels,
     ring.times = backend.device().allocate_pinned(sizeof(StepTimes), "device steps");
     ring.done = backend.device().make_event();
   }
-}
-
-Buffer CudaDeviceStep::layers_of(StepModel& model) {
-  std::vector<KvLayerPointers> layers;
-  for (const PagedKvView& layer : model.kv_layers()) {
-    layers.push_back({.keys = layer.keys, .values = layer.values});
-  }
-  const size_t size_bytes = layers.size() * sizeof(KvLayerPointers);
-  Buffer buffer = backend_.device().allocate(size_bytes, "device steps");
-  backend_.stream().copy_to_device(buffer.data(), layers.data(), size_bytes);
-  backend_.stream().synchronize();
-  return buffer;
 }
 
 CudaDeviceStep::~CudaDeviceStep() {
@@ -261,15 +247,38 @@ void CudaDeviceStep::set_drafts(std::span<const HostDraft> drafts) {
                             .num_drafted = static_cast<int32_t>(records.size())});
 }
 
+size_t CudaDeviceStep::num_logprobs_bytes() const {
+  return static_cast<size_t>(config_.max_rows) * sizeof(int32_t);
+}
+
+size_t CudaDeviceStep::logprobs_bytes() const {
+  return static_cast<size_t>(config_.max_rows) * (config_.max_logprobs + 1) * sizeof(DeviceLogprob);
+}
+
+size_t CudaDeviceStep::count_tables_bytes() const {
+  return static_cast<size_t>(config_.num_slots) * config_.target->vocab_size() * sizeof(int32_t);
+}
+
+int64_t CudaDeviceStep::bytes_on_demand() const {
+  size_t bytes = 0;
+  const auto add = [&](const Buffer& buffer, size_t size_bytes) {
+    if (buffer.empty()) bytes += size_bytes;
+  };
+  add(num_logprobs_, num_logprobs_bytes());
+  add(logprobs_, logprobs_bytes());
+  if (config_.logprobs_mode == LogprobsMode::kRaw) add(processed_, logits_.size_bytes());
+  add(count_tables_, count_tables_bytes());
+  return static_cast<int64_t>(bytes);
+}
+
 void CudaDeviceStep::reserve(const Shape& shape) {
   if (shape.num_logprobs < 0) return;
   const auto fit = [&](Buffer& buffer, size_t size_bytes) {
     if (!buffer.empty()) return;
     buffer = backend_.device().allocate(size_bytes, "logprobs of device steps");
   };
-  const size_t rows = static_cast<size_t>(config_.max_rows);
-  fit(num_logprobs_, rows * sizeof(int32_t));
-  fit(logprobs_, rows * (config_.max_logprobs + 1) * sizeof(DeviceLogprob));
+  fit(num_logprobs_, num_logprobs_bytes());
+  fit(logprobs_, logprobs_bytes());
   if (shape.any_edits && config_.logprobs_mode == LogprobsMode::kRaw) {
     fit(processed_, logits_.size_bytes());
   }

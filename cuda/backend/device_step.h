@@ -17,6 +17,7 @@ class CudaDeviceStep final : public DeviceStep {
   CudaDeviceStep(CudaBackend& backend, const KernelTable& kernels, const DeviceStepConfig& config);
   ~CudaDeviceStep() override;
 
+  int64_t bytes_on_demand() const override;
   void set_slots(std::span<const DeviceSlot> slots) override;
   void add_blocks(std::span<const NewBlock> blocks) override;
   void deactivate(std::span<const int> slots) override;
@@ -67,6 +68,9 @@ class CudaDeviceStep final : public DeviceStep {
   BatchView tree_view(int num_slots, int num_rows);
   StepSlot record_of(int index, const DeviceSlot& from, SampleLists& lists);
   int32_t* count_table(int slot);
+  size_t count_tables_bytes() const;
+  size_t num_logprobs_bytes() const;
+  size_t logprobs_bytes() const;
   void upload_lists(const SampleLists& lists);
   void report(const Shape& shape);
   static PositionLogprobs read_logprobs(const Ring& ring, int row);

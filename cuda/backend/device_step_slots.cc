@@ -16,8 +16,7 @@ constexpr size_t kLeastListBytes = 1 << 14;
 int32_t* CudaDeviceStep::count_table(int slot) {
   const size_t vocab_size = static_cast<size_t>(config_.target->vocab_size());
   if (count_tables_.empty()) {
-    count_tables_ = backend_.device().allocate(config_.num_slots * vocab_size * sizeof(int32_t),
-                                               "token counts for penalties");
+    count_tables_ = backend_.device().allocate(count_tables_bytes(), "token counts for penalties");
   }
   int32_t* table = count_tables_.as<int32_t>() + slot * vocab_size;
   backend_.stream().fill(table, 0, vocab_size * sizeof(int32_t));
@@ -47,11 +46,28 @@ StepSlot CudaDeviceStep::record_of(int index, const DeviceSlot& from, SampleList
   return slot;
 }
 
+Buffer CudaDeviceStep::layers_of(StepModel& model) {
+  std::vector<KvLayerPointers> layers;
+  for (const PagedKvView& layer : model.kv_layers()) {
+    layers.push_back({.keys = layer.keys, .values = layer.values});
+  }
+  const size_t size_bytes = layers.size() * sizeof(KvLayerPointers);
+  Buffer buffer = backend_.device().allocate(size_bytes, "device steps");
+  backend_.stream().copy_to_device(buffer.data(), layers.data(), size_bytes);
+  backend_.stream().synchronize();
+  return buffer;
+}
+
 void CudaDeviceStep::set_slots(std::span<const DeviceSlot> slots) {
   SPECDEC_CHECK_EQ(num_under_way(), 0);
   SPECDEC_CHECK_LE(slots.size(), static_cast<size_t>(config_.num_slots));
   Stream& stream = backend_.stream();
   stream.synchronize();  // the pinned copies may still be read
+  // The caches are there by the time that there are requests.
+  if (!moves_.empty() && layers_.empty()) {
+    layers_ = layers_of(*config_.target);
+    if (config_.tree_width > 1) draft_layers_ = layers_of(*config_.draft);
+  }
   SampleLists lists;
   std::vector<SlotChange> counts;
   auto* records = pinned_slots_.as<StepSlot>();

@@ -9,7 +9,7 @@ bool is_emulation_built() { return true; }
 namespace {
 
 // A small model, and a KV cache that is zeroed in no time.
-constexpr int64_t kMemoryBytes = int64_t{512} << 20;
+constexpr int64_t kMemoryBytes = int64_t{2} << 30;
 
 }  // namespace
 

@@ -123,6 +123,50 @@ TEST(CudaMemory, WhatStepsTakeIsTakenBeforeTheCache) {
   EXPECT_LE(bytes_of_first_large_step(/*rehearse=*/true), 32 << 10);
 }
 
+TEST(CudaMemory, WhatRequestsMayWantOfDeviceStepsIsKnown) {
+  const specdec::testing::TempDirectory directory;
+  tiny::write_checkpoint(directory, tiny::llama_tensors());
+  CudaBackend backend = backend_with(64 * kMiB);
+  ModelRunner runner(load_model_config(directory.path()), directory.path(), backend,
+                     {.max_model_len = 64, .max_rows = 64, .max_logit_rows = 4});
+  // Before there is a cache.
+  const auto step = backend.make_device_step({.num_slots = 2,
+                                              .max_rows = 64,
+                                              .block_size = 16,
+                                              .max_blocks_per_request = 4,
+                                              .max_logprobs = 20,
+                                              .synthetic_rates = {},
+                                              .target = &runner});
+  runner.allocate_cache(4, {.block_size = 16, .dtype = DType::kBF16});
+  const std::vector<int32_t> tokens = {5};
+  const std::vector<int32_t> blocks = {1};
+  DeviceSlot slot = {.is_active = true,
+                     .num_tokens = 1,
+                     .num_prompt_tokens = 1,
+                     .max_num_tokens = 9,
+                     .tokens = tokens,
+                     .stop_token_ids = {},
+                     .sampling = {},
+                     .blocks = blocks};
+  const auto run = [&](bool want_logprobs) {
+    step->set_slots({&slot, 1});
+    step->launch({.num_slots = 1, .want_logprobs = want_logprobs});
+    EXPECT_EQ(step->wait().slots[0].logprobs.size(), want_logprobs ? 1u : 0u);
+  };
+  run(false);
+  backend.stage_ids(tokens);  // staging comes in pieces, of which this takes the first
+  const int64_t before = backend.memory().free_bytes;
+  const int64_t expected = step->bytes_on_demand();
+  const std::vector<TokenCount> counts = {{.token_id = 5, .output_count = 1}};
+  slot.sampling.repetition_penalty = 1.5f;
+  slot.sampling.counts = counts;
+  slot.sampling.want_logprobs = true;
+  run(true);
+  EXPECT_EQ(before - backend.memory().free_bytes, expected);
+  EXPECT_GT(expected, 0);
+  EXPECT_EQ(step->bytes_on_demand(), 0);
+}
+
 TEST(CudaMemory, ACacheThatDoesNotFitSaysWhatToLower) {
   CudaBackend backend = backend_with(8 * kMiB);
   const int64_t free_bytes = backend.memory().free_bytes;

@@ -23,6 +23,7 @@ class StepModel {
   // Logits of rows of the last forward: [num_rows, vocab_size()].
   virtual void compute_logits(const int32_t* row_ids, int num_rows, float* logits) = 0;
   virtual int vocab_size() const = 0;
+  // Once there is a cache: a device step is made before.
   virtual std::span<const PagedKvView> kv_layers() const = 0;
 };
 
@@ -115,6 +116,9 @@ struct DeviceStepOutcome {
 class DeviceStep {
  public:
   virtual ~DeviceStep() = default;
+
+  // Device memory that steps may yet take, for requests that want more than tokens.
+  virtual int64_t bytes_on_demand() const = 0;
 
   // Sets all slots; no step may be under way.
   virtual void set_slots(std::span<const DeviceSlot> slots) = 0;

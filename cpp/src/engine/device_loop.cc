@@ -33,57 +33,54 @@ CompletionState* running(const DeviceLoop::CompletionSource& completions, uint64
 
 }  // namespace
 
-std::unique_ptr<DeviceLoop> DeviceLoop::make(Backend& backend, ModelRunner& target,
-                                             Scheduler& scheduler, Speculator* speculator,
-                                             DeviceLoopConfig config) {
-  DraftModelDrafter* drafter = speculator == nullptr ? nullptr : speculator->device_drafter();
-  if (drafter != nullptr && drafter->options().max_model_len < config.max_model_len) {
-    drafter = nullptr;
-  }
-  const int tree_width = drafter == nullptr ? 1 : speculator->tree_shape().width;
+int DeviceLoopConfig::step_rows() const {
+  return std::min(max_rows, is_weighed() ? kMaxWeighedRows : kMaxRows);
+}
+
+int DeviceLoopConfig::step_seqs() const {
+  return std::min(max_num_seqs, step_rows() / (is_weighed() ? 1 + max_drafts : 1));
+}
+
+std::unique_ptr<DeviceStep> DeviceLoop::make_step(Backend& backend, ModelRunner& target,
+                                                  const Speculator* speculator,
+                                                  const DeviceLoopConfig& config) {
+  if (config.step_seqs() == 0) return nullptr;
+  const auto draft = speculator == nullptr ? std::nullopt : speculator->device_draft();
+  const DraftSampling sampling = draft.has_value() ? draft->sampling : DraftSampling::kCoupled;
   // Branches of a tree take slots past the longest sequence.
   const int max_slots =
       config.max_model_len + (speculator == nullptr ? 0 : speculator->tree_shape().max_nodes);
-  const DraftSampling sampling =
-      drafter == nullptr ? DraftSampling::kCoupled : drafter->options().sampling;
-  const bool is_block = config.verification == Verification::kBlock;
-  const bool is_weighed = is_block || config.verification == Verification::kRejection;
-  config.max_rows = std::min(config.max_rows, is_weighed ? kMaxWeighedRows : kMaxRows);
-  const int rows_per_seq = is_weighed ? 1 + config.max_drafts : 1;
-  config.max_num_seqs = std::min(config.max_num_seqs, config.max_rows / rows_per_seq);
-  if (config.max_num_seqs == 0) return nullptr;
-  auto device = backend.make_device_step(
-      {.num_slots = config.max_num_seqs,
+  return backend.make_device_step(
+      {.num_slots = config.step_seqs(),
        .max_drafts = speculator == nullptr ? 0 : config.max_drafts,
-       .max_rows = config.max_rows,
+       .max_rows = config.step_rows(),
        .block_size = config.block_size,
        .max_blocks_per_request = num_blocks_for(max_slots, config.block_size),
        .max_logprobs = kMaxLogprobs,
-       .tree_width = tree_width,
+       .tree_width = draft.has_value() ? speculator->tree_shape().width : 1,
        .argmax_drafts = sampling == DraftSampling::kArgmax,
        .independent_drafts = sampling == DraftSampling::kIndependent,
-       .is_weighed = is_weighed,
-       .is_block = is_block,
-       .accepts_trees = speculator != nullptr && drafter == nullptr,
+       .is_weighed = config.is_weighed(),
+       .is_block = config.verification == Verification::kBlock,
+       .accepts_trees = speculator != nullptr && !draft.has_value(),
        .synthetic_rates = config.synthetic_rates,
        .logprobs_mode = config.logprobs_mode,
        .target = &target,
-       .draft = drafter == nullptr ? nullptr : &drafter->runner()});
-  if (device == nullptr) return nullptr;
-  return std::unique_ptr<DeviceLoop>(
-      new DeviceLoop(std::move(device), scheduler, speculator, drafter, config));
+       .draft = draft.has_value() ? draft->runner : nullptr});
 }
 
 DeviceLoop::DeviceLoop(std::unique_ptr<DeviceStep> device, Scheduler& scheduler,
-                       Speculator* speculator, DraftModelDrafter* drafter,
-                       const DeviceLoopConfig& config)
+                       Speculator* speculator, const DeviceLoopConfig& config)
     : device_(std::move(device)),
       scheduler_(scheduler),
       speculator_(speculator),
-      drafter_(drafter),
-      drafts_on_host_(speculator != nullptr && drafter == nullptr),
+      drafter_(speculator == nullptr ? nullptr : speculator->device_drafter()),
+      drafts_on_host_(speculator != nullptr && drafter_ == nullptr),
       config_(config),
-      shape_(drafter == nullptr ? TreeShape{} : speculator->tree_shape()) {}
+      shape_(drafter_ == nullptr ? TreeShape{} : speculator->tree_shape()) {
+  config_.max_rows = config.step_rows();
+  config_.max_num_seqs = config.step_seqs();
+}
 
 bool DeviceLoop::run(const CompletionSource& completions, Step& step) {
   if (drafts_on_host_) return false;
@@ -106,9 +103,7 @@ bool DeviceLoop::serves(const Sequence& sequence) const {
   const SamplingParams& params = sequence.params;
   if (!params.bad_words.empty()) return false;
   if (!params.logprobs.has_value()) return true;
-  const bool is_weighed = config_.verification == Verification::kRejection ||
-                          config_.verification == Verification::kBlock;
-  return !is_weighed && *params.logprobs >= 0 && *params.logprobs <= kMaxLogprobs;
+  return !config_.is_weighed() && *params.logprobs >= 0 && *params.logprobs <= kMaxLogprobs;
 }
 
 bool DeviceLoop::can_launch(const CompletionSource& completions) {

@@ -20,7 +20,7 @@
 namespace specdec {
 
 struct DeviceLoopConfig {
-  int max_num_seqs = 0;   // more are left to the ordinary step
+  int max_num_seqs = 0;
   int max_drafts = 0;     // of a sequence and step; nodes of a tree
   int max_rows = 0;       // of a step
   int max_model_len = 0;  // tokens
@@ -28,15 +28,25 @@ struct DeviceLoopConfig {
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;
   Verification verification = Verification::kExact;
   std::vector<double> synthetic_rates;
+
+  bool is_weighed() const {
+    return verification == Verification::kRejection || verification == Verification::kBlock;
+  }
+  // What one step has room for; more is left to the ordinary step.
+  int step_rows() const;
+  int step_seqs() const;
 };
 
 class DeviceLoop {
  public:
-  // Null where the backend has no device steps, or none that serve this speculation. Everything is
-  // borrowed; `speculator` may be null.
-  static std::unique_ptr<DeviceLoop> make(Backend& backend, ModelRunner& target,
-                                          Scheduler& scheduler, Speculator* speculator,
-                                          DeviceLoopConfig config);
+  // Takes the memory of steps, before the KV cache gets what is left. Null where the backend has no
+  // device steps, or none that serve this speculation. `speculator` may be null.
+  static std::unique_ptr<DeviceStep> make_step(Backend& backend, ModelRunner& target,
+                                               const Speculator* speculator,
+                                               const DeviceLoopConfig& config);
+  // The step as made with the same configuration; the rest is borrowed.
+  DeviceLoop(std::unique_ptr<DeviceStep> device, Scheduler& scheduler, Speculator* speculator,
+             const DeviceLoopConfig& config);
 
   // One sequence of a step that is done.
   struct Progress {
@@ -68,9 +78,6 @@ class DeviceLoop {
   struct Launch {
     int num_passes = 0;
   };
-
-  DeviceLoop(std::unique_ptr<DeviceStep> device, Scheduler& scheduler, Speculator* speculator,
-             DraftModelDrafter* drafter, const DeviceLoopConfig& config);
 
   bool serves(const Sequence& sequence) const;
   // Puts the running sequences into slots; false when some cannot be served.

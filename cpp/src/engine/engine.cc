@@ -74,8 +74,24 @@ Engine::Impl::Impl(const EngineConfig& given) : config_(given) {
   }
   runner_->rehearse(kv_format);
   if (speculator_ != nullptr) speculator_->rehearse(kv_format);
+  const LogprobsMode logprobs_mode =
+      config.logprobs_mode == "processed_logprobs" ? LogprobsMode::kProcessed : LogprobsMode::kRaw;
+  const DeviceLoopConfig loop_config = {
+      .max_num_seqs = config.max_num_seqs,
+      .max_drafts = config.speculative.max_nodes(),
+      .max_rows = config.max_num_batched_tokens,
+      .max_model_len = max_model_len,
+      .block_size = config.block_size,
+      .logprobs_mode = logprobs_mode,
+      .verification = config.speculative.verification,
+      .synthetic_rates = config.speculative.verification == Verification::kSynthetic
+                             ? config.speculative.synthetic_acceptance_rates
+                             : std::vector<double>{}};
+  auto device_step = DeviceLoop::make_step(*backend_, *runner_, speculator_.get(), loop_config);
+  MemoryInfo memory = backend_->memory();
+  if (device_step != nullptr) memory.free_bytes -= device_step->bytes_on_demand();
   const CacheSize cache =
-      resolve_cache_size(config, device.kind, max_model_len, block_bytes, backend_->memory());
+      resolve_cache_size(config, device.kind, max_model_len, block_bytes, memory);
   runner_->allocate_cache(cache.num_blocks, kv_format);
   pool_ = std::make_unique<BlockPool>(cache.num_blocks);
   scheduler_ = std::make_unique<Scheduler>(
@@ -87,22 +103,12 @@ Engine::Impl::Impl(const EngineConfig& given) : config_(given) {
   if (speculator_ != nullptr) {
     speculator_->start(*pool_, kv_format, runner_->decoder().weight_bytes());
   }
-  const LogprobsMode logprobs_mode =
-      config.logprobs_mode == "processed_logprobs" ? LogprobsMode::kProcessed : LogprobsMode::kRaw;
   sampler_ = std::make_unique<StepSampler>(*runner_, logprobs_mode, config.speculative,
                                            kMaxDistributionRows);
-  loop_ = DeviceLoop::make(
-      *backend_, *runner_, *scheduler_, speculator_.get(),
-      {.max_num_seqs = config.max_num_seqs,
-       .max_drafts = config.speculative.max_nodes(),
-       .max_rows = config.max_num_batched_tokens,
-       .max_model_len = cache.max_model_len,
-       .block_size = config.block_size,
-       .logprobs_mode = logprobs_mode,
-       .verification = config.speculative.verification,
-       .synthetic_rates = config.speculative.verification == Verification::kSynthetic
-                              ? config.speculative.synthetic_acceptance_rates
-                              : std::vector<double>{}});
+  if (device_step != nullptr) {
+    loop_ = std::make_unique<DeviceLoop>(std::move(device_step), *scheduler_, speculator_.get(),
+                                         loop_config);
+  }
   fill_model_info(model, cache);
 }
 

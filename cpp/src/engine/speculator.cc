@@ -75,6 +75,7 @@ Speculator::Speculator(const EngineConfig& config, Backend& backend, const Model
         parse_quantization(drafter.quantization));
     weight_bytes_ += runners_.back()->decoder().weight_bytes();
   }
+  device_draft_ = find_device_draft(max_model_len);
 }
 
 int64_t Speculator::cache_block_bytes(const KvFormat& format) const {
@@ -236,19 +237,18 @@ void Speculator::record_tokens(const Sequence& sequence, std::span<const int32_t
   if (adaptive_ != nullptr) adaptive_->record_tokens(sequence.ordinal, tokens);
 }
 
-DraftModelDrafter* Speculator::device_drafter() const {
-  if (parts_.size() != 1 || model_drafter_ == nullptr) return nullptr;
+std::optional<Speculator::DeviceDraft> Speculator::find_device_draft(int max_model_len) const {
+  if (runners_.size() != 1 || runners_[0] == nullptr) return std::nullopt;
+  if (runners_[0]->vocab_size() != vocab_size_ || max_lens_[0] < max_model_len) return std::nullopt;
   const DrafterConfig& config = config_.drafters[0];
-  const bool is_weighed = config_.verification == Verification::kRejection ||
-                          config_.verification == Verification::kBlock;
   if (config.sampling == DraftSampling::kIndependent) {
+    const bool is_weighed = config_.verification == Verification::kRejection ||
+                            config_.verification == Verification::kBlock;
     // Tries of a tree's node share a distribution.
-    if (!is_weighed || config_.tree_width > 1) return nullptr;
+    if (!is_weighed || config_.tree_width > 1) return std::nullopt;
   }
-  if (config.min_confidence > 0 || model_drafter_->runner().vocab_size() != vocab_size_) {
-    return nullptr;
-  }
-  return model_drafter_;
+  if (config.min_confidence > 0) return std::nullopt;
+  return DeviceDraft{.runner = runners_[0].get(), .sampling = config.sampling};
 }
 
 int Speculator::longest_draft(const Sequence& sequence) const {

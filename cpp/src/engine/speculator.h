@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -61,9 +62,17 @@ class Speculator {
   // The sequence is over, whatever way.
   void finish(const Sequence& sequence);
 
-  // The drafter whose passes a device step can run: the only one, a draft model of the target's
-  // vocabulary. Null: none.
-  DraftModelDrafter* device_drafter() const;
+  // The draft model whose passes a device step can run, known before start(): the only drafter, of
+  // the target's vocabulary and length.
+  struct DeviceDraft {
+    ModelRunner* runner = nullptr;
+    DraftSampling sampling = DraftSampling::kCoupled;
+  };
+  std::optional<DeviceDraft> device_draft() const { return device_draft_; }
+  // Its drafter, after start(); null without one.
+  DraftModelDrafter* device_drafter() const {
+    return device_draft_.has_value() ? model_drafter_ : nullptr;
+  }
   TreeShape tree_shape() const {
     return {.width = config_.tree_width, .max_nodes = config_.max_nodes()};
   }
@@ -82,6 +91,7 @@ class Speculator {
   int64_t kv_cache_bytes() const;
 
  private:
+  std::optional<DeviceDraft> find_device_draft(int max_model_len) const;
   int depth_limit(const Sequence& sequence) const;
   // Levels of a sequence's tree in a device step of so many passes.
   int num_levels(const Sequence& sequence, int num_passes) const;
@@ -97,6 +107,7 @@ class Speculator {
   DraftSchedule schedule_;
   std::vector<std::unique_ptr<ModelRunner>> runners_;  // by drafter, until start(); null: no model
   std::vector<int> max_lens_;                          // by drafter: tokens its positions reach
+  std::optional<DeviceDraft> device_draft_;
   int64_t weight_bytes_ = 0;
   int64_t kv_cache_bytes_ = 0;
   std::unique_ptr<Drafter> drafter_;
