@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "cuda/device/numeric.cuh"
@@ -53,35 +54,29 @@ inline uint32_t multiply_pairs(uint32_t a, uint32_t b) {
   return pack<T>(x.x * y.x, x.y * y.y);
 }
 #else
-__device__ __forceinline__ __nv_bfloat162 bf16_pair(uint32_t bits) {
-  return {__ushort_as_bfloat16(static_cast<uint16_t>(bits)),
-          __ushort_as_bfloat16(static_cast<uint16_t>(bits >> 16))};
-}
-__device__ __forceinline__ uint32_t bits_of(__nv_bfloat162 pair) {
-  return __bfloat16_as_ushort(pair.x) | static_cast<uint32_t>(__bfloat16_as_ushort(pair.y)) << 16;
-}
-__device__ __forceinline__ __half2 half_pair(uint32_t bits) {
-  return {__ushort_as_half(static_cast<uint16_t>(bits)),
-          __ushort_as_half(static_cast<uint16_t>(bits >> 16))};
-}
-__device__ __forceinline__ uint32_t bits_of(__half2 pair) {
-  return __half_as_ushort(pair.x) | static_cast<uint32_t>(__half_as_ushort(pair.y)) << 16;
+// The same bits as another type of 4 bytes.
+template <class To, class From>
+__device__ __forceinline__ To bits_as(const From& from) {
+  static_assert(sizeof(To) == 4 && sizeof(From) == 4);
+  To to;
+  memcpy(&to, &from, sizeof(to));
+  return to;
 }
 template <>
 __device__ __forceinline__ uint32_t add_pairs<Bf16>(uint32_t a, uint32_t b) {
-  return bits_of(__hadd2(bf16_pair(a), bf16_pair(b)));
+  return bits_as<uint32_t>(__hadd2(bits_as<__nv_bfloat162>(a), bits_as<__nv_bfloat162>(b)));
 }
 template <>
 __device__ __forceinline__ uint32_t add_pairs<Half>(uint32_t a, uint32_t b) {
-  return bits_of(__hadd2(half_pair(a), half_pair(b)));
+  return bits_as<uint32_t>(__hadd2(bits_as<__half2>(a), bits_as<__half2>(b)));
 }
 template <>
 __device__ __forceinline__ uint32_t multiply_pairs<Bf16>(uint32_t a, uint32_t b) {
-  return bits_of(__hmul2(bf16_pair(a), bf16_pair(b)));
+  return bits_as<uint32_t>(__hmul2(bits_as<__nv_bfloat162>(a), bits_as<__nv_bfloat162>(b)));
 }
 template <>
 __device__ __forceinline__ uint32_t multiply_pairs<Half>(uint32_t a, uint32_t b) {
-  return bits_of(__hmul2(half_pair(a), half_pair(b)));
+  return bits_as<uint32_t>(__hmul2(bits_as<__half2>(a), bits_as<__half2>(b)));
 }
 #endif
 

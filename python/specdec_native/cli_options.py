@@ -16,7 +16,9 @@ DType = Annotated[
 ]
 Quantization = Annotated[
     str | None,
-    typer.Option(help="Weights: auto (as stored), none (at dtype), int8 or int4 [default: auto]."),
+    typer.Option(
+        help="Weights: auto (as stored), none (at dtype), int8, int4, or fp8 on a GPU [auto]."
+    ),
 ]
 KvCacheDType = Annotated[
     str, typer.Option("--kv-cache-dtype", help="Keys and values: auto (dtype) or int8.")

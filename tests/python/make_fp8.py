@@ -35,6 +35,7 @@ class Kind:
     scale_dtype: torch.dtype = torch.float32
     scalar: bool = False  # one scale, of no dimensions
     skipped: tuple[str, ...] = field(default_factory=tuple)
+    vocabulary: bool = False  # embedding and head are quantised, too
     input_scale: bool = False
 
 
@@ -69,6 +70,7 @@ KINDS = {
     "channels": Kind(_group("channel"), (1, 0), scale_dtype=torch.bfloat16),
     "tensors": Kind(_group("tensor"), (0, 0), scale_dtype=torch.bfloat16, input_scale=True),
     "compressed_blocks": Kind(_group("block", block_structure=[64, 32]), (64, 32)),
+    "vocabulary": Kind(_group("block", block_structure=[64, 32]), (64, 32), vocabulary=True),
     "partly": Kind(
         {"quant_method": "fp8", "activation_scheme": "dynamic"},
         (0, 0),
@@ -110,8 +112,9 @@ def make_fp8(source: Path, kind: Kind, directory: Path) -> tuple[Path, Path]:
     plain: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         stored[name] = plain[name] = tensor
-        is_layer = "layers." in name and tensor.dim() == 2 and "gate.weight" not in name
-        if not is_layer or any(part in name for part in kind.skipped):
+        is_wanted = kind.vocabulary or "layers." in name
+        is_matrix = tensor.dim() == 2 and "gate.weight" not in name
+        if not (is_wanted and is_matrix) or any(part in name for part in kind.skipped):
             continue
         codes, scales, values = _quantise(tensor, kind)
         base = name.removesuffix("weight")

@@ -60,7 +60,8 @@ def test_a_gpu_holds_them_in_eight_bits(
     found = engine_logprobs(model, tokens, device=device, **options)
     assert 1e-4 < relative_error(found, expected) < 1.3 * relative_error(rounded, expected)
     infos = [Engine(path, device=device, **options).model_info() for path in (model, plain)]
-    assert infos[0].weight_format.startswith("fp8+bfloat16, from ")
+    held = "fp8, from " if kind == "vocabulary" else "fp8+bfloat16, from "
+    assert infos[0].weight_format.startswith(held)
     assert infos[0].weight_bytes < infos[1].weight_bytes * (0.9 if kind == "fbgemm" else 0.85)
 
 
@@ -81,6 +82,30 @@ def test_other_formats_may_be_made_of_them(
     assert engine.model_info().weight_format.startswith(weight_format)
 
 
+def test_a_tied_head_may_be_stored_so(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """In the embedding, or beside it: what it holds decides."""
+    model, plain = make_fp8(checkpoint("llama_tied"), KINDS["vocabulary"], tmp_path)
+    tokens = random_tokens(NUM_TOKENS, seed=3)
+    expected = reference_logprobs(plain, tokens, token_by_token=False)[:-1]
+    tensors = load_file(model / "model.safetensors")
+    for change in (None, "same", "codes", "scale"):
+        if change is not None:
+            for name in ("weight", "weight_scale"):
+                tensors[f"lm_head.{name}"] = tensors[f"model.embed_tokens.{name}"].clone()
+        if change == "codes":
+            tensors["lm_head.weight"].view(torch.uint8)[:] ^= 0x80
+        if change == "scale":
+            tensors["lm_head.weight_scale"] *= -1
+        save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+        found = engine_logprobs(model, tokens, dtype="float32", device="cpu")
+        is_equal = relative_error(found, expected) < 2e-5
+        assert is_equal == (change in (None, "same"))
+        if not _core.build_info().has_emulated_device:
+            continue
+        rounded = engine_logprobs(model, tokens, dtype="bfloat16", device="emulated", **SMALL)
+        assert 1e-4 < relative_error(rounded, found) < 0.03
+
+
 def test_experts_may_be_stored_so(checkpoint: Checkpoint, tmp_path: Path) -> None:
     source = deterministic_model(checkpoint, "mixtral", tmp_path)
     tokens = random_tokens(NUM_TOKENS, seed=3)
@@ -93,6 +118,16 @@ def test_experts_may_be_stored_so(checkpoint: Checkpoint, tmp_path: Path) -> Non
             continue
         found = engine_logprobs(model, tokens, dtype="bfloat16", device="emulated", **SMALL)
         assert 1e-4 < relative_error(found, expected) < 0.03
+
+
+def test_experts_of_a_layer_are_stored_alike(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    if not _core.build_info().has_emulated_device:
+        pytest.skip("a CPU holds all of them at its dtype")
+    kind = replace(KINDS["channels"], skipped=("layers.1.block_sparse_moe.experts.2.",))
+    model, _ = make_fp8(checkpoint("mixtral"), kind, tmp_path)
+    Engine(model, device="emulated", quantization="fp8", **SMALL).close()
+    with pytest.raises(ValueError, match="layers.1.*experts.*different formats.*'none'"):
+        Engine(model, device="emulated", **SMALL)
 
 
 # -- quantised at load

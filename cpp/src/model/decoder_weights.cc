@@ -94,6 +94,7 @@ class Loader {
                   const WeightView& down);
   void load_experts_apart(const std::string& block, ExpertWeights& experts);
   void load_experts_stacked(const std::string& block, ExpertWeights& experts);
+  void check_alike(const std::string& name, const ExpertWeights& experts) const;
   void warn_about_unused() const;
 
   const ModelConfig& config_;
@@ -295,7 +296,21 @@ ExpertWeights Loader::load_experts(const std::string& layer) {
   } else {
     load_experts_apart(block + "experts.", experts);
   }
+  check_alike(block + "experts", experts);
   return experts;
+}
+
+// Products of all experts of a layer are one operation.
+void Loader::check_alike(const std::string& name, const ExpertWeights& experts) const {
+  const auto differs = [](const std::vector<const PackedLinear*>& weights) {
+    return std::ranges::any_of(weights, [&](const PackedLinear* weight) {
+      return weight->format() != weights.front()->format();
+    });
+  };
+  if (!differs(experts.gate_up) && !differs(experts.down)) return;
+  throw CheckpointError(store_.source(), name,
+                        "experts of a layer are stored in different formats; give "
+                        "quantization='none', or one that makes them alike");
 }
 
 void Loader::add_expert(ExpertWeights& experts, const WeightView& gate, const WeightView& up,
