@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -15,7 +16,7 @@ from logprobs import engine_logprobs, random_tokens, reference_logprobs
 from make_fp8 import KINDS, make_fp8
 from specdec_native import Engine, _core
 from test_cuda import DEVICES, SMALL, deterministic_model
-from test_quantization import relative_error
+from test_quantization import TEXTS, relative_error, text_logprobs
 
 Checkpoint = Callable[[str], Path]
 
@@ -181,6 +182,17 @@ def test_a_cpu_says_what_to_ask_for(checkpoint: Checkpoint) -> None:
     for options in ({"quantization": "fp8"}, {"speculative_config": config}):
         with pytest.raises(ValueError, match="quantization: 'fp8' needs a GPU.*use 'int8'"):
             Engine(checkpoint("llama"), device="cpu", **options)
+
+
+@pytest.mark.models
+def test_trained_weights_lose_little(smollm2: Path, tmp_path: Path) -> None:
+    tokenizer = Engine(smollm2, max_model_len=64).tokenizer
+    texts = [tokenizer.encode(text) for text in TEXTS]
+    model, _ = make_fp8(smollm2, KINDS["channels"], tmp_path)
+    expected = text_logprobs(smollm2, texts, dtype="float32")
+    found = text_logprobs(model, texts, dtype="float32")
+    assert abs(np.mean(found - expected)) < 0.05
+    assert 0.02 < np.mean(np.abs(found - expected)) < 0.25  # 0.14 was seen on longer texts
 
 
 # -- what is refused
