@@ -33,6 +33,7 @@ RUNS: list[tuple[str, list[str]]] = [
 GPU_RUNS: list[tuple[str, list[str]]] = [
     ("cuda_machine_bench", []),
     ("cuda_kernel_bench", []),
+    ("cuda_kernel_bench", ["--nondeterministic"]),
 ]
 
 

@@ -160,9 +160,8 @@ void ProjectionBench::few_rows(const ModelShape& model, const Projection& projec
 }
 
 void ProjectionBench::peer(const ModelShape& model, const Projection& projection) {
-  static const cuda::CublasltLibrary kLibrary = cuda::open_cublaslt();
-  if (gpu_.is_emulated() || !kLibrary.problem.empty()) {
-    say_absent("cublasLt: " + (gpu_.is_emulated() ? "the device is emulated" : kLibrary.problem));
+  if (gpu_.is_emulated() || !cublaslt_.problem.empty()) {
+    say_absent("cublasLt: " + (gpu_.is_emulated() ? "the device is emulated" : cublaslt_.problem));
     return;
   }
   const DType act = gpu_.backend().act_dtype();
@@ -171,7 +170,7 @@ void ProjectionBench::peer(const ModelShape& model, const Projection& projection
   while (static_cast<int>(weights.size()) < sets_for(bytes)) {
     weights.push_back(gpu_.random(static_cast<size_t>(bytes), act));
   }
-  const std::unique_ptr<cuda::Gemm> gemm = cuda::make_cublaslt(kLibrary.api);
+  const std::unique_ptr<cuda::Gemm> gemm = cuda::make_cublaslt(cublaslt_.api);
   Buffer workspace = gpu_.device().allocate(gemm->workspace_bytes(), "a bench");
   for (int num_rows : {1, 8, 16}) {
     if (!wants(projection, shape_name(model))) return;

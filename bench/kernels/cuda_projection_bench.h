@@ -15,6 +15,7 @@
 #include "common/options.h"
 #include "common/report.h"
 #include "common/timing.h"
+#include "cuda/gemm/cublaslt.h"
 
 namespace specdec::bench {
 
@@ -57,6 +58,7 @@ class ProjectionBench {
   const Options& options_;
   const Stopwatch& watch_;
   std::function<void(const Record&)> add_;
+  cuda::CublasltLibrary cublaslt_ = cuda::open_cublaslt();
   std::set<std::string> absent_;
 };
 

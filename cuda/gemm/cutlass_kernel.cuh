@@ -11,6 +11,7 @@
 #include <cutlass/gemm/collective/collective_builder.hpp>
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 
+#include "core/check.h"
 #include "core/str_cat.h"
 #include "cuda/device/target.cuh"
 #include "cuda/gemm/gemm.h"
@@ -31,17 +32,18 @@ struct LargeTile {
   static constexpr const char* kName = "cutlass 128x256";
 };
 
+inline constexpr int kAlignedSums = 16 / sizeof(float);
+
 template <class T, class Tile>
 struct CutlassGemm {
   using Cluster = cute::Shape<cute::Int<Tile::kClusterRows>, cute::_1, cute::_1>;
   using RowMajor = cutlass::layout::RowMajor;
   using ColumnMajor = cutlass::layout::ColumnMajor;
   static constexpr int kAlignment = 16 / sizeof(T);
-  static constexpr int kSumAlignment = 16 / sizeof(float);
   using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, typename Tile::Shape, Cluster,
-      cutlass::epilogue::collective::EpilogueTileAuto, float, float, float, RowMajor, kSumAlignment,
-      float, RowMajor, kSumAlignment,
+      cutlass::epilogue::collective::EpilogueTileAuto, float, float, float, RowMajor, kAlignedSums,
+      float, RowMajor, kAlignedSums,
       cutlass::epilogue::TmaWarpSpecializedCooperative>::CollectiveOp;
   using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, T, RowMajor, kAlignment, T, ColumnMajor,
@@ -69,6 +71,7 @@ template <class T, class Tile>
 void launch_cutlass(Stream& stream, int num_multiprocessors, const GemmParams& params) {
   using Kernel = typename CutlassGemm<T, Tile>::Kernel;
   const GemmShape& shape = params.shape;
+  SPECDEC_CHECK_EQ(shape.ld % kAlignedSums, 0);  // it looks at the other sizes itself
   const auto inputs = cute::make_stride(int64_t{shape.num_inputs}, cute::_1{}, int64_t{0});
   const auto sums = cute::make_stride(shape.ld, cute::_1{}, int64_t{0});
   typename Kernel::Arguments arguments{};

@@ -17,6 +17,7 @@ if any(device.name.startswith("cuda") for device in _core.list_devices()):
 
 def test_it_says_what_it_was_built_for() -> None:
     assert "80" in _core.build_info().cuda_note
+    assert "CUTLASS" in _core.build_info().cuda_note
     assert [device.name for device in _core.list_devices()] == ["cpu"]
 
 
