@@ -26,7 +26,16 @@ uint64_t pack(const MbarrierState& state) {
          (static_cast<uint32_t>(state.pending_bytes) & 0xfffffffu);
 }
 
+bool is_aligned(const void* address, uintptr_t alignment) {
+  return reinterpret_cast<uintptr_t>(address) % alignment == 0;
+}
+
+void check_barrier(const uint64_t* barrier) {
+  if (!is_aligned(barrier, 8)) fault("uses an mbarrier at an address that is no multiple of 8");
+}
+
 MbarrierState unpack(const uint64_t* barrier) {
+  check_barrier(barrier);
   const uint64_t word = *barrier;
   if (word >> 56 != kMark) fault("uses an mbarrier that was not initialised");
   const uint32_t bytes = static_cast<uint32_t>(word & 0xfffffffu);
@@ -74,8 +83,7 @@ void AsyncCopy::land() const {
 }
 
 void copy_async_16(void* shared, const void* global, bool valid) {
-  if (reinterpret_cast<uintptr_t>(shared) % 16 != 0 ||
-      (valid && reinterpret_cast<uintptr_t>(global) % 16 != 0)) {
+  if (!is_aligned(shared, 16) || (valid && !is_aligned(global, 16))) {
     fault("calls copy_async_16 with an address that is no multiple of 16");
   }
   Fibre& fibre = this_grid->current();
@@ -105,6 +113,7 @@ void mbarrier_init(uint64_t* barrier, int num_arrivals) {
   if (num_arrivals < 1 || num_arrivals > 1024) {
     fault(str_cat("initialises an mbarrier for ", num_arrivals, " arrivals"));
   }
+  check_barrier(barrier);
   const auto count = static_cast<uint32_t>(num_arrivals);
   *barrier = pack({.phase = 0, .num_arrivals = count, .pending_arrivals = count});
 }
@@ -127,8 +136,8 @@ void mbarrier_wait(uint64_t* barrier, int parity) {
 }
 
 void bulk_copy(void* shared, const void* global, int size_bytes, uint64_t* barrier) {
-  if (reinterpret_cast<uintptr_t>(shared) % 16 != 0 ||
-      reinterpret_cast<uintptr_t>(global) % 16 != 0 || size_bytes % 16 != 0 || size_bytes <= 0) {
+  if (!is_aligned(shared, 16) || !is_aligned(global, 16) || size_bytes % 16 != 0 ||
+      size_bytes <= 0) {
     fault(str_cat("calls bulk_copy with ", size_bytes,
                   " bytes or an address that is no multiple of 16"));
   }

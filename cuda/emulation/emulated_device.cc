@@ -21,8 +21,55 @@ using emulation::DeviceMemory;
 using emulation::Executor;
 using emulation::KernelRecord;
 
-constexpr int kMaxSharedBytes = 227 * 1024;  // of a block, on compute capability 9.0
+// The same on compute capability 8.0 and 9.0.
+constexpr unsigned kMaxGridX = 0x7fffffff;
 constexpr unsigned kMaxGridYz = 65535;
+constexpr uint64_t kMaxBlockThreads = 1024;
+constexpr unsigned kMaxBlockZ = 64;
+constexpr uint64_t kMaxResidentThreads = 2048;  // of a multiprocessor
+constexpr uint64_t kMaxResidentBlocks = 32;
+constexpr int kReservedSharedBytes = 1024;  // of every block, for the system
+
+// Static and dynamic.
+int max_shared_bytes_per_block(int compute_capability) {
+  return (compute_capability >= 90 ? 227 : 163) * 1024;
+}
+
+// Blocks that are on a multiprocessor at once, for all that is known without their registers.
+uint64_t resident_blocks(const LaunchConfig& config, uint64_t num_threads, int max_shared_bytes) {
+  const uint64_t all_bytes = static_cast<uint64_t>(max_shared_bytes + kReservedSharedBytes);
+  return std::min({kMaxResidentBlocks, kMaxResidentThreads / num_threads,
+                   all_bytes / (config.shared_bytes + kReservedSharedBytes)});
+}
+
+// Refuses what a GPU would not start.
+void check_config(const char* name, const LaunchConfig& config, const DeviceProperties& device) {
+  const auto refuse = [&](const auto&... what) {
+    throw DeviceError(str_cat("kernel ", name, ": cannot launch ", what...));
+  };
+  const auto& [grid, block, shared_bytes, overlaps, cooperative] = config;
+  const uint64_t num_threads = uint64_t{block.x} * block.y * block.z;
+  if (num_threads == 0 || num_threads > kMaxBlockThreads || block.z > kMaxBlockZ) {
+    refuse("blocks of ", block.x, " x ", block.y, " x ", block.z, " threads; ", kMaxBlockThreads,
+           " at most, ", kMaxBlockZ, " in z");
+  }
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > kMaxGridX || grid.y > kMaxGridYz ||
+      grid.z > kMaxGridYz) {
+    refuse("a grid of ", grid.x, " x ", grid.y, " x ", grid.z, " blocks; ", kMaxGridX, " x ",
+           kMaxGridYz, " x ", kMaxGridYz, " at most");
+  }
+  const int max_shared_bytes = device.max_shared_bytes_per_block;
+  if (shared_bytes > static_cast<size_t>(max_shared_bytes - kMaxStaticSharedBytes)) {
+    refuse("blocks with ", shared_bytes, " bytes of dynamic shared memory; of ", max_shared_bytes,
+           " its static arrays may take ", kMaxStaticSharedBytes);
+  }
+  const uint64_t num_blocks = uint64_t{grid.x} * grid.y * grid.z;
+  const uint64_t num_resident = static_cast<uint64_t>(device.num_multiprocessors) *
+                                resident_blocks(config, num_threads, max_shared_bytes);
+  if (cooperative && num_blocks > num_resident) {
+    refuse(num_blocks, " blocks cooperatively: ", num_resident, " are resident at once");
+  }
+}
 
 // Work in a stream: a kernel, or anything else.
 struct Operation {
@@ -36,8 +83,15 @@ class Queue;
 // What streams, events, buffers and their device share; it outlives the device while they do.
 struct DeviceState {
   explicit DeviceState(const EmulationConfig& config)
-      : memory(config.memory_bytes), executor(config) {}
+      : properties{
+            .num_multiprocessors = config.num_multiprocessors,
+            .max_shared_bytes_per_block = max_shared_bytes_per_block(config.compute_capability),
+            .compute_capability = config.compute_capability,
+            .l2_bytes = int64_t{50} << 20},
+        memory(config.memory_bytes),
+        executor(config) {}
 
+  DeviceProperties properties;
   DeviceMemory memory;
   Executor executor;
   std::vector<Queue*> queues;
@@ -178,17 +232,12 @@ class EmulatedStream final : public Stream {
 
   void submit(const KernelLaunch& launch) override {
     check_arguments(launch);
-    const LaunchConfig& config = launch.config;
-    if (config.shared_bytes > kMaxSharedBytes) {
-      throw DeviceError(str_cat("kernel ", launch.name, ": ", config.shared_bytes,
-                                " bytes of shared memory, of ", kMaxSharedBytes, " at most"));
-    }
-    if (config.grid.y > kMaxGridYz || config.grid.z > kMaxGridYz) {
-      throw DeviceError(str_cat("kernel ", launch.name, ": grid y or z above ", kMaxGridYz));
-    }
+    check_config(launch.name, launch.config, device_->properties);
     Operation operation;
-    operation.kernel = {
-        .name = launch.name, .config = config, .function = launch.function, .body = launch.body};
+    operation.kernel = {.name = launch.name,
+                        .config = launch.config,
+                        .function = launch.function,
+                        .body = launch.body};
     push(std::move(operation));
   }
 
@@ -297,21 +346,18 @@ class EmulatedStream final : public Stream {
 class EmulatedDevice final : public Device {
  public:
   explicit EmulatedDevice(const EmulationConfig& config)
-      : state_(std::make_shared<DeviceState>(config)),
-        properties_{.num_multiprocessors = config.num_multiprocessors,
-                    .max_shared_bytes_per_block = kMaxSharedBytes,
-                    .compute_capability = 90,
-                    .l2_bytes = int64_t{50} << 20} {}
+      : state_(std::make_shared<DeviceState>(config)) {}
 
   DeviceInfo info() const override {
     return {.name = "emulated",
             .model = "CUDA kernels on the CPU",
             .memory_bytes = state_->memory.capacity_bytes(),
-            .num_threads = properties_.num_multiprocessors,
-            .isa = "9.0",
+            .num_threads = properties().num_multiprocessors,
+            .isa = str_cat(properties().compute_capability / 10, ".",
+                           properties().compute_capability % 10),
             .unusable = {}};
   }
-  const DeviceProperties& properties() const override { return properties_; }
+  const DeviceProperties& properties() const override { return state_->properties; }
   int64_t free_bytes() const override { return state_->memory.free_bytes(); }
 
   Buffer allocate(size_t size_bytes, const char* purpose) override {
@@ -351,7 +397,6 @@ class EmulatedDevice final : public Device {
 
  private:
   std::shared_ptr<DeviceState> state_;
-  DeviceProperties properties_;
 };
 
 }  // namespace

@@ -63,10 +63,6 @@ GridRun::GridRun(const KernelRecord& kernel, const EmulationConfig& config, uint
       stack_pool_(stacks) {
   const size_t num_blocks = volume(kernel.config.grid);
   const size_t num_threads = volume(kernel.config.block);
-  if (num_blocks == 0 || num_threads == 0 || num_threads > kWarpSize * kMaxWarps) {
-    throw DeviceError(str_cat("kernel ", kernel.name, ": cannot launch ", num_blocks, " blocks of ",
-                              num_threads, " threads"));
-  }
   block_order_.resize(num_blocks);
   std::iota(block_order_.begin(), block_order_.end(), 0u);
   if (config.schedule == Schedule::kReverse) std::ranges::reverse(block_order_);

@@ -94,6 +94,9 @@ inline void bulk_copy(void* shared, const void* global, int size_bytes, uint64_t
 inline uint64_t wgmma_tile(const void* tile) {
   const auto address = static_cast<uint64_t>(static_cast<const unsigned char*>(tile) -
                                              emulation::this_thread->shared_bytes);
+  if (address % 1024 != 0) {
+    emulation::fault("calls wgmma_tile with an address that is no multiple of 1024");
+  }
   return address >> 4 | uint64_t{1} << 16 | uint64_t{64} << 32 | uint64_t{1} << 62;
 }
 inline uint64_t wgmma_step(uint64_t tile, int step) {

@@ -38,6 +38,10 @@ struct LaunchConfig {
   bool cooperative = false;  // all blocks are resident at once and may wait for each other
 };
 
+// What a kernel may hold in static __shared__ arrays, for which nobody asks the device: more
+// belongs into the dynamic one. scripts/cuda_gates.py sees to it, where kernels are compiled.
+inline constexpr int kMaxStaticSharedBytes = 1024;
+
 // One kernel launch. A GPU uses function and arguments, the emulation the body; it looks at the
 // arguments for pointers to memory that a GPU would not reach.
 struct KernelLaunch {
@@ -97,7 +101,7 @@ class Stream {
 
 struct DeviceProperties {
   int num_multiprocessors = 0;
-  int max_shared_bytes_per_block = 0;  // dynamic, when asked for
+  int max_shared_bytes_per_block = 0;  // static and dynamic, when asked for
   int compute_capability = 0;          // 80, 90, ...
   int64_t l2_bytes = 0;
 };

@@ -244,23 +244,28 @@ __device__ __forceinline__ void penalize_chunk(const ChunkEdit& chunk, const Dev
   __syncthreads();
 }
 
+struct EditShared {
+  float values[kSampleChunk];
+  int counts[kSampleChunk];
+};
+
 __global__ void __launch_bounds__(kThreads) edit_kernel(SampleRowsParams params) {
-  __shared__ float values[kSampleChunk];
-  __shared__ int counts[kSampleChunk];
+  SPECDEC_SHARED_BYTES(shared_bytes);
+  EditShared& shared = *reinterpret_cast<EditShared*>(shared_bytes);
   ptx::wait_for_previous();
   const int64_t index = blockIdx.y;
   const DeviceSampleRow& row = params.rows[index];
   if (is_edited(row)) {
     const int begin = static_cast<int>(blockIdx.x) * kSampleChunk;
-    const ChunkEdit chunk = {.values = values,
-                             .counts = counts,
+    const ChunkEdit chunk = {.values = shared.values,
+                             .counts = shared.counts,
                              .begin = begin,
                              .size = min(kSampleChunk, params.vocab_size - begin)};
     mask_chunk(chunk, row, params, params.logits + index * params.vocab_size);
     bias_chunk(chunk, row, params);
     penalize_chunk(chunk, row, params);
     float* out = params.processed + index * params.vocab_size + begin;
-    for (int i = threadIdx.x; i < chunk.size; i += kThreads) out[i] = values[i];
+    for (int i = threadIdx.x; i < chunk.size; i += kThreads) out[i] = shared.values[i];
   }
   ptx::let_next_start();
 }
@@ -308,7 +313,9 @@ void sample(Stream& stream, const SampleRowsParams& params) {
 }  // namespace
 
 void edit_rows(Stream& stream, const SampleRowsParams& params) {
-  launch("sample_edit", stream, edit_kernel, chunk_config(params), params);
+  LaunchConfig config = chunk_config(params);
+  config.shared_bytes = sizeof(EditShared);
+  launch("sample_edit", stream, edit_kernel, config, params);
 }
 
 void scan_rows(Stream& stream, const SampleRowsParams& params) {

@@ -390,7 +390,8 @@ __device__ __forceinline__ int request_of_row(const int32_t* cu_rows, int num_re
 }
 
 __global__ void __launch_bounds__(kThreads, 1) accept_kernel(WeighParams params) {
-  __shared__ WeighShared shared;
+  SPECDEC_SHARED_BYTES(shared_bytes);
+  WeighShared& shared = *reinterpret_cast<WeighShared*>(shared_bytes);
   ptx::wait_for_previous();
   Weighing weighing(params, shared, static_cast<int>(blockIdx.x));
   if (weighing.num_nodes == 0) {
@@ -407,7 +408,8 @@ __global__ void __launch_bounds__(kThreads, 1) accept_kernel(WeighParams params)
 
 // A block of threads a row of the batch: those after which a chain goes on for another draft.
 __global__ void __launch_bounds__(kThreads, 1) residual_kernel(WeighParams params) {
-  __shared__ WeighShared shared;
+  SPECDEC_SHARED_BYTES(shared_bytes);
+  WeighShared& shared = *reinterpret_cast<WeighShared*>(shared_bytes);
   ptx::wait_for_previous();
   const int row = static_cast<int>(blockIdx.x);
   const int request = request_of_row(params.trees.cu_rows, params.trees.num_requests, row);
@@ -428,6 +430,7 @@ void weigh_drafts(Stream& stream, const WeighParams& params) {
   if (params.trees.num_requests == 0) return;
   LaunchConfig config = {.grid = {static_cast<unsigned>(params.num_rows)},
                          .block = {kThreads},
+                         .shared_bytes = sizeof(WeighShared),
                          .overlaps_previous = true};
   if (params.is_block && params.num_rows > 0) {
     launch("verify_block_residuals", stream, residual_kernel, config, params);

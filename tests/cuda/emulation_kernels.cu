@@ -108,6 +108,12 @@ void copy_bulk(Stream& stream, const float* from, float* to, int count) {
   launch("copy_bulk", stream, copy_bulk_kernel<kWaits>, config, from, to, count);
 }
 
+__global__ void idle_kernel() {}
+
+void idle(Stream& stream, const LaunchConfig& config) {
+  launch("idle", stream, idle_kernel, config);
+}
+
 }  // namespace
 
 EmulationKernels emulation_kernels() {
@@ -115,7 +121,8 @@ EmulationKernels emulation_kernels() {
           .increment = increment,
           .chain = chain,
           .copy_async = copy_async<true>,
-          .copy_bulk = copy_bulk<true>};
+          .copy_bulk = copy_bulk<true>,
+          .idle = idle};
 }
 
 #ifdef SPECDEC_EMULATED
@@ -215,6 +222,53 @@ void mbarrier_without_arrival(Stream& stream) {
   launch("mbarrier_without_arrival", stream, kernel, one_block(16));
 }
 
+void misaligned_kernel(float* data, AlignedAccess access) {
+  SPECDEC_SHARED_BYTES(shared);
+  uint64_t* barrier = reinterpret_cast<uint64_t*>(shared + 1024);
+  unsigned char* odd = shared + 4;
+  uint32_t registers[4];
+  const bool is_first = threadIdx.x == 0;
+  if (is_first) ptx::mbarrier_init(barrier, 1);
+  __syncthreads();
+  if (access == AlignedAccess::kLdmatrix) ptx::ldmatrix_x4(registers, odd);
+  if (!is_first) return;
+  switch (access) {
+    case AlignedAccess::kLoad:
+      data[0] = reinterpret_cast<float4*>(data + 1)->x;
+      break;
+    case AlignedAccess::kStore:
+      *reinterpret_cast<int2*>(data + 1) = {1, 2};
+      break;
+    case AlignedAccess::kLoadStreaming:
+      ptx::load_streaming(data + 1);
+      break;
+    case AlignedAccess::kCopyAsyncFrom:
+      ptx::copy_async_16(shared, data + 1);
+      break;
+    case AlignedAccess::kCopyAsyncTo:
+      ptx::copy_async_16(odd, data);
+      break;
+    case AlignedAccess::kBulkCopyFrom:
+      ptx::bulk_copy(shared, data + 1, 16, barrier);
+      break;
+    case AlignedAccess::kBulkCopyTo:
+      ptx::bulk_copy(odd, data, 16, barrier);
+      break;
+    case AlignedAccess::kMbarrier:
+      ptx::mbarrier_init(reinterpret_cast<uint64_t*>(odd), 1);
+      break;
+    case AlignedAccess::kLdmatrix:
+      break;
+    case AlignedAccess::kWgmmaTile:
+      ptx::wgmma_tile(shared + 128);
+      break;
+  }
+}
+
+void misaligned(Stream& stream, float* data, AlignedAccess access) {
+  launch("misaligned", stream, misaligned_kernel, one_block(2048), data, access);
+}
+
 }  // namespace
 
 FaultyKernels faulty_kernels() {
@@ -229,7 +283,8 @@ FaultyKernels faulty_kernels() {
           .never_waits_for_previous = never_waits_for_previous,
           .copy_async_without_wait = copy_async<false>,
           .copy_bulk_without_wait = copy_bulk<false>,
-          .mbarrier_without_arrival = mbarrier_without_arrival};
+          .mbarrier_without_arrival = mbarrier_without_arrival,
+          .misaligned = misaligned};
 }
 #endif
 

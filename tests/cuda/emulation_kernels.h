@@ -17,6 +17,22 @@ struct EmulationKernels {
   // to[i] = from[i] for 16-byte pieces, through cp.async and through bulk copies
   void (*copy_async)(Stream& stream, const float* from, float* to, int count);
   void (*copy_bulk)(Stream& stream, const float* from, float* to, int count);
+  // does nothing, launched like this
+  void (*idle)(Stream& stream, const LaunchConfig& config);
+};
+
+// What wants its addresses to be multiples of 8, 16 or 1024.
+enum class AlignedAccess {
+  kLoad,           // of a float4
+  kStore,          // of an int2
+  kLoadStreaming,  // and all below: the wrappers of ptx.cuh
+  kCopyAsyncFrom,
+  kCopyAsyncTo,
+  kBulkCopyFrom,
+  kBulkCopyTo,
+  kMbarrier,
+  kLdmatrix,
+  kWgmmaTile
 };
 
 // Only on the emulated device: a GPU would hang, or do the wrong thing silently.
@@ -36,6 +52,8 @@ struct FaultyKernels {
   void (*copy_async_without_wait)(Stream& stream, const float* from, float* to, int count);
   void (*copy_bulk_without_wait)(Stream& stream, const float* from, float* to, int count);
   void (*mbarrier_without_arrival)(Stream& stream);
+  // At 4 bytes past `data` [64 bytes], or past shared memory's begin.
+  void (*misaligned)(Stream& stream, float* data, AlignedAccess access);
 };
 
 namespace native {

@@ -142,6 +142,41 @@ TEST_P(DeviceTest, OutOfMemoryNamesThePurpose) {
   EXPECT_EQ(device().free_bytes(), before);
 }
 
+TEST_P(DeviceTest, LaunchesOfNoPossibleSizeAreRefused) {
+  const auto most_shared = static_cast<size_t>(device().properties().max_shared_bytes_per_block);
+  const auto num_processors = static_cast<unsigned>(device().properties().num_multiprocessors);
+  const std::vector<LaunchConfig> impossible = {
+      {.grid = {0}, .block = {32}},
+      {.grid = {1, 65536}, .block = {32}},
+      {.grid = {1, 1, 65536}, .block = {32}},
+      {.grid = {1}, .block = {0}},
+      {.grid = {1}, .block = {1025}},
+      {.grid = {1}, .block = {32, 32, 2}},
+      {.grid = {1}, .block = {1, 1, 65}},
+      {.grid = {1}, .block = {32}, .shared_bytes = most_shared + 1},
+      {.grid = {2 * num_processors + 1}, .block = {1024}, .cooperative = true},
+      {.grid = {num_processors + 1},
+       .block = {32},
+       .shared_bytes = most_shared - kMaxStaticSharedBytes,
+       .cooperative = true},
+  };
+  for (size_t i = 0; i < impossible.size(); ++i) {
+    try {
+      run().idle(stream(), impossible[i]);
+      ADD_FAILURE() << "was launched: " << i;
+    } catch (const DeviceError& error) {
+      EXPECT_NE(std::string(error.what()).find("kernel idle"), std::string::npos) << error.what();
+    }
+  }
+  // The largest there are; and the device has not failed.
+  run().idle(stream(), {.grid = {1, 65535}, .block = {1}});
+  run().idle(
+      stream(),
+      {.grid = {1}, .block = {16, 1, 64}, .shared_bytes = most_shared - kMaxStaticSharedBytes});
+  run().idle(stream(), {.grid = {num_processors}, .block = {1024}, .cooperative = true});
+  stream().synchronize();
+}
+
 TEST_P(DeviceTest, CapturesRefuseWhatCannotBeCaptured) {
   const std::unique_ptr<Event> event = device().make_event();
   stream().record(*event);
@@ -230,6 +265,16 @@ TEST_P(PlantedFaultTest, AWritePastSharedMemoryIsCaught) {
   };
   EXPECT_DEATH(write(), "heap-buffer-overflow");
 }
+TEST_P(PlantedFaultTest, MisalignedLoadsAndStoresAreCaught) {
+  Buffer data = allocate<float>(16);
+  for (const AlignedAccess access : {AlignedAccess::kLoad, AlignedAccess::kStore}) {
+    const auto run_kernel = [&] {
+      faulty().misaligned(stream(), static_cast<float*>(data.data()), access);
+      stream().synchronize();
+    };
+    EXPECT_DEATH(run_kernel(), "misaligned address");
+  }
+}
 #else
 TEST_P(PlantedFaultTest, AWritePastTheEndIsCaught) {
   Buffer values = device().allocate(400, "one hundred floats");
@@ -297,6 +342,35 @@ TEST_P(PlantedFaultTest, CopiesThatNobodyWaitedForAreNotThere) {
   int num_missing = 0;
   for (const float value : download<float>(output)) num_missing += std::isnan(value);
   EXPECT_GT(num_missing, 0);
+}
+
+TEST_P(PlantedFaultTest, StaticSharedMemoryIsLeftRoom) {
+  const auto most_bytes = static_cast<size_t>(device().properties().max_shared_bytes_per_block);
+  const size_t bytes = most_bytes - kMaxStaticSharedBytes + 1;
+  try {
+    run().idle(stream(), {.grid = {1}, .block = {32}, .shared_bytes = bytes});
+    FAIL() << "was launched";
+  } catch (const DeviceError& error) {
+    expect_mentions(error.what(), {"kernel idle", std::to_string(bytes)});
+  }
+}
+
+TEST_P(PlantedFaultTest, MisalignedAddressesAreFaults) {
+  for (const AlignedAccess access :
+       {AlignedAccess::kLoadStreaming, AlignedAccess::kCopyAsyncFrom, AlignedAccess::kCopyAsyncTo,
+        AlignedAccess::kBulkCopyFrom, AlignedAccess::kBulkCopyTo, AlignedAccess::kMbarrier,
+        AlignedAccess::kLdmatrix, AlignedAccess::kWgmmaTile}) {
+    const std::unique_ptr<Device> failing = make_device(GetParam());
+    const std::unique_ptr<Stream> queue = failing->make_stream();
+    Buffer data = failing->allocate(64, "test");
+    faulty().misaligned(*queue, static_cast<float*>(data.data()), access);
+    try {
+      queue->synchronize();
+      ADD_FAILURE() << "went unnoticed: " << static_cast<int>(access);
+    } catch (const DeviceError& error) {
+      expect_mentions(error.what(), {"kernel misaligned", "no multiple of"});
+    }
+  }
 }
 
 TEST_P(PlantedFaultTest, AMissingArrivalIsADeadlock) {

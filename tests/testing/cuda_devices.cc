@@ -35,7 +35,9 @@ std::unique_ptr<Device> make_device(DeviceKind kind) {
   const Schedule schedule = kind == DeviceKind::kEmulatedForward   ? Schedule::kForward
                             : kind == DeviceKind::kEmulatedReverse ? Schedule::kReverse
                                                                    : Schedule::kRandom;
-  return make_emulated_device({.schedule = schedule});
+  // One is a smaller device: less shared memory, no wgmma.
+  const int capability = kind == DeviceKind::kEmulatedForward ? 80 : 90;
+  return make_emulated_device({.schedule = schedule, .compute_capability = capability});
 #else
   throw std::logic_error("no such device in this build");
 #endif
