@@ -4,8 +4,9 @@
 python scripts/cuda_gates.py --disassembler DIRECTORY [--rules FILE] [--build DIRECTORY] OBJECT ...
 
 Of every kernel in the objects and for every architecture: nothing of it lives in local memory (a
-stack frame, or registers spilled to one), and the instructions are there that the rules ask for,
-by default those of cuda_gates.txt beside this script. Prints a table of registers, static shared
+stack frame, or registers spilled to one), its static shared memory is what launches leave room for,
+and the instructions are there that the rules ask for, and none that they forbid, by default those
+of cuda_gates.txt beside this script. Prints a table of registers, static shared
 memory and instructions; with --build, also which sources took longest to compile.
 """
 
@@ -21,6 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 RULES = Path(__file__).with_name("cuda_gates.txt")
+# kMaxStaticSharedBytes of cuda/gpu/device.h, for which emulated launches are refused.
+MAX_STATIC_SHARED_BYTES = 1024
+# What the system takes of every block, where the compiler counts it with the static arrays.
+RESERVED_SHARED_BYTES = {"sm_90a": 1024}
 # Loads and stores of local memory, which is where spilled registers go.
 LOCAL_MEMORY = re.compile(r"(LDL|STL)\b")
 # An instruction's line: its address in a comment, perhaps a predicate, then the opcode.
@@ -37,9 +42,14 @@ class Kernel:
     architecture: str
     registers: int = 0
     stack_bytes: int = 0  # a thread's frame, spilled registers included
-    shared_bytes: int = 0  # static
+    shared_bytes: int = 0  # static, and on some architectures what the system takes
     local_bytes: int = 0
     opcodes: Counter[str] = field(default_factory=Counter)  # in order of their first use
+
+    @property
+    def static_bytes(self) -> int:
+        """Of its static shared arrays."""
+        return max(self.shared_bytes - RESERVED_SHARED_BYTES.get(self.architecture, 0), 0)
 
     def count(self, pattern: str) -> int:
         """Instructions whose opcode begins with the pattern."""
@@ -59,16 +69,24 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Rule:
-    """Instructions that kernels of some name must have."""
+    """Instructions that kernels of some name must have, or with a ! must not have."""
 
     kernel: str  # regular expression, searched for in the demangled name
     architecture: str  # "sm_90a", or "*"
-    opcodes: tuple[str, ...]  # what Kernel.has is asked
+    opcodes: tuple[str, ...]  # what Kernel.has is asked, perhaps after a !
 
     def concerns(self, kernel: Kernel) -> bool:
         """Whether it is about this kernel."""
         same = self.architecture in {"*", kernel.architecture}
         return same and re.search(self.kernel, kernel.name) is not None
+
+    def violations(self, kernel: Kernel) -> list[str]:
+        """What is wrong with a kernel that it concerns."""
+        forbidden = [code[1:] for code in self.opcodes if code.startswith("!")]
+        missing = [c for c in self.opcodes if not c.startswith("!") and not kernel.has(c)]
+        return [f"no {code} instruction" for code in missing] + [
+            f"{code} instructions" for code in forbidden if kernel.has(code)
+        ]
 
 
 def read_rules(lines: Iterable[str]) -> list[Rule]:
@@ -179,10 +197,14 @@ def violations(kernels: list[Kernel], rules: list[Rule]) -> list[str]:
                 f"memory, {spilled} loads and stores there; spilled registers, or an array that "
                 "is not indexed by constants"
             )
+        if kernel.static_bytes > MAX_STATIC_SHARED_BYTES:
+            found.append(
+                f"{where}: {kernel.static_bytes} bytes of static shared memory, of "
+                f"{MAX_STATIC_SHARED_BYTES} at most; use SPECDEC_SHARED_BYTES"
+            )
         for rule in rules:
             if rule.concerns(kernel):
-                missing = [code for code in rule.opcodes if not kernel.has(code)]
-                found += [f"{where}: no {code} instruction" for code in missing]
+                found += [f"{where}: {wrong}" for wrong in rule.violations(kernel)]
     for rule in rules:
         if not any(rule.concerns(kernel) for kernel in kernels):
             found.append(f"rule '{rule.kernel}' ({rule.architecture}): there is no such kernel")
@@ -201,7 +223,7 @@ def print_table(kernels: list[Kernel]) -> None:
         counts = "".join(f"{kernel.count(pattern):>7}" for pattern in columns.values())
         print(
             f"{kernel.name:<{width}}  {kernel.architecture:<7}{kernel.registers:>9}"
-            f"{kernel.shared_bytes:>8}{counts}"
+            f"{kernel.static_bytes:>8}{counts}"
         )
 
 

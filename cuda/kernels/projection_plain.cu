@@ -16,6 +16,7 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
 constexpr int kUnpackBlocks = 4;  // k blocks that a warp has under way together
 constexpr int kFinishRows = 32;   // of a tile that a warp finishes at once
+constexpr int kFinishFloats = kFinishRows * kTileOutputs;
 
 // A warp takes kUnpackBlocks k blocks of a tile; of each a lane has 8 inputs of two outputs.
 __global__ void __launch_bounds__(kThreads) unpack_kernel(const UnpackParams params) {
@@ -53,7 +54,7 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const UnpackParams par
 // Grid: [blocks of tiles, blocks of rows]. Neighbouring warps read neighbouring outputs.
 template <class T>
 __global__ void __launch_bounds__(kThreads) finish_sums_kernel(const FinishSumsParams params) {
-  __shared__ float shared[kWarps][kFinishRows * kTileOutputs];
+  SPECDEC_SHARED_BYTES(shared_bytes);
   ptx::wait_for_previous();
   ptx::let_next_start();
   const int warp = threadIdx.x / kWarpSize;
@@ -64,12 +65,13 @@ __global__ void __launch_bounds__(kThreads) finish_sums_kernel(const FinishSumsP
   const int num_rows = min(kFinishRows, params.num_rows - first_row);
   const int output = threadIdx.x % kTileOutputs;
   const float* sums = params.sums + index * kTileOutputs + output;
+  float* shared = reinterpret_cast<float*>(shared_bytes) + warp * kFinishFloats;
 #pragma unroll 4
   for (int i = threadIdx.x % kWarpSize; i < num_rows * kTileOutputs; i += kWarpSize) {
-    shared[warp][i] = sums[(first_row + i / kTileOutputs) * params.ld];
+    shared[i] = sums[(first_row + i / kTileOutputs) * params.ld];
   }
   __syncwarp();
-  finish_tile<T>(params.finish, tile, first_row, num_rows, shared[warp]);
+  finish_tile<T>(params.finish, tile, first_row, num_rows, shared);
 }
 
 // A head of a row a warp.
@@ -105,6 +107,7 @@ void finish_sums_of(Stream& stream, const FinishSumsParams& params) {
   launch("finish_sums", stream, finish_sums_kernel<T>,
          {.grid = {blocks_of(params.num_tiles, kWarps), blocks_of(params.num_rows, kFinishRows)},
           .block = {kThreads},
+          .shared_bytes = sizeof(float) * kWarps * kFinishFloats,
           .overlaps_previous = true},
          params);
 }

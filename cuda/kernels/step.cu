@@ -140,7 +140,8 @@ __device__ __forceinline__ int slot_of_row(const int32_t* first_rows, int num_sl
 }
 
 __global__ void __launch_bounds__(kStepThreads, 1) verify_rows_kernel(VerifyRowsParams params) {
-  __shared__ int32_t first_rows[kMaxStepSlots];
+  SPECDEC_SHARED_BYTES(shared_bytes);
+  int32_t* first_rows = reinterpret_cast<int32_t*>(shared_bytes);  // [num_slots]
   ptx::wait_for_previous();
   ptx::let_next_start();
   const StepSlots& state = params.state;
@@ -298,7 +299,9 @@ void draft_rows(Stream& stream, const DraftRowsParams& params) {
   launch("draft_rows", stream, draft_rows_kernel, kOneStepBlock, params);
 }
 void verify_rows(Stream& stream, const VerifyRowsParams& params) {
-  launch("verify_rows", stream, verify_rows_kernel, kOneStepBlock, params);
+  LaunchConfig config = kOneStepBlock;
+  config.shared_bytes = sizeof(int32_t) * static_cast<size_t>(params.state.num_slots);
+  launch("verify_rows", stream, verify_rows_kernel, config, params);
 }
 void commit(Stream& stream, const CommitParams& params) {
   launch("commit", stream, commit_kernel, kOneStepBlock, params);

@@ -221,7 +221,8 @@ struct Growing {
 };
 
 __global__ void __launch_bounds__(kGrowThreads) grow_trees_kernel(GrowTreesParams params) {
-  __shared__ GrowShared shared;
+  SPECDEC_SHARED_BYTES(shared_bytes);
+  GrowShared& shared = *reinterpret_cast<GrowShared*>(shared_bytes);
   ptx::wait_for_previous();
   ptx::let_next_start();
   const StepGrowths& growths = params.growths;
@@ -248,6 +249,7 @@ void grow_trees(Stream& stream, const GrowTreesParams& params) {
   launch("grow_trees", stream, grow_trees_kernel,
          {.grid = {static_cast<unsigned>(params.state.num_slots)},
           .block = {kGrowThreads},
+          .shared_bytes = sizeof(GrowShared),
           .overlaps_previous = true},
          params);
 }

@@ -1,6 +1,7 @@
 """The gates for compiled CUDA kernels (scripts/cuda_gates.py) let through what is as it was meant
 and nothing else. Needs nvcc and the disassembler: scripts/test.sh cuda gets both."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import cuda_gates
 import cuda_toolkit
 import pytest
 
-BUILD = Path(__file__).parents[2] / "build"
+ROOT = Path(__file__).parents[2]
+BUILD = ROOT / "build"
 ARCHITECTURES = ["80", "90a"]
 
 # A product on tensor cores with 16-byte loads, as kernels should be.
@@ -49,7 +51,22 @@ __global__ void product(float* out, const float* in, int n) {
   out[threadIdx.x] = x[n + threadIdx.x % 4];
 }
 """
-RULES = cuda_gates.read_rules(["product  *  HMMA LDG.*\\.128  # as in the table"])
+# More than static arrays may have.
+STATIC = """
+__global__ void product(float* out, const float* in) {
+  __shared__ float x[257];
+  x[threadIdx.x] = in[threadIdx.x];
+  __syncthreads();
+  out[threadIdx.x] = x[256 - threadIdx.x];
+}
+"""
+# What a rule forbids.
+DOUBLE = """
+__global__ void product(float* out, const float* a, const float* b) {
+  out[threadIdx.x] = static_cast<float>(double{a[threadIdx.x]} * double{b[threadIdx.x]} + 1.0);
+}
+"""
+RULES = cuda_gates.read_rules(["product  *  HMMA LDG.*\\.128 !D(ADD|MUL|FMA)  # as in the table"])
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +114,27 @@ def test_kernel_without_tensor_cores_fails(tmp_path: Path, disassembler: Path) -
 def test_kernel_in_local_memory_fails(source: str, tmp_path: Path, disassembler: Path) -> None:
     found = [line for line in failures(source, tmp_path, disassembler) if "spilled" in line]
     assert [line.split(":")[0] for line in found] == ["product (sm_80)", "product (sm_90a)"]
+
+
+def test_too_much_static_shared_memory_fails(tmp_path: Path, disassembler: Path) -> None:
+    found = [line for line in failures(STATIC, tmp_path, disassembler) if "static" in line]
+    assert len(found) == len(ARCHITECTURES)
+    assert all("1028 bytes" in line for line in found), found
+    within = failures(STATIC.replace("257", "256"), tmp_path, disassembler)
+    assert [line for line in within if "static" in line] == []
+
+
+def test_limit_of_static_shared_memory_is_that_of_launches() -> None:
+    header = (ROOT / "cuda/gpu/device.h").read_text()
+    found = re.search(r"kMaxStaticSharedBytes = (\d+);", header)
+    assert found is not None
+    assert int(found[1]) == cuda_gates.MAX_STATIC_SHARED_BYTES
+
+
+def test_forbidden_instruction_fails(tmp_path: Path, disassembler: Path) -> None:
+    found = [line for line in failures(DOUBLE, tmp_path, disassembler) if "D(ADD" in line]
+    assert [line.split(":")[0] for line in found] == ["product (sm_80)", "product (sm_90a)"]
+    assert not any("no D(ADD" in line for line in found)
 
 
 def test_rule_that_no_kernel_fits_fails() -> None:
