@@ -8,14 +8,16 @@ jobs=$(nproc)
 ensure_packages \
   /usr/bin/cmake cmake \
   /usr/bin/ninja ninja-build \
+  /usr/bin/ccache ccache \
   /usr/include/gtest/gtest.h libgtest-dev \
   /usr/include/nlohmann/json.hpp nlohmann-json3-dev
 ensure_python
 "$PYTHON" -m pip install -q torch==2.13.0  # by itself first: its CPU build is not on every index
 "$PYTHON" -m pip install -q --group dev "pybind11>=3.0" "scikit-build-core>=0.11"
 export PATH="$(cd "$(dirname "$PYTHON")" && pwd):$PATH"
-command -v ccache >/dev/null &&
-  export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
+# Stages share most of their compilations, whichever build folder they are in.
+export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
+export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
 
 stage_lint() {
   local cpp_files cmake_files
@@ -28,11 +30,12 @@ stage_lint() {
   mypy
 }
 
-# Builds a preset and runs the C++ tests, or those that match $2.
+# Builds a preset and runs the C++ tests; or those that match $2, which the other arguments build.
 build_and_ctest() {
-  cmake --preset "$1" >/dev/null
-  cmake --build --preset "$1" -j "$jobs"
-  ctest --preset "$1" -j "$jobs" ${2:+-R "$2"}
+  local preset=$1 tests=${2:-.} targets=("${@:3}")
+  cmake --preset "$preset" >/dev/null
+  cmake --build --preset "$preset" -j "$jobs" ${targets:+--target "${targets[@]}"}
+  ctest --preset "$preset" -j "$jobs" -R "$tests"
 }
 
 stage_cpp() { build_and_ctest release; }
@@ -44,7 +47,11 @@ stage_bench() {
   "$PYTHON" bench/run.py build/release --smoke --device emulated
 }
 stage_asan() { build_and_ctest asan; }
-stage_tsan() { build_and_ctest tsan 'ThreadPool|CpuLinear|CpuAttention|Sampler|Engine|Speculation'; }
+# What runs on several threads.
+stage_tsan() {
+  build_and_ctest tsan 'ThreadPool|Cpu.*Linear|CpuAttention|OnAnyThreads|Engine|Speculation' \
+    specdec_{core,cpu_attention,cpu_linear,engine,sampler}_test
+}
 
 # Every kernel for the architectures that are built for, on a machine that needs no GPU: what the
 # compiler made of them, and that the module is as good as any other there.
@@ -67,8 +74,10 @@ stage_cuda() {
     tests/python/test_cuda_gates.py tests/python/test_cuda_module.py
 }
 
+# Compiled with the options of stage cpp, so that ccache has the objects.
 stage_python() {
-  SPECDEC_CUDA_EMULATION=ON "$PYTHON" -m pip install -q --no-build-isolation ".[all]"
+  SPECDEC_CUDA_EMULATION=ON "$PYTHON" -m pip install -q --no-build-isolation \
+    -C cmake.define.SPECDEC_WERROR=ON ".[all]"
   "$PYTHON" -m pytest
 }
 
