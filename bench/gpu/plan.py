@@ -150,6 +150,8 @@ def run_tests(context: Context) -> Data:
     bad = [name for name, result in results.items() if result["status"] != 0]
     if bad:
         raise FailedError(", ".join(bad), {"programs": results})
+    if not any(result["ran"] for result in results.values()):
+        raise FailedError("no test ran: the programs see no GPU", {"programs": results})
     return {"programs": results}
 
 
