@@ -26,6 +26,7 @@ class CudaDeviceStep final : public DeviceStep {
   int num_under_way() const override { return num_launched_ - num_collected_; }
 
  private:
+  static constexpr int kHostDrafts = -1;  // Shape::num_passes
   // Everything the launches of a step depend on.
   struct Shape {
     int num_slots = 0;
