@@ -15,7 +15,9 @@ ensure_python
 "$PYTHON" -m pip install -q torch==2.13.0  # by itself first: its CPU build is not on every index
 "$PYTHON" -m pip install -q --group dev "pybind11>=3.0" "scikit-build-core>=0.11"
 export PATH="$(cd "$(dirname "$PYTHON")" && pwd):$PATH"
-# Stages share most of their compilations, whichever build folder they are in.
+# Stages share most of their compilations, whichever build folder they are in; by one name of the
+# compiler, which ccache tells apart.
+export CXX=${CXX:-g++}
 export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
 export CCACHE_BASEDIR=$PWD CCACHE_NOHASHDIR=1
 
