@@ -36,6 +36,12 @@ size_t CudaBackend::kv_layer_bytes(const PagedKvView& shape) const {
                          name_of(shape.dtype), " cache: they have to be a multiple of ", multiple,
                          ", at most ", kMaxAttentionHeadDim, "; use device='cpu'"));
   }
+  const int shared_bytes = device_->properties().max_shared_bytes_per_block;
+  if (attention_shared_bytes(shape.head_dim) > shared_bytes) {
+    throw InvalidArgument(
+        "model", str_cat("heads of ", shape.head_dim, " elements need more shared memory than the ",
+                         shared_bytes, " bytes of ", device_->info().name, "; use device='cpu'"));
+  }
   const size_t row_bytes = shape.head_dim * size_of(shape.dtype) + (has_codes ? sizeof(float) : 0);
   return static_cast<size_t>(num_kv_rows(shape)) * row_bytes;
 }

@@ -32,7 +32,8 @@ constexpr int kReservedSharedBytes = 1024;  // of every block, for the system
 
 // Static and dynamic.
 int max_shared_bytes_per_block(int compute_capability) {
-  return (compute_capability >= 90 ? 227 : 163) * 1024;
+  if (compute_capability >= 90) return 227 * 1024;
+  return (compute_capability == 80 ? 163 : 99) * 1024;
 }
 
 // Blocks that are on a multiprocessor at once, for all that is known without their registers.

@@ -15,7 +15,7 @@ struct EmulationConfig {
   Schedule schedule = Schedule::kForward;
   uint32_t seed = 1;  // of random orders
   int num_multiprocessors = 4;
-  int compute_capability = 90;  // 80 or 90: what it says it is, and the sizes of launches it takes
+  int compute_capability = 90;  // 80, 86 or 90: what it says it is, and what launches it takes
   int64_t memory_bytes = int64_t{1} << 32;
 };
 

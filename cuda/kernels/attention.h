@@ -15,6 +15,10 @@ namespace specdec::cuda {
 
 inline constexpr int kAttentionTile = 64;         // positions
 inline constexpr int kMaxAttentionHeadDim = 256;  // a multiple of 8, of 16 in int8 caches
+// Shared memory of a block, which not every GPU has for heads of more than 128.
+inline constexpr int attention_shared_bytes(int head_dim) {
+  return (head_dim <= 128 ? 98 : 162) * 1024;
+}
 
 struct AttentionParams {
   const void* q = nullptr;  // [num_rows, num_heads * head_dim] act

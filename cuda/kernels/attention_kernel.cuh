@@ -287,6 +287,8 @@ void launch_attention(Stream& stream, const AttentionParams& params) {
                            .workspace = share_workspace(params, kDim),
                            .scale_log2 = params.scale * kLog2E};
   const auto num_blocks = static_cast<unsigned>(params.num_multiprocessors * Tiles::kBlocksPerSm);
+  constexpr int kMostRequests = 1024;
+  static_assert(Tiles::shared_bytes(kMostRequests, 1) <= attention_shared_bytes(kDim));
   const int shared_bytes =
       Tiles::shared_bytes(params.batch.num_requests,
                           params.batch.ancestor_mask != nullptr ? params.batch.mask_words : 0);

@@ -167,6 +167,24 @@ TEST(CudaMemory, WhatRequestsMayWantOfDeviceStepsIsKnown) {
   EXPECT_EQ(step->bytes_on_demand(), 0);
 }
 
+TEST(CudaMemory, HeadsThatSharedMemoryDoesNotHoldAreRefused) {
+  const auto refused_by = [](int compute_capability, int head_dim) -> std::string {
+    CudaBackend backend(make_emulated_device({.compute_capability = compute_capability}),
+                        emulated::kernel_table(), DType::kBF16);
+    KvCacheShape shape = cache_shape();
+    shape.head_dim = head_dim;
+    try {
+      KvCache(backend, shape, 1);
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_NE(refused_by(86, 256).find("101376 bytes"), std::string::npos);
+  EXPECT_EQ(refused_by(86, 128), "");
+  EXPECT_EQ(refused_by(80, 256), "");
+}
+
 TEST(CudaMemory, ACacheThatDoesNotFitSaysWhatToLower) {
   CudaBackend backend = backend_with(8 * kMiB);
   const int64_t free_bytes = backend.memory().free_bytes;
