@@ -99,22 +99,7 @@ TEST_P(DeviceLoopTest, EveryRequestIsDraftedFor) {
 
 TEST_P(DeviceLoopTest, AnAbortedRequestLeavesTheOthersAlone) {
   const std::vector<Job> jobs = jobs_of(3, greedy());
-  const Answers expected = run(with_draft(draft_, 3), jobs);
-  Engine engine(with_draft(draft_, 3));
-  for (const Job& job : jobs) engine.add_request(job.id, job.prompt, job.params);
-  std::map<std::string, Tokens> tokens;
-  for (int step = 0; engine.has_unfinished_requests(); ++step) {
-    if (step == 3) {
-      EXPECT_TRUE(engine.abort("r1"));
-    }
-    for (const RequestOutput& output : engine.step()) {
-      Tokens& all = tokens[output.request_id];
-      const Tokens& fresh = output.outputs[0].new_token_ids;
-      all.insert(all.end(), fresh.begin(), fresh.end());
-    }
-  }
-  EXPECT_EQ(tokens["r0"], expected.at("r0/0").tokens);
-  EXPECT_EQ(tokens["r2"], expected.at("r2/0").tokens);
+  expect_abort_leaves_the_others(with_draft(draft_, 3), jobs, run(with_draft(draft_, 3), jobs));
 }
 
 // Drafts of the host, chains and trees, are verified by one launch.

@@ -326,22 +326,7 @@ TEST_P(DeviceTreeLoopTest, TreesAtTheLongestLength) {
 
 TEST_P(DeviceTreeLoopTest, AnAbortedRequestLeavesTheOthersAlone) {
   const std::vector<Job> jobs = jobs_of(3, greedy());
-  const Answers expected = run(config(), jobs);
-  Engine engine(with_trees(draft_, 3, 2));
-  for (const Job& job : jobs) engine.add_request(job.id, job.prompt, job.params);
-  std::map<std::string, Tokens> tokens;
-  for (int step = 0; engine.has_unfinished_requests(); ++step) {
-    if (step == 3) {
-      EXPECT_TRUE(engine.abort("r1"));
-    }
-    for (const RequestOutput& output : engine.step()) {
-      Tokens& all = tokens[output.request_id];
-      const Tokens& fresh = output.outputs[0].new_token_ids;
-      all.insert(all.end(), fresh.begin(), fresh.end());
-    }
-  }
-  EXPECT_EQ(tokens["r0"], expected.at("r0/0").tokens);
-  EXPECT_EQ(tokens["r2"], expected.at("r2/0").tokens);
+  expect_abort_leaves_the_others(with_trees(draft_, 3, 2), jobs, run(config(), jobs));
 }
 
 TEST_P(DeviceTreeLoopTest, AShortPoolChangesNoAnswer) {

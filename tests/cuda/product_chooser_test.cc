@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
-#include <random>
 #include <set>
 #include <string>
 #include <tuple>
@@ -14,7 +13,7 @@
 
 #include "cuda/backend/plain_product.h"
 #include "cuda/gemm/gemms.h"
-#include "testing/cuda_devices.h"
+#include "testing/cuda_products.h"
 #include "tests/cuda/plain_gemm_kernels.h"
 
 namespace specdec::cuda::testing {
@@ -25,14 +24,6 @@ using ::testing::TestParamInfo;
 using ::testing::Values;
 using ::testing::ValuesIn;
 
-std::vector<float> random_values(int64_t count, uint32_t seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(static_cast<size_t>(count));
-  for (float& value : values) value = normal(generator);
-  return values;
-}
-
 // A library that refuses everything.
 class BrokenGemm final : public Gemm {
  public:
@@ -42,14 +33,13 @@ class BrokenGemm final : public Gemm {
   void run(Stream&, int, const GemmParams&) override { throw DeviceError("it does not work"); }
 };
 
-class ProductChooserTest : public ::testing::TestWithParam<std::tuple<DeviceKind, DType>> {
+class ProductChooserTest : public ProductsTest {
  protected:
   static constexpr int kRows = 131;
   static constexpr int kK = 70;
 
-  ProductChooserTest() : act_(std::get<1>(GetParam())), backend_(make_backend(false)) {}
+  ProductChooserTest() { backend_ = make_backend(false); }
 
-  DeviceKind kind() const { return std::get<0>(GetParam()); }
   std::unique_ptr<CudaBackend> make_backend(bool deterministic, bool with_broken = false) const {
     GemmList gemms = libraries();
     gemms.push_back(std::make_unique<PlainGemm>(SPECDEC_KERNELS_FOR(kind(), plain_gemm_kernels)));
@@ -90,50 +80,6 @@ class ProductChooserTest : public ::testing::TestWithParam<std::tuple<DeviceKind
         });
   }
 
-  uint16_t to_bits(float value) const {
-    return act_ == DType::kBF16 ? to_bfloat16(value).bits : float_to_half(value);
-  }
-  float from_bits(uint16_t bits) const {
-    return act_ == DType::kBF16 ? to_float(BFloat16{bits}) : half_to_float(bits);
-  }
-  std::vector<uint16_t> to_act(const std::vector<float>& values) const {
-    std::vector<uint16_t> bits(values.size());
-    std::ranges::transform(values, bits.begin(), [&](float value) { return to_bits(value); });
-    return bits;
-  }
-  // Values that act has exactly.
-  std::vector<float> act_values(int64_t count, uint32_t seed) const {
-    std::vector<float> values = random_values(count, seed);
-    for (float& value : values) value = from_bits(to_bits(value));
-    return values;
-  }
-
-  template <class T>
-  Buffer upload(const std::vector<T>& values) {
-    Buffer buffer = backend_->allocate(values.size() * sizeof(T), "test");
-    backend_->stream().copy_to_device(buffer.data(), values.data(), values.size() * sizeof(T));
-    backend_->stream().synchronize();
-    return buffer;
-  }
-  template <class T>
-  std::vector<T> download(const Buffer& buffer, int count) {
-    std::vector<T> values(static_cast<size_t>(count));
-    backend_->stream().copy_to_host(values.data(), buffer.data(), values.size() * sizeof(T));
-    backend_->stream().synchronize();
-    return values;
-  }
-  std::unique_ptr<PackedLinear> pack(const std::vector<float>& values, int num_n,
-                                     bool gated = false) {
-    std::vector<WeightView> parts;
-    const int part_n = gated ? num_n / 2 : num_n;
-    for (int begin = 0; begin < num_n; begin += part_n) {
-      parts.push_back({.values = {values.data() + int64_t{begin} * kK, DType::kF32, {part_n, kK}}});
-    }
-    return backend_->pack_linear({.parts = parts, .gated = gated});
-  }
-
-  DType act_;
-  std::unique_ptr<CudaBackend> backend_;
   std::vector<std::string> timed_;
 };
 
@@ -160,7 +106,7 @@ TEST_P(ProductChooserTest, LinearAddsOnceWhateverIsTimed) {
   const std::vector<float> bias = random_values(kN, 3);
   const std::vector<float> before = random_values(kRows * kN, 4);
   const std::vector<double> sums = products(x, matrix, kK);
-  const auto weight = pack(matrix, kN);
+  const auto weight = pack(matrix, kN, kK);
   const Buffer x_act = upload(to_act(x)), bias_buffer = upload(bias);
   for (const std::string& way : ways()) {
     SCOPED_TRACE(way);
@@ -202,7 +148,7 @@ TEST_P(ProductChooserTest, ActivationsAreAppliedToSumsAndGates) {
   for (const bool gated : {false, true}) {
     const int num_n = gated ? 2 * kDim : kDim;
     const std::vector<float> matrix(all.begin(), all.begin() + num_n * kK);
-    const auto weight = pack(matrix, num_n, gated);
+    const auto weight = pack(matrix, num_n, kK, gated);
     const std::vector<double> sums = products(rounded, matrix, kK);
     for (const std::string& way : ways()) {
       SCOPED_TRACE(way + (gated ? ", gated" : ""));
@@ -276,7 +222,7 @@ TEST_P(ProductChooserTest, HeadsAreNormalisedRotatedAndCached) {
     }
     return values;
   };
-  const auto weight = pack(matrix, kN);
+  const auto weight = pack(matrix, kN, kK);
   const Buffer x_act = upload(to_act(x)), position_buffer = upload(positions),
                slot_buffer = upload(slots), cos_buffer = upload(cos), sin_buffer = upload(sin),
                norm_buffer = upload(norms), bias_buffer = upload(bias);
@@ -339,7 +285,7 @@ TEST_P(ProductChooserTest, CapturedWorkRunsWhatWasChosenBefore) {
   const std::vector<float> matrix = act_values(kN * kK, 30);
   const std::vector<float> x = act_values(kRows * kK, 31);
   const std::vector<double> sums = products(x, matrix, kK);
-  const auto weight = pack(matrix, kN);
+  const auto weight = pack(matrix, kN, kK);
   const Buffer x_act = upload(to_act(x));
   Buffer out = upload(std::vector<float>(kRows * kN));
   const auto run = [&] {
@@ -375,7 +321,7 @@ TEST_P(ProductChooserTest, NothingIsTimedWhereResultsMayNotDependOnIt) {
   for (const bool deterministic : {true, false}) {
     backend_ = make_backend(deterministic);
     prefer("plain");
-    const auto weight = pack(matrix, kN);
+    const auto weight = pack(matrix, kN, kK);
     const Buffer x_act = upload(to_act(x));
     Buffer out = upload(std::vector<float>(kRows * kN));
     for (const int num_rows : {64, kRows}) {
@@ -391,7 +337,7 @@ TEST_P(ProductChooserTest, NothingIsTimedWhereResultsMayNotDependOnIt) {
 
 TEST_P(ProductChooserTest, ARehearsalTakesTheMemoryOfAllThatIsTried) {
   constexpr int kN = 20;
-  const auto weight = pack(act_values(kN * kK, 45), kN);
+  const auto weight = pack(act_values(kN * kK, 45), kN, kK);
   const Buffer x_act = upload(to_act(act_values(kRows * kK, 46)));
   Buffer out = upload(std::vector<float>(kRows * kN));
   prefer("plain");
@@ -419,7 +365,7 @@ TEST_P(ProductChooserTest, PiecesOfWeightsTogetherAreTheProduct) {
   const std::vector<float> x = act_values(kRows * kK, 51);
   const std::vector<float> bias = random_values(kN, 52);
   const std::vector<double> sums = products(x, matrix, kK);
-  const auto weight = pack(matrix, kN);
+  const auto weight = pack(matrix, kN, kK);
   std::vector<float> padded(size_t{kRows} * kBlocks * kBlockInputs);
   for (int row = 0; row < kRows; ++row) {
     std::copy_n(x.begin() + row * kK, kK, padded.begin() + row * kBlocks * kBlockInputs);

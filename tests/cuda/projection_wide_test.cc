@@ -4,12 +4,11 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
-#include <random>
 #include <string>
 #include <tuple>
 #include <vector>
 
-#include "testing/cuda_devices.h"
+#include "testing/cuda_products.h"
 
 namespace specdec::cuda::testing {
 namespace {
@@ -19,14 +18,6 @@ using ::testing::TestParamInfo;
 using ::testing::Values;
 using ::testing::ValuesIn;
 
-std::vector<float> random_values(size_t count, uint32_t seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (float& value : values) value = normal(generator);
-  return values;
-}
-
 // How often wide_product ran: KernelTable has plain functions.
 int num_wide_products = 0;
 void (*counted_product)(Stream& stream, const ProductParams& params) = nullptr;
@@ -35,10 +26,8 @@ void count_product(Stream& stream, const ProductParams& params) {
   counted_product(stream, params);
 }
 
-class WideProjectionTest : public ::testing::TestWithParam<std::tuple<DeviceKind, DType>> {
+class WideProjectionTest : public ProductsTest {
  protected:
-  WideProjectionTest() : act_(std::get<1>(GetParam())) {}
-
   void SetUp() override {
     if (make_device(kind())->properties().compute_capability != 90) {
       GTEST_SKIP() << "compute capability 9.0";
@@ -47,7 +36,6 @@ class WideProjectionTest : public ::testing::TestWithParam<std::tuple<DeviceKind
     backend_ = make_backend(false);
   }
 
-  DeviceKind kind() const { return std::get<0>(GetParam()); }
   std::unique_ptr<CudaBackend> make_backend(bool deterministic) const {
     KernelTable kernels = kernels_for(kind());
     counted_product = kernels.projection.wide_product;
@@ -62,52 +50,6 @@ class WideProjectionTest : public ::testing::TestWithParam<std::tuple<DeviceKind
     const int tile_blocks = (num_processors + row_tiles - 1) / row_tiles;
     return (tile_blocks - 1) * wide_tiles(block_rows) * kTileOutputs + 1;
   }
-
-  uint16_t to_bits(float value) const {
-    return act_ == DType::kBF16 ? to_bfloat16(value).bits : float_to_half(value);
-  }
-  float from_bits(uint16_t bits) const {
-    return act_ == DType::kBF16 ? to_float(BFloat16{bits}) : half_to_float(bits);
-  }
-  // Values that act has exactly.
-  std::vector<float> act_values(size_t count, uint32_t seed) const {
-    std::vector<float> values = random_values(count, seed);
-    for (float& value : values) value = from_bits(to_bits(value));
-    return values;
-  }
-  std::vector<uint16_t> to_act(const std::vector<float>& values) const {
-    std::vector<uint16_t> bits(values.size());
-    std::ranges::transform(values, bits.begin(), [&](float value) { return to_bits(value); });
-    return bits;
-  }
-
-  template <class T>
-  Buffer upload(const std::vector<T>& values) {
-    Buffer buffer = backend_->allocate(values.size() * sizeof(T), "test");
-    backend_->stream().copy_to_device(buffer.data(), values.data(), values.size() * sizeof(T));
-    backend_->stream().synchronize();
-    return buffer;
-  }
-  template <class T>
-  std::vector<T> download(const Buffer& buffer, int count) {
-    std::vector<T> values(static_cast<size_t>(count));
-    backend_->stream().copy_to_host(values.data(), buffer.data(), values.size() * sizeof(T));
-    backend_->stream().synchronize();
-    return values;
-  }
-  std::unique_ptr<PackedLinear> pack(const std::vector<float>& values, int num_n, int num_k,
-                                     bool gated = false) {
-    std::vector<WeightView> parts;
-    const int part_n = gated ? num_n / 2 : num_n;
-    for (int begin = 0; begin < num_n; begin += part_n) {
-      parts.push_back(
-          {.values = {values.data() + int64_t{begin} * num_k, DType::kF32, {part_n, num_k}}});
-    }
-    return backend_->pack_linear({.parts = parts, .gated = gated});
-  }
-
-  DType act_;
-  std::unique_ptr<CudaBackend> backend_;
 };
 
 double dot(const float* a, const float* b, int count) {

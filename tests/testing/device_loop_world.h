@@ -137,6 +137,27 @@ class EngineTest : public ::testing::TestWithParam<std::string> {
     }
   }
 
+  // Three requests, of which the second is aborted on the way.
+  static void expect_abort_leaves_the_others(const EngineConfig& config,
+                                             const std::vector<Job>& jobs,
+                                             const Answers& expected) {
+    Engine engine(config);
+    for (const Job& job : jobs) engine.add_request(job.id, job.prompt, job.params);
+    std::map<std::string, Tokens> tokens;
+    for (int step = 0; engine.has_unfinished_requests(); ++step) {
+      if (step == 3) {
+        EXPECT_TRUE(engine.abort("r1"));
+      }
+      for (const RequestOutput& output : engine.step()) {
+        Tokens& all = tokens[output.request_id];
+        const Tokens& fresh = output.outputs[0].new_token_ids;
+        all.insert(all.end(), fresh.begin(), fresh.end());
+      }
+    }
+    EXPECT_EQ(tokens["r0"], expected.at("r0/0").tokens);
+    EXPECT_EQ(tokens["r2"], expected.at("r2/0").tokens);
+  }
+
   TempDirectory target_;
   TempDirectory draft_;
 };
