@@ -55,6 +55,7 @@ ProductChooser::ProductChooser(Device& device, Stream& stream, const ProjectionK
 void ProductChooser::set_timer(ProductTimer timer) {
   timer_ = std::move(timer);
   tuner_.forget();
+  chosen_.clear();
 }
 
 bool ProductChooser::serves(const ProductParams& params) {
@@ -67,40 +68,43 @@ void ProductChooser::run(const ProductParams& params, const Launch& launch) {
     return run_way(default_way(params), params, launch);
   }
   if (stream_.is_rehearsing()) return rehearse(params, launch);
-  const std::vector<Way> ways = ways_for(params);
-  const int chosen = tuner_.choose(key, static_cast<int>(ways.size()), [&](int way) {
-    return seconds_of(ways[static_cast<size_t>(way)], params, launch);
-  });
-  run_way(ways[static_cast<size_t>(chosen)], params, launch);
+  if (!tuner_.find(key)) {
+    const std::vector<Way> ways = ways_for(params);
+    const int chosen = tuner_.choose(key, static_cast<int>(ways.size()), [&](int way) {
+      return seconds_of(ways[static_cast<size_t>(way)], params, launch);
+    });
+    chosen_[key] = ways[static_cast<size_t>(chosen)];
+  }
+  run_way(chosen_.at(key), params, launch);
 }
 
 bool ProductChooser::has_wide_product() const {
   return kernels_.wide_product != nullptr && device_.properties().compute_capability == 90;
 }
 
-std::vector<ProductChooser::Way> ProductChooser::own_ways(const ProductParams& params) const {
-  std::vector<Way> ways = {{.name = "many_rows", .plan = params.plan}};
+std::vector<ProductChooser::Way> ProductChooser::own_ways() const {
+  std::vector<Way> ways = {{.name = "many_rows"}};
   for (const int rows : kWideRows) {
     if (!has_wide_product()) break;
-    ways.push_back({.name = str_cat("wide_rows ", rows), .plan = {.wide_rows = rows}});
+    ways.push_back({.name = str_cat("wide_rows ", rows), .wide_rows = rows});
   }
   return ways;
 }
 
 std::vector<ProductChooser::Way> ProductChooser::ways_for(const ProductParams& params) {
-  std::vector<Way> ways = own_ways(params);
+  std::vector<Way> ways = own_ways();
   if (!PlainProduct::serves(params)) return ways;
   for (const std::unique_ptr<Gemm>& gemm : gemms_) {
     const int num_ways = plain_product_.num_ways(*gemm, params);
     for (int i = 0; i < num_ways; ++i) {
-      ways.push_back({.name = gemm->name_of(i), .plan = {}, .gemm = gemm.get(), .gemm_way = i});
+      ways.push_back({.name = gemm->name_of(i), .gemm = gemm.get(), .gemm_way = i});
     }
   }
   return ways;
 }
 
 ProductChooser::Way ProductChooser::default_way(const ProductParams& params) const {
-  Way way = {.name = "many_rows", .plan = params.plan};
+  Way way = {.name = "many_rows"};
   if (!has_wide_product()) return way;
   // The largest blocks that fill the GPU: they read least. Where there are none, slices of k are
   // what keeps it busy.
@@ -109,7 +113,7 @@ ProductChooser::Way ProductChooser::default_way(const ProductParams& params) con
     const int num_blocks =
         (params.num_tiles + tiles - 1) / tiles * ((params.rows.num_rows + rows - 1) / rows);
     if (num_blocks >= device_.properties().num_multiprocessors) {
-      return {.name = str_cat("wide_rows ", rows), .plan = {.wide_rows = rows}};
+      return {.name = str_cat("wide_rows ", rows), .wide_rows = rows};
     }
   }
   return way;
@@ -118,12 +122,12 @@ ProductChooser::Way ProductChooser::default_way(const ProductParams& params) con
 void ProductChooser::run_way(const Way& way, const ProductParams& params, const Launch& launch) {
   if (way.gemm != nullptr) return plain_product_.run(*way.gemm, way.gemm_way, params);
   ProductParams planned = params;
-  planned.plan = way.plan;
+  if (way.wide_rows != 0) planned.plan = {.wide_rows = way.wide_rows};
   launch(planned);
 }
 
 void ProductChooser::rehearse(const ProductParams& params, const Launch& launch) {
-  for (const Way& way : own_ways(params)) run_way(way, params, launch);
+  for (const Way& way : own_ways()) run_way(way, params, launch);
   if (params.finish.accumulate) timed_out_for(params);
   if (!PlainProduct::serves(params)) return;
   for (const std::unique_ptr<Gemm>& gemm : gemms_) plain_product_.reserve(*gemm, params);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -41,13 +42,13 @@ class ProductChooser {
  private:
   struct Way {
     std::string name;
-    ProductPlan plan;
-    Gemm* gemm = nullptr;  // instead of the plan
+    int wide_rows = 0;     // of wide_product; 0: many_rows
+    Gemm* gemm = nullptr;  // instead of either
     int gemm_way = 0;
   };
 
   // Kernels of our own.
-  std::vector<Way> own_ways(const ProductParams& params) const;
+  std::vector<Way> own_ways() const;
   std::vector<Way> ways_for(const ProductParams& params);
   bool has_wide_product() const;
   // Our own kernel for the shape.
@@ -65,6 +66,7 @@ class ProductChooser {
   PlainProduct plain_product_;
   ProductTimer timer_;
   GemmTuner tuner_;
+  std::map<GemmKey, Way> chosen_;
   Workspace timed_out_;
 };
 
