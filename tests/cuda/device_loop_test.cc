@@ -149,18 +149,7 @@ TEST_P(DeviceLoopTest, AShortPoolChangesNoAnswer) {
 }
 
 TEST_P(DeviceLoopTest, SyntheticAcceptanceFollowsItsRates) {
-  EngineConfig config = with_draft(draft_, 4);
-  config.speculative.verification = Verification::kSynthetic;
-  config.speculative.synthetic_acceptance_rates = {1.0, 1.0, 0.0, 0.0};
-  Engine engine(config);
-  SamplingParams params = greedy();
-  params.max_tokens = 40;
-  params.ignore_eos = true;
-  engine.add_request("a", {1, 2, 3}, params);
-  while (engine.has_unfinished_requests()) engine.step();
-  const EngineStats stats = engine.stats();
-  EXPECT_GT(stats.num_device_steps, 5);
-  EXPECT_NEAR(stats.acceptance.mean_acceptance_length(), 3.0, 0.25);
+  expect_synthetic_acceptance(with_draft(draft_, 4));
 }
 
 }  // namespace

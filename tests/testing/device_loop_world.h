@@ -137,6 +137,22 @@ class EngineTest : public ::testing::TestWithParam<std::string> {
     }
   }
 
+  // Two levels of every draft are accepted, whatever was drafted, in steps of the device.
+  static void expect_synthetic_acceptance(EngineConfig config) {
+    config.speculative.verification = Verification::kSynthetic;
+    config.speculative.synthetic_acceptance_rates = {1.0, 1.0, 0.0, 0.0};
+    Engine engine(config);
+    SamplingParams params;
+    params.temperature = 0.0f;
+    params.max_tokens = 40;
+    params.ignore_eos = true;
+    engine.add_request("a", {1, 2, 3}, params);
+    while (engine.has_unfinished_requests()) engine.step();
+    const EngineStats stats = engine.stats();
+    EXPECT_GT(stats.num_device_steps, 5);
+    EXPECT_NEAR(stats.acceptance.mean_acceptance_length(), 3.0, 0.25);
+  }
+
   // Three requests, of which the second is aborted on the way.
   static void expect_abort_leaves_the_others(const EngineConfig& config,
                                              const std::vector<Job>& jobs,
