@@ -1,11 +1,110 @@
 #include <pybind11/stl.h>
 
+#include <exception>
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
 #include "bindings.h"
 #include "specdec/engine.h"
+#include "specdec/engine_loop.h"
 
 namespace py = pybind11;
 
 namespace specdec::python {
+namespace {
+
+// What `function` returns, with the GIL released while it runs. The lock is taken back in a plain
+// call and not in a destructor: where the interpreter has ended meanwhile, taking it ends the
+// thread by unwinding, which a destructor would turn into std::terminate.
+template <class Function>
+auto without_gil(const Function& function) {
+  PyThreadState* thread = PyEval_SaveThread();
+  std::exception_ptr error;
+  decltype(function()) result{};
+  try {
+    result = function();
+  } catch (const std::exception&) {
+    error = std::current_exception();
+  }
+  PyEval_RestoreThread(thread);
+  if (error) std::rethrow_exception(error);
+  return result;
+}
+
+// The loop's thread may need the GIL to end (a Python drafter goes with it).
+void delete_loop(EngineLoop* loop) {
+  if (PyGILState_Check() == 0) {
+    delete loop;
+    return;
+  }
+  without_gil([loop] {
+    delete loop;
+    return 0;
+  });
+}
+
+// Aborts its request when the last reference goes, whatever made it go.
+class RequestHandle {
+ public:
+  RequestHandle(std::shared_ptr<EngineLoop> loop, uint64_t id) : loop_(std::move(loop)), id_(id) {}
+  RequestHandle(RequestHandle&&) = default;
+  ~RequestHandle() { abort(); }
+
+  void abort() {
+    if (loop_ != nullptr) loop_->abort(id_);
+  }
+
+ private:
+  std::shared_ptr<EngineLoop> loop_;  // null in what was moved from
+  uint64_t id_;
+};
+
+// A Python object as a loop's context.
+std::shared_ptr<void> as_context(py::object object) {
+  return {object.release().ptr(), [](void* held) {
+            const py::gil_scoped_acquire gil;
+            Py_DECREF(static_cast<PyObject*>(held));
+          }};
+}
+
+// (id, prompt token ids, parameters, context) of each request.
+using RequestTuple = std::tuple<uint64_t, std::vector<int32_t>, SamplingParams, py::object>;
+
+std::vector<RequestHandle> add_requests(const std::shared_ptr<EngineLoop>& loop,
+                                        std::vector<RequestTuple> tuples, bool by_step) {
+  std::vector<LoopRequest> requests;
+  std::vector<uint64_t> ids;
+  for (auto& [id, prompt, params, context] : tuples) {
+    ids.push_back(id);
+    requests.push_back({.id = id,
+                        .prompt_token_ids = std::move(prompt),
+                        .params = std::move(params),
+                        .context = as_context(std::move(context)),
+                        .by_step = by_step});
+  }
+  loop->add(std::move(requests));
+  std::vector<RequestHandle> handles;
+  for (uint64_t id : ids) handles.emplace_back(loop, id);
+  return handles;
+}
+
+// ([(context, output)], number of the last step asked for that was taken), or None at the end.
+py::object take_outputs(EngineLoop& loop) {
+  std::optional<EngineLoop::Batch> batch = without_gil([&loop] { return loop.take_outputs(); });
+  if (!batch.has_value()) return py::none();
+  py::list outputs;
+  for (LoopOutput& entry : batch->outputs) {
+    outputs.append(py::make_tuple(
+        py::reinterpret_borrow<py::object>(static_cast<PyObject*>(entry.context.get())),
+        std::move(entry.output)));
+  }
+  return py::make_tuple(std::move(outputs), batch->last_answered_step);
+}
+
+}  // namespace
 
 void bind_engine(py::module_& module) {
   py::class_<EngineStats>(module, "EngineStats")
@@ -31,19 +130,32 @@ void bind_engine(py::module_& module) {
       .def_readonly("drafters", &EngineStats::drafters)
       .def_readonly("draft_policy", &EngineStats::draft_policy);
 
-  // Loading and stepping are long: other Python threads run meanwhile.
-  using release_gil = py::call_guard<py::gil_scoped_release>;
-  py::class_<Engine>(module, "Engine")
-      .def(py::init<const EngineConfig&>(), py::arg("config"), release_gil())
-      .def("add_request", &Engine::add_request, py::arg("request_id"), py::arg("prompt_token_ids"),
-           py::arg("params"))
-      .def("abort", &Engine::abort, py::arg("request_id"))
-      .def("stop_completion", &Engine::stop_completion, py::arg("request_id"), py::arg("index"))
-      .def("step", &Engine::step, release_gil())
-      .def("has_unfinished_requests", &Engine::has_unfinished_requests)
-      .def("reset_prefix_cache", &Engine::reset_prefix_cache)
-      .def("stats", &Engine::stats)
-      .def("model_info", &Engine::model_info);
+  // Loading and waiting are long: other Python threads run meanwhile.
+  py::class_<EngineLoop, std::shared_ptr<EngineLoop>>(module, "EngineLoop")
+      .def(py::init([](const EngineConfig& config) {
+             return std::shared_ptr<EngineLoop>(
+                 without_gil([&config] { return new EngineLoop(config); }), &delete_loop);
+           }),
+           py::arg("config"))
+      .def("add", &add_requests, py::arg("requests"), py::arg("by_step"))
+      .def("abort", &EngineLoop::abort, py::arg("id"))
+      .def("stop_completion", &EngineLoop::stop_completion, py::arg("id"), py::arg("index"))
+      .def("ask_for_step", &EngineLoop::ask_for_step)
+      .def("take_outputs", &take_outputs)
+      .def("stats", [](EngineLoop& loop) { return without_gil([&] { return loop.stats(); }); })
+      .def("reset_prefix_cache",
+           [](EngineLoop& loop) { return without_gil([&] { return loop.reset_prefix_cache(); }); })
+      .def("is_loop_thread", &EngineLoop::is_loop_thread)
+      .def("stop", &EngineLoop::stop)
+      .def("close",
+           [](EngineLoop& loop) {
+             without_gil([&] {
+               loop.close();
+               return 0;
+             });
+           })
+      .def("model_info", &EngineLoop::model_info);
+  py::class_<RequestHandle>(module, "RequestHandle").def("abort", &RequestHandle::abort);
 }
 
 }  // namespace specdec::python

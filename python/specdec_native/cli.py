@@ -542,8 +542,12 @@ def _print_pieces(stream: Iterator[RequestOutput]) -> str:
 def _output_json(output: RequestOutput) -> dict[str, Any]:
     fields = dataclasses.asdict(output)
     del fields["lora_request"]
-    for completion in fields["outputs"]:
-        del completion["lora_request"]
+    for part in (fields["metrics"], *fields["outputs"]):
+        counts = part.pop("acceptance")
+        part["speculative_decoding"] = (
+            None if counts is None else dataclasses.asdict(counts.metrics)
+        )
+        part.pop("lora_request", None)
     return fields
 
 

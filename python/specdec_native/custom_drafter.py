@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import operator
+from collections.abc import Callable
 from typing import Any
 
 
@@ -18,10 +19,21 @@ class CustomDrafter:
                 f"{drafter!r:.80}" + ("; make an object of it" if callable(propose) else "")
             )
         self._propose = propose
+        self.on_interrupt: Callable[[BaseException], None] | None = None  # set by the engine
 
     def propose(self, tokens: list[int], max_tokens: int) -> list[list[int]]:
-        """Continuations of `tokens`, each cut to max_tokens. Raises what the drafter raises."""
-        drafts = self._propose(tokens, max_tokens)
+        """Continuations of `tokens`, each cut to max_tokens. Raises what the drafter raises.
+
+        KeyboardInterrupt and SystemExit are not the request's: they go to whoever waits for the
+        engine, and this time nothing is drafted.
+        """
+        try:
+            drafts = self._propose(tokens, max_tokens)
+        except (KeyboardInterrupt, SystemExit) as interrupt:
+            if self.on_interrupt is None:
+                raise
+            self.on_interrupt(interrupt)
+            return []
         try:
             return [draft[:max_tokens] for draft in _continuations(drafts) if draft]
         except TypeError:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import collections
-import itertools
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +11,7 @@ from typing import Any
 
 from specdec_native import _core, _native, hub
 from specdec_native.chat_template import Message
-from specdec_native.fair_lock import FairLock
+from specdec_native.errors import RequestError
 from specdec_native.inputs import (
     Prompt,
     PromptType,
@@ -20,9 +19,9 @@ from specdec_native.inputs import (
     parse_prompts,
 )
 from specdec_native.outputs import EngineStats, RequestOutput
-from specdec_native.progress import make_progress_bar, show_bytes
-from specdec_native.request import Request
+from specdec_native.progress import BAR_SECONDS, make_progress_bar, show_bytes
 from specdec_native.request_builder import CheckpointText, RequestBuilder, load_text
+from specdec_native.request_runner import RequestRunner
 from specdec_native.sampling_params import RequestOutputKind, SamplingParams
 from specdec_native.speculative_config import parse_speculative_config
 from specdec_native.stream import RequestStream
@@ -33,8 +32,8 @@ class Engine:
     """Generates text with one model on one device.
 
     The tokens and logprobs of a request depend on its prompt, parameters and seed alone, whatever
-    runs beside it. All methods may be called from several threads: steps are taken by whoever waits
-    for output, in turn, and serve every request.
+    runs beside it. All methods may be called from several threads. Requests of generate(), chat()
+    and stream() run in the background; those of add_request() advance with them and in step().
     """
 
     def __init__(
@@ -160,8 +159,8 @@ class Engine:
         text = CheckpointText(None, "skip_tokenizer_init is set")
         if not skip_tokenizer_init:
             text = load_text(self._directory, tokenizer, chat_template, trust_remote_code)
-        self._core: _core.Engine | None = _core.Engine(config)
-        self._model_info = self._core.model_info()
+        core = _core.EngineLoop(config)
+        self._model_info = core.model_info()
         self._num_spec_tokens = None if speculative is None else speculative.num_speculative_tokens
         self._builder = RequestBuilder(
             self._directory,
@@ -171,12 +170,11 @@ class Engine:
             num_spec_tokens=self._num_spec_tokens,
         )
 
-        self._lock = FairLock()  # guards everything below, and the core
-        self._requests: dict[str, Request] = {}  # unfinished
-        self._reported: dict[str, Request] = {}  # not owned, with news for step()
-        self._next_id = itertools.count()
-        # Requests given up where the lock could not be taken (a garbage-collected stream).
-        self._abandoned: collections.deque[str] = collections.deque()
+        self._runner = RequestRunner(core)
+        for drafter in config.speculative.drafters:
+            if drafter.custom is not None:
+                drafter.custom.on_interrupt = self._runner.interrupt
+        self._end = weakref.finalize(self, self._runner.part)
 
     # -- what was loaded
 
@@ -226,7 +224,8 @@ class Engine:
         A prompt is text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}; give
         one or a list. `sampling_params` is one for all or one for each; None takes the checkpoint's
         defaults. `use_tqdm` shows a progress bar on a terminal.
-        Raises ValueError, with nothing run, if any prompt or parameter is bad.
+        Raises ValueError, with nothing run, if any prompt or parameter is bad; RequestError, which
+        has all outputs, once the others are finished, if a request failed as it ran.
         """
         return self._run(parse_prompts(prompts), sampling_params, use_tqdm)
 
@@ -297,27 +296,18 @@ class Engine:
         if request_id is not None and not isinstance(request_id, str):
             raise ValueError(f"request_id must be a string, got {request_id!r}")
         requests = self._builder.build(
-            [parse_prompt(prompt)], sampling_params, [request_id or self._new_id()], owned=False
+            [parse_prompt(prompt)], sampling_params, [request_id or self._runner.new_id()]
         )
-        with self._lock:
-            self._add(requests)
+        self._runner.add_for_steps(requests[0])
         return requests[0].request_id
 
     def step(self) -> list[RequestOutput]:
         """Runs one step and returns the requests of add_request() that progressed or finished.
 
-        Raises the error of a request that failed, once; the others go on.
+        Raises the error of a request that failed, once; the others go on. After an exception out of
+        a signal handler, another call returns what this one would have.
         """
-        with self._lock:
-            self._step()
-            ready = [r for r in self._reported.values() if r.error is not None or r.has_news()]
-            # One that failed comes alone, so that raising its error loses nothing of the others.
-            ready = next(([r] for r in ready if r.error is not None), ready)
-            outputs = []
-            for request in ready:
-                del self._reported[request.request_id]
-                outputs.append(request.take_output())
-            return outputs
+        return self._runner.step()
 
     def abort(self, request_id: str) -> bool:
         """Ends a request; returns False when the id is unknown or finished.
@@ -325,36 +315,25 @@ class Engine:
         Its stream or generate() call gets what there is, with finish_reason "abort"; step() reports
         nothing more of it.
         """
-        with self._lock:
-            return self._abort(request_id)
+        return self._runner.abort(request_id)
 
     def has_unfinished_requests(self) -> bool:
         """Whether step() has anything to do or to report."""
-        with self._lock:
-            self._drop_abandoned()
-            return bool(self._requests or self._reported)
+        return self._runner.has_unfinished()
 
     # -- the engine as a whole
 
     def stats(self) -> EngineStats:
         """Counts and times since the engine was made, and what runs now."""
-        with self._lock:
-            self._drop_abandoned()
-            stats = self._alive().stats()
-        return EngineStats.from_core(stats, self._num_spec_tokens)
+        return EngineStats.from_core(self._runner.core.stats(), self._num_spec_tokens)
 
     def reset_prefix_cache(self) -> int:
         """Forgets every cached block no running request uses; returns how many."""
-        with self._lock:
-            return self._alive().reset_prefix_cache()
+        return self._runner.core.reset_prefix_cache()
 
     def close(self) -> None:
         """Aborts what runs and frees the model. Further calls raise RuntimeError."""
-        with self._lock:
-            for request_id in list(self._requests):
-                self._abort(request_id)
-            self._reported.clear()
-            self._core = None
+        self._runner.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -383,120 +362,33 @@ class Engine:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         show_progress: bool | Callable[..., Any],
     ) -> list[RequestOutput]:
-        ids = [self._new_id() for _ in prompts]
+        ids = [self._runner.new_id() for _ in prompts]
         kind = RequestOutputKind.FINAL_ONLY
-        requests = self._builder.build(prompts, sampling_params, ids, owned=True, kind=kind)
+        requests = self._builder.build(prompts, sampling_params, ids, kind=kind)
         bar = make_progress_bar(show_progress, len(requests))
+        handles: list[_core.RequestHandle] = []
         try:
-            with self._lock:
-                self._add(requests)
-            running = requests
-            while running:
-                with self._lock:
-                    running = [request for request in running if not request.finished]
-                    if running:
-                        self._step()
-                bar.update(requests)
+            handles = self._runner.add(requests)
+            for request in requests:
+                while not self._runner.wait_for(request.is_finished, BAR_SECONDS):
+                    bar.update(requests)
+            bar.update(requests)
         finally:
+            for handle in handles:
+                handle.abort()
             bar.close()
-            self._give_up(requests)
-        return [request.take_output() for request in requests]
+        outputs = [request.peek()[0] for request in requests]
+        errors = {i: r.error for i, r in enumerate(requests) if r.error is not None}
+        if errors:
+            raise RequestError(outputs, errors)
+        return outputs
 
     def _start_stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None
     ) -> RequestStream:
-        requests = self._builder.build([prompt], sampling_params, [self._new_id()], owned=True)
-        with self._lock:
-            self._add(requests)
-        return RequestStream(self, requests[0])
-
-    def _new_id(self) -> str:
-        while True:
-            request_id = str(next(self._next_id))
-            if request_id not in self._requests and request_id not in self._reported:
-                return request_id
-
-    def _next_output(self, request: Request) -> RequestOutput | None:
-        """What a stream yields next; None at its end."""
-        while True:
-            with self._lock:
-                if request.has_news() or request.error is not None:
-                    return request.take_output()
-                if request.finished:
-                    return None
-                self._step()
-
-    def _give_up(self, requests: Sequence[Request], *, wait: bool = True) -> None:
-        """Aborts what is unfinished; without `wait`, leaves it to the next call if that is busy."""
-        unfinished = [r for r in requests if r.request_id in self._requests and not r.finished]
-        if not unfinished:
-            return
-        if not self._lock.acquire(blocking=wait):
-            self._abandoned.extend(request.request_id for request in unfinished)
-            return
-        try:
-            for request in unfinished:
-                if self._requests.get(request.request_id) is request:
-                    self._abort(request.request_id)
-        finally:
-            self._lock.release()
-
-    # -- with the lock held
-
-    def _alive(self) -> _core.Engine:
-        if self._core is None:
-            raise RuntimeError("the engine is closed")
-        return self._core
-
-    def _add(self, requests: Sequence[Request]) -> None:
-        """Adds all of the requests or none."""
-        core = self._alive()
-        self._drop_abandoned()
-        added = []
-        try:
-            for request in requests:
-                if request.request_id in self._requests or request.request_id in self._reported:
-                    raise ValueError(
-                        f"request_id {request.request_id!r} is in use by an unfinished request"
-                    )
-                core.add_request(request.request_id, request.prompt_token_ids, request.core_params)
-                added.append(request)
-                self._requests[request.request_id] = request
-        except BaseException:
-            for request in added:
-                self._abort(request.request_id)
-            raise
-
-    def _step(self) -> None:
-        core = self._alive()
-        self._drop_abandoned()
-        for output in core.step():
-            request = self._requests.get(output.request_id)
-            if request is None:
-                continue
-            try:
-                for index in request.apply(output):
-                    core.stop_completion(request.request_id, index)
-            except Exception as error:  # of this request: the others go on
-                core.abort(request.request_id)
-                request.end(error)
-            if request.finished:
-                del self._requests[request.request_id]
-            if not request.owned:
-                self._reported[request.request_id] = request
-
-    def _abort(self, request_id: str) -> bool:
-        self._reported.pop(request_id, None)
-        request = self._requests.pop(request_id, None)
-        if request is None:
-            return False
-        self._alive().abort(request_id)
-        request.end()
-        return True
-
-    def _drop_abandoned(self) -> None:
-        while self._abandoned:
-            self._abort(self._abandoned.popleft())
+        requests = self._builder.build([prompt], sampling_params, [self._runner.new_id()])
+        handles = self._runner.add(requests)
+        return RequestStream(self, self._runner, requests[0], handles[0])
 
 
 def _is_list_of_conversations(messages: Any) -> bool:

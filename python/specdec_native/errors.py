@@ -9,7 +9,10 @@ InternalError (RuntimeError): a bug in this library.
 ModelNotFoundError (ValueError, FileNotFoundError): no such file, directory, model or repository.
 DownloadError (RuntimeError): a download failed, or what arrived is not what was pinned.
 MissingDependencyError (ImportError): an optional package is needed.
+RequestError (RuntimeError): requests of one generate() call failed; the others' outputs are in it.
 """
+
+from collections.abc import Mapping, Sequence
 
 from specdec_native._core import (
     CheckpointError,
@@ -24,6 +27,7 @@ from specdec_native.checkpoints.errors import (
     MissingDependencyError,
     ModelNotFoundError,
 )
+from specdec_native.outputs import RequestOutput
 
 __all__ = [
     "CheckpointError",
@@ -34,5 +38,26 @@ __all__ = [
     "MissingDependencyError",
     "ModelNotFoundError",
     "OutOfMemory",
+    "RequestError",
     "Unavailable",
 ]
+
+
+class RequestError(RuntimeError):
+    """Requests of one generate() or chat() call failed; the others ran to their end.
+
+    Attributes:
+        outputs: of every request, in order. Those that failed hold what there was before, with
+            finish_reason "error".
+        errors: by index in `outputs`, what ended each request that failed.
+    """
+
+    def __init__(
+        self, outputs: Sequence[RequestOutput], errors: Mapping[int, BaseException]
+    ) -> None:
+        first = next(iter(errors.values()))
+        others = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        super().__init__(f"{first}{others}")
+        self.outputs = list(outputs)
+        self.errors = dict(errors)
+        self.__cause__ = first

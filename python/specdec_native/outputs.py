@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,32 @@ class SpeculativeDecodingMetrics:
         )
 
 
+class AcceptanceCounts:
+    """What was counted of drafts; SpeculativeDecodingMetrics are made when somebody asks."""
+
+    def __init__(self, counts: list[_core.AcceptanceStats], num_spec_tokens: int) -> None:
+        self._counts = counts
+        self._num_spec_tokens = num_spec_tokens
+
+    @classmethod
+    def of(
+        cls, counts: Iterable[_core.AcceptanceStats | None], num_spec_tokens: int | None
+    ) -> AcceptanceCounts | None:
+        """Of completions, some perhaps not counted yet; None if the engine does not speculate."""
+        if num_spec_tokens is None:
+            return None
+        return cls([c for c in counts if c is not None], num_spec_tokens)
+
+    @functools.cached_property
+    def metrics(self) -> SpeculativeDecodingMetrics:
+        """The metrics of everything that was counted."""
+        return SpeculativeDecodingMetrics.from_counts(self._counts, self._num_spec_tokens)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles have the metrics in place of the core's counts."""
+        return AcceptanceCounts, ([], self._num_spec_tokens), {"metrics": self.metrics}
+
+
 def _sum(lists: Sequence[Sequence[int]], length: int) -> list[int]:
     """The sum of each position; positions past the end of a list are 0."""
     return [sum(x[i] for x in lists if i < len(x)) for i in range(length)]
@@ -90,10 +117,10 @@ class CompletionOutput:
         token_ids: the generated token ids, an end-of-sequence token included.
         cumulative_logprob: sum of the chosen tokens' logprobs; None unless logprobs were asked for.
         logprobs: one dict a token, token id to Logprob; None unless asked for.
-        finish_reason: "stop", "length", "abort"; None while it runs.
+        finish_reason: "stop", "length", "abort" or "error"; None while it runs.
         stop_reason: the stop string or stop token id that ended it; None for end of sequence.
-        speculative_decoding: how its drafts fared; None unless the engine speculates. No part of
-            what makes two completions equal.
+        acceptance: what speculative_decoding is made of. No part of what makes two completions
+            equal.
     """
 
     index: int
@@ -104,9 +131,12 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     lora_request: Any = None
-    speculative_decoding: SpeculativeDecodingMetrics | None = dataclasses.field(
-        default=None, compare=False
-    )
+    acceptance: AcceptanceCounts | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    @property
+    def speculative_decoding(self) -> SpeculativeDecodingMetrics | None:
+        """How its drafts fared; None unless the engine speculates."""
+        return None if self.acceptance is None else self.acceptance.metrics
 
     def finished(self) -> bool:
         """Whether this completion has ended."""
@@ -115,10 +145,7 @@ class CompletionOutput:
 
 @dataclasses.dataclass
 class RequestMetrics:
-    """When things happened to a request: seconds on the engine's monotonic clock, 0 for not yet.
-
-    `speculative_decoding` sums over the completions; None unless the engine speculates.
-    """
+    """When things happened to a request: seconds on the engine's monotonic clock, 0 for not yet."""
 
     arrival_time: float = 0.0
     first_scheduled_time: float = 0.0
@@ -126,7 +153,12 @@ class RequestMetrics:
     finished_time: float = 0.0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
-    speculative_decoding: SpeculativeDecodingMetrics | None = None
+    acceptance: AcceptanceCounts | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def speculative_decoding(self) -> SpeculativeDecodingMetrics | None:
+        """How the drafts of all completions fared; None unless the engine speculates."""
+        return None if self.acceptance is None else self.acceptance.metrics
 
     @property
     def time_in_queue(self) -> float:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 _logger = logging.getLogger("specdec_native")
 
-_REFRESH_SECONDS = 0.1
+BAR_SECONDS = 0.1  # between two looks of a progress bar
 
 
 class Countable(Protocol):
@@ -27,7 +27,7 @@ class Countable(Protocol):
 
 
 class ProgressBar(Protocol):
-    """What generate() reports to, after every step."""
+    """What generate() reports to, every BAR_SECONDS and at the end."""
 
     def update(self, requests: Sequence[Countable]) -> None:
         """Shows how far the requests are."""
@@ -95,7 +95,7 @@ class _RichBar:
         num_finished = sum(request.finished for request in requests)
         if now < self._next_update and num_finished < len(requests):
             return
-        self._next_update = now + _REFRESH_SECONDS
+        self._next_update = now + BAR_SECONDS
         num_tokens = sum(request.num_output_tokens for request in requests)
         speed = f"{num_tokens / max(now - self._start, 1e-9):.1f} tokens/s"
         self._progress.update(self._task, completed=num_finished, speed=speed)

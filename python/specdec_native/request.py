@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from specdec_native.detokenizer import Detokenizer, TextStream
 from specdec_native.outputs import (
+    AcceptanceCounts,
     CompletionOutput,
     Logprob,
     PromptLogprobs,
     RequestMetrics,
     RequestOutput,
     SampleLogprobs,
-    SpeculativeDecodingMetrics,
 )
 from specdec_native.sampling_params import RequestOutputKind, SamplingParams
 
@@ -25,8 +26,16 @@ if TYPE_CHECKING:
 _MAX_CHAR_TOKENS = 4  # a UTF-8 character has at most so many bytes, so tokens
 
 
+class Shown(NamedTuple):
+    """How much of a completion its consumer has seen."""
+
+    num_tokens: int = 0
+    num_chars: int = 0
+    end: bool = False
+
+
 class Request:
-    """State of one request. Used under the engine's lock."""
+    """State of one request. One thread applies outputs; consumers read in any other."""
 
     def __init__(
         self,
@@ -37,37 +46,32 @@ class Request:
         params: SamplingParams,
         core_params: _core.SamplingParams,
         tokenizer: Tokenizer | None,
-        owned: bool,
         num_spec_tokens: int | None = None,
     ) -> None:
-        """An `owned` request is read by whoever added it; the others through Engine.step().
-
-        `num_spec_tokens` is the most it may draft, None where the engine does not speculate.
-        """
+        """`num_spec_tokens` is the most it may draft, None where the engine does not speculate."""
         self.request_id = request_id
         self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids
         self.params = params
         self.core_params = core_params
-        self.owned = owned
+        self.number = -1  # its name in the core
+        self.by_step = False  # Engine.step() advances and reports it
+        self.is_silent = False  # nothing more is reported of it
+        self.error: BaseException | None = None
+        self.finished = False
+        self.shown = [Shown()] * params.n  # by completion; only the consumer changes it
         self._num_spec_tokens = num_spec_tokens
-        self.error: Exception | None = None
         self._tokenizer = tokenizer if params.detokenize else None
         self._core_metrics: _core.RequestMetrics | None = None
         self._finished_time = 0.0
         self._prompt_logprobs: PromptLogprobs | None = (
             None if params.prompt_logprobs is None else [None]
         )
-        self._prompt_logprobs_sent = False
+        self._lock = threading.Lock()  # completions are read and changed whole
         self._completions = [
             _Completion(i, params, self._tokenizer, prompt_token_ids, num_spec_tokens)
             for i in range(params.n)
         ]
-
-    @property
-    def finished(self) -> bool:
-        """Whether every completion has ended."""
-        return all(completion.finish_reason is not None for completion in self._completions)
 
     @property
     def num_output_tokens(self) -> int:
@@ -82,61 +86,90 @@ class Request:
         """
         if output.error:
             raise RuntimeError(f"request {self.request_id}: {output.error}")
-        self._core_metrics = output.metrics
-        if self._prompt_logprobs is not None:
-            for entries in output.new_prompt_logprobs:
-                before = self.prompt_token_ids[: len(self._prompt_logprobs)]
-                self._prompt_logprobs.append(_logprob_dict(entries, self._tokenizer, before))
-        ended_here: list[int] = []
-        for part in output.outputs:
-            completion = self._completions[part.index]
-            if completion.finish_reason is not None:
-                continue
-            completion.apply(part)
-            if completion.finish_reason is not None and part.finish_reason is None:
-                ended_here.append(part.index)
-        if ended_here and self.finished:
-            self._finished_time = time.monotonic()  # the core's clock is the same
+        with self._lock:
+            self._core_metrics = output.metrics
+            if self._prompt_logprobs is not None:
+                for entries in output.new_prompt_logprobs:
+                    place = len(self._prompt_logprobs)
+                    before = self.prompt_token_ids[max(0, place - _MAX_CHAR_TOKENS) : place]
+                    self._prompt_logprobs.append(_logprob_dict(entries, self._tokenizer, before))
+            ended_here: list[int] = []
+            for part in output.outputs:
+                completion = self._completions[part.index]
+                if completion.finish_reason is not None:
+                    continue
+                completion.apply(part)
+                if completion.finish_reason is not None and part.finish_reason is None:
+                    ended_here.append(part.index)
+            finished = all(c.finish_reason is not None for c in self._completions)
+            if ended_here and finished:
+                self._finished_time = time.monotonic()  # the core's clock is the same
+            self.finished = finished
         return ended_here
 
-    def end(self, error: Exception | None = None) -> None:
-        """Ends what is unfinished with finish_reason "abort"."""
-        self.error = error
-        for completion in self._completions:
-            if completion.finish_reason is None:
-                completion.finish("abort", None)
+    def end(self, error: BaseException) -> None:
+        """Ends what is unfinished because of an error."""
+        with self._lock:
+            self.error = error
+            for completion in self._completions:
+                if completion.finish_reason is None:
+                    completion.finish_reason = "error"
+            self.finished = True
+
+    def is_finished(self) -> bool:
+        """Whether every completion has ended."""
+        return self.finished
 
     def has_news(self) -> bool:
         """Whether take_output would tell a streaming consumer something."""
-        interval = self.params.stream_interval or 1
+        if self.error is not None:
+            return True
         if self.params.output_kind is RequestOutputKind.FINAL_ONLY and not self.finished:
             return False
-        return any(completion.has_news(interval) for completion in self._completions)
+        interval = self.params.stream_interval or 1
+        return any(
+            completion.has_news(shown, interval)
+            for completion, shown in zip(self._completions, self.shown, strict=True)
+        )
+
+    def is_reported(self) -> bool:
+        """Whether it has ended and its consumer has seen the end."""
+        return self.finished and (
+            self.is_silent or (self.error is None and all(shown.end for shown in self.shown))
+        )
+
+    def peek(self) -> tuple[RequestOutput, list[Shown]]:
+        """What the request's output_kind asks for, and `shown` for once it was seen."""
+        delta = self.params.output_kind is RequestOutputKind.DELTA
+        with self._lock:
+            prompt_logprobs = self._prompt_logprobs
+            if prompt_logprobs is not None:
+                seen_before = any(shown.num_tokens > 0 for shown in self.shown)
+                prompt_logprobs = [] if delta and seen_before else list(prompt_logprobs)
+            metrics = self._metrics()
+            output = RequestOutput(
+                request_id=self.request_id,
+                prompt=self.prompt,
+                prompt_token_ids=self.prompt_token_ids,
+                prompt_logprobs=prompt_logprobs,
+                outputs=[
+                    completion.output(shown if delta else Shown())
+                    for completion, shown in zip(self._completions, self.shown, strict=True)
+                    if not delta or completion.has_news(shown, 1)
+                ],
+                finished=self.finished,
+                metrics=metrics,
+                num_cached_tokens=metrics.num_cached_tokens,
+            )
+            return output, [completion.show() for completion in self._completions]
 
     def take_output(self) -> RequestOutput:
         """What the request's output_kind asks for. Raises the error that ended the request."""
         if self.error is not None:
             raise self.error
-        delta = self.params.output_kind is RequestOutputKind.DELTA
-        prompt_logprobs = self._prompt_logprobs
-        if delta and self._prompt_logprobs_sent and prompt_logprobs is not None:
-            prompt_logprobs = []
-        self._prompt_logprobs_sent = True
-        metrics = self._metrics()
-        return RequestOutput(
-            request_id=self.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=self.prompt_token_ids,
-            prompt_logprobs=None if prompt_logprobs is None else list(prompt_logprobs),
-            outputs=[
-                completion.take(delta)
-                for completion in self._completions
-                if not delta or completion.has_news(1)
-            ],
-            finished=self.finished,
-            metrics=metrics,
-            num_cached_tokens=metrics.num_cached_tokens,
-        )
+        # No call stands between the store and the return, so an interrupt cannot lose the output.
+        output, self.shown = self.peek()
+        return output
 
     def _metrics(self) -> RequestMetrics:
         core = self._core_metrics
@@ -149,14 +182,10 @@ class Request:
             finished_time=core.finished_time or self._finished_time,
             num_cached_tokens=core.num_cached_tokens,
             num_preemptions=core.num_preemptions,
-            speculative_decoding=self._speculative_metrics(),
+            acceptance=AcceptanceCounts.of(
+                [c.acceptance for c in self._completions], self._num_spec_tokens
+            ),
         )
-
-    def _speculative_metrics(self) -> SpeculativeDecodingMetrics | None:
-        if self._num_spec_tokens is None:
-            return None
-        counts = [c.acceptance for c in self._completions if c.acceptance is not None]
-        return SpeculativeDecodingMetrics.from_counts(counts, self._num_spec_tokens)
 
 
 class _Completion:
@@ -180,9 +209,6 @@ class _Completion:
         )
         self._logprobs: SampleLogprobs | None = None if params.logprobs is None else []
         self._cumulative_logprob = None if params.logprobs is None else 0.0
-        self._sent_tokens = 0
-        self._sent_chars = 0
-        self._sent_end = False
 
     def apply(self, part: _core.CompletionOutput) -> None:
         if part.acceptance is not None:
@@ -212,35 +238,32 @@ class _Completion:
         if self._detokenizer is not None:
             self._detokenizer.finish()
 
-    def has_news(self, interval: int) -> bool:
+    def has_news(self, shown: Shown, interval: int) -> bool:
         if self.finish_reason is not None:
-            return not self._sent_end
-        num_new = len(self.token_ids) - self._sent_tokens
-        return num_new >= interval or (num_new > 0 and self._sent_tokens == 0)
+            return not shown.end
+        num_new = len(self.token_ids) - shown.num_tokens
+        return num_new >= interval or (num_new > 0 and shown.num_tokens == 0)
 
-    def take(self, delta: bool) -> CompletionOutput:
+    def show(self) -> Shown:
+        """What a consumer has seen who sees everything that is certain."""
+        num_chars = 0 if self._detokenizer is None else self._detokenizer.num_certain_chars()
+        return Shown(len(self.token_ids), num_chars, self.finish_reason is not None)
+
+    def output(self, shown: Shown) -> CompletionOutput:
+        """What there is beyond what was shown."""
         text = ""
         if self._detokenizer is not None:
-            text = self._detokenizer.text[: self._detokenizer.num_certain_chars()]
-        first_token, first_char = (self._sent_tokens, self._sent_chars) if delta else (0, 0)
-        self._sent_tokens, self._sent_chars = len(self.token_ids), len(text)
-        self._sent_end = self.finish_reason is not None
+            text = self._detokenizer.text[shown.num_chars : self._detokenizer.num_certain_chars()]
         return CompletionOutput(
             index=self.index,
-            text=text[first_char:],
-            token_ids=self.token_ids[first_token:],
+            text=text,
+            token_ids=self.token_ids[shown.num_tokens :],
             cumulative_logprob=self._cumulative_logprob,
-            logprobs=None if self._logprobs is None else self._logprobs[first_token:],
+            logprobs=None if self._logprobs is None else self._logprobs[shown.num_tokens :],
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
-            speculative_decoding=self._speculative_metrics(),
+            acceptance=AcceptanceCounts.of([self.acceptance], self._num_spec_tokens),
         )
-
-    def _speculative_metrics(self) -> SpeculativeDecodingMetrics | None:
-        if self._num_spec_tokens is None:
-            return None
-        counts = [] if self.acceptance is None else [self.acceptance]
-        return SpeculativeDecodingMetrics.from_counts(counts, self._num_spec_tokens)
 
 
 def _make_detokenizer(

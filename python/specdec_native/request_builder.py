@@ -119,7 +119,6 @@ class RequestBuilder:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         request_ids: Sequence[str],
         *,
-        owned: bool,
         kind: RequestOutputKind | None = None,
     ) -> list[Request]:
         """One request a prompt; `kind` replaces the output_kind of the parameters.
@@ -146,7 +145,6 @@ class RequestBuilder:
                     params=checked[id(params)][0],
                     core_params=checked[id(params)][1],
                     tokenizer=self.text.tokenizer,
-                    owned=owned,
                     num_spec_tokens=self._most_spec_tokens(checked[id(params)][0]),
                 )
             )

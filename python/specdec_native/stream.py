@@ -6,19 +6,28 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from specdec_native import _core
 from specdec_native.outputs import RequestOutput
 from specdec_native.request import Request
+from specdec_native.request_runner import RequestRunner
 
 if TYPE_CHECKING:
     from specdec_native.engine import Engine
 
 
 class RequestStream(Iterator[RequestOutput]):
-    """The outputs of one request as they come."""
+    """The outputs of one request as they come. Read by one thread at a time.
 
-    def __init__(self, engine: Engine, request: Request) -> None:
-        self._engine = engine
+    The request runs whether or not anybody reads; an output holds everything since the last one.
+    """
+
+    def __init__(
+        self, engine: Engine, runner: RequestRunner, request: Request, handle: _core.RequestHandle
+    ) -> None:
+        self._engine = engine  # it lives as long as the stream
+        self._runner = runner
         self._request = request
+        self._handle = handle  # aborts the request when the stream is dropped
 
     @property
     def request_id(self) -> str:
@@ -29,14 +38,16 @@ class RequestStream(Iterator[RequestOutput]):
         return self
 
     def __next__(self) -> RequestOutput:
-        output = self._engine._next_output(self._request)
-        if output is None:
+        request = self._request
+        self._runner.wait_for(lambda: request.finished or request.has_news())
+        if not request.has_news():
             raise StopIteration
-        return output
+        return request.take_output()
 
     def close(self) -> None:
         """Aborts the request if it is unfinished; iteration ends."""
-        self._engine._give_up([self._request])
+        self._handle.abort()
+        self._runner.wait_for(lambda: self._request.finished)
 
     def __enter__(self) -> RequestStream:
         return self
@@ -48,9 +59,3 @@ class RequestStream(Iterator[RequestOutput]):
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        # May run anywhere, even in a thread that holds the engine's lock: never wait for it.
-        engine = getattr(self, "_engine", None)
-        if engine is not None:
-            engine._give_up([self._request], wait=False)

@@ -3,6 +3,7 @@
 import gc
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -22,7 +23,8 @@ from specdec_native import (
     RequestOutputKind,
     SamplingParams,
 )
-from specdec_native.fair_lock import FairLock
+from specdec_native.errors import RequestError
+from specdec_native.request import Request
 from tiny_text_model import TEXT_TOKEN_IDS
 
 MAX_MODEL_LEN = 96
@@ -36,6 +38,27 @@ def model(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFa
 @pytest.fixture(scope="module")
 def engine(model: Path) -> Engine:
     return Engine(model, dtype="float32", max_model_len=MAX_MODEL_LEN)
+
+
+@pytest.fixture(scope="module")
+def patient_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Has a context so long that a request goes on while a test looks at it."""
+    directory = tmp_path_factory.mktemp("patient") / "llama"
+    shutil.copytree(model, directory)
+    file = directory / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"max_position_embeddings": 100_000}))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def patient_engine(patient_model: Path) -> Engine:
+    return Engine(patient_model, dtype="float32", num_threads=1)
+
+
+def endless_params(**options: Any) -> SamplingParams:
+    """Parameters for more text than a test waits for."""
+    return text_params(max_tokens=90_000, **options)
 
 
 def text_params(**options: Any) -> SamplingParams:
@@ -241,10 +264,12 @@ def test_bad_words_do_not_appear(engine: Engine) -> None:
 def test_a_stream_grows_into_the_answer(engine: Engine) -> None:
     expected = only(engine.generate("abc", text_params()))
     outputs = list(engine.stream("abc", text_params()))
-    assert len(outputs) == 24
     texts = [output.outputs[0].text for output in outputs]
-    assert all(after.startswith(before) for before, after in itertools.pairwise(texts))
-    assert [output.finished for output in outputs] == [False] * 23 + [True]
+    assert all(
+        after.startswith(before) and len(after) > len(before)
+        for before, after in itertools.pairwise(texts)
+    )
+    assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
     assert outputs[-1].outputs[0] == expected
     assert is_idle(engine)
 
@@ -276,36 +301,57 @@ def test_a_stream_is_refused_when_it_is_made(engine: Engine) -> None:
         engine.stream("", text_params())
 
 
-def test_dropping_a_stream_aborts_its_request(engine: Engine) -> None:
-    aborted = engine.stats().num_aborted_requests
-    for output in engine.stream("abc", text_params()):
+def test_a_stream_is_read_while_it_grows(patient_engine: Engine) -> None:
+    with patient_engine.stream("abc", endless_params()) as stream:
+        lengths = [len(next(stream).outputs[0].token_ids) for _ in range(5)]
+    assert lengths[0] > 0 and all(a < b for a, b in itertools.pairwise(lengths))
+    assert lengths[-1] < 90_000
+
+
+def test_dropping_a_stream_aborts_its_request(patient_engine: Engine) -> None:
+    aborted = patient_engine.stats().num_aborted_requests
+    for output in patient_engine.stream("abc", endless_params()):
         assert not output.finished
         break
     gc.collect()
-    assert is_idle(engine)
-    with engine.stream("abc", text_params()) as stream:
+    assert is_idle(patient_engine)
+    with patient_engine.stream("abc", endless_params()) as stream:
         next(stream)
-    assert is_idle(engine)
-    assert engine.stats().num_aborted_requests == aborted + 2
+    assert is_idle(patient_engine)
+    assert patient_engine.stats().num_aborted_requests == aborted + 2
 
 
-def test_aborting_ends_a_stream_with_what_there_is(engine: Engine) -> None:
-    stream = engine.stream("abc", text_params())
+def test_aborting_ends_a_stream_with_what_there_is(patient_engine: Engine) -> None:
+    stream = patient_engine.stream("abc", endless_params())
     seen = next(stream).outputs[0].text
-    assert engine.abort(stream.request_id) and not engine.abort(stream.request_id)
+    assert patient_engine.abort(stream.request_id)
+    assert not patient_engine.abort(stream.request_id)
     last = list(stream)
     assert len(last) == 1 and last[0].finished
-    assert (last[0].outputs[0].finish_reason, last[0].outputs[0].text) == ("abort", seen)
+    assert last[0].outputs[0].finish_reason == "abort"
+    assert last[0].outputs[0].text.startswith(seen)
 
 
-def test_streams_in_one_thread_take_turns(engine: Engine) -> None:
+def test_an_id_is_free_again_once_its_request_is_done(engine: Engine) -> None:
+    for options in ({}, {"stop": only(engine.generate("abc", text_params())).text[9:12]}):
+        expected = only(engine.generate("abc", text_params(**options)))
+        for _ in range(3):
+            engine.add_request("abc", text_params(**options), request_id="again")
+            with pytest.raises(ValueError, match="in use"):
+                engine.add_request("abc", text_params(**options), request_id="again")
+            outputs = []
+            while engine.has_unfinished_requests():
+                outputs += engine.step()
+            assert outputs[-1].finished and only(outputs[-1:]) == expected
+
+
+def test_streams_in_one_thread_run_together(engine: Engine) -> None:
     expected = [only(engine.generate(prompt, text_params())).text for prompt in ("abc", "xyz")]
     first, second = engine.stream("abc", text_params()), engine.stream("xyz", text_params())
     next(first)
     assert [output.outputs[0].text for output in second][-1] == expected[1]
-    # Steps taken for the second carried the first along.
-    rest = list(first)
-    assert rest[-1].outputs[0].text == expected[0]
+    rest = [output.outputs[0].text for output in first]
+    assert rest == [] or rest[-1] == expected[0]
 
 
 def test_streams_and_batches_of_several_threads_work_together(engine: Engine) -> None:
@@ -356,14 +402,25 @@ def test_steps_report_requests_as_they_progress(engine: Engine) -> None:
 def test_steps_of_others_lose_nothing(engine: Engine) -> None:
     """A stream's steps carry requests of step() along, and the other way round."""
     expected = only(engine.generate("abc", text_params())).text
+    other = only(engine.generate("xyz", text_params(max_tokens=30)))
     stream = engine.stream("xyz", text_params(max_tokens=30))
     engine.add_request("abc", text_params(), request_id="mine")
-    assert len(list(stream)) == 30
+    assert list(stream)[-1].outputs[0] == other
     outputs = []
     while engine.has_unfinished_requests():
         outputs += engine.step()
-    assert [output.request_id for output in outputs] == ["mine"]
-    assert outputs[0].finished and outputs[0].outputs[0].text == expected
+    assert {output.request_id for output in outputs} == {"mine"}
+    assert outputs[-1].finished and outputs[-1].outputs[0].text == expected
+
+
+def test_added_requests_wait_for_steps(engine: Engine) -> None:
+    engine.add_request("abc", text_params(max_tokens=3), request_id="waiting")
+    num_steps = engine.stats().num_steps
+    time.sleep(0.05)
+    assert engine.stats().num_steps == num_steps
+    for length in (1, 2, 3):
+        assert len(engine.step()[0].outputs[0].token_ids) == length
+        assert engine.stats().num_steps == num_steps + length
 
 
 def test_an_aborted_request_is_not_reported(engine: Engine) -> None:
@@ -373,7 +430,7 @@ def test_an_aborted_request_is_not_reported(engine: Engine) -> None:
     assert engine.step() == [] and is_idle(engine)
 
 
-def test_an_interrupted_batch_leaves_nothing_behind(engine: Engine) -> None:
+def test_an_interrupted_batch_leaves_nothing_behind(patient_engine: Engine) -> None:
     class Interrupting:
         def __init__(self, **_: Any) -> None: ...
 
@@ -382,23 +439,51 @@ def test_an_interrupted_batch_leaves_nothing_behind(engine: Engine) -> None:
 
         def close(self) -> None: ...
 
-    params = [text_params(max_tokens=2), text_params(max_tokens=50)]
+    params = [text_params(max_tokens=2), endless_params()]
     with pytest.raises(KeyboardInterrupt):
-        engine.generate(["a", "b"], params, use_tqdm=Interrupting)
-    assert is_idle(engine)
-    assert only(engine.generate("a", text_params())).finish_reason == "length"
+        patient_engine.generate(["a", "b"], params, use_tqdm=Interrupting)
+    assert is_idle(patient_engine)
+    assert only(patient_engine.generate("a", text_params())).finish_reason == "length"
 
 
 def test_a_failure_in_one_request_spares_the_others(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = only(engine.generate("abc", text_params())).text
-    good = engine.stream("abc", text_params())
-    bad = engine.stream("xyz", text_params())
-    monkeypatch.setattr(bad._request, "apply", lambda _: 1 // 0)
-    assert list(good)[-1].outputs[0].text == expected
-    with pytest.raises(ZeroDivisionError):
-        next(bad)
+    good_ids, bad_ids = engine.tokenizer.encode("abc"), engine.tokenizer.encode("xyz")
+    expected = only(engine.generate(good_ids, text_params()))
+    apply = Request.apply
+
+    class Panic(BaseException):
+        """As a tokenizer in Rust raises."""
+
+    def failing(request: Request, output: Any) -> list[int]:
+        if request.prompt_token_ids == bad_ids and request.num_output_tokens > 2:
+            raise Panic("no way on")
+        return apply(request, output)
+
+    monkeypatch.setattr(Request, "apply", failing)
+    good, bad = engine.stream(good_ids, text_params()), engine.stream(bad_ids, text_params())
+    with pytest.raises(Panic):
+        list(bad)
+    assert list(good)[-1].outputs[0] == expected
+    with pytest.raises(RequestError, match="no way on") as caught:
+        engine.generate([bad_ids, good_ids, bad_ids, good_ids], text_params())
+    outputs = caught.value.outputs
+    assert sorted(caught.value.errors) == [0, 2]
+    assert all(isinstance(error, Panic) for error in caught.value.errors.values())
+    assert [output.outputs[0] for output in outputs[1::2]] == [expected, expected]
+    for output in outputs[::2]:
+        assert output.finished and output.outputs[0].finish_reason == "error"
+        assert len(output.outputs[0].token_ids) > 2
+    for prompt in (bad_ids, good_ids):
+        engine.add_request(prompt, text_params())
+    raised, finished = [], []
+    while engine.has_unfinished_requests():
+        try:
+            finished += [output for output in engine.step() if output.finished]
+        except Panic as error:
+            raised.append(error)
+    assert len(raised) == 1 and only(finished) == expected
     assert is_idle(engine)
 
 
@@ -425,9 +510,9 @@ def test_the_prefix_cache_is_reported_and_reset(model: Path) -> None:
     assert second.outputs == first.outputs
 
 
-def test_a_closed_engine_says_so(model: Path) -> None:
-    with Engine(model, dtype="float32", max_model_len=MAX_MODEL_LEN) as engine:
-        stream = engine.stream("abc", text_params())
+def test_a_closed_engine_says_so(patient_model: Path) -> None:
+    with Engine(patient_model, dtype="float32") as engine:
+        stream = engine.stream("abc", endless_params())
         next(stream)
     assert [output.outputs[0].finish_reason for output in stream] == ["abort"]
     with pytest.raises(RuntimeError, match="closed"):
@@ -461,29 +546,6 @@ def test_a_tokenizer_may_be_given(
     )
     assert engine.generate("abc", text_params()) is not None
     assert only(given.generate("abc", text_params())) == only(engine.generate("abc", text_params()))
-
-
-def test_the_lock_is_handed_over_in_order() -> None:
-    lock, order = FairLock(), []
-    lock.acquire()
-
-    def take(i: int) -> None:
-        with lock:
-            order.append(i)
-
-    threads = []
-    for i in range(5):
-        threads.append(threading.Thread(target=take, args=(i,)))
-        threads[-1].start()
-        while len(lock._waiters) <= i:
-            time.sleep(0.001)
-    assert not lock.acquire(blocking=False)
-    lock.release()
-    lock.acquire()  # comes after all who waited
-    assert order == [0, 1, 2, 3, 4]
-    lock.release()
-    for thread in threads:
-        thread.join()
 
 
 def test_the_core_logs_to_python(model: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -259,7 +259,6 @@ def make_request(prompt: str = "hello", **options: Any) -> tuple[Request, Tokeni
         params=SamplingParams(**options),
         core_params=None,  # type: ignore[arg-type]
         tokenizer=tokenizer,
-        owned=True,
     )
     return request, tokenizer
 
@@ -401,9 +400,11 @@ def test_a_stream_interval_thins_outputs_out() -> None:
 def test_an_ended_request_keeps_what_it_has() -> None:
     request, tokenizer = make_request()
     apply(request, report((0, tokenizer.encode("hello w"), None)))
-    request.end()
-    completion = request.take_output().outputs[0]
-    assert (completion.text, completion.finish_reason) == ("hello w", "abort")
+    request.end(ValueError("why"))
+    completion = request.peek()[0].outputs[0]
+    assert (completion.text, completion.finish_reason) == ("hello w", "error")
+    with pytest.raises(ValueError, match="why"):
+        request.take_output()
 
 
 def test_prompt_logprobs_begin_with_none() -> None:

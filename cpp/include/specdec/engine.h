@@ -7,7 +7,8 @@
 //   while (engine.has_unfinished_requests())
 //     for (const specdec::RequestOutput& output : engine.step()) ...
 //
-// An engine is used by one thread at a time; it owns the threads it computes with.
+// An engine is used by one thread at a time (engine_loop.h has one for several); it owns the
+// threads it computes with.
 #pragma once
 
 #include <cstdint>
@@ -70,6 +71,11 @@ class Engine {
   ~Engine();
   Engine(Engine&&) noexcept;
   Engine& operator=(Engine&&) noexcept;
+
+  // Throws the InvalidArgument that add_request() would, but for an id in use. May be called while
+  // another thread steps.
+  void check_request(const std::vector<int32_t>& prompt_token_ids,
+                     const SamplingParams& params) const;
 
   // Queues a request. Throws InvalidArgument (empty or too long prompt, token out of vocabulary,
   // bad parameter, id in use); the engine is unchanged then.

@@ -26,6 +26,10 @@ Engine::~Engine() = default;
 Engine::Engine(Engine&&) noexcept = default;
 Engine& Engine::operator=(Engine&&) noexcept = default;
 
+void Engine::check_request(const std::vector<int32_t>& prompt_token_ids,
+                           const SamplingParams& params) const {
+  impl_->check_request(prompt_token_ids, params);
+}
 void Engine::add_request(const std::string& request_id, std::vector<int32_t> prompt_token_ids,
                          const SamplingParams& params) {
   impl_->add_request(request_id, std::move(prompt_token_ids), params);

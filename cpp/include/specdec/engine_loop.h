@@ -1,0 +1,87 @@
+// An engine that a thread of its own steps, for callers on several threads.
+//
+//   specdec::EngineLoop loop(config);
+//   loop.add({{.id = 1, .prompt_token_ids = {1, 2, 3}, .params = params}});
+//   while (auto batch = loop.take_outputs()) {
+//     for (const specdec::LoopOutput& output : batch->outputs) ...
+//   }
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "specdec/engine.h"
+
+namespace specdec {
+
+// A request for EngineLoop::add.
+struct LoopRequest {
+  uint64_t id = 0;  // the caller's, different from that of every other unfinished request
+  std::vector<int32_t> prompt_token_ids;
+  SamplingParams params;
+  std::shared_ptr<void> context;  // of the caller; every output of the request comes with it
+  bool by_step = false;  // advances only while other requests run, and in steps of ask_for_step()
+};
+
+struct LoopOutput {
+  uint64_t id = 0;
+  std::shared_ptr<void> context;
+  RequestOutput output;
+};
+
+// Every method may be called from any thread. Only close(), stats(), reset_prefix_cache() and
+// take_outputs() wait; the others queue what the thread does between two steps.
+class EngineLoop {
+ public:
+  // Loads the checkpoint on the new thread. Throws what Engine's constructor does.
+  explicit EngineLoop(const EngineConfig& config);
+  // Like close(), but in the loop's own thread (from a custom drafter) it does not wait.
+  ~EngineLoop();
+  EngineLoop(const EngineLoop&) = delete;
+  EngineLoop& operator=(const EngineLoop&) = delete;
+
+  const ModelInfo& model_info() const;
+
+  // Queues all of the requests, or none: throws InvalidArgument (as Engine::add_request, or an id
+  // in use) or Unavailable (the loop is closed).
+  void add(std::vector<LoopRequest> requests);
+
+  // Ends a request; its last output has FinishReason::kAbort. An unknown id is no error.
+  void abort(uint64_t id);
+
+  // Ends a completion because its text is complete. Outputs of it that are under way still come;
+  // after the last completion of a request nothing more comes.
+  void stop_completion(uint64_t id, int index);
+
+  // Asks for a step even if only `by_step` requests are left. Returns its number.
+  uint64_t ask_for_step();
+
+  struct Batch {
+    std::vector<LoopOutput> outputs;  // in the order in which they came to be
+    uint64_t last_answered_step = 0;  // the steps asked for up to this number were taken
+  };
+  // Waits for outputs, or for the answer to ask_for_step(). Nothing once the loop has ended and
+  // everything was taken. Outputs stay in the loop until they are taken, so none is lost.
+  std::optional<Batch> take_outputs();
+  // Those of the engine, between two steps. Throw Unavailable once the loop has ended.
+  EngineStats stats();
+  int reset_prefix_cache();
+
+  // Whether the caller is the thread that steps, which custom drafters run in.
+  bool is_loop_thread() const;
+
+  // Ends the loop after the step under way: unfinished requests are aborted.
+  void stop();
+  // stop(), then waits for the end and frees the model.
+  void close();
+
+ private:
+  struct State;
+  static void run(const std::shared_ptr<State>& state);
+
+  std::shared_ptr<State> state_;  // shared with the thread
+};
+
+}  // namespace specdec

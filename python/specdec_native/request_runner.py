@@ -1,0 +1,261 @@
+"""Runs requests in the background: a native thread steps, a Python thread takes its outputs in."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+
+from specdec_native import _core
+from specdec_native.outputs import RequestOutput
+from specdec_native.request import Request, Shown
+
+
+class News:
+    """Wakes the threads that wait for something to change.
+
+    Unlike threading.Condition, which is written in Python, it holds nothing that an exception out
+    of a signal handler could leave behind: the only lock is one for each waiting, in C.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: collections.deque[threading.Lock] = collections.deque()
+
+    def announce(self) -> None:
+        """Makes every waiting thread look again."""
+        for _ in range(len(self._waiting)):
+            try:
+                self._waiting.popleft().release()
+            except IndexError:  # another thread announces, too
+                return
+
+    def wait_until(self, is_true: Callable[[], bool], timeout: float = -1.0) -> bool:
+        """Waits until `is_true()`, or for `timeout` seconds; returns whether it came true."""
+        while not is_true():
+            turn = threading.Lock()
+            turn.acquire()
+            self._waiting.append(turn)
+            if is_true():  # perhaps before the turn was in the queue
+                break
+            if not turn.acquire(timeout=timeout):
+                return is_true()
+        return True
+
+
+class RequestRunner:
+    """The requests of one engine and the threads that run them.
+
+    The core's loop steps without the GIL. One Python thread, the reader, applies to the requests
+    what the loop reports, and wakes the threads that wait for it. Python runs signal handlers in
+    the main thread alone, so an exception out of one (Ctrl-C, an alarm) never comes between a step
+    and its outputs.
+
+    What the main thread changes, it changes by single statements without calls: CPython runs
+    signal handlers, and switches threads, where a function begins, after a call and where a loop
+    goes back, never between two stores. Interrupted code can be called again.
+    """
+
+    def __init__(self, core: _core.EngineLoop) -> None:
+        self._core = core
+        self._process = os.getpid()
+        self._numbers = itertools.count()
+        self._names = itertools.count()
+        self._by_id: weakref.WeakValueDictionary[str, Request] = weakref.WeakValueDictionary()
+        self._add_lock = threading.Lock()  # from looking an id up to giving it away
+        self._news = News()
+        self._interrupt: BaseException | None = None  # left by a drafter, for who waits
+        self._closed = False
+        self._parting = False  # nobody is told anything any more
+        # For step(): the requests whose end was not reported. Those with news: from the reader; on
+        # their way out; by thread, what step() is about to return.
+        self._handles: dict[str, _core.RequestHandle] = {}
+        self._reported: dict[Request, None] = {}
+        self._leaving: dict[Request, None] = {}
+        self._returning: dict[int, list[tuple[Request, RequestOutput, list[Shown]]]] = {}
+        self._step_lock = threading.Lock()
+        self._answered_step = 0
+        self._reader = threading.Thread(target=self._read, name="specdec reader", daemon=True)
+        self._reader.start()
+
+    # -- for callers
+
+    @property
+    def core(self) -> _core.EngineLoop:
+        """The native loop. Raises RuntimeError where it cannot be called."""
+        if self._closed:
+            raise RuntimeError("the engine is closed")
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "the engine belongs to the process that made it; make one in this process"
+            )
+        if self._core.is_loop_thread():
+            raise RuntimeError("a drafter cannot call the engine that it drafts for")
+        if self._parting:  # the interpreter ends, and this is a daemon thread
+            threading.Event().wait()
+        return self._core
+
+    def add(self, requests: Sequence[Request]) -> list[_core.RequestHandle]:
+        """Starts all of the requests, or none. Each is aborted when its handle is dropped."""
+        return self._add(requests, by_step=False)
+
+    def add_for_steps(self, request: Request) -> None:
+        """Queues a request that step() advances and reports."""
+        handles = self._add([request], by_step=True)
+        self._handles[request.request_id] = handles[0]
+
+    def new_id(self) -> str:
+        """An id that no unfinished request has."""
+        while self.find(name := str(next(self._names))) is not None:
+            pass
+        return name
+
+    def find(self, request_id: str) -> Request | None:
+        """The request with this id that is unfinished or whose end was not reported yet."""
+        request = self._by_id.get(request_id)
+        return None if request is None or request.is_reported() else request
+
+    def wait_for(self, is_true: Callable[[], bool], timeout: float = -1.0) -> bool:
+        """Waits like News.wait_until. Raises KeyboardInterrupt or SystemExit out of a drafter."""
+        self._news.wait_until(
+            lambda: is_true() or self._interrupt is not None or self._closed, timeout
+        )
+        interrupt, self._interrupt = self._interrupt, None
+        if interrupt is not None:
+            raise interrupt
+        return is_true()
+
+    def step(self) -> list[RequestOutput]:
+        """Runs one step; what the requests of add_for_steps() have to show after it.
+
+        Raises the error of one that failed, once.
+        """
+        thread = threading.get_ident()
+        with self._step_lock:
+            if thread not in self._returning:  # else an earlier call was interrupted
+                self._take_step()
+                self._collect(thread)
+            for request, _, shown in self._returning[thread]:
+                request.shown = shown
+                if request.finished:
+                    self._handles.pop(request.request_id, None)
+            outputs = [output for _, output, _ in self._returning[thread]]
+        del self._returning[thread]
+        return outputs
+
+    def abort(self, request_id: str) -> bool:
+        """Ends a request and waits until it has ended. False when it is unknown or finished."""
+        core = self.core
+        request = self.find(request_id)
+        if request is None or request.finished:
+            return False
+        request.is_silent = request_id in self._handles  # step() reports nothing more of it
+        core.abort(request.number)
+        self.wait_for(lambda: request.finished)
+        if request.is_silent:
+            for requests in (self._reported, self._leaving):
+                requests.pop(request, None)
+            self._handles.pop(request_id, None)
+        return True
+
+    def has_unfinished(self) -> bool:
+        """Whether step() has anything to do or to report."""
+        return bool(self._handles) and not self._closed
+
+    def interrupt(self, error: BaseException) -> None:
+        """Raises the error in a thread that waits, or in the next that does."""
+        self._interrupt = error
+        self._news.announce()
+
+    def close(self) -> None:
+        """Aborts every request, tells who waits, and frees the model."""
+        if not self._closed:
+            core = self.core
+            core.close()
+            self._reader.join()
+
+    def part(self) -> None:
+        """Frees the model when the engine is collected or the interpreter ends.
+
+        Only daemon threads can still wait then, and they stay asleep.
+        """
+        self._parting = True
+        if self._closed or os.getpid() != self._process:
+            return
+        self._core.stop()
+        if not self._core.is_loop_thread() and threading.get_ident() != self._reader.ident:
+            self._core.close()
+            self._reader.join()
+
+    # -- inside
+
+    def _add(self, requests: Sequence[Request], *, by_step: bool) -> list[_core.RequestHandle]:
+        core = self.core
+        with self._add_lock:
+            for request in requests:
+                if self.find(request.request_id) is not None:
+                    raise ValueError(
+                        f"request_id {request.request_id!r} is in use by an unfinished request"
+                    )
+                request.number = next(self._numbers)
+            handles = core.add(
+                [(r.number, r.prompt_token_ids, r.core_params, r) for r in requests], by_step
+            )
+            for request in requests:
+                request.by_step = by_step
+                self._by_id[request.request_id] = request
+        return handles
+
+    def _take_step(self) -> None:
+        number = self.core.ask_for_step()
+        if not self.wait_for(lambda: self._answered_step >= number):
+            raise RuntimeError("the engine is closed")
+
+    def _collect(self, thread: int) -> None:
+        """Makes self._returning[thread] of what was reported."""
+        self._leaving, self._reported = self._leaving | self._reported, {}
+        failed = next((r for r in self._leaving if r.error is not None), None)
+        if failed is not None and failed.error is not None:
+            # It comes alone, so that raising its error loses nothing of the others.
+            self._handles.pop(failed.request_id, None)
+            error = failed.error
+            failed.is_silent = True
+            del self._leaving[failed]
+            raise error
+        ready = [(r, *r.peek()) for r in self._leaving if r.has_news()]
+        self._returning[thread], self._leaving = ready, {}
+
+    def _read(self) -> None:
+        """The reader's work: until the loop has ended."""
+        try:
+            while (taken := self._core.take_outputs()) is not None and not self._parting:
+                self._take_in(*taken)
+                taken = None  # its requests must not live as long as this thread waits
+        finally:
+            self._closed = True
+            if not self._parting:
+                self._news.announce()
+
+    def _take_in(self, outputs: list[tuple[Request, _core.RequestOutput]], step: int) -> None:
+        is_news = step != self._answered_step
+        for request, output in outputs:
+            is_news = self._apply(request, output) or is_news
+        self._answered_step = step
+        if is_news:
+            self._news.announce()
+
+    def _apply(self, request: Request, output: _core.RequestOutput) -> bool:
+        """Gives a request an output; returns whether there is news for who waits for it."""
+        if request.finished:
+            return False
+        try:
+            for index in request.apply(output):
+                self._core.stop_completion(request.number, index)
+        except BaseException as error:  # of this request: the others go on
+            self._core.abort(request.number)
+            request.end(error)
+        if request.by_step and not request.is_silent:
+            self._reported[request] = None
+        return request.has_news()
