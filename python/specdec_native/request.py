@@ -132,12 +132,6 @@ class Request:
             for completion, shown in zip(self._completions, self.shown, strict=True)
         )
 
-    def is_reported(self) -> bool:
-        """Whether it has ended and its consumer has seen the end."""
-        return self.finished and (
-            self.is_silent or (self.error is None and all(shown.end for shown in self.shown))
-        )
-
     def peek(self) -> tuple[RequestOutput, list[Shown]]:
         """What the request's output_kind asks for, and `shown` for once it was seen."""
         delta = self.params.output_kind is RequestOutputKind.DELTA

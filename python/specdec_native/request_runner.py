@@ -6,7 +6,6 @@ import collections
 import itertools
 import os
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 
 from specdec_native import _core
@@ -63,7 +62,7 @@ class RequestRunner:
         self._process = os.getpid()
         self._numbers = itertools.count()
         self._names = itertools.count()
-        self._by_id: weakref.WeakValueDictionary[str, Request] = weakref.WeakValueDictionary()
+        self._running: dict[str, Request] = {}  # those of add()
         self._add_lock = threading.Lock()  # from looking an id up to giving it away
         self._news = News()
         self._interrupt: BaseException | None = None  # left by a drafter, for who waits
@@ -71,7 +70,7 @@ class RequestRunner:
         self._parting = False  # nobody is told anything any more
         # For step(): the requests whose end was not reported. Those with news: from the reader; on
         # their way out; by thread, what step() is about to return.
-        self._handles: dict[str, _core.RequestHandle] = {}
+        self._stepped: dict[str, tuple[Request, _core.RequestHandle]] = {}
         self._reported: dict[Request, None] = {}
         self._leaving: dict[Request, None] = {}
         self._returning: dict[int, list[tuple[Request, RequestOutput, list[Shown]]]] = {}
@@ -99,23 +98,27 @@ class RequestRunner:
 
     def add(self, requests: Sequence[Request]) -> list[_core.RequestHandle]:
         """Starts all of the requests, or none. Each is aborted when its handle is dropped."""
-        return self._add(requests, by_step=False)
+        handles = self._add(requests, by_step=False)
+        for request in requests:
+            self._running[request.request_id] = request
+            if request.finished:  # perhaps before it was entered
+                self._running.pop(request.request_id, None)
+        return handles
 
     def add_for_steps(self, request: Request) -> None:
         """Queues a request that step() advances and reports."""
-        handles = self._add([request], by_step=True)
-        self._handles[request.request_id] = handles[0]
+        try:
+            handles = self._add([request], by_step=True)
+            self._stepped[request.request_id] = request, handles[0]
+        except BaseException:
+            request.is_silent = True
+            raise
 
     def new_id(self) -> str:
         """An id that no unfinished request has."""
-        while self.find(name := str(next(self._names))) is not None:
+        while (name := str(next(self._names))) in self._stepped:
             pass
         return name
-
-    def find(self, request_id: str) -> Request | None:
-        """The request with this id that is unfinished or whose end was not reported yet."""
-        request = self._by_id.get(request_id)
-        return None if request is None or request.is_reported() else request
 
     def wait_for(self, is_true: Callable[[], bool], timeout: float = -1.0) -> bool:
         """Waits like News.wait_until. Raises KeyboardInterrupt or SystemExit out of a drafter."""
@@ -140,7 +143,7 @@ class RequestRunner:
             for request, _, shown in self._returning[thread]:
                 request.shown = shown
                 if request.finished:
-                    self._handles.pop(request.request_id, None)
+                    self._stepped.pop(request.request_id, None)
             outputs = [output for _, output, _ in self._returning[thread]]
         del self._returning[thread]
         return outputs
@@ -148,21 +151,20 @@ class RequestRunner:
     def abort(self, request_id: str) -> bool:
         """Ends a request and waits until it has ended. False when it is unknown or finished."""
         core = self.core
-        request = self.find(request_id)
+        stepped = self._stepped.get(request_id)
+        request = self._running.get(request_id) if stepped is None else stepped[0]
         if request is None or request.finished:
             return False
-        request.is_silent = request_id in self._handles  # step() reports nothing more of it
+        if request.by_step:  # step() reports nothing more of it
+            self._stepped.pop(request_id, None)
+            request.is_silent = True
         core.abort(request.number)
-        self.wait_for(lambda: request.finished)
-        if request.is_silent:
-            for requests in (self._reported, self._leaving):
-                requests.pop(request, None)
-            self._handles.pop(request_id, None)
+        self.wait_for(request.is_finished)
         return True
 
     def has_unfinished(self) -> bool:
         """Whether step() has anything to do or to report."""
-        return bool(self._handles) and not self._closed
+        return bool(self._stepped) and not self._closed
 
     def interrupt(self, error: BaseException) -> None:
         """Raises the error in a thread that waits, or in the next that does."""
@@ -195,18 +197,15 @@ class RequestRunner:
         core = self.core
         with self._add_lock:
             for request in requests:
-                if self.find(request.request_id) is not None:
+                if request.request_id in self._stepped or request.request_id in self._running:
                     raise ValueError(
                         f"request_id {request.request_id!r} is in use by an unfinished request"
                     )
                 request.number = next(self._numbers)
-            handles = core.add(
+                request.by_step = by_step
+            return core.add(
                 [(r.number, r.prompt_token_ids, r.core_params, r) for r in requests], by_step
             )
-            for request in requests:
-                request.by_step = by_step
-                self._by_id[request.request_id] = request
-        return handles
 
     def _take_step(self) -> None:
         number = self.core.ask_for_step()
@@ -216,15 +215,14 @@ class RequestRunner:
     def _collect(self, thread: int) -> None:
         """Makes self._returning[thread] of what was reported."""
         self._leaving, self._reported = self._leaving | self._reported, {}
-        failed = next((r for r in self._leaving if r.error is not None), None)
+        requests = [r for r in self._leaving if r.has_news() and not r.is_silent]
+        failed = next((r for r in requests if r.error is not None), None)
         if failed is not None and failed.error is not None:
             # It comes alone, so that raising its error loses nothing of the others.
-            self._handles.pop(failed.request_id, None)
-            error = failed.error
+            self._stepped.pop(failed.request_id, None)
             failed.is_silent = True
-            del self._leaving[failed]
-            raise error
-        ready = [(r, *r.peek()) for r in self._leaving if r.has_news()]
+            raise failed.error
+        ready = [(r, *r.peek()) for r in requests]
         self._returning[thread], self._leaving = ready, {}
 
     def _read(self) -> None:
@@ -256,6 +254,9 @@ class RequestRunner:
         except BaseException as error:  # of this request: the others go on
             self._core.abort(request.number)
             request.end(error)
-        if request.by_step and not request.is_silent:
+        if not request.by_step:
+            if request.finished:
+                self._running.pop(request.request_id, None)
+        elif not request.is_silent:
             self._reported[request] = None
         return request.has_news()

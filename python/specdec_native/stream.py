@@ -47,7 +47,7 @@ class RequestStream(Iterator[RequestOutput]):
     def close(self) -> None:
         """Aborts the request if it is unfinished; iteration ends."""
         self._handle.abort()
-        self._runner.wait_for(lambda: self._request.finished)
+        self._runner.wait_for(self._request.is_finished)
 
     def __enter__(self) -> RequestStream:
         return self

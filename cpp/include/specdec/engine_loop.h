@@ -21,7 +21,7 @@ struct LoopRequest {
   uint64_t id = 0;  // the caller's, different from that of every other unfinished request
   std::vector<int32_t> prompt_token_ids;
   SamplingParams params;
-  std::shared_ptr<void> context;  // of the caller; every output of the request comes with it
+  std::shared_ptr<void> context = nullptr;  // the caller's; every output of the request has it
   bool by_step = false;  // advances only while other requests run, and in steps of ask_for_step()
 };
 

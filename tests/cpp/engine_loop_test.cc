@@ -1,0 +1,263 @@
+#include "specdec/engine_loop.h"
+
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <functional>
+#include <future>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "specdec/error.h"
+#include "testing/refused_field.h"
+#include "testing/tiny_llama.h"
+
+namespace specdec {
+namespace {
+
+using testing::refused_field;
+using testing::TempDirectory;
+namespace tiny = testing::tiny_llama;
+
+using Tokens = std::vector<int32_t>;
+
+// Holds steps up: every step drafts, and drafting waits while the gate is shut.
+class Gate : public CustomDrafter {
+ public:
+  std::vector<Tokens> propose(std::span<const int32_t>, int) override {
+    std::unique_lock lock(mutex_);
+    opened_.wait(lock, [this] { return is_open_; });
+    if (inside_) inside_();
+    return {};
+  }
+  void open() {
+    {
+      const std::scoped_lock lock(mutex_);
+      is_open_ = true;
+    }
+    opened_.notify_all();
+  }
+  // Called in the thread that steps.
+  void set_inside(std::function<void()> inside) { inside_ = std::move(inside); }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable opened_;
+  bool is_open_ = false;
+  std::function<void()> inside_;
+};
+
+class EngineLoopTest : public ::testing::Test {
+ protected:
+  EngineLoopTest() { tiny::write_checkpoint(directory_, tiny::llama_tensors()); }
+
+  EngineConfig config(std::shared_ptr<CustomDrafter> drafter = nullptr) const {
+    EngineConfig config;
+    config.model = directory_.path();
+    config.device = "cpu";
+    config.dtype = "float32";
+    config.num_threads = 2;
+    if (drafter != nullptr) {
+      DrafterConfig& custom = config.speculative.drafters.emplace_back();
+      custom.method = DraftMethod::kCustom;
+      custom.custom = std::move(drafter);
+      config.speculative.num_speculative_tokens = 2;
+      config.speculative.draft_length_policy = DraftLengthPolicy::kFixed;
+    }
+    return config;
+  }
+
+  TempDirectory directory_;
+};
+
+SamplingParams sampled(int max_tokens) {
+  SamplingParams params;
+  params.max_tokens = max_tokens;
+  params.seed = 5;
+  return params;
+}
+
+Tokens prompt_of(int i) {
+  Tokens prompt;
+  for (int j = 0; j < 3 + i % 20; ++j) prompt.push_back((i * 5 + j * 3) % tiny::kVocab);
+  return prompt;
+}
+
+struct Answer {
+  Tokens tokens;
+  FinishReason finish_reason = FinishReason::kNone;
+  std::string error;
+};
+using Answers = std::map<uint64_t, Answer>;
+
+void take(EngineLoop::Batch batch, Answers& answers) {
+  for (LoopOutput& entry : batch.outputs) {
+    Answer& answer = answers[entry.id];
+    answer.error = entry.output.error;
+    for (const CompletionOutput& part : entry.output.outputs) {
+      answer.tokens.insert(answer.tokens.end(), part.new_token_ids.begin(),
+                           part.new_token_ids.end());
+      answer.finish_reason = part.finish_reason;
+    }
+  }
+}
+
+int num_finished(const Answers& answers) {
+  int count = 0;
+  for (const auto& [id, answer] : answers) count += answer.finish_reason != FinishReason::kNone;
+  return count;
+}
+
+TEST_F(EngineLoopTest, AnswersAreThoseOfAnEngine) {
+  constexpr int kNumRequests = 24;
+  Engine engine(config());
+  EngineLoop loop(config());
+  EXPECT_EQ(loop.model_info().vocab_size, tiny::kVocab);
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 3; ++caller) {
+    callers.emplace_back([&loop, caller] {
+      for (int i = caller; i < kNumRequests; i += 3) {
+        loop.add({{.id = static_cast<uint64_t>(i),
+                   .prompt_token_ids = prompt_of(i),
+                   .params = sampled(20),
+                   .context = std::make_shared<int>(i)}});
+        loop.stats();
+      }
+    });
+  }
+  Answers answers;
+  while (num_finished(answers) < kNumRequests) {
+    auto batch = loop.take_outputs();
+    ASSERT_TRUE(batch.has_value());
+    for (const LoopOutput& entry : batch->outputs) {
+      EXPECT_EQ(*static_cast<int*>(entry.context.get()), static_cast<int>(entry.id));
+    }
+    take(*std::move(batch), answers);
+  }
+  for (std::thread& caller : callers) caller.join();
+  for (int i = 0; i < kNumRequests; ++i) {
+    EXPECT_EQ(answers.at(i).tokens, engine.generate({prompt_of(i)}, sampled(20))[0][0].token_ids);
+    EXPECT_EQ(answers.at(i).finish_reason, FinishReason::kLength);
+  }
+  EXPECT_EQ(loop.stats().num_finished_requests, kNumRequests);
+}
+
+TEST_F(EngineLoopTest, RequestsByStepAdvanceInStepsAskedFor) {
+  EngineLoop loop(config());
+  loop.add({{.id = 1, .prompt_token_ids = prompt_of(3), .params = sampled(3), .by_step = true}});
+  Answers answers;
+  for (int i = 1; i <= 3; ++i) {
+    EXPECT_EQ(loop.stats().num_steps, i - 1);
+    const uint64_t step = loop.ask_for_step();
+    EngineLoop::Batch batch = loop.take_outputs().value();
+    EXPECT_EQ(batch.last_answered_step, step);
+    take(std::move(batch), answers);
+    EXPECT_EQ(static_cast<int>(answers[1].tokens.size()), i);
+  }
+  EXPECT_EQ(answers[1].finish_reason, FinishReason::kLength);
+  // With nothing left to run, the question is still answered.
+  const uint64_t step = loop.ask_for_step();
+  const EngineLoop::Batch batch = loop.take_outputs().value();
+  EXPECT_EQ(batch.last_answered_step, step);
+  EXPECT_TRUE(batch.outputs.empty());
+}
+
+TEST_F(EngineLoopTest, AnAbortedRequestEndsWithWhatThereIs) {
+  const auto gate = std::make_shared<Gate>();
+  EngineLoop loop(config(gate));
+  loop.add({{.id = 7, .prompt_token_ids = prompt_of(1), .params = sampled(20)},
+            {.id = 8, .prompt_token_ids = prompt_of(2), .params = sampled(20)}});
+  loop.abort(7);  // waits for the step that the gate holds up, or comes before the first
+  loop.abort(99);
+  gate->open();
+  Answers answers;
+  while (num_finished(answers) < 2) take(loop.take_outputs().value(), answers);
+  EXPECT_EQ(answers[7].finish_reason, FinishReason::kAbort);
+  EXPECT_LT(answers[7].tokens.size(), 20U);
+  Engine engine(config());
+  EXPECT_EQ(answers[8].tokens, engine.generate({prompt_of(2)}, sampled(20))[0][0].token_ids);
+  EXPECT_EQ(loop.stats().num_aborted_requests, 1);
+  EXPECT_EQ(loop.stats().num_running, 0);
+}
+
+TEST_F(EngineLoopTest, AStoppedRequestIsSilentAndItsIdFree) {
+  EngineLoop loop(config());
+  SamplingParams two = sampled(20);
+  two.n = 2;
+  const LoopRequest request{
+      .id = 3, .prompt_token_ids = prompt_of(4), .params = two, .by_step = true};
+  loop.add({request});
+  loop.ask_for_step();
+  Answers answers;
+  take(loop.take_outputs().value(), answers);
+  EXPECT_EQ(refused_field([&] { loop.add({request}); }), "id");
+  loop.stop_completion(3, 0);
+  EXPECT_EQ(refused_field([&] { loop.add({request}); }), "id");
+  loop.stop_completion(3, 1);
+  loop.add({request});
+  EXPECT_EQ(loop.stats().num_finished_requests, 1);
+  EXPECT_EQ(loop.stats().num_running + loop.stats().num_waiting, 2);
+}
+
+TEST_F(EngineLoopTest, ABadRequestIsRefusedAndNoneIsAdded) {
+  EngineLoop loop(config());
+  EXPECT_EQ(refused_field([&] {
+              loop.add({{.id = 1, .prompt_token_ids = prompt_of(1), .params = sampled(5)},
+                        {.id = 2, .prompt_token_ids = {}, .params = sampled(5)}});
+            }),
+            "prompt");
+  EXPECT_EQ(loop.stats().num_waiting, 0);
+}
+
+TEST_F(EngineLoopTest, ClosingAbortsWhatRunsAndLeavesNothingUntaken) {
+  EngineLoop loop(config());
+  for (uint64_t id = 0; id < 8; ++id) {
+    loop.add(
+        {{.id = id, .prompt_token_ids = prompt_of(1), .params = sampled(20), .by_step = true}});
+  }
+  loop.ask_for_step();
+  std::thread closing([&loop] { loop.close(); });
+  loop.close();
+  closing.join();
+  Answers answers;
+  while (auto batch = loop.take_outputs()) take(*std::move(batch), answers);
+  EXPECT_EQ(num_finished(answers), 8);
+  for (const auto& [id, answer] : answers) EXPECT_EQ(answer.finish_reason, FinishReason::kAbort);
+  EXPECT_THROW(loop.stats(), Unavailable);
+  EXPECT_THROW(loop.ask_for_step(), Unavailable);
+  EXPECT_THROW(loop.add({{.id = 9, .prompt_token_ids = prompt_of(1), .params = sampled(5)}}),
+               Unavailable);
+  loop.abort(1);
+}
+
+TEST_F(EngineLoopTest, ADrafterMayDropTheLoop) {
+  const auto gate = std::make_shared<Gate>();
+  auto loop = std::make_unique<EngineLoop>(config(gate));
+  std::promise<void> dropped;
+  gate->set_inside([&] {
+    if (loop == nullptr) return;
+    EXPECT_TRUE(loop->is_loop_thread());
+    loop.reset();
+    dropped.set_value();
+  });
+  EXPECT_FALSE(loop->is_loop_thread());
+  EngineLoop* borrowed = loop.get();
+  borrowed->add({{.id = 1, .prompt_token_ids = prompt_of(1), .params = sampled(20)}});
+  gate->open();
+  dropped.get_future().wait();
+}
+
+TEST_F(EngineLoopTest, ACheckpointThatDoesNotLoadIsTheConstructorsError) {
+  EngineConfig missing = config();
+  missing.model += "/nowhere";
+  EXPECT_THROW(EngineLoop loop(missing), Error);
+}
+
+}  // namespace
+}  // namespace specdec
