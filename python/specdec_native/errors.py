@@ -5,6 +5,7 @@ InvalidArgument (ValueError): an option or request field is out of range.
 CheckpointError (ValueError): a checkpoint is malformed or of an unknown family.
 OutOfMemory (MemoryError): weights, cache or workspace do not fit.
 Unavailable (RuntimeError): a device or mode this build or machine does not have.
+EngineFailed (RuntimeError): an error that is no request's own has ended the engine; make a new one.
 InternalError (RuntimeError): a bug in this library.
 ModelNotFoundError (ValueError, FileNotFoundError): no such file, directory, model or repository.
 DownloadError (RuntimeError): a download failed, or what arrived is not what was pinned.
@@ -16,6 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from specdec_native._core import (
     CheckpointError,
+    EngineFailed,
     Error,
     InternalError,
     InvalidArgument,
@@ -32,6 +34,7 @@ from specdec_native.outputs import RequestOutput
 __all__ = [
     "CheckpointError",
     "DownloadError",
+    "EngineFailed",
     "Error",
     "InternalError",
     "InvalidArgument",
