@@ -32,7 +32,8 @@ class Gpu {
   Buffer random(size_t size_bytes, DType dtype);
 
   // Median seconds of `work`, which is done once as it is (so that memory it keeps is there), then
-  // captured in a graph that is launched `samples` times.
+  // captured in a graph. Each of the samples is the mean of launches that follow each other closely
+  // on a device that is busy when the first is queued, as steps do.
   double graph_seconds(int samples, const std::function<void()>& work);
   // Median seconds of `work` as it is, on the host's clock until the device is done.
   double host_seconds(int samples, const std::function<void()>& work);

@@ -20,7 +20,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from .steps import Context, NotRunError
+from .steps import Context, FailedError, NotRunError, execute
 
 WHEELS = [
     "pybind11==3.1.0",
@@ -34,6 +34,7 @@ WHEELS = [
 ]
 CUTLASS_INCLUDE = "cutlass_library/source/include"  # in its wheel
 GOOGLETEST = Path("/usr/src/googletest/googletest")
+INSTALLED_GOOGLETEST = Path("/usr/include/gtest/gtest.h")
 VLLM_ARCHIVES = ("vllm_c.tar.xz", "vllm_rest.tar.xz")
 
 
@@ -66,12 +67,12 @@ def find_cutlass(context: Context) -> Path | None:
 
 def build_googletest(context: Context) -> Path | None:
     """A prefix with googletest built from carried sources; None where the system has its own."""
-    if Path("/usr/include/gtest/gtest.h").is_file():
+    if INSTALLED_GOOGLETEST.is_file():
         return None
     sources = [folder / "googletest" for folder in context.beside]
     source = next((folder for folder in sources if folder.is_dir()), None)
     if source is None:
-        raise NotRunError("googletest is neither installed nor beside it (bench.gpu.carried)")
+        raise NotRunError("googletest is neither installed nor beside it: bench.gpu.carried")
     prefix = context.scratch / "googletest"
     if (prefix / "lib/libgtest_main.a").is_file():
         return prefix
@@ -81,7 +82,8 @@ def build_googletest(context: Context) -> Path | None:
         compiled = prefix / f"{name}.o"
         flags = ["-std=c++20", "-O1", "-fPIC", f"-I{source}", f"-I{source / 'include'}"]
         command = ["g++", *flags, "-c", str(source / "src" / file), "-o", str(compiled)]
-        subprocess.run(command, check=True)
+        if execute(context, name, command).status != 0:
+            raise FailedError(f"googletest's {file} was not compiled")
         archive = prefix / "lib" / f"lib{name}.a"
         subprocess.run(["ar", "rcs", str(archive), str(compiled)], check=True)
     return prefix

@@ -1,4 +1,4 @@
-"""The CUDA suite's programs: all tests of one at once, and what did not pass again by itself.
+"""The CUDA suite's programs: all tests of each at once, and at the end what did not pass by itself.
 
 After a kernel failed nothing works in that process: only a test alone tells whether it is to blame.
 """
@@ -6,16 +6,17 @@ After a kernel failed nothing works in that process: only a test alone tells whe
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .steps import Context, Data, execute
+from .steps import NO_TIME, Context, Data, execute
 
 GPU_TESTS = "*Gpu*"
-_PROGRAM_SECONDS = 30.0  # a hanging kernel must not take the others' time
-_TEST_SECONDS = 15.0
-_AT_ONCE = 4
-_MOST_ALONE = 60
+_PROGRAM_SECONDS = 30.0
+_TEST_SECONDS = 15.0  # a test that takes longer hangs
+_LEAST_SECONDS = 1.0  # nothing is begun with less
+_AT_ONCE = 4  # most of their time is the host's
 
 
 def outcomes(output: str) -> dict[str, str]:
@@ -41,33 +42,64 @@ def parse_list(output: str) -> list[str]:
     return names
 
 
-def run_program(context: Context, program: Path) -> Data:
-    """What became of the program's tests on a GPU."""
-    log = f"test-{program.name}"
-    finished = execute(
-        context, log, [program, f"--gtest_filter={GPU_TESTS}"], limit=_PROGRAM_SECONDS, show=False
-    )
-    found = outcomes(finished.output)
-    passed = [name for name, outcome in found.items() if outcome in {"OK", "SKIPPED"}]
-    result: Data = {"status": finished.status, "ran": len(found), "passed": len(passed)}
-    result["skipped"] = sum(outcome == "SKIPPED" for outcome in found.values())
-    result["failed"] = []
-    print(f"    {program.name}: {len(passed)} of {len(found)} passed", flush=True)
-    if finished.status == 0:
-        return result
-    listing = [str(program), "--gtest_list_tests", f"--gtest_filter={GPU_TESTS}"]
-    names = parse_list(execute(context, log, listing, limit=_TEST_SECONDS, show=False).output)
-    left = [name for name in names if name not in passed][:_MOST_ALONE]
+def run_programs(context: Context, programs: Sequence[Path]) -> Data:
+    """What became of the programs' tests on a GPU. What did not pass is noted in the context.
 
-    def run_alone(name: str) -> tuple[str, str]:
-        command = [str(program), f"--gtest_filter={name}"]
-        alone = execute(context, log, command, limit=_TEST_SECONDS, show=False)
-        outcome = outcomes(alone.output).get(name, "not run")
-        if outcome == "FAILED" or alone.status != 0:
-            print(f"    {name}: {outcome} by itself\n" + alone.output[-1500:], flush=True)
-        return name, "cut" if alone.cut else outcome
+    Each program has its share of the time, so that one that hangs takes no other's.
+    """
+
+    def run(number: int, program: Path) -> Data:
+        left = len(programs) - number
+        if (share := context.share(left, _AT_ONCE)) < _LEAST_SECONDS:
+            return {"status": None, "ran": 0, "passed": 0, "skipped": 0, "failed": []}
+        command = [str(program), f"--gtest_filter={GPU_TESTS}"]
+        limit = min(_PROGRAM_SECONDS, share)
+        finished = execute(context, f"test-{program.name}", command, limit=limit, show=False)
+        found = outcomes(finished.output)
+        passed = [name for name, outcome in found.items() if outcome in {"OK", "SKIPPED"}]
+        print(f"    {program.name}: {len(passed)} of {len(found)} passed", flush=True)
+        if finished.status != 0:
+            context.unfinished[str(program)] = passed
+        return {
+            "status": finished.status,
+            "ran": len(found),
+            "passed": len(passed),
+            "skipped": sum(outcome == "SKIPPED" for outcome in found.values()),
+            # The last one that began was cut or took the program with it.
+            "failed": [
+                name
+                for name, outcome in found.items()
+                if outcome == "FAILED" or (outcome == "ended" and not finished.cut)
+            ],
+        }
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        result["alone"] = dict(pool.map(run_alone, left))
-    result["failed"] = [name for name in left if result["alone"][name] not in {"OK", "SKIPPED"}]
-    return result
+        results = pool.map(run, range(len(programs)), programs)
+    return {program.name: result for program, result in zip(programs, results, strict=True)}
+
+
+def run_unfinished(context: Context) -> Data:
+    """Outcome of every test that did not pass beside others, by itself: OK, FAILED, "hangs"..."""
+    tests = []
+    for program, passed in context.unfinished.items():
+        listing = [program, "--gtest_list_tests", f"--gtest_filter={GPU_TESTS}"]
+        listed = execute(context, "list of tests", listing, limit=_TEST_SECONDS, show=False)
+        tests += [(program, name) for name in parse_list(listed.output) if name not in passed]
+
+    def run(number: int, program: str, name: str) -> str:
+        limit = min(_TEST_SECONDS, context.share(len(tests) - number, _AT_ONCE))
+        if limit < _LEAST_SECONDS:
+            return NO_TIME
+        log = f"test-{Path(program).name}"
+        command = [program, f"--gtest_filter={name}"]
+        alone = execute(context, log, command, limit=limit, show=False)
+        if alone.cut:
+            return "hangs" if limit == _TEST_SECONDS else NO_TIME
+        outcome = outcomes(alone.output).get(name, "ended")
+        if outcome not in {"OK", "SKIPPED"} or alone.status != 0:
+            print(f"    {name}: {outcome} by itself\n" + alone.output[-1500:], flush=True)
+        return outcome
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        results = pool.map(run, range(len(tests)), *zip(*tests, strict=True)) if tests else []
+    return {name: outcome for (_, name), outcome in zip(tests, results, strict=True)}

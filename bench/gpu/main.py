@@ -9,16 +9,18 @@ import re
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 from . import machine
-from .plan import STEPS
+from .plan import PARTS, chosen_steps
 from .render import render
-from .steps import LOG, Context, run_step
+from .steps import LOG, Context, Data, Step, run_steps
 
 ROOT = Path(__file__).resolve().parents[2]
+BUDGET = 530.0
 _SCRATCH_BYTES = 24 << 30  # of checkpoints and what else is unpacked
 
 
@@ -34,8 +36,15 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--beside", type=Path, nargs="+", default=[], help="see bench.gpu.carried")
     parser.add_argument("--checkpoint", type=Path, help="real weights, such as SmolLM2-135M")
     parser.add_argument("--draft-checkpoint", type=Path, help="a draft model for them")
-    parser.add_argument("--budget", type=float, default=530, help="seconds for everything")
-    names = [step.name for step in STEPS]
+    parser.add_argument("--budget", type=float, default=BUDGET, help="seconds for everything")
+    parser.add_argument(
+        "--part",
+        type=int,
+        default=1,
+        choices=range(1, len(PARTS) + 1),
+        help="1 measures and tests; 2 and 3, which keep its results, do the rest",
+    )
+    names = list(dict.fromkeys(step.name for part in PARTS for step in part))
     parser.add_argument("--only", nargs="+", choices=names, help="other steps keep their results")
     parser.add_argument("--skip", nargs="+", choices=names, default=[])
     parser.add_argument(
@@ -96,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     path = context.out / "report.json"
     report: dict[str, Any] = {"steps": {}}
-    if options.only and path.is_file():
+    if (options.only or options.part > 1) and path.is_file():
         report = json.loads(path.read_text())
     else:
         (context.out / LOG).unlink(missing_ok=True)
@@ -107,21 +116,15 @@ def main(arguments: list[str] | None = None) -> int:
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "smoke": options.smoke,
     }
-    for step in STEPS:
-        # What others need is made again: a machine may have been taken away in between.
-        needed = step.name in {"build", "checkpoints"}
-        if step.name in options.skip or (
-            options.only and step.name not in options.only and not needed
-        ):
-            continue
-        left = options.budget - (time.monotonic() - begin)
-        if left < 5:
-            entry = {"status": "not run", "note": "no time left", "data": {}, "seconds": 0}
-            print(f"== {step.title}: not run: no time left", flush=True)
-        else:
-            entry = run_step(step, context, left)
-        report["steps"][step.name] = entry | {"title": step.title}
-        save(report, context.out)
+    lock = threading.Lock()
+
+    def record(step: Step, entry: Data) -> None:
+        with lock:
+            report["steps"][step.name] = entry | {"title": step.title}
+            save(report, context.out)
+
+    steps = chosen_steps(options.part, options.only, options.skip)
+    run_steps(steps, context, options.budget - (time.monotonic() - begin), record)
     print(render(report))
     failed = [name for name, entry in report["steps"].items() if entry["status"] == "failed"]
     return 1 if failed else 0

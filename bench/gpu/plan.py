@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -15,101 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from . import carried, checkpoints, googletest, machine
-from .steps import Context, Data, FailedError, NotRunError, Step, execute, measured
+from . import build, carried, checkpoints, googletest, machine
+from .steps import NO_TIME, Context, Data, FailedError, NotRunError, Step, execute, measured
 
-BENCHES = ["cuda_machine_bench", "cuda_kernel_bench", "cuda_step_bench"]
 ACCEPTANCE = 0.8  # of each synthetic draft
 _SANITIZERS = 6  # at once
-
-
-# ---- what the others need
-
-
-def build(context: Context) -> Data:
-    """Configures and builds everything for this GPU; the emulated device uses a build there is."""
-    if context.device == "emulated":
-        missing = [name for name in BENCHES if not (context.build / "bench" / name).is_file()]
-        if missing:
-            raise NotRunError(f"{context.build} has no {', '.join(missing)}")
-        return {"build": str(context.build)}
-    carried.extend_path(context, carried.unpack_wheels(context))
-    options = [
-        "-DSPECDEC_CUDA=ON",
-        f"-DSPECDEC_CUDA_ARCHS={architecture()}",
-        "-DSPECDEC_TESTS=ON",
-        "-DSPECDEC_BENCH=ON",
-        "-DCMAKE_BUILD_TYPE=Release",
-        f"-DPython_EXECUTABLE={sys.executable}",
-    ]
-    if (prefix := carried.build_googletest(context)) is not None:
-        options.append(f"-DGTEST_ROOT={prefix}")
-    cutlass = carried.find_cutlass(context)
-    if cutlass is not None:
-        options.append(f"-DSPECDEC_CUTLASS={cutlass}")
-    pybind11 = pybind11_folder(context) if machine.python_header() else None
-    if pybind11 is not None:
-        options += ["-DSPECDEC_PYTHON=ON", f"-Dpybind11_DIR={pybind11}"]
-    configure: list[str | Path] = ["cmake", "-S", context.root, "-B", context.build]
-    configure += ["-G", "Ninja", *options]
-    # What most depends on first; what does not compile must not keep the rest from it.
-    parts = [BENCHES, ["_core"] if pybind11 is not None else [], ["tests/cuda/all"]]
-    commands: list[tuple[str, list[str | Path]]] = [("configure", configure)]
-    for part in filter(None, parts):
-        compile_part: list[str | Path] = ["cmake", "--build", context.build, "--target", *part]
-        commands.append((f"build of {part[0]}", [*compile_part, "--", "-k", "0"]))
-    failed = []
-    for name, command in commands:
-        finished = execute(context, name, command, show=False)
-        if finished.status != 0:
-            errors = [line for line in finished.output.splitlines() if "rror" in line]
-            print("\n".join(errors[:20]) + "\n" + finished.output[-2000:], flush=True)
-            failed.append(f"{name} {'was cut' if finished.cut else 'failed'}")
-        if failed and name == "configure":
-            break
-    if pybind11 is not None:
-        install_module(context)
-    data = {
-        "architecture": architecture(),
-        "python_module": pybind11 is not None,
-        "cutlass": str(cutlass) if cutlass is not None else "only if CMake found it",
-    }
-    if failed:
-        raise FailedError("; ".join(failed), data)
-    return data
-
-
-def architecture() -> str:
-    """What to compile kernels for: this GPU's, with the instructions of that one alone."""
-    program = machine.find_tool("nvidia-smi")
-    assert program is not None
-    command = [program, "--query-gpu=compute_cap", "--format=csv,noheader"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    capability = done.stdout.split()[0].replace(".", "")
-    return f"{capability}a-real" if int(capability) >= 90 else f"{capability}-real"
-
-
-def pybind11_folder(context: Context) -> str | None:
-    """pybind11's CMake package, or None where the Python module cannot be built."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pybind11", "--cmakedir"],
-        check=False,
-        capture_output=True,
-        text=True,
-        env=os.environ | context.environment,
-    )
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
-def install_module(context: Context) -> None:
-    """The Python package with the module just built, where later steps import it."""
-    site = context.build / "module"
-    shutil.copytree(
-        context.root / "python/specdec_native", site / "specdec_native", dirs_exist_ok=True
-    )
-    for module in (context.build / "python/bindings").glob("_core*.so"):
-        shutil.copy(module, site / "specdec_native")
-    carried.extend_path(context, site)
 
 
 def write_checkpoints(context: Context) -> Data:
@@ -118,7 +27,10 @@ def write_checkpoints(context: Context) -> Data:
     if context.smoke:
         names = ["tiny", "tiny-draft"]
     for name in names:
-        checkpoints.write(name, context.scratch, time.monotonic() + context.remaining())
+        try:
+            checkpoints.write(name, context.scratch, time.monotonic() + context.remaining())
+        except TimeoutError:
+            return {"cut": True}
     return {name: checkpoints.weight_bytes(checkpoints.SHAPES[name]) for name in names}
 
 
@@ -134,25 +46,52 @@ def checkpoint(context: Context, name: str) -> Path:
 
 
 def test_programs(context: Context) -> list[Path]:
-    """The CUDA test suite's programs, those of single instructions first."""
+    """The CUDA test suite's programs."""
     context.need_gpu()
     found = [path for path in (context.build / "tests/cuda").glob("*_test") if path.is_file()]
     if not found:
         raise NotRunError("the tests were not built")
-    return sorted(found, key=lambda path: ("ptx" not in path.name, path.name))
+    return sorted(found)
 
 
-def run_tests(context: Context) -> Data:
-    """Every test of the CUDA suite, on the GPU."""
-    results = {
-        program.name: googletest.run_program(context, program) for program in test_programs(context)
-    }
-    bad = [name for name, result in results.items() if result["status"] != 0]
+def instruction_tests(context: Context) -> Data:
+    """The tests of single instructions: what all others rest on."""
+    return run_tests(
+        context, [path for path in test_programs(context) if path.name == build.INSTRUCTION_TESTS]
+    )
+
+
+def other_tests(context: Context) -> Data:
+    """Every other test of the CUDA suite, on the GPU."""
+    return run_tests(
+        context, [path for path in test_programs(context) if path.name != build.INSTRUCTION_TESTS]
+    )
+
+
+def run_tests(context: Context, programs: Sequence[Path]) -> Data:
+    """Runs programs, and fails where one did or none sees a GPU."""
+    if not programs:
+        raise NotRunError("the tests were not built")
+    results = googletest.run_programs(context, programs)
+    bad = [name for name, result in results.items() if result["status"] not in {0, None}]
     if bad:
         raise FailedError(", ".join(bad), {"programs": results})
-    if not any(result["ran"] for result in results.values()):
+    cut = any(result["status"] is None for result in results.values())
+    if not cut and not any(result["ran"] for result in results.values()):
         raise FailedError("no test ran: the programs see no GPU", {"programs": results})
-    return {"programs": results}
+    return {"programs": results, "cut": cut}
+
+
+def tests_again(context: Context) -> Data:
+    """Tests that did not pass, each by itself."""
+    context.need_gpu()
+    if not context.unfinished:
+        raise NotRunError("nothing to run again")
+    alone = googletest.run_unfinished(context)
+    bad = [name for name, outcome in alone.items() if outcome not in {"OK", "SKIPPED", NO_TIME}]
+    if bad:
+        raise FailedError(", ".join(bad), {"alone": alone})
+    return {"alone": alone, "cut": NO_TIME in alone.values()}
 
 
 def engine_tests(context: Context) -> Data:
@@ -181,25 +120,26 @@ def sanitize(context: Context) -> Data:
     if tool is None:
         raise NotRunError("compute-sanitizer is not installed")
 
-    def run(check: str, program: Path) -> Data:
-        if context.remaining() <= 2:
-            return {"status": None, "summary": "no time left"}
+    def run(number: int, check: str, program: Path) -> Data:
+        if (share := context.share(len(runs) - number, _SANITIZERS)) < 1:
+            return {"status": None, "summary": NO_TIME}
         # Some tests ask the runtime for what it must refuse.
         command = [tool, "--tool", check, "--error-exitcode", "9", "--report-api-errors", "no"]
         command += ["--print-limit", "20", str(program), f"--gtest_filter={googletest.GPU_TESTS}"]
-        finished = execute(context, f"{check}-{program.name}", command, show=False)
+        log = f"{check}-{program.name}"
+        finished = execute(context, log, command, limit=share, show=False)
         summary = re.findall(r"========= (.*SUMMARY.*)", finished.output)
         print(f"    {check} {program.name}: {'cut' if finished.cut else finished.status} {summary}")
         return {"status": finished.status, "summary": " ".join(summary)}
 
+    runs = [(check, program) for check in ("memcheck", "racecheck") for program in programs]
     # They take the host's time more than the GPU's.
     with ThreadPoolExecutor(_SANITIZERS) as pool:
-        under_way = {
-            f"{check}-{program.name}": pool.submit(run, check, program)
-            for check in ("memcheck", "racecheck")
-            for program in programs
+        outcomes = pool.map(run, range(len(runs)), *zip(*runs, strict=True))
+        results: Data = {
+            f"{check}-{program.name}": outcome
+            for (check, program), outcome in zip(runs, outcomes, strict=True)
         }
-    results = {name: future.result() for name, future in under_way.items()}
     if any(result["status"] not in {0, None} for result in results.values()):
         raise FailedError("see the summaries", results)
     return results | {"cut": any(result["status"] is None for result in results.values())}
@@ -276,7 +216,7 @@ def engine_sizes(context: Context) -> list[str]:
     return ["--batches=1,4,16", "--context=1024", "--new-tokens=128"]
 
 
-def engine_runs(name: str, draft_name: str) -> Callable[[Context], Data]:
+def engine_runs(name: str, draft_name: str, *chosen: str) -> Callable[[Context], Data]:
     """This engine: plain, with speculation that never drafts, with drafts at a given acceptance."""
 
     def run(context: Context) -> Data:
@@ -290,21 +230,23 @@ def engine_runs(name: str, draft_name: str) -> Callable[[Context], Data]:
             "drafts-4": [*drafted, "--drafts=4"],
             "drafts-7": [*drafted, "--drafts=7"],
         }
-        return run_variants(context, f"engine-{name}", variants, f"--model={model}")
+        wanted = {variant: variants[variant] for variant in chosen}
+        return run_variants(context, f"engine-{name}", wanted, f"--model={model}")
 
     return run
 
 
 def run_variants(context: Context, log: str, variants: dict[str, list[str]], *shared: str) -> Data:
-    """One process of the engine for each variant, until time is over."""
+    """One process of the engine for each variant, each with its share of the time."""
     runs: Data = {}
     problems = []
     cut = False
-    for variant, arguments in variants.items():
+    for number, (variant, arguments) in enumerate(variants.items()):
         command = [sys.executable, "-m", "bench.gpu.engine_run", *shared, *arguments]
         command += [f"--device={context.device}", *engine_sizes(context)]
+        share = context.share(len(variants) - number)
         try:
-            runs[variant] = measured(context, f"{log}-{variant}", command)
+            runs[variant] = measured(context, f"{log}-{variant}", command, limit=share)
             cut = cut or bool(runs[variant].pop("cut", False))
         except FailedError as error:
             runs[variant] = error.data
@@ -386,34 +328,129 @@ def vllm_runs(name: str, draft_name: str) -> Callable[[Context], Data]:
         shared += engine_sizes(context)
         drafted = [f"--draft={checkpoint(context, draft_name)}", f"--acceptance={ACCEPTANCE}"]
         runs: Data = {}
-        for variant, arguments in (("plain", []), ("drafts-4", [*drafted, "--drafts=4"])):
+        variants: dict[str, list[str]] = {"plain": [], "drafts-4": [*drafted, "--drafts=4"]}
+        for number, (variant, arguments) in enumerate(variants.items()):
             runs[variant] = measured(
-                context, f"vllm-{name}-{variant}", [*shared, *arguments], environment=environment
+                context,
+                f"vllm-{name}-{variant}",
+                [*shared, *arguments],
+                limit=context.share(len(variants) - number),
+                environment=environment,
             )
         return {"runs": runs, "cut": any(run.pop("cut", False) for run in runs.values())}
 
     return run
 
 
-STEPS: Sequence[Step] = [
-    Step("machine", "The machine", 10, machine.describe),
-    Step("build", "Build", 240, build),
-    Step("checkpoints", "Checkpoints with random weights", 45, write_checkpoints),
-    Step("tests", "CUDA test suite on the GPU", 90, run_tests),
-    Step("engine-tests", "Tests of the engine on the GPU", 75, engine_tests),
-    Step("ceilings", "Ceilings: memory, graph nodes, barriers", 25, ceilings),
-    Step("steps-8b", "Passes of Llama-3.1-8B", 50, target_passes("llama-3.1-8b")),
-    Step("steps-1b", "Passes of Llama-3.2-1B", 30, target_passes("llama-3.2-1b")),
-    Step("kernels-act", "Kernels, bfloat16 weights", 30, kernels("act")),
-    Step("kernels-many-rows", "Products of many rows", 30, many_rows),
-    Step("kernels-int8", "Kernels, int8 weights", 20, kernels("int8")),
-    Step("kernels-int4", "Kernels, int4 weights", 20, kernels("int4_grouped")),
-    Step("engine-8b", "Engine, Llama-3.1-8B", 75, engine_runs("llama-3.1-8b", "llama-3.2-1b")),
-    Step("engine-1b", "Engine, Llama-3.2-1B", 40, engine_runs("llama-3.2-1b", "llama-one-layer")),
-    Step("sanitizer", "compute-sanitizer", 60, sanitize),
-    Step("real", "Real weights", 30, real_weights),
-    Step("transformers-1b", "transformers, Llama-3.2-1B", 75, transformers_runs("llama-3.2-1b")),
-    Step("transformers-8b", "transformers, Llama-3.1-8B", 75, transformers_runs("llama-3.1-8b")),
-    Step("vllm-8b", "vLLM, Llama-3.1-8B", 200, vllm_runs("llama-3.1-8b", "llama-3.2-1b")),
-    Step("vllm-1b", "vLLM, Llama-3.2-1B", 150, vllm_runs("llama-3.2-1b", "llama-one-layer")),
+# What others need is made beside them.
+_BUILDS = [
+    Step("checkpoints", "Checkpoints with random weights", 90, write_checkpoints, background=True),
+    Step("build", "Build of the benchmarks", 120, build.benches, background=True),
+    Step(
+        "build-instructions",
+        "Build of the tests of instructions",
+        60,
+        build.instructions,
+        ("build",),
+        background=True,
+    ),
+    Step(
+        "build-engine",
+        "Build of the engine",
+        60,
+        build.engine,
+        ("build-instructions",),  # one after the other in one folder
+        background=True,
+    ),
+    Step(
+        "build-tests",
+        "Build of the CUDA test suite",
+        130,
+        build.tests,
+        ("build-engine",),
+        background=True,
+    ),
 ]
+_BENCH = ("build",)
+_PEER = ("checkpoints",)
+_PASS = ("build", "checkpoints")
+_ENGINE = ("build-engine", "checkpoints")
+_TESTS = ("build-tests",)
+_8B, _1B, _1L = "llama-3.1-8b", "llama-3.2-1b", "llama-one-layer"
+
+# Each part is a run of its own, in which every step has its time whatever the others do.
+PARTS: Sequence[Sequence[Step]] = [
+    [
+        *_BUILDS,
+        Step("machine", "The machine", 10, machine.describe),
+        Step("ceilings", "Ceilings: memory, graph nodes, barriers", 20, ceilings, _BENCH),
+        Step("kernels-act", "Kernels, bfloat16 weights", 30, kernels("act"), _BENCH),
+        Step(
+            "instructions",
+            "Tests of instructions on the GPU",
+            15,
+            instruction_tests,
+            ("build-instructions",),
+        ),
+        Step("steps-8b", "Passes of Llama-3.1-8B", 40, target_passes(_8B), _PASS),
+        Step("steps-1b", "Passes of Llama-3.2-1B", 20, target_passes(_1B), _PASS),
+        Step("kernels-many-rows", "Products of many rows", 20, many_rows, _BENCH),
+        Step("kernels-int8", "Kernels, int8 weights", 15, kernels("int8"), _BENCH),
+        Step("kernels-int4", "Kernels, int4 weights", 15, kernels("int4_grouped"), _BENCH),
+        Step(
+            "engine-8b",
+            "Engine, Llama-3.1-8B",
+            60,
+            engine_runs(_8B, _1B, "plain", "drafts-4"),
+            _ENGINE,
+        ),
+        Step("tests", "CUDA test suite on the GPU", 70, other_tests, _TESTS),
+        Step(
+            "engine-1b",
+            "Engine, Llama-3.2-1B",
+            30,
+            engine_runs(_1B, _1L, "plain", "drafts-4"),
+            _ENGINE,
+        ),
+        Step("engine-tests", "Tests of the engine on the GPU", 30, engine_tests, ("build-engine",)),
+        Step("tests-again", "Tests that did not pass, by themselves", 25, tests_again, _TESTS),
+    ],
+    [
+        *_BUILDS,
+        Step("transformers-1b", "transformers, Llama-3.2-1B", 60, transformers_runs(_1B), _PEER),
+        Step("transformers-8b", "transformers, Llama-3.1-8B", 75, transformers_runs(_8B), _PEER),
+        Step(
+            "engine-8b-more",
+            "Engine, Llama-3.1-8B, other drafts",
+            60,
+            engine_runs(_8B, _1B, "off", "drafts-7"),
+            _ENGINE,
+        ),
+        Step(
+            "engine-1b-more",
+            "Engine, Llama-3.2-1B, other drafts",
+            30,
+            engine_runs(_1B, _1L, "off", "drafts-7"),
+            _ENGINE,
+        ),
+        Step("real", "Real weights", 30, real_weights, _ENGINE),
+        Step("sanitizer", "compute-sanitizer", 100, sanitize, _TESTS),
+    ],
+    [
+        *_BUILDS[:1],
+        Step("vllm-8b", "vLLM, Llama-3.1-8B", 200, vllm_runs(_8B, _1B), _PEER),
+        Step("vllm-1b", "vLLM, Llama-3.2-1B", 150, vllm_runs(_1B, _1L), _PEER),
+    ],
+]
+
+
+def chosen_steps(part: int, only: Sequence[str] | None, skip: Sequence[str]) -> list[Step]:
+    """The steps of a part, or those of all parts that are named, with what they need."""
+    steps = {step.name: step for steps in PARTS for step in steps}
+    if only is None:
+        return [step for step in PARTS[part - 1] if step.name not in skip]
+    wanted = set(only)
+    for step in reversed(steps.values()):  # what is needed comes before
+        if step.name in wanted:
+            wanted.update(step.after)
+    return [step for step in steps.values() if step.name in wanted and step.name not in skip]

@@ -57,7 +57,7 @@ def the_machine(report: Data) -> list[str]:
 def tests(report: Data) -> list[str]:
     """Tests and sanitizers, a program a line."""
     programs: Data = {}
-    for step in ("tests", "engine-tests"):
+    for step in ("instructions", "tests", "engine-tests"):
         programs |= report["steps"].get(step, {}).get("data", {}).get("programs", {})
     lines = []
     if programs:
@@ -66,6 +66,9 @@ def tests(report: Data) -> list[str]:
             for name, result in programs.items()
         ]
         lines += ["## Tests on the GPU", "", *table(["program", "ran", "passed", "failed"], rows)]
+    alone = report["steps"].get("tests-again", {}).get("data", {}).get("alone", {})
+    if alone:
+        lines += ["Those that did not pass, by themselves:", "", *table(["", ""], alone.items())]
     checks = report["steps"].get("sanitizer", {}).get("data", {})
     if checks:
         rows_ = [
@@ -248,7 +251,7 @@ def goals(report: Data) -> list[str]:
         over = verify["over_0"] if verify else None
         add(f"{name} verifies 8 rows in 1.05 of the time of 1", over, (1.05).__ge__)
         plain = find_rate(report, engine, "plain", 1)
-        off = find_rate(report, engine, "off", 1)
+        off = find_rate(report, f"{engine}-more", "off", 1)
         ratio = off / plain if plain and off else None
         add(f"{name} with speculation off is within 1% of none", ratio, (0.99).__le__)
         for other in ("transformers", "vLLM"):

@@ -1,7 +1,8 @@
-"""Steps of a report: run in order, each within its time, results kept whatever comes after."""
+"""Steps of a report: each within its time, results kept whatever else happens."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,12 +10,16 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 Data = dict[str, Any]
+Wait = Callable[[], None]
 
+NO_TIME = "no time left"
+_LEAST_SECONDS = 5.0  # a step is not begun with less
 LOG = "log.txt"  # what all programs say, each line behind the name of what was run
 
 
@@ -44,11 +49,19 @@ class Context:
     checkpoint: Path | None = None  # of real weights, and a draft for them
     draft_checkpoint: Path | None = None
     environment: dict[str, str] = field(default_factory=dict)
-    deadline: float | None = None  # of the step under way, as time.monotonic()
+    clock: Callable[[], float] = time.monotonic
+    deadline: float | None = None  # of the step that has this context, by the clock
+    programs: set[subprocess.Popen[str]] = field(default_factory=set)  # under way
+    ended: threading.Event = field(default_factory=threading.Event)  # no more programs
+    unfinished: dict[str, list[str]] = field(default_factory=dict)  # tests by program's name
 
     def remaining(self) -> float:
-        """Seconds the step under way still has; an hour outside of steps."""
-        return 3600.0 if self.deadline is None else max(1.0, self.deadline - time.monotonic())
+        """Seconds the step still has; an hour outside of steps."""
+        return 3600.0 if self.deadline is None else max(0.0, self.deadline - self.clock())
+
+    def share(self, left: int, at_once: int = 1) -> float:
+        """Seconds for the next of `left` programs, so that each of the others has as many."""
+        return self.remaining() * min(at_once, left) / left
 
     def need_gpu(self) -> None:
         """Raises NotRunError on the emulated device."""
@@ -64,6 +77,8 @@ class Step:
     title: str
     seconds: float  # that it may take
     run: Callable[[Context], Data]
+    after: tuple[str, ...] = ()  # steps in the background that it waits for
+    background: bool = False  # beside the steps that follow
 
 
 @dataclass
@@ -90,6 +105,8 @@ def execute(
 ) -> Finished:
     """Runs a program until the step's time is over; its output is shown and kept in the log."""
     seconds = context.remaining() if limit is None else min(limit, context.remaining())
+    if seconds <= 0 or context.ended.is_set():
+        raise NotRunError(NO_TIME)
     context.out.mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
         [str(part) for part in command],
@@ -101,6 +118,7 @@ def execute(
         errors="replace",
         start_new_session=True,
     )
+    context.programs.add(process)
     cut = threading.Event()
 
     def end() -> None:
@@ -121,6 +139,7 @@ def execute(
         status = process.wait()
     finally:
         timer.cancel()
+        context.programs.discard(process)
         if process.poll() is None:  # this program is being ended itself
             os.killpg(process.pid, signal.SIGKILL)
     return Finished(None if cut.is_set() else status, "".join(lines))
@@ -156,13 +175,16 @@ def measured(
 NOT_AVAILABLE = 3  # exit status of a benchmark without its device
 
 
-def run_step(step: Step, context: Context, budget: float) -> Data:
+def run_step(step: Step, shared: Context, budget: float) -> Data:
     """Runs one step and says how it went: its entry in the report."""
-    print(f"== {step.title} (up to {min(step.seconds, budget):.0f} s)", flush=True)
-    begin = time.monotonic()
-    context.deadline = begin + min(step.seconds, budget)
+    begin = shared.clock()
+    seconds = min(step.seconds, budget)
+    context = replace(shared, deadline=begin + seconds)
+    print(f"== {step.title} (up to {seconds:.0f} s)", flush=True)
     entry: Data
     try:
+        if budget < _LEAST_SECONDS:
+            raise NotRunError(NO_TIME)
         data = step.run(context)
         entry = {"status": "cut" if data.pop("cut", False) else "done", "data": data}
     except NotRunError as error:
@@ -171,7 +193,47 @@ def run_step(step: Step, context: Context, budget: float) -> Data:
         entry = {"status": "failed", "note": str(error), "data": error.data}
     except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
         entry = {"status": "failed", "note": f"{type(error).__name__}: {error}", "data": {}}
-    entry["seconds"] = round(time.monotonic() - begin, 1)
+    entry["seconds"] = round(shared.clock() - begin, 1)
     note = f": {entry['note']}" if "note" in entry else ""
     print(f"== {step.title}: {entry['status']}{note} ({entry['seconds']} s)", flush=True)
     return entry
+
+
+def in_thread(body: Callable[[], None]) -> Wait:
+    """Begins it; what is returned waits for its end."""
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    return thread.join
+
+
+def run_steps(
+    steps: Sequence[Step],
+    context: Context,
+    budget: float,
+    record: Callable[[Step, Data], None],
+    start: Callable[[Callable[[], None]], Wait] = in_thread,
+) -> None:
+    """Runs steps in order, those in the background beside the others; `record` gets the entries."""
+    end = context.clock() + budget
+    waits: dict[str, Wait] = {}
+
+    def run(step: Step) -> None:
+        for name in step.after:
+            if name in waits:
+                waits[name]()
+        record(step, run_step(step, context, end - context.clock()))
+
+    try:
+        for step in steps:
+            if step.background:
+                waits[step.name] = start(partial(run, step))
+            else:
+                run(step)
+        for wait in waits.values():
+            wait()
+    except BaseException:  # Ctrl-C: programs in the background must end, too
+        context.ended.set()
+        for process in list(context.programs):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        raise

@@ -29,7 +29,7 @@ T* advance(T* pointer, int64_t count) {
 void* advance_bytes(void* pointer, int64_t count) { return static_cast<char*>(pointer) + count; }
 
 // Rows from `begin` on.
-RowsParams rows_from(RowsParams rows, int begin, int count, DType act_dtype) {
+RowsParams rows_from(RowsParams rows, int64_t begin, int count, DType act_dtype) {
   if (rows.row_ids != nullptr) {
     rows.row_ids += begin;
   } else {

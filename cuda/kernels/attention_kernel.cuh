@@ -187,11 +187,12 @@ __global__ void __launch_bounds__(kAttentionThreads) join_kernel(const AttendArg
   if (blockIdx.x == 0 && threadIdx.x == 0) *args.workspace.counter = 0;
   const AttentionParams& params = args.params;
   const int lane = threadIdx.x % kWarpSize;
+  const int first_row = params.batch.cu_rows[0];  // not 0 where requests before these had a turn
   const int num_used = params.batch.cu_rows[params.batch.num_requests];
   const int num_warps = static_cast<int>(gridDim.x) * kAttentionWarps;
   const int num_pairs = params.batch.num_rows * params.num_heads;
-  for (int pair = blockIdx.x * kAttentionWarps + threadIdx.x / kWarpSize; pair < num_pairs;
-       pair += num_warps) {
+  const int warp = blockIdx.x * kAttentionWarps + threadIdx.x / kWarpSize;
+  for (int pair = first_row * params.num_heads + warp; pair < num_pairs; pair += num_warps) {
     const int row = pair / params.num_heads;
     float totals[kValues];
 #pragma unroll
@@ -279,16 +280,30 @@ inline AttentionWorkspace share_workspace(const AttentionParams& params, int pad
   return workspace;
 }
 
+// Of one launch, as a block has 8 bytes of shared memory for each; others are launched after them.
+constexpr int kMostRequests = 1024;
+constexpr int kMostMaskWords = 32;  // trees of 2,048 slots
+
+// `count` requests from `begin` on. Rows keep their numbers.
+inline BatchView requests_from(BatchView batch, int64_t begin, int count) {
+  batch.num_requests = count;
+  batch.cu_rows += begin;
+  batch.base_lens += begin;
+  batch.block_tables += begin * batch.max_blocks_per_request;
+  if (batch.is_tree != nullptr) batch.is_tree += begin;
+  if (batch.num_tree_slots != nullptr) batch.num_tree_slots += begin;
+  return batch;
+}
+
 template <class T, int kDim, bool kCodes>
-void launch_attention(Stream& stream, const AttentionParams& params) {
+void launch_requests(Stream& stream, const AttentionParams& params) {
   using Tiles = AttentionTiles<T, kDim, kCodes>;
   constexpr float kLog2E = 1.44269504088896340736f;
   const AttendArgs args = {.params = params,
                            .workspace = share_workspace(params, kDim),
                            .scale_log2 = params.scale * kLog2E};
   const auto num_blocks = static_cast<unsigned>(params.num_multiprocessors * Tiles::kBlocksPerSm);
-  constexpr int kMostRequests = 1024;
-  static_assert(Tiles::shared_bytes(kMostRequests, 1) <= attention_shared_bytes(kDim));
+  static_assert(Tiles::shared_bytes(kMostRequests, kMostMaskWords) <= attention_shared_bytes(kDim));
   const int shared_bytes =
       Tiles::shared_bytes(params.batch.num_requests,
                           params.batch.ancestor_mask != nullptr ? params.batch.mask_words : 0);
@@ -306,6 +321,18 @@ void launch_attention(Stream& stream, const AttentionParams& params) {
           .block = {kAttentionThreads},
           .overlaps_previous = true},
          args);
+}
+
+template <class T, int kDim, bool kCodes>
+void launch_attention(Stream& stream, const AttentionParams& params) {
+  AttentionParams turn = params;
+  int begin = 0;
+  do {  // without requests, too: all rows become zeros
+    const int left = params.batch.num_requests - begin;
+    turn.batch = requests_from(params.batch, begin, left < kMostRequests ? left : kMostRequests);
+    launch_requests<T, kDim, kCodes>(stream, turn);
+    begin += kMostRequests;
+  } while (begin < params.batch.num_requests);
 }
 
 template <class T, bool kCodes>

@@ -556,6 +556,45 @@ TEST_P(AttentionTest, CapturedOnceForAllLengths) {
   }
 }
 
+TEST_P(AttentionTest, TakesMoreRequestsThanSharedMemoryHasRoomFor) {
+  PagedWorld world = make_world({.num_kv_heads = 1, .group_size = 2, .head_dim = 64}, 140);
+  Mixture mixture = make_mixture(world);
+  const RowBytes want = attend(world, mixture.pointers());
+  const BatchView& host = world.batch();
+  const size_t stride = host.max_blocks_per_request;
+  // A block would have to hold two numbers for each; only a few have rows.
+  const int num_requests = device().properties().max_shared_bytes_per_block / 8;
+  const std::vector<int> places = {0, 1023, 1024, 5000, num_requests - 2, num_requests - 1};
+  ASSERT_EQ(places.size(), mixture.requests.size());
+  std::vector<int32_t> cu_rows = {0};
+  std::vector<int32_t> base_lens, tables;
+  std::vector<uint8_t> is_tree;
+  for (int request = 0, next = 0; request < num_requests; ++request) {
+    const bool has_rows = places[next] == request;
+    const int32_t* table = host.block_tables + next * stride;
+    cu_rows.push_back(host.cu_rows[has_rows ? next + 1 : next]);
+    base_lens.push_back(has_rows ? host.base_lens[next] : 0);
+    is_tree.push_back(has_rows ? host.is_tree[next] : 0);
+    tables.insert(tables.end(), table, table + stride);
+    if (has_rows && request != places.back()) ++next;
+  }
+  const std::vector<uint64_t> masks(host.ancestor_mask,
+                                    host.ancestor_mask + host.num_rows * host.mask_words);
+  const Buffer buffers[] = {upload(cu_rows), upload(base_lens), upload(tables), upload(is_tree),
+                            upload(masks)};
+  out_buffer_ = upload(std::vector<uint16_t>(q_.size(), 0xffff));
+  const BatchView batch = {.num_requests = num_requests,
+                           .num_rows = host.num_rows,
+                           .cu_rows = buffers[0].as<int32_t>(),
+                           .base_lens = buffers[1].as<int32_t>(),
+                           .block_tables = buffers[2].as<int32_t>(),
+                           .max_blocks_per_request = host.max_blocks_per_request,
+                           .is_tree = buffers[3].as<uint8_t>(),
+                           .ancestor_mask = buffers[4].as<uint64_t>(),
+                           .mask_words = host.mask_words};
+  EXPECT_EQ(run(batch, {.num_multiprocessors = 1}), want);
+}
+
 TEST_P(AttentionTest, BackendTakesStagedBatches) {
   PagedWorld world = make_world({.num_kv_heads = 2, .group_size = 2, .head_dim = 64}, 140);
   Mixture mixture = make_mixture(world);

@@ -684,5 +684,35 @@ TEST_P(ProductPlanTest, PlansGiveTheSameBits) {
 
 INSTANTIATE_TEST_SUITE_P(Devices, ProductPlanTest, ValuesIn(device_kinds()), test_name);
 
+class ProjectorTest : public CudaDeviceTest {
+ protected:
+  static std::vector<ProductParams> launched;
+};
+std::vector<ProductParams> ProjectorTest::launched;
+
+TEST_P(ProjectorTest, RowsLieBeyondTheFirstFourGigabytes) {
+  // Down projection of a large model over long prompts. Nothing is read: only where it would be.
+  constexpr int kIn = 28672, kOut = 16, kRows = 300'000;
+  constexpr uint64_t kInputAt = uint64_t{1} << 40, kOutputAt = uint64_t{1} << 44;
+  const ProjectionKernels kernels = {
+      .product = [](Stream&, const ProductParams& params) { launched.push_back(params); }};
+  Projector projector(device(), stream(), kernels, DType::kBF16, /*deterministic=*/true, {});
+  const CudaPackedLinear weight({.out_features = kOut, .in_features = kIn}, {});
+  launched.clear();
+  projector.run(
+      weight,
+      {.x = reinterpret_cast<const void*>(kInputAt), .dtype = DType::kBF16, .num_rows = kRows},
+      {.out_features = kOut, .out = reinterpret_cast<void*>(kOutputAt), .heads = {}});
+  uint64_t row = 0;
+  for (const ProductParams& params : launched) {
+    EXPECT_EQ(reinterpret_cast<uint64_t>(params.records), kInputAt + row * kIn * 2);
+    EXPECT_EQ(reinterpret_cast<uint64_t>(params.finish.out), kOutputAt + row * kOut * 4);
+    row += static_cast<uint64_t>(params.rows.num_rows);
+  }
+  EXPECT_EQ(row, uint64_t{kRows});
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, ProjectorTest, ValuesIn(device_kinds()), test_name);
+
 }  // namespace
 }  // namespace specdec::cuda::testing

@@ -3,25 +3,31 @@
 import json
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpu import carried, checkpoints, engine_run, googletest, machine, main, plan
+from gpu import build, carried, checkpoints, engine_run, googletest, machine, main, plan
 from gpu.render import render
 from gpu.steps import (
+    NO_TIME,
     Context,
     Data,
     FailedError,
+    Finished,
     NotRunError,
     Step,
+    Wait,
     execute,
     measured,
     run_step,
+    run_steps,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +60,7 @@ def run_for(context: Context, seconds: float, body: Callable[[Context], Data]) -
 def test_step_that_takes_too_long_is_cut_and_keeps_what_it_measured(context: Context) -> None:
     program = script(WRITE, "print('working', flush=True)", "time.sleep(60)")
     begin = time.monotonic()
-    entry = run_for(context, 2, lambda _: measured(context, "slow", program))
+    entry = run_for(context, 2, lambda own: measured(own, "slow", program))
     assert time.monotonic() - begin < 20
     assert entry["status"] == "cut"
     assert entry["data"] == {"records": [1]}
@@ -77,7 +83,7 @@ def test_children_of_a_cut_program_end_with_it(context: Context, tmp_path: Path)
 
 def test_program_that_fails_is_a_failed_step_with_its_records(context: Context) -> None:
     program = script(WRITE, "print('went wrong')", "sys.exit(1)")
-    entry = run_for(context, 60, lambda _: measured(context, "bad", program))
+    entry = run_for(context, 60, lambda own: measured(own, "bad", program))
     assert entry["status"] == "failed"
     assert "went wrong" in entry["note"]
     assert entry["data"] == {"records": [1]}
@@ -85,7 +91,7 @@ def test_program_that_fails_is_a_failed_step_with_its_records(context: Context) 
 
 def test_benchmark_without_its_device_is_not_run(context: Context) -> None:
     program = script("print('not run: no such GPU')", "sys.exit(3)")
-    entry = run_for(context, 60, lambda _: measured(context, "none", program))
+    entry = run_for(context, 60, lambda own: measured(own, "none", program))
     assert (entry["status"], entry["note"]) == ("not run", "no such GPU")
 
 
@@ -121,24 +127,206 @@ sys.exit(tests["Devices/A.Two/Gpu"] == "FAILED" and chosen != "B.Three/Gpu")
 
 
 @pytest.mark.parametrize(
-    ("two", "ran", "passed", "alone"),
+    ("two", "ran", "passed", "failed", "alone"),
     [
-        ("OK", 3, 3, None),
-        ("SKIPPED", 3, 3, None),
-        ("FAILED", 3, 2, {"Devices/A.Two/Gpu": "FAILED"}),
-        ("CRASH", 2, 1, {"Devices/A.Two/Gpu": "ended", "B.Three/Gpu": "OK"}),
+        ("OK", 3, 3, [], {}),
+        ("SKIPPED", 3, 3, [], {}),
+        ("FAILED", 3, 2, ["Devices/A.Two/Gpu"], {"Devices/A.Two/Gpu": "FAILED"}),
+        (
+            "CRASH",
+            2,
+            1,
+            ["Devices/A.Two/Gpu"],
+            {"Devices/A.Two/Gpu": "ended", "B.Three/Gpu": "OK"},
+        ),
     ],
 )
 def test_tests_that_fail_are_run_again_by_themselves(
-    two: str, ran: int, passed: int, alone: dict[str, str] | None, context: Context
+    two: str, ran: int, passed: int, failed: list[str], alone: dict[str, str], context: Context
 ) -> None:
     program = context.scratch / "suite"
     program.parent.mkdir()
     program.write_text(SUITE.format(two=two))
     program.chmod(0o755)
-    result = googletest.run_program(context, program)
-    assert (result["ran"], result["passed"], result.get("alone")) == (ran, passed, alone)
-    assert result["failed"] == (["Devices/A.Two/Gpu"] if alone else [])
+    result = googletest.run_programs(context, [program])["suite"]
+    assert (result["ran"], result["passed"], result["failed"]) == (ran, passed, failed)
+    assert googletest.run_unfinished(context) == alone
+
+
+class Clock:
+    """Time that passes only where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def beside(self, body: Callable[[], None]) -> Wait:
+        """What a thread would do, with the time that takes it."""
+        begin = self.now
+        body()
+        begin, end = self.now, begin
+        self.now = end
+
+        def wait() -> None:
+            self.now = max(self.now, begin)
+
+        return wait
+
+
+@pytest.mark.parametrize("part", range(len(plan.PARTS)))
+def test_every_step_has_its_time_whatever_hangs(part: int, context: Context) -> None:
+    clock = Clock()
+    context.clock = clock
+    given = {}
+
+    def hanging(step: Step) -> Step:
+        def run(own: Context) -> Data:
+            given[step.name] = own.remaining()
+            clock.now += own.remaining()
+            return {"cut": True}
+
+        return replace(step, run=run)
+
+    steps = [hanging(step) for step in plan.PARTS[part]]
+    statuses = {}
+
+    def record(step: Step, entry: Data) -> None:
+        statuses[step.name] = entry["status"]
+
+    run_steps(steps, context, main.BUDGET - 1, record, clock.beside)
+    assert given == {step.name: step.seconds for step in steps}
+    assert set(statuses.values()) == {"cut"}
+
+
+def test_step_without_time_is_not_run(context: Context) -> None:
+    entries = []
+    steps = [Step("x", "X", 10, lambda _: {}), Step("y", "Y", 10, lambda _: {}, background=True)]
+    run_steps(steps, context, 2, lambda step, entry: entries.append((step.name, entry)))
+    assert [name for name, _ in entries] == ["x", "y"]
+    assert {(entry["status"], entry["note"]) for _, entry in entries} == {("not run", NO_TIME)}
+
+
+def test_what_runs_in_the_background_ends_on_ctrl_c(context: Context) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def wait(own: Context) -> Data:
+        begun.set()
+        assert execute(own, "sleep", script("time.sleep(60)")).status != 0
+        with pytest.raises(NotRunError):
+            execute(own, "another", script("time.sleep(60)"))
+        ended.set()
+        return {}
+
+    def interrupted(_: Context) -> Data:
+        begun.wait()
+        time.sleep(0.2)
+        raise KeyboardInterrupt
+
+    steps = [Step("x", "X", 60, wait, background=True), Step("y", "Y", 60, interrupted)]
+    with pytest.raises(KeyboardInterrupt):
+        run_steps(steps, context, 100, lambda step, entry: None)
+    assert ended.wait(10)
+
+
+def simulated_programs(
+    context: Context, monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]
+) -> Clock:
+    """Programs that take so long by the name of their file or of the test they are to run."""
+    clock = Clock()
+    context.clock = clock
+    context.deadline = clock.now + 60
+    monkeypatch.setattr(googletest, "_AT_ONCE", 1)
+
+    def run(own: Context, name: str, command: list[str], limit: float, show: bool) -> Finished:
+        program = Path(command[0]).name
+        if "--gtest_list_tests" in command:
+            return Finished(0, f"A.\n  {program}Gpu\n")
+        test = f"A.{program}Gpu"
+        wanted = seconds[test if command[-1].endswith(test) else program]
+        allowed = min(limit, own.remaining())
+        clock.now += min(wanted, allowed)
+        begun = f"[ RUN      ] {test}\n"
+        if wanted > allowed:
+            return Finished(None, begun)
+        return Finished(0, begun + f"[       OK ] {test} (1 ms)\n")
+
+    monkeypatch.setattr(googletest, "execute", run)
+    return clock
+
+
+def test_program_that_hangs_costs_its_own_share(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forever = 1e9
+    seconds = {"a": 10.0, "b": forever, "c": 11.0, "d": forever, "e": 12.0}
+    simulated_programs(context, monkeypatch, seconds)
+    data = plan.run_tests(context, [Path(name) for name in seconds])
+    statuses = {name: result["status"] for name, result in data["programs"].items()}
+    assert statuses == {"a": 0, "b": None, "c": 0, "d": None, "e": 0}
+    assert data["cut"]
+
+
+@pytest.mark.parametrize(("left", "outcome"), [(60.0, "hangs"), (10.0, NO_TIME), (0.0, NO_TIME)])
+def test_only_a_test_that_had_its_time_is_said_to_hang(
+    left: float, outcome: str, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = simulated_programs(context, monkeypatch, {"A.aGpu": 1e9, "A.bGpu": 1.0})
+    context.device = "cuda"
+    context.deadline = clock.now + left
+    context.unfinished = {"b": [], "a": []}
+    if outcome == "hangs":
+        with pytest.raises(FailedError, match=r"^A.aGpu$") as raised:
+            plan.tests_again(context)
+        assert raised.value.data["alone"] == {"A.bGpu": "OK", "A.aGpu": "hangs"}
+    else:
+        data = plan.tests_again(context)
+        assert data["cut"]
+        assert data["alone"]["A.aGpu"] == NO_TIME
+
+
+def test_without_googletest_all_but_the_tests_is_built(
+    context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    commands: list[str] = []
+
+    def run(own: Context, name: str, command: list[str], **_: Any) -> Finished:
+        commands.append(" ".join(command))
+        return Finished(0, "")
+
+    monkeypatch.setattr(build, "execute", run)
+    monkeypatch.setattr(build, "architecture", lambda: "90a-real")
+    monkeypatch.setattr(build, "pybind11_folder", lambda _: "pybind11")
+    monkeypatch.setattr(carried, "INSTALLED_GOOGLETEST", tmp_path / "absent")
+    context.device = "cuda"
+    statuses = {}
+
+    def record(step: Step, entry: Data) -> None:
+        statuses[step.name] = entry["status"]
+
+    steps = [step for step in plan.PARTS[0] if step.name.startswith("build")]
+    run_steps(steps, context, 100, record)
+    absent = {"build-instructions": "not run", "build-tests": "not run"}
+    assert statuses == {"build": "done", "build-engine": "done"} | absent
+    assert "-DSPECDEC_TESTS=OFF" in commands[0]
+    assert not any("-DSPECDEC_TESTS=ON" in command for command in commands)
+    assert any("--target _core" in command for command in commands)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ((1, ["ceilings"], []), ["build", "ceilings"]),
+        ((1, ["vllm-8b"], []), ["checkpoints", "vllm-8b"]),
+        ((2, ["ceilings", "machine"], []), ["build", "machine", "ceilings"]),
+        ((3, None, ["vllm-8b"]), ["checkpoints", "vllm-1b"]),
+    ],
+)
+def test_what_a_step_needs_runs_with_it(
+    arguments: tuple[int, list[str] | None, list[str]], names: list[str]
+) -> None:
+    assert [step.name for step in plan.chosen_steps(*arguments)] == names
 
 
 def test_what_was_written_halfway_when_a_program_ended_is_left_out(context: Context) -> None:
@@ -223,10 +411,12 @@ def test_what_is_missing_beside_it_is_named(context: Context) -> None:
         carried.find_vllm(context)
 
 
-def test_names_of_steps_are_distinct_and_their_order_is_kept() -> None:
-    names = [step.name for step in plan.STEPS]
-    assert len(set(names)) == len(names)
-    assert names.index("build") < names.index("tests") < names.index("ceilings")
+def test_steps_follow_what_they_wait_for() -> None:
+    for steps in plan.PARTS:
+        names = [step.name for step in steps]
+        assert len(set(names)) == len(names)
+        for number, step in enumerate(steps):
+            assert set(step.after) <= {other.name for other in steps[:number] if other.background}
 
 
 def test_folder_of_results_is_the_name_of_the_gpu() -> None:
@@ -263,7 +453,8 @@ def example_report() -> dict[str, Any]:
         "smoke": False,
         "steps": {
             "steps-8b": entry("Passes of 8B", {"records": passes}),
-            "engine-8b": entry("Engine", {"runs": {"plain": run(200.0), "off": run(190.0)}}),
+            "engine-8b": entry("Engine", {"runs": {"plain": run(200.0)}}),
+            "engine-8b-more": entry("Engine", {"runs": {"off": run(190.0)}}),
             "transformers-8b": entry("transformers", run(100.0)),
         },
     }
@@ -298,12 +489,14 @@ def test_report_holds_measurements_to_what_is_asked_of_them() -> None:
 
 
 def test_it_runs_from_end_to_end_on_the_emulated_device(tmp_path: Path) -> None:
-    build = ROOT / "build/release"
-    if not all((build / "bench" / name).is_file() for name in plan.BENCHES):
+    folder = ROOT / "build/release"
+    if not all((folder / "bench" / name).is_file() for name in build.BENCHES):
         pytest.skip("benchmarks are not built: scripts/test.sh bench builds them")
-    command = [sys.executable, str(ROOT / "bench/gpu/report"), "--smoke", "--build", str(build)]
+    command = [sys.executable, str(ROOT / "bench/gpu/report"), "--smoke", "--build", str(folder)]
     command += ["--out", str(tmp_path / "out"), "--scratch", str(tmp_path / "scratch")]
-    subprocess.run([*command, "--skip", "engine-1b", "transformers-8b"], check=True)
+    subprocess.run([*command, "--skip", "engine-1b"], check=True)
+    skipped = ["engine-8b-more", "engine-1b-more", "transformers-8b"]
+    subprocess.run([*command, "--part", "2", "--skip", *skipped], check=True)
     report = json.loads((tmp_path / "out/report.json").read_text())
     status = {name: entry["status"] for name, entry in report["steps"].items()}
     ran = {name for name in status if status[name] == "done"}
