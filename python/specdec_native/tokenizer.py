@@ -283,6 +283,9 @@ class Tokenizer:
             continue_final_message=continue_final_message,
             tools=tools,
             variables={**self.special_tokens_map, **(template_kwargs or {})},
+            source=f"the chat template of {self.name_or_path}"
+            if self.name_or_path
+            else "the chat template",
         )
 
     def apply_chat_template(  # noqa: PLR0917 - the order is transformers'
