@@ -5,17 +5,25 @@ from __future__ import annotations
 import datetime
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
+
+from specdec_native.template_sandbox import (
+    BoundedEnvironment,
+    TemplateTooCostlyError,
+    budget,
+    charge,
+)
 
 # Marks the end of the final message while rendering a conversation that is to be continued.
 _CONTINUE_MARK = "\u2063specdec-continue-here\u2063"
+
+_LONGEST_TEMPLATE = 1_000_000
 
 Message = Mapping[str, Any]
 
@@ -28,11 +36,14 @@ def render(
     continue_final_message: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] | None = None,
+    source: str = "the chat template",
 ) -> str:
     """Returns the prompt text of a conversation.
 
-    `variables` are further names the template sees: special tokens and template options.
-    Raises ValueError for a malformed conversation and for one the template refuses.
+    `variables` are further names the template sees: special tokens and template options. `source`
+    is what messages call the template.
+    Raises ValueError for a malformed conversation, for one the template refuses and for a template
+    that fails or does not come to an end.
     """
     conversation = [_plain(message, i) for i, message in enumerate(messages)]
     if not conversation:
@@ -50,19 +61,27 @@ def render(
             )
         conversation[-1]["content"] = content + _CONTINUE_MARK
     try:
-        text: str = _compiled(template).render(
-            **{
-                **(variables or {}),
-                "messages": conversation,
-                "tools": None if tools is None else list(tools),
-                "add_generation_prompt": add_generation_prompt,
-            }
-        )
-    except jinja2.TemplateError as error:
-        raise ValueError(f"the chat template refused this conversation: {error}") from error
-    except (TypeError, KeyError, AttributeError) as error:
+        with budget():
+            pieces = _compiled(template).generate(
+                **{
+                    **(variables or {}),
+                    "messages": conversation,
+                    "tools": None if tools is None else list(tools),
+                    "add_generation_prompt": add_generation_prompt,
+                }
+            )
+            text = "".join(_counted(pieces))
+    except jinja2.TemplateSyntaxError as error:
         raise ValueError(
-            f"the chat template failed on this conversation ({type(error).__name__}: {error}); "
+            f"{source} is not valid Jinja (line {error.lineno}: {error.message:.500})"
+        ) from error
+    except jinja2.TemplateError as error:
+        raise ValueError(f"{source} refused this conversation: {error!s:.1000}") from error
+    except TemplateTooCostlyError as error:
+        raise ValueError(f"{source} was stopped: {error}") from error
+    except Exception as error:  # a template is a program: it may divide by zero
+        raise ValueError(
+            f"{source} failed on this conversation ({type(error).__name__}: {error!s:.500}); "
             'each message needs "role" and "content"'
         ) from error
     if continue_final_message:
@@ -115,10 +134,17 @@ class _GenerationBlock(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+def _counted(pieces: Iterable[str]) -> Iterator[str]:
+    for piece in pieces:
+        charge(len(piece))
+        yield piece
+
+
 @functools.lru_cache(maxsize=32)
 def _compiled(template: str) -> jinja2.Template:
-
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    if len(template) > _LONGEST_TEMPLATE:
+        raise TemplateTooCostlyError(f"it is longer than {_LONGEST_TEMPLATE} characters")
+    environment = BoundedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_GenerationBlock, jinja2.ext.loopcontrols],
@@ -127,15 +153,10 @@ def _compiled(template: str) -> jinja2.Template:
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    environment.filters["tojson"] = _to_json
+    environment.add_filter("tojson", _to_json)
     environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    try:
-        return environment.from_string(template)
-    except jinja2.TemplateSyntaxError as error:
-        raise ValueError(
-            f"the chat template is not valid Jinja (line {error.lineno}: {error.message})"
-        ) from error
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form[:1000])
+    return environment.from_string(template)
 
 
 def _to_json(

@@ -29,6 +29,7 @@ from specdec_native.checkpoints.errors import (
 from specdec_native.checkpoints.layout import (
     CheckpointKind,
     checkpoint_kind,
+    companion_files,
     gguf_files,
     is_gguf,
     torch_files,
@@ -139,7 +140,8 @@ def _resolve_directory(
     if kind is CheckpointKind.SAFETENSORS:
         return directory
     if kind is CheckpointKind.TORCH:
-        key = source_key([*torch_files(directory), directory / "config.json"])
+        # The option tells entries apart from those of a converter that left out shared layers.
+        key = source_key([*torch_files(directory), *companion_files(directory)], shared_layers=True)
         entry = f"converted/{directory.resolve().name}-{key}"
         return cached_directory(entry, lambda target: _convert_torch(directory, target, progress))
     if kind is CheckpointKind.GGUF:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,10 +11,14 @@ from typing import Any
 
 from specdec_native import _core, _native, hub
 from specdec_native.chat_template import Message
+from specdec_native.checkpoints.errors import CheckpointError
+from specdec_native.checkpoints.text_files import read_json_object
 from specdec_native.inputs import Prompt, pair_with_params
 from specdec_native.request import Request
 from specdec_native.sampling_params import RequestOutputKind, SamplingParams
 from specdec_native.tokenizer import Tokenizer, TokenizerNotFoundError
+
+logger = logging.getLogger(__name__)
 
 _GENERATION_CONFIG_NAMES = {
     "repetition_penalty": "repetition_penalty",
@@ -90,8 +94,8 @@ class RequestBuilder:
         file = self._directory / "generation_config.json"
         if not file.is_file():
             return SamplingParams()
+        config = read_json_object(file)
         try:
-            config = json.loads(file.read_text(encoding="utf-8"))
             return SamplingParams(
                 **{
                     name: config[key]
@@ -99,8 +103,8 @@ class RequestBuilder:
                     if config.get(key) is not None
                 }
             )
-        except ValueError as error:
-            raise ValueError(f"{file}: {error}") from error
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"{error}", file) from error
 
     def chat_prompt(self, messages: Sequence[Message], **options: Any) -> Prompt:
         """The prompt of a conversation; `options` are those of Tokenizer.render_chat."""
@@ -206,9 +210,20 @@ class RequestBuilder:
         return params, core_params
 
     def _find_eos_token_ids(self) -> list[int]:
+        vocab_size = self._model_info.vocab_size
         ids = _core.load_eos_token_ids(str(self._directory))
+        if unknown := [token_id for token_id in ids if token_id >= vocab_size]:
+            # The model cannot draw them: harmless, as in transformers.
+            logger.warning(
+                "%s: eos_token_id %s of generation_config.json or config.json is outside the "
+                "vocabulary [0, %d) and ignored",
+                self._directory,
+                ", ".join(map(str, unknown[:5])),
+                vocab_size,
+            )
+            ids = [token_id for token_id in ids if token_id < vocab_size]
         if self.text.tokenizer is not None:
             eos = self.text.tokenizer.eos_token_id
-            if eos is not None and eos not in ids and eos < self._model_info.vocab_size:
+            if eos is not None and eos not in ids and eos < vocab_size:
                 ids.append(eos)
         return ids

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import tokenizers
 
 from specdec_native import chat_template as chat
+from specdec_native.checkpoints.errors import CheckpointError
+from specdec_native.checkpoints.text_files import (
+    is_file,
+    read_bytes,
+    read_json_object,
+    read_text,
+)
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 # Files of tokenizers that only transformers can read.
@@ -91,7 +100,7 @@ class Tokenizer:
         Raises ValueError naming the missing or unreadable file.
         """
         path = Path(directory)
-        config = _read_json(path / "tokenizer_config.json")
+        config = _optional_json(path / "tokenizer_config.json")
         templates = _chat_templates(path, config)
         if chat_template is not None:
             templates = {"default": load_chat_template(chat_template)}
@@ -117,7 +126,7 @@ class Tokenizer:
             return cls(
                 _TransformersBackend(tokenizer),
                 special_tokens={k: str(v) for k, v in tokenizer.special_tokens_map.items()},
-                chat_templates=_named_templates(template),
+                chat_templates=_named_templates(template, "the tokenizer"),
                 name_or_path=str(getattr(tokenizer, "name_or_path", "")),
             )
         if isinstance(tokenizer, tokenizers.Tokenizer):
@@ -274,6 +283,9 @@ class Tokenizer:
             continue_final_message=continue_final_message,
             tools=tools,
             variables={**self.special_tokens_map, **(template_kwargs or {})},
+            source=f"the chat template of {self.name_or_path}"
+            if self.name_or_path
+            else "the chat template",
         )
 
     def apply_chat_template(  # noqa: PLR0917 - the order is transformers'
@@ -305,30 +317,55 @@ class Tokenizer:
         return results if many else results[0]
 
 
+def _raise_typed(error: BaseException, source: str | Path, what: str) -> NoReturn:
+    """Whatever a tokenizer library raises becomes a CheckpointError. Code in Rust that panics
+    raises a BaseException, which `except Exception` would let pass."""
+    is_panic = type(error).__name__ == "PanicException"
+    if isinstance(error, CheckpointError) or not (is_panic or isinstance(error, Exception)):
+        raise error
+    raise CheckpointError(f"{what} ({type(error).__name__}: {error!s:.300})", source) from error
+
+
+@contextlib.contextmanager
+def _typed_errors(source: str | Path, what: str) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        _raise_typed(error, source, what)
+
+
 class _TokenizersBackend:
     """The `tokenizers` library."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, source: str | Path = "the tokenizer") -> None:
         self._tokenizer = tokenizer
+        self._source = source
         tokenizer.no_truncation()
         tokenizer.no_padding()
 
     @classmethod
     def load(cls, file: Path, config: Mapping[str, Any]) -> _TokenizersBackend:
-        try:
+        _check_charsmaps(file)
+        with _typed_errors(file, "not a readable tokenizer.json"):
             tokenizer = tokenizers.Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises Exception itself
-            raise ValueError(f"{file}: not a readable tokenizer.json ({error})") from error
-        cls._add_configured_tokens(tokenizer, config)
+        cls._add_configured_tokens(tokenizer, config, file.parent / "tokenizer_config.json")
         if tokenizer.normalizer is None and config.get("tokenizer_class") in _NFC_CLASSES:
             tokenizer.normalizer = tokenizers.normalizers.NFC()
-        return cls(tokenizer)
+        return cls(tokenizer, file)
 
     @staticmethod
-    def _add_configured_tokens(tokenizer: Any, config: Mapping[str, Any]) -> None:
+    def _add_configured_tokens(tokenizer: Any, config: Mapping[str, Any], source: Path) -> None:
         """Tokens tokenizer_config.json declares beyond tokenizer.json, or declares special."""
         known = tokenizer.get_added_tokens_decoder()
         declared = config.get("added_tokens_decoder") or {}
+        if not isinstance(declared, Mapping) or not all(
+            key.isdecimal() and isinstance(entry, Mapping) and isinstance(entry.get("content"), str)
+            for key, entry in declared.items()
+        ):
+            raise CheckpointError(
+                'added_tokens_decoder: expected {"<token id>": {"content": "<text>", ...}, ...}',
+                source,
+            )
         for key, entry in sorted(declared.items(), key=lambda item: int(item[0])):
             token_id, special = int(key), bool(entry.get("special"))
             if token_id in known and known[token_id].special >= special:
@@ -345,18 +382,26 @@ class _TokenizersBackend:
             if expected is None:
                 expected = tokenizer.get_vocab_size(with_added_tokens=True)
             if expected == token_id:
-                (tokenizer.add_special_tokens if special else tokenizer.add_tokens)([token])
+                with _typed_errors(source, f"added_tokens_decoder: token {key} is refused"):
+                    (tokenizer.add_special_tokens if special else tokenizer.add_tokens)([token])
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        with _typed_errors(self._source, "cannot encode this text"):
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        with _typed_errors(self._source, "cannot encode these texts"):
+            encodings = self._tokenizer.encode_batch_fast(
+                texts, add_special_tokens=add_special_tokens
+            )
         return [encoding.ids for encoding in encodings]
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
-        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        try:  # for every token of every request: no context manager
+            text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        except BaseException as error:
+            _raise_typed(error, self._source, "cannot decode these tokens")
         return text
 
     def id_to_token(self, token_id: int) -> str | None:
@@ -417,9 +462,9 @@ def load_chat_template(template: str | os.PathLike[str]) -> str:
     if isinstance(template, str) and any(mark in template for mark in ("{%", "{{", "\n")):
         return template
     path = Path(template)
-    if not path.is_file():
+    if not is_file(path):
         raise ValueError(f"chat_template: {path} is neither a file nor Jinja source")
-    return path.read_text(encoding="utf-8")
+    return read_text(path)
 
 
 def _checked_text(text: str) -> str:
@@ -428,20 +473,37 @@ def _checked_text(text: str) -> str:
     return text
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not valid JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: expected a JSON object")
-    return content
+def _optional_json(path: Path) -> dict[str, Any]:
+    return read_json_object(path) if path.is_file() else {}
+
+
+def _check_charsmaps(file: Path) -> None:
+    """Refuses a charsmap that claims to be longer than it is: the tokenizers library allocates what
+    it claims, up to 4 GiB, and where that fails it ends the process."""
+
+    def check(pairs: list[tuple[str, Any]]) -> None:
+        for key, value in pairs:
+            if key != "precompiled_charsmap" or not isinstance(value, str):
+                continue
+            with _typed_errors(file, "precompiled_charsmap: not base64"):
+                charsmap = base64.b64decode(value)
+            trie_bytes = int.from_bytes(charsmap[:4], "little")
+            if len(charsmap) < 4 or trie_bytes > len(charsmap) - 4:
+                raise CheckpointError(
+                    f"precompiled_charsmap: {len(charsmap)} bytes cannot hold a trie of "
+                    f"{trie_bytes}",
+                    file,
+                )
+
+    content = read_bytes(file)
+    # Most files have none, and parsing takes long; a key may be written with escapes, though.
+    if b"charsmap" in content or b"\\u00" in content:
+        with _typed_errors(file, "not valid JSON"):
+            json.loads(content, object_pairs_hook=check)
 
 
 def _special_tokens(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    merged = {**_read_json(path / "special_tokens_map.json"), **config}
+    merged = {**_optional_json(path / "special_tokens_map.json"), **config}
     special: dict[str, str] = {}
     for name in _TOKEN_NAMES:
         value = merged.get(name)
@@ -452,23 +514,32 @@ def _special_tokens(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     return special
 
 
-def _named_templates(value: Any) -> dict[str, str]:
+def _named_templates(value: Any, source: str | Path) -> dict[str, str]:
     """A template, or the older list of {"name", "template"}, or a mapping of names."""
+    if value is None:
+        return {}
     if isinstance(value, str):
         return {"default": value}
-    if isinstance(value, Mapping):
-        return {str(name): str(template) for name, template in value.items()}
-    if isinstance(value, list):
-        return {str(entry["name"]): str(entry["template"]) for entry in value}
-    return {}
+    named = value
+    if isinstance(value, list) and all(isinstance(entry, Mapping) for entry in value):
+        named = {entry.get("name"): entry.get("template") for entry in value}
+    if not isinstance(named, Mapping) or not all(
+        isinstance(text, str) for pair in named.items() for text in pair
+    ):
+        raise CheckpointError(
+            'chat_template: expected text, {"<name>": "<text>", ...} or a list of '
+            '{"name": "<name>", "template": "<text>"}',
+            source,
+        )
+    return dict(named)
 
 
 def _chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    templates = _named_templates(config.get("chat_template"))
+    templates = _named_templates(config.get("chat_template"), path / "tokenizer_config.json")
     if (path / "chat_template.jinja").is_file():
-        templates["default"] = (path / "chat_template.jinja").read_text(encoding="utf-8")
+        templates["default"] = read_text(path / "chat_template.jinja")
     for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
-        templates[file.stem] = file.read_text(encoding="utf-8")
+        templates[file.stem] = read_text(file)
     return templates
 
 
@@ -488,9 +559,7 @@ def _load_with_transformers(path: Path, trust_remote_code: bool) -> Any:
             f"{path}: tokenizer.json is missing, and reading {found[0]} needs transformers; "
             "install it (pip install transformers) or add tokenizer.json"
         ) from error
-    try:
+    with _typed_errors(path, f"transformers cannot read {found[0]}"):
         return transformers.AutoTokenizer.from_pretrained(
             str(path), trust_remote_code=trust_remote_code, local_files_only=True
         )
-    except Exception as error:
-        raise ValueError(f"{path}: transformers cannot read {found[0]} ({error})") from error

@@ -256,6 +256,34 @@ TEST_F(DecoderTest, WrongShapeNamesTensorAndBothShapes) {
   }
 }
 
+TEST_F(DecoderTest, SizesOfTheConfigAreComparedWithTheTensorsFirst) {
+  struct Case {
+    const char* member;  // what it asks for would take hundreds of gigabytes, or hours
+    const char* tensor;
+    const char* message;
+  };
+  const std::vector<Case> cases = {
+      {R"(,"num_hidden_layers":65536)", "model.layers.65535.input_layernorm.weight",
+       "num_hidden_layers of config.json is 65536"},
+      {R"(,"intermediate_size":2147483647)", "model.layers.0.mlp.gate_proj.weight",
+       "expected shape [2147483647, 24]"},
+      {R"(,"vocab_size":2147483647)", "model.embed_tokens.weight",
+       "expected shape [2147483647, 24]"},
+      {R"(,"num_attention_heads":2147483646,"head_dim":2147483646)",
+       "model.layers.0.self_attn.q_proj.weight", "expected shape [4611686009837453316, 24]"},
+  };
+  for (const Case& bad : cases) {
+    write_checkpoint(directory_, llama_tensors(), bad.member);
+    try {
+      ChainRunner(directory_.path(), *backend_, 32, 1 << 20);
+      FAIL();
+    } catch (const CheckpointError& error) {
+      EXPECT_EQ(error.tensor(), bad.tensor);
+      EXPECT_TRUE(has_text(error.what(), bad.message)) << error.what();
+    }
+  }
+}
+
 // Collects warnings while it lives.
 class WarningCapture {
  public:

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,43 @@ TEST(Limits, EachBadFieldIsNamed) {
     bad.spoil(config);
     EXPECT_EQ(refused_field([&] { validate(config); }), bad.field);
   }
+}
+
+TEST(Limits, NoRopeScalingStretchesThePositionsOutOfRange) {
+  for (const RopeKind kind : {RopeKind::kLinear, RopeKind::kDynamic, RopeKind::kYarn}) {
+    ModelConfig model;
+    model.max_position_embeddings = 1000;
+    model.rope = {.kind = kind, .factor = 1e300, .original_max_position_embeddings = 1000};
+    EXPECT_EQ(max_positions(model), std::numeric_limits<int>::max());
+  }
+}
+
+TEST(Limits, PositionsAreNoMoreThanACacheCouldHold) {
+  ModelConfig model;
+  model.num_layers = 2;
+  model.num_kv_heads = 4;
+  model.head_dim = 8;  // 256 bytes a token of bfloat16
+  const KvFormat format = {.block_size = 16, .dtype = DType::kBF16};
+  const MemoryInfo memory = {.total_bytes = 1 << 20, .free_bytes = 1 << 19};
+  const auto limit = [&](const EngineConfig& config, DeviceKind device) {
+    return limit_to_cache(1'000'000, config, device, model, format, memory);
+  };
+  EngineConfig config = valid_config();
+  config.block_size = 16;
+  EXPECT_EQ(limit(config, DeviceKind::kCpu), (1 << 18) / 256);
+  EXPECT_EQ(limit(config, DeviceKind::kGpu), (1 << 20) / 256);
+  config.kv_cache_memory_bytes = 100 * 256;
+  EXPECT_EQ(limit(config, DeviceKind::kCpu), 100);
+  config.kv_cache_memory_bytes = 1;
+  EXPECT_EQ(limit(config, DeviceKind::kCpu), config.block_size);
+  config.kv_cache_memory_bytes = 0;
+  config.num_kv_blocks = 4;
+  EXPECT_EQ(limit(config, DeviceKind::kCpu), 64);
+  config.max_model_len = 1'000'000;  // as asked, to be refused by name when the cache is made
+  EXPECT_EQ(limit(config, DeviceKind::kCpu), 1'000'000);
+  config = valid_config();
+  model.num_kv_heads = model.head_dim = std::numeric_limits<int>::max();
+  EXPECT_EQ(limit(config, DeviceKind::kCpu), config.block_size);
 }
 
 TEST(Limits, RopeScalingStretchesThePositions) {

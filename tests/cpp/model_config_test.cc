@@ -335,6 +335,29 @@ TEST(ModelConfig, MissingDirectoryAndConfigAreTold) {
   EXPECT_TRUE(has_text(message(""), "no such directory"));
 }
 
+TEST(ModelConfig, AFileIsBoundedBeforeAnythingIsMadeOfIt) {
+  struct Case {
+    std::string member;
+    const char* message;
+  };
+  const std::string deep(200'000, '[');
+  const std::string end(200'000, ']');
+  const std::vector<Case> cases = {
+      {R"(,"dtype":)" + deep + end, "nested deeper than 64 levels"},
+      {R"(,"unknown":)" + deep + end, "nested deeper than 64 levels"},
+      {R"(,"dtype":[1,{"a":[]}])", "dtype: expected a string, got a list"},
+      {R"(,"dtype":{"a":1})", "dtype: expected a string, got an object"},
+      {R"(,"head_dim":")" + std::string(5000, 'x') + '"', "integer of at least 1, got \"xxx"},
+      {R"(,"dtype":")" + std::string(5000, 'x') + '"', "dtype: 'xxx"},
+      {R"(,"num_hidden_layers":2147483647)", "num_hidden_layers: expected at most 65536"},
+  };
+  for (const Case& bad : cases) {
+    const std::string message = error_of(config_json(kLlama, bad.member));
+    EXPECT_TRUE(has_text(message, bad.message));
+    EXPECT_LT(message.size(), 1200u);
+  }
+}
+
 // ---- end-of-sequence tokens
 
 TEST(EosTokenIds, GenerationConfigGoesFirst) {

@@ -289,7 +289,7 @@ def test_concurrent_builders_publish_one_whole_entry() -> None:
                 (d / "config.json").write_text("{}"),
                 (d / "model.safetensors.index.json").write_text("[1]"),
             ],
-            "the index is malformed",
+            "model.safetensors.index.json: expected a JSON object",
         ),
     ],
 )

@@ -6,13 +6,24 @@
 #include "core/str_cat.h"
 
 namespace specdec {
+namespace {
+
+// Names and values that a file makes up may be as long as the file. Cut between characters of
+// UTF-8, which a message stays.
+std::string shortened(const std::string& text, size_t limit) {
+  if (text.size() <= limit) return text;
+  while (limit > 0 && (text[limit] & 0xc0) == 0x80) --limit;
+  return text.substr(0, limit) + "...";
+}
+
+}  // namespace
 
 InvalidArgument::InvalidArgument(std::string field, const std::string& message)
     : Error(str_cat(field, ": ", message)), field_(std::move(field)) {}
 
 CheckpointError::CheckpointError(std::string file, std::string tensor, const std::string& message)
-    : Error(tensor.empty() ? str_cat(file, ": ", message)
-                           : str_cat(file, ", tensor '", tensor, "': ", message)),
+    : Error(str_cat(file, tensor.empty() ? "" : ", tensor '", shortened(tensor, 200),
+                    tensor.empty() ? ": " : "': ", shortened(message, 1000))),
       file_(std::move(file)),
       tensor_(std::move(tensor)) {}
 

@@ -62,13 +62,15 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend) 
                            .deterministic = config.deterministic});
   release_free_heap();             // what reading a tokenizer left behind, before weights come
   const StepGuard hot(*backend_);  // weights are packed by the threads that will read them
-  const int max_model_len = resolve_max_model_len(config, model);
+  const KvFormat kv_format = resolve_kv_format(config, backend_->act_dtype());
+  const int longest = resolve_max_model_len(config, model);
+  const int max_model_len =
+      limit_to_cache(longest, config, device.kind, model, kv_format, backend_->memory());
   const RunnerLimits limits{.max_model_len = max_model_len,
                             .max_rows = config.max_num_batched_tokens,
                             .max_logit_rows = max_logit_rows(config)};
   runner_ = std::make_unique<ModelRunner>(model, config.model, *backend_, limits,
                                           parse_quantization(config.quantization));
-  const KvFormat kv_format = resolve_kv_format(config, backend_->act_dtype());
   int64_t block_bytes = runner_->cache_block_bytes(kv_format);
   if (config.speculative.enabled()) {
     speculator_ = std::make_unique<Speculator>(config, *backend_, model, max_model_len);
@@ -94,6 +96,10 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend) 
   if (device_step != nullptr) memory.free_bytes -= device_step->bytes_on_demand();
   const CacheSize cache =
       resolve_cache_size(config, device.kind, max_model_len, block_bytes, memory);
+  if (cache.max_model_len < longest) {
+    log_info("max_model_len lowered from ", longest, " to ", cache.max_model_len,
+             ", what the KV cache holds");
+  }
   runner_->allocate_cache(cache.num_blocks, kv_format);
   pool_ = std::make_unique<BlockPool>(cache.num_blocks);
   scheduler_ = std::make_unique<Scheduler>(

@@ -1,6 +1,7 @@
 #include "engine/limits.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "core/log.h"
 #include "core/str_cat.h"
@@ -56,16 +57,19 @@ int64_t gpu_cache_bytes(const EngineConfig& config, const MemoryInfo& memory, in
 }  // namespace
 
 int max_positions(const ModelConfig& model) {
+  const auto stretched = [&](int positions) {
+    return static_cast<int>(std::min<double>(positions * std::max(1.0, model.rope.factor),
+                                             std::numeric_limits<int>::max()));
+  };
   switch (model.rope.kind) {
     case RopeKind::kLinear:
     case RopeKind::kDynamic:
-      return static_cast<int>(model.max_position_embeddings * std::max(1.0, model.rope.factor));
+      return stretched(model.max_position_embeddings);
     case RopeKind::kYarn: {
       const int original = model.rope.original_max_position_embeddings > 0
                                ? model.rope.original_max_position_embeddings
                                : model.max_position_embeddings;
-      return std::max(model.max_position_embeddings,
-                      static_cast<int>(original * std::max(1.0, model.rope.factor)));
+      return std::max(model.max_position_embeddings, stretched(original));
     }
     default:
       return model.max_position_embeddings;
@@ -162,6 +166,23 @@ int resolve_max_model_len(const EngineConfig& config, const ModelConfig& model) 
   return config.max_model_len;
 }
 
+int limit_to_cache(int max_model_len, const EngineConfig& config, DeviceKind device,
+                   const ModelConfig& model, const KvFormat& format, const MemoryInfo& memory) {
+  if (config.max_model_len != 0) return max_model_len;
+  const double cache_bytes =
+      config.kv_cache_memory_bytes > 0 ? static_cast<double>(config.kv_cache_memory_bytes)
+      : device == DeviceKind::kGpu     ? static_cast<double>(memory.total_bytes)
+                                       : static_cast<double>(host_cache_bytes(memory));
+  // In floating point, since nothing has compared these sizes with the weights yet.
+  const double token_bytes = 2.0 * model.num_layers * model.num_kv_heads * model.head_dim *
+                             static_cast<double>(size_of(format.dtype));
+  const double tokens = config.num_kv_blocks > 0
+                            ? static_cast<double>(config.num_kv_blocks) * config.block_size
+                            : cache_bytes / token_bytes;
+  const double longest = std::clamp<double>(tokens, config.block_size, kMaxCacheTokens);
+  return static_cast<int>(std::min<double>(max_model_len, longest));
+}
+
 CacheSize resolve_cache_size(const EngineConfig& config, DeviceKind device, int max_model_len,
                              int64_t block_bytes, const MemoryInfo& memory) {
   const int64_t blocks_per_sequence =
@@ -195,8 +216,6 @@ CacheSize resolve_cache_size(const EngineConfig& config, DeviceKind device, int 
         str_cat("the KV cache holds ", held, " tokens, fewer than one request of max_model_len ",
                 max_model_len, "; lower max_model_len to ", held, " or give ", blocks_per_sequence,
                 " blocks (", blocks_per_sequence * block_bytes, " bytes)"));
-    log_info("max_model_len lowered from ", max_model_len, " to ", held,
-             ", what the KV cache holds");
     size.max_model_len = held;
   }
   return size;

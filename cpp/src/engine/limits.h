@@ -32,6 +32,12 @@ int max_positions(const ModelConfig& model);
 // where the checkpoint cannot hold what was asked for.
 int resolve_max_model_len(const EngineConfig& config, const ModelConfig& model);
 
+// `max_model_len` lowered, where the user left it open, to the most tokens that a KV cache of the
+// device could hold: what is tabulated for every position is not made for more. `memory` is the
+// device's before anything is there.
+int limit_to_cache(int max_model_len, const EngineConfig& config, DeviceKind device,
+                   const ModelConfig& model, const KvFormat& format, const MemoryInfo& memory);
+
 struct CacheSize {
   int num_blocks = 0;
   int max_model_len = 0;  // lowered to what the cache holds when the user left it open

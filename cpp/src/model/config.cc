@@ -77,6 +77,17 @@ DType parse_dtype(const JsonFields& fields) {
   fields.fail(key, str_cat("'", name, "' is not supported; known: float32, bfloat16, float16"));
 }
 
+// The loader compares it with the tensors; here it only must not take the memory.
+int parse_num_layers(const JsonFields& fields) {
+  constexpr int kMaxLayers = 1 << 16;
+  const int num_layers = fields.get_int("num_hidden_layers");
+  if (num_layers > kMaxLayers) {
+    fields.fail("num_hidden_layers",
+                str_cat("expected at most ", kMaxLayers, ", got ", num_layers));
+  }
+  return num_layers;
+}
+
 void parse_heads(const JsonFields& fields, const FamilyDefaults& defaults, ModelConfig& config) {
   config.num_heads = fields.get_int("num_attention_heads");
   const bool kv_heads_null =
@@ -104,7 +115,7 @@ void parse_rotary_family(const JsonFields& fields, const FamilyDefaults& default
                          ModelConfig& config) {
   config.hidden_size = fields.get_int("hidden_size");
   config.intermediate_size = fields.get_int("intermediate_size");
-  config.num_layers = fields.get_int("num_hidden_layers");
+  config.num_layers = parse_num_layers(fields);
   config.max_position_embeddings =
       fields.get_int("max_position_embeddings", defaults.max_position_embeddings);
   parse_heads(fields, defaults, config);
@@ -250,7 +261,7 @@ void parse_qwen3(const JsonFields& fields, ModelConfig& config) {
 void parse_opt(const JsonFields& fields, ModelConfig& config) {
   config.hidden_size = fields.get_int("hidden_size");
   config.intermediate_size = fields.get_int("ffn_dim");
-  config.num_layers = fields.get_int("num_hidden_layers");
+  config.num_layers = parse_num_layers(fields);
   config.max_position_embeddings = fields.get_int("max_position_embeddings", 2048);
   config.num_heads = fields.get_int("num_attention_heads");
   if (config.hidden_size % config.num_heads != 0) {
@@ -361,7 +372,7 @@ std::vector<int32_t> load_eos_token_ids(const std::string& directory) {
   require_directory(directory);
   for (const char* name : {"generation_config.json", "config.json"}) {
     const std::string path = (fs::path(directory) / name).string();
-    if (!fs::exists(path)) continue;
+    if (!file_exists(path)) continue;
     const nlohmann::json json = read_json_object(path);
     std::vector<int32_t> ids = parse_eos(JsonFields(path, json));
     if (!ids.empty()) return ids;

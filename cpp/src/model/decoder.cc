@@ -17,6 +17,7 @@ namespace {
 // Intermediate results of one step, allocated once for the largest. "act" is the backend's
 // activation dtype.
 struct Workspace {
+  Workspace() = default;
   Workspace(const ModelConfig& config, Backend& backend, int max_rows);
 
   Buffer hidden;        // [max_rows, hidden] float32: the residual stream
@@ -80,8 +81,8 @@ struct Decoder::Impl {
   Backend& backend;
   int max_positions;
   int max_rows;
-  DecoderWeights weights;
-  Buffer rope_cos;  // [max_positions, rotary_dim / 2] float32, empty with learned positions
+  DecoderWeights weights;  // first: they check the sizes that all else is allocated from
+  Buffer rope_cos;         // [max_positions, rotary_dim / 2] float32, empty with learned positions
   Buffer rope_sin;
   int rotary_size = 0;
   float attention_scale;
@@ -96,8 +97,7 @@ Decoder::Impl::Impl(const ModelConfig& model_config, const std::string& director
       max_rows(row_limit),
       attention_scale(config.attention_scale != 0.0f
                           ? config.attention_scale
-                          : static_cast<float>(1.0 / std::sqrt(double(config.head_dim)))),
-      work(config, device, row_limit) {
+                          : static_cast<float>(1.0 / std::sqrt(double(config.head_dim)))) {
   SPECDEC_CHECK_GT(max_model_len, 0);
   SPECDEC_CHECK_GT(row_limit, 0);
   if (config.learned_positions && max_model_len > config.max_position_embeddings) {
@@ -106,6 +106,7 @@ Decoder::Impl::Impl(const ModelConfig& model_config, const std::string& director
                                                    " positions the checkpoint has embeddings for"));
   }
   weights = load_decoder_weights(config, directory, quantization, backend);
+  work = Workspace(config, backend, row_limit);
   if (config.rope.kind != RopeKind::kNone) {
     rotary_size = rotary_dim(config.rope, config.head_dim);
     const RopeTables tables = make_rope_tables(config.rope, config.head_dim, max_model_len);

@@ -86,6 +86,7 @@ class Loader {
                        bool gated = false);
   NormWeights norm(const std::string& name);
 
+  void check_num_layers() const;
   void load_embedding();
   bool head_equals_embedding(const WeightView& embedding);
   LayerWeights load_layer(int index);
@@ -123,8 +124,9 @@ TensorView Loader::read(const std::string& name, std::span<const int64_t> shape)
 }
 
 WeightView Loader::read_matrix(const std::string& name, int64_t rows, int64_t in_features) {
+  const WeightView view = store_.matrix(resolve(name), rows, in_features);
   weights_.num_parameters += rows * in_features;
-  return store_.matrix(resolve(name), rows, in_features);
+  return view;
 }
 
 WeightFormat Loader::format_of(MatrixRole role, std::span<const WeightView> parts) {
@@ -208,6 +210,17 @@ bool Loader::head_equals_embedding(const WeightView& embedding) {
   return equal;
 }
 
+// Before the layers that there are take time and memory.
+void Loader::check_num_layers() const {
+  const std::string last = str_cat(names_.root, "layers.", config_.num_layers - 1, ".",
+                                   names_.attention_norm, ".weight");
+  if (store_.contains(resolve(last))) return;
+  throw CheckpointError(store_.source(), last,
+                        str_cat("the checkpoint has no such tensor, and num_hidden_layers of "
+                                "config.json is ",
+                                config_.num_layers));
+}
+
 void Loader::load_embedding() {
   std::string name = names_.root + "embed_tokens.weight";
   if (config_.tie_word_embeddings && !store_.contains(resolve(name))) name = kHead;
@@ -234,7 +247,7 @@ void Loader::load_embedding() {
 
   if (config_.learned_positions) {
     const std::string positions = names_.root + "embed_positions.weight";
-    const int64_t rows = config_.max_position_embeddings + config_.learned_position_offset;
+    const int64_t rows = int64_t{config_.max_position_embeddings} + config_.learned_position_offset;
     weights_.positions = backend_.make_embedding(read_matrix(positions, rows, config_.hidden_size),
                                                  WeightFormat::kAct);
     weights_.size_bytes += weights_.positions->size_bytes();
@@ -379,6 +392,7 @@ void Loader::warn_about_unused() const {
 }
 
 DecoderWeights Loader::load() {
+  check_num_layers();
   load_embedding();
   for (int layer = 0; layer < config_.num_layers; ++layer) {
     weights_.layers.push_back(load_layer(layer));

@@ -1,15 +1,26 @@
 #include "model/json_file.h"
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 
 #include "core/str_cat.h"
+#include "model/input_file.h"
 #include "specdec/error.h"
 
 namespace specdec {
 
+namespace {
+
 using Json = nlohmann::json;
+
+// Far beyond any checkpoint; within them what a file asks of stack and memory is small.
+constexpr int kMaxDepth = 64;
+constexpr size_t kMaxValues = 4'000'000;
+constexpr size_t kMaxFileBytes = 100'000'000;
+constexpr size_t kMaxExcerpt = 80;
+
+}  // namespace
 
 void require_directory(const std::string& directory) {
   std::error_code error;
@@ -23,25 +34,52 @@ void require_directory(const std::string& directory) {
   }
 }
 
-std::string message_of(const Json::exception& error) {
-  std::string message = error.what();
-  for (char& c : message) {
-    if (static_cast<unsigned char>(c) >= 0x80) c = '?';
+bool file_exists(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored);
+}
+
+Json parse_json(const std::string& path, const char* what, std::string_view text,
+                const std::function<void(JsonEvent, const Json&)>& on_event) {
+  size_t num_values = 0;
+  const auto check = [&](int depth, JsonEvent event, Json& parsed) {
+    if (depth > kMaxDepth) {
+      throw CheckpointError(path, "",
+                            str_cat(what, " is nested deeper than ", kMaxDepth, " levels"));
+    }
+    if (++num_values > kMaxValues) {
+      throw CheckpointError(path, "", str_cat(what, " has more than ", kMaxValues, " values"));
+    }
+    if (on_event != nullptr) on_event(event, parsed);
+    return true;
+  };
+  try {
+    return Json::parse(text, check);
+  } catch (const Json::exception& error) {
+    // The message quotes what could not be read, and it must be valid UTF-8.
+    std::string message = error.what();
+    std::ranges::replace_if(message, [](char c) { return (c & 0x80) != 0; }, '?');
+    throw CheckpointError(path, "", str_cat(what, " is not valid JSON: ", message));
   }
-  return message;
+}
+
+std::string excerpt(const Json& value) {
+  if (value.is_object()) return "an object";
+  if (value.is_array() && !std::ranges::all_of(value, &Json::is_number)) return "a list";
+  const std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
+  return text.size() <= kMaxExcerpt ? text : text.substr(0, kMaxExcerpt) + "...";
 }
 
 Json read_json_object(const std::string& path) {
-  std::ifstream stream(path, std::ios::binary);
-  if (!stream || std::filesystem::is_directory(path)) {
-    throw CheckpointError(path, "", "the file is missing or cannot be read");
+  if (!file_exists(path)) throw CheckpointError(path, "", "the file is missing or cannot be read");
+  const InputFile file(path);
+  if (file.size() > kMaxFileBytes) {
+    throw CheckpointError(path, "",
+                          str_cat("has ", file.size(), " bytes, expected at most ", kMaxFileBytes));
   }
-  Json parsed;
-  try {
-    parsed = Json::parse(stream);
-  } catch (const Json::exception& error) {
-    throw CheckpointError(path, "", str_cat("not valid JSON: ", message_of(error)));
-  }
+  std::string text(file.size(), '\0');
+  file.read(0, text.size(), text.data());
+  Json parsed = parse_json(path, "the file", text);
   if (!parsed.is_object()) throw CheckpointError(path, "", "expected a JSON object");
   return parsed;
 }
@@ -120,8 +158,7 @@ void JsonFields::fail(const char* key, const std::string& message) const {
 }
 
 void JsonFields::fail_type(const char* key, const char* expected) const {
-  fail(key, str_cat("expected ", expected, ", got ",
-                    find(key)->dump(-1, ' ', true, Json::error_handler_t::replace)));
+  fail(key, str_cat("expected ", expected, ", got ", excerpt(*find(key))));
 }
 
 }  // namespace specdec

@@ -1,10 +1,13 @@
 // JSON files of a checkpoint, read with errors that name the file and the key.
 #pragma once
 
+#include <cstddef>
+#include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace specdec {
@@ -12,9 +15,21 @@ namespace specdec {
 // Throws CheckpointError unless `directory` is a checkpoint directory.
 void require_directory(const std::string& directory);
 
-// The parser's message without the bytes of the file that are not ASCII: it quotes what it could
-// not read, and a message must be valid UTF-8.
-std::string message_of(const nlohmann::json::exception& error);
+// Whether there is something of that name; what cannot be looked at (a name longer than the system
+// allows) is not there.
+bool file_exists(const std::string& path);
+
+using JsonEvent = nlohmann::json::parse_event_t;
+
+// Parses `text`, which is `what` of the file `path`; `on_event`, if any, hears of every event.
+// Throws CheckpointError when it is not JSON, or nested deeper or of more values than any
+// checkpoint needs.
+nlohmann::json parse_json(
+    const std::string& path, const char* what, std::string_view text,
+    const std::function<void(JsonEvent, const nlohmann::json&)>& on_event = nullptr);
+
+// `value` for a message: as the file has it where it is short, else its beginning or its type.
+std::string excerpt(const nlohmann::json& value);
 
 // Throws CheckpointError when the file is missing, not JSON, or not a JSON object.
 nlohmann::json read_json_object(const std::string& path);

@@ -40,17 +40,17 @@ constexpr std::array kFormatDTypes = {
     FormatDType{"F6_E3M2", 6, std::nullopt},   FormatDType{"F4", 4, std::nullopt},
 };
 
-uint64_t read_header_length(const std::string& path, const MappedFile& file) {
+uint64_t read_header_length(const std::string& path, const InputFile& file) {
   if (file.size() == 0) throw CheckpointError(path, "", "the file is empty");
   if (file.size() < kLengthBytes) {
     throw CheckpointError(path, "",
                           str_cat("not a safetensors file: expected at least ", kLengthBytes,
                                   " bytes, found ", file.size()));
   }
+  std::array<unsigned char, kLengthBytes> bytes{};
+  file.read(0, bytes.size(), bytes.data());
   uint64_t length = 0;
-  for (size_t i = 0; i < kLengthBytes; ++i) {
-    length |= static_cast<uint64_t>(static_cast<unsigned char>(file.data()[i])) << (8 * i);
-  }
+  for (size_t i = 0; i < kLengthBytes; ++i) length |= uint64_t{bytes[i]} << (8 * i);
   if (length > kMaxHeaderBytes) {
     throw CheckpointError(path, "",
                           str_cat("not a safetensors file: a header of ", length,
@@ -66,30 +66,24 @@ uint64_t read_header_length(const std::string& path, const MappedFile& file) {
 
 // Parses the header and refuses a key that stands twice in one object, which a JSON parser lets
 // pass by keeping either value.
-Json parse_header(const std::string& path, std::string_view text) {
+Json parse_header(const std::string& path, const std::string& text) {
   if (text.empty() || text.front() != '{') {
     throw CheckpointError(path, "", "not a safetensors file: the header is not a JSON object");
   }
   std::vector<std::set<std::string>> keys_of_open_objects;
-  const auto refuse_duplicates = [&](int, Json::parse_event_t event, Json& parsed) {
-    if (event == Json::parse_event_t::object_start) {
+  return parse_json(path, "the header", text, [&](JsonEvent event, const Json& parsed) {
+    if (event == JsonEvent::object_start) {
       keys_of_open_objects.emplace_back();
-    } else if (event == Json::parse_event_t::object_end) {
+    } else if (event == JsonEvent::object_end) {
       keys_of_open_objects.pop_back();
-    } else if (event == Json::parse_event_t::key) {
+    } else if (event == JsonEvent::key) {
       const auto& key = parsed.get_ref<const std::string&>();
       if (!keys_of_open_objects.back().insert(key).second) {
         throw CheckpointError(path, keys_of_open_objects.size() == 1 ? key : "",
                               str_cat("key '", key, "' stands twice in the header"));
       }
     }
-    return true;
-  };
-  try {
-    return Json::parse(text, refuse_duplicates);
-  } catch (const Json::exception& error) {
-    throw CheckpointError(path, "", str_cat("the header is not valid JSON: ", message_of(error)));
-  }
+  });
 }
 
 void check_metadata(const std::string& path, const Json& metadata) {
@@ -119,7 +113,7 @@ class EntryParser {
     if (end - begin != expected_bytes) {
       fail(name,
            str_cat("data_offsets [", begin, ", ", end, "] hold ", end - begin, " bytes, expected ",
-                   expected_bytes, " for ", dtype.name, " of shape ", Json(entry.shape).dump()));
+                   expected_bytes, " for ", dtype.name, " of shape ", excerpt(entry.shape)));
     }
     entry.begin = data_begin_ + begin;
     entry.end = data_begin_ + end;
@@ -154,7 +148,7 @@ class EntryParser {
     for (const Json& extent : shape) {
       if (!extent.is_number_unsigned() ||
           extent.get<uint64_t>() > uint64_t{std::numeric_limits<int64_t>::max()}) {
-        fail(name, str_cat("shape: expected non-negative integers, got ", extent.dump()));
+        fail(name, str_cat("shape: expected non-negative integers, got ", excerpt(extent)));
       }
       extents.push_back(extent.get<int64_t>());
     }
@@ -227,9 +221,10 @@ void check_coverage(const std::string& path, const std::map<std::string, Safeten
 }  // namespace
 
 SafetensorsFile::SafetensorsFile(std::string path) : path_(std::move(path)), file_(path_) {
-  const uint64_t header_length = read_header_length(path_, file_);
-  const Json header = parse_header(path_, {file_.data() + kLengthBytes, header_length});
-  const size_t data_begin = kLengthBytes + header_length;
+  std::string text(read_header_length(path_, file_), '\0');
+  file_.read(kLengthBytes, text.size(), text.data());
+  const Json header = parse_header(path_, text);
+  const size_t data_begin = kLengthBytes + text.size();
   const EntryParser parser(path_, data_begin, file_.size());
   for (const auto& [name, value] : header.items()) {
     if (name == kMetadataKey) {
@@ -241,23 +236,13 @@ SafetensorsFile::SafetensorsFile(std::string path) : path_(std::move(path)), fil
   check_coverage(path_, entries_, data_begin, file_.size());
 }
 
-const SafetensorsEntry& SafetensorsFile::find(const std::string& name) const {
+Buffer SafetensorsFile::read(const std::string& name) const {
   const auto found = entries_.find(name);
   if (found == entries_.end()) throw CheckpointError(path_, name, "the file has no such tensor");
-  return found->second;
-}
-
-TensorView SafetensorsFile::view(const std::string& name) const {
-  const SafetensorsEntry& entry = find(name);
-  if (!entry.dtype) {
-    throw CheckpointError(path_, name, str_cat("dtype ", entry.dtype_name, " is not supported"));
-  }
-  return {.data = file_.data() + entry.begin, .dtype = *entry.dtype, .shape = entry.shape};
-}
-
-void SafetensorsFile::release(const std::string& name) const {
-  const SafetensorsEntry& entry = find(name);
-  file_.drop_pages(entry.begin, entry.end);
+  const SafetensorsEntry& entry = found->second;
+  Buffer bytes = Buffer::host(entry.end - entry.begin, "a tensor of the checkpoint");
+  file_.read(entry.begin, bytes.size_bytes(), bytes.data());
+  return bytes;
 }
 
 }  // namespace specdec

@@ -1,5 +1,5 @@
 // Reader of the safetensors format: an 8-byte little-endian header length, a JSON header
-// {name: {dtype, shape, data_offsets}}, then the tensors' bytes. The file is mapped, not read.
+// {name: {dtype, shape, data_offsets}}, then the tensors' bytes, which are read when asked for.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "core/buffer.h"
 #include "core/dtype.h"
-#include "core/tensor_view.h"
-#include "model/mapped_file.h"
+#include "model/input_file.h"
 
 namespace specdec {
 
@@ -24,25 +24,20 @@ struct SafetensorsEntry {
 
 class SafetensorsFile {
  public:
-  // Maps the file and checks the whole header: every offset, size, dtype and key. The tensors must
+  // Opens the file and checks the whole header: every offset, size, dtype and key. The tensors must
   // cover the data exactly, without overlap or holes. Throws CheckpointError.
   explicit SafetensorsFile(std::string path);
 
   const std::string& path() const { return path_; }
   const std::map<std::string, SafetensorsEntry>& entries() const { return entries_; }
 
-  // The tensor's bytes in the mapping; not necessarily aligned to the element size. Throws
-  // CheckpointError when there is none of that name or its dtype is not one of DType.
-  TensorView view(const std::string& name) const;
-
-  // Drops the tensor's resident pages.
-  void release(const std::string& name) const;
+  // A copy of the tensor's bytes. Throws CheckpointError when there is none of that name, or the
+  // file does not have them any more.
+  Buffer read(const std::string& name) const;
 
  private:
-  const SafetensorsEntry& find(const std::string& name) const;
-
   std::string path_;
-  MappedFile file_;
+  InputFile file_;
   std::map<std::string, SafetensorsEntry> entries_;
 };
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
 
 #include "core/str_cat.h"
@@ -86,18 +85,17 @@ WeightStore::WeightStore(const std::string& directory, ScaleBlock scale_block)
     : scale_block_(scale_block) {
   require_directory(directory);
   const fs::path root(directory);
-  if (fs::exists(root / kSingleName)) {
-    source_ = (root / kSingleName).string();
+  source_ = (root / kSingleName).string();
+  if (file_exists(source_)) {
     shards_.push_back(std::make_unique<SafetensorsFile>(source_));
     for (const auto& [name, entry] : shards_.front()->entries()) {
       shard_of_.emplace(name, shards_.front().get());
     }
-  } else if (fs::exists(root / kIndexName)) {
-    source_ = (root / kIndexName).string();
-    open_index(directory);
-  } else {
-    no_weights(directory);
+    return;
   }
+  source_ = (root / kIndexName).string();
+  if (!file_exists(source_)) no_weights(directory);
+  open_index(directory);
 }
 
 void WeightStore::open_index(const std::string& directory) {
@@ -110,14 +108,15 @@ void WeightStore::open_index(const std::string& directory) {
   for (const auto& [name, file] : weight_map->items()) {
     if (!file.is_string()) throw CheckpointError(source_, name, "expected the name of its shard");
     const auto& shard_name = file.get_ref<const std::string&>();
-    if (fs::path(shard_name).filename() != shard_name || shard_name == "..") {
+    if (fs::path(shard_name).filename() != shard_name || shard_name == ".." ||
+        shard_name.find('\0') != std::string::npos) {
       throw CheckpointError(source_, name,
                             str_cat("shard '", shard_name, "' is not a plain file name"));
     }
     const SafetensorsFile*& shard = shard_by_file[shard_name];
     if (shard == nullptr) {
       const std::string path = (fs::path(directory) / shard_name).string();
-      if (!fs::exists(path)) {
+      if (!file_exists(path)) {
         throw CheckpointError(
             path, name,
             str_cat("the shard is missing, ", kIndexName, " says it holds this tensor"));
@@ -159,17 +158,13 @@ const SafetensorsEntry& WeightStore::checked_entry(const std::string& name,
   return entry;
 }
 
-TensorView WeightStore::aligned_view(const std::string& name) {
+TensorView WeightStore::read(const std::string& name) {
   used_.insert(name);
-  TensorView view = shard(name).view(name);
-  if (reinterpret_cast<uintptr_t>(view.data) % size_of(view.dtype) != 0) {
-    // Old writers did not pad the header, so a tensor may start at any byte.
-    Buffer copy = Buffer::host(static_cast<size_t>(view.size_bytes()), name.c_str());
-    std::memcpy(copy.data(), view.data, copy.size_bytes());
-    view.data = copy.data();
-    aligned_copies_.insert_or_assign(name, std::move(copy));
-  }
-  return view;
+  const SafetensorsFile& file = shard(name);
+  const SafetensorsEntry& entry = file.entries().at(name);
+  Buffer& bytes = bytes_[name];
+  if (bytes.empty()) bytes = file.read(name);
+  return {.data = bytes.data(), .dtype = entry.dtype.value(), .shape = entry.shape};
 }
 
 TensorView WeightStore::tensor(const std::string& name, std::span<const int64_t> expected_shape) {
@@ -179,7 +174,7 @@ TensorView WeightStore::tensor(const std::string& name, std::span<const int64_t>
                           str_cat("dtype ", entry.dtype_name,
                                   " is not supported for weights, expected F32, BF16 or F16"));
   }
-  return aligned_view(name);
+  return read(name);
 }
 
 WeightView WeightStore::matrix(const std::string& name, int64_t rows, int64_t in_features) {
@@ -204,7 +199,7 @@ WeightView WeightStore::int_matrix(const std::string& name, int64_t rows, int64_
                           str_cat("integers without scales: there is no tensor ", name, kScales));
   }
   const int64_t num_groups = in_features / kQuantGroup;
-  return {.values = aligned_view(name),
+  return {.values = read(name),
           .scales = group_values(name + kScales, rows, num_groups),
           .mins = contains(name + kMins) ? group_values(name + kMins, rows, num_groups) : nullptr,
           .group_size = kQuantGroup};
@@ -233,7 +228,7 @@ WeightView WeightStore::fp8_matrix(const std::string& name, int64_t rows, int64_
   if (!std::ranges::all_of(scales, [](float x) { return std::isfinite(x); })) {
     throw CheckpointError(shard(scale_name).path(), scale_name, "a scale is NaN or infinite");
   }
-  const TensorView values = aligned_view(name);
+  const TensorView values = read(name);
   if (has_nan(values)) throw CheckpointError(path, name, "a weight is NaN");
   return {.values = values,
           .block_scales = scales.data(),
@@ -248,16 +243,14 @@ const uint16_t* WeightStore::group_values(const std::string& name, int64_t rows,
     throw CheckpointError(shard(name).path(), name,
                           str_cat("dtype ", entry.dtype_name, ", expected F16"));
   }
-  return static_cast<const uint16_t*>(aligned_view(name).data);
+  return static_cast<const uint16_t*>(read(name).data);
 }
 
 void WeightStore::release(const std::string& name) {
   fp8_scales_.erase(name);
   for (const std::string& part :
        {name, name + kScales, name + kMins, name + kScaleInverse, name + kScale}) {
-    if (part != name && !used_.contains(part)) continue;
-    aligned_copies_.erase(part);
-    shard(part).release(part);
+    bytes_.erase(part);
   }
 }
 

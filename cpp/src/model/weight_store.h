@@ -51,7 +51,7 @@ class WeightStore {
   const SafetensorsFile& shard(const std::string& name) const;
   const SafetensorsEntry& checked_entry(const std::string& name,
                                         std::span<const int64_t> expected_shape) const;
-  TensorView aligned_view(const std::string& name);
+  TensorView read(const std::string& name);
   WeightView int_matrix(const std::string& name, int64_t rows, int64_t in_features);
   WeightView fp8_matrix(const std::string& name, int64_t rows, int64_t in_features);
   // "<name>.scales" or "<name>.mins" of a matrix of integers.
@@ -61,7 +61,7 @@ class WeightStore {
   ScaleBlock scale_block_;
   std::vector<std::unique_ptr<SafetensorsFile>> shards_;
   std::map<std::string, const SafetensorsFile*> shard_of_;  // by tensor
-  std::map<std::string, Buffer> aligned_copies_;            // of tensors at odd offsets
+  std::map<std::string, Buffer> bytes_;                     // by tensor, until it is released
   std::map<std::string, std::vector<float>> fp8_scales_;    // by matrix
   std::set<std::string> used_;
 };

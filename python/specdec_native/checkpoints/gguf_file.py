@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,12 @@ SUPPORTED_TENSOR_TYPES = (
 )  # fmt: skip
 
 _HEADER_BYTES = 24
+# Bytes of a metadata value by its type; strings (8) and arrays (9) say their length.
+_SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_STRING, _ARRAY = 8, 9
+# The reader takes about a microsecond and a hundred bytes an element. Vocabularies have less than
+# a million.
+_MAX_ARRAY_ELEMENTS = 1 << 22
 _CHUNK_ELEMENTS = 1 << 22  # 16 MiB as float32: large enough to vectorise, small beside any model
 
 
@@ -148,6 +155,71 @@ class GgufFile:
         return GgufTensor(str(tensor.name), type_name, data, shape)
 
 
+class _MetadataCheck:
+    """Walks over the metadata and compares every length with the size of the file: the reader
+    believes them, and would go on past the end of the file for as long as they say."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._left = os.fstat(file.fileno()).st_size - _HEADER_BYTES
+        self._elements_left = _MAX_ARRAY_ELEMENTS
+
+    def run(self, num_tensors: int, num_values: int) -> None:
+        """Raises ValueError, with the file at the end of its header."""
+        for _ in range(num_values):
+            key = self._skip_string(keep=True)
+            try:
+                self._skip_value(self._number("<I"))
+            except ValueError as fault:
+                raise ValueError(f"metadata {key!r:.200}: {fault}") from None
+        if num_tensors > self._left // _HEADER_BYTES:  # a name, dimensions, a type and an offset
+            raise ValueError(f"it cannot hold {num_tensors} tensors")
+
+    def _skip_value(self, kind: int) -> None:
+        if kind == _STRING:
+            self._skip_string()
+        elif kind != _ARRAY:
+            self._skip(self._bytes_of(kind), "value")
+        else:
+            kind, length = self._number("<I"), self._number("<Q")
+            self._elements_left -= length
+            if self._elements_left < 0:
+                raise ValueError(f"arrays have more than {_MAX_ARRAY_ELEMENTS} elements")
+            if kind == _STRING:
+                for _ in range(length):
+                    self._skip_string()
+            else:
+                self._skip(length * self._bytes_of(kind), "array")
+
+    def _bytes_of(self, kind: int) -> int:
+        if kind not in _SCALAR_BYTES:  # an array of arrays among them
+            raise ValueError(f"unknown type {kind}")
+        return _SCALAR_BYTES[kind]
+
+    def _skip_string(self, *, keep: bool = False) -> str:
+        length = self._number("<Q")
+        self._claim(length, "string")
+        if keep:
+            return self._file.read(length).decode(errors="replace")
+        self._file.seek(length, os.SEEK_CUR)
+        return ""
+
+    def _skip(self, num_bytes: int, what: str) -> None:
+        self._claim(num_bytes, what)
+        self._file.seek(num_bytes, os.SEEK_CUR)
+
+    def _number(self, form: str) -> int:
+        size = struct.calcsize(form)
+        self._claim(size, "number")
+        (number,) = struct.unpack(form, self._file.read(size))
+        return int(number)
+
+    def _claim(self, num_bytes: int, what: str) -> None:
+        self._left -= num_bytes
+        if self._left < 0:
+            raise ValueError(f"a {what} of {num_bytes} bytes ends past the end of the file")
+
+
 def _open(path: Path) -> Any:
     gguf = import_gguf()
     with path.open("rb") as file:
@@ -162,8 +234,11 @@ def _open(path: Path) -> Any:
             f"GGUF version {version} is not supported, only 2 and 3 in little-endian order", path
         )
     try:
+        with path.open("rb") as file:
+            file.seek(_HEADER_BYTES)
+            _MetadataCheck(file).run(*struct.unpack("<QQ", header[8:]))
         return gguf.GGUFReader(path)
-    except (ValueError, IndexError, KeyError, OverflowError) as fault:
+    except (ValueError, IndexError, KeyError, OverflowError, struct.error) as fault:
         raise CheckpointError(
             f"the file is truncated or malformed ({fault}); download it again", path
         ) from fault

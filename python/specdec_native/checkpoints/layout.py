@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from enum import Enum
 from pathlib import Path
 
 from specdec_native.checkpoints.errors import CheckpointError
+from specdec_native.checkpoints.text_files import is_file, read_json_object
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 TORCH_SINGLE_FILE = "pytorch_model.bin"
 TORCH_INDEX_FILE = "pytorch_model.bin.index.json"
 GGUF_MAGIC = b"GGUF"
+
+# What goes with the weights of a checkpoint that is converted.
+_COMPANIONS = (
+    "*.json", "*.jinja", "additional_chat_templates/*.jinja", "*.txt", "*.model", "LICENSE*",
+    "README.md",
+)  # fmt: skip
 
 
 class CheckpointKind(Enum):
@@ -59,6 +65,14 @@ def torch_files(directory: Path) -> list[Path]:
     return [single] if single.is_file() else []
 
 
+def companion_files(directory: Path) -> list[Path]:
+    """The files of a checkpoint beside its weights, by name: config, tokenizer, chat templates."""
+    found = {file for pattern in _COMPANIONS for file in directory.glob(pattern)}
+    return sorted(
+        file for file in found if file.is_file() and not file.name.endswith(".index.json")
+    )
+
+
 def _has_safetensors(directory: Path) -> bool:
     index = directory / INDEX_FILE
     if not index.is_file():
@@ -70,11 +84,11 @@ def _has_safetensors(directory: Path) -> bool:
 def _indexed_files(index: Path) -> list[Path]:
     """The files an index says a checkpoint consists of, by name."""
     try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        names = set(read_json_object(index)["weight_map"].values())
         files = [index.parent / Path(name).name for name in sorted(names)]
-    except (ValueError, KeyError, TypeError, AttributeError) as fault:
+    except (KeyError, TypeError, AttributeError) as fault:
         raise CheckpointError(f"the index is malformed: {fault}", index) from fault
     for file in files:
-        if not file.is_file():
+        if not is_file(file):
             raise CheckpointError("the index names this file, but it is missing", file)
     return files

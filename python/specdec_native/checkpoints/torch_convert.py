@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy.typing as npt
 
 from specdec_native.checkpoints.cache import require_free_space
 from specdec_native.checkpoints.errors import CheckpointError
-from specdec_native.checkpoints.layout import torch_files
+from specdec_native.checkpoints.layout import companion_files, torch_files
 from specdec_native.checkpoints.optional import import_optional
 from specdec_native.checkpoints.progress import ProgressCallback, ProgressMeter
 from specdec_native.checkpoints.safetensors_writer import (
@@ -23,12 +22,18 @@ from specdec_native.checkpoints.safetensors_writer import (
     write_index,
     write_shard,
 )
+from specdec_native.checkpoints.text_files import read_json_object
 
-_COMPANIONS = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "README.md")
+_EMBEDDING = "embed_tokens.weight"
+_HEAD = "lm_head.weight"
 _DTYPE_CODES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64",
     "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
+
+
+# A layer that a model uses several times is written as often as it has names: ALBERT's 24 times.
+_MOST_COPIES = 64
 
 
 def convert_torch(
@@ -36,8 +41,9 @@ def convert_torch(
 ) -> None:
     """Writes the checkpoint `directory` (which exists and is empty) from the directory `source`.
 
-    Each `.bin` file becomes one safetensors file with the same dtypes. Tensors that share their
-    memory are kept once; where the output projection shares the embedding, config.json says so.
+    Each `.bin` file becomes one safetensors file with the same dtypes. Where the output projection
+    shares the memory of the embedding, it is left out and config.json says so; other tensors that
+    share memory are written under each of their names.
     Files are read with torch's restricted unpickler, which runs no code from them.
 
     Raises MissingDependencyError without torch, CheckpointError for a file that is not a plain
@@ -52,15 +58,21 @@ def convert_torch(
     written_bytes = 0
     tied = False
     for file, name in zip(files, names, strict=True):
-        tensors, shares_head = _without_duplicates(_load(file))
-        tied = tied or shares_head
-        specs = [_spec(file, key, tensor) for key, tensor in tensors.items()]
+        specs, shares_head = _specs(file)
+        num_bytes = sum(spec.num_bytes for spec in specs)
+        if num_bytes > _MOST_COPIES * file.stat().st_size:
+            raise CheckpointError(f"its tensors would take {num_bytes} bytes written out", file)
+        require_free_space(directory, num_bytes)
         write_shard(directory / name, specs, meter.add)
+        tied = tied or shares_head
         weight_map |= {spec.name: name for spec in specs}
-        written_bytes += sum(spec.num_bytes for spec in specs)
+        written_bytes += num_bytes
     if len(names) > 1:
         write_index(directory, weight_map, written_bytes)
-    _copy_companions(source, directory)
+    for file in companion_files(source):
+        copy = directory / file.relative_to(source)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, copy)
     if tied:
         _declare_tied(directory / "config.json")
 
@@ -69,20 +81,29 @@ def _import_torch() -> Any:
     return import_optional("torch", purpose="reading pytorch_model.bin", extra="torch")
 
 
-def _load(file: Path) -> dict[str, Any]:
+def _specs(file: Path) -> tuple[list[TensorSpec], bool]:
+    """(what to write of a file, whether its output projection is its embedding)."""
     torch = _import_torch()
     try:
-        content = _load_mapped(torch, file)
-    except (RuntimeError, ValueError, EOFError, OSError, pickle.UnpicklingError) as fault:
+        tensors = _load_mapped(torch, file)
+    except Exception as fault:  # a mangled pickle may raise whatever the code it names raises
         raise CheckpointError(
-            f"torch cannot read it as a file of weights ({fault}); download it again", file
+            f"torch cannot read it as a file of weights ({type(fault).__name__}: {fault}); "
+            "download it again",
+            file,
         ) from fault
-    if not isinstance(content, dict) or not all(
-        isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in content.items()
+    if not isinstance(tensors, dict) or not all(
+        isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in tensors.items()
     ):
         raise CheckpointError("it is not a dictionary from names to tensors", file)
-    tensors: dict[str, Any] = content
-    return tensors
+    try:
+        specs = [_spec(file, name, tensor) for name, tensor in tensors.items()]
+    except RuntimeError as fault:
+        raise CheckpointError(f"a tensor has no plain values ({fault})", file) from fault
+    embeddings = {_memory(t) for name, t in tensors.items() if name.endswith(_EMBEDDING)}
+    heads = [name for name in tensors if name.endswith(_HEAD)]
+    tied = [name for name in heads if _memory(tensors[name]) in embeddings]
+    return [spec for spec in specs if spec.name not in tied], bool(tied)
 
 
 def _load_mapped(torch: Any, file: Path) -> Any:
@@ -91,46 +112,41 @@ def _load_mapped(torch: Any, file: Path) -> Any:
     return torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
 
 
-def _without_duplicates(tensors: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """(tensors with distinct memory, whether the output projection was the embedding)."""
-    kept: dict[tuple[object, ...], str] = {}
-    shares_head = False
-    # The head comes last so that of a tied pair the embedding stays.
-    for name in sorted(tensors, key=lambda name: (name.endswith("lm_head.weight"), name)):
-        tensor = tensors[name]
-        memory = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
-        if tensor.numel() and memory in kept:
-            shares_head = shares_head or name.endswith("lm_head.weight")
-        else:
-            kept[memory if tensor.numel() else (name,)] = name
-    return {name: tensors[name] for name in kept.values()}, shares_head
+def _memory(tensor: Any) -> tuple[object, ...]:
+    return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 
 def _spec(file: Path, name: str, tensor: Any) -> TensorSpec:
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype not in _DTYPE_CODES:
         raise CheckpointError(
-            f"tensor {name} has dtype {dtype}; supported: {', '.join(_DTYPE_CODES)}", file
+            f"tensor {name:.200} has dtype {dtype}; supported: {', '.join(_DTYPE_CODES)}", file
         )
-    return TensorSpec(name, _DTYPE_CODES[dtype], tuple(tensor.shape), _bytes_of(tensor))
+    if str(tensor.layout) != "torch.strided" or tensor.device.type != "cpu" or tensor.is_nested:
+        raise CheckpointError(
+            f"tensor {name:.200} has no plain values (layout {tensor.layout}, device "
+            f"{tensor.device}); only dense tensors are read",
+            file,
+        )
+    spec = TensorSpec(name, _DTYPE_CODES[dtype], tuple(tensor.shape), _bytes_of(tensor))
+    stored = tensor.untyped_storage().nbytes()
+    # A view that repeats its elements, as expand() makes, may be of any size.
+    if spec.num_bytes > max(stored, file.stat().st_size):
+        raise CheckpointError(
+            f"tensor {name:.200} has {spec.num_bytes} bytes, but only {stored} are stored", file
+        )
+    return spec
 
 
 def _bytes_of(tensor: Any) -> Callable[[], Iterator[npt.NDArray[np.generic]]]:
     def make() -> Iterator[npt.NDArray[np.generic]]:
         torch = _import_torch()
-        yield tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        plain = tensor.detach().resolve_neg().contiguous()
+        yield plain.reshape(-1).view(torch.uint8).numpy()
 
     return make
 
 
-def _copy_companions(source: Path, directory: Path) -> None:
-    for pattern in _COMPANIONS:
-        for file in source.glob(pattern):
-            if file.is_file() and not file.name.endswith(".index.json"):
-                shutil.copyfile(file, directory / file.name)
-
-
 def _declare_tied(config_path: Path) -> None:
-    config = json.loads(config_path.read_text(encoding="utf-8"))
-    config["tie_word_embeddings"] = True
+    config = read_json_object(config_path) | {"tie_word_embeddings": True}
     config_path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
