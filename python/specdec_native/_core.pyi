@@ -21,6 +21,7 @@ class DrafterConfig:
     quantization: str  # "auto", "none", "int8", "int4", "fp8"
     sampling: str  # "argmax", "coupled", "independent"
     min_confidence: float
+    max_model_len: int
     custom: CustomDrafter | None
     def __init__(
         self,
@@ -36,6 +37,7 @@ class DrafterConfig:
         quantization: str = ...,
         sampling: str = ...,
         min_confidence: float = ...,
+        max_model_len: int = ...,
         custom: CustomDrafter | None = ...,
     ) -> None: ...
 
@@ -71,6 +73,8 @@ class EngineConfig:
 
     model: str
     dtype: str
+    load_format: str
+    hf_overrides: str
     quantization: str
     device: str
     cpu_isa: str
@@ -94,6 +98,8 @@ class EngineConfig:
         *,
         model: str = ...,
         dtype: str = ...,
+        load_format: str = ...,
+        hf_overrides: str = ...,
         quantization: str = ...,
         device: str = ...,
         cpu_isa: str = ...,
@@ -127,6 +133,8 @@ class ModelInfo:
     head_dim: int
     vocab_size: int
     max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
     num_threads: int
     num_kv_blocks: int
     block_size: int

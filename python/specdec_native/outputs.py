@@ -29,7 +29,7 @@ class SpeculativeDecodingMetrics:
     """How drafts fared. A step counts if it verified at least one drafted token.
 
     Attributes:
-        mean_acceptance_length: tokens a step emits, 1 + accepted / steps; 0 without steps.
+        mean_acceptance_length: tokens a step emits, 1 + accepted / steps; 1 without steps.
         draft_acceptance_rate: share of the drafted tokens that was kept; 0 without drafts.
         acceptance_histogram: steps that kept 0, 1, ... num_spec_tokens drafted tokens.
         num_spec_steps: steps.
@@ -62,7 +62,7 @@ class SpeculativeDecodingMetrics:
         drafted = sum(c.num_draft_tokens for c in counts)
         accepted = sum(c.num_accepted_tokens for c in counts)
         return cls(
-            mean_acceptance_length=1.0 + accepted / steps if steps else 0.0,
+            mean_acceptance_length=1.0 + (accepted / steps if steps else 0.0),
             draft_acceptance_rate=accepted / drafted if drafted else 0.0,
             acceptance_histogram=_sum([c.histogram for c in counts], num_spec_tokens + 1),
             num_spec_steps=steps,

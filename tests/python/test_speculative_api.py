@@ -243,7 +243,7 @@ def test_metrics_add_up() -> None:
 def test_metrics_without_drafts_are_zero() -> None:
     for given in ([], [counts()]):
         metrics = SpeculativeDecodingMetrics.from_counts(given, K)
-        assert (metrics.mean_acceptance_length, metrics.draft_acceptance_rate) == (0.0, 0.0)
+        assert (metrics.mean_acceptance_length, metrics.draft_acceptance_rate) == (1.0, 0.0)
         assert metrics.acceptance_histogram == [0] * (K + 1)
 
 
