@@ -6,6 +6,9 @@ import importlib
 import operator
 from typing import Any
 
+from specdec_native.vllm_compat.config import VllmConfig
+from specdec_native.vllm_compat.proposer import VllmProposer, is_vllm_proposer
+
 
 class CustomDrafter:
     """The core's view of a drafter of the user's, in any of the accepted forms."""
@@ -17,7 +20,13 @@ class CustomDrafter:
                 "drafter must be an object with propose(tokens, max_tokens) or a function, got "
                 f"{drafter!r:.80}" + ("; make an object of it" if callable(propose) else "")
             )
+        self._drafter = drafter
         self._propose = propose
+
+    def start(self, vllm_config: VllmConfig) -> None:
+        """Called once the engine's sizes are known."""
+        if isinstance(self._drafter, VllmProposer):
+            self._drafter.start(vllm_config)
 
     def propose(self, tokens: list[int], max_tokens: int) -> list[list[int]]:
         """Continuations of `tokens`, each cut to max_tokens. Raises what the drafter raises."""
@@ -32,7 +41,10 @@ class CustomDrafter:
 
 
 def make_drafter(path: str) -> Any:
-    """The drafter at a dotted path: a class is made without arguments. Raises ValueError."""
+    """The drafter at a dotted path: a class is made without arguments, or is vLLM's.
+
+    Raises ValueError.
+    """
     module_name, _, name = path.rpartition(".")
     try:
         value = getattr(importlib.import_module(module_name), name)
@@ -41,6 +53,8 @@ def make_drafter(path: str) -> Any:
             f'the custom drafter "{path}" cannot be imported ({error}); give '
             '"package.module.Class" of an installed module'
         ) from error
+    if is_vllm_proposer(value):
+        return VllmProposer(value)
     return value() if isinstance(value, type) else value
 
 

@@ -115,7 +115,7 @@ class CompletionOutput:
 
 @dataclasses.dataclass
 class RequestMetrics:
-    """When things happened to a request: seconds on the engine's monotonic clock, 0 for not yet.
+    """When things happened to a request: seconds since 1970, as time.time() has; 0 for not yet.
 
     `speculative_decoding` sums over the completions; None unless the engine speculates.
     """

@@ -480,7 +480,7 @@ def test_encoding_and_chat_equal_transformers(smollm2: Path, prompts: list[str])
         conversation = [{"role": "user", "content": prompt}]
         for add in (True, False):
             for tokenize in (True, False):
-                options = {"add_generation_prompt": add, "tokenize": tokenize}
+                options: dict[str, Any] = {"add_generation_prompt": add, "tokenize": tokenize}
                 assert ours.apply_chat_template(
                     conversation, **options
                 ) == theirs.apply_chat_template(conversation, return_dict=False, **options)
