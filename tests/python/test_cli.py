@@ -50,6 +50,17 @@ def test_generate_prints_the_greedy_answer(model: Path) -> None:
     assert succeed("generate", *options, stdin="abc") == expected
 
 
+def test_an_empty_answer_of_a_chat_model_comes_with_a_hint(model: Path) -> None:
+    options = ("--model", model, "--max-tokens", 4)
+    first = greedy(model, "abc", 4)[0]
+    for prompts in (["abc"], ["abc", "abc"]):
+        assert "--chat" in run("generate", *prompts, *options, "--stop", first).stderr
+    assert "--chat" not in run("generate", "abc", *options).stderr
+    answer = run("generate", "abc", *options, "--chat")
+    quiet = run("generate", "abc", *options, "--chat", "--stop", answer.stdout[0])
+    assert quiet.stdout == "\n" and "--chat" not in quiet.stderr
+
+
 def test_generate_prints_json(model: Path, tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "abc"}\n"xyz"\n')
     options = ("--file", tmp_path / "prompts.jsonl", "--model", model, "--max-tokens", 8)
