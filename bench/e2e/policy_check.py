@@ -83,12 +83,13 @@ def main() -> int:
     parser.add_argument("--num-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--num-threads", type=int)
+    parser.add_argument("--quantization", help="of both engines, as Engine's")
     parser.add_argument("--least", type=float, default=0.97, help="ratio of each prompt")
     parser.add_argument("--lock", type=Path, nargs="+", default=[])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
-    directory = hub.resolve_model(options.model)
+    directory = hub.resolve_model(options.model, quantization=options.quantization)
     texts = read_prompts(options.prompts)
     machine = SharedMachine(options.lock)
 
@@ -96,6 +97,7 @@ def main() -> int:
         return Engine(
             directory,
             num_threads=options.num_threads,
+            quantization=options.quantization,
             max_model_len=2048,
             max_num_seqs=1,
             kv_cache_memory_bytes=1 << 29,

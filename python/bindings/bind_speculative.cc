@@ -107,6 +107,7 @@ void bind_drafter_config(py::module_& module) {
             config.sampling = value_of(kSamplings, "draft_sample_method", name);
           })
       .def_readwrite("min_confidence", &DrafterConfig::min_confidence)
+      .def_readwrite("max_model_len", &DrafterConfig::max_model_len)
       .def_property(
           "custom",
           [](const DrafterConfig& config) -> py::object {

@@ -14,45 +14,70 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from specdec_native.vllm_compat.missing import MISSING_NAMES
+
 if TYPE_CHECKING:
     from specdec_native import errors
     from specdec_native._core import __version__
     from specdec_native.engine import Engine
-    from specdec_native.errors import EngineFailed
-    from specdec_native.inputs import TextPrompt, TokensPrompt
+    from specdec_native.errors import EngineFailed, RequestError
+    from specdec_native.inputs import PromptType, TextPrompt, TokensPrompt
     from specdec_native.llm import LLM
     from specdec_native.outputs import CompletionOutput, Logprob, RequestOutput
     from specdec_native.sampling_params import RequestOutputKind, SamplingParams
     from specdec_native.stream import RequestStream
+    from specdec_native.vllm_compat.arguments import EngineArgs
+    from specdec_native.vllm_compat.llm_engine import LLMEngine, cleanup_dist_env_and_memory
+    from specdec_native.vllm_compat.metrics import Counter, Gauge, Histogram, Metric, Vector
 
 __all__ = [
     "LLM",
     "CompletionOutput",
+    "Counter",
     "Engine",
+    "EngineArgs",
     "EngineFailed",
+    "Gauge",
+    "Histogram",
+    "LLMEngine",
     "Logprob",
+    "Metric",
+    "PromptType",
+    "RequestError",
     "RequestOutput",
     "RequestOutputKind",
     "RequestStream",
     "SamplingParams",
     "TextPrompt",
     "TokensPrompt",
+    "Vector",
     "__version__",
+    "cleanup_dist_env_and_memory",
     "errors",
 ]
 
 _HOMES = {
     "LLM": "llm",
     "CompletionOutput": "outputs",
+    "Counter": "vllm_compat.metrics",
     "Engine": "engine",
+    "EngineArgs": "vllm_compat.arguments",
     "EngineFailed": "errors",
+    "Gauge": "vllm_compat.metrics",
+    "Histogram": "vllm_compat.metrics",
+    "LLMEngine": "vllm_compat.llm_engine",
     "Logprob": "outputs",
+    "Metric": "vllm_compat.metrics",
+    "PromptType": "inputs",
+    "RequestError": "errors",
     "RequestOutput": "outputs",
     "RequestOutputKind": "sampling_params",
     "RequestStream": "stream",
     "SamplingParams": "sampling_params",
     "TextPrompt": "inputs",
     "TokensPrompt": "inputs",
+    "Vector": "vllm_compat.metrics",
+    "cleanup_dist_env_and_memory": "vllm_compat.llm_engine",
 }
 
 
@@ -61,6 +86,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("specdec_native.errors")
     if name == "__version__":
         return importlib.import_module("specdec_native._core").__version__
+    if name in MISSING_NAMES:  # what `from specdec_native import ...` shows
+        raise ImportError(f"specdec_native has no {name}: {MISSING_NAMES[name]}")
     if name not in _HOMES:
         raise AttributeError(f"module 'specdec_native' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"specdec_native.{_HOMES[name]}"), name)

@@ -7,7 +7,6 @@ from specdec_native.request import Request
 
 @type_check_only
 class CustomDrafter(Protocol):
-    on_interrupt: Callable[[BaseException], None] | None
     def propose(self, tokens: list[int], max_tokens: int) -> list[list[int]]: ...
 
 class DrafterConfig:
@@ -24,6 +23,7 @@ class DrafterConfig:
     quantization: str  # "auto", "none", "int8", "int4", "fp8"
     sampling: str  # "argmax", "coupled", "independent"
     min_confidence: float
+    max_model_len: int
     custom: CustomDrafter | None
     def __init__(
         self,
@@ -39,6 +39,7 @@ class DrafterConfig:
         quantization: str = ...,
         sampling: str = ...,
         min_confidence: float = ...,
+        max_model_len: int = ...,
         custom: CustomDrafter | None = ...,
     ) -> None: ...
 
@@ -74,6 +75,8 @@ class EngineConfig:
 
     model: str
     dtype: str
+    load_format: str
+    hf_overrides: str
     quantization: str
     device: str
     cpu_isa: str
@@ -97,6 +100,8 @@ class EngineConfig:
         *,
         model: str = ...,
         dtype: str = ...,
+        load_format: str = ...,
+        hf_overrides: str = ...,
         quantization: str = ...,
         device: str = ...,
         cpu_isa: str = ...,
@@ -130,6 +135,8 @@ class ModelInfo:
     head_dim: int
     vocab_size: int
     max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
     num_threads: int
     num_kv_blocks: int
     block_size: int

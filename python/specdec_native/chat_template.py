@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ _LONGEST_TEMPLATE = 1_000_000
 
 Message = Mapping[str, Any]
 
+_logger = logging.getLogger("specdec_native")
+
 
 def render(
     template: str,
@@ -40,6 +43,8 @@ def render(
 ) -> str:
     """Returns the prompt text of a conversation.
 
+    Messages may be in OpenAI's form: as in vLLM, a content of None is "", and a tool call's
+    arguments, a JSON string there, become the dict that templates expect.
     `variables` are further names the template sees: special tokens and template options. `source`
     is what messages call the template.
     Raises ValueError for a malformed conversation, for one the template refuses and for a template
@@ -81,8 +86,7 @@ def render(
         raise ValueError(f"{source} was stopped: {error}") from error
     except Exception as error:  # a template is a program: it may divide by zero
         raise ValueError(
-            f"{source} failed on this conversation ({type(error).__name__}: {error!s:.500}); "
-            'each message needs "role" and "content"'
+            f"{source} failed on this conversation ({type(error).__name__}: {error!s:.500})"
         ) from error
     if continue_final_message:
         text = _cut_at_mark(text)
@@ -98,11 +102,41 @@ def _plain(message: Message, index: int) -> dict[str, Any]:
         raise ValueError(f'messages[{index}] has no "role"')
     plain = dict(message)
     content = plain.get("content")
-    if isinstance(content, (list, tuple)):
+    if content is None:
+        plain["content"] = ""
+    elif isinstance(content, (list, tuple)):
         plain["content"] = "\n".join(_text_part(part, index) for part in content)
-    elif content is not None and not isinstance(content, str):
+    elif not isinstance(content, str):
         raise ValueError(f'messages[{index}]["content"] must be text, got {content!r}')
+    if plain["role"] == "assistant":
+        calls = plain.pop("tool_calls", None)
+        if calls:
+            plain["tool_calls"] = [_tool_call(call, index) for call in calls]
+        if plain.get("reasoning") is not None:  # templates know one name or the other
+            plain.setdefault("reasoning_content", plain["reasoning"])
     return plain
+
+
+def _tool_call(call: Any, index: int) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or call.get("type", "function") != "function":
+        raise ValueError(
+            f'messages[{index}]["tool_calls"] must have entries {{"type": "function", "function": '
+            f'{{"name", "arguments"}}}}, got {call!r:.80}'
+        )
+    arguments = function.get("arguments")
+    if isinstance(arguments, str) and arguments:
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            arguments = None
+    if not isinstance(arguments, Mapping):
+        if function.get("arguments"):  # in the history, where an error would end the conversation
+            _logger.warning(
+                "messages[%d]: the arguments of a tool call are not a JSON object; using {}", index
+            )
+        arguments = {}
+    return {**call, "function": {**function, "arguments": dict(arguments)}}
 
 
 def _text_part(part: Any, index: int) -> str:

@@ -232,7 +232,8 @@ def generate_command(
             if conversations is None
             else engine.stream_chat(conversations[0], params)
         )
-        _print_pieces(stream)
+        if not _print_pieces(stream) and conversations is None:
+            _hint_at_chat(engine)
         return
     outputs = (
         engine.generate(texts, params)
@@ -248,6 +249,8 @@ def generate_command(
             out.print(text, style="dim", markup=False)
             out.print(completion.text, markup=False)
             out.print()
+    if conversations is None and any(not c.text for o in outputs for c in o.outputs):
+        _hint_at_chat(engine)
 
 
 @app.command("chat")
@@ -537,6 +540,15 @@ def _print_pieces(stream: Iterator[RequestOutput]) -> str:
             raise
     print()
     return "".join(pieces)
+
+
+def _hint_at_chat(engine: Engine) -> None:
+    """A chat model that is given a bare prompt may end at once."""
+    if engine.has_tokenizer and engine.tokenizer.chat_template is not None:
+        print(
+            "the answer is empty; this is a chat model: --chat puts the prompt into its template",
+            file=sys.stderr,
+        )
 
 
 def _output_json(output: RequestOutput) -> dict[str, Any]:

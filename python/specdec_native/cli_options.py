@@ -12,7 +12,7 @@ Model = Annotated[
 MaxTokens = Annotated[int, typer.Option(min=1, help="Tokens generated at most.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script to read.")]
 DType = Annotated[
-    str, typer.Option(help="auto, bfloat16, float32 (on a CPU) or float16 (on a GPU).")
+    str, typer.Option(help="auto, bfloat16, float32 (on a CPU) or float16 (on a CPU bfloat16).")
 ]
 Quantization = Annotated[
     str | None,

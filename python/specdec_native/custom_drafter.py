@@ -7,6 +7,9 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from specdec_native.vllm_compat.config import VllmConfig
+from specdec_native.vllm_compat.proposer import VllmProposer, is_vllm_proposer
+
 
 class CustomDrafter:
     """The core's view of a drafter of the user's, in any of the accepted forms."""
@@ -18,8 +21,15 @@ class CustomDrafter:
                 "drafter must be an object with propose(tokens, max_tokens) or a function, got "
                 f"{drafter!r:.80}" + ("; make an object of it" if callable(propose) else "")
             )
+        self._drafter = drafter
         self._propose = propose
-        self.on_interrupt: Callable[[BaseException], None] | None = None  # set by the engine
+        self._on_interrupt: Callable[[BaseException], None] | None = None
+
+    def start(self, vllm_config: VllmConfig, on_interrupt: Callable[[BaseException], None]) -> None:
+        """Called once the engine's sizes are known."""
+        self._on_interrupt = on_interrupt
+        if isinstance(self._drafter, VllmProposer):
+            self._drafter.start(vllm_config)
 
     def propose(self, tokens: list[int], max_tokens: int) -> list[list[int]]:
         """Continuations of `tokens`, each cut to max_tokens. Raises what the drafter raises.
@@ -30,9 +40,9 @@ class CustomDrafter:
         try:
             drafts = self._propose(tokens, max_tokens)
         except (KeyboardInterrupt, SystemExit) as interrupt:
-            if self.on_interrupt is None:
+            if self._on_interrupt is None:
                 raise
-            self.on_interrupt(interrupt)
+            self._on_interrupt(interrupt)
             return []
         try:
             return [draft[:max_tokens] for draft in _continuations(drafts) if draft]
@@ -44,7 +54,10 @@ class CustomDrafter:
 
 
 def make_drafter(path: str) -> Any:
-    """The drafter at a dotted path: a class is made without arguments. Raises ValueError."""
+    """The drafter at a dotted path: a class is made without arguments, or is vLLM's.
+
+    Raises ValueError.
+    """
     module_name, _, name = path.rpartition(".")
     try:
         value = getattr(importlib.import_module(module_name), name)
@@ -53,6 +66,8 @@ def make_drafter(path: str) -> Any:
             f'the custom drafter "{path}" cannot be imported ({error}); give '
             '"package.module.Class" of an installed module'
         ) from error
+    if is_vllm_proposer(value):
+        return VllmProposer(value)
     return value() if isinstance(value, type) else value
 
 

@@ -41,9 +41,10 @@ _DOTTED_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _FILE_SUFFIXES = (".gguf", ".bin", ".safetensors", ".json")
 
 _METHOD_KEYS = {
-    "ngram": ("model", "prompt_lookup_min", "prompt_lookup_max"),
+    "ngram": ("model", "max_model_len", "prompt_lookup_min", "prompt_lookup_max"),
     "suffix": (
         "model",
+        "max_model_len",
         "suffix_decoding_max_tree_depth",
         "suffix_decoding_max_cached_requests",
         "suffix_decoding_max_spec_factor",
@@ -55,8 +56,9 @@ _METHOD_KEYS = {
         "quantization",
         "draft_sample_method",
         "min_confidence",
+        "max_model_len",
     ),
-    "custom_class": ("model", "drafter"),
+    "custom_class": ("model", "max_model_len", "drafter"),
 }
 DRAFTER_KEYS = tuple(dict.fromkeys(["method", *(k for v in _METHOD_KEYS.values() for k in v)]))
 _LOOKUP = 5  # tokens an n-gram matches unless it is said
@@ -108,6 +110,9 @@ def parse_drafter(given: Mapping[str, Any], verification: str) -> DrafterOptions
                 f'give "method": "{owner}"'
             )
     model = given.get("model")
+    longest = check_integer(
+        "max_model_len", given.get("max_model_len", INT32_MAX), minimum=1, maximum=INT32_MAX
+    )
     if method == "ngram":
         _check_no_model(method, model)
         return DrafterOptions(method, _ngram_fields(given))
@@ -120,6 +125,8 @@ def parse_drafter(given: Mapping[str, Any], verification: str) -> DrafterOptions
                 'the method "draft_model" needs "model": a directory, a .gguf file or a model name'
             )
         fields: dict[str, Any] = {"sampling": _draft_sampling(given, verification)}
+        if "max_model_len" in given:
+            fields["max_model_len"] = longest
         if "quantization" in given:
             check_quantization(given["quantization"])
             fields["quantization"] = given["quantization"]

@@ -11,7 +11,9 @@ from typing import Any
 
 from specdec_native import _core, _native, hub
 from specdec_native.chat_template import Message
+from specdec_native.custom_drafter import CustomDrafter
 from specdec_native.errors import RequestError
+from specdec_native.hf_config import HfOverrides, as_json, check_hf_overrides, load_hf_config
 from specdec_native.inputs import (
     Prompt,
     PromptType,
@@ -20,12 +22,18 @@ from specdec_native.inputs import (
 )
 from specdec_native.outputs import EngineStats, RequestOutput
 from specdec_native.progress import BAR_SECONDS, make_progress_bar, show_bytes
-from specdec_native.request_builder import CheckpointText, RequestBuilder, load_text
+from specdec_native.request_builder import (
+    CheckpointText,
+    GenerationConfig,
+    RequestBuilder,
+    load_text,
+)
 from specdec_native.request_runner import RequestRunner
 from specdec_native.sampling_params import RequestOutputKind, SamplingParams
 from specdec_native.speculative_config import parse_speculative_config
 from specdec_native.stream import RequestStream
 from specdec_native.tokenizer import Tokenizer
+from specdec_native.vllm_compat.config import make_vllm_config
 
 
 class Engine:
@@ -42,7 +50,9 @@ class Engine:
         *,
         tokenizer: Any = None,
         dtype: str = "auto",
+        load_format: str = "auto",
         quantization: str | None = None,
+        hf_overrides: HfOverrides | None = None,
         device: str = "auto",
         max_model_len: int | None = None,
         max_num_seqs: int | None = None,
@@ -64,6 +74,8 @@ class Engine:
         trust_remote_code: bool = False,
         revision: str | None = None,
         chat_template: str | os.PathLike[str] | None = None,
+        generation_config: str | os.PathLike[str] = "auto",
+        override_generation_config: Mapping[str, Any] | None = None,
         speculative_config: Mapping[str, Any] | None = None,
     ) -> None:
         """Loads a checkpoint.
@@ -71,8 +83,11 @@ class Engine:
         Args:
             model: a directory, a .gguf file or a model name.
             tokenizer: another checkpoint's directory or name, or a tokenizer object.
-            dtype: "auto" (the checkpoint's), "bfloat16", "float32" (on a CPU) or "float16" (on a
-                GPU, also "half"). "auto" is bfloat16 where the device has not the checkpoint's.
+            dtype: "auto" (the checkpoint's), "bfloat16", "float32" (on a CPU) or "float16" (also
+                "half"; on a CPU bfloat16, with a warning). "auto" is bfloat16 where the device has
+                not the checkpoint's.
+            load_format: "auto", or "dummy": random weights of the right shapes, always the same;
+                only config.json and the tokenizer are read. For measuring.
             quantization: how weights are held. "auto", or None: as the checkpoint stores them, so a
                 GGUF file's integers are used as they are. "none": all at dtype. "int8": a scale for
                 each output. "int4": a scale for every 32 inputs of an output; embedding and head in
@@ -80,6 +95,8 @@ class Engine:
                 embedding and head stay at dtype. Integers stored in as few bits stay as they are.
                 On a CPU products with integers round their inputs to 8 bits, a scale for every 32
                 of a row.
+            hf_overrides: put over config.json: a dict, whose keys replace those there, or a
+                function that is given the configuration and returns it changed.
             device: "cpu", "cuda" (the first GPU), "cuda:N", or "auto": the first GPU this build has
                 kernels for, otherwise the CPU. model_info().device is what was chosen.
             max_model_len: tokens of prompt and output together; None for the checkpoint's.
@@ -106,6 +123,10 @@ class Engine:
             trust_remote_code: run tokenizer code of the checkpoint (other formats only).
             revision: branch, tag or commit of a model name.
             chat_template: file or Jinja source that replaces the checkpoint's.
+            generation_config: where sampling parameters come from if a request brings none. "auto":
+                the checkpoint's generation_config.json; a folder: the one in it, whose
+                end-of-sequence tokens count, too; "vllm": none, SamplingParams() as it is.
+            override_generation_config: replaces keys of it, such as {"temperature": 0.5}.
             speculative_config: drafts tokens ahead and verifies several at once, such as
                 {"method": "ngram"}. The keys are described in specdec_native.speculative_config.
 
@@ -118,8 +139,11 @@ class Engine:
         if isinstance(max_logprobs, bool) or not isinstance(max_logprobs, int) or max_logprobs < -1:
             raise ValueError(f"max_logprobs must be -1 or at least 0, got {max_logprobs!r}")
         _native.check_quantization(quantization)
+        check_hf_overrides(hf_overrides)
+        generation = GenerationConfig(generation_config, override_generation_config)
         config = _native.make_config(
             dtype=dtype,
+            load_format=load_format,
             quantization=quantization,
             device=device,
             cpu_isa=cpu_isa,
@@ -143,7 +167,12 @@ class Engine:
         )
         with show_bytes() as progress:
             self._directory = hub.resolve_model(
-                model, revision=revision, dtype=dtype, quantization=quantization, progress=progress
+                model,
+                revision=revision,
+                dtype=dtype,
+                quantization=quantization,
+                weights=load_format != "dummy",
+                progress=progress,
             )
             if speculative is not None:
                 config.speculative = speculative.to_core(
@@ -152,10 +181,14 @@ class Engine:
                         revision=draft_revision,
                         dtype=dtype,
                         quantization=draft_quantization,
+                        weights=load_format != "dummy",
                         progress=progress,
                     )
                 )
         config.model = str(self._directory)
+        hf_config = load_hf_config(self._directory, hf_overrides)
+        if hf_overrides is not None:
+            config.hf_overrides = as_json(hf_config)
         text = CheckpointText(None, "skip_tokenizer_init is set")
         if not skip_tokenizer_init:
             text = load_text(self._directory, tokenizer, chat_template, trust_remote_code)
@@ -166,14 +199,17 @@ class Engine:
             self._directory,
             text,
             self._model_info,
+            generation=generation,
             max_logprobs=max_logprobs,
             num_spec_tokens=self._num_spec_tokens,
         )
-
+        self.vllm_config = make_vllm_config(
+            config, self._model_info, self._directory, hf_config, speculative_config
+        )
         self._runner = RequestRunner(core)
         for drafter in config.speculative.drafters:
-            if drafter.custom is not None:
-                drafter.custom.on_interrupt = self._runner.interrupt
+            if isinstance(drafter.custom, CustomDrafter):
+                drafter.custom.start(self.vllm_config, self._runner.interrupt)
         self._end = weakref.finalize(self, self._runner.part)
 
     # -- what was loaded
@@ -246,7 +282,7 @@ class Engine:
         The checkpoint's chat template makes the prompt; `chat_template` replaces it, `tools` and
         `chat_template_kwargs` are handed to it. Otherwise like generate().
         """
-        conversations = messages if _is_list_of_conversations(messages) else [messages]
+        conversations = messages if is_list_of_conversations(messages) else [messages]
         prompts = [
             self._builder.chat_prompt(
                 conversation,  # type: ignore[arg-type]
@@ -391,7 +427,8 @@ class Engine:
         return RequestStream(self, self._runner, requests[0], handles[0])
 
 
-def _is_list_of_conversations(messages: Any) -> bool:
+def is_list_of_conversations(messages: Any) -> bool:
+    """Whether chat() is asked for several answers."""
     return (
         isinstance(messages, Sequence)
         and not isinstance(messages, (str, bytes))

@@ -75,6 +75,7 @@ def resolve_model(
     revision: str | None = None,
     dtype: str | None = None,
     quantization: str | None = None,
+    weights: bool = True,
     progress: ProgressCallback | None = None,
 ) -> Path:
     """The checkpoint directory (config.json and safetensors) for what the user named.
@@ -87,12 +88,15 @@ def resolve_model(
         this is "float32" or its matrices are. Known models are always bfloat16.
     quantization: of the engine. With "none" the integers of a GGUF file become floating point, too;
         otherwise they stay integers, which only this package reads.
+    weights: False if config.json and the tokenizer are all that is needed.
     progress: told how far downloads and conversions are.
 
     Raises ModelNotFoundError, CheckpointError, DownloadError or MissingDependencyError.
     """
     name = os.fspath(name_or_path)
     path = Path(name).expanduser()
+    if not weights and (path / "config.json").is_file():
+        return path
     if path.is_dir():
         return _resolve_directory(path, GgufOptions.of(dtype, quantization), progress)
     if path.is_file():
@@ -102,7 +106,7 @@ def resolve_model(
         return fetch(model.name, progress=progress)
     if _looks_like_path(name):
         raise ModelNotFoundError(f"there is no such file or directory: {name}")
-    return _fetch_hub(name, revision, GgufOptions.of(dtype, quantization), progress)
+    return _fetch_hub(name, revision, GgufOptions.of(dtype, quantization), progress, weights)
 
 
 def fetch(name: str, source: Source = "auto", *, progress: ProgressCallback | None = None) -> Path:
@@ -206,9 +210,12 @@ def _fetch_hub(
     revision: str | None,
     gguf: GgufOptions,
     progress: ProgressCallback | None,
+    weights: bool = True,
 ) -> Path:
     try:
-        directory = hugging_face.download_snapshot(repo_id, revision=revision, progress=progress)
+        directory = hugging_face.download_snapshot(
+            repo_id, revision=revision, weights=weights, progress=progress
+        )
     except hugging_face.HubUnreachableError as fault:
         local = hugging_face.cached_snapshot(repo_id, revision)
         if local is None:
@@ -225,7 +232,7 @@ def _fetch_hub(
             f"(known: {', '.join(known_names())}), and fetching it from the Hugging Face hub",
             "hub",
         ) from fault
-    return _resolve_directory(directory, gguf, progress)
+    return _resolve_directory(directory, gguf, progress) if weights else directory
 
 
 def _registry_entry(model: RegistryModel) -> str:

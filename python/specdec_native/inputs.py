@@ -84,7 +84,7 @@ def pair_with_params(
 
 def _parse_mapping(prompt: Mapping[str, Any], name: str) -> Prompt:
     for key, value in prompt.items():
-        if key not in _KNOWN_KEYS and value is not None:
+        if key not in _KNOWN_KEYS and value is not None and value != {}:
             raise ValueError(
                 f"{name}: the key {key!r} is not supported; a prompt dict has "
                 '"prompt" (text) or "prompt_token_ids"'

@@ -30,7 +30,7 @@ class SpeculativeDecodingMetrics:
     """How drafts fared. A step counts if it verified at least one drafted token.
 
     Attributes:
-        mean_acceptance_length: tokens a step emits, 1 + accepted / steps; 0 without steps.
+        mean_acceptance_length: tokens a step emits, 1 + accepted / steps; 1 without steps.
         draft_acceptance_rate: share of the drafted tokens that was kept; 0 without drafts.
         acceptance_histogram: steps that kept 0, 1, ... num_spec_tokens drafted tokens.
         num_spec_steps: steps.
@@ -63,7 +63,7 @@ class SpeculativeDecodingMetrics:
         drafted = sum(c.num_draft_tokens for c in counts)
         accepted = sum(c.num_accepted_tokens for c in counts)
         return cls(
-            mean_acceptance_length=1.0 + accepted / steps if steps else 0.0,
+            mean_acceptance_length=1.0 + (accepted / steps if steps else 0.0),
             draft_acceptance_rate=accepted / drafted if drafted else 0.0,
             acceptance_histogram=_sum([c.histogram for c in counts], num_spec_tokens + 1),
             num_spec_steps=steps,
@@ -145,7 +145,7 @@ class CompletionOutput:
 
 @dataclasses.dataclass
 class RequestMetrics:
-    """When things happened to a request: seconds on the engine's monotonic clock, 0 for not yet."""
+    """When things happened to a request: seconds since 1970, as time.time() has; 0 for not yet."""
 
     arrival_time: float = 0.0
     first_scheduled_time: float = 0.0

@@ -64,6 +64,7 @@ class Request:
         self._tokenizer = tokenizer if params.detokenize else None
         self._core_metrics: _core.RequestMetrics | None = None
         self._finished_time = 0.0
+        self._epoch = time.time() - time.monotonic()  # of the core's clock
         self._prompt_logprobs: PromptLogprobs | None = (
             None if params.prompt_logprobs is None else [None]
         )
@@ -170,16 +171,19 @@ class Request:
         if core is None:
             return RequestMetrics()
         return RequestMetrics(
-            arrival_time=core.arrival_time,
-            first_scheduled_time=core.first_scheduled_time,
-            first_token_time=core.first_token_time,
-            finished_time=core.finished_time or self._finished_time,
+            arrival_time=self._wall_time(core.arrival_time),
+            first_scheduled_time=self._wall_time(core.first_scheduled_time),
+            first_token_time=self._wall_time(core.first_token_time),
+            finished_time=self._wall_time(core.finished_time or self._finished_time),
             num_cached_tokens=core.num_cached_tokens,
             num_preemptions=core.num_preemptions,
             acceptance=AcceptanceCounts.of(
                 [c.acceptance for c in self._completions], self._num_spec_tokens
             ),
         )
+
+    def _wall_time(self, seconds: float) -> float:
+        return seconds + self._epoch if seconds else 0.0
 
 
 class _Completion:

@@ -30,6 +30,43 @@ _GENERATION_CONFIG_NAMES = {
 }
 
 
+class GenerationConfig:
+    """Where default sampling parameters come from; see Engine's generation_config."""
+
+    def __init__(self, source: str | os.PathLike[str], overrides: Mapping[str, Any] | None) -> None:
+        """Raises ValueError where there is no such folder or `overrides` is no dict."""
+        if overrides is not None and not isinstance(overrides, Mapping):
+            raise ValueError(f"override_generation_config must be a dict, got {overrides!r:.80}")
+        self._overrides = dict(overrides or {})
+        self.folder: Path | None = None  # None: the checkpoint's
+        self._is_neutral = source == "vllm"
+        if source not in ("auto", "vllm"):
+            self.folder = Path(source)
+            if not (self.folder / "generation_config.json").is_file():
+                raise ValueError(
+                    'generation_config must be "auto", "vllm" or a folder with '
+                    f"generation_config.json, got {os.fspath(source)!r}"
+                )
+
+    def sampling_params(self, checkpoint: Path) -> SamplingParams:
+        """The values that are there, in SamplingParams. Raises ValueError for a bad one."""
+        file = (self.folder or checkpoint) / "generation_config.json"
+        config: dict[str, Any] = {}
+        if not self._is_neutral and file.is_file():
+            config = dict(read_json_object(file))
+        config |= self._overrides
+        try:
+            return SamplingParams(
+                **{
+                    name: config[key]
+                    for key, name in _GENERATION_CONFIG_NAMES.items()
+                    if config.get(key) is not None
+                }
+            )
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"{error}", file) from error
+
+
 @dataclasses.dataclass
 class CheckpointText:
     """The tokenizer of an engine, or why there is none."""
@@ -78,33 +115,22 @@ class RequestBuilder:
         text: CheckpointText,
         model_info: _core.ModelInfo,
         *,
+        generation: GenerationConfig,
         max_logprobs: int,
         num_spec_tokens: int | None = None,
     ) -> None:
         """`num_spec_tokens` is None where the engine does not speculate."""
         self.text = text
         self._directory = directory
+        self._generation = generation
         self._model_info = model_info
         self._max_logprobs = max_logprobs
         self._num_spec_tokens = num_spec_tokens
         self.eos_token_ids = self._find_eos_token_ids()
 
     def default_params(self) -> SamplingParams:
-        """The values of generation_config.json where it has any."""
-        file = self._directory / "generation_config.json"
-        if not file.is_file():
-            return SamplingParams()
-        config = read_json_object(file)
-        try:
-            return SamplingParams(
-                **{
-                    name: config[key]
-                    for key, name in _GENERATION_CONFIG_NAMES.items()
-                    if config.get(key) is not None
-                }
-            )
-        except (TypeError, ValueError) as error:
-            raise CheckpointError(f"{error}", file) from error
+        """What a request without parameters samples with."""
+        return self._generation.sampling_params(self._directory)
 
     def chat_prompt(self, messages: Sequence[Message], **options: Any) -> Prompt:
         """The prompt of a conversation; `options` are those of Tokenizer.render_chat."""
@@ -171,16 +197,20 @@ class RequestBuilder:
     def _check_prompt(self, name: str, token_ids: list[int]) -> None:
         info = self._model_info
         if not token_ids:
-            raise ValueError(f"{name} is empty; give at least one token")
+            raise ValueError(
+                f"{name} is empty: the decoder prompt cannot be empty; give at least one token"
+            )
         if len(token_ids) >= info.max_model_len:
             raise ValueError(
-                f"{name} has {len(token_ids)} tokens, but max_model_len {info.max_model_len} must "
-                "hold it and one more; shorten the prompt or raise max_model_len"
+                f"{name} has {len(token_ids)} tokens. With one output token it is longer than the "
+                f"maximum model length of {info.max_model_len}: this model's maximum context "
+                f"length is {info.max_model_len} tokens (max_model_len). Please reduce the length "
+                "of the prompt, or raise max_model_len"
             )
         if min(token_ids) < 0 or max(token_ids) >= info.vocab_size:
             wrong = next(t for t in token_ids if not 0 <= t < info.vocab_size)
             raise ValueError(
-                f"{name}: token id {wrong} is outside the vocabulary [0, {info.vocab_size})"
+                f"{name}: token id {wrong} is out of vocabulary, which is [0, {info.vocab_size})"
             )
 
     def _check_params(
@@ -211,7 +241,9 @@ class RequestBuilder:
 
     def _find_eos_token_ids(self) -> list[int]:
         vocab_size = self._model_info.vocab_size
-        ids = _core.load_eos_token_ids(str(self._directory))
+        folder = self._generation.folder
+        ids = [] if folder is None else _core.load_eos_token_ids(str(folder))
+        ids = ids or _core.load_eos_token_ids(str(self._directory))
         if unknown := [token_id for token_id in ids if token_id >= vocab_size]:
             # The model cannot draw them: harmless, as in transformers.
             logger.warning(

@@ -29,7 +29,6 @@ class RequestOutputKind(enum.Enum):
 
 # Arguments of vLLM's that need machinery this engine does not have; only their defaults will do.
 _UNSUPPORTED = (
-    "best_of",
     "extra_args",
     "flat_logprobs",
     "guided_decoding",
@@ -45,6 +44,10 @@ _UNSUPPORTED = (
     "trace_decode_token_ids",
     "watermarking",
 )
+
+
+# Older arguments, and the values of them that ask for nothing.
+_NEUTRAL = {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}
 
 
 @dataclasses.dataclass(repr=False)
@@ -128,6 +131,9 @@ class SamplingParams:
     thinking_token_budget: Any = None
     trace_decode_token_ids: Any = None
     watermarking: Any = None
+    use_beam_search: Any = False
+    length_penalty: Any = 1.0
+    early_stopping: Any = False
 
     def __post_init__(self) -> None:
         self.validate()
@@ -181,6 +187,15 @@ class SamplingParams:
         for name in _UNSUPPORTED:
             if getattr(self, name):
                 raise ValueError(f"{name} is not supported by specdec_native; leave it out")
+        for name, neutral in _NEUTRAL.items():
+            if getattr(self, name) not in (neutral, None):
+                raise ValueError(f"{name} belongs to beam search; leave it out")
+        if self.best_of not in (None, self.n):
+            raise ValueError(
+                f"best_of is not supported unless it is n, got {self.best_of!r}; ask for n "
+                "completions and choose"
+            )
+        self.best_of = None
 
     def _check_numbers(self) -> None:
         self.n = check_integer("n", self.n, minimum=1, maximum=_MAX_N)

@@ -37,8 +37,8 @@ ARGUMENTS = ("speculative_config", *_OLDER_ARGUMENTS, *_WITHOUT_EFFECT, *_SHORT_
 def resolve_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of LLM with speculation in one form: as speculative_config, or not at all.
 
-    Raises ValueError where two forms are mixed. Warns of older ones, on behalf of the caller's
-    caller.
+    Raises ValueError where two forms are mixed. Warns of older ones, on behalf of who made
+    the LLM.
     """
     rest = {name: value for name, value in arguments.items() if name not in ARGUMENTS}
     given = {
@@ -122,5 +122,5 @@ def _table_below(limit: Any, num_tokens: Any) -> list[list[int]]:
 
 
 def _warn(message: str) -> None:
-    # The frames: this one, resolve_arguments, LLM's constructor, who made the LLM.
-    warnings.warn(message, DeprecationWarning, stacklevel=4)
+    # The frames: this one, resolve_arguments, engine_options, LLM's constructor, who made the LLM.
+    warnings.warn(message, DeprecationWarning, stacklevel=5)

@@ -11,6 +11,7 @@ suffix: the same from a tree of all suffixes, with counts, and from finished ans
     suffix_decoding_max_spec_factor (1.0), suffix_decoding_min_token_prob (0.1).
 draft_model: a smaller model with the same vocabulary.
     model, revision.
+    max_model_len: it drafts no further than this position. Other methods take it and need it not.
     quantization ("int8"): of its weights, as Engine's. What rounding changes is which drafts are
         accepted, never an answer: exact verification compares with the target's own draws, and
         rejection sampling with the distribution the draft was drawn from. "none" keeps the draft
@@ -124,7 +125,6 @@ _FIXED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
     "fly_window_size": ((), _NO_FLY),
     "index_share_for_mtp_iteration": ((), _NO_HEADS),
     "kv_cache_dtype": (("auto",), "the draft model's cache has the engine's dtype"),
-    "max_model_len": ((), "the draft model has the engine's max_model_len; leave it out"),
     "moe_backend": (("auto",), "the drafter uses the engine's kernels"),
     "parallel_drafting": ((False,), _NO_HEADS),
     "posterior_alpha": ((), _NO_FLY),

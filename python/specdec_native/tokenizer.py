@@ -29,6 +29,13 @@ _OTHER_FORMATS = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", 
 _NFC_CLASSES = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
 
 
+# Arguments of transformers' apply_chat_template that are no variables of the template.
+_TOKENIZER_OPTIONS = (
+    *("padding", "truncation", "max_length", "return_tensors", "tokenizer_kwargs"),
+    *("return_assistant_tokens_mask", "sanitize_control_tokens"),
+)
+
+
 class TokenizerBackend(Protocol):
     """What a Tokenizer is built on."""
 
@@ -61,9 +68,9 @@ class TokenizerNotFoundError(ValueError):
 class Tokenizer:
     """The tokenizer of a checkpoint.
 
-    `encode` gives the ids transformers' AutoTokenizer gives. Method names are transformers' too, so
-    a script that calls `LLM.get_tokenizer()` finds what it needs; only `apply_chat_template`
-    differs: it returns text unless `tokenize` is set.
+    `encode` gives the ids transformers' AutoTokenizer gives. Method names and arguments are
+    transformers', too, so a script that calls `LLM.get_tokenizer()` finds what it needs. What is
+    not here, such as padding and tensors, is refused by name.
     """
 
     def __init__(
@@ -160,13 +167,19 @@ class Tokenizer:
         """`decode` of every sequence."""
         return [self.decode(ids, skip_special_tokens) for ids in sequences]
 
-    def __call__(self, text: str | list[str], add_special_tokens: bool = True) -> dict[str, Any]:
+    def __call__(
+        self, text: str | list[str], add_special_tokens: bool = True, **options: Any
+    ) -> dict[str, Any]:
         """Token ids and attention mask, as transformers' tokenizers return them."""
+        self._refuse(options, options)
         if isinstance(text, str):
-            ids = self.encode(text, add_special_tokens)
-            return {"input_ids": ids, "attention_mask": [1] * len(ids)}
-        batch = self.encode_batch(text, add_special_tokens)
-        return {"input_ids": batch, "attention_mask": [[1] * len(ids) for ids in batch]}
+            return _with_mask(self.encode(text, add_special_tokens))
+        return _with_mask(self.encode_batch(text, add_special_tokens))
+
+    def tokenize(self, text: str) -> list[str]:
+        """Vocabulary entries of a text, without special tokens around it."""
+        entries: list[str] = self.convert_ids_to_tokens(self.encode(text, add_special_tokens=False))
+        return entries
 
     def token_text(self, token_id: int) -> str:
         """The text of one token alone, its leading space kept."""
@@ -242,6 +255,12 @@ class Tokenizer:
         """Text of the padding token; None without one."""
         return self.special_tokens_map.get("pad_token")
 
+    @pad_token.setter
+    def pad_token(self, token: str | None) -> None:
+        self.special_tokens_map.pop("pad_token", None)
+        if token is not None:
+            self.special_tokens_map["pad_token"] = token
+
     @property
     def pad_token_id(self) -> int | None:
         """Id of pad_token."""
@@ -292,13 +311,23 @@ class Tokenizer:
         self,
         conversation: Sequence[Any],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = False,
         continue_final_message: bool = False,
-        tokenize: bool = False,
+        tokenize: bool = True,
+        return_dict: bool = False,
         **template_kwargs: Any,
     ) -> Any:
-        """Text, or token ids with `tokenize`, of a conversation or of each of several."""
+        """Token ids of a conversation or of each of several; text without `tokenize`.
+
+        `return_dict` gives the ids with their attention mask. `template_kwargs` are variables of
+        the template. Raises ValueError for tokenizer options that are not here.
+        """
+        self._refuse(template_kwargs, _TOKENIZER_OPTIONS)
+        template_kwargs = {k: v for k, v in template_kwargs.items() if k not in _TOKENIZER_OPTIONS}
+        if documents is not None:
+            template_kwargs["documents"] = documents
         many = bool(conversation) and not isinstance(conversation[0], Mapping)
         texts = [
             self.render_chat(
@@ -311,10 +340,28 @@ class Tokenizer:
             )
             for messages in (conversation if many else [conversation])
         ]
-        results: list[Any] = (
-            self.encode_batch(texts, add_special_tokens=False) if tokenize else list(texts)
-        )
-        return results if many else results[0]
+        if not tokenize:
+            return texts if many else texts[0]
+        batch = self.encode_batch(texts, add_special_tokens=False)
+        ids: list[Any] = batch if many else batch[0]
+        return _with_mask(ids) if return_dict else ids
+
+    def _refuse(self, options: Mapping[str, Any], names: Iterable[str]) -> None:
+        """Raises ValueError for an option of transformers' that is set, among those of `names`."""
+        for name in names:
+            if options.get(name):
+                raise ValueError(
+                    f"{name}={options[name]!r} is not supported by this tokenizer: cut or pad the "
+                    "lists it returns, or use transformers.AutoTokenizer.from_pretrained("
+                    f"{self.name_or_path!r})"
+                )
+
+
+def _with_mask(ids: list[Any]) -> dict[str, Any]:
+    """Token ids of a text or of several, as transformers returns them."""
+    many = bool(ids) and isinstance(ids[0], list)
+    mask: list[Any] = [[1] * len(row) for row in ids] if many else [1] * len(ids)
+    return {"input_ids": ids, "attention_mask": mask}
 
 
 def _raise_typed(error: BaseException, source: str | Path, what: str) -> NoReturn:

@@ -15,7 +15,7 @@ using Counts = std::vector<int64_t>;
 
 TEST(AcceptanceStats, NothingRecordedHasNoRates) {
   const AcceptanceStats stats;
-  EXPECT_EQ(stats.mean_acceptance_length(), 0);
+  EXPECT_EQ(stats.mean_acceptance_length(), 1);
   EXPECT_EQ(stats.draft_acceptance_rate(), 0);
 }
 

@@ -154,7 +154,7 @@ TEST(Limits, TheDtypeIsOneTheDeviceComputesIn) {
   }
   config.dtype = "float16";
   EXPECT_EQ(resolve_dtype(config, model, DeviceKind::kGpu), DType::kF16);
-  EXPECT_EQ(refused_field([&] { resolve_dtype(config, model, DeviceKind::kCpu); }), "dtype");
+  EXPECT_EQ(resolve_dtype(config, model, DeviceKind::kCpu), DType::kBF16);
   config.dtype = "float32";
   EXPECT_EQ(resolve_dtype(config, model, DeviceKind::kCpu), DType::kF32);
   EXPECT_EQ(refused_field([&] { resolve_dtype(config, model, DeviceKind::kGpu); }), "dtype");

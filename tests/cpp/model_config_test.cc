@@ -54,6 +54,24 @@ TEST(ModelConfig, ReadsLlama) {
   EXPECT_EQ(config.rope.theta, 10000.0);
 }
 
+TEST(ModelConfig, OverridesReplaceKeysAndMergeObjects) {
+  TempDirectory directory;
+  directory.write(
+      "config.json",
+      config_json("LlamaForCausalLM", R"(,"rope_scaling":{"rope_type":"linear","factor":2.0})"));
+  const ModelConfig config = load_model_config(
+      directory.path(),
+      R"({"max_position_embeddings":512,"dtype":"float16","rope_scaling":{"factor":4.0}})");
+  EXPECT_EQ(config.max_position_embeddings, 512);
+  EXPECT_EQ(config.checkpoint_dtype, DType::kF16);
+  EXPECT_EQ(config.rope.kind, RopeKind::kLinear);
+  EXPECT_EQ(config.rope.factor, 4.0);
+  EXPECT_EQ(config.num_layers, 3);
+  for (const char* bad : {"[]", "3", "{", "nonsense"}) {
+    EXPECT_THROW(load_model_config(directory.path(), bad), InvalidArgument) << bad;
+  }
+}
+
 TEST(ModelConfig, ReadsLlamaBiasesAndHeadDim) {
   const ModelConfig config =
       load(config_json("LlamaForCausalLM", R"(,"attention_bias":true,"mlp_bias":true,"head_dim":32,

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "core/log.h"
 #include "model/weight_store.h"
@@ -201,6 +203,48 @@ TEST(WeightStore, ReadsSingleFile) {
   WeightStore store(directory.path());
   EXPECT_EQ(static_cast<const float*>(store.tensor("a", kTwo).data)[1], 3.0f);
   EXPECT_TRUE(store.unused().empty());
+}
+
+// Uniform in +-sqrt(3 / fan_in) has the variance 1 / fan_in, its fourth moment is 9/5 of that
+// squared.
+TEST(WeightStore, RandomTensorsAreUniformAndDecidedByTheirName) {
+  constexpr std::array<int64_t, 2> kShape = {300, 50};
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    ModelConfig config;
+    config.checkpoint_dtype = dtype;
+    const auto values_of = [&](const std::string& name) {
+      WeightStore store = WeightStore::random(config);
+      const TensorView view = store.tensor(name, kShape);
+      EXPECT_EQ(view.dtype, dtype);
+      EXPECT_TRUE(std::ranges::equal(view.shape, kShape));
+      std::vector<float> values(view.num_elements());
+      to_floats(view.data, dtype, values.size(), values.data());
+      store.release(name);
+      return values;
+    };
+    const std::vector<float> values = values_of("a");
+    double squares = 0, fourths = 0, product = 0;
+    const std::vector<float> others = values_of("b");
+    for (size_t i = 0; i < values.size(); ++i) {
+      EXPECT_LE(std::abs(values[i]), std::sqrt(3.0 / 50) * 1.01);
+      squares += values[i] * values[i] * 50;
+      fourths += std::pow(values[i], 4) * 50 * 50;
+      product += values[i] * others[i] * 50;
+    }
+    const double count = static_cast<double>(values.size());
+    EXPECT_NEAR(squares / count, 1.0, 0.03);
+    EXPECT_NEAR(fourths / count, 1.8, 0.1);
+    EXPECT_NEAR(product / count, 0.0, 0.04);
+    EXPECT_EQ(values_of("a"), values);
+  }
+}
+
+TEST(WeightStore, ARandomHeadIsThereUnlessItIsTied) {
+  ModelConfig config;
+  EXPECT_TRUE(WeightStore::random(config).contains("lm_head.weight"));
+  EXPECT_FALSE(WeightStore::random(config).contains("model.embed_tokens.weight"));
+  config.tie_word_embeddings = true;
+  EXPECT_FALSE(WeightStore::random(config).contains("lm_head.weight"));
 }
 
 TEST(WeightStore, FindsTensorsInTheirShards) {

@@ -29,7 +29,7 @@ def reference(smollm2: Path) -> Any:
 
 def chat_tokens(engine: Engine, prompt: str) -> list[int]:
     messages = [{"role": "user", "content": prompt}]
-    text = engine.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    text = engine.tokenizer.render_chat(messages)
     return engine.tokenizer.encode(text, add_special_tokens=False)
 
 

@@ -243,7 +243,7 @@ def test_metrics_add_up() -> None:
 def test_metrics_without_drafts_are_zero() -> None:
     for given in ([], [counts()]):
         metrics = SpeculativeDecodingMetrics.from_counts(given, K)
-        assert (metrics.mean_acceptance_length, metrics.draft_acceptance_rate) == (0.0, 0.0)
+        assert (metrics.mean_acceptance_length, metrics.draft_acceptance_rate) == (1.0, 0.0)
         assert metrics.acceptance_histogram == [0] * (K + 1)
 
 
@@ -487,7 +487,7 @@ def test_llm_takes_a_config_or_older_arguments(model: Path) -> None:
     output = older.generate("abab", text_params(), use_tqdm=False)[0]
     assert output.outputs == expected.outputs
     assert metrics_of(output).num_spec_tokens == metrics_of(expected).num_spec_tokens == 3
-    assert [drafter.name for drafter in older.get_metrics().drafters] == ["ngram"]
+    assert [drafter.name for drafter in older.llm_engine.stats().drafters] == ["ngram"]
 
 
 @pytest.mark.parametrize(

@@ -334,7 +334,7 @@ def test_a_missing_or_wrong_drafter(config: Any, message: str) -> None:
         ({"zzz": 3}, "unknown key 'zzz'; known are num_speculative_tokens"),
         ({"tensor_parallel_size": 1}, "draft_tensor_parallel_size"),
         ({"draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size=2"),
-        ({"max_model_len": 100}, "max_model_len=100.*leave it out"),
+        ({"max_model_len": 0}, "max_model_len must be in"),
         ({"quantization": "int8"}, 'belongs to the method "draft_model"'),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
         ({"parallel_drafting": True}, "parallel_drafting"),

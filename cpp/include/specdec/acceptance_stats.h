@@ -18,7 +18,7 @@ struct AcceptanceStats {
   // A step whose deepest draft had `max_depth` and that kept `num_accepted` tokens of `num_drafts`.
   void record(int num_drafts, int max_depth, int num_accepted);
   void merge(const AcceptanceStats& other);
-  double mean_acceptance_length() const;  // 1 + accepted / steps; 0 without steps
+  double mean_acceptance_length() const;  // 1 + accepted / steps; 1 without steps
   double draft_acceptance_rate() const;   // accepted / draft tokens; 0 without drafts
 };
 

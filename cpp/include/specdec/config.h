@@ -11,7 +11,12 @@ namespace specdec {
 struct EngineConfig {
   std::string model;           // directory with config.json and *.safetensors
   std::string dtype = "auto";  // "auto" (the checkpoint's), "bfloat16", "float32" (CPU only),
-                               // "float16" (GPU only)
+                               // "float16" (on a CPU bfloat16, with a warning)
+  // "auto", or "dummy": made-up weights of the right shapes, always the same ones; only config.json
+  // is read. Draft models have such weights, too.
+  std::string load_format = "auto";
+  // A JSON object whose keys replace those of config.json; empty: none. A draft model has its own.
+  std::string hf_overrides;
   // Of the weights: "auto" (as the checkpoint stores them), "none" (all at dtype), "int8", "int4";
   // see quantization.h. On a CPU products with integers round their inputs to 8 bits, too.
   std::string quantization = "auto";
@@ -59,6 +64,8 @@ struct ModelInfo {
   int head_dim = 0;
   int vocab_size = 0;  // rows of the output head
   int max_model_len = 0;
+  int max_num_seqs = 0;
+  int max_num_batched_tokens = 0;
   int num_threads = 0;
   int num_kv_blocks = 0;
   int block_size = 0;

@@ -47,6 +47,8 @@ struct DrafterConfig {
   // most, never an answer: exact verification compares with the target's own draws, and rejection
   // with the distribution the draft drew from, whatever that is.
   std::string quantization = "int8";
+  // draft_model: it drafts no further than this position; 0: as far as both models go.
+  int max_model_len = 0;
   DraftSampling sampling = DraftSampling::kCoupled;
   double min_confidence = 0.0;  // draft_model: stop below this probability of the path; 0: never
 

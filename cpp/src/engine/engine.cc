@@ -53,7 +53,8 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend) 
   if (config_.device == "auto") log_info("device='auto' is ", device.name);
   fill_defaults(config_, device.kind);
   const EngineConfig& config = config_;
-  const ModelConfig model = load_model_config(config.model);
+  ModelConfig model = load_model_config(config.model, config.hf_overrides);
+  model.random_weights = config.load_format == "dummy";
   backend_ = make_backend({.device = device.name,
                            .cpu_isa = config.cpu_isa,
                            .num_threads = config.num_threads,
@@ -133,6 +134,8 @@ void Engine::Impl::fill_model_info(const ModelConfig& model, const CacheSize& ca
   info_.head_dim = model.head_dim;
   info_.vocab_size = model.vocab_size;
   info_.max_model_len = cache.max_model_len;
+  info_.max_num_seqs = config_.max_num_seqs;
+  info_.max_num_batched_tokens = config_.max_num_batched_tokens;
   info_.num_threads = backend_->num_threads();
   info_.num_kv_blocks = cache.num_blocks;
   info_.block_size = config_.block_size;

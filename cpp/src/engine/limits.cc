@@ -83,6 +83,8 @@ void validate(const EngineConfig& config) {
           "dtype",
           str_cat("'", config.dtype,
                   "' is not supported; use 'auto', 'bfloat16', 'float16' or 'float32'"));
+  require(config.load_format == "auto" || config.load_format == "dummy", "load_format",
+          str_cat("'", config.load_format, "' is not supported; use 'auto' or 'dummy'"));
   parse_quantization(config.quantization);
   require(config.kv_cache_dtype == "auto" || config.kv_cache_dtype == "int8", "kv_cache_dtype",
           str_cat("'", config.kv_cache_dtype,
@@ -129,10 +131,11 @@ DType resolve_dtype(const EngineConfig& config, const ModelConfig& model, Device
     return DType::kF32;
   }
   if (config.dtype == "float16") {
-    require(on_gpu, "dtype",
-            "'float16' is not computed in on a CPU; use 'auto', 'bfloat16' or 'float32', or "
-            "device='cuda'");
-    return DType::kF16;
+    if (on_gpu) return DType::kF16;
+    log_warning(
+        "dtype='float16' is not computed in on a CPU; running in bfloat16 (dtype='float32' rounds "
+        "less)");
+    return DType::kBF16;
   }
   switch (model.checkpoint_dtype) {
     case DType::kBF16:

@@ -54,9 +54,13 @@ Speculator::Speculator(const EngineConfig& config, Backend& backend, const Model
     max_lens_.push_back(max_model_len);
     drafter_stats_.push_back({.name = method_name(drafter.method)});
     if (drafter.method != DraftMethod::kDraftModel) continue;
-    const ModelConfig model = load_model_config(drafter.model);
+    ModelConfig model = load_model_config(drafter.model);
+    model.random_weights = target.random_weights;
     check_vocabulary(model, target);
     max_lens_.back() = std::min(max_model_len, max_positions(model));
+    if (drafter.max_model_len > 0) {
+      max_lens_.back() = std::min(max_lens_.back(), drafter.max_model_len);
+    }
     runners_.back() = std::make_unique<ModelRunner>(
         model, drafter.model, backend,
         RunnerLimits{.max_model_len = max_lens_.back(),

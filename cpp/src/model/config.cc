@@ -357,6 +357,14 @@ std::vector<int32_t> parse_eos(const JsonFields& fields) {
   return ids;
 }
 
+nlohmann::json parse_overrides(const std::string& text) {
+  nlohmann::json overrides = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!overrides.is_object()) {
+    throw InvalidArgument("hf_overrides", "must be a JSON object whose keys are config.json's");
+  }
+  return overrides;
+}
+
 }  // namespace
 
 const std::vector<std::string>& known_architectures() {
@@ -380,10 +388,11 @@ std::vector<int32_t> load_eos_token_ids(const std::string& directory) {
   return {};
 }
 
-ModelConfig load_model_config(const std::string& directory) {
+ModelConfig load_model_config(const std::string& directory, const std::string& overrides) {
   require_directory(directory);
   const std::string path = (fs::path(directory) / "config.json").string();
-  const nlohmann::json json = read_json_object(path);
+  nlohmann::json json = read_json_object(path);
+  if (!overrides.empty()) json.update(parse_overrides(overrides), /*merge_objects=*/true);
   const JsonFields fields(path, json);
   const Family& family = find_family(fields);
   ModelConfig config;

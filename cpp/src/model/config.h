@@ -39,6 +39,7 @@ struct ModelConfig {
   std::string model_type;
   DType checkpoint_dtype = DType::kF32;  // dtype / torch_dtype of config.json
   std::string stored_format;             // of matrices held in fewer bits: "gguf q4_k"; empty: none
+  bool random_weights = false;           // made up, not the checkpoint's
   ScaleBlock scale_block;                // of matrices of 8-bit floats with block scales
   int num_layers = 0;
   int hidden_size = 0;
@@ -76,8 +77,9 @@ struct ModelConfig {
   std::vector<int32_t> eos_token_ids;  // of generation_config.json, else config.json
 };
 
-// Reads `directory`/config.json. Throws CheckpointError (missing, malformed, unknown architecture —
-// the message lists the known ones).
-ModelConfig load_model_config(const std::string& directory);
+// Reads `directory`/config.json; the keys of `overrides`, a JSON object or empty, replace its own.
+// Throws CheckpointError (missing, malformed, unknown architecture — the message lists the known
+// ones).
+ModelConfig load_model_config(const std::string& directory, const std::string& overrides = "");
 
 }  // namespace specdec

@@ -65,7 +65,8 @@ class Loader {
       : config_(config),
         quantization_(quantization),
         names_(names_of(config)),
-        store_(directory, config.scale_block),
+        store_(config.random_weights ? WeightStore::random(config)
+                                     : WeightStore(directory, config.scale_block)),
         backend_(backend) {}
 
   DecoderWeights load();

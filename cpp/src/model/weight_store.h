@@ -24,10 +24,16 @@ class WeightStore {
   // `scale_block`: of matrices of 8-bit floats that have block scales.
   explicit WeightStore(const std::string& directory, ScaleBlock scale_block = {});
 
+  // No files: whatever tensor is asked for is there, in the config's dtype, with random values that
+  // its name and shape decide. A head of its own is there unless the embeddings are tied.
+  static WeightStore random(const ModelConfig& config);
+
   // The file that says which tensors there are: model.safetensors or the index.
   const std::string& source() const { return source_; }
 
-  bool contains(const std::string& name) const { return shard_of_.contains(name); }
+  bool contains(const std::string& name) const {
+    return is_random_ ? has_random_head_ && name == "lm_head.weight" : shard_of_.contains(name);
+  }
   // Throws CheckpointError when there is no such tensor.
   const std::vector<int64_t>& shape(const std::string& name) const;
 
@@ -47,17 +53,23 @@ class WeightStore {
   std::vector<std::string> unused() const;
 
  private:
+  WeightStore() = default;
+
   void open_index(const std::string& directory);
   const SafetensorsFile& shard(const std::string& name) const;
   const SafetensorsEntry& checked_entry(const std::string& name,
                                         std::span<const int64_t> expected_shape) const;
   TensorView read(const std::string& name);
+  TensorView random_tensor(const std::string& name, std::span<const int64_t> shape);
   WeightView int_matrix(const std::string& name, int64_t rows, int64_t in_features);
   WeightView fp8_matrix(const std::string& name, int64_t rows, int64_t in_features);
   // "<name>.scales" or "<name>.mins" of a matrix of integers.
   const uint16_t* group_values(const std::string& name, int64_t rows, int64_t num_groups);
 
   std::string source_;
+  bool is_random_ = false;
+  bool has_random_head_ = false;
+  DType random_dtype_ = DType::kF32;
   ScaleBlock scale_block_;
   std::vector<std::unique_ptr<SafetensorsFile>> shards_;
   std::map<std::string, const SafetensorsFile*> shard_of_;  // by tensor

@@ -45,7 +45,7 @@ void AcceptanceStats::merge(const AcceptanceStats& other) {
 }
 
 double AcceptanceStats::mean_acceptance_length() const {
-  return num_steps == 0 ? 0 : 1 + static_cast<double>(num_accepted_tokens) / num_steps;
+  return num_steps == 0 ? 1 : 1 + static_cast<double>(num_accepted_tokens) / num_steps;
 }
 
 double AcceptanceStats::draft_acceptance_rate() const {

@@ -48,9 +48,15 @@ def cached_snapshot(repo_id: str, revision: str | None = None) -> Path | None:
 
 
 def download_snapshot(
-    repo_id: str, *, revision: str | None = None, progress: ProgressCallback | None = None
+    repo_id: str,
+    *,
+    revision: str | None = None,
+    weights: bool = True,
+    progress: ProgressCallback | None = None,
 ) -> Path:
     """Downloads what the engine reads of a repository and returns its directory.
+
+    Without `weights`: its configuration and tokenizer.
 
     Raises HubUnreachableError within a few seconds if the hub does not answer,
     ModelNotFoundError if it has no such repository or revision, CheckpointError if the repository
@@ -58,7 +64,7 @@ def download_snapshot(
     """
     hub = _import_hub(repo_id)
     files = _list_files(repo_id, revision)
-    wanted = _wanted_files(repo_id, files)
+    wanted = _wanted_files(repo_id, files, weights)
     meter = ProgressMeter(progress, sum(files[name] for name in wanted), "download")
     directories: set[Path] = set()
     for name in wanted:
@@ -101,9 +107,11 @@ def _list_files(repo_id: str, revision: str | None) -> dict[str, int]:
     return {s.rfilename: int(s.size or 0) for s in siblings if "/" not in s.rfilename}
 
 
-def _wanted_files(repo_id: str, files: dict[str, int]) -> list[str]:
+def _wanted_files(repo_id: str, files: dict[str, int], with_weights: bool) -> list[str]:
     """Configuration and tokenizer files, and one form of the weights: safetensors if there are."""
     small = [name for name in files if name.endswith(_SMALL_FILES)]
+    if not with_weights and "config.json" in files:
+        return small
     for stem, ending in (("model", ".safetensors"), ("pytorch_model", ".bin")):
         weights = [n for n in files if n.startswith(stem) and n.endswith(ending)]
         if weights and "config.json" in files:

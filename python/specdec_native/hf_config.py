@@ -1,0 +1,70 @@
+"""config.json as Python sees it, with what a user puts over it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+HfOverrides = Mapping[str, Any] | Callable[[Any], Any]
+
+
+class HfConfig(dict[str, Any]):
+    """A JSON object whose keys are attributes, too, as those of transformers' configurations."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"config.json has no key {name!r}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+def load_hf_config(directory: Path, overrides: HfOverrides | None) -> HfConfig:
+    """config.json of `directory` with `overrides` put over it.
+
+    A mapping replaces keys, within objects key by key; a function is given the configuration and
+    returns it changed. Raises ValueError.
+    """
+    file = directory / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"), object_hook=HfConfig)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: not valid JSON ({error})") from error
+    if not isinstance(config, HfConfig):
+        raise ValueError(f"{file}: expected a JSON object")
+    if isinstance(overrides, Mapping):
+        _merge(config, overrides)
+    elif overrides is not None:
+        config = overrides(config)
+        if not isinstance(config, HfConfig):
+            raise ValueError(
+                "hf_overrides: the function must return the configuration it was given, not "
+                f"{config!r:.80}"
+            )
+    return config
+
+
+def check_hf_overrides(overrides: Any) -> None:
+    """Raises ValueError unless it is None, a mapping or a function."""
+    if overrides is not None and not isinstance(overrides, Mapping) and not callable(overrides):
+        raise ValueError(f"hf_overrides must be a dict or a function, got {overrides!r:.80}")
+
+
+def as_json(config: HfConfig) -> str:
+    """The text the core reads. Raises ValueError naming what JSON cannot hold."""
+    try:
+        return json.dumps(config)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"hf_overrides: not JSON ({error})") from error
+
+
+def _merge(target: dict[str, Any], updates: Mapping[str, Any]) -> None:
+    for key, value in updates.items():
+        if isinstance(value, Mapping) and isinstance(target.get(key), dict):
+            _merge(target[key], value)
+        else:
+            target[key] = value

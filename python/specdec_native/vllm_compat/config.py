@@ -1,0 +1,129 @@
+"""What was resolved for an engine, under vLLM's names: `vllm_config.model_config.max_model_len`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specdec_native import _core
+from specdec_native.hf_config import HfConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """The model. `model` is its directory; `dtype` is a name such as "bfloat16"."""
+
+    model: str
+    max_model_len: int
+    dtype: str
+    seed: int
+    hf_config: HfConfig
+    info: _core.ModelInfo
+
+    @property
+    def hf_text_config(self) -> HfConfig:
+        """hf_config."""
+        return self.hf_config
+
+    def get_vocab_size(self) -> int:
+        """Rows of the output head."""
+        return self.info.vocab_size
+
+    def get_hidden_size(self) -> int:
+        """Width of the residual stream."""
+        return self.info.hidden_size
+
+    def get_head_size(self) -> int:
+        """Width of an attention head."""
+        return self.info.head_dim
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheConfig:
+    """The KV cache."""
+
+    block_size: int
+    num_gpu_blocks: int
+    cache_dtype: str
+    enable_prefix_caching: bool
+    gpu_memory_utilization: float
+
+
+@dataclasses.dataclass(frozen=True)
+class SchedulerConfig:
+    """How much runs in one step."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    async_scheduling: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelConfig:
+    """One process on one device."""
+
+    world_size: int = 1
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    data_parallel_rank: int = 0
+
+
+class SpeculativeConfig(HfConfig):
+    """The keys of speculative_config as given, and the longest draft as resolved."""
+
+    def __getattr__(self, name: str) -> Any:
+        """None for a key that was left out, as in vLLM."""
+        return None if not name.startswith("__") and name not in self else super().__getattr__(name)
+
+
+@dataclasses.dataclass(frozen=True)
+class VllmConfig:
+    """All of it. `speculative_config` is None where the engine does not speculate."""
+
+    model_config: ModelConfig
+    cache_config: CacheConfig
+    scheduler_config: SchedulerConfig
+    parallel_config: ParallelConfig
+    speculative_config: SpeculativeConfig | None
+
+
+def make_vllm_config(
+    config: _core.EngineConfig,
+    info: _core.ModelInfo,
+    directory: Path,
+    hf_config: HfConfig,
+    speculative_config: Mapping[str, Any] | None,
+) -> VllmConfig:
+    """The facts of an engine that was made of `config`."""
+    speculative = None
+    if speculative_config is not None:
+        speculative = SpeculativeConfig(speculative_config)
+        speculative["num_speculative_tokens"] = config.speculative.num_speculative_tokens
+    return VllmConfig(
+        model_config=ModelConfig(
+            model=str(directory),
+            max_model_len=info.max_model_len,
+            dtype=info.dtype,
+            seed=config.seed,
+            hf_config=hf_config,
+            info=info,
+        ),
+        cache_config=CacheConfig(
+            block_size=info.block_size,
+            num_gpu_blocks=info.num_kv_blocks,
+            cache_dtype=info.kv_cache_dtype,
+            enable_prefix_caching=config.enable_prefix_caching,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+        ),
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=info.max_num_seqs,
+            max_num_batched_tokens=info.max_num_batched_tokens,
+            max_model_len=info.max_model_len,
+        ),
+        parallel_config=ParallelConfig(),
+        speculative_config=speculative,
+    )

@@ -1,0 +1,44 @@
+"""Names of vLLM's that are not here, and what to do without them."""
+
+from __future__ import annotations
+
+_POOLING = "only text generation is supported; use sentence-transformers or transformers"
+_ASYNC = "use Engine.stream(), which several threads may call at the same time"
+_STRUCTURED = "structured outputs are not supported; use allowed_token_ids, or check the text"
+_ONE_PROCESS = "the engine runs in this process, on one device"
+
+# Names one would import.
+MISSING_NAMES = {
+    "AsyncEngineArgs": _ASYNC,
+    "AsyncLLM": _ASYNC,
+    "AsyncLLMEngine": _ASYNC,
+    "ClassificationOutput": _POOLING,
+    "ClassificationRequestOutput": _POOLING,
+    "EmbeddingOutput": _POOLING,
+    "EmbeddingRequestOutput": _POOLING,
+    "EmbedsPrompt": "prompt embeddings are not supported; give text or token ids",
+    "GuidedDecodingParams": _STRUCTURED,
+    "LoRARequest": "merge the adapter into the checkpoint",
+    "ModelRegistry": "models cannot be registered; the README lists the families",
+    "PoolingOutput": _POOLING,
+    "PoolingParams": _POOLING,
+    "PoolingRequestOutput": _POOLING,
+    "ScoringOutput": _POOLING,
+    "ScoringRequestOutput": _POOLING,
+    "StructuredOutputsParams": _STRUCTURED,
+    "initialize_ray_cluster": _ONE_PROCESS,
+}
+
+# Methods of LLM.
+MISSING_METHODS = {
+    "apply_model": "there is no torch module behind it",
+    "classify": _POOLING,
+    "collective_rpc": _ONE_PROCESS,
+    "embed": _POOLING,
+    "encode": f"{_POOLING}; get_tokenizer().encode() gives token ids",
+    "release_kv_cache_memory": "close the engine, llm.llm_engine.close(), and make another",
+    "reward": _POOLING,
+    "score": _POOLING,
+    "sleep": "close the engine, llm.llm_engine.close(), and make another",
+    "wake_up": "close the engine, llm.llm_engine.close(), and make another",
+}

@@ -1,0 +1,600 @@
+"""What a script written for vLLM finds: arguments, names, metrics, engine, drafters."""
+
+import dataclasses
+import importlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import specdec_native
+import tiny_text_model
+from specdec_native import (
+    LLM,
+    Counter,
+    Engine,
+    EngineArgs,
+    Gauge,
+    LLMEngine,
+    RequestOutput,
+    SamplingParams,
+    Vector,
+    cleanup_dist_env_and_memory,
+)
+from specdec_native.vllm_compat.arguments import (
+    ENGINE_ARGUMENTS,
+    FIXED_ARGUMENTS,
+    IGNORED_ARGUMENTS,
+    engine_options,
+)
+from specdec_native.vllm_compat.missing import MISSING_METHODS, MISSING_NAMES
+from tiny_text_model import TEXT_TOKEN_IDS
+
+OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": 96}
+PARAMS = SamplingParams(
+    temperature=0, max_tokens=20, ignore_eos=True, allowed_token_ids=TEXT_TOKEN_IDS
+)
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_text_model.add_text(checkpoint("llama"), tmp_path_factory.mktemp("text") / "llama")
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path) -> LLM:
+    return LLM(model, **OPTIONS)
+
+
+def texts(outputs: list[RequestOutput]) -> list[str]:
+    return [output.outputs[0].text for output in outputs]
+
+
+# -- arguments
+
+
+# Defaults of vLLM 0.33 that are neither None nor empty, and values its tests and examples give.
+GIVEN: dict[str, Any] = {
+    "async_scheduling": True,
+    "attention_config": {"backend": "FLASH_ATTN"},
+    "compilation_config": {"mode": 0},
+    "config_format": "auto",
+    "convert": "auto",
+    "data_parallel_backend": "mp",
+    "disable_chunked_mm_input": False,
+    "disable_log_stats": False,
+    "disable_sliding_window": False,
+    "distributed_executor_backend": "mp",
+    "guided_decoding_backend": "auto",
+    "kernel_config": {"enable_flashinfer_autotune": False},
+    "limit_mm_per_prompt": {"image": 5},
+    "load_format": "safetensors",
+    "logprobs_mode": "raw_logprobs",
+    "max_logprobs": 20,
+    "max_num_scheduled_tokens": 64,
+    "mm_processor_cache_gb": 4,
+    "nnodes": 1,
+    "per_request_spec_decode_metrics": "detailed",
+    "runner": "generate",
+    "scheduling_policy": "priority",
+    "swap_space": 4,
+    "tensor_parallel_size": 1,
+    "tokenizer_mode": "auto",
+    "worker_cls": "auto",
+}
+
+
+def test_vllms_arguments_change_no_answer(model: Path, llm: LLM) -> None:
+    given = LLM(model, **OPTIONS, **GIVEN)
+    assert texts(given.generate("abc", PARAMS)) == texts(llm.generate("abc", PARAMS))
+
+
+def test_every_argument_is_in_one_table() -> None:
+    names = [*ENGINE_ARGUMENTS, *FIXED_ARGUMENTS, *" ".join(IGNORED_ARGUMENTS.values()).split()]
+    assert len(names) == len(set(names)) > 250
+    assert set(names) < {field.name for field in dataclasses.fields(EngineArgs)}
+
+
+def test_what_is_ignored_is_logged_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="specdec_native"):
+        assert engine_options({"swap_space": 4, "nnodes": 1, "kernel_config": None}) == {}
+    assert "ignored, as the cache is this engine's own: swap_space" in caplog.text
+    assert "kernel_config" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"enable_lora": True}, ValueError, "enable_lora=True.*merge the adapter"),
+        ({"enable_prompt_embeds": True}, ValueError, "enable_prompt_embeds=True.*token ids"),
+        ({"runner": "pooling"}, ValueError, "runner='pooling'.*only text generation"),
+        ({"device_ids": [1]}, ValueError, r'device_ids=\[1\].*device="cuda:N"'),
+        ({"disable_sliding_window": True}, ValueError, "disable_sliding_window=True"),
+        ({"watermark_config": {"key": 1}}, ValueError, "watermark_config"),
+        ({"enable_lroa": True}, TypeError, "enable_lroa.*enable_lora"),
+    ],
+)
+def test_what_would_change_answers_is_refused(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        engine_options(arguments)
+
+
+@pytest.mark.parametrize("length", [-1, "auto"])
+def test_an_automatic_length_is_what_the_cache_holds(model: Path, length: Any) -> None:
+    engine = LLM(model, dtype="float32", max_model_len=length, num_gpu_blocks_override=3).llm_engine
+    assert engine.vllm_config.model_config.max_model_len == 48
+    with pytest.raises(ValueError, match="Please reduce the length"):
+        engine.add_request("0", [5] * 58, PARAMS)
+
+
+# -- names
+
+
+def test_names_that_are_not_here_come_with_advice() -> None:
+    for name, advice in MISSING_NAMES.items():
+        with pytest.raises(ImportError) as error:
+            exec(f"from specdec_native import {name}")
+        assert name in str(error.value) and advice in str(error.value)
+        assert not hasattr(importlib.import_module("specdec_native.llm"), name)
+    with pytest.raises(AttributeError, match="nonsense"):
+        specdec_native.nonsense  # noqa: B018
+    for name in specdec_native.__all__:
+        assert getattr(specdec_native, name) is not None
+
+
+def test_methods_that_are_not_here_come_with_advice(llm: LLM) -> None:
+    for name, advice in MISSING_METHODS.items():
+        assert not hasattr(llm, name)
+        with pytest.raises(AttributeError) as error:
+            getattr(llm, name)(["text"])
+        assert f"LLM.{name}" in str(error.value) and advice in str(error.value)
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        llm.nonsense  # noqa: B018
+
+
+def test_helpers_that_scripts_call_at_their_ends(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    llm = LLM(model, **OPTIONS)
+    llm.start_profile()
+    assert "no profiler" in caplog.text
+    llm.stop_profile()
+    assert llm.get_world_size() == 1
+    assert llm.reset_prefix_cache()
+    llm.myself = llm  # type: ignore[attr-defined] # a cycle, which only the collector ends
+    freed: list[int] = []
+    importlib.import_module("weakref").finalize(llm, freed.append, 1)
+    del llm
+    cleanup_dist_env_and_memory()
+    assert freed == [1]
+
+
+# -- arguments as an object
+
+
+def test_engine_args_make_every_class(model: Path, llm: LLM) -> None:
+    args = EngineArgs(model=str(model), **OPTIONS, swap_space=2)
+    assert (args.tensor_parallel_size, args.max_num_seqs) == (1, None)
+    expected = texts(llm.generate(["abc", "xyz"], PARAMS))
+    for same in (LLM(**dataclasses.asdict(args)), LLM.from_engine_args(args)):
+        assert texts(same.generate(["abc", "xyz"], PARAMS)) == expected
+    assert LLMEngine.from_engine_args(args).model_config.max_model_len == 96
+    with pytest.raises(TypeError, match="nonsense"):
+        EngineArgs(model=str(model), nonsense=1)
+    with pytest.raises(ValueError, match="tensor_parallel_size=2"):
+        LLM.from_engine_args(EngineArgs(model=str(model), tensor_parallel_size=2))
+
+
+def test_the_engine_is_stepped_as_in_vllm(model: Path, llm: LLM) -> None:
+    engine = LLMEngine.from_engine_args(EngineArgs(model=str(model), **OPTIONS))
+    expected = texts(llm.generate(["abc", "xyz"], PARAMS))
+    assert engine.add_request("0", "abc", PARAMS) == "0"
+    engine.add_request(request_id="1", prompt="xyz", params=PARAMS, priority=3)
+    engine.add_request("2", "never", PARAMS, arrival_time=time.time())
+    assert engine.get_num_unfinished_requests() == 3
+    engine.abort_request(["2", "unknown"])
+    found: dict[str, str] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                found[output.request_id] = output.outputs[0].text
+    assert found == {"0": expected[0], "1": expected[1]}
+    assert engine.get_num_unfinished_requests() == 0
+    assert texts(list(engine.stream("abc", PARAMS))[-1:]) == expected[:1]  # Engine's
+    with pytest.raises(TypeError, match="request_id must be a string.*prompt, params"):
+        engine.add_request("abc" and 3, "abc", PARAMS)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"lora_request.*merge"):
+        engine.add_request("3", "abc", PARAMS, lora_request=object())
+
+
+def test_what_was_resolved_is_found_by_vllms_names(model: Path, llm: LLM) -> None:
+    config = json.loads((model / "config.json").read_text())
+    engine = llm.llm_engine
+    assert engine.model_config.max_model_len == llm.model_config.max_model_len == 96
+    assert engine.model_config.hf_config.num_hidden_layers == config["num_hidden_layers"]
+    assert engine.model_config.get_vocab_size() == config["vocab_size"]
+    assert engine.vllm_config.model_config.dtype == "float32"
+    assert engine.vllm_config.cache_config.block_size == 16
+    assert engine.vllm_config.scheduler_config.max_num_batched_tokens == 512
+    assert engine.vllm_config.parallel_config.tensor_parallel_size == 1
+    assert engine.vllm_config.speculative_config is None
+    with pytest.raises(AttributeError, match="no_such_key"):
+        engine.model_config.hf_config.no_such_key  # noqa: B018
+
+
+# -- requests
+
+
+def test_priorities_are_checked_and_change_nothing(llm: LLM) -> None:
+    expected = texts(llm.generate(["abc", "xyz"], PARAMS))
+    for priority in (1, [2, -1], (0, 0)):
+        assert texts(llm.generate(["abc", "xyz"], PARAMS, priority=priority)) == expected
+    conversation = [{"role": "user", "content": "hi"}]
+    assert len(llm.chat([conversation] * 2, PARAMS, priority=[1, 0])) == 2
+    assert len(llm.chat(conversation, PARAMS, priority=[1])) == 1
+    for wrong in ([1], [1, 2, 3]):
+        with pytest.raises(ValueError, match=r"priority has \d entries for 2 prompts"):
+            llm.generate(["abc", "xyz"], PARAMS, priority=wrong)
+        with pytest.raises(ValueError, match=r"priority has \d entries for 2 prompts"):
+            llm.chat([conversation] * 2, PARAMS, priority=wrong)
+    for bad in ("ab", 1.5):
+        with pytest.raises(ValueError, match="priority must be an integer"):
+            llm.generate(["abc", "xyz"], PARAMS, priority=bad)
+
+
+def test_empty_media_are_text(llm: LLM) -> None:
+    expected = texts(llm.generate("abc", PARAMS))
+    prompt: Any = {"prompt": "abc", "multi_modal_data": {}, "mm_processor_kwargs": {}}
+    assert texts(llm.generate(prompt, PARAMS)) == expected
+    assert texts(llm.generate("abc", PARAMS, lora_request=[None])) == expected
+    with pytest.raises(ValueError, match="multi_modal_data"):
+        llm.generate(prompt | {"multi_modal_data": {"image": 1}}, PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("", "decoder prompt cannot be empty"),
+        ({"prompt_token_ids": [999999]}, "out of vocabulary"),
+        ({"prompt_token_ids": [5] * 96}, "maximum context length is 96 tokens"),
+        ({"prompt_token_ids": [5] * 96}, "longer than the maximum model length of 96"),
+    ],
+)
+def test_errors_have_the_words_others_look_for(llm: LLM, prompt: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        llm.generate(prompt, PARAMS)
+
+
+def test_older_parameters_may_have_their_neutral_values() -> None:
+    neutral: dict[str, Any] = {
+        "use_beam_search": False,
+        "length_penalty": 1.0,
+        "early_stopping": False,
+    }
+    assert SamplingParams(temperature=0.5, n=2, best_of=2, **neutral) == SamplingParams(
+        temperature=0.5, n=2
+    )
+    for name in (*neutral, "best_of"):
+        wrong: dict[str, Any] = {name: 3}
+        with pytest.raises(ValueError, match=name):
+            SamplingParams(n=2, **wrong)
+
+
+def test_arrival_is_on_the_wall_clock(llm: LLM) -> None:
+    before = time.time()
+    metrics = llm.generate("abc", PARAMS)[0].metrics
+    assert metrics is not None
+    assert before - 1 < metrics.arrival_time < metrics.finished_time < time.time() + 1
+
+
+# -- metrics
+
+
+def test_metrics_have_vllms_names(model: Path) -> None:
+    llm = LLM(model, **OPTIONS, speculative_config={"method": "ngram", "num_speculative_tokens": 3})
+    outputs = llm.generate([[7, 8, 9] * 14] * 2, PARAMS)
+    metrics = {metric.name: metric for metric in llm.get_metrics()}
+    values = {name: m.value for name, m in metrics.items() if isinstance(m, (Counter, Gauge))}
+    assert values["vllm:prompt_tokens"] == sum(len(o.prompt_token_ids or []) for o in outputs)
+    assert values["vllm:prefix_cache_hits"] == sum(o.num_cached_tokens or 0 for o in outputs)
+    assert values["vllm:generation_tokens"] == 2 * 20
+    assert values["vllm:request_success"] == 2
+    assert values["vllm:num_requests_running"] == 0
+    drafts = [o.metrics.speculative_decoding for o in outputs if o.metrics]
+    for name, attribute in {
+        "num_drafts": "num_spec_steps",
+        "num_draft_tokens": "num_draft_tokens",
+        "num_accepted_tokens": "num_accepted_draft_tokens",
+    }.items():
+        total = sum(getattr(d, attribute) for d in drafts)
+        assert values[f"vllm:spec_decode_{name}"] == total
+    by_position = metrics["vllm:spec_decode_num_accepted_tokens_per_pos"]
+    assert isinstance(by_position, Vector) and len(by_position.values) == 3
+    assert sum(by_position.values) == values["vllm:spec_decode_num_accepted_tokens"]
+    assert metrics["vllm:prompt_tokens"].labels["model_name"] == str(model)
+
+
+def test_without_speculation_there_are_no_metrics_of_drafts(llm: LLM) -> None:
+    assert not any("spec_decode" in metric.name for metric in llm.get_metrics())
+    assert llm.llm_engine.stats().speculative_decoding is None
+
+
+# -- drafters written for vLLM
+
+PROPOSERS = '''
+import numpy
+
+class Repeat:
+    """Drafts the answer it is given, and keeps what it was called with."""
+
+    answer = []
+    calls = []
+
+    def __init__(self, vllm_config):
+        self.tokens = vllm_config.speculative_config.num_speculative_tokens
+        self.max_model_len = vllm_config.model_config.max_model_len
+        assert vllm_config.speculative_config.parallel_drafting is None
+        Repeat.made = vllm_config
+
+    def propose(self, sampled_token_ids, num_tokens_no_spec, token_ids_cpu, slot_mappings=None):
+        assert slot_mappings is None and token_ids_cpu.shape == (1, self.max_model_len)
+        drafts = []
+        for row, sampled in enumerate(sampled_token_ids):
+            known = token_ids_cpu[row, : num_tokens_no_spec[row]].tolist()
+            assert known[-len(sampled):] == sampled
+            Repeat.calls.append(known)
+            drafts.append(Repeat.answer[len(known):][: self.tokens])
+        return drafts
+
+
+class Optional(Repeat):
+    def __init__(self, vllm_config=None):
+        super().__init__(vllm_config)
+
+
+class TwoDrafts(Repeat):
+    def propose(self, *_, **__):
+        return [[1], [2]]
+
+
+class Array(Repeat):
+    def propose(self, *arguments, **options):
+        return numpy.array([super().propose(*arguments, **options)[0] or [3]])
+
+
+class Ours:
+    def __init__(self, width=1):
+        self.width = width
+
+    def propose(self, tokens, max_tokens):
+        return Repeat.answer[len(tokens):][: max_tokens]
+
+
+class NeedsMore:
+    def __init__(self, a, b):
+        pass
+
+    def propose(self, tokens, max_tokens):
+        return []
+'''
+
+
+@pytest.fixture
+def proposers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (tmp_path / "my_proposers.py").write_text(PROPOSERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("my_proposers")
+    del sys.modules["my_proposers"]
+
+
+def speculating(model: Path, name: str) -> LLM:
+    config = {"model": f"my_proposers.{name}", "num_speculative_tokens": 4}
+    return LLM(model, **OPTIONS, speculative_config={**config, "draft_length_policy": "fixed"})
+
+
+@pytest.mark.parametrize("name", ["Repeat", "Optional", "Array", "Ours"])
+def test_a_proposer_of_vllms_drafts(proposers: Any, model: Path, llm: LLM, name: str) -> None:
+    expected = llm.generate("abc", PARAMS)[0]
+    prompt = expected.prompt_token_ids or []
+    answer = list(expected.outputs[0].token_ids)
+    proposers.Repeat.answer = prompt + answer
+    found = speculating(model, name).generate("abc", PARAMS)[0]
+    assert found.outputs[0] == expected.outputs[0]
+    metrics = found.outputs[0].speculative_decoding
+    assert metrics is not None
+    # 20 tokens: one of the prompt's pass, three steps of four drafts and one, one of three and one.
+    assert (metrics.num_spec_steps, metrics.num_accepted_draft_tokens) == (4, 15)
+    if name != "Ours":
+        whole = prompt + answer
+        assert proposers.Repeat.calls[0] == whole[: len(prompt) + 1]
+        assert all(call == whole[: len(call)] for call in proposers.Repeat.calls)
+        assert proposers.Repeat.made.model_config.max_model_len == 96
+
+
+def test_requests_of_a_batch_do_not_mix_in_a_proposer(
+    proposers: Any, model: Path, llm: LLM
+) -> None:
+    prompts = ["abc", "a longer one", "x"]
+    proposers.Repeat.answer = [5] * 96
+    assert texts(speculating(model, "Repeat").generate(prompts, PARAMS)) == texts(
+        llm.generate(prompts, PARAMS)
+    )
+
+
+def test_a_proposer_that_is_wrong_says_so(proposers: Any, model: Path) -> None:
+    with pytest.raises(RuntimeError, match="TwoDrafts must return.*each of the requests"):
+        speculating(model, "TwoDrafts").generate("abc", PARAMS)
+    with pytest.raises(TypeError, match="NeedsMore"):
+        speculating(model, "NeedsMore")
+
+
+# -- checkpoints
+
+
+def test_dummy_weights_need_no_weight_files(model: Path, tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    shutil.copytree(model, files, ignore=shutil.ignore_patterns("*.safetensors*"))
+    dummy = LLM(files, load_format="dummy", **OPTIONS)
+    again = LLM(model, load_format="dummy", **OPTIONS, num_threads=1)
+    loaded = LLM(model, load_format="auto", **OPTIONS)
+    answers = [one.generate(["abc", "xyz"], PARAMS) for one in (dummy, again, loaded)]
+    assert texts(answers[0]) == texts(answers[1]) != texts(answers[2])
+    info, expected = (one.llm_engine.model_info() for one in (dummy, loaded))
+    for name in ("num_parameters", "weight_bytes", "weight_format", "vocab_size"):
+        assert getattr(info, name) == getattr(expected, name)
+    with pytest.raises(ValueError, match="no model"):
+        LLM(files, **OPTIONS)
+
+
+@pytest.mark.parametrize("variant", ["opt", "mixtral", "qwen3", "qwen2"])
+def test_every_family_has_dummy_weights(checkpoint: Callable[[str], Path], variant: str) -> None:
+    options: dict[str, Any] = {"max_model_len": 64, "num_kv_blocks": 8}
+    found = Engine(checkpoint(variant), load_format="dummy", **options)
+    loaded = Engine(checkpoint(variant), **options)
+    assert found.model_info().num_parameters == loaded.model_info().num_parameters
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=2, ignore_eos=True)
+    output = found.generate([5, 6, 7], params)[0].outputs[0]
+    for position in output.logprobs or []:
+        assert all(-50 < entry.logprob <= 0 for entry in position.values())
+
+
+def test_a_draft_model_of_dummy_weights_is_the_same_one(model: Path, tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    shutil.copytree(model, files, ignore=shutil.ignore_patterns("*.safetensors*"))
+    config = {
+        "model": str(files),
+        "quantization": "none",
+        "num_speculative_tokens": 3,
+        "draft_length_policy": "fixed",
+    }
+    llm = LLM(files, load_format="dummy", **OPTIONS, speculative_config=config)
+    metrics = llm.generate("abc", PARAMS)[0].outputs[0].speculative_decoding
+    assert metrics is not None and metrics.draft_acceptance_rate == 1.0
+
+
+def scaled(config: Any) -> Any:
+    config.update({"max_position_embeddings": config.max_position_embeddings * 2})
+    config.rms_norm_eps = 0.5
+    return config
+
+
+@pytest.mark.parametrize("as_function", [False, True])
+def test_overrides_are_as_good_as_the_file(
+    model: Path, tmp_path: Path, llm: LLM, as_function: bool
+) -> None:
+    config = json.loads((model / "config.json").read_text())
+    overrides = {
+        "max_position_embeddings": 2 * config["max_position_embeddings"],
+        "rms_norm_eps": 0.5,
+    }
+    edited = tmp_path / "edited"
+    shutil.copytree(model, edited)
+    (edited / "config.json").write_text(json.dumps(config | overrides))
+    given = LLM(model, dtype="float32", hf_overrides=scaled if as_function else overrides)
+    written = LLM(edited, dtype="float32")
+    found = texts(given.generate("abc", PARAMS))
+    assert found == texts(written.generate("abc", PARAMS)) != texts(llm.generate("abc", PARAMS))
+    assert given.model_config.max_model_len == written.model_config.max_model_len
+    assert given.model_config.hf_config == json.loads((edited / "config.json").read_text())
+
+
+def test_a_generation_config_may_lie_elsewhere(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "generation"
+    folder.mkdir()
+    (folder / "generation_config.json").write_text(
+        json.dumps({"temperature": 0.3, "top_k": 7, "eos_token_id": [4, 5]})
+    )
+    llm = LLM(model, **OPTIONS, generation_config=str(folder))
+    assert llm.get_default_sampling_params() == SamplingParams(temperature=0.3, top_k=7)
+    assert llm.llm_engine.eos_token_ids == [4, 5, tiny_text_model.END]
+    over = LLM(
+        model,
+        **OPTIONS,
+        generation_config=str(folder),
+        override_generation_config={"temperature": 0.9, "max_new_tokens": 3},
+    )
+    expected = SamplingParams(temperature=0.9, top_k=7, max_tokens=3)
+    assert over.get_default_sampling_params() == expected
+    assert len(over.generate("abc")[0].outputs[0].token_ids) <= 3
+    alone = LLM(
+        model, **OPTIONS, generation_config="vllm", override_generation_config={"top_p": 0.5}
+    )
+    assert alone.get_default_sampling_params() == SamplingParams(top_p=0.5)
+
+
+@pytest.mark.parametrize("dtype", ["half", "float16"])
+def test_half_on_a_cpu_is_bfloat16(
+    model: Path, dtype: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    half = LLM(model, dtype=dtype, device="cpu", max_model_len=96)
+    assert half.llm_engine.model_info().dtype == "bfloat16"
+    assert "running in bfloat16" in caplog.text
+    bfloat16 = LLM(model, dtype="bfloat16", device="cpu", max_model_len=96)
+    assert texts(half.generate("abc", PARAMS)) == texts(bfloat16.generate("abc", PARAMS))
+
+
+@pytest.mark.parametrize("draft_model", [False, True])
+def test_a_draft_may_have_a_length_of_its_own(model: Path, llm: LLM, draft_model: bool) -> None:
+    drafter = {"model": str(model), "quantization": "none"} if draft_model else {"method": "ngram"}
+    config = {**drafter, "num_speculative_tokens": 3, "draft_length_policy": "fixed"}
+    expected = llm.generate([7] * 20, PARAMS)[0].outputs[0]
+    drafts = {}
+    for length in (None, 96, 30):
+        given = LLM(model, **OPTIONS, speculative_config={**config, "max_model_len": length})
+        output = given.generate([7] * 20, PARAMS)[0].outputs[0]
+        assert output == expected
+        assert output.speculative_decoding is not None
+        drafts[length] = output.speculative_decoding.num_draft_tokens
+    assert drafts[None] == drafts[96] > 0
+    assert (drafts[30] < drafts[96]) == draft_model
+
+
+# -- a script
+
+SCRIPT = """
+from vllm import EngineArgs, LLMEngine, RequestOutput, SamplingParams
+
+
+def process(engine: LLMEngine, prompts):
+    request_id = 0
+    while prompts or engine.has_unfinished_requests():
+        if prompts:
+            prompt, params = prompts.pop(0)
+            engine.add_request(str(request_id), prompt, params)
+            request_id += 1
+        outputs: list[RequestOutput] = engine.step()
+        for output in outputs:
+            if output.finished:
+                print("finished", output.request_id, len(output.outputs))
+
+
+if __name__ == "__main__":
+    args = EngineArgs(model=MODEL, dtype="half", enforce_eager=True, max_model_len=90)
+    process(
+        LLMEngine.from_engine_args(args),
+        [
+            ("A robot may not", SamplingParams(temperature=0.0, logprobs=1)),
+            ("To be or not", SamplingParams(temperature=0.8, top_k=5, presence_penalty=0.2)),
+            ("What is", SamplingParams(n=2, temperature=0.8, top_p=0.95)),
+        ],
+    )
+"""
+
+
+def test_an_engine_script_runs_with_its_import_changed(model: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    source = SCRIPT.replace("from vllm", "from specdec_native").replace("MODEL", repr(str(model)))
+    script.write_text(source)
+    result = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == ["finished 0 1", "finished 1 1", "finished 2 2"]
