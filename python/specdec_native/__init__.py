@@ -19,6 +19,7 @@ from specdec_native.vllm_compat.missing import MISSING_NAMES
 if TYPE_CHECKING:
     from specdec_native import errors
     from specdec_native._core import __version__
+    from specdec_native.async_engine import AsyncEngine
     from specdec_native.engine import Engine
     from specdec_native.errors import EngineFailed, RequestError
     from specdec_native.inputs import PromptType, TextPrompt, TokensPrompt
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "AsyncEngine",
     "CompletionOutput",
     "Counter",
     "Engine",
@@ -58,6 +60,7 @@ __all__ = [
 
 _HOMES = {
     "LLM": "llm",
+    "AsyncEngine": "async_engine",
     "CompletionOutput": "outputs",
     "Counter": "vllm_compat.metrics",
     "Engine": "engine",

@@ -299,15 +299,20 @@ class Engine:
     # -- one request, streamed
 
     def stream(
-        self, prompt: PromptType, sampling_params: SamplingParams | None = None
+        self,
+        prompt: PromptType,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
     ) -> RequestStream:
         """Starts a request and returns an iterator over its outputs as they grow.
 
-        Outputs hold all text so far, or what is new with `output_kind=RequestOutputKind.DELTA`.
-        Text that may yet turn out to be a stop string is held back. Dropping the iterator, or its
-        close(), aborts the request. Raises ValueError at once if the prompt or a parameter is bad.
+        Outputs hold all text so far, or what is new with `output_kind=RequestOutputKind.DELTA`; one
+        comes for every step, or for several where the reader is slower. Text that may yet turn out
+        to be a stop string is held back. Dropping the iterator, or its close(), aborts the request.
+        Raises ValueError at once if the prompt or a parameter is bad.
         """
-        return self._start_stream(parse_prompt(prompt), sampling_params)
+        return self._start_stream(parse_prompt(prompt), sampling_params, request_id)
 
     def stream_chat(
         self,
@@ -329,10 +334,8 @@ class Engine:
         request_id: str | None = None,
     ) -> str:
         """Queues a request whose outputs step() returns; gives back its id."""
-        if request_id is not None and not isinstance(request_id, str):
-            raise ValueError(f"request_id must be a string, got {request_id!r}")
         requests = self._builder.build(
-            [parse_prompt(prompt)], sampling_params, [request_id or self._runner.new_id()]
+            [parse_prompt(prompt)], sampling_params, [self._id_of(request_id)]
         )
         self._runner.add_for_steps(requests[0])
         return requests[0].request_id
@@ -420,11 +423,19 @@ class Engine:
         return outputs
 
     def _start_stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None,
+        request_id: str | None = None,
     ) -> RequestStream:
-        requests = self._builder.build([prompt], sampling_params, [self._runner.new_id()])
+        requests = self._builder.build([prompt], sampling_params, [self._id_of(request_id)])
         handles = self._runner.add(requests)
         return RequestStream(self, self._runner, requests[0], handles[0])
+
+    def _id_of(self, request_id: str | None) -> str:
+        if request_id is not None and not isinstance(request_id, str):
+            raise ValueError(f"request_id must be a string, got {request_id!r}")
+        return request_id or self._runner.new_id()
 
 
 def is_list_of_conversations(messages: Any) -> bool:

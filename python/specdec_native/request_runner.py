@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
+import contextlib
 import itertools
 import os
 import threading
@@ -14,7 +16,7 @@ from specdec_native.request import Request, Shown
 
 
 class News:
-    """Wakes the threads that wait for something to change.
+    """Wakes the threads and coroutines that wait for something to change.
 
     Unlike threading.Condition, which is written in Python, it holds nothing that an exception out
     of a signal handler could leave behind: the only lock is one for each waiting, in C.
@@ -22,9 +24,14 @@ class News:
 
     def __init__(self) -> None:
         self._waiting: collections.deque[threading.Lock] = collections.deque()
+        self._futures: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
 
     def announce(self) -> None:
-        """Makes every waiting thread look again."""
+        """Makes all who wait look again; an event loop is woken once for all its coroutines."""
+        while self._futures:
+            loop, futures = self._futures.popitem()
+            with contextlib.suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(_finish, futures)
         for _ in range(len(self._waiting)):
             try:
                 self._waiting.popleft().release()
@@ -42,6 +49,22 @@ class News:
             if not turn.acquire(timeout=timeout):
                 return is_true()
         return True
+
+    async def until(self, is_true: Callable[[], bool]) -> None:
+        """wait_until() for coroutines."""
+        loop = asyncio.get_running_loop()
+        while not is_true():
+            future = loop.create_future()
+            self._futures.setdefault(loop, []).append(future)
+            if is_true():  # perhaps before the future was entered
+                return
+            await future
+
+
+def _finish(futures: list[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():  # cancelled
+            future.set_result(None)
 
 
 class RequestRunner:
@@ -116,18 +139,20 @@ class RequestRunner:
 
     def new_id(self) -> str:
         """An id that no unfinished request has."""
-        while (name := str(next(self._names))) in self._stepped:
+        while self._is_in_use(name := str(next(self._names))):
             pass
         return name
 
     def wait_for(self, is_true: Callable[[], bool], timeout: float = -1.0) -> bool:
         """Waits like News.wait_until. Raises KeyboardInterrupt or SystemExit out of a drafter."""
-        self._news.wait_until(
-            lambda: is_true() or self._interrupt is not None or self._closed, timeout
-        )
-        interrupt, self._interrupt = self._interrupt, None
-        if interrupt is not None:
-            raise interrupt
+        self._news.wait_until(lambda: is_true() or self._is_over(), timeout)
+        self._raise_interrupt()
+        return is_true()
+
+    async def until(self, is_true: Callable[[], bool]) -> bool:
+        """wait_for() for coroutines."""
+        await self._news.until(lambda: is_true() or self._is_over())
+        self._raise_interrupt()
         return is_true()
 
     def step(self) -> list[RequestOutput]:
@@ -197,7 +222,7 @@ class RequestRunner:
         core = self.core
         with self._add_lock:
             for request in requests:
-                if request.request_id in self._stepped or request.request_id in self._running:
+                if self._is_in_use(request.request_id):
                     raise ValueError(
                         f"request_id {request.request_id!r} is in use by an unfinished request"
                     )
@@ -206,6 +231,17 @@ class RequestRunner:
             return core.add(
                 [(r.number, r.prompt_token_ids, r.core_params, r) for r in requests], by_step
             )
+
+    def _is_in_use(self, request_id: str) -> bool:
+        return request_id in self._stepped or request_id in self._running
+
+    def _is_over(self) -> bool:
+        return self._interrupt is not None or self._closed
+
+    def _raise_interrupt(self) -> None:
+        interrupt, self._interrupt = self._interrupt, None
+        if interrupt is not None:
+            raise interrupt
 
     def _take_step(self) -> None:
         number = self.core.ask_for_step()

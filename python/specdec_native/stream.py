@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from specdec_native.engine import Engine
 
 
-class RequestStream(Iterator[RequestOutput]):
-    """The outputs of one request as they come. Read by one thread at a time.
+class RequestStream(Iterator[RequestOutput], AsyncIterator[RequestOutput]):
+    """The outputs of one request as they come, by `for` or `async for`. For one reader at a time.
 
     The request runs whether or not anybody reads; an output holds everything since the last one.
     """
@@ -38,16 +38,31 @@ class RequestStream(Iterator[RequestOutput]):
         return self
 
     def __next__(self) -> RequestOutput:
-        request = self._request
-        self._runner.wait_for(lambda: request.finished or request.has_news())
-        if not request.has_news():
+        self._runner.wait_for(self._is_readable)
+        if not self._request.has_news():
             raise StopIteration
-        return request.take_output()
+        return self._request.take_output()
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        await self._runner.until(self._is_readable)
+        if not self._request.has_news():
+            raise StopAsyncIteration
+        return self._request.take_output()
+
+    def abort(self) -> None:
+        """Ends the request soon; its last output has the finish_reason "abort"."""
+        self._handle.abort()
 
     def close(self) -> None:
-        """Aborts the request if it is unfinished; iteration ends."""
-        self._handle.abort()
+        """Aborts the request if it is unfinished, and waits for its end; iteration ends."""
+        self.abort()
         self._runner.wait_for(self._request.is_finished)
+
+    def _is_readable(self) -> bool:
+        return self._request.finished or self._request.has_news()
 
     def __enter__(self) -> RequestStream:
         return self
