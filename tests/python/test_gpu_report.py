@@ -504,5 +504,11 @@ def test_it_runs_from_end_to_end_on_the_emulated_device(tmp_path: Path) -> None:
     assert {"machine", *benches} <= ran
     notes = {entry["note"] for entry in report["steps"].values() if entry["status"] == "not run"}
     assert notes == {"no GPU", "no --checkpoint was given"}
+    assert report["steps"]["ceilings"]["data"]["facts"] == {"launches": "emulated"}
+    assert set(report["steps"]["launches"]["data"]["ways"]) == {
+        "default",
+        "no_overlap",
+        "own_carveouts",
+    }
     assert {record["drafts"] for record in report["steps"]["steps-8b"]["data"]["records"]} == {0, 3}
     assert "# CUDA backend on emulated" in (tmp_path / "out/report.md").read_text()
