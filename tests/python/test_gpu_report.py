@@ -286,6 +286,17 @@ def test_only_a_test_that_had_its_time_is_said_to_hang(
         assert data["alone"]["A.aGpu"] == NO_TIME
 
 
+def test_many_tests_to_run_again_are_run_while_there_is_time(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"p{i:02}" for i in range(40)]
+    clock = simulated_programs(context, monkeypatch, {f"A.{name}Gpu": 2.0 for name in names})
+    context.deadline = clock.now + 20
+    context.unfinished = {name: [] for name in names}
+    outcomes = list(googletest.run_unfinished(context).values())
+    assert outcomes == ["OK"] * 10 + [NO_TIME] * 30
+
+
 def test_without_googletest_all_but_the_tests_is_built(
     context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
