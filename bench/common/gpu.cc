@@ -43,6 +43,8 @@ Gpu::Gpu(const Options& options)
   auto& backend = dynamic_cast<cuda::CudaBackend&>(*backend_);
   device_ = &backend.device();
   stream_ = &backend.stream();
+  device_->set_launch_settings(
+      {.overlap = options.overlap, .same_carveout = options.same_carveout});
   probes_ = is_emulated_ ? cuda::emulated::probe_kernels() : cuda::native::probe_kernels();
   SPECDEC_CHECK(probes_.read != nullptr);
 }

@@ -13,7 +13,8 @@ namespace {
 constexpr const char* kUsage =
     "arguments: --threads=N --cpu_isa=NAME --dtype=bfloat16|float32 --format=act|int8|...\n"
     "           --filter=PART_OF_A_NAME --json=FILE --smoke\n"
-    "on GPUs:   --device=cuda|emulated --budget=SECONDS --nondeterministic\n";
+    "on GPUs:   --device=cuda|emulated --budget=SECONDS --nondeterministic\n"
+    "           --no_overlap --own_carveouts (how kernels are launched)\n";
 
 [[noreturn]] void refuse(const std::string& argument) {
   std::fprintf(stderr, "bad argument: %s\n%s", argument.c_str(), kUsage);
@@ -64,6 +65,10 @@ Options parse_options(int argc, char** argv, std::initializer_list<const char*> 
       options.json = value;
     } else if (argument == "--nondeterministic") {
       options.deterministic = false;
+    } else if (argument == "--no_overlap") {
+      options.overlap = false;
+    } else if (argument == "--own_carveouts") {
+      options.same_carveout = false;
     } else if (argument == "--smoke") {
       options.smoke = true;
     } else if (argument == "--help") {

@@ -16,6 +16,8 @@ struct Options {
   DType dtype = DType::kBF16;  // of activations
   WeightFormat format = WeightFormat::kAct;
   bool deterministic = true;    // false: as EngineConfig has it
+  bool overlap = true;          // on a GPU: LaunchSettings::overlap
+  bool same_carveout = true;    // likewise
   std::string json;             // file to write the records to; empty: none
   std::string filter;           // only cases whose name contains it
   double budget_seconds = 1e9;  // cases that would begin later are left out

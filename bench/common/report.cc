@@ -96,6 +96,7 @@ bool Report::save() const {
                          {"cpu", cpu::cpu_model_name()},
                          {"best_isa", cpu::name_of(cpu::best_isa())},
                          {"smoke", options_.smoke},
+                         {"facts", facts_},
                          {"records", records}}
               .dump(1)
        << "\n";

@@ -2,6 +2,7 @@
 // JSON file when it is added, so that a run cut short leaves what it had.
 #pragma once
 
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,6 +32,8 @@ class Report {
   Report(std::string benchmark, const Options& options);
 
   void add(const Record& record);
+  // A fact of what ran them, into the JSON file with the next record.
+  void note(const std::string& name, const std::string& fact) { facts_[name] = fact; }
   // The exit code of the program: 1 when the JSON file could not be written or the filter left
   // nothing to run.
   int finish() const;
@@ -41,6 +44,7 @@ class Report {
   std::string benchmark_;
   Options options_;
   std::vector<Record> records_;
+  std::map<std::string, std::string> facts_;
 };
 
 }  // namespace specdec::bench

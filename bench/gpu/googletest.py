@@ -15,6 +15,7 @@ from .steps import NO_TIME, Context, Data, execute
 GPU_TESTS = "*Gpu*"
 _PROGRAM_SECONDS = 30.0
 _TEST_SECONDS = 15.0  # a test that takes longer hangs
+_USEFUL_SECONDS = 5.0  # most tests are done by then
 _LEAST_SECONDS = 1.0  # nothing is begun with less
 _AT_ONCE = 4  # most of their time is the host's
 
@@ -87,7 +88,9 @@ def run_unfinished(context: Context) -> Data:
         tests += [(program, name) for name in parse_list(listed.output) if name not in passed]
 
     def run(number: int, program: str, name: str) -> str:
-        limit = min(_TEST_SECONDS, context.share(len(tests) - number, _AT_ONCE))
+        # Where shares are too small for any, the first have enough.
+        share = max(_USEFUL_SECONDS, context.share(len(tests) - number, _AT_ONCE))
+        limit = min(_TEST_SECONDS, share, context.remaining())
         if limit < _LEAST_SECONDS:
             return NO_TIME
         log = f"test-{Path(program).name}"

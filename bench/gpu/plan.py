@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,23 @@ def target_passes(name: str) -> Callable[[Context], Data]:
         if context.smoke:
             sizes = ["--contexts=40", "--batches=1,2", "--drafts=0,3"]
         return bench(context, "cuda_step_bench", f"steps-{name}", f"--model={model}", *sizes)
+
+    return run
+
+
+def launches(name: str) -> Callable[[Context], Data]:
+    """Short passes of one shape by how kernels are launched."""
+    ways = {"default": [], "no_overlap": ["--no_overlap"], "own_carveouts": ["--own_carveouts"]}
+
+    def run(context: Context) -> Data:
+        model = checkpoint(context, "tiny" if context.smoke else name)
+        sizes = [f"--contexts={40 if context.smoke else 1024}", "--batches=1", "--drafts=0,7"]
+        runs: Data = {}
+        for number, (way, arguments) in enumerate(ways.items()):
+            own = replace(context, deadline=context.clock() + context.share(len(ways) - number))
+            log = f"launches-{way}"
+            runs[way] = bench(own, "cuda_step_bench", log, f"--model={model}", *sizes, *arguments)
+        return {"ways": runs, "cut": any(run.pop("cut", False) for run in runs.values())}
 
     return run
 
@@ -384,7 +402,7 @@ PARTS: Sequence[Sequence[Step]] = [
         *_BUILDS,
         Step("machine", "The machine", 10, machine.describe),
         Step("ceilings", "Ceilings: memory, graph nodes, barriers", 20, ceilings, _BENCH),
-        Step("kernels-act", "Kernels, bfloat16 weights", 30, kernels("act"), _BENCH),
+        Step("kernels-act", "Kernels, bfloat16 weights", 25, kernels("act"), _BENCH),
         Step(
             "instructions",
             "Tests of instructions on the GPU",
@@ -392,11 +410,12 @@ PARTS: Sequence[Sequence[Step]] = [
             instruction_tests,
             ("build-instructions",),
         ),
-        Step("steps-8b", "Passes of Llama-3.1-8B", 40, target_passes(_8B), _PASS),
+        Step("steps-8b", "Passes of Llama-3.1-8B", 35, target_passes(_8B), _PASS),
         Step("steps-1b", "Passes of Llama-3.2-1B", 20, target_passes(_1B), _PASS),
+        Step("launches", "How kernels are launched, Llama-3.2-1B", 24, launches(_1B), _PASS),
         Step("kernels-many-rows", "Products of many rows", 20, many_rows, _BENCH),
-        Step("kernels-int8", "Kernels, int8 weights", 15, kernels("int8"), _BENCH),
-        Step("kernels-int4", "Kernels, int4 weights", 15, kernels("int4_grouped"), _BENCH),
+        Step("kernels-int8", "Kernels, int8 weights", 12, kernels("int8"), _BENCH),
+        Step("kernels-int4", "Kernels, int4 weights", 12, kernels("int4_grouped"), _BENCH),
         Step(
             "engine-8b",
             "Engine, Llama-3.1-8B",
@@ -413,7 +432,7 @@ PARTS: Sequence[Sequence[Step]] = [
             _ENGINE,
         ),
         Step("engine-tests", "Tests of the engine on the GPU", 30, engine_tests, ("build-engine",)),
-        Step("tests-again", "Tests that did not pass, by themselves", 25, tests_again, _TESTS),
+        Step("tests-again", "Tests that did not pass, by themselves", 20, tests_again, _TESTS),
     ],
     [
         *_BUILDS,

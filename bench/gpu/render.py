@@ -49,7 +49,8 @@ def overview(report: Data) -> list[str]:
 
 def the_machine(report: Data) -> list[str]:
     """Facts of the machine."""
-    facts = report["steps"].get("machine", {}).get("data", {})
+    facts = dict(report["steps"].get("machine", {}).get("data", {}))
+    facts |= report["steps"].get("ceilings", {}).get("data", {}).get("facts", {})
     rows = [(name, "none" if value in (None, []) else value) for name, value in facts.items()]
     return ["## Machine", "", *table(["", ""], rows)] if rows else []
 
@@ -119,6 +120,19 @@ def passes(report: Data, step: str, title: str) -> list[str]:
         return []
     heads = ["context", "batch", "K", "ms", "GB/s", "of read", "over K=0", "sampling us"]
     return [f"## {title}", "", *table(heads, rows), *synthetic(records)]
+
+
+def launches(report: Data) -> list[str]:
+    """The same passes by how kernels are launched."""
+    runs = report["steps"].get("launches", {}).get("data", {}).get("ways", {})
+    rows = [
+        (way, int(record["drafts"]), number(1e3 * record["seconds"], 4), number(record["of_read"]))
+        for way, run in runs.items()
+        for record in run.get("records", [])
+    ]
+    if not rows:
+        return []
+    return ["## Launches", "", *table(["", "K", "ms", "of read"], rows)]
 
 
 def expected_length(acceptance: float, num_drafts: int) -> float:
@@ -273,6 +287,7 @@ def render(report: Data) -> str:
     lines += ceilings(report)
     lines += passes(report, "steps-8b", "Passes of Llama-3.1-8B")
     lines += passes(report, "steps-1b", "Passes of Llama-3.2-1B")
+    lines += launches(report)
     lines += engines(report)
     lines += kernels(report)
     lines += many_rows(report)

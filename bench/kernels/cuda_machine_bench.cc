@@ -61,6 +61,7 @@ class MachineBench {
 
   void add(Record record) {
     record.threads = gpu_.num_multiprocessors();
+    report_.note("launches", gpu_.device().launch_note());
     report_.add(record);
   }
 

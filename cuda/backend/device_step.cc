@@ -290,6 +290,8 @@ void CudaDeviceStep::reserve(const Shape& shape) {
 
 // ---- what the host reads
 
+// Behind the graph, which has the same addresses every time: the host may still be reading what the
+// step before reported.
 void CudaDeviceStep::report(const Shape& shape) {
   Stream& stream = backend_.stream();
   Ring& ring = rings_[num_launched_++ % rings_.size()];

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -96,6 +97,7 @@ struct DeviceState {
   DeviceMemory memory;
   Executor executor;
   std::vector<Queue*> queues;
+  std::set<const void*> loaded;  // kernels
   int num_capturing = 0;
   std::exception_ptr error;  // the first; all later calls throw it, too
 
@@ -233,13 +235,22 @@ class EmulatedStream final : public Stream {
 
   void submit(const KernelLaunch& launch) override {
     check_arguments(launch);
-    check_config(launch.name, launch.config, device_->properties);
+    prepare(launch);
     Operation operation;
     operation.kernel = {.name = launch.name,
                         .config = launch.config,
                         .function = launch.function,
                         .body = launch.body};
     push(std::move(operation));
+  }
+
+  // A GPU loads a kernel for its first launch, and may have to wait for what runs.
+  void prepare(const KernelLaunch& launch) override {
+    check_config(launch.name, launch.config, device_->properties);
+    if (!device_->loaded.contains(launch.function)) {
+      device_->refuse_capture(str_cat("first launch of kernel ", launch.name).c_str());
+      device_->loaded.insert(launch.function);
+    }
   }
 
   void copy_to_device(void* to, const void* from, size_t size_bytes) override {
@@ -359,6 +370,8 @@ class EmulatedDevice final : public Device {
             .unusable = {}};
   }
   const DeviceProperties& properties() const override { return state_->properties; }
+  void set_launch_settings(const LaunchSettings&) override {}
+  std::string launch_note() const override { return "emulated"; }
   int64_t free_bytes() const override { return state_->memory.free_bytes(); }
 
   Buffer allocate(size_t size_bytes, const char* purpose) override {

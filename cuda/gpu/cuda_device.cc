@@ -2,6 +2,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <mutex>
 #include <string>
@@ -28,9 +29,12 @@ void check(cudaError_t status, const std::string& what) {
       str_cat(what, ": ", cudaGetErrorName(status), ": ", cudaGetErrorString(status)));
 }
 
-// For destructors. What is left when the process ends went with the runtime.
+// For destructors. What is left when the process ends went with the runtime. After a kernel failed
+// every call fails alike: that is told once.
 void log_failure(cudaError_t status, const char* what) {
   if (status == cudaSuccess || status == cudaErrorCudartUnloading) return;
+  static std::atomic<cudaError_t> last = cudaSuccess;
+  if (last.exchange(status) == status) return;
   log_warning(str_cat(what, ": ", cudaGetErrorString(status)));
 }
 
@@ -55,17 +59,39 @@ class Owned {
 // What the streams of a device share.
 class Functions {
  public:
-  // Lets the function have this much dynamic shared memory, beside its static one. Returns whether
-  // its code waits for the kernel before it, as LaunchConfig::overlaps_previous wants: what was
-  // compiled for GPUs before 9.0 does not, on later ones neither.
+  void set(const LaunchSettings& settings) {
+    const std::lock_guard lock(mutex_);
+    SPECDEC_CHECK(entries_.empty());
+    settings_ = settings;
+  }
+
+  std::string note() const {
+    const std::lock_guard lock(mutex_);
+    if (entries_.empty()) return "nothing was launched";
+    const int version = entries_.begin()->second.ptx_version;  // all are compiled for the same
+    const bool overlap = settings_.overlap && version >= kFirstThatWaits;
+    return str_cat("kernels compiled for ", version / 10, ".", version % 10,
+                   ", programmatic dependent launch ", overlap ? "on" : "off", ", ",
+                   settings_.same_carveout ? "equal carveouts" : "the driver's carveouts");
+  }
+
+  // Loads the function and lets it have this much dynamic shared memory, beside its static one.
+  // Returns whether it may start before the kernel before it has ended, as
+  // LaunchConfig::overlaps_previous wants: what was compiled for GPUs before 9.0 does not wait, on
+  // later ones neither.
   bool prepare(const char* name, const void* function, size_t shared_bytes) {
     const std::lock_guard lock(mutex_);
     auto entry = entries_.find(function);
     if (entry == entries_.end()) {
       cudaFuncAttributes attributes{};
       check(cudaFuncGetAttributes(&attributes, function), str_cat("kernel ", name));
+      if (settings_.same_carveout) {
+        check(cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                   cudaSharedmemCarveoutMaxShared),
+              str_cat("kernel ", name, ": carveout"));
+      }
       entry = entries_.try_emplace(function).first;
-      entry->second.waits = attributes.ptxVersion >= kFirstThatWaits;
+      entry->second.ptx_version = attributes.ptxVersion;
       entry->second.allowed_bytes =
           kSharedBytesForAll - std::min(kSharedBytesForAll, attributes.sharedSizeBytes);
     }
@@ -76,16 +102,17 @@ class Functions {
             str_cat("kernel ", name, ": ", shared_bytes, " bytes of shared memory"));
       found.allowed_bytes = shared_bytes;
     }
-    return found.waits;
+    return settings_.overlap && found.ptx_version >= kFirstThatWaits;
   }
 
  private:
   struct Entry {
     size_t allowed_bytes = 0;  // of dynamic shared memory
-    bool waits = false;
+    int ptx_version = 0;
   };
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
+  LaunchSettings settings_;
   std::unordered_map<const void*, Entry> entries_;
 };
 
@@ -148,10 +175,10 @@ class CudaStream final : public Stream {
   void submit(const KernelLaunch& launch) override {
     select();
     const LaunchConfig& config = launch.config;
-    const bool waits = functions_->prepare(launch.name, launch.function, config.shared_bytes);
+    const bool overlaps = functions_->prepare(launch.name, launch.function, config.shared_bytes);
     cudaLaunchAttribute attributes[2] = {};
     unsigned num_attributes = 0;
-    if (config.overlaps_previous && waits) {
+    if (config.overlaps_previous && overlaps) {
       cudaLaunchAttribute& attribute = attributes[num_attributes++];
       attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
       attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -170,7 +197,11 @@ class CudaStream final : public Stream {
     native.numAttrs = num_attributes;
     check(cudaLaunchKernelExC(&native, launch.function, launch.arguments),
           str_cat("kernel ", launch.name));
-    last_kernel_ = launch.name;
+    if (!capturing_) last_work_ = launch.name;
+  }
+  void prepare(const KernelLaunch& launch) override {
+    select();
+    functions_->prepare(launch.name, launch.function, launch.config.shared_bytes);
   }
 
   void copy_to_device(void* to, const void* from, size_t size_bytes) override {
@@ -185,45 +216,46 @@ class CudaStream final : public Stream {
   void fill(void* to, uint8_t value, size_t size_bytes) override {
     if (size_bytes == 0) return;
     select();
-    check_with_kernel(cudaMemsetAsync(to, value, size_bytes, stream_.get()), "cudaMemsetAsync");
+    check_with_work(cudaMemsetAsync(to, value, size_bytes, stream_.get()), "cudaMemsetAsync");
   }
 
   void call_library(const char* name, const std::function<void(void*)>& call) override {
     select();
     call(stream_.get());
-    last_kernel_ = name;
+    if (!capturing_) last_work_ = name;
   }
 
   void begin_capture() override {
     select();
-    check_with_kernel(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal),
-                      "beginning a capture");
+    check_with_work(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal),
+                    "beginning a capture");
     capturing_ = true;
   }
   std::unique_ptr<Graph> end_capture() override {
     select();
     capturing_ = false;
     cudaGraph_t captured = nullptr;
-    check_with_kernel(cudaStreamEndCapture(stream_.get(), &captured), "ending a capture");
+    check_with_work(cudaStreamEndCapture(stream_.get(), &captured), "ending a capture");
     return std::make_unique<CudaGraph>(captured);
   }
   bool is_capturing() const override { return capturing_; }
   void launch(Graph& graph) override {
     if (capturing_) throw DeviceError("launch of a graph on a stream that captures");
     select();
-    check_with_kernel(cudaGraphLaunch(static_cast<CudaGraph&>(graph).executable(), stream_.get()),
-                      "launching a graph");
+    check_with_work(cudaGraphLaunch(static_cast<CudaGraph&>(graph).executable(), stream_.get()),
+                    "launching a graph");
+    last_work_ = "a graph";
   }
 
   void record(Event& event) override {
     if (capturing_) throw DeviceError("record of an event on a stream that captures");
     select();
-    check_with_kernel(cudaEventRecord(static_cast<CudaEvent&>(event).get(), stream_.get()),
-                      "cudaEventRecord");
+    check_with_work(cudaEventRecord(static_cast<CudaEvent&>(event).get(), stream_.get()),
+                    "cudaEventRecord");
   }
   void synchronize() override {
     select();
-    check_with_kernel(cudaStreamSynchronize(stream_.get()), "waiting for the GPU");
+    check_with_work(cudaStreamSynchronize(stream_.get()), "waiting for the GPU");
   }
 
  private:
@@ -231,19 +263,19 @@ class CudaStream final : public Stream {
   void copy(void* to, const void* from, size_t size_bytes, cudaMemcpyKind kind, const char* what) {
     if (size_bytes == 0) return;
     select();
-    check_with_kernel(cudaMemcpyAsync(to, from, size_bytes, kind, stream_.get()), what);
+    check_with_work(cudaMemcpyAsync(to, from, size_bytes, kind, stream_.get()), what);
   }
-  // Kernels fail after their launch: the last one launched is the best name there is.
-  void check_with_kernel(cudaError_t status, const char* what) const {
+  // Kernels fail after their launch: what was launched last is the best name there is.
+  void check_with_work(cudaError_t status, const char* what) const {
     if (status == cudaSuccess) return;
-    check(status, str_cat(what, " (last kernel launched by name: ", last_kernel_, ")"));
+    check(status, str_cat(what, " (launched last: ", last_work_, ")"));
   }
 
   int device_;
   std::shared_ptr<Functions> functions_;
   Owned<cudaStream_t, cudaStreamDestroy> stream_;
   bool capturing_ = false;
-  const char* last_kernel_ = "none";
+  const char* last_work_ = "nothing";  // not what a capture records
 };
 
 class CudaDevice final : public Device {
@@ -275,6 +307,8 @@ class CudaDevice final : public Device {
 
   DeviceInfo info() const override { return info_; }
   const DeviceProperties& properties() const override { return properties_; }
+  void set_launch_settings(const LaunchSettings& settings) override { functions_->set(settings); }
+  std::string launch_note() const override { return functions_->note(); }
   int64_t free_bytes() const override {
     select();
     size_t free = 0;

@@ -76,6 +76,8 @@ class Stream {
  public:
   virtual ~Stream() = default;
   virtual void submit(const KernelLaunch& launch) = 0;
+  // Loads the kernel, which its first launch would do otherwise: not to be done in a capture.
+  virtual void prepare(const KernelLaunch& launch) = 0;
   virtual void copy_to_device(void* to, const void* from, size_t size_bytes) = 0;
   virtual void copy_to_host(void* to, const void* from, size_t size_bytes) = 0;
   virtual void copy(void* to, const void* from, size_t size_bytes) = 0;  // device to device
@@ -106,11 +108,23 @@ struct DeviceProperties {
   int64_t l2_bytes = 0;
 };
 
+// How kernels are launched. Anything but the defaults is for comparisons, and slower.
+struct LaunchSettings {
+  bool overlap = true;  // LaunchConfig::overlaps_previous has its effect
+  // All kernels divide a multiprocessor's memory into L1 cache and shared memory alike: it must be
+  // empty before it can be divided anew, and no kernel could start early.
+  bool same_carveout = true;
+};
+
 class Device {
  public:
   virtual ~Device() = default;
   virtual DeviceInfo info() const = 0;
   virtual const DeviceProperties& properties() const = 0;
+  // Before the first launch.
+  virtual void set_launch_settings(const LaunchSettings& settings) = 0;
+  // How kernels were launched so far, in words.
+  virtual std::string launch_note() const = 0;
   virtual int64_t free_bytes() const = 0;  // of device memory
 
   // Zeroed device memory. Throws OutOfMemory naming `purpose`.

@@ -15,7 +15,8 @@ class RehearsalStream final : public Stream {
  public:
   explicit RehearsalStream(std::unique_ptr<Stream> stream) : stream_(std::move(stream)) {}
 
-  // While it rehearses, kernels, copies and fills are dropped. Not to be changed in a capture.
+  // While it rehearses, kernels are loaded but not launched, copies and fills dropped. Not to be
+  // changed in a capture.
   void set_rehearsing(bool rehearsing) {
     SPECDEC_CHECK(!is_capturing());
     rehearsing_ = rehearsing;
@@ -23,8 +24,10 @@ class RehearsalStream final : public Stream {
   bool is_rehearsing() const override { return rehearsing_; }
 
   void submit(const KernelLaunch& launch) override {
-    if (!rehearsing_) stream_->submit(launch);
+    if (rehearsing_) return stream_->prepare(launch);
+    stream_->submit(launch);
   }
+  void prepare(const KernelLaunch& launch) override { stream_->prepare(launch); }
   void copy_to_device(void* to, const void* from, size_t size_bytes) override {
     if (!rehearsing_) stream_->copy_to_device(to, from, size_bytes);
   }

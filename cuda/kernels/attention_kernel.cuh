@@ -139,6 +139,7 @@ __global__ void __launch_bounds__(kAttentionThreads, Tiles::kBlocksPerSm)
   const int num_requests = args.params.batch.num_requests;
   const AttentionMemory<Tiles> memory = {shared, num_requests};
   if (threadIdx.x < kWarpSize) {
+    // Every layer plans the same again: one plan a pass would need the launches to know of passes.
     WorkShape shape = work_shape(args.params, Tiles::kPairs);
     plan_work(args, shape, memory.item_ends(), memory.slot_begins());
     if (threadIdx.x == 0) work.shape = shape;
@@ -175,7 +176,9 @@ __global__ void __launch_bounds__(kAttentionThreads, Tiles::kBlocksPerSm)
   }
 }
 
-// Joins the partial results of each row and head: a warp each. Zeros for rows of no request.
+// Joins the partial results of each row and head: a warp each. Zeros for rows of no request. A warp
+// takes the splits in turn, which fixes the order of the sums; long contexts of few rows wait for
+// that, as few warps have work.
 template <class T, int kDim>
 __global__ void __launch_bounds__(kAttentionThreads) join_kernel(const AttendArgs args) {
   constexpr int kValues = kDim / kWarpSize;  // of a lane, side by side

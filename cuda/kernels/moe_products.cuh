@@ -43,6 +43,7 @@ template <class Format>
 __global__ void __launch_bounds__(kRowThreads, kExpertBlocksPerSm)
     few_rows_of_experts_kernel(const ExpertProductsParams params) {
   SPECDEC_SHARED_BYTES(shared);
+  // Before any weights are loaded: which experts have rows is what the kernels before find out.
   ptx::wait_for_previous();
   const int begin = params.cu_rows[blockIdx.z] + blockIdx.y * 8;
   const int end = params.cu_rows[blockIdx.z + 1];

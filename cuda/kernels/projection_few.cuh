@@ -7,6 +7,10 @@
 // ends of tiles, so the stream does not pause. The first stages are under way before the block
 // waits for the kernel before it. No more stages, because a warp has six scoreboards to wait on and
 // the rows' loads need one too.
+//
+// That early start needs registers: the blocks of one such kernel take most of a multiprocessor's,
+// so that the next begins there as they end, block by block. It is whole behind small kernels, such
+// as the joining one of attention.
 #pragma once
 
 #include "cuda/kernels/projection_finish.cuh"

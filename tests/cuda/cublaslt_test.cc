@@ -17,6 +17,7 @@ using namespace cublaslt;
 class LibraryStream final : public Stream {
  public:
   void submit(const KernelLaunch&) override {}
+  void prepare(const KernelLaunch&) override {}
   void copy_to_device(void*, const void*, size_t) override {}
   void copy_to_host(void*, const void*, size_t) override {}
   void copy(void*, const void*, size_t) override {}

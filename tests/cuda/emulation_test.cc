@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/gpu/rehearsal_stream.h"
 #include "specdec/error.h"
 #include "testing/cuda_devices.h"
 #include "tests/cuda/emulation_kernels.h"
@@ -425,6 +426,31 @@ TEST_P(PlantedFaultTest, CapturedCopiesNeedPinnedMemory) {
   EXPECT_THROW(stream().copy_to_device(values.data(), host.data(), 64), DeviceError);
   EXPECT_THROW(stream().copy_to_host(host.data(), values.data(), 64), DeviceError);
   EXPECT_EQ(stream().end_capture()->num_nodes(), 0);
+}
+
+TEST_P(PlantedFaultTest, KernelsAreLoadedBeforeACapture) {
+  const EmulationKernels kernels = emulated::emulation_kernels();
+  Buffer values = allocate<int>(64);
+  RehearsalStream rehearsal(device().make_stream());
+  rehearsal.begin_capture();
+  EXPECT_THROW(kernels.increment(rehearsal, values.as<int>(), 64), DeviceError);
+  rehearsal.end_capture();
+  rehearsal.set_rehearsing(true);
+  kernels.increment(rehearsal, values.as<int>(), 64);
+  rehearsal.set_rehearsing(false);
+  rehearsal.begin_capture();
+  kernels.increment(rehearsal, values.as<int>(), 64);
+  EXPECT_EQ(rehearsal.end_capture()->num_nodes(), 1);
+  EXPECT_EQ(download<int>(values), std::vector<int>(64, 0));
+}
+
+TEST_P(PlantedFaultTest, ARehearsalFindsLaunchesThatAreImpossible) {
+  RehearsalStream rehearsal(device().make_stream());
+  rehearsal.set_rehearsing(true);
+  const size_t most = static_cast<size_t>(device().properties().max_shared_bytes_per_block);
+  EXPECT_THROW(emulated::emulation_kernels().idle(
+                   rehearsal, {.grid = {}, .block = {}, .shared_bytes = most + 1}),
+               DeviceError);
 }
 
 INSTANTIATE_TEST_SUITE_P(Emulated, PlantedFaultTest, ValuesIn(emulated_kinds()), test_name);

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -37,6 +38,8 @@ class PtxConformanceTest : public CudaDeviceTest {
     }
     return elements;
   }
+  std::vector<float> multiply(ElementType type, const std::vector<uint16_t>& a,
+                              const std::vector<uint16_t>& b, const std::vector<float>& d);
 
  private:
   std::mt19937 random_{7};
@@ -46,43 +49,92 @@ float widen(ElementType type, uint16_t bits) {
   return type == ElementType::kBf16 ? to_float(BFloat16{bits}) : half_to_float(bits);
 }
 
+// d + a b, with a [16 rows][16 k], b [16 k][8 columns] and d [16 rows][8 columns].
+std::vector<float> PtxConformanceTest::multiply(ElementType type, const std::vector<uint16_t>& a,
+                                                const std::vector<uint16_t>& b,
+                                                const std::vector<float>& d) {
+  // PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type".
+  std::vector<uint32_t> a_registers(32 * 4);
+  std::vector<uint32_t> b_registers(32 * 2);
+  std::vector<float> d_registers(32 * 4);
+  const auto place_of = [](int lane, int i) {
+    const int row = i < 2 ? lane / 4 : lane / 4 + 8;
+    return row * 8 + lane % 4 * 2 + (i & 1);
+  };
+  for (int lane = 0; lane < 32; ++lane) {
+    const int group = lane / 4;
+    const int thread = lane % 4;
+    for (int i = 0; i < 8; ++i) {
+      const int row = (i < 2 || (i >= 4 && i < 6)) ? group : group + 8;
+      const int k = thread * 2 + (i & 1) + (i < 4 ? 0 : 8);
+      a_registers[lane * 4 + i / 2] |= uint32_t{a[row * 16 + k]} << (16 * (i & 1));
+    }
+    for (int i = 0; i < 4; ++i) {
+      const int k = thread * 2 + (i & 1) + (i < 2 ? 0 : 8);
+      b_registers[lane * 2 + i / 2] |= uint32_t{b[k * 8 + group]} << (16 * (i & 1));
+    }
+    for (int i = 0; i < 4; ++i) d_registers[lane * 4 + i] = d[place_of(lane, i)];
+  }
+  Buffer device_d = upload(d_registers);
+  const Buffer device_a = upload(a_registers);
+  const Buffer device_b = upload(b_registers);
+  run().mma(stream(), type, device_d.as<float>(), device_a.as<uint32_t>(), device_b.as<uint32_t>());
+  const std::vector<float> registers = download<float>(device_d);
+  std::vector<float> result(16 * 8);
+  for (int i = 0; i < 32 * 4; ++i) result[place_of(i / 4, i % 4)] = registers[i];
+  return result;
+}
+
 TEST_P(PtxConformanceTest, Mma) {
   for (const ElementType type : {ElementType::kBf16, ElementType::kHalf}) {
-    const std::vector<uint16_t> a = random_elements(type, 16 * 16);  // [row][k]
-    const std::vector<uint16_t> b = random_elements(type, 16 * 8);   // [k][column]
-    // PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type".
-    std::vector<uint32_t> a_registers(32 * 4);
-    std::vector<uint32_t> b_registers(32 * 2);
-    std::vector<float> d(32 * 4);
-    for (int lane = 0; lane < 32; ++lane) {
-      const int group = lane / 4;
-      const int thread = lane % 4;
-      for (int i = 0; i < 8; ++i) {
-        const int row = (i < 2 || (i >= 4 && i < 6)) ? group : group + 8;
-        const int k = thread * 2 + (i & 1) + (i < 4 ? 0 : 8);
-        a_registers[lane * 4 + i / 2] |= uint32_t{a[row * 16 + k]} << (16 * (i & 1));
-      }
-      for (int i = 0; i < 4; ++i) {
-        const int k = thread * 2 + (i & 1) + (i < 2 ? 0 : 8);
-        b_registers[lane * 2 + i / 2] |= uint32_t{b[k * 8 + group]} << (16 * (i & 1));
-      }
-      for (int i = 0; i < 4; ++i) d[lane * 4 + i] = static_cast<float>(lane + i) / 8;
-    }
-    Buffer device_d = upload(d);
-    const Buffer device_a = upload(a_registers);
-    const Buffer device_b = upload(b_registers);
-    run().mma(stream(), type, device_d.as<float>(), device_a.as<uint32_t>(),
-              device_b.as<uint32_t>());
-    const std::vector<float> result = download<float>(device_d);
-    for (int lane = 0; lane < 32; ++lane) {
-      for (int i = 0; i < 4; ++i) {
-        const int row = i < 2 ? lane / 4 : lane / 4 + 8;
-        const int column = lane % 4 * 2 + (i & 1);
-        double expected = d[lane * 4 + i];
+    const std::vector<uint16_t> a = random_elements(type, 16 * 16);
+    const std::vector<uint16_t> b = random_elements(type, 16 * 8);
+    std::vector<float> d(16 * 8);
+    for (size_t i = 0; i < d.size(); ++i) d[i] = static_cast<float>(i % 35) / 8;
+    const std::vector<float> result = multiply(type, a, b, d);
+    for (int row = 0; row < 16; ++row) {
+      for (int column = 0; column < 8; ++column) {
+        double expected = d[row * 8 + column];
         for (int k = 0; k < 16; ++k) {
           expected += double{widen(type, a[row * 16 + k])} * widen(type, b[k * 8 + column]);
         }
-        EXPECT_NEAR(result[lane * 4 + i], expected, 1e-5) << row << ", " << column;
+        EXPECT_NEAR(result[row * 8 + column], expected, 1e-5) << row << ", " << column;
+      }
+    }
+  }
+}
+
+// That a row's results do not depend on the rows beside it rests on this.
+TEST_P(PtxConformanceTest, MmaRoundsAlikeInEveryPosition) {
+  for (const ElementType type : {ElementType::kBf16, ElementType::kHalf}) {
+    for (int draw = 0; draw < 4; ++draw) {
+      // Factors of very different size, where sums in another order differ.
+      const auto uneven = [&](size_t count) {
+        std::vector<uint16_t> elements = random_elements(type, count);
+        for (size_t i = 0; i < count; ++i) {
+          const float value =
+              std::ldexp(widen(type, elements[i]), static_cast<int>(i * 5 % 11) - 5);
+          elements[i] = type == ElementType::kBf16 ? to_bfloat16(value).bits : float_to_half(value);
+        }
+        return elements;
+      };
+      const std::vector<uint16_t> row = uneven(16);
+      const std::vector<uint16_t> column = uneven(16);
+      const std::vector<uint16_t> a = uneven(16 * 16);
+      const std::vector<uint16_t> b = uneven(16 * 8);
+      std::optional<float> want;
+      for (int at_row = 0; at_row < 16; ++at_row) {
+        for (int at_column = 0; at_column < 8; ++at_column) {
+          std::vector<uint16_t> left = a, right = b;
+          std::ranges::copy(row, left.begin() + at_row * 16);
+          for (int k = 0; k < 16; ++k) right[k * 8 + at_column] = column[k];
+          std::vector<float> d(16 * 8, -1.0f);
+          d[at_row * 8 + at_column] = 0.3f;
+          const float got = multiply(type, left, right, d)[at_row * 8 + at_column];
+          if (!want) want = got;
+          ASSERT_EQ(std::bit_cast<uint32_t>(got), std::bit_cast<uint32_t>(*want))
+              << "row " << at_row << ", column " << at_column;
+        }
       }
     }
   }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cpu/sampler_reference.h"
+#include "testing/captured.h"
 #include "testing/chi_square.h"
 #include "testing/cuda_devices.h"
 #include "testing/sampler_harness.h"
@@ -394,28 +395,28 @@ TEST_P(DeviceRows, AreSampledInAGraphAsTheHostWouldSampleThem) {
   Buffer workspace = allocate<char>(sample_workspace_bytes(num_padded, kVocab));
   Buffer sampled = allocate<int32_t>(num_padded), num_logprobs = allocate<int32_t>(num_padded);
   Buffer logprobs = allocate<DeviceLogprob>(num_padded * (kTop + 1));
-  stream().begin_capture();
-  kernels().sampling.sample(stream(),
-                            {.rows = rows.as<DeviceSampleRow>(),
-                             .logits = device_logits.as<float>(),
-                             .processed = device_logits.as<float>(),
-                             .token_lists = stops.as<int32_t>(),
-                             .counts = nullptr,
-                             .biases = nullptr,
-                             .workspace = sample_workspace_at(workspace.data(), num_padded, kVocab),
-                             .outputs = {.token_ids = sampled.as<int32_t>(),
-                                         .num_candidates = nullptr,
-                                         .candidates = nullptr,
-                                         .max_candidates = 0,
-                                         .num_logprobs = num_logprobs.as<int32_t>(),
-                                         .logprobs = logprobs.as<DeviceLogprob>(),
-                                         .max_logprobs = kTop},
-                             .num_rows = num_padded,
-                             .vocab_size = kVocab,
-                             .raw_logprobs = false,
-                             .any_edits = true,
-                             .any_vectors = false});
-  const auto graph = stream().end_capture();
+  const auto graph = testing::captured(device(), [&](Stream& stream) {
+    kernels().sampling.sample(
+        stream, {.rows = rows.as<DeviceSampleRow>(),
+                 .logits = device_logits.as<float>(),
+                 .processed = device_logits.as<float>(),
+                 .token_lists = stops.as<int32_t>(),
+                 .counts = nullptr,
+                 .biases = nullptr,
+                 .workspace = sample_workspace_at(workspace.data(), num_padded, kVocab),
+                 .outputs = {.token_ids = sampled.as<int32_t>(),
+                             .num_candidates = nullptr,
+                             .candidates = nullptr,
+                             .max_candidates = 0,
+                             .num_logprobs = num_logprobs.as<int32_t>(),
+                             .logprobs = logprobs.as<DeviceLogprob>(),
+                             .max_logprobs = kTop},
+                 .num_rows = num_padded,
+                 .vocab_size = kVocab,
+                 .raw_logprobs = false,
+                 .any_edits = true,
+                 .any_vectors = false});
+  });
   stream().launch(*graph);
   const auto found = download<int32_t>(sampled);
   const auto entries = download<DeviceLogprob>(logprobs);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "spec/verification.h"
+#include "testing/captured.h"
 #include "testing/chi_square.h"
 #include "testing/cuda_devices.h"
 #include "testing/toy_language.h"
@@ -344,13 +345,13 @@ TEST_P(Verify, MovesTheCacheOfAcceptedNodesInAGraph) {
   const Buffer table_buffer = upload(tables);
   Buffer slots = allocate<int64_t>(2 * requests.size() * on.max_depth);
   Buffer num_pairs = allocate<int32_t>(1);
-  stream().begin_capture();
-  kernels().verify.walk(stream(), {.trees = on.trees,
+  const auto graph = testing::captured(device(), [&](Stream& stream) {
+    kernels().verify.walk(stream, {.trees = on.trees,
                                    .sampled = sampled_buffer.as<int32_t>(),
                                    .rates = nullptr,
                                    .num_rates = 0,
                                    .accepted = on.accepted});
-  kernels().verify.kv_moves(stream(), {.cu_rows = on.cu_rows_buffer.as<int32_t>(),
+    kernels().verify.kv_moves(stream, {.cu_rows = on.cu_rows_buffer.as<int32_t>(),
                                        .accepted = on.accepted,
                                        .base_lens = base_buffer.as<int32_t>(),
                                        .block_tables = table_buffer.as<int32_t>(),
@@ -359,7 +360,7 @@ TEST_P(Verify, MovesTheCacheOfAcceptedNodesInAGraph) {
                                        .num_requests = static_cast<int>(requests.size()),
                                        .slots = slots.as<int64_t>(),
                                        .num_pairs = num_pairs.as<int32_t>()});
-  const auto graph = stream().end_capture();
+  });
   stream().launch(*graph);
   std::vector<int64_t> expected;
   const auto accepted = read(on);

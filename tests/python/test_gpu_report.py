@@ -286,6 +286,17 @@ def test_only_a_test_that_had_its_time_is_said_to_hang(
         assert data["alone"]["A.aGpu"] == NO_TIME
 
 
+def test_many_tests_to_run_again_are_run_while_there_is_time(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"p{i:02}" for i in range(40)]
+    clock = simulated_programs(context, monkeypatch, {f"A.{name}Gpu": 2.0 for name in names})
+    context.deadline = clock.now + 20
+    context.unfinished = {name: [] for name in names}
+    outcomes = list(googletest.run_unfinished(context).values())
+    assert outcomes == ["OK"] * 10 + [NO_TIME] * 30
+
+
 def test_without_googletest_all_but_the_tests_is_built(
     context: Context, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -504,5 +515,11 @@ def test_it_runs_from_end_to_end_on_the_emulated_device(tmp_path: Path) -> None:
     assert {"machine", *benches} <= ran
     notes = {entry["note"] for entry in report["steps"].values() if entry["status"] == "not run"}
     assert notes == {"no GPU", "no --checkpoint was given"}
+    assert report["steps"]["ceilings"]["data"]["facts"] == {"launches": "emulated"}
+    assert set(report["steps"]["launches"]["data"]["ways"]) == {
+        "default",
+        "no_overlap",
+        "own_carveouts",
+    }
     assert {record["drafts"] for record in report["steps"]["steps-8b"]["data"]["records"]} == {0, 3}
     assert "# CUDA backend on emulated" in (tmp_path / "out/report.md").read_text()
