@@ -4,6 +4,7 @@ A bad one is a ValueError that names one of its fields. Good ones end, and nobod
 another token. SPECDEC_FUZZ_PARAMS sets how many are tried; SPECDEC_FUZZ_SEED which.
 """
 
+import functools
 import os
 import random
 import sys
@@ -164,16 +165,13 @@ def test_no_parameters_harm_anyone_else(model: Path, checkpoint: Callable[[str],
     num_good = num_run = 0
     for _ in range(COUNT):
         fields = random_fields(rng)
-        params = checked(fields, lambda fields=fields: SamplingParams(**fields))
+        params = checked(fields, functools.partial(SamplingParams, **fields))
         if params is None:
             continue
         index = rng.randrange(len(all_engines))
         engine, good = all_engines[index], waiting[index]
         # The core's checks: of what they refuse, nothing is left behind.
-        request_id = checked(
-            fields,
-            lambda engine=engine, params=params: engine.add_request(PROMPTS[0], params),
-        )
+        request_id = checked(fields, functools.partial(engine.add_request, PROMPTS[0], params))
         if request_id is None:
             assert not engine.has_unfinished_requests()
             continue
