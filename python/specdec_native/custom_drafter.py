@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import operator
 from collections.abc import Callable
 from typing import Any
 
+from specdec_native.checks import INT32_MAX, check_integer, shown
 from specdec_native.vllm_compat.config import VllmConfig
 from specdec_native.vllm_compat.proposer import VllmProposer, is_vllm_proposer
 
@@ -45,12 +47,16 @@ class CustomDrafter:
             self._on_interrupt(interrupt)
             return []
         try:
-            return [draft[:max_tokens] for draft in _continuations(drafts) if draft]
+            continuations = [draft[:max_tokens] for draft in _continuations(drafts) if draft]
         except TypeError:
             raise ValueError(
                 "a custom drafter must return a list of token ids or a list of such lists, got "
-                f"{drafts!r:.80}"
+                f"{shown(drafts)}"
             ) from None
+        for token in itertools.chain.from_iterable(continuations):
+            # The core knows the vocabulary's size.
+            check_integer("a custom drafter's token", token, minimum=-INT32_MAX, maximum=INT32_MAX)
+        return continuations
 
 
 def make_drafter(path: str) -> Any:

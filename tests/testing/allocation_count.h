@@ -1,4 +1,5 @@
-// Linking allocation_count.cc into a test replaces the global operator new by one that counts.
+// Linking allocation_count.cc into a test replaces the global operator new by one that counts, and
+// fails once where it is told to.
 #pragma once
 
 #include <cstdint>
@@ -6,5 +7,9 @@
 namespace specdec::testing {
 
 int64_t num_allocations();  // by all threads, since the program started
+
+// After so many more allocations of this thread one throws std::bad_alloc; negative: none does.
+void fail_after(int64_t num_allocations);
+int64_t num_until_failure();  // negative: it has come, or none was to
 
 }  // namespace specdec::testing

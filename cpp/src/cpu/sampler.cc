@@ -179,13 +179,13 @@ void SamplingScratch::reserve(int vocab_size) {
   const size_t size = static_cast<size_t>(vocab_size);
   if (row.size() >= size) return;
   const size_t num_blocks = (size + kSamplingBlock - 1) / kSamplingBlock;
-  row.resize(size);
   block_max.resize(num_blocks);
   block_order.resize(num_blocks);
   tokens.resize(size);
   values.resize(size);
   weights.resize(size);
   keys.resize(size);
+  row.resize(size);  // the last: once it is there, all are
 }
 
 Sampler::Sampler(const SamplingKernels& kernels, ThreadPool& pool)

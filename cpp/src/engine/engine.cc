@@ -73,9 +73,11 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend) 
   runner_ = std::make_unique<ModelRunner>(model, config.model, *backend_, limits,
                                           parse_quantization(config.quantization));
   int64_t block_bytes = runner_->cache_block_bytes(kv_format);
+  int num_kv_heads = model.num_kv_heads;
   if (config.speculative.enabled()) {
     speculator_ = std::make_unique<Speculator>(config, *backend_, model, max_model_len);
     block_bytes += speculator_->cache_block_bytes(kv_format);
+    num_kv_heads = std::max(num_kv_heads, speculator_->num_kv_heads());
   }
   runner_->rehearse(kv_format);
   if (speculator_ != nullptr) speculator_->rehearse(kv_format);
@@ -96,7 +98,7 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend) 
   MemoryInfo memory = backend_->memory();
   if (device_step != nullptr) memory.free_bytes -= device_step->bytes_on_demand();
   const CacheSize cache =
-      resolve_cache_size(config, device.kind, max_model_len, block_bytes, memory);
+      resolve_cache_size(config, device.kind, max_model_len, block_bytes, num_kv_heads, memory);
   if (cache.max_model_len < longest) {
     log_info("max_model_len lowered from ", longest, " to ", cache.max_model_len,
              ", what the KV cache holds");

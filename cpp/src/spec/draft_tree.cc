@@ -33,12 +33,12 @@ int DraftTree::find_or_add(int parent, int32_t token, float survival, int drafte
     return existing;
   }
   const int node = num_nodes();
-  tokens_.push_back(token);
+  if (static_cast<int>(attempts_.size()) == node) attempts_.emplace_back();
   parents_.push_back(parent);
   depths_.push_back(depths_[parent] + 1);
   survivals_.push_back(survival);
   drafters_.push_back(drafter);
-  if (static_cast<int>(attempts_.size()) == node) attempts_.emplace_back();
+  tokens_.push_back(token);  // the last: with it there is a node, and all that it needs
   return node;
 }
 

@@ -1,0 +1,140 @@
+// One allocation of a step fails, one after the other: whoever it was for ends with an error, or
+// all do and the engine with them; nobody gets another token and no block is lost.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "specdec/engine.h"
+#include "testing/allocation_count.h"
+#include "testing/answers.h"
+#include "testing/tiny_llama.h"
+
+namespace specdec {
+namespace {
+
+using testing::Asked;
+using testing::Ended;
+using testing::TempDirectory;
+namespace tiny = testing::tiny_llama;
+
+using Answers = std::map<std::string, Ended>;
+
+class AllocationFailureTest : public ::testing::Test {
+ protected:
+  AllocationFailureTest() {
+    tiny::write_checkpoint(target_, tiny::llama_tensors());
+    tiny::write_checkpoint(draft_, tiny::perturbed(tiny::llama_tensors(), 0.03f));
+  }
+
+  EngineConfig plain() const {
+    EngineConfig config;
+    config.model = target_.path();
+    config.device = "cpu";
+    config.dtype = "float32";
+    config.num_threads = 1;  // the one that fails
+    config.max_num_batched_tokens = 40;
+    config.num_kv_blocks = 12;
+    return config;
+  }
+
+  EngineConfig with(DraftMethod method, int width = 1) const {
+    EngineConfig config = plain();
+    config.speculative.num_speculative_tokens = 3;
+    config.speculative.draft_length_policy = DraftLengthPolicy::kFixed;
+    config.speculative.tree_width = width;
+    DrafterConfig& drafter = config.speculative.drafters.emplace_back();
+    drafter.method = method;
+    if (method == DraftMethod::kDraftModel) drafter.model = draft_.path();
+    return config;
+  }
+
+  static std::vector<Asked> requests() {
+    SamplingParams params;
+    params.temperature = 0.9f;
+    params.top_p = 0.95f;
+    params.repetition_penalty = 1.2f;
+    params.bad_words = {{3, 4}};
+    params.max_tokens = 16;
+    params.ignore_eos = true;
+    params.logprobs = 2;
+    std::vector<Asked> requests;
+    for (int i = 0; i < 4; ++i) {
+      Asked& request = requests.emplace_back(
+          Asked{.id = str_cat("r", i), .prompt = {}, .params = params, .arrives = 0});
+      for (int j = 0; j < 5 + 6 * i; ++j) request.prompt.push_back((i * 5 + j * 3) % tiny::kVocab);
+      request.params.seed = 100 * (i + 1);
+    }
+    requests[0].params.prompt_logprobs = 1;
+    requests[2].params.n = 2;
+    return requests;
+  }
+
+  // Whether an allocation failed: false when there are no more than `num_before`.
+  static bool run(const EngineConfig& config, int64_t num_before, Answers& answers) {
+    Engine engine(config);
+    for (const Asked& request : requests()) {
+      engine.add_request(request.id, request.prompt, request.params);
+    }
+    int64_t until_failure = num_before;
+    for (int step = 0; engine.has_unfinished_requests(); ++step) {
+      if (step == 500) {
+        ADD_FAILURE() << "requests without an end";
+        break;
+      }
+      testing::fail_after(until_failure);
+      const std::vector<RequestOutput> outputs = engine.step();
+      until_failure = testing::num_until_failure();
+      testing::fail_after(-1);
+      for (const RequestOutput& output : outputs) {
+        testing::read_output(output, answers[output.request_id]);
+      }
+    }
+    EXPECT_EQ(engine.stats().num_free_kv_blocks, engine.stats().num_kv_blocks);
+    return until_failure < 0;
+  }
+
+  // ... at one place after the other, the first ones close together.
+  static void expect_harm_to_none(const EngineConfig& config) {
+    Engine untouched(config);
+    const Answers expected = testing::run_to_end(untouched, requests());
+    int num_of_one = 0;
+    int num_of_all = 0;
+    for (int64_t num_before = 0;; num_before += 1 + num_before / 20) {
+      SCOPED_TRACE(num_before);
+      Answers answers;
+      if (!run(config, num_before, answers)) break;
+      size_t num_failed = 0;
+      ASSERT_EQ(answers.size(), expected.size());
+      for (const auto& [id, answer] : answers) {
+        EXPECT_EQ(answer.num_ends, 1);
+        num_failed += answer.error.empty() ? 0 : 1;
+        if (answer.error.empty()) {
+          EXPECT_EQ(answer, expected.at(id)) << id;
+        }
+      }
+      num_of_one += num_failed == 1 ? 1 : 0;
+      num_of_all += num_failed == expected.size() ? 1 : 0;
+    }
+    EXPECT_GT(num_of_one, 5);
+    EXPECT_GT(num_of_all, 5);
+  }
+
+  TempDirectory target_;
+  TempDirectory draft_;
+};
+
+TEST_F(AllocationFailureTest, HarmsNoneOfPlainDecoding) { expect_harm_to_none(plain()); }
+
+TEST_F(AllocationFailureTest, HarmsNoneOfADraftModel) {
+  expect_harm_to_none(with(DraftMethod::kDraftModel));
+  expect_harm_to_none(with(DraftMethod::kDraftModel, 2));
+}
+
+TEST_F(AllocationFailureTest, HarmsNoneOfFreeDrafters) {
+  expect_harm_to_none(with(DraftMethod::kNgram));
+  expect_harm_to_none(with(DraftMethod::kSuffix, 2));
+}
+
+}  // namespace
+}  // namespace specdec
