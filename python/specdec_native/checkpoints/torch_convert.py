@@ -96,10 +96,7 @@ def _specs(file: Path) -> tuple[list[TensorSpec], bool]:
         isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in tensors.items()
     ):
         raise CheckpointError("it is not a dictionary from names to tensors", file)
-    try:
-        specs = [_spec(file, name, tensor) for name, tensor in tensors.items()]
-    except RuntimeError as fault:
-        raise CheckpointError(f"a tensor has no plain values ({fault})", file) from fault
+    specs = [_spec(file, name, tensor) for name, tensor in tensors.items()]
     embeddings = {_memory(t) for name, t in tensors.items() if name.endswith(_EMBEDDING)}
     heads = [name for name in tensors if name.endswith(_HEAD)]
     tied = [name for name in heads if _memory(tensors[name]) in embeddings]
