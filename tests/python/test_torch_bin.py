@@ -58,6 +58,23 @@ def test_shared_head_is_kept_once_and_declared_tied(tmp_path: Path) -> None:
     assert json.loads((target / "config.json").read_text())["tie_word_embeddings"] is True
 
 
+def test_layers_that_share_a_matrix_both_have_it(tmp_path: Path) -> None:
+    shared = torch.randn(4, 4)
+    state = {"layers.0.weight": shared, "layers.1.weight": shared, "lm_head.weight": shared}
+    target = convert(make_source(tmp_path / "source", state, {"model_type": "llama"}))
+    converted = load_file(target / "model.safetensors")
+    assert sorted(converted) == sorted(state)  # a head is tied to an embedding alone
+    assert all(torch.equal(tensor, shared) for tensor in converted.values())
+    assert "tie_word_embeddings" not in json.loads((target / "config.json").read_text())
+
+
+def test_what_is_written_is_bounded_by_what_is_stored(tmp_path: Path) -> None:
+    repeated = torch.ones(1000).expand(4, 1000)  # each is smaller than the file, all are not
+    state = {f"layers.{i}.weight": repeated for i in range(2000)}
+    with pytest.raises(CheckpointError, match="pytorch_model.bin.*written out"):
+        convert(make_source(tmp_path / "source", state, {}))
+
+
 def test_equal_values_in_separate_memory_are_not_tied(tmp_path: Path) -> None:
     state = {"lm_head.weight": torch.ones(8, 4), "model.embed_tokens.weight": torch.ones(8, 4)}
     target = convert(make_source(tmp_path / "source", state, {"model_type": "llama"}))
