@@ -1,6 +1,7 @@
 """`pytorch_model.bin` checkpoints become safetensors ones."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 
 from specdec_native.checkpoints.errors import CheckpointError, MissingDependencyError
 from specdec_native.checkpoints.layout import torch_files
+from specdec_native.checkpoints.progress import ProgressMeter
 from specdec_native.checkpoints.torch_convert import convert_torch
 
 
@@ -140,6 +142,20 @@ def test_truncated_file_is_a_checkpoint_error(tmp_path: Path) -> None:
     file = source / "pytorch_model.bin"
     file.write_bytes(file.read_bytes()[:5000])
     with pytest.raises(CheckpointError, match="pytorch_model.bin"):
+        convert(source)
+
+
+def test_a_file_that_is_truncated_meanwhile_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {"a": torch.randn(500, 1000), "b": torch.randn(500, 1000)}
+    source = make_source(tmp_path / "source", state, {})
+
+    def truncate(*_: Any) -> None:
+        os.truncate(source / "pytorch_model.bin", 5000)
+
+    monkeypatch.setattr(ProgressMeter, "add", truncate)  # it hears of the first tensor
+    with pytest.raises(CheckpointError, match="pytorch_model.bin: the file has changed"):
         convert(source)
 
 

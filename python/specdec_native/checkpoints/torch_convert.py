@@ -125,7 +125,7 @@ def _spec(file: Path, name: str, tensor: Any) -> TensorSpec:
             f"{tensor.device}); only dense tensors are read",
             file,
         )
-    spec = TensorSpec(name, _DTYPE_CODES[dtype], tuple(tensor.shape), _bytes_of(tensor))
+    spec = TensorSpec(name, _DTYPE_CODES[dtype], tuple(tensor.shape), _bytes_of(file, tensor))
     stored = tensor.untyped_storage().nbytes()
     # A view that repeats its elements, as expand() makes, may be of any size.
     if spec.num_bytes > max(stored, file.stat().st_size):
@@ -135,9 +135,14 @@ def _spec(file: Path, name: str, tensor: Any) -> TensorSpec:
     return spec
 
 
-def _bytes_of(tensor: Any) -> Callable[[], Iterator[npt.NDArray[np.generic]]]:
+def _bytes_of(file: Path, tensor: Any) -> Callable[[], Iterator[npt.NDArray[np.generic]]]:
+    size = file.stat().st_size
+
     def make() -> Iterator[npt.NDArray[np.generic]]:
         torch = _import_torch()
+        # torch maps the file, and touching what has been cut off it would end the process.
+        if file.stat().st_size != size:
+            raise CheckpointError("the file has changed while it was being converted", file)
         plain = tensor.detach().resolve_neg().contiguous()
         yield plain.reshape(-1).view(torch.uint8).numpy()
 
