@@ -362,7 +362,8 @@ def outcome(kind: str, source: Path, directory: Path, edit: Edit) -> str:
     except BaseException as error:  # whatever it is, the parent wants to know
         typed = isinstance(error, Error) and not isinstance(error, InternalError)
         result = f"{type(error).__name__}: {error!s:.500}"
-        if not typed and type(error) is not ValueError:
+        # Errors of a chat template are plain ValueErrors.
+        if not typed and not (type(error) is ValueError and "chat template" in result):
             result = f"UNTYPED {result}"
     if time.monotonic() - begin > LONGEST_S:
         result = f"UNTYPED too slow, {result}"

@@ -418,7 +418,31 @@ def test_a_file_that_is_truncated_meanwhile_is_an_error(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", "llama", LLAMA_METADATA, llama_tensors())
     file = GgufFile(path)
     os.truncate(path, path.stat().st_size // 2)
-    assert file.get("tokenizer.ggml.eos_token_id") == 2
+    assert file.get("tokenizer.ggml.eos_token_id", kind=int) == 2
     with pytest.raises(CheckpointError, match="model.gguf: the file was truncated"):
         for tensor in file.tensors.values():
             list(tensor.rows())
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        (".block_count", "one", "int"),
+        (".context_length", 128.0, "int"),
+        (".rope.freq_base", "x", "float"),
+        (".rope.freq_base", float("nan"), "float"),
+        (".rope.scaling.type", 1, "str"),
+        (".attention.head_count", ["a", "a"], "int"),
+        ("tokenizer.ggml.eos_token_id", [2], "int"),
+        ("split.count", "x", "int"),
+    ],
+)
+def test_metadata_of_another_type_is_named(
+    key: str, value: Any, expected: str, tmp_path: Path
+) -> None:
+    path = write_gguf(
+        tmp_path / "model.gguf", "llama", LLAMA_METADATA | {key: value}, llama_tensors()
+    )
+    name = f"llama{key}" if key.startswith(".") else key
+    with pytest.raises(CheckpointError, match=f"model.gguf: metadata {name} is .*{expected}"):
+        convert_gguf(path, tmp_path)

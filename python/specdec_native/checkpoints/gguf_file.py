@@ -9,7 +9,7 @@ import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -129,8 +129,8 @@ class GgufFile:
         reader = _open(path)
         self._fields = reader.fields
         self._values: dict[str, Any] = {}
-        self.architecture = str(self.require("general.architecture"))
-        if int(self.get("split.count", 0)) > 1:
+        self.architecture = self.require("general.architecture", str)
+        if self.get("split.count", 0) > 1:
             raise self.error(
                 "this is one part of a GGUF split over several files; "
                 "join them first (llama-gguf-split --merge)"
@@ -141,40 +141,53 @@ class GgufFile:
         """An error that names this file, to be raised."""
         return CheckpointError(message, self.path)
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """The metadata value `key`: a number, string, bool or list of these."""
-        field = self._fields.get(key)
-        if field is None:
-            return default
-        if key not in self._values:
-            try:
-                self._values[key] = field.contents()
-            except (UnicodeDecodeError, IndexError, ValueError) as fault:
-                raise self.error(f"metadata {key} is malformed: {fault}") from fault
-        return self._values[key]
+    def get(self, key: str, default: Any = None, kind: Any = None) -> Any:
+        """The metadata value `key`; CheckpointError unless it is of the type `kind`, by default
+        that of `default`. Kinds: int, float, bool, str and lists of these, such as list[int]."""
+        value = self._contents(key)
+        return default if value is None else self._checked(key, value, kind or type(default))
 
-    def require(self, key: str) -> Any:
-        """The metadata value `key`; CheckpointError if it is missing."""
-        value = self.get(key)
+    def require(self, key: str, kind: Any) -> Any:
+        """The metadata value `key`, likewise; CheckpointError if it is missing."""
+        value = self.get(key, kind=kind)
         if value is None:
             raise self.error(f"metadata {key} is missing")
         return value
 
-    def hyperparameter(self, key: str, default: Any = None) -> Any:
+    def hyperparameter(self, key: str, default: Any = None, kind: Any = None) -> Any:
         """The metadata value `<architecture>.<key>`; one per layer must agree over the layers."""
         name = f"{self.architecture}.{key}"
-        value = self.get(name, default)
+        value = self._contents(name)
         if isinstance(value, list):
             if len(set(value)) != 1:
                 raise self.error(f"metadata {name} differs between layers, which is not supported")
             value = value[0]
-        return value
+        return default if value is None else self._checked(name, value, kind or type(default))
 
-    def require_hyperparameter(self, key: str) -> Any:
+    def require_hyperparameter(self, key: str, kind: Any) -> Any:
         """The metadata value `<architecture>.<key>`; CheckpointError if it is missing."""
-        value = self.hyperparameter(key)
+        value = self.hyperparameter(key, kind=kind)
         if value is None:
             raise self.error(f"metadata {self.architecture}.{key} is missing")
+        return value
+
+    def _contents(self, key: str) -> Any:
+        if key not in self._values:
+            field = self._fields.get(key)
+            try:
+                self._values[key] = None if field is None else field.contents()
+            except (UnicodeDecodeError, IndexError, ValueError) as fault:
+                raise self.error(f"metadata {key} is malformed: {fault}") from fault
+        return self._values[key]
+
+    def _checked(self, name: str, value: Any, kind: Any) -> Any:
+        of_list = get_args(kind)
+        parts = value if of_list and isinstance(value, list) else [value]
+        if bool(of_list) != isinstance(value, list) or not all(
+            _is(part, of_list[0] if of_list else kind) for part in parts
+        ):
+            expected = kind if of_list else kind.__name__
+            raise self.error(f"metadata {name} is {value!r:.80}, expected {expected}")
         return value
 
     def _tensor(self, tensor: Any) -> GgufTensor:
@@ -190,6 +203,12 @@ class GgufFile:
             stored = (tensor.data.size,)
         data = _StoredArray(self.path, int(tensor.data_offset), tensor.data.dtype, stored)
         return GgufTensor(str(tensor.name), type_name, data, shape)
+
+
+def _is(value: Any, kind: type) -> bool:
+    if kind is float:
+        return type(value) in (int, float) and math.isfinite(value)
+    return type(value) is kind or (kind is bool and value in (0, 1))
 
 
 class _MetadataCheck:
