@@ -23,10 +23,10 @@ import jinja2.sandbox
 import jinja2.utils
 
 _BUDGET = 1 << 29  # characters made, over a rendering
-_STEP = 512  # what a step costs of it: a million of them
-_MOST_AT_ONCE = 1 << 27  # characters one operation may make
+_STEP = 1024  # what a step costs of it: half a million of them
+_MOST_AT_ONCE = 1 << 26  # characters one operation may make
 _MOST_BITS = 1 << 13  # of an integer
-_ITEM = 64  # characters an element is taken for, beside its own
+_ITEM = 128  # characters an element is taken for, beside its own
 
 # Filters and methods that make nothing longer than what they are given.
 _WITHOUT_GROWTH = re.compile(

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import tokenizers
 
 from specdec_native import chat_template as chat
 from specdec_native.checkpoints.errors import CheckpointError
-from specdec_native.checkpoints.text_files import (
-    is_file,
-    read_bytes,
-    read_json_object,
-    read_text,
+from specdec_native.checkpoints.text_files import is_file, read_text
+from specdec_native.tokenizer_files import (
+    chat_templates,
+    check_charsmaps,
+    named_templates,
+    optional_json,
+    raise_typed,
+    special_tokens,
+    typed_errors,
 )
 
-_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 # Files of tokenizers that only transformers can read.
 _OTHER_FORMATS = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
 
@@ -107,14 +107,14 @@ class Tokenizer:
         Raises ValueError naming the missing or unreadable file.
         """
         path = Path(directory)
-        config = _optional_json(path / "tokenizer_config.json")
-        templates = _chat_templates(path, config)
+        config = optional_json(path / "tokenizer_config.json")
+        templates = chat_templates(path, config)
         if chat_template is not None:
             templates = {"default": load_chat_template(chat_template)}
         backend: TokenizerBackend
         if (path / "tokenizer.json").is_file():
             backend = _TokenizersBackend.load(path / "tokenizer.json", config)
-            special = _special_tokens(path, config)
+            special = special_tokens(path, config)
         else:
             hf_tokenizer = _load_with_transformers(path, trust_remote_code)
             backend = _TransformersBackend(hf_tokenizer)
@@ -133,7 +133,7 @@ class Tokenizer:
             return cls(
                 _TransformersBackend(tokenizer),
                 special_tokens={k: str(v) for k, v in tokenizer.special_tokens_map.items()},
-                chat_templates=_named_templates(template, "the tokenizer"),
+                chat_templates=named_templates(template, "the tokenizer"),
                 name_or_path=str(getattr(tokenizer, "name_or_path", "")),
             )
         if isinstance(tokenizer, tokenizers.Tokenizer):
@@ -364,23 +364,6 @@ def _with_mask(ids: list[Any]) -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def _raise_typed(error: BaseException, source: str | Path, what: str) -> NoReturn:
-    """Whatever a tokenizer library raises becomes a CheckpointError. Code in Rust that panics
-    raises a BaseException, which `except Exception` would let pass."""
-    is_panic = type(error).__name__ == "PanicException"
-    if isinstance(error, CheckpointError) or not (is_panic or isinstance(error, Exception)):
-        raise error
-    raise CheckpointError(f"{what} ({type(error).__name__}: {error!s:.300})", source) from error
-
-
-@contextlib.contextmanager
-def _typed_errors(source: str | Path, what: str) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
-        _raise_typed(error, source, what)
-
-
 class _TokenizersBackend:
     """The `tokenizers` library."""
 
@@ -392,8 +375,8 @@ class _TokenizersBackend:
 
     @classmethod
     def load(cls, file: Path, config: Mapping[str, Any]) -> _TokenizersBackend:
-        _check_charsmaps(file)
-        with _typed_errors(file, "not a readable tokenizer.json"):
+        check_charsmaps(file)
+        with typed_errors(file, "not a readable tokenizer.json"):
             tokenizer = tokenizers.Tokenizer.from_file(str(file))
         cls._add_configured_tokens(tokenizer, config, file.parent / "tokenizer_config.json")
         if tokenizer.normalizer is None and config.get("tokenizer_class") in _NFC_CLASSES:
@@ -429,16 +412,16 @@ class _TokenizersBackend:
             if expected is None:
                 expected = tokenizer.get_vocab_size(with_added_tokens=True)
             if expected == token_id:
-                with _typed_errors(source, f"added_tokens_decoder: token {key} is refused"):
+                with typed_errors(source, f"added_tokens_decoder: token {key} is refused"):
                     (tokenizer.add_special_tokens if special else tokenizer.add_tokens)([token])
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        with _typed_errors(self._source, "cannot encode this text"):
+        with typed_errors(self._source, "cannot encode this text"):
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
-        with _typed_errors(self._source, "cannot encode these texts"):
+        with typed_errors(self._source, "cannot encode these texts"):
             encodings = self._tokenizer.encode_batch_fast(
                 texts, add_special_tokens=add_special_tokens
             )
@@ -448,7 +431,7 @@ class _TokenizersBackend:
         try:  # for every token of every request: no context manager
             text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
         except BaseException as error:
-            _raise_typed(error, self._source, "cannot decode these tokens")
+            raise_typed(error, self._source, "cannot decode these tokens")
         return text
 
     def id_to_token(self, token_id: int) -> str | None:
@@ -520,76 +503,6 @@ def _checked_text(text: str) -> str:
     return text
 
 
-def _optional_json(path: Path) -> dict[str, Any]:
-    return read_json_object(path) if path.is_file() else {}
-
-
-def _check_charsmaps(file: Path) -> None:
-    """Refuses a charsmap that claims to be longer than it is: the tokenizers library allocates what
-    it claims, up to 4 GiB, and where that fails it ends the process."""
-
-    def check(pairs: list[tuple[str, Any]]) -> None:
-        for key, value in pairs:
-            if key != "precompiled_charsmap" or not isinstance(value, str):
-                continue
-            with _typed_errors(file, "precompiled_charsmap: not base64"):
-                charsmap = base64.b64decode(value)
-            trie_bytes = int.from_bytes(charsmap[:4], "little")
-            if len(charsmap) < 4 or trie_bytes > len(charsmap) - 4:
-                raise CheckpointError(
-                    f"precompiled_charsmap: {len(charsmap)} bytes cannot hold a trie of "
-                    f"{trie_bytes}",
-                    file,
-                )
-
-    content = read_bytes(file)
-    # Most files have none, and parsing takes long; a key may be written with escapes, though.
-    if b"charsmap" in content or b"\\u00" in content:
-        with _typed_errors(file, "not valid JSON"):
-            json.loads(content, object_pairs_hook=check)
-
-
-def _special_tokens(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    merged = {**_optional_json(path / "special_tokens_map.json"), **config}
-    special: dict[str, str] = {}
-    for name in _TOKEN_NAMES:
-        value = merged.get(name)
-        if isinstance(value, Mapping):
-            value = value.get("content")
-        if isinstance(value, str):
-            special[name] = value
-    return special
-
-
-def _named_templates(value: Any, source: str | Path) -> dict[str, str]:
-    """A template, or the older list of {"name", "template"}, or a mapping of names."""
-    if value is None:
-        return {}
-    if isinstance(value, str):
-        return {"default": value}
-    named = value
-    if isinstance(value, list) and all(isinstance(entry, Mapping) for entry in value):
-        named = {entry.get("name"): entry.get("template") for entry in value}
-    if not isinstance(named, Mapping) or not all(
-        isinstance(text, str) for pair in named.items() for text in pair
-    ):
-        raise CheckpointError(
-            'chat_template: expected text, {"<name>": "<text>", ...} or a list of '
-            '{"name": "<name>", "template": "<text>"}',
-            source,
-        )
-    return dict(named)
-
-
-def _chat_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    templates = _named_templates(config.get("chat_template"), path / "tokenizer_config.json")
-    if (path / "chat_template.jinja").is_file():
-        templates["default"] = read_text(path / "chat_template.jinja")
-    for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
-        templates[file.stem] = read_text(file)
-    return templates
-
-
 def _load_with_transformers(path: Path, trust_remote_code: bool) -> Any:
     if not path.is_dir():
         raise ValueError(f"{path}: not a directory with tokenizer files")
@@ -606,7 +519,7 @@ def _load_with_transformers(path: Path, trust_remote_code: bool) -> Any:
             f"{path}: tokenizer.json is missing, and reading {found[0]} needs transformers; "
             "install it (pip install transformers) or add tokenizer.json"
         ) from error
-    with _typed_errors(path, f"transformers cannot read {found[0]}"):
+    with typed_errors(path, f"transformers cannot read {found[0]}"):
         return transformers.AutoTokenizer.from_pretrained(
             str(path), trust_remote_code=trust_remote_code, local_files_only=True
         )

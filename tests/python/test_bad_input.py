@@ -167,6 +167,29 @@ def test_a_truncated_checkpoint_names_the_file(model: Path, tmp_path: Path) -> N
         Engine(broken)
 
 
+def test_ids_of_eos_outside_the_vocabulary_are_ignored(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd = copy_of(model, tmp_path / "model")
+    (odd / "generation_config.json").write_text('{"eos_token_id": [2, 160, 5000]}')
+    engine = Engine(odd, max_model_len=64)
+    assert engine.eos_token_ids == [2]
+    assert "eos_token_id 160, 5000 of generation_config.json" in caplog.text
+    assert len(engine.generate([PROMPT], SamplingParams(max_tokens=2))) == 1
+
+
+def test_positions_beyond_what_the_cache_holds_cost_nothing(model: Path, tmp_path: Path) -> None:
+    config = json.loads((model / "config.json").read_text()) | {"max_position_embeddings": 10**9}
+    long = copy_of(model, tmp_path / "model")
+    (long / "config.json").write_text(json.dumps(config))
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    answers = [
+        Engine(path, num_kv_blocks=4).generate([PROMPT], params)[0].outputs[0].token_ids
+        for path in (model, long)
+    ]
+    assert answers[0] == answers[1]
+
+
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("not a model")

@@ -1,6 +1,7 @@
 """GGUF files become checkpoints with the same weights and hyperparameters."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from specdec_native.checkpoints import safetensors_writer
 from specdec_native.checkpoints.errors import CheckpointError
 from specdec_native.checkpoints.gguf_config import llama3_divisors
 from specdec_native.checkpoints.gguf_convert import convert_gguf
+from specdec_native.checkpoints.gguf_file import GgufFile
 from specdec_native.checkpoints.safetensors_writer import float32_to_bfloat16
 
 SUPPORTED = [
@@ -410,3 +412,37 @@ def test_part_of_a_split_file_is_refused(tmp_path: Path) -> None:
     source = write_gguf(tmp_path / "model.gguf", "llama", metadata, llama_tensors())
     with pytest.raises(CheckpointError, match="split over several files"):
         convert(source)
+
+
+def test_a_file_that_is_truncated_meanwhile_is_an_error(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", "llama", LLAMA_METADATA, llama_tensors())
+    file = GgufFile(path)
+    os.truncate(path, path.stat().st_size // 2)
+    assert file.get("tokenizer.ggml.eos_token_id", kind=int) == 2
+    with pytest.raises(CheckpointError, match="model.gguf: the file was truncated"):
+        for tensor in file.tensors.values():
+            list(tensor.rows())
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        (".block_count", "one", "int"),
+        (".context_length", 128.0, "int"),
+        (".rope.freq_base", "x", "float"),
+        (".rope.freq_base", float("nan"), "float"),
+        (".rope.scaling.type", 1, "str"),
+        (".attention.head_count", ["a", "a"], "int"),
+        ("tokenizer.ggml.eos_token_id", [2], "int"),
+        ("split.count", "x", "int"),
+    ],
+)
+def test_metadata_of_another_type_is_named(
+    key: str, value: Any, expected: str, tmp_path: Path
+) -> None:
+    path = write_gguf(
+        tmp_path / "model.gguf", "llama", LLAMA_METADATA | {key: value}, llama_tensors()
+    )
+    name = f"llama{key}" if key.startswith(".") else key
+    with pytest.raises(CheckpointError, match=f"model.gguf: metadata {name} is .*{expected}"):
+        convert_gguf(path, tmp_path)

@@ -205,6 +205,26 @@ def test_torch_directory_is_converted_once(tmp_path: Path) -> None:
     assert (first / "model.safetensors").stat().st_mtime_ns == written
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["generation_config.json", "tokenizer.json", "additional_chat_templates/tool_use.jinja"],
+)
+def test_what_stands_beside_torch_weights_takes_effect_when_it_changes(
+    name: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "model"
+    (source / name).parent.mkdir(parents=True)
+    (source / "config.json").write_text("{}")
+    torch.save({"a": torch.ones(2)}, source / "pytorch_model.bin")
+    assert not (hub.resolve_model(source) / name).exists()
+    for time_ns, text in enumerate(("first", "other")):
+        (source / name).write_text(text)
+        os.utime(source / name, ns=(time_ns, time_ns))
+        assert (hub.resolve_model(source) / name).read_text() == text
+    (source / name).unlink()
+    assert not (hub.resolve_model(source) / name).exists()
+
+
 def test_gguf_file_and_directory_are_converted_once_per_content_and_dtype(tmp_path: Path) -> None:
     source = write_gguf(tmp_path / "model.gguf", "llama", LLAMA_METADATA, llama_tensors())
     first = hub.resolve_model(source)

@@ -1,6 +1,7 @@
 """`pytorch_model.bin` checkpoints become safetensors ones."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 
 from specdec_native.checkpoints.errors import CheckpointError, MissingDependencyError
 from specdec_native.checkpoints.layout import torch_files
+from specdec_native.checkpoints.progress import ProgressMeter
 from specdec_native.checkpoints.torch_convert import convert_torch
 
 
@@ -56,6 +58,23 @@ def test_shared_head_is_kept_once_and_declared_tied(tmp_path: Path) -> None:
     target = convert(make_source(tmp_path / "source", state, {"model_type": "llama"}))
     assert list(load_file(target / "model.safetensors")) == ["model.embed_tokens.weight"]
     assert json.loads((target / "config.json").read_text())["tie_word_embeddings"] is True
+
+
+def test_layers_that_share_a_matrix_both_have_it(tmp_path: Path) -> None:
+    shared = torch.randn(4, 4)
+    state = {"layers.0.weight": shared, "layers.1.weight": shared, "lm_head.weight": shared}
+    target = convert(make_source(tmp_path / "source", state, {"model_type": "llama"}))
+    converted = load_file(target / "model.safetensors")
+    assert sorted(converted) == sorted(state)  # a head is tied to an embedding alone
+    assert all(torch.equal(tensor, shared) for tensor in converted.values())
+    assert "tie_word_embeddings" not in json.loads((target / "config.json").read_text())
+
+
+def test_what_is_written_is_bounded_by_what_is_stored(tmp_path: Path) -> None:
+    repeated = torch.ones(1000).expand(4, 1000)  # each is smaller than the file, all are not
+    state = {f"layers.{i}.weight": repeated for i in range(2000)}
+    with pytest.raises(CheckpointError, match="pytorch_model.bin.*written out"):
+        convert(make_source(tmp_path / "source", state, {}))
 
 
 def test_equal_values_in_separate_memory_are_not_tied(tmp_path: Path) -> None:
@@ -123,6 +142,20 @@ def test_truncated_file_is_a_checkpoint_error(tmp_path: Path) -> None:
     file = source / "pytorch_model.bin"
     file.write_bytes(file.read_bytes()[:5000])
     with pytest.raises(CheckpointError, match="pytorch_model.bin"):
+        convert(source)
+
+
+def test_a_file_that_is_truncated_meanwhile_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {"a": torch.randn(500, 1000), "b": torch.randn(500, 1000)}
+    source = make_source(tmp_path / "source", state, {})
+
+    def truncate(*_: Any) -> None:
+        os.truncate(source / "pytorch_model.bin", 5000)
+
+    monkeypatch.setattr(ProgressMeter, "add", truncate)  # it hears of the first tensor
+    with pytest.raises(CheckpointError, match="pytorch_model.bin: the file has changed"):
         convert(source)
 
 

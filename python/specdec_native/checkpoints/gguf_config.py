@@ -37,18 +37,19 @@ def model_config(file: GgufFile, *, dtype: str, tied: bool) -> dict[str, Any]:
         if file.hyperparameter(key, 0.0) not in (0.0, 1.0):
             raise file.error(f"metadata {file.architecture}.{key} is not supported")
 
-    num_heads = int(file.require_hyperparameter("attention.head_count"))
-    hidden_size = int(file.require_hyperparameter("embedding_length"))
+    num_heads = file.require_hyperparameter("attention.head_count", int)
+    hidden_size = file.require_hyperparameter("embedding_length", int)
+    norm_eps = file.require_hyperparameter("attention.layer_norm_rms_epsilon", float)
     config: dict[str, Any] = {
         "vocab_size": _vocab_size(file),
         "hidden_size": hidden_size,
-        "intermediate_size": int(file.require_hyperparameter("feed_forward_length")),
-        "num_hidden_layers": int(file.require_hyperparameter("block_count")),
+        "intermediate_size": file.require_hyperparameter("feed_forward_length", int),
+        "num_hidden_layers": file.require_hyperparameter("block_count", int),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": int(file.hyperparameter("attention.head_count_kv", num_heads)),
+        "num_key_value_heads": file.hyperparameter("attention.head_count_kv", num_heads),
         "head_dim": _head_dim(file, hidden_size, num_heads),
-        "max_position_embeddings": int(file.require_hyperparameter("context_length")),
-        "rms_norm_eps": _shortest(file.require_hyperparameter("attention.layer_norm_rms_epsilon")),
+        "max_position_embeddings": file.require_hyperparameter("context_length", int),
+        "rms_norm_eps": _shortest(norm_eps),
         "rope_theta": _shortest(file.hyperparameter("rope.freq_base", 10000.0)),
         "rope_scaling": _rope_scaling(file),
         "hidden_act": "silu",
@@ -69,14 +70,14 @@ def generation_config(file: GgufFile) -> dict[str, Any]:
 
 def _llama_family(file: GgufFile) -> dict[str, Any]:
     """Llama, and what GGUF files store as Llama: Mistral and Mixtral."""
-    window = int(file.hyperparameter("attention.sliding_window", 0)) or None
-    num_experts = int(file.hyperparameter("expert_count", 0))
+    window = file.hyperparameter("attention.sliding_window", 0) or None
+    num_experts = file.hyperparameter("expert_count", 0)
     if num_experts:
         return {
             "architectures": ["MixtralForCausalLM"],
             "model_type": "mixtral",
             "num_local_experts": num_experts,
-            "num_experts_per_tok": int(file.require_hyperparameter("expert_used_count")),
+            "num_experts_per_tok": file.require_hyperparameter("expert_used_count", int),
             "sliding_window": window,
         }
     if window:
@@ -99,14 +100,14 @@ def _llama_family(file: GgufFile) -> dict[str, Any]:
 
 
 def _qwen_family(file: GgufFile) -> dict[str, Any]:
-    window = int(file.hyperparameter("attention.sliding_window", 0)) or None
+    window = file.hyperparameter("attention.sliding_window", 0) or None
     config: dict[str, Any] = {
         "architectures": [f"{file.architecture.capitalize()}ForCausalLM"],
         "model_type": file.architecture,
         "use_sliding_window": window is not None,
         "sliding_window": window,
         # Layers from this one on use the window: all of them, or with no window none.
-        "max_window_layers": 0 if window else int(file.require_hyperparameter("block_count")),
+        "max_window_layers": 0 if window else file.require_hyperparameter("block_count", int),
     }
     if file.architecture == "qwen3":
         config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
@@ -123,9 +124,9 @@ def _vocab_size(file: GgufFile) -> int:
 def _head_dim(file: GgufFile, hidden_size: int, num_heads: int) -> int:
     if num_heads <= 0:
         raise file.error(f"metadata {file.architecture}.attention.head_count must be positive")
-    head_dim = int(file.hyperparameter("attention.key_length", hidden_size // num_heads))
+    head_dim: int = file.hyperparameter("attention.key_length", hidden_size // num_heads)
     for key in ("attention.value_length", "rope.dimension_count"):
-        other = int(file.hyperparameter(key, head_dim))
+        other = file.hyperparameter(key, head_dim)
         if other != head_dim:
             raise file.error(
                 f"metadata {file.architecture}.{key} is {other} but heads are {head_dim} wide; "
@@ -139,7 +140,7 @@ def _rope_scaling(file: GgufFile) -> dict[str, Any] | None:
     if divisors is not None:
         return _llama3_scaling(file, np.concatenate(list(divisors.rows())).astype(np.float64))
     # Before rope.scaling.* there was one key for the linear factor.
-    legacy_factor = float(file.hyperparameter("rope.scale_linear", 0.0))
+    legacy_factor = file.hyperparameter("rope.scale_linear", 0.0)
     kind = file.hyperparameter("rope.scaling.type", "linear" if legacy_factor else "none")
     factor = _shortest(file.hyperparameter("rope.scaling.factor", legacy_factor))
     if kind == "none" or factor in (0.0, 1.0):
@@ -155,14 +156,14 @@ def _rope_scaling(file: GgufFile) -> dict[str, Any] | None:
 
 
 def _yarn_scaling(file: GgufFile, factor: float) -> dict[str, Any]:
-    original = file.require_hyperparameter("rope.scaling.original_context_length")
+    original = file.require_hyperparameter("rope.scaling.original_context_length", int)
     scaling: dict[str, Any] = {
         "rope_type": "yarn",
         "factor": factor,
-        "original_max_position_embeddings": int(original),
+        "original_max_position_embeddings": original,
     }
     for key in ("beta_fast", "beta_slow"):
-        value = file.hyperparameter(f"rope.scaling.yarn_{key}")
+        value = file.hyperparameter(f"rope.scaling.yarn_{key}", kind=float)
         if value is not None:
             scaling[key] = _shortest(value)
     # The file's attention factor multiplies the one that follows from `factor`; config.json's
@@ -214,10 +215,10 @@ def _special_token_ids(file: GgufFile) -> dict[str, Any]:
     """bos, pad, and every id that ends an answer: end of sequence, of turn, of message."""
     ids: dict[str, Any] = {}
     for name, key in (("bos_token_id", "bos"), ("pad_token_id", "padding")):
-        value = file.get(f"tokenizer.ggml.{key}_token_id")
+        value = file.get(f"tokenizer.ggml.{key}_token_id", kind=int)
         if value is not None:
             ids[name] = int(value)
-    ends = [file.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
+    ends = [file.get(f"tokenizer.ggml.{key}_token_id", kind=int) for key in ("eos", "eot", "eom")]
     unique = list(dict.fromkeys(int(end) for end in ends if end is not None))
     if unique:
         ids["eos_token_id"] = unique[0] if len(unique) == 1 else unique

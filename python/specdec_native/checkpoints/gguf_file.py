@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
 import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -36,10 +38,40 @@ def import_gguf() -> Any:
     return import_optional("gguf", purpose="reading a GGUF file", extra="gguf")
 
 
-class GgufTensor:
-    """A tensor of a GGUF file, still in its own encoding and memory-mapped."""
+@dataclasses.dataclass(frozen=True)
+class _StoredArray:
+    """An array in a file. It is read, not mapped: touching a mapping of a file that has been
+    truncated meanwhile ends the process."""
 
-    def __init__(self, name: str, type_name: str, data: npt.NDArray[Any], shape: tuple[int, ...]):
+    path: Path
+    offset: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def _item_bytes(self) -> int:
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    def item(self, index: int) -> _StoredArray:
+        """Element `index` of the first axis."""
+        offset = self.offset + index * self._item_bytes
+        return dataclasses.replace(self, offset=offset, shape=self.shape[1:])
+
+    def read(self, begin: int, end: int) -> npt.NDArray[Any]:
+        """Elements [begin, end) of the first axis."""
+        shape = (min(end, self.shape[0]) - begin, *self.shape[1:])
+        with self.path.open("rb") as file:
+            file.seek(self.offset + begin * self._item_bytes)
+            values = np.fromfile(file, self.dtype, math.prod(shape))
+        if values.size != math.prod(shape):
+            raise CheckpointError("the file was truncated while it was being read", self.path)
+        return values.reshape(shape)
+
+
+class GgufTensor:
+    """A tensor of a GGUF file, still in the file and in its own encoding."""
+
+    def __init__(self, name: str, type_name: str, data: _StoredArray, shape: tuple[int, ...]):
         self.name = name
         self.type_name = type_name
         self.shape = shape  # row-major: [out_features, in_features]
@@ -48,7 +80,7 @@ class GgufTensor:
     def slice(self, index: int) -> GgufTensor:
         """Element `index` of the first axis, such as one expert's matrix."""
         return GgufTensor(
-            f"{self.name}[{index}]", self.type_name, self._data[index], self.shape[1:]
+            f"{self.name}[{index}]", self.type_name, self._data.item(index), self.shape[1:]
         )
 
     @property
@@ -59,7 +91,7 @@ class GgufTensor:
     def rows(self, order: npt.NDArray[np.intp] | None = None) -> Iterator[npt.NDArray[np.float32]]:
         """The values as float32, some rows at a time; `order` picks the rows, default all."""
         if len(self.shape) == 1:
-            values = self._decode(self._data)
+            values = self._decode(self._data.read(0, self._data.shape[0]))
             yield values if order is None else values[order]
             return
         for rows in self._encoded_rows(order):
@@ -76,8 +108,12 @@ class GgufTensor:
         step = max(1, _CHUNK_ELEMENTS // math.prod(self.shape[1:]))
         for begin in range(0, self.shape[0], step):
             # A quantised block never crosses a row, so rows are picked before decoding.
-            chosen: Any = slice(begin, begin + step)
-            yield self._data[chosen if order is None else order[chosen]]
+            if order is None:
+                yield self._data.read(begin, begin + step)
+            else:
+                chosen = order[begin : begin + step]
+                first = int(chosen.min())
+                yield self._data.read(first, int(chosen.max()) + 1)[chosen - first]
 
     def _decode(self, data: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         gguf = import_gguf()
@@ -93,8 +129,8 @@ class GgufFile:
         reader = _open(path)
         self._fields = reader.fields
         self._values: dict[str, Any] = {}
-        self.architecture = str(self.require("general.architecture"))
-        if int(self.get("split.count", 0)) > 1:
+        self.architecture = self.require("general.architecture", str)
+        if self.get("split.count", 0) > 1:
             raise self.error(
                 "this is one part of a GGUF split over several files; "
                 "join them first (llama-gguf-split --merge)"
@@ -105,40 +141,53 @@ class GgufFile:
         """An error that names this file, to be raised."""
         return CheckpointError(message, self.path)
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """The metadata value `key`: a number, string, bool or list of these."""
-        field = self._fields.get(key)
-        if field is None:
-            return default
-        if key not in self._values:
-            try:
-                self._values[key] = field.contents()
-            except (UnicodeDecodeError, IndexError, ValueError) as fault:
-                raise self.error(f"metadata {key} is malformed: {fault}") from fault
-        return self._values[key]
+    def get(self, key: str, default: Any = None, kind: Any = None) -> Any:
+        """The metadata value `key`; CheckpointError unless it is of the type `kind`, by default
+        that of `default`. Kinds: int, float, bool, str and lists of these, such as list[int]."""
+        value = self._contents(key)
+        return default if value is None else self._checked(key, value, kind or type(default))
 
-    def require(self, key: str) -> Any:
-        """The metadata value `key`; CheckpointError if it is missing."""
-        value = self.get(key)
+    def require(self, key: str, kind: Any) -> Any:
+        """The metadata value `key`, likewise; CheckpointError if it is missing."""
+        value = self.get(key, kind=kind)
         if value is None:
             raise self.error(f"metadata {key} is missing")
         return value
 
-    def hyperparameter(self, key: str, default: Any = None) -> Any:
+    def hyperparameter(self, key: str, default: Any = None, kind: Any = None) -> Any:
         """The metadata value `<architecture>.<key>`; one per layer must agree over the layers."""
         name = f"{self.architecture}.{key}"
-        value = self.get(name, default)
+        value = self._contents(name)
         if isinstance(value, list):
             if len(set(value)) != 1:
                 raise self.error(f"metadata {name} differs between layers, which is not supported")
             value = value[0]
-        return value
+        return default if value is None else self._checked(name, value, kind or type(default))
 
-    def require_hyperparameter(self, key: str) -> Any:
+    def require_hyperparameter(self, key: str, kind: Any) -> Any:
         """The metadata value `<architecture>.<key>`; CheckpointError if it is missing."""
-        value = self.hyperparameter(key)
+        value = self.hyperparameter(key, kind=kind)
         if value is None:
             raise self.error(f"metadata {self.architecture}.{key} is missing")
+        return value
+
+    def _contents(self, key: str) -> Any:
+        if key not in self._values:
+            field = self._fields.get(key)
+            try:
+                self._values[key] = None if field is None else field.contents()
+            except (UnicodeDecodeError, IndexError, ValueError) as fault:
+                raise self.error(f"metadata {key} is malformed: {fault}") from fault
+        return self._values[key]
+
+    def _checked(self, name: str, value: Any, kind: Any) -> Any:
+        of_list = get_args(kind)
+        parts = value if of_list and isinstance(value, list) else [value]
+        if bool(of_list) != isinstance(value, list) or not all(
+            _is(part, of_list[0] if of_list else kind) for part in parts
+        ):
+            expected = kind if of_list else kind.__name__
+            raise self.error(f"metadata {name} is {value!r:.80}, expected {expected}")
         return value
 
     def _tensor(self, tensor: Any) -> GgufTensor:
@@ -149,15 +198,22 @@ class GgufFile:
                 + ", ".join(SUPPORTED_TENSOR_TYPES)
             )
         shape = tuple(int(n) for n in reversed(tensor.shape.tolist()))
-        data: npt.NDArray[Any] = tensor.data
+        stored = tensor.data.shape
         if len(shape) == 1 and type_name not in ("F32", "F16"):
-            data = data.reshape(-1)
+            stored = (tensor.data.size,)
+        data = _StoredArray(self.path, int(tensor.data_offset), tensor.data.dtype, stored)
         return GgufTensor(str(tensor.name), type_name, data, shape)
 
 
+def _is(value: Any, kind: type) -> bool:
+    if kind is float:
+        return type(value) in (int, float) and math.isfinite(value)
+    return type(value) is kind or (kind is bool and value in (0, 1))
+
+
 class _MetadataCheck:
-    """Walks over the metadata and compares every length with the size of the file: the reader
-    believes them, and would go on past the end of the file for as long as they say."""
+    """Walks over metadata and tensor infos and compares every length with the size of the file: the
+    reader believes them, and would go on past the end of the file for as long as they say."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -165,15 +221,16 @@ class _MetadataCheck:
         self._elements_left = _MAX_ARRAY_ELEMENTS
 
     def run(self, num_tensors: int, num_values: int) -> None:
-        """Raises ValueError, with the file at the end of its header."""
+        """Leaves the file at the end of what describes its tensors. Raises ValueError."""
         for _ in range(num_values):
             key = self._skip_string(keep=True)
             try:
                 self._skip_value(self._number("<I"))
             except ValueError as fault:
                 raise ValueError(f"metadata {key!r:.200}: {fault}") from None
-        if num_tensors > self._left // _HEADER_BYTES:  # a name, dimensions, a type and an offset
-            raise ValueError(f"it cannot hold {num_tensors} tensors")
+        for _ in range(num_tensors):
+            self._skip_string()
+            self._skip(8 * self._number("<I") + 12, "tensor's description")  # extents, type, offset
 
     def _skip_value(self, kind: int) -> None:
         if kind == _STRING:
@@ -220,6 +277,24 @@ class _MetadataCheck:
             raise ValueError(f"a {what} of {num_bytes} bytes ends past the end of the file")
 
 
+@contextlib.contextmanager
+def _header_copy(file: BinaryIO, header: bytes) -> Iterator[str]:
+    """The path of a file in memory with all that precedes the tensors, for the reader, which maps
+    what it reads. It is as long as the original, without taking memory for the rest."""
+    file.seek(_HEADER_BYTES)
+    _MetadataCheck(file).run(*struct.unpack("<QQ", header[8:]))
+    header_bytes = file.tell()
+    file.seek(0)
+    copy = os.memfd_create("gguf")
+    try:
+        with os.fdopen(copy, "wb", closefd=False) as target:
+            target.write(file.read(header_bytes))
+        os.ftruncate(copy, os.fstat(file.fileno()).st_size)
+        yield f"/proc/self/fd/{copy}"
+    finally:
+        os.close(copy)
+
+
 def _open(path: Path) -> Any:
     gguf = import_gguf()
     with path.open("rb") as file:
@@ -234,10 +309,8 @@ def _open(path: Path) -> Any:
             f"GGUF version {version} is not supported, only 2 and 3 in little-endian order", path
         )
     try:
-        with path.open("rb") as file:
-            file.seek(_HEADER_BYTES)
-            _MetadataCheck(file).run(*struct.unpack("<QQ", header[8:]))
-        return gguf.GGUFReader(path)
+        with path.open("rb") as file, _header_copy(file, header) as copy:
+            return gguf.GGUFReader(copy)
     except (ValueError, IndexError, KeyError, OverflowError, struct.error) as fault:
         raise CheckpointError(
             f"the file is truncated or malformed ({fault}); download it again", path

@@ -105,10 +105,10 @@ def write_tokenizer(file: GgufFile, directory: Path) -> None:
     A file without a vocabulary gets none of them and a warning. Raises CheckpointError for a kind
     of vocabulary or a splitting rule that is not known.
     """
-    original = file.get("tokenizer.huggingface.json")
+    original = file.get("tokenizer.huggingface.json", kind=str)
     if original is not None:
         (directory / "tokenizer.json").write_text(str(original), encoding="utf-8")
-    elif file.get("tokenizer.ggml.model") is None:
+    elif file.get("tokenizer.ggml.model", kind=str) is None:
         logger.warning("%s holds no tokenizer; only token ids can be given to it", file.path)
         return
     else:
@@ -123,7 +123,7 @@ def write_tokenizer(file: GgufFile, directory: Path) -> None:
 
 def build_tokenizer(file: GgufFile) -> Tokenizer:
     """The tokenizer of a GGUF file, as the `tokenizers` library runs it."""
-    model = str(file.require("tokenizer.ggml.model"))
+    model = file.require("tokenizer.ggml.model", str)
     if model not in ("gpt2", "llama"):
         raise file.error(
             f"tokenizer.ggml.model is {model!r}; supported: gpt2 (byte-level BPE) and llama "
@@ -154,9 +154,9 @@ class _Vocabulary:
 
     def __init__(self, file: GgufFile) -> None:
         self.file = file
-        self.tokens: list[str] = file.require("tokenizer.ggml.tokens")
+        self.tokens: list[str] = file.require("tokenizer.ggml.tokens", list[str])
         self.types: list[int] = file.get(
-            "tokenizer.ggml.token_type", [TokenType.NORMAL] * len(self.tokens)
+            "tokenizer.ggml.token_type", [TokenType.NORMAL] * len(self.tokens), list[int]
         )
         if len(self.types) != len(self.tokens):
             raise file.error(
@@ -182,7 +182,7 @@ class _Vocabulary:
 
     def special(self, name: str) -> str | None:
         """The text of `tokenizer.ggml.<name>_token_id`, or None without one."""
-        token_id = self.file.get(f"tokenizer.ggml.{name}_token_id")
+        token_id = self.file.get(f"tokenizer.ggml.{name}_token_id", kind=int)
         if token_id is None:
             return None
         if not 0 <= int(token_id) < len(self.tokens):
@@ -199,7 +199,7 @@ class _Vocabulary:
         one token among them) are ordered by id and then by the left part's length, longest first.
         Only ordinary tokens take part: the others are matched as a whole or stand for bytes.
         """
-        scores: list[float] = self.file.require("tokenizer.ggml.scores")
+        scores: list[float] = self.file.require("tokenizer.ggml.scores", list[float])
         if len(scores) != len(self.tokens):
             raise self.file.error(
                 f"tokenizer.ggml.scores has {len(scores)} entries for {len(self.tokens)} tokens"
@@ -219,7 +219,7 @@ class _Vocabulary:
 
 
 def _byte_level(file: GgufFile, vocabulary: _Vocabulary) -> Tokenizer:
-    rule = str(file.get("tokenizer.ggml.pre", "default"))
+    rule = file.get("tokenizer.ggml.pre", "default")
     if rule not in _SPLITTERS:
         raise file.error(
             f"tokenizer.ggml.pre is {rule!r}, a splitting rule this package does not know; "
@@ -227,7 +227,7 @@ def _byte_level(file: GgufFile, vocabulary: _Vocabulary) -> Tokenizer:
         )
     if rule == "default":
         logger.warning("%s does not name its splitting rule; GPT-2's is used", file.path)
-    merges = [_two_parts(file, merge) for merge in file.require("tokenizer.ggml.merges")]
+    merges = [_two_parts(file, merge) for merge in file.require("tokenizer.ggml.merges", list[str])]
     ids = vocabulary.ids()
     for left, right in merges:
         if left not in ids or right not in ids or left + right not in ids:
@@ -289,8 +289,8 @@ def _unknown_token(vocabulary: _Vocabulary) -> str | None:
 
 def _frame(file: GgufFile, vocabulary: _Vocabulary) -> Any:
     """What surrounds every text: the first and last token the file asks for; None for neither."""
-    sentencepiece = file.get("tokenizer.ggml.model") == "llama"
-    rule = file.get("tokenizer.ggml.pre")
+    sentencepiece = file.get("tokenizer.ggml.model", kind=str) == "llama"
+    rule = file.get("tokenizer.ggml.pre", kind=str)
     # Files from before these keys existed rely on what their kind of tokenizer always did.
     always_begins = sentencepiece or rule in _WHOLE_WORDS_FIRST
     bos = _framing_token(vocabulary, "bos", always_begins)
@@ -317,14 +317,14 @@ def _tokenizer_config(file: GgufFile) -> dict[str, Any]:
     vocabulary = _Vocabulary(file)
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": int(file.hyperparameter("context_length", _NO_LIMIT)),
+        "model_max_length": file.hyperparameter("context_length", _NO_LIMIT),
         "clean_up_tokenization_spaces": False,
     }
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         token = vocabulary.special(key)
         if token is not None:
             config[f"{name}_token"] = token
-    template = file.get("tokenizer.chat_template")
+    template = file.get("tokenizer.chat_template", kind=str)
     if template is not None:
         config["chat_template"] = str(template)
     return config

@@ -96,10 +96,7 @@ def _specs(file: Path) -> tuple[list[TensorSpec], bool]:
         isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in tensors.items()
     ):
         raise CheckpointError("it is not a dictionary from names to tensors", file)
-    try:
-        specs = [_spec(file, name, tensor) for name, tensor in tensors.items()]
-    except RuntimeError as fault:
-        raise CheckpointError(f"a tensor has no plain values ({fault})", file) from fault
+    specs = [_spec(file, name, tensor) for name, tensor in tensors.items()]
     embeddings = {_memory(t) for name, t in tensors.items() if name.endswith(_EMBEDDING)}
     heads = [name for name in tensors if name.endswith(_HEAD)]
     tied = [name for name in heads if _memory(tensors[name]) in embeddings]
@@ -128,7 +125,7 @@ def _spec(file: Path, name: str, tensor: Any) -> TensorSpec:
             f"{tensor.device}); only dense tensors are read",
             file,
         )
-    spec = TensorSpec(name, _DTYPE_CODES[dtype], tuple(tensor.shape), _bytes_of(tensor))
+    spec = TensorSpec(name, _DTYPE_CODES[dtype], tuple(tensor.shape), _bytes_of(file, tensor))
     stored = tensor.untyped_storage().nbytes()
     # A view that repeats its elements, as expand() makes, may be of any size.
     if spec.num_bytes > max(stored, file.stat().st_size):
@@ -138,9 +135,14 @@ def _spec(file: Path, name: str, tensor: Any) -> TensorSpec:
     return spec
 
 
-def _bytes_of(tensor: Any) -> Callable[[], Iterator[npt.NDArray[np.generic]]]:
+def _bytes_of(file: Path, tensor: Any) -> Callable[[], Iterator[npt.NDArray[np.generic]]]:
+    size = file.stat().st_size
+
     def make() -> Iterator[npt.NDArray[np.generic]]:
         torch = _import_torch()
+        # torch maps the file, and touching what has been cut off it would end the process.
+        if file.stat().st_size != size:
+            raise CheckpointError("the file has changed while it was being converted", file)
         plain = tensor.detach().resolve_neg().contiguous()
         yield plain.reshape(-1).view(torch.uint8).numpy()
 
