@@ -387,6 +387,9 @@ def test_hub_download_takes_one_form_of_the_weights(
     assert directory == repository
     assert sorted(downloaded) == ["config.json", "model.safetensors", "tokenizer.json"]
     assert heard[-1][0] == heard[-1][1] > 0
+    downloaded.clear()
+    assert hub.resolve_model("some/model", weights=False) == repository
+    assert sorted(downloaded) == ["config.json", "tokenizer.json"]
 
 
 def test_hub_repository_of_gguf_files_lists_them(
