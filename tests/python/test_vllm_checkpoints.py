@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import tiny_text_model
+from make_fp8 import KINDS
 from specdec_native import LLM, Engine, RequestOutput, SamplingParams
 from tiny_text_model import TEXT_TOKEN_IDS
 
@@ -45,6 +46,16 @@ def test_dummy_weights_need_no_weight_files(model: Path, tmp_path: Path) -> None
         assert getattr(info, name) == getattr(expected, name)
     with pytest.raises(ValueError, match="no model"):
         LLM(files, **OPTIONS)
+
+
+def test_dummy_weights_are_held_as_asked_whatever_is_stored(model: Path) -> None:
+    options: dict[str, Any] = {
+        **OPTIONS,
+        "load_format": "dummy",
+        "hf_overrides": {"quantization_config": KINDS["static"].config},
+    }
+    assert Engine(model, **options).model_info().weight_format == "float32"
+    assert Engine(model, quantization="int8", **options).model_info().weight_format == "int8"
 
 
 @pytest.mark.parametrize("variant", ["opt", "mixtral", "qwen3", "qwen2"])
