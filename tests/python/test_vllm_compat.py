@@ -18,6 +18,7 @@ from specdec_native import (
     LLM,
     Counter,
     EngineArgs,
+    FlexibleArgumentParser,
     Gauge,
     LLMEngine,
     RequestOutput,
@@ -189,6 +190,31 @@ def test_engine_args_make_every_class(model: Path, llm: LLM) -> None:
         EngineArgs(model=str(model), nonsense=1)
     with pytest.raises(ValueError, match="tensor_parallel_size=2"):
         LLM.from_engine_args(EngineArgs(model=str(model), tensor_parallel_size=2))
+
+
+def test_engine_args_come_from_a_command_line(model: Path) -> None:
+    parser = FlexibleArgumentParser()
+    parser.add_argument("--test_type", default="none")
+    EngineArgs.add_cli_args(parser).set_defaults(max_num_seqs=4)  # type: ignore[attr-defined]
+    line = ["--model", str(model), "--max_model_len=96", "--enforce-eager", "--dtype", "half"]
+    line += ["--revision", "7", "--enable-prefix-caching", "False", "--test_type", "x"]
+    line += ["--speculative-config", '{"method": "ngram"}', "--gpu_memory_utilization", "0.5"]
+    found = parser.parse_args(line)
+    assert found.test_type == "x"
+    expected = EngineArgs(
+        model=str(model),
+        max_model_len=96,
+        max_num_seqs=4,
+        enforce_eager=True,
+        dtype="half",
+        revision="7",
+        enable_prefix_caching=False,
+        speculative_config={"method": "ngram"},
+        gpu_memory_utilization=0.5,
+    )
+    assert EngineArgs.from_cli_args(found) == expected  # type: ignore[attr-defined]
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--model", "x", "--max-modle-len", "3"])
 
 
 def test_the_engine_is_stepped_as_in_vllm(model: Path, llm: LLM) -> None:

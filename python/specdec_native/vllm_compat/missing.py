@@ -18,7 +18,6 @@ MISSING_NAMES = {
     "EmbeddingOutput": _POOLING,
     "EmbeddingRequestOutput": _POOLING,
     "EmbedsPrompt": "prompt embeddings are not supported; give text or token ids",
-    "FlexibleArgumentParser": "use argparse, and make EngineArgs of what it read",
     "GuidedDecodingParams": _STRUCTURED,
     "LoRARequest": "merge the adapter into the checkpoint",
     "ModelRegistry": "models cannot be registered; the README lists the families",
