@@ -438,6 +438,7 @@ def test_hub_copy_from_before_serves_without_network(tmp_path: Path, no_network:
     (snapshot / "model.safetensors").unlink()
     with pytest.raises(DownloadError, match="cannot be reached"):
         hub.resolve_model("some/model")
+    assert hub.resolve_model("some/model", weights=False) == snapshot
 
 
 @pytest.mark.models
