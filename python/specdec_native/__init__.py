@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from specdec_native.outputs import CompletionOutput, Logprob, RequestOutput
     from specdec_native.sampling_params import RequestOutputKind, SamplingParams
     from specdec_native.stream import RequestStream
-    from specdec_native.vllm_compat.arguments import EngineArgs
+    from specdec_native.vllm_compat.engine_args import EngineArgs, FlexibleArgumentParser
     from specdec_native.vllm_compat.llm_engine import LLMEngine, cleanup_dist_env_and_memory
     from specdec_native.vllm_compat.metrics import Counter, Gauge, Histogram, Metric, Vector
 
@@ -39,6 +39,7 @@ __all__ = [
     "Engine",
     "EngineArgs",
     "EngineFailed",
+    "FlexibleArgumentParser",
     "Gauge",
     "Histogram",
     "LLMEngine",
@@ -64,8 +65,9 @@ _HOMES = {
     "CompletionOutput": "outputs",
     "Counter": "vllm_compat.metrics",
     "Engine": "engine",
-    "EngineArgs": "vllm_compat.arguments",
+    "EngineArgs": "vllm_compat.engine_args",
     "EngineFailed": "errors",
+    "FlexibleArgumentParser": "vllm_compat.engine_args",
     "Gauge": "vllm_compat.metrics",
     "Histogram": "vllm_compat.metrics",
     "LLMEngine": "vllm_compat.llm_engine",

@@ -186,9 +186,8 @@ class Engine:
                     )
                 )
         config.model = str(self._directory)
-        hf_config = load_hf_config(self._directory, hf_overrides)
         if hf_overrides is not None:
-            config.hf_overrides = as_json(hf_config)
+            config.hf_overrides = as_json(load_hf_config(self._directory, hf_overrides))
         text = CheckpointText(None, "skip_tokenizer_init is set")
         if not skip_tokenizer_init:
             text = load_text(self._directory, tokenizer, chat_template, trust_remote_code)
@@ -204,7 +203,7 @@ class Engine:
             num_spec_tokens=self._num_spec_tokens,
         )
         self.vllm_config = make_vllm_config(
-            config, self._model_info, self._directory, hf_config, speculative_config
+            config, self._model_info, self._directory, speculative_config
         )
         self._runner = RequestRunner(core)
         for drafter in config.speculative.drafters:

@@ -217,7 +217,7 @@ def _fetch_hub(
             repo_id, revision=revision, weights=weights, progress=progress
         )
     except hugging_face.HubUnreachableError as fault:
-        local = hugging_face.cached_snapshot(repo_id, revision)
+        local = hugging_face.cached_snapshot(repo_id, revision, weights=weights)
         if local is None:
             raise DownloadError(
                 f"{fault}. Check the network, or give a local path, or one of the models that "

@@ -14,8 +14,9 @@ from specdec_native.inputs import PromptType, parse_prompts
 from specdec_native.outputs import RequestOutput
 from specdec_native.sampling_params import SamplingParams
 from specdec_native.tokenizer import Tokenizer
-from specdec_native.vllm_compat.arguments import arguments_of, engine_options
+from specdec_native.vllm_compat.arguments import engine_options
 from specdec_native.vllm_compat.config import ModelConfig
+from specdec_native.vllm_compat.engine_args import arguments_of
 from specdec_native.vllm_compat.llm_engine import LLMEngine, refuse_request_options
 from specdec_native.vllm_compat.metrics import Metric
 from specdec_native.vllm_compat.missing import MISSING_METHODS

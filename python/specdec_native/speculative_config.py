@@ -26,7 +26,9 @@ draft_model: a smaller model with the same vocabulary.
 custom_class: `model` is the dotted path of a class that is made without arguments, or `drafter` is
     an object with propose(tokens, max_tokens), or a function of the same arguments. It returns the
     tokens it expects next, or a list of such lists, the most likely first. It runs inside the
-    engine's step and must not call the engine.
+    engine's step and must not call the engine. A class written for vLLM, which is made with a
+    vllm_config and proposes for a batch, works, too: every request is a batch of one to it, and of
+    the tokens just sampled it is told the last.
 
 Several of them: `drafters`, a list of dicts with the keys above. The first that has a draft is
 asked, or with `merge_drafters` all are, and their drafts make one tree.

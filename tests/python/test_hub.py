@@ -407,6 +407,9 @@ def test_hub_download_takes_one_form_of_the_weights(
     assert directory == repository
     assert sorted(downloaded) == ["config.json", "model.safetensors", "tokenizer.json"]
     assert heard[-1][0] == heard[-1][1] > 0
+    downloaded.clear()
+    assert hub.resolve_model("some/model", weights=False) == repository
+    assert sorted(downloaded) == ["config.json", "tokenizer.json"]
 
 
 def test_hub_repository_of_gguf_files_lists_them(
@@ -455,6 +458,7 @@ def test_hub_copy_from_before_serves_without_network(tmp_path: Path, no_network:
     (snapshot / "model.safetensors").unlink()
     with pytest.raises(DownloadError, match="cannot be reached"):
         hub.resolve_model("some/model")
+    assert hub.resolve_model("some/model", weights=False) == snapshot
 
 
 @pytest.mark.models

@@ -1,9 +1,8 @@
-"""What a script written for vLLM finds: arguments, names, metrics, engine, drafters."""
+"""What a script written for vLLM finds: arguments, names, metrics, its engine."""
 
 import dataclasses
 import importlib
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -18,8 +17,8 @@ import tiny_text_model
 from specdec_native import (
     LLM,
     Counter,
-    Engine,
     EngineArgs,
+    FlexibleArgumentParser,
     Gauge,
     LLMEngine,
     RequestOutput,
@@ -193,6 +192,31 @@ def test_engine_args_make_every_class(model: Path, llm: LLM) -> None:
         LLM.from_engine_args(EngineArgs(model=str(model), tensor_parallel_size=2))
 
 
+def test_engine_args_come_from_a_command_line(model: Path) -> None:
+    parser = FlexibleArgumentParser()
+    parser.add_argument("--test_type", default="none")
+    EngineArgs.add_cli_args(parser).set_defaults(max_num_seqs=4)  # type: ignore[attr-defined]
+    line = ["--model", str(model), "--max_model_len=96", "--enforce-eager", "--dtype", "half"]
+    line += ["--revision", "7", "--enable-prefix-caching", "False", "--test_type", "x"]
+    line += ["--speculative-config", '{"method": "ngram"}', "--gpu_memory_utilization", "0.5"]
+    found = parser.parse_args(line)
+    assert found.test_type == "x"
+    expected = EngineArgs(
+        model=str(model),
+        max_model_len=96,
+        max_num_seqs=4,
+        enforce_eager=True,
+        dtype="half",
+        revision="7",
+        enable_prefix_caching=False,
+        speculative_config={"method": "ngram"},
+        gpu_memory_utilization=0.5,
+    )
+    assert EngineArgs.from_cli_args(found) == expected  # type: ignore[attr-defined]
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--model", "x", "--max-modle-len", "3"])
+
+
 def test_the_engine_is_stepped_as_in_vllm(model: Path, llm: LLM) -> None:
     engine = LLMEngine.from_engine_args(EngineArgs(model=str(model), **OPTIONS))
     expected = texts(llm.generate(["abc", "xyz"], PARAMS))
@@ -325,236 +349,6 @@ def test_metrics_have_vllms_names(model: Path) -> None:
 def test_without_speculation_there_are_no_metrics_of_drafts(llm: LLM) -> None:
     assert not any("spec_decode" in metric.name for metric in llm.get_metrics())
     assert llm.llm_engine.stats().speculative_decoding is None
-
-
-# -- drafters written for vLLM
-
-PROPOSERS = '''
-import numpy
-
-class Repeat:
-    """Drafts the answer it is given, and keeps what it was called with."""
-
-    answer = []
-    calls = []
-
-    def __init__(self, vllm_config):
-        self.tokens = vllm_config.speculative_config.num_speculative_tokens
-        self.max_model_len = vllm_config.model_config.max_model_len
-        assert vllm_config.speculative_config.parallel_drafting is None
-        Repeat.made = vllm_config
-
-    def propose(self, sampled_token_ids, num_tokens_no_spec, token_ids_cpu, slot_mappings=None):
-        assert slot_mappings is None and token_ids_cpu.shape == (1, self.max_model_len)
-        drafts = []
-        for row, sampled in enumerate(sampled_token_ids):
-            known = token_ids_cpu[row, : num_tokens_no_spec[row]].tolist()
-            assert known[-len(sampled):] == sampled
-            Repeat.calls.append(known)
-            drafts.append(Repeat.answer[len(known):][: self.tokens])
-        return drafts
-
-
-class Optional(Repeat):
-    def __init__(self, vllm_config=None):
-        super().__init__(vllm_config)
-
-
-class TwoDrafts(Repeat):
-    def propose(self, *_, **__):
-        return [[1], [2]]
-
-
-class Array(Repeat):
-    def propose(self, *arguments, **options):
-        return numpy.array([super().propose(*arguments, **options)[0] or [3]])
-
-
-class Ours:
-    def __init__(self, width=1):
-        self.width = width
-
-    def propose(self, tokens, max_tokens):
-        return Repeat.answer[len(tokens):][: max_tokens]
-
-
-class NeedsMore:
-    def __init__(self, a, b):
-        pass
-
-    def propose(self, tokens, max_tokens):
-        return []
-'''
-
-
-@pytest.fixture
-def proposers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    (tmp_path / "my_proposers.py").write_text(PROPOSERS)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield importlib.import_module("my_proposers")
-    del sys.modules["my_proposers"]
-
-
-def speculating(model: Path, name: str) -> LLM:
-    config = {"model": f"my_proposers.{name}", "num_speculative_tokens": 4}
-    return LLM(model, **OPTIONS, speculative_config={**config, "draft_length_policy": "fixed"})
-
-
-@pytest.mark.parametrize("name", ["Repeat", "Optional", "Array", "Ours"])
-def test_a_proposer_of_vllms_drafts(proposers: Any, model: Path, llm: LLM, name: str) -> None:
-    expected = llm.generate("abc", PARAMS)[0]
-    prompt = expected.prompt_token_ids or []
-    answer = list(expected.outputs[0].token_ids)
-    proposers.Repeat.answer = prompt + answer
-    found = speculating(model, name).generate("abc", PARAMS)[0]
-    assert found.outputs[0] == expected.outputs[0]
-    metrics = found.outputs[0].speculative_decoding
-    assert metrics is not None
-    # 20 tokens: one of the prompt's pass, three steps of four drafts and one, one of three and one.
-    assert (metrics.num_spec_steps, metrics.num_accepted_draft_tokens) == (4, 15)
-    if name != "Ours":
-        whole = prompt + answer
-        assert proposers.Repeat.calls[0] == whole[: len(prompt) + 1]
-        assert all(call == whole[: len(call)] for call in proposers.Repeat.calls)
-        assert proposers.Repeat.made.model_config.max_model_len == 96
-
-
-def test_requests_of_a_batch_do_not_mix_in_a_proposer(
-    proposers: Any, model: Path, llm: LLM
-) -> None:
-    prompts = ["abc", "a longer one", "x"]
-    proposers.Repeat.answer = [5] * 96
-    assert texts(speculating(model, "Repeat").generate(prompts, PARAMS)) == texts(
-        llm.generate(prompts, PARAMS)
-    )
-
-
-def test_a_proposer_that_is_wrong_says_so(proposers: Any, model: Path) -> None:
-    with pytest.raises(RuntimeError, match="TwoDrafts must return.*each of the requests"):
-        speculating(model, "TwoDrafts").generate("abc", PARAMS)
-    with pytest.raises(TypeError, match="NeedsMore"):
-        speculating(model, "NeedsMore")
-
-
-# -- checkpoints
-
-
-def test_dummy_weights_need_no_weight_files(model: Path, tmp_path: Path) -> None:
-    files = tmp_path / "files"
-    shutil.copytree(model, files, ignore=shutil.ignore_patterns("*.safetensors*"))
-    dummy = LLM(files, load_format="dummy", **OPTIONS)
-    again = LLM(model, load_format="dummy", **OPTIONS, num_threads=1)
-    loaded = LLM(model, load_format="auto", **OPTIONS)
-    answers = [one.generate(["abc", "xyz"], PARAMS) for one in (dummy, again, loaded)]
-    assert texts(answers[0]) == texts(answers[1]) != texts(answers[2])
-    info, expected = (one.llm_engine.model_info() for one in (dummy, loaded))
-    for name in ("num_parameters", "weight_bytes", "weight_format", "vocab_size"):
-        assert getattr(info, name) == getattr(expected, name)
-    with pytest.raises(ValueError, match="no model"):
-        LLM(files, **OPTIONS)
-
-
-@pytest.mark.parametrize("variant", ["opt", "mixtral", "qwen3", "qwen2"])
-def test_every_family_has_dummy_weights(checkpoint: Callable[[str], Path], variant: str) -> None:
-    options: dict[str, Any] = {"max_model_len": 64, "num_kv_blocks": 8}
-    found = Engine(checkpoint(variant), load_format="dummy", **options)
-    loaded = Engine(checkpoint(variant), **options)
-    assert found.model_info().num_parameters == loaded.model_info().num_parameters
-    params = SamplingParams(temperature=0, max_tokens=4, logprobs=2, ignore_eos=True)
-    output = found.generate([5, 6, 7], params)[0].outputs[0]
-    for position in output.logprobs or []:
-        assert all(-50 < entry.logprob <= 0 for entry in position.values())
-
-
-def test_a_draft_model_of_dummy_weights_is_the_same_one(model: Path, tmp_path: Path) -> None:
-    files = tmp_path / "files"
-    shutil.copytree(model, files, ignore=shutil.ignore_patterns("*.safetensors*"))
-    config = {
-        "model": str(files),
-        "quantization": "none",
-        "num_speculative_tokens": 3,
-        "draft_length_policy": "fixed",
-    }
-    llm = LLM(files, load_format="dummy", **OPTIONS, speculative_config=config)
-    metrics = llm.generate("abc", PARAMS)[0].outputs[0].speculative_decoding
-    assert metrics is not None and metrics.draft_acceptance_rate == 1.0
-
-
-def scaled(config: Any) -> Any:
-    config.update({"max_position_embeddings": config.max_position_embeddings * 2})
-    config.rms_norm_eps = 0.5
-    return config
-
-
-@pytest.mark.parametrize("as_function", [False, True])
-def test_overrides_are_as_good_as_the_file(
-    model: Path, tmp_path: Path, llm: LLM, as_function: bool
-) -> None:
-    config = json.loads((model / "config.json").read_text())
-    overrides = {
-        "max_position_embeddings": 2 * config["max_position_embeddings"],
-        "rms_norm_eps": 0.5,
-    }
-    edited = tmp_path / "edited"
-    shutil.copytree(model, edited)
-    (edited / "config.json").write_text(json.dumps(config | overrides))
-    given = LLM(model, dtype="float32", hf_overrides=scaled if as_function else overrides)
-    written = LLM(edited, dtype="float32")
-    found = texts(given.generate("abc", PARAMS))
-    assert found == texts(written.generate("abc", PARAMS)) != texts(llm.generate("abc", PARAMS))
-    assert given.model_config.max_model_len == written.model_config.max_model_len
-    assert given.model_config.hf_config == json.loads((edited / "config.json").read_text())
-
-
-def test_a_generation_config_may_lie_elsewhere(model: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "generation"
-    folder.mkdir()
-    (folder / "generation_config.json").write_text(
-        json.dumps({"temperature": 0.3, "top_k": 7, "eos_token_id": [4, 5]})
-    )
-    llm = LLM(model, **OPTIONS, generation_config=str(folder))
-    assert llm.get_default_sampling_params() == SamplingParams(temperature=0.3, top_k=7)
-    assert llm.llm_engine.eos_token_ids == [4, 5, tiny_text_model.END]
-    over = LLM(
-        model,
-        **OPTIONS,
-        generation_config=str(folder),
-        override_generation_config={"temperature": 0.9, "max_new_tokens": 3},
-    )
-    expected = SamplingParams(temperature=0.9, top_k=7, max_tokens=3)
-    assert over.get_default_sampling_params() == expected
-    assert len(over.generate("abc")[0].outputs[0].token_ids) <= 3
-    alone = LLM(
-        model, **OPTIONS, generation_config="vllm", override_generation_config={"top_p": 0.5}
-    )
-    assert alone.get_default_sampling_params() == SamplingParams(top_p=0.5)
-
-
-@pytest.mark.parametrize("dtype", ["half", "float16"])
-def test_half_on_a_cpu_is_bfloat16(
-    model: Path, dtype: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    half = LLM(model, dtype=dtype, device="cpu", max_model_len=96)
-    assert half.llm_engine.model_info().dtype == "bfloat16"
-    assert "running in bfloat16" in caplog.text
-    bfloat16 = LLM(model, dtype="bfloat16", device="cpu", max_model_len=96)
-    assert texts(half.generate("abc", PARAMS)) == texts(bfloat16.generate("abc", PARAMS))
-
-
-@pytest.mark.parametrize("draft_model", [False, True])
-def test_a_draft_may_have_a_length_of_its_own(model: Path, llm: LLM, draft_model: bool) -> None:
-    drafter = {"model": str(model), "quantization": "none"} if draft_model else {"method": "ngram"}
-    config = {**drafter, "num_speculative_tokens": 3, "draft_length_policy": "fixed"}
-    expected = llm.generate([7] * 20, PARAMS)[0].outputs[0]
-    drafts = {}
-    for length in (None, 96, 30):
-        given = LLM(model, **OPTIONS, speculative_config={**config, "max_model_len": length})
-        output = given.generate([7] * 20, PARAMS)[0].outputs[0]
-        assert output == expected
-        assert output.speculative_decoding is not None
-        drafts[length] = output.speculative_decoding.num_draft_tokens
-    assert drafts[None] == drafts[96] > 0
-    assert (drafts[30] < drafts[96]) == draft_model
 
 
 # -- a script

@@ -294,7 +294,7 @@ int64_t Decoder::weight_bytes() const { return impl_->weights.size_bytes; }
 std::string Decoder::weight_format() const {
   const std::string kinds = describe_formats(impl_->weights.formats, impl_->backend.act_dtype());
   const std::string& stored = impl_->config.stored_format;
-  return stored.empty() ? kinds : str_cat(kinds, ", from ", stored);
+  return stored.empty() || impl_->config.random_weights ? kinds : str_cat(kinds, ", from ", stored);
 }
 
 void Decoder::forward(const BatchView& batch, std::span<const PagedKvView> kv_layers) {

@@ -35,8 +35,13 @@ def _import_hub(repo_id: str) -> Any:
     )
 
 
-def cached_snapshot(repo_id: str, revision: str | None = None) -> Path | None:
-    """The repository's files as an earlier download left them, if they make a checkpoint."""
+def cached_snapshot(
+    repo_id: str, revision: str | None = None, *, weights: bool = True
+) -> Path | None:
+    """The repository's files as an earlier download left them, if they make a checkpoint.
+
+    Without `weights`: if they have its configuration.
+    """
     if not hub_installed():
         return None
     hub = _import_hub(repo_id)
@@ -44,6 +49,8 @@ def cached_snapshot(repo_id: str, revision: str | None = None) -> Path | None:
         path = Path(hub.snapshot_download(repo_id, revision=revision, local_files_only=True))
     except Exception:  # each version of the package has its own way to say "not cached"
         return None
+    if not weights:
+        return path if (path / "config.json").is_file() else None
     return path if _is_complete(path) else None
 
 

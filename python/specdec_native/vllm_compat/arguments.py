@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import logging
 from collections.abc import Mapping
@@ -115,7 +114,7 @@ IGNORED_ARGUMENTS = {
         log_config_file log_level logging_config otlp_traces_endpoint
         per_request_spec_decode_metrics profiler_config show_hidden_metrics_for_version""",
 }
-_REASONS = {name: why for why, names in IGNORED_ARGUMENTS.items() for name in names.split()}
+REASONS = {name: why for why, names in IGNORED_ARGUMENTS.items() for name in names.split()}
 
 _ONE_DEVICE = "one device is supported"
 _ONLY_GENERATION = "only text generation is supported"
@@ -197,10 +196,10 @@ def engine_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
             allowed, advice = FIXED_ARGUMENTS[name]
             if value is not None and value not in allowed:
                 raise ValueError(f"{name}={value!r} is not supported: {advice}")
-        elif name not in _REASONS:
+        elif name not in REASONS:
             raise TypeError(_unknown_argument(name))
         elif value is not None:
-            ignored.setdefault(_REASONS[name], []).append(name)
+            ignored.setdefault(REASONS[name], []).append(name)
     for reason, names in ignored.items():
         _logger.info("ignored, as %s: %s", reason, ", ".join(sorted(names)))
     if options.get("max_model_len") in (-1, "auto"):
@@ -211,27 +210,7 @@ def engine_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unknown_argument(name: str) -> str:
-    known = ["model", *ENGINE_ARGUMENTS, *FIXED_ARGUMENTS, *_REASONS]
+    known = ["model", *ENGINE_ARGUMENTS, *FIXED_ARGUMENTS, *REASONS]
     close = difflib.get_close_matches(name, [*known, *speculative_arguments.ARGUMENTS], n=3)
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
     return f"LLM got an unexpected argument {name!r}{hint}"
-
-
-def _argument_fields() -> list[tuple[str, Any, Any]]:
-    defaults: dict[str, Any] = dict.fromkeys((*ENGINE_ARGUMENTS, *_REASONS))
-    defaults |= dict.fromkeys(("speculative_config", "spec_method", "spec_model", "spec_tokens"))
-    defaults |= {name: allowed[0] for name, (allowed, _) in FIXED_ARGUMENTS.items()}
-    return [(name, Any, dataclasses.field(default=value)) for name, value in defaults.items()]
-
-
-EngineArgs = dataclasses.make_dataclass("EngineArgs", [("model", Any), *_argument_fields()])
-EngineArgs.__module__ = __name__
-EngineArgs.__doc__ = """The arguments of LLM as one object: `LLM(**dataclasses.asdict(args))`.
-
-What is None is chosen by the engine. They are checked when an engine is made of them.
-"""
-
-
-def arguments_of(engine_args: Any) -> dict[str, Any]:
-    """The arguments that an EngineArgs holds, model among them."""
-    return {f.name: getattr(engine_args, f.name) for f in dataclasses.fields(engine_args)}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from specdec_native import _core
-from specdec_native.hf_config import HfConfig
+from specdec_native.hf_config import HfConfig, load_hf_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,8 +21,14 @@ class ModelConfig:
     max_model_len: int
     dtype: str
     seed: int
-    hf_config: HfConfig
+    hf_overrides: str
     info: _core.ModelInfo
+
+    @functools.cached_property
+    def hf_config(self) -> HfConfig:
+        """config.json, with hf_overrides put over it."""
+        overrides = json.loads(self.hf_overrides) if self.hf_overrides else None
+        return load_hf_config(Path(self.model), overrides)
 
     @property
     def hf_text_config(self) -> HfConfig:
@@ -95,7 +103,6 @@ def make_vllm_config(
     config: _core.EngineConfig,
     info: _core.ModelInfo,
     directory: Path,
-    hf_config: HfConfig,
     speculative_config: Mapping[str, Any] | None,
 ) -> VllmConfig:
     """The facts of an engine that was made of `config`."""
@@ -109,7 +116,7 @@ def make_vllm_config(
             max_model_len=info.max_model_len,
             dtype=info.dtype,
             seed=config.seed,
-            hf_config=hf_config,
+            hf_overrides=config.hf_overrides,
             info=info,
         ),
         cache_config=CacheConfig(

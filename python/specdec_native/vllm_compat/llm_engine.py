@@ -10,8 +10,9 @@ from specdec_native.engine import Engine
 from specdec_native.inputs import PromptType
 from specdec_native.outputs import RequestOutput
 from specdec_native.sampling_params import SamplingParams
-from specdec_native.vllm_compat.arguments import arguments_of, engine_options
+from specdec_native.vllm_compat.arguments import engine_options
 from specdec_native.vllm_compat.config import ModelConfig, VllmConfig
+from specdec_native.vllm_compat.engine_args import arguments_of
 from specdec_native.vllm_compat.metrics import Metric, metrics_of
 
 

@@ -4,7 +4,7 @@ In vLLM a step with drafts always has num_speculative_tokens of them. Here draft
 "auto" drafts only where it pays and as much as pays, so num_drafts may be few, and accepted tokens
 per draft say what was worth drafting rather than how good the drafter is; a draft model is also
 int8 unless told otherwise, and agrees with the target a little less often. To compare with vLLM's
-figures give {"draft_length_policy": "fixed", "quantization": "none"}.
+figures put "draft_length_policy": "fixed" and "quantization": "none" into speculative_config.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 _POOLING = "only text generation is supported; use sentence-transformers or transformers"
 _ASYNC = "use Engine.stream(), which several threads may call at the same time"
 _STRUCTURED = "structured outputs are not supported; use allowed_token_ids, or check the text"
+_STEPS = "use llm.llm_engine.add_request() and step(), or generate() in a thread"
 _ONE_PROCESS = "the engine runs in this process, on one device"
 
 # Names one would import.
@@ -35,10 +36,13 @@ MISSING_METHODS = {
     "classify": _POOLING,
     "collective_rpc": _ONE_PROCESS,
     "embed": _POOLING,
+    "enqueue": _STEPS,
+    "enqueue_chat": _STEPS,
     "encode": f"{_POOLING}; get_tokenizer().encode() gives token ids",
     "release_kv_cache_memory": "close the engine, llm.llm_engine.close(), and make another",
     "reward": _POOLING,
     "score": _POOLING,
     "sleep": "close the engine, llm.llm_engine.close(), and make another",
+    "wait_for_completion": _STEPS,
     "wake_up": "close the engine, llm.llm_engine.close(), and make another",
 }
