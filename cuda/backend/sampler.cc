@@ -124,8 +124,7 @@ void DeviceSampler::pack(const SampleArgs& args) {
   for (const SampleRow& row : args.rows) {
     check_tokens(row, args.vocab_size);
     request_.rows.push_back(request_.lists.add(row));
-    request_.keeps_raw |=
-        is_edited(row) && row.want_logprobs && args.logprobs_mode == LogprobsMode::kRaw;
+    request_.keeps_raw |= is_edited(row) && row.want_logprobs && is_raw(args.logprobs_mode);
     const int num_candidates = std::min(row.num_candidates, args.vocab_size);
     SPECDEC_CHECK_LE(num_candidates, kMaxListed);
     request_.max_candidates = std::max(request_.max_candidates, num_candidates);
@@ -206,7 +205,8 @@ SampleRowsParams DeviceSampler::upload(const SampleArgs& args) {
                                 request_.max_logprobs),
           .num_rows = rows,
           .vocab_size = args.vocab_size,
-          .raw_logprobs = args.logprobs_mode == LogprobsMode::kRaw,
+          .raw_logprobs = is_raw(args.logprobs_mode),
+          .logprobs_hold_logits = holds_logits(args.logprobs_mode),
           .any_edits = request_.lists.edits(),
           .any_vectors = request_.num_vectors > 0};
 }

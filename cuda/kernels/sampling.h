@@ -89,7 +89,7 @@ struct ChunkPartial {
 // What the finish of a row leaves for the kernels after it, and for the host.
 struct SampleState {
   double scale;      // exp(value - max) * scale is the probability; 0: all of it at `only_token`
-  double log_total;  // logprob = reported logit - log_total
+  double log_total;  // logprob = reported logit - log_total; 0 where logits are reported
   float max;
   float cutoff_value;  // kept: values above it, and those equal to it up to token cutoff_last
   int32_t cutoff_last;
@@ -159,9 +159,10 @@ struct SampleRowsParams {
   SampleOutputs outputs;
   int num_rows;
   int vocab_size;
-  bool raw_logprobs;  // LogprobsMode::kRaw
-  bool any_edits;     // some row may have masks, bias or penalties
-  bool any_vectors;   // some row may have a distribution or reported_logits
+  bool raw_logprobs;  // is_raw(LogprobsMode)
+  bool logprobs_hold_logits;
+  bool any_edits;    // some row may have masks, bias or penalties
+  bool any_vectors;  // some row may have a distribution or reported_logits
 };
 
 struct SamplingKernels {

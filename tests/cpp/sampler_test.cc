@@ -215,6 +215,40 @@ TEST_P(Sampling, LogprobsMatchDoublePrecision) {
   }
 }
 
+// The raw ones are those given, whatever the row's processors.
+TEST_P(Sampling, LogitsMatchDoublePrecision) {
+  std::mt19937 random(10);
+  for (const int vocab_size : {1, 17, 1000, 50000}) {
+    const RandomRow row(vocab_size, random);
+    SampleRow params = row.params;
+    params.top_p = 1.0f;
+    std::vector<float> logits = normal_logits(vocab_size, 4.0f, random());
+    logits[0] = vocab_size > 1 ? kNan : 1.0f;
+    const auto exact = reference_distribution(logits, params);
+    const auto raw = sampler_.sample_one(logits, params, LogprobsMode::kRawLogits);
+    const auto processed = sampler_.sample_one(logits, params, LogprobsMode::kProcessedLogits);
+    ASSERT_EQ(raw.logprobs.size(), static_cast<size_t>(vocab_size) + 1);
+    ASSERT_EQ(processed.logprobs.size(), raw.logprobs.size());
+    for (const Logprob& entry : raw.logprobs) {
+      const float x = logits[entry.token_id];
+      ASSERT_EQ(entry.logprob, std::isnan(x) ? -kInf : x);
+    }
+    for (const Logprob& entry : processed.logprobs) {
+      const double x = exact.logits[entry.token_id];
+      if (x == -INFINITY) {
+        ASSERT_EQ(entry.logprob, -kInf);
+      } else {
+        ASSERT_NEAR(entry.logprob, x, 1e-6 * std::max(1.0, std::abs(x)));
+      }
+    }
+    const auto logprobs = sampler_.sample_one(logits, params, LogprobsMode::kProcessed);
+    for (size_t i = 0; i < processed.logprobs.size(); ++i) {
+      ASSERT_EQ(processed.logprobs[i].token_id, logprobs.logprobs[i].token_id);
+      ASSERT_EQ(processed.logprobs[i].rank, logprobs.logprobs[i].rank);
+    }
+  }
+}
+
 TEST_P(Sampling, RanksAndTopTokensMatchBruteForce) {
   for (const int vocab_size : {1, 3, 64, 1000, 20000}) {
     for (const bool ties : {false, true}) {

@@ -168,6 +168,30 @@ TEST_P(Sampling, RandomRowsGiveWhatTheCpuGives) {
   EXPECT_LE(num_ambiguous, num_rows / 20);
 }
 
+// A logit is divided by the temperature at most: no rounding to tolerate.
+TEST_P(Sampling, LogitsModesReportTheLogitsTheCpuReports) {
+  std::mt19937 random(7);
+  for (const auto& [vocab_size, count] : {std::pair{17, 10}, {1000, 8}, {4099, 4}}) {
+    for (const LogprobsMode mode : {LogprobsMode::kRawLogits, LogprobsMode::kProcessedLogits}) {
+      RandomRows rows(vocab_size, count, random);
+      for (SampleRow& row : rows.rows) {
+        row.want_logprobs = true;
+        row.top_p = 1.0f;
+      }
+      const auto device = sample(rows.logits, rows.rows, mode);
+      const auto cpu = cpu_.sample(rows.logits, rows.rows, mode);
+      for (int i = 0; i < count; ++i) {
+        ASSERT_EQ(device[i].logprobs.size(), cpu[i].logprobs.size());
+        for (size_t e = 0; e < cpu[i].logprobs.size(); ++e) {
+          EXPECT_EQ(device[i].logprobs[e].token_id, cpu[i].logprobs[e].token_id) << i << " " << e;
+          EXPECT_EQ(device[i].logprobs[e].rank, cpu[i].logprobs[e].rank) << i << " " << e;
+          EXPECT_EQ(device[i].logprobs[e].logprob, cpu[i].logprobs[e].logprob) << i << " " << e;
+        }
+      }
+    }
+  }
+}
+
 TEST_P(Sampling, ARowDoesNotDependOnItsNeighbours) {
   std::mt19937 random(2);
   RandomRows rows(777, 9, random);
@@ -413,6 +437,7 @@ TEST_P(DeviceRows, AreSampledInAGraphAsTheHostWouldSampleThem) {
                              .num_rows = num_padded,
                              .vocab_size = kVocab,
                              .raw_logprobs = false,
+                             .logprobs_hold_logits = false,
                              .any_edits = true,
                              .any_vectors = false});
   const auto graph = stream().end_capture();

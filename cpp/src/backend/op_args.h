@@ -249,7 +249,16 @@ struct TokenCount {
   int32_t output_count = 0;  // 0: only in the prompt
 };
 
-enum class LogprobsMode : uint8_t { kRaw, kProcessed };
+// What entries of reported tokens are made of: the logits as given or after all of the row's
+// processors, and whether they hold the log-softmax or the logit itself.
+enum class LogprobsMode : uint8_t { kRaw, kProcessed, kRawLogits, kProcessedLogits };
+
+inline bool is_raw(LogprobsMode mode) {
+  return mode == LogprobsMode::kRaw || mode == LogprobsMode::kRawLogits;
+}
+inline bool holds_logits(LogprobsMode mode) {
+  return mode == LogprobsMode::kRawLogits || mode == LogprobsMode::kProcessedLogits;
+}
 
 // One row of logits to sample from. Everything here belongs to the row's own path: what the request
 // committed, then the draft tokens from the root to the row.
@@ -273,7 +282,8 @@ struct SampleRow {
   float* distribution = nullptr;  // out [vocab_size]: normalised, after all processors; or null
   int num_logprobs = 0;           // top-N to report beside the token
   bool want_logprobs = false;
-  // >= 0: report this token's logprobs (kProcessed: after this row's processors), sample nothing.
+  // >= 0: report this token's logprobs (processed modes: after this row's processors), sample
+  // nothing.
   int32_t forced_token = -1;
 };
 

@@ -152,9 +152,13 @@ void report_candidates(const SamplingKernels& kernels, const SampleRow& params, 
 
 // The token's entry, then the `num_top` greatest (all for a negative number).
 void report_logprobs(const SamplingKernels& kernels, const float* logits, int vocab_size,
-                     int32_t token, int num_top, SamplingScratch& scratch, PositionLogprobs* out) {
-  const ExpSum sum = kernels.exp_sum(logits, vocab_size);
-  const double log_total = sum.max + std::log(sum.sum);
+                     int32_t token, int num_top, bool holds_logits, SamplingScratch& scratch,
+                     PositionLogprobs* out) {
+  double log_total = 0.0;  // of which nothing is taken from a logit
+  if (!holds_logits) {
+    const ExpSum sum = kernels.exp_sum(logits, vocab_size);
+    log_total = sum.max + std::log(sum.sum);
+  }
   const auto logprob_of = [&](float logit) {
     return logit == -kInfinity ? -kInfinity : static_cast<float>(logit - log_total);
   };
@@ -215,7 +219,7 @@ void Sampler::sample_row(const SampleArgs& args, int row, SamplingScratch& scrat
   const bool forced = params.forced_token >= 0;
   const bool greedy = params.temperature < kGreedyTemperature;
   const int num_candidates = forced ? 0 : std::min(params.num_candidates, vocab_size);
-  const bool report_raw = params.want_logprobs && args.logprobs_mode == LogprobsMode::kRaw;
+  const bool report_raw = params.want_logprobs && is_raw(args.logprobs_mode);
   const bool report_processed = params.want_logprobs && !report_raw;
   const bool store = report_processed || num_candidates > 0 || params.distribution != nullptr;
 
@@ -247,7 +251,8 @@ void Sampler::sample_row(const SampleArgs& args, int row, SamplingScratch& scrat
   }
   if (params.want_logprobs) {
     report_logprobs(kernels_, report_raw ? raw : processed, vocab_size, result.token_id,
-                    params.num_logprobs, scratch, &result.logprobs);
+                    params.num_logprobs, holds_logits(args.logprobs_mode), scratch,
+                    &result.logprobs);
   }
 }
 
