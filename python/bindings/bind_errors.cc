@@ -36,6 +36,7 @@ void bind_errors(py::module_& module) {
   bind_error<OutOfMemory>(module, "OutOfMemory",
                           py::make_tuple(base, py::handle(PyExc_MemoryError)));
   bind_error<Unavailable>(module, "Unavailable", py::make_tuple(base));
+  bind_error<EngineFailed>(module, "EngineFailed", py::make_tuple(base));
   bind_error<InternalError>(module, "InternalError", py::make_tuple(base));
 }
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from specdec_native import errors
     from specdec_native._core import __version__
     from specdec_native.engine import Engine
+    from specdec_native.errors import EngineFailed
     from specdec_native.inputs import TextPrompt, TokensPrompt
     from specdec_native.llm import LLM
     from specdec_native.outputs import CompletionOutput, Logprob, RequestOutput
@@ -28,6 +29,7 @@ __all__ = [
     "LLM",
     "CompletionOutput",
     "Engine",
+    "EngineFailed",
     "Logprob",
     "RequestOutput",
     "RequestOutputKind",
@@ -43,6 +45,7 @@ _HOMES = {
     "LLM": "llm",
     "CompletionOutput": "outputs",
     "Engine": "engine",
+    "EngineFailed": "errors",
     "Logprob": "outputs",
     "RequestOutput": "outputs",
     "RequestOutputKind": "sampling_params",

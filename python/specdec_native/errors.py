@@ -5,6 +5,7 @@ InvalidArgument (ValueError): an option or request field is out of range.
 CheckpointError (ValueError): a checkpoint is malformed or of an unknown family.
 OutOfMemory (MemoryError): weights, cache or workspace do not fit.
 Unavailable (RuntimeError): a device or mode this build or machine does not have.
+EngineFailed (RuntimeError): an error that is no request's own has ended the engine; make a new one.
 InternalError (RuntimeError): a bug in this library.
 ModelNotFoundError (ValueError, FileNotFoundError): no such file, directory, model or repository.
 DownloadError (RuntimeError): a download failed, or what arrived is not what was pinned.
@@ -13,6 +14,7 @@ MissingDependencyError (ImportError): an optional package is needed.
 
 from specdec_native._core import (
     CheckpointError,
+    EngineFailed,
     Error,
     InternalError,
     InvalidArgument,
@@ -28,6 +30,7 @@ from specdec_native.checkpoints.errors import (
 __all__ = [
     "CheckpointError",
     "DownloadError",
+    "EngineFailed",
     "Error",
     "InternalError",
     "InvalidArgument",

@@ -53,6 +53,51 @@ TEST(BatchInputs, RequestsArePackedWithOneTableRowEach) {
   EXPECT_EQ(view.block_tables[5], b.ids()[2]);
 }
 
+// What `view` has, of each array as much as the batch fills.
+std::vector<int64_t> contents(const BatchView& view) {
+  std::vector<int64_t> all = {view.num_requests, view.num_rows, view.ancestor_mask != nullptr};
+  for (int row = 0; row < view.num_rows; ++row) {
+    all.insert(all.end(), {view.token_ids[row], view.positions[row], view.slot_mapping[row]});
+    for (int word = 0; view.ancestor_mask != nullptr && word < view.mask_words; ++word) {
+      const auto bits = view.ancestor_mask[static_cast<int64_t>(row) * view.mask_words + word];
+      if (bits != 0) all.insert(all.end(), {word, static_cast<int64_t>(bits)});
+    }
+  }
+  for (int i = 0; i < view.num_requests; ++i) {
+    all.insert(all.end(),
+               {view.cu_rows[i + 1], view.base_lens[i], view.is_tree[i], view.num_tree_slots[i]});
+    all.push_back(view.block_tables[i * view.max_blocks_per_request]);
+  }
+  return all;
+}
+
+TEST(BatchInputs, WhatFailsLeavesTheBatchAsItWas) {
+  BlockPool pool(16);
+  const BlockTable a = table_for(pool, 32);
+  const BlockTable b = table_for(pool, 200);
+  const std::vector<int32_t> tokens(100, 1);
+  std::vector<int32_t> parents(100);
+  for (int i = 0; i < 100; ++i) parents[i] = i - 1;
+  std::vector<int32_t> no_tree = parents;
+  no_tree[99] = 99;  // continues itself
+  for (const bool after_a_tree : {false, true}) {
+    BatchInputs inputs;
+    BatchInputs expected;
+    for (BatchInputs* batch : {&inputs, &expected}) {
+      if (after_a_tree) batch->add_tree({{1, 2, 3}}, {{-1, 0, 0}}, 5, a);
+      batch->add_chain({{4, 5}}, 7, a);
+    }
+    EXPECT_THROW(inputs.add_tree(tokens, no_tree, 0, b), InternalError);
+    EXPECT_THROW(inputs.add_chain(tokens, 0, a), InternalError);
+    EXPECT_EQ(contents(inputs.view()), contents(expected.view()));
+    for (BatchInputs* batch : {&inputs, &expected}) {
+      batch->add_chain({{6}}, 9, b);
+      batch->add_tree(tokens, parents, 10, b);
+    }
+    EXPECT_EQ(contents(inputs.view()), contents(expected.view()));
+  }
+}
+
 // Walks parents instead of copying masks.
 bool is_ancestor_or_self(const std::vector<int32_t>& parents, int ancestor, int node) {
   for (; node >= 0; node = parents[node]) {

@@ -65,14 +65,18 @@ struct Completion {
 
 class Engine {
  public:
+  class Impl;  // not part of the API
+
   // Loads the checkpoint. Throws InvalidArgument, CheckpointError, OutOfMemory or Unavailable.
   explicit Engine(const EngineConfig& config);
+  explicit Engine(std::unique_ptr<Impl> impl);
   ~Engine();
   Engine(Engine&&) noexcept;
   Engine& operator=(Engine&&) noexcept;
 
   // Queues a request. Throws InvalidArgument (empty or too long prompt, token out of vocabulary,
-  // bad parameter, id in use); the engine is unchanged then.
+  // bad parameter, id in use); the engine is unchanged then. Throws EngineFailed once the engine
+  // has failed.
   void add_request(const std::string& request_id, std::vector<int32_t> prompt_token_ids,
                    const SamplingParams& params);
 
@@ -83,13 +87,17 @@ class Engine {
   // are not reported again. False when it is unknown or finished.
   bool stop_completion(const std::string& request_id, int index);
 
-  // Runs one step and returns the requests that progressed or finished in it, oldest first.
+  // Runs one step and returns the requests that progressed or finished in it, oldest first. An
+  // error of one request ends it (RequestOutput::error) and no other. One that is no request's own,
+  // such as a device's, ends all of them in this way and the engine with them: later steps return
+  // nothing.
   std::vector<RequestOutput> step();
 
   bool has_unfinished_requests() const;
 
   // Runs every prompt to its end; outer index is the prompt, inner the completion.
-  // Throws InvalidArgument before anything ran if a prompt or parameter is bad.
+  // Throws InvalidArgument before anything ran if a prompt or parameter is bad, and Error or
+  // EngineFailed for what ends a request or the engine on the way.
   std::vector<std::vector<Completion>> generate(const std::vector<std::vector<int32_t>>& prompts,
                                                 const SamplingParams& params);
 
@@ -100,7 +108,6 @@ class Engine {
   const ModelInfo& model_info() const;
 
  private:
-  class Impl;
   std::unique_ptr<Impl> impl_;
 };
 

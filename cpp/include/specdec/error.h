@@ -48,6 +48,13 @@ class Unavailable : public Error {
   using Error::Error;
 };
 
+// RuntimeError: an error that is no request's own has ended the engine. The message has the cause;
+// make a new engine.
+class EngineFailed : public Error {
+ public:
+  using Error::Error;
+};
+
 // RuntimeError: a bug in this library (a failed SPECDEC_CHECK).
 class InternalError : public Error {
  public:

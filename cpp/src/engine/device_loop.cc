@@ -138,6 +138,15 @@ DeviceSlot DeviceLoop::slot_of(CompletionState& completion) {
   return slot;
 }
 
+// None where that fails: the ordinary step meets the same error, and says whose it is.
+std::optional<DeviceSlot> DeviceLoop::try_slot_of(CompletionState& completion) {
+  try {
+    return slot_of(completion);
+  } catch (...) {
+    return std::nullopt;
+  }
+}
+
 bool DeviceLoop::fill_slots(const CompletionSource& completions) {
   seats_.clear();
   want_logprobs_ = false;
@@ -148,15 +157,16 @@ bool DeviceLoop::fill_slots(const CompletionSource& completions) {
     CompletionState* completion = completions(sequence->ordinal);
     SPECDEC_CHECK(completion != nullptr);
     completion->begin_step();
-    DeviceSlot slot = slot_of(*completion);
-    if (slot.max_drafts > 0) lag_ = std::max(lag_, slot.num_tokens - slot.num_draft_tokens);
+    const std::optional<DeviceSlot> slot = try_slot_of(*completion);
+    if (!slot.has_value()) return false;
+    if (slot->max_drafts > 0) lag_ = std::max(lag_, slot->num_tokens - slot->num_draft_tokens);
     want_logprobs_ |= sequence->params.logprobs.has_value();
-    slots.push_back(slot);
+    slots.push_back(*slot);
     seats_.push_back({.ordinal = sequence->ordinal,
                       .is_taken = true,
                       .sequence = sequence,
                       .num_tokens_ahead = sequence->num_tokens(),
-                      .num_seen = slot.num_draft_tokens,
+                      .num_seen = slot->num_draft_tokens,
                       .blocks = {sequence->blocks.ids().begin(), sequence->blocks.ids().end()}});
   }
   if (lag_ <= kMaxStepLag) num_steps_until_catch_up_ = 0;

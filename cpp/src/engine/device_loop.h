@@ -83,6 +83,7 @@ class DeviceLoop {
   // Puts the running sequences into slots; false when some cannot be served.
   bool fill_slots(const CompletionSource& completions);
   DeviceSlot slot_of(CompletionState& completion);
+  std::optional<DeviceSlot> try_slot_of(CompletionState& completion);
   std::optional<int> choose_passes();
   int most_passes() const;
   int padded_lag() const;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstddef>
 #include <utility>
 
 #include "core/check.h"
@@ -8,6 +9,7 @@
 #include "core/stopwatch.h"
 #include "core/str_cat.h"
 #include "engine/engine_impl.h"
+#include "specdec/error.h"
 
 namespace specdec {
 namespace {
@@ -45,7 +47,7 @@ uint64_t derived_seed(uint64_t engine_seed, uint64_t ordinal) {
 
 }  // namespace
 
-Engine::Impl::Impl(const EngineConfig& given) : config_(given) {
+Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend) : config_(given) {
   validate(config_);
   const DeviceChoice device = resolve_device(config_.device);
   if (config_.device == "auto") log_info("device='auto' is ", device.name);
@@ -163,6 +165,7 @@ void Engine::Impl::check_request(const std::vector<int32_t>& prompt,
 
 void Engine::Impl::add_request(const std::string& id, std::vector<int32_t> prompt,
                                const SamplingParams& params) {
+  if (has_failed()) throw EngineFailed(failure_);
   check_request(prompt, params);
   if (requests_.contains(id)) {
     throw InvalidArgument("request_id", str_cat("'", id, "' is in use by an unfinished request"));
@@ -252,7 +255,17 @@ std::optional<std::vector<RequestOutput>> Engine::Impl::device_step() {
 }
 
 std::vector<RequestOutput> Engine::Impl::step() {
+  if (has_failed()) return {};
+  try {
+    return run_step();
+  } catch (...) {
+    return fail_engine(std::current_exception());
+  }
+}
+
+std::vector<RequestOutput> Engine::Impl::run_step() {
   const StepGuard guard(*backend_);
+  failures_.clear();
   if (auto outputs = device_step()) return *std::move(outputs);
   ExecutionPlan plan = plan_and_draft();
   if (plan.empty()) {
@@ -283,15 +296,9 @@ std::optional<std::vector<Emission>> Engine::Impl::verify_on_device(const Execut
   if (!outcome.has_value()) return std::nullopt;
   ++stats_.num_device_steps;
   stats_.forward_seconds += outcome->target_seconds;
-  steps_.clear();
+  list_steps(plan);
   std::vector<Emission> emissions;
-  for (size_t i = 0; i < plan.sequences.size(); ++i) {
-    const ScheduledSequence& scheduled = plan.sequences[i];
-    steps_.push_back({.completion = &completion_of(*scheduled.sequence),
-                      .num_rows = scheduled.num_rows,
-                      .samples = true,
-                      .tree = tree_of(i)});
-    SlotOutcome& slot = outcome->slots[i];
+  for (SlotOutcome& slot : outcome->slots) {
     Emission& emission = emissions.emplace_back();
     emission.tokens = std::move(slot.tokens);
     emission.logprobs = std::move(slot.logprobs);
@@ -300,7 +307,7 @@ std::optional<std::vector<Emission>> Engine::Impl::verify_on_device(const Execut
   return emissions;
 }
 
-std::vector<Emission> Engine::Impl::run(const ExecutionPlan& plan) {
+std::vector<Emission> Engine::Impl::run(ExecutionPlan& plan) {
   if (loop_ != nullptr) loop_->forget();
   {
     const Stopwatch watch(stats_.forward_seconds);
@@ -318,6 +325,11 @@ std::vector<Emission> Engine::Impl::run(const ExecutionPlan& plan) {
     stats_.forward_seconds += head;
     stats_.sample_seconds -= head;
   }
+  for (size_t i = emissions.size(); i-- > 0;) {
+    if (!emissions[i].error) continue;
+    drop(plan, i, emissions[i].error);
+    emissions.erase(emissions.begin() + static_cast<std::ptrdiff_t>(i));
+  }
   const Stopwatch watch(stats_.commit_seconds);
   compact_kv(emissions);
   return emissions;
@@ -326,6 +338,10 @@ std::vector<Emission> Engine::Impl::run(const ExecutionPlan& plan) {
 std::vector<RequestOutput> Engine::Impl::end_step(Outputs& outputs) {
   retire_finished(outputs);
   ++stats_.num_steps;
+  return in_order(outputs);
+}
+
+std::vector<RequestOutput> Engine::Impl::in_order(Outputs& outputs) {
   std::vector<RequestOutput> ordered;
   ordered.reserve(outputs.size());
   for (auto& [ordinal, output] : outputs) ordered.push_back(std::move(output));
@@ -347,41 +363,58 @@ ExecutionPlan Engine::Impl::plan_and_draft() {
   }
   if (speculator_ != nullptr) {
     const Stopwatch watch(stats_.draft_seconds);
-    speculator_->draft(plan, [this](const Sequence& sequence) -> CompletionState& {
+    failures_ = speculator_->draft(plan, [this](const Sequence& sequence) -> CompletionState& {
       return completion_of(sequence);
     });
   }
   return plan;
 }
 
-void Engine::Impl::forward(const ExecutionPlan& plan) {
-  inputs_.clear();
+void Engine::Impl::list_steps(const ExecutionPlan& plan) {
   steps_.clear();
   const double now = now_seconds();
   for (size_t i = 0; i < plan.sequences.size(); ++i) {
     const ScheduledSequence& scheduled = plan.sequences[i];
-    const Sequence& sequence = *scheduled.sequence;
-    CompletionState& completion = completion_of(sequence);
+    CompletionState& completion = completion_of(*scheduled.sequence);
     RequestMetrics& metrics = completion.request.metrics;
     if (metrics.first_scheduled_time == 0) metrics.first_scheduled_time = now;
-    const int base_len = sequence.num_computed_tokens;
-    const DraftTree* tree = speculator_ != nullptr ? speculator_->tree(i) : nullptr;
-    int first_row = 0;
-    if (tree == nullptr) {
-      first_row = inputs_.add_chain(sequence.tokens().subspan(base_len, scheduled.num_rows),
-                                    base_len, sequence.blocks);
-    } else if (tree->is_chain()) {
-      first_row = inputs_.add_chain(tree->tokens(), base_len, sequence.blocks);
-    } else {
-      first_row = inputs_.add_tree(tree->tokens(), tree->parents(), base_len, sequence.blocks);
-    }
     steps_.push_back({.completion = &completion,
                       .num_rows = scheduled.num_rows,
                       .samples = scheduled.samples,
-                      .first_row = first_row,
-                      .tree = tree});
+                      .tree = speculator_ != nullptr ? speculator_->tree(i) : nullptr});
+  }
+}
+
+void Engine::Impl::forward(ExecutionPlan& plan) {
+  list_steps(plan);
+  inputs_.clear();
+  for (size_t i = 0; i < steps_.size();) {
+    try {
+      steps_[i].first_row = add_rows(steps_[i]);
+      ++i;
+    } catch (...) {
+      drop(plan, i, std::current_exception());
+    }
   }
   runner_->forward(inputs_);
+}
+
+int Engine::Impl::add_rows(const SequenceStep& step) {
+  const Sequence& sequence = step.completion->sequence;
+  const int base_len = sequence.num_computed_tokens;
+  const DraftTree* tree = step.tree;
+  if (tree == nullptr) {
+    return inputs_.add_chain(sequence.tokens().subspan(base_len, step.num_rows), base_len,
+                             sequence.blocks);
+  }
+  if (tree->is_chain()) return inputs_.add_chain(tree->tokens(), base_len, sequence.blocks);
+  return inputs_.add_tree(tree->tokens(), tree->parents(), base_len, sequence.blocks);
+}
+
+void Engine::Impl::drop(ExecutionPlan& plan, size_t index, const std::exception_ptr& error) {
+  failures_.push_back({plan.sequences[index].sequence->ordinal, message_of(error)});
+  plan.sequences.erase(plan.sequences.begin() + static_cast<std::ptrdiff_t>(index));
+  steps_.erase(steps_.begin() + static_cast<std::ptrdiff_t>(index));
 }
 
 // Accepted nodes lie where they stood in their tree; their KV moves to the slots after the root's.
@@ -410,7 +443,9 @@ void Engine::Impl::commit(const ExecutionPlan& plan, std::vector<Emission>& emis
   StepResult result;
   for (size_t i = 0; i < emissions.size(); ++i) {
     CompletionState& completion = *steps_[i].completion;
-    if (steps_[i].tree != nullptr) speculator_->record(i, completion, emissions[i].nodes);
+    if (steps_[i].tree != nullptr) {
+      speculator_->record(*steps_[i].tree, completion, emissions[i].nodes);
+    }
     if (speculator_ != nullptr) {
       speculator_->record_tokens(completion.sequence, emissions[i].tokens);
     }
@@ -461,10 +496,9 @@ void Engine::Impl::report(CompletionState& completion, int num_new_tokens,
   }
 }
 
-// Requests whose drafter failed end with its error; the step's other requests are unharmed.
+// Ends the requests of failures_; the step's other requests are unharmed.
 void Engine::Impl::fail_requests(Outputs& outputs) {
-  if (speculator_ == nullptr) return;
-  for (const Speculator::Failure& failure : speculator_->failures()) {
+  for (const Failure& failure : failures_) {
     Request& request = completions_.at(failure.sequence)->request;
     if (request.is_finished()) continue;
     RequestOutput& output = output_of(outputs, request);
@@ -480,6 +514,33 @@ void Engine::Impl::fail_requests(Outputs& outputs) {
       part.finish_reason = FinishReason::kError;
     }
   }
+}
+
+// What the step has left behind may be anything: nothing is looked at but the requests.
+std::vector<RequestOutput> Engine::Impl::fail_engine(const std::exception_ptr& error) {
+  std::string failure =
+      str_cat("the engine has failed: ", message_of(error), "; make a new engine");
+  Outputs outputs;
+  for (const auto& [id, request] : requests_) {
+    RequestOutput& output = output_of(outputs, *request);
+    output.error = failure;
+    output.finished = true;
+    request->metrics.finished_time = now_seconds();
+    output.metrics = request->metrics;
+    for (const auto& completion : request->completions) {
+      if (completion->sequence.is_finished()) continue;
+      CompletionOutput& part = output.outputs.emplace_back();
+      part.index = completion->index;
+      part.finish_reason = FinishReason::kError;
+    }
+  }
+  std::vector<RequestOutput> ordered = in_order(outputs);
+  stats_.num_finished_requests += static_cast<int64_t>(requests_.size());
+  failure_ = std::move(failure);
+  scheduler_->forget_all();
+  completions_.clear();
+  requests_.clear();
+  return ordered;
 }
 
 void Engine::Impl::finish(CompletionState& completion, FinishReason reason) {

@@ -22,6 +22,7 @@ void append(Completion& completion, CompletionOutput part) {
 }  // namespace
 
 Engine::Engine(const EngineConfig& config) : impl_(std::make_unique<Impl>(config)) {}
+Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Engine::~Engine() = default;
 Engine::Engine(Engine&&) noexcept = default;
 Engine& Engine::operator=(Engine&&) noexcept = default;
@@ -34,15 +35,7 @@ bool Engine::abort(const std::string& request_id) { return impl_->abort(request_
 bool Engine::stop_completion(const std::string& request_id, int index) {
   return impl_->stop_completion(request_id, index);
 }
-std::vector<RequestOutput> Engine::step() {
-  try {
-    return impl_->step();
-  } catch (const OutOfMemory& error) {
-    throw OutOfMemory(str_cat(error.what(),
-                              "; lower max_num_batched_tokens or max_num_seqs, or on a GPU "
-                              "gpu_memory_utilization"));
-  }
-}
+std::vector<RequestOutput> Engine::step() { return impl_->step(); }
 bool Engine::has_unfinished_requests() const { return impl_->has_unfinished_requests(); }
 int Engine::reset_prefix_cache() { return impl_->reset_prefix_cache(); }
 EngineStats Engine::stats() const { return impl_->stats(); }
@@ -66,6 +59,8 @@ std::vector<std::vector<Completion>> Engine::generate(
   try {
     while (has_unfinished_requests()) {
       for (RequestOutput& output : step()) {
+        if (impl_->has_failed()) throw EngineFailed(output.error);
+        if (!output.error.empty()) throw Error(output.error);
         for (CompletionOutput& part : output.outputs) {
           append(completions[prompt_of.at(output.request_id)][part.index], std::move(part));
         }

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -11,6 +13,7 @@
 
 #include "backend/backend.h"
 #include "engine/device_loop.h"
+#include "engine/failure.h"
 #include "engine/limits.h"
 #include "engine/request.h"
 #include "engine/speculator.h"
@@ -23,7 +26,9 @@ namespace specdec {
 
 class Engine::Impl {
  public:
-  explicit Impl(const EngineConfig& given);
+  using BackendMaker = std::function<std::unique_ptr<Backend>(const BackendConfig&)>;
+  explicit Impl(const EngineConfig& given,
+                const BackendMaker& make_backend = specdec::make_backend);
 
   void add_request(const std::string& id, std::vector<int32_t> prompt,
                    const SamplingParams& params);
@@ -31,6 +36,7 @@ class Engine::Impl {
   bool abort(const std::string& id);
   bool stop_completion(const std::string& id, int index);
   std::vector<RequestOutput> step();
+  bool has_failed() const { return !failure_.empty(); }
   bool has_unfinished_requests() const { return !requests_.empty(); }
   int reset_prefix_cache() { return scheduler_->prefix_cache().reset(); }
   EngineStats stats() const;
@@ -40,17 +46,26 @@ class Engine::Impl {
   // Outputs of the step under way, by arrival.
   using Outputs = std::map<uint64_t, RequestOutput>;
 
+  std::vector<RequestOutput> run_step();
+  // Ends every request with an error that is none's own, and the engine with them.
+  std::vector<RequestOutput> fail_engine(const std::exception_ptr& error);
   void fill_model_info(const ModelConfig& model, const CacheSize& cache);
   // A step of the device loop; nothing when there is no loop or it has nothing to run.
   std::optional<std::vector<RequestOutput>> device_step();
   // The two ways to run a plan: as one step on the device, where it can be, and pass by pass.
   std::optional<std::vector<Emission>> verify_on_device(const ExecutionPlan& plan);
-  std::vector<Emission> run(const ExecutionPlan& plan);
+  std::vector<Emission> run(ExecutionPlan& plan);
   DeviceLoop::CompletionSource completion_source() const;
   // The results of a step, oldest request first.
   std::vector<RequestOutput> end_step(Outputs& outputs);
+  static std::vector<RequestOutput> in_order(Outputs& outputs);
   ExecutionPlan plan_and_draft();
-  void forward(const ExecutionPlan& plan);
+  // Fills steps_ for a plan with its drafts.
+  void list_steps(const ExecutionPlan& plan);
+  void forward(ExecutionPlan& plan);
+  int add_rows(const SequenceStep& step);
+  // Takes a sequence out of the step; fail_requests() ends its request.
+  void drop(ExecutionPlan& plan, size_t index, const std::exception_ptr& error);
   void compact_kv(const std::vector<Emission>& emissions);
   void commit(const ExecutionPlan& plan, std::vector<Emission>& emissions, Outputs& outputs);
   void report(CompletionState& completion, int num_new_tokens,
@@ -81,6 +96,8 @@ class Engine::Impl {
   // The step under way; kept between steps for their memory.
   BatchInputs inputs_;
   std::vector<SequenceStep> steps_;  // by index in the plan
+  std::vector<Failure> failures_;
+  std::string failure_;  // of the engine; empty while it has not failed
 };
 
 }  // namespace specdec

@@ -57,7 +57,10 @@ class CompletionState final : public SampleRowSource {
 struct Request {
   Request(std::string request_id, SamplingParams sampling_params)
       : id(std::move(request_id)), params(std::move(sampling_params)) {
-    std::sort(params.allowed_token_ids.begin(), params.allowed_token_ids.end());
+    // Sorted and unique: a sampler has room for each token once.
+    std::vector<int32_t>& allowed = params.allowed_token_ids;
+    std::ranges::sort(allowed);
+    allowed.erase(std::ranges::unique(allowed).begin(), allowed.end());
   }
 
   bool is_finished() const;

@@ -27,16 +27,6 @@ void check_vocabulary(const ModelConfig& draft, const ModelConfig& target) {
                                          "; a draft model must share the target's tokenizer"));
 }
 
-std::string message_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& exception) {
-    return exception.what();
-  } catch (...) {
-    return "the drafter failed";
-  }
-}
-
 const char* method_name(DraftMethod method) {
   switch (method) {
     case DraftMethod::kNgram:
@@ -173,12 +163,11 @@ void Speculator::begin_step(const ExecutionPlan& plan) {
   adaptive_->begin_step(num_decoding, plan.num_rows - num_decoding);
 }
 
-void Speculator::draft(ExecutionPlan& plan,
-                       const std::function<CompletionState&(const Sequence&)>& completion_of) {
+std::vector<Failure> Speculator::draft(
+    ExecutionPlan& plan, const std::function<CompletionState&(const Sequence&)>& completion_of) {
   trees_.resize(std::max(trees_.size(), plan.sequences.size()));
   has_tree_.assign(plan.sequences.size(), false);
   requests_.clear();
-  failures_.clear();
   begin_step(plan);
   std::vector<size_t> indices;
   for (size_t i = 0; i < plan.sequences.size(); ++i) {
@@ -202,26 +191,28 @@ void Speculator::draft(ExecutionPlan& plan,
                          .error = {}});
     indices.push_back(i);
   }
-  if (requests_.empty()) return;
+  std::vector<Failure> failures;
+  if (requests_.empty()) return failures;
   drafter_->draft(requests_);
   for (size_t r = 0; r < requests_.size(); ++r) {
     const size_t i = indices[r];
     if (requests_[r].error) {
-      failures_.push_back({requests_[r].sequence, message_of(requests_[r].error)});
+      failures.push_back({requests_[r].sequence, message_of(requests_[r].error)});
       trees_[i].reset(plan.sequences[i].sequence->tokens().back());
     }
     trees_[i].truncate(plan.sequences[i].num_draft_slots);
     has_tree_[i] = trees_[i].num_drafts() > 0;
     plan.set_num_drafts(i, trees_[i].num_drafts());
   }
+  return failures;
 }
 
 const DraftTree* Speculator::tree(size_t index) const {
   return index < has_tree_.size() && has_tree_[index] ? &trees_[index] : nullptr;
 }
 
-void Speculator::record(size_t index, CompletionState& completion, const std::vector<int>& nodes) {
-  const DraftTree& tree = trees_[index];
+void Speculator::record(const DraftTree& tree, CompletionState& completion,
+                        const std::vector<int>& nodes) {
   int max_depth = 0;
   for (int node = 1; node < tree.num_nodes(); ++node) {
     max_depth = std::max(max_depth, tree.depth(node));

@@ -12,6 +12,7 @@
 
 #include "backend/device_step.h"
 #include "engine/adaptive_drafter.h"
+#include "engine/failure.h"
 #include "engine/request.h"
 #include "runtime/draft_model_drafter.h"
 #include "runtime/model_runner.h"
@@ -41,20 +42,14 @@ class Speculator {
   // Drafted tokens (tree nodes) a decoding sequence may have in the step being planned.
   int budget(const Sequence& sequence, int num_decoding);
   // Draws up a tree for every sequence of the plan with draft slots and writes its size to the
-  // plan.
-  void draft(ExecutionPlan& plan,
-             const std::function<CompletionState&(const Sequence&)>& completion_of);
+  // plan. Returns those for which drafting failed; they have no drafts.
+  std::vector<Failure> draft(ExecutionPlan& plan,
+                             const std::function<CompletionState&(const Sequence&)>& completion_of);
   // The tree of plan.sequences[index]; null without drafts.
   const DraftTree* tree(size_t index) const;
-  // Sequences of the plan whose drafter failed, and how.
-  struct Failure {
-    uint64_t sequence = 0;
-    std::string message;
-  };
-  const std::vector<Failure>& failures() const { return failures_; }
 
-  // Records that `nodes` of plan.sequences[index] were accepted.
-  void record(size_t index, CompletionState& completion, const std::vector<int>& nodes);
+  // Records that `nodes` of a completion's tree were accepted.
+  void record(const DraftTree& tree, CompletionState& completion, const std::vector<int>& nodes);
   // Tokens a sequence got in this step, whether by drafts or not.
   void record_tokens(const Sequence& sequence, std::span<const int32_t> tokens);
   // What came after draft() took so long.
@@ -119,7 +114,6 @@ class Speculator {
   std::vector<DraftTree> trees_;  // by index in the plan; kept for their memory
   std::vector<bool> has_tree_;
   std::vector<DraftRequest> requests_;
-  std::vector<Failure> failures_;
 
   AcceptanceStats acceptance_;
   std::vector<DrafterStats> drafter_stats_;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/run_or_blame.h"
 
 namespace specdec {
 namespace {
@@ -38,6 +39,16 @@ bool StepSampler::is_weighed(const SequenceStep& step) const {
 }
 
 std::vector<Emission> StepSampler::run(std::span<const SequenceStep> steps) {
+  std::vector<Emission> emissions(steps.size());
+  const auto work = [&](size_t begin, size_t end) {
+    std::ranges::move(run_together(steps.subspan(begin, end - begin)), emissions.begin() + begin);
+  };
+  run_or_blame(steps.size(), work,
+               [&](size_t i, const std::exception_ptr& error) { emissions[i].error = error; });
+  return emissions;
+}
+
+std::vector<Emission> StepSampler::run_together(std::span<const SequenceStep> steps) {
   batch_.clear();
   std::vector<size_t> first_prompt_row(steps.size());
   std::vector<size_t> first_sample(steps.size());

@@ -2,6 +2,7 @@
 // drafts, gathers logprobs.
 #pragma once
 
+#include <exception>
 #include <span>
 #include <vector>
 
@@ -29,6 +30,7 @@ struct Emission {
   std::vector<PositionLogprobs> logprobs;  // one a token where they were asked for
   std::vector<int> nodes;                  // accepted drafts, in order
   std::vector<PositionLogprobs> prompt_logprobs;
+  std::exception_ptr error;  // set: this sequence alone cannot be sampled; nothing else is then
 };
 
 class StepSampler {
@@ -41,6 +43,8 @@ class StepSampler {
   std::vector<Emission> run(std::span<const SequenceStep> steps);
 
  private:
+  // Throws when any of them fails. Changes nothing but this object's own buffers.
+  std::vector<Emission> run_together(std::span<const SequenceStep> steps);
   // True when the rows of its drafts need distributions instead of samples.
   bool is_weighed(const SequenceStep& step) const;
   void add_prompt_rows(const SequenceStep& step);

@@ -20,6 +20,34 @@ void BatchInputs::clear() {
   tables_.clear();
 }
 
+template <class Add>
+int BatchInputs::add_whole(const Add& add) {
+  const int first_row = num_rows();
+  const int num_before = num_requests();
+  const bool had_tree = has_tree_;
+  try {
+    add(first_row);
+  } catch (...) {
+    cut(first_row, num_before, had_tree);
+    throw;
+  }
+  return first_row;
+}
+
+void BatchInputs::cut(int num_rows, int num_requests, bool has_tree) {
+  const auto shrink = [](auto& values, size_t size) {
+    if (values.size() > size) values.resize(size);
+  };
+  for (auto* of_rows : {&token_ids_, &positions_}) shrink(*of_rows, num_rows);
+  shrink(slot_mapping_, num_rows);
+  for (auto* of_requests : {&base_lens_, &num_tree_slots_}) shrink(*of_requests, num_requests);
+  shrink(cu_rows_, num_requests + 1);
+  shrink(is_tree_, num_requests);
+  shrink(tables_, num_requests);
+  has_tree_ = has_tree;
+  shrink(ancestor_mask_, has_tree ? static_cast<size_t>(num_rows) * mask_words_ : 0);
+}
+
 void BatchInputs::begin_request(std::span<const int32_t> tokens, int base_len, int first_slot,
                                 const BlockTable& blocks) {
   SPECDEC_CHECK(!tokens.empty());
@@ -44,36 +72,36 @@ void BatchInputs::begin_tree_masks(int mask_words) {
 
 int BatchInputs::add_chain(std::span<const int32_t> tokens, int base_len,
                            const BlockTable& blocks) {
-  const int first_row = num_rows();
-  begin_request(tokens, base_len, /*first_slot=*/0, blocks);
-  is_tree_.push_back(0);
-  for (size_t i = 0; i < tokens.size(); ++i) positions_.push_back(base_len + static_cast<int>(i));
-  if (has_tree_) ancestor_mask_.resize(token_ids_.size() * mask_words_, 0);
-  return first_row;
+  return add_whole([&](int) {
+    begin_request(tokens, base_len, /*first_slot=*/0, blocks);
+    is_tree_.push_back(0);
+    for (size_t i = 0; i < tokens.size(); ++i) positions_.push_back(base_len + static_cast<int>(i));
+    if (has_tree_) ancestor_mask_.resize(token_ids_.size() * mask_words_, 0);
+  });
 }
 
 int BatchInputs::add_tree(std::span<const int32_t> tokens, std::span<const int32_t> parents,
                           int base_len, const BlockTable& blocks) {
   SPECDEC_CHECK_EQ(tokens.size(), parents.size());
-  const int first_row = num_rows();
-  begin_request(tokens, base_len, /*first_slot=*/0, blocks);
-  begin_tree_masks(static_cast<int>((tokens.size() + 63) / 64));
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    const int parent = parents[i];
-    SPECDEC_CHECK_LT(parent, static_cast<int>(i));
-    uint64_t* mask = &ancestor_mask_[(first_row + i) * mask_words_];
-    if (i == 0) {
-      SPECDEC_CHECK_EQ(parent, -1);
-      positions_.push_back(base_len);
-    } else {
-      SPECDEC_CHECK_GE(parent, 0);
-      const uint64_t* parent_mask = &ancestor_mask_[(first_row + parent) * mask_words_];
-      std::copy_n(parent_mask, mask_words_, mask);
-      positions_.push_back(positions_[first_row + parent] + 1);
+  return add_whole([&](int first_row) {
+    begin_request(tokens, base_len, /*first_slot=*/0, blocks);
+    begin_tree_masks(static_cast<int>((tokens.size() + 63) / 64));
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      const int parent = parents[i];
+      SPECDEC_CHECK_LT(parent, static_cast<int>(i));
+      uint64_t* mask = &ancestor_mask_[(first_row + i) * mask_words_];
+      if (i == 0) {
+        SPECDEC_CHECK_EQ(parent, -1);
+        positions_.push_back(base_len);
+      } else {
+        SPECDEC_CHECK_GE(parent, 0);
+        const uint64_t* parent_mask = &ancestor_mask_[(first_row + parent) * mask_words_];
+        std::copy_n(parent_mask, mask_words_, mask);
+        positions_.push_back(positions_[first_row + parent] + 1);
+      }
+      mask[i / 64] |= uint64_t{1} << (i % 64);
     }
-    mask[i / 64] |= uint64_t{1} << (i % 64);
-  }
-  return first_row;
+  });
 }
 
 int BatchInputs::add_tree_level(std::span<const int32_t> tokens, std::span<const int32_t> depths,
@@ -81,14 +109,15 @@ int BatchInputs::add_tree_level(std::span<const int32_t> tokens, std::span<const
                                 int mask_words, int base_len, const BlockTable& blocks) {
   SPECDEC_CHECK_EQ(tokens.size(), depths.size());
   SPECDEC_CHECK_EQ(masks.size(), tokens.size() * static_cast<size_t>(mask_words));
-  const int first_row = num_rows();
-  begin_request(tokens, base_len, num_slots_before, blocks);
-  begin_tree_masks(mask_words);
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    positions_.push_back(base_len + depths[i]);
-    std::copy_n(&masks[i * mask_words], mask_words, &ancestor_mask_[(first_row + i) * mask_words_]);
-  }
-  return first_row;
+  return add_whole([&](int first_row) {
+    begin_request(tokens, base_len, num_slots_before, blocks);
+    begin_tree_masks(mask_words);
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      positions_.push_back(base_len + depths[i]);
+      std::copy_n(&masks[i * mask_words], mask_words,
+                  &ancestor_mask_[(first_row + i) * mask_words_]);
+    }
+  });
 }
 
 void BatchInputs::widen_masks(int mask_words) {

@@ -1,5 +1,5 @@
 // Builds the packed batch of one step (BatchView) from the rows of its requests. Keeps its memory
-// between steps.
+// between steps. A call of add_chain(), add_tree() or add_tree_level() that throws adds nothing.
 #pragma once
 
 #include <cstdint>
@@ -40,6 +40,11 @@ class BatchInputs {
   int num_requests() const { return static_cast<int>(base_lens_.size()); }
 
  private:
+  // Runs `add`, and takes back what it had added when it throws. Returns the index of its first
+  // row.
+  template <class Add>
+  int add_whole(const Add& add);
+  void cut(int num_rows, int num_requests, bool has_tree);
   void begin_request(std::span<const int32_t> tokens, int base_len, int first_slot,
                      const BlockTable& blocks);
   void begin_tree_masks(int mask_words);

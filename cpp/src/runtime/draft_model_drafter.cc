@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/run_or_blame.h"
 #include "core/stopwatch.h"
 #include "spec/verification.h"
 
@@ -106,8 +107,15 @@ void DraftModelDrafter::catch_up(std::vector<Growth>& growths) {
       const DraftRequest& request = *growth.request;
       const int num_unseen = growth.base_len + 1 - growth.num_seen;
       const int num_rows = std::min(num_unseen, options_.max_rows - inputs_.num_rows());
-      const int first_row = inputs_.add_chain(request.tokens.subspan(growth.num_seen, num_rows),
-                                              growth.num_seen, *request.blocks);
+      int first_row = 0;
+      try {
+        first_row = inputs_.add_chain(request.tokens.subspan(growth.num_seen, num_rows),
+                                      growth.num_seen, *request.blocks);
+      } catch (...) {
+        fail(growth, std::current_exception());
+        ++next;
+        continue;
+      }
       ran.emplace_back(&growth, growth.num_seen);
       growth.num_seen += num_rows;
       if (num_rows < num_unseen) break;
@@ -118,6 +126,7 @@ void DraftModelDrafter::catch_up(std::vector<Growth>& growths) {
       at_root.push_back(&growth);
       ++next;
     }
+    if (ran.empty()) continue;
     run_pass(at_root);
     for (const auto& [growth, first] : ran) {
       ledger_.set_valid(*growth->request->blocks, first, growth->num_seen);
@@ -165,22 +174,12 @@ bool DraftModelDrafter::run_level(std::vector<Growth>& growths) {
       const int width = static_cast<int>(growth.frontier.size());
       if (width == 0) continue;
       if (inputs_.num_rows() > 0 && inputs_.num_rows() + width > options_.max_rows) break;
-      const int mask_words = num_words(growth.num_slots + width);
-      std::vector<int32_t> tokens;
-      std::vector<int32_t> depths;
-      std::vector<uint64_t> masks;
-      for (Frontier& frontier : growth.frontier) {
-        const DraftTree& tree = *growth.request->tree;
-        tokens.push_back(tree.tokens()[frontier.node]);
-        depths.push_back(tree.depth(frontier.node));
-        set_bit(frontier.mask, growth.num_slots + static_cast<int>(tokens.size()) - 1);
-        frontier.mask.resize(mask_words, 0);
-        masks.insert(masks.end(), frontier.mask.begin(), frontier.mask.end());
+      try {
+        add_level(growth);
+      } catch (...) {
+        fail(growth, std::current_exception());
+        continue;
       }
-      int row = inputs_.add_tree_level(tokens, depths, growth.num_slots, masks, mask_words,
-                                       growth.base_len, *growth.request->blocks);
-      for (Frontier& frontier : growth.frontier) frontier.row = row++;
-      growth.num_slots += width;
       ran.push_back(&growth);
     }
     if (ran.empty()) break;
@@ -188,6 +187,26 @@ bool DraftModelDrafter::run_level(std::vector<Growth>& growths) {
     any = true;
   }
   return any;
+}
+
+void DraftModelDrafter::add_level(Growth& growth) {
+  const DraftTree& tree = *growth.request->tree;
+  const int width = static_cast<int>(growth.frontier.size());
+  const int mask_words = num_words(growth.num_slots + width);
+  std::vector<int32_t> tokens;
+  std::vector<int32_t> depths;
+  std::vector<uint64_t> masks;
+  for (Frontier& frontier : growth.frontier) {
+    tokens.push_back(tree.tokens()[frontier.node]);
+    depths.push_back(tree.depth(frontier.node));
+    set_bit(frontier.mask, growth.num_slots + static_cast<int>(tokens.size()) - 1);
+    frontier.mask.resize(mask_words, 0);
+    masks.insert(masks.end(), frontier.mask.begin(), frontier.mask.end());
+  }
+  int row = inputs_.add_tree_level(tokens, depths, growth.num_slots, masks, mask_words,
+                                   growth.base_len, *growth.request->blocks);
+  for (Frontier& frontier : growth.frontier) frontier.row = row++;
+  growth.num_slots += width;
 }
 
 SampleRow DraftModelDrafter::make_row(const DraftRequest& request, int node) {
@@ -220,7 +239,30 @@ SampleRow DraftModelDrafter::make_row(const DraftRequest& request, int node) {
   return row;
 }
 
+void DraftModelDrafter::fail(Growth& growth, std::exception_ptr error) {
+  growth.request->error = std::move(error);
+  growth.frontier.clear();
+}
+
 void DraftModelDrafter::expand(std::span<Growth* const> growths) {
+  const auto work = [&](size_t begin, size_t end) {
+    sample(growths.subspan(begin, end - begin));
+    size_t row = 0;
+    for (Growth* growth : growths.subspan(begin, end - begin)) {
+      const size_t width = growth->frontier.size();
+      try {
+        grow(*growth, row);
+      } catch (...) {
+        fail(*growth, std::current_exception());
+      }
+      row += width;
+    }
+  };
+  run_or_blame(growths.size(), work,
+               [&](size_t i, std::exception_ptr error) { fail(*growths[i], std::move(error)); });
+}
+
+void DraftModelDrafter::sample(std::span<Growth* const> growths) {
   row_ids_.clear();
   rows_.clear();
   id_lists_.clear();
@@ -230,31 +272,29 @@ void DraftModelDrafter::expand(std::span<Growth* const> growths) {
     for (const Frontier& frontier : growth->frontier) {
       row_ids_.push_back(frontier.row);
       SampleRow row = make_row(*growth->request, frontier.node);
+      std::vector<float>& distribution = distributions_.emplace_back();
       if (options_.sampling == DraftSampling::kIndependent && row.temperature >= 1e-5f) {
-        distributions_.emplace_back(std::max(vocab_size, options_.vocab_size), 0.0f);
-        row.distribution = distributions_.back().data();
+        distribution.resize(std::max(vocab_size, options_.vocab_size), 0.0f);
+        row.distribution = distribution.data();
       }
       rows_.push_back(row);
     }
   }
   results_.assign(rows_.size(), SampleResult{});
   runner_->sample(row_ids_, rows_, LogprobsMode::kRaw, results_);
+}
 
-  size_t index = 0;
-  size_t distribution = 0;
-  for (Growth* growth : growths) {
-    std::vector<Frontier> next;
-    for (const Frontier& frontier : growth->frontier) {
-      int tree_distribution = -1;
-      if (rows_[index].distribution != nullptr) {
-        std::vector<float>& probabilities = distributions_[distribution++];
-        cut_to_vocabulary(probabilities, options_.vocab_size);
-        tree_distribution = growth->request->tree->add_distribution(std::move(probabilities));
-      }
-      add_children(*growth, frontier, tree_distribution, results_[index++], next);
+void DraftModelDrafter::grow(Growth& growth, size_t row) {
+  std::vector<Frontier> next;
+  for (const Frontier& frontier : growth.frontier) {
+    int tree_distribution = -1;
+    if (std::vector<float>& probabilities = distributions_[row]; !probabilities.empty()) {
+      cut_to_vocabulary(probabilities, options_.vocab_size);
+      tree_distribution = growth.request->tree->add_distribution(std::move(probabilities));
     }
-    choose_frontier(*growth, std::move(next));
+    add_children(growth, frontier, tree_distribution, results_[row++], next);
   }
+  choose_frontier(growth, std::move(next));
 }
 
 void DraftModelDrafter::add_children(Growth& growth, const Frontier& frontier, int distribution,

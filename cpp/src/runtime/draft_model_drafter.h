@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <span>
 #include <vector>
@@ -89,13 +90,20 @@ class DraftModelDrafter final : public Drafter {
   bool can_draft(const DraftRequest& request) const;
   void catch_up(std::vector<Growth>& growths);
   bool run_level(std::vector<Growth>& growths);
+  // The rows of a request's frontier, for the next pass.
+  void add_level(Growth& growth);
   // Ends the paths below which the gate does not draft on.
   void ask_gate(std::vector<Growth>& growths) const;
   // One pass over the rows, then expand().
   void run_pass(std::span<Growth* const> growths);
   // Samples continuations at every frontier row of the last forward pass and sets the new
-  // frontiers.
+  // frontiers. What fails for one request alone is its error.
   void expand(std::span<Growth* const> growths);
+  void sample(std::span<Growth* const> growths);
+  // By the results from `row` on.
+  void grow(Growth& growth, size_t row);
+  // The request's error; it is drafted for no further.
+  static void fail(Growth& growth, std::exception_ptr error);
   SampleRow make_row(const DraftRequest& request, int node);
   // `distribution` of the tree its draws came from; -1 for deterministic ones.
   void add_children(Growth& growth, const Frontier& frontier, int distribution,
@@ -112,8 +120,8 @@ class DraftModelDrafter final : public Drafter {
   std::vector<int32_t> row_ids_;
   std::vector<SampleRow> rows_;
   std::vector<SampleResult> results_;
-  std::vector<std::vector<float>> distributions_;
-  std::vector<std::vector<int32_t>> id_lists_;  // spans of rows cut to the draft's vocabulary
+  std::vector<std::vector<float>> distributions_;  // by row; empty where none is wanted
+  std::vector<std::vector<int32_t>> id_lists_;     // spans of rows cut to the draft's vocabulary
 };
 
 }  // namespace specdec

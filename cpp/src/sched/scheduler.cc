@@ -85,6 +85,12 @@ void Scheduler::finish(Sequence& sequence, FinishReason reason) {
   release_followers(sequence, /*elect=*/true);
 }
 
+void Scheduler::forget_all() noexcept {
+  waiting_.clear();
+  running_.clear();
+  num_followers_.clear();
+}
+
 ExecutionPlan Scheduler::plan(const DraftBudget& budget) {
   ExecutionPlan plan;
   plan_decodes(plan);

@@ -80,6 +80,10 @@ class Scheduler {
   // blocks go back.
   void finish(Sequence& sequence, FinishReason reason);
 
+  // Lets go of all sequences without a look at them: after an error that may have left anything.
+  // They keep their blocks.
+  void forget_all() noexcept;
+
   // The next step. Reserves blocks for every row; preempts the newest running sequences when there
   // are none left, and admits none then. The oldest running sequence always gets a row. Empty only
   // when nothing is left to run. Without a budget nothing is drafted.

@@ -1,7 +1,6 @@
 #include "spec/custom_drafter.h"
 
 #include <algorithm>
-#include <exception>
 #include <utility>
 
 #include "core/str_cat.h"
@@ -53,16 +52,12 @@ void CustomDrafterAdapter::add(const DraftRequest& request, std::span<const int3
 }
 
 void CustomDrafterAdapter::draft(std::span<DraftRequest> requests) {
-  for (DraftRequest& request : requests) {
-    try {
-      const auto continuations = custom_->propose(request.tokens, request.max_depth);
-      for (const auto& continuation : continuations) check(continuation);
-      int rank = 0;
-      for (const auto& continuation : continuations) add(request, continuation, rank++);
-    } catch (...) {
-      request.error = std::current_exception();
-    }
-  }
+  draft_each(requests, [this](const DraftRequest& request) {
+    const auto continuations = custom_->propose(request.tokens, request.max_depth);
+    for (const auto& continuation : continuations) check(continuation);
+    int rank = 0;
+    for (const auto& continuation : continuations) add(request, continuation, rank++);
+  });
 }
 
 }  // namespace specdec

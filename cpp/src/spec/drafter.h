@@ -48,6 +48,18 @@ inline int add_draft(const DraftRequest& request, int parent, int32_t token, flo
   return tree.add(parent, token, survival, drafter);
 }
 
+// Drafts for each request by itself; what that throws is the request's error.
+template <class Draft>
+void draft_each(std::span<DraftRequest> requests, const Draft& draft) {
+  for (DraftRequest& request : requests) {
+    try {
+      draft(request);
+    } catch (...) {
+      request.error = std::current_exception();
+    }
+  }
+}
+
 class Drafter {
  public:
   virtual ~Drafter() = default;

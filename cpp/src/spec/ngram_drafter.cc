@@ -48,7 +48,7 @@ NgramDrafter::NgramDrafter(const DrafterConfig& config, int id)
     : min_length_(config.prompt_lookup_min), max_length_(config.prompt_lookup_max), id_(id) {}
 
 void NgramDrafter::draft(std::span<DraftRequest> requests) {
-  for (DraftRequest& request : requests) {
+  draft_each(requests, [this](DraftRequest& request) {
     NgramIndex& index =
         indexes_.try_emplace(request.sequence, min_length_, max_length_).first->second;
     std::optional<NgramIndex::Match> match = index.find_longest(request.tokens);
@@ -57,13 +57,13 @@ void NgramDrafter::draft(std::span<DraftRequest> requests) {
     for (int i = 0; match && i < kMaxOccurrences; ++i, match = index.previous(*match)) {
       ends.push_back(match->end);
     }
-    if (ends.empty()) continue;
+    if (ends.empty()) return;
     if (request.tree_width > 1) {
       draft_tree(request, ends);
     } else {
       draft_chain(request, ends);
     }
-  }
+  });
 }
 
 void NgramDrafter::draft_chain(const DraftRequest& request, const std::vector<int>& ends) const {

@@ -29,7 +29,7 @@ SuffixDrafter::SuffixDrafter(const DrafterConfig& config, int id, int64_t max_sh
       shared_(config.suffix_max_tree_depth) {}
 
 void SuffixDrafter::draft(std::span<DraftRequest> requests) {
-  for (DraftRequest& request : requests) {
+  draft_each(requests, [this](DraftRequest& request) {
     SuffixTree& own = own_.try_emplace(request.sequence, max_tree_depth_).first->second;
     SPECDEC_CHECK_LE(own.open_length(), static_cast<int>(request.tokens.size()));
     for (const int32_t token : request.tokens.subspan(own.open_length())) own.append(token);
@@ -44,7 +44,7 @@ void SuffixDrafter::draft(std::span<DraftRequest> requests) {
     const SuffixDraft& best = global.score > local.score ? global : local;
     request.match_length = best.nodes.empty() ? 0 : best.match_length;
     add_to_tree(best, request, id_);
-  }
+  });
 }
 
 void SuffixDrafter::finish(uint64_t sequence, std::span<const int32_t> tokens,

@@ -1,0 +1,105 @@
+// Runs requests through an engine, and what became of each, comparable bit for bit.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cstdint>
+#include <map>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "core/str_cat.h"
+#include "specdec/engine.h"
+
+namespace specdec::testing {
+
+struct Asked {
+  std::string id;
+  std::vector<int32_t> prompt;
+  SamplingParams params;
+  int arrives = 0;  // before which step
+};
+
+struct Ended {
+  struct Part {
+    std::vector<std::string> tokens;  // each with its logprobs, in bits
+    FinishReason reason = FinishReason::kNone;
+    bool operator==(const Part&) const = default;
+  };
+  std::vector<Part> completions;
+  std::vector<std::string> prompt_logprobs;
+  std::string error;
+  int num_ends = 0;  // outputs that said it is over: one
+
+  bool operator==(const Ended&) const = default;
+};
+
+inline std::string text_of(const PositionLogprobs& position) {
+  std::string text;
+  for (const Logprob& entry : position) {
+    text +=
+        str_cat(" ", entry.token_id, ":", std::bit_cast<uint32_t>(entry.logprob), ":", entry.rank);
+  }
+  return text;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const Ended& ended) {
+  for (const Ended::Part& part : ended.completions) {
+    for (const std::string& token : part.tokens) out << token << "; ";
+    out << "ended " << static_cast<int>(part.reason) << '\n';
+  }
+  for (const std::string& position : ended.prompt_logprobs) out << position << "; ";
+  return out << ended.error << " " << ended.num_ends << '\n';
+}
+
+inline void read_output(const RequestOutput& output, Ended& ended) {
+  for (const PositionLogprobs& position : output.new_prompt_logprobs) {
+    ended.prompt_logprobs.push_back(text_of(position));
+  }
+  if (!output.error.empty()) ended.error = output.error;
+  ended.num_ends += output.finished ? 1 : 0;
+  for (const CompletionOutput& from : output.outputs) {
+    if (from.index >= static_cast<int>(ended.completions.size())) {
+      ended.completions.resize(from.index + 1);
+    }
+    Ended::Part& part = ended.completions[from.index];
+    for (size_t i = 0; i < from.new_token_ids.size(); ++i) {
+      part.tokens.push_back(str_cat(from.new_token_ids[i], i < from.new_logprobs.size()
+                                                               ? text_of(from.new_logprobs[i])
+                                                               : ""));
+    }
+    if (from.finish_reason != FinishReason::kNone) part.reason = from.finish_reason;
+  }
+}
+
+// By id. Fails the test when they do not come to an end.
+inline std::map<std::string, Ended> run_to_end(Engine& engine, const std::vector<Asked>& requests) {
+  constexpr int kMaxSteps = 2000;
+  std::map<std::string, Ended> ended;
+  size_t next = 0;
+  for (int step = 0; next < requests.size() || engine.has_unfinished_requests(); ++step) {
+    if (step == kMaxSteps) {
+      ADD_FAILURE() << "requests without an end";
+      break;
+    }
+    for (; next < requests.size() && requests[next].arrives <= step; ++next) {
+      engine.add_request(requests[next].id, requests[next].prompt, requests[next].params);
+    }
+    for (const RequestOutput& output : engine.step()) read_output(output, ended[output.request_id]);
+  }
+  return ended;
+}
+
+// Each in the engine by itself.
+inline std::map<std::string, Ended> run_alone(Engine& engine, const std::vector<Asked>& requests) {
+  std::map<std::string, Ended> ended;
+  for (Asked request : requests) {
+    request.arrives = 0;
+    ended.merge(run_to_end(engine, {request}));
+  }
+  return ended;
+}
+
+}  // namespace specdec::testing
