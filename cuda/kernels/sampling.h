@@ -62,6 +62,8 @@ struct DeviceSampleRow {
   const int32_t* count_table = nullptr;
   const int32_t* path = nullptr;  // [num_path_tokens]
   int32_t num_path_tokens = 0;    // at most kMaxPathTokens
+  // [vocab_size] or null: processed instead of the row's logits.
+  const float* given_logits = nullptr;
   float* distribution = nullptr;  // out [vocab_size], or null
   // Out [vocab_size] or null: the logits the logprobs are made of, after the row's processors in
   // processed mode; -inf: cut off.
@@ -148,7 +150,7 @@ struct SampleOutputs {
 struct SampleRowsParams {
   const DeviceSampleRow* rows;  // [num_rows]
   float* logits;                // [num_rows, vocab_size]
-  // Like logits: where rows with masks, bias or penalties are changed. The logits themselves,
+  // Like logits: where rows with masks, bias, penalties or given logits go. The logits themselves,
   // unless such a row's raw logprobs are wanted.
   float* processed;
   // What the rows' ranges are of.
@@ -161,7 +163,7 @@ struct SampleRowsParams {
   int vocab_size;
   bool raw_logprobs;  // is_raw(LogprobsMode)
   bool logprobs_hold_logits;
-  bool any_edits;    // some row may have masks, bias or penalties
+  bool any_edits;    // some row may have masks, bias, penalties or given logits
   bool any_vectors;  // some row may have a distribution or reported_logits
 };
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from specdec_native.errors import EngineFailed
     from specdec_native.inputs import TextPrompt, TokensPrompt
     from specdec_native.llm import LLM
-    from specdec_native.outputs import CompletionOutput, Logprob, RequestOutput
+    from specdec_native.logprobs import FlatLogprobs, Logprob
+    from specdec_native.outputs import CompletionOutput, RequestOutput
     from specdec_native.sampling_params import RequestOutputKind, SamplingParams
     from specdec_native.stream import RequestStream
 
@@ -30,6 +31,7 @@ __all__ = [
     "CompletionOutput",
     "Engine",
     "EngineFailed",
+    "FlatLogprobs",
     "Logprob",
     "RequestOutput",
     "RequestOutputKind",
@@ -46,7 +48,8 @@ _HOMES = {
     "CompletionOutput": "outputs",
     "Engine": "engine",
     "EngineFailed": "errors",
-    "Logprob": "outputs",
+    "FlatLogprobs": "logprobs",
+    "Logprob": "logprobs",
     "RequestOutput": "outputs",
     "RequestOutputKind": "sampling_params",
     "RequestStream": "stream",

@@ -124,7 +124,10 @@ _FIXED_ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "hf_overrides": ((None, {}), "edit the checkpoint's config.json instead"),
     "kv_transfer_config": ((None,), "the cache stays in this process"),
     "limit_mm_per_prompt": ((None, {}), "only text is supported"),
-    "logits_processors": ((None, []), "use the parameters of SamplingParams"),
+    "logits_processors": (
+        (None, []),
+        "give functions of one row as SamplingParams(logits_processors=[...])",
+    ),
     "mm_processor_kwargs": ((None, {}), "only text is supported"),
     "override_generation_config": ((None, {}), "set the values in SamplingParams"),
     "override_pooler_config": ((None,), "only text generation is supported"),

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from specdec_native.detokenizer import Detokenizer, TextStream
+from specdec_native.logprobs import FlatLogprobs, Logprob, PromptLogprobs, SampleLogprobs
 from specdec_native.outputs import (
     CompletionOutput,
-    Logprob,
-    PromptLogprobs,
     RequestMetrics,
     RequestOutput,
-    SampleLogprobs,
     SpeculativeDecodingMetrics,
 )
 from specdec_native.sampling_params import RequestOutputKind, SamplingParams
@@ -55,9 +53,10 @@ class Request:
         self._tokenizer = tokenizer if params.detokenize else None
         self._core_metrics: _core.RequestMetrics | None = None
         self._finished_time = 0.0
-        self._prompt_logprobs: PromptLogprobs | None = (
-            None if params.prompt_logprobs is None else [None]
-        )
+        self._prompt_logprobs: PromptLogprobs | None = None
+        if params.prompt_logprobs is not None:
+            self._prompt_logprobs = FlatLogprobs() if params.flat_logprobs else []
+            self._prompt_logprobs.append(None)
         self._prompt_logprobs_sent = False
         self._completions = [
             _Completion(i, params, self._tokenizer, prompt_token_ids, num_spec_tokens)
@@ -86,7 +85,7 @@ class Request:
         if self._prompt_logprobs is not None:
             for entries in output.new_prompt_logprobs:
                 before = self.prompt_token_ids[: len(self._prompt_logprobs)]
-                self._prompt_logprobs.append(_logprob_dict(entries, self._tokenizer, before))
+                _append_logprobs(self._prompt_logprobs, entries, self._tokenizer, before)
         ended_here: list[int] = []
         for part in output.outputs:
             completion = self._completions[part.index]
@@ -120,14 +119,14 @@ class Request:
         delta = self.params.output_kind is RequestOutputKind.DELTA
         prompt_logprobs = self._prompt_logprobs
         if delta and self._prompt_logprobs_sent and prompt_logprobs is not None:
-            prompt_logprobs = []
+            prompt_logprobs = prompt_logprobs[:0]
         self._prompt_logprobs_sent = True
         metrics = self._metrics()
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
-            prompt_logprobs=None if prompt_logprobs is None else list(prompt_logprobs),
+            prompt_logprobs=None if prompt_logprobs is None else prompt_logprobs[:],
             outputs=[
                 completion.take(delta)
                 for completion in self._completions
@@ -178,7 +177,9 @@ class _Completion:
         self._detokenizer = (
             None if tokenizer is None else _make_detokenizer(params, tokenizer, prompt_token_ids)
         )
-        self._logprobs: SampleLogprobs | None = None if params.logprobs is None else []
+        self._logprobs: SampleLogprobs | None = None
+        if params.logprobs is not None:
+            self._logprobs = FlatLogprobs() if params.flat_logprobs else []
         self._cumulative_logprob = None if params.logprobs is None else 0.0
         self._sent_tokens = 0
         self._sent_chars = 0
@@ -198,7 +199,7 @@ class _Completion:
         for i in range(num_kept):
             if self._logprobs is not None and self._cumulative_logprob is not None:
                 entries = part.new_logprobs[i]
-                self._logprobs.append(_logprob_dict(entries, self._tokenizer, self.token_ids))
+                _append_logprobs(self._logprobs, entries, self._tokenizer, self.token_ids)
                 self._cumulative_logprob += entries[0].logprob
             self.token_ids.append(new_ids[i])
         if stop_string is not None:
@@ -261,16 +262,30 @@ def _make_detokenizer(
     )
 
 
-def _logprob_dict(
-    entries: Sequence[_core.Logprob], tokenizer: Tokenizer | None, before: Sequence[int]
-) -> dict[int, Logprob]:
-    """Token id to Logprob of one position; `before` are the tokens that precede it."""
-    logprobs: dict[int, Logprob] = {}
+def _append_logprobs(
+    logprobs: SampleLogprobs | PromptLogprobs,
+    entries: Sequence[_core.Logprob],
+    tokenizer: Tokenizer | None,
+    before: Sequence[int],
+) -> None:
+    """Appends one position; `before` are the tokens that precede it."""
+    texts: dict[int, str | None] = {}
+    position: dict[int, Logprob] = {}
     for entry in entries:
-        if entry.token_id not in logprobs:
+        if entry.token_id not in texts:
             text = None if tokenizer is None else _token_text(tokenizer, entry.token_id, before)
-            logprobs[entry.token_id] = Logprob(entry.logprob, entry.rank, text)
-    return logprobs
+            texts[entry.token_id] = text
+            if not isinstance(logprobs, FlatLogprobs):
+                position[entry.token_id] = Logprob(entry.logprob, entry.rank, text)
+    if isinstance(logprobs, FlatLogprobs):
+        logprobs.append_fast(
+            [entry.token_id for entry in entries],
+            [entry.logprob for entry in entries],
+            [entry.rank for entry in entries],
+            [texts[entry.token_id] for entry in entries],
+        )
+    else:
+        logprobs.append(position)
 
 
 def _token_text(tokenizer: Tokenizer, token_id: int, before: Sequence[int]) -> str:

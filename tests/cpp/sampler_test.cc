@@ -249,6 +249,29 @@ TEST_P(Sampling, LogitsMatchDoublePrecision) {
   }
 }
 
+// Given logits are what is processed; what raw modes report stays the row's own.
+TEST_P(Sampling, GivenLogitsAreProcessedInsteadOfTheRows) {
+  std::mt19937 random(11);
+  for (const int vocab_size : {1, 17, 1000}) {
+    for (int i = 0; i < 12; ++i) {
+      const RandomRow row(vocab_size, random);
+      SampleRow params = row.params;
+      if (i % 3 == 0) params.temperature = 0.0f;
+      const auto logits = normal_logits(vocab_size, 3.0f, random());
+      const auto given = normal_logits(vocab_size, 3.0f, random());
+      const auto expected = sampler_.sample_one(given, params, LogprobsMode::kProcessed);
+      params.given_logits = given.data();
+      const auto processed = sampler_.sample_one(logits, params, LogprobsMode::kProcessed);
+      EXPECT_EQ(describe(processed), describe(expected));
+      const auto raw = sampler_.sample_one(logits, params, LogprobsMode::kRaw);
+      EXPECT_EQ(raw.token_id, expected.token_id);
+      const SampleRow known = {
+          .num_logprobs = -1, .want_logprobs = true, .forced_token = expected.token_id};
+      EXPECT_EQ(describe(raw), describe(sampler_.sample_one(logits, known)));
+    }
+  }
+}
+
 TEST_P(Sampling, RanksAndTopTokensMatchBruteForce) {
   for (const int vocab_size : {1, 3, 64, 1000, 20000}) {
     for (const bool ties : {false, true}) {

@@ -192,6 +192,26 @@ TEST_P(Sampling, LogitsModesReportTheLogitsTheCpuReports) {
   }
 }
 
+TEST_P(Sampling, GivenLogitsAreProcessedInsteadOfTheRows) {
+  std::mt19937 random(8);
+  for (const auto& [vocab_size, count] : {std::pair{17, 12}, {4099, 6}}) {
+    for (const LogprobsMode mode : {LogprobsMode::kRaw, LogprobsMode::kProcessed}) {
+      RandomRows rows(vocab_size, count, random);
+      const auto given = normal_logits(vocab_size * count, 3.0f, random());
+      for (int i = 0; i < count; ++i) {
+        rows.rows[i].top_p = 1.0f;
+        if (i % 3 != 0) rows.rows[i].given_logits = given.data() + int64_t{i} * vocab_size;
+      }
+      const auto device = sample(rows.logits, rows.rows, mode);
+      const auto cpu = cpu_.sample(rows.logits, rows.rows, mode);
+      for (int i = 0; i < count; ++i) {
+        expect_same(device[i], cpu[i],
+                    "vocabulary " + std::to_string(vocab_size) + " row " + std::to_string(i));
+      }
+    }
+  }
+}
+
 TEST_P(Sampling, ARowDoesNotDependOnItsNeighbours) {
   std::mt19937 random(2);
   RandomRows rows(777, 9, random);
@@ -447,7 +467,7 @@ TEST_P(DeviceRows, AreSampledInAGraphAsTheHostWouldSampleThem) {
   for (int row = 0; row < kRows; ++row) {
     const std::vector<float> here(logits.begin() + row * kVocab,
                                   logits.begin() + (row + 1) * kVocab);
-    SampleResult device = {.token_id = found[row], .candidates = {}, .logprobs = {}};
+    SampleResult device = {.token_id = found[row], .candidates = {}, .logprobs = {}, .error = {}};
     for (int i = 0; i <= kTop; ++i) {
       const DeviceLogprob& entry = entries[row * (kTop + 1) + i];
       device.logprobs.push_back({entry.token_id, entry.logprob, entry.rank});

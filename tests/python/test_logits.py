@@ -9,10 +9,20 @@ import numpy.typing as npt
 import pytest
 import torch
 
+import tiny_text_model
 from logprobs import load_reference, random_tokens
 from make_checkpoints import VOCAB_SIZE
-from specdec_native import CompletionOutput, Engine, SamplingParams, _core
+from specdec_native import (
+    CompletionOutput,
+    Engine,
+    FlatLogprobs,
+    Logprob,
+    RequestOutputKind,
+    SamplingParams,
+    _core,
+)
 from test_speculation_law import Setting, check, speculative
+from tiny_text_model import TEXT_TOKEN_IDS
 
 Checkpoint = Callable[[str], Path]
 Logits = npt.NDArray[np.float32]
@@ -157,3 +167,84 @@ def make_setting(checkpoint: Checkpoint, device: str, **options: Any) -> Setting
         device=device,
         **{"num_kv_blocks": 64, "max_num_batched_tokens": 128, **options},
     )
+
+
+# -- flat_logprobs
+
+
+@pytest.mark.parametrize("method", [None, "suffix"])
+def test_flat_logprobs_read_like_a_list_of_dicts(
+    checkpoint: Checkpoint, tmp_path: Path, method: str | None
+) -> None:
+    model = tiny_text_model.add_text(checkpoint("llama"), tmp_path / "llama")
+    options: dict[str, Any] = {"temperature": 1, "seed": 4, "max_tokens": 12, "ignore_eos": True}
+    options |= {"logprobs": 3, "prompt_logprobs": 2, "allowed_token_ids": TEXT_TOKEN_IDS}
+    config = None if method is None else speculative(method, model, 3, 1)
+    with make_engine(model, "cpu", speculative_config=config) as engine:
+        listed = engine.generate("hello", SamplingParams(**options))[0]
+        flat = engine.generate("hello", SamplingParams(flat_logprobs=True, **options))[0]
+    found, expected = flat.outputs[0], listed.outputs[0]
+    assert found.token_ids == expected.token_ids
+    assert found.cumulative_logprob == expected.cumulative_logprob
+    assert isinstance(found.logprobs, FlatLogprobs) and isinstance(expected.logprobs, list)
+    assert len(found.logprobs) == 12 and list(found.logprobs) == expected.logprobs
+    assert isinstance(flat.prompt_logprobs, FlatLogprobs)
+    assert flat.prompt_logprobs[0] == {} and listed.prompt_logprobs is not None
+    assert list(flat.prompt_logprobs[1:]) == listed.prompt_logprobs[1:]
+    # The chosen token, then the top 3: every position is as long.
+    assert found.logprobs.start_indices == list(range(0, 48, 4))
+    assert found.logprobs.end_indices == list(range(4, 52, 4))
+    assert found.logprobs.token_ids[::4] == list(found.token_ids)
+    assert "".join(map(str, found.logprobs.decoded_tokens[::4])) == found.text
+    assert all(found.logprobs.ranks[i + 1 : i + 4] == [1, 2, 3] for i in range(0, 48, 4))
+    for i, token in enumerate(found.token_ids):
+        assert found.logprobs.logprobs[4 * i] == expected.logprobs[i][token].logprob
+
+
+def test_flat_logprobs_are_a_sequence() -> None:
+    positions = [
+        {5: Logprob(-0.5, 1, "a"), 7: Logprob(-1.5, 2, None)},
+        {6: Logprob(-0.25, 1)},
+        {8: Logprob(-3.0, 4), 9: Logprob(-1.0, 1), 1: Logprob(-2.0, 2)},
+        {2: Logprob(-0.125, 1)},
+    ]
+    flat = FlatLogprobs()
+    flat.append(None)
+    flat.extend(positions)
+    as_list = [{}, *positions]
+    assert len(flat) == 5 and list(flat) == as_list and flat[-1] == as_list[-1]
+    for cut in (slice(2), slice(1, None), slice(-2, None), slice(None, None, 2), slice(3, 3)):
+        part = flat[cut]
+        assert isinstance(part, FlatLogprobs) and list(part) == as_list[cut]
+        assert part == FlatLogprobs(**{k: list(v) for k, v in vars(part).items()})
+    assert flat[2:4].start_indices == [0, 1] and flat[2:4].token_ids == [6, 8, 9, 1]
+    assert positions[1] in flat and flat.index(positions[1]) == 2
+    with pytest.raises(IndexError):
+        flat[5]
+    with pytest.raises(TypeError):
+        flat[0] = positions[0]
+    with pytest.raises(TypeError):
+        del flat[0]
+    with pytest.raises(TypeError):
+        flat.insert(0, positions[0])
+    assert list(flat) == as_list
+
+
+def test_flat_logprobs_are_streamed(checkpoint: Checkpoint) -> None:
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=6,
+        ignore_eos=True,
+        logprobs=1,
+        prompt_logprobs=0,
+        flat_logprobs=True,
+        output_kind=RequestOutputKind.DELTA,
+    )
+    with make_engine(checkpoint("llama"), "cpu") as engine:
+        parts = list(engine.stream([5, 6, 7], params))
+        whole = engine.generate([5, 6, 7], params)[0].outputs[0].logprobs
+    assert whole is not None and len(parts) > 1
+    deltas = [part.outputs[0].logprobs for part in parts]
+    assert all(isinstance(delta, FlatLogprobs) for delta in deltas)
+    assert [position for delta in deltas for position in delta or ()] == list(whole)
+    assert [len(part.prompt_logprobs or ()) for part in parts] == [3] + [0] * (len(parts) - 1)

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "backend/row_edits.h"
 #include "core/check.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/sampler_select.h"
@@ -22,27 +23,7 @@ bool changes_logits(const SampleRow& params) {
          !params.logit_bias.empty() || !params.counts.empty();
 }
 
-void apply_masks(const SampleRow& params, float* logits, int vocab_size, SamplingScratch& scratch) {
-  if (const auto allowed = params.allowed_token_ids; !allowed.empty()) {
-    SPECDEC_CHECK(static_cast<int64_t>(allowed.size()) <= vocab_size);
-    for (size_t i = 0; i < allowed.size(); ++i) {
-      SPECDEC_CHECK(allowed[i] >= 0 && allowed[i] < vocab_size);
-      scratch.values[i] = logits[allowed[i]];
-    }
-    std::fill_n(logits, vocab_size, -kInfinity);
-    for (size_t i = 0; i < allowed.size(); ++i) logits[allowed[i]] = scratch.values[i];
-  }
-  for (const int32_t token : params.banned_token_ids) {
-    SPECDEC_CHECK(token >= 0 && token < vocab_size);
-    logits[token] = -kInfinity;
-  }
-}
-
-void apply_bias_and_penalties(const SampleRow& params, float* logits, int vocab_size) {
-  for (const auto& [token, bias] : params.logit_bias) {
-    SPECDEC_CHECK(token >= 0 && token < vocab_size);
-    logits[token] += bias;
-  }
+void apply_penalties(const SampleRow& params, float* logits, int vocab_size) {
   for (const TokenCount& count : params.counts) {
     SPECDEC_CHECK(count.token_id >= 0 && count.token_id < vocab_size);
     float& logit = logits[count.token_id];
@@ -226,12 +207,15 @@ void Sampler::sample_row(const SampleArgs& args, int row, SamplingScratch& scrat
   if (!forced || store) {
     const bool in_place =
         changes_logits(params) || (!greedy && (store || truncates(params, vocab_size)));
-    if (report_raw && in_place) {
-      std::copy_n(raw, vocab_size, scratch.row.begin());
+    if (params.given_logits != nullptr || (report_raw && in_place)) {
+      const float* from = params.given_logits != nullptr ? params.given_logits : raw;
+      std::copy_n(from, vocab_size, scratch.row.begin());
       processed = scratch.row.data();
     }
-    apply_masks(params, processed, vocab_size, scratch);
-    apply_bias_and_penalties(params, processed, vocab_size);
+    const std::span<float> values(processed, static_cast<size_t>(vocab_size));
+    apply_masks(params, values, scratch.values);
+    apply_bias(params, values);
+    apply_penalties(params, processed, vocab_size);
     const int num_best = forced ? 0 : std::max(num_candidates, 1);
     const int32_t best =
         greedy ? kernels_.argmax(processed, vocab_size).index
