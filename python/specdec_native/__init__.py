@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specdec_native import errors
     from specdec_native._core import __version__
+    from specdec_native.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from specdec_native.engine import Engine
     from specdec_native.errors import EngineFailed
     from specdec_native.inputs import TextPrompt, TokensPrompt
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "Engine",
     "EngineFailed",
@@ -45,6 +49,9 @@ __all__ = [
 
 _HOMES = {
     "LLM": "llm",
+    "BeamSearchOutput": "beam_search",
+    "BeamSearchParams": "beam_search",
+    "BeamSearchSequence": "beam_search",
     "CompletionOutput": "outputs",
     "Engine": "engine",
     "EngineFailed": "errors",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specdec_native import speculative_arguments
+from specdec_native.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
 from specdec_native.chat_template import Message
 from specdec_native.engine import Engine
 from specdec_native.inputs import PromptType
@@ -241,6 +242,22 @@ class LLM:
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
         )
+
+    def beam_search(  # noqa: PLR0917 - the order is vLLM's
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        params: BeamSearchParams,
+        lora_request: Any = None,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,
+        priority: Any = None,
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt. See beam_search.beam_search.
+
+        `use_tqdm` is accepted; no bar is shown.
+        """
+        _refuse(lora_request=lora_request, priority=priority)
+        return beam_search(self.llm_engine, prompts, params, concurrency_limit)
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
