@@ -148,8 +148,9 @@ def test_processed_logits_are_what_is_drawn_from(checkpoint: Checkpoint, device:
     ]
 
 
-@pytest.mark.parametrize("mode", ["raw_logits", "processed_logits"])
-@pytest.mark.parametrize("method", ["suffix", "draft_model"])
+@pytest.mark.parametrize(
+    ("method", "mode"), [("suffix", "raw_logits"), ("draft_model", "processed_logits")]
+)
 def test_reported_logits_do_not_depend_on_speculation(
     checkpoint: Checkpoint, device: str, method: str, mode: str
 ) -> None:
