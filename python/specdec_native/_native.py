@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from specdec_native import _core
+from specdec_native.checks import INT32_MAX, check_number
 from specdec_native.logits_processor import LogitsProcessor
 from specdec_native.sampling_params import SamplingParams
 
@@ -46,8 +47,7 @@ def make_config(**options: Any) -> _core.EngineConfig:
             if not isinstance(value, bool):
                 raise ValueError(f"{name} must be True or False, got {value!r}")
         elif name == "gpu_memory_utilization":
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise ValueError(f"{name} must be a number, got {value!r}")
+            value = check_number(name, value)  # noqa: PLW2901
         elif not isinstance(value, str):
             raise ValueError(f"{name} must be a string, got {value!r}")
         fields[name] = value
@@ -109,7 +109,7 @@ def to_core_params(
         n=params.n,
         temperature=params.temperature,
         top_p=params.top_p,
-        top_k=params.top_k,
+        top_k=min(params.top_k, INT32_MAX),
         min_p=params.min_p,
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
@@ -118,8 +118,9 @@ def to_core_params(
         allowed_token_ids=params.allowed_token_ids or [],
         bad_words=bad_word_token_ids(params.bad_words or [], tokenizer),
         logits_processors=[LogitsProcessor(f) for f in params.logits_processors or ()],
-        max_tokens=params.max_tokens or 0,
-        min_tokens=params.min_tokens,
+        # More than any context has: no limit.
+        max_tokens=min(params.max_tokens or 0, INT32_MAX),
+        min_tokens=min(params.min_tokens, INT32_MAX),
         stop_token_ids=params.stop_token_ids or [],
         eos_token_ids=list(eos_token_ids),
         ignore_eos=bool(params.ignore_eos),

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from specdec_native.checks import check_integer, check_number
+from specdec_native.checks import check_flag, check_integer, check_number, shown
 from specdec_native.engine import Engine
 from specdec_native.inputs import Prompt, PromptType, parse_prompts
 from specdec_native.logprobs import Logprob
@@ -50,6 +50,8 @@ class BeamSearchParams:
         self.length_penalty = check_number(
             "length_penalty", self.length_penalty, minimum=-50.0, maximum=50.0
         )
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            setattr(self, name, check_flag(name, getattr(self, name)))
         for name in ("structured_outputs", "allowed_token_ids", "watermarking"):
             if getattr(self, name):
                 raise ValueError(f"{name} is not supported by beam search; leave it out")
@@ -107,7 +109,7 @@ def beam_search(
     Raises ValueError if a prompt or parameter is bad.
     """
     if not isinstance(params, BeamSearchParams):
-        raise ValueError(f"params must be BeamSearchParams, got {params!r:.80}")
+        raise ValueError(f"params must be BeamSearchParams, got {shown(params)}")
     searches = [_start(engine, prompt, params) for prompt in parse_prompts(prompts)]
     at_once = len(searches) or 1
     if concurrency_limit is not None:

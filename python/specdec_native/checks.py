@@ -9,15 +9,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 
 
 def check_number(
     name: str, value: Any, *, minimum: float = -math.inf, maximum: float = math.inf
 ) -> float:
     """`value` as a finite float in [minimum, maximum]."""
-    if isinstance(value, bool) or not hasattr(value, "__float__"):
-        raise ValueError(f"{name} must be a number, got {value!r}")
-    number = float(value)
+    value = _plain(value)
+    try:
+        if isinstance(value, bool) or not hasattr(value, "__float__"):
+            raise TypeError
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{name} must be a number, got {shown(value)}") from None
     if not math.isfinite(number):
         raise ValueError(f"{name} must be a finite number, got {number}")
     if not minimum <= number <= maximum:
@@ -27,16 +33,39 @@ def check_number(
 
 def check_integer(name: str, value: Any, *, minimum: int, maximum: int | None = None) -> int:
     """`value` as an int in [minimum, maximum]; whatever counts as one, but no bool."""
+    value = _plain(value)
     try:
         if isinstance(value, bool):
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise ValueError(f"{name} must be an integer, got {value!r}") from None
+        raise ValueError(f"{name} must be an integer, got {shown(value)}") from None
+    if maximum is None and number > INT64_MAX:
+        maximum = INT64_MAX
     if number < minimum or (maximum is not None and number > maximum):
         upper = math.inf if maximum is None else maximum
-        raise ValueError(f"{name} must be {_range(minimum, upper)}, got {number}")
+        raise ValueError(f"{name} must be {_range(minimum, upper)}, got {shown(number)}")
     return number
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """`value` as True or False; 1 and 0 are the same."""
+    flag = _plain(value)
+    if not isinstance(flag, int) or flag not in (0, 1):
+        raise ValueError(f"{name} must be True or False, got {shown(value)}")
+    return bool(flag)
+
+
+def check_text(name: str, value: str) -> str:
+    """`value`, when it can be encoded: half of a surrogate pair is no character."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} has half of a surrogate pair, {value[error.start]!r} at {error.start}, which "
+            "is no character; leave it out"
+        ) from None
+    return value
 
 
 def check_choice(name: str, value: Any, choices: Mapping[str, str]) -> str:
@@ -46,15 +75,32 @@ def check_choice(name: str, value: Any, choices: Mapping[str, str]) -> str:
     return choices[value]
 
 
+def shown(value: Any) -> str:
+    """The beginning of how `value` is written."""
+    try:
+        return f"{value!r:.80}"
+    except Exception:  # Python refuses to write long integers, and whatever a user's class does
+        return f"a value of type {type(value).__name__}"
+
+
 def close_matches(name: object, known: Sequence[str]) -> str:
     """A question that offers the known names most like `name`; empty where none is."""
     close = difflib.get_close_matches(str(name), known, n=3)
     return f"did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
+def _plain(value: Any) -> Any:
+    """The Python value of a scalar of numpy's or torch's."""
+    return value.item() if getattr(value, "shape", None) == () else value
+
+
 def _range(minimum: float, maximum: float) -> str:
     if math.isinf(maximum):
-        return f"at least {minimum:g}"
+        return f"at least {_bound(minimum)}"
     if math.isinf(minimum):
-        return f"at most {maximum:g}"
-    return f"in [{minimum:g}, {maximum:g}]"
+        return f"at most {_bound(maximum)}"
+    return f"in [{_bound(minimum)}, {_bound(maximum)}]"
+
+
+def _bound(number: float) -> str:
+    return f"{number:g}" if isinstance(number, float) else str(number)

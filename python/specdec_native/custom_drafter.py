@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import operator
 from typing import Any
+
+from specdec_native.checks import INT32_MAX, check_integer, shown
 
 
 class CustomDrafter:
@@ -23,12 +26,16 @@ class CustomDrafter:
         """Continuations of `tokens`, each cut to max_tokens. Raises what the drafter raises."""
         drafts = self._propose(tokens, max_tokens)
         try:
-            return [draft[:max_tokens] for draft in _continuations(drafts) if draft]
+            continuations = [draft[:max_tokens] for draft in _continuations(drafts) if draft]
         except TypeError:
             raise ValueError(
                 "a custom drafter must return a list of token ids or a list of such lists, got "
-                f"{drafts!r:.80}"
+                f"{shown(drafts)}"
             ) from None
+        for token in itertools.chain.from_iterable(continuations):
+            # The core knows the vocabulary's size.
+            check_integer("a custom drafter's token", token, minimum=-INT32_MAX, maximum=INT32_MAX)
+        return continuations
 
 
 def make_drafter(path: str) -> Any:

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
+from specdec_native.checks import check_text
 from specdec_native.sampling_params import SamplingParams
 
 
@@ -57,7 +58,7 @@ def parse_prompts(prompts: Any) -> list[Prompt]:
 def parse_prompt(prompt: Any, name: str = "prompt") -> Prompt:
     """Reads one prompt; `name` is what errors call it."""
     if isinstance(prompt, str):
-        return Prompt(prompt, None)
+        return Prompt(check_text(name, prompt), None)
     if isinstance(prompt, Mapping):
         return _parse_mapping(prompt, name)
     return Prompt(None, _token_ids(prompt, name))
@@ -94,7 +95,9 @@ def _parse_mapping(prompt: Mapping[str, Any], name: str) -> Prompt:
         raise ValueError(f'{name} needs "prompt" (text) or "prompt_token_ids"')
     if text is not None and not isinstance(text, str):
         raise ValueError(f'{name}["prompt"] must be a str, got {type(text).__name__}')
-    return Prompt(text, None if ids is None else _token_ids(ids, f'{name}["prompt_token_ids"]'))
+    if ids is not None:
+        return Prompt(text, _token_ids(ids, f'{name}["prompt_token_ids"]'))
+    return Prompt(check_text(f'{name}["prompt"]', text or ""), None)
 
 
 def _is_token_list(value: Any) -> bool:

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from specdec_native.checks import shown
+
 Logits: TypeAlias = npt.NDArray[np.float32]
 
 _FORMS = "(output_token_ids, logits) or (prompt_token_ids, output_token_ids, logits)"
@@ -20,7 +22,7 @@ class LogitsProcessor:
     def __init__(self, function: Callable[..., Any]) -> None:
         if isinstance(function, type) or not callable(function):
             raise ValueError(
-                f"logits_processors must hold functions of {_FORMS}, got {function!r:.80}"
+                f"logits_processors must hold functions of {_FORMS}, got {shown(function)}"
                 + ("; make an object of the class" if callable(function) else "")
             )
         self.name = str(getattr(function, "__name__", type(function).__name__))
@@ -51,7 +53,7 @@ def _num_arguments(function: Callable[..., Any]) -> int:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:
         raise ValueError(
-            f"logits_processors: {function!r:.80} does not tell its arguments; wrap it in a "
+            f"logits_processors: {shown(function)} does not tell its arguments; wrap it in a "
             f"function of {_FORMS}"
         ) from None
     return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)

@@ -10,7 +10,15 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from specdec_native.checks import INT32_MAX, check_integer, check_number
+from specdec_native.checks import (
+    FLOAT32_MAX,
+    INT32_MAX,
+    check_flag,
+    check_integer,
+    check_number,
+    check_text,
+    shown,
+)
 from specdec_native.logits_processor import LogitsProcessor
 
 _MIN_TEMPERATURE = 1e-2  # smaller positive temperatures overflow the scaled logits
@@ -43,6 +51,17 @@ _UNSUPPORTED = (
     "thinking_token_budget",
     "trace_decode_token_ids",
     "watermarking",
+)
+
+
+_FLAGS = (
+    "flat_logprobs",
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+    "skip_clone",
 )
 
 
@@ -146,7 +165,8 @@ class SamplingParams:
         bias = kwargs.get("logit_bias")
         if isinstance(bias, Mapping):
             kwargs["logit_bias"] = {
-                token: min(100.0, max(-100.0, value)) for token, value in bias.items()
+                token: min(100.0, max(-100.0, check_number(f"logit_bias[{shown(token)}]", value)))
+                for token, value in bias.items()
             }
         nullable = {"max_tokens"}
         given = {k: v for k, v in kwargs.items() if v is not None or k in nullable}
@@ -176,6 +196,7 @@ class SamplingParams:
         """
         self._refuse_unsupported()
         self._check_numbers()
+        self._check_flags()
         self._check_lengths()
         self._check_stops()
         self._check_tokens()
@@ -198,7 +219,9 @@ class SamplingParams:
         self.n = check_integer("n", self.n, minimum=1, maximum=_MAX_N)
         for name in ("presence_penalty", "frequency_penalty"):
             setattr(self, name, check_number(name, getattr(self, name), minimum=-2.0, maximum=2.0))
-        self.repetition_penalty = check_number("repetition_penalty", self.repetition_penalty)
+        self.repetition_penalty = check_number(
+            "repetition_penalty", self.repetition_penalty, maximum=FLOAT32_MAX
+        )
         if self.repetition_penalty <= 0.0:
             raise ValueError(
                 f"repetition_penalty must be greater than 0, got {self.repetition_penalty}"
@@ -222,6 +245,10 @@ class SamplingParams:
             if self.seed == -1:  # vLLM's spelling of "no seed"
                 self.seed = None
 
+    def _check_flags(self) -> None:
+        for name in _FLAGS:
+            setattr(self, name, check_flag(name, getattr(self, name)))
+
     def _check_lengths(self) -> None:
         self.min_tokens = check_integer("min_tokens", self.min_tokens, minimum=0)
         if self.max_tokens is not None:
@@ -243,10 +270,10 @@ class SamplingParams:
             self.num_speculative_tokens = check_integer(
                 "num_speculative_tokens", self.num_speculative_tokens, minimum=0, maximum=INT32_MAX
             )
-        if not isinstance(self.flat_logprobs, bool):
-            raise ValueError(f"flat_logprobs must be True or False, got {self.flat_logprobs!r}")
         if not isinstance(self.output_kind, RequestOutputKind):
-            raise ValueError(f"output_kind must be a RequestOutputKind, got {self.output_kind!r}")
+            raise ValueError(
+                f"output_kind must be a RequestOutputKind, got {shown(self.output_kind)}"
+            )
 
     def _check_stops(self) -> None:
         self.stop = _strings("stop", self.stop)
@@ -260,7 +287,8 @@ class SamplingParams:
         ids = _token_ids("stop_token_ids", self.stop_token_ids)
         self.stop_token_ids = list(dict.fromkeys(ids))
         if self.allowed_token_ids is not None:
-            self.allowed_token_ids = _token_ids("allowed_token_ids", self.allowed_token_ids)
+            ids = _token_ids("allowed_token_ids", self.allowed_token_ids)
+            self.allowed_token_ids = list(dict.fromkeys(ids))
             if not self.allowed_token_ids:
                 raise ValueError("allowed_token_ids must not be empty; use None to allow all")
         if self.logit_bias is not None:
@@ -271,7 +299,8 @@ class SamplingParams:
             return
         if callable(self.logits_processors) or not isinstance(self.logits_processors, Sequence):
             raise ValueError(
-                f"logits_processors must be a list of functions, got {self.logits_processors!r:.80}"
+                f"logits_processors must be a list of functions, got "
+                f"{shown(self.logits_processors)}"
             )
         for function in self.logits_processors:
             LogitsProcessor(function)
@@ -285,35 +314,44 @@ class SamplingParams:
 def _strings(name: str, value: str | Sequence[str] | None) -> list[str]:
     if value is None:
         return []
-    strings = [value] if isinstance(value, str) else list(value)
+    try:
+        strings = [value] if isinstance(value, str) else list(value)
+    except TypeError:
+        raise ValueError(f"{name} must be a string or a list of them, got {shown(value)}") from None
     for item in strings:
         if not isinstance(item, str):
-            raise ValueError(f"{name} must contain only strings, got {item!r}")
+            raise ValueError(f"{name} must contain only strings, got {shown(item)}")
         if not item:
             raise ValueError(f"{name} cannot contain an empty string")
+        check_text(f"{name} entry {shown(item)}", item)
     return strings
 
 
 def _token_ids(name: str, value: Sequence[int] | None) -> list[int]:
     if value is None:
         return []
-    if isinstance(value, (str, bytes, int)):
-        raise ValueError(f"{name} must be a list of integers, got {value!r}")
-    return [check_integer(f"{name} entry", item, minimum=0, maximum=INT32_MAX) for item in value]
+    try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError
+        entries = list(value)
+    except TypeError:
+        raise ValueError(f"{name} must be a list of integers, got {shown(value)}") from None
+    return [check_integer(f"{name} entry", item, minimum=0, maximum=INT32_MAX) for item in entries]
 
 
 def _logit_bias(value: Any) -> dict[int, float]:
     if not isinstance(value, Mapping):
-        raise ValueError(f"logit_bias must map token ids to numbers, got {value!r}")
+        raise ValueError(f"logit_bias must map token ids to numbers, got {shown(value)}")
     biases: dict[int, float] = {}
     for key, bias in value.items():
         try:
             token = int(key) if isinstance(key, str) else operator.index(key)
         except (TypeError, ValueError):
             raise ValueError(
-                f"logit_bias keys must be token ids (integers or numeric strings), got {key!r}"
+                f"logit_bias keys must be token ids (integers or numeric strings), got {shown(key)}"
             ) from None
-        if not 0 <= token < 2**31:
-            raise ValueError(f"logit_bias key must be a token id, got {token}")
-        biases[token] = check_number(f"logit_bias[{token}]", bias)
+        check_integer("logit_bias key", token, minimum=0, maximum=INT32_MAX)
+        biases[token] = check_number(
+            f"logit_bias[{token}]", bias, minimum=-FLOAT32_MAX, maximum=FLOAT32_MAX
+        )
     return biases

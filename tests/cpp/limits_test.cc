@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -131,7 +132,7 @@ TEST(Limits, TheDtypeIsOneTheDeviceComputesIn) {
 
 // The cache of one request of `max_model_len` tokens, in blocks of 1 KiB.
 CacheSize cpu_cache(const EngineConfig& config, int max_model_len, int64_t free_bytes) {
-  return resolve_cache_size(config, DeviceKind::kCpu, max_model_len, 1024,
+  return resolve_cache_size(config, DeviceKind::kCpu, max_model_len, 1024, /*num_kv_heads=*/2,
                             {.total_bytes = int64_t{1} << 40, .free_bytes = free_bytes});
 }
 
@@ -155,6 +156,33 @@ TEST(Limits, ACacheOfNoBlockIsRefused) {
   EXPECT_THROW(cpu_cache(config, 16, 1024), OutOfMemory);
 }
 
+TEST(Limits, PositionsTimesHeadsAreCountedIn32Bits) {
+  EngineConfig config = valid_config();
+  config.num_kv_blocks = std::numeric_limits<int>::max();
+  for (const int heads : {1, 127, 128, 129, 1024, 1 << 20}) {
+    for (const DeviceKind device : {DeviceKind::kCpu, DeviceKind::kGpu}) {
+      const int num_blocks = resolve_cache_size(config, device, 16, 1024, heads, {}).num_blocks;
+      EXPECT_GE(num_blocks, 1);
+      // With the null block.
+      const int64_t rows = (int64_t{num_blocks} + 1) * config.block_size * heads;
+      EXPECT_LE(rows, std::numeric_limits<int32_t>::max()) << heads;
+      if (heads >= 128) {
+        EXPECT_GT(rows + int64_t{config.block_size} * heads, std::numeric_limits<int32_t>::max());
+      }
+    }
+  }
+}
+
+TEST(Limits, AStepOfMoreRowsThanACacheHoldsTokensIsRefused) {
+  EngineConfig config = valid_config();
+  config.max_num_batched_tokens = 1 << 24;
+  EXPECT_NO_THROW(validate(config));
+  for (const int rows : {(1 << 24) + 1, (1 << 30) + 1, std::numeric_limits<int>::max()}) {
+    config.max_num_batched_tokens = rows;
+    EXPECT_EQ(refused_field([&] { validate(config); }), "max_num_batched_tokens");
+  }
+}
+
 TEST(Limits, AnOpenCacheHoldsEverySequenceWithinHalfOfTheMemory) {
   EngineConfig config = valid_config();
   config.max_num_seqs = 4;
@@ -167,6 +195,7 @@ constexpr int64_t kGiB = int64_t{1} << 30;
 CacheSize gpu_cache(const EngineConfig& config, int max_model_len, int64_t block_bytes,
                     int64_t free_bytes) {
   return resolve_cache_size(config, DeviceKind::kGpu, max_model_len, block_bytes,
+                            /*num_kv_heads=*/2,
                             {.total_bytes = 64 * kGiB, .free_bytes = free_bytes});
 }
 

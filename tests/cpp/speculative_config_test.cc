@@ -118,6 +118,7 @@ TEST(SpeculativeConfig, BadDrafterValuesAreRefused) {
       {"prompt_lookup_min", DraftMethod::kNgram, drafter(&D::prompt_lookup_min, 0)},
       {"prompt_lookup_max", DraftMethod::kNgram, drafter(&D::prompt_lookup_max, 0)},
       {"prompt_lookup_max", DraftMethod::kNgram, drafter(&D::prompt_lookup_min, 6)},
+      {"prompt_lookup_max", DraftMethod::kNgram, drafter(&D::prompt_lookup_max, 129)},
       {"suffix_decoding_max_tree_depth", DraftMethod::kSuffix,
        drafter(&D::suffix_max_tree_depth, 0)},
       {"suffix_decoding_max_cached_requests", DraftMethod::kSuffix,

@@ -76,7 +76,8 @@ TEST(CudaMemory, AnOpenCacheFitsAndLeavesTheRest) {
   config.gpu_memory_utilization = 0.75;
   const int64_t block_bytes = KvCache::block_bytes(backend, cache_shape());
   const MemoryInfo memory = backend.memory();
-  const CacheSize size = resolve_cache_size(config, DeviceKind::kGpu, 128, block_bytes, memory);
+  const CacheSize size = resolve_cache_size(config, DeviceKind::kGpu, 128, block_bytes,
+                                            cache_shape().num_kv_heads, memory);
   const KvCache cache(backend, cache_shape(), size.num_blocks);
   // 48 MiB less what is in use and 1 MiB for later; the null block comes on top.
   const int64_t left = 47 * kMiB - (memory.total_bytes - memory.free_bytes);

@@ -84,6 +84,9 @@ VARIANTS: dict[str, Variant] = {
     "mixtral_stacked": Variant("Mixtral", {"num_local_experts": 4}, stacked_experts=True),
 }
 
+# Of no use by themselves: a draft model whose vocabulary lacks the target's last tokens.
+DRAFTS = {"llama_small_vocab": Variant("Llama", {"vocab_size": VOCAB_SIZE - 20})}
+
 
 def build(variant: Variant) -> Any:
     """The model of a variant with its random weights, in float32."""
@@ -131,7 +134,7 @@ def use_legacy_spelling(directory: Path) -> None:
 
 def make(variant: str, directory: Path) -> Path:
     """Writes the checkpoint of a variant and returns its directory."""
-    settings = VARIANTS[variant]
+    settings = (VARIANTS | DRAFTS)[variant]
     model: Any = build(settings).to(settings.dtype)
     directory.mkdir(parents=True, exist_ok=True)
     if settings.base_model:

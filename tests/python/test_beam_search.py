@@ -200,6 +200,7 @@ def test_beams_end_where_the_model_does(checkpoint: Checkpoint) -> None:
         *(("max_tokens", value) for value in (0, None)),
         *(("temperature", value) for value in (-0.1, float("nan"))),
         *(("length_penalty", value) for value in (float("inf"), 51, "1")),
+        ("ignore_eos", "yes"),
         ("structured_outputs", {"json": {}}),
         ("allowed_token_ids", [1]),
     ],

@@ -41,7 +41,7 @@ def test_defaults_are_those_of_vllm() -> None:
         *(("logit_bias", value) for value in ({"x": 1}, {1: math.nan}, {-1: 0}, [1])),
         ("stream_interval", 0),
         ("output_kind", "delta"),
-        ("flat_logprobs", 1),
+        ("flat_logprobs", "yes"),
         *(
             ("logits_processors", value)
             for value in (

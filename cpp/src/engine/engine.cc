@@ -70,9 +70,11 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend) 
                                           parse_quantization(config.quantization));
   const KvFormat kv_format = resolve_kv_format(config, backend_->act_dtype());
   int64_t block_bytes = runner_->cache_block_bytes(kv_format);
+  int num_kv_heads = model.num_kv_heads;
   if (config.speculative.enabled()) {
     speculator_ = std::make_unique<Speculator>(config, *backend_, model, max_model_len);
     block_bytes += speculator_->cache_block_bytes(kv_format);
+    num_kv_heads = std::max(num_kv_heads, speculator_->num_kv_heads());
   }
   runner_->rehearse(kv_format);
   if (speculator_ != nullptr) speculator_->rehearse(kv_format);
@@ -92,7 +94,7 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend) 
   MemoryInfo memory = backend_->memory();
   if (device_step != nullptr) memory.free_bytes -= device_step->bytes_on_demand();
   const CacheSize cache =
-      resolve_cache_size(config, device.kind, max_model_len, block_bytes, memory);
+      resolve_cache_size(config, device.kind, max_model_len, block_bytes, num_kv_heads, memory);
   runner_->allocate_cache(cache.num_blocks, kv_format);
   pool_ = std::make_unique<BlockPool>(cache.num_blocks);
   scheduler_ = std::make_unique<Scheduler>(

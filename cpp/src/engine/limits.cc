@@ -1,6 +1,7 @@
 #include "engine/limits.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "core/log.h"
 #include "core/str_cat.h"
@@ -11,7 +12,8 @@ namespace specdec {
 namespace {
 
 constexpr int64_t kDefaultCacheBytes = int64_t{4} << 30;
-constexpr int64_t kMaxCacheTokens = int64_t{1} << 24;  // times heads it is counted in 32 bits
+constexpr int64_t kMaxCacheTokens = int64_t{1} << 24;
+constexpr int64_t kMaxCacheRows = std::numeric_limits<int32_t>::max();  // tokens times KV heads
 constexpr int kMaxThreads = 1024;
 
 // On a GPU a step's weights cost the same for few rows as for hundreds, so more run at once; both
@@ -86,8 +88,11 @@ void validate(const EngineConfig& config) {
   require(config.max_model_len >= 0, "max_model_len",
           "must be positive, or 0 for the checkpoint's");
   require(config.max_num_seqs >= 0, "max_num_seqs", "must be positive, or 0 for the default");
-  require(config.max_num_batched_tokens >= 0, "max_num_batched_tokens",
-          "must be positive, or 0 for the default");
+  require(
+      config.max_num_batched_tokens >= 0 && config.max_num_batched_tokens <= kMaxCacheTokens,
+      "max_num_batched_tokens",
+      str_cat("must be from 1 to ", kMaxCacheTokens, ", the most tokens a KV cache holds, or 0 ",
+              "for the default, not ", config.max_num_batched_tokens));
   require(config.kv_cache_memory_bytes >= 0, "kv_cache_memory_bytes", "must not be negative");
   require(config.num_kv_blocks >= 0, "num_kv_blocks", "must not be negative");
   require(config.kv_cache_memory_bytes == 0 || config.num_kv_blocks == 0, "num_kv_blocks",
@@ -171,7 +176,7 @@ int resolve_max_model_len(const EngineConfig& config, const ModelConfig& model) 
 }
 
 CacheSize resolve_cache_size(const EngineConfig& config, DeviceKind device, int max_model_len,
-                             int64_t block_bytes, const MemoryInfo& memory) {
+                             int64_t block_bytes, int num_kv_heads, const MemoryInfo& memory) {
   const int64_t blocks_per_sequence =
       (static_cast<int64_t>(max_model_len) + config.block_size - 1) / config.block_size;
   const char* field = "num_kv_blocks";
@@ -193,7 +198,9 @@ CacheSize resolve_cache_size(const EngineConfig& config, DeviceKind device, int 
                                 " bytes): free some, or load the model in bfloat16"));
     }
   }
-  num_blocks = std::min(num_blocks, kMaxCacheTokens / config.block_size - 1);
+  // The null block comes on top.
+  const int64_t most_tokens = std::min(kMaxCacheTokens, kMaxCacheRows / num_kv_heads);
+  num_blocks = std::min(num_blocks, most_tokens / config.block_size - 1);
 
   CacheSize size{.num_blocks = static_cast<int>(num_blocks), .max_model_len = max_model_len};
   if (num_blocks < blocks_per_sequence) {

@@ -45,8 +45,9 @@ struct CacheSize {
 // 4 GiB and half of the free memory, and on a GPU what gpu_memory_utilization leaves, less a
 // reserve for graphs and buffers that come later. `memory` is the device's once weights and
 // workspaces are there. A cache that cannot hold one request of max_model_len is refused when the
-// user set max_model_len, and lowers it otherwise.
+// user set max_model_len, and lowers it otherwise. `num_kv_heads` is the most that a model which
+// shares the blocks has: positions times heads are counted in 32 bits.
 CacheSize resolve_cache_size(const EngineConfig& config, DeviceKind device, int max_model_len,
-                             int64_t block_bytes, const MemoryInfo& memory);
+                             int64_t block_bytes, int num_kv_heads, const MemoryInfo& memory);
 
 }  // namespace specdec

@@ -76,6 +76,14 @@ int64_t Speculator::cache_block_bytes(const KvFormat& format) const {
   return bytes;
 }
 
+int Speculator::num_kv_heads() const {
+  int most = 0;
+  for (const auto& runner : runners_) {
+    if (runner != nullptr) most = std::max(most, runner->decoder().config().num_kv_heads);
+  }
+  return most;
+}
+
 void Speculator::rehearse(const KvFormat& format) {
   for (const auto& runner : runners_) {
     if (runner != nullptr) runner->rehearse(format);

@@ -34,6 +34,8 @@ class Speculator {
 
   // KV bytes of the draft models for one block.
   int64_t cache_block_bytes(const KvFormat& format) const;
+  // The most KV heads of a draft model; 0 without one.
+  int num_kv_heads() const;
   // ModelRunner::rehearse() of the draft models.
   void rehearse(const KvFormat& format);
   // Makes the drafters. The pool must outlive the speculator.

@@ -13,6 +13,7 @@ namespace {
 constexpr int kMaxSpeculativeTokens = 128;
 constexpr int kMaxTreeWidth = 16;
 constexpr int kMaxDraftNodes = 512;
+constexpr int kMaxLookup = 128;  // tokens of an n-gram; every length up to it has an index
 
 // Written as "throw unless it holds", so that NaN, for which nothing holds, is refused.
 template <class Value>
@@ -21,10 +22,12 @@ void require(bool holds, const char* key, const std::string& range, const Value&
 }
 
 void validate_ngram(const DrafterConfig& drafter) {
-  require(drafter.prompt_lookup_min >= 1, "prompt_lookup_min", "at least 1",
-          drafter.prompt_lookup_min);
-  require(drafter.prompt_lookup_max >= drafter.prompt_lookup_min, "prompt_lookup_max",
-          str_cat("at least prompt_lookup_min = ", drafter.prompt_lookup_min),
+  require(drafter.prompt_lookup_min >= 1 && drafter.prompt_lookup_min <= kMaxLookup,
+          "prompt_lookup_min", str_cat("in [1, ", kMaxLookup, "]"), drafter.prompt_lookup_min);
+  require(drafter.prompt_lookup_max >= drafter.prompt_lookup_min &&
+              drafter.prompt_lookup_max <= kMaxLookup,
+          "prompt_lookup_max",
+          str_cat("in [prompt_lookup_min = ", drafter.prompt_lookup_min, ", ", kMaxLookup, "]"),
           drafter.prompt_lookup_max);
 }
 
