@@ -31,17 +31,14 @@ std::span<const SampleRow> RowProcessing::run(const float* logits, int vocab_siz
   float* next = logits_.data();
   for (size_t i = 0; i < rows.size(); ++i) {
     if (!processed(rows[i])) continue;
-    try {
-      process(logits + i * size, rows_[i], {next, size});
-    } catch (...) {
-      results[i].error = std::current_exception();
-    }
+    results[i].error = process(logits + i * size, rows_[i], {next, size});
     next += size;
   }
   return rows_;
 }
 
-void RowProcessing::process(const float* from, SampleRow& row, std::span<float> logits) {
+std::exception_ptr RowProcessing::process(const float* from, SampleRow& row,
+                                          std::span<float> logits) {
   backend_.read(from, logits);
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   for (float& logit : logits) {
@@ -49,11 +46,16 @@ void RowProcessing::process(const float* from, SampleRow& row, std::span<float> 
   }
   apply_masks(row, logits, scratch_);
   apply_bias(row, logits);
-  row.processor->apply(logits);
+  try {
+    row.processor->apply(logits);
+  } catch (...) {
+    return std::current_exception();
+  }
   row.given_logits = logits.data();
   row.allowed_token_ids = {};
   row.banned_token_ids = {};
   row.logit_bias = {};
+  return nullptr;
 }
 
 }  // namespace specdec

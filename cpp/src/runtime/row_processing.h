@@ -1,6 +1,7 @@
 // Rows whose logits code of the user's changes: they come to the host and go back.
 #pragma once
 
+#include <exception>
 #include <span>
 #include <vector>
 
@@ -21,7 +22,8 @@ class RowProcessing {
                                  std::span<SampleResult> results);
 
  private:
-  void process(const float* from, SampleRow& row, std::span<float> logits);
+  // Returns what the processor throws; the row is as it was then.
+  std::exception_ptr process(const float* from, SampleRow& row, std::span<float> logits);
 
   Backend& backend_;
   std::vector<SampleRow> rows_;
