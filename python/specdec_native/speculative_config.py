@@ -5,7 +5,8 @@
 What to draft with, `method`; it is inferred from `model` where it is left out:
 
 ngram: repeats what followed the last few tokens before, in prompt or output.
-    prompt_lookup_min, prompt_lookup_max: tokens matched, both 5; one alone sets the other too.
+    prompt_lookup_min, prompt_lookup_max: tokens matched, both 5; one alone sets the other too. At
+        most 128.
 suffix: the same from a tree of all suffixes, with counts, and from finished answers of others.
     suffix_decoding_max_tree_depth (24), suffix_decoding_max_cached_requests (10000, 0 for none),
     suffix_decoding_max_spec_factor (1.0), suffix_decoding_min_token_prob (0.1).
@@ -137,6 +138,7 @@ _FIXED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 KEYS = (*_ENGINE_KEYS, *DRAFTER_KEYS, *_FIXED_KEYS)
 
+_MOST_TOKENS = 128  # that the core drafts at once
 # Tokens, where the length adapts and none is given.
 _LONGEST_DRAFTS = {"ngram": 16, "draft_model": 8, "custom_class": 8}
 _VERIFICATIONS = {
@@ -305,7 +307,8 @@ def _num_speculative_tokens(
 
 def _longest_draft(drafter: DrafterOptions) -> int:
     if drafter.method == "suffix":
-        return int(drafter.fields.get("suffix_max_tree_depth", SUFFIX_TREE_DEPTH))
+        depth = int(drafter.fields.get("suffix_max_tree_depth", SUFFIX_TREE_DEPTH))
+        return min(depth, _MOST_TOKENS)
     return _LONGEST_DRAFTS[drafter.method]
 
 

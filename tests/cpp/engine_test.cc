@@ -186,6 +186,16 @@ TEST_F(EngineTest, BadWordsAreNeverCompleted) {
   }
 }
 
+TEST_F(EngineTest, ATokenAllowedOftenIsAllowedOnce) {
+  Engine engine = make_engine();
+  SamplingParams params = sampled(12);
+  params.allowed_token_ids = {4, 9, 30};
+  const Tokens expected = engine.generate({{1, 2, 3}}, params)[0][0].token_ids;
+  params.allowed_token_ids = Tokens(tiny::kVocab, 9);
+  params.allowed_token_ids.insert(params.allowed_token_ids.end(), {30, 4, 30});
+  EXPECT_EQ(engine.generate({{1, 2, 3}}, params)[0][0].token_ids, expected);
+}
+
 TEST_F(EngineTest, RequestsWithoutASeedFollowTheEnginesAndTheirOrder) {
   SamplingParams params = sampled(10);
   params.seed.reset();

@@ -151,6 +151,12 @@ TEST(SamplingParamsTest, SomeTokenIsLeftToSample) {
   const Edit all_banned = [](SamplingParams& params) { params.bad_words = {{0}, {1}}; };
   EXPECT_EQ(refused_field(all_banned, 2), "bad_words");
   EXPECT_EQ(refused_field(all_banned, 3), "");
+  const Edit all_stop = [](SamplingParams& params) {
+    params.stop_token_ids = {0, 1, 1};
+    params.min_tokens = 1;
+  };
+  EXPECT_EQ(refused_field(all_stop, 2), "min_tokens");
+  EXPECT_EQ(refused_field(all_stop, 3), "");
 }
 
 }  // namespace

@@ -50,6 +50,8 @@ def engine(model: Path) -> Engine:
         (PROMPT, {"allowed_token_ids": [10**6]}, "allowed_token_ids"),
         (PROMPT, {"stop_token_ids": [10**6]}, "stop_token_ids"),
         ("a string", {}, "tokenizer"),
+        ("half a \ud83d", {}, r"prompts\[1\].*surrogate"),
+        ({"prompt": "\ude00"}, {}, r"prompts\[1\].*surrogate"),
         ({"text": "?"}, {}, "prompt"),
     ],
 )
@@ -62,6 +64,23 @@ def test_a_bad_request_is_refused_and_the_engine_goes_on(
         engine.generate([PROMPT, prompt], SamplingParams(**options))
     assert not engine.has_unfinished_requests()
     assert engine.generate([PROMPT], good)[0].outputs[0].token_ids == expected
+
+
+def test_tokens_allowed_twice_harm_nobody(model: Path, checkpoint: Callable[[str], Path]) -> None:
+    """Also where a draft model has fewer tokens than are listed."""
+    params = SamplingParams(max_tokens=6, seed=1, allowed_token_ids=[5, 9])
+    good = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    draft = {"model": str(checkpoint("llama_small_vocab")), "draft_length_policy": "fixed"}
+    for config in (None, {**draft, "num_speculative_tokens": 3}):
+        engine = Engine(model, dtype="float32", max_model_len=64, speculative_config=config)
+        expected = [
+            engine.generate([PROMPT], each)[0].outputs[0].token_ids for each in (params, good)
+        ]
+        for count in (1, 145, 500):
+            many = SamplingParams(max_tokens=6, seed=1, allowed_token_ids=[9] * count + [5])
+            assert many.allowed_token_ids == [9, 5]
+            outputs = engine.generate([PROMPT, PROMPT], [many, good])
+            assert [output.outputs[0].token_ids for output in outputs] == expected
 
 
 def test_a_bad_request_leaves_running_ones_alone(engine: Engine) -> None:
@@ -101,6 +120,9 @@ def test_a_bad_request_leaves_running_ones_alone(engine: Engine) -> None:
         ({"enforce_eager": 1}, ValueError, "enforce_eager.*True or False"),
         ({"deterministic": "no"}, ValueError, "deterministic.*True or False"),
         ({"num_threads": -1}, ValueError, "num_threads"),
+        ({"max_num_batched_tokens": 2**30 + 1}, ValueError, "max_num_batched_tokens"),
+        ({"max_num_batched_tokens": 2**31 - 1}, ValueError, "max_num_batched_tokens"),
+        ({"max_num_batched_tokens": 2**31}, ValueError, "max_num_batched_tokens"),
         ({"no_such_option": 1}, TypeError, "no_such_option"),
     ],
 )

@@ -173,8 +173,7 @@ def test_no_parameters_harm_anyone_else(model: Path, checkpoint: Callable[[str],
         index = rng.randrange(len(all_engines))
         engine, good = all_engines[index], waiting[index]
         # The core's checks: of what they refuse, nothing is left behind.
-        add = functools.partial(engine.add_request, PROMPTS[0], params)
-        request_id = checked(fields, add)
+        request_id = checked(fields, functools.partial(engine.add_request, PROMPTS[0], params))
         if request_id is None:
             assert not engine.has_unfinished_requests()
             continue

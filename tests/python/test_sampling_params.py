@@ -2,11 +2,13 @@
 
 import logging
 import math
+import sys
 from typing import Any
 
+import numpy as np
 import pytest
 
-from specdec_native import RequestOutputKind, SamplingParams
+from specdec_native import RequestOutputKind, SamplingParams, _native
 
 
 def test_defaults_are_those_of_vllm() -> None:
@@ -39,6 +41,17 @@ def test_defaults_are_those_of_vllm() -> None:
         *(("bad_words", value) for value in ([""], [1])),
         *(("allowed_token_ids", value) for value in ([], [-1], [2**31])),
         *(("logit_bias", value) for value in ({"x": 1}, {1: math.nan}, {-1: 0}, [1])),
+        *((name, "a value") for name in ("max_tokens", "top_k", "logprobs", "n", "ignore_eos")),
+        *((name, 2**63) for name in ("max_tokens", "min_tokens", "top_k", "logprobs")),
+        *((name, 10**400) for name in ("n", "max_tokens", "temperature", "logprobs", "seed")),
+        *((name, 5) for name in ("stop", "bad_words", "allowed_token_ids", "ignore_eos")),
+        *((name, 5.5) for name in ("stop_token_ids", "allowed_token_ids", "detokenize")),
+        *((name, ["a", "\ud800b"]) for name in ("stop", "bad_words")),
+        *((name, np.array([1, 2])) for name in ("temperature", "top_k", "skip_special_tokens")),
+        *((name, np.bool_(True)) for name in ("temperature", "n")),
+        ("logit_bias", {5: 1e39}),
+        ("logit_bias", {2**31: 1}),
+        ("repetition_penalty", 1e39),
         ("stream_interval", 0),
         ("output_kind", "delta"),
         ("flat_logprobs", "yes"),
@@ -100,6 +113,28 @@ def test_a_tiny_temperature_is_raised_with_a_warning(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.WARNING, logger="specdec_native"):
         assert SamplingParams(temperature=0.001).temperature == 0.01
     assert "temperature" in caplog.text
+
+
+def test_scalars_of_numpy_are_numbers() -> None:
+    fields: dict[str, Any] = {
+        "n": np.int64(2),
+        "temperature": np.float32(0.5),
+        "ignore_eos": np.bool_(True),
+        "stop_token_ids": np.array([7, 9, 7]),
+        "logit_bias": {np.int32(5): np.float64(1.5)},
+    }
+    params = SamplingParams(**fields)
+    assert (params.n, params.temperature, params.ignore_eos) == (2, 0.5, True)
+    assert params.stop_token_ids == [7, 9]
+    assert params.logit_bias == {5: 1.5}
+    assert all(type(value) is int for value in (params.n, *params.stop_token_ids))
+
+
+def test_no_limit_may_be_as_large_as_one_likes() -> None:
+    params = SamplingParams(max_tokens=sys.maxsize, min_tokens=2**32, top_k=2**31)
+    assert (params.max_tokens, params.min_tokens, params.top_k) == (2**63 - 1, 2**32, 2**31)
+    core = _native.to_core_params(params, eos_token_ids=[], tokenizer=None)
+    assert core.max_tokens == core.min_tokens == core.top_k == 2**31 - 1
 
 
 def test_greedy_turns_the_filters_off() -> None:

@@ -122,6 +122,8 @@ def test_suffix_drafts_as_deep_as_its_tree() -> None:
     assert parse(method="suffix").num_speculative_tokens == 24
     assert parse(method="suffix", suffix_decoding_max_tree_depth=9).num_speculative_tokens == 9
     assert parse(method="suffix", num_speculative_tokens=5).num_speculative_tokens == 5
+    deep = parse(method="suffix", suffix_decoding_max_tree_depth=2**31 - 1)
+    assert deep.num_speculative_tokens == 128
     both = [{"method": "suffix", "suffix_decoding_max_tree_depth": depth} for depth in (6, 11)]
     assert parse(drafters=both).num_speculative_tokens == 11
 

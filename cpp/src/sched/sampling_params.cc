@@ -87,6 +87,7 @@ void validate_choice(const SamplingParams& params, int vocab_size) {
   for (const std::vector<int32_t>& word : params.bad_words) {
     if (word.size() == 1) banned.insert(word.front());
   }
+  const bool are_words_all = vocab_size > 0 && static_cast<int64_t>(banned.size()) >= vocab_size;
   if (params.min_tokens > 0) {
     banned.insert(params.stop_token_ids.begin(), params.stop_token_ids.end());
     banned.insert(params.eos_token_ids.begin(), params.eos_token_ids.end());
@@ -99,7 +100,11 @@ void validate_choice(const SamplingParams& params, int vocab_size) {
                             "min_tokens are not there, a stop condition forbids");
     }
   } else if (vocab_size > 0 && static_cast<int64_t>(banned.size()) >= vocab_size) {
-    throw InvalidArgument("bad_words", "must leave at least one token of the vocabulary");
+    if (are_words_all) {
+      throw InvalidArgument("bad_words", "must leave at least one token of the vocabulary");
+    }
+    throw InvalidArgument("min_tokens",
+                          "must be 0 where stop_token_ids and bad_words leave no other token");
   }
 }
 

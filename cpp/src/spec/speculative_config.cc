@@ -22,12 +22,12 @@ void require(bool holds, const char* key, const std::string& range, const Value&
 }
 
 void validate_ngram(const DrafterConfig& drafter) {
-  require(drafter.prompt_lookup_min >= 1 && drafter.prompt_lookup_min <= kMaxLookup,
-          "prompt_lookup_min", str_cat("in [1, ", kMaxLookup, "]"), drafter.prompt_lookup_min);
-  require(drafter.prompt_lookup_max >= drafter.prompt_lookup_min &&
-              drafter.prompt_lookup_max <= kMaxLookup,
-          "prompt_lookup_max",
-          str_cat("in [prompt_lookup_min = ", drafter.prompt_lookup_min, ", ", kMaxLookup, "]"),
+  require(drafter.prompt_lookup_max <= kMaxLookup, "prompt_lookup_max",
+          str_cat("at most ", kMaxLookup), drafter.prompt_lookup_max);
+  require(drafter.prompt_lookup_min >= 1, "prompt_lookup_min", "at least 1",
+          drafter.prompt_lookup_min);
+  require(drafter.prompt_lookup_max >= drafter.prompt_lookup_min, "prompt_lookup_max",
+          str_cat("at least prompt_lookup_min = ", drafter.prompt_lookup_min),
           drafter.prompt_lookup_max);
 }
 
