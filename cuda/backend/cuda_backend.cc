@@ -94,6 +94,11 @@ BatchView CudaBackend::stage(const BatchView& batch) {
 
 const int32_t* CudaBackend::stage_ids(std::span<const int32_t> ids) { return staging_.upload(ids); }
 
+void CudaBackend::read(const float* values, std::span<float> out) {
+  stream_->copy_to_host(out.data(), values, out.size_bytes());
+  stream_->synchronize();
+}
+
 std::unique_ptr<DeviceStep> CudaBackend::make_device_step(const DeviceStepConfig& config) {
   if (config.max_drafts > kMaxStepDrafts || config.num_slots > kMaxStepSlots) return nullptr;
   if (config.tree_width > kMaxTreeWidth) return nullptr;

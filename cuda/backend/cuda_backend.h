@@ -56,6 +56,7 @@ class CudaBackend final : public Backend {
   size_t kv_layer_bytes(const PagedKvView& shape) const override;
   BatchView stage(const BatchView& batch) override;
   const int32_t* stage_ids(std::span<const int32_t> ids) override;
+  void read(const float* values, std::span<float> out) override;
 
   void embed(const EmbedArgs& args) override;
   void norm(const NormArgs& args) override;

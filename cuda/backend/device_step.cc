@@ -264,7 +264,7 @@ int64_t CudaDeviceStep::bytes_on_demand() const {
   };
   add(num_logprobs_, num_logprobs_bytes());
   add(logprobs_, logprobs_bytes());
-  if (config_.logprobs_mode == LogprobsMode::kRaw) add(processed_, logits_.size_bytes());
+  if (is_raw(config_.logprobs_mode)) add(processed_, logits_.size_bytes());
   add(count_tables_, count_tables_bytes());
   return static_cast<int64_t>(bytes);
 }
@@ -277,7 +277,7 @@ void CudaDeviceStep::reserve(const Shape& shape) {
   };
   fit(num_logprobs_, num_logprobs_bytes());
   fit(logprobs_, logprobs_bytes());
-  if (shape.any_edits && config_.logprobs_mode == LogprobsMode::kRaw) {
+  if (shape.any_edits && is_raw(config_.logprobs_mode)) {
     fit(processed_, logits_.size_bytes());
   }
   for (Ring& ring : rings_) {

@@ -172,7 +172,7 @@ SampleOutputs CudaDeviceStep::reported_outputs(const Shape& shape, int first_row
 void CudaDeviceStep::sample(const Shape& shape, StepModel& model, int num_rows) {
   const int vocab_size = config_.target->vocab_size();
   const bool is_draft = &model == config_.draft;
-  const bool raw = config_.logprobs_mode == LogprobsMode::kRaw;
+  const bool raw = is_raw(config_.logprobs_mode);
   const bool keeps_raw = !is_draft && shape.num_logprobs >= 0 && raw && shape.any_edits;
   float* logits = logits_.as<float>();
   for (int first = 0; first < num_rows; first += logit_rows_) {
@@ -191,6 +191,7 @@ void CudaDeviceStep::sample(const Shape& shape, StepModel& model, int num_rows) 
          .num_rows = count,
          .vocab_size = vocab_size,
          .raw_logprobs = raw,
+         .logprobs_hold_logits = holds_logits(config_.logprobs_mode),
          .any_edits = shape.any_edits,
          .any_vectors = is_draft ? config_.independent_drafts : is_weighed(shape)});
   }

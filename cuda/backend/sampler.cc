@@ -61,7 +61,7 @@ bool is_long_report(const SampleRow& row) {
 
 bool is_edited(const SampleRow& row) {
   return !row.allowed_token_ids.empty() || !row.banned_token_ids.empty() || !row.counts.empty() ||
-         !row.logit_bias.empty();
+         !row.logit_bias.empty() || row.given_logits != nullptr;
 }
 
 void check_tokens(const SampleRow& row, int vocab_size) {
@@ -124,8 +124,7 @@ void DeviceSampler::pack(const SampleArgs& args) {
   for (const SampleRow& row : args.rows) {
     check_tokens(row, args.vocab_size);
     request_.rows.push_back(request_.lists.add(row));
-    request_.keeps_raw |=
-        is_edited(row) && row.want_logprobs && args.logprobs_mode == LogprobsMode::kRaw;
+    request_.keeps_raw |= is_edited(row) && row.want_logprobs && is_raw(args.logprobs_mode);
     const int num_candidates = std::min(row.num_candidates, args.vocab_size);
     SPECDEC_CHECK_LE(num_candidates, kMaxListed);
     request_.max_candidates = std::max(request_.max_candidates, num_candidates);
@@ -171,12 +170,23 @@ SampleRowsParams DeviceSampler::upload(const SampleArgs& args) {
   const size_t lists_at = layout.add<int32_t>(request_.lists.tokens().size());
   const size_t counts_at = layout.add<DeviceTokenCount>(request_.lists.counts().size());
   const size_t biases_at = layout.add<DeviceLogitBias>(request_.lists.biases().size());
+  std::vector<size_t> given_at(num_rows);
+  for (size_t i = 0; i < num_rows; ++i) {
+    if (args.rows[i].given_logits != nullptr) given_at[i] = layout.add<float>(args.vocab_size);
+  }
   grow(pinned_in_, layout.size_bytes(), true, "sampling parameters");
   grow(device_in_, layout.size_bytes(), false, "sampling parameters");
   const auto write = [&](size_t offset, const auto& values) {
     if (values.empty()) return;
     std::memcpy(pinned_in_.as<char>() + offset, values.data(), values.size() * sizeof(values[0]));
   };
+  for (size_t i = 0; i < num_rows; ++i) {
+    const float* given = args.rows[i].given_logits;
+    if (given == nullptr) continue;
+    write(given_at[i], std::span(given, static_cast<size_t>(args.vocab_size)));
+    request_.rows[i].given_logits =
+        reinterpret_cast<const float*>(device_in_.as<char>() + given_at[i]);
+  }
   write(rows_at, request_.rows);
   write(lists_at, request_.lists.tokens());
   write(counts_at, request_.lists.counts());
@@ -206,7 +216,8 @@ SampleRowsParams DeviceSampler::upload(const SampleArgs& args) {
                                 request_.max_logprobs),
           .num_rows = rows,
           .vocab_size = args.vocab_size,
-          .raw_logprobs = args.logprobs_mode == LogprobsMode::kRaw,
+          .raw_logprobs = is_raw(args.logprobs_mode),
+          .logprobs_hold_logits = holds_logits(args.logprobs_mode),
           .any_edits = request_.lists.edits(),
           .any_vectors = request_.num_vectors > 0};
 }

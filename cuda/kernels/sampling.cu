@@ -261,7 +261,9 @@ __global__ void __launch_bounds__(kThreads) edit_kernel(SampleRowsParams params)
                              .counts = shared.counts,
                              .begin = begin,
                              .size = min(kSampleChunk, params.vocab_size - begin)};
-    mask_chunk(chunk, row, params, params.logits + index * params.vocab_size);
+    mask_chunk(
+        chunk, row, params,
+        row.given_logits != nullptr ? row.given_logits : params.logits + index * params.vocab_size);
     bias_chunk(chunk, row, params);
     penalize_chunk(chunk, row, params);
     float* out = params.processed + index * params.vocab_size + begin;

@@ -62,6 +62,8 @@ struct DeviceSampleRow {
   const int32_t* count_table = nullptr;
   const int32_t* path = nullptr;  // [num_path_tokens]
   int32_t num_path_tokens = 0;    // at most kMaxPathTokens
+  // [vocab_size] or null: processed instead of the row's logits.
+  const float* given_logits = nullptr;
   float* distribution = nullptr;  // out [vocab_size], or null
   // Out [vocab_size] or null: the logits the logprobs are made of, after the row's processors in
   // processed mode; -inf: cut off.
@@ -89,7 +91,7 @@ struct ChunkPartial {
 // What the finish of a row leaves for the kernels after it, and for the host.
 struct SampleState {
   double scale;      // exp(value - max) * scale is the probability; 0: all of it at `only_token`
-  double log_total;  // logprob = reported logit - log_total
+  double log_total;  // logprob = reported logit - log_total; 0 where logits are reported
   float max;
   float cutoff_value;  // kept: values above it, and those equal to it up to token cutoff_last
   int32_t cutoff_last;
@@ -148,7 +150,7 @@ struct SampleOutputs {
 struct SampleRowsParams {
   const DeviceSampleRow* rows;  // [num_rows]
   float* logits;                // [num_rows, vocab_size]
-  // Like logits: where rows with masks, bias or penalties are changed. The logits themselves,
+  // Like logits: where rows with masks, bias, penalties or given logits go. The logits themselves,
   // unless such a row's raw logprobs are wanted.
   float* processed;
   // What the rows' ranges are of.
@@ -159,9 +161,10 @@ struct SampleRowsParams {
   SampleOutputs outputs;
   int num_rows;
   int vocab_size;
-  bool raw_logprobs;  // LogprobsMode::kRaw
-  bool any_edits;     // some row may have masks, bias or penalties
-  bool any_vectors;   // some row may have a distribution or reported_logits
+  bool raw_logprobs;  // is_raw(LogprobsMode)
+  bool logprobs_hold_logits;
+  bool any_edits;    // some row may have masks, bias, penalties or given logits
+  bool any_vectors;  // some row may have a distribution or reported_logits
 };
 
 struct SamplingKernels {

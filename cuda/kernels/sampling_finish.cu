@@ -308,7 +308,7 @@ __global__ void __launch_bounds__(kSelectThreads) finish_kernel(SampleRowsParams
       sum = raw.sum;
     }
   }
-  const double log_total = max + log(sum);
+  const double log_total = params.logprobs_hold_logits ? 0.0 : max + log(sum);
   const bool lists = row.num_logprobs >= 0 && row.num_logprobs <= kMaxListed;
   const int num_top = lists ? min(row.num_logprobs, params.vocab_size) : 0;
   if (row.want_logprobs != 0) {

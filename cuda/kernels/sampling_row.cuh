@@ -79,7 +79,8 @@ __device__ __forceinline__ int size_of(DeviceRange range) { return range.end - r
 
 __device__ __forceinline__ bool is_edited(const DeviceSampleRow& row) {
   return size_of(row.counts) > 0 || size_of(row.bias) > 0 || size_of(row.allowed) > 0 ||
-         size_of(row.banned) > 0 || size_of(row.early_banned) > 0 || row.count_table != nullptr;
+         size_of(row.banned) > 0 || size_of(row.early_banned) > 0 || row.count_table != nullptr ||
+         row.given_logits != nullptr;
 }
 
 // What a row needs of the kernels.

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from specdec_native import errors
     from specdec_native._core import __version__
     from specdec_native.async_engine import AsyncEngine
+    from specdec_native.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from specdec_native.engine import Engine
     from specdec_native.errors import EngineFailed, RequestError
     from specdec_native.inputs import PromptType, TextPrompt, TokensPrompt
     from specdec_native.llm import LLM
-    from specdec_native.outputs import CompletionOutput, Logprob, RequestOutput
+    from specdec_native.logprobs import FlatLogprobs, Logprob
+    from specdec_native.outputs import CompletionOutput, RequestOutput
     from specdec_native.sampling_params import RequestOutputKind, SamplingParams
     from specdec_native.stream import RequestStream
     from specdec_native.vllm_compat.engine_args import EngineArgs, FlexibleArgumentParser
@@ -34,11 +36,15 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM",
     "AsyncEngine",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "Counter",
     "Engine",
     "EngineArgs",
     "EngineFailed",
+    "FlatLogprobs",
     "FlexibleArgumentParser",
     "Gauge",
     "Histogram",
@@ -62,16 +68,20 @@ __all__ = [
 _HOMES = {
     "LLM": "llm",
     "AsyncEngine": "async_engine",
+    "BeamSearchOutput": "beam_search",
+    "BeamSearchParams": "beam_search",
+    "BeamSearchSequence": "beam_search",
     "CompletionOutput": "outputs",
     "Counter": "vllm_compat.metrics",
     "Engine": "engine",
     "EngineArgs": "vllm_compat.engine_args",
     "EngineFailed": "errors",
+    "FlatLogprobs": "logprobs",
     "FlexibleArgumentParser": "vllm_compat.engine_args",
     "Gauge": "vllm_compat.metrics",
     "Histogram": "vllm_compat.metrics",
     "LLMEngine": "vllm_compat.llm_engine",
-    "Logprob": "outputs",
+    "Logprob": "logprobs",
     "Metric": "vllm_compat.metrics",
     "PromptType": "inputs",
     "RequestError": "errors",

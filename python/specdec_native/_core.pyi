@@ -3,11 +3,21 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol, type_check_only
 
+import numpy as np
+import numpy.typing as npt
+
 from specdec_native.request import Request
 
 @type_check_only
 class CustomDrafter(Protocol):
     def propose(self, tokens: list[int], max_tokens: int) -> list[list[int]]: ...
+
+@type_check_only
+class LogitsProcessor(Protocol):
+    name: str
+    def apply(
+        self, prompt: list[int], output: list[int], logits: npt.NDArray[np.float32]
+    ) -> npt.NDArray[np.float32]: ...
 
 class DrafterConfig:
     """Fields are those of cpp/include/specdec/speculative_config.h."""
@@ -159,6 +169,7 @@ class SamplingParams:
     logit_bias: list[tuple[int, float]]
     allowed_token_ids: list[int]
     bad_words: list[list[int]]
+    logits_processors: list[LogitsProcessor]
     max_tokens: int
     min_tokens: int
     stop_token_ids: list[int]
@@ -182,6 +193,7 @@ class SamplingParams:
         logit_bias: Sequence[tuple[int, float]] = ...,
         allowed_token_ids: Sequence[int] = ...,
         bad_words: Sequence[Sequence[int]] = ...,
+        logits_processors: Sequence[LogitsProcessor] = ...,
         max_tokens: int = ...,
         min_tokens: int = ...,
         stop_token_ids: Sequence[int] = ...,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdec_native import _core
 from specdec_native.checks import INT32_MAX, check_number
+from specdec_native.logits_processor import LogitsProcessor
 from specdec_native.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ def to_core_params(
         logit_bias=sorted((params.logit_bias or {}).items()),
         allowed_token_ids=params.allowed_token_ids or [],
         bad_words=bad_word_token_ids(params.bad_words or [], tokenizer),
+        logits_processors=[LogitsProcessor(f) for f in params.logits_processors or ()],
         # More than any context has: no limit.
         max_tokens=min(params.max_tokens or 0, INT32_MAX),
         min_tokens=min(params.min_tokens, INT32_MAX),

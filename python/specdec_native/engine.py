@@ -116,7 +116,9 @@ class Engine:
                 requests and drafts, so that answers may depend on both.
             num_threads: None for one per physical core.
             seed: seeds requests that bring no seed.
-            logprobs_mode: "raw_logprobs" or "processed_logprobs" (after all processors).
+            logprobs_mode: what logprobs and prompt_logprobs hold: "raw_logprobs",
+                "processed_logprobs" (after all processors), or instead of the log-softmax the
+                logits themselves, "raw_logits" or "processed_logits".
             max_logprobs: the most a request may ask for; -1 for no limit.
             cpu_isa: "auto", or a narrower instruction set of `specdec-native info`.
             skip_tokenizer_init: work with token ids only.

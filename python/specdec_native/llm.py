@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from specdec_native.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
 from specdec_native.chat_template import Message
 from specdec_native.engine import Engine, is_list_of_conversations
 from specdec_native.inputs import PromptType, parse_prompts
@@ -129,6 +130,23 @@ class LLM:
     def model_config(self) -> ModelConfig:
         """What was resolved for the model, such as max_model_len."""
         return self.llm_engine.model_config
+
+    def beam_search(  # noqa: PLR0917 - the order is vLLM's
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        params: BeamSearchParams,
+        lora_request: Any = None,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,
+        priority: Any = None,
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt. See beam_search.beam_search.
+
+        `use_tqdm` is accepted; no bar is shown. Requests run in the order they come.
+        """
+        del use_tqdm, priority
+        refuse_request_options(lora_request=lora_request)
+        return beam_search(self.llm_engine.engine, prompts, params, concurrency_limit)
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""

@@ -7,22 +7,10 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from specdec_native.logprobs import PromptLogprobs, SampleLogprobs
+
 if TYPE_CHECKING:
     from specdec_native import _core
-
-
-@dataclasses.dataclass(slots=True)
-class Logprob:
-    """One candidate token of a position. `rank` 1 is the most likely token."""
-
-    logprob: float
-    rank: int | None = None
-    decoded_token: str | None = None
-
-
-# One dict a position, the chosen token first; the first prompt token has none.
-SampleLogprobs = list[dict[int, Logprob]]
-PromptLogprobs = list[dict[int, Logprob] | None]
 
 
 @dataclasses.dataclass
@@ -116,7 +104,8 @@ class CompletionOutput:
         text: the generated text.
         token_ids: the generated token ids, an end-of-sequence token included.
         cumulative_logprob: sum of the chosen tokens' logprobs; None unless logprobs were asked for.
-        logprobs: one dict a token, token id to Logprob; None unless asked for.
+        logprobs: one dict a token, token id to Logprob; None unless asked for. A FlatLogprobs with
+            flat_logprobs.
         finish_reason: "stop", "length", "abort" or "error"; None while it runs.
         stop_reason: the stop string or stop token id that ended it; None for end of sequence.
         acceptance: what speculative_decoding is made of. No part of what makes two completions
@@ -179,7 +168,8 @@ class RequestOutput:
         request_id: the request's id.
         prompt: the prompt text; None if it was given as token ids.
         prompt_token_ids: the prompt's token ids.
-        prompt_logprobs: one dict a prompt token, None for the first; None unless asked for.
+        prompt_logprobs: one dict a prompt token, None for the first; None unless asked for. A
+            FlatLogprobs, whose first entry is empty, with flat_logprobs.
         outputs: the completions.
         finished: whether every completion has ended.
         metrics: when it arrived, started and finished, and how its drafts fared.

@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from specdec_native.detokenizer import Detokenizer, TextStream
+from specdec_native.logprobs import FlatLogprobs, Logprob, PromptLogprobs, SampleLogprobs
 from specdec_native.outputs import (
     AcceptanceCounts,
     CompletionOutput,
-    Logprob,
-    PromptLogprobs,
     RequestMetrics,
     RequestOutput,
-    SampleLogprobs,
 )
 from specdec_native.sampling_params import RequestOutputKind, SamplingParams
 
@@ -65,9 +63,10 @@ class Request:
         self._core_metrics: _core.RequestMetrics | None = None
         self._finished_time = 0.0
         self._epoch = time.time() - time.monotonic()  # of the core's clock
-        self._prompt_logprobs: PromptLogprobs | None = (
-            None if params.prompt_logprobs is None else [None]
-        )
+        self._prompt_logprobs: PromptLogprobs | None = None
+        if params.prompt_logprobs is not None:
+            self._prompt_logprobs = FlatLogprobs() if params.flat_logprobs else []
+            self._prompt_logprobs.append(None)
         self._lock = threading.Lock()  # completions are read and changed whole
         self._completions = [
             _Completion(i, params, self._tokenizer, prompt_token_ids, num_spec_tokens)
@@ -93,7 +92,7 @@ class Request:
                 for entries in output.new_prompt_logprobs:
                     place = len(self._prompt_logprobs)
                     before = self.prompt_token_ids[max(0, place - _MAX_CHAR_TOKENS) : place]
-                    self._prompt_logprobs.append(_logprob_dict(entries, self._tokenizer, before))
+                    _append_logprobs(self._prompt_logprobs, entries, self._tokenizer, before)
             ended_here: list[int] = []
             for part in output.outputs:
                 completion = self._completions[part.index]
@@ -140,7 +139,7 @@ class Request:
             prompt_logprobs = self._prompt_logprobs
             if prompt_logprobs is not None:
                 seen_before = any(shown.num_tokens > 0 for shown in self.shown)
-                prompt_logprobs = [] if delta and seen_before else list(prompt_logprobs)
+                prompt_logprobs = prompt_logprobs[: 0 if delta and seen_before else None]
             metrics = self._metrics()
             output = RequestOutput(
                 request_id=self.request_id,
@@ -205,7 +204,9 @@ class _Completion:
         self._detokenizer = (
             None if tokenizer is None else _make_detokenizer(params, tokenizer, prompt_token_ids)
         )
-        self._logprobs: SampleLogprobs | None = None if params.logprobs is None else []
+        self._logprobs: SampleLogprobs | None = None
+        if params.logprobs is not None:
+            self._logprobs = FlatLogprobs() if params.flat_logprobs else []
         self._cumulative_logprob = None if params.logprobs is None else 0.0
 
     def apply(self, part: _core.CompletionOutput) -> None:
@@ -222,7 +223,7 @@ class _Completion:
         for i in range(num_kept):
             if self._logprobs is not None and self._cumulative_logprob is not None:
                 entries = part.new_logprobs[i]
-                self._logprobs.append(_logprob_dict(entries, self._tokenizer, self.token_ids))
+                _append_logprobs(self._logprobs, entries, self._tokenizer, self.token_ids)
                 self._cumulative_logprob += entries[0].logprob
             self.token_ids.append(new_ids[i])
         if stop_string is not None:
@@ -282,16 +283,30 @@ def _make_detokenizer(
     )
 
 
-def _logprob_dict(
-    entries: Sequence[_core.Logprob], tokenizer: Tokenizer | None, before: Sequence[int]
-) -> dict[int, Logprob]:
-    """Token id to Logprob of one position; `before` are the tokens that precede it."""
-    logprobs: dict[int, Logprob] = {}
+def _append_logprobs(
+    logprobs: SampleLogprobs | PromptLogprobs,
+    entries: Sequence[_core.Logprob],
+    tokenizer: Tokenizer | None,
+    before: Sequence[int],
+) -> None:
+    """Appends one position; `before` are the tokens that precede it."""
+    texts: dict[int, str | None] = {}
+    position: dict[int, Logprob] = {}
     for entry in entries:
-        if entry.token_id not in logprobs:
+        if entry.token_id not in texts:
             text = None if tokenizer is None else _token_text(tokenizer, entry.token_id, before)
-            logprobs[entry.token_id] = Logprob(entry.logprob, entry.rank, text)
-    return logprobs
+            texts[entry.token_id] = text
+            if not isinstance(logprobs, FlatLogprobs):
+                position[entry.token_id] = Logprob(entry.logprob, entry.rank, text)
+    if isinstance(logprobs, FlatLogprobs):
+        logprobs.append_fast(
+            [entry.token_id for entry in entries],
+            [entry.logprob for entry in entries],
+            [entry.rank for entry in entries],
+            [texts[entry.token_id] for entry in entries],
+        )
+    else:
+        logprobs.append(position)
 
 
 def _token_text(tokenizer: Tokenizer, token_id: int, before: Sequence[int]) -> str:

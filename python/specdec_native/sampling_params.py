@@ -7,7 +7,7 @@ import dataclasses
 import enum
 import logging
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specdec_native.checks import (
@@ -19,6 +19,7 @@ from specdec_native.checks import (
     check_text,
     shown,
 )
+from specdec_native.logits_processor import LogitsProcessor
 
 _MIN_TEMPERATURE = 1e-2  # smaller positive temperatures overflow the scaled logits
 _GREEDY_BELOW = 1e-5
@@ -38,9 +39,7 @@ class RequestOutputKind(enum.Enum):
 # Arguments of vLLM's that need machinery this engine does not have; only their defaults will do.
 _UNSUPPORTED = (
     "extra_args",
-    "flat_logprobs",
     "guided_decoding",
-    "logits_processors",
     "logprob_token_ids",
     "prompt_logprob_start",
     "prompt_logprob_token_ids",
@@ -57,6 +56,7 @@ _UNSUPPORTED = (
 # Older arguments, and the values of them that ask for nothing.
 _NEUTRAL = {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}
 _FLAGS = (
+    "flat_logprobs",
     "ignore_eos",
     "detokenize",
     "skip_special_tokens",
@@ -101,6 +101,15 @@ class SamplingParams:
         bad_words: strings that are never completed.
         num_speculative_tokens: tokens drafted ahead at most, where the engine speculates; 0 drafts
             none, None drafts what the engine is set to, which is also the most.
+        flat_logprobs: report logprobs and prompt_logprobs as FlatLogprobs, a few long lists.
+        logits_processors: functions f(output_token_ids, logits) or f(prompt_token_ids,
+            output_token_ids, logits) that return the logits of the next token, a float32 NumPy
+            array of the whole vocabulary that they may change; -inf forbids a token. They run one
+            after the other, after allowed_token_ids, bad_words, min_tokens and logit_bias and
+            before the penalties, temperature, min_p, top_k and top_p, as in vLLM. Each must be a
+            function of its arguments alone: a speculating engine calls it for drafted tokens, too.
+            It runs in the thread that steps the engine, which it must not call. What it raises ends
+            its request with a RuntimeError.
     """
 
     n: int = 1
@@ -132,11 +141,11 @@ class SamplingParams:
 
     _: dataclasses.KW_ONLY
     num_speculative_tokens: int | None = None
+    flat_logprobs: bool = False
+    logits_processors: Sequence[Callable[..., Any]] | None = None
     best_of: Any = None
     extra_args: Any = None
-    flat_logprobs: Any = False
     guided_decoding: Any = None
-    logits_processors: Any = None
     logprob_token_ids: Any = None
     prompt_logprob_start: Any = None
     prompt_logprob_token_ids: Any = None
@@ -179,7 +188,10 @@ class SamplingParams:
 
     def clone(self) -> SamplingParams:
         """An independent copy."""
-        return copy.copy(self) if self.skip_clone else copy.deepcopy(self)
+        if self.skip_clone:
+            return copy.copy(self)
+        # Processors are shared, whatever they hold.
+        return copy.deepcopy(self, {id(f): f for f in self.logits_processors or ()})
 
     def validate(self) -> None:
         """Checks every field and brings it into its canonical form.
@@ -192,6 +204,7 @@ class SamplingParams:
         self._check_lengths()
         self._check_stops()
         self._check_tokens()
+        self._check_logits_processors()
         if self.temperature < _GREEDY_BELOW:
             self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
             if self.n > 1:
@@ -293,6 +306,17 @@ class SamplingParams:
                 raise ValueError("allowed_token_ids must not be empty; use None to allow all")
         if self.logit_bias is not None:
             self.logit_bias = _logit_bias(self.logit_bias)
+
+    def _check_logits_processors(self) -> None:
+        if self.logits_processors is None:
+            return
+        if callable(self.logits_processors) or not isinstance(self.logits_processors, Sequence):
+            raise ValueError(
+                f"logits_processors must be a list of functions, got "
+                f"{shown(self.logits_processors)}"
+            )
+        for function in self.logits_processors:
+            LogitsProcessor(function)
 
     @property
     def stop_strings(self) -> list[str]:

@@ -95,6 +95,13 @@ TEST(Limits, PositionsAreNoMoreThanACacheCouldHold) {
   EXPECT_EQ(limit(config, DeviceKind::kCpu), config.block_size);
 }
 
+TEST(Limits, LogprobsModesAreVllms) {
+  EXPECT_EQ(parse_logprobs_mode("raw_logprobs"), LogprobsMode::kRaw);
+  EXPECT_EQ(parse_logprobs_mode("processed_logprobs"), LogprobsMode::kProcessed);
+  EXPECT_EQ(parse_logprobs_mode("raw_logits"), LogprobsMode::kRawLogits);
+  EXPECT_EQ(parse_logprobs_mode("processed_logits"), LogprobsMode::kProcessedLogits);
+}
+
 TEST(Limits, RopeScalingStretchesThePositions) {
   ModelConfig model;
   model.max_position_embeddings = 1000;

@@ -215,6 +215,63 @@ TEST_P(Sampling, LogprobsMatchDoublePrecision) {
   }
 }
 
+// The raw ones are those given, whatever the row's processors.
+TEST_P(Sampling, LogitsMatchDoublePrecision) {
+  std::mt19937 random(10);
+  for (const int vocab_size : {1, 17, 1000, 50000}) {
+    const RandomRow row(vocab_size, random);
+    SampleRow params = row.params;
+    params.top_p = 1.0f;
+    std::vector<float> logits = normal_logits(vocab_size, 4.0f, random());
+    logits[0] = vocab_size > 1 ? kNan : 1.0f;
+    const auto exact = reference_distribution(logits, params);
+    const auto raw = sampler_.sample_one(logits, params, LogprobsMode::kRawLogits);
+    const auto processed = sampler_.sample_one(logits, params, LogprobsMode::kProcessedLogits);
+    ASSERT_EQ(raw.logprobs.size(), static_cast<size_t>(vocab_size) + 1);
+    ASSERT_EQ(processed.logprobs.size(), raw.logprobs.size());
+    for (const Logprob& entry : raw.logprobs) {
+      const float x = logits[entry.token_id];
+      ASSERT_EQ(entry.logprob, std::isnan(x) ? -kInf : x);
+    }
+    for (const Logprob& entry : processed.logprobs) {
+      const double x = exact.logits[entry.token_id];
+      if (x == -INFINITY) {
+        ASSERT_EQ(entry.logprob, -kInf);
+      } else {
+        ASSERT_NEAR(entry.logprob, x, 1e-6 * std::max(1.0, std::abs(x)));
+      }
+    }
+    const auto logprobs = sampler_.sample_one(logits, params, LogprobsMode::kProcessed);
+    for (size_t i = 0; i < processed.logprobs.size(); ++i) {
+      ASSERT_EQ(processed.logprobs[i].token_id, logprobs.logprobs[i].token_id);
+      ASSERT_EQ(processed.logprobs[i].rank, logprobs.logprobs[i].rank);
+    }
+  }
+}
+
+// Given logits are what is processed; what raw modes report stays the row's own.
+TEST_P(Sampling, GivenLogitsAreProcessedInsteadOfTheRows) {
+  std::mt19937 random(11);
+  for (const int vocab_size : {1, 17, 1000}) {
+    for (int i = 0; i < 12; ++i) {
+      const RandomRow row(vocab_size, random);
+      SampleRow params = row.params;
+      if (i % 3 == 0) params.temperature = 0.0f;
+      const auto logits = normal_logits(vocab_size, 3.0f, random());
+      const auto given = normal_logits(vocab_size, 3.0f, random());
+      const auto expected = sampler_.sample_one(given, params, LogprobsMode::kProcessed);
+      params.given_logits = given.data();
+      const auto processed = sampler_.sample_one(logits, params, LogprobsMode::kProcessed);
+      EXPECT_EQ(describe(processed), describe(expected));
+      const auto raw = sampler_.sample_one(logits, params, LogprobsMode::kRaw);
+      EXPECT_EQ(raw.token_id, expected.token_id);
+      const SampleRow known = {
+          .num_logprobs = -1, .want_logprobs = true, .forced_token = expected.token_id};
+      EXPECT_EQ(describe(raw), describe(sampler_.sample_one(logits, known)));
+    }
+  }
+}
+
 TEST_P(Sampling, RanksAndTopTokensMatchBruteForce) {
   for (const int vocab_size : {1, 3, 64, 1000, 20000}) {
     for (const bool ties : {false, true}) {

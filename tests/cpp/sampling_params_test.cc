@@ -49,6 +49,11 @@ TEST(SamplingParamsTest, DefaultsAreValid) {
   EXPECT_EQ(refused_field([](SamplingParams&) {}, 0), "");
 }
 
+TEST(SamplingParamsTest, LogitsProcessorsAreNotNull) {
+  EXPECT_EQ(refused_field([](SamplingParams& params) { params.logits_processors = {nullptr}; }),
+            "logits_processors");
+}
+
 TEST(SamplingParamsTest, RangesOfNumbers) {
   using P = SamplingParams;
   expect_range<int>("n", &P::n, {1, 100}, {0, -1});

@@ -1,9 +1,11 @@
 // Speculation through the engine with drafters of the test's own: answers never change.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -130,6 +132,26 @@ class Oracle {
   std::mt19937 random_{5};
 };
 
+// Lifts a token that depends on the whole path; may fail on some paths.
+class LiftByPath final : public LogitsProcessor {
+ public:
+  using Fails = std::function<bool(std::span<const int32_t> prompt, std::span<const int32_t>)>;
+  explicit LiftByPath(Fails fails = {}) : fails_(std::move(fails)) {}
+
+  std::string name() const override { return "lift"; }
+  void apply(std::span<const int32_t> prompt, std::span<const int32_t> output,
+             std::span<float> logits) override {
+    if (fails_ && fails_(prompt, output)) throw std::runtime_error("refused");
+    uint32_t hash = 17;
+    for (const int32_t token : prompt) hash = hash * 31 + static_cast<uint32_t>(token);
+    for (const int32_t token : output) hash = hash * 31 + static_cast<uint32_t>(token);
+    logits[hash % logits.size()] += 3.0f;
+  }
+
+ private:
+  Fails fails_;
+};
+
 TEST_F(SpeculationTest, AnswersAreThoseWithoutWhateverIsDrafted) {
   const std::vector<Tokens> prompts = prompts_of(16);
   const auto expected = Engine(config()).generate(prompts, shaped(30));
@@ -151,6 +173,81 @@ TEST_F(SpeculationTest, AnswersAreThoseWithoutWhateverIsDrafted) {
     EXPECT_LT(stats.acceptance.num_accepted_tokens, stats.acceptance.num_draft_tokens);
     EXPECT_EQ(stats.num_free_kv_blocks, 14);
   }
+}
+
+// What a processor does on drafted paths is what it does on the path itself, and an error counts
+// only where the path is taken.
+TEST_F(SpeculationTest, LogitsProcessorsFollowEveryDraftedPath) {
+  const std::vector<Tokens> prompts = prompts_of(8);
+  SamplingParams params = shaped(20);
+  params.logits_processors = {std::make_shared<LiftByPath>(), std::make_shared<LiftByPath>()};
+  const auto expected = Engine(config()).generate(prompts, params);
+  EXPECT_FALSE(equal(expected[0][0], Engine(config()).generate(prompts, shaped(20))[0][0]));
+  int num_refused = 0;
+  params.logits_processors[1] = std::make_shared<LiftByPath>(
+      [&](std::span<const int32_t> prompt, std::span<const int32_t> output) {
+        for (size_t i = 0; i < prompts.size(); ++i) {
+          if (!std::ranges::equal(prompts[i], prompt)) continue;
+          const Tokens& answer = expected[i][0].token_ids;
+          if (output.size() < answer.size() &&
+              std::equal(output.begin(), output.end(), answer.begin())) {
+            return false;
+          }
+        }
+        return ++num_refused > 0;
+      });
+  for (const auto& [num_tokens, width] : {std::pair{3, 1}, {6, 4}}) {
+    Oracle oracle;
+    for (size_t i = 0; i < prompts.size(); ++i) oracle.learn(prompts[i], expected[i][0].token_ids);
+    const EngineConfig config = with_drafter(
+        [&](std::span<const int32_t> tokens, int max) { return oracle.propose(tokens, max); },
+        num_tokens, width);
+    const auto completions = Engine(config).generate(prompts, params);
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      EXPECT_TRUE(equal(completions[i][0], expected[i][0])) << num_tokens << ' ' << width;
+    }
+  }
+  EXPECT_GT(num_refused, 0);
+}
+
+// With drafts and without, the tokens before it are reported, then the error, and only to its own.
+TEST_F(SpeculationTest, AFailingLogitsProcessorEndsItsRequestWhereItFails) {
+  const std::vector<Tokens> prompts = prompts_of(2);
+  const auto expected = Engine(config()).generate(prompts, shaped(20));
+  SamplingParams failing = shaped(20);
+  failing.logits_processors = {
+      std::make_shared<LiftByPath>([](std::span<const int32_t>, std::span<const int32_t> output) {
+        return output.size() == 5;
+      })};
+  Tokens reported[2];
+  for (const bool drafts : {false, true}) {
+    Oracle oracle;
+    if (drafts) oracle.learn(prompts[0], reported[0]);
+    Engine engine(drafts ? with_drafter([&](std::span<const int32_t> tokens,
+                                            int max) { return oracle.propose(tokens, max); },
+                                        4, 2)
+                         : config());
+    engine.add_request("bad", prompts[0], failing);
+    engine.add_request("good", prompts[1], shaped(20));
+    Tokens good;
+    std::string error;
+    while (engine.has_unfinished_requests()) {
+      for (const RequestOutput& output : engine.step()) {
+        for (const CompletionOutput& part : output.outputs) {
+          Tokens& tokens = output.request_id == "good" ? good : reported[drafts];
+          tokens.insert(tokens.end(), part.new_token_ids.begin(), part.new_token_ids.end());
+        }
+        if (!output.error.empty()) {
+          EXPECT_EQ(output.request_id, "bad");
+          error = output.error;
+        }
+      }
+    }
+    EXPECT_EQ(error, "logits_processors[0] (lift): refused");
+    EXPECT_EQ(good, expected[1][0].token_ids);
+  }
+  EXPECT_EQ(reported[0].size(), 5u);
+  EXPECT_EQ(reported[0], reported[1]);
 }
 
 TEST_F(SpeculationTest, AnswersAreThoseWithoutHoweverMuchIsDrafted) {

@@ -169,6 +169,50 @@ TEST_P(Sampling, RandomRowsGiveWhatTheCpuGives) {
   EXPECT_LE(num_ambiguous, num_rows / 20);
 }
 
+// A logit is divided by the temperature at most: no rounding to tolerate.
+TEST_P(Sampling, LogitsModesReportTheLogitsTheCpuReports) {
+  std::mt19937 random(7);
+  for (const auto& [vocab_size, count] : {std::pair{17, 10}, {1000, 8}, {4099, 4}}) {
+    for (const LogprobsMode mode : {LogprobsMode::kRawLogits, LogprobsMode::kProcessedLogits}) {
+      RandomRows rows(vocab_size, count, random);
+      for (SampleRow& row : rows.rows) {
+        row.want_logprobs = true;
+        row.top_p = 1.0f;
+      }
+      const auto device = sample(rows.logits, rows.rows, mode);
+      const auto cpu = cpu_.sample(rows.logits, rows.rows, mode);
+      for (int i = 0; i < count; ++i) {
+        ASSERT_EQ(device[i].logprobs.size(), cpu[i].logprobs.size());
+        for (size_t e = 0; e < cpu[i].logprobs.size(); ++e) {
+          EXPECT_EQ(device[i].logprobs[e].token_id, cpu[i].logprobs[e].token_id) << i << " " << e;
+          EXPECT_EQ(device[i].logprobs[e].rank, cpu[i].logprobs[e].rank) << i << " " << e;
+          EXPECT_EQ(device[i].logprobs[e].logprob, cpu[i].logprobs[e].logprob) << i << " " << e;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Sampling, GivenLogitsAreProcessedInsteadOfTheRows) {
+  std::mt19937 random(8);
+  for (const auto& [vocab_size, count] : {std::pair{17, 12}, {4099, 6}}) {
+    for (const LogprobsMode mode : {LogprobsMode::kRaw, LogprobsMode::kProcessed}) {
+      RandomRows rows(vocab_size, count, random);
+      const auto given = normal_logits(vocab_size * count, 3.0f, random());
+      for (int i = 0; i < count; ++i) {
+        rows.rows[i].top_p = 1.0f;
+        if (i % 3 != 0) rows.rows[i].given_logits = given.data() + int64_t{i} * vocab_size;
+      }
+      const auto device = sample(rows.logits, rows.rows, mode);
+      const auto cpu = cpu_.sample(rows.logits, rows.rows, mode);
+      for (int i = 0; i < count; ++i) {
+        expect_same(device[i], cpu[i],
+                    "vocabulary " + std::to_string(vocab_size) + " row " + std::to_string(i));
+      }
+    }
+  }
+}
+
 TEST_P(Sampling, ARowDoesNotDependOnItsNeighbours) {
   std::mt19937 random(2);
   RandomRows rows(777, 9, random);
@@ -414,6 +458,7 @@ TEST_P(DeviceRows, AreSampledInAGraphAsTheHostWouldSampleThem) {
                  .num_rows = num_padded,
                  .vocab_size = kVocab,
                  .raw_logprobs = false,
+                 .logprobs_hold_logits = false,
                  .any_edits = true,
                  .any_vectors = false});
   });
@@ -423,7 +468,7 @@ TEST_P(DeviceRows, AreSampledInAGraphAsTheHostWouldSampleThem) {
   for (int row = 0; row < kRows; ++row) {
     const std::vector<float> here(logits.begin() + row * kVocab,
                                   logits.begin() + (row + 1) * kVocab);
-    SampleResult device = {.token_id = found[row], .candidates = {}, .logprobs = {}};
+    SampleResult device = {.token_id = found[row], .candidates = {}, .logprobs = {}, .error = {}};
     for (int i = 0; i <= kTop; ++i) {
       const DeviceLogprob& entry = entries[row * (kTop + 1) + i];
       device.logprobs.push_back({entry.token_id, entry.logprob, entry.rank});

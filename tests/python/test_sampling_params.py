@@ -54,6 +54,18 @@ def test_defaults_are_those_of_vllm() -> None:
         ("repetition_penalty", 1e39),
         ("stream_interval", 0),
         ("output_kind", "delta"),
+        ("flat_logprobs", "yes"),
+        *(
+            ("logits_processors", value)
+            for value in (
+                max,
+                [None],
+                [dict],
+                [lambda logits: logits],
+                [lambda a, b, c, d: d],
+                "not functions",
+            )
+        ),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(field: str, value: Any) -> None:
@@ -66,10 +78,8 @@ def test_a_value_out_of_range_is_refused_by_name(field: str, value: Any) -> None
     [
         ("structured_outputs", {"json": {}}),
         ("guided_decoding", object()),
-        ("logits_processors", [lambda ids, logits: logits]),
         ("logprob_token_ids", [1]),
         ("thinking_token_budget", 5),
-        ("flat_logprobs", True),
         ("best_of", 2),
     ],
 )
@@ -79,7 +89,19 @@ def test_what_cannot_be_honoured_is_refused_and_says_so(field: str, value: Any) 
 
 
 def test_their_defaults_are_accepted() -> None:
-    SamplingParams(structured_outputs=None, logits_processors=[], thinking_token_budget=-1)
+    SamplingParams(structured_outputs=None, guided_decoding=None, thinking_token_budget=-1)
+
+
+def test_a_copy_shares_the_logits_processors() -> None:
+    class Counting:
+        def __call__(self, output: list[int], logits: Any) -> Any:
+            return logits
+
+    processor = Counting()
+    params = SamplingParams(logits_processors=[processor])
+    copied = params.clone()
+    assert copied.logits_processors is not params.logits_processors
+    assert copied.logits_processors == [processor]
 
 
 def test_an_unknown_argument_is_a_type_error() -> None:

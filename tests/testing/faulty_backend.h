@@ -90,6 +90,7 @@ class FaultyBackend final : public Backend {
   const int32_t* stage_ids(std::span<const int32_t> ids) override {
     return backend_->stage_ids(ids);
   }
+  void read(const float* values, std::span<float> out) override { backend_->read(values, out); }
   void embed(const EmbedArgs& args) override { backend_->embed(args); }
   void norm(const NormArgs& args) override { backend_->norm(args); }
   void linear(const LinearArgs& args) override { backend_->linear(args); }

@@ -43,9 +43,11 @@ struct EngineConfig {
   // that a request's answer may depend on what runs beside it and on speculation.
   bool deterministic = true;
 
-  int num_threads = 0;                         // 0: one per physical core this process may run on
-  uint64_t seed = 0;                           // seeds requests that bring none of their own
-  std::string logprobs_mode = "raw_logprobs";  // or "processed_logprobs" (after all processors)
+  int num_threads = 0;  // 0: one per physical core this process may run on
+  uint64_t seed = 0;    // seeds requests that bring none of their own
+  // What logprobs report: "raw_logprobs", "processed_logprobs" (after all processors), or the
+  // logits themselves: "raw_logits", "processed_logits".
+  std::string logprobs_mode = "raw_logprobs";
 
   SpeculativeConfig speculative;
 };

@@ -2,9 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
+
+#include "specdec/logits_processor.h"
 
 namespace specdec {
 
@@ -20,6 +23,8 @@ struct SamplingParams {
   std::vector<std::pair<int32_t, float>> logit_bias;  // token, added to its logit
   std::vector<int32_t> allowed_token_ids;             // empty: all
   std::vector<std::vector<int32_t>> bad_words;        // token sequences never completed
+  // After logit_bias and before the penalties, one after the other. None may be null.
+  std::vector<std::shared_ptr<LogitsProcessor>> logits_processors;
 
   int max_tokens = 16;  // tokens generated at most; 0 in C++: up to max_model_len
   int min_tokens = 0;   // no stop token is sampled before this many

@@ -66,6 +66,9 @@ class Backend {
   virtual BatchView stage(const BatchView& batch) = 0;
   virtual const int32_t* stage_ids(std::span<const int32_t> ids) = 0;
 
+  // Copies values that operations wrote to the host, once they are there.
+  virtual void read(const float* values, std::span<float> out) = 0;
+
   virtual void embed(const EmbedArgs& args) = 0;
   virtual void norm(const NormArgs& args) = 0;
   virtual void linear(const LinearArgs& args) = 0;

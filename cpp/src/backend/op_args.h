@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -249,7 +250,23 @@ struct TokenCount {
   int32_t output_count = 0;  // 0: only in the prompt
 };
 
-enum class LogprobsMode : uint8_t { kRaw, kProcessed };
+// What entries of reported tokens are made of: the logits as given or after all of the row's
+// processors, and whether they hold the log-softmax or the logit itself.
+enum class LogprobsMode : uint8_t { kRaw, kProcessed, kRawLogits, kProcessedLogits };
+
+inline bool is_raw(LogprobsMode mode) {
+  return mode == LogprobsMode::kRaw || mode == LogprobsMode::kRawLogits;
+}
+inline bool holds_logits(LogprobsMode mode) {
+  return mode == LogprobsMode::kRawLogits || mode == LogprobsMode::kProcessedLogits;
+}
+
+// Changes the logits of one row, [vocab_size], on the host: after masks and bias, before penalties.
+class RowProcessor {
+ public:
+  virtual ~RowProcessor() = default;
+  virtual void apply(std::span<float> logits) = 0;
+};
 
 // One row of logits to sample from. Everything here belongs to the row's own path: what the request
 // committed, then the draft tokens from the root to the row.
@@ -266,6 +283,10 @@ struct SampleRow {
   std::span<const int32_t> allowed_token_ids = {};  // sorted; empty: all
   // Bad words that would complete, stops before min_tokens.
   std::span<const int32_t> banned_token_ids = {};
+  // Run by who calls the backend, which then sets given_logits and empties masks and bias.
+  RowProcessor* processor = nullptr;
+  // Host, [vocab_size]: processed instead of the row's own, which raw modes still report; or null.
+  const float* given_logits = nullptr;
   uint64_t seed = 0;
   int64_t position = 0;       // of the token to be sampled
   uint32_t noise_stream = 0;  // 0: what plain decoding draws with; the others are independent of it
@@ -273,7 +294,8 @@ struct SampleRow {
   float* distribution = nullptr;  // out [vocab_size]: normalised, after all processors; or null
   int num_logprobs = 0;           // top-N to report beside the token
   bool want_logprobs = false;
-  // >= 0: report this token's logprobs (kProcessed: after this row's processors), sample nothing.
+  // >= 0: report this token's logprobs (processed modes: after this row's processors), sample
+  // nothing.
   int32_t forced_token = -1;
 };
 
@@ -290,6 +312,8 @@ struct SampleResult {
   // with the softmax of the processed logits. Fewer where fewer tokens are permitted.
   std::vector<Candidate> candidates;
   PositionLogprobs logprobs;  // chosen first, then the top-N; empty unless wanted
+  // Set where the row's processor failed: it was sampled without.
+  std::exception_ptr error;
 };
 
 struct SampleArgs {

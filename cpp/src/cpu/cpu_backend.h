@@ -3,6 +3,7 @@
 // kernels of one instruction set. One thread may use a backend at a time.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -41,6 +42,9 @@ class CpuBackend final : public Backend {
 
   BatchView stage(const BatchView& batch) override { return batch; }
   const int32_t* stage_ids(std::span<const int32_t> ids) override { return ids.data(); }
+  void read(const float* values, std::span<float> out) override {
+    std::copy_n(values, out.size(), out.data());
+  }
 
   void embed(const EmbedArgs& args) override;
   void norm(const NormArgs& args) override;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "backend/row_edits.h"
 #include "core/check.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/sampler_select.h"
@@ -22,27 +23,7 @@ bool changes_logits(const SampleRow& params) {
          !params.logit_bias.empty() || !params.counts.empty();
 }
 
-void apply_masks(const SampleRow& params, float* logits, int vocab_size, SamplingScratch& scratch) {
-  if (const auto allowed = params.allowed_token_ids; !allowed.empty()) {
-    SPECDEC_CHECK(static_cast<int64_t>(allowed.size()) <= vocab_size);
-    for (size_t i = 0; i < allowed.size(); ++i) {
-      SPECDEC_CHECK(allowed[i] >= 0 && allowed[i] < vocab_size);
-      scratch.values[i] = logits[allowed[i]];
-    }
-    std::fill_n(logits, vocab_size, -kInfinity);
-    for (size_t i = 0; i < allowed.size(); ++i) logits[allowed[i]] = scratch.values[i];
-  }
-  for (const int32_t token : params.banned_token_ids) {
-    SPECDEC_CHECK(token >= 0 && token < vocab_size);
-    logits[token] = -kInfinity;
-  }
-}
-
-void apply_bias_and_penalties(const SampleRow& params, float* logits, int vocab_size) {
-  for (const auto& [token, bias] : params.logit_bias) {
-    SPECDEC_CHECK(token >= 0 && token < vocab_size);
-    logits[token] += bias;
-  }
+void apply_penalties(const SampleRow& params, float* logits, int vocab_size) {
   for (const TokenCount& count : params.counts) {
     SPECDEC_CHECK(count.token_id >= 0 && count.token_id < vocab_size);
     float& logit = logits[count.token_id];
@@ -152,9 +133,13 @@ void report_candidates(const SamplingKernels& kernels, const SampleRow& params, 
 
 // The token's entry, then the `num_top` greatest (all for a negative number).
 void report_logprobs(const SamplingKernels& kernels, const float* logits, int vocab_size,
-                     int32_t token, int num_top, SamplingScratch& scratch, PositionLogprobs* out) {
-  const ExpSum sum = kernels.exp_sum(logits, vocab_size);
-  const double log_total = sum.max + std::log(sum.sum);
+                     int32_t token, int num_top, bool holds_logits, SamplingScratch& scratch,
+                     PositionLogprobs* out) {
+  double log_total = 0.0;  // of which nothing is taken from a logit
+  if (!holds_logits) {
+    const ExpSum sum = kernels.exp_sum(logits, vocab_size);
+    log_total = sum.max + std::log(sum.sum);
+  }
   const auto logprob_of = [&](float logit) {
     return logit == -kInfinity ? -kInfinity : static_cast<float>(logit - log_total);
   };
@@ -215,19 +200,22 @@ void Sampler::sample_row(const SampleArgs& args, int row, SamplingScratch& scrat
   const bool forced = params.forced_token >= 0;
   const bool greedy = params.temperature < kGreedyTemperature;
   const int num_candidates = forced ? 0 : std::min(params.num_candidates, vocab_size);
-  const bool report_raw = params.want_logprobs && args.logprobs_mode == LogprobsMode::kRaw;
+  const bool report_raw = params.want_logprobs && is_raw(args.logprobs_mode);
   const bool report_processed = params.want_logprobs && !report_raw;
   const bool store = report_processed || num_candidates > 0 || params.distribution != nullptr;
 
   if (!forced || store) {
     const bool in_place =
         changes_logits(params) || (!greedy && (store || truncates(params, vocab_size)));
-    if (report_raw && in_place) {
-      std::copy_n(raw, vocab_size, scratch.row.begin());
+    if (params.given_logits != nullptr || (report_raw && in_place)) {
+      const float* from = params.given_logits != nullptr ? params.given_logits : raw;
+      std::copy_n(from, vocab_size, scratch.row.begin());
       processed = scratch.row.data();
     }
-    apply_masks(params, processed, vocab_size, scratch);
-    apply_bias_and_penalties(params, processed, vocab_size);
+    const std::span<float> values(processed, static_cast<size_t>(vocab_size));
+    apply_masks(params, values, scratch.values);
+    apply_bias(params, values);
+    apply_penalties(params, processed, vocab_size);
     const int num_best = forced ? 0 : std::max(num_candidates, 1);
     const int32_t best =
         greedy ? kernels_.argmax(processed, vocab_size).index
@@ -247,7 +235,8 @@ void Sampler::sample_row(const SampleArgs& args, int row, SamplingScratch& scrat
   }
   if (params.want_logprobs) {
     report_logprobs(kernels_, report_raw ? raw : processed, vocab_size, result.token_id,
-                    params.num_logprobs, scratch, &result.logprobs);
+                    params.num_logprobs, holds_logits(args.logprobs_mode), scratch,
+                    &result.logprobs);
   }
 }
 

@@ -97,11 +97,12 @@ bool DeviceLoop::run(const CompletionSource& completions, Step& step) {
   return true;
 }
 
-// What a device step does not do: bad words (they look back over the text), long lists of logprobs,
-// and logprobs of tokens that weighing picks instead of the sampler.
+// What a device step does not do: bad words (they look back over the text), processors that are the
+// host's, long lists of logprobs, and logprobs of tokens that weighing picks instead of the
+// sampler.
 bool DeviceLoop::serves(const Sequence& sequence) const {
   const SamplingParams& params = sequence.params;
-  if (!params.bad_words.empty()) return false;
+  if (!params.bad_words.empty() || !params.logits_processors.empty()) return false;
   if (!params.logprobs.has_value()) return true;
   return !config_.is_weighed() && *params.logprobs >= 0 && *params.logprobs <= kMaxLogprobs;
 }

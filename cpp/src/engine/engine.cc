@@ -81,8 +81,7 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend) 
   }
   runner_->rehearse(kv_format);
   if (speculator_ != nullptr) speculator_->rehearse(kv_format);
-  const LogprobsMode logprobs_mode =
-      config.logprobs_mode == "processed_logprobs" ? LogprobsMode::kProcessed : LogprobsMode::kRaw;
+  const LogprobsMode logprobs_mode = parse_logprobs_mode(config.logprobs_mode);
   const DeviceLoopConfig loop_config = {
       .max_num_seqs = config.max_num_seqs,
       .max_drafts = config.speculative.max_nodes(),

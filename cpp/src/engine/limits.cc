@@ -110,11 +110,19 @@ void validate(const EngineConfig& config) {
           str_cat(config.block_size, " is not supported; use a multiple of 16 from 16 to 256"));
   require(config.num_threads >= 0 && config.num_threads <= kMaxThreads, "num_threads",
           str_cat("must be from 1 to ", kMaxThreads, ", or 0 for one per physical core"));
-  require(config.logprobs_mode == "raw_logprobs" || config.logprobs_mode == "processed_logprobs",
-          "logprobs_mode",
-          str_cat("'", config.logprobs_mode,
-                  "' is not supported; use 'raw_logprobs' or 'processed_logprobs'"));
+  parse_logprobs_mode(config.logprobs_mode);
   config.speculative.validate();
+}
+
+LogprobsMode parse_logprobs_mode(const std::string& name) {
+  if (name == "raw_logprobs") return LogprobsMode::kRaw;
+  if (name == "processed_logprobs") return LogprobsMode::kProcessed;
+  if (name == "raw_logits") return LogprobsMode::kRawLogits;
+  if (name == "processed_logits") return LogprobsMode::kProcessedLogits;
+  throw InvalidArgument("logprobs_mode",
+                        str_cat("'", name,
+                                "' is not supported; use 'raw_logprobs', 'processed_logprobs', "
+                                "'raw_logits' or 'processed_logits'"));
 }
 
 void fill_defaults(EngineConfig& config, DeviceKind device) {

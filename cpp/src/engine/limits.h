@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "backend/backend.h"
 #include "kv/kv_cache.h"
@@ -12,6 +13,9 @@ namespace specdec {
 
 // Throws InvalidArgument naming the first field of `config` that is out of range.
 void validate(const EngineConfig& config);
+
+// EngineConfig::logprobs_mode. Throws InvalidArgument.
+LogprobsMode parse_logprobs_mode(const std::string& name);
 
 // Sizes that were left open, for the device.
 void fill_defaults(EngineConfig& config, DeviceKind device);

@@ -70,6 +70,14 @@ SampleRow CompletionState::make_row(std::span<const int32_t> path) {
     storage.banned = std::move(banned);
     row.banned_token_ids = storage.banned;
   }
+  if (!params.logits_processors.empty()) {
+    RowStorage& storage = *row_storage_.emplace_back(std::make_unique<RowStorage>());
+    const std::span<const int32_t> tokens = sequence.output();
+    std::vector<int32_t> output(tokens.begin(), tokens.end());
+    output.insert(output.end(), path.begin(), path.end());
+    row.processor = &storage.processor.emplace(
+        params.logits_processors, sequence.tokens().first(sequence.num_prompt_tokens()), output);
+  }
   row.seed = seed;
   row.position = sequence.num_tokens() + static_cast<int64_t>(path.size());
   row.want_logprobs = params.logprobs.has_value();

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "engine/path_processor.h"
 #include "engine/token_counts.h"
 #include "sched/sequence.h"
 #include "spec/drafter.h"
@@ -43,6 +45,7 @@ class CompletionState final : public SampleRowSource {
   struct RowStorage {
     std::vector<TokenCount> counts;
     std::vector<int32_t> banned;
+    std::optional<PathProcessor> processor;
   };
 
   // True when penalties read the token counts.

@@ -22,6 +22,18 @@ int node_of_token(const Emission& emission, size_t i) {
   return i == 0 ? DraftTree::kRoot : emission.nodes[i - 1];
 }
 
+// A row whose processor failed yields no token. Where it is the root, that is the sequence's error;
+// after drafts it will be in the next step, as it would be without them.
+void drop_failed(SampleBatch& batch, size_t first_row, Emission& emission) {
+  for (size_t i = 0; i < emission.tokens.size(); ++i) {
+    const auto& error = batch.result(first_row + node_of_token(emission, i)).error;
+    if (!error) continue;
+    if (i == 0) std::rethrow_exception(error);
+    emission.tokens.resize(i);
+    emission.nodes.resize(i - 1);
+  }
+}
+
 }  // namespace
 
 StepSampler::StepSampler(ModelRunner& runner, LogprobsMode logprobs_mode,
@@ -114,6 +126,7 @@ void StepSampler::read_samples(const SequenceStep& step, size_t first_sample, Em
   } else {
     emission.tokens = {batch_.result(first_sample).token_id};
   }
+  drop_failed(batch_, first_sample, emission);
   if (!step.completion->request.params.logprobs.has_value()) return;
   for (size_t i = 0; i < emission.tokens.size(); ++i) {
     SampleResult& result = batch_.result(first_sample + node_of_token(emission, i));
@@ -165,6 +178,7 @@ void StepSampler::verify_group(std::span<const SequenceStep> steps, std::span<co
                             : accept_rejection(tree, target, uniform);
     emissions[i].nodes = std::move(accepted.nodes);
     emissions[i].tokens = std::move(accepted.tokens);
+    drop_failed(weighed, first, emissions[i]);
     first += tree.num_nodes();
   }
   add_logprobs(steps, group, emissions);
@@ -187,7 +201,9 @@ void StepSampler::add_logprobs(std::span<const SequenceStep> steps, std::span<co
   for (size_t i : group) {
     if (!steps[i].completion->request.params.logprobs.has_value()) continue;
     for (size_t t = 0; t < emissions[i].tokens.size(); ++t) {
-      emissions[i].logprobs.push_back(std::move(batch_.result(row++).logprobs));
+      SampleResult& result = batch_.result(row++);
+      if (result.error) std::rethrow_exception(result.error);
+      emissions[i].logprobs.push_back(std::move(result.logprobs));
     }
   }
 }

@@ -221,6 +221,7 @@ SampleRow DraftModelDrafter::make_row(const DraftRequest& request, int node) {
   }
 
   const int vocab_size = runner_->decoder().config().vocab_size;
+  if (vocab_size != options_.vocab_size) row.processor = nullptr;  // made for the target's
   if (vocab_size < options_.vocab_size) {
     const auto keep = [&](std::span<const int32_t>& ids) {
       if (std::ranges::all_of(ids, [&](int32_t id) { return id < vocab_size; })) return;

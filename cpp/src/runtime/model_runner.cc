@@ -26,7 +26,7 @@ void each_row_count(int most, const std::function<void(int)>& work) {
 
 ModelRunner::ModelRunner(const ModelConfig& config, const std::string& directory, Backend& backend,
                          const RunnerLimits& limits, Quantization quantization)
-    : backend_(backend), limits_(limits) {
+    : backend_(backend), limits_(limits), row_processing_(backend) {
   // A backend may pad a batch, to the next power of two at most.
   const auto max_padded_rows =
       static_cast<int>(std::bit_ceil(static_cast<unsigned>(limits.max_rows)));
@@ -118,15 +118,19 @@ void ModelRunner::sample(std::span<const int32_t> row_ids, std::span<const Sampl
   const size_t turn = static_cast<size_t>(limits_.max_logit_rows);
   for (size_t begin = 0; begin < row_ids.size(); begin += turn) {
     const size_t count = std::min(turn, row_ids.size() - begin);
+    const int vocab_size = decoder_->config().vocab_size;
+    const std::span<SampleResult> turn_results = results.subspan(begin, count);
     {
       const Stopwatch watch(head_seconds_);
       decoder_->compute_logits(row_ids.subspan(begin, count), logits_.as<float>());
     }
+    const auto turn_rows = row_processing_.run(
+        logits_.as<float>(), vocab_size, rows.subspan(begin, count), logprobs_mode, turn_results);
     backend_.sample({.logits = logits_.as<float>(),
-                     .rows = rows.subspan(begin, count),
-                     .vocab_size = decoder_->config().vocab_size,
+                     .rows = turn_rows,
+                     .vocab_size = vocab_size,
                      .logprobs_mode = logprobs_mode,
-                     .results = results.subspan(begin, count)});
+                     .results = turn_results});
   }
 }
 

@@ -10,6 +10,7 @@
 #include "kv/kv_cache.h"
 #include "model/decoder.h"
 #include "runtime/batch_inputs.h"
+#include "runtime/row_processing.h"
 
 namespace specdec {
 
@@ -38,7 +39,8 @@ class ModelRunner final : public StepModel {
   // Runs the rows, writing their KV.
   void forward(BatchInputs& inputs);
 
-  // Samples from rows of the last forward: row_ids[i] by rows[i] into results[i].
+  // Samples from rows of the last forward: row_ids[i] by rows[i] into results[i]. Processors of
+  // rows are called by this thread.
   void sample(std::span<const int32_t> row_ids, std::span<const SampleRow> rows,
               LogprobsMode logprobs_mode, std::span<SampleResult> results);
 
@@ -67,6 +69,7 @@ class ModelRunner final : public StepModel {
   int num_rows_held_ = 0;  // of the last forward
   double head_seconds_ = 0;
   Buffer logits_;  // [max_logit_rows, vocab_size] float32
+  RowProcessing row_processing_;
 };
 
 }  // namespace specdec

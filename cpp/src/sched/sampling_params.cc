@@ -75,6 +75,9 @@ void validate_tokens(const SamplingParams& params, int vocab_size) {
     }
     require_in_vocabulary(word, vocab_size, "bad_words");
   }
+  if (std::ranges::find(params.logits_processors, nullptr) != params.logits_processors.end()) {
+    throw InvalidArgument("logits_processors", "must not hold a null pointer");
+  }
 }
 
 // Something must be left to sample as the first token, when the single-token bad words are gone

@@ -145,7 +145,10 @@ FIXED_ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "kv_events_config": ((None,), "the cache stays in this process"),
     "kv_transfer_config": ((None,), "the cache stays in this process"),
     "logits_processor_pattern": ((None,), "use the parameters of SamplingParams"),
-    "logits_processors": ((None, []), "use the parameters of SamplingParams"),
+    "logits_processors": (
+        (None, []),
+        "give functions of one row as SamplingParams(logits_processors=[...])",
+    ),
     "mm_encoder_only": ((False,), "only text is supported"),
     "model_class_overrides": ((None, {}), "the families that are supported cannot be replaced"),
     "model_loader_extra_config": ((None, {}), "weights are read from safetensors"),

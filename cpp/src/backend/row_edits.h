@@ -1,0 +1,14 @@
+// The first of a row's processors, on the host.
+#pragma once
+
+#include <span>
+
+#include "backend/op_args.h"
+
+namespace specdec {
+
+// Only allowed tokens that are not banned stay. `scratch` has room for the allowed ones.
+void apply_masks(const SampleRow& params, std::span<float> logits, std::span<float> scratch);
+void apply_bias(const SampleRow& params, std::span<float> logits);
+
+}  // namespace specdec

@@ -1,0 +1,34 @@
+// Rows whose logits code of the user's changes: they come to the host and go back.
+#pragma once
+
+#include <exception>
+#include <span>
+#include <vector>
+
+#include "backend/backend.h"
+
+namespace specdec {
+
+class RowProcessing {
+ public:
+  // The backend is borrowed.
+  explicit RowProcessing(Backend& backend) : backend_(backend) {}
+
+  // Runs the processors of the rows that have one and returns what to sample instead of `rows`,
+  // valid until the next call. `logits` are the backend's, [rows.size(), vocab_size]. A row whose
+  // processor throws gets that as the error of its result.
+  std::span<const SampleRow> run(const float* logits, int vocab_size,
+                                 std::span<const SampleRow> rows, LogprobsMode logprobs_mode,
+                                 std::span<SampleResult> results);
+
+ private:
+  // Returns what the processor throws; the row is as it was then.
+  std::exception_ptr process(const float* from, SampleRow& row, std::span<float> logits);
+
+  Backend& backend_;
+  std::vector<SampleRow> rows_;
+  std::vector<float> logits_;   // [rows with a processor, vocab_size]
+  std::vector<float> scratch_;  // [vocab_size]
+};
+
+}  // namespace specdec
