@@ -1,8 +1,13 @@
 #include "engine/failure.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <new>
+#include <utility>
 
+#include "core/stopwatch.h"
 #include "core/str_cat.h"
+#include "engine/engine_impl.h"
 #include "specdec/error.h"
 
 namespace specdec {
@@ -25,6 +30,59 @@ std::string message_of(const std::exception_ptr& error) {
   } catch (...) {
     return "unknown error";
   }
+}
+
+void Engine::Impl::drop(ExecutionPlan& plan, size_t index, const std::exception_ptr& error) {
+  failures_.push_back({plan.sequences[index].sequence->ordinal, message_of(error)});
+  plan.sequences.erase(plan.sequences.begin() + static_cast<std::ptrdiff_t>(index));
+  steps_.erase(steps_.begin() + static_cast<std::ptrdiff_t>(index));
+}
+
+// Ends the requests of failures_; the step's other requests are unharmed.
+void Engine::Impl::fail_requests(Outputs& outputs) {
+  for (const Failure& failure : failures_) {
+    Request& request = completions_.at(failure.sequence)->request;
+    if (request.is_finished()) continue;
+    RequestOutput& output = output_of(outputs, request);
+    output.error = failure.message;
+    for (const auto& completion : request.completions) {
+      if (completion->sequence.is_finished()) continue;
+      finish(*completion, FinishReason::kError);
+      const auto reported =
+          std::ranges::find(output.outputs, completion->index, &CompletionOutput::index);
+      CompletionOutput& part =
+          reported != output.outputs.end() ? *reported : output.outputs.emplace_back();
+      part.index = completion->index;
+      part.finish_reason = FinishReason::kError;
+    }
+  }
+}
+
+// What the step has left behind may be anything: nothing is looked at but the requests.
+std::vector<RequestOutput> Engine::Impl::fail_engine(const std::exception_ptr& error) {
+  std::string failure =
+      str_cat("the engine has failed: ", message_of(error), "; make a new engine");
+  Outputs outputs;
+  for (const auto& [id, request] : requests_) {
+    RequestOutput& output = output_of(outputs, *request);
+    output.error = failure;
+    output.finished = true;
+    request->metrics.finished_time = now_seconds();
+    output.metrics = request->metrics;
+    for (const auto& completion : request->completions) {
+      if (completion->sequence.is_finished()) continue;
+      CompletionOutput& part = output.outputs.emplace_back();
+      part.index = completion->index;
+      part.finish_reason = FinishReason::kError;
+    }
+  }
+  std::vector<RequestOutput> ordered = in_order(outputs);
+  stats_.num_finished_requests += static_cast<int64_t>(requests_.size());
+  failure_ = std::move(failure);
+  scheduler_->forget_all();
+  completions_.clear();
+  requests_.clear();
+  return ordered;
 }
 
 }  // namespace specdec
