@@ -42,6 +42,9 @@ class Engine:
     The tokens and logprobs of a request depend on its prompt, parameters and seed alone, whatever
     runs beside it. All methods may be called from several threads. Requests of generate(), chat()
     and stream() run in the background; those of add_request() advance with them and in step().
+
+    Attributes:
+        vllm_config: what was resolved from options and checkpoint, by vLLM's names.
     """
 
     def __init__(
