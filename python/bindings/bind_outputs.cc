@@ -54,6 +54,7 @@ void bind_outputs(py::module_& module) {
       .def_readonly("new_prompt_logprobs", &RequestOutput::new_prompt_logprobs)
       .def_readonly("finished", &RequestOutput::finished)
       .def_readonly("error", &RequestOutput::error)
+      .def_readonly("engine_failed", &RequestOutput::engine_failed)
       .def_readonly("metrics", &RequestOutput::metrics);
 }
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from specdec_native.outputs import CompletionOutput, RequestOutput
     from specdec_native.sampling_params import RequestOutputKind, SamplingParams
     from specdec_native.stream import RequestStream
+    from specdec_native.vllm_compat.async_llm import AsyncEngineArgs, AsyncLLM, AsyncLLMEngine
     from specdec_native.vllm_compat.engine_args import EngineArgs, FlexibleArgumentParser
     from specdec_native.vllm_compat.llm_engine import LLMEngine, cleanup_dist_env_and_memory
     from specdec_native.vllm_compat.metrics import Counter, Gauge, Histogram, Metric, Vector
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM",
     "AsyncEngine",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
     "BeamSearchOutput",
     "BeamSearchParams",
     "BeamSearchSequence",
@@ -68,6 +72,9 @@ __all__ = [
 _HOMES = {
     "LLM": "llm",
     "AsyncEngine": "async_engine",
+    "AsyncEngineArgs": "vllm_compat.async_llm",
+    "AsyncLLM": "vllm_compat.async_llm",
+    "AsyncLLMEngine": "vllm_compat.async_llm",
     "BeamSearchOutput": "beam_search",
     "BeamSearchParams": "beam_search",
     "BeamSearchSequence": "beam_search",

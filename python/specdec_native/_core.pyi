@@ -264,6 +264,7 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     error: str  # why its completions end with "error"; else empty
+    engine_failed: bool
 
 class EngineStats:
     num_running: int

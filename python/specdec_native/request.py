@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from specdec_native import _core
 from specdec_native.detokenizer import Detokenizer, TextStream
 from specdec_native.logprobs import FlatLogprobs, Logprob, PromptLogprobs, SampleLogprobs
 from specdec_native.outputs import (
@@ -18,7 +19,6 @@ from specdec_native.outputs import (
 from specdec_native.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
-    from specdec_native import _core
     from specdec_native.tokenizer import Tokenizer
 
 _MAX_CHAR_TOKENS = 4  # a UTF-8 character has at most so many bytes, so tokens
@@ -82,8 +82,10 @@ class Request:
         """Takes in what a step reported.
 
         Returns the completions that a stop string has ended: the core does not know of it yet.
-        Raises RuntimeError where the core has given the request up.
+        Raises RuntimeError where the core has given the request up, EngineFailed where all of them.
         """
+        if output.engine_failed:
+            raise _core.EngineFailed(output.error)
         if output.error:
             raise RuntimeError(f"request {self.request_id}: {output.error}")
         with self._lock:

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "specdec/error.h"
+#include "testing/faulty_backend.h"
 #include "testing/refused_field.h"
 #include "testing/tiny_llama.h"
 
@@ -251,6 +252,29 @@ TEST_F(EngineLoopTest, ADrafterMayDropTheLoop) {
   borrowed->add({{.id = 1, .prompt_token_ids = prompt_of(1), .params = sampled(20)}});
   gate->open();
   dropped.get_future().wait();
+}
+
+TEST_F(EngineLoopTest, AFailedEngineEndsAllRequestsOnceAndTakesNoMore) {
+  testing::Faults faults;
+  EngineLoop loop([&] { return testing::make_faulty_engine(config(), faults); });
+  const auto add = [&loop](uint64_t id) {
+    loop.add({{.id = id, .prompt_token_ids = prompt_of(1), .params = sampled(9), .by_step = true}});
+  };
+  for (uint64_t id = 0; id < 4; ++id) add(id);
+  loop.ask_for_step();
+  Answers answers;
+  take(loop.take_outputs().value(), answers);
+  EXPECT_EQ(num_finished(answers), 0);
+  faults.forward = [](int) { throw Unavailable("the device is gone"); };
+  loop.ask_for_step();
+  EngineLoop::Batch batch = loop.take_outputs().value();
+  EXPECT_EQ(batch.outputs.size(), 4U);
+  for (const LoopOutput& entry : batch.outputs) {
+    EXPECT_TRUE(entry.output.engine_failed);
+    EXPECT_NE(entry.output.error.find("the device is gone"), std::string::npos);
+  }
+  EXPECT_THROW(add(9), EngineFailed);
+  EXPECT_EQ(loop.stats().num_running, 0);
 }
 
 TEST_F(EngineLoopTest, ACheckpointThatDoesNotLoadIsTheConstructorsError) {

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from specdec_native import AsyncEngine, Engine, RequestOutputKind, SamplingParams
+from specdec_native import (
+    AsyncEngine,
+    AsyncEngineArgs,
+    AsyncLLM,
+    Engine,
+    RequestOutputKind,
+    SamplingParams,
+)
 
 NUM_STREAMS = 64
 
@@ -134,6 +141,29 @@ def test_a_request_is_aborted_by_its_id(engine: Engine) -> None:
 
     aborted, last = asyncio.run(run())
     assert not aborted or last[-1].outputs[0].finish_reason == "abort"
+
+
+def test_scripts_for_vllm_run(checkpoint: Callable[[str], Path], engine: Engine) -> None:
+    expected = answer_of(engine.generate(prompt_of(2), params_of(2))[0])
+    arguments = AsyncEngineArgs(
+        model=str(checkpoint("llama")), skip_tokenizer_init=True, disable_log_stats=True
+    )
+    asynchronous = AsyncLLM.from_engine_args(arguments)
+
+    async def run() -> Any:
+        prompt = TokensPrompt(prompt_token_ids=prompt_of(2))
+        last = None
+        async for output in asynchronous.generate(prompt, params_of(2), request_id="one"):
+            last = output
+        with pytest.raises(ValueError, match="lora_request"):
+            asynchronous.generate(prompt, params_of(2), "two", lora_request=object())
+        assert not await asynchronous.abort(["one", "two"])
+        return last
+
+    assert answer_of(asyncio.run(run())) == expected
+    asynchronous.shutdown()
+    with pytest.raises(RuntimeError, match="closed"):
+        asyncio.run(run())
 
 
 def test_bad_requests_are_refused(engine: Engine) -> None:

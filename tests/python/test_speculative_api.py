@@ -268,6 +268,7 @@ def core_output(*parts: dict[str, Any], error: str = "", finished: bool = True) 
         new_prompt_logprobs=[],
         finished=finished,
         error=error,
+        engine_failed=False,
         metrics=RequestMetrics(),
     )
 

@@ -278,6 +278,7 @@ def report(
         ),
         new_prompt_logprobs=[],
         error="",
+        engine_failed=False,
         outputs=[
             SimpleNamespace(
                 index=index,

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -37,6 +38,8 @@ class EngineLoop {
  public:
   // Loads the checkpoint on the new thread. Throws what Engine's constructor does.
   explicit EngineLoop(const EngineConfig& config);
+  // The same with an engine that `make` makes there.
+  explicit EngineLoop(const std::function<Engine()>& make);
   // Like close(), but in the loop's own thread (from a custom drafter) it does not wait.
   ~EngineLoop();
   EngineLoop(const EngineLoop&) = delete;
@@ -45,7 +48,7 @@ class EngineLoop {
   const ModelInfo& model_info() const;
 
   // Queues all of the requests, or none: throws InvalidArgument (as Engine::add_request, or an id
-  // in use) or Unavailable (the loop is closed).
+  // in use), EngineFailed or Unavailable (the loop is closed).
   void add(std::vector<LoopRequest> requests);
 
   // Ends a request; its last output has FinishReason::kAbort. An unknown id is no error.

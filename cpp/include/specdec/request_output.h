@@ -46,8 +46,9 @@ struct RequestOutput {
   // Prompt logprobs that became known in this step, first token of the prompt excluded (it has
   // none).
   std::vector<PositionLogprobs> new_prompt_logprobs;
-  bool finished = false;  // all completions have ended
-  std::string error;      // why it ended with FinishReason::kError; empty otherwise
+  bool finished = false;       // all completions have ended
+  std::string error;           // why it ended with FinishReason::kError; empty otherwise
+  bool engine_failed = false;  // the error is the engine's, which has ended with it
   RequestMetrics metrics;
 };
 

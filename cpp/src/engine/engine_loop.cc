@@ -50,10 +50,9 @@ struct Unfinished {
 
 [[noreturn]] void throw_closed() { throw Unavailable("the engine is closed"); }
 
-RequestOutput ended(uint64_t id, std::string error = {}) {
+RequestOutput ended(uint64_t id) {
   RequestOutput output;
   output.request_id = std::to_string(id);
-  output.error = std::move(error);
   output.finished = true;
   return output;
 }
@@ -77,6 +76,7 @@ struct EngineLoop::State {
   uint64_t last_asked_step = 0;
   Batch batch;  // what was not taken yet
   uint64_t last_taken_step = 0;
+  std::string failure;  // of the engine, once it has failed
   bool is_stopping = false;
   bool has_ended = false;
 
@@ -93,6 +93,7 @@ struct EngineLoop::State {
 
   // With the mutex held: hands an output to take_outputs(), unless its request is done with.
   void publish(RequestOutput output) {
+    if (output.engine_failed) failure = output.error;
     const uint64_t id = std::stoull(output.request_id);
     const auto found = unfinished.find(id);
     if (found == unfinished.end()) return;
@@ -121,8 +122,10 @@ struct EngineLoop::State {
     if (auto* add = std::get_if<Add>(&command)) {
       try {
         engine->add_request(std::to_string(add->id), std::move(add->prompt), add->params);
-      } catch (const Error& error) {
-        outputs.push_back(ended(add->id, error.what()));
+      } catch (const EngineFailed& error) {  // meanwhile
+        RequestOutput& output = outputs.emplace_back(ended(add->id));
+        output.error = error.what();
+        output.engine_failed = true;
       }
     } else if (const auto* abort = std::get_if<Abort>(&command)) {
       engine->abort(std::to_string(abort->id));
@@ -151,13 +154,16 @@ struct EngineLoop::State {
   }
 };
 
-EngineLoop::EngineLoop(const EngineConfig& config) : state_(std::make_shared<State>()) {
+EngineLoop::EngineLoop(const EngineConfig& config)
+    : EngineLoop([&config] { return Engine(config); }) {}
+
+EngineLoop::EngineLoop(const std::function<Engine()>& make) : state_(std::make_shared<State>()) {
   std::promise<void> loaded;
-  state_->thread = std::thread([&loaded, &config, state = state_] {
+  state_->thread = std::thread([&loaded, &make, state = state_] {
     state->thread_id = std::this_thread::get_id();
     try {
       // The thread that steps loads, too: memory is near the threads that first wrote it.
-      state->engine = std::make_shared<Engine>(config);
+      state->engine = std::make_shared<Engine>(make());
       state->info = state->engine->model_info();
     } catch (...) {
       loaded.set_exception(std::current_exception());
@@ -203,6 +209,7 @@ void EngineLoop::add(std::vector<LoopRequest> requests) {
   {
     const std::scoped_lock lock(state_->mutex);
     if (state_->is_stopping) throw_closed();
+    if (!state_->failure.empty()) throw EngineFailed(state_->failure);
     for (const LoopRequest& request : requests) {
       if (state_->unfinished.contains(request.id)) {
         throw InvalidArgument("id", str_cat(request.id, " is in use by an unfinished request"));

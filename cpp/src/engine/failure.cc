@@ -66,6 +66,7 @@ std::vector<RequestOutput> Engine::Impl::fail_engine(const std::exception_ptr& e
   for (const auto& [id, request] : requests_) {
     RequestOutput& output = output_of(outputs, *request);
     output.error = failure;
+    output.engine_failed = true;
     output.finished = true;
     request->metrics.finished_time = now_seconds();
     output.metrics = request->metrics;

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 _POOLING = "only text generation is supported; use sentence-transformers or transformers"
-_ASYNC = "use Engine.stream(), which several threads may call at the same time"
 _STRUCTURED = "structured outputs are not supported; use allowed_token_ids, or check the text"
 _STEPS = "use llm.llm_engine.add_request() and step(), or generate() in a thread"
 _ONE_PROCESS = "the engine runs in this process, on one device"
 
 # Names one would import.
 MISSING_NAMES = {
-    "AsyncEngineArgs": _ASYNC,
-    "AsyncLLM": _ASYNC,
-    "AsyncLLMEngine": _ASYNC,
     "ClassificationOutput": _POOLING,
     "ClassificationRequestOutput": _POOLING,
     "EmbeddingOutput": _POOLING,

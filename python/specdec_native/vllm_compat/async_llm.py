@@ -1,0 +1,83 @@
+"""vLLM's engine for asyncio programs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any
+
+from specdec_native.async_engine import AsyncEngine
+from specdec_native.engine import Engine
+from specdec_native.inputs import PromptType
+from specdec_native.outputs import RequestOutput
+from specdec_native.sampling_params import SamplingParams
+from specdec_native.tokenizer import Tokenizer
+from specdec_native.vllm_compat.arguments import engine_options
+from specdec_native.vllm_compat.config import ModelConfig, VllmConfig
+from specdec_native.vllm_compat.engine_args import EngineArgs, arguments_of
+from specdec_native.vllm_compat.llm_engine import refuse_request_options
+
+AsyncEngineArgs = EngineArgs  # with what vLLM's server adds
+
+
+class AsyncLLM(AsyncEngine):
+    """An AsyncEngine with the methods of vLLM's AsyncLLM, which is also its AsyncLLMEngine."""
+
+    @classmethod
+    def from_engine_args(cls, engine_args: Any, **_: Any) -> AsyncLLM:
+        """An engine of the arguments; further ones say how vLLM's processes are arranged."""
+        arguments = arguments_of(engine_args)
+        model = arguments.pop("model")
+        return cls(Engine(model, **engine_options(arguments)))
+
+    @property
+    def vllm_config(self) -> VllmConfig:
+        """What was resolved from the arguments and the checkpoint."""
+        return self.engine.vllm_config
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The model's part of vllm_config."""
+        return self.engine.vllm_config.model_config
+
+    def generate(
+        self,
+        prompt: PromptType,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        **options: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The outputs of a request as they grow; see AsyncEngine.generate.
+
+        A `priority` and `trace_headers` change nothing; requests run in the order they come.
+        """
+        options.pop("priority", None)
+        options.pop("trace_headers", None)
+        refuse_request_options(**options)
+        return super().generate(prompt, sampling_params, request_id)
+
+    async def abort(self, request_id: str | Iterable[str]) -> bool:
+        """Ends requests; False when none of them was unfinished."""
+        aborted = False
+        for each in [request_id] if isinstance(request_id, str) else request_id:
+            aborted |= await super().abort(each)
+        return aborted
+
+    async def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.engine.get_tokenizer()
+
+    async def get_model_config(self) -> ModelConfig:
+        """The model's part of vllm_config."""
+        return self.model_config
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forgets the cached beginnings of prompts that no running request uses."""
+        self.engine.reset_prefix_cache()
+        return True
+
+    def shutdown(self) -> None:
+        """Aborts what runs and frees the model."""
+        self.close()
+
+
+AsyncLLMEngine = AsyncLLM
