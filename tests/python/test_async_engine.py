@@ -16,6 +16,7 @@ from specdec_native import (
     Engine,
     RequestOutputKind,
     SamplingParams,
+    TokensPrompt,
 )
 
 NUM_STREAMS = 64
