@@ -122,6 +122,10 @@ class Request:
         """Whether every completion has ended."""
         return self.finished
 
+    def is_aborted(self) -> bool:
+        """Whether it ended before it was complete."""
+        return any(completion.finish_reason == "abort" for completion in self._completions)
+
     def has_news(self) -> bool:
         """Whether take_output would tell a streaming consumer something."""
         if self.error is not None:

@@ -174,7 +174,10 @@ class RequestRunner:
         return outputs
 
     def abort(self, request_id: str) -> bool:
-        """Ends a request and waits until it has ended. False when it is unknown or finished."""
+        """Ends a request and waits until it has ended.
+
+        Returns False when it is unknown, finished or finishes in the step under way.
+        """
         core = self.core
         stepped = self._stepped.get(request_id)
         request = self._running.get(request_id) if stepped is None else stepped[0]
@@ -185,7 +188,7 @@ class RequestRunner:
             request.is_silent = True
         core.abort(request.number)
         self.wait_for(request.is_finished)
-        return True
+        return request.is_silent or request.is_aborted()
 
     def has_unfinished(self) -> bool:
         """Whether step() has anything to do or to report."""
