@@ -122,10 +122,10 @@ struct EngineLoop::State {
     if (auto* add = std::get_if<Add>(&command)) {
       try {
         engine->add_request(std::to_string(add->id), std::move(add->prompt), add->params);
-      } catch (const EngineFailed& error) {  // meanwhile
+      } catch (const std::exception& error) {  // the engine failed meanwhile, or lacks memory
         RequestOutput& output = outputs.emplace_back(ended(add->id));
         output.error = error.what();
-        output.engine_failed = true;
+        output.engine_failed = dynamic_cast<const EngineFailed*>(&error) != nullptr;
       }
     } else if (const auto* abort = std::get_if<Abort>(&command)) {
       engine->abort(std::to_string(abort->id));
