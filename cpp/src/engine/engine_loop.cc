@@ -277,6 +277,7 @@ void EngineLoop::run(const std::shared_ptr<State>& state) {
     lock.unlock();
     outputs.clear();
     for (Command& command : commands) state->execute(command, outputs);
+    commands.clear();  // without the mutex: what callers put into parameters may want the GIL
     if (wants_step) {
       std::vector<RequestOutput> stepped = state->engine->step();
       std::move(stepped.begin(), stepped.end(), std::back_inserter(outputs));
