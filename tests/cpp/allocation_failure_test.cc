@@ -7,31 +7,21 @@
 
 #include "specdec/engine.h"
 #include "testing/allocation_count.h"
-#include "testing/answers.h"
-#include "testing/tiny_llama.h"
+#include "testing/tiny_engine.h"
 
 namespace specdec {
 namespace {
 
 using testing::Asked;
 using testing::Ended;
-using testing::TempDirectory;
 namespace tiny = testing::tiny_llama;
 
 using Answers = std::map<std::string, Ended>;
 
-class AllocationFailureTest : public ::testing::Test {
+class AllocationFailureTest : public tiny::EngineFixture {
  protected:
-  AllocationFailureTest() {
-    tiny::write_checkpoint(target_, tiny::llama_tensors());
-    tiny::write_checkpoint(draft_, tiny::perturbed(tiny::llama_tensors(), 0.03f));
-  }
-
   EngineConfig plain() const {
-    EngineConfig config;
-    config.model = target_.path();
-    config.device = "cpu";
-    config.dtype = "float32";
+    EngineConfig config = this->config();
     config.num_threads = 1;  // the one that fails
     config.max_num_batched_tokens = 40;
     config.num_kv_blocks = 12;
@@ -39,34 +29,15 @@ class AllocationFailureTest : public ::testing::Test {
   }
 
   EngineConfig with(DraftMethod method, int width = 1) const {
-    EngineConfig config = plain();
-    config.speculative.num_speculative_tokens = 3;
-    config.speculative.draft_length_policy = DraftLengthPolicy::kFixed;
-    config.speculative.tree_width = width;
-    DrafterConfig& drafter = config.speculative.drafters.emplace_back();
+    DrafterConfig drafter;
     drafter.method = method;
     if (method == DraftMethod::kDraftModel) drafter.model = draft_.path();
-    return config;
+    return with_drafter(plain(), drafter, 3, width);
   }
 
   static std::vector<Asked> requests() {
-    SamplingParams params;
-    params.temperature = 0.9f;
-    params.top_p = 0.95f;
-    params.repetition_penalty = 1.2f;
-    params.bad_words = {{3, 4}};
-    params.max_tokens = 16;
-    params.ignore_eos = true;
-    params.logprobs = 2;
-    std::vector<Asked> requests;
-    for (int i = 0; i < 4; ++i) {
-      Asked& request = requests.emplace_back(
-          Asked{.id = str_cat("r", i), .prompt = {}, .params = params, .arrives = 0});
-      for (int j = 0; j < 5 + 6 * i; ++j) request.prompt.push_back((i * 5 + j * 3) % tiny::kVocab);
-      request.params.seed = 100 * (i + 1);
-    }
-    requests[0].params.prompt_logprobs = 1;
-    requests[2].params.n = 2;
+    std::vector<Asked> requests = tiny::four_requests(16, 6);
+    for (Asked& request : requests) request.params.bad_words = {{3, 4}};
     return requests;
   }
 
@@ -119,9 +90,6 @@ class AllocationFailureTest : public ::testing::Test {
     EXPECT_GT(num_of_one, 5);
     EXPECT_GT(num_of_all, 5);
   }
-
-  TempDirectory target_;
-  TempDirectory draft_;
 };
 
 TEST_F(AllocationFailureTest, HarmsNoneOfPlainDecoding) { expect_harm_to_none(plain()); }

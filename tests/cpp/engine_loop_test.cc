@@ -17,14 +17,15 @@
 #include "specdec/error.h"
 #include "testing/faulty_backend.h"
 #include "testing/refused_field.h"
-#include "testing/tiny_llama.h"
+#include "testing/tiny_engine.h"
 
 namespace specdec {
 namespace {
 
 using testing::refused_field;
-using testing::TempDirectory;
 namespace tiny = testing::tiny_llama;
+using tiny::prompt_of;
+using tiny::sampled;
 
 using Tokens = std::vector<int32_t>;
 
@@ -54,41 +55,13 @@ class Gate : public CustomDrafter {
   std::function<void()> inside_;
 };
 
-class EngineLoopTest : public ::testing::Test {
+class EngineLoopTest : public tiny::EngineFixture {
  protected:
-  EngineLoopTest() { tiny::write_checkpoint(directory_, tiny::llama_tensors()); }
-
-  EngineConfig config(std::shared_ptr<CustomDrafter> drafter = nullptr) const {
-    EngineConfig config;
-    config.model = directory_.path();
-    config.device = "cpu";
-    config.dtype = "float32";
-    config.num_threads = 2;
-    if (drafter != nullptr) {
-      DrafterConfig& custom = config.speculative.drafters.emplace_back();
-      custom.method = DraftMethod::kCustom;
-      custom.custom = std::move(drafter);
-      config.speculative.num_speculative_tokens = 2;
-      config.speculative.draft_length_policy = DraftLengthPolicy::kFixed;
-    }
-    return config;
+  using EngineFixture::config;
+  EngineConfig config(std::shared_ptr<CustomDrafter> drafter) const {
+    return with_drafter(config(), custom(std::move(drafter)), 2);
   }
-
-  TempDirectory directory_;
 };
-
-SamplingParams sampled(int max_tokens) {
-  SamplingParams params;
-  params.max_tokens = max_tokens;
-  params.seed = 5;
-  return params;
-}
-
-Tokens prompt_of(int i) {
-  Tokens prompt;
-  for (int j = 0; j < 3 + i % 20; ++j) prompt.push_back((i * 5 + j * 3) % tiny::kVocab);
-  return prompt;
-}
 
 struct Answer {
   Tokens tokens;

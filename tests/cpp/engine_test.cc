@@ -9,48 +9,26 @@
 
 #include "specdec/error.h"
 #include "testing/refused_field.h"
-#include "testing/tiny_llama.h"
+#include "testing/tiny_engine.h"
 
 namespace specdec {
 namespace {
 
 using testing::refused_field;
-using testing::TempDirectory;
 namespace tiny = testing::tiny_llama;
+using tiny::prompts_of;
+using tiny::sampled;
 
 using Tokens = std::vector<int32_t>;
 
-class EngineTest : public ::testing::Test {
+class EngineTest : public tiny::EngineFixture {
  protected:
-  EngineTest() { tiny::write_checkpoint(directory_, tiny::llama_tensors()); }
-
   Engine make_engine(const std::function<void(EngineConfig&)>& change = {}) const {
-    EngineConfig config;
-    config.model = directory_.path();
-    config.device = "cpu";
-    config.dtype = "float32";
-    config.num_threads = 2;
+    EngineConfig config = this->config();
     if (change) change(config);
     return Engine(config);
   }
-
-  TempDirectory directory_;
 };
-
-SamplingParams sampled(int max_tokens) {
-  SamplingParams params;
-  params.max_tokens = max_tokens;
-  params.seed = 5;
-  return params;
-}
-
-std::vector<Tokens> prompts_of(int count) {
-  std::vector<Tokens> prompts(count);
-  for (int i = 0; i < count; ++i) {
-    for (int j = 0; j < 3 + i % 20; ++j) prompts[i].push_back((i * 5 + j * 3) % tiny::kVocab);
-  }
-  return prompts;
-}
 
 // Steps until nothing is left; the tokens of each request's first completion.
 std::map<std::string, Tokens> drain(Engine& engine) {

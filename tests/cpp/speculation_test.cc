@@ -11,13 +11,13 @@
 
 #include "specdec/engine.h"
 #include "specdec/error.h"
-#include "testing/tiny_llama.h"
+#include "testing/tiny_engine.h"
 
 namespace specdec {
 namespace {
 
-using testing::TempDirectory;
 namespace tiny = testing::tiny_llama;
+using tiny::prompts_of;
 
 using Tokens = std::vector<int32_t>;
 using Propose = std::function<std::vector<Tokens>(std::span<const int32_t>, int)>;
@@ -33,42 +33,17 @@ class FunctionDrafter final : public CustomDrafter {
   Propose propose_;
 };
 
-class SpeculationTest : public ::testing::Test {
+class SpeculationTest : public tiny::EngineFixture {
  protected:
-  SpeculationTest() { tiny::write_checkpoint(directory_, tiny::llama_tensors()); }
-
-  EngineConfig config() const {
-    EngineConfig config;
-    config.model = directory_.path();
-    config.device = "cpu";
-    config.dtype = "float32";
-    config.num_threads = 2;
-    return config;
-  }
-
   EngineConfig with_drafter(Propose propose, int num_tokens, int width,
                             DraftLengthPolicy policy = DraftLengthPolicy::kFixed) const {
-    EngineConfig config = this->config();
-    config.speculative.num_speculative_tokens = num_tokens;
+    EngineConfig config = EngineFixture::with_drafter(
+        this->config(), custom(std::make_shared<FunctionDrafter>(std::move(propose))), num_tokens,
+        width);
     config.speculative.draft_length_policy = policy;
-    config.speculative.tree_width = width;
-    DrafterConfig drafter;
-    drafter.method = DraftMethod::kCustom;
-    drafter.custom = std::make_shared<FunctionDrafter>(std::move(propose));
-    config.speculative.drafters = {drafter};
     return config;
   }
-
-  TempDirectory directory_;
 };
-
-std::vector<Tokens> prompts_of(int count) {
-  std::vector<Tokens> prompts(count);
-  for (int i = 0; i < count; ++i) {
-    for (int j = 0; j < 3 + i % 20; ++j) prompts[i].push_back((i * 5 + j * 3) % tiny::kVocab);
-  }
-  return prompts;
-}
 
 SamplingParams shaped(int max_tokens) {
   SamplingParams params;

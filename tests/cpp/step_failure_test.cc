@@ -10,9 +10,8 @@
 
 #include "specdec/engine.h"
 #include "specdec/error.h"
-#include "testing/answers.h"
 #include "testing/faulty_backend.h"
-#include "testing/tiny_llama.h"
+#include "testing/tiny_engine.h"
 
 namespace specdec {
 namespace {
@@ -20,7 +19,6 @@ namespace {
 using testing::Asked;
 using testing::Ended;
 using testing::Faults;
-using testing::TempDirectory;
 namespace tiny = testing::tiny_llama;
 
 constexpr uint64_t kBadSeed = 777;
@@ -36,19 +34,10 @@ class RepeatingDrafter final : public CustomDrafter {
   }
 };
 
-class StepFailureTest : public ::testing::Test {
+class StepFailureTest : public tiny::EngineFixture {
  protected:
-  StepFailureTest() {
-    tiny::write_checkpoint(target_, tiny::llama_tensors());
-    tiny::write_checkpoint(draft_, tiny::perturbed(tiny::llama_tensors(), 0.03f));
-  }
-
   EngineConfig plain() const {
-    EngineConfig config;
-    config.model = target_.path();
-    config.device = "cpu";
-    config.dtype = "float32";
-    config.num_threads = 2;
+    EngineConfig config = this->config();
     config.max_num_batched_tokens = 40;
     config.num_kv_blocks = 40;
     return config;
@@ -56,16 +45,13 @@ class StepFailureTest : public ::testing::Test {
 
   EngineConfig with(DraftMethod method, int width = 1,
                     Verification verification = Verification::kExact) const {
-    EngineConfig config = plain();
-    config.speculative.num_speculative_tokens = 3;
-    config.speculative.draft_length_policy = DraftLengthPolicy::kFixed;
-    config.speculative.tree_width = width;
-    config.speculative.verification = verification;
-    DrafterConfig& drafter = config.speculative.drafters.emplace_back();
+    DrafterConfig drafter;
     drafter.method = method;
     if (method == DraftMethod::kCustom) drafter.custom = std::make_shared<RepeatingDrafter>();
     if (method == DraftMethod::kDraftModel) drafter.model = draft_.path();
     if (verification != Verification::kExact) drafter.sampling = DraftSampling::kIndependent;
+    EngineConfig config = with_drafter(plain(), drafter, 3, width);
+    config.speculative.verification = verification;
     return config;
   }
 
@@ -81,24 +67,10 @@ class StepFailureTest : public ::testing::Test {
 
   // The one called "bad" has kBadSeed.
   static std::vector<Asked> requests() {
-    SamplingParams params;
-    params.temperature = 0.9f;
-    params.top_p = 0.95f;
-    params.repetition_penalty = 1.2f;
-    params.max_tokens = 20;
-    params.ignore_eos = true;
-    params.logprobs = 2;
-    std::vector<Asked> requests;
-    for (int i = 0; i < 4; ++i) {
-      Asked& request = requests.emplace_back(
-          Asked{.id = str_cat("r", i), .prompt = {}, .params = params, .arrives = i});
-      for (int j = 0; j < 5 + i; ++j) request.prompt.push_back((i * 5 + j * 3) % tiny::kVocab);
-      request.params.seed = 100 * (i + 1);
-    }
-    requests[0].params.prompt_logprobs = 1;
+    std::vector<Asked> requests = tiny::four_requests(20, 1);
+    for (int i = 0; i < 4; ++i) requests[i].arrives = i;
     requests[1].id = "bad";
     requests[1].params.seed = kBadSeed;
-    requests[2].params.n = 2;
     requests[3].params.temperature = 0.0f;
     return requests;
   }
@@ -142,9 +114,6 @@ class StepFailureTest : public ::testing::Test {
       }
     }
   }
-
-  TempDirectory target_;
-  TempDirectory draft_;
 };
 
 std::function<void(const SampleRow&)> fail_rows(std::function<bool(const SampleRow&)> is_bad) {

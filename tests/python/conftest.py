@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import make_checkpoints
-from specdec_native import hub
+import tiny_text_model
+from specdec_native import LLM, hub
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,6 +39,17 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return made[variant]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def model(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama with a tokenizer, in which no test changes a file."""
+    return tiny_text_model.add_text(checkpoint("llama"), tmp_path_factory.mktemp("text") / "llama")
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path) -> LLM:
+    return LLM(model, **tiny_text_model.OPTIONS)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import tiny_text_model
 from logprobs import engine_logprobs, random_tokens
 from make_checkpoints import VARIANTS
 from specdec_native import LLM, Engine, RequestOutput, SamplingParams, _core
@@ -310,14 +309,9 @@ def test_float32_is_refused(checkpoint: Checkpoint, device: str) -> None:
         Engine(checkpoint("llama"), device=device, dtype="float32")
 
 
-@pytest.fixture(scope="module")
-def text_model(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_text_model.add_text(checkpoint("llama"), tmp_path_factory.mktemp("cuda") / "llama")
-
-
-def test_llm_takes_vllms_gpu_arguments(text_model: Path, device: str) -> None:
+def test_llm_takes_vllms_gpu_arguments(model: Path, device: str) -> None:
     def run(**options: Any) -> RequestOutput:
-        llm = LLM(text_model, device=device, dtype="half", max_model_len=64, **options)
+        llm = LLM(model, device=device, dtype="half", max_model_len=64, **options)
         params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
         return llm.generate("abc", params, use_tqdm=False)[0]
 
@@ -326,8 +320,8 @@ def test_llm_takes_vllms_gpu_arguments(text_model: Path, device: str) -> None:
     assert graphs.outputs[0].token_ids == eager.outputs[0].token_ids
 
 
-def test_the_command_line_runs_on_it(text_model: Path, device: str) -> None:
-    command = ["generate", "abc", "--model", str(text_model), "--max-tokens", "4", "--json"]
+def test_the_command_line_runs_on_it(model: Path, device: str) -> None:
+    command = ["generate", "abc", "--model", str(model), "--max-tokens", "4", "--json"]
     command += ["--device", device, "--dtype", "bfloat16", "--gpu-memory-utilization", "0.2"]
     result = subprocess.run(
         [sys.executable, "-m", "specdec_native", *command],

@@ -31,11 +31,6 @@ MAX_MODEL_LEN = 96
 
 
 @pytest.fixture(scope="module")
-def model(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_text_model.add_text(checkpoint("llama"), tmp_path_factory.mktemp("text") / "llama")
-
-
-@pytest.fixture(scope="module")
 def engine(model: Path) -> Engine:
     return Engine(model, dtype="float32", max_model_len=MAX_MODEL_LEN)
 

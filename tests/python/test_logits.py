@@ -37,6 +37,19 @@ DEVICES = [
 ]
 # Of the logits of a checkpoint that the engine computes in bfloat16 on a device.
 TOLERANCE = {"cpu": 2e-4, "emulated": 0.15, "cuda": 0.15}
+# A bit of everything that changes logits.
+SHAPED = SamplingParams(
+    temperature=0.7,
+    top_k=9,
+    logit_bias={7: 3.0, 11: -2.0},
+    repetition_penalty=1.3,
+    presence_penalty=0.4,
+    frequency_penalty=0.3,
+    seed=2,
+    max_tokens=8,
+    ignore_eos=True,
+    logprobs=-1,
+)
 
 
 @pytest.fixture(scope="module", params=DEVICES)
@@ -115,27 +128,15 @@ def test_processed_logits_are_what_is_drawn_from(checkpoint: Checkpoint, device:
     """From the raw ones of the same run, so that the device's rounding plays no part."""
     model = checkpoint("llama")
     prompt = random_tokens(20, seed=1)
-    params = SamplingParams(
-        temperature=0.7,
-        top_k=9,
-        logit_bias={7: 3.0, 11: -2.0},
-        repetition_penalty=1.2,
-        presence_penalty=0.4,
-        frequency_penalty=0.3,
-        seed=2,
-        max_tokens=8,
-        ignore_eos=True,
-        logprobs=-1,
-    )
     completions = {}
     for mode in ("raw_logits", "processed_logits", "processed_logprobs"):
         with make_engine(model, device, logprobs_mode=mode) as engine:
-            completions[mode] = engine.generate([prompt], params)[0].outputs[0]
+            completions[mode] = engine.generate([prompt], SHAPED)[0].outputs[0]
     tokens = [list(completion.token_ids) for completion in completions.values()]
     assert tokens[0] == tokens[1] == tokens[2]
     raw, logits, logprobs = (reported(completion) for completion in completions.values())
     for i in range(len(raw)):
-        expected = processed(raw[i], prompt, tokens[0][:i], params)
+        expected = processed(raw[i], prompt, tokens[0][:i], SHAPED)
         np.testing.assert_allclose(logits[i], expected, rtol=1e-5, atol=1e-5)
         weights = np.exp(logits[i] - logits[i].max())
         np.testing.assert_allclose(np.exp(logprobs[i]), weights / weights.sum(), rtol=1e-4)

@@ -13,7 +13,15 @@ import torch
 from logprobs import random_tokens
 from make_checkpoints import VOCAB_SIZE
 from specdec_native import LLM, RequestOutput, SamplingParams
-from test_logits import DEVICES, TOLERANCE, make_engine, processed, reference_logits, reported
+from test_logits import (
+    DEVICES,
+    SHAPED,
+    TOLERANCE,
+    make_engine,
+    processed,
+    reference_logits,
+    reported,
+)
 from test_speculation_law import Setting, check, metrics_of, speculative
 
 Checkpoint = Callable[[str], Path]
@@ -59,19 +67,8 @@ def test_they_run_between_the_bias_and_the_penalties(
     checkpoint: Checkpoint, device: str, mode: str
 ) -> None:
     model = checkpoint("llama")
-    params = SamplingParams(
-        temperature=0.7,
-        top_k=9,
-        logit_bias={7: 3.0, 11: -2.0},
-        repetition_penalty=1.3,
-        presence_penalty=0.4,
-        frequency_penalty=0.3,
-        seed=2,
-        max_tokens=8,
-        ignore_eos=True,
-        logprobs=-1,
-        logits_processors=[lift_by_prompt, flatten],
-    )
+    params = SHAPED.clone()
+    params.logits_processors = [lift_by_prompt, flatten]
     with make_engine(model, device, logprobs_mode=mode) as engine:
         completion = engine.generate([PROMPT], params)[0].outputs[0]
         assert engine.stats().num_device_steps == 0

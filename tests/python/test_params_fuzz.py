@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import make_checkpoints
-import tiny_text_model
 from specdec_native import Engine, RequestOutputKind, SamplingParams
 
 COUNT = int(os.environ.get("SPECDEC_FUZZ_PARAMS", "3000"))
@@ -95,13 +93,6 @@ USUAL: dict[str, list[Any]] = {
     "flat_logprobs": FLAGS,
     "logits_processors": [None, [], [lambda output, logits: logits]],
 }
-
-
-@pytest.fixture(scope="module")
-def model(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_text_model.add_text(
-        checkpoint("llama"), tmp_path_factory.mktemp("fuzz") / "checkpoint"
-    )
 
 
 def engines(model: Path, draft: Path) -> list[Engine]:

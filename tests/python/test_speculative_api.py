@@ -24,11 +24,6 @@ NGRAM = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 SUFFIX = {"method": "suffix"}
 
 
-@pytest.fixture(scope="module")
-def model(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_text_model.add_text(checkpoint("llama"), tmp_path_factory.mktemp("spec") / "llama")
-
-
 def make_engine(model: Path, config: dict[str, Any] | None, **options: Any) -> Engine:
     defaults: dict[str, Any] = {"dtype": "float32", "max_model_len": MAX_MODEL_LEN}
     return Engine(model, speculative_config=config, **(defaults | options))

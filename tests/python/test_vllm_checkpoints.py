@@ -10,27 +10,8 @@ import pytest
 
 import tiny_text_model
 from make_fp8 import KINDS
-from specdec_native import LLM, Engine, RequestOutput, SamplingParams
-from tiny_text_model import TEXT_TOKEN_IDS
-
-OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": 96}
-PARAMS = SamplingParams(
-    temperature=0, max_tokens=20, ignore_eos=True, allowed_token_ids=TEXT_TOKEN_IDS
-)
-
-
-@pytest.fixture(scope="module")
-def model(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_text_model.add_text(checkpoint("llama"), tmp_path_factory.mktemp("text") / "llama")
-
-
-@pytest.fixture(scope="module")
-def llm(model: Path) -> LLM:
-    return LLM(model, **OPTIONS)
-
-
-def texts(outputs: list[RequestOutput]) -> list[str]:
-    return [output.outputs[0].text for output in outputs]
+from specdec_native import LLM, Engine, SamplingParams
+from tiny_text_model import OPTIONS, PARAMS, texts
 
 
 def test_dummy_weights_need_no_weight_files(model: Path, tmp_path: Path) -> None:

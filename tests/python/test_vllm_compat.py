@@ -6,14 +6,12 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import specdec_native
-import tiny_text_model
 from specdec_native import (
     LLM,
     Counter,
@@ -21,7 +19,6 @@ from specdec_native import (
     FlexibleArgumentParser,
     Gauge,
     LLMEngine,
-    RequestOutput,
     SamplingParams,
     Vector,
     cleanup_dist_env_and_memory,
@@ -33,27 +30,7 @@ from specdec_native.vllm_compat.arguments import (
     engine_options,
 )
 from specdec_native.vllm_compat.missing import MISSING_METHODS, MISSING_NAMES
-from tiny_text_model import TEXT_TOKEN_IDS
-
-OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": 96}
-PARAMS = SamplingParams(
-    temperature=0, max_tokens=20, ignore_eos=True, allowed_token_ids=TEXT_TOKEN_IDS
-)
-
-
-@pytest.fixture(scope="module")
-def model(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_text_model.add_text(checkpoint("llama"), tmp_path_factory.mktemp("text") / "llama")
-
-
-@pytest.fixture(scope="module")
-def llm(model: Path) -> LLM:
-    return LLM(model, **OPTIONS)
-
-
-def texts(outputs: list[RequestOutput]) -> list[str]:
-    return [output.outputs[0].text for output in outputs]
-
+from tiny_text_model import OPTIONS, PARAMS, texts
 
 # -- arguments
 

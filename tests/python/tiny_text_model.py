@@ -3,9 +3,12 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models
+
+from specdec_native import RequestOutput, SamplingParams
 
 END = 2  # the end-of-sequence token of make_checkpoints
 FIRST_CHAR = 3
@@ -14,6 +17,10 @@ TEXT_TOKEN_IDS = list(range(FIRST_CHAR, FIRST_CHAR + len(CHARS)))
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": 96}
+PARAMS = SamplingParams(
+    temperature=0, max_tokens=20, ignore_eos=True, allowed_token_ids=TEXT_TOKEN_IDS
 )
 
 
@@ -30,3 +37,7 @@ def add_text(checkpoint: Path, target: Path) -> Path:
         json.dumps({"eos_token": "</s>", "chat_template": CHAT_TEMPLATE})
     )
     return target
+
+
+def texts(outputs: list[RequestOutput]) -> list[str]:
+    return [output.outputs[0].text for output in outputs]

@@ -6,38 +6,19 @@ from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 from specdec_native.async_engine import AsyncEngine
-from specdec_native.engine import Engine
 from specdec_native.inputs import PromptType
 from specdec_native.outputs import RequestOutput
 from specdec_native.sampling_params import SamplingParams
 from specdec_native.tokenizer import Tokenizer
-from specdec_native.vllm_compat.arguments import engine_options
-from specdec_native.vllm_compat.config import ModelConfig, VllmConfig
-from specdec_native.vllm_compat.engine_args import EngineArgs, arguments_of
-from specdec_native.vllm_compat.llm_engine import refuse_request_options
+from specdec_native.vllm_compat.config import ModelConfig
+from specdec_native.vllm_compat.engine_args import EngineArgs
+from specdec_native.vllm_compat.llm_engine import MadeOfEngineArgs, refuse_request_options
 
 AsyncEngineArgs = EngineArgs  # with what vLLM's server adds
 
 
-class AsyncLLM(AsyncEngine):
+class AsyncLLM(AsyncEngine, MadeOfEngineArgs):
     """An AsyncEngine with the methods of vLLM's AsyncLLM, which is also its AsyncLLMEngine."""
-
-    @classmethod
-    def from_engine_args(cls, engine_args: Any, **_: Any) -> AsyncLLM:
-        """An engine of the arguments; further ones say how vLLM's processes are arranged."""
-        arguments = arguments_of(engine_args)
-        model = arguments.pop("model")
-        return cls(Engine(model, **engine_options(arguments)))
-
-    @property
-    def vllm_config(self) -> VllmConfig:
-        """What was resolved from the arguments and the checkpoint."""
-        return self.engine.vllm_config
-
-    @property
-    def model_config(self) -> ModelConfig:
-        """The model's part of vllm_config."""
-        return self.engine.vllm_config.model_config
 
     def generate(
         self,

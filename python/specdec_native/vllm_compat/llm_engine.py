@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specdec_native.engine import Engine
 from specdec_native.inputs import PromptType
@@ -15,9 +15,12 @@ from specdec_native.vllm_compat.config import ModelConfig, VllmConfig
 from specdec_native.vllm_compat.engine_args import arguments_of
 from specdec_native.vllm_compat.metrics import Metric, metrics_of
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-class LLMEngine:
-    """An Engine with vLLM's methods; those that vLLM does not have, such as stream(), are Engine's.
+
+class MadeOfEngineArgs:
+    """What vLLM's engines have in common.
 
     Attributes:
         engine: the Engine.
@@ -27,7 +30,7 @@ class LLMEngine:
         self.engine = engine
 
     @classmethod
-    def from_engine_args(cls, engine_args: Any, **_: Any) -> LLMEngine:
+    def from_engine_args(cls, engine_args: Any, **_: Any) -> Self:
         """An engine of the arguments; further ones say how vLLM's processes are arranged."""
         arguments = arguments_of(engine_args)
         model = arguments.pop("model")
@@ -42,6 +45,14 @@ class LLMEngine:
     def model_config(self) -> ModelConfig:
         """The model's part of vllm_config."""
         return self.engine.vllm_config.model_config
+
+
+class LLMEngine(MadeOfEngineArgs):
+    """An Engine with vLLM's methods; those that vLLM does not have, such as stream(), are Engine's.
+
+    Attributes:
+        engine: the Engine.
+    """
 
     def add_request(  # noqa: PLR0917 - the order is vLLM's
         self,
