@@ -46,7 +46,7 @@ class PythonLogitsProcessor final : public LogitsProcessor {
       std::copy_n(changed.data(), logits.size(), logits.data());
     } catch (const std::exception& error) {
       // Carried as text: a Python exception must not outlive the lock it was caught under.
-      throw Error(error.what());
+      throw Error(message_of(error));
     }
   }
 

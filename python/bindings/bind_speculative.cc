@@ -74,7 +74,7 @@ class PythonDrafter final : public CustomDrafter {
       return drafts.cast<std::vector<std::vector<int32_t>>>();
     } catch (const std::exception& error) {
       // Carried as text: a Python exception must not outlive the lock it was caught under.
-      throw Error(std::string("the custom drafter failed: ") + error.what());
+      throw Error("the custom drafter failed: " + message_of(error));
     }
   }
 

@@ -14,6 +14,12 @@ void bind_outputs(pybind11::module_& module);
 void bind_engine(pybind11::module_& module);
 void bind_log(pybind11::module_& module);
 
+// What an exception out of Python code says, without the traceback that pybind11 adds to it.
+inline std::string message_of(const std::exception& error) {
+  const std::string text = error.what();
+  return text.substr(0, text.find("\n\nAt:\n"));
+}
+
 // Makes a default object and sets the attributes named by keyword; an unknown name is a TypeError.
 template <class T>
 T from_keywords(const char* type_name, const pybind11::kwargs& keywords) {

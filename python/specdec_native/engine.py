@@ -13,7 +13,7 @@ from specdec_native import _core, _native, hub
 from specdec_native.chat_template import Message
 from specdec_native.custom_drafter import CustomDrafter
 from specdec_native.errors import RequestError
-from specdec_native.hf_config import HfOverrides, as_json, check_hf_overrides, load_hf_config
+from specdec_native.hf_config import HfOverrides, check_hf_overrides, overrides_json
 from specdec_native.inputs import (
     Prompt,
     PromptType,
@@ -192,7 +192,7 @@ class Engine:
                 )
         config.model = str(self._directory)
         if hf_overrides is not None:
-            config.hf_overrides = as_json(load_hf_config(self._directory, hf_overrides))
+            config.hf_overrides = overrides_json(self._directory, hf_overrides)
         text = CheckpointText(None, "skip_tokenizer_init is set")
         if not skip_tokenizer_init:
             text = load_text(self._directory, tokenizer, chat_template, trust_remote_code)
@@ -211,10 +211,10 @@ class Engine:
             config, self._model_info, self._directory, speculative_config
         )
         self._runner = RequestRunner(core)
+        self._end = weakref.finalize(self, self._runner.part)
         for drafter in config.speculative.drafters:
             if isinstance(drafter.custom, CustomDrafter):
                 drafter.custom.start(self.vllm_config, self._runner.interrupt)
-        self._end = weakref.finalize(self, self._runner.part)
 
     # -- what was loaded
 

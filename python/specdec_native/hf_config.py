@@ -26,14 +26,14 @@ class HfConfig(dict[str, Any]):
 def load_hf_config(directory: Path, overrides: HfOverrides | None) -> HfConfig:
     """config.json of `directory` with `overrides` put over it.
 
-    A mapping replaces keys, within objects key by key; a function is given the configuration and
-    returns it changed. Raises ValueError.
+    A mapping replaces keys, within objects key by key, and deletes those that it maps to None; a
+    function is given the configuration and returns it changed. Raises ValueError.
     """
     file = directory / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"), object_hook=HfConfig)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: not valid JSON ({error})") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{file} cannot be read as JSON ({error})") from error
     if not isinstance(config, HfConfig):
         raise ValueError(f"{file}: expected a JSON object")
     if isinstance(overrides, Mapping):
@@ -54,17 +54,32 @@ def check_hf_overrides(overrides: Any) -> None:
         raise ValueError(f"hf_overrides must be a dict or a function, got {overrides!r:.80}")
 
 
-def as_json(config: HfConfig) -> str:
-    """The text the core reads. Raises ValueError naming what JSON cannot hold."""
+def overrides_json(directory: Path, overrides: HfOverrides) -> str:
+    """What the core puts over config.json. Raises ValueError naming what JSON cannot hold."""
+    changed = load_hf_config(directory, overrides)
     try:
-        return json.dumps(config)
+        return json.dumps(_patch(load_hf_config(directory, None), changed))
     except (TypeError, ValueError) as error:
         raise ValueError(f"hf_overrides: not JSON ({error})") from error
 
 
+def _patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """The updates that make `after` of `before`."""
+    updates: dict[str, Any] = dict.fromkeys(before.keys() - after.keys())
+    for key, value in after.items():
+        old = before.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            updates[key] = _patch(old, value)
+        elif key not in before or value != old:
+            updates[key] = value
+    return updates
+
+
 def _merge(target: dict[str, Any], updates: Mapping[str, Any]) -> None:
     for key, value in updates.items():
-        if isinstance(value, Mapping) and isinstance(target.get(key), dict):
+        if value is None:
+            target.pop(key, None)
+        elif isinstance(value, Mapping) and isinstance(target.get(key), dict):
             _merge(target[key], value)
         else:
             target[key] = value

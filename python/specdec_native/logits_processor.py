@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from specdec_native.checks import shown
 
-Logits: TypeAlias = npt.NDArray[np.float32]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Logits: TypeAlias = "npt.NDArray[np.float32]"
 
 _FORMS = "(output_token_ids, logits) or (prompt_token_ids, output_token_ids, logits)"
 
@@ -37,6 +38,8 @@ class LogitsProcessor:
 
     def apply(self, prompt: list[int], output: list[int], logits: Logits) -> Logits:
         """What the function makes of `logits`, which it may change. Raises what it raises."""
+        import numpy as np  # noqa: PLC0415 - 20 MB that requests without functions do without
+
         shape = logits.shape
         given = (prompt, output) if self._takes_prompt else (output,)
         changed = self._function(*given, logits)

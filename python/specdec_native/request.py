@@ -104,7 +104,7 @@ class Request:
                 if completion.finish_reason is not None and part.finish_reason is None:
                     ended_here.append(part.index)
             finished = all(c.finish_reason is not None for c in self._completions)
-            if ended_here and finished:
+            if finished:
                 self._finished_time = time.monotonic()  # the core's clock is the same
             self.finished = finished
         return ended_here
@@ -113,10 +113,17 @@ class Request:
         """Ends what is unfinished because of an error."""
         with self._lock:
             self.error = error
+            self._finished_time = time.monotonic()
             for completion in self._completions:
                 if completion.finish_reason is None:
                     completion.finish_reason = "error"
             self.finished = True
+
+    def _has_unseen_tokens(self) -> bool:
+        return any(
+            len(completion.token_ids) > shown.num_tokens
+            for completion, shown in zip(self._completions, self.shown, strict=True)
+        )
 
     def is_finished(self) -> bool:
         """Whether every completion has ended."""
@@ -164,8 +171,11 @@ class Request:
             return output, [completion.show() for completion in self._completions]
 
     def take_output(self) -> RequestOutput:
-        """What the request's output_kind asks for. Raises the error that ended the request."""
-        if self.error is not None:
+        """What the request's output_kind asks for.
+
+        Raises the error that ended the request once everything before it was shown.
+        """
+        if self.error is not None and not self._has_unseen_tokens():
             raise self.error
         # No call stands between the store and the return, so an interrupt cannot lose the output.
         output, self.shown = self.peek()

@@ -107,32 +107,30 @@ class RequestRunner:
     @property
     def core(self) -> _core.EngineLoop:
         """The native loop. Raises RuntimeError where it cannot be called."""
-        if self._closed:
-            raise RuntimeError("the engine is closed")
-        if os.getpid() != self._process:
-            raise RuntimeError(
-                "the engine belongs to the process that made it; make one in this process"
-            )
+        self._check_open()
+        self._check_process()
         if self._core.is_loop_thread():
-            raise RuntimeError("a drafter cannot call the engine that it drafts for")
+            raise RuntimeError("a drafter or logits processor cannot call the engine that runs it")
         if self._parting:  # the interpreter ends, and this is a daemon thread
             threading.Event().wait()
         return self._core
 
     def add(self, requests: Sequence[Request]) -> list[_core.RequestHandle]:
         """Starts all of the requests, or none. Each is aborted when its handle is dropped."""
-        handles = self._add(requests, by_step=False)
-        for request in requests:
-            self._running[request.request_id] = request
-            if request.finished:  # perhaps before it was entered
-                self._running.pop(request.request_id, None)
+        with self._add_lock:
+            handles = self._add(requests, by_step=False)
+            for request in requests:
+                self._running[request.request_id] = request
+                if request.finished:  # perhaps before it was entered
+                    self._running.pop(request.request_id, None)
         return handles
 
     def add_for_steps(self, request: Request) -> None:
         """Queues a request that step() advances and reports."""
         try:
-            handles = self._add([request], by_step=True)
-            self._stepped[request.request_id] = request, handles[0]
+            with self._add_lock:
+                handles = self._add([request], by_step=True)
+                self._stepped[request.request_id] = request, handles[0]
         except BaseException:
             request.is_silent = True
             raise
@@ -145,15 +143,15 @@ class RequestRunner:
 
     def wait_for(self, is_true: Callable[[], bool], timeout: float = -1.0) -> bool:
         """Waits like News.wait_until. Raises KeyboardInterrupt or SystemExit out of a drafter."""
+        self._check_process()
         self._news.wait_until(lambda: is_true() or self._is_over(), timeout)
-        self._raise_interrupt()
-        return is_true()
+        return self._outcome_of(is_true)
 
     async def until(self, is_true: Callable[[], bool]) -> bool:
         """wait_for() for coroutines."""
+        self._check_process()
         await self._news.until(lambda: is_true() or self._is_over())
-        self._raise_interrupt()
-        return is_true()
+        return self._outcome_of(is_true)
 
     def step(self) -> list[RequestOutput]:
         """Runs one step; what the requests of add_for_steps() have to show after it.
@@ -192,7 +190,8 @@ class RequestRunner:
 
     def has_unfinished(self) -> bool:
         """Whether step() has anything to do or to report."""
-        return bool(self._stepped) and not self._closed
+        is_returning = threading.get_ident() in self._returning  # a call was interrupted
+        return (is_returning or bool(self._stepped)) and not self._closed
 
     def interrupt(self, error: BaseException) -> None:
         """Raises the error in a thread that waits, or in the next that does."""
@@ -202,8 +201,7 @@ class RequestRunner:
     def close(self) -> None:
         """Aborts every request, tells who waits, and frees the model."""
         if not self._closed:
-            core = self.core
-            core.close()
+            self.core.close()
             self._reader.join()
 
     def part(self) -> None:
@@ -222,18 +220,16 @@ class RequestRunner:
     # -- inside
 
     def _add(self, requests: Sequence[Request], *, by_step: bool) -> list[_core.RequestHandle]:
-        core = self.core
-        with self._add_lock:
-            for request in requests:
-                if self._is_in_use(request.request_id):
-                    raise ValueError(
-                        f"request_id {request.request_id!r} is in use by an unfinished request"
-                    )
-                request.number = next(self._numbers)
-                request.by_step = by_step
-            return core.add(
-                [(r.number, r.prompt_token_ids, r.core_params, r) for r in requests], by_step
-            )
+        for request in requests:
+            if self._is_in_use(request.request_id):
+                raise ValueError(
+                    f"request_id {request.request_id!r} is in use by an unfinished request"
+                )
+            request.number = next(self._numbers)
+            request.by_step = by_step
+        return self.core.add(
+            [(r.number, r.prompt_token_ids, r.core_params, r) for r in requests], by_step
+        )
 
     def _is_in_use(self, request_id: str) -> bool:
         return request_id in self._stepped or request_id in self._running
@@ -241,15 +237,28 @@ class RequestRunner:
     def _is_over(self) -> bool:
         return self._interrupt is not None or self._closed
 
-    def _raise_interrupt(self) -> None:
+    def _outcome_of(self, is_true: Callable[[], bool]) -> bool:
         interrupt, self._interrupt = self._interrupt, None
         if interrupt is not None:
             raise interrupt
+        if is_true():
+            return True
+        self._check_open()
+        return False
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the engine is closed")
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "the engine belongs to the process that made it; make one in this process"
+            )
 
     def _take_step(self) -> None:
         number = self.core.ask_for_step()
-        if not self.wait_for(lambda: self._answered_step >= number):
-            raise RuntimeError("the engine is closed")
+        self.wait_for(lambda: self._answered_step >= number)
 
     def _collect(self, thread: int) -> None:
         """Makes self._returning[thread] of what was reported."""
@@ -270,6 +279,12 @@ class RequestRunner:
             while (taken := self._core.take_outputs()) is not None and not self._parting:
                 self._take_in(*taken)
                 taken = None  # its requests must not live as long as this thread waits
+        except BaseException as error:  # not of a request: nobody would learn of any output more
+            self._core.stop()
+            for request in [*self._running.values(), *(r for r, _ in self._stepped.values())]:
+                if not request.finished:
+                    request.end(error)
+            raise
         finally:
             self._closed = True
             if not self._parting:

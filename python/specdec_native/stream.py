@@ -58,8 +58,9 @@ class RequestStream(Iterator[RequestOutput], AsyncIterator[RequestOutput]):
 
     def close(self) -> None:
         """Aborts the request if it is unfinished, and waits for its end; iteration ends."""
-        self.abort()
-        self._runner.wait_for(self._request.is_finished)
+        if not self._request.finished:
+            self.abort()
+            self._runner.wait_for(self._request.is_finished)
 
     def _is_readable(self) -> bool:
         return self._request.finished or self._request.has_news()

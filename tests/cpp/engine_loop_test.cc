@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <future>
@@ -34,23 +36,30 @@ class Gate : public CustomDrafter {
  public:
   std::vector<Tokens> propose(std::span<const int32_t>, int) override {
     std::unique_lock lock(mutex_);
-    opened_.wait(lock, [this] { return is_open_; });
+    is_reached_ = true;
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return is_open_; });
     if (inside_) inside_();
     return {};
+  }
+  void wait_until_reached() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return is_reached_; });
   }
   void open() {
     {
       const std::scoped_lock lock(mutex_);
       is_open_ = true;
     }
-    opened_.notify_all();
+    changed_.notify_all();
   }
   // Called in the thread that steps.
   void set_inside(std::function<void()> inside) { inside_ = std::move(inside); }
 
  private:
   std::mutex mutex_;
-  std::condition_variable opened_;
+  std::condition_variable changed_;
+  bool is_reached_ = false;
   bool is_open_ = false;
   std::function<void()> inside_;
 };
@@ -77,7 +86,7 @@ void take(EngineLoop::Batch batch, Answers& answers) {
     for (const CompletionOutput& part : entry.output.outputs) {
       answer.tokens.insert(answer.tokens.end(), part.new_token_ids.begin(),
                            part.new_token_ids.end());
-      answer.finish_reason = part.finish_reason;
+      if (part.finish_reason != FinishReason::kNone) answer.finish_reason = part.finish_reason;
     }
   }
 }
@@ -227,6 +236,54 @@ TEST_F(EngineLoopTest, ADrafterMayDropTheLoop) {
   dropped.get_future().wait();
 }
 
+// The last completion is stopped during the step in which the core ends the other one.
+TEST_F(EngineLoopTest, ACompletionStoppedWhileTheOtherEndsIsTheEnd) {
+  Engine engine(config());
+  SamplingParams two = sampled(20);
+  two.n = 2;
+  Tokens prompt;
+  for (int i = 0; two.stop_token_ids.empty(); ++i) {
+    prompt = prompt_of(i);
+    const std::vector<Completion> both = engine.generate({prompt}, two)[0];
+    const int32_t second = both[0].token_ids[1];
+    const Tokens others = {both[0].token_ids[0], both[1].token_ids[0], both[1].token_ids[1]};
+    if (std::ranges::find(others, second) == others.end()) two.stop_token_ids = {second};
+  }
+  const auto gate = std::make_shared<Gate>();
+  EngineLoop loop(config(gate));
+  loop.add({{.id = 3, .prompt_token_ids = prompt, .params = two}});
+  gate->wait_until_reached();
+  loop.stop_completion(3, 1);
+  gate->open();
+  Answers answers;
+  while (num_finished(answers) < 1) take(loop.take_outputs().value(), answers);
+  EXPECT_EQ(answers[3].finish_reason, FinishReason::kStop);
+  loop.add({{.id = 3, .prompt_token_ids = prompt, .params = sampled(1)}});  // the id is free
+  EXPECT_EQ(loop.stats().num_aborted_requests, 0);
+}
+
+TEST_F(EngineLoopTest, TheLoopRunsAFewStepsAheadOfItsReader) {
+  EngineLoop loop(config());
+  loop.add({{.id = 1, .prompt_token_ids = prompt_of(1), .params = sampled(20)}});
+  int64_t num_steps = 0;
+  for (int looks = 0; looks < 100; ++looks) {
+    num_steps = loop.stats().num_steps;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_GT(num_steps, 0);
+  EXPECT_LT(num_steps, 10);
+  Answers answers;
+  while (num_finished(answers) < 1) take(loop.take_outputs().value(), answers);
+  EXPECT_EQ(answers[1].tokens.size(), 20U);
+}
+
+TEST_F(EngineLoopTest, OneIdTwiceInACallIsRefused) {
+  EngineLoop loop(config());
+  const LoopRequest request{.id = 1, .prompt_token_ids = prompt_of(1), .params = sampled(5)};
+  EXPECT_EQ(refused_field([&] { loop.add({request, request}); }), "id");
+  EXPECT_EQ(loop.stats().num_waiting, 0);
+}
+
 TEST_F(EngineLoopTest, AFailedEngineEndsAllRequestsOnceAndTakesNoMore) {
   testing::Faults faults;
   EngineLoop loop([&] { return testing::make_faulty_engine(config(), faults); });
@@ -248,6 +305,26 @@ TEST_F(EngineLoopTest, AFailedEngineEndsAllRequestsOnceAndTakesNoMore) {
   }
   EXPECT_THROW(add(9), EngineFailed);
   EXPECT_EQ(loop.stats().num_running, 0);
+}
+
+// Threads' ids are used again: another loop's thread is no reason to think of one's own.
+TEST_F(EngineLoopTest, AClosedLoopMayBeDroppedInTheThreadOfAnother) {
+  auto closed = std::make_unique<EngineLoop>(config());
+  closed->close();
+  for (int i = 0; i < 4; ++i) {
+    const auto gate = std::make_shared<Gate>();
+    std::promise<void> looked;
+    gate->set_inside([&] {
+      EXPECT_FALSE(closed->is_loop_thread());
+      if (i == 3) closed.reset();
+      gate->set_inside({});
+      looked.set_value();
+    });
+    gate->open();
+    EngineLoop loop(config(gate));
+    loop.add({{.id = 1, .prompt_token_ids = prompt_of(1), .params = sampled(5)}});
+    looked.get_future().wait();
+  }
 }
 
 TEST_F(EngineLoopTest, ACheckpointThatDoesNotLoadIsTheConstructorsError) {

@@ -51,13 +51,14 @@ class Alarms:
         self._armed = False
 
     def __enter__(self) -> "Alarms":
-        self._before = signal.signal(signal.SIGALRM, self._handle)
+        signal.signal(signal.SIGALRM, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._armed = False
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, self._before)
+        # Not the default, which ends the process: an alarm may still be on its way.
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
 
     def call(self, function: Callable[[], Any]) -> Any:
         """The function's result, from as many calls as it takes until one is not interrupted."""

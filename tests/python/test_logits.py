@@ -232,7 +232,7 @@ def test_flat_logprobs_are_a_sequence() -> None:
     assert list(flat) == as_list
 
 
-def test_flat_logprobs_are_streamed(checkpoint: Checkpoint) -> None:
+def test_flat_logprobs_come_in_parts(checkpoint: Checkpoint) -> None:
     params = SamplingParams(
         temperature=0,
         max_tokens=6,
@@ -243,7 +243,10 @@ def test_flat_logprobs_are_streamed(checkpoint: Checkpoint) -> None:
         output_kind=RequestOutputKind.DELTA,
     )
     with make_engine(checkpoint("llama"), "cpu") as engine:
-        parts = list(engine.stream([5, 6, 7], params))
+        engine.add_request([5, 6, 7], params)
+        parts = []
+        while engine.has_unfinished_requests():
+            parts += engine.step()
         whole = engine.generate([5, 6, 7], params)[0].outputs[0].logprobs
     assert whole is not None and len(parts) > 1
     deltas = [part.outputs[0].logprobs for part in parts]

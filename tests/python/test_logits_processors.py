@@ -123,10 +123,10 @@ def test_what_they_are_given(checkpoint: Checkpoint) -> None:
     )
     with make_engine(model, "cpu") as engine:
         tokens = list(engine.generate([PROMPT], params)[0].outputs[0].token_ids)
-    assert len(calls) == 5
+    assert len(calls) == 5 and calls[0][3] != threading.get_ident()
     expected = reference_logits(model, PROMPT + tokens)
     for i, (prompt, output, logits, thread) in enumerate(calls):
-        assert (prompt, output, thread) == (PROMPT, tokens[:i], threading.get_ident())
+        assert (prompt, output, thread) == (PROMPT, tokens[:i], calls[0][3])
         assert logits.dtype == np.float32 and logits.flags.writeable
         row = expected[len(PROMPT) - 1 + i].copy()
         row[7] += 3.0

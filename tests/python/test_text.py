@@ -402,7 +402,7 @@ def test_an_ended_request_keeps_what_it_has() -> None:
     request, tokenizer = make_request()
     apply(request, report((0, tokenizer.encode("hello w"), None)))
     request.end(ValueError("why"))
-    completion = request.peek()[0].outputs[0]
+    completion = request.take_output().outputs[0]
     assert (completion.text, completion.finish_reason) == ("hello w", "error")
     with pytest.raises(ValueError, match="why"):
         request.take_output()

@@ -11,6 +11,7 @@ import pytest
 import tiny_text_model
 from make_fp8 import KINDS
 from specdec_native import LLM, Engine, SamplingParams
+from specdec_native.hf_config import load_hf_config
 from tiny_text_model import OPTIONS, PARAMS, texts
 
 
@@ -89,6 +90,23 @@ def test_overrides_are_as_good_as_the_file(
     assert found == texts(written.generate("abc", PARAMS)) != texts(llm.generate("abc", PARAMS))
     assert given.model_config.max_model_len == written.model_config.max_model_len
     assert given.model_config.hf_config == json.loads((edited / "config.json").read_text())
+
+
+def test_what_an_override_takes_away_is_gone(model: Path) -> None:
+    """As if the keys were not in the file."""
+
+    def without(config: Any) -> Any:
+        del config["vocab_size"]
+        config["rope_scaling"] = {"rope_type": "linear", "factor": 2.0}
+        return config
+
+    overrides = {"vocab_size": None, "rope_scaling": {"factor": 2.0}}
+    with pytest.raises(ValueError, match="vocab_size"):
+        Engine(model, hf_overrides={"vocab_size": None})
+    with pytest.raises(ValueError, match="vocab_size"):
+        Engine(model, hf_overrides=without)
+    assert load_hf_config(model, without).get("vocab_size") is None
+    assert "vocab_size" not in load_hf_config(model, overrides)
 
 
 def test_a_generation_config_may_lie_elsewhere(model: Path, tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ class EngineLoop {
  private:
   struct State;
   static void run(const std::shared_ptr<State>& state);
+  static void step_until_stopped(State& state);
 
   std::shared_ptr<State> state_;  // shared with the thread
 };

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <future>
@@ -10,6 +11,7 @@
 #include <string>
 #include <thread>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <variant>
 
@@ -48,6 +50,9 @@ struct Unfinished {
   bool any_open() const { return std::ranges::find(is_open, true) != is_open.end(); }
 };
 
+// How far the loop runs ahead of whoever takes the outputs: steps past a stop string are wasted.
+constexpr int kMostStepsAhead = 4;
+
 [[noreturn]] void throw_closed() { throw Unavailable("the engine is closed"); }
 
 RequestOutput ended(uint64_t id) {
@@ -61,8 +66,8 @@ RequestOutput ended(uint64_t id) {
 
 struct EngineLoop::State {
   std::thread thread;
-  std::mutex join_mutex;  // one caller of close() joins the thread
-  std::thread::id thread_id;
+  std::mutex join_mutex;                   // one caller of close() joins the thread
+  std::atomic<std::thread::id> thread_id;  // none once it has ended: ids are used again
   pid_t process = getpid();
   ModelInfo info;
 
@@ -76,12 +81,18 @@ struct EngineLoop::State {
   uint64_t last_asked_step = 0;
   Batch batch;  // what was not taken yet
   uint64_t last_taken_step = 0;
-  std::string failure;  // of the engine, once it has failed
+  int num_steps_ahead = 0;  // steps with outputs that nobody has taken
+  std::string failure;      // of the engine, once it has failed
   bool is_stopping = false;
   bool has_ended = false;
 
   bool wants_step() const {
-    return num_running_freely > 0 || batch.last_answered_step < last_asked_step;
+    return num_steps_ahead < kMostStepsAhead &&
+           (num_running_freely > 0 || batch.last_answered_step < last_asked_step);
+  }
+
+  bool has_news() const {
+    return !batch.outputs.empty() || batch.last_answered_step != last_taken_step;
   }
 
   // With the mutex held. The context must outlive the lock: giving it up may run callers' code.
@@ -104,6 +115,8 @@ struct EngineLoop::State {
     if (output.metrics.arrival_time == 0) output.metrics = request.metrics;
     request.metrics = output.metrics;
     LoopOutput entry{.id = id, .context = request.context, .output = std::move(output)};
+    // Where its last completions were stopped meanwhile, that command ends it and reports nothing.
+    if (!request.any_open()) entry.output.finished = true;
     if (entry.output.finished) {
       for (int i = 0; i < static_cast<int>(request.is_open.size()); ++i) {
         if (!request.is_open[i]) continue;
@@ -143,6 +156,9 @@ struct EngineLoop::State {
     {
       const std::scoped_lock lock(mutex);
       if (is_stopping) throw_closed();
+      if (std::this_thread::get_id() == thread_id) {
+        throw Unavailable("the loop's own thread cannot wait for the loop");
+      }
       done = std::get<Call>(commands.emplace_back(Call(function))).get_future();
     }
     wake.notify_one();
@@ -210,8 +226,9 @@ void EngineLoop::add(std::vector<LoopRequest> requests) {
     const std::scoped_lock lock(state_->mutex);
     if (state_->is_stopping) throw_closed();
     if (!state_->failure.empty()) throw EngineFailed(state_->failure);
+    std::unordered_set<uint64_t> ids;
     for (const LoopRequest& request : requests) {
-      if (state_->unfinished.contains(request.id)) {
+      if (state_->unfinished.contains(request.id) || !ids.insert(request.id).second) {
         throw InvalidArgument("id", str_cat(request.id, " is in use by an unfinished request"));
       }
     }
@@ -264,53 +281,70 @@ uint64_t EngineLoop::ask_for_step() {
 }
 
 void EngineLoop::run(const std::shared_ptr<State>& state) {
-  std::unique_lock lock(state->mutex);
-  std::vector<RequestOutput> outputs;
-  while (true) {
-    state->wake.wait(lock, [&state] {
-      return state->is_stopping || !state->commands.empty() || state->wants_step();
-    });
-    if (state->is_stopping) break;
-    std::vector<Command> commands = std::exchange(state->commands, {});
-    const bool wants_step = state->wants_step();
-    const uint64_t asked_step = state->last_asked_step;
-    lock.unlock();
-    outputs.clear();
-    for (Command& command : commands) state->execute(command, outputs);
-    commands.clear();  // without the mutex: what callers put into parameters may want the GIL
-    if (wants_step) {
-      std::vector<RequestOutput> stepped = state->engine->step();
-      std::move(stepped.begin(), stepped.end(), std::back_inserter(outputs));
-    }
-    lock.lock();
-    for (RequestOutput& output : outputs) state->publish(std::move(output));
-    state->batch.last_answered_step = asked_step;
-    if (!state->batch.outputs.empty() || asked_step != state->last_taken_step) {
-      state->news.notify_all();
-    }
+  std::string error;
+  try {
+    step_until_stopped(*state);
+  } catch (const std::exception& caught) {  // memory ran out outside of the engine
+    error = str_cat("the engine has failed: ", caught.what(), "; make a new engine");
   }
+  std::unique_lock lock(state->mutex);
+  state->is_stopping = true;
   std::vector<uint64_t> ids;
   for (const auto& [id, request] : state->unfinished) ids.push_back(id);
   std::ranges::sort(ids);
-  for (uint64_t id : ids) state->publish(ended(id));
+  for (uint64_t id : ids) {
+    RequestOutput output = ended(id);
+    output.error = error;
+    output.engine_failed = !error.empty();
+    state->publish(std::move(output));
+  }
   state->has_ended = true;
   std::shared_ptr<Engine> engine = std::exchange(state->engine, nullptr);
   std::vector<Command> commands = std::exchange(state->commands, {});  // calls get a future_error
   lock.unlock();
   commands.clear();
   engine.reset();
+  state->thread_id = std::thread::id();
   state->news.notify_all();
+}
+
+void EngineLoop::step_until_stopped(State& state) {
+  std::unique_lock lock(state.mutex);
+  std::vector<RequestOutput> outputs;
+  while (true) {
+    state.wake.wait(lock, [&state] {
+      return state.is_stopping || !state.commands.empty() || state.wants_step();
+    });
+    if (state.is_stopping) return;
+    std::vector<Command> commands = std::exchange(state.commands, {});
+    const bool wants_step = state.wants_step();
+    const uint64_t asked_step = state.last_asked_step;
+    lock.unlock();
+    outputs.clear();
+    for (Command& command : commands) state.execute(command, outputs);
+    commands.clear();  // without the mutex: what callers put into parameters may want the GIL
+    if (wants_step) {
+      std::vector<RequestOutput> stepped = state.engine->step();
+      std::move(stepped.begin(), stepped.end(), std::back_inserter(outputs));
+    }
+    lock.lock();
+    for (RequestOutput& output : outputs) state.publish(std::move(output));
+    if (wants_step) {
+      state.batch.last_answered_step = asked_step;
+      if (!state.batch.outputs.empty()) ++state.num_steps_ahead;
+    }
+    if (state.has_news()) state.news.notify_all();
+  }
 }
 
 std::optional<EngineLoop::Batch> EngineLoop::take_outputs() {
   State& state = *state_;
   std::unique_lock lock(state.mutex);
-  state.news.wait(lock, [&state] {
-    return state.has_ended || !state.batch.outputs.empty() ||
-           state.batch.last_answered_step != state.last_taken_step;
-  });
+  state.news.wait(lock, [&state] { return state.has_ended || state.has_news(); });
   if (state.batch.outputs.empty() && state.has_ended) return std::nullopt;
   state.last_taken_step = state.batch.last_answered_step;
+  state.num_steps_ahead = 0;
+  state.wake.notify_one();
   return Batch{.outputs = std::exchange(state.batch.outputs, {}),
                .last_answered_step = state.last_taken_step};
 }
@@ -336,6 +370,7 @@ void EngineLoop::stop() {
 }
 
 void EngineLoop::close() {
+  if (is_loop_thread()) throw Unavailable("the loop's own thread cannot wait for the loop");
   stop();
   const std::scoped_lock lock(state_->join_mutex);
   if (state_->thread.joinable()) state_->thread.join();

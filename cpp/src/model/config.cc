@@ -392,7 +392,7 @@ ModelConfig load_model_config(const std::string& directory, const std::string& o
   require_directory(directory);
   const std::string path = (fs::path(directory) / "config.json").string();
   nlohmann::json json = read_json_object(path);
-  if (!overrides.empty()) json.update(parse_overrides(overrides), /*merge_objects=*/true);
+  if (!overrides.empty()) json.merge_patch(parse_overrides(overrides));
   const JsonFields fields(path, json);
   const Family& family = find_family(fields);
   ModelConfig config;

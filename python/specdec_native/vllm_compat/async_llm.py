@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
@@ -53,7 +54,7 @@ class AsyncLLM(AsyncEngine, MadeOfEngineArgs):
 
     async def reset_prefix_cache(self) -> bool:
         """Forgets the cached beginnings of prompts that no running request uses."""
-        self.engine.reset_prefix_cache()
+        await asyncio.to_thread(self.engine.reset_prefix_cache)
         return True
 
     def shutdown(self) -> None:

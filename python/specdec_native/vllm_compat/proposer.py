@@ -54,7 +54,7 @@ def is_vllm_proposer(value: Any) -> bool:
     if not (isinstance(value, type) and callable(propose)):
         return False
     is_ours = _takes(value, 0) and _takes(propose, 3)  # self among them
-    return _takes(value, 1) and _takes(propose, 4) and not is_ours
+    return _takes(value, 1) and (_takes(propose, 4) or _takes(propose, 5)) and not is_ours
 
 
 def _takes(function: Any, num_arguments: int) -> bool:
