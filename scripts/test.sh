@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs everything and passes the tests: scripts/test.sh [stage ...]
-# Stages: lint cpp bench cuda python example asan tsan (all of them by default).
+# Stages: lint cpp bench cuda python fuzz example asan tsan (all of them by default).
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
-stages=${*:-lint cpp bench cuda python example asan tsan}
+stages=${*:-lint cpp bench cuda python fuzz example asan tsan}
 jobs=$(nproc)
 
 ensure_packages \
@@ -77,10 +77,19 @@ stage_cuda() {
 }
 
 # Compiled with the options of stage cpp, so that ccache has the objects.
-stage_python() {
+install_module() {
   SPECDEC_CUDA_EMULATION=ON "$PYTHON" -m pip install -q --no-build-isolation \
     -C cmake.define.SPECDEC_WERROR=ON ".[all]"
-  "$PYTHON" -m pytest
+}
+stage_python() {
+  install_module
+  "$PYTHON" -m pytest -m "not fuzz"
+}
+# Seeded random files, parameters and interrupts, for a minute or two. CONTRIBUTING.md says how to
+# ask for more; stage asan runs the fuzzers written in C++.
+stage_fuzz() {
+  install_module
+  "$PYTHON" -m pytest -m fuzz
 }
 
 # An embedder's view: install the library, then build against nothing but what was installed.

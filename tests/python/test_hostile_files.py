@@ -21,6 +21,8 @@ import hostile_files
 import make_gguf
 import tiny_text_model
 
+pytestmark = pytest.mark.fuzz
+
 HANG_S = 600  # all cases of a kind take seconds
 
 

@@ -325,6 +325,8 @@ def test_aborting_ends_a_stream_with_what_there_is(patient_engine: Engine) -> No
     assert len(last) == 1 and last[0].finished
     assert last[0].outputs[0].finish_reason == "abort"
     assert last[0].outputs[0].text.startswith(seen)
+    assert last[0].metrics is not None
+    assert last[0].metrics.finished_time >= last[0].metrics.first_token_time > 0
 
 
 def test_an_id_is_free_again_once_its_request_is_done(engine: Engine) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import make_checkpoints
 from specdec_native import Engine, RequestOutputKind, SamplingParams
@@ -146,6 +147,7 @@ BYSTANDERS = [
 PROMPTS = [[5, 6, 7], [9] * 20, [30, 31, 32, 33]]
 
 
+@pytest.mark.fuzz
 def test_no_parameters_harm_anyone_else(model: Path, checkpoint: Callable[[str], Path]) -> None:
     rng = random.Random(SEED)
     all_engines = engines(model, checkpoint("llama_small_vocab"))
