@@ -409,6 +409,7 @@ def test_a_reader_that_dies_tells_who_waits(model: Path, monkeypatch: pytest.Mon
         engine.generate(PROMPTS, params(1))
     with pytest.raises(RuntimeError, match="closed"):
         engine.generate(PROMPTS, params(1))
+    engine._runner._reader.join()
 
 
 def test_an_engine_that_cannot_be_made_leaves_no_thread(model: Path) -> None:
