@@ -53,7 +53,7 @@ std::unique_ptr<Backend> make_cpu_backend(const BackendConfig& config) {
   }
   if (config.act_dtype != DType::kF32 && config.act_dtype != DType::kBF16) {
     throw InvalidArgument("dtype", str_cat("'", name_of(config.act_dtype),
-                                           "' is not computed in on the CPU; use 'auto', "
+                                           "' is not available on the CPU; use 'auto', "
                                            "'bfloat16' or 'float32', or a GPU"));
   }
   return std::make_unique<CpuBackend>(parse_isa(config.cpu_isa), config.num_threads,

@@ -138,14 +138,14 @@ DType resolve_dtype(const EngineConfig& config, const ModelConfig& model, Device
   if (config.dtype == "bfloat16") return DType::kBF16;
   if (config.dtype == "float32") {
     require(!on_gpu, "dtype",
-            "'float32' is not computed in on a GPU; use 'auto', 'bfloat16' or 'float16', or "
+            "'float32' is not available on a GPU; use 'auto', 'bfloat16' or 'float16', or "
             "device='cpu'");
     return DType::kF32;
   }
   if (config.dtype == "float16") {
     if (on_gpu) return DType::kF16;
     log_warning(
-        "dtype='float16' is not computed in on a CPU; running in bfloat16 (dtype='float32' rounds "
+        "dtype='float16' is not available on a CPU; running in bfloat16 (dtype='float32' rounds "
         "less)");
     return DType::kBF16;
   }
@@ -155,13 +155,13 @@ DType resolve_dtype(const EngineConfig& config, const ModelConfig& model, Device
     case DType::kF16:
       if (on_gpu) return DType::kF16;
       log_warning(
-          "the checkpoint is float16, which is not computed in on a CPU; running in bfloat16 "
+          "the checkpoint is float16, which is not available on a CPU; running in bfloat16 "
           "(dtype='float32' keeps all of its precision)");
       return DType::kBF16;
     default:
       if (!on_gpu) return DType::kF32;
       log_warning(
-          "the checkpoint is float32, which is not computed in on a GPU; running in bfloat16 "
+          "the checkpoint is float32, which is not available on a GPU; running in bfloat16 "
           "(dtype='float16' rounds less where its range is enough, device='cpu' keeps float32)");
       return DType::kBF16;
   }
