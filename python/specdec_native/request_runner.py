@@ -111,8 +111,6 @@ class RequestRunner:
         self._check_process()
         if self._core.is_loop_thread():
             raise RuntimeError("a drafter or logits processor cannot call the engine that runs it")
-        if self._parting:  # the interpreter ends, and this is a daemon thread
-            threading.Event().wait()
         return self._core
 
     def add(self, requests: Sequence[Request]) -> list[_core.RequestHandle]:
@@ -247,6 +245,8 @@ class RequestRunner:
         return False
 
     def _check_open(self) -> None:
+        if self._parting and threading.current_thread() is not threading.main_thread():
+            threading.Event().wait()  # the interpreter ends, and this daemon thread with it
         if self._closed:
             raise RuntimeError("the engine is closed")
 
@@ -281,7 +281,8 @@ class RequestRunner:
                 taken = None  # its requests must not live as long as this thread waits
         except BaseException as error:  # not of a request: nobody would learn of any output more
             self._core.stop()
-            for request in [*self._running.values(), *(r for r, _ in self._stepped.values())]:
+            stepped = list(self._stepped.values())
+            for request in [*self._running.values(), *(request for request, _ in stepped)]:
                 if not request.finished:
                     request.end(error)
             raise
