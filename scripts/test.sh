@@ -83,7 +83,7 @@ install_module() {
 }
 stage_python() {
   install_module
-  "$PYTHON" -m pytest -m "not fuzz"
+  "$PYTHON" -m pytest -m "not fuzz" -n "$jobs"
 }
 # Seeded random files, parameters and interrupts, for a minute or two. CONTRIBUTING.md says how to
 # ask for more; stage asan runs the fuzzers written in C++.
