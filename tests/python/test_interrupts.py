@@ -258,6 +258,14 @@ def test_streams_may_be_collected_anywhere(model: Path) -> None:
     assert (stats.num_running, stats.num_waiting) == (0, 0)
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, as it does unless a shell started us in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Interrupting:
     """A drafter that raises, or makes the process be told to stop, once."""
 
@@ -281,7 +289,7 @@ def leave() -> None:
     [(lambda: os.kill(os.getpid(), signal.SIGINT), KeyboardInterrupt), (leave, SystemExit)],
 )
 def test_interrupts_pass_through_python_drafters(
-    model: Path, interrupt: Callable[[], None], error: type[BaseException]
+    model: Path, interrupt: Callable[[], None], error: type[BaseException], ctrl_c: None
 ) -> None:
     plain = make_engine(model)
     expected = answer_of(plain.generate(PROMPTS[0], params(0))[0])
