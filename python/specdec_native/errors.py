@@ -58,9 +58,9 @@ class RequestError(RuntimeError):
     def __init__(
         self, outputs: Sequence[RequestOutput], errors: Mapping[int, BaseException]
     ) -> None:
-        first = next(iter(errors.values()))
+        index, first = next(iter(errors.items()))
         others = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-        super().__init__(f"{first}{others}")
+        super().__init__(f"prompts[{index}] failed: {first}{others}")
         self.outputs = list(outputs)
         self.errors = dict(errors)
         self.__cause__ = first
