@@ -131,6 +131,8 @@ class RequestRunner:
                 self._stepped[request.request_id] = request, handles[0]
         except BaseException:
             request.is_silent = True
+            if self._stepped.get(request.request_id, (None,))[0] is request:
+                self._stepped.pop(request.request_id, None)
             raise
 
     def new_id(self) -> str:
@@ -230,7 +232,8 @@ class RequestRunner:
         )
 
     def _is_in_use(self, request_id: str) -> bool:
-        return request_id in self._stepped or request_id in self._running
+        stepped = self._stepped.get(request_id)
+        return request_id in self._running or (stepped is not None and not stepped[0].is_silent)
 
     def _is_over(self) -> bool:
         return self._interrupt is not None or self._closed
