@@ -33,7 +33,8 @@ struct LoopOutput {
 };
 
 // Every method may be called from any thread. Only close(), stats(), reset_prefix_cache() and
-// take_outputs() wait; the others queue what the thread does between two steps.
+// take_outputs() wait; the others queue what the thread does between two steps. The thread runs a
+// few steps ahead of whoever takes the outputs, and then waits for take_outputs().
 class EngineLoop {
  public:
   // Loads the checkpoint on the new thread. Throws what Engine's constructor does.
@@ -68,7 +69,9 @@ class EngineLoop {
   // Waits for outputs, or for the answer to ask_for_step(). Nothing once the loop has ended and
   // everything was taken. Outputs stay in the loop until they are taken, so none is lost.
   std::optional<Batch> take_outputs();
-  // Those of the engine, between two steps. Throw Unavailable once the loop has ended.
+
+  // The engine's methods of these names, called between two steps. They throw Unavailable once the
+  // loop has ended, and in the loop's own thread.
   EngineStats stats();
   int reset_prefix_cache();
 
@@ -77,7 +80,8 @@ class EngineLoop {
 
   // Ends the loop after the step under way: unfinished requests are aborted.
   void stop();
-  // stop(), then waits for the end and frees the model.
+  // stop(), then waits for the end and frees the model. Throws Unavailable in the loop's own
+  // thread.
   void close();
 
  private:
