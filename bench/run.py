@@ -28,7 +28,7 @@ RUNS: list[tuple[str, list[str]]] = [
     ("attention_bench", []),
     ("sampler_bench", []),
     ("scheduler_bench", []),
-    ("spec_bench", []),
+    ("speculation_bench", []),
 ]
 GPU_RUNS: list[tuple[str, list[str]]] = [
     ("cuda_machine_bench", []),

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "bench/kernels/cuda_conditional.h"
-#include "cuda/device/ptx.cuh"
+#include "cuda/common/ptx.cuh"
 
 namespace specdec::bench {
 namespace {

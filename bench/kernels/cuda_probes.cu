@@ -1,6 +1,6 @@
 #include "bench/kernels/cuda_probes.h"
-#include "cuda/device/ptx.cuh"
-#include "cuda/device/target.cuh"
+#include "cuda/common/ptx.cuh"
+#include "cuda/common/target.cuh"
 
 namespace specdec::cuda::SPECDEC_TARGET {
 namespace {

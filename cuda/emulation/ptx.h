@@ -1,5 +1,5 @@
-// The wrappers of device/ptx.cuh for the emulation, written from the PTX documentation.
-// tests/cuda/ptx_conformance_test compares both with plain loops.
+// The wrappers of common/ptx.cuh for the emulation, written from the PTX documentation.
+// tests/cuda/emulation/ptx_conformance_test compares both with plain loops.
 #pragma once
 
 #include <chrono>

@@ -13,7 +13,7 @@
 
 #include "core/check.h"
 #include "core/str_cat.h"
-#include "cuda/device/target.cuh"
+#include "cuda/common/target.cuh"
 #include "cuda/gemm/gemm.h"
 
 namespace specdec::cuda::native {

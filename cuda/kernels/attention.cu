@@ -1,6 +1,6 @@
-#include "cuda/device/kv_layout.cuh"
-#include "cuda/device/ptx.cuh"
-#include "cuda/device/target.cuh"
+#include "cuda/common/kv_layout.cuh"
+#include "cuda/common/ptx.cuh"
+#include "cuda/common/target.cuh"
 #include "cuda/kernels/attention.h"
 #include "cuda/kernels/attention_launch.h"
 

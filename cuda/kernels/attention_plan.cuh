@@ -9,7 +9,7 @@
 #include <climits>
 #include <cstdint>
 
-#include "cuda/device/target.cuh"
+#include "cuda/common/target.cuh"
 #include "cuda/kernels/attention.h"
 
 namespace specdec::cuda::SPECDEC_TARGET {

@@ -7,9 +7,9 @@
 
 #include <cstdint>
 
-#include "cuda/device/kv_layout.cuh"
-#include "cuda/device/numeric.cuh"
-#include "cuda/device/ptx.cuh"
+#include "cuda/common/kv_layout.cuh"
+#include "cuda/common/numeric.cuh"
+#include "cuda/common/ptx.cuh"
 #include "cuda/kernels/attention_plan.cuh"
 
 namespace specdec::cuda::SPECDEC_TARGET {

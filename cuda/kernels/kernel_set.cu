@@ -1,4 +1,4 @@
-#include "cuda/device/target.cuh"
+#include "cuda/common/target.cuh"
 #include "cuda/kernels/kernel_table.h"
 
 namespace specdec::cuda::SPECDEC_TARGET {

@@ -1,8 +1,8 @@
 #include <cstdint>
 
-#include "cuda/device/numeric.cuh"
-#include "cuda/device/target.cuh"
-#include "cuda/device/warp.cuh"
+#include "cuda/common/numeric.cuh"
+#include "cuda/common/target.cuh"
+#include "cuda/common/warp.cuh"
 #include "cuda/kernels/moe.h"
 #include "cuda/kernels/moe_products.cuh"
 #include "cuda/kernels/projection_codes.cuh"

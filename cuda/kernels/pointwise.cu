@@ -1,9 +1,9 @@
 #include <cstdint>
 
-#include "cuda/device/numeric.cuh"
-#include "cuda/device/target.cuh"
-#include "cuda/device/tiles.cuh"
-#include "cuda/device/warp.cuh"
+#include "cuda/common/numeric.cuh"
+#include "cuda/common/target.cuh"
+#include "cuda/common/tiles.cuh"
+#include "cuda/common/warp.cuh"
 #include "cuda/kernels/pointwise.h"
 #include "cuda/kernels/quantize_layout.cuh"
 

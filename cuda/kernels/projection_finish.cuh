@@ -8,10 +8,10 @@
 // through L2 after the last weights, where a second kernel would cost a launch.
 #pragma once
 
-#include "cuda/device/kv_layout.cuh"
-#include "cuda/device/numeric.cuh"
-#include "cuda/device/tiles.cuh"
-#include "cuda/device/warp.cuh"
+#include "cuda/common/kv_layout.cuh"
+#include "cuda/common/numeric.cuh"
+#include "cuda/common/tiles.cuh"
+#include "cuda/common/warp.cuh"
 #include "cuda/kernels/projection.h"
 
 namespace specdec::cuda::SPECDEC_TARGET {

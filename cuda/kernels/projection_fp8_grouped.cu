@@ -1,4 +1,4 @@
-#include "cuda/device/target.cuh"
+#include "cuda/common/target.cuh"
 #include "cuda/kernels/projection_codes.cuh"
 #include "cuda/kernels/projection_product.cuh"
 

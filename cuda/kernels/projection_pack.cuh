@@ -2,8 +2,8 @@
 #pragma once
 
 #include "core/check.h"
-#include "cuda/device/numeric.cuh"
-#include "cuda/device/tiles.cuh"
+#include "cuda/common/numeric.cuh"
+#include "cuda/common/tiles.cuh"
 #include "cuda/kernels/projection.h"
 
 namespace specdec::cuda::SPECDEC_TARGET {

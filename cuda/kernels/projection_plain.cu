@@ -1,7 +1,7 @@
 // Before and after a product by code that is not ours: weights as a plain matrix, and what becomes
 // of the sums.
 #include "core/check.h"
-#include "cuda/device/target.cuh"
+#include "cuda/common/target.cuh"
 #include "cuda/kernels/projection.h"
 #include "cuda/kernels/projection_finish.cuh"
 

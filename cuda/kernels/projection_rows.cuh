@@ -2,9 +2,9 @@
 // kRowThreads threads prepares a row, or several at a time, always with the same bits.
 #pragma once
 
-#include "cuda/device/numeric.cuh"
-#include "cuda/device/tiles.cuh"
-#include "cuda/device/warp.cuh"
+#include "cuda/common/numeric.cuh"
+#include "cuda/common/tiles.cuh"
+#include "cuda/common/warp.cuh"
 #include "cuda/kernels/projection.h"
 
 namespace specdec::cuda::SPECDEC_TARGET {

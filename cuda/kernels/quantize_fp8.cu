@@ -1,10 +1,10 @@
 // Weights as 8-bit floats: those of a checkpoint as they are, others with one scale an output.
 #include <cstdint>
 
-#include "cuda/device/numeric.cuh"
-#include "cuda/device/target.cuh"
-#include "cuda/device/tiles.cuh"
-#include "cuda/device/warp.cuh"
+#include "cuda/common/numeric.cuh"
+#include "cuda/common/target.cuh"
+#include "cuda/common/tiles.cuh"
+#include "cuda/common/warp.cuh"
 #include "cuda/kernels/quantize.h"
 #include "cuda/kernels/quantize_layout.cuh"
 

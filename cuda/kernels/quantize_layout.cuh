@@ -1,7 +1,7 @@
 // Places in the layout of quantize_layout.h, and the numbers its codes stand for.
 #pragma once
 
-#include "cuda/device/numeric.cuh"
+#include "cuda/common/numeric.cuh"
 #include "cuda/kernels/quantize_layout.h"
 
 namespace specdec::cuda::SPECDEC_TARGET {

@@ -1,5 +1,5 @@
 // The passes over rows of logits, one block of threads a chunk.
-#include "cuda/device/ptx.cuh"
+#include "cuda/common/ptx.cuh"
 #include "cuda/kernels/sampling_passes.cuh"
 #include "cuda/kernels/sampling_row.cuh"
 

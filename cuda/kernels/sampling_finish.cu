@@ -1,5 +1,5 @@
 // From a row's maxima and sums to its token, candidates and logprobs.
-#include "cuda/device/ptx.cuh"
+#include "cuda/common/ptx.cuh"
 #include "cuda/kernels/sampling_passes.cuh"
 #include "cuda/kernels/sampling_select.cuh"
 

@@ -1,7 +1,7 @@
 // The passes of SamplingKernels::sample, in order; each runs where the rows need it.
 #pragma once
 
-#include "cuda/device/target.cuh"
+#include "cuda/common/target.cuh"
 #include "cuda/kernels/sampling.h"
 
 namespace specdec::cuda::SPECDEC_TARGET {

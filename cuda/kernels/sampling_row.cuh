@@ -1,9 +1,9 @@
 // A row of logits as the sampler sees it, and what is to be done with it.
 #pragma once
 
-#include "cuda/device/exact_math.cuh"
-#include "cuda/device/philox.cuh"
-#include "cuda/device/target.cuh"
+#include "cuda/common/exact_math.cuh"
+#include "cuda/common/philox.cuh"
+#include "cuda/common/target.cuh"
 #include "cuda/kernels/sampling.h"
 
 namespace specdec::cuda::SPECDEC_TARGET {

@@ -1,5 +1,5 @@
-#include "cuda/device/philox.cuh"
-#include "cuda/device/ptx.cuh"
+#include "cuda/common/philox.cuh"
+#include "cuda/common/ptx.cuh"
 #include "cuda/kernels/step_rows.cuh"
 #include "cuda/kernels/step_trees.cuh"
 
@@ -9,7 +9,7 @@ namespace {
 // Whether its tokens are drawn; the most likely one is taken otherwise.
 __device__ bool is_drawn(const StepSlot& slot) { return slot.sampling.temperature >= 1e-5f; }
 
-// draft_noise_stream of spec/verification.h, of the first drafter.
+// draft_noise_stream of speculation/verification.h, of the first drafter.
 __device__ uint32_t draft_noise_stream(int root_position) {
   constexpr uint64_t kMaxDrafters = 16;
   constexpr uint64_t kStreams = 0xFFFFFFFEu;

@@ -1,7 +1,7 @@
 // What the kernels share that make rows of requests.
 #pragma once
 
-#include "cuda/device/target.cuh"
+#include "cuda/common/target.cuh"
 #include "cuda/kernels/step.h"
 
 namespace specdec::cuda::SPECDEC_TARGET {

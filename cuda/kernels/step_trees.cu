@@ -1,5 +1,5 @@
 // Trees that a draft model grows level by level: what DraftModelDrafter does, node for node.
-#include "cuda/device/ptx.cuh"
+#include "cuda/common/ptx.cuh"
 #include "cuda/kernels/step_rows.cuh"
 #include "cuda/kernels/step_trees.cuh"
 

@@ -1,7 +1,7 @@
 // The growth of trees on the device.
 #pragma once
 
-#include "cuda/device/target.cuh"
+#include "cuda/common/target.cuh"
 #include "cuda/kernels/step.h"
 
 namespace specdec::cuda::SPECDEC_TARGET {

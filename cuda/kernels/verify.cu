@@ -1,6 +1,6 @@
 // Walks along what was sampled, and where the KV of accepted nodes goes.
-#include "cuda/device/philox.cuh"
-#include "cuda/device/ptx.cuh"
+#include "cuda/common/philox.cuh"
+#include "cuda/common/ptx.cuh"
 #include "cuda/kernels/verify.h"
 #include "cuda/kernels/verify_passes.cuh"
 

@@ -1,4 +1,4 @@
-// Which drafted tokens are kept: spec/verification.h on the device, with the same coins.
+// Which drafted tokens are kept: speculation/verification.h on the device, with the same coins.
 #pragma once
 
 #include <cstdint>

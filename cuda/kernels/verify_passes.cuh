@@ -1,7 +1,7 @@
 // Verification by distributions.
 #pragma once
 
-#include "cuda/device/target.cuh"
+#include "cuda/common/target.cuh"
 #include "cuda/kernels/verify.h"
 
 namespace specdec::cuda::SPECDEC_TARGET {

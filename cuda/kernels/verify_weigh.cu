@@ -1,7 +1,7 @@
 // Rejection and block verification: a block of threads a request, in double as the CPU has them.
-#include "cuda/device/exact_math.cuh"
-#include "cuda/device/philox.cuh"
-#include "cuda/device/ptx.cuh"
+#include "cuda/common/exact_math.cuh"
+#include "cuda/common/philox.cuh"
+#include "cuda/common/ptx.cuh"
 #include "cuda/kernels/verify_passes.cuh"
 
 namespace specdec::cuda::SPECDEC_TARGET {

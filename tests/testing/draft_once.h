@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "spec/draft_tree.h"
-#include "spec/drafter.h"
+#include "speculation/draft_tree.h"
+#include "speculation/drafter.h"
 
 namespace specdec::testing {
 

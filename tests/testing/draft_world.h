@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "spec/draft_policy.h"
+#include "speculation/draft_policy.h"
 
 namespace specdec::testing {
 

@@ -11,8 +11,8 @@
 #include <span>
 #include <vector>
 
-#include "spec/draft_tree.h"
-#include "spec/verification.h"
+#include "speculation/draft_tree.h"
+#include "speculation/verification.h"
 
 namespace specdec::testing {
 

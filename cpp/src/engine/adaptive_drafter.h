@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "spec/composite_drafter.h"
-#include "spec/draft_policy.h"
+#include "speculation/composite_drafter.h"
+#include "speculation/draft_policy.h"
 
 namespace specdec {
 

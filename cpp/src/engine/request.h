@@ -11,10 +11,10 @@
 #include "engine/path_processor.h"
 #include "engine/token_counts.h"
 #include "sched/sequence.h"
-#include "spec/drafter.h"
 #include "specdec/acceptance_stats.h"
 #include "specdec/request_output.h"
 #include "specdec/sampling_params.h"
+#include "speculation/drafter.h"
 
 namespace specdec {
 

@@ -7,11 +7,11 @@
 #include "core/str_cat.h"
 #include "engine/limits.h"
 #include "runtime/draft_model_drafter.h"
-#include "spec/composite_drafter.h"
-#include "spec/custom_drafter.h"
-#include "spec/ngram_drafter.h"
-#include "spec/suffix_drafter.h"
 #include "specdec/error.h"
+#include "speculation/composite_drafter.h"
+#include "speculation/custom_drafter.h"
+#include "speculation/ngram_drafter.h"
+#include "speculation/suffix_drafter.h"
 
 namespace specdec {
 namespace {

@@ -17,11 +17,11 @@
 #include "runtime/draft_model_drafter.h"
 #include "runtime/model_runner.h"
 #include "sched/scheduler.h"
-#include "spec/draft_schedule.h"
-#include "spec/drafter.h"
 #include "specdec/acceptance_stats.h"
 #include "specdec/config.h"
 #include "specdec/engine.h"
+#include "speculation/draft_schedule.h"
+#include "speculation/drafter.h"
 
 namespace specdec {
 

@@ -9,9 +9,9 @@
 #include "engine/request.h"
 #include "runtime/model_runner.h"
 #include "sched/scheduler.h"
-#include "spec/draft_tree.h"
-#include "spec/verification.h"
 #include "specdec/speculative_config.h"
+#include "speculation/draft_tree.h"
+#include "speculation/verification.h"
 
 namespace specdec {
 

@@ -7,7 +7,7 @@
 #include "core/check.h"
 #include "core/run_or_blame.h"
 #include "core/stopwatch.h"
-#include "spec/verification.h"
+#include "speculation/verification.h"
 
 namespace specdec {
 namespace {

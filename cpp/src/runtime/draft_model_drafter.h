@@ -10,8 +10,8 @@
 
 #include "kv/block_pool.h"
 #include "runtime/model_runner.h"
-#include "spec/drafter.h"
 #include "specdec/speculative_config.h"
+#include "speculation/drafter.h"
 
 namespace specdec {
 

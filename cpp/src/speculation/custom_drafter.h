@@ -1,0 +1,36 @@
+// Drafts of a CustomDrafter, checked and merged into the tree.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "specdec/speculative_config.h"
+#include "speculation/drafter.h"
+
+namespace specdec {
+
+// Continuations are cut to the depth, the width and the nodes that are allowed, the first ones have
+// precedence. What propose() throws, and tokens outside the vocabulary, are the error of the one
+// request they were for.
+class CustomDrafterAdapter : public Drafter {
+ public:
+  CustomDrafterAdapter(std::shared_ptr<CustomDrafter> custom, int id, int vocab_size);
+
+  const char* name() const override { return "custom"; }
+  bool is_free() const override { return false; }  // not known
+  void draft(std::span<DraftRequest> requests) override;
+  void finish(uint64_t, std::span<const int32_t>, int) override {}
+
+ private:
+  void check(std::span<const int32_t> continuation) const;
+  void add(const DraftRequest& request, std::span<const int32_t> continuation, int rank) const;
+  bool may_branch(const DraftRequest& request, int parent, int32_t token) const;
+
+  std::shared_ptr<CustomDrafter> custom_;
+  int id_;
+  int vocab_size_;
+};
+
+}  // namespace specdec

@@ -1,0 +1,188 @@
+#include "speculation/draft_tree.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/check.h"
+
+namespace specdec {
+
+void DraftTree::reset(int32_t root_token) {
+  for (int i = 0; i < num_nodes(); ++i) attempts_[i].clear();
+  if (attempts_.empty()) attempts_.emplace_back();
+  tokens_.assign(1, root_token);
+  parents_.assign(1, -1);
+  depths_.assign(1, 0);
+  survivals_.assign(1, 1.0f);
+  drafters_.assign(1, -1);
+  distributions_.clear();
+  num_attempts_ = 0;
+}
+
+int DraftTree::find_child(int parent, int32_t token) const {
+  for (const Attempt& attempt : attempts_[parent]) {
+    if (tokens_[attempt.child] == token) return attempt.child;
+  }
+  return -1;
+}
+
+int DraftTree::find_or_add(int parent, int32_t token, float survival, int drafter) {
+  const int existing = find_child(parent, token);
+  if (existing >= 0) {
+    survivals_[existing] = std::max(survivals_[existing], survival);
+    return existing;
+  }
+  const int node = num_nodes();
+  if (static_cast<int>(attempts_.size()) == node) attempts_.emplace_back();
+  parents_.push_back(parent);
+  depths_.push_back(depths_[parent] + 1);
+  survivals_.push_back(survival);
+  drafters_.push_back(drafter);
+  tokens_.push_back(token);  // the last: with it there is a node, and all that it needs
+  return node;
+}
+
+int DraftTree::add(int parent, int32_t token, float survival, int drafter) {
+  SPECDEC_CHECK(parent >= 0 && parent < num_nodes());
+  SPECDEC_CHECK_GE(survival, 0.0f);
+  survival = std::min(survival, survivals_[parent]);
+  const int node = find_or_add(parent, token, survival, drafter);
+  for (Attempt& attempt : attempts_[parent]) {
+    if (attempt.child != node || attempt.distribution >= 0) continue;
+    attempt.survival = std::max(attempt.survival, survival);
+    return node;
+  }
+  attempts_[parent].push_back(
+      {.child = node, .distribution = -1, .survival = survival, .order = num_attempts_++});
+  return node;
+}
+
+int DraftTree::add_sampled(int parent, int32_t token, float survival, int drafter,
+                           int distribution) {
+  SPECDEC_CHECK(parent >= 0 && parent < num_nodes());
+  SPECDEC_CHECK(distribution >= 0 && distribution < static_cast<int>(distributions_.size()));
+  SPECDEC_CHECK_GE(survival, 0.0f);
+  survival = std::min(survival, survivals_[parent]);
+  for (const Attempt& attempt : attempts_[parent]) {
+    if (attempt.distribution == distribution) survival = std::min(survival, attempt.survival);
+  }
+  const int node = find_or_add(parent, token, survival, drafter);
+  attempts_[parent].push_back({.child = node,
+                               .distribution = distribution,
+                               .survival = survival,
+                               .order = num_attempts_++});
+  return node;
+}
+
+int DraftTree::add_distribution(std::vector<float> probabilities) {
+  distributions_.push_back(std::move(probabilities));
+  return static_cast<int>(distributions_.size()) - 1;
+}
+
+void DraftTree::truncate(int max_drafts) {
+  SPECDEC_CHECK_GE(max_drafts, 0);
+  // With as many nodes as allowed there may still be a try that has to go: one that ranks last and
+  // is there only because it drew a token some other drafter had proposed.
+  if (num_drafts() < max_drafts) return;
+  std::vector<Attempt> ranked;
+  for (int i = 0; i < num_nodes(); ++i) {
+    ranked.insert(ranked.end(), attempts_[i].begin(), attempts_[i].end());
+  }
+  std::sort(ranked.begin(), ranked.end(), [](const Attempt& a, const Attempt& b) {
+    return a.survival != b.survival ? a.survival > b.survival : a.order < b.order;
+  });
+  std::vector<char> keep_node(num_nodes(), 0);
+  std::vector<char> keep_attempt(num_attempts_, 0);
+  keep_node[kRoot] = 1;
+  int num_kept = 0;
+  for (const Attempt& attempt : ranked) {
+    if (num_kept == max_drafts) break;
+    num_kept += !keep_node[attempt.child];
+    keep_node[attempt.child] = 1;
+    keep_attempt[attempt.order] = 1;
+  }
+  keep_only(keep_node, keep_attempt);
+}
+
+void DraftTree::keep_only(std::span<const char> nodes) {
+  SPECDEC_CHECK_EQ(static_cast<int>(nodes.size()), num_nodes());
+  SPECDEC_CHECK(nodes[kRoot]);
+  for (int i = 1; i < num_nodes(); ++i) SPECDEC_CHECK(!nodes[i] || nodes[parents_[i]]);
+  std::vector<char> attempts(num_attempts_, 0);
+  for (const std::vector<Attempt>& tries : attempts_) {
+    for (const Attempt& attempt : tries) attempts[attempt.order] = nodes[attempt.child];
+  }
+  keep_only(nodes, attempts);
+}
+
+void DraftTree::keep_only(std::span<const char> nodes, std::span<const char> attempts) {
+  std::vector<int> renumbered(num_nodes(), -1);
+  int kept = 0;
+  for (int i = 0; i < num_nodes(); ++i) {
+    if (nodes[i]) renumbered[i] = kept++;
+  }
+  for (int i = 0; i < num_nodes(); ++i) {
+    std::vector<Attempt> tries = std::exchange(attempts_[i], {});
+    if (!nodes[i]) continue;
+    std::erase_if(tries, [&](const Attempt& attempt) { return !attempts[attempt.order]; });
+    const int node = renumbered[i];
+    tokens_[node] = tokens_[i];
+    parents_[node] = i == kRoot ? -1 : renumbered[parents_[i]];
+    depths_[node] = depths_[i];
+    survivals_[node] = i == kRoot ? 1.0f : 0.0f;
+    drafters_[node] = drafters_[i];
+    for (Attempt& attempt : tries) attempt.child = renumbered[attempt.child];
+    attempts_[node] = std::move(tries);
+  }
+  tokens_.resize(kept);
+  parents_.resize(kept);
+  depths_.resize(kept);
+  survivals_.resize(kept);
+  drafters_.resize(kept);
+  for (int i = 0; i < kept; ++i) {
+    for (const Attempt& attempt : attempts_[i]) {
+      survivals_[attempt.child] = std::max(survivals_[attempt.child], attempt.survival);
+    }
+  }
+}
+
+bool DraftTree::is_chain() const {
+  for (int i = 1; i < num_nodes(); ++i) {
+    if (parents_[i] != i - 1) return false;
+  }
+  return true;
+}
+
+std::vector<int32_t> DraftTree::path(int node) const {
+  std::vector<int32_t> tokens(depths_[node]);
+  for (int i = node; i != kRoot; i = parents_[i]) tokens[depths_[i] - 1] = tokens_[i];
+  return tokens;
+}
+
+void DraftTree::check_integrity() const {
+  SPECDEC_CHECK_GE(num_nodes(), 1);
+  SPECDEC_CHECK_EQ(parents_[kRoot], -1);
+  SPECDEC_CHECK_EQ(depths_[kRoot], 0);
+  for (int i = 1; i < num_nodes(); ++i) {
+    const int parent = parents_[i];
+    SPECDEC_CHECK(parent >= 0 && parent < i);
+    SPECDEC_CHECK_EQ(depths_[i], depths_[parent] + 1);
+    SPECDEC_CHECK_GE(survivals_[i], 0.0f);
+    SPECDEC_CHECK_LE(survivals_[i], survivals_[parent]);
+    SPECDEC_CHECK_EQ(find_child(parent, tokens_[i]), i);  // also: siblings differ
+  }
+  for (int i = 0; i < static_cast<int>(attempts_.size()); ++i) {
+    if (i >= num_nodes()) SPECDEC_CHECK(attempts_[i].empty());
+    int order = -1;
+    for (const Attempt& attempt : attempts_[i]) {
+      SPECDEC_CHECK(attempt.child > 0 && attempt.child < num_nodes());
+      SPECDEC_CHECK_EQ(parents_[attempt.child], i);
+      SPECDEC_CHECK_LE(attempt.survival, survivals_[attempt.child]);
+      SPECDEC_CHECK_LT(order, attempt.order);
+      SPECDEC_CHECK_LT(attempt.distribution, static_cast<int>(distributions_.size()));
+      order = attempt.order;
+    }
+  }
+}
+
+}  // namespace specdec

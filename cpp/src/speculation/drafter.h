@@ -1,0 +1,85 @@
+// What proposes tokens. The engine calls draft() once a step with the requests that may draft, and
+// finish() when a sequence leaves for good. Everything a drafter needs to know of a sequence it
+// reads from its tokens, so preemption, resumption and steps without drafts need no calls.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <span>
+
+#include "backend/op_args.h"
+#include "kv/block_table.h"
+#include "speculation/draft_gate.h"
+#include "speculation/draft_tree.h"
+
+namespace specdec {
+
+// Builds the sampling parameters of a row of one request: of the token after `path`, drafted tokens
+// that follow what is committed. What the row's spans point to lives until the next step.
+class SampleRowSource {
+ public:
+  virtual ~SampleRowSource() = default;
+  virtual SampleRow make_row(std::span<const int32_t> path) = 0;
+};
+
+struct DraftRequest {
+  uint64_t sequence = 0;            // ordinal
+  std::span<const int32_t> tokens;  // prompt and output; the last is the tree's root
+  int num_prompt_tokens = 0;
+  int max_depth = 0;      // longest path to draft, at least 1
+  int max_nodes = 0;      // most nodes to draft, at least 1; those in the tree already count
+  int tree_width = 1;     // continuations considered at a node; 1: a chain
+  int num_remaining = 0;  // tokens it may yet get
+  const BlockTable* blocks = nullptr;  // room for tokens.size() + max_nodes slots
+  SampleRowSource* rows = nullptr;
+  DraftTree* tree = nullptr;  // out: drafts are added below what it holds
+  DraftGate* gate = nullptr;  // the same for all requests of a call; null: draft to max_depth
+  int match_length = 0;       // out: tokens of the text that the draft continues; 0: none, or n/a
+  // out: set where drafting for this request alone failed. The others are drafted for all the same.
+  std::exception_ptr error;
+};
+
+// Adds a deterministic draft and returns its node; -1 if it is not there yet and the tree is full.
+inline int add_draft(const DraftRequest& request, int parent, int32_t token, float survival,
+                     int drafter) {
+  DraftTree& tree = *request.tree;
+  const bool full = tree.num_drafts() >= request.max_nodes;
+  if (full && tree.find_child(parent, token) < 0) return -1;
+  return tree.add(parent, token, survival, drafter);
+}
+
+// Drafts for each request by itself; what that throws is the request's error.
+template <class Draft>
+void draft_each(std::span<DraftRequest> requests, const Draft& draft) {
+  for (DraftRequest& request : requests) {
+    try {
+      draft(request);
+    } catch (...) {
+      request.error = std::current_exception();
+    }
+  }
+}
+
+class Drafter {
+ public:
+  virtual ~Drafter() = default;
+  virtual const char* name() const = 0;
+  // True when drafting costs next to nothing beside a forward pass.
+  virtual bool is_free() const = 0;
+  virtual void draft(std::span<DraftRequest> requests) = 0;
+  // Tokens of the request it has to run before it can draft, the root with them; 0: it runs none.
+  virtual int num_unseen(const DraftRequest&) const { return 0; }
+  // A forward pass of the last call of draft(), its sampling included.
+  struct Pass {
+    int num_rows = 0;
+    double seconds = 0;
+  };
+  virtual std::span<const Pass> passes() const { return {}; }
+  // The sequence is over; `tokens` are all of its tokens.
+  virtual void finish(uint64_t sequence, std::span<const int32_t> tokens,
+                      int num_prompt_tokens) = 0;
+  // Host memory held, for metrics.
+  virtual int64_t memory_bytes() const { return 0; }
+};
+
+}  // namespace specdec

@@ -1,0 +1,42 @@
+// Prompt lookup: what followed the last few tokens when they occurred before.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "specdec/speculative_config.h"
+#include "speculation/drafter.h"
+#include "speculation/ngram_index.h"
+
+namespace specdec {
+
+// Looks up the longest n-gram at the end of prompt and output, prompt_lookup_min to
+// prompt_lookup_max tokens long, that occurred before. A chain is what followed its latest
+// occurrence. A tree holds what followed its latest kMaxOccurrences ones, the more frequent
+// continuation first, then the more recent. Where the text after an occurrence ends, it goes on as
+// from the occurrence: the end of a text that repeats itself is drafted as repeating.
+class NgramDrafter : public Drafter {
+ public:
+  static constexpr int kMaxOccurrences = 32;
+
+  NgramDrafter(const DrafterConfig& config, int id);
+
+  const char* name() const override { return "ngram"; }
+  bool is_free() const override { return true; }
+  void draft(std::span<DraftRequest> requests) override;
+  void finish(uint64_t sequence, std::span<const int32_t> tokens, int num_prompt_tokens) override;
+  int64_t memory_bytes() const override;
+
+ private:
+  void draft_chain(const DraftRequest& request, const std::vector<int>& ends) const;
+  void draft_tree(const DraftRequest& request, const std::vector<int>& ends) const;
+
+  int min_length_;
+  int max_length_;
+  int id_;
+  std::unordered_map<uint64_t, NgramIndex> indexes_;  // by sequence
+};
+
+}  // namespace specdec

@@ -1,0 +1,45 @@
+// Suffix decoding: what followed patterns of the last tokens, in this sequence and in the outputs
+// of finished ones.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+
+#include "specdec/speculative_config.h"
+#include "speculation/drafter.h"
+#include "speculation/suffix_tree.h"
+
+namespace specdec {
+
+// Each sequence has a tree of its prompt and output; the outputs of finished sequences are in one
+// tree for all, the oldest are evicted beyond suffix_max_cached_requests or beyond the memory
+// limit. The draft of higher score is taken, the sequence's own among equals.
+class SuffixDrafter : public Drafter {
+ public:
+  static constexpr int64_t kMaxSharedBytes = int64_t{256} << 20;
+
+  SuffixDrafter(const DrafterConfig& config, int id, int64_t max_shared_bytes = kMaxSharedBytes);
+
+  const char* name() const override { return "suffix"; }
+  bool is_free() const override { return true; }
+  void draft(std::span<DraftRequest> requests) override;
+  void finish(uint64_t sequence, std::span<const int32_t> tokens, int num_prompt_tokens) override;
+  int64_t memory_bytes() const override;
+
+  int num_shared() const { return shared_.num_closed(); }
+
+ private:
+  void share(std::span<const int32_t> output);
+
+  int max_tree_depth_;
+  int max_shared_;
+  int64_t max_shared_bytes_;
+  double max_spec_factor_;
+  double min_token_prob_;
+  int id_;
+  std::unordered_map<uint64_t, SuffixTree> own_;  // by sequence
+  SuffixTree shared_;
+};
+
+}  // namespace specdec

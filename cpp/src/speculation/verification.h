@@ -1,0 +1,68 @@
+// Which drafted tokens are kept. Pure: distributions and uniforms in, nodes and tokens out.
+//
+// Distributions may be off from a sum of 1 by rounding. A token outside of one has probability 0
+// there, so drafts of a drafter with more padding in its vocabulary, or of token -1, are never
+// accepted. A drafted token to which its own distribution gives no probability (an underflow)
+// counts as deterministic, which is right whatever it was drawn from.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "specdec/speculative_config.h"
+#include "speculation/draft_tree.h"
+
+namespace specdec {
+
+// The outcome of verifying one request's tree: `nodes` are the accepted drafts, from the root's
+// child down; `tokens` are what the request emits, the accepted ones and one more.
+struct Accepted {
+  std::vector<int> nodes;
+  std::vector<int32_t> tokens;
+};
+
+// Exact: `sampled[i]` is what the ordinary sampler draws at node i. Walks from the root to the
+// child that carries the sampled token until there is none.
+Accepted accept_exact(const DraftTree& tree, std::span<const int32_t> sampled);
+
+// A uniform in (0, 1) for the depth-th token after the root and the index-th use there; the same
+// arguments give the same number. Index 0 draws the token that is emitted without a draft; index
+// i + 1 is the coin of attempt i. No number is used for both.
+//
+// Numbers must be new in every step, not only at every position: a block that is cut short has
+// looked at coins of later positions, and what it saw would bias them there.
+using UniformSource = std::function<double(int depth, int index)>;
+
+// The uniforms of a request's step: Philox of its seed and the position of the tree's root, in a
+// stream of their own.
+UniformSource step_uniforms(uint64_t seed, int64_t root_position);
+
+// SampleRow::noise_stream for tokens that drafter `drafter` (0 to 15) draws independently of the
+// target in the step with that root. Verification assumes that attempts of different drafters are
+// independent, and (see above) that a step's drafts are independent of the steps before.
+uint32_t draft_noise_stream(int64_t root_position, int drafter);
+
+// The target's distribution [vocab_size] after node i, all processors applied.
+using TargetSource = std::function<std::span<const float>(int node)>;
+
+// Recursive rejection: at a node, attempt i with token x is accepted with min(1, p_i(x) / q_i(x)),
+// else p_{i+1} = norm(max(p_i - q_i, 0)); when all attempts fail the token is drawn from what is
+// left. q_i is one at x for deterministic attempts, and the distribution without the tokens drawn
+// from it before otherwise. (SpecInfer, Miao et al. 2024; chains: Leviathan et al. 2023.)
+Accepted accept_rejection(const DraftTree& tree, const TargetSource& target,
+                          const UniformSource& uniform);
+
+// Block verification of a chain (Sun et al. 2024), coin i the one of the i-th token. Attempts
+// without a distribution count as one-hot. All attempts at a node must be for the same token; those
+// after the first are not looked at, so that they must not be sampled.
+Accepted accept_block(const DraftTree& tree, const TargetSource& target,
+                      const UniformSource& uniform);
+
+// Accepts the first child at depth i with probability rates[i - 1], then emits `sampled` at the
+// last accepted node.
+Accepted accept_synthetic(const DraftTree& tree, std::span<const double> rates,
+                          std::span<const int32_t> sampled, const UniformSource& uniform);
+
+}  // namespace specdec

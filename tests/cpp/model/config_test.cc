@@ -1,0 +1,402 @@
+#include "model/config.h"
+
+#include <gtest/gtest.h>
+
+#include "specdec/error.h"
+#include "testing/checkpoint_files.h"
+#include "testing/text.h"
+
+namespace specdec {
+namespace {
+
+using testing::has_text;
+using testing::TempDirectory;
+
+// config.json of a small network; `extra` are further members, each after a comma.
+std::string config_json(const std::string& architecture, const std::string& extra = "") {
+  return R"({"architectures":[")" + architecture +
+         R"("],"vocab_size":100,"hidden_size":64,"intermediate_size":96,"num_hidden_layers":3,)"
+         R"("num_attention_heads":4,"num_key_value_heads":2,"max_position_embeddings":256)" +
+         extra + "}";
+}
+
+ModelConfig load(const std::string& json) {
+  TempDirectory directory;
+  directory.write("config.json", json);
+  return load_model_config(directory.path());
+}
+
+std::string error_of(const std::string& json) {
+  try {
+    load(json);
+  } catch (const CheckpointError& error) {
+    EXPECT_TRUE(has_text(error.file(), "config.json"));
+    return error.what();
+  }
+  ADD_FAILURE() << "accepted " << json;
+  return "";
+}
+
+TEST(ModelConfig, ReadsLlama) {
+  const ModelConfig config =
+      load(config_json("LlamaForCausalLM", R"(,"rms_norm_eps":1e-5,"torch_dtype":"bfloat16")"));
+  EXPECT_EQ(config.architecture, "LlamaForCausalLM");
+  EXPECT_EQ(config.checkpoint_dtype, DType::kBF16);
+  EXPECT_EQ(config.vocab_size, 100);
+  EXPECT_EQ(config.num_layers, 3);
+  EXPECT_EQ(config.num_kv_heads, 2);
+  EXPECT_EQ(config.head_dim, 16);
+  EXPECT_FLOAT_EQ(config.norm_eps, 1e-5f);
+  EXPECT_FALSE(config.qkv_bias || config.out_bias || config.mlp_bias || config.qk_norm);
+  EXPECT_FALSE(config.tie_word_embeddings);
+  EXPECT_TRUE(config.gated_mlp && config.final_norm);
+  EXPECT_EQ(config.sliding_window, (std::vector<int>{0, 0, 0}));
+  EXPECT_EQ(config.rope.kind, RopeKind::kDefault);
+  EXPECT_EQ(config.rope.theta, 10000.0);
+}
+
+TEST(ModelConfig, OverridesReplaceKeysAndMergeObjects) {
+  TempDirectory directory;
+  directory.write(
+      "config.json",
+      config_json("LlamaForCausalLM", R"(,"rope_scaling":{"rope_type":"linear","factor":2.0})"));
+  const ModelConfig config = load_model_config(
+      directory.path(),
+      R"({"max_position_embeddings":512,"dtype":"float16","rope_scaling":{"factor":4.0}})");
+  EXPECT_EQ(config.max_position_embeddings, 512);
+  EXPECT_EQ(config.checkpoint_dtype, DType::kF16);
+  EXPECT_EQ(config.rope.kind, RopeKind::kLinear);
+  EXPECT_EQ(config.rope.factor, 4.0);
+  EXPECT_EQ(config.num_layers, 3);
+  for (const char* bad : {"[]", "3", "{", "nonsense"}) {
+    EXPECT_THROW(load_model_config(directory.path(), bad), InvalidArgument) << bad;
+  }
+}
+
+TEST(ModelConfig, ReadsLlamaBiasesAndHeadDim) {
+  const ModelConfig config =
+      load(config_json("LlamaForCausalLM", R"(,"attention_bias":true,"mlp_bias":true,"head_dim":32,
+                       "tie_word_embeddings":true,"dtype":"float16")"));
+  EXPECT_TRUE(config.qkv_bias && config.out_bias && config.mlp_bias);
+  EXPECT_EQ(config.head_dim, 32);
+  EXPECT_TRUE(config.tie_word_embeddings);
+  EXPECT_EQ(config.checkpoint_dtype, DType::kF16);
+}
+
+TEST(ModelConfig, HeadsWithoutKeyValueHeadsAreAllTheirOwn) {
+  const std::string json = R"({"architectures":["LlamaForCausalLM"],"vocab_size":100,
+      "hidden_size":64,"intermediate_size":96,"num_hidden_layers":3,"num_attention_heads":4})";
+  EXPECT_EQ(load(json).num_kv_heads, 4);
+}
+
+TEST(ModelConfig, FindsFamilyByModelTypeAndBaseModelName) {
+  const std::string body = R"("vocab_size":10,"hidden_size":64,"intermediate_size":96,
+      "num_hidden_layers":1,"num_attention_heads":4,"num_key_value_heads":4})";
+  EXPECT_EQ(load(R"({"model_type":"qwen2",)" + body).architecture, "Qwen2ForCausalLM");
+  EXPECT_EQ(load(R"({"architectures":["LlamaModel"],)" + body).architecture, "LlamaForCausalLM");
+}
+
+TEST(ModelConfig, UnknownArchitectureListsTheKnownOnes) {
+  const std::string message = error_of(config_json("GPT2LMHeadModel"));
+  EXPECT_TRUE(has_text(message, "GPT2LMHeadModel"));
+  for (const std::string& known : known_architectures()) EXPECT_TRUE(has_text(message, known));
+  EXPECT_EQ(known_architectures().size(), 6u);
+}
+
+// ---- rope
+
+TEST(ModelConfig, ReadsRopeOfTransformers4) {
+  const ModelConfig config =
+      load(config_json("LlamaForCausalLM", R"(,"rope_theta":500000,"rope_scaling":{
+        "rope_type":"llama3","factor":8.0,"low_freq_factor":1.0,"high_freq_factor":4.0,
+        "original_max_position_embeddings":8192})"));
+  EXPECT_EQ(config.rope.kind, RopeKind::kLlama3);
+  EXPECT_EQ(config.rope.theta, 500000.0);
+  EXPECT_EQ(config.rope.factor, 8.0);
+  EXPECT_EQ(config.rope.high_freq_factor, 4.0);
+  EXPECT_EQ(config.rope.original_max_position_embeddings, 8192);
+}
+
+TEST(ModelConfig, ReadsRopeOfTransformers5) {
+  const ModelConfig config = load(config_json(
+      "Qwen2ForCausalLM", R"(,"rope_parameters":{"rope_type":"yarn","rope_theta":1000000.0,
+      "factor":4.0,"original_max_position_embeddings":32768,"beta_fast":16,"attention_factor":1.2,
+      "partial_rotary_factor":0.5,"truncate":false})"));
+  EXPECT_EQ(config.rope.kind, RopeKind::kYarn);
+  EXPECT_EQ(config.rope.theta, 1e6);
+  EXPECT_EQ(config.rope.beta_fast, 16.0);
+  EXPECT_EQ(config.rope.beta_slow, 1.0);
+  EXPECT_EQ(config.rope.attention_factor, 1.2);
+  EXPECT_EQ(config.rope.partial_rotary_factor, 0.5);
+  EXPECT_FALSE(config.rope.truncate);
+}
+
+TEST(ModelConfig, LegacyTypeKeyAndDefaultsOfScaling) {
+  const ModelConfig linear =
+      load(config_json("LlamaForCausalLM", R"(,"rope_scaling":{"type":"linear","factor":2})"));
+  EXPECT_EQ(linear.rope.kind, RopeKind::kLinear);
+  EXPECT_EQ(linear.rope.factor, 2.0);
+  const ModelConfig dynamic =
+      load(config_json("LlamaForCausalLM", R"(,"rope_scaling":{"type":"dynamic","factor":2.0})"));
+  EXPECT_EQ(dynamic.rope.original_max_position_embeddings, 256);
+  EXPECT_EQ(load(config_json("LlamaForCausalLM", R"(,"rope_scaling":null)")).rope.kind,
+            RopeKind::kDefault);
+  EXPECT_EQ(load(config_json("MixtralForCausalLM")).rope.theta, 1e6);
+}
+
+// ---- windows
+
+TEST(ModelConfig, MistralWindowIsForAllLayersAndDefaultsTo4096) {
+  EXPECT_EQ(load(config_json("MistralForCausalLM", R"(,"sliding_window":64)")).sliding_window,
+            (std::vector<int>{64, 64, 64}));
+  EXPECT_EQ(load(config_json("MistralForCausalLM", R"(,"sliding_window":null)")).sliding_window,
+            std::vector<int>(3, 0));
+  EXPECT_EQ(load(config_json("MistralForCausalLM")).sliding_window, std::vector<int>(3, 4096));
+}
+
+TEST(ModelConfig, QwenWindowStartsAtMaxWindowLayers) {
+  const std::string window = R"(,"sliding_window":64,"max_window_layers":1)";
+  EXPECT_EQ(load(config_json("Qwen2ForCausalLM", window)).sliding_window, std::vector<int>(3, 0));
+  EXPECT_EQ(load(config_json("Qwen2ForCausalLM", window + R"(,"use_sliding_window":true)"))
+                .sliding_window,
+            (std::vector<int>{0, 64, 64}));
+}
+
+TEST(ModelConfig, QwenLayerTypesSayWhichLayersHaveWindows) {
+  const std::string types =
+      R"(,"layer_types":["sliding_attention","full_attention","sliding_attention"])";
+  EXPECT_EQ(load(config_json("Qwen3ForCausalLM",
+                             types + R"(,"use_sliding_window":true,"sliding_window":32)"))
+                .sliding_window,
+            (std::vector<int>{32, 0, 32}));
+  EXPECT_TRUE(has_text(error_of(config_json("Qwen3ForCausalLM", types)), "layer_types"));
+}
+
+// ---- families
+
+TEST(ModelConfig, ReadsQwenAndMixtral) {
+  const ModelConfig qwen2 = load(config_json("Qwen2ForCausalLM"));
+  EXPECT_TRUE(qwen2.qkv_bias && !qwen2.out_bias && !qwen2.qk_norm);
+  const ModelConfig qwen3 = load(config_json("Qwen3ForCausalLM"));
+  EXPECT_TRUE(qwen3.qk_norm && !qwen3.qkv_bias);
+  EXPECT_EQ(qwen3.head_dim, 128);
+  const ModelConfig mixtral =
+      load(config_json("MixtralForCausalLM", R"(,"num_local_experts":6,"num_experts_per_tok":3)"));
+  EXPECT_EQ(mixtral.num_experts, 6);
+  EXPECT_EQ(mixtral.num_experts_per_token, 3);
+  EXPECT_EQ(mixtral.sliding_window, std::vector<int>(3, 0));
+}
+
+TEST(ModelConfig, ReadsOpt) {
+  const std::string body = R"({"architectures":["OPTForCausalLM"],"vocab_size":100,
+      "hidden_size":64,"ffn_dim":96,"num_hidden_layers":2,"num_attention_heads":4,
+      "max_position_embeddings":128)";
+  const ModelConfig before = load(body + "}");
+  EXPECT_EQ(before.norm_kind, NormKind::kLayer);
+  EXPECT_TRUE(before.learned_positions && before.final_norm && before.tie_word_embeddings);
+  EXPECT_TRUE(before.qkv_bias && before.out_bias && before.mlp_bias);
+  EXPECT_FALSE(before.norm_after || before.gated_mlp);
+  EXPECT_EQ(before.activation, Activation::kRelu);
+  EXPECT_EQ(before.learned_position_offset, 2);
+  EXPECT_EQ(before.embed_dim, 0);
+  EXPECT_EQ(before.intermediate_size, 96);
+  const ModelConfig after =
+      load(body + R"(,"do_layer_norm_before":false,"word_embed_proj_dim":32,"enable_bias":false})");
+  EXPECT_TRUE(after.norm_after && !after.final_norm && !after.qkv_bias);
+  EXPECT_EQ(after.embed_dim, 32);
+  EXPECT_FALSE(load(body + R"(,"_remove_final_layer_norm":true})").final_norm);
+}
+
+// ---- what is not implemented is refused, never ignored
+
+struct Refusal {
+  const char* name;
+  const char* architecture;
+  const char* extra;
+  const char* message;
+};
+
+class RefusedConfig : public ::testing::TestWithParam<Refusal> {};
+
+TEST_P(RefusedConfig, NamesTheKey) {
+  const Refusal& refusal = GetParam();
+  EXPECT_TRUE(
+      has_text(error_of(config_json(refusal.architecture, refusal.extra)), refusal.message));
+}
+
+constexpr const char* kLlama = "LlamaForCausalLM";
+
+INSTANTIATE_TEST_SUITE_P(
+    All, RefusedConfig,
+    ::testing::Values(
+        Refusal{"Quantization", kLlama, R"(,"quantization_config":{"quant_method":"awq"})",
+                "quantization_config.quant_method: weights quantised by 'awq' are not read"},
+        Refusal{"QuantizationGroups", kLlama,
+                R"(,"quantization_config":{"quant_method":"specdec_native","group_size":128})",
+                "quantization_config.group_size: expected 32"},
+        Refusal{"Fp8Format", kLlama,
+                R"(,"quantization_config":{"quant_method":"fp8","fmt":"e5m2"})",
+                "quantization_config.fmt: 'e5m2'"},
+        Refusal{"Fp8Blocks", kLlama,
+                R"(,"quantization_config":{"quant_method":"fp8","weight_block_size":[128,0]})",
+                "quantization_config.weight_block_size: expected two positive integers"},
+        Refusal{"CompressedIntegers", kLlama,
+                R"(,"quantization_config":{"quant_method":"compressed-tensors",
+                "format":"pack-quantized"})",
+                "quantization_config.format: 'pack-quantized'"},
+        Refusal{"CompressedGroups", kLlama,
+                R"(,"quantization_config":{"quant_method":"compressed-tensors",
+                "format":"float-quantized","config_groups":{"group_0":{"weights":{
+                "type":"float","strategy":"group"}}}})",
+                "quantization_config.config_groups.group_0.weights.strategy: 'group'"},
+        Refusal{"CompressedSparse", kLlama,
+                R"(,"quantization_config":{"quant_method":"compressed-tensors",
+                "format":"float-quantized","sparsity_config":{"format":"sparse-24-bitmask"}})",
+                "quantization_config.sparsity_config.format: sparse"},
+        Refusal{"HiddenAct", kLlama, R"(,"hidden_act":"quick_gelu")", "hidden_act: 'quick_gelu'"},
+        Refusal{"RopeType", kLlama, R"(,"rope_scaling":{"rope_type":"longrope","factor":2})",
+                "rope_scaling.rope_type: 'longrope'"},
+        Refusal{"RopeKey", kLlama,
+                R"(,"rope_parameters":{"rope_type":"default","mrope_section":[1,2]})",
+                "rope_parameters.mrope_section"},
+        Refusal{"RopePerLayerType", kLlama,
+                R"(,"rope_parameters":{"full_attention":{"rope_type":"default"}})",
+                "rope_parameters.full_attention"},
+        Refusal{"RopeWithoutFactor", kLlama, R"(,"rope_scaling":{"rope_type":"linear"})",
+                "rope_scaling.factor: missing"},
+        Refusal{"Llama3WithoutFactors", kLlama, R"(,"rope_scaling":{"rope_type":"llama3",
+                "factor":8})",
+                "low_freq_factor: missing"},
+        Refusal{"NegativeTheta", kLlama, R"(,"rope_theta":-1)", "rope_theta"},
+        Refusal{"LlamaWindow", kLlama, R"(,"sliding_window":32)", "sliding_window"},
+        Refusal{"ChunkedLayers", "Qwen2ForCausalLM",
+                R"(,"layer_types":["full_attention","full_attention","chunked_attention"])",
+                "'chunked_attention'"},
+        Refusal{"TooFewLayerTypes", "Qwen2ForCausalLM", R"(,"layer_types":["full_attention"])",
+                "layer_types: expected 3"},
+        Refusal{"MistralLayerTypes", "MistralForCausalLM",
+                R"(,"layer_types":["full_attention","sliding_attention","full_attention"])",
+                "layer_types"},
+        Refusal{"MistralBias", "MistralForCausalLM", R"(,"attention_bias":true)", "attention_bias"},
+        Refusal{"Softcapping", kLlama, R"(,"final_logit_softcapping":30.0)",
+                "final_logit_softcapping"},
+        Refusal{"DType", kLlama, R"(,"torch_dtype":"float8_e4m3fn")", "torch_dtype"},
+        Refusal{"OddHeadDim", kLlama, R"(,"head_dim":7)", "head_dim"},
+        Refusal{"TooManyExpertsPerToken", "MixtralForCausalLM",
+                R"(,"num_local_experts":2,"num_experts_per_tok":3)", "num_experts_per_tok"},
+        Refusal{"OptNormWithoutWeights", "OPTForCausalLM",
+                R"(,"ffn_dim":96,"layer_norm_elementwise_affine":false)",
+                "layer_norm_elementwise_affine"}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+TEST(ModelConfig, ReadsHowEightBitFloatsAreStored) {
+  TempDirectory directory;
+  const auto config_of = [&](const std::string& quantization) {
+    directory.write("config.json",
+                    config_json(kLlama, str_cat(R"(,"quantization_config":)", quantization)));
+    return load_model_config(directory.path());
+  };
+  ModelConfig config = config_of(
+      R"({"quant_method":"fp8","fmt":"e4m3","activation_scheme":"dynamic",
+          "weight_block_size":[128,64]})");
+  EXPECT_EQ(config.stored_format, "fp8");
+  EXPECT_EQ(config.scale_block.rows, 128);
+  EXPECT_EQ(config.scale_block.cols, 64);
+  config = config_of(R"({"quant_method":"fp8","activation_scheme":"static"})");
+  EXPECT_EQ(config.scale_block.rows, 0);
+  config = config_of(R"({"quant_method":"fbgemm_fp8","activation_scale_ub":1200.0})");
+  EXPECT_EQ(config.stored_format, "fbgemm_fp8");
+  config = config_of(R"({"quant_method":"compressed-tensors","format":"float-quantized",
+      "kv_cache_scheme":null,"sparsity_config":{"format":"dense"},"ignore":["lm_head"],
+      "config_groups":{"group_0":{"targets":["Linear"],"weights":{"num_bits":8,"type":"float",
+      "strategy":"block","block_structure":[128,128],"symmetric":true}}}})");
+  EXPECT_EQ(config.stored_format, "compressed-tensors");
+  EXPECT_EQ(config.scale_block.cols, 128);
+}
+
+TEST(ModelConfig, WrongTypesAndMissingKeysAreNamed) {
+  EXPECT_TRUE(
+      has_text(error_of(R"({"architectures":["LlamaForCausalLM"]})"), "vocab_size: missing"));
+  EXPECT_TRUE(has_text(error_of(R"({"architectures":["LlamaForCausalLM"],"vocab_size":"many"})"),
+                       "vocab_size: expected an integer of at least 1, got \"many\""));
+  EXPECT_TRUE(
+      has_text(error_of(R"({"architectures":["LlamaForCausalLM"],"vocab_size":0})"), "vocab_size"));
+  EXPECT_TRUE(has_text(
+      error_of(R"({"architectures":["LlamaForCausalLM"],"vocab_size":3000000000})"), "vocab_size"));
+  EXPECT_TRUE(has_text(error_of(R"({"architectures":"LlamaForCausalLM"})"), "architectures"));
+  EXPECT_TRUE(has_text(error_of("[]"), "JSON object"));
+  EXPECT_TRUE(has_text(error_of("{"), "not valid JSON"));
+  EXPECT_TRUE(has_text(error_of(""), "not valid JSON"));
+}
+
+TEST(ModelConfig, KeyValueHeadsMustDivideHeads) {
+  const std::string json = R"({"architectures":["LlamaForCausalLM"],"vocab_size":100,
+      "hidden_size":60,"intermediate_size":96,"num_hidden_layers":3,"num_attention_heads":4,
+      "num_key_value_heads":3})";
+  EXPECT_TRUE(has_text(error_of(json), "num_key_value_heads"));
+}
+
+TEST(ModelConfig, MissingDirectoryAndConfigAreTold) {
+  TempDirectory directory;
+  directory.write("model.gguf", "x");
+  const auto message = [](const std::string& path) -> std::string {
+    try {
+      load_model_config(path);
+    } catch (const CheckpointError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_TRUE(has_text(message(directory.path()), "config.json"));
+  EXPECT_TRUE(has_text(message(directory.path()), "missing"));
+  EXPECT_TRUE(has_text(message(directory.file("none")), "no such directory"));
+  EXPECT_TRUE(has_text(message(directory.file("model.gguf")), "not a directory"));
+  EXPECT_TRUE(has_text(message(""), "no such directory"));
+}
+
+TEST(ModelConfig, AFileIsBoundedBeforeAnythingIsMadeOfIt) {
+  struct Case {
+    std::string member;
+    const char* message;
+  };
+  const std::string deep(200'000, '[');
+  const std::string end(200'000, ']');
+  const std::vector<Case> cases = {
+      {R"(,"dtype":)" + deep + end, "nested deeper than 64 levels"},
+      {R"(,"unknown":)" + deep + end, "nested deeper than 64 levels"},
+      {R"(,"dtype":[1,{"a":[]}])", "dtype: expected a string, got a list"},
+      {R"(,"dtype":{"a":1})", "dtype: expected a string, got an object"},
+      {R"(,"head_dim":")" + std::string(5000, 'x') + '"', "integer of at least 1, got \"xxx"},
+      {R"(,"dtype":")" + std::string(5000, 'x') + '"', "dtype: 'xxx"},
+      {R"(,"num_hidden_layers":2147483647)", "num_hidden_layers: expected at most 65536"},
+  };
+  for (const Case& bad : cases) {
+    const std::string message = error_of(config_json(kLlama, bad.member));
+    EXPECT_TRUE(has_text(message, bad.message));
+    EXPECT_LT(message.size(), 1200u);
+  }
+}
+
+// ---- end-of-sequence tokens
+
+TEST(EosTokenIds, GenerationConfigGoesFirst) {
+  TempDirectory directory;
+  directory.write("config.json", config_json(kLlama, R"(,"eos_token_id":2)"));
+  EXPECT_EQ(load_eos_token_ids(directory.path()), (std::vector<int>{2}));
+  directory.write("generation_config.json", R"({"eos_token_id":[7,9]})");
+  EXPECT_EQ(load_eos_token_ids(directory.path()), (std::vector<int>{7, 9}));
+  EXPECT_EQ(load_model_config(directory.path()).eos_token_ids, (std::vector<int>{7, 9}));
+  directory.write("generation_config.json", R"({"eos_token_id":null})");
+  EXPECT_EQ(load_eos_token_ids(directory.path()), (std::vector<int>{2}));
+}
+
+TEST(EosTokenIds, MayBeAbsentButNotMalformed) {
+  TempDirectory directory;
+  directory.write("config.json", config_json(kLlama));
+  EXPECT_TRUE(load_eos_token_ids(directory.path()).empty());
+  directory.write("config.json", config_json(kLlama, R"(,"eos_token_id":"</s>")"));
+  EXPECT_THROW(load_eos_token_ids(directory.path()), CheckpointError);
+}
+
+}  // namespace
+}  // namespace specdec

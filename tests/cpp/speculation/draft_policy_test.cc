@@ -1,0 +1,319 @@
+#include "speculation/draft_policy.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "testing/draft_world.h"
+
+namespace specdec {
+namespace {
+
+using testing::best_fixed_rate;
+using testing::DraftWorld;
+using testing::DraftWorldOptions;
+using testing::fixed_rate;
+
+struct Setting {
+  bool is_sequential = true;
+  int num_requests = 1;
+  double row_share = 0.02;  // of a row more in the target's pass
+  double pass_share = 0.3;  // of the drafter's pass
+  double acceptance = 0.7;
+};
+
+DraftWorldOptions world_of(const Setting& setting, uint32_t seed = 1) {
+  return {
+      .num_requests = setting.num_requests,
+      .max_depth = setting.is_sequential ? 8 : 16,
+      .is_sequential = setting.is_sequential,
+      .verify_seconds = [setting](int rows) { return 0.01 * (1 + setting.row_share * (rows - 1)); },
+      .pass_seconds = 0.01 * setting.pass_share,
+      .acceptance = [setting](int, int64_t, int) { return setting.acceptance; },
+      .seed = seed};
+}
+
+// Of the rate of the best fixed length, what is reached once the first tokens have been seen.
+double share_of_best(const Setting& setting) {
+  const DraftWorldOptions options = world_of(setting);
+  DraftWorld world(options);
+  world.run(128);
+  return world.run(6000).tokens_per_second() / best_fixed_rate(options);
+}
+
+std::string text_of(const Setting& setting) {
+  return std::string(setting.is_sequential ? "model" : "free") +
+         ", requests: " + std::to_string(setting.num_requests) +
+         ", row: " + std::to_string(setting.row_share) +
+         ", pass: " + std::to_string(setting.pass_share) +
+         ", acceptance: " + std::to_string(setting.acceptance);
+}
+
+TEST(DraftPolicy, ReachesTheRateOfTheBestFixedLength) {
+  double total = 0;
+  int count = 0;
+  for (const double row_share : {0.02, 0.1}) {
+    for (const double acceptance : {0.0, 0.1, 0.3, 0.5, 0.7, 0.85, 0.95, 1.0}) {
+      std::vector<Setting> settings = {{false, 1, row_share, 0, acceptance},
+                                       {false, 8, row_share, 0, acceptance}};
+      for (const double pass_share : {0.1, 0.3, 0.6}) {
+        settings.push_back({true, 1, row_share, pass_share, acceptance});
+      }
+      for (const Setting& setting : settings) {
+        const double share = share_of_best(setting);
+        EXPECT_GT(share, 0.90) << text_of(setting);
+        total += share;
+        ++count;
+      }
+    }
+  }
+  EXPECT_GT(total / count, 0.97);
+}
+
+TEST(DraftPolicy, DraftsOfABatchAreWorthLessAndNeverCostMuch) {
+  for (const double pass_share : {0.1, 0.3}) {
+    for (const double acceptance : {0.0, 0.3, 0.5, 0.7, 0.85, 0.95, 1.0}) {
+      const Setting setting{true, 8, 0.02, pass_share, acceptance};
+      EXPECT_GT(share_of_best(setting), 0.85) << text_of(setting);
+    }
+  }
+}
+
+TEST(DraftPolicy, AHopelessDrafterCostsAtMostTwoPercent) {
+  for (const bool is_sequential : {false, true}) {
+    for (const int num_requests : {1, 8}) {
+      for (const double pass_share : {0.1, 0.3, 0.6, 1.5}) {
+        const Setting setting{is_sequential, num_requests, 0.05, pass_share, 0.0};
+        const DraftWorldOptions options = world_of(setting);
+        DraftWorld world(options);
+        const double plain = fixed_rate(options, 0);
+        // The first request, too, loses little.
+        EXPECT_GT(world.run(128).tokens_per_second(), 0.95 * plain) << text_of(setting);
+        EXPECT_GT(world.run(2000).tokens_per_second(), 0.98 * plain) << text_of(setting);
+        const DraftPolicyStats& stats = world.policy().stats();
+        EXPECT_GT(stats.num_without_drafts, 0.9 * stats.num_decisions);
+      }
+    }
+  }
+}
+
+TEST(DraftPolicy, LevelsDecidedAheadReachTheBestFixedDepth) {
+  for (const int width : {1, 3}) {
+    for (const int num_requests : {1, 8}) {
+      for (const double pass_share : {0.1, 0.3}) {
+        for (const double acceptance : {0.1, 0.5, 0.7, 0.85, 0.95}) {
+          const Setting setting{true, num_requests, 0.02, pass_share, acceptance};
+          DraftWorldOptions options = world_of(setting);
+          options.width = width;
+          const double best = best_fixed_rate(options);
+          options.levels = true;
+          DraftWorld world(options);
+          world.run(128);
+          const double rate = world.run(4000).tokens_per_second();
+          EXPECT_GT(rate / best, 0.9) << text_of(setting) << " width " << width;
+        }
+      }
+    }
+  }
+}
+
+TEST(DraftPolicy, LevelsOfAHopelessDrafterCostAtMostTwoPercent) {
+  for (const int num_requests : {1, 8}) {
+    for (const double pass_share : {0.1, 0.6}) {
+      const Setting setting{true, num_requests, 0.05, pass_share, 0.0};
+      DraftWorldOptions options = world_of(setting);
+      const double plain = fixed_rate(options, 0);
+      options.levels = true;
+      DraftWorld world(options);
+      EXPECT_GT(world.run(2000).tokens_per_second(), 0.98 * plain) << text_of(setting);
+    }
+  }
+}
+
+TEST(DraftPolicy, AFreeDrafterThatIsWrongIsNotVerifiedButStillWatched) {
+  // Wrong for a thousand tokens, right from then on.
+  DraftWorldOptions options = world_of({false, 1, 0.05, 0, 0});
+  options.acceptance = [](int, int64_t token, int) { return token < 1000 ? 0.0 : 0.95; };
+  DraftWorld world(options);
+  world.run(900);
+  const auto verified_before = world.policy().stats().num_verified_tokens;
+  EXPECT_LT(verified_before, 60);
+  world.run(160);  // a hundred past the change, of which some sixty to notice it
+  const double rate = world.run(100).tokens_per_second();
+  options.acceptance = [](int, int64_t, int) { return 0.95; };
+  EXPECT_GT(rate, 0.8 * best_fixed_rate(options));
+}
+
+TEST(DraftPolicy, AModelThatBecomesUsefulIsFoundByProbing) {
+  DraftWorldOptions options = world_of({true, 1, 0.02, 0.2, 0});
+  options.acceptance = [](int, int64_t token, int) { return token < 500 ? 0.05 : 0.9; };
+  DraftWorld world(options);
+  world.run(500);
+  world.run(1500);
+  EXPECT_GT(world.policy().stats().num_probes, 0);
+  const double rate = world.run(500).tokens_per_second();
+  options.acceptance = [](int, int64_t, int) { return 0.9; };
+  EXPECT_GT(rate, 0.9 * best_fixed_rate(options));
+}
+
+TEST(DraftPolicy, AModelThatBecomesUselessIsLeft) {
+  DraftWorldOptions options = world_of({true, 1, 0.02, 0.3, 0});
+  options.acceptance = [](int, int64_t token, int) { return token < 1000 ? 0.95 : 0.02; };
+  DraftWorld world(options);
+  world.run(1000);
+  world.run(60);
+  EXPECT_GT(world.run(1000).tokens_per_second(), 0.96 * fixed_rate(world_of({}), 0));
+}
+
+TEST(DraftPolicy, RequestsOfOneBatchAreToldApart) {
+  // One copies, the others are guessed wrong.
+  DraftWorldOptions options = world_of({false, 4, 0.1, 0, 0});
+  options.acceptance = [](int request, int64_t, int) { return request == 0 ? 0.98 : 0.02; };
+  DraftWorld world(options);
+  world.run(200);
+  const size_t seen = world.lengths().size();
+  world.run(100);
+  double verified[2] = {0, 0};
+  for (size_t i = seen; i < world.lengths().size(); ++i) {
+    verified[i % 4 == 0 ? 0 : 1] += world.lengths()[i];
+  }
+  EXPECT_GT(verified[0], 20 * verified[1]);
+}
+
+TEST(DraftPolicy, TheKneeOfThePassIsRespected) {
+  // Rows are free up to eight and dear beyond.
+  DraftWorldOptions options = world_of({false, 1, 0, 0, 0.97});
+  options.verify_seconds = [](int rows) { return rows <= 8 ? 0.01 : 0.01 + 0.003 * (rows - 8); };
+  DraftWorld world(options);
+  world.run(500);
+  const size_t seen = world.lengths().size();
+  world.run(500);
+  double total = 0;
+  for (size_t i = seen; i < world.lengths().size(); ++i) total += world.lengths()[i];
+  EXPECT_NEAR(total / static_cast<double>(world.lengths().size() - seen), 7.0, 1.3);
+}
+
+TEST(DraftPolicy, EqualMeasurementsGiveEqualDecisions) {
+  for (const bool is_sequential : {false, true}) {
+    DraftWorld one(world_of({is_sequential, 3, 0.05, 0.2, 0.6}));
+    DraftWorld other(world_of({is_sequential, 3, 0.05, 0.2, 0.6}));
+    one.run(300);
+    other.run(300);
+    EXPECT_EQ(one.lengths(), other.lengths());
+  }
+}
+
+// --- one step at a time
+
+constexpr uint64_t kRequest = 7;
+
+DraftPolicy of_one(DrafterTraits drafter) {
+  return DraftPolicy(std::vector<DrafterTraits>{drafter});
+}
+
+// Plain steps until the policy knows what one costs.
+void settle(DraftPolicy& policy, double seconds = 0.01) {
+  for (int i = 0; i < 5; ++i) {
+    policy.begin_step(1, 0);
+    DraftTree tree;
+    tree.reset(0);
+    const DraftPolicy::Draft draft{.sequence = kRequest, .tree = &tree, .max_nodes = 8};
+    policy.choose({&draft, 1});
+    policy.record_tokens(kRequest, std::vector<int32_t>{0});
+    policy.end_step(seconds);
+  }
+}
+
+DraftTree chain_of(int length, float confidence = 0.9f) {
+  DraftTree tree;
+  tree.reset(0);
+  int node = 0;
+  for (int i = 1; i <= length; ++i) {
+    node = tree.add(node, i, tree.survival(node) * confidence, 0);
+  }
+  return tree;
+}
+
+TEST(DraftPolicySteps, NothingIsVerifiedBeforeAStepWasMeasured) {
+  DraftPolicy policy = of_one({});
+  policy.begin_step(1, 0);
+  DraftTree tree = chain_of(6);
+  const DraftPolicy::Draft draft{.sequence = kRequest, .tree = &tree, .max_nodes = 8};
+  policy.choose({&draft, 1});
+  EXPECT_EQ(tree.num_drafts(), 0);
+}
+
+TEST(DraftPolicySteps, SlotsAreNeverExceeded) {
+  DraftPolicy policy = of_one({});
+  settle(policy);
+  for (int limit = 0; limit <= 6; ++limit) {
+    EXPECT_LE(policy.num_slots(kRequest, limit), limit);
+    policy.begin_step(1, 0);
+    DraftTree tree = chain_of(12, 0.99f);
+    const DraftPolicy::Draft draft{.sequence = kRequest, .tree = &tree, .max_nodes = limit};
+    policy.choose({&draft, 1});
+    EXPECT_LE(tree.num_drafts(), limit);
+    tree.check_integrity();
+    std::vector<int32_t> tokens;
+    for (int i = 0; i <= tree.num_drafts(); ++i) tokens.push_back(i + 1);
+    policy.record_tokens(kRequest, tokens);
+    policy.end_step(0.01);
+  }
+}
+
+TEST(DraftPolicySteps, LikelyBranchesAreKeptBeforeUnlikelyOnes) {
+  DraftPolicy policy = of_one({});
+  settle(policy);
+  policy.begin_step(1, 0);
+  DraftTree tree;
+  tree.reset(0);
+  const int unlikely = tree.add(0, 1, 0.05f, 0);
+  tree.add(unlikely, 2, 0.04f, 0);
+  const int likely = tree.add(0, 3, 0.9f, 0);
+  tree.add(likely, 4, 0.85f, 0);
+  const DraftPolicy::Draft draft{.sequence = kRequest, .tree = &tree, .max_nodes = 2};
+  policy.choose({&draft, 1});
+  ASSERT_EQ(tree.num_drafts(), 2);
+  EXPECT_EQ(tree.path(2), (std::vector<int32_t>{3, 4}));
+  tree.check_integrity();
+}
+
+TEST(DraftPolicySteps, CatchingUpOnAPromptMustPayOverWhatIsLeft) {
+  const auto is_asked = [](int num_unseen, int num_remaining) {
+    DraftPolicy policy = of_one({.is_free = false, .is_sequential = true, .relative_cost = 0.1});
+    settle(policy);
+    policy.begin_step(1, 0);
+    DraftPolicy::Ask ask{.sequence = kRequest,
+                         .max_depth = 4,
+                         .num_unseen = num_unseen,
+                         .num_remaining = num_remaining};
+    policy.plan(0, {&ask, 1});
+    return ask.is_chosen;
+  };
+  EXPECT_TRUE(is_asked(1, 100));
+  EXPECT_TRUE(is_asked(200, 100));
+  EXPECT_FALSE(is_asked(5000, 4));
+}
+
+TEST(DraftPolicySteps, AnOutlierChangesLittle) {
+  DraftPolicy policy = of_one({});
+  settle(policy);
+  const auto verified = [&] {
+    policy.begin_step(1, 0);
+    DraftTree tree = chain_of(8, 0.95f);
+    const DraftPolicy::Draft draft{.sequence = kRequest, .tree = &tree, .max_nodes = 8};
+    policy.choose({&draft, 1});
+    return tree.num_drafts();
+  };
+  const int before = verified();
+  EXPECT_GT(before, 0);
+  policy.record_tokens(kRequest, std::vector<int32_t>{1, 2, 3, 4, 5, 6, 7, 8, 9});
+  policy.end_step(5.0);  // five hundred times as long: preempted
+  EXPECT_GT(verified(), before / 2);
+}
+
+}  // namespace
+}  // namespace specdec
