@@ -12,7 +12,7 @@ from typing import Any
 from specdec_native import _core
 from specdec_native.checkpoints import hub
 from specdec_native.checkpoints.hf_config import HfOverrides, check_hf_overrides, overrides_json
-from specdec_native.engine_options import check_quantization, dtype_name, make_config
+from specdec_native.engine_options import OPTIONS, check_quantization, dtype_name, make_config
 from specdec_native.errors import RequestError
 from specdec_native.log import route_core_log
 from specdec_native.progress import BAR_SECONDS, make_progress_bar, show_bytes
@@ -144,35 +144,14 @@ class Engine:
         Raises ValueError for a bad option or checkpoint, MemoryError where it does not fit,
         RuntimeError where the device is not available.
         """
-        if seed is None:
-            seed = 0
+        core_options = {name: value for name, value in locals().items() if name in OPTIONS}
         dtype = dtype_name(dtype)
         if isinstance(max_logprobs, bool) or not isinstance(max_logprobs, int) or max_logprobs < -1:
             raise ValueError(f"max_logprobs must be -1 or at least 0, got {max_logprobs!r}")
         check_quantization(quantization)
         check_hf_overrides(hf_overrides)
         generation = GenerationConfig(generation_config, override_generation_config)
-        config = make_config(
-            dtype=dtype,
-            load_format=load_format,
-            quantization=quantization,
-            device=device,
-            cpu_isa=cpu_isa,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            kv_cache_dtype=kv_cache_dtype,
-            kv_cache_memory_bytes=kv_cache_memory_bytes,
-            num_kv_blocks=num_kv_blocks,
-            gpu_memory_utilization=gpu_memory_utilization,
-            block_size=block_size,
-            enable_prefix_caching=enable_prefix_caching,
-            enforce_eager=enforce_eager,
-            deterministic=deterministic,
-            num_threads=num_threads,
-            seed=seed,
-            logprobs_mode=logprobs_mode,
-        )
+        config = make_config({**core_options, "dtype": dtype, "seed": seed or 0})
         speculative = (
             None if speculative_config is None else parse_speculative_config(speculative_config)
         )

@@ -48,7 +48,7 @@ uint64_t derived_seed(uint64_t engine_seed, uint64_t ordinal) {
 }  // namespace
 
 Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend) : config_(given) {
-  validate(config_);
+  config_.validate();
   const DeviceChoice device = resolve_device(config_.device);
   if (config_.device == "auto") log_info("device='auto' is ", device.name);
   fill_defaults(config_, device.kind);

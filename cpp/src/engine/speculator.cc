@@ -5,7 +5,7 @@
 
 #include "core/check.h"
 #include "core/str_cat.h"
-#include "engine/limits.h"
+#include "engine/sizes.h"
 #include "runtime/draft_model_drafter.h"
 #include "specdec/error.h"
 #include "speculation/composite_drafter.h"

@@ -9,9 +9,7 @@ namespace specdec {
 
 class DraftSchedule {
  public:
-  // Validates the table (throws InvalidArgument, field num_speculative_tokens_per_batch_size):
-  // ranges inclusive, the first starts at 1, no overlap, first <= last, counts not negative; order
-  // does not matter; gaps and the tail carry the entry before; counts are clamped to
+  // `config` is valid. Gaps and the tail carry the entry before; counts are clamped to
   // config.num_speculative_tokens.
   explicit DraftSchedule(const SpeculativeConfig& config);
 

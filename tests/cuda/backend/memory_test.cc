@@ -7,7 +7,7 @@
 
 #include "cuda/backend/cuda_backend.h"
 #include "cuda/emulation/emulated_device.h"
-#include "engine/limits.h"
+#include "engine/sizes.h"
 #include "kv/block_pool.h"
 #include "kv/kv_cache.h"
 #include "runtime/batch_inputs.h"
