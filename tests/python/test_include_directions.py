@@ -12,6 +12,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]', re.MULTILINE)
 LAYERS = {
     "api": set(),
     "core": {"api"},
+    "config": {"core", "api"},
     "backend": {"core", "api"},
     "cpu": {"backend", "core", "api"},
     "cuda": {"backend", "core", "api"},

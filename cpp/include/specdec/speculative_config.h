@@ -133,6 +133,10 @@ inline constexpr auto kEnumNames<Verification> =
                                            {Verification::kRejection, "rejection"},
                                            {Verification::kBlock, "block"},
                                            {Verification::kSynthetic, "synthetic"}});
+// Whether drafts are weighed by their probabilities instead of compared with sampled tokens.
+constexpr bool weighs_drafts(Verification verification) {
+  return verification == Verification::kRejection || verification == Verification::kBlock;
+}
 
 // num_speculative_tokens for a number of decoding requests from first to last, inclusive.
 struct BatchSizeRange {

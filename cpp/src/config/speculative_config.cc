@@ -28,9 +28,7 @@ void validate_draft_model(const DrafterConfig& drafter, Verification verificatio
                           "target's vocabulary");
   }
   parse_quantization(drafter.quantization);
-  const bool by_ratio =
-      verification == Verification::kRejection || verification == Verification::kBlock;
-  if (by_ratio && drafter.sampling == DraftSampling::kCoupled) {
+  if (weighs_drafts(verification) && drafter.sampling == DraftSampling::kCoupled) {
     throw InvalidArgument(
         "draft_sample_method",
         str_cat("coupled drafts share the target's noise, which rejection_sample_method '",
