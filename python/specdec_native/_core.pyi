@@ -36,7 +36,19 @@ class DrafterConfig:
     """Fields are those of cpp/include/specdec/speculative_config.h."""
 
     custom: CustomDrafter | None
-    # Options: written by scripts/options.py from cpp/include/specdec/speculative_config.h.
+    # Options: written by scripts/write_options.py from cpp/include/specdec/speculative_config.h.
+    method: str  # "ngram", "suffix", "draft_model", "custom"
+    prompt_lookup_min: int
+    prompt_lookup_max: int
+    suffix_decoding_max_tree_depth: int
+    suffix_decoding_max_cached_requests: int
+    suffix_decoding_max_spec_factor: float
+    suffix_decoding_min_token_prob: float
+    model: str
+    quantization: str
+    max_model_len: int
+    sampling: str  # "argmax", "coupled", "independent"
+    min_confidence: float
     # End of options.
     options: ClassVar[tuple[Option, ...]]
     def __init__(self, **fields: Any) -> None: ...
@@ -46,7 +58,14 @@ class SpeculativeConfig:
 
     drafters: list[DrafterConfig]
     num_speculative_tokens_per_batch_size: list[tuple[int, int, int]]
-    # Options: written by scripts/options.py from cpp/include/specdec/speculative_config.h.
+    # Options: written by scripts/write_options.py from cpp/include/specdec/speculative_config.h.
+    num_speculative_tokens: int
+    draft_length_policy: str  # "auto", "fixed"
+    merge_drafters: bool
+    tree_width: int
+    max_draft_nodes: int
+    verification: str  # "exact", "rejection", "block", "synthetic"
+    synthetic_acceptance_rates: list[float]
     # End of options.
     options: ClassVar[tuple[Option, ...]]
     def __init__(self, **fields: Any) -> None: ...
@@ -58,7 +77,26 @@ class EngineConfig:
     model: str
     hf_overrides: str
     speculative: SpeculativeConfig
-    # Options: written by scripts/options.py from cpp/include/specdec/config.h.
+    # Options: written by scripts/write_options.py from cpp/include/specdec/config.h.
+    dtype: str  # "auto", "bfloat16", "float16", "float32"
+    load_format: str  # "auto", "dummy"
+    quantization: str
+    device: str
+    cpu_isa: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_cache_dtype: str  # "auto", "int8"
+    kv_cache_memory_bytes: int
+    num_kv_blocks: int
+    gpu_memory_utilization: float
+    block_size: int
+    enable_prefix_caching: bool
+    enforce_eager: bool
+    deterministic: bool
+    num_threads: int
+    seed: int
+    logprobs_mode: str  # "raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"
     # End of options.
     options: ClassVar[tuple[Option, ...]]
     def __init__(self, **fields: Any) -> None: ...
@@ -90,7 +128,27 @@ class SamplingParams:
     """The core's half of sampling parameters: token ids only. See sampling_params.h."""
 
     logits_processors: list[LogitsProcessor]
-    # Options: written by scripts/options.py from cpp/include/specdec/sampling_params.h.
+    # Options: written by scripts/write_options.py from cpp/include/specdec/sampling_params.h.
+    n: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: list[tuple[int, float]]
+    allowed_token_ids: list[int]
+    bad_words: list[list[int]]
+    max_tokens: int
+    min_tokens: int
+    stop_token_ids: list[int]
+    eos_token_ids: list[int]
+    ignore_eos: bool
+    seed: int | None
+    logprobs: int | None
+    prompt_logprobs: int | None
+    num_speculative_tokens: int | None
     # End of options.
     options: ClassVar[tuple[Option, ...]]
     def __init__(self, **fields: Any) -> None: ...

@@ -1,7 +1,7 @@
 """Options of Engine that are the core's, checked and brought into its form.
 
 The core has the table of them (cpp/include/specdec/config.h); what Engine's signature and docstring
-say of them, scripts/options.py writes.
+say of them, scripts/write_options.py writes.
 """
 
 from __future__ import annotations

@@ -21,5 +21,5 @@ def _range(option: _core.Option, maximum: float | None) -> str:
     if option.zero is not None or option.lowest is None:
         return ""
     if highest is not None:
-        return f", in {'(' if option.above_lowest else '['}{option.lowest:g}, {highest:g}]"
-    return f", greater than {option.lowest:g}" if option.above_lowest else ""
+        return f"; in {'(' if option.above_lowest else '['}{option.lowest:g}, {highest:g}]"
+    return f"; greater than {option.lowest:g}" if option.above_lowest else ""

@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-import options as script
 import pytest
+import write_options as script
 
 from specdec_native import Engine, SamplingParams, _core
 from specdec_native.cli.options import engine_options, sampling_options
@@ -20,7 +20,7 @@ from specdec_native.vllm_compat.arguments import ENGINE_ARGUMENTS
 
 @pytest.mark.parametrize("path", script.FILES, ids=lambda path: path.name)
 def test_what_is_written_from_the_tables_is_up_to_date(path: Path) -> None:
-    assert script.FILES[path](path.read_text()) == path.read_text(), "run scripts/options.py"
+    assert script.FILES[path](path.read_text()) == path.read_text(), "run scripts/write_options.py"
 
 
 @pytest.mark.parametrize("path", script.FILES, ids=lambda path: path.name)
@@ -65,9 +65,10 @@ def test_sampling_params_refuse_what_the_core_refuses(option: _core.Option) -> N
     too_large: list[Any] = [] if option.highest is None else [option.highest + 1]
     for value in (below, *too_large):
         number = int(value) if "int" in option.type else value
+        fields: dict[str, Any] = {option.name: number}
         with pytest.raises(ValueError, match=option.name):
-            SamplingParams(**{option.name: number})
-        core = _core.SamplingParams(**{option.name: number})
+            SamplingParams(**fields)
+        core = _core.SamplingParams(**fields)
         if number == 0 and option.zero is not None:
             core.validate()
         else:

@@ -81,10 +81,14 @@ inline constexpr std::tuple kEngineOptions = {
                                           .help = "tokens of prompt and output together",
                                           .range = at_least(1),
                                           .zero = "the checkpoint's"}),
-    option(&EngineConfig::max_num_seqs, {.name = "max_num_seqs",
-                                         .help = "sequences that run in one step",
-                                         .range = at_least(1),
-                                         .zero = "64, on a GPU 256"}),
+    option(
+        &EngineConfig::max_num_seqs,
+        {.name = "max_num_seqs",
+         .help = "sequences that run in one step",
+         .details = "A step reads the same weights for one row and for hundreds, so more of them "
+                    "share it on a GPU.",
+         .range = at_least(1),
+         .zero = "64, on a GPU 256"}),
     option(&EngineConfig::max_num_batched_tokens,
            {.name = "max_num_batched_tokens",
             .help = "tokens computed in one step; longer prompts are cut into chunks",
@@ -107,13 +111,14 @@ inline constexpr std::tuple kEngineOptions = {
             .help = "the same in blocks; exclusive with kv_cache_memory_bytes",
             .range = at_least(1),
             .zero = "what kv_cache_memory_bytes or the device gives"}),
-    option(
-        &EngineConfig::gpu_memory_utilization,
-        {.name = "gpu_memory_utilization",
-         .help = "share of a GPU's memory to use",
-         .details = "What weights, workspaces and other processes leave of it is the KV cache, a "
-                    "draft model's part included.",
-         .range = above(0, 1)}),
+    option(&EngineConfig::gpu_memory_utilization,
+           {.name = "gpu_memory_utilization",
+            .help = "share of a GPU's memory to use",
+            .details =
+                "What weights, workspaces and other processes leave of it is the KV cache, a "
+                "draft model's part included; num_kv_blocks or kv_cache_memory_bytes set its size "
+                "themselves.",
+            .range = above(0, 1)}),
     option(&EngineConfig::block_size, {.name = "block_size",
                                        .help = "tokens of one KV block, a multiple of 16",
                                        .range = between(16, 256)}),

@@ -147,7 +147,10 @@ def generate_command(
     speculation: Group,
     as_json: Json = False,
 ) -> None:
-    """Complete prompts from the arguments, a file or standard input."""
+    """Complete prompts from the arguments, a file or standard input.
+
+    Sampling options that are left out are the checkpoint's; one that has none decodes greedily.
+    """
     config = _speculative_config(**speculation)
     texts = read_prompts(prompts, file)
     loaded = Engine(_resolve(model, engine), **engine, speculative_config=config)
@@ -197,7 +200,10 @@ def chat_command(
     engine: Group,
     speculation: Group,
 ) -> None:
-    """Talk to a model. /reset forgets the conversation, /exit or Ctrl-D leaves."""
+    """Talk to a model. /reset forgets the conversation, /exit or Ctrl-D leaves.
+
+    Sampling options that are left out are the checkpoint's; one that has none decodes greedily.
+    """
     config = _speculative_config(**speculation)
     loaded = Engine(_resolve(model, engine), **engine, speculative_config=config)
     params = _sampling_params(loaded, {"max_tokens": max_tokens, **sampling})

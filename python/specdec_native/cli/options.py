@@ -81,7 +81,8 @@ def _parameter(option: _core.Option, panel: str, default: Any) -> inspect.Parame
     text = help_line(option, MAXIMA.get(option.name), absent="if left out,")
     limits: dict[str, Any] = {}
     if kind is int and option.zero is None:
-        limits = {"min": option.lowest, "max": option.highest}
+        ends = {"min": option.lowest, "max": option.highest}
+        limits = {key: int(end) for key, end in ends.items() if end is not None}
     return _keyword(
         option.name,
         kind if default is not None else kind | None,

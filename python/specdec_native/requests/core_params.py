@@ -39,7 +39,9 @@ def to_core_params(
         seed=None if params.seed is None else params.seed & _SEED_MASK,
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
-        num_speculative_tokens=params.num_speculative_tokens,
+        num_speculative_tokens=None
+        if params.num_speculative_tokens is None
+        else min(params.num_speculative_tokens, INT32_MAX),
     )
 
 

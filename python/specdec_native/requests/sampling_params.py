@@ -27,7 +27,7 @@ from specdec_native.vllm_compat.sampling_arguments import SamplingArguments
 _MIN_TEMPERATURE = 1e-2  # smaller positive temperatures overflow the scaled logits
 _GREEDY_BELOW = 1e-5
 # Limits beside those of the core.
-MAXIMA = {"n": 16384, "temperature": 2.0, "num_speculative_tokens": INT32_MAX}
+MAXIMA = {"n": 16384, "temperature": 2.0}
 
 _logger = logging.getLogger("specdec_native")
 
@@ -59,21 +59,24 @@ class SamplingParams(SamplingArguments):
     ValueError that names the argument; so does a vLLM argument this engine cannot honour.
 
     Args:
-        n: completions generated for the prompt; completion i samples with seed + i.
-        presence_penalty: in [-2, 2], subtracted once from tokens the output already contains.
-        frequency_penalty: in [-2, 2], subtracted once per occurrence in the output.
-        repetition_penalty: > 0, divides (or multiplies) logits of tokens in prompt and output.
-        temperature: in [0, 2]; 0 is greedy.
-        top_p: in (0, 1].
-        top_k: 0 or -1 for all tokens.
-        min_p: in [0, 1], relative to the most likely token.
-        seed: fixes the noise of this request; None derives one from the engine's seed.
+        n: completions generated for the prompt; completion i samples with seed + i; in [1, 16384].
+        presence_penalty: subtracted once from tokens the output already contains; in [-2, 2].
+        frequency_penalty: subtracted once per occurrence in the output; in [-2, 2].
+        repetition_penalty: divides (or multiplies) logits of tokens in prompt and output; greater
+            than 0.
+        temperature: 0 is greedy; in [0, 2].
+        top_p: draw from the most likely tokens that together have this probability; in (0, 1].
+        top_k: draw from so many of the most likely tokens; 0 or -1 for all.
+        min_p: least probability relative to the most likely token's; in [0, 1].
+        seed: fixes the noise of this request; without one it is derived from the engine's seed and
+            the order of arrival.
         stop: string or strings that end a completion.
         stop_token_ids: token ids that end a completion.
         ignore_eos: keep generating past the end-of-sequence token.
-        max_tokens: tokens generated at most; None means up to the engine's max_model_len.
+        max_tokens: tokens generated at most; None for as many as max_model_len leaves.
         min_tokens: tokens generated before any stop condition counts.
-        logprobs: report the top-N logprobs of every generated token; -1 for the whole vocabulary.
+        logprobs: report the top-N logprobs of every generated token beside the sampled one's; -1
+            for the whole vocabulary.
         prompt_logprobs: the same for every prompt token.
         detokenize: whether to make text; False leaves `text` empty.
         skip_special_tokens: leave special tokens out of the text.
@@ -85,7 +88,7 @@ class SamplingParams(SamplingArguments):
         allowed_token_ids: only these may be generated.
         bad_words: strings that are never completed.
         num_speculative_tokens: tokens drafted ahead at most, where the engine speculates; 0 drafts
-            none, None drafts what the engine is set to, which is also the most.
+            none. Without it, what the engine is set to, which is also the most.
         flat_logprobs: report logprobs and prompt_logprobs as FlatLogprobs, a few long lists.
         logits_processors: functions f(output_token_ids, logits) or f(prompt_token_ids,
             output_token_ids, logits) that return the logits of the next token, a float32 NumPy

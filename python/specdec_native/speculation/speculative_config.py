@@ -270,7 +270,7 @@ def _num_speculative_tokens(
 def _longest_draft(drafter: DrafterOptions) -> int:
     if drafter.method == "suffix":
         key = "suffix_decoding_max_tree_depth"
-        return min(drafter.fields.get(key, CORE_OPTIONS[key].default), _MOST_TOKENS)
+        return int(min(drafter.fields.get(key, CORE_OPTIONS[key].default), _MOST_TOKENS))
     return _LONGEST_DRAFTS[drafter.method]
 
 

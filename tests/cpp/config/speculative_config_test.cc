@@ -243,7 +243,7 @@ TEST(SpeculativeConfig, BadBatchSizeTablesAreRefusedByName) {
     try {
       SpeculativeConfig config;
       config.num_speculative_tokens = 5;
-      config.drafters = {{.method = DraftMethod::kNgram}};
+      config.drafters.resize(1);
       config.num_speculative_tokens_per_batch_size = ranges;
       config.validate();
       ADD_FAILURE() << "accepted: " << ranges[0].first << ", " << ranges[0].last;

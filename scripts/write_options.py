@@ -1,7 +1,7 @@
 """Writes what follows from the options' tables in cpp/include/specdec.
 
-    python scripts/options.py            writes the files that differ
-    python scripts/options.py --check    names them, and fails if there are any
+    python scripts/write_options.py            writes the files that differ
+    python scripts/write_options.py --check    names them, and fails if there are any
 
 These are the types in _core.pyi, the signature and docstring of Engine, the docstring of
 SamplingParams, and OPTIONS.md. The compiled core must be up to date.
@@ -113,8 +113,8 @@ def write_document(_: str) -> str:
         [
             "# Options",
             "",
-            "Written by `scripts/options.py` from the tables in `cpp/include/specdec` and from "
-            "docstrings; do not edit.",
+            "Written by `scripts/write_options.py` from the tables in `cpp/include/specdec` and "
+            "from docstrings; do not edit.",
             "",
             "## Engine",
             "",
@@ -217,9 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not check:
                 path.write_text(new)
     for path in different:
-        print(
-            f"{path.relative_to(ROOT)} {'differs: run scripts/options.py' if check else 'written'}"
-        )
+        print(f"{path.relative_to(ROOT)} {'differs: run this script' if check else 'written'}")
     return 1 if check and different else 0
 
 
