@@ -43,9 +43,9 @@ class DraftWorld {
   explicit DraftWorld(DraftWorldOptions options)
       : options_(std::move(options)),
         random_(options_.seed),
-        policy_({{.is_free = !options_.is_sequential,
-                  .is_sequential = options_.is_sequential,
-                  .relative_cost = options_.is_sequential ? 0.3 : 0.0}}),
+        policy_({options_.is_sequential ? DrafterTraits{.cost = DrafterTraits::Cost::kPerLevel,
+                                                        .relative_pass_cost = 0.3}
+                                        : DrafterTraits{}}),
         states_(options_.num_requests) {}
 
   struct Total {
@@ -160,7 +160,7 @@ class DraftWorld {
       const double seconds = measured(options_.pass_seconds * (1 + 0.02 * (rows - 1)));
       if (!is_fixed()) policy_.record_pass(0, rows, seconds);
       total += seconds;
-      std::vector<DraftGate::Node> grown;
+      std::vector<FrontierNode> grown;
       for (size_t i = 0; i < asks.size(); ++i) {
         if (frontier[i] < 0) continue;
         frontier[i] = extend(static_cast<int>(i), frontier[i]);
@@ -172,7 +172,7 @@ class DraftWorld {
         continue;
       }
       policy_.plan_pass(0, grown);
-      for (const DraftGate::Node& node : grown) {
+      for (const FrontierNode& node : grown) {
         if (!node.goes_on) frontier[node.sequence] = -1;
       }
     }

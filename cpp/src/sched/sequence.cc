@@ -54,4 +54,9 @@ int Sequence::max_num_tokens() const {
              : max_model_len_;
 }
 
+int Sequence::max_draft_depth(int limit) const {
+  const int wanted = params.num_speculative_tokens.value_or(limit);
+  return std::max(0, std::min({limit, wanted, max_num_tokens() - num_tokens() - 1}));
+}
+
 }  // namespace specdec

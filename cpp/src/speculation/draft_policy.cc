@@ -45,7 +45,7 @@ class DraftPolicy::DraftingCost {
       : policy_(policy), drafter_(drafter), width_(width) {}
 
   void add(const Ask& ask, int depth) {
-    const bool sequential = policy_.drafters_[drafter_].is_sequential;
+    const bool sequential = policy_.drafters_[drafter_].has_model();
     if (depth > 1 && !sequential) return;
     if (static_cast<int>(rows_.size()) < depth) {
       rows_.resize(depth, 0);
@@ -104,7 +104,7 @@ double DraftPolicy::without_outliers(const PassCost& cost, int num_rows, double 
 
 // A long way to catch up pays off over what is left of the request, if at all.
 double DraftPolicy::catch_up_share(int drafter, const Ask& ask) const {
-  if (!drafters_[drafter].is_sequential || ask.num_unseen <= kCatchUpRows) return 0.0;
+  if (!drafters_[drafter].has_model() || ask.num_unseen <= kCatchUpRows) return 0.0;
   const auto it = requests_.find(ask.sequence);
   const double done = it == requests_.end() ? 0.0 : it->second.num_output_tokens;
   // Outputs that are already long tend to stay on.
@@ -200,7 +200,7 @@ bool DraftPolicy::own_draft_is_better(int drafter, const Ask& ask) {
 void DraftPolicy::plan(int drafter, std::span<Ask> asks) {
   for (Ask& ask : asks) ask.is_chosen = false;
   if (measuring_ == Measuring::kPlain || !target_.is_measured() || num_decoding_ == 0) return;
-  const double relative_cost = drafters_[drafter].relative_cost;
+  const double relative_cost = drafters_[drafter].relative_pass_cost;
   if (relative_cost > 0) passes_[drafter].assume(relative_cost * target_.seconds(1));
 
   const std::vector<Candidate> depths = depths_of(drafter, asks);
@@ -240,7 +240,7 @@ void DraftPolicy::plan_probe(int drafter, std::span<Ask> asks) {
   if (depth < 1) return;
   const PassCost& pass = passes_[drafter];
   double cost = verify_seconds(depth) - verify_seconds(0);
-  if (drafters_[drafter].is_sequential) {
+  if (drafters_[drafter].has_model()) {
     cost += pass.seconds(ask->num_unseen) + (depth - 1) * pass.seconds(1);
   } else if (pass.is_measured()) {
     cost += pass.seconds(1);
@@ -257,7 +257,7 @@ void DraftPolicy::plan_probe(int drafter, std::span<Ask> asks) {
 
 int DraftPolicy::plan_levels(int drafter, std::span<const Ask> asks, const TreeShape& shape) {
   if (measuring_ == Measuring::kPlain || !target_.is_measured() || asks.empty()) return 0;
-  const double relative_cost = drafters_[drafter].relative_cost;
+  const double relative_cost = drafters_[drafter].relative_pass_cost;
   if (relative_cost > 0) passes_[drafter].assume(relative_cost * target_.seconds(1));
   int deepest = 0;
   for (const Ask& ask : asks) deepest = std::max(deepest, ask.max_depth);
@@ -330,7 +330,7 @@ void DraftPolicy::record_levels(int drafter, const Levels& levels) {
 
 // The nodes whose children are likeliest to survive, as many as bring most beside what the pass and
 // their verification cost at the planned rate.
-void DraftPolicy::plan_pass(int drafter, std::span<DraftGate::Node> frontier) const {
+void DraftPolicy::plan_pass(int drafter, std::span<FrontierNode> frontier) const {
   std::vector<Candidate> candidates;
   int num_drafts = 0;
   for (size_t i = 0; i < frontier.size(); ++i) {

@@ -20,17 +20,32 @@
 
 #include "specdec/draft_policy_stats.h"
 #include "speculation/acceptance_model.h"
-#include "speculation/draft_gate.h"
 #include "speculation/draft_tree.h"
 #include "speculation/pass_cost.h"
 
 namespace specdec {
 
+// What asking a drafter costs.
 struct DrafterTraits {
-  bool is_free = true;         // always asked
-  bool is_sequential = false;  // a pass a level; else one call, however deep
-  // Seconds of a pass over one row beside the target's, until some are measured; 0: none.
-  double relative_cost = 0;
+  enum class Cost : uint8_t {
+    kCheap,     // next to nothing beside a forward pass: it is asked in every step
+    kPerCall,   // one call, however deep it drafts
+    kPerLevel,  // it runs a model, one pass for each level of the tree
+  };
+  Cost cost = Cost::kCheap;
+  // Of a model: what a pass costs relative to the target's. Used until passes are measured.
+  double relative_pass_cost = 0;
+
+  bool is_cheap() const { return cost == Cost::kCheap; }
+  bool has_model() const { return cost == Cost::kPerLevel; }
+};
+
+// A drafted node below which a model could go on in its next pass.
+struct FrontierNode {
+  uint64_t sequence = 0;
+  const DraftTree* tree = nullptr;
+  int node = 0;
+  bool goes_on = true;  // out
 };
 
 class DraftPolicy {
@@ -58,7 +73,7 @@ class DraftPolicy {
   void plan(int drafter, std::span<Ask> asks);
 
   // Below which nodes a sequential drafter goes on. Asked before every pass after the first.
-  void plan_pass(int drafter, std::span<DraftGate::Node> frontier) const;
+  void plan_pass(int drafter, std::span<FrontierNode> frontier) const;
 
   // For steps whose drafts are decided before they run, level by level: how deep the tree of every
   // request may get, given that all that is drafted is verified. A level survives where the text

@@ -6,16 +6,20 @@
 #include <span>
 #include <vector>
 
+#include "specdec/speculative_config.h"
+
 namespace specdec {
 
-// What trees are drafted to: so many continuations of a node, and nodes a level that are drafted
-// below; and nodes in all.
+// Limits of drafted trees.
 struct TreeShape {
-  int width = 1;  // 1: chains
-  int max_nodes = 0;
-  // Of a tree that may get so deep.
+  int width = 1;      // continuations of a node, and nodes of a level that are drafted below
+  int max_nodes = 0;  // of a tree
+  // The most nodes of a tree of some depth.
   int num_nodes(int depth) const { return std::min(depth * width, max_nodes); }
 };
+inline TreeShape tree_shape_of(const SpeculativeConfig& config) {
+  return {.width = config.tree_width, .max_nodes = config.max_nodes()};
+}
 
 class DraftTree {
  public:

@@ -1,5 +1,6 @@
 #include "specdec/speculative_config.h"
 
+#include <algorithm>
 #include <string>
 
 #include "core/str_cat.h"
@@ -51,9 +52,7 @@ void validate_draft_model(const DrafterConfig& drafter, Verification verificatio
   parse_quantization(drafter.quantization);
   require(drafter.min_confidence >= 0 && drafter.min_confidence <= 1, "min_confidence", "in [0, 1]",
           drafter.min_confidence);
-  const bool by_ratio =
-      verification == Verification::kRejection || verification == Verification::kBlock;
-  if (by_ratio && drafter.sampling == DraftSampling::kCoupled) {
+  if (weighs_drafts(verification) && drafter.sampling == DraftSampling::kCoupled) {
     throw InvalidArgument(
         "draft_sample_method",
         str_cat("coupled drafts share the target's noise, which rejection_sample_method '",
@@ -129,6 +128,12 @@ void validate_block(const SpeculativeConfig& config) {
 }
 
 }  // namespace
+
+std::string name_of(DraftMethod method) {
+  const auto named =
+      std::ranges::find(kDraftMethodNames, method, &std::pair<DraftMethod, const char*>::first);
+  return named->second;
+}
 
 void SpeculativeConfig::validate() const {
   if (num_speculative_tokens == 0 && drafters.empty()) return;

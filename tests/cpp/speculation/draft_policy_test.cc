@@ -283,7 +283,8 @@ TEST(DraftPolicySteps, LikelyBranchesAreKeptBeforeUnlikelyOnes) {
 
 TEST(DraftPolicySteps, CatchingUpOnAPromptMustPayOverWhatIsLeft) {
   const auto is_asked = [](int num_unseen, int num_remaining) {
-    DraftPolicy policy = of_one({.is_free = false, .is_sequential = true, .relative_cost = 0.1});
+    DraftPolicy policy =
+        of_one({.cost = DrafterTraits::Cost::kPerLevel, .relative_pass_cost = 0.1});
     settle(policy);
     policy.begin_step(1, 0);
     DraftPolicy::Ask ask{.sequence = kRequest,
