@@ -77,9 +77,7 @@ enum class Verification : uint8_t {
   kBlock,      // the same over a chain as a whole (Sun et al. 2024); accepts at least as much
   kSynthetic,  // accepts at given rates whatever the tokens: for measuring only
 };
-
-// True where verification weighs the target's distribution against the drafter's, instead of
-// comparing tokens.
+// Whether drafts are weighed by their probabilities instead of compared with sampled tokens.
 constexpr bool weighs_drafts(Verification verification) {
   return verification == Verification::kRejection || verification == Verification::kBlock;
 }

@@ -6,8 +6,8 @@
 
 #include "core/check.h"
 #include "core/run_or_blame.h"
+#include "core/step_rules.h"
 #include "core/stopwatch.h"
-#include "speculation/verification.h"
 
 namespace specdec {
 namespace {
@@ -15,6 +15,11 @@ namespace {
 // Survival of a sampled continuation relative to the one drawn before it. Which draws are kept when
 // a tree is cut must not depend on the tokens drawn, or rejection would favour likely ones.
 constexpr float kDrawDecay = 0.5f;
+
+// The KV of every node takes a slot.
+int max_depth(const DraftRequest& request) {
+  return std::min(request.max_depth, request.num_slots);
+}
 
 int num_words(int num_slots) { return (num_slots + 63) / 64; }
 
@@ -60,11 +65,13 @@ void DraftKvLedger::set_seen(const BlockTable& blocks, int first, int num_tokens
 
 DraftModelDrafter::DraftModelDrafter(ModelRunner& runner, const BlockPool& pool,
                                      const DraftModelOptions& options)
-    : runner_(runner), options_(options), ledger_(pool) {}
+    : runner_(runner), options_(options), ledger_(pool) {
+  SPECDEC_CHECK(options.id >= 0 && options.id < kMaxDrafters);
+}
 
 // A token only the target's table holds has no embedding here (padding, in practice never written).
 bool DraftModelDrafter::can_draft(const DraftRequest& request) const {
-  if (static_cast<int>(request.tokens.size()) + request.max_depth > options_.max_model_len) {
+  if (static_cast<int>(request.tokens.size()) + max_depth(request) > options_.max_model_len) {
     return false;
   }
   const int vocab_size = runner_.decoder().config().vocab_size;
@@ -91,7 +98,7 @@ void DraftModelDrafter::draft(std::span<DraftRequest> requests) {
   catch_up(growths);
   while (run_level(growths)) {
   }
-  for (Growth& growth : growths) growth.request->tree->truncate(growth.request->max_nodes);
+  for (Growth& growth : growths) growth.request->tree->truncate(growth.request->num_slots);
 }
 
 // Runs every sequence's unseen tokens up to the root, in as few passes as the row limit allows, and
@@ -274,7 +281,7 @@ void DraftModelDrafter::sample(std::span<Growth* const> growths) {
       row_ids_.push_back(frontier.row);
       SampleRow row = make_row(*growth->request, frontier.node);
       std::vector<float>& distribution = distributions_.emplace_back();
-      if (options_.sampling == DraftSampling::kIndependent && row.temperature >= 1e-5f) {
+      if (options_.sampling == DraftSampling::kIndependent && !is_greedy(row.temperature)) {
         distribution.resize(std::max(vocab_size, options_.vocab_size), 0.0f);
         row.distribution = distribution.data();
       }
@@ -325,12 +332,12 @@ void DraftModelDrafter::choose_frontier(Growth& growth, std::vector<Frontier> ne
   const DraftRequest& request = *growth.request;
   const DraftTree& tree = *request.tree;
   std::erase_if(next, [&](const Frontier& frontier) {
-    return tree.depth(frontier.node) >= request.max_depth ||
+    return tree.depth(frontier.node) >= max_depth(request) ||
            frontier.confidence < options_.min_confidence;
   });
   std::ranges::stable_sort(
       next, [](const Frontier& a, const Frontier& b) { return a.confidence > b.confidence; });
-  const int room = std::max(0, request.max_nodes + 1 - growth.num_slots);
+  const int room = std::max(0, request.num_slots + 1 - growth.num_slots);
   const int width = std::min({static_cast<int>(next.size()), request.tree_width, room});
   next.resize(width);
   growth.frontier = std::move(next);

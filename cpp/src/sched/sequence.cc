@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/step_rules.h"
 
 namespace specdec {
 
@@ -55,8 +56,8 @@ int Sequence::max_num_tokens() const {
 }
 
 int Sequence::max_draft_depth(int limit) const {
-  const int wanted = params.num_speculative_tokens.value_or(limit);
-  return std::max(0, std::min({limit, wanted, max_num_tokens() - num_tokens() - 1}));
+  const int wanted = std::min(limit, params.num_speculative_tokens.value_or(limit));
+  return draft_depth_limit(wanted, num_tokens(), max_num_tokens());
 }
 
 }  // namespace specdec

@@ -1,22 +1,15 @@
 // The tokens drafted for one request and step: a tree below the last committed token. Pure.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "core/step_rules.h"
 #include "specdec/speculative_config.h"
 
 namespace specdec {
 
-// Limits of drafted trees.
-struct TreeShape {
-  int width = 1;      // continuations of a node, and nodes of a level that are drafted below
-  int max_nodes = 0;  // of a tree
-  // The most nodes of a tree of some depth.
-  int num_nodes(int depth) const { return std::min(depth * width, max_nodes); }
-};
 inline TreeShape tree_shape_of(const SpeculativeConfig& config) {
   return {.width = config.tree_width, .max_nodes = config.max_nodes()};
 }
