@@ -140,15 +140,15 @@ class DraftWorld {
                       .tree = nullptr});
     }
     if (options_.levels) {
-      num_levels_ = policy_.plan_levels(0, asks, shape());
+      num_levels_ = policy_.plan(0, asks, {.same_depth = true, .shape = shape()});
     } else if (!is_fixed()) {
-      policy_.plan(0, asks);
+      policy_.plan(0, asks, {.same_depth = false});
     }
     const int length = options_.levels ? num_levels_ : options_.fixed_depth;
-    for (auto& ask : asks) ask.is_chosen |= length > 0;
+    for (auto& ask : asks) ask.depth = std::max(ask.depth, length);
     double total = 0;
     std::vector<int> frontier(asks.size(), -1);
-    for (size_t i = 0; i < asks.size(); ++i) frontier[i] = asks[i].is_chosen ? 0 : -1;
+    for (size_t i = 0; i < asks.size(); ++i) frontier[i] = asks[i].depth > 0 ? 0 : -1;
     for (int depth = 1; depth <= options_.max_depth; ++depth) {
       int rows = 0;
       for (size_t i = 0; i < asks.size(); ++i) {
@@ -212,14 +212,13 @@ class DraftWorld {
       state.tokens += static_cast<int64_t>(tokens.size());
       state.seen = std::min(state.seen, state.tokens);
       total.tokens += static_cast<int64_t>(tokens.size());
+      DraftPolicy::Outcome outcome{.sequence = static_cast<uint64_t>(i), .tokens = tokens};
       if (options_.levels) {
-        policy_.record_levels(0, {.sequence = static_cast<uint64_t>(i),
-                                  .num_levels = num_levels_,
-                                  .num_drafts = state.tree.num_drafts(),
-                                  .num_accepted = static_cast<int>(tokens.size()) - 1,
-                                  .num_tokens = static_cast<int>(tokens.size())});
+        outcome.levels = {.num_levels = num_levels_,
+                          .num_drafts = state.tree.num_drafts(),
+                          .num_accepted = static_cast<int>(tokens.size()) - 1};
       }
-      if (!is_fixed()) policy_.record_tokens(static_cast<uint64_t>(i), tokens);
+      if (!is_fixed()) policy_.record(outcome);
     }
     const double verify = measured(options_.verify_seconds(rows));
     if (!is_fixed()) policy_.end_step(verify);

@@ -121,7 +121,7 @@ int Drafting::plan_passes(std::span<const Sequence* const> sequences, int limit,
                     .num_remaining = sequence->max_num_tokens() - sequence->num_tokens()});
   }
   policy->begin_step(num_decoding, 0);
-  return policy->plan_levels(0, asks, tree_shape());
+  return policy->plan(0, asks, {.same_depth = true, .shape = tree_shape()});
 }
 
 void Drafting::record(const StepRecord& record) {
@@ -129,14 +129,14 @@ void Drafting::record(const StepRecord& record) {
   const int num_drafts = record.tree == nullptr ? 0 : record.tree->num_drafts();
   const int num_accepted = static_cast<int>(record.accepted.size());
   if (DraftPolicy* policy = drafters_->policy()) {
+    DraftPolicy::Outcome outcome{.sequence = sequence.ordinal, .tokens = record.tokens};
     if (record.num_passes.has_value()) {
-      policy->record_levels(0, {.sequence = sequence.ordinal,
-                                .num_levels = sequence.max_draft_depth(*record.num_passes),
-                                .num_drafts = num_drafts,
-                                .num_accepted = num_accepted,
-                                .num_tokens = static_cast<int>(record.tokens.size())});
+      outcome.levels = {.drafter = 0,
+                        .num_levels = sequence.max_draft_depth(*record.num_passes),
+                        .num_drafts = num_drafts,
+                        .num_accepted = num_accepted};
     }
-    policy->record_tokens(sequence.ordinal, record.tokens);
+    policy->record(outcome);
   }
   if (num_drafts == 0) return;
   int deepest = 0;

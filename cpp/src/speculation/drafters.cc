@@ -46,9 +46,9 @@ std::vector<DraftRequest*> Drafters::select(int index, std::span<DraftRequest> r
                      .num_remaining = request->num_remaining,
                      .tree = has_drafts ? request->tree : nullptr});
   }
-  policy_->plan(index, asks_);
+  policy_->plan(index, asks_, {.same_depth = false});
   auto ask = asks_.begin();
-  std::erase_if(selected, [&](const DraftRequest*) { return !(ask++)->is_chosen; });
+  std::erase_if(selected, [&](const DraftRequest*) { return (ask++)->depth == 0; });
   if (!merge_) {
     for (DraftRequest* request : selected) request->tree->reset(request->tokens.back());
   }
