@@ -62,7 +62,7 @@ template <class Enum>
 inline constexpr std::array<EnumName<Enum>, 0> kEnumNames = {};
 
 template <class Enum>
-  requires std::is_enum_v<Enum>
+  requires(!kEnumNames<Enum>.empty())
 constexpr const char* name_of(Enum value) {
   for (const EnumName<Enum>& known : kEnumNames<Enum>) {
     if (known.value == value) return known.name;
