@@ -24,11 +24,7 @@ void bind_option_info(py::module_& module) {
 
 void bind_config(py::module_& module) {
   py::class_<EngineConfig> config(module, "EngineConfig");
-  config
-      .def(py::init([](const py::kwargs& keywords) {
-        return from_keywords<EngineConfig>("EngineConfig", keywords);
-      }))
-      .def_readwrite("model", &EngineConfig::model)
+  config.def_readwrite("model", &EngineConfig::model)
       .def_readwrite("hf_overrides", &EngineConfig::hf_overrides)
       .def_readwrite("speculative", &EngineConfig::speculative);
   def_options(config, kEngineOptions);

@@ -92,9 +92,22 @@ OptionInfo describe(const Option<Config, Value>& option) {
   return info;
 }
 
-// Each option as an attribute, an enum by its names; all of them as the class attribute `options`.
+// Each option as an attribute, an enum by its names; all of them as the class attribute `options`;
+// and a constructor that sets the attributes named by keyword.
 template <class Config, class Table>
 void def_options(pybind11::class_<Config>& type, const Table& table) {
+  type.def(pybind11::init([](const pybind11::kwargs& keywords) {
+    Config config;
+    const pybind11::object object =
+        pybind11::cast(&config, pybind11::return_value_policy::reference);
+    for (const auto& [name, value] : keywords) {
+      if (!pybind11::hasattr(object, name)) {
+        throw pybind11::type_error("unknown argument '" + pybind11::cast<std::string>(name) + "'");
+      }
+      pybind11::setattr(object, name, value);
+    }
+    return config;
+  }));
   pybind11::list rows;
   for_each_option(table, [&]<class Value>(const Option<Config, Value>& option) {
     rows.append(describe(option));

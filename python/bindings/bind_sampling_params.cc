@@ -81,11 +81,7 @@ void set_processors(SamplingParams& params, const std::vector<py::object>& objec
 
 void bind_sampling_params(py::module_& module) {
   py::class_<SamplingParams> params(module, "SamplingParams");
-  params
-      .def(py::init([](const py::kwargs& keywords) {
-        return from_keywords<SamplingParams>("SamplingParams", keywords);
-      }))
-      .def_property("logits_processors", &processor_objects, &set_processors)
+  params.def_property("logits_processors", &processor_objects, &set_processors)
       .def("validate", &SamplingParams::validate, py::arg("vocab_size") = 0);
   def_options(params, kSamplingOptions);
 }

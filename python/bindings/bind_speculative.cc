@@ -47,30 +47,22 @@ class PythonDrafter final : public CustomDrafter {
 
 void bind_drafter_config(py::module_& module) {
   py::class_<DrafterConfig> drafter(module, "DrafterConfig");
-  drafter
-      .def(py::init([](const py::kwargs& keywords) {
-        return from_keywords<DrafterConfig>("DrafterConfig", keywords);
-      }))
-      .def_property(
-          "custom",
-          [](const DrafterConfig& config) -> py::object {
-            const auto* drafter = dynamic_cast<const PythonDrafter*>(config.custom.get());
-            return drafter == nullptr ? py::none() : drafter->object();
-          },
-          [](DrafterConfig& config, const py::object& object) {
-            config.custom = object.is_none() ? nullptr : std::make_shared<PythonDrafter>(object);
-          });
+  drafter.def_property(
+      "custom",
+      [](const DrafterConfig& config) -> py::object {
+        const auto* drafter = dynamic_cast<const PythonDrafter*>(config.custom.get());
+        return drafter == nullptr ? py::none() : drafter->object();
+      },
+      [](DrafterConfig& config, const py::object& object) {
+        config.custom = object.is_none() ? nullptr : std::make_shared<PythonDrafter>(object);
+      });
   def_options(drafter, kDrafterOptions);
 }
 
 void bind_speculative_config(py::module_& module) {
   using Range = std::tuple<int, int, int>;
   py::class_<SpeculativeConfig> speculative(module, "SpeculativeConfig");
-  speculative
-      .def(py::init([](const py::kwargs& keywords) {
-        return from_keywords<SpeculativeConfig>("SpeculativeConfig", keywords);
-      }))
-      .def_readwrite("drafters", &SpeculativeConfig::drafters)
+  speculative.def_readwrite("drafters", &SpeculativeConfig::drafters)
       .def_property(
           "num_speculative_tokens_per_batch_size",
           [](const SpeculativeConfig& config) {
