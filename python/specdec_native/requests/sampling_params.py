@@ -195,6 +195,8 @@ class SamplingParams(SamplingArguments):
                 checked = check_option(option, value, maximum=MAXIMA.get(option.name))
                 setattr(self, option.name, checked)
         check_number("repetition_penalty", self.repetition_penalty, maximum=FLOAT32_MAX)
+        tokens = self.num_speculative_tokens or 0
+        check_integer("num_speculative_tokens", tokens, minimum=0, maximum=INT32_MAX)
         if 0.0 < self.temperature < _MIN_TEMPERATURE:
             _logger.warning(
                 "temperature %s is below %s and would overflow; using %s",
