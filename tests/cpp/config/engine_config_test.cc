@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,16 @@ TEST(EngineConfig, EachBadFieldIsNamed) {
     EngineConfig config = valid_config();
     bad.spoil(config);
     EXPECT_EQ(refused_field([&] { config.validate(); }), bad.field);
+  }
+}
+
+TEST(EngineConfig, AStepOfMoreRowsThanACacheHoldsTokensIsRefused) {
+  EngineConfig config = valid_config();
+  config.max_num_batched_tokens = 1 << 24;
+  EXPECT_NO_THROW(config.validate());
+  for (const int rows : {(1 << 24) + 1, (1 << 30) + 1, std::numeric_limits<int>::max()}) {
+    config.max_num_batched_tokens = rows;
+    EXPECT_EQ(refused_field([&] { config.validate(); }), "max_num_batched_tokens");
   }
 }
 

@@ -174,16 +174,6 @@ TEST(Sizes, PositionsTimesHeadsAreCountedIn32Bits) {
   }
 }
 
-TEST(Sizes, AStepOfMoreRowsThanACacheHoldsTokensIsRefused) {
-  EngineConfig config = valid_config();
-  config.max_num_batched_tokens = 1 << 24;
-  EXPECT_NO_THROW(validate(config));
-  for (const int rows : {(1 << 24) + 1, (1 << 30) + 1, std::numeric_limits<int>::max()}) {
-    config.max_num_batched_tokens = rows;
-    EXPECT_EQ(refused_field([&] { config.validate(); }), "max_num_batched_tokens");
-  }
-}
-
 TEST(Sizes, AnOpenCacheHoldsEverySequenceWithinHalfOfTheMemory) {
   EngineConfig config = valid_config();
   config.max_num_seqs = 4;
