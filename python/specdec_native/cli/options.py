@@ -110,7 +110,8 @@ SPECULATION_OPTIONS = [
             "speculative_config",
             str,
             ("--speculative-config", "-sc"),
-            'JSON such as {"method": "ngram"}; OPTIONS.md lists the keys.',
+            'JSON such as {"method": "ngram"}. Drafts are as long as pays; "draft_length_policy": '
+            '"fixed" always drafts num_speculative_tokens.',
         ),
         ("spec_method", str, (), f"What drafts tokens ahead: {', '.join(METHODS)}."),
         ("spec_model", str, (), "The draft model."),
