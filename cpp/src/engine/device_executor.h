@@ -1,0 +1,114 @@
+// Runs steps of pure decoding on a device that needs no host between their passes (DeviceStep).
+// Each running request has a seat there. A step planned ahead is launched while the one before it
+// runs; the device drafts for it by itself. A step the host drafted for is verified by the same
+// launch.
+//
+// Either the device's seats are those of the running requests (`seating_`), or it has none. Seats
+// are taken while nothing is under way. They are given up when half of them are empty and once the
+// host has run a step, which it does when there is other work than decoding, when a request needs
+// what a device step does not do, and when the draft model has to catch up (`host_is_next_`).
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "backend/backend.h"
+#include "engine/speculator.h"
+#include "engine/step.h"
+
+namespace specdec {
+
+struct DeviceExecutorConfig {
+  int max_num_seqs = 0;
+  int max_rows = 0;       // of a step
+  int max_model_len = 0;  // tokens
+  int block_size = 0;
+  LogprobsMode logprobs_mode = LogprobsMode::kRaw;
+  SpeculativeConfig speculative;
+};
+
+class DeviceExecutor final : public StepExecutor {
+ public:
+  static constexpr int kMaxUnderWay = 2;  // steps
+
+  // Takes the memory of steps, before the KV cache gets what is left. Null where the backend has no
+  // device steps, or none that serve this speculation. `speculator` may be null; all but `config`
+  // is borrowed.
+  static std::unique_ptr<DeviceExecutor> make(Backend& backend, ModelRunner& target,
+                                              Speculator* speculator,
+                                              const DeviceExecutorConfig& config);
+  // Device memory that steps may yet take.
+  int64_t bytes_on_demand() const { return device_->bytes_on_demand(); }
+
+  // How many passes of the draft model a step planned ahead for `running`, all sequences that run,
+  // should have; 0 without a draft model on the device. Nothing where the host has to run the next
+  // step: it drafts, a request needs what device steps do not do, or the draft model is so far
+  // behind that it has to catch up there.
+  std::optional<int> passes_ahead(std::span<CompletionState* const> running);
+  // KV slots of a tree that so many passes grow.
+  int tree_slots(int num_passes) const { return shape_.num_nodes(num_passes); }
+
+  // Whether launch() can run this step, planned and drafted by the host, for `num_running`
+  // sequences that run. Nothing may be under way.
+  bool can_run(const Step& step, int num_running);
+
+  void launch(const Step& step) override;
+  StepOutcome wait() override;
+  int num_under_way() const { return device_->num_under_way(); }
+
+  // The host ran a step: what the device knows of its requests is out of date.
+  void give_up_seats() {
+    seating_.reset();
+    host_is_next_ = false;
+  }
+
+ private:
+  struct Seat {
+    uint64_t ordinal = 0;
+    bool is_taken = false;
+    std::vector<int32_t> blocks;  // as the device knows them
+  };
+  struct Seating {
+    std::vector<Seat> seats;  // in order of arrival
+    bool want_logprobs = false;
+    int lag = 1;  // most tokens of a sequence the draft model has not seen when the next step runs
+
+    unsigned num_taken() const;
+  };
+  struct Launch {
+    std::vector<int> seat_of;  // by index in the plan
+  };
+
+  DeviceExecutor(std::unique_ptr<DeviceStep> device, Speculator* speculator,
+                 const DeviceExecutorConfig& config, int max_num_seqs, int max_rows);
+
+  bool serves(const CompletionState& completion) const;
+  // Makes sure that these completions, and no others, have seats. False where the host has to run
+  // them.
+  bool seat(std::span<CompletionState* const> completions);
+  std::optional<Seating> take_seats(std::span<CompletionState* const> completions);
+  DeviceSlot slot_of(CompletionState& completion) const;
+  void vacate_others(std::span<CompletionState* const> completions);
+  int most_passes() const;
+  // Blocks that a sequence got since the device heard of it.
+  void add_new_blocks(const Sequence& sequence, int seat, std::vector<NewBlock>& added);
+
+  std::unique_ptr<DeviceStep> device_;
+  Speculator* speculator_;
+  bool drafts_on_host_;
+  bool is_weighed_;
+  int max_num_seqs_;
+  int max_rows_;
+  int block_size_;
+  TreeShape shape_;  // of what the device drafts
+  std::optional<Seating> seating_;
+  bool host_is_next_ = false;
+  int num_steps_until_catch_up_ = 0;
+  std::deque<Launch> launches_;  // under way, oldest first
+};
+
+}  // namespace specdec
