@@ -97,6 +97,27 @@ TEST_P(DeviceLoopTest, EveryRequestIsDraftedFor) {
   }
 }
 
+// Four requests decode without drafts until the draft model is far behind; when the first ends, the
+// table allows drafts, and steps are under way that the host has to wait for before it can let the
+// draft model catch up.
+TEST_P(DeviceLoopTest, ADraftModelFarBehindCatchesUpBetweenStepsUnderWay) {
+  EngineConfig config = with_draft(target_, 3);
+  config.speculative.num_speculative_tokens_per_batch_size = {
+      {.first = 1, .last = 3, .num_speculative_tokens = 3},
+      {.first = 4, .last = 4, .num_speculative_tokens = 0}};
+  std::vector<Job> jobs = jobs_of(4, greedy());
+  for (Job& job : jobs) {
+    job.params.ignore_eos = true;
+    job.params.max_tokens = 60;
+  }
+  jobs[1].params.max_tokens = 2 * kMaxStepLag;
+  EngineStats stats;
+  const Answers drafted = run(config, jobs, &stats);
+  EXPECT_GT(stats.acceptance.num_draft_tokens, 30);
+  EXPECT_GT(stats.acceptance.mean_acceptance_length(), 3.0);
+  expect_equal(run(this->config(), jobs), drafted);
+}
+
 TEST_P(DeviceLoopTest, AnAbortedRequestLeavesTheOthersAlone) {
   const std::vector<Job> jobs = jobs_of(3, greedy());
   expect_abort_leaves_the_others(with_draft(draft_, 3), jobs, run(with_draft(draft_, 3), jobs));
