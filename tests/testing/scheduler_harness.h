@@ -227,10 +227,13 @@ class SchedulerHarness {
     check_integrity();
   }
 
+  // The token of the sequence's stream at a position.
+  int32_t token_at(const Sequence& sequence, int position) const {
+    return pretend_token(entry_of(sequence).options.stream, position, kVocabSize);
+  }
   // The token `ahead` after the next.
   int32_t next_token(const Sequence& sequence, int ahead = 0) const {
-    return pretend_token(entry_of(sequence).options.stream, sequence.num_tokens() + ahead,
-                         kVocabSize);
+    return token_at(sequence, sequence.num_tokens() + ahead);
   }
 
   std::vector<Sequence*> running() const {

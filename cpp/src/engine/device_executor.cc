@@ -13,7 +13,7 @@ constexpr int kMaxLogprobs = 20;  // of a request; the host runs those that want
 // Of a step: bounds its buffers, of which weighed drafts need a distribution a row.
 constexpr int kMaxRows = 2048;
 constexpr int kMaxWeighedRows = 512;
-constexpr int kUsualLag = 2;  // tokens a draft model has not seen after it drafted
+constexpr int kUsualUnseen = 2;  // tokens a draft model has not seen after it drafted
 // Steps until the policy is asked again whether the draft model may catch up, once it said no.
 constexpr int kStepsUntilCatchUp = 32;
 
@@ -26,8 +26,8 @@ std::vector<int32_t> stop_tokens_of(const SamplingParams& params) {
 }
 
 // A pass of the draft model that catches up has a power of two of rows a request.
-int padded_lag(int lag) {
-  return static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(lag, kUsualLag))));
+int padded(int num_unseen) {
+  return static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(num_unseen, kUsualUnseen))));
 }
 
 }  // namespace
@@ -36,8 +36,7 @@ std::unique_ptr<DeviceExecutor> DeviceExecutor::make(Backend& backend, ModelRunn
                                                      Speculator* speculator,
                                                      const DeviceExecutorConfig& config) {
   const Verification verification = config.speculative.verification;
-  const bool is_weighed =
-      verification == Verification::kRejection || verification == Verification::kBlock;
+  const bool is_weighed = weighs_drafts(verification);
   const int max_nodes = speculator == nullptr ? 0 : config.speculative.max_nodes();
   const int max_rows = std::min(config.max_rows, is_weighed ? kMaxWeighedRows : kMaxRows);
   const int max_num_seqs =
@@ -48,17 +47,15 @@ std::unique_ptr<DeviceExecutor> DeviceExecutor::make(Backend& backend, ModelRunn
   // Branches of a tree take slots past the longest sequence.
   const int max_slots = config.max_model_len + max_nodes;
   auto device = backend.make_device_step(
-      {.num_slots = max_num_seqs,
-       .max_drafts = max_nodes,
+      {.num_seats = max_num_seqs,
        .max_rows = max_rows,
        .block_size = config.block_size,
        .max_blocks_per_request = num_blocks_for(max_slots, config.block_size),
        .max_logprobs = kMaxLogprobs,
-       .tree_width = draft.has_value() ? speculator->tree_shape().width : 1,
-       .argmax_drafts = sampling == DraftSampling::kArgmax,
-       .independent_drafts = sampling == DraftSampling::kIndependent,
-       .is_weighed = is_weighed,
-       .is_block = verification == Verification::kBlock,
+       .tree = {.width = draft.has_value() ? speculator->tree_shape().width : 1,
+                .max_nodes = max_nodes},
+       .sampling = sampling,
+       .verification = verification,
        .accepts_trees = speculator != nullptr && !draft.has_value(),
        .synthetic_rates = verification == Verification::kSynthetic
                               ? config.speculative.synthetic_acceptance_rates
@@ -76,8 +73,7 @@ DeviceExecutor::DeviceExecutor(std::unique_ptr<DeviceStep> device, Speculator* s
     : device_(std::move(device)),
       speculator_(speculator),
       drafts_on_host_(speculator != nullptr && !speculator->device_draft().has_value()),
-      is_weighed_(config.speculative.verification == Verification::kRejection ||
-                  config.speculative.verification == Verification::kBlock),
+      is_weighed_(weighs_drafts(config.speculative.verification)),
       max_num_seqs_(max_num_seqs),
       max_rows_(max_rows),
       block_size_(config.block_size),
@@ -118,51 +114,51 @@ bool DeviceExecutor::seat(std::span<CompletionState* const> completions) {
 std::optional<DeviceExecutor::Seating> DeviceExecutor::take_seats(
     std::span<CompletionState* const> completions) {
   Seating seating;
-  std::vector<DeviceSlot> slots;
+  std::vector<DeviceSeat> seats;
   for (CompletionState* completion : completions) {
     if (!serves(*completion)) return std::nullopt;
     const Sequence& sequence = completion->sequence;
     completion->begin_step();
     try {
-      slots.push_back(slot_of(*completion));
+      seats.push_back(seat_of(*completion));
     } catch (...) {
       return std::nullopt;  // the host meets the same error, and says whose it is
     }
-    const DeviceSlot& slot = slots.back();
-    if (slot.max_drafts > 0) {
-      seating.lag = std::max(seating.lag, slot.num_tokens - slot.num_draft_tokens);
+    const DeviceSeat& seat = seats.back();
+    if (seat.max_depth > 0) {
+      seating.num_unseen = std::max(seating.num_unseen, seat.num_tokens - seat.num_seen);
     }
     seating.want_logprobs |= sequence.params.logprobs.has_value();
     const std::span<const BlockId> blocks = sequence.blocks.ids();
     seating.seats.push_back(
         {.ordinal = sequence.ordinal, .is_taken = true, .blocks = {blocks.begin(), blocks.end()}});
   }
-  if (seating.lag <= kMaxStepLag) num_steps_until_catch_up_ = 0;
-  device_->set_slots(slots);
+  if (seating.num_unseen <= kMaxUnseen) num_steps_until_catch_up_ = 0;
+  device_->set_seats(seats);
   return seating;
 }
 
-DeviceSlot DeviceExecutor::slot_of(CompletionState& completion) const {
+DeviceSeat DeviceExecutor::seat_of(CompletionState& completion) const {
   const Sequence& sequence = completion.sequence;
   const int num_tokens = sequence.num_tokens();
-  DeviceSlot slot{.is_active = true,
+  DeviceSeat seat{.is_active = true,
                   .num_tokens = num_tokens,
                   .num_prompt_tokens = sequence.num_prompt_tokens(),
                   .max_num_tokens = sequence.max_num_tokens(),
-                  .num_draft_tokens = num_tokens - 1,
-                  .max_drafts = 0,
-                  .tokens = sequence.tokens().last(std::min(num_tokens, kMaxStepLag)),
+                  .num_seen = num_tokens - 1,
+                  .max_depth = 0,
+                  .tokens = sequence.tokens().last(std::min(num_tokens, kMaxUnseen)),
                   .stop_token_ids = stop_tokens_of(sequence.params),
                   .min_tokens = sequence.params.min_tokens,
                   .sampling = completion.make_row({}),
                   .blocks = sequence.blocks.ids()};
-  slot.sampling.banned_token_ids = {};  // stop tokens, as long as the output is short
+  seat.sampling.banned_token_ids = {};  // stop tokens, as long as the output is short
   if (shape_.max_nodes > 0) {
-    slot.num_draft_tokens =
+    seat.num_seen =
         speculator_->device_drafter()->num_seen(sequence.blocks, num_tokens - 1);
-    slot.max_drafts = speculator_->longest_draft(sequence);
+    seat.max_depth = speculator_->longest_draft(sequence);
   }
-  return slot;
+  return seat;
 }
 
 void DeviceExecutor::vacate_others(std::span<CompletionState* const> completions) {
@@ -198,10 +194,10 @@ std::optional<int> DeviceExecutor::passes_ahead(std::span<CompletionState* const
   std::vector<const Sequence*> sequences;
   for (const CompletionState* completion : running) sequences.push_back(&completion->sequence);
   const int num_passes =
-      speculator_->plan_levels(sequences, most_passes(), std::max(seating_->lag, 1));
+      speculator_->plan_levels(sequences, most_passes(), std::max(seating_->num_unseen, 1));
   const int num_seats = static_cast<int>(std::bit_ceil(seating_->seats.size()));
   const bool is_near =
-      seating_->lag <= kMaxStepLag && padded_lag(seating_->lag) * num_seats <= max_rows_;
+      seating_->num_unseen <= kMaxUnseen && padded(seating_->num_unseen) * num_seats <= max_rows_;
   if (num_passes == 0 || is_near) return num_passes;
   if (num_steps_until_catch_up_-- > 0) return 0;
   // In the host's step the policy may still refuse to pay for catching up.
@@ -238,7 +234,7 @@ void DeviceExecutor::add_new_blocks(const Sequence& sequence, int index,
       std::min(static_cast<size_t>(sequence.num_computed_tokens / block_size_), known.size());
   for (size_t i = first; i < ids.size(); ++i) {
     if (i < known.size() && known[i] == ids[i]) continue;
-    added.push_back({.slot = index, .index = static_cast<int>(i), .block = ids[i]});
+    added.push_back({.seat = index, .index = static_cast<int>(i), .block = ids[i]});
   }
   known.resize(first);
   known.insert(known.end(), ids.begin() + static_cast<std::ptrdiff_t>(first), ids.end());
@@ -259,16 +255,16 @@ void DeviceExecutor::launch(const Step& step) {
     const DraftTree* tree = step.trees[i];
     if (tree == nullptr) continue;
     drafts.push_back(
-        {.slot = seat, .tokens = tree->tokens().subspan(1), .parents = tree->parents().subspan(1)});
+        {.seat = seat, .tokens = tree->tokens().subspan(1), .parents = tree->parents().subspan(1)});
   }
   device_->add_blocks(added);
-  device_->launch({.num_slots = static_cast<int>(seating_->seats.size()),
+  device_->launch({.num_seats = static_cast<int>(seating_->seats.size()),
                    .num_passes = step.num_passes,
                    .host_drafts = drafts,
-                   .max_lag = padded_lag(seating_->lag),
+                   .max_unseen = padded(seating_->num_unseen),
                    .want_logprobs = seating_->want_logprobs});
   launches_.push_back(std::move(launch));
-  seating_->lag = step.num_passes > 0 ? kUsualLag : seating_->lag + 1;
+  seating_->num_unseen = step.num_passes > 0 ? kUsualUnseen : seating_->num_unseen + 1;
 }
 
 StepOutcome DeviceExecutor::wait() {

@@ -75,7 +75,7 @@ class DeviceExecutor final : public StepExecutor {
   struct Seating {
     std::vector<Seat> seats;  // in order of arrival
     bool want_logprobs = false;
-    int lag = 1;  // most tokens of a sequence the draft model has not seen when the next step runs
+    int num_unseen = 1;  // by the draft model, most of a sequence's tokens when the next step runs
 
     unsigned num_taken() const;
   };
@@ -91,7 +91,7 @@ class DeviceExecutor final : public StepExecutor {
   // them.
   bool seat(std::span<CompletionState* const> completions);
   std::optional<Seating> take_seats(std::span<CompletionState* const> completions);
-  DeviceSlot slot_of(CompletionState& completion) const;
+  DeviceSeat seat_of(CompletionState& completion) const;
   void vacate_others(std::span<CompletionState* const> completions);
   int most_passes() const;
   // Blocks that a sequence got since the device heard of it.

@@ -290,12 +290,10 @@ void Speculator::record_levels(CompletionState& completion, int num_passes,
                               .num_tokens = static_cast<int>(outcome.tokens.size())});
   }
   if (num_drafts == 0) return;
-  // The draft model ran only part of a tree; of accepted nodes, all but perhaps the last.
-  const int num_kept = tree_shape().width > 1 ? std::max(0, num_accepted - 1)
-                                              : std::min(num_accepted, num_drafts - 1);
   const int num_tokens = sequence.num_tokens();
-  model_drafter_->record_seen(sequence.blocks, std::max(0, num_tokens - kMaxStepLag),
-                              num_tokens + num_kept);
+  model_drafter_->record_seen(
+      sequence.blocks, std::max(0, num_tokens - kMaxUnseen),
+      num_seen_after(num_tokens, num_drafts, num_accepted, tree_shape().width > 1));
   std::vector<int> depths = {0};  // by node
   for (const int32_t parent : outcome.parents) depths.push_back(depths[parent] + 1);
   const int max_depth = std::ranges::max(depths);
