@@ -32,52 +32,51 @@ int padded(int num_unseen) {
 
 }  // namespace
 
-std::unique_ptr<DeviceExecutor> DeviceExecutor::make(Backend& backend, ModelRunner& target,
-                                                     Speculator* speculator,
-                                                     const DeviceExecutorConfig& config) {
-  const Verification verification = config.speculative.verification;
-  const bool is_weighed = weighs_drafts(verification);
-  const int max_nodes = speculator == nullptr ? 0 : config.speculative.max_nodes();
-  const int max_rows = std::min(config.max_rows, is_weighed ? kMaxWeighedRows : kMaxRows);
-  const int max_num_seqs =
-      std::min(config.max_num_seqs, max_rows / (is_weighed ? 1 + max_nodes : 1));
-  if (max_num_seqs == 0) return nullptr;
-  const auto draft = speculator == nullptr ? std::nullopt : speculator->device_draft();
-  const DraftSampling sampling = draft.has_value() ? draft->sampling : DraftSampling::kCoupled;
+int DeviceExecutorConfig::step_rows() const {
+  return std::min(max_rows, weighs_drafts(speculative.verification) ? kMaxWeighedRows : kMaxRows);
+}
+
+int DeviceExecutorConfig::step_seqs() const {
+  const int rows_per_seat =
+      weighs_drafts(speculative.verification) ? 1 + speculative.max_nodes() : 1;
+  return std::min(max_num_seqs, step_rows() / rows_per_seat);
+}
+
+std::unique_ptr<DeviceStep> DeviceExecutor::make_step(Backend& backend, ModelRunner& target,
+                                                      const DraftModels& draft_models,
+                                                      const DeviceExecutorConfig& config) {
+  if (config.step_seqs() == 0) return nullptr;
+  const SpeculativeConfig& speculative = config.speculative;
+  const auto& draft = draft_models.device_draft();
+  const int max_nodes = speculative.enabled() ? speculative.max_nodes() : 0;
   // Branches of a tree take slots past the longest sequence.
   const int max_slots = config.max_model_len + max_nodes;
-  auto device = backend.make_device_step(
-      {.num_seats = max_num_seqs,
-       .max_rows = max_rows,
+  return backend.make_device_step(
+      {.num_seats = config.step_seqs(),
+       .max_rows = config.step_rows(),
        .block_size = config.block_size,
        .max_blocks_per_request = num_blocks_for(max_slots, config.block_size),
        .max_logprobs = kMaxLogprobs,
-       .tree = {.width = draft.has_value() ? speculator->tree_shape().width : 1,
-                .max_nodes = max_nodes},
-       .sampling = sampling,
-       .verification = verification,
-       .accepts_trees = speculator != nullptr && !draft.has_value(),
-       .synthetic_rates = verification == Verification::kSynthetic
-                              ? config.speculative.synthetic_acceptance_rates
+       .tree = {.width = draft.has_value() ? speculative.tree_width : 1, .max_nodes = max_nodes},
+       .sampling = draft.has_value() ? draft->sampling : DraftSampling::kCoupled,
+       .verification = speculative.verification,
+       .accepts_trees = speculative.enabled() && !draft.has_value(),
+       .synthetic_rates = speculative.verification == Verification::kSynthetic
+                              ? speculative.synthetic_acceptance_rates
                               : std::vector<double>{},
        .logprobs_mode = config.logprobs_mode,
        .target = &target,
        .draft = draft.has_value() ? draft->runner : nullptr});
-  if (device == nullptr) return nullptr;
-  return std::unique_ptr<DeviceExecutor>(
-      new DeviceExecutor(std::move(device), speculator, config, max_num_seqs, max_rows));
 }
 
-DeviceExecutor::DeviceExecutor(std::unique_ptr<DeviceStep> device, Speculator* speculator,
-                               const DeviceExecutorConfig& config, int max_num_seqs, int max_rows)
+DeviceExecutor::DeviceExecutor(std::unique_ptr<DeviceStep> device, Drafting* drafting,
+                               const DeviceExecutorConfig& config)
     : device_(std::move(device)),
-      speculator_(speculator),
-      drafts_on_host_(speculator != nullptr && !speculator->device_draft().has_value()),
-      is_weighed_(weighs_drafts(config.speculative.verification)),
-      max_num_seqs_(max_num_seqs),
-      max_rows_(max_rows),
-      block_size_(config.block_size),
-      shape_(speculator == nullptr || drafts_on_host_ ? TreeShape{} : speculator->tree_shape()) {}
+      config_(config),
+      drafting_(drafting),
+      drafter_(drafting == nullptr ? nullptr : drafting->device_drafter()),
+      drafts_on_host_(drafting != nullptr && drafter_ == nullptr),
+      shape_(drafter_ == nullptr ? TreeShape{} : drafting->tree_shape()) {}
 
 // A device step does no bad words (they look back over the text), no processors (they are the
 // host's), no long lists of logprobs, and no logprobs of tokens that weighing picks instead of the
@@ -86,7 +85,8 @@ bool DeviceExecutor::serves(const CompletionState& completion) const {
   const SamplingParams& params = completion.request.params;
   if (!params.bad_words.empty() || !params.logits_processors.empty()) return false;
   if (!params.logprobs.has_value()) return true;
-  return !is_weighed_ && *params.logprobs >= 0 && *params.logprobs <= kMaxLogprobs;
+  return !weighs_drafts(config_.speculative.verification) && *params.logprobs >= 0 &&
+         *params.logprobs <= kMaxLogprobs;
 }
 
 // ---- seats
@@ -96,7 +96,8 @@ unsigned DeviceExecutor::Seating::num_taken() const {
 }
 
 bool DeviceExecutor::seat(std::span<CompletionState* const> completions) {
-  if (completions.empty() || static_cast<int>(completions.size()) > max_num_seqs_) return false;
+  if (completions.empty() || static_cast<int>(completions.size()) > config_.step_seqs())
+    return false;
   if (seating_.has_value()) {
     vacate_others(completions);
     const unsigned num_taken = seating_->num_taken();
@@ -153,10 +154,9 @@ DeviceSeat DeviceExecutor::seat_of(CompletionState& completion) const {
                   .sampling = completion.make_row({}),
                   .blocks = sequence.blocks.ids()};
   seat.sampling.banned_token_ids = {};  // stop tokens, as long as the output is short
-  if (shape_.max_nodes > 0) {
-    seat.num_seen =
-        speculator_->device_drafter()->num_seen(sequence.blocks, num_tokens - 1);
-    seat.max_depth = speculator_->longest_draft(sequence);
+  if (drafter_ != nullptr) {
+    seat.num_seen = drafter_->ledger().num_seen(sequence.blocks, num_tokens - 1);
+    seat.max_depth = drafting_->longest_draft(sequence);
   }
   return seat;
 }
@@ -179,7 +179,8 @@ void DeviceExecutor::vacate_others(std::span<CompletionState* const> completions
 
 // Passes whose drafts there are rows for.
 int DeviceExecutor::most_passes() const {
-  const int rows_per_seat = max_rows_ / static_cast<int>(std::bit_ceil(seating_->seats.size()));
+  const int rows_per_seat =
+      config_.step_rows() / static_cast<int>(std::bit_ceil(seating_->seats.size()));
   if (rows_per_seat < shape_.width) return 0;
   int num_passes = 0;
   while (num_passes < shape_.max_nodes && shape_.num_nodes(num_passes + 1) < rows_per_seat) {
@@ -190,14 +191,14 @@ int DeviceExecutor::most_passes() const {
 
 std::optional<int> DeviceExecutor::passes_ahead(std::span<CompletionState* const> running) {
   if (drafts_on_host_ || host_is_next_ || !seat(running)) return std::nullopt;
-  if (shape_.max_nodes == 0) return 0;
+  if (drafter_ == nullptr) return 0;
   std::vector<const Sequence*> sequences;
   for (const CompletionState* completion : running) sequences.push_back(&completion->sequence);
   const int num_passes =
-      speculator_->plan_levels(sequences, most_passes(), std::max(seating_->num_unseen, 1));
+      drafting_->plan_passes(sequences, most_passes(), std::max(seating_->num_unseen, 1));
   const int num_seats = static_cast<int>(std::bit_ceil(seating_->seats.size()));
-  const bool is_near =
-      seating_->num_unseen <= kMaxUnseen && padded(seating_->num_unseen) * num_seats <= max_rows_;
+  const bool is_near = seating_->num_unseen <= kMaxUnseen &&
+                       padded(seating_->num_unseen) * num_seats <= config_.step_rows();
   if (num_passes == 0 || is_near) return num_passes;
   if (num_steps_until_catch_up_-- > 0) return 0;
   // In the host's step the policy may still refuse to pay for catching up.
@@ -208,7 +209,7 @@ std::optional<int> DeviceExecutor::passes_ahead(std::span<CompletionState* const
 
 bool DeviceExecutor::can_run(const Step& step, int num_running) {
   if (!drafts_on_host_ || static_cast<int>(step.completions.size()) != num_running) return false;
-  if (step.plan.num_rows > max_rows_) return false;
+  if (step.plan.num_rows > config_.step_rows()) return false;
   for (size_t i = 0; i < step.completions.size(); ++i) {
     const bool decodes = std::holds_alternative<Decoding>(step.completions[i]->sequence.state);
     if (!decodes || !step.plan.sequences[i].samples || !serves(*step.completions[i])) return false;
@@ -230,8 +231,8 @@ void DeviceExecutor::add_new_blocks(const Sequence& sequence, int index,
                                     std::vector<NewBlock>& added) {
   std::vector<int32_t>& known = seating_->seats[index].blocks;
   const std::span<const BlockId> ids = sequence.blocks.ids();
-  const size_t first =
-      std::min(static_cast<size_t>(sequence.num_computed_tokens / block_size_), known.size());
+  const size_t first = std::min(
+      static_cast<size_t>(sequence.num_computed_tokens / config_.block_size), known.size());
   for (size_t i = first; i < ids.size(); ++i) {
     if (i < known.size() && known[i] == ids[i]) continue;
     added.push_back({.seat = index, .index = static_cast<int>(i), .block = ids[i]});
@@ -259,12 +260,12 @@ void DeviceExecutor::launch(const Step& step) {
   }
   device_->add_blocks(added);
   device_->launch({.num_seats = static_cast<int>(seating_->seats.size()),
-                   .num_passes = step.num_passes,
+                   .num_passes = step.num_passes.value_or(0),
                    .host_drafts = drafts,
                    .max_unseen = padded(seating_->num_unseen),
                    .want_logprobs = seating_->want_logprobs});
   launches_.push_back(std::move(launch));
-  seating_->num_unseen = step.num_passes > 0 ? kUsualUnseen : seating_->num_unseen + 1;
+  seating_->num_unseen = step.num_passes.value_or(0) > 0 ? kUsualUnseen : seating_->num_unseen + 1;
 }
 
 StepOutcome DeviceExecutor::wait() {

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "engine/speculator.h"
+#include "engine/drafting.h"
 #include "engine/step.h"
 
 namespace specdec {
@@ -29,6 +29,10 @@ struct DeviceExecutorConfig {
   int block_size = 0;
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;
   SpeculativeConfig speculative;
+
+  // What one step has room for; the host runs more.
+  int step_rows() const;
+  int step_seqs() const;
 };
 
 class DeviceExecutor final : public StepExecutor {
@@ -36,21 +40,21 @@ class DeviceExecutor final : public StepExecutor {
   static constexpr int kMaxUnderWay = 2;  // steps
 
   // Takes the memory of steps, before the KV cache gets what is left. Null where the backend has no
-  // device steps, or none that serve this speculation. `speculator` may be null; all but `config`
-  // is borrowed.
-  static std::unique_ptr<DeviceExecutor> make(Backend& backend, ModelRunner& target,
-                                              Speculator* speculator,
-                                              const DeviceExecutorConfig& config);
-  // Device memory that steps may yet take.
-  int64_t bytes_on_demand() const { return device_->bytes_on_demand(); }
+  // device steps, or none that serve this speculation.
+  static std::unique_ptr<DeviceStep> make_step(Backend& backend, ModelRunner& target,
+                                               const DraftModels& draft_models,
+                                               const DeviceExecutorConfig& config);
+  // The step as made with the same configuration. `drafting` is borrowed and may be null.
+  DeviceExecutor(std::unique_ptr<DeviceStep> device, Drafting* drafting,
+                 const DeviceExecutorConfig& config);
 
   // How many passes of the draft model a step planned ahead for `running`, all sequences that run,
   // should have; 0 without a draft model on the device. Nothing where the host has to run the next
   // step: it drafts, a request needs what device steps do not do, or the draft model is so far
   // behind that it has to catch up there.
   std::optional<int> passes_ahead(std::span<CompletionState* const> running);
-  // KV slots of a tree that so many passes grow.
-  int tree_slots(int num_passes) const { return shape_.num_nodes(num_passes); }
+  // Of the trees that the device drafts, a level a pass.
+  const TreeShape& tree_shape() const { return shape_; }
 
   // Whether launch() can run this step, planned and drafted by the host, for `num_running`
   // sequences that run. Nothing may be under way.
@@ -83,9 +87,6 @@ class DeviceExecutor final : public StepExecutor {
     std::vector<int> seat_of;  // by index in the plan
   };
 
-  DeviceExecutor(std::unique_ptr<DeviceStep> device, Speculator* speculator,
-                 const DeviceExecutorConfig& config, int max_num_seqs, int max_rows);
-
   bool serves(const CompletionState& completion) const;
   // Makes sure that these completions, and no others, have seats. False where the host has to run
   // them.
@@ -98,12 +99,10 @@ class DeviceExecutor final : public StepExecutor {
   void add_new_blocks(const Sequence& sequence, int seat, std::vector<NewBlock>& added);
 
   std::unique_ptr<DeviceStep> device_;
-  Speculator* speculator_;
+  DeviceExecutorConfig config_;
+  Drafting* drafting_;
+  DraftModelDrafter* drafter_;  // whose model runs on the device; null: the device drafts nothing
   bool drafts_on_host_;
-  bool is_weighed_;
-  int max_num_seqs_;
-  int max_rows_;
-  int block_size_;
   TreeShape shape_;  // of what the device drafts
   std::optional<Seating> seating_;
   bool host_is_next_ = false;

@@ -48,12 +48,10 @@ std::optional<Step> Engine::Impl::plan_ahead() {
   }
   const std::optional<int> num_passes = device_->passes_ahead(running);
   if (!num_passes.has_value()) return {};
-  auto plan = scheduler_->plan_ahead(
-      *num_passes, [this](int num_levels) { return device_->tree_slots(num_levels); });
+  auto plan = scheduler_->plan_ahead(*num_passes, device_->tree_shape());
   if (!plan.has_value()) return {};
   Step step = step_of(*std::move(plan));
-  step.is_ahead = true;
-  step.num_passes = *num_passes;
+  step.num_passes = num_passes;
   step.executor = device_.get();
   return step;
 }
@@ -62,20 +60,20 @@ Step Engine::Impl::plan_and_draft() {
   ExecutionPlan plan;
   {
     const Stopwatch watch(stats_.schedule_seconds);
-    plan = speculator_ == nullptr
+    plan = drafting_ == nullptr
                ? scheduler_->plan()
                : scheduler_->plan([this](const Sequence& sequence, int num_decoding) {
-                   return speculator_->budget(sequence, num_decoding);
+                   return drafting_->budget(sequence, num_decoding);
                  });
   }
   Step step = step_of(std::move(plan));
   for (CompletionState* completion : step.completions) completion->begin_step();
-  if (speculator_ != nullptr) {
+  if (drafting_ != nullptr) {
     const Stopwatch watch(stats_.draft_seconds);
-    step.failures = speculator_->draft(
+    step.failures = drafting_->draft(
         step.plan,
         [this](const Sequence& sequence) -> CompletionState& { return completion_of(sequence); });
-    for (size_t i = 0; i < step.trees.size(); ++i) step.trees[i] = speculator_->tree(i);
+    for (size_t i = 0; i < step.trees.size(); ++i) step.trees[i] = drafting_->tree(i);
   }
   if (device_ != nullptr && device_->can_run(step, scheduler_->num_running())) {
     step.executor = device_.get();
@@ -124,7 +122,7 @@ std::vector<RequestOutput> Engine::Impl::commit(Step& step, StepOutcome& outcome
   }
   leave_out_ended(step, outcome);
   Outputs outputs;
-  if (speculator_ != nullptr) record_drafts(step, outcome);
+  if (drafting_ != nullptr) record_drafts(step, outcome);
   StepResult result;
   for (size_t i = 0; i < outcome.sequences.size(); ++i) {
     SequenceOutcome& sequence = outcome.sequences[i];
@@ -143,9 +141,9 @@ std::vector<RequestOutput> Engine::Impl::commit(Step& step, StepOutcome& outcome
     }
   }
   fail_requests(step.failures, outputs);
-  if (speculator_ != nullptr) {
-    speculator_->end_step(step.is_ahead ? outcome.target_seconds
-                                        : now_seconds() - step.launch_time);
+  if (drafting_ != nullptr) {
+    drafting_->end_step(step.num_passes.has_value() ? outcome.target_seconds
+                                                    : now_seconds() - step.launch_time);
   }
   retire_finished(outputs);
   ++stats_.num_steps;
@@ -175,19 +173,26 @@ void Engine::Impl::leave_out_ended(Step& step, StepOutcome& outcome) {
 }
 
 void Engine::Impl::record_drafts(const Step& step, const StepOutcome& outcome) {
-  const auto num_rows = static_cast<int>(step.ordinals.size()) * speculator_->tree_shape().width;
-  if (step.num_passes > 0) {
-    speculator_->record_passes(step.num_passes, num_rows, outcome.draft_seconds);
+  if (step.num_passes.value_or(0) > 0) {
+    const auto num_rows = static_cast<int>(step.ordinals.size()) * drafting_->tree_shape().width;
+    drafting_->record_passes(*step.num_passes, num_rows, outcome.draft_seconds);
   }
   for (size_t i = 0; i < outcome.sequences.size(); ++i) {
     CompletionState& completion = *step.completions[i];
     const SequenceOutcome& sequence = outcome.sequences[i];
-    if (step.trees[i] != nullptr) {
-      speculator_->record(*step.trees[i], completion, sequence.accepted);
-    } else if (step.is_ahead) {
-      speculator_->record_levels(completion, step.num_passes, sequence);
+    const DraftTree* tree = step.trees[i];
+    if (!sequence.drafts.empty()) {
+      device_tree_.reset(completion.sequence.tokens().back());
+      for (size_t draft = 0; draft < sequence.drafts.size(); ++draft) {
+        device_tree_.add(sequence.parents[draft], sequence.drafts[draft], 1.0f, /*drafter=*/0);
+      }
+      tree = &device_tree_;
     }
-    speculator_->record_tokens(completion.sequence, sequence.tokens);
+    drafting_->record({.completion = &completion,
+                       .tree = tree,
+                       .num_passes = step.num_passes,
+                       .accepted = sequence.accepted,
+                       .tokens = sequence.tokens});
   }
 }
 
@@ -214,11 +219,11 @@ void Engine::Impl::report(CompletionState& completion, int num_new_tokens,
     logprobs.resize(num_new_tokens);  // a stop token may have cut the rest
     output.new_logprobs = std::move(logprobs);
   }
-  if (speculator_ != nullptr) output.acceptance = completion.acceptance;
+  if (drafting_ != nullptr) output.acceptance = completion.acceptance;
   if (const auto* finished = std::get_if<Finished>(&sequence.state)) {
     output.finish_reason = finished->reason;
     output.stop_token_id = finished->stop_token_id;
-    if (speculator_ != nullptr) speculator_->finish(sequence);
+    if (drafting_ != nullptr) drafting_->finish(sequence);
   }
 }
 

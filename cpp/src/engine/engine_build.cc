@@ -50,25 +50,22 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend) 
                             .max_logit_rows = max_logit_rows(config)};
   runner_ = std::make_unique<ModelRunner>(model, config.model, *backend_, limits,
                                           parse_quantization(config.quantization));
-  int64_t block_bytes = runner_->cache_block_bytes(kv_format);
-  int num_kv_heads = model.num_kv_heads;
-  if (config.speculative.enabled()) {
-    speculator_ = std::make_unique<Speculator>(config, *backend_, model, max_model_len);
-    block_bytes += speculator_->cache_block_bytes(kv_format);
-    num_kv_heads = std::max(num_kv_heads, speculator_->num_kv_heads());
-  }
+  draft_models_ = std::make_unique<DraftModels>(config, *backend_, *runner_, max_model_len);
+  const int64_t block_bytes =
+      runner_->cache_block_bytes(kv_format) + draft_models_->cache_block_bytes(kv_format);
+  const int num_kv_heads = std::max(model.num_kv_heads, draft_models_->num_kv_heads());
   runner_->rehearse(kv_format);
-  if (speculator_ != nullptr) speculator_->rehearse(kv_format);
+  draft_models_->rehearse(kv_format);
   const LogprobsMode logprobs_mode = parse_logprobs_mode(config.logprobs_mode);
-  device_ = DeviceExecutor::make(*backend_, *runner_, speculator_.get(),
-                                 {.max_num_seqs = config.max_num_seqs,
-                                  .max_rows = config.max_num_batched_tokens,
-                                  .max_model_len = max_model_len,
-                                  .block_size = config.block_size,
-                                  .logprobs_mode = logprobs_mode,
-                                  .speculative = config.speculative});
+  const DeviceExecutorConfig device_config = {.max_num_seqs = config.max_num_seqs,
+                                              .max_rows = config.max_num_batched_tokens,
+                                              .max_model_len = max_model_len,
+                                              .block_size = config.block_size,
+                                              .logprobs_mode = logprobs_mode,
+                                              .speculative = config.speculative};
+  auto device_step = DeviceExecutor::make_step(*backend_, *runner_, *draft_models_, device_config);
   MemoryInfo memory = backend_->memory();
-  if (device_ != nullptr) memory.free_bytes -= device_->bytes_on_demand();
+  if (device_step != nullptr) memory.free_bytes -= device_step->bytes_on_demand();
   const CacheSize cache =
       resolve_cache_size(config, device.kind, max_model_len, block_bytes, num_kv_heads, memory);
   if (cache.max_model_len < longest) {
@@ -83,10 +80,16 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend) 
                       .block_size = config.block_size,
                       .enable_prefix_caching = config.enable_prefix_caching},
       *pool_);
-  if (speculator_ != nullptr) {
-    speculator_->start(*pool_, kv_format, runner_->decoder().weight_bytes());
+  draft_models_->allocate_caches(cache.num_blocks, kv_format);
+  if (config.speculative.enabled()) {
+    drafting_ =
+        std::make_unique<Drafting>(config.speculative, model.vocab_size, *draft_models_, *pool_);
   }
   host_ = std::make_unique<HostExecutor>(*runner_, logprobs_mode, config.speculative);
+  if (device_step != nullptr) {
+    device_ =
+        std::make_unique<DeviceExecutor>(std::move(device_step), drafting_.get(), device_config);
+  }
   fill_model_info(model, cache);
 }
 
@@ -109,13 +112,9 @@ void Engine::Impl::fill_model_info(const ModelConfig& model, const CacheSize& ca
   info_.num_kv_blocks = cache.num_blocks;
   info_.block_size = config_.block_size;
   info_.num_parameters = runner_->decoder().num_parameters();
-  info_.weight_bytes = runner_->decoder().weight_bytes();
+  info_.weight_bytes = runner_->decoder().weight_bytes() + draft_models_->weight_bytes();
   info_.kv_cache_dtype = std::string(name_of(runner_->cache().layers()[0].dtype));
-  info_.kv_cache_bytes = runner_->cache().size_bytes();
-  if (speculator_ != nullptr) {
-    info_.weight_bytes += speculator_->weight_bytes();
-    info_.kv_cache_bytes += speculator_->kv_cache_bytes();
-  }
+  info_.kv_cache_bytes = runner_->cache().size_bytes() + draft_models_->kv_cache_bytes();
 }
 
 }  // namespace specdec

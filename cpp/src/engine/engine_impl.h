@@ -14,11 +14,11 @@
 
 #include "backend/backend.h"
 #include "engine/device_executor.h"
+#include "engine/drafting.h"
 #include "engine/failure.h"
 #include "engine/host_executor.h"
 #include "engine/limits.h"
 #include "engine/request.h"
-#include "engine/speculator.h"
 #include "engine/step.h"
 #include "runtime/model_runner.h"
 #include "sched/scheduler.h"
@@ -80,7 +80,8 @@ class Engine::Impl {
   std::unique_ptr<ModelRunner> runner_;
   std::unique_ptr<BlockPool> pool_;
   std::unique_ptr<Scheduler> scheduler_;
-  std::unique_ptr<Speculator> speculator_;  // null without speculation
+  std::unique_ptr<DraftModels> draft_models_;
+  std::unique_ptr<Drafting> drafting_;  // null without speculation
   std::unique_ptr<HostExecutor> host_;
   std::unique_ptr<DeviceExecutor> device_;  // null where the device does no steps of its own
   ModelInfo info_;
@@ -91,6 +92,7 @@ class Engine::Impl {
   std::unordered_map<std::string, std::unique_ptr<Request>> requests_;
   std::unordered_map<uint64_t, CompletionState*> completions_;  // by ordinal
 
+  DraftTree device_tree_;       // what the device drafted for one sequence; kept for its memory
   std::deque<Step> under_way_;  // launched and not committed, oldest first
   std::string failure_;         // of the engine; empty while it has not failed
 };

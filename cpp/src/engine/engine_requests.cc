@@ -114,7 +114,7 @@ bool Engine::Impl::stop_completion(const std::string& id, int index) {
 
 void Engine::Impl::finish(CompletionState& completion, FinishReason reason) {
   scheduler_->finish(completion.sequence, reason);
-  if (speculator_ != nullptr) speculator_->finish(completion.sequence);
+  if (drafting_ != nullptr) drafting_->finish(completion.sequence);
 }
 
 EngineStats Engine::Impl::stats() const {
@@ -124,7 +124,7 @@ EngineStats Engine::Impl::stats() const {
   stats.num_kv_blocks = pool_->num_blocks();
   stats.num_free_kv_blocks = pool_->num_free();
   stats.num_cached_kv_blocks = scheduler_->prefix_cache().num_cached_blocks();
-  if (speculator_ != nullptr) speculator_->fill_stats(stats);
+  if (drafting_ != nullptr) drafting_->fill_stats(stats);
   return stats;
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "backend/step_outcome.h"
@@ -23,10 +24,9 @@ struct Step {
   std::vector<uint64_t> ordinals;
   std::vector<CompletionState*> completions;
   std::vector<const DraftTree*> trees;  // drafted by the host; null: none
-  // Planned before the outcomes of the steps under way were known. The device drafts for such a
-  // step, in so many passes of the draft model.
-  bool is_ahead = false;
-  int num_passes = 0;
+  // Set for a step planned before the outcomes of the steps under way are known: how many passes of
+  // the draft model the device makes for it.
+  std::optional<int> num_passes = std::nullopt;
   std::vector<Failure> failures;  // requests that end with this step
   double launch_time = 0;         // seconds since the epoch
   StepExecutor* executor = nullptr;

@@ -45,12 +45,13 @@ int num_prompt_rows(const ScheduledSequence& scheduled) {
 
 // Slots of a sequence that a step planned ahead may write to, whatever the steps under way bring.
 // The branches of a tree may take slots past the sequence's longest.
-int most_slots_ahead(const Sequence& sequence, int max_depth, const TreeSlots& tree_slots) {
+int most_slots_ahead(const Sequence& sequence, int max_depth, const TreeShape& shape) {
   const int longest = sequence.max_num_tokens() - 1;  // of a sequence that goes on
   const int last = std::min(sequence.num_tokens() + sequence.num_tokens_under_way, longest);
   int most = last;
   for (int num_tokens = sequence.num_tokens(); num_tokens <= last; ++num_tokens) {
-    most = std::max(most, num_tokens + tree_slots(std::min(max_depth, longest - num_tokens)));
+    const int depth = draft_depth_limit(max_depth, num_tokens, sequence.max_num_tokens());
+    most = std::max(most, num_tokens + shape.num_nodes(depth));
   }
   return most;
 }
@@ -115,14 +116,14 @@ ExecutionPlan Scheduler::plan(const DraftBudget& budget) {
   return plan;
 }
 
-std::optional<ExecutionPlan> Scheduler::plan_ahead(int max_depth, const TreeSlots& tree_slots) {
+std::optional<ExecutionPlan> Scheduler::plan_ahead(int max_depth, const TreeShape& shape) {
   SPECDEC_CHECK(!running_.empty() && !has_other_work());
   for (Sequence* sequence : running_) {
-    const int num_slots = most_slots_ahead(*sequence, max_depth, tree_slots);
+    const int num_slots = most_slots_ahead(*sequence, max_depth, shape);
     if (!sequence->blocks.reserve(pool_, num_slots)) return std::nullopt;
   }
   ExecutionPlan plan;
-  const int num_draft_slots = tree_slots(max_depth);
+  const int num_draft_slots = shape.num_nodes(max_depth);
   for (Sequence* sequence : running_) {
     plan.sequences.push_back({.sequence = sequence,
                               .num_rows = 1 + num_draft_slots,
@@ -181,7 +182,7 @@ void Scheduler::request_drafts(const DraftBudget& budget, ExecutionPlan& plan) c
   const int num_decoding = static_cast<int>(plan.sequences.size());  // each that runs has its row
   int64_t num_wanted = 0;
   for (ScheduledSequence& scheduled : plan.sequences) {
-    if (scheduled.sequence->max_draft_depth() <= 0) continue;
+    if (scheduled.sequence->max_draft_depth(1) == 0) continue;
     scheduled.num_draft_slots = budget(*scheduled.sequence, num_decoding);
     SPECDEC_CHECK_GE(scheduled.num_draft_slots, 0);
     num_wanted += scheduled.num_draft_slots;
@@ -203,7 +204,7 @@ void Scheduler::grant_drafts(ExecutionPlan& plan) {
         std::min<int64_t>({scheduled.num_draft_slots, rows_left(plan), capacity - num_tokens}));
     SPECDEC_CHECK(sequence.blocks.reserve(pool_, num_tokens + num_slots));
     scheduled.num_draft_slots = num_slots;
-    scheduled.max_draft_depth = std::min(num_slots, sequence.max_draft_depth());
+    scheduled.max_draft_depth = sequence.max_draft_depth(num_slots);
     plan.num_draft_slots += num_slots;
   }
 }

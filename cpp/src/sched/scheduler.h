@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/step_rules.h"
 #include "kv/block_pool.h"
 #include "kv/prefix_cache.h"
 #include "sched/sequence.h"
@@ -34,16 +35,13 @@ struct ScheduledSequence {
   // Rows, with blocks behind them, that drafts may take after the one row of a decoding sequence.
   // A tree's nodes count one each; those past max_num_tokens() serve its branches only.
   int num_draft_slots = 0;
-  int max_draft_depth = 0;  // longest path to draft: at most num_draft_slots
+  int max_draft_depth = 0;   // longest path to draft: at most num_draft_slots
   int num_tokens_ahead = 0;  // its share of the sequence's num_tokens_under_way
 };
 
 // How many draft rows a decoding sequence may get at most, given how many sequences decode. Asked
 // once a step for each of them.
 using DraftBudget = std::function<int(const Sequence& sequence, int num_decoding)>;
-
-// KV slots that a draft tree of so many levels takes.
-using TreeSlots = std::function<int(int depth)>;
 
 struct ExecutionPlan {
   std::vector<ScheduledSequence> sequences;
@@ -87,20 +85,21 @@ class Scheduler {
   // They keep their blocks.
   void forget_all() noexcept;
 
-  // The next step; none may be under way. Reserves blocks for every row; preempts the newest running sequences when there
-  // are none left, and admits none then. The oldest running sequence always gets a row. Empty only
-  // when nothing is left to run. Without a budget nothing is drafted.
+  // The next step; none may be under way. Reserves blocks for every row; preempts the newest
+  // running sequences when there are none left, and admits none then. The oldest running sequence
+  // always gets a row. Empty only when nothing is left to run. Without a budget nothing is drafted.
   ExecutionPlan plan(const DraftBudget& budget = {});
-  // A step of decoding, planned while the outcomes of steps under way are not known: one row for each
-  // running sequence and a draft tree of up to `max_depth` levels below it. Reserves blocks for the
-  // slots it may write to, whatever the steps under way bring. Nothing when there are not enough
-  // blocks: plan() has to preempt once those steps are committed. Requires !has_other_work().
-  std::optional<ExecutionPlan> plan_ahead(int max_depth, const TreeSlots& tree_slots);
+  // A step of decoding, planned while the outcomes of steps under way are not known: one row for
+  // each running sequence and a draft tree of `shape`, up to `max_depth` levels deep, below it.
+  // Reserves blocks for the slots it may write to, whatever the steps under way bring. Nothing when
+  // there are not enough blocks: plan() has to preempt once those steps are committed. Requires
+  // !has_other_work().
+  std::optional<ExecutionPlan> plan_ahead(int max_depth, const TreeShape& shape);
   // Commits a step, in the order they were planned; a sequence that ended meanwhile is left out of
-  // `plan` and `result` by the caller. KV of the rows is written, tokens are appended, full blocks enter the prefix
-  // cache, finished sequences leave. A sequence with n draft rows may get up to n + 1 tokens, but
-  // no more than max_draft_depth + 1 (the KV of those accepted lies in place); its blocks past them
-  // go back, unless steps under way may write there.
+  // `plan` and `result` by the caller. KV of the rows is written, tokens are appended, full blocks
+  // enter the prefix cache, finished sequences leave. A sequence with n draft rows may get up to n
+  // + 1 tokens, but no more than max_draft_depth + 1 (the KV of those accepted lies in place); its
+  // blocks past them go back, unless steps under way may write there.
   std::vector<SequenceUpdate> advance(const ExecutionPlan& plan, const StepResult& result);
 
   // In order of arrival.

@@ -19,14 +19,13 @@ struct AheadCase {
 
 class SchedulerAheadTest : public ::testing::TestWithParam<AheadCase> {
  protected:
-  int tree_slots(int depth) const { return std::max(0, depth) * GetParam().tree_width; }
+  TreeShape shape() const { return {.width = GetParam().tree_width, .max_nodes = 12}; }
 
   // The slots that a step writes to once the ones before it are committed.
   void expect_room(const Sequence& sequence, int depth) const {
-    const int longest = sequence.max_num_tokens() - 1;
-    const int num_slots =
-        sequence.num_tokens() + tree_slots(std::min(depth, longest - sequence.num_tokens()));
-    EXPECT_GE(sequence.blocks.capacity_tokens(), num_slots);
+    const int num_levels = std::min(depth, sequence.max_num_tokens() - 1 - sequence.num_tokens());
+    const int num_nodes = std::min(num_levels * GetParam().tree_width, 12);
+    EXPECT_GE(sequence.blocks.capacity_tokens(), sequence.num_tokens() + num_nodes);
   }
 };
 
@@ -54,8 +53,7 @@ TEST_P(SchedulerAheadTest, SequencesGetTheirTokensInBlocksOfTheirOwn) {
       harness.abort(*scheduler.running()[pick(scheduler.num_running())]);
     }
     while (under_way.size() < 2 && scheduler.num_running() > 0 && !scheduler.has_other_work()) {
-      auto plan = scheduler.plan_ahead(pick(GetParam().max_depth + 1),
-                                       [&](int depth) { return tree_slots(depth); });
+      auto plan = scheduler.plan_ahead(pick(GetParam().max_depth + 1), shape());
       harness.check_integrity();
       if (!plan.has_value()) break;
       EXPECT_EQ(static_cast<int>(plan->sequences.size()), scheduler.num_running());
@@ -78,7 +76,7 @@ TEST_P(SchedulerAheadTest, SequencesGetTheirTokensInBlocksOfTheirOwn) {
     }
     harness.advance(plan, [&](const ScheduledSequence& scheduled) {
       const Sequence& sequence = *scheduled.sequence;
-      return pick(std::min(scheduled.max_draft_depth, std::max(0, sequence.max_draft_depth())) + 1);
+      return pick(sequence.max_draft_depth(scheduled.max_draft_depth) + 1);
     });
   }
   EXPECT_GT(num_ahead, 500);
