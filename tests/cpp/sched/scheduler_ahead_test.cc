@@ -74,6 +74,7 @@ TEST_P(SchedulerAheadTest, SequencesGetTheirTokensInBlocksOfTheirOwn) {
     for (const ScheduledSequence& scheduled : plan.sequences) {
       expect_room(*scheduled.sequence, scheduled.max_draft_depth);
     }
+    harness.run_roots(plan);
     harness.advance(plan, [&](const ScheduledSequence& scheduled) {
       const Sequence& sequence = *scheduled.sequence;
       return pick(sequence.max_draft_depth(scheduled.max_draft_depth) + 1);
