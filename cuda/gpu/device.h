@@ -1,5 +1,5 @@
-// What the CUDA backend asks of a GPU: memory, work in order, graphs. cuda_device.cc is a GPU;
-// emulation/ runs the same kernels on the CPU, one fibre a CUDA thread, for tests.
+// What the CUDA backend asks of a GPU: memory, work in order, graphs. gpu/runtime_device.cc is a
+// GPU; emulation/ runs the same kernels on the CPU, one fibre a CUDA thread, for tests.
 #pragma once
 
 #include <cstddef>

@@ -92,7 +92,7 @@ def test_includes_follow_the_arrows(path: Path) -> None:
     ("file", "line"),
     [
         ("cpp/src/sched/scheduler.cc", '#include "backend/backend.h"'),
-        ("cpp/src/sched/scheduler.cc", '#include "kv/kv_cache.h"'),
+        ("cpp/src/sched/scheduler.cc", '#include "runtime/kv_cache.h"'),
         ("cpp/src/kv/block_pool.cc", '#include "backend/backend.h"'),
         ("cpp/src/engine/engine.cc", '#include "cpu/cpu_backend.h"'),
         ("cpp/src/core/log.cc", '#include "kv/block_pool.h"'),

@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "testing/cuda_devices.h"
+#include "testing/device_kinds.h"
 #include "testing/oracle/operations.h"
 #include "testing/values.h"
 

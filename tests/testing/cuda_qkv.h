@@ -9,7 +9,7 @@
 #include <cstring>
 #include <vector>
 
-#include "testing/cuda_devices.h"
+#include "testing/device_kinds.h"
 #include "testing/oracle/operations.h"
 #include "testing/values.h"
 

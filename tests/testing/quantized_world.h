@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "backend/op_args.h"
-#include "testing/cuda_devices.h"
+#include "testing/device_kinds.h"
 #include "testing/values.h"
 
 namespace specdec::cuda::testing {

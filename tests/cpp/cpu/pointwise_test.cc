@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "cpu/cpu_backend.h"
-#include "kv/kv_cache.h"
+#include "runtime/kv_cache.h"
 #include "testing/cpu_isas.h"
 #include "testing/oracle/operations.h"
 #include "testing/paged_world.h"

@@ -7,7 +7,7 @@
 #include <random>
 
 #include "cpu/cpu_backend.h"
-#include "testing/cuda_devices.h"
+#include "testing/device_kinds.h"
 #include "testing/oracle/operations.h"
 #include "testing/values.h"
 

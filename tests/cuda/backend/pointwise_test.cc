@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "testing/cuda_devices.h"
+#include "testing/device_kinds.h"
 #include "testing/oracle/operations.h"
 #include "testing/values.h"
 

@@ -13,7 +13,7 @@
 
 #include "testing/captured.h"
 #include "testing/chi_square.h"
-#include "testing/cuda_devices.h"
+#include "testing/device_kinds.h"
 #include "testing/oracle/sampler.h"
 #include "testing/sampler_harness.h"
 #include "testing/sampler_rows.h"

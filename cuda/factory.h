@@ -1,4 +1,4 @@
-// What the registry asks of the CUDA side; defined by cuda_devices.cc, or by no_cuda.cc in a build
+// What the registry asks of the CUDA side; defined by factory.cc, or by no_cuda.cc in a build
 // without CUDA.
 #pragma once
 

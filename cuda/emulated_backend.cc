@@ -1,6 +1,6 @@
 #include "cuda/backend/cuda_backend.h"
-#include "cuda/cuda_devices.h"
 #include "cuda/emulation/emulated_device.h"
+#include "cuda/factory.h"
 
 namespace specdec::cuda {
 
