@@ -53,6 +53,8 @@ class QkvWorld {
   std::vector<uint8_t> cached(const std::vector<uint8_t>& cache, int64_t slot, int head) const;
 
  private:
+  // Bytes of one head in the cache, the scale of codes with them.
+  size_t head_bytes() const { return shape_.int8_kv ? shape_.head_dim + 4 : 2 * shape_.head_dim; }
   void expect_cached(const std::vector<uint8_t>& cache, const std::vector<double>& expected,
                      const char* what) const;
   // Of codes, `scale` is what a step of one makes.
@@ -137,7 +139,7 @@ inline QkvResult QkvWorld::run(BackendWorld& world, const PackedLinear& weight,
   if (args.rope_cos != nullptr) args.rope_cos = cos.as<float>();
   if (args.rope_sin != nullptr) args.rope_sin = sin.as<float>();
   args.kv.dtype = shape_.int8_kv ? DType::kI8 : act_;
-  const size_t cache_bytes = world.backend->kv_layer_bytes(args.kv);
+  const size_t cache_bytes = size_t(num_blocks_) * kBlockSize * shape_.num_kv_heads * head_bytes();
   Buffer keys = world.allocate<uint8_t>(cache_bytes), values = world.allocate<uint8_t>(cache_bytes);
   Buffer q = world.allocate<uint16_t>(size_t(num_rows) * shape_.num_heads * shape_.head_dim);
   args.kv.keys = keys.data();
@@ -150,14 +152,14 @@ inline QkvResult QkvWorld::run(BackendWorld& world, const PackedLinear& weight,
 
 inline std::vector<uint8_t> QkvWorld::cached(const std::vector<uint8_t>& cache, int64_t slot,
                                              int head) const {
-  const int64_t num_heads = int64_t{num_blocks_} * kBlockSize * shape_.num_kv_heads;
+  const int64_t num_heads = std::ssize(cache) / static_cast<int64_t>(head_bytes());
   const int64_t place =
       (slot / kBlockSize * shape_.num_kv_heads + head) * kBlockSize + slot % kBlockSize;
-  const int64_t head_bytes = shape_.head_dim * (shape_.int8_kv ? 1 : 2);
-  const auto codes = cache.begin() + place * head_bytes;
-  std::vector<uint8_t> bytes(codes, codes + head_bytes);
+  const int64_t num_bytes = shape_.head_dim * (shape_.int8_kv ? 1 : 2);
+  const auto codes = cache.begin() + place * num_bytes;
+  std::vector<uint8_t> bytes(codes, codes + num_bytes);
   if (shape_.int8_kv) {  // scales follow all codes
-    const auto scale = cache.begin() + num_heads * head_bytes + place * 4;
+    const auto scale = cache.begin() + num_heads * num_bytes + place * 4;
     bytes.insert(bytes.end(), scale, scale + 4);
   }
   return bytes;
