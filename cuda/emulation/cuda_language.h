@@ -1,4 +1,4 @@
-// What CUDA C++ has and C++ has not, for kernels compiled by the host compiler.
+// The parts of CUDA C++ that C++ lacks, for kernels compiled by the host compiler.
 //
 // All of it but the keywords lives in namespace specdec::cuda::emulated, where the kernels are.
 // A static __shared__ array exists once for all blocks: kernels launched cooperatively must not
@@ -379,7 +379,7 @@ inline float __fsqrt_rn(float value) { return std::sqrt(value); }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float rsqrtf(float value) { return 1.0f / std::sqrt(value); }
 inline float __saturatef(float value) { return value > 0.0f ? std::min(value, 1.0f) : 0.0f; }
-// NaN becomes 0, what is out of range the nearest integer.
+// NaN becomes 0; values out of range become the nearest integer.
 inline int __float2int_rn(float value) {
   if (std::isnan(value)) return 0;
   if (value >= 2147483648.0f) return INT32_MAX;
