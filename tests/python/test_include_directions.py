@@ -99,6 +99,7 @@ def test_includes_follow_the_arrows(source: str) -> None:
     [
         ("cpp/src/sched/scheduler.cc", '#include "backend/backend.h"'),
         ("cpp/src/sched/scheduler.cc", '#include "speculation/draft_tree.h"'),
+        ("cpp/src/speculation/drafter.h", '#include "backend/op_args.h"'),
         ("cpp/src/kv/block_pool.cc", '#include "runtime/kv_cache.h"'),
         ("cpp/src/engine/engine.cc", '#include "cpu/cpu_backend.h"'),
         ("cpp/src/core/log.cc", '#include "kv/block_pool.h"'),
