@@ -12,8 +12,8 @@
 #include "engine/request.h"
 #include "runtime/draft_model_drafter.h"
 #include "speculation/draft_tree.h"
-#include "testing/cuda_devices.h"
 #include "testing/device_engine_world.h"
+#include "testing/device_kinds.h"
 
 namespace specdec {
 namespace {
