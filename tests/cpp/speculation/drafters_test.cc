@@ -171,9 +171,9 @@ TEST(Drafters, WhereLengthsAdaptThePolicyDecidesWhatIsAskedAndVerified) {
   EXPECT_TRUE(costly.drafted.empty());
   // The cheap drafter's drafts were right although none was verified. It may draft more than there
   // are slots.
-  for (int i = 0; i < 3; ++i) step(1, {10, 11, 12, 13, 14}, 4);
+  step(1, {10, 11, 12, 13, 14}, 4);
   EXPECT_EQ(step(1, {10, 11, 12, 13, 14}, 2), 2);
-  EXPECT_EQ(cheap.drafted.size(), 5u);
+  EXPECT_EQ(cheap.drafted.size(), 3u);
   EXPECT_TRUE(costly.drafted.empty());
   // Where the cheap drafter has nothing, the costly one is tried.
   for (int i = 0; i < 8; ++i) step(2, {20, 21}, 4);
