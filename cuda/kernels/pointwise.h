@@ -14,8 +14,9 @@ struct NormRowsParams {
   const float* weight;  // [dim]
   const float* bias;    // [dim], or null
   float eps;
-  bool is_layer;  // takes the mean off first
-  void* out;      // [num_rows, dim]
+  bool is_layer;    // takes the mean off first
+  bool accumulate;  // of a float32 out: out += norm(x)
+  void* out;        // [num_rows, dim]
   DType out_dtype;
   int num_rows;
   int dim;
@@ -28,7 +29,20 @@ struct EmbedRowsParams {
   const int32_t* token_ids;  // [num_rows]
   int32_t index_offset;      // added to every id
   bool accumulate;           // out += row instead of out = row
+  float scale;               // every row is multiplied by it
   float* out;                // [num_rows, dim]
+  int num_rows;
+};
+
+// See StoreRowsArgs.
+struct StoreRowsParams {
+  const float* x;               // [num_rows, dim]
+  const int64_t* slot_mapping;  // [num_rows]
+  void* out;                    // [*, width] act
+  DType act_dtype;
+  int width;
+  int column;
+  int dim;
   int num_rows;
 };
 
@@ -37,6 +51,7 @@ struct PointwiseKernels {
   // A row whose id is outside the table becomes NaN.
   void (*embed_act)(Stream&, const EmbedRowsParams&, DType act_dtype);
   void (*embed_codes)(Stream&, const EmbedRowsParams&, const CodeLayout&);
+  void (*store_rows)(Stream&, const StoreRowsParams&);
 };
 
 namespace native {

@@ -90,7 +90,7 @@ class FaultyBackend final : public Backend {
   const int32_t* stage_ids(std::span<const int32_t> ids) override {
     return backend_->stage_ids(ids);
   }
-  void read(const float* values, std::span<float> out) override { backend_->read(values, out); }
+  void read(const void* values, std::span<std::byte> out) override { backend_->read(values, out); }
   void embed(const EmbedArgs& args) override { backend_->embed(args); }
   void norm(const NormArgs& args) override { backend_->norm(args); }
   void linear(const LinearArgs& args) override { backend_->linear(args); }
@@ -100,6 +100,7 @@ class FaultyBackend final : public Backend {
   void project_qkv(const QkvArgs& args) override { backend_->project_qkv(args); }
   void tree_attention(const TreeAttentionArgs& args) override { backend_->tree_attention(args); }
   void moe(const MoeArgs& args) override { backend_->moe(args); }
+  void store_rows(const StoreRowsArgs& args) override { backend_->store_rows(args); }
   void copy_kv(const CopyKvArgs& args) override {
     Faults::call(faults_.copy_kv);
     backend_->copy_kv(args);

@@ -140,6 +140,7 @@ void Projector::prepare(int64_t row_begin, int64_t row_end, char* storage) const
                          .row_end = row_end,
                          .out = storage,
                          .out_stride = layout.stride,
+                         .accumulate = false,
                          .out_scales = reinterpret_cast<float*>(storage + layout.scales),
                          .out_sums = reinterpret_cast<int32_t*>(storage + layout.sums)};
   (weight_->is_integer()                     ? kernels_.rows.to_int8
