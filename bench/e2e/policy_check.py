@@ -20,8 +20,9 @@ from typing import Any
 from bench.e2e.compare.shared_machine import SharedMachine
 from bench.e2e.compare.workloads import DEFAULT_PROMPTS, WORKLOADS, encode, pick, read_prompts
 
-from specdec_native import Engine, SamplingParams, hub
-from specdec_native.outputs import DraftPolicyStats
+from specdec_native import Engine, SamplingParams
+from specdec_native.checkpoints import hub
+from specdec_native.requests.outputs import DraftPolicyStats
 
 
 def run(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> tuple[float, list[int]]:

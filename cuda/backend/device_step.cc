@@ -309,21 +309,20 @@ void CudaDeviceStep::report(const Shape& shape) {
   stream.record(*ring.done);
 }
 
-DeviceStepOutcome CudaDeviceStep::wait() {
+StepOutcome CudaDeviceStep::wait() {
   SPECDEC_CHECK_GT(num_under_way(), 0);
   const Ring& ring = rings_[num_collected_++ % rings_.size()];
   ring.done->wait();
-  DeviceStepOutcome outcome;
+  StepOutcome outcome;
   const auto* reports = ring.reports.as<StepReport>();
   for (int i = 0; i < ring.shape.num_slots; ++i) {
     const StepReport& report = reports[i];
-    SlotOutcome& slot = outcome.slots.emplace_back();
+    SequenceOutcome& slot = outcome.sequences.emplace_back();
     slot.drafts.assign(report.drafts, report.drafts + report.num_drafts);
     for (int d = 0; d < report.num_drafts; ++d) {
       slot.parents.push_back(report.is_tree != 0 ? report.parents[d] : d);
     }
-    slot.num_accepted = report.num_accepted;
-    slot.nodes.assign(report.nodes, report.nodes + report.num_accepted);
+    slot.accepted.assign(report.nodes, report.nodes + report.num_accepted);
     slot.tokens.assign(report.tokens, report.tokens + report.num_tokens);
     if (ring.shape.num_logprobs < 0) continue;
     const int first_row = ring.cu_rows.as<int32_t>()[i];

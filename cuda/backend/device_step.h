@@ -22,7 +22,7 @@ class CudaDeviceStep final : public DeviceStep {
   void add_blocks(std::span<const NewBlock> blocks) override;
   void deactivate(std::span<const int> slots) override;
   void launch(const DeviceStepPlan& plan) override;
-  DeviceStepOutcome wait() override;
+  StepOutcome wait() override;
   int num_under_way() const override { return num_launched_ - num_collected_; }
 
  private:

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from specdec_native.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from specdec_native.engine import Engine
     from specdec_native.errors import EngineFailed, RequestError
-    from specdec_native.inputs import PromptType, TextPrompt, TokensPrompt
     from specdec_native.llm import LLM
-    from specdec_native.logprobs import FlatLogprobs, Logprob
-    from specdec_native.outputs import CompletionOutput, RequestOutput
-    from specdec_native.sampling_params import RequestOutputKind, SamplingParams
-    from specdec_native.stream import RequestStream
+    from specdec_native.requests.inputs import PromptType, TextPrompt, TokensPrompt
+    from specdec_native.requests.logprobs import FlatLogprobs, Logprob
+    from specdec_native.requests.outputs import CompletionOutput, RequestOutput
+    from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
+    from specdec_native.requests.stream import RequestStream
     from specdec_native.vllm_compat.async_llm import AsyncEngineArgs, AsyncLLM, AsyncLLMEngine
     from specdec_native.vllm_compat.engine_args import EngineArgs, FlexibleArgumentParser
     from specdec_native.vllm_compat.llm_engine import LLMEngine, cleanup_dist_env_and_memory
@@ -78,26 +78,26 @@ _HOMES = {
     "BeamSearchOutput": "beam_search",
     "BeamSearchParams": "beam_search",
     "BeamSearchSequence": "beam_search",
-    "CompletionOutput": "outputs",
+    "CompletionOutput": "requests.outputs",
     "Counter": "vllm_compat.metrics",
     "Engine": "engine",
     "EngineArgs": "vllm_compat.engine_args",
     "EngineFailed": "errors",
-    "FlatLogprobs": "logprobs",
+    "FlatLogprobs": "requests.logprobs",
     "FlexibleArgumentParser": "vllm_compat.engine_args",
     "Gauge": "vllm_compat.metrics",
     "Histogram": "vllm_compat.metrics",
     "LLMEngine": "vllm_compat.llm_engine",
-    "Logprob": "logprobs",
+    "Logprob": "requests.logprobs",
     "Metric": "vllm_compat.metrics",
-    "PromptType": "inputs",
+    "PromptType": "requests.inputs",
     "RequestError": "errors",
-    "RequestOutput": "outputs",
-    "RequestOutputKind": "sampling_params",
-    "RequestStream": "stream",
-    "SamplingParams": "sampling_params",
-    "TextPrompt": "inputs",
-    "TokensPrompt": "inputs",
+    "RequestOutput": "requests.outputs",
+    "RequestOutputKind": "requests.sampling_params",
+    "RequestStream": "requests.stream",
+    "SamplingParams": "requests.sampling_params",
+    "TextPrompt": "requests.inputs",
+    "TokensPrompt": "requests.inputs",
     "Vector": "vllm_compat.metrics",
     "cleanup_dist_env_and_memory": "vllm_compat.llm_engine",
 }

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from specdec_native.engine import Engine
-from specdec_native.inputs import PromptType
-from specdec_native.outputs import EngineStats, RequestOutput
-from specdec_native.sampling_params import SamplingParams
+from specdec_native.requests.inputs import PromptType
+from specdec_native.requests.outputs import EngineStats, RequestOutput
+from specdec_native.requests.sampling_params import SamplingParams
 
 
 class AsyncEngine:

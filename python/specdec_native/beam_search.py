@@ -8,10 +8,10 @@ from typing import Any
 
 from specdec_native.checks import check_flag, check_integer, check_number, shown
 from specdec_native.engine import Engine
-from specdec_native.inputs import Prompt, PromptType, parse_prompts
-from specdec_native.logprobs import Logprob
-from specdec_native.outputs import RequestOutput
-from specdec_native.sampling_params import SamplingParams
+from specdec_native.requests.inputs import Prompt, PromptType, parse_prompts
+from specdec_native.requests.logprobs import Logprob
+from specdec_native.requests.outputs import RequestOutput
+from specdec_native.requests.sampling_params import SamplingParams
 
 
 @dataclasses.dataclass

@@ -9,31 +9,36 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from specdec_native import _core, _native, hub
-from specdec_native.chat_template import Message
-from specdec_native.custom_drafter import CustomDrafter
+from specdec_native import _core
+from specdec_native.checkpoints import hub
+from specdec_native.checkpoints.hf_config import HfOverrides, check_hf_overrides, overrides_json
+from specdec_native.engine_options import check_quantization, dtype_name, make_config
 from specdec_native.errors import RequestError
-from specdec_native.hf_config import HfOverrides, check_hf_overrides, overrides_json
-from specdec_native.inputs import (
+from specdec_native.log import route_core_log
+from specdec_native.progress import BAR_SECONDS, make_progress_bar, show_bytes
+from specdec_native.requests.inputs import (
     Prompt,
     PromptType,
     parse_prompt,
     parse_prompts,
 )
-from specdec_native.outputs import EngineStats, RequestOutput
-from specdec_native.progress import BAR_SECONDS, make_progress_bar, show_bytes
-from specdec_native.request_builder import (
+from specdec_native.requests.outputs import EngineStats, RequestOutput
+from specdec_native.requests.request_builder import (
     CheckpointText,
     GenerationConfig,
     RequestBuilder,
     load_text,
 )
-from specdec_native.request_runner import RequestRunner
-from specdec_native.sampling_params import RequestOutputKind, SamplingParams
-from specdec_native.speculative_config import parse_speculative_config
-from specdec_native.stream import RequestStream
-from specdec_native.tokenizer import Tokenizer
+from specdec_native.requests.request_runner import RequestRunner
+from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
+from specdec_native.requests.stream import RequestStream
+from specdec_native.speculation.custom_drafter import CustomDrafter
+from specdec_native.speculation.speculative_config import parse_speculative_config
+from specdec_native.text.chat_template import Message
+from specdec_native.text.tokenizer import Tokenizer
 from specdec_native.vllm_compat.config import make_vllm_config
+
+route_core_log()
 
 
 class Engine:
@@ -133,20 +138,21 @@ class Engine:
                 end-of-sequence tokens count, too; "vllm": none, SamplingParams() as it is.
             override_generation_config: replaces keys of it, such as {"temperature": 0.5}.
             speculative_config: drafts tokens ahead and verifies several at once, such as
-                {"method": "ngram"}. The keys are described in specdec_native.speculative_config.
+                {"method": "ngram"}. The keys are described in
+                specdec_native.speculation.speculative_config.
 
         Raises ValueError for a bad option or checkpoint, MemoryError where it does not fit,
         RuntimeError where the device is not available.
         """
         if seed is None:
             seed = 0
-        dtype = _native.dtype_name(dtype)
+        dtype = dtype_name(dtype)
         if isinstance(max_logprobs, bool) or not isinstance(max_logprobs, int) or max_logprobs < -1:
             raise ValueError(f"max_logprobs must be -1 or at least 0, got {max_logprobs!r}")
-        _native.check_quantization(quantization)
+        check_quantization(quantization)
         check_hf_overrides(hf_overrides)
         generation = GenerationConfig(generation_config, override_generation_config)
-        config = _native.make_config(
+        config = make_config(
             dtype=dtype,
             load_format=load_format,
             quantization=quantization,

@@ -29,7 +29,7 @@ from specdec_native.checkpoints.errors import (
     MissingDependencyError,
     ModelNotFoundError,
 )
-from specdec_native.outputs import RequestOutput
+from specdec_native.requests.outputs import RequestOutput
 
 __all__ = [
     "CheckpointError",

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specdec_native.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
-from specdec_native.chat_template import Message
 from specdec_native.engine import Engine, is_list_of_conversations
-from specdec_native.inputs import PromptType, parse_prompts
-from specdec_native.outputs import RequestOutput
-from specdec_native.sampling_params import SamplingParams
-from specdec_native.tokenizer import Tokenizer
+from specdec_native.requests.inputs import PromptType, parse_prompts
+from specdec_native.requests.outputs import RequestOutput
+from specdec_native.requests.sampling_params import SamplingParams
+from specdec_native.text.chat_template import Message
+from specdec_native.text.tokenizer import Tokenizer
 from specdec_native.vllm_compat.arguments import engine_options
 from specdec_native.vllm_compat.config import ModelConfig
 from specdec_native.vllm_compat.engine_args import arguments_of

@@ -9,7 +9,8 @@ import pytest
 
 import make_checkpoints
 import tiny_text_model
-from specdec_native import LLM, hub
+from specdec_native import LLM
+from specdec_native.checkpoints import hub
 
 ROOT = Path(__file__).parents[2]
 

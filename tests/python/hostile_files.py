@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from specdec_native import Engine, SamplingParams
-from specdec_native.chat_template import render
 from specdec_native.checkpoints.gguf_convert import convert_gguf
+from specdec_native.checkpoints.hub import resolve_model
 from specdec_native.errors import Error, InternalError
-from specdec_native.hub import resolve_model
-from specdec_native.tokenizer import Tokenizer
+from specdec_native.text.chat_template import render
+from specdec_native.text.tokenizer import Tokenizer
 
 CASES = {"engine": 250, "tokenizer": 400, "gguf": 150, "bin": 120}
 MOST_MEMORY = 12 << 30  # of address space, of which libraries take some

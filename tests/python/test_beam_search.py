@@ -17,7 +17,7 @@ from logprobs import load_reference, random_tokens
 from make_checkpoints import VOCAB_SIZE
 from specdec_native import LLM, BeamSearchOutput, BeamSearchParams, Engine
 from specdec_native.beam_search import beam_search
-from specdec_native.inputs import PromptType
+from specdec_native.requests.inputs import PromptType
 from test_speculation_law import speculative
 
 Checkpoint = Callable[[str], Path]

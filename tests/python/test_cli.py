@@ -10,7 +10,7 @@ import pytest
 
 import tiny_text_model
 from specdec_native import Engine, SamplingParams
-from specdec_native.cli import device_text
+from specdec_native.cli.info import device_text
 
 
 @pytest.fixture(scope="module")

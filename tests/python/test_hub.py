@@ -20,8 +20,7 @@ from huggingface_hub import errors
 from safetensors.torch import load_file, save_file
 
 from make_gguf import LLAMA_METADATA, llama_tensors, write_gguf
-from specdec_native import hub
-from specdec_native.checkpoints import hugging_face, model_registry
+from specdec_native.checkpoints import hub, hugging_face, model_registry
 from specdec_native.checkpoints.cache import cached_directory
 from specdec_native.checkpoints.errors import (
     CheckpointError,

@@ -24,7 +24,7 @@ from specdec_native import (
     SamplingParams,
 )
 from specdec_native.errors import RequestError
-from specdec_native.request import Request
+from specdec_native.requests.request import Request
 from tiny_text_model import TEXT_TOKEN_IDS
 
 MAX_MODEL_LEN = 96

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec_native import RequestOutputKind, SamplingParams, _native
+from specdec_native import RequestOutputKind, SamplingParams
+from specdec_native.requests.core_params import to_core_params
 
 
 def test_defaults_are_those_of_vllm() -> None:
@@ -133,7 +134,7 @@ def test_scalars_of_numpy_are_numbers() -> None:
 def test_no_limit_may_be_as_large_as_one_likes() -> None:
     params = SamplingParams(max_tokens=sys.maxsize, min_tokens=2**32, top_k=2**31)
     assert (params.max_tokens, params.min_tokens, params.top_k) == (2**63 - 1, 2**32, 2**31)
-    core = _native.to_core_params(params, eos_token_ids=[], tokenizer=None)
+    core = to_core_params(params, eos_token_ids=[], tokenizer=None)
     assert core.max_tokens == core.min_tokens == core.top_k == 2**31 - 1
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specdec_native import Engine, RequestOutput, SamplingParams
-from specdec_native.outputs import SpeculativeDecodingMetrics
+from specdec_native.requests.outputs import SpeculativeDecodingMetrics
 
 Answer = tuple[list[int], list[dict[int, float]]]
 

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 import tiny_text_model
-from specdec_native import LLM, Engine, RequestOutput, SamplingParams, demo
-from specdec_native.outputs import RequestMetrics, SpeculativeDecodingMetrics
-from specdec_native.request import Request
+from specdec_native import LLM, Engine, RequestOutput, SamplingParams
+from specdec_native.cli import demo
+from specdec_native.requests.outputs import RequestMetrics, SpeculativeDecodingMetrics
+from specdec_native.requests.request import Request
 from tiny_text_model import TEXT_TOKEN_IDS
 
 K = 4

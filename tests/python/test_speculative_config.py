@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec_native.custom_drafter import CustomDrafter, make_drafter
-from specdec_native.speculative_arguments import resolve_arguments, with_short_forms
-from specdec_native.speculative_config import SpeculativeOptions, parse_speculative_config
+from specdec_native.speculation.custom_drafter import CustomDrafter, make_drafter
+from specdec_native.speculation.speculative_config import (
+    SpeculativeOptions,
+    parse_speculative_config,
+)
+from specdec_native.vllm_compat.speculative_arguments import resolve_arguments, with_short_forms
 
 
 def parse(**config: Any) -> SpeculativeOptions:

@@ -8,7 +8,7 @@ import json
 import jinja2.sandbox
 import pytest
 
-from specdec_native.chat_template import render
+from specdec_native.text.chat_template import render
 
 PROGRAMS = [
     "{% for m in messages %}{{ loop.index0 }}/{{ loop.length }}{{ loop.first }}{{ loop.last }}"

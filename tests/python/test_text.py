@@ -13,10 +13,11 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from specdec_native import RequestOutputKind, SamplingParams
-from specdec_native.chat_template import render
-from specdec_native.detokenizer import Detokenizer, TextStream
-from specdec_native.request import Request
-from specdec_native.tokenizer import Tokenizer, TokenizerNotFoundError
+from specdec_native.requests.request import Request
+from specdec_native.text.chat_template import render
+from specdec_native.text.detokenizer import Detokenizer, TextStream
+from specdec_native.text.tokenizer import Tokenizer
+from specdec_native.text.tokenizer_backends import TokenizerNotFoundError
 
 CORPUS = [
     "hello world, the quick brown fox",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import tiny_text_model
-from specdec_native.tokenizer import Tokenizer
+from specdec_native.text.tokenizer import Tokenizer
 
 # As the templates of Qwen2.5 and of Hermes write calls: content as it is, arguments as JSON.
 TOJSON = """\

@@ -11,7 +11,7 @@ import pytest
 import tiny_text_model
 from make_fp8 import KINDS
 from specdec_native import LLM, Engine, SamplingParams
-from specdec_native.hf_config import load_hf_config
+from specdec_native.checkpoints.hf_config import load_hf_config
 from tiny_text_model import OPTIONS, PARAMS, texts
 
 

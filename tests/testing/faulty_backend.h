@@ -41,7 +41,7 @@ class FaultyDeviceStep final : public DeviceStep {
     Faults::call(faults_.launch);
     step_->launch(plan);
   }
-  DeviceStepOutcome wait() override {
+  StepOutcome wait() override {
     Faults::call(faults_.wait);
     return step_->wait();
   }

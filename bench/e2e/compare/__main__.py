@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from specdec_native import hub
+from specdec_native.checkpoints import hub
 
 from . import chart, machine, report
 from .client import Worker

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specdec_native.tokenizer import Tokenizer, TokenizerNotFoundError
+from specdec_native.text.tokenizer import Tokenizer
+from specdec_native.text.tokenizer_backends import TokenizerNotFoundError
 
 DEFAULT_PROMPTS = Path(__file__).resolve().parents[1] / "prompts"
 WORKLOADS = ("chat", "code", "edit")

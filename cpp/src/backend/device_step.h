@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "backend/op_args.h"
+#include "backend/step_outcome.h"
 
 namespace specdec {
 
@@ -97,22 +98,6 @@ struct DeviceStepPlan {
   bool want_logprobs = false;
 };
 
-// What a step brought one slot.
-struct SlotOutcome {
-  std::vector<int32_t> drafts;
-  std::vector<int32_t> parents;  // as HostDraft has them
-  int num_accepted = 0;
-  std::vector<int> nodes;       // accepted: node i + 1 is draft i
-  std::vector<int32_t> tokens;  // empty: the request had ended before
-  std::vector<PositionLogprobs> logprobs;
-};
-
-struct DeviceStepOutcome {
-  std::vector<SlotOutcome> slots;
-  double draft_seconds = 0;   // of all passes of the draft model
-  double target_seconds = 0;  // of what came after them
-};
-
 class DeviceStep {
  public:
   virtual ~DeviceStep() = default;
@@ -128,8 +113,8 @@ class DeviceStep {
 
   // Queues a step; at most two may be under way.
   virtual void launch(const DeviceStepPlan& plan) = 0;
-  // Waits for the oldest step under way.
-  virtual DeviceStepOutcome wait() = 0;
+  // Waits for the oldest step under way: one outcome for each slot in use.
+  virtual StepOutcome wait() = 0;
   virtual int num_under_way() const = 0;
 };
 

@@ -300,9 +300,8 @@ bool DeviceLoop::can_verify(const ExecutionPlan& plan, const TreeSource& trees) 
   return true;
 }
 
-std::optional<DeviceStepOutcome> DeviceLoop::verify(const ExecutionPlan& plan,
-                                                    const TreeSource& trees,
-                                                    const CompletionSource& completions) {
+std::optional<StepOutcome> DeviceLoop::verify(const ExecutionPlan& plan, const TreeSource& trees,
+                                              const CompletionSource& completions) {
   if (!can_verify(plan, trees)) return std::nullopt;
   if (is_current_) vacate(completions);
   const auto num_taken = static_cast<size_t>(std::ranges::count_if(seats_, &Seat::is_taken));
@@ -331,14 +330,14 @@ std::optional<DeviceStepOutcome> DeviceLoop::verify(const ExecutionPlan& plan,
                    .num_passes = 0,
                    .host_drafts = drafts,
                    .want_logprobs = want_logprobs_});
-  DeviceStepOutcome all = device_->wait();
-  DeviceStepOutcome outcome = {.slots = {}, .target_seconds = all.target_seconds};
-  for (size_t seat : seat_of) outcome.slots.push_back(std::move(all.slots[seat]));
+  StepOutcome all = device_->wait();
+  StepOutcome outcome = {.sequences = {}, .target_seconds = all.target_seconds};
+  for (size_t seat : seat_of) outcome.sequences.push_back(std::move(all.sequences[seat]));
   return outcome;
 }
 
-void DeviceLoop::collect(const CompletionSource& completions, DeviceStepOutcome outcome,
-                         int num_passes, Step& step) {
+void DeviceLoop::collect(const CompletionSource& completions, StepOutcome outcome, int num_passes,
+                         Step& step) {
   step.draft_seconds = outcome.draft_seconds;
   step.target_seconds = outcome.target_seconds;
   const auto num_rows = static_cast<int>(std::ranges::count_if(seats_, &Seat::is_taken));
@@ -347,7 +346,7 @@ void DeviceLoop::collect(const CompletionSource& completions, DeviceStepOutcome 
   }
   for (size_t i = 0; i < seats_.size(); ++i) {
     Seat& seat = seats_[i];
-    SlotOutcome& slot = outcome.slots[i];
+    SequenceOutcome& slot = outcome.sequences[i];
     if (!seat.is_taken) continue;
     CompletionState* completion = running(completions, seat.ordinal);
     if (completion == nullptr) {
@@ -357,14 +356,15 @@ void DeviceLoop::collect(const CompletionSource& completions, DeviceStepOutcome 
     SPECDEC_CHECK(!slot.tokens.empty());
     Sequence& sequence = completion->sequence;
     const int num_drafts = static_cast<int>(slot.drafts.size());
+    const int num_accepted = static_cast<int>(slot.accepted.size());
     // This step took less than it might have.
     seat.num_tokens_ahead -= num_passes + 1 - static_cast<int>(slot.tokens.size());
     if (drafter_ != nullptr) {
       speculator_->record_levels(*completion, num_passes, slot);
       if (num_drafts > 0) {
         // Of a tree it has not run all nodes, of those accepted all but the last.
-        const int num_kept = shape_.width > 1 ? std::max(0, slot.num_accepted - 1)
-                                              : std::min(slot.num_accepted, num_drafts - 1);
+        const int num_kept = shape_.width > 1 ? std::max(0, num_accepted - 1)
+                                              : std::min(num_accepted, num_drafts - 1);
         const int num_seen = sequence.num_tokens() + num_kept;
         drafter_->record_seen(sequence.blocks, seat.num_seen, num_seen);
         seat.num_seen = num_seen;

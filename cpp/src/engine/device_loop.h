@@ -52,7 +52,7 @@ class DeviceLoop {
   struct Progress {
     CompletionState* completion = nullptr;
     ScheduledSequence scheduled;
-    SlotOutcome outcome;
+    SequenceOutcome outcome;
   };
   struct Step {
     std::vector<Progress> sequences;
@@ -69,8 +69,8 @@ class DeviceLoop {
   // outcome for each sequence of the plan. None when it is not all decoding, or not all of it is
   // served.
   using TreeSource = std::function<const DraftTree*(size_t index)>;  // null: no drafts
-  std::optional<DeviceStepOutcome> verify(const ExecutionPlan& plan, const TreeSource& trees,
-                                          const CompletionSource& completions);
+  std::optional<StepOutcome> verify(const ExecutionPlan& plan, const TreeSource& trees,
+                                    const CompletionSource& completions);
   // The ordinary step ran: the device knows its requests no longer.
   void forget() { is_current_ = false; }
 
@@ -95,7 +95,7 @@ class DeviceLoop {
   void add_new_blocks(size_t index, std::vector<NewBlock>& added);
   bool can_launch(const CompletionSource& completions);
   bool launch(const CompletionSource& completions);
-  void collect(const CompletionSource& completions, DeviceStepOutcome outcome, int num_passes,
+  void collect(const CompletionSource& completions, StepOutcome outcome, int num_passes,
                Step& step);
 
   std::unique_ptr<DeviceStep> device_;

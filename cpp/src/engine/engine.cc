@@ -251,11 +251,11 @@ std::optional<std::vector<RequestOutput>> Engine::Impl::device_step() {
   const Stopwatch watch(stats_.commit_seconds);
   steps_.clear();
   ExecutionPlan plan;
-  std::vector<Emission> emissions;
+  std::vector<SequenceOutcome> emissions;
   for (DeviceLoop::Progress& progress : step.sequences) {
     plan.sequences.push_back(progress.scheduled);
     steps_.push_back({.completion = progress.completion, .samples = true});
-    Emission& emission = emissions.emplace_back();
+    SequenceOutcome& emission = emissions.emplace_back();
     emission.tokens = std::move(progress.outcome.tokens);
     emission.logprobs = std::move(progress.outcome.logprobs);
   }
@@ -284,7 +284,7 @@ std::vector<RequestOutput> Engine::Impl::run_step() {
     return {};
   }
   const double start = now_seconds();
-  std::vector<Emission> emissions;
+  std::vector<SequenceOutcome> emissions;
   if (auto verified = verify_on_device(plan)) {
     emissions = *std::move(verified);
   } else {
@@ -298,7 +298,8 @@ std::vector<RequestOutput> Engine::Impl::run_step() {
   return end_step(outputs);
 }
 
-std::optional<std::vector<Emission>> Engine::Impl::verify_on_device(const ExecutionPlan& plan) {
+std::optional<std::vector<SequenceOutcome>> Engine::Impl::verify_on_device(
+    const ExecutionPlan& plan) {
   if (loop_ == nullptr) return std::nullopt;
   const auto tree_of = [this](size_t index) {
     return speculator_ != nullptr ? speculator_->tree(index) : nullptr;
@@ -308,23 +309,23 @@ std::optional<std::vector<Emission>> Engine::Impl::verify_on_device(const Execut
   ++stats_.num_device_steps;
   stats_.forward_seconds += outcome->target_seconds;
   list_steps(plan);
-  std::vector<Emission> emissions;
-  for (SlotOutcome& slot : outcome->slots) {
-    Emission& emission = emissions.emplace_back();
+  std::vector<SequenceOutcome> emissions;
+  for (SequenceOutcome& slot : outcome->sequences) {
+    SequenceOutcome& emission = emissions.emplace_back();
     emission.tokens = std::move(slot.tokens);
     emission.logprobs = std::move(slot.logprobs);
-    emission.nodes = std::move(slot.nodes);
+    emission.accepted = std::move(slot.accepted);
   }
   return emissions;
 }
 
-std::vector<Emission> Engine::Impl::run(ExecutionPlan& plan) {
+std::vector<SequenceOutcome> Engine::Impl::run(ExecutionPlan& plan) {
   if (loop_ != nullptr) loop_->forget();
   {
     const Stopwatch watch(stats_.forward_seconds);
     forward(plan);
   }
-  std::vector<Emission> emissions;
+  std::vector<SequenceOutcome> emissions;
   {
     const double head_before = runner_->head_seconds();
     {
@@ -423,12 +424,12 @@ int Engine::Impl::add_rows(const SequenceStep& step) {
 }
 
 // Accepted nodes lie where they stood in their tree; their KV moves to the slots after the root's.
-void Engine::Impl::compact_kv(const std::vector<Emission>& emissions) {
+void Engine::Impl::compact_kv(const std::vector<SequenceOutcome>& emissions) {
   std::vector<std::pair<int64_t, int64_t>> moves;
   for (size_t i = 0; i < emissions.size(); ++i) {
     const Sequence& sequence = steps_[i].completion->sequence;
-    for (size_t k = 0; k < emissions[i].nodes.size(); ++k) {
-      const int node = emissions[i].nodes[k];
+    for (size_t k = 0; k < emissions[i].accepted.size(); ++k) {
+      const int node = emissions[i].accepted[k];
       const int place = static_cast<int>(k) + 1;
       if (node == place) continue;
       moves.emplace_back(sequence.blocks.slot(sequence.num_computed_tokens + node),
@@ -438,7 +439,7 @@ void Engine::Impl::compact_kv(const std::vector<Emission>& emissions) {
   runner_->move_kv(moves);
 }
 
-void Engine::Impl::commit(const ExecutionPlan& plan, std::vector<Emission>& emissions,
+void Engine::Impl::commit(const ExecutionPlan& plan, std::vector<SequenceOutcome>& emissions,
                           Outputs& outputs) {
   stats_.num_prompt_tokens += plan.num_prompt_rows;
   stats_.num_preemptions += static_cast<int64_t>(plan.preempted.size());
@@ -449,7 +450,7 @@ void Engine::Impl::commit(const ExecutionPlan& plan, std::vector<Emission>& emis
   for (size_t i = 0; i < emissions.size(); ++i) {
     CompletionState& completion = *steps_[i].completion;
     if (steps_[i].tree != nullptr) {
-      speculator_->record(*steps_[i].tree, completion, emissions[i].nodes);
+      speculator_->record(*steps_[i].tree, completion, emissions[i].accepted);
     }
     if (speculator_ != nullptr) {
       speculator_->record_tokens(completion.sequence, emissions[i].tokens);

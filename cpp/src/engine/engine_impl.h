@@ -53,8 +53,8 @@ class Engine::Impl {
   // A step of the device loop; nothing when there is no loop or it has nothing to run.
   std::optional<std::vector<RequestOutput>> device_step();
   // The two ways to run a plan: as one step on the device, where it can be, and pass by pass.
-  std::optional<std::vector<Emission>> verify_on_device(const ExecutionPlan& plan);
-  std::vector<Emission> run(ExecutionPlan& plan);
+  std::optional<std::vector<SequenceOutcome>> verify_on_device(const ExecutionPlan& plan);
+  std::vector<SequenceOutcome> run(ExecutionPlan& plan);
   DeviceLoop::CompletionSource completion_source() const;
   // The results of a step, oldest request first.
   std::vector<RequestOutput> end_step(Outputs& outputs);
@@ -66,8 +66,8 @@ class Engine::Impl {
   int add_rows(const SequenceStep& step);
   // Takes a sequence out of the step; fail_requests() ends its request.
   void drop(ExecutionPlan& plan, size_t index, const std::exception_ptr& error);
-  void compact_kv(const std::vector<Emission>& emissions);
-  void commit(const ExecutionPlan& plan, std::vector<Emission>& emissions, Outputs& outputs);
+  void compact_kv(const std::vector<SequenceOutcome>& emissions);
+  void commit(const ExecutionPlan& plan, std::vector<SequenceOutcome>& emissions, Outputs& outputs);
   void report(CompletionState& completion, int num_new_tokens,
               std::vector<PositionLogprobs> logprobs, Outputs& outputs);
   void fail_requests(Outputs& outputs);

@@ -278,14 +278,15 @@ int Speculator::num_levels(const Sequence& sequence, int num_passes) const {
 }
 
 void Speculator::record_levels(CompletionState& completion, int num_passes,
-                               const SlotOutcome& outcome) {
+                               const SequenceOutcome& outcome) {
   const Sequence& sequence = completion.sequence;
   const auto num_drafts = static_cast<int>(outcome.drafts.size());
+  const auto num_accepted = static_cast<int>(outcome.accepted.size());
   if (adaptive_ != nullptr) {
     adaptive_->record_levels({.sequence = sequence.ordinal,
                               .num_levels = num_levels(sequence, num_passes),
                               .num_drafts = num_drafts,
-                              .num_accepted = outcome.num_accepted,
+                              .num_accepted = num_accepted,
                               .num_tokens = static_cast<int>(outcome.tokens.size())});
   }
   if (num_drafts == 0) return;
@@ -293,9 +294,9 @@ void Speculator::record_levels(CompletionState& completion, int num_passes,
   for (const int32_t parent : outcome.parents) depths.push_back(depths[parent] + 1);
   const int max_depth = std::ranges::max(depths);
   drafter_stats_[0].num_draft_tokens += num_drafts;
-  drafter_stats_[0].num_accepted_tokens += outcome.num_accepted;
-  completion.acceptance.record(num_drafts, max_depth, outcome.num_accepted);
-  acceptance_.record(num_drafts, max_depth, outcome.num_accepted);
+  drafter_stats_[0].num_accepted_tokens += num_accepted;
+  completion.acceptance.record(num_drafts, max_depth, num_accepted);
+  acceptance_.record(num_drafts, max_depth, num_accepted);
 }
 
 void Speculator::record_passes(int num_passes, int num_rows, double seconds) {

@@ -79,7 +79,7 @@ class Speculator {
   // has not seen `num_unseen`.
   int plan_levels(std::span<const Sequence* const> sequences, int limit, int num_unseen);
   // What became of a sequence in a device step of so many passes, before its tokens are recorded.
-  void record_levels(CompletionState& completion, int num_passes, const SlotOutcome& outcome);
+  void record_levels(CompletionState& completion, int num_passes, const SequenceOutcome& outcome);
   // ... and how long its passes of the draft model took.
   void record_passes(int num_passes, int num_rows, double seconds);
 

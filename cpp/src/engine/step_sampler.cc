@@ -17,20 +17,20 @@ UniformSource uniforms_of(const SequenceStep& step) {
   return step_uniforms(step.completion->seed, step.completion->sequence.num_tokens() - 1);
 }
 
-// The node whose row gave the i-th token of an emission.
-int node_of_token(const Emission& emission, size_t i) {
-  return i == 0 ? DraftTree::kRoot : emission.nodes[i - 1];
+// The node whose row gave the i-th token of an outcome.
+int node_of_token(const SequenceOutcome& outcome, size_t i) {
+  return i == 0 ? DraftTree::kRoot : outcome.accepted[i - 1];
 }
 
 // A row whose processor failed yields no token. Where it is the root, that is the sequence's error;
 // after drafts it will be in the next step, as it would be without them.
-void drop_failed(SampleBatch& batch, size_t first_row, Emission& emission) {
-  for (size_t i = 0; i < emission.tokens.size(); ++i) {
-    const auto& error = batch.result(first_row + node_of_token(emission, i)).error;
+void drop_failed(SampleBatch& batch, size_t first_row, SequenceOutcome& outcome) {
+  for (size_t i = 0; i < outcome.tokens.size(); ++i) {
+    const auto& error = batch.result(first_row + node_of_token(outcome, i)).error;
     if (!error) continue;
     if (i == 0) std::rethrow_exception(error);
-    emission.tokens.resize(i);
-    emission.nodes.resize(i - 1);
+    outcome.tokens.resize(i);
+    outcome.accepted.resize(i - 1);
   }
 }
 
@@ -50,17 +50,17 @@ bool StepSampler::is_weighed(const SequenceStep& step) const {
          (verification_ == Verification::kRejection || verification_ == Verification::kBlock);
 }
 
-std::vector<Emission> StepSampler::run(std::span<const SequenceStep> steps) {
-  std::vector<Emission> emissions(steps.size());
+std::vector<SequenceOutcome> StepSampler::run(std::span<const SequenceStep> steps) {
+  std::vector<SequenceOutcome> outcomes(steps.size());
   const auto work = [&](size_t begin, size_t end) {
-    std::ranges::move(run_together(steps.subspan(begin, end - begin)), emissions.begin() + begin);
+    std::ranges::move(run_together(steps.subspan(begin, end - begin)), outcomes.begin() + begin);
   };
   run_or_blame(steps.size(), work,
-               [&](size_t i, const std::exception_ptr& error) { emissions[i].error = error; });
-  return emissions;
+               [&](size_t i, const std::exception_ptr& error) { outcomes[i].error = error; });
+  return outcomes;
 }
 
-std::vector<Emission> StepSampler::run_together(std::span<const SequenceStep> steps) {
+std::vector<SequenceOutcome> StepSampler::run_together(std::span<const SequenceStep> steps) {
   batch_.clear();
   std::vector<size_t> first_prompt_row(steps.size());
   std::vector<size_t> first_sample(steps.size());
@@ -72,17 +72,17 @@ std::vector<Emission> StepSampler::run_together(std::span<const SequenceStep> st
   }
   runner_.sample(batch_.row_ids(), batch_.rows(), logprobs_mode_, batch_.fresh_results());
 
-  std::vector<Emission> emissions(steps.size());
+  std::vector<SequenceOutcome> outcomes(steps.size());
   for (size_t i = 0; i < steps.size(); ++i) {
     for (size_t row = first_prompt_row[i]; row < first_sample[i]; ++row) {
-      emissions[i].prompt_logprobs.push_back(std::move(batch_.result(row).logprobs));
+      outcomes[i].prompt_logprobs.push_back(std::move(batch_.result(row).logprobs));
     }
     if (steps[i].samples && !is_weighed(steps[i])) {
-      read_samples(steps[i], first_sample[i], emissions[i]);
+      read_samples(steps[i], first_sample[i], outcomes[i]);
     }
   }
-  run_weighed(steps, emissions);
-  return emissions;
+  run_weighed(steps, outcomes);
+  return outcomes;
 }
 
 // Rows whose next token is known because it stands in the prompt, and that were not reported before
@@ -111,7 +111,8 @@ void StepSampler::add_node_rows(const SequenceStep& step) {
   }
 }
 
-void StepSampler::read_samples(const SequenceStep& step, size_t first_sample, Emission& emission) {
+void StepSampler::read_samples(const SequenceStep& step, size_t first_sample,
+                               SequenceOutcome& outcome) {
   if (has_drafts(step)) {
     std::vector<int32_t> sampled;
     for (int node = 0; node < step.tree->num_nodes(); ++node) {
@@ -121,25 +122,25 @@ void StepSampler::read_samples(const SequenceStep& step, size_t first_sample, Em
         verification_ == Verification::kSynthetic
             ? accept_synthetic(*step.tree, synthetic_rates_, sampled, uniforms_of(step))
             : accept_exact(*step.tree, sampled);
-    emission.nodes = std::move(accepted.nodes);
-    emission.tokens = std::move(accepted.tokens);
+    outcome.accepted = std::move(accepted.nodes);
+    outcome.tokens = std::move(accepted.tokens);
   } else {
-    emission.tokens = {batch_.result(first_sample).token_id};
+    outcome.tokens = {batch_.result(first_sample).token_id};
   }
-  drop_failed(batch_, first_sample, emission);
+  drop_failed(batch_, first_sample, outcome);
   if (!step.completion->request.params.logprobs.has_value()) return;
-  for (size_t i = 0; i < emission.tokens.size(); ++i) {
-    SampleResult& result = batch_.result(first_sample + node_of_token(emission, i));
-    emission.logprobs.push_back(std::move(result.logprobs));
+  for (size_t i = 0; i < outcome.tokens.size(); ++i) {
+    SampleResult& result = batch_.result(first_sample + node_of_token(outcome, i));
+    outcome.logprobs.push_back(std::move(result.logprobs));
   }
 }
 
 void StepSampler::run_weighed(std::span<const SequenceStep> steps,
-                              std::vector<Emission>& emissions) {
+                              std::vector<SequenceOutcome>& outcomes) {
   std::vector<size_t> group;
   int num_rows = 0;
   const auto flush = [&] {
-    if (!group.empty()) verify_group(steps, group, emissions);
+    if (!group.empty()) verify_group(steps, group, outcomes);
     group.clear();
     num_rows = 0;
   };
@@ -153,7 +154,7 @@ void StepSampler::run_weighed(std::span<const SequenceStep> steps,
 }
 
 void StepSampler::verify_group(std::span<const SequenceStep> steps, std::span<const size_t> group,
-                               std::vector<Emission>& emissions) {
+                               std::vector<SequenceOutcome>& outcomes) {
   batch_.clear();
   for (size_t i : group) add_node_rows(steps[i]);
   distributions_.resize(batch_.size() * static_cast<size_t>(vocab_size_));
@@ -176,34 +177,34 @@ void StepSampler::verify_group(std::span<const SequenceStep> steps, std::span<co
     Accepted accepted = verification_ == Verification::kBlock
                             ? accept_block(tree, target, uniform)
                             : accept_rejection(tree, target, uniform);
-    emissions[i].nodes = std::move(accepted.nodes);
-    emissions[i].tokens = std::move(accepted.tokens);
-    drop_failed(weighed, first, emissions[i]);
+    outcomes[i].accepted = std::move(accepted.nodes);
+    outcomes[i].tokens = std::move(accepted.tokens);
+    drop_failed(weighed, first, outcomes[i]);
     first += tree.num_nodes();
   }
-  add_logprobs(steps, group, emissions);
+  add_logprobs(steps, group, outcomes);
 }
 
 // Which token a row emits is known only now; its logprobs take a second look at the row.
 void StepSampler::add_logprobs(std::span<const SequenceStep> steps, std::span<const size_t> group,
-                               std::vector<Emission>& emissions) {
+                               std::vector<SequenceOutcome>& outcomes) {
   batch_.clear();
   for (size_t i : group) {
     if (!steps[i].completion->request.params.logprobs.has_value()) continue;
-    for (size_t t = 0; t < emissions[i].tokens.size(); ++t) {
-      const int node = node_of_token(emissions[i], t);
+    for (size_t t = 0; t < outcomes[i].tokens.size(); ++t) {
+      const int node = node_of_token(outcomes[i], t);
       batch_.add(steps[i].first_row + node, steps[i].completion->make_known_row(
-                                                steps[i].tree->path(node), emissions[i].tokens[t]));
+                                                steps[i].tree->path(node), outcomes[i].tokens[t]));
     }
   }
   runner_.sample(batch_.row_ids(), batch_.rows(), logprobs_mode_, batch_.fresh_results());
   size_t row = 0;
   for (size_t i : group) {
     if (!steps[i].completion->request.params.logprobs.has_value()) continue;
-    for (size_t t = 0; t < emissions[i].tokens.size(); ++t) {
+    for (size_t t = 0; t < outcomes[i].tokens.size(); ++t) {
       SampleResult& result = batch_.result(row++);
       if (result.error) std::rethrow_exception(result.error);
-      emissions[i].logprobs.push_back(std::move(result.logprobs));
+      outcomes[i].logprobs.push_back(std::move(result.logprobs));
     }
   }
 }

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "backend/step_outcome.h"
 #include "engine/request.h"
 #include "runtime/model_runner.h"
 #include "sched/scheduler.h"
@@ -24,38 +25,29 @@ struct SequenceStep {
   const DraftTree* tree = nullptr;  // null: no drafts
 };
 
-// What came of it.
-struct Emission {
-  std::vector<int32_t> tokens;             // empty where it does not sample
-  std::vector<PositionLogprobs> logprobs;  // one a token where they were asked for
-  std::vector<int> nodes;                  // accepted drafts, in order
-  std::vector<PositionLogprobs> prompt_logprobs;
-  std::exception_ptr error;  // set: this sequence alone cannot be sampled; nothing else is then
-};
-
 class StepSampler {
  public:
   // The runner is borrowed. `config` may be that of an engine without speculation.
   StepSampler(ModelRunner& runner, LogprobsMode logprobs_mode, const SpeculativeConfig& config,
               int max_distribution_rows);
 
-  // To be called after the runner's forward pass; one emission a step, in order.
-  std::vector<Emission> run(std::span<const SequenceStep> steps);
+  // To be called after the runner's forward pass; one outcome a step, in order.
+  std::vector<SequenceOutcome> run(std::span<const SequenceStep> steps);
 
  private:
   // Throws when any of them fails. Changes nothing but this object's own buffers.
-  std::vector<Emission> run_together(std::span<const SequenceStep> steps);
+  std::vector<SequenceOutcome> run_together(std::span<const SequenceStep> steps);
   // True when the rows of its drafts need distributions instead of samples.
   bool is_weighed(const SequenceStep& step) const;
   void add_prompt_rows(const SequenceStep& step);
   void add_node_rows(const SequenceStep& step);
-  void read_samples(const SequenceStep& step, size_t first_sample, Emission& emission);
+  void read_samples(const SequenceStep& step, size_t first_sample, SequenceOutcome& outcome);
   // Verifies by distributions, as many sequences at a time as their rows fit in the buffer.
-  void run_weighed(std::span<const SequenceStep> steps, std::vector<Emission>& emissions);
+  void run_weighed(std::span<const SequenceStep> steps, std::vector<SequenceOutcome>& outcomes);
   void verify_group(std::span<const SequenceStep> steps, std::span<const size_t> group,
-                    std::vector<Emission>& emissions);
+                    std::vector<SequenceOutcome>& outcomes);
   void add_logprobs(std::span<const SequenceStep> steps, std::span<const size_t> group,
-                    std::vector<Emission>& emissions);
+                    std::vector<SequenceOutcome>& outcomes);
 
   ModelRunner& runner_;
   LogprobsMode logprobs_mode_;

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from specdec_native import speculative_arguments
+from specdec_native.vllm_compat import speculative_arguments
 
 _logger = logging.getLogger("specdec_native")
 

@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 from specdec_native.async_engine import AsyncEngine
-from specdec_native.inputs import PromptType
-from specdec_native.outputs import RequestOutput
-from specdec_native.sampling_params import SamplingParams
-from specdec_native.tokenizer import Tokenizer
+from specdec_native.requests.inputs import PromptType
+from specdec_native.requests.outputs import RequestOutput
+from specdec_native.requests.sampling_params import SamplingParams
+from specdec_native.text.tokenizer import Tokenizer
 from specdec_native.vllm_compat.config import ModelConfig
 from specdec_native.vllm_compat.engine_args import EngineArgs
 from specdec_native.vllm_compat.llm_engine import MadeOfEngineArgs, refuse_request_options

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_native import _core
-from specdec_native.hf_config import HfConfig, load_hf_config
+from specdec_native.checkpoints.hf_config import HfConfig, load_hf_config
 
 
 @dataclasses.dataclass(frozen=True)

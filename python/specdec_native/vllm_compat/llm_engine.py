@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from specdec_native.engine import Engine
-from specdec_native.inputs import PromptType
-from specdec_native.outputs import RequestOutput
-from specdec_native.sampling_params import SamplingParams
+from specdec_native.requests.inputs import PromptType
+from specdec_native.requests.outputs import RequestOutput
+from specdec_native.requests.sampling_params import SamplingParams
 from specdec_native.vllm_compat.arguments import engine_options
 from specdec_native.vllm_compat.config import ModelConfig, VllmConfig
 from specdec_native.vllm_compat.engine_args import arguments_of

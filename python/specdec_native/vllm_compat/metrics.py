@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from specdec_native.outputs import EngineStats
+from specdec_native.requests.outputs import EngineStats
 
 
 @dataclasses.dataclass

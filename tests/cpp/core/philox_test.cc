@@ -5,7 +5,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "cpu/sampler_reference.h"
+#include "testing/oracle/sampler.h"
 #include "testing/sampler_harness.h"
 
 namespace specdec {
@@ -42,7 +42,7 @@ TEST_P(GumbelNoise, AgreesWithDoublePrecision) {
     const int64_t position = (int64_t{i} << 28) + i;
     const int32_t token = i % 151936;
     const uint32_t stream = i % 2 == 0 ? 0u : 0xFFFFFFFFu - i;
-    const double expected = cpu::reference_noise(seed, position, token, stream);
+    const double expected = reference::noise(seed, position, token, stream);
     ASSERT_NEAR(noise(seed, position, token, stream), expected, 5e-7 * (1.0 + std::abs(expected)))
         << "seed " << seed << " position " << position << " token " << token;
   }
@@ -56,7 +56,7 @@ TEST_P(GumbelNoise, KeepsPrecisionInBothTails) {
     const auto words = philox4x32_10({static_cast<uint32_t>(position), 0, 0, 0}, {7, 0});
     for (int32_t token = 0; token < 4; ++token) {
       if (words[token] > 0x800u && words[token] < 0xFFFFF800u) continue;
-      const double expected = cpu::reference_noise(7, position, token);
+      const double expected = reference::noise(7, position, token);
       ASSERT_NEAR(noise(7, position, token), expected, 3e-6);
       lowest = std::min(lowest, expected);
       highest = std::max(highest, expected);

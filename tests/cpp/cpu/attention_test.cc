@@ -3,8 +3,8 @@
 #include <cmath>
 
 #include "cpu/cpu_backend.h"
-#include "cpu/reference.h"
 #include "testing/cpu_isas.h"
+#include "testing/oracle/operations.h"
 #include "testing/paged_world.h"
 
 namespace specdec {

@@ -12,7 +12,7 @@
 
 #include "cpu/cpu_backend.h"
 #include "cpu/packed_linear.h"
-#include "cpu/reference.h"
+#include "testing/oracle/operations.h"
 #include "testing/quantized_matrix.h"
 
 namespace specdec::cpu {

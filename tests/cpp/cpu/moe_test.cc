@@ -4,8 +4,8 @@
 #include <random>
 
 #include "cpu/cpu_backend.h"
-#include "cpu/reference.h"
 #include "testing/cpu_isas.h"
+#include "testing/oracle/operations.h"
 
 namespace specdec {
 namespace {

@@ -5,9 +5,9 @@
 #include <cmath>
 
 #include "cpu/cpu_backend.h"
-#include "cpu/reference.h"
 #include "kv/kv_cache.h"
 #include "testing/cpu_isas.h"
+#include "testing/oracle/operations.h"
 #include "testing/paged_world.h"
 
 namespace specdec {

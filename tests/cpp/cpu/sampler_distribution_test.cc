@@ -8,14 +8,13 @@
 #include <numeric>
 #include <string>
 
-#include "cpu/sampler_reference.h"
 #include "testing/chi_square.h"
+#include "testing/oracle/sampler.h"
 #include "testing/sampler_harness.h"
 
 namespace specdec {
 namespace {
 
-using cpu::reference_distribution;
 using testing::chi_square_test;
 using testing::normal_logits;
 using testing::SamplerHarness;
@@ -123,7 +122,7 @@ class Distribution : public ::testing::TestWithParam<Case> {};
 
 TEST_P(Distribution, DrawsFollowTheReference) {
   const std::vector<float> logits = normal_logits(kVocabSize, 1.6f, 11);
-  const auto exact = reference_distribution(logits, GetParam().params);
+  const auto exact = reference::distribution(logits, GetParam().params);
   ASSERT_NEAR(std::accumulate(exact.probs.begin(), exact.probs.end(), 0.0), 1.0, 1e-12);
   SamplerHarness sampler;
   const auto counts = sampler.draw_counts(logits, GetParam().params, kNumDraws);
@@ -143,7 +142,7 @@ TEST(DistributionOverSeeds, DrawsAtOnePositionFollowTheReference) {
     const SampleRow row = {.seed = static_cast<uint64_t>(i), .position = 77};
     ++counts[sampler.sample_one(logits, row).token_id];
   }
-  EXPECT_GT(chi_square_test(counts, reference_distribution(logits, {}).probs).p_value, kAccept);
+  EXPECT_GT(chi_square_test(counts, reference::distribution(logits, {}).probs).p_value, kAccept);
 }
 
 // ---- Planted wrong rules ----
@@ -288,7 +287,7 @@ TEST_P(PlantedRule, IsRefusedAndTheRightOneAccepted) {
   const Logits right = probs_by(param.right);
   EXPECT_GT(chi_square_test(counts, right).p_value, kAccept);
   EXPECT_LT(chi_square_test(counts, probs_by(param.wrong)).p_value, kRefuse);
-  const auto exact = reference_distribution(logits, param.params);
+  const auto exact = reference::distribution(logits, param.params);
   for (int i = 0; i < kVocabSize; ++i) EXPECT_NEAR(exact.probs[i], right[i], 1e-7) << i;
 }
 
@@ -316,7 +315,7 @@ class NoisePairs : public ::testing::Test {
   }
 
   std::vector<float> logits_ = normal_logits(8, 1.0f, 14);
-  std::vector<double> probs_ = reference_distribution(logits_, {}).probs;
+  std::vector<double> probs_ = reference::distribution(logits_, {}).probs;
   SamplerHarness sampler_;
 };
 
@@ -369,12 +368,12 @@ TEST(Noise, SharedByTheFourTokensOfACounterIsRefused) {
     int32_t best = 0;
     double best_value = -INFINITY;
     for (int32_t token = 0; token < 8; ++token) {
-      const double value = logits[token] + cpu::reference_noise(1, position, token / 4 * 4);
+      const double value = logits[token] + reference::noise(1, position, token / 4 * 4);
       if (value > best_value) best = token, best_value = value;
     }
     ++counts[best];
   }
-  EXPECT_LT(chi_square_test(counts, reference_distribution(logits, {}).probs).p_value, kRefuse);
+  EXPECT_LT(chi_square_test(counts, reference::distribution(logits, {}).probs).p_value, kRefuse);
 }
 
 }  // namespace

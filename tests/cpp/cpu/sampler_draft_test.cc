@@ -7,14 +7,13 @@
 #include <limits>
 
 #include "cpu/sampler.h"
-#include "cpu/sampler_reference.h"
+#include "testing/oracle/sampler.h"
 #include "testing/sampler_harness.h"
 #include "testing/sampler_rows.h"
 
 namespace specdec {
 namespace {
 
-using cpu::reference_distribution;
 using testing::describe;
 using testing::normal_logits;
 using testing::RandomRow;
@@ -45,8 +44,7 @@ TEST_P(DraftSampling, CandidatesAreThoseOfTheReference) {
       params.noise_stream = static_cast<uint32_t>(i % 3 == 0 ? 0 : random());
       if (i % 4 == 3) params.temperature = 0.0f;
       const auto logits = normal_logits(vocab_size, 2.5f, random());
-      const auto expected =
-          cpu::reference_candidates(reference_distribution(logits, params), params);
+      const auto expected = reference::candidates(reference::distribution(logits, params), params);
       const auto result = sampler_.sample_one(logits, params);
       ASSERT_EQ(result.candidates.size(), expected.size());
       EXPECT_EQ(result.candidates[0].token_id, result.token_id);
@@ -112,7 +110,7 @@ TEST_P(DraftSampling, DistributionsMatchDoublePrecision) {
       params.top_p = 1.0f;  // its boundary is looked at elsewhere
       if (i % 4 == 3) params.temperature = 0.0f;
       const auto logits = normal_logits(vocab_size, 3.0f, random());
-      const auto expected = reference_distribution(logits, params).probs;
+      const auto expected = reference::distribution(logits, params).probs;
       std::vector<float> distribution(vocab_size, kNan);
       params.distribution = distribution.data();
       params.want_logprobs = i % 2 == 0;
@@ -205,7 +203,7 @@ TEST_P(DraftSampling, AForcedTokenIsReportedAfterItsOwnProcessorsInThatModeOnly)
                             .num_logprobs = 3,
                             .want_logprobs = true,
                             .forced_token = 5};
-  const auto exact = reference_distribution(logits, params);
+  const auto exact = reference::distribution(logits, params);
   for (const LogprobsMode mode : {LogprobsMode::kRaw, LogprobsMode::kProcessed}) {
     const auto& expected =
         mode == LogprobsMode::kRaw ? exact.raw_logprobs : exact.processed_logprobs;

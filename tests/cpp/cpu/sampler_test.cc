@@ -8,8 +8,8 @@
 #include <memory>
 #include <numeric>
 
-#include "cpu/sampler_reference.h"
 #include "testing/allocation_count.h"
+#include "testing/oracle/sampler.h"
 #include "testing/sampler_harness.h"
 #include "testing/sampler_rows.h"
 
@@ -17,7 +17,6 @@ namespace specdec {
 namespace {
 
 using cpu::Isa;
-using cpu::reference_distribution;
 using testing::describe;
 using testing::normal_logits;
 using testing::RandomRow;
@@ -28,7 +27,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 std::vector<bool> kept_by_reference(const std::vector<float>& logits, const SampleRow& params) {
-  const auto exact = reference_distribution(logits, params);
+  const auto exact = reference::distribution(logits, params);
   std::vector<bool> kept;
   for (const double x : exact.logits) kept.push_back(x > -INFINITY);
   return kept;
@@ -135,9 +134,9 @@ TEST_P(Sampling, DrawsWhatTheReferenceDraws) {
     for (int i = 0; i < 150; ++i) {
       const RandomRow row(vocab_size, random);
       const auto logits = normal_logits(vocab_size, 2.5f, random());
-      const auto exact = reference_distribution(logits, row.params);
-      num_equal += sampler_.sample_one(logits, row.params).token_id ==
-                   cpu::reference_draw(exact, row.params);
+      const auto exact = reference::distribution(logits, row.params);
+      num_equal +=
+          sampler_.sample_one(logits, row.params).token_id == reference::draw(exact, row.params);
       ++num_rows;
     }
   }
@@ -198,7 +197,7 @@ TEST_P(Sampling, LogprobsMatchDoublePrecision) {
       SampleRow params = row.params;
       params.top_p = 1.0f;  // its boundary is looked at elsewhere
       const auto logits = normal_logits(vocab_size, 4.0f, random());
-      const auto exact = reference_distribution(logits, params);
+      const auto exact = reference::distribution(logits, params);
       const auto& expected =
           mode == LogprobsMode::kRaw ? exact.raw_logprobs : exact.processed_logprobs;
       const auto result = sampler_.sample_one(logits, params, mode);
@@ -224,7 +223,7 @@ TEST_P(Sampling, LogitsMatchDoublePrecision) {
     params.top_p = 1.0f;
     std::vector<float> logits = normal_logits(vocab_size, 4.0f, random());
     logits[0] = vocab_size > 1 ? kNan : 1.0f;
-    const auto exact = reference_distribution(logits, params);
+    const auto exact = reference::distribution(logits, params);
     const auto raw = sampler_.sample_one(logits, params, LogprobsMode::kRawLogits);
     const auto processed = sampler_.sample_one(logits, params, LogprobsMode::kProcessedLogits);
     ASSERT_EQ(raw.logprobs.size(), static_cast<size_t>(vocab_size) + 1);
@@ -319,7 +318,7 @@ TEST_P(Sampling, GreedyProcessedLogprobsLeaveTheTemperatureOut) {
                             .logit_bias = bias,
                             .num_logprobs = 300,
                             .want_logprobs = true};
-  const auto exact = reference_distribution(logits, params);
+  const auto exact = reference::distribution(logits, params);
   const auto result = sampler_.sample_one(logits, params, LogprobsMode::kProcessed);
   std::vector<float> biased = logits;
   biased[7] += 2.5f;

@@ -142,10 +142,10 @@ class DeviceTreeTest : public ::testing::TestWithParam<cuda::testing::DeviceKind
       draft_on_host(drafter, test, requests);
       device->launch(
           {.num_slots = 3, .num_passes = test.num_passes, .max_lag = step == 0 ? kMaxStepLag : 2});
-      const DeviceStepOutcome outcome = device->wait();
+      const StepOutcome outcome = device->wait();
       for (size_t i = 0; i < requests.size(); ++i) {
         SCOPED_TRACE(str_cat("step ", step, ", request ", i));
-        num_branched += check(*requests[i], outcome.slots[i]) ? 1 : 0;
+        num_branched += check(*requests[i], outcome.sequences[i]) ? 1 : 0;
       }
       if (::testing::Test::HasFailure()) return;
     }
@@ -177,16 +177,16 @@ class DeviceTreeTest : public ::testing::TestWithParam<cuda::testing::DeviceKind
   }
 
   // Whether the tree is more than a chain. Commits what the step brought.
-  static bool check(Drafted& request, const SlotOutcome& slot) {
+  static bool check(Drafted& request, const SequenceOutcome& slot) {
     const DraftTree& tree = request.tree;
     const auto tokens = tree.tokens().subspan(1);
     const auto parents = tree.parents().subspan(1);
     EXPECT_EQ(slot.drafts, Tokens(tokens.begin(), tokens.end()));
     EXPECT_EQ(slot.parents, Tokens(parents.begin(), parents.end()));
     int node = DraftTree::kRoot;
-    for (int i = 0; i < slot.num_accepted; ++i) {
-      EXPECT_EQ(tree.parents()[slot.nodes[i]], node);
-      node = slot.nodes[i];
+    for (int i = 0; i < static_cast<int>(slot.accepted.size()); ++i) {
+      EXPECT_EQ(tree.parents()[slot.accepted[i]], node);
+      node = slot.accepted[i];
       if (i < static_cast<int>(slot.tokens.size())) {
         EXPECT_EQ(tree.tokens()[node], slot.tokens[i]);
       }

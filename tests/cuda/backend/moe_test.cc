@@ -8,8 +8,8 @@
 #include <random>
 
 #include "cpu/cpu_backend.h"
-#include "cpu/reference.h"
 #include "testing/cuda_devices.h"
+#include "testing/oracle/operations.h"
 
 namespace specdec::cuda {
 namespace {

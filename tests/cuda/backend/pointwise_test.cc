@@ -7,8 +7,8 @@
 #include <numeric>
 #include <random>
 
-#include "cpu/reference.h"
 #include "testing/cuda_devices.h"
+#include "testing/oracle/operations.h"
 
 namespace specdec::cuda {
 namespace {

@@ -7,8 +7,8 @@
 #include <span>
 
 #include "cpu/cpu_backend.h"
-#include "cpu/reference.h"
 #include "testing/cuda_devices.h"
+#include "testing/oracle/operations.h"
 #include "testing/quantized_matrix.h"
 #include "testing/quantized_world.h"
 

@@ -11,10 +11,10 @@
 #include <random>
 #include <vector>
 
-#include "cpu/sampler_reference.h"
 #include "testing/captured.h"
 #include "testing/chi_square.h"
 #include "testing/cuda_devices.h"
+#include "testing/oracle/sampler.h"
 #include "testing/sampler_harness.h"
 #include "testing/sampler_rows.h"
 
@@ -119,8 +119,8 @@ bool is_ambiguous(const RandomRows& rows, size_t i, int vocab_size) {
   less.top_p -= 2e-6f;
   more.top_p += 2e-6f;
   const std::span<const float> logits(&rows.logits[i * vocab_size], vocab_size);
-  return cpu::reference_distribution(logits, less).logits !=
-         cpu::reference_distribution(logits, more).logits;
+  return reference::distribution(logits, less).logits !=
+         reference::distribution(logits, more).logits;
 }
 
 void expect_same(const SampleResult& device, const SampleResult& cpu, const std::string& where) {
@@ -332,7 +332,7 @@ class Draws : public Sampling {
     }
     std::vector<int64_t> counts(logits.size());
     for (const SampleResult& result : sample(all, rows)) ++counts[result.token_id];
-    const auto exact = cpu::reference_distribution(logits, params);
+    const auto exact = reference::distribution(logits, params);
     return chi_square_test(counts, exact.probs).p_value;
   }
 

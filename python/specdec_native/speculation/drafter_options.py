@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from specdec_native import _core
-from specdec_native._native import check_quantization
 from specdec_native.checks import (
     INT32_MAX,
     check_choice,
@@ -18,7 +17,8 @@ from specdec_native.checks import (
     check_number,
     close_matches,
 )
-from specdec_native.custom_drafter import CustomDrafter, make_drafter
+from specdec_native.engine_options import check_quantization
+from specdec_native.speculation.custom_drafter import CustomDrafter, make_drafter
 
 METHODS = ("ngram", "suffix", "draft_model", "custom_class")
 

@@ -75,13 +75,14 @@ from specdec_native.checks import (
     check_number,
     close_matches,
 )
-from specdec_native.drafter_options import (
+from specdec_native.speculation.drafter_options import (
     DRAFTER_KEYS,
     SUFFIX_TREE_DEPTH,
     DrafterOptions,
     ModelResolver,
     parse_drafter,
 )
+from specdec_native.vllm_compat.speculative_keys import FIXED_KEYS, NO_FLY
 
 _ENGINE_KEYS = (
     "num_speculative_tokens",
@@ -95,50 +96,7 @@ _ENGINE_KEYS = (
     "synthetic_acceptance_rates",
     "synthetic_acceptance_length",
 )
-_BOOL = (False, True)
-_ONE_DEVICE = "drafting runs on the engine's device"
-_NO_HEADS = "methods with heads on the target are not available yet"
-_NO_FLY = 'lossy verification is not supported: use rejection_sample_method "exact" or "standard"'
-# vLLM's keys of which these values (and None) are what happens here anyway; else what to do.
-_FIXED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "acceptance_method": (("rejection_sampler",), 'give "rejection_sample_method" instead'),
-    "attention_backend": (("auto",), "the drafter uses the engine's attention"),
-    "code_revision": ((), "code of a checkpoint is not run"),
-    "disable_by_batch_size": (
-        (),
-        'give "num_speculative_tokens_per_batch_size": [[1, N - 1, K], [N, N, 0]] instead',
-    ),
-    "disable_eagle_block_drop": (_BOOL, ""),
-    "disable_log_stats": (_BOOL, ""),
-    "disable_logprobs": (_BOOL, ""),
-    "disable_lookahead_block_hashes": (_BOOL, ""),
-    "disable_mqa_scorer": (_BOOL, ""),
-    "disable_padded_drafter_batch": (_BOOL, ""),
-    "draft_lm_head_quantization": ((), _NO_HEADS),
-    "draft_load_config": ((), "give the draft model as a checkpoint directory or GGUF file"),
-    "draft_tensor_parallel_size": ((1,), _ONE_DEVICE),
-    "dspark_draft_topk": ((), _NO_HEADS),
-    "enable_adaptive_verification": (
-        (False,),
-        'give "draft_length_policy": "auto" instead',
-    ),
-    "enforce_eager": (_BOOL, ""),
-    "fly_entropy_threshold": ((), _NO_FLY),
-    "fly_entropy_top_k": ((), _NO_FLY),
-    "fly_window_size": ((), _NO_FLY),
-    "index_share_for_mtp_iteration": ((), _NO_HEADS),
-    "kv_cache_dtype": (("auto",), "the draft model's cache has the engine's dtype"),
-    "moe_backend": (("auto",), "the drafter uses the engine's kernels"),
-    "parallel_drafting": ((False,), _NO_HEADS),
-    "posterior_alpha": ((), _NO_FLY),
-    "posterior_threshold": ((), _NO_FLY),
-    "speculative_token_tree": ((), 'give "tree_width" and "max_draft_nodes" instead'),
-    "tensor_parallel_size": ((), 'give "draft_tensor_parallel_size": 1 instead'),
-    "use_heterogeneous_vocab": ((False,), "give a draft model with the target's vocabulary"),
-    "use_local_argmax_reduction": (_BOOL, ""),
-    "xpress_topc": ((), _NO_HEADS),
-}
-KEYS = (*_ENGINE_KEYS, *DRAFTER_KEYS, *_FIXED_KEYS)
+KEYS = (*_ENGINE_KEYS, *DRAFTER_KEYS, *FIXED_KEYS)
 
 _MOST_TOKENS = 128  # that the core drafts at once
 # Tokens, where the length adapts and none is given.
@@ -214,8 +172,8 @@ def parse_speculative_config(config: Any) -> SpeculativeOptions:
 
 def _check_keys(given: Mapping[str, Any]) -> None:
     for key, value in given.items():
-        if key in _FIXED_KEYS:
-            allowed, advice = _FIXED_KEYS[key]
+        if key in FIXED_KEYS:
+            allowed, advice = FIXED_KEYS[key]
             if value not in allowed:
                 expected = " or ".join(map(repr, allowed)) or "None"
                 reason = advice or f"it must be {expected}"
@@ -270,7 +228,7 @@ def _parse_drafters(given: Mapping[str, Any], verification: str) -> list[Drafter
 
 def _verification(value: Any) -> str:
     if value == "fly":
-        raise ValueError(_NO_FLY)
+        raise ValueError(NO_FLY)
     return check_choice("rejection_sample_method", value, _VERIFICATIONS)
 
 

@@ -19,7 +19,8 @@ from specdec_native.checks import (
     check_text,
     shown,
 )
-from specdec_native.logits_processor import LogitsProcessor
+from specdec_native.requests.logits_processor import LogitsProcessor
+from specdec_native.vllm_compat.sampling_arguments import SamplingArguments
 
 _MIN_TEMPERATURE = 1e-2  # smaller positive temperatures overflow the scaled logits
 _GREEDY_BELOW = 1e-5
@@ -36,25 +37,6 @@ class RequestOutputKind(enum.Enum):
     FINAL_ONLY = 2  # one output, when the request has finished
 
 
-# Arguments of vLLM's that need machinery this engine does not have; only their defaults will do.
-_UNSUPPORTED = (
-    "extra_args",
-    "guided_decoding",
-    "logprob_token_ids",
-    "prompt_logprob_start",
-    "prompt_logprob_token_ids",
-    "repetition_detection",
-    "routed_experts_prompt_start",
-    "skip_reading_prefix_cache",
-    "structured_outputs",
-    "thinking_token_budget",
-    "trace_decode_token_ids",
-    "watermarking",
-)
-
-
-# Older arguments, and the values of them that ask for nothing.
-_NEUTRAL = {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}
 _FLAGS = (
     "flat_logprobs",
     "ignore_eos",
@@ -67,7 +49,7 @@ _FLAGS = (
 
 
 @dataclasses.dataclass(repr=False)
-class SamplingParams:
+class SamplingParams(SamplingArguments):
     """Sampling parameters of one request.
 
     Every argument has vLLM's name and meaning. A value out of range, NaN or infinite raises a
@@ -143,22 +125,6 @@ class SamplingParams:
     num_speculative_tokens: int | None = None
     flat_logprobs: bool = False
     logits_processors: Sequence[Callable[..., Any]] | None = None
-    best_of: Any = None
-    extra_args: Any = None
-    guided_decoding: Any = None
-    logprob_token_ids: Any = None
-    prompt_logprob_start: Any = None
-    prompt_logprob_token_ids: Any = None
-    repetition_detection: Any = None
-    routed_experts_prompt_start: Any = 0
-    skip_reading_prefix_cache: Any = None
-    structured_outputs: Any = None
-    thinking_token_budget: Any = None
-    trace_decode_token_ids: Any = None
-    watermarking: Any = None
-    use_beam_search: Any = False
-    length_penalty: Any = 1.0
-    early_stopping: Any = False
 
     def __post_init__(self) -> None:
         self.validate()
@@ -198,7 +164,7 @@ class SamplingParams:
 
         Runs on construction and again when a request is made, since fields may be assigned between.
         """
-        self._refuse_unsupported()
+        self.refuse_unsupported(self.n)
         self._check_numbers()
         self._check_flags()
         self._check_lengths()
@@ -211,22 +177,6 @@ class SamplingParams:
                 raise ValueError(
                     f"n must be 1 when using greedy sampling (temperature=0), got {self.n}"
                 )
-
-    def _refuse_unsupported(self) -> None:
-        if self.thinking_token_budget == -1:
-            self.thinking_token_budget = None
-        for name in _UNSUPPORTED:
-            if getattr(self, name):
-                raise ValueError(f"{name} is not supported by specdec_native; leave it out")
-        for name, neutral in _NEUTRAL.items():
-            if getattr(self, name) not in (neutral, None):
-                raise ValueError(f"{name} belongs to beam search; leave it out")
-        if self.best_of not in (None, self.n):
-            raise ValueError(
-                f"best_of is not supported unless it is n, got {self.best_of!r}; ask for n "
-                "completions and choose"
-            )
-        self.best_of = None
 
     def _check_numbers(self) -> None:
         self.n = check_integer("n", self.n, minimum=1, maximum=_MAX_N)

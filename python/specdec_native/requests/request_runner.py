@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from specdec_native import _core
-from specdec_native.outputs import RequestOutput
-from specdec_native.request import Request, Shown
+from specdec_native.requests.outputs import RequestOutput
+from specdec_native.requests.request import Request, Shown
 
 
 class News:

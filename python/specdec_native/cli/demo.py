@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from specdec_native import hub
+from specdec_native.checkpoints import hub
 from specdec_native.checkpoints.model_registry import find_model
 from specdec_native.engine import Engine
-from specdec_native.outputs import RequestOutput
-from specdec_native.sampling_params import SamplingParams
-from specdec_native.speculative_config import parse_speculative_config
+from specdec_native.requests.outputs import RequestOutput
+from specdec_native.requests.sampling_params import SamplingParams
+from specdec_native.speculation.speculative_config import parse_speculative_config
 
 _BATCH = 8
 _MODEL_LEN = 2048

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
 from specdec_native.checks import check_text
-from specdec_native.sampling_params import SamplingParams
+from specdec_native.requests.sampling_params import SamplingParams
 
 
 class _TextPrompt(TypedDict):

@@ -1,4 +1,4 @@
-#include "cpu/reference.h"
+#include "testing/oracle/operations.h"
 
 #include <algorithm>
 #include <cmath>

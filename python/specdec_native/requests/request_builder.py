@@ -9,14 +9,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specdec_native import _core, _native, hub
-from specdec_native.chat_template import Message
+from specdec_native import _core
+from specdec_native.checkpoints import hub
 from specdec_native.checkpoints.errors import CheckpointError
 from specdec_native.checkpoints.text_files import read_json_object
-from specdec_native.inputs import Prompt, pair_with_params
-from specdec_native.request import Request
-from specdec_native.sampling_params import RequestOutputKind, SamplingParams
-from specdec_native.tokenizer import Tokenizer, TokenizerNotFoundError
+from specdec_native.requests.core_params import to_core_params
+from specdec_native.requests.inputs import Prompt, pair_with_params
+from specdec_native.requests.request import Request
+from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
+from specdec_native.text.chat_template import Message
+from specdec_native.text.tokenizer import Tokenizer
+from specdec_native.text.tokenizer_backends import TokenizerNotFoundError
 
 logger = logging.getLogger(__name__)
 
@@ -233,7 +236,7 @@ class RequestBuilder:
                 )
             if value is not None and value > vocab_size:
                 setattr(params, name, -1)
-        core_params = _native.to_core_params(
+        core_params = to_core_params(
             params, eos_token_ids=self.eos_token_ids, tokenizer=self.text.tokenizer
         )
         core_params.validate(vocab_size)

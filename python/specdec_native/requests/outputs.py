@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from specdec_native.logprobs import PromptLogprobs, SampleLogprobs
+from specdec_native.requests.logprobs import PromptLogprobs, SampleLogprobs
 
 if TYPE_CHECKING:
     from specdec_native import _core

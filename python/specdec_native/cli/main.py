@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import json
-import platform
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,12 +14,12 @@ import rich.console
 import rich.table
 import typer
 
-from specdec_native import _core, demo, hub
-from specdec_native._native import check_quantization
-from specdec_native.chat_template import Message
-from specdec_native.checkpoints.cache import cache_root
+from specdec_native.checkpoints import hub
 from specdec_native.checkpoints.model_registry import find_model, known_names
-from specdec_native.cli_options import (
+from specdec_native.cli import demo
+from specdec_native.cli.info import collect_facts, facts_table
+from specdec_native.cli.inputs import conversation, read_prompts, user_lines
+from specdec_native.cli.options import (
     Deterministic,
     Device,
     DType,
@@ -47,15 +45,17 @@ from specdec_native.cli_options import (
     TopK,
     TopP,
 )
+from specdec_native.cli.report import output_json, print_report_head, shortened, speed_table
 from specdec_native.engine import Engine
-from specdec_native.outputs import RequestOutput
+from specdec_native.engine_options import check_quantization
 from specdec_native.progress import show_bytes
-from specdec_native.sampling_params import RequestOutputKind, SamplingParams
-from specdec_native.speculative_arguments import with_short_forms
-from specdec_native.speculative_config import parse_speculative_config
+from specdec_native.requests.outputs import RequestOutput
+from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
+from specdec_native.speculation.speculative_config import parse_speculative_config
+from specdec_native.text.chat_template import Message
+from specdec_native.vllm_compat.speculative_arguments import with_short_forms
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
-_PACKAGES = ("numpy", "tokenizers", "jinja2", "gguf", "huggingface-hub", "torch", "transformers")
 
 app = typer.Typer(
     name="specdec-native",
@@ -112,11 +112,11 @@ def demo_command(
         nonlocal shown_answers, started
         if not started:
             started = True
-            _print_report_head(out, report, model)
+            print_report_head(out, report, model)
         for answer in report.answers[shown_answers:]:
             out.print(f"\n[bold]{answer.kind}[/bold]: ", end="")
             out.print(answer.prompt.splitlines()[0], markup=False, style="dim")
-            out.print(_shortened(answer.text), markup=False)
+            out.print(shortened(answer.text), markup=False)
         shown_answers = len(report.answers)
 
     report = demo.run_demo(
@@ -139,7 +139,7 @@ def demo_command(
         print(json.dumps({**dataclasses.asdict(report), "model": model}, indent=2))
         return
     out.print()
-    out.print(_speed_table(report))
+    out.print(speed_table(report))
     if speculation is None and demo.draft_model_for(model) is None:
         out.print(
             f"No smaller model with the vocabulary of {model} is known: --spec-model NAME "
@@ -194,7 +194,7 @@ def generate_command(
 ) -> None:
     """Complete prompts from the arguments, a file or standard input."""
     speculation = _speculation(speculative_config, spec_method, spec_model, spec_tokens)
-    texts = _read_prompts(prompts, file)
+    texts = read_prompts(prompts, file)
     engine = _load(
         model,
         dtype,
@@ -224,7 +224,7 @@ def generate_command(
         logprobs=logprobs,
         ignore_eos=ignore_eos,
     )
-    conversations = [_conversation(text, system) for text in texts] if chat or system else None
+    conversations = [conversation(text, system) for text in texts] if chat or system else None
     if len(texts) == 1 and n == 1 and not as_json:
         params.output_kind = RequestOutputKind.DELTA
         stream = (
@@ -241,7 +241,7 @@ def generate_command(
         else engine.chat(conversations, params)
     )
     if as_json:
-        print(json.dumps({"model": model, "outputs": [_output_json(o) for o in outputs]}))
+        print(json.dumps({"model": model, "outputs": [output_json(o) for o in outputs]}))
         return
     out = rich.console.Console(highlight=False, soft_wrap=True)
     for text, output in zip(texts, outputs, strict=True):
@@ -307,7 +307,7 @@ def chat_command(
         print("/reset forgets the conversation, /exit leaves; Ctrl-C stops an answer")
     start: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     messages = list(start)
-    for line in _user_lines():
+    for line in user_lines():
         if line == "/exit":
             break
         if line == "/reset":
@@ -350,66 +350,11 @@ def fetch_command(
 @app.command("info")
 def info_command(as_json: Json = False) -> None:
     """Show versions, build, devices, and which models are known."""
-    build = _core.build_info()
-    info: dict[str, Any] = {
-        "version": build.version,
-        "python": platform.python_version(),
-        "packages": {name: _version_of(name) for name in _PACKAGES},
-        "platform": platform.platform(),
-        "compiler": build.compiler,
-        "build_type": build.build_type,
-        "cuda": build.has_cuda,
-        "cuda_note": build.cuda_note,
-        "cpu_isas": list(build.cpu_isas),
-        "devices": [
-            {
-                "name": device.name,
-                "model": device.model,
-                "memory_bytes": device.memory_bytes,
-                "num_threads": device.num_threads,
-                "isa": device.isa,
-                "unusable": device.unusable,
-            }
-            for device in _core.list_devices()
-        ],
-        "gpu_problem": _core.gpu_problem(),
-        "architectures": _core.known_architectures(),
-        "quantizations": _core.known_quantizations(),
-        "cache": str(cache_root()),
-        "models": known_names(),
-    }
+    facts = collect_facts()
     if as_json:
-        print(json.dumps(info, indent=2))
+        print(json.dumps(facts, indent=2))
         return
-    table = rich.table.Table(box=None, show_header=False, pad_edge=False)
-    for key, value in info.items():
-        if key == "packages":
-            value = [f"{name} {version}" for name, version in value.items()]  # noqa: PLW2901
-        if key == "devices":
-            for device in value:
-                table.add_row(f"device {device['name']}", device_text(device))
-        elif key != "gpu_problem" or value:
-            table.add_row(key, ", ".join(value) if isinstance(value, list) else str(value))
-    rich.console.Console(highlight=False).print(table)
-
-
-def device_text(device: Mapping[str, Any]) -> str:
-    """A device of `info` in one line."""
-    size = f"{device['memory_bytes'] / 2**30:.1f} GiB"
-    if device["name"] == "cpu":
-        return f"{device['model']}, {size}, {device['num_threads']} threads, {device['isa']}"
-    text = (
-        f"{device['model']}, {size}, {device['num_threads']} multiprocessors, "
-        f"compute capability {device['isa']}"
-    )
-    return f"{text}; not usable: {device['unusable']}" if device["unusable"] else text
-
-
-def _version_of(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+    rich.console.Console(highlight=False).print(facts_table(facts))
 
 
 # -- models
@@ -465,43 +410,6 @@ def _list_models(as_json: bool) -> None:
 # -- prompts and answers
 
 
-def _read_prompts(arguments: list[str] | None, file: Path | None) -> list[str]:
-    if arguments and file is not None:
-        raise typer.BadParameter("give prompts as arguments or in a file, not both")
-    if file is not None:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-        lines = [line for line in text.splitlines() if line.strip()]
-        prompts = [
-            _json_prompt(line, i, file) if file.suffix == ".jsonl" else line
-            for i, line in enumerate(lines)
-        ]
-        if not prompts:
-            raise ValueError(f"{file}: holds no prompts")
-        return prompts
-    if arguments:
-        return arguments
-    if sys.stdin.isatty():
-        raise typer.BadParameter("give a prompt, --file, or text on standard input")
-    return [sys.stdin.read()]
-
-
-def _json_prompt(line: str, index: int, file: Path) -> str:
-    try:
-        entry = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{file}, line {index + 1}: not valid JSON ({error})") from error
-    if isinstance(entry, dict):
-        entry = entry.get("prompt", (entry.get("turns") or [None])[0])
-    if not isinstance(entry, str):
-        raise ValueError(f'{file}, line {index + 1}: needs a string, or an object with "prompt"')
-    return entry
-
-
-def _conversation(text: str, system: str | None) -> list[Message]:
-    messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-    return [*messages, {"role": "user", "content": text}]
-
-
 def _sampling_params(engine: Engine, **options: Any) -> SamplingParams:
     """The checkpoint's defaults, greedy if it has none, changed by the options that were given."""
     params = engine.get_default_sampling_params()
@@ -512,19 +420,6 @@ def _sampling_params(engine: Engine, **options: Any) -> SamplingParams:
             setattr(params, name, value)
     params.validate()
     return params
-
-
-def _user_lines() -> Iterator[str]:
-    """What the user types, or the lines of a pipe."""
-    while True:
-        try:
-            line = input("> " if sys.stdin.isatty() else "").strip()
-        except (EOFError, KeyboardInterrupt):
-            if sys.stdin.isatty():
-                print()
-            return
-        if line:
-            yield line
 
 
 def _print_pieces(stream: Iterator[RequestOutput]) -> str:
@@ -549,56 +444,3 @@ def _hint_at_chat(engine: Engine) -> None:
             "the answer is empty; this is a chat model: --chat puts the prompt into its template",
             file=sys.stderr,
         )
-
-
-def _output_json(output: RequestOutput) -> dict[str, Any]:
-    fields = dataclasses.asdict(output)
-    del fields["lora_request"]
-    for part in (fields["metrics"], *fields["outputs"]):
-        counts = part.pop("acceptance")
-        part["speculative_decoding"] = (
-            None if counts is None else dataclasses.asdict(counts.metrics)
-        )
-        part.pop("lora_request", None)
-    return fields
-
-
-def _shortened(text: str, max_lines: int = 8) -> str:
-    lines = text.strip().splitlines()
-    return "\n".join([*lines[:max_lines], *(["..."] if len(lines) > max_lines else [])])
-
-
-def _print_report_head(out: rich.console.Console, report: demo.Report, model: str) -> None:
-    units = "threads" if report.device == "cpu" else "multiprocessors"
-    out.print(
-        f"{model}: {report.architecture}, {report.num_parameters / 1e6:.0f}M parameters, "
-        f"{report.weight_format} on {report.device} ({report.isa}, {report.num_threads} {units}), "
-        f"loaded in {report.load_seconds:.1f} s",
-        markup=False,
-    )
-
-
-def _speed_table(report: demo.Report) -> rich.table.Table:
-    table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
-    several = len({row.method for row in report.rows}) > 1
-    table.add_column("decoding")
-    table.add_column("prompts")
-    table.add_column("tokens/s", justify="right")
-    if not several:
-        table.add_column("first token", justify="right")
-    else:
-        for column in ("speedup", "per step", "accepted", "identical"):
-            table.add_column(column, justify="right")
-    for row in report.rows:
-        prompts = row.workload if row.batch == 1 else f"{row.workload} x{row.batch}"
-        cells = [row.method, prompts, f"{row.tokens_per_s:.1f}"]
-        table.add_row(*cells, *(_comparison(row) if several else [f"{row.first_token_ms:.0f} ms"]))
-    return table
-
-
-def _comparison(row: demo.Row) -> list[str]:
-    """A row's cells on how it did beside the first method."""
-    drafts = ["", ""]
-    if row.acceptance_length is not None and row.acceptance_rate is not None:
-        drafts = [f"{row.acceptance_length:.2f}", f"{row.acceptance_rate:.0%}"]
-    return [f"{row.speedup:.2f}", *drafts, "yes" if row.same_answers else "NO"]

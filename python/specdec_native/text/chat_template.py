@@ -14,7 +14,7 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 
-from specdec_native.template_sandbox import (
+from specdec_native.text.template_sandbox import (
     BoundedEnvironment,
     TemplateTooCostlyError,
     budget,

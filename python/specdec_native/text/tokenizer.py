@@ -5,64 +5,30 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import tokenizers
 
-from specdec_native import chat_template as chat
-from specdec_native.checkpoints.errors import CheckpointError
 from specdec_native.checkpoints.text_files import is_file, read_text
-from specdec_native.tokenizer_files import (
+from specdec_native.text import chat_template as chat
+from specdec_native.text.tokenizer_backends import (
+    TokenizerBackend,
+    load_backend,
+    load_with_transformers,
+    make_backend,
+)
+from specdec_native.text.tokenizer_files import (
     chat_templates,
-    check_charsmaps,
     named_templates,
     optional_json,
-    raise_typed,
     special_tokens,
-    typed_errors,
 )
-
-# Files of tokenizers that only transformers can read.
-_OTHER_FORMATS = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
-
-# Tokenizer classes that always normalise; files converted from GGUF may not say so.
-_NFC_CLASSES = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
-
 
 # Arguments of transformers' apply_chat_template that are no variables of the template.
 _TOKENIZER_OPTIONS = (
     *("padding", "truncation", "max_length", "return_tensors", "tokenizer_kwargs"),
     *("return_assistant_tokens_mask", "sanitize_control_tokens"),
 )
-
-
-class TokenizerBackend(Protocol):
-    """What a Tokenizer is built on."""
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text."""
-
-    def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
-        """Token ids of every text."""
-
-    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
-        """Text of token ids; those outside the vocabulary have none."""
-
-    def id_to_token(self, token_id: int) -> str | None:
-        """The vocabulary entry of an id."""
-
-    def token_to_id(self, token: str) -> int | None:
-        """The id of a vocabulary entry."""
-
-    def special_tokens(self) -> dict[int, str]:
-        """Special token id to its text."""
-
-    def vocab(self) -> dict[str, int]:
-        """Vocabulary entry to id, added tokens included."""
-
-
-class TokenizerNotFoundError(ValueError):
-    """A checkpoint has no tokenizer that can be read here."""
 
 
 class Tokenizer:
@@ -113,11 +79,11 @@ class Tokenizer:
             templates = {"default": load_chat_template(chat_template)}
         backend: TokenizerBackend
         if (path / "tokenizer.json").is_file():
-            backend = _TokenizersBackend.load(path / "tokenizer.json", config)
+            backend = load_backend(path / "tokenizer.json", config)
             special = special_tokens(path, config)
         else:
-            hf_tokenizer = _load_with_transformers(path, trust_remote_code)
-            backend = _TransformersBackend(hf_tokenizer)
+            hf_tokenizer = load_with_transformers(path, trust_remote_code)
+            backend = make_backend(hf_tokenizer)
             special = {k: str(v) for k, v in hf_tokenizer.special_tokens_map.items()}
         return cls(
             backend, special_tokens=special, chat_templates=templates, name_or_path=str(path)
@@ -131,13 +97,13 @@ class Tokenizer:
         if hasattr(tokenizer, "apply_chat_template") and hasattr(tokenizer, "special_tokens_map"):
             template = getattr(tokenizer, "chat_template", None)
             return cls(
-                _TransformersBackend(tokenizer),
+                make_backend(tokenizer),
                 special_tokens={k: str(v) for k, v in tokenizer.special_tokens_map.items()},
                 chat_templates=named_templates(template, "the tokenizer"),
                 name_or_path=str(getattr(tokenizer, "name_or_path", "")),
             )
         if isinstance(tokenizer, tokenizers.Tokenizer):
-            return cls(_TokenizersBackend(tokenizer))
+            return cls(make_backend(tokenizer))
         raise ValueError(
             "tokenizer must be a checkpoint name or directory, or a tokenizer of specdec_native, "
             f"tokenizers or transformers; got {type(tokenizer).__name__}"
@@ -364,129 +330,6 @@ def _with_mask(ids: list[Any]) -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-class _TokenizersBackend:
-    """The `tokenizers` library."""
-
-    def __init__(self, tokenizer: Any, source: str | Path = "the tokenizer") -> None:
-        self._tokenizer = tokenizer
-        self._source = source
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-
-    @classmethod
-    def load(cls, file: Path, config: Mapping[str, Any]) -> _TokenizersBackend:
-        check_charsmaps(file)
-        with typed_errors(file, "not a readable tokenizer.json"):
-            tokenizer = tokenizers.Tokenizer.from_file(str(file))
-        cls._add_configured_tokens(tokenizer, config, file.parent / "tokenizer_config.json")
-        if tokenizer.normalizer is None and config.get("tokenizer_class") in _NFC_CLASSES:
-            tokenizer.normalizer = tokenizers.normalizers.NFC()
-        return cls(tokenizer, file)
-
-    @staticmethod
-    def _add_configured_tokens(tokenizer: Any, config: Mapping[str, Any], source: Path) -> None:
-        """Tokens tokenizer_config.json declares beyond tokenizer.json, or declares special."""
-        known = tokenizer.get_added_tokens_decoder()
-        declared = config.get("added_tokens_decoder") or {}
-        if not isinstance(declared, Mapping) or not all(
-            key.isdecimal() and isinstance(entry, Mapping) and isinstance(entry.get("content"), str)
-            for key, entry in declared.items()
-        ):
-            raise CheckpointError(
-                'added_tokens_decoder: expected {"<token id>": {"content": "<text>", ...}, ...}',
-                source,
-            )
-        for key, entry in sorted(declared.items(), key=lambda item: int(item[0])):
-            token_id, special = int(key), bool(entry.get("special"))
-            if token_id in known and known[token_id].special >= special:
-                continue
-            token = tokenizers.AddedToken(
-                entry["content"],
-                single_word=bool(entry.get("single_word")),
-                lstrip=bool(entry.get("lstrip")),
-                rstrip=bool(entry.get("rstrip")),
-                normalized=bool(entry.get("normalized")),
-                special=special,
-            )
-            expected = tokenizer.token_to_id(entry["content"])
-            if expected is None:
-                expected = tokenizer.get_vocab_size(with_added_tokens=True)
-            if expected == token_id:
-                with typed_errors(source, f"added_tokens_decoder: token {key} is refused"):
-                    (tokenizer.add_special_tokens if special else tokenizer.add_tokens)([token])
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        with typed_errors(self._source, "cannot encode this text"):
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
-
-    def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
-        with typed_errors(self._source, "cannot encode these texts"):
-            encodings = self._tokenizer.encode_batch_fast(
-                texts, add_special_tokens=add_special_tokens
-            )
-        return [encoding.ids for encoding in encodings]
-
-    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
-        try:  # for every token of every request: no context manager
-            text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
-        except BaseException as error:
-            raise_typed(error, self._source, "cannot decode these tokens")
-        return text
-
-    def id_to_token(self, token_id: int) -> str | None:
-        token: str | None = self._tokenizer.id_to_token(token_id)
-        return token
-
-    def token_to_id(self, token: str) -> int | None:
-        token_id: int | None = self._tokenizer.token_to_id(token)
-        return token_id
-
-    def special_tokens(self) -> dict[int, str]:
-        added = self._tokenizer.get_added_tokens_decoder()
-        return {token_id: token.content for token_id, token in added.items() if token.special}
-
-    def vocab(self) -> dict[str, int]:
-        vocab: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
-        return vocab
-
-
-class _TransformersBackend:
-    """A tokenizer of transformers."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
-
-    def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
-        return [self.encode(text, add_special_tokens) for text in texts]
-
-    def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
-        text: str = self._tokenizer.decode(
-            token_ids,
-            skip_special_tokens=skip_special_tokens,
-            clean_up_tokenization_spaces=False,
-        )
-        return text
-
-    def id_to_token(self, token_id: int) -> str | None:
-        token: str | None = self._tokenizer.convert_ids_to_tokens(token_id)
-        return token
-
-    def token_to_id(self, token: str) -> int | None:
-        token_id: int | None = self._tokenizer.convert_tokens_to_ids(token)
-        return token_id
-
-    def special_tokens(self) -> dict[int, str]:
-        tokenizer = self._tokenizer
-        return {i: str(tokenizer.convert_ids_to_tokens(i)) for i in tokenizer.all_special_ids}
-
-    def vocab(self) -> dict[str, int]:
-        return dict(self._tokenizer.get_vocab())
-
-
 def load_chat_template(template: str | os.PathLike[str]) -> str:
     """Jinja source from a file's path, or as given."""
     if isinstance(template, str) and any(mark in template for mark in ("{%", "{{", "\n")):
@@ -501,25 +344,3 @@ def _checked_text(text: str) -> str:
     if not isinstance(text, str):
         raise ValueError(f"text to encode must be a str, got {type(text).__name__}")
     return text
-
-
-def _load_with_transformers(path: Path, trust_remote_code: bool) -> Any:
-    if not path.is_dir():
-        raise ValueError(f"{path}: not a directory with tokenizer files")
-    found = [name for name in _OTHER_FORMATS if (path / name).is_file()]
-    if not found:
-        raise TokenizerNotFoundError(
-            f"{path}: tokenizer.json is missing; copy it from the original checkpoint, pass "
-            "tokenizer=<directory that has it>, or work with token ids (skip_tokenizer_init=True)"
-        )
-    try:
-        import transformers  # noqa: PLC0415 - optional
-    except ImportError as error:
-        raise TokenizerNotFoundError(
-            f"{path}: tokenizer.json is missing, and reading {found[0]} needs transformers; "
-            "install it (pip install transformers) or add tokenizer.json"
-        ) from error
-    with typed_errors(path, f"transformers cannot read {found[0]}"):
-        return transformers.AutoTokenizer.from_pretrained(
-            str(path), trust_remote_code=trust_remote_code, local_files_only=True
-        )

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from specdec_native import _core
-from specdec_native.outputs import RequestOutput
-from specdec_native.request import Request
-from specdec_native.request_runner import RequestRunner
-
-if TYPE_CHECKING:
-    from specdec_native.engine import Engine
+from specdec_native.requests.outputs import RequestOutput
+from specdec_native.requests.request import Request
+from specdec_native.requests.request_runner import RequestRunner
 
 
 class RequestStream(Iterator[RequestOutput], AsyncIterator[RequestOutput]):
@@ -22,9 +18,9 @@ class RequestStream(Iterator[RequestOutput], AsyncIterator[RequestOutput]):
     """
 
     def __init__(
-        self, engine: Engine, runner: RequestRunner, request: Request, handle: _core.RequestHandle
+        self, owner: object, runner: RequestRunner, request: Request, handle: _core.RequestHandle
     ) -> None:
-        self._engine = engine  # it lives as long as the stream
+        self._owner = owner  # the engine, which lives as long as the stream
         self._runner = runner
         self._request = request
         self._handle = handle  # aborts the request when the stream is dropped

@@ -7,9 +7,9 @@
 
 #include "backend/op_args.h"
 
-namespace specdec::cpu {
+namespace specdec::reference {
 
-struct ReferenceDistribution {
+struct Distribution {
   std::vector<double> raw_logprobs;  // [vocab_size] log-softmax of the logits as given
   std::vector<double> logits;        // [vocab_size] after all processors; -inf: cannot be drawn
   std::vector<double> processed_logprobs;  // [vocab_size] log-softmax of those
@@ -17,22 +17,20 @@ struct ReferenceDistribution {
 };
 
 // `logits` [vocab_size]. forced_token is not looked at.
-ReferenceDistribution reference_distribution(std::span<const float> logits,
-                                             const SampleRow& params);
+Distribution distribution(std::span<const float> logits, const SampleRow& params);
 
 // Gumbel noise of a token.
-double reference_noise(uint64_t seed, int64_t position, int32_t token, uint32_t stream = 0);
+double noise(uint64_t seed, int64_t position, int32_t token, uint32_t stream = 0);
 
 // The token the noise of (seed, position, noise_stream) picks, ties by lowest id.
-int32_t reference_draw(const ReferenceDistribution& distribution, const SampleRow& params);
+int32_t draw(const Distribution& distribution, const SampleRow& params);
 
-struct ReferenceCandidate {
+struct Candidate {
   int32_t token_id = -1;
   double probability = 0.0;
 };
 
 // SampleResult::candidates of a row.
-std::vector<ReferenceCandidate> reference_candidates(const ReferenceDistribution& distribution,
-                                                     const SampleRow& params);
+std::vector<Candidate> candidates(const Distribution& distribution, const SampleRow& params);
 
-}  // namespace specdec::cpu
+}  // namespace specdec::reference

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from specdec_native.drafter_options import METHODS
+from specdec_native.speculation.drafter_options import METHODS
 
 Model = Annotated[
     str, typer.Option("--model", "-m", help="A directory, a .gguf file or a model name.")

@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from specdec_native import _core
-from specdec_native.detokenizer import Detokenizer, TextStream
-from specdec_native.logprobs import FlatLogprobs, Logprob, PromptLogprobs, SampleLogprobs
-from specdec_native.outputs import (
+from specdec_native.requests.logprobs import FlatLogprobs, Logprob, PromptLogprobs, SampleLogprobs
+from specdec_native.requests.outputs import (
     AcceptanceCounts,
     CompletionOutput,
     RequestMetrics,
     RequestOutput,
 )
-from specdec_native.sampling_params import RequestOutputKind, SamplingParams
+from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
+from specdec_native.text.detokenizer import Detokenizer, TextStream
 
 if TYPE_CHECKING:
-    from specdec_native.tokenizer import Tokenizer
+    from specdec_native.text.tokenizer import Tokenizer
 
 _MAX_CHAR_TOKENS = 4  # a UTF-8 character has at most so many bytes, so tokens
 

@@ -1,4 +1,4 @@
-#include "cpu/sampler_reference.h"
+#include "testing/oracle/sampler.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,13 +6,13 @@
 #include <numeric>
 
 #include "core/philox.h"
-#include "cpu/kernels/sampling.h"
-#include "cpu/sampler.h"
 
-namespace specdec::cpu {
+namespace specdec::reference {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr float kMaxLogit = 1e30f;           // larger logits, +inf among them, count as this
+constexpr float kGreedyTemperature = 1e-5f;  // lower temperatures mean greedy
 
 std::vector<double> log_softmax(const std::vector<double>& logits) {
   const double max = *std::max_element(logits.begin(), logits.end());
@@ -87,9 +87,8 @@ size_t fallback_token(const SampleRow& params, size_t vocab_size) {
 
 }  // namespace
 
-ReferenceDistribution reference_distribution(std::span<const float> logits,
-                                             const SampleRow& params) {
-  ReferenceDistribution result;
+Distribution distribution(std::span<const float> logits, const SampleRow& params) {
+  Distribution result;
   auto& x = result.logits;
   for (const float logit : logits) {
     x.push_back(std::isnan(logit) ? -kInfinity : std::min(logit, kMaxLogit));
@@ -120,7 +119,7 @@ ReferenceDistribution reference_distribution(std::span<const float> logits,
   return result;
 }
 
-double reference_noise(uint64_t seed, int64_t position, int32_t token, uint32_t stream) {
+double noise(uint64_t seed, int64_t position, int32_t token, uint32_t stream) {
   const auto bits = static_cast<uint64_t>(position);
   const auto words =
       philox4x32_10({static_cast<uint32_t>(bits), static_cast<uint32_t>(bits >> 32),
@@ -130,27 +129,26 @@ double reference_noise(uint64_t seed, int64_t position, int32_t token, uint32_t 
   return -std::log(-std::log1p(-v));
 }
 
-int32_t reference_draw(const ReferenceDistribution& distribution, const SampleRow& params) {
+int32_t draw(const Distribution& distribution, const SampleRow& params) {
   SampleRow one = params;
   one.num_candidates = 1;
-  return reference_candidates(distribution, one).front().token_id;
+  return candidates(distribution, one).front().token_id;
 }
 
-std::vector<ReferenceCandidate> reference_candidates(const ReferenceDistribution& distribution,
-                                                     const SampleRow& params) {
+std::vector<Candidate> candidates(const Distribution& distribution, const SampleRow& params) {
   const bool greedy = params.temperature < kGreedyTemperature;
-  std::vector<std::pair<double, ReferenceCandidate>> order;
+  std::vector<std::pair<double, Candidate>> order;
   for (size_t i = 0; i < distribution.probs.size(); ++i) {
     const double logprob = distribution.processed_logprobs[i];
     if (logprob == -kInfinity) continue;
     const auto token = static_cast<int32_t>(i);
-    const double noise =
-        greedy ? 0.0 : reference_noise(params.seed, params.position, token, params.noise_stream);
-    order.push_back({logprob + noise, {token, std::exp(logprob)}});
+    const double gumbel =
+        greedy ? 0.0 : noise(params.seed, params.position, token, params.noise_stream);
+    order.push_back({logprob + gumbel, {token, std::exp(logprob)}});
   }
   std::stable_sort(order.begin(), order.end(),
                    [](const auto& a, const auto& b) { return a.first > b.first; });
-  std::vector<ReferenceCandidate> result;
+  std::vector<Candidate> result;
   for (const auto& [value, candidate] : order) {
     if (static_cast<int>(result.size()) == params.num_candidates) break;
     result.push_back(candidate);
@@ -162,4 +160,4 @@ std::vector<ReferenceCandidate> reference_candidates(const ReferenceDistribution
   return result;
 }
 
-}  // namespace specdec::cpu
+}  // namespace specdec::reference

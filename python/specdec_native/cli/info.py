@@ -1,0 +1,82 @@
+"""What `specdec-native info` says of the build, this machine and the models that are known."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import rich.table
+
+from specdec_native import _core
+from specdec_native.checkpoints.cache import cache_root
+from specdec_native.checkpoints.model_registry import known_names
+
+_PACKAGES = ("numpy", "tokenizers", "jinja2", "gguf", "huggingface-hub", "torch", "transformers")
+
+
+def collect_facts() -> dict[str, Any]:
+    """All of it, for JSON."""
+    build = _core.build_info()
+    facts: dict[str, Any] = {
+        "version": build.version,
+        "python": platform.python_version(),
+        "packages": {name: _version_of(name) for name in _PACKAGES},
+        "platform": platform.platform(),
+        "compiler": build.compiler,
+        "build_type": build.build_type,
+        "cuda": build.has_cuda,
+        "cuda_note": build.cuda_note,
+        "cpu_isas": list(build.cpu_isas),
+        "devices": [
+            {
+                "name": device.name,
+                "model": device.model,
+                "memory_bytes": device.memory_bytes,
+                "num_threads": device.num_threads,
+                "isa": device.isa,
+                "unusable": device.unusable,
+            }
+            for device in _core.list_devices()
+        ],
+        "gpu_problem": _core.gpu_problem(),
+        "architectures": _core.known_architectures(),
+        "quantizations": _core.known_quantizations(),
+        "cache": str(cache_root()),
+        "models": known_names(),
+    }
+    return facts
+
+
+def facts_table(facts: Mapping[str, Any]) -> rich.table.Table:
+    """The facts for a reader."""
+    table = rich.table.Table(box=None, show_header=False, pad_edge=False)
+    for key, value in facts.items():
+        if key == "packages":
+            value = [f"{name} {version}" for name, version in value.items()]  # noqa: PLW2901
+        if key == "devices":
+            for device in value:
+                table.add_row(f"device {device['name']}", device_text(device))
+        elif key != "gpu_problem" or value:
+            table.add_row(key, ", ".join(value) if isinstance(value, list) else str(value))
+    return table
+
+
+def device_text(device: Mapping[str, Any]) -> str:
+    """A device of `info` in one line."""
+    size = f"{device['memory_bytes'] / 2**30:.1f} GiB"
+    if device["name"] == "cpu":
+        return f"{device['model']}, {size}, {device['num_threads']} threads, {device['isa']}"
+    text = (
+        f"{device['model']}, {size}, {device['num_threads']} multiprocessors, "
+        f"compute capability {device['isa']}"
+    )
+    return f"{text}; not usable: {device['unusable']}" if device["unusable"] else text
+
+
+def _version_of(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

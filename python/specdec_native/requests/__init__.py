@@ -1,0 +1,1 @@
+"""One request from the prompt to its outputs."""

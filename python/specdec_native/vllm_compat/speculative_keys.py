@@ -1,0 +1,49 @@
+"""Keys of vLLM's speculative_config that change nothing here, or that are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_BOOL = (False, True)
+_ONE_DEVICE = "drafting runs on the engine's device"
+_NO_HEADS = "methods with heads on the target are not available yet"
+NO_FLY = 'lossy verification is not supported: use rejection_sample_method "exact" or "standard"'
+# vLLM's keys of which these values (and None) are what happens here anyway; else what to do.
+FIXED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "acceptance_method": (("rejection_sampler",), 'give "rejection_sample_method" instead'),
+    "attention_backend": (("auto",), "the drafter uses the engine's attention"),
+    "code_revision": ((), "code of a checkpoint is not run"),
+    "disable_by_batch_size": (
+        (),
+        'give "num_speculative_tokens_per_batch_size": [[1, N - 1, K], [N, N, 0]] instead',
+    ),
+    "disable_eagle_block_drop": (_BOOL, ""),
+    "disable_log_stats": (_BOOL, ""),
+    "disable_logprobs": (_BOOL, ""),
+    "disable_lookahead_block_hashes": (_BOOL, ""),
+    "disable_mqa_scorer": (_BOOL, ""),
+    "disable_padded_drafter_batch": (_BOOL, ""),
+    "draft_lm_head_quantization": ((), _NO_HEADS),
+    "draft_load_config": ((), "give the draft model as a checkpoint directory or GGUF file"),
+    "draft_tensor_parallel_size": ((1,), _ONE_DEVICE),
+    "dspark_draft_topk": ((), _NO_HEADS),
+    "enable_adaptive_verification": (
+        (False,),
+        'give "draft_length_policy": "auto" instead',
+    ),
+    "enforce_eager": (_BOOL, ""),
+    "fly_entropy_threshold": ((), NO_FLY),
+    "fly_entropy_top_k": ((), NO_FLY),
+    "fly_window_size": ((), NO_FLY),
+    "index_share_for_mtp_iteration": ((), _NO_HEADS),
+    "kv_cache_dtype": (("auto",), "the draft model's cache has the engine's dtype"),
+    "moe_backend": (("auto",), "the drafter uses the engine's kernels"),
+    "parallel_drafting": ((False,), _NO_HEADS),
+    "posterior_alpha": ((), NO_FLY),
+    "posterior_threshold": ((), NO_FLY),
+    "speculative_token_tree": ((), 'give "tree_width" and "max_draft_nodes" instead'),
+    "tensor_parallel_size": ((), 'give "draft_tensor_parallel_size": 1 instead'),
+    "use_heterogeneous_vocab": ((False,), "give a draft model with the target's vocabulary"),
+    "use_local_argmax_reduction": (_BOOL, ""),
+    "xpress_topc": ((), _NO_HEADS),
+}
