@@ -255,9 +255,10 @@ struct MoeArgs {
   int num_rows = 0;
 };
 
-// to.rows[slot_mapping[row], column .. column + dim) = x[row], rounded to act.
+// to.rows[slot_mapping[row], column .. column + dim) = x[row], or norm(x[row]), rounded to act.
 struct StoreRowsArgs {
   const float* x = nullptr;               // [num_rows, dim]
+  const NormParams* norm = nullptr;       // null: none
   const int64_t* slot_mapping = nullptr;  // [num_rows], as of BatchView
   PagedRowsView to;
   int column = 0;

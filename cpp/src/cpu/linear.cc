@@ -164,7 +164,7 @@ void CpuBackend::norm(const NormArgs& args) {
             .x_bf16 = false,
             .row_ids = nullptr,
             .dim = args.dim,
-            .norm = args.norm.kind == NormKind::kRms ? kRmsNorm : kLayerNorm,
+            .norm = kind_of(&args.norm),
             .weight = args.norm.weight,
             .bias = args.norm.bias,
             .eps = args.norm.eps,
@@ -181,6 +181,7 @@ void CpuBackend::norm(const NormArgs& args) {
 void CpuBackend::store_rows(const StoreRowsArgs& args) {
   const PagedRowsView& to = args.to;
   SPECDEC_CHECK(args.column >= 0 && args.column + args.dim <= to.width);
+  const NormParams norm = args.norm != nullptr ? *args.norm : NormParams{};
   const auto kernel = act_dtype_ == DType::kBF16 ? kernels_.rows.to_bf16 : kernels_.rows.to_f32;
   const int64_t element_bytes = static_cast<int64_t>(size_of(act_dtype_));
   pool_.parallel_for(args.num_rows, 4, [&](int64_t begin, int64_t end, int) {
@@ -192,10 +193,10 @@ void CpuBackend::store_rows(const StoreRowsArgs& args) {
               .x_bf16 = false,
               .row_ids = nullptr,
               .dim = args.dim,
-              .norm = kNoNorm,
-              .weight = nullptr,
-              .bias = nullptr,
-              .eps = 0.0f,
+              .norm = kind_of(args.norm),
+              .weight = norm.weight,
+              .bias = norm.bias,
+              .eps = norm.eps,
               .row_begin = 0,
               .row_end = 1,
               .out = static_cast<char*>(to.rows) + place,

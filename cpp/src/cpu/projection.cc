@@ -52,12 +52,12 @@ struct RowsLayout {
   int64_t size_bytes;
 };
 
+}  // namespace
+
 RowNorm kind_of(const NormParams* norm) {
   if (norm == nullptr) return kNoNorm;
   return norm->kind == NormKind::kRms ? kRmsNorm : kLayerNorm;
 }
-
-}  // namespace
 
 Projector::Projector(const KernelTable& kernels, ThreadPool& pool)
     : kernels_(kernels), pool_(pool), turns_(pool.num_threads()) {

@@ -151,6 +151,20 @@ TEST_P(CpuAttention, SlidingWindowMatchesReference) {
   }
 }
 
+TEST_P(CpuAttention, CappedScoresMatchReference) {
+  cpu::CpuBackend backend = make_backend(1);
+  std::mt19937_64 random(21);
+  for (float soft_cap : {0.3f, 2.0f, 50.0f}) {
+    World world(backend, {.head_dim = 80, .sliding_window = 90, .soft_cap = soft_cap}, 60,
+                random());
+    Request decode = make_request(world, random, Kind::kDecode, 300, 1);
+    Request chunk = make_request(world, random, Kind::kChunk, 70, 30);
+    Request tree = make_request(world, random, Kind::kTree, 37, 20);
+    world.step({&decode, &chunk, &tree});
+    EXPECT_LE(error_against_reference(world), 1.0) << soft_cap;
+  }
+}
+
 TEST_P(CpuAttention, WrongMaskBitIsSeenByTheComparison) {
   cpu::CpuBackend backend = make_backend(1);
   std::mt19937_64 random(10);
@@ -174,7 +188,10 @@ TEST_P(CpuAttention, ChunkingChangesNoBit) {
   cpu::CpuBackend backend = make_backend(2);
   std::mt19937_64 random(11);
   for (int window : {0, 50}) {
-    const AttentionShape shape = {.group_size = 3, .head_dim = 64, .sliding_window = window};
+    const AttentionShape shape = {.group_size = 3,
+                                  .head_dim = 64,
+                                  .sliding_window = window,
+                                  .soft_cap = window > 0 ? 0.7f : 0.0f};
     World world(backend, shape, 250);
     const std::vector<uint64_t> tokens = random_tokens(random, 700);
     Request whole = world.new_request(700);
@@ -217,7 +234,10 @@ TEST_P(CpuAttention, TreeRowsEqualTheirPathsRunAsChains) {
   std::mt19937_64 random(13);
   for (int window : {0, 4, 40}) {
     for (int num_rows : {5, 40, 90}) {
-      const AttentionShape shape = {.group_size = 3, .head_dim = 64, .sliding_window = window};
+      const AttentionShape shape = {.group_size = 3,
+                                    .head_dim = 64,
+                                    .sliding_window = window,
+                                    .soft_cap = window == 40 ? 0.7f : 0.0f};
       World world(backend, shape, 400, random());
       const std::vector<uint64_t> history = random_tokens(random, 30 + random() % 60);
       const int capacity = static_cast<int>(history.size()) + num_rows;
@@ -406,6 +426,39 @@ TEST_P(CpuAttention, CopyMovesEveryLayerAndNothingElse) {
       const size_t source = i + (slot == 20 ? row : slot == 21 ? 19 * row : 0);
       ASSERT_EQ(bits(after[layer].keys[i]), bits(before[layer].keys[source])) << slot;
       ASSERT_EQ(bits(after[layer].values[i]), bits(before[layer].values[source])) << slot;
+    }
+  }
+}
+
+TEST_P(CpuAttention, FeaturesAreStoredAtTheirSlotsAndMovedWithTheirTokens) {
+  cpu::CpuBackend backend = make_backend(2);
+  constexpr int kSlots = 48, kWidth = 40, kDim = 17, kColumn = 20;
+  const size_t bytes = size_of(dtype());
+  std::vector<uint8_t> features(kSlots * kWidth * bytes, 0xff);
+  const PagedRowsView view = {.rows = features.data(), .num_slots = kSlots, .width = kWidth};
+  std::mt19937_64 random(22);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(5 * kDim);
+  for (float& value : x) value = normal(random);
+  const std::vector<int64_t> slots = {7, 47, 0, 20, 21};
+  backend.store_rows({.x = x.data(),
+                      .slot_mapping = slots.data(),
+                      .to = view,
+                      .column = kColumn,
+                      .dim = kDim,
+                      .num_rows = 5});
+  const std::vector<std::pair<int64_t, int64_t>> moves = {{20, 8}, {21, 9}, {47, 47}};
+  backend.copy_kv({.layers = {}, .features = view, .slots = moves});
+  for (int64_t slot = 0; slot < kSlots; ++slot) {
+    const int64_t source = slot == 8 ? 20 : slot == 9 ? 21 : slot;
+    const auto row = std::find(slots.begin(), slots.end(), source) - slots.begin();
+    for (int64_t i = 0; i < kWidth; ++i) {
+      const double value = reference::element(features.data(), dtype(), slot * kWidth + i);
+      if (row < 5 && i >= kColumn && i < kColumn + kDim) {
+        ASSERT_EQ(value, reference::rounded(x[row * kDim + i - kColumn], dtype())) << slot;
+      } else {
+        ASSERT_TRUE(std::isnan(value)) << slot << " " << i;
+      }
     }
   }
 }

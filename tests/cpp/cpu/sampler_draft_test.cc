@@ -32,6 +32,31 @@ class DraftSampling : public ::testing::TestWithParam<cpu::Isa> {
   SamplerHarness sampler_{GetParam()};
 };
 
+TEST_P(DraftSampling, AHeadOfSomeTokensDrawsAsOneThatGivesTheOthersNothing) {
+  std::mt19937 random(29);
+  for (const auto& [num_columns, size] : {std::pair(1, 1), {5, 70}, {300, 5000}, {1000, 1000}}) {
+    testing::DraftVocabulary draft(num_columns, size, random);
+    for (const LogprobsMode mode : {LogprobsMode::kRaw, LogprobsMode::kProcessed}) {
+      const auto expected = sampler_.sample(draft.full_logits, draft.rows, mode);
+      const auto expected_distributions = draft.distributions;
+      for (auto& distribution : draft.distributions) std::ranges::fill(distribution, kNan);
+      std::vector<float> logits = draft.logits;
+      std::vector<SampleResult> results(draft.rows.size());
+      sampler_.sample_in_place({.logits = logits.data(),
+                                .rows = draft.rows,
+                                .vocab_size = num_columns,
+                                .token_ids = draft.token_ids.data(),
+                                .target_vocab_size = size,
+                                .logprobs_mode = mode,
+                                .results = results});
+      for (size_t i = 0; i < results.size(); ++i) {
+        ASSERT_EQ(describe(results[i]), describe(expected[i])) << "row " << i << " of " << size;
+      }
+      ASSERT_EQ(draft.distributions, expected_distributions);
+    }
+  }
+}
+
 TEST_P(DraftSampling, CandidatesAreThoseOfTheReference) {
   std::mt19937 random(23);
   int num_rows = 0, num_equal = 0;

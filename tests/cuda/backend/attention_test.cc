@@ -161,6 +161,7 @@ class AttentionTest : public CudaDeviceTest {
             .kv = kv_,
             .num_heads = shape_.num_heads(),
             .scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)),
+            .soft_cap = shape_.soft_cap,
             .sliding_window = shape_.sliding_window,
             .num_multiprocessors = launch.num_multiprocessors,
             .workspace = workspace_.data(),
@@ -240,7 +241,9 @@ std::vector<std::vector<double>> AttentionTest::expected(const PagedWorld& world
             dot += widen(q_[(int64_t{row} * num_heads + head) * dim + i], launch.act) *
                    keys_.values[place(slot) + i];
           }
-          weights.push_back(dot / std::sqrt(static_cast<double>(dim)));
+          const double score = dot / std::sqrt(static_cast<double>(dim));
+          const double cap = shape_.soft_cap;
+          weights.push_back(cap > 0.0 ? cap * std::tanh(score / cap) : score);
         }
         const double highest = *std::max_element(weights.begin(), weights.end());
         double total = 0.0;
@@ -356,6 +359,9 @@ const Case kCases[] = {
     {.shape = {.num_kv_heads = 1, .group_size = 71, .head_dim = 64}, .tree_nodes = 3},
     {.shape = {.num_kv_heads = 1, .group_size = 2, .head_dim = 72}},
     {.shape = {.num_kv_heads = 2, .group_size = 2, .head_dim = 64, .int8_kv = true}},
+    {.shape = {.num_kv_heads = 2, .group_size = 3, .head_dim = 64, .soft_cap = 0.5f}},
+    {.shape = {.num_kv_heads = 1, .group_size = 9, .head_dim = 256, .soft_cap = 5.0f},
+     .act = DType::kF16},
 };
 
 TEST_P(AttentionTest, MatchesDoubleLoop) {
@@ -393,6 +399,7 @@ TEST_P(AttentionTest, ChunksOfAPromptDoNotMatter) {
                                      .group_size = 4,
                                      .head_dim = 128,
                                      .sliding_window = window,
+                                     .soft_cap = window > 0 ? 0.7f : 0.0f,
                                      .int8_kv = int8_kv},
                                     40);
       Request request = world.new_request(340);
@@ -681,6 +688,47 @@ TEST_P(KvCopyTest, MovesSlotsInEveryLayer) {
       backend->stream().synchronize();
       EXPECT_EQ(got, want) << i;
     }
+  }
+}
+
+TEST_P(KvCopyTest, FeaturesAreStoredAtTheirSlotsAndMovedWithTheirTokens) {
+  for (const DType act : {DType::kBF16, DType::kF16}) {
+    BackendWorld world(GetParam(), act);
+    constexpr int kSlots = 48, kWidth = 1600, kDim = 300, kColumn = 20;
+    std::vector<uint16_t> want(kSlots * kWidth);
+    std::mt19937 random(1);
+    for (uint16_t& bits : want) bits = static_cast<uint16_t>(random());
+    Buffer features = world.upload(want);
+    const PagedRowsView view = {.rows = features.data(), .num_slots = kSlots, .width = kWidth};
+    std::normal_distribution<float> normal;
+    std::vector<float> x(5 * kDim);
+    for (float& value : x) value = normal(random);
+    const std::vector<int64_t> slots = {7, 47, 0, 20, 21};
+    const Buffer x_buffer = world.upload(x), slot_buffer = world.upload(slots);
+    world.backend->begin_step();
+    world.backend->store_rows({.x = x_buffer.as<float>(),
+                               .slot_mapping = slot_buffer.as<int64_t>(),
+                               .to = view,
+                               .column = kColumn,
+                               .dim = kDim,
+                               .num_rows = 5});
+    std::vector<std::pair<int64_t, int64_t>> moves = {{20, 8}, {21, 9}};
+    for (int64_t i = 0; i < 12; ++i) moves.emplace_back(23 + 2 * i, 23 + i);
+    world.backend->copy_kv({.layers = {}, .features = view, .slots = moves});
+    for (int row = 0; row < 5; ++row) {
+      for (int i = 0; i < kDim; ++i) {
+        want[slots[row] * kWidth + kColumn + i] = narrow(x[row * kDim + i], act);
+      }
+    }
+    for (const auto& [from, to] : moves) {
+      std::copy_n(want.begin() + from * kWidth, kWidth, want.begin() + to * kWidth);
+    }
+    EXPECT_EQ(world.download<uint16_t>(features, want.size()), want);
+    // As a drafter's host side reads it.
+    std::vector<uint16_t> row(kWidth);
+    world.backend->read(static_cast<const uint16_t*>(view.rows) + 8 * kWidth,
+                        std::as_writable_bytes(std::span(row)));
+    EXPECT_TRUE(std::equal(row.begin(), row.end(), want.begin() + 8 * kWidth));
   }
 }
 

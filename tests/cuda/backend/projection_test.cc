@@ -165,6 +165,15 @@ TEST_P(ProjectionTest, LinearEqualsADoubleLoop) {
                         .out = out.as<float>(),
                         .accumulate = accumulate});
       const std::vector<float> result = download<float>(out, before.size());
+      const float scale = 0.22f, soft_cap = 0.5f;
+      backend_->linear({.weight = weight.get(),
+                        .in = {.x = x_act.data(), .dtype = act_, .num_rows = c.num_rows},
+                        .bias = bias_buffer.as<float>(),
+                        .out = out.as<float>(),
+                        .accumulate = accumulate,
+                        .scale = scale,
+                        .soft_cap = accumulate ? 0.0f : soft_cap});
+      const std::vector<float> scaled = download<float>(out, before.size());
       for (int row = 0; row < c.num_rows; ++row) {
         const std::vector<double> input(x.begin() + row * c.num_k, x.begin() + (row + 1) * c.num_k);
         for (int n = 0; n < c.num_n; ++n) {
@@ -177,6 +186,11 @@ TEST_P(ProjectionTest, LinearEqualsADoubleLoop) {
           ASSERT_NEAR(result[place], sum.value + added,
                       (sum.magnitude + std::abs(added)) * 0x1p-20 + 1e-6)
               << "row " << row << " output " << n;
+          const double own = scale * (sum.value + bias[static_cast<size_t>(n)]);
+          ASSERT_NEAR(scaled[place],
+                      accumulate ? result[place] + own : soft_cap * std::tanh(own / soft_cap),
+                      (sum.magnitude + std::abs(added)) * 0x1p-20 + 1e-6)
+              << "scaled row " << row << " output " << n;
         }
       }
     }
@@ -392,6 +406,7 @@ struct QkvCase {
   int num_heads, num_kv_heads, head_dim, rotary_dim;
   bool has_norms, has_bias;
   DType cache;  // kF32 stands for act
+  bool norm_all_heads = false;
 };
 
 class QkvWorld {
@@ -404,8 +419,8 @@ class QkvWorld {
         matrix(num_n_, kK, DType::kF32, act, 50),
         x(random_values(static_cast<size_t>(num_rows * kK), 51)),
         bias(random_values(static_cast<size_t>(num_n_), 52)),
-        q_norm(random_values(static_cast<size_t>(shape.head_dim), 53)),
-        k_norm(random_values(static_cast<size_t>(shape.head_dim), 54)) {
+        q_norm(random_values(static_cast<size_t>(shape.num_heads * shape.head_dim), 53)),
+        k_norm(random_values(static_cast<size_t>(shape.num_kv_heads * shape.head_dim), 54)) {
     for (int row = 0; row < num_rows; ++row) {
       positions.push_back(row * 11 % kPositions);
       // The last row is padding.
@@ -426,16 +441,19 @@ class QkvWorld {
   // Head `head` of all (q, k, v) of a row, finished, in double.
   std::vector<double> head_of(int row, int head) const {
     const int dim = shape_.head_dim;
-    const std::vector<double> input(x.begin() + row * kK, x.begin() + (row + 1) * kK);
-    std::vector<double> out(static_cast<size_t>(dim));
-    for (int i = 0; i < dim; ++i) {
-      const size_t n = static_cast<size_t>(head * dim + i);
-      out[static_cast<size_t>(i)] =
-          dot(&matrix.values[n * kK], input.data(), kK).value + (shape_.has_bias ? bias[n] : 0.0f);
-    }
+    const bool is_query = head < shape_.num_heads;
+    std::vector<double> out = outputs_of(row, head * dim, dim);
     if (head >= shape_.num_heads + shape_.num_kv_heads) return out;
-    if (shape_.has_norms) {
-      out = normalised(out, NormKind::kRms, head < shape_.num_heads ? q_norm : k_norm, {}, 1e-5);
+    if (shape_.norm_all_heads) {
+      const int first = is_query ? 0 : shape_.num_heads;
+      const int count = is_query ? shape_.num_heads : shape_.num_kv_heads;
+      out = normalised(outputs_of(row, first * dim, count * dim), NormKind::kRms,
+                       is_query ? q_norm : k_norm, {}, 1e-5);
+      const auto begin = out.begin() + (head - first) * dim;
+      out = std::vector<double>(begin, begin + dim);
+    } else if (shape_.has_norms) {
+      const std::vector<float>& weight = is_query ? q_norm : k_norm;
+      out = normalised(out, NormKind::kRms, {weight.begin(), weight.begin() + dim}, {}, 1e-5);
     }
     const int half = shape_.rotary_dim / 2;
     for (int i = 0; i < half; ++i) {
@@ -450,6 +468,18 @@ class QkvWorld {
   }
 
  private:
+  // What the product gives a row, with its bias.
+  std::vector<double> outputs_of(int row, int first, int count) const {
+    const std::vector<double> input(x.begin() + row * kK, x.begin() + (row + 1) * kK);
+    std::vector<double> out;
+    for (int i = first; i < first + count; ++i) {
+      const size_t n = static_cast<size_t>(i);
+      out.push_back(dot(&matrix.values[n * kK], input.data(), kK).value +
+                    (shape_.has_bias ? bias[n] : 0.0f));
+    }
+    return out;
+  }
+
   QkvCase shape_;
   int num_n_;
 
@@ -495,6 +525,7 @@ class QkvTest : public ProjectionTest {
                            .bias = shape.has_bias ? bias.as<float>() : nullptr,
                            .q_norm = shape.has_norms ? q_norm.as<float>() : nullptr,
                            .k_norm = shape.has_norms ? k_norm.as<float>() : nullptr,
+                           .norm_all_heads = shape.norm_all_heads,
                            .norm_eps = 1e-5f,
                            .rope_cos = shape.rotary_dim > 0 ? cos.as<float>() : nullptr,
                            .rope_sin = shape.rotary_dim > 0 ? sin.as<float>() : nullptr,
@@ -545,10 +576,11 @@ class QkvTest : public ProjectionTest {
 };
 
 TEST_P(QkvTest, HeadsAreNormalisedRotatedAndCached) {
-  const QkvCase cases[] = {{4, 2, 16, 16, false, true, DType::kF32},
-                           {3, 1, 40, 24, true, false, DType::kF32},
-                           {2, 2, 64, 64, true, true, DType::kI8},
-                           {2, 1, 6, 0, false, false, DType::kF32}};
+  const QkvCase cases[] = {
+      {4, 2, 16, 16, false, true, DType::kF32},     {3, 1, 40, 24, true, false, DType::kF32},
+      {2, 2, 64, 64, true, true, DType::kI8},       {2, 1, 6, 0, false, false, DType::kF32},
+      {2, 1, 256, 256, true, false, DType::kF32},   {5, 2, 40, 24, true, true, DType::kF32, true},
+      {3, 1, 64, 64, true, false, DType::kI8, true}};
   for (const QkvCase& shape : cases) {
     for (const int num_rows : {1, 6, 21, 70, 130}) {
       SCOPED_TRACE(::testing::Message()
@@ -582,19 +614,21 @@ TEST_P(QkvTest, HeadsAreNormalisedRotatedAndCached) {
 }
 
 TEST_P(QkvTest, RowsAreBitEqualWhateverTheirNumber) {
-  const QkvCase shape = {3, 1, 32, 32, true, true, DType::kI8};
   constexpr int kMost = 66;
-  const QkvWorld world(shape, act_, kMost);
-  const Result all = run(shape, world, kMost);
-  for (const int num_rows : {1, 5, 16, 33}) {
-    const Result some = run(shape, world, num_rows);
-    ASSERT_TRUE(std::equal(some.q.begin(), some.q.end(), all.q.begin())) << num_rows;
-    for (int row = 0; row < num_rows; ++row) {
-      double resolution = 0;
-      const int64_t slot = world.slots[static_cast<size_t>(row)];
-      ASSERT_EQ(cached(shape, some.keys, slot, 0, &resolution),
-                cached(shape, all.keys, slot, 0, &resolution))
-          << num_rows << " rows, row " << row;
+  for (const bool norm_all_heads : {false, true}) {
+    const QkvCase shape = {3, 1, 32, 32, true, true, DType::kI8, norm_all_heads};
+    const QkvWorld world(shape, act_, kMost);
+    const Result all = run(shape, world, kMost);
+    for (const int num_rows : {1, 5, 16, 33}) {
+      const Result some = run(shape, world, num_rows);
+      ASSERT_TRUE(std::equal(some.q.begin(), some.q.end(), all.q.begin())) << num_rows;
+      for (int row = 0; row < num_rows; ++row) {
+        double resolution = 0;
+        const int64_t slot = world.slots[static_cast<size_t>(row)];
+        ASSERT_EQ(cached(shape, some.keys, slot, 0, &resolution),
+                  cached(shape, all.keys, slot, 0, &resolution))
+            << num_rows << " rows, row " << row;
+      }
     }
   }
 }

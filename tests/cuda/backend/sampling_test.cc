@@ -62,6 +62,34 @@ class Sampling : public ::testing::TestWithParam<testing::DeviceKind> {
   SamplerHarness cpu_;
 };
 
+TEST_P(Sampling, AHeadOfSomeTokensDrawsAsOneThatGivesTheOthersNothing) {
+  std::mt19937 random(29);
+  for (const auto& [num_columns, size] : {std::pair(5, 70), {300, 9000}}) {
+    specdec::testing::DraftVocabulary draft(num_columns, size, random);
+    const auto expected = sample(draft.full_logits, draft.rows, LogprobsMode::kProcessed);
+    const auto expected_distributions = draft.distributions;
+    for (auto& distribution : draft.distributions) std::ranges::fill(distribution, kNan);
+    Stream& stream = backend_->stream();
+    Buffer logits = backend_->allocate(draft.logits.size() * sizeof(float), "test");
+    Buffer ids = backend_->allocate(draft.token_ids.size() * sizeof(int32_t), "test");
+    stream.copy_to_device(logits.data(), draft.logits.data(), logits.size_bytes());
+    stream.copy_to_device(ids.data(), draft.token_ids.data(), ids.size_bytes());
+    stream.synchronize();
+    std::vector<SampleResult> results(draft.rows.size());
+    backend_->sample({.logits = logits.as<float>(),
+                      .rows = draft.rows,
+                      .vocab_size = num_columns,
+                      .token_ids = ids.as<int32_t>(),
+                      .target_vocab_size = size,
+                      .logprobs_mode = LogprobsMode::kProcessed,
+                      .results = results});
+    for (size_t i = 0; i < results.size(); ++i) {
+      ASSERT_EQ(describe(results[i]), describe(expected[i])) << "row " << i << " of " << size;
+    }
+    ASSERT_EQ(draft.distributions, expected_distributions);
+  }
+}
+
 // Random rows over one vocabulary, with what they need kept alive.
 struct RandomRows {
   RandomRows(int vocab_size, int num_rows, std::mt19937& random) {
