@@ -16,7 +16,7 @@ constexpr double kNanosecond = 1e-9;
 // Nodes that a tree has before it is cut down: continuations of the root and of each node that the
 // draft model ran.
 int most_grown(const DeviceStepConfig& config) {
-  return config.tree_width * (1 + config.max_drafts);
+  return config.tree.width * (1 + config.tree.max_nodes);
 }
 
 int bucket_of(int num_slots, int limit) {
@@ -28,7 +28,7 @@ int bucket_of(int num_slots, int limit) {
 CudaDeviceStep::CudaDeviceStep(CudaBackend& backend, const KernelTable& kernels,
                                const DeviceStepConfig& config)
     : backend_(backend), kernels_(kernels), config_(config) {
-  const size_t slots = static_cast<size_t>(config.num_slots);
+  const size_t slots = static_cast<size_t>(config.num_seats);
   const size_t rows = static_cast<size_t>(config.max_rows);
   const auto array = [&](size_t count, size_t size, const char* purpose = "device steps") {
     return backend.device().allocate(count * size, purpose);
@@ -45,12 +45,12 @@ CudaDeviceStep::CudaDeviceStep(CudaBackend& backend, const KernelTable& kernels,
   chains_ = array(slots, sizeof(uint8_t));
   masks_ = array(rows, sizeof(uint64_t));
   parents_ = array(rows, sizeof(int32_t));
-  const bool has_trees = config.accepts_trees || config.tree_width > 1;
+  const bool has_trees = config.accepts_trees || config.tree.width > 1;
   if (has_trees) paths_ = array(rows * kMaxStepDrafts, sizeof(int32_t));
   seeds_ = array(slots, sizeof(uint64_t));
   attempts_ = array(rows, sizeof(VerifyAttempt));
   cu_attempts_ = array(slots + 1, sizeof(int32_t));
-  const size_t drafts = static_cast<size_t>(config.max_drafts);
+  const size_t drafts = static_cast<size_t>(config.tree.max_nodes);
   num_accepted_ = array(slots, sizeof(int32_t));
   accepted_nodes_ = array(std::max<size_t>(slots * drafts, 1), sizeof(int32_t));
   num_emitted_ = array(slots, sizeof(int32_t));
@@ -59,25 +59,25 @@ CudaDeviceStep::CudaDeviceStep(CudaBackend& backend, const KernelTable& kernels,
   sampled_ = array(rows, sizeof(int32_t));
   reports_ = array(slots, sizeof(StepReport));
   times_ = array(2, sizeof(StepTimes));
-  logit_rows_ = std::min(config.max_rows, std::max(kMaxLogitRows, config.num_slots));
+  logit_rows_ = std::min(config.max_rows, std::max(kMaxLogitRows, config.num_seats));
   const int vocab_size = config.target->vocab_size();
   logits_ = array(static_cast<size_t>(logit_rows_) * vocab_size, sizeof(float), "logits");
   sampler_ = array(sample_workspace_bytes(logit_rows_, vocab_size), 1);
-  if (config.is_weighed) {
+  if (weighs_drafts(config.verification)) {
     targets_ = array(rows * vocab_size, sizeof(float), "distributions");
     residuals_ = array(rows, sizeof(double));
   }
-  if (config.independent_drafts) {
+  if (config.sampling == DraftSampling::kIndependent) {
     distributions_ = array(slots * drafts * vocab_size, sizeof(float), "distributions");
   }
-  if (config.tree_width > 1) {
-    const size_t samples = slots * config.tree_width;
+  if (config.tree.width > 1) {
+    const size_t samples = slots * config.tree.width;
     growths_ = array(slots, sizeof(StepGrowth));
     nodes_ = array(slots * most_grown(config), sizeof(StepTreeNode));
     frontiers_ = array(samples, sizeof(StepFrontier));
     num_kv_slots_ = array(slots, sizeof(int32_t));
     num_candidates_ = array(samples, sizeof(int32_t));
-    candidates_ = array(samples * config.tree_width, sizeof(DeviceCandidate));
+    candidates_ = array(samples * config.tree.width, sizeof(DeviceCandidate));
     kv_places_ = array(slots * kMaxStepDrafts, sizeof(int32_t));
   }
   if (has_trees) {
@@ -155,8 +155,9 @@ StepTrees CudaDeviceStep::trees(const Shape& shape) {
           .cu_attempts = cu_attempts_.as<int32_t>(),
           .targets = is_weighed(shape) ? targets_.as<float>() : nullptr,
           .vocab_size = config_.target->vocab_size(),
-          .max_drafts = config_.max_drafts,
-          .has_draft_distributions = config_.independent_drafts && shape.num_passes > 0};
+          .max_drafts = config_.tree.max_nodes,
+          .has_draft_distributions =
+              config_.sampling == DraftSampling::kIndependent && shape.num_passes > 0};
 }
 
 StepGrowths CudaDeviceStep::growths() {
@@ -166,8 +167,8 @@ StepGrowths CudaDeviceStep::growths() {
           .num_kv_slots = num_kv_slots_.as<int32_t>(),
           .kv_places = kv_places_.as<int32_t>(),
           .capacity = most_grown(config_),
-          .width = config_.tree_width,
-          .max_nodes = config_.max_drafts};
+          .width = config_.tree.width,
+          .max_nodes = config_.tree.max_nodes};
 }
 
 AcceptedDrafts CudaDeviceStep::accepted() {
@@ -175,22 +176,22 @@ AcceptedDrafts CudaDeviceStep::accepted() {
           .nodes = accepted_nodes_.as<int32_t>(),
           .num_tokens = num_emitted_.as<int32_t>(),
           .tokens = emitted_.as<int32_t>(),
-          .max_depth = config_.max_drafts};
+          .max_depth = config_.tree.max_nodes};
 }
 
 // ---- steps
 
 CudaDeviceStep::Shape CudaDeviceStep::shape_of(const DeviceStepPlan& plan) const {
-  Shape shape = {.num_slots = bucket_of(plan.num_slots, config_.num_slots),
+  Shape shape = {.num_slots = bucket_of(plan.num_seats, config_.num_seats),
                  .num_passes = plan.num_passes,
                  .num_rows = 0,
-                 .lag = plan.num_passes > 0 ? plan.max_lag : 0,
+                 .lag = plan.num_passes > 0 ? plan.max_unseen : 0,
                  .num_logprobs = plan.want_logprobs ? config_.max_logprobs : -1,
                  .any_edits = any_edits_};
-  shape.num_rows = shape.num_slots * (1 + config_.num_nodes(shape.num_passes));
+  shape.num_rows = shape.num_slots * (1 + config_.tree.num_nodes(shape.num_passes));
   if (plan.host_drafts.empty()) return shape;
   shape.num_passes = kHostDrafts;
-  shape.num_rows = plan.num_slots;
+  shape.num_rows = plan.num_seats;
   for (const HostDraft& draft : plan.host_drafts) {
     shape.num_rows += static_cast<int>(draft.tokens.size());
   }
@@ -201,8 +202,8 @@ CudaDeviceStep::Shape CudaDeviceStep::shape_of(const DeviceStepPlan& plan) const
 
 void CudaDeviceStep::launch(const DeviceStepPlan& plan) {
   SPECDEC_CHECK_LT(num_under_way(), static_cast<int>(rings_.size()));
-  SPECDEC_CHECK_LE(plan.num_slots, config_.num_slots);
-  SPECDEC_CHECK_LE(plan.num_passes, config_.max_drafts);
+  SPECDEC_CHECK_LE(plan.num_seats, config_.num_seats);
+  SPECDEC_CHECK_LE(plan.num_passes, config_.tree.max_nodes);
   if (!plan.host_drafts.empty()) set_drafts(plan.host_drafts);
   const Shape shape = shape_of(plan);
   reserve(shape);
@@ -223,10 +224,10 @@ void CudaDeviceStep::set_drafts(std::span<const HostDraft> drafts) {
   std::vector<int32_t> tokens;
   std::vector<int32_t> parents;
   for (const HostDraft& draft : drafts) {
-    SPECDEC_CHECK_LE(draft.tokens.size(), static_cast<size_t>(config_.max_drafts));
+    SPECDEC_CHECK_LE(draft.tokens.size(), static_cast<size_t>(config_.tree.max_nodes));
     SPECDEC_CHECK_EQ(draft.tokens.size(), draft.parents.size());
     SlotDrafts& record = records.emplace_back();
-    record = {.slot = draft.slot,
+    record = {.slot = draft.seat,
               .num_drafts = static_cast<int32_t>(draft.tokens.size()),
               .first = static_cast<int32_t>(tokens.size()),
               .is_tree = 0};
@@ -238,7 +239,7 @@ void CudaDeviceStep::set_drafts(std::span<const HostDraft> drafts) {
   }
   Staging& staging = backend_.staging();
   kernels_.step.set_drafts(backend_.stream(),
-                           {.state = state(config_.num_slots),
+                           {.state = state(config_.num_seats),
                             .drafts = staging.upload(std::span<const SlotDrafts>(records)),
                             .tokens = staging.upload(std::span<const int32_t>(tokens)),
                             .parents = staging.upload(std::span<const int32_t>(parents)),
@@ -254,7 +255,7 @@ size_t CudaDeviceStep::logprobs_bytes() const {
 }
 
 size_t CudaDeviceStep::count_tables_bytes() const {
-  return static_cast<size_t>(config_.num_slots) * config_.target->vocab_size() * sizeof(int32_t);
+  return static_cast<size_t>(config_.num_seats) * config_.target->vocab_size() * sizeof(int32_t);
 }
 
 int64_t CudaDeviceStep::bytes_on_demand() const {

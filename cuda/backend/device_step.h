@@ -18,7 +18,7 @@ class CudaDeviceStep final : public DeviceStep {
   ~CudaDeviceStep() override;
 
   int64_t bytes_on_demand() const override;
-  void set_slots(std::span<const DeviceSlot> slots) override;
+  void set_seats(std::span<const DeviceSeat> slots) override;
   void add_blocks(std::span<const NewBlock> blocks) override;
   void deactivate(std::span<const int> slots) override;
   void launch(const DeviceStepPlan& plan) override;
@@ -49,8 +49,10 @@ class CudaDeviceStep final : public DeviceStep {
   };
 
   Shape shape_of(const DeviceStepPlan& plan) const;
-  bool is_weighed(const Shape& shape) const { return config_.is_weighed && shape.num_passes != 0; }
-  bool grows_trees() const { return config_.tree_width > 1; }
+  bool is_weighed(const Shape& shape) const {
+    return weighs_drafts(config_.verification) && shape.num_passes != 0;
+  }
+  bool grows_trees() const { return config_.tree.width > 1; }
   // Whether the target's pass may run trees.
   bool may_be_trees(const Shape& shape) const {
     return shape.num_passes < 0 || (grows_trees() && shape.num_passes > 0);
@@ -67,7 +69,7 @@ class CudaDeviceStep final : public DeviceStep {
   StepBatch batch(int max_rows);
   BatchView view(int num_slots, int num_rows);
   BatchView tree_view(int num_slots, int num_rows);
-  StepSlot record_of(int index, const DeviceSlot& from, SampleLists& lists);
+  StepSlot record_of(int index, const DeviceSeat& from, SampleLists& lists);
   int32_t* count_table(int slot);
   size_t count_tables_bytes() const;
   size_t num_logprobs_bytes() const;

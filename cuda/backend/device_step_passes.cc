@@ -14,7 +14,7 @@ constexpr int kDraftsInSlots = -1;  // VerifyRowsParams::num_drafts
 void CudaDeviceStep::draft(const Shape& shape) {
   const int num_slots = shape.num_slots;
   for (int pass = 0; pass < shape.num_passes; ++pass) {
-    const int rows_per_slot = pass == 0 ? shape.lag : config_.tree_width;
+    const int rows_per_slot = pass == 0 ? shape.lag : config_.tree.width;
     const int num_rows = std::min(num_slots * rows_per_slot, config_.max_rows);
     const bool is_level = grows_trees() && pass > 0;
     if (is_level) {
@@ -22,7 +22,7 @@ void CudaDeviceStep::draft(const Shape& shape) {
     } else {
       draft_chain_rows(shape, pass, num_rows);
     }
-    sample(shape, *config_.draft, is_level ? num_slots * config_.tree_width : num_slots);
+    sample(shape, *config_.draft, is_level ? num_slots * config_.tree.width : num_slots);
     if (grows_trees()) grow_trees(shape, pass);
   }
 }
@@ -35,23 +35,24 @@ void CudaDeviceStep::draft_chain_rows(const Shape& shape, int pass, int num_rows
                             .started = pass == 0 ? &times_.as<StepTimes>()->draft : nullptr,
                             .pass = pass,
                             .num_drafts = shape.num_passes,
-                            .argmax = config_.argmax_drafts,
-                            .num_candidates = grows_trees() ? config_.tree_width : 0,
+                            .argmax = config_.sampling == DraftSampling::kArgmax,
+                            .num_candidates = grows_trees() ? config_.tree.width : 0,
                             .distributions = distributions_.as<float>(),
-                            .max_drafts = config_.max_drafts,
+                            .max_drafts = config_.tree.max_nodes,
                             .vocab_size = config_.target->vocab_size()});
   config_.draft->forward(view(shape.num_slots, num_rows));
 }
 
 void CudaDeviceStep::draft_tree_rows(const Shape& shape, int pass, int num_rows) {
-  kernels_.step.tree_rows(backend_.stream(), {.state = state(shape.num_slots),
-                                              .batch = batch(num_rows),
-                                              .growths = growths(),
-                                              .is_tree = is_tree_.as<uint8_t>(),
-                                              .masks = masks_.as<uint64_t>(),
-                                              .paths = paths_.as<int32_t>(),
-                                              .pass = pass,
-                                              .argmax = config_.argmax_drafts});
+  kernels_.step.tree_rows(backend_.stream(),
+                          {.state = state(shape.num_slots),
+                           .batch = batch(num_rows),
+                           .growths = growths(),
+                           .is_tree = is_tree_.as<uint8_t>(),
+                           .masks = masks_.as<uint64_t>(),
+                           .paths = paths_.as<int32_t>(),
+                           .pass = pass,
+                           .argmax = config_.sampling == DraftSampling::kArgmax});
   BatchView batch = tree_view(shape.num_slots, num_rows);
   batch.num_tree_slots = num_kv_slots_.as<int32_t>();
   config_.draft->forward(batch);
@@ -120,7 +121,7 @@ void CudaDeviceStep::accept(const Shape& shape) {
                                  .vocab_size = vocab_size,
                                  .draft_vocab_size = vocab_size,
                                  .num_rows = shape.num_rows,
-                                 .is_block = config_.is_block,
+                                 .is_block = config_.verification == Verification::kBlock,
                                  .residuals = residuals_.as<double>(),
                                  .accepted = accepted()});
 }
@@ -154,8 +155,8 @@ SampleOutputs CudaDeviceStep::draft_outputs(int first_row) {
   outputs.token_ids = sampled_.as<int32_t>() + first_row;
   if (!grows_trees()) return outputs;
   outputs.num_candidates = num_candidates_.as<int32_t>() + first_row;
-  outputs.candidates = candidates_.as<DeviceCandidate>() + int64_t{first_row} * config_.tree_width;
-  outputs.max_candidates = config_.tree_width;
+  outputs.candidates = candidates_.as<DeviceCandidate>() + int64_t{first_row} * config_.tree.width;
+  outputs.max_candidates = config_.tree.width;
   return outputs;
 }
 
@@ -193,7 +194,8 @@ void CudaDeviceStep::sample(const Shape& shape, StepModel& model, int num_rows) 
          .raw_logprobs = raw,
          .logprobs_hold_logits = holds_logits(config_.logprobs_mode),
          .any_edits = shape.any_edits,
-         .any_vectors = is_draft ? config_.independent_drafts : is_weighed(shape)});
+         .any_vectors =
+             is_draft ? config_.sampling == DraftSampling::kIndependent : is_weighed(shape)});
   }
 }
 

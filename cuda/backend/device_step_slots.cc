@@ -23,14 +23,14 @@ int32_t* CudaDeviceStep::count_table(int slot) {
   return table;
 }
 
-StepSlot CudaDeviceStep::record_of(int index, const DeviceSlot& from, SampleLists& lists) {
+StepSlot CudaDeviceStep::record_of(int index, const DeviceSeat& from, SampleLists& lists) {
   StepSlot slot{};
   slot.is_active = from.is_active;
   slot.num_tokens = from.num_tokens;
-  slot.num_draft_tokens = from.num_draft_tokens;
+  slot.num_draft_tokens = from.num_seen;
   slot.num_prompt_tokens = from.num_prompt_tokens;
   slot.max_num_tokens = from.max_num_tokens;
-  slot.max_drafts = std::min(from.max_drafts, config_.max_drafts);
+  slot.max_drafts = std::min(from.max_depth, config_.tree.max_nodes);
   slot.min_tokens = from.min_tokens;
   const size_t num_tail = std::min<size_t>(from.tokens.size(), kStepTail);
   std::ranges::copy(from.tokens.last(num_tail), slot.tail + kStepTail - num_tail);
@@ -58,21 +58,21 @@ Buffer CudaDeviceStep::layers_of(StepModel& model) {
   return buffer;
 }
 
-void CudaDeviceStep::set_slots(std::span<const DeviceSlot> slots) {
+void CudaDeviceStep::set_seats(std::span<const DeviceSeat> slots) {
   SPECDEC_CHECK_EQ(num_under_way(), 0);
-  SPECDEC_CHECK_LE(slots.size(), static_cast<size_t>(config_.num_slots));
+  SPECDEC_CHECK_LE(slots.size(), static_cast<size_t>(config_.num_seats));
   Stream& stream = backend_.stream();
   stream.synchronize();  // the pinned copies may still be read
   // The caches are there by the time that there are requests.
   if (!moves_.empty() && layers_.empty()) {
     layers_ = layers_of(*config_.target);
-    if (config_.tree_width > 1) draft_layers_ = layers_of(*config_.draft);
+    if (config_.tree.width > 1) draft_layers_ = layers_of(*config_.draft);
   }
   SampleLists lists;
   std::vector<SlotChange> counts;
   auto* records = pinned_slots_.as<StepSlot>();
   auto* tables = pinned_tables_.as<int32_t>();
-  std::fill_n(records, config_.num_slots, StepSlot{});
+  std::fill_n(records, config_.num_seats, StepSlot{});
   for (size_t i = 0; i < slots.size(); ++i) {
     const int index = static_cast<int>(i);
     records[i] = record_of(index, slots[i], lists);
@@ -87,7 +87,7 @@ void CudaDeviceStep::set_slots(std::span<const DeviceSlot> slots) {
   }
   any_edits_ =
       lists.edits() || !counts.empty() ||
-      std::ranges::any_of(slots, [](const DeviceSlot& slot) { return slot.min_tokens > 0; });
+      std::ranges::any_of(slots, [](const DeviceSeat& slot) { return slot.min_tokens > 0; });
   upload_lists(lists);
   stream.copy_to_device(slots_.data(), records, slots_.size_bytes());
   stream.copy_to_device(
@@ -116,7 +116,7 @@ void CudaDeviceStep::upload_lists(const SampleLists& lists) {
 void CudaDeviceStep::add_blocks(std::span<const NewBlock> blocks) {
   std::vector<SlotChange> changes;
   for (const NewBlock& added : blocks) {
-    changes.push_back({.slot = added.slot, .index = added.index, .block = added.block, .count = 0});
+    changes.push_back({.slot = added.seat, .index = added.index, .block = added.block, .count = 0});
   }
   change(changes);
 }
@@ -132,7 +132,7 @@ void CudaDeviceStep::deactivate(std::span<const int> slots) {
 void CudaDeviceStep::change(std::span<const SlotChange> changes) {
   if (changes.empty()) return;
   kernels_.step.change_slots(backend_.stream(),
-                             {.state = state(config_.num_slots),
+                             {.state = state(config_.num_seats),
                               .changes = backend_.staging().upload(changes),
                               .num_changes = static_cast<int32_t>(changes.size())});
 }

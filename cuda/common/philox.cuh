@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "core/step_rules.h"
 #include "cuda/common/exact_math.cuh"
 #include "cuda/common/target.cuh"
 
@@ -89,14 +90,12 @@ __device__ __forceinline__ float gumbel_noise(uint32_t word) {
 // coin of attempt i.
 __device__ __forceinline__ double step_uniform(uint64_t seed, int64_t root_position, int depth,
                                                int index) {
-  constexpr uint32_t kVerificationStream = 0xFFFFFFFFu;
   const auto position = static_cast<uint64_t>(root_position);
   const PhiloxWords words =
       philox4x32_10({static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32),
-                     static_cast<uint32_t>(depth * 65536 + index), kVerificationStream},
+                     uniform_counter(depth, index), kVerificationStream},
                     static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
-  const uint64_t bits = static_cast<uint64_t>(words.w1) << 32 | words.w0;
-  return (static_cast<double>(bits >> 12) + 0.5) * 0x1p-52;
+  return uniform_of(static_cast<uint64_t>(words.w1) << 32 | words.w0);
 }
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

@@ -1,6 +1,7 @@
 // A row of logits as the sampler sees it, and what is to be done with it.
 #pragma once
 
+#include "core/step_rules.h"
 #include "cuda/common/exact_math.cuh"
 #include "cuda/common/philox.cuh"
 #include "cuda/common/target.cuh"
@@ -9,7 +10,6 @@
 namespace specdec::cuda::SPECDEC_TARGET {
 
 // As cpu/sampler.h and cpu/kernels/sampling.h have them.
-inline constexpr float kGreedyTemperature = 1e-5f;
 inline constexpr float kMaxLogit = 1e30f;
 inline constexpr int32_t kAnyToken = 0x7fffffff;
 
@@ -103,7 +103,7 @@ __device__ __forceinline__ RowPlan plan_of(const DeviceSampleRow& row,
   RowPlan plan;
   const bool wants_logprobs = row.want_logprobs != 0;
   plan.forced = row.forced_token >= 0;
-  plan.greedy = row.temperature < kGreedyTemperature;
+  plan.greedy = is_greedy(row.temperature);
   plan.num_candidates = plan.forced ? 0 : min(row.num_candidates, params.vocab_size);
   plan.reports_raw = wants_logprobs && params.raw_logprobs;
   const bool reports_processed = wants_logprobs && !params.raw_logprobs;

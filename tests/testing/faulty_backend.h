@@ -34,9 +34,9 @@ class FaultyDeviceStep final : public DeviceStep {
       : step_(std::move(step)), faults_(faults) {}
 
   int64_t bytes_on_demand() const override { return step_->bytes_on_demand(); }
-  void set_slots(std::span<const DeviceSlot> slots) override { step_->set_slots(slots); }
+  void set_seats(std::span<const DeviceSeat> seats) override { step_->set_seats(seats); }
   void add_blocks(std::span<const NewBlock> blocks) override { step_->add_blocks(blocks); }
-  void deactivate(std::span<const int> slots) override { step_->deactivate(slots); }
+  void deactivate(std::span<const int> seats) override { step_->deactivate(seats); }
   void launch(const DeviceStepPlan& plan) override {
     Faults::call(faults_.launch);
     step_->launch(plan);

@@ -69,6 +69,10 @@ enum class Verification : uint8_t {
   kBlock,      // the same over a chain as a whole (Sun et al. 2024); accepts at least as much
   kSynthetic,  // accepts at given rates whatever the tokens: for measuring only
 };
+// Whether drafts are weighed by their probabilities instead of compared with sampled tokens.
+constexpr bool weighs_drafts(Verification verification) {
+  return verification == Verification::kRejection || verification == Verification::kBlock;
+}
 
 // num_speculative_tokens for a number of decoding requests from first to last, inclusive.
 struct BatchSizeRange {

@@ -4,7 +4,6 @@
 // brought, and reads outcomes later.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -13,6 +12,8 @@
 
 #include "backend/op_args.h"
 #include "backend/step_outcome.h"
+#include "core/step_rules.h"
+#include "specdec/speculative_config.h"
 
 namespace specdec {
 
@@ -29,72 +30,61 @@ class StepModel {
 };
 
 struct DeviceStepConfig {
-  int num_slots = 0;   // requests at once
-  int max_drafts = 0;  // of a request and step; nodes of a tree
+  int num_seats = 0;   // requests at once
   int max_rows = 0;    // of a pass
   int block_size = 0;  // tokens
   int max_blocks_per_request = 0;
   int max_logprobs = 0;  // most likely tokens reported beside the sampled one
-  // Continuations of a node that the draft model considers, and nodes of a level that it runs: it
-  // grows trees like those of DraftModelDrafter. 1: chains.
-  int tree_width = 1;
-  bool argmax_drafts = false;  // the draft model's likeliest tokens, whatever the temperature
-  // The draft model's tokens are drawn with noise of their own.
-  bool independent_drafts = false;
-  // Drafts are weighed (Verification::kRejection, kBlock) instead of compared.
-  bool is_weighed = false;
-  bool is_block = false;
-  bool accepts_trees = false;  // drafts of the host
-  // Not empty: the i-th draft is accepted with rate i given all before, whatever the tokens.
-  std::vector<double> synthetic_rates;
+  // What may be drafted for a request in one step. Wider than 1, the draft model grows trees, the
+  // same ones that DraftModelDrafter grows.
+  TreeShape tree = {};
+  DraftSampling sampling = DraftSampling::kCoupled;  // of the draft model's tokens
+  Verification verification = Verification::kExact;
+  bool accepts_trees = false;  // made on the host
+  // Of synthetic verification: the i-th draft is accepted with rate i given all before.
+  std::vector<double> synthetic_rates = {};
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;
   StepModel* target = nullptr;
   StepModel* draft = nullptr;  // null: nothing is drafted
-
-  // Drafts that are verified after so many passes of the draft model.
-  int num_nodes(int num_passes) const { return std::min(num_passes * tree_width, max_drafts); }
 };
 
-// Tokens a draft model may not have seen when it begins to draft, the last committed one included.
-inline constexpr int kMaxStepLag = 16;
-
-// One request as the host knows it between steps.
-struct DeviceSlot {
+// A request's seat: its place in the device step, as the host sets it between steps.
+struct DeviceSeat {
   bool is_active = false;
   int num_tokens = 0;  // committed; the last has no KV yet
   int num_prompt_tokens = 0;
-  int max_num_tokens = 0;    // at which it ends
-  int num_draft_tokens = 0;  // whose KV the draft model has: num_tokens - kMaxStepLag or more
-  int max_drafts = 0;        // of a path, in a step
-  std::span<const int32_t> tokens;      // the last kMaxStepLag committed ones, or all
+  int max_num_tokens = 0;               // at which it ends
+  int num_seen = 0;                     // tokens whose KV the draft model has
+  int max_depth = 0;                    // of a draft; needs num_seen >= num_tokens - kMaxUnseen
+  std::span<const int32_t> tokens;      // the last kMaxUnseen committed ones, or all
   std::vector<int32_t> stop_token_ids;  // end the request once min_tokens are there
   int min_tokens = 0;                   // of the output; no stop token is sampled before
   SampleRow sampling;  // of the next token; position and path advance on the device
   std::span<const int32_t> blocks;
 };
 
-// A block a request got since its slot was set.
+// A block a request got since its seat was set.
 struct NewBlock {
-  int slot = 0;
+  int seat = 0;
   int index = 0;  // in the request's table
   int32_t block = 0;
 };
 
-// What the host drafted for a slot: parents[i] is the node that draft i continues, node 0 the root
-// and node i + 1 draft i.
+// What the host drafted for a seat. Node 0 is the root and node i + 1 is draft i, which continues
+// node parents[i].
 struct HostDraft {
-  int slot = 0;
+  int seat = 0;
   std::span<const int32_t> tokens;
   std::span<const int32_t> parents;
 };
 
 struct DeviceStepPlan {
-  int num_slots = 0;   // in use: slots 0 to num_slots - 1; inactive ones have no rows
+  int num_seats = 0;   // in use: seats 0 to num_seats - 1, of which inactive ones have no rows
   int num_passes = 0;  // of the draft model: how deep its drafts get
-  // Instead: drafts of the host, of slots that have some. Such a step is launched once the ones
-  // before it have been waited for.
+  // Drafts made on the host, in place of num_passes; seats that are not listed have none. Such a
+  // step is launched only when no other is under way.
   std::span<const HostDraft> host_drafts = {};
-  int max_lag = 2;  // tokens the draft model has not seen: at most this, a power of two
+  int max_unseen = 2;  // tokens of a request the draft model has not seen: a power of two
   bool want_logprobs = false;
 };
 
@@ -105,11 +95,11 @@ class DeviceStep {
   // Device memory that steps may yet take, for requests that want more than tokens.
   virtual int64_t bytes_on_demand() const = 0;
 
-  // Sets all slots; no step may be under way.
-  virtual void set_slots(std::span<const DeviceSlot> slots) = 0;
+  // Sets all seats; no step may be under way.
+  virtual void set_seats(std::span<const DeviceSeat> seats) = 0;
   // For the steps launched from now on.
   virtual void add_blocks(std::span<const NewBlock> blocks) = 0;
-  virtual void deactivate(std::span<const int> slots) = 0;
+  virtual void deactivate(std::span<const int> seats) = 0;
 
   // Queues a step; at most two may be under way.
   virtual void launch(const DeviceStepPlan& plan) = 0;

@@ -117,7 +117,7 @@ void report_candidates(const SamplingKernels& kernels, const SampleRow& params, 
     result->candidates.push_back({result->token_id, 1.0f});
     return;
   }
-  const bool greedy = params.temperature < kGreedyTemperature;
+  const bool greedy = is_greedy(params.temperature);
   if (greedy) {
     kernels.block_maxima(logits, 1.0f, vocab_size, scratch.block_max.data(), nullptr);
     select_top(kernels, {logits, scratch.block_max.data(), vocab_size}, num_candidates, scratch);
@@ -219,7 +219,7 @@ void Sampler::sample_row(const SampleArgs& args, int row, SamplingScratch& scrat
   result.logprobs.clear();
   result.candidates.clear();
   const bool forced = params.forced_token >= 0;
-  const bool greedy = params.temperature < kGreedyTemperature;
+  const bool greedy = is_greedy(params.temperature);
   const int num_candidates = forced ? 0 : std::min(params.num_candidates, vocab_size);
   const bool report_raw = params.want_logprobs && is_raw(args.logprobs_mode);
   const bool report_processed = params.want_logprobs && !report_raw;

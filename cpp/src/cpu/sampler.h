@@ -16,13 +16,11 @@
 #include <vector>
 
 #include "backend/op_args.h"
+#include "core/step_rules.h"
 #include "core/thread_pool.h"
 #include "cpu/kernels/sampling.h"
 
 namespace specdec::cpu {
-
-// Temperatures below this mean greedy.
-inline constexpr float kGreedyTemperature = 1e-5f;
 
 // Buffers of one thread. They grow to the largest vocabulary seen and stay.
 struct SamplingScratch {

@@ -51,17 +51,15 @@ std::unique_ptr<DeviceStep> DeviceLoop::make_step(Backend& backend, ModelRunner&
   const int max_slots =
       config.max_model_len + (speculator == nullptr ? 0 : speculator->tree_shape().max_nodes);
   return backend.make_device_step(
-      {.num_slots = config.step_seqs(),
-       .max_drafts = speculator == nullptr ? 0 : config.max_drafts,
+      {.num_seats = config.step_seqs(),
        .max_rows = config.step_rows(),
        .block_size = config.block_size,
        .max_blocks_per_request = num_blocks_for(max_slots, config.block_size),
        .max_logprobs = kMaxLogprobs,
-       .tree_width = draft.has_value() ? speculator->tree_shape().width : 1,
-       .argmax_drafts = sampling == DraftSampling::kArgmax,
-       .independent_drafts = sampling == DraftSampling::kIndependent,
-       .is_weighed = config.is_weighed(),
-       .is_block = config.verification == Verification::kBlock,
+       .tree = {.width = draft.has_value() ? speculator->tree_shape().width : 1,
+                .max_nodes = speculator == nullptr ? 0 : config.max_drafts},
+       .sampling = sampling,
+       .verification = config.verification,
        .accepts_trees = speculator != nullptr && !draft.has_value(),
        .synthetic_rates = config.synthetic_rates,
        .logprobs_mode = config.logprobs_mode,
@@ -111,67 +109,67 @@ bool DeviceLoop::can_launch(const CompletionSource& completions) {
   if (scheduler_.has_other_work() || scheduler_.num_running() == 0) return false;
   if (scheduler_.num_running() > config_.max_num_seqs) return false;
   const auto num_taken = static_cast<unsigned>(std::ranges::count_if(seats_, &Seat::is_taken));
-  // Half of the slots have emptied: a smaller step would do.
+  // Half of the seats have emptied: a smaller step would do.
   if (is_current_ && std::bit_ceil(num_taken) < std::bit_ceil(seats_.size())) is_current_ = false;
   if (is_current_) return num_taken > 0;
-  return device_->num_under_way() == 0 && fill_slots(completions);
+  return device_->num_under_way() == 0 && fill_seats(completions);
 }
 
-DeviceSlot DeviceLoop::slot_of(CompletionState& completion) {
+DeviceSeat DeviceLoop::seat_of(CompletionState& completion) {
   const Sequence& sequence = completion.sequence;
   const int num_tokens = sequence.num_tokens();
-  DeviceSlot slot{.is_active = true,
+  DeviceSeat seat{.is_active = true,
                   .num_tokens = num_tokens,
                   .num_prompt_tokens = sequence.num_prompt_tokens(),
                   .max_num_tokens = sequence.max_num_tokens(),
-                  .num_draft_tokens = num_tokens - 1,
-                  .max_drafts = 0,
-                  .tokens = sequence.tokens().last(std::min(num_tokens, kMaxStepLag)),
+                  .num_seen = num_tokens - 1,
+                  .max_depth = 0,
+                  .tokens = sequence.tokens().last(std::min(num_tokens, kMaxUnseen)),
                   .stop_token_ids = stop_tokens_of(sequence.params),
                   .min_tokens = sequence.params.min_tokens,
                   .sampling = completion.make_row({}),
                   .blocks = sequence.blocks.ids()};
-  slot.sampling.banned_token_ids = {};  // stop tokens, as long as the output is short
+  seat.sampling.banned_token_ids = {};  // stop tokens, as long as the output is short
   if (drafter_ != nullptr) {
-    slot.num_draft_tokens = drafter_->num_seen(sequence.blocks, num_tokens - 1);
-    slot.max_drafts = speculator_->longest_draft(sequence);
+    seat.num_seen = drafter_->num_seen(sequence.blocks, num_tokens - 1);
+    seat.max_depth = speculator_->longest_draft(sequence);
   }
-  return slot;
+  return seat;
 }
 
 // None where that fails: the ordinary step meets the same error, and says whose it is.
-std::optional<DeviceSlot> DeviceLoop::try_slot_of(CompletionState& completion) {
+std::optional<DeviceSeat> DeviceLoop::try_seat_of(CompletionState& completion) {
   try {
-    return slot_of(completion);
+    return seat_of(completion);
   } catch (...) {
     return std::nullopt;
   }
 }
 
-bool DeviceLoop::fill_slots(const CompletionSource& completions) {
+bool DeviceLoop::fill_seats(const CompletionSource& completions) {
   seats_.clear();
   want_logprobs_ = false;
   lag_ = 1;
-  std::vector<DeviceSlot> slots;
+  std::vector<DeviceSeat> seats;
   for (Sequence* sequence : scheduler_.running()) {
     if (!serves(*sequence)) return false;
     CompletionState* completion = completions(sequence->ordinal);
     SPECDEC_CHECK(completion != nullptr);
     completion->begin_step();
-    const std::optional<DeviceSlot> slot = try_slot_of(*completion);
-    if (!slot.has_value()) return false;
-    if (slot->max_drafts > 0) lag_ = std::max(lag_, slot->num_tokens - slot->num_draft_tokens);
+    const std::optional<DeviceSeat> seat = try_seat_of(*completion);
+    if (!seat.has_value()) return false;
+    if (seat->max_depth > 0) lag_ = std::max(lag_, seat->num_tokens - seat->num_seen);
     want_logprobs_ |= sequence->params.logprobs.has_value();
-    slots.push_back(*slot);
+    seats.push_back(*seat);
     seats_.push_back({.ordinal = sequence->ordinal,
                       .is_taken = true,
                       .sequence = sequence,
                       .num_tokens_ahead = sequence->num_tokens(),
-                      .num_seen = slot->num_draft_tokens,
+                      .num_seen = seat->num_seen,
                       .blocks = {sequence->blocks.ids().begin(), sequence->blocks.ids().end()}});
   }
-  if (lag_ <= kMaxStepLag) num_steps_until_catch_up_ = 0;
-  device_->set_slots(slots);
+  if (lag_ <= kMaxUnseen) num_steps_until_catch_up_ = 0;
+  device_->set_seats(seats);
   is_current_ = true;
   return true;
 }
@@ -182,10 +180,10 @@ int DeviceLoop::padded_lag() const {
 
 // Passes whose drafts there are rows for.
 int DeviceLoop::most_passes() const {
-  const int rows_per_slot = config_.max_rows / static_cast<int>(std::bit_ceil(seats_.size()));
-  if (rows_per_slot < shape_.width) return 0;
+  const int rows_per_seat = config_.max_rows / static_cast<int>(std::bit_ceil(seats_.size()));
+  if (rows_per_seat < shape_.width) return 0;
   int num_passes = 0;
-  while (num_passes < shape_.max_nodes && shape_.num_nodes(num_passes + 1) < rows_per_slot) {
+  while (num_passes < shape_.max_nodes && shape_.num_nodes(num_passes + 1) < rows_per_seat) {
     ++num_passes;
   }
   return num_passes;
@@ -199,9 +197,9 @@ std::optional<int> DeviceLoop::choose_passes() {
   for (const Seat& seat : seats_) {
     if (seat.is_taken) sequences.push_back(seat.sequence);
   }
-  const int num_slots = static_cast<int>(std::bit_ceil(seats_.size()));
+  const int num_seats = static_cast<int>(std::bit_ceil(seats_.size()));
   const int num_passes = speculator_->plan_levels(sequences, most_passes(), std::max(lag_, 1));
-  const bool is_near = lag_ <= kMaxStepLag && padded_lag() * num_slots <= config_.max_rows;
+  const bool is_near = lag_ <= kMaxUnseen && padded_lag() * num_seats <= config_.max_rows;
   if (num_passes == 0 || is_near) return num_passes;
   // It may not be let: then it is a while until the next attempt.
   if (num_steps_until_catch_up_-- > 0) return 0;
@@ -217,7 +215,7 @@ void DeviceLoop::add_new_blocks(size_t index, std::vector<NewBlock>& added) {
                              static_cast<int>(seat.blocks.size()));
   for (int i = first; i < static_cast<int>(ids.size()); ++i) {
     if (i < static_cast<int>(seat.blocks.size()) && seat.blocks[i] == ids[i]) continue;
-    added.push_back({.slot = static_cast<int>(index), .index = i, .block = ids[i]});
+    added.push_back({.seat = static_cast<int>(index), .index = i, .block = ids[i]});
   }
   seat.blocks.resize(first);
   seat.blocks.insert(seat.blocks.end(), ids.begin() + first, ids.end());
@@ -270,9 +268,9 @@ bool DeviceLoop::launch(const CompletionSource& completions) {
   }
   const int num_passes = *chosen;
   if (!reserve(num_passes)) return false;
-  device_->launch({.num_slots = static_cast<int>(seats_.size()),
+  device_->launch({.num_seats = static_cast<int>(seats_.size()),
                    .num_passes = num_passes,
-                   .max_lag = padded_lag(),
+                   .max_unseen = padded_lag(),
                    .want_logprobs = want_logprobs_});
   launches_.push_back({.num_passes = num_passes});
   lag_ = num_passes > 0 ? kUsualLag : lag_ + 1;
@@ -307,7 +305,7 @@ std::optional<StepOutcome> DeviceLoop::verify(const ExecutionPlan& plan, const T
   const auto num_taken = static_cast<size_t>(std::ranges::count_if(seats_, &Seat::is_taken));
   const bool fits = is_current_ && num_taken == plan.sequences.size() &&
                     std::bit_ceil(num_taken) == std::bit_ceil(seats_.size());
-  if (!fits && !fill_slots(completions)) return std::nullopt;
+  if (!fits && !fill_seats(completions)) return std::nullopt;
 
   // Both are in order of arrival.
   std::vector<size_t> seat_of;
@@ -321,12 +319,12 @@ std::optional<StepOutcome> DeviceLoop::verify(const ExecutionPlan& plan, const T
     add_new_blocks(seat_of[i], added);
     const DraftTree* tree = trees(i);
     if (tree == nullptr || tree->num_drafts() == 0) continue;
-    drafts.push_back({.slot = static_cast<int>(seat_of[i]),
+    drafts.push_back({.seat = static_cast<int>(seat_of[i]),
                       .tokens = tree->tokens().subspan(1),
                       .parents = tree->parents().subspan(1)});
   }
   device_->add_blocks(added);
-  device_->launch({.num_slots = static_cast<int>(seats_.size()),
+  device_->launch({.num_seats = static_cast<int>(seats_.size()),
                    .num_passes = 0,
                    .host_drafts = drafts,
                    .want_logprobs = want_logprobs_});
@@ -362,10 +360,8 @@ void DeviceLoop::collect(const CompletionSource& completions, StepOutcome outcom
     if (drafter_ != nullptr) {
       speculator_->record_levels(*completion, num_passes, slot);
       if (num_drafts > 0) {
-        // Of a tree it has not run all nodes, of those accepted all but the last.
-        const int num_kept = shape_.width > 1 ? std::max(0, num_accepted - 1)
-                                              : std::min(num_accepted, num_drafts - 1);
-        const int num_seen = sequence.num_tokens() + num_kept;
+        const int num_seen =
+            num_seen_after(sequence.num_tokens(), num_drafts, num_accepted, shape_.width > 1);
         drafter_->record_seen(sequence.blocks, seat.num_seen, num_seen);
         seat.num_seen = num_seen;
       }

@@ -29,9 +29,7 @@ struct DeviceLoopConfig {
   Verification verification = Verification::kExact;
   std::vector<double> synthetic_rates;
 
-  bool is_weighed() const {
-    return verification == Verification::kRejection || verification == Verification::kBlock;
-  }
+  bool is_weighed() const { return weighs_drafts(verification); }
   // What one step has room for; more is left to the ordinary step.
   int step_rows() const;
   int step_seqs() const;
@@ -80,10 +78,10 @@ class DeviceLoop {
   };
 
   bool serves(const Sequence& sequence) const;
-  // Puts the running sequences into slots; false when some cannot be served.
-  bool fill_slots(const CompletionSource& completions);
-  DeviceSlot slot_of(CompletionState& completion);
-  std::optional<DeviceSlot> try_slot_of(CompletionState& completion);
+  // Puts the running sequences into seats; false when some cannot be served.
+  bool fill_seats(const CompletionSource& completions);
+  DeviceSeat seat_of(CompletionState& completion);
+  std::optional<DeviceSeat> try_seat_of(CompletionState& completion);
   std::optional<int> choose_passes();
   int most_passes() const;
   int padded_lag() const;
@@ -106,7 +104,7 @@ class DeviceLoop {
   DeviceLoopConfig config_;
   TreeShape shape_;  // of what the device drafts
 
-  // Slot by slot.
+  // One of the device, as the host knows it.
   struct Seat {
     uint64_t ordinal = 0;
     bool is_taken = false;
@@ -118,7 +116,7 @@ class DeviceLoop {
     int most_tokens(const TreeShape& shape, int num_passes) const;
   };
   std::vector<Seat> seats_;
-  bool is_current_ = false;  // the device's slots are the running sequences
+  bool is_current_ = false;  // the device's seats are the running sequences
   bool want_logprobs_ = false;
   int lag_ = 1;  // tokens the draft model has not seen when the next step runs
   int num_steps_until_catch_up_ = 0;

@@ -6,8 +6,8 @@
 
 #include "core/check.h"
 #include "core/run_or_blame.h"
+#include "core/step_rules.h"
 #include "core/stopwatch.h"
-#include "speculation/verification.h"
 
 namespace specdec {
 namespace {
@@ -60,7 +60,9 @@ void DraftKvLedger::set_valid(const BlockTable& blocks, int first, int num_token
 
 DraftModelDrafter::DraftModelDrafter(std::unique_ptr<ModelRunner> runner, const BlockPool& pool,
                                      const DraftModelOptions& options)
-    : runner_(std::move(runner)), options_(options), ledger_(pool) {}
+    : runner_(std::move(runner)), options_(options), ledger_(pool) {
+  SPECDEC_CHECK(options.id >= 0 && options.id < kMaxDrafters);
+}
 
 // A token only the target's table holds has no embedding here (padding, in practice never written).
 bool DraftModelDrafter::can_draft(const DraftRequest& request) const {
@@ -274,7 +276,7 @@ void DraftModelDrafter::sample(std::span<Growth* const> growths) {
       row_ids_.push_back(frontier.row);
       SampleRow row = make_row(*growth->request, frontier.node);
       std::vector<float>& distribution = distributions_.emplace_back();
-      if (options_.sampling == DraftSampling::kIndependent && row.temperature >= 1e-5f) {
+      if (options_.sampling == DraftSampling::kIndependent && !is_greedy(row.temperature)) {
         distribution.resize(std::max(vocab_size, options_.vocab_size), 0.0f);
         row.distribution = distribution.data();
       }

@@ -1,21 +1,13 @@
 // The tokens drafted for one request and step: a tree below the last committed token. Pure.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
 
-namespace specdec {
+#include "core/step_rules.h"
 
-// What trees are drafted to: so many continuations of a node, and nodes a level that are drafted
-// below; and nodes in all.
-struct TreeShape {
-  int width = 1;  // 1: chains
-  int max_nodes = 0;
-  // Of a tree that may get so deep.
-  int num_nodes(int depth) const { return std::min(depth * width, max_nodes); }
-};
+namespace specdec {
 
 class DraftTree {
  public:

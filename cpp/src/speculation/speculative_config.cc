@@ -51,9 +51,7 @@ void validate_draft_model(const DrafterConfig& drafter, Verification verificatio
   parse_quantization(drafter.quantization);
   require(drafter.min_confidence >= 0 && drafter.min_confidence <= 1, "min_confidence", "in [0, 1]",
           drafter.min_confidence);
-  const bool by_ratio =
-      verification == Verification::kRejection || verification == Verification::kBlock;
-  if (by_ratio && drafter.sampling == DraftSampling::kCoupled) {
+  if (weighs_drafts(verification) && drafter.sampling == DraftSampling::kCoupled) {
     throw InvalidArgument(
         "draft_sample_method",
         str_cat("coupled drafts share the target's noise, which rejection_sample_method '",

@@ -10,13 +10,6 @@
 namespace specdec {
 namespace {
 
-constexpr uint32_t kVerificationStream = 0xFFFFFFFFu;
-constexpr int kMaxDrafters = 16;
-
-// Indices of UniformSource.
-constexpr int kFinalDraw = 0;
-constexpr int coin_of(int attempt) { return attempt + 1; }
-
 // NaN is no probability.
 double positive(double x) { return x > 0.0 ? x : 0.0; }
 
@@ -168,23 +161,14 @@ std::vector<Proposal> chain_proposals(const DraftTree& tree) {
 
 UniformSource step_uniforms(uint64_t seed, int64_t root_position) {
   return [seed, root_position](int depth, int index) {
-    constexpr int kMaxIndex = 1 << 16;
-    SPECDEC_CHECK(index >= 0 && index < kMaxIndex);
+    SPECDEC_CHECK(index >= 0 && index < kMaxUniformIndex);
     const auto position = static_cast<uint64_t>(root_position);
     const auto words =
         philox4x32_10({static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32),
-                       static_cast<uint32_t>(depth * kMaxIndex + index), kVerificationStream},
+                       uniform_counter(depth, index), kVerificationStream},
                       {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
-    // 52 bits, so that adding a half is exact and neither 0 nor 1 comes out.
-    const uint64_t bits = static_cast<uint64_t>(words[1]) << 32 | words[0];
-    return (static_cast<double>(bits >> 12) + 0.5) * 0x1p-52;
+    return uniform_of(static_cast<uint64_t>(words[1]) << 32 | words[0]);
   };
-}
-
-uint32_t draft_noise_stream(int64_t root_position, int drafter) {
-  SPECDEC_CHECK(drafter >= 0 && drafter < kMaxDrafters);
-  const auto step = static_cast<uint64_t>(root_position) * kMaxDrafters + drafter;
-  return static_cast<uint32_t>(1 + step % (kVerificationStream - 1));
 }
 
 Accepted accept_exact(const DraftTree& tree, std::span<const int32_t> sampled) {

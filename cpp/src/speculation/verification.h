@@ -39,11 +39,6 @@ using UniformSource = std::function<double(int depth, int index)>;
 // stream of their own.
 UniformSource step_uniforms(uint64_t seed, int64_t root_position);
 
-// SampleRow::noise_stream for tokens that drafter `drafter` (0 to 15) draws independently of the
-// target in the step with that root. Verification assumes that attempts of different drafters are
-// independent, and (see above) that a step's drafts are independent of the steps before.
-uint32_t draft_noise_stream(int64_t root_position, int drafter);
-
 // The target's distribution [vocab_size] after node i, all processors applied.
 using TargetSource = std::function<std::span<const float>(int node)>;
 

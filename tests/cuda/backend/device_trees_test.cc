@@ -65,23 +65,23 @@ struct Drafted {
   }
 
   Sequence& sequence() { return completion.sequence; }
-  DeviceSlot slot() {
+  DeviceSeat seat() {
     const std::span<const int32_t> tokens = sequence().tokens();
-    DeviceSlot slot{.is_active = true,
+    DeviceSeat seat{.is_active = true,
                     .num_tokens = sequence().num_tokens(),
                     .num_prompt_tokens = sequence().num_prompt_tokens(),
                     .max_num_tokens = sequence().max_num_tokens(),
-                    .num_draft_tokens = 0,
-                    .max_drafts = max_depth,
-                    .tokens = tokens.last(std::min<size_t>(tokens.size(), kMaxStepLag)),
+                    .num_seen = 0,
+                    .max_depth = max_depth,
+                    .tokens = tokens.last(std::min<size_t>(tokens.size(), kMaxUnseen)),
                     .stop_token_ids = request.params.stop_token_ids,
                     .min_tokens = request.params.min_tokens,
                     .sampling = completion.make_row({}),
                     .blocks = sequence().blocks.ids()};
-    slot.sampling.banned_token_ids = {};  // stop tokens, as long as the output is short
-    slot.sampling.want_logprobs = false;
-    slot.sampling.num_logprobs = 0;
-    return slot;
+    seat.sampling.banned_token_ids = {};  // stop tokens, as long as the output is short
+    seat.sampling.want_logprobs = false;
+    seat.sampling.num_logprobs = 0;
+    return seat;
   }
 
   Request request;
@@ -116,20 +116,18 @@ class DeviceTreeTest : public ::testing::TestWithParam<cuda::testing::DeviceKind
           std::make_unique<Drafted>(world, job, index, max_depth, test.shape.max_nodes));
     }
     auto device =
-        world.backend->make_device_step({.num_slots = 4,
-                                         .max_drafts = test.shape.max_nodes,
+        world.backend->make_device_step({.num_seats = 4,
                                          .max_rows = TreeWorld::kMaxRows,
                                          .block_size = kBlockSize,
                                          .max_blocks_per_request = kMaxModelLen / kBlockSize + 4,
-                                         .tree_width = test.shape.width,
-                                         .argmax_drafts = test.sampling == DraftSampling::kArgmax,
-                                         .synthetic_rates = {},
+                                         .tree = test.shape,
+                                         .sampling = test.sampling,
                                          .target = world.target.get(),
                                          .draft = world.draft.get()});
     ASSERT_NE(device, nullptr);
-    std::vector<DeviceSlot> slots;
-    for (const auto& request : requests) slots.push_back(request->slot());
-    device->set_slots(slots);
+    std::vector<DeviceSeat> seats;
+    for (const auto& request : requests) seats.push_back(request->seat());
+    device->set_seats(seats);
 
     DraftModelDrafter drafter(world.runner(draft_), world.pool,
                               {.sampling = test.sampling,
@@ -140,8 +138,9 @@ class DeviceTreeTest : public ::testing::TestWithParam<cuda::testing::DeviceKind
     int num_branched = 0;
     for (int step = 0; std::ranges::any_of(requests, goes_on); ++step) {
       draft_on_host(drafter, test, requests);
-      device->launch(
-          {.num_slots = 3, .num_passes = test.num_passes, .max_lag = step == 0 ? kMaxStepLag : 2});
+      device->launch({.num_seats = 3,
+                      .num_passes = test.num_passes,
+                      .max_unseen = step == 0 ? kMaxUnseen : 2});
       const StepOutcome outcome = device->wait();
       for (size_t i = 0; i < requests.size(); ++i) {
         SCOPED_TRACE(str_cat("step ", step, ", request ", i));

@@ -131,17 +131,16 @@ TEST(CudaMemory, WhatRequestsMayWantOfDeviceStepsIsKnown) {
   ModelRunner runner(load_model_config(directory.path()), directory.path(), backend,
                      {.max_model_len = 64, .max_rows = 64, .max_logit_rows = 4});
   // Before there is a cache.
-  const auto step = backend.make_device_step({.num_slots = 2,
+  const auto step = backend.make_device_step({.num_seats = 2,
                                               .max_rows = 64,
                                               .block_size = 16,
                                               .max_blocks_per_request = 4,
                                               .max_logprobs = 20,
-                                              .synthetic_rates = {},
                                               .target = &runner});
   runner.allocate_cache(4, {.block_size = 16, .dtype = DType::kBF16});
   const std::vector<int32_t> tokens = {5};
   const std::vector<int32_t> blocks = {1};
-  DeviceSlot slot = {.is_active = true,
+  DeviceSeat seat = {.is_active = true,
                      .num_tokens = 1,
                      .num_prompt_tokens = 1,
                      .max_num_tokens = 9,
@@ -150,18 +149,18 @@ TEST(CudaMemory, WhatRequestsMayWantOfDeviceStepsIsKnown) {
                      .sampling = {},
                      .blocks = blocks};
   const auto run = [&](bool want_logprobs) {
-    step->set_slots({&slot, 1});
-    step->launch({.num_slots = 1, .want_logprobs = want_logprobs});
-    EXPECT_EQ(step->wait().slots[0].logprobs.size(), want_logprobs ? 1u : 0u);
+    step->set_seats({&seat, 1});
+    step->launch({.num_seats = 1, .want_logprobs = want_logprobs});
+    EXPECT_EQ(step->wait().sequences[0].logprobs.size(), want_logprobs ? 1u : 0u);
   };
   run(false);
   backend.stage_ids(tokens);  // staging comes in pieces, of which this takes the first
   const int64_t before = backend.memory().free_bytes;
   const int64_t expected = step->bytes_on_demand();
   const std::vector<TokenCount> counts = {{.token_id = 5, .output_count = 1}};
-  slot.sampling.repetition_penalty = 1.5f;
-  slot.sampling.counts = counts;
-  slot.sampling.want_logprobs = true;
+  seat.sampling.repetition_penalty = 1.5f;
+  seat.sampling.counts = counts;
+  seat.sampling.want_logprobs = true;
   run(true);
   EXPECT_EQ(before - backend.memory().free_bytes, expected);
   EXPECT_GT(expected, 0);

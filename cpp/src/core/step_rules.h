@@ -1,0 +1,91 @@
+// Rules of a step that the host and the kernels of a device follow alike. They are plain constexpr
+// functions, written once: nvcc compiles them for the device (--expt-relaxed-constexpr).
+#pragma once
+
+#include <cstdint>
+
+namespace specdec {
+
+// ---- what is sampled
+
+// Below this temperature the likeliest token is taken, and nothing is drawn.
+inline constexpr float kGreedyTemperature = 1e-5f;
+constexpr bool is_greedy(float temperature) { return temperature < kGreedyTemperature; }
+
+// ---- how much is drafted
+
+// The shape of the trees a drafter grows.
+struct TreeShape {
+  int width = 1;      // continuations of a node, and nodes of a level that are continued; 1: chains
+  int max_nodes = 0;  // drafts in all: the root is not counted
+
+  // Drafts of a tree that may get `depth` tokens deep.
+  constexpr int num_nodes(int depth) const {
+    return depth * width < max_nodes ? depth * width : max_nodes;
+  }
+};
+
+// How many tokens deep a step may draft for a request with `num_tokens` committed tokens that ends
+// at `max_num_tokens`: at most `max_depth`, and never so deep that the token which every step
+// commits beside the accepted drafts would have no place.
+constexpr int draft_depth_limit(int max_depth, int num_tokens, int max_num_tokens) {
+  const int room = max_num_tokens - num_tokens - 1;
+  const int limit = max_depth < room ? max_depth : room;
+  return limit > 0 ? limit : 0;
+}
+
+// ---- what a draft model has seen: the tokens whose KV it has
+
+// Tokens of a request that a draft model may not have seen when a device step begins to draft; the
+// last committed token is one of them.
+inline constexpr int kMaxUnseen = 16;
+
+// The committed tokens a draft model has seen after a step in which it drafted `num_drafts` tokens,
+// of which `num_accepted` were accepted. `num_tokens` is how many were committed before the step:
+// all of them have been seen, because the draft model began with the last. It ran every token of a
+// chain but the last. It ran only part of a tree's nodes: the parent of every node, so all accepted
+// nodes but perhaps the last.
+constexpr int num_seen_after(int num_tokens, int num_drafts, int num_accepted, bool is_tree) {
+  const int num_run = is_tree ? num_accepted - 1 : num_drafts - 1;
+  const int num_kept = num_accepted < num_run ? num_accepted : num_run;
+  return num_tokens + (num_kept > 0 ? num_kept : 0);
+}
+
+// ---- noise: streams of Philox words that no two uses share
+
+// Stream 0 is that of plain decoding, the last one that of verification. The others belong to
+// drafters that draw independently of the target: one for each step and drafter.
+inline constexpr uint32_t kVerificationStream = 0xFFFFFFFFu;
+inline constexpr int kMaxDrafters = 16;
+
+// SampleRow::noise_stream of tokens that drafter `drafter` (below kMaxDrafters) draws independently
+// of the target, in the step whose root is at `root_position`. Verification assumes that attempts
+// of different drafters are independent, and that a step's drafts are independent of the steps
+// before. Equals 1 + (root_position * kMaxDrafters + drafter) % (kVerificationStream - 1).
+constexpr uint32_t draft_noise_stream(int64_t root_position, int drafter) {
+  constexpr uint64_t kNumStreams = kVerificationStream - 1;  // 2^32 - 2
+  uint64_t use =
+      static_cast<uint64_t>(root_position) * kMaxDrafters + static_cast<uint64_t>(drafter);
+  // 2^32 is 2 modulo kNumStreams, which spares the device a division.
+  use = (use & 0xFFFFFFFFu) + 2 * (use >> 32);
+  use = (use & 0xFFFFFFFFu) + 2 * (use >> 32);
+  return static_cast<uint32_t>(1 + (use >= kNumStreams ? use - kNumStreams : use));
+}
+
+// A uniform of verification is named by the depth of the token it decides about (the root's child
+// has depth 1) and by an index: kFinalDraw for the token that is emitted without a draft, or the
+// coin of an attempt.
+inline constexpr int kFinalDraw = 0;
+inline constexpr int kMaxUniformIndex = 1 << 16;
+constexpr int coin_of(int attempt) { return attempt + 1; }
+// The word of the Philox counter for that depth and index.
+constexpr uint32_t uniform_counter(int depth, int index) {
+  return static_cast<uint32_t>(depth * kMaxUniformIndex + index);
+}
+// The uniform in (0, 1) that 64 random bits stand for: 52 of them are used, so that adding a half
+// is exact and neither 0 nor 1 comes out.
+constexpr double uniform_of(uint64_t bits) {
+  return (static_cast<double>(bits >> 12) + 0.5) * 0x1p-52;
+}
+
+}  // namespace specdec
