@@ -59,7 +59,9 @@ __global__ void norm_kernel(NormRowsParams params) {
   ptx::wait_for_previous();
   const int dim = params.dim;
   const float* x = params.x + static_cast<int64_t>(blockIdx.x) * dim;
-  T* out = static_cast<T*>(params.out) + static_cast<int64_t>(blockIdx.x) * dim;
+  T* out = static_cast<T*>(params.out) + (params.slot_mapping != nullptr
+                                              ? params.slot_mapping[blockIdx.x] * params.out_stride
+                                              : static_cast<int64_t>(blockIdx.x) * dim);
   const bool is_aligned = dim % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
   float mean = 0.0f;
   if (params.is_layer) {
@@ -172,7 +174,7 @@ __global__ void store_rows_kernel(StoreRowsParams params) {
   const int i = blockIdx.y * kEmbedThreads + threadIdx.x;
   if (i >= params.dim) return;
   const int64_t row = blockIdx.x;
-  T* out = static_cast<T*>(params.out) + params.slot_mapping[row] * params.width + params.column;
+  T* out = static_cast<T*>(params.out) + params.slot_mapping[row] * params.out_stride;
   out[i] = from_float<T>(params.x[row * params.dim + i]);
 }
 

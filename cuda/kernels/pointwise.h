@@ -20,6 +20,9 @@ struct NormRowsParams {
   DType out_dtype;
   int num_rows;
   int dim;
+  // Not null: row i goes to `out` + slot_mapping[i] * out_stride, in elements.
+  const int64_t* slot_mapping;
+  int64_t out_stride;
 };
 
 struct EmbedRowsParams {
@@ -34,14 +37,13 @@ struct EmbedRowsParams {
   int num_rows;
 };
 
-// See StoreRowsArgs.
+// StoreRowsArgs without a norm.
 struct StoreRowsParams {
   const float* x;               // [num_rows, dim]
   const int64_t* slot_mapping;  // [num_rows]
-  void* out;                    // [*, width] act
+  void* out;                    // act; row i goes to out + slot_mapping[i] * out_stride, elements
   DType act_dtype;
-  int width;
-  int column;
+  int64_t out_stride;
   int dim;
   int num_rows;
 };

@@ -430,39 +430,6 @@ TEST_P(CpuAttention, CopyMovesEveryLayerAndNothingElse) {
   }
 }
 
-TEST_P(CpuAttention, FeaturesAreStoredAtTheirSlotsAndMovedWithTheirTokens) {
-  cpu::CpuBackend backend = make_backend(2);
-  constexpr int kSlots = 48, kWidth = 40, kDim = 17, kColumn = 20;
-  const size_t bytes = size_of(dtype());
-  std::vector<uint8_t> features(kSlots * kWidth * bytes, 0xff);
-  const PagedRowsView view = {.rows = features.data(), .num_slots = kSlots, .width = kWidth};
-  std::mt19937_64 random(22);
-  std::normal_distribution<float> normal;
-  std::vector<float> x(5 * kDim);
-  for (float& value : x) value = normal(random);
-  const std::vector<int64_t> slots = {7, 47, 0, 20, 21};
-  backend.store_rows({.x = x.data(),
-                      .slot_mapping = slots.data(),
-                      .to = view,
-                      .column = kColumn,
-                      .dim = kDim,
-                      .num_rows = 5});
-  const std::vector<std::pair<int64_t, int64_t>> moves = {{20, 8}, {21, 9}, {47, 47}};
-  backend.copy_kv({.layers = {}, .features = view, .slots = moves});
-  for (int64_t slot = 0; slot < kSlots; ++slot) {
-    const int64_t source = slot == 8 ? 20 : slot == 9 ? 21 : slot;
-    const auto row = std::find(slots.begin(), slots.end(), source) - slots.begin();
-    for (int64_t i = 0; i < kWidth; ++i) {
-      const double value = reference::element(features.data(), dtype(), slot * kWidth + i);
-      if (row < 5 && i >= kColumn && i < kColumn + kDim) {
-        ASSERT_EQ(value, reference::rounded(x[row * kDim + i - kColumn], dtype())) << slot;
-      } else {
-        ASSERT_TRUE(std::isnan(value)) << slot << " " << i;
-      }
-    }
-  }
-}
-
 TEST_P(CpuAttention, ContextsAboutAChunkOfPositionsMatchReferenceAndChains) {
   std::mt19937_64 random(19);
   constexpr int kLong = 1300;

@@ -691,47 +691,6 @@ TEST_P(KvCopyTest, MovesSlotsInEveryLayer) {
   }
 }
 
-TEST_P(KvCopyTest, FeaturesAreStoredAtTheirSlotsAndMovedWithTheirTokens) {
-  for (const DType act : {DType::kBF16, DType::kF16}) {
-    BackendWorld world(GetParam(), act);
-    constexpr int kSlots = 48, kWidth = 1600, kDim = 300, kColumn = 20;
-    std::vector<uint16_t> want(kSlots * kWidth);
-    std::mt19937 random(1);
-    for (uint16_t& bits : want) bits = static_cast<uint16_t>(random());
-    Buffer features = world.upload(want);
-    const PagedRowsView view = {.rows = features.data(), .num_slots = kSlots, .width = kWidth};
-    std::normal_distribution<float> normal;
-    std::vector<float> x(5 * kDim);
-    for (float& value : x) value = normal(random);
-    const std::vector<int64_t> slots = {7, 47, 0, 20, 21};
-    const Buffer x_buffer = world.upload(x), slot_buffer = world.upload(slots);
-    world.backend->begin_step();
-    world.backend->store_rows({.x = x_buffer.as<float>(),
-                               .slot_mapping = slot_buffer.as<int64_t>(),
-                               .to = view,
-                               .column = kColumn,
-                               .dim = kDim,
-                               .num_rows = 5});
-    std::vector<std::pair<int64_t, int64_t>> moves = {{20, 8}, {21, 9}};
-    for (int64_t i = 0; i < 12; ++i) moves.emplace_back(23 + 2 * i, 23 + i);
-    world.backend->copy_kv({.layers = {}, .features = view, .slots = moves});
-    for (int row = 0; row < 5; ++row) {
-      for (int i = 0; i < kDim; ++i) {
-        want[slots[row] * kWidth + kColumn + i] = narrow(x[row * kDim + i], act);
-      }
-    }
-    for (const auto& [from, to] : moves) {
-      std::copy_n(want.begin() + from * kWidth, kWidth, want.begin() + to * kWidth);
-    }
-    EXPECT_EQ(world.download<uint16_t>(features, want.size()), want);
-    // As a drafter's host side reads it.
-    std::vector<uint16_t> row(kWidth);
-    world.backend->read(static_cast<const uint16_t*>(view.rows) + 8 * kWidth,
-                        std::as_writable_bytes(std::span(row)));
-    EXPECT_TRUE(std::equal(row.begin(), row.end(), want.begin() + 8 * kWidth));
-  }
-}
-
 TEST_P(KvCopyTest, HeadsThatNoKernelTakesAreRefused) {
   const auto backend = make_backend(GetParam(), DType::kF16);
   PagedKvView shape = {
