@@ -148,6 +148,10 @@ void CudaDeviceStep::move_kv(const Shape& shape, StepModel& model, const Buffer&
                                                  .shape = views[0],
                                                  .slots = moves_.as<int64_t>(),
                                                  .num_pairs = num_moves_.as<int32_t>()});
+  if (model.features().width == 0) return;
+  kernels_.attention.copy_rows(backend_.stream(), {.rows = model.features(),
+                                                   .slots = moves_.as<int64_t>(),
+                                                   .num_pairs = num_moves_.as<int32_t>()});
 }
 
 SampleOutputs CudaDeviceStep::draft_outputs(int first_row) {

@@ -9,6 +9,7 @@ namespace {
 
 constexpr int kCopyThreads = 64;
 constexpr int kBatch = 8;  // pairs read together
+constexpr int kFeatureBytes = 2;
 
 void tree_attention(Stream& stream, const AttentionParams& params) {
   if (params.act_dtype == DType::kBF16) {
@@ -60,13 +61,14 @@ __global__ void __launch_bounds__(kCopyThreads) copy_kv_kernel(const CopyKvParam
   ptx::let_next_start();
 }
 
-// A chunk of every row a thread.
-__global__ void __launch_bounds__(kCopyThreads) copy_rows_kernel(const CopyRowsParams params) {
+// A thread has one chunk of every row: 16 bytes, or an element where rows are no whole chunks.
+template <class Chunk>
+__global__ void __launch_bounds__(kCopyThreads)
+    copy_rows_kernel(const CopyRowsParams params, int64_t row_chunks) {
   ptx::wait_for_previous();
   const int chunk = blockIdx.x * kCopyThreads + threadIdx.x;
-  const int64_t row_chunks = params.rows.width / 8;
   if (chunk < row_chunks) {
-    copy_elements(params.slots, *params.num_pairs, static_cast<uint4*>(params.rows.rows) + chunk,
+    copy_elements(params.slots, *params.num_pairs, static_cast<Chunk*>(params.rows.rows) + chunk,
                   [&](int64_t slot) { return slot * row_chunks; });
   }
   ptx::let_next_start();
@@ -81,13 +83,22 @@ void copy_kv(Stream& stream, const CopyKvParams& params) {
          params);
 }
 
-void copy_rows(Stream& stream, const CopyRowsParams& params) {
-  const int row_chunks = params.rows.width / 8;
-  launch("copy_rows", stream, copy_rows_kernel,
+template <class Chunk>
+void launch_copy_rows(Stream& stream, const CopyRowsParams& params) {
+  const int64_t row_chunks = params.rows.width * kFeatureBytes / sizeof(Chunk);
+  launch("copy_rows", stream, copy_rows_kernel<Chunk>,
          {.grid = {static_cast<unsigned>((row_chunks + kCopyThreads - 1) / kCopyThreads)},
           .block = {kCopyThreads},
           .overlaps_previous = true},
-         params);
+         params, row_chunks);
+}
+
+void copy_rows(Stream& stream, const CopyRowsParams& params) {
+  if (params.rows.width % (sizeof(uint4) / kFeatureBytes) == 0) {
+    launch_copy_rows<uint4>(stream, params);
+  } else {
+    launch_copy_rows<uint16_t>(stream, params);
+  }
 }
 
 }  // namespace

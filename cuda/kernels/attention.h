@@ -54,7 +54,7 @@ struct CopyKvParams {
 
 // Copies rows of features likewise.
 struct CopyRowsParams {
-  PagedRowsView rows;  // of 2 bytes an element, width a multiple of 8
+  PagedRowsView rows;  // of 2 bytes an element
   const int64_t* slots = nullptr;
   const int32_t* num_pairs = nullptr;
 };

@@ -27,6 +27,8 @@ class StepModel {
   virtual int vocab_size() const = 0;
   // Once there is a cache: a device step is made before.
   virtual std::span<const PagedKvView> kv_layers() const = 0;
+  // What its passes leave for a drafter, to be moved with the KV; width 0: nothing.
+  virtual PagedRowsView features() const { return {}; }
 };
 
 struct DeviceStepConfig {

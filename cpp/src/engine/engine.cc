@@ -47,7 +47,8 @@ uint64_t derived_seed(uint64_t engine_seed, uint64_t ordinal) {
 
 }  // namespace
 
-Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend) : config_(given) {
+Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend, TapSpec taps)
+    : config_(given) {
   validate(config_);
   const DeviceChoice device = resolve_device(config_.device);
   if (config_.device == "auto") log_info("device='auto' is ", device.name);
@@ -71,7 +72,7 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend) 
                             .max_rows = config.max_num_batched_tokens,
                             .max_logit_rows = max_logit_rows(config)};
   runner_ = std::make_unique<ModelRunner>(model, config.model, *backend_, limits,
-                                          parse_quantization(config.quantization));
+                                          parse_quantization(config.quantization), std::move(taps));
   int64_t block_bytes = runner_->cache_block_bytes(kv_format);
   int num_kv_heads = model.num_kv_heads;
   if (config.speculative.enabled()) {

@@ -63,7 +63,9 @@ struct Decoder::Impl {
   Impl(const ModelConfig& model_config, const std::string& directory, Backend& device,
        int max_model_len, int row_limit, Quantization quantization);
 
-  void forward(const BatchView& batch, std::span<const PagedKvView> kv_layers);
+  void forward(const BatchView& batch, std::span<const PagedKvView> kv_layers, const Taps& taps);
+  void store_layer_input(int layer, const BatchView& batch, const Taps& taps);
+  void store_final_hidden(const BatchView& batch, const Taps& taps);
   void compute_logits(const int32_t* row_ids, int num_rows, float* logits);
 
   void embed(const BatchView& batch);
@@ -250,16 +252,48 @@ void Decoder::Impl::mlp_block(const LayerWeights& layer, int num_rows) {
   end_block(layer.mlp_norm, num_rows);
 }
 
-void Decoder::Impl::forward(const BatchView& batch, std::span<const PagedKvView> kv_layers) {
+// The residual stream, where a tap wants it: the number of layers stands for the last one's output.
+void Decoder::Impl::store_layer_input(int layer, const BatchView& batch, const Taps& taps) {
+  int column = 0;
+  for (const int tapped : taps.spec.layer_inputs) {
+    if (tapped == layer) {
+      backend.store_rows({.x = work.hidden.as<float>(),
+                          .slot_mapping = batch.slot_mapping,
+                          .to = taps.features,
+                          .column = column,
+                          .dim = config.hidden_size,
+                          .num_rows = batch.num_rows});
+    }
+    column += config.hidden_size;
+  }
+}
+
+void Decoder::Impl::store_final_hidden(const BatchView& batch, const Taps& taps) {
+  if (!taps.spec.final_hidden) return;
+  const NormParams norm = params_of(weights.final_norm);
+  backend.store_rows({.x = work.hidden.as<float>(),
+                      .norm = config.final_norm ? &norm : nullptr,
+                      .slot_mapping = batch.slot_mapping,
+                      .to = taps.features,
+                      .column = taps.features.width - config.hidden_size,
+                      .dim = config.hidden_size,
+                      .num_rows = batch.num_rows});
+}
+
+void Decoder::Impl::forward(const BatchView& batch, std::span<const PagedKvView> kv_layers,
+                            const Taps& taps) {
   SPECDEC_CHECK_LE(batch.num_rows, max_rows);
   SPECDEC_CHECK_EQ(kv_layers.size(), weights.layers.size());
   if (batch.num_rows == 0) return;
   embed(batch);
   for (int index = 0; index < config.num_layers; ++index) {
     const LayerWeights& layer = weights.layers[index];
+    store_layer_input(index, batch, taps);
     attention_block(layer, index, batch, kv_layers[index]);
     mlp_block(layer, batch.num_rows);
   }
+  store_layer_input(config.num_layers, batch, taps);
+  store_final_hidden(batch, taps);
 }
 
 void Decoder::Impl::compute_logits(const int32_t* row_ids, int rows, float* logits) {
@@ -297,8 +331,9 @@ std::string Decoder::weight_format() const {
   return stored.empty() || impl_->config.random_weights ? kinds : str_cat(kinds, ", from ", stored);
 }
 
-void Decoder::forward(const BatchView& batch, std::span<const PagedKvView> kv_layers) {
-  impl_->forward(batch, kv_layers);
+void Decoder::forward(const BatchView& batch, std::span<const PagedKvView> kv_layers,
+                      const Taps& taps) {
+  impl_->forward(batch, kv_layers, taps);
 }
 
 void Decoder::compute_logits(std::span<const int32_t> row_ids, float* logits) {
