@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <random>
+#include <vector>
 
 #include "cpu/cpu_backend.h"
 #include "testing/cpu_isas.h"
