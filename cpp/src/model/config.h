@@ -82,4 +82,8 @@ struct ModelConfig {
 // ones).
 ModelConfig load_model_config(const std::string& directory, const std::string& overrides = "");
 
+// Tokens the checkpoint's positions reach. Interpolating rope scalings stretch what config.json
+// states; llama3 states the stretched length already.
+int max_positions(const ModelConfig& model);
+
 }  // namespace specdec

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <string_view>
 
 #include "core/str_cat.h"
@@ -101,6 +102,26 @@ RopeConfig parse_rope(const JsonFields& fields, int max_position_embeddings, dou
     fields.fail("partial_rotary_factor", "expected at most 1");
   }
   return rope;
+}
+
+int max_positions(const ModelConfig& model) {
+  const auto stretched = [&](int positions) {
+    return static_cast<int>(std::min<double>(positions * std::max(1.0, model.rope.factor),
+                                             std::numeric_limits<int>::max()));
+  };
+  switch (model.rope.kind) {
+    case RopeKind::kLinear:
+    case RopeKind::kDynamic:
+      return stretched(model.max_position_embeddings);
+    case RopeKind::kYarn: {
+      const int original = model.rope.original_max_position_embeddings > 0
+                               ? model.rope.original_max_position_embeddings
+                               : model.max_position_embeddings;
+      return std::max(model.max_position_embeddings, stretched(original));
+    }
+    default:
+      return model.max_position_embeddings;
+  }
 }
 
 }  // namespace specdec
