@@ -104,24 +104,21 @@ RopeConfig parse_rope(const JsonFields& fields, int max_position_embeddings, dou
   return rope;
 }
 
-int max_positions(const ModelConfig& model) {
-  const auto stretched = [&](int positions) {
-    return static_cast<int>(std::min<double>(positions * std::max(1.0, model.rope.factor),
-                                             std::numeric_limits<int>::max()));
-  };
-  switch (model.rope.kind) {
-    case RopeKind::kLinear:
-    case RopeKind::kDynamic:
-      return stretched(model.max_position_embeddings);
-    case RopeKind::kYarn: {
-      const int original = model.rope.original_max_position_embeddings > 0
-                               ? model.rope.original_max_position_embeddings
-                               : model.max_position_embeddings;
-      return std::max(model.max_position_embeddings, stretched(original));
+int max_positions(const ModelConfig& config) {
+  int longest = config.max_position_embeddings;
+  for (const RopeConfig& rope : config.ropes) {
+    const int original = rope.kind == RopeKind::kYarn && rope.original_max_position_embeddings > 0
+                             ? rope.original_max_position_embeddings
+                             : config.max_position_embeddings;
+    if (rope.kind != RopeKind::kLinear && rope.kind != RopeKind::kDynamic &&
+        rope.kind != RopeKind::kYarn) {
+      continue;
     }
-    default:
-      return model.max_position_embeddings;
+    longest =
+        std::max(longest, static_cast<int>(std::min<double>(original * std::max(1.0, rope.factor),
+                                                            std::numeric_limits<int>::max())));
   }
+  return longest;
 }
 
 }  // namespace specdec
