@@ -22,7 +22,6 @@ CudaBackend::CudaBackend(std::unique_ptr<Device> device, const KernelTable& kern
     : device_(std::move(device)),
       kernels_(kernels),
       act_dtype_(act_dtype),
-      options_(options),
       stream_(std::make_unique<RehearsalStream>(device_->make_stream())),
       staging_(*device_, *stream_),
       packer_(*device_, *stream_, kernels_.projection, kernels_.quantize, act_dtype),

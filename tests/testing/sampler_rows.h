@@ -5,8 +5,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <memory>
-#include <numeric>
 #include <random>
 #include <string>
 #include <utility>
@@ -68,44 +66,6 @@ inline std::vector<bool> reported_as_kept(const SampleResult& result, size_t voc
   }
   return kept;
 }
-
-// A draft head that scores some tokens: random rows over all tokens, its logits and, for
-// comparison, those of a head that gives all others -inf.
-struct DraftVocabulary {
-  DraftVocabulary(int num_columns, int target_vocab_size, std::mt19937& random)
-      : target_vocab_size(target_vocab_size), token_ids(target_vocab_size) {
-    std::iota(token_ids.begin(), token_ids.end(), 0);
-    std::shuffle(token_ids.begin(), token_ids.end(), random);
-    token_ids.resize(num_columns);
-    distributions.resize(kNumRows);
-    std::normal_distribution<float> normal(0.0f, 3.0f);
-    for (int i = 0; i < kNumRows; ++i) {
-      storage.push_back(std::make_unique<RandomRow>(target_vocab_size, random));
-      SampleRow row = storage.back()->params;
-      row.num_logprobs = 5;
-      row.num_candidates = static_cast<int>(random() % 4);
-      if (i % 4 == 0) row.temperature = 0.0f;
-      if (i % 5 == 0) row.allowed_token_ids = {token_ids.data(), 1};
-      distributions[i].resize(target_vocab_size);
-      row.distribution = distributions[i].data();
-      rows.push_back(row);
-      full_logits.resize(full_logits.size() + target_vocab_size, -INFINITY);
-      for (int column = 0; column < num_columns; ++column) {
-        logits.push_back(normal(random));
-        full_logits[int64_t{i} * target_vocab_size + token_ids[column]] = logits.back();
-      }
-    }
-  }
-
-  static constexpr int kNumRows = 40;
-  int target_vocab_size;
-  std::vector<int32_t> token_ids;
-  std::vector<std::unique_ptr<RandomRow>> storage;
-  std::vector<std::vector<float>> distributions;
-  std::vector<SampleRow> rows;
-  std::vector<float> logits;       // [kNumRows, num_columns]
-  std::vector<float> full_logits;  // [kNumRows, target_vocab_size]
-};
 
 // Every bit of a result but the distribution.
 inline std::string describe(const SampleResult& result) {

@@ -7,10 +7,10 @@
 #include <string>
 #include <utility>
 
-#include "kv/feature_cache.h"
-#include "kv/kv_cache.h"
 #include "model/decoder.h"
 #include "runtime/batch_inputs.h"
+#include "runtime/feature_cache.h"
+#include "runtime/kv_cache.h"
 #include "runtime/row_processing.h"
 
 namespace specdec {

@@ -8,21 +8,17 @@
 #include <span>
 #include <vector>
 
-#include "testing/cuda_devices.h"
+#include "testing/device_kinds.h"
 #include "testing/oracle/operations.h"
+#include "testing/values.h"
 
 namespace specdec::cuda::testing {
 namespace {
 
-class CudaFeatures : public ::testing::TestWithParam<DeviceKind> {};
+using specdec::testing::from_bits;
+using specdec::testing::to_bits;
 
-uint16_t narrow(double value, DType act) {
-  const float single = static_cast<float>(value);
-  return act == DType::kBF16 ? to_bfloat16(single).bits : float_to_half(single);
-}
-double widen(uint16_t bits, DType act) {
-  return act == DType::kBF16 ? to_float(BFloat16{bits}) : half_to_float(bits);
-}
+class CudaFeatures : public ::testing::TestWithParam<DeviceKind> {};
 
 TEST_P(CudaFeatures, AreStoredAtTheirSlotsAndMovedWithTheirTokens) {
   constexpr int kSlots = 64, kWidth = 1600, kDim = 300, kColumn = 20, kRows = 5;
@@ -31,7 +27,7 @@ TEST_P(CudaFeatures, AreStoredAtTheirSlotsAndMovedWithTheirTokens) {
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
     std::vector<uint16_t> want(kSlots * kWidth);
-    for (uint16_t& bits : want) bits = narrow(normal(random), act);
+    for (uint16_t& bits : want) bits = to_bits(normal(random), act);
     Buffer features = world.upload(want);
     const PagedRowsView view = {.rows = features.data(), .num_slots = kSlots, .width = kWidth};
     std::vector<float> x(kRows * kDim), weight(kDim);
@@ -58,7 +54,8 @@ TEST_P(CudaFeatures, AreStoredAtTheirSlotsAndMovedWithTheirTokens) {
       }
       for (int row = 0; row < kRows; ++row) {
         for (int i = 0; i < kDim; ++i) {
-          want[slots[row] * kWidth + column + i] = narrow(expected[row * kDim + i], act);
+          want[slots[row] * kWidth + column + i] =
+              to_bits(static_cast<float>(expected[row * kDim + i]), act);
         }
       }
     }
@@ -73,10 +70,10 @@ TEST_P(CudaFeatures, AreStoredAtTheirSlotsAndMovedWithTheirTokens) {
     world.backend->read(view.rows, std::as_writable_bytes(std::span(got)));
     for (size_t i = 0; i < got.size(); ++i) {
       // A norm in float32 may round the other way.
-      const double expected = widen(want[i], act);
+      const double expected = from_bits(want[i], act);
       const double step = act == DType::kBF16 ? 0x1p-7 : 0x1p-10;
       const bool is_normed = i % kWidth >= kColumn + kDim && i % kWidth < kColumn + 2 * kDim;
-      ASSERT_NEAR(widen(got[i], act), expected, is_normed ? step * std::abs(expected) : 0.0)
+      ASSERT_NEAR(from_bits(got[i], act), expected, is_normed ? step * std::abs(expected) : 0.0)
           << i / kWidth << " " << i % kWidth;
     }
   }

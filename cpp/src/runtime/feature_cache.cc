@@ -1,4 +1,4 @@
-#include "kv/feature_cache.h"
+#include "runtime/feature_cache.h"
 
 #include "core/check.h"
 #include "core/str_cat.h"
