@@ -25,6 +25,7 @@ namespace {
 
 using specdec::testing::chi_square_test;
 using specdec::testing::describe;
+using specdec::testing::expect_draws_over_all_tokens;
 using specdec::testing::random_values;
 using specdec::testing::RandomRow;
 using specdec::testing::SamplerHarness;
@@ -68,9 +69,7 @@ class Sampling : public ::testing::TestWithParam<testing::DeviceKind> {
 TEST_P(Sampling, AHeadOfSomeTokensDrawsAsOneThatGivesTheOthersNothing) {
   std::mt19937 random(29);
   for (const auto& [num_columns, size] : {std::pair(5, 70), {300, 9000}}) {
-    SCOPED_TRACE(size);
-    specdec::testing::expect_draws_over_all_tokens(device_, num_columns, size,
-                                                   LogprobsMode::kProcessed, random);
+    expect_draws_over_all_tokens(device_, num_columns, size, LogprobsMode::kProcessed, random);
   }
 }
 

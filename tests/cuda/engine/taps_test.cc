@@ -1,7 +1,7 @@
 // States tapped on the device, in recorded passes and in steps without the host.
 #include <gtest/gtest.h>
 
-#include "testing/device_loop_world.h"
+#include "testing/device_engine_world.h"
 #include "testing/taps_world.h"
 
 namespace specdec::cuda {
@@ -10,7 +10,7 @@ namespace {
 using specdec::testing::tapped_prompt;
 using specdec::testing::TappedEngine;
 
-class DeviceTaps : public specdec::testing::device_loop::EngineTest {};
+class DeviceTaps : public specdec::testing::device_engine::EngineTest {};
 
 TEST_P(DeviceTaps, ChunksAndNeighboursDoNotMatter) {
   specdec::testing::expect_features_of_chunks_and_neighbours(config());
@@ -34,8 +34,8 @@ TEST_P(DeviceTaps, StepsWithoutTheHostStoreFeatures) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, DeviceTaps,
-                         ::testing::ValuesIn(specdec::testing::device_loop::engine_devices()),
-                         specdec::testing::device_loop::engine_test_name);
+                         ::testing::ValuesIn(specdec::testing::device_engine::engine_devices()),
+                         specdec::testing::device_engine::engine_test_name);
 
 }  // namespace
 }  // namespace specdec::cuda
