@@ -141,19 +141,14 @@ TEST_P(CpuAttention, LongContextsAndWideTreesMatchReference) {
 TEST_P(CpuAttention, SlidingWindowsAndCappedScoresMatchReference) {
   cpu::CpuBackend backend = make_backend(1);
   std::mt19937_64 random(9);
-  for (const auto& [window, soft_cap] : {std::pair{1, 0.0f},
-                                         {3, 0.0f},
-                                         {16, 0.3f},
-                                         {33, 2.0f},
-                                         {100, 0.0f},
-                                         {0, 0.3f},
-                                         {0, 50.0f}}) {
+  for (int window : {0, 1, 3, 16, 33, 100}) {
+    const float soft_cap = window % 2 == 0 ? 0.3f : 0.0f;
     World world(backend, {.sliding_window = window, .soft_cap = soft_cap}, 40, random());
     Request decode = make_request(world, random, Kind::kDecode, 130, 1);
     Request chunk = make_request(world, random, Kind::kChunk, 70, 50);
     Request tree = make_request(world, random, Kind::kTree, 37, 20);
     world.step({&decode, &chunk, &tree});
-    EXPECT_LE(error_against_reference(world), 1.0) << window << " " << soft_cap;
+    EXPECT_LE(error_against_reference(world), 1.0) << window;
   }
 }
 

@@ -16,7 +16,6 @@
 #include "testing/device_kinds.h"
 #include "testing/draft_vocabulary.h"
 #include "testing/oracle/sampler.h"
-#include "testing/sampler_harness.h"
 #include "testing/sampler_rows.h"
 #include "testing/values.h"
 
