@@ -1,7 +1,7 @@
 #include "cpu/kernels/linear.h"
 
 #include "cpu/kernels/linear_tiles.h"
-#include "cpu/kernels/simd.h"
+#include "cpu/kernels/simd_pairs.h"
 
 #if defined(__AMX_BF16__)
 #include "cpu/kernels/linear_amx.h"
