@@ -117,7 +117,7 @@ TEST_P(CpuIntLinearTest, LongBatchesAreBitEqualToSingleRows) {
   }
 }
 
-// What is fused into the preparation of rows gives the bits of the separate steps.
+// Steps that are fused into the preparation of rows give the bits of the separate steps.
 TEST_P(CpuIntLinearTest, NormsGathersAndBfloat16RowsEqualPreparedRows) {
   CpuBackend backend = make_backend(2);
   const int64_t n = 33;
@@ -183,7 +183,7 @@ TEST_P(CpuIntLinearTest, UnusualGroupsAreQuantisedSafely) {
     expect_products(run(backend, *packed, x.data(), 1), x, stored, k);
     all.insert(all.end(), x.begin(), x.end());
   }
-  // A row with something that is no number says so, and the others do not notice.
+  // A row with a NaN or an infinity gives NaN, and the other rows do not change.
   std::vector<float> expected = run(backend, *packed, all.data(), 5);
   for (float bad : {NAN, INFINITY, -INFINITY}) {
     std::vector<float> spoilt = all;
@@ -264,7 +264,7 @@ TEST_P(CpuIntLinearTest, HeadsAreTheProductsOfTheWholeMatrix) {
 
 INSTANTIATE_TEST_SUITE_P(KernelSets, CpuIntLinearTest, all_int_formats(), int_format_name);
 
-// Packing and products alike, whichever machine did them.
+// Packed weights and products have the same bits on every kernel set.
 TEST(CpuIntLinear, AllKernelSetsGiveTheSameBits) {
   const int64_t n = 61;
   const int64_t k = 845;
