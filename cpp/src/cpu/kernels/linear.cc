@@ -11,8 +11,8 @@ namespace specdec::cpu::SPECDEC_ISA {
 namespace {
 
 // A dot policy says how a step of k is multiplied: Weights (16 outputs), Factor (one row's x, in
-// all lanes) and the accumulation of their product. The tiles must fit the registers there are: up
-// to kOnePassRows x one block, and kPassRows x kPassBlocks when rows take several passes.
+// all lanes) and the accumulation of their product. The tiles must fit into the registers: up to
+// kOnePassRows x one block, and kPassRows x kPassBlocks when rows take several passes.
 
 struct F32Dot {
   using X = float;
