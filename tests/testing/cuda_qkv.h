@@ -57,7 +57,7 @@ class QkvWorld {
   size_t head_bytes() const { return shape_.int8_kv ? shape_.head_dim + 4 : 2 * shape_.head_dim; }
   void expect_cached(const std::vector<uint8_t>& cache, const std::vector<double>& expected,
                      const char* what) const;
-  // Of codes, `scale` is what a step of one makes.
+  // `scale` is the value of one step of a code; 0 without codes.
   void expect_element(double result, double expected, float scale) const {
     const double tolerance =
         std::abs(expected) * specdec::testing::rounding_unit(act_) + 0.505 * scale + 2e-4;

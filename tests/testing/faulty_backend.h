@@ -13,7 +13,8 @@
 
 namespace specdec::testing {
 
-// Called before the operation; what they throw is its error. Empty ones do nothing.
+// Called before the operation. An exception they throw is the operation's error; empty ones do
+// nothing.
 struct Faults {
   std::function<void(const SampleRow& row)> sample;  // for every row of a call
   std::function<void(int num_rows)> forward;         // once a pass, by its rows

@@ -75,7 +75,7 @@ class PagedWorld {
     for (void** part : {&kv_.keys, &kv_.values}) {
       buffers_.push_back(backend.allocate(size_bytes, "test"));
       *part = buffers_.back().data();
-      // Not a number in every dtype: whoever reads a slot nobody wrote is found out.
+      // Not a number in every dtype: reading a slot that nobody wrote spoils the result.
       std::memset(*part, 0xff, size_bytes);
     }
     free_blocks_.resize(num_blocks);

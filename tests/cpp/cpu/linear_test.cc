@@ -175,7 +175,7 @@ TEST_P(CpuLinearTest, ConcatenatesPartsOfAnyFloatType) {
 TEST_P(CpuLinearTest, RowsAreBitEqualWhateverTheBatch) {
   const int64_t n = 70;  // several groups of blocks, the last block cut short
   constexpr int kRows = 70;
-  // The last two: rows that would compete for one place in a cache, and k taken in parts.
+  // With the last two sizes of k, rows compete for one place in a cache, and k is taken in parts.
   for (const int64_t k : {1103, 2048, 6001}) {
     const Matrix weight(n, k, GetParam().dtype, 1);
     const Matrix x(kRows, k, GetParam().dtype, 2);

@@ -170,7 +170,7 @@ TEST_P(CpuPointwise, ActivatedProjectionsMatchReference) {
   }
 }
 
-// What norm() writes and linear() then reads is what linear() makes of the rows itself.
+// linear() with a norm gives the same bits as norm() followed by linear().
 TEST_P(CpuPointwise, ProjectionsNormaliseAndGatherTheirRows) {
   std::mt19937_64 random(4);
   const int dim = 100, num_out = 33, num_rows = 50;
@@ -312,7 +312,7 @@ TEST_P(CpuPointwise, Int8KeysAndValuesMatchReference) {
       for (int part = 0; part < 2; ++part) {
         double largest = 0.0;
         for (int j = 0; j < head_dim; ++j) largest = std::max(largest, std::abs(heads[part][j]));
-        // Another code where rounding decides between two, which is rare.
+        // Rounding may decide for the neighbouring code, which is rare.
         ASSERT_NEAR(found[part], heads[part][d], 1.0001 * largest / 127.0) << slot;
         num_differing += std::abs(found[part] - heads[part][d]) > 1e-5 * largest ? 1 : 0;
       }
