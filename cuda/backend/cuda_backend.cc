@@ -22,7 +22,6 @@ CudaBackend::CudaBackend(std::unique_ptr<Device> device, const KernelTable& kern
     : device_(std::move(device)),
       kernels_(kernels),
       act_dtype_(act_dtype),
-      options_(options),
       stream_(std::make_unique<RehearsalStream>(device_->make_stream())),
       staging_(*device_, *stream_),
       packer_(*device_, *stream_, kernels_.projection, kernels_.quantize, act_dtype),
@@ -100,7 +99,7 @@ void CudaBackend::read(const float* values, std::span<float> out) {
 }
 
 std::unique_ptr<DeviceStep> CudaBackend::make_device_step(const DeviceStepConfig& config) {
-  if (config.tree.max_nodes > kMaxStepDrafts || config.num_seats > kMaxStepSlots) return nullptr;
+  if (config.tree.max_nodes > kMaxStepDrafts || config.num_seats > kMaxStepSeats) return nullptr;
   if (config.tree.width > kMaxTreeWidth) return nullptr;
   return std::make_unique<CudaDeviceStep>(*this, kernels_, config);
 }

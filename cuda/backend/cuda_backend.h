@@ -77,7 +77,6 @@ class CudaBackend final : public Backend {
   void begin_step() override;
   void end_step() override {}
 
-  const CudaOptions& options() const { return options_; }
   Device& device() { return *device_; }
   Stream& stream() { return *stream_; }
   Staging& staging() { return staging_; }
@@ -88,7 +87,6 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Device> device_;
   KernelTable kernels_;
   DType act_dtype_;
-  CudaOptions options_;
   std::unique_ptr<RehearsalStream> stream_;
   Staging staging_;
   WeightPacker packer_;
