@@ -132,7 +132,7 @@ class StepBench {
                               .num_heads = config_.num_heads,
                               .num_kv_heads = config_.num_kv_heads,
                               .head_dim = config_.head_dim,
-                              .intermediate = config_.intermediate_size,
+                              .intermediate = config_.layers.front().inner_size,
                               .vocab_size = config_.vocab_size};
     GpuRequests requests(gpu_, shape, config_.num_layers, batch, context,
                          most(options_.drafts) + 1);

@@ -20,10 +20,6 @@ namespace {
 template <class Enum, size_t N>
 using Names = std::array<std::pair<Enum, const char*>, N>;
 
-constexpr Names<DraftMethod, 4> kMethods{{{DraftMethod::kNgram, "ngram"},
-                                          {DraftMethod::kSuffix, "suffix"},
-                                          {DraftMethod::kDraftModel, "draft_model"},
-                                          {DraftMethod::kCustom, "custom"}}};
 constexpr Names<DraftSampling, 3> kSamplings{{{DraftSampling::kArgmax, "argmax"},
                                               {DraftSampling::kCoupled, "coupled"},
                                               {DraftSampling::kIndependent, "independent"}}};
@@ -88,9 +84,10 @@ void bind_drafter_config(py::module_& module) {
         return from_keywords<DrafterConfig>("DrafterConfig", keywords);
       }))
       .def_property(
-          "method", [](const DrafterConfig& config) { return name_of(kMethods, config.method); },
+          "method",
+          [](const DrafterConfig& config) { return name_of(kDraftMethodNames, config.method); },
           [](DrafterConfig& config, const std::string& name) {
-            config.method = value_of(kMethods, "method", name);
+            config.method = value_of(kDraftMethodNames, "method", name);
           })
       .def_readwrite("prompt_lookup_min", &DrafterConfig::prompt_lookup_min)
       .def_readwrite("prompt_lookup_max", &DrafterConfig::prompt_lookup_max)

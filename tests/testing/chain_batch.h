@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
@@ -63,10 +64,11 @@ class ChainRunner {
  public:
   static constexpr int kBlockSize = 16;
 
-  // Room for num_requests requests of max_model_len tokens.
+  // Room for num_requests requests of max_model_len tokens. `given`: parts that are not loaded.
   ChainRunner(const std::string& directory, Backend& backend, int max_model_len, int max_rows,
-              int num_requests = 1)
-      : decoder_(load_model_config(directory), directory, backend, max_model_len, max_rows),
+              int num_requests = 1, ModelParts given = {})
+      : decoder_(load_model_config(directory), directory, backend, max_model_len, max_rows,
+                 Quantization::kAuto, std::move(given)),
         max_rows_(max_rows),
         blocks_per_request_((max_model_len + kBlockSize - 1) / kBlockSize) {
     const ModelConfig& config = decoder_.config();

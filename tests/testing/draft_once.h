@@ -25,13 +25,16 @@ inline DraftRequest request_for(std::span<const int32_t> tokens, DraftTree& tree
   request.num_prompt_tokens = static_cast<int>(tokens.size());
   request.max_depth = limits.max_depth;
   request.max_nodes = limits.max_nodes;
+  request.num_slots = limits.max_nodes;
   request.tree_width = limits.tree_width;
   request.tree = &tree;
   return request;
 }
 
-inline DraftTree draft_once(Drafter& drafter, std::span<const int32_t> tokens,
-                            const DraftLimits& limits = {}, uint64_t sequence = 0) {
+// `drafter` may be one or several.
+template <class AnyDrafter>
+DraftTree draft_once(AnyDrafter& drafter, std::span<const int32_t> tokens,
+                     const DraftLimits& limits = {}, uint64_t sequence = 0) {
   DraftTree tree;
   DraftRequest request = request_for(tokens, tree, limits, sequence);
   drafter.draft({&request, 1});

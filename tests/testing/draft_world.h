@@ -43,9 +43,9 @@ class DraftWorld {
   explicit DraftWorld(DraftWorldOptions options)
       : options_(std::move(options)),
         random_(options_.seed),
-        policy_({{.is_free = !options_.is_sequential,
-                  .is_sequential = options_.is_sequential,
-                  .relative_cost = options_.is_sequential ? 0.3 : 0.0}}),
+        policy_({options_.is_sequential ? DrafterTraits{.cost = DrafterTraits::Cost::kPerLevel,
+                                                        .relative_pass_cost = 0.3}
+                                        : DrafterTraits{}}),
         states_(options_.num_requests) {}
 
   struct Total {
@@ -140,15 +140,15 @@ class DraftWorld {
                       .tree = nullptr});
     }
     if (options_.levels) {
-      num_levels_ = policy_.plan_levels(0, asks, shape());
+      num_levels_ = policy_.plan(0, asks, {.same_depth = true, .shape = shape()});
     } else if (!is_fixed()) {
-      policy_.plan(0, asks);
+      policy_.plan(0, asks, {.same_depth = false});
     }
     const int length = options_.levels ? num_levels_ : options_.fixed_depth;
-    for (auto& ask : asks) ask.is_chosen |= length > 0;
+    for (auto& ask : asks) ask.depth = std::max(ask.depth, length);
     double total = 0;
     std::vector<int> frontier(asks.size(), -1);
-    for (size_t i = 0; i < asks.size(); ++i) frontier[i] = asks[i].is_chosen ? 0 : -1;
+    for (size_t i = 0; i < asks.size(); ++i) frontier[i] = asks[i].depth > 0 ? 0 : -1;
     for (int depth = 1; depth <= options_.max_depth; ++depth) {
       int rows = 0;
       for (size_t i = 0; i < asks.size(); ++i) {
@@ -160,7 +160,7 @@ class DraftWorld {
       const double seconds = measured(options_.pass_seconds * (1 + 0.02 * (rows - 1)));
       if (!is_fixed()) policy_.record_pass(0, rows, seconds);
       total += seconds;
-      std::vector<DraftGate::Node> grown;
+      std::vector<FrontierNode> grown;
       for (size_t i = 0; i < asks.size(); ++i) {
         if (frontier[i] < 0) continue;
         frontier[i] = extend(static_cast<int>(i), frontier[i]);
@@ -172,7 +172,7 @@ class DraftWorld {
         continue;
       }
       policy_.plan_pass(0, grown);
-      for (const DraftGate::Node& node : grown) {
+      for (const FrontierNode& node : grown) {
         if (!node.goes_on) frontier[node.sequence] = -1;
       }
     }
@@ -212,14 +212,13 @@ class DraftWorld {
       state.tokens += static_cast<int64_t>(tokens.size());
       state.seen = std::min(state.seen, state.tokens);
       total.tokens += static_cast<int64_t>(tokens.size());
+      DraftPolicy::Outcome outcome{.sequence = static_cast<uint64_t>(i), .tokens = tokens};
       if (options_.levels) {
-        policy_.record_levels(0, {.sequence = static_cast<uint64_t>(i),
-                                  .num_levels = num_levels_,
-                                  .num_drafts = state.tree.num_drafts(),
-                                  .num_accepted = static_cast<int>(tokens.size()) - 1,
-                                  .num_tokens = static_cast<int>(tokens.size())});
+        outcome.levels = {.num_levels = num_levels_,
+                          .num_drafts = state.tree.num_drafts(),
+                          .num_accepted = static_cast<int>(tokens.size()) - 1};
       }
-      if (!is_fixed()) policy_.record_tokens(static_cast<uint64_t>(i), tokens);
+      if (!is_fixed()) policy_.record(outcome);
     }
     const double verify = measured(options_.verify_seconds(rows));
     if (!is_fixed()) policy_.end_step(verify);

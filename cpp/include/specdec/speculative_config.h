@@ -2,10 +2,12 @@
 // the feature; see python/specdec_native/speculative_config.py.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace specdec {
@@ -23,6 +25,12 @@ class CustomDrafter {
 };
 
 enum class DraftMethod : uint8_t { kNgram, kSuffix, kDraftModel, kCustom };
+inline constexpr std::array<std::pair<DraftMethod, const char*>, 4> kDraftMethodNames{
+    {{DraftMethod::kNgram, "ngram"},
+     {DraftMethod::kSuffix, "suffix"},
+     {DraftMethod::kDraftModel, "draft_model"},
+     {DraftMethod::kCustom, "custom"}}};
+std::string name_of(DraftMethod method);
 
 // How a draft model picks its tokens, after the request's own processors.
 enum class DraftSampling : uint8_t {

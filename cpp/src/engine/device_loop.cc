@@ -42,40 +42,40 @@ int DeviceLoopConfig::step_seqs() const {
 }
 
 std::unique_ptr<DeviceStep> DeviceLoop::make_step(Backend& backend, ModelRunner& target,
-                                                  const Speculator* speculator,
+                                                  const SpeculativeConfig& speculative,
+                                                  const DraftModels& draft_models,
                                                   const DeviceLoopConfig& config) {
   if (config.step_seqs() == 0) return nullptr;
-  const auto draft = speculator == nullptr ? std::nullopt : speculator->device_draft();
+  const auto& draft = draft_models.device_draft();
   const DraftSampling sampling = draft.has_value() ? draft->sampling : DraftSampling::kCoupled;
   // Branches of a tree take slots past the longest sequence.
-  const int max_slots =
-      config.max_model_len + (speculator == nullptr ? 0 : speculator->tree_shape().max_nodes);
+  const int max_slots = config.max_model_len + speculative.max_nodes();
   return backend.make_device_step(
       {.num_seats = config.step_seqs(),
        .max_rows = config.step_rows(),
        .block_size = config.block_size,
        .max_blocks_per_request = num_blocks_for(max_slots, config.block_size),
        .max_logprobs = kMaxLogprobs,
-       .tree = {.width = draft.has_value() ? speculator->tree_shape().width : 1,
-                .max_nodes = speculator == nullptr ? 0 : config.max_drafts},
+       .tree = {.width = draft.has_value() ? speculative.tree_width : 1,
+                .max_nodes = config.max_drafts},
        .sampling = sampling,
        .verification = config.verification,
-       .accepts_trees = speculator != nullptr && !draft.has_value(),
+       .accepts_trees = speculative.enabled() && !draft.has_value(),
        .synthetic_rates = config.synthetic_rates,
        .logprobs_mode = config.logprobs_mode,
        .target = &target,
        .draft = draft.has_value() ? draft->runner : nullptr});
 }
 
-DeviceLoop::DeviceLoop(std::unique_ptr<DeviceStep> device, Scheduler& scheduler,
-                       Speculator* speculator, const DeviceLoopConfig& config)
+DeviceLoop::DeviceLoop(std::unique_ptr<DeviceStep> device, Scheduler& scheduler, Drafting* drafting,
+                       const DeviceLoopConfig& config)
     : device_(std::move(device)),
       scheduler_(scheduler),
-      speculator_(speculator),
-      drafter_(speculator == nullptr ? nullptr : speculator->device_drafter()),
-      drafts_on_host_(speculator != nullptr && drafter_ == nullptr),
+      drafting_(drafting),
+      drafter_(drafting == nullptr ? nullptr : drafting->device_drafter()),
+      drafts_on_host_(drafting != nullptr && drafter_ == nullptr),
       config_(config),
-      shape_(drafter_ == nullptr ? TreeShape{} : speculator->tree_shape()) {
+      shape_(drafter_ == nullptr ? TreeShape{} : drafting->tree_shape()) {
   config_.max_rows = config.step_rows();
   config_.max_num_seqs = config.step_seqs();
 }
@@ -131,8 +131,8 @@ DeviceSeat DeviceLoop::seat_of(CompletionState& completion) {
                   .blocks = sequence.blocks.ids()};
   seat.sampling.banned_token_ids = {};  // stop tokens, as long as the output is short
   if (drafter_ != nullptr) {
-    seat.num_seen = drafter_->num_seen(sequence.blocks, num_tokens - 1);
-    seat.max_depth = speculator_->longest_draft(sequence);
+    seat.num_seen = drafter_->ledger().num_seen(sequence.blocks, num_tokens - 1);
+    seat.max_depth = drafting_->longest_draft(sequence);
   }
   return seat;
 }
@@ -198,7 +198,7 @@ std::optional<int> DeviceLoop::choose_passes() {
     if (seat.is_taken) sequences.push_back(seat.sequence);
   }
   const int num_seats = static_cast<int>(std::bit_ceil(seats_.size()));
-  const int num_passes = speculator_->plan_levels(sequences, most_passes(), std::max(lag_, 1));
+  const int num_passes = drafting_->plan_passes(sequences, most_passes(), std::max(lag_, 1));
   const bool is_near = lag_ <= kMaxUnseen && padded_lag() * num_seats <= config_.max_rows;
   if (num_passes == 0 || is_near) return num_passes;
   // It may not be let: then it is a while until the next attempt.
@@ -340,7 +340,7 @@ void DeviceLoop::collect(const CompletionSource& completions, StepOutcome outcom
   step.target_seconds = outcome.target_seconds;
   const auto num_rows = static_cast<int>(std::ranges::count_if(seats_, &Seat::is_taken));
   if (num_passes > 0) {
-    speculator_->record_passes(num_passes, num_rows * shape_.width, outcome.draft_seconds);
+    drafting_->record_passes(num_passes, num_rows * shape_.width, outcome.draft_seconds);
   }
   for (size_t i = 0; i < seats_.size(); ++i) {
     Seat& seat = seats_[i];
@@ -358,14 +358,16 @@ void DeviceLoop::collect(const CompletionSource& completions, StepOutcome outcom
     // This step took less than it might have.
     seat.num_tokens_ahead -= num_passes + 1 - static_cast<int>(slot.tokens.size());
     if (drafter_ != nullptr) {
-      speculator_->record_levels(*completion, num_passes, slot);
       if (num_drafts > 0) {
         const int num_seen =
             num_seen_after(sequence.num_tokens(), num_drafts, num_accepted, shape_.width > 1);
-        drafter_->record_seen(sequence.blocks, seat.num_seen, num_seen);
+        drafter_->ledger().set_seen(sequence.blocks, seat.num_seen, num_seen);
         seat.num_seen = num_seen;
       }
     }
+    DraftTree tree;
+    tree.reset(sequence.tokens().back());
+    for (int i = 0; i < num_drafts; ++i) tree.add(slot.parents[i], slot.drafts[i], 1.0f, 0);
     step.sequences.push_back(
         {.completion = completion,
          .scheduled = {.sequence = &sequence,
@@ -374,6 +376,8 @@ void DeviceLoop::collect(const CompletionSource& completions, StepOutcome outcom
                        .num_draft_slots = num_drafts,
                        .max_draft_depth = num_drafts,
                        .num_tokens_to_keep = sequence.blocks.capacity_tokens()},
+         .tree = std::move(tree),
+         .num_passes = drafter_ == nullptr ? std::nullopt : std::optional(num_passes),
          .outcome = std::move(slot)});
   }
 }

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "engine/drafting.h"
 #include "engine/request.h"
-#include "engine/speculator.h"
 #include "sched/scheduler.h"
 
 namespace specdec {
@@ -38,18 +38,21 @@ struct DeviceLoopConfig {
 class DeviceLoop {
  public:
   // Takes the memory of steps, before the KV cache gets what is left. Null where the backend has no
-  // device steps, or none that serve this speculation. `speculator` may be null.
+  // device steps, or none that serve this speculation.
   static std::unique_ptr<DeviceStep> make_step(Backend& backend, ModelRunner& target,
-                                               const Speculator* speculator,
+                                               const SpeculativeConfig& speculative,
+                                               const DraftModels& draft_models,
                                                const DeviceLoopConfig& config);
-  // The step as made with the same configuration; the rest is borrowed.
-  DeviceLoop(std::unique_ptr<DeviceStep> device, Scheduler& scheduler, Speculator* speculator,
+  // The step as made with the same configuration; the rest is borrowed. `drafting` may be null.
+  DeviceLoop(std::unique_ptr<DeviceStep> device, Scheduler& scheduler, Drafting* drafting,
              const DeviceLoopConfig& config);
 
   // One sequence of a step that is done.
   struct Progress {
     CompletionState* completion = nullptr;
     ScheduledSequence scheduled;
+    DraftTree tree;                                // that the device drafted
+    std::optional<int> num_passes = std::nullopt;  // of the draft model, where the device has one
     SequenceOutcome outcome;
   };
   struct Step {
@@ -98,7 +101,7 @@ class DeviceLoop {
 
   std::unique_ptr<DeviceStep> device_;
   Scheduler& scheduler_;
-  Speculator* speculator_;
+  Drafting* drafting_;
   DraftModelDrafter* drafter_;  // null: the device drafts nothing
   bool drafts_on_host_;
   DeviceLoopConfig config_;

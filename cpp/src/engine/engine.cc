@@ -72,15 +72,12 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend) 
                             .max_logit_rows = max_logit_rows(config)};
   runner_ = std::make_unique<ModelRunner>(model, config.model, *backend_, limits,
                                           parse_quantization(config.quantization));
-  int64_t block_bytes = runner_->cache_block_bytes(kv_format);
-  int num_kv_heads = model.num_kv_heads;
-  if (config.speculative.enabled()) {
-    speculator_ = std::make_unique<Speculator>(config, *backend_, model, max_model_len);
-    block_bytes += speculator_->cache_block_bytes(kv_format);
-    num_kv_heads = std::max(num_kv_heads, speculator_->num_kv_heads());
-  }
+  draft_models_ = std::make_unique<DraftModels>(config, *backend_, *runner_, max_model_len);
+  const int64_t block_bytes =
+      runner_->cache_block_bytes(kv_format) + draft_models_->cache_block_bytes(kv_format);
+  const int num_kv_heads = std::max(model.num_kv_heads, draft_models_->num_kv_heads());
   runner_->rehearse(kv_format);
-  if (speculator_ != nullptr) speculator_->rehearse(kv_format);
+  draft_models_->rehearse(kv_format);
   const LogprobsMode logprobs_mode = parse_logprobs_mode(config.logprobs_mode);
   const DeviceLoopConfig loop_config = {
       .max_num_seqs = config.max_num_seqs,
@@ -93,7 +90,8 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend) 
       .synthetic_rates = config.speculative.verification == Verification::kSynthetic
                              ? config.speculative.synthetic_acceptance_rates
                              : std::vector<double>{}};
-  auto device_step = DeviceLoop::make_step(*backend_, *runner_, speculator_.get(), loop_config);
+  auto device_step =
+      DeviceLoop::make_step(*backend_, *runner_, config.speculative, *draft_models_, loop_config);
   MemoryInfo memory = backend_->memory();
   if (device_step != nullptr) memory.free_bytes -= device_step->bytes_on_demand();
   const CacheSize cache =
@@ -110,13 +108,15 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend) 
                       .block_size = config.block_size,
                       .enable_prefix_caching = config.enable_prefix_caching},
       *pool_);
-  if (speculator_ != nullptr) {
-    speculator_->start(*pool_, kv_format, runner_->decoder().weight_bytes());
+  draft_models_->allocate_caches(cache.num_blocks, kv_format);
+  if (config.speculative.enabled()) {
+    drafting_ =
+        std::make_unique<Drafting>(config.speculative, model.vocab_size, *draft_models_, *pool_);
   }
   sampler_ = std::make_unique<StepSampler>(*runner_, logprobs_mode, config.speculative,
                                            kMaxDistributionRows);
   if (device_step != nullptr) {
-    loop_ = std::make_unique<DeviceLoop>(std::move(device_step), *scheduler_, speculator_.get(),
+    loop_ = std::make_unique<DeviceLoop>(std::move(device_step), *scheduler_, drafting_.get(),
                                          loop_config);
   }
   fill_model_info(model, cache);
@@ -141,13 +141,9 @@ void Engine::Impl::fill_model_info(const ModelConfig& model, const CacheSize& ca
   info_.num_kv_blocks = cache.num_blocks;
   info_.block_size = config_.block_size;
   info_.num_parameters = runner_->decoder().num_parameters();
-  info_.weight_bytes = runner_->decoder().weight_bytes();
+  info_.weight_bytes = runner_->decoder().weight_bytes() + draft_models_->weight_bytes();
   info_.kv_cache_dtype = std::string(name_of(runner_->cache().layers()[0].dtype));
-  info_.kv_cache_bytes = runner_->cache().size_bytes();
-  if (speculator_ != nullptr) {
-    info_.weight_bytes += speculator_->weight_bytes();
-    info_.kv_cache_bytes += speculator_->kv_cache_bytes();
-  }
+  info_.kv_cache_bytes = runner_->cache().size_bytes() + draft_models_->kv_cache_bytes();
 }
 
 void Engine::Impl::check_request(const std::vector<int32_t>& prompt,
@@ -254,14 +250,18 @@ std::optional<std::vector<RequestOutput>> Engine::Impl::device_step() {
   std::vector<SequenceOutcome> emissions;
   for (DeviceLoop::Progress& progress : step.sequences) {
     plan.sequences.push_back(progress.scheduled);
-    steps_.push_back({.completion = progress.completion, .samples = true});
+    steps_.push_back({.completion = progress.completion,
+                      .samples = true,
+                      .tree = &progress.tree,
+                      .num_passes = progress.num_passes});
     SequenceOutcome& emission = emissions.emplace_back();
     emission.tokens = std::move(progress.outcome.tokens);
     emission.logprobs = std::move(progress.outcome.logprobs);
+    emission.accepted = std::move(progress.outcome.accepted);
   }
   Outputs outputs;
   commit(plan, emissions, outputs);
-  if (speculator_ != nullptr) speculator_->end_step(step.target_seconds);
+  if (drafting_ != nullptr) drafting_->end_step(step.target_seconds);
   return end_step(outputs);
 }
 
@@ -294,7 +294,7 @@ std::vector<RequestOutput> Engine::Impl::run_step() {
   Outputs outputs;
   commit(plan, emissions, outputs);
   fail_requests(outputs);
-  if (speculator_ != nullptr) speculator_->end_step(now_seconds() - start);
+  if (drafting_ != nullptr) drafting_->end_step(now_seconds() - start);
   return end_step(outputs);
 }
 
@@ -302,7 +302,7 @@ std::optional<std::vector<SequenceOutcome>> Engine::Impl::verify_on_device(
     const ExecutionPlan& plan) {
   if (loop_ == nullptr) return std::nullopt;
   const auto tree_of = [this](size_t index) {
-    return speculator_ != nullptr ? speculator_->tree(index) : nullptr;
+    return drafting_ != nullptr ? drafting_->tree(index) : nullptr;
   };
   auto outcome = loop_->verify(plan, tree_of, completion_source());
   if (!outcome.has_value()) return std::nullopt;
@@ -364,18 +364,18 @@ ExecutionPlan Engine::Impl::plan_and_draft() {
   ExecutionPlan plan;
   {
     const Stopwatch watch(stats_.schedule_seconds);
-    plan = speculator_ == nullptr
+    plan = drafting_ == nullptr
                ? scheduler_->plan()
                : scheduler_->plan([this](const Sequence& sequence, int num_decoding) {
-                   return speculator_->budget(sequence, num_decoding);
+                   return drafting_->budget(sequence, num_decoding);
                  });
   }
   for (const ScheduledSequence& scheduled : plan.sequences) {
     completion_of(*scheduled.sequence).begin_step();
   }
-  if (speculator_ != nullptr) {
+  if (drafting_ != nullptr) {
     const Stopwatch watch(stats_.draft_seconds);
-    failures_ = speculator_->draft(plan, [this](const Sequence& sequence) -> CompletionState& {
+    failures_ = drafting_->draft(plan, [this](const Sequence& sequence) -> CompletionState& {
       return completion_of(sequence);
     });
   }
@@ -393,7 +393,7 @@ void Engine::Impl::list_steps(const ExecutionPlan& plan) {
     steps_.push_back({.completion = &completion,
                       .num_rows = scheduled.num_rows,
                       .samples = scheduled.samples,
-                      .tree = speculator_ != nullptr ? speculator_->tree(i) : nullptr});
+                      .tree = drafting_ != nullptr ? drafting_->tree(i) : nullptr});
   }
 }
 
@@ -449,11 +449,12 @@ void Engine::Impl::commit(const ExecutionPlan& plan, std::vector<SequenceOutcome
   StepResult result;
   for (size_t i = 0; i < emissions.size(); ++i) {
     CompletionState& completion = *steps_[i].completion;
-    if (steps_[i].tree != nullptr) {
-      speculator_->record(*steps_[i].tree, completion, emissions[i].accepted);
-    }
-    if (speculator_ != nullptr) {
-      speculator_->record_tokens(completion.sequence, emissions[i].tokens);
+    if (drafting_ != nullptr) {
+      drafting_->record({.completion = &completion,
+                         .tree = steps_[i].tree,
+                         .num_passes = steps_[i].num_passes,
+                         .accepted = emissions[i].accepted,
+                         .tokens = emissions[i].tokens});
     }
     result.tokens.push_back(emissions[i].tokens);
     Request& request = completion.request;
@@ -494,17 +495,17 @@ void Engine::Impl::report(CompletionState& completion, int num_new_tokens,
     logprobs.resize(num_new_tokens);  // a stop token may have cut the rest
     output.new_logprobs = std::move(logprobs);
   }
-  if (speculator_ != nullptr) output.acceptance = completion.acceptance;
+  if (drafting_ != nullptr) output.acceptance = completion.acceptance;
   if (const auto* finished = std::get_if<Finished>(&sequence.state)) {
     output.finish_reason = finished->reason;
     output.stop_token_id = finished->stop_token_id;
-    if (speculator_ != nullptr) speculator_->finish(sequence);
+    if (drafting_ != nullptr) drafting_->finish(sequence);
   }
 }
 
 void Engine::Impl::finish(CompletionState& completion, FinishReason reason) {
   scheduler_->finish(completion.sequence, reason);
-  if (speculator_ != nullptr) speculator_->finish(completion.sequence);
+  if (drafting_ != nullptr) drafting_->finish(completion.sequence);
 }
 
 void Engine::Impl::retire_finished(Outputs& outputs) {
@@ -547,7 +548,7 @@ EngineStats Engine::Impl::stats() const {
   stats.num_kv_blocks = pool_->num_blocks();
   stats.num_free_kv_blocks = pool_->num_free();
   stats.num_cached_kv_blocks = scheduler_->prefix_cache().num_cached_blocks();
-  if (speculator_ != nullptr) speculator_->fill_stats(stats);
+  if (drafting_ != nullptr) drafting_->fill_stats(stats);
   return stats;
 }
 

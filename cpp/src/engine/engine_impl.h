@@ -13,10 +13,10 @@
 
 #include "backend/backend.h"
 #include "engine/device_loop.h"
+#include "engine/drafting.h"
 #include "engine/failure.h"
 #include "engine/limits.h"
 #include "engine/request.h"
-#include "engine/speculator.h"
 #include "engine/step_sampler.h"
 #include "runtime/model_runner.h"
 #include "sched/scheduler.h"
@@ -82,7 +82,8 @@ class Engine::Impl {
   std::unique_ptr<ModelRunner> runner_;
   std::unique_ptr<BlockPool> pool_;
   std::unique_ptr<Scheduler> scheduler_;
-  std::unique_ptr<Speculator> speculator_;  // null without speculation
+  std::unique_ptr<DraftModels> draft_models_;
+  std::unique_ptr<Drafting> drafting_;  // null without speculation
   std::unique_ptr<StepSampler> sampler_;
   std::unique_ptr<DeviceLoop> loop_;  // null where the device does no steps of its own
   ModelInfo info_;

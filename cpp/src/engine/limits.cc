@@ -57,26 +57,6 @@ int64_t gpu_cache_bytes(const EngineConfig& config, const MemoryInfo& memory, in
 
 }  // namespace
 
-int max_positions(const ModelConfig& model) {
-  const auto stretched = [&](int positions) {
-    return static_cast<int>(std::min<double>(positions * std::max(1.0, model.rope.factor),
-                                             std::numeric_limits<int>::max()));
-  };
-  switch (model.rope.kind) {
-    case RopeKind::kLinear:
-    case RopeKind::kDynamic:
-      return stretched(model.max_position_embeddings);
-    case RopeKind::kYarn: {
-      const int original = model.rope.original_max_position_embeddings > 0
-                               ? model.rope.original_max_position_embeddings
-                               : model.max_position_embeddings;
-      return std::max(model.max_position_embeddings, stretched(original));
-    }
-    default:
-      return model.max_position_embeddings;
-  }
-}
-
 void validate(const EngineConfig& config) {
   require(!config.model.empty(), "model", "is empty; give the directory of a checkpoint");
   require(config.dtype == "auto" || config.dtype == "float32" || config.dtype == "bfloat16" ||

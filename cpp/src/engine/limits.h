@@ -28,10 +28,6 @@ DType resolve_dtype(const EngineConfig& config, const ModelConfig& model, Device
 // What a KV cache is made of: "auto" is the dtype computed in.
 KvFormat resolve_kv_format(const EngineConfig& config, DType act_dtype);
 
-// Tokens the checkpoint's positions reach. Interpolating rope scalings stretch what config.json
-// states; llama3 states the stretched length already.
-int max_positions(const ModelConfig& model);
-
 // Tokens of the longest request: as asked, else the checkpoint's maximum. Throws InvalidArgument
 // where the checkpoint cannot hold what was asked for.
 int resolve_max_model_len(const EngineConfig& config, const ModelConfig& model);

@@ -46,8 +46,7 @@ StepSampler::StepSampler(ModelRunner& runner, LogprobsMode logprobs_mode,
       vocab_size_(runner.decoder().config().vocab_size) {}
 
 bool StepSampler::is_weighed(const SequenceStep& step) const {
-  return has_drafts(step) &&
-         (verification_ == Verification::kRejection || verification_ == Verification::kBlock);
+  return has_drafts(step) && weighs_drafts(verification_);
 }
 
 std::vector<SequenceOutcome> StepSampler::run(std::span<const SequenceStep> steps) {

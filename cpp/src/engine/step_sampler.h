@@ -3,6 +3,7 @@
 #pragma once
 
 #include <exception>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -21,8 +22,9 @@ struct SequenceStep {
   CompletionState* completion = nullptr;
   int num_rows = 0;
   bool samples = false;
-  int first_row = 0;                // in the batch; a tree's root
-  const DraftTree* tree = nullptr;  // null: no drafts
+  int first_row = 0;                             // in the batch; a tree's root
+  const DraftTree* tree = nullptr;               // null: no drafts
+  std::optional<int> num_passes = std::nullopt;  // as StepRecord has them
 };
 
 class StepSampler {

@@ -1,16 +1,18 @@
 // config.json of a checkpoint, resolved to what the decoder needs.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "backend/op_args.h"
+#include "model/tensor_names.h"
 #include "specdec/checkpoint.h"
 
 namespace specdec {
 
-enum class RopeKind : uint8_t { kNone, kDefault, kLinear, kDynamic, kLlama3, kYarn };
+enum class RopeKind : uint8_t { kDefault, kLinear, kDynamic, kLlama3, kYarn };
 
 struct RopeConfig {
   RopeKind kind = RopeKind::kDefault;
@@ -34,16 +36,34 @@ struct ScaleBlock {
   int cols = 0;
 };
 
+// Where the norms of a block, attention or MLP, stand.
+enum class NormPlaces : uint8_t {
+  kInput,     // of the rows that the block reads
+  kResidual,  // of the residual stream, once the block has added to it (OPT-350m)
+};
+
+enum class MlpKind : uint8_t { kGated, kPlain, kExperts };
+
+// What one layer computes, where layers of a model may differ.
+struct LayerSpec {
+  NormPlaces norms = NormPlaces::kInput;
+  int rope = 0;                  // index into ModelConfig::ropes; -1: positions are not rotated
+  int sliding_window = 0;        // 0: full attention
+  float attention_scale = 0.0f;  // of the products of q and k
+  MlpKind mlp = MlpKind::kGated;
+  int inner_size = 0;  // of the MLP, or of each expert
+};
+
 struct ModelConfig {
   std::string architecture;  // "LlamaForCausalLM"
   std::string model_type;
+  TensorNames names;                     // the family's
   DType checkpoint_dtype = DType::kF32;  // dtype / torch_dtype of config.json
   std::string stored_format;             // of matrices held in fewer bits: "gguf q4_k"; empty: none
   bool random_weights = false;           // made up, not the checkpoint's
   ScaleBlock scale_block;                // of matrices of 8-bit floats with block scales
   int num_layers = 0;
   int hidden_size = 0;
-  int intermediate_size = 0;
   int num_heads = 0;
   int num_kv_heads = 0;
   int head_dim = 0;
@@ -51,35 +71,39 @@ struct ModelConfig {
   int max_position_embeddings = 0;
   bool tie_word_embeddings = false;
 
+  std::vector<LayerSpec> layers;  // [num_layers]
+  std::vector<RopeConfig> ropes;  // that layers choose from
+
+  // The same in all layers.
   NormKind norm_kind = NormKind::kRms;
   float norm_eps = 1e-5f;
-  bool norm_after = false;  // post-norm blocks (OPT-350m)
   bool final_norm = true;
   bool qk_norm = false;  // per-head RMS norm of q and k (Qwen3)
   bool qkv_bias = false;
   bool out_bias = false;  // attention output projection
   bool mlp_bias = false;
   Activation activation = Activation::kSilu;
-  bool gated_mlp = true;
-  float attention_scale = 0.0f;  // 0: head_dim ** -0.5
 
-  RopeConfig rope;
   bool learned_positions = false;  // OPT
   int learned_position_offset = 0;
   int embed_dim = 0;  // OPT word_embed_proj_dim; 0: hidden_size
 
-  std::vector<int> sliding_window;  // per layer; 0: full attention
-
-  int num_experts = 0;  // 0: dense
+  int num_experts = 0;  // of layers with experts
   int num_experts_per_token = 0;
-  bool renormalize_experts = true;
+  bool renormalize_experts = true;  // weights of the chosen experts add up to 1
 
   std::vector<int32_t> eos_token_ids;  // of generation_config.json, else config.json
+
+  bool any_layer(auto&& holds) const { return std::ranges::any_of(layers, holds); }
 };
 
 // Reads `directory`/config.json; the keys of `overrides`, a JSON object or empty, replace its own.
 // Throws CheckpointError (missing, malformed, unknown architecture — the message lists the known
 // ones).
 ModelConfig load_model_config(const std::string& directory, const std::string& overrides = "");
+
+// Tokens the checkpoint's positions reach. Interpolating rope scalings stretch what config.json
+// states; llama3 states the stretched length already.
+int max_positions(const ModelConfig& config);
 
 }  // namespace specdec

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <string_view>
 
 #include "core/str_cat.h"
@@ -101,6 +102,23 @@ RopeConfig parse_rope(const JsonFields& fields, int max_position_embeddings, dou
     fields.fail("partial_rotary_factor", "expected at most 1");
   }
   return rope;
+}
+
+int max_positions(const ModelConfig& config) {
+  int longest = config.max_position_embeddings;
+  for (const RopeConfig& rope : config.ropes) {
+    const int original = rope.kind == RopeKind::kYarn && rope.original_max_position_embeddings > 0
+                             ? rope.original_max_position_embeddings
+                             : config.max_position_embeddings;
+    if (rope.kind != RopeKind::kLinear && rope.kind != RopeKind::kDynamic &&
+        rope.kind != RopeKind::kYarn) {
+      continue;
+    }
+    longest =
+        std::max(longest, static_cast<int>(std::min<double>(original * std::max(1.0, rope.factor),
+                                                            std::numeric_limits<int>::max())));
+  }
+  return longest;
 }
 
 }  // namespace specdec

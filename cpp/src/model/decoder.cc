@@ -1,12 +1,12 @@
 #include "model/decoder.h"
 
+#include <algorithm>
 #include <array>
-#include <cmath>
 #include <utility>
+#include <vector>
 
 #include "core/check.h"
 #include "core/str_cat.h"
-#include "model/decoder_weights.h"
 #include "model/rope.h"
 #include "model/weight_format.h"
 #include "specdec/error.h"
@@ -17,7 +17,6 @@ namespace {
 // Intermediate results of one step, allocated once for the largest. "act" is the backend's
 // activation dtype.
 struct Workspace {
-  Workspace() = default;
   Workspace(const ModelConfig& config, Backend& backend, int max_rows);
 
   Buffer hidden;        // [max_rows, hidden] float32: the residual stream
@@ -25,7 +24,7 @@ struct Workspace {
   Buffer embedded;      // [max_rows, embed_dim] float32, with embedding projections only
   Buffer q;             // [max_rows, num_heads * head_dim] act
   Buffer attention;     // [max_rows, num_heads * head_dim] act
-  Buffer mlp;           // [max_rows, inner] act, without experts
+  Buffer inner;         // [max_rows, inner] act, of dense MLPs
   Buffer normed;        // [max_rows, hidden] act, with experts: what router and experts read
   Buffer router;        // [max_rows, num_experts] float32
 };
@@ -38,18 +37,28 @@ Workspace::Workspace(const ModelConfig& config, Backend& backend, int max_rows) 
   const DType act = backend.act_dtype();
   const int64_t hidden_size = config.hidden_size;
   const int64_t q_size = int64_t{config.num_heads} * config.head_dim;
+  int inner_size = 0;
+  for (const LayerSpec& layer : config.layers) {
+    if (layer.mlp != MlpKind::kExperts) inner_size = std::max(inner_size, layer.inner_size);
+  }
+  const auto keeps_spare = [](const LayerSpec& layer) { return layer.norms != NormPlaces::kInput; };
   hidden = rows(hidden_size, DType::kF32);
-  if (config.norm_after) hidden_spare = rows(hidden_size, DType::kF32);
+  if (config.any_layer(keeps_spare)) hidden_spare = rows(hidden_size, DType::kF32);
   if (config.embed_dim != 0) embedded = rows(config.embed_dim, DType::kF32);
   q = rows(q_size, act);
   attention = rows(q_size, act);
-  if (config.num_experts > 0) {
+  if (inner_size > 0) inner = rows(inner_size, act);
+  if (config.any_layer([](const LayerSpec& layer) { return layer.mlp == MlpKind::kExperts; })) {
     router = rows(config.num_experts, DType::kF32);
     normed = rows(hidden_size, act);
-  } else {
-    mlp = rows(config.intermediate_size, act);
   }
 }
+
+struct Rope {
+  Buffer cos;  // [max_positions, rotary_dim / 2] float32
+  Buffer sin;
+  int rotary_dim = 0;
+};
 
 Buffer make_table(Backend& backend, const std::vector<float>& values) {
   const TensorView view{
@@ -57,78 +66,70 @@ Buffer make_table(Backend& backend, const std::vector<float>& values) {
   return backend.make_vector(std::array{view});
 }
 
-}  // namespace
+std::vector<Rope> make_ropes(const ModelConfig& config, Backend& backend, int max_model_len) {
+  std::vector<Rope> ropes;
+  for (const RopeConfig& rope : config.ropes) {
+    const RopeTables tables = make_rope_tables(rope, config.head_dim, max_model_len);
+    ropes.push_back({.cos = make_table(backend, tables.cos),
+                     .sin = make_table(backend, tables.sin),
+                     .rotary_dim = rotary_dim(rope, config.head_dim)});
+  }
+  return ropes;
+}
 
-struct Decoder::Impl {
-  Impl(const ModelConfig& model_config, const std::string& directory, Backend& device,
-       int max_model_len, int row_limit, Quantization quantization);
-
-  void forward(const BatchView& batch, std::span<const PagedKvView> kv_layers);
-  void compute_logits(const int32_t* row_ids, int num_rows, float* logits);
-
-  void embed(const BatchView& batch);
-  void attention_block(const LayerWeights& layer, int index, const BatchView& batch,
-                       const PagedKvView& kv);
-  void mlp_block(const LayerWeights& layer, int num_rows);
-  void dense_mlp(const LayerWeights& layer, int num_rows);
-  void sparse_mlp(const LayerWeights& layer, int num_rows);
-  NormParams params_of(const NormWeights& norm) const;
-  ProjectionInput block_input(const NormParams& norm, int num_rows) const;
-  ProjectionInput act_input(const Buffer& rows, int num_rows) const;
-  void end_block(const NormWeights& norm, int num_rows);
-
-  ModelConfig config;
-  Backend& backend;
-  int max_positions;
-  int max_rows;
-  DecoderWeights weights;  // first: they check the sizes that all else is allocated from
-  Buffer rope_cos;         // [max_positions, rotary_dim / 2] float32, empty with learned positions
-  Buffer rope_sin;
-  int rotary_size = 0;
-  float attention_scale;
-  Workspace work;
-};
-
-Decoder::Impl::Impl(const ModelConfig& model_config, const std::string& directory, Backend& device,
-                    int max_model_len, int row_limit, Quantization quantization)
-    : config(model_config),
-      backend(device),
-      max_positions(max_model_len),
-      max_rows(row_limit),
-      attention_scale(config.attention_scale != 0.0f
-                          ? config.attention_scale
-                          : static_cast<float>(1.0 / std::sqrt(double(config.head_dim)))) {
+void check_sizes(const ModelConfig& config, int max_model_len, int max_rows) {
   SPECDEC_CHECK_GT(max_model_len, 0);
-  SPECDEC_CHECK_GT(row_limit, 0);
+  SPECDEC_CHECK_GT(max_rows, 0);
   if (config.learned_positions && max_model_len > config.max_position_embeddings) {
     throw InvalidArgument("max_model_len", str_cat(max_model_len, " is more than the ",
                                                    config.max_position_embeddings,
                                                    " positions the checkpoint has embeddings for"));
   }
-  weights = load_decoder_weights(config, directory, quantization, backend);
-  work = Workspace(config, backend, row_limit);
-  if (config.rope.kind != RopeKind::kNone) {
-    rotary_size = rotary_dim(config.rope, config.head_dim);
-    const RopeTables tables = make_rope_tables(config.rope, config.head_dim, max_model_len);
-    rope_cos = make_table(backend, tables.cos);
-    rope_sin = make_table(backend, tables.sin);
-  }
 }
+
+}  // namespace
+
+struct Decoder::Impl {
+  Impl(const ModelConfig& model_config, Backend& device, LoadedParts loaded_parts,
+       int max_model_len, int row_limit)
+      : config(model_config),
+        backend(device),
+        max_rows(row_limit),
+        loaded(std::move(loaded_parts)),
+        parts(loaded.parts),
+        work(config, backend, row_limit),
+        ropes(make_ropes(config, backend, max_model_len)) {}
+
+  void forward(const BatchView& batch, std::span<const PagedKvView> kv_layers);
+  void compute_logits(const int32_t* row_ids, int num_rows, float* logits);
+
+  void embed(const BatchView& batch);
+  void run_layer(const Layer& layer, const BatchView& batch, const PagedKvView& kv);
+  void attend(const Layer& layer, const BatchView& batch, const PagedKvView& kv);
+  void expand(const Layer& layer, int num_rows);
+  void add_experts(const Layer& layer, int num_rows);
+  void add_block(const Layer& layer, const Linear& out, const Buffer& rows, const Norm& norm,
+                 int num_rows);
+  ProjectionInput block_input(const Layer& layer, const NormParams& norm, int num_rows) const;
+  ProjectionInput act_input(const Buffer& rows, int num_rows) const;
+
+  ModelConfig config;
+  Backend& backend;
+  int max_rows;
+  LoadedParts loaded;
+  const ModelParts& parts;
+  Workspace work;
+  std::vector<Rope> ropes;  // as ModelConfig::ropes
+};
 
 // ---- pieces
 
-NormParams Decoder::Impl::params_of(const NormWeights& norm) const {
-  return {.kind = config.norm_kind,
-          .weight = norm.weight.as<float>(),
-          .bias = norm.bias.as<float>(),
-          .eps = config.norm_eps};
-}
-
-// A block reads the normalised residual stream; with norms after the blocks, the stream itself.
-ProjectionInput Decoder::Impl::block_input(const NormParams& norm, int num_rows) const {
+// What a block reads: the residual stream, normalised where the layer does so first.
+ProjectionInput Decoder::Impl::block_input(const Layer& layer, const NormParams& norm,
+                                           int num_rows) const {
   return {.x = work.hidden.data(),
           .dtype = DType::kF32,
-          .norm = config.norm_after ? nullptr : &norm,
+          .norm = layer.spec.norms == NormPlaces::kInput ? &norm : nullptr,
           .num_rows = num_rows};
 }
 
@@ -136,9 +137,16 @@ ProjectionInput Decoder::Impl::act_input(const Buffer& rows, int num_rows) const
   return {.x = rows.data(), .dtype = backend.act_dtype(), .num_rows = num_rows};
 }
 
-void Decoder::Impl::end_block(const NormWeights& norm, int num_rows) {
-  if (!config.norm_after) return;
-  backend.norm({.norm = params_of(norm),
+// Ends a block: projects `rows` and adds them to the residual stream.
+void Decoder::Impl::add_block(const Layer& layer, const Linear& out, const Buffer& rows,
+                              const Norm& norm, int num_rows) {
+  backend.linear({.weight = out.weight.get(),
+                  .in = act_input(rows, num_rows),
+                  .bias = out.bias.as<float>(),
+                  .out = work.hidden.as<float>(),
+                  .accumulate = true});
+  if (layer.spec.norms != NormPlaces::kResidual) return;
+  backend.norm({.norm = norm.params(),
                 .x = work.hidden.as<float>(),
                 .out = work.hidden_spare.data(),
                 .out_dtype = DType::kF32,
@@ -150,78 +158,72 @@ void Decoder::Impl::end_block(const NormWeights& norm, int num_rows) {
 // ---- forward
 
 void Decoder::Impl::embed(const BatchView& batch) {
+  const Embedding& embedding = *parts.embedding;
   float* hidden = work.hidden.as<float>();
   const int rows = batch.num_rows;
-  float* embedded = config.embed_dim != 0 ? work.embedded.as<float>() : hidden;
-  backend.embed({.table = weights.embedding.get(),
+  float* embedded = embedding.project_in ? work.embedded.as<float>() : hidden;
+  backend.embed({.table = embedding.tokens.get(),
                  .token_ids = batch.token_ids,
                  .out = embedded,
                  .num_rows = rows});
-  if (weights.project_in) {
-    backend.linear({.weight = weights.project_in.get(),
+  if (embedding.project_in) {
+    backend.linear({.weight = embedding.project_in.get(),
                     .in = {.x = embedded, .dtype = DType::kF32, .num_rows = rows},
                     .out = hidden});
   }
-  if (weights.positions) {
-    backend.embed({.table = weights.positions.get(),
+  if (embedding.positions) {
+    backend.embed({.table = embedding.positions.get(),
                    .token_ids = batch.positions,
                    .out = hidden,
                    .num_rows = rows,
-                   .index_offset = config.learned_position_offset,
+                   .index_offset = embedding.position_offset,
                    .accumulate = true});
   }
 }
 
-void Decoder::Impl::attention_block(const LayerWeights& layer, int index, const BatchView& batch,
-                                    const PagedKvView& kv) {
-  const int rows = batch.num_rows;
-  const NormParams norm = params_of(layer.attention_norm);
-  backend.project_qkv({.weight = layer.qkv.weight.get(),
-                       .in = block_input(norm, rows),
-                       .bias = layer.qkv.bias.as<float>(),
-                       .q_norm = layer.q_norm.as<float>(),
-                       .k_norm = layer.k_norm.as<float>(),
-                       .norm_eps = config.norm_eps,
-                       .rope_cos = rope_cos.as<float>(),
-                       .rope_sin = rope_sin.as<float>(),
-                       .rotary_dim = rotary_size,
-                       .num_heads = config.num_heads,
-                       .batch = &batch,
-                       .kv = kv,
-                       .q = work.q.data()});
+// The attention of a layer, before its output projection, into work.attention.
+void Decoder::Impl::attend(const Layer& layer, const BatchView& batch, const PagedKvView& kv) {
+  const NormParams norm = layer.attention_norm.params();
+  QkvArgs qkv = {.weight = layer.qkv.weight.get(),
+                 .in = block_input(layer, norm, batch.num_rows),
+                 .bias = layer.qkv.bias.as<float>(),
+                 .q_norm = layer.q_norm.as<float>(),
+                 .k_norm = layer.k_norm.as<float>(),
+                 .norm_eps = config.norm_eps,
+                 .num_heads = config.num_heads,
+                 .batch = &batch,
+                 .kv = kv,
+                 .q = work.q.data()};
+  if (layer.spec.rope >= 0) {
+    const Rope& rope = ropes[layer.spec.rope];
+    qkv.rope_cos = rope.cos.as<float>();
+    qkv.rope_sin = rope.sin.as<float>();
+    qkv.rotary_dim = rope.rotary_dim;
+  }
+  backend.project_qkv(qkv);
   backend.tree_attention({.q = work.q.data(),
                           .batch = &batch,
                           .kv = kv,
                           .num_heads = config.num_heads,
-                          .scale = attention_scale,
-                          .sliding_window = config.sliding_window[index],
+                          .scale = layer.spec.attention_scale,
+                          .sliding_window = layer.spec.sliding_window,
                           .out = work.attention.data()});
-  backend.linear({.weight = layer.attention_out.weight.get(),
-                  .in = act_input(work.attention, rows),
-                  .bias = layer.attention_out.bias.as<float>(),
-                  .out = work.hidden.as<float>(),
-                  .accumulate = true});
-  end_block(layer.attention_norm, rows);
 }
 
-void Decoder::Impl::dense_mlp(const LayerWeights& layer, int num_rows) {
-  const NormParams norm = params_of(layer.mlp_norm);
+// The first half of a dense MLP, into work.inner.
+void Decoder::Impl::expand(const Layer& layer, int num_rows) {
+  const NormParams norm = layer.mlp_norm.params();
   backend.activated_linear({.weight = layer.mlp_in.weight.get(),
-                            .in = block_input(norm, num_rows),
+                            .in = block_input(layer, norm, num_rows),
                             .bias = layer.mlp_in.bias.as<float>(),
                             .activation = config.activation,
-                            .gated = config.gated_mlp,
-                            .out = work.mlp.data()});
-  backend.linear({.weight = layer.mlp_out.weight.get(),
-                  .in = act_input(work.mlp, num_rows),
-                  .bias = layer.mlp_out.bias.as<float>(),
-                  .out = work.hidden.as<float>(),
-                  .accumulate = true});
+                            .gated = layer.spec.mlp == MlpKind::kGated,
+                            .out = work.inner.data()});
 }
 
-void Decoder::Impl::sparse_mlp(const LayerWeights& layer, int num_rows) {
-  SPECDEC_CHECK(!config.norm_after);
-  backend.norm({.norm = params_of(layer.mlp_norm),
+void Decoder::Impl::add_experts(const Layer& layer, int num_rows) {
+  SPECDEC_CHECK(layer.spec.norms == NormPlaces::kInput);
+  backend.norm({.norm = layer.mlp_norm.params(),
                 .x = work.hidden.as<float>(),
                 .out = work.normed.data(),
                 .out_dtype = backend.act_dtype(),
@@ -241,58 +243,60 @@ void Decoder::Impl::sparse_mlp(const LayerWeights& layer, int num_rows) {
                .num_rows = num_rows});
 }
 
-void Decoder::Impl::mlp_block(const LayerWeights& layer, int num_rows) {
-  if (config.num_experts > 0) {
-    sparse_mlp(layer, num_rows);
-  } else {
-    dense_mlp(layer, num_rows);
-  }
-  end_block(layer.mlp_norm, num_rows);
+void Decoder::Impl::run_layer(const Layer& layer, const BatchView& batch, const PagedKvView& kv) {
+  const int rows = batch.num_rows;
+  attend(layer, batch, kv);
+  add_block(layer, layer.attention_out, work.attention, layer.attention_norm, rows);
+  if (layer.spec.mlp == MlpKind::kExperts) return add_experts(layer, rows);
+  expand(layer, rows);
+  add_block(layer, layer.mlp_out, work.inner, layer.mlp_norm, rows);
 }
 
 void Decoder::Impl::forward(const BatchView& batch, std::span<const PagedKvView> kv_layers) {
   SPECDEC_CHECK_LE(batch.num_rows, max_rows);
-  SPECDEC_CHECK_EQ(kv_layers.size(), weights.layers.size());
+  SPECDEC_CHECK_EQ(kv_layers.size(), parts.layers.size());
   if (batch.num_rows == 0) return;
   embed(batch);
-  for (int index = 0; index < config.num_layers; ++index) {
-    const LayerWeights& layer = weights.layers[index];
-    attention_block(layer, index, batch, kv_layers[index]);
-    mlp_block(layer, batch.num_rows);
+  for (size_t index = 0; index < parts.layers.size(); ++index) {
+    run_layer(*parts.layers[index], batch, kv_layers[index]);
   }
 }
 
 void Decoder::Impl::compute_logits(const int32_t* row_ids, int rows, float* logits) {
   SPECDEC_CHECK_LE(rows, max_rows);
   if (rows == 0) return;
-  const NormParams norm = params_of(weights.final_norm);
+  const Head& head = *parts.head;
+  const NormParams norm = parts.final_norm ? parts.final_norm->params() : NormParams{};
   ProjectionInput in = {.x = work.hidden.data(),
                         .dtype = DType::kF32,
                         .row_ids = row_ids,
-                        .norm = config.final_norm ? &norm : nullptr,
+                        .norm = parts.final_norm ? &norm : nullptr,
                         .num_rows = rows};
-  if (weights.project_out) {
-    backend.linear(
-        {.weight = weights.project_out.get(), .in = in, .out = work.embedded.as<float>()});
+  if (head.project_out) {
+    backend.linear({.weight = head.project_out.get(), .in = in, .out = work.embedded.as<float>()});
     in = {.x = work.embedded.data(), .dtype = DType::kF32, .num_rows = rows};
   }
-  backend.linear({.weight = weights.head.get(), .in = in, .out = logits});
+  backend.linear({.weight = head.weight.get(), .in = in, .out = logits});
 }
 
 // ---- public
 
 Decoder::Decoder(const ModelConfig& config, const std::string& directory, Backend& backend,
-                 int max_model_len, int max_rows, Quantization quantization)
-    : impl_(std::make_unique<Impl>(config, directory, backend, max_model_len, max_rows,
-                                   quantization)) {}
+                 int max_model_len, int max_rows, Quantization quantization, ModelParts given) {
+  check_sizes(config, max_model_len, max_rows);
+  // Parts first: loading checks the sizes that all else is allocated from.
+  LoadedParts parts = load_parts(config, directory, quantization, backend, std::move(given));
+  impl_ = std::make_unique<Impl>(config, backend, std::move(parts), max_model_len, max_rows);
+}
 Decoder::~Decoder() = default;
 
 const ModelConfig& Decoder::config() const { return impl_->config; }
-int64_t Decoder::num_parameters() const { return impl_->weights.num_parameters; }
-int64_t Decoder::weight_bytes() const { return impl_->weights.size_bytes; }
+const ModelParts& Decoder::parts() const { return impl_->parts; }
+int64_t Decoder::num_parameters() const { return impl_->loaded.num_parameters; }
+int64_t Decoder::weight_bytes() const { return impl_->loaded.size_bytes; }
 
 std::string Decoder::weight_format() const {
-  const std::string kinds = describe_formats(impl_->weights.formats, impl_->backend.act_dtype());
+  const std::string kinds = describe_formats(impl_->loaded.formats, impl_->backend.act_dtype());
   const std::string& stored = impl_->config.stored_format;
   return stored.empty() || impl_->config.random_weights ? kinds : str_cat(kinds, ", from ", stored);
 }

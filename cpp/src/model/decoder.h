@@ -1,5 +1,5 @@
-// The transformer, written once over Backend for every family: what differs between families is
-// data (ModelConfig), not code paths of their own.
+// The transformer, written once over Backend for every family: families differ by data (ModelConfig
+// and the parts loaded for it), not by code of their own.
 #pragma once
 
 #include <cstdint>
@@ -9,19 +9,25 @@
 
 #include "backend/backend.h"
 #include "model/config.h"
+#include "model/parts.h"
 #include "specdec/quantization.h"
 
 namespace specdec {
 
 class Decoder {
  public:
-  // Loads and packs the checkpoint in `directory`. Positions up to max_model_len; steps of up to
-  // max_rows rows. The backend is borrowed and must outlive the decoder.
+  // Loads and packs the checkpoint in `directory`, but for the parts that are `given`, of the same
+  // backend. Positions up to max_model_len; steps of up to max_rows rows. The backend is borrowed
+  // and must outlive the decoder.
   Decoder(const ModelConfig& config, const std::string& directory, Backend& backend,
-          int max_model_len, int max_rows, Quantization quantization = Quantization::kAuto);
+          int max_model_len, int max_rows, Quantization quantization = Quantization::kAuto,
+          ModelParts given = {});
   ~Decoder();
 
   const ModelConfig& config() const;
+  // For other decoders to share.
+  const ModelParts& parts() const;
+  // Of the parts that were not given.
   int64_t num_parameters() const;
   int64_t weight_bytes() const;
   // What the matrices are packed as, and what they came from where that was integers: "bfloat16",

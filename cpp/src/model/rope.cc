@@ -67,7 +67,6 @@ double yarn_mscale(double factor, double weight) {
 }  // namespace
 
 int rotary_dim(const RopeConfig& rope, int head_dim) {
-  if (rope.kind == RopeKind::kNone) return 0;
   return static_cast<int>(head_dim * rope.partial_rotary_factor);
 }
 

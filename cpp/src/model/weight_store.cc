@@ -116,7 +116,7 @@ WeightStore WeightStore::random(const ModelConfig& config) {
   WeightStore store;
   store.source_ = "load_format='dummy'";
   store.is_random_ = true;
-  store.has_random_head_ = !config.tie_word_embeddings;
+  if (!config.tie_word_embeddings) store.random_head_ = str_cat(config.names.head, ".weight");
   store.random_dtype_ = config.checkpoint_dtype;
   return store;
 }

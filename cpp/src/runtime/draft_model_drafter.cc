@@ -16,6 +16,11 @@ namespace {
 // a tree is cut must not depend on the tokens drawn, or rejection would favour likely ones.
 constexpr float kDrawDecay = 0.5f;
 
+// The KV of every node takes a slot.
+int max_depth(const DraftRequest& request) {
+  return std::min(request.max_depth, request.num_slots);
+}
+
 int num_words(int num_slots) { return (num_slots + 63) / 64; }
 
 // Tokens past the target's vocabulary (padding of the draft's) are never drafted.
@@ -36,7 +41,7 @@ void set_bit(std::vector<uint64_t>& mask, int bit) {
 DraftKvLedger::DraftKvLedger(const BlockPool& pool)
     : pool_(pool), entries_(static_cast<size_t>(pool.num_blocks()) + 1) {}
 
-int DraftKvLedger::num_valid(const BlockTable& blocks, int limit) const {
+int DraftKvLedger::num_seen(const BlockTable& blocks, int limit) const {
   int total = 0;
   for (BlockId id : blocks.ids()) {
     const Entry& entry = entries_[id];
@@ -47,7 +52,7 @@ int DraftKvLedger::num_valid(const BlockTable& blocks, int limit) const {
   return std::min(total, limit);
 }
 
-void DraftKvLedger::set_valid(const BlockTable& blocks, int first, int num_tokens) {
+void DraftKvLedger::set_seen(const BlockTable& blocks, int first, int num_tokens) {
   const int block_size = blocks.block_size();
   for (int index = first / block_size; index * block_size < num_tokens; ++index) {
     const BlockId id = blocks.ids()[index];
@@ -58,25 +63,25 @@ void DraftKvLedger::set_valid(const BlockTable& blocks, int first, int num_token
   }
 }
 
-DraftModelDrafter::DraftModelDrafter(std::unique_ptr<ModelRunner> runner, const BlockPool& pool,
+DraftModelDrafter::DraftModelDrafter(ModelRunner& runner, const BlockPool& pool,
                                      const DraftModelOptions& options)
-    : runner_(std::move(runner)), options_(options), ledger_(pool) {
+    : runner_(runner), options_(options), ledger_(pool) {
   SPECDEC_CHECK(options.id >= 0 && options.id < kMaxDrafters);
 }
 
 // A token only the target's table holds has no embedding here (padding, in practice never written).
 bool DraftModelDrafter::can_draft(const DraftRequest& request) const {
-  if (static_cast<int>(request.tokens.size()) + request.max_depth > options_.max_model_len) {
+  if (static_cast<int>(request.tokens.size()) + max_depth(request) > options_.max_model_len) {
     return false;
   }
-  const int vocab_size = runner_->decoder().config().vocab_size;
+  const int vocab_size = runner_.decoder().config().vocab_size;
   return vocab_size >= options_.vocab_size ||
          std::ranges::all_of(request.tokens, [&](int32_t token) { return token < vocab_size; });
 }
 
 int DraftModelDrafter::num_unseen(const DraftRequest& request) const {
   const int base_len = static_cast<int>(request.tokens.size()) - 1;
-  return base_len + 1 - ledger_.num_valid(*request.blocks, base_len);
+  return base_len + 1 - ledger_.num_seen(*request.blocks, base_len);
 }
 
 void DraftModelDrafter::draft(std::span<DraftRequest> requests) {
@@ -87,13 +92,13 @@ void DraftModelDrafter::draft(std::span<DraftRequest> requests) {
     const int base_len = static_cast<int>(request.tokens.size()) - 1;
     growths.push_back({.request = &request,
                        .base_len = base_len,
-                       .num_seen = ledger_.num_valid(*request.blocks, base_len),
+                       .num_seen = ledger_.num_seen(*request.blocks, base_len),
                        .frontier = {}});
   }
   catch_up(growths);
   while (run_level(growths)) {
   }
-  for (Growth& growth : growths) growth.request->tree->truncate(growth.request->max_nodes);
+  for (Growth& growth : growths) growth.request->tree->truncate(growth.request->num_slots);
 }
 
 // Runs every sequence's unseen tokens up to the root, in as few passes as the row limit allows, and
@@ -131,7 +136,7 @@ void DraftModelDrafter::catch_up(std::vector<Growth>& growths) {
     if (ran.empty()) continue;
     run_pass(at_root);
     for (const auto& [growth, first] : ran) {
-      ledger_.set_valid(*growth->request->blocks, first, growth->num_seen);
+      ledger_.set_seen(*growth->request->blocks, first, growth->num_seen);
     }
   }
 }
@@ -140,14 +145,14 @@ void DraftModelDrafter::run_pass(std::span<Growth* const> growths) {
   double seconds = 0;
   {
     const Stopwatch watch(seconds);
-    runner_->forward(inputs_);
+    runner_.forward(inputs_);
     expand(growths);
   }
   passes_.push_back({.num_rows = inputs_.num_rows(), .seconds = seconds});
 }
 
-void DraftModelDrafter::ask_gate(std::vector<Growth>& growths) const {
-  std::vector<DraftGate::Node> nodes;
+void DraftModelDrafter::ask_policy(std::vector<Growth>& growths) const {
+  std::vector<FrontierNode> nodes;
   for (const Growth& growth : growths) {
     for (const Frontier& frontier : growth.frontier) {
       nodes.push_back({.sequence = growth.request->sequence,
@@ -156,7 +161,7 @@ void DraftModelDrafter::ask_gate(std::vector<Growth>& growths) const {
     }
   }
   if (nodes.empty()) return;
-  growths[0].request->gate->choose(options_.id, nodes);
+  growths[0].request->policy->plan_pass(options_.id, nodes);
   auto next = nodes.begin();
   for (Growth& growth : growths) {
     std::erase_if(growth.frontier, [&](const Frontier&) { return !(next++)->goes_on; });
@@ -165,7 +170,7 @@ void DraftModelDrafter::ask_gate(std::vector<Growth>& growths) const {
 
 // One pass over the frontiers of all requests; false when there is none left.
 bool DraftModelDrafter::run_level(std::vector<Growth>& growths) {
-  if (!growths.empty() && growths[0].request->gate != nullptr) ask_gate(growths);
+  if (!growths.empty() && growths[0].request->policy != nullptr) ask_policy(growths);
   size_t next = 0;
   bool any = false;
   while (next < growths.size()) {
@@ -222,7 +227,7 @@ SampleRow DraftModelDrafter::make_row(const DraftRequest& request, int node) {
     row.noise_stream = draft_noise_stream(root_position, options_.id);
   }
 
-  const int vocab_size = runner_->decoder().config().vocab_size;
+  const int vocab_size = runner_.decoder().config().vocab_size;
   if (vocab_size != options_.vocab_size) row.processor = nullptr;  // made for the target's
   if (vocab_size < options_.vocab_size) {
     const auto keep = [&](std::span<const int32_t>& ids) {
@@ -270,7 +275,7 @@ void DraftModelDrafter::sample(std::span<Growth* const> growths) {
   rows_.clear();
   id_lists_.clear();
   distributions_.clear();
-  const int vocab_size = runner_->decoder().config().vocab_size;
+  const int vocab_size = runner_.decoder().config().vocab_size;
   for (const Growth* growth : growths) {
     for (const Frontier& frontier : growth->frontier) {
       row_ids_.push_back(frontier.row);
@@ -284,7 +289,7 @@ void DraftModelDrafter::sample(std::span<Growth* const> growths) {
     }
   }
   results_.assign(rows_.size(), SampleResult{});
-  runner_->sample(row_ids_, rows_, LogprobsMode::kRaw, results_);
+  runner_.sample(row_ids_, rows_, LogprobsMode::kRaw, results_);
 }
 
 void DraftModelDrafter::grow(Growth& growth, size_t row) {
@@ -327,12 +332,12 @@ void DraftModelDrafter::choose_frontier(Growth& growth, std::vector<Frontier> ne
   const DraftRequest& request = *growth.request;
   const DraftTree& tree = *request.tree;
   std::erase_if(next, [&](const Frontier& frontier) {
-    return tree.depth(frontier.node) >= request.max_depth ||
+    return tree.depth(frontier.node) >= max_depth(request) ||
            frontier.confidence < options_.min_confidence;
   });
   std::ranges::stable_sort(
       next, [](const Frontier& a, const Frontier& b) { return a.confidence > b.confidence; });
-  const int room = std::max(0, request.max_nodes + 1 - growth.num_slots);
+  const int room = std::max(0, request.num_slots + 1 - growth.num_slots);
   const int width = std::min({static_cast<int>(next.size()), request.tree_width, room});
   next.resize(width);
   growth.frontier = std::move(next);

@@ -22,9 +22,9 @@ class DraftKvLedger {
   explicit DraftKvLedger(const BlockPool& pool);
 
   // Leading tokens of a sequence, at most `limit`, whose KV is there.
-  int num_valid(const BlockTable& blocks, int limit) const;
+  int num_seen(const BlockTable& blocks, int limit) const;
   // The first num_tokens of the sequence are there now; those before `first` were before.
-  void set_valid(const BlockTable& blocks, int first, int num_tokens);
+  void set_seen(const BlockTable& blocks, int first, int num_tokens);
 
  private:
   struct Entry {
@@ -42,33 +42,25 @@ struct DraftModelOptions {
   int max_rows = 0;             // of one forward pass
   int max_model_len = 0;        // nothing is drafted past it
   int vocab_size = 0;           // the target's; its padding may differ from the draft's
+  double relative_cost = 1.0;   // of a pass beside the target's, before passes are measured
 };
 
 class DraftModelDrafter final : public Drafter {
  public:
-  // `runner` has its cache, with the blocks of `pool`, which must outlive the drafter.
-  DraftModelDrafter(std::unique_ptr<ModelRunner> runner, const BlockPool& pool,
-                    const DraftModelOptions& options);
+  // `runner` has its cache, with the blocks of `pool`. Both must outlive the drafter.
+  DraftModelDrafter(ModelRunner& runner, const BlockPool& pool, const DraftModelOptions& options);
 
-  const char* name() const override { return "draft_model"; }
-  bool is_free() const override { return false; }
+  DrafterTraits traits() const override {
+    return {.cost = DrafterTraits::Cost::kPerLevel, .relative_pass_cost = options_.relative_cost};
+  }
   // First what the draft model has not seen of each sequence (a prompt, or what was accepted last),
   // then one pass a level of the trees, all requests together.
   void draft(std::span<DraftRequest> requests) override;
   int num_unseen(const DraftRequest& request) const override;
   std::span<const Pass> passes() const override { return passes_; }
-  void finish(uint64_t, std::span<const int32_t>, int) override {}
 
-  // For steps in which the device drafts: the model, how much of a sequence it has seen (`limit` at
-  // most), and what it has seen after such a step.
-  ModelRunner& runner() { return *runner_; }
-  const DraftModelOptions& options() const { return options_; }
-  int num_seen(const BlockTable& blocks, int limit) const {
-    return ledger_.num_valid(blocks, limit);
-  }
-  void record_seen(const BlockTable& blocks, int first, int num_tokens) {
-    ledger_.set_valid(blocks, first, num_tokens);
-  }
+  // For device steps, which run the model by themselves.
+  DraftKvLedger& ledger() { return ledger_; }
 
  private:
   // A node whose continuations are drafted in the next pass, and its row in that pass.
@@ -92,8 +84,8 @@ class DraftModelDrafter final : public Drafter {
   bool run_level(std::vector<Growth>& growths);
   // The rows of a request's frontier, for the next pass.
   void add_level(Growth& growth);
-  // Ends the paths below which the gate does not draft on.
-  void ask_gate(std::vector<Growth>& growths) const;
+  // Ends the paths below which the policy does not go on.
+  void ask_policy(std::vector<Growth>& growths) const;
   // One pass over the rows, then expand().
   void run_pass(std::span<Growth* const> growths);
   // Samples continuations at every frontier row of the last forward pass and sets the new
@@ -110,7 +102,7 @@ class DraftModelDrafter final : public Drafter {
                     const SampleResult& result, std::vector<Frontier>& next);
   void choose_frontier(Growth& growth, std::vector<Frontier> next) const;
 
-  std::unique_ptr<ModelRunner> runner_;
+  ModelRunner& runner_;
   DraftModelOptions options_;
   DraftKvLedger ledger_;
   std::vector<Pass> passes_;

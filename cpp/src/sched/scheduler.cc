@@ -148,7 +148,7 @@ void Scheduler::request_drafts(const DraftBudget& budget, ExecutionPlan& plan) c
   const int num_decoding = static_cast<int>(plan.sequences.size());  // each that runs has its row
   int64_t num_wanted = 0;
   for (ScheduledSequence& scheduled : plan.sequences) {
-    if (scheduled.sequence->max_draft_depth() <= 0) continue;
+    if (scheduled.sequence->max_draft_depth(1) == 0) continue;
     scheduled.num_draft_slots = budget(*scheduled.sequence, num_decoding);
     SPECDEC_CHECK_GE(scheduled.num_draft_slots, 0);
     num_wanted += scheduled.num_draft_slots;
@@ -170,7 +170,7 @@ void Scheduler::grant_drafts(ExecutionPlan& plan) {
         std::min<int64_t>({scheduled.num_draft_slots, rows_left(plan), capacity - num_tokens}));
     SPECDEC_CHECK(sequence.blocks.reserve(pool_, num_tokens + num_slots));
     scheduled.num_draft_slots = num_slots;
-    scheduled.max_draft_depth = std::min(num_slots, sequence.max_draft_depth());
+    scheduled.max_draft_depth = sequence.max_draft_depth(num_slots);
     plan.num_draft_slots += num_slots;
   }
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/step_rules.h"
 
 namespace specdec {
 
@@ -52,6 +53,11 @@ int Sequence::max_num_tokens() const {
   return params.max_tokens < max_model_len_ - num_prompt_tokens_
              ? num_prompt_tokens_ + params.max_tokens
              : max_model_len_;
+}
+
+int Sequence::max_draft_depth(int limit) const {
+  const int wanted = std::min(limit, params.num_speculative_tokens.value_or(limit));
+  return draft_depth_limit(wanted, num_tokens(), max_num_tokens());
 }
 
 }  // namespace specdec

@@ -46,8 +46,9 @@ class Sequence {
   int num_output_tokens() const { return num_tokens() - num_prompt_tokens_; }
   // The most tokens it can come to have: the lower of max_model_len and prompt + max_tokens.
   int max_num_tokens() const;
-  // Longest draft path that could be kept whole: a step commits one token more than it accepts.
-  int max_draft_depth() const { return max_num_tokens() - num_tokens() - 1; }
+  // How deep it may draft in a step that allows `limit`: no deeper than the request wants, nor than
+  // could be kept whole, since a step commits one token more than it accepts.
+  int max_draft_depth(int limit) const;
 
   bool is_finished() const { return std::holds_alternative<Finished>(state); }
   bool is_running() const {

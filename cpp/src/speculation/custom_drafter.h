@@ -18,10 +18,9 @@ class CustomDrafterAdapter : public Drafter {
  public:
   CustomDrafterAdapter(std::shared_ptr<CustomDrafter> custom, int id, int vocab_size);
 
-  const char* name() const override { return "custom"; }
-  bool is_free() const override { return false; }  // not known
+  // What propose() costs is not known.
+  DrafterTraits traits() const override { return {.cost = DrafterTraits::Cost::kPerCall}; }
   void draft(std::span<DraftRequest> requests) override;
-  void finish(uint64_t, std::span<const int32_t>, int) override {}
 
  private:
   void check(std::span<const int32_t> continuation) const;

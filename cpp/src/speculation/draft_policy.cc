@@ -2,10 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <utility>
-
-#include "core/check.h"
 
 namespace specdec {
 namespace {
@@ -31,7 +28,7 @@ constexpr int64_t kLongestInterval = 256;
 constexpr double kIntervalByGain = 100;
 
 constexpr int kFirstSlots = 4;           // of a request nothing is known of
-constexpr int kCatchUpRows = 4;          // of a usual pass; what is beyond is caught up once
+constexpr int kCatchUpRows = 4;          // of a usual pass; more rows than these run only once
 constexpr double kTokensPerStep = 2;     // with drafts, to spread the cost of catching up
 constexpr double kShortestHorizon = 32;  // tokens
 constexpr double kOutputMemory = 8;      // requests
@@ -41,18 +38,18 @@ constexpr double kOutputMemory = 8;      // requests
 class DraftPolicy::DraftingCost {
  public:
   // `width`: rows of a request in the passes after the first.
-  DraftingCost(const DraftPolicy& policy, int drafter, int width = 1)
+  DraftingCost(const DraftPolicy& policy, int drafter, int width)
       : policy_(policy), drafter_(drafter), width_(width) {}
 
   void add(const Ask& ask, int depth) {
-    const bool sequential = policy_.drafters_[drafter_].is_sequential;
-    if (depth > 1 && !sequential) return;
+    const bool has_model = policy_.drafters_[drafter_].has_model();
+    if (depth > 1 && !has_model) return;
     if (static_cast<int>(rows_.size()) < depth) {
       rows_.resize(depth, 0);
       seconds_.resize(depth, 0.0);
     }
     int& rows = rows_[depth - 1];
-    rows += depth > 1 ? width_ : sequential ? std::clamp(ask.num_unseen, 1, kCatchUpRows) : 1;
+    rows += depth > 1 ? width_ : has_model ? std::clamp(ask.num_unseen, 1, kCatchUpRows) : 1;
     total_ -= seconds_[depth - 1];
     seconds_[depth - 1] = policy_.passes_[drafter_].seconds(rows);
     total_ += seconds_[depth - 1];
@@ -68,6 +65,19 @@ class DraftPolicy::DraftingCost {
   std::vector<double> seconds_;  // by level
   double total_ = 0;
 };
+
+template <class Value>
+DraftPolicy::Prefix DraftPolicy::best_prefix(std::span<const Candidate> candidates,
+                                             double value_of_none, const Value& value) {
+  Prefix best{.size = 0, .value = value_of_none};
+  double gain = 0;
+  for (size_t size = 1; size <= candidates.size(); ++size) {
+    gain += candidates[size - 1].survival;
+    const double now = value(static_cast<int>(size), gain);
+    if (now > best.value) best = {.size = size, .value = now};
+  }
+  return best;
+}
 
 DraftPolicy::DraftPolicy(std::vector<DrafterTraits> drafters)
     : drafters_(std::move(drafters)),
@@ -89,25 +99,28 @@ DraftPolicy::RequestState& DraftPolicy::state_of(uint64_t sequence) {
 double DraftPolicy::caution() const { return 1.0 + (credit_ < 0 ? kWaryCaution : kCaution); }
 
 double DraftPolicy::verify_seconds(int num_drafts) const {
-  return target_.seconds(num_decoding_ + num_prompt_rows_ + num_drafts);
+  return target_.seconds(step_.num_decoding + step_.num_prompt_rows + num_drafts);
 }
 
-double DraftPolicy::rate(double gain, double verify, double draft) const {
+double DraftPolicy::rate(double gain, int num_drafts, double draft_seconds) const {
   const double plain = verify_seconds(0);
-  return (num_decoding_ + gain) / (plain + caution() * (verify - plain + draft));
+  const double extra = verify_seconds(num_drafts) - plain + draft_seconds;
+  return (step_.num_decoding + gain) / (plain + step_.draft_seconds + caution() * extra);
 }
 
-// What is out of all proportion was not the drafts' doing.
+// Clips a measurement at a multiple of what was expected: a longer one is due to preemption by
+// other processes, not to drafts.
 double DraftPolicy::without_outliers(const PassCost& cost, int num_rows, double seconds) {
   return cost.is_measured() ? std::min(seconds, kOutlier * cost.seconds(num_rows)) : seconds;
 }
 
-// A long way to catch up pays off over what is left of the request, if at all.
+// A model that has many tokens to catch up on runs them once. Their cost is spread over what is
+// left of the request.
 double DraftPolicy::catch_up_share(int drafter, const Ask& ask) const {
-  if (!drafters_[drafter].is_sequential || ask.num_unseen <= kCatchUpRows) return 0.0;
+  if (!drafters_[drafter].has_model() || ask.num_unseen <= kCatchUpRows) return 0.0;
   const auto it = requests_.find(ask.sequence);
   const double done = it == requests_.end() ? 0.0 : it->second.num_output_tokens;
-  // Outputs that are already long tend to stay on.
+  // A long output tends to get longer still.
   const double expected = std::max({typical_output_ - done, kShortestHorizon, done / 2});
   const double horizon = std::min(expected, std::max<double>(ask.num_remaining, 1));
   const PassCost& pass = passes_[drafter];
@@ -115,7 +128,7 @@ double DraftPolicy::catch_up_share(int drafter, const Ask& ask) const {
 }
 
 void DraftPolicy::record_pass(int drafter, int num_rows, double seconds) {
-  draft_seconds_ += without_outliers(passes_[drafter], num_rows, seconds);
+  step_.draft_seconds += without_outliers(passes_[drafter], num_rows, seconds);
   passes_[drafter].record(num_rows, seconds);
 }
 
@@ -137,200 +150,146 @@ DraftEvidence DraftPolicy::evidence_of(const RequestState& state, const DraftTre
           .is_first = tree.attempts(parent).front().child == node};
 }
 
-void DraftPolicy::survivals_of(const RequestState& state, const DraftTree& tree,
-                               std::vector<double>& survivals) const {
-  survivals.assign(tree.num_nodes(), 1.0);
+// The nodes of a drafted tree.
+void DraftPolicy::add_nodes(const RequestState& state, const DraftTree& tree, int request,
+                            std::vector<Candidate>& candidates) const {
+  const size_t first = candidates.size();
   for (int node = 1; node < tree.num_nodes(); ++node) {
-    survivals[node] = survivals[tree.parents()[node]] *
-                      acceptance_.probability(state.acceptance, evidence_of(state, tree, node));
+    const int parent = tree.parents()[node];
+    const double above = parent == DraftTree::kRoot ? 1.0 : candidates[first + parent - 1].survival;
+    const double accepted =
+        acceptance_.probability(state.acceptance, evidence_of(state, tree, node));
+    candidates.push_back({.survival = above * accepted, .request = request, .node = node});
   }
 }
 
-// --- asking a drafter
-
-// Expected survival at every depth of a draft of each request, those not worth replacing left out.
-std::vector<DraftPolicy::Candidate> DraftPolicy::depths_of(int drafter, std::span<const Ask> asks) {
-  std::vector<Candidate> depths;
-  for (size_t i = 0; i < asks.size(); ++i) {
-    const Ask& ask = asks[i];
-    const RequestState& state = state_of(ask.sequence);
-    if (ask.tree != nullptr && ask.tree->num_drafts() > 0 && !own_draft_is_better(drafter, ask)) {
-      continue;
-    }
-    double survival = 1.0;
-    for (int depth = 1; depth <= ask.max_depth; ++depth) {
-      survival *=
-          acceptance_.probability(state.acceptance, {.drafter = drafter, .strength = depth});
-      depths.push_back({.survival = survival, .request = static_cast<int>(i), .node = depth});
-    }
+// The levels that a drafter could draft.
+void DraftPolicy::add_depths(const RequestState& state, int drafter, const Ask& ask, int request,
+                             std::vector<Candidate>& candidates) const {
+  double survival = 1.0;
+  for (int depth = 1; depth <= ask.max_depth; ++depth) {
+    survival *= acceptance_.probability(state.acceptance, {.drafter = drafter, .strength = depth});
+    candidates.push_back({.survival = survival, .request = request, .node = depth});
   }
-  std::ranges::stable_sort(depths, std::ranges::greater{}, &Candidate::survival);
-  return depths;
 }
 
-// Of the best lengths of both, each on its own.
+// --- what to draft
+
+// Compares the tokens per second of the other drafters' best length with those of this drafter's
+// best length, as if the request had the step's seconds without drafts to itself.
 bool DraftPolicy::own_draft_is_better(int drafter, const Ask& ask) {
   const RequestState& state = state_of(ask.sequence);
   const double plain = verify_seconds(0);
-  const double share = plain / num_decoding_;
-  std::vector<double> survivals;
-  survivals_of(state, *ask.tree, survivals);
-  std::sort(survivals.begin() + 1, survivals.end(), std::greater<>());
-  double others = 0;
-  double gain = 1.0;
-  for (size_t n = 1; n < survivals.size(); ++n) {
-    gain += survivals[n];
-    const double extra = verify_seconds(static_cast<int>(n)) - plain;
-    others = std::max(others, gain / (share + caution() * extra));
-  }
-
-  DraftingCost cost(*this, drafter);
-  double own = 0;
-  double survival = gain = 1.0;
-  for (int depth = 1; depth <= ask.max_depth; ++depth) {
-    cost.add(ask, depth);
-    survival *= acceptance_.probability(state.acceptance, {.drafter = drafter, .strength = depth});
-    gain += survival;
-    const double extra = verify_seconds(depth) - plain + cost.seconds();
-    own = std::max(own, gain / (share + caution() * extra));
-  }
-  return own > kReplace * others;
+  const auto rate_of = [&](int size, double gain, double draft_seconds) {
+    const double extra = verify_seconds(size) - plain + draft_seconds;
+    return (1.0 + gain) / (plain / step_.num_decoding + caution() * extra);
+  };
+  std::vector<Candidate> others;
+  add_nodes(state, *ask.tree, 0, others);
+  std::ranges::sort(others, std::ranges::greater{}, &Candidate::survival);
+  std::vector<Candidate> own;
+  add_depths(state, drafter, ask, 0, own);
+  DraftingCost cost(*this, drafter, 1);
+  const Prefix best_of_others =
+      best_prefix(others, 0.0, [&](int size, double gain) { return rate_of(size, gain, 0.0); });
+  const Prefix best_of_own = best_prefix(own, 0.0, [&](int size, double gain) {
+    cost.add(ask, size);
+    return rate_of(size, gain, cost.seconds());
+  });
+  return best_of_own.value > kReplace * best_of_others.value;
 }
 
-void DraftPolicy::plan(int drafter, std::span<Ask> asks) {
-  for (Ask& ask : asks) ask.is_chosen = false;
-  if (measuring_ == Measuring::kPlain || !target_.is_measured() || num_decoding_ == 0) return;
-  const double relative_cost = drafters_[drafter].relative_cost;
+int DraftPolicy::plan(int drafter, std::span<Ask> asks, const Constraint& constraint) {
+  for (Ask& ask : asks) ask.depth = 0;
+  if (step_.measuring == Measuring::kPlain || !target_.is_measured() || asks.empty()) return 0;
+  const double relative_cost = drafters_[drafter].relative_pass_cost;
   if (relative_cost > 0) passes_[drafter].assume(relative_cost * target_.seconds(1));
 
-  const std::vector<Candidate> depths = depths_of(drafter, asks);
-  DraftingCost cost(*this, drafter);
-  double best = rate(0, verify_seconds(0), 0);
-  size_t num_best = 0;
-  double gain = 0;
-  for (size_t n = 0; n < depths.size(); ++n) {
-    cost.add(asks[depths[n].request], depths[n].node);
-    gain += depths[n].survival;
-    const double now = rate(gain, verify_seconds(static_cast<int>(n) + 1), cost.seconds());
-    if (now <= best) continue;
-    best = now;
-    num_best = n + 1;
+  const bool same_depth = constraint.same_depth;
+  const TreeShape& shape = constraint.shape;
+  std::vector<Candidate> nodes;
+  for (size_t i = 0; i < asks.size(); ++i) {
+    const bool has_drafts = asks[i].tree != nullptr && asks[i].tree->num_drafts() > 0;
+    if (has_drafts && !own_draft_is_better(drafter, asks[i])) continue;
+    add_depths(state_of(asks[i].sequence), drafter, asks[i], static_cast<int>(i), nodes);
   }
-  if (num_best == 0) {
-    plan_probe(drafter, asks);
-    return;
+  if (same_depth) {
+    std::ranges::stable_sort(nodes, {}, &Candidate::node);
+  } else {
+    std::ranges::stable_sort(nodes, std::ranges::greater{}, &Candidate::survival);
   }
-  planned_rate_ = best;
-  for (size_t n = 0; n < num_best; ++n) asks[depths[n].request].is_chosen = true;
-  for (const Ask& ask : asks) {
-    if (!ask.is_chosen) continue;
+  DraftingCost cost(*this, drafter, shape.width);
+  int num_drafts = 0;
+  const double plain = rate(0, 0, 0);
+  const Prefix best = best_prefix(nodes, plain, [&](size_t size, double gain) {
+    const auto& [survival, request, depth] = nodes[size - 1];
+    cost.add(asks[request], depth);
+    num_drafts += shape.num_nodes(depth) - shape.num_nodes(depth - 1);
+    const bool splits_level = same_depth && size < nodes.size() && nodes[size].node == depth;
+    return splits_level ? 0.0 : rate(gain, num_drafts, cost.seconds());
+  });
+  if (best.size == 0) return probe(drafter, asks, constraint);
+
+  step_.planned_rate = best.value;
+  probing_[drafter].interval = kFirstProbeInterval;
+  int deepest = 0;
+  for (size_t n = 0; n < best.size; ++n) {
+    Ask& ask = asks[nodes[n].request];
+    ask.depth = std::max(ask.depth, nodes[n].node);
+    deepest = std::max(deepest, ask.depth);
     RequestState& state = state_of(ask.sequence);
     state.asked_drafter = drafter;
     state.probe_depth = 0;
   }
-  probing_[drafter].interval = kFirstProbeInterval;
+  if (!same_depth) return deepest;
+  // Nothing is pruned later.
+  last_gain_ = best.value / plain - 1.0;
+  deepest = cut_to_measure(deepest);
+  for (Ask& ask : asks) ask.depth = std::min(ask.depth, deepest);
+  return deepest;
 }
 
-// One request, the one that is cheapest to try.
-void DraftPolicy::plan_probe(int drafter, std::span<Ask> asks) {
+// Drafts a little, to see how a drafter does that is not expected to pay: for the request that is
+// cheapest to try, or for all where they get the same depth.
+int DraftPolicy::probe(int drafter, std::span<Ask> asks, const Constraint& constraint) {
   Probing& probing = probing_[drafter];
-  if (asks.empty() || num_steps_ - probing.last < probing.interval) return;
-  const auto ask = std::ranges::min_element(asks, {}, &Ask::num_unseen);
-  const int depth = std::min(ask->max_depth, kProbeDepth);
-  if (depth < 1) return;
+  if (num_steps_ - probing.last < probing.interval) return 0;
+  if (!constraint.same_depth) {
+    const auto cheapest = std::ranges::min_element(asks, {}, &Ask::num_unseen);
+    asks = asks.subspan(cheapest - asks.begin(), 1);
+  }
+  int depth = 0;
+  int num_unseen = 0;
+  for (const Ask& ask : asks) {
+    depth = std::max(depth, std::min(ask.max_depth, kProbeDepth));
+    num_unseen += ask.num_unseen;
+  }
+  if (depth < 1) return 0;
+  const int num_asked = static_cast<int>(asks.size());
   const PassCost& pass = passes_[drafter];
-  double cost = verify_seconds(depth) - verify_seconds(0);
-  if (drafters_[drafter].is_sequential) {
-    cost += pass.seconds(ask->num_unseen) + (depth - 1) * pass.seconds(1);
+  double cost = verify_seconds(constraint.shape.num_nodes(depth) * num_asked) - verify_seconds(0);
+  if (drafters_[drafter].has_model()) {
+    cost +=
+        pass.seconds(num_unseen) + (depth - 1) * pass.seconds(constraint.shape.width * num_asked);
   } else if (pass.is_measured()) {
     cost += pass.seconds(1);
   }
-  if (cost > credit_) return;
-  ask->is_chosen = true;
-  RequestState& state = state_of(ask->sequence);
-  state.asked_drafter = drafter;
-  state.probe_depth = depth;
-  probing.last = num_steps_;
-  probing.interval = std::clamp(2 * probing.interval, kFirstProbeInterval, kLongestProbeInterval);
-  ++stats_.num_probes;
-}
-
-int DraftPolicy::plan_levels(int drafter, std::span<const Ask> asks, const TreeShape& shape) {
-  if (measuring_ == Measuring::kPlain || !target_.is_measured() || asks.empty()) return 0;
-  const double relative_cost = drafters_[drafter].relative_cost;
-  if (relative_cost > 0) passes_[drafter].assume(relative_cost * target_.seconds(1));
-  int deepest = 0;
-  for (const Ask& ask : asks) deepest = std::max(deepest, ask.max_depth);
-
-  DraftingCost cost(*this, drafter, shape.width);
-  std::vector<double> survivals(asks.size(), 1.0);
-  const double plain = rate(0, verify_seconds(0), 0);
-  double best = plain;
-  int best_depth = 0;
-  double gain = 0;
-  int num_drafts = 0;
-  for (int depth = 1; depth <= deepest; ++depth) {
-    for (size_t i = 0; i < asks.size(); ++i) {
-      if (asks[i].max_depth < depth) continue;
-      survivals[i] *= acceptance_.probability(state_of(asks[i].sequence).acceptance,
-                                              {.drafter = drafter, .strength = depth});
-      cost.add(asks[i], depth);
-      gain += survivals[i];
-      num_drafts += shape.num_nodes(depth) - shape.num_nodes(depth - 1);
-    }
-    const double now = rate(gain, verify_seconds(num_drafts), cost.seconds());
-    if (now <= best) continue;
-    best = now;
-    best_depth = depth;
-  }
-  if (best_depth == 0) return probe_levels(drafter, asks, shape, deepest);
-  last_gain_ = best / plain - 1.0;
-  probing_[drafter].interval = kFirstProbeInterval;
-  if (measuring_ == Measuring::kHalf) return (best_depth + 1) / 2;
-  if (measuring_ == Measuring::kMost) return (3 * best_depth + 3) / 4;
-  return best_depth;
-}
-
-// All requests at once: a graph's passes have rows for each.
-int DraftPolicy::probe_levels(int drafter, std::span<const Ask> asks, const TreeShape& shape,
-                              int deepest) {
-  Probing& probing = probing_[drafter];
-  const int depth = std::min(deepest, kProbeDepth);
-  if (depth == 0 || num_steps_ - probing.last < probing.interval) return 0;
-  int num_unseen = 0;
-  for (const Ask& ask : asks) num_unseen += ask.num_unseen;
-  const int num_requests = static_cast<int>(asks.size());
-  const PassCost& pass = passes_[drafter];
-  const double cost = verify_seconds(shape.num_nodes(depth) * num_requests) - verify_seconds(0) +
-                      pass.seconds(num_unseen) +
-                      (depth - 1) * pass.seconds(num_requests * shape.width);
   if (cost > credit_) return 0;
+  for (Ask& ask : asks) {
+    ask.depth = std::min(ask.max_depth, depth);
+    RequestState& state = state_of(ask.sequence);
+    state.asked_drafter = drafter;
+    state.probe_depth = depth;
+  }
   probing.last = num_steps_;
   probing.interval = std::clamp(2 * probing.interval, kFirstProbeInterval, kLongestProbeInterval);
   ++stats_.num_probes;
   return depth;
 }
 
-void DraftPolicy::record_levels(int drafter, const Levels& levels) {
-  ++stats_.num_decisions;
-  stats_.num_drafted_tokens += levels.num_drafts;
-  stats_.num_verified_tokens += levels.num_drafts;
-  if (levels.num_drafts == 0) ++stats_.num_without_drafts;
-  num_verified_ += levels.num_drafts;
-  RequestState& state = state_of(levels.sequence);
-  state.recent_length = levels.num_drafts;
-  state.pending.clear();
-  const int num_right = std::min(levels.num_accepted, levels.num_tokens);
-  for (int level = 1; level <= levels.num_levels; ++level) {
-    if (level > num_right + 1 || level > levels.num_tokens) break;
-    acceptance_.record(state.acceptance, {.drafter = drafter, .strength = level},
-                       level <= num_right);
-  }
-}
-
 // The nodes whose children are likeliest to survive, as many as bring most beside what the pass and
 // their verification cost at the planned rate.
-void DraftPolicy::plan_pass(int drafter, std::span<DraftGate::Node> frontier) const {
+void DraftPolicy::plan_pass(int drafter, std::span<FrontierNode> frontier) const {
   std::vector<Candidate> candidates;
   int num_drafts = 0;
   for (size_t i = 0; i < frontier.size(); ++i) {
@@ -348,71 +307,44 @@ void DraftPolicy::plan_pass(int drafter, std::span<DraftGate::Node> frontier) co
     candidates.push_back({.survival = survival, .request = static_cast<int>(i), .node = node});
   }
   std::ranges::stable_sort(candidates, std::ranges::greater{}, &Candidate::survival);
-  // A row's share of a pass is taken over several: single rows may fall on a step of its cost.
+  // The cost of a row is an average over several: the cost of a pass rises in steps, and a single
+  // row may fall on one.
   constexpr int kStretch = 8;
   const double row =
       (verify_seconds(num_drafts + kStretch) - verify_seconds(num_drafts)) / kStretch;
-  double best = 0;
-  size_t num_best = 0;
-  double gain = 0;
-  for (size_t n = 1; n <= candidates.size(); ++n) {
-    gain += candidates[n - 1].survival;
-    const int count = static_cast<int>(n);
-    const double seconds = passes_[drafter].seconds(count) + count * row;
-    const double worth = gain - planned_rate_ * caution() * seconds;
-    if (worth <= best) continue;
-    best = worth;
-    num_best = n;
-  }
-  for (size_t n = 0; n < num_best; ++n) frontier[candidates[n].request].goes_on = true;
+  const double token_seconds = step_.planned_rate * caution();
+  const Prefix best = best_prefix(candidates, 0.0, [&](int size, double gain) {
+    return gain - token_seconds * (passes_[drafter].seconds(size) + size * row);
+  });
+  for (size_t n = 0; n < best.size; ++n) frontier[candidates[n].request].goes_on = true;
 }
 
-// --- choosing what to verify
+// --- what to verify
 
-DraftPolicy::Rate DraftPolicy::best_rate(std::span<const Candidate> candidates) const {
-  const double plain = verify_seconds(0);
-  const double margin = caution();
-  Rate best{.tokens_per_second = num_decoding_ / (plain + draft_seconds_), .num_candidates = 0};
-  double gain = num_decoding_;
-  for (size_t n = 0; n < candidates.size(); ++n) {
-    gain += candidates[n].survival;
-    const double extra = verify_seconds(static_cast<int>(n) + 1) - plain;
-    const double now = gain / (plain + draft_seconds_ + margin * extra);
-    if (now <= best.tokens_per_second) continue;
-    best = {.tokens_per_second = now, .num_candidates = static_cast<int>(n) + 1};
-  }
-  return best;
+int DraftPolicy::cut_to_measure(int count) const {
+  if (step_.measuring == Measuring::kHalf) return (count + 1) / 2;
+  if (step_.measuring == Measuring::kMost) return (3 * count + 3) / 4;
+  return count;
 }
 
 void DraftPolicy::choose(std::span<const Draft> drafts) {
   candidates_.clear();
   for (size_t i = 0; i < drafts.size(); ++i) {
-    const DraftTree& tree = *drafts[i].tree;
-    survivals_of(state_of(drafts[i].sequence), tree, survivals_);
-    for (int node = 1; node < tree.num_nodes(); ++node) {
-      candidates_.push_back(
-          {.survival = survivals_[node], .request = static_cast<int>(i), .node = node});
-    }
-    stats_.num_drafted_tokens += tree.num_drafts();
+    add_nodes(state_of(drafts[i].sequence), *drafts[i].tree, static_cast<int>(i), candidates_);
   }
-  stats_.num_decisions += static_cast<int64_t>(drafts.size());
   std::ranges::stable_sort(candidates_, std::ranges::greater{}, &Candidate::survival);
-  counts_.assign(drafts.size(), 0);
+  std::vector<int> counts(drafts.size(), 0);
   std::erase_if(candidates_, [&](const Candidate& candidate) {
-    return ++counts_[candidate.request] > drafts[candidate.request].max_nodes;
+    return ++counts[candidate.request] > drafts[candidate.request].max_nodes;
   });
 
   int num_chosen = 0;
-  if (measuring_ != Measuring::kPlain && target_.is_measured() && !candidates_.empty()) {
-    const Rate best = best_rate(candidates_);
-    num_chosen = best.num_candidates;
-    const double plain = num_decoding_ / verify_seconds(0);
-    if (num_chosen > 0) last_gain_ = best.tokens_per_second / plain - 1.0;
-    if (measuring_ == Measuring::kHalf) num_chosen = (num_chosen + 1) / 2;
-    if (measuring_ == Measuring::kMost) num_chosen = (3 * num_chosen + 3) / 4;
+  if (step_.measuring != Measuring::kPlain && target_.is_measured()) {
+    const Prefix best = best_prefix(candidates_, rate(0, 0, 0),
+                                    [&](int size, double gain) { return rate(gain, size, 0.0); });
+    if (best.size > 0) last_gain_ = best.value * verify_seconds(0) / step_.num_decoding - 1.0;
+    num_chosen = cut_to_measure(static_cast<int>(best.size));
   }
-  num_verified_ = num_chosen;
-  stats_.num_verified_tokens += num_chosen;
   for (size_t i = 0; i < drafts.size(); ++i) {
     chosen_.assign(drafts[i].tree->num_nodes(), 0);
     chosen_[DraftTree::kRoot] = 1;
@@ -423,14 +355,12 @@ void DraftPolicy::choose(std::span<const Draft> drafts) {
   }
 }
 
-// The whole draft is remembered: how far the text would have followed it is known later.
+// Remembers the whole draft, since the text shows later how far it would have been right.
 void DraftPolicy::keep(RequestState& state, DraftTree& tree, std::span<const char> chosen) {
   const auto num_chosen = static_cast<int>(std::ranges::count(chosen, 1)) - 1;
-  if (num_chosen == 0) ++stats_.num_without_drafts;
   if (tree.num_drafts() > 0 && (num_chosen > 0 || state.pending.empty())) {
-    state.pending.clear();
+    state.pending.assign(1, Pending{});
     state.pending_node = DraftTree::kRoot;
-    state.pending.push_back({.token = tree.tokens()[0], .parent = -1, .evidence = {}});
     for (int node = 1; node < tree.num_nodes(); ++node) {
       state.pending.push_back({.token = tree.tokens()[node],
                                .parent = tree.parents()[node],
@@ -441,8 +371,17 @@ void DraftPolicy::keep(RequestState& state, DraftTree& tree, std::span<const cha
   if (asked >= 0 && tree.num_drafts() == 0) {
     acceptance_.record(state.acceptance, {.drafter = asked, .strength = 1}, false);
   }
-  state.recent_length = std::max(num_chosen, state.recent_length - (state.recent_length + 3) / 4);
+  count_decision(state, tree.num_drafts(), num_chosen);
   if (num_chosen < tree.num_drafts()) tree.keep_only(chosen);
+}
+
+void DraftPolicy::count_decision(RequestState& state, int num_drafted, int num_verified) {
+  ++stats_.num_decisions;
+  stats_.num_drafted_tokens += num_drafted;
+  stats_.num_verified_tokens += num_verified;
+  if (num_verified == 0) ++stats_.num_without_drafts;
+  step_.num_verified += num_verified;
+  state.recent_length = std::max(num_verified, state.recent_length - (state.recent_length + 3) / 4);
 }
 
 // --- the step
@@ -454,45 +393,55 @@ int DraftPolicy::num_slots(uint64_t sequence, int limit) const {
 }
 
 void DraftPolicy::begin_step(int num_decoding, int num_prompt_rows) {
-  num_decoding_ = num_decoding;
-  num_prompt_rows_ = num_prompt_rows;
-  draft_seconds_ = 0;
-  num_verified_ = 0;
-  num_tokens_ = 0;
-  planned_rate_ = 0;
+  step_ = {.num_decoding = num_decoding, .num_prompt_rows = num_prompt_rows};
   const int64_t by_gain = std::clamp(
       kShortestInterval + static_cast<int64_t>(kIntervalByGain * std::max(last_gain_, 0.0)),
       kShortestInterval, kLongestInterval);
   const int64_t interval = std::min(by_gain, 4 * (1 + stats_.num_measuring_steps));
-  measuring_ = Measuring::kNothing;
   if (num_prompt_rows > 0 || steps_since_measured_ < interval) return;
   constexpr std::array kTurns = {Measuring::kPlain, Measuring::kHalf, Measuring::kPlain,
                                  Measuring::kMost};
-  measuring_ = kTurns[stats_.num_measuring_steps++ % kTurns.size()];
+  step_.measuring = kTurns[stats_.num_measuring_steps++ % kTurns.size()];
   steps_since_measured_ = 0;
 }
 
-void DraftPolicy::record_tokens(uint64_t sequence, std::span<const int32_t> tokens) {
-  if (tokens.empty()) return;
-  RequestState& state = state_of(sequence);
-  state.num_output_tokens += static_cast<int>(tokens.size());
-  num_tokens_ += static_cast<int>(tokens.size());
-  acceptance_.forget(state.acceptance, static_cast<int>(tokens.size()));
-  for (const int32_t token : tokens) {
+// What the device drafted, as a path: the nodes of a level were right or wrong together.
+void DraftPolicy::expect_levels(RequestState& state, const Outcome& outcome) {
+  const Outcome::Levels& levels = *outcome.levels;
+  count_decision(state, levels.num_drafts, levels.num_drafts);
+  state.asked_drafter = -1;
+  state.pending.assign(1, Pending{});
+  state.pending_node = DraftTree::kRoot;
+  const int num_right = std::min(levels.num_accepted, static_cast<int>(outcome.tokens.size()));
+  for (int level = 1; level <= levels.num_levels; ++level) {
+    state.pending.push_back({.token = level <= num_right ? outcome.tokens[level - 1] : -1,
+                             .parent = level - 1,
+                             .evidence = {.drafter = levels.drafter, .strength = level}});
+  }
+}
+
+void DraftPolicy::record(const Outcome& outcome) {
+  if (outcome.tokens.empty()) return;
+  RequestState& state = state_of(outcome.sequence);
+  const int num_tokens = static_cast<int>(outcome.tokens.size());
+  state.num_output_tokens += num_tokens;
+  step_.num_tokens += num_tokens;
+  acceptance_.forget(state.acceptance, num_tokens);
+  if (outcome.levels.has_value()) expect_levels(state, outcome);
+  for (const int32_t token : outcome.tokens) {
     if (state.pending.empty()) return;
     int next = -1;
-    bool is_leaf = true;
     for (int node = state.pending_node + 1; node < static_cast<int>(state.pending.size()); ++node) {
       const Pending& pending = state.pending[node];
       if (pending.parent != state.pending_node) continue;
-      is_leaf = false;
-      if (pending.token == token) next = node;
-      if (std::exchange(state.probe_depth, 0) > 0 && pending.token == token) {
+      const bool is_right = pending.token == token;
+      if (is_right) next = node;
+      if (std::exchange(state.probe_depth, 0) > 0 && is_right) {
         probing_[pending.evidence.drafter].interval = 1;
       }
-      acceptance_.record(state.acceptance, pending.evidence, pending.token == token);
+      acceptance_.record(state.acceptance, pending.evidence, is_right);
     }
-    if (is_leaf || next < 0) {
+    if (next < 0) {
       state.pending.clear();
     } else {
       state.pending_node = next;
@@ -503,23 +452,24 @@ void DraftPolicy::record_tokens(uint64_t sequence, std::span<const int32_t> toke
 void DraftPolicy::end_step(double seconds) {
   ++num_steps_;
   const double plain = verify_seconds(0);
-  if (num_decoding_ > 0 && num_prompt_rows_ == 0) {
-    if (target_.is_measured()) {
+  const int num_rows = step_.num_decoding + step_.num_verified;
+  if (step_.num_decoding > 0 && step_.num_prompt_rows == 0) {
+    const bool was_measured = target_.is_measured();
+    if (was_measured) {
       // Without drafts the difference to what was expected is noise.
-      const double verify = without_outliers(target_, num_decoding_ + num_verified_, seconds);
-      const double saved = num_verified_ == 0
-                               ? -draft_seconds_
-                               : plain * num_tokens_ / num_decoding_ - verify - draft_seconds_;
+      const double verify = without_outliers(target_, num_rows, seconds);
+      const double without_drafts = plain * step_.num_tokens / step_.num_decoding;
+      const double saved =
+          (step_.num_verified == 0 ? 0.0 : without_drafts - verify) - step_.draft_seconds;
       credit_ += saved;
       stats_.saved_seconds += saved;
     }
-    const bool was_measured = target_.is_measured();
-    target_.record(num_decoding_ + num_verified_, seconds);
+    target_.record(num_rows, seconds);
     if (!was_measured && target_.is_measured()) credit_ = kFirstCredit * verify_seconds(0);
-    steps_since_measured_ = num_verified_ > 0 ? steps_since_measured_ + 1 : 0;
+    steps_since_measured_ = step_.num_verified > 0 ? steps_since_measured_ + 1 : 0;
   }
   if (!target_.is_measured()) return;
-  credit_ = std::clamp(credit_ + kLossShare * (seconds + draft_seconds_), -kMostDebt * plain,
+  credit_ = std::clamp(credit_ + kLossShare * (seconds + step_.draft_seconds), -kMostDebt * plain,
                        kMostCredit * plain);
 }
 

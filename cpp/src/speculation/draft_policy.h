@@ -1,78 +1,90 @@
-// How much to draft and to verify, by what it is measured to cost and to bring. Pure: seconds and
-// accepted tokens are fed in, and the same ones give the same decisions.
+// Decides how much to draft and to verify, from what drafts were measured to cost and to bring.
+// Pure: seconds and tokens are fed in, and the same ones give the same decisions.
 //
-// A step of R requests that verifies a set of drafted nodes emits R + the sum of their survival
-// probabilities, in the seconds of drafting and of a pass over the rows. Survival never rises along
-// a path, so the best set of each size is a prefix of all nodes by survival, and one scan finds the
-// size of greatest rate. Drafts of free drafters are known by then. For others it is decided first
-// whether to ask at all, by how drafts of that depth fared, and before every further pass whether
-// it would pay. Pruning by tokens is lossless in exact verification only.
+// A step of R requests that verifies a set of drafted nodes emits R plus the sum of their survival
+// probabilities, in the seconds of drafting and of the target's pass over the rows. Survival never
+// rises along a path, so the best set of each size is a prefix of all nodes sorted by survival, and
+// one scan finds the size with the greatest rate. Nodes are the only currency: a plan takes them
+// under a constraint, either any nodes of any request, or whole levels of the trees of all
+// requests. Pruning by tokens is lossless in exact verification only.
 //
-// Nothing may cost more than it is sure to bring back: extra seconds are weighed heavier than
-// measured, more so while past drafts have lost time; and a drafter that does not pay is probed
-// within a small share of all seconds, at growing intervals.
+// Drafting must not cost more than it surely brings back. Extra seconds are therefore weighed
+// heavier than measured, more so while past drafts have lost time, and a drafter that does not pay
+// is probed at growing intervals, within a small share of all seconds.
 #pragma once
 
 #include <cstdint>
+#include <limits>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
 #include "specdec/draft_policy_stats.h"
 #include "speculation/acceptance_model.h"
-#include "speculation/draft_gate.h"
 #include "speculation/draft_tree.h"
 #include "speculation/pass_cost.h"
 
 namespace specdec {
 
+// What asking a drafter costs.
 struct DrafterTraits {
-  bool is_free = true;         // always asked
-  bool is_sequential = false;  // a pass a level; else one call, however deep
-  // Seconds of a pass over one row beside the target's, until some are measured; 0: none.
-  double relative_cost = 0;
+  enum class Cost : uint8_t {
+    kCheap,     // next to nothing beside a forward pass: it is asked in every step
+    kPerCall,   // one call, however deep it drafts
+    kPerLevel,  // it runs a model, one pass for each level of the tree
+  };
+  Cost cost = Cost::kCheap;
+  // Of a model: what a pass costs relative to the target's. Used until passes are measured.
+  double relative_pass_cost = 0;
+
+  bool is_cheap() const { return cost == Cost::kCheap; }
+  bool has_model() const { return cost == Cost::kPerLevel; }
+};
+
+// A drafted node below which a model could go on in its next pass.
+struct FrontierNode {
+  uint64_t sequence = 0;
+  const DraftTree* tree = nullptr;
+  int node = 0;
+  bool goes_on = true;  // out
 };
 
 class DraftPolicy {
  public:
   explicit DraftPolicy(std::vector<DrafterTraits> drafters);
 
-  // --- one step, in this order
+  // The functions of one step, in the order in which they are called. Where the device drafts by
+  // itself, only begin_step(), plan(), record() and end_step() are.
 
-  // Draft slots to reserve for a request that may have `limit`. Asked before the step begins.
+  // Draft slots to reserve for a request that may have `limit`.
   int num_slots(uint64_t sequence, int limit) const;
 
-  // `num_decoding` requests, beside rows of prompts.
+  // The step decodes for `num_decoding` requests, beside rows of prompts.
   void begin_step(int num_decoding, int num_prompt_rows);
 
-  // A request a drafter that is not free may be asked for.
+  // A request that a costly drafter may be asked for.
   struct Ask {
     uint64_t sequence = 0;
     int max_depth = 0;
-    int num_unseen = 1;               // tokens the drafter has to catch up on, the root with them
-    int num_remaining = 0;            // tokens the request may yet get
-    const DraftTree* tree = nullptr;  // what others drafted for it, which its own would replace
-    bool is_chosen = false;           // out
+    int num_unseen = 1;     // tokens the drafter's model has to run first, the root among them
+    int num_remaining = 0;  // tokens the request may yet get
+    const DraftTree* tree = nullptr;  // drafts of others, which this drafter's would replace
+    int depth = 0;                    // out: how deep to draft; 0: not at all
   };
-  // Which requests to ask it for.
-  void plan(int drafter, std::span<Ask> asks);
-
-  // Below which nodes a sequential drafter goes on. Asked before every pass after the first.
-  void plan_pass(int drafter, std::span<DraftGate::Node> frontier) const;
-
-  // For steps whose drafts are decided before they run, level by level: how deep the tree of every
-  // request may get, given that all that is drafted is verified. A level survives where the text
-  // follows the tree so far. Instead of plan() and choose().
-  int plan_levels(int drafter, std::span<const Ask> asks, const TreeShape& shape);
-  // What became of a request in such a step.
-  struct Levels {
-    uint64_t sequence = 0;
-    int num_levels = 0;  // drafted; 0: nothing was
-    int num_drafts = 0;  // verified
-    int num_accepted = 0;
-    int num_tokens = 0;  // num_accepted + 1, fewer where the request ended
+  // Which nodes a plan may take.
+  struct Constraint {
+    // False: any nodes of any request. The drafts are pruned before they are verified. True: the
+    // trees of all requests get equally many levels, and all of their nodes are verified.
+    bool same_depth = false;
+    TreeShape shape = {.width = 1, .max_nodes = std::numeric_limits<int>::max()};
   };
-  void record_levels(int drafter, const Levels& levels);
+  // Decides how deep to draft for each request, going by how drafts of each depth fared. Returns
+  // the depth of the deepest.
+  int plan(int drafter, std::span<Ask> asks, const Constraint& constraint);
+
+  // Below which nodes a model goes on. Asked before every pass after the first.
+  void plan_pass(int drafter, std::span<FrontierNode> frontier) const;
 
   // A pass of a drafter over so many rows, or a call for so many requests, took this long.
   void record_pass(int drafter, int num_rows, double seconds);
@@ -84,11 +96,23 @@ class DraftPolicy {
     DraftTree* tree = nullptr;  // in: as drafted, may be empty; out: what to verify
     int max_nodes = 0;
   };
-  // Prunes the trees of every request that could draft.
+  // Prunes the trees of all requests that could draft.
   void choose(std::span<const Draft> drafts);
 
-  // Tokens a request got in the step.
-  void record_tokens(uint64_t sequence, std::span<const int32_t> tokens);
+  // What became of a request.
+  struct Outcome {
+    uint64_t sequence = 0;
+    std::span<const int32_t> tokens;  // it got in the step
+    // Of a request that was planned for at the same depth as all others.
+    struct Levels {
+      int drafter = 0;
+      int num_levels = 0;  // drafted; 0: none were
+      int num_drafts = 0;  // verified
+      int num_accepted = 0;
+    };
+    std::optional<Levels> levels = std::nullopt;
+  };
+  void record(const Outcome& outcome);
   // The step's target pass, sampling and commit took so long.
   void end_step(double seconds);
 
@@ -98,7 +122,7 @@ class DraftPolicy {
   const DraftPolicyStats& stats() const { return stats_; }
 
  private:
-  // A drafted node, and what became of those above it.
+  // A drafted node whose fate the text will show.
   struct Pending {
     int32_t token = 0;
     int parent = 0;
@@ -107,45 +131,50 @@ class DraftPolicy {
   struct RequestState {
     RequestAcceptance acceptance;
     std::vector<int> match_lengths;  // by drafter
-    std::vector<Pending> pending;    // a whole drafted tree, its root first; empty: none
-    int pending_node = 0;            // as far as the text agrees with it
-    int recent_length = 0;           // of drafts that were worth it, fading
+    std::vector<Pending> pending;    // the tree drafted last, its root first; empty: none
+    int pending_node = 0;            // the last node with which the text agrees
+    int recent_length = 0;           // of drafts that were verified, fading
     int num_output_tokens = 0;
     int asked_drafter = -1;  // in this step
-    int probe_depth = 0;     // > 0: only to see how the drafter does
+    int probe_depth = 0;     // > 0: it was only asked to see how the drafter does
   };
-  // A drafted node of some request, or a depth to draft to.
+  // A node that could be drafted or verified.
   struct Candidate {
     double survival = 0;
     int request = 0;
-    int node = 0;  // or depth
+    int node = 0;  // of a tree; of a plan its depth, since there is no tree yet
   };
-  struct Rate {
-    double tokens_per_second = 0;
-    int num_candidates = 0;  // that make it
+  // The first candidates, up to where their value was greatest.
+  struct Prefix {
+    size_t size = 0;
+    double value = 0;
   };
-  // What a drafter would cost in this step, as requests and levels are added.
+  // The prefix of greatest value(size, sum of survivals), or none if that of none is as great.
+  template <class Value>
+  static Prefix best_prefix(std::span<const Candidate> candidates, double value_of_none,
+                            const Value& value);
+  // What a drafter would cost in this step, as nodes are added.
   class DraftingCost;
 
   RequestState& state_of(uint64_t sequence);
   DraftEvidence evidence_of(const RequestState& state, const DraftTree& tree, int node) const;
-  // Survival of every node, [num_nodes].
-  void survivals_of(const RequestState& state, const DraftTree& tree,
-                    std::vector<double>& survivals) const;
-  std::vector<Candidate> depths_of(int drafter, std::span<const Ask> asks);
-  // What extra seconds are weighed by.
+  void add_nodes(const RequestState& state, const DraftTree& tree, int request,
+                 std::vector<Candidate>& candidates) const;
+  void add_depths(const RequestState& state, int drafter, const Ask& ask, int request,
+                  std::vector<Candidate>& candidates) const;
+  // The factor by which extra seconds are weighed.
   double caution() const;
   double verify_seconds(int num_drafts) const;
-  // Tokens a second at the margin's weights.
-  double rate(double gain, double verify, double draft) const;
-  // The prefix of greatest rate, drafting paid for.
-  Rate best_rate(std::span<const Candidate> candidates) const;
-  bool own_draft_is_better(int drafter, const Ask& ask);
-  void plan_probe(int drafter, std::span<Ask> asks);
-  int probe_levels(int drafter, std::span<const Ask> asks, const TreeShape& shape, int deepest);
-  static double without_outliers(const PassCost& cost, int num_rows, double seconds);
+  // Expected tokens a second, with the extra seconds multiplied by caution().
+  double rate(double gain, int num_drafts, double draft_seconds) const;
   double catch_up_share(int drafter, const Ask& ask) const;
+  bool own_draft_is_better(int drafter, const Ask& ask);
+  int probe(int drafter, std::span<Ask> asks, const Constraint& constraint);
+  int cut_to_measure(int count) const;
+  static double without_outliers(const PassCost& cost, int num_rows, double seconds);
   void keep(RequestState& state, DraftTree& tree, std::span<const char> chosen);
+  void count_decision(RequestState& state, int num_drafted, int num_verified);
+  void expect_levels(RequestState& state, const Outcome& outcome);
 
   std::vector<DrafterTraits> drafters_;
   AcceptanceModel acceptance_;
@@ -154,7 +183,7 @@ class DraftPolicy {
   std::unordered_map<uint64_t, RequestState> requests_;
   DraftPolicyStats stats_;
 
-  // Seconds that may be lost: earned as a share of all, and by drafts that paid, up to a limit.
+  // Seconds that may be lost: a share of all seconds and what drafts have saved, within limits.
   double credit_ = 0;
   double typical_output_ = 128;  // tokens of a request
   struct Probing {
@@ -166,22 +195,21 @@ class DraftPolicy {
   int64_t steps_since_measured_ = 0;  // with drafts
   double last_gain_ = 0;              // of drafts over none, as a share
 
-  // The step under way.
-  int num_decoding_ = 0;
-  int num_prompt_rows_ = 0;
-  // Steps with fewer drafts than would be best, to know what they cost.
+  // Some steps take fewer drafts than would be best, to measure what those cost.
   enum class Measuring : uint8_t { kNothing, kPlain, kHalf, kMost };
-  Measuring measuring_ = Measuring::kNothing;
-  double draft_seconds_ = 0;
-  int num_verified_ = 0;
-  int num_tokens_ = 0;
-  double planned_rate_ = 0;  // tokens a second
-  int num_asked_ = 0;
+  struct Step {
+    int num_decoding = 0;
+    int num_prompt_rows = 0;
+    Measuring measuring = Measuring::kNothing;
+    double draft_seconds = 0;
+    int num_verified = 0;
+    int num_tokens = 0;
+    double planned_rate = 0;  // tokens a second
+  };
+  Step step_;
 
   // Kept for their memory.
   std::vector<Candidate> candidates_;
-  std::vector<int> counts_;
-  std::vector<double> survivals_;
   std::vector<char> chosen_;
 };
 

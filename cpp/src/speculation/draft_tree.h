@@ -6,8 +6,13 @@
 #include <vector>
 
 #include "core/step_rules.h"
+#include "specdec/speculative_config.h"
 
 namespace specdec {
+
+inline TreeShape tree_shape_of(const SpeculativeConfig& config) {
+  return {.width = config.tree_width, .max_nodes = config.max_nodes()};
+}
 
 class DraftTree {
  public:

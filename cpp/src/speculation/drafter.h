@@ -1,6 +1,9 @@
-// What proposes tokens. The engine calls draft() once a step with the requests that may draft, and
-// finish() when a sequence leaves for good. Everything a drafter needs to know of a sequence it
-// reads from its tokens, so preemption, resumption and steps without drafts need no calls.
+// The contract of everything that proposes tokens. The engine calls draft() once a step with the
+// requests that may draft, and finish() when a sequence leaves for good. A drafter reads the tokens
+// of a sequence and its paged state: rows that models keep for each token behind the ids of the
+// sequence's blocks (KV, or hidden states tapped from the target). The content of a block depends
+// on nothing but the tokens up to its end, so preemption, resumption, sharing through the prefix
+// cache and steps without drafts need no calls.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +12,7 @@
 
 #include "backend/op_args.h"
 #include "kv/block_table.h"
-#include "speculation/draft_gate.h"
+#include "speculation/draft_policy.h"
 #include "speculation/draft_tree.h"
 
 namespace specdec {
@@ -26,16 +29,21 @@ struct DraftRequest {
   uint64_t sequence = 0;            // ordinal
   std::span<const int32_t> tokens;  // prompt and output; the last is the tree's root
   int num_prompt_tokens = 0;
-  int max_depth = 0;      // longest path to draft, at least 1
-  int max_nodes = 0;      // most nodes to draft, at least 1; those in the tree already count
+  int max_depth = 0;      // longest path the request can use, at least 1
+  int max_nodes = 0;      // most nodes the tree may hold, at least 1
+  int num_slots = 0;      // KV slots after the root's: nodes that a model can run or verify
   int tree_width = 1;     // continuations considered at a node; 1: a chain
-  int num_remaining = 0;  // tokens it may yet get
-  const BlockTable* blocks = nullptr;  // room for tokens.size() + max_nodes slots
+  int num_remaining = 0;  // tokens the request may yet get
+  // Paged state of every model: token i lies in slot blocks->slot(i), and the target has filled the
+  // slots of all tokens but the root. There is room for num_slots tokens after it.
+  const BlockTable* blocks = nullptr;
   SampleRowSource* rows = nullptr;
-  DraftTree* tree = nullptr;  // out: drafts are added below what it holds
-  DraftGate* gate = nullptr;  // the same for all requests of a call; null: draft to max_depth
-  int match_length = 0;       // out: tokens of the text that the draft continues; 0: none, or n/a
-  // out: set where drafting for this request alone failed. The others are drafted for all the same.
+  DraftTree* tree = nullptr;  // out: drafts are added below the nodes it holds
+  // Asked before every pass of a model after the first; null: draft as much as the limits allow.
+  // The same for all requests of a call.
+  const DraftPolicy* policy = nullptr;
+  int match_length = 0;  // out: tokens of the text that the draft continues; 0: none, or unknown
+  // out: set where drafting failed for this request. The others are drafted for all the same.
   std::exception_ptr error;
 };
 
@@ -63,11 +71,9 @@ void draft_each(std::span<DraftRequest> requests, const Draft& draft) {
 class Drafter {
  public:
   virtual ~Drafter() = default;
-  virtual const char* name() const = 0;
-  // True when drafting costs next to nothing beside a forward pass.
-  virtual bool is_free() const = 0;
+  virtual DrafterTraits traits() const = 0;
   virtual void draft(std::span<DraftRequest> requests) = 0;
-  // Tokens of the request it has to run before it can draft, the root with them; 0: it runs none.
+  // Tokens the drafter's model has to run before it can draft, the root among them; 0: no model.
   virtual int num_unseen(const DraftRequest&) const { return 0; }
   // A forward pass of the last call of draft(), its sampling included.
   struct Pass {
@@ -76,8 +82,7 @@ class Drafter {
   };
   virtual std::span<const Pass> passes() const { return {}; }
   // The sequence is over; `tokens` are all of its tokens.
-  virtual void finish(uint64_t sequence, std::span<const int32_t> tokens,
-                      int num_prompt_tokens) = 0;
+  virtual void finish(uint64_t, std::span<const int32_t> /*tokens*/, int /*num_prompt_tokens*/) {}
   // Host memory held, for metrics.
   virtual int64_t memory_bytes() const { return 0; }
 };

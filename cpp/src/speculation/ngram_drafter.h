@@ -23,8 +23,7 @@ class NgramDrafter : public Drafter {
 
   NgramDrafter(const DrafterConfig& config, int id);
 
-  const char* name() const override { return "ngram"; }
-  bool is_free() const override { return true; }
+  DrafterTraits traits() const override { return {}; }
   void draft(std::span<DraftRequest> requests) override;
   void finish(uint64_t sequence, std::span<const int32_t> tokens, int num_prompt_tokens) override;
   int64_t memory_bytes() const override;

@@ -1,5 +1,6 @@
 #include "specdec/speculative_config.h"
 
+#include <algorithm>
 #include <string>
 
 #include "core/str_cat.h"
@@ -127,6 +128,12 @@ void validate_block(const SpeculativeConfig& config) {
 }
 
 }  // namespace
+
+std::string name_of(DraftMethod method) {
+  const auto named =
+      std::ranges::find(kDraftMethodNames, method, &std::pair<DraftMethod, const char*>::first);
+  return named->second;
+}
 
 void SpeculativeConfig::validate() const {
   if (num_speculative_tokens == 0 && drafters.empty()) return;

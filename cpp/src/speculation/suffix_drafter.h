@@ -21,8 +21,7 @@ class SuffixDrafter : public Drafter {
 
   SuffixDrafter(const DrafterConfig& config, int id, int64_t max_shared_bytes = kMaxSharedBytes);
 
-  const char* name() const override { return "suffix"; }
-  bool is_free() const override { return true; }
+  DrafterTraits traits() const override { return {}; }
   void draft(std::span<DraftRequest> requests) override;
   void finish(uint64_t sequence, std::span<const int32_t> tokens, int num_prompt_tokens) override;
   int64_t memory_bytes() const override;

@@ -62,7 +62,7 @@ TEST(Limits, NoRopeScalingStretchesThePositionsOutOfRange) {
   for (const RopeKind kind : {RopeKind::kLinear, RopeKind::kDynamic, RopeKind::kYarn}) {
     ModelConfig model;
     model.max_position_embeddings = 1000;
-    model.rope = {.kind = kind, .factor = 1e300, .original_max_position_embeddings = 1000};
+    model.ropes = {{.kind = kind, .factor = 1e300, .original_max_position_embeddings = 1000}};
     EXPECT_EQ(max_positions(model), std::numeric_limits<int>::max());
   }
 }
@@ -105,7 +105,7 @@ TEST(Limits, LogprobsModesAreVllms) {
 TEST(Limits, RopeScalingStretchesThePositions) {
   ModelConfig model;
   model.max_position_embeddings = 1000;
-  model.rope.factor = 4.0;
+  model.ropes = {{.factor = 4.0}};
   for (const auto& [kind, longest] : std::vector<std::pair<RopeKind, int>>{
            {RopeKind::kDefault, 1000},
            {RopeKind::kLinear, 4000},
@@ -113,7 +113,7 @@ TEST(Limits, RopeScalingStretchesThePositions) {
            {RopeKind::kLlama3, 1000},
            {RopeKind::kYarn, 4000},
        }) {
-    model.rope.kind = kind;
+    model.ropes.front().kind = kind;
     EngineConfig config = valid_config();
     EXPECT_EQ(resolve_max_model_len(config, model), longest);
     config.max_model_len = longest;

@@ -210,6 +210,25 @@ TEST_F(DecoderTest, TiedHeadIsResidentOnce) {
                           tied.run(tokens, 32));
 }
 
+// What a draft head does: layers of its own between another model's embedding and head.
+TEST_F(DecoderTest, PartsMayBeAnotherDecoders) {
+  Tensors tensors = llama_tensors();
+  write_checkpoint(directory_, tensors);
+  const std::vector<int32_t> tokens = some_tokens(20);
+  ChainRunner whole(directory_.path(), *backend_, 32, 32);
+  const std::vector<float> expected = whole.run(tokens, 32);
+  ModelParts borrowed;
+  borrowed.embedding = whole.decoder().parts().embedding;
+  borrowed.head = whole.decoder().parts().head;
+  tensors.erase("model.embed_tokens.weight");
+  tensors.erase("lm_head.weight");
+  write_checkpoint(directory_, tensors);
+  ChainRunner layers(directory_.path(), *backend_, 32, 32, 1, borrowed);
+  EXPECT_EQ(layers.run(tokens, 32), expected);
+  EXPECT_EQ(whole.decoder().num_parameters() - layers.decoder().num_parameters(),
+            2 * kVocab * kHidden);
+}
+
 TEST_F(DecoderTest, HeadThatContradictsTheTieIsUsed) {
   const Tensors tensors = llama_tensors();
   write_checkpoint(directory_, tensors, R"(,"tie_word_embeddings":true)");

@@ -139,7 +139,6 @@ TEST(RopeTables, PartialRotationTurnsTheLeadingElementsOnly) {
   const RopeConfig rope{.partial_rotary_factor = 0.25};
   EXPECT_EQ(rotary_dim(rope, 32), 8);
   EXPECT_EQ(make_rope_tables(rope, 32, 3).cos.size(), 12u);
-  EXPECT_EQ(rotary_dim({.kind = RopeKind::kNone}, 32), 0);
 }
 
 TEST(RopeTables, YarnScalesCosAndSin) {

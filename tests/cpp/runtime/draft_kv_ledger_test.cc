@@ -12,12 +12,12 @@ TEST(DraftKvLedger, KnowsWhatWasWrittenUpToTheFirstGap) {
   BlockTable blocks(kBlockSize);
   ASSERT_TRUE(blocks.reserve(pool, 40));
   DraftKvLedger ledger(pool);
-  EXPECT_EQ(ledger.num_valid(blocks, 40), 0);
-  ledger.set_valid(blocks, 0, 20);
-  EXPECT_EQ(ledger.num_valid(blocks, 40), 20);
-  EXPECT_EQ(ledger.num_valid(blocks, 7), 7);
-  ledger.set_valid(blocks, 20, 33);
-  EXPECT_EQ(ledger.num_valid(blocks, 40), 33);
+  EXPECT_EQ(ledger.num_seen(blocks, 40), 0);
+  ledger.set_seen(blocks, 0, 20);
+  EXPECT_EQ(ledger.num_seen(blocks, 40), 20);
+  EXPECT_EQ(ledger.num_seen(blocks, 7), 7);
+  ledger.set_seen(blocks, 20, 33);
+  EXPECT_EQ(ledger.num_seen(blocks, 40), 33);
 }
 
 TEST(DraftKvLedger, ForgetsABlockThatWasHandedOutAnew) {
@@ -25,11 +25,11 @@ TEST(DraftKvLedger, ForgetsABlockThatWasHandedOutAnew) {
   DraftKvLedger ledger(pool);
   BlockTable first(kBlockSize);
   ASSERT_TRUE(first.reserve(pool, 32));
-  ledger.set_valid(first, 0, 32);
+  ledger.set_seen(first, 0, 32);
   first.clear();
   BlockTable second(kBlockSize);
   ASSERT_TRUE(second.reserve(pool, 32));
-  EXPECT_EQ(ledger.num_valid(second, 32), 0);
+  EXPECT_EQ(ledger.num_seen(second, 32), 0);
 }
 
 TEST(DraftKvLedger, SharedBlocksKeepWhatOneSequenceWrote) {
@@ -37,11 +37,11 @@ TEST(DraftKvLedger, SharedBlocksKeepWhatOneSequenceWrote) {
   DraftKvLedger ledger(pool);
   BlockTable first(kBlockSize);
   ASSERT_TRUE(first.reserve(pool, 32));
-  ledger.set_valid(first, 0, 20);
+  ledger.set_seen(first, 0, 20);
   BlockTable second(kBlockSize);
   second.adopt({pool.share(first.ids()[0])});
   ASSERT_TRUE(second.reserve(pool, 32));
-  EXPECT_EQ(ledger.num_valid(second, 32), kBlockSize);
+  EXPECT_EQ(ledger.num_seen(second, 32), kBlockSize);
 }
 
 }  // namespace

@@ -145,7 +145,7 @@ TEST(SchedulerDraftTest, NothingIsDraftedThatCouldNotBeCommitted) {
   SchedulerHarness harness(options({}));
   Sequence& sequence = harness.add(prompt_of(4), {.params = with_max_tokens(5)});
   harness.step();  // 1 of 5
-  EXPECT_EQ(sequence.max_draft_depth(), 3);
+  EXPECT_EQ(sequence.max_draft_depth(8), 3);
   ExecutionPlan plan = harness.plan(always(8), all_slots);
   EXPECT_EQ(plan.sequences[0].num_draft_slots, 8);  // of a tree
   EXPECT_EQ(plan.sequences[0].max_draft_depth, 3);
@@ -165,7 +165,7 @@ TEST(SchedulerDraftTest, DepthEndsWhereTheModelDoes) {
   harness.step();
   const ExecutionPlan plan = harness.plan(always(2));
   EXPECT_EQ(plan.sequences[0].max_draft_depth, 2);
-  EXPECT_EQ(sequence.max_draft_depth(), 2);
+  EXPECT_EQ(sequence.max_draft_depth(8), 2);
   harness.advance(plan);
   EXPECT_EQ(harness.plan(always(5)).sequences[0].max_draft_depth, 1);
 }

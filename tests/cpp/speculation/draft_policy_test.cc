@@ -214,6 +214,10 @@ DraftPolicy of_one(DrafterTraits drafter) {
   return DraftPolicy(std::vector<DrafterTraits>{drafter});
 }
 
+void record(DraftPolicy& policy, const std::vector<int32_t>& tokens) {
+  policy.record({.sequence = kRequest, .tokens = tokens});
+}
+
 // Plain steps until the policy knows what one costs.
 void settle(DraftPolicy& policy, double seconds = 0.01) {
   for (int i = 0; i < 5; ++i) {
@@ -222,7 +226,7 @@ void settle(DraftPolicy& policy, double seconds = 0.01) {
     tree.reset(0);
     const DraftPolicy::Draft draft{.sequence = kRequest, .tree = &tree, .max_nodes = 8};
     policy.choose({&draft, 1});
-    policy.record_tokens(kRequest, std::vector<int32_t>{0});
+    record(policy, {0});
     policy.end_step(seconds);
   }
 }
@@ -259,7 +263,7 @@ TEST(DraftPolicySteps, SlotsAreNeverExceeded) {
     tree.check_integrity();
     std::vector<int32_t> tokens;
     for (int i = 0; i <= tree.num_drafts(); ++i) tokens.push_back(i + 1);
-    policy.record_tokens(kRequest, tokens);
+    record(policy, tokens);
     policy.end_step(0.01);
   }
 }
@@ -283,15 +287,16 @@ TEST(DraftPolicySteps, LikelyBranchesAreKeptBeforeUnlikelyOnes) {
 
 TEST(DraftPolicySteps, CatchingUpOnAPromptMustPayOverWhatIsLeft) {
   const auto is_asked = [](int num_unseen, int num_remaining) {
-    DraftPolicy policy = of_one({.is_free = false, .is_sequential = true, .relative_cost = 0.1});
+    DraftPolicy policy =
+        of_one({.cost = DrafterTraits::Cost::kPerLevel, .relative_pass_cost = 0.1});
     settle(policy);
     policy.begin_step(1, 0);
     DraftPolicy::Ask ask{.sequence = kRequest,
                          .max_depth = 4,
                          .num_unseen = num_unseen,
                          .num_remaining = num_remaining};
-    policy.plan(0, {&ask, 1});
-    return ask.is_chosen;
+    policy.plan(0, {&ask, 1}, {.same_depth = false});
+    return ask.depth > 0;
   };
   EXPECT_TRUE(is_asked(1, 100));
   EXPECT_TRUE(is_asked(200, 100));
@@ -310,7 +315,7 @@ TEST(DraftPolicySteps, AnOutlierChangesLittle) {
   };
   const int before = verified();
   EXPECT_GT(before, 0);
-  policy.record_tokens(kRequest, std::vector<int32_t>{1, 2, 3, 4, 5, 6, 7, 8, 9});
+  record(policy, {1, 2, 3, 4, 5, 6, 7, 8, 9});
   policy.end_step(5.0);  // five hundred times as long: preempted
   EXPECT_GT(verified(), before / 2);
 }

@@ -129,7 +129,8 @@ class DeviceTreeTest : public ::testing::TestWithParam<cuda::testing::DeviceKind
     for (const auto& request : requests) seats.push_back(request->seat());
     device->set_seats(seats);
 
-    DraftModelDrafter drafter(world.runner(draft_), world.pool,
+    const auto runner = world.runner(draft_);
+    DraftModelDrafter drafter(*runner, world.pool,
                               {.sampling = test.sampling,
                                .max_rows = TreeWorld::kMaxRows,
                                .max_model_len = kMaxModelLen,
@@ -157,7 +158,7 @@ class DeviceTreeTest : public ::testing::TestWithParam<cuda::testing::DeviceKind
     for (const auto& request : requests) {
       Sequence& sequence = request->sequence();
       request->tree.reset(sequence.tokens().back());
-      const int max_depth = std::min(request->max_depth, sequence.max_draft_depth());
+      const int max_depth = sequence.max_draft_depth(request->max_depth);
       if (sequence.is_finished() || max_depth < 1) continue;
       request->completion.begin_step();
       asks.push_back({.sequence = sequence.ordinal,
@@ -165,6 +166,7 @@ class DeviceTreeTest : public ::testing::TestWithParam<cuda::testing::DeviceKind
                       .num_prompt_tokens = sequence.num_prompt_tokens(),
                       .max_depth = max_depth,
                       .max_nodes = test.shape.num_nodes(max_depth),
+                      .num_slots = test.shape.num_nodes(max_depth),
                       .tree_width = test.shape.width,
                       .num_remaining = sequence.max_num_tokens() - sequence.num_tokens(),
                       .blocks = &sequence.blocks,

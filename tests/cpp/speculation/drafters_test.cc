@@ -1,4 +1,4 @@
-#include "speculation/composite_drafter.h"
+#include "speculation/drafters.h"
 
 #include <gtest/gtest.h>
 
@@ -29,11 +29,13 @@ struct Calls {
 // Drafts a fixed chain for requests whose last token it knows.
 class FixedDrafter : public Drafter {
  public:
-  FixedDrafter(int id, bool is_free, int32_t knows, Tokens chain, Calls* calls)
-      : id_(id), is_free_(is_free), knows_(knows), chain_(std::move(chain)), calls_(calls) {}
+  FixedDrafter(int id, bool is_cheap, int32_t knows, Tokens chain, Calls* calls)
+      : id_(id), is_cheap_(is_cheap), knows_(knows), chain_(std::move(chain)), calls_(calls) {}
 
-  const char* name() const override { return "fixed"; }
-  bool is_free() const override { return is_free_; }
+  DrafterTraits traits() const override {
+    using Cost = DrafterTraits::Cost;
+    return {.cost = is_cheap_ ? Cost::kCheap : Cost::kPerCall};
+  }
   void draft(std::span<DraftRequest> requests) override {
     calls_->drafted.emplace_back();
     for (DraftRequest& request : requests) {
@@ -53,7 +55,7 @@ class FixedDrafter : public Drafter {
 
  private:
   int id_;
-  bool is_free_;
+  bool is_cheap_;
   int32_t knows_;
   Tokens chain_;
   Calls* calls_;
@@ -80,17 +82,16 @@ std::vector<std::unique_ptr<Drafter>> list_of(std::unique_ptr<Drafter> first,
   return drafters;
 }
 
-TEST(CompositeDrafter, TheFirstThatDraftsServesTheRequest) {
+TEST(Drafters, TheFirstThatDraftsServesTheRequest) {
   Calls first, second;
-  CompositeDrafter composite(
-      list_of(std::make_unique<FixedDrafter>(0, true, 1, Tokens{10, 11}, &first),
-              std::make_unique<FixedDrafter>(1, true, 2, Tokens{20}, &second)),
-      /*merge=*/false);
+  Drafters drafters(list_of(std::make_unique<FixedDrafter>(0, true, 1, Tokens{10, 11}, &first),
+                            std::make_unique<FixedDrafter>(1, true, 2, Tokens{20}, &second)),
+                    /*merge=*/false, /*adapts=*/false);
   const std::vector<Tokens> tokens = {{1}, {2}, {3}};
   std::vector<DraftTree> trees(3);
   std::vector<DraftRequest> requests;
   for (int i = 0; i < 3; ++i) requests.push_back(request_for(tokens[i], trees[i], {}, i));
-  composite.draft(requests);
+  drafters.draft(requests);
   EXPECT_EQ(drafts_of(trees[0]), (Tokens{10, 11}));
   EXPECT_EQ(drafts_of(trees[1]), (Tokens{20}));
   EXPECT_EQ(trees[2].num_drafts(), 0);
@@ -100,67 +101,63 @@ TEST(CompositeDrafter, TheFirstThatDraftsServesTheRequest) {
   EXPECT_EQ(second.drafted, (std::vector<std::vector<uint64_t>>{{1, 2}}));
 }
 
-TEST(CompositeDrafter, FreeDraftersAreAskedFirst) {
-  Calls costly, free;
-  CompositeDrafter composite(
-      list_of(std::make_unique<FixedDrafter>(0, false, 1, Tokens{10}, &costly),
-              std::make_unique<FixedDrafter>(1, true, 1, Tokens{20}, &free)),
-      /*merge=*/false);
-  EXPECT_EQ(drafts_of(draft_once(composite, Tokens{1})), (Tokens{20}));
+TEST(Drafters, CheapDraftersAreAskedFirst) {
+  Calls costly, cheap;
+  Drafters drafters(list_of(std::make_unique<FixedDrafter>(0, false, 1, Tokens{10}, &costly),
+                            std::make_unique<FixedDrafter>(1, true, 1, Tokens{20}, &cheap)),
+                    /*merge=*/false, /*adapts=*/false);
+  EXPECT_EQ(drafts_of(draft_once(drafters, Tokens{1})), (Tokens{20}));
   EXPECT_TRUE(costly.drafted.empty());
-  EXPECT_FALSE(composite.is_free());
 }
 
-TEST(CompositeDrafter, MergingGraftsAllDraftsIntoOneTree) {
+TEST(Drafters, MergingGraftsAllDraftsIntoOneTree) {
   Calls calls;
-  CompositeDrafter composite(
-      list_of(std::make_unique<FixedDrafter>(0, false, 1, Tokens{10, 11}, &calls),
-              std::make_unique<FixedDrafter>(1, true, 1, Tokens{10, 12}, &calls)),
-      /*merge=*/true);
-  const DraftTree tree = draft_once(composite, Tokens{1});
+  Drafters drafters(list_of(std::make_unique<FixedDrafter>(0, false, 1, Tokens{10, 11}, &calls),
+                            std::make_unique<FixedDrafter>(1, true, 1, Tokens{10, 12}, &calls)),
+                    /*merge=*/true, /*adapts=*/false);
+  const DraftTree tree = draft_once(drafters, Tokens{1});
   EXPECT_EQ(drafts_of(tree), (Tokens{10, 11, 12}));
   EXPECT_EQ(tree.path(3), (Tokens{10, 12}));
   EXPECT_EQ(tree.drafter(1), 0);  // in the order given
   EXPECT_EQ(tree.drafter(3), 1);
 }
 
-TEST(CompositeDrafter, MergingStopsWhenTheTreeIsFull) {
+TEST(Drafters, MergingStopsWhenTheTreeIsFull) {
   Calls first, second;
-  CompositeDrafter composite(
+  Drafters drafters(
       list_of(std::make_unique<FixedDrafter>(0, true, 1, Tokens{10, 11}, &first),
               std::make_unique<FixedDrafter>(1, true, 1, Tokens{20, 21, 22}, &second)),
-      /*merge=*/true);
-  EXPECT_EQ(draft_once(composite, Tokens{1}, {.max_nodes = 3}).num_drafts(), 3);
+      /*merge=*/true, /*adapts=*/false);
+  EXPECT_EQ(draft_once(drafters, Tokens{1}, {.max_nodes = 3}).num_drafts(), 3);
   EXPECT_EQ(second.drafted.size(), 1u);
-  EXPECT_EQ(drafts_of(draft_once(composite, Tokens{1}, {.max_nodes = 2})), (Tokens{10, 11}));
+  EXPECT_EQ(drafts_of(draft_once(drafters, Tokens{1}, {.max_nodes = 2})), (Tokens{10, 11}));
   EXPECT_EQ(second.drafted.size(), 1u);  // not asked again
 }
 
-TEST(CompositeDrafter, FinishAndMemoryReachAll) {
+TEST(Drafters, FinishAndMemoryReachAll) {
   Calls first, second;
-  CompositeDrafter composite(list_of(std::make_unique<FixedDrafter>(0, true, 1, Tokens{}, &first),
-                                     std::make_unique<FixedDrafter>(1, true, 1, Tokens{}, &second)),
-                             /*merge=*/false);
-  composite.finish(7, Tokens{1, 2}, 1);
+  Drafters drafters(list_of(std::make_unique<FixedDrafter>(0, true, 1, Tokens{}, &first),
+                            std::make_unique<FixedDrafter>(1, true, 1, Tokens{}, &second)),
+                    /*merge=*/false, /*adapts=*/false);
+  drafters.finish(7, Tokens{1, 2}, 1);
   EXPECT_EQ(first.finished, (std::vector<uint64_t>{7}));
   EXPECT_EQ(second.finished, (std::vector<uint64_t>{7}));
-  EXPECT_EQ(composite.memory_bytes(), 200);
-  EXPECT_TRUE(composite.is_free());
+  EXPECT_EQ(drafters.memory_bytes(0), 100);
+  EXPECT_EQ(drafters.memory_bytes(1), 100);
 }
 
-TEST(CompositeDrafter, AnErrorStaysWithItsRequest) {
+TEST(Drafters, AnErrorStaysWithItsRequest) {
   auto script = std::make_shared<ScriptedDrafter>();
   script->fails_after = 1;
   Calls calls;
-  CompositeDrafter composite(
-      list_of(std::make_unique<CustomDrafterAdapter>(script, 0, 100),
-              std::make_unique<FixedDrafter>(1, false, 2, Tokens{20}, &calls)),
-      /*merge=*/false);
+  Drafters drafters(list_of(std::make_unique<CustomDrafterAdapter>(script, 0, 100),
+                            std::make_unique<FixedDrafter>(1, false, 2, Tokens{20}, &calls)),
+                    /*merge=*/false, /*adapts=*/false);
   const std::vector<Tokens> tokens = {{1}, {2}};
   std::vector<DraftTree> trees(2);
   std::vector<DraftRequest> requests;
   for (int i = 0; i < 2; ++i) requests.push_back(request_for(tokens[i], trees[i], {}, i));
-  composite.draft(requests);
+  drafters.draft(requests);
   EXPECT_THROW(std::rethrow_exception(requests[0].error), std::runtime_error);
   EXPECT_EQ(requests[1].error, nullptr);
   EXPECT_EQ(drafts_of(trees[1]), (Tokens{20}));

@@ -1,0 +1,178 @@
+#include "engine/drafting.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "speculation/custom_drafter.h"
+#include "speculation/ngram_drafter.h"
+#include "speculation/suffix_drafter.h"
+
+namespace specdec {
+
+Drafting::Drafting(const SpeculativeConfig& config, int vocab_size, DraftModels& models,
+                   const BlockPool& pool)
+    : config_(config), schedule_(config) {
+  std::vector<std::unique_ptr<Drafter>> drafters;
+  for (const DrafterConfig& drafter : config_.drafters) {
+    const int id = static_cast<int>(drafters.size());
+    drafters.push_back(make_drafter(id, vocab_size, models, pool));
+    drafter_stats_.push_back({.name = name_of(drafter.method)});
+  }
+  drafters_ =
+      std::make_unique<Drafters>(std::move(drafters), config_.merge_drafters, config_.adapts());
+}
+
+std::unique_ptr<Drafter> Drafting::make_drafter(int id, int vocab_size, DraftModels& models,
+                                                const BlockPool& pool) {
+  const DrafterConfig& config = config_.drafters[id];
+  switch (config.method) {
+    case DraftMethod::kNgram:
+      return std::make_unique<NgramDrafter>(config, id);
+    case DraftMethod::kSuffix:
+      return std::make_unique<SuffixDrafter>(config, id);
+    case DraftMethod::kCustom:
+      return std::make_unique<CustomDrafterAdapter>(config.custom, id, vocab_size);
+    case DraftMethod::kDraftModel:
+      break;
+  }
+  auto drafter = models.make_drafter(id, pool);
+  if (models.device_draft().has_value()) device_drafter_ = drafter.get();
+  return drafter;
+}
+
+int Drafting::budget(const Sequence& sequence, int num_decoding) {
+  max_depth_ = schedule_.num_speculative_tokens(num_decoding);
+  const int limit = tree_shape().num_nodes(sequence.max_draft_depth(max_depth_));
+  const DraftPolicy* policy = drafters_->policy();
+  return policy == nullptr ? limit : policy->num_slots(sequence.ordinal, limit);
+}
+
+DraftRequest Drafting::request_for(const ScheduledSequence& scheduled, CompletionState& completion,
+                                   DraftTree& tree) const {
+  const Sequence& sequence = *scheduled.sequence;
+  // Everything is verified where lengths are fixed: a slot for each node.
+  const int num_slots = scheduled.num_draft_slots;
+  const bool adapts = drafters_->policy() != nullptr;
+  const int max_nodes = adapts ? config_.max_nodes() : num_slots;
+  return {.sequence = sequence.ordinal,
+          .tokens = sequence.tokens(),
+          .num_prompt_tokens = sequence.num_prompt_tokens(),
+          .max_depth = std::min(max_nodes, sequence.max_draft_depth(max_depth_)),
+          .max_nodes = max_nodes,
+          .num_slots = num_slots,
+          .tree_width = config_.tree_width,
+          .num_remaining = sequence.max_num_tokens() - sequence.num_tokens(),
+          .blocks = &sequence.blocks,
+          .rows = &completion,
+          .tree = &tree,
+          .error = {}};
+}
+
+std::vector<Failure> Drafting::draft(
+    ExecutionPlan& plan, const std::function<CompletionState&(const Sequence&)>& completion_of) {
+  trees_.resize(std::max(trees_.size(), plan.sequences.size()));
+  has_tree_.assign(plan.sequences.size(), false);
+  int num_decoding = 0;
+  std::vector<DraftRequest> requests;
+  std::vector<size_t> indices;
+  for (size_t i = 0; i < plan.sequences.size(); ++i) {
+    const ScheduledSequence& scheduled = plan.sequences[i];
+    const Sequence& sequence = *scheduled.sequence;
+    num_decoding += std::holds_alternative<Decoding>(sequence.state) ? 1 : 0;
+    if (scheduled.num_draft_slots == 0 || sequence.max_draft_depth(max_depth_) == 0) continue;
+    trees_[i].reset(sequence.tokens().back());
+    requests.push_back(request_for(scheduled, completion_of(sequence), trees_[i]));
+    indices.push_back(i);
+  }
+  if (DraftPolicy* policy = drafters_->policy()) {
+    policy->begin_step(num_decoding, plan.num_rows - num_decoding);
+  }
+  std::vector<Failure> failures;
+  if (requests.empty()) return failures;
+  drafters_->draft(requests);
+  for (size_t r = 0; r < requests.size(); ++r) {
+    const size_t i = indices[r];
+    if (requests[r].error) {
+      failures.push_back({requests[r].sequence, message_of(requests[r].error)});
+      trees_[i].reset(plan.sequences[i].sequence->tokens().back());
+    }
+    trees_[i].truncate(plan.sequences[i].num_draft_slots);
+    has_tree_[i] = trees_[i].num_drafts() > 0;
+    plan.set_num_drafts(i, trees_[i].num_drafts());
+  }
+  return failures;
+}
+
+const DraftTree* Drafting::tree(size_t index) const {
+  return index < has_tree_.size() && has_tree_[index] ? &trees_[index] : nullptr;
+}
+
+int Drafting::plan_passes(std::span<const Sequence* const> sequences, int limit, int num_unseen) {
+  const auto num_decoding = static_cast<int>(sequences.size());
+  limit = std::min(limit, schedule_.num_speculative_tokens(num_decoding));
+  DraftPolicy* policy = drafters_->policy();
+  if (policy == nullptr) return limit;
+  std::vector<DraftPolicy::Ask> asks;
+  for (const Sequence* sequence : sequences) {
+    asks.push_back({.sequence = sequence->ordinal,
+                    .max_depth = sequence->max_draft_depth(limit),
+                    .num_unseen = num_unseen,
+                    .num_remaining = sequence->max_num_tokens() - sequence->num_tokens()});
+  }
+  policy->begin_step(num_decoding, 0);
+  return policy->plan(0, asks, {.same_depth = true, .shape = tree_shape()});
+}
+
+void Drafting::record(const StepRecord& record) {
+  const Sequence& sequence = record.completion->sequence;
+  const int num_drafts = record.tree == nullptr ? 0 : record.tree->num_drafts();
+  const int num_accepted = static_cast<int>(record.accepted.size());
+  if (DraftPolicy* policy = drafters_->policy()) {
+    DraftPolicy::Outcome outcome{.sequence = sequence.ordinal, .tokens = record.tokens};
+    if (record.num_passes.has_value()) {
+      outcome.levels = {.drafter = 0,
+                        .num_levels = sequence.max_draft_depth(*record.num_passes),
+                        .num_drafts = num_drafts,
+                        .num_accepted = num_accepted};
+    }
+    policy->record(outcome);
+  }
+  if (num_drafts == 0) return;
+  int deepest = 0;
+  for (int node = 1; node <= num_drafts; ++node) {
+    deepest = std::max(deepest, record.tree->depth(node));
+    ++drafter_stats_[record.tree->drafter(node)].num_draft_tokens;
+  }
+  for (const int node : record.accepted) {
+    ++drafter_stats_[record.tree->drafter(node)].num_accepted_tokens;
+  }
+  record.completion->acceptance.record(num_drafts, deepest, num_accepted);
+  acceptance_.record(num_drafts, deepest, num_accepted);
+}
+
+void Drafting::record_passes(int num_passes, int num_rows, double seconds) {
+  DraftPolicy* policy = drafters_->policy();
+  for (int i = 0; policy != nullptr && i < num_passes; ++i) {
+    policy->record_pass(0, num_rows, seconds / num_passes);
+  }
+}
+
+void Drafting::end_step(double seconds) {
+  if (DraftPolicy* policy = drafters_->policy()) policy->end_step(seconds);
+}
+
+void Drafting::finish(const Sequence& sequence) {
+  drafters_->finish(sequence.ordinal, sequence.tokens(), sequence.num_prompt_tokens());
+}
+
+void Drafting::fill_stats(EngineStats& stats) const {
+  stats.acceptance = acceptance_;
+  stats.drafters = drafter_stats_;
+  if (const DraftPolicy* policy = drafters_->policy()) stats.draft_policy = policy->stats();
+  for (size_t i = 0; i < stats.drafters.size(); ++i) {
+    stats.drafters[i].memory_bytes = drafters_->memory_bytes(i);
+  }
+}
+
+}  // namespace specdec

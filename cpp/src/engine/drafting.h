@@ -1,0 +1,88 @@
+// How the engine drafts: asks the drafters in each step and tells them what became of their drafts.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "engine/failure.h"
+#include "engine/request.h"
+#include "runtime/draft_models.h"
+#include "sched/scheduler.h"
+#include "specdec/acceptance_stats.h"
+#include "specdec/engine.h"
+#include "speculation/draft_schedule.h"
+#include "speculation/drafters.h"
+
+namespace specdec {
+
+// What one sequence got in a step, before its tokens are appended.
+struct StepRecord {
+  CompletionState* completion = nullptr;
+  const DraftTree* tree = nullptr;  // what was verified, whoever drafted it; null: no drafts
+  // Set where the device drafts by itself: passes of the draft model in the step, or 0.
+  std::optional<int> num_passes = std::nullopt;
+  std::span<const int> accepted = {};    // nodes of the tree
+  std::span<const int32_t> tokens = {};  // empty where it does not sample
+};
+
+class Drafting {
+ public:
+  // The models have their caches, with the blocks of the pool. Both must outlive this object.
+  Drafting(const SpeculativeConfig& config, int vocab_size, DraftModels& models,
+           const BlockPool& pool);
+
+  // Drafts (tree nodes) that a decoding sequence may have in the step being planned.
+  int budget(const Sequence& sequence, int num_decoding);
+  // Drafts a tree for every sequence of the plan with draft slots and writes its size to the plan.
+  // Returns the sequences for which drafting failed; they have no drafts.
+  std::vector<Failure> draft(ExecutionPlan& plan,
+                             const std::function<CompletionState&(const Sequence&)>& completion_of);
+  // The tree of plan.sequences[index]; null without drafts.
+  const DraftTree* tree(size_t index) const;
+
+  // The drafter whose model runs in device steps; null without one.
+  DraftModelDrafter* device_drafter() const { return device_drafter_; }
+  // Longest draft of a sequence in any step from now on.
+  int longest_draft(const Sequence& sequence) const {
+    return sequence.max_draft_depth(config_.num_speculative_tokens);
+  }
+  // Passes of the draft model in a device step, at most `limit`. Of each sequence the model has not
+  // seen `num_unseen` tokens.
+  int plan_passes(std::span<const Sequence* const> sequences, int limit, int num_unseen);
+
+  // Every sequence of a step.
+  void record(const StepRecord& record);
+  // The draft model's passes over so many rows in a device step took so long, all together.
+  void record_passes(int num_passes, int num_rows, double seconds);
+  // The rest of a step, from the target's pass on, took so long.
+  void end_step(double seconds);
+  // The sequence is over, for whatever reason.
+  void finish(const Sequence& sequence);
+
+  TreeShape tree_shape() const { return tree_shape_of(config_); }
+  void fill_stats(EngineStats& stats) const;
+
+ private:
+  std::unique_ptr<Drafter> make_drafter(int id, int vocab_size, DraftModels& models,
+                                        const BlockPool& pool);
+  DraftRequest request_for(const ScheduledSequence& scheduled, CompletionState& completion,
+                           DraftTree& tree) const;
+
+  SpeculativeConfig config_;
+  DraftSchedule schedule_;
+  DraftModelDrafter* device_drafter_ = nullptr;
+  std::unique_ptr<Drafters> drafters_;
+
+  int max_depth_ = 0;             // of any sequence, in the step being planned
+  std::vector<DraftTree> trees_;  // by index in the plan; kept for their memory
+  std::vector<bool> has_tree_;
+
+  AcceptanceStats acceptance_;
+  std::vector<DrafterStats> drafter_stats_;
+};
+
+}  // namespace specdec

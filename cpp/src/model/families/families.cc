@@ -1,0 +1,14 @@
+#include <array>
+
+#include "model/families/family.h"
+
+namespace specdec {
+
+std::span<const Family* const> families() {
+  static constexpr std::array kFamilies = {
+      &kLlama, &kMistral, &kQwen2, &kQwen3, &kOpt, &kMixtral,
+  };
+  return kFamilies;
+}
+
+}  // namespace specdec

@@ -1,0 +1,144 @@
+#include "model/families/fields.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "core/str_cat.h"
+#include "model/config_rope.h"
+#include "model/rope.h"
+
+namespace specdec {
+namespace {
+
+void parse_heads(const JsonFields& fields, const FamilyDefaults& defaults, ModelConfig& config) {
+  config.num_heads = fields.get_int("num_attention_heads");
+  const bool kv_heads_null =
+      fields.object().contains("num_key_value_heads") && !fields.has("num_key_value_heads");
+  const int kv_heads_absent =
+      kv_heads_null || defaults.num_kv_heads == 0 ? config.num_heads : defaults.num_kv_heads;
+  config.num_kv_heads = fields.get_int("num_key_value_heads", kv_heads_absent);
+  if (config.num_heads % config.num_kv_heads != 0) {
+    fields.fail(
+        "num_key_value_heads",
+        str_cat(config.num_kv_heads, " does not divide num_attention_heads, ", config.num_heads));
+  }
+  if (!fields.has("head_dim") && defaults.head_dim == 0 &&
+      config.hidden_size % config.num_heads != 0) {
+    fields.fail("hidden_size", str_cat("num_attention_heads, ", config.num_heads,
+                                       ", does not divide it and there is no head_dim"));
+  }
+  config.head_dim =
+      fields.get_int("head_dim", defaults.head_dim != 0 ? defaults.head_dim
+                                                        : config.hidden_size / config.num_heads);
+}
+
+}  // namespace
+
+void refuse(const JsonFields& fields, const char* key, const ModelConfig& config) {
+  const nlohmann::json* value = fields.find(key);
+  if (value == nullptr || (value->is_boolean() && !value->get<bool>())) return;
+  fields.fail(key, str_cat("is not implemented for ", config.architecture));
+}
+
+Activation parse_activation(const JsonFields& fields, const char* key, const char* absent) {
+  const std::string name = fields.get_string(key, absent);
+  if (name == "silu" || name == "swish") return Activation::kSilu;
+  if (name == "relu") return Activation::kRelu;
+  if (name == "gelu") return Activation::kGelu;
+  if (name == "gelu_new" || name == "gelu_pytorch_tanh") return Activation::kGeluTanh;
+  fields.fail(key, str_cat("'", name,
+                           "' is not implemented; known: silu, relu, gelu, gelu_new, "
+                           "gelu_pytorch_tanh"));
+}
+
+void parse_layers(const JsonFields& fields, const LayerSpec& layer, ModelConfig& config) {
+  // The loader compares it with the tensors; here it only must not take the memory.
+  constexpr int kMaxLayers = 1 << 16;
+  config.num_layers = fields.get_int("num_hidden_layers");
+  if (config.num_layers > kMaxLayers) {
+    fields.fail("num_hidden_layers",
+                str_cat("expected at most ", kMaxLayers, ", got ", config.num_layers));
+  }
+  config.layers.assign(config.num_layers, layer);
+  for (LayerSpec& spec : config.layers) {
+    spec.attention_scale = static_cast<float>(1.0 / std::sqrt(double(config.head_dim)));
+  }
+}
+
+void parse_rotary_family(const JsonFields& fields, const FamilyDefaults& defaults,
+                         ModelConfig& config) {
+  config.hidden_size = fields.get_int("hidden_size");
+  config.max_position_embeddings =
+      fields.get_int("max_position_embeddings", defaults.max_position_embeddings);
+  parse_heads(fields, defaults, config);
+  parse_layers(fields, {.inner_size = fields.get_int("intermediate_size")}, config);
+  config.norm_eps = static_cast<float>(fields.get_positive("rms_norm_eps", defaults.norm_eps));
+  config.activation = parse_activation(fields, "hidden_act", "silu");
+  config.tie_word_embeddings = fields.get_bool("tie_word_embeddings", false);
+  config.ropes = {parse_rope(fields, config.max_position_embeddings, defaults.rope_theta)};
+  check_rotary_dim(fields, config);
+}
+
+void check_rotary_dim(const JsonFields& fields, const ModelConfig& config) {
+  for (const RopeConfig& rope : config.ropes) {
+    const int rotary = rotary_dim(rope, config.head_dim);
+    if (rotary < 2 || rotary % 2 != 0) {
+      fields.fail("head_dim", str_cat("rotary embedding turns ", rotary,
+                                      " elements of a head, expected an even number"));
+    }
+    if (rope.kind == RopeKind::kDynamic && rotary == 2) {
+      fields.fail("head_dim", "dynamic rope scaling needs more than 2 rotary elements");
+    }
+  }
+}
+
+int parse_window(const JsonFields& fields, int absent) {
+  const bool is_null = fields.object().contains("sliding_window") && !fields.has("sliding_window");
+  return is_null ? 0 : fields.get_int("sliding_window", absent);
+}
+
+void set_windows(int window, ModelConfig& config) {
+  for (LayerSpec& layer : config.layers) layer.sliding_window = window;
+}
+
+void check_uniform_layer_types(const JsonFields& fields, const ModelConfig& config) {
+  const char* expected =
+      config.layers.front().sliding_window > 0 ? "sliding_attention" : "full_attention";
+  const std::vector<std::string> types = fields.get_strings("layer_types");
+  if (!std::all_of(types.begin(), types.end(),
+                   [&](const std::string& type) { return type == expected; })) {
+    fields.fail("layer_types", str_cat("is not implemented for ", config.architecture,
+                                       " unless every layer is ", expected));
+  }
+}
+
+std::vector<bool> parse_sliding_layers(const JsonFields& fields, const ModelConfig& config) {
+  if (!fields.has("layer_types")) return {};
+  const std::vector<std::string> types = fields.get_strings("layer_types");
+  if (types.size() != static_cast<size_t>(config.num_layers)) {
+    fields.fail("layer_types",
+                str_cat("expected ", config.num_layers, " entries, found ", types.size()));
+  }
+  std::vector<bool> is_sliding;
+  for (const std::string& type : types) {
+    if (type != "full_attention" && type != "sliding_attention") {
+      fields.fail("layer_types", str_cat("'", type,
+                                         "' is not implemented; known: full_attention, "
+                                         "sliding_attention"));
+    }
+    is_sliding.push_back(type == "sliding_attention");
+  }
+  return is_sliding;
+}
+
+void parse_experts(const JsonFields& fields, const char* experts_key, int num_experts,
+                   int num_per_token, ModelConfig& config) {
+  config.num_experts = fields.get_int(experts_key, num_experts);
+  config.num_experts_per_token = fields.get_int("num_experts_per_tok", num_per_token);
+  if (config.num_experts_per_token > config.num_experts) {
+    fields.fail("num_experts_per_tok", str_cat("more than ", experts_key));
+  }
+}
+
+}  // namespace specdec

@@ -1,0 +1,181 @@
+#include <array>
+#include <string>
+
+#include "core/check.h"
+#include "core/log.h"
+#include "core/str_cat.h"
+#include "model/load_experts.h"
+#include "model/parts.h"
+#include "model/tensor_loader.h"
+#include "specdec/error.h"
+
+namespace specdec {
+namespace {
+
+std::string weight_of(std::string_view name) { return str_cat(name, ".weight"); }
+
+int64_t embed_dim(const ModelConfig& config) {
+  return config.embed_dim != 0 ? config.embed_dim : config.hidden_size;
+}
+
+// Before the layers that there are take time and memory.
+void check_num_layers(const TensorLoader& loader) {
+  const ModelConfig& config = loader.config();
+  const std::string last = str_cat(config.names.layers, config.num_layers - 1, ".",
+                                   config.names.attention_norm, ".weight");
+  if (config.random_weights || loader.contains(last)) return;
+  throw CheckpointError(loader.source(), last,
+                        str_cat("the checkpoint has no such tensor, and num_hidden_layers of "
+                                "config.json is ",
+                                config.num_layers));
+}
+
+// The table of tokens and the head's matrix, which are one where they are tied. A checkpoint may
+// say "tied" and hold a head all the same; what it holds decides, as in transformers 5.
+void load_vocabulary(TensorLoader& loader, Embedding& embedding, Head& head) {
+  const ModelConfig& config = loader.config();
+  const std::string head_name = weight_of(config.names.head);
+  std::string name = weight_of(config.names.embedding);
+  if (config.tie_word_embeddings && !loader.contains(name)) name = head_name;
+  const WeightView table = loader.read_matrix(name, config.vocab_size, embed_dim(config));
+  const bool has_head = name != head_name && loader.contains(head_name);
+  if (!has_head && !config.tie_word_embeddings) {
+    log_warning(loader.source(), ": no ", head_name, "; the embedding table serves as the head");
+  }
+  if (!has_head || (config.tie_word_embeddings && loader.is_equal(head_name, table))) {
+    head.weight = loader.pack(MatrixRole::kVocabulary, std::array{table});
+    embedding.head = head.weight;
+    embedding.tokens = loader.table_of(*head.weight);
+  } else {
+    if (config.tie_word_embeddings) {
+      log_warning(loader.source(), ": tie_word_embeddings is set, but ", head_name,
+                  " differs from the embedding table; both are used");
+    }
+    embedding.tokens =
+        loader.table(loader.format_of(MatrixRole::kVocabulary, std::array{table}), table);
+    head.weight =
+        loader.matrix(MatrixRole::kVocabulary, {{head_name, config.vocab_size}}, embed_dim(config));
+  }
+  loader.release(name);
+}
+
+void load_positions(TensorLoader& loader, Embedding& embedding) {
+  const ModelConfig& config = loader.config();
+  if (!config.learned_positions) return;
+  const std::string name = weight_of(config.names.positions);
+  const int64_t rows = int64_t{config.max_position_embeddings} + config.learned_position_offset;
+  embedding.positions =
+      loader.table(WeightFormat::kAct, loader.read_matrix(name, rows, config.hidden_size));
+  embedding.position_offset = config.learned_position_offset;
+  loader.release(name);
+}
+
+void load_ends(TensorLoader& loader, ModelParts& parts) {
+  const ModelConfig& config = loader.config();
+  auto embedding = std::make_shared<Embedding>();
+  auto head = std::make_shared<Head>();
+  if (parts.embedding == nullptr && parts.head == nullptr) {
+    load_vocabulary(loader, *embedding, *head);
+  } else if (parts.embedding == nullptr) {
+    const std::string name = weight_of(config.names.embedding);
+    const WeightView table = loader.read_matrix(name, config.vocab_size, embed_dim(config));
+    embedding->tokens =
+        loader.table(loader.format_of(MatrixRole::kVocabulary, std::array{table}), table);
+    loader.release(name);
+  } else if (parts.head == nullptr) {
+    head->weight =
+        loader.matrix(MatrixRole::kVocabulary, {{weight_of(config.names.head), config.vocab_size}},
+                      embed_dim(config));
+  }
+  if (parts.embedding == nullptr) {
+    load_positions(loader, *embedding);
+    if (config.embed_dim != 0) {
+      embedding->project_in = loader.matrix(
+          MatrixRole::kLayer, {{weight_of(config.names.project_in), config.hidden_size}},
+          config.embed_dim);
+    }
+    parts.embedding = std::move(embedding);
+  }
+  if (parts.head == nullptr) {
+    if (config.embed_dim != 0) {
+      head->project_out = loader.matrix(MatrixRole::kLayer,
+                                        {{weight_of(config.names.project_out), config.embed_dim}},
+                                        config.hidden_size);
+    }
+    parts.head = std::move(head);
+  }
+}
+
+void load_attention(TensorLoader& loader, const std::string& prefix, Layer& layer) {
+  const ModelConfig& config = loader.config();
+  const TensorNames& names = config.names;
+  const int64_t q_rows = int64_t{config.num_heads} * config.head_dim;
+  const int64_t kv_rows = int64_t{config.num_kv_heads} * config.head_dim;
+  layer.attention_norm = loader.norm(str_cat(prefix, names.attention_norm));
+  layer.qkv = loader.linear({{str_cat(prefix, names.qkv[0]), q_rows},
+                             {str_cat(prefix, names.qkv[1]), kv_rows},
+                             {str_cat(prefix, names.qkv[2]), kv_rows}},
+                            config.hidden_size, config.qkv_bias);
+  if (config.qk_norm) {
+    layer.q_norm = loader.vector({{str_cat(prefix, names.q_norm, ".weight"), config.head_dim}});
+    layer.k_norm = loader.vector({{str_cat(prefix, names.k_norm, ".weight"), config.head_dim}});
+  }
+  layer.attention_out = loader.linear({{str_cat(prefix, names.attention_out), config.hidden_size}},
+                                      q_rows, config.out_bias);
+}
+
+void load_mlp(TensorLoader& loader, const std::string& prefix, Layer& layer) {
+  const ModelConfig& config = loader.config();
+  const TensorNames& names = config.names;
+  const int64_t inner = layer.spec.inner_size;
+  layer.mlp_norm = loader.norm(str_cat(prefix, names.mlp_norm));
+  if (layer.spec.mlp == MlpKind::kExperts) {
+    layer.experts = load_experts(loader, prefix, layer.spec);
+    return;
+  }
+  const bool gated = layer.spec.mlp == MlpKind::kGated;
+  std::vector<TensorPart> in = {{str_cat(prefix, names.mlp_in[0]), inner}};
+  if (gated) in.push_back({str_cat(prefix, names.mlp_in[1]), inner});
+  layer.mlp_in = loader.linear(in, config.hidden_size, config.mlp_bias, gated);
+  layer.mlp_out =
+      loader.linear({{str_cat(prefix, names.mlp_out), config.hidden_size}}, inner, config.mlp_bias);
+}
+
+std::shared_ptr<const Layer> load_layer(TensorLoader& loader, int index) {
+  auto layer = std::make_shared<Layer>();
+  layer->spec = loader.config().layers[index];
+  const std::string prefix = str_cat(loader.config().names.layers, index, ".");
+  load_attention(loader, prefix, *layer);
+  load_mlp(loader, prefix, *layer);
+  return layer;
+}
+
+}  // namespace
+
+LoadedParts load_parts(const ModelConfig& config, const std::string& directory,
+                       Quantization quantization, Backend& backend, ModelParts given) {
+  if (quantization == Quantization::kFp8 && !backend.supports(WeightFormat::kFp8)) {
+    throw InvalidArgument(
+        "quantization", str_cat("'fp8' needs a GPU: ", backend.device_info().name,
+                                " has no products with 8-bit floats; use 'int8' or leave it out"));
+  }
+  SPECDEC_CHECK_EQ(config.layers.size(), static_cast<size_t>(config.num_layers));
+  TensorLoader loader(config, directory, quantization, backend);
+  LoadedParts loaded;
+  loaded.parts = std::move(given);
+  ModelParts& parts = loaded.parts;
+  if (parts.layers.empty()) check_num_layers(loader);
+  load_ends(loader, parts);
+  if (parts.layers.empty()) {
+    for (int index = 0; index < config.num_layers; ++index) {
+      parts.layers.push_back(load_layer(loader, index));
+    }
+  }
+  if (parts.final_norm == nullptr && config.final_norm) {
+    parts.final_norm = std::make_shared<Norm>(loader.norm(std::string(config.names.final_norm)));
+  }
+  loader.finish(loaded);
+  return loaded;
+}
+
+}  // namespace specdec

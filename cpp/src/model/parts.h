@@ -1,0 +1,89 @@
+// The parts that a decoder is made of. Parts are shared: a decoder may be given another one's
+// instead of loading its own, as a draft head takes its target's embedding and head.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "model/config.h"
+#include "specdec/quantization.h"
+
+namespace specdec {
+
+struct Linear {
+  std::unique_ptr<const PackedLinear> weight;
+  Buffer bias;  // float32 [out_features], empty without
+};
+
+struct Norm {
+  NormKind kind = NormKind::kRms;
+  float eps = 0.0f;
+  Buffer weight;  // float32 [hidden]
+  Buffer bias;    // empty for RMS norms
+
+  NormParams params() const {
+    return {.kind = kind, .weight = weight.as<float>(), .bias = bias.as<float>(), .eps = eps};
+  }
+};
+
+// From token ids to the residual stream.
+struct Embedding {
+  std::shared_ptr<const PackedLinear> head;         // whose storage a tied table reads, or null
+  std::unique_ptr<const EmbeddingTable> tokens;     // [vocab, embed_dim]
+  std::unique_ptr<const PackedLinear> project_in;   // [hidden, embed_dim], null without
+  std::unique_ptr<const EmbeddingTable> positions;  // [positions, hidden], null without
+  int position_offset = 0;
+};
+
+struct Experts {
+  std::unique_ptr<const PackedLinear> router;  // [num_experts, hidden]
+  std::vector<std::unique_ptr<const PackedLinear>> storage;
+  std::vector<const PackedLinear*> gate_up;  // by expert, into storage: [2 * inner, hidden]
+  std::vector<const PackedLinear*> down;     // [hidden, inner]
+};
+
+struct Layer {
+  LayerSpec spec;
+  Norm attention_norm;
+  Linear qkv;     // q, k and v in one matrix
+  Buffer q_norm;  // float32 [head_dim], empty without
+  Buffer k_norm;
+  Linear attention_out;
+  Norm mlp_norm;
+  Linear mlp_in;  // gate and up in one matrix, or the one of a plain MLP
+  Linear mlp_out;
+  Experts experts;  // instead of mlp_in and mlp_out
+};
+
+// From normalised rows of the residual stream to logits.
+struct Head {
+  std::unique_ptr<const PackedLinear> project_out;  // [embed_dim, hidden], null without
+  std::shared_ptr<const PackedLinear> weight;       // [vocab, embed_dim]
+};
+
+struct ModelParts {
+  std::shared_ptr<const Embedding> embedding;
+  std::vector<std::shared_ptr<const Layer>> layers;
+  std::shared_ptr<const Norm> final_norm;  // null without
+  std::shared_ptr<const Head> head;
+};
+
+struct LoadedParts {
+  ModelParts parts;
+  // Of what was loaded, not of what was given.
+  int64_t num_parameters = 0;      // a tied table counts once
+  int64_t size_bytes = 0;          // resident, as packed
+  std::set<WeightFormat> formats;  // of the matrices, routers and learned positions aside
+};
+
+// Loads the embedding, the layers, the final norm and the head, but for those that are `given`.
+// Checks every tensor's shape against the config before it is packed. Throws CheckpointError naming
+// the tensor; warns about tensors the decoder does not use.
+LoadedParts load_parts(const ModelConfig& config, const std::string& directory,
+                       Quantization quantization, Backend& backend, ModelParts given = {});
+
+}  // namespace specdec

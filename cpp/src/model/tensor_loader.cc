@@ -1,0 +1,179 @@
+#include "model/tensor_loader.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "core/log.h"
+#include "core/str_cat.h"
+
+namespace specdec {
+namespace {
+
+std::vector<TensorPart> with_suffix(std::vector<TensorPart> parts, std::string_view suffix) {
+  for (TensorPart& part : parts) part.name += suffix;
+  return parts;
+}
+
+bool same(const void* a, const void* b, int64_t num_bytes) {
+  return std::memcmp(a, b, static_cast<size_t>(num_bytes)) == 0;
+}
+
+}  // namespace
+
+TensorLoader::TensorLoader(const ModelConfig& config, const std::string& directory,
+                           Quantization quantization, Backend& backend)
+    : config_(config),
+      quantization_(quantization),
+      store_(config.random_weights ? WeightStore::random(config)
+                                   : WeightStore(directory, config.scale_block)),
+      backend_(backend) {}
+
+// Checkpoints of the network without its head may lack the leading "model.".
+std::string TensorLoader::resolve(const std::string& name) const {
+  const std::string_view prefix = config_.names.prefix;
+  if (!store_.contains(name) && name.starts_with(prefix)) {
+    const std::string bare = name.substr(prefix.size());
+    if (store_.contains(bare)) return bare;
+  }
+  return name;
+}
+
+TensorView TensorLoader::read(const std::string& name, std::span<const int64_t> shape) {
+  TensorView view = store_.tensor(resolve(name), shape);
+  num_parameters_ += view.num_elements();
+  return view;
+}
+
+WeightView TensorLoader::read_matrix(const std::string& name, int64_t rows, int64_t in_features) {
+  const WeightView view = store_.matrix(resolve(name), rows, in_features);
+  num_parameters_ += rows * in_features;
+  return view;
+}
+
+bool TensorLoader::is_equal(const std::string& name, const WeightView& other) {
+  const WeightView view = store_.matrix(resolve(name), other.rows(), other.in_features());
+  bool equal = view.values.dtype == other.values.dtype &&
+               (view.mins == nullptr) == (other.mins == nullptr) &&
+               same(view.values.data, other.values.data, other.values.size_bytes());
+  if (equal && view.is_fp8()) {
+    const auto num_scales = [](const WeightView& matrix) {
+      return ((matrix.rows() + matrix.block_rows - 1) / matrix.block_rows) *
+             ((matrix.in_features() + matrix.block_cols - 1) / matrix.block_cols);
+    };
+    equal = other.is_fp8() && view.block_rows == other.block_rows &&
+            view.block_cols == other.block_cols &&
+            same(view.block_scales, other.block_scales, num_scales(view) * 4);
+  }
+  if (equal && view.is_integer()) {
+    const int64_t num_bytes = view.rows() * (view.in_features() / view.group_size) * 2;
+    equal = same(view.scales, other.scales, num_bytes) &&
+            (view.mins == nullptr || same(view.mins, other.mins, num_bytes));
+  }
+  release(name);
+  return equal;
+}
+
+WeightFormat TensorLoader::format_of(MatrixRole role, std::span<const WeightView> parts) {
+  const bool has_fp8 = backend_.supports(WeightFormat::kFp8);
+  const WeightFormat format = choose_format(quantization_, role, parts, has_fp8);
+  if (format == WeightFormat::kAct && quantization_ == Quantization::kAuto) {
+    widens_fp8_ |= std::ranges::any_of(parts, &WeightView::is_fp8);
+  }
+  if (role != MatrixRole::kFloat) formats_.insert(format);
+  return format;
+}
+
+std::unique_ptr<const PackedLinear> TensorLoader::pack(MatrixRole role,
+                                                       std::span<const WeightView> parts,
+                                                       bool gated) {
+  auto packed =
+      backend_.pack_linear({.parts = parts, .format = format_of(role, parts), .gated = gated});
+  size_bytes_ += packed->size_bytes();
+  return packed;
+}
+
+std::unique_ptr<const EmbeddingTable> TensorLoader::table(WeightFormat format,
+                                                          const WeightView& weights) {
+  auto table = backend_.make_embedding(weights, format);
+  size_bytes_ += table->size_bytes();
+  return table;
+}
+
+std::unique_ptr<const EmbeddingTable> TensorLoader::table_of(const PackedLinear& weights) {
+  auto table = backend_.embedding_from(weights);
+  size_bytes_ += table->size_bytes();
+  return table;
+}
+
+std::unique_ptr<const PackedLinear> TensorLoader::matrix(MatrixRole role,
+                                                         const std::vector<TensorPart>& parts,
+                                                         int64_t in_features, bool gated) {
+  std::vector<WeightView> views;
+  for (const TensorPart& part : parts) {
+    views.push_back(read_matrix(part.name, part.rows, in_features));
+  }
+  auto packed = pack(role, views, gated);
+  for (const TensorPart& part : parts) release(part.name);
+  return packed;
+}
+
+Buffer TensorLoader::vector(const std::vector<TensorPart>& parts) {
+  std::vector<TensorView> views;
+  for (const TensorPart& part : parts) views.push_back(read(part.name, std::array{part.rows}));
+  Buffer buffer = backend_.make_vector(views);
+  size_bytes_ += static_cast<int64_t>(buffer.size_bytes());
+  for (const TensorPart& part : parts) release(part.name);
+  return buffer;
+}
+
+Linear TensorLoader::linear(const std::vector<TensorPart>& parts, int64_t in_features, bool bias,
+                            bool gated) {
+  Linear linear;
+  linear.weight = matrix(MatrixRole::kLayer, with_suffix(parts, ".weight"), in_features, gated);
+  if (bias) linear.bias = vector(with_suffix(parts, ".bias"));
+  return linear;
+}
+
+Norm TensorLoader::norm(const std::string& name) {
+  Norm norm;
+  norm.kind = config_.norm_kind;
+  norm.eps = config_.norm_eps;
+  norm.weight = vector({{name + ".weight", config_.hidden_size}});
+  if (norm.kind == NormKind::kLayer) norm.bias = vector({{name + ".bias", config_.hidden_size}});
+  return norm;
+}
+
+void TensorLoader::warn_about_unused() const {
+  // The last three: scales of activations and of the cache, which are not rounded to 8-bit floats.
+  const std::string head = str_cat(config_.names.head, ".weight");
+  const std::array<std::string_view, 6> harmless = {
+      "rotary_emb.inv_freq", "masked_bias", head, ".input_scale", ".k_scale", ".v_scale"};
+  constexpr size_t kMaxNames = 5;
+  std::vector<std::string> names = store_.unused();
+  std::erase_if(names, [&](const std::string& name) {
+    return std::any_of(harmless.begin(), harmless.end(),
+                       [&](std::string_view suffix) { return name.ends_with(suffix); });
+  });
+  if (names.empty()) return;
+  std::string list;
+  for (size_t i = 0; i < std::min(names.size(), kMaxNames); ++i) {
+    list += str_cat(i == 0 ? "" : ", ", names[i]);
+  }
+  log_warning(source(), ": ", names.size(), " tensors are not used by ", config_.architecture, ": ",
+              list, names.size() > kMaxNames ? ", ..." : "");
+}
+
+void TensorLoader::finish(LoadedParts& loaded) const {
+  if (widens_fp8_) {
+    log_info(source(), ": some 8-bit floats are held as ", name_of(backend_.act_dtype()), ": ",
+             backend_.device_info().name,
+             " has no products with them, or they are fused with weights of another kind");
+  }
+  warn_about_unused();
+  loaded.num_parameters = num_parameters_;
+  loaded.size_bytes = size_bytes_;
+  loaded.formats = formats_;
+}
+
+}  // namespace specdec

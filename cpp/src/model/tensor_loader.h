@@ -1,0 +1,76 @@
+// Reads tensors of a checkpoint into a backend's layout, and counts what it has read.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "backend/backend.h"
+#include "model/config.h"
+#include "model/parts.h"
+#include "model/weight_format.h"
+#include "model/weight_store.h"
+#include "specdec/quantization.h"
+
+namespace specdec {
+
+// One tensor of a fused matrix or vector.
+struct TensorPart {
+  std::string name;
+  int64_t rows = 0;
+};
+
+class TensorLoader {
+ public:
+  TensorLoader(const ModelConfig& config, const std::string& directory, Quantization quantization,
+               Backend& backend);
+
+  const ModelConfig& config() const { return config_; }
+  // The file that says which tensors there are.
+  const std::string& source() const { return store_.source(); }
+  bool contains(const std::string& name) const { return store_.contains(resolve(name)); }
+
+  // What follows counts the parameters read. Names are whole: with ".weight".
+  TensorView read(const std::string& name, std::span<const int64_t> shape);
+  WeightView read_matrix(const std::string& name, int64_t rows, int64_t in_features);
+  void release(const std::string& name) { store_.release(resolve(name)); }
+  // Whether two matrices of one shape hold the same; reads `name` and releases it uncounted.
+  bool is_equal(const std::string& name, const WeightView& other);
+
+  // What follows counts the bytes packed, too.
+  std::unique_ptr<const PackedLinear> pack(MatrixRole role, std::span<const WeightView> parts,
+                                           bool gated = false);
+  std::unique_ptr<const EmbeddingTable> table(WeightFormat format, const WeightView& weights);
+  std::unique_ptr<const EmbeddingTable> table_of(const PackedLinear& weights);
+  WeightFormat format_of(MatrixRole role, std::span<const WeightView> parts);
+  std::unique_ptr<const PackedLinear> matrix(MatrixRole role, const std::vector<TensorPart>& parts,
+                                             int64_t in_features, bool gated = false);
+  Buffer vector(const std::vector<TensorPart>& parts);
+
+  // Names without ".weight" and ".bias".
+  Linear linear(const std::vector<TensorPart>& parts, int64_t in_features, bool bias,
+                bool gated = false);
+  Norm norm(const std::string& name);
+
+  void warn_about_unused() const;
+  // Puts what was counted into `loaded`.
+  void finish(LoadedParts& loaded) const;
+
+ private:
+  std::string resolve(const std::string& name) const;
+
+  const ModelConfig& config_;
+  Quantization quantization_;
+  WeightStore store_;
+  Backend& backend_;
+  int64_t num_parameters_ = 0;
+  int64_t size_bytes_ = 0;
+  std::set<WeightFormat> formats_;
+  bool widens_fp8_ = false;  // stored 8-bit floats are held in more bits
+};
+
+}  // namespace specdec

@@ -1,0 +1,36 @@
+// How a family calls the tensors of its checkpoints. Names of matrices and norms are without the
+// ".weight" or ".bias" that follows.
+#pragma once
+
+#include <array>
+#include <string_view>
+
+namespace specdec {
+
+struct TensorNames {
+  std::string_view prefix = "model.";  // left out where the network was saved without its head
+  std::string_view embedding = "model.embed_tokens";
+  std::string_view positions = {};    // of learned positions
+  std::string_view project_in = {};   // between the embedding's width and the residual stream's
+  std::string_view project_out = {};  // and back, before the head
+  std::string_view final_norm = "model.norm";
+  std::string_view head = "lm_head";
+
+  std::string_view layers = "model.layers.";  // then the layer's index, a dot and:
+  std::string_view attention_norm = "input_layernorm";
+  std::array<std::string_view, 3> qkv = {"self_attn.q_proj", "self_attn.k_proj",
+                                         "self_attn.v_proj"};
+  std::string_view q_norm = "self_attn.q_norm";
+  std::string_view k_norm = "self_attn.k_norm";
+  std::string_view attention_out = "self_attn.o_proj";
+  std::string_view mlp_norm = "post_attention_layernorm";
+  std::array<std::string_view, 2> mlp_in = {"mlp.gate_proj", "mlp.up_proj"};  // plain: the first
+  std::string_view mlp_out = "mlp.down_proj";
+
+  // Of experts that have a matrix each: the router, "<experts>.<index>.", then gate, up and down.
+  std::string_view router = "mlp.gate";
+  std::string_view experts = "mlp.experts";
+  std::array<std::string_view, 3> expert = {"gate_proj", "up_proj", "down_proj"};
+};
+
+}  // namespace specdec

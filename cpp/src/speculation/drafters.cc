@@ -1,0 +1,99 @@
+#include "speculation/drafters.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "core/stopwatch.h"
+
+namespace specdec {
+
+Drafters::Drafters(std::vector<std::unique_ptr<Drafter>> drafters, bool merge, bool adapts)
+    : drafters_(std::move(drafters)), order_(drafters_.size()), merge_(merge) {
+  std::vector<DrafterTraits> traits;
+  for (const auto& drafter : drafters_) traits.push_back(drafter->traits());
+  std::iota(order_.begin(), order_.end(), 0);
+  if (!merge) std::ranges::stable_partition(order_, [&](int i) { return traits[i].is_cheap(); });
+  if (adapts) policy_.emplace(std::move(traits));
+}
+
+void Drafters::draft(std::span<DraftRequest> requests) {
+  for (const int index : order_) {
+    const std::vector<DraftRequest*> asked = select(index, requests);
+    if (!asked.empty()) run(index, asked);
+  }
+  if (policy_.has_value()) prune(requests);
+}
+
+std::vector<DraftRequest*> Drafters::select(int index, std::span<DraftRequest> requests) {
+  const Drafter& drafter = *drafters_[index];
+  const bool asks_policy = policy_.has_value() && !drafter.traits().is_cheap();
+  std::vector<DraftRequest*> selected;
+  for (DraftRequest& request : requests) {
+    const int num_drafts = request.tree->num_drafts();
+    const bool has_room = merge_ ? num_drafts < request.max_nodes : num_drafts == 0;
+    if (request.error == nullptr && (asks_policy || has_room)) selected.push_back(&request);
+  }
+  if (!asks_policy) return selected;
+
+  asks_.clear();
+  for (const DraftRequest* request : selected) {
+    const bool has_drafts = request->tree->num_drafts() > 0;
+    const int num_slots = drafter.traits().has_model() ? request->num_slots : request->max_nodes;
+    asks_.push_back({.sequence = request->sequence,
+                     .max_depth = std::min(request->max_depth, num_slots),
+                     .num_unseen = drafter.num_unseen(*request),
+                     .num_remaining = request->num_remaining,
+                     .tree = has_drafts ? request->tree : nullptr});
+  }
+  policy_->plan(index, asks_, {.same_depth = false});
+  auto ask = asks_.begin();
+  std::erase_if(selected, [&](const DraftRequest*) { return (ask++)->depth == 0; });
+  if (!merge_) {
+    for (DraftRequest* request : selected) request->tree->reset(request->tokens.back());
+  }
+  return selected;
+}
+
+void Drafters::run(int index, std::span<DraftRequest* const> requests) {
+  Drafter& drafter = *drafters_[index];
+  batch_.clear();
+  for (const DraftRequest* request : requests) batch_.push_back(*request);
+  for (DraftRequest& request : batch_) request.policy = policy();
+  double seconds = 0;
+  {
+    const Stopwatch watch(seconds);
+    drafter.draft(batch_);
+  }
+  for (size_t i = 0; i < batch_.size(); ++i) requests[i]->error = batch_[i].error;
+  if (!policy_.has_value()) return;
+  if (drafter.traits().has_model()) {
+    for (const Drafter::Pass& pass : drafter.passes()) {
+      policy_->record_pass(index, pass.num_rows, pass.seconds);
+    }
+    return;
+  }
+  policy_->record_pass(index, static_cast<int>(batch_.size()), seconds);
+  for (const DraftRequest& request : batch_) {
+    policy_->record_match(request.sequence, index, request.match_length);
+  }
+}
+
+void Drafters::prune(std::span<const DraftRequest> requests) {
+  drafts_.clear();
+  for (const DraftRequest& request : requests) {
+    if (request.error != nullptr) request.tree->reset(request.tokens.back());
+    drafts_.push_back(
+        {.sequence = request.sequence, .tree = request.tree, .max_nodes = request.num_slots});
+  }
+  policy_->choose(drafts_);
+}
+
+void Drafters::finish(uint64_t sequence, std::span<const int32_t> tokens, int num_prompt_tokens) {
+  if (policy_.has_value()) {
+    policy_->finish(sequence, static_cast<int>(tokens.size()) - num_prompt_tokens);
+  }
+  for (const auto& drafter : drafters_) drafter->finish(sequence, tokens, num_prompt_tokens);
+}
+
+}  // namespace specdec

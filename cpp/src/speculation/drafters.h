@@ -1,0 +1,52 @@
+// The drafters of an engine, which together draft one tree for each request.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "speculation/draft_policy.h"
+#include "speculation/drafter.h"
+
+namespace specdec {
+
+// Without merging, a request gets the drafts of the first drafter that has any: cheap drafters are
+// asked first, then the others in the order given. With merging all of them add to one tree, in the
+// order given, until it is full.
+//
+// Where the length of drafts adapts, a DraftPolicy learns from measured seconds. It decides which
+// requests the costly drafters are asked for, how far they go, and how much of what was drafted is
+// verified. Cheap drafters are asked in every step and may draft more than there are slots: the
+// text shows later which of their drafts were right, whether they were verified or not.
+class Drafters {
+ public:
+  Drafters(std::vector<std::unique_ptr<Drafter>> drafters, bool merge, bool adapts);
+
+  // Adds to the trees of all requests. Failed requests have an error and, where lengths adapt, no
+  // drafts.
+  void draft(std::span<DraftRequest> requests);
+  void finish(uint64_t sequence, std::span<const int32_t> tokens, int num_prompt_tokens);
+  int64_t memory_bytes(size_t index) const { return drafters_[index]->memory_bytes(); }
+  DraftPolicy* policy() { return policy_.has_value() ? &*policy_ : nullptr; }
+  const DraftPolicy* policy() const { return policy_.has_value() ? &*policy_ : nullptr; }
+
+ private:
+  // The requests that a drafter is asked for, given what those before it drafted.
+  std::vector<DraftRequest*> select(int index, std::span<DraftRequest> requests);
+  void run(int index, std::span<DraftRequest* const> requests);
+  void prune(std::span<const DraftRequest> requests);
+
+  std::vector<std::unique_ptr<Drafter>> drafters_;
+  std::vector<int> order_;  // in which they are asked
+  bool merge_;
+  std::optional<DraftPolicy> policy_;  // none where lengths are fixed
+
+  // Kept for their memory.
+  std::vector<DraftRequest> batch_;
+  std::vector<DraftPolicy::Ask> asks_;
+  std::vector<DraftPolicy::Draft> drafts_;
+};
+
+}  // namespace specdec

@@ -1,0 +1,68 @@
+// What each family reads from config.json.
+#include <gtest/gtest.h>
+
+#include "model/families/family.h"
+#include "testing/model_config.h"
+
+namespace specdec {
+namespace {
+
+using namespace testing::model_config;
+
+TEST(Family, ReadsQwenAndMixtral) {
+  const ModelConfig qwen2 = load(config_json("Qwen2ForCausalLM"));
+  EXPECT_TRUE(qwen2.qkv_bias && !qwen2.out_bias && !qwen2.qk_norm);
+  const ModelConfig qwen3 = load(config_json("Qwen3ForCausalLM"));
+  EXPECT_TRUE(qwen3.qk_norm && !qwen3.qkv_bias);
+  EXPECT_EQ(qwen3.head_dim, 128);
+  const ModelConfig mixtral =
+      load(config_json("MixtralForCausalLM", R"(,"num_local_experts":6,"num_experts_per_tok":3)"));
+  EXPECT_EQ(mixtral.num_experts, 6);
+  EXPECT_EQ(mixtral.num_experts_per_token, 3);
+  EXPECT_EQ(windows_of(mixtral), std::vector<int>(3, 0));
+}
+
+TEST(Family, ReadsOpt) {
+  const std::string body = R"({"architectures":["OPTForCausalLM"],"vocab_size":100,
+      "hidden_size":64,"ffn_dim":96,"num_hidden_layers":2,"num_attention_heads":4,
+      "max_position_embeddings":128)";
+  const ModelConfig before = load(body + "}");
+  EXPECT_EQ(before.norm_kind, NormKind::kLayer);
+  EXPECT_TRUE(before.learned_positions && before.final_norm && before.tie_word_embeddings);
+  EXPECT_TRUE(before.qkv_bias && before.out_bias && before.mlp_bias);
+  EXPECT_EQ(before.layers.front().norms, NormPlaces::kInput);
+  EXPECT_EQ(before.layers.front().mlp, MlpKind::kPlain);
+  EXPECT_EQ(before.activation, Activation::kRelu);
+  EXPECT_EQ(before.learned_position_offset, 2);
+  EXPECT_EQ(before.embed_dim, 0);
+  EXPECT_EQ(before.layers.front().inner_size, 96);
+  const ModelConfig after =
+      load(body + R"(,"do_layer_norm_before":false,"word_embed_proj_dim":32,"enable_bias":false})");
+  EXPECT_EQ(after.layers.front().norms, NormPlaces::kResidual);
+  EXPECT_TRUE(!after.final_norm && !after.qkv_bias);
+  EXPECT_EQ(after.embed_dim, 32);
+  EXPECT_FALSE(load(body + R"(,"_remove_final_layer_norm":true})").final_norm);
+}
+
+// ---- what a family does not implement it refuses
+
+class RefusedByFamily : public ::testing::TestWithParam<Refusal> {};
+
+TEST_P(RefusedByFamily, NamesTheKey) { expect_refused(GetParam()); }
+
+INSTANTIATE_TEST_SUITE_P(
+    All, RefusedByFamily,
+    ::testing::Values(
+        Refusal{"MistralLayerTypes", "MistralForCausalLM",
+                R"(,"layer_types":["full_attention","sliding_attention","full_attention"])",
+                "layer_types"},
+        Refusal{"MistralBias", "MistralForCausalLM", R"(,"attention_bias":true)", "attention_bias"},
+        Refusal{"TooManyExpertsPerToken", "MixtralForCausalLM",
+                R"(,"num_local_experts":2,"num_experts_per_tok":3)", "num_experts_per_tok"},
+        Refusal{"OptNormWithoutWeights", "OPTForCausalLM",
+                R"(,"ffn_dim":96,"layer_norm_elementwise_affine":false)",
+                "layer_norm_elementwise_affine"}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace specdec
