@@ -16,7 +16,6 @@ SeatTable::SeatTable(CudaBackend& backend, const StepKernels& kernels,
                      const DeviceStepConfig& config)
     : backend_(backend),
       kernels_(kernels),
-
       tree_(config.tree),
       vocab_size_(config.target->vocab_size()),
       layout_(backend.device()) {
@@ -38,20 +37,21 @@ int32_t* SeatTable::clear_count_table(int index) {
 }
 
 StepSeat SeatTable::record_of(int index, const DeviceSeat& from, SampleLists& lists) {
-  StepSeat seat{};
-  seat.is_active = from.is_active;
-  seat.num_tokens = from.num_tokens;
-  seat.num_seen = from.num_seen;
-  seat.num_prompt_tokens = from.num_prompt_tokens;
-  seat.max_num_tokens = from.max_num_tokens;
-  seat.max_depth = std::min(from.max_depth, tree_.max_nodes);
-  seat.min_tokens = from.min_tokens;
-  const size_t num_tail = std::min<size_t>(from.tokens.size(), kStepTail);
-  std::ranges::copy(from.tokens.last(num_tail), seat.tail + kStepTail - num_tail);
   SampleRow row = from.sampling;
   row.counts = {};  // the device keeps them in a table, because they change with every token
-  seat.sampling = lists.add(row);
-  seat.stops = lists.add_tokens(from.stop_token_ids);
+  StepSeat seat = {.is_active = from.is_active,
+                   .num_tokens = from.num_tokens,
+                   .num_seen = from.num_seen,
+                   .num_prompt_tokens = from.num_prompt_tokens,
+                   .max_num_tokens = from.max_num_tokens,
+                   .max_depth = std::min(from.max_depth, tree_.max_nodes),
+                   .min_tokens = from.min_tokens,
+                   .stops = lists.add_tokens(from.stop_token_ids),
+                   .tail = {},
+                   .sampling = lists.add(row),
+                   .count_table = nullptr};
+  const size_t num_tail = std::min<size_t>(from.tokens.size(), kStepTail);
+  std::ranges::copy(from.tokens.last(num_tail), seat.tail + kStepTail - num_tail);
   if (from.min_tokens > 0) seat.sampling.early_banned = seat.stops;
   if (!from.sampling.counts.empty()) {
     seat.sampling.count_table = seat.count_table = clear_count_table(index);

@@ -31,12 +31,10 @@ class SeatTable {
   StepSeat record_of(int index, const DeviceSeat& from, SampleLists& lists);
   int32_t* clear_count_table(int index);
   bool upload(const SampleLists& lists);
-
   void change(ChangeSeatsParams changes);
 
   CudaBackend& backend_;
   const StepKernels& kernels_;
-
   TreeShape tree_;
   int vocab_size_;
   DeviceLayout layout_;

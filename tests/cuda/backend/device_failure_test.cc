@@ -1,5 +1,5 @@
-// Errors planted in steps of a device: as tests/cpp/engine/step_failure_test.cc has them for the
-// CPU.
+// Errors planted in steps of a device, as tests/cpp/engine/step_failure_test.cc plants them in
+// steps of the CPU.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -54,7 +54,7 @@ class DeviceFailureTest : public EngineTest {
 INSTANTIATE_TEST_SUITE_P(Devices, DeviceFailureTest, ::testing::ValuesIn(engine_devices()),
                          engine_test_name);
 
-// Prompts take the ordinary step, and so does all that runs beside them.
+// Prompts take the ordinary step, and so do requests that run beside them.
 TEST_P(DeviceFailureTest, ARowThatCannotBeSampledEndsItsRequestOnly) {
   for (const EngineConfig& config : {config(), with_draft(draft_, 3)}) {
     Faults faults;

@@ -72,7 +72,8 @@ TEST_P(DeviceLoopTest, RequestsComeAndGoWhileOthersDecode) {
   expect_equal(ordinary, drafted);
 }
 
-// With the target as its own draft every draft is right, so a step gives all it can.
+// The target drafts for itself: every draft is right, and every step brings as many tokens as it
+// can.
 TEST_P(DeviceLoopTest, RightDraftsAreAllAccepted) {
   Engine engine(with_draft(target_, 3));
   SamplingParams params = greedy();
@@ -84,7 +85,7 @@ TEST_P(DeviceLoopTest, RightDraftsAreAllAccepted) {
   EXPECT_GT(acceptance.num_draft_tokens, 25);
 }
 
-// A new request's prompt is unknown to the draft model: it catches up each time.
+// The draft model has not seen the prompt of a new request and catches up with each one.
 TEST_P(DeviceLoopTest, EveryRequestIsDraftedFor) {
   Engine engine(with_draft(target_, 3));
   int64_t num_drafts = 0;
@@ -139,7 +140,7 @@ TEST_P(DeviceLoopTest, WeighedDraftsAreThoseTheHostWouldKeep) {
   }
 }
 
-// The pool is too small for all: sequences are preempted and come back.
+// The pool is too small for all sequences, so that some are preempted and come back.
 TEST_P(DeviceLoopTest, AShortPoolChangesNoAnswer) {
   std::vector<Job> jobs = jobs_of(4, greedy());
   for (Job& job : jobs) job.params.max_tokens = 32;
