@@ -16,8 +16,9 @@ std::string capability_name(int capability) {
   return str_cat(capability / 10, ".", capability % 10);
 }
 
-// "90a-real": machine code of one GPU alone; "90-real": of its major version; "80-virtual": what
-// the driver compiles for any later one; "80": both. "native" and "all" are taken at their word.
+// "90a-real" is machine code for one GPU only, "90-real" for its major version, "80-virtual" is
+// code that the driver compiles for any later GPU, and "80" is both. "native" and "all" count as
+// matching.
 bool runs(int capability, std::string_view architecture) {
   int number = 0;
   const auto [end, error] =
@@ -30,7 +31,7 @@ bool runs(int capability, std::string_view architecture) {
   return capability >= number;
 }
 
-// What stands before any GPU is looked at.
+// Problems that come before those of a single GPU.
 std::string driver_problem(const GpuSurvey& survey) {
   if (survey.driver_version == 0) {
     return "no NVIDIA driver was found; install one, or give a container access to the GPUs";

@@ -1,4 +1,5 @@
-// Which GPUs this build can run on, and why not: conclusions from what the CUDA runtime says.
+// Concludes from what the CUDA runtime says on which GPUs this build can run, and why not on
+// others.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +20,12 @@ struct Gpu {
 struct GpuSurvey {
   int driver_version = 0;   // the newest CUDA the driver runs; 0: no driver
   int runtime_version = 0;  // that this build was made with
-  std::string error;        // of counting the GPUs; empty: none
+  std::string error;        // why the GPUs could not be counted; empty: they were
   std::vector<Gpu> gpus;    // by index
 };
 
 // Whether kernels compiled for `architectures`, as CMake lists them ("90a-real, 80-virtual"), run
-// on a GPU. 80 is the least there are kernels for.
+// on a GPU. 80 is the lowest compute capability with kernels.
 bool has_kernels_for(int compute_capability, std::string_view architectures);
 
 // Why there is no GPU to use, and what to do; empty when at least one works.

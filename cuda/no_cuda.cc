@@ -1,5 +1,5 @@
 #include "core/str_cat.h"
-#include "cuda/cuda_devices.h"
+#include "cuda/factory.h"
 #include "specdec/error.h"
 
 namespace specdec::cuda {

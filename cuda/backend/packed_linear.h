@@ -1,4 +1,4 @@
-// Weights in the layouts of common/tiles.cuh, in device memory.
+// Weights in the layouts of kernels/tiles.cuh, in device memory.
 #pragma once
 
 #include <array>

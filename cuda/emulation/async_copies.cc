@@ -1,4 +1,4 @@
-// Copies that land late, and the barriers that say so.
+// Copies that land late, and the barriers that report their arrival.
 #include <algorithm>
 #include <cstring>
 

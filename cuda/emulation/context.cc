@@ -128,8 +128,8 @@ std::vector<Stack> StackPool::take(size_t count) {
     for (size_t i = 0; i < missing; ++i) {
       unsigned char* begin = static_cast<unsigned char*>(mapped) + i * kStackBytes;
       mprotect(begin, kPageBytes, PROT_NONE);
-      // Tops at different offsets in their pages, or the frames of a warp's lanes would compete
-      // for the same few lines of the cache.
+      // Stack tops lie at different offsets in their pages; otherwise the frames of a warp's lanes
+      // would compete for the same few cache lines.
       const size_t unused_bytes = i * 9 * 64 % kPageBytes;
       free_.push_back({begin + kPageBytes, kStackBytes - kPageBytes - unused_bytes});
     }

@@ -10,7 +10,7 @@
 
 namespace specdec::cuda::emulation {
 
-// What runs on a stack of its own, or (default-made) on the stack of the thread that switches away.
+// Code that runs on a stack of its own or, for a default-made context, on the thread's own stack.
 struct Context {
 #if defined(__x86_64__)
   void* stack_pointer = nullptr;
@@ -33,8 +33,7 @@ void prepare(Context& context, const Stack& stack, void (*entry)());
 // For a context without a stack of its own: notes where the running thread's stack is.
 void describe_own_stack(Context& context);
 
-// Saves the running context in `from` and goes on with `to`. One that will not be gone on with says
-// so.
+// Saves the running context in `from` and continues `to`. A finished context never continues.
 void switch_context(Context& from, Context& to, bool from_is_finished = false);
 // First thing a new context does.
 void enter_context(Context& context);

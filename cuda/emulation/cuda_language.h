@@ -1,4 +1,4 @@
-// What CUDA C++ has and C++ has not, for kernels compiled by the host compiler.
+// The parts of CUDA C++ that C++ lacks, for kernels compiled by the host compiler.
 //
 // All of it but the keywords lives in namespace specdec::cuda::emulated, where the kernels are.
 // A static __shared__ array exists once for all blocks: kernels launched cooperatively must not
@@ -37,9 +37,7 @@
 
 namespace specdec::cuda::emulated {
 
-using uint3 = emulation::Index3;
 using dim3 = Dim3;
-inline constexpr int warpSize = 32;
 
 struct alignas(8) int2 {
   int x, y;
@@ -56,19 +54,13 @@ struct alignas(16) uint4 {
 struct alignas(8) float2 {
   float x, y;
 };
-struct float3 {
-  float x, y, z;
-};
 struct alignas(16) float4 {
   float x, y, z, w;
 };
 
-inline int2 make_int2(int x, int y) { return {x, y}; }
-inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
-inline float3 make_float3(float x, float y, float z) { return {x, y, z}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 // ---- Barriers and votes of a block.
@@ -266,12 +258,6 @@ T atomicOr(T* address, std::type_identity_t<T> value) {
   *address = old | value;
   return old;
 }
-template <class T>
-T atomicAnd(T* address, std::type_identity_t<T> value) {
-  const T old = *address;
-  *address = old & value;
-  return old;
-}
 // Counts up to `last`, then starts again at 0.
 inline unsigned atomicInc(unsigned* address, unsigned last) {
   const unsigned old = *address;
@@ -280,44 +266,15 @@ inline unsigned atomicInc(unsigned* address, unsigned last) {
 }
 
 inline void __threadfence() {}
-inline void __threadfence_block() {}
-inline void __threadfence_system() {}
-inline void __nanosleep(unsigned) { emulation::yield(); }
-
-template <class T>
-T __ldg(const T* address) {
-  return *address;
-}
-template <class T>
-T __ldcs(const T* address) {
-  return *address;
-}
-template <class T>
-T __ldcg(const T* address) {
-  return *address;
-}
-template <class T>
-void __stcs(T* address, std::type_identity_t<T> value) {
-  *address = value;
-}
-template <class T>
-void __stcg(T* address, std::type_identity_t<T> value) {
-  *address = value;
-}
 
 // ---- Bits.
 
 inline uint32_t __float_as_uint(float value) { return std::bit_cast<uint32_t>(value); }
-inline int __float_as_int(float value) { return std::bit_cast<int>(value); }
 inline float __uint_as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
-inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
-inline int64_t __double_as_longlong(double value) { return std::bit_cast<int64_t>(value); }
-inline double __longlong_as_double(int64_t bits) { return std::bit_cast<double>(bits); }
 
 inline int __popc(uint32_t bits) { return std::popcount(bits); }
 inline int __popcll(uint64_t bits) { return std::popcount(bits); }
 inline int __clz(int bits) { return std::countl_zero(static_cast<uint32_t>(bits)); }
-inline int __clzll(int64_t bits) { return std::countl_zero(static_cast<uint64_t>(bits)); }
 inline int __ffs(int bits) {
   return bits == 0 ? 0 : std::countr_zero(static_cast<uint32_t>(bits)) + 1;
 }
@@ -367,29 +324,14 @@ inline unsigned min(int a, unsigned b) { return std::min(static_cast<unsigned>(a
 inline unsigned max(unsigned a, int b) { return std::max(a, static_cast<unsigned>(b)); }
 inline unsigned max(int a, unsigned b) { return std::max(static_cast<unsigned>(a), b); }
 
-inline float __expf(float value) { return std::exp(value); }
-inline float __logf(float value) { return std::log(value); }
-inline float __log2f(float value) { return std::log2(value); }
-inline float __fdividef(float a, float b) { return a / b; }
-inline float __frcp_rn(float value) { return 1.0f / value; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __fsqrt_rn(float value) { return std::sqrt(value); }
-inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
-inline float rsqrtf(float value) { return 1.0f / std::sqrt(value); }
-inline float __saturatef(float value) { return value > 0.0f ? std::min(value, 1.0f) : 0.0f; }
-// NaN becomes 0, what is out of range the nearest integer.
+// NaN becomes 0; values out of range become the nearest integer.
 inline int __float2int_rn(float value) {
   if (std::isnan(value)) return 0;
   if (value >= 2147483648.0f) return INT32_MAX;
   if (value <= -2147483648.0f) return INT32_MIN;
   return static_cast<int>(std::nearbyint(value));
 }
-inline int __float2int_rz(float value) {
-  return __float2int_rn(std::isfinite(value) ? std::trunc(value) : value);
-}
-inline float __int2float_rn(int value) { return static_cast<float>(value); }
-inline float __uint2float_rn(unsigned value) { return static_cast<float>(value); }
 
 }  // namespace specdec::cuda::emulated

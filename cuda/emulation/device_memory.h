@@ -1,7 +1,7 @@
-// The memory of an emulated device: counted, checked for writes past its pieces, known by address,
-// and out of reach while no work of the device runs: a host that touches it dies of SIGSEGV, as
-// with a GPU. (With the address sanitizer it is plain memory of exact size, and always within
-// reach.)
+// The memory of an emulated device. It is counted, every address can be looked up, and writes past
+// a piece are found. The host cannot reach it while no work of the device runs: touching it raises
+// SIGSEGV, as with a GPU. (With the address sanitizer it is plain memory of exact size that the
+// host can always reach.)
 #pragma once
 
 #include <cstddef>
@@ -43,9 +43,9 @@ class DeviceMemory {
   // Whether the bytes lie in one piece of device memory, or of pinned memory.
   bool contains(const void* data, size_t size_bytes) const;
   bool is_pinned(const void* data, size_t size_bytes) const;
-  // Whether it points to memory of this process that kernels may not be given. (Always false with
-  // the address sanitizer, whose own memory lies where small integers side by side may seem to
-  // point.)
+  // Whether this is a pointer to memory of the process that kernels may not be given. (Always false
+  // with the address sanitizer: two small integers side by side may look like a pointer into the
+  // sanitizer's own memory.)
   bool is_host_pointer(const void* data) const;
   // Within an Access: names the first piece whose surroundings were written to; empty when there is
   // none. (The address sanitizer reports such writes itself.)

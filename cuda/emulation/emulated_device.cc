@@ -37,7 +37,7 @@ int max_shared_bytes_per_block(int compute_capability) {
   return (compute_capability == 80 ? 163 : 99) * 1024;
 }
 
-// Blocks that are on a multiprocessor at once, for all that is known without their registers.
+// Blocks that fit on a multiprocessor at once, as far as that is known without register counts.
 uint64_t resident_blocks(const LaunchConfig& config, uint64_t num_threads, int max_shared_bytes) {
   const uint64_t all_bytes = static_cast<uint64_t>(max_shared_bytes + kReservedSharedBytes);
   return std::min({kMaxResidentBlocks, kMaxResidentThreads / num_threads,
@@ -82,7 +82,7 @@ using OperationRef = std::shared_ptr<const Operation>;
 
 class Queue;
 
-// What streams, events, buffers and their device share; it outlives the device while they do.
+// Shared by a device, its streams, events and buffers; lives as long as any of them.
 struct DeviceState {
   explicit DeviceState(const EmulationConfig& config)
       : properties{
@@ -112,8 +112,8 @@ struct DeviceState {
   }
 };
 
-// The work of a stream that is not yet done. Nothing runs before somebody waits, or asks whether it
-// is done: a host that reads results or reuses memory too early finds out.
+// The work of a stream that is not yet done. Nothing runs before the host waits or asks whether
+// work is done, so a host that reads results or reuses memory too early gets wrong data.
 class Queue {
  public:
   explicit Queue(std::shared_ptr<DeviceState> device) : device_(std::move(device)) {
@@ -244,7 +244,7 @@ class EmulatedStream final : public Stream {
     push(std::move(operation));
   }
 
-  // A GPU loads a kernel for its first launch, and may have to wait for what runs.
+  // A GPU loads a kernel for its first launch and may have to wait for running work to do so.
   void prepare(const KernelLaunch& launch) override {
     check_config(launch.name, launch.config, device_->properties);
     if (!device_->loaded.contains(launch.function)) {

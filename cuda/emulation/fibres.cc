@@ -22,7 +22,7 @@ constexpr size_t kSharedAlignment = 1024;
 constexpr size_t kGuardBytes = 64;  // after shared memory
 constexpr unsigned char kGuard = 0xa5;
 constexpr unsigned char kPoison = 0xff;  // NaN in every float format
-// Rounds in which threads only yield before they count as waiting in vain.
+// After this many rounds in which threads only yield, they count as waiting in vain.
 constexpr int kMaxIdleRounds = 10000;
 
 size_t volume(const Dim3& dim) { return size_t{dim.x} * dim.y * dim.z; }
@@ -237,7 +237,8 @@ void GridRun::run_ready() {
   if (error_ != nullptr) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
-// No thread is ready: what happens by itself. False when nothing does.
+// Called when no thread is ready: lets a bulk copy land, or threads that yielded run again. False
+// when neither helps.
 bool GridRun::go_on_when_stuck() {
   for (Block& block : blocks_) {
     if (block.bulk_copies.empty()) continue;
@@ -335,7 +336,7 @@ void fault(const std::string& what) {
 
 namespace {
 
-// The warp's meeting with this mask: one that lanes wait in, or an unused one.
+// The warp's meeting for this mask: the one in which lanes wait already, or an unused one.
 Meeting& meeting_of(Warp& warp, uint32_t mask) {
   Meeting* unused = nullptr;
   for (Meeting& meeting : warp.meetings) {

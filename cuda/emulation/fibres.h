@@ -1,6 +1,6 @@
 // Runs the threads of CUDA blocks on the CPU, one fibre (a stack and what a context switch saves) a
 // thread. A fibre runs until it has to wait for others; all fibres of a grid run on the host thread
-// that runs it. Rules a kernel breaks are DeviceErrors that name kernel, block and thread.
+// that runs the grid. Where a kernel breaks a rule, a DeviceError names kernel, block and thread.
 #pragma once
 
 #include <cstddef>
@@ -67,8 +67,8 @@ void mbarrier_wait(uint64_t* barrier, int parity);
 // Lands when no thread of the block can run, or at a random switch; poison until then.
 void bulk_copy(void* shared, const void* global, int size_bytes, uint64_t* barrier);
 
-// The launch of one kernel. start() runs its first block until no thread can go on before the work
-// ahead of the kernel is done, which finish() takes to be so; for kernels that overlap it.
+// The launch of one kernel. For kernels that overlap earlier work, start() runs the first block
+// until every thread waits for that earlier work; finish() runs the rest once it is done.
 class GridRun;
 class StackPool;
 
@@ -86,8 +86,8 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  // Runs a kernel. If `next`, which follows it on the stream, overlaps what is before it, then its
-  // first block runs up to wait_for_previous() before this kernel does.
+  // Runs a kernel. `next` follows it on the stream: if `next` overlaps earlier work, its first
+  // block runs up to wait_for_previous() before this kernel runs.
   void run(const KernelRecord& kernel, const KernelRecord* next);
 
  private:

@@ -30,12 +30,12 @@ struct AsyncCopy {
 
 struct PendingWgmma {
   Wgmma instruction;
-  std::vector<float> d_before;  // what to add to; empty: an earlier pending one has the same d
+  std::vector<float> d_before;  // what to add to; empty: an earlier pending wgmma has the same d
 };
 
 struct Block;
 
-// What every switch touches comes first, in two cache lines.
+// The members that every switch touches come first, in two cache lines.
 struct alignas(64) Fibre : ThreadView {
   Context context;
   Block* block = nullptr;

@@ -5,7 +5,7 @@
 
 namespace specdec::cuda::emulation {
 
-// Of instructions that take whole warps.
+// The mask of instructions that take whole warps.
 void require_whole_warp(uint32_t mask);
 
 // One lane's registers; ptx.cuh says which elements they hold.
@@ -24,8 +24,8 @@ struct LdmatrixOperands {
 void ldmatrix(void* const* operands, uint32_t mask);
 void ldmatrix_transposed(void* const* operands, uint32_t mask);
 
-// One lane's part of a wgmma, which runs when a wait asks for it: until then d is poison, and the
-// tiles are read late, and so are registers with a.
+// One lane's part of a wgmma, which runs only when a wait asks for it. Until then d is poison;
+// tiles, and registers that hold a, are read when it runs.
 struct Wgmma {
   float* d;                               // [num_columns / 2]
   uint64_t a = 0;                         // a tile, or

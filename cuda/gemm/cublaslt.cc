@@ -30,7 +30,7 @@ void check(const Api& api, Status status, const char* what) {
   throw DeviceError(str_cat("cublasLt", what, ": ", api.GetStatusString(status)));
 }
 
-// An object of the library and what destroys it.
+// An object of the library and the function that destroys it.
 template <class T>
 class Owned {
  public:
@@ -51,8 +51,8 @@ class Owned {
   T* object_ = nullptr;
 };
 
-// What the library sees of a product: all of it transposed, so that row-major matrices are
-// column-major ones.
+// A product as the library sees it: everything is transposed, because the library's matrices are
+// column-major and ours are row-major.
 class Problem {
  public:
   Problem(const Api& api, const GemmShape& shape)
@@ -147,8 +147,8 @@ class Cublaslt final : public Gemm {
     check(api_, api_.Create(context_.out()), "Create");
   }
 
-  // Algorithms are those of a bucket of rows, powers of two as where they are timed, so that what
-  // was timed is what runs.
+  // Algorithms are chosen for a bucket of rows, a power of two. Timing uses the same buckets, so
+  // the algorithm that was timed is the one that runs.
   static GemmShape bucketed(GemmShape shape) {
     shape.num_rows = static_cast<int>(std::bit_ceil(static_cast<unsigned>(shape.num_rows)));
     return shape;
@@ -161,7 +161,7 @@ class Cublaslt final : public Gemm {
     const Problem problem(api_, shape);
     HeuristicResult results[kMostAlgorithms] = {};
     int num_results = 0;
-    // Not to have any is no error.
+    // It is no error to have no algorithm.
     const Status status = api_.MatmulAlgoGetHeuristic(
         context_.get(), problem.desc(), problem.weights(), problem.rows(), problem.sums(),
         problem.sums(), preference_.get(), kMostAlgorithms, results, &num_results);
@@ -172,7 +172,7 @@ class Cublaslt final : public Gemm {
     return algorithms;
   }
 
-  // The bucket's, where it serves these rows; else the library's first choice for them.
+  // The bucket's algorithm, where it serves these rows; else the library's first choice for them.
   Algorithm algorithm_for(const Problem& problem, const GemmShape& shape, int way) {
     const std::vector<Algorithm>& of_bucket = algorithms_for(bucketed(shape));
     SPECDEC_CHECK_LT(way, static_cast<int>(of_bucket.size()));
@@ -212,7 +212,7 @@ CublasltLibrary open_cublaslt(const std::vector<std::string>& names) {
     }
     return found;
   }
-  // Never closed: what uses it may be gone last of all.
+  // Never closed, because its users may be destroyed last of all.
   const auto bind = [&]<class Function>(Function*& function, const char* symbol) {
     function = reinterpret_cast<Function*>(dlsym(library, symbol));
     if (function == nullptr) found.problem = str_cat(name, " has no ", symbol);

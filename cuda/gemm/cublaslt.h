@@ -1,4 +1,4 @@
-// NVIDIA's library for such products, where it is installed: it is opened when it is asked for.
+// NVIDIA's library for products of plain matrices. It is opened when asked for, where installed.
 #pragma once
 
 #include <memory>
@@ -14,12 +14,12 @@ struct CublasltLibrary {
   cublaslt::Api api;
   std::string problem;  // why it cannot be used; empty: it can
 };
-// Opens the first of these shared libraries that there is; one the process has open already (by
-// torch, say) is found by its name alone. Stays open until the process ends.
+// Opens the first of these shared libraries that exists. A library that the process has open
+// already (through torch, say) is found by its name alone. It stays open until the process ends.
 CublasltLibrary open_cublaslt(const std::vector<std::string>& names = {"libcublasLt.so.13",
                                                                        "libcublasLt.so.12"});
 
-// Its algorithms for a product are the ways, best first as the library thinks.
+// The ways are the library's algorithms for a product, in the library's order of preference.
 std::unique_ptr<Gemm> make_cublaslt(const cublaslt::Api& api);
 
 }  // namespace specdec::cuda

@@ -1,6 +1,6 @@
-// What is used of cuBLASLt's C interface, declared here: the library is looked for when a program
-// runs, and no build needs its headers. Names are those of cublasLt.h without their prefixes; what
-// it says has been the same since CUDA 11.
+// Declares the part of cuBLASLt's C interface that we use. A program looks for the library when it
+// runs, and no build needs its headers. Names are those of cublasLt.h without their prefixes. These
+// declarations have not changed since CUDA 11.
 #pragma once
 
 #include <cstddef>

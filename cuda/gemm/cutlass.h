@@ -8,9 +8,9 @@
 
 namespace specdec::cuda {
 
-// "CUTLASS", or why there is none.
+// "CUTLASS", or why the build has none.
 std::string cutlass_note();
-// Its tile shapes are the ways. Null where the build has none, or not for this device.
+// The ways are CUTLASS's tile shapes. Null where the build has no CUTLASS or none for this device.
 std::unique_ptr<Gemm> make_cutlass(const DeviceProperties& properties);
 
 }  // namespace specdec::cuda

@@ -1,7 +1,7 @@
 // One tile shape of CUTLASS's collective GEMM for compute capability 9.0, launched like the kernels
-// of our own. Native alone: nothing here is emulated.
+// of our own. It is compiled for GPUs only and never emulated.
 //
-// Rows are M and outputs N, both along k in memory, and sums lie as our operations want them.
+// M are rows and N are outputs; both lie along k in memory. Sums lie as our operations want them.
 #pragma once
 
 #include <cutlass/cutlass.h>
@@ -25,7 +25,8 @@ struct SmallTile {
   static constexpr int kClusterRows = 1;  // blocks
   static constexpr const char* kName = "cutlass 128x128";
 };
-// 128 x 256, two of which share the weights they read: fewest bytes from L2, for many rows.
+// 128 x 256: two tiles share the weights they read. This reads the fewest bytes from L2 for many
+// rows.
 struct LargeTile {
   using Shape = cute::Shape<cute::_128, cute::_256, cute::_64>;
   static constexpr int kClusterRows = 2;
@@ -71,7 +72,7 @@ template <class T, class Tile>
 void launch_cutlass(Stream& stream, int num_multiprocessors, const GemmParams& params) {
   using Kernel = typename CutlassGemm<T, Tile>::Kernel;
   const GemmShape& shape = params.shape;
-  SPECDEC_CHECK_EQ(shape.ld % kAlignedSums, 0);  // it looks at the other sizes itself
+  SPECDEC_CHECK_EQ(shape.ld % kAlignedSums, 0);  // CUTLASS checks the other sizes itself
   const auto inputs = cute::make_stride(int64_t{shape.num_inputs}, cute::_1{}, int64_t{0});
   const auto sums = cute::make_stride(shape.ld, cute::_1{}, int64_t{0});
   typename Kernel::Arguments arguments{};

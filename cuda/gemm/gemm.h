@@ -1,5 +1,5 @@
-// Products of plain matrices by code that is not ours, as the backend uses it: a library or a
-// template that knows nothing of packed weights or of what becomes of the sums.
+// Products of plain matrices by code that is not ours: a library or a template that knows neither
+// packed weights nor what happens to the sums.
 #pragma once
 
 #include <cstdint>
@@ -30,13 +30,13 @@ struct GemmParams {
   void* workspace = nullptr;      // Gemm::workspace_bytes(), 256-byte aligned
 };
 
-// One way, or several, of computing such products on a device. Used by one thread at a time.
+// Computes such products on a device in one or several ways. One thread at a time uses it.
 class Gemm {
  public:
   virtual ~Gemm() = default;
   virtual std::string name() const = 0;
-  // How many ways there are for products about as large as this one. The first call may take
-  // memory of the device: not while the stream captures.
+  // How many ways there are for products about as large as this one. The first call may allocate
+  // device memory, so it must not come while the stream captures.
   virtual int num_ways(Stream& stream, const GemmShape& shape) = 0;
   virtual std::string name_of(int way) const = 0;
   // `way` is below num_ways() of the shape. May be captured.

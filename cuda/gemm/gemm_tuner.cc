@@ -9,7 +9,7 @@
 namespace specdec::cuda {
 namespace {
 
-constexpr double kNearlyAsFast = 1.02;  // less than what one timing differs from the next
+constexpr double kNearlyAsFast = 1.02;  // less than two timings of one way may differ
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-// Which of several ways to compute a product is fastest, as measured when it is first asked: the
-// bookkeeping alone. What a way is and how it is timed is the caller's.
+// Remembers which of several ways to compute a product is fastest. It has them timed when a product
+// is first asked for. What a way is, and how it is timed, is up to the caller.
 #pragma once
 
 #include <compare>
@@ -34,10 +34,10 @@ class GemmTuner {
   // Seconds that a way takes.
   using Clock = std::function<double(int way)>;
 
-  // The way chosen for these products; nothing before they were timed.
+  // The way chosen for these products; none before they were timed.
   std::optional<int> find(const GemmKey& key) const;
-  // The same; at first every way is timed. Of those that are nearly as fast as the fastest the
-  // first is chosen.
+  // The same, but times every way the first time. Of the ways that are nearly as fast as the
+  // fastest, it chooses the first.
   int choose(const GemmKey& key, int num_ways, const Clock& seconds_of);
   void forget() { choices_.clear(); }
 

@@ -1,4 +1,4 @@
-// All there is on a GPU for products beside the kernels of our own.
+// All code for products on a GPU besides our own kernels.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ namespace specdec::cuda {
 
 struct FoundGemms {
   GemmList gemms;
-  std::vector<std::string> absent;  // what there is not, and why
+  std::vector<std::string> absent;  // what is missing, and why
 };
 FoundGemms find_gemms(const DeviceProperties& properties);
 

@@ -1,5 +1,5 @@
-// What the CUDA backend asks of a GPU: memory, work in order, graphs. cuda_device.cc is a GPU;
-// emulation/ runs the same kernels on the CPU, one fibre a CUDA thread, for tests.
+// What the CUDA backend asks of a GPU: memory, work in order, graphs. gpu/runtime_device.cc is a
+// GPU; emulation/ runs the same kernels on the CPU, one fibre a CUDA thread, for tests.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@
 
 namespace specdec::cuda {
 
-// RuntimeError: the device refused work or failed at it, which is a bug of ours. Names the kernel
-// where one is known. A device on which a kernel failed goes on failing.
+// RuntimeError: the device refused work or failed at it, which is a bug of ours. The message names
+// the kernel where it is known. A device on which a kernel has failed fails at all later work.
 class DeviceError : public InternalError {
  public:
   using InternalError::InternalError;
@@ -38,12 +38,12 @@ struct LaunchConfig {
   bool cooperative = false;  // all blocks are resident at once and may wait for each other
 };
 
-// What a kernel may hold in static __shared__ arrays, for which nobody asks the device: more
-// belongs into the dynamic one. scripts/cuda_gates.py sees to it, where kernels are compiled.
+// Largest size of a kernel's static __shared__ arrays: launches keep this much free without asking
+// the device. Larger arrays belong in dynamic shared memory; scripts/cuda_gates.py checks it.
 inline constexpr int kMaxStaticSharedBytes = 1024;
 
-// One kernel launch. A GPU uses function and arguments, the emulation the body; it looks at the
-// arguments for pointers to memory that a GPU would not reach.
+// One kernel launch. A GPU uses function and arguments. The emulation uses the body, and searches
+// the arguments for pointers to memory that a GPU could not reach.
 struct KernelLaunch {
   const char* name = "";
   LaunchConfig config;
@@ -69,27 +69,27 @@ class Graph {
   virtual int num_nodes() const = 0;
 };
 
-// Work done in order, asynchronously to the host: what a call is given (host memory included) must
-// stay as it is until the work is done. Errors are thrown by the call that finds them. While a
-// stream captures, its thread must not wait, record events, allocate or free device memory.
+// Runs work in order, while the host goes on. Memory passed to a call, host memory included, must
+// not change until the work is done. The call that finds an error throws it. While a stream
+// captures, its thread must not wait, record events, or allocate or free device memory.
 class Stream {
  public:
   virtual ~Stream() = default;
   virtual void submit(const KernelLaunch& launch) = 0;
-  // Loads the kernel, which its first launch would do otherwise: not to be done in a capture.
+  // Loads the kernel, as its first launch would otherwise do. Not allowed in a capture.
   virtual void prepare(const KernelLaunch& launch) = 0;
   virtual void copy_to_device(void* to, const void* from, size_t size_bytes) = 0;
   virtual void copy_to_host(void* to, const void* from, size_t size_bytes) = 0;
   virtual void copy(void* to, const void* from, size_t size_bytes) = 0;  // device to device
   virtual void fill(void* to, uint8_t value, size_t size_bytes) = 0;
 
-  // Work that a library of the device's maker queues itself: `call` is run at once, with the device
-  // current, and gets what such libraries take for the stream, a cudaStream_t. Throws DeviceError
-  // where there are none for the device.
+  // For libraries that queue work themselves: runs `call` at once, with the device current, and
+  // passes it the stream's handle, a cudaStream_t. Throws DeviceError on a device that has no such
+  // libraries.
   virtual void call_library(const char* name, const std::function<void(void* stream)>& call) = 0;
 
-  // Between the two, work is recorded instead of done. Copies read host memory when the graph
-  // runs, so it must be pinned and stay where it is.
+  // Between the two, work is recorded instead of done. Copies read host memory when the graph runs,
+  // so that memory must be pinned and must not move.
   virtual void begin_capture() = 0;
   virtual std::unique_ptr<Graph> end_capture() = 0;
   virtual bool is_capturing() const = 0;
@@ -111,8 +111,8 @@ struct DeviceProperties {
 // How kernels are launched. Anything but the defaults is for comparisons, and slower.
 struct LaunchSettings {
   bool overlap = true;  // LaunchConfig::overlaps_previous has its effect
-  // All kernels divide a multiprocessor's memory into L1 cache and shared memory alike: it must be
-  // empty before it can be divided anew, and no kernel could start early.
+  // All kernels divide a multiprocessor's memory into L1 cache and shared memory in the same way. A
+  // new division would first need an empty multiprocessor, and no kernel could start early.
   bool same_carveout = true;
 };
 

@@ -1,5 +1,5 @@
-// A stream that can leave its work undone, so that the host code above it runs as ever (it
-// allocates what it needs) while the device computes nothing.
+// A stream that can skip its work: the host code above it runs as usual and allocates what it
+// needs, while the device computes nothing.
 #pragma once
 
 #include <functional>
@@ -15,8 +15,8 @@ class RehearsalStream final : public Stream {
  public:
   explicit RehearsalStream(std::unique_ptr<Stream> stream) : stream_(std::move(stream)) {}
 
-  // While it rehearses, kernels are loaded but not launched, copies and fills dropped. Not to be
-  // changed in a capture.
+  // While the stream rehearses, it loads kernels without launching them and drops copies and fills.
+  // Must not change in a capture.
   void set_rehearsing(bool rehearsing) {
     SPECDEC_CHECK(!is_capturing());
     rehearsing_ = rehearsing;

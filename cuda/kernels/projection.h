@@ -1,5 +1,5 @@
 // Products with weight matrices: rows on their way in (gathered, normalised, converted), the
-// product, and what becomes of the sums; and the packing of weights. common/tiles.cuh has the
+// product, and what becomes of the sums; and the packing of weights. kernels/tiles.cuh has the
 // layouts and the order of sums.
 #pragma once
 

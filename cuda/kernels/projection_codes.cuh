@@ -1,4 +1,4 @@
-// Weights that are codes, integers or 8-bit floats, as formats of common/tiles.cuh;
+// Weights that are codes, integers or 8-bit floats, as formats of kernels/tiles.cuh;
 // kernels/quantize_layout.h says what lies in a block. Rows are those of ActFormat. Codes become
 // act elements, exactly, in registers; with scales of groups a block is multiplied into sums of its
 // own, which are scaled into the float32 sums. A min adds its product with the sum of the row's
@@ -11,7 +11,7 @@
 
 #include "cuda/common/numeric.cuh"
 #include "cuda/common/ptx.cuh"
-#include "cuda/common/tiles.cuh"
+#include "cuda/kernels/tiles.cuh"
 
 namespace specdec::cuda::SPECDEC_TARGET {
 

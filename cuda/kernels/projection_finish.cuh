@@ -10,9 +10,9 @@
 
 #include "cuda/common/kv_layout.cuh"
 #include "cuda/common/numeric.cuh"
-#include "cuda/common/tiles.cuh"
 #include "cuda/common/warp.cuh"
 #include "cuda/kernels/projection.h"
+#include "cuda/kernels/tiles.cuh"
 
 namespace specdec::cuda::SPECDEC_TARGET {
 

@@ -3,8 +3,8 @@
 
 #include "core/check.h"
 #include "cuda/common/numeric.cuh"
-#include "cuda/common/tiles.cuh"
 #include "cuda/kernels/projection.h"
+#include "cuda/kernels/tiles.cuh"
 
 namespace specdec::cuda::SPECDEC_TARGET {
 

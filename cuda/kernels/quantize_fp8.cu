@@ -3,10 +3,10 @@
 
 #include "cuda/common/numeric.cuh"
 #include "cuda/common/target.cuh"
-#include "cuda/common/tiles.cuh"
 #include "cuda/common/warp.cuh"
 #include "cuda/kernels/quantize.h"
 #include "cuda/kernels/quantize_layout.cuh"
+#include "cuda/kernels/tiles.cuh"
 
 namespace specdec::cuda::SPECDEC_TARGET {
 namespace {

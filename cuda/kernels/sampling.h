@@ -18,7 +18,6 @@ inline constexpr int kSampleChunk = 4096;
 inline constexpr int kSampleBlock = 64;
 // Candidates and top-N entries that the device sorts; longer reports are finished by the host.
 inline constexpr int kMaxListed = 512;
-inline constexpr int kMaxPathTokens = 64;  // drafts of a request that come before a row
 
 // [begin, end) of one of the arrays of SampleRowsParams.
 struct DeviceRange {
@@ -61,7 +60,7 @@ struct DeviceSampleRow {
   // top of which come the tokens of `path`, as output.
   const int32_t* count_table = nullptr;
   const int32_t* path = nullptr;  // [num_path_tokens]
-  int32_t num_path_tokens = 0;    // at most kMaxPathTokens
+  int32_t num_path_tokens = 0;
   // [vocab_size] or null: processed instead of the row's logits.
   const float* given_logits = nullptr;
   float* distribution = nullptr;  // out [vocab_size], or null

@@ -6,6 +6,7 @@ import fcntl
 import io
 import itertools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compare import report
+from compare import report, speedups
 from compare.peers import PEERS
 from compare.processes import (
     group_cpu_seconds,
@@ -406,6 +407,22 @@ def test_a_process_group_is_told_from_the_rest_of_the_machine() -> None:
         burner.kill()
         burner.communicate()
     assert group_cpu_seconds(burner.pid) == 0
+
+
+def test_the_picture_of_the_readme_shows_what_was_measured(tmp_path: Path) -> None:
+    folder = ROOT / "bench" / "results" / "cpu" / "zen5"
+    for cell in speedups.SPECULATION:
+        rows = json.loads((folder / f"{cell.file}.json").read_text())["rows"]
+        ours = [row for row in rows if row["contestant"]["peer"] == "specdec"]
+        best = max(row["times_plain"] for row in ours if row["workload"] == cell.workload)
+        assert speedups.speculation_bar(cell, folder).ratio == pytest.approx(best)
+    speedups.draw(folder, tmp_path / "again.svg")
+    words = [
+        re.findall(r"<text.*?>(.*?)</text>", file.read_text(), re.DOTALL)
+        for file in (folder / "speedups.svg", tmp_path / "again.svg")
+    ]
+    assert words[0] == words[1]
+    assert any("2.49 x" in text for text in words[0])
 
 
 def test_absent_peers_come_with_the_commands_that_install_them(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/str_cat.h"
-#include "cuda/cuda_devices.h"
+#include "cuda/factory.h"
 #include "specdec/engine.h"
 #include "testing/tiny_llama.h"
 

@@ -7,36 +7,13 @@
 #include <cmath>
 #include <cstdint>
 #include <memory>
-#include <random>
 #include <vector>
 
 #include "backend/op_args.h"
-#include "testing/cuda_devices.h"
+#include "testing/device_kinds.h"
+#include "testing/values.h"
 
 namespace specdec::cuda::testing {
-
-inline std::vector<float> random_values(int64_t count, uint32_t seed, float scale = 1.0f) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal(0.0f, scale);
-  std::vector<float> values(count);
-  for (float& value : values) value = normal(generator);
-  return values;
-}
-
-inline WeightView view_of(const std::vector<float>& values, int64_t rows) {
-  return {.values = {values.data(), DType::kF32, {rows, std::ssize(values) / rows}}};
-}
-
-inline std::vector<uint16_t> to_act(const std::vector<float>& values, DType dtype) {
-  std::vector<uint16_t> bits;
-  for (float value : values) {
-    bits.push_back(dtype == DType::kBF16 ? to_bfloat16(value).bits : float_to_half(value));
-  }
-  return bits;
-}
-inline float from_act(uint16_t bits, DType dtype) {
-  return dtype == DType::kBF16 ? to_float(BFloat16{bits}) : half_to_float(bits);
-}
 
 // A backend that packs, and shows what it packed.
 struct QuantizedWorld : BackendWorld {
@@ -52,12 +29,12 @@ struct QuantizedWorld : BackendWorld {
     for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i);
     const size_t count = ids.size() * weight.in_features();
     const Buffer device_ids = upload(ids);
-    Buffer out = backend->allocate(count * sizeof(float), "test");
+    Buffer out = allocate<float>(count);
     backend->embed({.table = table.get(),
                     .token_ids = device_ids.as<int32_t>(),
                     .out = out.as<float>(),
                     .num_rows = static_cast<int>(ids.size())});
-    return download<float>(out, count);
+    return download<float>(out);
   }
   // Products of float32 rows.
   std::vector<float> linear(const PackedLinear& weight, const float* x, int rows) {
@@ -66,7 +43,18 @@ struct QuantizedWorld : BackendWorld {
     Buffer out = upload(std::vector<float>(count, NAN));
     backend->linear(
         {.weight = &weight, .in = {.x = in.data(), .num_rows = rows}, .out = out.as<float>()});
-    return download<float>(out, count);
+    return download<float>(out);
+  }
+  // The activated products of float32 rows with a gated matrix, at act.
+  std::vector<uint16_t> gated(const PackedLinear& weight, const std::vector<float>& x, int rows,
+                              Activation activation) {
+    const Buffer in = upload(x);
+    Buffer out = allocate<uint16_t>(rows * weight.out_features() / 2);
+    backend->activated_linear({.weight = &weight,
+                               .in = {.x = in.data(), .num_rows = rows},
+                               .activation = activation,
+                               .out = out.data()});
+    return download<uint16_t>(out);
   }
 };
 
@@ -76,14 +64,15 @@ struct QuantizedWorld : BackendWorld {
 inline void expect_products(const std::vector<float>& out, const std::vector<float>& x, DType act,
                             const std::vector<float>& weights, int64_t num_k) {
   const int64_t num_n = std::ssize(weights) / num_k;
+  const std::vector<float> inputs_at_act = specdec::testing::rounded(x, act);
   for (int64_t i = 0; i < std::ssize(out); ++i) {
-    const float* row = x.data() + i / num_n * num_k;
+    const float* row = inputs_at_act.data() + i / num_n * num_k;
     const float* weight = weights.data() + i % num_n * num_k;
     double expected = 0.0, magnitude = 0.0;
     for (int64_t begin = 0; begin < num_k; begin += kQuantGroup) {
       double inputs = 0.0, largest = 0.0;
       for (int64_t k = begin; k < std::min(num_k, begin + kQuantGroup); ++k) {
-        const double value = from_act(to_act({row[k]}, act)[0], act);
+        const double value = row[k];
         expected += value * weight[k];
         inputs += std::abs(value);
         largest = std::max<double>(largest, std::abs(weight[k]));

@@ -6,7 +6,7 @@
 #include "core/str_cat.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/isa.h"
-#include "cuda/cuda_devices.h"
+#include "cuda/factory.h"
 #include "specdec/error.h"
 
 namespace specdec {

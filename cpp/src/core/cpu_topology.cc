@@ -135,7 +135,7 @@ CpuTopology read_cpu_topology(const std::vector<int>& allowed, const std::string
     }
     if (!cpus.empty()) topology.nodes.push_back(make_node(std::move(cpus), sys));
   }
-  if (rest.empty() && topology.nodes.empty()) rest.push_back(0);  // nothing is known
+  if (rest.empty() && topology.nodes.empty()) rest.push_back(0);  // the machine tells nothing
   if (!rest.empty()) topology.nodes.push_back(make_node(std::move(rest), sys));
   return topology;
 }
@@ -175,7 +175,7 @@ int parse_cpu_max(std::string_view text) {
   std::istringstream stream{std::string(text)};
   int64_t quota = 0;
   int64_t period = 0;
-  if (!(stream >> quota >> period)) return 0;  // "max ..." is no number
+  if (!(stream >> quota >> period)) return 0;  // "max ..." is not a number
   return whole_cpus(quota, period);
 }
 

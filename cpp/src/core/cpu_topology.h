@@ -14,7 +14,7 @@ std::vector<int> allowed_cpus();
 struct CpuTopology {
   struct Node {
     std::vector<int> cpus;   // ascending
-    std::vector<int> cores;  // of each physical core the first of its CPUs
+    std::vector<int> cores;  // the first CPU of each physical core
   };
   std::vector<Node> nodes;  // those with an allowed CPU, at least one
 
@@ -22,20 +22,20 @@ struct CpuTopology {
   int num_cores() const;
 };
 
-// Reads cpu*/topology and node*/cpulist under `sys`; what is not there is taken for one node of
-// single-threaded cores.
+// Reads cpu*/topology and node*/cpulist under `sys`. CPUs without these files count as single-
+// threaded cores of one node.
 CpuTopology read_cpu_topology(const std::vector<int>& allowed,
                               const std::string& sys = "/sys/devices/system");
 
-// The node each of a pool's threads belongs on, node after node, every node with its part of them;
-// which CPU of the node is left to the kernel, which knows what else runs. Empty where there is
-// nothing to gain: one node, or more threads than CPUs.
+// The node on which each of a pool's threads belongs: nodes in order, each with its share of the
+// threads. The kernel chooses the CPU within a node, because it knows what else runs there. Empty
+// where placing gains nothing: with one node, or with more threads than CPUs.
 std::vector<int> assign_nodes(const CpuTopology& topology, int num_threads);
 
 // The CPUs of a list as the kernel writes it ("0-3,8"), ascending; empty when it is malformed.
 std::vector<int> parse_cpu_list(std::string_view text);
 
-// CPUs' worth of time per period the control group grants, rounded down; 0: no limit is set.
+// How many CPUs' time the control group grants per period, rounded down; 0: it sets no limit.
 int cgroup_cpu_limit();
 
 // The limit in a cgroup v2 cpu.max file ("max 100000", "150000 100000"), as above; 0: none.

@@ -12,7 +12,7 @@ enum class DType : uint8_t { kF32, kBF16, kF16, kF64, kI64, kI32, kI16, kI8, kU8
 
 size_t size_of(DType dtype);            // bytes of one element
 std::string_view name_of(DType dtype);  // "float32", "bfloat16", ...
-bool is_floating(DType dtype);          // of 16 bits or more: a value without a scale
+bool is_floating(DType dtype);          // 16 bits or more, which need no scale
 
 // The top 16 bits of an IEEE float32.
 struct BFloat16 {

@@ -1,5 +1,5 @@
-// Buffers that are many and each too small for huge pages of its own: cut one after the other from
-// large regions that have them.
+// Many buffers that are each too small for huge pages of their own. The arena cuts them one after
+// the other from large regions of huge pages.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace specdec {
 
-// Not for buffers that come and go: a region is freed once none of its buffers is left. Buffers may
-// outlive the arena.
+// The arena does not suit buffers that come and go: it frees a region only when none of the
+// region's buffers is left. Buffers may outlive the arena.
 class HostArena {
  public:
   // Zero-filled and 64-byte aligned, like Buffer::host. Throws OutOfMemory naming `purpose`.

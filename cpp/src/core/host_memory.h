@@ -5,11 +5,11 @@
 
 namespace specdec {
 
-// MemAvailable of the machine, or what is left of a cgroup limit where that is less. Bytes; 0 when
-// it cannot be read.
+// Bytes of memory that this process can still get: MemAvailable of the machine, or the rest of a
+// cgroup limit where that is less. 0 when neither can be read.
 int64_t available_host_memory_bytes();
 
-// Gives memory the heap keeps for later back to the system.
+// Gives memory that the heap holds for later use back to the system.
 void release_free_heap();
 
 }  // namespace specdec

@@ -1,4 +1,4 @@
-// Whose an error is: work that many share is done again for each alone when it throws.
+// Finds out whose error it is: when work for many throws, it is done again for each one alone.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,8 @@
 
 namespace specdec {
 
-// Calls work(0, count); where that throws, work(i, i + 1) for every i, and fail(i, error) for those
-// that throw alone, too. The work must bear being repeated.
+// Calls work(0, count). If that throws, calls work(i, i + 1) for every i, and fail(i, error) for
+// each i that throws alone, too. The work must allow repetition.
 template <class Work, class Fail>
 void run_or_blame(size_t count, const Work& work, const Fail& fail) {
   if (count > 1) {

@@ -24,18 +24,18 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 
 constexpr size_t kCacheLineBytes = 64;
-// A thread's share is handed out in this many pieces, so that others can take over what a delayed
-// thread has not begun.
+// A thread's share is handed out in this many pieces, so that other threads can take over the
+// pieces that a delayed thread has not begun.
 constexpr int64_t kPiecesPerShare = 4;
-// A worker that has emptied its own share helps this many of its neighbours; the caller helps all.
+// A worker that has finished its own share helps this many of its neighbours; the caller helps all.
 constexpr int kHelpedNeighbours = 8;
 
-// How long a thread with nothing to do keeps its core before it sleeps. Nobody yields: who yields
-// to a stranger waits for the rest of a time slice.
+// How long a thread with nothing to do keeps its core before it sleeps. No thread yields: a thread
+// that yields to another program waits for the rest of that program's time slice.
 constexpr microseconds kSpinInStep{500};
 constexpr microseconds kSpinOutsideStep{50};
-constexpr microseconds kSpinForOthers{50};  // the caller, for a worker that is still at it
-constexpr int kPausesPerLook = 32;          // at the clock: about 1 us
+constexpr microseconds kSpinForOthers{50};  // the caller, for a worker that is still working
+constexpr int kPausesPerLook = 32;          // pauses between two looks at the clock: about 1 us
 
 void pause_cpu() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -45,7 +45,7 @@ void pause_cpu() {
 #endif
 }
 
-// What a job's number says: which job, how many shares it has and how many pieces each.
+// A job's ticket encodes which job it is, how many shares it has and how many pieces a share has.
 class Ticket {
  public:
   Ticket() = default;
@@ -65,13 +65,13 @@ class Ticket {
 // One thread's part of a job. The two words are on lines of their own: the caller watches `state`
 // while the owner still takes pieces.
 struct Share {
-  // epoch << 24 | pieces taken. A word of an older job means that nobody has begun: a finished job
-  // leaves all its pieces taken.
+  // epoch << 24 | pieces taken. A word of an older job means that no thread has begun this job,
+  // because a finished job leaves all its pieces taken.
   alignas(kCacheLineBytes) std::atomic<uint64_t> taken{0};
   // 2 * epoch: the thread works on this job; 2 * epoch + 1: it has left it.
   alignas(kCacheLineBytes) std::atomic<uint64_t> state{0};
 
-  // The next piece nobody has taken; none when all are, or the job is over.
+  // The next piece that no thread has taken; none when all are taken or the job is over.
   std::optional<int> take(Ticket ticket) {
     uint64_t word = taken.load(std::memory_order_acquire);
     for (;;) {
@@ -90,14 +90,14 @@ struct Share {
 
 }  // namespace
 
-// run() publishes a job under a new ticket, takes pieces of it like everybody, then the pieces that
-// are left of other shares, and waits for the workers that are inside. A worker that comes late
-// finds every piece taken and is not waited for. Only one who holds a piece reads the job, which
-// cannot change before the piece is done.
+// run() publishes a job under a new ticket, takes pieces of its own share and then pieces left in
+// other shares, and waits for the workers that are inside the job. A worker that comes late finds
+// every piece taken, and nobody waits for it. Only a thread that holds a piece reads the job, and
+// the job cannot change before that piece is done.
 struct ThreadPool::State {
   explicit State(int num_threads) : shares(num_threads) {}
 
-  // Written by the caller alone; what workers spin on, and the job in the same line.
+  // Only the caller writes these. Workers spin on the ticket; the job lies in the same cache line.
   alignas(kCacheLineBytes) std::atomic<uint64_t> ticket{0};
   Body body = nullptr;
   void* context = nullptr;
@@ -114,11 +114,12 @@ struct ThreadPool::State {
   std::exception_ptr error;
   std::vector<std::thread> workers;
 
-  // Sleeping: who goes to sleep raises num_asleep first; who has news lowers it to 0 and wakes all.
+  // A thread raises num_asleep before it sleeps. A thread that has news lowers it to 0 and wakes
+  // all.
   alignas(kCacheLineBytes) std::atomic<int> num_asleep{0};
   std::atomic<uint32_t> wake_ups{0};
   alignas(kCacheLineBytes) std::atomic<uint32_t> caller_asleep{0};
-  alignas(kCacheLineBytes) std::atomic<bool> busy{false};  // the caller's own line
+  alignas(kCacheLineBytes) std::atomic<bool> busy{false};  // a cache line of the caller's own
 
   void wake_workers() {
     if (num_asleep.load(std::memory_order_relaxed) == 0) return;
@@ -195,7 +196,7 @@ struct ThreadPool::State {
     return shares[thread].state.load(std::memory_order_seq_cst) == 2 * job.epoch();
   }
 
-  // Spins, then sleeps: the core may be what a worker needs to go on.
+  // Spins, then sleeps, because a worker may need this core to go on.
   void await_worker(int thread, Ticket job) {
     if (!is_inside(thread, job)) return;
     const Clock::time_point start = Clock::now();

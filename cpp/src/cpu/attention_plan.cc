@@ -10,15 +10,16 @@
 namespace specdec::cpu {
 namespace {
 
-// (row, head) pairs of a unit, when there are more: enough that keys and values are used many times
-// while they are in the cache, few enough that the unit's scores are in the cache too.
+// (row, head) pairs of a unit, where a request has more. They are enough to use keys and values
+// many times while these are in the cache, and few enough for the unit's scores to stay there as
+// well.
 constexpr int kTargetPairs = 128;
 // A position's keys and values take as long to read as this many pairs take to compute.
 constexpr int64_t kReadCost = 16;
-// Cost of a slice worth handing out, about 10 microseconds.
+// Least cost of a slice that is worth giving to a thread, about 10 microseconds.
 constexpr int64_t kSliceCost = 16 * 1024;
 constexpr int kSlicesPerThread = 4;
-// A unit is split if it is more than this share of a slice.
+// A unit whose cost is more than this share of a slice is split.
 constexpr int64_t kSplitShare = 8;
 
 int row_end(const BatchView& batch, int request, int row) {
@@ -59,7 +60,7 @@ void add_units(const TreeAttentionArgs& args, int request, std::vector<Attention
     }
     units.push_back(unit);
   }
-  // Heads outermost: the next rows find this head's keys and values in the cache.
+  // Heads are the outer loop: the next rows find this head's keys and values in the cache.
   for (int head = 1; head < args.kv.num_kv_heads; ++head) {
     for (int tile = 0; tile < num_tiles; ++tile) {
       AttentionUnit unit = units[first_unit + tile];
@@ -117,7 +118,8 @@ class Slicer {
   int64_t cost(const AttentionUnit& unit, int begin, int end) const {
     return (end - begin) * std::max<int64_t>(kReadCost, unit.num_rows * group_size_);
   }
-  // Whether work of cost `next` belongs to the next slice: most of it lies behind the end of this.
+  // Whether work of cost `next` belongs to the next slice because most of it lies past this one's
+  // end.
   bool is_past_slice(int64_t next) const {
     const int64_t num_ended = static_cast<int64_t>(plan_.slices.size());
     return num_ended < num_slices_ && (done_ + next / 2) * num_slices_ > total_ * num_ended;

@@ -1,6 +1,6 @@
-// How the attention of a batch is shared among threads: units of query rows and a KV head, each
-// over chunks of positions, dealt out in slices of about equal cost. Where a slice ends within a
-// unit, the unit's chunks are merged by whoever completes it. No result depends on any of it.
+// How threads share the attention of a batch. A unit is some query rows and one KV head over chunks
+// of positions; slices of about equal cost hold parts of units. Where a slice ends within a unit,
+// the thread that completes the unit merges its chunks. No result depends on the plan.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,11 @@ struct AttentionUnit {
   int kv_head = 0;
   int first_row = 0;
   int num_rows = 0;
-  int first_position = 0;  // of what the rows see
+  int first_position = 0;  // the first that any row sees
   int position_limit = 0;
   int num_portions = 0;
-  int64_t partials = -1;  // where its chunks' results begin; -1: in one portion, it has none
+  int64_t partials =
+      -1;  // where its chunks' results begin; -1: one portion computes the whole unit
 
   int first_chunk() const;
   int chunk_limit() const;
@@ -34,7 +35,7 @@ struct AttentionPortion {
 struct AttentionPlan {
   std::vector<AttentionUnit> units;
   std::vector<AttentionPortion> portions;
-  std::vector<int> slices;   // [num_slices + 1] first portion of each
+  std::vector<int> slices;   // [num_slices + 1] first portion of each slice
   int64_t num_partials = 0;  // results of a (row, head) pair and a chunk, over all split units
 
   int num_slices() const { return static_cast<int>(slices.size()) - 1; }

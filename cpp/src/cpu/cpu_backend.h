@@ -72,7 +72,7 @@ class CpuBackend final : public Backend {
   // Which kernels serve a cache; checks its shape.
   KvKind kv_kind(const PagedKvView& kv) const;
 
-  // At least num_floats, contents of no meaning; the buffer only ever grows.
+  // Scratch of at least num_floats floats with arbitrary contents. The buffer never shrinks.
   static float* grow_scratch(Buffer& buffer, int64_t num_floats);
   Buffer attention_scratch_;
   Buffer embed_scratch_;

@@ -24,6 +24,6 @@ struct KernelTable {
 };
 
 enum class Isa;
-KernelTable kernel_table(Isa isa);  // which must be compiled in and supported by this machine
+KernelTable kernel_table(Isa isa);  // `isa` must be compiled in and supported by this machine
 
 }  // namespace specdec::cpu

@@ -128,7 +128,7 @@ void CpuBackend::norm(const NormArgs& args) {
   SPECDEC_CHECK_GT(args.dim, 0);
   SPECDEC_CHECK(args.out_dtype == DType::kF32 || args.out_dtype == DType::kBF16);
   const auto kernel = args.out_dtype == DType::kBF16 ? kernels_.rows.to_bf16 : kernels_.rows.to_f32;
-  constexpr int64_t kGrainElements = 16 * 1024;  // worth handing to another thread
+  constexpr int64_t kGrainElements = 16 * 1024;  // least work worth giving to another thread
   const int64_t grain = std::max<int64_t>(1, kGrainElements / args.dim);
   pool_.parallel_for(args.num_rows, grain, [&](int64_t begin, int64_t end, int) {
     kernel({.x = args.x,

@@ -1,5 +1,5 @@
-// Sparse mixture of experts: rows are gathered by expert, so that each expert's weights are read
-// once, and added back in the order of rank, so that a row does not see its batch mates.
+// Sparse mixture of experts. Rows are gathered by expert, so that each expert's weights are read
+// once. Results are added in order of rank, so that a row does not depend on the rest of the batch.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -11,7 +11,7 @@
 namespace specdec::cpu {
 namespace {
 
-// One (row, rank) and the expert it chose.
+// A (row, rank) and the expert that the row chose at this rank.
 struct Choice {
   int expert = 0;
   float weight = 0.0f;

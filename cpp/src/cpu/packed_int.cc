@@ -70,11 +70,11 @@ WeightElement element_of(DType dtype) {
   return dtype == DType::kBF16 ? kElementBf16 : kElementF16;
 }
 
-// -8 * x in float16, whose exponent has room for it.
+// -8 * x in float16. The exponent must have room for it.
 uint16_t minus_eight_times(uint16_t half) {
   const int exponent = (half >> 10) & 0x1f;
   if (exponent > 0) return static_cast<uint16_t>((half + (3 << 10)) ^ 0x8000);
-  // Subnormal: a multiple of 2^-24, which 8 times over may be normal.
+  // A subnormal is a multiple of 2^-24, and 8 times that may be a normal number.
   int fraction = (half & 0x3ff) * 8;
   int shifted = 0;
   while (fraction >= 0x800) {

@@ -1,5 +1,5 @@
-// Integer weights in the layout of kernels/linear_int.h: quantised, or taken as they are from a
-// checkpoint that has such codes, a row of W at a time.
+// Integer weights in the layout of kernels/linear_int.h, packed one row of W at a time. Codes of a
+// checkpoint are taken as they are where the layout can hold them; other rows are quantised.
 #pragma once
 
 #include <cstdint>
@@ -44,12 +44,12 @@ class IntLayout {
   int64_t first_record_;
 };
 
-// One row of W as a layout stores it; also the scratch it is made in, reused from row to row.
+// One row of W as a layout stores it. The object is reused from row to row and holds the scratch.
 class IntRow {
  public:
   explicit IntRow(const IntLayout& layout);
 
-  // Row `row` of `part`: its codes and scales where the layout can hold them, else quantised.
+  // Takes row `row` of `part`: its codes and scales where the layout can hold them, else quantised.
   void read(const WeightView& part, int64_t row, const QuantizeKernels& kernels);
 
   void put(int64_t lane, uint8_t* block) const;
@@ -68,7 +68,7 @@ class IntRow {
   std::vector<float> values_;  // [in_features], of rows that are converted
 };
 
-// out [in_features] = row `row` of a quantised matrix.
+// out [in_features] = the values of row `row` of a quantised matrix.
 void dequantize_row(const WeightView& part, int64_t row, float* out);
 
 }  // namespace specdec::cpu

@@ -63,7 +63,7 @@ void with_source_type(DType dtype, Body&& body) {
   return body(static_cast<const Half*>(nullptr));
 }
 
-// Which row of which part is a lane of a block.
+// Which row of which part each lane of a block holds.
 class OutputMap {
  public:
   explicit OutputMap(const PackArgs& args) : parts_(args.parts), gated_(args.gated) {}
@@ -96,7 +96,7 @@ class OutputMap {
   bool gated_;
 };
 
-// Elements that lie side by side for one output: pairs of k in bfloat16, single ones in float32.
+// How many elements of one output lie side by side: pairs of k in bfloat16, single ones in float32.
 template <class To>
 constexpr int64_t kGroup = std::is_same_v<To, BFloat16> ? 2 : 1;
 

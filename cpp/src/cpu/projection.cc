@@ -5,23 +5,23 @@
 namespace specdec::cpu {
 namespace {
 
-// Floats of a cell's sums, to stay in the cache between product and epilogue.
+// Floats of a cell's sums: few enough to stay in the cache between product and epilogue.
 constexpr int64_t kCellFloats = 16 << 10;
 constexpr int64_t kMaxRowChunk = 128;
 constexpr int64_t kMinRowChunk = 32;
 // Cells of work each thread should have to choose from.
 constexpr int64_t kCellsPerThread = 8;
-// Weights times rows below which handing out work costs more than it saves.
+// Below this many weights times rows, giving work to other threads costs more than it saves.
 constexpr int64_t kMinWorkBytes = 16 << 10;
-// Blocks a kernel likes to work on together, when there are more rows than it takes at once.
+// Blocks that a kernel works on together, when there are more rows than it takes at once.
 constexpr int64_t kKernelBlocks = 3;
 constexpr int64_t kKernelRows = 16;
-// Elements of rows that every thread prepares for itself rather than wait for the others.
+// Up to this many elements of rows, each thread prepares all rows for itself and waits for nobody.
 constexpr int64_t kPrivateElements = 16 << 10;
 constexpr int64_t kAlignment = 64;
 // Rows that lie this far apart compete for the same few places in a level-1 cache.
 constexpr int64_t kAliasBytes = 2 << 10;
-constexpr int64_t kFewRows = 8;  // that do not crowd each other out even so
+constexpr int64_t kFewRows = 8;  // so few do not crowd each other out even then
 
 int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 

@@ -1,5 +1,5 @@
-// A matrix product on its way from rows to results: prepares the rows, cuts the product into cells
-// of rows x blocks, and hands each cell's sums to an epilogue while they are in the cache.
+// Runs a matrix product from rows to results: prepares the rows, cuts the product into cells of
+// rows x blocks, and passes each cell's sums to an epilogue while they are in the cache.
 #pragma once
 
 #include <algorithm>
@@ -22,14 +22,14 @@ struct PreparedRows {
   const int32_t* sums = nullptr;
 };
 
-// How a product is cut: cell index = row chunk * num_units + unit, a unit being the blocks an
-// epilogue needs together.
+// How a product is cut into cells. A unit is the blocks that an epilogue needs together; cell index
+// = row chunk * num_units + unit.
 struct ProjectionPlan {
   int64_t unit_blocks;
   int64_t num_units;
   int64_t row_chunk;
   int64_t num_row_chunks;
-  int64_t grain;       // cells worth handing out
+  int64_t grain;       // fewest cells worth giving to a thread
   int64_t cell_units;  // units computed at once
 };
 
@@ -80,7 +80,7 @@ class Projector {
   PreparedRows shared_;        // values null: each thread prepares its own
   uint64_t turn_ = 0;
   struct alignas(64) Turn {
-    uint64_t prepared = 0;  // the last turn this thread's rows are of
+    uint64_t prepared = 0;  // the last turn for which this thread prepared its rows
   };
   std::vector<Turn> turns_;  // [num_threads]
 };

@@ -15,7 +15,7 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr DrawCutoff kKeepAll = {-kInfinity, std::numeric_limits<int32_t>::max()};
 
-// Listed candidates cost several times what a token of a full pass costs.
+// A listed candidate costs several times as much as a token of a pass over the whole row.
 constexpr int kListedDrawCost = 8;
 
 bool changes_logits(const SampleRow& params) {
@@ -108,7 +108,7 @@ void write_distribution(const SamplingKernels& kernels, const float* logits, int
   for (int i = 0; i < vocab_size; ++i) out[i] = static_cast<float>(out[i] * softmax.scale);
 }
 
-// From the scratch's `drawn`, or for greedy rows the greatest logits.
+// Candidates from the scratch's `drawn`; for greedy rows, the greatest logits.
 void report_candidates(const SamplingKernels& kernels, const SampleRow& params, const float* logits,
                        int vocab_size, int num_candidates, SamplingScratch& scratch,
                        SampleResult* result) {
@@ -135,7 +135,7 @@ void report_candidates(const SamplingKernels& kernels, const SampleRow& params, 
 void report_logprobs(const SamplingKernels& kernels, const float* logits, int vocab_size,
                      int32_t token, int num_top, bool holds_logits, SamplingScratch& scratch,
                      PositionLogprobs* out) {
-  double log_total = 0.0;  // of which nothing is taken from a logit
+  double log_total = 0.0;  // 0: logits are reported as they are
   if (!holds_logits) {
     const ExpSum sum = kernels.exp_sum(logits, vocab_size);
     log_total = sum.max + std::log(sum.sum);
@@ -170,7 +170,7 @@ void SamplingScratch::reserve(int vocab_size) {
   values.resize(size);
   weights.resize(size);
   keys.resize(size);
-  row.resize(size);  // the last: once it is there, all are
+  row.resize(size);  // last, so that a row of this size means that all buffers have grown
 }
 
 Sampler::Sampler(const SamplingKernels& kernels, ThreadPool& pool)

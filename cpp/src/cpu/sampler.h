@@ -22,7 +22,7 @@
 
 namespace specdec::cpu {
 
-// Buffers of one thread. They grow to the largest vocabulary seen and stay.
+// Buffers of one thread. They grow to the largest vocabulary so far and never shrink.
 struct SamplingScratch {
   std::vector<float> row;          // [vocab_size] logits being processed
   std::vector<float> block_max;    // [num_blocks]

@@ -14,18 +14,18 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int32_t kAnyIndex = std::numeric_limits<int32_t>::max();
 
-// Up to so many candidates are sorted outright; more are first narrowed to one bucket.
+// Up to this many candidates are sorted; a longer list is first narrowed to one bucket.
 constexpr int kSortAtOnce = 1024;
 constexpr int kNumBuckets = 2048;
 constexpr float kBucketsPerNat = 64.0f;
 
-// The least float that is >= x: comparing with it is comparing with x.
+// The least float that is >= x. Comparing floats with it is the same as comparing them with x.
 float round_up(double x) {
   const float rounded = static_cast<float>(x);
   return static_cast<double>(rounded) < x ? std::nextafter(rounded, kInfinity) : rounded;
 }
 
-// A value that at least `count` tokens reach: the count-th greatest block maximum.
+// A value that at least `count` tokens reach, namely the count-th greatest block maximum.
 float lower_bound_of_top(const RowView& row, int count, SamplingScratch& scratch) {
   if (count > row.num_blocks()) return -kInfinity;
   auto& order = scratch.block_order;
@@ -68,8 +68,8 @@ int bucket_of(float value, float max) {
   return distance < kNumBuckets - 1 ? static_cast<int>(distance) : kNumBuckets - 1;
 }
 
-// Adds up the sorted keys' weights from `mass` on until the target is reached; the key that reaches
-// it ends the set, or the last one if rounding left the sum short.
+// Adds the sorted keys' weights to `mass` until they reach the target. The key that reaches the
+// target ends the set; if rounding leaves the sum short, the last key does.
 uint64_t key_reaching(const SamplingKernels& kernels, int num_keys, float max, double mass,
                       double target, SamplingScratch& scratch) {
   auto& keys = scratch.keys;
@@ -88,8 +88,8 @@ uint64_t key_reaching(const SamplingKernels& kernels, int num_keys, float max, d
   return keys[num_keys - 1];
 }
 
-// top_p over the listed candidates: the last of the most likely ones that together weigh `target`,
-// in units of the maximum's weight.
+// top_p over the listed candidates: returns the last of the most likely ones that together have the
+// weight `target`, in units of the maximum's weight.
 DrawCutoff top_p_cutoff(const SamplingKernels& kernels, int count, float max, double target,
                         SamplingScratch& scratch) {
   int num_keys = 0;
@@ -99,7 +99,7 @@ DrawCutoff top_p_cutoff(const SamplingKernels& kernels, int count, float max, do
       scratch.keys[num_keys++] = key_of(scratch.values[i], scratch.tokens[i]);
     }
   } else {
-    // Find the bucket of logits in which the target is reached, sort only that one.
+    // Finds the bucket of logits in which the target is reached, and sorts only that one.
     kernels.exp_shifted(scratch.values.data(), max, count, scratch.weights.data());
     scratch.buckets.assign(kNumBuckets, 0.0);
     int last_used = 0;
@@ -121,7 +121,7 @@ DrawCutoff top_p_cutoff(const SamplingKernels& kernels, int count, float max, do
   return {logit_of(last), token_of(last)};
 }
 
-// Tokens further below the maximum than this together hold less than 1 - top_p of the weight.
+// All tokens further below the maximum than this together have less than 1 - top_p of the weight.
 float top_p_reach(int vocab_size, float top_p) {
   constexpr double kSlack = 0.01;
   return static_cast<float>(std::log(vocab_size / (1.0 - static_cast<double>(top_p))) + kSlack);
@@ -136,7 +136,7 @@ double weight_of_listed(const SamplingKernels& kernels, int count, float max,
 }  // namespace
 
 uint64_t key_of(float logit, int32_t token) {
-  // Floats order like their bits once the negative ones are flipped; -0 is +0 first.
+  // Floats sort like their bits once the negative ones are flipped. -0 becomes +0 before that.
   uint32_t bits = std::bit_cast<uint32_t>(logit + 0.0f);
   bits ^= (bits >> 31) != 0 ? 0xFFFFFFFFu : 0x80000000u;
   return static_cast<uint64_t>(~bits) << 32 | static_cast<uint32_t>(token);
@@ -165,7 +165,7 @@ KeptTokens select_kept(const SamplingKernels& kernels, const RowView& row, const
   const bool has_top_k = params.top_k > 0 && params.top_k < row.vocab_size;
   const bool has_top_p = params.top_p < 1.0f;
   const bool has_min_p = params.min_p > 0.0f;
-  // What is listed: all that min_p and top_k may keep, or with neither all that top_p may keep.
+  // The list holds all tokens that min_p and top_k may keep; with neither, all that top_p may keep.
   float listed_from = -kInfinity;
   if (has_min_p) {
     kept.cutoff.value = round_up(max + std::log(static_cast<double>(params.min_p)));

@@ -1,5 +1,5 @@
-// Selection within a row without sorting it: the tokens that min_p, top_k and top_p keep, and the N
-// most likely.
+// Selects from a row without sorting all of it: the tokens that min_p, top_k and top_p keep, and
+// the N most likely tokens.
 #pragma once
 
 #include "backend/op_args.h"
@@ -30,7 +30,7 @@ bool truncates(const SampleRow& params, int vocab_size);
 KeptTokens select_kept(const SamplingKernels& kernels, const RowView& row, const SampleRow& params,
                        SamplingScratch& scratch);
 
-// Sort key that rises as the logit falls, ties by rising token.
+// A sort key that rises as the logit falls; equal logits are in order of their tokens.
 uint64_t key_of(float logit, int32_t token);
 int32_t token_of(uint64_t key);
 float logit_of(uint64_t key);

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "backend/backend.h"
-#include "kv/kv_cache.h"
 #include "model/config.h"
+#include "runtime/kv_cache.h"
 #include "specdec/config.h"
 
 namespace specdec {

@@ -1,6 +1,6 @@
-// The KV cache's bookkeeping: which blocks are in use, by how many, and which may be evicted.
-// Pure: knows no storage. Block 0 is the null block (padding in device batches) and is never given
-// out; the usable ids are 1..num_blocks. One thread at a time.
+// The KV cache's bookkeeping: which blocks are in use, by how many owners, and which may be
+// evicted. It knows no storage. Block 0 is the null block (padding in device batches) and is never
+// given out; the usable ids are 1..num_blocks. One thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -41,8 +41,8 @@ class BlockPool {
   BlockPool(const BlockPool&) = delete;
   BlockPool& operator=(const BlockPool&) = delete;
 
-  // A block nobody refers to: a free one, else the cached one unused for longest (its eviction is
-  // announced first). None when every block is referred to.
+  // A block that nobody refers to: a free one, or else the cached one that has been unused longest
+  // (its eviction is announced first). None when every block has an owner.
   std::optional<BlockRef> allocate();
 
   // Another reference to a block that is in use or cached.
@@ -62,8 +62,8 @@ class BlockPool {
   int num_evictable() const;  // cached with no reference
   int ref_count(BlockId id) const;
   // How often allocate() has handed the block out. Whoever keeps data derived from a block's
-  // content compares it to learn that the content is another by now; sharing and caching do not
-  // change it.
+  // content compares this number: where it has changed, the block has new content. Sharing and
+  // caching do not change it.
   uint64_t generation(BlockId id) const;
 
   // Throws InternalError if a list or count contradicts another.

@@ -22,7 +22,7 @@ class BlockTable {
   void truncate(int num_tokens);
   // Starts the table with shared blocks (a prefix-cache hit). The table must be empty.
   void adopt(std::vector<BlockRef> blocks);
-  // Gives back all blocks, tail first, so that the tail is evicted before what it depends on.
+  // Gives back all blocks, last one first, so that a block is evicted before the blocks it follows.
   void clear() noexcept;
 
   int num_blocks() const { return static_cast<int>(refs_.size()); }

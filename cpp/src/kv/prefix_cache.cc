@@ -40,8 +40,8 @@ void PrefixCache::insert(std::span<const int32_t> tokens, const BlockTable& bloc
   SPECDEC_CHECK_LE(num_full, blocks.num_blocks());
   const std::span<const BlockId> ids = blocks.ids();
 
-  // A block of this sequence that is in the tree stands at the end of this sequence's own prefix,
-  // so the walk starts at the deepest such block rather than at the root.
+  // A block of this sequence that is in the tree ends this sequence's own prefix there. The walk
+  // therefore starts at the deepest such block instead of at the root.
   int depth = num_full;
   while (depth > 0 && nodes_[ids[depth - 1]].depth == 0) --depth;
   BlockId node = depth > 0 ? ids[depth - 1] : kNullBlock;
@@ -72,7 +72,8 @@ bool PrefixCache::EdgeEqual::operator()(const Edge& edge, BlockId child) const {
          std::ranges::equal(cache->edge_tokens(child), edge.tokens);
 }
 
-// Multiply and fold, one token at a time: only spreads the edges over the table, equality decides.
+// Multiplies and folds, one token at a time. The hash only spreads the edges over the table; a
+// comparison of tokens decides.
 size_t PrefixCache::hash_edge(BlockId parent, std::span<const int32_t> tokens) {
   constexpr uint64_t kMultiplier = 0x9E3779B97F4A7C15u;
   uint64_t hash = (static_cast<uint64_t>(parent) + 1) * kMultiplier;
@@ -107,7 +108,7 @@ void PrefixCache::add_child(const Edge& edge, BlockId block) {
 
 void PrefixCache::forget(BlockId block) {
   SPECDEC_CHECK_GT(nodes_[block].depth, 0);
-  // Leaves first, by the links alone: the tree may be deeper than a call stack.
+  // Removes leaves first and follows the links in a loop: the tree may be deeper than a call stack.
   for (BlockId node = block;;) {
     while (nodes_[node].first_child != kNullBlock) node = nodes_[node].first_child;
     const BlockId parent = nodes_[node].parent;

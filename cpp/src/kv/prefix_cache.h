@@ -24,14 +24,14 @@ class PrefixCache {
   // The longest cached run of full blocks that starts `tokens` and covers at most `max_tokens`.
   std::vector<BlockRef> match(std::span<const int32_t> tokens, int max_tokens);
 
-  // Makes the full blocks of a sequence findable: `tokens` are committed (their KV is written) and
-  // lie in `blocks`. Where a prefix is cached already in another block, that one stays.
+  // Caches the full blocks of a sequence: `tokens` are committed (their KV is written) and lie in
+  // `blocks`. Where another block holds the same prefix already, the cache keeps that other block.
   void insert(std::span<const int32_t> tokens, const BlockTable& blocks);
 
   // Drops every cached block nobody refers to; returns how many.
   int reset();
 
-  // Where the edge from `parent` over `tokens` is looked up. Open to tests, which make two collide.
+  // The hash of the edge from `parent` over `tokens`. Public so that tests can make two collide.
   static size_t hash_edge(BlockId parent, std::span<const int32_t> tokens);
 
   int num_cached_blocks() const { return static_cast<int>(edges_.size()); }
@@ -74,7 +74,7 @@ class PrefixCache {
   std::span<const int32_t> edge_tokens(BlockId child) const;
   BlockId find_child(const Edge& edge) const;  // the null block where there is none
   void add_child(const Edge& edge, BlockId block);
-  // Takes a block and all that hangs below it out of the tree. Does not allocate.
+  // Takes a block and all blocks below it out of the tree. Does not allocate.
   void forget(BlockId block);
   void remove_leaf(BlockId block);
 

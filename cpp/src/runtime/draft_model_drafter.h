@@ -8,7 +8,9 @@
 #include <span>
 #include <vector>
 
+#include "backend/op_args.h"
 #include "kv/block_pool.h"
+#include "kv/block_table.h"
 #include "runtime/model_runner.h"
 #include "specdec/speculative_config.h"
 #include "speculation/drafter.h"

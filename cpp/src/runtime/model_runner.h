@@ -7,9 +7,9 @@
 #include <string>
 #include <utility>
 
-#include "kv/kv_cache.h"
 #include "model/decoder.h"
 #include "runtime/batch_inputs.h"
+#include "runtime/kv_cache.h"
 #include "runtime/row_processing.h"
 
 namespace specdec {

@@ -12,7 +12,7 @@
 namespace specdec {
 namespace {
 
-// Written as "throw unless it holds", so that NaN, for which nothing holds, is refused.
+// Checks throw unless a condition holds, so that they refuse NaN, for which no condition holds.
 template <class Value>
 void require(bool holds, const char* field, const char* range, const Value& value) {
   if (!holds) throw InvalidArgument(field, str_cat("must be ", range, ", got ", value));
@@ -80,8 +80,8 @@ void validate_tokens(const SamplingParams& params, int vocab_size) {
   }
 }
 
-// Something must be left to sample as the first token, when the single-token bad words are gone
-// and, with min_tokens, the tokens that would stop.
+// At least one token must remain as the first token: bad words of a single token are excluded, and
+// with min_tokens so are the tokens that would stop.
 void validate_choice(const SamplingParams& params, int vocab_size) {
   std::set<int32_t> banned;
   for (const std::vector<int32_t>& word : params.bad_words) {

@@ -44,7 +44,7 @@ class Sequence {
   int num_tokens() const { return static_cast<int>(tokens_.size()); }
   int num_prompt_tokens() const { return num_prompt_tokens_; }
   int num_output_tokens() const { return num_tokens() - num_prompt_tokens_; }
-  // The most tokens it can come to have: the lower of max_model_len and prompt + max_tokens.
+  // The most tokens the sequence can reach: the lower of max_model_len and prompt + max_tokens.
   int max_num_tokens() const;
   // How deep it may draft in a step that allows `limit`: no deeper than the request wants, nor than
   // could be kept whole, since a step commits one token more than it accepts.
@@ -60,12 +60,12 @@ class Sequence {
   SequenceState state = Waiting{};
   int num_computed_tokens = 0;  // tokens whose KV is committed
   BlockTable blocks;
-  // Another completion of the same prompt whose prefill this one waits for, to share its blocks
+  // Another completion of the same prompt. This sequence waits for its prefill, to share its blocks
   // through the prefix cache. Null when there is none. Set before Scheduler::add(), which borrows
-  // the leader; the scheduler clears it once waiting has no (more) use.
+  // the leader; the scheduler clears it once waiting has no more use.
   const Sequence* prefill_leader = nullptr;
-  // False when every prompt position must be computed (prompt_logprobs): it takes nothing from the
-  // prefix cache, after a preemption neither, but others may take from it.
+  // False when every prompt position must be computed (prompt_logprobs). The sequence then takes no
+  // blocks from the prefix cache, not even after a preemption, but others may take blocks from it.
   bool use_prefix_cache = true;
   int num_cached_prompt_tokens = 0;  // first admission only
   int num_preemptions = 0;

@@ -10,12 +10,14 @@
 #include <exception>
 #include <span>
 
-#include "backend/op_args.h"
-#include "kv/block_table.h"
 #include "speculation/draft_policy.h"
 #include "speculation/draft_tree.h"
 
 namespace specdec {
+
+// Drafters that run a model know these; the others pass them on.
+class BlockTable;
+struct SampleRow;
 
 // Builds the sampling parameters of a row of one request: of the token after `path`, drafted tokens
 // that follow what is committed. What the row's spans point to lives until the next step.

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "testing/cpu_isas.h"
 #include "testing/oracle/sampler.h"
 #include "testing/sampler_harness.h"
 

@@ -6,19 +6,24 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "cpu/cpu_backend.h"
 #include "cpu/packed_linear.h"
+#include "testing/cpu_isas.h"
 #include "testing/oracle/operations.h"
 #include "testing/quantized_matrix.h"
+#include "testing/values.h"
 
 namespace specdec::cpu {
 namespace {
 
 using specdec::testing::QuantizedMatrix;
+using specdec::testing::random_values;
+using specdec::testing::supported_isas;
+using specdec::testing::view_of;
+
 constexpr WeightFormat kFormats[] = {WeightFormat::kInt8, WeightFormat::kInt8Grouped,
                                      WeightFormat::kInt8GroupedMin, WeightFormat::kInt4Grouped,
                                      WeightFormat::kInt4GroupedMin};
@@ -28,27 +33,6 @@ bool is_int4(WeightFormat format) {
 }
 bool has_mins(WeightFormat format) {
   return format == WeightFormat::kInt8GroupedMin || format == WeightFormat::kInt4GroupedMin;
-}
-
-std::vector<float> random_values(size_t count, uint32_t seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (float& value : values) value = normal(generator);
-  return values;
-}
-
-WeightView view_of(const std::vector<float>& values, int64_t rows) {
-  const int64_t cols = static_cast<int64_t>(values.size()) / rows;
-  return {.values = {values.data(), DType::kF32, {rows, cols}}};
-}
-
-std::vector<Isa> supported_isas() {
-  std::vector<Isa> isas;
-  for (Isa isa : compiled_isas()) {
-    if (is_supported(isa)) isas.push_back(isa);
-  }
-  return isas;
 }
 
 std::vector<float> run(CpuBackend& backend, const PackedLinear& weight, const float* x, int rows) {
@@ -439,7 +423,6 @@ TEST_P(CpuIntLinearTest, HeadsAreTheProductsOfTheWholeMatrix) {
                  .block_size = 16,
                  .num_kv_heads = kKvHeads,
                  .head_dim = kDim};
-  const Buffer storage = Buffer::host(2 * backend.kv_layer_bytes(kv), "test");
   Buffer keys = Buffer::host(backend.kv_layer_bytes(kv), "test");
   Buffer values = Buffer::host(backend.kv_layer_bytes(kv), "test");
   kv.keys = keys.data();

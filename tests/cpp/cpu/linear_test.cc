@@ -3,54 +3,22 @@
 
 #include <cmath>
 #include <cstring>
-#include <random>
 #include <vector>
 
 #include "cpu/cpu_backend.h"
 #include "cpu/kernels/linear_amx.h"
 #include "cpu/packed_linear.h"
 #include "specdec/error.h"
+#include "testing/cpu_isas.h"
+#include "testing/stored_matrix.h"
+#include "testing/values.h"
 
 namespace specdec::cpu {
 namespace {
 
-std::vector<float> random_values(size_t count, uint32_t seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (float& value : values) value = normal(generator);
-  return values;
-}
-
-// A matrix kept both as stored and as the exact values stored.
-struct Matrix {
-  int64_t rows = 0;
-  int64_t cols = 0;
-  DType dtype = DType::kF32;
-  std::vector<float> values;
-  std::vector<uint8_t> bytes;
-
-  Matrix(int64_t num_rows, int64_t num_cols, DType stored, uint32_t seed)
-      : rows(num_rows), cols(num_cols), dtype(stored), values(random_values(rows * cols, seed)) {
-    bytes.resize(values.size() * size_of(dtype));
-    for (size_t i = 0; i < values.size(); ++i) {
-      if (dtype == DType::kF32) {
-        std::memcpy(&bytes[i * 4], &values[i], 4);
-      } else if (dtype == DType::kBF16) {
-        const BFloat16 rounded = to_bfloat16(values[i]);
-        std::memcpy(&bytes[i * 2], &rounded, 2);
-        values[i] = to_float(rounded);
-      } else {  // float16 patterns of magnitudes from 2^-2 to 2
-        const uint16_t half = static_cast<uint16_t>((i * 2654435761u >> 7) & 0x83ffu) |
-                              static_cast<uint16_t>((13 + i % 3) << 10);
-        std::memcpy(&bytes[i * 2], &half, 2);
-        values[i] = std::ldexp(1.0f + (half & 0x3ff) / 1024.0f, ((half >> 10) & 0x1f) - 15) *
-                    ((half & 0x8000) ? -1.0f : 1.0f);
-      }
-    }
-  }
-  WeightView view() const { return {.values = {bytes.data(), dtype, {rows, cols}}}; }
-};
+using specdec::testing::random_values;
+using specdec::testing::supported_isas;
+using Matrix = specdec::testing::StoredMatrix;
 
 struct Expected {
   std::vector<double> values;
@@ -79,20 +47,12 @@ Expected multiply(const std::vector<float>& x, const std::vector<float>& w, int6
 // Bound on a float32 sum of num_k products taken in order.
 double tolerance(double scale, int64_t num_k) { return scale * (num_k + 4) * 0x1p-24 + 1e-30; }
 
-std::vector<Isa> supported_isas() {
-  std::vector<Isa> isas;
-  for (Isa isa : compiled_isas()) {
-    if (is_supported(isa)) isas.push_back(isa);
-  }
-  return isas;
-}
-
 struct Params {
   Isa isa;
   DType dtype;
 };
 
-class CpuLinearTest : public testing::TestWithParam<Params> {
+class CpuLinearTest : public ::testing::TestWithParam<Params> {
  protected:
   CpuBackend make_backend(int num_threads) const {
     return CpuBackend(GetParam().isa, num_threads, GetParam().dtype);
@@ -130,7 +90,7 @@ TEST_P(CpuLinearTest, MatchesDoubleLoops) {
     const WeightView view = weight.view();
     const auto packed = backend.pack_linear({.parts = {&view, 1}});
     for (int rows : {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 70}) {
-      SCOPED_TRACE(testing::Message() << "n " << n << " k " << k << " rows " << rows);
+      SCOPED_TRACE(::testing::Message() << "n " << n << " k " << k << " rows " << rows);
       const Matrix x(rows, k, GetParam().dtype, 2);
       expect_close(run(backend, *packed, x.bytes.data(), rows),
                    multiply(x.values, weight.values, rows, n, k), k);
@@ -289,7 +249,7 @@ std::vector<Params> all_params() {
   return params;
 }
 
-INSTANTIATE_TEST_SUITE_P(KernelSets, CpuLinearTest, testing::ValuesIn(all_params()),
+INSTANTIATE_TEST_SUITE_P(KernelSets, CpuLinearTest, ::testing::ValuesIn(all_params()),
                          [](const auto& info) {
                            return std::string(name_of(info.param.isa)) + "_" +
                                   std::string(name_of(info.param.dtype));
@@ -360,7 +320,7 @@ class EmulatedTiles {
   char data_[8][16][64] = {};
 };
 
-class AmxTilesTest : public testing::Test {
+class AmxTilesTest : public ::testing::Test {
  protected:
   static std::vector<float> run(const CpuPackedLinear& weight, const uint8_t* x, int rows) {
     const int64_t row_bytes = weight.in_features() * 2;
@@ -401,7 +361,7 @@ TEST_F(AmxTilesTest, MatchDoubleLoops) {
     const CpuPackedLinear packed({.parts = {&view, 1}}, DType::kBF16,
                                  kernel_table(Isa::kGeneric).quantize, arena_, pool_);
     for (int rows : {1, 15, 16, 17, 32, 33, 50, 131}) {
-      SCOPED_TRACE(testing::Message() << "n " << n << " k " << k << " rows " << rows);
+      SCOPED_TRACE(::testing::Message() << "n " << n << " k " << k << " rows " << rows);
       const Matrix x(rows, k, DType::kBF16, 2);
       const auto out = run(packed, x.bytes.data(), rows);
       const Expected expected = multiply(x.values, weight.values, rows, n, k);

@@ -6,6 +6,7 @@
 #include "cpu/cpu_backend.h"
 #include "testing/cpu_isas.h"
 #include "testing/oracle/operations.h"
+#include "testing/values.h"
 
 namespace specdec {
 namespace {
@@ -20,8 +21,8 @@ class CpuMoe : public ::testing::TestWithParam<testing::IsaAndDType> {
   void make_experts(int num_experts) {
     std::mt19937_64 random(5);
     for (int expert = 0; expert < num_experts; ++expert) {
-      gate_up_values_.push_back(random_values(random, 2 * kInner * kHidden, 0.2f));
-      down_values_.push_back(random_values(random, kHidden * kInner, 0.2f));
+      gate_up_values_.push_back(act_values(random, 2 * kInner * kHidden, 0.2f));
+      down_values_.push_back(act_values(random, kHidden * kInner, 0.2f));
       const float* gate = gate_up_values_.back().data();
       const WeightView gate_up[] = {
           {.values = {gate, DType::kF32, {kInner, kHidden}}},
@@ -34,14 +35,9 @@ class CpuMoe : public ::testing::TestWithParam<testing::IsaAndDType> {
       down_.push_back(owned_.back().get());
     }
   }
-  // What the dtype can represent, so that storing changes nothing.
-  std::vector<float> random_values(std::mt19937_64& random, int64_t count, float scale) {
-    std::normal_distribution<float> normal(0.0f, scale);
-    std::vector<float> values(count);
-    for (float& value : values) {
-      value = static_cast<float>(reference::rounded(normal(random), dtype()));
-    }
-    return values;
+  // Values the dtype can represent, so that storing them changes nothing.
+  std::vector<float> act_values(std::mt19937_64& random, int64_t count, float scale) {
+    return testing::rounded(testing::random_values(random, count, scale), dtype());
   }
   std::vector<uint8_t> as_act(const std::vector<float>& values) {
     std::vector<uint8_t> bytes(values.size() * size_of(dtype()));
@@ -77,12 +73,12 @@ TEST_P(CpuMoe, MatchesReferenceAndAddsToTheResidual) {
   for (int top_k : {1, 2, 6}) {
     for (const bool renormalize : {false, true}) {
       const int num_rows = 23;
-      const std::vector<float> logits = random_values(random, num_rows * 6, 2.0f);
-      const std::vector<uint8_t> x = as_act(random_values(random, num_rows * kHidden, 1.0f));
+      const std::vector<float> logits = act_values(random, num_rows * 6, 2.0f);
+      const std::vector<uint8_t> x = as_act(act_values(random, num_rows * kHidden, 1.0f));
       MoeArgs args = make_args(logits, x, top_k, renormalize, num_rows);
       const std::vector<double> expected =
           reference::moe(args, gate_up_values_, down_values_, kHidden, dtype());
-      const std::vector<float> residual = random_values(random, num_rows * kHidden, 1.0f);
+      const std::vector<float> residual = act_values(random, num_rows * kHidden, 1.0f);
       std::vector<float> out = residual;
       args.out = out.data();
       backend_.moe(args);
@@ -98,7 +94,7 @@ TEST_P(CpuMoe, MatchesReferenceAndAddsToTheResidual) {
 TEST_P(CpuMoe, EqualLogitsChooseTheLowerIndex) {
   make_experts(4);
   std::mt19937_64 random(7);
-  const std::vector<uint8_t> x = as_act(random_values(random, kHidden, 1.0f));
+  const std::vector<uint8_t> x = as_act(act_values(random, kHidden, 1.0f));
   const std::vector<float> tied = {1.0f, 3.0f, 3.0f, 3.0f}, clear = {1.0f, 3.0f, 3.0f, -9.0f};
   std::vector<float> tied_out(kHidden, 0.0f), clear_out(kHidden, 0.0f);
   MoeArgs args = make_args(tied, x, 2, true, 1);
@@ -114,8 +110,8 @@ TEST_P(CpuMoe, RowsDoNotSeeTheirBatchMates) {
   make_experts(5);
   std::mt19937_64 random(8);
   const int num_rows = 40;
-  const std::vector<float> logits = random_values(random, num_rows * 5, 2.0f);
-  const std::vector<float> x = random_values(random, num_rows * kHidden, 1.0f);
+  const std::vector<float> logits = act_values(random, num_rows * 5, 2.0f);
+  const std::vector<float> x = act_values(random, num_rows * kHidden, 1.0f);
   const std::vector<uint8_t> act = as_act(x);
   std::vector<float> all(num_rows * kHidden, 0.5f);
   MoeArgs args = make_args(logits, act, 2, true, num_rows);

@@ -5,24 +5,20 @@
 #include <cmath>
 
 #include "cpu/cpu_backend.h"
-#include "kv/kv_cache.h"
+#include "runtime/kv_cache.h"
 #include "testing/cpu_isas.h"
 #include "testing/oracle/operations.h"
 #include "testing/paged_world.h"
+#include "testing/values.h"
 
 namespace specdec {
 namespace {
 
 using testing::AttentionShape;
 using testing::PagedWorld;
+using testing::random_values;
 using testing::Request;
-
-std::vector<float> random_values(std::mt19937_64& random, int64_t count, float scale = 1.0f) {
-  std::normal_distribution<float> normal(0.0f, scale);
-  std::vector<float> values(count);
-  for (float& value : values) value = normal(random);
-  return values;
-}
+using testing::rounded;
 
 class CpuPointwise : public ::testing::TestWithParam<testing::IsaAndDType> {
  protected:
@@ -97,13 +93,6 @@ TEST_P(CpuPointwise, NormRowsDoNotSeeEachOther) {
   }
 }
 
-// A matrix [rows, cols] of values the dtype can hold.
-std::vector<float> exact_values(std::mt19937_64& random, int64_t count, float scale, DType dtype) {
-  std::vector<float> values = random_values(random, count, scale);
-  for (float& value : values) value = static_cast<float>(reference::rounded(value, dtype));
-  return values;
-}
-
 TEST_P(CpuPointwise, ActivatedProjectionsMatchReference) {
   cpu::CpuBackend backend = make_backend();
   std::mt19937_64 random(3);
@@ -115,7 +104,7 @@ TEST_P(CpuPointwise, ActivatedProjectionsMatchReference) {
         const int num_out = gated ? 2 * dim : dim;
         const std::vector<float> x = random_values(random, num_rows * num_in);
         const std::vector<float> weight =
-            exact_values(random, int64_t{num_out} * num_in, 0.5f, dtype());
+            rounded(random_values(random, int64_t{num_out} * num_in, 0.5f), dtype());
         const std::vector<float> bias = random_values(random, num_out);
         std::vector<WeightView> parts;
         for (int part = 0; part < (gated ? 2 : 1); ++part) {
@@ -133,9 +122,9 @@ TEST_P(CpuPointwise, ActivatedProjectionsMatchReference) {
             .out = out.data()};
         backend.activated_linear(args);
 
-        std::vector<double> act(x.begin(), x.end());
-        for (double& value : act) value = reference::rounded(value, dtype());
-        const std::vector<double> sums = reference::linear(act, weight, num_in);
+        const std::vector<float> act = rounded(x, dtype());
+        const std::vector<double> sums =
+            reference::linear(std::vector<double>(act.begin(), act.end()), weight, num_in);
         std::vector<double> expected;
         for (int row = 0; row < num_rows; ++row) {
           for (int i = 0; i < dim; ++i) {
@@ -170,7 +159,7 @@ TEST_P(CpuPointwise, ProjectionsNormaliseAndGatherTheirRows) {
   const std::vector<float> norm_weight = random_values(random, dim);
   const std::vector<float> norm_bias = random_values(random, dim);
   const std::vector<float> weight = random_values(random, num_out * dim);
-  const WeightView view = {.values = {weight.data(), DType::kF32, {num_out, dim}}};
+  const WeightView view = testing::view_of(weight, num_out);
   for (int num_threads : {1, 2}) {
     cpu::CpuBackend backend = make_backend(num_threads);
     const auto packed = backend.pack_linear({.parts = {&view, 1}});

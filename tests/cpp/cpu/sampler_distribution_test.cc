@@ -11,12 +11,13 @@
 #include "testing/chi_square.h"
 #include "testing/oracle/sampler.h"
 #include "testing/sampler_harness.h"
+#include "testing/values.h"
 
 namespace specdec {
 namespace {
 
 using testing::chi_square_test;
-using testing::normal_logits;
+using testing::random_values;
 using testing::SamplerHarness;
 
 constexpr int kVocabSize = 40;
@@ -121,7 +122,7 @@ std::vector<Case> cases() {
 class Distribution : public ::testing::TestWithParam<Case> {};
 
 TEST_P(Distribution, DrawsFollowTheReference) {
-  const std::vector<float> logits = normal_logits(kVocabSize, 1.6f, 11);
+  const std::vector<float> logits = random_values(kVocabSize, 11, 1.6f);
   const auto exact = reference::distribution(logits, GetParam().params);
   ASSERT_NEAR(std::accumulate(exact.probs.begin(), exact.probs.end(), 0.0), 1.0, 1e-12);
   SamplerHarness sampler;
@@ -135,7 +136,7 @@ INSTANTIATE_TEST_SUITE_P(Parameters, Distribution, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
 TEST(DistributionOverSeeds, DrawsAtOnePositionFollowTheReference) {
-  const std::vector<float> logits = normal_logits(kVocabSize, 1.6f, 12);
+  const std::vector<float> logits = random_values(kVocabSize, 12, 1.6f);
   SamplerHarness sampler;
   std::vector<int64_t> counts(kVocabSize);
   for (int i = 0; i < kNumDraws; ++i) {
@@ -276,7 +277,7 @@ class PlantedRule : public ::testing::TestWithParam<PlantedCase> {};
 
 TEST_P(PlantedRule, IsRefusedAndTheRightOneAccepted) {
   const PlantedCase& param = GetParam();
-  const std::vector<float> logits = normal_logits(kVocabSize, 1.6f, 13);
+  const std::vector<float> logits = random_values(kVocabSize, 13, 1.6f);
   const auto probs_by = [&](const std::vector<Rule>& rules) {
     Logits processed(logits.begin(), logits.end());
     for (const Rule& rule : rules) rule(processed);
@@ -314,7 +315,7 @@ class NoisePairs : public ::testing::Test {
     return sampler_.sample_one(logits_, {.seed = seed, .position = position}).token_id;
   }
 
-  std::vector<float> logits_ = normal_logits(8, 1.0f, 14);
+  std::vector<float> logits_ = random_values(8, 14);
   std::vector<double> probs_ = reference::distribution(logits_, {}).probs;
   SamplerHarness sampler_;
 };
@@ -362,7 +363,7 @@ TEST_F(NoisePairs, NoiseReusedAcrossPositionsIsRefused) {
 }
 
 TEST(Noise, SharedByTheFourTokensOfACounterIsRefused) {
-  const std::vector<float> logits = normal_logits(8, 1.0f, 15);
+  const std::vector<float> logits = random_values(8, 15);
   std::vector<int64_t> counts(logits.size());
   for (int position = 0; position < kNumDraws; ++position) {
     int32_t best = 0;

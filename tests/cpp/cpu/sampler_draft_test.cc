@@ -7,15 +7,17 @@
 #include <limits>
 
 #include "cpu/sampler.h"
+#include "testing/cpu_isas.h"
 #include "testing/oracle/sampler.h"
 #include "testing/sampler_harness.h"
 #include "testing/sampler_rows.h"
+#include "testing/values.h"
 
 namespace specdec {
 namespace {
 
 using testing::describe;
-using testing::normal_logits;
+using testing::random_values;
 using testing::RandomRow;
 using testing::reported_as_kept;
 using testing::SamplerHarness;
@@ -43,7 +45,7 @@ TEST_P(DraftSampling, CandidatesAreThoseOfTheReference) {
       params.num_candidates = 1 + static_cast<int>(random() % 12);
       params.noise_stream = static_cast<uint32_t>(i % 3 == 0 ? 0 : random());
       if (i % 4 == 3) params.temperature = 0.0f;
-      const auto logits = normal_logits(vocab_size, 2.5f, random());
+      const auto logits = random_values(vocab_size, random(), 2.5f);
       const auto expected = reference::candidates(reference::distribution(logits, params), params);
       const auto result = sampler_.sample_one(logits, params);
       ASSERT_EQ(result.candidates.size(), expected.size());
@@ -66,7 +68,7 @@ TEST_P(DraftSampling, CandidatesAreThoseOfTheReference) {
 
 TEST_P(DraftSampling, ACandidateIsWhatIsDrawnOnceTheEarlierOnesAreBanned) {
   for (const int vocab_size : {40, 3000}) {
-    const auto logits = normal_logits(vocab_size, 2.0f, 24);
+    const auto logits = random_values(vocab_size, 24, 2.0f);
     for (int64_t position = 0; position < 30; ++position) {
       const SampleRow params = {
           .temperature = 0.8f, .seed = 6, .position = position, .noise_stream = 3};
@@ -109,7 +111,7 @@ TEST_P(DraftSampling, DistributionsMatchDoublePrecision) {
       SampleRow params = row.params;
       params.top_p = 1.0f;  // its boundary is looked at elsewhere
       if (i % 4 == 3) params.temperature = 0.0f;
-      const auto logits = normal_logits(vocab_size, 3.0f, random());
+      const auto logits = random_values(vocab_size, random(), 3.0f);
       const auto expected = reference::distribution(logits, params).probs;
       std::vector<float> distribution(vocab_size, kNan);
       params.distribution = distribution.data();
@@ -135,7 +137,7 @@ TEST_P(DraftSampling, TruncationByTopPShowsInTheDistribution) {
     SampleRow params = row.params;
     params.top_p = 0.7f;
     std::vector<float> distribution(800, kNan);
-    const auto logits = normal_logits(800, 2.0f, random());
+    const auto logits = random_values(800, random(), 2.0f);
     const auto kept =
         reported_as_kept(sampler_.sample_one(logits, params, LogprobsMode::kProcessed), 800);
     params.distribution = distribution.data();
@@ -169,7 +171,7 @@ TEST_P(DraftSampling, ADistributionIsOneHotWhereNothingIsDrawn) {
     EXPECT_EQ(result.candidates[0].probability, 1.0f);
   }
   distribution.assign(70, kNan);
-  const auto logits = normal_logits(70, 1.0f, 27);
+  const auto logits = random_values(70, 27);
   const SampleRow greedy = {.temperature = 0.0f, .distribution = distribution.data()};
   one_at(sampler_.sample_one(logits, greedy).token_id);
 }
@@ -185,7 +187,7 @@ TEST_P(DraftSampling, AskingForCandidatesOrTheDistributionChangesNoOtherResult) 
     std::vector<float> distribution(1500);
     more.num_candidates = i % 2 == 0 ? 4 : 0;
     more.distribution = i % 3 == 0 ? nullptr : distribution.data();
-    const auto logits = normal_logits(1500, 2.0f, random());
+    const auto logits = random_values(1500, random(), 2.0f);
     for (const LogprobsMode mode : {LogprobsMode::kRaw, LogprobsMode::kProcessed}) {
       SampleResult result = sampler_.sample_one(logits, more, mode);
       result.candidates.clear();
@@ -195,7 +197,7 @@ TEST_P(DraftSampling, AskingForCandidatesOrTheDistributionChangesNoOtherResult) 
 }
 
 TEST_P(DraftSampling, AForcedTokenIsReportedAfterItsOwnProcessorsInThatModeOnly) {
-  const auto logits = normal_logits(1000, 2.0f, 12);
+  const auto logits = random_values(1000, 12, 2.0f);
   const std::vector<int32_t> banned = {4, 6};
   const SampleRow params = {.temperature = 0.5f,
                             .top_k = 2,
@@ -225,7 +227,7 @@ TEST_P(DraftSampling, AForcedRowReportsWhatDrawingThatTokenReports) {
   std::mt19937 random(21);
   for (int i = 0; i < 200; ++i) {
     const RandomRow row(900, random);
-    const auto logits = normal_logits(900, 2.0f, random());
+    const auto logits = random_values(900, random(), 2.0f);
     for (const LogprobsMode mode : {LogprobsMode::kRaw, LogprobsMode::kProcessed}) {
       const auto drawn = sampler_.sample_one(logits, row.params, mode);
       SampleRow forced = row.params;
@@ -237,7 +239,7 @@ TEST_P(DraftSampling, AForcedRowReportsWhatDrawingThatTokenReports) {
 }
 
 TEST_P(DraftSampling, AForcedRowWithoutProcessorsReportsTheRawLogprobsInBothModes) {
-  const auto logits = normal_logits(3000, 2.0f, 22);
+  const auto logits = random_values(3000, 22, 2.0f);
   const SampleRow params = {.num_logprobs = 4, .want_logprobs = true, .forced_token = 17};
   EXPECT_EQ(describe(sampler_.sample_one(logits, params, LogprobsMode::kProcessed)),
             describe(sampler_.sample_one(logits, params, LogprobsMode::kRaw)));

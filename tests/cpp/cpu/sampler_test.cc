@@ -9,16 +9,18 @@
 #include <numeric>
 
 #include "testing/allocation_count.h"
+#include "testing/cpu_isas.h"
 #include "testing/oracle/sampler.h"
 #include "testing/sampler_harness.h"
 #include "testing/sampler_rows.h"
+#include "testing/values.h"
 
 namespace specdec {
 namespace {
 
 using cpu::Isa;
 using testing::describe;
-using testing::normal_logits;
+using testing::random_values;
 using testing::RandomRow;
 using testing::reported_as_kept;
 using testing::SamplerHarness;
@@ -57,7 +59,7 @@ TEST_P(Sampling, KeepsTheTokensTheReferenceKeeps) {
        {std::pair{1, 20}, {2, 50}, {17, 200}, {1000, 60}, {50000, 16}}) {
     for (int i = 0; i < num_rows; ++i) {
       const RandomRow row(vocab_size, random);
-      std::vector<float> logits = normal_logits(vocab_size, i % 4 == 3 ? 0.3f : 3.0f, random());
+      std::vector<float> logits = random_values(vocab_size, random(), i % 4 == 3 ? 0.3f : 3.0f);
       if (i % 2 == 0) logits = stepped(logits);
       const auto result = sampler_.sample_one(logits, row.params, LogprobsMode::kProcessed);
       const auto kept = reported_as_kept(result, logits.size());
@@ -120,7 +122,7 @@ TEST_P(Sampling, GreedyTakesTheFirstMaximumWhereverItStands) {
   for (const int vocab_size : {1, 2, 15, 64, 65, 4096, 4097, 10007}) {
     for (const int place : {0, 1, vocab_size / 2, vocab_size - 2, vocab_size - 1}) {
       if (place < 0 || place >= vocab_size) continue;
-      std::vector<float> logits = normal_logits(vocab_size, 1.0f, 3);
+      std::vector<float> logits = random_values(vocab_size, 3);
       for (int i = place; i < vocab_size; i += 40) logits[i] = 9.0f;
       EXPECT_EQ(sampler_.sample_one(logits, {.temperature = 0}).token_id, place);
     }
@@ -133,7 +135,7 @@ TEST_P(Sampling, DrawsWhatTheReferenceDraws) {
   for (const int vocab_size : {1, 2, 17, 63, 1000, 5000}) {
     for (int i = 0; i < 150; ++i) {
       const RandomRow row(vocab_size, random);
-      const auto logits = normal_logits(vocab_size, 2.5f, random());
+      const auto logits = random_values(vocab_size, random(), 2.5f);
       const auto exact = reference::distribution(logits, row.params);
       num_equal +=
           sampler_.sample_one(logits, row.params).token_id == reference::draw(exact, row.params);
@@ -146,7 +148,7 @@ TEST_P(Sampling, DrawsWhatTheReferenceDraws) {
 
 TEST_P(Sampling, TheDrawIsTheSameOverAListAndOverTheRow) {
   const int vocab_size = 3001;
-  const auto logits = normal_logits(vocab_size, 2.0f, 6);
+  const auto logits = random_values(vocab_size, 6, 2.0f);
   std::vector<int32_t> tokens(vocab_size);
   std::iota(tokens.begin(), tokens.end(), 0);
   const cpu::DrawCutoff all = {-kInf, vocab_size};
@@ -167,7 +169,7 @@ TEST_P(Sampling, AskingForLogprobsNeverChangesTheToken) {
   std::mt19937 random(7);
   for (int i = 0; i < 300; ++i) {
     const RandomRow row(700, random);
-    const auto logits = normal_logits(700, 2.0f, random());
+    const auto logits = random_values(700, random(), 2.0f);
     SampleRow plain = row.params;
     plain.want_logprobs = false;
     const int32_t token = sampler_.sample_one(logits, plain).token_id;
@@ -177,7 +179,7 @@ TEST_P(Sampling, AskingForLogprobsNeverChangesTheToken) {
 }
 
 TEST_P(Sampling, MaskingOtherTokensKeepsADrawnToken) {
-  const auto logits = normal_logits(500, 1.0f, 8);
+  const auto logits = random_values(500, 8);
   for (int64_t position = 0; position < 500; ++position) {
     const int32_t token = sampler_.sample_one(logits, {.seed = 2, .position = position}).token_id;
     std::vector<int32_t> banned;
@@ -196,7 +198,7 @@ TEST_P(Sampling, LogprobsMatchDoublePrecision) {
       const RandomRow row(vocab_size, random);
       SampleRow params = row.params;
       params.top_p = 1.0f;  // its boundary is looked at elsewhere
-      const auto logits = normal_logits(vocab_size, 4.0f, random());
+      const auto logits = random_values(vocab_size, random(), 4.0f);
       const auto exact = reference::distribution(logits, params);
       const auto& expected =
           mode == LogprobsMode::kRaw ? exact.raw_logprobs : exact.processed_logprobs;
@@ -221,7 +223,7 @@ TEST_P(Sampling, LogitsMatchDoublePrecision) {
     const RandomRow row(vocab_size, random);
     SampleRow params = row.params;
     params.top_p = 1.0f;
-    std::vector<float> logits = normal_logits(vocab_size, 4.0f, random());
+    std::vector<float> logits = random_values(vocab_size, random(), 4.0f);
     logits[0] = vocab_size > 1 ? kNan : 1.0f;
     const auto exact = reference::distribution(logits, params);
     const auto raw = sampler_.sample_one(logits, params, LogprobsMode::kRawLogits);
@@ -256,8 +258,8 @@ TEST_P(Sampling, GivenLogitsAreProcessedInsteadOfTheRows) {
       const RandomRow row(vocab_size, random);
       SampleRow params = row.params;
       if (i % 3 == 0) params.temperature = 0.0f;
-      const auto logits = normal_logits(vocab_size, 3.0f, random());
-      const auto given = normal_logits(vocab_size, 3.0f, random());
+      const auto logits = random_values(vocab_size, random(), 3.0f);
+      const auto given = random_values(vocab_size, random(), 3.0f);
       const auto expected = sampler_.sample_one(given, params, LogprobsMode::kProcessed);
       params.given_logits = given.data();
       const auto processed = sampler_.sample_one(logits, params, LogprobsMode::kProcessed);
@@ -274,7 +276,7 @@ TEST_P(Sampling, GivenLogitsAreProcessedInsteadOfTheRows) {
 TEST_P(Sampling, RanksAndTopTokensMatchBruteForce) {
   for (const int vocab_size : {1, 3, 64, 1000, 20000}) {
     for (const bool ties : {false, true}) {
-      auto logits = normal_logits(vocab_size, 2.0f, 10);
+      auto logits = random_values(vocab_size, 10, 2.0f);
       if (ties) logits = stepped(logits);
       std::vector<int32_t> order(vocab_size);
       std::iota(order.begin(), order.end(), 0);
@@ -311,7 +313,7 @@ TEST_P(Sampling, ProcessedTopTokensFillUpWithMaskedOnesById) {
 }
 
 TEST_P(Sampling, GreedyProcessedLogprobsLeaveTheTemperatureOut) {
-  const auto logits = normal_logits(300, 2.0f, 11);
+  const auto logits = random_values(300, 11, 2.0f);
   const std::vector<std::pair<int32_t, float>> bias = {{7, 2.5f}};
   const SampleRow params = {.temperature = 0.0f,
                             .top_k = 3,
@@ -352,7 +354,7 @@ TEST_P(Sampling, BadLogitsNeverLeaveTheVocabularyOrWinOverGoodOnes) {
         EXPECT_EQ(good.token_id, vocab_size / 2);
         EXPECT_EQ(good.logprobs[0].logprob, 0.0f);
         EXPECT_EQ(good.logprobs[0].rank, 1);
-        std::vector<float> infinite = normal_logits(vocab_size, 1.0f, 13);
+        std::vector<float> infinite = random_values(vocab_size, 13);
         infinite[vocab_size - 1] = kInf;
         EXPECT_EQ(sampler_.sample_one(infinite, params, mode).token_id, vocab_size - 1);
       }
@@ -363,7 +365,7 @@ TEST_P(Sampling, BadLogitsNeverLeaveTheVocabularyOrWinOverGoodOnes) {
 TEST_P(Sampling, MasksThatLeaveNothingGiveTheLowestPermittedToken) {
   const std::vector<int32_t> allowed = {3, 6, 7}, some = {3}, all = {7, 3, 6}, first = {0, 1};
   const std::vector<float> nans(10, kNan);
-  const auto logits = normal_logits(10, 1.0f, 14);
+  const auto logits = random_values(10, 14);
   for (const float temperature : {0.0f, 1.0f}) {
     const auto token = [&](const std::vector<float>& x, std::span<const int32_t> allow,
                            std::span<const int32_t> ban) {
@@ -391,7 +393,7 @@ TEST_P(Sampling, ARowIsTheSameBitForBitInAnyBatchOnAnyThreads) {
     rows.back().num_logprobs = 7;
     rows.back().num_candidates = i % 5;
     rows.back().noise_stream = static_cast<uint32_t>(i % 3);
-    const auto row = normal_logits(kVocabSize, 3.0f, random());
+    const auto row = random_values(kVocabSize, random(), 3.0f);
     logits.insert(logits.end(), row.begin(), row.end());
   }
   // Three out of four rows report their distribution, where `first_row` of the table begins.
@@ -431,13 +433,13 @@ TEST_P(Sampling, AllocatesNothingOnceWarm) {
                                  {.min_p = 0.01f},
                                  {.num_logprobs = 5, .want_logprobs = true},
                                  {.temperature = 0.7f, .num_candidates = 8}};
-  std::vector<float> logits = normal_logits(kVocabSize * static_cast<int>(rows.size()), 2.0f, 16);
+  std::vector<float> logits = random_values(kVocabSize * static_cast<int>(rows.size()), 16, 2.0f);
   std::vector<SampleResult> results(rows.size());
   const SampleArgs args = {
       .logits = logits.data(), .rows = rows, .vocab_size = kVocabSize, .results = results};
-  sampler_.sample_in_place(args);
+  sampler_.run(args);
   const int64_t before = testing::num_allocations();
-  for (int i = 0; i < 10; ++i) sampler_.sample_in_place(args);
+  for (int i = 0; i < 10; ++i) sampler_.run(args);
   EXPECT_EQ(testing::num_allocations(), before);
 }
 
@@ -447,7 +449,7 @@ TEST_P(Sampling, InstructionSetsAgree) {
   int num_different = 0;
   for (int i = 0; i < 400; ++i) {
     const RandomRow row(3000, random);
-    const auto logits = normal_logits(3000, 2.0f, random());
+    const auto logits = random_values(3000, random(), 2.0f);
     SampleRow greedy = row.params;
     greedy.temperature = 0.0f;
     EXPECT_EQ(sampler_.sample_one(logits, greedy).token_id,

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "specdec/error.h"
-#include "testing/cuda_devices.h"
+#include "testing/device_kinds.h"
 #include "testing/paged_world.h"
 
 namespace specdec::cuda::testing {

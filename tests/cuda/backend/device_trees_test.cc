@@ -12,7 +12,7 @@
 #include "engine/request.h"
 #include "runtime/draft_model_drafter.h"
 #include "speculation/draft_tree.h"
-#include "testing/cuda_devices.h"
+#include "testing/device_kinds.h"
 #include "testing/device_loop_world.h"
 
 namespace specdec {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "testing/cuda_devices.h"
+#include "testing/device_kinds.h"
 #include "testing/fp8_matrix.h"
 #include "testing/quantized_matrix.h"
 #include "testing/quantized_world.h"
@@ -17,12 +17,12 @@ using specdec::testing::e4m3_value;
 using specdec::testing::Fp8Matrix;
 using specdec::testing::is_e4m3_nan;
 using specdec::testing::QuantizedMatrix;
+using specdec::testing::random_values;
+using specdec::testing::rounded;
+using specdec::testing::to_bits;
+using specdec::testing::view_of;
 using testing::DeviceKind;
 using testing::expect_products;
-using testing::from_act;
-using testing::random_values;
-using testing::to_act;
-using testing::view_of;
 using World = testing::QuantizedWorld;
 
 // Scales of a matrix [num_n, num_k]: one, one an output, one a block.
@@ -157,10 +157,8 @@ TEST_P(CudaFp8, FloatsBecomeTheNearest) {
   values[7 * k] = -448.0f;
   expect_nearest(world, view_of(values, n), values);
   for (DType dtype : {DType::kBF16, DType::kF16}) {
-    const std::vector<uint16_t> bits = to_act(values, dtype);
-    std::vector<float> rounded;
-    for (uint16_t element : bits) rounded.push_back(from_act(element, dtype));
-    expect_nearest(world, {.values = {bits.data(), dtype, {n, k}}}, rounded);
+    const std::vector<uint16_t> bits = to_bits(values, dtype);
+    expect_nearest(world, {.values = {bits.data(), dtype, {n, k}}}, rounded(values, dtype));
   }
 }
 
@@ -209,18 +207,12 @@ TEST_P(CudaFp8, GatesAndUpsHaveScalesOfTheirOwn) {
         world.backend->pack_linear({.parts = views, .format = format, .gated = true});
     for (int rows : {1, 5, 20}) {
       const std::vector<float> x = random_values(rows * k, 3, 0.3f);
-      const Buffer in = world.upload(x);
-      Buffer out = world.backend->allocate(rows * inner * 2, "test");
-      world.backend->activated_linear({.weight = packed.get(),
-                                       .in = {.x = in.data(), .num_rows = rows},
-                                       .activation = Activation::kRelu,
-                                       .out = out.data()});
-      const std::vector<uint16_t> bits = world.download<uint16_t>(out, rows * inner);
+      const std::vector<uint16_t> bits = world.gated(*packed, x, rows, Activation::kRelu);
       const std::vector<float> gates = world.linear(*world.pack(views[0], format), x.data(), rows);
       const std::vector<float> ups = world.linear(*world.pack(views[1], format), x.data(), rows);
       for (size_t i = 0; i < bits.size(); ++i) {
         const float expected = std::max(gates[i], 0.0f) * ups[i];
-        ASSERT_EQ(bits[i], to_act({expected}, act)[0]) << name_of(format) << " at " << i;
+        ASSERT_EQ(bits[i], to_bits(expected, act)) << name_of(format) << " at " << i;
       }
     }
   }

@@ -4,47 +4,34 @@
 
 #include <cmath>
 #include <cstring>
-#include <numeric>
 #include <random>
 
 #include "cpu/cpu_backend.h"
-#include "testing/cuda_devices.h"
+#include "testing/device_kinds.h"
 #include "testing/oracle/operations.h"
+#include "testing/values.h"
 
 namespace specdec::cuda {
 namespace {
 
+using specdec::testing::random_values;
+using specdec::testing::rounded;
+using specdec::testing::to_bits;
 using testing::DeviceKind;
-
-std::vector<float> random_values(std::mt19937& random, int64_t count, float scale) {
-  std::normal_distribution<float> normal(0.0f, scale);
-  std::vector<float> values(count);
-  for (float& value : values) value = normal(random);
-  return values;
-}
-
-uint16_t to_act(float value, DType dtype) {
-  return dtype == DType::kBF16 ? to_bfloat16(value).bits : float_to_half(value);
-}
-float rounded(float value, DType dtype) {
-  const uint16_t bits = to_act(value, dtype);
-  return dtype == DType::kBF16 ? to_float(BFloat16{bits}) : half_to_float(bits);
-}
 
 struct Shape {
   int num_experts, hidden, inner;
 };
 
 // A backend with the experts of one layer.
-class World {
- public:
+struct World : testing::BackendWorld {
   World(DeviceKind kind, DType dtype, const Shape& shape, WeightFormat format = WeightFormat::kAct)
-      : backend(testing::make_backend(kind, dtype)), dtype(dtype), shape(shape) {
+      : BackendWorld(kind, dtype), dtype(dtype), shape(shape) {
     std::mt19937 random(5);
     const int64_t count = int64_t{shape.inner} * shape.hidden;
     for (int expert = 0; expert < shape.num_experts; ++expert) {
-      gate_up_values.push_back(rounded_values(random, 2 * count));
-      down_values.push_back(rounded_values(random, count));
+      gate_up_values.push_back(rounded(random_values(random, 2 * count, 0.2f), dtype));
+      down_values.push_back(rounded(random_values(random, count, 0.2f), dtype));
       const float* gate = gate_up_values.back().data();
       const WeightView gate_up_views[] = {
           {.values = {gate, DType::kF32, {shape.inner, shape.hidden}}},
@@ -59,24 +46,6 @@ class World {
     }
   }
 
-  template <class T>
-  Buffer upload(const std::vector<T>& values) {
-    Buffer buffer = backend->allocate(values.size() * sizeof(T), "test");
-    backend->stream().copy_to_device(buffer.data(), values.data(), values.size() * sizeof(T));
-    backend->stream().synchronize();
-    return buffer;
-  }
-  std::vector<float> download(const Buffer& buffer) {
-    std::vector<float> values(buffer.size_bytes() / sizeof(float));
-    backend->stream().copy_to_host(values.data(), buffer.data(), buffer.size_bytes());
-    backend->stream().synchronize();
-    return values;
-  }
-  std::vector<uint16_t> as_act(const std::vector<float>& values) const {
-    std::vector<uint16_t> bits;
-    for (float value : values) bits.push_back(to_act(value, dtype));
-    return bits;
-  }
   MoeArgs args(int top_k, bool renormalize, int num_rows) const {
     return {.gate_up = gate_up,
             .down = down,
@@ -88,28 +57,20 @@ class World {
   std::vector<float> run(const std::vector<float>& logits, const std::vector<float>& x,
                          const std::vector<float>& residual, int top_k, bool renormalize = true) {
     MoeArgs args = this->args(top_k, renormalize, static_cast<int>(x.size()) / shape.hidden);
-    const Buffer device_logits = upload(logits), device_x = upload(as_act(x));
+    const Buffer device_logits = upload(logits), device_x = upload(to_bits(x, dtype));
     Buffer out = upload(residual);
     args.router_logits = device_logits.as<float>();
     args.x = device_x.data();
     args.out = out.as<float>();
     backend->moe(args);
-    return download(out);
+    return download<float>(out);
   }
 
-  std::unique_ptr<CudaBackend> backend;
   DType dtype;
   Shape shape;
   std::vector<std::vector<float>> gate_up_values, down_values;
   std::vector<std::unique_ptr<PackedLinear>> owned;
   std::vector<const PackedLinear*> gate_up, down;
-
- private:
-  std::vector<float> rounded_values(std::mt19937& random, int64_t count) const {
-    std::vector<float> values = random_values(random, count, 0.2f);
-    for (float& value : values) value = rounded(value, dtype);
-    return values;
-  }
 };
 
 class CudaMoe : public ::testing::TestWithParam<DeviceKind> {};
@@ -125,10 +86,9 @@ TEST_P(CudaMoe, MatchesReferenceAndAddsToTheResidual) {
           const bool renormalize = num_rows != 11;
           const std::vector<float> logits =
               random_values(random, num_rows * shape.num_experts, 2.0f);
-          std::vector<float> x = random_values(random, num_rows * shape.hidden, 1.0f);
-          for (float& value : x) value = rounded(value, dtype);
+          const std::vector<float> x =
+              rounded(random_values(random, num_rows * shape.hidden), dtype);
           const std::vector<float> residual = random_values(random, x.size(), 1.0f);
-          // The reference knows no float16: float32 holds the rounded values as well.
           MoeArgs args = world.args(top_k, renormalize, num_rows);
           args.router_logits = logits.data();
           args.x = x.data();
@@ -166,10 +126,11 @@ TEST_P(CudaMoe, ExpertsOfCodesMatchTheirProducts) {
       for (int row = 0; row < num_rows; ++row) {
         const float* mine = logits.data() + row * shape.num_experts;
         const int64_t expert = std::max_element(mine, mine + shape.num_experts) - mine;
-        const Buffer in = world.upload(world.as_act(
-            {rows.begin() + row * shape.hidden, rows.begin() + (row + 1) * shape.hidden}));
-        Buffer act = world.backend->allocate(shape.inner * 2, "test");
-        Buffer alone = world.backend->allocate(shape.hidden * sizeof(float), "test");
+        const Buffer in = world.upload(
+            to_bits({rows.begin() + row * shape.hidden, rows.begin() + (row + 1) * shape.hidden},
+                    world.dtype));
+        Buffer act = world.allocate<uint16_t>(shape.inner);
+        Buffer alone = world.allocate<float>(shape.hidden);
         world.backend->activated_linear(
             {.weight = world.gate_up[expert],
              .in = {.x = in.data(), .dtype = DType::kF16, .num_rows = 1},
@@ -177,7 +138,7 @@ TEST_P(CudaMoe, ExpertsOfCodesMatchTheirProducts) {
         world.backend->linear({.weight = world.down[expert],
                                .in = {.x = act.data(), .dtype = DType::kF16, .num_rows = 1},
                                .out = alone.as<float>()});
-        const std::vector<float> expected = world.download(alone);
+        const std::vector<float> expected = world.download<float>(alone);
         ASSERT_EQ(0, std::memcmp(expected.data(), &out[row * shape.hidden],
                                  expected.size() * sizeof(float)))
             << "row " << row << " of " << num_rows << ' ' << name_of(format);
@@ -259,7 +220,7 @@ TEST_P(CudaMoe, CapturedStepsFollowTheRouting) {
   world.run(first_logits, x, zeros, 2);  // workspaces are there
 
   Buffer logits = world.upload(first_logits);
-  const Buffer device_x = world.upload(world.as_act(x));
+  const Buffer device_x = world.upload(to_bits(x, world.dtype));
   Buffer out = world.upload(zeros);
   MoeArgs args = world.args(2, true, num_rows);
   args.router_logits = logits.as<float>();
@@ -274,7 +235,7 @@ TEST_P(CudaMoe, CapturedStepsFollowTheRouting) {
     stream.copy_to_device(logits.data(), new_logits.data(), logits.size_bytes());
     stream.copy_to_device(out.data(), zeros.data(), out.size_bytes());
     stream.launch(*graph);
-    const std::vector<float> captured = world.download(out);
+    const std::vector<float> captured = world.download<float>(out);
     EXPECT_EQ(captured, world.run(new_logits, x, zeros, 2)) << replay;
   }
 }

@@ -4,29 +4,19 @@
 
 #include <cmath>
 #include <cstring>
-#include <numeric>
-#include <random>
 
-#include "testing/cuda_devices.h"
+#include "testing/device_kinds.h"
 #include "testing/oracle/operations.h"
+#include "testing/values.h"
 
 namespace specdec::cuda {
 namespace {
 
+using specdec::testing::random_values;
+using specdec::testing::rounded;
+using specdec::testing::rounding_unit;
+using specdec::testing::view_of;
 using testing::DeviceKind;
-
-std::vector<float> random_values(int64_t count, uint32_t seed, float scale = 1.0f) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal(0.0f, scale);
-  std::vector<float> values(count);
-  for (float& value : values) value = normal(generator);
-  return values;
-}
-
-double element(const uint8_t* data, DType dtype, int64_t index) {
-  if (dtype != DType::kF16) return reference::element(data, dtype, index);
-  return half_to_float(reinterpret_cast<const uint16_t*>(data)[index]);
-}
 
 class CudaPointwise : public ::testing::TestWithParam<DeviceKind> {
  protected:
@@ -48,7 +38,7 @@ class CudaPointwise : public ::testing::TestWithParam<DeviceKind> {
     args.norm.bias = bias.as<float>();
     args.out = out.data();
     world.backend->norm(args);
-    return world.download<uint8_t>(out, count * size_of(args.out_dtype));
+    return world.download<uint8_t>(out);
   }
 
   static std::vector<float> embed(World& world, const EmbeddingTable& table,
@@ -63,7 +53,7 @@ class CudaPointwise : public ::testing::TestWithParam<DeviceKind> {
                           .num_rows = static_cast<int>(ids.size()),
                           .index_offset = offset,
                           .accumulate = !onto.empty()});
-    return world.download<float>(out, count);
+    return world.download<float>(out);
   }
 };
 
@@ -90,11 +80,9 @@ TEST_P(CudaPointwise, NormsMatchReference) {
                                  .dim = dim};
           const std::vector<uint8_t> out = norm(world, args);
           const std::vector<double> expected = reference::norm(args);
-          const double rounding = out_dtype == DType::kF32    ? 0.0
-                                  : out_dtype == DType::kBF16 ? 0x1p-8
-                                                              : 0x1p-11;
+          const double rounding = out_dtype == DType::kF32 ? 0.0 : rounding_unit(out_dtype);
           for (size_t i = 0; i < expected.size(); ++i) {
-            const double value = element(out.data(), out_dtype, static_cast<int64_t>(i));
+            const double value = reference::element(out.data(), out_dtype, static_cast<int64_t>(i));
             ASSERT_NEAR(value, expected[i], (2e-6 + rounding) * std::abs(expected[i]) + 1e-5)
                 << "element " << i << " of " << dim;
           }
@@ -126,7 +114,8 @@ TEST_P(CudaPointwise, LookupsGiveTheRowsOfTheTable) {
     World world(GetParam(), act);
     for (int64_t dim : {1, 31, 64, 300}) {
       const std::vector<float> values = random_values(num_embeddings * dim, 1);
-      const WeightView view = {.values = {values.data(), DType::kF32, {num_embeddings, dim}}};
+      const std::vector<float> stored = rounded(values, act);
+      const WeightView view = view_of(values, num_embeddings);
       const auto packed = world.backend->pack_linear({.parts = {&view, 1}});
       const auto tied = world.backend->embedding_from(*packed);
       const auto own = world.backend->make_embedding(view, WeightFormat::kAct);
@@ -136,10 +125,7 @@ TEST_P(CudaPointwise, LookupsGiveTheRowsOfTheTable) {
       for (const EmbeddingTable* table : {tied.get(), own.get()}) {
         const std::vector<float> out = embed(world, *table, ids);
         for (size_t i = 0; i < out.size(); ++i) {
-          const float value = values[ids[i / dim] * dim + i % dim];
-          const float expected = act == DType::kBF16 ? to_float(to_bfloat16(value))
-                                                     : half_to_float(float_to_half(value));
-          ASSERT_EQ(out[i], expected) << i << " of " << dim;
+          ASSERT_EQ(out[i], stored[ids[i / dim] * dim + i % dim]) << i << " of " << dim;
         }
       }
     }
@@ -150,7 +136,7 @@ TEST_P(CudaPointwise, LookupsShiftIdsAndAdd) {
   World world(GetParam(), DType::kBF16);
   const int64_t dim = 20;
   const std::vector<float> values = random_values(9 * dim, 1);
-  const WeightView view = {.values = {values.data(), DType::kF32, {9, dim}}};
+  const WeightView view = view_of(values, 9);
   const auto table = world.backend->make_embedding(view, WeightFormat::kAct);
   const std::vector<float> plain = embed(world, *table, {2, 8});
   EXPECT_EQ(embed(world, *table, {0, 6}, 2), plain);

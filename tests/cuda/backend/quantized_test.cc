@@ -7,7 +7,8 @@
 #include <span>
 
 #include "cpu/cpu_backend.h"
-#include "testing/cuda_devices.h"
+#include "testing/cuda_qkv.h"
+#include "testing/device_kinds.h"
 #include "testing/oracle/operations.h"
 #include "testing/quantized_matrix.h"
 #include "testing/quantized_world.h"
@@ -15,13 +16,13 @@
 namespace specdec::cuda {
 namespace {
 
+using specdec::testing::from_bits;
 using specdec::testing::QuantizedMatrix;
+using specdec::testing::random_values;
+using specdec::testing::to_bits;
+using specdec::testing::view_of;
 using testing::DeviceKind;
 using testing::expect_products;
-using testing::from_act;
-using testing::random_values;
-using testing::to_act;
-using testing::view_of;
 using World = testing::QuantizedWorld;
 
 constexpr WeightFormat kFormats[] = {WeightFormat::kInt8,           WeightFormat::kInt8Grouped,
@@ -69,7 +70,7 @@ TEST_P(CudaQuantized, FloatsBecomeTheCodesOfTheCpu) {
     for (int64_t i = 7 * k; i < 8 * k; ++i) values[i] = 0.75f;  // all alike
     expect_same_codes(world, view_of(values, 19));
     for (DType dtype : {DType::kBF16, DType::kF16}) {
-      const std::vector<uint16_t> bits = to_act(random_values(19 * k, 2), dtype);
+      const std::vector<uint16_t> bits = to_bits(random_values(19 * k, 2), dtype);
       expect_same_codes(world, {.values = {bits.data(), dtype, {19, k}}});
     }
   }
@@ -193,18 +194,13 @@ TEST_P(CudaQuantized, GatedProductsAreThoseOfTheParts) {
     const auto packed =
         world.backend->pack_linear({.parts = views, .format = format, .gated = true});
     for (int rows : {1, 5}) {
-      const Buffer in = world.upload(std::vector<float>(x.begin(), x.begin() + rows * k));
-      Buffer out = world.backend->allocate(rows * inner * 2, "test");
-      world.backend->activated_linear({.weight = packed.get(),
-                                       .in = {.x = in.data(), .num_rows = rows},
-                                       .activation = Activation::kSilu,
-                                       .out = out.data()});
-      const std::vector<uint16_t> bits = world.download<uint16_t>(out, rows * inner);
+      const std::vector<uint16_t> bits =
+          world.gated(*packed, {x.begin(), x.begin() + rows * k}, rows, Activation::kSilu);
       const std::vector<float> gates = world.linear(*world.pack(views[0], format), x.data(), rows);
       const std::vector<float> ups = world.linear(*world.pack(views[1], format), x.data(), rows);
       for (size_t i = 0; i < bits.size(); ++i) {
         const double expected = reference::activate(Activation::kSilu, gates[i]) * ups[i];
-        ASSERT_NEAR(from_act(bits[i], act), expected, 1e-3 * std::abs(expected) + 1e-5)
+        ASSERT_NEAR(from_bits(bits[i], act), expected, 1e-3 * std::abs(expected) + 1e-5)
             << name_of(format) << " at " << i;
       }
     }
@@ -213,48 +209,23 @@ TEST_P(CudaQuantized, GatedProductsAreThoseOfTheParts) {
 
 // Queries, keys and values are what the plain product gives, rounded.
 TEST_P(CudaQuantized, HeadsAreTheProductsOfTheWholeMatrix) {
-  constexpr int kHeads = 3, kDim = 24, kRows = 9;
-  const int64_t n = (kHeads + 2) * kDim, k = 96;
+  constexpr int kRows = 9, kK = 96;
+  const testing::QkvShape shape = {.num_heads = 3, .num_kv_heads = 1, .head_dim = 24};
   const DType act = DType::kBF16;
-  const std::vector<float> x = random_values(kRows * k, 2);
-  std::vector<int32_t> positions;
-  std::vector<int64_t> slots;
-  for (int i = 0; i < kRows; ++i) positions.push_back(i), slots.push_back(16 + i);
+  const testing::QkvWorld rows(shape, act, kRows, kK);
   World world(GetParam(), act);
-  const Buffer in = world.upload(x);
-  const Buffer device_positions = world.upload(positions), device_slots = world.upload(slots);
-  const BatchView batch{.num_requests = 1,
-                        .num_rows = kRows,
-                        .positions = device_positions.as<int32_t>(),
-                        .slot_mapping = device_slots.as<int64_t>()};
   for (WeightFormat format : kFormats) {
-    const auto packed = world.pack(view_of(random_values(n * k, 1), n), format);
-    const size_t kv_count = 2 * 16 * kDim;
-    Buffer keys = world.backend->allocate(kv_count * 2, "test");
-    Buffer values = world.backend->allocate(kv_count * 2, "test");
-    Buffer q = world.backend->allocate(kRows * kHeads * kDim * 2, "test");
-    world.backend->project_qkv({.weight = packed.get(),
-                                .in = {.x = in.data(), .num_rows = kRows},
-                                .num_heads = kHeads,
-                                .batch = &batch,
-                                .kv = {.keys = keys.data(),
-                                       .values = values.data(),
-                                       .dtype = act,
-                                       .num_blocks = 2,
-                                       .block_size = 16,
-                                       .num_kv_heads = 1,
-                                       .head_dim = kDim},
-                                .q = q.data()});
-    const std::vector<uint16_t> expected = to_act(world.linear(*packed, x.data(), kRows), act);
-    const std::vector<uint16_t> queries = world.download<uint16_t>(q, kRows * kHeads * kDim);
-    const std::vector<uint16_t> stored = world.download<uint16_t>(values, kv_count);
+    const auto packed = world.pack(view_of(rows.matrix(), shape.num_outputs()), format);
+    const testing::QkvResult result = rows.run(world, *packed, kRows);
+    const std::vector<uint16_t> expected =
+        to_bits(world.linear(*packed, rows.x().data(), kRows), act);
+    const size_t q_size = shape.num_heads * shape.head_dim, num_n = shape.num_outputs();
     for (int row = 0; row < kRows; ++row) {
-      EXPECT_EQ(0, std::memcmp(&queries[row * kHeads * kDim], &expected[row * n],
-                               kHeads * kDim * sizeof(uint16_t)))
+      EXPECT_EQ(0, std::memcmp(&result.q[row * q_size], &expected[row * num_n], q_size * 2))
           << name_of(format);
-      // Values lie [block][head][slot][dim].
-      EXPECT_EQ(0, std::memcmp(&stored[(16 + row) * kDim], &expected[row * n + (kHeads + 1) * kDim],
-                               kDim * sizeof(uint16_t)))
+      const std::vector<uint8_t> value = rows.cached(result.values, rows.slot(row), 0);
+      EXPECT_EQ(0, std::memcmp(value.data(), &expected[row * num_n + q_size + shape.head_dim],
+                               value.size()))
           << name_of(format);
     }
   }

@@ -13,17 +13,18 @@
 
 #include "testing/captured.h"
 #include "testing/chi_square.h"
-#include "testing/cuda_devices.h"
+#include "testing/device_kinds.h"
 #include "testing/oracle/sampler.h"
 #include "testing/sampler_harness.h"
 #include "testing/sampler_rows.h"
+#include "testing/values.h"
 
 namespace specdec::cuda {
 namespace {
 
 using specdec::testing::chi_square_test;
 using specdec::testing::describe;
-using specdec::testing::normal_logits;
+using specdec::testing::random_values;
 using specdec::testing::RandomRow;
 using specdec::testing::SamplerHarness;
 
@@ -34,31 +35,27 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr double kAccept = 1e-4;
 constexpr double kRefuse = 1e-12;
 
-// Logits of many rows on the device, sampled there.
+// The device's sampler; logits are copied there.
+class DeviceSampler final : public specdec::testing::RowSampler {
+ public:
+  explicit DeviceSampler(testing::DeviceKind kind) : world_(kind, DType::kBF16) {}
+
+  CudaBackend& backend() { return *world_.backend; }
+  void run(const SampleArgs& args) override {
+    const size_t count = args.rows.size() * args.vocab_size;
+    Buffer logits = world_.upload(std::vector<float>(args.logits, args.logits + count));
+    SampleArgs on_device = args;
+    on_device.logits = logits.as<float>();
+    world_.backend->sample(on_device);
+  }
+
+ private:
+  testing::BackendWorld world_;
+};
+
 class Sampling : public ::testing::TestWithParam<testing::DeviceKind> {
  protected:
-  std::vector<SampleResult> sample(const std::vector<float>& logits,
-                                   std::span<const SampleRow> rows,
-                                   LogprobsMode mode = LogprobsMode::kRaw) {
-    Buffer on_device = backend_->allocate(logits.size() * sizeof(float), "test");
-    Stream& stream = backend_->stream();
-    stream.copy_to_device(on_device.data(), logits.data(), logits.size() * sizeof(float));
-    stream.synchronize();
-    std::vector<SampleResult> results(rows.size());
-    backend_->sample({.logits = on_device.as<float>(),
-                      .rows = rows,
-                      .vocab_size = static_cast<int>(logits.size() / rows.size()),
-                      .logprobs_mode = mode,
-                      .results = results});
-    return results;
-  }
-
-  SampleResult sample_one(const std::vector<float>& logits, const SampleRow& row,
-                          LogprobsMode mode = LogprobsMode::kRaw) {
-    return sample(logits, std::span(&row, 1), mode).front();
-  }
-
-  std::unique_ptr<CudaBackend> backend_ = testing::make_backend(GetParam(), DType::kBF16);
+  DeviceSampler device_{GetParam()};
   SamplerHarness cpu_;
 };
 
@@ -88,7 +85,7 @@ struct RandomRows {
       if (coin()) distributions[i].resize(vocab_size);
       params.distribution = distributions[i].empty() ? nullptr : distributions[i].data();
       rows.push_back(params);
-      std::vector<float> some = normal_logits(vocab_size, i % 4 == 3 ? 0.3f : 3.0f, random());
+      std::vector<float> some = random_values(vocab_size, random(), i % 4 == 3 ? 0.3f : 3.0f);
       if (i % 3 == 0) {  // ties
         for (float& x : some) x = std::round(x * 8) / 8;
       }
@@ -147,7 +144,7 @@ TEST_P(Sampling, RandomRowsGiveWhatTheCpuGives) {
        {std::pair{1, 6}, {2, 8}, {17, 16}, {65, 12}, {1000, 12}, {4099, 8}, {9001, 6}}) {
     for (const LogprobsMode mode : {LogprobsMode::kRaw, LogprobsMode::kProcessed}) {
       RandomRows rows(vocab_size, count, random);
-      const auto device = sample(rows.logits, rows.rows, mode);
+      const auto device = device_.sample(rows.logits, rows.rows, mode);
       const std::vector<std::vector<float>> distributions = rows.distributions;
       const auto cpu = cpu_.sample(rows.logits, rows.rows, mode);
       for (int i = 0; i < count; ++i) {
@@ -179,7 +176,7 @@ TEST_P(Sampling, LogitsModesReportTheLogitsTheCpuReports) {
         row.want_logprobs = true;
         row.top_p = 1.0f;
       }
-      const auto device = sample(rows.logits, rows.rows, mode);
+      const auto device = device_.sample(rows.logits, rows.rows, mode);
       const auto cpu = cpu_.sample(rows.logits, rows.rows, mode);
       for (int i = 0; i < count; ++i) {
         ASSERT_EQ(device[i].logprobs.size(), cpu[i].logprobs.size());
@@ -198,12 +195,12 @@ TEST_P(Sampling, GivenLogitsAreProcessedInsteadOfTheRows) {
   for (const auto& [vocab_size, count] : {std::pair{17, 12}, {4099, 6}}) {
     for (const LogprobsMode mode : {LogprobsMode::kRaw, LogprobsMode::kProcessed}) {
       RandomRows rows(vocab_size, count, random);
-      const auto given = normal_logits(vocab_size * count, 3.0f, random());
+      const auto given = random_values(vocab_size * count, random(), 3.0f);
       for (int i = 0; i < count; ++i) {
         rows.rows[i].top_p = 1.0f;
         if (i % 3 != 0) rows.rows[i].given_logits = given.data() + int64_t{i} * vocab_size;
       }
-      const auto device = sample(rows.logits, rows.rows, mode);
+      const auto device = device_.sample(rows.logits, rows.rows, mode);
       const auto cpu = cpu_.sample(rows.logits, rows.rows, mode);
       for (int i = 0; i < count; ++i) {
         expect_same(device[i], cpu[i],
@@ -216,12 +213,12 @@ TEST_P(Sampling, GivenLogitsAreProcessedInsteadOfTheRows) {
 TEST_P(Sampling, ARowDoesNotDependOnItsNeighbours) {
   std::mt19937 random(2);
   RandomRows rows(777, 9, random);
-  const auto together = sample(rows.logits, rows.rows, LogprobsMode::kProcessed);
+  const auto together = device_.sample(rows.logits, rows.rows, LogprobsMode::kProcessed);
   const std::vector<std::vector<float>> distributions = rows.distributions;
   for (size_t i = 0; i < rows.rows.size(); ++i) {
     const std::vector<float> logits(rows.logits.begin() + i * 777,
                                     rows.logits.begin() + (i + 1) * 777);
-    const auto alone = sample_one(logits, rows.rows[i], LogprobsMode::kProcessed);
+    const auto alone = device_.sample_one(logits, rows.rows[i], LogprobsMode::kProcessed);
     EXPECT_EQ(describe(alone), describe(together[i])) << i;
     EXPECT_EQ(rows.distributions[i], distributions[i]) << i;
   }
@@ -231,7 +228,7 @@ TEST_P(Sampling, TruncationsWithMoreTokensThanAList) {
   // Equal logits, and a flat row of many more tokens than the list of candidates holds.
   const int vocab_size = 5200;
   std::vector<float> logits(vocab_size, 0.5f);
-  const auto flat = normal_logits(vocab_size, 0.2f, 3);
+  const auto flat = random_values(vocab_size, 3, 0.2f);
   logits.insert(logits.end(), flat.begin(), flat.end());
   for (const SampleRow& row :
        {SampleRow{.top_p = 0.25f, .seed = 4, .num_candidates = 3},
@@ -240,7 +237,7 @@ TEST_P(Sampling, TruncationsWithMoreTokensThanAList) {
     SampleRow params = row;
     params.num_candidates = std::min(row.num_candidates, kMaxListed);
     const std::vector<SampleRow> rows(2, params);
-    const auto device = sample(logits, rows, LogprobsMode::kProcessed);
+    const auto device = device_.sample(logits, rows, LogprobsMode::kProcessed);
     const auto cpu = cpu_.sample(logits, rows, LogprobsMode::kProcessed);
     for (int i = 0; i < 2; ++i) expect_same(device[i], cpu[i], std::to_string(i));
   }
@@ -251,7 +248,7 @@ TEST_P(Sampling, RowsWithoutAnythingToChooseFrom) {
   std::vector<int32_t> all(9);
   std::iota(all.begin(), all.end(), 0);
   const std::vector<int32_t> banned = {1, 0, 3}, allowed = {3, 5, 8}, single = {3};
-  std::vector<float> normal = normal_logits(9, 1.0f, 4);
+  std::vector<float> normal = random_values(9, 4);
   for (const std::vector<float>& row_logits : {logits, normal}) {
     for (const float temperature : {0.0f, 1.0f}) {
       for (const float top_p : {1.0f, 0.5f}) {
@@ -274,7 +271,7 @@ TEST_P(Sampling, RowsWithoutAnythingToChooseFrom) {
                            .want_logprobs = true};
           for (const LogprobsMode mode : {LogprobsMode::kRaw, LogprobsMode::kProcessed}) {
             row.distribution = distribution.data();
-            const auto device = sample_one(row_logits, row, mode);
+            const auto device = device_.sample_one(row_logits, row, mode);
             row.distribution = expected.data();
             expect_same(device, cpu_.sample_one(row_logits, row, mode), "degenerate");
             for (int i = 0; i < 9; ++i) EXPECT_NEAR(distribution[i], expected[i], 1e-6);
@@ -292,13 +289,13 @@ TEST_P(Sampling, GreedyTakesTheFirstMaximumWhereverItStands) {
     std::vector<int> places;
     for (const int place : {0, 1, vocab_size / 2, vocab_size - 2, vocab_size - 1}) {
       if (place < 0 || place >= vocab_size) continue;
-      std::vector<float> row = normal_logits(vocab_size, 1.0f, 3);
+      std::vector<float> row = random_values(vocab_size, 3);
       for (int i = place; i < vocab_size; i += 40) row[i] = 9.0f;
       logits.insert(logits.end(), row.begin(), row.end());
       rows.push_back({.temperature = 0});
       places.push_back(place);
     }
-    const auto results = sample(logits, rows);
+    const auto results = device_.sample(logits, rows);
     for (size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(results[i].token_id, places[i]);
   }
 }
@@ -312,7 +309,8 @@ TEST_P(Sampling, InfinitiesAndHugeLogitsAreNumbers) {
                            .num_logprobs = 6,
                            .want_logprobs = true};
     for (const LogprobsMode mode : {LogprobsMode::kRaw, LogprobsMode::kProcessed}) {
-      expect_same(sample_one(logits, row, mode), cpu_.sample_one(logits, row, mode), "huge");
+      expect_same(device_.sample_one(logits, row, mode), cpu_.sample_one(logits, row, mode),
+                  "huge");
     }
   }
 }
@@ -331,7 +329,7 @@ class Draws : public Sampling {
       all.insert(all.end(), logits.begin(), logits.end());
     }
     std::vector<int64_t> counts(logits.size());
-    for (const SampleResult& result : sample(all, rows)) ++counts[result.token_id];
+    for (const SampleResult& result : device_.sample(all, rows)) ++counts[result.token_id];
     const auto exact = reference::distribution(logits, params);
     return chi_square_test(counts, exact.probs).p_value;
   }
@@ -343,13 +341,13 @@ class Draws : public Sampling {
 };
 
 TEST_P(Draws, FollowTheDistribution) {
-  const auto logits = normal_logits(11, 1.5f, 8);
+  const auto logits = random_values(11, 8, 1.5f);
   EXPECT_GT(p_value(logits, {.temperature = 0.8f, .seed = 5}, next_position), kAccept);
   EXPECT_GT(p_value(logits, {.top_k = 7, .top_p = 0.9f, .seed = 6}, next_position), kAccept);
 }
 
 TEST_P(Draws, WithNoiseReusedAreRefused) {
-  const auto logits = normal_logits(11, 1.5f, 8);
+  const auto logits = random_values(11, 8, 1.5f);
   const auto reuse = [](SampleRow row, int i) {
     row.position = i / 40;
     return row;
@@ -428,7 +426,7 @@ class DeviceRows : public testing::CudaDeviceTest {
 TEST_P(DeviceRows, AreSampledInAGraphAsTheHostWouldSampleThem) {
   make_rows();
   const int num_padded = kRows + 3;  // a bucket
-  std::vector<float> logits = normal_logits(num_padded * kVocab, 1.0f, 22);
+  std::vector<float> logits = random_values(num_padded * kVocab, 22);
   std::vector<DeviceSampleRow> built;
   for (int row = 0; row < kRows; ++row) {
     for (int token = 0; token < 8; ++token) logits[row * kVocab + token] += 4.0f;

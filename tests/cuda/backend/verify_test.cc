@@ -12,7 +12,7 @@
 #include "speculation/verification.h"
 #include "testing/captured.h"
 #include "testing/chi_square.h"
-#include "testing/cuda_devices.h"
+#include "testing/device_kinds.h"
 #include "testing/toy_language.h"
 
 namespace specdec::cuda {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "speculation/verification.h"
-#include "testing/cuda_devices.h"
+#include "testing/device_kinds.h"
 #include "tests/cuda/common/noise_kernels.h"
 
 namespace specdec::cuda {

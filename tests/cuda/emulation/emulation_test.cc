@@ -12,7 +12,7 @@
 
 #include "cuda/gpu/rehearsal_stream.h"
 #include "specdec/error.h"
-#include "testing/cuda_devices.h"
+#include "testing/device_kinds.h"
 #include "tests/cuda/emulation/emulation_kernels.h"
 
 namespace specdec::cuda::testing {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/dtype.h"
-#include "testing/cuda_devices.h"
+#include "testing/device_kinds.h"
 #include "tests/cuda/emulation/ptx_conformance_kernels.h"
 
 namespace specdec::cuda::testing {

@@ -76,12 +76,14 @@ std::vector<int> visible_slots(const TreeAttentionArgs& args, int request, int i
 
 double element(const void* data, DType dtype, int64_t index) {
   if (dtype == DType::kF32) return static_cast<const float*>(data)[index];
+  if (dtype == DType::kF16) return half_to_float(static_cast<const uint16_t*>(data)[index]);
   SPECDEC_CHECK(dtype == DType::kBF16);
   return to_float(static_cast<const BFloat16*>(data)[index]);
 }
 
 double rounded(double value, DType dtype) {
   const float single = static_cast<float>(value);
+  if (dtype == DType::kF16) return half_to_float(float_to_half(single));
   return dtype == DType::kBF16 ? to_float(to_bfloat16(single)) : single;
 }
 

@@ -17,7 +17,7 @@ struct PlainKv {
   std::vector<double> values;  // the same
 };
 
-// Element `index` of an array of float32 or bfloat16.
+// Element `index` of an array of float32, bfloat16 or float16.
 double element(const void* data, DType dtype, int64_t index);
 // What `value` becomes when it is stored at `dtype`.
 double rounded(double value, DType dtype);

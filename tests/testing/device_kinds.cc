@@ -1,9 +1,9 @@
-#include "testing/cuda_devices.h"
+#include "testing/device_kinds.h"
 
 #include <cstdio>
 #include <stdexcept>
 
-#include "cuda/cuda_devices.h"
+#include "cuda/factory.h"
 #ifdef SPECDEC_CUDA_EMULATION
 #include "cuda/emulation/emulated_device.h"
 #endif

@@ -1,4 +1,5 @@
-// A GPU through the CUDA runtime. Every call names the device first: a thread may use several.
+// A GPU through the CUDA runtime. Every call sets the device first, because a thread may use
+// several.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -18,7 +19,7 @@
 namespace specdec::cuda {
 namespace {
 
-// Static and dynamic together; more must be asked for, function by function.
+// Static and dynamic shared memory together. A function that needs more must ask for it.
 constexpr size_t kSharedBytesForAll = 48 * 1024;
 constexpr int kFirstThatWaits = 90;  // compute capability: ptx::wait_for_previous
 
@@ -29,8 +30,8 @@ void check(cudaError_t status, const std::string& what) {
       str_cat(what, ": ", cudaGetErrorName(status), ": ", cudaGetErrorString(status)));
 }
 
-// For destructors. What is left when the process ends went with the runtime. After a kernel failed
-// every call fails alike: that is told once.
+// For destructors. Objects left at the end of the process are gone with the runtime already. After
+// a kernel has failed every call fails in the same way, so only the first failure is logged.
 void log_failure(cudaError_t status, const char* what) {
   if (status == cudaSuccess || status == cudaErrorCudartUnloading) return;
   static std::atomic<cudaError_t> last = cudaSuccess;
@@ -38,7 +39,7 @@ void log_failure(cudaError_t status, const char* what) {
   log_warning(str_cat(what, ": ", cudaGetErrorString(status)));
 }
 
-// A handle of the runtime and what destroys it.
+// A handle of the runtime and the function that destroys it.
 template <class Handle, cudaError_t (*kDestroy)(Handle)>
 class Owned {
  public:
@@ -56,7 +57,7 @@ class Owned {
   Handle handle_ = nullptr;
 };
 
-// What the streams of a device share.
+// Shared by the streams of a device.
 class Functions {
  public:
   void set(const LaunchSettings& settings) {
@@ -265,7 +266,7 @@ class CudaStream final : public Stream {
     select();
     check_with_work(cudaMemcpyAsync(to, from, size_bytes, kind, stream_.get()), what);
   }
-  // Kernels fail after their launch: what was launched last is the best name there is.
+  // Kernels fail some time after their launch, so the last launch is the best name there is.
   void check_with_work(cudaError_t status, const char* what) const {
     if (status == cudaSuccess) return;
     check(status, str_cat(what, " (launched last: ", last_work_, ")"));
@@ -326,7 +327,7 @@ class CudaDevice final : public Device {
       cudaSetDevice(index);
       log_failure(cudaFree(allocated), "cudaFree");
     });
-    // Waits for the zeros alone: to wait for the device would break what other threads capture.
+    // Waits only for the zeros: waiting for the device would break captures of other threads.
     check(cudaMemsetAsync(data, 0, size_bytes, clearing_.get()), "cudaMemsetAsync");
     check(cudaStreamSynchronize(clearing_.get()), "waiting for the GPU");
     return buffer;

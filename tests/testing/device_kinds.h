@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <ostream>
 #include <span>
@@ -45,7 +46,24 @@ inline std::string test_name(const ::testing::TestParamInfo<DeviceKind>& info) {
   return name_of(info.param);
 }
 
-// A fixture for tests on one device: `device`, `stream`, uploads and downloads.
+// Copies to the device and back; both wait for the stream.
+template <class T>
+Buffer upload(Device& device, Stream& stream, const std::vector<T>& values) {
+  const size_t num_bytes = values.size() * sizeof(T);
+  Buffer buffer = device.allocate(std::max<size_t>(1, num_bytes), "test");
+  stream.copy_to_device(buffer.data(), values.data(), num_bytes);
+  stream.synchronize();
+  return buffer;
+}
+template <class T>
+std::vector<T> download(Stream& stream, const Buffer& buffer) {
+  std::vector<T> values(buffer.size_bytes() / sizeof(T));
+  stream.copy_to_host(values.data(), buffer.data(), values.size() * sizeof(T));
+  stream.synchronize();
+  return values;
+}
+
+// A fixture for tests on one device.
 class CudaDeviceTest : public ::testing::TestWithParam<DeviceKind> {
  protected:
   CudaDeviceTest()
@@ -64,18 +82,11 @@ class CudaDeviceTest : public ::testing::TestWithParam<DeviceKind> {
   }
   template <class T>
   Buffer upload(const std::vector<T>& values) {
-    Buffer buffer = allocate<T>(values.size());
-    stream_->copy_to_device(buffer.data(), values.data(), values.size() * sizeof(T));
-    stream_->synchronize();
-    return buffer;
+    return testing::upload(*device_, *stream_, values);
   }
-  // Waits for the stream.
   template <class T>
   std::vector<T> download(const Buffer& buffer) {
-    std::vector<T> values(buffer.size_bytes() / sizeof(T));
-    stream_->copy_to_host(values.data(), buffer.data(), values.size() * sizeof(T));
-    stream_->synchronize();
-    return values;
+    return testing::download<T>(*stream_, buffer);
   }
 
  private:
@@ -86,22 +97,20 @@ class CudaDeviceTest : public ::testing::TestWithParam<DeviceKind> {
 
 // A backend and its memory.
 struct BackendWorld {
+  BackendWorld() = default;
   BackendWorld(DeviceKind kind, DType dtype) : backend(make_backend(kind, dtype)) {}
 
   template <class T>
-  Buffer upload(const std::vector<T>& values) {
-    Buffer buffer = backend->allocate(values.size() * sizeof(T), "test");
-    backend->stream().copy_to_device(buffer.data(), values.data(), values.size() * sizeof(T));
-    backend->stream().synchronize();
-    return buffer;
+  Buffer allocate(size_t count) {
+    return backend->allocate(count * sizeof(T), "test");
   }
-  // Waits for the stream.
   template <class T>
-  std::vector<T> download(const Buffer& buffer, size_t count) {
-    std::vector<T> values(count);
-    backend->stream().copy_to_host(values.data(), buffer.data(), count * sizeof(T));
-    backend->stream().synchronize();
-    return values;
+  Buffer upload(const std::vector<T>& values) {
+    return testing::upload(backend->device(), backend->stream(), values);
+  }
+  template <class T>
+  std::vector<T> download(const Buffer& buffer) {
+    return testing::download<T>(backend->stream(), buffer);
   }
 
   std::unique_ptr<CudaBackend> backend;

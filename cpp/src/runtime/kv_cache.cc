@@ -1,4 +1,4 @@
-#include "kv/kv_cache.h"
+#include "runtime/kv_cache.h"
 
 #include "core/check.h"
 #include "core/str_cat.h"

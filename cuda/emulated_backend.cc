@@ -1,6 +1,6 @@
 #include "cuda/backend/cuda_backend.h"
-#include "cuda/cuda_devices.h"
 #include "cuda/emulation/emulated_device.h"
+#include "cuda/factory.h"
 
 namespace specdec::cuda {
 
@@ -8,7 +8,7 @@ bool is_emulation_built() { return true; }
 
 namespace {
 
-// A small model, and a KV cache that is zeroed in no time.
+// Enough for a small model and a KV cache, and quickly zeroed.
 constexpr int64_t kMemoryBytes = int64_t{2} << 30;
 
 }  // namespace

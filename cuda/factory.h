@@ -1,5 +1,5 @@
-// What the registry asks of the CUDA side; defined by cuda_devices.cc, or by no_cuda.cc in a build
-// without CUDA.
+// What backend/registry.cc knows of CUDA: the GPUs, and backends made on them. Defined by
+// factory.cc, or by no_cuda.cc in a build without CUDA.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@ namespace specdec::cuda {
 bool is_built();
 std::string build_note();  // why CUDA is absent, or the architectures it was built for
 
-// GPUs the driver shows; empty without a driver.
+// The GPUs that the driver shows; empty without a driver.
 std::vector<DeviceInfo> list_cuda_devices();
 std::string gpu_problem();  // specdec::gpu_problem
 

@@ -1,4 +1,4 @@
-#include "cuda/cuda_devices.h"
+#include "cuda/factory.h"
 
 #include <cuda_runtime.h>
 
