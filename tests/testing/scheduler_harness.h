@@ -166,6 +166,12 @@ class SchedulerHarness {
     return plan;
   }
 
+  // The pretend model runs the last token of every sequence of a plan that was made ahead.
+  void run_roots(ExecutionPlan plan) {
+    for (ScheduledSequence& scheduled : plan.sequences) scheduled.num_rows = 1;
+    kv_.execute(plan);
+  }
+
   // Every sequence that samples gets the next tokens of its stream: one more than its drafts
   // accepted, whose number pick_accepted says, from 0 to max_draft_depth (without it: none).
   using PickAccepted = std::function<int(const ScheduledSequence& scheduled)>;
@@ -227,10 +233,13 @@ class SchedulerHarness {
     check_integrity();
   }
 
+  // The token of the sequence's stream at a position.
+  int32_t token_at(const Sequence& sequence, int position) const {
+    return pretend_token(entry_of(sequence).options.stream, position, kVocabSize);
+  }
   // The token `ahead` after the next.
   int32_t next_token(const Sequence& sequence, int ahead = 0) const {
-    return pretend_token(entry_of(sequence).options.stream, sequence.num_tokens() + ahead,
-                         kVocabSize);
+    return token_at(sequence, sequence.num_tokens() + ahead);
   }
 
   std::vector<Sequence*> running() const {

@@ -103,7 +103,7 @@ class DeviceStep {
 
   // Queues a step; at most two may be under way.
   virtual void launch(const DeviceStepPlan& plan) = 0;
-  // Waits for the oldest step under way: one outcome for each slot in use.
+  // Waits for the oldest step under way: one outcome for each seat in use.
   virtual StepOutcome wait() = 0;
   virtual int num_under_way() const = 0;
 };

@@ -23,7 +23,7 @@ namespace specdec {
 struct StepRecord {
   CompletionState* completion = nullptr;
   const DraftTree* tree = nullptr;  // what was verified, whoever drafted it; null: no drafts
-  // Set where the device drafts by itself: passes of the draft model in the step, or 0.
+  // Set in a step planned ahead, for which the device drafts: passes of the draft model, or 0.
   std::optional<int> num_passes = std::nullopt;
   std::span<const int> accepted = {};    // nodes of the tree
   std::span<const int32_t> tokens = {};  // empty where it does not sample

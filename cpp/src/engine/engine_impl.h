@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <map>
@@ -12,12 +13,13 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "engine/device_loop.h"
+#include "engine/device_executor.h"
 #include "engine/drafting.h"
 #include "engine/failure.h"
+#include "engine/host_executor.h"
 #include "engine/limits.h"
 #include "engine/request.h"
-#include "engine/step_sampler.h"
+#include "engine/step.h"
 #include "runtime/model_runner.h"
 #include "sched/scheduler.h"
 #include "specdec/engine.h"
@@ -46,33 +48,29 @@ class Engine::Impl {
   // Outputs of the step under way, by arrival.
   using Outputs = std::map<uint64_t, RequestOutput>;
 
-  std::vector<RequestOutput> run_step();
-  // Ends every request with an error that is none's own, and the engine with them.
-  std::vector<RequestOutput> fail_engine(const std::exception_ptr& error);
   void fill_model_info(const ModelConfig& model, const CacheSize& cache);
-  // A step of the device loop; nothing when there is no loop or it has nothing to run.
-  std::optional<std::vector<RequestOutput>> device_step();
-  // The two ways to run a plan: as one step on the device, where it can be, and pass by pass.
-  std::optional<std::vector<SequenceOutcome>> verify_on_device(const ExecutionPlan& plan);
-  std::vector<SequenceOutcome> run(ExecutionPlan& plan);
-  DeviceLoop::CompletionSource completion_source() const;
-  // The results of a step, oldest request first.
-  std::vector<RequestOutput> end_step(Outputs& outputs);
-  static std::vector<RequestOutput> in_order(Outputs& outputs);
-  ExecutionPlan plan_and_draft();
-  // Fills steps_ for a plan with its drafts.
-  void list_steps(const ExecutionPlan& plan);
-  void forward(ExecutionPlan& plan);
-  int add_rows(const SequenceStep& step);
-  // Takes a sequence out of the step; fail_requests() ends its request.
-  void drop(ExecutionPlan& plan, size_t index, const std::exception_ptr& error);
-  void compact_kv(const std::vector<SequenceOutcome>& emissions);
-  void commit(const ExecutionPlan& plan, std::vector<SequenceOutcome>& emissions, Outputs& outputs);
+
+  std::vector<RequestOutput> run_step();
+  // A step of decoding that can be launched before the outcomes of those under way are known;
+  // nothing when there is none.
+  std::optional<Step> plan_ahead();
+  Step plan_and_draft();
+  Step step_of(ExecutionPlan plan);
+  void launch(Step step);
+  // The requests that progressed or ended, oldest first.
+  std::vector<RequestOutput> commit(Step& step, StepOutcome& outcome);
+  void leave_out_ended(Step& step, StepOutcome& outcome);
+  void record_drafts(const Step& step, const StepOutcome& outcome);
   void report(CompletionState& completion, int num_new_tokens,
               std::vector<PositionLogprobs> logprobs, Outputs& outputs);
-  void fail_requests(Outputs& outputs);
-  void finish(CompletionState& completion, FinishReason reason);
   void retire_finished(Outputs& outputs);
+  static std::vector<RequestOutput> in_order(Outputs& outputs);
+  // Ends the requests that failed.
+  void fail_requests(const std::vector<Failure>& failures, Outputs& outputs);
+  // Ends every request with an error that is none's own, and the engine with them.
+  std::vector<RequestOutput> fail_engine(const std::exception_ptr& error);
+
+  void finish(CompletionState& completion, FinishReason reason);
   RequestOutput& output_of(Outputs& outputs, const Request& request);
   CompletionState& completion_of(const Sequence& sequence);
   void erase(const std::string& id);
@@ -84,8 +82,8 @@ class Engine::Impl {
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<DraftModels> draft_models_;
   std::unique_ptr<Drafting> drafting_;  // null without speculation
-  std::unique_ptr<StepSampler> sampler_;
-  std::unique_ptr<DeviceLoop> loop_;  // null where the device does no steps of its own
+  std::unique_ptr<HostExecutor> host_;
+  std::unique_ptr<DeviceExecutor> device_;  // null where the device does no steps of its own
   ModelInfo info_;
   EngineStats stats_;
 
@@ -94,11 +92,9 @@ class Engine::Impl {
   std::unordered_map<std::string, std::unique_ptr<Request>> requests_;
   std::unordered_map<uint64_t, CompletionState*> completions_;  // by ordinal
 
-  // The step under way; kept between steps for their memory.
-  BatchInputs inputs_;
-  std::vector<SequenceStep> steps_;  // by index in the plan
-  std::vector<Failure> failures_;
-  std::string failure_;  // of the engine; empty while it has not failed
+  DraftTree device_tree_;       // what the device drafted for one sequence; kept for its memory
+  std::deque<Step> under_way_;  // launched and not committed, oldest first
+  std::string failure_;         // of the engine; empty while it has not failed
 };
 
 }  // namespace specdec

@@ -1,7 +1,6 @@
 #include "engine/failure.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <new>
 #include <utility>
 
@@ -32,15 +31,9 @@ std::string message_of(const std::exception_ptr& error) {
   }
 }
 
-void Engine::Impl::drop(ExecutionPlan& plan, size_t index, const std::exception_ptr& error) {
-  failures_.push_back({plan.sequences[index].sequence->ordinal, message_of(error)});
-  plan.sequences.erase(plan.sequences.begin() + static_cast<std::ptrdiff_t>(index));
-  steps_.erase(steps_.begin() + static_cast<std::ptrdiff_t>(index));
-}
-
-// Ends the requests of failures_; the step's other requests are unharmed.
-void Engine::Impl::fail_requests(Outputs& outputs) {
-  for (const Failure& failure : failures_) {
+// The step's other requests are unharmed.
+void Engine::Impl::fail_requests(const std::vector<Failure>& failures, Outputs& outputs) {
+  for (const Failure& failure : failures) {
     Request& request = completions_.at(failure.sequence)->request;
     if (request.is_finished()) continue;
     RequestOutput& output = output_of(outputs, request);

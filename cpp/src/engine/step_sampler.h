@@ -3,7 +3,6 @@
 #pragma once
 
 #include <exception>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -22,9 +21,8 @@ struct SequenceStep {
   CompletionState* completion = nullptr;
   int num_rows = 0;
   bool samples = false;
-  int first_row = 0;                             // in the batch; a tree's root
-  const DraftTree* tree = nullptr;               // null: no drafts
-  std::optional<int> num_passes = std::nullopt;  // as StepRecord has them
+  int first_row = 0;                // in the batch; a tree's root
+  const DraftTree* tree = nullptr;  // null: no drafts
 };
 
 class StepSampler {

@@ -43,6 +43,19 @@ int num_prompt_rows(const ScheduledSequence& scheduled) {
                     scheduled.num_rows);
 }
 
+// Slots of a sequence that a step planned ahead may write to, whatever the steps under way bring.
+// The branches of a tree may take slots past the sequence's longest.
+int most_slots_ahead(const Sequence& sequence, int max_depth, const TreeShape& shape) {
+  const int longest = sequence.max_num_tokens() - 1;  // of a sequence that goes on
+  const int last = std::min(sequence.num_tokens() + sequence.num_tokens_under_way, longest);
+  int most = last;
+  for (int num_tokens = sequence.num_tokens(); num_tokens <= last; ++num_tokens) {
+    const int depth = draft_depth_limit(max_depth, num_tokens, sequence.max_num_tokens());
+    most = std::max(most, num_tokens + shape.num_nodes(depth));
+  }
+  return most;
+}
+
 }  // namespace
 
 void ExecutionPlan::set_num_drafts(size_t index, int num_drafts) {
@@ -100,6 +113,27 @@ ExecutionPlan Scheduler::plan(const DraftBudget& budget) {
   if (plan.preempted.empty()) plan_admissions(plan);
   if (budget) grant_drafts(plan);
   SPECDEC_CHECK(!plan.empty() || !has_unfinished());
+  return plan;
+}
+
+std::optional<ExecutionPlan> Scheduler::plan_ahead(int max_depth, const TreeShape& shape) {
+  SPECDEC_CHECK(!running_.empty() && !has_other_work());
+  for (Sequence* sequence : running_) {
+    const int num_slots = most_slots_ahead(*sequence, max_depth, shape);
+    if (!sequence->blocks.reserve(pool_, num_slots)) return std::nullopt;
+  }
+  ExecutionPlan plan;
+  const int num_draft_slots = shape.num_nodes(max_depth);
+  for (Sequence* sequence : running_) {
+    plan.sequences.push_back({.sequence = sequence,
+                              .num_rows = 1 + num_draft_slots,
+                              .samples = true,
+                              .num_draft_slots = num_draft_slots,
+                              .max_draft_depth = max_depth,
+                              .num_tokens_ahead = 1 + max_depth});
+    sequence->num_tokens_under_way += 1 + max_depth;
+    plan.num_rows += 1 + num_draft_slots;
+  }
   return plan;
 }
 
@@ -254,6 +288,7 @@ void Scheduler::preempt_newest(ExecutionPlan& plan) {
 }
 
 void Scheduler::schedule(Sequence& sequence, int num_rows, ExecutionPlan& plan) {
+  SPECDEC_CHECK_EQ(sequence.num_tokens_under_way, 0);
   const bool samples = sequence.num_computed_tokens + num_rows == sequence.num_tokens();
   plan.sequences.push_back({.sequence = &sequence, .num_rows = num_rows, .samples = samples});
   plan.num_rows += num_rows;
@@ -273,6 +308,8 @@ SequenceUpdate Scheduler::commit(const ScheduledSequence& scheduled,
   Sequence& sequence = *scheduled.sequence;
   SPECDEC_CHECK(sequence.is_running());
   SPECDEC_CHECK_GE(scheduled.num_rows, 1);
+  sequence.num_tokens_under_way -= scheduled.num_tokens_ahead;
+  SPECDEC_CHECK_GE(sequence.num_tokens_under_way, 0);
   SequenceUpdate update{.sequence = &sequence};
   const int num_full_before = sequence.num_computed_tokens / config_.block_size;
   const int num_rows_past_end =
@@ -305,7 +342,7 @@ SequenceUpdate Scheduler::commit(const ScheduledSequence& scheduled,
     leave_running(sequence);
   } else if (scheduled.samples) {
     sequence.state = Decoding{};
-    sequence.blocks.truncate(std::max(sequence.num_computed_tokens, scheduled.num_tokens_to_keep));
+    if (sequence.num_tokens_under_way == 0) sequence.blocks.truncate(sequence.num_computed_tokens);
   }
   if (!was_prefilled && has_prefilled(sequence)) release_followers(sequence, /*elect=*/false);
   return update;

@@ -8,10 +8,12 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
+#include "core/step_rules.h"
 #include "kv/block_pool.h"
 #include "kv/prefix_cache.h"
 #include "sched/sequence.h"
@@ -33,9 +35,8 @@ struct ScheduledSequence {
   // Rows, with blocks behind them, that drafts may take after the one row of a decoding sequence.
   // A tree's nodes count one each; those past max_num_tokens() serve its branches only.
   int num_draft_slots = 0;
-  int max_draft_depth = 0;  // longest path to draft: at most num_draft_slots
-  // Blocks for so many tokens stay when the step is committed: steps already under way write there.
-  int num_tokens_to_keep = 0;
+  int max_draft_depth = 0;   // longest path to draft: at most num_draft_slots
+  int num_tokens_ahead = 0;  // its share of the sequence's num_tokens_under_way
 };
 
 // How many draft rows a decoding sequence may get at most, given how many sequences decode. Asked
@@ -84,26 +85,27 @@ class Scheduler {
   // They keep their blocks.
   void forget_all() noexcept;
 
-  // The next step. Reserves blocks for every row; preempts the newest running sequences when there
-  // are none left, and admits none then. The oldest running sequence always gets a row. Empty only
-  // when nothing is left to run. Without a budget nothing is drafted.
+  // The next step; none may be under way. Reserves blocks for every row; preempts the newest
+  // running sequences when there are none left, and admits none then. The oldest running sequence
+  // always gets a row. Empty only when nothing is left to run. Without a budget nothing is drafted.
   ExecutionPlan plan(const DraftBudget& budget = {});
-  // Commits a step: KV of the rows is written, tokens are appended, full blocks enter the prefix
-  // cache, finished sequences leave. A sequence with n draft rows may get up to n + 1 tokens, but
-  // no more than max_draft_depth + 1 (the KV of those accepted lies in place); its blocks past them
-  // go back.
+  // A step of decoding, planned while the outcomes of steps under way are not known: one row for
+  // each running sequence and a draft tree of `shape`, up to `max_depth` levels deep, below it.
+  // Reserves blocks for the slots it may write to, whatever the steps under way bring. Nothing when
+  // there are not enough blocks: plan() has to preempt once those steps are committed. Requires
+  // !has_other_work().
+  std::optional<ExecutionPlan> plan_ahead(int max_depth, const TreeShape& shape);
+  // Commits a step, in the order they were planned; a sequence that ended meanwhile is left out of
+  // `plan` and `result` by the caller. KV of the rows is written, tokens are appended, full blocks
+  // enter the prefix cache, finished sequences leave. A sequence with n draft rows may get up to n
+  // + 1 tokens, but no more than max_draft_depth + 1 (the KV of those accepted lies in place); its
+  // blocks past them go back, unless steps under way may write there.
   std::vector<SequenceUpdate> advance(const ExecutionPlan& plan, const StepResult& result);
 
   // In order of arrival.
   std::span<Sequence* const> running() const { return running_; }
   // Whether plan() may have more to run than one row of each running sequence.
   bool has_other_work() const;
-  // Room for num_tokens tokens of a running sequence; false when there are not enough blocks, and
-  // then nothing is taken.
-  bool reserve(Sequence& sequence, int num_tokens) {
-    return sequence.blocks.reserve(pool_, num_tokens);
-  }
-
   bool has_unfinished() const { return !running_.empty() || !waiting_.empty(); }
   int num_running() const { return static_cast<int>(running_.size()); }
   int num_waiting() const { return static_cast<int>(waiting_.size()); }

@@ -59,6 +59,8 @@ class Sequence {
   const SamplingParams& params;
   SequenceState state = Waiting{};
   int num_computed_tokens = 0;  // tokens whose KV is committed
+  // The most tokens that steps under way, planned ahead of their outcomes, may yet append.
+  int num_tokens_under_way = 0;
   BlockTable blocks;
   // Another completion of the same prompt. This sequence waits for its prefill, to share its blocks
   // through the prefix cache. Null when there is none. Set before Scheduler::add(), which borrows

@@ -13,7 +13,7 @@
 #include "specdec/engine.h"
 #include "testing/tiny_llama.h"
 
-namespace specdec::testing::device_loop {
+namespace specdec::testing::device_engine {
 
 namespace tiny = testing::tiny_llama;
 
@@ -178,7 +178,7 @@ class EngineTest : public ::testing::TestWithParam<std::string> {
   TempDirectory draft_;
 };
 
-// Device steps do not serve bad words. These are longer than any answer, and so change none.
+// The host runs requests with bad words; these are longer than any answer, so they change nothing.
 inline void keep_ordinary(std::vector<Job>& jobs) {
   for (Job& job : jobs) job.params.bad_words = {Tokens(100, 1)};
 }
@@ -216,4 +216,4 @@ inline SamplingParams shaped() {
   return params;
 }
 
-}  // namespace specdec::testing::device_loop
+}  // namespace specdec::testing::device_engine

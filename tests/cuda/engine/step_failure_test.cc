@@ -9,13 +9,13 @@
 
 #include "specdec/error.h"
 #include "testing/answers.h"
-#include "testing/device_loop_world.h"
+#include "testing/device_engine_world.h"
 #include "testing/faulty_backend.h"
 
 namespace specdec {
 namespace {
 
-using namespace testing::device_loop;
+using namespace testing::device_engine;
 using testing::Asked;
 using testing::Ended;
 using testing::Faults;
@@ -54,7 +54,7 @@ class DeviceFailureTest : public EngineTest {
 INSTANTIATE_TEST_SUITE_P(Devices, DeviceFailureTest, ::testing::ValuesIn(engine_devices()),
                          engine_test_name);
 
-// Prompts take the ordinary step, and so do requests that run beside them.
+// The host runs prompts, and all that runs beside them.
 TEST_P(DeviceFailureTest, ARowThatCannotBeSampledEndsItsRequestOnly) {
   for (const EngineConfig& config : {config(), with_draft(draft_, 3)}) {
     Faults faults;

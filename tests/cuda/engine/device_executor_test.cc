@@ -1,24 +1,24 @@
-// Decoding on the device without the host gives what the ordinary step gives, bit for bit.
+// Decoding that the device runs by itself gives what the host executor gives, bit for bit.
 #include <gtest/gtest.h>
 
 #include <map>
 #include <string>
 #include <vector>
 
-#include "testing/device_loop_world.h"
+#include "testing/device_engine_world.h"
 
 namespace specdec {
 namespace {
 
-using namespace testing::device_loop;
+using namespace testing::device_engine;
 using testing::TempDirectory;
 
-class DeviceLoopTest : public EngineTest {};
+class DeviceExecutorTest : public EngineTest {};
 
-INSTANTIATE_TEST_SUITE_P(Devices, DeviceLoopTest, ::testing::ValuesIn(engine_devices()),
+INSTANTIATE_TEST_SUITE_P(Devices, DeviceExecutorTest, ::testing::ValuesIn(engine_devices()),
                          engine_test_name);
 
-TEST_P(DeviceLoopTest, PlainDecodingIsThatOfTheOrdinaryStep) {
+TEST_P(DeviceExecutorTest, PlainDecodingIsThatOfTheOrdinaryStep) {
   for (const SamplingParams& params : {greedy(), shaped()}) {
     std::vector<Job> jobs = jobs_of(3, params);
     int64_t num_device_steps = 0;
@@ -31,7 +31,7 @@ TEST_P(DeviceLoopTest, PlainDecodingIsThatOfTheOrdinaryStep) {
   }
 }
 
-TEST_P(DeviceLoopTest, DraftsOfTheDeviceNeverChangeAnAnswer) {
+TEST_P(DeviceExecutorTest, DraftsOfTheDeviceNeverChangeAnAnswer) {
   for (const SamplingParams& params : {greedy(), shaped()}) {
     const std::vector<Job> jobs = jobs_of(3, params);
     const Answers plain = run(config(), jobs);
@@ -46,19 +46,19 @@ TEST_P(DeviceLoopTest, DraftsOfTheDeviceNeverChangeAnAnswer) {
   }
 }
 
-TEST_P(DeviceLoopTest, LaunchesOneByOneGiveWhatGraphsGive) {
+TEST_P(DeviceExecutorTest, LaunchesOneByOneGiveWhatGraphsGive) {
   const std::vector<Job> jobs = jobs_of(2, shaped());
   EngineConfig eager = with_draft(draft_, 3);
   eager.enforce_eager = true;
   expect_equal(run(with_draft(draft_, 3), jobs), run(eager, jobs));
 }
 
-TEST_P(DeviceLoopTest, AnAdaptiveDraftLengthNeverChangesAnAnswer) {
+TEST_P(DeviceExecutorTest, AnAdaptiveDraftLengthNeverChangesAnAnswer) {
   const std::vector<Job> jobs = jobs_of(3, greedy());
   expect_equal(run(config(), jobs), run(with_draft(draft_, 4, DraftLengthPolicy::kAuto), jobs));
 }
 
-TEST_P(DeviceLoopTest, RequestsComeAndGoWhileOthersDecode) {
+TEST_P(DeviceExecutorTest, RequestsComeAndGoWhileOthersDecode) {
   std::vector<Job> jobs = jobs_of(7, shaped(), /*gap=*/3);
   for (size_t i = 0; i < jobs.size(); ++i) {
     jobs[i].params.max_tokens = 5 + static_cast<int>(3 * i) % 10;
@@ -74,7 +74,7 @@ TEST_P(DeviceLoopTest, RequestsComeAndGoWhileOthersDecode) {
 
 // The target drafts for itself: every draft is right, and every step brings as many tokens as it
 // can.
-TEST_P(DeviceLoopTest, RightDraftsAreAllAccepted) {
+TEST_P(DeviceExecutorTest, RightDraftsAreAllAccepted) {
   Engine engine(with_draft(target_, 3));
   SamplingParams params = greedy();
   params.max_tokens = 41;
@@ -86,7 +86,7 @@ TEST_P(DeviceLoopTest, RightDraftsAreAllAccepted) {
 }
 
 // The draft model has not seen the prompt of a new request and catches up with each one.
-TEST_P(DeviceLoopTest, EveryRequestIsDraftedFor) {
+TEST_P(DeviceExecutorTest, EveryRequestIsDraftedFor) {
   Engine engine(with_draft(target_, 3));
   int64_t num_drafts = 0;
   for (const Job& job : jobs_of(3, greedy())) {
@@ -98,13 +98,34 @@ TEST_P(DeviceLoopTest, EveryRequestIsDraftedFor) {
   }
 }
 
-TEST_P(DeviceLoopTest, AnAbortedRequestLeavesTheOthersAlone) {
+// Four requests decode without drafts until the draft model is far behind; when the first ends, the
+// table allows drafts, and steps are under way that the host has to wait for before it can let the
+// draft model catch up.
+TEST_P(DeviceExecutorTest, ADraftModelFarBehindCatchesUpBetweenStepsUnderWay) {
+  EngineConfig config = with_draft(target_, 3);
+  config.speculative.num_speculative_tokens_per_batch_size = {
+      {.first = 1, .last = 3, .num_speculative_tokens = 3},
+      {.first = 4, .last = 4, .num_speculative_tokens = 0}};
+  std::vector<Job> jobs = jobs_of(4, greedy());
+  for (Job& job : jobs) {
+    job.params.ignore_eos = true;
+    job.params.max_tokens = 60;
+  }
+  jobs[1].params.max_tokens = 2 * kMaxUnseen;
+  EngineStats stats;
+  const Answers drafted = run(config, jobs, &stats);
+  EXPECT_GT(stats.acceptance.num_draft_tokens, 30);
+  EXPECT_GT(stats.acceptance.mean_acceptance_length(), 3.0);
+  expect_equal(run(this->config(), jobs), drafted);
+}
+
+TEST_P(DeviceExecutorTest, AnAbortedRequestLeavesTheOthersAlone) {
   const std::vector<Job> jobs = jobs_of(3, greedy());
   expect_abort_leaves_the_others(with_draft(draft_, 3), jobs, run(with_draft(draft_, 3), jobs));
 }
 
 // Drafts of the host, chains and trees, are verified by one launch.
-TEST_P(DeviceLoopTest, DraftsOfTheHostNeverChangeAnAnswer) {
+TEST_P(DeviceExecutorTest, DraftsOfTheHostNeverChangeAnAnswer) {
   for (const SamplingParams& params : {greedy(), shaped()}) {
     const std::vector<Job> jobs = jobs_of(3, params);
     const Answers plain = run(config(), jobs);
@@ -124,7 +145,7 @@ TEST_P(DeviceLoopTest, DraftsOfTheHostNeverChangeAnAnswer) {
 }
 
 // The host's verification is the reference: the same coins decide.
-TEST_P(DeviceLoopTest, WeighedDraftsAreThoseTheHostWouldKeep) {
+TEST_P(DeviceExecutorTest, WeighedDraftsAreThoseTheHostWouldKeep) {
   for (Verification verification : {Verification::kRejection, Verification::kBlock}) {
     SamplingParams params = shaped();
     params.logprobs = std::nullopt;
@@ -141,7 +162,7 @@ TEST_P(DeviceLoopTest, WeighedDraftsAreThoseTheHostWouldKeep) {
 }
 
 // The pool is too small for all sequences, so that some are preempted and come back.
-TEST_P(DeviceLoopTest, AShortPoolChangesNoAnswer) {
+TEST_P(DeviceExecutorTest, AShortPoolChangesNoAnswer) {
   std::vector<Job> jobs = jobs_of(4, greedy());
   for (Job& job : jobs) job.params.max_tokens = 32;
   EngineConfig tight = with_draft(draft_, 3);
@@ -149,7 +170,7 @@ TEST_P(DeviceLoopTest, AShortPoolChangesNoAnswer) {
   expect_equal(run(config(), jobs), run(tight, jobs));
 }
 
-TEST_P(DeviceLoopTest, SyntheticAcceptanceFollowsItsRates) {
+TEST_P(DeviceExecutorTest, SyntheticAcceptanceFollowsItsRates) {
   expect_synthetic_acceptance(with_draft(draft_, 4));
 }
 

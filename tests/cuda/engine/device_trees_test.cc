@@ -12,13 +12,13 @@
 #include "engine/request.h"
 #include "runtime/draft_model_drafter.h"
 #include "speculation/draft_tree.h"
+#include "testing/device_engine_world.h"
 #include "testing/device_kinds.h"
-#include "testing/device_loop_world.h"
 
 namespace specdec {
 namespace {
 
-using namespace testing::device_loop;
+using namespace testing::device_engine;
 using testing::TempDirectory;
 
 constexpr int kBlockSize = 16;

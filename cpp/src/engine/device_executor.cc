@@ -1,0 +1,284 @@
+#include "engine/device_executor.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "core/check.h"
+
+namespace specdec {
+namespace {
+
+constexpr int kMaxLogprobs = 20;  // of a request; the host runs those that want more
+// Of a step: bounds its buffers, of which weighed drafts need a distribution a row.
+constexpr int kMaxRows = 2048;
+constexpr int kMaxWeighedRows = 512;
+constexpr int kUsualUnseen = 2;  // tokens a draft model has not seen after it drafted
+// Steps until the policy is asked again whether the draft model may catch up, once it said no.
+constexpr int kStepsUntilCatchUp = 32;
+
+std::vector<int32_t> stop_tokens_of(const SamplingParams& params) {
+  std::vector<int32_t> tokens = params.stop_token_ids;
+  if (!params.ignore_eos) {
+    tokens.insert(tokens.end(), params.eos_token_ids.begin(), params.eos_token_ids.end());
+  }
+  return tokens;
+}
+
+// A pass of the draft model that catches up has a power of two of rows a request.
+int padded(int num_unseen) {
+  return static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(num_unseen, kUsualUnseen))));
+}
+
+}  // namespace
+
+int DeviceExecutorConfig::step_rows() const {
+  return std::min(max_rows, weighs_drafts(speculative.verification) ? kMaxWeighedRows : kMaxRows);
+}
+
+int DeviceExecutorConfig::step_seqs() const {
+  const int rows_per_seat =
+      weighs_drafts(speculative.verification) ? 1 + speculative.max_nodes() : 1;
+  return std::min(max_num_seqs, step_rows() / rows_per_seat);
+}
+
+std::unique_ptr<DeviceStep> DeviceExecutor::make_step(Backend& backend, ModelRunner& target,
+                                                      const DraftModels& draft_models,
+                                                      const DeviceExecutorConfig& config) {
+  if (config.step_seqs() == 0) return nullptr;
+  const SpeculativeConfig& speculative = config.speculative;
+  const auto& draft = draft_models.device_draft();
+  const int max_nodes = speculative.enabled() ? speculative.max_nodes() : 0;
+  // Branches of a tree take slots past the longest sequence.
+  const int max_slots = config.max_model_len + max_nodes;
+  return backend.make_device_step(
+      {.num_seats = config.step_seqs(),
+       .max_rows = config.step_rows(),
+       .block_size = config.block_size,
+       .max_blocks_per_request = num_blocks_for(max_slots, config.block_size),
+       .max_logprobs = kMaxLogprobs,
+       .tree = {.width = draft.has_value() ? speculative.tree_width : 1, .max_nodes = max_nodes},
+       .sampling = draft.has_value() ? draft->sampling : DraftSampling::kCoupled,
+       .verification = speculative.verification,
+       .accepts_trees = speculative.enabled() && !draft.has_value(),
+       .synthetic_rates = speculative.verification == Verification::kSynthetic
+                              ? speculative.synthetic_acceptance_rates
+                              : std::vector<double>{},
+       .logprobs_mode = config.logprobs_mode,
+       .target = &target,
+       .draft = draft.has_value() ? draft->runner : nullptr});
+}
+
+DeviceExecutor::DeviceExecutor(std::unique_ptr<DeviceStep> device, Drafting* drafting,
+                               const DeviceExecutorConfig& config)
+    : device_(std::move(device)),
+      config_(config),
+      drafting_(drafting),
+      drafter_(drafting == nullptr ? nullptr : drafting->device_drafter()),
+      drafts_on_host_(drafting != nullptr && drafter_ == nullptr),
+      shape_(drafter_ == nullptr ? TreeShape{} : drafting->tree_shape()) {}
+
+// A device step does no bad words (they look back over the text), no processors (they are the
+// host's), no long lists of logprobs, and no logprobs of tokens that weighing picks instead of the
+// sampler.
+bool DeviceExecutor::serves(const CompletionState& completion) const {
+  const SamplingParams& params = completion.request.params;
+  if (!params.bad_words.empty() || !params.logits_processors.empty()) return false;
+  if (!params.logprobs.has_value()) return true;
+  return !weighs_drafts(config_.speculative.verification) && *params.logprobs >= 0 &&
+         *params.logprobs <= kMaxLogprobs;
+}
+
+// ---- seats
+
+unsigned DeviceExecutor::Seating::num_taken() const {
+  return static_cast<unsigned>(std::ranges::count_if(seats, &Seat::is_taken));
+}
+
+bool DeviceExecutor::seat(std::span<CompletionState* const> completions) {
+  if (completions.empty() || static_cast<int>(completions.size()) > config_.step_seqs())
+    return false;
+  if (seating_.has_value()) {
+    vacate_others(completions);
+    const unsigned num_taken = seating_->num_taken();
+    // A step is as large as the next power of two of its seats: with half of them empty, a smaller
+    // one would do.
+    if (num_taken != completions.size() ||
+        std::bit_ceil(num_taken) < std::bit_ceil(seating_->seats.size())) {
+      seating_.reset();
+    }
+  }
+  if (!seating_.has_value() && num_under_way() == 0) seating_ = take_seats(completions);
+  return seating_.has_value();
+}
+
+std::optional<DeviceExecutor::Seating> DeviceExecutor::take_seats(
+    std::span<CompletionState* const> completions) {
+  Seating seating;
+  std::vector<DeviceSeat> seats;
+  for (CompletionState* completion : completions) {
+    if (!serves(*completion)) return std::nullopt;
+    const Sequence& sequence = completion->sequence;
+    completion->begin_step();
+    try {
+      seats.push_back(seat_of(*completion));
+    } catch (...) {
+      return std::nullopt;  // the host meets the same error, and says whose it is
+    }
+    const DeviceSeat& seat = seats.back();
+    if (seat.max_depth > 0) {
+      seating.num_unseen = std::max(seating.num_unseen, seat.num_tokens - seat.num_seen);
+    }
+    seating.want_logprobs |= sequence.params.logprobs.has_value();
+    const std::span<const BlockId> blocks = sequence.blocks.ids();
+    seating.seats.push_back(
+        {.ordinal = sequence.ordinal, .is_taken = true, .blocks = {blocks.begin(), blocks.end()}});
+  }
+  if (seating.num_unseen <= kMaxUnseen) num_steps_until_catch_up_ = 0;
+  device_->set_seats(seats);
+  return seating;
+}
+
+DeviceSeat DeviceExecutor::seat_of(CompletionState& completion) const {
+  const Sequence& sequence = completion.sequence;
+  const int num_tokens = sequence.num_tokens();
+  DeviceSeat seat{.is_active = true,
+                  .num_tokens = num_tokens,
+                  .num_prompt_tokens = sequence.num_prompt_tokens(),
+                  .max_num_tokens = sequence.max_num_tokens(),
+                  .num_seen = num_tokens - 1,
+                  .max_depth = 0,
+                  .tokens = sequence.tokens().last(std::min(num_tokens, kMaxUnseen)),
+                  .stop_token_ids = stop_tokens_of(sequence.params),
+                  .min_tokens = sequence.params.min_tokens,
+                  .sampling = completion.make_row({}),
+                  .blocks = sequence.blocks.ids()};
+  seat.sampling.banned_token_ids = {};  // stop tokens, as long as the output is short
+  if (drafter_ != nullptr) {
+    seat.num_seen = drafter_->ledger().num_seen(sequence.blocks, num_tokens - 1);
+    seat.max_depth = drafting_->longest_draft(sequence);
+  }
+  return seat;
+}
+
+void DeviceExecutor::vacate_others(std::span<CompletionState* const> completions) {
+  std::vector<int> gone;
+  size_t next = 0;
+  for (size_t i = 0; i < seating_->seats.size(); ++i) {
+    Seat& seat = seating_->seats[i];
+    if (!seat.is_taken) continue;
+    while (next < completions.size() && completions[next]->sequence.ordinal < seat.ordinal) ++next;
+    if (next < completions.size() && completions[next]->sequence.ordinal == seat.ordinal) continue;
+    seat.is_taken = false;
+    gone.push_back(static_cast<int>(i));
+  }
+  if (!gone.empty()) device_->deactivate(gone);
+}
+
+// ---- what can be run
+
+// Passes whose drafts there are rows for.
+int DeviceExecutor::most_passes() const {
+  const int rows_per_seat =
+      config_.step_rows() / static_cast<int>(std::bit_ceil(seating_->seats.size()));
+  if (rows_per_seat < shape_.width) return 0;
+  int num_passes = 0;
+  while (num_passes < shape_.max_nodes && shape_.num_nodes(num_passes + 1) < rows_per_seat) {
+    ++num_passes;
+  }
+  return num_passes;
+}
+
+std::optional<int> DeviceExecutor::passes_ahead(std::span<CompletionState* const> running) {
+  if (drafts_on_host_ || host_is_next_ || !seat(running)) return std::nullopt;
+  if (drafter_ == nullptr) return 0;
+  std::vector<const Sequence*> sequences;
+  for (const CompletionState* completion : running) sequences.push_back(&completion->sequence);
+  const int num_passes =
+      drafting_->plan_passes(sequences, most_passes(), std::max(seating_->num_unseen, 1));
+  const int num_seats = static_cast<int>(std::bit_ceil(seating_->seats.size()));
+  const bool is_near = seating_->num_unseen <= kMaxUnseen &&
+                       padded(seating_->num_unseen) * num_seats <= config_.step_rows();
+  if (num_passes == 0 || is_near) return num_passes;
+  if (num_steps_until_catch_up_-- > 0) return 0;
+  // In the host's step the policy may still refuse to pay for catching up.
+  num_steps_until_catch_up_ = kStepsUntilCatchUp;
+  host_is_next_ = true;
+  return std::nullopt;
+}
+
+bool DeviceExecutor::can_run(const Step& step, int num_running) {
+  if (!drafts_on_host_ || static_cast<int>(step.completions.size()) != num_running) return false;
+  if (step.plan.num_rows > config_.step_rows()) return false;
+  for (size_t i = 0; i < step.completions.size(); ++i) {
+    const bool decodes = std::holds_alternative<Decoding>(step.completions[i]->sequence.state);
+    if (!decodes || !step.plan.sequences[i].samples || !serves(*step.completions[i])) return false;
+    const DraftTree* tree = step.trees[i];
+    for (int node = 0; tree != nullptr && node < tree->num_nodes(); ++node) {
+      // Draws of a draft model from distributions the host holds.
+      for (const DraftTree::Attempt& attempt : tree->attempts(node)) {
+        if (attempt.distribution >= 0) return false;
+      }
+    }
+  }
+  return seat(step.completions);
+}
+
+// ---- steps
+
+// Blocks change at the end of a table only: past what is committed.
+void DeviceExecutor::add_new_blocks(const Sequence& sequence, int index,
+                                    std::vector<NewBlock>& added) {
+  std::vector<int32_t>& known = seating_->seats[index].blocks;
+  const std::span<const BlockId> ids = sequence.blocks.ids();
+  const size_t first = std::min(
+      static_cast<size_t>(sequence.num_computed_tokens / config_.block_size), known.size());
+  for (size_t i = first; i < ids.size(); ++i) {
+    if (i < known.size() && known[i] == ids[i]) continue;
+    added.push_back({.seat = index, .index = static_cast<int>(i), .block = ids[i]});
+  }
+  known.resize(first);
+  known.insert(known.end(), ids.begin() + static_cast<std::ptrdiff_t>(first), ids.end());
+}
+
+void DeviceExecutor::launch(const Step& step) {
+  SPECDEC_CHECK(seating_.has_value());
+  SPECDEC_CHECK_EQ(seating_->num_taken(), step.completions.size());
+  Launch launch;
+  std::vector<NewBlock> added;
+  std::vector<HostDraft> drafts;
+  int seat = 0;  // both are in order of arrival
+  for (size_t i = 0; i < step.completions.size(); ++i, ++seat) {
+    while (!seating_->seats[seat].is_taken) ++seat;
+    SPECDEC_CHECK_EQ(seating_->seats[seat].ordinal, step.ordinals[i]);
+    launch.seat_of.push_back(seat);
+    add_new_blocks(step.completions[i]->sequence, seat, added);
+    const DraftTree* tree = step.trees[i];
+    if (tree == nullptr) continue;
+    drafts.push_back(
+        {.seat = seat, .tokens = tree->tokens().subspan(1), .parents = tree->parents().subspan(1)});
+  }
+  device_->add_blocks(added);
+  device_->launch({.num_seats = static_cast<int>(seating_->seats.size()),
+                   .num_passes = step.num_passes.value_or(0),
+                   .host_drafts = drafts,
+                   .max_unseen = padded(seating_->num_unseen),
+                   .want_logprobs = seating_->want_logprobs});
+  launches_.push_back(std::move(launch));
+  seating_->num_unseen = step.num_passes.value_or(0) > 0 ? kUsualUnseen : seating_->num_unseen + 1;
+}
+
+StepOutcome DeviceExecutor::wait() {
+  const Launch launch = std::move(launches_.front());
+  launches_.pop_front();
+  StepOutcome by_seat = device_->wait();
+  StepOutcome outcome = {.sequences = {},
+                         .draft_seconds = by_seat.draft_seconds,
+                         .target_seconds = by_seat.target_seconds};
+  for (const int seat : launch.seat_of) {
+    outcome.sequences.push_back(std::move(by_seat.sequences[seat]));
+  }
+  return outcome;
+}
+
+}  // namespace specdec

@@ -1,0 +1,113 @@
+// Runs steps of pure decoding on a device that needs no host between their passes (DeviceStep).
+// Each running request has a seat there. A step planned ahead is launched while the one before it
+// runs; the device drafts for it by itself. A step the host drafted for is verified by the same
+// launch.
+//
+// Either the device's seats are those of the running requests (`seating_`), or it has none. Seats
+// are taken while nothing is under way. They are given up when half of them are empty and once the
+// host has run a step, which it does when there is other work than decoding, when a request needs
+// what a device step does not do, and when the draft model has to catch up (`host_is_next_`).
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "backend/backend.h"
+#include "engine/drafting.h"
+#include "engine/step.h"
+
+namespace specdec {
+
+struct DeviceExecutorConfig {
+  int max_num_seqs = 0;
+  int max_rows = 0;       // of a step
+  int max_model_len = 0;  // tokens
+  int block_size = 0;
+  LogprobsMode logprobs_mode = LogprobsMode::kRaw;
+  SpeculativeConfig speculative;
+
+  // What one step has room for; the host runs more.
+  int step_rows() const;
+  int step_seqs() const;
+};
+
+class DeviceExecutor final : public StepExecutor {
+ public:
+  static constexpr int kMaxUnderWay = 2;  // steps
+
+  // Takes the memory of steps, before the KV cache gets what is left. Null where the backend has no
+  // device steps, or none that serve this speculation.
+  static std::unique_ptr<DeviceStep> make_step(Backend& backend, ModelRunner& target,
+                                               const DraftModels& draft_models,
+                                               const DeviceExecutorConfig& config);
+  // The step as made with the same configuration. `drafting` is borrowed and may be null.
+  DeviceExecutor(std::unique_ptr<DeviceStep> device, Drafting* drafting,
+                 const DeviceExecutorConfig& config);
+
+  // How many passes of the draft model a step planned ahead for `running`, all sequences that run,
+  // should have; 0 without a draft model on the device. Nothing where the host has to run the next
+  // step: it drafts, a request needs what device steps do not do, or the draft model is so far
+  // behind that it has to catch up there.
+  std::optional<int> passes_ahead(std::span<CompletionState* const> running);
+  // Of the trees that the device drafts, a level a pass.
+  const TreeShape& tree_shape() const { return shape_; }
+
+  // Whether launch() can run this step, planned and drafted by the host, for `num_running`
+  // sequences that run. Nothing may be under way.
+  bool can_run(const Step& step, int num_running);
+
+  void launch(const Step& step) override;
+  StepOutcome wait() override;
+  int num_under_way() const { return device_->num_under_way(); }
+
+  // The host ran a step: what the device knows of its requests is out of date.
+  void give_up_seats() {
+    seating_.reset();
+    host_is_next_ = false;
+  }
+
+ private:
+  struct Seat {
+    uint64_t ordinal = 0;
+    bool is_taken = false;
+    std::vector<int32_t> blocks;  // as the device knows them
+  };
+  struct Seating {
+    std::vector<Seat> seats;  // in order of arrival
+    bool want_logprobs = false;
+    int num_unseen = 1;  // by the draft model, most of a sequence's tokens when the next step runs
+
+    unsigned num_taken() const;
+  };
+  struct Launch {
+    std::vector<int> seat_of;  // by index in the plan
+  };
+
+  bool serves(const CompletionState& completion) const;
+  // Makes sure that these completions, and no others, have seats. False where the host has to run
+  // them.
+  bool seat(std::span<CompletionState* const> completions);
+  std::optional<Seating> take_seats(std::span<CompletionState* const> completions);
+  DeviceSeat seat_of(CompletionState& completion) const;
+  void vacate_others(std::span<CompletionState* const> completions);
+  int most_passes() const;
+  // Blocks that a sequence got since the device heard of it.
+  void add_new_blocks(const Sequence& sequence, int seat, std::vector<NewBlock>& added);
+
+  std::unique_ptr<DeviceStep> device_;
+  DeviceExecutorConfig config_;
+  Drafting* drafting_;
+  DraftModelDrafter* drafter_;  // whose model runs on the device; null: the device drafts nothing
+  bool drafts_on_host_;
+  TreeShape shape_;  // of what the device drafts
+  std::optional<Seating> seating_;
+  bool host_is_next_ = false;
+  int num_steps_until_catch_up_ = 0;
+  std::deque<Launch> launches_;  // under way, oldest first
+};
+
+}  // namespace specdec

@@ -1,0 +1,131 @@
+// Requests of an engine from their arrival to their end.
+#include <algorithm>
+#include <utility>
+
+#include "core/philox.h"
+#include "core/stopwatch.h"
+#include "core/str_cat.h"
+#include "engine/engine_impl.h"
+#include "specdec/error.h"
+
+namespace specdec {
+namespace {
+
+// The seed of a request that brings none: spread by Philox so that neighbours share nothing.
+uint64_t derived_seed(uint64_t engine_seed, uint64_t ordinal) {
+  const auto words =
+      philox4x32_10({static_cast<uint32_t>(ordinal), static_cast<uint32_t>(ordinal >> 32), 0, 0},
+                    {static_cast<uint32_t>(engine_seed), static_cast<uint32_t>(engine_seed >> 32)});
+  return (static_cast<uint64_t>(words[1]) << 32) | words[0];
+}
+
+}  // namespace
+
+void Engine::Impl::check_request(const std::vector<int32_t>& prompt,
+                                 const SamplingParams& params) const {
+  if (prompt.empty()) throw InvalidArgument("prompt", "is empty; give at least one token");
+  if (static_cast<int64_t>(prompt.size()) >= info_.max_model_len) {
+    throw InvalidArgument(
+        "prompt", str_cat("has ", prompt.size(), " tokens, but max_model_len ", info_.max_model_len,
+                          " must hold it and one more; shorten the prompt or "
+                          "raise max_model_len"));
+  }
+  for (int32_t token : prompt) {
+    if (token < 0 || token >= info_.vocab_size) {
+      throw InvalidArgument("prompt", str_cat("token id ", token, " is outside the vocabulary [0, ",
+                                              info_.vocab_size, ")"));
+    }
+  }
+  params.validate(info_.vocab_size);
+  const int longest_draft = config_.speculative.num_speculative_tokens;
+  if (params.num_speculative_tokens.value_or(0) > longest_draft) {
+    throw InvalidArgument("num_speculative_tokens",
+                          str_cat(*params.num_speculative_tokens, " is more than the engine's (",
+                                  longest_draft, "); raise that of speculative_config"));
+  }
+}
+
+void Engine::Impl::add_request(const std::string& id, std::vector<int32_t> prompt,
+                               const SamplingParams& params) {
+  if (has_failed()) throw EngineFailed(failure_);
+  check_request(prompt, params);
+  if (requests_.contains(id)) {
+    throw InvalidArgument("request_id", str_cat("'", id, "' is in use by an unfinished request"));
+  }
+  auto request = std::make_unique<Request>(id, params);
+  const uint64_t seed = params.seed.value_or(derived_seed(config_.seed, num_requests_added_));
+  for (int i = 0; i < params.n; ++i) {
+    auto completion = std::make_unique<CompletionState>(
+        *request, i, seed + static_cast<uint64_t>(i), next_ordinal_ + i, prompt, config_.block_size,
+        info_.max_model_len);
+    if (i == 0) {
+      // A cached position has no logits to report.
+      completion->sequence.use_prefix_cache = !params.prompt_logprobs.has_value();
+    } else {
+      completion->sequence.prefill_leader = &request->completions[0]->sequence;
+    }
+    request->completions.push_back(std::move(completion));
+  }
+  request->metrics.arrival_time = now_seconds();
+  for (const auto& completion : request->completions) {
+    completions_.emplace(completion->sequence.ordinal, completion.get());
+    scheduler_->add(completion->sequence);
+  }
+  requests_.emplace(id, std::move(request));
+  next_ordinal_ += static_cast<uint64_t>(params.n);
+  ++num_requests_added_;
+}
+
+void Engine::Impl::erase(const std::string& id) {
+  const auto it = requests_.find(id);
+  for (const auto& completion : it->second->completions) {
+    completions_.erase(completion->sequence.ordinal);
+  }
+  requests_.erase(it);
+}
+
+bool Engine::Impl::abort(const std::string& id) {
+  const auto it = requests_.find(id);
+  if (it == requests_.end()) return false;
+  for (const auto& completion : it->second->completions) {
+    if (!completion->sequence.is_finished()) finish(*completion, FinishReason::kAbort);
+  }
+  erase(id);
+  ++stats_.num_aborted_requests;
+  return true;
+}
+
+bool Engine::Impl::stop_completion(const std::string& id, int index) {
+  const auto it = requests_.find(id);
+  if (it == requests_.end() || index < 0 ||
+      index >= static_cast<int>(it->second->completions.size())) {
+    return false;
+  }
+  Request& request = *it->second;
+  CompletionState& completion = *request.completions[index];
+  if (completion.sequence.is_finished()) return false;
+  finish(completion, FinishReason::kStop);
+  if (request.is_finished()) {
+    erase(id);
+    ++stats_.num_finished_requests;
+  }
+  return true;
+}
+
+void Engine::Impl::finish(CompletionState& completion, FinishReason reason) {
+  scheduler_->finish(completion.sequence, reason);
+  if (drafting_ != nullptr) drafting_->finish(completion.sequence);
+}
+
+EngineStats Engine::Impl::stats() const {
+  EngineStats stats = stats_;
+  stats.num_running = scheduler_->num_running();
+  stats.num_waiting = scheduler_->num_waiting();
+  stats.num_kv_blocks = pool_->num_blocks();
+  stats.num_free_kv_blocks = pool_->num_free();
+  stats.num_cached_kv_blocks = scheduler_->prefix_cache().num_cached_blocks();
+  if (drafting_ != nullptr) drafting_->fill_stats(stats);
+  return stats;
+}
+
+}  // namespace specdec
