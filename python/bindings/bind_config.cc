@@ -1,5 +1,4 @@
-#include <pybind11/stl.h>
-
+#include "bind_options.h"
 #include "bindings.h"
 #include "specdec/config.h"
 #include "specdec/quantization.h"
@@ -8,33 +7,27 @@ namespace py = pybind11;
 
 namespace specdec::python {
 
+void bind_option_info(py::module_& module) {
+  py::class_<OptionInfo>(module, "Option")
+      .def_readonly("name", &OptionInfo::name)
+      .def_readonly("type", &OptionInfo::type)
+      .def_readonly("default", &OptionInfo::default_value)
+      .def_readonly("help", &OptionInfo::help)
+      .def_readonly("details", &OptionInfo::details)
+      .def_readonly("lowest", &OptionInfo::lowest)
+      .def_readonly("highest", &OptionInfo::highest)
+      .def_readonly("above_lowest", &OptionInfo::above_lowest)
+      .def_readonly("zero", &OptionInfo::zero)
+      .def_readonly("choices", &OptionInfo::choices)
+      .def_readonly("num_bits", &OptionInfo::num_bits);
+}
+
 void bind_config(py::module_& module) {
-  py::class_<EngineConfig>(module, "EngineConfig")
-      .def(py::init([](const py::kwargs& keywords) {
-        return from_keywords<EngineConfig>("EngineConfig", keywords);
-      }))
-      .def_readwrite("model", &EngineConfig::model)
-      .def_readwrite("dtype", &EngineConfig::dtype)
-      .def_readwrite("load_format", &EngineConfig::load_format)
+  py::class_<EngineConfig> config(module, "EngineConfig");
+  config.def_readwrite("model", &EngineConfig::model)
       .def_readwrite("hf_overrides", &EngineConfig::hf_overrides)
-      .def_readwrite("quantization", &EngineConfig::quantization)
-      .def_readwrite("device", &EngineConfig::device)
-      .def_readwrite("cpu_isa", &EngineConfig::cpu_isa)
-      .def_readwrite("max_model_len", &EngineConfig::max_model_len)
-      .def_readwrite("max_num_seqs", &EngineConfig::max_num_seqs)
-      .def_readwrite("max_num_batched_tokens", &EngineConfig::max_num_batched_tokens)
-      .def_readwrite("kv_cache_dtype", &EngineConfig::kv_cache_dtype)
-      .def_readwrite("kv_cache_memory_bytes", &EngineConfig::kv_cache_memory_bytes)
-      .def_readwrite("num_kv_blocks", &EngineConfig::num_kv_blocks)
-      .def_readwrite("gpu_memory_utilization", &EngineConfig::gpu_memory_utilization)
-      .def_readwrite("block_size", &EngineConfig::block_size)
-      .def_readwrite("enable_prefix_caching", &EngineConfig::enable_prefix_caching)
-      .def_readwrite("enforce_eager", &EngineConfig::enforce_eager)
-      .def_readwrite("deterministic", &EngineConfig::deterministic)
-      .def_readwrite("num_threads", &EngineConfig::num_threads)
-      .def_readwrite("seed", &EngineConfig::seed)
-      .def_readwrite("logprobs_mode", &EngineConfig::logprobs_mode)
       .def_readwrite("speculative", &EngineConfig::speculative);
+  def_options(config, kEngineOptions);
   module.def("known_quantizations", &known_quantizations);
   module.def(
       "check_quantization", [](const std::string& name) { parse_quantization(name); },

@@ -1,11 +1,9 @@
-#include <pybind11/stl.h>
-
-#include <array>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "bind_options.h"
 #include "bindings.h"
 #include "specdec/acceptance_stats.h"
 #include "specdec/engine.h"
@@ -16,37 +14,6 @@ namespace py = pybind11;
 
 namespace specdec::python {
 namespace {
-
-template <class Enum, size_t N>
-using Names = std::array<std::pair<Enum, const char*>, N>;
-
-constexpr Names<DraftSampling, 3> kSamplings{{{DraftSampling::kArgmax, "argmax"},
-                                              {DraftSampling::kCoupled, "coupled"},
-                                              {DraftSampling::kIndependent, "independent"}}};
-constexpr Names<DraftLengthPolicy, 2> kLengthPolicies{
-    {{DraftLengthPolicy::kAuto, "auto"}, {DraftLengthPolicy::kFixed, "fixed"}}};
-constexpr Names<Verification, 4> kVerifications{{{Verification::kExact, "exact"},
-                                                 {Verification::kRejection, "rejection"},
-                                                 {Verification::kBlock, "block"},
-                                                 {Verification::kSynthetic, "synthetic"}}};
-
-template <class Enum, size_t N>
-const char* name_of(const Names<Enum, N>& names, Enum value) {
-  for (const auto& [candidate, name] : names) {
-    if (candidate == value) return name;
-  }
-  return "";
-}
-
-template <class Enum, size_t N>
-Enum value_of(const Names<Enum, N>& names, const char* field, const std::string& text) {
-  std::string known;
-  for (const auto& [value, name] : names) {
-    if (text == name) return value;
-    known += std::string(known.empty() ? "'" : ", '") + name + "'";
-  }
-  throw InvalidArgument(field, "'" + text + "' is not one of " + known);
-}
 
 // A Python object with propose(tokens, max_tokens). Its last reference may go in any thread.
 class PythonDrafter final : public CustomDrafter {
@@ -79,71 +46,23 @@ class PythonDrafter final : public CustomDrafter {
 };
 
 void bind_drafter_config(py::module_& module) {
-  py::class_<DrafterConfig>(module, "DrafterConfig")
-      .def(py::init([](const py::kwargs& keywords) {
-        return from_keywords<DrafterConfig>("DrafterConfig", keywords);
-      }))
-      .def_property(
-          "method",
-          [](const DrafterConfig& config) { return name_of(kDraftMethodNames, config.method); },
-          [](DrafterConfig& config, const std::string& name) {
-            config.method = value_of(kDraftMethodNames, "method", name);
-          })
-      .def_readwrite("prompt_lookup_min", &DrafterConfig::prompt_lookup_min)
-      .def_readwrite("prompt_lookup_max", &DrafterConfig::prompt_lookup_max)
-      .def_readwrite("suffix_max_tree_depth", &DrafterConfig::suffix_max_tree_depth)
-      .def_readwrite("suffix_max_cached_requests", &DrafterConfig::suffix_max_cached_requests)
-      .def_readwrite("suffix_max_spec_factor", &DrafterConfig::suffix_max_spec_factor)
-      .def_readwrite("suffix_min_token_prob", &DrafterConfig::suffix_min_token_prob)
-      .def_readwrite("model", &DrafterConfig::model)
-      .def_readwrite("quantization", &DrafterConfig::quantization)
-      .def_property(
-          "sampling",
-          [](const DrafterConfig& config) { return name_of(kSamplings, config.sampling); },
-          [](DrafterConfig& config, const std::string& name) {
-            config.sampling = value_of(kSamplings, "draft_sample_method", name);
-          })
-      .def_readwrite("min_confidence", &DrafterConfig::min_confidence)
-      .def_readwrite("max_model_len", &DrafterConfig::max_model_len)
-      .def_property(
-          "custom",
-          [](const DrafterConfig& config) -> py::object {
-            const auto* drafter = dynamic_cast<const PythonDrafter*>(config.custom.get());
-            return drafter == nullptr ? py::none() : drafter->object();
-          },
-          [](DrafterConfig& config, const py::object& object) {
-            config.custom = object.is_none() ? nullptr : std::make_shared<PythonDrafter>(object);
-          });
+  py::class_<DrafterConfig> drafter(module, "DrafterConfig");
+  drafter.def_property(
+      "custom",
+      [](const DrafterConfig& config) -> py::object {
+        const auto* drafter = dynamic_cast<const PythonDrafter*>(config.custom.get());
+        return drafter == nullptr ? py::none() : drafter->object();
+      },
+      [](DrafterConfig& config, const py::object& object) {
+        config.custom = object.is_none() ? nullptr : std::make_shared<PythonDrafter>(object);
+      });
+  def_options(drafter, kDrafterOptions);
 }
 
 void bind_speculative_config(py::module_& module) {
   using Range = std::tuple<int, int, int>;
-  py::class_<SpeculativeConfig>(module, "SpeculativeConfig")
-      .def(py::init([](const py::kwargs& keywords) {
-        return from_keywords<SpeculativeConfig>("SpeculativeConfig", keywords);
-      }))
-      .def_readwrite("num_speculative_tokens", &SpeculativeConfig::num_speculative_tokens)
-      .def_property(
-          "draft_length_policy",
-          [](const SpeculativeConfig& config) {
-            return name_of(kLengthPolicies, config.draft_length_policy);
-          },
-          [](SpeculativeConfig& config, const std::string& name) {
-            config.draft_length_policy = value_of(kLengthPolicies, "draft_length_policy", name);
-          })
-      .def_readwrite("drafters", &SpeculativeConfig::drafters)
-      .def_readwrite("merge_drafters", &SpeculativeConfig::merge_drafters)
-      .def_readwrite("tree_width", &SpeculativeConfig::tree_width)
-      .def_readwrite("max_draft_nodes", &SpeculativeConfig::max_draft_nodes)
-      .def_property(
-          "verification",
-          [](const SpeculativeConfig& config) {
-            return name_of(kVerifications, config.verification);
-          },
-          [](SpeculativeConfig& config, const std::string& name) {
-            config.verification = value_of(kVerifications, "rejection_sample_method", name);
-          })
-      .def_readwrite("synthetic_acceptance_rates", &SpeculativeConfig::synthetic_acceptance_rates)
+  py::class_<SpeculativeConfig> speculative(module, "SpeculativeConfig");
+  speculative.def_readwrite("drafters", &SpeculativeConfig::drafters)
       .def_property(
           "num_speculative_tokens_per_batch_size",
           [](const SpeculativeConfig& config) {
@@ -160,6 +79,7 @@ void bind_speculative_config(py::module_& module) {
             }
           })
       .def("validate", &SpeculativeConfig::validate);
+  def_options(speculative, kSpeculativeOptions);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "The compiled core of specdec_native: token ids in, token ids out.";
   module.attr("__version__") = specdec::build_info().version;
   specdec::python::bind_errors(module);
+  specdec::python::bind_option_info(module);
   specdec::python::bind_device(module);
   specdec::python::bind_speculative(module);
   specdec::python::bind_config(module);

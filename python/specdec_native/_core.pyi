@@ -1,7 +1,7 @@
 """The compiled core. Token ids in, token ids out; text lives in the Python layer."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, type_check_only
+from typing import Any, ClassVar, Protocol, type_check_only
 
 import numpy as np
 import numpy.typing as npt
@@ -17,81 +17,76 @@ class LogitsProcessor(Protocol):
         self, prompt: list[int], output: list[int], logits: npt.NDArray[np.float32]
     ) -> npt.NDArray[np.float32]: ...
 
+class Option:
+    """A row of the tables in cpp/include/specdec."""
+
+    name: str
+    type: str  # as an annotation
+    default: Any
+    help: str
+    details: str
+    lowest: float | None
+    highest: float | None
+    above_lowest: bool  # lowest itself is not in the range
+    zero: str | None  # what 0, in Python None, stands for
+    choices: list[str]
+    num_bits: int  # of an integer
+
 class DrafterConfig:
     """Fields are those of cpp/include/specdec/speculative_config.h."""
 
+    custom: CustomDrafter | None
+    # Options: written by scripts/write_options.py from cpp/include/specdec/speculative_config.h.
     method: str  # "ngram", "suffix", "draft_model", "custom"
     prompt_lookup_min: int
     prompt_lookup_max: int
-    suffix_max_tree_depth: int
-    suffix_max_cached_requests: int
-    suffix_max_spec_factor: float
-    suffix_min_token_prob: float
+    suffix_decoding_max_tree_depth: int
+    suffix_decoding_max_cached_requests: int
+    suffix_decoding_max_spec_factor: float
+    suffix_decoding_min_token_prob: float
     model: str
-    quantization: str  # "auto", "none", "int8", "int4", "fp8"
+    quantization: str
+    max_model_len: int
     sampling: str  # "argmax", "coupled", "independent"
     min_confidence: float
-    max_model_len: int
-    custom: CustomDrafter | None
-    def __init__(
-        self,
-        *,
-        method: str = ...,
-        prompt_lookup_min: int = ...,
-        prompt_lookup_max: int = ...,
-        suffix_max_tree_depth: int = ...,
-        suffix_max_cached_requests: int = ...,
-        suffix_max_spec_factor: float = ...,
-        suffix_min_token_prob: float = ...,
-        model: str = ...,
-        quantization: str = ...,
-        sampling: str = ...,
-        min_confidence: float = ...,
-        max_model_len: int = ...,
-        custom: CustomDrafter | None = ...,
-    ) -> None: ...
+    # End of options.
+    options: ClassVar[tuple[Option, ...]]
+    def __init__(self, **fields: Any) -> None: ...
 
 class SpeculativeConfig:
     """Fields are those of cpp/include/specdec/speculative_config.h."""
 
+    drafters: list[DrafterConfig]
+    num_speculative_tokens_per_batch_size: list[tuple[int, int, int]]
+    # Options: written by scripts/write_options.py from cpp/include/specdec/speculative_config.h.
     num_speculative_tokens: int
     draft_length_policy: str  # "auto", "fixed"
-    drafters: list[DrafterConfig]
     merge_drafters: bool
     tree_width: int
     max_draft_nodes: int
     verification: str  # "exact", "rejection", "block", "synthetic"
     synthetic_acceptance_rates: list[float]
-    num_speculative_tokens_per_batch_size: list[tuple[int, int, int]]
-    def __init__(
-        self,
-        *,
-        num_speculative_tokens: int = ...,
-        draft_length_policy: str = ...,
-        drafters: Sequence[DrafterConfig] = ...,
-        merge_drafters: bool = ...,
-        tree_width: int = ...,
-        max_draft_nodes: int = ...,
-        verification: str = ...,
-        synthetic_acceptance_rates: Sequence[float] = ...,
-        num_speculative_tokens_per_batch_size: Sequence[tuple[int, int, int]] = ...,
-    ) -> None: ...
+    # End of options.
+    options: ClassVar[tuple[Option, ...]]
+    def __init__(self, **fields: Any) -> None: ...
     def validate(self) -> None: ...
 
 class EngineConfig:
     """Fields are those of cpp/include/specdec/config.h; every one may be given by keyword."""
 
     model: str
-    dtype: str
-    load_format: str
     hf_overrides: str
+    speculative: SpeculativeConfig
+    # Options: written by scripts/write_options.py from cpp/include/specdec/config.h.
+    dtype: str  # "auto", "bfloat16", "float16", "float32"
+    load_format: str  # "auto", "dummy"
     quantization: str
     device: str
     cpu_isa: str
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    kv_cache_dtype: str
+    kv_cache_dtype: str  # "auto", "int8"
     kv_cache_memory_bytes: int
     num_kv_blocks: int
     gpu_memory_utilization: float
@@ -101,34 +96,10 @@ class EngineConfig:
     deterministic: bool
     num_threads: int
     seed: int
-    logprobs_mode: str
-    speculative: SpeculativeConfig
-    def __init__(
-        self,
-        *,
-        model: str = ...,
-        dtype: str = ...,
-        load_format: str = ...,
-        hf_overrides: str = ...,
-        quantization: str = ...,
-        device: str = ...,
-        cpu_isa: str = ...,
-        max_model_len: int = ...,
-        max_num_seqs: int = ...,
-        max_num_batched_tokens: int = ...,
-        kv_cache_dtype: str = ...,
-        kv_cache_memory_bytes: int = ...,
-        num_kv_blocks: int = ...,
-        gpu_memory_utilization: float = ...,
-        block_size: int = ...,
-        enable_prefix_caching: bool = ...,
-        enforce_eager: bool = ...,
-        deterministic: bool = ...,
-        num_threads: int = ...,
-        seed: int = ...,
-        logprobs_mode: str = ...,
-        speculative: SpeculativeConfig = ...,
-    ) -> None: ...
+    logprobs_mode: str  # "raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"
+    # End of options.
+    options: ClassVar[tuple[Option, ...]]
+    def __init__(self, **fields: Any) -> None: ...
 
 class ModelInfo:
     architecture: str
@@ -156,6 +127,8 @@ class ModelInfo:
 class SamplingParams:
     """The core's half of sampling parameters: token ids only. See sampling_params.h."""
 
+    logits_processors: list[LogitsProcessor]
+    # Options: written by scripts/write_options.py from cpp/include/specdec/sampling_params.h.
     n: int
     temperature: float
     top_p: float
@@ -167,7 +140,6 @@ class SamplingParams:
     logit_bias: list[tuple[int, float]]
     allowed_token_ids: list[int]
     bad_words: list[list[int]]
-    logits_processors: list[LogitsProcessor]
     max_tokens: int
     min_tokens: int
     stop_token_ids: list[int]
@@ -177,31 +149,9 @@ class SamplingParams:
     logprobs: int | None
     prompt_logprobs: int | None
     num_speculative_tokens: int | None
-    def __init__(
-        self,
-        *,
-        n: int = ...,
-        temperature: float = ...,
-        top_p: float = ...,
-        top_k: int = ...,
-        min_p: float = ...,
-        presence_penalty: float = ...,
-        frequency_penalty: float = ...,
-        repetition_penalty: float = ...,
-        logit_bias: Sequence[tuple[int, float]] = ...,
-        allowed_token_ids: Sequence[int] = ...,
-        bad_words: Sequence[Sequence[int]] = ...,
-        logits_processors: Sequence[LogitsProcessor] = ...,
-        max_tokens: int = ...,
-        min_tokens: int = ...,
-        stop_token_ids: Sequence[int] = ...,
-        eos_token_ids: Sequence[int] = ...,
-        ignore_eos: bool = ...,
-        seed: int | None = ...,
-        logprobs: int | None = ...,
-        prompt_logprobs: int | None = ...,
-        num_speculative_tokens: int | None = ...,
-    ) -> None: ...
+    # End of options.
+    options: ClassVar[tuple[Option, ...]]
+    def __init__(self, **fields: Any) -> None: ...
     def validate(self, vocab_size: int = 0) -> None: ...
 
 class Logprob:

@@ -8,15 +8,38 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specdec_native import _core
+
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 
 
+def check_option(option: _core.Option, value: Any, *, maximum: int | float | None = None) -> Any:
+    """`value`, in the range of an option of the core and at most `maximum`, as a number."""
+    if maximum is None:
+        maximum = option.highest
+    if "int" in option.type:
+        lowest, highest = (None if end is None else int(end) for end in (option.lowest, maximum))
+        return check_integer(option.name, value, minimum=lowest or 0, maximum=highest)
+    return check_number(
+        option.name,
+        value,
+        minimum=-math.inf if option.lowest is None else option.lowest,
+        maximum=math.inf if maximum is None else maximum,
+        above_minimum=option.above_lowest,
+    )
+
+
 def check_number(
-    name: str, value: Any, *, minimum: float = -math.inf, maximum: float = math.inf
+    name: str,
+    value: Any,
+    *,
+    minimum: float = -math.inf,
+    maximum: float = math.inf,
+    above_minimum: bool = False,
 ) -> float:
-    """`value` as a finite float in [minimum, maximum]."""
+    """`value` as a finite float in [minimum, maximum], or in (minimum, maximum]."""
     value = _plain(value)
     try:
         if isinstance(value, bool) or not hasattr(value, "__float__"):
@@ -26,8 +49,8 @@ def check_number(
         raise ValueError(f"{name} must be a number, got {shown(value)}") from None
     if not math.isfinite(number):
         raise ValueError(f"{name} must be a finite number, got {number}")
-    if not minimum <= number <= maximum:
-        raise ValueError(f"{name} must be {_range(minimum, maximum)}, got {number}")
+    if not minimum <= number <= maximum or (above_minimum and number == minimum):
+        raise ValueError(f"{name} must be {_range(minimum, maximum, above_minimum)}, got {number}")
     return number
 
 
@@ -94,12 +117,12 @@ def _plain(value: Any) -> Any:
     return value.item() if getattr(value, "shape", None) == () else value
 
 
-def _range(minimum: float, maximum: float) -> str:
+def _range(minimum: float, maximum: float, above_minimum: bool = False) -> str:
     if math.isinf(maximum):
-        return f"at least {_bound(minimum)}"
+        return f"{'greater than' if above_minimum else 'at least'} {_bound(minimum)}"
     if math.isinf(minimum):
         return f"at most {_bound(maximum)}"
-    return f"in [{_bound(minimum)}, {_bound(maximum)}]"
+    return f"in {'(' if above_minimum else '['}{_bound(minimum)}, {_bound(maximum)}]"
 
 
 def _bound(number: float) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from specdec_native import _core
 from specdec_native.checkpoints import hub
 from specdec_native.checkpoints.hf_config import HfOverrides, check_hf_overrides, overrides_json
-from specdec_native.engine_options import check_quantization, dtype_name, make_config
+from specdec_native.engine_options import OPTIONS, check_quantization, dtype_name, make_config
 from specdec_native.errors import RequestError
 from specdec_native.log import route_core_log
 from specdec_native.progress import BAR_SECONDS, make_progress_bar, show_bytes
@@ -59,7 +59,7 @@ class Engine:
         tokenizer: Any = None,
         dtype: str = "auto",
         load_format: str = "auto",
-        quantization: str | None = None,
+        quantization: str = "auto",
         hf_overrides: HfOverrides | None = None,
         device: str = "auto",
         max_model_len: int | None = None,
@@ -91,42 +91,49 @@ class Engine:
         Args:
             model: a directory, a .gguf file or a model name.
             tokenizer: another checkpoint's directory or name, or a tokenizer object.
-            dtype: "auto" (the checkpoint's), "bfloat16", "float32" (on a CPU) or "float16" (also
-                "half"; on a CPU bfloat16, with a warning). "auto" is bfloat16 where the device has
-                not the checkpoint's.
-            load_format: "auto", or "dummy": random weights of the right shapes, always the same;
-                only config.json and the tokenizer are read. For measuring.
-            quantization: how weights are held. "auto", or None: as the checkpoint stores them, so a
-                GGUF file's integers are used as they are. "none": all at dtype. "int8": a scale for
-                each output. "int4": a scale for every 32 inputs of an output; embedding and head in
-                8 bits, grouped likewise. "fp8" (on a GPU): 8-bit floats, a scale for each output;
+            dtype: "auto" (the checkpoint's), "bfloat16", "float32" (on a CPU) or "float16" (on a
+                CPU bfloat16, with a warning). "half" is float16. "auto" is bfloat16 where the
+                device does not have the checkpoint's.
+            load_format: "auto", or "dummy": random weights of the right shapes, always the same.
+                Only config.json and the tokenizer are read, of a draft model, too. For measuring.
+            quantization: how weights are held: "auto" (as stored), "none" (at dtype), "int8",
+                "int4", or "fp8" on a GPU. "auto" uses a GGUF file's integers as they are. "int8": a
+                scale for each output. "int4": a scale for every 32 inputs of an output; embedding
+                and head in 8 bits, grouped likewise. "fp8": 8-bit floats, a scale for each output;
                 embedding and head stay at dtype. Integers stored in as few bits stay as they are.
                 On a CPU products with integers round their inputs to 8 bits, a scale for every 32
                 of a row.
             hf_overrides: put over config.json: a dict, whose keys replace those there, or a
                 function that is given the configuration and returns it changed.
             device: "cpu", "cuda" (the first GPU), "cuda:N", or "auto": the first GPU this build has
-                kernels for, otherwise the CPU. model_info().device is what was chosen.
+                kernels for, else the CPU. model_info().device is what was chosen.
             max_model_len: tokens of prompt and output together; None for the checkpoint's.
-            max_num_seqs: sequences that run in one step; None for 64, on a GPU 256.
-            max_num_batched_tokens: tokens computed in one step; longer prompts are cut into chunks.
+            max_num_seqs: sequences that run in one step; None for 64, on a GPU 256. A step reads
+                the same weights for one row and for hundreds, so more of them share it on a GPU.
+            max_num_batched_tokens: tokens computed in one step; longer prompts are cut into chunks;
                 None for 512, on a GPU 8192.
-            kv_cache_dtype: "auto" (dtype), or "int8": keys and values in 8 bits with a scale for
-                each token and head, about half the memory of bfloat16.
-            kv_cache_memory_bytes: size of the KV cache; None derives it from the device.
-            num_kv_blocks: the same in blocks; exclusive with kv_cache_memory_bytes.
-            gpu_memory_utilization: share of a GPU's memory to use, in (0, 1]. What weights,
-                workspaces and other processes leave of it is the KV cache.
-            block_size: tokens of one KV block, a multiple of 16.
+            kv_cache_dtype: keys and values: "auto" (dtype), or "int8" with a scale for each token
+                and head. "int8" takes about half the memory of bfloat16.
+            kv_cache_memory_bytes: size of the KV cache; None for what num_kv_blocks or the device
+                gives.
+            num_kv_blocks: the same in blocks; exclusive with kv_cache_memory_bytes; None for what
+                kv_cache_memory_bytes or the device gives.
+            gpu_memory_utilization: share of a GPU's memory to use; in (0, 1]. What weights,
+                workspaces and other processes leave of it is the KV cache, a draft model's part
+                included; num_kv_blocks or kv_cache_memory_bytes set its size themselves.
+            block_size: tokens of one KV block, a multiple of 16; in [16, 256].
             enable_prefix_caching: whether equal beginnings of prompts are computed once.
             enforce_eager: on a GPU, launch kernels one by one, without captured graphs.
             deterministic: on a GPU, False allows faster kernels that round differently beside other
-                requests and drafts, so that answers may depend on both.
-            num_threads: None for one per physical core.
+                requests and drafts. Answers may then depend on both. Products of many rows run on
+                the fastest of this build's kernels, CUTLASS and cuBLASLt, each timed at the first
+                product of its shape.
+            num_threads: threads on the CPU; None for one per physical core that this process may
+                run on.
             seed: seeds requests that bring no seed.
             logprobs_mode: what logprobs and prompt_logprobs hold: "raw_logprobs",
-                "processed_logprobs" (after all processors), or instead of the log-softmax the
-                logits themselves, "raw_logits" or "processed_logits".
+                "processed_logprobs" (after all processors), "raw_logits" or "processed_logits".
+                Logits come instead of their log-softmax.
             max_logprobs: the most a request may ask for; -1 for no limit.
             cpu_isa: "auto", or a narrower instruction set of `specdec-native info`.
             skip_tokenizer_init: work with token ids only.
@@ -144,35 +151,14 @@ class Engine:
         Raises ValueError for a bad option or checkpoint, MemoryError where it does not fit,
         RuntimeError where the device is not available.
         """
-        if seed is None:
-            seed = 0
+        core_options = {name: value for name, value in locals().items() if name in OPTIONS}
         dtype = dtype_name(dtype)
         if isinstance(max_logprobs, bool) or not isinstance(max_logprobs, int) or max_logprobs < -1:
             raise ValueError(f"max_logprobs must be -1 or at least 0, got {max_logprobs!r}")
         check_quantization(quantization)
         check_hf_overrides(hf_overrides)
         generation = GenerationConfig(generation_config, override_generation_config)
-        config = make_config(
-            dtype=dtype,
-            load_format=load_format,
-            quantization=quantization,
-            device=device,
-            cpu_isa=cpu_isa,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            kv_cache_dtype=kv_cache_dtype,
-            kv_cache_memory_bytes=kv_cache_memory_bytes,
-            num_kv_blocks=num_kv_blocks,
-            gpu_memory_utilization=gpu_memory_utilization,
-            block_size=block_size,
-            enable_prefix_caching=enable_prefix_caching,
-            enforce_eager=enforce_eager,
-            deterministic=deterministic,
-            num_threads=num_threads,
-            seed=seed,
-            logprobs_mode=logprobs_mode,
-        )
+        config = make_config({**core_options, "dtype": dtype, "seed": seed or 0})
         speculative = (
             None if speculative_config is None else parse_speculative_config(speculative_config)
         )

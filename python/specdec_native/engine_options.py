@@ -1,38 +1,33 @@
-"""Engine's options, checked and brought into the core's form."""
+"""Options of Engine that are the core's, checked and brought into its form.
+
+The core has the table of them (cpp/include/specdec/config.h); what Engine's signature and docstring
+say of them, scripts/write_options.py writes.
+"""
 
 from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 from specdec_native import _core
 from specdec_native.checks import check_number
 
+OPTIONS: dict[str, _core.Option] = {option.name: option for option in _core.EngineConfig.options}
+
 _SEED_MASK = 2**64 - 1
+_DTYPES = {"float": "float32", "half": "float16"}
+_NOT_ZERO = ("max_num_seqs", "max_num_batched_tokens")  # for which vLLM refuses 0
 
 
-def make_config(**options: Any) -> _core.EngineConfig:
+def make_config(options: Mapping[str, Any]) -> _core.EngineConfig:
     """An EngineConfig from the options that are not None. Raises ValueError naming a wrong one."""
-    fields: dict[str, Any] = {}
+    config = _core.EngineConfig()
     for name, value in options.items():
-        if value is None:
-            continue
-        if name in _INTEGER_OPTIONS:
-            value = _integer(name, value)  # noqa: PLW2901
-            if value == 0 and name in _POSITIVE_OPTIONS:
-                raise ValueError(f"{name} must be at least 1, or None for the default")
-        elif name in _SWITCHES:
-            if not isinstance(value, bool):
-                raise ValueError(f"{name} must be True or False, got {value!r}")
-        elif name == "gpu_memory_utilization":
-            value = check_number(name, value)  # noqa: PLW2901
-        elif not isinstance(value, str):
-            raise ValueError(f"{name} must be a string, got {value!r}")
-        fields[name] = value
-    if "seed" in fields:
-        fields["seed"] &= _SEED_MASK
-    return _core.EngineConfig(**fields)
+        if value is not None:
+            setattr(config, name, _checked(OPTIONS[name], value))
+    return config
 
 
 def dtype_name(dtype: Any) -> str:
@@ -52,29 +47,31 @@ def check_quantization(value: Any) -> None:
     _core.check_quantization(value)
 
 
-_INTEGER_OPTIONS = (
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "kv_cache_memory_bytes",
-    "num_kv_blocks",
-    "block_size",
-    "num_threads",
-    "seed",
-)
-_POSITIVE_OPTIONS = ("max_num_seqs", "max_num_batched_tokens")  # where 0 means the core's default
-_SWITCHES = ("enable_prefix_caching", "enforce_eager", "deterministic")
-_DTYPES = {"float": "float32", "half": "float16"}
+def _checked(option: _core.Option, value: Any) -> Any:
+    """`value` in the option's type; the core checks its range."""
+    if option.type == "int":
+        return _integer(option, value)
+    if option.type == "float":
+        return check_number(option.name, value)
+    if option.type == "bool" and not isinstance(value, bool):
+        raise ValueError(f"{option.name} must be True or False, got {value!r}")
+    if option.type == "str" and not isinstance(value, str):
+        raise ValueError(f"{option.name} must be a string, got {value!r}")
+    return value
 
 
-def _integer(name: str, value: Any) -> int:
+def _integer(option: _core.Option, value: Any) -> int:
     if isinstance(value, float) and math.isfinite(value) and value == int(value):
         value = int(value)  # sizes are often written 4e9
     try:
         number = operator.index(value)
     except TypeError:
-        raise ValueError(f"{name} must be an integer, got {value!r}") from None
-    limit = 2**63 if name in ("kv_cache_memory_bytes", "seed") else 2**31
-    if name != "seed" and not -limit <= number < limit:
-        raise ValueError(f"{name} must be below {limit}, got {number}")
+        raise ValueError(f"{option.name} must be an integer, got {value!r}") from None
+    if option.name == "seed":
+        return number & _SEED_MASK
+    limit = 2 ** (option.num_bits - 1)
+    if not -limit <= number < limit:
+        raise ValueError(f"{option.name} must be below {limit}, got {number}")
+    if number == 0 and option.name in _NOT_ZERO:
+        raise ValueError(f"{option.name} must be at least 1, or None for the default")
     return number

@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "python" / "specdec_native"
 
 # Modules at the top of the package that every folder may import.
-BASE = {"_core", "checks", "engine_options", "log", "progress"}
+BASE = {"_core", "checks", "engine_options", "log", "option_text", "progress"}
 FOLDERS = {"text", "checkpoints", "requests", "speculation", "vllm_names"}
 LAYERS: dict[str, set[str]] = {
     **{module: BASE for module in BASE},

@@ -169,10 +169,10 @@ def test_suffix_keys_reach_the_core() -> None:
         "suffix_decoding_min_token_prob": 0.25,
     }
     assert only_fields(parse(method="suffix", **config)) == {
-        "suffix_max_tree_depth": 7,
-        "suffix_max_cached_requests": 0,
-        "suffix_max_spec_factor": 2.0,
-        "suffix_min_token_prob": 0.25,
+        "suffix_decoding_max_tree_depth": 7,
+        "suffix_decoding_max_cached_requests": 0,
+        "suffix_decoding_max_spec_factor": 2.0,
+        "suffix_decoding_min_token_prob": 0.25,
     }
 
 
@@ -251,7 +251,7 @@ def test_several_drafters_keep_their_order_and_options() -> None:
         "draft_model",
         "custom_class",
     ]
-    assert options.drafters[0].fields == {"suffix_min_token_prob": 0.5}
+    assert options.drafters[0].fields == {"suffix_decoding_min_token_prob": 0.5}
     assert options.drafters[1].fields["prompt_lookup_min"] == 3
     assert options.fields == {
         "verification": "exact",
@@ -652,8 +652,10 @@ def test_the_core_receives_everything() -> None:
     methods = ["ngram", "suffix", "draft_model", "draft_model", "custom"]
     assert [d.method for d in core.drafters] == methods
     assert (lookup.prompt_lookup_min, lookup.prompt_lookup_max) == (2, 3)
-    assert (suffix.suffix_max_spec_factor, suffix.suffix_min_token_prob) == (2.5, 0.1)
-    assert (suffix.suffix_max_tree_depth, suffix.suffix_max_cached_requests) == (24, 10000)
+    assert suffix.suffix_decoding_max_spec_factor == 2.5
+    assert suffix.suffix_decoding_min_token_prob == 0.1
+    assert suffix.suffix_decoding_max_tree_depth == 24
+    assert suffix.suffix_decoding_max_cached_requests == 10000
     assert (draft.model, draft.sampling) == (str(resolve("small", "main", "int8")), "coupled")
     assert (draft.min_confidence, draft.quantization) == (0.5, "int8")
     assert other_draft.model == str(resolve("smaller", None, "int4"))

@@ -1,55 +1,154 @@
-// What an engine is made of. Field names are those of the Python `Engine` arguments.
+// What an engine is made of.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 
+#include "specdec/options.h"
 #include "specdec/speculative_config.h"
 
 namespace specdec {
 
 struct EngineConfig {
-  std::string model;           // directory with config.json and *.safetensors
-  std::string dtype = "auto";  // "auto" (the checkpoint's), "bfloat16", "float32" (CPU only),
-                               // "float16" (on a CPU bfloat16, with a warning)
-  // "auto", or "dummy": made-up weights of the right shapes, always the same ones; only config.json
-  // is read. Draft models have such weights, too.
+  std::string model;  // directory with config.json and *.safetensors
+  // kEngineOptions, below, says what members without a comment mean and which values they take.
+  std::string dtype = "auto";
   std::string load_format = "auto";
   // A JSON object whose keys replace those of config.json; empty: none. A draft model has its own.
   std::string hf_overrides;
-  // Of the weights: "auto" (as the checkpoint stores them), "none" (all at dtype), "int8", "int4";
-  // see quantization.h. On a CPU products with integers round their inputs to 8 bits, too.
   std::string quantization = "auto";
-  // "cpu", "cuda", "cuda:N", or "auto": the first GPU this build has kernels for, else the CPU.
   std::string device = "auto";
-  std::string cpu_isa = "auto";  // "auto", or one of BuildInfo::cpu_isas to force narrower kernels
-
-  int max_model_len = 0;           // tokens (prompt + output) of one request; 0: the checkpoint's
-  int max_num_seqs = 0;            // sequences that run in one step; 0: 64, on a GPU 256
-  int max_num_batched_tokens = 0;  // rows of one step: prompt chunks and decodes together; 0: 512,
-                                   // on a GPU 8192
-
-  // Keys and values: "auto" (at dtype), or "int8" with a scale for each token and head.
+  std::string cpu_isa = "auto";
+  int max_model_len = 0;
+  int max_num_seqs = 0;
+  int max_num_batched_tokens = 0;
   std::string kv_cache_dtype = "auto";
-  int64_t kv_cache_memory_bytes = 0;  // KV pool size; 0: derived from num_kv_blocks or the device
-  int num_kv_blocks = 0;              // KV pool size in blocks; exclusive with the above
-  // Of a GPU's memory, for weights, workspaces and what is left for the KV pool, in (0, 1].
+  int64_t kv_cache_memory_bytes = 0;
+  int num_kv_blocks = 0;
   double gpu_memory_utilization = 0.9;
-  int block_size = 16;  // tokens of one KV block, a multiple of 16
+  int block_size = 16;
   bool enable_prefix_caching = true;
-
-  bool enforce_eager = false;  // GPU: launch every kernel by itself, without captured graphs
-  // GPU: false allows faster kernels whose rows depend on their neighbours in the last bits, so
-  // that a request's answer may depend on what runs beside it and on speculation.
+  bool enforce_eager = false;
   bool deterministic = true;
-
-  int num_threads = 0;  // 0: one per physical core this process may run on
-  uint64_t seed = 0;    // seeds requests that bring none of their own
-  // What logprobs report: "raw_logprobs", "processed_logprobs" (after all processors), or the
-  // logits themselves: "raw_logits", "processed_logits".
+  int num_threads = 0;
+  uint64_t seed = 0;
   std::string logprobs_mode = "raw_logprobs";
-
   SpeculativeConfig speculative;
+
+  // Throws InvalidArgument naming the first field that is out of range.
+  void validate() const;
+};
+
+inline constexpr int kMaxCacheTokens = 1 << 24;  // the most tokens that a KV cache holds
+
+inline constexpr std::tuple kEngineOptions = {
+    option(
+        &EngineConfig::dtype,
+        {.name = "dtype",
+         .help = "\"auto\" (the checkpoint's), \"bfloat16\", \"float32\" (on a CPU) or "
+                 "\"float16\" (on a CPU bfloat16, with a warning)",
+         .details = "\"half\" is float16. \"auto\" is bfloat16 where the device does not have the "
+                    "checkpoint's.",
+         .choices = {"auto", "bfloat16", "float16", "float32"}}),
+    option(&EngineConfig::load_format,
+           {.name = "load_format",
+            .help = "\"auto\", or \"dummy\": random weights of the right shapes, always the same",
+            .details = "Only config.json and the tokenizer are read, of a draft model, too. For "
+                       "measuring.",
+            .choices = {"auto", "dummy"}}),
+    option(
+        &EngineConfig::quantization,
+        {.name = "quantization",
+         .help = "how weights are held: \"auto\" (as stored), \"none\" (at dtype), \"int8\", "
+                 "\"int4\", or \"fp8\" on a GPU",
+         .details = "\"auto\" uses a GGUF file's integers as they are. \"int8\": a scale for each "
+                    "output. \"int4\": a scale for every 32 inputs of an output; embedding and "
+                    "head in 8 bits, grouped likewise. \"fp8\": 8-bit floats, a scale for each "
+                    "output; embedding and head stay at dtype. Integers stored in as few bits "
+                    "stay as they are. On a CPU products with integers round their inputs to 8 "
+                    "bits, a scale for every 32 of a row."}),
+    option(
+        &EngineConfig::device,
+        {.name = "device",
+         .help = "\"cpu\", \"cuda\" (the first GPU), \"cuda:N\", or \"auto\": the first GPU this "
+                 "build has kernels for, else the CPU",
+         .details = "model_info().device is what was chosen."}),
+    option(&EngineConfig::cpu_isa,
+           {.name = "cpu_isa",
+            .help = "\"auto\", or a narrower instruction set of `specdec-native info`"}),
+    option(&EngineConfig::max_model_len, {.name = "max_model_len",
+                                          .help = "tokens of prompt and output together",
+                                          .range = at_least(1),
+                                          .zero = "the checkpoint's"}),
+    option(
+        &EngineConfig::max_num_seqs,
+        {.name = "max_num_seqs",
+         .help = "sequences that run in one step",
+         .details = "A step reads the same weights for one row and for hundreds, so more of them "
+                    "share it on a GPU.",
+         .range = at_least(1),
+         .zero = "64, on a GPU 256"}),
+    option(&EngineConfig::max_num_batched_tokens,
+           {.name = "max_num_batched_tokens",
+            .help = "tokens computed in one step; longer prompts are cut into chunks",
+            .range = between(1, kMaxCacheTokens),
+            .zero = "512, on a GPU 8192"}),
+    option(
+        &EngineConfig::kv_cache_dtype,
+        {.name = "kv_cache_dtype",
+         .help = "keys and values: \"auto\" (dtype), or \"int8\" with a scale for each token and "
+                 "head",
+         .details = "\"int8\" takes about half the memory of bfloat16.",
+         .choices = {"auto", "int8"}}),
+    option(&EngineConfig::kv_cache_memory_bytes,
+           {.name = "kv_cache_memory_bytes",
+            .help = "size of the KV cache",
+            .range = at_least(1),
+            .zero = "what num_kv_blocks or the device gives"}),
+    option(&EngineConfig::num_kv_blocks,
+           {.name = "num_kv_blocks",
+            .help = "the same in blocks; exclusive with kv_cache_memory_bytes",
+            .range = at_least(1),
+            .zero = "what kv_cache_memory_bytes or the device gives"}),
+    option(&EngineConfig::gpu_memory_utilization,
+           {.name = "gpu_memory_utilization",
+            .help = "share of a GPU's memory to use",
+            .details =
+                "What weights, workspaces and other processes leave of it is the KV cache, a "
+                "draft model's part included; num_kv_blocks or kv_cache_memory_bytes set its size "
+                "themselves.",
+            .range = above(0, 1)}),
+    option(&EngineConfig::block_size, {.name = "block_size",
+                                       .help = "tokens of one KV block, a multiple of 16",
+                                       .range = between(16, 256)}),
+    option(&EngineConfig::enable_prefix_caching,
+           {.name = "enable_prefix_caching",
+            .help = "whether equal beginnings of prompts are computed once"}),
+    option(&EngineConfig::enforce_eager,
+           {.name = "enforce_eager",
+            .help = "on a GPU, launch kernels one by one, without captured graphs"}),
+    option(
+        &EngineConfig::deterministic,
+        {.name = "deterministic",
+         .help = "on a GPU, False allows faster kernels that round differently beside other "
+                 "requests and drafts",
+         .details = "Answers may then depend on both. Products of many rows run on the fastest of "
+                    "this build's kernels, CUTLASS and cuBLASLt, each timed at the first product "
+                    "of its shape."}),
+    option(&EngineConfig::num_threads,
+           {.name = "num_threads",
+            .help = "threads on the CPU",
+            .range = between(1, 1024),
+            .zero = "one per physical core that this process may run on"}),
+    option(&EngineConfig::seed, {.name = "seed", .help = "seeds requests that bring no seed"}),
+    option(&EngineConfig::logprobs_mode,
+           {.name = "logprobs_mode",
+            .help = "what logprobs and prompt_logprobs hold: \"raw_logprobs\", "
+                    "\"processed_logprobs\" (after all processors), \"raw_logits\" or "
+                    "\"processed_logits\"",
+            .details = "Logits come instead of their log-softmax.",
+            .choices = {"raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"}}),
 };
 
 // What was resolved from EngineConfig and the checkpoint once an engine is up.

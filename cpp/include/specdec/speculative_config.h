@@ -1,5 +1,5 @@
 // How an engine drafts tokens ahead and verifies them. Key names in Python are vLLM's where it has
-// the feature; see python/specdec_native/speculative_config.py.
+// the feature; see python/specdec_native/speculation/speculative_config.py.
 #pragma once
 
 #include <array>
@@ -7,8 +7,10 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
+
+#include "specdec/options.h"
 
 namespace specdec {
 
@@ -25,12 +27,12 @@ class CustomDrafter {
 };
 
 enum class DraftMethod : uint8_t { kNgram, kSuffix, kDraftModel, kCustom };
-inline constexpr std::array<std::pair<DraftMethod, const char*>, 4> kDraftMethodNames{
-    {{DraftMethod::kNgram, "ngram"},
-     {DraftMethod::kSuffix, "suffix"},
-     {DraftMethod::kDraftModel, "draft_model"},
-     {DraftMethod::kCustom, "custom"}}};
-std::string name_of(DraftMethod method);
+template <>
+inline constexpr auto kEnumNames<DraftMethod> =
+    std::to_array<EnumName<DraftMethod>>({{DraftMethod::kNgram, "ngram"},
+                                          {DraftMethod::kSuffix, "suffix"},
+                                          {DraftMethod::kDraftModel, "draft_model"},
+                                          {DraftMethod::kCustom, "custom"}});
 
 // How a draft model picks its tokens, after the request's own processors.
 enum class DraftSampling : uint8_t {
@@ -38,38 +40,86 @@ enum class DraftSampling : uint8_t {
   kCoupled,      // with the noise the target will use: agrees as often as it can
   kIndependent,  // with noise of its own, for rejection verification
 };
+template <>
+inline constexpr auto kEnumNames<DraftSampling> =
+    std::to_array<EnumName<DraftSampling>>({{DraftSampling::kArgmax, "argmax"},
+                                            {DraftSampling::kCoupled, "coupled"},
+                                            {DraftSampling::kIndependent, "independent"}});
 
+inline constexpr int kMaxSpeculativeTokens = 128;
+inline constexpr int kMaxDraftNodes = 512;
+
+// kDrafterOptions, below, says what members without a comment mean and which values they take.
 struct DrafterConfig {
   DraftMethod method = DraftMethod::kNgram;
-
-  int prompt_lookup_min = 1;  // ngram: shortest and longest match, in tokens
+  int prompt_lookup_min = 1;
   int prompt_lookup_max = 5;
-
-  int suffix_max_tree_depth = 24;          // suffix: longest stored pattern, in tokens
-  int suffix_max_cached_requests = 10000;  // finished outputs kept for others; 0: none
-  double suffix_max_spec_factor = 1.0;     // draft at most factor * match length tokens
-  double suffix_min_token_prob = 0.1;      // stop where the estimated probability falls below
-
-  std::string model;  // draft_model: directory of a checkpoint with the target's vocabulary
-  // draft_model: as EngineConfig::quantization. What a draft loses by rounding costs acceptance at
-  // most, never an answer: exact verification compares with the target's own draws, and rejection
-  // with the distribution the draft drew from, whatever that is.
+  int suffix_max_tree_depth = 24;
+  int suffix_max_cached_requests = 10000;
+  double suffix_max_spec_factor = 1.0;
+  double suffix_min_token_prob = 0.1;
+  std::string model;
   std::string quantization = "int8";
-  // draft_model: it drafts no further than this position; 0: as far as both models go.
   int max_model_len = 0;
   DraftSampling sampling = DraftSampling::kCoupled;
-  double min_confidence = 0.0;  // draft_model: stop below this probability of the path; 0: never
+  double min_confidence = 0.0;
+  std::shared_ptr<CustomDrafter> custom;  // of DraftMethod::kCustom
+};
 
-  std::shared_ptr<CustomDrafter> custom;
+inline constexpr std::tuple kDrafterOptions = {
+    option(&DrafterConfig::method, {.name = "method", .help = "what drafts"}),
+    option(&DrafterConfig::prompt_lookup_min, {.name = "prompt_lookup_min",
+                                               .help = "ngram: shortest match, in tokens",
+                                               .range = at_least(1)}),
+    option(&DrafterConfig::prompt_lookup_max, {.name = "prompt_lookup_max",
+                                               .help = "ngram: longest match, in tokens",
+                                               .range = between(1, 128)}),
+    option(&DrafterConfig::suffix_max_tree_depth,
+           {.name = "suffix_decoding_max_tree_depth",
+            .help = "suffix: longest stored pattern, in tokens",
+            .range = at_least(1)}),
+    option(&DrafterConfig::suffix_max_cached_requests,
+           {.name = "suffix_decoding_max_cached_requests",
+            .help = "suffix: finished outputs kept for other requests, 0 for none",
+            .range = at_least(0)}),
+    option(&DrafterConfig::suffix_max_spec_factor,
+           {.name = "suffix_decoding_max_spec_factor",
+            .help = "suffix: draft at most this many times the length of the match",
+            .range = at_least(0)}),
+    option(&DrafterConfig::suffix_min_token_prob,
+           {.name = "suffix_decoding_min_token_prob",
+            .help = "suffix: stop where the estimated probability falls below",
+            .range = between(0, 1)}),
+    option(&DrafterConfig::model,
+           {.name = "model", .help = "draft_model: a checkpoint with the target's vocabulary"}),
+    option(&DrafterConfig::quantization,
+           {.name = "quantization",
+            .help = "draft_model: how its weights are held, as the engine's",
+            .details = "What rounding changes is which drafts are accepted, never an answer: exact "
+                       "verification compares with the target's own draws, and rejection sampling "
+                       "with the distribution the draft was drawn from."}),
+    option(&DrafterConfig::max_model_len,
+           {.name = "max_model_len",
+            .help = "draft_model: it drafts no further than this position",
+            .range = at_least(1),
+            .zero = "as far as both models go"}),
+    option(&DrafterConfig::sampling,
+           {.name = "sampling", .help = "draft_model: how it picks tokens"}),
+    option(&DrafterConfig::min_confidence,
+           {.name = "min_confidence",
+            .help = "draft_model: stop where the probability of the whole draft falls below",
+            .range = between(0, 1)}),
 };
 
 enum class DraftLengthPolicy : uint8_t {
-  // As much as is measured to pay, down to nothing.
-  // With verification other than exact the tokens would depend on how much is drafted, so there it
-  // is the same as kFixed.
+  // As much as is measured to pay, down to nothing. With verification other than exact the tokens
+  // would depend on how much is drafted, so there it is the same as kFixed.
   kAuto,
   kFixed,  // num_speculative_tokens, or what the table says, whatever it costs
 };
+template <>
+inline constexpr auto kEnumNames<DraftLengthPolicy> = std::to_array<EnumName<DraftLengthPolicy>>(
+    {{DraftLengthPolicy::kAuto, "auto"}, {DraftLengthPolicy::kFixed, "fixed"}});
 
 enum class Verification : uint8_t {
   kExact,      // tokens are those of plain decoding, whatever is drafted
@@ -77,6 +127,12 @@ enum class Verification : uint8_t {
   kBlock,      // the same over a chain as a whole (Sun et al. 2024); accepts at least as much
   kSynthetic,  // accepts at given rates whatever the tokens: for measuring only
 };
+template <>
+inline constexpr auto kEnumNames<Verification> =
+    std::to_array<EnumName<Verification>>({{Verification::kExact, "exact"},
+                                           {Verification::kRejection, "rejection"},
+                                           {Verification::kBlock, "block"},
+                                           {Verification::kSynthetic, "synthetic"}});
 // Whether drafts are weighed by their probabilities instead of compared with sampled tokens.
 constexpr bool weighs_drafts(Verification verification) {
   return verification == Verification::kRejection || verification == Verification::kBlock;
@@ -89,17 +145,17 @@ struct BatchSizeRange {
   int num_speculative_tokens = 0;
 };
 
+// kSpeculativeOptions, below, says what members without a comment mean and which values they take.
 struct SpeculativeConfig {
-  int num_speculative_tokens = 0;  // longest draft path of a request; 0: no speculation
-  DraftLengthPolicy draft_length_policy = DraftLengthPolicy::kAuto;  // how much of it is used
+  int num_speculative_tokens = 0;
+  DraftLengthPolicy draft_length_policy = DraftLengthPolicy::kAuto;
   std::vector<DrafterConfig> drafters;  // several: composite, in the order given
-  bool merge_drafters =
-      false;                // composite: graft all drafts into one tree, not the first non-empty
-  int tree_width = 1;       // continuations considered at a node; 1: chains
-  int max_draft_nodes = 0;  // drafted tokens of a request and step; 0: tokens * width
+  bool merge_drafters = false;
+  int tree_width = 1;
+  int max_draft_nodes = 0;
   Verification verification = Verification::kExact;
-  std::vector<double> synthetic_acceptance_rates;  // of position i given all before; one per token
-  // Sorted; gaps and the tail carry the entry before. Empty: num_speculative_tokens throughout.
+  std::vector<double> synthetic_acceptance_rates;
+  // Gaps and the tail carry the entry before. Empty: num_speculative_tokens throughout.
   std::vector<BatchSizeRange> num_speculative_tokens_per_batch_size;
 
   bool enabled() const { return num_speculative_tokens > 0; }
@@ -111,6 +167,35 @@ struct SpeculativeConfig {
   }
   // Throws InvalidArgument naming the key and what to write instead.
   void validate() const;
+};
+
+inline constexpr std::tuple kSpeculativeOptions = {
+    option(&SpeculativeConfig::num_speculative_tokens,
+           {.name = "num_speculative_tokens",
+            .help = "the longest draft of a request",
+            .range = between(1, kMaxSpeculativeTokens)}),
+    option(&SpeculativeConfig::draft_length_policy,
+           {.name = "draft_length_policy",
+            .help = "\"auto\": drafts are as long as is measured to pay; \"fixed\": "
+                    "num_speculative_tokens always"}),
+    option(&SpeculativeConfig::merge_drafters,
+           {.name = "merge_drafters",
+            .help = "put the drafts of all drafters into one tree, instead of taking the first "
+                    "drafter that has one"}),
+    option(&SpeculativeConfig::tree_width,
+           {.name = "tree_width",
+            .help = "alternatives considered at each position; above 1 drafts are trees",
+            .range = between(1, 16)}),
+    option(&SpeculativeConfig::max_draft_nodes, {.name = "max_draft_nodes",
+                                                 .help = "tokens of one draft tree",
+                                                 .range = between(1, kMaxDraftNodes),
+                                                 .zero = "num_speculative_tokens * tree_width"}),
+    option(&SpeculativeConfig::verification,
+           {.name = "verification", .help = "how drafts are verified"}),
+    option(&SpeculativeConfig::synthetic_acceptance_rates,
+           {.name = "synthetic_acceptance_rates",
+            .help = "of each position, the share of steps that accept it given those before",
+            .range = between(0, 1)}),
 };
 
 // Rates of K positions whose mean acceptance length (accepted + 1) is `length` in [1, K + 1], with

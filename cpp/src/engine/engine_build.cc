@@ -7,7 +7,7 @@
 #include "core/host_memory.h"
 #include "core/log.h"
 #include "engine/engine_impl.h"
-#include "engine/limits.h"
+#include "engine/sizes.h"
 #include "engine/step_guard.h"
 
 namespace specdec {
@@ -27,7 +27,7 @@ int max_logit_rows(const EngineConfig& config) {
 
 Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend, TapSpec taps)
     : config_(given) {
-  validate(config_);
+  config_.validate();
   const DeviceChoice device = resolve_device(config_.device);
   if (config_.device == "auto") log_info("device='auto' is ", device.name);
   fill_defaults(config_, device.kind);

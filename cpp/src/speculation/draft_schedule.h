@@ -9,9 +9,8 @@ namespace specdec {
 
 class DraftSchedule {
  public:
-  // Throws InvalidArgument (field num_speculative_tokens_per_batch_size) unless the inclusive
-  // ranges, in any order, start at 1 and do not overlap. Gaps between them, and batch sizes beyond
-  // the last, take the entry before. No entry allows more than config.num_speculative_tokens.
+  // `config` is valid. Gaps between its ranges, and batch sizes beyond the last, take the entry
+  // before. No entry allows more than config.num_speculative_tokens.
   explicit DraftSchedule(const SpeculativeConfig& config);
 
   int num_speculative_tokens(int num_decoding_requests) const;

@@ -14,6 +14,7 @@ from specdec_native.checkpoints.cache import cache_root
 from specdec_native.checkpoints.model_registry import known_names
 
 _PACKAGES = ("numpy", "tokenizers", "jinja2", "gguf", "huggingface-hub", "torch", "transformers")
+_DEVICE_FIELDS = ("name", "model", "memory_bytes", "num_threads", "isa", "unusable")
 
 
 def collect_facts() -> dict[str, Any]:
@@ -30,14 +31,7 @@ def collect_facts() -> dict[str, Any]:
         "cuda_note": build.cuda_note,
         "cpu_isas": list(build.cpu_isas),
         "devices": [
-            {
-                "name": device.name,
-                "model": device.model,
-                "memory_bytes": device.memory_bytes,
-                "num_threads": device.num_threads,
-                "isa": device.isa,
-                "unusable": device.unusable,
-            }
+            {name: getattr(device, name) for name in _DEVICE_FIELDS}
             for device in _core.list_devices()
         ],
         "gpu_problem": _core.gpu_problem(),

@@ -20,30 +20,16 @@ from specdec_native.cli import demo
 from specdec_native.cli.info import collect_facts, facts_table
 from specdec_native.cli.inputs import conversation, read_prompts, user_lines
 from specdec_native.cli.options import (
-    Deterministic,
-    Device,
-    DType,
-    EnforceEager,
-    GpuMemory,
+    SPECULATION_OPTIONS,
+    Group,
     Json,
-    KvCacheDType,
     MaxTokens,
-    MinP,
     Model,
-    ModelLen,
-    Penalty,
-    Quantization,
-    Seed,
-    SpecMethod,
-    SpecModel,
-    SpecTokens,
-    SpeculativeConfig,
     Stop,
     System,
-    Temperature,
-    Threads,
-    TopK,
-    TopP,
+    command,
+    engine_options,
+    sampling_options,
 )
 from specdec_native.cli.report import output_json, print_report_head, shortened, speed_table
 from specdec_native.engine import Engine
@@ -79,31 +65,26 @@ def run() -> None:
         sys.exit(1)
 
 
-@app.command("demo")
+@command(
+    app,
+    "demo",
+    engine=engine_options(without=["max_model_len"]),
+    speculation=SPECULATION_OPTIONS,
+)
 def demo_command(
     *,
     model: Model = DEFAULT_MODEL,
     max_tokens: MaxTokens = 128,
-    dtype: DType = "auto",
-    quantization: Quantization = None,
-    kv_cache_dtype: KvCacheDType = "auto",
-    device: Device = "auto",
-    gpu_memory_utilization: GpuMemory = 0.9,
-    enforce_eager: EnforceEager = False,
-    deterministic: Deterministic = True,
-    threads: Threads = None,
-    speculative_config: SpeculativeConfig = None,
-    spec_method: SpecMethod = None,
-    spec_model: SpecModel = None,
-    spec_tokens: SpecTokens = None,
+    engine: Group,
+    speculation: Group,
     as_json: Json = False,
 ) -> None:
     """Answer a few prompts with a small model and measure every method of speculation.
 
     With a speculative config, measures that one. All are compared with plain decoding.
     """
-    speculation = _speculation(speculative_config, spec_method, spec_model, spec_tokens)
-    directory = _resolve(model, dtype, quantization)
+    config = _speculative_config(**speculation)
+    directory = _resolve(model, engine)
     out = rich.console.Console(highlight=False, soft_wrap=True, quiet=as_json)
     shown_answers = 0
     started = False
@@ -122,17 +103,8 @@ def demo_command(
     report = demo.run_demo(
         directory,
         max_tokens=max_tokens,
-        methods=demo.methods_for(model) if speculation is None else demo.compare_with(speculation),
-        engine_options={
-            "dtype": dtype,
-            "quantization": quantization,
-            "kv_cache_dtype": kv_cache_dtype,
-            "device": device,
-            "gpu_memory_utilization": gpu_memory_utilization,
-            "enforce_eager": enforce_eager,
-            "deterministic": deterministic,
-            "num_threads": threads,
-        },
+        methods=demo.methods_for(model) if config is None else demo.compare_with(config),
+        engine_options=engine,
         on_event=show,
     )
     if as_json:
@@ -140,7 +112,7 @@ def demo_command(
         return
     out.print()
     out.print(speed_table(report))
-    if speculation is None and demo.draft_model_for(model) is None:
+    if config is None and demo.draft_model_for(model) is None:
         out.print(
             f"No smaller model with the vocabulary of {model} is known: --spec-model NAME "
             "--spec-tokens 5 measures one of yours.",
@@ -149,7 +121,13 @@ def demo_command(
         )
 
 
-@app.command("generate")
+@command(
+    app,
+    "generate",
+    sampling=sampling_options(),
+    engine=engine_options(),
+    speculation=SPECULATION_OPTIONS,
+)
 def generate_command(
     *,
     prompts: Annotated[
@@ -161,84 +139,37 @@ def generate_command(
     ] = None,
     model: Model = DEFAULT_MODEL,
     max_tokens: MaxTokens = 128,
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    top_k: TopK = None,
-    min_p: MinP = None,
-    n: Annotated[int, typer.Option("-n", min=1, help="Completions of each prompt.")] = 1,
-    seed: Seed = None,
     stop: Stop = None,
-    presence_penalty: Penalty = None,
-    frequency_penalty: Penalty = None,
-    repetition_penalty: Penalty = None,
-    logprobs: Annotated[
-        int | None, typer.Option(help="Report the N most likely tokens (with --json).")
-    ] = None,
-    ignore_eos: Annotated[bool, typer.Option(help="Go on past the end of sequence.")] = False,
+    sampling: Group,
     chat: Annotated[bool, typer.Option(help="Put prompts into the chat template.")] = False,
     system: System = None,
-    dtype: DType = "auto",
-    quantization: Quantization = None,
-    kv_cache_dtype: KvCacheDType = "auto",
-    device: Device = "auto",
-    gpu_memory_utilization: GpuMemory = 0.9,
-    enforce_eager: EnforceEager = False,
-    deterministic: Deterministic = True,
-    threads: Threads = None,
-    max_model_len: ModelLen = None,
-    speculative_config: SpeculativeConfig = None,
-    spec_method: SpecMethod = None,
-    spec_model: SpecModel = None,
-    spec_tokens: SpecTokens = None,
+    engine: Group,
+    speculation: Group,
     as_json: Json = False,
 ) -> None:
-    """Complete prompts from the arguments, a file or standard input."""
-    speculation = _speculation(speculative_config, spec_method, spec_model, spec_tokens)
+    """Complete prompts from the arguments, a file or standard input.
+
+    Sampling options that are left out are the checkpoint's; one that has none decodes greedily.
+    """
+    config = _speculative_config(**speculation)
     texts = read_prompts(prompts, file)
-    engine = _load(
-        model,
-        dtype,
-        quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        device=device,
-        gpu_memory_utilization=gpu_memory_utilization,
-        enforce_eager=enforce_eager,
-        deterministic=deterministic,
-        num_threads=threads,
-        max_model_len=max_model_len,
-        speculative_config=speculation,
-    )
-    params = _sampling_params(
-        engine,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        n=n,
-        seed=seed,
-        stop=stop,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        repetition_penalty=repetition_penalty,
-        logprobs=logprobs,
-        ignore_eos=ignore_eos,
-    )
+    loaded = Engine(_resolve(model, engine), **engine, speculative_config=config)
+    params = _sampling_params(loaded, {"max_tokens": max_tokens, "stop": stop, **sampling})
     conversations = [conversation(text, system) for text in texts] if chat or system else None
-    if len(texts) == 1 and n == 1 and not as_json:
+    if len(texts) == 1 and params.n == 1 and not as_json:
         params.output_kind = RequestOutputKind.DELTA
         stream = (
-            engine.stream(texts[0], params)
+            loaded.stream(texts[0], params)
             if conversations is None
-            else engine.stream_chat(conversations[0], params)
+            else loaded.stream_chat(conversations[0], params)
         )
         if not _print_pieces(stream) and conversations is None:
-            _hint_at_chat(engine)
+            _hint_at_chat(loaded)
         return
     outputs = (
-        engine.generate(texts, params)
+        loaded.generate(texts, params)
         if conversations is None
-        else engine.chat(conversations, params)
+        else loaded.chat(conversations, params)
     )
     if as_json:
         print(json.dumps({"model": model, "outputs": [output_json(o) for o in outputs]}))
@@ -250,58 +181,32 @@ def generate_command(
             out.print(completion.text, markup=False)
             out.print()
     if conversations is None and any(not c.text for o in outputs for c in o.outputs):
-        _hint_at_chat(engine)
+        _hint_at_chat(loaded)
 
 
-@app.command("chat")
+@command(
+    app,
+    "chat",
+    sampling=sampling_options(without=["n", "logprobs", "prompt_logprobs"]),
+    engine=engine_options(),
+    speculation=SPECULATION_OPTIONS,
+)
 def chat_command(
     *,
     model: Model = DEFAULT_MODEL,
     system: System = None,
     max_tokens: MaxTokens = 512,
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    top_k: TopK = None,
-    min_p: MinP = None,
-    seed: Seed = None,
-    dtype: DType = "auto",
-    quantization: Quantization = None,
-    kv_cache_dtype: KvCacheDType = "auto",
-    device: Device = "auto",
-    gpu_memory_utilization: GpuMemory = 0.9,
-    enforce_eager: EnforceEager = False,
-    deterministic: Deterministic = True,
-    threads: Threads = None,
-    max_model_len: ModelLen = None,
-    speculative_config: SpeculativeConfig = None,
-    spec_method: SpecMethod = None,
-    spec_model: SpecModel = None,
-    spec_tokens: SpecTokens = None,
+    sampling: Group,
+    engine: Group,
+    speculation: Group,
 ) -> None:
-    """Talk to a model. /reset forgets the conversation, /exit or Ctrl-D leaves."""
-    speculation = _speculation(speculative_config, spec_method, spec_model, spec_tokens)
-    engine = _load(
-        model,
-        dtype,
-        quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        device=device,
-        gpu_memory_utilization=gpu_memory_utilization,
-        enforce_eager=enforce_eager,
-        deterministic=deterministic,
-        num_threads=threads,
-        max_model_len=max_model_len,
-        speculative_config=speculation,
-    )
-    params = _sampling_params(
-        engine,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        seed=seed,
-    )
+    """Talk to a model. /reset forgets the conversation, /exit or Ctrl-D leaves.
+
+    Sampling options that are left out are the checkpoint's; one that has none decodes greedily.
+    """
+    config = _speculative_config(**speculation)
+    loaded = Engine(_resolve(model, engine), **engine, speculative_config=config)
+    params = _sampling_params(loaded, {"max_tokens": max_tokens, **sampling})
     params.output_kind = RequestOutputKind.DELTA
     if sys.stdin.isatty():
         print("/reset forgets the conversation, /exit leaves; Ctrl-C stops an answer")
@@ -318,7 +223,7 @@ def chat_command(
             continue
         messages.append({"role": "user", "content": line})
         try:
-            answer = _print_pieces(engine.stream_chat(messages, params))
+            answer = _print_pieces(loaded.stream_chat(messages, params))
         except ValueError as error:  # such as a conversation longer than max_model_len
             print(f"error: {error}; /reset starts anew", file=sys.stderr)
             messages.pop()
@@ -360,25 +265,26 @@ def info_command(as_json: Json = False) -> None:
 # -- models
 
 
-def _load(model: str, dtype: str, quantization: str | None, **options: Any) -> Engine:
-    directory = _resolve(model, dtype, quantization)
-    return Engine(directory, dtype=dtype, quantization=quantization, **options)
-
-
-def _speculation(
-    text: str | None, method: str | None, model: str | None, tokens: int | None
+def _speculative_config(
+    *,
+    speculative_config: str | None = None,
+    spec_method: str | None = None,
+    spec_model: str | None = None,
+    spec_tokens: int | None = None,
 ) -> Mapping[str, Any] | None:
     """The speculative_config of the options; None for plain decoding."""
     config = None
-    if text is not None:
+    if speculative_config is not None:
         try:
-            config = json.loads(text)
+            config = json.loads(speculative_config)
         except ValueError as error:
             raise ValueError(f"--speculative-config is not valid JSON: {error}") from error
         if not isinstance(config, dict):
-            raise ValueError(f"--speculative-config must be a JSON object, got {text}")
+            raise ValueError(
+                f"--speculative-config must be a JSON object, got {speculative_config}"
+            )
     names = {"spec_method": "--spec-method", "spec_model": "--spec-model"}
-    short = {"spec_method": method, "spec_model": model, "spec_tokens": tokens}
+    short = {"spec_method": spec_method, "spec_model": spec_model, "spec_tokens": spec_tokens}
     merged: Mapping[str, Any] | None = with_short_forms(
         config, short, {**names, "spec_tokens": "--spec-tokens"}
     )
@@ -387,7 +293,8 @@ def _speculation(
     return merged
 
 
-def _resolve(model: str, dtype: str, quantization: str | None) -> Path:
+def _resolve(model: str, engine: Group) -> Path:
+    dtype, quantization = engine.get("dtype"), engine.get("quantization")
     check_quantization(quantization)
     with show_bytes() as progress:
         return hub.resolve_model(model, dtype=dtype, quantization=quantization, progress=progress)
@@ -410,7 +317,7 @@ def _list_models(as_json: bool) -> None:
 # -- prompts and answers
 
 
-def _sampling_params(engine: Engine, **options: Any) -> SamplingParams:
+def _sampling_params(engine: Engine, options: Group) -> SamplingParams:
     """The checkpoint's defaults, greedy if it has none, changed by the options that were given."""
     params = engine.get_default_sampling_params()
     if params == SamplingParams():

@@ -17,30 +17,20 @@ def to_core_params(
     params: SamplingParams, *, eos_token_ids: Sequence[int], tokenizer: Tokenizer | None
 ) -> _core.SamplingParams:
     """The half of the sampling parameters that the core applies."""
-    return _core.SamplingParams(
-        n=params.n,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=min(params.top_k, INT32_MAX),
-        min_p=params.min_p,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        logit_bias=sorted((params.logit_bias or {}).items()),
-        allowed_token_ids=params.allowed_token_ids or [],
-        bad_words=bad_word_token_ids(params.bad_words or [], tokenizer),
-        logits_processors=[LogitsProcessor(f) for f in params.logits_processors or ()],
-        # More than any context has: no limit.
-        max_tokens=min(params.max_tokens or 0, INT32_MAX),
-        min_tokens=min(params.min_tokens, INT32_MAX),
-        stop_token_ids=params.stop_token_ids or [],
-        eos_token_ids=list(eos_token_ids),
-        ignore_eos=bool(params.ignore_eos),
-        seed=None if params.seed is None else params.seed & _SEED_MASK,
-        logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs,
-        num_speculative_tokens=params.num_speculative_tokens,
-    )
+    core = _core.SamplingParams(max_tokens=0)  # where None leaves it: no limit
+    for option in _core.SamplingParams.options:
+        value = getattr(params, option.name, None)
+        if value is not None and "list" not in option.type and option.name != "seed":
+            is_integer = option.type.startswith("int")  # more than 32 bits hold is no limit
+            setattr(core, option.name, min(value, INT32_MAX) if is_integer else value)
+    core.seed = None if params.seed is None else params.seed & _SEED_MASK
+    core.logit_bias = sorted((params.logit_bias or {}).items())
+    core.allowed_token_ids = params.allowed_token_ids or []
+    core.bad_words = bad_word_token_ids(params.bad_words or [], tokenizer)
+    core.logits_processors = [LogitsProcessor(f) for f in params.logits_processors or ()]
+    core.stop_token_ids = params.stop_token_ids or []
+    core.eos_token_ids = list(eos_token_ids)
+    return core
 
 
 def bad_word_token_ids(words: Sequence[str], tokenizer: Tokenizer | None) -> list[list[int]]:

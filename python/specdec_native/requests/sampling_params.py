@@ -10,12 +10,14 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from specdec_native import _core
 from specdec_native.checks import (
     FLOAT32_MAX,
     INT32_MAX,
     check_flag,
     check_integer,
     check_number,
+    check_option,
     check_text,
     shown,
 )
@@ -24,7 +26,8 @@ from specdec_native.vllm_compat.sampling_arguments import SamplingArguments
 
 _MIN_TEMPERATURE = 1e-2  # smaller positive temperatures overflow the scaled logits
 _GREEDY_BELOW = 1e-5
-_MAX_N = 16384
+# Limits beside those of the core.
+MAXIMA = {"n": 16384, "temperature": 2.0}
 
 _logger = logging.getLogger("specdec_native")
 
@@ -56,21 +59,24 @@ class SamplingParams(SamplingArguments):
     ValueError that names the argument; so does a vLLM argument this engine cannot honour.
 
     Args:
-        n: completions generated for the prompt; completion i samples with seed + i.
-        presence_penalty: in [-2, 2], subtracted once from tokens the output already contains.
-        frequency_penalty: in [-2, 2], subtracted once per occurrence in the output.
-        repetition_penalty: > 0, divides (or multiplies) logits of tokens in prompt and output.
-        temperature: in [0, 2]; 0 is greedy.
-        top_p: in (0, 1].
-        top_k: 0 or -1 for all tokens.
-        min_p: in [0, 1], relative to the most likely token.
-        seed: fixes the noise of this request; None derives one from the engine's seed.
+        n: completions generated for the prompt; completion i samples with seed + i; in [1, 16384].
+        presence_penalty: subtracted once from tokens the output already contains; in [-2, 2].
+        frequency_penalty: subtracted once per occurrence in the output; in [-2, 2].
+        repetition_penalty: divides (or multiplies) logits of tokens in prompt and output; greater
+            than 0.
+        temperature: 0 is greedy; in [0, 2].
+        top_p: draw from the most likely tokens that together have this probability; in (0, 1].
+        top_k: draw from so many of the most likely tokens; 0 or -1 for all.
+        min_p: least probability relative to the most likely token's; in [0, 1].
+        seed: fixes the noise of this request; without one it is derived from the engine's seed and
+            the order of arrival.
         stop: string or strings that end a completion.
         stop_token_ids: token ids that end a completion.
         ignore_eos: keep generating past the end-of-sequence token.
-        max_tokens: tokens generated at most; None means up to the engine's max_model_len.
+        max_tokens: tokens generated at most; None for as many as max_model_len leaves.
         min_tokens: tokens generated before any stop condition counts.
-        logprobs: report the top-N logprobs of every generated token; -1 for the whole vocabulary.
+        logprobs: report the top-N logprobs of every generated token beside the sampled one's; -1
+            for the whole vocabulary.
         prompt_logprobs: the same for every prompt token.
         detokenize: whether to make text; False leaves `text` empty.
         skip_special_tokens: leave special tokens out of the text.
@@ -82,7 +88,7 @@ class SamplingParams(SamplingArguments):
         allowed_token_ids: only these may be generated.
         bad_words: strings that are never completed.
         num_speculative_tokens: tokens drafted ahead at most, where the engine speculates; 0 drafts
-            none, None drafts what the engine is set to, which is also the most.
+            none. Without it, what the engine is set to, which is also the most.
         flat_logprobs: report logprobs and prompt_logprobs as FlatLogprobs, a few long lists.
         logits_processors: functions f(output_token_ids, logits) or f(prompt_token_ids,
             output_token_ids, logits) that return the logits of the next token, a float32 NumPy
@@ -179,17 +185,18 @@ class SamplingParams(SamplingArguments):
                 )
 
     def _check_numbers(self) -> None:
-        self.n = check_integer("n", self.n, minimum=1, maximum=_MAX_N)
-        for name in ("presence_penalty", "frequency_penalty"):
-            setattr(self, name, check_number(name, getattr(self, name), minimum=-2.0, maximum=2.0))
-        self.repetition_penalty = check_number(
-            "repetition_penalty", self.repetition_penalty, maximum=FLOAT32_MAX
-        )
-        if self.repetition_penalty <= 0.0:
-            raise ValueError(
-                f"repetition_penalty must be greater than 0, got {self.repetition_penalty}"
-            )
-        self.temperature = check_number("temperature", self.temperature, minimum=0.0, maximum=2.0)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is True:
+                setattr(self, name, 1)
+        for option in _core.SamplingParams.options:
+            value = getattr(self, option.name, None)
+            is_optional = option.zero is not None or option.type.endswith("None")
+            if option.lowest is not None and not (is_optional and value is None):
+                checked = check_option(option, value, maximum=MAXIMA.get(option.name))
+                setattr(self, option.name, checked)
+        check_number("repetition_penalty", self.repetition_penalty, maximum=FLOAT32_MAX)
+        tokens = self.num_speculative_tokens or 0
+        check_integer("num_speculative_tokens", tokens, minimum=0, maximum=INT32_MAX)
         if 0.0 < self.temperature < _MIN_TEMPERATURE:
             _logger.warning(
                 "temperature %s is below %s and would overflow; using %s",
@@ -198,11 +205,6 @@ class SamplingParams(SamplingArguments):
                 _MIN_TEMPERATURE,
             )
             self.temperature = _MIN_TEMPERATURE
-        self.top_p = check_number("top_p", self.top_p, maximum=1.0)
-        if self.top_p <= 0.0:
-            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
-        self.top_k = check_integer("top_k", self.top_k, minimum=-1)
-        self.min_p = check_number("min_p", self.min_p, minimum=0.0, maximum=1.0)
         if self.seed is not None:
             self.seed = check_integer("seed", self.seed, minimum=-(2**63), maximum=2**64 - 1)
             if self.seed == -1:  # vLLM's spelling of "no seed"
@@ -213,26 +215,12 @@ class SamplingParams(SamplingArguments):
             setattr(self, name, check_flag(name, getattr(self, name)))
 
     def _check_lengths(self) -> None:
-        self.min_tokens = check_integer("min_tokens", self.min_tokens, minimum=0)
-        if self.max_tokens is not None:
-            self.max_tokens = check_integer("max_tokens", self.max_tokens, minimum=1)
-            if self.min_tokens > self.max_tokens:
-                raise ValueError(
-                    f"min_tokens must be at most max_tokens={self.max_tokens}, "
-                    f"got {self.min_tokens}"
-                )
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            if value is True:
-                value = 1
-            if value is not None:
-                setattr(self, name, check_integer(name, value, minimum=-1))
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}"
+            )
         if self.stream_interval is not None:
             self.stream_interval = check_integer("stream_interval", self.stream_interval, minimum=1)
-        if self.num_speculative_tokens is not None:
-            self.num_speculative_tokens = check_integer(
-                "num_speculative_tokens", self.num_speculative_tokens, minimum=0, maximum=INT32_MAX
-            )
         if not isinstance(self.output_kind, RequestOutputKind):
             raise ValueError(
                 f"output_kind must be a RequestOutputKind, got {shown(self.output_kind)}"

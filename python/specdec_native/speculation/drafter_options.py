@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,7 @@ from specdec_native import _core
 from specdec_native.checks import (
     INT32_MAX,
     check_choice,
-    check_integer,
-    check_number,
+    check_option,
     close_matches,
 )
 from specdec_native.engine_options import check_quantization
@@ -40,16 +39,10 @@ _HEAD_NAMES = {
 _DOTTED_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _FILE_SUFFIXES = (".gguf", ".bin", ".safetensors", ".json")
 
+CORE_OPTIONS = {option.name: option for option in _core.DrafterConfig.options}
 _METHOD_KEYS = {
     "ngram": ("model", "max_model_len", "prompt_lookup_min", "prompt_lookup_max"),
-    "suffix": (
-        "model",
-        "max_model_len",
-        "suffix_decoding_max_tree_depth",
-        "suffix_decoding_max_cached_requests",
-        "suffix_decoding_max_spec_factor",
-        "suffix_decoding_min_token_prob",
-    ),
+    "suffix": ("model", "max_model_len", *(k for k in CORE_OPTIONS if k.startswith("suffix_"))),
     "draft_model": (
         "model",
         "revision",
@@ -62,8 +55,6 @@ _METHOD_KEYS = {
 }
 DRAFTER_KEYS = tuple(dict.fromkeys(["method", *(k for v in _METHOD_KEYS.values() for k in v)]))
 _LOOKUP = 5  # tokens an n-gram matches unless it is said
-SUFFIX_TREE_DEPTH = 24  # the default of suffix_decoding_max_tree_depth
-DRAFT_QUANTIZATION = _core.DrafterConfig().quantization
 
 ModelResolver = Callable[[str, str | None, str], Path]
 """Finds a draft model's directory by name, revision and quantization."""
@@ -91,7 +82,7 @@ class DrafterOptions:
         """The core's form; finds the draft model or makes the custom drafter."""
         fields = dict(self.fields)
         if self.method == "draft_model":
-            quantization = fields.setdefault("quantization", DRAFT_QUANTIZATION)
+            quantization = fields.setdefault("quantization", CORE_OPTIONS["quantization"].default)
             fields["model"] = str(resolve_model(self.model or "", self.revision, quantization))
         if self.method == "custom_class":
             custom = self.drafter if self.model is None else make_drafter(self.model)
@@ -110,30 +101,23 @@ def parse_drafter(given: Mapping[str, Any], verification: str) -> DrafterOptions
                 f'give "method": "{owner}"'
             )
     model = given.get("model")
-    longest = check_integer(
-        "max_model_len", given.get("max_model_len", INT32_MAX), minimum=1, maximum=INT32_MAX
-    )
+    length = _core_fields(given, ["max_model_len"])
     if method == "ngram":
         _check_no_model(method, model)
         return DrafterOptions(method, _ngram_fields(given))
     if method == "suffix":
         _check_no_model(method, model)
-        return DrafterOptions(method, _suffix_fields(given))
+        return DrafterOptions(method, _core_fields(given, _METHOD_KEYS[method][2:]))
     if method == "draft_model":
         if model is None:
             raise ValueError(
                 'the method "draft_model" needs "model": a directory, a .gguf file or a model name'
             )
         fields: dict[str, Any] = {"sampling": _draft_sampling(given, verification)}
-        if "max_model_len" in given:
-            fields["max_model_len"] = longest
+        fields |= length | _core_fields(given, ["min_confidence"])
         if "quantization" in given:
             check_quantization(given["quantization"])
             fields["quantization"] = given["quantization"]
-        if "min_confidence" in given:
-            fields["min_confidence"] = check_number(
-                "min_confidence", given["min_confidence"], minimum=0.0, maximum=1.0
-            )
         return DrafterOptions(method, fields, os.fspath(model), given.get("revision"))
     if (model is None) == ("drafter" not in given):
         raise ValueError(
@@ -195,12 +179,21 @@ def _check_no_model(method: str, model: Any) -> None:
         )
 
 
-def _ngram_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    lengths = {
-        key: check_integer(key, given[key], minimum=1, maximum=INT32_MAX)
-        for key in ("prompt_lookup_min", "prompt_lookup_max")
+def _core_fields(given: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """Those of `keys` that are given, each in the range that the core has for it."""
+    return {
+        key: check_option(CORE_OPTIONS[key], given[key], maximum=_maximum_of(CORE_OPTIONS[key]))
+        for key in keys
         if key in given
     }
+
+
+def _maximum_of(option: _core.Option) -> int | None:
+    return INT32_MAX if option.type == "int" and option.highest is None else None
+
+
+def _ngram_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    lengths = _core_fields(given, ["prompt_lookup_min", "prompt_lookup_max"])
     longest = lengths.get("prompt_lookup_max", lengths.get("prompt_lookup_min", _LOOKUP))
     shortest = lengths.get("prompt_lookup_min", longest)
     if shortest > longest:
@@ -208,21 +201,6 @@ def _ngram_fields(given: Mapping[str, Any]) -> dict[str, Any]:
             f"prompt_lookup_min={shortest} must be at most prompt_lookup_max={longest}"
         )
     return {"prompt_lookup_min": shortest, "prompt_lookup_max": longest}
-
-
-def _suffix_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    for name, minimum in (("max_tree_depth", 1), ("max_cached_requests", 0)):
-        key = f"suffix_decoding_{name}"
-        if key in given:
-            fields[f"suffix_{name}"] = check_integer(
-                key, given[key], minimum=minimum, maximum=INT32_MAX
-            )
-    for name, maximum in (("max_spec_factor", float("inf")), ("min_token_prob", 1.0)):
-        key = f"suffix_decoding_{name}"
-        if key in given:
-            fields[f"suffix_{name}"] = check_number(key, given[key], minimum=0.0, maximum=maximum)
-    return fields
 
 
 def _draft_sampling(given: Mapping[str, Any], verification: str) -> str:

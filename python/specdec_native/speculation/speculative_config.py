@@ -73,11 +73,12 @@ from specdec_native.checks import (
     check_choice,
     check_integer,
     check_number,
+    check_option,
     close_matches,
 )
 from specdec_native.speculation.drafter_options import (
+    CORE_OPTIONS,
     DRAFTER_KEYS,
-    SUFFIX_TREE_DEPTH,
     DrafterOptions,
     ModelResolver,
     parse_drafter,
@@ -98,7 +99,8 @@ _ENGINE_KEYS = (
 )
 KEYS = (*_ENGINE_KEYS, *DRAFTER_KEYS, *FIXED_KEYS)
 
-_MOST_TOKENS = 128  # that the core drafts at once
+_CORE_OPTIONS = {option.name: option for option in _core.SpeculativeConfig.options}
+_MOST_TOKENS = int(_CORE_OPTIONS["num_speculative_tokens"].highest or 0)
 # Tokens, where the length adapts and none is given.
 _LONGEST_DRAFTS = {"ngram": 16, "draft_model": 8, "custom_class": 8}
 _VERIFICATIONS = {
@@ -267,8 +269,8 @@ def _num_speculative_tokens(
 
 def _longest_draft(drafter: DrafterOptions) -> int:
     if drafter.method == "suffix":
-        depth = int(drafter.fields.get("suffix_max_tree_depth", SUFFIX_TREE_DEPTH))
-        return min(depth, _MOST_TOKENS)
+        key = "suffix_decoding_max_tree_depth"
+        return int(min(drafter.fields.get(key, CORE_OPTIONS[key].default), _MOST_TOKENS))
     return _LONGEST_DRAFTS[drafter.method]
 
 
@@ -295,7 +297,7 @@ def _tree_fields(given: Mapping[str, Any], num_drafters: int, verification: str)
     fields: dict[str, Any] = {}
     for key in ("tree_width", "max_draft_nodes"):
         if key in given:
-            fields[key] = check_integer(key, given[key], minimum=1, maximum=INT32_MAX)
+            fields[key] = check_option(_CORE_OPTIONS[key], given[key])
     if "merge_drafters" in given:
         fields["merge_drafters"] = _flag("merge_drafters", given["merge_drafters"])
         if fields["merge_drafters"] and num_drafters == 1:

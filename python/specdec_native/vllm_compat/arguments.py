@@ -3,46 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import logging
 from collections.abc import Mapping
 from typing import Any
 
+from specdec_native.engine import Engine
 from specdec_native.vllm_compat import speculative_arguments
 
 _logger = logging.getLogger("specdec_native")
 
 # Those that are the engine's, by its name for them.
 ENGINE_ARGUMENTS = {
-    "block_size": "block_size",
-    "chat_template": "chat_template",
-    "cpu_isa": "cpu_isa",
-    "deterministic": "deterministic",
-    "device": "device",
-    "dtype": "dtype",
-    "enable_prefix_caching": "enable_prefix_caching",
-    "enforce_eager": "enforce_eager",
-    "generation_config": "generation_config",
-    "gpu_memory_utilization": "gpu_memory_utilization",
-    "hf_overrides": "hf_overrides",
-    "kv_cache_dtype": "kv_cache_dtype",
-    "kv_cache_memory_bytes": "kv_cache_memory_bytes",
-    "load_format": "load_format",
-    "logprobs_mode": "logprobs_mode",
-    "max_logprobs": "max_logprobs",
-    "max_model_len": "max_model_len",
-    "max_num_batched_tokens": "max_num_batched_tokens",
-    "max_num_seqs": "max_num_seqs",
+    **{name: name for name in inspect.signature(Engine).parameters if name != "model"},
     "num_gpu_blocks_override": "num_kv_blocks",
-    "num_kv_blocks": "num_kv_blocks",
-    "num_threads": "num_threads",
-    "override_generation_config": "override_generation_config",
-    "quantization": "quantization",
-    "revision": "revision",
-    "seed": "seed",
-    "skip_tokenizer_init": "skip_tokenizer_init",
-    "speculative_config": "speculative_config",
-    "tokenizer": "tokenizer",
-    "trust_remote_code": "trust_remote_code",
 }
 
 # Those that change no answer here, by the reason.

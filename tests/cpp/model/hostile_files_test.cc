@@ -10,7 +10,7 @@
 
 #include "backend/backend.h"
 #include "core/log.h"
-#include "engine/limits.h"
+#include "engine/sizes.h"
 #include "model/decoder.h"
 #include "model/weight_store.h"
 #include "specdec/error.h"

@@ -7,7 +7,7 @@
 
 #include "cuda/backend/cuda_backend.h"
 #include "cuda/emulation/emulated_device.h"
-#include "engine/limits.h"
+#include "engine/sizes.h"
 #include "kv/block_pool.h"
 #include "runtime/batch_inputs.h"
 #include "runtime/kv_cache.h"

@@ -1,4 +1,4 @@
-#include "engine/limits.h"
+#include "engine/sizes.h"
 
 #include <algorithm>
 #include <limits>
@@ -12,9 +12,7 @@ namespace specdec {
 namespace {
 
 constexpr int64_t kDefaultCacheBytes = int64_t{4} << 30;
-constexpr int64_t kMaxCacheTokens = int64_t{1} << 24;
 constexpr int64_t kMaxCacheRows = std::numeric_limits<int32_t>::max();  // tokens times KV heads
-constexpr int kMaxThreads = 1024;
 
 // On a GPU a step's weights cost the same for few rows as for hundreds, so more run at once; both
 // are vLLM's for offline use.
@@ -57,52 +55,11 @@ int64_t gpu_cache_bytes(const EngineConfig& config, const MemoryInfo& memory, in
 
 }  // namespace
 
-void validate(const EngineConfig& config) {
-  require(!config.model.empty(), "model", "is empty; give the directory of a checkpoint");
-  require(config.dtype == "auto" || config.dtype == "float32" || config.dtype == "bfloat16" ||
-              config.dtype == "float16",
-          "dtype",
-          str_cat("'", config.dtype,
-                  "' is not supported; use 'auto', 'bfloat16', 'float16' or 'float32'"));
-  require(config.load_format == "auto" || config.load_format == "dummy", "load_format",
-          str_cat("'", config.load_format, "' is not supported; use 'auto' or 'dummy'"));
-  parse_quantization(config.quantization);
-  require(config.kv_cache_dtype == "auto" || config.kv_cache_dtype == "int8", "kv_cache_dtype",
-          str_cat("'", config.kv_cache_dtype,
-                  "' is not supported; use 'auto' (the dtype computed in) or 'int8'"));
-  require(config.max_model_len >= 0, "max_model_len",
-          "must be positive, or 0 for the checkpoint's");
-  require(config.max_num_seqs >= 0, "max_num_seqs", "must be positive, or 0 for the default");
-  require(
-      config.max_num_batched_tokens >= 0 && config.max_num_batched_tokens <= kMaxCacheTokens,
-      "max_num_batched_tokens",
-      str_cat("must be from 1 to ", kMaxCacheTokens, ", the most tokens a KV cache holds, or 0 ",
-              "for the default, not ", config.max_num_batched_tokens));
-  require(config.kv_cache_memory_bytes >= 0, "kv_cache_memory_bytes", "must not be negative");
-  require(config.num_kv_blocks >= 0, "num_kv_blocks", "must not be negative");
-  require(config.kv_cache_memory_bytes == 0 || config.num_kv_blocks == 0, "num_kv_blocks",
-          "give it or kv_cache_memory_bytes, not both");
-  require(config.gpu_memory_utilization > 0 && config.gpu_memory_utilization <= 1,
-          "gpu_memory_utilization",
-          str_cat("must be above 0 and at most 1, not ", config.gpu_memory_utilization));
-  require(config.block_size >= 16 && config.block_size <= 256 && config.block_size % 16 == 0,
-          "block_size",
-          str_cat(config.block_size, " is not supported; use a multiple of 16 from 16 to 256"));
-  require(config.num_threads >= 0 && config.num_threads <= kMaxThreads, "num_threads",
-          str_cat("must be from 1 to ", kMaxThreads, ", or 0 for one per physical core"));
-  parse_logprobs_mode(config.logprobs_mode);
-  config.speculative.validate();
-}
-
 LogprobsMode parse_logprobs_mode(const std::string& name) {
   if (name == "raw_logprobs") return LogprobsMode::kRaw;
   if (name == "processed_logprobs") return LogprobsMode::kProcessed;
   if (name == "raw_logits") return LogprobsMode::kRawLogits;
-  if (name == "processed_logits") return LogprobsMode::kProcessedLogits;
-  throw InvalidArgument("logprobs_mode",
-                        str_cat("'", name,
-                                "' is not supported; use 'raw_logprobs', 'processed_logprobs', "
-                                "'raw_logits' or 'processed_logits'"));
+  return LogprobsMode::kProcessedLogits;
 }
 
 void fill_defaults(EngineConfig& config, DeviceKind device) {
@@ -202,7 +159,7 @@ CacheSize resolve_cache_size(const EngineConfig& config, DeviceKind device, int 
     }
   }
   // The null block comes on top.
-  const int64_t most_tokens = std::min(kMaxCacheTokens, kMaxCacheRows / num_kv_heads);
+  const int64_t most_tokens = std::min<int64_t>(kMaxCacheTokens, kMaxCacheRows / num_kv_heads);
   num_blocks = std::min(num_blocks, most_tokens / config.block_size - 1);
 
   CacheSize size{.num_blocks = static_cast<int>(num_blocks), .max_model_len = max_model_len};

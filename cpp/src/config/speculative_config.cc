@@ -2,45 +2,23 @@
 
 #include <algorithm>
 #include <string>
+#include <vector>
 
+#include "config/option_checks.h"
 #include "core/str_cat.h"
 #include "specdec/error.h"
 #include "specdec/quantization.h"
-#include "speculation/draft_schedule.h"
 
 namespace specdec {
 namespace {
 
-constexpr int kMaxSpeculativeTokens = 128;
-constexpr int kMaxTreeWidth = 16;
-constexpr int kMaxDraftNodes = 512;
-constexpr int kMaxLookup = 128;  // tokens of an n-gram; every length up to it has an index
-
-// Written as "throw unless it holds", so that NaN, for which nothing holds, is refused.
-template <class Value>
-void require(bool holds, const char* key, const std::string& range, const Value& value) {
-  if (!holds) throw InvalidArgument(key, str_cat("must be ", range, ", got ", value));
-}
+constexpr const char* kBatchSizeTable = "num_speculative_tokens_per_batch_size";
 
 void validate_ngram(const DrafterConfig& drafter) {
-  require(drafter.prompt_lookup_max <= kMaxLookup, "prompt_lookup_max",
-          str_cat("at most ", kMaxLookup), drafter.prompt_lookup_max);
-  require(drafter.prompt_lookup_min >= 1, "prompt_lookup_min", "at least 1",
-          drafter.prompt_lookup_min);
-  require(drafter.prompt_lookup_max >= drafter.prompt_lookup_min, "prompt_lookup_max",
-          str_cat("at least prompt_lookup_min = ", drafter.prompt_lookup_min),
-          drafter.prompt_lookup_max);
-}
-
-void validate_suffix(const DrafterConfig& drafter) {
-  require(drafter.suffix_max_tree_depth >= 1, "suffix_decoding_max_tree_depth", "at least 1",
-          drafter.suffix_max_tree_depth);
-  require(drafter.suffix_max_cached_requests >= 0, "suffix_decoding_max_cached_requests",
-          "0 (nothing shared between requests) or more", drafter.suffix_max_cached_requests);
-  require(drafter.suffix_max_spec_factor >= 0, "suffix_decoding_max_spec_factor", "0 or more",
-          drafter.suffix_max_spec_factor);
-  require(drafter.suffix_min_token_prob >= 0 && drafter.suffix_min_token_prob <= 1,
-          "suffix_decoding_min_token_prob", "in [0, 1]", drafter.suffix_min_token_prob);
+  if (drafter.prompt_lookup_max >= drafter.prompt_lookup_min) return;
+  throw InvalidArgument("prompt_lookup_max",
+                        str_cat("must be at least prompt_lookup_min = ", drafter.prompt_lookup_min,
+                                ", got ", drafter.prompt_lookup_max));
 }
 
 void validate_draft_model(const DrafterConfig& drafter, Verification verification) {
@@ -50,8 +28,6 @@ void validate_draft_model(const DrafterConfig& drafter, Verification verificatio
                           "target's vocabulary");
   }
   parse_quantization(drafter.quantization);
-  require(drafter.min_confidence >= 0 && drafter.min_confidence <= 1, "min_confidence", "in [0, 1]",
-          drafter.min_confidence);
   if (weighs_drafts(verification) && drafter.sampling == DraftSampling::kCoupled) {
     throw InvalidArgument(
         "draft_sample_method",
@@ -62,11 +38,12 @@ void validate_draft_model(const DrafterConfig& drafter, Verification verificatio
 }
 
 void validate_drafter(const DrafterConfig& drafter, Verification verification) {
+  check_options(drafter, kDrafterOptions);
   switch (drafter.method) {
     case DraftMethod::kNgram:
       return validate_ngram(drafter);
     case DraftMethod::kSuffix:
-      return validate_suffix(drafter);
+      return;
     case DraftMethod::kDraftModel:
       return validate_draft_model(drafter, verification);
     case DraftMethod::kCustom:
@@ -78,15 +55,12 @@ void validate_drafter(const DrafterConfig& drafter, Verification verification) {
 }
 
 void validate_tree(const SpeculativeConfig& config) {
-  require(config.tree_width >= 1 && config.tree_width <= kMaxTreeWidth, "tree_width",
-          str_cat("in [1, ", kMaxTreeWidth, "]"), config.tree_width);
-  if (config.max_draft_nodes != 0) {
-    require(config.max_draft_nodes >= 1 && config.max_draft_nodes <= kMaxDraftNodes,
-            "max_draft_nodes", str_cat("in [1, ", kMaxDraftNodes, "]"), config.max_draft_nodes);
-    require(config.max_draft_nodes >= config.num_speculative_tokens, "max_draft_nodes",
-            str_cat("at least num_speculative_tokens = ", config.num_speculative_tokens),
-            config.max_draft_nodes);
-  } else if (config.max_nodes() > kMaxDraftNodes) {
+  if (config.max_draft_nodes != 0 && config.max_draft_nodes < config.num_speculative_tokens) {
+    throw InvalidArgument("max_draft_nodes",
+                          str_cat("must be at least num_speculative_tokens = ",
+                                  config.num_speculative_tokens, ", got ", config.max_draft_nodes));
+  }
+  if (config.max_nodes() > kMaxDraftNodes) {
     throw InvalidArgument(
         "max_draft_nodes",
         str_cat("num_speculative_tokens * tree_width = ", config.max_nodes(),
@@ -108,9 +82,6 @@ void validate_verification(const SpeculativeConfig& config) {
                                   "the num_speculative_tokens = ",
                                   config.num_speculative_tokens, " tokens, got ", num_rates));
   }
-  for (const double rate : rates) {
-    require(rate >= 0 && rate <= 1, "synthetic_acceptance_rates", "in [0, 1]", rate);
-  }
 }
 
 void validate_block(const SpeculativeConfig& config) {
@@ -127,19 +98,46 @@ void validate_block(const SpeculativeConfig& config) {
   }
 }
 
-}  // namespace
-
-std::string name_of(DraftMethod method) {
-  const auto named =
-      std::ranges::find(kDraftMethodNames, method, &std::pair<DraftMethod, const char*>::first);
-  return named->second;
+void validate_batch_size_range(const BatchSizeRange& range) {
+  const std::string entry =
+      str_cat("[", range.first, ", ", range.last, ", ", range.num_speculative_tokens, "]");
+  if (range.first < 1) {
+    throw InvalidArgument(kBatchSizeTable, str_cat("batch sizes start at 1, got ", entry));
+  }
+  if (range.last < range.first) {
+    throw InvalidArgument(kBatchSizeTable,
+                          str_cat("write [first, last, tokens] with first <= last, got ", entry));
+  }
+  if (range.num_speculative_tokens < 0) {
+    throw InvalidArgument(kBatchSizeTable,
+                          str_cat("the number of tokens must be 0 or more, got ", entry));
+  }
 }
+
+// Ranges are inclusive, the first starts at 1 and none overlap; their order does not matter.
+void validate_batch_sizes(std::vector<BatchSizeRange> ranges) {
+  if (ranges.empty()) return;
+  for (const BatchSizeRange& range : ranges) validate_batch_size_range(range);
+  std::ranges::sort(ranges, {}, &BatchSizeRange::first);
+  if (ranges[0].first != 1) {
+    throw InvalidArgument(kBatchSizeTable, str_cat("the first range must start at 1, it starts at ",
+                                                   ranges[0].first));
+  }
+  for (size_t i = 1; i < ranges.size(); ++i) {
+    const BatchSizeRange& before = ranges[i - 1];
+    const BatchSizeRange& after = ranges[i];
+    if (after.first > before.last) continue;
+    throw InvalidArgument(kBatchSizeTable,
+                          str_cat("ranges must not overlap: [", before.first, ", ", before.last,
+                                  "] and [", after.first, ", ", after.last, "], both ends count"));
+  }
+}
+
+}  // namespace
 
 void SpeculativeConfig::validate() const {
   if (num_speculative_tokens == 0 && drafters.empty()) return;
-  require(num_speculative_tokens >= 1 && num_speculative_tokens <= kMaxSpeculativeTokens,
-          "num_speculative_tokens", str_cat("in [1, ", kMaxSpeculativeTokens, "]"),
-          num_speculative_tokens);
+  check_options(*this, kSpeculativeOptions);
   if (drafters.empty()) {
     throw InvalidArgument("method",
                           "num_speculative_tokens needs a method that drafts them: 'ngram', "
@@ -149,7 +147,7 @@ void SpeculativeConfig::validate() const {
   validate_verification(*this);
   validate_block(*this);
   for (const DrafterConfig& drafter : drafters) validate_drafter(drafter, verification);
-  DraftSchedule schedule(*this);  // checks the table
+  validate_batch_sizes(num_speculative_tokens_per_batch_size);
 }
 
 }  // namespace specdec

@@ -230,5 +230,28 @@ TEST(SpeculativeConfig, SyntheticRatesAreRefusedElsewhere) {
   }
 }
 
+TEST(SpeculativeConfig, BadBatchSizeTablesAreRefusedByName) {
+  const std::vector<std::vector<BatchSizeRange>> bad = {
+      {{2, 4, 3}},             // does not start at 1
+      {{0, 4, 3}},             // starts below 1
+      {{1, 4, 3}, {4, 8, 2}},  // both ends count
+      {{5, 8, 2}, {1, 6, 3}},  // overlap after sorting
+      {{1, 4, -1}},            // negative
+      {{1, 8, 3}, {7, 5, 2}},  // backwards
+  };
+  for (const auto& ranges : bad) {
+    try {
+      SpeculativeConfig config;
+      config.num_speculative_tokens = 5;
+      config.drafters.resize(1);
+      config.num_speculative_tokens_per_batch_size = ranges;
+      config.validate();
+      ADD_FAILURE() << "accepted: " << ranges[0].first << ", " << ranges[0].last;
+    } catch (const InvalidArgument& error) {
+      EXPECT_EQ(error.field(), "num_speculative_tokens_per_batch_size");
+    }
+  }
+}
+
 }  // namespace
 }  // namespace specdec

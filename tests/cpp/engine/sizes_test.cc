@@ -1,4 +1,4 @@
-#include "engine/limits.h"
+#include "engine/sizes.h"
 
 #include <gtest/gtest.h>
 
@@ -22,43 +22,7 @@ EngineConfig valid_config() {
   return config;
 }
 
-TEST(Limits, EachBadFieldIsNamed) {
-  struct Case {
-    const char* field;
-    std::function<void(EngineConfig&)> spoil;
-  };
-  const std::vector<Case> cases = {
-      {"model", [](EngineConfig& c) { c.model = ""; }},
-      {"dtype", [](EngineConfig& c) { c.dtype = "float8"; }},
-      {"quantization", [](EngineConfig& c) { c.quantization = "awq"; }},
-      {"kv_cache_dtype", [](EngineConfig& c) { c.kv_cache_dtype = "fp8"; }},
-      {"max_model_len", [](EngineConfig& c) { c.max_model_len = -1; }},
-      {"max_num_seqs", [](EngineConfig& c) { c.max_num_seqs = -1; }},
-      {"max_num_batched_tokens", [](EngineConfig& c) { c.max_num_batched_tokens = -1; }},
-      {"kv_cache_memory_bytes", [](EngineConfig& c) { c.kv_cache_memory_bytes = -1; }},
-      {"num_kv_blocks", [](EngineConfig& c) { c.num_kv_blocks = -1; }},
-      {"num_kv_blocks",
-       [](EngineConfig& c) {
-         c.num_kv_blocks = 1;
-         c.kv_cache_memory_bytes = 1;
-       }},
-      {"gpu_memory_utilization", [](EngineConfig& c) { c.gpu_memory_utilization = 0; }},
-      {"gpu_memory_utilization", [](EngineConfig& c) { c.gpu_memory_utilization = 1.01; }},
-      {"gpu_memory_utilization", [](EngineConfig& c) { c.gpu_memory_utilization = std::nan(""); }},
-      {"block_size", [](EngineConfig& c) { c.block_size = 8; }},
-      {"block_size", [](EngineConfig& c) { c.block_size = 24; }},
-      {"num_threads", [](EngineConfig& c) { c.num_threads = -1; }},
-      {"logprobs_mode", [](EngineConfig& c) { c.logprobs_mode = "raw"; }},
-  };
-  EXPECT_NO_THROW(validate(valid_config()));
-  for (const Case& bad : cases) {
-    EngineConfig config = valid_config();
-    bad.spoil(config);
-    EXPECT_EQ(refused_field([&] { validate(config); }), bad.field);
-  }
-}
-
-TEST(Limits, NoRopeScalingStretchesThePositionsOutOfRange) {
+TEST(Sizes, NoRopeScalingStretchesThePositionsOutOfRange) {
   for (const RopeKind kind : {RopeKind::kLinear, RopeKind::kDynamic, RopeKind::kYarn}) {
     ModelConfig model;
     model.max_position_embeddings = 1000;
@@ -67,7 +31,7 @@ TEST(Limits, NoRopeScalingStretchesThePositionsOutOfRange) {
   }
 }
 
-TEST(Limits, PositionsAreNoMoreThanACacheCouldHold) {
+TEST(Sizes, PositionsAreNoMoreThanACacheCouldHold) {
   ModelConfig model;
   model.num_layers = 2;
   model.num_kv_heads = 4;
@@ -95,14 +59,14 @@ TEST(Limits, PositionsAreNoMoreThanACacheCouldHold) {
   EXPECT_EQ(limit(config, DeviceKind::kCpu), config.block_size);
 }
 
-TEST(Limits, LogprobsModesAreVllms) {
+TEST(Sizes, LogprobsModesAreVllms) {
   EXPECT_EQ(parse_logprobs_mode("raw_logprobs"), LogprobsMode::kRaw);
   EXPECT_EQ(parse_logprobs_mode("processed_logprobs"), LogprobsMode::kProcessed);
   EXPECT_EQ(parse_logprobs_mode("raw_logits"), LogprobsMode::kRawLogits);
   EXPECT_EQ(parse_logprobs_mode("processed_logits"), LogprobsMode::kProcessedLogits);
 }
 
-TEST(Limits, RopeScalingStretchesThePositions) {
+TEST(Sizes, RopeScalingStretchesThePositions) {
   ModelConfig model;
   model.max_position_embeddings = 1000;
   model.ropes = {{.factor = 4.0}};
@@ -123,7 +87,7 @@ TEST(Limits, RopeScalingStretchesThePositions) {
   }
 }
 
-TEST(Limits, OpenSizesAreLargerOnAGpu) {
+TEST(Sizes, OpenSizesAreLargerOnAGpu) {
   EngineConfig open = valid_config();
   fill_defaults(open, DeviceKind::kCpu);
   EXPECT_EQ(open.max_num_seqs, 64);
@@ -139,7 +103,7 @@ TEST(Limits, OpenSizesAreLargerOnAGpu) {
   EXPECT_EQ(open.max_num_batched_tokens, 4);
 }
 
-TEST(Limits, TheDtypeIsOneTheDeviceComputesIn) {
+TEST(Sizes, TheDtypeIsOneTheDeviceComputesIn) {
   struct Case {
     DType checkpoint;
     const char* asked;
@@ -173,7 +137,7 @@ CacheSize cpu_cache(const EngineConfig& config, int max_model_len, int64_t free_
                             {.total_bytes = int64_t{1} << 40, .free_bytes = free_bytes});
 }
 
-TEST(Limits, CacheTooSmallForAFixedLengthIsRefusedAndLowersAnOpenOne) {
+TEST(Sizes, CacheTooSmallForAFixedLengthIsRefusedAndLowersAnOpenOne) {
   EngineConfig config = valid_config();
   config.num_kv_blocks = 4;
   EXPECT_EQ(cpu_cache(config, 1000, 0).max_model_len, 64);
@@ -184,7 +148,7 @@ TEST(Limits, CacheTooSmallForAFixedLengthIsRefusedAndLowersAnOpenOne) {
   EXPECT_EQ(refused_field([&] { cpu_cache(config, 1000, 0); }), "kv_cache_memory_bytes");
 }
 
-TEST(Limits, ACacheOfNoBlockIsRefused) {
+TEST(Sizes, ACacheOfNoBlockIsRefused) {
   EngineConfig config = valid_config();
   config.max_num_seqs = 1;
   config.kv_cache_memory_bytes = 1023;
@@ -193,7 +157,7 @@ TEST(Limits, ACacheOfNoBlockIsRefused) {
   EXPECT_THROW(cpu_cache(config, 16, 1024), OutOfMemory);
 }
 
-TEST(Limits, PositionsTimesHeadsAreCountedIn32Bits) {
+TEST(Sizes, PositionsTimesHeadsAreCountedIn32Bits) {
   EngineConfig config = valid_config();
   config.num_kv_blocks = std::numeric_limits<int>::max();
   for (const int heads : {1, 127, 128, 129, 1024, 1 << 20}) {
@@ -210,17 +174,7 @@ TEST(Limits, PositionsTimesHeadsAreCountedIn32Bits) {
   }
 }
 
-TEST(Limits, AStepOfMoreRowsThanACacheHoldsTokensIsRefused) {
-  EngineConfig config = valid_config();
-  config.max_num_batched_tokens = 1 << 24;
-  EXPECT_NO_THROW(validate(config));
-  for (const int rows : {(1 << 24) + 1, (1 << 30) + 1, std::numeric_limits<int>::max()}) {
-    config.max_num_batched_tokens = rows;
-    EXPECT_EQ(refused_field([&] { validate(config); }), "max_num_batched_tokens");
-  }
-}
-
-TEST(Limits, AnOpenCacheHoldsEverySequenceWithinHalfOfTheMemory) {
+TEST(Sizes, AnOpenCacheHoldsEverySequenceWithinHalfOfTheMemory) {
   EngineConfig config = valid_config();
   config.max_num_seqs = 4;
   EXPECT_EQ(cpu_cache(config, 160, int64_t{1} << 30).num_blocks, 40);
@@ -236,7 +190,7 @@ CacheSize gpu_cache(const EngineConfig& config, int max_model_len, int64_t block
                             {.total_bytes = 64 * kGiB, .free_bytes = free_bytes});
 }
 
-TEST(Limits, OnAGpuTheCacheIsWhatItsShareLeavesBesideAReserve) {
+TEST(Sizes, OnAGpuTheCacheIsWhatItsShareLeavesBesideAReserve) {
   EngineConfig config = valid_config();
   config.max_num_seqs = 1;
   config.gpu_memory_utilization = 0.5;
@@ -251,7 +205,7 @@ TEST(Limits, OnAGpuTheCacheIsWhatItsShareLeavesBesideAReserve) {
   EXPECT_EQ(gpu_cache(config, 160, 1 << 20, 44 * kGiB).num_blocks, 13);
 }
 
-TEST(Limits, AGpuWithoutRoomSaysWhatToChange) {
+TEST(Sizes, AGpuWithoutRoomSaysWhatToChange) {
   EngineConfig config = valid_config();
   config.gpu_memory_utilization = 0.5;
   try {

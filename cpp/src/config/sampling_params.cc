@@ -6,17 +6,12 @@
 #include <span>
 #include <string>
 
+#include "config/option_checks.h"
 #include "core/str_cat.h"
 #include "specdec/error.h"
 
 namespace specdec {
 namespace {
-
-// Checks throw unless a condition holds, so that they refuse NaN, for which no condition holds.
-template <class Value>
-void require(bool holds, const char* field, const char* range, const Value& value) {
-  if (!holds) throw InvalidArgument(field, str_cat("must be ", range, ", got ", value));
-}
 
 void require_in_vocabulary(std::span<const int32_t> tokens, int vocab_size, const char* field) {
   for (const int32_t token : tokens) {
@@ -24,36 +19,6 @@ void require_in_vocabulary(std::span<const int32_t> tokens, int vocab_size, cons
     const std::string range =
         vocab_size > 0 ? str_cat("in [0, ", vocab_size - 1, "]") : std::string("0 or more");
     throw InvalidArgument(field, str_cat("token id must be ", range, ", got ", token));
-  }
-}
-
-void validate_ranges(const SamplingParams& params) {
-  const auto& p = params;
-  require(p.n >= 1, "n", "at least 1", p.n);
-  require(p.temperature >= 0 && std::isfinite(p.temperature), "temperature",
-          "finite and 0 (greedy) or more", p.temperature);
-  require(p.top_p > 0 && p.top_p <= 1, "top_p", "in (0, 1]", p.top_p);
-  require(p.top_k >= -1, "top_k", "-1 or 0 (all tokens), or at least 1", p.top_k);
-  require(p.min_p >= 0 && p.min_p <= 1, "min_p", "in [0, 1]", p.min_p);
-  require(p.presence_penalty >= -2 && p.presence_penalty <= 2, "presence_penalty", "in [-2, 2]",
-          p.presence_penalty);
-  require(p.frequency_penalty >= -2 && p.frequency_penalty <= 2, "frequency_penalty", "in [-2, 2]",
-          p.frequency_penalty);
-  require(p.repetition_penalty > 0 && std::isfinite(p.repetition_penalty), "repetition_penalty",
-          "finite and greater than 0", p.repetition_penalty);
-  require(p.max_tokens >= 0, "max_tokens", "at least 1, or 0 for no limit but max_model_len",
-          p.max_tokens);
-  require(p.min_tokens >= 0, "min_tokens", "0 or more", p.min_tokens);
-  if (p.max_tokens > 0 && p.min_tokens > p.max_tokens) {
-    throw InvalidArgument("min_tokens", str_cat("must be in [0, max_tokens = ", p.max_tokens,
-                                                "], got ", p.min_tokens));
-  }
-  if (p.logprobs) {
-    require(*p.logprobs >= -1, "logprobs", "-1 (all tokens), or 0 or more", *p.logprobs);
-  }
-  if (p.prompt_logprobs) {
-    require(*p.prompt_logprobs >= -1, "prompt_logprobs", "-1 (all tokens), or 0 or more",
-            *p.prompt_logprobs);
   }
 }
 
@@ -111,7 +76,11 @@ void validate_choice(const SamplingParams& params, int vocab_size) {
 }  // namespace
 
 void SamplingParams::validate(int vocab_size) const {
-  validate_ranges(*this);
+  check_options(*this, kSamplingOptions);
+  if (max_tokens > 0 && min_tokens > max_tokens) {
+    throw InvalidArgument(
+        "min_tokens", str_cat("must be in [0, max_tokens = ", max_tokens, "], got ", min_tokens));
+  }
   validate_tokens(*this, vocab_size);
   validate_choice(*this, vocab_size);
 }

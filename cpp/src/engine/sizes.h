@@ -11,10 +11,7 @@
 
 namespace specdec {
 
-// Throws InvalidArgument naming the first field of `config` that is out of range.
-void validate(const EngineConfig& config);
-
-// EngineConfig::logprobs_mode. Throws InvalidArgument.
+// EngineConfig::logprobs_mode of a valid configuration.
 LogprobsMode parse_logprobs_mode(const std::string& name);
 
 // Sizes that were left open, for the device.

@@ -1,0 +1,79 @@
+// Options, each written once: the table below a configuration says of every member what users call
+// it, which values it takes and what it does. The checks in C++, the Python binding and its types,
+// the command line and OPTIONS.md are made of these tables.
+#pragma once
+
+#include <array>
+#include <limits>
+#include <tuple>
+#include <type_traits>
+
+namespace specdec {
+
+// Numbers from lowest to highest. Neither NaN nor infinity is in any.
+struct Range {
+  double lowest = std::numeric_limits<double>::lowest();
+  double highest = std::numeric_limits<double>::max();
+  bool above_lowest = false;  // lowest itself is not in it
+
+  constexpr bool contains(double value) const {
+    return (above_lowest ? value > lowest : value >= lowest) && value <= highest;
+  }
+  constexpr bool has_lowest() const { return lowest > std::numeric_limits<double>::lowest(); }
+  constexpr bool has_highest() const { return highest < std::numeric_limits<double>::max(); }
+};
+
+constexpr Range at_least(double lowest) { return {.lowest = lowest}; }
+constexpr Range between(double lowest, double highest) {
+  return {.lowest = lowest, .highest = highest};
+}
+constexpr Range above(double lowest, double highest = std::numeric_limits<double>::max()) {
+  return {.lowest = lowest, .highest = highest, .above_lowest = true};
+}
+
+struct OptionText {
+  const char* name;            // in Python and in errors; on the command line with dashes
+  const char* help;            // a line, without a full stop
+  const char* details = "";    // sentences that the documents add
+  Range range = {};            // of a number, or of every number of a list
+  const char* zero = nullptr;  // what 0, in Python None, stands for; null where 0 is a value
+  std::array<const char*, 6> choices = {};  // of a string; none: any
+};
+
+template <class Config, class Value>
+struct Option {
+  Value Config::* member;
+  OptionText text;
+};
+
+template <class Config, class Value>
+constexpr Option<Config, Value> option(Value Config::* member, const OptionText& text) {
+  return {member, text};
+}
+
+template <class Enum>
+struct EnumName {
+  Enum value;
+  const char* name;
+};
+
+// What users call the values of an enum; specialised beside each enum that an option has.
+template <class Enum>
+inline constexpr std::array<EnumName<Enum>, 0> kEnumNames = {};
+
+template <class Enum>
+  requires(!kEnumNames<Enum>.empty())
+constexpr const char* name_of(Enum value) {
+  for (const EnumName<Enum>& known : kEnumNames<Enum>) {
+    if (known.value == value) return known.name;
+  }
+  return "";
+}
+
+// Calls function(option) for every option of a table.
+template <class Table, class Function>
+constexpr void for_each_option(const Table& table, const Function& function) {
+  std::apply([&](const auto&... options) { (function(options), ...); }, table);
+}
+
+}  // namespace specdec

@@ -1,0 +1,43 @@
+// Checks that follow from an option's table.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "specdec/options.h"
+
+namespace specdec {
+
+// Each throws InvalidArgument naming the option, what it may be and what it is.
+void check_number(const OptionText& option, double value);
+void check_choice(const OptionText& option, const std::string& value);
+
+template <class Value>
+void check_value(const OptionText& option, const Value& value) {
+  if constexpr (std::is_arithmetic_v<Value>) {
+    check_number(option, static_cast<double>(value));
+  } else if constexpr (std::is_same_v<Value, std::string>) {
+    check_choice(option, value);
+  }
+}
+
+template <class Value>
+void check_value(const OptionText& option, const std::optional<Value>& value) {
+  if (value.has_value()) check_value(option, *value);
+}
+
+template <class Value>
+void check_value(const OptionText& option, const std::vector<Value>& values) {
+  for (const Value& value : values) check_value(option, value);
+}
+
+// Checks every option of `config` by itself, in the table's order.
+template <class Config, class Table>
+void check_options(const Config& config, const Table& table) {
+  for_each_option(table,
+                  [&](const auto& option) { check_value(option.text, config.*option.member); });
+}
+
+}  // namespace specdec
