@@ -99,7 +99,7 @@ void CudaBackend::read(const void* values, std::span<std::byte> out) {
 }
 
 std::unique_ptr<DeviceStep> CudaBackend::make_device_step(const DeviceStepConfig& config) {
-  if (config.tree.max_nodes > kMaxStepDrafts || config.num_seats > kMaxStepSlots) return nullptr;
+  if (config.tree.max_nodes > kMaxStepDrafts || config.num_seats > kMaxStepSeats) return nullptr;
   if (config.tree.width > kMaxTreeWidth) return nullptr;
   return std::make_unique<CudaDeviceStep>(*this, kernels_, config);
 }

@@ -2,195 +2,140 @@
 
 #include <algorithm>
 #include <bit>
-#include <utility>
+#include <vector>
 
 #include "core/check.h"
 
 namespace specdec::cuda {
 namespace {
 
-// Logits of more rows are computed and sampled in turns.
-constexpr int kMaxLogitRows = 512;
-constexpr double kNanosecond = 1e-9;
-
-// Nodes that a tree has before it is cut down: continuations of the root and of each node that the
-// draft model ran.
-int most_grown(const DeviceStepConfig& config) {
-  return config.tree.width * (1 + config.tree.max_nodes);
-}
-
-int bucket_of(int num_slots, int limit) {
-  return std::min(static_cast<int>(std::bit_ceil(static_cast<unsigned>(num_slots))), limit);
-}
+constexpr int kMaxLogitRows = 512;  // logits of more rows are computed and sampled in turns
 
 }  // namespace
 
 CudaDeviceStep::CudaDeviceStep(CudaBackend& backend, const KernelTable& kernels,
                                const DeviceStepConfig& config)
-    : backend_(backend), kernels_(kernels), config_(config) {
-  const size_t slots = static_cast<size_t>(config.num_seats);
-  const size_t rows = static_cast<size_t>(config.max_rows);
-  const auto array = [&](size_t count, size_t size, const char* purpose = "device steps") {
-    return backend.device().allocate(count * size, purpose);
-  };
-  slots_ = array(slots, sizeof(StepSlot));
-  block_tables_ = array(slots * config.max_blocks_per_request, sizeof(int32_t));
-  token_ids_ = array(rows, sizeof(int32_t));
-  positions_ = array(rows, sizeof(int32_t));
-  slot_mapping_ = array(rows, sizeof(int64_t));
-  cu_rows_ = array(slots + 1, sizeof(int32_t));
-  base_lens_ = array(slots, sizeof(int32_t));
-  sample_ids_ = array(rows, sizeof(int32_t));
-  is_tree_ = array(slots, sizeof(uint8_t));
-  chains_ = array(slots, sizeof(uint8_t));
-  masks_ = array(rows, sizeof(uint64_t));
-  parents_ = array(rows, sizeof(int32_t));
-  const bool has_trees = config.accepts_trees || config.tree.width > 1;
-  if (has_trees) paths_ = array(rows * kMaxStepDrafts, sizeof(int32_t));
-  seeds_ = array(slots, sizeof(uint64_t));
-  attempts_ = array(rows, sizeof(VerifyAttempt));
-  cu_attempts_ = array(slots + 1, sizeof(int32_t));
-  const size_t drafts = static_cast<size_t>(config.tree.max_nodes);
-  num_accepted_ = array(slots, sizeof(int32_t));
-  accepted_nodes_ = array(std::max<size_t>(slots * drafts, 1), sizeof(int32_t));
-  num_emitted_ = array(slots, sizeof(int32_t));
-  emitted_ = array(slots * (drafts + 1), sizeof(int32_t));
-  samples_ = array(rows, sizeof(DeviceSampleRow));
-  sampled_ = array(rows, sizeof(int32_t));
-  reports_ = array(slots, sizeof(StepReport));
-  times_ = array(2, sizeof(StepTimes));
-  logit_rows_ = std::min(config.max_rows, std::max(kMaxLogitRows, config.num_seats));
-  const int vocab_size = config.target->vocab_size();
-  logits_ = array(static_cast<size_t>(logit_rows_) * vocab_size, sizeof(float), "logits");
-  sampler_ = array(sample_workspace_bytes(logit_rows_, vocab_size), 1);
-  if (weighs_drafts(config.verification)) {
-    targets_ = array(rows * vocab_size, sizeof(float), "distributions");
-    residuals_ = array(rows, sizeof(double));
-  }
-  if (config.sampling == DraftSampling::kIndependent) {
-    distributions_ = array(slots * drafts * vocab_size, sizeof(float), "distributions");
-  }
-  if (config.tree.width > 1) {
-    const size_t samples = slots * config.tree.width;
-    growths_ = array(slots, sizeof(StepGrowth));
-    nodes_ = array(slots * most_grown(config), sizeof(StepTreeNode));
-    frontiers_ = array(samples, sizeof(StepFrontier));
-    num_kv_slots_ = array(slots, sizeof(int32_t));
-    num_candidates_ = array(samples, sizeof(int32_t));
-    candidates_ = array(samples * config.tree.width, sizeof(DeviceCandidate));
-    kv_places_ = array(slots * kMaxStepDrafts, sizeof(int32_t));
-  }
-  if (has_trees) {
-    moves_ = array(slots * drafts * 2, sizeof(int64_t));
-    num_moves_ = array(1, sizeof(int32_t));
-  }
-  pinned_slots_ = backend.device().allocate_pinned(slots_.size_bytes(), "device steps");
-  pinned_tables_ = backend.device().allocate_pinned(block_tables_.size_bytes(), "device steps");
-  if (!config.synthetic_rates.empty()) {
-    const size_t size_bytes = config.synthetic_rates.size() * sizeof(double);
-    accept_rates_ = backend.device().allocate(size_bytes, "device steps");
-    backend.stream().copy_to_device(accept_rates_.data(), config.synthetic_rates.data(),
-                                    size_bytes);
-    backend.stream().synchronize();
-  }
-  for (Ring& ring : rings_) {
-    ring.reports = backend.device().allocate_pinned(slots * sizeof(StepReport), "device steps");
-    ring.times = backend.device().allocate_pinned(sizeof(StepTimes), "device steps");
-    ring.done = backend.device().make_event();
-  }
+    : backend_(backend),
+      kernels_(kernels),
+      config_(config),
+      vocab_size_(config.target->vocab_size()),
+      logit_rows_(std::min(config.max_rows, std::max(kMaxLogitRows, config.num_seats))),
+      target_{config.target},
+      draft_{config.draft},
+      layout_(backend.device()),
+      seats_(backend, kernels.step, config),
+      reports_(backend, config) {
+  allocate();
 }
 
 CudaDeviceStep::~CudaDeviceStep() {
-  while (num_under_way() > 0) rings_[num_collected_++ % rings_.size()].done->wait();
+  reports_.wait_for_all();
   backend_.recorder().forget(this);
 }
 
-StepSlots CudaDeviceStep::state(int num_slots) {
-  return {.slots = slots_.as<StepSlot>(),
-          .block_tables = block_tables_.as<int32_t>(),
-          .num_slots = num_slots,
-          .max_blocks = config_.max_blocks_per_request,
-          .block_size = config_.block_size};
+void CudaDeviceStep::allocate() {
+  const auto seats = static_cast<size_t>(config_.num_seats);
+  const auto rows = static_cast<size_t>(config_.max_rows);
+  const auto nodes = static_cast<size_t>(config_.tree.max_nodes);
+  const auto width = static_cast<size_t>(config_.tree.width);
+  const auto vocab = static_cast<size_t>(vocab_size_);
+  const bool is_independent = config_.sampling == DraftSampling::kIndependent;
+  const bool is_weighed = weighs_drafts(config_.verification);
+  // Sizes of what only some steps need: 0 for the others.
+  const size_t tree_rows = config_.accepts_trees || grows_trees() ? rows : 0;
+  const size_t tree_nodes = config_.accepts_trees || grows_trees() ? seats * nodes : 0;
+  const size_t grown = grows_trees() ? seats : 0;
+  const size_t capacity = width * (1 + nodes);  // children of the root and of each node that is run
+  const size_t weighed_rows = is_weighed ? rows : 0;
+  memory_ = {.state = seats_.state(),
+             .batch = {.token_ids = layout_.array<int32_t>(rows),
+                       .positions = layout_.array<int32_t>(rows),
+                       .slot_mapping = layout_.array<int64_t>(rows),
+                       .cu_rows = layout_.array<int32_t>(seats + 1),
+                       .base_lens = layout_.array<int32_t>(seats),
+                       .sample_ids = layout_.array<int32_t>(rows),
+                       .samples = layout_.array<DeviceSampleRow>(rows),
+                       .max_rows = config_.max_rows},
+             .trees = {.is_tree = layout_.array<uint8_t>(seats),
+                       .masks = layout_.array<uint64_t>(rows),
+                       .parents = layout_.array<int32_t>(rows),
+                       .paths = layout_.array<int32_t>(tree_rows * kMaxStepDrafts),
+                       .seeds = layout_.array<uint64_t>(seats),
+                       .attempts = layout_.array<VerifyAttempt>(rows),
+                       .cu_attempts = layout_.array<int32_t>(seats + 1),
+                       .targets = layout_.array<float>(weighed_rows * vocab, "distributions")},
+             .growths = {.seats = layout_.array<StepGrowth>(grown),
+                         .nodes = layout_.array<StepTreeNode>(grown * capacity),
+                         .frontiers = layout_.array<StepFrontier>(grown * width),
+                         .num_kv_slots = layout_.array<int32_t>(grown),
+                         .kv_offsets = layout_.array<int32_t>(grown * kMaxStepDrafts),
+                         .capacity = static_cast<int32_t>(capacity),
+                         .shape = config_.tree},
+             .accepted = {.num_accepted = layout_.array<int32_t>(seats),
+                          .nodes = layout_.array<int32_t>(seats * nodes),
+                          .num_tokens = layout_.array<int32_t>(seats),
+                          .tokens = layout_.array<int32_t>(seats * (nodes + 1)),
+                          .max_depth = config_.tree.max_nodes},
+             .sampled = layout_.array<int32_t>(rows),
+             .num_candidates = layout_.array<int32_t>(grown * width),
+             .candidates = layout_.array<DeviceCandidate>(grown * width * width),
+             .distributions =
+                 layout_.array<float>(is_independent ? seats * nodes * vocab : 0, "distributions"),
+             .token_lists = nullptr,
+             .reports = layout_.array<StepReport>(seats),
+             .times = layout_.array<StepTimes>(2),
+             .vocab_size = vocab_size_,
+             .argmax = config_.sampling == DraftSampling::kArgmax,
+             .is_weighed = is_weighed};
+  no_trees_ = layout_.array<uint8_t>(seats);
+  logits_ = layout_.array<float>(logit_rows_ * vocab, "logits");
+  processed_.size = is_raw(config_.logprobs_mode) ? logits_.size : 0;
+  sampler_ = layout_.array<char>(sample_workspace_bytes(logit_rows_, vocab_size_));
+  residuals_ = layout_.array<double>(weighed_rows);
+  moves_ = layout_.array<int64_t>(2 * tree_nodes);
+  num_moves_ = layout_.array<int32_t>(1);
+  accept_rates_ = layout_.array<double>(config_.synthetic_rates.size());
+  backend_.staging().upload_to(accept_rates_, config_.synthetic_rates.data(),
+                               accept_rates_.size_bytes());
 }
 
-StepBatch CudaDeviceStep::batch(int max_rows) {
-  SPECDEC_CHECK_LE(max_rows, config_.max_rows);
-  return {.token_ids = token_ids_.as<int32_t>(),
-          .positions = positions_.as<int32_t>(),
-          .slot_mapping = slot_mapping_.as<int64_t>(),
-          .cu_rows = cu_rows_.as<int32_t>(),
-          .base_lens = base_lens_.as<int32_t>(),
-          .sample_ids = sample_ids_.as<int32_t>(),
-          .samples = samples_.as<DeviceSampleRow>(),
-          .max_rows = max_rows};
+int64_t CudaDeviceStep::bytes_on_demand() const {
+  return static_cast<int64_t>(seats_.missing_bytes() + reports_.missing_bytes() +
+                              processed_.missing_bytes());
 }
 
-BatchView CudaDeviceStep::view(int num_slots, int num_rows) {
-  return {.num_requests = num_slots,
-          .num_rows = num_rows,
-          .token_ids = token_ids_.as<int32_t>(),
-          .positions = positions_.as<int32_t>(),
-          .slot_mapping = slot_mapping_.as<int64_t>(),
-          .cu_rows = cu_rows_.as<int32_t>(),
-          .base_lens = base_lens_.as<int32_t>(),
-          .block_tables = block_tables_.as<int32_t>(),
-          .max_blocks_per_request = config_.max_blocks_per_request,
-          .is_tree = chains_.as<uint8_t>()};
+void CudaDeviceStep::find_layers(Model& model) {
+  if (model.model == nullptr || model.layers != nullptr) return;
+  std::vector<KvLayerPointers> layers;
+  for (const PagedKvView& layer : model.model->kv_layers()) {
+    layers.push_back({.keys = layer.keys, .values = layer.values});
+  }
+  model.layers = layout_.array<KvLayerPointers>(layers.size());
+  backend_.staging().upload_to(model.layers, layers.data(), model.layers.size_bytes());
 }
 
-BatchView CudaDeviceStep::tree_view(int num_slots, int num_rows) {
-  BatchView trees = view(num_slots, num_rows);
-  trees.is_tree = is_tree_.as<uint8_t>();
-  trees.ancestor_mask = masks_.as<uint64_t>();
-  return trees;
+void CudaDeviceStep::set_seats(std::span<const DeviceSeat> seats) {
+  SPECDEC_CHECK_EQ(num_under_way(), 0);
+  // By the time that there are requests, there are caches.
+  if (config_.accepts_trees || grows_trees()) find_layers(target_);
+  if (grows_trees()) find_layers(draft_);
+  if (seats_.set(seats)) backend_.recorder().forget(this);
+  memory_.token_lists = seats_.token_lists();
 }
 
-StepTrees CudaDeviceStep::trees(const Shape& shape) {
-  return {.is_tree = is_tree_.as<uint8_t>(),
-          .masks = masks_.as<uint64_t>(),
-          .parents = parents_.as<int32_t>(),
-          .paths = paths_.as<int32_t>(),
-          .seeds = seeds_.as<uint64_t>(),
-          .attempts = attempts_.as<VerifyAttempt>(),
-          .cu_attempts = cu_attempts_.as<int32_t>(),
-          .targets = is_weighed(shape) ? targets_.as<float>() : nullptr,
-          .vocab_size = config_.target->vocab_size(),
-          .max_drafts = config_.tree.max_nodes,
-          .has_draft_distributions =
-              config_.sampling == DraftSampling::kIndependent && shape.num_passes > 0};
-}
-
-StepGrowths CudaDeviceStep::growths() {
-  return {.slots = growths_.as<StepGrowth>(),
-          .nodes = nodes_.as<StepTreeNode>(),
-          .frontiers = frontiers_.as<StepFrontier>(),
-          .num_kv_slots = num_kv_slots_.as<int32_t>(),
-          .kv_places = kv_places_.as<int32_t>(),
-          .capacity = most_grown(config_),
-          .width = config_.tree.width,
-          .max_nodes = config_.tree.max_nodes};
-}
-
-AcceptedDrafts CudaDeviceStep::accepted() {
-  return {.num_accepted = num_accepted_.as<int32_t>(),
-          .nodes = accepted_nodes_.as<int32_t>(),
-          .num_tokens = num_emitted_.as<int32_t>(),
-          .tokens = emitted_.as<int32_t>(),
-          .max_depth = config_.tree.max_nodes};
-}
-
-// ---- steps
-
-CudaDeviceStep::Shape CudaDeviceStep::shape_of(const DeviceStepPlan& plan) const {
-  Shape shape = {.num_slots = bucket_of(plan.num_seats, config_.num_seats),
-                 .num_passes = plan.num_passes,
-                 .num_rows = 0,
-                 .lag = plan.num_passes > 0 ? plan.max_unseen : 0,
-                 .num_logprobs = plan.want_logprobs ? config_.max_logprobs : -1,
-                 .any_edits = any_edits_};
-  shape.num_rows = shape.num_slots * (1 + config_.tree.num_nodes(shape.num_passes));
-  if (plan.host_drafts.empty()) return shape;
-  shape.num_passes = kHostDrafts;
+StepShape CudaDeviceStep::shape_of(const DeviceStepPlan& plan) const {
+  const int bucket = static_cast<int>(std::bit_ceil(static_cast<unsigned>(plan.num_seats)));
+  StepShape shape = {.num_seats = std::min(bucket, config_.num_seats),
+                     .num_passes = plan.num_passes,
+                     .has_host_drafts = !plan.host_drafts.empty(),
+                     .num_rows = 0,
+                     .max_unseen = plan.num_passes > 0 ? plan.max_unseen : 0,
+                     .num_logprobs = plan.want_logprobs ? config_.max_logprobs : -1,
+                     .any_edits = seats_.any_edits()};
+  if (!shape.has_host_drafts) {
+    shape.num_rows = shape.num_seats * (1 + config_.tree.num_nodes(shape.num_passes));
+    return shape;
+  }
   shape.num_rows = plan.num_seats;
   for (const HostDraft& draft : plan.host_drafts) {
     shape.num_rows += static_cast<int>(draft.tokens.size());
@@ -201,155 +146,166 @@ CudaDeviceStep::Shape CudaDeviceStep::shape_of(const DeviceStepPlan& plan) const
 }
 
 void CudaDeviceStep::launch(const DeviceStepPlan& plan) {
-  SPECDEC_CHECK_LT(num_under_way(), static_cast<int>(rings_.size()));
+  SPECDEC_CHECK(!reports_.is_full());
   SPECDEC_CHECK_LE(plan.num_seats, config_.num_seats);
   SPECDEC_CHECK_LE(plan.num_passes, config_.tree.max_nodes);
-  if (!plan.host_drafts.empty()) set_drafts(plan.host_drafts);
-  const Shape shape = shape_of(plan);
-  reserve(shape);
-  backend_.recorder().run({.owner = this,
-                           .shape = {shape.num_slots, shape.num_passes, shape.num_rows, shape.lag,
-                                     shape.num_logprobs, shape.any_edits}},
-                          [&] {
-                            draft(shape);
-                            verify(shape);
-                          });
-  report(shape);
-}
-
-void CudaDeviceStep::set_drafts(std::span<const HostDraft> drafts) {
-  SPECDEC_CHECK(config_.accepts_trees);
-  SPECDEC_CHECK_EQ(num_under_way(), 0);
-  std::vector<SlotDrafts> records;
-  std::vector<int32_t> tokens;
-  std::vector<int32_t> parents;
-  for (const HostDraft& draft : drafts) {
-    SPECDEC_CHECK_LE(draft.tokens.size(), static_cast<size_t>(config_.tree.max_nodes));
-    SPECDEC_CHECK_EQ(draft.tokens.size(), draft.parents.size());
-    SlotDrafts& record = records.emplace_back();
-    record = {.slot = draft.seat,
-              .num_drafts = static_cast<int32_t>(draft.tokens.size()),
-              .first = static_cast<int32_t>(tokens.size()),
-              .is_tree = 0};
-    for (size_t i = 0; i < draft.tokens.size(); ++i) {
-      if (draft.parents[i] != static_cast<int32_t>(i)) record.is_tree = 1;
-    }
-    tokens.insert(tokens.end(), draft.tokens.begin(), draft.tokens.end());
-    parents.insert(parents.end(), draft.parents.begin(), draft.parents.end());
+  const StepShape shape = shape_of(plan);
+  if (shape.has_host_drafts) {
+    SPECDEC_CHECK(config_.accepts_trees && shape.num_passes == 0 && num_under_way() == 0);
+    seats_.set_drafts(plan.num_seats, plan.host_drafts);
   }
-  Staging& staging = backend_.staging();
-  kernels_.step.set_drafts(backend_.stream(),
-                           {.state = state(config_.num_seats),
-                            .drafts = staging.upload(std::span<const SlotDrafts>(records)),
-                            .tokens = staging.upload(std::span<const int32_t>(tokens)),
-                            .parents = staging.upload(std::span<const int32_t>(parents)),
-                            .num_drafted = static_cast<int32_t>(records.size())});
-}
-
-size_t CudaDeviceStep::num_logprobs_bytes() const {
-  return static_cast<size_t>(config_.max_rows) * sizeof(int32_t);
-}
-
-size_t CudaDeviceStep::logprobs_bytes() const {
-  return static_cast<size_t>(config_.max_rows) * (config_.max_logprobs + 1) * sizeof(DeviceLogprob);
-}
-
-size_t CudaDeviceStep::count_tables_bytes() const {
-  return static_cast<size_t>(config_.num_seats) * config_.target->vocab_size() * sizeof(int32_t);
-}
-
-int64_t CudaDeviceStep::bytes_on_demand() const {
-  size_t bytes = 0;
-  const auto add = [&](const Buffer& buffer, size_t size_bytes) {
-    if (buffer.empty()) bytes += size_bytes;
-  };
-  add(num_logprobs_, num_logprobs_bytes());
-  add(logprobs_, logprobs_bytes());
-  if (is_raw(config_.logprobs_mode)) add(processed_, logits_.size_bytes());
-  add(count_tables_, count_tables_bytes());
-  return static_cast<int64_t>(bytes);
-}
-
-void CudaDeviceStep::reserve(const Shape& shape) {
-  if (shape.num_logprobs < 0) return;
-  const auto fit = [&](Buffer& buffer, size_t size_bytes) {
-    if (!buffer.empty()) return;
-    buffer = backend_.device().allocate(size_bytes, "logprobs of device steps");
-  };
-  fit(num_logprobs_, num_logprobs_bytes());
-  fit(logprobs_, logprobs_bytes());
-  if (shape.any_edits && is_raw(config_.logprobs_mode)) {
-    fit(processed_, logits_.size_bytes());
+  reports_.reserve(shape);
+  if (shape.num_logprobs >= 0 && shape.any_edits) {
+    layout_.reserve(processed_, "logprobs of device steps");
   }
-  for (Ring& ring : rings_) {
-    if (!ring.logprobs.empty()) continue;
-    ring.logprobs = backend_.device().allocate_pinned(logprobs_.size_bytes(), "logprobs");
-    ring.num_logprobs = backend_.device().allocate_pinned(num_logprobs_.size_bytes(), "logprobs");
-    ring.cu_rows = backend_.device().allocate_pinned(cu_rows_.size_bytes(), "logprobs");
+  backend_.recorder().run({.owner = this, .shape = shape.key()}, [&] {
+    draft(shape);
+    verify(shape);
+  });
+  reports_.copy(shape, memory_);
+}
+
+StepParams CudaDeviceStep::params(const StepShape& shape, int num_rows, int pass) const {
+  SPECDEC_CHECK_LE(num_rows, config_.max_rows);
+  StepParams params = {.memory = memory_,
+                       .num_passes = shape.num_passes,
+                       .has_host_drafts = shape.has_host_drafts,
+                       .pass = pass};
+  params.memory.state.num_seats = shape.num_seats;
+  params.memory.batch.max_rows = num_rows;
+  return params;
+}
+
+BatchView CudaDeviceStep::view(const StepShape& shape, int num_rows, bool has_trees) const {
+  return {.num_requests = shape.num_seats,
+          .num_rows = num_rows,
+          .token_ids = memory_.batch.token_ids,
+          .positions = memory_.batch.positions,
+          .slot_mapping = memory_.batch.slot_mapping,
+          .cu_rows = memory_.batch.cu_rows,
+          .base_lens = memory_.batch.base_lens,
+          .block_tables = memory_.state.block_tables,
+          .max_blocks_per_request = memory_.state.max_blocks,
+          .is_tree = has_trees ? memory_.trees.is_tree : no_trees_,
+          .ancestor_mask = has_trees ? memory_.trees.masks : nullptr};
+}
+
+void CudaDeviceStep::draft(const StepShape& shape) {
+  const StepKernels& step = kernels_.step;
+  for (int pass = 0; pass < shape.num_passes; ++pass) {
+    const bool is_level = grows_trees() && pass > 0;
+    const int rows_per_seat = pass == 0 ? shape.max_unseen : config_.tree.width;
+    const int num_rows = std::min(shape.num_seats * rows_per_seat, config_.max_rows);
+    const StepParams params = this->params(shape, num_rows, pass);
+    (is_level ? step.tree_rows : step.draft_rows)(backend_.stream(), params);
+    BatchView rows = view(shape, num_rows, is_level);
+    if (is_level) rows.num_tree_slots = memory_.growths.num_kv_slots;
+    draft_.model->forward(rows);
+    sample(shape, draft_, shape.num_seats * (is_level ? config_.tree.width : 1));
+    if (grows_trees()) step.grow_trees(backend_.stream(), params);
   }
 }
 
-// ---- what the host reads
-
-// Behind the graph, which has the same addresses every time: the host may still be reading what the
-// step before reported.
-void CudaDeviceStep::report(const Shape& shape) {
-  Stream& stream = backend_.stream();
-  Ring& ring = rings_[num_launched_++ % rings_.size()];
-  ring.shape = shape;
-  const size_t slots = static_cast<size_t>(shape.num_slots);
-  stream.copy_to_host(ring.reports.data(), reports_.data(), slots * sizeof(StepReport));
-  stream.copy_to_host(ring.times.data(), times_.as<StepTimes>() + 1, sizeof(StepTimes));
-  if (shape.num_logprobs >= 0) {
-    const size_t rows = static_cast<size_t>(shape.num_rows);
-    stream.copy_to_host(ring.cu_rows.data(), cu_rows_.data(), (slots + 1) * sizeof(int32_t));
-    stream.copy_to_host(ring.num_logprobs.data(), num_logprobs_.data(), rows * sizeof(int32_t));
-    stream.copy_to_host(ring.logprobs.data(), logprobs_.data(),
-                        rows * (shape.num_logprobs + 1) * sizeof(DeviceLogprob));
-  }
-  stream.record(*ring.done);
+void CudaDeviceStep::verify(const StepShape& shape) {
+  const bool has_trees = shape.has_host_drafts || grew_trees(shape);
+  const StepParams params = this->params(shape, shape.num_rows);
+  kernels_.step.verify_rows(backend_.stream(), params);
+  target_.model->forward(view(shape, shape.num_rows, has_trees));
+  sample(shape, target_, shape.num_rows);
+  accept(shape);
+  if (has_trees) move_kv(shape, target_, /*kv_offsets=*/nullptr);
+  if (grew_trees(shape)) move_kv(shape, draft_, memory_.growths.kv_offsets);
+  kernels_.step.commit(backend_.stream(), params);
 }
 
-StepOutcome CudaDeviceStep::wait() {
-  SPECDEC_CHECK_GT(num_under_way(), 0);
-  const Ring& ring = rings_[num_collected_++ % rings_.size()];
-  ring.done->wait();
-  StepOutcome outcome;
-  const auto* reports = ring.reports.as<StepReport>();
-  for (int i = 0; i < ring.shape.num_slots; ++i) {
-    const StepReport& report = reports[i];
-    SequenceOutcome& slot = outcome.sequences.emplace_back();
-    slot.drafts.assign(report.drafts, report.drafts + report.num_drafts);
-    for (int d = 0; d < report.num_drafts; ++d) {
-      slot.parents.push_back(report.is_tree != 0 ? report.parents[d] : d);
-    }
-    slot.accepted.assign(report.nodes, report.nodes + report.num_accepted);
-    slot.tokens.assign(report.tokens, report.tokens + report.num_tokens);
-    if (ring.shape.num_logprobs < 0) continue;
-    const int first_row = ring.cu_rows.as<int32_t>()[i];
-    for (int t = 0; t < report.num_tokens; ++t) {
-      slot.logprobs.push_back(read_logprobs(ring, first_row + (t == 0 ? 0 : report.nodes[t - 1])));
-    }
+void CudaDeviceStep::accept(const StepShape& shape) {
+  const VerifyTrees trees = {.cu_rows = memory_.batch.cu_rows,
+                             .token_ids = memory_.batch.token_ids,
+                             .parents = memory_.trees.parents,
+                             .positions = memory_.batch.positions,
+                             .seeds = memory_.trees.seeds,
+                             .num_requests = shape.num_seats};
+  if (!is_weighed(shape)) {
+    kernels_.verify.walk(backend_.stream(), {.trees = trees,
+                                             .sampled = memory_.sampled,
+                                             .rates = accept_rates_,
+                                             .num_rates = static_cast<int>(accept_rates_.size),
+                                             .accepted = memory_.accepted});
+    return;
   }
-  const auto& times = *ring.times.as<StepTimes>();
-  // The clock is read on different multiprocessors, and may tick coarsely.
-  const auto seconds = [](uint64_t from, uint64_t to) {
-    return to > from ? static_cast<double>(to - from) * kNanosecond : 0.0;
-  };
-  outcome.target_seconds = seconds(times.verify, times.end);
-  if (ring.shape.num_passes > 0) outcome.draft_seconds = seconds(times.draft, times.verify);
-  return outcome;
+  kernels_.verify.weigh(backend_.stream(),
+                        {.trees = trees,
+                         .attempts = memory_.trees.attempts,
+                         .cu_attempts = memory_.trees.cu_attempts,
+                         .target = memory_.trees.targets,
+                         .drafts = memory_.distributions,
+                         .vocab_size = vocab_size_,
+                         .draft_vocab_size = vocab_size_,
+                         .num_rows = shape.num_rows,
+                         .is_block = config_.verification == Verification::kBlock,
+                         .residuals = residuals_,
+                         .accepted = memory_.accepted});
 }
 
-PositionLogprobs CudaDeviceStep::read_logprobs(const Ring& ring, int row) {
-  const int count = ring.num_logprobs.as<int32_t>()[row];
-  const auto* entries =
-      ring.logprobs.as<DeviceLogprob>() + int64_t{row} * (ring.shape.num_logprobs + 1);
-  PositionLogprobs logprobs;
-  for (int i = 0; i < count; ++i) {
-    logprobs.push_back({entries[i].token_id, entries[i].logprob, entries[i].rank});
+void CudaDeviceStep::move_kv(const StepShape& shape, const Model& model,
+                             const int32_t* kv_offsets) {
+  kernels_.verify.kv_moves(backend_.stream(), {.cu_rows = memory_.batch.cu_rows,
+                                               .accepted = memory_.accepted,
+                                               .base_lens = memory_.batch.base_lens,
+                                               .kv_offsets = kv_offsets,
+                                               .max_offsets = kMaxStepDrafts,
+                                               .block_tables = memory_.state.block_tables,
+                                               .max_blocks_per_request = memory_.state.max_blocks,
+                                               .block_size = memory_.state.block_size,
+                                               .num_requests = shape.num_seats,
+                                               .slots = moves_,
+                                               .num_pairs = num_moves_});
+  kernels_.attention.copy_kv(backend_.stream(), {.layers = model.layers,
+                                                 .num_layers = static_cast<int>(model.layers.size),
+                                                 .shape = model.model->kv_layers()[0],
+                                                 .slots = moves_,
+                                                 .num_pairs = num_moves_});
+  const PagedRowsView features = model.model->features();
+  if (features.width == 0) return;
+  kernels_.attention.copy_rows(backend_.stream(),
+                               {.rows = features, .slots = moves_, .num_pairs = num_moves_});
+}
+
+SampleOutputs CudaDeviceStep::draft_outputs(int first_row) const {
+  SampleOutputs outputs{};
+  outputs.token_ids = memory_.sampled + first_row;
+  if (!grows_trees()) return outputs;
+  outputs.num_candidates = memory_.num_candidates + first_row;
+  outputs.candidates = memory_.candidates + int64_t{first_row} * config_.tree.width;
+  outputs.max_candidates = config_.tree.width;
+  return outputs;
+}
+
+void CudaDeviceStep::sample(const StepShape& shape, const Model& model, int num_rows) {
+  const bool is_draft = &model == &draft_;
+  const bool raw = is_raw(config_.logprobs_mode);
+  const bool keeps_raw = !is_draft && shape.num_logprobs >= 0 && raw && shape.any_edits;
+  for (int first = 0; first < num_rows; first += logit_rows_) {
+    const int count = std::min(logit_rows_, num_rows - first);
+    model.model->compute_logits(memory_.batch.sample_ids + first, count, logits_);
+    kernels_.sampling.sample(
+        backend_.stream(),
+        {.rows = memory_.batch.samples + first,
+         .logits = logits_,
+         .processed = keeps_raw ? processed_ : logits_,
+         .token_lists = seats_.token_lists(),
+         .counts = nullptr,
+         .biases = seats_.biases(),
+         .workspace = sample_workspace_at(sampler_, logit_rows_, vocab_size_),
+         .outputs =
+             is_draft ? draft_outputs(first) : reports_.outputs(shape, memory_.sampled, first),
+         .num_rows = count,
+         .vocab_size = vocab_size_,
+         .raw_logprobs = raw,
+         .logprobs_hold_logits = holds_logits(config_.logprobs_mode),
+         .any_edits = shape.any_edits,
+         .any_vectors = is_draft ? memory_.distributions != nullptr : is_weighed(shape)});
   }
-  return logprobs;
 }
 
 }  // namespace specdec::cuda

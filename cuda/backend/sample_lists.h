@@ -1,4 +1,5 @@
-// The arrays that the rows of a batch point into: token lists, counts and biases, packed.
+// Token lists, counts and biases of all rows of a batch, one after another: rows name ranges of
+// them.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +13,12 @@ namespace specdec::cuda {
 
 class SampleLists {
  public:
-  // `row` for the device, but for what is host memory (its distribution).
+  // Adds the lists of `row` and returns the row for the device. Its distribution, which is memory
+  // of the host, is left out.
   DeviceSampleRow add(const SampleRow& row);
   DeviceRange add_tokens(std::span<const int32_t> tokens);
 
-  // Whether some row changes its logits before they are sampled from.
+  // Whether logits of some row are changed before a token is sampled from them.
   bool edits() const { return edits_; }
   std::span<const int32_t> tokens() const { return tokens_; }
   std::span<const DeviceTokenCount> counts() const { return counts_; }

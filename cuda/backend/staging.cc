@@ -45,6 +45,7 @@ Staging::Place Staging::take(size_t size_bytes) {
 }
 
 void Staging::upload_to(void* device, const void* values, size_t size_bytes) {
+  if (size_bytes == 0) return;
   char* pinned = take(size_bytes).pinned;
   std::memcpy(pinned, values, size_bytes);
   stream_.copy_to_device(device, pinned, size_bytes);

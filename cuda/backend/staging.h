@@ -1,5 +1,5 @@
-// Small host arrays on their way to the device. Written to pinned memory, copied in the stream's
-// order; what a step staged stays valid until the step after the next begins.
+// Small arrays of the host on their way to the device: they are written to pinned memory and copied
+// in the stream's order. What a step staged stays valid until the step after the next begins.
 #pragma once
 
 #include <array>
@@ -16,10 +16,10 @@ class Staging {
  public:
   Staging(Device& device, Stream& stream);
 
-  // Begins a step: memory of the step before the last is used again, once its copies are done.
+  // Begins a step, which uses the memory of the step before the last: waits for that one's copies.
   void begin_step();
 
-  // Copies to device memory that stays where it is.
+  // Copies to memory of the device that the caller owns.
   void upload_to(void* device, const void* values, size_t size_bytes);
 
   // A device copy of `values`; null for none.

@@ -1,4 +1,6 @@
-#include "cuda/common/philox.cuh"
+#include <algorithm>
+
+#include "core/step_rules.h"
 #include "cuda/common/ptx.cuh"
 #include "cuda/kernels/step_rows.cuh"
 #include "cuda/kernels/step_trees.cuh"
@@ -6,128 +8,127 @@
 namespace specdec::cuda::SPECDEC_TARGET {
 namespace {
 
-// Whether its tokens are drawn; the most likely one is taken otherwise.
-__device__ bool is_drawn(const StepSlot& slot) { return slot.sampling.temperature >= 1e-5f; }
-
-// draft_noise_stream of speculation/verification.h, of the first drafter.
-__device__ uint32_t draft_noise_stream(int root_position) {
-  constexpr uint64_t kMaxDrafters = 16;
-  constexpr uint64_t kStreams = 0xFFFFFFFEu;
-  const uint64_t step = static_cast<uint64_t>(root_position) * kMaxDrafters;
-  const uint64_t folded = (step & 0xFFFFFFFFu) + 2 * (step >> 32);  // 2^32 is 2 modulo kStreams
-  return static_cast<uint32_t>(1 + (folded >= kStreams ? folded - kStreams : folded));
+// A chain gets its draft number `pass`, unless the seat's chain is shorter.
+__device__ __forceinline__ void add_to_chain(SeatDrafts& drafts, int pass, int32_t token) {
+  if (drafts.depth_limit < pass) return;
+  drafts.tokens[pass - 1] = token;
+  drafts.num_drafts = pass;
 }
 
-__global__ void __launch_bounds__(kStepThreads, 1) draft_rows_kernel(DraftRowsParams params) {
+__global__ void __launch_bounds__(kStepThreads, 1) draft_rows_kernel(StepParams params) {
   ptx::wait_for_previous();
   ptx::let_next_start();
-  const StepSlots& state = params.state;
-  const StepBatch& batch = params.batch;
-  if (threadIdx.x == 0 && params.started != nullptr) *params.started = ptx::nanoseconds();
-  const SlotRange mine = slots_of_thread(state.num_slots);
+  const StepMemory& memory = params.memory;
+  const StepState& state = memory.state;
+  const StepBatch& batch = memory.batch;
+  const TreeShape& shape = memory.growths.shape;
+  if (threadIdx.x == 0 && params.pass == 0) memory.times->draft = ptx::nanoseconds();
+  const SeatRange mine = seats_of_thread(state.num_seats);
   int num_rows = 0;
   for (int i = mine.begin; i < mine.end; ++i) {
-    StepSlot& slot = state.slots[i];
+    const StepSeat& seat = state.seats[i];
+    SeatDrafts& drafts = state.drafts[i];
     if (params.pass == 0) {
-      slot.num_drafts = draft_limit(slot, params.num_drafts);
-    } else if (slot.num_drafts >= params.pass) {
-      slot.drafts[params.pass - 1] = params.sampled[i];
+      const int max_depth = seat.is_active != 0 ? min(params.num_passes, seat.max_depth) : 0;
+      drafts.depth_limit = draft_depth_limit(max_depth, seat.num_tokens, seat.max_num_tokens);
+      drafts.num_drafts = 0;
+      drafts.is_tree = 0;
+    } else {
+      add_to_chain(drafts, params.pass, memory.sampled[i]);
     }
-    if (slot.num_drafts > params.pass) {
-      num_rows += params.pass == 0 ? slot.num_tokens - slot.num_draft_tokens : 1;
+    if (drafts.depth_limit > params.pass) {
+      num_rows += params.pass == 0 ? seat.num_tokens - seat.num_seen : 1;
     }
   }
   StepCounts all;
   int row = exclusive_scan({num_rows, 0}, &all).rows;
   const int total = all.rows;
   for (int i = mine.begin; i < mine.end; ++i) {
-    const StepSlot& slot = state.slots[i];
+    const StepSeat& seat = state.seats[i];
+    const SeatDrafts& drafts = state.drafts[i];
     batch.cu_rows[i] = row;
     batch.base_lens[i] = 0;
     batch.sample_ids[i] = 0;
     batch.samples[i] = DeviceSampleRow{};
-    if (slot.num_drafts <= params.pass) continue;
+    if (drafts.depth_limit <= params.pass) continue;
     if (params.pass == 0) {
-      const int begin = slot.num_draft_tokens;
-      batch.base_lens[i] = begin;
-      for (int position = begin; position < slot.num_tokens; ++position) {
-        put_row(state, batch, row++, i, slot.tail[kStepTail - (slot.num_tokens - position)],
+      batch.base_lens[i] = seat.num_seen;
+      for (int position = seat.num_seen; position < seat.num_tokens; ++position) {
+        put_row(state, batch, row++, i, seat.tail[kStepTail - (seat.num_tokens - position)],
                 position, position);
       }
     } else {
-      const int position = slot.num_tokens - 1 + params.pass;
+      const int position = seat.num_tokens - 1 + params.pass;
       batch.base_lens[i] = position;
-      put_row(state, batch, row++, i, slot.drafts[params.pass - 1], position, position);
+      put_row(state, batch, row++, i, drafts.tokens[params.pass - 1], position, position);
     }
     batch.sample_ids[i] = row - 1;
-    DeviceSampleRow sample = sample_after(slot, slot.drafts, params.pass);
-    sample.want_logprobs = 0;
-    sample.num_logprobs = 0;
-    sample.num_candidates = params.num_candidates;
-    if (params.argmax != 0) sample.temperature = 0.0f;
-    if (params.distributions != nullptr && is_drawn(slot)) {
-      sample.noise_stream = draft_noise_stream(slot.num_tokens - 1);
+    DeviceSampleRow sample = draft_after(seat, drafts.tokens, params.pass, memory);
+    if (memory.distributions != nullptr && !is_greedy(seat.sampling.temperature)) {
+      sample.noise_stream = draft_noise_stream(seat.num_tokens - 1, /*drafter=*/0);
       sample.distribution =
-          params.distributions +
-          (static_cast<int64_t>(i) * params.max_drafts + params.pass) * params.vocab_size;
+          memory.distributions +
+          (static_cast<int64_t>(i) * shape.max_nodes + params.pass) * memory.vocab_size;
     }
     batch.samples[i] = sample;
   }
-  if (threadIdx.x == 0) batch.cu_rows[state.num_slots] = total;
+  if (threadIdx.x == 0) batch.cu_rows[state.num_seats] = total;
   pad_rows(batch, total);
 }
 
-// Node 0 is the root, node i + 1 the i-th draft.
-__device__ __forceinline__ int parent_of(const StepSlot& slot, int node) {
-  return slot.is_tree != 0 && node > 0 ? slot.parents[node - 1] : node - 1;
+__device__ __forceinline__ int parent_of(const SeatDrafts& drafts, int node) {
+  return drafts.is_tree != 0 && node > 0 ? drafts.parents[node - 1] : node - 1;
 }
 
-__device__ __forceinline__ void put_node(const VerifyRowsParams& params, int index, int node,
-                                         int row) {
-  const StepSlot& slot = params.state.slots[index];
-  const StepBatch& batch = params.batch;
-  const StepTrees& trees = params.trees;
-  const int root = slot.num_tokens - 1;
+__device__ __forceinline__ void put_node(const StepMemory& memory, int index, int node, int row) {
+  const StepSeat& seat = memory.state.seats[index];
+  const SeatDrafts& drafts = memory.state.drafts[index];
+  const StepBatch& batch = memory.batch;
+  const StepTrees& trees = memory.trees;
+  const int root = seat.num_tokens - 1;
   uint64_t mask = 1;
   int depth = 0;
-  for (int at = node; at > 0; at = parent_of(slot, at)) {
+  for (int at = node; at > 0; at = parent_of(drafts, at)) {
     mask |= uint64_t{1} << at;
     ++depth;
   }
-  const int32_t token = node == 0 ? slot.tail[kStepTail - 1] : slot.drafts[node - 1];
-  put_row(params.state, batch, row, index, token, root + depth, root + node);
-  trees.parents[row] = parent_of(slot, node);
+  const int32_t token = node == 0 ? seat.tail[kStepTail - 1] : drafts.tokens[node - 1];
+  put_row(memory.state, batch, row, index, token, root + depth, root + node);
+  trees.parents[row] = parent_of(drafts, node);
   trees.masks[row] = mask;
 
-  const int32_t* path = slot.drafts;
-  if (slot.is_tree != 0 && slot.count_table != nullptr) {  // nothing else reads it
+  // A chain's drafts are the path themselves. Paths are read for penalties only.
+  const int32_t* path = drafts.tokens;
+  if (drafts.is_tree != 0 && seat.count_table != nullptr) {
     int32_t* own = trees.paths + static_cast<int64_t>(row) * kMaxStepDrafts;
-    int place = depth;
-    for (int at = node; at > 0; at = parent_of(slot, at)) own[--place] = slot.drafts[at - 1];
+    int above = depth;
+    for (int at = node; at > 0; at = parent_of(drafts, at)) own[--above] = drafts.tokens[at - 1];
     path = own;
   }
-  DeviceSampleRow sample = sample_after(slot, path, depth);
-  if (trees.targets != nullptr && slot.num_drafts > 0) {
-    sample.distribution = trees.targets + static_cast<int64_t>(row) * trees.vocab_size;
+  DeviceSampleRow sample = sample_after(seat, path, depth);
+  if (memory.is_weighed != 0 && drafts.num_drafts > 0) {
+    sample.distribution = trees.targets + static_cast<int64_t>(row) * memory.vocab_size;
   }
   batch.sample_ids[row] = row;
   batch.samples[row] = sample;
 }
 
-// The try that fell on a draft.
-__device__ __forceinline__ void put_attempt(const StepTrees& trees, const StepSlot& slot, int index,
-                                            int node) {
-  const bool has_distribution = trees.has_draft_distributions != 0 && is_drawn(slot);
-  trees.attempts[trees.cu_attempts[index] + node - 1] = {
-      .parent = parent_of(slot, node),
+// The attempt that made draft node - 1 of seat `index`.
+__device__ __forceinline__ void put_attempt(const StepMemory& memory, int index, int node) {
+  const bool was_drawn = !is_greedy(memory.state.seats[index].sampling.temperature);
+  const bool has_distribution = memory.distributions != nullptr && was_drawn;
+  const int first_distribution = index * memory.growths.shape.max_nodes;
+  memory.trees.attempts[memory.trees.cu_attempts[index] + node - 1] = {
+      .parent = parent_of(memory.state.drafts[index], node),
       .child = node,
-      .distribution = has_distribution ? index * trees.max_drafts + node - 1 : -1};
+      .distribution = has_distribution ? first_distribution + node - 1 : -1};
 }
 
-// The last slot whose first row is not past `row`: those before it that start there have none.
-__device__ __forceinline__ int slot_of_row(const int32_t* first_rows, int num_slots, int row) {
+// The seat that a row belongs to: the last one whose first row is not past it. Earlier seats with
+// the same first row have no rows.
+__device__ __forceinline__ int seat_of_row(const int32_t* first_rows, int num_seats, int row) {
   int low = 0;
-  int high = num_slots;
+  int high = num_seats;
   while (high - low > 1) {
     const int middle = (low + high) / 2;
     if (first_rows[middle] <= row) {
@@ -139,51 +140,57 @@ __device__ __forceinline__ int slot_of_row(const int32_t* first_rows, int num_sl
   return low;
 }
 
-__global__ void __launch_bounds__(kStepThreads, 1) verify_rows_kernel(VerifyRowsParams params) {
+__global__ void __launch_bounds__(kStepThreads, 1) verify_rows_kernel(StepParams params) {
   SPECDEC_SHARED_BYTES(shared_bytes);
-  int32_t* first_rows = reinterpret_cast<int32_t*>(shared_bytes);  // [num_slots]
+  int32_t* first_rows = reinterpret_cast<int32_t*>(shared_bytes);  // [num_seats]
   ptx::wait_for_previous();
   ptx::let_next_start();
-  const StepSlots& state = params.state;
-  const StepBatch& batch = params.batch;
-  const StepTrees& trees = params.trees;
-  if (threadIdx.x == 0) *params.started = ptx::nanoseconds();
-  const SlotRange mine = slots_of_thread(state.num_slots);
+  const StepMemory& memory = params.memory;
+  const StepState& state = memory.state;
+  const StepBatch& batch = memory.batch;
+  const StepTrees& trees = memory.trees;
+  const bool has_drafts = params.num_passes > 0 || params.has_host_drafts != 0;
+  const bool has_chains = params.num_passes > 0 && memory.growths.shape.width == 1;
+  if (threadIdx.x == 0) memory.times->verify = ptx::nanoseconds();
+  const SeatRange mine = seats_of_thread(state.num_seats);
   int num_rows = 0;
   int num_drafts = 0;
   for (int i = mine.begin; i < mine.end; ++i) {
-    StepSlot& slot = state.slots[i];
-    if (params.num_drafts >= 0) slot.is_tree = 0;
-    if (params.num_drafts == 0 || slot.is_active == 0) slot.num_drafts = 0;
-    if (params.num_drafts > 0 && slot.num_drafts == params.num_drafts) {
-      slot.drafts[params.num_drafts - 1] = params.sampled[i];
+    const bool is_active = state.seats[i].is_active != 0;
+    SeatDrafts& drafts = state.drafts[i];
+    if (!has_drafts || !is_active) {
+      drafts.num_drafts = 0;
+      drafts.is_tree = 0;
+    } else if (has_chains) {
+      add_to_chain(drafts, params.num_passes, memory.sampled[i]);
     }
-    num_rows += slot.is_active != 0 ? 1 + slot.num_drafts : 0;
-    num_drafts += slot.num_drafts;
+    num_rows += is_active ? 1 + drafts.num_drafts : 0;
+    num_drafts += drafts.num_drafts;
   }
   StepCounts all;
   StepCounts before = exclusive_scan({num_rows, num_drafts}, &all);
   for (int i = mine.begin; i < mine.end; ++i) {
-    const StepSlot& slot = state.slots[i];
+    const StepSeat& seat = state.seats[i];
+    const SeatDrafts& drafts = state.drafts[i];
     first_rows[i] = batch.cu_rows[i] = before.rows;
-    batch.base_lens[i] = slot.num_tokens - 1;
-    trees.is_tree[i] = slot.is_tree != 0;
-    trees.seeds[i] = slot.sampling.seed;
+    batch.base_lens[i] = seat.num_tokens - 1;
+    trees.is_tree[i] = drafts.is_tree != 0;
+    trees.seeds[i] = seat.sampling.seed;
     trees.cu_attempts[i] = before.drafts;
-    before.rows += slot.is_active != 0 ? 1 + slot.num_drafts : 0;
-    before.drafts += slot.num_drafts;
+    before.rows += seat.is_active != 0 ? 1 + drafts.num_drafts : 0;
+    before.drafts += drafts.num_drafts;
   }
   const int total = all.rows;
   if (threadIdx.x == 0) {
-    batch.cu_rows[state.num_slots] = total;
-    trees.cu_attempts[state.num_slots] = all.drafts;
+    batch.cu_rows[state.num_seats] = total;
+    trees.cu_attempts[state.num_seats] = all.drafts;
   }
   __syncthreads();
   for (int row = threadIdx.x; row < total; row += kStepThreads) {
-    const int index = slot_of_row(first_rows, state.num_slots, row);
+    const int index = seat_of_row(first_rows, state.num_seats, row);
     const int node = row - first_rows[index];
-    put_node(params, index, node, row);
-    if (node > 0) put_attempt(trees, state.slots[index], index, node);
+    put_node(memory, index, node, row);
+    if (node > 0) put_attempt(memory, index, node);
   }
   pad_rows(batch, total);
   for (int padding = total + threadIdx.x; padding < batch.max_rows; padding += kStepThreads) {
@@ -192,62 +199,64 @@ __global__ void __launch_bounds__(kStepThreads, 1) verify_rows_kernel(VerifyRows
   }
 }
 
-__device__ bool is_stop(const CommitParams& params, const StepSlot& slot, int32_t token) {
-  for (int i = slot.stops.begin; i < slot.stops.end; ++i) {
-    if (params.token_lists[i] == token) return true;
+__device__ bool is_stop(const int32_t* token_lists, const StepSeat& seat, int32_t token) {
+  for (int i = seat.stops.begin; i < seat.stops.end; ++i) {
+    if (token_lists[i] == token) return true;
   }
   return false;
 }
 
-__device__ void append_token(const CommitParams& params, StepSlot& slot, int32_t token) {
-  for (int i = 0; i + 1 < kStepTail; ++i) slot.tail[i] = slot.tail[i + 1];
-  slot.tail[kStepTail - 1] = token;
-  ++slot.num_tokens;
-  if (slot.count_table != nullptr) slot.count_table[token] += 2;
-  const bool may_stop = slot.num_tokens - slot.num_prompt_tokens >= slot.min_tokens;
-  if ((may_stop && is_stop(params, slot, token)) || slot.num_tokens >= slot.max_num_tokens) {
-    slot.is_active = 0;
+__device__ void append_token(const int32_t* token_lists, StepSeat& seat, int32_t token) {
+  for (int i = 0; i + 1 < kStepTail; ++i) seat.tail[i] = seat.tail[i + 1];
+  seat.tail[kStepTail - 1] = token;
+  ++seat.num_tokens;
+  if (seat.count_table != nullptr) seat.count_table[token] += 2;
+  const bool may_stop = seat.num_tokens - seat.num_prompt_tokens >= seat.min_tokens;
+  if ((may_stop && is_stop(token_lists, seat, token)) || seat.num_tokens >= seat.max_num_tokens) {
+    seat.is_active = 0;
   }
 }
 
-__device__ void commit_slot(const CommitParams& params, int index, StepReport& report) {
-  StepSlot& slot = params.state.slots[index];
-  const AcceptedDrafts& all = params.accepted;
-  const bool is_plain = params.is_weighed != 0 && slot.num_drafts == 0;
-  const int accepted = is_plain ? 0 : all.num_accepted[index];
-  const int32_t* tokens = is_plain ? params.sampled + params.cu_rows[index]
+__device__ void commit_seat(const StepParams& params, int index, StepReport& report) {
+  const StepMemory& memory = params.memory;
+  StepSeat& seat = memory.state.seats[index];
+  const SeatDrafts& drafts = memory.state.drafts[index];
+  const AcceptedDrafts& all = memory.accepted;
+  // Weighing says nothing of a seat without drafts, which emits what was sampled.
+  const bool is_plain = memory.is_weighed != 0 && drafts.num_drafts == 0;
+  const int num_accepted = is_plain ? 0 : all.num_accepted[index];
+  const int32_t* tokens = is_plain ? memory.sampled + memory.batch.cu_rows[index]
                                    : all.tokens + static_cast<int64_t>(index) * (all.max_depth + 1);
   const int32_t* nodes = all.nodes + static_cast<int64_t>(index) * all.max_depth;
-  const int root = slot.num_tokens - 1;
-  report.num_drafts = slot.num_drafts;
-  report.num_accepted = accepted;
-  report.is_tree = slot.is_tree;
-  for (int i = 0; i < slot.num_drafts; ++i) {
-    report.drafts[i] = slot.drafts[i];
-    if (slot.is_tree != 0) report.parents[i] = slot.parents[i];
+  report.num_drafts = drafts.num_drafts;
+  report.num_accepted = num_accepted;
+  report.is_tree = drafts.is_tree;
+  for (int i = 0; i < drafts.num_drafts; ++i) {
+    report.drafts[i] = drafts.tokens[i];
+    if (drafts.is_tree != 0) report.parents[i] = drafts.parents[i];
   }
-  for (int i = 0; i < accepted; ++i) report.nodes[i] = nodes[i];
-  int emitted = 0;
-  while (emitted <= accepted && slot.is_active != 0) {
-    const int32_t token = tokens[emitted];
-    report.tokens[emitted++] = token;
-    append_token(params, slot, token);
+  for (int i = 0; i < num_accepted; ++i) report.accepted[i] = nodes[i];
+  if (drafts.num_drafts > 0) {
+    const bool grew_tree = params.num_passes > 0 && memory.growths.shape.width > 1;
+    seat.num_seen = num_seen_after(seat.num_tokens, drafts.num_drafts, num_accepted, grew_tree);
   }
-  report.num_tokens = emitted;
-  // The draft model ran the tokens before the root, the root and all drafts of a chain but the
-  // last.
-  const int num_kept =
-      params.grew_trees != 0 ? max(0, accepted - 1) : min(accepted, slot.num_drafts - 1);
-  if (slot.num_drafts > 0) slot.num_draft_tokens = root + 1 + num_kept;
+  int num_emitted = 0;
+  while (num_emitted <= num_accepted && seat.is_active != 0) {
+    const int32_t token = tokens[num_emitted];
+    report.tokens[num_emitted++] = token;
+    append_token(memory.token_lists, seat, token);
+  }
+  report.num_tokens = num_emitted;
 }
 
-__global__ void __launch_bounds__(kStepThreads, 1) commit_kernel(CommitParams params) {
+__global__ void __launch_bounds__(kStepThreads, 1) commit_kernel(StepParams params) {
   ptx::wait_for_previous();
   ptx::let_next_start();
-  for (int i = threadIdx.x; i < params.state.num_slots; i += kStepThreads) {
-    StepReport& report = params.reports[i];
-    if (params.state.slots[i].is_active != 0) {
-      commit_slot(params, i, report);
+  const StepMemory& memory = params.memory;
+  for (int i = threadIdx.x; i < memory.state.num_seats; i += kStepThreads) {
+    StepReport& report = memory.reports[i];
+    if (memory.state.seats[i].is_active != 0) {
+      commit_seat(params, i, report);
     } else {
       report.num_drafts = 0;
       report.num_accepted = 0;
@@ -255,62 +264,45 @@ __global__ void __launch_bounds__(kStepThreads, 1) commit_kernel(CommitParams pa
     }
   }
   if (threadIdx.x == 0) {
-    *params.reported_times = {params.times->draft, params.times->verify, ptx::nanoseconds()};
+    memory.times[1] = {memory.times->draft, memory.times->verify, ptx::nanoseconds()};
   }
 }
 
-__global__ void __launch_bounds__(kStepThreads, 1) set_drafts_kernel(SetDraftsParams params) {
+// A thread makes at most one change of each kind.
+__global__ void __launch_bounds__(kStepThreads) change_seats_kernel(ChangeSeatsParams params) {
   ptx::wait_for_previous();
   ptx::let_next_start();
-  for (int i = threadIdx.x; i < params.state.num_slots; i += kStepThreads) {
-    params.state.slots[i].num_drafts = 0;
-    params.state.slots[i].is_tree = 0;
+  const StepState& state = params.state;
+  const int i = static_cast<int>(blockIdx.x) * kStepThreads + static_cast<int>(threadIdx.x);
+  if (i < params.num_ended) state.seats[params.ended[i]].is_active = 0;
+  if (i < params.num_blocks) {
+    const NewBlock added = params.blocks[i];
+    state.block_tables[static_cast<int64_t>(added.seat) * state.max_blocks + added.index] =
+        added.block;
   }
-  __syncthreads();
-  for (int i = threadIdx.x; i < params.num_drafted; i += kStepThreads) {
-    const SlotDrafts& drafts = params.drafts[i];
-    StepSlot& slot = params.state.slots[drafts.slot];
-    slot.num_drafts = drafts.num_drafts;
-    slot.is_tree = drafts.is_tree;
-    for (int j = 0; j < drafts.num_drafts; ++j) {
-      slot.drafts[j] = params.tokens[drafts.first + j];
-      slot.parents[j] = params.parents[drafts.first + j];
-    }
+  if (i < params.num_counts) {
+    const SeatTokenCount change = params.counts[i];
+    state.seats[change.seat].count_table[change.token] = change.count;
   }
 }
 
-__global__ void __launch_bounds__(kStepThreads, 1) change_slots_kernel(ChangeSlotsParams params) {
-  ptx::wait_for_previous();
-  ptx::let_next_start();
-  for (int i = threadIdx.x; i < params.num_changes; i += kStepThreads) {
-    const SlotChange change = params.changes[i];
-    if (change.index == kEndSlot) {
-      params.state.slots[change.slot].is_active = 0;
-    } else if (change.index == kCountToken) {
-      params.state.slots[change.slot].count_table[change.block] = change.count;
-    } else {
-      params.state.block_tables[static_cast<int64_t>(change.slot) * params.state.max_blocks +
-                                change.index] = change.block;
-    }
-  }
-}
-
-void draft_rows(Stream& stream, const DraftRowsParams& params) {
+void draft_rows(Stream& stream, const StepParams& params) {
   launch("draft_rows", stream, draft_rows_kernel, kOneStepBlock, params);
 }
-void verify_rows(Stream& stream, const VerifyRowsParams& params) {
+void verify_rows(Stream& stream, const StepParams& params) {
   LaunchConfig config = kOneStepBlock;
-  config.shared_bytes = sizeof(int32_t) * static_cast<size_t>(params.state.num_slots);
+  config.shared_bytes = sizeof(int32_t) * static_cast<size_t>(params.memory.state.num_seats);
   launch("verify_rows", stream, verify_rows_kernel, config, params);
 }
-void commit(Stream& stream, const CommitParams& params) {
+void commit(Stream& stream, const StepParams& params) {
   launch("commit", stream, commit_kernel, kOneStepBlock, params);
 }
-void set_drafts(Stream& stream, const SetDraftsParams& params) {
-  launch("set_drafts", stream, set_drafts_kernel, kOneStepBlock, params);
-}
-void change_slots(Stream& stream, const ChangeSlotsParams& params) {
-  launch("change_slots", stream, change_slots_kernel, kOneStepBlock, params);
+void change_seats(Stream& stream, const ChangeSeatsParams& params) {
+  const int num_changes = std::max({params.num_ended, params.num_blocks, params.num_counts});
+  if (num_changes == 0) return;
+  LaunchConfig config = kOneStepBlock;
+  config.grid.x = static_cast<unsigned>((num_changes + kStepThreads - 1) / kStepThreads);
+  launch("change_seats", stream, change_seats_kernel, config, params);
 }
 
 }  // namespace
@@ -321,8 +313,7 @@ StepKernels step_kernels() {
           .grow_trees = grow_trees,
           .verify_rows = verify_rows,
           .commit = commit,
-          .set_drafts = set_drafts,
-          .change_slots = change_slots};
+          .change_seats = change_seats};
 }
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

@@ -1,4 +1,4 @@
-// What the kernels share that make rows of requests.
+// What the kernels share that make the rows of a pass from the state of the requests.
 #pragma once
 
 #include "cuda/common/target.cuh"
@@ -8,24 +8,25 @@ namespace specdec::cuda::SPECDEC_TARGET {
 
 inline constexpr int kStepThreads = 256;
 
-// One block does it all: a thread has a few consecutive slots.
-struct SlotRange {
+// These kernels run as one block, each thread of which has a few consecutive seats.
+struct SeatRange {
   int begin;
   int end;
 };
-__device__ __forceinline__ SlotRange slots_of_thread(int num_slots) {
-  const int share = (num_slots + kStepThreads - 1) / kStepThreads;
-  const int begin = min(static_cast<int>(threadIdx.x) * share, num_slots);
-  return {begin, min(begin + share, num_slots)};
+__device__ __forceinline__ SeatRange seats_of_thread(int num_seats) {
+  const int share = (num_seats + kStepThreads - 1) / kStepThreads;
+  const int begin = min(static_cast<int>(threadIdx.x) * share, num_seats);
+  return {begin, min(begin + share, num_seats)};
 }
 
-// Rows and drafts of some slots.
+// Rows and drafts of some seats.
 struct StepCounts {
   int rows = 0;
   int drafts = 0;
 };
 
-// What the threads before this one count; `total` gets what all do. Once a kernel.
+// The sum over the threads before this one; `total` gets that over all threads. A kernel may call
+// it once.
 __device__ __forceinline__ StepCounts exclusive_scan(StepCounts own, StepCounts* total) {
   __shared__ StepCounts sums[kStepThreads / 32];
   const int lane = threadIdx.x % 32;
@@ -51,21 +52,21 @@ __device__ __forceinline__ StepCounts exclusive_scan(StepCounts own, StepCounts*
   return before;
 }
 
-__device__ __forceinline__ int64_t kv_slot(const StepSlots& state, int slot, int position) {
-  const int32_t block = state.block_tables[static_cast<int64_t>(slot) * state.max_blocks +
+__device__ __forceinline__ int64_t kv_slot(const StepState& state, int seat, int position) {
+  const int32_t block = state.block_tables[static_cast<int64_t>(seat) * state.max_blocks +
                                            position / state.block_size];
   return static_cast<int64_t>(block) * state.block_size + position % state.block_size;
 }
 
-// `place` is where its KV lies: its position, but for the nodes of a tree.
-__device__ __forceinline__ void put_row(const StepSlots& state, const StepBatch& batch, int row,
-                                        int slot, int32_t token, int position, int place) {
+// The KV slot is that of position `kv_position`, which in a tree is not the token's position.
+__device__ __forceinline__ void put_row(const StepState& state, const StepBatch& batch, int row,
+                                        int seat, int32_t token, int position, int kv_position) {
   batch.token_ids[row] = token;
   batch.positions[row] = position;
-  batch.slot_mapping[row] = kv_slot(state, slot, place);
+  batch.slot_mapping[row] = kv_slot(state, seat, kv_position);
 }
 
-// Padding goes to the null block.
+// Padding rows write to the null block.
 __device__ __forceinline__ void pad_rows(const StepBatch& batch, int num_rows) {
   for (int row = num_rows + threadIdx.x; row < batch.max_rows; row += kStepThreads) {
     batch.token_ids[row] = 0;
@@ -74,20 +75,26 @@ __device__ __forceinline__ void pad_rows(const StepBatch& batch, int num_rows) {
   }
 }
 
-// The longest draft of a slot in a step that asks for num_drafts: the step commits one token more.
-__device__ __forceinline__ int draft_limit(const StepSlot& slot, int num_drafts) {
-  if (slot.is_active == 0) return 0;
-  return max(0, min(min(num_drafts, slot.max_drafts), slot.max_num_tokens - slot.num_tokens - 1));
-}
-
-// The row that samples the token after `num_path` drafts.
-__device__ __forceinline__ DeviceSampleRow sample_after(const StepSlot& slot, const int32_t* path,
+// The sample of the token after the first `num_path` tokens of `path`, which follow the root.
+__device__ __forceinline__ DeviceSampleRow sample_after(const StepSeat& seat, const int32_t* path,
                                                         int num_path) {
-  DeviceSampleRow row = slot.sampling;
-  row.position = slot.num_tokens + num_path;
+  DeviceSampleRow row = seat.sampling;
+  row.position = seat.num_tokens + num_path;
   row.path = path;
   row.num_path_tokens = num_path;
-  if (row.position - slot.num_prompt_tokens >= slot.min_tokens) row.early_banned = {};
+  if (row.position - seat.num_prompt_tokens >= seat.min_tokens) row.early_banned = {};
+  return row;
+}
+
+// The same for a token that the draft model drafts.
+__device__ __forceinline__ DeviceSampleRow draft_after(const StepSeat& seat, const int32_t* path,
+                                                       int num_path, const StepMemory& memory) {
+  DeviceSampleRow row = sample_after(seat, path, num_path);
+  const int width = memory.growths.shape.width;
+  row.want_logprobs = 0;
+  row.num_logprobs = 0;
+  row.num_candidates = width > 1 ? width : 0;
+  if (memory.argmax != 0) row.temperature = 0.0f;
   return row;
 }
 

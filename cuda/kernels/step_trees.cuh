@@ -1,4 +1,4 @@
-// The growth of trees on the device.
+// The kernels that grow trees on the device.
 #pragma once
 
 #include "cuda/common/target.cuh"
@@ -6,7 +6,7 @@
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
-void tree_rows(Stream& stream, const TreeRowsParams& params);
-void grow_trees(Stream& stream, const GrowTreesParams& params);
+void tree_rows(Stream& stream, const StepParams& params);
+void grow_trees(Stream& stream, const StepParams& params);
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

@@ -1,4 +1,4 @@
-// Walks along what was sampled, and where the KV of accepted nodes goes.
+// The walk from the root along sampled tokens, and the moves of accepted nodes' KV.
 #include "cuda/common/philox.cuh"
 #include "cuda/common/ptx.cuh"
 #include "cuda/kernels/verify.h"
@@ -18,7 +18,7 @@ struct TreeRows {
   const int32_t* parents;    // [num_nodes], or null
   int num_nodes;
 
-  // The lowest child of `parent` that carries the token; -1: none. All lanes of a warp call it.
+  // The first child of `parent` that carries the token; -1: none. All lanes of a warp call it.
   __device__ __forceinline__ int child(int parent, int32_t token) const {
     for (int base = parent + 1; base < num_nodes; base += 32) {
       const int node = base + static_cast<int>(threadIdx.x) % 32;
@@ -58,11 +58,12 @@ __global__ void __launch_bounds__(kThreads, 1) walk_kernel(WalkParams params) {
   for (; depth < limit; ++depth) {
     int child;
     if (params.rates == nullptr) {
-      // No drafted token is below 0, and none equals such a sample.
+      // A sample below 0 is no token, and no draft carries it.
       const int32_t sampled = params.sampled[first + node];
       child = sampled >= 0 ? tree.child(node, sampled) : -1;
     } else {
-      const double coin = step_uniform(trees.seeds[request], trees.positions[first], depth + 1, 1);
+      const double coin =
+          step_uniform(trees.seeds[request], trees.positions[first], depth + 1, coin_of(0));
       child = coin < params.rates[depth] ? tree.child(node, kAnyToken) : -1;
     }
     if (child < 0) break;
@@ -78,7 +79,7 @@ __global__ void __launch_bounds__(kThreads, 1) walk_kernel(WalkParams params) {
   out.num_tokens[request] = depth + 1;
 }
 
-// One block: pairs of all requests one after another.
+// One block writes the moves of all requests, one request after another.
 __global__ void __launch_bounds__(kMovesThreads) moves_kernel(KvMovesParams params) {
   __shared__ int counts[kMovesThreads];
   ptx::wait_for_previous();
@@ -90,33 +91,35 @@ __global__ void __launch_bounds__(kMovesThreads) moves_kernel(KvMovesParams para
     const bool has_rows =
         request < params.num_requests && params.cu_rows[request + 1] > params.cu_rows[request];
     const int num_accepted = has_rows ? accepted.num_accepted[request] : 0;
-    const int num_moved = params.places != nullptr ? max(0, num_accepted - 1) : num_accepted;
+    const int num_moved = params.kv_offsets != nullptr ? max(0, num_accepted - 1) : num_accepted;
     const int32_t* nodes = accepted.nodes + static_cast<int64_t>(request) * accepted.max_depth;
-    const auto place_of = [&](int node) {
-      if (params.places == nullptr) return node;
-      return params.places[static_cast<int64_t>(request) * params.max_places + node - 1];
+    const auto offset_of = [&](int node) {
+      if (params.kv_offsets == nullptr) return node;
+      return params.kv_offsets[static_cast<int64_t>(request) * params.max_offsets + node - 1];
     };
-    // Places rise: from the first that is not where it belongs on, none is.
-    int in_place = 0;
-    while (in_place < num_moved && place_of(nodes[in_place]) == in_place + 1) ++in_place;
+    // Offsets increase strictly along a path: once one node must move, all later ones must.
+    int num_in_place = 0;
+    while (num_in_place < num_moved && offset_of(nodes[num_in_place]) == num_in_place + 1) {
+      ++num_in_place;
+    }
     __syncthreads();
-    counts[mine] = num_moved - in_place;
+    counts[mine] = num_moved - num_in_place;
     __syncthreads();
-    int place = begin;
+    int pair = begin;
     for (int i = 0; i < kMovesThreads; ++i) {
-      if (i < mine) place += counts[i];
+      if (i < mine) pair += counts[i];
       begin += counts[i];
     }
-    for (int i = in_place; i < num_moved; ++i, ++place) {
+    for (int i = num_in_place; i < num_moved; ++i, ++pair) {
       const int32_t* table =
           params.block_tables + static_cast<int64_t>(request) * params.max_blocks_per_request;
-      const auto slot_of = [&](int past_base) {
-        const int position = params.base_lens[request] + past_base;
+      const auto slot_at = [&](int offset) {
+        const int position = params.base_lens[request] + offset;
         return static_cast<int64_t>(table[position / params.block_size]) * params.block_size +
                position % params.block_size;
       };
-      params.slots[2 * place] = slot_of(place_of(nodes[i]));
-      params.slots[2 * place + 1] = slot_of(i + 1);
+      params.slots[2 * pair] = slot_at(offset_of(nodes[i]));
+      params.slots[2 * pair + 1] = slot_at(i + 1);
     }
   }
   if (mine == 0) *params.num_pairs = begin;

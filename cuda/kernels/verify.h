@@ -1,4 +1,4 @@
-// Which drafted tokens are kept: speculation/verification.h on the device, with the same coins.
+// Which drafted tokens are accepted: speculation/verification.h on the device, with the same coins.
 #pragma once
 
 #include <cstdint>
@@ -7,20 +7,20 @@
 
 namespace specdec::cuda {
 
-inline constexpr int kMaxNodeAttempts = 64;  // tries at one node
+inline constexpr int kMaxNodeAttempts = 64;  // below one node
 
-// The trees of a packed batch: request r's nodes are rows cu_rows[r] to cu_rows[r + 1], its root
-// first, parents before children. A request without rows emits nothing.
+// The trees of a packed batch. The nodes of request r are rows cu_rows[r] to cu_rows[r + 1], the
+// root first and every parent before its children. A request without rows emits nothing.
 struct VerifyTrees {
   const int32_t* cu_rows;    // [num_requests + 1]
   const int32_t* token_ids;  // [num_rows]
-  const int32_t* parents;    // [num_rows] node within the request; null: chains
+  const int32_t* parents;    // [num_rows] nodes of the request; null: all are chains
   const int32_t* positions;  // [num_rows]
   const uint64_t* seeds;     // [num_requests]
   int num_requests;
 };
 
-// DraftTree::Attempt: a try at the token after `parent`, which fell on `child`.
+// DraftTree::Attempt: a drafter tried the token of `child` as the one after `parent`.
 struct VerifyAttempt {
   int32_t parent;
   int32_t child;
@@ -35,10 +35,11 @@ struct AcceptedDrafts {
   int max_depth;          // of any tree
 };
 
-// accept_exact, or accept_synthetic with rates. A synthetic walk takes the lowest child.
+// accept_exact, or accept_synthetic where there are rates: then the walk takes a node's first
+// child.
 struct WalkParams {
   VerifyTrees trees;
-  const int32_t* sampled;  // [num_rows] what the sampler draws after each node
+  const int32_t* sampled;  // [num_rows] the token that the sampler drew after each node
   const double* rates;     // [num_rates], or null
   int num_rates;
   AcceptedDrafts accepted;
@@ -47,11 +48,11 @@ struct WalkParams {
 // accept_rejection, or accept_block (chains) with `is_block`.
 struct WeighParams {
   VerifyTrees trees;
-  const VerifyAttempt* attempts;  // a request's one after another, in the order they were made
+  const VerifyAttempt* attempts;  // request by request, in the order they were made
   const int32_t* cu_attempts;     // [num_requests + 1]
-  const float* target;            // [num_rows, vocab_size] distributions after each node
-  const float* drafts;            // [*, draft_vocab_size] distributions of attempts
-  int vocab_size;                 // at most kMaxWeighedVocab
+  const float* target;  // [num_rows, vocab_size] the target's distribution after each node
+  const float* drafts;  // [*, draft_vocab_size] the distributions attempts were drawn from
+  int vocab_size;       // at most kMaxWeighedVocab
   int draft_vocab_size;
   int num_rows;
   bool is_block;
@@ -61,16 +62,17 @@ struct WeighParams {
 inline constexpr int kWeighSegment = 1024;  // tokens
 inline constexpr int kMaxWeighedVocab = 512 * kWeighSegment;
 
-// Where the KV of accepted nodes has to move, for AttentionKernels::copy_kv. A tree's row i has its
-// KV at slot base_len + i; or, of a model that did not run all of the nodes, where `places` says.
+// Where the KV of accepted nodes has to move, for AttentionKernels::copy_kv: that of the i-th
+// accepted node to position base_len + i + 1. It lies at an offset from base_len, which for a model
+// that ran the whole tree is the node's number.
 struct KvMovesParams {
   const int32_t* cu_rows;  // [num_requests + 1]
   AcceptedDrafts accepted;
   const int32_t* base_lens;  // [num_requests]
-  // Or null: [num_requests, max_places] of nodes 1 and up, past base_len. The last node accepted
-  // need not have one, and stays where it is.
-  const int32_t* places = nullptr;
-  int max_places = 0;
+  // [num_requests, max_offsets] offsets of nodes 1 and up, for a draft model, which ran only part
+  // of the tree: perhaps not the last accepted node, which is not moved. Null: all nodes ran.
+  const int32_t* kv_offsets = nullptr;
+  int max_offsets = 0;
   const int32_t* block_tables;  // [num_requests, max_blocks_per_request]
   int max_blocks_per_request;
   int block_size;

@@ -19,28 +19,28 @@ __device__ __forceinline__ double probability_in(const float* distribution, int 
   return token >= 0 && token < size ? positive(distribution[token]) : 0.0;
 }
 
-// What a drafted token was drawn from: weights / mass without the tokens drawn before, or one at
-// the token.
+// What a drafted token was drawn from: the distribution weights / mass, in which tokens that were
+// drawn before have no weight, or the token alone.
 struct Proposal {
-  const float* weights;  // null: one-hot
+  const float* weights;  // null: the token alone, with probability one
   double mass;
-  double scale;      // of the remainder that it is taken from
-  double left_mass;  // of the remainder afterwards, not normalised
+  double scale;      // factor of the remainder that the proposal is subtracted from
+  double left_mass;  // what that leaves in all, before it is normalised
   int32_t token;
   int32_t distribution;
-  int32_t num_before;  // attempts of the node that came before
+  int32_t num_before;  // earlier attempts at the node
 };
 
 struct WeighShared {
-  double segments[kMaxSegments];  // sums of kWeighSegment tokens
+  double segments[kMaxSegments];  // sums of weights over kWeighSegment tokens each
   Proposal failed[kMaxNodeAttempts];
-  int32_t attempt_tokens[kMaxNodeAttempts];  // of the node's attempts so far
+  int32_t attempt_tokens[kMaxNodeAttempts];  // of the attempts made at the node so far
   int32_t attempt_distributions[kMaxNodeAttempts];
   double total;
   int32_t token;
 };
 
-// The distribution after a node, from which failed proposals were taken away.
+// What is left of the target's distribution after a node when failed proposals are subtracted.
 struct Remainder {
   const WeighShared* shared;
   const float* target;  // [vocab_size]
@@ -58,7 +58,7 @@ struct Remainder {
     return false;
   }
 
-  // Not normalised.
+  // The weight of a token, before the remainder is normalised.
   __device__ __forceinline__ double weight(int32_t token) const {
     double left = positive(target[token]);
     for (int i = 0; i < num_failed; ++i) {
@@ -89,7 +89,8 @@ __device__ __forceinline__ double warp_sum(double sum) {
   return sum;
 }
 
-// The sum of weight_of(0 .. size - 1), in an order given by the size; leaves those of the segments.
+// The sum of weight_of(0 .. size - 1), added in an order that depends on the size alone. Leaves the
+// segments' sums in shared memory.
 template <class WeightOf>
 __device__ double sum_segments(WeighShared& shared, int size, const WeightOf& weight_of) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -114,8 +115,8 @@ __device__ double sum_segments(WeighShared& shared, int size, const WeightOf& we
   return shared.total;
 }
 
-// The token at which the cumulative weights pass `threshold`, the last of weight where rounding
-// keeps them from it. The segments' sums are in shared memory.
+// The token at which the cumulative weights pass `threshold`, or the last token with any weight
+// where rounding keeps them below it. Reads the segments' sums, which are in shared memory.
 __device__ int32_t find_token(WeighShared& shared, const Remainder& remainder, double threshold) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int size = remainder.vocab_size;
@@ -171,7 +172,7 @@ __device__ int32_t find_token(WeighShared& shared, const Remainder& remainder, d
   return shared.token;
 }
 
-// One request being verified. All threads follow the same path.
+// The verification of one request. All threads of a block take the same path through it.
 struct Weighing {
   const WeighParams& params;
   WeighShared& shared;
@@ -199,7 +200,7 @@ struct Weighing {
     return {&shared, params.target + static_cast<int64_t>(first + node) * params.vocab_size,
             params.vocab_size, params.draft_vocab_size};
   }
-  // The next attempt at `node` from `attempt` on; attempts_end: none.
+  // The first attempt at `node`, of those from `attempt` on; attempts_end where there is none.
   __device__ __forceinline__ int next_attempt(int node, int attempt) const {
     while (attempt < attempts_end && params.attempts[attempt].parent != node) ++attempt;
     return attempt;
@@ -210,7 +211,8 @@ struct Weighing {
            proposal.mass;
   }
 
-  // Of an attempt that is the `index`-th at its node; the mass still without those drawn before.
+  // The proposal of an attempt that is number `index` at its node. Its mass still includes tokens
+  // that were drawn before.
   __device__ __forceinline__ Proposal proposal_of(const VerifyAttempt& attempt, int index) const {
     Proposal proposal = {.weights = nullptr,
                          .mass = 1.0,
@@ -228,7 +230,7 @@ struct Weighing {
     return proposal;
   }
 
-  // Notes the attempt as the node's `index`-th.
+  // The same with the right mass. Remembers the attempt for the ones after it.
   __device__ Proposal begin_attempt(const VerifyAttempt& attempt, int index, Remainder& remainder) {
     Proposal proposal = proposal_of(attempt, index);
     __syncthreads();
@@ -254,8 +256,8 @@ struct Weighing {
     return proposal;
   }
 
-  // Takes a failed proposal from the remainder, unless that leaves nothing; then the segments hold
-  // what is left. Returns the mass left.
+  // Subtracts a failed proposal from the remainder, unless nothing would be left, and returns the
+  // mass that is left. The segments then hold its sums.
   __device__ double subtract(const Proposal& proposal, Remainder& remainder) {
     __syncthreads();
     if (threadIdx.x == 0) shared.failed[remainder.num_failed] = proposal;
@@ -306,7 +308,7 @@ struct Weighing {
            i = next_attempt(node, i + 1), ++index) {
         const VerifyAttempt attempt = params.attempts[i];
         const Proposal proposal = begin_attempt(attempt, index, remainder);
-        const double scaled = uniform(depth + 1, index + 1) * probability(proposal);
+        const double scaled = uniform(depth + 1, coin_of(index)) * probability(proposal);
         if (scaled < remainder.probability(proposal.token)) {
           accepted = attempt.child;
         } else {
@@ -314,7 +316,7 @@ struct Weighing {
         }
       }
       if (accepted < 0) {
-        finish(depth, draw(remainder, uniform(depth + 1, 0), has_segments));
+        finish(depth, draw(remainder, uniform(depth + 1, kFinalDraw), has_segments));
         return;
       }
       accept(depth++, accepted);
@@ -326,8 +328,8 @@ struct Weighing {
   __device__ __forceinline__ Proposal chain_proposal(int node) const {
     return proposal_of(params.attempts[next_attempt(node, attempts_begin)], 0);
   }
-  // P_i of the chain's i-th draft from P_(i - 1): how much of the path's probability the target
-  // backs.
+  // P_i of the chain's i-th draft, given P_(i - 1): the share of the drafted path's probability
+  // that the target backs.
   __device__ __forceinline__ double next_weight(double weight, int i) const {
     const Proposal proposal = chain_proposal(i - 1);
     const double backed = weight * remainder_at(i - 1).probability(proposal.token);
@@ -357,7 +359,7 @@ struct Weighing {
         const double both = residual + (1.0 - weight);
         chance = both > 0.0 ? residual / both : 1.0;
       }
-      if (uniform(i, 1) <= chance) {
+      if (uniform(i, coin_of(0)) <= chance) {
         num_accepted = i;
         accepted_weight = weight;
       }
@@ -370,11 +372,11 @@ struct Weighing {
       proposal.scale = accepted_weight;
       has_segments = subtract(proposal, remainder) > 0.0;
     }
-    finish(num_accepted, draw(remainder, uniform(num_accepted + 1, 0), has_segments));
+    finish(num_accepted, draw(remainder, uniform(num_accepted + 1, kFinalDraw), has_segments));
   }
 };
 
-// The request that a row belongs to; num_requests past the last one's. cu_rows: [num_requests + 1].
+// The request that a row belongs to, or num_requests for padding. cu_rows: [num_requests + 1].
 __device__ __forceinline__ int request_of_row(const int32_t* cu_rows, int num_requests, int row) {
   int low = 0;
   int high = num_requests;
@@ -406,7 +408,7 @@ __global__ void __launch_bounds__(kThreads, 1) accept_kernel(WeighParams params)
   ptx::let_next_start();
 }
 
-// A block of threads a row of the batch: those after which a chain goes on for another draft.
+// Each row of the batch has a block, which has work where a chain goes on for another draft.
 __global__ void __launch_bounds__(kThreads, 1) residual_kernel(WeighParams params) {
   SPECDEC_SHARED_BYTES(shared_bytes);
   WeighShared& shared = *reinterpret_cast<WeighShared*>(shared_bytes);

@@ -1,4 +1,4 @@
-// Whole engines on the emulated device or a GPU, and their answers.
+// Runs whole engines on the emulated device or a GPU and compares their answers.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ struct Job {
   int arrives = 0;  // before which step
 };
 
-// Bits, readable where they differ.
+// The bits of logprobs, in a form that is readable where they differ.
 inline std::vector<std::string> texts(const std::vector<PositionLogprobs>& positions) {
   std::vector<std::string> texts;
   for (const PositionLogprobs& position : positions) {
@@ -46,7 +46,7 @@ inline std::vector<std::string> texts(const std::vector<PositionLogprobs>& posit
   return texts;
 }
 
-// What `EngineConfig::device` may be in this build and on this machine.
+// The values of `EngineConfig::device` that this build and this machine serve.
 inline std::vector<std::string> engine_devices() {
   std::vector<std::string> devices;
 #ifdef SPECDEC_CUDA_EMULATION
@@ -92,7 +92,7 @@ class EngineTest : public ::testing::TestWithParam<std::string> {
     return config;
   }
 
-  // Answers, and what it took.
+  // The answers, and the statistics of the engine that gave them.
   static Answers run(const EngineConfig& config, const std::vector<Job>& jobs, EngineStats* stats) {
     Engine engine(config);
     Answers answers;
@@ -117,7 +117,7 @@ class EngineTest : public ::testing::TestWithParam<std::string> {
     return answers;
   }
 
-  // ... and how many steps ran on the device alone.
+  // The same with the number of steps that ran on the device alone.
   static Answers run(const EngineConfig& config, const std::vector<Job>& jobs,
                      int64_t* num_device_steps = nullptr) {
     EngineStats stats;
@@ -137,7 +137,7 @@ class EngineTest : public ::testing::TestWithParam<std::string> {
     }
   }
 
-  // Two levels of every draft are accepted, whatever was drafted, in steps of the device.
+  // Steps of the device accept exactly two levels of every draft, whatever was drafted.
   static void expect_synthetic_acceptance(EngineConfig config) {
     config.speculative.verification = Verification::kSynthetic;
     config.speculative.synthetic_acceptance_rates = {1.0, 1.0, 0.0, 0.0};
@@ -153,7 +153,7 @@ class EngineTest : public ::testing::TestWithParam<std::string> {
     EXPECT_NEAR(stats.acceptance.mean_acceptance_length(), 3.0, 0.25);
   }
 
-  // Three requests, of which the second is aborted on the way.
+  // Aborts the second of three requests on the way.
   static void expect_abort_leaves_the_others(const EngineConfig& config,
                                              const std::vector<Job>& jobs,
                                              const Answers& expected) {

@@ -1,7 +1,7 @@
-// Steps that follow each other on the device without the host: a draft model's passes, the target's
-// pass over the drafts, sampling, acceptance and the bookkeeping of the next step, as one launch.
-// The host says how many tokens to draft, may launch a step before it has seen what the one before
-// brought, and reads outcomes later.
+// Steps that follow each other on the device without the host. One launch is a whole step: the
+// draft model's passes, the target's pass over the drafts, sampling, acceptance and the bookkeeping
+// for the next step. The host says how deep to draft, may launch a step before it has read what the
+// step before brought, and reads outcomes later.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace specdec {
 
-// A model as a device step runs it. What it is given is in device memory; nothing waits.
+// A model as a device step runs it: its arguments are in device memory, and no call waits.
 class StepModel {
  public:
   virtual ~StepModel() = default;
@@ -25,7 +25,7 @@ class StepModel {
   // Logits of rows of the last forward: [num_rows, vocab_size()].
   virtual void compute_logits(const int32_t* row_ids, int num_rows, float* logits) = 0;
   virtual int vocab_size() const = 0;
-  // Once there is a cache: a device step is made before.
+  // May be called once there is a cache, which is made after the device step.
   virtual std::span<const PagedKvView> kv_layers() const = 0;
   // What its passes leave for a drafter, to be moved with the KV; width 0: nothing.
   virtual PagedRowsView features() const { return {}; }
@@ -94,12 +94,12 @@ class DeviceStep {
  public:
   virtual ~DeviceStep() = default;
 
-  // Device memory that steps may yet take, for requests that want more than tokens.
+  // Device memory that steps may still take, for requests with logprobs or penalties.
   virtual int64_t bytes_on_demand() const = 0;
 
   // Sets all seats; no step may be under way.
   virtual void set_seats(std::span<const DeviceSeat> seats) = 0;
-  // For the steps launched from now on.
+  // Both take effect in steps that are launched afterwards.
   virtual void add_blocks(std::span<const NewBlock> blocks) = 0;
   virtual void deactivate(std::span<const int> seats) = 0;
 

@@ -72,7 +72,8 @@ TEST_P(DeviceExecutorTest, RequestsComeAndGoWhileOthersDecode) {
   expect_equal(ordinary, drafted);
 }
 
-// With the target as its own draft every draft is right, so a step gives all it can.
+// The target drafts for itself: every draft is right, and every step brings as many tokens as it
+// can.
 TEST_P(DeviceExecutorTest, RightDraftsAreAllAccepted) {
   Engine engine(with_draft(target_, 3));
   SamplingParams params = greedy();
@@ -84,7 +85,7 @@ TEST_P(DeviceExecutorTest, RightDraftsAreAllAccepted) {
   EXPECT_GT(acceptance.num_draft_tokens, 25);
 }
 
-// A new request's prompt is unknown to the draft model: it catches up each time.
+// The draft model has not seen the prompt of a new request and catches up with each one.
 TEST_P(DeviceExecutorTest, EveryRequestIsDraftedFor) {
   Engine engine(with_draft(target_, 3));
   int64_t num_drafts = 0;
@@ -160,7 +161,7 @@ TEST_P(DeviceExecutorTest, WeighedDraftsAreThoseTheHostWouldKeep) {
   }
 }
 
-// The pool is too small for all: sequences are preempted and come back.
+// The pool is too small for all sequences, so that some are preempted and come back.
 TEST_P(DeviceExecutorTest, AShortPoolChangesNoAnswer) {
   std::vector<Job> jobs = jobs_of(4, greedy());
   for (Job& job : jobs) job.params.max_tokens = 32;

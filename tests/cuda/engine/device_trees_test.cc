@@ -1,5 +1,5 @@
-// Trees that the device drafts: those of DraftModelDrafter, node for node, and they never change an
-// answer.
+// The device drafts the trees that DraftModelDrafter drafts, node for node, and they never change
+// an answer.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ using testing::TempDirectory;
 constexpr int kBlockSize = 16;
 constexpr int kMaxModelLen = 96;
 
-// A target, a draft model that the device drafts with, and another one that the host does.
+// A target and a draft model for the device; the host drafts with a second copy of the draft model.
 struct TreeWorld {
   static constexpr int kNumBlocks = 32;
   static constexpr int kMaxRows = 128;
@@ -104,13 +104,14 @@ class DeviceTreeTest : public ::testing::TestWithParam<cuda::testing::DeviceKind
     tiny::write_checkpoint(draft_, tiny::perturbed(tiny::llama_tensors(), 0.03f));
   }
 
-  // Steps of the device beside what the host drafts at the same places, to the end of all requests.
+  // Runs all requests to their end in steps of the device, and compares the trees of each step with
+  // those that the host drafts for the same tokens.
   void compare(const TreeCase& test) {
     TreeWorld world(GetParam(), target_, draft_);
     std::vector<std::unique_ptr<Drafted>> requests;
     for (const Job& job : jobs_of(3, test.params)) {
       const auto index = static_cast<int>(requests.size());
-      // The second may not go as deep.
+      // The second request may not draft as deep.
       const int max_depth = index == 1 ? std::max(1, test.num_passes - 2) : test.num_passes;
       requests.push_back(
           std::make_unique<Drafted>(world, job, index, max_depth, test.shape.max_nodes));
@@ -177,7 +178,7 @@ class DeviceTreeTest : public ::testing::TestWithParam<cuda::testing::DeviceKind
     if (!asks.empty()) drafter.draft(asks);
   }
 
-  // Whether the tree is more than a chain. Commits what the step brought.
+  // Compares and commits what the step brought. True where the tree is more than a chain.
   static bool check(Drafted& request, const SequenceOutcome& slot) {
     const DraftTree& tree = request.tree;
     const auto tokens = tree.tokens().subspan(1);
@@ -218,7 +219,7 @@ TEST_P(DeviceTreeTest, TreesOfPenaltiesAndDrawsAreThoseOfTheHost) {
   compare({.shape = {.width = 3, .max_nodes = 12}, .num_passes = 4, .params = params});
 }
 
-// Fewer nodes than the levels have: survival decides, and the draft model has room for few.
+// There is room for fewer nodes than the levels have, so that survival decides which are kept.
 TEST_P(DeviceTreeTest, TreesAreCutDownAsOnTheHost) {
   compare({.shape = {.width = 4, .max_nodes = 5}, .num_passes = 4, .params = greedy()});
   compare({.shape = {.width = 5, .max_nodes = 6},
@@ -236,8 +237,8 @@ class DeviceTreeLoopTest : public EngineTest {
     return config;
   }
 
-  // Answers of a loop on the host, whose drafting and verification are the reference, and what it
-  // counted, beside those of the device.
+  // Compares answers and statistics with those of steps whose drafting and verification the host
+  // does, which are the reference.
   static void compare_with_host(const EngineConfig& config, std::vector<Job> jobs) {
     EngineStats on_device;
     const Answers answers = run(config, jobs, &on_device);
@@ -278,7 +279,7 @@ TEST_P(DeviceTreeLoopTest, CountsWhatTheHostCounts) {
   SamplingParams params = shaped();
   params.stop_token_ids = {};
   compare_with_host(with_trees(draft_, 4, 2), jobs_of(1, params));
-  // Each with a limit of its own.
+  // Each request has a limit of its own.
   std::vector<Job> jobs = jobs_of(3, greedy());
   for (size_t i = 0; i < jobs.size(); ++i) {
     jobs[i].params.max_tokens = 9 + static_cast<int>(4 * i);
@@ -315,7 +316,7 @@ TEST_P(DeviceTreeLoopTest, RequestsComeAndGoWhileOthersDecode) {
   expect_equal(run(config(), jobs), run(with_trees(draft_, 3, 3), jobs));
 }
 
-// Requests end where the model's positions do, where branches have no places of their own.
+// Requests end at the model's last position, past which there are no KV slots for branches.
 TEST_P(DeviceTreeLoopTest, TreesAtTheLongestLength) {
   std::vector<Job> jobs = jobs_of(2, greedy());
   for (Job& job : jobs) job.params.max_tokens = 200;
@@ -351,7 +352,7 @@ TEST_P(DeviceTreeLoopTest, SyntheticAcceptanceFollowsItsRates) {
   expect_synthetic_acceptance(with_trees(draft_, 4, 2));
 }
 
-// Trees of more nodes than a mask has bits for are left to the host.
+// The device leaves trees of more nodes than a mask has bits to the host.
 TEST_P(DeviceTreeLoopTest, WhatTheDeviceDoesNotDraftTheHostDoes) {
   const std::vector<Job> jobs = jobs_of(2, greedy());
   EngineConfig deep = with_trees(draft_, 16, 4);

@@ -1,5 +1,5 @@
-// Errors planted in steps of a device: as tests/cpp/engine/step_failure_test.cc has them for the
-// CPU.
+// Errors planted in steps of a device, as tests/cpp/engine/step_failure_test.cc plants them in
+// steps of the CPU.
 #include <gtest/gtest.h>
 
 #include <functional>

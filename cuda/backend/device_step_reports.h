@@ -1,0 +1,72 @@
+// What the host learns of device steps: copies of their reports in pinned memory, for as many steps
+// as may be under way.
+#pragma once
+
+#include <array>
+#include <memory>
+
+#include "cuda/backend/cuda_backend.h"
+#include "cuda/backend/device_array.h"
+#include "cuda/kernels/step.h"
+
+namespace specdec::cuda {
+
+// Everything that the launches of a step depend on.
+struct StepShape {
+  int num_seats = 0;
+  int num_passes = 0;  // of the draft model
+  bool has_host_drafts = false;
+  int num_rows = 0;  // of the target's pass
+  int max_unseen = 0;
+  int num_logprobs = -1;   // reported beside the sampled token; -1: none at all
+  bool any_edits = false;  // of logits, before tokens are sampled from them
+
+  bool has_drafts() const { return num_passes > 0 || has_host_drafts; }
+  decltype(RecordKey::shape) key() const {
+    return {num_seats, num_passes, has_host_drafts, num_rows, max_unseen, num_logprobs, any_edits};
+  }
+};
+
+class StepReports {
+ public:
+  StepReports(CudaBackend& backend, const DeviceStepConfig& config);
+
+  // Where the target's samples go, from row `first_row` on.
+  SampleOutputs outputs(const StepShape& shape, int32_t* sampled, int first_row) const;
+  // Takes the memory for logprobs that launches of this shape name.
+  void reserve(const StepShape& shape);
+  size_t missing_bytes() const { return num_logprobs_.missing_bytes() + logprobs_.missing_bytes(); }
+
+  // Copies the report of the step that was just launched. Its launches cannot do that themselves: a
+  // graph has the same addresses each time, and the host may still read the report before.
+  void copy(const StepShape& shape, const StepMemory& memory);
+  // Waits for the oldest step under way.
+  StepOutcome wait();
+  void wait_for_all();
+  int num_under_way() const { return num_launched_ - num_collected_; }
+  bool is_full() const { return num_under_way() == static_cast<int>(copies_.size()); }
+
+ private:
+  // The report of one step, in pinned memory.
+  struct Copy {
+    StepShape shape;
+    DeviceArray<StepReport> seats;
+    DeviceArray<StepTimes> times;
+    DeviceArray<DeviceLogprob> logprobs;  // these three once logprobs are wanted
+    DeviceArray<int32_t> num_logprobs;
+    DeviceArray<int32_t> cu_rows;
+    std::unique_ptr<Event> done;
+  };
+
+  static PositionLogprobs read_logprobs(const Copy& copy, int row);
+
+  Stream& stream_;
+  DeviceLayout layout_;
+  DeviceArray<int32_t> num_logprobs_;    // [max_rows], once logprobs are wanted
+  DeviceArray<DeviceLogprob> logprobs_;  // [max_rows, max_logprobs + 1], likewise
+  std::array<Copy, 2> copies_;
+  int num_launched_ = 0;
+  int num_collected_ = 0;
+};
+
+}  // namespace specdec::cuda

@@ -1,0 +1,137 @@
+#include "cuda/backend/device_step_seats.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/check.h"
+
+namespace specdec::cuda {
+namespace {
+
+constexpr size_t kLeastListSize = 1 << 12;
+
+}  // namespace
+
+SeatTable::SeatTable(CudaBackend& backend, const StepKernels& kernels,
+                     const DeviceStepConfig& config)
+    : backend_(backend),
+      kernels_(kernels),
+      tree_(config.tree),
+      vocab_size_(config.target->vocab_size()),
+      layout_(backend.device()) {
+  const auto seats = static_cast<size_t>(config.num_seats);
+  state_ = {.seats = layout_.array<StepSeat>(seats),
+            .drafts = layout_.array<SeatDrafts>(seats),
+            .block_tables = layout_.array<int32_t>(seats * config.max_blocks_per_request),
+            .num_seats = config.num_seats,
+            .max_blocks = config.max_blocks_per_request,
+            .block_size = config.block_size};
+  count_tables_.size = seats * vocab_size_;
+}
+
+int32_t* SeatTable::clear_count_table(int index) {
+  layout_.reserve(count_tables_, "token counts for penalties");
+  int32_t* table = count_tables_ + static_cast<size_t>(index) * vocab_size_;
+  backend_.stream().fill(table, 0, vocab_size_ * sizeof(int32_t));
+  return table;
+}
+
+StepSeat SeatTable::record_of(int index, const DeviceSeat& from, SampleLists& lists) {
+  SampleRow row = from.sampling;
+  row.counts = {};  // the device keeps them in a table, because they change with every token
+  StepSeat seat = {.is_active = from.is_active,
+                   .num_tokens = from.num_tokens,
+                   .num_seen = from.num_seen,
+                   .num_prompt_tokens = from.num_prompt_tokens,
+                   .max_num_tokens = from.max_num_tokens,
+                   .max_depth = std::min(from.max_depth, tree_.max_nodes),
+                   .min_tokens = from.min_tokens,
+                   .stops = lists.add_tokens(from.stop_token_ids),
+                   .tail = {},
+                   .sampling = lists.add(row),
+                   .count_table = nullptr};
+  const size_t num_tail = std::min<size_t>(from.tokens.size(), kStepTail);
+  std::ranges::copy(from.tokens.last(num_tail), seat.tail + kStepTail - num_tail);
+  if (from.min_tokens > 0) seat.sampling.early_banned = seat.stops;
+  if (!from.sampling.counts.empty()) {
+    seat.sampling.count_table = seat.count_table = clear_count_table(index);
+  }
+  return seat;
+}
+
+bool SeatTable::set(std::span<const DeviceSeat> seats) {
+  SPECDEC_CHECK_LE(seats.size(), static_cast<size_t>(state_.num_seats));
+  SampleLists lists;
+  std::vector<StepSeat> records(state_.num_seats);
+  std::vector<NewBlock> blocks;
+  std::vector<SeatTokenCount> counts;
+  any_edits_ = false;
+  for (int i = 0; i < static_cast<int>(seats.size()); ++i) {
+    const DeviceSeat& seat = seats[i];
+    records[i] = record_of(i, seat, lists);
+    const auto num_blocks = static_cast<int>(seat.blocks.size());
+    SPECDEC_CHECK_LE(num_blocks, state_.max_blocks);
+    for (int index = 0; index < num_blocks; ++index) {
+      blocks.push_back({.seat = i, .index = index, .block = seat.blocks[index]});
+    }
+    for (const TokenCount& count : seat.sampling.counts) {
+      counts.push_back({i, count.token_id, 2 * count.output_count + 1});
+    }
+    any_edits_ |= seat.min_tokens > 0;
+  }
+  any_edits_ |= lists.edits() || !counts.empty();
+  const bool moved = upload(lists);
+  Staging& staging = backend_.staging();
+  staging.upload_to(state_.seats, records.data(), records.size() * sizeof(StepSeat));
+  change({.blocks = staging.upload(std::span<const NewBlock>(blocks)),
+          .num_blocks = static_cast<int32_t>(blocks.size()),
+          .counts = staging.upload(std::span<const SeatTokenCount>(counts)),
+          .num_counts = static_cast<int32_t>(counts.size())});
+  return moved;
+}
+
+bool SeatTable::upload(const SampleLists& lists) {
+  const auto fit = [&]<class T>(DeviceArray<T>& array, std::span<const T> values) {
+    if (values.empty()) return false;
+    const size_t size = std::max(values.size(), kLeastListSize);
+    const bool moved = layout_.grow(array, size, "lists of tokens");
+    backend_.staging().upload_to(array, values.data(), values.size_bytes());
+    return moved;
+  };
+  const bool moved = fit(token_lists_, lists.tokens());
+  return fit(biases_, lists.biases()) || moved;
+}
+
+void SeatTable::set_drafts(int num_seats, std::span<const HostDraft> drafts) {
+  std::vector<SeatDrafts> records(num_seats);
+  for (const HostDraft& draft : drafts) {
+    const auto num_drafts = static_cast<int>(draft.tokens.size());
+    SPECDEC_CHECK_LE(num_drafts, tree_.max_nodes);
+    SPECDEC_CHECK_EQ(draft.tokens.size(), draft.parents.size());
+    SeatDrafts& record = records[draft.seat];
+    record.num_drafts = num_drafts;
+    std::ranges::copy(draft.tokens, record.tokens);
+    std::ranges::copy(draft.parents, record.parents);
+    for (int i = 0; i < num_drafts; ++i) {
+      if (draft.parents[i] != i) record.is_tree = 1;
+    }
+  }
+  backend_.staging().upload_to(state_.drafts, records.data(), records.size() * sizeof(SeatDrafts));
+}
+
+void SeatTable::add_blocks(std::span<const NewBlock> blocks) {
+  change({.blocks = backend_.staging().upload(blocks),
+          .num_blocks = static_cast<int32_t>(blocks.size())});
+}
+
+void SeatTable::deactivate(std::span<const int> seats) {
+  change(
+      {.ended = backend_.staging().upload(seats), .num_ended = static_cast<int32_t>(seats.size())});
+}
+
+void SeatTable::change(ChangeSeatsParams changes) {
+  changes.state = state_;
+  kernels_.change_seats(backend_.stream(), changes);
+}
+
+}  // namespace specdec::cuda

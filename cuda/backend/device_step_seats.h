@@ -1,0 +1,48 @@
+// The requests of a device step: their seats, as the host sets them and the kernels read them.
+#pragma once
+
+#include "cuda/backend/cuda_backend.h"
+#include "cuda/backend/device_array.h"
+#include "cuda/backend/sample_lists.h"
+#include "cuda/kernels/step.h"
+
+namespace specdec::cuda {
+
+class SeatTable {
+ public:
+  // The first two are borrowed.
+  SeatTable(CudaBackend& backend, const StepKernels& kernels, const DeviceStepConfig& config);
+
+  // Sets all seats. True where an array moved, which recorded launches name.
+  bool set(std::span<const DeviceSeat> seats);
+  void add_blocks(std::span<const NewBlock> blocks);
+  void deactivate(std::span<const int> seats);
+  // Gives the first num_seats seats the host's drafts, or none.
+  void set_drafts(int num_seats, std::span<const HostDraft> drafts);
+
+  const StepState& state() const { return state_; }
+  const int32_t* token_lists() const { return token_lists_; }
+  const DeviceLogitBias* biases() const { return biases_; }
+  // Whether logits of some seat have masks, a bias or penalties.
+  bool any_edits() const { return any_edits_; }
+  size_t missing_bytes() const { return count_tables_.missing_bytes(); }
+
+ private:
+  StepSeat record_of(int index, const DeviceSeat& from, SampleLists& lists);
+  int32_t* clear_count_table(int index);
+  bool upload(const SampleLists& lists);
+  void change(ChangeSeatsParams changes);
+
+  CudaBackend& backend_;
+  const StepKernels& kernels_;
+  TreeShape tree_;
+  int vocab_size_;
+  DeviceLayout layout_;
+  StepState state_;
+  DeviceArray<int32_t> token_lists_;     // what the DeviceRanges of seats are of
+  DeviceArray<DeviceLogitBias> biases_;  // what those of biases are of
+  DeviceArray<int32_t> count_tables_;    // [num_seats, vocab_size], once there are penalties
+  bool any_edits_ = false;
+};
+
+}  // namespace specdec::cuda
