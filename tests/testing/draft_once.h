@@ -22,7 +22,6 @@ inline DraftRequest request_for(std::span<const int32_t> tokens, DraftTree& tree
   DraftRequest request;
   request.sequence = sequence;
   request.tokens = tokens;
-  request.num_prompt_tokens = static_cast<int>(tokens.size());
   request.max_depth = limits.max_depth;
   request.max_nodes = limits.max_nodes;
   request.num_slots = limits.max_nodes;

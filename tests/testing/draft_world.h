@@ -18,7 +18,7 @@ namespace specdec::testing {
 struct DraftWorldOptions {
   int num_requests = 1;
   int max_depth = 8;
-  bool is_sequential = true;  // a draft model; else a free drafter
+  bool has_model = true;  // a draft model; else a cheap drafter
   // Seconds of the target's pass over a number of rows, and of the drafter's over one.
   std::function<double(int num_rows)> verify_seconds = [](int rows) {
     return 0.01 * (1.0 + 0.02 * (rows - 1));
@@ -28,7 +28,7 @@ struct DraftWorldOptions {
   std::function<double(int request, int64_t token, int depth)> acceptance = [](int, int64_t, int) {
     return 0.7;
   };
-  // Share of the free drafter's steps that have a draft.
+  // Share of the cheap drafter's steps that have a draft.
   double hit_rate = 1.0;
   bool levels = false;   // of a draft model: as deep for every request, decided before the step
   int width = 1;         // nodes a level, of which one may be right
@@ -43,9 +43,9 @@ class DraftWorld {
   explicit DraftWorld(DraftWorldOptions options)
       : options_(std::move(options)),
         random_(options_.seed),
-        policy_({options_.is_sequential ? DrafterTraits{.cost = DrafterTraits::Cost::kPerLevel,
-                                                        .relative_pass_cost = 0.3}
-                                        : DrafterTraits{}}),
+        policy_({options_.has_model ? DrafterTraits{.cost = DrafterTraits::Cost::kPerLevel,
+                                                    .relative_pass_cost = 0.3}
+                                    : DrafterTraits{}}),
         states_(options_.num_requests) {}
 
   struct Total {
@@ -120,7 +120,7 @@ class DraftWorld {
     }
   }
 
-  void draft_free() {
+  void draft_cheap() {
     std::uniform_real_distribution<double> uniform;
     for (int i = 0; i < options_.num_requests; ++i) {
       if (uniform(random_) >= options_.hit_rate) continue;
@@ -183,10 +183,10 @@ class DraftWorld {
     policy_.begin_step(options_.num_requests, 0);
     for (State& state : states_) state.tree.reset(0);
     double seconds = 0;
-    if (options_.is_sequential) {
+    if (options_.has_model) {
       seconds += draft_passes();
     } else {
-      draft_free();
+      draft_cheap();
     }
     std::vector<DraftPolicy::Draft> drafts;
     for (int i = 0; i < options_.num_requests; ++i) {

@@ -1,4 +1,4 @@
-// What the automatic draft length came to.
+// What the automatic draft length decided, and what came of it.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ struct DraftPolicyStats {
   int64_t num_without_drafts = 0;   // decisions to verify nothing
   int64_t num_drafted_tokens = 0;   // of all decisions
   int64_t num_verified_tokens = 0;  // of those, what was worth a row
-  int64_t num_probes = 0;           // drafts of a drafter that does not pay, to see if it would
-  int64_t num_measuring_steps = 0;  // with fewer drafts than best, to know their cost
+  int64_t num_probes = 0;           // drafts of a drafter not expected to pay, to see if it would
+  int64_t num_measuring_steps = 0;  // steps with fewer drafts than best, to measure their cost
   double saved_seconds = 0;         // beside decoding without drafts, by the measured costs
 
   // Verified tokens of a decision for some; 0 without any.

@@ -57,7 +57,6 @@ DraftRequest Drafting::request_for(const ScheduledSequence& scheduled, Completio
   const int max_nodes = adapts ? config_.max_nodes() : num_slots;
   return {.sequence = sequence.ordinal,
           .tokens = sequence.tokens(),
-          .num_prompt_tokens = sequence.num_prompt_tokens(),
           .max_depth = std::min(max_nodes, sequence.max_draft_depth(max_depth_)),
           .max_nodes = max_nodes,
           .num_slots = num_slots,

@@ -12,8 +12,9 @@
 namespace specdec {
 namespace {
 
-// Survival of a sampled continuation relative to the one drawn before it. Which draws are kept when
-// a tree is cut must not depend on the tokens drawn, or rejection would favour likely ones.
+// The survival of a sampled continuation relative to the one drawn before it. It must not depend on
+// the tokens drawn: it decides which draws stay when a tree is cut, and rejection would favour
+// likely tokens twice.
 constexpr float kDrawDecay = 0.5f;
 
 // The KV of every node takes a slot.
@@ -23,7 +24,7 @@ int max_depth(const DraftRequest& request) {
 
 int num_words(int num_slots) { return (num_slots + 63) / 64; }
 
-// Tokens past the target's vocabulary (padding of the draft's) are never drafted.
+// Tokens past the target's vocabulary, which are padding of the draft model's, are never drafted.
 void cut_to_vocabulary(std::vector<float>& probabilities, int vocab_size) {
   if (static_cast<int>(probabilities.size()) == vocab_size) return;
   probabilities.resize(vocab_size);
@@ -69,7 +70,8 @@ DraftModelDrafter::DraftModelDrafter(ModelRunner& runner, const BlockPool& pool,
   SPECDEC_CHECK(options.id >= 0 && options.id < kMaxDrafters);
 }
 
-// A token only the target's table holds has no embedding here (padding, in practice never written).
+// The draft model has no embedding for tokens that only the target's vocabulary holds. Those are
+// padding, which in practice no text contains.
 bool DraftModelDrafter::can_draft(const DraftRequest& request) const {
   if (static_cast<int>(request.tokens.size()) + max_depth(request) > options_.max_model_len) {
     return false;
@@ -95,60 +97,55 @@ void DraftModelDrafter::draft(std::span<DraftRequest> requests) {
                        .num_seen = ledger_.num_seen(*request.blocks, base_len),
                        .frontier = {}});
   }
-  catch_up(growths);
-  while (run_level(growths)) {
+  bool goes_on = !growths.empty();
+  while (goes_on) {
+    for (size_t next = 0; next < growths.size();) next = run_pass(growths, next);
+    if (growths[0].request->policy != nullptr) ask_policy(growths);
+    goes_on = std::ranges::any_of(growths, [](const Growth& g) { return !g.frontier.empty(); });
   }
   for (Growth& growth : growths) growth.request->tree->truncate(growth.request->num_slots);
 }
 
-// Runs every sequence's unseen tokens up to the root, in as few passes as the row limit allows, and
-// drafts the first level of each where its root was in the pass.
-void DraftModelDrafter::catch_up(std::vector<Growth>& growths) {
-  size_t next = 0;
-  while (next < growths.size()) {
-    inputs_.clear();
-    std::vector<Growth*> at_root;
-    std::vector<std::pair<Growth*, int>> ran;  // and where its rows began
-    while (next < growths.size() && inputs_.num_rows() < options_.max_rows) {
-      Growth& growth = growths[next];
-      const DraftRequest& request = *growth.request;
-      const int num_unseen = growth.base_len + 1 - growth.num_seen;
-      const int num_rows = std::min(num_unseen, options_.max_rows - inputs_.num_rows());
-      int first_row = 0;
-      try {
-        first_row = inputs_.add_chain(request.tokens.subspan(growth.num_seen, num_rows),
-                                      growth.num_seen, *request.blocks);
-      } catch (...) {
-        fail(growth, std::current_exception());
-        ++next;
-        continue;
+size_t DraftModelDrafter::run_pass(std::vector<Growth>& growths, size_t next) {
+  inputs_.clear();
+  std::vector<Growth*> ran;
+  std::vector<int> seen_before;
+  for (; next < growths.size(); ++next) {
+    Growth& growth = growths[next];
+    const bool is_behind = growth.is_behind();
+    if (growth.request->error != nullptr || (!is_behind && growth.frontier.empty())) continue;
+    // A level is run as a whole, unseen tokens in as many passes as they take.
+    const int room = options_.max_rows - inputs_.num_rows();
+    const int num_needed = is_behind ? 1 : static_cast<int>(growth.frontier.size());
+    if (num_needed > room && !ran.empty()) break;
+    const int num_seen = growth.num_seen;
+    try {
+      if (is_behind) {
+        add_unseen(growth, room);
+      } else {
+        add_level(growth);
       }
-      ran.emplace_back(&growth, growth.num_seen);
-      growth.num_seen += num_rows;
-      if (num_rows < num_unseen) break;
-      growth.frontier = {{.node = DraftTree::kRoot,
-                          .row = first_row + num_rows - 1,
-                          .confidence = 1.0f,
-                          .mask = {1}}};
-      at_root.push_back(&growth);
-      ++next;
+    } catch (...) {
+      fail(growth, std::current_exception());
+      continue;
     }
-    if (ran.empty()) continue;
-    run_pass(at_root);
-    for (const auto& [growth, first] : ran) {
-      ledger_.set_seen(*growth->request->blocks, first, growth->num_seen);
-    }
+    ran.push_back(&growth);
+    seen_before.push_back(num_seen);
+    if (growth.is_behind()) break;
   }
-}
-
-void DraftModelDrafter::run_pass(std::span<Growth* const> growths) {
+  if (ran.empty()) return next;
   double seconds = 0;
   {
     const Stopwatch watch(seconds);
     runner_.forward(inputs_);
-    expand(growths);
+    expand(ran);
   }
   passes_.push_back({.num_rows = inputs_.num_rows(), .seconds = seconds});
+  for (size_t i = 0; i < ran.size(); ++i) {
+    if (ran[i]->num_seen == seen_before[i]) continue;
+    ledger_.set_seen(*ran[i]->request->blocks, seen_before[i], ran[i]->num_seen);
+  }
+  return next;
 }
 
 void DraftModelDrafter::ask_policy(std::vector<Growth>& growths) const {
@@ -168,32 +165,15 @@ void DraftModelDrafter::ask_policy(std::vector<Growth>& growths) const {
   }
 }
 
-// One pass over the frontiers of all requests; false when there is none left.
-bool DraftModelDrafter::run_level(std::vector<Growth>& growths) {
-  if (!growths.empty() && growths[0].request->policy != nullptr) ask_policy(growths);
-  size_t next = 0;
-  bool any = false;
-  while (next < growths.size()) {
-    inputs_.clear();
-    std::vector<Growth*> ran;
-    for (; next < growths.size(); ++next) {
-      Growth& growth = growths[next];
-      const int width = static_cast<int>(growth.frontier.size());
-      if (width == 0) continue;
-      if (inputs_.num_rows() > 0 && inputs_.num_rows() + width > options_.max_rows) break;
-      try {
-        add_level(growth);
-      } catch (...) {
-        fail(growth, std::current_exception());
-        continue;
-      }
-      ran.push_back(&growth);
-    }
-    if (ran.empty()) break;
-    run_pass(ran);
-    any = true;
-  }
-  return any;
+void DraftModelDrafter::add_unseen(Growth& growth, int room) {
+  const DraftRequest& request = *growth.request;
+  const int num_rows = std::min(growth.base_len + 1 - growth.num_seen, room);
+  const int first_row = inputs_.add_chain(request.tokens.subspan(growth.num_seen, num_rows),
+                                          growth.num_seen, *request.blocks);
+  growth.num_seen += num_rows;
+  if (growth.is_behind()) return;
+  growth.frontier = {
+      {.node = DraftTree::kRoot, .row = first_row + num_rows - 1, .confidence = 1.0f, .mask = {1}}};
 }
 
 void DraftModelDrafter::add_level(Growth& growth) {
@@ -228,7 +208,8 @@ SampleRow DraftModelDrafter::make_row(const DraftRequest& request, int node) {
   }
 
   const int vocab_size = runner_.decoder().config().vocab_size;
-  if (vocab_size != options_.vocab_size) row.processor = nullptr;  // made for the target's
+  if (vocab_size != options_.vocab_size)
+    row.processor = nullptr;  // it is made for the target's vocabulary
   if (vocab_size < options_.vocab_size) {
     const auto keep = [&](std::span<const int32_t>& ids) {
       if (std::ranges::all_of(ids, [&](int32_t id) { return id < vocab_size; })) return;
@@ -327,7 +308,7 @@ void DraftModelDrafter::add_children(Growth& growth, const Frontier& frontier, i
   }
 }
 
-// The most likely nodes of the new level, as many as the tree is wide and the slots allow.
+// Keeps the most likely nodes of the new level, as many as the tree's width and the slots allow.
 void DraftModelDrafter::choose_frontier(Growth& growth, std::vector<Frontier> next) const {
   const DraftRequest& request = *growth.request;
   const DraftTree& tree = *request.tree;

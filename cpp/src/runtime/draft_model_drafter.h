@@ -1,5 +1,5 @@
-// Drafts with a smaller model of the same vocabulary. Its KV lives in the target's blocks: one
-// block table serves both, and what the prefix cache keeps of a prompt it keeps for both.
+// Drafts with a smaller model of the same vocabulary. Its KV lies behind the target's block ids:
+// one block table serves both models, and the prefix cache keeps a prompt for both.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +17,16 @@
 
 namespace specdec {
 
-// Which tokens of which blocks hold the draft model's KV. A record counts as long as its block has
-// not been handed out anew since.
+// Which tokens the draft model has seen: those whose KV it has, block by block. A record counts
+// until its block is handed out anew.
 class DraftKvLedger {
  public:
   explicit DraftKvLedger(const BlockPool& pool);
 
-  // Leading tokens of a sequence, at most `limit`, whose KV is there.
+  // Leading tokens of a sequence, at most `limit`, that the model has seen.
   int num_seen(const BlockTable& blocks, int limit) const;
-  // The first num_tokens of the sequence are there now; those before `first` were before.
+  // The model has now seen the first `num_tokens` tokens of the sequence; it had seen those before
+  // `first` already.
   void set_seen(const BlockTable& blocks, int first, int num_tokens);
 
  private:
@@ -55,8 +56,8 @@ class DraftModelDrafter final : public Drafter {
   DrafterTraits traits() const override {
     return {.cost = DrafterTraits::Cost::kPerLevel, .relative_pass_cost = options_.relative_cost};
   }
-  // First what the draft model has not seen of each sequence (a prompt, or what was accepted last),
-  // then one pass a level of the trees, all requests together.
+  // First runs the tokens of each sequence that the model has not seen (a prompt, or the tokens
+  // accepted last), then one pass for each level of the trees, all requests together.
   void draft(std::span<DraftRequest> requests) override;
   int num_unseen(const DraftRequest& request) const override;
   std::span<const Pass> passes() const override { return passes_; }
@@ -76,30 +77,33 @@ class DraftModelDrafter final : public Drafter {
   struct Growth {
     DraftRequest* request = nullptr;
     int base_len = 0;   // tokens before the root
-    int num_seen = 0;   // tokens the draft model has KV of, up to base_len + 1
+    int num_seen = 0;   // tokens the model has seen, at most base_len + 1
     int num_slots = 1;  // slots used past base_len; the root has the first
     std::vector<Frontier> frontier;
+
+    bool is_behind() const { return num_seen <= base_len; }
   };
 
   bool can_draft(const DraftRequest& request) const;
-  void catch_up(std::vector<Growth>& growths);
-  bool run_level(std::vector<Growth>& growths);
-  // The rows of a request's frontier, for the next pass.
+  // One pass over the rows of growths[next] and of as many after it as fit. Returns the first
+  // growth with rows that are left for another pass.
+  size_t run_pass(std::vector<Growth>& growths, size_t next);
+  // Adds rows of tokens the model has not seen. With the root's row the frontier begins.
+  void add_unseen(Growth& growth, int room);
+  // Adds the rows of a request's frontier.
   void add_level(Growth& growth);
   // Ends the paths below which the policy does not go on.
   void ask_policy(std::vector<Growth>& growths) const;
-  // One pass over the rows, then expand().
-  void run_pass(std::span<Growth* const> growths);
   // Samples continuations at every frontier row of the last forward pass and sets the new
   // frontiers. What fails for one request alone is its error.
   void expand(std::span<Growth* const> growths);
   void sample(std::span<Growth* const> growths);
-  // By the results from `row` on.
+  // Grows a tree by the results from `row` on.
   void grow(Growth& growth, size_t row);
-  // The request's error; it is drafted for no further.
+  // Nothing more is drafted for the request.
   static void fail(Growth& growth, std::exception_ptr error);
   SampleRow make_row(const DraftRequest& request, int node);
-  // `distribution` of the tree its draws came from; -1 for deterministic ones.
+  // `distribution`: index in the tree of the one its draws came from; -1 for deterministic ones.
   void add_children(Growth& growth, const Frontier& frontier, int distribution,
                     const SampleResult& result, std::vector<Frontier>& next);
   void choose_frontier(Growth& growth, std::vector<Frontier> next) const;

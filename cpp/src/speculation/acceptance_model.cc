@@ -9,13 +9,14 @@ namespace specdec {
 namespace {
 
 constexpr std::array<int, 7> kLeastStrength = {1, 2, 3, 4, 6, 9, 16};
-constexpr std::array<double, 5> kUpperConfidence = {0.2, 0.4, 0.6, 0.8, 0.92};  // of all but one
-// What is expected before anything was seen.
+constexpr std::array<double, 5> kUpperConfidence = {0.2, 0.4, 0.6, 0.8, 0.92};  // class bounds
+// Expected acceptance of each class of confidence before any draft was seen; the last is that of an
+// unknown confidence.
 constexpr std::array<double, 7> kPrior = {0.15, 0.3, 0.45, 0.6, 0.7, 0.8, 0.6};
 constexpr double kPriorWeight = 3;    // drafts
 constexpr double kMemory = 200;       // drafts of a class that count; older ones fade
-constexpr double kVariance = 0.5;     // of a request's log-odds beside those of all
-constexpr double kOffsetMemory = 64;  // tokens after which they are forgotten
+constexpr double kVariance = 0.5;     // prior variance of a request's offset
+constexpr double kOffsetMemory = 64;  // tokens after which offsets are forgotten
 constexpr double kLeast = 0.002;      // probabilities stay clear of 0 and 1
 constexpr double kLongestOffset = 4;  // log-odds
 

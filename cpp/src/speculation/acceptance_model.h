@@ -1,4 +1,4 @@
-// How likely a drafted token is accepted once the one before it was, learned from what became of
+// How likely a drafted token is accepted once the token before it was, learned from the fate of
 // earlier drafts. Pure.
 #pragma once
 
@@ -10,15 +10,15 @@ namespace specdec {
 // What is known of a drafted token before it is verified.
 struct DraftEvidence {
   int drafter = 0;
-  // At least 1: tokens its prediction rests on, where the drafter continues a match; else its
-  // depth.
+  // At least 1. Where the drafter continues a match: the tokens of the match and of the path above;
+  // elsewhere the depth.
   int strength = 1;
-  // Probability by the drafter given the token before it; negative: not known.
+  // The drafter's probability of the token given the one before it; negative: not known.
   double confidence = -1;
-  bool is_first = true;  // of the tokens drafted at its place
+  bool is_first = true;  // of the tokens drafted after the same parent
 };
 
-// What sets one request apart: log-odds beside those of all requests, by drafter.
+// What sets one request apart: log-odds added to those of all requests, by drafter.
 struct RequestAcceptance {
   struct Offset {
     double mean = 0;
@@ -27,15 +27,15 @@ struct RequestAcceptance {
   std::vector<Offset> offsets;
 };
 
-// Shared by all requests: counts by drafter, strength and confidence, which fade as new ones come.
-// A class with few counts leans on that of the next lower strength.
+// The counts are shared by all requests: by drafter, strength and confidence. Old counts fade as
+// new ones come, and a class with few counts leans on the class of the next lower strength.
 class AcceptanceModel {
  public:
   explicit AcceptanceModel(int num_drafters);
 
   RequestAcceptance new_request() const;
   double probability(const RequestAcceptance& request, const DraftEvidence& evidence) const;
-  // The request went on by so many tokens: what was known of it counts less.
+  // The request has got so many more tokens, so its offsets fade.
   void forget(RequestAcceptance& request, int num_tokens) const;
   void record(RequestAcceptance& request, const DraftEvidence& evidence, bool accepted);
 

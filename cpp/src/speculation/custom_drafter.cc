@@ -9,7 +9,7 @@
 namespace specdec {
 namespace {
 
-// Nothing is known about how good the drafts are but their order.
+// Only the order of the drafts is known, not how good they are.
 constexpr float kDecay = 0.85f;
 
 }  // namespace

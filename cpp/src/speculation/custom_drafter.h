@@ -1,4 +1,4 @@
-// Drafts of a CustomDrafter, checked and merged into the tree.
+// Checks the drafts of a CustomDrafter and merges them into the tree.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@
 
 namespace specdec {
 
-// Continuations are cut to the depth, the width and the nodes that are allowed, the first ones have
-// precedence. What propose() throws, and tokens outside the vocabulary, are the error of the one
-// request they were for.
+// Continuations are cut to the depth, the width and the nodes that are allowed; earlier ones take
+// precedence. An exception of propose() and tokens outside the vocabulary are the error of the one
+// request that was drafted for.
 class CustomDrafterAdapter : public Drafter {
  public:
   CustomDrafterAdapter(std::shared_ptr<CustomDrafter> custom, int id, int vocab_size);

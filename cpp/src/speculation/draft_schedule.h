@@ -9,10 +9,9 @@ namespace specdec {
 
 class DraftSchedule {
  public:
-  // Validates the table (throws InvalidArgument, field num_speculative_tokens_per_batch_size):
-  // ranges inclusive, the first starts at 1, no overlap, first <= last, counts not negative; order
-  // does not matter; gaps and the tail carry the entry before; counts are clamped to
-  // config.num_speculative_tokens.
+  // Throws InvalidArgument (field num_speculative_tokens_per_batch_size) unless the inclusive
+  // ranges, in any order, start at 1 and do not overlap. Gaps between them, and batch sizes beyond
+  // the last, take the entry before. No entry allows more than config.num_speculative_tokens.
   explicit DraftSchedule(const SpeculativeConfig& config);
 
   int num_speculative_tokens(int num_decoding_requests) const;

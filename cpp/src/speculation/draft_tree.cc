@@ -38,7 +38,7 @@ int DraftTree::find_or_add(int parent, int32_t token, float survival, int drafte
   depths_.push_back(depths_[parent] + 1);
   survivals_.push_back(survival);
   drafters_.push_back(drafter);
-  tokens_.push_back(token);  // the last: with it there is a node, and all that it needs
+  tokens_.push_back(token);  // last: should an allocation fail before, there is no node yet
   return node;
 }
 
@@ -81,8 +81,8 @@ int DraftTree::add_distribution(std::vector<float> probabilities) {
 
 void DraftTree::truncate(int max_drafts) {
   SPECDEC_CHECK_GE(max_drafts, 0);
-  // With as many nodes as allowed there may still be a try that has to go: one that ranks last and
-  // is there only because it drew a token some other drafter had proposed.
+  // A tree with exactly as many nodes as allowed may still have a try that must go: one that ranks
+  // last and is there only because it drew a token that another drafter had proposed.
   if (num_drafts() < max_drafts) return;
   std::vector<Attempt> ranked;
   for (int i = 0; i < num_nodes(); ++i) {

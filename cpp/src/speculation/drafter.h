@@ -30,9 +30,8 @@ class SampleRowSource {
 struct DraftRequest {
   uint64_t sequence = 0;            // ordinal
   std::span<const int32_t> tokens;  // prompt and output; the last is the tree's root
-  int num_prompt_tokens = 0;
-  int max_depth = 0;      // longest path the request can use, at least 1
-  int max_nodes = 0;      // most nodes the tree may hold, at least 1
+  int max_depth = 0;                // longest path the request can use, at least 1
+  int max_nodes = 0;                // most nodes the tree may hold, at least 1
   int num_slots = 0;      // KV slots after the root's: nodes that a model can run or verify
   int tree_width = 1;     // continuations considered at a node; 1: a chain
   int num_remaining = 0;  // tokens the request may yet get

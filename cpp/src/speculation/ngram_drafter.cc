@@ -9,7 +9,7 @@
 namespace specdec {
 namespace {
 
-// How much of the confidence is left with every drafted token beside what frequencies say.
+// Beside what the frequencies say, each drafted token lowers the survival by this factor.
 constexpr float kDecay = 0.85f;
 
 // The `offset`-th token after an occurrence that ended before tokens[end].

@@ -15,8 +15,8 @@ namespace specdec {
 // Looks up the longest n-gram at the end of prompt and output, prompt_lookup_min to
 // prompt_lookup_max tokens long, that occurred before. A chain is what followed its latest
 // occurrence. A tree holds what followed its latest kMaxOccurrences ones, the more frequent
-// continuation first, then the more recent. Where the text after an occurrence ends, it goes on as
-// from the occurrence: the end of a text that repeats itself is drafted as repeating.
+// continuation first, then the more recent. Where the text after an occurrence ends, the draft goes
+// on with the text from that occurrence, so a text that repeats itself is drafted as repeating.
 class NgramDrafter : public Drafter {
  public:
   static constexpr int kMaxOccurrences = 32;

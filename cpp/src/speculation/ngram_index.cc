@@ -8,7 +8,7 @@
 namespace specdec {
 namespace {
 
-// The hash of tokens[end - length, end) is made from the one of a token less, so that those of all
+// The hash of tokens[end - length, end) extends the hash of one token less, so the hashes of all
 // lengths cost one step each.
 uint64_t extend_hash(uint64_t hash, int32_t token) {
   hash = (hash ^ static_cast<uint32_t>(token)) * 0x9e3779b97f4a7c15u;
@@ -72,7 +72,7 @@ void NgramIndex::insert(std::span<const int32_t> tokens, int end) {
 
 std::optional<NgramIndex::Match> NgramIndex::find_longest(std::span<const int32_t> tokens) {
   const int size = static_cast<int>(tokens.size());
-  // What ends with the last token is left out until the next call: it is what is looked up.
+  // N-grams that end with the last token are indexed by the next call: they are looked up now.
   for (; num_indexed_ + 1 < size; ++num_indexed_) insert(tokens, num_indexed_ + 1);
   SPECDEC_CHECK_LE(num_indexed_, size);
   const int longest = std::min(max_length_, size - 1);

@@ -12,16 +12,18 @@ namespace {
 constexpr std::array<double, 27> kKnots = {1,  2,  3,  4,  5,   6,   7,   8,   9,
                                            10, 12, 14, 16, 18,  20,  24,  28,  32,
                                            40, 48, 64, 96, 128, 192, 256, 384, 512};
-constexpr double kSlope = 0.02;          // expected of a row more, relative to one row
+constexpr double kSlope = 0.02;          // prior: what another row adds, relative to one row
 constexpr double kCurveVariance = 0.02;  // of the curve per unit of log(rows)
 constexpr double kLevelDrift = 1e-4;     // variance of the level from pass to pass
 constexpr double kMemory = 4000;         // passes after which the curve is back at the prior
 constexpr double kNoise = 0.05;          // standard deviation of a measured pass
-constexpr double kFirstNoise = 0.5;      // more of the first ones, which touch new memory
-constexpr double kUnknown = 100.0;       // variance of a level nothing is known of
-constexpr double kAssumed = 0.25;        // ... of which there is a guess
-constexpr double kHope = 0.5;     // standard deviations below the mean: what is tried is known
-constexpr double kOutlier = 3.0;  // standard deviations; what lies beyond counts as so much
+constexpr double kFirstNoise = 0.5;      // added for the first passes, which touch new memory
+constexpr double kUnknown = 100.0;       // variance of the level before anything is known
+constexpr double kAssumed = 0.25;        // variance of a level that was guessed
+// Optimism: the cost of row counts that were hardly tried is taken this many standard deviations
+// below its mean, so that they get tried.
+constexpr double kOptimism = 0.5;
+constexpr double kOutlier = 3.0;  // standard deviations at which an error is clipped
 
 }  // namespace
 
@@ -109,7 +111,7 @@ void PassCost::correct(const Place& place, double log_seconds) {
 
   const double bound = kOutlier * std::sqrt(variance);
   const double error = log_seconds - state_[level] - curve_at(place, state_);
-  // An outlier moves the state by as much as the bound, and makes it little surer.
+  // An outlier moves the state only as far as the bound does, and its variance hardly shrinks.
   const double weight = std::min(1.0, bound / std::abs(error));
   for (int i = 0; i < size_; ++i) state_[i] += weight * error * gain[i] / variance;
   for (int i = 0; i < size_; ++i) {
@@ -122,8 +124,8 @@ void PassCost::correct(const Place& place, double log_seconds) {
 void PassCost::refresh_curve() {
   double highest = state_[0];
   for (size_t i = 0; i < curve_.size(); ++i) {
-    const double hope = kHope * std::sqrt(covariance(static_cast<int>(i), static_cast<int>(i)));
-    highest = std::max(highest, state_[i] - hope);
+    const double deviation = std::sqrt(covariance(static_cast<int>(i), static_cast<int>(i)));
+    highest = std::max(highest, state_[i] - kOptimism * deviation);
     curve_[i] = highest;
   }
 }

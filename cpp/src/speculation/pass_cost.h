@@ -1,4 +1,5 @@
-// How long a pass over a number of rows takes, learned as it runs. Pure: seconds are fed in.
+// How long a pass over a number of rows takes, learned from measured passes. Pure: seconds are fed
+// in.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +8,9 @@
 namespace specdec {
 
 // A Kalman filter over the logarithm of the seconds: a level, which drifts with the machine and the
-// length of the contexts, and a curve over the rows, whose prior is a random walk along them. So
-// what is measured at some row counts says something about those between and beyond, and a step
-// that was preempted counts for little.
+// length of the contexts, and a curve over the rows, whose prior is a random walk along them. A
+// measurement at one row count therefore says something about the counts near it, and a step that
+// the operating system interrupted counts for little.
 class PassCost {
  public:
   PassCost();

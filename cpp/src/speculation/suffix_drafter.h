@@ -1,4 +1,4 @@
-// Suffix decoding: what followed patterns of the last tokens, in this sequence and in the outputs
+// Suffix decoding: drafts what followed the last tokens before, in this sequence or in the outputs
 // of finished ones.
 #pragma once
 
@@ -14,7 +14,7 @@ namespace specdec {
 
 // Each sequence has a tree of its prompt and output; the outputs of finished sequences are in one
 // tree for all, the oldest are evicted beyond suffix_max_cached_requests or beyond the memory
-// limit. The draft of higher score is taken, the sequence's own among equals.
+// limit. The draft with the higher score is taken; of equal ones, that of the sequence's own tree.
 class SuffixDrafter : public Drafter {
  public:
   static constexpr int64_t kMaxSharedBytes = int64_t{256} << 20;

@@ -109,7 +109,7 @@ void SuffixTree::erase_slot(int child) {
   const size_t mask = slots_.size() - 1;
   size_t hole = find_slot(node(child).parent, node(child).first_token);
   SPECDEC_CHECK_EQ(slots_[hole], child);
-  // What was pushed past the hole by a collision moves back into it.
+  // Entries that a collision had pushed past the hole move back into it.
   for (size_t slot = (hole + 1) & mask; slots_[slot] >= 0; slot = (slot + 1) & mask) {
     const Node& moved = node(slots_[slot]);
     const size_t home = hash_of(moved.parent, moved.first_token) & mask;
@@ -222,13 +222,13 @@ void SuffixTree::merge_into_child(int index) {
   free_node(index);
 }
 
-// An occurrence that began at `start` and ended with node `at` goes on with `token`. Returns the
-// node it ends with now.
+// An occurrence that began at `start` and ended with node `at` is continued by `token`. Returns the
+// node with which it ends now.
 int SuffixTree::advance(int at, int32_t token, int64_t start) {
   const int child = find_child(at, token);
   Node& before = node(at);
   if (child < 0) {
-    // The only occurrence there is: its leaf grows.
+    // This is the only occurrence, so its leaf grows.
     if (at != kRoot && before.count == 1) {
       ++before.length;
       return at;
@@ -236,7 +236,7 @@ int SuffixTree::advance(int at, int32_t token, int64_t start) {
     return add_leaf(at, token, start);
   }
   const Node& next = node(child);
-  // All other occurrences go on in the same way, so now all do.
+  // True when every other occurrence is continued by the same token: `at` then needs no node.
   const bool in_one_way = at != kRoot && before.count == next.count + 1;
   if (next.length == 1) {
     increment(child, start);
@@ -252,7 +252,7 @@ void SuffixTree::append(int32_t token) {
   const int64_t position = stream_begin_ + static_cast<int64_t>(stream_.size());
   stream_.push_back(token);
   ++open_length_;
-  // The longest first: nodes that shorter occurrences reach may come about on the way.
+  // The longest occurrence first: it may make the nodes that shorter ones reach.
   if (static_cast<int>(active_.size()) <= max_depth_) active_.push_back(-1);
   for (int depth = static_cast<int>(active_.size()) - 1; depth >= 1; --depth) {
     active_[depth] = advance(active_[depth - 1], token, position - depth + 1);
@@ -403,7 +403,7 @@ SuffixDraft SuffixTree::draft(std::span<const int32_t> context,
   const int longest = std::min(static_cast<int>(context.size()), max_depth_);
   for (int length = 1; length <= longest; ++length) {
     const Locus at = find(context.last(length));
-    if (at.node < 0) break;  // nor is anything longer
+    if (at.node < 0) break;  // then nothing longer occurs either
     keep_better(best, at, length, limits);
   }
   return best;
@@ -413,7 +413,7 @@ SuffixDraft SuffixTree::draft_open(const SuffixDraftLimits& limits) const {
   SuffixDraft best;
   for (int length = 1; length < static_cast<int>(active_.size()); ++length) {
     const Node& at = node(active_[length]);
-    if (at.count == 1) break;  // what occurs for the first time has not been continued
+    if (at.count == 1) break;  // its first occurrence: nothing has followed it yet
     keep_better(best, {.node = active_[length], .offset = at.length}, length, limits);
   }
   return best;

@@ -111,8 +111,9 @@ class SuffixTree {
   int64_t stream_begin_ = 0;    // position of stream_[0] since the beginning of time
   std::deque<int> closed_lengths_;
   int open_length_ = 0;
-  // [d]: the node that ends with the last d tokens of the open sequence. An occurrence with nothing
-  // after it makes counts differ there, so a node always ends where a sequence does.
+  // [d]: the node that ends with the last d tokens of the open sequence. There always is one: a
+  // pattern at the end of a sequence is counted once more than its continuations, so it differs
+  // from them and has a node of its own.
   std::vector<int> active_;
 };
 

@@ -18,7 +18,7 @@ double probability_in(std::span<const float> distribution, int32_t token) {
   return inside ? positive(distribution[static_cast<size_t>(token)]) : 0.0;
 }
 
-// What a drafted token was drawn from: weights / mass, or one at the token.
+// The distribution a drafted token was drawn from: weights / mass, or one-hot at the token.
 struct Proposal {
   int32_t token = -1;
   std::span<const float> weights;  // empty: one-hot
@@ -44,7 +44,7 @@ double sum_without(std::span<const float> weights, std::span<const int32_t> draw
   return sum;
 }
 
-// The proposal of the last of `attempts`, those before it having failed.
+// The proposal of the last of `attempts`, given that the attempts before it failed.
 Proposal proposal_of(const DraftTree& tree, std::span<const DraftTree::Attempt> attempts) {
   const DraftTree::Attempt& last = attempts.back();
   Proposal proposal = {.token = tree.tokens()[last.child], .weights = {}, .drawn = {}};
@@ -63,7 +63,8 @@ Proposal proposal_of(const DraftTree& tree, std::span<const DraftTree::Attempt> 
   return proposal;
 }
 
-// A distribution from which proposals that failed are taken away; kept as weights / mass.
+// The target's distribution after the proposals that failed were subtracted, kept as weights /
+// mass.
 class Remainder {
  public:
   explicit Remainder(std::span<const float> target) : target_(target) {}
@@ -74,8 +75,8 @@ class Remainder {
     return inside ? weights_[static_cast<size_t>(token)] / mass_ : 0.0;
   }
 
-  // p becomes norm(max(scale * p - q, 0)); p stays where nothing is left, which only rounding
-  // brings about. Returns the mass that was left before it was normalised.
+  // p becomes norm(max(scale * p - q, 0)). Where nothing is left, which only rounding can cause, p
+  // stays as it is. Returns the mass that was left before normalising.
   double subtract(const Proposal& proposal, double scale = 1.0) {
     std::vector<double> left(target_.size());
     for (size_t i = 0; i < left.size(); ++i) {

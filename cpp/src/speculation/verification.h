@@ -1,4 +1,4 @@
-// Which drafted tokens are kept. Pure: distributions and uniforms in, nodes and tokens out.
+// Decides which drafted tokens are kept. Pure: distributions and uniforms in, nodes and tokens out.
 //
 // Distributions may be off from a sum of 1 by rounding. A token outside of one has probability 0
 // there, so drafts of a drafter with more padding in its vocabulary, or of token -1, are never
@@ -49,9 +49,9 @@ using TargetSource = std::function<std::span<const float>(int node)>;
 Accepted accept_rejection(const DraftTree& tree, const TargetSource& target,
                           const UniformSource& uniform);
 
-// Block verification of a chain (Sun et al. 2024), coin i the one of the i-th token. Attempts
-// without a distribution count as one-hot. All attempts at a node must be for the same token; those
-// after the first are not looked at, so that they must not be sampled.
+// Block verification of a chain (Sun et al. 2024); coin i belongs to the i-th token. Attempts
+// without a distribution count as one-hot. All attempts at a node must be for the same token. Only
+// the first is looked at, so the others must not be sampled.
 Accepted accept_block(const DraftTree& tree, const TargetSource& target,
                       const UniformSource& uniform);
 

@@ -18,7 +18,7 @@ using testing::DraftWorldOptions;
 using testing::fixed_rate;
 
 struct Setting {
-  bool is_sequential = true;
+  bool has_model = true;
   int num_requests = 1;
   double row_share = 0.02;  // of a row more in the target's pass
   double pass_share = 0.3;  // of the drafter's pass
@@ -28,8 +28,8 @@ struct Setting {
 DraftWorldOptions world_of(const Setting& setting, uint32_t seed = 1) {
   return {
       .num_requests = setting.num_requests,
-      .max_depth = setting.is_sequential ? 8 : 16,
-      .is_sequential = setting.is_sequential,
+      .max_depth = setting.has_model ? 8 : 16,
+      .has_model = setting.has_model,
       .verify_seconds = [setting](int rows) { return 0.01 * (1 + setting.row_share * (rows - 1)); },
       .pass_seconds = 0.01 * setting.pass_share,
       .acceptance = [setting](int, int64_t, int) { return setting.acceptance; },
@@ -45,7 +45,7 @@ double share_of_best(const Setting& setting) {
 }
 
 std::string text_of(const Setting& setting) {
-  return std::string(setting.is_sequential ? "model" : "free") +
+  return std::string(setting.has_model ? "model" : "cheap") +
          ", requests: " + std::to_string(setting.num_requests) +
          ", row: " + std::to_string(setting.row_share) +
          ", pass: " + std::to_string(setting.pass_share) +
@@ -83,10 +83,10 @@ TEST(DraftPolicy, DraftsOfABatchAreWorthLessAndNeverCostMuch) {
 }
 
 TEST(DraftPolicy, AHopelessDrafterCostsAtMostTwoPercent) {
-  for (const bool is_sequential : {false, true}) {
+  for (const bool has_model : {false, true}) {
     for (const int num_requests : {1, 8}) {
       for (const double pass_share : {0.1, 0.3, 0.6, 1.5}) {
-        const Setting setting{is_sequential, num_requests, 0.05, pass_share, 0.0};
+        const Setting setting{has_model, num_requests, 0.05, pass_share, 0.0};
         const DraftWorldOptions options = world_of(setting);
         DraftWorld world(options);
         const double plain = fixed_rate(options, 0);
@@ -133,7 +133,7 @@ TEST(DraftPolicy, LevelsOfAHopelessDrafterCostAtMostTwoPercent) {
   }
 }
 
-TEST(DraftPolicy, AFreeDrafterThatIsWrongIsNotVerifiedButStillWatched) {
+TEST(DraftPolicy, ACheapDrafterThatIsWrongIsNotVerifiedButStillWatched) {
   // Wrong for a thousand tokens, right from then on.
   DraftWorldOptions options = world_of({false, 1, 0.05, 0, 0});
   options.acceptance = [](int, int64_t token, int) { return token < 1000 ? 0.0 : 0.95; };
@@ -197,9 +197,9 @@ TEST(DraftPolicy, TheKneeOfThePassIsRespected) {
 }
 
 TEST(DraftPolicy, EqualMeasurementsGiveEqualDecisions) {
-  for (const bool is_sequential : {false, true}) {
-    DraftWorld one(world_of({is_sequential, 3, 0.05, 0.2, 0.6}));
-    DraftWorld other(world_of({is_sequential, 3, 0.05, 0.2, 0.6}));
+  for (const bool has_model : {false, true}) {
+    DraftWorld one(world_of({has_model, 3, 0.05, 0.2, 0.6}));
+    DraftWorld other(world_of({has_model, 3, 0.05, 0.2, 0.6}));
     one.run(300);
     other.run(300);
     EXPECT_EQ(one.lengths(), other.lengths());

@@ -146,6 +146,40 @@ TEST(Drafters, FinishAndMemoryReachAll) {
   EXPECT_EQ(drafters.memory_bytes(1), 100);
 }
 
+TEST(Drafters, WhereLengthsAdaptThePolicyDecidesWhatIsAskedAndVerified) {
+  Calls cheap, costly;
+  Drafters drafters(
+      list_of(std::make_unique<FixedDrafter>(0, true, 1, Tokens{10, 11, 12, 13}, &cheap),
+              std::make_unique<FixedDrafter>(1, false, 2, Tokens{20}, &costly)),
+      /*merge=*/false, /*adapts=*/true);
+  // A step of the request that ends with `last`, in which `text` is emitted.
+  const auto step = [&](int32_t last, const Tokens& text, int num_slots) {
+    const Tokens tokens = {last};
+    drafters.policy()->begin_step(1, 0);
+    DraftTree tree;
+    DraftRequest request = request_for(tokens, tree, {.max_depth = 4, .max_nodes = 8});
+    request.num_slots = num_slots;
+    drafters.draft({&request, 1});
+    drafters.policy()->record({.sequence = 0, .tokens = text});
+    drafters.policy()->end_step(0.01);
+    return tree.num_drafts();
+  };
+  // Nothing is verified, and the costly drafter is not asked, before the policy knows what it
+  // costs.
+  EXPECT_EQ(step(1, {10, 11, 12, 13, 14}, 4), 0);
+  EXPECT_EQ(cheap.drafted.size(), 1u);
+  EXPECT_TRUE(costly.drafted.empty());
+  // The cheap drafter's drafts were right although none was verified. It may draft more than there
+  // are slots.
+  step(1, {10, 11, 12, 13, 14}, 4);
+  EXPECT_EQ(step(1, {10, 11, 12, 13, 14}, 2), 2);
+  EXPECT_EQ(cheap.drafted.size(), 3u);
+  EXPECT_TRUE(costly.drafted.empty());
+  // Where the cheap drafter has nothing, the costly one is tried.
+  for (int i = 0; i < 8; ++i) step(2, {20, 21}, 4);
+  EXPECT_FALSE(costly.drafted.empty());
+}
+
 TEST(Drafters, AnErrorStaysWithItsRequest) {
   auto script = std::make_shared<ScriptedDrafter>();
   script->fails_after = 1;

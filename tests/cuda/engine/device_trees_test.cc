@@ -164,7 +164,6 @@ class DeviceTreeTest : public ::testing::TestWithParam<cuda::testing::DeviceKind
       request->completion.begin_step();
       asks.push_back({.sequence = sequence.ordinal,
                       .tokens = sequence.tokens(),
-                      .num_prompt_tokens = sequence.num_prompt_tokens(),
                       .max_depth = max_depth,
                       .max_nodes = test.shape.num_nodes(max_depth),
                       .num_slots = test.shape.num_nodes(max_depth),
