@@ -29,6 +29,7 @@ class Variant:
     legacy_config: bool = False  # config.json as transformers 4 spells it
     shard_bytes: int | None = None
     stacked_experts: bool = False  # tensors named and shaped as transformers 5 holds them
+    text_config: bool = False  # the config class is called "<family>TextConfig"
     base_model: bool = False  # saved without the head and the "model." prefix
 
 
@@ -45,6 +46,16 @@ LLAMA3 = {
 }
 YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
 POST_NORM = {"do_layer_norm_before": False, "word_embed_proj_dim": 32}
+
+# Heads are wider than hidden_size / num_attention_heads, and the scale is not theirs. Only the
+# second layer is of full attention: the pattern is two.
+GEMMA = {
+    "head_dim": 32,
+    "query_pre_attn_scalar": 20,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "tie_word_embeddings": True,
+}
 
 VARIANTS: dict[str, Variant] = {
     "llama": Variant("Llama"),
@@ -79,6 +90,19 @@ VARIANTS: dict[str, Variant] = {
     "opt_no_bias": Variant("OPT", {"enable_bias": False}),
     "opt_no_final_norm": Variant("OPT", {"_remove_final_layer_norm": True}),
     "opt_untied": Variant("OPT", {"tie_word_embeddings": False}),
+    "gemma3": Variant("Gemma3", GEMMA, text_config=True),
+    "gemma3_ropes": Variant(
+        "Gemma3",
+        GEMMA
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+            },
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+        text_config=True,
+    ),
     "mixtral": Variant("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral_top3": Variant("Mixtral", {"num_local_experts": 6, "num_experts_per_tok": 3}),
     "mixtral_stacked": Variant("Mixtral", {"num_local_experts": 4}, stacked_experts=True),
@@ -104,7 +128,8 @@ def build(variant: Variant) -> Any:
         sizes["ffn_dim"] = 96
     else:
         sizes |= {"intermediate_size": 96, "num_key_value_heads": 2}
-    config = getattr(transformers, f"{variant.family}Config")(**(sizes | variant.config))
+    text = "Text" if variant.text_config else ""
+    config = getattr(transformers, f"{variant.family}{text}Config")(**(sizes | variant.config))
     model: Any = getattr(transformers, f"{variant.family}ForCausalLM")(config).eval()
     generator = torch.Generator().manual_seed(20240601)
     with torch.no_grad():
@@ -112,8 +137,8 @@ def build(variant: Variant) -> Any:
             values = torch.randn(parameter.shape, generator=generator)
             if name.endswith("bias"):
                 values *= 0.2
-            elif parameter.dim() == 1:
-                values = 1 + 0.2 * values
+            elif parameter.dim() == 1:  # Gemma's are stored less one
+                values = 0.2 * values + (0 if variant.family.startswith("Gemma") else 1)
             elif "embed" not in name:
                 values *= parameter.shape[-1] ** -0.5
             parameter.copy_(values if "lm_head" not in name else 2 * values)

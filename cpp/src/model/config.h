@@ -28,6 +28,8 @@ struct RopeConfig {
   double mscale = 0.0;            // yarn
   double mscale_all_dim = 0.0;    // yarn
   bool truncate = true;           // yarn
+  // max_position_embeddings does not count the positions that the scaling adds.
+  bool adds_positions = true;
 };
 
 // Rows x inputs of a matrix that share a scale; 0: no such blocks.
@@ -38,8 +40,9 @@ struct ScaleBlock {
 
 // Where the norms of a block, attention or MLP, stand.
 enum class NormPlaces : uint8_t {
-  kInput,     // of the rows that the block reads
-  kResidual,  // of the residual stream, once the block has added to it (OPT-350m)
+  kInput,           // of the rows that the block reads
+  kInputAndOutput,  // and of what it adds to the residual stream (Gemma)
+  kResidual,        // of the residual stream, once the block has added to it (OPT-350m)
 };
 
 enum class MlpKind : uint8_t { kGated, kPlain, kExperts };
@@ -52,6 +55,9 @@ struct LayerSpec {
   float attention_scale = 0.0f;  // of the products of q and k
   MlpKind mlp = MlpKind::kGated;
   int inner_size = 0;  // of the MLP, or of each expert
+
+  bool norms_input() const { return norms != NormPlaces::kResidual; }
+  bool norms_output() const { return norms == NormPlaces::kInputAndOutput; }
 };
 
 struct ModelConfig {
@@ -77,6 +83,7 @@ struct ModelConfig {
   // The same in all layers.
   NormKind norm_kind = NormKind::kRms;
   float norm_eps = 1e-5f;
+  float norm_offset = 0.0f;  // added to the weights of norms: Gemma stores them less one
   bool final_norm = true;
   bool qk_norm = false;  // per-head RMS norm of q and k (Qwen3)
   bool qkv_bias = false;
@@ -84,7 +91,9 @@ struct ModelConfig {
   bool mlp_bias = false;
   Activation activation = Activation::kSilu;
 
-  bool learned_positions = false;  // OPT
+  float embedding_scale = 1.0f;         // of the rows looked up
+  bool rounds_embedding_scale = false;  // to the dtype computed in (Gemma)
+  bool learned_positions = false;       // OPT
   int learned_position_offset = 0;
   int embed_dim = 0;  // OPT word_embed_proj_dim; 0: hidden_size
 

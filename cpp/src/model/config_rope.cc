@@ -104,16 +104,32 @@ RopeConfig parse_rope(const JsonFields& fields, int max_position_embeddings, dou
   return rope;
 }
 
+bool has_layer_ropes(const JsonFields& fields) {
+  if (!fields.has("rope_parameters")) return false;
+  const JsonFields parameters = fields.get_object("rope_parameters");
+  return parameters.has("full_attention") || parameters.has("sliding_attention");
+}
+
+RopeConfig parse_layer_rope(const JsonFields& fields, const char* kind, int max_position_embeddings,
+                            double default_theta) {
+  RopeConfig rope = {.theta = default_theta,
+                     .original_max_position_embeddings = max_position_embeddings};
+  const JsonFields parameters = fields.get_object("rope_parameters");
+  if (parameters.has(kind)) {
+    parse_scaling(fields, parameters.get_object(kind), max_position_embeddings, rope);
+  }
+  return rope;
+}
+
 int max_positions(const ModelConfig& config) {
   int longest = config.max_position_embeddings;
   for (const RopeConfig& rope : config.ropes) {
     const int original = rope.kind == RopeKind::kYarn && rope.original_max_position_embeddings > 0
                              ? rope.original_max_position_embeddings
                              : config.max_position_embeddings;
-    if (rope.kind != RopeKind::kLinear && rope.kind != RopeKind::kDynamic &&
-        rope.kind != RopeKind::kYarn) {
-      continue;
-    }
+    const bool stretches = rope.kind == RopeKind::kLinear || rope.kind == RopeKind::kDynamic ||
+                           rope.kind == RopeKind::kYarn;
+    if (!stretches || !rope.adds_positions) continue;
     longest =
         std::max(longest, static_cast<int>(std::min<double>(original * std::max(1.0, rope.factor),
                                                             std::numeric_limits<int>::max())));

@@ -20,7 +20,7 @@ struct Workspace {
   Workspace(const ModelConfig& config, Backend& backend, int max_rows);
 
   Buffer hidden;        // [max_rows, hidden] float32: the residual stream
-  Buffer hidden_spare;  // likewise, for norms whose result becomes the residual stream
+  Buffer hidden_spare;  // likewise, for norms of what a block adds and of the stream itself
   Buffer embedded;      // [max_rows, embed_dim] float32, with embedding projections only
   Buffer q;             // [max_rows, num_heads * head_dim] act
   Buffer attention;     // [max_rows, num_heads * head_dim] act
@@ -111,7 +111,7 @@ struct Decoder::Impl {
   void expand(const Layer& layer, int num_rows);
   void add_experts(const Layer& layer, int num_rows);
   void add_block(const Layer& layer, const Linear& out, const Buffer& rows, const Norm& norm,
-                 int num_rows);
+                 const Norm& output_norm, int num_rows);
   ProjectionInput block_input(const Layer& layer, const NormParams& norm, int num_rows) const;
   ProjectionInput act_input(const Buffer& rows, int num_rows) const;
 
@@ -131,7 +131,7 @@ ProjectionInput Decoder::Impl::block_input(const Layer& layer, const NormParams&
                                            int num_rows) const {
   return {.x = work.hidden.data(),
           .dtype = DType::kF32,
-          .norm = layer.spec.norms == NormPlaces::kInput ? &norm : nullptr,
+          .norm = layer.spec.norms_input() ? &norm : nullptr,
           .num_rows = num_rows};
 }
 
@@ -139,22 +139,33 @@ ProjectionInput Decoder::Impl::act_input(const Buffer& rows, int num_rows) const
   return {.x = rows.data(), .dtype = backend.act_dtype(), .num_rows = num_rows};
 }
 
-// Ends a block: projects `rows` and adds them to the residual stream.
+// Ends a block: projects `rows` and adds them to the residual stream, with a norm on the way
+// (`output_norm`) or one of the whole stream after it (`norm`) where the layer has such.
 void Decoder::Impl::add_block(const Layer& layer, const Linear& out, const Buffer& rows,
-                              const Norm& norm, int num_rows) {
+                              const Norm& norm, const Norm& output_norm, int num_rows) {
+  const bool norms_output = layer.spec.norms_output();
   backend.linear({.weight = out.weight.get(),
                   .in = act_input(rows, num_rows),
                   .bias = out.bias.as<float>(),
-                  .out = work.hidden.as<float>(),
+                  .out = (norms_output ? work.hidden_spare : work.hidden).as<float>(),
+                  .accumulate = !norms_output});
+  if (norms_output) {
+    backend.norm({.norm = output_norm.params(),
+                  .x = work.hidden_spare.as<float>(),
+                  .out = work.hidden.data(),
+                  .out_dtype = DType::kF32,
+                  .num_rows = num_rows,
+                  .dim = config.hidden_size,
                   .accumulate = true});
-  if (layer.spec.norms != NormPlaces::kResidual) return;
-  backend.norm({.norm = norm.params(),
-                .x = work.hidden.as<float>(),
-                .out = work.hidden_spare.data(),
-                .out_dtype = DType::kF32,
-                .num_rows = num_rows,
-                .dim = config.hidden_size});
-  std::swap(work.hidden, work.hidden_spare);
+  } else if (layer.spec.norms == NormPlaces::kResidual) {
+    backend.norm({.norm = norm.params(),
+                  .x = work.hidden.as<float>(),
+                  .out = work.hidden_spare.data(),
+                  .out_dtype = DType::kF32,
+                  .num_rows = num_rows,
+                  .dim = config.hidden_size});
+    std::swap(work.hidden, work.hidden_spare);
+  }
 }
 
 // ---- forward
@@ -167,7 +178,8 @@ void Decoder::Impl::embed(const BatchView& batch) {
   backend.embed({.table = embedding.tokens.get(),
                  .token_ids = batch.token_ids,
                  .out = embedded,
-                 .num_rows = rows});
+                 .num_rows = rows,
+                 .scale = embedding.scale});
   if (embedding.project_in) {
     backend.linear({.weight = embedding.project_in.get(),
                     .in = {.x = embedded, .dtype = DType::kF32, .num_rows = rows},
@@ -224,7 +236,7 @@ void Decoder::Impl::expand(const Layer& layer, int num_rows) {
 }
 
 void Decoder::Impl::add_experts(const Layer& layer, int num_rows) {
-  SPECDEC_CHECK(layer.spec.norms == NormPlaces::kInput);
+  SPECDEC_CHECK(layer.spec.norms == NormPlaces::kInput);  // no family wants more
   backend.norm({.norm = layer.mlp_norm.params(),
                 .x = work.hidden.as<float>(),
                 .out = work.normed.data(),
@@ -248,10 +260,11 @@ void Decoder::Impl::add_experts(const Layer& layer, int num_rows) {
 void Decoder::Impl::run_layer(const Layer& layer, const BatchView& batch, const PagedKvView& kv) {
   const int rows = batch.num_rows;
   attend(layer, batch, kv);
-  add_block(layer, layer.attention_out, work.attention, layer.attention_norm, rows);
+  add_block(layer, layer.attention_out, work.attention, layer.attention_norm,
+            layer.attention_output_norm, rows);
   if (layer.spec.mlp == MlpKind::kExperts) return add_experts(layer, rows);
   expand(layer, rows);
-  add_block(layer, layer.mlp_out, work.inner, layer.mlp_norm, rows);
+  add_block(layer, layer.mlp_out, work.inner, layer.mlp_norm, layer.mlp_output_norm, rows);
 }
 
 // The residual stream, where a tap wants it: the number of layers stands for the last one's output.

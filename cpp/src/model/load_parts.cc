@@ -88,6 +88,8 @@ void load_ends(TensorLoader& loader, ModelParts& parts) {
                       embed_dim(config));
   }
   if (parts.embedding == nullptr) {
+    embedding->scale = config.rounds_embedding_scale ? loader.rounded(config.embedding_scale)
+                                                     : config.embedding_scale;
     load_positions(loader, *embedding);
     if (config.embed_dim != 0) {
       embedding->project_in = loader.matrix(
@@ -117,11 +119,14 @@ void load_attention(TensorLoader& loader, const std::string& prefix, Layer& laye
                              {str_cat(prefix, names.qkv[2]), kv_rows}},
                             config.hidden_size, config.qkv_bias);
   if (config.qk_norm) {
-    layer.q_norm = loader.vector({{str_cat(prefix, names.q_norm, ".weight"), config.head_dim}});
-    layer.k_norm = loader.vector({{str_cat(prefix, names.k_norm, ".weight"), config.head_dim}});
+    layer.q_norm = loader.norm_weights(str_cat(prefix, names.q_norm, ".weight"), config.head_dim);
+    layer.k_norm = loader.norm_weights(str_cat(prefix, names.k_norm, ".weight"), config.head_dim);
   }
   layer.attention_out = loader.linear({{str_cat(prefix, names.attention_out), config.hidden_size}},
                                       q_rows, config.out_bias);
+  if (layer.spec.norms_output()) {
+    layer.attention_output_norm = loader.norm(str_cat(prefix, names.attention_output_norm));
+  }
 }
 
 void load_mlp(TensorLoader& loader, const std::string& prefix, Layer& layer) {
@@ -139,6 +144,9 @@ void load_mlp(TensorLoader& loader, const std::string& prefix, Layer& layer) {
   layer.mlp_in = loader.linear(in, config.hidden_size, config.mlp_bias, gated);
   layer.mlp_out =
       loader.linear({{str_cat(prefix, names.mlp_out), config.hidden_size}}, inner, config.mlp_bias);
+  if (layer.spec.norms_output()) {
+    layer.mlp_output_norm = loader.norm(str_cat(prefix, names.mlp_output_norm));
+  }
 }
 
 std::shared_ptr<const Layer> load_layer(TensorLoader& loader, int index) {

@@ -37,6 +37,7 @@ struct Embedding {
   std::unique_ptr<const PackedLinear> project_in;   // [hidden, embed_dim], null without
   std::unique_ptr<const EmbeddingTable> positions;  // [positions, hidden], null without
   int position_offset = 0;
+  float scale = 1.0f;  // of the rows of `tokens`
 };
 
 struct Experts {
@@ -53,10 +54,12 @@ struct Layer {
   Buffer q_norm;  // float32 [head_dim], empty without
   Buffer k_norm;
   Linear attention_out;
+  Norm attention_output_norm;  // empty without
   Norm mlp_norm;
   Linear mlp_in;  // gate and up in one matrix, or the one of a plain MLP
   Linear mlp_out;
-  Experts experts;  // instead of mlp_in and mlp_out
+  Norm mlp_output_norm;  // empty without
+  Experts experts;       // instead of mlp_in and mlp_out
 };
 
 // From normalised rows of the residual stream to logits.

@@ -127,6 +127,30 @@ Buffer TensorLoader::vector(const std::vector<TensorPart>& parts) {
   return buffer;
 }
 
+Buffer TensorLoader::norm_weights(const std::string& name, int64_t size) {
+  if (config_.norm_offset == 0.0f) return vector({{name, size}});
+  const TensorView stored = read(name, std::array{size});
+  std::vector<float> weights(static_cast<size_t>(size));
+  to_floats(stored.data, stored.dtype, weights.size(), weights.data());
+  for (float& weight : weights) weight += config_.norm_offset;
+  release(name);
+  const TensorView view = {.data = weights.data(), .dtype = DType::kF32, .shape = {size}};
+  Buffer buffer = backend_.make_vector(std::array{view});
+  size_bytes_ += static_cast<int64_t>(buffer.size_bytes());
+  return buffer;
+}
+
+float TensorLoader::rounded(float value) const {
+  switch (backend_.act_dtype()) {
+    case DType::kBF16:
+      return to_float(to_bfloat16(value));
+    case DType::kF16:
+      return half_to_float(float_to_half(value));
+    default:
+      return value;
+  }
+}
+
 Linear TensorLoader::linear(const std::vector<TensorPart>& parts, int64_t in_features, bool bias,
                             bool gated) {
   Linear linear;
@@ -139,7 +163,7 @@ Norm TensorLoader::norm(const std::string& name) {
   Norm norm;
   norm.kind = config_.norm_kind;
   norm.eps = config_.norm_eps;
-  norm.weight = vector({{name + ".weight", config_.hidden_size}});
+  norm.weight = norm_weights(name + ".weight", config_.hidden_size);
   if (norm.kind == NormKind::kLayer) norm.bias = vector({{name + ".bias", config_.hidden_size}});
   return norm;
 }

@@ -50,6 +50,10 @@ class TensorLoader {
   std::unique_ptr<const PackedLinear> matrix(MatrixRole role, const std::vector<TensorPart>& parts,
                                              int64_t in_features, bool gated = false);
   Buffer vector(const std::vector<TensorPart>& parts);
+  // The weights of a norm, with the config's norm_offset.
+  Buffer norm_weights(const std::string& name, int64_t size);
+  // `value` as a number of the dtype computed in.
+  float rounded(float value) const;
 
   // Names without ".weight" and ".bias".
   Linear linear(const std::vector<TensorPart>& parts, int64_t in_features, bool bias,

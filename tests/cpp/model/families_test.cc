@@ -44,6 +44,30 @@ TEST(Family, ReadsOpt) {
   EXPECT_FALSE(load(body + R"(,"_remove_final_layer_norm":true})").final_norm);
 }
 
+TEST(Family, GemmaLayersHaveTheirOwnWindowsAndRopes) {
+  // As transformers 4 spells it: a pattern, and the rope of windows beside the rope.
+  const ModelConfig config = load(config_json(
+      "Gemma3ForCausalLM",
+      R"(,"sliding_window":32,"sliding_window_pattern":2,"rope_theta":5e5,"query_pre_attn_scalar":64,
+      "rope_local_base_freq":2e4,"rope_scaling":{"rope_type":"linear","factor":8})"));
+  EXPECT_EQ(windows_of(config), (std::vector<int>{32, 0, 32}));
+  ASSERT_EQ(config.ropes.size(), 2u);
+  EXPECT_EQ(config.layers[0].rope, 1);
+  EXPECT_EQ(config.layers[1].rope, 0);
+  EXPECT_EQ(config.ropes[0].theta, 5e5);
+  EXPECT_EQ(config.ropes[0].kind, RopeKind::kLinear);
+  EXPECT_EQ(config.ropes[1].theta, 2e4);
+  EXPECT_EQ(config.ropes[1].kind, RopeKind::kDefault);
+  EXPECT_EQ(max_positions(config), 256);  // which the factor has gone into
+  EXPECT_EQ(config.layers[0].attention_scale, 0.125f);
+  EXPECT_EQ(config.layers[0].norms, NormPlaces::kInputAndOutput);
+  EXPECT_EQ(config.embedding_scale, 8.0f);
+  EXPECT_EQ(config.head_dim, 256);
+  EXPECT_EQ(config.activation, Activation::kGeluTanh);
+  EXPECT_TRUE(config.tie_word_embeddings);
+  EXPECT_EQ(windows_of(load(config_json("Gemma3ForCausalLM"))), std::vector<int>(3, 4096));
+}
+
 // ---- what a family does not implement it refuses
 
 class RefusedByFamily : public ::testing::TestWithParam<Refusal> {};
@@ -61,7 +85,14 @@ INSTANTIATE_TEST_SUITE_P(
                 R"(,"num_local_experts":2,"num_experts_per_tok":3)", "num_experts_per_tok"},
         Refusal{"OptNormWithoutWeights", "OPTForCausalLM",
                 R"(,"ffn_dim":96,"layer_norm_elementwise_affine":false)",
-                "layer_norm_elementwise_affine"}),
+                "layer_norm_elementwise_affine"},
+        Refusal{"GemmaBidirectional", "Gemma3ForCausalLM", R"(,"use_bidirectional_attention":true)",
+                "use_bidirectional_attention"},
+        Refusal{"GemmaWithoutWindow", "Gemma3ForCausalLM", R"(,"sliding_window":null)",
+                "sliding_window: null"},
+        Refusal{"GemmaLayerRope", "Gemma3ForCausalLM",
+                R"(,"rope_parameters":{"full_attention":{"rope_type":"ntk"}})",
+                "rope_parameters.full_attention.rope_type: 'ntk'"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
