@@ -90,6 +90,13 @@ VARIANTS: dict[str, Variant] = {
     "opt_no_bias": Variant("OPT", {"enable_bias": False}),
     "opt_no_final_norm": Variant("OPT", {"_remove_final_layer_norm": True}),
     "opt_untied": Variant("OPT", {"tie_word_embeddings": False}),
+    # Caps low enough to bend these scores and logits.
+    "gemma2": Variant(
+        "Gemma2", GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+    ),
+    "gemma2_no_caps": Variant(
+        "Gemma2", GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    ),
     "gemma3": Variant("Gemma3", GEMMA, text_config=True),
     "gemma3_ropes": Variant(
         "Gemma3",

@@ -50,9 +50,10 @@ enum class MlpKind : uint8_t { kGated, kPlain, kExperts };
 // What one layer computes, where layers of a model may differ.
 struct LayerSpec {
   NormPlaces norms = NormPlaces::kInput;
-  int rope = 0;                  // index into ModelConfig::ropes; -1: positions are not rotated
-  int sliding_window = 0;        // 0: full attention
-  float attention_scale = 0.0f;  // of the products of q and k
+  int rope = 0;                     // index into ModelConfig::ropes; -1: positions are not rotated
+  int sliding_window = 0;           // 0: full attention
+  float attention_scale = 0.0f;     // of the products of q and k
+  float attention_soft_cap = 0.0f;  // scores become cap * tanh(score / cap); 0: none
   MlpKind mlp = MlpKind::kGated;
   int inner_size = 0;  // of the MLP, or of each expert
 
@@ -96,6 +97,8 @@ struct ModelConfig {
   bool learned_positions = false;       // OPT
   int learned_position_offset = 0;
   int embed_dim = 0;  // OPT word_embed_proj_dim; 0: hidden_size
+
+  float logits_soft_cap = 0.0f;  // logits become cap * tanh(logit / cap); 0: none
 
   int num_experts = 0;  // of layers with experts
   int num_experts_per_token = 0;

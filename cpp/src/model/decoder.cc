@@ -220,6 +220,7 @@ void Decoder::Impl::attend(const Layer& layer, const BatchView& batch, const Pag
                           .kv = kv,
                           .num_heads = config.num_heads,
                           .scale = layer.spec.attention_scale,
+                          .soft_cap = layer.spec.attention_soft_cap,
                           .sliding_window = layer.spec.sliding_window,
                           .out = work.attention.data()});
 }
@@ -324,7 +325,7 @@ void Decoder::Impl::compute_logits(const int32_t* row_ids, int rows, float* logi
     backend.linear({.weight = head.project_out.get(), .in = in, .out = work.embedded.as<float>()});
     in = {.x = work.embedded.data(), .dtype = DType::kF32, .num_rows = rows};
   }
-  backend.linear({.weight = head.weight.get(), .in = in, .out = logits});
+  backend.linear({.weight = head.weight.get(), .in = in, .out = logits, .soft_cap = head.soft_cap});
 }
 
 // ---- public

@@ -99,6 +99,7 @@ void load_ends(TensorLoader& loader, ModelParts& parts) {
     parts.embedding = std::move(embedding);
   }
   if (parts.head == nullptr) {
+    head->soft_cap = config.logits_soft_cap;
     if (config.embed_dim != 0) {
       head->project_out = loader.matrix(MatrixRole::kLayer,
                                         {{weight_of(config.names.project_out), config.embed_dim}},

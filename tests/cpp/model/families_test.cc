@@ -68,6 +68,18 @@ TEST(Family, GemmaLayersHaveTheirOwnWindowsAndRopes) {
   EXPECT_EQ(windows_of(load(config_json("Gemma3ForCausalLM"))), std::vector<int>(3, 4096));
 }
 
+TEST(Family, GemmaSoftCapsAreTheFamilysUnlessNull) {
+  const ModelConfig absent = load(config_json("Gemma2ForCausalLM"));
+  EXPECT_EQ(absent.layers.front().attention_soft_cap, 50.0f);
+  EXPECT_EQ(absent.logits_soft_cap, 30.0f);
+  EXPECT_EQ(windows_of(absent), (std::vector<int>{4096, 0, 4096}));
+  const ModelConfig none = load(config_json(
+      "Gemma2ForCausalLM", R"(,"attn_logit_softcapping":null,"final_logit_softcapping":null)"));
+  EXPECT_EQ(none.layers.front().attention_soft_cap, 0.0f);
+  EXPECT_EQ(none.logits_soft_cap, 0.0f);
+  EXPECT_EQ(load(config_json("Gemma3ForCausalLM")).logits_soft_cap, 0.0f);
+}
+
 // ---- what a family does not implement it refuses
 
 class RefusedByFamily : public ::testing::TestWithParam<Refusal> {};

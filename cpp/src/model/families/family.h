@@ -29,6 +29,7 @@ extern const Family kMixtral;
 extern const Family kQwen2;
 extern const Family kQwen3;
 extern const Family kOpt;
+extern const Family kGemma2;
 extern const Family kGemma3;
 
 }  // namespace specdec

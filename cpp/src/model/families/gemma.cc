@@ -1,5 +1,5 @@
-// Gemma 3 (text): norms before and after each block, windows in most layers and a rope of their own
-// for these, scaled embeddings, norm weights that are stored less one.
+// Gemma 2 and Gemma 3 (text): norms before and after each block, windows in some layers, scaled
+// embeddings, norm weights that are stored less one.
 #include <array>
 #include <cmath>
 
@@ -24,6 +24,19 @@ void parse_gemma(const JsonFields& fields, ModelConfig& config) {
   config.qkv_bias = config.out_bias = fields.get_bool("attention_bias", false);
   parse_query_scalar(fields, 256.0, config);
   refuse(fields, "use_bidirectional_attention", config);
+}
+
+// A key that is null, as opposed to absent, means none.
+float parse_soft_cap(const JsonFields& fields, const char* key, double absent) {
+  if (fields.object().contains(key) && !fields.has(key)) return 0.0f;
+  return static_cast<float>(fields.get_positive(key, absent));
+}
+
+void parse_soft_caps(const JsonFields& fields, double attention_absent, double logits_absent,
+                     ModelConfig& config) {
+  const float attention = parse_soft_cap(fields, "attn_logit_softcapping", attention_absent);
+  for (LayerSpec& layer : config.layers) layer.attention_soft_cap = attention;
+  config.logits_soft_cap = parse_soft_cap(fields, "final_logit_softcapping", logits_absent);
 }
 
 // The window of the layers that layer_types names, or else of all but every `pattern`-th.
@@ -68,15 +81,34 @@ void parse_gemma3(const JsonFields& fields, ModelConfig& config) {
                .tie_word_embeddings = true},
               config);
   parse_gemma(fields, config);
+  parse_soft_caps(fields, 0.0, 0.0, config);
   config.qk_norm = true;
   parse_windows(fields, fields.get_int("sliding_window_pattern", 6), config);
   parse_gemma3_ropes(fields, config);
 }
 
-constexpr std::array<std::string_view, 1> kGemma3Keys = {"sliding_window_pattern"};
+void parse_gemma2(const JsonFields& fields, ModelConfig& config) {
+  parse_rotary_family(fields,
+                      {.max_position_embeddings = 8192,
+                       .num_kv_heads = 4,
+                       .head_dim = 256,
+                       .activation_key = "hidden_activation",
+                       .activation = "gelu_pytorch_tanh",
+                       .tie_word_embeddings = true},
+                      config);
+  parse_gemma(fields, config);
+  parse_soft_caps(fields, 50.0, 30.0, config);
+  parse_windows(fields, 2, config);
+}
+
+constexpr std::array<std::string_view, 2> kGemma2Keys = {"attn_logit_softcapping",
+                                                         "final_logit_softcapping"};
+constexpr std::array<std::string_view, 3> kGemma3Keys = {
+    "attn_logit_softcapping", "final_logit_softcapping", "sliding_window_pattern"};
 
 }  // namespace
 
+const Family kGemma2 = {"Gemma2ForCausalLM", "gemma2", kNames, parse_gemma2, kGemma2Keys};
 const Family kGemma3 = {"Gemma3ForCausalLM", "gemma3_text", kNames, parse_gemma3, kGemma3Keys};
 
 }  // namespace specdec
