@@ -57,6 +57,14 @@ GEMMA = {
     "tie_word_embeddings": True,
 }
 
+# 12 of the 16 elements of a head are rotated.
+LONGROPE = rope(
+    "longrope",
+    partial_rotary_factor=0.75,
+    short_factor=[1.0, 1.1, 1.3, 1.5, 1.9, 2.5],
+    long_factor=[1.2, 1.7, 2.4, 3.1, 4.2, 6.0],
+)
+
 VARIANTS: dict[str, Variant] = {
     "llama": Variant("Llama"),
     "llama_tied": Variant("Llama", {"tie_word_embeddings": True}),
@@ -109,6 +117,12 @@ VARIANTS: dict[str, Variant] = {
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
         },
         text_config=True,
+    ),
+    "phi3": Variant("Phi3", {"sliding_window": 24}),
+    "phi3_longrope": Variant("Phi3", LONGROPE | {"original_max_position_embeddings": 64}),
+    # Sequences cannot be longer than the original context: the short factors.
+    "phi3_longrope_short": Variant(
+        "Phi3", LONGROPE | {"original_max_position_embeddings": MAX_POSITIONS}
     ),
     "mixtral": Variant("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral_top3": Variant("Mixtral", {"num_local_experts": 6, "num_experts_per_tok": 3}),

@@ -14,8 +14,9 @@ from specdec_native import Engine, SamplingParams
 Checkpoint = Callable[[str], Path]
 
 NUM_STEPS = 64
-# Past every window and past every original context length of the rope scalings.
-NUM_TOKENS = {"llama_dynamic": MAX_POSITIONS + 44}
+# Past every window and past every original context length of the rope scalings: longrope's prompts
+# are, too, since transformers chooses its factors anew for every step.
+NUM_TOKENS = {"llama_dynamic": MAX_POSITIONS + 44, "phi3_longrope": 150}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

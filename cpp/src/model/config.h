@@ -12,7 +12,7 @@
 
 namespace specdec {
 
-enum class RopeKind : uint8_t { kDefault, kLinear, kDynamic, kLlama3, kYarn };
+enum class RopeKind : uint8_t { kDefault, kLinear, kDynamic, kLlama3, kYarn, kLongRope };
 
 struct RopeConfig {
   RopeKind kind = RopeKind::kDefault;
@@ -24,10 +24,14 @@ struct RopeConfig {
   double high_freq_factor = 4.0;  // llama3
   double beta_fast = 32.0;        // yarn
   double beta_slow = 1.0;         // yarn
-  double attention_factor = 0.0;  // yarn; 0: derived from factor
+  double attention_factor = 0.0;  // yarn, longrope; 0: derived from factor
   double mscale = 0.0;            // yarn
   double mscale_all_dim = 0.0;    // yarn
   bool truncate = true;           // yarn
+  // longrope: what the frequency of each plane is divided by, where sequences may have up to
+  // original_max_position_embeddings tokens and where they may have more.
+  std::vector<double> short_factors = {};
+  std::vector<double> long_factors = {};
   // max_position_embeddings does not count the positions that the scaling adds.
   bool adds_positions = true;
 };

@@ -115,10 +115,14 @@ void load_attention(TensorLoader& loader, const std::string& prefix, Layer& laye
   const int64_t q_rows = int64_t{config.num_heads} * config.head_dim;
   const int64_t kv_rows = int64_t{config.num_kv_heads} * config.head_dim;
   layer.attention_norm = loader.norm(str_cat(prefix, names.attention_norm));
-  layer.qkv = loader.linear({{str_cat(prefix, names.qkv[0]), q_rows},
-                             {str_cat(prefix, names.qkv[1]), kv_rows},
-                             {str_cat(prefix, names.qkv[2]), kv_rows}},
-                            config.hidden_size, config.qkv_bias);
+  std::vector<TensorPart> qkv = {{str_cat(prefix, names.qkv[0]), q_rows}};
+  if (names.qkv[1].empty()) {
+    qkv.front().rows += 2 * kv_rows;
+  } else {
+    qkv.push_back({str_cat(prefix, names.qkv[1]), kv_rows});
+    qkv.push_back({str_cat(prefix, names.qkv[2]), kv_rows});
+  }
+  layer.qkv = loader.linear(qkv, config.hidden_size, config.qkv_bias);
   if (config.qk_norm) {
     layer.q_norm = loader.norm_weights(str_cat(prefix, names.q_norm, ".weight"), config.head_dim);
     layer.k_norm = loader.norm_weights(str_cat(prefix, names.k_norm, ".weight"), config.head_dim);
@@ -141,7 +145,12 @@ void load_mlp(TensorLoader& loader, const std::string& prefix, Layer& layer) {
   }
   const bool gated = layer.spec.mlp == MlpKind::kGated;
   std::vector<TensorPart> in = {{str_cat(prefix, names.mlp_in[0]), inner}};
-  if (gated) in.push_back({str_cat(prefix, names.mlp_in[1]), inner});
+  if (gated && names.mlp_in[1].empty()) {
+    in.front().rows = 2 * inner;
+    in.front().order = {{0, inner}, {inner, inner}};
+  } else if (gated) {
+    in.push_back({str_cat(prefix, names.mlp_in[1]), inner});
+  }
   layer.mlp_in = loader.linear(in, config.hidden_size, config.mlp_bias, gated);
   layer.mlp_out =
       loader.linear({{str_cat(prefix, names.mlp_out), config.hidden_size}}, inner, config.mlp_bias);

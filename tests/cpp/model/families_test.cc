@@ -80,6 +80,20 @@ TEST(Family, GemmaSoftCapsAreTheFamilysUnlessNull) {
   EXPECT_EQ(load(config_json("Gemma3ForCausalLM")).logits_soft_cap, 0.0f);
 }
 
+TEST(Family, ReadsLongRope) {
+  const std::string factors = "[1,1,1,1,1,1,1,2]";
+  const ModelConfig config = load(config_json(
+      "Phi3ForCausalLM", R"(,"original_max_position_embeddings":64,"rope_scaling":{"type":"su",
+      "short_factor":)" + factors +
+                             R"(,"long_factor":)" + factors + "}"));
+  const RopeConfig& rope = config.ropes.front();
+  EXPECT_EQ(rope.kind, RopeKind::kLongRope);
+  EXPECT_EQ(rope.original_max_position_embeddings, 64);
+  EXPECT_EQ(rope.factor, 4.0);
+  EXPECT_EQ(rope.long_factors.back(), 2.0);
+  EXPECT_EQ(max_positions(config), 256);
+}
+
 // ---- what a family does not implement it refuses
 
 class RefusedByFamily : public ::testing::TestWithParam<Refusal> {};
@@ -104,7 +118,17 @@ INSTANTIATE_TEST_SUITE_P(
                 "sliding_window: null"},
         Refusal{"GemmaLayerRope", "Gemma3ForCausalLM",
                 R"(,"rope_parameters":{"full_attention":{"rope_type":"ntk"}})",
-                "rope_parameters.full_attention.rope_type: 'ntk'"}),
+                "rope_parameters.full_attention.rope_type: 'ntk'"},
+        Refusal{"LongRopeWithoutFactors", "Phi3ForCausalLM",
+                R"(,"rope_scaling":{"rope_type":"longrope","short_factor":[1,2]})",
+                "rope_scaling.long_factor: expected a list of numbers above 0"},
+        Refusal{"LongRopeFactorsAreCounted", "Phi3ForCausalLM",
+                R"(,"rope_scaling":{"rope_type":"longrope","short_factor":[1,2],
+                "long_factor":[1,2]})",
+                "rope_scaling: longrope needs 8 factors"},
+        Refusal{"FactorsOfAnotherRope", "Phi3ForCausalLM",
+                R"(,"rope_scaling":{"rope_type":"linear","factor":2,"long_factor":[1,2]})",
+                "rope_scaling.long_factor"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

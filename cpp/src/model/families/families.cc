@@ -6,7 +6,7 @@ namespace specdec {
 
 std::span<const Family* const> families() {
   static constexpr std::array kFamilies = {
-      &kLlama, &kMistral, &kQwen2, &kQwen3, &kOpt, &kMixtral, &kGemma2, &kGemma3,
+      &kLlama, &kMistral, &kQwen2, &kQwen3, &kOpt, &kMixtral, &kGemma2, &kGemma3, &kPhi3,
   };
   return kFamilies;
 }

@@ -31,5 +31,6 @@ extern const Family kQwen3;
 extern const Family kOpt;
 extern const Family kGemma2;
 extern const Family kGemma3;
+extern const Family kPhi3;
 
 }  // namespace specdec

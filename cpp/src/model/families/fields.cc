@@ -98,6 +98,13 @@ void check_rotary_dim(const JsonFields& fields, const ModelConfig& config) {
       fields.fail("head_dim", str_cat("rotary embedding turns ", rotary,
                                       " elements of a head, expected an even number"));
     }
+    for (const std::vector<double>* factors : {&rope.short_factors, &rope.long_factors}) {
+      if (!factors->empty() && factors->size() != static_cast<size_t>(rotary) / 2) {
+        fields.fail("rope_scaling",
+                    str_cat("longrope needs ", rotary / 2,
+                            " factors, one for each two rotary elements, found ", factors->size()));
+      }
+    }
     if (rope.kind == RopeKind::kDynamic && rotary == 2) {
       fields.fail("head_dim", "dynamic rope scaling needs more than 2 rotary elements");
     }
