@@ -65,6 +65,13 @@ LONGROPE = rope(
     long_factor=[1.2, 1.7, 2.4, 3.1, 4.2, 6.0],
 )
 
+QWEN3_MOE = {
+    "head_dim": 16,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+}
+
 VARIANTS: dict[str, Variant] = {
     "llama": Variant("Llama"),
     "llama_tied": Variant("Llama", {"tie_word_embeddings": True}),
@@ -127,6 +134,12 @@ VARIANTS: dict[str, Variant] = {
     "mixtral": Variant("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral_top3": Variant("Mixtral", {"num_local_experts": 6, "num_experts_per_tok": 3}),
     "mixtral_stacked": Variant("Mixtral", {"num_local_experts": 4}, stacked_experts=True),
+    "qwen3_moe": Variant("Qwen3Moe", QWEN3_MOE),
+    "qwen3_moe_renormalized": Variant("Qwen3Moe", QWEN3_MOE | {"norm_topk_prob": True}),
+    "qwen3_moe_stacked": Variant("Qwen3Moe", QWEN3_MOE, stacked_experts=True),
+    "qwen3_moe_dense_layers": Variant(
+        "Qwen3Moe", QWEN3_MOE | {"decoder_sparse_step": 2, "mlp_only_layers": [0]}
+    ),
 }
 
 # Of no use by themselves: a draft model whose vocabulary lacks the target's last tokens.

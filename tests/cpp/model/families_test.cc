@@ -94,6 +94,28 @@ TEST(Family, ReadsLongRope) {
   EXPECT_EQ(max_positions(config), 256);
 }
 
+TEST(Family, QwenExpertsMayBeInSomeLayers) {
+  const std::string extra =
+      R"(,"num_experts":8,"num_experts_per_tok":2,"moe_intermediate_size":32)";
+  const ModelConfig all = load(config_json("Qwen3MoeForCausalLM", extra));
+  EXPECT_EQ(all.num_experts, 8);
+  EXPECT_FALSE(all.renormalize_experts);
+  EXPECT_FALSE(all.any_layer([](const LayerSpec& layer) {
+    return layer.mlp != MlpKind::kExperts || layer.inner_size != 32;
+  }));
+  const ModelConfig some = load(config_json(
+      "Qwen3MoeForCausalLM",
+      extra + R"(,"mlp_only_layers":[0],"decoder_sparse_step":1,"norm_topk_prob":true)"));
+  EXPECT_TRUE(some.renormalize_experts);
+  EXPECT_EQ(some.layers[0].mlp, MlpKind::kGated);
+  EXPECT_EQ(some.layers[0].inner_size, 96);
+  EXPECT_EQ(some.layers[1].mlp, MlpKind::kExperts);
+  const ModelConfig every_second =
+      load(config_json("Qwen3MoeForCausalLM", extra + R"(,"decoder_sparse_step":2)"));
+  EXPECT_EQ(every_second.layers[0].mlp, MlpKind::kGated);
+  EXPECT_EQ(every_second.layers[1].mlp, MlpKind::kExperts);
+}
+
 // ---- what a family does not implement it refuses
 
 class RefusedByFamily : public ::testing::TestWithParam<Refusal> {};
@@ -128,7 +150,9 @@ INSTANTIATE_TEST_SUITE_P(
                 "rope_scaling: longrope needs 8 factors"},
         Refusal{"FactorsOfAnotherRope", "Phi3ForCausalLM",
                 R"(,"rope_scaling":{"rope_type":"linear","factor":2,"long_factor":[1,2]})",
-                "rope_scaling.long_factor"}),
+                "rope_scaling.long_factor"},
+        Refusal{"TooManyQwenExpertsPerToken", "Qwen3MoeForCausalLM", R"(,"num_experts":4)",
+                "num_experts_per_tok: more than num_experts"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
