@@ -72,6 +72,13 @@ QWEN3_MOE = {
     "moe_intermediate_size": 32,
 }
 
+GRANITE = {
+    "attention_multiplier": 0.3,
+    "embedding_multiplier": 1.7,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 1.4,
+}
+
 VARIANTS: dict[str, Variant] = {
     "llama": Variant("Llama"),
     "llama_tied": Variant("Llama", {"tie_word_embeddings": True}),
@@ -130,6 +137,10 @@ VARIANTS: dict[str, Variant] = {
     # Sequences cannot be longer than the original context: the short factors.
     "phi3_longrope_short": Variant(
         "Phi3", LONGROPE | {"original_max_position_embeddings": MAX_POSITIONS}
+    ),
+    "granite": Variant("Granite", GRANITE),
+    "granite_biases": Variant(
+        "Granite", GRANITE | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
     ),
     "mixtral": Variant("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral_top3": Variant("Mixtral", {"num_local_experts": 6, "num_experts_per_tok": 3}),

@@ -102,6 +102,8 @@ struct ModelConfig {
   int learned_position_offset = 0;
   int embed_dim = 0;  // OPT word_embed_proj_dim; 0: hidden_size
 
+  float residual_scale = 1.0f;  // of what a block adds to the residual stream
+  float logits_scale = 1.0f;
   float logits_soft_cap = 0.0f;  // logits become cap * tanh(logit / cap); 0: none
 
   int num_experts = 0;  // of layers with experts

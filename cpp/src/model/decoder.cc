@@ -148,7 +148,8 @@ void Decoder::Impl::add_block(const Layer& layer, const Linear& out, const Buffe
                   .in = act_input(rows, num_rows),
                   .bias = out.bias.as<float>(),
                   .out = (norms_output ? work.hidden_spare : work.hidden).as<float>(),
-                  .accumulate = !norms_output});
+                  .accumulate = !norms_output,
+                  .scale = config.residual_scale});
   if (norms_output) {
     backend.norm({.norm = output_norm.params(),
                   .x = work.hidden_spare.as<float>(),
@@ -325,7 +326,11 @@ void Decoder::Impl::compute_logits(const int32_t* row_ids, int rows, float* logi
     backend.linear({.weight = head.project_out.get(), .in = in, .out = work.embedded.as<float>()});
     in = {.x = work.embedded.data(), .dtype = DType::kF32, .num_rows = rows};
   }
-  backend.linear({.weight = head.weight.get(), .in = in, .out = logits, .soft_cap = head.soft_cap});
+  backend.linear({.weight = head.weight.get(),
+                  .in = in,
+                  .out = logits,
+                  .scale = head.scale,
+                  .soft_cap = head.soft_cap});
 }
 
 // ---- public

@@ -99,6 +99,7 @@ void load_ends(TensorLoader& loader, ModelParts& parts) {
     parts.embedding = std::move(embedding);
   }
   if (parts.head == nullptr) {
+    head->scale = config.logits_scale;
     head->soft_cap = config.logits_soft_cap;
     if (config.embed_dim != 0) {
       head->project_out = loader.matrix(MatrixRole::kLayer,

@@ -66,6 +66,7 @@ struct Layer {
 struct Head {
   std::unique_ptr<const PackedLinear> project_out;  // [embed_dim, hidden], null without
   std::shared_ptr<const PackedLinear> weight;       // [vocab, embed_dim]
+  float scale = 1.0f;                               // of the logits, before soft_cap
   float soft_cap = 0.0f;                            // of the logits; 0: none
 };
 

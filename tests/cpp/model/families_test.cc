@@ -116,6 +116,17 @@ TEST(Family, QwenExpertsMayBeInSomeLayers) {
   EXPECT_EQ(every_second.layers[1].mlp, MlpKind::kExperts);
 }
 
+TEST(Family, ReadsGraniteMultipliers) {
+  const ModelConfig config =
+      load(config_json("GraniteForCausalLM",
+                       R"(,"attention_multiplier":0.5,"embedding_multiplier":12,
+                       "residual_multiplier":0.25,"logits_scaling":8)"));
+  EXPECT_EQ(config.layers.front().attention_scale, 0.5f);
+  EXPECT_EQ(config.embedding_scale, 12.0f);
+  EXPECT_EQ(config.residual_scale, 0.25f);
+  EXPECT_EQ(config.logits_scale, 0.125f);
+}
+
 // ---- what a family does not implement it refuses
 
 class RefusedByFamily : public ::testing::TestWithParam<Refusal> {};
@@ -152,7 +163,9 @@ INSTANTIATE_TEST_SUITE_P(
                 R"(,"rope_scaling":{"rope_type":"linear","factor":2,"long_factor":[1,2]})",
                 "rope_scaling.long_factor"},
         Refusal{"TooManyQwenExpertsPerToken", "Qwen3MoeForCausalLM", R"(,"num_experts":4)",
-                "num_experts_per_tok: more than num_experts"}),
+                "num_experts_per_tok: more than num_experts"},
+        Refusal{"GraniteMultiplier", "GraniteForCausalLM", R"(,"logits_scaling":0)",
+                "logits_scaling: expected a number above 0"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -33,5 +33,6 @@ extern const Family kOpt;
 extern const Family kGemma2;
 extern const Family kGemma3;
 extern const Family kPhi3;
+extern const Family kGranite;
 
 }  // namespace specdec
