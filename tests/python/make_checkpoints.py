@@ -142,6 +142,8 @@ VARIANTS: dict[str, Variant] = {
     "granite_biases": Variant(
         "Granite", GRANITE | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
     ),
+    "olmo2": Variant("Olmo2"),
+    "olmo2_biases": Variant("Olmo2", {"attention_bias": True, "num_key_value_heads": 4}),
     "mixtral": Variant("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral_top3": Variant("Mixtral", {"num_local_experts": 6, "num_experts_per_tok": 3}),
     "mixtral_stacked": Variant("Mixtral", {"num_local_experts": 4}, stacked_experts=True),

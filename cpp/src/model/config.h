@@ -46,7 +46,15 @@ struct ScaleBlock {
 enum class NormPlaces : uint8_t {
   kInput,           // of the rows that the block reads
   kInputAndOutput,  // and of what it adds to the residual stream (Gemma)
+  kOutput,          // of what it adds alone (OLMo 2)
   kResidual,        // of the residual stream, once the block has added to it (OPT-350m)
+};
+
+// RMS norms of q and k.
+enum class QkNorm : uint8_t {
+  kNone,
+  kPerHead,   // each head by itself (Qwen3, Gemma 3)
+  kAllHeads,  // all heads together (OLMo 2)
 };
 
 enum class MlpKind : uint8_t { kGated, kPlain, kExperts };
@@ -61,8 +69,12 @@ struct LayerSpec {
   MlpKind mlp = MlpKind::kGated;
   int inner_size = 0;  // of the MLP, or of each expert
 
-  bool norms_input() const { return norms != NormPlaces::kResidual; }
-  bool norms_output() const { return norms == NormPlaces::kInputAndOutput; }
+  bool norms_input() const {
+    return norms == NormPlaces::kInput || norms == NormPlaces::kInputAndOutput;
+  }
+  bool norms_output() const {
+    return norms == NormPlaces::kInputAndOutput || norms == NormPlaces::kOutput;
+  }
 };
 
 struct ModelConfig {
@@ -90,7 +102,7 @@ struct ModelConfig {
   float norm_eps = 1e-5f;
   float norm_offset = 0.0f;  // added to the weights of norms: Gemma stores them less one
   bool final_norm = true;
-  bool qk_norm = false;  // per-head RMS norm of q and k (Qwen3)
+  QkNorm qk_norm = QkNorm::kNone;
   bool qkv_bias = false;
   bool out_bias = false;  // attention output projection
   bool mlp_bias = false;

@@ -204,6 +204,7 @@ void Decoder::Impl::attend(const Layer& layer, const BatchView& batch, const Pag
                  .bias = layer.qkv.bias.as<float>(),
                  .q_norm = layer.q_norm.as<float>(),
                  .k_norm = layer.k_norm.as<float>(),
+                 .norm_all_heads = config.qk_norm == QkNorm::kAllHeads,
                  .norm_eps = config.norm_eps,
                  .num_heads = config.num_heads,
                  .batch = &batch,

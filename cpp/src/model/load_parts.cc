@@ -21,8 +21,10 @@ int64_t embed_dim(const ModelConfig& config) {
 // Before the layers that there are take time and memory.
 void check_num_layers(const TensorLoader& loader) {
   const ModelConfig& config = loader.config();
-  const std::string last = str_cat(config.names.layers, config.num_layers - 1, ".",
-                                   config.names.attention_norm, ".weight");
+  const TensorNames& names = config.names;
+  const std::string last = str_cat(
+      names.layers, config.num_layers - 1, ".",
+      names.attention_norm.empty() ? names.attention_output_norm : names.attention_norm, ".weight");
   if (config.random_weights || loader.contains(last)) return;
   throw CheckpointError(loader.source(), last,
                         str_cat("the checkpoint has no such tensor, and num_hidden_layers of "
@@ -115,7 +117,9 @@ void load_attention(TensorLoader& loader, const std::string& prefix, Layer& laye
   const TensorNames& names = config.names;
   const int64_t q_rows = int64_t{config.num_heads} * config.head_dim;
   const int64_t kv_rows = int64_t{config.num_kv_heads} * config.head_dim;
-  layer.attention_norm = loader.norm(str_cat(prefix, names.attention_norm));
+  if (!names.attention_norm.empty()) {
+    layer.attention_norm = loader.norm(str_cat(prefix, names.attention_norm));
+  }
   std::vector<TensorPart> qkv = {{str_cat(prefix, names.qkv[0]), q_rows}};
   if (names.qkv[1].empty()) {
     qkv.front().rows += 2 * kv_rows;
@@ -124,9 +128,14 @@ void load_attention(TensorLoader& loader, const std::string& prefix, Layer& laye
     qkv.push_back({str_cat(prefix, names.qkv[2]), kv_rows});
   }
   layer.qkv = loader.linear(qkv, config.hidden_size, config.qkv_bias);
-  if (config.qk_norm) {
-    layer.q_norm = loader.norm_weights(str_cat(prefix, names.q_norm, ".weight"), config.head_dim);
-    layer.k_norm = loader.norm_weights(str_cat(prefix, names.k_norm, ".weight"), config.head_dim);
+  if (config.qk_norm != QkNorm::kNone) {
+    const bool per_head = config.qk_norm == QkNorm::kPerHead;
+    const auto load = [&](std::string_view name, int64_t rows) {
+      return loader.norm_weights(str_cat(prefix, name, ".weight"),
+                                 per_head ? config.head_dim : rows);
+    };
+    layer.q_norm = load(names.q_norm, q_rows);
+    layer.k_norm = load(names.k_norm, kv_rows);
   }
   layer.attention_out = loader.linear({{str_cat(prefix, names.attention_out), config.hidden_size}},
                                       q_rows, config.out_bias);
@@ -139,7 +148,7 @@ void load_mlp(TensorLoader& loader, const std::string& prefix, Layer& layer) {
   const ModelConfig& config = loader.config();
   const TensorNames& names = config.names;
   const int64_t inner = layer.spec.inner_size;
-  layer.mlp_norm = loader.norm(str_cat(prefix, names.mlp_norm));
+  if (!names.mlp_norm.empty()) layer.mlp_norm = loader.norm(str_cat(prefix, names.mlp_norm));
   if (layer.spec.mlp == MlpKind::kExperts) {
     layer.experts = load_experts(loader, prefix, layer.spec);
     return;

@@ -49,9 +49,9 @@ struct Experts {
 
 struct Layer {
   LayerSpec spec;
-  Norm attention_norm;
-  Linear qkv;     // q, k and v in one matrix
-  Buffer q_norm;  // float32 [head_dim], empty without
+  Norm attention_norm;  // empty without; so is mlp_norm
+  Linear qkv;           // q, k and v in one matrix
+  Buffer q_norm;        // float32 [head_dim], of all heads [rows of q]; empty without
   Buffer k_norm;
   Linear attention_out;
   Norm attention_output_norm;  // empty without

@@ -24,7 +24,8 @@ TEST(ModelConfig, ReadsLlama) {
   EXPECT_EQ(config.num_kv_heads, 2);
   EXPECT_EQ(config.head_dim, 16);
   EXPECT_FLOAT_EQ(config.norm_eps, 1e-5f);
-  EXPECT_FALSE(config.qkv_bias || config.out_bias || config.mlp_bias || config.qk_norm);
+  EXPECT_FALSE(config.qkv_bias || config.out_bias || config.mlp_bias);
+  EXPECT_EQ(config.qk_norm, QkNorm::kNone);
   EXPECT_FALSE(config.tie_word_embeddings);
   EXPECT_TRUE(config.final_norm);
   for (const LayerSpec& layer : config.layers) {

@@ -11,9 +11,11 @@ using namespace testing::model_config;
 
 TEST(Family, ReadsQwenAndMixtral) {
   const ModelConfig qwen2 = load(config_json("Qwen2ForCausalLM"));
-  EXPECT_TRUE(qwen2.qkv_bias && !qwen2.out_bias && !qwen2.qk_norm);
+  EXPECT_TRUE(qwen2.qkv_bias && !qwen2.out_bias);
+  EXPECT_EQ(qwen2.qk_norm, QkNorm::kNone);
   const ModelConfig qwen3 = load(config_json("Qwen3ForCausalLM"));
-  EXPECT_TRUE(qwen3.qk_norm && !qwen3.qkv_bias);
+  EXPECT_EQ(qwen3.qk_norm, QkNorm::kPerHead);
+  EXPECT_FALSE(qwen3.qkv_bias);
   EXPECT_EQ(qwen3.head_dim, 128);
   const ModelConfig mixtral =
       load(config_json("MixtralForCausalLM", R"(,"num_local_experts":6,"num_experts_per_tok":3)"));
@@ -127,6 +129,13 @@ TEST(Family, ReadsGraniteMultipliers) {
   EXPECT_EQ(config.logits_scale, 0.125f);
 }
 
+TEST(Family, ReadsOlmo2) {
+  const ModelConfig config = load(config_json("Olmo2ForCausalLM"));
+  EXPECT_EQ(config.qk_norm, QkNorm::kAllHeads);
+  EXPECT_FALSE(config.layers.front().norms_input());
+  EXPECT_TRUE(config.layers.front().norms_output());
+}
+
 // ---- what a family does not implement it refuses
 
 class RefusedByFamily : public ::testing::TestWithParam<Refusal> {};
@@ -165,7 +174,8 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"TooManyQwenExpertsPerToken", "Qwen3MoeForCausalLM", R"(,"num_experts":4)",
                 "num_experts_per_tok: more than num_experts"},
         Refusal{"GraniteMultiplier", "GraniteForCausalLM", R"(,"logits_scaling":0)",
-                "logits_scaling: expected a number above 0"}),
+                "logits_scaling: expected a number above 0"},
+        Refusal{"Olmo2Window", "Olmo2ForCausalLM", R"(,"sliding_window":32)", "sliding_window"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -34,5 +34,6 @@ extern const Family kGemma2;
 extern const Family kGemma3;
 extern const Family kPhi3;
 extern const Family kGranite;
+extern const Family kOlmo2;
 
 }  // namespace specdec

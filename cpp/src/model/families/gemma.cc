@@ -82,7 +82,7 @@ void parse_gemma3(const JsonFields& fields, ModelConfig& config) {
               config);
   parse_gemma(fields, config);
   parse_soft_caps(fields, 0.0, 0.0, config);
-  config.qk_norm = true;
+  config.qk_norm = QkNorm::kPerHead;
   parse_windows(fields, fields.get_int("sliding_window_pattern", 6), config);
   parse_gemma3_ropes(fields, config);
 }

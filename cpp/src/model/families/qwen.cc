@@ -47,7 +47,7 @@ void parse_sparse_layers(const JsonFields& fields, ModelConfig& config) {
 void parse_qwen3(const JsonFields& fields, ModelConfig& config) {
   parse_rotary_family(
       fields, {.max_position_embeddings = 32768, .num_kv_heads = 32, .head_dim = 128}, config);
-  config.qk_norm = true;
+  config.qk_norm = QkNorm::kPerHead;
   config.qkv_bias = config.out_bias = fields.get_bool("attention_bias", false);
   refuse(fields, "mlp_bias", config);
   parse_windows(fields, config);
@@ -55,7 +55,7 @@ void parse_qwen3(const JsonFields& fields, ModelConfig& config) {
 
 void parse_qwen3_moe(const JsonFields& fields, ModelConfig& config) {
   parse_rotary_family(fields, {.max_position_embeddings = 32768, .num_kv_heads = 4}, config);
-  config.qk_norm = true;
+  config.qk_norm = QkNorm::kPerHead;
   config.qkv_bias = config.out_bias = fields.get_bool("attention_bias", false);
   refuse(fields, "mlp_bias", config);
   set_windows(fields.get_bool("use_sliding_window", false) ? parse_window(fields, 4096) : 0,
