@@ -144,6 +144,10 @@ VARIANTS: dict[str, Variant] = {
     ),
     "olmo2": Variant("Olmo2"),
     "olmo2_biases": Variant("Olmo2", {"attention_bias": True, "num_key_value_heads": 4}),
+    "gpt_neox": Variant("GPTNeoX"),
+    "gpt_neox_serial": Variant("GPTNeoX", {"use_parallel_residual": False}),
+    "gpt_neox_no_bias": Variant("GPTNeoX", {"attention_bias": False, "tie_word_embeddings": True}),
+    "gpt_neox_base": Variant("GPTNeoX", {"tie_word_embeddings": True}, base_model=True),
     "mixtral": Variant("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral_top3": Variant("Mixtral", {"num_local_experts": 6, "num_experts_per_tok": 3}),
     "mixtral_stacked": Variant("Mixtral", {"num_local_experts": 4}, stacked_experts=True),
@@ -174,7 +178,9 @@ def build(variant: Variant) -> Any:
     if variant.family == "OPT":
         sizes["ffn_dim"] = 96
     else:
-        sizes |= {"intermediate_size": 96, "num_key_value_heads": 2}
+        sizes["intermediate_size"] = 96
+    if variant.family not in ("OPT", "GPTNeoX"):
+        sizes["num_key_value_heads"] = 2
     text = "Text" if variant.text_config else ""
     config = getattr(transformers, f"{variant.family}{text}Config")(**(sizes | variant.config))
     model: Any = getattr(transformers, f"{variant.family}ForCausalLM")(config).eval()
@@ -210,7 +216,7 @@ def make(variant: str, directory: Path) -> Path:
     model: Any = build(settings).to(settings.dtype)
     directory.mkdir(parents=True, exist_ok=True)
     if settings.base_model:
-        model = model.model
+        model = model.base_model
     shards = {} if settings.shard_bytes is None else {"max_shard_size": settings.shard_bytes}
     model.save_pretrained(directory, **shards)
     if settings.stacked_experts:

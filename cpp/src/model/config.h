@@ -66,6 +66,7 @@ struct LayerSpec {
   int sliding_window = 0;           // 0: full attention
   float attention_scale = 0.0f;     // of the products of q and k
   float attention_soft_cap = 0.0f;  // scores become cap * tanh(score / cap); 0: none
+  bool is_parallel = false;         // the MLP reads the stream as attention finds it
   MlpKind mlp = MlpKind::kGated;
   int inner_size = 0;  // of the MLP, or of each expert
 

@@ -112,10 +112,12 @@ void parse_scaling(const JsonFields& fields, const JsonFields& scaling, int max_
 
 }  // namespace
 
-RopeConfig parse_rope(const JsonFields& fields, int max_position_embeddings, double default_theta) {
+RopeConfig parse_rope(const JsonFields& fields, int max_position_embeddings, double default_theta,
+                      double default_partial_rotary_factor) {
   RopeConfig rope;
   rope.theta = fields.get_positive("rope_theta", default_theta);
-  rope.partial_rotary_factor = fields.get_positive("partial_rotary_factor", 1.0);
+  rope.partial_rotary_factor =
+      fields.get_positive("partial_rotary_factor", default_partial_rotary_factor);
   rope.original_max_position_embeddings = max_position_embeddings;
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     if (!fields.has(key)) continue;

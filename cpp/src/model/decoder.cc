@@ -239,7 +239,8 @@ void Decoder::Impl::expand(const Layer& layer, int num_rows) {
 }
 
 void Decoder::Impl::add_experts(const Layer& layer, int num_rows) {
-  SPECDEC_CHECK(layer.spec.norms == NormPlaces::kInput);  // no family wants more
+  SPECDEC_CHECK(layer.spec.norms == NormPlaces::kInput &&
+                !layer.spec.is_parallel);  // no family wants more
   backend.norm({.norm = layer.mlp_norm.params(),
                 .x = work.hidden.as<float>(),
                 .out = work.normed.data(),
@@ -263,10 +264,11 @@ void Decoder::Impl::add_experts(const Layer& layer, int num_rows) {
 void Decoder::Impl::run_layer(const Layer& layer, const BatchView& batch, const PagedKvView& kv) {
   const int rows = batch.num_rows;
   attend(layer, batch, kv);
+  if (layer.spec.is_parallel) expand(layer, rows);
   add_block(layer, layer.attention_out, work.attention, layer.attention_norm,
             layer.attention_output_norm, rows);
   if (layer.spec.mlp == MlpKind::kExperts) return add_experts(layer, rows);
-  expand(layer, rows);
+  if (!layer.spec.is_parallel) expand(layer, rows);
   add_block(layer, layer.mlp_out, work.inner, layer.mlp_norm, layer.mlp_output_norm, rows);
 }
 

@@ -112,6 +112,17 @@ void load_ends(TensorLoader& loader, ModelParts& parts) {
   }
 }
 
+// All of q, then k, then v, of rows that lie head by head.
+std::vector<RowRange> heads_apart(const ModelConfig& config) {
+  std::vector<RowRange> order;
+  for (int part = 0; part < 3; ++part) {
+    for (int head = 0; head < config.num_heads; ++head) {
+      order.push_back({(int64_t{3} * head + part) * config.head_dim, config.head_dim});
+    }
+  }
+  return order;
+}
+
 void load_attention(TensorLoader& loader, const std::string& prefix, Layer& layer) {
   const ModelConfig& config = loader.config();
   const TensorNames& names = config.names;
@@ -123,6 +134,7 @@ void load_attention(TensorLoader& loader, const std::string& prefix, Layer& laye
   std::vector<TensorPart> qkv = {{str_cat(prefix, names.qkv[0]), q_rows}};
   if (names.qkv[1].empty()) {
     qkv.front().rows += 2 * kv_rows;
+    if (names.qkv_by_head) qkv.front().order = heads_apart(config);
   } else {
     qkv.push_back({str_cat(prefix, names.qkv[1]), kv_rows});
     qkv.push_back({str_cat(prefix, names.qkv[2]), kv_rows});

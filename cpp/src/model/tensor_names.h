@@ -22,6 +22,7 @@ struct TensorNames {
   // The first name alone: one matrix of the rows of all three.
   std::array<std::string_view, 3> qkv = {"self_attn.q_proj", "self_attn.k_proj",
                                          "self_attn.v_proj"};
+  bool qkv_by_head = false;  // of one matrix: a head's rows of q, k and v, then the next head's
   std::string_view q_norm = "self_attn.q_norm";
   std::string_view k_norm = "self_attn.k_norm";
   std::string_view attention_out = "self_attn.o_proj";

@@ -136,6 +136,25 @@ TEST(Family, ReadsOlmo2) {
   EXPECT_TRUE(config.layers.front().norms_output());
 }
 
+TEST(Family, ReadsGptNeox) {
+  const std::string body = R"({"architectures":["GPTNeoXForCausalLM"],"vocab_size":100,
+      "hidden_size":64,"intermediate_size":96,"num_hidden_layers":2,"num_attention_heads":4)";
+  const ModelConfig config = load(body + R"(,"rotary_emb_base":2e4})");
+  EXPECT_EQ(config.norm_kind, NormKind::kLayer);
+  EXPECT_EQ(config.layers.front().mlp, MlpKind::kPlain);
+  EXPECT_TRUE(config.layers.front().is_parallel);
+  EXPECT_TRUE(config.qkv_bias && config.out_bias && config.mlp_bias);
+  EXPECT_EQ(config.activation, Activation::kGelu);
+  EXPECT_EQ(config.ropes.front().theta, 2e4);
+  EXPECT_EQ(config.ropes.front().partial_rotary_factor, 0.25);
+  EXPECT_EQ(config.num_kv_heads, 4);
+  const ModelConfig other =
+      load(body + R"(,"rotary_pct":1.0,"use_parallel_residual":false,"attention_bias":false})");
+  EXPECT_FALSE(other.layers.front().is_parallel || other.qkv_bias || other.out_bias);
+  EXPECT_TRUE(other.mlp_bias);
+  EXPECT_EQ(other.ropes.front().partial_rotary_factor, 1.0);
+}
+
 // ---- what a family does not implement it refuses
 
 class RefusedByFamily : public ::testing::TestWithParam<Refusal> {};
@@ -175,7 +194,8 @@ INSTANTIATE_TEST_SUITE_P(
                 "num_experts_per_tok: more than num_experts"},
         Refusal{"GraniteMultiplier", "GraniteForCausalLM", R"(,"logits_scaling":0)",
                 "logits_scaling: expected a number above 0"},
-        Refusal{"Olmo2Window", "Olmo2ForCausalLM", R"(,"sliding_window":32)", "sliding_window"}),
+        Refusal{"Olmo2Window", "Olmo2ForCausalLM", R"(,"sliding_window":32)", "sliding_window"},
+        Refusal{"GptNeoxSharedHeads", "GPTNeoXForCausalLM", "", "num_attention_heads"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

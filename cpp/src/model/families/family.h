@@ -35,5 +35,6 @@ extern const Family kGemma3;
 extern const Family kPhi3;
 extern const Family kGranite;
 extern const Family kOlmo2;
+extern const Family kGptNeox;
 
 }  // namespace specdec

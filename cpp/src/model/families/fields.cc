@@ -72,7 +72,8 @@ void parse_sizes(const JsonFields& fields, const FamilyDefaults& defaults, Model
       fields.get_int("max_position_embeddings", defaults.max_position_embeddings);
   parse_heads(fields, defaults, config);
   parse_layers(fields, {.inner_size = fields.get_int("intermediate_size")}, config);
-  config.norm_eps = static_cast<float>(fields.get_positive("rms_norm_eps", defaults.norm_eps));
+  config.norm_eps =
+      static_cast<float>(fields.get_positive(defaults.norm_eps_key, defaults.norm_eps));
   config.activation = parse_activation(fields, defaults.activation_key, defaults.activation);
   config.tie_word_embeddings = fields.get_bool("tie_word_embeddings", defaults.tie_word_embeddings);
 }
@@ -80,7 +81,8 @@ void parse_sizes(const JsonFields& fields, const FamilyDefaults& defaults, Model
 void parse_rotary_family(const JsonFields& fields, const FamilyDefaults& defaults,
                          ModelConfig& config) {
   parse_sizes(fields, defaults, config);
-  config.ropes = {parse_rope(fields, config.max_position_embeddings, defaults.rope_theta)};
+  config.ropes = {parse_rope(fields, config.max_position_embeddings, defaults.rope_theta,
+                             defaults.partial_rotary_factor)};
   check_rotary_dim(fields, config);
 }
 

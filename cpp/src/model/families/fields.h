@@ -11,8 +11,10 @@ struct FamilyDefaults {
   int max_position_embeddings = 0;
   int num_kv_heads = 0;  // 0: as many as heads
   int head_dim = 0;      // 0: hidden_size / num_heads
+  const char* norm_eps_key = "rms_norm_eps";
   double norm_eps = 1e-6;
   double rope_theta = 10000.0;
+  double partial_rotary_factor = 1.0;
   const char* activation_key = "hidden_act";
   const char* activation = "silu";
   bool tie_word_embeddings = false;
@@ -27,7 +29,7 @@ Activation parse_activation(const JsonFields& fields, const char* key, const cha
 void parse_layers(const JsonFields& fields, const LayerSpec& layer, ModelConfig& config);
 
 // Sizes, heads, norms and activation of a network of RMS norms and gated MLPs. Ropes, biases,
-// windows and experts are the family's own.
+// windows, experts and whatever differs are the family's own.
 void parse_sizes(const JsonFields& fields, const FamilyDefaults& defaults, ModelConfig& config);
 
 // The same with one rope for all layers.
