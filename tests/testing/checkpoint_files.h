@@ -1,6 +1,8 @@
 // Writes checkpoint directories for tests.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -12,6 +14,7 @@
 #include <vector>
 
 #include "core/str_cat.h"
+#include "specdec/error.h"
 
 namespace specdec::testing {
 
@@ -80,5 +83,23 @@ class SafetensorsWriter {
   std::string entries_;
   std::string data_;
 };
+
+inline std::string float_bytes(const std::vector<float>& values) {
+  std::string bytes(values.size() * sizeof(float), '\0');
+  if (!values.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
+  return bytes;
+}
+
+// The error of a call that is expected to throw one.
+template <class Call>
+CheckpointError checkpoint_error_of(Call&& call) {
+  try {
+    call();
+  } catch (const CheckpointError& error) {
+    return error;
+  }
+  ADD_FAILURE() << "expected a CheckpointError";
+  return CheckpointError("", "", "");
+}
 
 }  // namespace specdec::testing
