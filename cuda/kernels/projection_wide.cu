@@ -34,6 +34,8 @@ void run_product(Stream& stream, const ProductParams& params) {
 
 }  // namespace
 
-decltype(ProjectionKernels::wide_product) wide_product() { return kIsBuilt ? run_product : nullptr; }
+decltype(ProjectionKernels::wide_product) wide_product() {
+  return kIsBuilt ? run_product : nullptr;
+}
 
 }  // namespace specdec::cuda::SPECDEC_TARGET
