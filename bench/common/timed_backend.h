@@ -46,7 +46,7 @@ class TimedBackend final : public Backend {
   }
   BatchView stage(const BatchView& batch) override { return inner_.stage(batch); }
   const int32_t* stage_ids(std::span<const int32_t> ids) override { return inner_.stage_ids(ids); }
-  void read(const float* values, std::span<float> out) override { inner_.read(values, out); }
+  void read(const void* values, std::span<std::byte> out) override { inner_.read(values, out); }
   void begin_step() override { inner_.begin_step(); }
   void end_step() override { inner_.end_step(); }
 
@@ -73,6 +73,9 @@ class TimedBackend final : public Backend {
   }
   void moe(const MoeArgs& args) override {
     timed("moe", [&] { inner_.moe(args); });
+  }
+  void store_rows(const StoreRowsArgs& args) override {
+    timed("store_rows", [&] { inner_.store_rows(args); });
   }
   void copy_kv(const CopyKvArgs& args) override {
     timed("copy_kv", [&] { inner_.copy_kv(args); });

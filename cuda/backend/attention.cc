@@ -59,6 +59,7 @@ void CudaBackend::tree_attention(const TreeAttentionArgs& args) {
                  .kv = args.kv,
                  .num_heads = args.num_heads,
                  .scale = args.scale,
+                 .soft_cap = args.soft_cap,
                  .sliding_window = args.sliding_window,
                  .num_multiprocessors = device_->properties().num_multiprocessors,
                  .workspace = attention_workspace_.data(),
@@ -66,7 +67,8 @@ void CudaBackend::tree_attention(const TreeAttentionArgs& args) {
 }
 
 void CudaBackend::copy_kv(const CopyKvArgs& args) {
-  if (args.layers.empty() || args.slots.empty()) return;
+  const bool has_features = args.features.width > 0;
+  if (args.slots.empty() || (args.layers.empty() && !has_features)) return;
   // Layers of one shape go together.
   std::vector<KvLayerPointers> layers;
   for (const PagedKvView& layer : args.layers) {
@@ -84,6 +86,10 @@ void CudaBackend::copy_kv(const CopyKvArgs& args) {
   const KvLayerPointers* staged_layers = staging_.upload(std::span<const KvLayerPointers>(layers));
   const int64_t* staged_slots = staging_.upload(std::span<const int64_t>(slots));
   const int32_t* staged_count = staging_.upload(std::span<const int32_t>(&num_pairs, 1));
+  if (has_features) {
+    kernels_.attention.copy_rows(
+        *stream_, {.rows = args.features, .slots = staged_slots, .num_pairs = staged_count});
+  }
   const auto same_shape = [](const PagedKvView& a, const PagedKvView& b) {
     return a.dtype == b.dtype && a.num_blocks == b.num_blocks && a.block_size == b.block_size &&
            a.num_kv_heads == b.num_kv_heads && a.head_dim == b.head_dim;

@@ -93,7 +93,7 @@ BatchView CudaBackend::stage(const BatchView& batch) {
 
 const int32_t* CudaBackend::stage_ids(std::span<const int32_t> ids) { return staging_.upload(ids); }
 
-void CudaBackend::read(const float* values, std::span<float> out) {
+void CudaBackend::read(const void* values, std::span<std::byte> out) {
   stream_->copy_to_host(out.data(), values, out.size_bytes());
   stream_->synchronize();
 }

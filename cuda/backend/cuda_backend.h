@@ -56,7 +56,7 @@ class CudaBackend final : public Backend {
   size_t kv_layer_bytes(const PagedKvView& shape) const override;
   BatchView stage(const BatchView& batch) override;
   const int32_t* stage_ids(std::span<const int32_t> ids) override;
-  void read(const float* values, std::span<float> out) override;
+  void read(const void* values, std::span<std::byte> out) override;
 
   void embed(const EmbedArgs& args) override;
   void norm(const NormArgs& args) override;
@@ -65,6 +65,7 @@ class CudaBackend final : public Backend {
   void project_qkv(const QkvArgs& args) override;
   void tree_attention(const TreeAttentionArgs& args) override;
   void moe(const MoeArgs& args) override;
+  void store_rows(const StoreRowsArgs& args) override;
   void copy_kv(const CopyKvArgs& args) override;
   void sample(const SampleArgs& args) override;
 

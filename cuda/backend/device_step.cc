@@ -265,6 +265,10 @@ void CudaDeviceStep::move_kv(const StepShape& shape, const Model& model,
                                                  .shape = model.model->kv_layers()[0],
                                                  .slots = moves_,
                                                  .num_pairs = num_moves_});
+  const PagedRowsView features = model.model->features();
+  if (features.width == 0) return;
+  kernels_.attention.copy_rows(backend_.stream(),
+                               {.rows = features, .slots = moves_, .num_pairs = num_moves_});
 }
 
 SampleOutputs CudaDeviceStep::draft_outputs(int first_row) const {

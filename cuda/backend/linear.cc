@@ -29,6 +29,8 @@ void CudaBackend::linear(const LinearArgs& args) {
                   .out_features = static_cast<int>(weight.out_features()),
                   .out = args.out,
                   .accumulate = args.accumulate,
+                  .scale = args.scale,
+                  .soft_cap = args.soft_cap,
                   .heads = {}});
 }
 
@@ -54,12 +56,14 @@ void CudaBackend::project_qkv(const QkvArgs& args) {
   SPECDEC_CHECK_LE(args.rotary_dim, kv.head_dim);
   SPECDEC_CHECK_EQ(args.rotary_dim % 2, 0);
   SPECDEC_CHECK(kv.dtype == act_dtype_ || kv.dtype == DType::kI8);
+  SPECDEC_CHECK(!args.norm_all_heads || (args.q_norm != nullptr && args.k_norm != nullptr));
   projector_.run(weight, args.in,
                  {.kind = Finish::kHeads,
                   .bias = args.bias,
                   .out_features = static_cast<int>(weight.out_features()),
                   .heads = {.q_norm = args.q_norm,
                             .k_norm = args.k_norm,
+                            .norm_all_heads = args.norm_all_heads,
                             .norm_eps = args.norm_eps,
                             .rope_cos = args.rope_cos,
                             .rope_sin = args.rope_sin,

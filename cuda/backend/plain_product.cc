@@ -13,7 +13,7 @@ constexpr int64_t kPieceTiles = 16;
 // Whether sums go where they belong at once: those of heads are finished from there.
 bool is_direct(const FinishParams& finish) {
   if (finish.kind == Finish::kHeads) return true;
-  return finish.kind == Finish::kStore && finish.bias == nullptr;
+  return finish.kind == Finish::kStore && !changes_sums(finish);
 }
 
 int bucket_of(const ProductParams& params) { return row_bucket(params.rows.num_rows); }

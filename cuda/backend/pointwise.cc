@@ -47,6 +47,7 @@ void CudaBackend::embed(const EmbedArgs& args) {
                                   .token_ids = args.token_ids,
                                   .index_offset = args.index_offset,
                                   .accumulate = args.accumulate,
+                                  .scale = args.scale,
                                   .out = args.out,
                                   .num_rows = args.num_rows};
   if (rows.format() != WeightFormat::kAct) {
@@ -57,17 +58,49 @@ void CudaBackend::embed(const EmbedArgs& args) {
 
 void CudaBackend::norm(const NormArgs& args) {
   SPECDEC_CHECK_GT(args.dim, 0);
-  SPECDEC_CHECK(args.out_dtype == DType::kF32 || args.out_dtype == act_dtype_);
+  SPECDEC_CHECK(args.out_dtype == DType::kF32 ||
+                (args.out_dtype == act_dtype_ && !args.accumulate));
   if (args.num_rows == 0) return;
   kernels_.pointwise.norm(*stream_, {.x = args.x,
                                      .weight = args.norm.weight,
                                      .bias = args.norm.bias,
                                      .eps = args.norm.eps,
                                      .is_layer = args.norm.kind == NormKind::kLayer,
+                                     .accumulate = args.accumulate,
                                      .out = args.out,
                                      .out_dtype = args.out_dtype,
                                      .num_rows = args.num_rows,
-                                     .dim = args.dim});
+                                     .dim = args.dim,
+                                     .slot_mapping = nullptr,
+                                     .out_stride = args.dim});
+}
+
+void CudaBackend::store_rows(const StoreRowsArgs& args) {
+  SPECDEC_CHECK(args.column >= 0 && args.column + args.dim <= args.to.width);
+  SPECDEC_CHECK_GT(args.dim, 0);
+  if (args.num_rows == 0) return;
+  void* out = static_cast<char*>(args.to.rows) + args.column * size_of(act_dtype_);
+  if (args.norm == nullptr) {
+    return kernels_.pointwise.store_rows(*stream_, {.x = args.x,
+                                                    .slot_mapping = args.slot_mapping,
+                                                    .out = out,
+                                                    .act_dtype = act_dtype_,
+                                                    .out_stride = args.to.width,
+                                                    .dim = args.dim,
+                                                    .num_rows = args.num_rows});
+  }
+  kernels_.pointwise.norm(*stream_, {.x = args.x,
+                                     .weight = args.norm->weight,
+                                     .bias = args.norm->bias,
+                                     .eps = args.norm->eps,
+                                     .is_layer = args.norm->kind == NormKind::kLayer,
+                                     .accumulate = false,
+                                     .out = out,
+                                     .out_dtype = act_dtype_,
+                                     .num_rows = args.num_rows,
+                                     .dim = args.dim,
+                                     .slot_mapping = args.slot_mapping,
+                                     .out_stride = args.to.width});
 }
 
 }  // namespace specdec::cuda

@@ -20,7 +20,7 @@ GemmKey key_of(const ProductParams& params) {
   return {.out_features = params.finish.out_features,
           .num_k_blocks = params.num_k_blocks,
           .finish = params.finish.kind,
-          .has_bias = params.finish.bias != nullptr,
+          .changes_sums = changes_sums(params.finish),
           .act_dtype = params.act_dtype,
           .row_bucket = row_bucket(params.rows.num_rows)};
 }

@@ -104,9 +104,27 @@ void Projector::run(const CudaPackedLinear& weight, const ProjectionInput& in,
   }
 }
 
+// The norms need a row's sums of all heads: they are stored first, and split by a second kernel.
+void Projector::run_all_heads(const CudaPackedLinear& weight, const RowsParams& rows,
+                              FinishParams finish) {
+  float* sums = head_sums_.get<float>(static_cast<size_t>(rows.num_rows) *
+                                      static_cast<size_t>(finish.out_features));
+  run_rows(weight, rows,
+           {.kind = Finish::kStore,
+            .bias = finish.bias,
+            .out_features = finish.out_features,
+            .out = sums,
+            .heads = {}});
+  finish.bias = nullptr;
+  finish.heads.sums = sums;
+  kernels_.finish_sums(stream_,
+                       {.act_dtype = act_dtype_, .finish = finish, .num_rows = rows.num_rows});
+}
+
 // The one place that chooses a kernel.
 void Projector::run_rows(const CudaPackedLinear& weight, const RowsParams& rows,
                          const FinishParams& finish) {
+  if (finish.heads.norm_all_heads) return run_all_heads(weight, rows, finish);
   ProductParams params = {.format = weight.format(),
                           .act_dtype = act_dtype_,
                           .weights = weight.data(),

@@ -112,11 +112,33 @@ void DeviceSampler::sample(const SampleArgs& args) {
   SPECDEC_CHECK_EQ(args.rows.size(), args.results.size());
   SPECDEC_CHECK(!stream_.is_capturing());
   if (args.rows.empty()) return;
+  if (args.token_ids != nullptr) return sample(spread(args));
   pack(args);
   place_vectors(args);
   const SampleRowsParams params = upload(args);
   kernels_.sample(stream_, params);
   download(args, params);
+}
+
+SampleArgs DeviceSampler::spread(const SampleArgs& args) {
+  SPECDEC_CHECK_GT(args.target_vocab_size, 0);
+  const size_t size_bytes =
+      args.rows.size() * static_cast<size_t>(args.target_vocab_size) * sizeof(float);
+  if (spread_logits_.size_bytes() < size_bytes) {
+    spread_logits_ = {};
+    spread_logits_ = device_.allocate(size_bytes, "logits over the target's vocabulary");
+  }
+  kernels_.spread(stream_, {.logits = args.logits,
+                            .token_ids = args.token_ids,
+                            .out = spread_logits_.as<float>(),
+                            .num_rows = static_cast<int>(args.rows.size()),
+                            .vocab_size = args.vocab_size,
+                            .target_vocab_size = args.target_vocab_size});
+  SampleArgs result = args;
+  result.logits = spread_logits_.as<float>();
+  result.vocab_size = args.target_vocab_size;
+  result.token_ids = nullptr;
+  return result;
 }
 
 void DeviceSampler::pack(const SampleArgs& args) {

@@ -32,6 +32,8 @@ class DeviceSampler {
     void clear();
   };
 
+  // Logits over the target's vocabulary, of a head that scores some of it.
+  SampleArgs spread(const SampleArgs& args);
   void pack(const SampleArgs& args);
   void place_vectors(const SampleArgs& args);
   SampleRowsParams upload(const SampleArgs& args);
@@ -47,6 +49,7 @@ class DeviceSampler {
   Buffer pinned_out_, device_out_;
   Buffer workspace_;
   Buffer processed_;                          // [num_rows, vocab_size]
+  Buffer spread_logits_;                      // [num_rows, target_vocab_size]
   Buffer vectors_;                            // [num_vectors, vocab_size]
   std::vector<std::vector<float>> reported_;  // [num_rows] of [vocab_size]: long reports
 };

@@ -35,4 +35,10 @@ __device__ __forceinline__ float exp_negative(float x) {
   return power * __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
 }
 
+// limit * tanh(x / limit), within 2e-7 of the limit.
+__device__ __forceinline__ float soft_cap(float x, float limit) {
+  const float decay = exp_negative(product(fabsf(x), -2.0f / limit));
+  return copysignf(product(limit, (1.0f - decay) / (1.0f + decay)), x);
+}
+
 }  // namespace specdec::cuda::SPECDEC_TARGET

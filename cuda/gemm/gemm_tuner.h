@@ -22,7 +22,7 @@ struct GemmKey {
   int out_features = 0;
   int num_k_blocks = 0;
   Finish finish = Finish::kStore;
-  bool has_bias = false;
+  bool changes_sums = false;
   DType act_dtype = DType::kBF16;
   int row_bucket = 0;
 

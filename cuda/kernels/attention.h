@@ -28,6 +28,7 @@ struct AttentionParams {
   PagedKvView kv;
   int num_heads = 0;
   float scale = 1.0f;
+  float soft_cap = 0.0f;
   int sliding_window = 0;
   int num_multiprocessors = 0;
   // Partial results. Zeroed once, before its first use; one stream at a time. Work that does not
@@ -51,9 +52,17 @@ struct CopyKvParams {
   const int32_t* num_pairs = nullptr;  // [1]
 };
 
+// Copies rows of features likewise.
+struct CopyRowsParams {
+  PagedRowsView rows;  // of 2 bytes an element
+  const int64_t* slots = nullptr;
+  const int32_t* num_pairs = nullptr;
+};
+
 struct AttentionKernels {
   void (*tree_attention)(Stream&, const AttentionParams&) = nullptr;
   void (*copy_kv)(Stream&, const CopyKvParams&) = nullptr;
+  void (*copy_rows)(Stream&, const CopyRowsParams&) = nullptr;
 };
 
 namespace native {

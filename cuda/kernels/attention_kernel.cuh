@@ -123,7 +123,7 @@ __device__ __forceinline__ void run_item(const AttendArgs& args, const BlockWork
       warp.begin_split();
       split = split_of(position);
     }
-    warp.attend(memory, stage, position, work.range, args.scale_log2);
+    warp.attend(memory, stage, position, work.range, args);
   }
   warp.end_split(args.scale_log2);
   warp.write(args, work.shape, work.item);
@@ -304,7 +304,8 @@ void launch_requests(Stream& stream, const AttentionParams& params) {
   constexpr float kLog2E = 1.44269504088896340736f;
   const AttendArgs args = {.params = params,
                            .workspace = share_workspace(params, kDim),
-                           .scale_log2 = params.scale * kLog2E};
+                           .scale_log2 = params.scale * kLog2E,
+                           .score_limit = params.soft_cap / params.scale};
   const auto num_blocks = static_cast<unsigned>(params.num_multiprocessors * Tiles::kBlocksPerSm);
   static_assert(Tiles::shared_bytes(kMostRequests, kMostMaskWords) <= attention_shared_bytes(kDim));
   const int shared_bytes =

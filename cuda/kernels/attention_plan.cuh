@@ -53,7 +53,8 @@ struct AttentionWorkspace {
 struct AttendArgs {
   AttentionParams params;
   AttentionWorkspace workspace;
-  float scale_log2;  // of scores, to powers of two
+  float scale_log2;   // of scores, to powers of two
+  float score_limit;  // soft cap of scores before they are scaled; 0: none
 };
 
 // How a request's splits are shared out.

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "cuda/common/exact_math.cuh"
 #include "cuda/common/kv_layout.cuh"
 #include "cuda/common/numeric.cuh"
 #include "cuda/common/ptx.cuh"
@@ -315,6 +316,14 @@ struct WarpTile {
     }
   }
 
+  __device__ __forceinline__ static void cap(float limit, float (&scores)[kKeys / 8][4]) {
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scores[n][i] = soft_cap(scores[n][i], limit);
+    }
+  }
+
   __device__ __forceinline__ void mask(const AttentionMemory<Tiles>& memory, int first_position,
                                        float (&scores)[kKeys / 8][4]) const {
     const int begins[2] = {memory.begins()[pair(0)], memory.begins()[pair(1)]};
@@ -429,16 +438,17 @@ struct WarpTile {
 
   __device__ __forceinline__ void attend(const AttentionMemory<Tiles>& memory, int stage,
                                          int first_position, const ItemRange& range,
-                                         float scale_log2) {
+                                         const AttendArgs& args) {
     const T* tile = memory.tile(stage);
     float scores[kKeys / 8][4];
     uint32_t weights[kKeys / 8][2];
     score(memory, tile, scores);
+    if (args.score_limit != 0.0f) cap(args.score_limit, scores);
     if (first_position < range.common_begin ||
         first_position + kAttentionTile > range.common_limit) {
       mask(memory, first_position, scores);
     }
-    softmax(memory, scale_log2, scores, weights);
+    softmax(memory, args.scale_log2, scores, weights);
     if constexpr (kWarpColumns > 1) share_weights(memory, weights);
     weigh(memory, tile + Tiles::kTileElements, weights);
   }

@@ -1,5 +1,7 @@
 #include <cstdint>
+#include <type_traits>
 
+#include "cuda/common/exact_math.cuh"
 #include "cuda/common/numeric.cuh"
 #include "cuda/common/target.cuh"
 #include "cuda/common/warp.cuh"
@@ -57,7 +59,9 @@ __global__ void norm_kernel(NormRowsParams params) {
   ptx::wait_for_previous();
   const int dim = params.dim;
   const float* x = params.x + static_cast<int64_t>(blockIdx.x) * dim;
-  T* out = static_cast<T*>(params.out) + static_cast<int64_t>(blockIdx.x) * dim;
+  T* out = static_cast<T*>(params.out) + (params.slot_mapping != nullptr
+                                              ? params.slot_mapping[blockIdx.x] * params.out_stride
+                                              : static_cast<int64_t>(blockIdx.x) * dim);
   const bool is_aligned = dim % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
   float mean = 0.0f;
   if (params.is_layer) {
@@ -69,7 +73,12 @@ __global__ void norm_kernel(NormRowsParams params) {
   ptx::let_next_start();
   for (int i = threadIdx.x; i < dim; i += kNormThreads) {
     const float bias = params.bias != nullptr ? params.bias[i] : 0.0f;
-    out[i] = converted<T>((x[i] - mean) * scale * params.weight[i] + bias);
+    const float value = (x[i] - mean) * scale * params.weight[i] + bias;
+    if constexpr (std::is_same_v<T, float>) {
+      out[i] = params.accumulate ? out[i] + value : value;
+    } else {
+      out[i] = converted<T>(value);
+    }
   }
 }
 
@@ -122,7 +131,8 @@ __global__ void embed_kernel(Rows rows, EmbedRowsParams params) {
   const int64_t id = int64_t{params.token_ids[blockIdx.x]} + params.index_offset;
   const bool is_known = id >= 0 && id < params.num_embeddings;
   const float none = __uint_as_float(0x7fc00000u);
-  const float2 values = is_known ? rows.pair(id, k) : make_float2(none, none);
+  float2 values = is_known ? rows.pair(id, k) : make_float2(none, none);
+  values = make_float2(product(values.x, params.scale), product(values.y, params.scale));
   float* out = params.out + static_cast<int64_t>(blockIdx.x) * params.dim + k;
   out[0] = params.accumulate ? out[0] + values.x : values.x;
   if (k + 1 < params.dim) out[1] = params.accumulate ? out[1] + values.y : values.y;
@@ -155,10 +165,39 @@ void embed_codes(Stream& stream, const EmbedRowsParams& params, const CodeLayout
   launch_embed(stream, CodeRows{static_cast<const unsigned char*>(params.table), layout}, params);
 }
 
+// --- Features ---
+
+template <class T>
+__global__ void store_rows_kernel(StoreRowsParams params) {
+  ptx::wait_for_previous();
+  ptx::let_next_start();
+  const int i = blockIdx.y * kEmbedThreads + threadIdx.x;
+  if (i >= params.dim) return;
+  const int64_t row = blockIdx.x;
+  T* out = static_cast<T*>(params.out) + params.slot_mapping[row] * params.out_stride;
+  out[i] = from_float<T>(params.x[row * params.dim + i]);
+}
+
+template <class T>
+void launch_store_rows(Stream& stream, const StoreRowsParams& params) {
+  launch("store_rows", stream, store_rows_kernel<T>,
+         {.grid = {static_cast<unsigned>(params.num_rows),
+                   static_cast<unsigned>((params.dim + kEmbedThreads - 1) / kEmbedThreads)},
+          .block = {kEmbedThreads},
+          .overlaps_previous = true},
+         params);
+}
+
+void store_rows(Stream& stream, const StoreRowsParams& params) {
+  if (params.act_dtype == DType::kBF16) return launch_store_rows<Bf16>(stream, params);
+  launch_store_rows<Half>(stream, params);
+}
+
 }  // namespace
 
 PointwiseKernels pointwise_kernels() {
-  return {.norm = norm, .embed_act = embed_act, .embed_codes = embed_codes};
+  return {
+      .norm = norm, .embed_act = embed_act, .embed_codes = embed_codes, .store_rows = store_rows};
 }
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

@@ -14,11 +14,15 @@ struct NormRowsParams {
   const float* weight;  // [dim]
   const float* bias;    // [dim], or null
   float eps;
-  bool is_layer;  // takes the mean off first
-  void* out;      // [num_rows, dim]
+  bool is_layer;    // takes the mean off first
+  bool accumulate;  // of a float32 out: out += norm(x)
+  void* out;        // [num_rows, dim]
   DType out_dtype;
   int num_rows;
   int dim;
+  // Not null: row i goes to `out` + slot_mapping[i] * out_stride, in elements.
+  const int64_t* slot_mapping;
+  int64_t out_stride;
 };
 
 struct EmbedRowsParams {
@@ -28,7 +32,19 @@ struct EmbedRowsParams {
   const int32_t* token_ids;  // [num_rows]
   int32_t index_offset;      // added to every id
   bool accumulate;           // out += row instead of out = row
+  float scale;               // every row is multiplied by it
   float* out;                // [num_rows, dim]
+  int num_rows;
+};
+
+// StoreRowsArgs without a norm.
+struct StoreRowsParams {
+  const float* x;               // [num_rows, dim]
+  const int64_t* slot_mapping;  // [num_rows]
+  void* out;                    // act; row i goes to out + slot_mapping[i] * out_stride, elements
+  DType act_dtype;
+  int64_t out_stride;
+  int dim;
   int num_rows;
 };
 
@@ -37,6 +53,7 @@ struct PointwiseKernels {
   // A row whose id is outside the table becomes NaN.
   void (*embed_act)(Stream&, const EmbedRowsParams&, DType act_dtype);
   void (*embed_codes)(Stream&, const EmbedRowsParams&, const CodeLayout&);
+  void (*store_rows)(Stream&, const StoreRowsParams&);
 };
 
 namespace native {

@@ -15,7 +15,7 @@ void prepare_rows(Stream& stream, const PrepareParams& params) {
   }
 }
 
-void product(Stream& stream, const ProductParams& params) {
+void run_product(Stream& stream, const ProductParams& params) {
   switch (params.format) {
     case WeightFormat::kAct:
       return product_by_dtype<ActFormat>(stream, params);
@@ -46,7 +46,7 @@ void finish_sums(Stream& stream, const FinishSumsParams& params);
 ProjectionKernels projection_kernels() {
   return {.pack = pack_weights,
           .prepare_rows = prepare_rows,
-          .product = product,
+          .product = run_product,
           .wide_product = wide_product(),
           .unpack = unpack_weights,
           .finish_sums = finish_sums};

@@ -54,6 +54,7 @@ struct PrepareParams {
 struct HeadsParams {
   const float* q_norm = nullptr;
   const float* k_norm = nullptr;
+  bool norm_all_heads = false;  // only served by finish_sums
   float norm_eps = 0.0f;
   const float* rope_cos = nullptr;
   const float* rope_sin = nullptr;
@@ -79,10 +80,17 @@ struct FinishParams {
   const float* bias = nullptr;  // [out_features], or null
   int out_features = 0;         // of the product; gated: gates and ups
   void* out = nullptr;          // kStore: float32; kActivate*: act
-  bool accumulate = false;      // kStore
+  bool accumulate = false;      // kStore: this and what follows, as of LinearArgs
+  float scale = 1.0f;
+  float soft_cap = 0.0f;
   Activation activation = Activation::kIdentity;
   HeadsParams heads;
 };
+
+// Whether more than an addition to what is there becomes of stored sums.
+inline bool changes_sums(const FinishParams& finish) {
+  return finish.bias != nullptr || finish.scale != 1.0f || finish.soft_cap != 0.0f;
+}
 
 // How a product is cut up; never changes a result, but for wide_rows.
 struct ProductPlan {

@@ -8,6 +8,7 @@
 // through L2 after the last weights, where a second kernel would cost a launch.
 #pragma once
 
+#include "cuda/common/exact_math.cuh"
 #include "cuda/common/kv_layout.cuh"
 #include "cuda/common/numeric.cuh"
 #include "cuda/common/warp.cuh"
@@ -79,7 +80,7 @@ struct TileSums {
   }
 };
 
-// out = sums (+ bias) (+ out), or the workspace of heads.
+// As LinearArgs says, or to the workspace of heads.
 __device__ __forceinline__ void store_tile(const FinishParams& finish, int tile, int first_row,
                                            int num_rows, const float* sums) {
   const bool is_heads = finish.kind == Finish::kHeads;
@@ -91,7 +92,8 @@ __device__ __forceinline__ void store_tile(const FinishParams& finish, int tile,
   for (int i = threadIdx.x % kWarpSize; i < num_rows * kTileOutputs; i += kWarpSize) {
     const int64_t row = first_row + i / kTileOutputs;
     float* place = out + row * finish.out_features + n;
-    float sum = sums[i] + bias;
+    float sum = product(sums[i] + bias, finish.scale);
+    if (finish.soft_cap != 0.0f) sum = soft_cap(sum, finish.soft_cap);
     if (finish.accumulate) sum += *place;
     *place = sum;
   }
@@ -175,16 +177,33 @@ __device__ __forceinline__ void store_token(const HeadsParams& heads, bool is_ke
   if (lane == 0) layout.scales(cache)[row] = largest / 127.0f;
 }
 
-// Norm and rotation of a head, in place: values [head_dim] in shared memory, of this warp.
+// What a norm over `dim` values multiplies with, given the sum of their squares.
+__device__ __forceinline__ float norm_scale(float squares, int dim, float eps) {
+  return 1.0f / sqrtf(squares / static_cast<float>(dim) + eps);
+}
+
+// What the norms of one row over all heads multiply with.
+struct RowScales {
+  float q;
+  float k;
+};
+
+// Norm and rotation of a head, in place: values [head_dim] in shared memory, of this warp. The norm
+// multiplies with `all_heads_scale` unless that is null.
 __device__ __forceinline__ void rotate_head(const HeadsParams& heads, const float* weight,
-                                            int64_t position, float* values) {
+                                            const float* all_heads_scale, int64_t position,
+                                            float* values) {
   const int lane = threadIdx.x % kWarpSize;
   const int dim = heads.kv.head_dim;
   if (weight != nullptr) {
-    float squares = 0.0f;
-    for (int i = lane; i < dim; i += kWarpSize) squares = fmaf(values[i], values[i], squares);
-    const float mean = warp_sum(squares) / static_cast<float>(dim);
-    const float scale = 1.0f / sqrtf(mean + heads.norm_eps);
+    float scale;
+    if (all_heads_scale != nullptr) {
+      scale = *all_heads_scale;
+    } else {
+      float squares = 0.0f;
+      for (int i = lane; i < dim; i += kWarpSize) squares = fmaf(values[i], values[i], squares);
+      scale = norm_scale(warp_sum(squares), dim, heads.norm_eps);
+    }
     for (int i = lane; i < dim; i += kWarpSize) values[i] = values[i] * scale * weight[i];
     __syncwarp();
   }
@@ -201,10 +220,11 @@ __device__ __forceinline__ void rotate_head(const HeadsParams& heads, const floa
   __syncwarp();
 }
 
-// One head of one row, by a warp. `values` [head_dim] is its shared scratch.
+// One head of one row, by a warp. `values` [head_dim] is its shared scratch; `scales` are given for
+// norms over all heads.
 template <class T>
 __device__ __forceinline__ void finish_head(const FinishParams& finish, int head, int row,
-                                            float* values) {
+                                            float* values, const RowScales* scales = nullptr) {
   const HeadsParams& heads = finish.heads;
   const int lane = threadIdx.x % kWarpSize;
   const int dim = heads.kv.head_dim;
@@ -215,13 +235,19 @@ __device__ __forceinline__ void finish_head(const FinishParams& finish, int head
   __syncwarp();
   const int num_kv_heads = heads.kv.num_kv_heads;
   if (head < heads.num_heads) {
-    rotate_head(heads, heads.q_norm, heads.positions[row], values);
+    const float* weight = scales != nullptr ? heads.q_norm + head * dim : heads.q_norm;
+    rotate_head(heads, weight, scales != nullptr ? &scales->q : nullptr, heads.positions[row],
+                values);
     T* q = static_cast<T*>(heads.q) + (static_cast<int64_t>(row) * heads.num_heads + head) * dim;
     for (int i = lane; i < dim; i += kWarpSize) q[i] = from_float<T>(values[i]);
   } else {
     const bool is_key = head < heads.num_heads + num_kv_heads;
-    if (is_key) rotate_head(heads, heads.k_norm, heads.positions[row], values);
     const int kv_head = head - heads.num_heads - (is_key ? 0 : num_kv_heads);
+    if (is_key) {
+      const float* weight = scales != nullptr ? heads.k_norm + kv_head * dim : heads.k_norm;
+      rotate_head(heads, weight, scales != nullptr ? &scales->k : nullptr, heads.positions[row],
+                  values);
+    }
     store_token<T>(heads, is_key, kv_head, heads.slot_mapping[row], values);
   }
   __syncwarp();

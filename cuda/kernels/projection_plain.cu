@@ -89,19 +89,61 @@ __global__ void __launch_bounds__(kThreads) finish_heads_kernel(const FinishSums
                  reinterpret_cast<float*>(shared) + warp * heads.kv.head_dim);
 }
 
+// The sum of the squares of `count` values, by a block; in an order given by their number.
+__device__ __forceinline__ float block_squares(const float* values, int count, float* partial) {
+  float squares = 0.0f;
+  for (int i = threadIdx.x; i < count; i += kThreads) squares = fmaf(values[i], values[i], squares);
+  squares = warp_sum(squares);
+  __syncthreads();
+  if (threadIdx.x % kWarpSize == 0) partial[threadIdx.x / kWarpSize] = squares;
+  __syncthreads();
+  float total = partial[0];
+  for (int warp = 1; warp < kWarps; ++warp) total += partial[warp];
+  return total;
+}
+
+// A row a block, whose q and k are normalised over all heads.
+template <class T>
+__global__ void __launch_bounds__(kThreads) norm_all_heads_kernel(const FinishSumsParams params) {
+  SPECDEC_SHARED_BYTES(shared);
+  __shared__ float partial[kWarps];
+  ptx::wait_for_previous();
+  ptx::let_next_start();
+  const FinishParams& finish = params.finish;
+  const HeadsParams& heads = finish.heads;
+  const int dim = heads.kv.head_dim;
+  const int q_dim = heads.num_heads * dim;
+  const int k_dim = heads.kv.num_kv_heads * dim;
+  const float* sums = heads.sums + static_cast<int64_t>(blockIdx.x) * finish.out_features;
+  const RowScales scales = {
+      norm_scale(block_squares(sums, q_dim, partial), q_dim, heads.norm_eps),
+      norm_scale(block_squares(sums + q_dim, k_dim, partial), k_dim, heads.norm_eps)};
+  const int warp = threadIdx.x / kWarpSize;
+  const int num_heads = heads.num_heads + 2 * heads.kv.num_kv_heads;
+  float* values = reinterpret_cast<float*>(shared) + warp * dim;
+  for (int head = warp; head < num_heads; head += kWarps) {
+    finish_head<T>(finish, head, blockIdx.x, values, &scales);
+  }
+}
+
 unsigned blocks_of(int count, int each) { return static_cast<unsigned>((count + each - 1) / each); }
 
 template <class T>
 void finish_sums_of(Stream& stream, const FinishSumsParams& params) {
   if (params.finish.kind == Finish::kHeads) {
     const HeadsParams& heads = params.finish.heads;
-    launch("finish_heads", stream, finish_heads_kernel<T>,
-           {.grid = {blocks_of(heads.num_heads + 2 * heads.kv.num_kv_heads, kWarps),
-                     static_cast<unsigned>(params.num_rows)},
-            .block = {kThreads},
-            .shared_bytes = sizeof(float) * kWarps * static_cast<size_t>(heads.kv.head_dim),
-            .overlaps_previous = true},
-           params);
+    const auto num_rows = static_cast<unsigned>(params.num_rows);
+    LaunchConfig config = {
+        .grid = {blocks_of(heads.num_heads + 2 * heads.kv.num_kv_heads, kWarps), num_rows},
+        .block = {kThreads},
+        .shared_bytes = sizeof(float) * kWarps * static_cast<size_t>(heads.kv.head_dim),
+        .overlaps_previous = true};
+    if (!heads.norm_all_heads) {
+      launch("finish_heads", stream, finish_heads_kernel<T>, config, params);
+      return;
+    }
+    config.grid = {num_rows};
+    launch("norm_all_heads", stream, norm_all_heads_kernel<T>, config, params);
     return;
   }
   launch("finish_sums", stream, finish_sums_kernel<T>,

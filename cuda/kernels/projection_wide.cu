@@ -23,7 +23,7 @@ void product_of(Stream& stream, const ProductParams& params) {
   }
 }
 
-void product(Stream& stream, const ProductParams& params) {
+void run_product(Stream& stream, const ProductParams& params) {
   SPECDEC_CHECK(params.format == WeightFormat::kAct);
   if (params.act_dtype == DType::kBF16) {
     product_of<Bf16>(stream, params);
@@ -34,6 +34,8 @@ void product(Stream& stream, const ProductParams& params) {
 
 }  // namespace
 
-decltype(ProjectionKernels::wide_product) wide_product() { return kIsBuilt ? product : nullptr; }
+decltype(ProjectionKernels::wide_product) wide_product() {
+  return kIsBuilt ? run_product : nullptr;
+}
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

@@ -297,11 +297,44 @@ __global__ void __launch_bounds__(kThreads) vectors_kernel(SampleRowsParams para
   ptx::let_next_start();
 }
 
-LaunchConfig chunk_config(const SampleRowsParams& params) {
-  return {.grid = {static_cast<unsigned>(num_sample_chunks(params.vocab_size)),
-                   static_cast<unsigned>(params.num_rows)},
+// Calls visit(i) for the elements of the block's chunk of a row that has `size`.
+template <class Visit>
+__device__ __forceinline__ void visit_chunk(int size, const Visit& visit) {
+  const int begin = static_cast<int>(blockIdx.x) * kSampleChunk;
+  const int end = min(begin + kSampleChunk, size);
+  for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += kThreads) visit(i);
+}
+
+__global__ void __launch_bounds__(kThreads) spread_none_kernel(SpreadParams params) {
+  ptx::wait_for_previous();
+  float* out = params.out + static_cast<int64_t>(blockIdx.y) * params.target_vocab_size;
+  visit_chunk(params.target_vocab_size, [&](int token) { out[token] = -kInfinity; });
+  ptx::let_next_start();
+}
+
+__global__ void __launch_bounds__(kThreads) spread_kernel(SpreadParams params) {
+  ptx::wait_for_previous();
+  const float* logits = params.logits + static_cast<int64_t>(blockIdx.y) * params.vocab_size;
+  float* out = params.out + static_cast<int64_t>(blockIdx.y) * params.target_vocab_size;
+  visit_chunk(params.vocab_size, [&](int i) { out[params.token_ids[i]] = logits[i]; });
+  ptx::let_next_start();
+}
+
+LaunchConfig chunk_config(int vocab_size, int num_rows) {
+  return {.grid = {static_cast<unsigned>(num_sample_chunks(vocab_size)),
+                   static_cast<unsigned>(num_rows)},
           .block = {kThreads},
           .overlaps_previous = true};
+}
+LaunchConfig chunk_config(const SampleRowsParams& params) {
+  return chunk_config(params.vocab_size, params.num_rows);
+}
+
+void spread(Stream& stream, const SpreadParams& params) {
+  launch("sample_spread_none", stream, spread_none_kernel,
+         chunk_config(params.target_vocab_size, params.num_rows), params);
+  launch("sample_spread", stream, spread_kernel, chunk_config(params.vocab_size, params.num_rows),
+         params);
 }
 
 void sample(Stream& stream, const SampleRowsParams& params) {
@@ -328,6 +361,6 @@ void write_vectors(Stream& stream, const SampleRowsParams& params) {
   launch("sample_vectors", stream, vectors_kernel, chunk_config(params), params);
 }
 
-SamplingKernels sampling_kernels() { return {.sample = sample}; }
+SamplingKernels sampling_kernels() { return {.spread = spread, .sample = sample}; }
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

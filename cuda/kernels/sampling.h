@@ -166,7 +166,19 @@ struct SampleRowsParams {
   bool any_vectors;  // some row may have a distribution or reported_logits
 };
 
+// Logits of a head that scores some tokens, as logits over the target's vocabulary: see
+// SampleArgs::token_ids.
+struct SpreadParams {
+  const float* logits;       // [num_rows, vocab_size]
+  const int32_t* token_ids;  // [vocab_size]
+  float* out;                // [num_rows, target_vocab_size]
+  int num_rows;
+  int vocab_size;
+  int target_vocab_size;
+};
+
 struct SamplingKernels {
+  void (*spread)(Stream&, const SpreadParams&);
   void (*sample)(Stream&, const SampleRowsParams&);
 };
 

@@ -3,6 +3,7 @@
 #include "bindings.h"
 #include "specdec/checkpoint.h"
 #include "specdec/device.h"
+#include "specdec/tapped_states.h"
 
 namespace py = pybind11;
 
@@ -28,6 +29,9 @@ void bind_device(py::module_& module) {
   module.def("gpu_problem", &gpu_problem);
   module.def("build_info", &build_info);
   module.def("known_architectures", &known_architectures);
+  module.def("tapped_states", &tapped_states, py::arg("config"), py::arg("tokens"),
+             py::arg("layer_inputs"), py::arg("final_hidden"),
+             py::call_guard<py::gil_scoped_release>());
   module.def("load_eos_token_ids", &load_eos_token_ids, py::arg("directory"));
 }
 

@@ -29,6 +29,7 @@ class Variant:
     legacy_config: bool = False  # config.json as transformers 4 spells it
     shard_bytes: int | None = None
     stacked_experts: bool = False  # tensors named and shaped as transformers 5 holds them
+    text_config: bool = False  # the config class is called "<family>TextConfig"
     base_model: bool = False  # saved without the head and the "model." prefix
 
 
@@ -45,6 +46,38 @@ LLAMA3 = {
 }
 YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
 POST_NORM = {"do_layer_norm_before": False, "word_embed_proj_dim": 32}
+
+# Heads are wider than hidden_size / num_attention_heads, and the scale is not theirs. Only the
+# second layer is of full attention: the pattern is two.
+GEMMA = {
+    "head_dim": 32,
+    "query_pre_attn_scalar": 20,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "tie_word_embeddings": True,
+}
+
+# 12 of the 16 elements of a head are rotated.
+LONGROPE = rope(
+    "longrope",
+    partial_rotary_factor=0.75,
+    short_factor=[1.0, 1.1, 1.3, 1.5, 1.9, 2.5],
+    long_factor=[1.2, 1.7, 2.4, 3.1, 4.2, 6.0],
+)
+
+QWEN3_MOE = {
+    "head_dim": 16,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+}
+
+GRANITE = {
+    "attention_multiplier": 0.3,
+    "embedding_multiplier": 1.7,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 1.4,
+}
 
 VARIANTS: dict[str, Variant] = {
     "llama": Variant("Llama"),
@@ -79,9 +112,51 @@ VARIANTS: dict[str, Variant] = {
     "opt_no_bias": Variant("OPT", {"enable_bias": False}),
     "opt_no_final_norm": Variant("OPT", {"_remove_final_layer_norm": True}),
     "opt_untied": Variant("OPT", {"tie_word_embeddings": False}),
+    # Caps low enough to bend these scores and logits.
+    "gemma2": Variant(
+        "Gemma2", GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+    ),
+    "gemma2_no_caps": Variant(
+        "Gemma2", GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    ),
+    "gemma3": Variant("Gemma3", GEMMA, text_config=True),
+    "gemma3_ropes": Variant(
+        "Gemma3",
+        GEMMA
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+            },
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+        text_config=True,
+    ),
+    "phi3": Variant("Phi3", {"sliding_window": 24}),
+    "phi3_longrope": Variant("Phi3", LONGROPE | {"original_max_position_embeddings": 64}),
+    # Sequences cannot be longer than the original context: the short factors.
+    "phi3_longrope_short": Variant(
+        "Phi3", LONGROPE | {"original_max_position_embeddings": MAX_POSITIONS}
+    ),
+    "granite": Variant("Granite", GRANITE),
+    "granite_biases": Variant(
+        "Granite", GRANITE | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
+    ),
+    "olmo2": Variant("Olmo2"),
+    "olmo2_biases": Variant("Olmo2", {"attention_bias": True, "num_key_value_heads": 4}),
+    "gpt_neox": Variant("GPTNeoX"),
+    "gpt_neox_serial": Variant("GPTNeoX", {"use_parallel_residual": False}),
+    "gpt_neox_no_bias": Variant("GPTNeoX", {"attention_bias": False, "tie_word_embeddings": True}),
+    "gpt_neox_base": Variant("GPTNeoX", {"tie_word_embeddings": True}, base_model=True),
     "mixtral": Variant("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral_top3": Variant("Mixtral", {"num_local_experts": 6, "num_experts_per_tok": 3}),
     "mixtral_stacked": Variant("Mixtral", {"num_local_experts": 4}, stacked_experts=True),
+    "qwen3_moe": Variant("Qwen3Moe", QWEN3_MOE),
+    "qwen3_moe_renormalized": Variant("Qwen3Moe", QWEN3_MOE | {"norm_topk_prob": True}),
+    "qwen3_moe_stacked": Variant("Qwen3Moe", QWEN3_MOE, stacked_experts=True),
+    "qwen3_moe_dense_layers": Variant(
+        "Qwen3Moe", QWEN3_MOE | {"decoder_sparse_step": 2, "mlp_only_layers": [0]}
+    ),
 }
 
 # Of no use by themselves: a draft model whose vocabulary lacks the target's last tokens.
@@ -103,8 +178,11 @@ def build(variant: Variant) -> Any:
     if variant.family == "OPT":
         sizes["ffn_dim"] = 96
     else:
-        sizes |= {"intermediate_size": 96, "num_key_value_heads": 2}
-    config = getattr(transformers, f"{variant.family}Config")(**(sizes | variant.config))
+        sizes["intermediate_size"] = 96
+    if variant.family not in ("OPT", "GPTNeoX"):
+        sizes["num_key_value_heads"] = 2
+    text = "Text" if variant.text_config else ""
+    config = getattr(transformers, f"{variant.family}{text}Config")(**(sizes | variant.config))
     model: Any = getattr(transformers, f"{variant.family}ForCausalLM")(config).eval()
     generator = torch.Generator().manual_seed(20240601)
     with torch.no_grad():
@@ -112,8 +190,8 @@ def build(variant: Variant) -> Any:
             values = torch.randn(parameter.shape, generator=generator)
             if name.endswith("bias"):
                 values *= 0.2
-            elif parameter.dim() == 1:
-                values = 1 + 0.2 * values
+            elif parameter.dim() == 1:  # Gemma's are stored less one
+                values = 0.2 * values + (0 if variant.family.startswith("Gemma") else 1)
             elif "embed" not in name:
                 values *= parameter.shape[-1] ** -0.5
             parameter.copy_(values if "lm_head" not in name else 2 * values)
@@ -138,7 +216,7 @@ def make(variant: str, directory: Path) -> Path:
     model: Any = build(settings).to(settings.dtype)
     directory.mkdir(parents=True, exist_ok=True)
     if settings.base_model:
-        model = model.model
+        model = model.base_model
     shards = {} if settings.shard_bytes is None else {"max_shard_size": settings.shard_bytes}
     model.save_pretrained(directory, **shards)
     if settings.stacked_experts:

@@ -8,14 +8,16 @@ import pytest
 import torch
 
 from logprobs import engine_logprobs, load_reference, random_tokens, reference_logprobs
-from make_checkpoints import MAX_POSITIONS, VARIANTS
+from make_checkpoints import MAX_POSITIONS, VARIANTS, VOCAB_SIZE
 from specdec_native import Engine, SamplingParams
+from test_speculation_law import Setting, check, speculative
 
 Checkpoint = Callable[[str], Path]
 
 NUM_STEPS = 64
-# Past every window and past every original context length of the rope scalings.
-NUM_TOKENS = {"llama_dynamic": MAX_POSITIONS + 44}
+# Past every window and past every original context length of the rope scalings: longrope's prompts
+# are, too, since transformers chooses its factors anew for every step.
+NUM_TOKENS = {"llama_dynamic": MAX_POSITIONS + 44, "phi3_longrope": 150}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -46,11 +48,15 @@ def test_greedy_tokens_are_equal(checkpoint: Checkpoint, variant: str) -> None:
     assert list(engine.generate([prompt], params)[0].outputs[0].token_ids) == expected
 
 
-# Mixtral is left out: rounding moves tokens between experts whose router logits are close, and in
-# a tiny random model that changes everything.
+# Families with experts are left out: rounding moves tokens between experts whose router logits are
+# close, and in a tiny random model that changes everything.
 @pytest.mark.parametrize(
-    "variant", ["llama_bfloat16", "mistral", "qwen2", "qwen3", "opt", "opt_post_norm"]
-)
+    "variant",
+    [
+        "llama_bfloat16", "mistral", "qwen2", "qwen3", "opt", "opt_post_norm", "gemma2", "gemma3",
+        "phi3_longrope", "granite", "olmo2", "gpt_neox",
+    ],
+)  # fmt: skip
 def test_bfloat16_stays_close_to_float32(checkpoint: Checkpoint, variant: str) -> None:
     model = checkpoint(variant)
     tokens = random_tokens(100, seed=3)
@@ -60,9 +66,23 @@ def test_bfloat16_stays_close_to_float32(checkpoint: Checkpoint, variant: str) -
     assert 1e-4 < difference.mean() < 0.03  # it is bfloat16, and no more than that
 
 
-@pytest.mark.parametrize("variant", ["llama", "llama_tied", "opt_post_norm", "mixtral"])
+@pytest.mark.parametrize(
+    "variant",
+    ["llama", "llama_tied", "opt_post_norm", "mixtral", "gemma3", "phi3", "olmo2", "gpt_neox",
+     "qwen3_moe_dense_layers"],
+)  # fmt: skip
 def test_parameters_are_counted_once(checkpoint: Checkpoint, variant: str) -> None:
     model = checkpoint(variant)
     info = Engine(model, dtype="float32", max_model_len=64).model_info()
     assert info.num_parameters == load_reference(model).num_parameters()
     assert info.weight_bytes >= 4 * info.num_parameters
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "t1"])
+@pytest.mark.parametrize(
+    "variant",
+    ["gemma2", "gemma3", "phi3_longrope", "qwen3_moe", "granite", "olmo2", "gpt_neox"],
+)
+def test_speculation_changes_no_answer(checkpoint: Checkpoint, variant: str, sampling: str) -> None:
+    setting = Setting(checkpoint(variant), VOCAB_SIZE, "float32", 40)
+    check(setting, sampling, speculative("merged", setting.model, 4, 2)).close()

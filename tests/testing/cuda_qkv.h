@@ -18,7 +18,7 @@ namespace specdec::cuda::testing {
 struct QkvShape {
   int num_heads, num_kv_heads, head_dim;
   int rotary_dim = 0;
-  bool has_norms = false, has_bias = false, int8_kv = false;
+  bool has_norms = false, norm_all_heads = false, has_bias = false, int8_kv = false;
 
   int num_outputs() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
 };
@@ -57,7 +57,7 @@ class QkvWorld {
   size_t head_bytes() const { return shape_.int8_kv ? shape_.head_dim + 4 : 2 * shape_.head_dim; }
   void expect_cached(const std::vector<uint8_t>& cache, const std::vector<double>& expected,
                      const char* what) const;
-  // Of codes, `scale` is what a step of one makes.
+  // `scale` is the value of one step of a code; 0 without codes.
   void expect_element(double result, double expected, float scale) const {
     const double tolerance =
         std::abs(expected) * specdec::testing::rounding_unit(act_) + 0.505 * scale + 2e-4;
@@ -85,8 +85,8 @@ inline QkvWorld::QkvWorld(const QkvShape& shape, DType act, int num_rows, int nu
   matrix_ = rounded(random_values(int64_t{shape.num_outputs()} * num_k, 50), act);
   x_ = rounded(random_values(int64_t{num_rows} * num_k, 51), act);
   bias_ = random_values(shape.num_outputs(), 52);
-  q_norm_ = random_values(shape.head_dim, 53);
-  k_norm_ = random_values(shape.head_dim, 54);
+  q_norm_ = random_values(int64_t{shape.num_heads} * shape.head_dim, 53);
+  k_norm_ = random_values(int64_t{shape.num_kv_heads} * shape.head_dim, 54);
   // Slots in no order; the last row of several is padding.
   const int num_slots = (num_blocks_ - 1) * kBlockSize;
   const int step = num_slots % 7 == 0 ? 5 : 7;
@@ -109,6 +109,7 @@ inline QkvArgs QkvWorld::host_args(const BatchView& batch) const {
           .bias = shape_.has_bias ? bias_.data() : nullptr,
           .q_norm = shape_.has_norms ? q_norm_.data() : nullptr,
           .k_norm = shape_.has_norms ? k_norm_.data() : nullptr,
+          .norm_all_heads = shape_.norm_all_heads,
           .norm_eps = 1e-5f,
           .rope_cos = shape_.rotary_dim > 0 ? cos_.data() : nullptr,
           .rope_sin = shape_.rotary_dim > 0 ? sin_.data() : nullptr,

@@ -54,7 +54,7 @@ class DraftWorld {
     double tokens_per_second() const { return tokens / seconds; }
   };
 
-  // Runs until so many more tokens a request were emitted, by the request that is slowest.
+  // Runs until even the slowest request has emitted this many more tokens.
   Total run(int64_t tokens_per_request) {
     Total total;
     std::vector<int64_t> goals;
@@ -77,7 +77,7 @@ class DraftWorld {
     DraftTree tree;
     int64_t tokens = 0;
     int64_t seen = 0;  // by the draft model
-    // What the text will be; a draft is right where it agrees.
+    // The text to come; a draft is right where it agrees with it.
     std::map<int64_t, int32_t> text;
   };
 
@@ -97,7 +97,7 @@ class DraftWorld {
     return it->second;
   }
 
-  // A child that is right with the probability of its depth; wrong below one that is wrong.
+  // A child that is right with the probability of its depth, and wrong below a wrong node.
   int extend(int request, int node) {
     State& state = states_[request];
     const int depth = state.tree.depth(node) + 1;
@@ -233,7 +233,7 @@ class DraftWorld {
   std::vector<int> lengths_;
 };
 
-// Tokens a second with drafts of `depth` throughout; of none for 0.
+// Tokens a second if every draft has this depth; 0: without drafts.
 inline double fixed_rate(DraftWorldOptions options, int depth) {
   options.fixed_depth = depth;
   return DraftWorld(options).run(4000).tokens_per_second();

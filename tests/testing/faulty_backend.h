@@ -13,11 +13,14 @@
 
 namespace specdec::testing {
 
-// Called before the operation; what they throw is its error. Empty ones do nothing.
+// Called before the operation. An exception they throw is the operation's error; empty ones do
+// nothing.
 struct Faults {
   std::function<void(const SampleRow& row)> sample;  // for every row of a call
   std::function<void(int num_rows)> forward;         // once a pass, by its rows
+  std::function<void()> store_rows;
   std::function<void()> copy_kv;
+  std::function<void()> allocate;
   std::function<void()> launch;  // of a device step
   std::function<void()> wait;
 
@@ -64,6 +67,7 @@ class FaultyBackend final : public Backend {
   DType act_dtype() const override { return backend_->act_dtype(); }
   MemoryInfo memory() const override { return backend_->memory(); }
   Buffer allocate(size_t size_bytes, const char* purpose) override {
+    Faults::call(faults_.allocate);
     return backend_->allocate(size_bytes, purpose);
   }
   bool supports(WeightFormat format) const override { return backend_->supports(format); }
@@ -90,7 +94,7 @@ class FaultyBackend final : public Backend {
   const int32_t* stage_ids(std::span<const int32_t> ids) override {
     return backend_->stage_ids(ids);
   }
-  void read(const float* values, std::span<float> out) override { backend_->read(values, out); }
+  void read(const void* values, std::span<std::byte> out) override { backend_->read(values, out); }
   void embed(const EmbedArgs& args) override { backend_->embed(args); }
   void norm(const NormArgs& args) override { backend_->norm(args); }
   void linear(const LinearArgs& args) override { backend_->linear(args); }
@@ -100,6 +104,10 @@ class FaultyBackend final : public Backend {
   void project_qkv(const QkvArgs& args) override { backend_->project_qkv(args); }
   void tree_attention(const TreeAttentionArgs& args) override { backend_->tree_attention(args); }
   void moe(const MoeArgs& args) override { backend_->moe(args); }
+  void store_rows(const StoreRowsArgs& args) override {
+    Faults::call(faults_.store_rows);
+    backend_->store_rows(args);
+  }
   void copy_kv(const CopyKvArgs& args) override {
     Faults::call(faults_.copy_kv);
     backend_->copy_kv(args);

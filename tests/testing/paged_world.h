@@ -25,6 +25,8 @@ struct AttentionShape {
   int sliding_window = 0;
   int rotary_dim = -1;  // -1: head_dim; 0: no rotation
   bool qk_norm = false;
+  bool norm_all_heads = false;  // with qk_norm
+  float soft_cap = 0.0f;
   int max_positions = 1024;
   bool int8_kv = false;
 
@@ -73,7 +75,7 @@ class PagedWorld {
     for (void** part : {&kv_.keys, &kv_.values}) {
       buffers_.push_back(backend.allocate(size_bytes, "test"));
       *part = buffers_.back().data();
-      // Not a number in every dtype: whoever reads a slot nobody wrote is found out.
+      // Not a number in every dtype: reading a slot that nobody wrote spoils the result.
       std::memset(*part, 0xff, size_bytes);
     }
     free_blocks_.resize(num_blocks);
@@ -174,6 +176,11 @@ inline void PagedWorld::make_rope() {
     q_norm_.push_back(weight(random_));
     k_norm_.push_back(weight(random_));
   }
+  if (!shape_.norm_all_heads) return;
+  while (static_cast<int>(q_norm_.size()) < shape_.num_heads() * shape_.head_dim) {
+    q_norm_.push_back(weight(random_));
+    k_norm_.push_back(weight(random_));
+  }
 }
 
 inline void PagedWorld::make_projection() {
@@ -264,6 +271,7 @@ inline QkvArgs PagedWorld::qkv_args() {
           .in = {.x = x_.data(), .dtype = DType::kF32, .num_rows = batch_.num_rows},
           .q_norm = shape_.qk_norm ? q_norm_.data() : nullptr,
           .k_norm = shape_.qk_norm ? k_norm_.data() : nullptr,
+          .norm_all_heads = shape_.norm_all_heads,
           .rope_cos = shape_.rotary_dim > 0 ? cos_.data() : nullptr,
           .rope_sin = shape_.rotary_dim > 0 ? sin_.data() : nullptr,
           .rotary_dim = shape_.rotary_dim,
@@ -279,6 +287,7 @@ inline TreeAttentionArgs PagedWorld::attention_args() {
           .kv = kv_,
           .num_heads = shape_.num_heads(),
           .scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)),
+          .soft_cap = shape_.soft_cap,
           .sliding_window = shape_.sliding_window,
           .out = out_.data()};
 }

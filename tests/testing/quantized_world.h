@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -11,6 +10,7 @@
 
 #include "backend/op_args.h"
 #include "testing/device_kinds.h"
+#include "testing/quantized_products.h"
 #include "testing/values.h"
 
 namespace specdec::cuda::testing {
@@ -58,30 +58,12 @@ struct QuantizedWorld : BackendWorld {
   }
 };
 
-// Of act-rounded rows with the weights as stored. Per block of k a float sum is rounded a few
-// times, and so is the product with the scale; the terms (of a format with mins, both) are bounded
-// by the block's largest weight.
+// Products of float32 rows, which the device rounds to act, with the weights as stored.
 inline void expect_products(const std::vector<float>& out, const std::vector<float>& x, DType act,
                             const std::vector<float>& weights, int64_t num_k) {
-  const int64_t num_n = std::ssize(weights) / num_k;
-  const std::vector<float> inputs_at_act = specdec::testing::rounded(x, act);
-  for (int64_t i = 0; i < std::ssize(out); ++i) {
-    const float* row = inputs_at_act.data() + i / num_n * num_k;
-    const float* weight = weights.data() + i % num_n * num_k;
-    double expected = 0.0, magnitude = 0.0;
-    for (int64_t begin = 0; begin < num_k; begin += kQuantGroup) {
-      double inputs = 0.0, largest = 0.0;
-      for (int64_t k = begin; k < std::min(num_k, begin + kQuantGroup); ++k) {
-        const double value = row[k];
-        expected += value * weight[k];
-        inputs += std::abs(value);
-        largest = std::max<double>(largest, std::abs(weight[k]));
-      }
-      magnitude += 3 * inputs * largest;
-    }
-    const double rounding = (num_k / kQuantGroup + 40.0) * 0x1p-24;
-    ASSERT_NEAR(out[i], expected, magnitude * rounding) << "at " << i;
-  }
+  const std::vector<float> at_act = specdec::testing::rounded(x, act);
+  const std::vector<double> rows(at_act.begin(), at_act.end());
+  specdec::testing::expect_products(out, rows, weights, num_k, 40.0);
 }
 
 }  // namespace specdec::cuda::testing

@@ -58,7 +58,7 @@ struct RandomRow {
   SampleRow params;
 };
 
-// Which tokens a row's processed log-probabilities, all of them reported, leave to draw from.
+// Which tokens a row may draw, by its processed log-probabilities (all must be reported).
 inline std::vector<bool> reported_as_kept(const SampleResult& result, size_t vocab_size) {
   std::vector<bool> kept(vocab_size, false);
   for (size_t i = 1; i < result.logprobs.size(); ++i) {
@@ -67,7 +67,7 @@ inline std::vector<bool> reported_as_kept(const SampleResult& result, size_t voc
   return kept;
 }
 
-// Every bit of a result but the distribution.
+// A result as text, in every bit except for its distribution.
 inline std::string describe(const SampleResult& result) {
   std::string text = std::to_string(result.token_id);
   char bytes[64];

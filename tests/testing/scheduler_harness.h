@@ -44,7 +44,8 @@ class ShadowKv {
     }
   }
 
-  // Puts the KV of accepted drafts in place: of all `new_tokens` but the last, which has none yet.
+  // Moves the KV of accepted drafts into place. They are all `new_tokens` but the last, which has
+  // no KV yet.
   void accept(const Sequence& sequence, std::span<const int32_t> new_tokens) {
     if (new_tokens.empty()) return;
     std::vector<int32_t> tokens(sequence.tokens().begin(), sequence.tokens().end());
@@ -148,9 +149,9 @@ class SchedulerHarness {
     check_integrity();
   }
 
-  // Plans a step and checks it against the rules. What may be drafted is drafted next: pick_drafts
-  // says how many of a sequence's slots become rows (without it: none). Then the pretend model
-  // executes the rows.
+  // Plans a step and checks the plan against the rules. Then drafts: pick_drafts says how many of a
+  // sequence's draft slots become rows (without it: none). Then the pretend model executes the
+  // rows.
   using PickDrafts = std::function<int(const ScheduledSequence& scheduled)>;
   ExecutionPlan plan(const DraftBudget& budget = {}, const PickDrafts& pick_drafts = {}) {
     const std::vector<Sequence*> running_before = running();

@@ -1,4 +1,4 @@
-// Counts of what was drafted and kept: of a completion, of an engine, of one drafter.
+// Counts drafts and accepted drafts: of a completion, of an engine or of one drafter.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@ namespace specdec {
 
 struct AcceptanceStats {
   int64_t num_steps = 0;                       // verifications with at least one draft
-  int64_t num_draft_tokens = 0;                // drafted and verified (tree: nodes)
-  int64_t num_accepted_tokens = 0;             // of those, kept
-  int64_t num_emitted_tokens = 0;              // accepted and the one more, in those steps
+  int64_t num_draft_tokens = 0;                // drafts that were verified (nodes of a tree)
+  int64_t num_accepted_tokens = 0;             // drafts that were accepted
+  int64_t num_emitted_tokens = 0;              // in those steps: accepted drafts and one more each
   std::vector<int64_t> proposed_per_position;  // [depth - 1] steps that drafted to that depth
   std::vector<int64_t> accepted_per_position;  // [depth - 1] steps that kept that depth
   std::vector<int64_t> histogram;              // [number accepted] steps

@@ -75,8 +75,8 @@ class Engine {
   Engine(Engine&&) noexcept;
   Engine& operator=(Engine&&) noexcept;
 
-  // Throws the InvalidArgument that add_request() would, but for an id in use. May be called while
-  // another thread steps.
+  // Throws the InvalidArgument that add_request() would throw, except for an id in use. May be
+  // called while another thread steps.
   void check_request(const std::vector<int32_t>& prompt_token_ids,
                      const SamplingParams& params) const;
 
@@ -94,20 +94,20 @@ class Engine {
   bool stop_completion(const std::string& request_id, int index);
 
   // Runs one step and returns the requests that progressed or finished in it, oldest first. An
-  // error of one request ends it (RequestOutput::error) and no other. One that is no request's own,
-  // such as a device's, ends all of them in this way and the engine with them: later steps return
-  // nothing.
+  // error of one request ends that request only (RequestOutput::error). An error that belongs to no
+  // request, such as a device's, ends all requests in this way and also the engine: later steps
+  // return nothing.
   std::vector<RequestOutput> step();
 
   bool has_unfinished_requests() const;
 
-  // Runs every prompt to its end; outer index is the prompt, inner the completion.
-  // Throws InvalidArgument before anything ran if a prompt or parameter is bad, and Error or
-  // EngineFailed for what ends a request or the engine on the way.
+  // Runs every prompt to its end; the outer index is the prompt, the inner one the completion.
+  // Throws InvalidArgument before anything runs if a prompt or parameter is bad, and Error or
+  // EngineFailed where an error ends a request or the engine on the way.
   std::vector<std::vector<Completion>> generate(const std::vector<std::vector<int32_t>>& prompts,
                                                 const SamplingParams& params);
 
-  // Drops every cached block no running request uses. Returns how many were dropped.
+  // Drops every cached block that no running request uses. Returns how many were dropped.
   int reset_prefix_cache();
 
   EngineStats stats() const;

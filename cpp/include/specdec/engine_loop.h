@@ -55,8 +55,8 @@ class EngineLoop {
   // Ends a request; its last output has FinishReason::kAbort. An unknown id is no error.
   void abort(uint64_t id);
 
-  // Ends a completion because its text is complete. Outputs of it that are under way still come;
-  // after the last completion of a request nothing more comes.
+  // Ends a completion because its text is complete. Outputs of steps under way still come; after
+  // the last completion of a request nothing more comes.
   void stop_completion(uint64_t id, int index);
 
   // Asks for a step even if only `by_step` requests are left. Returns its number.

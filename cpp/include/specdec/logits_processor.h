@@ -1,4 +1,4 @@
-// Code of a user's that changes the logits of a request before they are sampled from.
+// A user's code that changes the logits of a request before a token is sampled from them.
 #pragma once
 
 #include <cstdint>
@@ -7,19 +7,19 @@
 
 namespace specdec {
 
-// Called by the thread that steps the engine, for one row at a time. Must be a function of its
-// arguments alone: with speculation it is also called for tokens that are only drafted, and what it
-// throws there ends no request unless the drafts turn out right.
+// The thread that steps the engine calls it for one row at a time. It must be a function of its
+// arguments alone: with speculation it is also called after tokens that are only drafted, and an
+// exception there ends the request only if those drafts are accepted.
 class LogitsProcessor {
  public:
   virtual ~LogitsProcessor() = default;
 
-  // What messages call it.
+  // Its name in messages.
   virtual std::string name() const { return "LogitsProcessor"; }
 
-  // Changes `logits` [vocab_size], those of the token after `output`; -inf forbids a token. They
-  // hold masks and bias already, while penalties, temperature and truncation come after, as in
-  // vLLM. A NaN, no token above -inf, and whatever is thrown end the request with an error.
+  // Changes `logits` [vocab_size], those of the token after `output`; -inf forbids a token. Masks
+  // and bias are applied before; penalties, temperature and truncation come after, as in vLLM. A
+  // NaN, logits without a token above -inf, and an exception end the request with an error.
   virtual void apply(std::span<const int32_t> prompt, std::span<const int32_t> output,
                      std::span<float> logits) = 0;
 };

@@ -1,4 +1,4 @@
-// How many bits the weights of a model are held in.
+// In how many bits the weights of a model are held.
 #pragma once
 
 #include <cstdint>

@@ -112,9 +112,8 @@ inline constexpr std::tuple kDrafterOptions = {
 };
 
 enum class DraftLengthPolicy : uint8_t {
-  // As much as is measured to pay, down to nothing.
-  // With verification other than exact the tokens would depend on how much is drafted, so there it
-  // is the same as kFixed.
+  // As much as is measured to pay, down to nothing. With verification other than exact the tokens
+  // would depend on how much is drafted, so there it is the same as kFixed.
   kAuto,
   kFixed,  // num_speculative_tokens, or what the table says, whatever it costs
 };

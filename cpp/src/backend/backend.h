@@ -4,6 +4,7 @@
 
 #include <array>
 #include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -66,8 +67,11 @@ class Backend {
   virtual BatchView stage(const BatchView& batch) = 0;
   virtual const int32_t* stage_ids(std::span<const int32_t> ids) = 0;
 
-  // Copies values that operations wrote to the host, once they are there.
-  virtual void read(const float* values, std::span<float> out) = 0;
+  // Copies what operations wrote to the host, once it is there.
+  virtual void read(const void* values, std::span<std::byte> out) = 0;
+  void read(const float* values, std::span<float> out) {
+    read(static_cast<const void*>(values), std::as_writable_bytes(out));
+  }
 
   virtual void embed(const EmbedArgs& args) = 0;
   virtual void norm(const NormArgs& args) = 0;
@@ -76,6 +80,7 @@ class Backend {
   virtual void project_qkv(const QkvArgs& args) = 0;
   virtual void tree_attention(const TreeAttentionArgs& args) = 0;
   virtual void moe(const MoeArgs& args) = 0;
+  virtual void store_rows(const StoreRowsArgs& args) = 0;
   virtual void copy_kv(const CopyKvArgs& args) = 0;
   virtual void sample(const SampleArgs& args) = 0;
 

@@ -27,6 +27,8 @@ class StepModel {
   virtual int vocab_size() const = 0;
   // May be called once there is a cache, which is made after the device step.
   virtual std::span<const PagedKvView> kv_layers() const = 0;
+  // What its passes leave for a drafter, to be moved with the KV; width 0: nothing.
+  virtual PagedRowsView features() const { return {}; }
 };
 
 struct DeviceStepConfig {

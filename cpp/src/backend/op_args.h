@@ -134,6 +134,15 @@ struct PagedKvView {
   int head_dim = 0;
 };
 
+// Rows of features behind the same block ids as the KV cache: what a slot's token left for a
+// drafter. Row-major on every device, so that a product reads row `slot` through
+// ProjectionInput::row_ids.
+struct PagedRowsView {
+  void* rows = nullptr;  // [num_slots, width] act
+  int64_t num_slots = 0;
+  int width = 0;
+};
+
 struct EmbedArgs {
   const EmbeddingTable* table = nullptr;
   const int32_t* token_ids = nullptr;  // [num_rows]
@@ -141,6 +150,7 @@ struct EmbedArgs {
   int num_rows = 0;
   int32_t index_offset = 0;  // added to every id (OPT's positions start at 2)
   bool accumulate = false;   // out += row instead of out = row
+  float scale = 1.0f;        // every row is multiplied by it
 };
 
 enum class NormKind : uint8_t { kRms, kLayer };
@@ -159,6 +169,7 @@ struct NormArgs {
   DType out_dtype = DType::kF32;
   int num_rows = 0;
   int dim = 0;
+  bool accumulate = false;  // of a float32 out: out += norm(x)
 };
 
 // The rows a projection reads: act, or float32, which may be normalised on the way in.
@@ -170,13 +181,15 @@ struct ProjectionInput {
   int num_rows = 0;
 };
 
-// out = in W^T (+ bias) (+ out), in float32.
+// out = cap(scale * (in W^T (+ bias))) (+ out), in float32.
 struct LinearArgs {
   const PackedLinear* weight = nullptr;
   ProjectionInput in;
   const float* bias = nullptr;  // [out_features], or null
   float* out = nullptr;         // [num_rows, out_features]
   bool accumulate = false;      // residual: add to what out holds
+  float scale = 1.0f;
+  float soft_cap = 0.0f;  // cap(x) = soft_cap * tanh(x / soft_cap); 0: cap(x) = x
 };
 
 enum class Activation : uint8_t { kSilu, kRelu, kGelu, kGeluTanh, kIdentity };
@@ -192,14 +205,18 @@ struct ActivatedLinearArgs {
   void* out = nullptr;  // [num_rows, gated ? out_features / 2 : out_features] act
 };
 
-// The projection to q, k and v: normalises q and k per head where the family does; rotates them
-// (half-split RoPE, the Hugging Face convention); writes k and v to the cache.
+// The projection to q, k and v: normalises q and k where the family does, each head by itself or
+// all heads together; rotates them (half-split RoPE, the Hugging Face convention); writes k and v
+// to the cache.
 struct QkvArgs {
   const PackedLinear* weight = nullptr;  // [(num_heads + 2 * num_kv_heads) * head_dim, in_features]
   ProjectionInput in;                    // the batch's rows
   const float* bias = nullptr;           // [out_features], or null
-  const float* q_norm = nullptr;         // [head_dim] RMS weight, or null
-  const float* k_norm = nullptr;         // [head_dim] RMS weight, or null
+  // RMS weights [head_dim], or null. With norm_all_heads [num_heads * head_dim] and
+  // [num_kv_heads * head_dim], both given: one norm over the whole of q, one over the whole of k.
+  const float* q_norm = nullptr;
+  const float* k_norm = nullptr;
+  bool norm_all_heads = false;
   float norm_eps = 1e-6f;
   const float* rope_cos = nullptr;  // [max_positions, rotary_dim / 2], or null for none
   const float* rope_sin = nullptr;
@@ -219,6 +236,7 @@ struct TreeAttentionArgs {
   PagedKvView kv;
   int num_heads = 0;
   float scale = 1.0f;
+  float soft_cap = 0.0f;   // scores become soft_cap * tanh(score / soft_cap) once scaled; 0: do not
   int sliding_window = 0;  // 0: none
   void* out = nullptr;     // [num_rows, num_heads * head_dim] act
 };
@@ -237,10 +255,23 @@ struct MoeArgs {
   int num_rows = 0;
 };
 
+// to.rows[slot_mapping[row], column .. column + dim) = x[row], or norm(x[row]), rounded to act.
+struct StoreRowsArgs {
+  const float* x = nullptr;               // [num_rows, dim]
+  const NormParams* norm = nullptr;       // null: none
+  const int64_t* slot_mapping = nullptr;  // [num_rows], as of BatchView
+  PagedRowsView to;
+  int column = 0;
+  int dim = 0;
+  int num_rows = 0;
+};
+
 // Moves cached tokens after verification: for each pair, the KV of slot `from` is copied to slot
-// `to`, for every layer view given. Pairs of one request are in rising order with to <= from.
+// `to`, for every layer view given, and so are rows of features. Pairs of one request are in rising
+// order with to <= from.
 struct CopyKvArgs {
   std::span<const PagedKvView> layers;
+  PagedRowsView features = {};                         // width 0: none
   std::span<const std::pair<int64_t, int64_t>> slots;  // (from, to)
 };
 
@@ -291,8 +322,9 @@ struct SampleRow {
   int64_t position = 0;       // of the token to be sampled
   uint32_t noise_stream = 0;  // 0: what plain decoding draws with; the others are independent of it
   int num_candidates = 0;     // of the result: most likely draws to report, best first
-  float* distribution = nullptr;  // out [vocab_size]: normalised, after all processors; or null
-  int num_logprobs = 0;           // top-N to report beside the token
+  // Out [vocab_size, or target_vocab_size]: normalised, after all processors; or null.
+  float* distribution = nullptr;
+  int num_logprobs = 0;  // top-N to report beside the token
   bool want_logprobs = false;
   // >= 0: report this token's logprobs (processed modes: after this row's processors), sample
   // nothing.
@@ -320,6 +352,12 @@ struct SampleArgs {
   float* logits = nullptr;  // [num_rows, vocab_size]; overwritten
   std::span<const SampleRow> rows;
   int vocab_size = 0;
+  // Of a head that scores some tokens of the target's vocabulary only: the target's id of every
+  // column, [vocab_size], distinct, where the backend's operations can read it; or null. Rows,
+  // results and noise then speak of target_vocab_size ids, and ids without a column have the logit
+  // -inf. So a draft head draws with the numbers the target will use.
+  const int32_t* token_ids = nullptr;
+  int target_vocab_size = 0;
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;
   std::span<SampleResult> results;  // [num_rows]
 };

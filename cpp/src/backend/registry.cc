@@ -1,4 +1,4 @@
-// The only file that names the backends there are.
+// The only file that names the backends.
 #include <charconv>
 #include <string_view>
 

@@ -1,4 +1,4 @@
-// The first of a row's processors, on the host.
+// The processors of a row that come first, applied on the host.
 #pragma once
 
 #include <span>
@@ -7,7 +7,7 @@
 
 namespace specdec {
 
-// Only allowed tokens that are not banned stay. `scratch` has room for the allowed ones.
+// Keeps only allowed tokens that are not banned. `scratch` has room for the allowed ones.
 void apply_masks(const SampleRow& params, std::span<float> logits, std::span<float> scratch);
 void apply_bias(const SampleRow& params, std::span<float> logits);
 

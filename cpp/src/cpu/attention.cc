@@ -91,6 +91,7 @@ AttentionTask make_task(const TreeAttentionArgs& args, DType act_dtype, const At
       .group_size = group_size,
       .head_dim = kv.head_dim,
       .scale = args.scale,
+      .soft_cap = args.soft_cap,
       .keys = kv.keys,
       .values = kv.values,
       .block_table =
@@ -191,7 +192,13 @@ void CpuBackend::tree_attention(const TreeAttentionArgs& args) {
 }
 
 void CpuBackend::copy_kv(const CopyKvArgs& args) {
-  if (args.layers.empty() || args.slots.empty()) return;
+  if (args.slots.empty()) return;
+  const int64_t row_bytes = args.features.width * static_cast<int64_t>(size_of(act_dtype_));
+  char* features = static_cast<char*>(args.features.rows);
+  for (const auto& [from, to] : args.slots) {
+    if (row_bytes == 0 || from == to) continue;
+    std::copy_n(features + from * row_bytes, row_bytes, features + to * row_bytes);
+  }
   std::vector<std::pair<const PagedKvView*, int>> heads;
   for (const PagedKvView& layer : args.layers) {
     for (int head = 0; head < layer.num_kv_heads; ++head) heads.emplace_back(&layer, head);

@@ -42,8 +42,8 @@ class CpuBackend final : public Backend {
 
   BatchView stage(const BatchView& batch) override { return batch; }
   const int32_t* stage_ids(std::span<const int32_t> ids) override { return ids.data(); }
-  void read(const float* values, std::span<float> out) override {
-    std::copy_n(values, out.size(), out.data());
+  void read(const void* values, std::span<std::byte> out) override {
+    std::copy_n(static_cast<const std::byte*>(values), out.size(), out.data());
   }
 
   void embed(const EmbedArgs& args) override;
@@ -53,6 +53,7 @@ class CpuBackend final : public Backend {
   void project_qkv(const QkvArgs& args) override;
   void tree_attention(const TreeAttentionArgs& args) override;
   void moe(const MoeArgs& args) override;
+  void store_rows(const StoreRowsArgs& args) override;
   void copy_kv(const CopyKvArgs& args) override;
   void sample(const SampleArgs& args) override;
 
@@ -60,6 +61,8 @@ class CpuBackend final : public Backend {
   void end_step() override;
 
  private:
+  void norm_and_split_qkv(const QkvArgs& args);
+
   Isa isa_;
   DType act_dtype_;
   KernelTable kernels_;
@@ -77,6 +80,7 @@ class CpuBackend final : public Backend {
   Buffer attention_scratch_;
   Buffer embed_scratch_;
   Buffer moe_scratch_;
+  Buffer qkv_scratch_;
 };
 
 // The host as a device: its model name, memory, default threads and widest kernel set.

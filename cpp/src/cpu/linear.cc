@@ -13,6 +13,29 @@ const CpuPackedLinear& packed(const PackedLinear* weight) {
   return static_cast<const CpuPackedLinear&>(*weight);
 }
 
+QkvTask qkv_task(const QkvArgs& args, const SumsCell& cell) {
+  const PagedKvView& kv = args.kv;
+  return {.cell = cell,
+          .bias = args.bias,
+          .q_norm = args.q_norm,
+          .k_norm = args.k_norm,
+          .norm_all_heads = args.norm_all_heads,
+          .rope_cos = args.rope_cos,
+          .rope_sin = args.rope_sin,
+          .positions = args.batch->positions,
+          .slot_mapping = args.batch->slot_mapping,
+          .q = args.q,
+          .keys = kv.keys,
+          .values = kv.values,
+          .num_heads = args.num_heads,
+          .num_kv_heads = kv.num_kv_heads,
+          .head_dim = kv.head_dim,
+          .rotary_dim = args.rotary_dim,
+          .block_size = kv.block_size,
+          .num_blocks = kv.num_blocks,
+          .norm_eps = args.norm_eps};
+}
+
 }  // namespace
 
 std::unique_ptr<PackedLinear> CpuBackend::pack_linear(const PackArgs& args) {
@@ -51,12 +74,12 @@ void CpuBackend::embed(const EmbedArgs& args) {
       SPECDEC_CHECK_GE(id, 0);
       SPECDEC_CHECK_LT(id, table.out_features());
       float* out = args.out + row * dim;
-      if (!args.accumulate) {
-        table.unpack_row(id, out);
-        continue;
-      }
-      float* values = scratch + thread * dim;
+      float* values = args.accumulate ? scratch + thread * dim : out;
       table.unpack_row(id, values);
+      if (args.scale != 1.0f) {
+        for (int64_t i = 0; i < dim; ++i) values[i] *= args.scale;
+      }
+      if (!args.accumulate) continue;
       for (int64_t i = 0; i < dim; ++i) out[i] += values[i];
     }
   });
@@ -70,6 +93,8 @@ void CpuBackend::linear(const LinearArgs& args) {
                              .bias = args.bias,
                              .out = args.out,
                              .out_features = weight.out_features(),
+                             .scale = args.scale,
+                             .soft_cap = args.soft_cap,
                              .accumulate = args.accumulate});
   });
 }
@@ -98,35 +123,39 @@ void CpuBackend::project_qkv(const QkvArgs& args) {
   SPECDEC_CHECK_LE(kv.head_dim, static_cast<int>(kMaxHeadDim));
   SPECDEC_CHECK_LE(args.rotary_dim, kv.head_dim);
   SPECDEC_CHECK_EQ(args.rotary_dim % 2, 0);
+  if (args.norm_all_heads) return norm_and_split_qkv(args);
   const auto kernel = kernels_.epilogue.qkv[kv_kind(kv)];
   // Whole heads in whole blocks.
   const int64_t unit_blocks = std::lcm(int64_t{kv.head_dim}, CpuPackedLinear::kBlockOutputs) /
                               CpuPackedLinear::kBlockOutputs;
-  projector_.run(weight, args.in, unit_blocks, [&](const SumsCell& cell) {
-    kernel({.cell = cell,
-            .bias = args.bias,
-            .q_norm = args.q_norm,
-            .k_norm = args.k_norm,
-            .rope_cos = args.rope_cos,
-            .rope_sin = args.rope_sin,
-            .positions = args.batch->positions,
-            .slot_mapping = args.batch->slot_mapping,
-            .q = args.q,
-            .keys = kv.keys,
-            .values = kv.values,
-            .num_heads = args.num_heads,
-            .num_kv_heads = kv.num_kv_heads,
-            .head_dim = kv.head_dim,
-            .rotary_dim = args.rotary_dim,
-            .block_size = kv.block_size,
-            .num_blocks = kv.num_blocks,
-            .norm_eps = args.norm_eps});
+  projector_.run(weight, args.in, unit_blocks,
+                 [&](const SumsCell& cell) { kernel(qkv_task(args, cell)); });
+}
+
+// The norms need a row's sums of all heads: they are stored first, and split in a second pass.
+void CpuBackend::norm_and_split_qkv(const QkvArgs& args) {
+  SPECDEC_CHECK(args.q_norm != nullptr && args.k_norm != nullptr);
+  const int64_t num_outputs = packed(args.weight).out_features();
+  const int64_t num_rows = args.in.num_rows;
+  float* sums = grow_scratch(qkv_scratch_, num_rows * num_outputs);
+  linear({.weight = args.weight, .in = args.in, .bias = args.bias, .out = sums});
+  const auto kernel = kernels_.epilogue.qkv[kv_kind(args.kv)];
+  pool_.parallel_for(num_rows, 1, [&](int64_t begin, int64_t end, int) {
+    QkvTask task = qkv_task(args, {.sums = sums + begin * num_outputs,
+                                   .stride = num_outputs,
+                                   .row_begin = begin,
+                                   .row_end = end,
+                                   .begin = 0,
+                                   .end = num_outputs});
+    task.bias = nullptr;
+    kernel(task);
   });
 }
 
 void CpuBackend::norm(const NormArgs& args) {
   SPECDEC_CHECK_GT(args.dim, 0);
-  SPECDEC_CHECK(args.out_dtype == DType::kF32 || args.out_dtype == DType::kBF16);
+  SPECDEC_CHECK(args.out_dtype == DType::kF32 ||
+                (args.out_dtype == DType::kBF16 && !args.accumulate));
   const auto kernel = args.out_dtype == DType::kBF16 ? kernels_.rows.to_bf16 : kernels_.rows.to_f32;
   constexpr int64_t kGrainElements = 16 * 1024;  // least work worth giving to another thread
   const int64_t grain = std::max<int64_t>(1, kGrainElements / args.dim);
@@ -135,7 +164,7 @@ void CpuBackend::norm(const NormArgs& args) {
             .x_bf16 = false,
             .row_ids = nullptr,
             .dim = args.dim,
-            .norm = args.norm.kind == NormKind::kRms ? kRmsNorm : kLayerNorm,
+            .norm = kind_of(&args.norm),
             .weight = args.norm.weight,
             .bias = args.norm.bias,
             .eps = args.norm.eps,
@@ -143,8 +172,39 @@ void CpuBackend::norm(const NormArgs& args) {
             .row_end = end,
             .out = args.out,
             .out_stride = args.dim,
+            .accumulate = args.accumulate,
             .out_scales = nullptr,
             .out_sums = nullptr});
+  });
+}
+
+void CpuBackend::store_rows(const StoreRowsArgs& args) {
+  const PagedRowsView& to = args.to;
+  SPECDEC_CHECK(args.column >= 0 && args.column + args.dim <= to.width);
+  const NormParams norm = args.norm != nullptr ? *args.norm : NormParams{};
+  const auto kernel = act_dtype_ == DType::kBF16 ? kernels_.rows.to_bf16 : kernels_.rows.to_f32;
+  const int64_t element_bytes = static_cast<int64_t>(size_of(act_dtype_));
+  pool_.parallel_for(args.num_rows, 4, [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t slot = args.slot_mapping[row];
+      SPECDEC_CHECK(slot >= 0 && slot < to.num_slots);
+      const int64_t place = (slot * to.width + args.column) * element_bytes;
+      kernel({.x = args.x + row * args.dim,
+              .x_bf16 = false,
+              .row_ids = nullptr,
+              .dim = args.dim,
+              .norm = kind_of(args.norm),
+              .weight = norm.weight,
+              .bias = norm.bias,
+              .eps = norm.eps,
+              .row_begin = 0,
+              .row_end = 1,
+              .out = static_cast<char*>(to.rows) + place,
+              .out_stride = args.dim,
+              .accumulate = false,
+              .out_scales = nullptr,
+              .out_sums = nullptr});
+    }
   });
 }
 

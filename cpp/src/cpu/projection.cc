@@ -52,12 +52,12 @@ struct RowsLayout {
   int64_t size_bytes;
 };
 
+}  // namespace
+
 RowNorm kind_of(const NormParams* norm) {
   if (norm == nullptr) return kNoNorm;
   return norm->kind == NormKind::kRms ? kRmsNorm : kLayerNorm;
 }
-
-}  // namespace
 
 Projector::Projector(const KernelTable& kernels, ThreadPool& pool)
     : kernels_(kernels), pool_(pool), turns_(pool.num_threads()) {
@@ -140,6 +140,7 @@ void Projector::prepare(int64_t row_begin, int64_t row_end, char* storage) const
                          .row_end = row_end,
                          .out = storage,
                          .out_stride = layout.stride,
+                         .accumulate = false,
                          .out_scales = reinterpret_cast<float*>(storage + layout.scales),
                          .out_sums = reinterpret_cast<int32_t*>(storage + layout.sums)};
   (weight_->is_integer()                     ? kernels_.rows.to_int8

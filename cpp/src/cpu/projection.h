@@ -15,6 +15,8 @@
 
 namespace specdec::cpu {
 
+RowNorm kind_of(const NormParams* norm);  // null: none
+
 // Rows as a packed matrix wants them.
 struct PreparedRows {
   const void* values = nullptr;  // [num_rows, padded_k]

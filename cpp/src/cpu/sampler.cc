@@ -179,6 +179,7 @@ Sampler::Sampler(const SamplingKernels& kernels, ThreadPool& pool)
 void Sampler::sample(const SampleArgs& args) {
   SPECDEC_CHECK(args.vocab_size > 0);
   SPECDEC_CHECK(args.rows.size() == args.results.size());
+  if (args.token_ids != nullptr) return sample(spread(args));
   pool_.parallel_for(static_cast<int64_t>(args.rows.size()), 1,
                      [&](int64_t begin, int64_t end, int thread) {
                        SamplingScratch& scratch = scratch_[static_cast<size_t>(thread)];
@@ -187,6 +188,26 @@ void Sampler::sample(const SampleArgs& args) {
                          sample_row(args, static_cast<int>(row), scratch);
                        }
                      });
+}
+
+SampleArgs Sampler::spread(const SampleArgs& args) {
+  SPECDEC_CHECK_GT(args.target_vocab_size, 0);
+  const int64_t num_rows = static_cast<int64_t>(args.rows.size());
+  const int64_t size = args.target_vocab_size;
+  spread_logits_.resize(static_cast<size_t>(num_rows * size));
+  pool_.parallel_for(num_rows, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float* from = args.logits + row * args.vocab_size;
+      float* to = spread_logits_.data() + row * size;
+      std::fill_n(to, size, -kInfinity);
+      for (int i = 0; i < args.vocab_size; ++i) to[args.token_ids[i]] = from[i];
+    }
+  });
+  SampleArgs result = args;
+  result.logits = spread_logits_.data();
+  result.vocab_size = args.target_vocab_size;
+  result.token_ids = nullptr;
+  return result;
 }
 
 void Sampler::sample_row(const SampleArgs& args, int row, SamplingScratch& scratch) const {

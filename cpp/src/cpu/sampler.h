@@ -46,10 +46,13 @@ class Sampler {
 
  private:
   void sample_row(const SampleArgs& args, int row, SamplingScratch& scratch) const;
+  // Logits over the target's vocabulary, of a head that scores some of it.
+  SampleArgs spread(const SampleArgs& args);
 
   const SamplingKernels& kernels_;
   ThreadPool& pool_;
   std::vector<SamplingScratch> scratch_;  // [num_threads]
+  std::vector<float> spread_logits_;      // [num_rows, target_vocab_size]
 };
 
 }  // namespace specdec::cpu

@@ -25,7 +25,8 @@ int max_logit_rows(const EngineConfig& config) {
 
 }  // namespace
 
-Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend) : config_(given) {
+Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend, TapSpec taps)
+    : config_(given) {
   config_.validate();
   const DeviceChoice device = resolve_device(config_.device);
   if (config_.device == "auto") log_info("device='auto' is ", device.name);
@@ -49,7 +50,7 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend) 
                             .max_rows = config.max_num_batched_tokens,
                             .max_logit_rows = max_logit_rows(config)};
   runner_ = std::make_unique<ModelRunner>(model, config.model, *backend_, limits,
-                                          parse_quantization(config.quantization));
+                                          parse_quantization(config.quantization), std::move(taps));
   draft_models_ = std::make_unique<DraftModels>(config, *backend_, *runner_, max_model_len);
   const int64_t block_bytes =
       runner_->cache_block_bytes(kv_format) + draft_models_->cache_block_bytes(kv_format);

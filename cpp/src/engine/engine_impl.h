@@ -29,8 +29,8 @@ namespace specdec {
 class Engine::Impl {
  public:
   using BackendMaker = std::function<std::unique_ptr<Backend>(const BackendConfig&)>;
-  explicit Impl(const EngineConfig& given,
-                const BackendMaker& make_backend = specdec::make_backend);
+  explicit Impl(const EngineConfig& given, const BackendMaker& make_backend = specdec::make_backend,
+                TapSpec taps = {});
 
   void add_request(const std::string& id, std::vector<int32_t> prompt,
                    const SamplingParams& params);
@@ -43,6 +43,9 @@ class Engine::Impl {
   int reset_prefix_cache() { return scheduler_->prefix_cache().reset(); }
   EngineStats stats() const;
   const ModelInfo& model_info() const { return info_; }
+  // The states that are tapped, and where a sequence's rows of them lie.
+  PagedRowsView features() const { return runner_->features(); }
+  PrefixCache& prefix_cache() { return scheduler_->prefix_cache(); }
 
  private:
   // Outputs of the step under way, by arrival.

@@ -12,7 +12,7 @@
 
 namespace specdec {
 
-enum class RopeKind : uint8_t { kDefault, kLinear, kDynamic, kLlama3, kYarn };
+enum class RopeKind : uint8_t { kDefault, kLinear, kDynamic, kLlama3, kYarn, kLongRope };
 
 struct RopeConfig {
   RopeKind kind = RopeKind::kDefault;
@@ -24,10 +24,16 @@ struct RopeConfig {
   double high_freq_factor = 4.0;  // llama3
   double beta_fast = 32.0;        // yarn
   double beta_slow = 1.0;         // yarn
-  double attention_factor = 0.0;  // yarn; 0: derived from factor
+  double attention_factor = 0.0;  // yarn, longrope; 0: derived from factor
   double mscale = 0.0;            // yarn
   double mscale_all_dim = 0.0;    // yarn
   bool truncate = true;           // yarn
+  // longrope: what the frequency of each plane is divided by, where sequences may have up to
+  // original_max_position_embeddings tokens and where they may have more.
+  std::vector<double> short_factors = {};
+  std::vector<double> long_factors = {};
+  // max_position_embeddings does not count the positions that the scaling adds.
+  bool adds_positions = true;
 };
 
 // Rows x inputs of a matrix that share a scale; 0: no such blocks.
@@ -38,8 +44,17 @@ struct ScaleBlock {
 
 // Where the norms of a block, attention or MLP, stand.
 enum class NormPlaces : uint8_t {
-  kInput,     // of the rows that the block reads
-  kResidual,  // of the residual stream, once the block has added to it (OPT-350m)
+  kInput,           // of the rows that the block reads
+  kInputAndOutput,  // and of what it adds to the residual stream (Gemma)
+  kOutput,          // of what it adds alone (OLMo 2)
+  kResidual,        // of the residual stream, once the block has added to it (OPT-350m)
+};
+
+// RMS norms of q and k.
+enum class QkNorm : uint8_t {
+  kNone,
+  kPerHead,   // each head by itself (Qwen3, Gemma 3)
+  kAllHeads,  // all heads together (OLMo 2)
 };
 
 enum class MlpKind : uint8_t { kGated, kPlain, kExperts };
@@ -47,11 +62,20 @@ enum class MlpKind : uint8_t { kGated, kPlain, kExperts };
 // What one layer computes, where layers of a model may differ.
 struct LayerSpec {
   NormPlaces norms = NormPlaces::kInput;
-  int rope = 0;                  // index into ModelConfig::ropes; -1: positions are not rotated
-  int sliding_window = 0;        // 0: full attention
-  float attention_scale = 0.0f;  // of the products of q and k
+  int rope = 0;                     // index into ModelConfig::ropes; -1: positions are not rotated
+  int sliding_window = 0;           // 0: full attention
+  float attention_scale = 0.0f;     // of the products of q and k
+  float attention_soft_cap = 0.0f;  // scores become cap * tanh(score / cap); 0: none
+  bool is_parallel = false;         // the MLP reads the stream as attention finds it
   MlpKind mlp = MlpKind::kGated;
   int inner_size = 0;  // of the MLP, or of each expert
+
+  bool norms_input() const {
+    return norms == NormPlaces::kInput || norms == NormPlaces::kInputAndOutput;
+  }
+  bool norms_output() const {
+    return norms == NormPlaces::kInputAndOutput || norms == NormPlaces::kOutput;
+  }
 };
 
 struct ModelConfig {
@@ -77,16 +101,23 @@ struct ModelConfig {
   // The same in all layers.
   NormKind norm_kind = NormKind::kRms;
   float norm_eps = 1e-5f;
+  float norm_offset = 0.0f;  // added to the weights of norms: Gemma stores them less one
   bool final_norm = true;
-  bool qk_norm = false;  // per-head RMS norm of q and k (Qwen3)
+  QkNorm qk_norm = QkNorm::kNone;
   bool qkv_bias = false;
   bool out_bias = false;  // attention output projection
   bool mlp_bias = false;
   Activation activation = Activation::kSilu;
 
-  bool learned_positions = false;  // OPT
+  float embedding_scale = 1.0f;         // of the rows looked up
+  bool rounds_embedding_scale = false;  // to the dtype computed in (Gemma)
+  bool learned_positions = false;       // OPT
   int learned_position_offset = 0;
   int embed_dim = 0;  // OPT word_embed_proj_dim; 0: hidden_size
+
+  float residual_scale = 1.0f;  // of what a block adds to the residual stream
+  float logits_scale = 1.0f;
+  float logits_soft_cap = 0.0f;  // logits become cap * tanh(logit / cap); 0: none
 
   int num_experts = 0;  // of layers with experts
   int num_experts_per_token = 0;

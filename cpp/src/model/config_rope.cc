@@ -18,15 +18,16 @@ struct NamedRopeKind {
 constexpr std::array kRopeKinds = {
     NamedRopeKind{"default", RopeKind::kDefault}, NamedRopeKind{"linear", RopeKind::kLinear},
     NamedRopeKind{"dynamic", RopeKind::kDynamic}, NamedRopeKind{"llama3", RopeKind::kLlama3},
-    NamedRopeKind{"yarn", RopeKind::kYarn},
+    NamedRopeKind{"yarn", RopeKind::kYarn},       NamedRopeKind{"longrope", RopeKind::kLongRope},
+    NamedRopeKind{"su", RopeKind::kLongRope},
 };
 
 // Keys that may stand beside the ones a kind reads; a key outside means a variant unknown to us.
-constexpr std::array<std::string_view, 14> kKnownKeys = {
+constexpr std::array<std::string_view, 16> kKnownKeys = {
     "type",      "rope_type",        "rope_theta",       "partial_rotary_factor",
     "factor",    "low_freq_factor",  "high_freq_factor", "original_max_position_embeddings",
     "beta_fast", "attention_factor", "beta_slow",        "mscale",
-    "truncate",  "mscale_all_dim",
+    "truncate",  "mscale_all_dim",   "short_factor",     "long_factor",
 };
 
 RopeKind parse_kind(const JsonFields& scaling) {
@@ -49,6 +50,23 @@ void parse_yarn(const JsonFields& scaling, RopeConfig& rope) {
   rope.truncate = scaling.get_bool("truncate", true);
 }
 
+std::vector<double> parse_factors(const JsonFields& scaling, const char* key) {
+  std::vector<double> factors = scaling.get_numbers(key);
+  if (factors.empty() || std::ranges::any_of(factors, [](double x) { return x <= 0; })) {
+    scaling.fail(key, "expected a list of numbers above 0");
+  }
+  return factors;
+}
+
+void parse_longrope(const JsonFields& scaling, RopeConfig& rope) {
+  rope.attention_factor = scaling.get_positive("attention_factor", 0.0);
+  rope.short_factors = parse_factors(scaling, "short_factor");
+  rope.long_factors = parse_factors(scaling, "long_factor");
+  if (rope.original_max_position_embeddings == 1) {
+    scaling.fail("original_max_position_embeddings", "expected more than 1");
+  }
+}
+
 void parse_llama3(const JsonFields& scaling, RopeConfig& rope) {
   rope.low_freq_factor = scaling.get_positive("low_freq_factor");
   rope.high_freq_factor = scaling.get_positive("high_freq_factor");
@@ -69,17 +87,23 @@ void parse_scaling(const JsonFields& fields, const JsonFields& scaling, int max_
   rope.theta = scaling.get_positive("rope_theta", rope.theta);
   rope.partial_rotary_factor =
       scaling.get_positive("partial_rotary_factor", rope.partial_rotary_factor);
+  if (rope.kind != RopeKind::kLongRope) {
+    for (const char* key : {"short_factor", "long_factor"}) {
+      if (scaling.has(key)) scaling.fail(key, "is implemented for longrope only");
+    }
+  }
   if (rope.kind == RopeKind::kDefault) return;
-  if (rope.kind == RopeKind::kLlama3 || rope.kind == RopeKind::kYarn) {
+  const bool has_ratio = rope.kind == RopeKind::kYarn || rope.kind == RopeKind::kLongRope;
+  if (rope.kind == RopeKind::kLlama3 || has_ratio) {
     // A value beside the scaling dictionary goes before the one inside, as in transformers.
     rope.original_max_position_embeddings =
         fields.get_int("original_max_position_embeddings",
                        scaling.get_int("original_max_position_embeddings", max_positions));
   }
-  if (rope.kind == RopeKind::kYarn) {
+  if (has_ratio) {
     rope.factor = scaling.get_positive(
         "factor", static_cast<double>(max_positions) / rope.original_max_position_embeddings);
-    parse_yarn(scaling, rope);
+    (rope.kind == RopeKind::kYarn ? parse_yarn : parse_longrope)(scaling, rope);
   } else {
     rope.factor = scaling.get_positive("factor");
   }
@@ -88,10 +112,12 @@ void parse_scaling(const JsonFields& fields, const JsonFields& scaling, int max_
 
 }  // namespace
 
-RopeConfig parse_rope(const JsonFields& fields, int max_position_embeddings, double default_theta) {
+RopeConfig parse_rope(const JsonFields& fields, int max_position_embeddings, double default_theta,
+                      double default_partial_rotary_factor) {
   RopeConfig rope;
   rope.theta = fields.get_positive("rope_theta", default_theta);
-  rope.partial_rotary_factor = fields.get_positive("partial_rotary_factor", 1.0);
+  rope.partial_rotary_factor =
+      fields.get_positive("partial_rotary_factor", default_partial_rotary_factor);
   rope.original_max_position_embeddings = max_position_embeddings;
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     if (!fields.has(key)) continue;
@@ -104,16 +130,32 @@ RopeConfig parse_rope(const JsonFields& fields, int max_position_embeddings, dou
   return rope;
 }
 
+bool has_layer_ropes(const JsonFields& fields) {
+  if (!fields.has("rope_parameters")) return false;
+  const JsonFields parameters = fields.get_object("rope_parameters");
+  return parameters.has("full_attention") || parameters.has("sliding_attention");
+}
+
+RopeConfig parse_layer_rope(const JsonFields& fields, const char* kind, int max_position_embeddings,
+                            double default_theta) {
+  RopeConfig rope = {.theta = default_theta,
+                     .original_max_position_embeddings = max_position_embeddings};
+  const JsonFields parameters = fields.get_object("rope_parameters");
+  if (parameters.has(kind)) {
+    parse_scaling(fields, parameters.get_object(kind), max_position_embeddings, rope);
+  }
+  return rope;
+}
+
 int max_positions(const ModelConfig& config) {
   int longest = config.max_position_embeddings;
   for (const RopeConfig& rope : config.ropes) {
     const int original = rope.kind == RopeKind::kYarn && rope.original_max_position_embeddings > 0
                              ? rope.original_max_position_embeddings
                              : config.max_position_embeddings;
-    if (rope.kind != RopeKind::kLinear && rope.kind != RopeKind::kDynamic &&
-        rope.kind != RopeKind::kYarn) {
-      continue;
-    }
+    const bool stretches = rope.kind == RopeKind::kLinear || rope.kind == RopeKind::kDynamic ||
+                           rope.kind == RopeKind::kYarn;
+    if (!stretches || !rope.adds_positions) continue;
     longest =
         std::max(longest, static_cast<int>(std::min<double>(original * std::max(1.0, rope.factor),
                                                             std::numeric_limits<int>::max())));

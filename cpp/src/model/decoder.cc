@@ -20,7 +20,7 @@ struct Workspace {
   Workspace(const ModelConfig& config, Backend& backend, int max_rows);
 
   Buffer hidden;        // [max_rows, hidden] float32: the residual stream
-  Buffer hidden_spare;  // likewise, for norms whose result becomes the residual stream
+  Buffer hidden_spare;  // likewise, for norms of what a block adds and of the stream itself
   Buffer embedded;      // [max_rows, embed_dim] float32, with embedding projections only
   Buffer q;             // [max_rows, num_heads * head_dim] act
   Buffer attention;     // [max_rows, num_heads * head_dim] act
@@ -100,7 +100,9 @@ struct Decoder::Impl {
         work(config, backend, row_limit),
         ropes(make_ropes(config, backend, max_model_len)) {}
 
-  void forward(const BatchView& batch, std::span<const PagedKvView> kv_layers);
+  void forward(const BatchView& batch, std::span<const PagedKvView> kv_layers, const Taps& taps);
+  void store_layer_input(int layer, const BatchView& batch, const Taps& taps);
+  void store_final_hidden(const BatchView& batch, const Taps& taps);
   void compute_logits(const int32_t* row_ids, int num_rows, float* logits);
 
   void embed(const BatchView& batch);
@@ -109,7 +111,7 @@ struct Decoder::Impl {
   void expand(const Layer& layer, int num_rows);
   void add_experts(const Layer& layer, int num_rows);
   void add_block(const Layer& layer, const Linear& out, const Buffer& rows, const Norm& norm,
-                 int num_rows);
+                 const Norm& output_norm, int num_rows);
   ProjectionInput block_input(const Layer& layer, const NormParams& norm, int num_rows) const;
   ProjectionInput act_input(const Buffer& rows, int num_rows) const;
 
@@ -129,7 +131,7 @@ ProjectionInput Decoder::Impl::block_input(const Layer& layer, const NormParams&
                                            int num_rows) const {
   return {.x = work.hidden.data(),
           .dtype = DType::kF32,
-          .norm = layer.spec.norms == NormPlaces::kInput ? &norm : nullptr,
+          .norm = layer.spec.norms_input() ? &norm : nullptr,
           .num_rows = num_rows};
 }
 
@@ -137,22 +139,34 @@ ProjectionInput Decoder::Impl::act_input(const Buffer& rows, int num_rows) const
   return {.x = rows.data(), .dtype = backend.act_dtype(), .num_rows = num_rows};
 }
 
-// Ends a block: projects `rows` and adds them to the residual stream.
+// Ends a block: projects `rows` and adds them to the residual stream, with a norm on the way
+// (`output_norm`) or one of the whole stream after it (`norm`) where the layer has such.
 void Decoder::Impl::add_block(const Layer& layer, const Linear& out, const Buffer& rows,
-                              const Norm& norm, int num_rows) {
+                              const Norm& norm, const Norm& output_norm, int num_rows) {
+  const bool norms_output = layer.spec.norms_output();
   backend.linear({.weight = out.weight.get(),
                   .in = act_input(rows, num_rows),
                   .bias = out.bias.as<float>(),
-                  .out = work.hidden.as<float>(),
+                  .out = (norms_output ? work.hidden_spare : work.hidden).as<float>(),
+                  .accumulate = !norms_output,
+                  .scale = config.residual_scale});
+  if (norms_output) {
+    backend.norm({.norm = output_norm.params(),
+                  .x = work.hidden_spare.as<float>(),
+                  .out = work.hidden.data(),
+                  .out_dtype = DType::kF32,
+                  .num_rows = num_rows,
+                  .dim = config.hidden_size,
                   .accumulate = true});
-  if (layer.spec.norms != NormPlaces::kResidual) return;
-  backend.norm({.norm = norm.params(),
-                .x = work.hidden.as<float>(),
-                .out = work.hidden_spare.data(),
-                .out_dtype = DType::kF32,
-                .num_rows = num_rows,
-                .dim = config.hidden_size});
-  std::swap(work.hidden, work.hidden_spare);
+  } else if (layer.spec.norms == NormPlaces::kResidual) {
+    backend.norm({.norm = norm.params(),
+                  .x = work.hidden.as<float>(),
+                  .out = work.hidden_spare.data(),
+                  .out_dtype = DType::kF32,
+                  .num_rows = num_rows,
+                  .dim = config.hidden_size});
+    std::swap(work.hidden, work.hidden_spare);
+  }
 }
 
 // ---- forward
@@ -165,7 +179,8 @@ void Decoder::Impl::embed(const BatchView& batch) {
   backend.embed({.table = embedding.tokens.get(),
                  .token_ids = batch.token_ids,
                  .out = embedded,
-                 .num_rows = rows});
+                 .num_rows = rows,
+                 .scale = embedding.scale});
   if (embedding.project_in) {
     backend.linear({.weight = embedding.project_in.get(),
                     .in = {.x = embedded, .dtype = DType::kF32, .num_rows = rows},
@@ -189,6 +204,7 @@ void Decoder::Impl::attend(const Layer& layer, const BatchView& batch, const Pag
                  .bias = layer.qkv.bias.as<float>(),
                  .q_norm = layer.q_norm.as<float>(),
                  .k_norm = layer.k_norm.as<float>(),
+                 .norm_all_heads = config.qk_norm == QkNorm::kAllHeads,
                  .norm_eps = config.norm_eps,
                  .num_heads = config.num_heads,
                  .batch = &batch,
@@ -206,6 +222,7 @@ void Decoder::Impl::attend(const Layer& layer, const BatchView& batch, const Pag
                           .kv = kv,
                           .num_heads = config.num_heads,
                           .scale = layer.spec.attention_scale,
+                          .soft_cap = layer.spec.attention_soft_cap,
                           .sliding_window = layer.spec.sliding_window,
                           .out = work.attention.data()});
 }
@@ -222,7 +239,8 @@ void Decoder::Impl::expand(const Layer& layer, int num_rows) {
 }
 
 void Decoder::Impl::add_experts(const Layer& layer, int num_rows) {
-  SPECDEC_CHECK(layer.spec.norms == NormPlaces::kInput);
+  SPECDEC_CHECK(layer.spec.norms == NormPlaces::kInput &&
+                !layer.spec.is_parallel);  // no family wants more
   backend.norm({.norm = layer.mlp_norm.params(),
                 .x = work.hidden.as<float>(),
                 .out = work.normed.data(),
@@ -246,20 +264,55 @@ void Decoder::Impl::add_experts(const Layer& layer, int num_rows) {
 void Decoder::Impl::run_layer(const Layer& layer, const BatchView& batch, const PagedKvView& kv) {
   const int rows = batch.num_rows;
   attend(layer, batch, kv);
-  add_block(layer, layer.attention_out, work.attention, layer.attention_norm, rows);
+  if (layer.spec.is_parallel) expand(layer, rows);
+  add_block(layer, layer.attention_out, work.attention, layer.attention_norm,
+            layer.attention_output_norm, rows);
   if (layer.spec.mlp == MlpKind::kExperts) return add_experts(layer, rows);
-  expand(layer, rows);
-  add_block(layer, layer.mlp_out, work.inner, layer.mlp_norm, rows);
+  if (!layer.spec.is_parallel) expand(layer, rows);
+  add_block(layer, layer.mlp_out, work.inner, layer.mlp_norm, layer.mlp_output_norm, rows);
 }
 
-void Decoder::Impl::forward(const BatchView& batch, std::span<const PagedKvView> kv_layers) {
+// The residual stream, where a tap wants it: the number of layers stands for the last one's output.
+void Decoder::Impl::store_layer_input(int layer, const BatchView& batch, const Taps& taps) {
+  int column = 0;
+  for (const int tapped : taps.spec.layer_inputs) {
+    if (tapped == layer) {
+      backend.store_rows({.x = work.hidden.as<float>(),
+                          .slot_mapping = batch.slot_mapping,
+                          .to = taps.features,
+                          .column = column,
+                          .dim = config.hidden_size,
+                          .num_rows = batch.num_rows});
+    }
+    column += config.hidden_size;
+  }
+}
+
+void Decoder::Impl::store_final_hidden(const BatchView& batch, const Taps& taps) {
+  if (!taps.spec.final_hidden) return;
+  const NormParams norm = parts.final_norm ? parts.final_norm->params() : NormParams{};
+  backend.store_rows({.x = work.hidden.as<float>(),
+                      .norm = parts.final_norm ? &norm : nullptr,
+                      .slot_mapping = batch.slot_mapping,
+                      .to = taps.features,
+                      .column = taps.features.width - config.hidden_size,
+                      .dim = config.hidden_size,
+                      .num_rows = batch.num_rows});
+}
+
+void Decoder::Impl::forward(const BatchView& batch, std::span<const PagedKvView> kv_layers,
+                            const Taps& taps) {
   SPECDEC_CHECK_LE(batch.num_rows, max_rows);
   SPECDEC_CHECK_EQ(kv_layers.size(), parts.layers.size());
   if (batch.num_rows == 0) return;
   embed(batch);
-  for (size_t index = 0; index < parts.layers.size(); ++index) {
+  const int num_layers = static_cast<int>(parts.layers.size());
+  for (int index = 0; index < num_layers; ++index) {
+    store_layer_input(index, batch, taps);
     run_layer(*parts.layers[index], batch, kv_layers[index]);
   }
+  store_layer_input(num_layers, batch, taps);
+  store_final_hidden(batch, taps);
 }
 
 void Decoder::Impl::compute_logits(const int32_t* row_ids, int rows, float* logits) {
@@ -276,7 +329,11 @@ void Decoder::Impl::compute_logits(const int32_t* row_ids, int rows, float* logi
     backend.linear({.weight = head.project_out.get(), .in = in, .out = work.embedded.as<float>()});
     in = {.x = work.embedded.data(), .dtype = DType::kF32, .num_rows = rows};
   }
-  backend.linear({.weight = head.weight.get(), .in = in, .out = logits});
+  backend.linear({.weight = head.weight.get(),
+                  .in = in,
+                  .out = logits,
+                  .scale = head.scale,
+                  .soft_cap = head.soft_cap});
 }
 
 // ---- public
@@ -301,8 +358,9 @@ std::string Decoder::weight_format() const {
   return stored.empty() || impl_->config.random_weights ? kinds : str_cat(kinds, ", from ", stored);
 }
 
-void Decoder::forward(const BatchView& batch, std::span<const PagedKvView> kv_layers) {
-  impl_->forward(batch, kv_layers);
+void Decoder::forward(const BatchView& batch, std::span<const PagedKvView> kv_layers,
+                      const Taps& taps) {
+  impl_->forward(batch, kv_layers, taps);
 }
 
 void Decoder::compute_logits(std::span<const int32_t> row_ids, float* logits) {

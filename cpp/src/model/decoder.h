@@ -10,6 +10,7 @@
 #include "backend/backend.h"
 #include "model/config.h"
 #include "model/parts.h"
+#include "model/taps.h"
 #include "specdec/quantization.h"
 
 namespace specdec {
@@ -36,8 +37,9 @@ class Decoder {
 
   // Runs the rows of a staged batch through all layers: writes their KV, leaves their last hidden
   // states inside.
-  // kv_layers has one view a layer.
-  void forward(const BatchView& batch, std::span<const PagedKvView> kv_layers);
+  // kv_layers has one view a layer. States that are tapped go to their rows' slots.
+  void forward(const BatchView& batch, std::span<const PagedKvView> kv_layers,
+               const Taps& taps = {});
 
   // Final norm and head on rows of the last forward: logits [row_ids.size(), vocab_size] float32.
   void compute_logits(std::span<const int32_t> row_ids, float* logits);

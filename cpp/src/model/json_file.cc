@@ -134,6 +134,18 @@ std::string JsonFields::get_string(const char* key, const std::string& absent) c
   return value->get<std::string>();
 }
 
+std::vector<double> JsonFields::get_numbers(const char* key) const {
+  const Json* value = find(key);
+  if (value == nullptr) return {};
+  if (!value->is_array()) fail_type(key, "a list of numbers");
+  std::vector<double> numbers;
+  for (const Json& item : *value) {
+    if (!item.is_number()) fail_type(key, "a list of numbers");
+    numbers.push_back(item.get<double>());
+  }
+  return numbers;
+}
+
 std::vector<std::string> JsonFields::get_strings(const char* key) const {
   const Json* value = find(key);
   if (value == nullptr) return {};

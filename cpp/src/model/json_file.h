@@ -54,6 +54,7 @@ class JsonFields {
   bool get_bool(const char* key, bool absent) const;
   std::string get_string(const char* key, const std::string& absent) const;
   std::vector<std::string> get_strings(const char* key) const;  // empty when absent
+  std::vector<double> get_numbers(const char* key) const;       // likewise
   JsonFields get_object(const char* key) const;
 
   [[noreturn]] void fail(const char* key, const std::string& message) const;

@@ -36,19 +36,20 @@ void load_stacked(TensorLoader& loader, const std::string& block, int64_t inner,
   const int64_t count = loader.config().num_experts;
   const std::string gate_up_name = block + ".gate_up_proj";
   const std::string down_name = block + ".down_proj";
-  const TensorView gate_up = loader.read(gate_up_name, std::array{count, 2 * inner, hidden});
-  const TensorView down = loader.read(down_name, std::array{count, hidden, inner});
-  // Rows [index * num_rows, + num_rows) of the stack taken as one tall matrix.
-  const auto slice = [](const TensorView& stack, int64_t index, int64_t num_rows) {
-    const int64_t row_bytes = stack.shape[2] * static_cast<int64_t>(size_of(stack.dtype));
-    return WeightView{
-        .values = {.data = static_cast<const char*>(stack.data) + index * num_rows * row_bytes,
-                   .dtype = stack.dtype,
-                   .shape = {num_rows, stack.shape[2]}}};
+  // Each stack taken as one tall matrix.
+  const auto read = [&](const std::string& name, int64_t rows_each, int64_t in_features) {
+    const TensorView stack = loader.read(name, std::array{count, rows_each, in_features});
+    return WeightView{.values = {.data = stack.data,
+                                 .dtype = stack.dtype,
+                                 .shape = {count * rows_each, in_features}}};
   };
+  const WeightView gate_up = read(gate_up_name, 2 * inner, hidden);
+  const WeightView down = read(down_name, hidden, inner);
   for (int64_t expert = 0; expert < count; ++expert) {
-    add_expert(loader, slice(gate_up, 2 * expert, inner), slice(gate_up, 2 * expert + 1, inner),
-               slice(down, expert, hidden), experts);
+    const int64_t gate = 2 * expert * inner;
+    add_expert(loader, loader.rows_of(gate_up, {gate, inner}, gate_up_name),
+               loader.rows_of(gate_up, {gate + inner, inner}, gate_up_name),
+               loader.rows_of(down, {expert * hidden, hidden}, down_name), experts);
   }
   loader.release(gate_up_name);
   loader.release(down_name);

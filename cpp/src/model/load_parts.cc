@@ -21,8 +21,10 @@ int64_t embed_dim(const ModelConfig& config) {
 // Before the layers that there are take time and memory.
 void check_num_layers(const TensorLoader& loader) {
   const ModelConfig& config = loader.config();
-  const std::string last = str_cat(config.names.layers, config.num_layers - 1, ".",
-                                   config.names.attention_norm, ".weight");
+  const TensorNames& names = config.names;
+  const std::string last = str_cat(
+      names.layers, config.num_layers - 1, ".",
+      names.attention_norm.empty() ? names.attention_output_norm : names.attention_norm, ".weight");
   if (config.random_weights || loader.contains(last)) return;
   throw CheckpointError(loader.source(), last,
                         str_cat("the checkpoint has no such tensor, and num_hidden_layers of "
@@ -88,6 +90,8 @@ void load_ends(TensorLoader& loader, ModelParts& parts) {
                       embed_dim(config));
   }
   if (parts.embedding == nullptr) {
+    embedding->scale = config.rounds_embedding_scale ? loader.rounded(config.embedding_scale)
+                                                     : config.embedding_scale;
     load_positions(loader, *embedding);
     if (config.embed_dim != 0) {
       embedding->project_in = loader.matrix(
@@ -97,6 +101,8 @@ void load_ends(TensorLoader& loader, ModelParts& parts) {
     parts.embedding = std::move(embedding);
   }
   if (parts.head == nullptr) {
+    head->scale = config.logits_scale;
+    head->soft_cap = config.logits_soft_cap;
     if (config.embed_dim != 0) {
       head->project_out = loader.matrix(MatrixRole::kLayer,
                                         {{weight_of(config.names.project_out), config.embed_dim}},
@@ -106,39 +112,73 @@ void load_ends(TensorLoader& loader, ModelParts& parts) {
   }
 }
 
+// All of q, then k, then v, of rows that lie head by head.
+std::vector<RowRange> heads_apart(const ModelConfig& config) {
+  std::vector<RowRange> order;
+  for (int part = 0; part < 3; ++part) {
+    for (int head = 0; head < config.num_heads; ++head) {
+      order.push_back({(int64_t{3} * head + part) * config.head_dim, config.head_dim});
+    }
+  }
+  return order;
+}
+
 void load_attention(TensorLoader& loader, const std::string& prefix, Layer& layer) {
   const ModelConfig& config = loader.config();
   const TensorNames& names = config.names;
   const int64_t q_rows = int64_t{config.num_heads} * config.head_dim;
   const int64_t kv_rows = int64_t{config.num_kv_heads} * config.head_dim;
-  layer.attention_norm = loader.norm(str_cat(prefix, names.attention_norm));
-  layer.qkv = loader.linear({{str_cat(prefix, names.qkv[0]), q_rows},
-                             {str_cat(prefix, names.qkv[1]), kv_rows},
-                             {str_cat(prefix, names.qkv[2]), kv_rows}},
-                            config.hidden_size, config.qkv_bias);
-  if (config.qk_norm) {
-    layer.q_norm = loader.vector({{str_cat(prefix, names.q_norm, ".weight"), config.head_dim}});
-    layer.k_norm = loader.vector({{str_cat(prefix, names.k_norm, ".weight"), config.head_dim}});
+  if (!names.attention_norm.empty()) {
+    layer.attention_norm = loader.norm(str_cat(prefix, names.attention_norm));
+  }
+  std::vector<TensorPart> qkv = {{str_cat(prefix, names.qkv[0]), q_rows}};
+  if (names.qkv[1].empty()) {
+    qkv.front().rows += 2 * kv_rows;
+    if (names.qkv_by_head) qkv.front().order = heads_apart(config);
+  } else {
+    qkv.push_back({str_cat(prefix, names.qkv[1]), kv_rows});
+    qkv.push_back({str_cat(prefix, names.qkv[2]), kv_rows});
+  }
+  layer.qkv = loader.linear(qkv, config.hidden_size, config.qkv_bias);
+  if (config.qk_norm != QkNorm::kNone) {
+    const bool per_head = config.qk_norm == QkNorm::kPerHead;
+    const auto load = [&](std::string_view name, int64_t rows) {
+      return loader.norm_weights(str_cat(prefix, name, ".weight"),
+                                 per_head ? config.head_dim : rows);
+    };
+    layer.q_norm = load(names.q_norm, q_rows);
+    layer.k_norm = load(names.k_norm, kv_rows);
   }
   layer.attention_out = loader.linear({{str_cat(prefix, names.attention_out), config.hidden_size}},
                                       q_rows, config.out_bias);
+  if (layer.spec.norms_output()) {
+    layer.attention_output_norm = loader.norm(str_cat(prefix, names.attention_output_norm));
+  }
 }
 
 void load_mlp(TensorLoader& loader, const std::string& prefix, Layer& layer) {
   const ModelConfig& config = loader.config();
   const TensorNames& names = config.names;
   const int64_t inner = layer.spec.inner_size;
-  layer.mlp_norm = loader.norm(str_cat(prefix, names.mlp_norm));
+  if (!names.mlp_norm.empty()) layer.mlp_norm = loader.norm(str_cat(prefix, names.mlp_norm));
   if (layer.spec.mlp == MlpKind::kExperts) {
     layer.experts = load_experts(loader, prefix, layer.spec);
     return;
   }
   const bool gated = layer.spec.mlp == MlpKind::kGated;
   std::vector<TensorPart> in = {{str_cat(prefix, names.mlp_in[0]), inner}};
-  if (gated) in.push_back({str_cat(prefix, names.mlp_in[1]), inner});
+  if (gated && names.mlp_in[1].empty()) {
+    in.front().rows = 2 * inner;
+    in.front().order = {{0, inner}, {inner, inner}};
+  } else if (gated) {
+    in.push_back({str_cat(prefix, names.mlp_in[1]), inner});
+  }
   layer.mlp_in = loader.linear(in, config.hidden_size, config.mlp_bias, gated);
   layer.mlp_out =
       loader.linear({{str_cat(prefix, names.mlp_out), config.hidden_size}}, inner, config.mlp_bias);
+  if (layer.spec.norms_output()) {
+    layer.mlp_output_norm = loader.norm(str_cat(prefix, names.mlp_output_norm));
+  }
 }
 
 std::shared_ptr<const Layer> load_layer(TensorLoader& loader, int index) {

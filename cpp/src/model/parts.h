@@ -37,6 +37,7 @@ struct Embedding {
   std::unique_ptr<const PackedLinear> project_in;   // [hidden, embed_dim], null without
   std::unique_ptr<const EmbeddingTable> positions;  // [positions, hidden], null without
   int position_offset = 0;
+  float scale = 1.0f;  // of the rows of `tokens`
 };
 
 struct Experts {
@@ -48,21 +49,25 @@ struct Experts {
 
 struct Layer {
   LayerSpec spec;
-  Norm attention_norm;
-  Linear qkv;     // q, k and v in one matrix
-  Buffer q_norm;  // float32 [head_dim], empty without
+  Norm attention_norm;  // empty without; so is mlp_norm
+  Linear qkv;           // q, k and v in one matrix
+  Buffer q_norm;        // float32 [head_dim], of all heads [rows of q]; empty without
   Buffer k_norm;
   Linear attention_out;
+  Norm attention_output_norm;  // empty without
   Norm mlp_norm;
   Linear mlp_in;  // gate and up in one matrix, or the one of a plain MLP
   Linear mlp_out;
-  Experts experts;  // instead of mlp_in and mlp_out
+  Norm mlp_output_norm;  // empty without
+  Experts experts;       // instead of mlp_in and mlp_out
 };
 
 // From normalised rows of the residual stream to logits.
 struct Head {
   std::unique_ptr<const PackedLinear> project_out;  // [embed_dim, hidden], null without
   std::shared_ptr<const PackedLinear> weight;       // [vocab, embed_dim]
+  float scale = 1.0f;                               // of the logits, before soft_cap
+  float soft_cap = 0.0f;                            // of the logits; 0: none
 };
 
 struct ModelParts {

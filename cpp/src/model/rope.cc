@@ -82,13 +82,22 @@ std::vector<double> rope_frequencies(const RopeConfig& rope, int rotary_dim, int
     scale_llama3(rope, frequencies);
   } else if (rope.kind == RopeKind::kYarn) {
     scale_yarn(rope, rotary_dim, frequencies);
+  } else if (rope.kind == RopeKind::kLongRope) {
+    const bool is_long = length > rope.original_max_position_embeddings;
+    const std::vector<double>& factors = is_long ? rope.long_factors : rope.short_factors;
+    SPECDEC_CHECK_EQ(factors.size(), frequencies.size());
+    for (size_t i = 0; i < frequencies.size(); ++i) frequencies[i] /= factors[i];
   }
   return frequencies;
 }
 
 double rope_attention_factor(const RopeConfig& rope) {
-  if (rope.kind != RopeKind::kYarn) return 1.0;
+  if (rope.kind != RopeKind::kYarn && rope.kind != RopeKind::kLongRope) return 1.0;
   if (rope.attention_factor > 0.0) return rope.attention_factor;
+  if (rope.kind == RopeKind::kLongRope) {
+    const double original = rope.original_max_position_embeddings;
+    return rope.factor <= 1.0 ? 1.0 : std::sqrt(1.0 + std::log(rope.factor) / std::log(original));
+  }
   if (rope.mscale != 0.0 && rope.mscale_all_dim != 0.0) {
     return yarn_mscale(rope.factor, rope.mscale) / yarn_mscale(rope.factor, rope.mscale_all_dim);
   }
@@ -102,7 +111,8 @@ RopeTables make_rope_tables(const RopeConfig& rope, int head_dim, int num_positi
   RopeTables tables;
   tables.cos.resize(num_positions * planes);
   tables.sin.resize(num_positions * planes);
-  std::vector<double> frequencies = rope_frequencies(rope, dim, 1);
+  std::vector<double> frequencies =
+      rope_frequencies(rope, dim, rope.kind == RopeKind::kLongRope ? num_positions : 1);
   for (int position = 0; position < num_positions; ++position) {
     if (rope.kind == RopeKind::kDynamic && position >= rope.original_max_position_embeddings) {
       frequencies = rope_frequencies(rope, dim, position + 1);

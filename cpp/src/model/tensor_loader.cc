@@ -6,6 +6,7 @@
 
 #include "core/log.h"
 #include "core/str_cat.h"
+#include "specdec/error.h"
 
 namespace specdec {
 namespace {
@@ -13,6 +14,15 @@ namespace {
 std::vector<TensorPart> with_suffix(std::vector<TensorPart> parts, std::string_view suffix) {
   for (TensorPart& part : parts) part.name += suffix;
   return parts;
+}
+
+// Along the first extent.
+TensorView slice(const TensorView& tensor, RowRange rows) {
+  TensorView view = tensor;
+  view.shape[0] = rows.count;
+  const int64_t row_bytes = tensor.size_bytes() / tensor.shape[0];
+  view.data = static_cast<const char*>(tensor.data) + rows.begin * row_bytes;
+  return view;
 }
 
 bool same(const void* a, const void* b, int64_t num_bytes) {
@@ -74,6 +84,31 @@ bool TensorLoader::is_equal(const std::string& name, const WeightView& other) {
   return equal;
 }
 
+WeightView TensorLoader::rows_of(const WeightView& matrix, RowRange rows,
+                                 const std::string& name) const {
+  WeightView view = matrix;
+  view.values = slice(matrix.values, rows);
+  if (matrix.is_integer()) {
+    const int64_t num_groups = matrix.in_features() / matrix.group_size;
+    view.scales += rows.begin * num_groups;
+    if (view.mins != nullptr) view.mins += rows.begin * num_groups;
+  }
+  if (matrix.is_fp8()) {
+    const int64_t first = rows.begin / matrix.block_rows;
+    const int64_t last = (rows.begin + rows.count - 1) / matrix.block_rows;
+    if (first != last && rows.begin % matrix.block_rows != 0) {
+      throw CheckpointError(source(), name,
+                            str_cat("its rows from ", rows.begin,
+                                    " on are used by themselves, but "
+                                    "share scales with those before, in blocks of ",
+                                    matrix.block_rows));
+    }
+    view.block_scales +=
+        first * ((matrix.in_features() + matrix.block_cols - 1) / matrix.block_cols);
+  }
+  return view;
+}
+
 WeightFormat TensorLoader::format_of(MatrixRole role, std::span<const WeightView> parts) {
   const bool has_fp8 = backend_.supports(WeightFormat::kFp8);
   const WeightFormat format = choose_format(quantization_, role, parts, has_fp8);
@@ -111,7 +146,9 @@ std::unique_ptr<const PackedLinear> TensorLoader::matrix(MatrixRole role,
                                                          int64_t in_features, bool gated) {
   std::vector<WeightView> views;
   for (const TensorPart& part : parts) {
-    views.push_back(read_matrix(part.name, part.rows, in_features));
+    const WeightView whole = read_matrix(part.name, part.rows, in_features);
+    if (part.order.empty()) views.push_back(whole);
+    for (const RowRange& rows : part.order) views.push_back(rows_of(whole, rows, part.name));
   }
   auto packed = pack(role, views, gated);
   for (const TensorPart& part : parts) release(part.name);
@@ -120,11 +157,39 @@ std::unique_ptr<const PackedLinear> TensorLoader::matrix(MatrixRole role,
 
 Buffer TensorLoader::vector(const std::vector<TensorPart>& parts) {
   std::vector<TensorView> views;
-  for (const TensorPart& part : parts) views.push_back(read(part.name, std::array{part.rows}));
+  for (const TensorPart& part : parts) {
+    const TensorView whole = read(part.name, std::array{part.rows});
+    if (part.order.empty()) views.push_back(whole);
+    for (const RowRange& rows : part.order) views.push_back(slice(whole, rows));
+  }
   Buffer buffer = backend_.make_vector(views);
   size_bytes_ += static_cast<int64_t>(buffer.size_bytes());
   for (const TensorPart& part : parts) release(part.name);
   return buffer;
+}
+
+Buffer TensorLoader::norm_weights(const std::string& name, int64_t size) {
+  if (config_.norm_offset == 0.0f) return vector({{name, size}});
+  const TensorView stored = read(name, std::array{size});
+  std::vector<float> weights(static_cast<size_t>(size));
+  to_floats(stored.data, stored.dtype, weights.size(), weights.data());
+  for (float& weight : weights) weight += config_.norm_offset;
+  release(name);
+  const TensorView view = {.data = weights.data(), .dtype = DType::kF32, .shape = {size}};
+  Buffer buffer = backend_.make_vector(std::array{view});
+  size_bytes_ += static_cast<int64_t>(buffer.size_bytes());
+  return buffer;
+}
+
+float TensorLoader::rounded(float value) const {
+  switch (backend_.act_dtype()) {
+    case DType::kBF16:
+      return to_float(to_bfloat16(value));
+    case DType::kF16:
+      return half_to_float(float_to_half(value));
+    default:
+      return value;
+  }
 }
 
 Linear TensorLoader::linear(const std::vector<TensorPart>& parts, int64_t in_features, bool bias,
@@ -139,7 +204,7 @@ Norm TensorLoader::norm(const std::string& name) {
   Norm norm;
   norm.kind = config_.norm_kind;
   norm.eps = config_.norm_eps;
-  norm.weight = vector({{name + ".weight", config_.hidden_size}});
+  norm.weight = norm_weights(name + ".weight", config_.hidden_size);
   if (norm.kind == NormKind::kLayer) norm.bias = vector({{name + ".bias", config_.hidden_size}});
   return norm;
 }

@@ -18,10 +18,16 @@
 
 namespace specdec {
 
+struct RowRange {
+  int64_t begin = 0;
+  int64_t count = 0;
+};
+
 // One tensor of a fused matrix or vector.
 struct TensorPart {
   std::string name;
   int64_t rows = 0;
+  std::vector<RowRange> order = {};  // pieces of it to lay one after another; empty: all as it is
 };
 
 class TensorLoader {
@@ -37,6 +43,9 @@ class TensorLoader {
   // What follows counts the parameters read. Names are whole: with ".weight".
   TensorView read(const std::string& name, std::span<const int64_t> shape);
   WeightView read_matrix(const std::string& name, int64_t rows, int64_t in_features);
+  // Rows of a matrix that was read from the tensor `name`. Throws CheckpointError where a scale of
+  // 8-bit floats is shared by rows on both sides of a cut.
+  WeightView rows_of(const WeightView& matrix, RowRange rows, const std::string& name) const;
   void release(const std::string& name) { store_.release(resolve(name)); }
   // Whether two matrices of one shape hold the same; reads `name` and releases it uncounted.
   bool is_equal(const std::string& name, const WeightView& other);
@@ -50,6 +59,10 @@ class TensorLoader {
   std::unique_ptr<const PackedLinear> matrix(MatrixRole role, const std::vector<TensorPart>& parts,
                                              int64_t in_features, bool gated = false);
   Buffer vector(const std::vector<TensorPart>& parts);
+  // The weights of a norm, with the config's norm_offset.
+  Buffer norm_weights(const std::string& name, int64_t size);
+  // `value` as a number of the dtype computed in.
+  float rounded(float value) const;
 
   // Names without ".weight" and ".bias".
   Linear linear(const std::vector<TensorPart>& parts, int64_t in_features, bool bias,

@@ -16,15 +16,20 @@ struct TensorNames {
   std::string_view final_norm = "model.norm";
   std::string_view head = "lm_head";
 
-  std::string_view layers = "model.layers.";  // then the layer's index, a dot and:
-  std::string_view attention_norm = "input_layernorm";
+  std::string_view layers = "model.layers.";            // then the layer's index, a dot and:
+  std::string_view attention_norm = "input_layernorm";  // empty: no norm of the block's input
+  std::string_view attention_output_norm = {};
+  // The first name alone: one matrix of the rows of all three.
   std::array<std::string_view, 3> qkv = {"self_attn.q_proj", "self_attn.k_proj",
                                          "self_attn.v_proj"};
+  bool qkv_by_head = false;  // of one matrix: a head's rows of q, k and v, then the next head's
   std::string_view q_norm = "self_attn.q_norm";
   std::string_view k_norm = "self_attn.k_norm";
   std::string_view attention_out = "self_attn.o_proj";
   std::string_view mlp_norm = "post_attention_layernorm";
-  std::array<std::string_view, 2> mlp_in = {"mlp.gate_proj", "mlp.up_proj"};  // plain: the first
+  std::string_view mlp_output_norm = {};
+  // The first name alone: of a plain MLP, or of one matrix of the rows of gate and up.
+  std::array<std::string_view, 2> mlp_in = {"mlp.gate_proj", "mlp.up_proj"};
   std::string_view mlp_out = "mlp.down_proj";
 
   // Of experts that have a matrix each: the router, "<experts>.<index>.", then gate, up and down.

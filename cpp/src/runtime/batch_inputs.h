@@ -40,8 +40,8 @@ class BatchInputs {
   int num_requests() const { return static_cast<int>(base_lens_.size()); }
 
  private:
-  // Runs `add`, and takes back what it had added when it throws. Returns the index of its first
-  // row.
+  // Runs `add` and, if it throws, removes what it had added. Returns the index of the first row
+  // that it added.
   template <class Add>
   int add_whole(const Add& add);
   void cut(int num_rows, int num_requests, bool has_tree);

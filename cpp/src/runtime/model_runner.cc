@@ -25,8 +25,11 @@ void each_row_count(int most, const std::function<void(int)>& work) {
 }  // namespace
 
 ModelRunner::ModelRunner(const ModelConfig& config, const std::string& directory, Backend& backend,
-                         const RunnerLimits& limits, Quantization quantization)
-    : backend_(backend), limits_(limits), row_processing_(backend) {
+                         const RunnerLimits& limits, Quantization quantization, TapSpec taps)
+    : backend_(backend), limits_(limits), taps_{.spec = std::move(taps)}, row_processing_(backend) {
+  for (const int layer : taps_.spec.layer_inputs) {
+    SPECDEC_CHECK(layer >= 0 && layer <= config.num_layers);
+  }
   // A backend may pad a batch, to the next power of two at most.
   const auto max_padded_rows =
       static_cast<int>(std::bit_ceil(static_cast<unsigned>(limits.max_rows)));
@@ -51,16 +54,26 @@ KvCacheShape ModelRunner::cache_shape(const KvFormat& format) const {
 }
 
 int64_t ModelRunner::cache_block_bytes(const KvFormat& format) const {
-  return KvCache::block_bytes(backend_, cache_shape(format));
+  return KvCache::block_bytes(backend_, cache_shape(format)) +
+         FeatureCache::block_bytes(backend_, feature_width(), format.block_size);
+}
+
+std::unique_ptr<FeatureCache> ModelRunner::make_features(int num_blocks,
+                                                         const KvFormat& format) const {
+  if (taps_.spec.num_taps() == 0) return nullptr;
+  return std::make_unique<FeatureCache>(backend_, feature_width(), format.block_size, num_blocks);
 }
 
 void ModelRunner::rehearse(const KvFormat& format) {
   const auto max_rows = static_cast<int>(std::bit_ceil(static_cast<unsigned>(limits_.max_rows)));
   backend_.rehearse([&] {
     const KvCache cache(backend_, cache_shape(format), /*num_blocks=*/1);
+    const auto features = make_features(/*num_blocks=*/1, format);
+    Taps taps = taps_;
+    if (features != nullptr) taps.features = features->rows();
     each_row_count(max_rows, [&](int rows) {
       decoder_->forward({.num_requests = 1, .num_rows = rows, .max_blocks_per_request = 1},
-                        cache.layers());
+                        cache.layers(), taps);
     });
     each_row_count(std::min(limits_.max_logit_rows, max_rows), [&](int rows) {
       decoder_->compute_logits_staged(nullptr, rows, logits_.as<float>());
@@ -81,6 +94,8 @@ void ModelRunner::rehearse(const KvFormat& format) {
 
 void ModelRunner::allocate_cache(int num_blocks, const KvFormat& format) {
   cache_ = std::make_unique<KvCache>(backend_, cache_shape(format), num_blocks);
+  features_ = make_features(num_blocks, format);
+  if (features_ != nullptr) taps_.features = features_->rows();
 }
 
 void ModelRunner::forward(BatchInputs& inputs) {
@@ -88,7 +103,7 @@ void ModelRunner::forward(BatchInputs& inputs) {
   num_rows_held_ = inputs.num_rows();
   const BatchView batch = backend_.stage(inputs.view());
   if (batch.num_rows == 0) return;
-  const auto work = [&] { decoder_->forward(batch, cache_->layers()); };
+  const auto work = [&] { decoder_->forward(batch, cache_->layers(), taps_); };
   if (!batch.is_recordable) return work();
   const int mask_words = batch.ancestor_mask != nullptr ? batch.mask_words : 0;
   backend_.run_recorded(
@@ -99,7 +114,7 @@ void ModelRunner::forward(BatchInputs& inputs) {
 
 void ModelRunner::forward(const BatchView& batch) {
   SPECDEC_CHECK_LE(batch.num_rows, limits_.max_rows);
-  decoder_->forward(batch, cache_->layers());
+  decoder_->forward(batch, cache_->layers(), taps_);
 }
 
 void ModelRunner::compute_logits(const int32_t* row_ids, int num_rows, float* logits) {
@@ -107,7 +122,8 @@ void ModelRunner::compute_logits(const int32_t* row_ids, int num_rows, float* lo
 }
 
 void ModelRunner::move_kv(std::span<const std::pair<int64_t, int64_t>> slots) {
-  if (!slots.empty()) backend_.copy_kv({.layers = cache_->layers(), .slots = slots});
+  if (slots.empty()) return;
+  backend_.copy_kv({.layers = cache_->layers(), .features = taps_.features, .slots = slots});
 }
 
 void ModelRunner::sample(std::span<const int32_t> row_ids, std::span<const SampleRow> rows,

@@ -9,6 +9,7 @@
 
 #include "model/decoder.h"
 #include "runtime/batch_inputs.h"
+#include "runtime/feature_cache.h"
 #include "runtime/kv_cache.h"
 #include "runtime/row_processing.h"
 
@@ -23,9 +24,11 @@ struct RunnerLimits {
 class ModelRunner final : public StepModel {
  public:
   // The backend is borrowed and must outlive the runner. Loads the weights; the cache comes after,
-  // when what is left of the memory is known.
+  // when what is left of the memory is known. Passes leave the states that `taps` names at their
+  // tokens' slots, for drafters to read.
   ModelRunner(const ModelConfig& config, const std::string& directory, Backend& backend,
-              const RunnerLimits& limits, Quantization quantization = Quantization::kAuto);
+              const RunnerLimits& limits, Quantization quantization = Quantization::kAuto,
+              TapSpec taps = {});
 
   ~ModelRunner() override { backend_.forget_recorded(this); }
 
@@ -33,7 +36,7 @@ class ModelRunner final : public StepModel {
   // is the cache's. Before allocate_cache().
   void rehearse(const KvFormat& format);
   void allocate_cache(int num_blocks, const KvFormat& format);
-  // Bytes of one block over all layers.
+  // Bytes of one block over all layers, features included.
   int64_t cache_block_bytes(const KvFormat& format) const;
 
   // Runs the rows, writing their KV.
@@ -49,8 +52,10 @@ class ModelRunner final : public StepModel {
   void compute_logits(const int32_t* row_ids, int num_rows, float* logits) override;
   int vocab_size() const override { return decoder_->config().vocab_size; }
   std::span<const PagedKvView> kv_layers() const override { return cache_->layers(); }
+  PagedRowsView features() const override { return taps_.features; }
 
-  // Moves the KV of accepted drafts to where their positions belong: (from, to) slots, in order.
+  // Moves the KV and features of accepted drafts to where their positions belong: (from, to) slots,
+  // in order.
   void move_kv(std::span<const std::pair<int64_t, int64_t>> slots);
 
   // Time spent in the final norm and the head so far.
@@ -61,12 +66,16 @@ class ModelRunner final : public StepModel {
 
  private:
   KvCacheShape cache_shape(const KvFormat& format) const;
+  int feature_width() const { return taps_.spec.width(decoder_->config().hidden_size); }
+  std::unique_ptr<FeatureCache> make_features(int num_blocks, const KvFormat& format) const;
 
   Backend& backend_;
   RunnerLimits limits_;
   std::unique_ptr<Decoder> decoder_;
   std::unique_ptr<KvCache> cache_;
-  int num_rows_held_ = 0;  // of the last forward
+  Taps taps_;
+  std::unique_ptr<FeatureCache> features_;  // null: nothing is tapped
+  int num_rows_held_ = 0;                   // of the last forward
   double head_seconds_ = 0;
   Buffer logits_;  // [max_logit_rows, vocab_size] float32
   RowProcessing row_processing_;

@@ -9,7 +9,7 @@
 namespace specdec {
 namespace {
 
-// A known token's raw logprobs have nothing to do with processors.
+// Raw logprobs of a known token do not depend on processors.
 bool is_processed(const SampleRow& row, LogprobsMode logprobs_mode) {
   if (row.processor == nullptr) return false;
   return row.forced_token < 0 || row.distribution != nullptr || !is_raw(logprobs_mode);

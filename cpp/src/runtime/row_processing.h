@@ -1,4 +1,4 @@
-// Rows whose logits code of the user's changes: they come to the host and go back.
+// Brings rows with logits processors to the host and runs the user's code on their logits.
 #pragma once
 
 #include <exception>
@@ -15,14 +15,14 @@ class RowProcessing {
   explicit RowProcessing(Backend& backend) : backend_(backend) {}
 
   // Runs the processors of the rows that have one and returns what to sample instead of `rows`,
-  // valid until the next call. `logits` are the backend's, [rows.size(), vocab_size]. A row whose
-  // processor throws gets that as the error of its result.
+  // valid until the next call. `logits` are the backend's, [rows.size(), vocab_size]. The result of
+  // a row whose processor throws has the exception as its error.
   std::span<const SampleRow> run(const float* logits, int vocab_size,
                                  std::span<const SampleRow> rows, LogprobsMode logprobs_mode,
                                  std::span<SampleResult> results);
 
  private:
-  // Returns what the processor throws; the row is as it was then.
+  // Returns the processor's exception, if any; the row is unchanged then.
   std::exception_ptr process(const float* from, SampleRow& row, std::span<float> logits);
 
   Backend& backend_;

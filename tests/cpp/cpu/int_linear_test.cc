@@ -1,19 +1,17 @@
-// Products with integer weights on every kernel set this machine runs, against double precision:
-// what packing stores, what products make of it, and that no bit depends on batch or machine.
+// Products with integer weights on every kernel set this machine runs, against double precision,
+// and that no bit depends on batch or machine.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <string>
 #include <vector>
 
-#include "cpu/cpu_backend.h"
-#include "cpu/packed_linear.h"
-#include "testing/cpu_isas.h"
+#include "testing/cpu_int_formats.h"
 #include "testing/oracle/operations.h"
 #include "testing/quantized_matrix.h"
+#include "testing/quantized_products.h"
 #include "testing/values.h"
 
 namespace specdec::cpu {
@@ -24,73 +22,13 @@ using specdec::testing::random_values;
 using specdec::testing::supported_isas;
 using specdec::testing::view_of;
 
-constexpr WeightFormat kFormats[] = {WeightFormat::kInt8, WeightFormat::kInt8Grouped,
-                                     WeightFormat::kInt8GroupedMin, WeightFormat::kInt4Grouped,
-                                     WeightFormat::kInt4GroupedMin};
+class CpuIntLinearTest : public IntFormatTest {};
 
-bool is_int4(WeightFormat format) {
-  return format == WeightFormat::kInt4Grouped || format == WeightFormat::kInt4GroupedMin;
-}
-bool has_mins(WeightFormat format) {
-  return format == WeightFormat::kInt8GroupedMin || format == WeightFormat::kInt4GroupedMin;
-}
-
-std::vector<float> run(CpuBackend& backend, const PackedLinear& weight, const float* x, int rows) {
-  std::vector<float> out(rows * weight.out_features(), NAN);
-  backend.linear({.weight = &weight, .in = {.x = x, .num_rows = rows}, .out = out.data()});
-  return out;
-}
-
-std::vector<float> unpacked(const PackedLinear& weight) {
-  std::vector<float> values(weight.out_features() * weight.in_features());
-  for (int64_t row = 0; row < weight.out_features(); ++row) {
-    static_cast<const CpuPackedLinear&>(weight).unpack_row(
-        row, values.data() + row * weight.in_features());
-  }
-  return values;
-}
-
-// out against the exact product of quantised rows with the weights as stored. Per group of k a
-// float sum is rounded a few times; the terms (of a format with mins, both) are bounded by the
-// group's largest weight.
 void expect_products(const std::vector<float>& out, const std::vector<float>& x,
-                     const std::vector<float>& weights, int64_t num_n, int64_t num_k) {
-  const std::vector<double> codes = reference::quantized_rows(x, num_k);
-  const std::vector<double> expected = reference::linear(codes, weights, num_k);
-  ASSERT_EQ(out.size(), expected.size());
-  for (int64_t i = 0; i < static_cast<int64_t>(out.size()); ++i) {
-    const double* row = codes.data() + i / num_n * num_k;
-    const float* weight = weights.data() + i % num_n * num_k;
-    double magnitude = 0;
-    for (int64_t k = 0; k < num_k; k += kQuantGroup) {
-      double rows_sum = 0;
-      double largest = 0;
-      for (int64_t j = k; j < std::min(num_k, k + kQuantGroup); ++j) {
-        rows_sum += std::abs(row[j]);
-        largest = std::max<double>(largest, std::abs(weight[j]));
-      }
-      magnitude += 3 * rows_sum * largest;
-    }
-    const double rounding = (num_k / kQuantGroup + 8.0) * 0x1p-24;
-    ASSERT_NEAR(out[i], expected[i], magnitude * rounding + 1e-30) << "at " << i;
-  }
+                     const std::vector<float>& weights, int64_t num_k) {
+  const std::vector<double> rows = reference::quantized_rows(x, num_k);
+  specdec::testing::expect_products(out, rows, weights, num_k, 8.0);
 }
-
-struct Params {
-  Isa isa;
-  WeightFormat format;
-};
-
-class CpuIntLinearTest : public ::testing::TestWithParam<Params> {
- protected:
-  CpuBackend make_backend(int num_threads, DType act_dtype = DType::kF32) const {
-    return CpuBackend(GetParam().isa, num_threads, act_dtype);
-  }
-  static WeightFormat format() { return GetParam().format; }
-  static std::unique_ptr<PackedLinear> pack(CpuBackend& backend, const WeightView& view) {
-    return backend.pack_linear({.parts = {&view, 1}, .format = format()});
-  }
-};
 
 struct Shape {
   int64_t n, k;
@@ -110,87 +48,7 @@ TEST_P(CpuIntLinearTest, ProductsMatchDoubleLoops) {
     for (int rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 33, 70}) {
       SCOPED_TRACE(::testing::Message() << "n " << n << " k " << k << " rows " << rows);
       const std::vector<float> x = random_values(rows * k, 2);
-      expect_products(run(backend, *packed, x.data(), rows), x, stored, n, k);
-    }
-  }
-}
-
-TEST_P(CpuIntLinearTest, StoredWeightsAreNearTheOriginal) {
-  CpuBackend backend = make_backend(2);
-  const int64_t n = 37;
-  const int64_t k = 500;
-  std::vector<float> weight = random_values(n * k, 1);
-  for (int64_t i = 0; i < n * k; ++i) weight[i] += 0.3f * static_cast<float>(i / k % 3);
-  const std::vector<float> stored = unpacked(*pack(backend, view_of(weight, n)));
-  double squares = 0;
-  double plain_squares = 0;  // of the textbook placement of 16 levels
-  for (int64_t row = 0; row < n; ++row) {
-    const auto row_begin = weight.begin() + row * k;
-    for (int64_t begin = 0; begin < k; begin += kQuantGroup) {
-      const int64_t end = std::min(k, begin + kQuantGroup);
-      auto first = row_begin + begin;
-      auto last = row_begin + end;
-      if (format() == WeightFormat::kInt8) first = row_begin, last = row_begin + k;
-      const double low = *std::min_element(first, last);
-      const double high = *std::max_element(first, last);
-      const double largest = std::max(-low, high);
-      const double step = has_mins(format()) ? (high - low) / (is_int4(format()) ? 15 : 255)
-                                             : largest / (is_int4(format()) ? 8 : 127);
-      for (int64_t i = begin; i < end; ++i) {
-        const double value = weight[row * k + i];
-        const double error = std::abs(stored[row * k + i] - value);
-        // 8 bits: the nearest code; rounding a min to float16 may cost a little of the range.
-        EXPECT_LE(error, (is_int4(format()) ? 1.6 : has_mins(format()) ? 0.52 : 0.501) * step);
-        squares += error * error;
-        const double zero = has_mins(format()) ? low : 0;
-        const double nearest = std::nearbyint((value - zero) / step) * step + zero;
-        const double limited = has_mins(format()) || !is_int4(format())
-                                   ? nearest
-                                   : std::clamp(nearest, -largest, 7.0 / 8.0 * largest);
-        plain_squares += (limited - value) * (limited - value);
-      }
-    }
-  }
-  EXPECT_LE(squares, plain_squares * (is_int4(format()) ? 0.95 : 1.03));
-}
-
-TEST_P(CpuIntLinearTest, CodesOfACheckpointAreKept) {
-  CpuBackend backend = make_backend(2);
-  for (int bits : {4, 8}) {
-    for (bool with_mins : {false, true}) {
-      for (int group_size : {kQuantGroup, 2 * kQuantGroup}) {
-        const bool fits = format() != WeightFormat::kInt8 && (!with_mins || has_mins(format())) &&
-                          (bits == 4 || !is_int4(format()));
-        if (!fits) continue;
-        SCOPED_TRACE(::testing::Message()
-                     << bits << " bits, mins " << with_mins << ", groups of " << group_size);
-        const QuantizedMatrix matrix(35, 192, bits, with_mins, 1, group_size);
-        const std::vector<double> expected = reference::values_of(matrix.view());
-        const std::vector<float> stored = unpacked(*pack(backend, matrix.view()));
-        for (size_t i = 0; i < stored.size(); ++i) {
-          ASSERT_EQ(stored[i], static_cast<float>(expected[i])) << "at " << i;
-        }
-      }
-    }
-  }
-}
-
-TEST_P(CpuIntLinearTest, CodesThatDoNotFitAreConverted) {
-  CpuBackend backend = make_backend(1);
-  for (int bits : {4, 8}) {
-    for (bool with_mins : {false, true}) {
-      const QuantizedMatrix matrix(19, 96, bits, with_mins, 1);
-      const std::vector<double> values = reference::values_of(matrix.view());
-      const std::vector<float> as_floats(values.begin(), values.end());
-      const std::vector<float> stored = unpacked(*pack(backend, matrix.view()));
-      double error = 0;
-      double scale = 0;
-      for (size_t i = 0; i < stored.size(); ++i) {
-        error += (stored[i] - values[i]) * (stored[i] - values[i]);
-        scale += values[i] * values[i];
-      }
-      EXPECT_LE(std::sqrt(error / scale), is_int4(format()) ? 0.11 : 0.02)
-          << bits << " bits, mins " << with_mins;
+      expect_products(run(backend, *packed, x.data(), rows), x, stored, k);
     }
   }
 }
@@ -214,7 +72,7 @@ TEST_P(CpuIntLinearTest, PartsOfAnyKindLieInOneMatrix) {
     row += view.rows();
   }
   const std::vector<float> x = random_values(5 * k, 5);
-  expect_products(run(backend, *packed, x.data(), 5), x, stored, 62, k);
+  expect_products(run(backend, *packed, x.data(), 5), x, stored, k);
 }
 
 // A row alone, and the same row anywhere in batches of every size and on any number of threads.
@@ -259,7 +117,7 @@ TEST_P(CpuIntLinearTest, LongBatchesAreBitEqualToSingleRows) {
   }
 }
 
-// What is fused into the preparation of rows gives the bits of the separate steps.
+// Steps that are fused into the preparation of rows give the bits of the separate steps.
 TEST_P(CpuIntLinearTest, NormsGathersAndBfloat16RowsEqualPreparedRows) {
   CpuBackend backend = make_backend(2);
   const int64_t n = 33;
@@ -322,10 +180,10 @@ TEST_P(CpuIntLinearTest, UnusualGroupsAreQuantisedSafely) {
   rows.back()[40] = 1e4f;  // an outlier spoils its own group only
   std::vector<float> all;
   for (const std::vector<float>& x : rows) {
-    expect_products(run(backend, *packed, x.data(), 1), x, stored, n, k);
+    expect_products(run(backend, *packed, x.data(), 1), x, stored, k);
     all.insert(all.end(), x.begin(), x.end());
   }
-  // A row with something that is no number says so, and the others do not notice.
+  // A row with a NaN or an infinity gives NaN, and the other rows do not change.
   std::vector<float> expected = run(backend, *packed, all.data(), 5);
   for (float bad : {NAN, INFINITY, -INFINITY}) {
     std::vector<float> spoilt = all;
@@ -333,46 +191,6 @@ TEST_P(CpuIntLinearTest, UnusualGroupsAreQuantisedSafely) {
     const std::vector<float> out = run(backend, *packed, spoilt.data(), 5);
     EXPECT_EQ(0, std::memcmp(out.data(), expected.data(), 4 * n * sizeof(float)));
     for (int64_t i = 4 * n; i < 5 * n; ++i) EXPECT_TRUE(std::isnan(out[i]));
-  }
-}
-
-TEST_P(CpuIntLinearTest, UnusualWeightsAreStoredSafely) {
-  CpuBackend backend = make_backend(1);
-  const int64_t k = 2 * kQuantGroup;
-  std::vector<float> weight = random_values(8 * k, 1);
-  const float row_scales[] = {0.0f, 1e-42f, 1e-30f, 1e-7f, 1e-4f, 1e3f, 1e4f, 1.0f};
-  for (int64_t i = 0; i < 8 * k; ++i) weight[i] *= row_scales[i / k];
-  for (int64_t i = 7 * k; i < 8 * k; ++i) weight[i] = 0.75f;  // all alike
-  const std::vector<float> stored = unpacked(*pack(backend, view_of(weight, 8)));
-  for (int64_t row = 0; row < 8; ++row) {
-    float largest = 0;
-    for (int64_t i = 0; i < k; ++i) largest = std::max(largest, std::abs(weight[row * k + i]));
-    // Float16 scales are multiples of 2^-24.
-    const double bound = largest / (is_int4(format()) ? 5.0 : 200.0) + 8 * 0x1p-24;
-    for (int64_t i = 0; i < k; ++i) {
-      ASSERT_NEAR(stored[row * k + i], weight[row * k + i], bound) << row << ", " << i;
-    }
-  }
-}
-
-TEST_P(CpuIntLinearTest, EmbeddingRowsEqualTheTable) {
-  CpuBackend backend = make_backend(2);
-  const std::vector<float> weight = random_values(51 * 70, 1);
-  const WeightView view = view_of(weight, 51);
-  const auto packed = pack(backend, view);
-  const std::vector<float> stored = unpacked(*packed);
-  const auto tied = backend.embedding_from(*packed);
-  const auto own = backend.make_embedding(view, format());
-  const std::vector<int32_t> ids = {50, 0, 17, 15, 16, 50, 1};
-  for (const EmbeddingTable* table : {tied.get(), own.get()}) {
-    std::vector<float> out(ids.size() * 70, NAN);
-    backend.embed({.table = table,
-                   .token_ids = ids.data(),
-                   .out = out.data(),
-                   .num_rows = static_cast<int>(ids.size())});
-    for (size_t i = 0; i < out.size(); ++i) {
-      ASSERT_EQ(out[i], stored[ids[i / 70] * 70 + i % 70]) << i;
-    }
   }
 }
 
@@ -444,21 +262,9 @@ TEST_P(CpuIntLinearTest, HeadsAreTheProductsOfTheWholeMatrix) {
   }
 }
 
-std::vector<Params> all_params() {
-  std::vector<Params> params;
-  for (Isa isa : supported_isas()) {
-    for (WeightFormat format : kFormats) params.push_back({isa, format});
-  }
-  return params;
-}
+INSTANTIATE_TEST_SUITE_P(KernelSets, CpuIntLinearTest, all_int_formats(), int_format_name);
 
-INSTANTIATE_TEST_SUITE_P(KernelSets, CpuIntLinearTest, ::testing::ValuesIn(all_params()),
-                         [](const auto& info) {
-                           return std::string(name_of(info.param.isa)) + "_" +
-                                  std::string(name_of(info.param.format));
-                         });
-
-// Packing and products alike, whichever machine did them.
+// Packed weights and products have the same bits on every kernel set.
 TEST(CpuIntLinear, AllKernelSetsGiveTheSameBits) {
   const int64_t n = 61;
   const int64_t k = 845;
@@ -472,7 +278,7 @@ TEST(CpuIntLinear, AllKernelSetsGiveTheSameBits) {
   }
   const WeightView views[] = {view_of(weight, n), {.values = {halves.data(), DType::kF16, {n, k}}}};
   const std::vector<float> x = random_values(rows * k, 2);
-  for (WeightFormat format : kFormats) {
+  for (WeightFormat format : kIntFormats) {
     std::vector<float> weights, products;
     for (Isa isa : supported_isas()) {
       SCOPED_TRACE(::testing::Message() << name_of(format) << " on " << name_of(isa));
@@ -486,41 +292,6 @@ TEST(CpuIntLinear, AllKernelSetsGiveTheSameBits) {
       }
       ASSERT_EQ(0, std::memcmp(stored.data(), weights.data(), stored.size() * sizeof(float)));
       ASSERT_EQ(0, std::memcmp(out.data(), products.data(), out.size() * sizeof(float)));
-    }
-  }
-}
-
-// 4-bit codes without mins in a matrix with mins: the offset of 8 goes into them, where it is a
-// float16.
-TEST(CpuIntLinear, ScalesOfAnySizeKeepTheirCodes) {
-  CpuBackend backend(Isa::kGeneric, 1, DType::kF32);
-  for (uint16_t scale : {0x0001, 0x8001, 0x0055, 0x00ff, 0x0100, 0x0155, 0x01ff, 0x03ff, 0x0400,
-                         0x8733, 0x3c00, 0x6fff, 0xefff}) {
-    QuantizedMatrix matrix(1, kQuantGroup, 4, false, 1);
-    matrix.scales[0] = scale;
-    const WeightView view = matrix.view();
-    const std::vector<double> expected = reference::values_of(view);
-    const auto packed =
-        backend.pack_linear({.parts = {&view, 1}, .format = WeightFormat::kInt4GroupedMin});
-    const std::vector<float> stored = unpacked(*packed);
-    for (size_t i = 0; i < stored.size(); ++i) {
-      ASSERT_EQ(stored[i], expected[i]) << std::hex << scale << " at " << std::dec << i;
-    }
-  }
-}
-
-// At the act dtype a checkpoint's codes become the floats they stand for.
-TEST(CpuIntLinear, QuantisedCheckpointsUnpackToFloats) {
-  CpuBackend backend(Isa::kGeneric, 1, DType::kF32);
-  for (int bits : {4, 8}) {
-    for (bool with_mins : {false, true}) {
-      const QuantizedMatrix matrix(18, 64, bits, with_mins, 1);
-      const WeightView view = matrix.view();
-      const std::vector<double> expected = reference::values_of(view);
-      const std::vector<float> stored = unpacked(*backend.pack_linear({.parts = {&view, 1}}));
-      for (size_t i = 0; i < stored.size(); ++i) {
-        ASSERT_EQ(stored[i], static_cast<float>(expected[i])) << i;
-      }
     }
   }
 }

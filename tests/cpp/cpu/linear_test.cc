@@ -117,6 +117,40 @@ TEST_P(CpuLinearTest, AddsBiasAndResidual) {
   expect_close(run(backend, *packed, x.bytes.data(), rows, bias.data(), &residual), expected, k);
 }
 
+TEST_P(CpuLinearTest, ScalesAndCapsBeforeItAdds) {
+  CpuBackend backend = make_backend(2);
+  const int64_t n = 53, k = 77;
+  const int rows = 19;
+  const Matrix weight(n, k, GetParam().dtype, 1);
+  const Matrix x(rows, k, GetParam().dtype, 2);
+  const std::vector<float> bias = random_values(n, 3);
+  const std::vector<float> residual = random_values(rows * n, 4);
+  const WeightView view = weight.view();
+  const auto packed = backend.pack_linear({.parts = {&view, 1}});
+  for (const float soft_cap : {0.0f, 0.5f, 30.0f}) {
+    for (const bool accumulate : {false, true}) {
+      const float scale = 0.22f;
+      std::vector<float> out = residual;
+      backend.linear({.weight = packed.get(),
+                      .in = {.x = x.bytes.data(), .dtype = GetParam().dtype, .num_rows = rows},
+                      .bias = bias.data(),
+                      .out = out.data(),
+                      .accumulate = accumulate,
+                      .scale = scale,
+                      .soft_cap = soft_cap});
+      const Expected sums = multiply(x.values, weight.values, rows, n, k);
+      for (int64_t i = 0; i < rows * n; ++i) {
+        double expected = scale * (sums.values[i] + bias[i % n]);
+        if (soft_cap != 0.0f) expected = soft_cap * std::tanh(expected / soft_cap);
+        if (accumulate) expected += residual[i];
+        const double rounding = std::abs(expected) * 0x1p-22 + soft_cap * 2e-7 + 1e-6;
+        ASSERT_NEAR(out[i], expected, tolerance(sums.scale[i], k) + rounding)
+            << i << " cap " << soft_cap;
+      }
+    }
+  }
+}
+
 TEST_P(CpuLinearTest, ConcatenatesPartsOfAnyFloatType) {
   CpuBackend backend = make_backend(1);
   const int64_t k = 45;
@@ -141,7 +175,7 @@ TEST_P(CpuLinearTest, ConcatenatesPartsOfAnyFloatType) {
 TEST_P(CpuLinearTest, RowsAreBitEqualWhateverTheBatch) {
   const int64_t n = 70;  // several groups of blocks, the last block cut short
   constexpr int kRows = 70;
-  // The last two: rows that would compete for one place in a cache, and k taken in parts.
+  // With the last two sizes of k, rows compete for one place in a cache, and k is taken in parts.
   for (const int64_t k : {1103, 2048, 6001}) {
     const Matrix weight(n, k, GetParam().dtype, 1);
     const Matrix x(kRows, k, GetParam().dtype, 2);
@@ -213,6 +247,12 @@ TEST_P(CpuLinearTest, EmbeddingRowsEqualTheTable) {
     args.accumulate = true;
     backend.embed(args);
     for (size_t i = 0; i < out.size(); ++i) ASSERT_EQ(out[i], 2 * once[i]);
+    args.scale = 1.7f;
+    backend.embed(args);
+    for (size_t i = 0; i < out.size(); ++i) ASSERT_EQ(out[i], 2 * once[i] + 1.7f * once[i]);
+    args.accumulate = false;
+    backend.embed(args);
+    for (size_t i = 0; i < out.size(); ++i) ASSERT_EQ(out[i], 1.7f * once[i]);
   }
 }
 

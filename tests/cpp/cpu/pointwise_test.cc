@@ -68,6 +68,25 @@ TEST_P(CpuPointwise, NormsMatchReference) {
   }
 }
 
+TEST_P(CpuPointwise, NormsMayBeAddedToWhatIsThere) {
+  cpu::CpuBackend backend = make_backend();
+  std::mt19937_64 random(5);
+  const int num_rows = 9, dim = 100;
+  const std::vector<float> x = random_values(random, num_rows * dim);
+  const std::vector<float> before = random_values(random, num_rows * dim);
+  const std::vector<float> weight = random_values(random, dim);
+  std::vector<float> out = before;
+  const NormArgs args = {.norm = {.weight = weight.data()},
+                         .x = x.data(),
+                         .out = out.data(),
+                         .num_rows = num_rows,
+                         .dim = dim,
+                         .accumulate = true};
+  backend.norm(args);
+  const std::vector<double> expected = reference::norm(args);
+  for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], before[i] + expected[i], 2e-6) << i;
+}
+
 TEST_P(CpuPointwise, NormRowsDoNotSeeEachOther) {
   std::mt19937_64 random(2);
   const int dim = 577, num_rows = 200;
@@ -151,7 +170,7 @@ TEST_P(CpuPointwise, ActivatedProjectionsMatchReference) {
   }
 }
 
-// What norm() writes and linear() then reads is what linear() makes of the rows itself.
+// linear() with a norm gives the same bits as norm() followed by linear().
 TEST_P(CpuPointwise, ProjectionsNormaliseAndGatherTheirRows) {
   std::mt19937_64 random(4);
   const int dim = 100, num_out = 33, num_rows = 50;
@@ -197,15 +216,17 @@ TEST_P(CpuPointwise, ProjectionsNormaliseAndGatherTheirRows) {
 
 TEST_P(CpuPointwise, ProjectedHeadsMatchReference) {
   cpu::CpuBackend backend = make_backend();
-  for (int head_dim : {8, 20, 64, 80, 128}) {
-    for (const bool qk_norm : {false, true}) {
+  enum class Norms { kNone, kEachHead, kAllHeads };
+  for (int head_dim : {8, 20, 64, 80, 128, 256}) {
+    for (const Norms norms : {Norms::kNone, Norms::kEachHead, Norms::kAllHeads}) {
       for (int rotary_dim : {0, head_dim / 4 * 2, head_dim}) {
         const AttentionShape shape = {.num_kv_heads = 2,
                                       .group_size = 3,
                                       .head_dim = head_dim,
                                       .block_size = 32,
                                       .rotary_dim = rotary_dim,
-                                      .qk_norm = qk_norm};
+                                      .qk_norm = norms != Norms::kNone,
+                                      .norm_all_heads = norms == Norms::kAllHeads};
         PagedWorld world(backend, shape, 6);
         Request first = world.new_request(64), second = world.new_request(64);
         first.base_len = 13;
@@ -235,6 +256,29 @@ TEST_P(CpuPointwise, ProjectedHeadsMatchReference) {
         }
       }
     }
+  }
+}
+
+TEST_P(CpuPointwise, NormsOverAllHeadsDependOnTheirRowAlone) {
+  const AttentionShape shape = {.head_dim = 48, .qk_norm = true, .norm_all_heads = true};
+  const auto run = [&](int num_threads, int first, int count) {
+    cpu::CpuBackend backend = make_backend(num_threads);
+    PagedWorld world(backend, shape, 20);
+    Request request = world.new_request(200);
+    request.base_len = first;
+    for (int i = first; i < first + count; ++i) {
+      request.rows.push_back({static_cast<uint64_t>(i), i - first - 1});
+    }
+    world.build({&request});
+    world.project();
+    return world.q_bytes();
+  };
+  const std::vector<uint8_t> all = run(2, 0, 100);
+  EXPECT_EQ(run(1, 0, 100), all);
+  for (int row : {0, 17, 99}) {
+    const int64_t row_bytes = static_cast<int64_t>(all.size()) / 100;
+    const auto begin = all.begin() + row * row_bytes;
+    EXPECT_EQ(run(1, row, 1), std::vector<uint8_t>(begin, begin + row_bytes)) << row;
   }
 }
 
@@ -268,7 +312,7 @@ TEST_P(CpuPointwise, Int8KeysAndValuesMatchReference) {
       for (int part = 0; part < 2; ++part) {
         double largest = 0.0;
         for (int j = 0; j < head_dim; ++j) largest = std::max(largest, std::abs(heads[part][j]));
-        // Another code where rounding decides between two, which is rare.
+        // Rounding may decide for the neighbouring code, which is rare.
         ASSERT_NEAR(found[part], heads[part][d], 1.0001 * largest / 127.0) << slot;
         num_differing += std::abs(found[part] - heads[part][d]) > 1e-5 * largest ? 1 : 0;
       }

@@ -1,5 +1,5 @@
-// What drafting and verification ask of the sampler: candidates, distributions and the logprobs of
-// a token chosen elsewhere.
+// What drafting and verification need from the sampler: candidates, distributions, and the logprobs
+// of a token that was chosen elsewhere.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 
 #include "cpu/sampler.h"
 #include "testing/cpu_isas.h"
+#include "testing/draft_vocabulary.h"
 #include "testing/oracle/sampler.h"
 #include "testing/sampler_harness.h"
 #include "testing/sampler_rows.h"
@@ -33,6 +34,16 @@ class DraftSampling : public ::testing::TestWithParam<cpu::Isa> {
  protected:
   SamplerHarness sampler_{GetParam()};
 };
+
+TEST_P(DraftSampling, AHeadOfSomeTokensDrawsAsOneThatGivesTheOthersNothing) {
+  std::mt19937 random(29);
+  for (const auto& [num_columns, size] : {std::pair(1, 1), {5, 70}, {300, 5000}, {1000, 1000}}) {
+    for (const LogprobsMode mode : {LogprobsMode::kRaw, LogprobsMode::kProcessed}) {
+      SCOPED_TRACE(size);
+      testing::expect_draws_over_all_tokens(sampler_, num_columns, size, mode, random);
+    }
+  }
+}
 
 TEST_P(DraftSampling, CandidatesAreThoseOfTheReference) {
   std::mt19937 random(23);

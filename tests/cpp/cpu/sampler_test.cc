@@ -216,7 +216,7 @@ TEST_P(Sampling, LogprobsMatchDoublePrecision) {
   }
 }
 
-// The raw ones are those given, whatever the row's processors.
+// Raw logits are those given, whatever processors the row has.
 TEST_P(Sampling, LogitsMatchDoublePrecision) {
   std::mt19937 random(10);
   for (const int vocab_size : {1, 17, 1000, 50000}) {
@@ -250,7 +250,7 @@ TEST_P(Sampling, LogitsMatchDoublePrecision) {
   }
 }
 
-// Given logits are what is processed; what raw modes report stays the row's own.
+// Given logits replace the row's own for processing; raw modes still report the row's own.
 TEST_P(Sampling, GivenLogitsAreProcessedInsteadOfTheRows) {
   std::mt19937 random(11);
   for (const int vocab_size : {1, 17, 1000}) {

@@ -1,6 +1,7 @@
 #include "cpp/cpu/simd_functions.h"
 
 #include "cpu/kernels/math.h"
+#include "cpu/kernels/simd_pairs.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {

@@ -1,5 +1,5 @@
-// One allocation of a step fails, one after the other: whoever it was for ends with an error, or
-// all do and the engine with them; nobody gets another token and no block is lost.
+// Each allocation of a step fails once. Either the request it was for ends with an error, or all
+// requests and the engine end; no request gets a wrong token and no block is lost.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -65,7 +65,7 @@ class AllocationFailureTest : public tiny::EngineFixture {
     return until_failure < 0;
   }
 
-  // ... at one place after the other, the first ones close together.
+  // Fails allocations at one place after the other; the first places lie close together.
   static void expect_harm_to_none(const EngineConfig& config) {
     Engine untouched(config);
     const Answers expected = testing::run_to_end(untouched, requests());

@@ -31,7 +31,7 @@ using tiny::sampled;
 
 using Tokens = std::vector<int32_t>;
 
-// Holds steps up: every step drafts, and drafting waits while the gate is shut.
+// Delays steps: every step drafts, and drafting waits while the gate is shut.
 class Gate : public CustomDrafter {
  public:
   std::vector<Tokens> propose(std::span<const int32_t>, int) override {
@@ -144,7 +144,7 @@ TEST_F(EngineLoopTest, RequestsByStepAdvanceInStepsAskedFor) {
     EXPECT_EQ(static_cast<int>(answers[1].tokens.size()), i);
   }
   EXPECT_EQ(answers[1].finish_reason, FinishReason::kLength);
-  // With nothing left to run, the question is still answered.
+  // The loop answers even if nothing is left to run.
   const uint64_t step = loop.ask_for_step();
   const EngineLoop::Batch batch = loop.take_outputs().value();
   EXPECT_EQ(batch.last_answered_step, step);
@@ -307,7 +307,8 @@ TEST_F(EngineLoopTest, AFailedEngineEndsAllRequestsOnceAndTakesNoMore) {
   EXPECT_EQ(loop.stats().num_running, 0);
 }
 
-// Threads' ids are used again: another loop's thread is no reason to think of one's own.
+// The system reuses thread ids: the id of an ended loop's thread must not make a caller look like
+// the loop's own thread.
 TEST_F(EngineLoopTest, AClosedLoopMayBeDroppedInTheThreadOfAnother) {
   auto closed = std::make_unique<EngineLoop>(config());
   closed->close();

@@ -76,7 +76,7 @@ bool equal(const Completion& a, const Completion& b) {
   return true;
 }
 
-// Drafts with knowledge of the answers: right ones, spoiled here and there.
+// Drafts the known answers, with wrong tokens here and there.
 class Oracle {
  public:
   void learn(const Tokens& prompt, const Tokens& output) {
@@ -150,8 +150,8 @@ TEST_F(SpeculationTest, AnswersAreThoseWithoutWhateverIsDrafted) {
   }
 }
 
-// What a processor does on drafted paths is what it does on the path itself, and an error counts
-// only where the path is taken.
+// A processor does the same on a drafted path as on the committed one, and its error counts only
+// where the path is taken.
 TEST_F(SpeculationTest, LogitsProcessorsFollowEveryDraftedPath) {
   const std::vector<Tokens> prompts = prompts_of(8);
   SamplingParams params = shaped(20);
@@ -185,7 +185,8 @@ TEST_F(SpeculationTest, LogitsProcessorsFollowEveryDraftedPath) {
   EXPECT_GT(num_refused, 0);
 }
 
-// With drafts and without, the tokens before it are reported, then the error, and only to its own.
+// With and without drafts, the tokens before the error are reported and then the error, only to its
+// own request.
 TEST_F(SpeculationTest, AFailingLogitsProcessorEndsItsRequestWhereItFails) {
   const std::vector<Tokens> prompts = prompts_of(2);
   const auto expected = Engine(config()).generate(prompts, shaped(20));

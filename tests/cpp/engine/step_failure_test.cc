@@ -1,5 +1,5 @@
-// Errors planted in a step end the request they belong to; all others get what they get alone, bit
-// for bit. What is no request's own ends all of them, once, and the engine.
+// Errors planted in a step end the request they belong to; every other request gets the answer it
+// gets alone, bit for bit. An error that belongs to no request ends all requests and the engine.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -24,7 +24,7 @@ namespace tiny = testing::tiny_llama;
 constexpr uint64_t kBadSeed = 777;
 constexpr int64_t kBadPosition = 14;
 
-// Repeats the text from its beginning, and something else beside it.
+// Drafts the text from its beginning, and a second branch beside it.
 class RepeatingDrafter final : public CustomDrafter {
  public:
   std::vector<std::vector<int32_t>> propose(std::span<const int32_t> tokens, int max) override {
@@ -106,7 +106,7 @@ class StepFailureTest : public tiny::EngineFixture {
     expected["bad"] = actual["bad"];
     EXPECT_EQ(actual, expected);
     EXPECT_EQ(engine.stats().num_free_kv_blocks, engine.stats().num_kv_blocks);
-    // The engine is as good as before.
+    // The engine works as before.
     for (auto& [id, answer] : testing::run_to_end(engine, requests)) {
       EXPECT_EQ(answer.error, "");
       if (id != "bad") {

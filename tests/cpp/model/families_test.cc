@@ -11,9 +11,11 @@ using namespace testing::model_config;
 
 TEST(Family, ReadsQwenAndMixtral) {
   const ModelConfig qwen2 = load(config_json("Qwen2ForCausalLM"));
-  EXPECT_TRUE(qwen2.qkv_bias && !qwen2.out_bias && !qwen2.qk_norm);
+  EXPECT_TRUE(qwen2.qkv_bias && !qwen2.out_bias);
+  EXPECT_EQ(qwen2.qk_norm, QkNorm::kNone);
   const ModelConfig qwen3 = load(config_json("Qwen3ForCausalLM"));
-  EXPECT_TRUE(qwen3.qk_norm && !qwen3.qkv_bias);
+  EXPECT_EQ(qwen3.qk_norm, QkNorm::kPerHead);
+  EXPECT_FALSE(qwen3.qkv_bias);
   EXPECT_EQ(qwen3.head_dim, 128);
   const ModelConfig mixtral =
       load(config_json("MixtralForCausalLM", R"(,"num_local_experts":6,"num_experts_per_tok":3)"));
@@ -44,6 +46,115 @@ TEST(Family, ReadsOpt) {
   EXPECT_FALSE(load(body + R"(,"_remove_final_layer_norm":true})").final_norm);
 }
 
+TEST(Family, GemmaLayersHaveTheirOwnWindowsAndRopes) {
+  // As transformers 4 spells it: a pattern, and the rope of windows beside the rope.
+  const ModelConfig config = load(config_json(
+      "Gemma3ForCausalLM",
+      R"(,"sliding_window":32,"sliding_window_pattern":2,"rope_theta":5e5,"query_pre_attn_scalar":64,
+      "rope_local_base_freq":2e4,"rope_scaling":{"rope_type":"linear","factor":8})"));
+  EXPECT_EQ(windows_of(config), (std::vector<int>{32, 0, 32}));
+  ASSERT_EQ(config.ropes.size(), 2u);
+  EXPECT_EQ(config.layers[0].rope, 1);
+  EXPECT_EQ(config.layers[1].rope, 0);
+  EXPECT_EQ(config.ropes[0].theta, 5e5);
+  EXPECT_EQ(config.ropes[0].kind, RopeKind::kLinear);
+  EXPECT_EQ(config.ropes[1].theta, 2e4);
+  EXPECT_EQ(config.ropes[1].kind, RopeKind::kDefault);
+  EXPECT_EQ(max_positions(config), 256);  // which the factor has gone into
+  EXPECT_EQ(config.layers[0].attention_scale, 0.125f);
+  EXPECT_EQ(config.layers[0].norms, NormPlaces::kInputAndOutput);
+  EXPECT_EQ(config.embedding_scale, 8.0f);
+  EXPECT_EQ(config.head_dim, 256);
+  EXPECT_EQ(config.activation, Activation::kGeluTanh);
+  EXPECT_TRUE(config.tie_word_embeddings);
+  EXPECT_EQ(windows_of(load(config_json("Gemma3ForCausalLM"))), std::vector<int>(3, 4096));
+}
+
+TEST(Family, GemmaSoftCapsAreTheFamilysUnlessNull) {
+  const ModelConfig absent = load(config_json("Gemma2ForCausalLM"));
+  EXPECT_EQ(absent.layers.front().attention_soft_cap, 50.0f);
+  EXPECT_EQ(absent.logits_soft_cap, 30.0f);
+  EXPECT_EQ(windows_of(absent), (std::vector<int>{4096, 0, 4096}));
+  const ModelConfig none = load(config_json(
+      "Gemma2ForCausalLM", R"(,"attn_logit_softcapping":null,"final_logit_softcapping":null)"));
+  EXPECT_EQ(none.layers.front().attention_soft_cap, 0.0f);
+  EXPECT_EQ(none.logits_soft_cap, 0.0f);
+  EXPECT_EQ(load(config_json("Gemma3ForCausalLM")).logits_soft_cap, 0.0f);
+}
+
+TEST(Family, ReadsLongRope) {
+  const std::string factors = "[1,1,1,1,1,1,1,2]";
+  const ModelConfig config = load(config_json(
+      "Phi3ForCausalLM", R"(,"original_max_position_embeddings":64,"rope_scaling":{"type":"su",
+      "short_factor":)" + factors +
+                             R"(,"long_factor":)" + factors + "}"));
+  const RopeConfig& rope = config.ropes.front();
+  EXPECT_EQ(rope.kind, RopeKind::kLongRope);
+  EXPECT_EQ(rope.original_max_position_embeddings, 64);
+  EXPECT_EQ(rope.factor, 4.0);
+  EXPECT_EQ(rope.long_factors.back(), 2.0);
+  EXPECT_EQ(max_positions(config), 256);
+}
+
+TEST(Family, QwenExpertsMayBeInSomeLayers) {
+  const std::string extra =
+      R"(,"num_experts":8,"num_experts_per_tok":2,"moe_intermediate_size":32)";
+  const ModelConfig all = load(config_json("Qwen3MoeForCausalLM", extra));
+  EXPECT_EQ(all.num_experts, 8);
+  EXPECT_FALSE(all.renormalize_experts);
+  EXPECT_FALSE(all.any_layer([](const LayerSpec& layer) {
+    return layer.mlp != MlpKind::kExperts || layer.inner_size != 32;
+  }));
+  const ModelConfig some = load(config_json(
+      "Qwen3MoeForCausalLM",
+      extra + R"(,"mlp_only_layers":[0],"decoder_sparse_step":1,"norm_topk_prob":true)"));
+  EXPECT_TRUE(some.renormalize_experts);
+  EXPECT_EQ(some.layers[0].mlp, MlpKind::kGated);
+  EXPECT_EQ(some.layers[0].inner_size, 96);
+  EXPECT_EQ(some.layers[1].mlp, MlpKind::kExperts);
+  const ModelConfig every_second =
+      load(config_json("Qwen3MoeForCausalLM", extra + R"(,"decoder_sparse_step":2)"));
+  EXPECT_EQ(every_second.layers[0].mlp, MlpKind::kGated);
+  EXPECT_EQ(every_second.layers[1].mlp, MlpKind::kExperts);
+}
+
+TEST(Family, ReadsGraniteMultipliers) {
+  const ModelConfig config =
+      load(config_json("GraniteForCausalLM",
+                       R"(,"attention_multiplier":0.5,"embedding_multiplier":12,
+                       "residual_multiplier":0.25,"logits_scaling":8)"));
+  EXPECT_EQ(config.layers.front().attention_scale, 0.5f);
+  EXPECT_EQ(config.embedding_scale, 12.0f);
+  EXPECT_EQ(config.residual_scale, 0.25f);
+  EXPECT_EQ(config.logits_scale, 0.125f);
+}
+
+TEST(Family, ReadsOlmo2) {
+  const ModelConfig config = load(config_json("Olmo2ForCausalLM"));
+  EXPECT_EQ(config.qk_norm, QkNorm::kAllHeads);
+  EXPECT_FALSE(config.layers.front().norms_input());
+  EXPECT_TRUE(config.layers.front().norms_output());
+}
+
+TEST(Family, ReadsGptNeox) {
+  const std::string body = R"({"architectures":["GPTNeoXForCausalLM"],"vocab_size":100,
+      "hidden_size":64,"intermediate_size":96,"num_hidden_layers":2,"num_attention_heads":4)";
+  const ModelConfig config = load(body + R"(,"rotary_emb_base":2e4})");
+  EXPECT_EQ(config.norm_kind, NormKind::kLayer);
+  EXPECT_EQ(config.layers.front().mlp, MlpKind::kPlain);
+  EXPECT_TRUE(config.layers.front().is_parallel);
+  EXPECT_TRUE(config.qkv_bias && config.out_bias && config.mlp_bias);
+  EXPECT_EQ(config.activation, Activation::kGelu);
+  EXPECT_EQ(config.ropes.front().theta, 2e4);
+  EXPECT_EQ(config.ropes.front().partial_rotary_factor, 0.25);
+  EXPECT_EQ(config.num_kv_heads, 4);
+  const ModelConfig other =
+      load(body + R"(,"rotary_pct":1.0,"use_parallel_residual":false,"attention_bias":false})");
+  EXPECT_FALSE(other.layers.front().is_parallel || other.qkv_bias || other.out_bias);
+  EXPECT_TRUE(other.mlp_bias);
+  EXPECT_EQ(other.ropes.front().partial_rotary_factor, 1.0);
+}
+
 // ---- what a family does not implement it refuses
 
 class RefusedByFamily : public ::testing::TestWithParam<Refusal> {};
@@ -61,7 +172,30 @@ INSTANTIATE_TEST_SUITE_P(
                 R"(,"num_local_experts":2,"num_experts_per_tok":3)", "num_experts_per_tok"},
         Refusal{"OptNormWithoutWeights", "OPTForCausalLM",
                 R"(,"ffn_dim":96,"layer_norm_elementwise_affine":false)",
-                "layer_norm_elementwise_affine"}),
+                "layer_norm_elementwise_affine"},
+        Refusal{"GemmaBidirectional", "Gemma3ForCausalLM", R"(,"use_bidirectional_attention":true)",
+                "use_bidirectional_attention"},
+        Refusal{"GemmaWithoutWindow", "Gemma3ForCausalLM", R"(,"sliding_window":null)",
+                "sliding_window: null"},
+        Refusal{"GemmaLayerRope", "Gemma3ForCausalLM",
+                R"(,"rope_parameters":{"full_attention":{"rope_type":"ntk"}})",
+                "rope_parameters.full_attention.rope_type: 'ntk'"},
+        Refusal{"LongRopeWithoutFactors", "Phi3ForCausalLM",
+                R"(,"rope_scaling":{"rope_type":"longrope","short_factor":[1,2]})",
+                "rope_scaling.long_factor: expected a list of numbers above 0"},
+        Refusal{"LongRopeFactorsAreCounted", "Phi3ForCausalLM",
+                R"(,"rope_scaling":{"rope_type":"longrope","short_factor":[1,2],
+                "long_factor":[1,2]})",
+                "rope_scaling: longrope needs 8 factors"},
+        Refusal{"FactorsOfAnotherRope", "Phi3ForCausalLM",
+                R"(,"rope_scaling":{"rope_type":"linear","factor":2,"long_factor":[1,2]})",
+                "rope_scaling.long_factor"},
+        Refusal{"TooManyQwenExpertsPerToken", "Qwen3MoeForCausalLM", R"(,"num_experts":4)",
+                "num_experts_per_tok: more than num_experts"},
+        Refusal{"GraniteMultiplier", "GraniteForCausalLM", R"(,"logits_scaling":0)",
+                "logits_scaling: expected a number above 0"},
+        Refusal{"Olmo2Window", "Olmo2ForCausalLM", R"(,"sliding_window":32)", "sliding_window"},
+        Refusal{"GptNeoxSharedHeads", "GPTNeoXForCausalLM", "", "num_attention_heads"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -17,6 +17,14 @@ struct Reference {
   double attention_factor;
 };
 
+RopeConfig long_rope() {
+  return {.kind = RopeKind::kLongRope,
+          .factor = 4.0,
+          .original_max_position_embeddings = 64,
+          .short_factors = {1.0, 1.05, 1.1, 1.3, 1.5, 1.9, 2.5, 3.0},
+          .long_factors = {1.2, 1.7, 2.4, 3.1, 4.2, 6.0, 9.0, 12.0}};
+}
+
 std::vector<Reference> references() {
   return {
       {"Default",
@@ -107,6 +115,18 @@ std::vector<Reference> references() {
        {1, 0.079056941, 0.0250000004, 0.00790569466, 0.00249999994, 0.000790569466, 0.000250000012,
         7.90569466e-05},
        1.138629436111989},
+      {"LongRopeWithin",
+       long_rope(),
+       64,
+       {1, 0.301169306, 0.0909090936, 0.0243252143, 0.00666666683, 0.00166435679, 0.00039999999,
+        0.000105409257},
+       1.1547005383792517},
+      {"LongRopeBeyond",
+       long_rope(),
+       65,
+       {0.833333313, 0.186016336, 0.0416666679, 0.0102008963, 0.00238095247, 0.00052704633,
+        0.000111111112, 2.63523143e-05},
+       1.1547005383792517},
   };
 }
 
@@ -165,6 +185,15 @@ TEST(RopeTables, DynamicPositionUsesTheLengthThatEndsWithIt) {
   const std::vector<double> original = rope_frequencies(rope, 16, 1);
   EXPECT_EQ(rope_frequencies(rope, 16, 32), original);
   EXPECT_LT(rope_frequencies(rope, 16, 33)[1], original[1]);
+}
+
+TEST(RopeTables, LongRopeChoosesFactorsByTheLongestSequence) {
+  const auto second_angle = [](int num_positions) {
+    const RopeTables tables = make_rope_tables(long_rope(), 16, num_positions);
+    return std::asin(tables.sin[8 + 1] / rope_attention_factor(long_rope()));
+  };
+  EXPECT_NEAR(second_angle(64), 0.301169306, 1e-6);
+  EXPECT_NEAR(second_angle(65), 0.186016336, 1e-6);
 }
 
 }  // namespace

@@ -161,6 +161,7 @@ class AttentionTest : public CudaDeviceTest {
             .kv = kv_,
             .num_heads = shape_.num_heads(),
             .scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)),
+            .soft_cap = shape_.soft_cap,
             .sliding_window = shape_.sliding_window,
             .num_multiprocessors = launch.num_multiprocessors,
             .workspace = workspace_.data(),
@@ -240,7 +241,9 @@ std::vector<std::vector<double>> AttentionTest::expected(const PagedWorld& world
             dot += widen(q_[(int64_t{row} * num_heads + head) * dim + i], launch.act) *
                    keys_.values[place(slot) + i];
           }
-          weights.push_back(dot / std::sqrt(static_cast<double>(dim)));
+          const double score = dot / std::sqrt(static_cast<double>(dim));
+          const double cap = shape_.soft_cap;
+          weights.push_back(cap > 0.0 ? cap * std::tanh(score / cap) : score);
         }
         const double highest = *std::max_element(weights.begin(), weights.end());
         double total = 0.0;
@@ -356,6 +359,9 @@ const Case kCases[] = {
     {.shape = {.num_kv_heads = 1, .group_size = 71, .head_dim = 64}, .tree_nodes = 3},
     {.shape = {.num_kv_heads = 1, .group_size = 2, .head_dim = 72}},
     {.shape = {.num_kv_heads = 2, .group_size = 2, .head_dim = 64, .int8_kv = true}},
+    {.shape = {.num_kv_heads = 2, .group_size = 3, .head_dim = 64, .soft_cap = 0.5f}},
+    {.shape = {.num_kv_heads = 1, .group_size = 9, .head_dim = 256, .soft_cap = 5.0f},
+     .act = DType::kF16},
 };
 
 TEST_P(AttentionTest, MatchesDoubleLoop) {
@@ -393,6 +399,7 @@ TEST_P(AttentionTest, ChunksOfAPromptDoNotMatter) {
                                      .group_size = 4,
                                      .head_dim = 128,
                                      .sliding_window = window,
+                                     .soft_cap = window > 0 ? 0.7f : 0.0f,
                                      .int8_kv = int8_kv},
                                     40);
       Request request = world.new_request(340);

@@ -32,7 +32,8 @@ class CudaPointwise : public ::testing::TestWithParam<DeviceKind> {
     const Buffer weight = vector(args.norm.weight, args.dim);
     Buffer bias;
     if (args.norm.bias != nullptr) bias = vector(args.norm.bias, args.dim);
-    Buffer out = world.backend->allocate(count * size_of(args.out_dtype), "test");
+    Buffer out = args.accumulate ? vector(static_cast<const float*>(args.out), count)
+                                 : world.backend->allocate(count * size_of(args.out_dtype), "test");
     args.x = x.as<float>();
     args.norm.weight = weight.as<float>();
     args.norm.bias = bias.as<float>();
@@ -43,7 +44,7 @@ class CudaPointwise : public ::testing::TestWithParam<DeviceKind> {
 
   static std::vector<float> embed(World& world, const EmbeddingTable& table,
                                   const std::vector<int32_t>& ids, int offset = 0,
-                                  const std::vector<float>& onto = {}) {
+                                  const std::vector<float>& onto = {}, float scale = 1.0f) {
     const size_t count = ids.size() * table.dim();
     Buffer out = world.upload(onto.empty() ? std::vector<float>(count, NAN) : onto);
     const Buffer device_ids = world.upload(ids);
@@ -52,7 +53,8 @@ class CudaPointwise : public ::testing::TestWithParam<DeviceKind> {
                           .out = out.as<float>(),
                           .num_rows = static_cast<int>(ids.size()),
                           .index_offset = offset,
-                          .accumulate = !onto.empty()});
+                          .accumulate = !onto.empty(),
+                          .scale = scale});
     return world.download<float>(out);
   }
 };
@@ -89,6 +91,26 @@ TEST_P(CudaPointwise, NormsMatchReference) {
         }
       }
     }
+  }
+}
+
+TEST_P(CudaPointwise, NormsMayBeAddedToWhatIsThere) {
+  World world(GetParam(), DType::kBF16);
+  const int num_rows = 3, dim = 100;
+  const std::vector<float> x = random_values(num_rows * dim, 1);
+  const std::vector<float> weight = random_values(dim, 2);
+  std::vector<float> before = random_values(num_rows * dim, 3);
+  const NormArgs args = {.norm = {.weight = weight.data()},
+                         .x = x.data(),
+                         .out = before.data(),
+                         .num_rows = num_rows,
+                         .dim = dim,
+                         .accumulate = true};
+  const std::vector<uint8_t> out = norm(world, args);
+  const std::vector<double> expected = reference::norm(args);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const double value = reference::element(out.data(), DType::kF32, static_cast<int64_t>(i));
+    ASSERT_NEAR(value, before[i] + expected[i], 2e-6) << i;
   }
 }
 
@@ -143,6 +165,8 @@ TEST_P(CudaPointwise, LookupsShiftIdsAndAdd) {
   const std::vector<float> onto = random_values(2 * dim, 2);
   const std::vector<float> sums = embed(world, *table, {2, 8}, 0, onto);
   for (size_t i = 0; i < sums.size(); ++i) EXPECT_EQ(sums[i], onto[i] + plain[i]) << i;
+  const std::vector<float> scaled = embed(world, *table, {2, 8}, 0, onto, 1.7f);
+  for (size_t i = 0; i < sums.size(); ++i) EXPECT_EQ(scaled[i], onto[i] + 1.7f * plain[i]) << i;
   // Ids that are not in the table read nothing else.
   for (float value : embed(world, *table, {9, -1})) EXPECT_TRUE(std::isnan(value));
 }

@@ -91,9 +91,11 @@ TEST_P(ProductChooserTest, LinearAddsOnceWhateverIsTimed) {
     SCOPED_TRACE(way);
     struct Case {
       bool has_bias, accumulate;
+      float scale = 1.0f;
     };
-    for (const auto& [has_bias, accumulate] :
-         {Case{false, false}, Case{false, true}, Case{true, false}, Case{true, true}}) {
+    for (const auto& [has_bias, accumulate, scale] :
+         {Case{false, false}, Case{false, true}, Case{true, false}, Case{true, true},
+          Case{false, true, 0.5f}}) {
       SCOPED_TRACE(::testing::Message() << has_bias << accumulate);
       prefer(way);  // again: each case is timed
       Buffer out = upload(before);
@@ -101,11 +103,12 @@ TEST_P(ProductChooserTest, LinearAddsOnceWhateverIsTimed) {
                        .in = {.x = x_act.data(), .dtype = act_, .num_rows = kRows},
                        .bias = has_bias ? bias_buffer.as<float>() : nullptr,
                        .out = out.as<float>(),
-                       .accumulate = accumulate});
+                       .accumulate = accumulate,
+                       .scale = scale});
       const std::vector<float> result = download<float>(out);
       for (size_t i = 0; i < result.size(); ++i) {
         const double expected =
-            sums[i] + (has_bias ? bias[i % kN] : 0.0f) + (accumulate ? before[i] : 0.0f);
+            scale * sums[i] + (has_bias ? bias[i % kN] : 0.0f) + (accumulate ? before[i] : 0.0f);
         ASSERT_NEAR(result[i], expected, 2e-4) << "row " << i / kN << " output " << i % kN;
       }
     }

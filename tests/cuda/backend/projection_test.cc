@@ -85,6 +85,15 @@ TEST_P(ProjectionTest, LinearEqualsADoubleLoop) {
                        .out = out.as<float>(),
                        .accumulate = accumulate});
       const std::vector<float> result = download<float>(out);
+      const float scale = 0.22f, soft_cap = 0.5f;
+      backend->linear({.weight = weight.get(),
+                       .in = {.x = x_act.data(), .dtype = act_, .num_rows = c.num_rows},
+                       .bias = bias_buffer.as<float>(),
+                       .out = out.as<float>(),
+                       .accumulate = accumulate,
+                       .scale = scale,
+                       .soft_cap = accumulate ? 0.0f : soft_cap});
+      const std::vector<float> scaled = download<float>(out);
       for (int row = 0; row < c.num_rows; ++row) {
         const std::vector<double> input(x.begin() + row * c.num_k, x.begin() + (row + 1) * c.num_k);
         for (int n = 0; n < c.num_n; ++n) {
@@ -94,6 +103,11 @@ TEST_P(ProjectionTest, LinearEqualsADoubleLoop) {
           ASSERT_NEAR(result[place], sum.value + added,
                       (sum.magnitude + std::abs(added)) * 0x1p-20 + 1e-6)
               << "row " << row << " output " << n;
+          const double own = scale * (sum.value + bias[static_cast<size_t>(n)]);
+          ASSERT_NEAR(scaled[place],
+                      accumulate ? result[place] + own : soft_cap * std::tanh(own / soft_cap),
+                      (sum.magnitude + std::abs(added)) * 0x1p-20 + 1e-6)
+              << "scaled row " << row << " output " << n;
         }
       }
     }
@@ -277,7 +291,22 @@ TEST_P(QkvTest, HeadsAreNormalisedRotatedAndCached) {
        .has_norms = true,
        .has_bias = true,
        .int8_kv = true},
-      {.num_heads = 2, .num_kv_heads = 1, .head_dim = 6, .rotary_dim = 0}};
+      {.num_heads = 2, .num_kv_heads = 1, .head_dim = 6, .rotary_dim = 0},
+      {.num_heads = 2, .num_kv_heads = 1, .head_dim = 256, .rotary_dim = 256, .has_norms = true},
+      {.num_heads = 5,
+       .num_kv_heads = 2,
+       .head_dim = 40,
+       .rotary_dim = 24,
+       .has_norms = true,
+       .norm_all_heads = true,
+       .has_bias = true},
+      {.num_heads = 3,
+       .num_kv_heads = 1,
+       .head_dim = 64,
+       .rotary_dim = 64,
+       .has_norms = true,
+       .norm_all_heads = true,
+       .int8_kv = true}};
   for (const QkvShape& shape : shapes) {
     for (const int num_rows : {1, 6, 21, 70, 130}) {
       SCOPED_TRACE(::testing::Message()
@@ -291,19 +320,22 @@ TEST_P(QkvTest, HeadsAreNormalisedRotatedAndCached) {
 }
 
 TEST_P(QkvTest, RowsAreBitEqualWhateverTheirNumber) {
-  const QkvShape shape = {.num_heads = 3,
-                          .num_kv_heads = 1,
-                          .head_dim = 32,
-                          .rotary_dim = 32,
-                          .has_norms = true,
-                          .has_bias = true,
-                          .int8_kv = true};
   constexpr int kMost = 66, kK = 96;
-  const QkvWorld world(shape, act_, kMost, kK);
-  const auto weight = pack(world.matrix(), shape.num_outputs(), kK);
-  const QkvResult all = world.run(*this, *weight, kMost);
-  for (const int num_rows : {1, 5, 16, 33}) {
-    world.expect_same_rows(world.run(*this, *weight, num_rows), all, num_rows);
+  for (const bool norm_all_heads : {false, true}) {
+    const QkvShape shape = {.num_heads = 3,
+                            .num_kv_heads = 1,
+                            .head_dim = 32,
+                            .rotary_dim = 32,
+                            .has_norms = true,
+                            .norm_all_heads = norm_all_heads,
+                            .has_bias = true,
+                            .int8_kv = true};
+    const QkvWorld world(shape, act_, kMost, kK);
+    const auto weight = pack(world.matrix(), shape.num_outputs(), kK);
+    const QkvResult all = world.run(*this, *weight, kMost);
+    for (const int num_rows : {1, 5, 16, 33}) {
+      world.expect_same_rows(world.run(*this, *weight, num_rows), all, num_rows);
+    }
   }
 }
 

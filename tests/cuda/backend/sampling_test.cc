@@ -14,8 +14,8 @@
 #include "testing/captured.h"
 #include "testing/chi_square.h"
 #include "testing/device_kinds.h"
+#include "testing/draft_vocabulary.h"
 #include "testing/oracle/sampler.h"
-#include "testing/sampler_harness.h"
 #include "testing/sampler_rows.h"
 #include "testing/values.h"
 
@@ -24,6 +24,7 @@ namespace {
 
 using specdec::testing::chi_square_test;
 using specdec::testing::describe;
+using specdec::testing::expect_draws_over_all_tokens;
 using specdec::testing::random_values;
 using specdec::testing::RandomRow;
 using specdec::testing::SamplerHarness;
@@ -46,6 +47,11 @@ class DeviceSampler final : public specdec::testing::RowSampler {
     Buffer logits = world_.upload(std::vector<float>(args.logits, args.logits + count));
     SampleArgs on_device = args;
     on_device.logits = logits.as<float>();
+    Buffer token_ids;
+    if (args.token_ids != nullptr) {
+      token_ids = world_.upload(std::vector(args.token_ids, args.token_ids + args.vocab_size));
+      on_device.token_ids = token_ids.as<int32_t>();
+    }
     world_.backend->sample(on_device);
   }
 
@@ -58,6 +64,13 @@ class Sampling : public ::testing::TestWithParam<testing::DeviceKind> {
   DeviceSampler device_{GetParam()};
   SamplerHarness cpu_;
 };
+
+TEST_P(Sampling, AHeadOfSomeTokensDrawsAsOneThatGivesTheOthersNothing) {
+  std::mt19937 random(29);
+  for (const auto& [num_columns, size] : {std::pair(5, 70), {300, 9000}}) {
+    expect_draws_over_all_tokens(device_, num_columns, size, LogprobsMode::kProcessed, random);
+  }
+}
 
 // Random rows over one vocabulary, with what they need kept alive.
 struct RandomRows {

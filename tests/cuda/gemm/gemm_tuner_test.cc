@@ -48,7 +48,7 @@ TEST_F(GemmTunerTest, EveryPartOfTheKeyHasAChoiceOfItsOwn) {
   others[0].out_features = 4112;
   others[1].num_k_blocks = 64;
   others[2].finish = Finish::kActivate;
-  others[3].has_bias = true;
+  others[3].changes_sums = true;
   others[4].act_dtype = DType::kF16;
   others[5].row_bucket = 128;
   for (const GemmKey& other : others) {

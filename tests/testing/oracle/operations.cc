@@ -18,11 +18,10 @@ double mean_square(const double* x, int64_t dim) {
 }
 
 // RMS norm and half-split rotation of one head, in place.
-void prepare_head(const QkvArgs& args, const float* weight, int32_t position,
-                  std::vector<double>& head) {
+void prepare_head(const QkvArgs& args, const float* weight, double mean_of_squares,
+                  int32_t position, std::vector<double>& head) {
   if (weight != nullptr) {
-    const double scale =
-        1.0 / std::sqrt(mean_square(head.data(), args.kv.head_dim) + args.norm_eps);
+    const double scale = 1.0 / std::sqrt(mean_of_squares + args.norm_eps);
     for (int i = 0; i < args.kv.head_dim; ++i) head[i] *= scale * weight[i];
   }
   if (args.rope_cos == nullptr) return;
@@ -169,21 +168,32 @@ std::vector<double> values_of(const WeightView& weight) {
 std::vector<double> split_qkv(const QkvArgs& args, std::span<const float> qkv, PlainKv& kv) {
   const int dim = args.kv.head_dim;
   const int num_kv_heads = args.kv.num_kv_heads;
+  const int64_t q_dim = int64_t{args.num_heads} * dim, k_dim = int64_t{num_kv_heads} * dim;
   std::vector<double> q;
   const float* x = qkv.data();
   for (int row = 0; row < args.batch->num_rows; ++row) {
     const int32_t position = args.batch->positions[row];
     const int64_t slot = args.batch->slot_mapping[row];
+    const std::vector<double> all(x, x + q_dim + k_dim);
+    const double row_squares[2] = {mean_square(all.data(), q_dim),
+                                   mean_square(all.data() + q_dim, k_dim)};
+    // Of a head of q (part 0) or k: what its norm takes the root of, and its weight.
+    const auto prepare = [&](int part, const float* weight, int index, std::vector<double>& head) {
+      const double squares =
+          args.norm_all_heads ? row_squares[part] : mean_square(head.data(), dim);
+      if (weight != nullptr && args.norm_all_heads) weight += int64_t{index} * dim;
+      prepare_head(args, weight, squares, position, head);
+    };
     for (int h = 0; h < args.num_heads + 2 * num_kv_heads; ++h, x += dim) {
       std::vector<double> head(x, x + dim);
       const int kv_head = h - args.num_heads;
       if (kv_head < 0) {
-        prepare_head(args, args.q_norm, position, head);
+        prepare(0, args.q_norm, h, head);
         q.insert(q.end(), head.begin(), head.end());
         continue;
       }
       const bool is_key = kv_head < num_kv_heads;
-      if (is_key) prepare_head(args, args.k_norm, position, head);
+      if (is_key) prepare(1, args.k_norm, kv_head, head);
       std::vector<double>& target = is_key ? kv.keys : kv.values;
       const int64_t place = (slot * num_kv_heads + kv_head % num_kv_heads) * dim;
       store_head(head, args.kv.dtype, &target[place]);
@@ -217,7 +227,9 @@ std::vector<double> tree_attention(const TreeAttentionArgs& args, const PlainKv&
           for (int i = 0; i < dim; ++i) {
             dot += element(args.q, act_dtype, start + i) * kv.keys[place(slot) + i];
           }
-          weights.push_back(dot * args.scale);
+          const double score = dot * args.scale;
+          weights.push_back(
+              args.soft_cap == 0.0f ? score : args.soft_cap * std::tanh(score / args.soft_cap));
         }
         const double highest = *std::max_element(weights.begin(), weights.end());
         double total = 0.0;

@@ -431,6 +431,7 @@ struct Kernel {
     int seen = 0;  // positions, to the end of two vectors
     if (begin < end) {
       if (!in_order) take_tail_scores(first, pair, r, end);
+      if (task.soft_cap != 0.0f) cap_scores(s, round_down(begin, kLanes), end);
       seen = round_up(end, 2 * kLanes);
       hide_scores(s, begin, end, seen);
       weigh_scores(s, seen, weights(pair), partial + acc_stride);
@@ -442,7 +443,13 @@ struct Kernel {
     }
   }
 
-  // Those of [0, limit) outside of [begin, end).
+  void cap_scores(float* s, int begin, int end) const {
+    for (int i = begin; i < end; i += kLanes) {
+      store(s + i, soft_cap(load(s + i), task.soft_cap * kLog2E));
+    }
+  }
+
+  // Hides those of [0, limit) outside of [begin, end).
   static void hide_scores(float* s, int begin, int end, int limit) {
     for (int i = 0; i + kLanes <= begin; i += kLanes) store(s + i, broadcast(kLowest));
     for (int i = round_down(begin, kLanes); i < begin; ++i) s[i] = kLowest;

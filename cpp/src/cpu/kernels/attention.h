@@ -33,6 +33,7 @@ struct AttentionTask {
   int group_size;  // query heads that share the KV head
   int head_dim;
   float scale;
+  float soft_cap;  // 0: none
 
   const void* keys;
   const void* values;

@@ -4,6 +4,7 @@
 
 #include "cpu/kernels/kv_layout.h"
 #include "cpu/kernels/math.h"
+#include "cpu/kernels/simd_pairs.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 

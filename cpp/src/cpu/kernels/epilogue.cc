@@ -12,12 +12,15 @@ namespace {
 void store_sums(const StoreTask& task) {
   const SumsCell& cell = task.cell;
   const int64_t end = cell.end < task.out_features ? cell.end : task.out_features;
+  const F32x16 scale = broadcast(task.scale);
   for (int64_t row = cell.row_begin; row < cell.row_end; ++row) {
     const float* sums = cell.sums + (row - cell.row_begin) * cell.stride - cell.begin;
     float* out = task.out + row * task.out_features;
     for_each_vector(cell.begin, end, [&](int64_t i, int n) {
       F32x16 value = load_lanes(sums + i, n);
       if (task.bias != nullptr) value = value + load_lanes(task.bias + i, n);
+      value = value * scale;
+      if (task.soft_cap != 0.0f) value = soft_cap(value, task.soft_cap);
       if (task.accumulate) value = value + load_lanes(out + i, n);
       store_lanes(out + i, value, n);
     });
@@ -74,11 +77,22 @@ void add_bias(const float* sums, const float* bias, int dim, float* out) {
   });
 }
 
-// Norm and rotation of one head, in place.
-void rotate(const QkvTask& task, const float* weight, int64_t position, float* head) {
+// What one row's norms over all heads multiply with.
+struct RowScales {
+  float q;
+  float k;
+};
+
+float norm_scale(const QkvTask& task, const float* x, int64_t dim) {
+  return inverse_root(mean_square(x, dim, 0.0f), task.norm_eps);
+}
+
+// Norm and rotation of one head, in place. `row_scale` is looked at for norms over all heads.
+void rotate(const QkvTask& task, const float* weight, float row_scale, int64_t position,
+            float* head) {
   const int dim = task.head_dim;
   if (weight != nullptr) {
-    const F32x16 scale = broadcast(inverse_root(mean_square(head, dim, 0.0f), task.norm_eps));
+    const F32x16 scale = broadcast(task.norm_all_heads ? row_scale : norm_scale(task, head, dim));
     for_each_vector(0, dim, [&](int64_t i, int n) {
       store_lanes(head + i, load_lanes(head + i, n) * scale * load_lanes(weight + i, n), n);
     });
@@ -129,11 +143,14 @@ void store_token(int8_t* group, int token, const float* x, int dim, Index&& inde
 }
 
 template <class Act, class Stored>
-void finish_head(const QkvTask& task, int head_index, int64_t row, float* head) {
+void finish_head(const QkvTask& task, const RowScales& scales, int head_index, int64_t row,
+                 float* head) {
   const int dim = task.head_dim;
+  const int64_t norm_stride = task.norm_all_heads ? dim : 0;
   const int64_t position = task.positions[row];
   if (head_index < task.num_heads) {
-    rotate(task, task.q_norm, position, head);
+    const float* weight = task.q_norm != nullptr ? task.q_norm + head_index * norm_stride : nullptr;
+    rotate(task, weight, scales.q, position, head);
     const int64_t place = (row * task.num_heads + head_index) * dim;
     return store_row(static_cast<Act*>(task.q) + place, head, dim);
   }
@@ -145,7 +162,8 @@ void finish_head(const QkvTask& task, int head_index, int64_t row, float* head) 
                          group_bytes<Stored>(dim) / static_cast<int64_t>(sizeof(Stored));
   constexpr int kWord = kPerWord<Act>;
   if (is_key) {
-    rotate(task, task.k_norm, position, head);
+    const float* weight = task.k_norm != nullptr ? task.k_norm + kv_head * norm_stride : nullptr;
+    rotate(task, weight, scales.k, position, head);
     store_token(static_cast<Stored*>(task.keys) + offset, token, head, dim,
                 [&](int i) { return key_index<kWord>(token, i); });
   } else {
@@ -165,10 +183,16 @@ void split_heads(const QkvTask& task) {
   float head[kMaxHeadDim];
   for (int64_t row = cell.row_begin; row < cell.row_end; ++row) {
     const float* sums = cell.sums + (row - cell.row_begin) * cell.stride - cell.begin;
+    RowScales scales = {1.0f, 1.0f};
+    if (task.norm_all_heads) {
+      const int64_t q_dim = int64_t{task.num_heads} * dim;
+      scales.q = norm_scale(task, sums, q_dim);
+      scales.k = norm_scale(task, sums + q_dim, int64_t{task.num_kv_heads} * dim);
+    }
     for (int h = first; h < last; ++h) {
       const int64_t begin = static_cast<int64_t>(h) * dim;
       add_bias(sums + begin, task.bias != nullptr ? task.bias + begin : nullptr, dim, head);
-      finish_head<Act, Stored>(task, h, row, head);
+      finish_head<Act, Stored>(task, scales, h, row, head);
     }
   }
 }

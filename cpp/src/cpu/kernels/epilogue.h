@@ -19,12 +19,14 @@ struct SumsCell {
   int64_t end;
 };
 
-// out = sums (+ bias) (+ out).
+// See LinearArgs.
 struct StoreTask {
   SumsCell cell;
   const float* bias;     // [out_features], or null
   float* out;            // [*, out_features]
   int64_t out_features;  // outputs from here on are padding
+  float scale;
+  float soft_cap;  // 0: none
   bool accumulate;
 };
 
@@ -38,12 +40,14 @@ struct ActivationTask {
   bool out_bf16;
 };
 
-// See QkvArgs; outputs are whole heads. The cache layout is the one of kernels/kv_layout.h.
+// See QkvArgs; outputs are whole heads, with norm_all_heads all of them. The cache layout is the
+// one of kernels/kv_layout.h.
 struct QkvTask {
   SumsCell cell;
-  const float* bias;      // [(num_heads + 2 * num_kv_heads) * head_dim], or null
-  const float* q_norm;    // [head_dim], or null
-  const float* k_norm;    // [head_dim], or null
+  const float* bias;    // [(num_heads + 2 * num_kv_heads) * head_dim], or null
+  const float* q_norm;  // [head_dim], or null; norm_all_heads: [num_heads * head_dim]
+  const float* k_norm;  // [head_dim], or null; norm_all_heads: [num_kv_heads * head_dim]
+  bool norm_all_heads;
   const float* rope_cos;  // [max_positions, rotary_dim / 2], or null
   const float* rope_sin;
   const int32_t* positions;     // [*]

@@ -1,8 +1,8 @@
 // Where keys and values lie in the paged cache. Only for files compiled once per ISA.
 //
-// Tokens lie in groups of 16: [num_kv_heads, num_blocks, block_size / 16] groups. In a group
-// elements are taken by words of kPerWord: two of bfloat16 (what one dot instruction multiplies),
-// one of float32.
+// Tokens lie in groups of 16: [num_kv_heads, num_blocks, block_size / 16] groups. Within a group
+// elements lie in words of kPerWord: two of bfloat16, which one dot instruction multiplies, or one
+// of float32.
 //   keys    [head_dim / kPerWord, 16 tokens, kPerWord]: 16 tokens are one vector
 //   values  [16 / kPerWord tokens, head_dim, kPerWord]: words of tokens
 // An int8 cache has codes in the order of the activations' dtype, after [16] float32 scales.

@@ -1,7 +1,7 @@
 #include "cpu/kernels/linear.h"
 
 #include "cpu/kernels/linear_tiles.h"
-#include "cpu/kernels/simd.h"
+#include "cpu/kernels/simd_pairs.h"
 
 #if defined(__AMX_BF16__)
 #include "cpu/kernels/linear_amx.h"
@@ -11,8 +11,8 @@ namespace specdec::cpu::SPECDEC_ISA {
 namespace {
 
 // A dot policy says how a step of k is multiplied: Weights (16 outputs), Factor (one row's x, in
-// all lanes) and the accumulation of their product. The tiles must fit the registers there are: up
-// to kOnePassRows x one block, and kPassRows x kPassBlocks when rows take several passes.
+// all lanes) and the accumulation of their product. The tiles must fit into the registers: up to
+// kOnePassRows x one block, and kPassRows x kPassBlocks when rows take several passes.
 
 struct F32Dot {
   using X = float;

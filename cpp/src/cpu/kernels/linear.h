@@ -25,8 +25,8 @@ enum PackedFormat : int {
   kNumPackedFormats,
 };
 
-// sums[r, n] = sum_k x[r, k] W[n, k] for a cell: some rows and some consecutive blocks. Every
-// operation on an output happens in an order that depends on k alone, whatever the cell is.
+// sums[r, n] = sum_k x[r, k] W[n, k] for a cell: some rows and some consecutive blocks. An output's
+// operations have an order that depends on k alone, whatever the cell is.
 struct LinearTask {
   const void* weights;  // the first block; the next begins block_bytes further on
   int64_t block_bytes;

@@ -29,8 +29,8 @@ inline constexpr int kAmxOutputs = 16;  // of one block
 #if defined(__AMX_BF16__) && defined(SPECDEC_ISA)
 namespace SPECDEC_ISA {
 
-// The tile unit of the calling thread; released when the object goes. All statements clobber
-// memory: the compiler does not otherwise know what they read.
+// The tile unit of the calling thread; the destructor releases it. All statements clobber memory,
+// because the compiler does not know what they read.
 class AmxTiles {
  public:
   AmxTiles() = default;

@@ -16,13 +16,13 @@ constexpr int kMaxBlocks = 2;
 constexpr int kMaxRows = 4;
 constexpr int kMaxBlocks = 1;
 #endif
-// Rows that are better off with a block at a time: memory bounds them, not arithmetic.
+// So few rows work on one block at a time: memory bounds them, not arithmetic.
 constexpr int kSingleBlockRows = 4;
 
 constexpr int kGroupsOfRecord = kIntRecordDepth / kIntGroup;
 constexpr int kGroupScaleBytes = kIntHeaderBytes / kGroupsOfRecord;
 constexpr int kLineBytes = 64;
-constexpr int64_t kAheadBytes = 8 << 10;       // how far ahead of its use one stream is fetched
+constexpr int64_t kAheadBytes = 8 << 10;       // how far ahead of its use a stream is prefetched
 constexpr int64_t kWeightsL1Bytes = 24 << 10;  // of one group of blocks, between passes of rows
 
 template <PackedFormat kFormat>
@@ -39,7 +39,7 @@ struct IntFormat {
   static constexpr int kGroupLines = kIntGroup / 4 / kLineQuads;
 };
 
-// Where a tile stands: the rows at its first row and k, the weights at its first block and k.
+// The place of a tile: the rows at its first row and k, the weights at its first block and k.
 struct IntSpan {
   const int8_t* x;
   const float* x_scales;
@@ -140,7 +140,7 @@ inline void add_group(const IntSpan& span, const IntDots<kRows, kBlocks>& dots,
 // sums [kRows, sums_stride]: += x W^T, or = when it is the first part of k.
 template <class Format, int kRows, int kBlocks>
 void run_int_tile(const IntSpan& tile, float* sums, int64_t sums_stride) {
-  const IntSpan span = tile;  // a copy that stores to sums cannot change
+  const IntSpan span = tile;  // a copy, which stores to `sums` cannot change
   for (int r = 0; span.is_first && r < kRows; ++r) {
     for (int b = 0; b < kBlocks; ++b) store(sums + r * sums_stride + b * kLanes, zero());
   }
@@ -206,7 +206,7 @@ void scale_outputs(const LinearTask& task, int64_t block) {
   }
 }
 
-// All rows and all of k at once.
+// Takes all rows and all of k at once.
 template <class Format>
 IntSpan whole_span(const LinearTask& task) {
   IntSpan span{};
@@ -222,8 +222,8 @@ IntSpan whole_span(const LinearTask& task) {
   return span;
 }
 
-// All rows in one pass over the weights, which is one stream from memory also where two blocks are
-// used side by side: what is fetched meanwhile are the next two, from end to end.
+// Takes all rows in one pass over the weights. The weights are one stream from memory even where
+// two blocks are used side by side: the next two blocks are prefetched one after the other.
 template <class Format>
 void run_one_pass(const LinearTask& task) {
   IntSpan span = whole_span<Format>(task);
@@ -238,8 +238,8 @@ void run_one_pass(const LinearTask& task) {
   }
 }
 
-// Several passes over some blocks, a part of k at a time that stays in the L1 cache. Together they
-// fetch the part that comes next, each an equal share.
+// Takes several passes over some blocks, with a part of k at a time that stays in the L1 cache.
+// Each pass prefetches an equal share of the next part.
 template <class Format>
 void run_passes(const LinearTask& task, int64_t block, int64_t num_blocks, int64_t num_passes) {
   const IntSpan whole = whole_span<Format>(task);

@@ -5,8 +5,8 @@
 // through memory, exactly, so neither the tile's shape nor any blocking shows in the result.
 //
 // A few rows (Dot::kOnePassRows) take one pass over the weights, block after block: the thread
-// reads one stream from one end to the other, which memory is fastest at. More rows take several
-// passes over a group of blocks, which stays in the L2 cache meanwhile.
+// reads one stream from end to end, which is what memory does fastest. More rows take several
+// passes over a group of blocks that stays in the L2 cache meanwhile.
 #pragma once
 
 #include "cpu/kernels/linear.h"
@@ -18,13 +18,13 @@ namespace {
 constexpr int kMaxTileRows = 16;
 constexpr int kMaxTileBlocks = 3;
 constexpr int64_t kLineBytes = 64;
-// How far ahead of its use a single pass fetches, across the ends of blocks. Measured on Zen 5: one
-// row is as fast at half of it, 16 rows are not.
+// How far ahead of its use a single pass prefetches, across the ends of blocks. Measured on Zen 5:
+// half as far is as fast for one row, but not for 16 rows.
 constexpr int64_t kAheadBytes = 8 << 10;
-// Of a group of blocks between passes: half of a small L2 cache, as the next group's arrive beside.
+// Bytes of a group of blocks: half of a small L2 cache, as the next group arrives beside it.
 constexpr int64_t kGroupBytes = 512 << 10;
 
-// Where a tile stands: x at its first row and k, packed weights at its first block and k.
+// The place of a tile: x at its first row and k, packed weights at its first block and k.
 template <class X>
 struct TileSpan {
   const X* x;
@@ -32,7 +32,7 @@ struct TileSpan {
   const X* weights;
   int64_t block_stride;  // elements between blocks
   int64_t num_k;
-  // With each step of k one line of memory is fetched, for later.
+  // Each step of k prefetches one later line of memory.
   const char* ahead;
   int64_t ahead_step;  // bytes
 };
@@ -129,7 +129,7 @@ void run_tile(const TileSpan<typename Dot::X>& span, float* sums, int64_t sums_s
 template <class Dot>
 using TileFunction = void (*)(const TileSpan<typename Dot::X>&, float*, int64_t, bool);
 
-// Null for tiles the loops below never ask for: one pass has one block, several have few rows.
+// Null for tiles that the loops below never need: one pass has one block, several have few rows.
 template <class Dot, int kRows, int kBlocks>
 constexpr TileFunction<Dot> tile_or_null() {
   constexpr int kMost = kBlocks == 1 ? Dot::kOnePassRows : Dot::kPassRows;
@@ -160,7 +160,7 @@ TileFunction<Dot> tile_function(int rows, int blocks) {
   return kTiles[rows - 1][blocks - 1];
 }
 
-// All rows at once, block after block.
+// Takes all rows at once, block after block.
 template <class Dot>
 void run_one_pass(const LinearTask& task) {
   using X = typename Dot::X;
@@ -177,8 +177,8 @@ void run_one_pass(const LinearTask& task) {
   }
 }
 
-// Several passes over the blocks of a group, part of k by part. Together they fetch the part that
-// comes next, each an equal share, so that memory is kept busy evenly.
+// Takes several passes over the blocks of a group, one part of k after the other. Each pass
+// prefetches an equal share of the next part, so that memory is kept busy evenly.
 template <class Dot>
 void run_group(const LinearTask& task, int64_t block, int num_blocks, int64_t num_passes) {
   using X = typename Dot::X;
@@ -198,7 +198,7 @@ void run_group(const LinearTask& task, int64_t block, int num_blocks, int64_t nu
     span.num_k = is_last ? task.padded_k - k : k_part;
     span.ahead_step = share * int64_t{sizeof(X)} / (span.num_k / Dot::kStep);
     span.weights = weights + k * kLanes;
-    // What comes next: a part of every block, of this group or of the one that follows it.
+    // The next part of every block, of this group or of the group that follows it.
     const X* next = is_last ? weights + num_blocks * span.block_stride : span.weights + piece;
     for (int64_t pass = 0; pass < num_passes; ++pass) {
       const int64_t row = task.num_rows * pass / num_passes;

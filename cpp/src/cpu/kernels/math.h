@@ -69,6 +69,12 @@ inline F32x16 log(F32x16 x) {
 inline F32x16 sigmoid(F32x16 x) { return broadcast(1.0f) / (broadcast(1.0f) + exp(zero() - x)); }
 inline F32x16 silu(F32x16 x) { return x / (broadcast(1.0f) + exp(zero() - x)); }
 
+// limit * tanh(x / limit), within 2e-7 of the limit: tanh(x) = 2 sigmoid(2 x) - 1.
+inline F32x16 soft_cap(F32x16 x, float limit) {
+  const F32x16 twice = x * broadcast(2.0f / limit);
+  return broadcast(limit) * (broadcast(2.0f) * sigmoid(twice) - broadcast(1.0f));
+}
+
 // erfc(x) for x >= 0: e^(-x^2) times a polynomial in 1 / (1 + c x), fitted for the least maximal
 // relative error (1.4e-7) up to x = 10. Rounding x^2 adds 6e-8 x^2 of relative error.
 inline F32x16 erfc_positive(F32x16 x) {

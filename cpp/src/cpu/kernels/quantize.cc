@@ -7,16 +7,16 @@ namespace specdec::cpu::SPECDEC_ISA {
 namespace {
 
 constexpr float kLargestHalf = 65504.0f;
-// Groups (or outputs) below it become zero; far under what a float16 scale can stand for, and its
-// reciprocal is finite.
+// Groups (or outputs) whose largest magnitude is below this become zero. It is far below the least
+// float16 scale, and its reciprocal is finite.
 constexpr float kLeast = 0x1p-100f;
 
-// Nothing below is fused: products and sums round one by one, alike everywhere.
+// Nothing below is fused: products and sums round one by one, in the same way on every machine.
 struct Group {
   F32x16 a, b;
 };
 
-// Bits of the float16 nearest to x, ties to even; what is too large becomes the largest.
+// Bits of the float16 nearest to x, ties to even; values that are too large become the largest.
 uint16_t to_half(float x) {
   const float magnitude = __builtin_fabsf(x);
   const uint16_t sign = __builtin_signbit(x) ? 0x8000 : 0;
@@ -44,7 +44,7 @@ uint16_t to_half_above(float x) {
   return from_half(half) < x && half < 0x7bff ? half + 1 : half;
 }
 
-// 32 values from x[begin] on; past the end the first of them again, which changes no extreme.
+// 32 values from x[begin] on. Past the end the first value is repeated, which changes no extreme.
 Group load_group(const QuantizeTask& task, int64_t begin) {
   const int64_t left = task.dim - begin;
   const int size = task.element == kElementF32 ? 4 : 2;
@@ -126,9 +126,9 @@ void quantize_int8_grouped_min(const QuantizeTask& task) {
   }
 }
 
-// --- 4 bits: a few ways to place the levels, each with the scale that fits it best ---
+// --- 4 bits: tries a few ways to place the levels, each with its best scale ---
 
-// Levels -8 to 7; the largest magnitude is given the sign of the longer side.
+// Levels -8 to 7. The scale's sign puts the largest magnitude on the longer side.
 uint16_t fit_scale(Group x) {
   constexpr float kSpans[] = {6.6f, 7.0f, 7.4f, 7.8f, 8.2f, 8.6f, 9.1f, 9.8f};
   const float low = smallest_of(x);

@@ -20,8 +20,9 @@ struct QuantizeTask {
   float* output_scale;  // out, of kInt8
 };
 
-// By PackedFormat, null for floats. Scales and mins are rounded to what is stored before codes are
-// chosen, so a code is the nearest one to its weight. The same bits on every instruction set.
+// By PackedFormat, null for floats. Scales and mins are rounded to their stored form before codes
+// are chosen, so each code is the nearest to its weight. The bits are the same on every instruction
+// set.
 struct QuantizeKernels {
   void (*row[kNumPackedFormats])(const QuantizeTask& task);
 };

@@ -35,6 +35,17 @@ void with_values(const RowsTask& task, int64_t row, Body&& body) {
   });
 }
 
+void add_rows(const RowsTask& task) {
+  for (int64_t row = task.row_begin; row < task.row_end; ++row) {
+    float* out = static_cast<float*>(task.out) + row * task.out_stride;
+    with_values(task, row, [&](auto value_at) {
+      for_each_vector(0, task.dim, [&](int64_t i, int n) {
+        store_lanes(out + i, load_lanes(out + i, n) + value_at(i, n), n);
+      });
+    });
+  }
+}
+
 template <class Out>
 void prepare(const RowsTask& task) {
   for (int64_t row = task.row_begin; row < task.row_end; ++row) {
@@ -44,6 +55,14 @@ void prepare(const RowsTask& task) {
                       [&](int64_t i, int n) { store_lanes(out + i, value_at(i, n), n); });
     });
     for (int64_t i = task.dim; i < task.out_stride; ++i) out[i] = Out{0};
+  }
+}
+
+void prepare_f32(const RowsTask& task) {
+  if (task.accumulate) {
+    add_rows(task);
+  } else {
+    prepare<float>(task);
   }
 }
 
@@ -93,6 +112,6 @@ void prepare_int8(const RowsTask& task) {
 }  // namespace
 
 RowsKernels rows_kernels();
-RowsKernels rows_kernels() { return {prepare<float>, prepare<uint16_t>, prepare_int8}; }
+RowsKernels rows_kernels() { return {prepare_f32, prepare<uint16_t>, prepare_int8}; }
 
 }  // namespace specdec::cpu::SPECDEC_ISA

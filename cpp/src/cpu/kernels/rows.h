@@ -21,6 +21,7 @@ struct RowsTask {
   int64_t row_end;
   void* out;           // [*, out_stride], elements past dim are zero
   int64_t out_stride;  // elements, at least dim
+  bool accumulate;     // to_f32: added to what out holds
   float* out_scales;   // int8: [*, out_stride / 32]
   int32_t* out_sums;   // int8: likewise, of a group's codes
 };

@@ -8,10 +8,11 @@ namespace specdec::cpu::SPECDEC_ISA {
 namespace {
 
 constexpr int kVectors = kSamplingBlock / kLanes;
-constexpr int kChunk = 4096;  // elements of a partial sum: one exponent base each, stays in L1
+constexpr int kChunk = 4096;  // elements of a partial sum, which has one base and stays in L1
 constexpr float kInfinity = __builtin_inff();
 constexpr float kLowest = -__FLT_MAX__;
-// Above every value of the noise; and the least step that covers the rounding of two of them.
+// A bound above every value of the noise, and the least step that covers the rounding of two
+// values.
 constexpr float kMaxNoise = 22.93f;
 constexpr float kNoiseMargin = 1e-4f;
 
@@ -54,7 +55,7 @@ inline void store_block(float* out, const Block& block) {
 }
 
 RowMaximum argmax(const float* x, int count) {
-  // The best chunk first, its first maximum then: an index per lane would double the work.
+  // Finds the best chunk and then its first maximum: an index for each lane would double the work.
   RowMaximum best = {-kInfinity, -1};
   int best_chunk = 0;
   for (int chunk = 0; chunk < count; chunk += kChunk) {
@@ -119,7 +120,7 @@ ExpSum exp_sum(const float* x, int count) {
     const int end = count - chunk < kChunk ? count : chunk + kChunk;
     const ExpSum part = chunk_exp_sum(x, chunk, end, count);
     if (part.sum == 0.0) continue;
-    // In double, so that the bases of the chunks leave no trace in the result.
+    // In double, so that the chunks' bases do not show in the result.
     if (part.max > total.max) {
       total.sum *= __builtin_exp(static_cast<double>(total.max) - part.max);
       total.max = part.max;
@@ -195,7 +196,7 @@ void clear(RowMaximum* best, int num_best) {
   for (int i = 0; i < num_best; ++i) best[i] = {-kInfinity, -1};
 }
 
-// Takes the place after all that are not less; requires that the last one is less.
+// Inserts after all entries that are not less. The last entry must be less.
 void insert(RowMaximum* best, int num_best, RowMaximum entry) {
   int place = num_best - 1;
   for (; place > 0 && best[place - 1].value < entry.value; --place) best[place] = best[place - 1];
@@ -218,7 +219,7 @@ void draw(const float* x, float divisor, int count, DrawCutoff cutoff, DrawNoise
     if (mask_at_least(maxima + broadcast(kMaxNoise), target) == 0) continue;
     U32x16 words[kVectors];
     words_of_block(begin, noise, words);
-    // Bound before the logarithms: each lane's greatest value with its least word.
+    // A bound before any logarithm: each lane's greatest value with its least word.
     const U32x16 least_words = min(min(words[0], words[1]), min(words[2], words[3]));
     const F32x16 bound = maxima + (gumbel_noise(least_words) + broadcast(kNoiseMargin));
     if (mask_at_least(bound, target) == 0) continue;

@@ -1,19 +1,19 @@
 // Kernels over one row of logits. Plain aggregates only: see kernel_table.h.
 //
-// Every kernel reads a NaN as -inf and what exceeds kMaxLogit, +inf too, as kMaxLogit.
+// Every kernel reads a NaN as -inf, and values above kMaxLogit, +inf included, as kMaxLogit.
 #pragma once
 
 #include <cstdint>
 
 namespace specdec::cpu {
 
-// Tokens whose maximum is remembered by block_maxima.
+// block_maxima keeps the maximum of every so many tokens.
 inline constexpr int kSamplingBlock = 64;
 
-// Far above any real logit; a number, so that differences of two of them are one too.
+// Far above any real logit, and finite, so that the difference of two logits is a number, too.
 inline constexpr float kMaxLogit = 1e30f;
 
-// A place in a row; the lowest index of those that tie. Index -1 (value -inf): no element above
+// The maximum of a row and the lowest index that has it. Index -1 (value -inf): no element is above
 // -inf.
 struct RowMaximum {
   float value;
@@ -26,7 +26,7 @@ struct ExpSum {
   double sum;
 };
 
-// What a draw may choose: values above `value`, and those equal to it up to index `last_index`.
+// A draw may choose values above `value`, and values equal to it up to index `last_index`.
 struct DrawCutoff {
   float value;
   int32_t last_index;

@@ -28,6 +28,13 @@ extern const Family kMistral;
 extern const Family kMixtral;
 extern const Family kQwen2;
 extern const Family kQwen3;
+extern const Family kQwen3Moe;
 extern const Family kOpt;
+extern const Family kGemma2;
+extern const Family kGemma3;
+extern const Family kPhi3;
+extern const Family kGranite;
+extern const Family kOlmo2;
+extern const Family kGptNeox;
 
 }  // namespace specdec

@@ -66,18 +66,31 @@ void parse_layers(const JsonFields& fields, const LayerSpec& layer, ModelConfig&
   }
 }
 
-void parse_rotary_family(const JsonFields& fields, const FamilyDefaults& defaults,
-                         ModelConfig& config) {
+void parse_sizes(const JsonFields& fields, const FamilyDefaults& defaults, ModelConfig& config) {
   config.hidden_size = fields.get_int("hidden_size");
   config.max_position_embeddings =
       fields.get_int("max_position_embeddings", defaults.max_position_embeddings);
   parse_heads(fields, defaults, config);
   parse_layers(fields, {.inner_size = fields.get_int("intermediate_size")}, config);
-  config.norm_eps = static_cast<float>(fields.get_positive("rms_norm_eps", defaults.norm_eps));
-  config.activation = parse_activation(fields, "hidden_act", "silu");
-  config.tie_word_embeddings = fields.get_bool("tie_word_embeddings", false);
-  config.ropes = {parse_rope(fields, config.max_position_embeddings, defaults.rope_theta)};
+  config.norm_eps =
+      static_cast<float>(fields.get_positive(defaults.norm_eps_key, defaults.norm_eps));
+  config.activation = parse_activation(fields, defaults.activation_key, defaults.activation);
+  config.tie_word_embeddings = fields.get_bool("tie_word_embeddings", defaults.tie_word_embeddings);
+}
+
+void parse_rotary_family(const JsonFields& fields, const FamilyDefaults& defaults,
+                         ModelConfig& config) {
+  parse_sizes(fields, defaults, config);
+  config.ropes = {parse_rope(fields, config.max_position_embeddings, defaults.rope_theta,
+                             defaults.partial_rotary_factor)};
   check_rotary_dim(fields, config);
+}
+
+void parse_query_scalar(const JsonFields& fields, double absent, ModelConfig& config) {
+  const double scalar = fields.get_positive("query_pre_attn_scalar", absent);
+  for (LayerSpec& layer : config.layers) {
+    layer.attention_scale = static_cast<float>(1.0 / std::sqrt(scalar));
+  }
 }
 
 void check_rotary_dim(const JsonFields& fields, const ModelConfig& config) {
@@ -86,6 +99,13 @@ void check_rotary_dim(const JsonFields& fields, const ModelConfig& config) {
     if (rotary < 2 || rotary % 2 != 0) {
       fields.fail("head_dim", str_cat("rotary embedding turns ", rotary,
                                       " elements of a head, expected an even number"));
+    }
+    for (const std::vector<double>* factors : {&rope.short_factors, &rope.long_factors}) {
+      if (!factors->empty() && factors->size() != static_cast<size_t>(rotary) / 2) {
+        fields.fail("rope_scaling",
+                    str_cat("longrope needs ", rotary / 2,
+                            " factors, one for each two rotary elements, found ", factors->size()));
+      }
     }
     if (rope.kind == RopeKind::kDynamic && rotary == 2) {
       fields.fail("head_dim", "dynamic rope scaling needs more than 2 rotary elements");

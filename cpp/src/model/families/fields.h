@@ -11,8 +11,13 @@ struct FamilyDefaults {
   int max_position_embeddings = 0;
   int num_kv_heads = 0;  // 0: as many as heads
   int head_dim = 0;      // 0: hidden_size / num_heads
+  const char* norm_eps_key = "rms_norm_eps";
   double norm_eps = 1e-6;
   double rope_theta = 10000.0;
+  double partial_rotary_factor = 1.0;
+  const char* activation_key = "hidden_act";
+  const char* activation = "silu";
+  bool tie_word_embeddings = false;
 };
 
 // A key that would change what is computed, and is neither null nor false: throws CheckpointError.
@@ -23,10 +28,16 @@ Activation parse_activation(const JsonFields& fields, const char* key, const cha
 // num_hidden_layers: that many layers like `layer`, with the usual attention scale.
 void parse_layers(const JsonFields& fields, const LayerSpec& layer, ModelConfig& config);
 
-// Sizes, heads, norms, activation and rope of a network with rotary embeddings, RMS norms and gated
-// MLPs. Biases, windows and experts are the family's own.
+// Sizes, heads, norms and activation of a network of RMS norms and gated MLPs. Ropes, biases,
+// windows, experts and whatever differs are the family's own.
+void parse_sizes(const JsonFields& fields, const FamilyDefaults& defaults, ModelConfig& config);
+
+// The same with one rope for all layers.
 void parse_rotary_family(const JsonFields& fields, const FamilyDefaults& defaults,
                          ModelConfig& config);
+
+// 1 / sqrt(query_pre_attn_scalar), in all layers.
+void parse_query_scalar(const JsonFields& fields, double absent, ModelConfig& config);
 
 // Throws CheckpointError unless the rotated part of a head can be rotated.
 void check_rotary_dim(const JsonFields& fields, const ModelConfig& config);

@@ -1,4 +1,6 @@
-// Qwen2 and Qwen3.
+// Qwen2, Qwen3 and Qwen3 with experts.
+#include <algorithm>
+
 #include "core/str_cat.h"
 #include "model/families/family.h"
 #include "model/families/fields.h"
@@ -29,18 +31,47 @@ void parse_qwen2(const JsonFields& fields, ModelConfig& config) {
   parse_windows(fields, config);
 }
 
+// Layers of dense MLPs are listed in mlp_only_layers, or are not each decoder_sparse_step-th.
+void parse_sparse_layers(const JsonFields& fields, ModelConfig& config) {
+  const int step = fields.get_int("decoder_sparse_step", 1);
+  const int inner_size = fields.get_int("moe_intermediate_size", 768);
+  const std::vector<double> dense = fields.get_numbers("mlp_only_layers");
+  for (int layer = 0; layer < config.num_layers; ++layer) {
+    const bool is_listed = std::ranges::find(dense, double(layer)) != dense.end();
+    if (is_listed || (layer + 1) % step != 0) continue;
+    config.layers[layer].mlp = MlpKind::kExperts;
+    config.layers[layer].inner_size = inner_size;
+  }
+}
+
 void parse_qwen3(const JsonFields& fields, ModelConfig& config) {
   parse_rotary_family(
       fields, {.max_position_embeddings = 32768, .num_kv_heads = 32, .head_dim = 128}, config);
-  config.qk_norm = true;
+  config.qk_norm = QkNorm::kPerHead;
   config.qkv_bias = config.out_bias = fields.get_bool("attention_bias", false);
   refuse(fields, "mlp_bias", config);
   parse_windows(fields, config);
+}
+
+void parse_qwen3_moe(const JsonFields& fields, ModelConfig& config) {
+  parse_rotary_family(fields, {.max_position_embeddings = 32768, .num_kv_heads = 4}, config);
+  config.qk_norm = QkNorm::kPerHead;
+  config.qkv_bias = config.out_bias = fields.get_bool("attention_bias", false);
+  refuse(fields, "mlp_bias", config);
+  set_windows(fields.get_bool("use_sliding_window", false) ? parse_window(fields, 4096) : 0,
+              config);
+  check_uniform_layer_types(fields, config);
+  // The first is how transformers 5 writes it.
+  parse_experts(fields, fields.has("num_local_experts") ? "num_local_experts" : "num_experts", 128,
+                8, config);
+  config.renormalize_experts = fields.get_bool("norm_topk_prob", false);
+  parse_sparse_layers(fields, config);
 }
 
 }  // namespace
 
 const Family kQwen2 = {"Qwen2ForCausalLM", "qwen2", {}, parse_qwen2};
 const Family kQwen3 = {"Qwen3ForCausalLM", "qwen3", {}, parse_qwen3};
+const Family kQwen3Moe = {"Qwen3MoeForCausalLM", "qwen3_moe", {}, parse_qwen3_moe};
 
 }  // namespace specdec

@@ -1,0 +1,27 @@
+// States of a decoder that it hands to a drafter: which, and where the rows of a pass leave them.
+#pragma once
+
+#include <vector>
+
+#include "backend/op_args.h"
+
+namespace specdec {
+
+struct TapSpec {
+  // The residual stream as layer i reads it; the number of layers: as the last one leaves it.
+  std::vector<int> layer_inputs = {};
+  // What the head reads: the last layer's output after the final norm.
+  bool final_hidden = false;
+
+  int num_taps() const { return static_cast<int>(layer_inputs.size()) + (final_hidden ? 1 : 0); }
+  // Elements of a row of features: the taps side by side, in the order given, final_hidden last.
+  int width(int hidden_size) const { return num_taps() * hidden_size; }
+};
+
+// What is tapped and the rows it goes to, each to the slot of its token.
+struct Taps {
+  TapSpec spec = {};
+  PagedRowsView features = {};  // of spec.width()
+};
+
+}  // namespace specdec

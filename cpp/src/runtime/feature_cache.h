@@ -1,0 +1,27 @@
+// Storage of features behind the block ids of a BlockPool, beside the KV cache: for every slot a
+// row of what the model's own pass made of the slot's token, which a drafter reads.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/backend.h"
+
+namespace specdec {
+
+class FeatureCache {
+ public:
+  // Rows of `width` act elements for num_blocks usable blocks and the null block. Throws
+  // OutOfMemory saying what to lower.
+  FeatureCache(Backend& backend, int width, int block_size, int num_blocks);
+
+  const PagedRowsView& rows() const { return rows_; }
+
+  // Bytes one block takes.
+  static int64_t block_bytes(const Backend& backend, int width, int block_size);
+
+ private:
+  Buffer buffer_;
+  PagedRowsView rows_;
+};
+
+}  // namespace specdec

@@ -1,0 +1,66 @@
+// Rows of features in the paged tensor behind the block ids.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "cpu/cpu_backend.h"
+#include "testing/cpu_isas.h"
+#include "testing/oracle/operations.h"
+
+namespace specdec {
+namespace {
+
+class CpuFeatures : public ::testing::TestWithParam<testing::IsaAndDType> {};
+
+TEST_P(CpuFeatures, AreStoredAtTheirSlotsAndMovedWithTheirTokens) {
+  const auto [isa, dtype] = GetParam();
+  cpu::CpuBackend backend(isa, 2, dtype);
+  constexpr int kSlots = 48, kWidth = 40, kDim = 17, kColumn = 20, kRows = 5;
+  std::mt19937_64 random(22);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(kRows * kDim), weight(kDim);
+  for (float& value : x) value = normal(random);
+  for (float& value : weight) value = normal(random);
+  const NormParams norm = {.weight = weight.data()};
+  const std::vector<int64_t> slots = {7, 47, 0, 20, 21};
+  const std::vector<std::pair<int64_t, int64_t>> moves = {{20, 8}, {21, 9}, {47, 47}};
+  for (const bool has_norm : {false, true}) {
+    std::vector<double> expected(x.begin(), x.end());
+    if (has_norm) {
+      expected = reference::norm({.norm = norm, .x = x.data(), .num_rows = kRows, .dim = kDim});
+    }
+    std::vector<uint8_t> features(kSlots * kWidth * size_of(dtype), 0xff);
+    const PagedRowsView view = {.rows = features.data(), .num_slots = kSlots, .width = kWidth};
+    backend.store_rows({.x = x.data(),
+                        .norm = has_norm ? &norm : nullptr,
+                        .slot_mapping = slots.data(),
+                        .to = view,
+                        .column = kColumn,
+                        .dim = kDim,
+                        .num_rows = kRows});
+    backend.copy_kv({.layers = {}, .features = view, .slots = moves});
+    for (int64_t slot = 0; slot < kSlots; ++slot) {
+      const int64_t source = slot == 8 ? 20 : slot == 9 ? 21 : slot;
+      const auto row = std::find(slots.begin(), slots.end(), source) - slots.begin();
+      for (int64_t i = 0; i < kWidth; ++i) {
+        const double value = reference::element(features.data(), dtype, slot * kWidth + i);
+        if (row == kRows || i < kColumn || i >= kColumn + kDim) {
+          ASSERT_TRUE(std::isnan(value)) << slot << " " << i;
+          continue;
+        }
+        const double want = expected[row * kDim + i - kColumn];
+        const double rounding = dtype == DType::kBF16 ? 0x1p-8 : 2e-6;
+        ASSERT_NEAR(value, want, rounding * std::abs(want)) << slot << " " << i;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, CpuFeatures, testing::all_isas_and_dtypes(),
+                         testing::isa_and_dtype_name);
+
+}  // namespace
+}  // namespace specdec
