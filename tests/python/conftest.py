@@ -9,7 +9,7 @@ import pytest
 
 import make_checkpoints
 import tiny_text_model
-from specdec_native import LLM
+from specdec_native import LLM, Engine
 from specdec_native.checkpoints import hub
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +51,11 @@ def model(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFa
 @pytest.fixture(scope="module")
 def llm(model: Path) -> LLM:
     return LLM(model, **tiny_text_model.OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Engine:
+    return Engine(model, **tiny_text_model.OPTIONS)
 
 
 @pytest.fixture(scope="session")

@@ -1,27 +1,22 @@
-"""Speculation through Engine, LLM and the command line: same answers, metrics, errors."""
+"""Speculation through Engine and LLM: same answers, metrics, errors."""
 
 import dataclasses
 import json
-import subprocess
-import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-import tiny_text_model
 from specdec_native import LLM, Engine, RequestOutput, SamplingParams
-from specdec_native.cli import demo
 from specdec_native.requests.outputs import RequestMetrics, SpeculativeDecodingMetrics
 from specdec_native.requests.request import Request
+from speculative_configs import NGRAM
 from tiny_text_model import TEXT_TOKEN_IDS
 
 K = 4
 MAX_MODEL_LEN = 128
-NGRAM = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 SUFFIX = {"method": "suffix"}
 
 
@@ -34,14 +29,6 @@ def speculating(target: Path, **config: Any) -> Engine:
     """With drafts of fixed length, so that what is drafted and kept can be counted on."""
     fixed = {"num_speculative_tokens": K, "draft_length_policy": "fixed"}
     return make_engine(target, {**fixed, **config})
-
-
-@pytest.fixture(scope="module")
-def long_model(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that holds the prompts of the demo."""
-    return tiny_text_model.add_text(
-        checkpoint("llama_linear"), tmp_path_factory.mktemp("demo") / "llama"
-    )
 
 
 @pytest.fixture(scope="module")
@@ -505,85 +492,3 @@ def test_llm_takes_a_config_or_older_arguments(model: Path) -> None:
 def test_a_wrong_config_is_refused(model: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LLM(str(model), **options)
-
-
-# -- the command line
-
-
-def run(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "specdec_native", *map(str, arguments)],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
-def test_generate_and_chat_speculate(model: Path) -> None:
-    options = ("-m", model, "--max-tokens", 24, "--dtype", "float32")
-    config = json.dumps({**NGRAM, "num_speculative_tokens": 3})
-    for arguments, stdin in ((("generate", "abab"), ""), (("chat",), "hi\n")):
-        plain = run(*arguments, *options, stdin=stdin)
-        for extra in (
-            ("--speculative-config", config),
-            ("-sc", config),
-            ("--spec-method", "suffix", "--spec-tokens", 3),
-            ("--spec-model", model, "--spec-tokens", 3),
-            ("-sc", json.dumps(NGRAM), "--spec-tokens", 3),
-        ):
-            result = run(*arguments, *options, *extra, stdin=stdin)
-            assert result.returncode == 0, result.stderr
-            assert result.stdout == plain.stdout
-    result = run("generate", "abab", *options, "-sc", config, "--json")
-    metrics = json.loads(result.stdout)["outputs"][0]["metrics"]["speculative_decoding"]
-    assert len(metrics["acceptance_histogram"]) == 4
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("-sc", "{"), "--speculative-config is not valid JSON"),
-        (("-sc", "3"), "must be a JSON object"),
-        (("-sc", '{"method": "ngram"}', "--spec-method", "suffix"), "--spec-method"),
-        (
-            ("-sc", '{"draft_length_policy": "fixed"}', "--spec-method", "ngram"),
-            "num_speculative_tokens is missing",
-        ),
-        (("--spec-tokens", 3), '"method"'),
-    ],
-)
-def test_wrong_options_are_one_line(model: Path, arguments: tuple[Any, ...], message: str) -> None:
-    for command in (("generate", "x"), ("chat",), ("demo",)):
-        result = run(*command, "-m", model, *arguments)
-        assert result.returncode == 1 and message in result.stderr
-        assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
-
-
-def test_the_demo_compares_every_method(long_model: Path) -> None:
-    result = run("demo", "-m", long_model, "--max-tokens", 12, "--json")
-    assert result.returncode == 0, result.stderr
-    rows = json.loads(result.stdout)["rows"]
-    methods = [method.name for method in demo.methods_for(str(long_model))]
-    assert methods == ["plain", "ngram", "suffix", "ngram+suffix"]
-    workloads = ("chat", "code", "edit", "mixed")
-    assert [(r["method"], r["workload"]) for r in rows] == [
-        (method, workload) for method in methods for workload in workloads
-    ]
-    for row in rows:
-        assert row["same_answers"] and row["speedup"] > 0
-        assert (row["acceptance_length"] is None) == (row["method"] == "plain")
-
-
-def test_the_demo_measures_one_config(long_model: Path) -> None:
-    options = ("--spec-model", long_model, "--spec-tokens", 3)
-    text = run("demo", "-m", long_model, "--max-tokens", 8, *options).stdout
-    assert "draft model" in text and text.count(" yes") == 8
-    assert "suffix" not in text
-
-
-def test_known_draft_models_are_used() -> None:
-    names = [method.name for method in demo.methods_for("Qwen/Qwen2.5-Coder-1.5B-Instruct")]
-    assert "draft model" in names and "suffix+draft" in names
-    assert demo.draft_model_for("SmolLM2-135M-Instruct") is None

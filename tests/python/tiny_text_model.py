@@ -8,7 +8,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models
 
-from specdec_native import RequestOutput, SamplingParams
+from specdec_native import CompletionOutput, Engine, RequestOutput, SamplingParams
 
 END = 2  # the end-of-sequence token of make_checkpoints
 FIRST_CHAR = 3
@@ -41,3 +41,25 @@ def add_text(checkpoint: Path, target: Path) -> Path:
 
 def texts(outputs: list[RequestOutput]) -> list[str]:
     return [output.outputs[0].text for output in outputs]
+
+
+def text_params(**options: Any) -> SamplingParams:
+    """Parameters that give readable text of a fixed length."""
+    defaults: dict[str, Any] = {
+        "seed": 5,
+        "max_tokens": 24,
+        "ignore_eos": True,
+        "allowed_token_ids": TEXT_TOKEN_IDS,
+    }
+    return SamplingParams(**(defaults | options))
+
+
+def only(outputs: list[RequestOutput]) -> CompletionOutput:
+    assert len(outputs) == 1 and outputs[0].finished
+    assert len(outputs[0].outputs) == 1
+    return outputs[0].outputs[0]
+
+
+def is_idle(engine: Engine) -> bool:
+    stats = engine.stats()
+    return stats.num_running == stats.num_waiting == 0 and not engine.has_unfinished_requests()

@@ -1,0 +1,180 @@
+"""Outputs of a request, from what the core reports: stop strings, logprobs, deltas, errors."""
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specdec_native import RequestOutputKind, SamplingParams
+from specdec_native.requests.request import Request
+from specdec_native.text.tokenizer import Tokenizer
+from tiny_tokenizers import byte_level
+
+
+def make_request(prompt: str = "hello", **options: Any) -> tuple[Request, Tokenizer]:
+    tokenizer = Tokenizer.wrap(byte_level())
+    request = Request(
+        "r",
+        prompt=prompt,
+        prompt_token_ids=tokenizer.encode(prompt),
+        params=SamplingParams(**options),
+        core_params=None,  # type: ignore[arg-type]
+        tokenizer=tokenizer,
+    )
+    return request, tokenizer
+
+
+def report(
+    *parts: tuple[int, list[int], str | None], stop_token_id: int | None = None
+) -> SimpleNamespace:
+    """A core output: (completion, new tokens, finish reason) each, logprob -0.5 for every token."""
+    return SimpleNamespace(
+        metrics=SimpleNamespace(
+            arrival_time=1.0,
+            first_scheduled_time=2.0,
+            first_token_time=3.0,
+            finished_time=0.0,
+            num_cached_tokens=4,
+            num_preemptions=0,
+        ),
+        new_prompt_logprobs=[],
+        error="",
+        engine_failed=False,
+        outputs=[
+            SimpleNamespace(
+                index=index,
+                new_token_ids=ids,
+                new_logprobs=[
+                    [SimpleNamespace(token_id=i, logprob=-0.5, rank=2) for i in (token, 7, token)]
+                    for token in ids
+                ],
+                finish_reason=reason,
+                stop_token_id=stop_token_id,
+                acceptance=None,
+            )
+            for index, ids, reason in parts
+        ],
+    )
+
+
+def apply(request: Request, output: SimpleNamespace) -> list[int]:
+    return request.apply(output)  # type: ignore[arg-type]
+
+
+def test_tokens_after_a_stop_string_leave_no_trace() -> None:
+    request, tokenizer = make_request(stop=["wor"], logprobs=1)
+    ids = tokenizer.encode(" world the")
+    assert apply(request, report((0, ids, None))) == [0]
+    output = request.take_output()
+    completion = output.outputs[0]
+    assert output.finished and output.metrics is not None and output.metrics.finished_time > 0
+    assert (completion.text, completion.finish_reason, completion.stop_reason) == (
+        " ",
+        "stop",
+        "wor",
+    )
+    assert 0 < len(completion.token_ids) < len(ids)
+    assert completion.logprobs is not None
+    assert len(completion.logprobs) == len(completion.token_ids)
+    assert completion.cumulative_logprob == pytest.approx(-0.5 * len(completion.token_ids))
+
+
+def test_a_stop_string_in_the_last_step_wins_over_its_length_limit() -> None:
+    request, tokenizer = make_request(stop=["the"])
+    assert apply(request, report((0, tokenizer.encode("the"), "length"))) == []
+    assert request.take_output().outputs[0].stop_reason == "the"
+
+
+def test_stop_reasons() -> None:
+    for reason, stop_token_id, expected in (
+        ("stop", 1, 1),
+        ("stop", None, None),
+        ("length", None, None),
+    ):
+        request, tokenizer = make_request()
+        apply(
+            request, report((0, [*tokenizer.encode("a"), 1], reason), stop_token_id=stop_token_id)
+        )
+        completion = request.take_output().outputs[0]
+        assert (completion.finish_reason, completion.stop_reason) == (reason, expected)
+        assert completion.text == "a" and completion.token_ids[-1] == 1
+
+
+def test_logprobs_have_the_chosen_token_first_and_its_text() -> None:
+    request, tokenizer = make_request("caf", logprobs=1)
+    ids = [tokenizer.convert_tokens_to_ids(t) for t in ("Ã", "©")]  # the two bytes of é
+    apply(request, report((0, ids, None)))
+    logprobs = request.take_output().outputs[0].logprobs
+    assert logprobs is not None
+    assert [list(position) for position in logprobs] == [[ids[0], 7], [ids[1], 7]]
+    assert [position[i].decoded_token for position, i in zip(logprobs, ids, strict=True)] == [
+        "",
+        "é",
+    ]
+    assert logprobs[0][ids[0]].rank == 2
+
+
+def test_deltas_add_up_to_the_cumulative_output() -> None:
+    steps = ["hel", "lo wor", "ld", " 日", "本"]
+    results = {}
+    for kind in (RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE):
+        request, tokenizer = make_request(output_kind=kind, logprobs=0, stop=["zzz"])
+        texts, tokens, logprobs = [], [], []
+        for i, text in enumerate(steps):
+            reason = "length" if i == len(steps) - 1 else None
+            apply(request, report((0, tokenizer.encode(text), reason)))
+            assert request.has_news()
+            completion = request.take_output().outputs[0]
+            assert not request.has_news()
+            texts.append(completion.text)
+            tokens.append(list(completion.token_ids))
+            logprobs.append(completion.logprobs or [])
+        results[kind] = (texts, tokens, logprobs)
+    texts, tokens, logprobs = results[RequestOutputKind.DELTA]
+    whole = results[RequestOutputKind.CUMULATIVE]
+    assert "".join(texts) == whole[0][-1] == "hello world 日本"
+    assert list(itertools.chain(*tokens)) == whole[1][-1]
+    assert list(itertools.chain(*logprobs)) == whole[2][-1]
+
+
+def test_only_the_final_output_when_asked() -> None:
+    request, tokenizer = make_request(output_kind=RequestOutputKind.FINAL_ONLY, n=2)
+    ids = tokenizer.encode("the")
+    apply(request, report((0, ids, "length"), (1, ids, None)))
+    assert not request.has_news()
+    apply(request, report((1, ids, "length")))
+    assert request.has_news()
+    assert [completion.text for completion in request.take_output().outputs] == ["the", "thethe"]
+    assert not request.has_news()
+
+
+def test_a_stream_interval_thins_outputs_out() -> None:
+    request, tokenizer = make_request(stream_interval=3)
+    news = []
+    for i in range(6):
+        apply(request, report((0, tokenizer.encode("a"), "length" if i == 5 else None)))
+        news.append(request.has_news())
+        if request.has_news():
+            request.take_output()
+    assert news == [True, False, False, True, False, True]
+
+
+def test_an_ended_request_keeps_what_it_has() -> None:
+    request, tokenizer = make_request()
+    apply(request, report((0, tokenizer.encode("hello w"), None)))
+    request.end(ValueError("why"))
+    completion = request.take_output().outputs[0]
+    assert (completion.text, completion.finish_reason) == ("hello w", "error")
+    with pytest.raises(ValueError, match="why"):
+        request.take_output()
+
+
+def test_prompt_logprobs_begin_with_none() -> None:
+    request, _ = make_request("hello world", prompt_logprobs=0)
+    output = report((0, [5], "length"))
+    output.new_prompt_logprobs = [[SimpleNamespace(token_id=9, logprob=-1.0, rank=1)]]
+    apply(request, output)
+    logprobs = request.take_output().prompt_logprobs
+    assert logprobs is not None and logprobs[0] is None
+    assert logprobs[1] is not None and logprobs[1][9].logprob == -1.0
