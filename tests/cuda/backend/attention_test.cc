@@ -4,14 +4,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <limits>
+#include <numeric>
 #include <random>
-#include <string>
+#include <utility>
 #include <vector>
 
-#include "specdec/error.h"
+#include "testing/cuda_attention.h"
 #include "testing/device_kinds.h"
+#include "testing/oracle/operations.h"
 #include "testing/paged_world.h"
 
 namespace specdec::cuda::testing {
@@ -21,265 +21,6 @@ using specdec::testing::AttentionShape;
 using specdec::testing::PagedWorld;
 using specdec::testing::Request;
 using specdec::testing::RowBytes;
-
-// How the device is asked.
-struct Launch {
-  DType act = DType::kBF16;
-  int num_multiprocessors = 4;
-  size_t workspace_bytes = size_t{4} << 20;
-};
-
-uint16_t narrow(double value, DType act) {
-  const float single = static_cast<float>(value);
-  return act == DType::kBF16 ? to_bfloat16(single).bits : float_to_half(single);
-}
-double widen(uint16_t bits, DType act) {
-  return act == DType::kBF16 ? to_float(BFloat16{bits}) : half_to_float(bits);
-}
-
-// A world's cache as the device keeps it: [block][head][offset][head_dim], codes followed by
-// scales.
-struct DeviceCache {
-  std::vector<uint8_t> bytes;
-  std::vector<double> values;  // what they stand for
-};
-
-DeviceCache device_cache(const PagedWorld& world, bool is_keys, bool has_codes, DType act) {
-  const PagedKvView& kv = world.kv();
-  const int64_t num_rows = int64_t{kv.num_blocks} * kv.num_kv_heads * kv.block_size;
-  const int dim = kv.head_dim;
-  DeviceCache cache;
-  cache.values.resize(num_rows * dim);
-  cache.bytes.resize(num_rows * (has_codes ? dim + 4 : 2 * dim));
-  for (int64_t row = 0; row < num_rows; ++row) {
-    const int64_t offset = row % kv.block_size;
-    const int head = static_cast<int>(row / kv.block_size % kv.num_kv_heads);
-    const int64_t slot = row / kv.block_size / kv.num_kv_heads * kv.block_size + offset;
-    std::vector<double> elements;
-    for (int i = 0; i < dim; ++i) {
-      elements.push_back(is_keys ? world.key(slot, head, i) : world.value(slot, head, i));
-    }
-    if (!has_codes) {
-      for (int i = 0; i < dim; ++i) {
-        const uint16_t bits = narrow(elements[i], act);
-        std::memcpy(&cache.bytes[(row * dim + i) * 2], &bits, 2);
-        cache.values[row * dim + i] = widen(bits, act);
-      }
-      continue;
-    }
-    double largest = 0.0;
-    for (double element : elements) largest = std::max(largest, std::abs(element));
-    float scale = static_cast<float>(largest / 127.0);
-    if (std::isnan(elements[0])) scale = std::numeric_limits<float>::quiet_NaN();
-    std::memcpy(&cache.bytes[num_rows * dim + row * 4], &scale, 4);
-    for (int i = 0; i < dim; ++i) {
-      const double code = std::isnan(scale) ? 77 : std::nearbyint(elements[i] / scale);
-      cache.bytes[row * dim + i] = static_cast<uint8_t>(static_cast<int8_t>(code));
-      cache.values[row * dim + i] = widen(narrow(code * scale, act), act);
-    }
-  }
-  return cache;
-}
-
-class AttentionTest : public CudaDeviceTest {
- protected:
-  // A world whose values the CPU holds in float32 (bfloat16 for `cpu_act`).
-  PagedWorld make_world(AttentionShape shape, int num_blocks, DType cpu_act = DType::kF32) {
-    has_codes_ = shape.int8_kv;
-    shape.int8_kv = false;
-    shape_ = shape;
-    cpu_ = specdec::make_backend({.device = "cpu", .num_threads = 1, .act_dtype = cpu_act});
-    return PagedWorld(*cpu_, shape, num_blocks);
-  }
-
-  // The rows' results on the device, after world.build() and project().
-  RowBytes attend_built(PagedWorld& world, const Launch& launch = {}) {
-    const BatchView& host = world.batch();
-    upload_world(world, launch);
-    BatchView batch = host;
-    const auto add = [&]<class T>(const T* values, size_t count) {
-      if (values == nullptr || count == 0) return static_cast<const T*>(nullptr);
-      buffers_.push_back(upload(std::vector<T>(values, values + count)));
-      return static_cast<const T*>(buffers_.back().data());
-    };
-    const size_t requests = host.num_requests, rows = host.num_rows;
-    batch.token_ids = nullptr;
-    batch.positions = nullptr;
-    batch.slot_mapping = nullptr;
-    batch.cu_rows = add(host.cu_rows, requests + 1);
-    batch.base_lens = add(host.base_lens, requests);
-    batch.block_tables = add(host.block_tables, requests * host.max_blocks_per_request);
-    batch.is_tree = add(host.is_tree, requests);
-    batch.ancestor_mask = add(host.ancestor_mask, rows * host.mask_words);
-    batch.num_tree_slots = add(host.num_tree_slots, requests);
-    const RowBytes results = run(batch, launch);
-    buffers_.clear();
-    return results;
-  }
-
-  RowBytes attend(PagedWorld& world, const std::vector<Request*>& requests,
-                  const Launch& launch = {}) {
-    world.build(requests);
-    world.project();
-    return attend_built(world, launch);
-  }
-
-  // Puts the world's cache and queries on the device.
-  void upload_world(PagedWorld& world, const Launch& launch) {
-    keys_ = device_cache(world, true, has_codes_, launch.act);
-    values_ = device_cache(world, false, has_codes_, launch.act);
-    key_buffer_ = upload(keys_.bytes);
-    value_buffer_ = upload(values_.bytes);
-    kv_ = world.kv();
-    kv_.keys = key_buffer_.data();
-    kv_.values = value_buffer_.data();
-    kv_.dtype = has_codes_ ? DType::kI8 : launch.act;
-    const std::vector<uint8_t>& q = world.q_bytes();
-    q_.clear();
-    if (cpu_->act_dtype() == DType::kBF16) {
-      q_.resize(q.size() / 2);
-      std::memcpy(q_.data(), q.data(), q.size());
-    } else {
-      for (size_t i = 0; i < q.size(); i += 4) {
-        float value;
-        std::memcpy(&value, &q[i], 4);
-        q_.push_back(narrow(value, launch.act));
-      }
-    }
-    q_buffer_ = upload(q_);
-    out_buffer_ = upload(std::vector<uint16_t>(q_.size(), 0xffff));
-  }
-
-  AttentionParams params(const BatchView& batch, const Launch& launch) {
-    if (workspace_.size_bytes() != launch.workspace_bytes) {
-      workspace_ = device().allocate(launch.workspace_bytes, "test");
-    }
-    return {.q = q_buffer_.data(),
-            .out = out_buffer_.data(),
-            .act_dtype = launch.act,
-            .batch = batch,
-            .kv = kv_,
-            .num_heads = shape_.num_heads(),
-            .scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)),
-            .soft_cap = shape_.soft_cap,
-            .sliding_window = shape_.sliding_window,
-            .num_multiprocessors = launch.num_multiprocessors,
-            .workspace = workspace_.data(),
-            .workspace_bytes = launch.workspace_bytes};
-  }
-
-  RowBytes run(const BatchView& batch, const Launch& launch) {
-    kernels().attention.tree_attention(stream(), params(batch, launch));
-    return results();
-  }
-
-  RowBytes results() {
-    const std::vector<uint8_t> out = download<uint8_t>(out_buffer_);
-    const int64_t row_bytes = int64_t{shape_.num_heads()} * shape_.head_dim * 2;
-    RowBytes rows;
-    for (auto row = out.begin(); row != out.end(); row += row_bytes) {
-      rows.emplace_back(row, row + row_bytes);
-    }
-    return rows;
-  }
-
-  // The same by a double loop.
-  std::vector<std::vector<double>> expected(const PagedWorld& world, const Launch& launch) const;
-  void expect_near_reference(const PagedWorld& world, const RowBytes& rows, const Launch& launch);
-
-  AttentionShape shape_;
-  bool has_codes_ = false;
-  std::unique_ptr<Backend> cpu_;
-  DeviceCache keys_, values_;
-  std::vector<uint16_t> q_;
-  PagedKvView kv_;
-  Buffer key_buffer_, value_buffer_, q_buffer_, out_buffer_, workspace_;
-  std::vector<Buffer> buffers_;
-};
-
-std::vector<int> visible_slots(const BatchView& batch, int request, int row, int window) {
-  const int base_len = batch.base_lens[request];
-  const int index = row - batch.cu_rows[request];
-  const int num_rows = batch.cu_rows[request + 1] - batch.cu_rows[request];
-  std::vector<int> slots(base_len);
-  std::iota(slots.begin(), slots.end(), 0);
-  const bool is_tree = batch.is_tree[request] != 0;
-  const int num_slots = !is_tree                          ? index + 1
-                        : batch.num_tree_slots != nullptr ? batch.num_tree_slots[request]
-                                                          : num_rows;
-  for (int j = 0; j < num_slots; ++j) {
-    const uint64_t word = batch.ancestor_mask[int64_t{row} * batch.mask_words + j / 64];
-    if (!is_tree || (word >> (j % 64) & 1) != 0) slots.push_back(base_len + j);
-  }
-  if (window > 0 && static_cast<int>(slots.size()) > window) {
-    slots.erase(slots.begin(), slots.end() - window);
-  }
-  return slots;
-}
-
-std::vector<std::vector<double>> AttentionTest::expected(const PagedWorld& world,
-                                                         const Launch& launch) const {
-  const BatchView& batch = world.batch();
-  const int dim = shape_.head_dim, num_heads = shape_.num_heads();
-  std::vector<std::vector<double>> rows;
-  for (int request = 0; request < batch.num_requests; ++request) {
-    const int32_t* table = batch.block_tables + int64_t{request} * batch.max_blocks_per_request;
-    for (int row = batch.cu_rows[request]; row < batch.cu_rows[request + 1]; ++row) {
-      const std::vector<int> slots = visible_slots(batch, request, row, shape_.sliding_window);
-      std::vector<double> out(int64_t{num_heads} * dim, 0.0);
-      for (int head = 0; head < num_heads; ++head) {
-        const auto place = [&](int slot) {
-          const int64_t block = table[slot / kv_.block_size];
-          return ((block * kv_.num_kv_heads + head / shape_.group_size) * kv_.block_size +
-                  slot % kv_.block_size) *
-                 dim;
-        };
-        std::vector<double> weights;
-        for (int slot : slots) {
-          double dot = 0.0;
-          for (int i = 0; i < dim; ++i) {
-            dot += widen(q_[(int64_t{row} * num_heads + head) * dim + i], launch.act) *
-                   keys_.values[place(slot) + i];
-          }
-          const double score = dot / std::sqrt(static_cast<double>(dim));
-          const double cap = shape_.soft_cap;
-          weights.push_back(cap > 0.0 ? cap * std::tanh(score / cap) : score);
-        }
-        const double highest = *std::max_element(weights.begin(), weights.end());
-        double total = 0.0;
-        for (double& weight : weights) total += weight = std::exp(weight - highest);
-        for (size_t j = 0; j < slots.size(); ++j) {
-          for (int i = 0; i < dim; ++i) {
-            out[int64_t{head} * dim + i] +=
-                weights[j] / total * values_.values[place(slots[j]) + i];
-          }
-        }
-      }
-      rows.push_back(std::move(out));
-    }
-  }
-  return rows;
-}
-
-double element(const std::vector<uint8_t>& row, size_t i, DType act) {
-  uint16_t bits;
-  std::memcpy(&bits, &row[2 * i], 2);
-  return widen(bits, act);
-}
-
-void AttentionTest::expect_near_reference(const PagedWorld& world, const RowBytes& rows,
-                                          const Launch& launch) {
-  const std::vector<std::vector<double>> reference = expected(world, launch);
-  ASSERT_EQ(rows.size(), reference.size());
-  const double tolerance = launch.act == DType::kBF16 ? 0.008 : 0.001;
-  for (size_t row = 0; row < rows.size(); ++row) {
-    for (size_t i = 0; i < reference[row].size(); ++i) {
-      const double want = reference[row][i];
-      ASSERT_NEAR(element(rows[row], i, launch.act), want, tolerance * (1.0 + std::abs(want)))
-          << "row " << row << " element " << i;
-    }
-  }
-}
 
 std::vector<uint64_t> tokens(int count, uint64_t first = 0) {
   std::vector<uint64_t> result(count);
@@ -384,9 +125,10 @@ TEST_P(AttentionTest, MatchesCpuBackend) {
   const RowBytes cpu = world.attend();
   ASSERT_EQ(rows.size(), cpu.size());
   for (size_t row = 0; row < rows.size(); ++row) {
-    for (size_t i = 0; i < rows[row].size() / 2; ++i) {
-      const double want = element(cpu[row], i, DType::kBF16);
-      ASSERT_NEAR(element(rows[row], i, DType::kBF16), want, 0.02 * (1.0 + std::abs(want)))
+    for (int64_t i = 0; i < std::ssize(rows[row]) / 2; ++i) {
+      const double want = reference::element(cpu[row].data(), DType::kBF16, i);
+      ASSERT_NEAR(reference::element(rows[row].data(), DType::kBF16, i), want,
+                  0.02 * (1.0 + std::abs(want)))
           << row << " " << i;
     }
   }
@@ -621,9 +363,9 @@ TEST_P(AttentionTest, BackendTakesStagedBatches) {
   args.batch = &batch;
   args.q = move(q_);
   args.kv.dtype = DType::kBF16;
-  EXPECT_EQ(backend->kv_layer_bytes(args.kv), keys_.bytes.size());
-  args.kv.keys = move(keys_.bytes);
-  args.kv.values = move(values_.bytes);
+  EXPECT_EQ(backend->kv_layer_bytes(args.kv), keys_.size());
+  args.kv.keys = move(keys_);
+  args.kv.values = move(values_);
   // The staged batch may be padded.
   ASSERT_GE(batch.num_rows, world.batch().num_rows);
   args.out = move(std::vector<uint8_t>(batch.num_rows * want[0].size(), 0xff));
@@ -637,73 +379,7 @@ TEST_P(AttentionTest, BackendTakesStagedBatches) {
   }
 }
 
-class KvCopyTest : public ::testing::TestWithParam<DeviceKind> {};
-
-TEST_P(KvCopyTest, MovesSlotsInEveryLayer) {
-  const auto backend = make_backend(GetParam(), DType::kBF16);
-  for (const DType dtype : {DType::kBF16, DType::kI8}) {
-    PagedKvView shape = {
-        .dtype = dtype, .num_blocks = 5, .block_size = 16, .num_kv_heads = 2, .head_dim = 48};
-    const size_t size_bytes = backend->kv_layer_bytes(shape);
-    const size_t row_bytes = shape.head_dim * size_of(dtype);
-    EXPECT_EQ(size_bytes, 5 * 16 * 2 * (row_bytes + (dtype == DType::kI8 ? 4 : 0)));
-    std::vector<Buffer> buffers;
-    std::vector<std::vector<uint8_t>> contents;
-    std::vector<PagedKvView> layers(3, shape);
-    std::mt19937 random(1);
-    for (PagedKvView& layer : layers) {
-      for (void** part : {&layer.keys, &layer.values}) {
-        std::vector<uint8_t> bytes(size_bytes);
-        for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
-        buffers.push_back(backend->allocate(size_bytes, "test"));
-        *part = buffers.back().data();
-        backend->stream().copy_to_device(*part, bytes.data(), size_bytes);
-        backend->stream().synchronize();
-        contents.push_back(std::move(bytes));
-      }
-    }
-    // Two requests, the first with more pairs than are read at once.
-    std::vector<std::pair<int64_t, int64_t>> pairs;
-    for (int64_t i = 0; i < 12; ++i) pairs.emplace_back(17 + 2 * i, 17 + i);
-    pairs.emplace_back(66, 65);
-    pairs.emplace_back(70, 66);
-    backend->begin_step();
-    backend->copy_kv({.layers = layers, .slots = pairs});
-    const int64_t num_rows = 5 * 16 * 2;
-    for (size_t i = 0; i < buffers.size(); ++i) {
-      std::vector<uint8_t>& want = contents[i];
-      for (const auto& [from, to] : pairs) {
-        for (int head = 0; head < 2; ++head) {
-          const int64_t source = (from / 16 * 2 + head) * 16 + from % 16;
-          const int64_t target = (to / 16 * 2 + head) * 16 + to % 16;
-          std::memcpy(&want[target * row_bytes], &want[source * row_bytes], row_bytes);
-          if (dtype == DType::kI8) {
-            std::memcpy(&want[num_rows * row_bytes + target * 4],
-                        &want[num_rows * row_bytes + source * 4], 4);
-          }
-        }
-      }
-      std::vector<uint8_t> got(size_bytes);
-      backend->stream().copy_to_host(got.data(), buffers[i].data(), size_bytes);
-      backend->stream().synchronize();
-      EXPECT_EQ(got, want) << i;
-    }
-  }
-}
-
-TEST_P(KvCopyTest, HeadsThatNoKernelTakesAreRefused) {
-  const auto backend = make_backend(GetParam(), DType::kF16);
-  PagedKvView shape = {
-      .dtype = DType::kF16, .num_blocks = 5, .block_size = 16, .num_kv_heads = 2, .head_dim = 264};
-  EXPECT_THROW(backend->kv_layer_bytes(shape), InvalidArgument);
-  shape.head_dim = 72;
-  EXPECT_GT(backend->kv_layer_bytes(shape), 0u);
-  shape.dtype = DType::kI8;
-  EXPECT_THROW(backend->kv_layer_bytes(shape), InvalidArgument);
-}
-
 INSTANTIATE_TEST_SUITE_P(Devices, AttentionTest, ::testing::ValuesIn(device_kinds()), test_name);
-INSTANTIATE_TEST_SUITE_P(Devices, KvCopyTest, ::testing::ValuesIn(device_kinds()), test_name);
 
 }  // namespace
 }  // namespace specdec::cuda::testing
