@@ -28,7 +28,7 @@ struct Step {
   // the draft model the device makes for it.
   std::optional<int> num_passes = std::nullopt;
   std::vector<Failure> failures;  // requests that end with this step
-  double launch_time = 0;         // seconds since the epoch
+  double launch_time = 0;         // by now_seconds()
   StepExecutor* executor = nullptr;
 };
 
