@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import tiny_text_model
+from command_line import run
 from specdec_native import Engine, SamplingParams
 from specdec_native.cli.info import device_text
 
@@ -17,17 +18,6 @@ from specdec_native.cli.info import device_text
 def model(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_text_model.add_text(
         checkpoint("llama_linear"), tmp_path_factory.mktemp("cli") / "llama"
-    )
-
-
-def run(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "specdec_native", *map(str, arguments)],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
     )
 
 

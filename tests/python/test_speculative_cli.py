@@ -1,8 +1,6 @@
 """Speculation on the command line: same answers, options, the demo."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +8,7 @@ from typing import Any
 import pytest
 
 import tiny_text_model
+from command_line import run
 from specdec_native.cli import demo
 from speculative_configs import NGRAM
 
@@ -19,17 +18,6 @@ def long_model(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempP
     """One that holds the prompts of the demo."""
     return tiny_text_model.add_text(
         checkpoint("llama_linear"), tmp_path_factory.mktemp("demo") / "llama"
-    )
-
-
-def run(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "specdec_native", *map(str, arguments)],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
     )
 
 

@@ -30,7 +30,7 @@ struct DeviceExecutorConfig {
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;
   SpeculativeConfig speculative;
 
-  // What one step has room for; the host runs more.
+  // The rows and the sequences that one step has room for; the host runs larger steps.
   int step_rows() const;
   int step_seqs() const;
 };
@@ -53,7 +53,7 @@ class DeviceExecutor final : public StepExecutor {
   // step: it drafts, a request needs what device steps do not do, or the draft model is so far
   // behind that it has to catch up there.
   std::optional<int> passes_ahead(std::span<CompletionState* const> running);
-  // Of the trees that the device drafts, a level a pass.
+  // The shape of the trees that the device drafts; each pass adds a level.
   const TreeShape& tree_shape() const { return shape_; }
 
   // Whether launch() can run this step, planned and drafted by the host, for `num_running`
