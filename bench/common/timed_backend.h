@@ -74,6 +74,9 @@ class TimedBackend final : public Backend {
   void moe(const MoeArgs& args) override {
     timed("moe", [&] { inner_.moe(args); });
   }
+  void load_rows(const LoadRowsArgs& args) override {
+    timed("load_rows", [&] { inner_.load_rows(args); });
+  }
   void store_rows(const StoreRowsArgs& args) override {
     timed("store_rows", [&] { inner_.store_rows(args); });
   }

@@ -165,9 +165,8 @@ class StepBench {
     // Before the capture: a copy between two kernels keeps the second from starting early.
     const int32_t* staged_ids = gpu_.backend().stage_ids(row_ids);
     return gpu_.graph_seconds(samples(), [&] {
-      decoder_->forward(view, requests.layers());
-      decoder_->compute_logits_staged(staged_ids, static_cast<int>(row_ids.size()),
-                                      logits_.as<float>());
+      decoder_->forward({view, requests.layers()});
+      decoder_->compute_logits(staged_ids, static_cast<int>(row_ids.size()), logits_.as<float>());
     });
   }
 

@@ -126,7 +126,7 @@ class Workload {
 
   double step_seconds(int rows) { return run(rows, context_); }
   std::map<std::string, double> take_seconds() { return timed_.take_seconds(); }
-  int64_t weight_bytes() const { return runner_->decoder().weight_bytes(); }
+  int64_t weight_bytes() const { return runner_->model().weight_bytes(); }
   int64_t bytes() const { return weight_bytes() + kv_bytes_; }
   int num_threads() const { return backend_->num_threads(); }
 

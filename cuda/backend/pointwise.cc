@@ -103,4 +103,6 @@ void CudaBackend::store_rows(const StoreRowsArgs& args) {
                                      .out_stride = args.to.width});
 }
 
+void CudaBackend::load_rows(const LoadRowsArgs&) { SPECDEC_CHECK(false); }
+
 }  // namespace specdec::cuda

@@ -1,4 +1,4 @@
-// Trees that a draft model grows level by level, the same ones that DraftModelDrafter grows.
+// Trees that a draft model grows level by level, the same ones that ModelDrafter grows.
 #include "cuda/common/ptx.cuh"
 #include "cuda/kernels/step_rows.cuh"
 #include "cuda/kernels/step_trees.cuh"

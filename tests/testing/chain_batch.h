@@ -93,11 +93,11 @@ class ChainRunner {
   // One step; logits [num_rows, vocab] of all its rows.
   std::vector<float> step(std::span<const ChainBatch::Request> requests) {
     const ChainBatch batch(requests, kBlockSize, blocks_per_request_);
-    decoder_.forward(batch.view(), layers_);
+    decoder_.forward({batch.view(), layers_});
     std::vector<int32_t> rows(batch.view().num_rows);
     for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int32_t>(i);
     std::vector<float> logits(rows.size() * decoder_.config().vocab_size);
-    decoder_.compute_logits(rows, logits.data());
+    decoder_.compute_logits(rows.data(), static_cast<int>(rows.size()), logits.data());
     return logits;
   }
 

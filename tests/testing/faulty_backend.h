@@ -104,6 +104,7 @@ class FaultyBackend final : public Backend {
   void project_qkv(const QkvArgs& args) override { backend_->project_qkv(args); }
   void tree_attention(const TreeAttentionArgs& args) override { backend_->tree_attention(args); }
   void moe(const MoeArgs& args) override { backend_->moe(args); }
+  void load_rows(const LoadRowsArgs& args) override { backend_->load_rows(args); }
   void store_rows(const StoreRowsArgs& args) override {
     Faults::call(faults_.store_rows);
     backend_->store_rows(args);

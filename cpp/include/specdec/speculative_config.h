@@ -26,12 +26,25 @@ class CustomDrafter {
                                                     int max_tokens) = 0;
 };
 
-enum class DraftMethod : uint8_t { kNgram, kSuffix, kDraftModel, kCustom };
+enum class DraftMethod : uint8_t {
+  kNgram,
+  kSuffix,
+  kDraftModel,
+  kEagle,          // EAGLE-1 and -2: a layer over the target's last hidden states
+  kEagle3,         // EAGLE-3, and P-EAGLE: over states of three of its layers
+  kMedusa,         // a head for each position, all over one hidden state
+  kMlpSpeculator,  // a small recurrent network over one hidden state
+  kCustom
+};
 template <>
 inline constexpr auto kEnumNames<DraftMethod> =
     std::to_array<EnumName<DraftMethod>>({{DraftMethod::kNgram, "ngram"},
                                           {DraftMethod::kSuffix, "suffix"},
                                           {DraftMethod::kDraftModel, "draft_model"},
+                                          {DraftMethod::kEagle, "eagle"},
+                                          {DraftMethod::kEagle3, "eagle3"},
+                                          {DraftMethod::kMedusa, "medusa"},
+                                          {DraftMethod::kMlpSpeculator, "mlp_speculator"},
                                           {DraftMethod::kCustom, "custom"}});
 
 // How a draft model picks its tokens, after the request's own processors.
@@ -45,6 +58,15 @@ inline constexpr auto kEnumNames<DraftSampling> =
     std::to_array<EnumName<DraftSampling>>({{DraftSampling::kArgmax, "argmax"},
                                             {DraftSampling::kCoupled, "coupled"},
                                             {DraftSampling::kIndependent, "independent"}});
+
+// Reads what the target made of a text, and cannot run without it.
+constexpr bool is_head(DraftMethod method) {
+  return method == DraftMethod::kEagle || method == DraftMethod::kEagle3 ||
+         method == DraftMethod::kMedusa || method == DraftMethod::kMlpSpeculator;
+}
+constexpr bool has_model(DraftMethod method) {
+  return method == DraftMethod::kDraftModel || is_head(method);
+}
 
 inline constexpr int kMaxSpeculativeTokens = 128;
 inline constexpr int kMaxDraftNodes = 512;
@@ -63,6 +85,9 @@ struct DrafterConfig {
   int max_model_len = 0;
   DraftSampling sampling = DraftSampling::kCoupled;
   double min_confidence = 0.0;
+  bool parallel_drafting = false;
+  // Of heads with the target's whole vocabulary: the tokens they score, distinct; empty: all.
+  std::vector<int32_t> token_map;
   std::shared_ptr<CustomDrafter> custom;  // of DraftMethod::kCustom
 };
 
@@ -109,6 +134,10 @@ inline constexpr std::tuple kDrafterOptions = {
            {.name = "min_confidence",
             .help = "draft_model: stop where the probability of the whole draft falls below",
             .range = between(0, 1)}),
+    option(&DrafterConfig::parallel_drafting,
+           {.name = "parallel_drafting",
+            .help = "draft_model, eagle3: all positions in one pass, over mask tokens (PARD, "
+                    "P-EAGLE)"}),
 };
 
 enum class DraftLengthPolicy : uint8_t {

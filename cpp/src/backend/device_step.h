@@ -17,14 +17,23 @@
 
 namespace specdec {
 
+// Of a head that scores part of its target's vocabulary: as in SampleArgs. Empty: all of it.
+struct DraftVocabulary {
+  const int32_t* token_ids = nullptr;
+  int target_vocab_size = 0;
+};
+
 // A model as a device step runs it: its arguments are in device memory, and no call waits.
 class StepModel {
  public:
   virtual ~StepModel() = default;
-  virtual void forward(const BatchView& batch) = 0;
+  // `level` of a draft head: 0 where the rows are committed tokens, d where they are drafts of
+  // depth d.
+  virtual void forward(const BatchView& batch, int level = 0) = 0;
   // Logits of rows of the last forward: [num_rows, vocab_size()].
   virtual void compute_logits(const int32_t* row_ids, int num_rows, float* logits) = 0;
   virtual int vocab_size() const = 0;
+  virtual DraftVocabulary draft_vocabulary() const { return {}; }
   // May be called once there is a cache, which is made after the device step.
   virtual std::span<const PagedKvView> kv_layers() const = 0;
   // What its passes leave for a drafter, to be moved with the KV; width 0: nothing.
@@ -38,7 +47,7 @@ struct DeviceStepConfig {
   int max_blocks_per_request = 0;
   int max_logprobs = 0;  // most likely tokens reported beside the sampled one
   // What may be drafted for a request in one step. Wider than 1, the draft model grows trees, the
-  // same ones that DraftModelDrafter grows.
+  // same ones that ModelDrafter grows.
   TreeShape tree = {};
   DraftSampling sampling = DraftSampling::kCoupled;  // of the draft model's tokens
   Verification verification = Verification::kExact;

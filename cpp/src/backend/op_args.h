@@ -118,6 +118,11 @@ struct BatchView {
   // say. At most 64 * mask_words. Null: as many as the request has rows.
   const int32_t* num_tree_slots = nullptr;  // [num_requests]
   int mask_words = 1;
+  // Of a draft head's rows, else null. Where a row reads what it continues, in the rows of
+  // features: the slot of the token before it, or of its parent.
+  const int64_t* feature_slots = nullptr;  // [num_rows]
+  // Where the row's own state goes, for its children to read; -1: nowhere.
+  const int64_t* state_slots = nullptr;  // [num_rows]
   // The arrays lie where those of every staged batch of this shape do: work on them may be
   // recorded.
   bool is_recordable = false;
@@ -170,6 +175,7 @@ struct NormArgs {
   int num_rows = 0;
   int dim = 0;
   bool accumulate = false;  // of a float32 out: out += norm(x)
+  int out_stride = 0;       // elements from one row of out to the next; 0: dim
 };
 
 // The rows a projection reads: act, or float32, which may be normalised on the way in.
@@ -238,7 +244,9 @@ struct TreeAttentionArgs {
   float scale = 1.0f;
   float soft_cap = 0.0f;   // scores become soft_cap * tanh(score / soft_cap) once scaled; 0: do not
   int sliding_window = 0;  // 0: none
-  void* out = nullptr;     // [num_rows, num_heads * head_dim] act
+  // Slots before it hold nothing: no row sees them. Every row's own position is at least this.
+  int first_position = 0;
+  void* out = nullptr;  // [num_rows, num_heads * head_dim] act
 };
 
 // Sparse mixture of experts: softmax over the router's logits, the top_k experts of each row (ties:
@@ -256,6 +264,7 @@ struct MoeArgs {
 };
 
 // to.rows[slot_mapping[row], column .. column + dim) = x[row], or norm(x[row]), rounded to act.
+// Rows whose slot is -1 are left out.
 struct StoreRowsArgs {
   const float* x = nullptr;               // [num_rows, dim]
   const NormParams* norm = nullptr;       // null: none
@@ -263,6 +272,18 @@ struct StoreRowsArgs {
   PagedRowsView to;
   int column = 0;
   int dim = 0;
+  int num_rows = 0;
+};
+
+// out[row] (+)= from.rows[slots[row], column .. column + dim), as float32. The way back of
+// StoreRowsArgs. Rows whose slot is -1 read zeros.
+struct LoadRowsArgs {
+  PagedRowsView from;
+  const int64_t* slots = nullptr;  // [num_rows]
+  int column = 0;
+  int dim = 0;
+  float* out = nullptr;     // [num_rows, dim]
+  bool accumulate = false;  // out += row instead of out = row
   int num_rows = 0;
 };
 

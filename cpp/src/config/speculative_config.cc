@@ -21,11 +21,13 @@ void validate_ngram(const DrafterConfig& drafter) {
                                 ", got ", drafter.prompt_lookup_max));
 }
 
-void validate_draft_model(const DrafterConfig& drafter, Verification verification) {
+void validate_model(const DrafterConfig& drafter, Verification verification) {
   if (drafter.model.empty()) {
-    throw InvalidArgument("model",
-                          "method 'draft_model' needs the checkpoint of a model with the "
-                          "target's vocabulary");
+    throw InvalidArgument(
+        "model", str_cat("method '", name_of(drafter.method), "' needs ",
+                         is_head(drafter.method) ? "the checkpoint of a head for the target"
+                                                 : "the checkpoint of a model with the target's "
+                                                   "vocabulary"));
   }
   parse_quantization(drafter.quantization);
   if (weighs_drafts(verification) && drafter.sampling == DraftSampling::kCoupled) {
@@ -45,7 +47,11 @@ void validate_drafter(const DrafterConfig& drafter, Verification verification) {
     case DraftMethod::kSuffix:
       return;
     case DraftMethod::kDraftModel:
-      return validate_draft_model(drafter, verification);
+    case DraftMethod::kEagle:
+    case DraftMethod::kEagle3:
+    case DraftMethod::kMedusa:
+    case DraftMethod::kMlpSpeculator:
+      return validate_model(drafter, verification);
     case DraftMethod::kCustom:
       if (drafter.custom == nullptr) {
         throw InvalidArgument("method", "'custom' needs the drafter itself: an object to call");

@@ -54,7 +54,8 @@ void add_units(const TreeAttentionArgs& args, int request, std::vector<Attention
     unit.num_rows = num_rows * (tile + 1) / num_tiles - unit.first_row;
     for (int row = unit.first_row; row < unit.first_row + unit.num_rows; ++row) {
       const int end = row_end(batch, request, row);
-      const int begin = args.sliding_window > 0 ? std::max(0, end - args.sliding_window) : 0;
+      const int window_begin = args.sliding_window > 0 ? end - args.sliding_window : 0;
+      const int begin = std::max(args.first_position, window_begin);
       unit.first_position = std::min(unit.first_position, begin);
       unit.position_limit = std::max(unit.position_limit, end);
     }

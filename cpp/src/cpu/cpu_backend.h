@@ -54,6 +54,7 @@ class CpuBackend final : public Backend {
   void tree_attention(const TreeAttentionArgs& args) override;
   void moe(const MoeArgs& args) override;
   void store_rows(const StoreRowsArgs& args) override;
+  void load_rows(const LoadRowsArgs& args) override;
   void copy_kv(const CopyKvArgs& args) override;
   void sample(const SampleArgs& args) override;
 

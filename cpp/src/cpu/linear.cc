@@ -1,4 +1,5 @@
 // Weights, embeddings and projections of the CPU backend.
+#include <algorithm>
 #include <numeric>
 
 #include "core/check.h"
@@ -171,7 +172,7 @@ void CpuBackend::norm(const NormArgs& args) {
             .row_begin = begin,
             .row_end = end,
             .out = args.out,
-            .out_stride = args.dim,
+            .out_stride = args.out_stride != 0 ? args.out_stride : args.dim,
             .accumulate = args.accumulate,
             .out_scales = nullptr,
             .out_sums = nullptr});
@@ -187,7 +188,8 @@ void CpuBackend::store_rows(const StoreRowsArgs& args) {
   pool_.parallel_for(args.num_rows, 4, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
       const int64_t slot = args.slot_mapping[row];
-      SPECDEC_CHECK(slot >= 0 && slot < to.num_slots);
+      if (slot < 0) continue;
+      SPECDEC_CHECK(slot < to.num_slots);
       const int64_t place = (slot * to.width + args.column) * element_bytes;
       kernel({.x = args.x + row * args.dim,
               .x_bf16 = false,
@@ -204,6 +206,40 @@ void CpuBackend::store_rows(const StoreRowsArgs& args) {
               .accumulate = false,
               .out_scales = nullptr,
               .out_sums = nullptr});
+    }
+  });
+}
+
+void CpuBackend::load_rows(const LoadRowsArgs& args) {
+  const PagedRowsView& from = args.from;
+  SPECDEC_CHECK(args.column >= 0 && args.column + args.dim <= from.width);
+  const bool is_bf16 = act_dtype_ == DType::kBF16;
+  const int64_t element_bytes = static_cast<int64_t>(size_of(act_dtype_));
+  pool_.parallel_for(args.num_rows, 4, [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) {
+      float* out = args.out + row * args.dim;
+      const int64_t slot = args.slots[row];
+      SPECDEC_CHECK_LT(slot, from.num_slots);
+      if (slot < 0) {
+        if (!args.accumulate) std::fill_n(out, args.dim, 0.0f);
+        continue;
+      }
+      const int64_t place = (slot * from.width + args.column) * element_bytes;
+      kernels_.rows.to_f32({.x = static_cast<const char*>(from.rows) + place,
+                            .x_bf16 = is_bf16,
+                            .row_ids = nullptr,
+                            .dim = args.dim,
+                            .norm = kNoNorm,
+                            .weight = nullptr,
+                            .bias = nullptr,
+                            .eps = 0.0f,
+                            .row_begin = 0,
+                            .row_end = 1,
+                            .out = out,
+                            .out_stride = args.dim,
+                            .accumulate = args.accumulate,
+                            .out_scales = nullptr,
+                            .out_sums = nullptr});
     }
   });
 }

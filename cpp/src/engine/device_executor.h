@@ -101,7 +101,7 @@ class DeviceExecutor final : public StepExecutor {
   std::unique_ptr<DeviceStep> device_;
   DeviceExecutorConfig config_;
   Drafting* drafting_;
-  DraftModelDrafter* drafter_;  // whose model runs on the device; null: the device drafts nothing
+  ModelDrafter* drafter_;  // whose model runs on the device; null: the device drafts nothing
   bool drafts_on_host_;
   TreeShape shape_;  // of what the device drafts
   std::optional<Seating> seating_;

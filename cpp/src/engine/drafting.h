@@ -45,7 +45,7 @@ class Drafting {
   const DraftTree* tree(size_t index) const;
 
   // The drafter whose model runs in device steps; null without one.
-  DraftModelDrafter* device_drafter() const { return device_drafter_; }
+  ModelDrafter* device_drafter() const { return device_drafter_; }
   // Longest draft of a sequence in any step from now on.
   int longest_draft(const Sequence& sequence) const {
     return sequence.max_draft_depth(config_.num_speculative_tokens);
@@ -74,7 +74,7 @@ class Drafting {
 
   SpeculativeConfig config_;
   DraftSchedule schedule_;
-  DraftModelDrafter* device_drafter_ = nullptr;
+  ModelDrafter* device_drafter_ = nullptr;
   std::unique_ptr<Drafters> drafters_;
 
   int max_depth_ = 0;             // of any sequence, in the step being planned

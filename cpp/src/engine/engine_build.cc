@@ -97,7 +97,7 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend, 
 void Engine::Impl::fill_model_info(const ModelConfig& model, const CacheSize& cache) {
   info_.architecture = model.architecture;
   info_.dtype = std::string(name_of(backend_->act_dtype()));
-  info_.weight_format = runner_->decoder().weight_format();
+  info_.weight_format = runner_->model().weight_format();
   info_.device = backend_->device_info().name;
   info_.isa = backend_->isa();
   info_.num_layers = model.num_layers;
@@ -112,8 +112,8 @@ void Engine::Impl::fill_model_info(const ModelConfig& model, const CacheSize& ca
   info_.num_threads = backend_->num_threads();
   info_.num_kv_blocks = cache.num_blocks;
   info_.block_size = config_.block_size;
-  info_.num_parameters = runner_->decoder().num_parameters();
-  info_.weight_bytes = runner_->decoder().weight_bytes() + draft_models_->weight_bytes();
+  info_.num_parameters = runner_->model().num_parameters();
+  info_.weight_bytes = runner_->model().weight_bytes() + draft_models_->weight_bytes();
   info_.kv_cache_dtype = std::string(name_of(runner_->cache().layers()[0].dtype));
   info_.kv_cache_bytes = runner_->cache().size_bytes() + draft_models_->kv_cache_bytes();
 }

@@ -43,7 +43,7 @@ StepSampler::StepSampler(ModelRunner& runner, LogprobsMode logprobs_mode,
       verification_(config.verification),
       synthetic_rates_(config.synthetic_acceptance_rates),
       max_distribution_rows_(max_distribution_rows),
-      vocab_size_(runner.decoder().config().vocab_size) {}
+      vocab_size_(runner.vocab_size()) {}
 
 bool StepSampler::is_weighed(const SequenceStep& step) const {
   return has_drafts(step) && weighs_drafts(verification_);

@@ -100,7 +100,7 @@ struct Decoder::Impl {
         work(config, backend, row_limit),
         ropes(make_ropes(config, backend, max_model_len)) {}
 
-  void forward(const BatchView& batch, std::span<const PagedKvView> kv_layers, const Taps& taps);
+  void forward(const ModelPass& pass);
   void store_layer_input(int layer, const BatchView& batch, const Taps& taps);
   void store_final_hidden(const BatchView& batch, const Taps& taps);
   void compute_logits(const int32_t* row_ids, int num_rows, float* logits);
@@ -300,16 +300,17 @@ void Decoder::Impl::store_final_hidden(const BatchView& batch, const Taps& taps)
                       .num_rows = batch.num_rows});
 }
 
-void Decoder::Impl::forward(const BatchView& batch, std::span<const PagedKvView> kv_layers,
-                            const Taps& taps) {
+void Decoder::Impl::forward(const ModelPass& pass) {
+  const BatchView& batch = pass.batch;
+  const Taps& taps = pass.taps;
   SPECDEC_CHECK_LE(batch.num_rows, max_rows);
-  SPECDEC_CHECK_EQ(kv_layers.size(), parts.layers.size());
+  SPECDEC_CHECK_EQ(pass.kv_layers.size(), parts.layers.size());
   if (batch.num_rows == 0) return;
   embed(batch);
   const int num_layers = static_cast<int>(parts.layers.size());
   for (int index = 0; index < num_layers; ++index) {
     store_layer_input(index, batch, taps);
-    run_layer(*parts.layers[index], batch, kv_layers[index]);
+    run_layer(*parts.layers[index], batch, pass.kv_layers[index]);
   }
   store_layer_input(num_layers, batch, taps);
   store_final_hidden(batch, taps);
@@ -351,6 +352,7 @@ const ModelConfig& Decoder::config() const { return impl_->config; }
 const ModelParts& Decoder::parts() const { return impl_->parts; }
 int64_t Decoder::num_parameters() const { return impl_->loaded.num_parameters; }
 int64_t Decoder::weight_bytes() const { return impl_->loaded.size_bytes; }
+int64_t Decoder::pass_bytes() const { return impl_->loaded.size_bytes; }
 
 std::string Decoder::weight_format() const {
   const std::string kinds = describe_formats(impl_->loaded.formats, impl_->backend.act_dtype());
@@ -358,18 +360,9 @@ std::string Decoder::weight_format() const {
   return stored.empty() || impl_->config.random_weights ? kinds : str_cat(kinds, ", from ", stored);
 }
 
-void Decoder::forward(const BatchView& batch, std::span<const PagedKvView> kv_layers,
-                      const Taps& taps) {
-  impl_->forward(batch, kv_layers, taps);
-}
+void Decoder::forward(const ModelPass& pass) { impl_->forward(pass); }
 
-void Decoder::compute_logits(std::span<const int32_t> row_ids, float* logits) {
-  for (int32_t row : row_ids) SPECDEC_CHECK(row >= 0 && row < impl_->max_rows);
-  impl_->compute_logits(impl_->backend.stage_ids(row_ids), static_cast<int>(row_ids.size()),
-                        logits);
-}
-
-void Decoder::compute_logits_staged(const int32_t* row_ids, int num_rows, float* logits) {
+void Decoder::compute_logits(const int32_t* row_ids, int num_rows, float* logits) {
   impl_->compute_logits(row_ids, num_rows, logits);
 }
 

@@ -9,13 +9,13 @@
 
 #include "backend/backend.h"
 #include "model/config.h"
+#include "model/model.h"
 #include "model/parts.h"
-#include "model/taps.h"
 #include "specdec/quantization.h"
 
 namespace specdec {
 
-class Decoder {
+class Decoder final : public Model {
  public:
   // Loads and packs the checkpoint in `directory`, but for the parts that are `given`, of the same
   // backend. Positions up to max_model_len; steps of up to max_rows rows. The backend is borrowed
@@ -23,28 +23,19 @@ class Decoder {
   Decoder(const ModelConfig& config, const std::string& directory, Backend& backend,
           int max_model_len, int max_rows, Quantization quantization = Quantization::kAuto,
           ModelParts given = {});
-  ~Decoder();
+  ~Decoder() override;
 
-  const ModelConfig& config() const;
+  const ModelConfig& config() const override;
   // For other decoders to share.
   const ModelParts& parts() const;
-  // Of the parts that were not given.
-  int64_t num_parameters() const;
-  int64_t weight_bytes() const;
-  // What the matrices are packed as, and what they came from where that was integers: "bfloat16",
-  // "int8", "int4+int8, from gguf q4_k+q6_k".
-  std::string weight_format() const;
+  int64_t num_parameters() const override;
+  int64_t weight_bytes() const override;
+  int64_t pass_bytes() const override;
+  std::string weight_format() const override;
 
-  // Runs the rows of a staged batch through all layers: writes their KV, leaves their last hidden
-  // states inside.
-  // kv_layers has one view a layer. States that are tapped go to their rows' slots.
-  void forward(const BatchView& batch, std::span<const PagedKvView> kv_layers,
-               const Taps& taps = {});
-
-  // Final norm and head on rows of the last forward: logits [row_ids.size(), vocab_size] float32.
-  void compute_logits(std::span<const int32_t> row_ids, float* logits);
-  // The same with row ids where the backend's operations read them.
-  void compute_logits_staged(const int32_t* row_ids, int num_rows, float* logits);
+  void forward(const ModelPass& pass) override;
+  // Final norm and head.
+  void compute_logits(const int32_t* row_ids, int num_rows, float* logits) override;
 
  private:
   struct Impl;

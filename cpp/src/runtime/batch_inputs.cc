@@ -10,6 +10,8 @@ void BatchInputs::clear() {
   token_ids_.clear();
   positions_.clear();
   slot_mapping_.clear();
+  feature_slots_.clear();
+  state_slots_.clear();
   cu_rows_.assign(1, 0);
   base_lens_.clear();
   is_tree_.clear();
@@ -39,7 +41,7 @@ void BatchInputs::cut(int num_rows, int num_requests, bool has_tree) {
     if (values.size() > size) values.resize(size);
   };
   for (auto* of_rows : {&token_ids_, &positions_}) shrink(*of_rows, num_rows);
-  shrink(slot_mapping_, num_rows);
+  for (auto* slots : {&slot_mapping_, &feature_slots_, &state_slots_}) shrink(*slots, num_rows);
   for (auto* of_requests : {&base_lens_, &num_tree_slots_}) shrink(*of_requests, num_requests);
   shrink(cu_rows_, num_requests + 1);
   shrink(is_tree_, num_requests);
@@ -70,11 +72,17 @@ void BatchInputs::begin_tree_masks(int mask_words) {
   ancestor_mask_.resize(token_ids_.size() * mask_words_, 0);
 }
 
-int BatchInputs::add_chain(std::span<const int32_t> tokens, int base_len,
-                           const BlockTable& blocks) {
+int BatchInputs::add_chain(std::span<const int32_t> tokens, int base_len, const BlockTable& blocks,
+                           bool keeps_state) {
   return add_whole([&](int) {
     begin_request(tokens, base_len, /*first_slot=*/0, blocks);
     is_tree_.push_back(0);
+    for (int i = 0; of_head_ && i < static_cast<int>(tokens.size()); ++i) {
+      const int before = base_len + i - 1;
+      feature_slots_.push_back(before < 0 ? -1 : blocks.slot(before));
+      state_slots_.push_back(-1);
+    }
+    if (of_head_ && keeps_state) state_slots_.back() = slot_mapping_.back();
     for (size_t i = 0; i < tokens.size(); ++i) positions_.push_back(base_len + static_cast<int>(i));
     if (has_tree_) ancestor_mask_.resize(token_ids_.size() * mask_words_, 0);
   });
@@ -106,8 +114,10 @@ int BatchInputs::add_tree(std::span<const int32_t> tokens, std::span<const int32
 
 int BatchInputs::add_tree_level(std::span<const int32_t> tokens, std::span<const int32_t> depths,
                                 int num_slots_before, std::span<const uint64_t> masks,
-                                int mask_words, int base_len, const BlockTable& blocks) {
+                                int mask_words, int base_len, const BlockTable& blocks,
+                                std::span<const int> parent_slots) {
   SPECDEC_CHECK_EQ(tokens.size(), depths.size());
+  if (of_head_) SPECDEC_CHECK_EQ(tokens.size(), parent_slots.size());
   SPECDEC_CHECK_EQ(masks.size(), tokens.size() * static_cast<size_t>(mask_words));
   return add_whole([&](int first_row) {
     begin_request(tokens, base_len, num_slots_before, blocks);
@@ -116,6 +126,9 @@ int BatchInputs::add_tree_level(std::span<const int32_t> tokens, std::span<const
       positions_.push_back(base_len + depths[i]);
       std::copy_n(&masks[i * mask_words], mask_words,
                   &ancestor_mask_[(first_row + i) * mask_words_]);
+      if (!of_head_) continue;
+      feature_slots_.push_back(blocks.slot(base_len + parent_slots[i]));
+      state_slots_.push_back(slot_mapping_[first_row + i]);
     }
   });
 }
@@ -145,6 +158,8 @@ BatchView BatchInputs::view() {
   view.token_ids = token_ids_.data();
   view.positions = positions_.data();
   view.slot_mapping = slot_mapping_.data();
+  view.feature_slots = of_head_ ? feature_slots_.data() : nullptr;
+  view.state_slots = of_head_ ? state_slots_.data() : nullptr;
   view.cu_rows = cu_rows_.data();
   view.base_lens = base_lens_.data();
   view.block_tables = block_tables_.data();

@@ -13,12 +13,18 @@ namespace specdec {
 
 class BatchInputs {
  public:
+  // `of_head`: rows of a draft head, which reads features (BatchView::feature_slots). A row of a
+  // chain reads those of the token before.
+  explicit BatchInputs(bool of_head = false) : of_head_(of_head) {}
+
   void clear();
 
   // A chain: a prompt chunk or a decode. The first token's position is base_len, the number of
   // tokens whose KV is in the cache. The block table must have room for base_len + tokens.size()
-  // slots and outlive the batch. Returns the index of the first row.
-  int add_chain(std::span<const int32_t> tokens, int base_len, const BlockTable& blocks);
+  // slots and outlive the batch. Of a head, the last row keeps its state where drafts follow it.
+  // Returns the index of the first row.
+  int add_chain(std::span<const int32_t> tokens, int base_len, const BlockTable& blocks,
+                bool keeps_state = false);
 
   // A tree: tokens[0] is the root (the last committed token), parents[i] < i the row that row i
   // continues, parents[0] = -1.
@@ -28,10 +34,11 @@ class BatchInputs {
   // Further nodes of a tree whose earlier nodes are in the cache: `num_slots_before` of them, the
   // root at slot base_len first. The new nodes take the slots after them, in order. depths[i]
   // counts from the root; masks [tokens.size(), mask_words] name slots past base_len, the node's
-  // own included.
+  // own included. Of a head, parent_slots[i] counts its parent's slot from base_len.
   int add_tree_level(std::span<const int32_t> tokens, std::span<const int32_t> depths,
                      int num_slots_before, std::span<const uint64_t> masks, int mask_words,
-                     int base_len, const BlockTable& blocks);
+                     int base_len, const BlockTable& blocks,
+                     std::span<const int> parent_slots = {});
 
   // The batch so far; valid until the next call of a non-const member.
   BatchView view();
@@ -50,9 +57,12 @@ class BatchInputs {
   void begin_tree_masks(int mask_words);
   void widen_masks(int mask_words);
 
+  bool of_head_;
   std::vector<int32_t> token_ids_;
   std::vector<int32_t> positions_;
   std::vector<int64_t> slot_mapping_;
+  std::vector<int64_t> feature_slots_;  // of a head; else empty
+  std::vector<int64_t> state_slots_;
   std::vector<int32_t> cu_rows_{0};
   std::vector<int32_t> base_lens_;
   std::vector<uint8_t> is_tree_;

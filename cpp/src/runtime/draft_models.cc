@@ -29,7 +29,7 @@ DraftModels::DraftModels(const EngineConfig& config, Backend& backend, const Mod
                          int max_model_len) {
   const std::vector<DrafterConfig>& drafters = config.speculative.drafters;
   for (int id = 0; id < static_cast<int>(drafters.size()); ++id) {
-    if (drafters[id].method == DraftMethod::kDraftModel) {
+    if (has_model(drafters[id].method)) {
       load(id, config, backend, target, max_model_len);
     }
   }
@@ -39,7 +39,7 @@ DraftModels::DraftModels(const EngineConfig& config, Backend& backend, const Mod
 void DraftModels::load(int id, const EngineConfig& config, Backend& backend,
                        const ModelRunner& target, int max_model_len) {
   const DrafterConfig& drafter = config.speculative.drafters[id];
-  const ModelConfig& target_config = target.decoder().config();
+  const ModelConfig& target_config = target.model().config();
   ModelConfig model = load_model_config(drafter.model);
   model.random_weights = target_config.random_weights;
   check_vocabulary(model, target_config);
@@ -53,8 +53,8 @@ void DraftModels::load(int id, const EngineConfig& config, Backend& backend,
                    .max_logit_rows = std::min(kDraftLogitRows, max_rows)},
       parse_quantization(drafter.quantization));
   // A pass takes its time to read the weights, all of them.
-  const double relative_cost = static_cast<double>(runner->decoder().weight_bytes()) /
-                               static_cast<double>(target.decoder().weight_bytes());
+  const double relative_cost = static_cast<double>(runner->model().weight_bytes()) /
+                               static_cast<double>(target.model().weight_bytes());
   models_.push_back({.options = {.id = id,
                                  .sampling = drafter.sampling,
                                  .min_confidence = drafter.min_confidence,
@@ -89,7 +89,7 @@ int64_t DraftModels::cache_block_bytes(const KvFormat& format) const {
 int DraftModels::num_kv_heads() const {
   int most = 0;
   for (const Model& model : models_) {
-    most = std::max(most, model.runner->decoder().config().num_kv_heads);
+    most = std::max(most, model.runner->model().config().num_kv_heads);
   }
   return most;
 }
@@ -102,15 +102,15 @@ void DraftModels::allocate_caches(int num_blocks, const KvFormat& format) {
   for (const Model& model : models_) model.runner->allocate_cache(num_blocks, format);
 }
 
-std::unique_ptr<DraftModelDrafter> DraftModels::make_drafter(int id, const BlockPool& pool) {
+std::unique_ptr<ModelDrafter> DraftModels::make_drafter(int id, const BlockPool& pool) {
   const auto model = std::ranges::find(models_, id, [](const Model& m) { return m.options.id; });
   SPECDEC_CHECK(model != models_.end());
-  return std::make_unique<DraftModelDrafter>(*model->runner, pool, model->options);
+  return std::make_unique<ModelDrafter>(*model->runner, pool, model->options);
 }
 
 int64_t DraftModels::weight_bytes() const {
   int64_t bytes = 0;
-  for (const Model& model : models_) bytes += model.runner->decoder().weight_bytes();
+  for (const Model& model : models_) bytes += model.runner->model().weight_bytes();
   return bytes;
 }
 

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "runtime/draft_model_drafter.h"
+#include "runtime/model_drafter.h"
 #include "runtime/model_runner.h"
 #include "specdec/config.h"
 
@@ -26,7 +26,7 @@ class DraftModels {
   void allocate_caches(int num_blocks, const KvFormat& format);
   // Drafter `id` of the configuration, which has a model. Its cache must be allocated; the models
   // and the pool must outlive the drafter.
-  std::unique_ptr<DraftModelDrafter> make_drafter(int id, const BlockPool& pool);
+  std::unique_ptr<ModelDrafter> make_drafter(int id, const BlockPool& pool);
 
   // The model whose passes a device step can run: that of the only drafter, with the vocabulary and
   // the length of the target.
@@ -41,7 +41,7 @@ class DraftModels {
 
  private:
   struct Model {
-    DraftModelOptions options;
+    ModelDrafterOptions options;
     std::unique_ptr<ModelRunner> runner;
   };
   void load(int id, const EngineConfig& config, Backend& backend, const ModelRunner& target,

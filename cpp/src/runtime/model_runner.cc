@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "core/stopwatch.h"
 #include "core/str_cat.h"
+#include "model/decoder.h"
 #include "specdec/error.h"
 
 namespace specdec {
@@ -24,20 +25,16 @@ void each_row_count(int most, const std::function<void(int)>& work) {
 
 }  // namespace
 
-ModelRunner::ModelRunner(const ModelConfig& config, const std::string& directory, Backend& backend,
-                         const RunnerLimits& limits, Quantization quantization, TapSpec taps)
-    : backend_(backend), limits_(limits), taps_{.spec = std::move(taps)}, row_processing_(backend) {
-  for (const int layer : taps_.spec.layer_inputs) {
-    SPECDEC_CHECK(layer >= 0 && layer <= config.num_layers);
-  }
+ModelRunner::ModelRunner(Backend& backend, const RunnerLimits& limits, const ModelMaker& make_model)
+    : backend_(backend), limits_(limits), row_processing_(backend) {
   // A backend may pad a batch, to the next power of two at most.
   const auto max_padded_rows =
       static_cast<int>(std::bit_ceil(static_cast<unsigned>(limits.max_rows)));
   try {
-    decoder_ = std::make_unique<Decoder>(config, directory, backend, limits.max_model_len,
-                                         max_padded_rows, quantization);
-    logits_ = backend.allocate(
-        static_cast<size_t>(limits.max_logit_rows) * config.vocab_size * sizeof(float), "logits");
+    model_ = make_model(max_padded_rows);
+    logits_ = backend.allocate(static_cast<size_t>(limits.max_logit_rows) *
+                                   static_cast<size_t>(vocab_size()) * sizeof(float),
+                               "logits");
   } catch (const OutOfMemory& error) {
     throw OutOfMemory(str_cat(error.what(),
                               "; give quantization=\"int8\" or \"int4\", lower "
@@ -45,8 +42,20 @@ ModelRunner::ModelRunner(const ModelConfig& config, const std::string& directory
   }
 }
 
+ModelRunner::ModelRunner(const ModelConfig& config, const std::string& directory, Backend& backend,
+                         const RunnerLimits& limits, Quantization quantization, TapSpec taps)
+    : ModelRunner(backend, limits, [&](int max_rows) {
+        return std::make_unique<Decoder>(config, directory, backend, limits.max_model_len, max_rows,
+                                         quantization);
+      }) {
+  taps_.spec = std::move(taps);
+  for (const int layer : taps_.spec.layer_inputs) {
+    SPECDEC_CHECK(layer >= 0 && layer <= config.num_layers);
+  }
+}
+
 KvCacheShape ModelRunner::cache_shape(const KvFormat& format) const {
-  const ModelConfig& config = decoder_->config();
+  const ModelConfig& config = model_->config();
   return {.num_layers = config.num_layers,
           .num_kv_heads = config.num_kv_heads,
           .head_dim = config.head_dim,
@@ -72,12 +81,12 @@ void ModelRunner::rehearse(const KvFormat& format) {
     Taps taps = taps_;
     if (features != nullptr) taps.features = features->rows();
     each_row_count(max_rows, [&](int rows) {
-      decoder_->forward({.num_requests = 1, .num_rows = rows, .max_blocks_per_request = 1},
-                        cache.layers(), taps);
+      const BatchView batch = {.num_requests = 1, .num_rows = rows, .max_blocks_per_request = 1};
+      model_->forward(
+          {.batch = batch, .kv_layers = cache.layers(), .taps = taps, .features = taps.features});
     });
-    each_row_count(std::min(limits_.max_logit_rows, max_rows), [&](int rows) {
-      decoder_->compute_logits_staged(nullptr, rows, logits_.as<float>());
-    });
+    each_row_count(std::min(limits_.max_logit_rows, max_rows),
+                   [&](int rows) { model_->compute_logits(nullptr, rows, logits_.as<float>()); });
     // Edits beside raw logprobs need most.
     const std::vector<std::pair<int32_t, float>> bias = {{0, 1.0f}};
     const SampleRow row = {.logit_bias = bias, .num_logprobs = 1, .want_logprobs = true};
@@ -86,7 +95,7 @@ void ModelRunner::rehearse(const KvFormat& format) {
     std::vector<SampleResult> results(num_rows);
     backend_.sample({.logits = logits_.as<float>(),
                      .rows = rows,
-                     .vocab_size = decoder_->config().vocab_size,
+                     .vocab_size = model_->config().vocab_size,
                      .logprobs_mode = LogprobsMode::kRaw,
                      .results = results});
   });
@@ -98,27 +107,36 @@ void ModelRunner::allocate_cache(int num_blocks, const KvFormat& format) {
   if (features_ != nullptr) taps_.features = features_->rows();
 }
 
-void ModelRunner::forward(BatchInputs& inputs) {
+void ModelRunner::forward(BatchInputs& inputs, int level, bool kv_only) {
   SPECDEC_CHECK_LE(inputs.num_rows(), limits_.max_rows);
   num_rows_held_ = inputs.num_rows();
   const BatchView batch = backend_.stage(inputs.view());
   if (batch.num_rows == 0) return;
-  const auto work = [&] { decoder_->forward(batch, cache_->layers(), taps_); };
+  const auto work = [&] { run(batch, level, kv_only); };
   if (!batch.is_recordable) return work();
   const int mask_words = batch.ancestor_mask != nullptr ? batch.mask_words : 0;
-  backend_.run_recorded(
-      {.owner = this,
-       .shape = {batch.num_rows, batch.num_requests, batch.max_blocks_per_request, mask_words}},
-      work);
+  backend_.run_recorded({.owner = this,
+                         .shape = {batch.num_rows, batch.num_requests, batch.max_blocks_per_request,
+                                   mask_words, level, kv_only ? 1 : 0}},
+                        work);
 }
 
-void ModelRunner::forward(const BatchView& batch) {
+void ModelRunner::forward(const BatchView& batch, int level) {
   SPECDEC_CHECK_LE(batch.num_rows, limits_.max_rows);
-  decoder_->forward(batch, cache_->layers(), taps_);
+  run(batch, level, /*kv_only=*/false);
+}
+
+void ModelRunner::run(const BatchView& batch, int level, bool kv_only) {
+  model_->forward({.batch = batch,
+                   .kv_layers = cache_->layers(),
+                   .taps = taps_,
+                   .features = taps_.features,
+                   .level = level,
+                   .kv_only = kv_only});
 }
 
 void ModelRunner::compute_logits(const int32_t* row_ids, int num_rows, float* logits) {
-  decoder_->compute_logits_staged(row_ids, num_rows, logits);
+  model_->compute_logits(row_ids, num_rows, logits);
 }
 
 void ModelRunner::move_kv(std::span<const std::pair<int64_t, int64_t>> slots) {
@@ -134,17 +152,19 @@ void ModelRunner::sample(std::span<const int32_t> row_ids, std::span<const Sampl
   const size_t turn = static_cast<size_t>(limits_.max_logit_rows);
   for (size_t begin = 0; begin < row_ids.size(); begin += turn) {
     const size_t count = std::min(turn, row_ids.size() - begin);
-    const int vocab_size = decoder_->config().vocab_size;
     const std::span<SampleResult> turn_results = results.subspan(begin, count);
     {
       const Stopwatch watch(head_seconds_);
-      decoder_->compute_logits(row_ids.subspan(begin, count), logits_.as<float>());
+      model_->compute_logits(backend_.stage_ids(row_ids.subspan(begin, count)),
+                             static_cast<int>(count), logits_.as<float>());
     }
     const auto turn_rows = row_processing_.run(
-        logits_.as<float>(), vocab_size, rows.subspan(begin, count), logprobs_mode, turn_results);
+        logits_.as<float>(), vocab_size(), rows.subspan(begin, count), logprobs_mode, turn_results);
     backend_.sample({.logits = logits_.as<float>(),
                      .rows = turn_rows,
-                     .vocab_size = vocab_size,
+                     .vocab_size = vocab_size(),
+                     .token_ids = model_->draft_vocabulary().token_ids,
+                     .target_vocab_size = model_->draft_vocabulary().target_vocab_size,
                      .logprobs_mode = logprobs_mode,
                      .results = turn_results});
   }

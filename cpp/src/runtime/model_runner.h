@@ -2,16 +2,18 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <utility>
 
-#include "model/decoder.h"
+#include "model/model.h"
 #include "runtime/batch_inputs.h"
 #include "runtime/feature_cache.h"
 #include "runtime/kv_cache.h"
 #include "runtime/row_processing.h"
+#include "specdec/quantization.h"
 
 namespace specdec {
 
@@ -23,9 +25,14 @@ struct RunnerLimits {
 
 class ModelRunner final : public StepModel {
  public:
+  // Loads a model for passes of up to max_rows rows.
+  using ModelMaker = std::function<std::unique_ptr<Model>(int max_rows)>;
+
   // The backend is borrowed and must outlive the runner. Loads the weights; the cache comes after,
-  // when what is left of the memory is known. Passes leave the states that `taps` names at their
-  // tokens' slots, for drafters to read.
+  // when what is left of the memory is known.
+  ModelRunner(Backend& backend, const RunnerLimits& limits, const ModelMaker& make_model);
+  // The checkpoint in `directory`. Passes leave the states that `taps` names at their tokens'
+  // slots, for drafters to read.
   ModelRunner(const ModelConfig& config, const std::string& directory, Backend& backend,
               const RunnerLimits& limits, Quantization quantization = Quantization::kAuto,
               TapSpec taps = {});
@@ -36,11 +43,13 @@ class ModelRunner final : public StepModel {
   // is the cache's. Before allocate_cache().
   void rehearse(const KvFormat& format);
   void allocate_cache(int num_blocks, const KvFormat& format);
+  // Of a draft head: the rows its target fills. After the caches of both are allocated.
+  void read_features_of(const ModelRunner& target) { taps_.features = target.features(); }
   // Bytes of one block over all layers, features included.
   int64_t cache_block_bytes(const KvFormat& format) const;
 
-  // Runs the rows, writing their KV.
-  void forward(BatchInputs& inputs);
+  // Runs the rows, writing their KV. `level` and `kv_only` are ModelPass's.
+  void forward(BatchInputs& inputs, int level = 0, bool kv_only = false);
 
   // Samples from rows of the last forward: row_ids[i] by rows[i] into results[i]. Processors of
   // rows are called by this thread.
@@ -48,9 +57,10 @@ class ModelRunner final : public StepModel {
               LogprobsMode logprobs_mode, std::span<SampleResult> results);
 
   // The same in a device step, whose batch and rows are made on the device.
-  void forward(const BatchView& batch) override;
+  void forward(const BatchView& batch, int level = 0) override;
   void compute_logits(const int32_t* row_ids, int num_rows, float* logits) override;
-  int vocab_size() const override { return decoder_->config().vocab_size; }
+  int vocab_size() const override { return model_->config().vocab_size; }
+  DraftVocabulary draft_vocabulary() const override { return model_->draft_vocabulary(); }
   std::span<const PagedKvView> kv_layers() const override { return cache_->layers(); }
   PagedRowsView features() const override { return taps_.features; }
 
@@ -61,17 +71,24 @@ class ModelRunner final : public StepModel {
   // Time spent in the final norm and the head so far.
   double head_seconds() const { return head_seconds_; }
 
-  const Decoder& decoder() const { return *decoder_; }
+  const Model& model() const { return *model_; }
   const KvCache& cache() const { return *cache_; }
 
+  // Tokens that samples may be of.
+  int num_tokens() const {
+    const DraftVocabulary own = draft_vocabulary();
+    return own.token_ids != nullptr ? own.target_vocab_size : vocab_size();
+  }
+
  private:
+  void run(const BatchView& batch, int level, bool kv_only);
   KvCacheShape cache_shape(const KvFormat& format) const;
-  int feature_width() const { return taps_.spec.width(decoder_->config().hidden_size); }
+  int feature_width() const { return taps_.spec.width(model_->config().hidden_size); }
   std::unique_ptr<FeatureCache> make_features(int num_blocks, const KvFormat& format) const;
 
   Backend& backend_;
   RunnerLimits limits_;
-  std::unique_ptr<Decoder> decoder_;
+  std::unique_ptr<Model> model_;
   std::unique_ptr<KvCache> cache_;
   Taps taps_;
   std::unique_ptr<FeatureCache> features_;  // null: nothing is tapped

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "runtime/draft_model_drafter.h"
+#include "runtime/model_drafter.h"
 
 namespace specdec {
 namespace {

@@ -1,4 +1,4 @@
-// The device drafts the trees that DraftModelDrafter drafts, node for node, and they never change
+// The device drafts the trees that ModelDrafter drafts, node for node, and they never change
 // an answer.
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "engine/request.h"
-#include "runtime/draft_model_drafter.h"
+#include "runtime/model_drafter.h"
 #include "speculation/draft_tree.h"
 #include "testing/device_engine_world.h"
 #include "testing/device_kinds.h"
@@ -131,11 +131,11 @@ class DeviceTreeTest : public ::testing::TestWithParam<cuda::testing::DeviceKind
     device->set_seats(seats);
 
     const auto runner = world.runner(draft_);
-    DraftModelDrafter drafter(*runner, world.pool,
-                              {.sampling = test.sampling,
-                               .max_rows = TreeWorld::kMaxRows,
-                               .max_model_len = kMaxModelLen,
-                               .vocab_size = tiny::kVocab});
+    ModelDrafter drafter(*runner, world.pool,
+                         {.sampling = test.sampling,
+                          .max_rows = TreeWorld::kMaxRows,
+                          .max_model_len = kMaxModelLen,
+                          .vocab_size = tiny::kVocab});
     const auto goes_on = [](const auto& request) { return !request->sequence().is_finished(); };
     int num_branched = 0;
     for (int step = 0; std::ranges::any_of(requests, goes_on); ++step) {
@@ -153,7 +153,7 @@ class DeviceTreeTest : public ::testing::TestWithParam<cuda::testing::DeviceKind
     EXPECT_GT(num_branched, 5);
   }
 
-  static void draft_on_host(DraftModelDrafter& drafter, const TreeCase& test,
+  static void draft_on_host(ModelDrafter& drafter, const TreeCase& test,
                             std::vector<std::unique_ptr<Drafted>>& requests) {
     std::vector<DraftRequest> asks;
     for (const auto& request : requests) {

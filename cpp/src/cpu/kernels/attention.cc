@@ -161,7 +161,8 @@ struct Kernel {
     int end = 0;
     for (int r = 0; r < task.num_rows; ++r) {
       rows[r].end = task.base_len + (task.mask == nullptr ? task.first_row + r + 1 : list_slots(r));
-      rows[r].begin = task.sliding_window > 0 ? max_of(0, rows[r].end - task.sliding_window) : 0;
+      const int window_begin = task.sliding_window > 0 ? rows[r].end - task.sliding_window : 0;
+      rows[r].begin = max_of(task.first_position, window_begin);
       end = max_of(end, rows[r].end);
     }
     shared_begin = task.first_position;

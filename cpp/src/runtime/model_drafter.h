@@ -38,7 +38,7 @@ class DraftKvLedger {
   std::vector<Entry> entries_;  // by block
 };
 
-struct DraftModelOptions {
+struct ModelDrafterOptions {
   int id = 0;  // as the drafter is known in a DraftTree
   DraftSampling sampling = DraftSampling::kCoupled;
   double min_confidence = 0.0;  // stop below this survival
@@ -48,10 +48,10 @@ struct DraftModelOptions {
   double relative_cost = 1.0;   // of a pass beside the target's, before passes are measured
 };
 
-class DraftModelDrafter final : public Drafter {
+class ModelDrafter final : public Drafter {
  public:
   // `runner` has its cache, with the blocks of `pool`. Both must outlive the drafter.
-  DraftModelDrafter(ModelRunner& runner, const BlockPool& pool, const DraftModelOptions& options);
+  ModelDrafter(ModelRunner& runner, const BlockPool& pool, const ModelDrafterOptions& options);
 
   DrafterTraits traits() const override {
     return {.cost = DrafterTraits::Cost::kPerLevel, .relative_pass_cost = options_.relative_cost};
@@ -109,7 +109,7 @@ class DraftModelDrafter final : public Drafter {
   void choose_frontier(Growth& growth, std::vector<Frontier> next) const;
 
   ModelRunner& runner_;
-  DraftModelOptions options_;
+  ModelDrafterOptions options_;
   DraftKvLedger ledger_;
   std::vector<Pass> passes_;
 

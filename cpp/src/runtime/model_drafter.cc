@@ -1,4 +1,4 @@
-#include "runtime/draft_model_drafter.h"
+#include "runtime/model_drafter.h"
 
 #include <algorithm>
 #include <numeric>
@@ -64,29 +64,29 @@ void DraftKvLedger::set_seen(const BlockTable& blocks, int first, int num_tokens
   }
 }
 
-DraftModelDrafter::DraftModelDrafter(ModelRunner& runner, const BlockPool& pool,
-                                     const DraftModelOptions& options)
+ModelDrafter::ModelDrafter(ModelRunner& runner, const BlockPool& pool,
+                           const ModelDrafterOptions& options)
     : runner_(runner), options_(options), ledger_(pool) {
   SPECDEC_CHECK(options.id >= 0 && options.id < kMaxDrafters);
 }
 
 // The draft model has no embedding for tokens that only the target's vocabulary holds. Those are
 // padding, which in practice no text contains.
-bool DraftModelDrafter::can_draft(const DraftRequest& request) const {
+bool ModelDrafter::can_draft(const DraftRequest& request) const {
   if (static_cast<int>(request.tokens.size()) + max_depth(request) > options_.max_model_len) {
     return false;
   }
-  const int vocab_size = runner_.decoder().config().vocab_size;
+  const int vocab_size = runner_.vocab_size();
   return vocab_size >= options_.vocab_size ||
          std::ranges::all_of(request.tokens, [&](int32_t token) { return token < vocab_size; });
 }
 
-int DraftModelDrafter::num_unseen(const DraftRequest& request) const {
+int ModelDrafter::num_unseen(const DraftRequest& request) const {
   const int base_len = static_cast<int>(request.tokens.size()) - 1;
   return base_len + 1 - ledger_.num_seen(*request.blocks, base_len);
 }
 
-void DraftModelDrafter::draft(std::span<DraftRequest> requests) {
+void ModelDrafter::draft(std::span<DraftRequest> requests) {
   passes_.clear();
   std::vector<Growth> growths;
   for (DraftRequest& request : requests) {
@@ -106,7 +106,7 @@ void DraftModelDrafter::draft(std::span<DraftRequest> requests) {
   for (Growth& growth : growths) growth.request->tree->truncate(growth.request->num_slots);
 }
 
-size_t DraftModelDrafter::run_pass(std::vector<Growth>& growths, size_t next) {
+size_t ModelDrafter::run_pass(std::vector<Growth>& growths, size_t next) {
   inputs_.clear();
   std::vector<Growth*> ran;
   std::vector<int> seen_before;
@@ -148,7 +148,7 @@ size_t DraftModelDrafter::run_pass(std::vector<Growth>& growths, size_t next) {
   return next;
 }
 
-void DraftModelDrafter::ask_policy(std::vector<Growth>& growths) const {
+void ModelDrafter::ask_policy(std::vector<Growth>& growths) const {
   std::vector<FrontierNode> nodes;
   for (const Growth& growth : growths) {
     for (const Frontier& frontier : growth.frontier) {
@@ -165,7 +165,7 @@ void DraftModelDrafter::ask_policy(std::vector<Growth>& growths) const {
   }
 }
 
-void DraftModelDrafter::add_unseen(Growth& growth, int room) {
+void ModelDrafter::add_unseen(Growth& growth, int room) {
   const DraftRequest& request = *growth.request;
   const int num_rows = std::min(growth.base_len + 1 - growth.num_seen, room);
   const int first_row = inputs_.add_chain(request.tokens.subspan(growth.num_seen, num_rows),
@@ -176,7 +176,7 @@ void DraftModelDrafter::add_unseen(Growth& growth, int room) {
       {.node = DraftTree::kRoot, .row = first_row + num_rows - 1, .confidence = 1.0f, .mask = {1}}};
 }
 
-void DraftModelDrafter::add_level(Growth& growth) {
+void ModelDrafter::add_level(Growth& growth) {
   const DraftTree& tree = *growth.request->tree;
   const int width = static_cast<int>(growth.frontier.size());
   const int mask_words = num_words(growth.num_slots + width);
@@ -196,7 +196,7 @@ void DraftModelDrafter::add_level(Growth& growth) {
   growth.num_slots += width;
 }
 
-SampleRow DraftModelDrafter::make_row(const DraftRequest& request, int node) {
+SampleRow ModelDrafter::make_row(const DraftRequest& request, int node) {
   SampleRow row = request.rows->make_row(request.tree->path(node));
   row.want_logprobs = false;
   row.num_logprobs = 0;
@@ -207,7 +207,7 @@ SampleRow DraftModelDrafter::make_row(const DraftRequest& request, int node) {
     row.noise_stream = draft_noise_stream(root_position, options_.id);
   }
 
-  const int vocab_size = runner_.decoder().config().vocab_size;
+  const int vocab_size = runner_.vocab_size();
   if (vocab_size != options_.vocab_size)
     row.processor = nullptr;  // it is made for the target's vocabulary
   if (vocab_size < options_.vocab_size) {
@@ -228,12 +228,12 @@ SampleRow DraftModelDrafter::make_row(const DraftRequest& request, int node) {
   return row;
 }
 
-void DraftModelDrafter::fail(Growth& growth, std::exception_ptr error) {
+void ModelDrafter::fail(Growth& growth, std::exception_ptr error) {
   growth.request->error = std::move(error);
   growth.frontier.clear();
 }
 
-void DraftModelDrafter::expand(std::span<Growth* const> growths) {
+void ModelDrafter::expand(std::span<Growth* const> growths) {
   const auto work = [&](size_t begin, size_t end) {
     sample(growths.subspan(begin, end - begin));
     size_t row = 0;
@@ -251,12 +251,12 @@ void DraftModelDrafter::expand(std::span<Growth* const> growths) {
                [&](size_t i, std::exception_ptr error) { fail(*growths[i], std::move(error)); });
 }
 
-void DraftModelDrafter::sample(std::span<Growth* const> growths) {
+void ModelDrafter::sample(std::span<Growth* const> growths) {
   row_ids_.clear();
   rows_.clear();
   id_lists_.clear();
   distributions_.clear();
-  const int vocab_size = runner_.decoder().config().vocab_size;
+  const int vocab_size = runner_.vocab_size();
   for (const Growth* growth : growths) {
     for (const Frontier& frontier : growth->frontier) {
       row_ids_.push_back(frontier.row);
@@ -273,7 +273,7 @@ void DraftModelDrafter::sample(std::span<Growth* const> growths) {
   runner_.sample(row_ids_, rows_, LogprobsMode::kRaw, results_);
 }
 
-void DraftModelDrafter::grow(Growth& growth, size_t row) {
+void ModelDrafter::grow(Growth& growth, size_t row) {
   std::vector<Frontier> next;
   for (const Frontier& frontier : growth.frontier) {
     int tree_distribution = -1;
@@ -286,8 +286,8 @@ void DraftModelDrafter::grow(Growth& growth, size_t row) {
   choose_frontier(growth, std::move(next));
 }
 
-void DraftModelDrafter::add_children(Growth& growth, const Frontier& frontier, int distribution,
-                                     const SampleResult& result, std::vector<Frontier>& next) {
+void ModelDrafter::add_children(Growth& growth, const Frontier& frontier, int distribution,
+                                const SampleResult& result, std::vector<Frontier>& next) {
   DraftTree& tree = *growth.request->tree;
   float draw_survival = tree.survival(frontier.node);
   for (const Candidate& candidate : result.candidates) {
@@ -309,7 +309,7 @@ void DraftModelDrafter::add_children(Growth& growth, const Frontier& frontier, i
 }
 
 // Keeps the most likely nodes of the new level, as many as the tree's width and the slots allow.
-void DraftModelDrafter::choose_frontier(Growth& growth, std::vector<Frontier> next) const {
+void ModelDrafter::choose_frontier(Growth& growth, std::vector<Frontier> next) const {
   const DraftRequest& request = *growth.request;
   const DraftTree& tree = *request.tree;
   std::erase_if(next, [&](const Frontier& frontier) {
