@@ -43,17 +43,17 @@ struct EagleConfig {
 
 struct DraftHeadConfig {
   DraftMethod method = DraftMethod::kEagle;
-  std::string directory;
+  std::string directory = {};
   // Its layers (none: it has no KV, and nothing to catch up with) and sizes; vocab_size is that of
   // its logits.
-  ModelConfig model;
-  TapSpec taps;         // states of the target that it reads
+  ModelConfig model = {};
+  TapSpec taps = {};         // states of the target that it reads
   int state_width = 0;  // columns of a row of features in which it leaves its own state
   int max_depth = 0;    // of a draft; 0: any
   // The tokens it scores, in the order of its logits, where they are not the target's whole
   // vocabulary.
-  std::vector<int32_t> token_ids;
-  EagleConfig eagle;  // of EAGLE's methods
+  std::vector<int32_t> token_ids = {};
+  EagleConfig eagle = {};  // of EAGLE's methods
 
   bool has_kv() const { return model.num_layers > 0; }
 };
