@@ -95,6 +95,8 @@ BatchView CudaBackend::stage(const BatchView& batch) {
   staged.is_tree = upload(batch.is_tree, requests);
   staged.ancestor_mask = upload(batch.ancestor_mask, rows * batch.mask_words);
   staged.num_tree_slots = upload(batch.num_tree_slots, requests);
+  staged.feature_slots = upload(batch.feature_slots, rows);
+  staged.state_slots = upload(batch.state_slots, rows);
   return staged;
 }
 

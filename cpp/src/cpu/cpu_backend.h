@@ -64,6 +64,7 @@ class CpuBackend final : public Backend {
 
  private:
   void norm_and_split_qkv(const QkvArgs& args);
+  void activated_norm(const NormArgs& args);
 
   Isa isa_;
   DType act_dtype_;
@@ -82,6 +83,7 @@ class CpuBackend final : public Backend {
   Buffer attention_scratch_;
   Buffer embed_scratch_;
   Buffer moe_scratch_;
+  Buffer norm_scratch_;
   Buffer qkv_scratch_;
 };
 
