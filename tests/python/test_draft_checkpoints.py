@@ -202,10 +202,12 @@ def test_the_verifier_is_the_target_and_the_head_drafts(tmp_path: Path) -> None:
     head = write(tmp_path / "head", speculators("eagle3"))
     target = find_target(head, None, None, hub.find_config)
     assert (target.model, target.revision) == ("org/target", None)
-    assert target.speculative_config == {"model": str(head), "revision": None}
+    assert target.speculative_config == {"model": str(head)}
     given = find_target(head, None, {"num_speculative_tokens": 2}, hub.find_config)
-    assert given.speculative_config["num_speculative_tokens"] == 2
-    assert given.speculative_config["model"] == str(head)
+    assert given.speculative_config == {"model": str(head), "num_speculative_tokens": 2}
+    for other in ({"method": "ngram"}, {"drafters": [{"method": "suffix"}]}, {"model": "org/b"}):
+        found = find_target(head, None, other, hub.find_config)
+        assert (found.model, found.speculative_config) == ("org/target", other)
     model = write(tmp_path / "model", LLAMA)
     same = find_target(model, "main", {"method": "ngram"}, hub.find_config)
     assert (same.model, same.revision) == (model, "main")
