@@ -61,6 +61,7 @@ void CudaBackend::tree_attention(const TreeAttentionArgs& args) {
                  .scale = args.scale,
                  .soft_cap = args.soft_cap,
                  .sliding_window = args.sliding_window,
+                 .first_position = args.first_position,
                  .num_multiprocessors = device_->properties().num_multiprocessors,
                  .workspace = attention_workspace_.data(),
                  .workspace_bytes = attention_workspace_.size_bytes()});

@@ -1,4 +1,4 @@
-// Norms and embedding lookups of the CUDA backend.
+// Norms, embedding lookups and rows of features of the CUDA backend.
 #include "core/check.h"
 #include "cuda/backend/cuda_backend.h"
 #include "cuda/backend/packed_linear.h"
@@ -60,19 +60,22 @@ void CudaBackend::norm(const NormArgs& args) {
   SPECDEC_CHECK_GT(args.dim, 0);
   SPECDEC_CHECK(args.out_dtype == DType::kF32 ||
                 (args.out_dtype == act_dtype_ && !args.accumulate));
+  SPECDEC_CHECK(args.activation == Activation::kIdentity || !args.accumulate);
   if (args.num_rows == 0) return;
-  kernels_.pointwise.norm(*stream_, {.x = args.x,
-                                     .weight = args.norm.weight,
-                                     .bias = args.norm.bias,
-                                     .eps = args.norm.eps,
-                                     .is_layer = args.norm.kind == NormKind::kLayer,
-                                     .accumulate = args.accumulate,
-                                     .out = args.out,
-                                     .out_dtype = args.out_dtype,
-                                     .num_rows = args.num_rows,
-                                     .dim = args.dim,
-                                     .slot_mapping = nullptr,
-                                     .out_stride = args.dim});
+  kernels_.pointwise.norm(*stream_,
+                          {.x = args.x,
+                           .weight = args.norm.weight,
+                           .bias = args.norm.bias,
+                           .eps = args.norm.eps,
+                           .is_layer = args.norm.kind == NormKind::kLayer,
+                           .accumulate = args.accumulate,
+                           .activation = args.activation,
+                           .out = args.out,
+                           .out_dtype = args.out_dtype,
+                           .num_rows = args.num_rows,
+                           .dim = args.dim,
+                           .slot_mapping = nullptr,
+                           .out_stride = args.out_stride != 0 ? args.out_stride : args.dim});
 }
 
 void CudaBackend::store_rows(const StoreRowsArgs& args) {
@@ -95,6 +98,7 @@ void CudaBackend::store_rows(const StoreRowsArgs& args) {
                                      .eps = args.norm->eps,
                                      .is_layer = args.norm->kind == NormKind::kLayer,
                                      .accumulate = false,
+                                     .activation = Activation::kIdentity,
                                      .out = out,
                                      .out_dtype = act_dtype_,
                                      .num_rows = args.num_rows,
@@ -103,6 +107,19 @@ void CudaBackend::store_rows(const StoreRowsArgs& args) {
                                      .out_stride = args.to.width});
 }
 
-void CudaBackend::load_rows(const LoadRowsArgs&) { SPECDEC_CHECK(false); }
+void CudaBackend::load_rows(const LoadRowsArgs& args) {
+  SPECDEC_CHECK(args.column >= 0 && args.column + args.dim <= args.from.width);
+  SPECDEC_CHECK_GT(args.dim, 0);
+  if (args.num_rows == 0) return;
+  const char* from = static_cast<const char*>(args.from.rows) + args.column * size_of(act_dtype_);
+  kernels_.pointwise.load_rows(*stream_, {.from = from,
+                                          .slots = args.slots,
+                                          .act_dtype = act_dtype_,
+                                          .from_stride = args.from.width,
+                                          .out = args.out,
+                                          .accumulate = args.accumulate,
+                                          .dim = args.dim,
+                                          .num_rows = args.num_rows});
+}
 
 }  // namespace specdec::cuda

@@ -66,6 +66,12 @@ BatchView StagedBatch::put(const BatchView& batch, bool* moved) {
   const bool has_masks = batch.ancestor_mask != nullptr;
   const size_t masks = layout.add<uint64_t>(batch.ancestor_mask, has_masks ? num_rows * words : 0,
                                             has_masks ? rows * words : 0, 0);
+  const auto add_slots = [&](const int64_t* values) {
+    return layout.add<int64_t>(values, values != nullptr ? num_rows : 0,
+                               values != nullptr ? rows : 0, -1);
+  };
+  const size_t feature_slots = add_slots(batch.feature_slots);
+  const size_t state_slots = add_slots(batch.state_slots);
   const size_t tables = layout.add<int32_t>(nullptr, 0, requests * stride, 0);
   for (size_t i = 0; i < num_requests; ++i) {
     std::copy_n(batch.block_tables + i * batch.max_blocks_per_request, batch.max_blocks_per_request,
@@ -86,6 +92,12 @@ BatchView StagedBatch::put(const BatchView& batch, bool* moved) {
     view.num_tree_slots = reinterpret_cast<const int32_t*>(memory + tree_slots);
   }
   if (has_masks) view.ancestor_mask = reinterpret_cast<const uint64_t*>(memory + masks);
+  if (view.feature_slots != nullptr) {
+    view.feature_slots = reinterpret_cast<const int64_t*>(memory + feature_slots);
+  }
+  if (view.state_slots != nullptr) {
+    view.state_slots = reinterpret_cast<const int64_t*>(memory + state_slots);
+  }
   view.block_tables = reinterpret_cast<const int32_t*>(memory + tables);
   return view;
 }

@@ -22,8 +22,9 @@ class StagedBatch {
   static bool serves(const BatchView& batch) {
     return batch.num_rows <= kMaxRows && batch.num_requests <= kMaxRows;
   }
-  // Copies the batch and returns it padded: rows past its own are padding of the null block, and
-  // requests past its own have no rows. `moved`: earlier results point to memory that is gone.
+  // Copies the batch and returns it padded: rows past its own are padding of the null block, which
+  // reads no features and leaves no state, and requests past its own have no rows. `moved`: earlier
+  // results point to memory that is gone.
   BatchView put(const BatchView& batch, bool* moved);
 
  private:

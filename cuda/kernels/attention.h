@@ -30,6 +30,7 @@ struct AttentionParams {
   float scale = 1.0f;
   float soft_cap = 0.0f;
   int sliding_window = 0;
+  int first_position = 0;
   int num_multiprocessors = 0;
   // Partial results. Zeroed once, before its first use; one stream at a time. Work that does not
   // fit is shared out less widely.

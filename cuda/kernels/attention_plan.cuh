@@ -78,6 +78,12 @@ struct RequestPlan {
   __device__ int num_tail() const { return split_end - shared_end; }
 };
 
+// The first position that a row sees, given one past the last.
+__device__ __forceinline__ int row_begin(const AttentionParams& params, int limit) {
+  const int window_begin = params.sliding_window > 0 ? limit - params.sliding_window : 0;
+  return max(params.first_position, window_begin);
+}
+
 __device__ __forceinline__ RequestPlan plan_request(const AttentionParams& params, int request) {
   const BatchView& batch = params.batch;
   RequestPlan plan;
@@ -92,9 +98,7 @@ __device__ __forceinline__ RequestPlan plan_request(const AttentionParams& param
     plan.num_rows = 0;
     return plan;
   }
-  if (params.sliding_window > 0) {
-    plan.first_split = split_of(max(0, plan.base_len + 1 - params.sliding_window));
-  }
+  plan.first_split = split_of(row_begin(params, plan.base_len + 1));
   const int num_slots = plan.is_tree ? max(1, plan.num_tree_slots) : plan.num_rows;
   plan.split_end = split_of(plan.base_len + num_slots - 1) + 1;
   plan.shared_end = plan.is_tree ? split_of(plan.base_len) : plan.split_end;
@@ -115,10 +119,6 @@ __device__ __forceinline__ int row_limit(const AttentionParams& params, const Re
   }
   return plan.base_len + count;
 }
-__device__ __forceinline__ int row_begin(const AttentionParams& params, int limit) {
-  return params.sliding_window > 0 ? max(0, limit - params.sliding_window) : 0;
-}
-
 // What all items are made of; the same in every block.
 struct WorkShape {
   int num_kv_heads;

@@ -5,6 +5,7 @@
 #include "cuda/common/numeric.cuh"
 #include "cuda/common/target.cuh"
 #include "cuda/common/warp.cuh"
+#include "cuda/kernels/activation.cuh"
 #include "cuda/kernels/pointwise.h"
 #include "cuda/kernels/quantize_layout.cuh"
 #include "cuda/kernels/tiles.cuh"
@@ -53,15 +54,16 @@ __device__ float row_sum(const float* x, int dim, bool is_aligned, float* partia
   return block_sum(total, partial);
 }
 
-template <class T>
+template <class T, bool kActivates>
 __global__ void norm_kernel(NormRowsParams params) {
   __shared__ float partial[kNormThreads / 32];
   ptx::wait_for_previous();
+  const int64_t place = params.slot_mapping != nullptr ? params.slot_mapping[blockIdx.x]
+                                                       : static_cast<int64_t>(blockIdx.x);
+  if (place < 0) return;
   const int dim = params.dim;
   const float* x = params.x + static_cast<int64_t>(blockIdx.x) * dim;
-  T* out = static_cast<T*>(params.out) + (params.slot_mapping != nullptr
-                                              ? params.slot_mapping[blockIdx.x] * params.out_stride
-                                              : static_cast<int64_t>(blockIdx.x) * dim);
+  T* out = static_cast<T*>(params.out) + place * params.out_stride;
   const bool is_aligned = dim % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
   float mean = 0.0f;
   if (params.is_layer) {
@@ -73,7 +75,8 @@ __global__ void norm_kernel(NormRowsParams params) {
   ptx::let_next_start();
   for (int i = threadIdx.x; i < dim; i += kNormThreads) {
     const float bias = params.bias != nullptr ? params.bias[i] : 0.0f;
-    const float value = (x[i] - mean) * scale * params.weight[i] + bias;
+    float value = (x[i] - mean) * scale * params.weight[i] + bias;
+    if constexpr (kActivates) value = activate(params.activation, value);
     if constexpr (std::is_same_v<T, float>) {
       out[i] = params.accumulate ? out[i] + value : value;
     } else {
@@ -82,19 +85,25 @@ __global__ void norm_kernel(NormRowsParams params) {
   }
 }
 
-template <class T>
+template <class T, bool kActivates>
 void launch_norm(Stream& stream, const NormRowsParams& params) {
-  launch("norm", stream, norm_kernel<T>,
+  launch("norm", stream, norm_kernel<T, kActivates>,
          {.grid = {static_cast<unsigned>(params.num_rows)},
           .block = {kNormThreads},
           .overlaps_previous = true},
          params);
 }
 
+template <class T>
+void norm_to(Stream& stream, const NormRowsParams& params) {
+  if (params.activation != Activation::kIdentity) return launch_norm<T, true>(stream, params);
+  launch_norm<T, false>(stream, params);
+}
+
 void norm(Stream& stream, const NormRowsParams& params) {
-  if (params.out_dtype == DType::kBF16) return launch_norm<Bf16>(stream, params);
-  if (params.out_dtype == DType::kF16) return launch_norm<Half>(stream, params);
-  launch_norm<float>(stream, params);
+  if (params.out_dtype == DType::kBF16) return norm_to<Bf16>(stream, params);
+  if (params.out_dtype == DType::kF16) return norm_to<Half>(stream, params);
+  norm_to<float>(stream, params);
 }
 
 // --- Lookups: pair(id, k) gives the elements k and k + 1 of a row, k even. ---
@@ -174,7 +183,9 @@ __global__ void store_rows_kernel(StoreRowsParams params) {
   const int i = blockIdx.y * kEmbedThreads + threadIdx.x;
   if (i >= params.dim) return;
   const int64_t row = blockIdx.x;
-  T* out = static_cast<T*>(params.out) + params.slot_mapping[row] * params.out_stride;
+  const int64_t slot = params.slot_mapping[row];
+  if (slot < 0) return;
+  T* out = static_cast<T*>(params.out) + slot * params.out_stride;
   out[i] = from_float<T>(params.x[row * params.dim + i]);
 }
 
@@ -193,11 +204,44 @@ void store_rows(Stream& stream, const StoreRowsParams& params) {
   launch_store_rows<Half>(stream, params);
 }
 
+template <class T>
+__global__ void load_rows_kernel(LoadRowsParams params) {
+  ptx::wait_for_previous();
+  ptx::let_next_start();
+  const int i = blockIdx.y * kEmbedThreads + threadIdx.x;
+  if (i >= params.dim) return;
+  const int64_t row = blockIdx.x;
+  const int64_t slot = params.slots != nullptr ? params.slots[row] : row;
+  float value = 0.0f;
+  if (slot >= 0)
+    value = to_float(static_cast<const T*>(params.from)[slot * params.from_stride + i]);
+  float* out = params.out + row * params.dim + i;
+  *out = params.accumulate ? *out + value : value;
+}
+
+template <class T>
+void launch_load_rows(Stream& stream, const LoadRowsParams& params) {
+  launch("load_rows", stream, load_rows_kernel<T>,
+         {.grid = {static_cast<unsigned>(params.num_rows),
+                   static_cast<unsigned>((params.dim + kEmbedThreads - 1) / kEmbedThreads)},
+          .block = {kEmbedThreads},
+          .overlaps_previous = true},
+         params);
+}
+
+void load_rows(Stream& stream, const LoadRowsParams& params) {
+  if (params.act_dtype == DType::kBF16) return launch_load_rows<Bf16>(stream, params);
+  launch_load_rows<Half>(stream, params);
+}
+
 }  // namespace
 
 PointwiseKernels pointwise_kernels() {
-  return {
-      .norm = norm, .embed_act = embed_act, .embed_codes = embed_codes, .store_rows = store_rows};
+  return {.norm = norm,
+          .embed_act = embed_act,
+          .embed_codes = embed_codes,
+          .store_rows = store_rows,
+          .load_rows = load_rows};
 }
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

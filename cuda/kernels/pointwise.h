@@ -1,8 +1,9 @@
-// Norms and embedding lookups.
+// Norms, embedding lookups and rows of features.
 #pragma once
 
 #include <cstdint>
 
+#include "backend/op_args.h"
 #include "core/dtype.h"
 #include "cuda/gpu/device.h"
 #include "cuda/kernels/quantize_layout.h"
@@ -16,11 +17,12 @@ struct NormRowsParams {
   float eps;
   bool is_layer;    // takes the mean off first
   bool accumulate;  // of a float32 out: out += norm(x)
-  void* out;        // [num_rows, dim]
+  Activation activation;
+  void* out;  // row i goes to `out` + i * out_stride, in elements
   DType out_dtype;
   int num_rows;
   int dim;
-  // Not null: row i goes to `out` + slot_mapping[i] * out_stride, in elements.
+  // Not null: row i goes to `out` + slot_mapping[i] * out_stride, or nowhere where that is -1.
   const int64_t* slot_mapping;
   int64_t out_stride;
 };
@@ -40,10 +42,21 @@ struct EmbedRowsParams {
 // StoreRowsArgs without a norm.
 struct StoreRowsParams {
   const float* x;               // [num_rows, dim]
-  const int64_t* slot_mapping;  // [num_rows]
+  const int64_t* slot_mapping;  // [num_rows], -1: the row is left out
   void* out;                    // act; row i goes to out + slot_mapping[i] * out_stride, elements
   DType act_dtype;
   int64_t out_stride;
+  int dim;
+  int num_rows;
+};
+
+struct LoadRowsParams {
+  const void* from;      // act; row i is read at from + slots[i] * from_stride, elements
+  const int64_t* slots;  // [num_rows], -1: zeros; null: row i is at row i
+  DType act_dtype;
+  int64_t from_stride;
+  float* out;  // [num_rows, dim]
+  bool accumulate;
   int dim;
   int num_rows;
 };
@@ -54,6 +67,7 @@ struct PointwiseKernels {
   void (*embed_act)(Stream&, const EmbedRowsParams&, DType act_dtype);
   void (*embed_codes)(Stream&, const EmbedRowsParams&, const CodeLayout&);
   void (*store_rows)(Stream&, const StoreRowsParams&);
+  void (*load_rows)(Stream&, const LoadRowsParams&);
 };
 
 namespace native {

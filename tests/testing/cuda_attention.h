@@ -152,6 +152,7 @@ class AttentionTest : public CudaDeviceTest {
             .scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)),
             .soft_cap = shape_.soft_cap,
             .sliding_window = shape_.sliding_window,
+            .first_position = shape_.first_position,
             .num_multiprocessors = launch.num_multiprocessors,
             .workspace = workspace_.data(),
             .workspace_bytes = launch.workspace_bytes};

@@ -23,6 +23,7 @@ struct AttentionShape {
   int head_dim = 64;
   int block_size = 16;
   int sliding_window = 0;
+  int first_position = 0;
   int rotary_dim = -1;  // -1: head_dim; 0: no rotation
   bool qk_norm = false;
   bool norm_all_heads = false;  // with qk_norm
@@ -289,6 +290,7 @@ inline TreeAttentionArgs PagedWorld::attention_args() {
           .scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)),
           .soft_cap = shape_.soft_cap,
           .sliding_window = shape_.sliding_window,
+          .first_position = shape_.first_position,
           .out = out_.data()};
 }
 

@@ -163,9 +163,11 @@ enum class NormKind : uint8_t { kRms, kLayer };
 struct NormParams {
   NormKind kind = NormKind::kRms;
   const float* weight = nullptr;  // [dim]
-  const float* bias = nullptr;    // [dim], or null
+  const float* bias = nullptr;    // [dim], or null: of either kind
   float eps = 1e-5f;
 };
+
+enum class Activation : uint8_t { kSilu, kRelu, kGelu, kGeluTanh, kIdentity };
 
 struct NormArgs {
   NormParams norm;
@@ -176,6 +178,8 @@ struct NormArgs {
   int dim = 0;
   bool accumulate = false;  // of a float32 out: out += norm(x)
   int out_stride = 0;       // elements from one row of out to the next; 0: dim
+  // Applied to the normalised row, before it is rounded. Not with `accumulate`.
+  Activation activation = Activation::kIdentity;
 };
 
 // The rows a projection reads: act, or float32, which may be normalised on the way in.
@@ -197,8 +201,6 @@ struct LinearArgs {
   float scale = 1.0f;
   float soft_cap = 0.0f;  // cap(x) = soft_cap * tanh(x / soft_cap); 0: cap(x) = x
 };
-
-enum class Activation : uint8_t { kSilu, kRelu, kGelu, kGeluTanh, kIdentity };
 
 // The first projection of an MLP. gated: out = activation(in G^T + b) * (in U^T + c), with a weight
 // that was packed gated; else out = activation(in W^T + b).
@@ -279,7 +281,7 @@ struct StoreRowsArgs {
 // StoreRowsArgs. Rows whose slot is -1 read zeros.
 struct LoadRowsArgs {
   PagedRowsView from;
-  const int64_t* slots = nullptr;  // [num_rows]
+  const int64_t* slots = nullptr;  // [num_rows]; null: row i reads slot i
   int column = 0;
   int dim = 0;
   float* out = nullptr;     // [num_rows, dim]

@@ -38,6 +38,7 @@ class CpuBackend final : public Backend {
   std::unique_ptr<EmbeddingTable> make_embedding(const WeightView& table,
                                                  WeightFormat format) override;
   Buffer make_vector(std::span<const TensorView> parts) override;
+  Buffer make_ids(std::span<const int32_t> ids) override;
   size_t kv_layer_bytes(const PagedKvView& shape) const override;
 
   BatchView stage(const BatchView& batch) override { return batch; }
@@ -63,6 +64,7 @@ class CpuBackend final : public Backend {
 
  private:
   void norm_and_split_qkv(const QkvArgs& args);
+  void activated_norm(const NormArgs& args);
 
   Isa isa_;
   DType act_dtype_;
@@ -81,6 +83,7 @@ class CpuBackend final : public Backend {
   Buffer attention_scratch_;
   Buffer embed_scratch_;
   Buffer moe_scratch_;
+  Buffer norm_scratch_;
   Buffer qkv_scratch_;
 };
 

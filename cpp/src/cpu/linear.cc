@@ -37,6 +37,31 @@ QkvTask qkv_task(const QkvArgs& args, const SumsCell& cell) {
           .norm_eps = args.norm_eps};
 }
 
+// Rows [begin, end) of a norm, to rows of `out` from 0 on.
+RowsTask norm_task(const NormArgs& args, int64_t begin, int64_t end, void* out) {
+  return {.x = args.x + begin * args.dim,
+          .x_bf16 = false,
+          .row_ids = nullptr,
+          .dim = args.dim,
+          .norm = kind_of(&args.norm),
+          .weight = args.norm.weight,
+          .bias = args.norm.bias,
+          .eps = args.norm.eps,
+          .row_begin = 0,
+          .row_end = end - begin,
+          .out = out,
+          .out_stride = args.dim,
+          .accumulate = args.accumulate,
+          .out_scales = nullptr,
+          .out_sums = nullptr};
+}
+
+char* out_row(const NormArgs& args, int64_t row) {
+  const int64_t stride = args.out_stride != 0 ? args.out_stride : args.dim;
+  return static_cast<char*>(args.out) +
+         row * stride * static_cast<int64_t>(size_of(args.out_dtype));
+}
+
 }  // namespace
 
 std::unique_ptr<PackedLinear> CpuBackend::pack_linear(const PackArgs& args) {
@@ -63,6 +88,12 @@ Buffer CpuBackend::make_vector(std::span<const TensorView> parts) {
     for (int64_t i = 0; i < part.num_elements(); ++i) *out++ = float_at(part.data, part.dtype, i);
   }
   return vector;
+}
+
+Buffer CpuBackend::make_ids(std::span<const int32_t> ids) {
+  Buffer copy = Buffer::host(ids.size_bytes(), "token ids");
+  std::ranges::copy(ids, copy.as<int32_t>());
+  return copy;
 }
 
 void CpuBackend::embed(const EmbedArgs& args) {
@@ -157,25 +188,44 @@ void CpuBackend::norm(const NormArgs& args) {
   SPECDEC_CHECK_GT(args.dim, 0);
   SPECDEC_CHECK(args.out_dtype == DType::kF32 ||
                 (args.out_dtype == DType::kBF16 && !args.accumulate));
+  if (args.activation != Activation::kIdentity) return activated_norm(args);
   const auto kernel = args.out_dtype == DType::kBF16 ? kernels_.rows.to_bf16 : kernels_.rows.to_f32;
   constexpr int64_t kGrainElements = 16 * 1024;  // least work worth giving to another thread
   const int64_t grain = std::max<int64_t>(1, kGrainElements / args.dim);
+  const bool is_dense = args.out_stride == 0 || args.out_stride == args.dim;
   pool_.parallel_for(args.num_rows, grain, [&](int64_t begin, int64_t end, int) {
-    kernel({.x = args.x,
-            .x_bf16 = false,
-            .row_ids = nullptr,
-            .dim = args.dim,
-            .norm = kind_of(&args.norm),
-            .weight = args.norm.weight,
-            .bias = args.norm.bias,
-            .eps = args.norm.eps,
-            .row_begin = begin,
-            .row_end = end,
-            .out = args.out,
-            .out_stride = args.out_stride != 0 ? args.out_stride : args.dim,
-            .accumulate = args.accumulate,
-            .out_scales = nullptr,
-            .out_sums = nullptr});
+    if (is_dense) return kernel(norm_task(args, begin, end, out_row(args, begin)));
+    // The kernel fills what lies between two rows with zeros, so it gets them one by one.
+    for (int64_t row = begin; row < end; ++row) {
+      kernel(norm_task(args, row, row + 1, out_row(args, row)));
+    }
+  });
+}
+
+void CpuBackend::activated_norm(const NormArgs& args) {
+  SPECDEC_CHECK(!args.accumulate);
+  const auto activation = kernels_.epilogue.activation[static_cast<int>(args.activation)];
+  const int64_t padded_dim = (args.dim + CpuPackedLinear::kBlockOutputs - 1) /
+                             CpuPackedLinear::kBlockOutputs * CpuPackedLinear::kBlockOutputs;
+  float* scratch = grow_scratch(norm_scratch_, padded_dim * num_threads());
+  pool_.parallel_for(args.num_rows, 1, [&](int64_t begin, int64_t end, int thread) {
+    float* normalised = scratch + thread * padded_dim;
+    for (int64_t row = begin; row < end; ++row) {
+      RowsTask task = norm_task(args, row, row + 1, normalised);
+      task.out_stride = padded_dim;
+      kernels_.rows.to_f32(task);
+      activation({.cell = {.sums = normalised,
+                           .stride = padded_dim,
+                           .row_begin = 0,
+                           .row_end = 1,
+                           .begin = 0,
+                           .end = padded_dim},
+                  .bias = nullptr,
+                  .out = out_row(args, row),
+                  .dim = args.dim,
+                  .gated = false,
+                  .out_bf16 = args.out_dtype == DType::kBF16});
+    }
   });
 }
 
@@ -218,7 +268,7 @@ void CpuBackend::load_rows(const LoadRowsArgs& args) {
   pool_.parallel_for(args.num_rows, 4, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
       float* out = args.out + row * args.dim;
-      const int64_t slot = args.slots[row];
+      const int64_t slot = args.slots != nullptr ? args.slots[row] : row;
       SPECDEC_CHECK_LT(slot, from.num_slots);
       if (slot < 0) {
         if (!args.accumulate) std::fill_n(out, args.dim, 0.0f);

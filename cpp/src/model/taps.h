@@ -1,6 +1,7 @@
 // States of a decoder that it hands to a drafter: which, and where the rows of a pass leave them.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "backend/op_args.h"
@@ -13,9 +14,18 @@ struct TapSpec {
   // What the head reads: the last layer's output after the final norm.
   bool final_hidden = false;
 
+  bool reads_same(const TapSpec& other) const {
+    return layer_inputs == other.layer_inputs && final_hidden == other.final_hidden;
+  }
   int num_taps() const { return static_cast<int>(layer_inputs.size()) + (final_hidden ? 1 : 0); }
+  // Elements of a row of features at least: the drafter leaves states of its own there, too, at the
+  // slots of tokens that the target has not run yet.
+  int least_width = 0;
+
   // Elements of a row of features: the taps side by side, in the order given, final_hidden last.
-  int width(int hidden_size) const { return num_taps() * hidden_size; }
+  int width(int hidden_size) const {
+    return num_taps() == 0 ? 0 : std::max(num_taps() * hidden_size, least_width);
+  }
 };
 
 // What is tapped and the rows it goes to, each to the slot of its token.

@@ -152,6 +152,44 @@ TEST_P(CpuAttention, SlidingWindowsAndCappedScoresMatchReference) {
   }
 }
 
+// Slots before the first position hold no numbers.
+TEST_P(CpuAttention, NothingIsSeenBeforeTheFirstPosition) {
+  cpu::CpuBackend backend = make_backend(2);
+  std::mt19937_64 random(21);
+  for (const int first : {1, 20, 300}) {
+    for (const int window : {0, 7, 90}) {
+      World world(
+          backend,
+          {.group_size = 3, .head_dim = 48, .sliding_window = window, .first_position = first}, 400,
+          random());
+      const auto new_request = [&](int num_cached, const std::vector<uint64_t>& history) {
+        Request request = world.new_request(first + num_cached + 60);
+        request.base_len = first;
+        world.prefill(request, history);
+        return request;
+      };
+      const std::vector<uint64_t> history = random_tokens(random, 40);
+      Request decode = new_request(40, history);
+      decode.rows = Request::chain(random_tokens(random, 1));
+      Request chunk = new_request(0, {});
+      chunk.rows = Request::chain(random_tokens(random, 50));
+      Request tree = new_request(40, history);
+      tree.rows = random_tree(random, 20);
+      tree.is_tree = true;
+      const RowBytes together = world.step({&decode, &chunk, &tree});
+      ASSERT_LE(error_against_reference(world), 1.0) << first << " " << window;
+
+      RowBytes alone = world.step({&decode});
+      Request chunked = new_request(0, {});
+      std::vector<uint64_t> tokens;
+      for (const TreeNode& row : chunk.rows) tokens.push_back(row.token);
+      for (auto& row : world.prefill(chunked, tokens, 7)) alone.push_back(std::move(row));
+      for (auto& row : world.step({&tree})) alone.push_back(std::move(row));
+      ASSERT_EQ(alone, together) << first << " " << window;
+    }
+  }
+}
+
 TEST_P(CpuAttention, WrongMaskBitIsSeenByTheComparison) {
   cpu::CpuBackend backend = make_backend(1);
   std::mt19937_64 random(10);

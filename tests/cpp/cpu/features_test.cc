@@ -9,6 +9,7 @@
 #include "cpu/cpu_backend.h"
 #include "testing/cpu_isas.h"
 #include "testing/oracle/operations.h"
+#include "testing/values.h"
 
 namespace specdec {
 namespace {
@@ -25,7 +26,7 @@ TEST_P(CpuFeatures, AreStoredAtTheirSlotsAndMovedWithTheirTokens) {
   for (float& value : x) value = normal(random);
   for (float& value : weight) value = normal(random);
   const NormParams norm = {.weight = weight.data()};
-  const std::vector<int64_t> slots = {7, 47, 0, 20, 21};
+  const std::vector<int64_t> slots = {7, 47, -1, 20, 21};
   const std::vector<std::pair<int64_t, int64_t>> moves = {{20, 8}, {21, 9}, {47, 47}};
   for (const bool has_norm : {false, true}) {
     std::vector<double> expected(x.begin(), x.end());
@@ -54,6 +55,50 @@ TEST_P(CpuFeatures, AreStoredAtTheirSlotsAndMovedWithTheirTokens) {
         const double want = expected[row * kDim + i - kColumn];
         const double rounding = dtype == DType::kBF16 ? 0x1p-8 : 2e-6;
         ASSERT_NEAR(value, want, rounding * std::abs(want)) << slot << " " << i;
+      }
+    }
+  }
+}
+
+TEST_P(CpuFeatures, AreLoadedFromTheirSlots) {
+  const auto [isa, dtype] = GetParam();
+  cpu::CpuBackend backend(isa, 2, dtype);
+  constexpr int kSlots = 32, kWidth = 40, kDim = 17, kColumn = 20, kRows = 9;
+  std::mt19937_64 random(23);
+  std::vector<uint8_t> features(kSlots * kWidth * size_of(dtype));
+  for (int i = 0; i < kSlots * kWidth; ++i) {
+    const float value = testing::random_values(random, 1)[0];
+    if (dtype == DType::kBF16) {
+      reinterpret_cast<BFloat16*>(features.data())[i] = to_bfloat16(value);
+    } else {
+      reinterpret_cast<float*>(features.data())[i] = value;
+    }
+  }
+  const std::vector<int64_t> slots = {31, 0, -1, 5, 5, 12, -1, 30, 7};
+  const std::vector<float> before = testing::random_values(random, kRows * kDim);
+  for (const bool accumulate : {false, true}) {
+    for (const bool has_slots : {true, false}) {
+      std::vector<float> out = before;
+      LoadRowsArgs args = {.from = {.rows = features.data(), .num_slots = kSlots, .width = kWidth},
+                           .slots = has_slots ? slots.data() : nullptr,
+                           .column = kColumn,
+                           .dim = kDim,
+                           .out = out.data(),
+                           .accumulate = accumulate,
+                           .num_rows = kRows};
+      const std::vector<double> expected = reference::loaded_rows(args, dtype);
+      backend.load_rows(args);
+      for (int i = 0; i < kRows * kDim; ++i) {
+        ASSERT_EQ(out[i], static_cast<float>(expected[i])) << i / kDim << " " << i % kDim;
+      }
+      for (int64_t row = 0; row < kRows; ++row) {
+        std::vector<float> alone(before.begin() + row * kDim, before.begin() + (row + 1) * kDim);
+        args.slots = has_slots ? &slots[row] : &row;
+        args.out = alone.data();
+        args.num_rows = 1;
+        backend.load_rows(args);
+        ASSERT_EQ(alone,
+                  std::vector<float>(out.begin() + row * kDim, out.begin() + (row + 1) * kDim));
       }
     }
   }

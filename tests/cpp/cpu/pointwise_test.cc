@@ -87,6 +87,50 @@ TEST_P(CpuPointwise, NormsMayBeAddedToWhatIsThere) {
   for (size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], before[i] + expected[i], 2e-6) << i;
 }
 
+TEST_P(CpuPointwise, NormedRowsMayBeActivatedAndStandApart) {
+  cpu::CpuBackend backend = make_backend();
+  std::mt19937_64 random(6);
+  const int num_rows = 7;
+  const int64_t element_bytes = static_cast<int64_t>(size_of(dtype()));
+  for (const int dim : {1, 16, 17, 100}) {
+    const int stride = 2 * dim + 3;
+    const std::vector<float> x = random_values(random, int64_t{num_rows} * dim, 2.0f);
+    const std::vector<float> weight = random_values(random, dim), bias = random_values(random, dim);
+    for (const Activation activation : {Activation::kSilu, Activation::kRelu, Activation::kGelu,
+                                        Activation::kGeluTanh, Activation::kIdentity}) {
+      std::vector<uint8_t> out(num_rows * stride * element_bytes, 0x5a);
+      NormArgs args = {.norm = {.weight = weight.data(), .bias = bias.data()},
+                       .x = x.data(),
+                       .out = out.data(),
+                       .out_dtype = dtype(),
+                       .num_rows = num_rows,
+                       .dim = dim,
+                       .out_stride = stride,
+                       .activation = activation};
+      backend.norm(args);
+      std::vector<uint8_t> rows;
+      for (int row = 0; row < num_rows; ++row) {
+        const auto begin = out.begin() + row * stride * element_bytes;
+        const auto end = begin + dim * element_bytes;
+        rows.insert(rows.end(), begin, end);
+        for (auto byte = end; byte < begin + stride * element_bytes; ++byte) {
+          ASSERT_EQ(*byte, 0x5a) << "between rows";
+        }
+        std::vector<uint8_t> alone(dim * element_bytes);
+        NormArgs one = args;
+        one.x += int64_t{row} * dim;
+        one.out = alone.data();
+        one.num_rows = 1;
+        one.out_stride = 0;
+        backend.norm(one);
+        ASSERT_EQ(alone, std::vector<uint8_t>(begin, end)) << row;
+      }
+      SCOPED_TRACE(dim);
+      expect_near(rows, reference::norm(args), 1e-5);
+    }
+  }
+}
+
 TEST_P(CpuPointwise, NormRowsDoNotSeeEachOther) {
   std::mt19937_64 random(2);
   const int dim = 577, num_rows = 200;

@@ -118,6 +118,51 @@ TEST_P(AttentionTest, MatchesDoubleLoop) {
   }
 }
 
+// Slots before the first position hold no numbers.
+TEST_P(AttentionTest, NothingIsSeenBeforeTheFirstPosition) {
+  for (const int first : {1, 70, 300}) {
+    for (const int window : {0, 90}) {
+      for (const bool int8_kv : {false, true}) {
+        PagedWorld world = make_world({.num_kv_heads = 1,
+                                       .group_size = 3,
+                                       .head_dim = 64,
+                                       .sliding_window = window,
+                                       .first_position = first,
+                                       .int8_kv = int8_kv},
+                                      140);
+        std::vector<Request> requests;
+        const auto add = [&](int num_cached, std::vector<specdec::testing::TreeNode> rows,
+                             bool is_tree) {
+          Request request = world.new_request(first + num_cached + static_cast<int>(rows.size()));
+          request.base_len = first;
+          if (num_cached > 0) {
+            request.rows = Request::chain(tokens(num_cached, requests.size() + 1));
+            world.build({&request});
+            world.project();
+          }
+          request.base_len += num_cached;
+          request.rows = std::move(rows);
+          request.is_tree = is_tree;
+          requests.push_back(std::move(request));
+        };
+        add(260, Request::chain(tokens(1, 50)), false);
+        add(0, Request::chain(tokens(60, 51)), false);
+        add(9, random_tree(20, 3), true);
+        add(0, Request::chain(tokens(1, 52)), false);
+        const RowBytes together =
+            attend(world, {&requests[0], &requests[1], &requests[2], &requests[3]});
+        expect_near_reference(world, together, {});
+        if (HasFatalFailure()) return;
+        RowBytes alone;
+        for (Request& request : requests) {
+          for (auto& row : attend(world, {&request})) alone.push_back(std::move(row));
+        }
+        ASSERT_EQ(alone, together) << first << " " << window;
+      }
+    }
+  }
+}
+
 TEST_P(AttentionTest, MatchesCpuBackend) {
   PagedWorld world = make_world({.group_size = 3, .head_dim = 64}, 140, DType::kBF16);
   Mixture mixture = make_mixture(world);

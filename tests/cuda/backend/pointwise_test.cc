@@ -2,6 +2,7 @@
 // batches.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -22,7 +23,9 @@ class CudaPointwise : public ::testing::TestWithParam<DeviceKind> {
  protected:
   using World = testing::BackendWorld;
 
-  // The norm of rows on the device, as bytes.
+  static constexpr uint8_t kUntouched = 0x5a;
+
+  // The norm of rows on the device, as bytes, kUntouched between rows.
   static std::vector<uint8_t> norm(World& world, NormArgs args) {
     const size_t count = size_t(args.num_rows) * args.dim;
     const auto vector = [&](const float* values, size_t size) {
@@ -32,8 +35,12 @@ class CudaPointwise : public ::testing::TestWithParam<DeviceKind> {
     const Buffer weight = vector(args.norm.weight, args.dim);
     Buffer bias;
     if (args.norm.bias != nullptr) bias = vector(args.norm.bias, args.dim);
-    Buffer out = args.accumulate ? vector(static_cast<const float*>(args.out), count)
-                                 : world.backend->allocate(count * size_of(args.out_dtype), "test");
+    Buffer out =
+        args.accumulate
+            ? vector(static_cast<const float*>(args.out), count)
+            : world.upload(std::vector<uint8_t>(size_t(args.num_rows) * size_of(args.out_dtype) *
+                                                    std::max(args.dim, args.out_stride),
+                                                kUntouched));
     args.x = x.as<float>();
     args.norm.weight = weight.as<float>();
     args.norm.bias = bias.as<float>();
@@ -111,6 +118,52 @@ TEST_P(CudaPointwise, NormsMayBeAddedToWhatIsThere) {
   for (size_t i = 0; i < expected.size(); ++i) {
     const double value = reference::element(out.data(), DType::kF32, static_cast<int64_t>(i));
     ASSERT_NEAR(value, before[i] + expected[i], 2e-6) << i;
+  }
+}
+
+TEST_P(CudaPointwise, NormedRowsMayBeActivatedAndStandApart) {
+  const int num_rows = 3;
+  for (DType act : {DType::kBF16, DType::kF16}) {
+    World world(GetParam(), act);
+    for (const int dim : {17, 300}) {
+      const std::vector<float> x = random_values(num_rows * dim, 1, 2.0f);
+      const std::vector<float> weight = random_values(dim, 2), bias = random_values(dim, 3);
+      for (const Activation activation : {Activation::kSilu, Activation::kRelu, Activation::kGelu,
+                                          Activation::kGeluTanh, Activation::kIdentity}) {
+        for (DType out_dtype : {DType::kF32, act}) {
+          NormArgs args = {.norm = {.weight = weight.data(), .bias = bias.data()},
+                           .x = x.data(),
+                           .out_dtype = out_dtype,
+                           .num_rows = num_rows,
+                           .dim = dim,
+                           .out_stride = dim + 5,
+                           .activation = activation};
+          const std::vector<uint8_t> out = norm(world, args);
+          const std::vector<double> expected = reference::norm(args);
+          const double rounding = out_dtype == DType::kF32 ? 0.0 : rounding_unit(out_dtype);
+          for (int row = 0; row < num_rows; ++row) {
+            const int64_t begin = int64_t{row} * (dim + 5);
+            for (int i = 0; i < dim; ++i) {
+              const double value = reference::element(out.data(), out_dtype, begin + i);
+              const double want = expected[row * dim + i];
+              ASSERT_NEAR(value, want, (4e-6 + rounding) * std::abs(want) + 1e-5)
+                  << i << " of " << dim << " activation " << int(activation);
+            }
+            const size_t row_bytes = dim * size_of(out_dtype);
+            const auto at = out.begin() + begin * static_cast<int64_t>(size_of(out_dtype));
+            for (size_t i = row_bytes; i < (dim + 5) * size_of(out_dtype); ++i) {
+              ASSERT_EQ(at[static_cast<int64_t>(i)], kUntouched) << "between rows";
+            }
+            NormArgs one = args;
+            one.x += int64_t{row} * dim;
+            one.num_rows = 1;
+            one.out_stride = 0;
+            const std::vector<uint8_t> alone = norm(world, one);
+            ASSERT_EQ(0, std::memcmp(alone.data(), &*at, row_bytes)) << row;
+          }
+        }
+      }
+    }
   }
 }
 

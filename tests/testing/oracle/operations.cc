@@ -65,6 +65,7 @@ std::vector<int> visible_slots(const TreeAttentionArgs& args, int request, int i
         !is_tree || ((batch.ancestor_mask[row * batch.mask_words + j / 64] >> (j % 64)) & 1) != 0;
     if (sees) slots.push_back(base + j);
   }
+  std::erase_if(slots, [&](int slot) { return slot < args.first_position; });
   if (args.sliding_window > 0 && static_cast<int>(slots.size()) > args.sliding_window) {
     slots.erase(slots.begin(), slots.end() - args.sliding_window);
   }
@@ -98,7 +99,21 @@ std::vector<double> norm(const NormArgs& args) {
     const double scale = 1.0 / std::sqrt(mean_square(centred.data(), args.dim) + args.norm.eps);
     for (int i = 0; i < args.dim; ++i) {
       const double bias = args.norm.bias != nullptr ? args.norm.bias[i] : 0.0;
-      out.push_back(centred[i] * scale * args.norm.weight[i] + bias);
+      out.push_back(activate(args.activation, centred[i] * scale * args.norm.weight[i] + bias));
+    }
+  }
+  return out;
+}
+
+std::vector<double> loaded_rows(const LoadRowsArgs& args, DType act_dtype) {
+  std::vector<double> out;
+  for (int row = 0; row < args.num_rows; ++row) {
+    for (int i = 0; i < args.dim; ++i) {
+      const int64_t slot = args.slots != nullptr ? args.slots[row] : row;
+      const int64_t place = slot * args.from.width + args.column + i;
+      const double value = slot < 0 ? 0.0 : element(args.from.rows, act_dtype, place);
+      const int64_t at = static_cast<int64_t>(row) * args.dim + i;
+      out.push_back(args.accumulate ? args.out[at] + value : value);
     }
   }
   return out;

@@ -24,6 +24,9 @@ double rounded(double value, DType dtype);
 
 std::vector<double> norm(const NormArgs& args);  // [num_rows, dim]
 
+// What load_rows leaves in out, [num_rows, dim]; with `accumulate` args.out holds what it adds to.
+std::vector<double> loaded_rows(const LoadRowsArgs& args, DType act_dtype);
+
 // x [num_rows, in_features] (double), weight [out_features, in_features].
 std::vector<double> linear(std::span<const double> x, std::span<const float> weight,
                            int64_t in_features);
