@@ -91,7 +91,8 @@ class Engine:
         """Loads a checkpoint.
 
         Args:
-            model: a directory, a .gguf file or a model name.
+            model: a directory, a .gguf file or a model name. A draft head that names its target
+                (speculators' format) stands for that, and drafts for it.
             tokenizer: another checkpoint's directory or name, or a tokenizer object.
             dtype: "auto" (the checkpoint's), "bfloat16", "float32" (on a CPU) or "float16" (on a
                 CPU bfloat16, with a warning). "half" is float16. "auto" is bfloat16 where the

@@ -20,7 +20,8 @@ class Target:
     Attributes:
         model: its name or path.
         revision: of a name.
-        speculative_config: what was given, with the head where that was given as the model.
+        speculative_config: what was given, with the head where that was given as the model, unless
+            it asks for another drafter.
         named_by: config.json of the head, where that names the model.
     """
 
@@ -67,7 +68,10 @@ def find_target(
             f'speculative_config={{"model": {os.fspath(model)!r}}}',
             config.file,
         )
-    if speculative_config is not None and not isinstance(speculative_config, Mapping):
-        return itself  # which is refused for that
-    head = {"model": os.fspath(model), "revision": revision}
-    return Target(config.verifier, None, head | dict(speculative_config or {}), config.file)
+    given = {} if speculative_config is None else speculative_config
+    if not isinstance(given, Mapping):
+        return itself  # and that is refused
+    if given.get("method") in (None, config.method) and not given.keys() & {"model", "drafters"}:
+        head = {"model": os.fspath(model)} | ({} if revision is None else {"revision": revision})
+        given = head | dict(given)
+    return Target(config.verifier, None, given, config.file)
