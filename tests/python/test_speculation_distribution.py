@@ -115,7 +115,6 @@ CASES = [
     ("eagle3_modelopt", "standard", 3, SHAPED),
     ("eagle", "block", 1, SHAPED),
     ("medusa_token_map", "standard", 2, PLAIN),
-    ("mlp", "standard", 3, PLAIN),
 ]
 
 
