@@ -83,13 +83,11 @@ How drafts are verified, `rejection_sample_method`:
 from __future__ import annotations
 
 import dataclasses
-import functools
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specdec_native import _core
-from specdec_native.checkpoints import hub
 from specdec_native.checks import (
     INT32_MAX,
     check_choice,
@@ -127,7 +125,6 @@ _MOST_TOKENS = int(_CORE_OPTIONS["num_speculative_tokens"].highest or 0)
 # Tokens, where the length adapts and neither the user nor the drafter says how many.
 _LONGEST_DRAFT = 8
 _LONGEST_NGRAM = 16
-_find_local = functools.partial(hub.find_config, download=False)
 _VERIFICATIONS = {
     "exact": "exact",
     "standard": "rejection",
@@ -162,13 +159,10 @@ class SpeculativeOptions:
         return config
 
 
-def parse_speculative_config(
-    config: Any, find_config: ConfigFinder = _find_local
-) -> SpeculativeOptions:
+def parse_speculative_config(config: Any, find_config: ConfigFinder) -> SpeculativeOptions:
     """Checks a speculative_config. Raises ValueError that says what to write instead.
 
-    `find_config` finds config.json of draft models and heads, which says what they are; without
-    it only those on this machine are read.
+    `find_config` finds config.json of draft models and heads, which says what they are.
     """
     if not isinstance(config, Mapping):
         raise ValueError(
