@@ -166,6 +166,7 @@ def test_a_wrong_list_of_drafters_says_what_to_write(config: dict[str, Any], mes
         ({"draft_sample_method": "random"}, "greedy, probabilistic, coupled"),
         ({"quantization": "awq"}, "quantization: 'awq' is not supported.*'int4'"),
         ({"quantization": 8}, "quantization must be a string"),
+        ({"revision": 8}, "revision must be a string"),
         (
             {"draft_sample_method": "coupled", "rejection_sample_method": "standard"},
             '"probabilistic"',
