@@ -91,7 +91,8 @@ class Engine:
         """Loads a checkpoint.
 
         Args:
-            model: a directory, a .gguf file or a model name.
+            model: a directory, a .gguf file or a model name. A draft head that names its target
+                (speculators' format) stands for that, and drafts for it.
             tokenizer: another checkpoint's directory or name, or a tokenizer object.
             dtype: "auto" (the checkpoint's), "bfloat16", "float32" (on a CPU) or "float16" (on a
                 CPU bfloat16, with a warning). "half" is float16. "auto" is bfloat16 where the
@@ -175,14 +176,7 @@ class Engine:
                 weights=load_format != "dummy",
                 progress=progress,
             )
-            try:
-                self._directory = resolve(
-                    target.model, revision=target.revision, quantization=quantization
-                )
-            except (ValueError, RuntimeError, ImportError) as error:
-                if target.named_by is None:
-                    raise
-                raise target.not_found(error) from error
+            self._directory = target.resolve(functools.partial(resolve, quantization=quantization))
             text = CheckpointText(None, "skip_tokenizer_init is set")
             if not skip_tokenizer_init:
                 text = load_text(self._directory, tokenizer, chat_template, trust_remote_code)

@@ -131,7 +131,7 @@ def test_info_describes_a_checkpoint(model: Path, tmp_path: Path) -> None:
     assert (facts["method"], facts["layers"], facts["draft_vocab_size"]) == ("eagle3", 1, 99)
     assert facts["reads"] == "inputs of the target's layers 2, 5"
     assert "eagle3" in succeed("info", tmp_path)
-    medusa = {"medusa_num_heads": 4, "medusa_num_layers": 2}
+    medusa = {"model_type": "medusa", "num_heads": 4, "num_hidden_layers": 2}
     (tmp_path / "config.json").write_text(json.dumps(medusa))
     facts = json.loads(succeed("info", tmp_path, "--json"))
     assert (facts["method"], facts["layers"], facts["longest_draft"]) == ("medusa", 2, 4)

@@ -14,7 +14,7 @@ from specdec_native.checkpoints.errors import CheckpointError, ModelNotFoundErro
 from specdec_native.speculation.drafter_options import DrafterOptions
 from specdec_native.speculation.speculative_config import SpeculativeOptions
 from specdec_native.speculation.verifier import find_target
-from speculative_configs import parse
+from speculative_configs import find_config, parse
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 FIXED = {"draft_length_policy": "fixed"}
@@ -94,6 +94,8 @@ def test_the_name_says_it_where_config_json_does_not(
     directory = write(tmp_path / name, LLAMA)
     assert only(parse(model=directory, num_speculative_tokens=1)).method == local
     assert only(parse(model=f"org/{name}", num_speculative_tokens=1)).method == elsewhere
+    cached = write(tmp_path / f"models--org--{name}" / "snapshots" / "0a1b2c", LLAMA)
+    assert only(parse(model=cached, num_speculative_tokens=1)).method == local
 
 
 def test_config_json_counts_more_than_the_name(tmp_path: Path) -> None:
@@ -162,6 +164,11 @@ def test_the_head_says_how_much_is_drafted(
     assert parse(model=directory, num_speculative_tokens=1).num_speculative_tokens == 1
 
 
+def test_medusas_own_files_may_hold_more_heads_than_they_state(tmp_path: Path) -> None:
+    directory = write(tmp_path / "head", {"medusa_num_heads": 2})
+    assert parse(model=directory, num_speculative_tokens=5).num_speculative_tokens == 5
+
+
 def test_without_a_word_of_the_head_the_length_is_the_users(tmp_path: Path) -> None:
     for i, config in enumerate(({**LLAMA, "draft_vocab_size": 8}, speculators("eagle3", -1))):
         directory = write(tmp_path / str(i), config)
@@ -175,7 +182,6 @@ def test_without_a_word_of_the_head_the_length_is_the_users(tmp_path: Path) -> N
     [
         ({"model_type": "mlp_speculator", "n_predict": 3}, "n_predict"),
         ({"model_type": "medusa", "num_heads": 3}, "num_heads"),
-        ({"medusa_num_heads": 3}, "medusa_num_heads"),
     ],
 )
 def test_more_than_the_head_has_is_refused(
@@ -194,14 +200,16 @@ def test_more_than_the_head_has_is_refused(
 
 def test_the_verifier_is_the_target_and_the_head_drafts(tmp_path: Path) -> None:
     head = write(tmp_path / "head", speculators("eagle3"))
-    target = find_target(head, None, None, hub.find_config)
+    target = find_target(head, None, None, find_config)
     assert (target.model, target.revision) == ("org/target", None)
-    assert target.speculative_config == {"model": str(head), "revision": None}
-    given = find_target(head, None, {"num_speculative_tokens": 2}, hub.find_config)
-    assert given.speculative_config["num_speculative_tokens"] == 2
-    assert given.speculative_config["model"] == str(head)
+    assert target.speculative_config == {"model": str(head)}
+    given = find_target(head, None, {"num_speculative_tokens": 2}, find_config)
+    assert given.speculative_config == {"model": str(head), "num_speculative_tokens": 2}
+    for other in ({"method": "ngram"}, {"drafters": [{"method": "suffix"}]}, {"model": "org/b"}):
+        found = find_target(head, None, other, find_config)
+        assert (found.model, found.speculative_config) == ("org/target", other)
     model = write(tmp_path / "model", LLAMA)
-    same = find_target(model, "main", {"method": "ngram"}, hub.find_config)
+    same = find_target(model, "main", {"method": "ngram"}, find_config)
     assert (same.model, same.revision) == (model, "main")
     assert same.speculative_config == {"method": "ngram"}
 

@@ -42,11 +42,10 @@ _METHOD_KEYS = {
     "medusa_num_heads": "medusa",
 }
 _TAPS = "eagle_aux_hidden_state_layer_ids"
-# What limits a draft, by method, in any of the spellings.
-_LENGTH_KEYS = {
-    "mlp_speculator": ("n_predict",),
-    "medusa": ("num_heads", "medusa_num_heads"),
-}
+# What limits a draft, by method.
+_LENGTH_KEYS = {"mlp_speculator": "n_predict", "medusa": "num_heads"}
+# Medusa's own files may state fewer heads than they hold, so this is no limit.
+_STATED_HEADS = "medusa_num_heads"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,11 +123,9 @@ class DraftConfig:
 
     def longest_draft(self, method: str) -> tuple[str, int] | None:
         """The key that says how many tokens it can draft at most, and how many; None: any."""
-        for key in _LENGTH_KEYS.get(method, ()):
-            length = self.values.get(key)
-            if _is_count(length):
-                return key, length
-        return None
+        key = _LENGTH_KEYS.get(method)
+        length = None if key is None else self.values.get(key)
+        return (key, length) if key is not None and _is_count(length) else None
 
     def proposed_tokens(self, method: str) -> int | None:
         """How many tokens it proposes to draft; None where it does not say."""
@@ -136,9 +133,11 @@ class DraftConfig:
         first = proposals[0] if isinstance(proposals, list) and proposals else None
         tokens = first.get("speculative_tokens") if isinstance(first, Mapping) else None
         limit = self.longest_draft(method)
-        if _is_count(tokens):
-            return tokens if limit is None else min(tokens, limit[1])
-        return None if limit is None else limit[1]
+        if limit is not None:
+            return min(tokens, limit[1]) if _is_count(tokens) else limit[1]
+        if method == "medusa" and not _is_count(tokens):
+            tokens = self.values.get(_STATED_HEADS)
+        return tokens if _is_count(tokens) else None
 
     @property
     def _speculators_config(self) -> Mapping[str, Any]:

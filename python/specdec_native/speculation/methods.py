@@ -76,8 +76,13 @@ def checkpoint_method(name: str, config: DraftConfig | None) -> str:
     if config is not None and config.method is not None:
         return config.method
     patterns = _NAMES if config is not None else _NAMES | _NAMES_WITHOUT_CONFIG
-    last = Path(name).name.lower()
+    last = _repository_name(Path(name)).lower()
     return next((m for m, pattern in patterns.items() if pattern.search(last)), "draft_model")
+
+
+def _repository_name(path: Path) -> str:
+    """The last part of a name or path; of the hub's cache, .../models--org--NAME/snapshots/..."""
+    return path.parents[1].name if path.parent.name == "snapshots" else path.name
 
 
 def _infer_method(given: Mapping[str, Any], config: DraftConfig | None) -> str:
