@@ -73,8 +73,9 @@ def test_answers_are_those_without_drafts(
     drafted, metrics = answers(speculative_config=config_of(model, draft_length_policy=policy))
     assert drafted == plain
     if policy == "fixed":
-        # The draft model is the target, so its likeliest path is right: three drafts are accepted.
-        assert metrics.mean_acceptance_length == pytest.approx(4.0, abs=0.4)
+        # The draft model is the target, so the first of every node's children is right. The tree
+        # holds two in a row.
+        assert metrics.mean_acceptance_length == pytest.approx(3.0, abs=0.1)
         assert metrics.num_draft_tokens > 8 * metrics.num_spec_steps
 
 

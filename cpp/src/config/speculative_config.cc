@@ -221,8 +221,8 @@ void SpeculativeConfig::validate() const {
                           "'suffix', 'draft_model', 'eagle', 'eagle3', 'medusa', "
                           "'mlp_speculator' or 'custom'");
   }
-  validate_tree(*this);
   validate_token_tree(*this);
+  validate_tree(*this);
   validate_verification(*this);
   validate_block(*this);
   for (const DrafterConfig& drafter : drafters) validate_drafter(drafter, verification);
