@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ class Target:
     Attributes:
         model: its name or path.
         revision: of a name.
-        speculative_config: what was given, with the head where that was given as the model.
+        speculative_config: what was given, with the head where that was given as the model, unless
+            it asks for another drafter.
         named_by: config.json of the head, where that names the model.
     """
 
@@ -29,15 +30,23 @@ class Target:
     speculative_config: Any
     named_by: Path | None = None
 
-    def not_found(self, fault: Exception) -> ModelNotFoundError:
-        """What to raise where the model that a head names cannot be had because of `fault`."""
-        assert self.named_by is not None
-        return ModelNotFoundError(
-            f"speculators_config.verifier.name_or_path is {os.fspath(self.model)!r}, which cannot "
-            f"be had ({fault}); give the target as model, and the head as "
-            f'speculative_config={{"model": {str(self.named_by.parent)!r}}}',
-            self.named_by,
-        )
+    def resolve(self, resolve_model: Callable[..., Path]) -> Path:
+        """The model's directory; `resolve_model` is hub.resolve_model with its options.
+
+        Raises ModelNotFoundError where a head names a model that cannot be had, else what
+        `resolve_model` raises.
+        """
+        try:
+            return resolve_model(self.model, revision=self.revision)
+        except (ValueError, RuntimeError, ImportError) as fault:
+            if self.named_by is None:
+                raise
+            raise ModelNotFoundError(
+                f"speculators_config.verifier.name_or_path is {os.fspath(self.model)!r}, which "
+                f"cannot be had ({fault}); give the target as model, and the head as "
+                f'speculative_config={{"model": {str(self.named_by.parent)!r}}}',
+                self.named_by,
+            ) from fault
 
 
 def find_target(
@@ -67,7 +76,10 @@ def find_target(
             f'speculative_config={{"model": {os.fspath(model)!r}}}',
             config.file,
         )
-    if speculative_config is not None and not isinstance(speculative_config, Mapping):
-        return itself  # which is refused for that
-    head = {"model": os.fspath(model), "revision": revision}
-    return Target(config.verifier, None, head | dict(speculative_config or {}), config.file)
+    given = {} if speculative_config is None else speculative_config
+    if not isinstance(given, Mapping):
+        return itself  # and that is refused
+    if given.get("method") in (None, config.method) and not given.keys() & {"model", "drafters"}:
+        head = {"model": os.fspath(model)} | ({} if revision is None else {"revision": revision})
+        given = head | dict(given)
+    return Target(config.verifier, None, given, config.file)
