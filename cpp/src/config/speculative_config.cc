@@ -30,6 +30,12 @@ void validate_model(const DrafterConfig& drafter, Verification verification) {
                                                    "vocabulary"));
   }
   parse_quantization(drafter.quantization);
+  if (drafter.parallel_drafting && drafter.method != DraftMethod::kDraftModel &&
+      drafter.method != DraftMethod::kEagle3) {
+    throw InvalidArgument("parallel_drafting", str_cat("is for methods 'draft_model' and 'eagle3', "
+                                                       "not '",
+                                                       name_of(drafter.method), "'"));
+  }
   if (weighs_drafts(verification) && drafter.sampling == DraftSampling::kCoupled) {
     throw InvalidArgument(
         "draft_sample_method",

@@ -19,6 +19,7 @@ namespace {
 
 using FeatureNorm = EagleConfig::FeatureNorm;
 
+constexpr const char* kMaskFeatures = "mask_hidden";
 constexpr const char* kTapsKey = "eagle_aux_hidden_state_layer_ids";
 
 // config.json of a head. speculators puts the settings of the layers into an object of their own.
@@ -77,6 +78,10 @@ bool says(const JsonFields& root, const char* key) {
   return root.has("eagle_config") && root.get_object("eagle_config").get_bool(key, false);
 }
 
+bool is_peagle(const JsonFields& root) {
+  return root.get_string("speculators_model_type", "") == "peagle";
+}
+
 void parse_norms(const EagleFields& fields, EagleConfig& eagle) {
   const JsonFields& root = fields.root;
   if (says(root, "norm_before_fc")) {
@@ -90,7 +95,8 @@ void parse_norms(const EagleFields& fields, EagleConfig& eagle) {
     eagle.feature_norm = FeatureNorm::kEachTap;
   }
   // vLLM takes a speculators file without the key for true.
-  eagle.normed_residual = root.get_bool("norm_before_residual", fields.is_speculators);
+  eagle.normed_residual =
+      root.get_bool("norm_before_residual", fields.is_speculators && !is_peagle(root));
   // SpecForge writes the key, too, for heads that were trained with the state before the norm.
   eagle.feeds_back_normed = fields.is_speculators && root.get_bool("norm_output", false);
 }
@@ -209,6 +215,19 @@ void check_sizes(const EagleFields& fields, const EagleConfig& eagle, const Head
   if (eagle.fuses_embedding) check_hidden_size(fields.layers, "hidden_size", target);
 }
 
+// What P-EAGLE reads for positions whose text is not known: a token, and features of their own.
+void find_masks(const HeadTensors& tensors, DraftHeadConfig& config, const HeadTarget& target) {
+  config.is_parallel = true;
+  config.eagle.mask_token = load_mask_token(config.directory, target.config.vocab_size);
+  if (tensors.is_random()) return;
+  int64_t size = 1;
+  for (const int64_t extent : tensors.shape(kMaskFeatures)) size *= extent;
+  if (size == num_features(config, target)) return;
+  throw CheckpointError(tensors.source(), kMaskFeatures,
+                        str_cat("it has ", size, " elements, and the head reads ",
+                                num_features(config, target), " of its target"));
+}
+
 // ---- loading
 
 std::shared_ptr<const Embedding> load_embedding(TensorLoader& loader, const DraftHeadConfig& config,
@@ -280,6 +299,7 @@ std::shared_ptr<const FeatureFusion> load_fusion(TensorLoader& loader,
   }
   loader.release(name + ".weight");
   if (eagle.has_fusion_bias) fusion->bias = loader.vector({{name + ".bias", hidden}});
+  if (config.is_parallel) fusion->mask_features = loader.flat_vector(kMaskFeatures, features);
   return fusion;
 }
 
@@ -331,6 +351,9 @@ DraftHeadConfig parse_eagle(const DrafterConfig& drafter, const HeadTarget& targ
                                               : static_cast<int>(config.token_ids.size());
   check_ends(tensors, config, target);
   check_layers(tensors, config);
+  if (is_eagle3 && (drafter.parallel_drafting || is_peagle(fields.root))) {
+    find_masks(tensors, config, target);
+  }
   return config;
 }
 
