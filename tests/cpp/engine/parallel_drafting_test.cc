@@ -12,7 +12,6 @@
 #include "model/decoder.h"
 #include "specdec/draft_probe.h"
 #include "specdec/engine.h"
-#include "specdec/error.h"
 #include "specdec/tapped_states.h"
 #include "testing/chain_batch.h"
 #include "testing/small_heads.h"
@@ -136,7 +135,9 @@ TEST_F(ParallelDraftingTest, AnswersAreThoseWithoutDrafts) {
         EXPECT_EQ(stats.num_free_kv_blocks, plain.num_kv_blocks);
         if (policy == DraftLengthPolicy::kAuto) continue;
         EXPECT_GT(stats.acceptance.num_draft_tokens, 0);
-        if (kind == Kind::kPard) EXPECT_GT(stats.acceptance.num_accepted_tokens, 0);
+        if (kind == Kind::kPard) {  // the target, perturbed
+          EXPECT_GT(stats.acceptance.num_accepted_tokens, 0);
+        }
       }
     }
   }
@@ -305,12 +306,6 @@ TEST_F(ParallelDraftingTest, AModelThatWasNotTrainedForItIsRefused) {
   EXPECT_EQ(tensor_refused(), "mask_hidden");
   tensors.erase("mask_hidden");
   EXPECT_EQ(tensor_refused(), "mask_hidden");
-}
-
-TEST_F(ParallelDraftingTest, OtherMethodsRefuseTheOption) {
-  EngineConfig config = with(Kind::kMedusa, 4, 1);
-  config.speculative.drafters[0].parallel_drafting = true;
-  EXPECT_THROW(Engine engine(config), InvalidArgument);
 }
 
 }  // namespace
