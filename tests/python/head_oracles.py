@@ -54,6 +54,13 @@ class Target:
         self.head: Tensor = self.model.get_output_embeddings().weight.detach()
         self.num_layers: int = self.config.num_hidden_layers
 
+    def score(self, x: Tensor, token_ids: Tensor | None = None) -> Tensor:
+        """Its head over a state that a draft head made, for all tokens or some."""
+        logits = F.linear(x, self.head if token_ids is None else self.head[token_ids])
+        logits = logits / getattr(self.config, "logits_scaling", 1.0)
+        cap = getattr(self.config, "final_logit_softcapping", None)
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
     def states(self, tokens: Tensor) -> list[Tensor]:
         """The residual stream at the input of each layer; last, the one after the final norm."""
         with torch.no_grad():
@@ -186,7 +193,6 @@ class EagleHead(DraftHead):
         )
         self.num_layers: int = self.llama.num_hidden_layers
         self.embedding = self.weights.get("embed_tokens.weight", target.embedding)
-        self.lm_head = self.weights.get("lm_head.weight", target.head)
         if "d2t" in self.weights:
             self.token_ids = torch.arange(len(self.weights["d2t"])) + self.weights["d2t"]
 
@@ -283,7 +289,7 @@ class Eagle1(EagleHead):
         x = x + self.mlp(0, self.norm(x, "layers.0.post_attention_layernorm"))
         for layer in range(1, self.num_layers):
             x = self.plain_layer(layer, x, positions, visible)
-        return F.linear(x, self.lm_head)[..., : len(self.token_ids)], x
+        return self.target.score(x), x
 
 
 class Eagle3(EagleHead):
@@ -297,7 +303,10 @@ class Eagle3(EagleHead):
             residual = self.config.get("speculators_model_type") == "eagle3"
         self.norm_before_residual = bool(residual)
         self.norm_before_fc = nested.get("norm_before_fc", self.config.get("norm_before_fc"))
-        self.norm_output = bool(self.config.get("norm_output"))
+        # SpecForge writes the key, too, for heads that read their own state before its norm.
+        self.norm_output = bool(self.config.get("norm_output")) and (
+            "speculators_model_type" in self.config
+        )
         self.logit_scale = float(self.config.get("logit_scale", 1.0))
         self.taps = self.tapped_layers(nested)
 
@@ -337,7 +346,10 @@ class Eagle3(EagleHead):
         for layer in range(1, self.num_layers):
             x = self.plain_layer(layer, x, positions, visible)
         normed = self.norm(x, "norm")
-        logits = self.logit_scale * F.linear(normed, self.lm_head)
+        if "lm_head.weight" in self.weights:
+            logits = self.logit_scale * F.linear(normed, self.weights["lm_head.weight"])
+        else:
+            logits = self.target.score(normed)
         return logits, normed if self.norm_output else x
 
 
@@ -451,7 +463,7 @@ class Medusa(DraftHead):
         names = (f"lm_heads.{index}.weight", f"{index}.{self.num_layers}.weight")
         matrix = self.find(*names, *shared)
         if matrix is None:
-            matrix = self.target.head
+            return self.target.score(x, self.token_ids)
         if matrix.shape[0] > len(self.token_ids):
             matrix = matrix[self.token_ids]
         return F.linear(x, matrix)
