@@ -157,7 +157,7 @@ std::optional<DraftModels::DeviceDraft> DraftModels::find_device_draft(int max_m
   const SpeculativeConfig& config = config_.speculative;
   if (models_.size() != 1 || config.drafters.size() != 1) return std::nullopt;
   const auto& [options, runner] = models_[0];
-  if (options.is_head || options.is_parallel) return std::nullopt;
+  if (options.is_head || options.mask_token >= 0) return std::nullopt;
   if (runner->vocab_size() != options.vocab_size || options.max_model_len < max_model_len) {
     return std::nullopt;
   }

@@ -83,10 +83,6 @@ bool says(const JsonFields& root, const char* key) {
   return root.has("eagle_config") && root.get_object("eagle_config").get_bool(key, false);
 }
 
-bool is_peagle(const JsonFields& root) {
-  return root.get_string("speculators_model_type", "") == "peagle";
-}
-
 void parse_norms(const EagleFields& fields, EagleConfig& eagle) {
   const JsonFields& root = fields.root;
   if (says(root, "norm_before_fc")) {
@@ -99,9 +95,10 @@ void parse_norms(const EagleFields& fields, EagleConfig& eagle) {
     }
     eagle.feature_norm = FeatureNorm::kEachTap;
   }
-  // vLLM takes a speculators file without the key for true.
+  // vLLM takes a speculators file without the key for true, but for P-EAGLE.
+  const bool is_peagle = root.get_string("speculators_model_type", "") == "peagle";
   eagle.normed_residual =
-      root.get_bool("norm_before_residual", fields.is_speculators && !is_peagle(root));
+      root.get_bool("norm_before_residual", fields.is_speculators && !is_peagle);
   // SpecForge writes the key, too, for heads that were trained with the state before the norm.
   eagle.feeds_back_normed = fields.is_speculators && root.get_bool("norm_output", false);
 }
@@ -362,9 +359,7 @@ DraftHeadConfig parse_eagle(const DrafterConfig& drafter, const HeadTarget& targ
                                               : static_cast<int>(config.token_ids.size());
   check_ends(tensors, config, target);
   check_layers(tensors, config);
-  if (is_eagle3 && (drafter.parallel_drafting || is_peagle(fields.root))) {
-    find_masks(tensors, config, target);
-  }
+  if (drafter.parallel_drafting) find_masks(tensors, config, target);
   return config;
 }
 
