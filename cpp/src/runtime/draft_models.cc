@@ -126,7 +126,7 @@ void DraftModels::load(int id, Backend& backend, const ModelRunner& target, int 
       loading.is_parallel && loading.mask_token < 0
           ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(loading.max_depth)))
           : 1;
-  const int max_rows = std::max({config_.max_num_batched_tokens, speculative.tree_width,
+  const int max_rows = std::max({config_.max_num_batched_tokens, speculative.widest_level(),
                                  speculative.num_speculative_tokens, rows_per_root});
   auto runner = std::make_unique<ModelRunner>(
       backend,
@@ -149,7 +149,8 @@ void DraftModels::load(int id, Backend& backend, const ModelRunner& target, int 
                                  .num_layers = runner->model().config().num_layers,
                                  .max_depth = loading.max_depth,
                                  .is_parallel = loading.is_parallel,
-                                 .mask_token = loading.mask_token},
+                                 .mask_token = loading.mask_token,
+                                 .shape = StaticTree(config_.speculative.speculative_token_tree)},
                      .runner = std::move(runner)});
 }
 
@@ -161,7 +162,7 @@ std::optional<DraftModels::DeviceDraft> DraftModels::find_device_draft(int max_m
   if (runner->vocab_size() != options.vocab_size || options.max_model_len < max_model_len) {
     return std::nullopt;
   }
-  if (options.min_confidence > 0) return std::nullopt;
+  if (options.min_confidence > 0 || options.shape.is_given()) return std::nullopt;
   if (options.sampling == DraftSampling::kIndependent) {
     // The draws at a node of a tree would share one distribution.
     if (!weighs_drafts(config.verification) || config.tree_width > 1) return std::nullopt;
