@@ -331,6 +331,7 @@ class Measurement {
   void run(Report& report) {
     read_prompt();  // the caches hold numbers before anything reads them
     prompt_of_target_.clear();
+    prompt_seconds_.clear();
     const Stopwatch watch;
     const auto wants_more = [&] { return !options_.smoke && watch.seconds() < kMeasureSeconds; };
     for (int round = -1; round < options_.samples(kRounds) || wants_more(); ++round) {
