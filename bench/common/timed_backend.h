@@ -38,6 +38,7 @@ class TimedBackend final : public Backend {
                                                  WeightFormat format) override {
     return inner_.make_embedding(table, format);
   }
+  Buffer make_ids(std::span<const int32_t> ids) override { return inner_.make_ids(ids); }
   Buffer make_vector(std::span<const TensorView> parts) override {
     return inner_.make_vector(parts);
   }

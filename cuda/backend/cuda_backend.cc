@@ -66,6 +66,13 @@ Buffer CudaBackend::make_vector(std::span<const TensorView> parts) {
   return vector;
 }
 
+Buffer CudaBackend::make_ids(std::span<const int32_t> ids) {
+  Buffer copy = device_->allocate(ids.size_bytes(), "token ids");
+  stream_->copy_to_device(copy.data(), ids.data(), ids.size_bytes());
+  stream_->synchronize();
+  return copy;
+}
+
 BatchView CudaBackend::stage(const BatchView& batch) {
   if (StagedBatch::serves(batch)) {
     bool moved = false;

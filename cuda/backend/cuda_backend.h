@@ -53,6 +53,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<EmbeddingTable> make_embedding(const WeightView& table,
                                                  WeightFormat format) override;
   Buffer make_vector(std::span<const TensorView> parts) override;
+  Buffer make_ids(std::span<const int32_t> ids) override;
   size_t kv_layer_bytes(const PagedKvView& shape) const override;
   BatchView stage(const BatchView& batch) override;
   const int32_t* stage_ids(std::span<const int32_t> ids) override;

@@ -81,6 +81,7 @@ class FaultyBackend final : public Backend {
                                                  WeightFormat format) override {
     return backend_->make_embedding(table, format);
   }
+  Buffer make_ids(std::span<const int32_t> ids) override { return backend_->make_ids(ids); }
   Buffer make_vector(std::span<const TensorView> parts) override {
     return backend_->make_vector(parts);
   }

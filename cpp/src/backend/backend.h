@@ -58,6 +58,8 @@ class Backend {
                                                          WeightFormat format) = 0;
   // A float32 copy of a vector (norm weights, biases); parts are concatenated.
   virtual Buffer make_vector(std::span<const TensorView> parts) = 0;
+  // A copy of token ids where the operations can read them.
+  virtual Buffer make_ids(std::span<const int32_t> ids) = 0;
 
   // Bytes of keys or values of one layer: what PagedKvView::keys and ::values must point to.
   virtual size_t kv_layer_bytes(const PagedKvView& shape) const = 0;

@@ -90,6 +90,12 @@ Buffer CpuBackend::make_vector(std::span<const TensorView> parts) {
   return vector;
 }
 
+Buffer CpuBackend::make_ids(std::span<const int32_t> ids) {
+  Buffer copy = Buffer::host(ids.size_bytes(), "token ids");
+  std::ranges::copy(ids, copy.as<int32_t>());
+  return copy;
+}
+
 void CpuBackend::embed(const EmbedArgs& args) {
   const CpuPackedLinear& table = static_cast<const CpuEmbeddingTable&>(*args.table).rows();
   const int64_t dim = table.in_features();

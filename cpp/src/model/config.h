@@ -57,11 +57,19 @@ enum class QkNorm : uint8_t {
   kAllHeads,  // all heads together (OLMo 2)
 };
 
+// What the attention of a layer reads.
+enum class AttentionInput : uint8_t {
+  kNormed,         // the residual stream, normalised where NormPlaces says so
+  kRaw,            // the stream as it is (the first layer of EAGLE-1)
+  kWithEmbedding,  // the norm of the token's embedding beside that of the stream (EAGLE-3's first)
+};
+
 enum class MlpKind : uint8_t { kGated, kPlain, kExperts };
 
 // What one layer computes, where layers of a model may differ.
 struct LayerSpec {
   NormPlaces norms = NormPlaces::kInput;
+  AttentionInput attention_input = AttentionInput::kNormed;
   int rope = 0;                     // index into ModelConfig::ropes; -1: positions are not rotated
   int sliding_window = 0;           // 0: full attention
   float attention_scale = 0.0f;     // of the products of q and k
@@ -97,6 +105,7 @@ struct ModelConfig {
 
   std::vector<LayerSpec> layers;  // [num_layers]
   std::vector<RopeConfig> ropes;  // that layers choose from
+  int first_position = 0;         // of a row: 1 for draft heads, which read the token before
 
   // The same in all layers.
   NormKind norm_kind = NormKind::kRms;

@@ -17,7 +17,7 @@ namespace {
 // Intermediate results of one step, allocated once for the largest. "act" is the backend's
 // activation dtype.
 struct Workspace {
-  Workspace(const ModelConfig& config, Backend& backend, int max_rows);
+  Workspace(const ModelConfig& config, const FeatureFusion* fusion, Backend& backend, int max_rows);
 
   Buffer hidden;        // [max_rows, hidden] float32: the residual stream
   Buffer hidden_spare;  // likewise, for norms of what a block adds and of the stream itself
@@ -27,9 +27,15 @@ struct Workspace {
   Buffer inner;         // [max_rows, inner] act, of dense MLPs
   Buffer normed;        // [max_rows, hidden] act, with experts: what router and experts read
   Buffer router;        // [max_rows, num_experts] float32
+
+  // Of draft heads.
+  Buffer token_rows;  // [max_rows, hidden] float32: embeddings of the rows' tokens
+  Buffer features;    // [max_rows, widest part of the fusion] float32
+  Buffer joined;      // [max_rows, 2 * hidden] act: what AttentionInput::kWithEmbedding reads
 };
 
-Workspace::Workspace(const ModelConfig& config, Backend& backend, int max_rows) {
+Workspace::Workspace(const ModelConfig& config, const FeatureFusion* fusion, Backend& backend,
+                     int max_rows) {
   const auto rows = [&](int64_t width, DType dtype) {
     const size_t bytes = static_cast<size_t>(max_rows) * static_cast<size_t>(width);
     return backend.allocate(bytes * size_of(dtype), "decoder workspace");
@@ -51,6 +57,17 @@ Workspace::Workspace(const ModelConfig& config, Backend& backend, int max_rows) 
   if (config.any_layer([](const LayerSpec& layer) { return layer.mlp == MlpKind::kExperts; })) {
     router = rows(config.num_experts, DType::kF32);
     normed = rows(hidden_size, act);
+  }
+  if (fusion == nullptr) return;
+  int64_t widest = 0;
+  for (const FeatureFusion::Part& part : fusion->parts) {
+    widest = std::max(widest, part.weight->in_features());
+  }
+  features = rows(widest, DType::kF32);
+  token_rows = rows(hidden_size, DType::kF32);
+  joined = rows(2 * hidden_size, act);
+  if (fusion->normed_residual && hidden_spare.empty()) {
+    hidden_spare = rows(hidden_size, DType::kF32);
   }
 }
 
@@ -97,16 +114,21 @@ struct Decoder::Impl {
         max_rows(row_limit),
         loaded(std::move(loaded_parts)),
         parts(loaded.parts),
-        work(config, backend, row_limit),
+        work(config, parts.fusion.get(), backend, row_limit),
         ropes(make_ropes(config, backend, max_model_len)) {}
 
   void forward(const ModelPass& pass);
   void store_layer_input(int layer, const BatchView& batch, const Taps& taps);
   void store_final_hidden(const BatchView& batch, const Taps& taps);
+  void store_states(const ModelPass& pass);
   void compute_logits(const int32_t* row_ids, int num_rows, float* logits);
+  int64_t pass_bytes() const;
 
-  void embed(const BatchView& batch);
+  void embed(const BatchView& batch, float* out);
+  void fuse_features(const ModelPass& pass);
+  void join_embedding(const Layer& layer, int num_rows);
   void run_layer(const Layer& layer, const BatchView& batch, const PagedKvView& kv);
+  void project_qkv(const Layer& layer, const BatchView& batch, const PagedKvView& kv);
   void attend(const Layer& layer, const BatchView& batch, const PagedKvView& kv);
   void expand(const Layer& layer, int num_rows);
   void add_experts(const Layer& layer, int num_rows);
@@ -171,11 +193,10 @@ void Decoder::Impl::add_block(const Layer& layer, const Linear& out, const Buffe
 
 // ---- forward
 
-void Decoder::Impl::embed(const BatchView& batch) {
+void Decoder::Impl::embed(const BatchView& batch, float* out) {
   const Embedding& embedding = *parts.embedding;
-  float* hidden = work.hidden.as<float>();
   const int rows = batch.num_rows;
-  float* embedded = embedding.project_in ? work.embedded.as<float>() : hidden;
+  float* embedded = embedding.project_in ? work.embedded.as<float>() : out;
   backend.embed({.table = embedding.tokens.get(),
                  .token_ids = batch.token_ids,
                  .out = embedded,
@@ -184,23 +205,95 @@ void Decoder::Impl::embed(const BatchView& batch) {
   if (embedding.project_in) {
     backend.linear({.weight = embedding.project_in.get(),
                     .in = {.x = embedded, .dtype = DType::kF32, .num_rows = rows},
-                    .out = hidden});
+                    .out = out});
   }
   if (embedding.positions) {
     backend.embed({.table = embedding.positions.get(),
                    .token_ids = batch.positions,
-                   .out = hidden,
+                   .out = out,
                    .num_rows = rows,
                    .index_offset = embedding.position_offset,
                    .accumulate = true});
   }
 }
 
-// The attention of a layer, before its output projection, into work.attention.
-void Decoder::Impl::attend(const Layer& layer, const BatchView& batch, const PagedKvView& kv) {
+// What the first layer of a draft head reads: what is known of the token before each row, in place
+// of its own embedding or beside it.
+void Decoder::Impl::fuse_features(const ModelPass& pass) {
+  const FeatureFusion& fusion = *parts.fusion;
+  const BatchView& batch = pass.batch;
+  const int rows = batch.num_rows;
+  float* hidden = work.hidden.as<float>();
+  embed(batch, work.token_rows.as<float>());
+  if (pass.level > 0 && !fusion.fuses_states) {
+    backend.load_rows({.from = pass.features,
+                       .slots = batch.feature_slots,
+                       .column = 0,
+                       .dim = config.hidden_size,
+                       .out = hidden,
+                       .num_rows = rows});
+    return;
+  }
+  bool accumulates = false;
+  if (fusion.embedding != nullptr) {
+    backend.linear({.weight = fusion.embedding.get(),
+                    .in = {.x = work.token_rows.data(), .dtype = DType::kF32, .num_rows = rows},
+                    .out = hidden});
+    accumulates = true;
+  }
+  for (const FeatureFusion::Part& part : fusion.parts) {
+    backend.load_rows({.from = pass.features,
+                       .slots = batch.feature_slots,
+                       .column = part.column,
+                       .dim = static_cast<int>(part.weight->in_features()),
+                       .out = work.features.as<float>(),
+                       .num_rows = rows});
+    const NormParams norm = part.norm.params();
+    const bool is_first = &part == &fusion.parts.front();
+    backend.linear({.weight = part.weight.get(),
+                    .in = {.x = work.features.data(),
+                           .dtype = DType::kF32,
+                           .norm = part.norm.weight.empty() ? nullptr : &norm,
+                           .num_rows = rows},
+                    .bias = is_first ? fusion.bias.as<float>() : nullptr,
+                    .out = hidden,
+                    .accumulate = accumulates});
+    accumulates = true;
+  }
+}
+
+// Puts the norms of the tokens' embeddings and of the residual stream side by side.
+void Decoder::Impl::join_embedding(const Layer& layer, int num_rows) {
+  const size_t half_bytes = static_cast<size_t>(config.hidden_size) * size_of(backend.act_dtype());
+  const auto put = [&](const Norm& norm, const Buffer& x, void* out, DType dtype, int stride) {
+    backend.norm({.norm = norm.params(),
+                  .x = x.as<float>(),
+                  .out = out,
+                  .out_dtype = dtype,
+                  .num_rows = num_rows,
+                  .dim = config.hidden_size,
+                  .out_stride = stride});
+  };
+  const int stride = 2 * config.hidden_size;
+  put(layer.embedding_norm, work.token_rows, work.joined.data(), backend.act_dtype(), stride);
+  put(layer.attention_norm, work.hidden, work.joined.as<std::byte>() + half_bytes,
+      backend.act_dtype(), stride);
+  if (!parts.fusion->normed_residual) return;
+  put(layer.attention_norm, work.hidden, work.hidden_spare.data(), DType::kF32, 0);
+  std::swap(work.hidden, work.hidden_spare);
+}
+
+// Writes the rows' keys and values, and their queries into work.q.
+void Decoder::Impl::project_qkv(const Layer& layer, const BatchView& batch, const PagedKvView& kv) {
   const NormParams norm = layer.attention_norm.params();
+  ProjectionInput in = block_input(layer, norm, batch.num_rows);
+  if (layer.spec.attention_input == AttentionInput::kRaw) in.norm = nullptr;
+  if (layer.spec.attention_input == AttentionInput::kWithEmbedding) {
+    join_embedding(layer, batch.num_rows);
+    in = act_input(work.joined, batch.num_rows);
+  }
   QkvArgs qkv = {.weight = layer.qkv.weight.get(),
-                 .in = block_input(layer, norm, batch.num_rows),
+                 .in = in,
                  .bias = layer.qkv.bias.as<float>(),
                  .q_norm = layer.q_norm.as<float>(),
                  .k_norm = layer.k_norm.as<float>(),
@@ -217,6 +310,11 @@ void Decoder::Impl::attend(const Layer& layer, const BatchView& batch, const Pag
     qkv.rotary_dim = rope.rotary_dim;
   }
   backend.project_qkv(qkv);
+}
+
+// The attention of a layer, before its output projection, into work.attention.
+void Decoder::Impl::attend(const Layer& layer, const BatchView& batch, const PagedKvView& kv) {
+  project_qkv(layer, batch, kv);
   backend.tree_attention({.q = work.q.data(),
                           .batch = &batch,
                           .kv = kv,
@@ -224,6 +322,7 @@ void Decoder::Impl::attend(const Layer& layer, const BatchView& batch, const Pag
                           .scale = layer.spec.attention_scale,
                           .soft_cap = layer.spec.attention_soft_cap,
                           .sliding_window = layer.spec.sliding_window,
+                          .first_position = config.first_position,
                           .out = work.attention.data()});
 }
 
@@ -295,7 +394,7 @@ void Decoder::Impl::store_final_hidden(const BatchView& batch, const Taps& taps)
                       .norm = parts.final_norm ? &norm : nullptr,
                       .slot_mapping = batch.slot_mapping,
                       .to = taps.features,
-                      .column = taps.features.width - config.hidden_size,
+                      .column = (taps.spec.num_taps() - 1) * config.hidden_size,
                       .dim = config.hidden_size,
                       .num_rows = batch.num_rows});
 }
@@ -306,14 +405,36 @@ void Decoder::Impl::forward(const ModelPass& pass) {
   SPECDEC_CHECK_LE(batch.num_rows, max_rows);
   SPECDEC_CHECK_EQ(pass.kv_layers.size(), parts.layers.size());
   if (batch.num_rows == 0) return;
-  embed(batch);
+  if (parts.fusion != nullptr) {
+    fuse_features(pass);
+  } else {
+    embed(batch, work.hidden.as<float>());
+  }
   const int num_layers = static_cast<int>(parts.layers.size());
   for (int index = 0; index < num_layers; ++index) {
     store_layer_input(index, batch, taps);
-    run_layer(*parts.layers[index], batch, pass.kv_layers[index]);
+    const Layer& layer = *parts.layers[index];
+    if (pass.kv_only && index + 1 == num_layers) {
+      return project_qkv(layer, batch, pass.kv_layers[index]);
+    }
+    run_layer(layer, batch, pass.kv_layers[index]);
   }
   store_layer_input(num_layers, batch, taps);
   store_final_hidden(batch, taps);
+  if (parts.fusion != nullptr) store_states(pass);
+}
+
+// Leaves what the children of drafted rows read.
+void Decoder::Impl::store_states(const ModelPass& pass) {
+  const bool is_normed = parts.fusion->feeds_back_normed;
+  const NormParams norm = is_normed ? parts.final_norm->params() : NormParams{};
+  backend.store_rows({.x = work.hidden.as<float>(),
+                      .norm = is_normed ? &norm : nullptr,
+                      .slot_mapping = pass.batch.state_slots,
+                      .to = pass.features,
+                      .column = 0,
+                      .dim = config.hidden_size,
+                      .num_rows = pass.batch.num_rows});
 }
 
 void Decoder::Impl::compute_logits(const int32_t* row_ids, int rows, float* logits) {
@@ -337,6 +458,28 @@ void Decoder::Impl::compute_logits(const int32_t* row_ids, int rows, float* logi
                   .soft_cap = head.soft_cap});
 }
 
+// Tables are looked up, a row at a time; experts are read in part, which is not told apart.
+int64_t Decoder::Impl::pass_bytes() const {
+  const auto size_of_matrix = [](const auto& matrix) {
+    return matrix != nullptr ? matrix->size_bytes() : 0;
+  };
+  int64_t bytes = size_of_matrix(parts.head->weight) + size_of_matrix(parts.head->project_out);
+  if (parts.fusion != nullptr) {
+    bytes += size_of_matrix(parts.fusion->embedding);
+    for (const FeatureFusion::Part& part : parts.fusion->parts)
+      bytes += size_of_matrix(part.weight);
+  }
+  for (const auto& layer : parts.layers) {
+    for (const Linear* linear :
+         {&layer->qkv, &layer->attention_out, &layer->mlp_in, &layer->mlp_out}) {
+      bytes += size_of_matrix(linear->weight);
+    }
+    bytes += size_of_matrix(layer->experts.router);
+    for (const auto& expert : layer->experts.storage) bytes += size_of_matrix(expert);
+  }
+  return bytes;
+}
+
 // ---- public
 
 Decoder::Decoder(const ModelConfig& config, const std::string& directory, Backend& backend,
@@ -346,13 +489,18 @@ Decoder::Decoder(const ModelConfig& config, const std::string& directory, Backen
   LoadedParts parts = load_parts(config, directory, quantization, backend, std::move(given));
   impl_ = std::make_unique<Impl>(config, backend, std::move(parts), max_model_len, max_rows);
 }
+Decoder::Decoder(const ModelConfig& config, LoadedParts parts, Backend& backend, int max_model_len,
+                 int max_rows) {
+  check_sizes(config, max_model_len, max_rows);
+  impl_ = std::make_unique<Impl>(config, backend, std::move(parts), max_model_len, max_rows);
+}
 Decoder::~Decoder() = default;
 
 const ModelConfig& Decoder::config() const { return impl_->config; }
 const ModelParts& Decoder::parts() const { return impl_->parts; }
 int64_t Decoder::num_parameters() const { return impl_->loaded.num_parameters; }
 int64_t Decoder::weight_bytes() const { return impl_->loaded.size_bytes; }
-int64_t Decoder::pass_bytes() const { return impl_->loaded.size_bytes; }
+int64_t Decoder::pass_bytes() const { return impl_->pass_bytes(); }
 
 std::string Decoder::weight_format() const {
   const std::string kinds = describe_formats(impl_->loaded.formats, impl_->backend.act_dtype());
@@ -361,6 +509,12 @@ std::string Decoder::weight_format() const {
 }
 
 void Decoder::forward(const ModelPass& pass) { impl_->forward(pass); }
+
+DraftVocabulary Decoder::draft_vocabulary() const {
+  const Head& head = *impl_->parts.head;
+  if (head.token_ids.empty()) return {};
+  return {.token_ids = head.token_ids.as<int32_t>(), .target_vocab_size = head.target_vocab_size};
+}
 
 void Decoder::compute_logits(const int32_t* row_ids, int num_rows, float* logits) {
   impl_->compute_logits(row_ids, num_rows, logits);

@@ -23,6 +23,9 @@ class Decoder final : public Model {
   Decoder(const ModelConfig& config, const std::string& directory, Backend& backend,
           int max_model_len, int max_rows, Quantization quantization = Quantization::kAuto,
           ModelParts given = {});
+  // The same of parts that are loaded, a draft head's among them.
+  Decoder(const ModelConfig& config, LoadedParts parts, Backend& backend, int max_model_len,
+          int max_rows);
   ~Decoder() override;
 
   const ModelConfig& config() const override;
@@ -36,6 +39,7 @@ class Decoder final : public Model {
   void forward(const ModelPass& pass) override;
   // Final norm and head.
   void compute_logits(const int32_t* row_ids, int num_rows, float* logits) override;
+  DraftVocabulary draft_vocabulary() const override;
 
  private:
   struct Impl;

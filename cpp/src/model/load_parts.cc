@@ -128,7 +128,13 @@ void load_attention(TensorLoader& loader, const std::string& prefix, Layer& laye
   const TensorNames& names = config.names;
   const int64_t q_rows = int64_t{config.num_heads} * config.head_dim;
   const int64_t kv_rows = int64_t{config.num_kv_heads} * config.head_dim;
-  if (!names.attention_norm.empty()) {
+  const AttentionInput input = layer.spec.attention_input;
+  const int64_t in_features =
+      int64_t{config.hidden_size} * (input == AttentionInput::kWithEmbedding ? 2 : 1);
+  if (input == AttentionInput::kWithEmbedding) {
+    layer.embedding_norm = loader.norm(str_cat(prefix, names.attention_norm));
+    layer.attention_norm = loader.norm(str_cat(prefix, names.feature_norm));
+  } else if (input == AttentionInput::kNormed && !names.attention_norm.empty()) {
     layer.attention_norm = loader.norm(str_cat(prefix, names.attention_norm));
   }
   std::vector<TensorPart> qkv = {{str_cat(prefix, names.qkv[0]), q_rows}};
@@ -139,7 +145,7 @@ void load_attention(TensorLoader& loader, const std::string& prefix, Layer& laye
     qkv.push_back({str_cat(prefix, names.qkv[1]), kv_rows});
     qkv.push_back({str_cat(prefix, names.qkv[2]), kv_rows});
   }
-  layer.qkv = loader.linear(qkv, config.hidden_size, config.qkv_bias);
+  layer.qkv = loader.linear(qkv, in_features, config.qkv_bias);
   if (config.qk_norm != QkNorm::kNone) {
     const bool per_head = config.qk_norm == QkNorm::kPerHead;
     const auto load = [&](std::string_view name, int64_t rows) {
@@ -181,16 +187,16 @@ void load_mlp(TensorLoader& loader, const std::string& prefix, Layer& layer) {
   }
 }
 
-std::shared_ptr<const Layer> load_layer(TensorLoader& loader, int index) {
+}  // namespace
+
+std::shared_ptr<const Layer> load_layer(TensorLoader& loader, const std::string& prefix,
+                                        const LayerSpec& spec) {
   auto layer = std::make_shared<Layer>();
-  layer->spec = loader.config().layers[index];
-  const std::string prefix = str_cat(loader.config().names.layers, index, ".");
+  layer->spec = spec;
   load_attention(loader, prefix, *layer);
   load_mlp(loader, prefix, *layer);
   return layer;
 }
-
-}  // namespace
 
 LoadedParts load_parts(const ModelConfig& config, const std::string& directory,
                        Quantization quantization, Backend& backend, ModelParts given) {
@@ -208,7 +214,8 @@ LoadedParts load_parts(const ModelConfig& config, const std::string& directory,
   load_ends(loader, parts);
   if (parts.layers.empty()) {
     for (int index = 0; index < config.num_layers; ++index) {
-      parts.layers.push_back(load_layer(loader, index));
+      parts.layers.push_back(
+          load_layer(loader, str_cat(config.names.layers, index, "."), config.layers[index]));
     }
   }
   if (parts.final_norm == nullptr && config.final_norm) {

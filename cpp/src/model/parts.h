@@ -33,9 +33,9 @@ struct Norm {
 // From token ids to the residual stream.
 struct Embedding {
   std::shared_ptr<const PackedLinear> head;         // whose storage a tied table reads, or null
-  std::unique_ptr<const EmbeddingTable> tokens;     // [vocab, embed_dim]
-  std::unique_ptr<const PackedLinear> project_in;   // [hidden, embed_dim], null without
-  std::unique_ptr<const EmbeddingTable> positions;  // [positions, hidden], null without
+  std::shared_ptr<const EmbeddingTable> tokens;     // [vocab, embed_dim]
+  std::shared_ptr<const PackedLinear> project_in;   // [hidden, embed_dim], null without
+  std::shared_ptr<const EmbeddingTable> positions;  // [positions, hidden], null without
   int position_offset = 0;
   float scale = 1.0f;  // of the rows of `tokens`
 };
@@ -50,6 +50,7 @@ struct Experts {
 struct Layer {
   LayerSpec spec;
   Norm attention_norm;  // empty without; so is mlp_norm
+  Norm embedding_norm;  // of AttentionInput::kWithEmbedding
   Linear qkv;           // q, k and v in one matrix
   Buffer q_norm;        // float32 [head_dim], of all heads [rows of q]; empty without
   Buffer k_norm;
@@ -64,13 +65,37 @@ struct Layer {
 
 // From normalised rows of the residual stream to logits.
 struct Head {
-  std::unique_ptr<const PackedLinear> project_out;  // [embed_dim, hidden], null without
+  std::shared_ptr<const PackedLinear> project_out;  // [embed_dim, hidden], null without
   std::shared_ptr<const PackedLinear> weight;       // [vocab, embed_dim]
   float scale = 1.0f;                               // of the logits, before soft_cap
   float soft_cap = 0.0f;                            // of the logits; 0: none
+  // Of a draft head that scores part of its target's vocabulary: the target's id of every row of
+  // `weight`; empty: all of it.
+  Buffer token_ids;
+  int target_vocab_size = 0;
+};
+
+// Of a draft head: from features of the target, at the token before a row's, to what the first
+// layer reads.
+struct FeatureFusion {
+  struct Part {
+    int column = 0;                              // of the row of features
+    Norm norm;                                   // of the part; empty without
+    std::unique_ptr<const PackedLinear> weight;  // [hidden, width]
+  };
+  std::vector<Part> parts;
+  // [hidden, hidden], of the token's embedding, which is added; null: the first layer reads it.
+  std::unique_ptr<const PackedLinear> embedding;
+  Buffer bias;
+  int state_width = 0;
+  bool fuses_states = false;  // the head's own states are fused as features are; else they take
+                              // the place of the sum
+  bool normed_residual = false;
+  bool feeds_back_normed = false;
 };
 
 struct ModelParts {
+  std::shared_ptr<const FeatureFusion> fusion;  // of a draft head; else null
   std::shared_ptr<const Embedding> embedding;
   std::vector<std::shared_ptr<const Layer>> layers;
   std::shared_ptr<const Norm> final_norm;  // null without
@@ -84,6 +109,11 @@ struct LoadedParts {
   int64_t size_bytes = 0;          // resident, as packed
   std::set<WeightFormat> formats;  // of the matrices, routers and learned positions aside
 };
+
+class TensorLoader;
+// A layer whose tensors' names begin with `prefix`.
+std::shared_ptr<const Layer> load_layer(TensorLoader& loader, const std::string& prefix,
+                                        const LayerSpec& spec);
 
 // Loads the embedding, the layers, the final norm and the head, but for those that are `given`.
 // Checks every tensor's shape against the config before it is packed. Throws CheckpointError naming

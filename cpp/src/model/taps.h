@@ -1,6 +1,7 @@
 // States of a decoder that it hands to a drafter: which, and where the rows of a pass leave them.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "backend/op_args.h"
@@ -14,8 +15,14 @@ struct TapSpec {
   bool final_hidden = false;
 
   int num_taps() const { return static_cast<int>(layer_inputs.size()) + (final_hidden ? 1 : 0); }
+  // Elements of a row of features at least: the drafter leaves states of its own there, too, at the
+  // slots of tokens that the target has not run yet.
+  int least_width = 0;
+
   // Elements of a row of features: the taps side by side, in the order given, final_hidden last.
-  int width(int hidden_size) const { return num_taps() * hidden_size; }
+  int width(int hidden_size) const {
+    return num_taps() == 0 ? 0 : std::max(num_taps() * hidden_size, least_width);
+  }
 };
 
 // What is tapped and the rows it goes to, each to the slot of its token.

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstring>
 
+#include "core/check.h"
 #include "core/log.h"
 #include "core/str_cat.h"
 #include "specdec/error.h"
@@ -39,14 +41,14 @@ TensorLoader::TensorLoader(const ModelConfig& config, const std::string& directo
                                    : WeightStore(directory, config.scale_block)),
       backend_(backend) {}
 
-// Checkpoints of the network without its head may lack the leading "model.".
+// Checkpoints of the network without its head may lack the leading "model.", and those of draft
+// heads may have one.
 std::string TensorLoader::resolve(const std::string& name) const {
   const std::string_view prefix = config_.names.prefix;
-  if (!store_.contains(name) && name.starts_with(prefix)) {
-    const std::string bare = name.substr(prefix.size());
-    if (store_.contains(bare)) return bare;
-  }
-  return name;
+  if (store_.contains(name)) return name;
+  const std::string other =
+      name.starts_with(prefix) ? name.substr(prefix.size()) : str_cat(prefix, name);
+  return store_.contains(other) ? other : name;
 }
 
 TensorView TensorLoader::read(const std::string& name, std::span<const int64_t> shape) {
@@ -155,6 +157,22 @@ std::unique_ptr<const PackedLinear> TensorLoader::matrix(MatrixRole role,
   return packed;
 }
 
+std::unique_ptr<const PackedLinear> TensorLoader::columns(MatrixRole role, const WeightView& matrix,
+                                                          int64_t begin, int64_t count) {
+  SPECDEC_CHECK(!matrix.is_quantized() && begin + count <= matrix.in_features());
+  const auto element = static_cast<int64_t>(size_of(matrix.values.dtype));
+  std::vector<std::byte> cut(static_cast<size_t>(matrix.rows() * count * element));
+  const auto* from = static_cast<const std::byte*>(matrix.values.data) + begin * element;
+  for (int64_t row = 0; row < matrix.rows(); ++row) {
+    std::copy_n(from + row * matrix.in_features() * element, count * element,
+                &cut[static_cast<size_t>(row * count * element)]);
+  }
+  const WeightView part = {.values = {.data = cut.data(),
+                                      .dtype = matrix.values.dtype,
+                                      .shape = {matrix.rows(), count}}};
+  return pack(role, std::array{part});
+}
+
 Buffer TensorLoader::vector(const std::vector<TensorPart>& parts) {
   std::vector<TensorView> views;
   for (const TensorPart& part : parts) {
@@ -200,12 +218,12 @@ Linear TensorLoader::linear(const std::vector<TensorPart>& parts, int64_t in_fea
   return linear;
 }
 
-Norm TensorLoader::norm(const std::string& name) {
+Norm TensorLoader::norm(const std::string& name, int64_t size) {
   Norm norm;
   norm.kind = config_.norm_kind;
   norm.eps = config_.norm_eps;
-  norm.weight = norm_weights(name + ".weight", config_.hidden_size);
-  if (norm.kind == NormKind::kLayer) norm.bias = vector({{name + ".bias", config_.hidden_size}});
+  norm.weight = norm_weights(name + ".weight", size);
+  if (norm.kind == NormKind::kLayer) norm.bias = vector({{name + ".bias", size}});
   return norm;
 }
 

@@ -46,6 +46,9 @@ class TensorLoader {
   // Rows of a matrix that was read from the tensor `name`. Throws CheckpointError where a scale of
   // 8-bit floats is shared by rows on both sides of a cut.
   WeightView rows_of(const WeightView& matrix, RowRange rows, const std::string& name) const;
+  // Columns of a matrix of floating point, as a matrix of their own: [rows, count] packed.
+  std::unique_ptr<const PackedLinear> columns(MatrixRole role, const WeightView& matrix,
+                                              int64_t begin, int64_t count);
   void release(const std::string& name) { store_.release(resolve(name)); }
   // Whether two matrices of one shape hold the same; reads `name` and releases it uncounted.
   bool is_equal(const std::string& name, const WeightView& other);
@@ -67,7 +70,8 @@ class TensorLoader {
   // Names without ".weight" and ".bias".
   Linear linear(const std::vector<TensorPart>& parts, int64_t in_features, bool bias,
                 bool gated = false);
-  Norm norm(const std::string& name);
+  Norm norm(const std::string& name) { return norm(name, config_.hidden_size); }
+  Norm norm(const std::string& name, int64_t size);
 
   void warn_about_unused() const;
   // Puts what was counted into `loaded`.

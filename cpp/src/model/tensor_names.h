@@ -18,6 +18,7 @@ struct TensorNames {
 
   std::string_view layers = "model.layers.";            // then the layer's index, a dot and:
   std::string_view attention_norm = "input_layernorm";  // empty: no norm of the block's input
+  std::string_view feature_norm = "hidden_norm";        // of AttentionInput::kWithEmbedding
   std::string_view attention_output_norm = {};
   // The first name alone: one matrix of the rows of all three.
   std::array<std::string_view, 3> qkv = {"self_attn.q_proj", "self_attn.k_proj",

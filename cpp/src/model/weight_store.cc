@@ -226,6 +226,23 @@ TensorView WeightStore::tensor(const std::string& name, std::span<const int64_t>
   return read(name);
 }
 
+std::vector<int64_t> WeightStore::integers(const std::string& name, int64_t size) {
+  const SafetensorsEntry& entry = checked_entry(name, std::array{size});
+  if (entry.dtype != DType::kI64 && entry.dtype != DType::kI32) {
+    throw CheckpointError(shard(name).path(), name,
+                          str_cat("dtype ", entry.dtype_name, ", expected I64 or I32"));
+  }
+  const TensorView view = read(name);
+  std::vector<int64_t> values(static_cast<size_t>(size));
+  if (view.dtype == DType::kI64) {
+    std::copy_n(static_cast<const int64_t*>(view.data), size, values.begin());
+  } else {
+    std::copy_n(static_cast<const int32_t*>(view.data), size, values.begin());
+  }
+  release(name);
+  return values;
+}
+
 WeightView WeightStore::matrix(const std::string& name, int64_t rows, int64_t in_features) {
   if (is_random_) return {.values = random_tensor(name, std::array{rows, in_features})};
   const std::optional<DType> dtype = shard(name).entries().at(name).dtype;

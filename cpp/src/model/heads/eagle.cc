@@ -1,0 +1,364 @@
+// EAGLE-1, EAGLE-3 and P-EAGLE heads, as EAGLE's own code, SpecForge, speculators and
+// Model-Optimizer write them. They are decoders of few layers whose rows begin with features of the
+// target.
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <utility>
+
+#include "core/str_cat.h"
+#include "model/decoder.h"
+#include "model/families/fields.h"
+#include "model/heads/head_checks.h"
+#include "model/json_file.h"
+#include "model/tensor_loader.h"
+#include "specdec/error.h"
+
+namespace specdec {
+namespace {
+
+using FeatureNorm = EagleConfig::FeatureNorm;
+
+constexpr const char* kTapsKey = "eagle_aux_hidden_state_layer_ids";
+
+// config.json of a head. speculators puts the settings of the layers into an object of their own.
+struct EagleFields {
+  JsonFields root;
+  JsonFields layers;
+  bool is_speculators = false;
+};
+
+EagleFields fields_of(const std::string& path, const nlohmann::json& json) {
+  const JsonFields root(path, json);
+  const bool has_own = root.has("transformer_layer_config");
+  return {.root = root,
+          .layers = has_own ? root.get_object("transformer_layer_config") : root,
+          .is_speculators = root.has("speculators_model_type")};
+}
+
+// ---- what config.json says
+
+// The layers whose inputs are tapped. A list at the top names inputs, one inside eagle_config
+// (SpecForge, Model-Optimizer) outputs; in EAGLE's own files there is none.
+std::vector<int> tapped_layers(const JsonFields& root, const ModelConfig& target) {
+  const int num_layers = target.num_layers;
+  std::vector<int> layers = {2, num_layers / 2, num_layers - 3};
+  const auto read = [&](const JsonFields& fields, int offset) {
+    layers.clear();
+    for (const double id : fields.get_numbers(kTapsKey)) {
+      if (id != static_cast<int>(id)) fields.fail(kTapsKey, "expected layer ids");
+      layers.push_back(static_cast<int>(id) + offset);
+    }
+  };
+  if (root.has(kTapsKey)) {
+    read(root, 0);
+  } else if (root.has("eagle_config") && root.get_object("eagle_config").has(kTapsKey)) {
+    read(root.get_object("eagle_config"), 1);
+  }
+  for (const int layer : layers) {
+    if (layer >= 0 && layer <= num_layers) continue;
+    root.fail(kTapsKey, str_cat("the head reads the input of layer ", layer, " of a target of ",
+                                num_layers, " layers: it was trained for another model"));
+  }
+  std::ranges::sort(layers);
+  layers.erase(std::ranges::unique(layers).begin(), layers.end());
+  return layers;
+}
+
+void parse_windows(const JsonFields& fields, ModelConfig& model) {
+  const std::vector<bool> is_sliding = parse_sliding_layers(fields, model);
+  for (size_t i = 0; i < is_sliding.size(); ++i) {
+    if (is_sliding[i]) model.layers[i].sliding_window = fields.get_int("sliding_window");
+  }
+}
+
+bool says(const JsonFields& root, const char* key) {
+  if (root.get_bool(key, false)) return true;
+  return root.has("eagle_config") && root.get_object("eagle_config").get_bool(key, false);
+}
+
+void parse_norms(const EagleFields& fields, EagleConfig& eagle) {
+  const JsonFields& root = fields.root;
+  if (says(root, "norm_before_fc")) {
+    eagle.feature_norm = FeatureNorm::kWhole;
+    eagle.feature_norm_name = "input_norm";
+  }
+  if (says(root, "fc_norm")) {
+    if (eagle.feature_norm != FeatureNorm::kNone) {
+      root.fail("fc_norm", "norm_before_fc is set, too, and a head has one of them");
+    }
+    eagle.feature_norm = FeatureNorm::kEachTap;
+  }
+  // vLLM takes a speculators file without the key for true.
+  eagle.normed_residual = root.get_bool("norm_before_residual", fields.is_speculators);
+  // SpecForge writes the key, too, for heads that were trained with the state before the norm.
+  eagle.feeds_back_normed = fields.is_speculators && root.get_bool("norm_output", false);
+}
+
+// ---- what the checkpoint holds
+
+void find_layers(const HeadTensors& tensors, DraftHeadConfig& config) {
+  ModelConfig& model = config.model;
+  for (int i = 0; i < model.num_layers; ++i) {
+    std::string prefix = str_cat("layers.", i, ".");
+    for (const char* other : {"midlayer.", "transformer."}) {
+      if (i == 0 && tensors.contains(str_cat(other, "self_attn.q_proj.weight"))) prefix = other;
+    }
+    config.eagle.layers.push_back(prefix);
+  }
+  const std::string attention = config.eagle.layers.front() + "self_attn.";
+  if (tensors.is_random()) return;
+  model.qkv_bias = tensors.contains(attention + "q_proj.bias");
+  model.out_bias = tensors.contains(attention + "o_proj.bias");
+  model.mlp_bias = tensors.contains(config.eagle.layers.front() + "mlp.gate_proj.bias");
+  if (tensors.contains(attention + "q_norm.weight")) model.qk_norm = QkNorm::kPerHead;
+}
+
+std::string fusion_name(const HeadTensors& tensors) {
+  return tensors.contains("fusion_fc.weight") ? "fusion_fc" : "fc";
+}
+
+// The tokens that the head scores, where they are not all of the target's.
+std::vector<int32_t> scored_tokens(const DrafterConfig& drafter, const HeadTarget& target,
+                                   const JsonFields& root, HeadTensors& tensors,
+                                   const EagleConfig& eagle) {
+  const int all = target.config.vocab_size;
+  const int size = root.get_int("draft_vocab_size", all);
+  std::vector<int32_t> ids;
+  if (tensors.contains("d2t")) {
+    const std::vector<int64_t> offsets = tensors.integers("d2t", size);
+    for (int i = 0; i < size; ++i) {
+      const int64_t id = i + offsets[static_cast<size_t>(i)];
+      ids.push_back(id < 0 || id >= all ? -1 : static_cast<int32_t>(id));
+    }
+    check_token_ids(ids, target, tensors.source(), "d2t");
+  } else if (size != all && tensors.is_random()) {
+    for (int i = 0; i < size; ++i) ids.push_back(i);
+  } else if (size != all) {
+    throw CheckpointError(tensors.source(), "d2t",
+                          str_cat("the checkpoint has no such tensor, and draft_vocab_size of "
+                                  "config.json is ",
+                                  size, " of the target's ", all, " tokens"));
+  }
+  if (static_cast<int>(ids.size()) == all && std::ranges::is_sorted(ids)) ids.clear();
+  if (drafter.token_map.empty()) return ids;
+  if (!ids.empty() || eagle.has_head) {
+    throw InvalidArgument("speculative_token_map",
+                          str_cat("the head in ", drafter.model,
+                                  " has output weights of its own: leave the option out"));
+  }
+  return checked_token_map(drafter, target);
+}
+
+void check_layers(const HeadTensors& tensors, const DraftHeadConfig& config) {
+  const ModelConfig& model = config.model;
+  const int64_t hidden = model.hidden_size;
+  const int64_t q_rows = int64_t{model.num_heads} * model.head_dim;
+  const int64_t kv_rows = int64_t{model.num_kv_heads} * model.head_dim;
+  for (size_t i = 0; i < config.eagle.layers.size(); ++i) {
+    const LayerSpec& spec = model.layers[i];
+    const auto require = [&](std::string_view name, std::initializer_list<int64_t> shape) {
+      tensors.require(str_cat(config.eagle.layers[i], name, ".weight"), shape);
+    };
+    const bool joins = spec.attention_input == AttentionInput::kWithEmbedding;
+    const int64_t in_features = joins ? 2 * hidden : hidden;
+    if (joins) require("hidden_norm", {hidden});
+    if (spec.attention_input != AttentionInput::kRaw) require("input_layernorm", {hidden});
+    require("self_attn.q_proj", {q_rows, in_features});
+    require("self_attn.k_proj", {kv_rows, in_features});
+    require("self_attn.v_proj", {kv_rows, in_features});
+    require("self_attn.o_proj", {hidden, q_rows});
+    require("post_attention_layernorm", {hidden});
+    require("mlp.gate_proj", {spec.inner_size, hidden});
+    require("mlp.up_proj", {spec.inner_size, hidden});
+    require("mlp.down_proj", {hidden, spec.inner_size});
+  }
+}
+
+int64_t num_features(const DraftHeadConfig& config, const HeadTarget& target) {
+  return int64_t{config.taps.num_taps()} * target.config.hidden_size;
+}
+
+void check_ends(const HeadTensors& tensors, const DraftHeadConfig& config,
+                const HeadTarget& target) {
+  const ModelConfig& model = config.model;
+  const EagleConfig& eagle = config.eagle;
+  const int64_t hidden = model.hidden_size;
+  const int64_t features = num_features(config, target);
+  tensors.require(fusion_name(tensors) + ".weight",
+                  {hidden, features + (eagle.fuses_embedding ? hidden : 0)});
+  if (eagle.feature_norm == FeatureNorm::kWhole) {
+    tensors.require(eagle.feature_norm_name + ".weight", {features});
+  }
+  for (int i = 0; eagle.feature_norm == FeatureNorm::kEachTap && i < config.taps.num_taps(); ++i) {
+    tensors.require(str_cat("fc_norm.", i, ".weight"), {target.config.hidden_size});
+  }
+  if (model.final_norm) tensors.require("norm.weight", {hidden});
+  if (eagle.has_head) tensors.require("lm_head.weight", {model.vocab_size, hidden});
+  if (eagle.has_embedding) {
+    tensors.require("embed_tokens.weight", {target.config.vocab_size, hidden});
+  } else if (hidden != target.config.hidden_size) {
+    throw CheckpointError(
+        tensors.source(), "embed_tokens.weight",
+        str_cat("the checkpoint has no such tensor, and the target's embeddings "
+                "have ",
+                target.config.hidden_size, " elements, the head's rows ", hidden));
+  }
+}
+
+void check_sizes(const JsonFields& fields, const DraftHeadConfig& config, const HeadTarget& target,
+                 const JsonFields& root) {
+  const int hidden = target.config.hidden_size;
+  if (root.has("target_hidden_size") && root.get_int("target_hidden_size") != hidden) {
+    root.fail("target_hidden_size",
+              str_cat(root.get_int("target_hidden_size"), ", but the target's rows have ", hidden,
+                      " elements: the head was trained for another model"));
+  }
+  if (config.eagle.fuses_embedding && config.model.hidden_size != hidden) {
+    fields.fail("hidden_size", str_cat(config.model.hidden_size, ", but the target's is ", hidden,
+                                       ": the head was trained for another model"));
+  }
+}
+
+// ---- loading
+
+std::shared_ptr<const Embedding> load_embedding(TensorLoader& loader, const DraftHeadConfig& config,
+                                                const HeadLoadArgs& args) {
+  const Embedding& of_target = *args.target_parts.embedding;
+  const auto borrowed = std::make_shared<Embedding>();
+  borrowed->head = of_target.head;
+  borrowed->tokens = of_target.tokens;
+  borrowed->project_in = of_target.project_in;
+  if (!config.eagle.has_embedding) return borrowed;
+
+  const ModelConfig& target = args.target.config;
+  const std::string name = "embed_tokens.weight";
+  const std::string target_name = str_cat(target.names.embedding, ".weight");
+  TensorLoader target_loader(target, args.target.directory, args.quantization, args.backend);
+  if (target.embed_dim == 0 && target.hidden_size == config.model.hidden_size &&
+      target_loader.contains(target_name)) {
+    const WeightView table =
+        target_loader.read_matrix(target_name, target.vocab_size, target.hidden_size);
+    if (!table.is_quantized() && loader.is_equal(name, table)) return borrowed;
+  }
+  const WeightView table = loader.read_matrix(name, target.vocab_size, config.model.hidden_size);
+  auto own = std::make_shared<Embedding>();
+  own->tokens = loader.table(loader.format_of(MatrixRole::kVocabulary, std::array{table}), table);
+  loader.release(name);
+  return own;
+}
+
+std::shared_ptr<const Head> load_output_head(TensorLoader& loader, const DraftHeadConfig& config,
+                                             const HeadLoadArgs& args) {
+  if (!config.eagle.has_head) return borrow_head(args, config.token_ids);
+  auto head = std::make_shared<Head>();
+  head->weight =
+      loader.matrix(MatrixRole::kVocabulary, {{"lm_head.weight", config.model.vocab_size}},
+                    config.model.hidden_size);
+  head->scale = config.model.logits_scale;
+  set_token_ids(*head, config.token_ids, args);
+  return head;
+}
+
+std::shared_ptr<const FeatureFusion> load_fusion(TensorLoader& loader,
+                                                 const DraftHeadConfig& config,
+                                                 const HeadTarget& target) {
+  const EagleConfig& eagle = config.eagle;
+  const int64_t hidden = config.model.hidden_size;
+  const int64_t features = num_features(config, target);
+  auto fusion = std::make_shared<FeatureFusion>();
+  fusion->fuses_states = eagle.fuses_embedding;
+  fusion->normed_residual = eagle.normed_residual;
+  fusion->feeds_back_normed = eagle.feeds_back_normed;
+  const std::string name = loader.contains("fusion_fc.weight") ? "fusion_fc" : "fc";
+  const int64_t first = eagle.fuses_embedding ? hidden : 0;
+  const WeightView whole = loader.read_matrix(name + ".weight", hidden, first + features);
+  const auto add = [&](int64_t column, int64_t width, Norm norm) {
+    fusion->parts.push_back(
+        {.column = static_cast<int>(column),
+         .norm = std::move(norm),
+         .weight = loader.columns(MatrixRole::kLayer, whole, first + column, width)});
+  };
+  if (first > 0) fusion->embedding = loader.columns(MatrixRole::kLayer, whole, 0, first);
+  if (eagle.feature_norm == FeatureNorm::kEachTap) {
+    const int64_t width = target.config.hidden_size;
+    for (int i = 0; i < config.taps.num_taps(); ++i) {
+      add(i * width, width, loader.norm(str_cat("fc_norm.", i), width));
+    }
+  } else {
+    const bool is_normed = eagle.feature_norm == FeatureNorm::kWhole;
+    add(0, features, is_normed ? loader.norm(eagle.feature_norm_name, features) : Norm{});
+  }
+  loader.release(name + ".weight");
+  if (eagle.has_fusion_bias) fusion->bias = loader.vector({{name + ".bias", hidden}});
+  return fusion;
+}
+
+}  // namespace
+
+DraftHeadConfig parse_eagle(const DrafterConfig& drafter, const HeadTarget& target) {
+  require_directory(drafter.model);
+  const std::string path = (std::filesystem::path(drafter.model) / "config.json").string();
+  const nlohmann::json json = read_json_object(path);
+  const EagleFields fields = fields_of(path, json);
+  const bool is_eagle3 = drafter.method == DraftMethod::kEagle3;
+  DraftHeadConfig config{.method = drafter.method, .directory = drafter.model};
+  EagleConfig& eagle = config.eagle;
+  ModelConfig& model = config.model;
+  model.architecture = is_eagle3 ? "an EAGLE-3 head" : "an EAGLE head";
+  model.names = {.embedding = "embed_tokens", .final_norm = "norm", .layers = "layers."};
+  model.random_weights = target.config.random_weights;
+  model.checkpoint_dtype = target.config.checkpoint_dtype;
+  model.first_position = 1;
+  check_target(fields.root, target);
+  refuse(fields.root, "layernorms", model);
+  parse_rotary_family(fields.layers, {.max_position_embeddings = 2048}, model);
+  parse_windows(fields.layers, model);
+  HeadTensors tensors(drafter.model, model.random_weights);
+  find_layers(tensors, config);
+
+  const int hidden = model.hidden_size;
+  LayerSpec& first = model.layers.front();
+  if (is_eagle3) {
+    first.attention_input = AttentionInput::kWithEmbedding;
+    config.taps.layer_inputs = tapped_layers(fields.root, target.config);
+    model.logits_scale = static_cast<float>(fields.root.get_number("logit_scale", 1.0));
+    parse_norms(fields, eagle);
+  } else {
+    const bool is_normed = fields.root.get_bool("use_input_layernorm_in_first_layer", false);
+    first.attention_input = is_normed ? AttentionInput::kNormed : AttentionInput::kRaw;
+    config.taps.final_hidden = true;
+    model.final_norm = fields.root.get_bool("use_last_layernorm", false);
+    eagle.fuses_embedding = true;
+  }
+  config.taps.least_width = config.state_width = hidden;
+  eagle.has_fusion_bias = tensors.contains(fusion_name(tensors) + ".bias");
+  eagle.has_embedding = tensors.contains("embed_tokens.weight");
+  eagle.has_head = tensors.contains("lm_head.weight") ||
+                   (tensors.is_random() && fields.root.has("draft_vocab_size"));
+  check_sizes(fields.layers, config, target, fields.root);
+  config.token_ids = scored_tokens(drafter, target, fields.root, tensors, eagle);
+  model.vocab_size = config.token_ids.empty() ? target.config.vocab_size
+                                              : static_cast<int>(config.token_ids.size());
+  check_ends(tensors, config, target);
+  check_layers(tensors, config);
+  return config;
+}
+
+std::unique_ptr<Model> load_eagle(const DraftHeadConfig& config, const HeadLoadArgs& args) {
+  TensorLoader loader(config.model, config.directory, args.quantization, args.backend);
+  LoadedParts loaded;
+  ModelParts& parts = loaded.parts;
+  parts.fusion = load_fusion(loader, config, args.target);
+  parts.embedding = load_embedding(loader, config, args);
+  for (size_t i = 0; i < config.eagle.layers.size(); ++i) {
+    parts.layers.push_back(load_layer(loader, config.eagle.layers[i], config.model.layers[i]));
+  }
+  if (config.model.final_norm) parts.final_norm = std::make_shared<Norm>(loader.norm("norm"));
+  parts.head = load_output_head(loader, config, args);
+  loader.finish(loaded);
+  return std::make_unique<Decoder>(config.model, std::move(loaded), args.backend,
+                                   args.max_model_len, args.max_rows);
+}
+
+}  // namespace specdec

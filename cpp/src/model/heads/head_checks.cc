@@ -1,0 +1,135 @@
+#include "model/heads/head_checks.h"
+
+#include <algorithm>
+#include <array>
+#include <unordered_set>
+#include <utility>
+
+#include "core/str_cat.h"
+#include "model/tensor_loader.h"
+#include "specdec/error.h"
+
+namespace specdec {
+namespace {
+
+constexpr std::string_view kPrefix = "model.";
+
+std::string text_of(std::span<const int64_t> shape) {
+  std::string text;
+  for (const int64_t extent : shape) text += str_cat(text.empty() ? "[" : ", ", extent);
+  return text + "]";
+}
+
+}  // namespace
+
+HeadTensors::HeadTensors(const std::string& directory, bool is_random)
+    : store_(is_random ? WeightStore::random({}) : WeightStore(directory)), is_random_(is_random) {}
+
+std::string HeadTensors::resolve(const std::string& name) const {
+  if (store_.contains(name)) return name;
+  const std::string other =
+      name.starts_with(kPrefix) ? name.substr(kPrefix.size()) : str_cat(kPrefix, name);
+  return store_.contains(other) ? other : name;
+}
+
+bool HeadTensors::contains(const std::string& name) const {
+  return !is_random_ && store_.contains(resolve(name));
+}
+
+void HeadTensors::require(const std::string& name, std::span<const int64_t> shape) const {
+  if (is_random_) return;
+  const std::string found = resolve(name);
+  const std::vector<int64_t>& stored = store_.shape(found);
+  if (std::ranges::equal(stored, shape)) return;
+  throw CheckpointError(source(), found,
+                        str_cat("expected shape ", text_of(shape), ", found ", text_of(stored)));
+}
+
+std::vector<int64_t> HeadTensors::integers(const std::string& name, int64_t size) {
+  return store_.integers(resolve(name), size);
+}
+
+void check_target(const JsonFields& fields, const HeadTarget& target) {
+  if (fields.has("vocab_size")) {
+    const int vocab_size = fields.get_int("vocab_size");
+    if (vocab_size != target.config.vocab_size) {
+      fields.fail("vocab_size", str_cat(vocab_size, ", but the target has a vocabulary of ",
+                                        target.config.vocab_size,
+                                        " tokens: the head was trained for another model"));
+    }
+  }
+  if (!fields.has("speculators_config")) return;
+  const JsonFields speculators = fields.get_object("speculators_config");
+  if (!speculators.has("verifier")) return;
+  const JsonFields verifier = speculators.get_object("verifier");
+  const std::vector<std::string> architectures = verifier.get_strings("architectures");
+  if (architectures.empty() ||
+      std::ranges::find(architectures, target.config.architecture) != architectures.end()) {
+    return;
+  }
+  verifier.fail("architectures", str_cat("the head was trained for a ", architectures.front(),
+                                         ", and the target is a ", target.config.architecture));
+}
+
+void check_token_ids(std::span<const int32_t> token_ids, const HeadTarget& target,
+                     const std::string& source, const std::string& name) {
+  std::vector<bool> seen(static_cast<size_t>(target.config.vocab_size));
+  for (size_t i = 0; i < token_ids.size(); ++i) {
+    const int32_t id = token_ids[i];
+    if (id < 0 || id >= target.config.vocab_size) {
+      throw CheckpointError(
+          source, name,
+          str_cat("entry ", i, " stands for token ", id,
+                  ", which is not in the target's vocabulary of ", target.config.vocab_size));
+    }
+    if (seen[static_cast<size_t>(id)]) {
+      throw CheckpointError(
+          source, name, str_cat("entry ", i, " stands for token ", id, ", as an earlier one does"));
+    }
+    seen[static_cast<size_t>(id)] = true;
+  }
+}
+
+std::vector<int32_t> checked_token_map(const DrafterConfig& drafter, const HeadTarget& target) {
+  constexpr const char* kField = "speculative_token_map";
+  std::unordered_set<int32_t> seen;
+  for (const int32_t id : drafter.token_map) {
+    if (id < 0 || id >= target.config.vocab_size) {
+      throw InvalidArgument(kField, str_cat("token ", id, " is not in the target's vocabulary of ",
+                                            target.config.vocab_size));
+    }
+    if (!seen.insert(id).second) {
+      throw InvalidArgument(kField, str_cat("token ", id, " stands in it twice"));
+    }
+  }
+  return drafter.token_map;
+}
+
+void set_token_ids(Head& head, const std::vector<int32_t>& token_ids, const HeadLoadArgs& args) {
+  if (token_ids.empty()) return;
+  head.token_ids = args.backend.make_ids(token_ids);
+  head.target_vocab_size = args.target.config.vocab_size;
+}
+
+std::shared_ptr<const Head> borrow_head(const HeadLoadArgs& args,
+                                        const std::vector<int32_t>& token_ids) {
+  if (token_ids.empty()) return args.target_parts.head;
+  const ModelConfig& config = args.target.config;
+  TensorLoader loader(config, args.target.directory, args.quantization, args.backend);
+  const auto weight_of = [](std::string_view name) { return str_cat(name, ".weight"); };
+  std::string name = weight_of(config.names.head);
+  if (!loader.contains(name)) name = weight_of(config.names.embedding);
+  TensorPart part{.name = name, .rows = config.vocab_size};
+  for (const int32_t id : token_ids) part.order.push_back({.begin = id, .count = 1});
+  const Head& whole = *args.target_parts.head;
+  auto head = std::make_shared<Head>();
+  head->project_out = whole.project_out;
+  head->weight = loader.matrix(MatrixRole::kVocabulary, {part},
+                               config.embed_dim != 0 ? config.embed_dim : config.hidden_size);
+  head->scale = whole.scale;
+  head->soft_cap = whole.soft_cap;
+  set_token_ids(*head, token_ids, args);
+  return head;
+}
+
+}  // namespace specdec

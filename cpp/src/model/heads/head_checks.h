@@ -1,0 +1,60 @@
+// What the parsers of all draft heads check, before anything is loaded.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "model/heads/head_config.h"
+#include "model/json_file.h"
+#include "model/weight_store.h"
+
+namespace specdec {
+
+// The tensors of a head's checkpoint by name. Names may lack a leading "model.", or have one more
+// than asked for.
+class HeadTensors {
+ public:
+  // With load_format="dummy" there are no files, and every tensor asked for is there.
+  HeadTensors(const std::string& directory, bool is_random);
+
+  const std::string& source() const { return store_.source(); }
+  bool is_random() const { return is_random_; }
+  // Always false where there are no files.
+  bool contains(const std::string& name) const;
+  // Throws CheckpointError where the tensor is missing or of another shape.
+  void require(const std::string& name, std::span<const int64_t> shape) const;
+  void require(const std::string& name, std::initializer_list<int64_t> shape) const {
+    require(name, std::span<const int64_t>(shape.begin(), shape.size()));
+  }
+  std::vector<int64_t> integers(const std::string& name, int64_t size);
+
+ private:
+  std::string resolve(const std::string& name) const;
+
+  WeightStore store_;
+  bool is_random_;
+};
+
+// Throws CheckpointError where the head's config.json names another target: other sizes, or, as
+// speculators writes it, a verifier of another architecture.
+void check_target(const JsonFields& fields, const HeadTarget& target);
+
+// The ids of a head that scores `size` tokens: what `token_ids` says, distinct and in the target's
+// vocabulary. Throws CheckpointError naming `source` and `name`.
+void check_token_ids(std::span<const int32_t> token_ids, const HeadTarget& target,
+                     const std::string& source, const std::string& name);
+
+// DrafterConfig::token_map for a head that scores the target's whole vocabulary. Throws
+// InvalidArgument.
+std::vector<int32_t> checked_token_map(const DrafterConfig& drafter, const HeadTarget& target);
+
+// Rows of the target's output head, packed anew. `token_ids` empty: all of them, and the matrix is
+// shared.
+std::shared_ptr<const Head> borrow_head(const HeadLoadArgs& args,
+                                        const std::vector<int32_t>& token_ids);
+// The same head with ids where operations read them.
+void set_token_ids(Head& head, const std::vector<int32_t>& token_ids, const HeadLoadArgs& args);
+
+}  // namespace specdec

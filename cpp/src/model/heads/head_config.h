@@ -1,0 +1,83 @@
+// What a draft head is: what it reads of its target, and the sizes that the engine needs before
+// anything is loaded. A head has its own config.json, in the spelling of whoever trained it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "model/config.h"
+#include "model/model.h"
+#include "model/parts.h"
+#include "model/taps.h"
+#include "specdec/quantization.h"
+#include "specdec/speculative_config.h"
+
+namespace specdec {
+
+// The model that a head drafts for.
+struct HeadTarget {
+  const ModelConfig& config;
+  std::string directory;
+};
+
+// EAGLE's choices, as the checkpoint was trained.
+struct EagleConfig {
+  // Features are normalised before they are fused: all of them as one vector, or each tap by
+  // itself.
+  enum class FeatureNorm : uint8_t { kNone, kWhole, kEachTap };
+  FeatureNorm feature_norm = FeatureNorm::kNone;
+  std::string feature_norm_name;  // of kWhole: the tensor, without ".weight"
+  bool fuses_embedding = false;   // EAGLE-1: the token's embedding is fused with the features
+  bool has_fusion_bias = false;
+  bool normed_residual = false;     // the first layer adds to the normalised fused features
+  bool feeds_back_normed = false;   // a drafted row leaves its state after the final norm
+  bool has_embedding = false;       // a table of its own, else the target's
+  bool has_head = false;            // a matrix of its own, else rows of the target's
+  std::vector<std::string> layers;  // prefix of each layer's tensors: "midlayer."
+  // P-EAGLE: the token and features of positions whose text is not known yet.
+  int32_t mask_token = -1;  // -1: the head is not made for that
+};
+
+struct DraftHeadConfig {
+  DraftMethod method = DraftMethod::kEagle;
+  std::string directory = {};
+  // Its layers (none: it has no KV, and nothing to catch up with) and sizes; vocab_size is that of
+  // its logits.
+  ModelConfig model = {};
+  TapSpec taps = {};         // states of the target that it reads
+  int state_width = 0;  // columns of a row of features in which it leaves its own state
+  int max_depth = 0;    // of a draft; 0: any
+  // The tokens it scores, in the order of its logits, where they are not the target's whole
+  // vocabulary.
+  std::vector<int32_t> token_ids = {};
+  EagleConfig eagle = {};  // of EAGLE's methods
+
+  bool has_kv() const { return model.num_layers > 0; }
+};
+
+// Reads and checks config.json, and looks at which tensors there are and at their shapes; loads
+// nothing. Throws CheckpointError and InvalidArgument naming the file and the field.
+DraftHeadConfig load_head_config(const DrafterConfig& drafter, const HeadTarget& target);
+
+struct HeadLoadArgs {
+  const HeadTarget& target;
+  const ModelParts& target_parts;                   // what the head may borrow
+  Quantization quantization = Quantization::kInt8;  // of the head's own matrices
+  Backend& backend;
+  int max_model_len = 0;
+  int max_rows = 0;  // of a pass
+};
+std::unique_ptr<Model> load_head(const DraftHeadConfig& config, const HeadLoadArgs& args);
+
+// One method each; load_head_config() and load_head() choose.
+DraftHeadConfig parse_eagle(const DrafterConfig& drafter, const HeadTarget& target);
+DraftHeadConfig parse_medusa(const DrafterConfig& drafter, const HeadTarget& target);
+DraftHeadConfig parse_mlp_speculator(const DrafterConfig& drafter, const HeadTarget& target);
+std::unique_ptr<Model> load_eagle(const DraftHeadConfig& config, const HeadLoadArgs& args);
+std::unique_ptr<Model> load_medusa(const DraftHeadConfig& config, const HeadLoadArgs& args);
+std::unique_ptr<Model> load_mlp_speculator(const DraftHeadConfig& config, const HeadLoadArgs& args);
+
+}  // namespace specdec
