@@ -245,7 +245,8 @@ __device__ void commit_seat(const StepParams& params, int index, StepReport& rep
     if (drafts.is_tree != 0) report.parents[i] = drafts.parents[i];
   }
   for (int i = 0; i < num_accepted; ++i) report.accepted[i] = nodes[i];
-  if (drafts.num_drafts > 0) {
+  // Of a head that scores part of the vocabulary there may be no draft, and still it ran.
+  if (params.num_passes > 0 && drafts.depth_limit > 0) {
     const bool grew_tree = params.num_passes > 0 && memory.growths.shape.width > 1;
     seat.num_seen = num_seen_after(memory.draft_kind, seat.num_tokens, drafts.num_drafts,
                                    num_accepted, grew_tree);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/op_args.h"
+#include "core/step_rules.h"
 #include "kv/block_pool.h"
 #include "kv/block_table.h"
 #include "runtime/model_runner.h"
@@ -64,6 +65,7 @@ class ModelDrafter final : public Drafter {
 
   // For device steps, which run the model by themselves.
   DraftKvLedger& ledger() { return ledger_; }
+  DraftModelKind kind() const { return DraftModelKind::kModel; }
 
  private:
   // A node whose continuations are drafted in the next pass, and its row in that pass.
