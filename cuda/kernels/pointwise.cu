@@ -202,7 +202,7 @@ __global__ void load_rows_kernel(LoadRowsParams params) {
   const int i = blockIdx.y * kEmbedThreads + threadIdx.x;
   if (i >= params.dim) return;
   const int64_t row = blockIdx.x;
-  const int64_t slot = params.slots[row];
+  const int64_t slot = params.slots != nullptr ? params.slots[row] : row;
   float value = 0.0f;
   if (slot >= 0)
     value = to_float(static_cast<const T*>(params.from)[slot * params.from_stride + i]);

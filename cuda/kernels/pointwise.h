@@ -52,7 +52,7 @@ struct StoreRowsParams {
 
 struct LoadRowsParams {
   const void* from;      // act; row i is read at from + slots[i] * from_stride, elements
-  const int64_t* slots;  // [num_rows], -1: zeros
+  const int64_t* slots;  // [num_rows], -1: zeros; null: row i is at row i
   DType act_dtype;
   int64_t from_stride;
   float* out;  // [num_rows, dim]

@@ -281,7 +281,7 @@ struct StoreRowsArgs {
 // StoreRowsArgs. Rows whose slot is -1 read zeros.
 struct LoadRowsArgs {
   PagedRowsView from;
-  const int64_t* slots = nullptr;  // [num_rows]
+  const int64_t* slots = nullptr;  // [num_rows]; null: row i reads slot i
   int column = 0;
   int dim = 0;
   float* out = nullptr;     // [num_rows, dim]

@@ -268,7 +268,7 @@ void CpuBackend::load_rows(const LoadRowsArgs& args) {
   pool_.parallel_for(args.num_rows, 4, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
       float* out = args.out + row * args.dim;
-      const int64_t slot = args.slots[row];
+      const int64_t slot = args.slots != nullptr ? args.slots[row] : row;
       SPECDEC_CHECK_LT(slot, from.num_slots);
       if (slot < 0) {
         if (!args.accumulate) std::fill_n(out, args.dim, 0.0f);

@@ -516,7 +516,7 @@ DraftVocabulary Decoder::draft_vocabulary() const {
   return {.token_ids = head.token_ids.as<int32_t>(), .target_vocab_size = head.target_vocab_size};
 }
 
-void Decoder::compute_logits(const int32_t* row_ids, int num_rows, float* logits) {
+void Decoder::compute_logits(const int32_t* row_ids, int num_rows, float* logits, int /*level*/) {
   impl_->compute_logits(row_ids, num_rows, logits);
 }
 

@@ -38,7 +38,7 @@ class Decoder final : public Model {
 
   void forward(const ModelPass& pass) override;
   // Final norm and head.
-  void compute_logits(const int32_t* row_ids, int num_rows, float* logits) override;
+  void compute_logits(const int32_t* row_ids, int num_rows, float* logits, int level = 0) override;
   DraftVocabulary draft_vocabulary() const override;
 
  private:

@@ -46,9 +46,10 @@ class Model {
 
   // Runs the rows of a staged batch: writes their KV, leaves their last hidden states inside.
   virtual void forward(const ModelPass& pass) = 0;
-  // Logits of rows of the last forward, [num_rows, config().vocab_size] float32. `row_ids` are
-  // where the backend's operations read them.
-  virtual void compute_logits(const int32_t* row_ids, int num_rows, float* logits) = 0;
+  // Logits of rows of the last forward, which was of this `level`: [num_rows, config().vocab_size]
+  // float32. `row_ids` are where the backend's operations read them.
+  virtual void compute_logits(const int32_t* row_ids, int num_rows, float* logits,
+                              int level = 0) = 0;
   virtual DraftVocabulary draft_vocabulary() const { return {}; }
 };
 

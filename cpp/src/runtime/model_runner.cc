@@ -110,6 +110,7 @@ void ModelRunner::allocate_cache(int num_blocks, const KvFormat& format) {
 void ModelRunner::forward(BatchInputs& inputs, int level, bool kv_only) {
   SPECDEC_CHECK_LE(inputs.num_rows(), limits_.max_rows);
   num_rows_held_ = inputs.num_rows();
+  level_held_ = level;
   const BatchView batch = backend_.stage(inputs.view());
   if (batch.num_rows == 0) return;
   const auto work = [&] { run(batch, level, kv_only); };
@@ -123,6 +124,7 @@ void ModelRunner::forward(BatchInputs& inputs, int level, bool kv_only) {
 
 void ModelRunner::forward(const BatchView& batch, int level) {
   SPECDEC_CHECK_LE(batch.num_rows, limits_.max_rows);
+  level_held_ = level;
   run(batch, level, /*kv_only=*/false);
 }
 
@@ -136,7 +138,7 @@ void ModelRunner::run(const BatchView& batch, int level, bool kv_only) {
 }
 
 void ModelRunner::compute_logits(const int32_t* row_ids, int num_rows, float* logits) {
-  model_->compute_logits(row_ids, num_rows, logits);
+  model_->compute_logits(row_ids, num_rows, logits, level_held_);
 }
 
 void ModelRunner::move_kv(std::span<const std::pair<int64_t, int64_t>> slots) {
@@ -156,7 +158,7 @@ void ModelRunner::sample(std::span<const int32_t> row_ids, std::span<const Sampl
     {
       const Stopwatch watch(head_seconds_);
       model_->compute_logits(backend_.stage_ids(row_ids.subspan(begin, count)),
-                             static_cast<int>(count), logits_.as<float>());
+                             static_cast<int>(count), logits_.as<float>(), level_held_);
     }
     const auto turn_rows = row_processing_.run(
         logits_.as<float>(), vocab_size(), rows.subspan(begin, count), logprobs_mode, turn_results);

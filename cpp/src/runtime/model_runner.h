@@ -93,6 +93,7 @@ class ModelRunner final : public StepModel {
   Taps taps_;
   std::unique_ptr<FeatureCache> features_;  // null: nothing is tapped
   int num_rows_held_ = 0;                   // of the last forward
+  int level_held_ = 0;                      // likewise
   double head_seconds_ = 0;
   Buffer logits_;  // [max_logit_rows, vocab_size] float32
   RowProcessing row_processing_;

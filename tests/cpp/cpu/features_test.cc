@@ -77,27 +77,29 @@ TEST_P(CpuFeatures, AreLoadedFromTheirSlots) {
   const std::vector<int64_t> slots = {31, 0, -1, 5, 5, 12, -1, 30, 7};
   const std::vector<float> before = testing::random_values(random, kRows * kDim);
   for (const bool accumulate : {false, true}) {
-    std::vector<float> out = before;
-    LoadRowsArgs args = {.from = {.rows = features.data(), .num_slots = kSlots, .width = kWidth},
-                         .slots = slots.data(),
-                         .column = kColumn,
-                         .dim = kDim,
-                         .out = out.data(),
-                         .accumulate = accumulate,
-                         .num_rows = kRows};
-    const std::vector<double> expected = reference::loaded_rows(args, dtype);
-    backend.load_rows(args);
-    for (int i = 0; i < kRows * kDim; ++i) {
-      ASSERT_EQ(out[i], static_cast<float>(expected[i])) << i / kDim << " " << i % kDim;
-    }
-    for (int row = 0; row < kRows; ++row) {
-      std::vector<float> alone(before.begin() + row * kDim, before.begin() + (row + 1) * kDim);
-      args.slots = &slots[row];
-      args.out = alone.data();
-      args.num_rows = 1;
+    for (const bool has_slots : {true, false}) {
+      std::vector<float> out = before;
+      LoadRowsArgs args = {.from = {.rows = features.data(), .num_slots = kSlots, .width = kWidth},
+                           .slots = has_slots ? slots.data() : nullptr,
+                           .column = kColumn,
+                           .dim = kDim,
+                           .out = out.data(),
+                           .accumulate = accumulate,
+                           .num_rows = kRows};
+      const std::vector<double> expected = reference::loaded_rows(args, dtype);
       backend.load_rows(args);
-      ASSERT_EQ(alone,
-                std::vector<float>(out.begin() + row * kDim, out.begin() + (row + 1) * kDim));
+      for (int i = 0; i < kRows * kDim; ++i) {
+        ASSERT_EQ(out[i], static_cast<float>(expected[i])) << i / kDim << " " << i % kDim;
+      }
+      for (int64_t row = 0; row < kRows; ++row) {
+        std::vector<float> alone(before.begin() + row * kDim, before.begin() + (row + 1) * kDim);
+        args.slots = has_slots ? &slots[row] : &row;
+        args.out = alone.data();
+        args.num_rows = 1;
+        backend.load_rows(args);
+        ASSERT_EQ(alone,
+                  std::vector<float>(out.begin() + row * kDim, out.begin() + (row + 1) * kDim));
+      }
     }
   }
 }

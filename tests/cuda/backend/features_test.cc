@@ -87,14 +87,14 @@ TEST_P(CudaFeatures, AreLoadedFromTheirSlots) {
     const std::vector<float> before = specdec::testing::random_values(kRows * kDim, 2);
     const std::vector<int64_t> slots = {31, 0, -1, 5, 5, 12, -1, 30, 7};
     Buffer feature_buffer = world.upload(features);
-    const auto load = [&](int first, int count, bool accumulate) {
+    const auto load = [&](int first, int count, bool accumulate, bool has_slots) {
       const std::vector<int64_t> some(slots.begin() + first, slots.begin() + first + count);
       const Buffer slot_buffer = world.upload(some);
       Buffer out = world.upload(std::vector<float>(before.begin() + first * kDim,
                                                    before.begin() + (first + count) * kDim));
       world.backend->load_rows(
           {.from = {.rows = feature_buffer.data(), .num_slots = kSlots, .width = kWidth},
-           .slots = slot_buffer.as<int64_t>(),
+           .slots = has_slots ? slot_buffer.as<int64_t>() : nullptr,
            .column = kColumn,
            .dim = kDim,
            .out = out.as<float>(),
@@ -102,25 +102,26 @@ TEST_P(CudaFeatures, AreLoadedFromTheirSlots) {
            .num_rows = count});
       return world.download<float>(out);
     };
-    for (const bool accumulate : {false, true}) {
+    for (const auto& [accumulate, has_slots] :
+         {std::pair{false, true}, {true, true}, {false, false}, {true, false}}) {
       std::vector<float> onto = before;
       const std::vector<double> expected =
           reference::loaded_rows({.from = {.rows = const_cast<uint16_t*>(features.data()),
                                            .num_slots = kSlots,
                                            .width = kWidth},
-                                  .slots = slots.data(),
+                                  .slots = has_slots ? slots.data() : nullptr,
                                   .column = kColumn,
                                   .dim = kDim,
                                   .out = onto.data(),
                                   .accumulate = accumulate,
                                   .num_rows = kRows},
                                  act);
-      const std::vector<float> got = load(0, kRows, accumulate);
+      const std::vector<float> got = load(0, kRows, accumulate, has_slots);
       for (int i = 0; i < kRows * kDim; ++i) {
         ASSERT_EQ(got[i], static_cast<float>(expected[i])) << i / kDim << " " << i % kDim;
       }
-      for (int row = 0; row < kRows; ++row) {
-        ASSERT_EQ(load(row, 1, accumulate),
+      for (int row = 0; has_slots && row < kRows; ++row) {
+        ASSERT_EQ(load(row, 1, accumulate, has_slots),
                   std::vector<float>(got.begin() + row * kDim, got.begin() + (row + 1) * kDim));
       }
     }

@@ -109,8 +109,9 @@ std::vector<double> loaded_rows(const LoadRowsArgs& args, DType act_dtype) {
   std::vector<double> out;
   for (int row = 0; row < args.num_rows; ++row) {
     for (int i = 0; i < args.dim; ++i) {
-      const int64_t place = args.slots[row] * args.from.width + args.column + i;
-      const double value = args.slots[row] < 0 ? 0.0 : element(args.from.rows, act_dtype, place);
+      const int64_t slot = args.slots != nullptr ? args.slots[row] : row;
+      const int64_t place = slot * args.from.width + args.column + i;
+      const double value = slot < 0 ? 0.0 : element(args.from.rows, act_dtype, place);
       const int64_t at = static_cast<int64_t>(row) * args.dim + i;
       out.push_back(args.accumulate ? args.out[at] + value : value);
     }

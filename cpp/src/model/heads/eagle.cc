@@ -142,11 +142,7 @@ std::vector<int32_t> scored_tokens(const DrafterConfig& drafter, const HeadTarge
   }
   if (static_cast<int>(ids.size()) == all && std::ranges::is_sorted(ids)) ids.clear();
   if (drafter.token_map.empty()) return ids;
-  if (!ids.empty() || eagle.has_head) {
-    throw InvalidArgument("speculative_token_map",
-                          str_cat("the head in ", drafter.model,
-                                  " has output weights of its own: leave the option out"));
-  }
+  if (!ids.empty() || eagle.has_head) refuse_token_map(drafter);
   return checked_token_map(drafter, target);
 }
 
@@ -206,18 +202,11 @@ void check_ends(const HeadTensors& tensors, const DraftHeadConfig& config,
   }
 }
 
-void check_sizes(const JsonFields& fields, const DraftHeadConfig& config, const HeadTarget& target,
-                 const JsonFields& root) {
-  const int hidden = target.config.hidden_size;
-  if (root.has("target_hidden_size") && root.get_int("target_hidden_size") != hidden) {
-    root.fail("target_hidden_size",
-              str_cat(root.get_int("target_hidden_size"), ", but the target's rows have ", hidden,
-                      " elements: the head was trained for another model"));
+void check_sizes(const EagleFields& fields, const EagleConfig& eagle, const HeadTarget& target) {
+  if (fields.root.has("target_hidden_size")) {
+    check_hidden_size(fields.root, "target_hidden_size", target);
   }
-  if (config.eagle.fuses_embedding && config.model.hidden_size != hidden) {
-    fields.fail("hidden_size", str_cat(config.model.hidden_size, ", but the target's is ", hidden,
-                                       ": the head was trained for another model"));
-  }
+  if (eagle.fuses_embedding) check_hidden_size(fields.layers, "hidden_size", target);
 }
 
 // ---- loading
@@ -336,7 +325,7 @@ DraftHeadConfig parse_eagle(const DrafterConfig& drafter, const HeadTarget& targ
   eagle.has_embedding = tensors.contains("embed_tokens.weight");
   eagle.has_head = tensors.contains("lm_head.weight") ||
                    (tensors.is_random() && fields.root.has("draft_vocab_size"));
-  check_sizes(fields.layers, config, target, fields.root);
+  check_sizes(fields, eagle, target);
   config.token_ids = scored_tokens(drafter, target, fields.root, tensors, eagle);
   model.vocab_size = config.token_ids.empty() ? target.config.vocab_size
                                               : static_cast<int>(config.token_ids.size());

@@ -13,6 +13,7 @@ namespace specdec {
 namespace {
 
 constexpr std::string_view kPrefix = "model.";
+constexpr const char* kTokenMapOption = "speculative_token_map";
 
 std::string text_of(std::span<const int64_t> shape) {
   std::string text;
@@ -49,6 +50,20 @@ std::vector<int64_t> HeadTensors::integers(const std::string& name, int64_t size
   return store_.integers(resolve(name), size);
 }
 
+ModelConfig model_without_layers(const std::string& architecture, std::string_view prefix,
+                                 const HeadTarget& target) {
+  ModelConfig model;
+  model.architecture = architecture;
+  model.names.prefix = prefix;
+  model.checkpoint_dtype = target.config.checkpoint_dtype;
+  model.random_weights = target.config.random_weights;
+  model.hidden_size = target.config.hidden_size;
+  model.vocab_size = target.config.vocab_size;
+  model.max_position_embeddings = target.config.max_position_embeddings;
+  model.final_norm = false;
+  return model;
+}
+
 void check_target(const JsonFields& fields, const HeadTarget& target) {
   if (fields.has("vocab_size")) {
     const int vocab_size = fields.get_int("vocab_size");
@@ -71,6 +86,14 @@ void check_target(const JsonFields& fields, const HeadTarget& target) {
                                          ", and the target is a ", target.config.architecture));
 }
 
+void check_hidden_size(const JsonFields& fields, const char* key, const HeadTarget& target) {
+  const int size = fields.get_int(key);
+  const int of_target = target.config.hidden_size;
+  if (size == of_target) return;
+  fields.fail(key, str_cat(size, ", but the target's rows have ", of_target,
+                           " elements: the head was trained for another model"));
+}
+
 void check_token_ids(std::span<const int32_t> token_ids, const HeadTarget& target,
                      const std::string& source, const std::string& name) {
   std::vector<bool> seen(static_cast<size_t>(target.config.vocab_size));
@@ -91,18 +114,25 @@ void check_token_ids(std::span<const int32_t> token_ids, const HeadTarget& targe
 }
 
 std::vector<int32_t> checked_token_map(const DrafterConfig& drafter, const HeadTarget& target) {
-  constexpr const char* kField = "speculative_token_map";
   std::unordered_set<int32_t> seen;
   for (const int32_t id : drafter.token_map) {
     if (id < 0 || id >= target.config.vocab_size) {
-      throw InvalidArgument(kField, str_cat("token ", id, " is not in the target's vocabulary of ",
-                                            target.config.vocab_size));
+      throw InvalidArgument(kTokenMapOption,
+                            str_cat("token ", id, " is not in the target's vocabulary of ",
+                                    target.config.vocab_size));
     }
     if (!seen.insert(id).second) {
-      throw InvalidArgument(kField, str_cat("token ", id, " stands in it twice"));
+      throw InvalidArgument(kTokenMapOption, str_cat("token ", id, " stands in it twice"));
     }
   }
   return drafter.token_map;
+}
+
+void refuse_token_map(const DrafterConfig& drafter) {
+  if (drafter.token_map.empty()) return;
+  throw InvalidArgument(kTokenMapOption,
+                        str_cat("the head in ", drafter.model,
+                                " has output weights of its own: leave the option out"));
 }
 
 void set_token_ids(Head& head, const std::vector<int32_t>& token_ids, const HeadLoadArgs& args) {

@@ -28,6 +28,9 @@ class HeadTensors {
   void require(const std::string& name, std::initializer_list<int64_t> shape) const {
     require(name, std::span<const int64_t>(shape.begin(), shape.size()));
   }
+  const std::vector<int64_t>& shape(const std::string& name) const {
+    return store_.shape(resolve(name));
+  }
   std::vector<int64_t> integers(const std::string& name, int64_t size);
 
  private:
@@ -37,9 +40,15 @@ class HeadTensors {
   bool is_random_;
 };
 
+// Of a head that has no layers: it has no KV.
+ModelConfig model_without_layers(const std::string& architecture, std::string_view prefix,
+                                 const HeadTarget& target);
+
 // Throws CheckpointError where the head's config.json names another target: other sizes, or, as
 // speculators writes it, a verifier of another architecture.
 void check_target(const JsonFields& fields, const HeadTarget& target);
+// Throws CheckpointError where `key` is not the size of the target's hidden states.
+void check_hidden_size(const JsonFields& fields, const char* key, const HeadTarget& target);
 
 // The ids of a head that scores `size` tokens: what `token_ids` says, distinct and in the target's
 // vocabulary. Throws CheckpointError naming `source` and `name`.
@@ -49,6 +58,8 @@ void check_token_ids(std::span<const int32_t> token_ids, const HeadTarget& targe
 // DrafterConfig::token_map for a head that scores the target's whole vocabulary. Throws
 // InvalidArgument.
 std::vector<int32_t> checked_token_map(const DrafterConfig& drafter, const HeadTarget& target);
+// For a head with output weights of its own. Throws InvalidArgument where there is a token map.
+void refuse_token_map(const DrafterConfig& drafter);
 
 // Rows of the target's output head, packed anew. `token_ids` empty: all of them, and the matrix is
 // shared.

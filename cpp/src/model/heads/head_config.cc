@@ -1,7 +1,6 @@
 #include "model/heads/head_config.h"
 
-#include "core/str_cat.h"
-#include "specdec/error.h"
+#include "core/check.h"
 
 namespace specdec {
 
@@ -10,14 +9,26 @@ DraftHeadConfig load_head_config(const DrafterConfig& drafter, const HeadTarget&
     case DraftMethod::kEagle:
     case DraftMethod::kEagle3:
       return parse_eagle(drafter, target);
+    case DraftMethod::kMedusa:
+      return parse_medusa(drafter, target);
+    case DraftMethod::kMlpSpeculator:
+      return parse_mlp_speculator(drafter, target);
     default:
       break;
   }
-  throw InvalidArgument("method", str_cat("'", name_of(drafter.method), "' is not available"));
+  SPECDEC_CHECK(is_head(drafter.method));
+  return {};
 }
 
 std::unique_ptr<Model> load_head(const DraftHeadConfig& config, const HeadLoadArgs& args) {
-  return load_eagle(config, args);
+  switch (config.method) {
+    case DraftMethod::kMedusa:
+      return load_medusa(config, args);
+    case DraftMethod::kMlpSpeculator:
+      return load_mlp_speculator(config, args);
+    default:
+      return load_eagle(config, args);
+  }
 }
 
 }  // namespace specdec

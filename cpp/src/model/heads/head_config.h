@@ -47,7 +47,7 @@ struct DraftHeadConfig {
   // Its layers (none: it has no KV, and nothing to catch up with) and sizes; vocab_size is that of
   // its logits.
   ModelConfig model = {};
-  TapSpec taps = {};         // states of the target that it reads
+  TapSpec taps = {};    // states of the target that it reads
   int state_width = 0;  // columns of a row of features in which it leaves its own state
   int max_depth = 0;    // of a draft; 0: any
   // The tokens it scores, in the order of its logits, where they are not the target's whole

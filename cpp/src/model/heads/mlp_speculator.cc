@@ -1,0 +1,269 @@
+// IBM's MLP speculator: a recurrent network over the target's last hidden state, one step for each
+// token that is drafted.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/check.h"
+#include "core/str_cat.h"
+#include "model/heads/head_checks.h"
+#include "model/heads/head_config.h"
+#include "model/json_file.h"
+#include "model/tensor_loader.h"
+#include "model/weight_format.h"
+#include "specdec/error.h"
+
+namespace specdec {
+namespace {
+
+constexpr const char* kPrefix = "speculator.";  // of the names of tensors; some files lack it
+constexpr float kNormEps = 1e-6f;
+
+// What config.json says.
+struct Spec {
+  int hidden_size = 0;  // of the target
+  int inner_size = 0;
+  int num_steps = 0;
+  bool is_tied = false;       // the steps share their weights, but for the first projection
+  bool scales_input = false;  // the target's state is normalised first
+
+  int input_size(int step) const { return step == 0 ? hidden_size : inner_size; }
+};
+
+// The tensors of a step.
+struct StepNames {
+  StepNames(const Spec& spec, int step) {
+    const int owner = spec.is_tied ? 0 : step;
+    embedding = str_cat("emb.", owner, ".weight");
+    projection = str_cat("proj.", spec.is_tied ? std::min(step, 1) : step, ".weight");
+    norm_weight = str_cat("ln.", owner, ".weight");
+    norm_bias = str_cat("ln.", owner, ".bias");
+    head = str_cat("head.", owner, ".weight");
+  }
+  std::string embedding, projection, norm_weight, norm_bias, head;
+};
+
+Spec read_spec(const std::string& directory, const HeadTarget& target) {
+  const std::string path = directory + "/config.json";
+  const nlohmann::json object = read_json_object(path);
+  const JsonFields fields(path, object);
+  check_target(fields, target);
+  Spec spec;
+  spec.hidden_size = fields.get_int("emb_dim");
+  check_hidden_size(fields, "emb_dim", target);
+  spec.inner_size = fields.get_int("inner_dim", 0, 0);
+  if (spec.inner_size == 0) spec.inner_size = spec.hidden_size;
+  spec.num_steps = fields.get_int("n_predict");
+  if (spec.num_steps > kMaxSpeculativeTokens) {
+    fields.fail("n_predict", str_cat(spec.num_steps, " steps; at most ", kMaxSpeculativeTokens,
+                                     " tokens can be drafted"));
+  }
+  spec.is_tied = fields.get_bool("tie_weights", false);
+  spec.scales_input = fields.get_bool("scale_input", false);
+  return spec;
+}
+
+void check_tensors(const Spec& spec, const HeadTensors& tensors, int vocab_size) {
+  const std::string prefix =
+      tensors.contains(kPrefix + StepNames(spec, 0).projection) ? kPrefix : "";
+  const auto check_count = [&](const std::string& name, bool is_there) {
+    if (tensors.contains(name) == is_there) return;
+    throw CheckpointError(tensors.source(), name,
+                          str_cat("the checkpoint has ", is_there ? "no such tensor" : "it",
+                                  ", and n_predict of config.json is ", spec.num_steps));
+  };
+  for (int step = 0; step < spec.num_steps; ++step) {
+    const StepNames names(spec, step);
+    check_count(prefix + names.projection, true);
+    tensors.require(prefix + names.embedding, {vocab_size, spec.inner_size});
+    tensors.require(prefix + names.projection, {spec.inner_size, spec.input_size(step)});
+    tensors.require(prefix + names.norm_weight, {spec.inner_size});
+    tensors.require(prefix + names.norm_bias, {spec.inner_size});
+    tensors.require(prefix + names.head, {vocab_size, spec.inner_size});
+  }
+  // n_predict also decides how much embeddings count: a smaller one does not just draft less.
+  check_count(str_cat(prefix, "emb.", spec.num_steps, ".weight"), false);
+}
+
+class MlpSpeculator final : public Model {
+ public:
+  MlpSpeculator(const DraftHeadConfig& config, const HeadLoadArgs& args);
+
+  const ModelConfig& config() const override { return config_; }
+  int64_t num_parameters() const override { return loaded_.num_parameters; }
+  int64_t weight_bytes() const override { return loaded_.size_bytes; }
+  int64_t pass_bytes() const override;
+  std::string weight_format() const override {
+    return describe_formats(loaded_.formats, backend_.act_dtype());
+  }
+
+  void forward(const ModelPass& pass) override;
+  void compute_logits(const int32_t* row_ids, int num_rows, float* logits, int level) override;
+
+ private:
+  // Tied steps share them.
+  struct Step {
+    std::shared_ptr<const EmbeddingTable> embedding;  // [vocab, inner]
+    std::shared_ptr<const PackedLinear> projection;   // [inner, hidden or inner]
+    std::shared_ptr<const Norm> norm;
+    std::shared_ptr<const PackedLinear> head;  // [vocab, inner]
+  };
+  Step load_step(TensorLoader& loader, int index) const;
+  const Step& step_of(int level) const;
+
+  ModelConfig config_;
+  Spec spec_;
+  Backend& backend_;
+  int max_rows_;
+  LoadedParts loaded_;  // counts what was loaded
+  std::vector<Step> steps_;
+  Norm input_norm_;  // empty where the target's state is taken as it is
+  float embedding_scale_ = 1.0f;
+
+  // Of a pass.
+  Buffer input_;  // [max_rows, max(hidden, inner)] float32
+  Buffer sum_;    // [max_rows, inner] float32
+  Buffer state_;  // likewise
+};
+
+MlpSpeculator::MlpSpeculator(const DraftHeadConfig& config, const HeadLoadArgs& args)
+    : config_(config.model),
+      spec_(read_spec(config.directory, args.target)),
+      backend_(args.backend),
+      max_rows_(args.max_rows) {
+  TensorLoader loader(config_, config.directory, args.quantization, backend_);
+  for (int index = 0; index < spec_.num_steps; ++index) {
+    steps_.push_back(load_step(loader, index));
+  }
+  loader.finish(loaded_);
+  if (spec_.scales_input) {
+    const std::vector<float> weights(spec_.hidden_size, std::sqrt(0.5f));
+    const TensorView view = {
+        .data = weights.data(), .dtype = DType::kF32, .shape = {spec_.hidden_size}};
+    input_norm_ = {.eps = kNormEps, .weight = backend_.make_vector({&view, 1}), .bias = {}};
+  }
+  const double state_weight = std::pow(0.5, 0.5 / spec_.num_steps);
+  const double embedding_weight =
+      std::sqrt((1.0 - state_weight * state_weight) * spec_.inner_size / 2.0);
+  embedding_scale_ = static_cast<float>(embedding_weight / state_weight);
+
+  const auto rows = [&](int width) {
+    const size_t bytes = static_cast<size_t>(max_rows_) * static_cast<size_t>(width);
+    return backend_.allocate(bytes * sizeof(float), "MLP speculator workspace");
+  };
+  input_ = rows(std::max(spec_.hidden_size, spec_.inner_size));
+  sum_ = rows(spec_.inner_size);
+  state_ = rows(spec_.inner_size);
+}
+
+MlpSpeculator::Step MlpSpeculator::load_step(TensorLoader& loader, int index) const {
+  const StepNames names(spec_, index);
+  const bool is_tied = spec_.is_tied && index > 0;
+  Step step;
+  if (is_tied) step = steps_.back();
+  if (!is_tied || index == 1) {
+    step.projection = loader.matrix(MatrixRole::kLayer, {{names.projection, spec_.inner_size}},
+                                    spec_.input_size(index));
+  }
+  if (is_tied) return step;
+  const int vocab_size = config_.vocab_size;
+  const WeightView table = loader.read_matrix(names.embedding, vocab_size, spec_.inner_size);
+  step.embedding = loader.table(loader.format_of(MatrixRole::kVocabulary, {&table, 1}), table);
+  loader.release(names.embedding);
+  Norm norm = {.eps = kNormEps,
+               .weight = loader.vector({{names.norm_weight, spec_.inner_size}}),
+               .bias = loader.vector({{names.norm_bias, spec_.inner_size}})};
+  step.norm = std::make_shared<const Norm>(std::move(norm));
+  step.head = loader.matrix(MatrixRole::kVocabulary, {{names.head, vocab_size}}, spec_.inner_size);
+  return step;
+}
+
+const MlpSpeculator::Step& MlpSpeculator::step_of(int level) const {
+  SPECDEC_CHECK(level >= 0 && level < spec_.num_steps);
+  return steps_[level];
+}
+
+// The largest step's. It looks up few rows of the embedding.
+int64_t MlpSpeculator::pass_bytes() const {
+  int64_t most = 0;
+  for (const Step& step : steps_) {
+    most = std::max(most, step.projection->size_bytes() + step.head->size_bytes());
+  }
+  return most;
+}
+
+void MlpSpeculator::forward(const ModelPass& pass) {
+  const BatchView& batch = pass.batch;
+  const int rows = batch.num_rows;
+  SPECDEC_CHECK_LE(rows, max_rows_);
+  if (rows == 0) return;
+  const Step& step = step_of(pass.level);
+  backend_.load_rows({.from = pass.features,
+                      .slots = batch.feature_slots,
+                      .column = 0,
+                      .dim = spec_.input_size(pass.level),
+                      .out = input_.as<float>(),
+                      .num_rows = rows});
+  backend_.embed({.table = step.embedding.get(),
+                  .token_ids = batch.token_ids,
+                  .out = sum_.as<float>(),
+                  .num_rows = rows,
+                  .scale = embedding_scale_});
+  const NormParams input_norm = input_norm_.params();
+  const bool is_scaled = pass.level == 0 && spec_.scales_input;
+  backend_.linear({.weight = step.projection.get(),
+                   .in = {.x = input_.data(),
+                          .dtype = DType::kF32,
+                          .norm = is_scaled ? &input_norm : nullptr,
+                          .num_rows = rows},
+                   .out = sum_.as<float>(),
+                   .accumulate = true});
+  backend_.norm({.norm = step.norm->params(),
+                 .x = sum_.as<float>(),
+                 .out = state_.data(),
+                 .out_dtype = DType::kF32,
+                 .num_rows = rows,
+                 .dim = spec_.inner_size,
+                 .activation = Activation::kGelu});
+  backend_.store_rows({.x = state_.as<float>(),
+                       .slot_mapping = batch.state_slots,
+                       .to = pass.features,
+                       .column = 0,
+                       .dim = spec_.inner_size,
+                       .num_rows = rows});
+}
+
+void MlpSpeculator::compute_logits(const int32_t* row_ids, int num_rows, float* logits, int level) {
+  SPECDEC_CHECK_LE(num_rows, max_rows_);
+  if (num_rows == 0) return;
+  backend_.linear(
+      {.weight = step_of(level).head.get(),
+       .in = {.x = state_.data(), .dtype = DType::kF32, .row_ids = row_ids, .num_rows = num_rows},
+       .out = logits});
+}
+
+}  // namespace
+
+DraftHeadConfig parse_mlp_speculator(const DrafterConfig& drafter, const HeadTarget& target) {
+  require_directory(drafter.model);
+  const Spec spec = read_spec(drafter.model, target);
+  const ModelConfig& of_target = target.config;
+  check_tensors(spec, HeadTensors(drafter.model, of_target.random_weights), of_target.vocab_size);
+  refuse_token_map(drafter);
+  DraftHeadConfig config{.method = drafter.method, .directory = drafter.model};
+  config.model = model_without_layers("an MLP speculator", kPrefix, target);
+  config.taps = {.final_hidden = true, .least_width = spec.inner_size};
+  config.state_width = spec.inner_size;
+  config.max_depth = spec.num_steps;
+  return config;
+}
+
+std::unique_ptr<Model> load_mlp_speculator(const DraftHeadConfig& config,
+                                           const HeadLoadArgs& args) {
+  return std::make_unique<MlpSpeculator>(config, args);
+}
+
+}  // namespace specdec

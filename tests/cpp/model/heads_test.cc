@@ -1,0 +1,578 @@
+// MLP speculators and Medusa heads against their formulas in double precision, and what their files
+// are refused for.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/str_cat.h"
+#include "model/decoder.h"
+#include "model/heads/head_config.h"
+#include "testing/checkpoint_files.h"
+#include "testing/text.h"
+#include "testing/tiny_llama.h"
+
+namespace specdec {
+namespace {
+
+namespace tiny = testing::tiny_llama;
+using testing::checkpoint_error_of;
+using testing::TempDirectory;
+using tiny::kHidden;
+using tiny::kVocab;
+using tiny::Tensor;
+using tiny::Tensors;
+using Vector = std::vector<double>;
+
+constexpr int kSlots = 40;
+
+::testing::AssertionResult says(const CheckpointError& error, std::string_view text) {
+  return testing::has_text(error.what(), text);
+}
+
+// ---- the checkpoints
+
+Tensor random_tensor(std::mt19937& random, std::vector<int64_t> shape, float scale) {
+  std::normal_distribution<float> normal;
+  Tensor tensor{.shape = shape, .values = {}};
+  int64_t count = 1;
+  for (const int64_t extent : shape) count *= extent;
+  for (int64_t i = 0; i < count; ++i) tensor.values.push_back(scale * normal(random));
+  return tensor;
+}
+
+Tensor random_matrix(std::mt19937& random, int rows, int in_features) {
+  return random_tensor(random, {rows, in_features},
+                       1.0f / std::sqrt(static_cast<float>(in_features)));
+}
+
+void write_head(const TempDirectory& directory, const Tensors& tensors, const std::string& config) {
+  testing::SafetensorsWriter writer;
+  for (const auto& [name, tensor] : tensors) {
+    if (name != "token_map") {
+      writer.add(name, tensor.shape, tensor.values);
+      continue;
+    }
+    const std::vector<int64_t> ids(tensor.values.begin(), tensor.values.end());
+    writer.add(name, "I64", tensor.shape,
+               std::string(reinterpret_cast<const char*>(ids.data()), ids.size() * 8));
+  }
+  directory.write("model.safetensors", writer.bytes());
+  directory.write("config.json", config);
+}
+
+struct MlpShape {
+  int inner = 0;
+  int num_steps = 3;
+  bool is_tied = false;
+  bool scales_input = false;
+  std::string prefix = "speculator.";
+};
+
+Tensors mlp_tensors(const MlpShape& shape) {
+  std::mt19937 random(11);
+  Tensors tensors;
+  for (int step = 0; step < shape.num_steps; ++step) {
+    const auto add = [&](const std::string& kind, const std::string& suffix, Tensor tensor) {
+      tensors.emplace(str_cat(shape.prefix, kind, step, suffix), std::move(tensor));
+    };
+    const int in_features = step == 0 ? kHidden : shape.inner;
+    if (!shape.is_tied || step < 2) {
+      add("proj.", ".weight", random_matrix(random, shape.inner, in_features));
+    }
+    if (shape.is_tied && step > 0) continue;
+    add("emb.", ".weight", random_tensor(random, {kVocab, shape.inner}, 1.0f));
+    add("head.", ".weight", random_matrix(random, kVocab, shape.inner));
+    add("ln.", ".weight", random_tensor(random, {shape.inner}, 1.0f));
+    add("ln.", ".bias", random_tensor(random, {shape.inner}, 0.5f));
+  }
+  return tensors;
+}
+
+std::string mlp_config(const MlpShape& shape) {
+  return str_cat(R"({"model_type":"mlp_speculator","vocab_size":)", kVocab, R"(,"emb_dim":)",
+                 kHidden, R"(,"inner_dim":)", shape.inner, R"(,"n_predict":)", shape.num_steps,
+                 R"(,"tie_weights":)", shape.is_tied ? "true" : "false", R"(,"scale_input":)",
+                 shape.scales_input ? "true" : "false", "}");
+}
+
+struct MedusaShape {
+  int num_heads = 3;
+  int num_layers = 1;
+  bool has_bias = false;
+  bool has_vllm_names = true;
+  std::string prefix = "";
+  int output_rows = kVocab;    // 0: the target's output head
+  bool shares_output = false;  // original_lm_head
+  std::vector<int> token_map = {};
+
+  std::string layer(int head, int layer) const {
+    return has_vllm_names ? str_cat(prefix, "blocks.", head, ".layers.", layer)
+                          : str_cat(prefix, head, ".", layer, ".linear");
+  }
+  std::string output(int head) const {
+    if (shares_output) head = 0;
+    return has_vllm_names ? str_cat(prefix, "lm_heads.", head, ".weight")
+                          : str_cat(prefix, head, ".", num_layers, ".weight");
+  }
+};
+
+Tensors medusa_tensors(const MedusaShape& shape) {
+  std::mt19937 random(12);
+  Tensors tensors;
+  for (int head = 0; head < shape.num_heads; ++head) {
+    for (int layer = 0; layer < shape.num_layers; ++layer) {
+      tensors.emplace(shape.layer(head, layer) + ".weight",
+                      random_matrix(random, kHidden, kHidden));
+      if (!shape.has_bias) continue;
+      tensors.emplace(shape.layer(head, layer) + ".bias", random_tensor(random, {kHidden}, 0.3f));
+    }
+    if (shape.output_rows > 0) {
+      tensors.emplace(shape.output(head), random_matrix(random, shape.output_rows, kHidden));
+    }
+  }
+  if (!shape.token_map.empty()) {
+    Tensor map{.shape = {static_cast<int64_t>(shape.token_map.size())}, .values = {}};
+    map.values.assign(shape.token_map.begin(), shape.token_map.end());
+    tensors.emplace("token_map", std::move(map));
+  }
+  return tensors;
+}
+
+std::string medusa_config(const MedusaShape& shape) {
+  if (!shape.has_vllm_names) {
+    // Files in the wild state two heads and hold five.
+    return str_cat(R"({"medusa_num_heads":2,"medusa_num_layers":)", shape.num_layers, "}");
+  }
+  std::string config =
+      str_cat(R"({"model_type":"medusa","hidden_size":)", kHidden, R"(,"vocab_size":)", kVocab,
+              R"(,"num_heads":)", shape.num_heads, R"(,"num_hidden_layers":)", shape.num_layers);
+  if (shape.shares_output) config += R"(,"original_lm_head":true)";
+  if (!shape.token_map.empty()) {
+    config += str_cat(R"(,"truncated_vocab_size":)", shape.token_map.size());
+  }
+  return config + "}";
+}
+
+// ---- the formulas
+
+Vector multiply(const Tensor& matrix, const Vector& x) {
+  Vector result(matrix.shape[0], 0.0);
+  for (size_t row = 0; row < result.size(); ++row) {
+    for (size_t i = 0; i < x.size(); ++i) result[row] += matrix.values[row * x.size() + i] * x[i];
+  }
+  return result;
+}
+
+double inverse_root_mean_square(const Vector& x) {
+  double sum = 0.0;
+  for (const double value : x) sum += value * value;
+  return 1.0 / std::sqrt(sum / static_cast<double>(x.size()) + 1e-6);
+}
+
+// The state of an MLP speculator after the token of step `step`.
+Vector next_state(const Tensors& tensors, const MlpShape& shape, int step, Vector state,
+                  int32_t token) {
+  const auto tensor = [&](const std::string& kind, int index, const std::string& suffix) {
+    return tensors.at(str_cat(shape.prefix, kind, index, suffix));
+  };
+  const int owner = shape.is_tied ? 0 : step;
+  if (step == 0 && shape.scales_input) {
+    const double scale = inverse_root_mean_square(state) / std::sqrt(2.0);
+    for (double& value : state) value *= scale;
+  }
+  const double state_weight = std::pow(0.5, 0.5 / shape.num_steps);
+  const double token_weight = std::sqrt((1 - state_weight * state_weight) * (shape.inner / 2.0));
+  Vector z = multiply(tensor("proj.", shape.is_tied ? std::min(step, 1) : step, ".weight"), state);
+  const Tensor embedding = tensor("emb.", owner, ".weight");
+  for (int i = 0; i < shape.inner; ++i) {
+    z[i] += token_weight / state_weight * embedding.values[token * shape.inner + i];
+  }
+  const double scale = inverse_root_mean_square(z);
+  const Tensor weight = tensor("ln.", owner, ".weight"), bias = tensor("ln.", owner, ".bias");
+  for (int i = 0; i < shape.inner; ++i) {
+    const double normed = z[i] * scale * weight.values[i] + bias.values[i];
+    z[i] = 0.5 * normed * (1.0 + std::erf(normed / std::sqrt(2.0)));
+  }
+  return z;
+}
+
+Vector mlp_logits(const Tensors& tensors, const MlpShape& shape, int step, const Vector& state) {
+  return multiply(tensors.at(str_cat(shape.prefix, "head.", shape.is_tied ? 0 : step, ".weight")),
+                  state);
+}
+
+// x of a Medusa head, after its layers.
+Vector medusa_hidden(const Tensors& tensors, const MedusaShape& shape, int head, Vector x) {
+  for (int layer = 0; layer < shape.num_layers; ++layer) {
+    Vector inner = multiply(tensors.at(shape.layer(head, layer) + ".weight"), x);
+    for (int i = 0; i < kHidden; ++i) {
+      if (shape.has_bias) inner[i] += tensors.at(shape.layer(head, layer) + ".bias").values[i];
+      x[i] += inner[i] / (1.0 + std::exp(-inner[i]));
+    }
+  }
+  return x;
+}
+
+// ---- a head, its target and rows of features
+
+class HeadsTest : public ::testing::Test {
+ protected:
+  DraftHeadConfig parse(DraftMethod method, std::vector<int32_t> token_map = {}) {
+    DrafterConfig drafter;
+    drafter.method = method;
+    drafter.model = files_.path();
+    drafter.token_map = std::move(token_map);
+    return load_head_config(drafter, target_);
+  }
+
+  void load(const DraftHeadConfig& config, DType dtype = DType::kF32,
+            Quantization quantization = Quantization::kNone) {
+    head_.reset();
+    decoder_.reset();
+    backend_ = make_backend({.num_threads = 2, .act_dtype = dtype});
+    decoder_ = std::make_unique<Decoder>(target_config_, target_files_.path(), *backend_, 64, 8);
+    head_ = load_head(config, {.target = target_,
+                               .target_parts = decoder_->parts(),
+                               .quantization = quantization,
+                               .backend = *backend_,
+                               .max_model_len = 64,
+                               .max_rows = 8});
+    EXPECT_TRUE(config.taps.final_hidden);
+    width_ = std::max(config.taps.width(kHidden), config.state_width);
+    features_.assign(static_cast<size_t>(kSlots) * width_ * size_of(dtype), 0);
+    std::mt19937 random(5);
+    std::normal_distribution<float> normal;
+    for (int i = 0; i < kSlots * width_; ++i) {
+      const float value = normal(random);
+      if (dtype == DType::kBF16) {
+        reinterpret_cast<BFloat16*>(features_.data())[i] = to_bfloat16(value);
+      } else {
+        reinterpret_cast<float*>(features_.data())[i] = value;
+      }
+    }
+  }
+
+  Vector feature(int64_t slot) const {
+    const float* row = reinterpret_cast<const float*>(features_.data()) + slot * width_;
+    return Vector(row, row + kHidden);
+  }
+
+  struct Row {
+    int32_t token;
+    int64_t feature_slot;
+    int64_t state_slot;
+  };
+  // Logits of all rows, one after another.
+  std::vector<float> run(const std::vector<Row>& rows, int level) {
+    std::vector<int32_t> tokens;
+    std::vector<int64_t> feature_slots, state_slots;
+    for (const Row& row : rows) {
+      tokens.push_back(row.token);
+      feature_slots.push_back(row.feature_slot);
+      state_slots.push_back(row.state_slot);
+    }
+    const int count = static_cast<int>(rows.size());
+    const BatchView batch = {.num_requests = 1,
+                             .num_rows = count,
+                             .token_ids = tokens.data(),
+                             .feature_slots = feature_slots.data(),
+                             .state_slots = state_slots.data()};
+    head_->forward({.batch = batch,
+                    .features = {.rows = features_.data(), .num_slots = kSlots, .width = width_},
+                    .level = level});
+    std::vector<int32_t> ids(rows.size());
+    std::iota(ids.begin(), ids.end(), 0);
+    std::vector<float> logits(rows.size() * head_->config().vocab_size);
+    head_->compute_logits(ids.data(), count, logits.data(), level);
+    return logits;
+  }
+
+  void expect_logits(const std::vector<float>& logits, size_t row, const Vector& expected) {
+    const size_t size = head_->config().vocab_size;
+    ASSERT_EQ(expected.size(), size);
+    for (size_t i = 0; i < size; ++i) {
+      ASSERT_NEAR(logits[row * size + i], expected[i], 1e-4 * (1.0 + std::abs(expected[i])))
+          << "row " << row << " token " << i;
+    }
+  }
+
+  // A root and two levels of drafts: the second level's rows have different parents.
+  const std::vector<std::vector<Row>> levels_ = {
+      {{4, 7, 8}, {30, 20, 21}},
+      {{9, 8, 9}, {36, 21, 22}, {0, 8, 10}},
+      {{11, 10, -1}, {12, 9, 11}, {13, 22, 23}, {11, 9, 12}}};
+
+  void expect_rows_alone_to_equal_rows_in_a_batch(const DraftHeadConfig& config) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const Quantization quantization : {Quantization::kNone, Quantization::kInt8}) {
+        load(config, dtype, quantization);
+        const size_t size = head_->config().vocab_size;
+        for (size_t level = 0; level < levels_.size(); ++level) {
+          const std::vector<float> all = run(levels_[level], static_cast<int>(level));
+          const std::vector<uint8_t> left = features_;
+          for (size_t row = 0; row < levels_[level].size(); ++row) {
+            const std::vector<float> alone = run({levels_[level][row]}, static_cast<int>(level));
+            const auto begin = all.begin() + static_cast<std::ptrdiff_t>(row * size);
+            EXPECT_EQ(alone, std::vector<float>(begin, begin + static_cast<std::ptrdiff_t>(size)));
+            EXPECT_EQ(features_, left) << "level " << level << " row " << row;
+          }
+        }
+      }
+    }
+  }
+
+  TempDirectory files_, target_files_;
+  const Tensors target_tensors_ = tiny::llama_tensors();
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Decoder> decoder_;
+  std::unique_ptr<Model> head_;
+  int width_ = 0;
+  std::vector<uint8_t> features_;
+
+  ModelConfig target_config_ = read_target();
+  HeadTarget target_{.config = target_config_, .directory = target_files_.path()};
+
+ private:
+  ModelConfig read_target() {
+    tiny::write_checkpoint(target_files_, target_tensors_);
+    return load_model_config(target_files_.path());
+  }
+};
+
+// ---- MLP speculators
+
+class MlpSpeculatorTest : public HeadsTest {
+ protected:
+  void expect_the_formula(const MlpShape& shape) {
+    const Tensors tensors = mlp_tensors(shape);
+    write_head(files_, tensors, mlp_config(shape));
+    const DraftHeadConfig config = parse(DraftMethod::kMlpSpeculator);
+    EXPECT_FALSE(config.has_kv());
+    EXPECT_EQ(config.max_depth, shape.num_steps);
+    load(config);
+    std::map<int64_t, Vector> states;
+    for (size_t level = 0; level < levels_.size(); ++level) {
+      std::vector<Vector> expected;
+      for (const Row& row : levels_[level]) {
+        const Vector from = level == 0 ? feature(row.feature_slot) : states.at(row.feature_slot);
+        expected.push_back(next_state(tensors, shape, static_cast<int>(level), from, row.token));
+      }
+      const std::vector<float> logits = run(levels_[level], static_cast<int>(level));
+      for (size_t row = 0; row < expected.size(); ++row) {
+        expect_logits(logits, row,
+                      mlp_logits(tensors, shape, static_cast<int>(level), expected[row]));
+        states[levels_[level][row].state_slot] = expected[row];
+      }
+    }
+  }
+};
+
+TEST_F(MlpSpeculatorTest, LogitsOfEveryLevelEqualTheFormula) {
+  for (const int inner : {20, 40}) {
+    for (const bool tied : {false, true}) {
+      for (const bool scaled : {false, true}) {
+        expect_the_formula({.inner = inner, .is_tied = tied, .scales_input = scaled});
+      }
+    }
+  }
+}
+
+TEST_F(MlpSpeculatorTest, NamesMayLackTheirPrefix) {
+  expect_the_formula({.inner = 20, .scales_input = true, .prefix = ""});
+}
+
+TEST_F(MlpSpeculatorTest, ARowAloneEqualsTheRowInABatch) {
+  const MlpShape shape = {.inner = 40, .scales_input = true};
+  write_head(files_, mlp_tensors(shape), mlp_config(shape));
+  expect_rows_alone_to_equal_rows_in_a_batch(parse(DraftMethod::kMlpSpeculator));
+}
+
+TEST_F(MlpSpeculatorTest, TiedWeightsAreHeldOnce) {
+  const MlpShape tied = {.inner = 20, .is_tied = true};
+  write_head(files_, mlp_tensors(tied), mlp_config(tied));
+  load(parse(DraftMethod::kMlpSpeculator));
+  EXPECT_EQ(head_->num_parameters(), 2 * kVocab * 20 + kHidden * 20 + 20 * 20 + 2 * 20);
+}
+
+TEST_F(MlpSpeculatorTest, FilesOfAnotherTargetAreRefused) {
+  const MlpShape shape = {.inner = 20};
+  const auto refused = [&](const std::string& from, const std::string& to) {
+    std::string config = mlp_config(shape);
+    config.replace(config.find(from), from.size(), to);
+    write_head(files_, mlp_tensors(shape), config);
+    return checkpoint_error_of([&] { parse(DraftMethod::kMlpSpeculator); });
+  };
+  const std::string path = files_.file("config.json");
+  const CheckpointError size = refused(R"("emb_dim":24)", R"("emb_dim":32)");
+  EXPECT_EQ(size.file(), path);
+  EXPECT_TRUE(says(size, "emb_dim: 32, but the target's rows have 24 elements"));
+  const CheckpointError vocabulary = refused(R"("vocab_size":37)", R"("vocab_size":38)");
+  EXPECT_EQ(vocabulary.file(), path);
+  EXPECT_TRUE(says(vocabulary, "vocab_size: 38"));
+  const CheckpointError many = refused(R"("n_predict":3)", R"("n_predict":4)");
+  EXPECT_EQ(many.file(), files_.file("model.safetensors"));
+  EXPECT_EQ(many.tensor(), "speculator.proj.3.weight");
+  EXPECT_TRUE(says(many, "n_predict"));
+  const CheckpointError few = refused(R"("n_predict":3)", R"("n_predict":2)");
+  EXPECT_EQ(few.tensor(), "speculator.emb.2.weight");
+  EXPECT_TRUE(says(few, "n_predict"));
+  EXPECT_TRUE(says(refused(R"("n_predict":3)", R"("n_predict":0)"), "n_predict"));
+  EXPECT_TRUE(says(refused(R"("n_predict":3)", R"("n_predict":900)"), "n_predict"));
+  const CheckpointError inner = refused(R"("inner_dim":20)", R"("inner_dim":21)");
+  EXPECT_EQ(inner.tensor(), "speculator.emb.0.weight");
+}
+
+TEST_F(MlpSpeculatorTest, AMissingTensorIsNamed) {
+  const MlpShape shape = {.inner = 20};
+  for (const std::string name :
+       {"emb.1.weight", "proj.2.weight", "ln.0.bias", "ln.1.weight", "head.2.weight"}) {
+    Tensors tensors = mlp_tensors(shape);
+    tensors.erase("speculator." + name);
+    write_head(files_, tensors, mlp_config(shape));
+    EXPECT_EQ(checkpoint_error_of([&] { parse(DraftMethod::kMlpSpeculator); }).tensor(),
+              "speculator." + name);
+  }
+}
+
+TEST_F(MlpSpeculatorTest, ItScoresAllTokens) {
+  const MlpShape shape = {.inner = 20};
+  write_head(files_, mlp_tensors(shape), mlp_config(shape));
+  EXPECT_THROW(parse(DraftMethod::kMlpSpeculator, {1, 2}), InvalidArgument);
+}
+
+// ---- Medusa
+
+class MedusaTest : public HeadsTest {
+ protected:
+  // `rows` of the output matrix are those the logits are of; empty: all.
+  void expect_the_formula(const MedusaShape& shape, const std::vector<int>& rows = {},
+                          std::vector<int32_t> token_map = {}) {
+    const Tensors tensors = medusa_tensors(shape);
+    write_head(files_, tensors, medusa_config(shape));
+    const DraftHeadConfig config = parse(DraftMethod::kMedusa, std::move(token_map));
+    EXPECT_FALSE(config.has_kv());
+    EXPECT_EQ(config.max_depth, shape.num_heads);
+    load(config);
+    std::map<int64_t, Vector> states;
+    for (size_t level = 0; level < levels_.size(); ++level) {
+      std::vector<Vector> xs;
+      for (const Row& row : levels_[level]) {
+        xs.push_back(level == 0 ? feature(row.feature_slot) : states.at(row.feature_slot));
+      }
+      const std::vector<float> logits = run(levels_[level], static_cast<int>(level));
+      for (size_t row = 0; row < xs.size(); ++row) {
+        const int head = static_cast<int>(level);
+        const Tensor& output = shape.output_rows > 0 ? tensors.at(shape.output(head))
+                                                     : target_tensors_.at("lm_head.weight");
+        const Vector all = multiply(output, medusa_hidden(tensors, shape, head, xs[row]));
+        Vector expected;
+        for (const int id : rows) expected.push_back(all[id]);
+        expect_logits(logits, row, rows.empty() ? all : expected);
+        states[levels_[level][row].state_slot] = xs[row];
+      }
+    }
+  }
+
+  void expect_vocabulary(const std::vector<int>& token_ids) {
+    const DraftVocabulary vocabulary = head_->draft_vocabulary();
+    EXPECT_EQ(vocabulary.target_vocab_size, kVocab);
+    EXPECT_EQ(std::vector<int>(vocabulary.token_ids, vocabulary.token_ids + token_ids.size()),
+              token_ids);
+  }
+};
+
+TEST_F(MedusaTest, LogitsOfEveryHeadEqualTheFormula) {
+  for (const int num_layers : {1, 2}) {
+    for (const bool has_bias : {false, true}) {
+      expect_the_formula({.num_layers = num_layers, .has_bias = has_bias});
+      expect_the_formula({.num_layers = num_layers, .has_bias = has_bias, .has_vllm_names = false});
+      expect_the_formula({.num_layers = num_layers,
+                          .has_bias = has_bias,
+                          .has_vllm_names = false,
+                          .prefix = "medusa_heads."});
+    }
+  }
+  EXPECT_EQ(head_->draft_vocabulary().token_ids, nullptr);
+}
+
+TEST_F(MedusaTest, HeadsMayShareAnOutputMatrix) {
+  expect_the_formula({.shares_output = true});
+  expect_the_formula({.has_bias = true, .has_vllm_names = false, .output_rows = 0});
+}
+
+TEST_F(MedusaTest, AMapChoosesTheTokensThatAreScored) {
+  const std::vector<int> map = {30, 2, 17, 0, 36};
+  expect_the_formula({.output_rows = 5, .token_map = map});
+  expect_vocabulary(map);
+  expect_the_formula({.output_rows = kVocab, .token_map = map}, map);
+  expect_vocabulary(map);
+  expect_the_formula({.output_rows = 0, .token_map = map}, map);
+  expect_vocabulary(map);
+  // The option is for heads without output weights of their own.
+  expect_the_formula({.output_rows = 0}, map, {map.begin(), map.end()});
+  expect_vocabulary(map);
+  write_head(files_, medusa_tensors({}), medusa_config({}));
+  EXPECT_THROW(parse(DraftMethod::kMedusa, {1, 2}), InvalidArgument);
+}
+
+TEST_F(MedusaTest, ARowAloneEqualsTheRowInABatch) {
+  const MedusaShape shape = {.num_layers = 2, .has_bias = true};
+  write_head(files_, medusa_tensors(shape), medusa_config(shape));
+  expect_rows_alone_to_equal_rows_in_a_batch(parse(DraftMethod::kMedusa));
+}
+
+TEST_F(MedusaTest, FilesOfAnotherTargetAreRefused) {
+  const auto refused = [&](const MedusaShape& shape, const std::string& from,
+                           const std::string& to) {
+    std::string config = medusa_config(shape);
+    if (!from.empty()) config.replace(config.find(from), from.size(), to);
+    write_head(files_, medusa_tensors(shape), config);
+    return checkpoint_error_of([&] { parse(DraftMethod::kMedusa); });
+  };
+  EXPECT_TRUE(says(refused({}, R"("hidden_size":24)", R"("hidden_size":32)"),
+                   "hidden_size: 32, but the target's rows have 24 elements"));
+  EXPECT_TRUE(says(refused({}, R"("vocab_size":37)", R"("vocab_size":38)"), "vocab_size: 38"));
+  const CheckpointError heads = refused({}, R"("num_heads":3)", R"("num_heads":4)");
+  EXPECT_EQ(heads.tensor(), "blocks.3.layers.0.weight");
+  EXPECT_TRUE(says(heads, "num_heads"));
+  EXPECT_TRUE(says(refused({}, R"("num_hidden_layers":1)", R"("num_hidden_layers":2)"),
+                   "num_hidden_layers: 2"));
+  EXPECT_EQ(refused({}, R"("num_heads":3)", R"("truncated_vocab_size":5,"num_heads":3)").tensor(),
+            "token_map");
+  EXPECT_EQ(refused({.output_rows = 5, .token_map = {1, 2, 3, 4, 37}}, "", "").tensor(),
+            "token_map");
+  EXPECT_EQ(refused({.output_rows = 5, .token_map = {1, 2, 3, 4, 2}}, "", "").tensor(),
+            "token_map");
+  EXPECT_EQ(refused({.output_rows = 6}, "", "").tensor(), "lm_heads.0.weight");
+}
+
+TEST_F(MedusaTest, AMissingTensorIsNamed) {
+  const MedusaShape shape = {.has_bias = true};
+  for (const std::string name : {"blocks.1.layers.0.bias", "lm_heads.1.weight"}) {
+    Tensors tensors = medusa_tensors(shape);
+    tensors.erase(name);
+    write_head(files_, tensors, medusa_config(shape));
+    EXPECT_EQ(checkpoint_error_of([&] { parse(DraftMethod::kMedusa); }).tensor(), name);
+  }
+  write_head(files_, {}, medusa_config(shape));
+  EXPECT_TRUE(says(checkpoint_error_of([&] { parse(DraftMethod::kMedusa); }), "no heads"));
+}
+
+TEST_F(MedusaTest, FewerHeadsMayBeUsedThanThereAre) {
+  MedusaShape shape;
+  const Tensors tensors = medusa_tensors(shape);
+  shape.num_heads = 2;
+  write_head(files_, tensors, medusa_config(shape));
+  EXPECT_EQ(parse(DraftMethod::kMedusa).max_depth, 2);
+}
+
+}  // namespace
+}  // namespace specdec
