@@ -3,6 +3,7 @@
 #include "bindings.h"
 #include "specdec/checkpoint.h"
 #include "specdec/device.h"
+#include "specdec/draft_probe.h"
 #include "specdec/tapped_states.h"
 
 namespace py = pybind11;
@@ -32,6 +33,16 @@ void bind_device(py::module_& module) {
   module.def("tapped_states", &tapped_states, py::arg("config"), py::arg("tokens"),
              py::arg("layer_inputs"), py::arg("final_hidden"),
              py::call_guard<py::gil_scoped_release>());
+  module.def("head_logits", &head_logits, py::arg("config"), py::arg("tokens"), py::arg("drafts"),
+             py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "drafted_tree",
+      [](const EngineConfig& config, const std::vector<int32_t>& tokens) {
+        const py::gil_scoped_release release;
+        DraftedTree tree = drafted_tree(config, tokens);
+        return std::tuple(tree.tokens, tree.parents, tree.survivals);
+      },
+      py::arg("config"), py::arg("tokens"));
   module.def("load_eos_token_ids", &load_eos_token_ids, py::arg("directory"));
 }
 

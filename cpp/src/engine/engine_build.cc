@@ -34,6 +34,7 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend, 
   const EngineConfig& config = config_;
   ModelConfig model = load_model_config(config.model, config.hf_overrides);
   model.random_weights = config.load_format == "dummy";
+  draft_models_ = std::make_unique<DraftModels>(config, model);
   backend_ = make_backend({.device = device.name,
                            .cpu_isa = config.cpu_isa,
                            .num_threads = config.num_threads,
@@ -49,9 +50,10 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend, 
   const RunnerLimits limits{.max_model_len = max_model_len,
                             .max_rows = config.max_num_batched_tokens,
                             .max_logit_rows = max_logit_rows(config)};
+  if (taps.num_taps() == 0) taps = draft_models_->taps();
   runner_ = std::make_unique<ModelRunner>(model, config.model, *backend_, limits,
                                           parse_quantization(config.quantization), std::move(taps));
-  draft_models_ = std::make_unique<DraftModels>(config, *backend_, *runner_, max_model_len);
+  draft_models_->load(*backend_, *runner_, max_model_len);
   const int64_t block_bytes =
       runner_->cache_block_bytes(kv_format) + draft_models_->cache_block_bytes(kv_format);
   const int num_kv_heads = std::max(model.num_kv_heads, draft_models_->num_kv_heads());
@@ -81,7 +83,7 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend, 
                       .block_size = config.block_size,
                       .enable_prefix_caching = config.enable_prefix_caching},
       *pool_);
-  draft_models_->allocate_caches(cache.num_blocks, kv_format);
+  draft_models_->allocate_caches(cache.num_blocks, kv_format, runner_->features());
   if (config.speculative.enabled()) {
     drafting_ =
         std::make_unique<Drafting>(config.speculative, model.vocab_size, *draft_models_, *pool_);

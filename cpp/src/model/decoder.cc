@@ -7,92 +7,12 @@
 
 #include "core/check.h"
 #include "core/str_cat.h"
-#include "model/rope.h"
+#include "model/decoder_workspace.h"
 #include "model/weight_format.h"
 #include "specdec/error.h"
 
 namespace specdec {
 namespace {
-
-// Intermediate results of one step, allocated once for the largest. "act" is the backend's
-// activation dtype.
-struct Workspace {
-  Workspace(const ModelConfig& config, const FeatureFusion* fusion, Backend& backend, int max_rows);
-
-  Buffer hidden;        // [max_rows, hidden] float32: the residual stream
-  Buffer hidden_spare;  // likewise, for norms of what a block adds and of the stream itself
-  Buffer embedded;      // [max_rows, embed_dim] float32, with embedding projections only
-  Buffer q;             // [max_rows, num_heads * head_dim] act
-  Buffer attention;     // [max_rows, num_heads * head_dim] act
-  Buffer inner;         // [max_rows, inner] act, of dense MLPs
-  Buffer normed;        // [max_rows, hidden] act, with experts: what router and experts read
-  Buffer router;        // [max_rows, num_experts] float32
-
-  // Of draft heads.
-  Buffer token_rows;  // [max_rows, hidden] float32: embeddings of the rows' tokens
-  Buffer features;    // [max_rows, widest part of the fusion] float32
-  Buffer joined;      // [max_rows, 2 * hidden] act: what AttentionInput::kWithEmbedding reads
-};
-
-Workspace::Workspace(const ModelConfig& config, const FeatureFusion* fusion, Backend& backend,
-                     int max_rows) {
-  const auto rows = [&](int64_t width, DType dtype) {
-    const size_t bytes = static_cast<size_t>(max_rows) * static_cast<size_t>(width);
-    return backend.allocate(bytes * size_of(dtype), "decoder workspace");
-  };
-  const DType act = backend.act_dtype();
-  const int64_t hidden_size = config.hidden_size;
-  const int64_t q_size = int64_t{config.num_heads} * config.head_dim;
-  int inner_size = 0;
-  for (const LayerSpec& layer : config.layers) {
-    if (layer.mlp != MlpKind::kExperts) inner_size = std::max(inner_size, layer.inner_size);
-  }
-  const auto keeps_spare = [](const LayerSpec& layer) { return layer.norms != NormPlaces::kInput; };
-  hidden = rows(hidden_size, DType::kF32);
-  if (config.any_layer(keeps_spare)) hidden_spare = rows(hidden_size, DType::kF32);
-  if (config.embed_dim != 0) embedded = rows(config.embed_dim, DType::kF32);
-  q = rows(q_size, act);
-  attention = rows(q_size, act);
-  if (inner_size > 0) inner = rows(inner_size, act);
-  if (config.any_layer([](const LayerSpec& layer) { return layer.mlp == MlpKind::kExperts; })) {
-    router = rows(config.num_experts, DType::kF32);
-    normed = rows(hidden_size, act);
-  }
-  if (fusion == nullptr) return;
-  int64_t widest = 0;
-  for (const FeatureFusion::Part& part : fusion->parts) {
-    widest = std::max(widest, part.weight->in_features());
-  }
-  features = rows(widest, DType::kF32);
-  token_rows = rows(hidden_size, DType::kF32);
-  joined = rows(2 * hidden_size, act);
-  if (fusion->normed_residual && hidden_spare.empty()) {
-    hidden_spare = rows(hidden_size, DType::kF32);
-  }
-}
-
-struct Rope {
-  Buffer cos;  // [max_positions, rotary_dim / 2] float32
-  Buffer sin;
-  int rotary_dim = 0;
-};
-
-Buffer make_table(Backend& backend, const std::vector<float>& values) {
-  const TensorView view{
-      .data = values.data(), .dtype = DType::kF32, .shape = {static_cast<int64_t>(values.size())}};
-  return backend.make_vector(std::array{view});
-}
-
-std::vector<Rope> make_ropes(const ModelConfig& config, Backend& backend, int max_model_len) {
-  std::vector<Rope> ropes;
-  for (const RopeConfig& rope : config.ropes) {
-    const RopeTables tables = make_rope_tables(rope, config.head_dim, max_model_len);
-    ropes.push_back({.cos = make_table(backend, tables.cos),
-                     .sin = make_table(backend, tables.sin),
-                     .rotary_dim = rotary_dim(rope, config.head_dim)});
-  }
-  return ropes;
-}
 
 void check_sizes(const ModelConfig& config, int max_model_len, int max_rows) {
   SPECDEC_CHECK_GT(max_model_len, 0);
@@ -142,7 +62,7 @@ struct Decoder::Impl {
   int max_rows;
   LoadedParts loaded;
   const ModelParts& parts;
-  Workspace work;
+  DecoderWorkspace work;
   std::vector<Rope> ropes;  // as ModelConfig::ropes
 };
 

@@ -14,6 +14,9 @@ struct TapSpec {
   // What the head reads: the last layer's output after the final norm.
   bool final_hidden = false;
 
+  bool reads_same(const TapSpec& other) const {
+    return layer_inputs == other.layer_inputs && final_hidden == other.final_hidden;
+  }
   int num_taps() const { return static_cast<int>(layer_inputs.size()) + (final_hidden ? 1 : 0); }
   // Elements of a row of features at least: the drafter leaves states of its own there, too, at the
   // slots of tokens that the target has not run yet.

@@ -228,10 +228,17 @@ Norm TensorLoader::norm(const std::string& name, int64_t size) {
 }
 
 void TensorLoader::warn_about_unused() const {
-  // The last three: scales of activations and of the cache, which are not rounded to 8-bit floats.
+  // Scales of activations and of the cache are there, which are not rounded to 8-bit floats, and
+  // the draft vocabulary of a head, which was read before its matrices.
   const std::string head = str_cat(config_.names.head, ".weight");
-  const std::array<std::string_view, 6> harmless = {
-      "rotary_emb.inv_freq", "masked_bias", head, ".input_scale", ".k_scale", ".v_scale"};
+  const std::array<std::string_view, 8> harmless = {"rotary_emb.inv_freq",
+                                                    "masked_bias",
+                                                    head,
+                                                    ".input_scale",
+                                                    ".k_scale",
+                                                    ".v_scale",
+                                                    "d2t",
+                                                    "t2d"};
   constexpr size_t kMaxNames = 5;
   std::vector<std::string> names = store_.unused();
   std::erase_if(names, [&](const std::string& name) {

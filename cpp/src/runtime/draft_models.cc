@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "core/str_cat.h"
+#include "model/decoder.h"
 #include "specdec/error.h"
 
 namespace specdec {
@@ -23,52 +24,123 @@ void check_vocabulary(const ModelConfig& draft, const ModelConfig& target) {
                                          "; a draft model must share the target's tokenizer"));
 }
 
-}  // namespace
-
-DraftModels::DraftModels(const EngineConfig& config, Backend& backend, const ModelRunner& target,
-                         int max_model_len) {
-  const std::vector<DrafterConfig>& drafters = config.speculative.drafters;
-  for (int id = 0; id < static_cast<int>(drafters.size()); ++id) {
-    if (has_model(drafters[id].method)) {
-      load(id, config, backend, target, max_model_len);
-    }
+// A head that is alone has to draft as deep as it is asked to; beside others it drafts what it can.
+void check_depth(const DraftHeadConfig& head, const SpeculativeConfig& config) {
+  if (head.max_depth == 0 || config.num_speculative_tokens <= head.max_depth ||
+      config.drafters.size() > 1) {
+    return;
   }
-  device_draft_ = find_device_draft(config.speculative, max_model_len);
+  throw InvalidArgument("num_speculative_tokens",
+                        str_cat(config.num_speculative_tokens, " is more than the ", head.max_depth,
+                                " tokens that the head in ", head.directory, " can draft"));
 }
 
-void DraftModels::load(int id, const EngineConfig& config, Backend& backend,
-                       const ModelRunner& target, int max_model_len) {
-  const DrafterConfig& drafter = config.speculative.drafters[id];
-  const ModelConfig& target_config = target.model().config();
+}  // namespace
+
+DraftModels::DraftModels(const EngineConfig& config, const ModelConfig& target) : config_(config) {
+  const SpeculativeConfig& speculative = config.speculative;
+  const HeadTarget head_target{.config = target, .directory = config.model};
+  for (int id = 0; id < static_cast<int>(speculative.drafters.size()); ++id) {
+    const DrafterConfig& drafter = speculative.drafters[static_cast<size_t>(id)];
+    if (!is_head(drafter.method)) continue;
+    DraftHeadConfig head = load_head_config(drafter, head_target);
+    check_depth(head, speculative);
+    if (!heads_.empty() && !head.taps.reads_same(taps_)) {
+      throw InvalidArgument("drafters",
+                            "two heads that read different states of the target cannot draft "
+                            "together: leave one out");
+    }
+    const int least_width = std::max(taps_.least_width, head.taps.least_width);
+    taps_ = head.taps;
+    taps_.least_width = least_width;
+    heads_.emplace(id, std::move(head));
+  }
+}
+
+void DraftModels::load(Backend& backend, const ModelRunner& target, int max_model_len) {
+  const std::vector<DrafterConfig>& drafters = config_.speculative.drafters;
+  for (int id = 0; id < static_cast<int>(drafters.size()); ++id) {
+    if (has_model(drafters[static_cast<size_t>(id)].method)) {
+      load(id, backend, target, max_model_len);
+    }
+  }
+  device_draft_ = find_device_draft(max_model_len);
+}
+
+DraftModels::Loading DraftModels::load_draft_model(const DrafterConfig& drafter, Backend& backend,
+                                                   const ModelConfig& target,
+                                                   int max_model_len) const {
   ModelConfig model = load_model_config(drafter.model);
-  model.random_weights = target_config.random_weights;
-  check_vocabulary(model, target_config);
-  int longest = std::min(max_model_len, max_positions(model));
-  if (drafter.max_model_len > 0) longest = std::min(longest, drafter.max_model_len);
-  const int max_rows = std::max(config.max_num_batched_tokens, config.speculative.tree_width);
+  model.random_weights = target.random_weights;
+  check_vocabulary(model, target);
+  const int longest = std::min(max_model_len, max_positions(model));
+  return {.make =
+              [=, &backend](int max_rows) {
+                return std::make_unique<Decoder>(model, drafter.model, backend, longest, max_rows,
+                                                 parse_quantization(drafter.quantization));
+              },
+          .longest = longest};
+}
+
+DraftModels::Loading DraftModels::load_draft_head(int id, Backend& backend,
+                                                  const ModelRunner& target,
+                                                  int max_model_len) const {
+  return {
+      .make =
+          [=, this, &backend, &target](int max_rows) {
+            const DrafterConfig& drafter = config_.speculative.drafters[static_cast<size_t>(id)];
+            const HeadTarget head_target{.config = target.model().config(),
+                                         .directory = config_.model};
+            return load_head(heads_.at(id),
+                             {.target = head_target,
+                              .target_parts = dynamic_cast<const Decoder&>(target.model()).parts(),
+                              .quantization = parse_quantization(drafter.quantization),
+                              .backend = backend,
+                              .max_model_len = max_model_len,
+                              .max_rows = max_rows});
+          },
+      .longest = max_model_len};
+}
+
+void DraftModels::load(int id, Backend& backend, const ModelRunner& target, int max_model_len) {
+  const DrafterConfig& drafter = config_.speculative.drafters[static_cast<size_t>(id)];
+  const ModelConfig& target_config = target.model().config();
+  const auto head = heads_.find(id);
+  const bool is_head = head != heads_.end();
+  const Loading loading = is_head
+                              ? load_draft_head(id, backend, target, max_model_len)
+                              : load_draft_model(drafter, backend, target_config, max_model_len);
+  const int longest = drafter.max_model_len > 0 ? std::min(loading.longest, drafter.max_model_len)
+                                                : loading.longest;
+  const int max_rows = std::max(config_.max_num_batched_tokens, config_.speculative.tree_width);
   auto runner = std::make_unique<ModelRunner>(
-      model, drafter.model, backend,
+      backend,
       RunnerLimits{.max_model_len = longest,
                    .max_rows = max_rows,
                    .max_logit_rows = std::min(kDraftLogitRows, max_rows)},
-      parse_quantization(drafter.quantization));
+      loading.make);
+  if (is_head) runner->set_features(target.feature_shape());
   // A pass takes its time to read the weights, all of them.
-  const double relative_cost = static_cast<double>(runner->model().weight_bytes()) /
-                               static_cast<double>(target.model().weight_bytes());
+  const double relative_cost = static_cast<double>(runner->model().pass_bytes()) /
+                               static_cast<double>(target.model().pass_bytes());
   models_.push_back({.options = {.id = id,
                                  .sampling = drafter.sampling,
                                  .min_confidence = drafter.min_confidence,
                                  .max_rows = max_rows,
                                  .max_model_len = longest,
                                  .vocab_size = target_config.vocab_size,
-                                 .relative_cost = relative_cost},
+                                 .relative_cost = relative_cost,
+                                 .is_head = is_head,
+                                 .num_layers = runner->model().config().num_layers,
+                                 .max_depth = is_head ? head->second.max_depth : 0},
                      .runner = std::move(runner)});
 }
 
-std::optional<DraftModels::DeviceDraft> DraftModels::find_device_draft(
-    const SpeculativeConfig& config, int max_model_len) const {
+std::optional<DraftModels::DeviceDraft> DraftModels::find_device_draft(int max_model_len) const {
+  const SpeculativeConfig& config = config_.speculative;
   if (models_.size() != 1 || config.drafters.size() != 1) return std::nullopt;
   const auto& [options, runner] = models_[0];
+  if (options.is_head) return std::nullopt;
   if (runner->vocab_size() != options.vocab_size || options.max_model_len < max_model_len) {
     return std::nullopt;
   }
@@ -98,14 +170,25 @@ void DraftModels::rehearse(const KvFormat& format) {
   for (const Model& model : models_) model.runner->rehearse(format);
 }
 
-void DraftModels::allocate_caches(int num_blocks, const KvFormat& format) {
-  for (const Model& model : models_) model.runner->allocate_cache(num_blocks, format);
+void DraftModels::allocate_caches(int num_blocks, const KvFormat& format,
+                                  const PagedRowsView& features) {
+  for (const Model& model : models_) {
+    model.runner->allocate_cache(num_blocks, format);
+    if (model.options.is_head) model.runner->set_features(features);
+  }
 }
 
-std::unique_ptr<ModelDrafter> DraftModels::make_drafter(int id, const BlockPool& pool) {
+const DraftModels::Model& DraftModels::find(int id) const {
   const auto model = std::ranges::find(models_, id, [](const Model& m) { return m.options.id; });
   SPECDEC_CHECK(model != models_.end());
-  return std::make_unique<ModelDrafter>(*model->runner, pool, model->options);
+  return *model;
+}
+
+ModelRunner& DraftModels::runner(int id) const { return *find(id).runner; }
+
+std::unique_ptr<ModelDrafter> DraftModels::make_drafter(int id, const BlockPool& pool) {
+  const Model& model = find(id);
+  return std::make_unique<ModelDrafter>(*model.runner, pool, model.options);
 }
 
 int64_t DraftModels::weight_bytes() const {

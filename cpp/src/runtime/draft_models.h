@@ -1,12 +1,15 @@
-// The draft models of an engine: loaded beside the target, with KV caches behind the same block
-// ids. They come in the target's two phases, since the KV pool is sized once all weights are there.
+// The draft models and heads of an engine: loaded beside the target, with KV caches behind the same
+// block ids. What heads read of the target is known before anything is loaded. Then weights are
+// loaded, and caches come last, since the KV pool is sized once all weights are there.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "model/heads/head_config.h"
 #include "runtime/model_drafter.h"
 #include "runtime/model_runner.h"
 #include "specdec/config.h"
@@ -15,18 +18,26 @@ namespace specdec {
 
 class DraftModels {
  public:
+  // Reads and checks the config of every head. Throws CheckpointError and InvalidArgument.
+  DraftModels(const EngineConfig& config, const ModelConfig& target);
+  // States that the target hands to heads.
+  const TapSpec& taps() const { return taps_; }
+
   // Loads the model of every drafter that has one. The backend must outlive this object. Throws
   // InvalidArgument for a model with another vocabulary than the target's, and CheckpointError.
-  DraftModels(const EngineConfig& config, Backend& backend, const ModelRunner& target,
-              int max_model_len);
+  void load(Backend& backend, const ModelRunner& target, int max_model_len);
 
   int64_t cache_block_bytes(const KvFormat& format) const;
   int num_kv_heads() const;  // the most of one model; 0 without models
   void rehearse(const KvFormat& format);
-  void allocate_caches(int num_blocks, const KvFormat& format);
+  // `features`: the target's.
+  void allocate_caches(int num_blocks, const KvFormat& format, const PagedRowsView& features);
   // Drafter `id` of the configuration, which has a model. Its cache must be allocated; the models
   // and the pool must outlive the drafter.
   std::unique_ptr<ModelDrafter> make_drafter(int id, const BlockPool& pool);
+
+  // The model of drafter `id`, which has one.
+  ModelRunner& runner(int id) const;
 
   // The model whose passes a device step can run: that of the only drafter, with the vocabulary and
   // the length of the target.
@@ -45,11 +56,22 @@ class DraftModels {
     ModelDrafterOptions options;
     std::unique_ptr<ModelRunner> runner;
   };
-  void load(int id, const EngineConfig& config, Backend& backend, const ModelRunner& target,
-            int max_model_len);
-  std::optional<DeviceDraft> find_device_draft(const SpeculativeConfig& config,
-                                               int max_model_len) const;
+  const Model& find(int id) const;
+  // What is loaded for one drafter, and how many positions it reaches.
+  struct Loading {
+    ModelRunner::ModelMaker make;
+    int longest = 0;
+  };
+  Loading load_draft_model(const DrafterConfig& drafter, Backend& backend,
+                           const ModelConfig& target, int max_model_len) const;
+  Loading load_draft_head(int id, Backend& backend, const ModelRunner& target,
+                          int max_model_len) const;
+  void load(int id, Backend& backend, const ModelRunner& target, int max_model_len);
+  std::optional<DeviceDraft> find_device_draft(int max_model_len) const;
 
+  EngineConfig config_;
+  std::map<int, DraftHeadConfig> heads_;  // by drafter
+  TapSpec taps_;
   std::vector<Model> models_;
   std::optional<DeviceDraft> device_draft_;
 };

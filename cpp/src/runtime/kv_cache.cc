@@ -19,6 +19,7 @@ PagedKvView layer_view(const KvCacheShape& shape, int num_blocks) {
 
 KvCache::KvCache(Backend& backend, const KvCacheShape& shape, int num_blocks) {
   SPECDEC_CHECK_GT(num_blocks, 0);
+  if (shape.num_layers == 0) return;
   PagedKvView layer = layer_view(shape, num_blocks + 1);
   const size_t layer_bytes = backend.kv_layer_bytes(layer);
   try {
@@ -39,6 +40,7 @@ KvCache::KvCache(Backend& backend, const KvCacheShape& shape, int num_blocks) {
 }
 
 int64_t KvCache::block_bytes(const Backend& backend, const KvCacheShape& shape) {
+  if (shape.num_layers == 0) return 0;
   // The difference leaves out what a layer takes once, whatever its number of blocks.
   const size_t one = backend.kv_layer_bytes(layer_view(shape, 1));
   const size_t two = backend.kv_layer_bytes(layer_view(shape, 2));

@@ -17,10 +17,8 @@ namespace {
 // likely tokens twice.
 constexpr float kDrawDecay = 0.5f;
 
-// The KV of every node takes a slot.
-int max_depth(const DraftRequest& request) {
-  return std::min(request.max_depth, request.num_slots);
-}
+// More tokens than these are bulk.
+constexpr int kMostWithRoot = kMaxUnseen;
 
 int num_words(int num_slots) { return (num_slots + 63) / 64; }
 
@@ -66,24 +64,40 @@ void DraftKvLedger::set_seen(const BlockTable& blocks, int first, int num_tokens
 
 ModelDrafter::ModelDrafter(ModelRunner& runner, const BlockPool& pool,
                            const ModelDrafterOptions& options)
-    : runner_(runner), options_(options), ledger_(pool) {
+    : runner_(runner),
+      options_(options),
+      ledger_(pool),
+      num_tokens_(runner.num_tokens()),
+      inputs_(options.is_head) {
   SPECDEC_CHECK(options.id >= 0 && options.id < kMaxDrafters);
 }
 
+// Every node's row takes a slot.
+int ModelDrafter::max_depth(const DraftRequest& request) const {
+  const int limit = std::min(request.max_depth, request.num_slots);
+  return options_.max_depth > 0 ? std::min(limit, options_.max_depth) : limit;
+}
+
 // The draft model has no embedding for tokens that only the target's vocabulary holds. Those are
-// padding, which in practice no text contains.
+// padding, which in practice no text contains. A head reads the token before.
 bool ModelDrafter::can_draft(const DraftRequest& request) const {
   if (static_cast<int>(request.tokens.size()) + max_depth(request) > options_.max_model_len) {
     return false;
   }
-  const int vocab_size = runner_.vocab_size();
-  return vocab_size >= options_.vocab_size ||
-         std::ranges::all_of(request.tokens, [&](int32_t token) { return token < vocab_size; });
+  if (options_.is_head) return request.tokens.size() > 1;
+  return num_tokens_ >= options_.vocab_size ||
+         std::ranges::all_of(request.tokens, [&](int32_t token) { return token < num_tokens_; });
+}
+
+// Without KV there is nothing to run but the root. The first token has no row in a head.
+int ModelDrafter::num_seen(const DraftRequest& request) const {
+  const int base_len = static_cast<int>(request.tokens.size()) - 1;
+  if (options_.num_layers == 0) return base_len;
+  return std::max(ledger_.num_seen(*request.blocks, base_len), options_.is_head ? 1 : 0);
 }
 
 int ModelDrafter::num_unseen(const DraftRequest& request) const {
-  const int base_len = static_cast<int>(request.tokens.size()) - 1;
-  return base_len + 1 - ledger_.num_seen(*request.blocks, base_len);
+  return static_cast<int>(request.tokens.size()) - num_seen(request);
 }
 
 void ModelDrafter::draft(std::span<DraftRequest> requests) {
@@ -91,39 +105,64 @@ void ModelDrafter::draft(std::span<DraftRequest> requests) {
   std::vector<Growth> growths;
   for (DraftRequest& request : requests) {
     if (!can_draft(request)) continue;
-    const int base_len = static_cast<int>(request.tokens.size()) - 1;
     growths.push_back({.request = &request,
-                       .base_len = base_len,
-                       .num_seen = ledger_.num_seen(*request.blocks, base_len),
+                       .base_len = static_cast<int>(request.tokens.size()) - 1,
+                       .num_seen = num_seen(request),
                        .frontier = {}});
   }
-  bool goes_on = !growths.empty();
-  while (goes_on) {
-    for (size_t next = 0; next < growths.size();) next = run_pass(growths, next);
+  // The KV of a single layer needs neither its attention nor its MLP.
+  if (options_.num_layers == 1) run_stage(growths, Stage::kBulk, 0);
+  run_stage(growths, Stage::kCatchUp, 0);
+  const auto goes_on = [](const Growth& growth) { return !growth.frontier.empty(); };
+  for (int level = 1; std::ranges::any_of(growths, goes_on); ++level) {
     if (growths[0].request->policy != nullptr) ask_policy(growths);
-    goes_on = std::ranges::any_of(growths, [](const Growth& g) { return !g.frontier.empty(); });
+    run_stage(growths, Stage::kLevel, level);
   }
   for (Growth& growth : growths) growth.request->tree->truncate(growth.request->num_slots);
 }
 
-size_t ModelDrafter::run_pass(std::vector<Growth>& growths, size_t next) {
+int ModelDrafter::num_rows(const Growth& growth, Stage stage) const {
+  if (growth.request->error != nullptr) return 0;
+  const int num_unseen = growth.base_len + 1 - growth.num_seen;
+  switch (stage) {
+    case Stage::kBulk:
+      return num_unseen > kMostWithRoot ? num_unseen - 1 : 0;
+    case Stage::kCatchUp:
+      return num_unseen;
+    case Stage::kLevel:
+      break;
+  }
+  return static_cast<int>(growth.frontier.size());
+}
+
+void ModelDrafter::run_stage(std::vector<Growth>& growths, Stage stage, int level) {
+  const auto has_rows = [&](const Growth& growth) { return num_rows(growth, stage) > 0; };
+  if (stage == Stage::kLevel) {
+    for (size_t next = 0; next < growths.size();) next = run_pass(growths, next, stage, level);
+    return;
+  }
+  while (std::ranges::any_of(growths, has_rows)) {
+    for (size_t next = 0; next < growths.size();) next = run_pass(growths, next, stage, level);
+  }
+}
+
+size_t ModelDrafter::run_pass(std::vector<Growth>& growths, size_t next, Stage stage, int level) {
   inputs_.clear();
   std::vector<Growth*> ran;
   std::vector<int> seen_before;
   for (; next < growths.size(); ++next) {
     Growth& growth = growths[next];
-    const bool is_behind = growth.is_behind();
-    if (growth.request->error != nullptr || (!is_behind && growth.frontier.empty())) continue;
+    const int num_wanted = num_rows(growth, stage);
+    if (num_wanted == 0) continue;
     // A level is run as a whole, unseen tokens in as many passes as they take.
     const int room = options_.max_rows - inputs_.num_rows();
-    const int num_needed = is_behind ? 1 : static_cast<int>(growth.frontier.size());
-    if (num_needed > room && !ran.empty()) break;
+    if ((stage == Stage::kLevel ? num_wanted : 1) > room && !ran.empty()) break;
     const int num_seen = growth.num_seen;
     try {
-      if (is_behind) {
-        add_unseen(growth, room);
-      } else {
+      if (stage == Stage::kLevel) {
         add_level(growth);
+      } else {
+        add_unseen(growth, std::min(num_wanted, room));
       }
     } catch (...) {
       fail(growth, std::current_exception());
@@ -131,14 +170,14 @@ size_t ModelDrafter::run_pass(std::vector<Growth>& growths, size_t next) {
     }
     ran.push_back(&growth);
     seen_before.push_back(num_seen);
-    if (growth.is_behind()) break;
+    if (stage != Stage::kLevel && num_wanted > room) break;
   }
   if (ran.empty()) return next;
   double seconds = 0;
   {
     const Stopwatch watch(seconds);
-    runner_.forward(inputs_);
-    expand(ran);
+    runner_.forward(inputs_, options_.is_head ? level : 0, /*kv_only=*/stage == Stage::kBulk);
+    if (stage != Stage::kBulk) expand(ran);
   }
   passes_.push_back({.num_rows = inputs_.num_rows(), .seconds = seconds});
   for (size_t i = 0; i < ran.size(); ++i) {
@@ -165,15 +204,14 @@ void ModelDrafter::ask_policy(std::vector<Growth>& growths) const {
   }
 }
 
-void ModelDrafter::add_unseen(Growth& growth, int room) {
+void ModelDrafter::add_unseen(Growth& growth, int num_rows) {
   const DraftRequest& request = *growth.request;
-  const int num_rows = std::min(growth.base_len + 1 - growth.num_seen, room);
+  const bool has_root = growth.num_seen + num_rows > growth.base_len;
   const int first_row = inputs_.add_chain(request.tokens.subspan(growth.num_seen, num_rows),
-                                          growth.num_seen, *request.blocks);
+                                          growth.num_seen, *request.blocks, has_root);
   growth.num_seen += num_rows;
-  if (growth.is_behind()) return;
-  growth.frontier = {
-      {.node = DraftTree::kRoot, .row = first_row + num_rows - 1, .confidence = 1.0f, .mask = {1}}};
+  if (!has_root) return;
+  growth.frontier = {{.node = DraftTree::kRoot, .row = first_row + num_rows - 1, .mask = {1}}};
 }
 
 void ModelDrafter::add_level(Growth& growth) {
@@ -182,16 +220,19 @@ void ModelDrafter::add_level(Growth& growth) {
   const int mask_words = num_words(growth.num_slots + width);
   std::vector<int32_t> tokens;
   std::vector<int32_t> depths;
+  std::vector<int> parent_slots;
   std::vector<uint64_t> masks;
   for (Frontier& frontier : growth.frontier) {
+    frontier.slot = growth.num_slots + static_cast<int>(tokens.size());
     tokens.push_back(tree.tokens()[frontier.node]);
     depths.push_back(tree.depth(frontier.node));
-    set_bit(frontier.mask, growth.num_slots + static_cast<int>(tokens.size()) - 1);
+    parent_slots.push_back(frontier.parent_slot);
+    set_bit(frontier.mask, frontier.slot);
     frontier.mask.resize(mask_words, 0);
     masks.insert(masks.end(), frontier.mask.begin(), frontier.mask.end());
   }
   int row = inputs_.add_tree_level(tokens, depths, growth.num_slots, masks, mask_words,
-                                   growth.base_len, *growth.request->blocks);
+                                   growth.base_len, *growth.request->blocks, parent_slots);
   for (Frontier& frontier : growth.frontier) frontier.row = row++;
   growth.num_slots += width;
 }
@@ -207,21 +248,21 @@ SampleRow ModelDrafter::make_row(const DraftRequest& request, int node) {
     row.noise_stream = draft_noise_stream(root_position, options_.id);
   }
 
-  const int vocab_size = runner_.vocab_size();
-  if (vocab_size != options_.vocab_size)
-    row.processor = nullptr;  // it is made for the target's vocabulary
-  if (vocab_size < options_.vocab_size) {
+  // A processor is made for logits of the target's vocabulary.
+  if (runner_.vocab_size() != options_.vocab_size) row.processor = nullptr;
+  if (num_tokens_ < options_.vocab_size) {
     const auto keep = [&](std::span<const int32_t>& ids) {
-      if (std::ranges::all_of(ids, [&](int32_t id) { return id < vocab_size; })) return;
+      if (std::ranges::all_of(ids, [&](int32_t id) { return id < num_tokens_; })) return;
       std::vector<int32_t>& kept = id_lists_.emplace_back();
       std::ranges::copy_if(ids, std::back_inserter(kept),
-                           [&](int32_t id) { return id < vocab_size; });
+                           [&](int32_t id) { return id < num_tokens_; });
       ids = kept;
     };
     keep(row.allowed_token_ids);
     keep(row.banned_token_ids);
     // A bias on a token the draft cannot give changes nothing it can.
-    if (!std::ranges::all_of(row.logit_bias, [&](const auto& b) { return b.first < vocab_size; })) {
+    if (!std::ranges::all_of(row.logit_bias,
+                             [&](const auto& b) { return b.first < num_tokens_; })) {
       row.logit_bias = {};
     }
   }
@@ -256,14 +297,13 @@ void ModelDrafter::sample(std::span<Growth* const> growths) {
   rows_.clear();
   id_lists_.clear();
   distributions_.clear();
-  const int vocab_size = runner_.vocab_size();
   for (const Growth* growth : growths) {
     for (const Frontier& frontier : growth->frontier) {
       row_ids_.push_back(frontier.row);
       SampleRow row = make_row(*growth->request, frontier.node);
       std::vector<float>& distribution = distributions_.emplace_back();
       if (options_.sampling == DraftSampling::kIndependent && !is_greedy(row.temperature)) {
-        distribution.resize(std::max(vocab_size, options_.vocab_size), 0.0f);
+        distribution.resize(std::max(num_tokens_, options_.vocab_size), 0.0f);
         row.distribution = distribution.data();
       }
       rows_.push_back(row);
@@ -303,6 +343,7 @@ void ModelDrafter::add_children(Growth& growth, const Frontier& frontier, int di
     }
     next.push_back({.node = child,
                     .row = 0,
+                    .parent_slot = frontier.slot,
                     .confidence = frontier.confidence * candidate.probability,
                     .mask = frontier.mask});
   }

@@ -1,5 +1,6 @@
-// Drafts with a smaller model of the same vocabulary. Its KV lies behind the target's block ids:
-// one block table serves both models, and the prefix cache keeps a prompt for both.
+// Drafts with a model: a smaller one of the same vocabulary, or a head on the target's features.
+// Its KV lies behind the target's block ids: one block table serves both models, and the prefix
+// cache keeps a prompt for both.
 #pragma once
 
 #include <cstdint>
@@ -47,6 +48,9 @@ struct ModelDrafterOptions {
   int max_model_len = 0;        // nothing is drafted past it
   int vocab_size = 0;           // the target's; its padding may differ from the draft's
   double relative_cost = 1.0;   // of a pass beside the target's, before passes are measured
+  bool is_head = false;         // reads the target's features of the token before each row's
+  int num_layers = 0;           // whose KV it keeps
+  int max_depth = 0;            // of a draft, by the model; 0: any
 };
 
 class ModelDrafter final : public Drafter {
@@ -58,7 +62,7 @@ class ModelDrafter final : public Drafter {
     return {.cost = DrafterTraits::Cost::kPerLevel, .relative_pass_cost = options_.relative_cost};
   }
   // First runs the tokens of each sequence that the model has not seen (a prompt, or the tokens
-  // accepted last), then one pass for each level of the trees, all requests together.
+  // accepted last), all requests together, then one pass for each level of their trees.
   void draft(std::span<DraftRequest> requests) override;
   int num_unseen(const DraftRequest& request) const override;
   std::span<const Pass> passes() const override { return passes_; }
@@ -72,6 +76,8 @@ class ModelDrafter final : public Drafter {
   struct Frontier {
     int node = 0;  // of the request's tree
     int row = 0;
+    int slot = 0;                // of its row, counted from the root's
+    int parent_slot = 0;         // of its parent's
     float confidence = 1.0f;     // probability of its path by the draft model
     std::vector<uint64_t> mask;  // slots past the committed tokens: its ancestors' and its own
   };
@@ -86,12 +92,25 @@ class ModelDrafter final : public Drafter {
     bool is_behind() const { return num_seen <= base_len; }
   };
 
+  // The rows of a pass are of one kind.
+  enum class Stage : uint8_t {
+    kBulk,     // many tokens the model has not seen, without the root: their KV alone is wanted
+    kCatchUp,  // tokens it has not seen, up to the root
+    kLevel,    // the nodes of a level
+  };
+
   bool can_draft(const DraftRequest& request) const;
+  int num_seen(const DraftRequest& request) const;
+  int max_depth(const DraftRequest& request) const;
+  // How many rows a growth may have in a pass of that stage; 0: it has none.
+  int num_rows(const Growth& growth, Stage stage) const;
+  // Passes over the rows that all growths have in that stage.
+  void run_stage(std::vector<Growth>& growths, Stage stage, int level);
   // One pass over the rows of growths[next] and of as many after it as fit. Returns the first
   // growth with rows that are left for another pass.
-  size_t run_pass(std::vector<Growth>& growths, size_t next);
+  size_t run_pass(std::vector<Growth>& growths, size_t next, Stage stage, int level);
   // Adds rows of tokens the model has not seen. With the root's row the frontier begins.
-  void add_unseen(Growth& growth, int room);
+  void add_unseen(Growth& growth, int num_rows);
   // Adds the rows of a request's frontier.
   void add_level(Growth& growth);
   // Ends the paths below which the policy does not go on.
@@ -113,6 +132,7 @@ class ModelDrafter final : public Drafter {
   ModelRunner& runner_;
   ModelDrafterOptions options_;
   DraftKvLedger ledger_;
+  int num_tokens_;  // that samples may be of
   std::vector<Pass> passes_;
 
   // Of the pass under way; kept for their memory.

@@ -80,11 +80,18 @@ void ModelRunner::rehearse(const KvFormat& format) {
     const auto features = make_features(/*num_blocks=*/1, format);
     Taps taps = taps_;
     if (features != nullptr) taps.features = features->rows();
-    each_row_count(max_rows, [&](int rows) {
-      const BatchView batch = {.num_requests = 1, .num_rows = rows, .max_blocks_per_request = 1};
-      model_->forward(
-          {.batch = batch, .kv_layers = cache.layers(), .taps = taps, .features = taps.features});
-    });
+    // What a head runs for drafts differs from what it runs for committed tokens.
+    const bool is_head = taps.spec.num_taps() == 0 && taps.features.width > 0;
+    for (int level = 0; level <= (is_head ? 1 : 0); ++level) {
+      each_row_count(max_rows, [&](int rows) {
+        const BatchView batch = {.num_requests = 1, .num_rows = rows, .max_blocks_per_request = 1};
+        model_->forward({.batch = batch,
+                         .kv_layers = cache.layers(),
+                         .taps = taps,
+                         .features = taps.features,
+                         .level = level});
+      });
+    }
     each_row_count(std::min(limits_.max_logit_rows, max_rows),
                    [&](int rows) { model_->compute_logits(nullptr, rows, logits_.as<float>()); });
     // Edits beside raw logprobs need most.

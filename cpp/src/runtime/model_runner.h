@@ -43,8 +43,9 @@ class ModelRunner final : public StepModel {
   // is the cache's. Before allocate_cache().
   void rehearse(const KvFormat& format);
   void allocate_cache(int num_blocks, const KvFormat& format);
-  // Of a draft head: the rows its target fills. After the caches of both are allocated.
-  void read_features_of(const ModelRunner& target) { taps_.features = target.features(); }
+  // Of a draft head: the rows its target fills, or before there are caches their shape.
+  void set_features(const PagedRowsView& features) { taps_.features = features; }
+  PagedRowsView feature_shape() const { return {.width = feature_width()}; }
   // Bytes of one block over all layers, features included.
   int64_t cache_block_bytes(const KvFormat& format) const;
 

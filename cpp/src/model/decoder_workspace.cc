@@ -1,0 +1,67 @@
+#include "model/decoder_workspace.h"
+
+#include <algorithm>
+#include <array>
+
+#include "model/rope.h"
+
+namespace specdec {
+namespace {
+
+Buffer make_table(Backend& backend, const std::vector<float>& values) {
+  const TensorView view{
+      .data = values.data(), .dtype = DType::kF32, .shape = {static_cast<int64_t>(values.size())}};
+  return backend.make_vector(std::array{view});
+}
+
+}  // namespace
+
+DecoderWorkspace::DecoderWorkspace(const ModelConfig& config, const FeatureFusion* fusion,
+                                   Backend& backend, int max_rows) {
+  const auto rows = [&](int64_t width, DType dtype) {
+    const size_t bytes = static_cast<size_t>(max_rows) * static_cast<size_t>(width);
+    return backend.allocate(bytes * size_of(dtype), "decoder workspace");
+  };
+  const DType act = backend.act_dtype();
+  const int64_t hidden_size = config.hidden_size;
+  const int64_t q_size = int64_t{config.num_heads} * config.head_dim;
+  int inner_size = 0;
+  for (const LayerSpec& layer : config.layers) {
+    if (layer.mlp != MlpKind::kExperts) inner_size = std::max(inner_size, layer.inner_size);
+  }
+  const auto keeps_spare = [](const LayerSpec& layer) { return layer.norms != NormPlaces::kInput; };
+  hidden = rows(hidden_size, DType::kF32);
+  if (config.any_layer(keeps_spare)) hidden_spare = rows(hidden_size, DType::kF32);
+  if (config.embed_dim != 0) embedded = rows(config.embed_dim, DType::kF32);
+  q = rows(q_size, act);
+  attention = rows(q_size, act);
+  if (inner_size > 0) inner = rows(inner_size, act);
+  if (config.any_layer([](const LayerSpec& layer) { return layer.mlp == MlpKind::kExperts; })) {
+    router = rows(config.num_experts, DType::kF32);
+    normed = rows(hidden_size, act);
+  }
+  if (fusion == nullptr) return;
+  int64_t widest = 0;
+  for (const FeatureFusion::Part& part : fusion->parts) {
+    widest = std::max(widest, part.weight->in_features());
+  }
+  features = rows(widest, DType::kF32);
+  token_rows = rows(hidden_size, DType::kF32);
+  joined = rows(2 * hidden_size, act);
+  if (fusion->normed_residual && hidden_spare.empty()) {
+    hidden_spare = rows(hidden_size, DType::kF32);
+  }
+}
+
+std::vector<Rope> make_ropes(const ModelConfig& config, Backend& backend, int max_model_len) {
+  std::vector<Rope> ropes;
+  for (const RopeConfig& rope : config.ropes) {
+    const RopeTables tables = make_rope_tables(rope, config.head_dim, max_model_len);
+    ropes.push_back({.cos = make_table(backend, tables.cos),
+                     .sin = make_table(backend, tables.sin),
+                     .rotary_dim = rotary_dim(rope, config.head_dim)});
+  }
+  return ropes;
+}
+
+}  // namespace specdec

@@ -1,0 +1,43 @@
+// What a decoder allocates beside its weights.
+#pragma once
+
+#include <vector>
+
+#include "backend/backend.h"
+#include "model/config.h"
+#include "model/parts.h"
+
+namespace specdec {
+
+// Intermediate results of one step, allocated once for the largest. "act" is the backend's
+// activation dtype.
+struct DecoderWorkspace {
+  // `fusion`: of a draft head; else null.
+  DecoderWorkspace(const ModelConfig& config, const FeatureFusion* fusion, Backend& backend,
+                   int max_rows);
+
+  Buffer hidden;        // [max_rows, hidden] float32: the residual stream
+  Buffer hidden_spare;  // likewise, for norms of what a block adds and of the stream itself
+  Buffer embedded;      // [max_rows, embed_dim] float32, with embedding projections only
+  Buffer q;             // [max_rows, num_heads * head_dim] act
+  Buffer attention;     // [max_rows, num_heads * head_dim] act
+  Buffer inner;         // [max_rows, inner] act, of dense MLPs
+  Buffer normed;        // [max_rows, hidden] act, with experts: what router and experts read
+  Buffer router;        // [max_rows, num_experts] float32
+
+  // Of draft heads.
+  Buffer token_rows;  // [max_rows, hidden] float32: embeddings of the rows' tokens
+  Buffer features;    // [max_rows, widest part of the fusion] float32
+  Buffer joined;      // [max_rows, 2 * hidden] act: what AttentionInput::kWithEmbedding reads
+};
+
+struct Rope {
+  Buffer cos;  // [max_positions, rotary_dim / 2] float32
+  Buffer sin;
+  int rotary_dim = 0;
+};
+
+// As ModelConfig::ropes, for positions up to max_model_len.
+std::vector<Rope> make_ropes(const ModelConfig& config, Backend& backend, int max_model_len);
+
+}  // namespace specdec
