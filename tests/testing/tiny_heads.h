@@ -175,7 +175,8 @@ inline void write_eagle(const TempDirectory& directory) {
   directory.write("config.json", eagle_config("EagleLlamaForCausalLM", ""));
 }
 
-inline void write_eagle3(const TempDirectory& directory) {
+// `more`: further keys of config.json.
+inline void write_eagle3(const TempDirectory& directory, const std::string& more = "") {
   SafetensorsWriter writer = writer_of(eagle3_tensors());
   const std::vector<int> tokens = scored_tokens();
   std::string offsets(tokens.size() * sizeof(int64_t), '\0');
@@ -188,7 +189,7 @@ inline void write_eagle3(const TempDirectory& directory) {
   directory.write("config.json",
                   eagle_config("LlamaForCausalLMEagle3",
                                str_cat(R"(,"draft_vocab_size":)", tokens.size(),
-                                       R"(,"eagle_aux_hidden_state_layer_ids":[0,1,2])")));
+                                       R"(,"eagle_aux_hidden_state_layer_ids":[0,1,2])", more)));
 }
 
 // ---- MLP speculator

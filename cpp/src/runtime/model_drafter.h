@@ -51,6 +51,11 @@ struct ModelDrafterOptions {
   bool is_head = false;         // reads the target's features of the token before each row's
   int num_layers = 0;           // whose KV it keeps
   int max_depth = 0;            // of a draft, by the model; 0: any
+
+  DraftModelKind kind() const {
+    if (!is_head) return DraftModelKind::kModel;
+    return num_layers > 0 ? DraftModelKind::kHead : DraftModelKind::kStatelessHead;
+  }
 };
 
 class ModelDrafter final : public Drafter {
@@ -69,7 +74,7 @@ class ModelDrafter final : public Drafter {
 
   // For device steps, which run the model by themselves.
   DraftKvLedger& ledger() { return ledger_; }
-  DraftModelKind kind() const { return DraftModelKind::kModel; }
+  DraftModelKind kind() const { return options_.kind(); }
 
  private:
   // A node whose continuations are drafted in the next pass, and its row in that pass.

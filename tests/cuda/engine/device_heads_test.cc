@@ -111,6 +111,15 @@ TEST_P(DeviceHeadDrafts, ATextOfOneTokenIsDraftedForFromItsSecondOn) {
 
 // ---- whole engines
 
+EngineConfig with_drafter(EngineConfig config, const DrafterConfig& drafter, int num_tokens,
+                          int width, DraftLengthPolicy policy = DraftLengthPolicy::kFixed) {
+  config.speculative.num_speculative_tokens = num_tokens;
+  config.speculative.draft_length_policy = policy;
+  config.speculative.tree_width = width;
+  config.speculative.drafters = {drafter};
+  return config;
+}
+
 using EngineParam = std::tuple<std::string, DraftMethod>;
 
 class DeviceHeadEngine : public ::testing::TestWithParam<EngineParam>, protected EngineWorld {
@@ -123,12 +132,7 @@ class DeviceHeadEngine : public ::testing::TestWithParam<EngineParam>, protected
 
   EngineConfig with_head(int num_tokens, int width = 1,
                          DraftLengthPolicy policy = DraftLengthPolicy::kFixed) const {
-    EngineConfig config = this->config();
-    config.speculative.num_speculative_tokens = num_tokens;
-    config.speculative.draft_length_policy = policy;
-    config.speculative.tree_width = width;
-    config.speculative.drafters = {drafter_of(method(), head_)};
-    return config;
+    return with_drafter(config(), drafter_of(method(), head_), num_tokens, width, policy);
   }
 
   TempDirectory head_;
@@ -277,6 +281,29 @@ TEST_P(DeviceHeadEngine, TokensThatAHeadDoesNotScoreMayBeAllOfThoseAllowed) {
 
 TEST_P(DeviceHeadEngine, SyntheticAcceptanceFollowsItsRates) {
   expect_synthetic_acceptance(with_head(4));
+}
+
+// ---- heads of other settings
+
+class DeviceEagle3 : public EngineTest {
+ protected:
+  DeviceEagle3() { tiny::write_checkpoint(target_, heads::target_tensors()); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Devices, DeviceEagle3, ::testing::ValuesIn(engine_devices()),
+                         engine_test_name);
+
+// The first layer adds to the normalised features.
+TEST_P(DeviceEagle3, NormedResidualsCountWhatTheHostCounts) {
+  TempDirectory head;
+  heads::write_eagle3(head, R"(,"norm_before_residual":true)");
+  std::vector<Job> jobs = long_jobs(3, shaped(), 24);
+  jobs[1].arrives = 4;
+  jobs[2].arrives = 9;
+  const EngineConfig config =
+      with_drafter(this->config(), drafter_of(DraftMethod::kEagle3, head), 4, 2);
+  expect_equal(run(this->config(), jobs), run(config, jobs));
+  compare_with_host(config, jobs);
 }
 
 }  // namespace
