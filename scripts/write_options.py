@@ -41,9 +41,7 @@ TABLES: dict[str, tuple[_core.Option, ...]] = {
 def write_stub(text: str) -> str:
     """_core.pyi with the options' types."""
     for name, options in TABLES.items():
-        rows = "".join(
-            f"    {option.name}: {option.type}{_choices(option)}\n" for option in options
-        )
+        rows = "".join(_stub_row(option) for option in options)
         pattern = rf"(class {name}:\n.*?    # Options: [^\n]*\n).*?(    # End of options\.\n)"
         text, count = re.subn(pattern, lambda match: match[1] + rows + match[2], text, flags=re.S)  # noqa: B023
         assert count == 1, name
@@ -177,8 +175,16 @@ def _default(option: _core.Option) -> str:
     return f'"{option.default}"' if isinstance(option.default, str) else repr(option.default)
 
 
-def _choices(option: _core.Option) -> str:
-    return f"  # {', '.join(map(repr, option.choices))}".replace("'", '"') if option.choices else ""
+def _stub_row(option: _core.Option) -> str:
+    row = f"    {option.name}: {option.type}"
+    choices = ", ".join(f'"{choice}"' for choice in option.choices)
+    beside = f"{row}  # {choices}" if choices else row
+    if len(beside) <= WIDTH:
+        return beside + "\n"
+    above = textwrap.fill(
+        choices, WIDTH, initial_indent="    # ", subsequent_indent="    # ", break_on_hyphens=False
+    )
+    return f"{above}\n{row}\n"
 
 
 def _entry(option: _core.Option, indent: str, maximum: float | None) -> str:

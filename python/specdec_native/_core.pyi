@@ -37,7 +37,8 @@ class DrafterConfig:
 
     custom: CustomDrafter | None
     # Options: written by scripts/write_options.py from cpp/include/specdec/speculative_config.h.
-    method: str  # "ngram", "suffix", "draft_model", "custom"
+    # "ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "custom"
+    method: str
     prompt_lookup_min: int
     prompt_lookup_max: int
     suffix_decoding_max_tree_depth: int
@@ -49,6 +50,8 @@ class DrafterConfig:
     max_model_len: int
     sampling: str  # "argmax", "coupled", "independent"
     min_confidence: float
+    parallel_drafting: bool
+    speculative_token_map: list[int]
     # End of options.
     options: ClassVar[tuple[Option, ...]]
     def __init__(self, **fields: Any) -> None: ...

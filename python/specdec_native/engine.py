@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,7 @@ from specdec_native.requests.sampling_params import RequestOutputKind, SamplingP
 from specdec_native.requests.stream import RequestStream
 from specdec_native.speculation.custom_drafter import CustomDrafter
 from specdec_native.speculation.speculative_config import parse_speculative_config
+from specdec_native.speculation.verifier import find_target
 from specdec_native.text.chat_template import Message
 from specdec_native.text.tokenizer import Tokenizer
 from specdec_native.vllm_compat.config import make_vllm_config
@@ -89,7 +91,8 @@ class Engine:
         """Loads a checkpoint.
 
         Args:
-            model: a directory, a .gguf file or a model name.
+            model: a directory, a .gguf file or a model name. A draft head that names its target
+                (speculators' format) stands for that, and drafts for it.
             tokenizer: another checkpoint's directory or name, or a tokenizer object.
             dtype: "auto" (the checkpoint's), "bfloat16", "float32" (on a CPU) or "float16" (on a
                 CPU bfloat16, with a warning). "half" is float16. "auto" is bfloat16 where the
@@ -159,35 +162,43 @@ class Engine:
         check_hf_overrides(hf_overrides)
         generation = GenerationConfig(generation_config, override_generation_config)
         config = make_config({**core_options, "dtype": dtype, "seed": seed or 0})
+        target = find_target(model, revision, speculative_config, hub.find_config)
+        speculative_config = target.speculative_config
         speculative = (
-            None if speculative_config is None else parse_speculative_config(speculative_config)
+            None
+            if speculative_config is None
+            else parse_speculative_config(speculative_config, hub.find_config)
         )
         with show_bytes() as progress:
-            self._directory = hub.resolve_model(
-                model,
-                revision=revision,
+            resolve = functools.partial(
+                hub.resolve_model,
                 dtype=dtype,
-                quantization=quantization,
                 weights=load_format != "dummy",
                 progress=progress,
             )
+            try:
+                self._directory = resolve(
+                    target.model, revision=target.revision, quantization=quantization
+                )
+            except (ValueError, RuntimeError, ImportError) as error:
+                if target.named_by is None:
+                    raise
+                raise target.not_found(error) from error
+            text = CheckpointText(None, "skip_tokenizer_init is set")
+            if not skip_tokenizer_init:
+                text = load_text(self._directory, tokenizer, chat_template, trust_remote_code)
             if speculative is not None:
                 config.speculative = speculative.to_core(
-                    lambda name, draft_revision, draft_quantization: hub.resolve_model(
-                        name,
-                        revision=draft_revision,
-                        dtype=dtype,
-                        quantization=draft_quantization,
-                        weights=load_format != "dummy",
-                        progress=progress,
-                    )
+                    lambda name, draft_revision, draft_quantization: resolve(
+                        name, revision=draft_revision, quantization=draft_quantization
+                    ),
+                    lambda counted: text.need_tokenizer("speculative_token_map").encode(
+                        counted, add_special_tokens=False
+                    ),
                 )
         config.model = str(self._directory)
         if hf_overrides is not None:
             config.hf_overrides = overrides_json(self._directory, hf_overrides)
-        text = CheckpointText(None, "skip_tokenizer_init is set")
-        if not skip_tokenizer_init:
-            text = load_text(self._directory, tokenizer, chat_template, trust_remote_code)
         core = _core.EngineLoop(config)
         self._model_info = core.model_info()
         self._num_spec_tokens = None if speculative is None else speculative.num_speculative_tokens

@@ -47,7 +47,8 @@ class LLM:
         """Loads a model.
 
         Args:
-            model: a directory, a .gguf file or a model name.
+            model: a directory, a .gguf file or a model name. A draft head that names its target
+                (speculators' format) stands for that, and drafts for it.
             tokenizer: another directory or name, or a tokenizer object.
             dtype: "auto", "bfloat16", "float16" or "float32", or the torch.dtype.
             seed: seeds requests that bring no seed.

@@ -1,18 +1,23 @@
 """Shared fixtures: tiny random checkpoints of every family, real weights, prompts."""
 
+import fcntl
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import make_checkpoints
+import make_heads
 import tiny_text_model
+import train_heads
 from specdec_native import LLM, Engine
 from specdec_native.checkpoints import hub
 
 ROOT = Path(__file__).parents[2]
+
+HeadMaker = Callable[..., Path]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,6 +43,63 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
                 variant, tmp_path_factory.mktemp("checkpoints") / variant
             )
         return made[variant]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def head(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> HeadMaker:
+    """A function from variants of make_heads and of its target to the head's directory."""
+    made: dict[tuple[str, str], Path] = {}
+
+    def make(variant: str, target: str = "llama") -> Path:
+        if (variant, target) not in made:
+            directory = tmp_path_factory.mktemp("heads") / f"{target}-{variant}"
+            made[variant, target] = make_heads.make(variant, checkpoint(target), directory)
+        return made[variant, target]
+
+    return make
+
+
+def once_a_run(
+    tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Path]
+) -> Path:
+    """A directory that `make` fills; the workers of a run share it."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / name).exists():
+            make(folder / f"{name}.part").rename(folder / name)
+    return folder / name
+
+
+@pytest.fixture(scope="session")
+def toy_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that has learned the language of train_heads."""
+    return once_a_run(tmp_path_factory, "toy_target", train_heads.make_target)
+
+
+@pytest.fixture(scope="module")
+def one_torch_thread() -> Iterator[None]:
+    """For tests whose matrices are too small to be shared between threads."""
+    with train_heads.one_thread():
+        yield
+
+
+@pytest.fixture(scope="session")
+def trained_head(
+    toy_target: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """A function from a name of train_heads.TRAINED to the directory of that head."""
+
+    def make(name: str) -> Path:
+        return once_a_run(
+            tmp_path_factory,
+            f"trained_{name}",
+            lambda directory: train_heads.train_head(name, toy_target, directory),
+        )
 
     return make
 

@@ -31,6 +31,7 @@ class Variant:
     stacked_experts: bool = False  # tensors named and shaped as transformers 5 holds them
     text_config: bool = False  # the config class is called "<family>TextConfig"
     base_model: bool = False  # saved without the head and the "model." prefix
+    seed: int = 20240601
 
 
 def rope(kind: str, **settings: Any) -> dict[str, Any]:
@@ -159,8 +160,12 @@ VARIANTS: dict[str, Variant] = {
     ),
 }
 
-# Of no use by themselves: a draft model whose vocabulary lacks the target's last tokens.
-DRAFTS = {"llama_small_vocab": Variant("Llama", {"vocab_size": VOCAB_SIZE - 20})}
+# Models that draft, one without the target's last tokens, and a target of more layers than most.
+DRAFTING = {
+    "llama_small_vocab": Variant("Llama", {"vocab_size": VOCAB_SIZE - 20}),
+    "llama_other_seed": Variant("Llama", seed=7),
+    "llama_deep": Variant("Llama", {"num_hidden_layers": 8}),
+}
 
 
 def build(variant: Variant) -> Any:
@@ -184,7 +189,7 @@ def build(variant: Variant) -> Any:
     text = "Text" if variant.text_config else ""
     config = getattr(transformers, f"{variant.family}{text}Config")(**(sizes | variant.config))
     model: Any = getattr(transformers, f"{variant.family}ForCausalLM")(config).eval()
-    generator = torch.Generator().manual_seed(20240601)
+    generator = torch.Generator().manual_seed(variant.seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             values = torch.randn(parameter.shape, generator=generator)
@@ -212,7 +217,7 @@ def use_legacy_spelling(directory: Path) -> None:
 
 def make(variant: str, directory: Path) -> Path:
     """Writes the checkpoint of a variant and returns its directory."""
-    settings = (VARIANTS | DRAFTS)[variant]
+    settings = (VARIANTS | DRAFTING)[variant]
     model: Any = build(settings).to(settings.dtype)
     directory.mkdir(parents=True, exist_ok=True)
     if settings.base_model:

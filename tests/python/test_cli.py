@@ -114,6 +114,32 @@ def test_info_describes_the_build() -> None:
     assert bool(info["gpu_problem"]) == all(gpu["unusable"] for gpu in gpus)
 
 
+def test_info_describes_a_checkpoint(model: Path, tmp_path: Path) -> None:
+    facts = json.loads(succeed("info", model, "--json"))
+    config = json.loads((model / "config.json").read_text())
+    assert facts["method"] == "draft_model" and facts["layers"] == config["num_hidden_layers"]
+    assert facts["architectures"] == config["architectures"] and "reads" not in facts
+    head = {
+        **config,
+        "num_hidden_layers": 1,
+        "draft_vocab_size": 99,
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 4]},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(head))
+    facts = json.loads(succeed("info", tmp_path, "--json"))
+    assert (facts["method"], facts["layers"], facts["draft_vocab_size"]) == ("eagle3", 1, 99)
+    assert facts["reads"] == "inputs of the target's layers 2, 5"
+    assert "eagle3" in succeed("info", tmp_path)
+    medusa = {"model_type": "medusa", "num_heads": 4, "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(medusa))
+    facts = json.loads(succeed("info", tmp_path, "--json"))
+    assert (facts["method"], facts["layers"], facts["longest_draft"]) == ("medusa", 2, 4)
+    for missing in (tmp_path / "missing", "model.gguf"):
+        failed = run("info", missing)
+        assert failed.returncode == 1 and "there is no config.json" in failed.stderr
+
+
 def test_info_describes_a_gpu() -> None:
     gpu = {
         "name": "cuda:1",

@@ -18,7 +18,7 @@ LAYERS: dict[str, set[str]] = {
     "text": {"checkpoints", *BASE},
     "vllm_names": {"checkpoints", *BASE},
     "requests": {"text", "checkpoints", "vllm_names", *BASE},
-    "speculation": {"vllm_names", *BASE},
+    "speculation": {"checkpoints", "vllm_names", *BASE},
     "errors": {"requests", "checkpoints", *BASE},
     "engine": {"errors", *FOLDERS, *BASE},
     "async_engine": {"engine", *FOLDERS, *BASE},

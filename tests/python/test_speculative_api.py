@@ -482,7 +482,7 @@ def test_llm_takes_a_config_or_older_arguments(model: Path) -> None:
             "num_speculative_tokens is missing",
         ),
         ({"speculative_config": {**NGRAM, "draft_length_policy": "long"}}, "one of auto, fixed"),
-        ({"speculative_config": {"method": "eagle", "model": "x"}}, "not available yet"),
+        ({"speculative_config": {"method": "mtp", "model": "x"}}, "not available yet"),
         ({"speculative_config": {**NGRAM, "num_speculative_tokens": 10**6}}, "num_speculative"),
         ({"spec_method": "ngrm"}, "did you mean 'ngram'"),
         ({"spec_model": "./nowhere", "spec_tokens": 3}, "nowhere"),

@@ -421,6 +421,10 @@ def resolve(name: str, revision: str | None, quantization: str) -> Path:
     return Path("found") / name / str(revision) / quantization
 
 
+def encode(text: str) -> list[int]:
+    return [ord(character) for character in text]
+
+
 def test_the_core_receives_everything() -> None:
     options = parse(
         drafters=[
@@ -436,7 +440,7 @@ def test_the_core_receives_everything() -> None:
         merge_drafters=True,
         num_speculative_tokens_per_batch_size=[[1, 4, 4], [5, 5, 0]],
     )
-    core = options.to_core(resolve)
+    core = options.to_core(resolve, encode)
     assert (core.num_speculative_tokens, core.tree_width, core.max_draft_nodes) == (4, 2, 6)
     assert core.merge_drafters and core.verification == "exact"
     assert core.num_speculative_tokens_per_batch_size == [(1, 4, 4), (5, 5, 0)]
@@ -458,7 +462,7 @@ def test_the_core_receives_everything() -> None:
 @pytest.mark.parametrize("length", [1.0, 1.5, 2.0, 3.25, 5.0])
 def test_a_synthetic_length_becomes_rates_of_that_mean(length: float) -> None:
     options = ngram(rejection_sample_method="synthetic", synthetic_acceptance_length=length)
-    rates = options.to_core(resolve).synthetic_acceptance_rates
+    rates = options.to_core(resolve, encode).synthetic_acceptance_rates
     assert len(rates) == 4
     assert 1.0 + sum(np.cumprod(rates)) == pytest.approx(length)
 
@@ -466,7 +470,7 @@ def test_a_synthetic_length_becomes_rates_of_that_mean(length: float) -> None:
 @pytest.mark.parametrize("table", [[[2, 4, 3]], [[1, 4, 3], [4, 6, 2]]])
 def test_tables_with_an_overlap_or_a_late_start_are_refused(table: list[list[int]]) -> None:
     with pytest.raises(ValueError, match=TABLE):
-        ngram(num_speculative_tokens_per_batch_size=table).to_core(resolve)
+        ngram(num_speculative_tokens_per_batch_size=table).to_core(resolve, encode)
 
 
 def test_a_config_survives_json() -> None:

@@ -15,17 +15,14 @@ FIXED = {"draft_length_policy": "fixed"}
 @pytest.mark.parametrize(
     ("config", "name"),
     [
-        ({"method": "eagle", "model": "x"}, "eagle"),
-        ({"method": "eagle3", "model": "x"}, "eagle3"),
-        ({"method": "medusa", "model": "x"}, "medusa"),
-        ({"method": "mlp_speculator", "model": "x"}, "mlp_speculator"),
         ({"method": "mtp"}, "mtp"),
         ({"method": "deepseek_mtp"}, "deepseek_mtp"),
         ({"method": "dflash"}, "dflash"),
-        ({"model": "yuhuili/EAGLE-LLaMA3-Instruct-8B"}, "eagle"),
-        ({"model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"}, "eagle3"),
-        ({"model": "abhigoyal/vllm-medusa-vicuna-7b-random"}, "medusa"),
-        ({"model": "ibm-ai-platform/llama3-8b-accelerator"}, "mlp_speculator"),
+        ({"method": "dspark"}, "dspark"),
+        ({"method": "extract_hidden_states"}, "extract_hidden_states"),
+        ({"model": "z-lab/Qwen3-8B-DFlash-b16"}, "dflash"),
+        ({"model": "deepseek-ai/dspark_qwen3_8b_block7"}, "dspark"),
+        ({"model": "org/some-model-MTP"}, "mtp"),
     ],
 )
 def test_a_method_that_is_not_there_yet_lists_those_that_are(
@@ -52,6 +49,7 @@ def test_a_method_that_is_not_there_yet_lists_those_that_are(
         ({"method": "ngrm", "num_speculative_tokens": 3}, "did you mean 'ngram'"),
         ({"method": 3, "num_speculative_tokens": 3}, "use one of ngram"),
         ({"method": "draft_model", "num_speculative_tokens": 3}, '"draft_model" needs "model"'),
+        ({"method": "eagle3", "num_speculative_tokens": 3}, '"eagle3" needs "model": the head'),
         ({"method": "custom_class", "num_speculative_tokens": 3}, 'either "model".*"drafter"'),
         ({"model": 3, "num_speculative_tokens": 3}, "model must be a string"),
         (
@@ -90,7 +88,10 @@ def test_a_missing_or_wrong_drafter(config: Any, message: str) -> None:
         ({"max_model_len": 0}, "max_model_len must be in"),
         ({"quantization": "int8"}, 'belongs to the method "draft_model"'),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
-        ({"parallel_drafting": True}, "parallel_drafting"),
+        ({"parallel_drafting": True}, 'belongs to the method "draft_model" or "eagle3"'),
+        ({"draft_lm_head_quantization": "fp8"}, 'give "quantization"'),
+        ({"dspark_draft_topk": 3}, '"dspark" are not available'),
+        ({"index_share_for_mtp_iteration": True}, '"mtp" is not available'),
         ({"enable_adaptive_verification": True}, "draft_length_policy"),
         ({"disable_by_batch_size": 4}, TABLE),
         ({"use_heterogeneous_vocab": True}, "vocabulary"),
@@ -177,6 +178,38 @@ def test_a_wrong_draft_model_option_says_what_to_write(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         parse(model="org/small", num_speculative_tokens=3, **config)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"method": "eagle", "parallel_drafting": True},
+            'parallel_drafting belongs to the method "draft_model" or "eagle3", not to "eagle"',
+        ),
+        (
+            {"method": "eagle3", "speculative_token_map": [1, 2]},
+            'belongs to the method "eagle" or "medusa", not to "eagle3"',
+        ),
+        ({"method": "mlp_speculator", "speculative_token_map": [1]}, 'not to "mlp_speculator"'),
+        ({"method": "draft_model", "speculative_token_map": [1]}, 'not to "draft_model"'),
+        ({"method": "medusa", "prompt_lookup_max": 3}, 'belongs to the method "ngram"'),
+        ({"method": "eagle3", "parallel_drafting": "yes"}, "True or False"),
+        ({"method": "eagle", "quantization": "awq"}, "'awq' is not supported"),
+        ({"method": "eagle", "min_confidence": 2}, "min_confidence"),
+        (
+            {
+                "method": "eagle",
+                "draft_sample_method": "coupled",
+                "rejection_sample_method": "block",
+            },
+            '"probabilistic"',
+        ),
+    ],
+)
+def test_a_wrong_option_of_a_head_says_what_to_write(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse(model="org/head", num_speculative_tokens=3, **config)
 
 
 @pytest.mark.parametrize(

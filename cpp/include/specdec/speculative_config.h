@@ -86,8 +86,7 @@ struct DrafterConfig {
   DraftSampling sampling = DraftSampling::kCoupled;
   double min_confidence = 0.0;
   bool parallel_drafting = false;
-  // Of heads with the target's whole vocabulary: the tokens they score, distinct; empty: all.
-  std::vector<int32_t> token_map;
+  std::vector<int32_t> token_map;         // of heads that score tokens with the target's own head
   std::shared_ptr<CustomDrafter> custom;  // of DraftMethod::kCustom
 };
 
@@ -115,29 +114,37 @@ inline constexpr std::tuple kDrafterOptions = {
            {.name = "suffix_decoding_min_token_prob",
             .help = "suffix: stop where the estimated probability falls below",
             .range = between(0, 1)}),
-    option(&DrafterConfig::model,
-           {.name = "model", .help = "draft_model: a checkpoint with the target's vocabulary"}),
+    option(
+        &DrafterConfig::model,
+        {.name = "model",
+         .help =
+             "the checkpoint of a draft model with the target's vocabulary, or of a head for it"}),
     option(&DrafterConfig::quantization,
            {.name = "quantization",
-            .help = "draft_model: how its weights are held, as the engine's",
+            .help = "draft models and heads: how weights are held, as the engine's",
             .details = "What rounding changes is which drafts are accepted, never an answer: exact "
                        "verification compares with the target's own draws, and rejection sampling "
                        "with the distribution the draft was drawn from."}),
     option(&DrafterConfig::max_model_len,
            {.name = "max_model_len",
-            .help = "draft_model: it drafts no further than this position",
+            .help = "draft models and heads: no drafts past this position",
             .range = at_least(1),
-            .zero = "as far as both models go"}),
+            .zero = "as far as target and drafter go"}),
     option(&DrafterConfig::sampling,
-           {.name = "sampling", .help = "draft_model: how it picks tokens"}),
+           {.name = "sampling", .help = "draft models and heads: how tokens are picked"}),
     option(&DrafterConfig::min_confidence,
            {.name = "min_confidence",
-            .help = "draft_model: stop where the probability of the whole draft falls below",
+            .help =
+                "draft models and heads: stop where the probability of the whole draft falls below",
             .range = between(0, 1)}),
     option(&DrafterConfig::parallel_drafting,
            {.name = "parallel_drafting",
             .help = "draft_model, eagle3: all positions in one pass, over mask tokens (PARD, "
                     "P-EAGLE)"}),
+    option(&DrafterConfig::token_map, {.name = "speculative_token_map",
+                                       .help = "eagle, medusa: the tokens that are drafted",
+                                       .details = "Distinct ids; empty for all tokens.",
+                                       .range = at_least(0)}),
 };
 
 enum class DraftLengthPolicy : uint8_t {

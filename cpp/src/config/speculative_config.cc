@@ -30,6 +30,21 @@ void validate_model(const DrafterConfig& drafter, Verification verification) {
                                                    "vocabulary"));
   }
   parse_quantization(drafter.quantization);
+  const bool drafts_in_parallel =
+      drafter.method == DraftMethod::kDraftModel || drafter.method == DraftMethod::kEagle3;
+  if (drafter.parallel_drafting && !drafts_in_parallel) {
+    throw InvalidArgument("parallel_drafting",
+                          str_cat("needs method 'draft_model' or 'eagle3', got '",
+                                  name_of(drafter.method), "': leave it out"));
+  }
+  const bool borrows_head =
+      drafter.method == DraftMethod::kEagle || drafter.method == DraftMethod::kMedusa;
+  if (!drafter.token_map.empty() && !borrows_head) {
+    throw InvalidArgument(
+        "speculative_token_map",
+        str_cat("cuts the target's output head, which method '", name_of(drafter.method),
+                "' does not draft with: leave it out, or use 'eagle' or 'medusa'"));
+  }
   if (weighs_drafts(verification) && drafter.sampling == DraftSampling::kCoupled) {
     throw InvalidArgument(
         "draft_sample_method",
@@ -147,7 +162,8 @@ void SpeculativeConfig::validate() const {
   if (drafters.empty()) {
     throw InvalidArgument("method",
                           "num_speculative_tokens needs a method that drafts them: 'ngram', "
-                          "'suffix', 'draft_model' or 'custom'");
+                          "'suffix', 'draft_model', 'eagle', 'eagle3', 'medusa', "
+                          "'mlp_speculator' or 'custom'");
   }
   validate_tree(*this);
   validate_verification(*this);

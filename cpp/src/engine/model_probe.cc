@@ -17,12 +17,6 @@ EngineConfig completed(const EngineConfig& given) {
   return config;
 }
 
-ModelConfig load_target(const EngineConfig& config) {
-  ModelConfig model = load_model_config(config.model, config.hf_overrides);
-  model.random_weights = config.load_format == "dummy";
-  return model;
-}
-
 void check_tokens(const ModelConfig& model, const std::vector<int32_t>& tokens) {
   if (tokens.empty()) throw InvalidArgument("tokens", "there are none");
   for (const int32_t token : tokens) {
@@ -33,15 +27,22 @@ void check_tokens(const ModelConfig& model, const std::vector<int32_t>& tokens) 
   }
 }
 
+// The target's config; checks that the tokens are the target's.
+ModelConfig load_target(const EngineConfig& config, const std::vector<int32_t>& tokens) {
+  ModelConfig model = load_model_config(config.model, config.hf_overrides);
+  model.random_weights = config.load_format == "dummy";
+  check_tokens(model, tokens);
+  return model;
+}
+
 }  // namespace
 
 ModelProbe::ModelProbe(const EngineConfig& config, const std::vector<int32_t>& tokens,
                        int num_drafts, TapSpec taps)
     : config_(completed(config)),
-      model_(load_target(config_)),
+      model_(load_target(config_, tokens)),
       pool_(num_blocks_for(static_cast<int>(tokens.size()) + num_drafts, config_.block_size)),
       blocks_(config_.block_size) {
-  check_tokens(model_, tokens);
   const DeviceChoice device = resolve_device(config_.device);
   backend_ = make_backend({.device = device.name,
                            .cpu_isa = config_.cpu_isa,

@@ -22,6 +22,18 @@ constexpr const char* kMins = ".mins";
 constexpr const char* kScaleInverse = "_scale_inv";  // beside a matrix of 8-bit floats: what its
 constexpr const char* kScale = "_scale";             // values are multiplied with, both
 
+// The file *.safetensors where there is one and no other; else empty.
+std::string only_safetensors(const fs::path& directory) {
+  std::string found;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(directory, ignored)) {
+    if (entry.path().extension() != ".safetensors") continue;
+    if (!found.empty()) return "";
+    found = entry.path().string();
+  }
+  return found;
+}
+
 bool has_torch_weights(const fs::path& directory) {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(directory, ignored)) {
@@ -125,7 +137,9 @@ WeightStore::WeightStore(const std::string& directory, ScaleBlock scale_block)
     : scale_block_(scale_block) {
   require_directory(directory);
   const fs::path root(directory);
+  const std::string index = (root / kIndexName).string();
   source_ = (root / kSingleName).string();
+  if (!file_exists(source_) && !file_exists(index)) source_ = only_safetensors(root);
   if (file_exists(source_)) {
     shards_.push_back(std::make_unique<SafetensorsFile>(source_));
     for (const auto& [name, entry] : shards_.front()->entries()) {
@@ -133,7 +147,7 @@ WeightStore::WeightStore(const std::string& directory, ScaleBlock scale_block)
     }
     return;
   }
-  source_ = (root / kIndexName).string();
+  source_ = index;
   if (!file_exists(source_)) no_weights(directory);
   open_index(directory);
 }

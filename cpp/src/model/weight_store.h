@@ -19,7 +19,8 @@ namespace specdec {
 
 class WeightStore {
  public:
-  // Opens model.safetensors, or the shards model.safetensors.index.json names, and checks them.
+  // Opens model.safetensors, or the shards model.safetensors.index.json names, or the only file
+  // *.safetensors there is, as draft heads have any name, and checks them.
   // Throws CheckpointError.
   // `scale_block`: of matrices of 8-bit floats that have block scales.
   explicit WeightStore(const std::string& directory, ScaleBlock scale_block = {});

@@ -1,91 +1,131 @@
 #include "speculation/acceptance_model.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
-
-#include "core/check.h"
+#include <span>
 
 namespace specdec {
 namespace {
 
 constexpr std::array<int, 7> kLeastStrength = {1, 2, 3, 4, 6, 9, 16};
-constexpr std::array<double, 5> kUpperConfidence = {0.2, 0.4, 0.6, 0.8, 0.92};  // class bounds
-// Expected acceptance of each class of confidence before any draft was seen; the last is that of an
-// unknown confidence.
-constexpr std::array<double, 7> kPrior = {0.15, 0.3, 0.45, 0.6, 0.7, 0.8, 0.6};
-constexpr double kPriorWeight = 3;    // drafts
-constexpr double kMemory = 200;       // drafts of a class that count; older ones fade
-constexpr double kVariance = 0.5;     // prior variance of a request's offset
-constexpr double kOffsetMemory = 64;  // tokens after which offsets are forgotten
-constexpr double kLeast = 0.002;      // probabilities stay clear of 0 and 1
-constexpr double kLongestOffset = 4;  // log-odds
+constexpr int kNumStrengths = static_cast<int>(kLeastStrength.size());
+
+// Weights of a regression: an intercept for each class of strength and, with a confidence, these.
+enum Weight : int {
+  kFirst = kNumStrengths,  // of the first token after a parent
+  kUnlikely,               // slope of confidences below one half
+  kLikely,                 // slope of the others
+  kNumWeights
+};
+
+// Before any draft was seen, tokens are accepted somewhat less often than their confidence says,
+// and neighbouring strengths alike.
+constexpr double kIntercept = -0.2;
+constexpr double kAverage = 0.4;  // log-odds without a confidence
+constexpr double kUnlikelySlope = 0.8;
+constexpr double kLikelySlope = 0.5;
+constexpr double kInterceptVariance = 2.0;
+constexpr double kStrengthVariance = 0.3;  // of the difference between neighbouring intercepts
+constexpr double kFirstVariance = 0.5;
+constexpr double kSlopeVariance = 0.3;
+// With these drifts a few hundred outcomes count, and twice as many for what all strengths share.
+constexpr double kInterceptDrift = 1.5e-4;
+constexpr double kSharedDrift = 5e-5;
+
+constexpr double kOffsetVariance = 0.5;
+constexpr double kOffsetMemory = 256;  // tokens after which offsets are forgotten
+constexpr double kMostLogOdds = 7;     // of confidences and of acceptance
 
 int strength_class(int strength) {
   const auto next = std::upper_bound(kLeastStrength.begin(), kLeastStrength.end(), strength);
   return std::max(0, static_cast<int>(next - kLeastStrength.begin()) - 1);
 }
 
-int confidence_class(double confidence) {
-  if (confidence < 0) return static_cast<int>(kPrior.size()) - 1;
-  const auto at = std::lower_bound(kUpperConfidence.begin(), kUpperConfidence.end(), confidence);
-  return static_cast<int>(at - kUpperConfidence.begin());
-}
+double clamp_log_odds(double log_odds) { return std::clamp(log_odds, -kMostLogOdds, kMostLogOdds); }
 
-double log_odds(double probability) { return std::log(probability / (1.0 - probability)); }
+class Features {
+ public:
+  Features(const DraftEvidence& evidence, bool with_confidence) {
+    add(strength_class(evidence.strength), 1.0);
+    if (!with_confidence) return;
+    if (evidence.is_first) add(kFirst, 1.0);
+    const double confidence = std::min(evidence.confidence, 1.0);
+    const double log_odds = clamp_log_odds(std::log(confidence / (1.0 - confidence)));
+    add(log_odds < 0 ? kUnlikely : kLikely, log_odds);
+  }
+  std::span<const LogisticRegression::Feature> all() const {
+    return std::span(features_).first(size_);
+  }
+
+ private:
+  void add(int weight, double value) { features_[size_++] = {.weight = weight, .value = value}; }
+
+  std::array<LogisticRegression::Feature, 3> features_;
+  size_t size_ = 0;
+};
+
+LogisticRegression make_regression(bool with_confidence) {
+  std::array<UncertainWeight, kNumWeights> weights;
+  const auto covariance = [](int strength) {
+    return kInterceptVariance + kStrengthVariance * strength;
+  };
+  for (int i = 0; i < kNumStrengths; ++i) {
+    weights[i] = {.mean = with_confidence ? kIntercept : kAverage,
+                  .variance = covariance(i),
+                  .drift = kInterceptDrift};
+  }
+  weights[kFirst] = {.mean = 0, .variance = kFirstVariance, .drift = kSharedDrift};
+  weights[kUnlikely] = {.mean = kUnlikelySlope, .variance = kSlopeVariance, .drift = kSharedDrift};
+  weights[kLikely] = {.mean = kLikelySlope, .variance = kSlopeVariance, .drift = kSharedDrift};
+  const std::span<const UncertainWeight> all = weights;
+  LogisticRegression regression(with_confidence ? all : all.first(kNumStrengths));
+  for (int i = 0; i < kNumStrengths; ++i) {
+    for (int j = 0; j < i; ++j) regression.set_covariance(i, j, covariance(j));
+  }
+  return regression;
+}
 
 }  // namespace
 
-AcceptanceModel::AcceptanceModel(int num_drafters) : counts_(num_drafters) {}
+AcceptanceModel::AcceptanceModel(int num_drafters)
+    : regressions_(num_drafters, {.with_confidence = make_regression(true),
+                                  .without_confidence = make_regression(false)}) {}
 
 RequestAcceptance AcceptanceModel::new_request() const {
-  return {.offsets = std::vector<RequestAcceptance::Offset>(counts_.size(),
-                                                            {.mean = 0, .variance = kVariance})};
-}
-
-double AcceptanceModel::shared_probability(const DraftEvidence& evidence) const {
-  const int confidence = confidence_class(evidence.confidence);
-  double expected = kPrior[confidence];
-  for (int i = 0; i <= strength_class(evidence.strength); ++i) {
-    const Count& count = counts_[evidence.drafter].classes[i][confidence];
-    expected = (count.accepted + kPriorWeight * expected) / (count.all + kPriorWeight);
-  }
-  return std::clamp(expected, kLeast, 1.0 - kLeast);
+  return {.offsets = std::vector<UncertainWeight>(regressions_.size(),
+                                                  {.mean = 0, .variance = kOffsetVariance})};
 }
 
 double AcceptanceModel::probability(const RequestAcceptance& request,
                                     const DraftEvidence& evidence) const {
-  const double odds =
-      log_odds(shared_probability(evidence)) + request.offsets[evidence.drafter].mean;
-  return 1.0 / (1.0 + std::exp(-odds));
+  const bool with_confidence = evidence.confidence >= 0;
+  const auto& [known, unknown] = regressions_[evidence.drafter];
+  const double shared =
+      (with_confidence ? known : unknown).log_odds(Features(evidence, with_confidence).all());
+  const double log_odds = clamp_log_odds(shared + request.offsets[evidence.drafter].mean);
+  return 1.0 / (1.0 + std::exp(-log_odds));
 }
 
 void AcceptanceModel::forget(RequestAcceptance& request, int num_tokens) const {
   const double keep = std::exp(-num_tokens / kOffsetMemory);
-  for (RequestAcceptance::Offset& offset : request.offsets) {
+  for (UncertainWeight& offset : request.offsets) {
     offset.mean *= keep;
-    offset.variance = keep * keep * offset.variance + (1.0 - keep * keep) * kVariance;
+    offset.variance = keep * keep * offset.variance + (1.0 - keep * keep) * kOffsetVariance;
   }
 }
 
-void AcceptanceModel::add(Count& count, bool accepted) {
-  const double keep = count.all >= kMemory ? (kMemory - 1) / count.all : 1.0;
-  count.accepted = count.accepted * keep + (accepted ? 1.0 : 0.0);
-  count.all = count.all * keep + 1.0;
-}
-
-// The request's offset is the mean of a Gaussian, corrected as in an extended Kalman filter.
 void AcceptanceModel::record(RequestAcceptance& request, const DraftEvidence& evidence,
                              bool accepted) {
-  const double expected = probability(request, evidence);
-  RequestAcceptance::Offset& offset = request.offsets[evidence.drafter];
-  const double information = std::max(expected * (1.0 - expected), 0.02);
-  offset.variance /= 1.0 + offset.variance * information;
-  offset.mean += offset.variance * ((accepted ? 1.0 : 0.0) - expected);
-  offset.mean = std::clamp(offset.mean, -kLongestOffset, kLongestOffset);
-
-  auto& classes = counts_[evidence.drafter].classes[strength_class(evidence.strength)];
-  add(classes[confidence_class(evidence.confidence)], accepted);
-  if (evidence.confidence >= 0 && evidence.is_first) add(classes.back(), accepted);
+  auto& [known, unknown] = regressions_[evidence.drafter];
+  UncertainWeight& offset = request.offsets[evidence.drafter];
+  if (evidence.confidence < 0) {
+    unknown.record(Features(evidence, false).all(), offset, accepted);
+    return;
+  }
+  UncertainWeight before = offset;
+  known.record(Features(evidence, true).all(), offset, accepted);
+  if (evidence.is_first) unknown.record(Features(evidence, false).all(), before, accepted);
 }
 
 }  // namespace specdec

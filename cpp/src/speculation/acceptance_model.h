@@ -2,8 +2,9 @@
 // earlier drafts. Pure.
 #pragma once
 
-#include <array>
 #include <vector>
+
+#include "speculation/logistic_regression.h"
 
 namespace specdec {
 
@@ -20,15 +21,14 @@ struct DraftEvidence {
 
 // What sets one request apart: log-odds added to those of all requests, by drafter.
 struct RequestAcceptance {
-  struct Offset {
-    double mean = 0;
-    double variance = 1;
-  };
-  std::vector<Offset> offsets;
+  std::vector<UncertainWeight> offsets;
 };
 
-// The counts are shared by all requests: by drafter, strength and confidence. Old counts fade as
-// new ones come, and a class with few counts leans on the class of the next lower strength.
+// Acceptance has log-odds a + b * logit(confidence) + the request's offset. `a` depends on the
+// drafter, on the strength, and on whether the token is the first one drafted after its parent; `b`
+// on whether the confidence is below one half. Without a confidence, log-odds are those of a first
+// token of that strength on average. Requests share all but the offset. Old outcomes fade as new
+// ones come, and what was never seen leans on neighbouring strengths.
 class AcceptanceModel {
  public:
   explicit AcceptanceModel(int num_drafters);
@@ -40,20 +40,11 @@ class AcceptanceModel {
   void record(RequestAcceptance& request, const DraftEvidence& evidence, bool accepted);
 
  private:
-  static constexpr int kStrengths = 7;
-  static constexpr int kConfidences = 7;  // the last: first tokens of any confidence
-
-  struct Count {
-    double accepted = 0;
-    double all = 0;
+  struct Regressions {
+    LogisticRegression with_confidence;
+    LogisticRegression without_confidence;
   };
-  struct Counts {
-    std::array<std::array<Count, kConfidences>, kStrengths> classes;
-  };
-  double shared_probability(const DraftEvidence& evidence) const;
-  static void add(Count& count, bool accepted);
-
-  std::vector<Counts> counts_;  // by drafter
+  std::vector<Regressions> regressions_;  // by drafter
 };
 
 }  // namespace specdec

@@ -109,6 +109,28 @@ def resolve_model(
     return _fetch_hub(name, revision, GgufOptions.of(dtype, quantization), progress, weights)
 
 
+def find_config(
+    name_or_path: str, revision: str | None = None, *, download: bool = True
+) -> Path | None:
+    """The directory with config.json of what the user named; its weights may be missing there.
+
+    None for a GGUF file, a known model, and a path where there is none. Without `download`, also
+    for a hub id that was not downloaded before.
+
+    Raises ModelNotFoundError, CheckpointError, DownloadError or MissingDependencyError.
+    """
+    path = Path(name_or_path).expanduser()
+    if (path / "config.json").is_file():
+        return path
+    is_known = find_model(name_or_path) is not None and revision is None
+    if is_known or path.exists() or _looks_like_path(name_or_path):
+        return None
+    local = hugging_face.cached_snapshot(name_or_path, revision, weights=False)
+    if local is not None or not download:
+        return local
+    return resolve_model(name_or_path, revision=revision, weights=False)
+
+
 def fetch(name: str, source: Source = "auto", *, progress: ProgressCallback | None = None) -> Path:
     """Downloads one of the known models, unless it is there already, and returns its directory.
 

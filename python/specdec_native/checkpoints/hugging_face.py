@@ -12,7 +12,7 @@ from specdec_native.checkpoints.errors import (
     DownloadError,
     ModelNotFoundError,
 )
-from specdec_native.checkpoints.layout import checkpoint_kind
+from specdec_native.checkpoints.layout import NOT_WEIGHTS, checkpoint_kind
 from specdec_native.checkpoints.optional import import_optional
 from specdec_native.checkpoints.progress import ProgressCallback, ProgressMeter
 
@@ -128,6 +128,10 @@ def _wanted_files(repo_id: str, files: dict[str, int], with_weights: bool) -> li
         raise CheckpointError(
             f"{repo_id} holds GGUF files; download one and give its path: {', '.join(quantised)}"
         )
+    for ending in (".safetensors", ".bin", ".pt"):  # the other names that draft heads have
+        weights = [n for n in files if n.endswith(ending) and n not in NOT_WEIGHTS]
+        if len(weights) == 1 and "config.json" in files:
+            return small + weights
     raise CheckpointError(
         f"{repo_id} holds no checkpoint: config.json with model.safetensors or pytorch_model.bin"
     )

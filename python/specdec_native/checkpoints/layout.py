@@ -14,6 +14,12 @@ TORCH_SINGLE_FILE = "pytorch_model.bin"
 TORCH_INDEX_FILE = "pytorch_model.bin.index.json"
 GGUF_MAGIC = b"GGUF"
 
+NOT_WEIGHTS = (
+    *("training_args.bin", "optimizer.bin"),
+    *("optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pt"),
+)
+"""Files that training leaves beside the weights."""
+
 # What goes with the weights of a checkpoint that is converted.
 _COMPANIONS = (
     "*.json", "*.jinja", "additional_chat_templates/*.jinja", "*.txt", "*.model", "LICENSE*",
@@ -34,12 +40,17 @@ def checkpoint_kind(directory: Path) -> CheckpointKind | None:
 
     Raises CheckpointError if an index names a file that is missing.
     """
-    if (directory / "config.json").is_file():
-        if _has_safetensors(directory):
-            return CheckpointKind.SAFETENSORS
-        if torch_files(directory):
-            return CheckpointKind.TORCH
-    return CheckpointKind.GGUF if gguf_files(directory) else None
+    has_config = (directory / "config.json").is_file()
+    if has_config and _has_safetensors(directory):
+        return CheckpointKind.SAFETENSORS
+    if has_config and _named_torch_files(directory):
+        return CheckpointKind.TORCH
+    if gguf_files(directory):
+        return CheckpointKind.GGUF
+    # Draft heads come under other names, too.
+    if has_config and _only_file(directory, ".safetensors"):
+        return CheckpointKind.SAFETENSORS
+    return CheckpointKind.TORCH if has_config and torch_files(directory) else None
 
 
 def gguf_files(directory: Path) -> list[Path]:
@@ -54,15 +65,15 @@ def is_gguf(path: Path) -> bool:
 
 
 def torch_files(directory: Path) -> list[Path]:
-    """The `.bin` files that make up the checkpoint; empty if it has none.
+    """The `.bin` or `.pt` files that make up the checkpoint; empty if it has none.
 
     Raises CheckpointError if the index is malformed or names a file that is missing.
     """
-    index = directory / TORCH_INDEX_FILE
-    if index.is_file():
-        return _indexed_files(index)
-    single = directory / TORCH_SINGLE_FILE
-    return [single] if single.is_file() else []
+    return (
+        _named_torch_files(directory)
+        or _only_file(directory, ".bin")
+        or _only_file(directory, ".pt")
+    )
 
 
 def companion_files(directory: Path) -> list[Path]:
@@ -71,6 +82,20 @@ def companion_files(directory: Path) -> list[Path]:
     return sorted(
         file for file in found if file.is_file() and not file.name.endswith(".index.json")
     )
+
+
+def _named_torch_files(directory: Path) -> list[Path]:
+    index = directory / TORCH_INDEX_FILE
+    if index.is_file():
+        return _indexed_files(index)
+    single = directory / TORCH_SINGLE_FILE
+    return [single] if single.is_file() else []
+
+
+def _only_file(directory: Path, ending: str) -> list[Path]:
+    """The file with weights, where there is one with this ending and no other."""
+    files = [file for file in directory.glob(f"*{ending}") if file.name not in NOT_WEIGHTS]
+    return files if len(files) == 1 else []
 
 
 def _has_safetensors(directory: Path) -> bool:

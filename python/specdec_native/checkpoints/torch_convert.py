@@ -26,6 +26,7 @@ from specdec_native.checkpoints.text_files import read_json_object
 
 _EMBEDDING = "embed_tokens.weight"
 _HEAD = "lm_head.weight"
+_FUSION = "fc.weight"
 _DTYPE_CODES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64",
     "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
@@ -98,7 +99,9 @@ def _specs(file: Path) -> tuple[list[TensorSpec], bool]:
         raise CheckpointError("it is not a dictionary from names to tensors", file)
     specs = [_spec(file, name, tensor) for name, tensor in tensors.items()]
     embeddings = {_memory(t) for name, t in tensors.items() if name.endswith(_EMBEDDING)}
-    heads = [name for name in tensors if name.endswith(_HEAD)]
+    # EAGLE's heads, known by their fusion, borrow from the target what they leave out.
+    borrows = _FUSION in tensors
+    heads = [] if borrows else [name for name in tensors if name.endswith(_HEAD)]
     tied = [name for name in heads if _memory(tensors[name]) in embeddings]
     return [spec for spec in specs if spec.name not in tied], bool(tied)
 

@@ -1,4 +1,4 @@
-"""What `specdec-native info` says of the build, this machine and the models that are known."""
+"""What `specdec-native info` says: of build, machine and known models, or of one checkpoint."""
 
 from __future__ import annotations
 
@@ -8,11 +8,25 @@ from collections.abc import Mapping
 from typing import Any
 
 import rich.table
+import rich.text
 
 from specdec_native import _core
+from specdec_native.checkpoints import hub
 from specdec_native.checkpoints.cache import cache_root
+from specdec_native.checkpoints.draft_config import DraftConfig, read_draft_config
+from specdec_native.checkpoints.errors import ModelNotFoundError
 from specdec_native.checkpoints.model_registry import known_names
+from specdec_native.speculation.methods import checkpoint_method
 
+# Of a checkpoint's config.json, and what they are called here.
+_LAYER_KEYS = {
+    "hidden_size": "hidden_size",
+    "emb_dim": "hidden_size",
+    "inner_dim": "inner_size",
+    "num_hidden_layers": "layers",
+    "medusa_num_layers": "layers",
+    "vocab_size": "vocab_size",
+}
 _PACKAGES = ("numpy", "tokenizers", "jinja2", "gguf", "huggingface-hub", "torch", "transformers")
 _DEVICE_FIELDS = ("name", "model", "memory_bytes", "num_threads", "isa", "unusable")
 
@@ -43,6 +57,46 @@ def collect_facts() -> dict[str, Any]:
     return facts
 
 
+def checkpoint_facts(name: str) -> dict[str, Any]:
+    """What config.json says of a model or a draft head. Raises ValueError where there is none."""
+    directory = hub.find_config(name)
+    if directory is None:
+        raise ModelNotFoundError(
+            f"there is no config.json for {name}; give a directory that has one, or a hub id"
+        )
+    config = read_draft_config(directory)
+    method = checkpoint_method(name, config)
+    facts: dict[str, Any] = {
+        "directory": str(directory),
+        "method": method,
+        "architectures": config.architectures,
+    }
+    for key, label in _LAYER_KEYS.items():
+        if config.layers.get(key) is not None:
+            facts[label] = config.layers[key]
+    if method == "draft_model":
+        return facts
+    limit = config.longest_draft(method)
+    facts |= {
+        "draft_vocab_size": config.values.get("draft_vocab_size"),
+        "reads": _text_of_taps(method, config),
+        "num_speculative_tokens": config.proposed_tokens(method),
+        "longest_draft": None if limit is None else limit[1],
+        "parallel_drafting": config.is_parallel,
+        "target": config.verifier,
+    }
+    return {key: value for key, value in facts.items() if value is not None}
+
+
+def _text_of_taps(method: str, config: DraftConfig) -> str:
+    if method != "eagle3":
+        return "the target's last hidden states"
+    taps = config.taps
+    if taps is None:
+        return "inputs of the target's layers 2, n/2 and n-3"
+    return f"inputs of the target's layers {', '.join(map(str, taps))}"
+
+
 def facts_table(facts: Mapping[str, Any]) -> rich.table.Table:
     """The facts for a reader."""
     table = rich.table.Table(box=None, show_header=False, pad_edge=False)
@@ -53,7 +107,8 @@ def facts_table(facts: Mapping[str, Any]) -> rich.table.Table:
             for device in value:
                 table.add_row(f"device {device['name']}", device_text(device))
         elif key != "gpu_problem" or value:
-            table.add_row(key, ", ".join(value) if isinstance(value, list) else str(value))
+            text = ", ".join(value) if isinstance(value, list) else str(value)
+            table.add_row(key, rich.text.Text(text))
     return table
 
 

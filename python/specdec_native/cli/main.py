@@ -17,7 +17,7 @@ import typer
 from specdec_native.checkpoints import hub
 from specdec_native.checkpoints.model_registry import find_model, known_names
 from specdec_native.cli import demo
-from specdec_native.cli.info import collect_facts, facts_table
+from specdec_native.cli.info import checkpoint_facts, collect_facts, facts_table
 from specdec_native.cli.inputs import conversation, read_prompts, user_lines
 from specdec_native.cli.options import (
     SPECULATION_OPTIONS,
@@ -253,9 +253,14 @@ def fetch_command(
 
 
 @app.command("info")
-def info_command(as_json: Json = False) -> None:
-    """Show versions, build, devices, and which models are known."""
-    facts = collect_facts()
+def info_command(
+    model: Annotated[
+        str | None, typer.Argument(help="A model or draft head: show what it is instead.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show versions, build, devices, and which models are known; or what a checkpoint is."""
+    facts = collect_facts() if model is None else checkpoint_facts(model)
     if as_json:
         print(json.dumps(facts, indent=2))
         return

@@ -13,7 +13,7 @@ import typer
 from specdec_native import _core
 from specdec_native.option_text import help_line
 from specdec_native.requests.sampling_params import MAXIMA
-from specdec_native.speculation.drafter_options import METHODS
+from specdec_native.speculation.methods import METHODS
 
 Model = Annotated[
     str, typer.Option("--model", "-m", help="A directory, a .gguf file or a model name.")
@@ -114,7 +114,7 @@ SPECULATION_OPTIONS = [
             '"fixed" always drafts num_speculative_tokens.',
         ),
         ("spec_method", str, (), f"What drafts tokens ahead: {', '.join(METHODS)}."),
-        ("spec_model", str, (), "The draft model."),
+        ("spec_model", str, (), "The draft model or head."),
         ("spec_tokens", int, (), "Tokens drafted ahead at most."),
     )
 ]

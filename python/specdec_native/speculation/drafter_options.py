@@ -4,60 +4,58 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from specdec_native import _core
-from specdec_native.checks import (
-    INT32_MAX,
-    check_choice,
-    check_option,
-    close_matches,
-)
+from specdec_native.checkpoints.draft_config import DraftConfig, read_draft_config
+from specdec_native.checks import INT32_MAX, check_choice, check_flag, check_option
 from specdec_native.engine_options import check_quantization
 from specdec_native.speculation.custom_drafter import CustomDrafter, make_drafter
-
-METHODS = ("ngram", "suffix", "draft_model", "custom_class")
-
-_METHOD_ALIASES = {"[ngram]": "ngram", "ngram_gpu": "ngram"}
-_UNAVAILABLE_METHODS = (
-    *("eagle", "eagle3", "medusa", "mlp_speculator", "mtp"),
-    *("dflash", "dspark", "extract_hidden_states"),
+from specdec_native.speculation.methods import (
+    HEADS,
+    is_dotted_path,
+    may_be_checkpoint,
+    method_of,
 )
-# Names of checkpoints that are no draft models of their own, but heads on the target.
-_HEAD_NAMES = {
-    "eagle3": re.compile(r"eagle-?3"),
-    "eagle": re.compile(r"eagle-"),
-    "medusa": re.compile(r"medusa"),
-    "mlp_speculator": re.compile(r"mlp[-_]speculator|-accelerator$"),
-    "dflash": re.compile(r"dflash"),
-    "dspark": re.compile(r"dspark"),
-    "mtp": re.compile(r"(^|[-_])mtp($|[-_])"),
-}
-_DOTTED_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-_FILE_SUFFIXES = (".gguf", ".bin", ".safetensors", ".json")
+from specdec_native.speculation.token_map import (
+    KEY as TOKEN_MAP,
+)
+from specdec_native.speculation.token_map import (
+    Encode,
+    TokenMap,
+    parse_token_map,
+    read_token_map,
+)
 
 CORE_OPTIONS = {option.name: option for option in _core.DrafterConfig.options}
+_MODEL_KEYS = (
+    "model",
+    "revision",
+    "quantization",
+    "draft_sample_method",
+    "min_confidence",
+    "max_model_len",
+)
 _METHOD_KEYS = {
     "ngram": ("model", "max_model_len", "prompt_lookup_min", "prompt_lookup_max"),
     "suffix": ("model", "max_model_len", *(k for k in CORE_OPTIONS if k.startswith("suffix_"))),
-    "draft_model": (
-        "model",
-        "revision",
-        "quantization",
-        "draft_sample_method",
-        "min_confidence",
-        "max_model_len",
-    ),
+    "draft_model": (*_MODEL_KEYS, "parallel_drafting"),
+    "eagle": (*_MODEL_KEYS, TOKEN_MAP),
+    "eagle3": (*_MODEL_KEYS, "parallel_drafting"),
+    "medusa": (*_MODEL_KEYS, TOKEN_MAP),
+    "mlp_speculator": _MODEL_KEYS,
     "custom_class": ("model", "max_model_len", "drafter"),
 }
 DRAFTER_KEYS = tuple(dict.fromkeys(["method", *(k for v in _METHOD_KEYS.values() for k in v)]))
 _LOOKUP = 5  # tokens an n-gram matches unless it is said
 
 ModelResolver = Callable[[str, str | None, str], Path]
-"""Finds a draft model's directory by name, revision and quantization."""
+"""Finds the directory of a draft model or head by name, revision and quantization."""
+
+ConfigFinder = Callable[[str, str | None], Path | None]
+"""Finds a directory with config.json by name and revision; None where there is none to read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +65,11 @@ class DrafterOptions:
     Attributes:
         method: one of METHODS.
         fields: values for _core.DrafterConfig.
-        model: of draft_model, as the user named it; of custom_class, the dotted path.
-        revision: of the draft model.
+        model: of a draft model or head, as the user named it; of custom_class, the dotted path.
+        revision: of the draft model or head.
         drafter: the user's object or function.
+        token_map: the tokens a head drafts, if not all.
+        config: config.json of the draft model or head, where it could be read already.
     """
 
     method: str
@@ -77,29 +77,48 @@ class DrafterOptions:
     model: str | None = None
     revision: str | None = None
     drafter: Any = None
+    token_map: TokenMap | None = None
+    config: DraftConfig | None = None
 
-    def to_core(self, resolve_model: ModelResolver) -> _core.DrafterConfig:
+    @property
+    def proposed_tokens(self) -> int | None:
+        """How many tokens the drafter itself says to draft; None where it does not."""
+        if self.method == "suffix":
+            key = "suffix_decoding_max_tree_depth"
+            return int(self.fields.get(key, CORE_OPTIONS[key].default))
+        return None if self.config is None else self.config.proposed_tokens(self.method)
+
+    def check_length(self, num_speculative_tokens: int) -> None:
+        """Raises ValueError where its checkpoint cannot draft so many."""
+        limit = None if self.config is None else self.config.longest_draft(self.method)
+        if self.config is not None and limit is not None and num_speculative_tokens > limit[1]:
+            raise ValueError(
+                f"num_speculative_tokens={num_speculative_tokens} is more than the {limit[1]} "
+                f"tokens that {self.config.file} says the head drafts ({limit[0]}); give at most "
+                "that, or leave it out"
+            )
+
+    def to_core(self, resolve_model: ModelResolver, encode: Encode) -> _core.DrafterConfig:
         """The core's form; finds the draft model or makes the custom drafter."""
         fields = dict(self.fields)
-        if self.method == "draft_model":
+        if self.method == "draft_model" or self.method in HEADS:
             quantization = fields.setdefault("quantization", CORE_OPTIONS["quantization"].default)
             fields["model"] = str(resolve_model(self.model or "", self.revision, quantization))
+        if self.token_map is not None:
+            fields[TOKEN_MAP] = read_token_map(self.token_map, encode)
         if self.method == "custom_class":
             custom = self.drafter if self.model is None else make_drafter(self.model)
             return _core.DrafterConfig(method="custom", custom=CustomDrafter(custom))
         return _core.DrafterConfig(method=self.method, **fields)
 
 
-def parse_drafter(given: Mapping[str, Any], verification: str) -> DrafterOptions:
+def parse_drafter(
+    given: Mapping[str, Any], verification: str, find_config: ConfigFinder
+) -> DrafterOptions:
     """Checks one drafter's keys; `verification` is the core's. Raises ValueError."""
-    method = _method_of(given)
-    for key in given:
-        if key in DRAFTER_KEYS and key != "method" and key not in _METHOD_KEYS[method]:
-            owner = next(name for name, keys in _METHOD_KEYS.items() if key in keys)
-            raise ValueError(
-                f'{key} belongs to the method "{owner}", not to "{method}"; leave it out, or '
-                f'give "method": "{owner}"'
-            )
+    config = _read_config(given, find_config)
+    method = method_of(given, config)
+    _check_keys(given, method)
     model = given.get("model")
     length = _core_fields(given, ["max_model_len"])
     if method == "ngram":
@@ -108,67 +127,68 @@ def parse_drafter(given: Mapping[str, Any], verification: str) -> DrafterOptions
     if method == "suffix":
         _check_no_model(method, model)
         return DrafterOptions(method, _core_fields(given, _METHOD_KEYS[method][2:]))
-    if method == "draft_model":
-        if model is None:
-            raise ValueError(
-                'the method "draft_model" needs "model": a directory, a .gguf file or a model name'
-            )
-        fields: dict[str, Any] = {"sampling": _draft_sampling(given, verification)}
-        fields |= length | _core_fields(given, ["min_confidence"])
-        if "quantization" in given:
-            check_quantization(given["quantization"])
-            fields["quantization"] = given["quantization"]
-        return DrafterOptions(method, fields, os.fspath(model), given.get("revision"))
+    if method == "custom_class":
+        return _custom_drafter(given)
+    if model is None:
+        what = "a directory, a .gguf file or a model name"
+        if method in HEADS:
+            what = "the head's directory or name"
+        raise ValueError(f'the method "{method}" needs "model": {what}')
+    fields: dict[str, Any] = {"sampling": _draft_sampling(given, verification)}
+    fields |= length | _core_fields(given, ["min_confidence"])
+    if "quantization" in given:
+        check_quantization(given["quantization"])
+        fields["quantization"] = given["quantization"]
+    if config is not None and config.is_parallel and method == "eagle3":
+        fields["parallel_drafting"] = True
+    if "parallel_drafting" in given:
+        fields["parallel_drafting"] = check_flag("parallel_drafting", given["parallel_drafting"])
+    token_map = parse_token_map(given[TOKEN_MAP]) if TOKEN_MAP in given else None
+    revision = given.get("revision")
+    return DrafterOptions(
+        method, fields, os.fspath(model), revision, token_map=token_map, config=config
+    )
+
+
+def _read_config(given: Mapping[str, Any], find_config: ConfigFinder) -> DraftConfig | None:
+    """config.json of the draft model or head, where there is one."""
+    model = given.get("model")
+    if model is not None and not isinstance(model, (str, os.PathLike)):
+        raise ValueError(f"model must be a string, got {model!r:.80}; an object goes to drafter")
+    if not may_be_checkpoint(given):
+        return None
+    directory = find_config(os.fspath(given["model"]), given.get("revision"))
+    return None if directory is None else read_draft_config(directory)
+
+
+def _check_keys(given: Mapping[str, Any], method: str) -> None:
+    for key, value in given.items():
+        if key not in DRAFTER_KEYS or key == "method" or key in _METHOD_KEYS[method]:
+            continue
+        if key == "parallel_drafting" and value is False:  # what happens anyway
+            continue
+        owners = [name for name, keys in _METHOD_KEYS.items() if key in keys]
+        listed = " or ".join(f'"{owner}"' for owner in owners)
+        raise ValueError(
+            f'{key} belongs to the method {listed}, not to "{method}"; leave it out, or give '
+            f'"method": "{owners[0]}"'
+        )
+
+
+def _custom_drafter(given: Mapping[str, Any]) -> DrafterOptions:
+    model = given.get("model")
     if (model is None) == ("drafter" not in given):
         raise ValueError(
             'the method "custom_class" needs either "model", the dotted path of a class, or '
             '"drafter", an object with propose(tokens, max_tokens)'
         )
-    if model is not None and not (isinstance(model, str) and _DOTTED_PATH.fullmatch(model)):
+    if model is not None and not is_dotted_path(model):
         raise ValueError(
             f'the method "custom_class" needs "model": "package.module.Class", got {model!r}'
         )
     if model is None:
         CustomDrafter(given["drafter"])  # refused now rather than when the engine is made
-    return DrafterOptions(method, {}, model, drafter=given.get("drafter"))
-
-
-def _method_of(given: Mapping[str, Any]) -> str:
-    method, model = given.get("method"), given.get("model")
-    if model is not None and not isinstance(model, (str, os.PathLike)):
-        raise ValueError(f"model must be a string, got {model!r:.80}; an object goes to drafter")
-    if method is None:
-        method = _infer_method(given)
-    method = _METHOD_ALIASES.get(method, method) if isinstance(method, str) else method
-    if method in METHODS:
-        return str(method)
-    known = f"use one of {', '.join(METHODS)}"
-    if isinstance(method, str) and (method in _UNAVAILABLE_METHODS or method.endswith("_mtp")):
-        name = "" if given.get("method") else f" (inferred from the model's name, {model})"
-        hint = '; for a checkpoint that runs by itself give "method": "draft_model"' if name else ""
-        raise ValueError(f'the method "{method}"{name} is not available yet; {known}{hint}')
-    raise ValueError(f"unknown method {method!r}; {close_matches(method, METHODS) or known}")
-
-
-def _infer_method(given: Mapping[str, Any]) -> str:
-    if "drafter" in given:
-        return "custom_class"
-    if "model" not in given:
-        what = "num_speculative_tokens" if "num_speculative_tokens" in given else "this"
-        raise ValueError(
-            f'{what} needs a drafter: give "method" ({", ".join(METHODS)}), "model", the name of a '
-            'draft model, or "drafters"'
-        )
-    model: str = os.fspath(given["model"])
-    if model in ("ngram", "[ngram]", "suffix"):
-        return model
-    path = Path(model)
-    if _DOTTED_PATH.fullmatch(model) and not (path.exists() or model.endswith(_FILE_SUFFIXES)):
-        return "custom_class"
-    for method, pattern in _HEAD_NAMES.items():
-        if pattern.search(path.name.lower()):
-            return method
-    return "draft_model"
+    return DrafterOptions("custom_class", {}, model, drafter=given.get("drafter"))
 
 
 def _check_no_model(method: str, model: Any) -> None:

@@ -2,7 +2,9 @@
 
     LLM(model, speculative_config={"method": "ngram", "num_speculative_tokens": 5})
 
-What to draft with, `method`; it is inferred from `model` where it is left out:
+What to draft with, `method`. Where it is left out it is inferred from `model`: from what its
+config.json says (model_type, architectures, speculators_model_type), else from a name with
+"eagle3", "eagle-", "dflash" or "dspark" in it; any other is a draft model.
 
 ngram: repeats what followed the last few tokens before, in prompt or output.
     prompt_lookup_min, prompt_lookup_max: tokens matched, both 5; one alone sets the other too. At
@@ -23,6 +25,23 @@ draft_model: a smaller model with the same vocabulary.
         also called "coupled" and agrees with it far more often than independent noise.
         The default is "probabilistic", except in synthetic verification; vLLM's is "greedy".
     min_confidence (0): drafting stops where the probability of the whole draft falls below.
+    parallel_drafting (false): the model is made to draft all positions in one pass, over mask
+        tokens (PARD).
+eagle: a layer over the target's last hidden states (EAGLE-1; as trees, EAGLE-2).
+eagle3: the same over states of several layers of the target (EAGLE-3).
+    parallel_drafting (false): the head drafts all positions in one pass (P-EAGLE). It is true for
+        checkpoints whose speculators_model_type is "peagle".
+medusa: a head for each position, all of which read one hidden state.
+mlp_speculator: a small recurrent network over one hidden state (IBM's accelerators).
+    These four are heads, trained for one target. `model` is a head's checkpoint: config.json with
+    *.safetensors, *.bin or *.pt. The keys of draft_model are theirs, too. They draft with the
+    target's embedding and output matrix where they have none of their own; `quantization` is not
+    for those. num_speculative_tokens must not be above n_predict or num_heads of config.json.
+    speculative_token_map: of eagle, and of medusa where heads score tokens with the target's
+        output matrix: the tokens that are drafted. Of the matrix only their rows are read. It is a
+        list of ids; a file of them, a list in .json, .npy or .pt or words in .txt; or
+        {"text": file or list of files, "size": 8192} for the tokens that are most frequent in
+        texts, which should be like the answers. It changes no answer.
 custom_class: `model` is the dotted path of a class that is made without arguments, or `drafter` is
     an object with propose(tokens, max_tokens), or a function of the same arguments. It returns the
     tokens it expects next, or a list of such lists, the most likely first. It runs inside the
@@ -40,8 +59,9 @@ draft_length_policy: "auto", the default, which vLLM does not have: drafts are a
     verified, and a draft model is asked only now and then. "fixed": num_speculative_tokens always.
     Where tokens depend on how much is drafted, that is in any rejection_sample_method but "exact",
     only "fixed" is there, and the default.
-num_speculative_tokens: the longest draft. It may be left out with "auto" (8 with a draft model or
-    custom class, 16 with ngram), and with suffix, which takes suffix_decoding_max_tree_depth.
+num_speculative_tokens: the longest draft. It may be left out with "auto" (8 with a draft model,
+    head or custom class, 16 with ngram), with suffix, which takes suffix_decoding_max_tree_depth,
+    and with heads that say it themselves.
 num_speculative_tokens_per_batch_size: [[first, last, tokens], ...] by how many requests decode;
     the first range starts at 1, gaps and the tail carry the range before, 0 drafts none.
 tree_width (1): alternatives considered at each position; above 1 drafts are trees. What others call
@@ -63,11 +83,13 @@ How drafts are verified, `rejection_sample_method`:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specdec_native import _core
+from specdec_native.checkpoints import hub
 from specdec_native.checks import (
     INT32_MAX,
     check_choice,
@@ -77,12 +99,13 @@ from specdec_native.checks import (
     close_matches,
 )
 from specdec_native.speculation.drafter_options import (
-    CORE_OPTIONS,
     DRAFTER_KEYS,
+    ConfigFinder,
     DrafterOptions,
     ModelResolver,
     parse_drafter,
 )
+from specdec_native.speculation.token_map import Encode
 from specdec_native.vllm_compat.speculative_keys import FIXED_KEYS, NO_FLY
 
 _ENGINE_KEYS = (
@@ -101,8 +124,10 @@ KEYS = (*_ENGINE_KEYS, *DRAFTER_KEYS, *FIXED_KEYS)
 
 _CORE_OPTIONS = {option.name: option for option in _core.SpeculativeConfig.options}
 _MOST_TOKENS = int(_CORE_OPTIONS["num_speculative_tokens"].highest or 0)
-# Tokens, where the length adapts and none is given.
-_LONGEST_DRAFTS = {"ngram": 16, "draft_model": 8, "custom_class": 8}
+# Tokens, where the length adapts and neither the user nor the drafter says how many.
+_LONGEST_DRAFT = 8
+_LONGEST_NGRAM = 16
+_find_local = functools.partial(hub.find_config, download=False)
 _VERIFICATIONS = {
     "exact": "exact",
     "standard": "rejection",
@@ -124,21 +149,27 @@ class SpeculativeOptions:
         """Tokens of the longest draft."""
         return int(self.fields["num_speculative_tokens"])
 
-    def to_core(self, resolve_model: ModelResolver) -> _core.SpeculativeConfig:
-        """The core's form."""
+    def to_core(self, resolve_model: ModelResolver, encode: Encode) -> _core.SpeculativeConfig:
+        """The core's form; `encode` is the target's tokenizer, where one is needed."""
         fields = dict(self.fields)
         if self.synthetic_acceptance_length is not None:
             fields["synthetic_acceptance_rates"] = _core.synthetic_rates(
                 self.synthetic_acceptance_length, self.num_speculative_tokens
             )
-        drafters = [drafter.to_core(resolve_model) for drafter in self.drafters]
+        drafters = [drafter.to_core(resolve_model, encode) for drafter in self.drafters]
         config = _core.SpeculativeConfig(drafters=drafters, **fields)
         config.validate()
         return config
 
 
-def parse_speculative_config(config: Any) -> SpeculativeOptions:
-    """Checks a speculative_config. Raises ValueError that says what to write instead."""
+def parse_speculative_config(
+    config: Any, find_config: ConfigFinder = _find_local
+) -> SpeculativeOptions:
+    """Checks a speculative_config. Raises ValueError that says what to write instead.
+
+    `find_config` finds config.json of draft models and heads, which says what they are; without
+    it only those on this machine are read.
+    """
     if not isinstance(config, Mapping):
         raise ValueError(
             'speculative_config must be a dict such as {"method": "ngram", '
@@ -147,7 +178,7 @@ def parse_speculative_config(config: Any) -> SpeculativeOptions:
     given = {key: value for key, value in config.items() if value is not None}
     _check_keys(given)
     verification = _verification(given.get("rejection_sample_method", "exact"))
-    drafters = _parse_drafters(given, verification)
+    drafters = _parse_drafters(given, verification, find_config)
     policy = _draft_length_policy(given, verification)
     fields: dict[str, Any] = {"verification": verification, "draft_length_policy": policy}
     num_tokens = _num_speculative_tokens(given, drafters, adapts=policy == "auto")
@@ -196,10 +227,12 @@ def _flag(key: str, value: Any) -> bool:
 # -- drafters
 
 
-def _parse_drafters(given: Mapping[str, Any], verification: str) -> list[DrafterOptions]:
+def _parse_drafters(
+    given: Mapping[str, Any], verification: str, find_config: ConfigFinder
+) -> list[DrafterOptions]:
     entries = given.get("drafters")
     if entries is None:
-        return [parse_drafter(given, verification)]
+        return [parse_drafter(given, verification, find_config)]
     if isinstance(entries, (str, bytes, Mapping)) or not isinstance(entries, Sequence):
         raise ValueError(f"drafters must be a list of dicts, got {entries!r:.80}")
     if not entries:
@@ -219,7 +252,7 @@ def _parse_drafters(given: Mapping[str, Any], verification: str) -> list[Drafter
                 raise ValueError(f"drafters[{i}]: {key} belongs beside drafters, not into one")
         try:
             _check_keys(entry)
-            drafters.append(parse_drafter(entry, verification))
+            drafters.append(parse_drafter(entry, verification, find_config))
         except ValueError as error:
             raise ValueError(f"drafters[{i}]: {error}") from None
     return drafters
@@ -259,19 +292,20 @@ def _num_speculative_tokens(
                 "num_speculative_tokens must be at least 1, got 0; leave speculative_config out to "
                 "decode without drafts"
             )
-        return check_integer("num_speculative_tokens", value, minimum=1, maximum=INT32_MAX)
-    if adapts or all(drafter.method == "suffix" for drafter in drafters):
-        return max(map(_longest_draft, drafters))
+        num_tokens = check_integer("num_speculative_tokens", value, minimum=1, maximum=INT32_MAX)
+        if len(drafters) == 1:  # of several, each drafts what it can
+            drafters[0].check_length(num_tokens)
+        return num_tokens
+    proposals = [drafter.proposed_tokens for drafter in drafters]
+    if adapts or None not in proposals:
+        lengths = [
+            tokens or (_LONGEST_NGRAM if drafter.method == "ngram" else _LONGEST_DRAFT)
+            for drafter, tokens in zip(drafters, proposals, strict=True)
+        ]
+        return min(max(lengths), _MOST_TOKENS)
     raise ValueError(
         'num_speculative_tokens is missing: the longest draft, such as "num_speculative_tokens": 5'
     )
-
-
-def _longest_draft(drafter: DrafterOptions) -> int:
-    if drafter.method == "suffix":
-        key = "suffix_decoding_max_tree_depth"
-        return int(min(drafter.fields.get(key, CORE_OPTIONS[key].default), _MOST_TOKENS))
-    return _LONGEST_DRAFTS[drafter.method]
 
 
 def _batch_size_table(value: Any) -> list[tuple[int, int, int]]:

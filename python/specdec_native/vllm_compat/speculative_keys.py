@@ -6,7 +6,7 @@ from typing import Any
 
 _BOOL = (False, True)
 _ONE_DEVICE = "drafting runs on the engine's device"
-_NO_HEADS = "methods with heads on the target are not available yet"
+_NO_DSPARK = 'the methods "dflash" and "dspark" are not available yet'
 NO_FLY = 'lossy verification is not supported: use rejection_sample_method "exact" or "standard"'
 # vLLM's keys of which these values (and None) are what happens here anyway; else what to do.
 FIXED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -23,10 +23,14 @@ FIXED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
     "disable_lookahead_block_hashes": (_BOOL, ""),
     "disable_mqa_scorer": (_BOOL, ""),
     "disable_padded_drafter_batch": (_BOOL, ""),
-    "draft_lm_head_quantization": ((), _NO_HEADS),
+    "draft_lm_head_quantization": (
+        (),
+        "give \"quantization\" for the head's own matrices; the target's are as the engine's "
+        "quantization says",
+    ),
     "draft_load_config": ((), "give the draft model as a checkpoint directory or GGUF file"),
     "draft_tensor_parallel_size": ((1,), _ONE_DEVICE),
-    "dspark_draft_topk": ((), _NO_HEADS),
+    "dspark_draft_topk": ((), _NO_DSPARK),
     "enable_adaptive_verification": (
         (False,),
         'give "draft_length_policy": "auto" instead',
@@ -35,15 +39,14 @@ FIXED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
     "fly_entropy_threshold": ((), NO_FLY),
     "fly_entropy_top_k": ((), NO_FLY),
     "fly_window_size": ((), NO_FLY),
-    "index_share_for_mtp_iteration": ((), _NO_HEADS),
+    "index_share_for_mtp_iteration": ((), 'the method "mtp" is not available yet'),
     "kv_cache_dtype": (("auto",), "the draft model's cache has the engine's dtype"),
     "moe_backend": (("auto",), "the drafter uses the engine's kernels"),
-    "parallel_drafting": ((False,), _NO_HEADS),
     "posterior_alpha": ((), NO_FLY),
     "posterior_threshold": ((), NO_FLY),
     "speculative_token_tree": ((), 'give "tree_width" and "max_draft_nodes" instead'),
     "tensor_parallel_size": ((), 'give "draft_tensor_parallel_size": 1 instead'),
     "use_heterogeneous_vocab": ((False,), "give a draft model with the target's vocabulary"),
     "use_local_argmax_reduction": (_BOOL, ""),
-    "xpress_topc": ((), _NO_HEADS),
+    "xpress_topc": ((), _NO_DSPARK),
 }

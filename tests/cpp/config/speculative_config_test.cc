@@ -23,7 +23,7 @@ SpeculativeConfig config_of(DraftMethod method) {
   config.num_speculative_tokens = 3;
   config.drafters.resize(1);
   config.drafters[0].method = method;
-  if (method == DraftMethod::kDraftModel) config.drafters[0].model = "some/checkpoint";
+  if (has_model(method)) config.drafters[0].model = "some/checkpoint";
   if (method == DraftMethod::kCustom) config.drafters[0].custom = std::make_shared<NoDrafts>();
   return config;
 }
@@ -59,9 +59,8 @@ TEST(SpeculativeConfig, DefaultsAreNoSpeculation) {
 }
 
 TEST(SpeculativeConfig, EveryMethodIsAcceptedWithItsDefaults) {
-  for (const DraftMethod method : {DraftMethod::kNgram, DraftMethod::kSuffix,
-                                   DraftMethod::kDraftModel, DraftMethod::kCustom}) {
-    EXPECT_NO_THROW(config_of(method).validate());
+  for (const auto& [method, name] : kEnumNames<DraftMethod>) {
+    EXPECT_NO_THROW(config_of(method).validate()) << name;
   }
 }
 
@@ -137,6 +136,54 @@ TEST(SpeculativeConfig, BadDrafterValuesAreRefused) {
       {"min_confidence", DraftMethod::kDraftModel, drafter(&D::min_confidence, kNan)},
       {"method", DraftMethod::kCustom, drafter(&D::custom, std::shared_ptr<CustomDrafter>())},
   });
+}
+
+TEST(SpeculativeConfig, HeadsAreCheckedAsDraftModelsAre) {
+  const auto drafter = [](auto member, auto value) {
+    return [member, value](SpeculativeConfig& c) { c.drafters[0].*member = value; };
+  };
+  using D = DrafterConfig;
+  for (const auto& [method, name] : kEnumNames<DraftMethod>) {
+    if (!is_head(method)) continue;
+    expect_all_refused({
+        {"model", method, drafter(&D::model, std::string())},
+        {"quantization", method, drafter(&D::quantization, std::string("awq"))},
+        {"min_confidence", method, drafter(&D::min_confidence, 1.1)},
+        {"max_model_len", method, drafter(&D::max_model_len, -1)},
+        {"draft_sample_method", method, [](auto& c) { c.verification = Verification::kRejection; }},
+    });
+  }
+}
+
+TEST(SpeculativeConfig, OnlyDraftModelsAndEagle3DraftInParallel) {
+  for (const auto& [method, name] : kEnumNames<DraftMethod>) {
+    if (!has_model(method)) continue;
+    if (method == DraftMethod::kDraftModel || method == DraftMethod::kEagle3) {
+      SpeculativeConfig config = config_of(method);
+      config.drafters[0].parallel_drafting = true;
+      config.tree_width = 2;
+      EXPECT_NO_THROW(config.validate()) << name;
+    } else {
+      expect_all_refused(
+          {{"parallel_drafting", method, [](auto& c) { c.drafters[0].parallel_drafting = true; }}});
+    }
+  }
+}
+
+TEST(SpeculativeConfig, OnlyHeadsThatBorrowAnOutputMatrixTakeATokenMap) {
+  for (const auto& [method, name] : kEnumNames<DraftMethod>) {
+    if (!has_model(method)) continue;
+    if (method == DraftMethod::kEagle || method == DraftMethod::kMedusa) {
+      SpeculativeConfig config = config_of(method);
+      config.drafters[0].token_map = {0, 7};
+      EXPECT_NO_THROW(config.validate()) << name;
+    } else {
+      expect_all_refused(
+          {{"speculative_token_map", method, [](auto& c) { c.drafters[0].token_map = {0, 7}; }}});
+    }
+  }
+  expect_all_refused({{"speculative_token_map", DraftMethod::kEagle,
+                       [](auto& c) { c.drafters[0].token_map = {0, -7}; }}});
 }
 
 TEST(SpeculativeConfig, EveryDrafterOfAListIsChecked) {

@@ -47,6 +47,19 @@ TEST(WeightStore, ReadsSingleFile) {
   EXPECT_TRUE(store.unused().empty());
 }
 
+TEST(WeightStore, ReadsTheOnlyFileWhateverItIsCalled) {
+  TempDirectory directory;
+  directory.write("medusa_lm_head.safetensors", shard_of("a", 3));
+  WeightStore store(directory.path());
+  EXPECT_EQ(static_cast<const float*>(store.tensor("a", kTwo).data)[1], 3.0f);
+  directory.write("other.safetensors", shard_of("a", 4));
+  EXPECT_TRUE(has_text(checkpoint_error_of([&] { WeightStore two(directory.path()); }).what(),
+                       "no weights"));
+  directory.write("model.safetensors", shard_of("a", 5));
+  WeightStore named(directory.path());
+  EXPECT_EQ(static_cast<const float*>(named.tensor("a", kTwo).data)[0], 5.0f);
+}
+
 // Uniform in +-sqrt(3 / fan_in) has the variance 1 / fan_in, its fourth moment is 9/5 of that
 // squared.
 TEST(WeightStore, RandomTensorsAreUniformAndDecidedByTheirName) {

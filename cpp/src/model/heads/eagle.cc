@@ -3,6 +3,7 @@
 // target.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <filesystem>
 #include <utility>
 
@@ -19,6 +20,8 @@ namespace {
 
 using FeatureNorm = EagleConfig::FeatureNorm;
 
+constexpr int64_t kFarOffset = 1 << 30;
+constexpr double kMostLayers = 1 << 16;
 constexpr const char* kTapsKey = "eagle_aux_hidden_state_layer_ids";
 
 // config.json of a head. speculators puts the settings of the layers into an object of their own.
@@ -46,7 +49,9 @@ std::vector<int> tapped_layers(const JsonFields& root, const ModelConfig& target
   const auto read = [&](const JsonFields& fields, int offset) {
     layers.clear();
     for (const double id : fields.get_numbers(kTapsKey)) {
-      if (id != static_cast<int>(id)) fields.fail(kTapsKey, "expected layer ids");
+      if (!(std::abs(id) <= kMostLayers) || id != std::round(id)) {
+        fields.fail(kTapsKey, "expected ids of layers");
+      }
       layers.push_back(static_cast<int>(id) + offset);
     }
   };
@@ -124,12 +129,18 @@ std::vector<int32_t> scored_tokens(const DrafterConfig& drafter, const HeadTarge
                                    const EagleConfig& eagle) {
   const int all = target.config.vocab_size;
   const int size = root.get_int("draft_vocab_size", all);
+  if (size > all) {
+    root.fail("draft_vocab_size", str_cat(size, " is more than the target's ", all,
+                                          " tokens: the head was trained for another model"));
+  }
   std::vector<int32_t> ids;
   if (tensors.contains("d2t")) {
     const std::vector<int64_t> offsets = tensors.integers("d2t", size);
     for (int i = 0; i < size; ++i) {
-      const int64_t id = i + offsets[static_cast<size_t>(i)];
-      ids.push_back(id < 0 || id >= all ? -1 : static_cast<int32_t>(id));
+      // Far outside of any vocabulary is as wrong as just outside of it.
+      const int64_t offset =
+          std::clamp<int64_t>(offsets[static_cast<size_t>(i)], -kFarOffset, kFarOffset);
+      ids.push_back(static_cast<int32_t>(i + offset));
     }
     check_token_ids(ids, target, tensors.source(), "d2t");
   } else if (size != all && tensors.is_random()) {

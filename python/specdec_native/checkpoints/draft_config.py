@@ -1,0 +1,155 @@
+"""What config.json says of a checkpoint that drafts, in the spelling of whoever trained it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from specdec_native.checkpoints.errors import CheckpointError
+from specdec_native.checkpoints.text_files import read_json_object
+
+# Values of "speculators_model_type". "peagle" is EAGLE-3 that drafts in parallel.
+_SPECULATORS_METHODS = {
+    "eagle": "eagle",
+    "eagle3": "eagle3",
+    "peagle": "eagle3",
+    "medusa": "medusa",
+    "mlp": "mlp_speculator",
+    "mlp_speculator": "mlp_speculator",
+    "dflash": "dflash",
+    "dflash2": "dflash",
+    "dspark": "dspark",
+    "mtp": "mtp",
+}
+# Parts of "architectures" and of "model_type" that decide; the first that is found.
+_METHOD_WORDS = {
+    "eagle3": "eagle3",
+    "peagle": "eagle3",
+    "eagle": "eagle",
+    "medusa": "medusa",
+    "mlpspeculator": "mlp_speculator",
+    "mlp_speculator": "mlp_speculator",
+    "dflash": "dflash",
+    "dspark": "dspark",
+    "mtp": "mtp",
+}
+# Keys that no other checkpoints have.
+_METHOD_KEYS = {
+    "draft_vocab_size": "eagle3",
+    "eagle_config": "eagle3",
+    "medusa_num_heads": "medusa",
+}
+_TAPS = "eagle_aux_hidden_state_layer_ids"
+# What limits a draft, by method.
+_LENGTH_KEYS = {"mlp_speculator": "n_predict", "medusa": "num_heads"}
+# Medusa's own files may state fewer heads than they hold, so this is no limit.
+_STATED_HEADS = "medusa_num_heads"
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftConfig:
+    """config.json of a checkpoint that drafts.
+
+    Attributes:
+        file: it.
+        values: what it holds.
+    """
+
+    file: Path
+    values: Mapping[str, Any]
+
+    @property
+    def method(self) -> str | None:
+        """The method it is made for, whether or not there is one; None where it does not say.
+
+        Raises CheckpointError for a kind of speculator nobody knows.
+        """
+        kind = self.values.get("speculators_model_type")
+        if kind is not None:
+            if not isinstance(kind, str) or kind not in _SPECULATORS_METHODS:
+                raise CheckpointError(
+                    f"speculators_model_type {kind!r:.80} is not known; known are "
+                    f"{', '.join(_SPECULATORS_METHODS)}",
+                    self.file,
+                )
+            return _SPECULATORS_METHODS[kind]
+        for name in (*self.architectures, str(self.values.get("model_type", ""))):
+            for word, method in _METHOD_WORDS.items():
+                if word in name.lower():
+                    return method
+        for key, method in _METHOD_KEYS.items():
+            if self.values.get(key) is not None:
+                return method
+        return None
+
+    @property
+    def architectures(self) -> list[str]:
+        """Names of its classes."""
+        names = self.values.get("architectures")
+        return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether it is a P-EAGLE head, which drafts all positions in one pass."""
+        return self.values.get("speculators_model_type") == "peagle" or any(
+            "peagle" in name.lower() for name in self.architectures
+        )
+
+    @property
+    def layers(self) -> Mapping[str, Any]:
+        """The part that describes its layers: all of it but in the format of speculators."""
+        nested = self.values.get("transformer_layer_config")
+        return nested if isinstance(nested, Mapping) else self.values
+
+    @property
+    def taps(self) -> list[int] | None:
+        """The layers of the target whose inputs an EAGLE-3 head reads; None for the usual ones."""
+        ids, offset = self.values.get(_TAPS), 0
+        nested = self.values.get("eagle_config")
+        if ids is None and isinstance(nested, Mapping):
+            ids, offset = nested.get(_TAPS), 1  # these count outputs of layers
+        if not isinstance(ids, list) or not all(isinstance(layer, int) for layer in ids):
+            return None
+        return [layer + offset for layer in ids] or None
+
+    @property
+    def verifier(self) -> str | None:
+        """The name or path of the target it was trained for, where it says so."""
+        verifier = self._speculators_config.get("verifier")
+        name = verifier.get("name_or_path") if isinstance(verifier, Mapping) else None
+        return name if isinstance(name, str) and name else None
+
+    def longest_draft(self, method: str) -> tuple[str, int] | None:
+        """The key that says how many tokens it can draft at most, and how many; None: any."""
+        key = _LENGTH_KEYS.get(method)
+        length = None if key is None else self.values.get(key)
+        return (key, length) if key is not None and _is_count(length) else None
+
+    def proposed_tokens(self, method: str) -> int | None:
+        """How many tokens it proposes to draft; None where it does not say."""
+        proposals = self._speculators_config.get("proposal_methods")
+        first = proposals[0] if isinstance(proposals, list) and proposals else None
+        tokens = first.get("speculative_tokens") if isinstance(first, Mapping) else None
+        limit = self.longest_draft(method)
+        if limit is not None:
+            return min(tokens, limit[1]) if _is_count(tokens) else limit[1]
+        if method == "medusa" and not _is_count(tokens):
+            tokens = self.values.get(_STATED_HEADS)
+        return tokens if _is_count(tokens) else None
+
+    @property
+    def _speculators_config(self) -> Mapping[str, Any]:
+        nested = self.values.get("speculators_config")
+        return nested if isinstance(nested, Mapping) else {}
+
+
+def read_draft_config(directory: Path) -> DraftConfig:
+    """config.json of a checkpoint's directory. Raises CheckpointError."""
+    file = directory / "config.json"
+    return DraftConfig(file, read_json_object(file))
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -1,0 +1,77 @@
+"""A head given as the model: its config.json may name the target it was trained for."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specdec_native.checkpoints.draft_config import read_draft_config
+from specdec_native.checkpoints.errors import CheckpointError, ModelNotFoundError
+from specdec_native.speculation.drafter_options import ConfigFinder
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """The model that an engine answers with, and its drafters.
+
+    Attributes:
+        model: its name or path.
+        revision: of a name.
+        speculative_config: what was given, with the head where that was given as the model, unless
+            it asks for another drafter.
+        named_by: config.json of the head, where that names the model.
+    """
+
+    model: str | os.PathLike[str]
+    revision: str | None
+    speculative_config: Any
+    named_by: Path | None = None
+
+    def not_found(self, fault: Exception) -> ModelNotFoundError:
+        """What to raise where the model that a head names cannot be had because of `fault`."""
+        assert self.named_by is not None
+        return ModelNotFoundError(
+            f"speculators_config.verifier.name_or_path is {os.fspath(self.model)!r}, which cannot "
+            f"be had ({fault}); give the target as model, and the head as "
+            f'speculative_config={{"model": {str(self.named_by.parent)!r}}}',
+            self.named_by,
+        )
+
+
+def find_target(
+    model: str | os.PathLike[str],
+    revision: str | None,
+    speculative_config: Any,
+    find_config: ConfigFinder,
+) -> Target:
+    """The target of what a user gave as the model, which is that itself unless it is a head.
+
+    Raises ValueError for a head that does not name its target.
+    """
+    itself = Target(model, revision, speculative_config)
+    directory = find_config(os.fspath(model), revision)
+    if directory is None:
+        return itself
+    try:
+        config = read_draft_config(directory)
+    except CheckpointError:  # the core says what is wrong with it, as of any model
+        return itself
+    if config.method is None:
+        return itself
+    if config.verifier is None:
+        raise CheckpointError(
+            f'this is a draft head for the method "{config.method}", which needs the model it was '
+            f"trained for: give that as model, and the head as "
+            f'speculative_config={{"model": {os.fspath(model)!r}}}',
+            config.file,
+        )
+    given = {} if speculative_config is None else speculative_config
+    if not isinstance(given, Mapping):
+        return itself  # and that is refused
+    if given.get("method") in (None, config.method) and not given.keys() & {"model", "drafters"}:
+        head = {"model": os.fspath(model)} | ({} if revision is None else {"revision": revision})
+        given = head | dict(given)
+    return Target(config.verifier, None, given, config.file)

@@ -1,0 +1,488 @@
+"""Draft heads in float32 torch, written down from the formulas of their authors.
+
+A head has one row for each token of a text but the first: the row of token i reads the token and
+what the target made of token i - 1, and its logits are of token i + 1. Drafted tokens add rows of
+their own below the row of the last token, the root. Nothing is cached: each level of drafts runs
+all rows again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+ROOT = -1
+
+
+@dataclass(frozen=True)
+class Node:
+    """A drafted token; `parent` is an index of its tree or ROOT, `survival` its path's chance."""
+
+    token: int
+    parent: int
+    depth: int
+    survival: float
+
+
+def chain_of(tokens: Sequence[int]) -> list[Node]:
+    return [Node(token, i - 1, i + 1, 1.0) for i, token in enumerate(tokens)]
+
+
+def load_model(directory: Path) -> Any:
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    return model.eval()
+
+
+class Target:
+    """A model that heads draft for: its embedding and head as stored, and its states."""
+
+    def __init__(self, directory: Path) -> None:
+        self.model = load_model(directory)
+        self.config = self.model.config
+        self.embedding: Tensor = self.model.get_input_embeddings().weight.detach()
+        self.head: Tensor = self.model.get_output_embeddings().weight.detach()
+        self.num_layers: int = self.config.num_hidden_layers
+
+    def score(self, x: Tensor, token_ids: Tensor | None = None) -> Tensor:
+        """Its head over a state that a draft head made, for all tokens or some."""
+        logits = F.linear(x, self.head if token_ids is None else self.head[token_ids])
+        logits = logits / getattr(self.config, "logits_scaling", 1.0)
+        cap = getattr(self.config, "final_logit_softcapping", None)
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def states(self, tokens: Tensor) -> list[Tensor]:
+        """The residual stream at the input of each layer; last, the one after the final norm."""
+        with torch.no_grad():
+            output = self.model(tokens.reshape(-1, tokens.shape[-1]), output_hidden_states=True)
+        return [state.reshape(*tokens.shape, -1) for state in output.hidden_states]
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        with torch.no_grad():
+            logits: Tensor = self.model(tokens.reshape(-1, tokens.shape[-1])).logits
+        return logits.reshape(*tokens.shape, -1)
+
+
+def load_tensors(directory: Path) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        tensors |= load_file(path)
+    for pattern in () if tensors else ("*.bin", "*.pt"):
+        for path in sorted(directory.glob(pattern)):
+            tensors |= torch.load(path, weights_only=True)
+    return tensors
+
+
+class DraftHead:
+    """What all heads share: where their weights are, and how drafts grow."""
+
+    # Parts of tensors' names that some writers use, and what they stand for here.
+    renames: tuple[tuple[str, str], ...] = ()
+
+    def __init__(self, directory: Path, target: Target) -> None:
+        self.target = target
+        self.config: dict[str, Any] = json.loads((directory / "config.json").read_text())
+        self.weights: dict[str, Tensor] = {}
+        self.stored_names: dict[str, str] = {}
+        for stored, tensor in load_tensors(directory).items():
+            name = stored
+            for old, new in self.renames:
+                name = name.replace(old, new)
+            self.weights[name] = tensor.float() if tensor.is_floating_point() else tensor
+            self.stored_names[name] = stored
+        self.token_ids = torch.arange(target.head.shape[0])
+        self.max_depth = 0  # of a draft; 0: any
+
+    def features(self, tokens: Tensor) -> Tensor:
+        """What the target made of each token, as the head reads it."""
+        return self.target.states(tokens)[-1]
+
+    def rows(self, tokens: Tensor, features: Tensor, nodes: Sequence[Node]) -> Tensor:
+        """Logits of the rows of tokens[1:], then of nodes, which come level by level."""
+        raise NotImplementedError
+
+    def logits(self, tokens: Sequence[int], drafts: Sequence[int] = ()) -> Tensor:
+        """Of all rows of a text and of a chain of drafts after it."""
+        text = torch.tensor(tokens)
+        with torch.no_grad():
+            return self.rows(text, self.features(text), chain_of(drafts))
+
+    def chain(self, tokens: Sequence[int], num_drafts: int) -> list[int]:
+        """The most likely token at each position, given those drafted before."""
+        text, drafts = torch.tensor(tokens), list[int]()
+        features = self.features(text)
+        for _ in range(num_drafts):
+            with torch.no_grad():
+                logits = self.rows(text, features, chain_of(drafts))
+            drafts.append(int(self.token_ids[logits[-1].argmax()]))
+        return drafts
+
+    def tree(self, tokens: Sequence[int], width: int, levels: int, num_nodes: int) -> list[Node]:
+        """EAGLE-2's: expands the `width` best nodes of each level, keeps the best of all."""
+        text = torch.tensor(tokens)
+        features = self.features(text)
+        nodes: list[Node] = []
+        frontier = [ROOT]
+        run: list[Node] = []  # the nodes that were expanded, whose parents count from one another
+        run_index = {ROOT: ROOT}
+        for depth in range(1, levels + 1):
+            with torch.no_grad():
+                logits = self.rows(text, features, run)[-len(frontier) :]
+            level = []
+            for node, probabilities in zip(frontier, logits.softmax(-1), strict=True):
+                survival = 1.0 if node == ROOT else nodes[node].survival
+                best = torch.topk(probabilities, width)
+                for value, index in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+                    level.append(len(nodes))
+                    nodes.append(Node(int(self.token_ids[index]), node, depth, survival * value))
+            frontier = sorted(level, key=lambda node: -nodes[node].survival)[:width]
+            for node in frontier:
+                run_index[node] = len(run)
+                drafted = nodes[node]
+                run.append(Node(drafted.token, run_index[drafted.parent], depth, drafted.survival))
+        kept = sorted(range(len(nodes)), key=lambda node: -nodes[node].survival)[:num_nodes]
+        new_index = {ROOT: ROOT} | {node: i for i, node in enumerate(sorted(kept))}
+        return [
+            Node(nodes[i].token, new_index[nodes[i].parent], nodes[i].depth, nodes[i].survival)
+            for i in sorted(kept)
+        ]
+
+
+def paths_of(nodes: Sequence[Node]) -> dict[tuple[int, ...], float]:
+    """Each node of a tree as the tokens on its way from the root, with its survival."""
+    paths: list[tuple[int, ...]] = []
+    for node in nodes:
+        before = () if node.parent == ROOT else paths[node.parent]
+        paths.append((*before, node.token))
+    return dict(zip(paths, [node.survival for node in nodes], strict=True))
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    return weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon)
+
+
+def layer_config(config: dict[str, Any]) -> Any:
+    """That of a head's layers; what is not written is the default of their model."""
+    fields = dict(config.get("transformer_layer_config", config))
+    kind = fields.pop("model_type", None)
+    return transformers.AutoConfig.for_model(kind if kind == "qwen3" else "llama", **fields)
+
+
+class EagleHead(DraftHead):
+    """Layers of a Llama over the target's states: what EAGLE-1 and EAGLE-3 have in common."""
+
+    renames = (("midlayer.", "layers.0."), ("model.", ""))
+
+    def __init__(self, directory: Path, target: Target) -> None:
+        super().__init__(directory, target)
+        self.llama = layer_config(self.config)
+        self.rotary: Any = LlamaRotaryEmbedding(self.llama)
+        heads = self.llama.num_attention_heads
+        self.head_dim: int = getattr(self.llama, "head_dim", None) or (
+            self.llama.hidden_size // heads
+        )
+        self.num_layers: int = self.llama.num_hidden_layers
+        self.embedding = self.weights.get("embed_tokens.weight", target.embedding)
+        if "d2t" in self.weights:
+            self.token_ids = torch.arange(len(self.weights["d2t"])) + self.weights["d2t"]
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        return F.linear(x, self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias"))
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        return rms_norm(x, self.weights[f"{name}.weight"], self.llama.rms_norm_eps)
+
+    def window(self, layer: int) -> int | None:
+        types = getattr(self.llama, "layer_types", None) or []
+        if layer < len(types) and types[layer] == "sliding_attention":
+            return int(self.llama.sliding_window)
+        return None
+
+    def attention(self, layer: int, x: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
+        name = f"layers.{layer}.self_attn"
+
+        def heads(projection: str) -> Tensor:
+            projected = self.linear(x, f"{name}.{projection}_proj")
+            split = projected.reshape(*x.shape[:-1], -1, self.head_dim).transpose(-2, -3)
+            if f"{name}.{projection}_norm.weight" in self.weights:
+                split = self.norm(split, f"{name}.{projection}_norm")
+            return split
+
+        def rotate(x: Tensor) -> Tensor:
+            cos, sin = self.rotary(x, positions[None])
+            half = self.head_dim // 2
+            turned = torch.cat([-x[..., half:], x[..., :half]], -1)
+            rotated: Tensor = x * cos[0] + turned * sin[0]
+            return rotated
+
+        q, k, v = rotate(heads("q")), rotate(heads("k")), heads("v")
+        shared = q.shape[-3] // k.shape[-3]
+        k, v = k.repeat_interleave(shared, -3), v.repeat_interleave(shared, -3)
+        window = self.window(layer)
+        if window is not None:
+            visible = visible & (positions[:, None] - positions[None] < window)
+        scores = q @ k.transpose(-1, -2) / math.sqrt(self.head_dim)
+        scores = scores.masked_fill(~visible, -math.inf)
+        attended = (scores.softmax(-1) @ v).transpose(-2, -3).flatten(-2)
+        return self.linear(attended, f"{name}.o_proj")
+
+    def mlp(self, layer: int, x: Tensor) -> Tensor:
+        name = f"layers.{layer}.mlp"
+        gate = F.silu(self.linear(x, f"{name}.gate_proj"))
+        return self.linear(gate * self.linear(x, f"{name}.up_proj"), f"{name}.down_proj")
+
+    def plain_layer(self, layer: int, x: Tensor, positions: Tensor, visible: Tensor) -> Tensor:
+        name = f"layers.{layer}"
+        normed = self.norm(x, f"{name}.input_layernorm")
+        x = x + self.attention(layer, normed, positions, visible)
+        return x + self.mlp(layer, self.norm(x, f"{name}.post_attention_layernorm"))
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """What takes the place of a row's own state where its token is of the text."""
+        raise NotImplementedError
+
+    def run(
+        self, ids: Tensor, states: Tensor, positions: Tensor, visible: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Logits of rows, and the states that the rows of drafts below them read."""
+        raise NotImplementedError
+
+    def rows(self, tokens: Tensor, features: Tensor, nodes: Sequence[Node]) -> Tensor:
+        num_text = len(tokens) - 1
+        ids, positions = tokens[1:], torch.arange(1, len(tokens))
+        visible = torch.ones(num_text, num_text, dtype=torch.bool).tril()
+        states = self.fuse(features[:-1])
+        for depth in range(1, max((node.depth for node in nodes), default=0) + 1):
+            _, below = self.run(ids, states, positions, visible)
+            level = [node for node in nodes if node.depth == depth]
+            parents = [num_text - 1 if n.parent == ROOT else num_text + n.parent for n in level]
+            ids = torch.cat([ids, torch.tensor([node.token for node in level])])
+            positions = torch.cat([positions, torch.full((len(level),), num_text + depth)])
+            states = torch.cat([states, below[parents]])
+            above = F.pad(visible, (0, len(level)))
+            own = torch.eye(len(level), dtype=torch.bool)
+            visible = torch.cat([above, torch.cat([visible[parents], own], 1)])
+        return self.run(ids, states, positions, visible)[0]
+
+
+class Eagle1(EagleHead):
+    """EAGLE-1 and -2: reads the state after the final norm; its layer 0 has no input norm."""
+
+    def fuse(self, features: Tensor) -> Tensor:
+        return features
+
+    def run(
+        self, ids: Tensor, states: Tensor, positions: Tensor, visible: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        x = self.linear(torch.cat([self.embedding[ids], states], -1), "fc")
+        x = x + self.attention(0, x, positions, visible)
+        x = x + self.mlp(0, self.norm(x, "layers.0.post_attention_layernorm"))
+        for layer in range(1, self.num_layers):
+            x = self.plain_layer(layer, x, positions, visible)
+        return self.target.score(x), x
+
+
+class Eagle3(EagleHead):
+    """EAGLE-3: reads states of several layers, and the embedding in its first layer."""
+
+    def __init__(self, directory: Path, target: Target) -> None:
+        super().__init__(directory, target)
+        nested = self.config.get("eagle_config") or {}
+        residual = self.config.get("norm_before_residual")
+        if residual is None:
+            residual = self.config.get("speculators_model_type") == "eagle3"
+        self.norm_before_residual = bool(residual)
+        self.norm_before_fc = nested.get("norm_before_fc", self.config.get("norm_before_fc"))
+        # SpecForge writes the key, too, for heads that read their own state before its norm.
+        self.norm_output = bool(self.config.get("norm_output")) and (
+            "speculators_model_type" in self.config
+        )
+        self.logit_scale = float(self.config.get("logit_scale", 1.0))
+        self.taps = self.tapped_layers(nested)
+
+    def tapped_layers(self, nested: dict[str, Any]) -> list[int]:
+        """The layers whose inputs are read. The nested list names layers by their outputs."""
+        key = "eagle_aux_hidden_state_layer_ids"
+        if self.config.get(key):
+            return sorted(set(self.config[key]))
+        if nested.get(key):
+            return sorted({layer + 1 for layer in nested[key]})
+        layers = self.target.num_layers
+        return sorted({2, layers // 2, layers - 3})
+
+    def features(self, tokens: Tensor) -> Tensor:
+        # The state after the last layer is not among those of transformers, which norms it.
+        states = self.target.states(tokens)[:-1]
+        return torch.cat([states[layer] for layer in self.taps], -1)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        if self.norm_before_fc:
+            features = self.norm(features, "input_norm")
+        if self.config.get("fc_norm"):
+            taps = features.chunk(len(self.taps), -1)
+            features = torch.cat(
+                [self.norm(tap, f"fc_norm.{index}") for index, tap in enumerate(taps)], -1
+            )
+        return self.linear(features, "fc")
+
+    def run(
+        self, ids: Tensor, states: Tensor, positions: Tensor, visible: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        normed = self.norm(states, "layers.0.hidden_norm")
+        embedded = self.norm(self.embedding[ids], "layers.0.input_layernorm")
+        x = normed if self.norm_before_residual else states
+        x = x + self.attention(0, torch.cat([embedded, normed], -1), positions, visible)
+        x = x + self.mlp(0, self.norm(x, "layers.0.post_attention_layernorm"))
+        for layer in range(1, self.num_layers):
+            x = self.plain_layer(layer, x, positions, visible)
+        normed = self.norm(x, "norm")
+        if "lm_head.weight" in self.weights:
+            logits = self.logit_scale * F.linear(normed, self.weights["lm_head.weight"])
+        else:
+            logits = self.target.score(normed)
+        return logits, normed if self.norm_output else x
+
+
+class ParallelEagle(Eagle3):
+    """P-EAGLE: all positions in one pass, over mask tokens with a hidden state of their own."""
+
+    def __init__(self, directory: Path, target: Target) -> None:
+        super().__init__(directory, target)
+        keys = ("mask_token_id", "pard_token", "ptd_token_id")
+        self.mask_token: int = next(self.config[key] for key in keys if key in self.config)
+
+    def mask_state(self) -> Tensor:
+        return self.fuse(self.weights["mask_hidden"].reshape(1, -1))
+
+    def rows(self, tokens: Tensor, features: Tensor, nodes: Sequence[Node]) -> Tensor:
+        num_text, levels = len(tokens) - 1, max((node.depth for node in nodes), default=0)
+        total = num_text + levels
+        logits = self.run(
+            torch.cat([tokens[1:], torch.full((levels,), self.mask_token)]),
+            torch.cat([self.fuse(features[:-1]), self.mask_state().repeat(levels, 1)]),
+            torch.arange(1, total + 1),
+            torch.ones(total, total, dtype=torch.bool).tril(),
+        )[0]
+        of_nodes = [num_text + node.depth - 1 for node in nodes]
+        return logits[[*range(num_text), *of_nodes]]
+
+
+class ParallelDraftModel(DraftHead):
+    """PARD: a model of its own, run over mask tokens after the text; it reads no features."""
+
+    def __init__(self, directory: Path, target: Target) -> None:
+        super().__init__(directory, target)
+        self.drafter = Target(directory)
+
+    def features(self, tokens: Tensor) -> Tensor:
+        return torch.empty(len(tokens), 0)
+
+    def rows(self, tokens: Tensor, features: Tensor, nodes: Sequence[Node]) -> Tensor:
+        levels = max((node.depth for node in nodes), default=0)
+        masks = torch.full((levels,), self.config["pard_token"])
+        logits = self.drafter.logits(torch.cat([tokens, masks]))[1:]
+        of_nodes = [len(tokens) - 2 + node.depth for node in nodes]
+        return logits[[*range(len(tokens) - 1), *of_nodes]]
+
+
+class MlpSpeculator(DraftHead):
+    """IBM's: a recurrent network whose state starts as the target's last hidden state."""
+
+    renames = (("speculator.", ""),)
+
+    def __init__(self, directory: Path, target: Target) -> None:
+        super().__init__(directory, target)
+        self.max_depth = self.config["n_predict"]
+        inner = self.config.get("inner_dim") or self.config["emb_dim"]
+        state_weight = 0.5 ** (0.5 / self.max_depth)
+        self.embedding_weight = math.sqrt((1 - state_weight**2) * inner / 2) / state_weight
+
+    def norm(self, x: Tensor, weight: Tensor | float = 1.0, bias: Tensor | float = 0.0) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight + bias
+
+    def step(self, index: int, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of head `index` and the states of the next one."""
+        tied = self.config.get("tie_weights", False)
+        one, projection = (0, min(index, 1)) if tied else (index, index)
+        weights = self.weights
+        z = F.linear(states, weights[f"proj.{projection}.weight"])
+        z = z + self.embedding_weight * weights[f"emb.{one}.weight"][tokens]
+        states = F.gelu(self.norm(z, weights[f"ln.{one}.weight"], weights[f"ln.{one}.bias"]))
+        return F.linear(states, weights[f"head.{one}.weight"]), states
+
+    def initial(self, features: Tensor) -> Tensor:
+        if self.config.get("scale_input", False):
+            return self.norm(features) / math.sqrt(2)
+        return features
+
+    def rows(self, tokens: Tensor, features: Tensor, nodes: Sequence[Node]) -> Tensor:
+        logits, states = self.step(0, tokens[1:], self.initial(features[:-1]))
+        all_logits, node_states = [logits], list[Tensor]()
+        for node in nodes:
+            state = states[-1] if node.parent == ROOT else node_states[node.parent]
+            drafted, state = self.step(node.depth, torch.tensor([node.token]), state[None])
+            all_logits.append(drafted)
+            node_states.append(state[0])
+        return torch.cat(all_logits)
+
+
+class Medusa(DraftHead):
+    """A head for each position, all over the state after the final norm at the root."""
+
+    renames = (("medusa_heads.", ""),)
+
+    def __init__(self, directory: Path, target: Target) -> None:
+        super().__init__(directory, target)
+        config = self.config
+        self.max_depth = config.get("num_heads") or config["medusa_num_heads"]
+        self.num_layers: int = config.get("num_hidden_layers") or config["medusa_num_layers"]
+        if "token_map" in self.weights:
+            self.token_ids = self.weights["token_map"]
+
+    def find(self, *names: str) -> Tensor | None:
+        return next((self.weights[name] for name in names if name in self.weights), None)
+
+    def head(self, index: int, x: Tensor) -> Tensor:
+        for layer in range(self.num_layers):
+            names = (f"blocks.{index}.layers.{layer}", f"{index}.{layer}.linear")
+            weight = self.find(*[f"{name}.weight" for name in names])
+            bias = self.find(*[f"{name}.bias" for name in names])
+            assert weight is not None
+            x = x + F.silu(F.linear(x, weight, bias))
+        shared = ["lm_heads.0.weight"] if self.config.get("original_lm_head") else []
+        names = (f"lm_heads.{index}.weight", f"{index}.{self.num_layers}.weight")
+        matrix = self.find(*names, *shared)
+        if matrix is None:
+            return self.target.score(x, self.token_ids)
+        if matrix.shape[0] > len(self.token_ids):
+            matrix = matrix[self.token_ids]
+        return F.linear(x, matrix)
+
+    def rows(self, tokens: Tensor, features: Tensor, nodes: Sequence[Node]) -> Tensor:
+        rows = [self.head(0, features[:-1])]
+        rows += [self.head(node.depth, features[-2:-1]) for node in nodes]
+        return torch.cat(rows)
+
+
+KINDS: dict[str, type[DraftHead]] = {
+    "eagle": Eagle1,
+    "eagle3": Eagle3,
+    "medusa": Medusa,
+    "mlp_speculator": MlpSpeculator,
+    "p_eagle": ParallelEagle,
+    "pard": ParallelDraftModel,
+}
+
+
+def load(kind: str, directory: Path, target: Target) -> DraftHead:
+    return KINDS[kind](directory, target)

@@ -1,0 +1,279 @@
+"""Draft heads of every format, for targets of every family, compute what the oracles do."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+import head_oracles
+import make_heads
+from conftest import HeadMaker
+from make_heads import HEADS, IDS
+from specdec_native import _core
+from specdec_native.checkpoints import hub
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+TEXT = [(7 * i * i + 3 * i + 5) % 160 for i in range(40)]
+PROMPTS = [[(5 * i * i + 31 * i + 7 * k) % 160 for i in range(6 + 2 * k)] for k in range(20)]
+LOGITS_ERROR = 1e-4
+
+FORMATS = [name for name, variant in HEADS.items() if variant.kind not in ("p_eagle", "pard")]
+# One of each kind, with the most that can go wrong.
+KINDS = [
+    "eagle_two_layers",
+    "eagle31_input_norm",
+    "eagle3_modelopt",
+    "mlp_tied",
+    "medusa_token_map",
+]
+FAMILIES = [
+    *("llama_deep", "llama_biases", "llama_llama3", "mistral", "qwen2", "qwen3", "opt"),
+    *("gemma2", "gemma3", "phi3", "granite", "olmo2", "gpt_neox", "mixtral", "qwen3_moe"),
+]
+# What they borrow: both ends, neither, the head alone, nothing of either.
+FAMILY_HEADS = ["eagle", "eagle3_all_tokens", "speculators_qwen3", "medusa_version_2", "mlp_scaled"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """A head of a target, for the engine and as the oracle has it."""
+
+    target: Path
+    variant: make_heads.HeadVariant
+    directory: Path
+    oracle: head_oracles.DraftHead
+
+    def config(
+        self, num_tokens: int = 4, tree_width: int = 1, max_draft_nodes: int = 0, **options: Any
+    ) -> _core.EngineConfig:
+        drafter = _core.DrafterConfig(
+            method=self.variant.method,
+            model=str(hub.resolve_model(self.directory)),
+            quantization="none",
+            parallel_drafting=self.variant.kind in ("p_eagle", "pard"),
+        )
+        speculative = _core.SpeculativeConfig(
+            num_speculative_tokens=self.num_tokens(num_tokens),
+            tree_width=tree_width,
+            max_draft_nodes=max_draft_nodes,
+            drafters=[drafter],
+        )
+        return _core.EngineConfig(
+            model=str(self.target), dtype="float32", speculative=speculative, **options
+        )
+
+    def num_tokens(self, wanted: int) -> int:
+        return min(wanted, self.oracle.max_depth or wanted)
+
+    def logits(
+        self, tokens: Sequence[int], drafts: Sequence[int], **options: Any
+    ) -> npt.NDArray[np.float32]:
+        logits = _core.head_logits(self.config(**options), list(tokens), list(drafts))
+        return np.array(logits, np.float32).reshape(len(tokens) - 1 + len(drafts), -1)
+
+    def drafts(self, tokens: Sequence[int], num_tokens: int, **options: Any) -> dict[Any, float]:
+        """The paths of a tree, with their survivals."""
+        tree = _core.drafted_tree(self.config(num_tokens, **options), list(tokens))
+        nodes = [head_oracles.Node(t, p - 1, 0, s) for t, p, s in zip(*tree, strict=True)]
+        return head_oracles.paths_of(nodes)
+
+
+Pairs = Callable[..., Pair]
+
+
+@pytest.fixture(scope="module")
+def pair(checkpoint: Callable[[str], Path], head: HeadMaker) -> Pairs:
+    targets: dict[str, head_oracles.Target] = {}
+
+    def make(name: str, target: str = "llama", directory: Path | None = None) -> Pair:
+        if target not in targets:
+            targets[target] = head_oracles.Target(checkpoint(target))
+        directory = directory or head(name, target)
+        oracle = head_oracles.load(HEADS[name].kind, directory, targets[target])
+        return Pair(checkpoint(target), HEADS[name], directory, oracle)
+
+    return make
+
+
+def check_logits(pair: Pair) -> None:
+    drafts = [3, 140, 5, 3, 9][: pair.num_tokens(6) - 1]
+    expected = pair.oracle.logits(TEXT, drafts).numpy()
+    logits = pair.logits(TEXT, drafts, num_tokens=6)
+    assert logits.shape == expected.shape
+    assert np.abs(logits - expected).max() < LOGITS_ERROR
+    assert np.std(expected) > 0.5  # or an error would not be seen
+
+
+def check_drafts(pair: Pair, prompts: Sequence[Sequence[int]]) -> None:
+    for prompt in prompts:
+        chain = pair.drafts(prompt, 5)
+        assert list(chain)[-1] == tuple(pair.oracle.chain(prompt, pair.num_tokens(5)))
+        levels = pair.num_tokens(4)
+        expected = head_oracles.paths_of(pair.oracle.tree(prompt, 3, levels, 10))
+        tree = pair.drafts(prompt, 4, tree_width=3, max_draft_nodes=10)
+        assert tree == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format(pair: Pairs, name: str) -> None:
+    check_logits(pair(name))
+    check_drafts(pair(name), PROMPTS[::7])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_drafts_of_many_prompts(pair: Pairs, name: str) -> None:
+    check_drafts(pair(name, "llama_deep"), PROMPTS)
+
+
+def test_a_tree_of_eagle3s_usual_size(pair: Pairs) -> None:
+    """60 tokens with the root: 8 levels, of each of which 10 nodes are expanded."""
+    for prompt in PROMPTS[::5]:
+        tree = pair("eagle3").drafts(prompt, 8, tree_width=10, max_draft_nodes=59)
+        expected = head_oracles.paths_of(pair("eagle3").oracle.tree(prompt, 10, 8, 59))
+        assert tree == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", FAMILY_HEADS)
+@pytest.mark.parametrize("target", FAMILIES)
+def test_every_family(pair: Pairs, target: str, name: str) -> None:
+    check_logits(pair(name, target))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_chunks_of_a_text_change_no_bit(pair: Pairs, name: str) -> None:
+    whole = pair(name).logits(TEXT, [5])
+    for chunk in (1, 7, 16):
+        assert np.array_equal(pair(name).logits(TEXT, [5], max_num_batched_tokens=chunk), whole)
+
+
+# ---- traps: what one format calls otherwise than another
+
+
+class Edited:
+    """A head of the deep target whose files are changed."""
+
+    def __init__(self, pair: Pairs, folder: Path) -> None:
+        self._pair = pair
+        self._folder = folder
+        self._count = 0
+
+    def __call__(
+        self,
+        name: str,
+        config: dict[str, Any] | None = None,
+        tensors: dict[str, torch.Tensor] | None = None,
+        without: Sequence[str] = (),
+    ) -> Pair:
+        original = self._pair(name, "llama_deep")
+        fields = original.oracle.config | (config or {})
+        fields = {key: value for key, value in fields.items() if key not in without}
+        stored = head_oracles.load_tensors(original.directory) | (tensors or {})
+        stored = {key: value for key, value in stored.items() if key not in without}
+        self._count += 1
+        directory = make_heads.write(
+            self._folder / str(self._count), fields, stored, original.variant.file
+        )
+        return self._pair(name, "llama_deep", directory)
+
+
+@pytest.fixture
+def edited(pair: Pairs, tmp_path: Path) -> Edited:
+    return Edited(pair, tmp_path)
+
+
+def logits_of(pair: Pair) -> npt.NDArray[np.float32]:
+    return pair.logits(TEXT, [3, 4])
+
+
+def test_tap_ids_name_inputs_at_the_top_and_outputs_in_eagle_config(edited: Edited) -> None:
+    """Of eight layers the inputs of 2, 4 and 5 are read where nothing is said."""
+    default = logits_of(edited("eagle3"))
+    for at_the_top in ([2, 4, 5], [5, 2, 4]):
+        assert np.array_equal(logits_of(edited("eagle3", {IDS: at_the_top})), default)
+    nested = edited("eagle3", {"eagle_config": {IDS: [1, 3, 4]}})
+    assert np.array_equal(logits_of(nested), default)
+    assert not np.allclose(logits_of(edited("eagle3", {IDS: [1, 3, 4]})), default, atol=0.1)
+
+
+def test_the_last_layers_output_can_be_read(edited: Edited) -> None:
+    nested = logits_of(edited("eagle3", {"eagle_config": {IDS: [0, 3, 7]}}))
+    assert np.array_equal(nested, logits_of(edited("eagle3", {IDS: [1, 4, 8]})))
+
+
+def test_speculators_norms_the_residual_unless_it_says_no(edited: Edited) -> None:
+    key = "norm_before_residual"
+    name = "speculators_norm_after_residual"
+    absent = logits_of(edited(name, without=[key]))
+    assert np.array_equal(absent, logits_of(edited(name, {key: True})))
+    assert not np.allclose(absent, logits_of(edited(name)), atol=0.1)
+    original = logits_of(edited("eagle3"))
+    assert np.array_equal(original, logits_of(edited("eagle3", {key: False})))
+
+
+def test_specforge_feeds_back_the_state_before_the_norm(edited: Edited) -> None:
+    said = {"norm_output": True}
+    original = logits_of(edited("eagle3"))
+    assert np.array_equal(original, logits_of(edited("eagle3", said)))
+    name = "speculators"
+    ours, normed = logits_of(edited(name)), logits_of(edited(name, said))
+    assert np.array_equal(ours[: len(TEXT) - 1], normed[: len(TEXT) - 1])
+    assert not np.allclose(ours[len(TEXT) - 1 :], normed[len(TEXT) - 1 :], atol=0.1)
+
+
+def test_the_order_of_a_draft_vocabulary_is_free(edited: Edited) -> None:
+    sorted_head = edited("eagle3")
+    order = torch.randperm(make_heads.NUM_DRAFT_IDS, generator=torch.Generator().manual_seed(1))
+    ids = sorted_head.oracle.token_ids[order]
+    lm_head = sorted_head.oracle.weights["lm_head.weight"][order]
+    shuffled = edited(
+        "eagle3", tensors={"lm_head.weight": lm_head, "d2t": ids - torch.arange(len(ids))}
+    )
+    assert np.array_equal(logits_of(shuffled), logits_of(sorted_head)[:, order.numpy()])
+    for prompt in PROMPTS[:5]:
+        assert shuffled.drafts(prompt, 5) == sorted_head.drafts(prompt, 5)
+
+
+def test_d2t_that_is_off_by_one_drafts_other_tokens(edited: Edited) -> None:
+    """Planted fault: the oracle of the right head refuses the drafts of one with a wrong map."""
+    right = edited("eagle3")
+    ids = right.oracle.token_ids.roll(1)
+    wrong = edited("eagle3", tensors={"d2t": ids - torch.arange(len(ids))})
+    assert np.array_equal(logits_of(wrong), logits_of(right))  # the map is of what is drafted
+    with pytest.raises(AssertionError):
+        check_drafts(dataclasses.replace(wrong, oracle=right.oracle), PROMPTS[:5])
+
+
+def test_an_embedding_that_is_the_targets_may_be_stored_or_not(edited: Edited, pair: Pairs) -> None:
+    for name in ("eagle", "eagle3"):
+        stored = {"embed_tokens.weight": pair(name, "llama_deep").oracle.target.embedding}
+        assert np.array_equal(logits_of(edited(name, tensors=stored)), logits_of(edited(name)))
+
+
+def test_a_map_back_from_the_targets_tokens_is_not_needed(edited: Edited) -> None:
+    assert np.array_equal(logits_of(edited("eagle3", without=["t2d"])), logits_of(edited("eagle3")))
+
+
+def test_a_file_without_a_bias_has_none(edited: Edited) -> None:
+    """Whatever "bias" says: the key is in EAGLE's own files only."""
+    with_bias = logits_of(edited("eagle"))
+    without = logits_of(edited("eagle", without=["fc.bias"]))
+    assert not np.allclose(with_bias, without, atol=0.1)
+    zero = edited("eagle", tensors={"fc.bias": torch.zeros(64)})
+    assert np.allclose(logits_of(zero), without, atol=LOGITS_ERROR)
+
+
+def test_configs_need_not_say_what_is_usual(edited: Edited) -> None:
+    """A speculators file holds what differs from Llama's defaults."""
+    name = "speculators_no_flags"
+    layer = edited(name).oracle.config["transformer_layer_config"]
+    written = layer | {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu"}
+    said = edited(name, {"transformer_layer_config": written})
+    assert np.array_equal(logits_of(said), logits_of(edited(name)))
+    assert "rms_norm_eps" not in json.loads((edited(name).directory / "config.json").read_text())
