@@ -76,12 +76,12 @@ inline Tensors target_tensors() {
   for (int token = 0; token < kVocab; ++token) {
     for (int i = 0; i < kHidden; ++i) embedding.values[token * kHidden + i] = place(token, i);
   }
-  tensors.at("lm_head.weight") = turned_head(all_tokens(), 0.25f);
+  tensors.at("lm_head.weight") = turned_head(all_tokens(), 0.35f);
   tensors.at("model.norm.weight") = ones(kHidden);
   for (int layer = 0; layer < tiny_llama::kLayers; ++layer) {
     for (const char* name : {".self_attn.o_proj.weight", ".mlp.down_proj.weight"}) {
       Tensor& tensor = tensors.at(str_cat("model.layers.", layer, name));
-      tensor = scaled(std::move(tensor), 0.5f);
+      tensor = scaled(std::move(tensor), 0.3f);
     }
   }
   return tensors;
@@ -95,9 +95,9 @@ inline void add_layer(Tensors& tensors, const std::string& prefix, int num_input
   const int q_rows = tiny_llama::kHeads * tiny_llama::kHeadDim;
   const int kv_rows = tiny_llama::kKvHeads * tiny_llama::kHeadDim;
   const int in = num_inputs * kHidden;
-  tensors[prefix + "self_attn.q_proj.weight"] = random_tensor({q_rows, in}, 0.2f, 1);
-  tensors[prefix + "self_attn.k_proj.weight"] = random_tensor({kv_rows, in}, 0.2f, 2);
-  tensors[prefix + "self_attn.v_proj.weight"] = random_tensor({kv_rows, in}, 0.2f, 3);
+  tensors[prefix + "self_attn.q_proj.weight"] = random_tensor({q_rows, in}, 0.05f, 1);
+  tensors[prefix + "self_attn.k_proj.weight"] = random_tensor({kv_rows, in}, 0.05f, 2);
+  tensors[prefix + "self_attn.v_proj.weight"] = random_tensor({kv_rows, in}, 0.05f, 3);
   tensors[prefix + "self_attn.o_proj.weight"] = random_tensor({kHidden, q_rows}, 0.1f, 4);
   tensors[prefix + "post_attention_layernorm.weight"] = ones(kHidden);
   tensors[prefix + "mlp.gate_proj.weight"] = random_tensor({tiny_llama::kInner, kHidden}, 0.2f, 5);
@@ -139,18 +139,18 @@ inline Tensors eagle3_tensors() {
         .values[row * 2 * kHidden + element] += factor;
   };
   for (int i = 0; i < kCopied; ++i) {
-    copy("k", i, i, 1.5f);
+    copy("k", i, i, 2.0f);
     copy("v", i, i, 1.0f);
     const int kv_head = i / tiny_llama::kHeadDim;
     const int first_row = kv_head * kGroup * tiny_llama::kHeadDim + i % tiny_llama::kHeadDim;
     for (int head = 0; head < kGroup; ++head) {
-      copy("q", first_row + head * tiny_llama::kHeadDim, i, 1.5f);
+      copy("q", first_row + head * tiny_llama::kHeadDim, i, 2.0f);
     }
     const int q_rows = tiny_llama::kHeads * tiny_llama::kHeadDim;
-    tensors.at("midlayer.self_attn.o_proj.weight").values[i * q_rows + first_row] += 2.0f;
+    tensors.at("midlayer.self_attn.o_proj.weight").values[i * q_rows + first_row] += 4.0f;
   }
   tensors["norm.weight"] = ones(kHidden);
-  tensors["lm_head.weight"] = turned_head(scored_tokens(), 0.25f);
+  tensors["lm_head.weight"] = turned_head(scored_tokens(), 0.35f);
   return tensors;
 }
 

@@ -46,6 +46,14 @@ std::vector<Job> long_jobs(int count, SamplingParams params, int max_tokens) {
   return jobs_of(count, params);
 }
 
+// Draws, which the heads cannot foresee.
+SamplingParams drawn() {
+  SamplingParams params = shaped();
+  params.stop_token_ids = {};
+  params.repetition_penalty = 1.0f;
+  return params;
+}
+
 // ---- against the host's drafter, step by step
 
 using DraftsParam = std::tuple<cuda::testing::DeviceKind, DraftMethod>;
@@ -77,16 +85,16 @@ INSTANTIATE_TEST_SUITE_P(Devices, DeviceHeadDrafts,
 
 // What is run again in the first pass of a step differs with how much was accepted before.
 TEST_P(DeviceHeadDrafts, ChainsAreThoseOfTheHostWhateverWasAccepted) {
-  const Case test = {.shape = {.width = 1, .max_nodes = 4}, .num_passes = 4, .params = shaped()};
-  const Seen seen = compare(test, long_jobs(3, shaped(), 30));
+  const Case test = {.shape = {.width = 1, .max_nodes = 3}, .num_passes = 3, .params = drawn()};
+  const Seen seen = compare(test, long_jobs(3, drawn(), 30));
   EXPECT_GT(seen.num_none, 2);
   EXPECT_GT(seen.num_some, 2);
   EXPECT_GT(seen.num_whole, 2);
 }
 
 TEST_P(DeviceHeadDrafts, TreesAreThoseOfTheHostWhateverWasAccepted) {
-  const Case test = {.shape = {.width = 3, .max_nodes = 10}, .num_passes = 4, .params = shaped()};
-  const Seen seen = compare(test, long_jobs(3, shaped(), 30));
+  const Case test = {.shape = {.width = 3, .max_nodes = 10}, .num_passes = 4, .params = drawn()};
+  const Seen seen = compare(test, long_jobs(3, drawn(), 30));
   EXPECT_GT(seen.num_branched, 10);
   EXPECT_GT(seen.num_none, 0);
   EXPECT_GT(seen.num_some, 2);
@@ -297,11 +305,9 @@ INSTANTIATE_TEST_SUITE_P(Devices, DeviceEagle3, ::testing::ValuesIn(engine_devic
 TEST_P(DeviceEagle3, NormedResidualsCountWhatTheHostCounts) {
   TempDirectory head;
   heads::write_eagle3(head, R"(,"norm_before_residual":true)");
-  std::vector<Job> jobs = long_jobs(3, shaped(), 24);
-  jobs[1].arrives = 4;
-  jobs[2].arrives = 9;
+  const std::vector<Job> jobs = long_jobs(1, drawn(), 80);
   const EngineConfig config =
-      with_drafter(this->config(), drafter_of(DraftMethod::kEagle3, head), 4, 2);
+      with_drafter(this->config(), drafter_of(DraftMethod::kEagle3, head), 3, 1);
   expect_equal(run(this->config(), jobs), run(config, jobs));
   compare_with_host(config, jobs);
 }
