@@ -176,14 +176,7 @@ class Engine:
                 weights=load_format != "dummy",
                 progress=progress,
             )
-            try:
-                self._directory = resolve(
-                    target.model, revision=target.revision, quantization=quantization
-                )
-            except (ValueError, RuntimeError, ImportError) as error:
-                if target.named_by is None:
-                    raise
-                raise target.not_found(error) from error
+            self._directory = target.resolve(functools.partial(resolve, quantization=quantization))
             text = CheckpointText(None, "skip_tokenizer_init is set")
             if not skip_tokenizer_init:
                 text = load_text(self._directory, tokenizer, chat_template, trust_remote_code)

@@ -14,7 +14,7 @@ from specdec_native.checkpoints.errors import CheckpointError, ModelNotFoundErro
 from specdec_native.speculation.drafter_options import DrafterOptions
 from specdec_native.speculation.speculative_config import SpeculativeOptions
 from specdec_native.speculation.verifier import find_target
-from speculative_configs import parse
+from speculative_configs import find_config, parse
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 FIXED = {"draft_length_policy": "fixed"}
@@ -200,16 +200,16 @@ def test_more_than_the_head_has_is_refused(
 
 def test_the_verifier_is_the_target_and_the_head_drafts(tmp_path: Path) -> None:
     head = write(tmp_path / "head", speculators("eagle3"))
-    target = find_target(head, None, None, hub.find_config)
+    target = find_target(head, None, None, find_config)
     assert (target.model, target.revision) == ("org/target", None)
     assert target.speculative_config == {"model": str(head)}
-    given = find_target(head, None, {"num_speculative_tokens": 2}, hub.find_config)
+    given = find_target(head, None, {"num_speculative_tokens": 2}, find_config)
     assert given.speculative_config == {"model": str(head), "num_speculative_tokens": 2}
     for other in ({"method": "ngram"}, {"drafters": [{"method": "suffix"}]}, {"model": "org/b"}):
-        found = find_target(head, None, other, hub.find_config)
+        found = find_target(head, None, other, find_config)
         assert (found.model, found.speculative_config) == ("org/target", other)
     model = write(tmp_path / "model", LLAMA)
-    same = find_target(model, "main", {"method": "ngram"}, hub.find_config)
+    same = find_target(model, "main", {"method": "ngram"}, find_config)
     assert (same.model, same.revision) == (model, "main")
     assert same.speculative_config == {"method": "ngram"}
 

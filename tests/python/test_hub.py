@@ -411,6 +411,21 @@ def test_hub_download_takes_one_form_of_the_weights(
     assert sorted(downloaded) == ["config.json", "tokenizer.json"]
 
 
+def test_hub_download_finds_a_head_under_any_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    (repository / "config.json").write_text("{}")
+    for name in ("medusa_lm_head.safetensors", "training_args.bin", "optimizer.pt"):
+        (repository / name).write_text("")
+    downloaded = serve(monkeypatch, repository)
+    assert hub.resolve_model("some/model") == repository
+    assert sorted(downloaded) == ["config.json", "medusa_lm_head.safetensors"]
+    downloaded.clear()
+    assert hub.find_config("some/model") == repository and downloaded == ["config.json"]
+
+
 def test_hub_repository_of_gguf_files_lists_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """Speculation on the command line: same answers, options, the demo."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 import tiny_text_model
 from command_line import run
+from conftest import HeadMaker
 from specdec_native.cli import demo
 from speculative_configs import NGRAM
 
@@ -39,6 +41,29 @@ def test_generate_and_chat_speculate(model: Path) -> None:
     result = run("generate", "abab", *options, "-sc", config, "--json")
     metrics = json.loads(result.stdout)["outputs"][0]["metrics"]["speculative_decoding"]
     assert len(metrics["acceptance_histogram"]) == 4
+
+
+def test_heads_draft_on_the_command_line(model: Path, head: HeadMaker, tmp_path: Path) -> None:
+    options = ("--max-tokens", 24, "--dtype", "float32", "--json")
+    speculator = tmp_path / "speculator"
+    shutil.copytree(head("speculators"), speculator)
+    config = json.loads((speculator / "config.json").read_text())
+    config["speculators_config"]["verifier"]["name_or_path"] = str(model)
+    (speculator / "config.json").write_text(json.dumps(config))
+    plain = json.loads(run("generate", "abab", "-m", model, *options).stdout)["outputs"][0]
+    fixed = json.dumps({"draft_length_policy": "fixed", "num_speculative_tokens": 2})
+    for extra in (
+        ("-m", model, "-sc", fixed, "--spec-model", head("eagle3")),
+        ("-m", model, "-sc", fixed, "--spec-model", head("eagle"), "--spec-method", "eagle"),
+        ("-m", speculator, "-sc", fixed),
+    ):
+        result = run("generate", "abab", *options, *extra)
+        assert result.returncode == 0, result.stderr
+        output = json.loads(result.stdout)["outputs"][0]
+        assert output["outputs"][0]["token_ids"] == plain["outputs"][0]["token_ids"]
+        assert output["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
+    wrong = run("generate", "abab", "-m", head("eagle3"), *options)
+    assert wrong.returncode == 1 and "needs the model it was trained for" in wrong.stderr
 
 
 @pytest.mark.parametrize(

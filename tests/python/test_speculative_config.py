@@ -10,12 +10,9 @@ import numpy as np
 import pytest
 
 from specdec_native.speculation.custom_drafter import CustomDrafter, make_drafter
-from specdec_native.speculation.speculative_config import (
-    SpeculativeOptions,
-    parse_speculative_config,
-)
+from specdec_native.speculation.speculative_config import SpeculativeOptions
 from specdec_native.vllm_compat.speculative_arguments import resolve_arguments, with_short_forms
-from speculative_configs import TABLE, Repeater, ngram, parse, repeat
+from speculative_configs import TABLE, Repeater, ngram, parse, parse_config, repeat
 
 
 def only_fields(options: SpeculativeOptions) -> dict[str, Any]:
@@ -350,7 +347,7 @@ def test_older_arguments_warn_with_what_replaces_them(
     assert resolved == {"speculative_config": expected, "max_model_len": 64}
     message = str(caught[-1].message)
     assert repr(resolved["speculative_config"]) in message and "speculative_model" in message
-    parse_speculative_config(expected)
+    parse_config(expected)
 
 
 def test_an_argument_without_effect_only_warns() -> None:
@@ -399,7 +396,7 @@ def test_typical_acceptance_is_refused() -> None:
     with pytest.warns(DeprecationWarning):
         resolved = resolve_arguments(older)
     with pytest.raises(ValueError, match="rejection_sample_method"):
-        parse_speculative_config(resolved["speculative_config"])
+        parse_config(resolved["speculative_config"])
 
 
 def test_short_forms_fill_in_what_the_config_leaves_out() -> None:

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from specdec_native.speculation.speculative_config import parse_speculative_config
-from speculative_configs import TABLE, Repeater, ngram, parse, repeat
+from speculative_configs import TABLE, Repeater, ngram, parse, parse_config, repeat
 
 SYNTHETIC = {"rejection_sample_method": "synthetic"}
 STANDARD = {"rejection_sample_method": "standard"}
@@ -63,7 +62,7 @@ def test_a_method_that_is_not_there_yet_lists_those_that_are(
 )
 def test_a_missing_or_wrong_drafter(config: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        parse_speculative_config(config)
+        parse_config(config)
 
 
 @pytest.mark.parametrize(
@@ -167,6 +166,7 @@ def test_a_wrong_list_of_drafters_says_what_to_write(config: dict[str, Any], mes
         ({"draft_sample_method": "random"}, "greedy, probabilistic, coupled"),
         ({"quantization": "awq"}, "quantization: 'awq' is not supported.*'int4'"),
         ({"quantization": 8}, "quantization must be a string"),
+        ({"revision": 8}, "revision must be a string"),
         (
             {"draft_sample_method": "coupled", "rejection_sample_method": "standard"},
             '"probabilistic"',

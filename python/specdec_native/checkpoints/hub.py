@@ -109,13 +109,10 @@ def resolve_model(
     return _fetch_hub(name, revision, GgufOptions.of(dtype, quantization), progress, weights)
 
 
-def find_config(
-    name_or_path: str, revision: str | None = None, *, download: bool = True
-) -> Path | None:
+def find_config(name_or_path: str, revision: str | None = None) -> Path | None:
     """The directory with config.json of what the user named; its weights may be missing there.
 
-    None for a GGUF file, a known model, and a path where there is none. Without `download`, also
-    for a hub id that was not downloaded before.
+    None for a GGUF file, a known model, and a path where there is none.
 
     Raises ModelNotFoundError, CheckpointError, DownloadError or MissingDependencyError.
     """
@@ -126,9 +123,7 @@ def find_config(
     if is_known or path.exists() or _looks_like_path(name_or_path):
         return None
     local = hugging_face.cached_snapshot(name_or_path, revision, weights=False)
-    if local is not None or not download:
-        return local
-    return resolve_model(name_or_path, revision=revision, weights=False)
+    return local or resolve_model(name_or_path, revision=revision, weights=False)
 
 
 def fetch(name: str, source: Source = "auto", *, progress: ProgressCallback | None = None) -> Path:

@@ -99,7 +99,7 @@ def methods_for(model: str) -> list[Method]:
 
 def compare_with(speculative_config: Mapping[str, Any]) -> list[Method]:
     """Plain decoding and one method."""
-    drafters = parse_speculative_config(speculative_config).drafters
+    drafters = parse_speculative_config(speculative_config, hub.find_config).drafters
     names = [drafter.method.replace("_", " ") for drafter in drafters]
     return [PLAIN, Method("+".join(names), speculative_config)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -38,6 +39,7 @@ from specdec_native.progress import show_bytes
 from specdec_native.requests.outputs import RequestOutput
 from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
 from specdec_native.speculation.speculative_config import parse_speculative_config
+from specdec_native.speculation.verifier import Target, find_target
 from specdec_native.text.chat_template import Message
 from specdec_native.vllm_compat.speculative_arguments import with_short_forms
 
@@ -83,8 +85,9 @@ def demo_command(
 
     With a speculative config, measures that one. All are compared with plain decoding.
     """
-    config = _speculative_config(**speculation)
-    directory = _resolve(model, engine)
+    target = _find_target(model, **speculation)
+    config = target.speculative_config
+    directory = _resolve(target, engine)
     out = rich.console.Console(highlight=False, soft_wrap=True, quiet=as_json)
     shown_answers = 0
     started = False
@@ -151,9 +154,9 @@ def generate_command(
 
     Sampling options that are left out are the checkpoint's; one that has none decodes greedily.
     """
-    config = _speculative_config(**speculation)
+    target = _find_target(model, **speculation)
     texts = read_prompts(prompts, file)
-    loaded = Engine(_resolve(model, engine), **engine, speculative_config=config)
+    loaded = _load(target, engine)
     params = _sampling_params(loaded, {"max_tokens": max_tokens, "stop": stop, **sampling})
     conversations = [conversation(text, system) for text in texts] if chat or system else None
     if len(texts) == 1 and params.n == 1 and not as_json:
@@ -204,8 +207,7 @@ def chat_command(
 
     Sampling options that are left out are the checkpoint's; one that has none decodes greedily.
     """
-    config = _speculative_config(**speculation)
-    loaded = Engine(_resolve(model, engine), **engine, speculative_config=config)
+    loaded = _load(_find_target(model, **speculation), engine)
     params = _sampling_params(loaded, {"max_tokens": max_tokens, **sampling})
     params.output_kind = RequestOutputKind.DELTA
     if sys.stdin.isatty():
@@ -270,14 +272,15 @@ def info_command(
 # -- models
 
 
-def _speculative_config(
+def _find_target(
+    model: str,
     *,
     speculative_config: str | None = None,
     spec_method: str | None = None,
     spec_model: str | None = None,
     spec_tokens: int | None = None,
-) -> Mapping[str, Any] | None:
-    """The speculative_config of the options; None for plain decoding."""
+) -> Target:
+    """The model with its drafters, none for plain decoding."""
     config = None
     if speculative_config is not None:
         try:
@@ -293,16 +296,29 @@ def _speculative_config(
     merged: Mapping[str, Any] | None = with_short_forms(
         config, short, {**names, "spec_tokens": "--spec-tokens"}
     )
-    if merged is not None:
-        parse_speculative_config(merged)  # refused before a model is loaded
-    return merged
+    target = find_target(model, None, merged, hub.find_config)
+    if target.speculative_config is not None:  # refused before a model is loaded
+        parse_speculative_config(target.speculative_config, hub.find_config)
+    return target
 
 
-def _resolve(model: str, engine: Group) -> Path:
-    dtype, quantization = engine.get("dtype"), engine.get("quantization")
+def _resolve(target: Target, engine: Group) -> Path:
+    quantization = engine.get("quantization")
     check_quantization(quantization)
     with show_bytes() as progress:
-        return hub.resolve_model(model, dtype=dtype, quantization=quantization, progress=progress)
+        return target.resolve(
+            functools.partial(
+                hub.resolve_model,
+                dtype=engine.get("dtype"),
+                quantization=quantization,
+                progress=progress,
+            )
+        )
+
+
+def _load(target: Target, engine: Group) -> Engine:
+    directory = _resolve(target, engine)
+    return Engine(directory, **engine, speculative_config=target.speculative_config)
 
 
 def _list_models(as_json: bool) -> None:

@@ -155,9 +155,12 @@ def _read_config(given: Mapping[str, Any], find_config: ConfigFinder) -> DraftCo
     model = given.get("model")
     if model is not None and not isinstance(model, (str, os.PathLike)):
         raise ValueError(f"model must be a string, got {model!r:.80}; an object goes to drafter")
+    revision = given.get("revision")
+    if revision is not None and not isinstance(revision, str):
+        raise ValueError(f"revision must be a string, got {revision!r:.80}")
     if not may_be_checkpoint(given):
         return None
-    directory = find_config(os.fspath(given["model"]), given.get("revision"))
+    directory = find_config(os.fspath(given["model"]), revision)
     return None if directory is None else read_draft_config(directory)
 
 

@@ -34,14 +34,14 @@ eagle3: the same over states of several layers of the target (EAGLE-3).
 medusa: a head for each position, all of which read one hidden state.
 mlp_speculator: a small recurrent network over one hidden state (IBM's accelerators).
     These four are heads, trained for one target. `model` is a head's checkpoint: config.json with
-    *.safetensors, *.bin or *.pt. The keys of draft_model are theirs, too. They draft with the
-    target's embedding and output matrix where they have none of their own; `quantization` is not
-    for those. num_speculative_tokens must not be above n_predict or num_heads of config.json.
+    *.safetensors, *.bin or *.pt. The keys of draft_model are theirs, too. Where they have no
+    embedding or output matrix of their own, they draft with the target's, as the engine holds it.
+    num_speculative_tokens must not be above n_predict or num_heads of config.json.
     speculative_token_map: of eagle, and of medusa where heads score tokens with the target's
-        output matrix: the tokens that are drafted. Of the matrix only their rows are read. It is a
-        list of ids; a file of them, a list in .json, .npy or .pt or words in .txt; or
-        {"text": file or list of files, "size": 8192} for the tokens that are most frequent in
-        texts, which should be like the answers. It changes no answer.
+        output matrix: the tokens that are drafted. The head gets a copy of their rows of the
+        matrix, in `quantization`. The map is a list of ids; a file of them, a list in .json, .npy
+        or .pt or words in .txt; or {"text": file or list of files, "size": 8192} for the tokens
+        that are most frequent in texts, which should be like the answers. It changes no answer.
 custom_class: `model` is the dotted path of a class that is made without arguments, or `drafter` is
     an object with propose(tokens, max_tokens), or a function of the same arguments. It returns the
     tokens it expects next, or a list of such lists, the most likely first. It runs inside the
@@ -83,13 +83,11 @@ How drafts are verified, `rejection_sample_method`:
 from __future__ import annotations
 
 import dataclasses
-import functools
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specdec_native import _core
-from specdec_native.checkpoints import hub
 from specdec_native.checks import (
     INT32_MAX,
     check_choice,
@@ -127,7 +125,6 @@ _MOST_TOKENS = int(_CORE_OPTIONS["num_speculative_tokens"].highest or 0)
 # Tokens, where the length adapts and neither the user nor the drafter says how many.
 _LONGEST_DRAFT = 8
 _LONGEST_NGRAM = 16
-_find_local = functools.partial(hub.find_config, download=False)
 _VERIFICATIONS = {
     "exact": "exact",
     "standard": "rejection",
@@ -162,13 +159,10 @@ class SpeculativeOptions:
         return config
 
 
-def parse_speculative_config(
-    config: Any, find_config: ConfigFinder = _find_local
-) -> SpeculativeOptions:
+def parse_speculative_config(config: Any, find_config: ConfigFinder) -> SpeculativeOptions:
     """Checks a speculative_config. Raises ValueError that says what to write instead.
 
-    `find_config` finds config.json of draft models and heads, which says what they are; without
-    it only those on this machine are read.
+    `find_config` finds config.json of draft models and heads, which says what they are.
     """
     if not isinstance(config, Mapping):
         raise ValueError(

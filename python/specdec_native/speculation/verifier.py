@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,23 @@ class Target:
     speculative_config: Any
     named_by: Path | None = None
 
-    def not_found(self, fault: Exception) -> ModelNotFoundError:
-        """What to raise where the model that a head names cannot be had because of `fault`."""
-        assert self.named_by is not None
-        return ModelNotFoundError(
-            f"speculators_config.verifier.name_or_path is {os.fspath(self.model)!r}, which cannot "
-            f"be had ({fault}); give the target as model, and the head as "
-            f'speculative_config={{"model": {str(self.named_by.parent)!r}}}',
-            self.named_by,
-        )
+    def resolve(self, resolve_model: Callable[..., Path]) -> Path:
+        """The model's directory; `resolve_model` is hub.resolve_model with its options.
+
+        Raises ModelNotFoundError where a head names a model that cannot be had, else what
+        `resolve_model` raises.
+        """
+        try:
+            return resolve_model(self.model, revision=self.revision)
+        except (ValueError, RuntimeError, ImportError) as fault:
+            if self.named_by is None:
+                raise
+            raise ModelNotFoundError(
+                f"speculators_config.verifier.name_or_path is {os.fspath(self.model)!r}, which "
+                f"cannot be had ({fault}); give the target as model, and the head as "
+                f'speculative_config={{"model": {str(self.named_by.parent)!r}}}',
+                self.named_by,
+            ) from fault
 
 
 def find_target(
