@@ -14,6 +14,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from conftest import HeadMaker
+from make_heads import HEADS
 from specdec_native import Engine, SamplingParams
 from test_sampling_distribution import PROMPT, Array, chi_square_z, distribution
 from test_speculation_law import metrics_of
@@ -81,6 +83,7 @@ def outcomes(target: Path, config: dict[str, Any], options: dict[str, Any]) -> t
 
 
 def config_of(draft: Path, drafter: str, verification: str, width: int) -> dict[str, Any]:
+    """`draft` is the directory of a model, or of the head that `drafter` names."""
     config: dict[str, Any] = {
         "num_speculative_tokens": 3,
         "tree_width": width,
@@ -88,6 +91,8 @@ def config_of(draft: Path, drafter: str, verification: str, width: int) -> dict[
     }
     if drafter == "ngram":
         return {**config, "method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    if drafter in HEADS:
+        return {**config, "method": HEADS[drafter].method, "model": str(draft)}
     return {
         **config,
         "method": "draft_model",
@@ -107,6 +112,9 @@ CASES = [
     ("sampled", "block", 1, PLAIN),
     ("sampled", "block", 1, SHAPED),
     ("ngram", "block", 1, SHAPED),
+    ("eagle3_modelopt", "standard", 3, SHAPED),
+    ("eagle", "block", 1, SHAPED),
+    ("medusa_token_map", "standard", 2, PLAIN),
 ]
 
 
@@ -114,12 +122,15 @@ CASES = [
 def test_tokens_follow_the_exact_distribution(
     target: Path,
     draft: Path,
+    head: HeadMaker,
     exact: Callable[[dict[str, Any]], Array],
     drafter: str,
     verification: str,
     width: int,
     options: dict[str, Any],
 ) -> None:
+    if drafter in HEADS:
+        draft = head(drafter)
     counts, engine = outcomes(target, config_of(draft, drafter, verification, width), options)
     acceptance = metrics_of(engine)
     assert 0 < acceptance.num_accepted_draft_tokens < acceptance.num_draft_tokens
