@@ -63,6 +63,7 @@ void bind_speculative_config(py::module_& module) {
   using Range = std::tuple<int, int, int>;
   py::class_<SpeculativeConfig> speculative(module, "SpeculativeConfig");
   speculative.def_readwrite("drafters", &SpeculativeConfig::drafters)
+      .def_readwrite("speculative_token_tree", &SpeculativeConfig::speculative_token_tree)
       .def_property(
           "num_speculative_tokens_per_batch_size",
           [](const SpeculativeConfig& config) {

@@ -61,6 +61,7 @@ class SpeculativeConfig:
 
     drafters: list[DrafterConfig]
     num_speculative_tokens_per_batch_size: list[tuple[int, int, int]]
+    speculative_token_tree: list[list[int]]
     # Options: written by scripts/write_options.py from cpp/include/specdec/speculative_config.h.
     num_speculative_tokens: int
     draft_length_policy: str  # "auto", "fixed"

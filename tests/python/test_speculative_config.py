@@ -218,6 +218,20 @@ def test_several_drafters_keep_their_order_and_options() -> None:
     }
 
 
+@pytest.mark.parametrize("tree", ["[(0,), (1,), (0, 0)]", [[0], [1], (0, np.int64(0))]])
+def test_a_given_tree_says_how_deep_and_wide_drafts_are(tree: Any) -> None:
+    options = parse(model="org/small", speculative_token_tree=tree)
+    assert options.fields["speculative_token_tree"] == [[0], [1], [0, 0]]
+    assert options.fields["num_speculative_tokens"] == 2
+    assert options.fields["tree_width"] == 2
+    assert (
+        parse(
+            model="org/small", speculative_token_tree=tree, num_speculative_tokens=2, tree_width=2
+        ).fields
+        == options.fields
+    )
+
+
 # -- synthetic acceptance
 
 

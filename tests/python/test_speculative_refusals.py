@@ -225,3 +225,23 @@ def test_a_wrong_option_of_a_head_says_what_to_write(config: dict[str, Any], mes
 def test_a_wrong_suffix_option_is_named(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"suffix_decoding_{name}"):
         parse(method="suffix", **{f"suffix_decoding_{name}": value})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"speculative_token_tree": 5}, "must be a list of paths"),
+        ({"speculative_token_tree": "[(0,), (1,"}, "must be a list of paths"),
+        ({"speculative_token_tree": "0"}, "must be a list of paths"),
+        ({"speculative_token_tree": [[0.5]]}, "must be a list of paths"),
+        ({"speculative_token_tree": []}, "not empty"),
+        ({"speculative_token_tree": [[], [0]]}, "without the root"),
+        ({"speculative_token_tree": [[0]], "max_draft_nodes": 4}, "leave max_draft_nodes out"),
+        ({"speculative_token_tree": [[0], [0, 0]], "num_speculative_tokens": 3}, "tokens 2, got 3"),
+        ({"speculative_token_tree": [[0], [1]], "tree_width": 3}, "tree_width 2, got 3"),
+        ({"speculative_token_tree": [[16]]}, "tree_width must be"),
+    ],
+)
+def test_bad_trees_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse(model="org/small", **given)

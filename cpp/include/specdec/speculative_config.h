@@ -189,6 +189,10 @@ struct SpeculativeConfig {
   bool merge_drafters = false;
   int tree_width = 1;
   int max_draft_nodes = 0;
+  // The shape of every draft tree: a path of ranks for each node, where (1, 0) is the likeliest
+  // child of the root's second likeliest. Empty: trees are as wide as tree_width, and the likeliest
+  // nodes of each level get children.
+  std::vector<std::vector<int>> speculative_token_tree;
   Verification verification = Verification::kExact;
   std::vector<double> synthetic_acceptance_rates;
   // Gaps and the tail carry the entry before. Empty: num_speculative_tokens throughout.
@@ -199,8 +203,11 @@ struct SpeculativeConfig {
     return draft_length_policy == DraftLengthPolicy::kAuto && verification == Verification::kExact;
   }
   int max_nodes() const {
+    if (!speculative_token_tree.empty()) return static_cast<int>(speculative_token_tree.size());
     return max_draft_nodes > 0 ? max_draft_nodes : num_speculative_tokens * tree_width;
   }
+  // Nodes of a level of a draft tree that may get children.
+  int widest_level() const { return speculative_token_tree.empty() ? tree_width : max_nodes(); }
   // Throws InvalidArgument naming the key and what to write instead.
   void validate() const;
 };

@@ -1,6 +1,7 @@
 #include "specdec/speculative_config.h"
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -89,6 +90,61 @@ void validate_tree(const SpeculativeConfig& config) {
   }
 }
 
+std::string text_of(const std::vector<int>& path) {
+  std::string text = "(";
+  for (const int rank : path) text += str_cat(rank, path.size() == 1 ? "," : ", ");
+  if (path.size() > 1) text.resize(text.size() - 2);
+  return text + ")";
+}
+
+void check_token_tree(bool is_good, const std::string& message) {
+  if (!is_good) throw InvalidArgument("speculative_token_tree", message);
+}
+
+// Every node's parent and siblings of smaller rank are in the tree, too.
+void validate_paths(const std::vector<std::vector<int>>& paths) {
+  const std::set<std::vector<int>> all(paths.begin(), paths.end());
+  check_token_tree(all.size() == paths.size(), "has a path twice");
+  for (const std::vector<int>& path : all) {
+    check_token_tree(!path.empty(), "has an empty path: leave the root out");
+    check_token_tree(std::ranges::all_of(path, [](int rank) { return rank >= 0; }),
+                     str_cat("ranks start at 0, got ", text_of(path)));
+    std::vector<int> needed = path;
+    if (needed.back() > 0) {
+      --needed.back();
+    } else {
+      needed.pop_back();
+    }
+    check_token_tree(needed.empty() || all.contains(needed),
+                     str_cat("has ", text_of(path), " without ", text_of(needed)));
+  }
+}
+
+void validate_token_tree(const SpeculativeConfig& config) {
+  const std::vector<std::vector<int>>& paths = config.speculative_token_tree;
+  if (paths.empty()) return;
+  validate_paths(paths);
+  int depth = 0;
+  int width = 0;
+  for (const std::vector<int>& path : paths) {
+    depth = std::max(depth, static_cast<int>(path.size()));
+    width = std::max(width, path.back() + 1);
+  }
+  check_token_tree(static_cast<int>(paths.size()) <= kMaxDraftNodes,
+                   str_cat("has ", paths.size(), " nodes, at most ", kMaxDraftNodes, " may be"));
+  check_token_tree(config.drafters.size() == 1 && has_model(config.drafters[0].method),
+                   "needs one drafter, a draft model or head: others draft without ranks");
+  check_token_tree(depth == config.num_speculative_tokens,
+                   str_cat("is ", depth, " deep: num_speculative_tokens must be ", depth, ", got ",
+                           config.num_speculative_tokens));
+  check_token_tree(width == config.tree_width,
+                   str_cat("has up to ", width, " children of a node: tree_width must be ", width,
+                           ", got ", config.tree_width));
+  check_token_tree(config.max_draft_nodes == 0,
+                   "says how many nodes there are: leave "
+                   "max_draft_nodes out");
+}
+
 void validate_verification(const SpeculativeConfig& config) {
   const std::vector<double>& rates = config.synthetic_acceptance_rates;
   if (config.verification != Verification::kSynthetic) {
@@ -165,6 +221,7 @@ void SpeculativeConfig::validate() const {
                           "'suffix', 'draft_model', 'eagle', 'eagle3', 'medusa', "
                           "'mlp_speculator' or 'custom'");
   }
+  validate_token_tree(*this);
   validate_tree(*this);
   validate_verification(*this);
   validate_block(*this);

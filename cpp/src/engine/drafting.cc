@@ -12,7 +12,7 @@ namespace specdec {
 
 Drafting::Drafting(const SpeculativeConfig& config, int vocab_size, DraftModels& models,
                    const BlockPool& pool)
-    : config_(config), schedule_(config) {
+    : config_(config), schedule_(config), static_tree_(config.speculative_token_tree) {
   std::vector<std::unique_ptr<Drafter>> drafters;
   for (const DrafterConfig& drafter : config_.drafters) {
     const int id = static_cast<int>(drafters.size());
@@ -47,7 +47,9 @@ std::unique_ptr<Drafter> Drafting::make_drafter(int id, int vocab_size, DraftMod
 
 int Drafting::budget(const Sequence& sequence, int num_decoding) {
   max_depth_ = schedule_.num_speculative_tokens(num_decoding);
-  const int limit = tree_shape().num_nodes(sequence.max_draft_depth(max_depth_));
+  const int depth = sequence.max_draft_depth(max_depth_);
+  const int limit =
+      static_tree_.is_given() ? static_tree_.num_nodes(depth) : tree_shape().num_nodes(depth);
   const DraftPolicy* policy = drafters_->policy();
   return policy == nullptr ? limit : policy->num_slots(sequence.ordinal, limit);
 }

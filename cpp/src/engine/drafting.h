@@ -16,6 +16,7 @@
 #include "specdec/engine.h"
 #include "speculation/draft_schedule.h"
 #include "speculation/drafters.h"
+#include "speculation/static_tree.h"
 
 namespace specdec {
 
@@ -74,6 +75,7 @@ class Drafting {
 
   SpeculativeConfig config_;
   DraftSchedule schedule_;
+  StaticTree static_tree_;
   ModelDrafter* device_drafter_ = nullptr;
   std::unique_ptr<Drafters> drafters_;
 

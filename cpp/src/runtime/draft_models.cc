@@ -112,7 +112,7 @@ void DraftModels::load(int id, Backend& backend, const ModelRunner& target, int 
                               : load_draft_model(drafter, backend, target_config, max_model_len);
   const int longest = drafter.max_model_len > 0 ? std::min(loading.longest, drafter.max_model_len)
                                                 : loading.longest;
-  const int max_rows = std::max(config_.max_num_batched_tokens, config_.speculative.tree_width);
+  const int max_rows = std::max(config_.max_num_batched_tokens, config_.speculative.widest_level());
   auto runner = std::make_unique<ModelRunner>(
       backend,
       RunnerLimits{.max_model_len = longest,
@@ -132,7 +132,8 @@ void DraftModels::load(int id, Backend& backend, const ModelRunner& target, int 
                                  .relative_cost = relative_cost,
                                  .is_head = is_head,
                                  .num_layers = runner->model().config().num_layers,
-                                 .max_depth = is_head ? head->second.max_depth : 0},
+                                 .max_depth = is_head ? head->second.max_depth : 0,
+                                 .shape = StaticTree(config_.speculative.speculative_token_tree)},
                      .runner = std::move(runner)});
 }
 
@@ -143,7 +144,7 @@ std::optional<DraftModels::DeviceDraft> DraftModels::find_device_draft(int max_m
   if (runner->num_tokens() != options.vocab_size || options.max_model_len < max_model_len) {
     return std::nullopt;
   }
-  if (options.min_confidence > 0) return std::nullopt;
+  if (options.min_confidence > 0 || options.shape.is_given()) return std::nullopt;
   // These draft all tokens in one pass.
   const DrafterConfig& drafter = config.drafters[0];
   if (drafter.method == DraftMethod::kMedusa || drafter.parallel_drafting) return std::nullopt;

@@ -193,7 +193,7 @@ void ModelDrafter::ask_policy(std::vector<Growth>& growths) const {
     for (const Frontier& frontier : growth.frontier) {
       nodes.push_back({.sequence = growth.request->sequence,
                        .tree = growth.request->tree,
-                       .node = frontier.node});
+                       .node = frontier.open.node});
     }
   }
   if (nodes.empty()) return;
@@ -211,7 +211,7 @@ void ModelDrafter::add_unseen(Growth& growth, int num_rows) {
                                           growth.num_seen, *request.blocks, has_root);
   growth.num_seen += num_rows;
   if (!has_root) return;
-  growth.frontier = {{.node = DraftTree::kRoot, .row = first_row + num_rows - 1, .mask = {1}}};
+  growth.frontier = {{.open = {}, .row = first_row + num_rows - 1, .mask = {1}}};
 }
 
 void ModelDrafter::add_level(Growth& growth) {
@@ -224,8 +224,8 @@ void ModelDrafter::add_level(Growth& growth) {
   std::vector<uint64_t> masks;
   for (Frontier& frontier : growth.frontier) {
     frontier.slot = growth.num_slots + static_cast<int>(tokens.size());
-    tokens.push_back(tree.tokens()[frontier.node]);
-    depths.push_back(tree.depth(frontier.node));
+    tokens.push_back(tree.tokens()[frontier.open.node]);
+    depths.push_back(tree.depth(frontier.open.node));
     parent_slots.push_back(frontier.parent_slot);
     set_bit(frontier.mask, frontier.slot);
     frontier.mask.resize(mask_words, 0);
@@ -300,7 +300,7 @@ void ModelDrafter::sample(std::span<Growth* const> growths) {
   for (const Growth* growth : growths) {
     for (const Frontier& frontier : growth->frontier) {
       row_ids_.push_back(frontier.row);
-      SampleRow row = make_row(*growth->request, frontier.node);
+      SampleRow row = make_row(*growth->request, frontier.open.node);
       std::vector<float>& distribution = distributions_.emplace_back();
       if (options_.sampling == DraftSampling::kIndependent && !is_greedy(row.temperature)) {
         distribution.resize(std::max(num_tokens_, options_.vocab_size), 0.0f);
@@ -323,46 +323,48 @@ void ModelDrafter::grow(Growth& growth, size_t row) {
     }
     add_children(growth, frontier, tree_distribution, results_[row++], next);
   }
-  choose_frontier(growth, std::move(next));
+  choose_frontier(growth, next);
 }
 
 void ModelDrafter::add_children(Growth& growth, const Frontier& frontier, int distribution,
                                 const SampleResult& result, std::vector<Frontier>& next) {
   DraftTree& tree = *growth.request->tree;
-  float draw_survival = tree.survival(frontier.node);
+  float draw_survival = tree.survival(frontier.open.node);
+  int rank = 0;
   for (const Candidate& candidate : result.candidates) {
     if (candidate.token_id >= options_.vocab_size) continue;
+    const int place = options_.shape.child(frontier.open.place, rank++);
+    if (place < 0) break;
     int child = 0;
     if (distribution < 0) {
-      child = tree.add(frontier.node, candidate.token_id,
-                       tree.survival(frontier.node) * candidate.probability, options_.id);
+      child = tree.add(frontier.open.node, candidate.token_id,
+                       tree.survival(frontier.open.node) * candidate.probability, options_.id);
     } else {
-      child = tree.add_sampled(frontier.node, candidate.token_id, draw_survival, options_.id,
+      child = tree.add_sampled(frontier.open.node, candidate.token_id, draw_survival, options_.id,
                                distribution);
       draw_survival *= kDrawDecay;
     }
-    next.push_back({.node = child,
+    next.push_back({.open = {.node = child,
+                             .place = place,
+                             .confidence = frontier.open.confidence * candidate.probability},
                     .row = 0,
                     .parent_slot = frontier.slot,
-                    .confidence = frontier.confidence * candidate.probability,
                     .mask = frontier.mask});
   }
 }
 
-// Keeps the most likely nodes of the new level, as many as the tree's width and the slots allow.
-void ModelDrafter::choose_frontier(Growth& growth, std::vector<Frontier> next) const {
+void ModelDrafter::choose_frontier(Growth& growth, std::span<Frontier> level) const {
   const DraftRequest& request = *growth.request;
-  const DraftTree& tree = *request.tree;
-  std::erase_if(next, [&](const Frontier& frontier) {
-    return tree.depth(frontier.node) >= max_depth(request) ||
-           frontier.confidence < options_.min_confidence;
-  });
-  std::ranges::stable_sort(
-      next, [](const Frontier& a, const Frontier& b) { return a.confidence > b.confidence; });
-  const int room = std::max(0, request.num_slots + 1 - growth.num_slots);
-  const int width = std::min({static_cast<int>(next.size()), request.tree_width, room});
-  next.resize(width);
-  growth.frontier = std::move(next);
+  std::vector<OpenNode> open;
+  for (const Frontier& frontier : level) open.push_back(frontier.open);
+  const std::vector<int> parents =
+      choose_parents(*request.tree, open, options_.shape,
+                     {.max_depth = max_depth(request),
+                      .width = request.tree_width,
+                      .room = std::max(0, request.num_slots + 1 - growth.num_slots),
+                      .min_confidence = options_.min_confidence});
+  growth.frontier.clear();
+  for (const int parent : parents) growth.frontier.push_back(std::move(level[parent]));
 }
 
 }  // namespace specdec

@@ -16,6 +16,7 @@
 #include "runtime/model_runner.h"
 #include "specdec/speculative_config.h"
 #include "speculation/drafter.h"
+#include "speculation/tree_growth.h"
 
 namespace specdec {
 
@@ -51,6 +52,7 @@ struct ModelDrafterOptions {
   bool is_head = false;         // reads the target's features of the token before each row's
   int num_layers = 0;           // whose KV it keeps
   int max_depth = 0;            // of a draft, by the model; 0: any
+  StaticTree shape;
 
   DraftModelKind kind() const {
     if (!is_head) return DraftModelKind::kModel;
@@ -79,11 +81,10 @@ class ModelDrafter final : public Drafter {
  private:
   // A node whose continuations are drafted in the next pass, and its row in that pass.
   struct Frontier {
-    int node = 0;  // of the request's tree
+    OpenNode open;
     int row = 0;
     int slot = 0;                // of its row, counted from the root's
     int parent_slot = 0;         // of its parent's
-    float confidence = 1.0f;     // probability of its path by the draft model
     std::vector<uint64_t> mask;  // slots past the committed tokens: its ancestors' and its own
   };
   // A request while its tree grows.
@@ -132,7 +133,8 @@ class ModelDrafter final : public Drafter {
   // `distribution`: index in the tree of the one its draws came from; -1 for deterministic ones.
   void add_children(Growth& growth, const Frontier& frontier, int distribution,
                     const SampleResult& result, std::vector<Frontier>& next);
-  void choose_frontier(Growth& growth, std::vector<Frontier> next) const;
+  // Of a new level; the nodes chosen are moved out of it.
+  void choose_frontier(Growth& growth, std::span<Frontier> level) const;
 
   ModelRunner& runner_;
   ModelDrafterOptions options_;

@@ -68,6 +68,9 @@ tree_width (1): alternatives considered at each position; above 1 drafts are tre
     top-k of the draft (SGLang: speculative_eagle_topk).
 max_draft_nodes: tokens of one draft tree (SGLang: speculative_num_draft_tokens);
     num_speculative_tokens * tree_width if left out.
+speculative_token_tree: the shape of every draft tree, as a list or text such as "[(0,), (1,),
+    (0, 0)]": a path of ranks for each node, where (1, 0) is the likeliest child of the root's
+    second likeliest. For one draft model or head; it says how deep and wide drafts are.
 
 How drafts are verified, `rejection_sample_method`:
 
@@ -82,6 +85,7 @@ How drafts are verified, `rejection_sample_method`:
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
@@ -112,6 +116,7 @@ _ENGINE_KEYS = (
     "num_speculative_tokens_per_batch_size",
     "tree_width",
     "max_draft_nodes",
+    "speculative_token_tree",
     "merge_drafters",
     "drafters",
     "rejection_sample_method",
@@ -173,6 +178,8 @@ def parse_speculative_config(config: Any, find_config: ConfigFinder) -> Speculat
     _check_keys(given)
     verification = _verification(given.get("rejection_sample_method", "exact"))
     drafters = _parse_drafters(given, verification, find_config)
+    if "speculative_token_tree" in given:
+        given |= _static_tree(given)
     policy = _draft_length_policy(given, verification)
     fields: dict[str, Any] = {"verification": verification, "draft_length_policy": policy}
     num_tokens = _num_speculative_tokens(given, drafters, adapts=policy == "auto")
@@ -326,6 +333,8 @@ def _tree_fields(given: Mapping[str, Any], num_drafters: int, verification: str)
     for key in ("tree_width", "max_draft_nodes"):
         if key in given:
             fields[key] = check_option(_CORE_OPTIONS[key], given[key])
+    if "speculative_token_tree" in given:
+        fields["speculative_token_tree"] = given["speculative_token_tree"]
     if "merge_drafters" in given:
         fields["merge_drafters"] = _flag("merge_drafters", given["merge_drafters"])
         if fields["merge_drafters"] and num_drafters == 1:
@@ -338,6 +347,29 @@ def _tree_fields(given: Mapping[str, Any], num_drafters: int, verification: str)
             'merge_drafters, or "rejection_sample_method": "standard"'
         )
     return fields
+
+
+def _static_tree(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The paths of speculative_token_tree, and what they say of depth and width."""
+    key, value = "speculative_token_tree", given["speculative_token_tree"]
+    form = 'a list of paths of ranks, such as "[(0,), (1,), (0, 0)]"'
+    try:
+        paths = ast.literal_eval(value) if isinstance(value, str) else value
+        tree = [list(map(operator.index, path)) for path in paths]
+    except (TypeError, ValueError, SyntaxError):
+        raise ValueError(f"{key} must be {form}, got {value!r:.80}") from None
+    if not tree or not all(tree):
+        raise ValueError(f"{key} must be {form}, without the root and not empty, got {value!r:.80}")
+    if "max_draft_nodes" in given:
+        raise ValueError(f"{key} says how many nodes there are: leave max_draft_nodes out")
+    fields = {
+        "num_speculative_tokens": max(map(len, tree)),
+        "tree_width": 1 + max(map(max, tree)),
+    }
+    for name, needed in fields.items():
+        if given.get(name, needed) != needed:
+            raise ValueError(f"{key} makes {name} {needed}, got {given[name]!r}: leave {name} out")
+    return {key: tree, **fields}
 
 
 def _synthetic_length(given: Mapping[str, Any], num_tokens: int) -> float | None:

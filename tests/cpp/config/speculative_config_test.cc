@@ -108,6 +108,52 @@ TEST(SpeculativeConfig, BadTreesAreRefused) {
   });
 }
 
+TEST(SpeculativeConfig, GivenTreesSayHowMuchIsDrafted) {
+  SpeculativeConfig config = config_of(DraftMethod::kEagle3);
+  config.speculative_token_tree = {{1}, {0}, {0, 0, 0}, {0, 0}, {1, 0}};
+  config.tree_width = 2;
+  EXPECT_NO_THROW(config.validate());
+  EXPECT_EQ(config.max_nodes(), 5);
+}
+
+TEST(SpeculativeConfig, BadGivenTreesAreRefused) {
+  using Tree = std::vector<std::vector<int>>;
+  const auto tree = [](Tree paths, int num_tokens = 3) {
+    return [paths, num_tokens](SpeculativeConfig& c) {
+      c.speculative_token_tree = paths;
+      c.num_speculative_tokens = num_tokens;
+    };
+  };
+  const std::string key = "speculative_token_tree";
+  const Tree chain = {{0}, {0, 0}, {0, 0, 0}};
+  expect_refused({key, DraftMethod::kNgram, tree(chain)}, 0);
+  Tree large;
+  for (int depth = 1; depth <= 2; ++depth) {
+    for (int i = 0; i < 300; ++i) large.emplace_back(depth, 0).back() = i;
+  }
+  expect_all_refused({
+      {key, DraftMethod::kEagle, tree({{}, {0}}, 1)},
+      {key, DraftMethod::kEagle, tree({{0}, {0}}, 1)},
+      {key, DraftMethod::kEagle, tree({{-1}, {0}}, 1)},
+      {key, DraftMethod::kEagle, tree({{0}, {0, 0, 0}})},          // no (0, 0)
+      {key, DraftMethod::kEagle, tree({{0}, {0, 0}, {0, 2}}, 2)},  // no (0, 1)
+      {key, DraftMethod::kEagle, tree({{1}}, 1)},
+      {key, DraftMethod::kEagle, tree(chain, 2)},
+      {key, DraftMethod::kEagle, tree({{0}, {1}, {0, 0}}, 2)},  // two wide
+      {key, DraftMethod::kEagle, tree(large, 2)},
+      {key, DraftMethod::kEagle,
+       [&](auto& c) {
+         c.speculative_token_tree = chain;
+         c.max_draft_nodes = 3;
+       }},
+      {key, DraftMethod::kEagle,
+       [&](auto& c) {
+         c.speculative_token_tree = chain;
+         c.drafters.push_back(c.drafters[0]);
+       }},
+  });
+}
+
 TEST(SpeculativeConfig, BadDrafterValuesAreRefused) {
   const auto drafter = [](auto member, auto value) {
     return [member, value](SpeculativeConfig& c) { c.drafters[0].*member = value; };

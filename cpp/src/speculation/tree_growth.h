@@ -1,0 +1,32 @@
+// How a model grows a draft tree level by level: below the nodes of a level that it gives the
+// greatest probability (EAGLE-2), or as a given shape says. Pure.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "speculation/draft_tree.h"
+#include "speculation/static_tree.h"
+
+namespace specdec {
+
+// A drafted node below which a model may go on.
+struct OpenNode {
+  int node = DraftTree::kRoot;
+  int place = 0;            // in the given shape
+  float confidence = 1.0f;  // probability of its path by the model
+};
+
+struct GrowthLimits {
+  int max_depth = 0;
+  int width = 1;                // nodes of a level that get children, unless a shape is given
+  int room = 0;                 // the same, with a shape, too
+  double min_confidence = 0.0;  // nodes below get no children
+};
+
+// Which nodes of a new level get children, as indices into `level`, likeliest first (ties: the
+// earlier one).
+std::vector<int> choose_parents(const DraftTree& tree, std::span<const OpenNode> level,
+                                const StaticTree& shape, const GrowthLimits& limits);
+
+}  // namespace specdec
