@@ -62,7 +62,8 @@ class World {
                             .vocab_size = tiny_llama::kVocab,
                             .is_head = is_head(drafter_.method),
                             .num_layers = host_draft_->model().config().num_layers,
-                            .max_depth = head_.max_depth});
+                            .max_depth = head_.max_depth,
+                            .shape = {}});
   }
 
  private:
