@@ -174,7 +174,7 @@ __global__ void store_rows_kernel(StoreRowsParams params) {
   const int i = blockIdx.y * kEmbedThreads + threadIdx.x;
   if (i >= params.dim) return;
   const int64_t row = blockIdx.x;
-  const int64_t slot = params.slot_mapping[row];
+  const int64_t slot = params.slot_mapping != nullptr ? params.slot_mapping[row] : row;
   if (slot < 0) return;
   T* out = static_cast<T*>(params.out) + slot * params.out_stride;
   out[i] = from_float<T>(params.x[row * params.dim + i]);

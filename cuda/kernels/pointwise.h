@@ -42,7 +42,7 @@ struct EmbedRowsParams {
 // StoreRowsArgs without a norm.
 struct StoreRowsParams {
   const float* x;               // [num_rows, dim]
-  const int64_t* slot_mapping;  // [num_rows], -1: the row is left out
+  const int64_t* slot_mapping;  // [num_rows], -1: the row is left out; null: row i goes to row i
   void* out;                    // act; row i goes to out + slot_mapping[i] * out_stride, elements
   DType act_dtype;
   int64_t out_stride;

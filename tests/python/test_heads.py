@@ -24,7 +24,8 @@ TEXT = [(7 * i * i + 3 * i + 5) % 160 for i in range(40)]
 PROMPTS = [[(5 * i * i + 31 * i + 7 * k) % 160 for i in range(6 + 2 * k)] for k in range(20)]
 LOGITS_ERROR = 1e-4
 
-FORMATS = [name for name, variant in HEADS.items() if variant.kind not in ("p_eagle", "pard")]
+IN_ONE_PASS = [name for name, variant in HEADS.items() if variant.kind in ("p_eagle", "pard")]
+FORMATS = [name for name in HEADS if name not in IN_ONE_PASS]
 # One of each kind, with the most that can go wrong.
 KINDS = [
     "eagle_two_layers",
@@ -125,6 +126,11 @@ def check_drafts(pair: Pair, prompts: Sequence[Sequence[int]]) -> None:
 def test_every_format(pair: Pairs, name: str) -> None:
     check_logits(pair(name))
     check_drafts(pair(name), PROMPTS[::7])
+
+
+@pytest.mark.parametrize("name", IN_ONE_PASS)
+def test_all_levels_in_one_pass(pair: Pairs, name: str) -> None:
+    check_drafts(pair(name), PROMPTS)
 
 
 @pytest.mark.parametrize("name", KINDS)

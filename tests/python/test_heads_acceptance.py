@@ -21,7 +21,7 @@ from test_speculation_law import metrics_of
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
-METHODS = ["eagle", "eagle3", "medusa", "mlp"]
+METHODS = ["eagle", "eagle3", "p_eagle", "medusa", "mlp"]
 NUM_PROMPTS = 20
 NUM_DRAFTS = 3
 MAX_TOKENS = 24

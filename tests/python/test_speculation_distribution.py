@@ -115,6 +115,9 @@ CASES = [
     ("eagle3_modelopt", "standard", 3, SHAPED),
     ("eagle", "block", 1, SHAPED),
     ("medusa_token_map", "standard", 2, PLAIN),
+    ("medusa", "standard", 3, SHAPED),
+    ("p_eagle", "standard", 3, SHAPED),
+    ("p_eagle", "block", 1, PLAIN),
 ]
 
 

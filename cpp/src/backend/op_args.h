@@ -270,7 +270,7 @@ struct MoeArgs {
 struct StoreRowsArgs {
   const float* x = nullptr;               // [num_rows, dim]
   const NormParams* norm = nullptr;       // null: none
-  const int64_t* slot_mapping = nullptr;  // [num_rows], as of BatchView
+  const int64_t* slot_mapping = nullptr;  // [num_rows], as of BatchView; null: row i goes to slot i
   PagedRowsView to;
   int column = 0;
   int dim = 0;

@@ -237,7 +237,7 @@ void CpuBackend::store_rows(const StoreRowsArgs& args) {
   const int64_t element_bytes = static_cast<int64_t>(size_of(act_dtype_));
   pool_.parallel_for(args.num_rows, 4, [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
-      const int64_t slot = args.slot_mapping[row];
+      const int64_t slot = args.slot_mapping != nullptr ? args.slot_mapping[row] : row;
       if (slot < 0) continue;
       SPECDEC_CHECK(slot < to.num_slots);
       const int64_t place = (slot * to.width + args.column) * element_bytes;

@@ -437,6 +437,13 @@ DraftVocabulary Decoder::draft_vocabulary() const {
   return {.token_ids = head.token_ids.as<int32_t>(), .target_vocab_size = head.target_vocab_size};
 }
 
+std::span<const float> Decoder::mask_features() const {
+  const FeatureFusion* fusion = impl_->parts.fusion.get();
+  if (fusion == nullptr) return {};
+  const Buffer& features = fusion->mask_features;
+  return {features.as<float>(), features.size_bytes() / sizeof(float)};
+}
+
 void Decoder::compute_logits(const int32_t* row_ids, int num_rows, float* logits, int /*level*/) {
   impl_->compute_logits(row_ids, num_rows, logits);
 }

@@ -40,6 +40,7 @@ class Decoder final : public Model {
   // Final norm and head.
   void compute_logits(const int32_t* row_ids, int num_rows, float* logits, int level = 0) override;
   DraftVocabulary draft_vocabulary() const override;
+  std::span<const float> mask_features() const override;
 
  private:
   struct Impl;

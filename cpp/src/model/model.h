@@ -23,6 +23,9 @@ struct ModelPass {
   // tokens before; d where they are drafts of depth d, which read what the head left at their
   // parents.
   int level = 0;
+  // Of a head that drafts all levels from committed tokens alone: how many are wanted, from `level`
+  // on. Row r of the batch leaves what level d makes of it at row d * batch.num_rows + r.
+  int num_levels = 1;
   // Nobody reads what comes out: only the KV of the rows is wanted.
   bool kv_only = false;
 
@@ -46,11 +49,16 @@ class Model {
 
   // Runs the rows of a staged batch: writes their KV, leaves their last hidden states inside.
   virtual void forward(const ModelPass& pass) = 0;
-  // Logits of rows of the last forward, which was of this `level`: [num_rows, config().vocab_size]
-  // float32. `row_ids` are where the backend's operations read them.
+  // Logits of rows of the last forward, of this `level`: [num_rows, config().vocab_size] float32.
+  // `row_ids` are where the backend's operations read them.
   virtual void compute_logits(const int32_t* row_ids, int num_rows, float* logits,
                               int level = 0) = 0;
   virtual DraftVocabulary draft_vocabulary() const { return {}; }
+  // False: one call of compute_logits() may ask for rows of all levels of a pass.
+  virtual bool has_output_per_level() const { return false; }
+  // What a row whose text is not known yet reads as its features, float32 in the backend's memory;
+  // empty: the model runs no such rows.
+  virtual std::span<const float> mask_features() const { return {}; }
 };
 
 }  // namespace specdec

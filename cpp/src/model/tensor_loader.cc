@@ -186,6 +186,17 @@ Buffer TensorLoader::vector(const std::vector<TensorPart>& parts) {
   return buffer;
 }
 
+Buffer TensorLoader::flat_vector(const std::string& name, int64_t size) {
+  const std::vector<int64_t> shape =
+      config_.random_weights ? std::vector{size} : store_.shape(resolve(name));
+  const TensorView view = read(name, shape);
+  SPECDEC_CHECK_EQ(view.num_elements(), size);
+  Buffer buffer = backend_.make_vector(std::array{view});
+  size_bytes_ += static_cast<int64_t>(buffer.size_bytes());
+  release(name);
+  return buffer;
+}
+
 Buffer TensorLoader::norm_weights(const std::string& name, int64_t size) {
   if (config_.norm_offset == 0.0f) return vector({{name, size}});
   const TensorView stored = read(name, std::array{size});
@@ -231,14 +242,15 @@ void TensorLoader::warn_about_unused() const {
   // Scales of activations and of the cache are there, which are not rounded to 8-bit floats, and
   // the draft vocabulary of a head, which was read before its matrices.
   const std::string head = str_cat(config_.names.head, ".weight");
-  const std::array<std::string_view, 8> harmless = {"rotary_emb.inv_freq",
+  const std::array<std::string_view, 9> harmless = {"rotary_emb.inv_freq",
                                                     "masked_bias",
                                                     head,
                                                     ".input_scale",
                                                     ".k_scale",
                                                     ".v_scale",
                                                     "d2t",
-                                                    "t2d"};
+                                                    "t2d",
+                                                    "token_map"};
   constexpr size_t kMaxNames = 5;
   std::vector<std::string> names = store_.unused();
   std::erase_if(names, [&](const std::string& name) {

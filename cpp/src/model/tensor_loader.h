@@ -62,6 +62,8 @@ class TensorLoader {
   std::unique_ptr<const PackedLinear> matrix(MatrixRole role, const std::vector<TensorPart>& parts,
                                              int64_t in_features, bool gated = false);
   Buffer vector(const std::vector<TensorPart>& parts);
+  // A tensor of `size` elements, whatever its shape.
+  Buffer flat_vector(const std::string& name, int64_t size);
   // The weights of a norm, with the config's norm_offset.
   Buffer norm_weights(const std::string& name, int64_t size);
   // `value` as a number of the dtype computed in.

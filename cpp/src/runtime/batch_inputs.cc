@@ -88,6 +88,24 @@ int BatchInputs::add_chain(std::span<const int32_t> tokens, int base_len, const 
   });
 }
 
+void BatchInputs::add_masks(int num_masks, int32_t token, int64_t feature_slot) {
+  SPECDEC_CHECK(!is_tree_.empty() && is_tree_.back() == 0);
+  const BlockTable& blocks = *tables_.back();
+  const int end = base_lens_.back() + num_tree_slots_.back();
+  SPECDEC_CHECK_LE(end + num_masks, blocks.capacity_tokens());
+  for (int position = end; position < end + num_masks; ++position) {
+    token_ids_.push_back(token);
+    positions_.push_back(position);
+    slot_mapping_.push_back(blocks.slot(position));
+    if (!of_head_) continue;
+    feature_slots_.push_back(feature_slot);
+    state_slots_.push_back(-1);
+  }
+  num_tree_slots_.back() += num_masks;
+  cu_rows_.back() = num_rows();
+  if (has_tree_) ancestor_mask_.resize(token_ids_.size() * mask_words_, 0);
+}
+
 int BatchInputs::add_tree(std::span<const int32_t> tokens, std::span<const int32_t> parents,
                           int base_len, const BlockTable& blocks) {
   SPECDEC_CHECK_EQ(tokens.size(), parents.size());

@@ -26,6 +26,10 @@ class BatchInputs {
   int add_chain(std::span<const int32_t> tokens, int base_len, const BlockTable& blocks,
                 bool keeps_state = false);
 
+  // Rows after the chain that was added last, at its next positions and slots, whose text is not
+  // known: `token` stands for it, and in a head the features at `feature_slot`.
+  void add_masks(int num_masks, int32_t token, int64_t feature_slot);
+
   // A tree: tokens[0] is the root (the last committed token), parents[i] < i the row that row i
   // continues, parents[0] = -1.
   int add_tree(std::span<const int32_t> tokens, std::span<const int32_t> parents, int base_len,

@@ -1,6 +1,7 @@
 #include "runtime/draft_models.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <utility>
 
@@ -79,12 +80,16 @@ DraftModels::Loading DraftModels::load_draft_model(const DrafterConfig& drafter,
                 return std::make_unique<Decoder>(model, drafter.model, backend, longest, max_rows,
                                                  parse_quantization(drafter.quantization));
               },
-          .longest = longest};
+          .longest = longest,
+          .is_parallel = drafter.parallel_drafting,
+          .mask_token =
+              drafter.parallel_drafting ? load_mask_token(drafter.model, model.vocab_size) : -1};
 }
 
 DraftModels::Loading DraftModels::load_draft_head(int id, Backend& backend,
                                                   const ModelRunner& target,
                                                   int max_model_len) const {
+  const DraftHeadConfig& head = heads_.at(id);
   return {
       .make =
           [=, this, &backend, &target](int max_rows) {
@@ -99,20 +104,30 @@ DraftModels::Loading DraftModels::load_draft_head(int id, Backend& backend,
                               .max_model_len = max_model_len,
                               .max_rows = max_rows});
           },
-      .longest = max_model_len};
+      .longest = max_model_len,
+      .max_depth = head.max_depth,
+      .is_parallel = head.is_parallel,
+      .mask_token = head.eagle.mask_token};
 }
 
 void DraftModels::load(int id, Backend& backend, const ModelRunner& target, int max_model_len) {
   const DrafterConfig& drafter = config_.speculative.drafters[static_cast<size_t>(id)];
   const ModelConfig& target_config = target.model().config();
-  const auto head = heads_.find(id);
-  const bool is_head = head != heads_.end();
+  const bool is_head = heads_.contains(id);
   const Loading loading = is_head
                               ? load_draft_head(id, backend, target, max_model_len)
                               : load_draft_model(drafter, backend, target_config, max_model_len);
   const int longest = drafter.max_model_len > 0 ? std::min(loading.longest, drafter.max_model_len)
                                                 : loading.longest;
-  const int max_rows = std::max(config_.max_num_batched_tokens, config_.speculative.widest_level());
+  const SpeculativeConfig& speculative = config_.speculative;
+  // A pass of heads that draft all levels leaves a row for each; a backend may pad the rows to the
+  // next power of two.
+  const int rows_per_root =
+      loading.is_parallel && loading.mask_token < 0
+          ? static_cast<int>(std::bit_ceil(static_cast<unsigned>(loading.max_depth)))
+          : 1;
+  const int max_rows = std::max({config_.max_num_batched_tokens, speculative.widest_level(),
+                                 speculative.num_speculative_tokens, rows_per_root});
   auto runner = std::make_unique<ModelRunner>(
       backend,
       RunnerLimits{.max_model_len = longest,
@@ -126,13 +141,15 @@ void DraftModels::load(int id, Backend& backend, const ModelRunner& target, int 
   models_.push_back({.options = {.id = id,
                                  .sampling = drafter.sampling,
                                  .min_confidence = drafter.min_confidence,
-                                 .max_rows = max_rows,
+                                 .max_rows = max_rows / rows_per_root,
                                  .max_model_len = longest,
                                  .vocab_size = target_config.vocab_size,
                                  .relative_cost = relative_cost,
                                  .is_head = is_head,
                                  .num_layers = runner->model().config().num_layers,
-                                 .max_depth = is_head ? head->second.max_depth : 0,
+                                 .max_depth = loading.max_depth,
+                                 .is_parallel = loading.is_parallel,
+                                 .mask_token = loading.mask_token,
                                  .shape = StaticTree(config_.speculative.speculative_token_tree)},
                      .runner = std::move(runner)});
 }
@@ -145,9 +162,7 @@ std::optional<DraftModels::DeviceDraft> DraftModels::find_device_draft(int max_m
     return std::nullopt;
   }
   if (options.min_confidence > 0 || options.shape.is_given()) return std::nullopt;
-  // These draft all tokens in one pass.
-  const DrafterConfig& drafter = config.drafters[0];
-  if (drafter.method == DraftMethod::kMedusa || drafter.parallel_drafting) return std::nullopt;
+  if (options.is_parallel) return std::nullopt;
   if (max_unseen_after(options.kind(), config.num_speculative_tokens) > kMaxUnseen) {
     return std::nullopt;
   }

@@ -57,10 +57,13 @@ class DraftModels {
     std::unique_ptr<ModelRunner> runner;
   };
   const Model& find(int id) const;
-  // What is loaded for one drafter, and how many positions it reaches.
+  // What is loaded for one drafter, how many positions it reaches, and how it drafts.
   struct Loading {
     ModelRunner::ModelMaker make;
     int longest = 0;
+    int max_depth = 0;
+    bool is_parallel = false;
+    int32_t mask_token = -1;
   };
   Loading load_draft_model(const DrafterConfig& drafter, Backend& backend,
                            const ModelConfig& target, int max_model_len) const;

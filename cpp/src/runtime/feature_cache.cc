@@ -8,7 +8,8 @@ namespace specdec {
 
 FeatureCache::FeatureCache(Backend& backend, int width, int block_size, int num_blocks) {
   SPECDEC_CHECK_GT(width, 0);
-  const int64_t size_bytes = (int64_t{num_blocks} + 1) * block_bytes(backend, width, block_size);
+  const int64_t num_slots = (int64_t{num_blocks} + 1) * block_size + 1;
+  const int64_t size_bytes = num_slots * block_bytes(backend, width, /*block_size=*/1);
   try {
     buffer_ = backend.allocate(static_cast<size_t>(size_bytes), "the features of cached tokens");
   } catch (const OutOfMemory&) {
@@ -17,8 +18,7 @@ FeatureCache::FeatureCache(Backend& backend, int width, int block_size, int num_
                               " bytes): lower kv_cache_memory_bytes or num_kv_blocks, or on a GPU "
                               "gpu_memory_utilization"));
   }
-  rows_ = {
-      .rows = buffer_.data(), .num_slots = (int64_t{num_blocks} + 1) * block_size, .width = width};
+  rows_ = {.rows = buffer_.data(), .num_slots = num_slots, .width = width};
 }
 
 int64_t FeatureCache::block_bytes(const Backend& backend, int width, int block_size) {

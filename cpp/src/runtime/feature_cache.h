@@ -10,8 +10,8 @@ namespace specdec {
 
 class FeatureCache {
  public:
-  // Rows of `width` act elements for num_blocks usable blocks and the null block. Throws
-  // OutOfMemory saying what to lower.
+  // Rows of `width` act elements for num_blocks usable blocks and the null block, and after them
+  // one that no block has. Throws OutOfMemory saying what to lower.
   FeatureCache(Backend& backend, int width, int block_size, int num_blocks);
 
   const PagedRowsView& rows() const { return rows_; }

@@ -78,6 +78,10 @@ int ModelDrafter::max_depth(const DraftRequest& request) const {
   return options_.max_depth > 0 ? std::min(limit, options_.max_depth) : limit;
 }
 
+int ModelDrafter::num_masks(const DraftRequest& request) const {
+  return options_.mask_token < 0 ? 0 : max_depth(request) - 1;
+}
+
 // The draft model has no embedding for tokens that only the target's vocabulary holds. Those are
 // padding, which in practice no text contains. A head reads the token before.
 bool ModelDrafter::can_draft(const DraftRequest& request) const {
@@ -150,19 +154,27 @@ size_t ModelDrafter::run_pass(std::vector<Growth>& growths, size_t next, Stage s
   inputs_.clear();
   std::vector<Growth*> ran;
   std::vector<int> seen_before;
+  int num_masked = 0;
   for (; next < growths.size(); ++next) {
     Growth& growth = growths[next];
     const int num_wanted = num_rows(growth, stage);
     if (num_wanted == 0) continue;
-    // A level is run as a whole, unseen tokens in as many passes as they take.
+    // A level is run as a whole, as is the root with its masks; unseen tokens before it in as many
+    // passes as they take.
     const int room = options_.max_rows - inputs_.num_rows();
     if ((stage == Stage::kLevel ? num_wanted : 1) > room && !ran.empty()) break;
+    int num_added = stage == Stage::kLevel ? num_wanted : std::min(num_wanted, room);
+    const int masks_wanted = stage == Stage::kCatchUp ? num_masks(*growth.request) : 0;
+    if (masks_wanted > 0 && num_added == num_wanted && num_wanted + masks_wanted > room) {
+      if (!ran.empty()) break;
+      num_added = num_wanted - 1;
+    }
     const int num_seen = growth.num_seen;
     try {
       if (stage == Stage::kLevel) {
         add_level(growth);
       } else {
-        add_unseen(growth, std::min(num_wanted, room));
+        add_unseen(growth, num_added);
       }
     } catch (...) {
       fail(growth, std::current_exception());
@@ -170,21 +182,33 @@ size_t ModelDrafter::run_pass(std::vector<Growth>& growths, size_t next, Stage s
     }
     ran.push_back(&growth);
     seen_before.push_back(num_seen);
-    if (stage != Stage::kLevel && num_wanted > room) break;
+    if (num_added < num_wanted) break;
+    num_masked += masks_wanted;
   }
   if (ran.empty()) return next;
   double seconds = 0;
   {
     const Stopwatch watch(seconds);
-    runner_.forward(inputs_, options_.is_head ? level : 0, /*kv_only=*/stage == Stage::kBulk);
+    runner_.forward(inputs_, options_.is_head ? level : 0, /*kv_only=*/stage == Stage::kBulk,
+                    num_levels(ran));
     if (stage != Stage::kBulk) expand(ran);
   }
-  passes_.push_back({.num_rows = inputs_.num_rows(), .seconds = seconds});
+  // A request always has as many masks: they are part of what one of its rows costs.
+  passes_.push_back({.num_rows = inputs_.num_rows() - num_masked, .seconds = seconds});
   for (size_t i = 0; i < ran.size(); ++i) {
     if (ran[i]->num_seen == seen_before[i]) continue;
     ledger_.set_seen(*ran[i]->request->blocks, seen_before[i], ran[i]->num_seen);
   }
   return next;
+}
+
+// Of a parallel model without masks: the levels of the deepest request whose root is among the
+// rows.
+int ModelDrafter::num_levels(std::span<const Growth* const> growths) const {
+  int levels = 1;
+  if (!options_.is_parallel || options_.mask_token >= 0) return levels;
+  for (const Growth* growth : growths) levels = std::max(levels, max_depth(*growth->request));
+  return levels;
 }
 
 void ModelDrafter::ask_policy(std::vector<Growth>& growths) const {
@@ -207,10 +231,14 @@ void ModelDrafter::ask_policy(std::vector<Growth>& growths) const {
 void ModelDrafter::add_unseen(Growth& growth, int num_rows) {
   const DraftRequest& request = *growth.request;
   const bool has_root = growth.num_seen + num_rows > growth.base_len;
-  const int first_row = inputs_.add_chain(request.tokens.subspan(growth.num_seen, num_rows),
-                                          growth.num_seen, *request.blocks, has_root);
+  const int first_row =
+      inputs_.add_chain(request.tokens.subspan(growth.num_seen, num_rows), growth.num_seen,
+                        *request.blocks, has_root && !options_.is_parallel);
   growth.num_seen += num_rows;
   if (!has_root) return;
+  if (const int count = num_masks(request); count > 0) {
+    inputs_.add_masks(count, options_.mask_token, options_.is_head ? runner_.mask_slot() : -1);
+  }
   growth.frontier = {{.open = {}, .row = first_row + num_rows - 1, .mask = {1}}};
 }
 
@@ -276,16 +304,18 @@ void ModelDrafter::fail(Growth& growth, std::exception_ptr error) {
 
 void ModelDrafter::expand(std::span<Growth* const> growths) {
   const auto work = [&](size_t begin, size_t end) {
-    sample(growths.subspan(begin, end - begin));
-    size_t row = 0;
-    for (Growth* growth : growths.subspan(begin, end - begin)) {
-      const size_t width = growth->frontier.size();
+    const std::span<Growth* const> part = growths.subspan(begin, end - begin);
+    sample(part);
+    for (Growth* growth : part) {
       try {
-        grow(*growth, row);
+        if (options_.is_parallel) {
+          grow_levels(*growth);
+        } else {
+          grow(*growth);
+        }
       } catch (...) {
         fail(*growth, std::current_exception());
       }
-      row += width;
     }
   };
   run_or_blame(growths.size(), work,
@@ -297,33 +327,84 @@ void ModelDrafter::sample(std::span<Growth* const> growths) {
   rows_.clear();
   id_lists_.clear();
   distributions_.clear();
-  for (const Growth* growth : growths) {
+  for (Growth* growth : growths) growth->samples.clear();
+  if (options_.is_parallel) return sample_levels(growths);
+  for (Growth* growth : growths) {
     for (const Frontier& frontier : growth->frontier) {
-      row_ids_.push_back(frontier.row);
-      SampleRow row = make_row(*growth->request, frontier.open.node);
-      std::vector<float>& distribution = distributions_.emplace_back();
-      if (options_.sampling == DraftSampling::kIndependent && !is_greedy(row.temperature)) {
-        distribution.resize(std::max(num_tokens_, options_.vocab_size), 0.0f);
-        row.distribution = distribution.data();
-      }
-      rows_.push_back(row);
+      add_sample(*growth, frontier.row, frontier.open.node, 0);
     }
   }
   results_.assign(rows_.size(), SampleResult{});
   runner_.sample(row_ids_, rows_, LogprobsMode::kRaw, results_);
 }
 
-void ModelDrafter::grow(Growth& growth, size_t row) {
-  std::vector<Frontier> next;
-  for (const Frontier& frontier : growth.frontier) {
-    int tree_distribution = -1;
-    if (std::vector<float>& probabilities = distributions_[row]; !probabilities.empty()) {
-      cut_to_vocabulary(probabilities, options_.vocab_size);
-      tree_distribution = growth.request->tree->add_distribution(std::move(probabilities));
+void ModelDrafter::sample_levels(std::span<Growth* const> growths) {
+  const int row_step = options_.mask_token >= 0 ? 1 : runner_.rows_per_level();
+  std::vector<size_t> level_ends;
+  for (int level = 0;; ++level) {
+    for (Growth* growth : growths) {
+      if (growth->frontier.empty() || level >= max_depth(*growth->request)) continue;
+      add_sample(*growth, growth->frontier[0].row + level * row_step, DraftTree::kRoot, level);
     }
-    add_children(growth, frontier, tree_distribution, results_[row++], next);
+    if (rows_.size() == (level_ends.empty() ? 0 : level_ends.back())) break;
+    level_ends.push_back(rows_.size());
+  }
+  results_.assign(rows_.size(), SampleResult{});
+  if (!runner_.model().has_output_per_level()) {
+    return runner_.sample(row_ids_, rows_, LogprobsMode::kRaw, results_);
+  }
+  size_t begin = 0;
+  for (size_t level = 0; level < level_ends.size(); ++level) {
+    const size_t count = level_ends[level] - begin;
+    runner_.sample(std::span(row_ids_).subspan(begin, count),
+                   std::span(rows_).subspan(begin, count), LogprobsMode::kRaw,
+                   std::span(results_).subspan(begin, count), static_cast<int>(level));
+    begin = level_ends[level];
+  }
+}
+
+void ModelDrafter::add_sample(Growth& growth, int row, int node, int ahead) {
+  growth.samples.push_back(rows_.size());
+  row_ids_.push_back(row);
+  SampleRow params = make_row(*growth.request, node);
+  params.position += ahead;
+  std::vector<float>& distribution = distributions_.emplace_back();
+  if (options_.sampling == DraftSampling::kIndependent && !is_greedy(params.temperature)) {
+    distribution.resize(std::max(num_tokens_, options_.vocab_size), 0.0f);
+    params.distribution = distribution.data();
+  }
+  rows_.push_back(params);
+}
+
+int ModelDrafter::keep_distribution(Growth& growth, size_t sample) {
+  std::vector<float>& probabilities = distributions_[sample];
+  if (probabilities.empty()) return -1;
+  cut_to_vocabulary(probabilities, options_.vocab_size);
+  return growth.request->tree->add_distribution(std::move(probabilities));
+}
+
+void ModelDrafter::grow(Growth& growth) {
+  std::vector<Frontier> next;
+  for (size_t i = 0; i < growth.frontier.size(); ++i) {
+    const size_t sample = growth.samples[i];
+    const int distribution = keep_distribution(growth, sample);
+    add_children(growth, growth.frontier[i], distribution, results_[sample], next);
   }
   choose_frontier(growth, next);
+}
+
+// Nodes of a level have the same continuations.
+void ModelDrafter::grow_levels(Growth& growth) {
+  for (const size_t sample : growth.samples) {
+    if (growth.frontier.empty()) break;
+    const int distribution = keep_distribution(growth, sample);
+    std::vector<Frontier> next;
+    for (const Frontier& frontier : growth.frontier) {
+      add_children(growth, frontier, distribution, results_[sample], next);
+    }
+    choose_frontier(growth, next);
+  }
+  growth.frontier.clear();
 }
 
 void ModelDrafter::add_children(Growth& growth, const Frontier& frontier, int distribution,

@@ -52,6 +52,10 @@ struct ModelDrafterOptions {
   bool is_head = false;         // reads the target's features of the token before each row's
   int num_layers = 0;           // whose KV it keeps
   int max_depth = 0;            // of a draft, by the model; 0: any
+  bool is_parallel = false;     // one pass drafts all levels, from committed tokens alone
+  // Of a parallel model with a row for each level: the token of the rows after the root's. -1: the
+  // root's row has an output for each level.
+  int32_t mask_token = -1;
   StaticTree shape;
 
   DraftModelKind kind() const {
@@ -66,10 +70,13 @@ class ModelDrafter final : public Drafter {
   ModelDrafter(ModelRunner& runner, const BlockPool& pool, const ModelDrafterOptions& options);
 
   DrafterTraits traits() const override {
-    return {.cost = DrafterTraits::Cost::kPerLevel, .relative_pass_cost = options_.relative_cost};
+    using Cost = DrafterTraits::Cost;
+    return {.cost = options_.is_parallel ? Cost::kOnePass : Cost::kPerLevel,
+            .relative_pass_cost = options_.relative_cost};
   }
   // First runs the tokens of each sequence that the model has not seen (a prompt, or the tokens
-  // accepted last), all requests together, then one pass for each level of their trees.
+  // accepted last), all requests together, then one pass for each level of their trees. A parallel
+  // model drafts all levels where it runs the root.
   void draft(std::span<DraftRequest> requests) override;
   int num_unseen(const DraftRequest& request) const override;
   std::span<const Pass> passes() const override { return passes_; }
@@ -94,6 +101,8 @@ class ModelDrafter final : public Drafter {
     int num_seen = 0;   // tokens the model has seen, at most base_len + 1
     int num_slots = 1;  // slots used past base_len; the root has the first
     std::vector<Frontier> frontier;
+    // What was sampled last: of each node of the frontier, or for each level below the root.
+    std::vector<size_t> samples = {};
 
     bool is_behind() const { return num_seen <= base_len; }
   };
@@ -108,6 +117,8 @@ class ModelDrafter final : public Drafter {
   bool can_draft(const DraftRequest& request) const;
   int num_seen(const DraftRequest& request) const;
   int max_depth(const DraftRequest& request) const;
+  // Rows after the root's for levels past the first.
+  int num_masks(const DraftRequest& request) const;
   // How many rows a growth may have in a pass of that stage; 0: it has none.
   int num_rows(const Growth& growth, Stage stage) const;
   // Passes over the rows that all growths have in that stage.
@@ -119,14 +130,23 @@ class ModelDrafter final : public Drafter {
   void add_unseen(Growth& growth, int num_rows);
   // Adds the rows of a request's frontier.
   void add_level(Growth& growth);
+  int num_levels(std::span<const Growth* const> growths) const;
   // Ends the paths below which the policy does not go on.
   void ask_policy(std::vector<Growth>& growths) const;
   // Samples continuations at every frontier row of the last forward pass and sets the new
   // frontiers. What fails for one request alone is its error.
   void expand(std::span<Growth* const> growths);
   void sample(std::span<Growth* const> growths);
-  // Grows a tree by the results from `row` on.
-  void grow(Growth& growth, size_t row);
+  // Samples for all levels below the root. A draw knows the text up to the root alone: where
+  // penalties or the like depend on the drafts between, the target will differ.
+  void sample_levels(std::span<Growth* const> growths);
+  // Samples for a level at a row. `ahead`: tokens between the node and the one to be sampled.
+  void add_sample(Growth& growth, int row, int node, int ahead);
+  // Grows a tree by its samples.
+  void grow(Growth& growth);
+  void grow_levels(Growth& growth);
+  // Keeps the distribution that a sample was drawn from, where there is one, in the request's tree.
+  int keep_distribution(Growth& growth, size_t sample);
   // Nothing more is drafted for the request.
   static void fail(Growth& growth, std::exception_ptr error);
   SampleRow make_row(const DraftRequest& request, int node);

@@ -114,33 +114,48 @@ void ModelRunner::allocate_cache(int num_blocks, const KvFormat& format) {
   if (features_ != nullptr) taps_.features = features_->rows();
 }
 
-void ModelRunner::forward(BatchInputs& inputs, int level, bool kv_only) {
-  SPECDEC_CHECK_LE(inputs.num_rows(), limits_.max_rows);
-  num_rows_held_ = inputs.num_rows();
-  level_held_ = level;
+void ModelRunner::set_features(const PagedRowsView& features) {
+  taps_.features = features;
+  const std::span<const float> mask = model_->mask_features();
+  if (mask.empty() || features.rows == nullptr) return;
+  const int64_t row_bytes = features.width * static_cast<int64_t>(size_of(backend_.act_dtype()));
+  const PagedRowsView row = {
+      .rows = static_cast<std::byte*>(features.rows) + mask_slot() * row_bytes,
+      .num_slots = 1,
+      .width = features.width};
+  backend_.store_rows(
+      {.x = mask.data(), .to = row, .dim = static_cast<int>(mask.size()), .num_rows = 1});
+}
+
+void ModelRunner::forward(BatchInputs& inputs, int level, bool kv_only, int num_levels) {
+  SPECDEC_CHECK_LE(inputs.num_rows() * num_levels, limits_.max_rows);
   const BatchView batch = backend_.stage(inputs.view());
+  rows_per_level_ = batch.num_rows;
+  num_rows_held_ = (num_levels - 1) * rows_per_level_ + inputs.num_rows();
+  level_held_ = level;
   if (batch.num_rows == 0) return;
-  const auto work = [&] { run(batch, level, kv_only); };
+  const auto work = [&] { run(batch, level, kv_only, num_levels); };
   if (!batch.is_recordable) return work();
   const int mask_words = batch.ancestor_mask != nullptr ? batch.mask_words : 0;
   backend_.run_recorded({.owner = this,
                          .shape = {batch.num_rows, batch.num_requests, batch.max_blocks_per_request,
-                                   mask_words, level, kv_only ? 1 : 0}},
+                                   mask_words, level, kv_only ? 1 : 0, num_levels}},
                         work);
 }
 
 void ModelRunner::forward(const BatchView& batch, int level) {
   SPECDEC_CHECK_LE(batch.num_rows, limits_.max_rows);
   level_held_ = level;
-  run(batch, level, /*kv_only=*/false);
+  run(batch, level, /*kv_only=*/false, /*num_levels=*/1);
 }
 
-void ModelRunner::run(const BatchView& batch, int level, bool kv_only) {
+void ModelRunner::run(const BatchView& batch, int level, bool kv_only, int num_levels) {
   model_->forward({.batch = batch,
                    .kv_layers = cache_->layers(),
                    .taps = taps_,
                    .features = taps_.features,
                    .level = level,
+                   .num_levels = num_levels,
                    .kv_only = kv_only});
 }
 
@@ -154,7 +169,8 @@ void ModelRunner::move_kv(std::span<const std::pair<int64_t, int64_t>> slots) {
 }
 
 void ModelRunner::sample(std::span<const int32_t> row_ids, std::span<const SampleRow> rows,
-                         LogprobsMode logprobs_mode, std::span<SampleResult> results) {
+                         LogprobsMode logprobs_mode, std::span<SampleResult> results,
+                         int levels_on) {
   SPECDEC_CHECK_EQ(row_ids.size(), rows.size());
   SPECDEC_CHECK_EQ(row_ids.size(), results.size());
   for (const int32_t row : row_ids) SPECDEC_CHECK(row >= 0 && row < num_rows_held_);
@@ -165,7 +181,7 @@ void ModelRunner::sample(std::span<const int32_t> row_ids, std::span<const Sampl
     {
       const Stopwatch watch(head_seconds_);
       model_->compute_logits(backend_.stage_ids(row_ids.subspan(begin, count)),
-                             static_cast<int>(count), logits_.as<float>(), level_held_);
+                             static_cast<int>(count), logits_.as<float>(), level_held_ + levels_on);
     }
     const auto turn_rows = row_processing_.run(
         logits_.as<float>(), vocab_size(), rows.subspan(begin, count), logprobs_mode, turn_results);

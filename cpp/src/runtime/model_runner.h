@@ -43,19 +43,24 @@ class ModelRunner final : public StepModel {
   // is the cache's. Before allocate_cache().
   void rehearse(const KvFormat& format);
   void allocate_cache(int num_blocks, const KvFormat& format);
-  // Of a draft head: the rows its target fills, or before there are caches their shape.
-  void set_features(const PagedRowsView& features) { taps_.features = features; }
+  // Of a draft head: the rows its target fills, or before there are caches their shape. The last of
+  // the rows gets what the head reads in place of features that are not known.
+  void set_features(const PagedRowsView& features);
+  int64_t mask_slot() const { return taps_.features.num_slots - 1; }
   PagedRowsView feature_shape() const { return {.width = feature_width()}; }
   // Bytes of one block over all layers, features included.
   int64_t cache_block_bytes(const KvFormat& format) const;
 
-  // Runs the rows, writing their KV. `level` and `kv_only` are ModelPass's.
-  void forward(BatchInputs& inputs, int level = 0, bool kv_only = false);
+  // Runs the rows, writing their KV. `level`, `kv_only` and `num_levels` are ModelPass's.
+  void forward(BatchInputs& inputs, int level = 0, bool kv_only = false, int num_levels = 1);
+  // Rows of the last forward from those of one level to those of the next.
+  int rows_per_level() const { return rows_per_level_; }
 
   // Samples from rows of the last forward: row_ids[i] by rows[i] into results[i]. Processors of
-  // rows are called by this thread.
+  // rows are called by this thread. `levels_on`: from the pass's first level to the rows'; for
+  // models with an output for each level.
   void sample(std::span<const int32_t> row_ids, std::span<const SampleRow> rows,
-              LogprobsMode logprobs_mode, std::span<SampleResult> results);
+              LogprobsMode logprobs_mode, std::span<SampleResult> results, int levels_on = 0);
 
   // The same in a device step, whose batch and rows are made on the device.
   void forward(const BatchView& batch, int level = 0) override;
@@ -82,7 +87,7 @@ class ModelRunner final : public StepModel {
   }
 
  private:
-  void run(const BatchView& batch, int level, bool kv_only);
+  void run(const BatchView& batch, int level, bool kv_only, int num_levels);
   KvCacheShape cache_shape(const KvFormat& format) const;
   int feature_width() const { return taps_.spec.width(model_->config().hidden_size); }
   std::unique_ptr<FeatureCache> make_features(int num_blocks, const KvFormat& format) const;
@@ -93,8 +98,10 @@ class ModelRunner final : public StepModel {
   std::unique_ptr<KvCache> cache_;
   Taps taps_;
   std::unique_ptr<FeatureCache> features_;  // null: nothing is tapped
-  int num_rows_held_ = 0;                   // of the last forward
-  int level_held_ = 0;                      // likewise
+  // Of the last forward.
+  int num_rows_held_ = 0;
+  int rows_per_level_ = 0;
+  int level_held_ = 0;
   double head_seconds_ = 0;
   Buffer logits_;  // [max_logit_rows, vocab_size] float32
   RowProcessing row_processing_;

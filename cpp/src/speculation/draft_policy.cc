@@ -42,8 +42,9 @@ class DraftPolicy::DraftingCost {
       : policy_(policy), drafter_(drafter), width_(width) {}
 
   void add(const Ask& ask, int depth) {
-    const bool has_model = policy_.drafters_[drafter_].has_model();
-    if (depth > 1 && !has_model) return;
+    const DrafterTraits& traits = policy_.drafters_[drafter_];
+    const bool has_model = traits.has_model();
+    if (depth > 1 && traits.cost != DrafterTraits::Cost::kPerLevel) return;
     if (static_cast<int>(rows_.size()) < depth) {
       rows_.resize(depth, 0);
       seconds_.resize(depth, 0.0);
@@ -269,8 +270,9 @@ int DraftPolicy::probe(int drafter, std::span<Ask> asks, const Constraint& const
   const PassCost& pass = passes_[drafter];
   double cost = verify_seconds(constraint.shape.num_nodes(depth) * num_asked) - verify_seconds(0);
   if (drafters_[drafter].has_model()) {
-    cost +=
-        pass.seconds(num_unseen) + (depth - 1) * pass.seconds(constraint.shape.width * num_asked);
+    const bool has_levels = drafters_[drafter].cost == DrafterTraits::Cost::kPerLevel;
+    cost += pass.seconds(num_unseen);
+    if (has_levels) cost += (depth - 1) * pass.seconds(constraint.shape.width * num_asked);
   } else if (pass.is_measured()) {
     cost += pass.seconds(1);
   }

@@ -33,13 +33,14 @@ struct DrafterTraits {
     kCheap,     // next to nothing beside a forward pass: it is asked in every step
     kPerCall,   // one call, however deep it drafts
     kPerLevel,  // it runs a model, one pass for each level of the tree
+    kOnePass,   // it runs a model, one pass for all levels
   };
   Cost cost = Cost::kCheap;
   // Of a model: what a pass costs relative to the target's. Used until passes are measured.
   double relative_pass_cost = 0;
 
   bool is_cheap() const { return cost == Cost::kCheap; }
-  bool has_model() const { return cost == Cost::kPerLevel; }
+  bool has_model() const { return cost == Cost::kPerLevel || cost == Cost::kOnePass; }
 };
 
 // A drafted node below which a model could go on in its next pass.

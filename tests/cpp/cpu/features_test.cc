@@ -60,6 +60,24 @@ TEST_P(CpuFeatures, AreStoredAtTheirSlotsAndMovedWithTheirTokens) {
   }
 }
 
+TEST_P(CpuFeatures, WithoutSlotsEachRowHasItsOwn) {
+  const auto [isa, dtype] = GetParam();
+  cpu::CpuBackend backend(isa, 2, dtype);
+  constexpr int kRows = 5, kWidth = 40, kDim = 17, kColumn = 20;
+  std::mt19937_64 random(24);
+  const std::vector<float> x = testing::random_values(random, kRows * kDim);
+  std::vector<uint8_t> features(kRows * kWidth * size_of(dtype));
+  const PagedRowsView view = {.rows = features.data(), .num_slots = kRows, .width = kWidth};
+  backend.store_rows(
+      {.x = x.data(), .to = view, .column = kColumn, .dim = kDim, .num_rows = kRows});
+  for (int row = 0; row < kRows; ++row) {
+    for (int i = 0; i < kDim; ++i) {
+      EXPECT_EQ(reference::element(features.data(), dtype, row * kWidth + kColumn + i),
+                reference::rounded(x[row * kDim + i], dtype));
+    }
+  }
+}
+
 TEST_P(CpuFeatures, AreLoadedFromTheirSlots) {
   const auto [isa, dtype] = GetParam();
   cpu::CpuBackend backend(isa, 2, dtype);

@@ -53,6 +53,33 @@ TEST(BatchInputs, RequestsArePackedWithOneTableRowEach) {
   EXPECT_EQ(view.block_tables[5], b.ids()[2]);
 }
 
+TEST(BatchInputs, MasksFollowTheirChain) {
+  BlockPool pool(8);
+  const BlockTable a = table_for(pool, 32);
+  const BlockTable b = table_for(pool, 32);
+  BatchInputs inputs(/*of_head=*/true);
+  inputs.add_chain(std::vector<int32_t>{1, 2}, 13, a);
+  inputs.add_masks(3, 99, 500);
+  inputs.add_chain(std::vector<int32_t>{3}, 4, b);
+  inputs.add_masks(0, 99, 500);
+  const BatchView view = inputs.view();
+  ASSERT_EQ(view.num_rows, 6);
+  EXPECT_EQ(std::vector<int32_t>(view.cu_rows, view.cu_rows + 3), (std::vector<int32_t>{0, 5, 6}));
+  EXPECT_EQ(view.num_tree_slots[0], 5);
+  EXPECT_EQ(view.num_tree_slots[1], 1);
+  EXPECT_EQ(std::vector<int32_t>(view.token_ids, view.token_ids + 6),
+            (std::vector<int32_t>{1, 2, 99, 99, 99, 3}));
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_EQ(view.positions[i], 13 + i);
+    EXPECT_EQ(view.slot_mapping[i], a.slot(13 + i));
+    EXPECT_EQ(view.feature_slots[i], i < 2 ? a.slot(12 + i) : 500);
+    EXPECT_EQ(view.state_slots[i], -1);
+  }
+  EXPECT_EQ(view.slot_mapping[5], b.slot(4));
+  EXPECT_EQ(view.is_tree[0], 0);
+  EXPECT_THROW(inputs.add_masks(28, 99, 500), InternalError);  // more than its blocks hold
+}
+
 // What `view` has, of each array as much as the batch fills.
 std::vector<int64_t> contents(const BatchView& view) {
   std::vector<int64_t> all = {view.num_requests, view.num_rows, view.ancestor_mask != nullptr};

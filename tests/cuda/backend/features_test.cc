@@ -79,6 +79,27 @@ TEST_P(CudaFeatures, AreStoredAtTheirSlotsAndMovedWithTheirTokens) {
   }
 }
 
+TEST_P(CudaFeatures, WithoutSlotsEachRowHasItsOwn) {
+  constexpr int kWidth = 700, kDim = 300, kColumn = 20, kRows = 5;
+  for (const DType act : {DType::kBF16, DType::kF16}) {
+    BackendWorld world(GetParam(), act);
+    const std::vector<float> x = specdec::testing::random_values(kRows * kDim, 3);
+    const Buffer x_buffer = world.upload(x);
+    Buffer features = world.upload(std::vector<uint16_t>(kRows * kWidth));
+    world.backend->store_rows({.x = x_buffer.as<float>(),
+                               .to = {.rows = features.data(), .num_slots = kRows, .width = kWidth},
+                               .column = kColumn,
+                               .dim = kDim,
+                               .num_rows = kRows});
+    const std::vector<uint16_t> got = world.download<uint16_t>(features);
+    for (int row = 0; row < kRows; ++row) {
+      for (int i = 0; i < kDim; ++i) {
+        ASSERT_EQ(got[row * kWidth + kColumn + i], to_bits(x[row * kDim + i], act));
+      }
+    }
+  }
+}
+
 TEST_P(CudaFeatures, AreLoadedFromTheirSlots) {
   constexpr int kSlots = 32, kWidth = 700, kDim = 300, kColumn = 20, kRows = 9;
   for (const DType act : {DType::kBF16, DType::kF16}) {

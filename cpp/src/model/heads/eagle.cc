@@ -20,6 +20,7 @@ namespace {
 
 using FeatureNorm = EagleConfig::FeatureNorm;
 
+constexpr const char* kMaskFeatures = "mask_hidden";
 constexpr int64_t kFarOffset = 1 << 30;
 constexpr double kMostLayers = 1 << 16;
 constexpr const char* kTapsKey = "eagle_aux_hidden_state_layer_ids";
@@ -94,8 +95,10 @@ void parse_norms(const EagleFields& fields, EagleConfig& eagle) {
     }
     eagle.feature_norm = FeatureNorm::kEachTap;
   }
-  // vLLM takes a speculators file without the key for true.
-  eagle.normed_residual = root.get_bool("norm_before_residual", fields.is_speculators);
+  // vLLM takes a speculators file without the key for true, but for P-EAGLE.
+  const bool is_peagle = root.get_string("speculators_model_type", "") == "peagle";
+  eagle.normed_residual =
+      root.get_bool("norm_before_residual", fields.is_speculators && !is_peagle);
   // SpecForge writes the key, too, for heads that were trained with the state before the norm.
   eagle.feeds_back_normed = fields.is_speculators && root.get_bool("norm_output", false);
 }
@@ -220,6 +223,19 @@ void check_sizes(const EagleFields& fields, const EagleConfig& eagle, const Head
   if (eagle.fuses_embedding) check_hidden_size(fields.layers, "hidden_size", target);
 }
 
+// What P-EAGLE reads for positions whose text is not known: a token, and features of their own.
+void find_masks(const HeadTensors& tensors, DraftHeadConfig& config, const HeadTarget& target) {
+  config.is_parallel = true;
+  config.eagle.mask_token = load_mask_token(config.directory, target.config.vocab_size);
+  if (tensors.is_random()) return;
+  int64_t size = 1;
+  for (const int64_t extent : tensors.shape(kMaskFeatures)) size *= extent;
+  if (size == num_features(config, target)) return;
+  throw CheckpointError(tensors.source(), kMaskFeatures,
+                        str_cat("it has ", size, " elements, and the head reads ",
+                                num_features(config, target), " of its target"));
+}
+
 // ---- loading
 
 std::shared_ptr<const Embedding> load_embedding(TensorLoader& loader, const DraftHeadConfig& config,
@@ -291,6 +307,7 @@ std::shared_ptr<const FeatureFusion> load_fusion(TensorLoader& loader,
   }
   loader.release(name + ".weight");
   if (eagle.has_fusion_bias) fusion->bias = loader.vector({{name + ".bias", hidden}});
+  if (config.is_parallel) fusion->mask_features = loader.flat_vector(kMaskFeatures, features);
   return fusion;
 }
 
@@ -342,6 +359,7 @@ DraftHeadConfig parse_eagle(const DrafterConfig& drafter, const HeadTarget& targ
                                               : static_cast<int>(config.token_ids.size());
   check_ends(tensors, config, target);
   check_layers(tensors, config);
+  if (drafter.parallel_drafting) find_masks(tensors, config, target);
   return config;
 }
 

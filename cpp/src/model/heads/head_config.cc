@@ -1,8 +1,26 @@
 #include "model/heads/head_config.h"
 
 #include "core/check.h"
+#include "core/str_cat.h"
+#include "model/json_file.h"
+#include "specdec/error.h"
 
 namespace specdec {
+
+int32_t load_mask_token(const std::string& directory, int vocab_size) {
+  const std::string path = directory + "/config.json";
+  const nlohmann::json json = read_json_object(path);
+  const JsonFields fields(path, json);
+  for (const char* key : {"pard_token", "ptd_token_id", "mask_token_id"}) {
+    if (!fields.has(key)) continue;
+    const int token = fields.get_int(key, {}, /*minimum=*/0);
+    if (token < vocab_size) return token;
+    fields.fail(key, str_cat(token, " is not in the vocabulary of ", vocab_size, " tokens"));
+  }
+  throw CheckpointError(path, "",
+                        "mask_token_id: missing (nor is there pard_token or ptd_token_id); the "
+                        "model was not trained for parallel_drafting");
+}
 
 DraftHeadConfig load_head_config(const DrafterConfig& drafter, const HeadTarget& target) {
   switch (drafter.method) {

@@ -47,9 +47,10 @@ struct DraftHeadConfig {
   // Its layers (none: it has no KV, and nothing to catch up with) and sizes; vocab_size is that of
   // its logits.
   ModelConfig model = {};
-  TapSpec taps = {};    // states of the target that it reads
-  int state_width = 0;  // columns of a row of features in which it leaves its own state
-  int max_depth = 0;    // of a draft; 0: any
+  TapSpec taps = {};         // states of the target that it reads
+  int state_width = 0;       // columns of a row of features in which it leaves its own state
+  int max_depth = 0;         // of a draft; 0: any
+  bool is_parallel = false;  // one pass drafts all levels
   // The tokens it scores, in the order of its logits, where they are not the target's whole
   // vocabulary.
   std::vector<int32_t> token_ids = {};
@@ -57,6 +58,10 @@ struct DraftHeadConfig {
 
   bool has_kv() const { return model.num_layers > 0; }
 };
+
+// The token that stands for text that is not known yet, in the config.json of a model that drafts
+// all levels in one pass (PARD, P-EAGLE). Throws CheckpointError where it names none.
+int32_t load_mask_token(const std::string& directory, int vocab_size);
 
 // Reads and checks config.json, and looks at which tensors there are and at their shapes; loads
 // nothing. Throws CheckpointError and InvalidArgument naming the file and the field.

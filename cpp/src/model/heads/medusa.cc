@@ -191,6 +191,7 @@ class Medusa final : public Model {
   void forward(const ModelPass& pass) override;
   void compute_logits(const int32_t* row_ids, int num_rows, float* logits, int level) override;
   DraftVocabulary draft_vocabulary() const override;
+  bool has_output_per_level() const override { return has_own_outputs_; }
 
  private:
   struct MedusaHead {
@@ -200,21 +201,26 @@ class Medusa final : public Model {
   std::shared_ptr<const Head> load_output(TensorLoader& loader, const DraftHeadConfig& config,
                                           const Spec& spec, const HeadLoadArgs& args, int head);
   const MedusaHead& head_of(int level) const;
+  void run_layers(const MedusaHead& head, float* hidden, int num_rows);
 
   ModelConfig config_;
   Backend& backend_;
   int max_rows_;
   LoadedParts loaded_;  // counts what was loaded
+  bool has_own_outputs_;
   std::vector<MedusaHead> heads_;
 
   // Of a pass.
-  Buffer hidden_;     // [max_rows, hidden] float32
+  Buffer hidden_;     // [max_rows, hidden] float32, level by level
   Buffer block_;      // [max_rows, hidden] act
   Buffer projected_;  // [max_rows, in_features of the output] float32, where the target projects
 };
 
 Medusa::Medusa(const DraftHeadConfig& config, const Spec& spec, const HeadLoadArgs& args)
-    : config_(config.model), backend_(args.backend), max_rows_(args.max_rows) {
+    : config_(config.model),
+      backend_(args.backend),
+      max_rows_(args.max_rows),
+      has_own_outputs_(spec.output == Output::kOwn) {
   const int hidden_size = config_.hidden_size;
   TensorLoader loader(config_, config.directory, args.quantization, backend_);
   for (int head = 0; head < spec.num_heads; ++head) {
@@ -259,10 +265,14 @@ const Medusa::MedusaHead& Medusa::head_of(int level) const {
   return heads_[level];
 }
 
+// Of a pass that drafts all levels.
 int64_t Medusa::pass_bytes() const {
-  const MedusaHead& head = heads_.front();
-  int64_t bytes = head.output->weight->size_bytes();
-  for (const Linear& layer : head.layers) bytes += layer.weight->size_bytes();
+  int64_t bytes = 0;
+  for (const MedusaHead& head : heads_) {
+    const bool has_own = has_own_outputs_ || &head == &heads_.front();
+    if (has_own) bytes += head.output->weight->size_bytes();
+    for (const Linear& layer : head.layers) bytes += layer.weight->size_bytes();
+  }
   return bytes;
 }
 
@@ -275,34 +285,45 @@ DraftVocabulary Medusa::draft_vocabulary() const {
 // Drafts of every depth are of the same state: what a row leaves for its children is what it read.
 void Medusa::forward(const ModelPass& pass) {
   const BatchView& batch = pass.batch;
-  const int rows = batch.num_rows;
+  SPECDEC_CHECK_LE(int64_t{batch.num_rows} * pass.num_levels, max_rows_);
+  if (batch.num_rows == 0) return;
+  const int64_t level_size = int64_t{batch.num_rows} * config_.hidden_size;
+  for (int level = 0; level < pass.num_levels; ++level) {
+    float* hidden = hidden_.as<float>() + level * level_size;
+    backend_.load_rows({.from = pass.features,
+                        .slots = batch.feature_slots,
+                        .column = 0,
+                        .dim = config_.hidden_size,
+                        .out = hidden,
+                        .num_rows = batch.num_rows});
+    if (level == 0) {
+      backend_.store_rows({.x = hidden,
+                           .slot_mapping = batch.state_slots,
+                           .to = pass.features,
+                           .column = 0,
+                           .dim = config_.hidden_size,
+                           .num_rows = batch.num_rows});
+    }
+    run_layers(head_of(pass.level + level), hidden, batch.num_rows);
+  }
+}
+
+// hidden += SiLU(W hidden + b), once a layer.
+void Medusa::run_layers(const MedusaHead& head, float* hidden, int num_rows) {
   const int hidden_size = config_.hidden_size;
-  SPECDEC_CHECK_LE(rows, max_rows_);
-  if (rows == 0) return;
-  backend_.load_rows({.from = pass.features,
-                      .slots = batch.feature_slots,
-                      .column = 0,
-                      .dim = hidden_size,
-                      .out = hidden_.as<float>(),
-                      .num_rows = rows});
-  backend_.store_rows({.x = hidden_.as<float>(),
-                       .slot_mapping = batch.state_slots,
-                       .to = pass.features,
-                       .column = 0,
-                       .dim = hidden_size,
-                       .num_rows = rows});
-  for (const Linear& layer : head_of(pass.level).layers) {
+  for (const Linear& layer : head.layers) {
     backend_.activated_linear({.weight = layer.weight.get(),
-                               .in = {.x = hidden_.data(), .dtype = DType::kF32, .num_rows = rows},
+                               .in = {.x = hidden, .dtype = DType::kF32, .num_rows = num_rows},
                                .bias = layer.bias.as<float>(),
                                .activation = Activation::kSilu,
                                .gated = false,
                                .out = block_.data()});
-    backend_.load_rows({.from = {.rows = block_.data(), .num_slots = rows, .width = hidden_size},
-                        .dim = hidden_size,
-                        .out = hidden_.as<float>(),
-                        .accumulate = true,
-                        .num_rows = rows});
+    backend_.load_rows(
+        {.from = {.rows = block_.data(), .num_slots = num_rows, .width = hidden_size},
+         .dim = hidden_size,
+         .out = hidden,
+         .accumulate = true,
+         .num_rows = num_rows});
   }
 }
 
@@ -342,6 +363,7 @@ DraftHeadConfig parse_medusa(const DrafterConfig& drafter, const HeadTarget& tar
   config.taps = {.final_hidden = true};
   config.state_width = target.config.hidden_size;
   config.max_depth = spec.num_heads;
+  config.is_parallel = true;
   return config;
 }
 
