@@ -179,43 +179,32 @@ Sampler::Sampler(const SamplingKernels& kernels, ThreadPool& pool)
 void Sampler::sample(const SampleArgs& args) {
   SPECDEC_CHECK(args.vocab_size > 0);
   SPECDEC_CHECK(args.rows.size() == args.results.size());
-  if (args.token_ids != nullptr) return sample(spread(args));
+  const int vocab_size = args.token_ids != nullptr ? args.target_vocab_size : args.vocab_size;
+  SPECDEC_CHECK_GT(vocab_size, 0);
   pool_.parallel_for(static_cast<int64_t>(args.rows.size()), 1,
                      [&](int64_t begin, int64_t end, int thread) {
                        SamplingScratch& scratch = scratch_[static_cast<size_t>(thread)];
-                       scratch.reserve(args.vocab_size);
+                       scratch.reserve(vocab_size);
                        for (int64_t row = begin; row < end; ++row) {
-                         sample_row(args, static_cast<int>(row), scratch);
+                         float* logits = args.logits + row * args.vocab_size;
+                         if (args.token_ids != nullptr) logits = spread(args, logits, scratch);
+                         sample_row(args, static_cast<int>(row), logits, vocab_size, scratch);
                        }
                      });
 }
 
-SampleArgs Sampler::spread(const SampleArgs& args) {
-  SPECDEC_CHECK_GT(args.target_vocab_size, 0);
-  const int64_t num_rows = static_cast<int64_t>(args.rows.size());
-  const int64_t size = args.target_vocab_size;
-  spread_logits_.resize(static_cast<size_t>(num_rows * size));
-  pool_.parallel_for(num_rows, 1, [&](int64_t begin, int64_t end, int) {
-    for (int64_t row = begin; row < end; ++row) {
-      const float* from = args.logits + row * args.vocab_size;
-      float* to = spread_logits_.data() + row * size;
-      std::fill_n(to, size, -kInfinity);
-      for (int i = 0; i < args.vocab_size; ++i) to[args.token_ids[i]] = from[i];
-    }
-  });
-  SampleArgs result = args;
-  result.logits = spread_logits_.data();
-  result.vocab_size = args.target_vocab_size;
-  result.token_ids = nullptr;
-  return result;
+// One buffer for all rows of a thread stays in its caches.
+float* Sampler::spread(const SampleArgs& args, const float* logits, SamplingScratch& scratch) {
+  scratch.spread.assign(static_cast<size_t>(args.target_vocab_size), -kInfinity);
+  for (int i = 0; i < args.vocab_size; ++i) scratch.spread[args.token_ids[i]] = logits[i];
+  return scratch.spread.data();
 }
 
-void Sampler::sample_row(const SampleArgs& args, int row, SamplingScratch& scratch) const {
+void Sampler::sample_row(const SampleArgs& args, int row, float* raw, int vocab_size,
+                         SamplingScratch& scratch) const {
   const SampleRow& params = args.rows[static_cast<size_t>(row)];
   SampleResult& result = args.results[static_cast<size_t>(row)];
-  const int vocab_size = args.vocab_size;
-  const float* raw = args.logits + static_cast<int64_t>(row) * vocab_size;
-  float* processed = args.logits + static_cast<int64_t>(row) * vocab_size;
+  float* processed = raw;
   result.logprobs.clear();
   result.candidates.clear();
   const bool forced = params.forced_token >= 0;

@@ -31,6 +31,7 @@ struct SamplingScratch {
   std::vector<float> values;       // [vocab_size] their logits
   std::vector<float> weights;      // [vocab_size]
   std::vector<uint64_t> keys;      // [vocab_size] for sorting
+  std::vector<float> spread;       // [target_vocab_size] of a head that scores some tokens
   std::vector<double> buckets;
   std::vector<RowMaximum> drawn;  // [number of candidates asked for]
 
@@ -45,14 +46,15 @@ class Sampler {
   void sample(const SampleArgs& args);
 
  private:
-  void sample_row(const SampleArgs& args, int row, SamplingScratch& scratch) const;
-  // Logits over the target's vocabulary, of a head that scores some of it.
-  SampleArgs spread(const SampleArgs& args);
+  // `raw` is overwritten.
+  void sample_row(const SampleArgs& args, int row, float* raw, int vocab_size,
+                  SamplingScratch& scratch) const;
+  // A row's logits over the target's vocabulary, of a head that scores some of it.
+  static float* spread(const SampleArgs& args, const float* logits, SamplingScratch& scratch);
 
   const SamplingKernels& kernels_;
   ThreadPool& pool_;
   std::vector<SamplingScratch> scratch_;  // [num_threads]
-  std::vector<float> spread_logits_;      // [num_rows, target_vocab_size]
 };
 
 }  // namespace specdec::cpu
