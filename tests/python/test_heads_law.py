@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 Head = Callable[[str], Path]
 Config = Callable[..., dict[str, Any]]
 
-METHODS = ["eagle", "eagle3", "p_eagle", "medusa", "mlp", "merged"]
+METHODS = ["eagle", "eagle3", "p_eagle", "pard", "medusa", "mlp", "merged"]
 SHAPES = [(1, 1), (4, 1), (3, 3)]  # no more than the heads of Medusa and the MLP speculator have
 POLICIES = ["fixed", "auto"]
 
@@ -37,7 +37,11 @@ def config_of(trained_head: Head) -> Config:
 
     def drafter(name: str) -> dict[str, Any]:
         variant = make_heads.HEADS[train_heads.TRAINED[name]]
-        return {"method": variant.method, "model": str(trained_head(name))}
+        return {
+            "method": variant.method,
+            "model": str(trained_head(name)),
+            "parallel_drafting": variant.kind in ("p_eagle", "pard"),
+        }
 
     def config(method: str, tokens: int, width: int, policy: str = "fixed") -> dict[str, Any]:
         shape = {
