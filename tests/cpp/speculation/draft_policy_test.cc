@@ -303,6 +303,19 @@ TEST(DraftPolicySteps, CatchingUpOnAPromptMustPayOverWhatIsLeft) {
   EXPECT_FALSE(is_asked(5000, 4));
 }
 
+TEST(DraftPolicySteps, APassThatDraftsAllLevelsIsPaidOnce) {
+  const auto planned_depth = [](DrafterTraits::Cost cost) {
+    DraftPolicy policy = of_one({.cost = cost, .relative_pass_cost = 0.2});
+    settle(policy);
+    policy.begin_step(1, 0);
+    DraftPolicy::Ask ask{.sequence = kRequest, .max_depth = 8, .num_remaining = 100};
+    policy.plan(0, {&ask, 1}, {.same_depth = false});
+    return ask.depth;
+  };
+  EXPECT_GT(planned_depth(DrafterTraits::Cost::kOnePass),
+            planned_depth(DrafterTraits::Cost::kPerLevel));
+}
+
 TEST(DraftPolicySteps, AnOutlierChangesLittle) {
   DraftPolicy policy = of_one({});
   settle(policy);
