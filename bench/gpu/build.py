@@ -10,7 +10,7 @@ import sys
 from . import carried, machine
 from .steps import Context, Data, FailedError, NotRunError, execute
 
-BENCHES = ["cuda_machine_bench", "cuda_kernel_bench", "cuda_step_bench"]
+BENCHES = ["cuda_machine_bench", "cuda_kernel_bench", "cuda_step_bench", "cuda_head_bench"]
 INSTRUCTION_TESTS = "specdec_cuda_ptx_test"
 
 
@@ -125,3 +125,15 @@ def pybind11_folder(context: Context) -> str | None:
         env=os.environ | context.environment,
     )
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+def need_module(context: Context) -> None:
+    """Raises NotRunError where the engine cannot be imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import specdec_native._core"],
+        check=False,
+        capture_output=True,
+        env=os.environ | context.environment,
+    )
+    if done.returncode != 0:
+        raise NotRunError("the Python module is not there (pybind11 must be installed or beside)")

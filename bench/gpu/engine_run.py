@@ -34,7 +34,10 @@ def speculation(options: argparse.Namespace) -> dict[str, Any] | None:
             "num_speculative_tokens_per_batch_size": [[1, 4096, 0]],
         }
     config: dict[str, Any] = {"num_speculative_tokens": options.drafts}
-    if options.draft is not None:
+    if options.head is not None:
+        config |= {"method": "eagle3", "model": str(options.head), "quantization": "none"}
+        config |= {"tree_width": options.tree_width}
+    elif options.draft is not None:
         config |= {"method": "draft_model", "model": str(options.draft), "quantization": "none"}
     else:
         config |= {"method": options.speculation}
@@ -47,11 +50,15 @@ def speculation(options: argparse.Namespace) -> dict[str, Any] | None:
     return config
 
 
-def measure(engine: Any, prompts: list[list[int]], new_tokens: int) -> Record:
-    """Runs all prompts at once to the same length."""
+def measure(
+    engine: Any, prompts: list[list[int]], new_tokens: int, drafts: int | None = None
+) -> Record:
+    """Runs all prompts at once to the same length, with so many drafts where they are given."""
     from specdec_native import SamplingParams
 
-    params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
+    params = SamplingParams(
+        temperature=0.0, max_tokens=new_tokens, ignore_eos=True, num_speculative_tokens=drafts
+    )
     for prompt in prompts:
         engine.add_request({"prompt_token_ids": prompt}, params)
     started: set[str] = set()
@@ -88,6 +95,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="tokens a second of specdec_native")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--draft", type=Path)
+    parser.add_argument("--head", type=Path, help="an EAGLE-3 head, instead of a draft model")
+    parser.add_argument("--tree-width", type=int, default=1, help="of the head's trees")
+    parser.add_argument(
+        "--each-drafts", help="draft lengths to measure one after another, up to --drafts"
+    )
     parser.add_argument("--speculation", default="none", help="none, off, draft_model, ngram ...")
     parser.add_argument("--drafts", type=int, default=0)
     parser.add_argument("--acceptance", type=float, help="synthetic, of each draft")
@@ -113,6 +125,9 @@ def main() -> int:
     info = engine.model_info()
     generator = random.Random(1)
     records: list[Record] = []
+    each_drafts: list[int | None] = [None]
+    if options.each_drafts is not None:
+        each_drafts = [int(item) for item in options.each_drafts.split(",")]
     for batch in [int(item) for item in options.batches.split(",")]:
         if options.prompts is not None:
             lines = options.prompts.read_text().splitlines()
@@ -122,19 +137,27 @@ def main() -> int:
                 [generator.randrange(info.vocab_size) for _ in range(options.context)]
                 for _ in range(batch)
             ]
-        measure(engine, prompts, min(16, options.new_tokens))  # graphs are captured
-        record = measure(engine, prompts, options.new_tokens)
-        records.append(record)
-        print(
-            f"{options.model.name} {options.speculation} K={options.drafts} batch {batch}: "
-            f"{record['tokens_per_s']:.1f} tokens/s, {1e3 * record['step_seconds']:.3f} ms a step, "
-            f"{record['tokens_per_step']:.2f} tokens a step",
-            flush=True,
-        )
+        for drafts in each_drafts:
+            # First a short one, in which graphs are captured.
+            measure(engine, prompts, min(16, options.new_tokens), drafts)
+            record = measure(engine, prompts, options.new_tokens, drafts)
+            if drafts is not None:
+                record["drafts"] = drafts
+            records.append(record)
+            print(
+                f"{options.model.name} {options.speculation} "
+                f"K={options.drafts if drafts is None else drafts} batch {batch}: "
+                f"{record['tokens_per_s']:.1f} tokens/s, "
+                f"{1e3 * record['step_seconds']:.3f} ms a step, "
+                f"{record['tokens_per_step']:.2f} tokens a step",
+                flush=True,
+            )
         summary = {
             "model": options.model.name,
             "device": info.device,
-            "draft": options.draft.name if options.draft else None,
+            "draft": (options.head or options.draft).name
+            if options.head or options.draft
+            else None,
             "speculation": options.speculation,
             "drafts": options.drafts,
             "acceptance": options.acceptance,

@@ -42,7 +42,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         type=int,
         default=1,
         choices=range(1, len(PARTS) + 1),
-        help="1 measures and tests; 2 and 3, which keep its results, do the rest",
+        help="1 measures and tests; the others, which keep its results, do the rest",
     )
     names = list(dict.fromkeys(step.name for part in PARTS for step in part))
     parser.add_argument("--only", nargs="+", choices=names, help="other steps keep their results")

@@ -5,28 +5,26 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from . import build, carried, checkpoints, googletest, machine
-from .steps import NO_TIME, Context, Data, FailedError, NotRunError, Step, execute, measured
+from . import build, carried, checkpoints, machine, suites
+from .steps import Context, Data, FailedError, NotRunError, Step, measured
 
 ACCEPTANCE = 0.8  # of each synthetic draft
-_SANITIZERS = 6  # at once
+_8B, _1B, _1L = "llama-3.1-8b", "llama-3.2-1b", "llama-one-layer"
+_HEAD = "-eagle3"  # behind the name of its target
 
 
 def write_checkpoints(context: Context) -> Data:
     """Random weights of the shapes that are measured."""
-    names = ["llama-3.2-1b", "llama-one-layer", "llama-3.1-8b"]
+    names = [_1B, _1L, _8B, f"{_1B}{_HEAD}", f"{_8B}{_HEAD}"]
     if context.smoke:
-        names = ["tiny", "tiny-draft"]
+        names = ["tiny", "tiny-draft", f"tiny{_HEAD}"]
     for name in names:
         try:
             checkpoints.write(name, context.scratch, time.monotonic() + context.remaining())
@@ -41,109 +39,6 @@ def checkpoint(context: Context, name: str) -> Path:
     if not (path / "config.json").is_file():
         raise NotRunError(f"{name} was not written")
     return path
-
-
-# ---- is it right
-
-
-def test_programs(context: Context) -> list[Path]:
-    """The CUDA test suite's programs."""
-    context.need_gpu()
-    found = [path for path in (context.build / "tests/cuda").glob("*_test") if path.is_file()]
-    if not found:
-        raise NotRunError("the tests were not built")
-    return sorted(found)
-
-
-def instruction_tests(context: Context) -> Data:
-    """The tests of single instructions: what all others rest on."""
-    return run_tests(
-        context, [path for path in test_programs(context) if path.name == build.INSTRUCTION_TESTS]
-    )
-
-
-def other_tests(context: Context) -> Data:
-    """Every other test of the CUDA suite, on the GPU."""
-    return run_tests(
-        context, [path for path in test_programs(context) if path.name != build.INSTRUCTION_TESTS]
-    )
-
-
-def run_tests(context: Context, programs: Sequence[Path]) -> Data:
-    """Runs programs, and fails where one did or none sees a GPU."""
-    if not programs:
-        raise NotRunError("the tests were not built")
-    results = googletest.run_programs(context, programs)
-    bad = [name for name, result in results.items() if result["status"] not in {0, None}]
-    if bad:
-        raise FailedError(", ".join(bad), {"programs": results})
-    cut = any(result["status"] is None for result in results.values())
-    if not cut and not any(result["ran"] for result in results.values()):
-        raise FailedError("no test ran: the programs see no GPU", {"programs": results})
-    return {"programs": results, "cut": cut}
-
-
-def tests_again(context: Context) -> Data:
-    """Tests that did not pass, each by itself."""
-    context.need_gpu()
-    if not context.unfinished:
-        raise NotRunError("nothing to run again")
-    alone = googletest.run_unfinished(context)
-    bad = [name for name, outcome in alone.items() if outcome not in {"OK", "SKIPPED", NO_TIME}]
-    if bad:
-        raise FailedError(", ".join(bad), {"alone": alone})
-    return {"alone": alone, "cut": NO_TIME in alone.values()}
-
-
-def engine_tests(context: Context) -> Data:
-    """The tests of whole models, which the emulated device passes, on the GPU."""
-    context.need_gpu()
-    need_module(context)
-    command = [sys.executable, "-m", "pytest", "--gpu", "-v", "--tb=short", "--no-header"]
-    finished = execute(context, "pytest", [*command, "tests/python/test_cuda.py"], show=False)
-    if "No module named pytest" in finished.output:
-        raise NotRunError("pytest is neither installed nor beside it")
-    found = dict(re.findall(r"^\S+::(\S+) (PASSED|FAILED|ERROR)\b", finished.output, re.MULTILINE))
-    failed = [name for name, outcome in found.items() if outcome != "PASSED"]
-    result = {"ran": len(found), "passed": len(found) - len(failed), "failed": failed}
-    data: Data = {"programs": {"test_cuda.py": result | {"status": finished.status}}}
-    print(f"    {result['passed']} of {result['ran']} passed", flush=True)
-    if failed or finished.status not in {0, None}:
-        print(finished.output[-3000:])
-        raise FailedError(f"{len(failed)} failed, exit status {finished.status}", data)
-    return data | {"cut": finished.cut}
-
-
-def sanitize(context: Context) -> Data:
-    """The same tests under compute-sanitizer: bad addresses, and races in shared memory."""
-    programs = test_programs(context)
-    tool = machine.find_tool("compute-sanitizer")
-    if tool is None:
-        raise NotRunError("compute-sanitizer is not installed")
-
-    def run(number: int, check: str, program: Path) -> Data:
-        if (share := context.share(len(runs) - number, _SANITIZERS)) < 1:
-            return {"status": None, "summary": NO_TIME}
-        # Some tests ask the runtime for what it must refuse.
-        command = [tool, "--tool", check, "--error-exitcode", "9", "--report-api-errors", "no"]
-        command += ["--print-limit", "20", str(program), f"--gtest_filter={googletest.GPU_TESTS}"]
-        log = f"{check}-{program.name}"
-        finished = execute(context, log, command, limit=share, show=False)
-        summary = re.findall(r"========= (.*SUMMARY.*)", finished.output)
-        print(f"    {check} {program.name}: {'cut' if finished.cut else finished.status} {summary}")
-        return {"status": finished.status, "summary": " ".join(summary)}
-
-    runs = [(check, program) for check in ("memcheck", "racecheck") for program in programs]
-    # They take the host's time more than the GPU's.
-    with ThreadPoolExecutor(_SANITIZERS) as pool:
-        outcomes = pool.map(run, range(len(runs)), *zip(*runs, strict=True))
-        results: Data = {
-            f"{check}-{program.name}": outcome
-            for (check, program), outcome in zip(runs, outcomes, strict=True)
-        }
-    if any(result["status"] not in {0, None} for result in results.values()):
-        raise FailedError("see the summaries", results)
-    return results | {"cut": any(result["status"] is None for result in results.values())}
 
 
 # ---- how fast is it
@@ -198,6 +93,23 @@ def target_passes(name: str) -> Callable[[Context], Data]:
     return run
 
 
+def heads(name: str) -> Callable[[Context], Data]:
+    """Passes of an EAGLE-3 head of one shape, and what it costs its target."""
+
+    def run(context: Context) -> Data:
+        target = "tiny" if context.smoke else name
+        models = [f"--model={checkpoint(context, target)}"]
+        models.append(f"--head={checkpoint(context, f'{target}{_HEAD}')}")
+        return bench(context, "cuda_head_bench", f"heads-{name}", *models, *head_sizes(context))
+
+    return run
+
+
+def head_sizes(context: Context) -> list[str]:
+    """Arguments of the passes of heads."""
+    return ["--context=40"] if context.smoke else []
+
+
 def launches(name: str) -> Callable[[Context], Data]:
     """Short passes of one shape by how kernels are launched."""
     ways = {"default": [], "no_overlap": ["--no_overlap"], "own_carveouts": ["--own_carveouts"]}
@@ -215,18 +127,6 @@ def launches(name: str) -> Callable[[Context], Data]:
     return run
 
 
-def need_module(context: Context) -> None:
-    """Raises NotRunError where the engine cannot be imported."""
-    done = subprocess.run(
-        [sys.executable, "-c", "import specdec_native._core"],
-        check=False,
-        capture_output=True,
-        env=os.environ | context.environment,
-    )
-    if done.returncode != 0:
-        raise NotRunError("the Python module is not there (pybind11 must be installed or beside)")
-
-
 def engine_sizes(context: Context) -> list[str]:
     """Arguments of the runs that compare engines."""
     if context.smoke:
@@ -238,7 +138,7 @@ def engine_runs(name: str, draft_name: str, *chosen: str) -> Callable[[Context],
     """This engine: plain, with speculation that never drafts, with drafts at a given acceptance."""
 
     def run(context: Context) -> Data:
-        need_module(context)
+        build.need_module(context)
         model = checkpoint(context, "tiny" if context.smoke else name)
         draft = checkpoint(context, "tiny-draft" if context.smoke else draft_name)
         drafted = ["--speculation=draft_model", f"--draft={draft}", f"--acceptance={ACCEPTANCE}"]
@@ -250,6 +150,25 @@ def engine_runs(name: str, draft_name: str, *chosen: str) -> Callable[[Context],
         }
         wanted = {variant: variants[variant] for variant in chosen}
         return run_variants(context, f"engine-{name}", wanted, f"--model={model}")
+
+    return run
+
+
+def head_runs(name: str) -> Callable[[Context], Data]:
+    """This engine with an EAGLE-3 head at a given acceptance: chains of 0 to 7 drafts, a tree."""
+
+    def run(context: Context) -> Data:
+        build.need_module(context)
+        target = "tiny" if context.smoke else name
+        model = checkpoint(context, target)
+        head = checkpoint(context, f"{target}{_HEAD}")
+        drafted = ["--speculation=eagle3", f"--head={head}", f"--acceptance={ACCEPTANCE}"]
+        each = ",".join(map(str, range(8)))
+        variants = {
+            "eagle3": [*drafted, "--drafts=7", f"--each-drafts={each}"],
+            "eagle3-tree-8x4": [*drafted, "--drafts=4", "--tree-width=8"],
+        }
+        return run_variants(context, f"heads-engine-{name}", variants, f"--model={model}")
 
     return run
 
@@ -278,7 +197,7 @@ def real_weights(context: Context) -> Data:
     """A checkpoint of real weights, plain and drafting, with exact verification."""
     if context.checkpoint is None:
         raise NotRunError("no --checkpoint was given")
-    need_module(context)
+    build.need_module(context)
     variants = {
         "plain": ["--speculation=none"],
         "ngram": ["--speculation=ngram", "--drafts=8"],
@@ -328,8 +247,8 @@ def transformers_runs(name: str) -> Callable[[Context], Data]:
     return run
 
 
-def vllm_runs(name: str, draft_name: str) -> Callable[[Context], Data]:
-    """vLLM on the same shape, plain and drafting."""
+def vllm_runs(name: str, draft_name: str | None = None) -> Callable[[Context], Data]:
+    """vLLM on the same shape, plain and with a draft model; without one, with an EAGLE-3 head."""
 
     def run(context: Context) -> Data:
         context.need_gpu()
@@ -344,9 +263,15 @@ def vllm_runs(name: str, draft_name: str) -> Callable[[Context], Data]:
         model = checkpoint(context, name)
         shared = [sys.executable, "-m", "bench.gpu.vllm_run", f"--model={model}"]
         shared += engine_sizes(context)
-        drafted = [f"--draft={checkpoint(context, draft_name)}", f"--acceptance={ACCEPTANCE}"]
+        drafted = [f"--acceptance={ACCEPTANCE}", "--drafts=4"]
         runs: Data = {}
-        variants: dict[str, list[str]] = {"plain": [], "drafts-4": [*drafted, "--drafts=4"]}
+        variants: dict[str, list[str]] = {}
+        if draft_name is None:
+            head = checkpoint(context, f"{name}{_HEAD}")
+            variants["eagle3-4"] = [f"--head={head}", *drafted]
+        else:
+            draft = checkpoint(context, draft_name)
+            variants = {"plain": [], "drafts-4": [f"--draft={draft}", *drafted]}
         for number, (variant, arguments) in enumerate(variants.items()):
             runs[variant] = measured(
                 context,
@@ -394,7 +319,6 @@ _PEER = ("checkpoints",)
 _PASS = ("build", "checkpoints")
 _ENGINE = ("build-engine", "checkpoints")
 _TESTS = ("build-tests",)
-_8B, _1B, _1L = "llama-3.1-8b", "llama-3.2-1b", "llama-one-layer"
 
 # Each part is a run of its own, in which every step has its time whatever the others do.
 PARTS: Sequence[Sequence[Step]] = [
@@ -407,7 +331,7 @@ PARTS: Sequence[Sequence[Step]] = [
             "instructions",
             "Tests of instructions on the GPU",
             15,
-            instruction_tests,
+            suites.instruction_tests,
             ("build-instructions",),
         ),
         Step("steps-8b", "Passes of Llama-3.1-8B", 35, target_passes(_8B), _PASS),
@@ -423,7 +347,7 @@ PARTS: Sequence[Sequence[Step]] = [
             engine_runs(_8B, _1B, "plain", "drafts-4"),
             _ENGINE,
         ),
-        Step("tests", "CUDA test suite on the GPU", 70, other_tests, _TESTS),
+        Step("tests", "CUDA test suite on the GPU", 70, suites.other_tests, _TESTS),
         Step(
             "engine-1b",
             "Engine, Llama-3.2-1B",
@@ -431,8 +355,16 @@ PARTS: Sequence[Sequence[Step]] = [
             engine_runs(_1B, _1L, "plain", "drafts-4"),
             _ENGINE,
         ),
-        Step("engine-tests", "Tests of the engine on the GPU", 30, engine_tests, ("build-engine",)),
-        Step("tests-again", "Tests that did not pass, by themselves", 20, tests_again, _TESTS),
+        Step(
+            "engine-tests",
+            "Tests of the engine on the GPU",
+            30,
+            suites.engine_tests,
+            ("build-engine",),
+        ),
+        Step(
+            "tests-again", "Tests that did not pass, by themselves", 20, suites.tests_again, _TESTS
+        ),
     ],
     [
         *_BUILDS,
@@ -453,12 +385,20 @@ PARTS: Sequence[Sequence[Step]] = [
             _ENGINE,
         ),
         Step("real", "Real weights", 30, real_weights, _ENGINE),
-        Step("sanitizer", "compute-sanitizer", 100, sanitize, _TESTS),
+        Step("sanitizer", "compute-sanitizer", 100, suites.sanitize, _TESTS),
     ],
     [
         *_BUILDS[:1],
         Step("vllm-8b", "vLLM, Llama-3.1-8B", 200, vllm_runs(_8B, _1B), _PEER),
         Step("vllm-1b", "vLLM, Llama-3.2-1B", 150, vllm_runs(_1B, _1L), _PEER),
+    ],
+    [
+        *_BUILDS[:4],
+        Step("heads-8b", "Passes of an EAGLE-3 head, Llama-3.1-8B", 40, heads(_8B), _PASS),
+        Step("heads-1b", "Passes of an EAGLE-3 head, Llama-3.2-1B", 20, heads(_1B), _PASS),
+        Step("engine-8b-heads", "Engine, Llama-3.1-8B, EAGLE-3", 90, head_runs(_8B), _ENGINE),
+        Step("engine-1b-heads", "Engine, Llama-3.2-1B, EAGLE-3", 50, head_runs(_1B), _ENGINE),
+        Step("vllm-8b-heads", "vLLM, Llama-3.1-8B, EAGLE-3", 140, vllm_runs(_8B), _PEER),
     ],
 ]
 

@@ -1,6 +1,7 @@
 """Tokens a second of vLLM on the same shapes, with random weights.
 
-python -m bench.gpu.vllm_run --model DIR [--draft DIR --drafts K --acceptance A] --json=FILE ...
+python -m bench.gpu.vllm_run --model DIR [--draft DIR | --head DIR --drafts K --acceptance A]
+    --json=FILE ...
 Drafts are accepted at a given rate, as this engine's are (synthetic verification). Seconds are the
 difference between a long and a short generation, so that prompts are not in them.
 """
@@ -21,6 +22,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="tokens a second of vLLM")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--draft", type=Path)
+    parser.add_argument("--head", type=Path, help="an EAGLE-3 head, instead of a draft model")
     parser.add_argument("--drafts", type=int, default=0)
     parser.add_argument("--acceptance", type=float, default=0.8)
     parser.add_argument("--batches", default="1,4,16")
@@ -42,10 +44,11 @@ def main() -> int:
         "enable_prefix_caching": False,
         "disable_log_stats": True,
     }
-    if options.draft is not None:
+    drafter = options.head or options.draft
+    if drafter is not None:
         engine_options["speculative_config"] = {
-            "method": "draft_model",
-            "model": str(options.draft),
+            "method": "eagle3" if options.head else "draft_model",
+            "model": str(drafter),
             "num_speculative_tokens": options.drafts,
             "rejection_sample_method": "synthetic",
             "synthetic_acceptance_length": mean_length(options.acceptance, options.drafts),
@@ -86,9 +89,9 @@ def main() -> int:
         )
         summary = {
             "model": options.model.name,
-            "draft": options.draft.name if options.draft else None,
+            "draft": drafter.name if drafter else None,
             "drafts": options.drafts,
-            "acceptance": options.acceptance if options.draft else None,
+            "acceptance": options.acceptance if drafter else None,
             "version": vllm.__version__,
             "records": records,
         }

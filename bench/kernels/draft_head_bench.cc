@@ -3,8 +3,8 @@
 //
 // Target and head have the shapes of real models, made-up weights, and 512 tokens in their caches;
 // --format=act|int8 is the target's, the head's matrices are int8, its default. Every pass of a
-// head comes after one of the target, which leaves nothing of the head in the caches, and after
-// another such pass a buffer of the head's size is read. Ratios are medians over rounds of figures
+// head comes after one of the target, which leaves nothing of the head in the caches, and so does
+// the read of a buffer of the head's size. Ratios are medians over rounds of figures
 // that were measured next to each other:
 //   over_read       seconds of the pass over those of reading its weights
 //   again_over_read the same of a second pass at once after, over a second read: what does not fit
@@ -331,8 +331,12 @@ class Measurement {
   void run(Report& report) {
     read_prompt();  // the caches hold numbers before anything reads them
     prompt_of_target_.clear();
-    const int rounds = options_.samples(kRounds);
-    for (int round = -1; round < rounds; ++round) run_round(round);
+    prompt_seconds_.clear();
+    const Stopwatch watch;
+    const auto wants_more = [&] { return !options_.smoke && watch.seconds() < kMeasureSeconds; };
+    for (int round = -1; round < options_.samples(kRounds) || wants_more(); ++round) {
+      run_round(round);
+    }
     if (target_.target().is_whole) {
       for (int i = 0; i < options_.samples(kPrompts); ++i) read_prompt();
     }
@@ -342,7 +346,8 @@ class Measurement {
   bool stores_for_nobody() const { return stores_for_nobody_; }
 
  private:
-  static constexpr int kRounds = 20;
+  static constexpr int kRounds = 10;  // at least
+  static constexpr double kMeasureSeconds = 8;
   static constexpr int kPrompts = 5;
 
   // Seconds of a pass of the target, which leaves nothing of the head in the caches.
@@ -353,39 +358,39 @@ class Measurement {
     if (has_stored && !stores) stores_for_nobody_ = true;
     return seconds;
   }
-  // Two passes, with states stored and without. Returns the seconds of the second.
-  double target_passes(bool plain_first) {
-    const double first = target_pass(!plain_first);
-    const double second = target_pass(plain_first);
-    const double plain = plain_first ? first : second;
-    over_plain_.push_back((plain_first ? second : first) / plain);
-    target_seconds_.push_back(plain);
-    return plain;
+  // Seconds a byte of the head's size takes to read, from memory and again at once.
+  struct ReadSeconds {
+    double once, again;
+  };
+  ReadSeconds read() {
+    const auto num_bytes = static_cast<double>(probe_.size_bytes());
+    const double once = probe_.read_seconds() / num_bytes;
+    return {once, probe_.read_seconds() / num_bytes};
   }
 
   void run_round(int round) {
     double of_one_row = 0;
-    target_passes(true);
-    const double read = probe_.read_seconds() / static_cast<double>(probe_.size_bytes());
-    const double again_read = probe_.read_seconds() / static_cast<double>(probe_.size_bytes());
-    if (round >= 0) read_rates_.push_back(1 / read);
     for (size_t i = 0; i < cases_.size(); ++i) {
       Case& c = cases_[i];
-      const double target = target_passes((round + static_cast<int>(i)) % 2 == 0);
+      const bool plain_first = (round + static_cast<int>(i)) % 2 == 0;
+      const double first = target_pass(!plain_first);
+      const ReadSeconds read_seconds = read();
+      const double second = target_pass(plain_first);
       const double seconds = c.run();
       const auto parts = target_.backend().take_seconds();
       const double again = c.run();
       if (i == 0) of_one_row = seconds;
       if (round < 0) continue;
+      const double plain = plain_first ? first : second;
+      read_rates_.push_back(1 / read_seconds.once);
+      target_seconds_.push_back(plain);
+      over_plain_.push_back((plain_first ? second : first) / plain);
       c.seconds.push_back(seconds);
-      c.over_read.push_back(seconds / (c.bytes * read));
-      c.again_over_read.push_back(again / (c.bytes * again_read));
-      c.of_target.push_back((seconds - of_one_row) / target);
+      c.over_read.push_back(seconds / (c.bytes * read_seconds.once));
+      c.again_over_read.push_back(again / (c.bytes * read_seconds.again));
+      c.of_target.push_back((seconds - of_one_row) / plain);
       for (const auto& [name, part] : parts) c.shares[name].push_back(part / seconds);
     }
-    if (round >= 0) return;
-    over_plain_.clear();
-    target_seconds_.clear();
   }
 
   void read_prompt() {

@@ -47,6 +47,7 @@ void CudaDeviceStep::allocate() {
   const size_t grown = grows_trees() ? seats : 0;
   const size_t capacity = width * (1 + nodes);  // children of the root and of each node that is run
   const size_t weighed_rows = is_weighed ? rows : 0;
+  const size_t head_rows = has_head() ? rows : 0;
   memory_ = {.state = seats_.state(),
              .batch = {.token_ids = layout_.array<int32_t>(rows),
                        .positions = layout_.array<int32_t>(rows),
@@ -55,6 +56,8 @@ void CudaDeviceStep::allocate() {
                        .base_lens = layout_.array<int32_t>(seats),
                        .sample_ids = layout_.array<int32_t>(rows),
                        .samples = layout_.array<DeviceSampleRow>(rows),
+                       .feature_slots = layout_.array<int64_t>(head_rows),
+                       .state_slots = layout_.array<int64_t>(head_rows),
                        .max_rows = config_.max_rows},
              .trees = {.is_tree = layout_.array<uint8_t>(seats),
                        .masks = layout_.array<uint64_t>(rows),
@@ -85,10 +88,16 @@ void CudaDeviceStep::allocate() {
              .reports = layout_.array<StepReport>(seats),
              .times = layout_.array<StepTimes>(2),
              .vocab_size = vocab_size_,
+             .draft_kind = config_.draft_kind,
              .argmax = config_.sampling == DraftSampling::kArgmax,
              .is_weighed = is_weighed};
   no_trees_ = layout_.array<uint8_t>(seats);
   logits_ = layout_.array<float>(logit_rows_ * vocab, "logits");
+  if (draft_.model != nullptr && draft_.model->draft_vocabulary().token_ids != nullptr) {
+    SPECDEC_CHECK_EQ(draft_.model->draft_vocabulary().target_vocab_size, vocab_size_);
+    const auto own_vocab = static_cast<size_t>(draft_.model->vocab_size());
+    head_logits_ = layout_.array<float>(logit_rows_ * own_vocab, "logits");
+  }
   processed_.size = is_raw(config_.logprobs_mode) ? logits_.size : 0;
   sampler_ = layout_.array<char>(sample_workspace_bytes(logit_rows_, vocab_size_));
   residuals_ = layout_.array<double>(weighed_rows);
@@ -118,7 +127,7 @@ void CudaDeviceStep::set_seats(std::span<const DeviceSeat> seats) {
   SPECDEC_CHECK_EQ(num_under_way(), 0);
   // By the time that there are requests, there are caches.
   if (config_.accepts_trees || grows_trees()) find_layers(target_);
-  if (grows_trees()) find_layers(draft_);
+  if (grows_trees() && !has_head()) find_layers(draft_);
   if (seats_.set(seats)) backend_.recorder().forget(this);
   memory_.token_lists = seats_.token_lists();
 }
@@ -200,7 +209,9 @@ void CudaDeviceStep::draft(const StepShape& shape) {
     (is_level ? step.tree_rows : step.draft_rows)(backend_.stream(), params);
     BatchView rows = view(shape, num_rows, is_level);
     if (is_level) rows.num_tree_slots = memory_.growths.num_kv_slots;
-    draft_.model->forward(rows);
+    rows.feature_slots = memory_.batch.feature_slots;
+    rows.state_slots = memory_.batch.state_slots;
+    draft_.model->forward(rows, pass);
     sample(shape, draft_, shape.num_seats * (is_level ? config_.tree.width : 1));
     if (grows_trees()) step.grow_trees(backend_.stream(), params);
   }
@@ -214,7 +225,8 @@ void CudaDeviceStep::verify(const StepShape& shape) {
   sample(shape, target_, shape.num_rows);
   accept(shape);
   if (has_trees) move_kv(shape, target_, /*kv_offsets=*/nullptr);
-  if (grew_trees(shape)) move_kv(shape, draft_, memory_.growths.kv_offsets);
+  // A head runs accepted nodes again.
+  if (grew_trees(shape) && !has_head()) move_kv(shape, draft_, memory_.growths.kv_offsets);
   kernels_.step.commit(backend_.stream(), params);
 }
 
@@ -281,13 +293,25 @@ SampleOutputs CudaDeviceStep::draft_outputs(int first_row) const {
   return outputs;
 }
 
+void CudaDeviceStep::compute_logits(const Model& model, const int32_t* row_ids, int num_rows) {
+  const DraftVocabulary own = model.model->draft_vocabulary();
+  if (own.token_ids == nullptr) return model.model->compute_logits(row_ids, num_rows, logits_);
+  model.model->compute_logits(row_ids, num_rows, head_logits_);
+  kernels_.sampling.spread(backend_.stream(), {.logits = head_logits_,
+                                               .token_ids = own.token_ids,
+                                               .out = logits_,
+                                               .num_rows = num_rows,
+                                               .vocab_size = model.model->vocab_size(),
+                                               .target_vocab_size = vocab_size_});
+}
+
 void CudaDeviceStep::sample(const StepShape& shape, const Model& model, int num_rows) {
   const bool is_draft = &model == &draft_;
   const bool raw = is_raw(config_.logprobs_mode);
   const bool keeps_raw = !is_draft && shape.num_logprobs >= 0 && raw && shape.any_edits;
   for (int first = 0; first < num_rows; first += logit_rows_) {
     const int count = std::min(logit_rows_, num_rows - first);
-    model.model->compute_logits(memory_.batch.sample_ids + first, count, logits_);
+    compute_logits(model, memory_.batch.sample_ids + first, count);
     kernels_.sampling.sample(
         backend_.stream(),
         {.rows = memory_.batch.samples + first,

@@ -28,6 +28,9 @@ class CudaDeviceStep final : public DeviceStep {
   };
 
   bool grows_trees() const { return config_.tree.width > 1; }
+  bool has_head() const {
+    return draft_.model != nullptr && config_.draft_kind != DraftModelKind::kModel;
+  }
   bool grew_trees(const StepShape& shape) const { return grows_trees() && shape.num_passes > 0; }
   bool is_weighed(const StepShape& shape) const {
     return weighs_drafts(config_.verification) && shape.has_drafts();
@@ -43,6 +46,8 @@ class CudaDeviceStep final : public DeviceStep {
   void accept(const StepShape& shape);
   // Moves the KV of accepted nodes to where that of a chain is (KvMovesParams).
   void move_kv(const StepShape& shape, const Model& model, const int32_t* kv_offsets);
+  // Logits over the target's vocabulary of rows of the last forward pass of `model`.
+  void compute_logits(const Model& model, const int32_t* row_ids, int num_rows);
   // Samples from rows of the last forward pass of `model`: the first num_rows of sample_ids.
   void sample(const StepShape& shape, const Model& model, int num_rows);
   SampleOutputs draft_outputs(int first_row) const;
@@ -59,11 +64,13 @@ class CudaDeviceStep final : public DeviceStep {
   StepMemory memory_{};
   DeviceArray<uint8_t> no_trees_;          // [num_seats] BatchView::is_tree of chains
   DeviceArray<float> logits_, processed_;  // [logit_rows, vocab_size]; SampleRowsParams::processed
-  DeviceArray<char> sampler_;              // SampleWorkspace
-  DeviceArray<double> residuals_;          // [max_rows], where drafts are weighed
-  DeviceArray<double> accept_rates_;       // [max_nodes] of synthetic verification
-  DeviceArray<int64_t> moves_;             // [num_seats * max_nodes, 2] KV slots, from and to
-  DeviceArray<int32_t> num_moves_;         // [1]
+  // [logit_rows, vocabulary of the head], where it scores part of the target's.
+  DeviceArray<float> head_logits_;
+  DeviceArray<char> sampler_;         // SampleWorkspace
+  DeviceArray<double> residuals_;     // [max_rows], where drafts are weighed
+  DeviceArray<double> accept_rates_;  // [max_nodes] of synthetic verification
+  DeviceArray<int64_t> moves_;        // [num_seats * max_nodes, 2] KV slots, from and to
+  DeviceArray<int32_t> num_moves_;    // [1]
   StepReports reports_;
 };
 

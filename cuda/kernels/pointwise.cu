@@ -16,15 +16,6 @@ namespace {
 constexpr int kNormThreads = 256;
 constexpr int kEmbedThreads = 128;
 
-template <class T>
-__device__ __forceinline__ T converted(float value) {
-  return from_float<T>(value);
-}
-template <>
-__device__ __forceinline__ float converted<float>(float value) {
-  return value;
-}
-
 // Sum of the block's values, for every thread; in an order of its own, whatever they are.
 __device__ float block_sum(float value, float* partial) {
   value = warp_sum(value);
@@ -80,7 +71,7 @@ __global__ void norm_kernel(NormRowsParams params) {
     if constexpr (std::is_same_v<T, float>) {
       out[i] = params.accumulate ? out[i] + value : value;
     } else {
-      out[i] = converted<T>(value);
+      out[i] = from_float<T>(value);
     }
   }
 }

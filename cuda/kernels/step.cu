@@ -22,6 +22,9 @@ __global__ void __launch_bounds__(kStepThreads, 1) draft_rows_kernel(StepParams 
   const StepState& state = memory.state;
   const StepBatch& batch = memory.batch;
   const TreeShape& shape = memory.growths.shape;
+  const auto unseen = [kind = memory.draft_kind](const StepSeat& seat) {
+    return first_unseen(kind, seat.num_tokens, seat.num_seen);
+  };
   if (threadIdx.x == 0 && params.pass == 0) memory.times->draft = ptx::nanoseconds();
   const SeatRange mine = seats_of_thread(state.num_seats);
   int num_rows = 0;
@@ -30,14 +33,16 @@ __global__ void __launch_bounds__(kStepThreads, 1) draft_rows_kernel(StepParams 
     SeatDrafts& drafts = state.drafts[i];
     if (params.pass == 0) {
       const int max_depth = seat.is_active != 0 ? min(params.num_passes, seat.max_depth) : 0;
-      drafts.depth_limit = draft_depth_limit(max_depth, seat.num_tokens, seat.max_num_tokens);
+      const bool has_rows = unseen(seat) < seat.num_tokens;
+      drafts.depth_limit =
+          has_rows ? draft_depth_limit(max_depth, seat.num_tokens, seat.max_num_tokens) : 0;
       drafts.num_drafts = 0;
       drafts.is_tree = 0;
     } else {
       add_to_chain(drafts, params.pass, memory.sampled[i]);
     }
     if (drafts.depth_limit > params.pass) {
-      num_rows += params.pass == 0 ? seat.num_tokens - seat.num_seen : 1;
+      num_rows += params.pass == 0 ? seat.num_tokens - unseen(seat) : 1;
     }
   }
   StepCounts all;
@@ -52,15 +57,19 @@ __global__ void __launch_bounds__(kStepThreads, 1) draft_rows_kernel(StepParams 
     batch.samples[i] = DeviceSampleRow{};
     if (drafts.depth_limit <= params.pass) continue;
     if (params.pass == 0) {
-      batch.base_lens[i] = seat.num_seen;
-      for (int position = seat.num_seen; position < seat.num_tokens; ++position) {
-        put_row(state, batch, row++, i, seat.tail[kStepTail - (seat.num_tokens - position)],
-                position, position);
+      const int first = unseen(seat);
+      batch.base_lens[i] = first;
+      for (int position = first; position < seat.num_tokens; ++position, ++row) {
+        put_row(state, batch, row, i, seat.tail[kStepTail - (seat.num_tokens - position)], position,
+                position);
+        const bool is_root = position + 1 == seat.num_tokens;
+        put_head_row(state, batch, row, i, position - 1, is_root ? position : -1);
       }
     } else {
       const int position = seat.num_tokens - 1 + params.pass;
       batch.base_lens[i] = position;
-      put_row(state, batch, row++, i, drafts.tokens[params.pass - 1], position, position);
+      put_row(state, batch, row, i, drafts.tokens[params.pass - 1], position, position);
+      put_head_row(state, batch, row++, i, position - 1, position);
     }
     batch.sample_ids[i] = row - 1;
     DeviceSampleRow sample = draft_after(seat, drafts.tokens, params.pass, memory);
@@ -236,9 +245,11 @@ __device__ void commit_seat(const StepParams& params, int index, StepReport& rep
     if (drafts.is_tree != 0) report.parents[i] = drafts.parents[i];
   }
   for (int i = 0; i < num_accepted; ++i) report.accepted[i] = nodes[i];
-  if (drafts.num_drafts > 0) {
+  // Of a head that scores part of the vocabulary there may be no draft, and still it ran.
+  if (params.num_passes > 0 && drafts.depth_limit > 0) {
     const bool grew_tree = params.num_passes > 0 && memory.growths.shape.width > 1;
-    seat.num_seen = num_seen_after(seat.num_tokens, drafts.num_drafts, num_accepted, grew_tree);
+    seat.num_seen = num_seen_after(memory.draft_kind, seat.num_tokens, drafts.num_drafts,
+                                   num_accepted, grew_tree);
   }
   int num_emitted = 0;
   while (num_emitted <= num_accepted && seat.is_active != 0) {

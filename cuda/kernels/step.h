@@ -61,6 +61,8 @@ struct StepBatch {
   int32_t* base_lens;        // [num_seats]
   int32_t* sample_ids;       // [max_rows] the row that makes each sample
   DeviceSampleRow* samples;  // [max_rows]
+  int64_t* feature_slots;    // [max_rows] of a head's passes, as in BatchView; null without a head
+  int64_t* state_slots;      // [max_rows] likewise
   int32_t max_rows;          // rows past those in use are padding
 };
 
@@ -142,6 +144,7 @@ struct StepMemory {
   StepReport* reports;          // [num_seats]
   StepTimes* times;             // [2] of the step that runs, and of the last one that is done
   int32_t vocab_size;
+  DraftModelKind draft_kind;
   int32_t argmax;      // the draft model's likeliest tokens are drafted
   int32_t is_weighed;  // StepTrees::targets and attempts are read
 };

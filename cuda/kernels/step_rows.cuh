@@ -66,12 +66,23 @@ __device__ __forceinline__ void put_row(const StepState& state, const StepBatch&
   batch.slot_mapping[row] = kv_slot(state, seat, kv_position);
 }
 
+// Of a head's row: it continues what lies at `feature_position`, and keeps its own state at
+// `state_position`, both KV positions; -1: nowhere.
+__device__ __forceinline__ void put_head_row(const StepState& state, const StepBatch& batch,
+                                             int row, int seat, int feature_position,
+                                             int state_position) {
+  if (batch.feature_slots == nullptr) return;
+  batch.feature_slots[row] = kv_slot(state, seat, feature_position);
+  batch.state_slots[row] = state_position < 0 ? -1 : kv_slot(state, seat, state_position);
+}
+
 // Padding rows write to the null block.
 __device__ __forceinline__ void pad_rows(const StepBatch& batch, int num_rows) {
   for (int row = num_rows + threadIdx.x; row < batch.max_rows; row += kStepThreads) {
     batch.token_ids[row] = 0;
     batch.positions[row] = 0;
     batch.slot_mapping[row] = 0;
+    if (batch.feature_slots != nullptr) batch.feature_slots[row] = batch.state_slots[row] = -1;
   }
 }
 

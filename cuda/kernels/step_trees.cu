@@ -36,6 +36,9 @@ __device__ __forceinline__ void put_frontier(const StepParams& params, int index
   memory.trees.masks[row] = mask;
   put_row(memory.state, batch, row, index, nodes[frontier.node - 1].token, root + params.pass,
           root + kv_offset);
+  const int parent = nodes[frontier.node - 1].parent;
+  const int parent_offset = parent == 0 ? 0 : nodes[parent - 1].kv_offset;
+  put_head_row(memory.state, batch, row, index, root + parent_offset, root + kv_offset);
   int32_t* path = memory.trees.paths + sample_at * kMaxStepDrafts;
   // Paths are read for penalties only.
   if (seat.count_table != nullptr) put_path(nodes, frontier.node, params.pass, path);

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpu import build, carried, engine_run, googletest, machine, main, plan
+from gpu import build, carried, checkpoints, engine_run, googletest, machine, main, plan, suites
 from gpu.render import render
 from gpu.steps import (
     NO_TIME,
@@ -262,7 +262,7 @@ def test_program_that_hangs_costs_its_own_share(
     forever = 1e9
     seconds = {"a": 10.0, "b": forever, "c": 11.0, "d": forever, "e": 12.0}
     simulated_programs(context, monkeypatch, seconds)
-    data = plan.run_tests(context, [Path(name) for name in seconds])
+    data = suites.run_tests(context, [Path(name) for name in seconds])
     statuses = {name: result["status"] for name, result in data["programs"].items()}
     assert statuses == {"a": 0, "b": None, "c": 0, "d": None, "e": 0}
     assert data["cut"]
@@ -278,10 +278,10 @@ def test_only_a_test_that_had_its_time_is_said_to_hang(
     context.unfinished = {"b": [], "a": []}
     if outcome == "hangs":
         with pytest.raises(FailedError, match=r"^A.aGpu$") as raised:
-            plan.tests_again(context)
+            suites.tests_again(context)
         assert raised.value.data["alone"] == {"A.bGpu": "OK", "A.aGpu": "hangs"}
     else:
-        data = plan.tests_again(context)
+        data = suites.tests_again(context)
         assert data["cut"]
         assert data["alone"]["A.aGpu"] == NO_TIME
 
@@ -455,6 +455,52 @@ def test_report_holds_measurements_to_what_is_asked_of_them() -> None:
     assert "| not measured |" in lines["| 8B is ahead of vLLM at batch 1"]
 
 
+def test_report_holds_a_draft_head_to_its_bytes_and_to_its_target() -> None:
+    def record(kernel: str, each: int, **figures: float) -> Data:
+        shape = {"kernel": kernel, "shape": "int8 head x1", "batch": 1, "each": each}
+        return shape | {"seconds": 1e-4} | figures
+
+    def rates(**drafts: int) -> Data:
+        return {"batch": 1, "context": 1024, "tokens_per_s": 200.0} | drafts
+
+    report = example_report()
+    for name, data in {
+        "heads-8b": {
+            "records": [
+                record("draft_pass", 1, over_read=1.2),
+                record("catch_up", 8, of_target=0.05),
+                record("target_pass", 1, over_plain=1.02),
+            ]
+        },
+        "engine-8b-heads": {"runs": {"eagle3": {"model": "8B", "records": [rates(drafts=4)]}}},
+        "vllm-8b-heads": {"runs": {"eagle3-4": {"model": "8B", "records": [rates()]}}},
+    }.items():
+        entry = {"title": name, "status": "done", "seconds": 1.0, "data": data}
+        report["steps"][name] = entry
+    text = render(report)
+    lines = {line.split(" | ")[0]: line for line in text.splitlines()}
+    assert "| 1.2 | yes |" in lines["| 8B: a draft pass takes 1.3 of reading its bytes"]
+    assert "| 0.05 | no |" in lines["| 8B: catching up 8 tokens takes 2% of a pass"]
+    assert "| 1.02 | no |" in lines["| 8B: a sleeping head costs 1% of a pass"]
+    assert "| 1 | no |" in lines["| 8B with an EAGLE-3 head is ahead of vLLM at batch 1"]
+    assert "not measured" in lines["| 1B: a draft pass takes 1.3 of reading its bytes"]
+    assert "| specdec | 8B | eagle3 K=4 | 1 | 1024 | 200 |" in text
+
+
+def test_a_head_checkpoint_has_the_tensors_of_its_config(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.numpy")
+    np = pytest.importorskip("numpy")
+    config = checkpoints.SHAPES["tiny-eagle3"]
+    folder = checkpoints.write("tiny-eagle3", tmp_path)
+    with safetensors.safe_open(folder / "model-00001-of-00001.safetensors", "np") as file:
+        offsets = file.get_tensor("d2t")
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    assert shapes == dict(checkpoints.tensors(config))
+    tokens = np.arange(len(offsets)) + offsets
+    assert len(set(tokens)) == config["draft_vocab_size"]
+    assert 0 <= tokens.min() <= tokens.max() < config["vocab_size"]
+
+
 def test_it_runs_from_end_to_end_on_the_emulated_device(tmp_path: Path) -> None:
     folder = ROOT / "build/release"
     if not all((folder / "bench" / name).is_file() for name in build.BENCHES):
@@ -464,11 +510,12 @@ def test_it_runs_from_end_to_end_on_the_emulated_device(tmp_path: Path) -> None:
     subprocess.run([*command, "--skip", "engine-1b"], check=True)
     skipped = ["engine-8b-more", "engine-1b-more", "transformers-8b"]
     subprocess.run([*command, "--part", "2", "--skip", *skipped], check=True)
+    subprocess.run([*command, "--part", "4", "--skip", "heads-1b", "engine-1b-heads"], check=True)
     report = json.loads((tmp_path / "out/report.json").read_text())
     status = {name: entry["status"] for name, entry in report["steps"].items()}
     ran = {name for name in status if status[name] == "done"}
     benches = {"ceilings", "steps-8b", "kernels-act", "kernels-many-rows", "engine-8b"}
-    assert {"machine", *benches} <= ran
+    assert {"machine", "heads-8b", "engine-8b-heads", *benches} <= ran
     notes = {entry["note"] for entry in report["steps"].values() if entry["status"] == "not run"}
     assert notes == {"no GPU", "no --checkpoint was given"}
     assert report["steps"]["ceilings"]["data"]["facts"] == {"launches": "emulated"}
@@ -478,4 +525,14 @@ def test_it_runs_from_end_to_end_on_the_emulated_device(tmp_path: Path) -> None:
         "own_carveouts",
     }
     assert {record["drafts"] for record in report["steps"]["steps-8b"]["data"]["records"]} == {0, 3}
+    passes = report["steps"]["heads-8b"]["data"]["records"]
+    assert {(record["kernel"], record["each"]) for record in passes} == {
+        ("target_pass", 1),
+        *(("catch_up", tokens) for tokens in (1, 2, 5, 8)),
+        *(("draft_pass", width) for width in (1, 4, 8)),
+    }
+    runs = report["steps"]["engine-8b-heads"]["data"]["runs"]
+    assert {record["drafts"] for record in runs["eagle3"]["records"]} == set(range(8))
+    assert all(record["tokens_per_step"] >= 1 for record in runs["eagle3-tree-8x4"]["records"])
+    assert report["steps"]["vllm-8b-heads"]["note"] == "no GPU"
     assert "# CUDA backend on emulated" in (tmp_path / "out/report.md").read_text()

@@ -33,6 +33,11 @@ struct Job {
   int arrives = 0;  // before which step
 };
 
+// The host runs requests with bad words; these are longer than any answer, so they change nothing.
+inline void keep_ordinary(std::vector<Job>& jobs) {
+  for (Job& job : jobs) job.params.bad_words = {Tokens(100, 1)};
+}
+
 // The bits of logprobs, in a form that is readable where they differ.
 inline std::vector<std::string> texts(const std::vector<PositionLogprobs>& positions) {
   std::vector<std::string> texts;
@@ -59,10 +64,10 @@ inline std::string engine_test_name(const ::testing::TestParamInfo<std::string>&
   return info.param == "cuda" ? "Gpu" : "Emulated";
 }
 
-// Param: INSTANTIATE_TEST_SUITE_P(Devices, XTest, ValuesIn(engine_devices()), engine_test_name).
-class EngineTest : public ::testing::TestWithParam<std::string> {
+// A target and a draft model, and engines that run them on `device`.
+class EngineWorld {
  protected:
-  EngineTest() {
+  explicit EngineWorld(const std::string& device) : device_(device) {
     tiny::write_checkpoint(target_, tiny::llama_tensors());
     tiny::write_checkpoint(draft_, tiny::perturbed(tiny::llama_tensors(), 0.03f));
   }
@@ -71,7 +76,7 @@ class EngineTest : public ::testing::TestWithParam<std::string> {
     EngineConfig config;
     config.model = target_.path();
     config.dtype = "bfloat16";
-    config.device = GetParam();
+    config.device = device_;
     config.max_model_len = 96;
     config.max_num_seqs = 4;
     config.max_num_batched_tokens = 64;
@@ -137,6 +142,27 @@ class EngineTest : public ::testing::TestWithParam<std::string> {
     }
   }
 
+  // Compares answers and statistics with those of steps whose drafting and verification the host
+  // does, which are the reference.
+  static void compare_with_host(const EngineConfig& config, std::vector<Job> jobs) {
+    EngineStats on_device;
+    const Answers answers = run(config, jobs, &on_device);
+    EXPECT_GT(on_device.num_device_steps, 3);
+    keep_ordinary(jobs);
+    EngineStats on_host;
+    expect_equal(run(config, jobs, &on_host), answers);
+    EXPECT_EQ(on_host.num_device_steps, 0);
+    const AcceptanceStats& device = on_device.acceptance;
+    const AcceptanceStats& host = on_host.acceptance;
+    EXPECT_EQ(device.num_steps, host.num_steps);
+    EXPECT_EQ(device.num_draft_tokens, host.num_draft_tokens);
+    EXPECT_EQ(device.num_accepted_tokens, host.num_accepted_tokens);
+    EXPECT_EQ(device.proposed_per_position, host.proposed_per_position);
+    EXPECT_EQ(device.accepted_per_position, host.accepted_per_position);
+    EXPECT_EQ(device.histogram, host.histogram);
+    EXPECT_GT(device.num_draft_tokens, 20);
+  }
+
   // Steps of the device accept exactly two levels of every draft, whatever was drafted.
   static void expect_synthetic_acceptance(EngineConfig config) {
     config.speculative.verification = Verification::kSynthetic;
@@ -176,12 +202,16 @@ class EngineTest : public ::testing::TestWithParam<std::string> {
 
   TempDirectory target_;
   TempDirectory draft_;
+
+ private:
+  std::string device_;
 };
 
-// The host runs requests with bad words; these are longer than any answer, so they change nothing.
-inline void keep_ordinary(std::vector<Job>& jobs) {
-  for (Job& job : jobs) job.params.bad_words = {Tokens(100, 1)};
-}
+// Param: INSTANTIATE_TEST_SUITE_P(Devices, XTest, ValuesIn(engine_devices()), engine_test_name).
+class EngineTest : public ::testing::TestWithParam<std::string>, protected EngineWorld {
+ protected:
+  EngineTest() : EngineWorld(GetParam()) {}
+};
 
 inline std::vector<Job> jobs_of(int count, const SamplingParams& params, int gap = 0) {
   std::vector<Job> jobs;

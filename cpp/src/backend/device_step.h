@@ -57,6 +57,7 @@ struct DeviceStepConfig {
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;
   StepModel* target = nullptr;
   StepModel* draft = nullptr;  // null: nothing is drafted
+  DraftModelKind draft_kind = DraftModelKind::kModel;
 };
 
 // A request's seat: its place in the device step, as the host sets it between steps.
@@ -64,9 +65,10 @@ struct DeviceSeat {
   bool is_active = false;
   int num_tokens = 0;  // committed; the last has no KV yet
   int num_prompt_tokens = 0;
-  int max_num_tokens = 0;               // at which it ends
-  int num_seen = 0;                     // tokens whose KV the draft model has
-  int max_depth = 0;                    // of a draft; needs num_seen >= num_tokens - kMaxUnseen
+  int max_num_tokens = 0;  // at which it ends
+  int num_seen = 0;        // tokens whose KV the draft model has
+  // Of a draft; needs first_unseen() >= num_tokens - kMaxUnseen.
+  int max_depth = 0;
   std::span<const int32_t> tokens;      // the last kMaxUnseen committed ones, or all
   std::vector<int32_t> stop_token_ids;  // end the request once min_tokens are there
   int min_tokens = 0;                   // of the output; no stop token is sampled before

@@ -36,19 +36,45 @@ constexpr int draft_depth_limit(int max_depth, int num_tokens, int max_num_token
 
 // ---- what a draft model has seen: the tokens whose KV it has
 
+// What a model reads that drafts, and what it keeps of a text.
+enum class DraftModelKind : uint8_t {
+  kModel,          // reads tokens
+  kHead,           // reads its target's features, and its own states where there are none yet
+  kStatelessHead,  // the same without KV: each step is its first
+};
+
 // Tokens of a request that a draft model may not have seen when a device step begins to draft; the
 // last committed token is one of them.
 inline constexpr int kMaxUnseen = 16;
 
+// The first token that a step's first draft pass runs, of a request with `num_tokens` committed
+// tokens, of which `num_seen` have been seen. A head has no row for token 0, as there are no
+// features before it: with that token alone (the result is num_tokens) nothing can be drafted.
+constexpr int first_unseen(DraftModelKind kind, int num_tokens, int num_seen) {
+  if (kind == DraftModelKind::kModel) return num_seen;
+  const int first = kind == DraftModelKind::kStatelessHead ? num_tokens - 1 : num_seen;
+  return first > 1 ? first : 1;
+}
+
 // The committed tokens a draft model has seen after a step in which it drafted `num_drafts` tokens,
 // of which `num_accepted` were accepted. `num_tokens` is how many were committed before the step:
-// all of them have been seen, because the draft model began with the last. It ran every token of a
-// chain but the last. It ran only part of a tree's nodes: the parent of every node, so all accepted
-// nodes but perhaps the last.
-constexpr int num_seen_after(int num_tokens, int num_drafts, int num_accepted, bool is_tree) {
+// all of them have been seen, because the draft model began with the last.
+//
+// A model that reads tokens ran every token of a chain but the last. It ran only part of a tree's
+// nodes: the parent of every node, so all accepted nodes but perhaps the last. A head ran drafts on
+// states of its own, and runs those that were accepted again on the features of its target.
+constexpr int num_seen_after(DraftModelKind kind, int num_tokens, int num_drafts, int num_accepted,
+                             bool is_tree) {
+  if (kind != DraftModelKind::kModel) return num_tokens;
   const int num_run = is_tree ? num_accepted - 1 : num_drafts - 1;
   const int num_kept = num_accepted < num_run ? num_accepted : num_run;
   return num_tokens + (num_kept > 0 ? num_kept : 0);
+}
+
+// The most committed tokens it has not seen after a step that drafted `depth` tokens deep.
+constexpr int max_unseen_after(DraftModelKind kind, int depth) {
+  if (kind == DraftModelKind::kHead) return depth + 1;
+  return kind == DraftModelKind::kModel ? 2 : 1;
 }
 
 // ---- noise: streams of Philox words that no two uses share

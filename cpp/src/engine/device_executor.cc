@@ -13,7 +13,6 @@ constexpr int kMaxLogprobs = 20;  // of a request; the host runs those that want
 // Of a step: bounds its buffers, of which weighed drafts need a distribution a row.
 constexpr int kMaxRows = 2048;
 constexpr int kMaxWeighedRows = 512;
-constexpr int kUsualUnseen = 2;  // tokens a draft model has not seen after it drafted
 // Steps until the policy is asked again whether the draft model may catch up, once it said no.
 constexpr int kStepsUntilCatchUp = 32;
 
@@ -25,9 +24,11 @@ std::vector<int32_t> stop_tokens_of(const SamplingParams& params) {
   return tokens;
 }
 
-// A pass of the draft model that catches up has a power of two of rows a request.
-int padded(int num_unseen) {
-  return static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(num_unseen, kUsualUnseen))));
+// A pass of the draft model that catches up has a power of two of rows a request, at least what one
+// that drafted a token has not seen.
+int padded(DraftModelKind kind, int num_unseen) {
+  const int usual = max_unseen_after(kind, /*depth=*/1);
+  return static_cast<int>(std::bit_ceil(static_cast<unsigned>(std::max(num_unseen, usual))));
 }
 
 }  // namespace
@@ -66,7 +67,8 @@ std::unique_ptr<DeviceStep> DeviceExecutor::make_step(Backend& backend, ModelRun
                               : std::vector<double>{},
        .logprobs_mode = config.logprobs_mode,
        .target = &target,
-       .draft = draft.has_value() ? draft->runner : nullptr});
+       .draft = draft.has_value() ? draft->runner : nullptr,
+       .draft_kind = draft.has_value() ? draft->kind : DraftModelKind::kModel});
 }
 
 DeviceExecutor::DeviceExecutor(std::unique_ptr<DeviceStep> device, Drafting* drafting,
@@ -127,7 +129,8 @@ std::optional<DeviceExecutor::Seating> DeviceExecutor::take_seats(
     }
     const DeviceSeat& seat = seats.back();
     if (seat.max_depth > 0) {
-      seating.num_unseen = std::max(seating.num_unseen, seat.num_tokens - seat.num_seen);
+      const int first = first_unseen(kind(), seat.num_tokens, seat.num_seen);
+      seating.num_unseen = std::max(seating.num_unseen, seat.num_tokens - first);
     }
     seating.want_logprobs |= sequence.params.logprobs.has_value();
     const std::span<const BlockId> blocks = sequence.blocks.ids();
@@ -182,10 +185,13 @@ int DeviceExecutor::most_passes() const {
   const int rows_per_seat =
       config_.step_rows() / static_cast<int>(std::bit_ceil(seating_->seats.size()));
   if (rows_per_seat < shape_.width) return 0;
+  // The first pass of the step after it has to find room, too.
+  const auto fits = [&](int num_passes) {
+    return shape_.num_nodes(num_passes) < rows_per_seat &&
+           padded(kind(), max_unseen_after(kind(), num_passes)) <= rows_per_seat;
+  };
   int num_passes = 0;
-  while (num_passes < shape_.max_nodes && shape_.num_nodes(num_passes + 1) < rows_per_seat) {
-    ++num_passes;
-  }
+  while (num_passes < shape_.max_nodes && fits(num_passes + 1)) ++num_passes;
   return num_passes;
 }
 
@@ -198,7 +204,7 @@ std::optional<int> DeviceExecutor::passes_ahead(std::span<CompletionState* const
       drafting_->plan_passes(sequences, most_passes(), std::max(seating_->num_unseen, 1));
   const int num_seats = static_cast<int>(std::bit_ceil(seating_->seats.size()));
   const bool is_near = seating_->num_unseen <= kMaxUnseen &&
-                       padded(seating_->num_unseen) * num_seats <= config_.step_rows();
+                       padded(kind(), seating_->num_unseen) * num_seats <= config_.step_rows();
   if (num_passes == 0 || is_near) return num_passes;
   if (num_steps_until_catch_up_-- > 0) return 0;
   // In the host's step the policy may still refuse to pay for catching up.
@@ -262,10 +268,13 @@ void DeviceExecutor::launch(const Step& step) {
   device_->launch({.num_seats = static_cast<int>(seating_->seats.size()),
                    .num_passes = step.num_passes.value_or(0),
                    .host_drafts = drafts,
-                   .max_unseen = padded(seating_->num_unseen),
+                   .max_unseen = padded(kind(), seating_->num_unseen),
                    .want_logprobs = seating_->want_logprobs});
   launches_.push_back(std::move(launch));
-  seating_->num_unseen = step.num_passes.value_or(0) > 0 ? kUsualUnseen : seating_->num_unseen + 1;
+  const int num_passes = step.num_passes.value_or(0);
+  if (kind() == DraftModelKind::kStatelessHead) return;
+  seating_->num_unseen =
+      num_passes > 0 ? max_unseen_after(kind(), num_passes) : seating_->num_unseen + 1;
 }
 
 StepOutcome DeviceExecutor::wait() {

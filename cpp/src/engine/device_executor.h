@@ -95,6 +95,9 @@ class DeviceExecutor final : public StepExecutor {
   DeviceSeat seat_of(CompletionState& completion) const;
   void vacate_others(std::span<CompletionState* const> completions);
   int most_passes() const;
+  DraftModelKind kind() const {
+    return drafter_ == nullptr ? DraftModelKind::kModel : drafter_->kind();
+  }
   // Blocks that a sequence got since the device heard of it.
   void add_new_blocks(const Sequence& sequence, int seat, std::vector<NewBlock>& added);
 

@@ -148,7 +148,8 @@ void Drafting::record(const StepRecord& record) {
     const int num_tokens = sequence.num_tokens();
     device_drafter_->ledger().set_seen(
         sequence.blocks, std::max(0, num_tokens - kMaxUnseen),
-        num_seen_after(num_tokens, num_drafts, num_accepted, config_.tree_width > 1));
+        num_seen_after(device_drafter_->kind(), num_tokens, num_drafts, num_accepted,
+                       config_.tree_width > 1));
   }
   int deepest = 0;
   for (int node = 1; node <= num_drafts; ++node) {

@@ -198,9 +198,10 @@ void Decoder::Impl::join_embedding(const Layer& layer, int num_rows) {
   put(layer.embedding_norm, work.token_rows, work.joined.data(), backend.act_dtype(), stride);
   put(layer.attention_norm, work.hidden, work.joined.as<std::byte>() + half_bytes,
       backend.act_dtype(), stride);
+  // In place, as a row is summed before any of it is written. Buffers that a pass swaps an odd
+  // number of times would not be where work recorded earlier left its results.
   if (!parts.fusion->normed_residual) return;
-  put(layer.attention_norm, work.hidden, work.hidden_spare.data(), DType::kF32, 0);
-  std::swap(work.hidden, work.hidden_spare);
+  put(layer.attention_norm, work.hidden, work.hidden.data(), DType::kF32, 0);
 }
 
 // Writes the rows' keys and values, and their queries into work.q.

@@ -48,9 +48,6 @@ DecoderWorkspace::DecoderWorkspace(const ModelConfig& config, const FeatureFusio
   features = rows(widest, DType::kF32);
   token_rows = rows(hidden_size, DType::kF32);
   joined = rows(2 * hidden_size, act);
-  if (fusion->normed_residual && hidden_spare.empty()) {
-    hidden_spare = rows(hidden_size, DType::kF32);
-  }
 }
 
 std::vector<Rope> make_ropes(const ModelConfig& config, Backend& backend, int max_model_len) {

@@ -158,16 +158,19 @@ std::optional<DraftModels::DeviceDraft> DraftModels::find_device_draft(int max_m
   const SpeculativeConfig& config = config_.speculative;
   if (models_.size() != 1 || config.drafters.size() != 1) return std::nullopt;
   const auto& [options, runner] = models_[0];
-  if (options.is_head || options.mask_token >= 0) return std::nullopt;
-  if (runner->vocab_size() != options.vocab_size || options.max_model_len < max_model_len) {
+  if (runner->num_tokens() != options.vocab_size || options.max_model_len < max_model_len) {
     return std::nullopt;
   }
   if (options.min_confidence > 0 || options.shape.is_given()) return std::nullopt;
+  if (options.is_parallel) return std::nullopt;
+  if (max_unseen_after(options.kind(), config.num_speculative_tokens) > kMaxUnseen) {
+    return std::nullopt;
+  }
   if (options.sampling == DraftSampling::kIndependent) {
     // The draws at a node of a tree would share one distribution.
     if (!weighs_drafts(config.verification) || config.tree_width > 1) return std::nullopt;
   }
-  return DeviceDraft{.runner = runner.get(), .sampling = options.sampling};
+  return DeviceDraft{.runner = runner.get(), .sampling = options.sampling, .kind = options.kind()};
 }
 
 int64_t DraftModels::cache_block_bytes(const KvFormat& format) const {

@@ -44,6 +44,7 @@ class DraftModels {
   struct DeviceDraft {
     ModelRunner* runner = nullptr;
     DraftSampling sampling = DraftSampling::kCoupled;
+    DraftModelKind kind = DraftModelKind::kModel;
   };
   const std::optional<DeviceDraft>& device_draft() const { return device_draft_; }
 

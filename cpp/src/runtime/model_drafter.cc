@@ -122,7 +122,11 @@ void ModelDrafter::draft(std::span<DraftRequest> requests) {
     if (growths[0].request->policy != nullptr) ask_policy(growths);
     run_stage(growths, Stage::kLevel, level);
   }
-  for (Growth& growth : growths) growth.request->tree->truncate(growth.request->num_slots);
+  for (Growth& growth : growths) {
+    // A policy cuts trees by itself.
+    const DraftRequest& request = *growth.request;
+    if (request.policy == nullptr) request.tree->truncate(request.num_slots);
+  }
 }
 
 int ModelDrafter::num_rows(const Growth& growth, Stage stage) const {
@@ -410,6 +414,9 @@ void ModelDrafter::grow_levels(Growth& growth) {
 void ModelDrafter::add_children(Growth& growth, const Frontier& frontier, int distribution,
                                 const SampleResult& result, std::vector<Frontier>& next) {
   DraftTree& tree = *growth.request->tree;
+  const auto add_open = [&](const OpenNode& open) {
+    next.push_back({.open = open, .row = 0, .parent_slot = frontier.slot, .mask = frontier.mask});
+  };
   float draw_survival = tree.survival(frontier.open.node);
   int rank = 0;
   for (const Candidate& candidate : result.candidates) {
@@ -419,25 +426,28 @@ void ModelDrafter::add_children(Growth& growth, const Frontier& frontier, int di
     int child = 0;
     if (distribution < 0) {
       child = tree.add(frontier.open.node, candidate.token_id,
-                       tree.survival(frontier.open.node) * candidate.probability, options_.id);
+                       tree.survival(frontier.open.node) * candidate.probability, options_.id,
+                       candidate.probability);
     } else {
       child = tree.add_sampled(frontier.open.node, candidate.token_id, draw_survival, options_.id,
                                distribution);
       draw_survival *= kDrawDecay;
     }
-    next.push_back({.open = {.node = child,
-                             .place = place,
-                             .confidence = frontier.open.confidence * candidate.probability},
-                    .row = 0,
-                    .parent_slot = frontier.slot,
-                    .mask = frontier.mask});
+    const float confidence = frontier.open.confidence * candidate.probability;
+    add_open({.node = child, .place = place, .confidence = confidence, .rating = confidence});
   }
+  for (const OpenNode& open : children_of_others(tree, frontier.open, options_.id)) add_open(open);
 }
 
 void ModelDrafter::choose_frontier(Growth& growth, std::span<Frontier> level) const {
   const DraftRequest& request = *growth.request;
   std::vector<OpenNode> open;
-  for (const Frontier& frontier : level) open.push_back(frontier.open);
+  for (const Frontier& frontier : level) {
+    open.push_back(frontier.open);
+    if (request.policy == nullptr) continue;
+    open.back().rating = static_cast<float>(
+        request.policy->survival(request.sequence, *request.tree, frontier.open.node));
+  }
   const std::vector<int> parents =
       choose_parents(*request.tree, open, options_.shape,
                      {.max_depth = max_depth(request),

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backend/op_args.h"
+#include "core/step_rules.h"
 #include "kv/block_pool.h"
 #include "kv/block_table.h"
 #include "runtime/model_runner.h"
@@ -56,6 +57,11 @@ struct ModelDrafterOptions {
   // root's row has an output for each level.
   int32_t mask_token = -1;
   StaticTree shape;
+
+  DraftModelKind kind() const {
+    if (!is_head) return DraftModelKind::kModel;
+    return num_layers > 0 ? DraftModelKind::kHead : DraftModelKind::kStatelessHead;
+  }
 };
 
 class ModelDrafter final : public Drafter {
@@ -77,6 +83,7 @@ class ModelDrafter final : public Drafter {
 
   // For device steps, which run the model by themselves.
   DraftKvLedger& ledger() { return ledger_; }
+  DraftModelKind kind() const { return options_.kind(); }
 
  private:
   // A node whose continuations are drafted in the next pass, and its row in that pass.

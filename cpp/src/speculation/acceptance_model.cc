@@ -14,6 +14,8 @@ constexpr int kNumStrengths = static_cast<int>(kLeastStrength.size());
 // Weights of a regression: an intercept for each class of strength and, with a confidence, these.
 enum Weight : int {
   kFirst = kNumStrengths,  // of the first token after a parent
+  kSameToken,              // of a token that another drafter proposes, too
+  kOtherTokens,            // of a token after whose parent others propose other tokens
   kUnlikely,               // slope of confidences below one half
   kLikely,                 // slope of the others
   kNumWeights
@@ -28,6 +30,7 @@ constexpr double kLikelySlope = 0.5;
 constexpr double kInterceptVariance = 2.0;
 constexpr double kStrengthVariance = 0.3;  // of the difference between neighbouring intercepts
 constexpr double kFirstVariance = 0.5;
+constexpr double kOthersVariance = 0.5;
 constexpr double kSlopeVariance = 0.3;
 // With these drifts a few hundred outcomes count, and twice as many for what all strengths share.
 constexpr double kInterceptDrift = 1.5e-4;
@@ -50,6 +53,8 @@ class Features {
     add(strength_class(evidence.strength), 1.0);
     if (!with_confidence) return;
     if (evidence.is_first) add(kFirst, 1.0);
+    if (evidence.others == DraftEvidence::Others::kSameToken) add(kSameToken, 1.0);
+    if (evidence.others == DraftEvidence::Others::kOtherTokens) add(kOtherTokens, 1.0);
     const double confidence = std::min(evidence.confidence, 1.0);
     const double log_odds = clamp_log_odds(std::log(confidence / (1.0 - confidence)));
     add(log_odds < 0 ? kUnlikely : kLikely, log_odds);
@@ -61,7 +66,7 @@ class Features {
  private:
   void add(int weight, double value) { features_[size_++] = {.weight = weight, .value = value}; }
 
-  std::array<LogisticRegression::Feature, 3> features_;
+  std::array<LogisticRegression::Feature, 4> features_;
   size_t size_ = 0;
 };
 
@@ -76,6 +81,9 @@ LogisticRegression make_regression(bool with_confidence) {
                   .drift = kInterceptDrift};
   }
   weights[kFirst] = {.mean = 0, .variance = kFirstVariance, .drift = kSharedDrift};
+  for (const int weight : {kSameToken, kOtherTokens}) {
+    weights[weight] = {.mean = 0, .variance = kOthersVariance, .drift = kSharedDrift};
+  }
   weights[kUnlikely] = {.mean = kUnlikelySlope, .variance = kSlopeVariance, .drift = kSharedDrift};
   weights[kLikely] = {.mean = kLikelySlope, .variance = kSlopeVariance, .drift = kSharedDrift};
   const std::span<const UncertainWeight> all = weights;

@@ -2,6 +2,7 @@
 // earlier drafts. Pure.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "speculation/logistic_regression.h"
@@ -16,7 +17,10 @@ struct DraftEvidence {
   int strength = 1;
   // The drafter's probability of the token given the one before it; negative: not known.
   double confidence = -1;
-  bool is_first = true;  // of the tokens drafted after the same parent
+  bool is_first = true;  // of the drafter's tokens after the same parent
+  // What other drafters proposed after the same parent.
+  enum class Others : uint8_t { kNothing, kSameToken, kOtherTokens };
+  Others others = Others::kNothing;
 };
 
 // What sets one request apart: log-odds added to those of all requests, by drafter.
@@ -25,10 +29,11 @@ struct RequestAcceptance {
 };
 
 // Acceptance has log-odds a + b * logit(confidence) + the request's offset. `a` depends on the
-// drafter, on the strength, and on whether the token is the first one drafted after its parent; `b`
-// on whether the confidence is below one half. Without a confidence, log-odds are those of a first
-// token of that strength on average. Requests share all but the offset. Old outcomes fade as new
-// ones come, and what was never seen leans on neighbouring strengths.
+// drafter, on the strength, on whether the token is the first one drafted after its parent, and on
+// whether other drafters propose it, too; `b` on whether the confidence is below one half. Without
+// a confidence, log-odds are those of a first token of that strength on average. Requests share all
+// but the offset. Old outcomes fade as new ones come, and what was never seen leans on neighbouring
+// strengths.
 class AcceptanceModel {
  public:
   explicit AcceptanceModel(int num_drafters);

@@ -133,47 +133,6 @@ void DraftPolicy::record_pass(int drafter, int num_rows, double seconds) {
   passes_[drafter].record(num_rows, seconds);
 }
 
-// --- what drafts are worth
-
-void DraftPolicy::record_match(uint64_t sequence, int drafter, int match_length) {
-  state_of(sequence).match_lengths[drafter] = match_length;
-}
-
-DraftEvidence DraftPolicy::evidence_of(const RequestState& state, const DraftTree& tree,
-                                       int node) const {
-  const int parent = tree.parents()[node];
-  const int drafter = tree.drafter(node);
-  const int match = state.match_lengths[drafter];
-  const float above = tree.survival(parent);
-  return {.drafter = drafter,
-          .strength = tree.depth(node) + std::max(match - 1, 0),
-          .confidence = above > 0 ? tree.survival(node) / above : 0.0,
-          .is_first = tree.attempts(parent).front().child == node};
-}
-
-// The nodes of a drafted tree.
-void DraftPolicy::add_nodes(const RequestState& state, const DraftTree& tree, int request,
-                            std::vector<Candidate>& candidates) const {
-  const size_t first = candidates.size();
-  for (int node = 1; node < tree.num_nodes(); ++node) {
-    const int parent = tree.parents()[node];
-    const double above = parent == DraftTree::kRoot ? 1.0 : candidates[first + parent - 1].survival;
-    const double accepted =
-        acceptance_.probability(state.acceptance, evidence_of(state, tree, node));
-    candidates.push_back({.survival = above * accepted, .request = request, .node = node});
-  }
-}
-
-// The levels that a drafter could draft.
-void DraftPolicy::add_depths(const RequestState& state, int drafter, const Ask& ask, int request,
-                             std::vector<Candidate>& candidates) const {
-  double survival = 1.0;
-  for (int depth = 1; depth <= ask.max_depth; ++depth) {
-    survival *= acceptance_.probability(state.acceptance, {.drafter = drafter, .strength = depth});
-    candidates.push_back({.survival = survival, .request = request, .node = depth});
-  }
-}
-
 // --- what to draft
 
 // Compares the tokens per second of the other drafters' best length with those of this drafter's
@@ -200,6 +159,21 @@ bool DraftPolicy::own_draft_is_better(int drafter, const Ask& ask) {
   return best_of_own.value > kReplace * best_of_others.value;
 }
 
+DraftPolicy::Prefix DraftPolicy::best_of_others(std::span<const Ask> asks) {
+  std::vector<Candidate> others;
+  for (const Ask& ask : asks) {
+    if (ask.tree != nullptr && !ask.replaces) {
+      add_nodes(state_of(ask.sequence), *ask.tree, 0, others);
+    }
+  }
+  std::ranges::sort(others, std::ranges::greater{}, &Candidate::survival);
+  const Prefix best = best_prefix(others, rate(0, 0, 0),
+                                  [&](int size, double gain) { return rate(gain, size, 0.0); });
+  double gain = 0;
+  for (size_t i = 0; i < best.size; ++i) gain += others[i].survival;
+  return {.size = best.size, .value = gain};
+}
+
 int DraftPolicy::plan(int drafter, std::span<Ask> asks, const Constraint& constraint) {
   for (Ask& ask : asks) ask.depth = 0;
   if (step_.measuring == Measuring::kPlain || !target_.is_measured() || asks.empty()) return 0;
@@ -211,7 +185,7 @@ int DraftPolicy::plan(int drafter, std::span<Ask> asks, const Constraint& constr
   std::vector<Candidate> nodes;
   for (size_t i = 0; i < asks.size(); ++i) {
     const bool has_drafts = asks[i].tree != nullptr && asks[i].tree->num_drafts() > 0;
-    if (has_drafts && !own_draft_is_better(drafter, asks[i])) continue;
+    if (has_drafts && asks[i].replaces && !own_draft_is_better(drafter, asks[i])) continue;
     add_depths(state_of(asks[i].sequence), drafter, asks[i], static_cast<int>(i), nodes);
   }
   if (same_depth) {
@@ -220,14 +194,15 @@ int DraftPolicy::plan(int drafter, std::span<Ask> asks, const Constraint& constr
     std::ranges::stable_sort(nodes, std::ranges::greater{}, &Candidate::survival);
   }
   DraftingCost cost(*this, drafter, shape.width);
-  int num_drafts = 0;
-  const double plain = rate(0, 0, 0);
+  const auto [num_others, gain_of_others] = best_of_others(asks);
+  int num_drafts = static_cast<int>(num_others);
+  const double plain = rate(gain_of_others, num_drafts, 0);
   const Prefix best = best_prefix(nodes, plain, [&](size_t size, double gain) {
     const auto& [survival, request, depth] = nodes[size - 1];
     cost.add(asks[request], depth);
     num_drafts += shape.num_nodes(depth) - shape.num_nodes(depth - 1);
     const bool splits_level = same_depth && size < nodes.size() && nodes[size].node == depth;
-    return splits_level ? 0.0 : rate(gain, num_drafts, cost.seconds());
+    return splits_level ? 0.0 : rate(gain_of_others + gain, num_drafts, cost.seconds());
   });
   if (best.size == 0) return probe(drafter, asks, constraint);
 
@@ -301,12 +276,16 @@ void DraftPolicy::plan_pass(int drafter, std::span<FrontierNode> frontier) const
     frontier[i].goes_on = state.probe_depth > depth;
     num_drafts += tree->num_drafts();
     if (state.probe_depth > 0) continue;
-    double survival =
-        acceptance_.probability(state.acceptance, {.drafter = drafter, .strength = depth + 1});
-    for (int above = node; above != DraftTree::kRoot; above = tree->parents()[above]) {
-      survival *= acceptance_.probability(state.acceptance, evidence_of(state, *tree, above));
+    double missed = 1.0;  // chance that no child there is already is right
+    for (const DraftTree::Attempt& attempt : tree->attempts(node)) {
+      missed -= acceptance_of(state, *tree, attempt.child);
     }
-    candidates.push_back({.survival = survival, .request = static_cast<int>(i), .node = node});
+    const double child =
+        acceptance_.probability(state.acceptance, {.drafter = drafter, .strength = depth + 1});
+    candidates.push_back(
+        {.survival = survival(sequence, *tree, node) * child * std::max(missed, 0.0),
+         .request = static_cast<int>(i),
+         .node = node});
   }
   std::ranges::stable_sort(candidates, std::ranges::greater{}, &Candidate::survival);
   // The cost of a row is an average over several: the cost of a pass rises in steps, and a single
@@ -357,35 +336,6 @@ void DraftPolicy::choose(std::span<const Draft> drafts) {
   }
 }
 
-// Remembers the whole draft, since the text shows later how far it would have been right.
-void DraftPolicy::keep(RequestState& state, DraftTree& tree, std::span<const char> chosen) {
-  const auto num_chosen = static_cast<int>(std::ranges::count(chosen, 1)) - 1;
-  if (tree.num_drafts() > 0 && (num_chosen > 0 || state.pending.empty())) {
-    state.pending.assign(1, Pending{});
-    state.pending_node = DraftTree::kRoot;
-    for (int node = 1; node < tree.num_nodes(); ++node) {
-      state.pending.push_back({.token = tree.tokens()[node],
-                               .parent = tree.parents()[node],
-                               .evidence = evidence_of(state, tree, node)});
-    }
-  }
-  const int asked = std::exchange(state.asked_drafter, -1);
-  if (asked >= 0 && tree.num_drafts() == 0) {
-    acceptance_.record(state.acceptance, {.drafter = asked, .strength = 1}, false);
-  }
-  count_decision(state, tree.num_drafts(), num_chosen);
-  if (num_chosen < tree.num_drafts()) tree.keep_only(chosen);
-}
-
-void DraftPolicy::count_decision(RequestState& state, int num_drafted, int num_verified) {
-  ++stats_.num_decisions;
-  stats_.num_drafted_tokens += num_drafted;
-  stats_.num_verified_tokens += num_verified;
-  if (num_verified == 0) ++stats_.num_without_drafts;
-  step_.num_verified += num_verified;
-  state.recent_length = std::max(num_verified, state.recent_length - (state.recent_length + 3) / 4);
-}
-
 // --- the step
 
 int DraftPolicy::num_slots(uint64_t sequence, int limit) const {
@@ -405,50 +355,6 @@ void DraftPolicy::begin_step(int num_decoding, int num_prompt_rows) {
                                  Measuring::kMost};
   step_.measuring = kTurns[stats_.num_measuring_steps++ % kTurns.size()];
   steps_since_measured_ = 0;
-}
-
-// What the device drafted, as a path: the nodes of a level were right or wrong together.
-void DraftPolicy::expect_levels(RequestState& state, const Outcome& outcome) {
-  const Outcome::Levels& levels = *outcome.levels;
-  count_decision(state, levels.num_drafts, levels.num_drafts);
-  state.asked_drafter = -1;
-  state.pending.assign(1, Pending{});
-  state.pending_node = DraftTree::kRoot;
-  const int num_right = std::min(levels.num_accepted, static_cast<int>(outcome.tokens.size()));
-  for (int level = 1; level <= levels.num_levels; ++level) {
-    state.pending.push_back({.token = level <= num_right ? outcome.tokens[level - 1] : -1,
-                             .parent = level - 1,
-                             .evidence = {.drafter = levels.drafter, .strength = level}});
-  }
-}
-
-void DraftPolicy::record(const Outcome& outcome) {
-  if (outcome.tokens.empty()) return;
-  RequestState& state = state_of(outcome.sequence);
-  const int num_tokens = static_cast<int>(outcome.tokens.size());
-  state.num_output_tokens += num_tokens;
-  step_.num_tokens += num_tokens;
-  acceptance_.forget(state.acceptance, num_tokens);
-  if (outcome.levels.has_value()) expect_levels(state, outcome);
-  for (const int32_t token : outcome.tokens) {
-    if (state.pending.empty()) return;
-    int next = -1;
-    for (int node = state.pending_node + 1; node < static_cast<int>(state.pending.size()); ++node) {
-      const Pending& pending = state.pending[node];
-      if (pending.parent != state.pending_node) continue;
-      const bool is_right = pending.token == token;
-      if (is_right) next = node;
-      if (std::exchange(state.probe_depth, 0) > 0 && is_right) {
-        probing_[pending.evidence.drafter].interval = 1;
-      }
-      acceptance_.record(state.acceptance, pending.evidence, is_right);
-    }
-    if (next < 0) {
-      state.pending.clear();
-    } else {
-      state.pending_node = next;
-    }
-  }
 }
 
 void DraftPolicy::end_step(double seconds) {

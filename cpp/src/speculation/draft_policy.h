@@ -70,7 +70,8 @@ class DraftPolicy {
     int max_depth = 0;
     int num_unseen = 1;     // tokens the drafter's model has to run first, the root among them
     int num_remaining = 0;  // tokens the request may yet get
-    const DraftTree* tree = nullptr;  // drafts of others, which this drafter's would replace
+    const DraftTree* tree = nullptr;  // drafts of others
+    bool replaces = true;             // this drafter's drafts would replace them, not add to them
     int depth = 0;                    // out: how deep to draft; 0: not at all
   };
   // Which nodes a plan may take.
@@ -84,6 +85,8 @@ class DraftPolicy {
   // the depth of the deepest.
   int plan(int drafter, std::span<Ask> asks, const Constraint& constraint);
 
+  // The chance that a drafted node is accepted, and with it its path.
+  double survival(uint64_t sequence, const DraftTree& tree, int node) const;
   // Below which nodes a model goes on. Asked before every pass after the first.
   void plan_pass(int drafter, std::span<FrontierNode> frontier) const;
 
@@ -127,7 +130,7 @@ class DraftPolicy {
   struct Pending {
     int32_t token = 0;
     int parent = 0;
-    DraftEvidence evidence;
+    std::vector<DraftEvidence> evidence;  // of each drafter that proposed it
   };
   struct RequestState {
     RequestAcceptance acceptance;
@@ -158,7 +161,10 @@ class DraftPolicy {
   class DraftingCost;
 
   RequestState& state_of(uint64_t sequence);
-  DraftEvidence evidence_of(const RequestState& state, const DraftTree& tree, int node) const;
+  static DraftEvidence evidence_of(const RequestState& state, const DraftTree& tree, int node,
+                                   const DraftTree::Proposal& proposal);
+  // That the node is accepted once its parent was, by the drafter that is surest of it.
+  double acceptance_of(const RequestState& state, const DraftTree& tree, int node) const;
   void add_nodes(const RequestState& state, const DraftTree& tree, int request,
                  std::vector<Candidate>& candidates) const;
   void add_depths(const RequestState& state, int drafter, const Ask& ask, int request,
@@ -169,6 +175,8 @@ class DraftPolicy {
   // Expected tokens a second, with the extra seconds multiplied by caution().
   double rate(double gain, int num_drafts, double draft_seconds) const;
   double catch_up_share(int drafter, const Ask& ask) const;
+  // The drafts of others that would be verified beside this drafter's.
+  Prefix best_of_others(std::span<const Ask> asks);
   bool own_draft_is_better(int drafter, const Ask& ask);
   int probe(int drafter, std::span<Ask> asks, const Constraint& constraint);
   int cut_to_measure(int count) const;

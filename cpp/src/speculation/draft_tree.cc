@@ -8,13 +8,16 @@
 namespace specdec {
 
 void DraftTree::reset(int32_t root_token) {
-  for (int i = 0; i < num_nodes(); ++i) attempts_[i].clear();
+  for (int i = 0; i < num_nodes(); ++i) {
+    attempts_[i].clear();
+    proposals_[i].clear();
+  }
   if (attempts_.empty()) attempts_.emplace_back();
+  if (proposals_.empty()) proposals_.emplace_back();
   tokens_.assign(1, root_token);
   parents_.assign(1, -1);
   depths_.assign(1, 0);
   survivals_.assign(1, 1.0f);
-  drafters_.assign(1, -1);
   distributions_.clear();
   num_attempts_ = 0;
 }
@@ -26,7 +29,7 @@ int DraftTree::find_child(int parent, int32_t token) const {
   return -1;
 }
 
-int DraftTree::find_or_add(int parent, int32_t token, float survival, int drafter) {
+int DraftTree::find_or_add(int parent, int32_t token, float survival) {
   const int existing = find_child(parent, token);
   if (existing >= 0) {
     survivals_[existing] = std::max(survivals_[existing], survival);
@@ -34,19 +37,54 @@ int DraftTree::find_or_add(int parent, int32_t token, float survival, int drafte
   }
   const int node = num_nodes();
   if (static_cast<int>(attempts_.size()) == node) attempts_.emplace_back();
+  if (static_cast<int>(proposals_.size()) == node) proposals_.emplace_back();
   parents_.push_back(parent);
   depths_.push_back(depths_[parent] + 1);
   survivals_.push_back(survival);
-  drafters_.push_back(drafter);
   tokens_.push_back(token);  // last: should an allocation fail before, there is no node yet
   return node;
 }
 
-int DraftTree::add(int parent, int32_t token, float survival, int drafter) {
+const DraftTree::Proposal* DraftTree::find_proposal(int node, int drafter) const {
+  for (const Proposal& proposal : proposals_[node]) {
+    if (proposal.drafter == drafter) return &proposal;
+  }
+  return nullptr;
+}
+
+bool DraftTree::has_child_of(int node, int drafter) const {
+  return std::ranges::any_of(attempts_[node], [&](const Attempt& attempt) {
+    return find_proposal(attempt.child, drafter) != nullptr;
+  });
+}
+
+bool DraftTree::has_child_of_others(int node, int drafter) const {
+  return std::ranges::any_of(attempts_[node], [&](const Attempt& attempt) {
+    return std::ranges::any_of(proposals_[attempt.child], [&](const Proposal& proposal) {
+      return proposal.drafter != drafter;
+    });
+  });
+}
+
+void DraftTree::propose(int parent, int node, float survival, int drafter, float confidence) {
+  if (find_proposal(node, drafter) != nullptr) return;
+  if (confidence < 0) {
+    const Proposal* above = find_proposal(parent, drafter);
+    const float told = above == nullptr ? survivals_[parent] : above->survival;
+    confidence = told > 0 ? std::min(survival / told, 1.0f) : 0.0f;
+  }
+  const bool is_first = !has_child_of(parent, drafter);
+  proposals_[node].push_back(
+      {.drafter = drafter, .confidence = confidence, .survival = survival, .is_first = is_first});
+}
+
+int DraftTree::add(int parent, int32_t token, float survival, int drafter, float confidence) {
   SPECDEC_CHECK(parent >= 0 && parent < num_nodes());
   SPECDEC_CHECK_GE(survival, 0.0f);
+  const float told = survival;
   survival = std::min(survival, survivals_[parent]);
-  const int node = find_or_add(parent, token, survival, drafter);
+  const int node = find_or_add(parent, token, survival);
+  propose(parent, node, told, drafter, confidence);
   for (Attempt& attempt : attempts_[parent]) {
     if (attempt.child != node || attempt.distribution >= 0) continue;
     attempt.survival = std::max(attempt.survival, survival);
@@ -66,7 +104,8 @@ int DraftTree::add_sampled(int parent, int32_t token, float survival, int drafte
   for (const Attempt& attempt : attempts_[parent]) {
     if (attempt.distribution == distribution) survival = std::min(survival, attempt.survival);
   }
-  const int node = find_or_add(parent, token, survival, drafter);
+  const int node = find_or_add(parent, token, survival);
+  propose(parent, node, survival, drafter, -1);
   attempts_[parent].push_back({.child = node,
                                .distribution = distribution,
                                .survival = survival,
@@ -123,6 +162,7 @@ void DraftTree::keep_only(std::span<const char> nodes, std::span<const char> att
   }
   for (int i = 0; i < num_nodes(); ++i) {
     std::vector<Attempt> tries = std::exchange(attempts_[i], {});
+    std::vector<Proposal> proposals = std::exchange(proposals_[i], {});
     if (!nodes[i]) continue;
     std::erase_if(tries, [&](const Attempt& attempt) { return !attempts[attempt.order]; });
     const int node = renumbered[i];
@@ -130,15 +170,14 @@ void DraftTree::keep_only(std::span<const char> nodes, std::span<const char> att
     parents_[node] = i == kRoot ? -1 : renumbered[parents_[i]];
     depths_[node] = depths_[i];
     survivals_[node] = i == kRoot ? 1.0f : 0.0f;
-    drafters_[node] = drafters_[i];
     for (Attempt& attempt : tries) attempt.child = renumbered[attempt.child];
     attempts_[node] = std::move(tries);
+    proposals_[node] = std::move(proposals);
   }
   tokens_.resize(kept);
   parents_.resize(kept);
   depths_.resize(kept);
   survivals_.resize(kept);
-  drafters_.resize(kept);
   for (int i = 0; i < kept; ++i) {
     for (const Attempt& attempt : attempts_[i]) {
       survivals_[attempt.child] = std::max(survivals_[attempt.child], attempt.survival);
@@ -170,6 +209,7 @@ void DraftTree::check_integrity() const {
     SPECDEC_CHECK_GE(survivals_[i], 0.0f);
     SPECDEC_CHECK_LE(survivals_[i], survivals_[parent]);
     SPECDEC_CHECK_EQ(find_child(parent, tokens_[i]), i);  // also: siblings differ
+    SPECDEC_CHECK(!proposals_[i].empty());
   }
   for (int i = 0; i < static_cast<int>(attempts_.size()); ++i) {
     if (i >= num_nodes()) SPECDEC_CHECK(attempts_[i].empty());

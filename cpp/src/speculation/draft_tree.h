@@ -28,13 +28,23 @@ class DraftTree {
     int order = 0;          // of all tries of the tree, by when they were made
   };
 
+  // What a drafter thinks of a node's token, where the node before is accepted.
+  struct Proposal {
+    int drafter = 0;
+    float confidence = 0;
+    float survival = 0;    // of the path, as the drafter told it
+    bool is_first = true;  // of the drafter's tokens after the same parent
+  };
+
   // Starts over with the last committed token as root.
   void reset(int32_t root_token);
 
   // Adds a deterministic child of `parent` (parents before children), or finds the one there is
   // with that token. `survival` is the estimated probability that the node is accepted; it is
-  // capped by its parent's, and an existing child keeps the larger one. Returns the node.
-  int add(int parent, int32_t token, float survival, int drafter);
+  // capped by its parent's, and an existing child keeps the larger one. `confidence` is the same
+  // for the token alone, given its parent; it may be left out where the drafter's survivals of the
+  // path say it. Returns the node.
+  int add(int parent, int32_t token, float survival, int drafter, float confidence = -1);
   // The same for a token drawn from distribution `distribution`. Here `survival` may depend on the
   // path above, on the distribution and on how many tokens were drawn from it, but not on which
   // token came out if the tree is verified by rejection: keeping a draw because it is likely would
@@ -67,7 +77,13 @@ class DraftTree {
   std::span<const int32_t> parents() const { return parents_; }  // [num_nodes], root's is -1
   int depth(int node) const { return depths_[node]; }
   float survival(int node) const { return survivals_[node]; }
-  int drafter(int node) const { return drafters_[node]; }
+  // The first that proposed the node; proposals() has all of them.
+  int drafter(int node) const { return proposals_[node].front().drafter; }
+  std::span<const Proposal> proposals(int node) const { return proposals_[node]; }
+  const Proposal* find_proposal(int node, int drafter) const;  // null: it did not propose the node
+  // Whether the drafter, or one besides it, proposed a child.
+  bool has_child_of(int node, int drafter) const;
+  bool has_child_of_others(int node, int drafter) const;
   int find_child(int parent, int32_t token) const;  // -1: none
   // Tokens after the root down to `node`, in order; empty for the root.
   std::vector<int32_t> path(int node) const;
@@ -76,16 +92,18 @@ class DraftTree {
   void check_integrity() const;
 
  private:
-  int find_or_add(int parent, int32_t token, float survival, int drafter);
+  int find_or_add(int parent, int32_t token, float survival);
+  // Counts the first proposal of each drafter.
+  void propose(int parent, int node, float survival, int drafter, float confidence);
   void keep_only(std::span<const char> nodes, std::span<const char> attempts);
 
   std::vector<int32_t> tokens_;
   std::vector<int32_t> parents_;
   std::vector<int32_t> depths_;
   std::vector<float> survivals_;
-  std::vector<int32_t> drafters_;
-  std::vector<std::vector<Attempt>> attempts_;  // [num_nodes or more], memory is kept for reuse
-  int num_attempts_ = 0;                        // made since reset(): the next one's order
+  std::vector<std::vector<Attempt>> attempts_;    // [num_nodes or more], memory is kept for reuse
+  std::vector<std::vector<Proposal>> proposals_;  // the same
+  int num_attempts_ = 0;                          // made since reset(): the next one's order
   std::vector<std::vector<float>> distributions_;
 };
 

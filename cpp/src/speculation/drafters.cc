@@ -44,7 +44,8 @@ std::vector<DraftRequest*> Drafters::select(int index, std::span<DraftRequest> r
                      .max_depth = std::min(request->max_depth, num_slots),
                      .num_unseen = drafter.num_unseen(*request),
                      .num_remaining = request->num_remaining,
-                     .tree = has_drafts ? request->tree : nullptr});
+                     .tree = has_drafts ? request->tree : nullptr,
+                     .replaces = !merge_});
   }
   policy_->plan(index, asks_, {.same_depth = false});
   auto ask = asks_.begin();

@@ -15,6 +15,7 @@ struct OpenNode {
   int node = DraftTree::kRoot;
   int place = 0;            // in the given shape
   float confidence = 1.0f;  // probability of its path by the model
+  float rating = 1.0f;      // by which the nodes of a level are ranked
 };
 
 struct GrowthLimits {
@@ -24,8 +25,12 @@ struct GrowthLimits {
   double min_confidence = 0.0;  // nodes below get no children
 };
 
-// Which nodes of a new level get children, as indices into `level`, likeliest first (ties: the
-// earlier one).
+// Children of `parent` that others proposed and `drafter` did not: its model may go on below them.
+std::vector<OpenNode> children_of_others(const DraftTree& tree, const OpenNode& parent,
+                                         int drafter);
+
+// Which nodes of a new level get children, as indices into `level`, best first (ties: the earlier
+// one).
 std::vector<int> choose_parents(const DraftTree& tree, std::span<const OpenNode> level,
                                 const StaticTree& shape, const GrowthLimits& limits);
 

@@ -60,8 +60,12 @@ TEST(StepRules, ADraftModelHasSeenAllOfAChainButItsLastDraft) {
     std::vector<int> accepted;
     for (int num_accepted = 0; num_accepted <= num_drafts; ++num_accepted) {
       if (num_accepted > 0) accepted.push_back(num_accepted);
-      EXPECT_EQ(num_seen_after(7, num_drafts, num_accepted, /*is_tree=*/false),
-                num_seen_of(7, run, accepted));
+      const int num_seen = num_seen_after(DraftModelKind::kModel, 7, num_drafts, num_accepted,
+                                          /*is_tree=*/false);
+      EXPECT_EQ(num_seen, num_seen_of(7, run, accepted));
+      // One more is committed.
+      EXPECT_LE(7 + num_accepted + 1 - num_seen,
+                max_unseen_after(DraftModelKind::kModel, num_drafts));
     }
   }
 }
@@ -86,9 +90,36 @@ TEST(StepRules, ADraftModelHasSeenWhatItRanOfATree) {
       if (has_child && !is_end) run.push_back(node);
     }
     const auto num_accepted = static_cast<int>(accepted.size());
-    EXPECT_EQ(num_seen_after(9, num_drafts, num_accepted, /*is_tree=*/true),
+    EXPECT_EQ(num_seen_after(DraftModelKind::kModel, 9, num_drafts, num_accepted, /*is_tree=*/true),
               num_seen_of(9, run, accepted));
   }
+}
+
+// What a head ran on the features of its target is what it has seen: the committed tokens. Its
+// state of a draft is none of them.
+TEST(StepRules, AHeadRunsAcceptedDraftsAgain) {
+  for (const bool is_tree : {false, true}) {
+    for (int num_drafts = 1; num_drafts <= 12; ++num_drafts) {
+      for (int num_accepted = 0; num_accepted <= num_drafts; ++num_accepted) {
+        const int num_seen =
+            num_seen_after(DraftModelKind::kHead, 7, num_drafts, num_accepted, is_tree);
+        const int num_tokens = 7 + num_accepted + 1;
+        const int first = first_unseen(DraftModelKind::kHead, num_tokens, num_seen);
+        EXPECT_EQ(first, 7);  // after the root of the step before
+        EXPECT_LE(num_tokens - first, max_unseen_after(DraftModelKind::kHead, num_drafts));
+      }
+    }
+  }
+}
+
+TEST(StepRules, AHeadHasNoRowForTheFirstToken) {
+  EXPECT_EQ(first_unseen(DraftModelKind::kModel, 5, 0), 0);
+  EXPECT_EQ(first_unseen(DraftModelKind::kModel, 5, 3), 3);
+  EXPECT_EQ(first_unseen(DraftModelKind::kHead, 5, 0), 1);
+  EXPECT_EQ(first_unseen(DraftModelKind::kHead, 5, 3), 3);
+  EXPECT_EQ(first_unseen(DraftModelKind::kStatelessHead, 5, 0), 4);
+  EXPECT_EQ(first_unseen(DraftModelKind::kHead, 1, 0), 1);
+  EXPECT_EQ(first_unseen(DraftModelKind::kStatelessHead, 1, 0), 1);
 }
 
 TEST(StepRules, NoiseStreamsAreCountedModuloThoseThatAreFree) {

@@ -213,6 +213,27 @@ class HeadsTest : public ::testing::Test {
   }
 };
 
+TEST_F(HeadsTest, WithDummyWeightsThereIsNoFileButTheConfig) {
+  target_config_.random_weights = true;
+  const auto expect_logits_of = [&](DraftMethod method, const std::string& config, int num_tokens) {
+    files_.write("config.json", config);
+    load(parse(method));
+    for (int level = 0; level < 3; ++level) {
+      const std::vector<float> logits = run(levels_[level], level);
+      ASSERT_EQ(logits.size(), levels_[level].size() * num_tokens);
+      for (const float logit : logits) ASSERT_TRUE(std::isfinite(logit));
+      EXPECT_NE(logits[0], logits[1]);
+    }
+  };
+  for (const bool tied : {false, true}) {
+    expect_logits_of(DraftMethod::kMlpSpeculator, mlp_config({.inner = 20, .is_tied = tied}),
+                     kVocab);
+  }
+  expect_logits_of(DraftMethod::kMedusa, medusa_config({}), kVocab);
+  expect_logits_of(DraftMethod::kMedusa, medusa_config({.shares_output = true}), kVocab);
+  expect_logits_of(DraftMethod::kMedusa, medusa_config({.token_map = {0, 1, 2, 3, 4}}), 5);
+}
+
 // ---- MLP speculators
 
 class MlpSpeculatorTest : public HeadsTest {

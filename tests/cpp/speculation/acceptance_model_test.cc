@@ -99,6 +99,24 @@ TEST(AcceptanceModel, DraftersAreCountedApart) {
   EXPECT_LT(model.probability(request, {.drafter = 1}), 0.1);
 }
 
+TEST(AcceptanceModel, LearnsWhatTheAgreementOfDraftersIsWorth) {
+  using Others = DraftEvidence::Others;
+  AcceptanceModel model(1);
+  RequestAcceptance request = model.new_request();
+  const DraftEvidence alone{.confidence = 0.6};
+  const DraftEvidence agreed{.confidence = 0.6, .others = Others::kSameToken};
+  const DraftEvidence contested{.confidence = 0.6, .others = Others::kOtherTokens};
+  for (int i = 0; i < 100; ++i) {
+    feed(model, request, alone, 0.6, 2, i);
+    feed(model, request, agreed, 0.95, 2, i + 1000);
+    feed(model, request, contested, 0.2, 2, i + 2000);
+  }
+  request = model.new_request();
+  EXPECT_NEAR(model.probability(request, alone), 0.6, 0.1);
+  EXPECT_NEAR(model.probability(request, agreed), 0.95, 0.05);
+  EXPECT_NEAR(model.probability(request, contested), 0.2, 0.1);
+}
+
 // --- wide trees, whose confidences spread from 0.001 to 0.9
 
 struct Head {

@@ -92,6 +92,35 @@ TEST(DraftTree, DrawsStayAttemptsEvenOnATokenThatIsThere) {
   tree.check_integrity();
 }
 
+TEST(DraftTree, RemembersWhatEachDrafterThinksOfANode) {
+  DraftTree tree = empty_tree();
+  const int a = tree.add(DraftTree::kRoot, 1, 0.5f, 0);
+  const int b = tree.add(a, 2, 0.4f, 0);
+  // Another drafter goes on below; what it thinks is not told by the survivals of the first.
+  EXPECT_EQ(tree.add(DraftTree::kRoot, 1, 0.8f, 1), a);
+  const int c = tree.add(DraftTree::kRoot, 3, 0.1f, 1);
+  EXPECT_EQ(tree.add(a, 2, 0.6f, 1), b);
+  const int d = tree.add(b, 5, 0.3f, 2, 0.25f);
+  EXPECT_EQ(tree.proposals(a).size(), 2u);
+  EXPECT_FLOAT_EQ(tree.find_proposal(b, 0)->confidence, 0.8f);
+  EXPECT_FLOAT_EQ(tree.find_proposal(b, 1)->confidence, 0.75f);
+  EXPECT_FLOAT_EQ(tree.find_proposal(d, 2)->confidence, 0.25f);
+  EXPECT_EQ(tree.find_proposal(d, 0), nullptr);
+  EXPECT_EQ(tree.drafter(a), 0);
+  EXPECT_EQ(tree.drafter(d), 2);
+  EXPECT_TRUE(tree.find_proposal(a, 1)->is_first);
+  EXPECT_FALSE(tree.find_proposal(c, 1)->is_first);
+  EXPECT_TRUE(tree.has_child_of(b, 2));
+  EXPECT_FALSE(tree.has_child_of(b, 0));
+  EXPECT_TRUE(tree.has_child_of_others(b, 0));
+  EXPECT_FALSE(tree.has_child_of_others(b, 2));
+  tree.truncate(3);  // without token 3
+  tree.check_integrity();
+  EXPECT_FLOAT_EQ(tree.find_proposal(3, 2)->confidence, 0.25f);
+  tree.reset(4);
+  EXPECT_TRUE(tree.proposals(DraftTree::kRoot).empty());
+}
+
 TEST(DraftTree, TruncateKeepsTheBestNodesAndRenumbers) {
   DraftTree tree = empty_tree();
   const int a = tree.add(DraftTree::kRoot, 1, 0.5f, 0);

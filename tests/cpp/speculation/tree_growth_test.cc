@@ -65,8 +65,9 @@ DraftTree grow(ScriptedModel& model, const StaticTree& shape, const GrowthLimits
         if (place < 0) break;
         const int node =
             tree.add(open.node, child.path.back(), tree.survival(open.node) * child.probability, 0);
+        const float confidence = open.confidence * child.probability;
         level.push_back(
-            {.node = node, .place = place, .confidence = open.confidence * child.probability});
+            {.node = node, .place = place, .confidence = confidence, .rating = confidence});
       }
     }
     frontier.clear();
@@ -152,6 +153,20 @@ TEST(TreeGrowth, FillsExactlyTheGivenTree) {
   ScriptedModel model(1, 5, 0);
   std::erase_if(expected, [](const Path& path) { return path.size() > 2; });
   EXPECT_EQ(paths_of(grow(model, shape, {.max_depth = 2, .width = 1, .room = 100})), expected);
+}
+
+TEST(TreeGrowth, AModelGoesOnBelowWhatOthersProposed) {
+  DraftTree tree;
+  tree.reset(7);
+  const int copied = tree.add(DraftTree::kRoot, 100, 0.9f, 0);
+  const int shared = tree.add(DraftTree::kRoot, 101, 0.5f, 0);
+  tree.add(DraftTree::kRoot, 101, 0.4f, 1);
+  tree.add(DraftTree::kRoot, 102, 0.3f, 1);
+  tree.add(shared, 103, 0.2f, 0);
+  const std::vector<OpenNode> open = children_of_others(tree, {.confidence = 0.5f}, 1);
+  ASSERT_EQ(open.size(), 1u);
+  EXPECT_EQ(open[0].node, copied);
+  EXPECT_FLOAT_EQ(open[0].confidence, 0.45f);
 }
 
 TEST(TreeGrowth, UnlikelyPathsAndFullTreesEnd) {

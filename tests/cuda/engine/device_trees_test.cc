@@ -2,100 +2,20 @@
 // an answer.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "engine/request.h"
-#include "runtime/model_drafter.h"
-#include "speculation/draft_tree.h"
-#include "testing/device_engine_world.h"
-#include "testing/device_kinds.h"
+#include "testing/device_drafting.h"
 
 namespace specdec {
 namespace {
 
 using namespace testing::device_engine;
 using testing::TempDirectory;
-
-constexpr int kBlockSize = 16;
-constexpr int kMaxModelLen = 96;
-
-// A target and a draft model for the device; the host drafts with a second copy of the draft model.
-struct TreeWorld {
-  static constexpr int kNumBlocks = 32;
-  static constexpr int kMaxRows = 128;
-
-  TreeWorld(cuda::testing::DeviceKind kind, const TempDirectory& target_model,
-            const TempDirectory& draft_model)
-      : backend(cuda::testing::make_backend(kind, DType::kBF16)),
-        target(runner(target_model)),
-        draft(runner(draft_model)) {}
-
-  std::unique_ptr<ModelRunner> runner(const TempDirectory& model) {
-    auto runner = std::make_unique<ModelRunner>(
-        load_model_config(model.path()), model.path(), *backend,
-        RunnerLimits{.max_model_len = kMaxModelLen, .max_rows = kMaxRows, .max_logit_rows = 16},
-        Quantization::kNone);
-    runner->allocate_cache(kNumBlocks, {.block_size = kBlockSize, .dtype = DType::kBF16});
-    return runner;
-  }
-
-  std::unique_ptr<Backend> backend;
-  std::unique_ptr<ModelRunner> target;
-  std::unique_ptr<ModelRunner> draft;
-  BlockPool pool{kNumBlocks};
-};
-
-// A request whose prompt the target has run, but for its last token.
-struct Drafted {
-  Drafted(TreeWorld& world, const Job& job, int ordinal, int max_depth, int max_nodes)
-      : request(job.id, job.params),
-        max_depth(max_depth),
-        completion(request, 0, *job.params.seed, ordinal, job.prompt, kBlockSize, kMaxModelLen) {
-    EXPECT_TRUE(
-        completion.sequence.blocks.reserve(world.pool, sequence().max_num_tokens() + max_nodes));
-    BatchInputs inputs;
-    inputs.clear();
-    inputs.add_chain(sequence().tokens().first(sequence().num_tokens() - 1), 0, sequence().blocks);
-    world.target->forward(inputs);
-  }
-
-  Sequence& sequence() { return completion.sequence; }
-  DeviceSeat seat() {
-    const std::span<const int32_t> tokens = sequence().tokens();
-    DeviceSeat seat{.is_active = true,
-                    .num_tokens = sequence().num_tokens(),
-                    .num_prompt_tokens = sequence().num_prompt_tokens(),
-                    .max_num_tokens = sequence().max_num_tokens(),
-                    .num_seen = 0,
-                    .max_depth = max_depth,
-                    .tokens = tokens.last(std::min<size_t>(tokens.size(), kMaxUnseen)),
-                    .stop_token_ids = request.params.stop_token_ids,
-                    .min_tokens = request.params.min_tokens,
-                    .sampling = completion.make_row({}),
-                    .blocks = sequence().blocks.ids()};
-    seat.sampling.banned_token_ids = {};  // stop tokens, as long as the output is short
-    seat.sampling.want_logprobs = false;
-    seat.sampling.num_logprobs = 0;
-    return seat;
-  }
-
-  Request request;
-  int max_depth;
-  CompletionState completion;
-  DraftTree tree;
-};
-
-struct TreeCase {
-  TreeShape shape;
-  int num_passes = 0;
-  DraftSampling sampling = DraftSampling::kCoupled;
-  SamplingParams params;
-};
+using testing::device_drafting::Case;
+using testing::device_drafting::Seen;
+using testing::device_drafting::World;
 
 class DeviceTreeTest : public ::testing::TestWithParam<cuda::testing::DeviceKind> {
  protected:
@@ -104,101 +24,13 @@ class DeviceTreeTest : public ::testing::TestWithParam<cuda::testing::DeviceKind
     tiny::write_checkpoint(draft_, tiny::perturbed(tiny::llama_tensors(), 0.03f));
   }
 
-  // Runs all requests to their end in steps of the device, and compares the trees of each step with
-  // those that the host drafts for the same tokens.
-  void compare(const TreeCase& test) {
-    TreeWorld world(GetParam(), target_, draft_);
-    std::vector<std::unique_ptr<Drafted>> requests;
-    for (const Job& job : jobs_of(3, test.params)) {
-      const auto index = static_cast<int>(requests.size());
-      // The second request may not draft as deep.
-      const int max_depth = index == 1 ? std::max(1, test.num_passes - 2) : test.num_passes;
-      requests.push_back(
-          std::make_unique<Drafted>(world, job, index, max_depth, test.shape.max_nodes));
-    }
-    auto device =
-        world.backend->make_device_step({.num_seats = 4,
-                                         .max_rows = TreeWorld::kMaxRows,
-                                         .block_size = kBlockSize,
-                                         .max_blocks_per_request = kMaxModelLen / kBlockSize + 4,
-                                         .tree = test.shape,
-                                         .sampling = test.sampling,
-                                         .target = world.target.get(),
-                                         .draft = world.draft.get()});
-    ASSERT_NE(device, nullptr);
-    std::vector<DeviceSeat> seats;
-    for (const auto& request : requests) seats.push_back(request->seat());
-    device->set_seats(seats);
-
-    const auto runner = world.runner(draft_);
-    ModelDrafter drafter(*runner, world.pool,
-                         {.sampling = test.sampling,
-                          .max_rows = TreeWorld::kMaxRows,
-                          .max_model_len = kMaxModelLen,
-                          .vocab_size = tiny::kVocab});
-    const auto goes_on = [](const auto& request) { return !request->sequence().is_finished(); };
-    int num_branched = 0;
-    for (int step = 0; std::ranges::any_of(requests, goes_on); ++step) {
-      draft_on_host(drafter, test, requests);
-      device->launch({.num_seats = 3,
-                      .num_passes = test.num_passes,
-                      .max_unseen = step == 0 ? kMaxUnseen : 2});
-      const StepOutcome outcome = device->wait();
-      for (size_t i = 0; i < requests.size(); ++i) {
-        SCOPED_TRACE(str_cat("step ", step, ", request ", i));
-        num_branched += check(*requests[i], outcome.sequences[i]) ? 1 : 0;
-      }
-      if (::testing::Test::HasFailure()) return;
-    }
-    EXPECT_GT(num_branched, 5);
-  }
-
-  static void draft_on_host(ModelDrafter& drafter, const TreeCase& test,
-                            std::vector<std::unique_ptr<Drafted>>& requests) {
-    std::vector<DraftRequest> asks;
-    for (const auto& request : requests) {
-      Sequence& sequence = request->sequence();
-      request->tree.reset(sequence.tokens().back());
-      const int max_depth = sequence.max_draft_depth(request->max_depth);
-      if (sequence.is_finished() || max_depth < 1) continue;
-      request->completion.begin_step();
-      asks.push_back({.sequence = sequence.ordinal,
-                      .tokens = sequence.tokens(),
-                      .max_depth = max_depth,
-                      .max_nodes = test.shape.num_nodes(max_depth),
-                      .num_slots = test.shape.num_nodes(max_depth),
-                      .tree_width = test.shape.width,
-                      .num_remaining = sequence.max_num_tokens() - sequence.num_tokens(),
-                      .blocks = &sequence.blocks,
-                      .rows = &request->completion,
-                      .tree = &request->tree,
-                      .error = {}});
-    }
-    if (!asks.empty()) drafter.draft(asks);
-  }
-
-  // Compares and commits what the step brought. True where the tree is more than a chain.
-  static bool check(Drafted& request, const SequenceOutcome& slot) {
-    const DraftTree& tree = request.tree;
-    const auto tokens = tree.tokens().subspan(1);
-    const auto parents = tree.parents().subspan(1);
-    EXPECT_EQ(slot.drafts, Tokens(tokens.begin(), tokens.end()));
-    EXPECT_EQ(slot.parents, Tokens(parents.begin(), parents.end()));
-    int node = DraftTree::kRoot;
-    for (int i = 0; i < static_cast<int>(slot.accepted.size()); ++i) {
-      EXPECT_EQ(tree.parents()[slot.accepted[i]], node);
-      node = slot.accepted[i];
-      if (i < static_cast<int>(slot.tokens.size())) {
-        EXPECT_EQ(tree.tokens()[node], slot.tokens[i]);
-      }
-    }
-    EXPECT_EQ(slot.tokens.empty(), request.sequence().is_finished());  // each step brings some
-    for (const int32_t token : slot.tokens) {
-      EXPECT_FALSE(request.sequence().is_finished());
-      request.sequence().append(token);
-      request.completion.committed(token);
-    }
-    return !tree.is_chain();
+  void compare(const Case& test) {
+    DrafterConfig drafter;
+    drafter.method = DraftMethod::kDraftModel;
+    drafter.model = draft_.path();
+    World world(GetParam(), target_.path(), drafter);
+    const Seen seen = testing::device_drafting::compare(world, test, jobs_of(3, test.params));
+    EXPECT_GT(seen.num_branched, 5);
   }
 
   TempDirectory target_;
@@ -234,27 +66,6 @@ class DeviceTreeLoopTest : public EngineTest {
     EngineConfig config = with_draft(model, num_tokens, policy);
     config.speculative.tree_width = width;
     return config;
-  }
-
-  // Compares answers and statistics with those of steps whose drafting and verification the host
-  // does, which are the reference.
-  static void compare_with_host(const EngineConfig& config, std::vector<Job> jobs) {
-    EngineStats on_device;
-    const Answers answers = run(config, jobs, &on_device);
-    EXPECT_GT(on_device.num_device_steps, 3);
-    keep_ordinary(jobs);
-    EngineStats on_host;
-    expect_equal(run(config, jobs, &on_host), answers);
-    EXPECT_EQ(on_host.num_device_steps, 0);
-    const AcceptanceStats& device = on_device.acceptance;
-    const AcceptanceStats& host = on_host.acceptance;
-    EXPECT_EQ(device.num_steps, host.num_steps);
-    EXPECT_EQ(device.num_draft_tokens, host.num_draft_tokens);
-    EXPECT_EQ(device.num_accepted_tokens, host.num_accepted_tokens);
-    EXPECT_EQ(device.proposed_per_position, host.proposed_per_position);
-    EXPECT_EQ(device.accepted_per_position, host.accepted_per_position);
-    EXPECT_EQ(device.histogram, host.histogram);
-    EXPECT_GT(device.num_draft_tokens, 20);
   }
 };
 
