@@ -283,3 +283,16 @@ def test_configs_need_not_say_what_is_usual(edited: Edited) -> None:
     said = edited(name, {"transformer_layer_config": written})
     assert np.array_equal(logits_of(said), logits_of(edited(name)))
     assert "rms_norm_eps" not in json.loads((edited(name).directory / "config.json").read_text())
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("name", ["eagle", "eagle3_modelopt", "eagle31_fc_norm", "mlp_scaled"])
+def test_a_real_target(smollm2: Path, tmp_path: Path, name: str) -> None:
+    """Whose first token has states in the ten thousands."""
+    directory = make_heads.make(name, smollm2, tmp_path / name)
+    oracle = head_oracles.load(HEADS[name].kind, directory, head_oracles.Target(smollm2))
+    real = Pair(smollm2, HEADS[name], directory, oracle)
+    text = [(7 * i * i + 31 * i + 5) % 20000 for i in range(40)]
+    expected = oracle.logits(text, [9]).numpy()
+    errors = np.abs(real.logits(text, [9], num_tokens=2) - expected)
+    assert np.all(errors < LOGITS_ERROR * (np.abs(expected) + np.std(expected)))

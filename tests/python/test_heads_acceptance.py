@@ -22,6 +22,8 @@ from test_speculation_law import metrics_of
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 METHODS = ["eagle", "eagle3", "p_eagle", "medusa", "mlp"]
+WITH_PARD = [*METHODS, "pard"]  # which reads no features
+PARALLEL = (head_oracles.ParallelEagle, head_oracles.ParallelDraftModel)
 NUM_PROMPTS = 20
 NUM_DRAFTS = 3
 MAX_TOKENS = 24
@@ -41,6 +43,7 @@ class Trained:
     def engine(self, tokens: int = NUM_DRAFTS, width: int = 1, **options: Any) -> Engine:
         config = {
             "method": self.method,
+            "parallel_drafting": isinstance(self.oracle, PARALLEL),
             "model": str(self.directory),
             "quantization": "none",
             "num_speculative_tokens": tokens,
@@ -109,7 +112,7 @@ def trained(toy_target: Path, trained_head: Callable[[str], Path]) -> Callable[[
     return make
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", WITH_PARD)
 def test_the_oracle_foretells_what_is_accepted(
     trained: Callable[[str], Trained], method: str
 ) -> None:
@@ -123,7 +126,7 @@ def test_the_oracle_foretells_what_is_accepted(
             assert head.histogram(engine) == foretold, options
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", WITH_PARD)
 def test_features_come_back_with_cached_blocks(
     trained: Callable[[str], Trained], method: str
 ) -> None:
@@ -174,7 +177,7 @@ def test_stale_features_are_noticed(trained: Callable[[str], Trained], method: s
     assert again != head.foretold(stale)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", WITH_PARD)
 def test_branches_past_the_first_child_are_accepted(
     trained: Callable[[str], Trained], method: str
 ) -> None:

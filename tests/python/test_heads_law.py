@@ -10,6 +10,7 @@ import pytest
 import make_heads
 import train_heads
 from specdec_native import SamplingParams
+from test_cuda import DEVICES
 from test_speculation_law import NUM_REQUESTS, SAMPLING, Answer, Setting, answer, check, metrics_of
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 Head = Callable[[str], Path]
 Config = Callable[..., dict[str, Any]]
 
-METHODS = ["eagle", "eagle3", "p_eagle", "medusa", "mlp", "merged"]
+METHODS = ["eagle", "eagle3", "p_eagle", "pard", "medusa", "mlp", "merged"]
 SHAPES = [(1, 1), (4, 1), (3, 3)]  # no more than the heads of Medusa and the MLP speculator have
 POLICIES = ["fixed", "auto"]
 
@@ -37,7 +38,11 @@ def config_of(trained_head: Head) -> Config:
 
     def drafter(name: str) -> dict[str, Any]:
         variant = make_heads.HEADS[train_heads.TRAINED[name]]
-        return {"method": variant.method, "model": str(trained_head(name))}
+        return {
+            "method": variant.method,
+            "model": str(trained_head(name)),
+            "parallel_drafting": variant.kind in ("p_eagle", "pard"),
+        }
 
     def config(method: str, tokens: int, width: int, policy: str = "fixed") -> dict[str, Any]:
         shape = {
@@ -210,3 +215,13 @@ def test_bad_words_and_allowed_tokens_reach_the_drafts(toy: Setting, config_of: 
             outputs = engine.generate(toy.prompts, params)
             assert [answer(output) for output in outputs] == plain
             assert metrics_of(engine).num_accepted_draft_tokens > 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_gpu(toy: Setting, config_of: Config, method: str, device: str) -> None:
+    setting = Setting(toy.model, train_heads.NUM_WORDS, "bfloat16", 10, num_requests=6)
+    setting.options["device"] = device
+    setting.prompts = toy.prompts[10:16]
+    with check(setting, "t1", config_of(method, 3, 2), max_model_len=96) as engine:
+        assert metrics_of(engine).num_accepted_draft_tokens > 0

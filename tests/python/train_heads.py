@@ -6,6 +6,7 @@ Their drafts are right often enough, and wrong often enough, for every case of a
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ TRAINED = {
     "medusa": "medusa",
     "mlp": "mlp_tied",
     "p_eagle": "p_eagle",
+    "pard": "pard",
 }
 
 
@@ -155,12 +157,27 @@ def medusa_loss(head: head_oracles.Medusa, lessons: Lessons) -> Tensor:
     return loss
 
 
+def parallel_model_loss(
+    head: head_oracles.ParallelDraftModel, lessons: Lessons, depth: int = 3
+) -> Tensor:
+    """Texts are cut at two places, other ones for each batch, after which mask tokens stand."""
+    loss, place = torch.zeros(()), int(lessons.texts.sum()) % 13
+    for end in (5 + place, 17 + place):
+        masks = torch.full((len(lessons.texts), depth - 1), head.config["pard_token"])
+        given = head.drafter.model(torch.cat([lessons.texts[:, :end], masks], 1)).logits
+        wanted = lessons.logits[:, : end + depth - 1].softmax(-1)
+        entropies = -(wanted * given.log_softmax(-1)).sum(-1)
+        loss = loss + entropies.mean() + 2 * entropies[:, end:].mean()
+    return loss
+
+
 LOSSES: dict[str, tuple[Callable[[Any, Lessons], Tensor], int]] = {
     "eagle": (eagle_loss, 90),
     "eagle3": (eagle_loss, 90),
     "medusa": (medusa_loss, 150),
     "mlp": (mlp_loss, 200),
     "p_eagle": (eagle_loss, 200),
+    "pard": (parallel_model_loss, 160),
 }
 
 
@@ -170,11 +187,15 @@ def train_head(name: str, target_directory: Path, directory: Path) -> Path:
     draft_ids = torch.randperm(make_heads.NUM_DRAFT_IDS, generator=torch.Generator().manual_seed(9))
     variant = make_heads.HEADS[TRAINED[name]]
     make_heads.make(TRAINED[name], target_directory, directory, draft_ids)
+    if variant.kind == "pard":  # begins as the target
+        shutil.copy(target_directory / "model.safetensors", directory)
     target = head_oracles.Target(target_directory)
     head = head_oracles.load(variant.kind, directory, target)
     texts = ToyLanguage().texts(NUM_TEXTS, LENGTH, seed=2)
     lessons = Lessons(texts, head.features(texts), target.logits(texts))
     loss_of, steps = LOSSES[name]
+    if isinstance(head, head_oracles.ParallelDraftModel):
+        head.weights = dict(head.drafter.model.named_parameters())
     learned = [weight for weight in head.weights.values() if weight.is_floating_point()]
     for weight in learned:
         weight.requires_grad_()
