@@ -1,118 +1,31 @@
-// Mutated checkpoints: each loads, or is a CheckpointError. A crash ends the test; the sanitizers
-// see the rest. SPECDEC_FUZZ_CASES asks for more than the few that every run takes.
+// Mutated checkpoints of targets and of draft heads.
+#include "testing/hostile_files.h"
+
 #include <gtest/gtest.h>
 
-#include <chrono>
-#include <cstdlib>
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <memory>
-#include <random>
-#include <set>
+#include <string>
+#include <vector>
 
 #include "backend/backend.h"
 #include "core/log.h"
 #include "engine/sizes.h"
 #include "model/decoder.h"
-#include "model/weight_store.h"
-#include "specdec/error.h"
+#include "model/heads/head_config.h"
 #include "testing/checkpoint_files.h"
+#include "testing/tiny_heads.h"
 #include "testing/tiny_llama.h"
 
 namespace specdec {
 namespace {
 
+using testing::Mutator;
 using testing::safetensors_bytes;
 using testing::TempDirectory;
-
-constexpr int kCases = 1500;
-constexpr std::chrono::seconds kLongest{20};  // of one case, in milliseconds when nothing is wrong
-
-int num_cases() {
-  const char* text = std::getenv("SPECDEC_FUZZ_CASES");
-  return text != nullptr ? std::atoi(text) : kCases;
-}
-
-// Pieces of JSON that parsers and sizes trip over.
-const std::vector<std::string>& pieces() {
-  static const std::vector<std::string> list = {"2147483647",
-                                                "-1",
-                                                "0",
-                                                "1e300",
-                                                "18446744073709551615",
-                                                "4294967296",
-                                                "0.5",
-                                                "1e-320",
-                                                "null",
-                                                "true",
-                                                "\"\"",
-                                                "\"\\ud800\"",
-                                                "\"\\u0000\"",
-                                                "[]",
-                                                "{}",
-                                                "[[",
-                                                "]]",
-                                                "{\"a\":",
-                                                "}",
-                                                ",",
-                                                ":",
-                                                "\"",
-                                                "\xff",
-                                                "[0,0]",
-                                                "\"x\":1,",
-                                                "1e999",
-                                                "99999",
-                                                "\"BF16\"",
-                                                "\"yarn\"",
-                                                std::string(300, '['),
-                                                std::string(3000, 'x')};
-  return list;
-}
-
-class Mutator {
- public:
-  explicit Mutator(unsigned seed) : random_(seed) {}
-
-  size_t below(size_t limit) {
-    return std::uniform_int_distribution<size_t>(0, limit - 1)(random_);
-  }
-
-  std::string mutate(std::string text) {
-    for (size_t edits = 1 + below(4); edits > 0; --edits) edit(text);
-    return text;
-  }
-
- private:
-  void edit(std::string& text) {
-    if (text.empty()) return;
-    const size_t at = below(text.size());
-    switch (below(6)) {
-      case 0:
-        text[at] = static_cast<char>(below(256));
-        return;
-      case 1:
-        text.erase(at, 1 + below(8));
-        return;
-      case 2:
-        text.insert(at, text.substr(below(text.size()), 1 + below(40)));
-        return;
-      case 3:
-        text.insert(at, pieces()[below(pieces().size())]);
-        return;
-      default:
-        replace_value(text, at);
-    }
-  }
-
-  // The number, word or string that follows the first colon after `at`: well-formed all the same.
-  void replace_value(std::string& text, size_t at) {
-    const size_t colon = text.find(':', at);
-    if (colon == std::string::npos) return;
-    const size_t end = text.find_first_of(",}]", colon);
-    if (end == std::string::npos) return;
-    text.replace(colon + 1, end - colon - 1, pieces()[below(pieces().size())]);
-  }
-
-  std::mt19937 random_;
-};
 
 class HostileFiles : public ::testing::Test {
  protected:
@@ -130,26 +43,9 @@ class HostileFiles : public ::testing::Test {
     const Decoder decoder(config, directory_.path(), *backend_, max_model_len, /*max_rows=*/8);
   }
 
-  // Loads what `write(mutator)` has written, many times; names the case that fails.
   template <class Write>
-  void fuzz(Write&& write) {
-    int loaded = 0;
-    for (int index = 0; index < num_cases(); ++index) {
-      Mutator mutator(static_cast<unsigned>(index));
-      const std::string written = write(mutator);
-      const auto begin = std::chrono::steady_clock::now();
-      try {
-        load();
-        ++loaded;
-      } catch (const CheckpointError& error) {
-        EXPECT_LT(std::string_view(error.what()).size(), 6000u) << index;
-      } catch (const std::exception& error) {
-        ADD_FAILURE() << "case " << index << ": " << error.what() << "\n" << written;
-      }
-      EXPECT_LT(std::chrono::steady_clock::now() - begin, kLongest) << index << "\n" << written;
-    }
-    EXPECT_GT(loaded, 0) << "nothing of the mutated files was still good: mutations are too wild";
-    EXPECT_LT(loaded, num_cases());
+  void fuzz(const Write& write) {
+    testing::fuzz_files(write, [&] { load(); });
   }
 
   std::string content(const std::string& name) const {
@@ -214,6 +110,92 @@ TEST_F(HostileFiles, MutatedIndexesAndGenerationConfigs) {
     return mutated + generation;
   });
 }
+
+// ---- draft heads
+
+namespace heads = testing::tiny_heads;
+
+struct HeadFile {
+  const char* name;
+  DraftMethod method;
+  void (*write)(const TempDirectory& directory);
+};
+
+class HostileHeads : public HostileFiles, public ::testing::WithParamInterface<HeadFile> {
+ protected:
+  HostileHeads() : target_(load_model_config(directory_.path())) {
+    // Layer inputs 0 to 2 are all that the target has.
+    decoder_ = std::make_unique<Decoder>(target_, directory_.path(), *backend_, 32, 8);
+    GetParam().write(head_);
+  }
+
+  // What an engine does with the files of a head.
+  void load_head_files() {
+    DrafterConfig drafter;
+    drafter.method = GetParam().method;
+    drafter.model = head_.path();
+    const HeadTarget target = {.config = target_, .directory = directory_.path()};
+    const DraftHeadConfig config = load_head_config(drafter, target);
+    const auto head = load_head(config, {.target = target,
+                                         .target_parts = decoder_->parts(),
+                                         .backend = *backend_,
+                                         .max_model_len = 32,
+                                         .max_rows = 8});
+  }
+
+  std::string head_content(const std::string& name) const {
+    std::ifstream stream(head_.file(name), std::ios::binary);
+    return {std::istreambuf_iterator<char>(stream), {}};
+  }
+
+  TempDirectory head_;
+  ModelConfig target_;
+  std::unique_ptr<Decoder> decoder_;
+};
+
+TEST_P(HostileHeads, MutatedConfigs) {
+  const std::string good = head_content("config.json");
+  testing::fuzz_files(
+      [&](Mutator& mutator) {
+        const std::string text = mutator.mutate(good);
+        head_.write("config.json", text);
+        return text;
+      },
+      [&] { load_head_files(); });
+}
+
+TEST_P(HostileHeads, MutatedTensors) {
+  const std::string good = head_content("model.safetensors");
+  size_t length = 0;
+  std::memcpy(&length, good.data(), 8);
+  const std::string header = good.substr(8, length), data = good.substr(8 + length);
+  testing::fuzz_files(
+      [&](Mutator& mutator) {
+        // Bytes of the data are numbers: ids of a draft vocabulary are looked at, weights are not.
+        const bool of_data = mutator.below(2) == 0;
+        std::string bytes = data;
+        for (int i = 0; of_data && i < 200; ++i) {
+          bytes[mutator.below(bytes.size())] = static_cast<char>(mutator.below(256));
+        }
+        head_.write("model.safetensors",
+                    safetensors_bytes(of_data ? header : mutator.mutate(header), bytes));
+        return header;
+      },
+      [&] { load_head_files(); });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Methods, HostileHeads,
+    ::testing::Values(HeadFile{"eagle", DraftMethod::kEagle, heads::write_eagle},
+                      HeadFile{"eagle3", DraftMethod::kEagle3,
+                               [](const TempDirectory& directory) {
+                                 heads::write_eagle3(
+                                     directory,
+                                     R"(,"norm_output":true,"norm_before_residual":false)");
+                               }},
+                      HeadFile{"mlp_speculator", DraftMethod::kMlpSpeculator,
+                               heads::write_mlp_speculator}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace specdec
