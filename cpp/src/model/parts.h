@@ -87,8 +87,7 @@ struct FeatureFusion {
   // [hidden, hidden], of the token's embedding, which is added; null: the first layer reads it.
   std::unique_ptr<const PackedLinear> embedding;
   Buffer bias;
-  Buffer mask_features;  // float32, of rows whose text is not known yet; empty: there are none
-  int state_width = 0;
+  Buffer mask_features;       // float32, of rows whose text is not known yet; empty: there are none
   bool fuses_states = false;  // the head's own states are fused as features are; else they take
                               // the place of the sum
   bool normed_residual = false;

@@ -112,7 +112,7 @@ class HeadsTest : public ::testing::Test {
                                .max_model_len = 64,
                                .max_rows = 8});
     EXPECT_TRUE(config.taps.final_hidden);
-    width_ = std::max(config.taps.width(kHidden), config.state_width);
+    width_ = config.taps.width(kHidden);
     features_.assign(static_cast<size_t>(kSlots) * width_ * size_of(dtype), 0);
     std::mt19937 random(5);
     std::normal_distribution<float> normal;
@@ -242,7 +242,7 @@ class MlpSpeculatorTest : public HeadsTest {
     const Tensors tensors = mlp_tensors(shape);
     write_head(files_, tensors, mlp_config(shape));
     const DraftHeadConfig config = parse(DraftMethod::kMlpSpeculator);
-    EXPECT_FALSE(config.has_kv());
+    EXPECT_EQ(config.model.num_layers, 0);  // no KV
     EXPECT_EQ(config.max_depth, shape.num_steps);
     load(config);
     std::map<int64_t, Vector> states;
@@ -345,7 +345,7 @@ class MedusaTest : public HeadsTest {
     const Tensors tensors = medusa_tensors(shape);
     write_head(files_, tensors, medusa_config(shape));
     const DraftHeadConfig config = parse(DraftMethod::kMedusa, std::move(token_map));
-    EXPECT_FALSE(config.has_kv());
+    EXPECT_EQ(config.model.num_layers, 0);  // no KV
     EXPECT_EQ(config.max_depth, shape.num_heads);
     load(config);
     std::map<int64_t, Vector> states;

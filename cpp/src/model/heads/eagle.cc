@@ -23,6 +23,7 @@ using FeatureNorm = EagleConfig::FeatureNorm;
 constexpr const char* kMaskFeatures = "mask_hidden";
 constexpr int64_t kFarOffset = 1 << 30;
 constexpr double kMostLayers = 1 << 16;
+constexpr const char* kWholeNorm = "input_norm";  // of FeatureNorm::kWhole
 constexpr const char* kTapsKey = "eagle_aux_hidden_state_layer_ids";
 
 // config.json of a head. speculators puts the settings of the layers into an object of their own.
@@ -87,7 +88,6 @@ void parse_norms(const EagleFields& fields, EagleConfig& eagle) {
   const JsonFields& root = fields.root;
   if (says(root, "norm_before_fc")) {
     eagle.feature_norm = FeatureNorm::kWhole;
-    eagle.feature_norm_name = "input_norm";
   }
   if (says(root, "fc_norm")) {
     if (eagle.feature_norm != FeatureNorm::kNone) {
@@ -198,7 +198,7 @@ void check_ends(const HeadTensors& tensors, const DraftHeadConfig& config,
   tensors.require(fusion_name(tensors) + ".weight",
                   {hidden, features + (eagle.fuses_embedding ? hidden : 0)});
   if (eagle.feature_norm == FeatureNorm::kWhole) {
-    tensors.require(eagle.feature_norm_name + ".weight", {features});
+    tensors.require(str_cat(kWholeNorm, ".weight"), {features});
   }
   for (int i = 0; eagle.feature_norm == FeatureNorm::kEachTap && i < config.taps.num_taps(); ++i) {
     tensors.require(str_cat("fc_norm.", i, ".weight"), {target.config.hidden_size});
@@ -303,7 +303,7 @@ std::shared_ptr<const FeatureFusion> load_fusion(TensorLoader& loader,
     }
   } else {
     const bool is_normed = eagle.feature_norm == FeatureNorm::kWhole;
-    add(0, features, is_normed ? loader.norm(eagle.feature_norm_name, features) : Norm{});
+    add(0, features, is_normed ? loader.norm(kWholeNorm, features) : Norm{});
   }
   loader.release(name + ".weight");
   if (eagle.has_fusion_bias) fusion->bias = loader.vector({{name + ".bias", hidden}});
@@ -348,7 +348,7 @@ DraftHeadConfig parse_eagle(const DrafterConfig& drafter, const HeadTarget& targ
     model.final_norm = fields.root.get_bool("use_last_layernorm", false);
     eagle.fuses_embedding = true;
   }
-  config.taps.least_width = config.state_width = hidden;
+  config.taps.least_width = hidden;
   eagle.has_fusion_bias = tensors.contains(fusion_name(tensors) + ".bias");
   eagle.has_embedding = tensors.contains("embed_tokens.weight");
   eagle.has_head = tensors.contains("lm_head.weight") ||

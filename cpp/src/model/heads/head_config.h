@@ -29,8 +29,7 @@ struct EagleConfig {
   // itself.
   enum class FeatureNorm : uint8_t { kNone, kWhole, kEachTap };
   FeatureNorm feature_norm = FeatureNorm::kNone;
-  std::string feature_norm_name;  // of kWhole: the tensor, without ".weight"
-  bool fuses_embedding = false;   // EAGLE-1: the token's embedding is fused with the features
+  bool fuses_embedding = false;  // EAGLE-1: the token's embedding is fused with the features
   bool has_fusion_bias = false;
   bool normed_residual = false;     // the first layer adds to the normalised fused features
   bool feeds_back_normed = false;   // a drafted row leaves its state after the final norm
@@ -48,15 +47,12 @@ struct DraftHeadConfig {
   // its logits.
   ModelConfig model = {};
   TapSpec taps = {};         // states of the target that it reads
-  int state_width = 0;       // columns of a row of features in which it leaves its own state
   int max_depth = 0;         // of a draft; 0: any
   bool is_parallel = false;  // one pass drafts all levels
   // The tokens it scores, in the order of its logits, where they are not the target's whole
   // vocabulary.
   std::vector<int32_t> token_ids = {};
   EagleConfig eagle = {};  // of EAGLE's methods
-
-  bool has_kv() const { return model.num_layers > 0; }
 };
 
 // The token that stands for text that is not known yet, in the config.json of a model that drafts

@@ -361,7 +361,6 @@ DraftHeadConfig parse_medusa(const DrafterConfig& drafter, const HeadTarget& tar
     config.model.vocab_size = static_cast<int>(config.token_ids.size());
   }
   config.taps = {.final_hidden = true};
-  config.state_width = target.config.hidden_size;
   config.max_depth = spec.num_heads;
   config.is_parallel = true;
   return config;

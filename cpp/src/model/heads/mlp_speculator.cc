@@ -257,7 +257,6 @@ DraftHeadConfig parse_mlp_speculator(const DrafterConfig& drafter, const HeadTar
   DraftHeadConfig config{.method = drafter.method, .directory = drafter.model};
   config.model = model_without_layers("an MLP speculator", kPrefix, target);
   config.taps = {.final_hidden = true, .least_width = spec.inner_size};
-  config.state_width = spec.inner_size;
   config.max_depth = spec.num_steps;
   return config;
 }
