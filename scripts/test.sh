@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Installs everything and passes the tests: scripts/test.sh [stage ...]
-# Stages: lint cpp bench cuda python fuzz example asan tsan (all of them by default).
+# Stages: lint docs cpp bench cuda python fuzz example asan tsan (all of them by default).
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
-stages=${*:-lint cpp bench cuda python fuzz example asan tsan}
+stages=${*:-lint docs cpp bench cuda python fuzz example asan tsan}
 jobs=$(nproc)
 
 ensure_packages \
   /usr/bin/cmake cmake \
   /usr/bin/ninja ninja-build \
   /usr/bin/ccache ccache \
+  /usr/bin/curl curl \
   /usr/include/gtest/gtest.h libgtest-dev \
   /usr/include/nlohmann/json.hpp nlohmann-json3-dev
 ensure_python
@@ -30,6 +31,12 @@ stage_lint() {
   ruff check .
   ruff format --check .
   mypy
+}
+
+# The site, from docs/ and docstrings; stage python runs the code in its pages.
+stage_docs() {
+  "$PYTHON" -m pip install -q --group docs
+  NO_MKDOCS_2_WARNING=1 "$PYTHON" -m mkdocs build --strict --quiet
 }
 
 # Builds a preset and runs the C++ tests; or those that match $2, which the other arguments build.
@@ -82,6 +89,7 @@ install_module() {
     -C cmake.define.SPECDEC_WERROR=ON ".[all]"
 }
 stage_python() {
+  ensure_packages /usr/bin/chromium chromium  # for the tests of the chat page
   install_module
   "$PYTHON" -m pytest -m "not fuzz" -n "$jobs"
 }

@@ -4,7 +4,9 @@
     python scripts/write_options.py --check    names them, and fails if there are any
 
 These are the types in _core.pyi, the signature and docstring of Engine, the docstring of
-SamplingParams, and OPTIONS.md. The compiled core must be up to date.
+SamplingParams, and pages of the site: docs/options.md, docs/vllm-arguments.md and
+docs/serve-flags.md (from the tables in vllm_compat and cli), the table of docs/methods.md (from
+bench/results). The compiled core must be up to date.
 """
 
 from __future__ import annotations
@@ -19,6 +21,10 @@ import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from flag_tables import write_serve_flags
+from methods_table import write_methods
+from vllm_tables import write_vllm_arguments
 
 from specdec_native import SamplingParams, _core
 from specdec_native.option_text import help_line
@@ -92,7 +98,7 @@ def write_docstring(
 
 
 def write_document(_: str) -> str:
-    """OPTIONS.md, of the files as they are written."""
+    """docs/options.md, of the files as they are written."""
     engine, sampling = class_of("engine.py", "Engine"), class_of(SAMPLING_FILE, "SamplingParams")
     make_engine = next(n for n in engine.body if getattr(n, "name", "") == "__init__")
     assert isinstance(make_engine, ast.FunctionDef)
@@ -147,7 +153,10 @@ FILES: dict[Path, Callable[[str], str]] = {
     PACKAGE / "_core.pyi": write_stub,
     PACKAGE / "engine.py": write_engine,
     PACKAGE / SAMPLING_FILE: write_sampling_params,
-    ROOT / "OPTIONS.md": write_document,
+    ROOT / "docs" / "options.md": write_document,
+    ROOT / "docs" / "vllm-arguments.md": write_vllm_arguments,
+    ROOT / "docs" / "serve-flags.md": write_serve_flags,
+    ROOT / "docs" / "methods.md": write_methods,
 }
 
 

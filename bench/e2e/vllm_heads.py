@@ -1,12 +1,12 @@
 """What is accepted of a draft head's tokens, here and by vLLM on the CPU, from the same files.
 
-    python -m bench.e2e.vllm_heads --model DIR --head HEAD --method eagle3 --prompts FILE.jsonl
+    python -m bench.e2e.vllm_heads --model DIR_OR_NAME --head DIR_OR_NAME --prompts FILE.jsonl
 
-Both answer the prompts ("turns" of each line) greedily in float32, drafting chains, each in its own
-process. Prints, for each position of a draft, the share of drafts that were accepted up to there,
-and whether the answers are equal. Exits with 1 where shares differ by more than --most. vLLM is
-that of `bench.e2e.compare` (--vllm gives another environment's Python); it runs EAGLE-1 heads
-without fc.bias, and EAGLE-3 heads, of Llama and Qwen2 targets:
+Both answer the prompts ("prompt", "turns" or "messages" of each line) greedily in float32, drafting
+chains, each in its own process. Prints, for each position of a draft, the share of drafts that were
+accepted up to there, and whether the answers are equal. Exits with 1 where shares differ by more
+than --most. vLLM is that of `bench.e2e.compare` (--vllm gives another environment's Python); it
+runs EAGLE-1 heads without fc.bias, and EAGLE-3 heads, of Llama and Qwen2 targets:
 
     python -m bench.e2e.compare --model DIR --list      # prints how vLLM is installed
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 _VLLM = Path.home() / ".cache/specdec_native/peers/vllm/bin/python"
-_MAX_MODEL_LEN = 1024
+_METHODS = ("eagle", "eagle3")
 
 
 def run_here(job: dict[str, Any]) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def run_here(job: dict[str, Any]) -> dict[str, Any]:
     with Engine(
         job["model"],
         dtype="float32",
-        max_model_len=_MAX_MODEL_LEN,
+        max_model_len=job["max_model_len"],
         enable_prefix_caching=False,
         speculative_config=config,
     ) as engine:
@@ -59,7 +59,7 @@ def run_vllm(job: dict[str, Any]) -> dict[str, Any]:
     llm = vllm.LLM(
         job["model"],
         dtype="float32",
-        max_model_len=_MAX_MODEL_LEN,
+        max_model_len=job["max_model_len"],
         enforce_eager=True,
         enable_prefix_caching=False,
         disable_log_stats=False,
@@ -103,13 +103,14 @@ def run_side(side: str, python: str, job: dict[str, Any], environment: dict[str,
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--model", help="the target's directory")
-    parser.add_argument("--head", help="the head's directory")
-    parser.add_argument("--method", choices=["eagle", "eagle3"])
-    parser.add_argument("--prompts", type=Path, help="JSON lines with turns")
+    parser.add_argument("--model", help="the target's directory or name")
+    parser.add_argument("--head", help="the head's directory or name")
+    parser.add_argument("--method", choices=_METHODS, help="if the head does not say it")
+    parser.add_argument("--prompts", type=Path, help="JSON lines")
     parser.add_argument("--num-prompts", type=int, default=20, help="the shortest ones")
     parser.add_argument("--num-drafts", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--max-model-len", type=int, default=1024)
     parser.add_argument("--most", type=float, default=0.01)
     parser.add_argument("--vllm", default=str(_VLLM), help="the Python that has vLLM")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
@@ -121,14 +122,26 @@ def main(arguments: Sequence[str]) -> int:
 
     from bench.e2e.compare.workloads import encode
 
-    lines = [json.loads(line) for line in given.prompts.read_text().splitlines()]
-    prompts = sorted(encode([line["turns"][0] for line in lines], Path(given.model)), key=len)
+    from specdec_native.checkpoints import hub
+    from specdec_native.checkpoints.draft_config import read_draft_config
+    from specdec_native.evaluation.prompts import read_prompts
+    from specdec_native.speculation.methods import checkpoint_method
+
+    if None in (given.model, given.head, given.prompts):
+        parser.error("--model, --head and --prompts are needed")
+    model, head = hub.resolve_model(given.model), hub.resolve_model(given.head)
+    method = given.method or checkpoint_method(given.head, read_draft_config(head))
+    if method not in _METHODS:
+        parser.error(f"--head: vLLM runs no {method} heads")
+    texts = [prompt.text for prompt in read_prompts([given.prompts])]
+    prompts = sorted(encode(texts, model), key=len)
     job = {
-        "model": given.model,
-        "head": given.head,
-        "method": given.method,
+        "model": str(model),
+        "head": str(head),
+        "method": method,
         "num_drafts": given.num_drafts,
         "max_tokens": given.max_tokens,
+        "max_model_len": given.max_model_len,
         "prompts": prompts[: given.num_prompts],
     }
     here = run_side("here", sys.executable, job, {})

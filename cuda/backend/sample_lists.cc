@@ -41,7 +41,8 @@ DeviceSampleRow SampleLists::add(const SampleRow& row) {
   out.allowed = add_tokens(row.allowed_token_ids);
   out.banned = add_tokens(row.banned_token_ids);
   edits_ |= !row.counts.empty() || !row.logit_bias.empty() || !row.allowed_token_ids.empty() ||
-            !row.banned_token_ids.empty() || row.given_logits != nullptr;
+            !row.banned_token_ids.empty() || !row.allowed_mask.empty() ||
+            row.given_logits != nullptr;
   return out;
 }
 

@@ -61,7 +61,7 @@ bool is_long_report(const SampleRow& row) {
 
 bool is_edited(const SampleRow& row) {
   return !row.allowed_token_ids.empty() || !row.banned_token_ids.empty() || !row.counts.empty() ||
-         !row.logit_bias.empty() || row.given_logits != nullptr;
+         !row.logit_bias.empty() || !row.allowed_mask.empty() || row.given_logits != nullptr;
 }
 
 void check_tokens(const SampleRow& row, int vocab_size) {
@@ -193,8 +193,10 @@ SampleRowsParams DeviceSampler::upload(const SampleArgs& args) {
   const size_t counts_at = layout.add<DeviceTokenCount>(request_.lists.counts().size());
   const size_t biases_at = layout.add<DeviceLogitBias>(request_.lists.biases().size());
   std::vector<size_t> given_at(num_rows);
+  std::vector<size_t> mask_at(num_rows);
   for (size_t i = 0; i < num_rows; ++i) {
     if (args.rows[i].given_logits != nullptr) given_at[i] = layout.add<float>(args.vocab_size);
+    mask_at[i] = layout.add<uint32_t>(args.rows[i].allowed_mask.size());
   }
   grow(pinned_in_, layout.size_bytes(), true, "sampling parameters");
   grow(device_in_, layout.size_bytes(), false, "sampling parameters");
@@ -203,6 +205,12 @@ SampleRowsParams DeviceSampler::upload(const SampleArgs& args) {
     std::memcpy(pinned_in_.as<char>() + offset, values.data(), values.size() * sizeof(values[0]));
   };
   for (size_t i = 0; i < num_rows; ++i) {
+    if (const std::span<const uint32_t> mask = args.rows[i].allowed_mask; !mask.empty()) {
+      write(mask_at[i], mask);
+      request_.rows[i].allowed_mask =
+          reinterpret_cast<const uint32_t*>(device_in_.as<char>() + mask_at[i]);
+      request_.rows[i].num_mask_words = static_cast<int32_t>(mask.size());
+    }
     const float* given = args.rows[i].given_logits;
     if (given == nullptr) continue;
     write(given_at[i], std::span(given, static_cast<size_t>(args.vocab_size)));

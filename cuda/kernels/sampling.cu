@@ -192,6 +192,9 @@ __device__ __forceinline__ void mask_chunk(const ChunkEdit& chunk, const DeviceS
                    [&](int place) { chunk.values[place] = logits[chunk.begin + place]; });
   __syncthreads();
   const auto ban = [&](int place) { chunk.values[place] = -kInfinity; };
+  for (int i = threadIdx.x; row.allowed_mask != nullptr && i < chunk.size; i += kThreads) {
+    if (!mask_allows(row, chunk.begin + i)) ban(i);
+  }
   chunk.for_tokens(params.token_lists, row.banned, ban);
   chunk.for_tokens(params.token_lists, row.early_banned, ban);
   __syncthreads();

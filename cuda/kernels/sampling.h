@@ -56,6 +56,9 @@ struct DeviceSampleRow {
   DeviceRange allowed;       // of token_lists, rising; empty: all
   DeviceRange banned;        // of token_lists
   DeviceRange early_banned;  // of token_lists: stops before min_tokens
+  // Bits of allowed tokens, [num_mask_words], or null: all. Tokens past them are forbidden.
+  const uint32_t* allowed_mask = nullptr;
+  int32_t num_mask_words = 0;
   // Instead of `counts`, or null: [vocab_size] 2 * (times in the output) + (1 if in the prompt), on
   // top of which come the tokens of `path`, as output.
   const int32_t* count_table = nullptr;

@@ -142,7 +142,8 @@ __device__ bool is_in(const int32_t* list, DeviceRange range, int32_t token) {
 __device__ int32_t first_permitted(const DeviceSampleRow& row, const SampleRowsParams& params) {
   const int32_t* lists = params.token_lists;
   const auto banned = [&](int32_t token) {
-    return is_in(lists, row.banned, token) || is_in(lists, row.early_banned, token);
+    return !mask_allows(row, token) || is_in(lists, row.banned, token) ||
+           is_in(lists, row.early_banned, token);
   };
   if (size_of(row.allowed) > 0) {
     for (int i = row.allowed.begin; i < row.allowed.end; ++i) {

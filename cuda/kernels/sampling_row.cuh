@@ -80,7 +80,13 @@ __device__ __forceinline__ int size_of(DeviceRange range) { return range.end - r
 __device__ __forceinline__ bool is_edited(const DeviceSampleRow& row) {
   return size_of(row.counts) > 0 || size_of(row.bias) > 0 || size_of(row.allowed) > 0 ||
          size_of(row.banned) > 0 || size_of(row.early_banned) > 0 || row.count_table != nullptr ||
-         row.given_logits != nullptr;
+         row.given_logits != nullptr || row.allowed_mask != nullptr;
+}
+
+__device__ __forceinline__ bool mask_allows(const DeviceSampleRow& row, int32_t token) {
+  if (row.allowed_mask == nullptr) return true;
+  return token / 32 < row.num_mask_words &&
+         (row.allowed_mask[token / 32] >> (token % 32) & 1u) != 0;
 }
 
 // What a row needs of the kernels.

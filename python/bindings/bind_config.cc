@@ -26,6 +26,8 @@ void bind_config(py::module_& module) {
   py::class_<EngineConfig> config(module, "EngineConfig");
   config.def_readwrite("model", &EngineConfig::model)
       .def_readwrite("hf_overrides", &EngineConfig::hf_overrides)
+      .def_readwrite("tapped_layers", &EngineConfig::tapped_layers)
+      .def_readwrite("tap_final_hidden", &EngineConfig::tap_final_hidden)
       .def_readwrite("speculative", &EngineConfig::speculative);
   def_options(config, kEngineOptions);
   module.def("known_quantizations", &known_quantizations);

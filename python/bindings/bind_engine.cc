@@ -3,6 +3,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -70,18 +71,20 @@ std::shared_ptr<void> as_context(py::object object) {
           }};
 }
 
-// (id, prompt token ids, parameters, context) of each request.
-using RequestTuple = std::tuple<uint64_t, std::vector<int32_t>, SamplingParams, py::object>;
+// (id, prompt token ids, parameters, options, context) of each request.
+using RequestTuple =
+    std::tuple<uint64_t, std::vector<int32_t>, SamplingParams, RequestOptions, py::object>;
 
 std::vector<RequestHandle> add_requests(const std::shared_ptr<EngineLoop>& loop,
                                         std::vector<RequestTuple> tuples, bool by_step) {
   std::vector<LoopRequest> requests;
   std::vector<uint64_t> ids;
-  for (auto& [id, prompt, params, context] : tuples) {
+  for (auto& [id, prompt, params, options, context] : tuples) {
     ids.push_back(id);
     requests.push_back({.id = id,
                         .prompt_token_ids = std::move(prompt),
                         .params = std::move(params),
+                        .options = std::move(options),
                         .context = as_context(std::move(context)),
                         .by_step = by_step});
   }
@@ -107,6 +110,23 @@ py::object take_outputs(EngineLoop& loop) {
 }  // namespace
 
 void bind_engine(py::module_& module) {
+  py::class_<RequestOptions>(module, "RequestOptions")
+      .def(py::init([](std::string cache_salt, int64_t priority) {
+             return RequestOptions{.cache_salt = std::move(cache_salt), .priority = priority};
+           }),
+           py::kw_only(), py::arg("cache_salt") = "", py::arg("priority") = 0);
+
+  py::class_<EngineLoad>(module, "EngineLoad")
+      .def_readonly("num_running", &EngineLoad::num_running)
+      .def_readonly("num_waiting", &EngineLoad::num_waiting)
+      .def_readonly("num_waiting_tokens", &EngineLoad::num_waiting_tokens)
+      .def_readonly("num_free_kv_blocks", &EngineLoad::num_free_kv_blocks)
+      .def_readonly("num_kv_blocks", &EngineLoad::num_kv_blocks);
+  py::class_<StepTokens>(module, "StepTokens")
+      .def_property_readonly_static("bounds", [](const py::object&) { return StepTokens::kBounds; })
+      .def_readonly("counts", &StepTokens::counts)
+      .def_readonly("sum", &StepTokens::sum);
+
   py::class_<EngineStats>(module, "EngineStats")
       .def_readonly("num_running", &EngineStats::num_running)
       .def_readonly("num_waiting", &EngineStats::num_waiting)
@@ -121,6 +141,7 @@ void bind_engine(py::module_& module) {
       .def_readonly("num_preemptions", &EngineStats::num_preemptions)
       .def_readonly("num_finished_requests", &EngineStats::num_finished_requests)
       .def_readonly("num_aborted_requests", &EngineStats::num_aborted_requests)
+      .def_readonly("step_tokens", &EngineStats::step_tokens)
       .def_readonly("schedule_seconds", &EngineStats::schedule_seconds)
       .def_readonly("draft_seconds", &EngineStats::draft_seconds)
       .def_readonly("forward_seconds", &EngineStats::forward_seconds)
@@ -145,6 +166,7 @@ void bind_engine(py::module_& module) {
       .def("stats", [](EngineLoop& loop) { return without_gil([&] { return loop.stats(); }); })
       .def("reset_prefix_cache",
            [](EngineLoop& loop) { return without_gil([&] { return loop.reset_prefix_cache(); }); })
+      .def("load", &EngineLoop::load)
       .def("is_loop_thread", &EngineLoop::is_loop_thread)
       .def("stop", &EngineLoop::stop)
       .def("close",

@@ -1,7 +1,11 @@
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "bindings.h"
 #include "specdec/request_output.h"
@@ -27,6 +31,20 @@ std::optional<std::string> finish_reason_name(const CompletionOutput& output) {
   return std::nullopt;
 }
 
+// An array over the states themselves, which live as long; NumPy has no bfloat16, so its bits stand
+// in a uint16.
+py::object tapped_array(const CompletionOutput& output) {
+  if (output.tapped_states == nullptr) return py::none();
+  using Owner = std::shared_ptr<const TappedStates>;
+  const TappedStates& states = *output.tapped_states;
+  const py::capsule owner(new Owner(output.tapped_states),
+                          [](void* owned) { delete static_cast<Owner*>(owned); });
+  const char* dtype = states.dtype == "bfloat16" ? "uint16" : states.dtype.c_str();
+  return py::array(py::dtype(dtype),
+                   std::vector<py::ssize_t>{states.num_tokens, states.num_taps, states.hidden_size},
+                   states.values.data(), owner);
+}
+
 }  // namespace
 
 void bind_outputs(py::module_& module) {
@@ -34,13 +52,35 @@ void bind_outputs(py::module_& module) {
       .def_readonly("token_id", &Logprob::token_id)
       .def_readonly("logprob", &Logprob::logprob)
       .def_readonly("rank", &Logprob::rank);
+  py::class_<DraftedToken>(module, "DraftedToken")
+      .def_readonly("token_id", &DraftedToken::token_id)
+      .def_readonly("parent", &DraftedToken::parent)
+      .def_readonly("drafter", &DraftedToken::drafter)
+      .def_readonly("probability", &DraftedToken::probability)
+      .def_readonly("is_accepted", &DraftedToken::is_accepted);
   py::class_<CompletionOutput>(module, "CompletionOutput")
       .def_readonly("index", &CompletionOutput::index)
       .def_readonly("new_token_ids", &CompletionOutput::new_token_ids)
       .def_readonly("new_logprobs", &CompletionOutput::new_logprobs)
       .def_property_readonly("finish_reason", &finish_reason_name)
       .def_readonly("stop_token_id", &CompletionOutput::stop_token_id)
-      .def_readonly("acceptance", &CompletionOutput::acceptance);
+      // A view, no copy: one is read at every step.
+      .def_property_readonly("acceptance",
+                             [](const CompletionOutput& output) {
+                               return output.acceptance.has_value() ? &*output.acceptance : nullptr;
+                             })
+      .def_property_readonly(
+          "draft_step",
+          [](const CompletionOutput& output) -> std::optional<std::pair<int, int>> {
+            if (!output.draft_step.has_value()) return std::nullopt;
+            return {{output.draft_step->num_draft_tokens, output.draft_step->num_accepted_tokens}};
+          })
+      .def_property_readonly("draft_tree",
+                             [](const CompletionOutput& output) {
+                               return output.draft_step.has_value() ? output.draft_step->tree
+                                                                    : std::vector<DraftedToken>{};
+                             })
+      .def_property_readonly("tapped_states", &tapped_array);
   py::class_<RequestMetrics>(module, "RequestMetrics")
       .def_readonly("arrival_time", &RequestMetrics::arrival_time)
       .def_readonly("first_scheduled_time", &RequestMetrics::first_scheduled_time)

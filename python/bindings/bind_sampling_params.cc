@@ -82,6 +82,12 @@ void set_processors(SamplingParams& params, const std::vector<py::object>& objec
 void bind_sampling_params(py::module_& module) {
   py::class_<SamplingParams> params(module, "SamplingParams");
   params.def_property("logits_processors", &processor_objects, &set_processors)
+      .def_property(
+          "grammar",
+          [](const SamplingParams& self) { return std::const_pointer_cast<Grammar>(self.grammar); },
+          [](SamplingParams& self, std::shared_ptr<Grammar> grammar) {
+            self.grammar = std::move(grammar);
+          })
       .def("validate", &SamplingParams::validate, py::arg("vocab_size") = 0);
   def_options(params, kSamplingOptions);
 }

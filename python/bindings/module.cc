@@ -7,6 +7,7 @@ PYBIND11_MODULE(_core, module) {
   specdec::python::bind_errors(module);
   specdec::python::bind_option_info(module);
   specdec::python::bind_device(module);
+  specdec::python::bind_grammar(module);
   specdec::python::bind_speculative(module);
   specdec::python::bind_config(module);
   specdec::python::bind_sampling_params(module);

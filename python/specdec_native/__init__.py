@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from specdec_native.requests.outputs import CompletionOutput, RequestOutput
     from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
     from specdec_native.requests.stream import RequestStream
+    from specdec_native.requests.structured_outputs import (
+        GuidedDecodingParams,
+        StructuredOutputsParams,
+    )
     from specdec_native.vllm_compat.async_llm import AsyncEngineArgs, AsyncLLM, AsyncLLMEngine
     from specdec_native.vllm_compat.engine_args import EngineArgs, FlexibleArgumentParser
     from specdec_native.vllm_compat.llm_engine import LLMEngine, cleanup_dist_env_and_memory
@@ -51,6 +55,7 @@ __all__ = [
     "FlatLogprobs",
     "FlexibleArgumentParser",
     "Gauge",
+    "GuidedDecodingParams",
     "Histogram",
     "LLMEngine",
     "Logprob",
@@ -61,6 +66,7 @@ __all__ = [
     "RequestOutputKind",
     "RequestStream",
     "SamplingParams",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
     "Vector",
@@ -80,6 +86,7 @@ _MODULES = {
     "requests.outputs": "CompletionOutput RequestOutput",
     "requests.sampling_params": "RequestOutputKind SamplingParams",
     "requests.stream": "RequestStream",
+    "requests.structured_outputs": "GuidedDecodingParams StructuredOutputsParams",
     "vllm_compat.async_llm": "AsyncEngineArgs AsyncLLM AsyncLLMEngine",
     "vllm_compat.engine_args": "EngineArgs FlexibleArgumentParser",
     "vllm_compat.llm_engine": "LLMEngine cleanup_dist_env_and_memory",

@@ -80,6 +80,8 @@ class EngineConfig:
 
     model: str
     hf_overrides: str
+    tapped_layers: list[int]
+    tap_final_hidden: bool
     speculative: SpeculativeConfig
     # Options: written by scripts/write_options.py from cpp/include/specdec/config.h.
     dtype: str  # "auto", "bfloat16", "float16", "float32"
@@ -90,6 +92,7 @@ class EngineConfig:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    scheduling_policy: str  # "fcfs", "priority"
     kv_cache_dtype: str  # "auto", "int8"
     kv_cache_memory_bytes: int
     num_kv_blocks: int
@@ -128,10 +131,34 @@ class ModelInfo:
     kv_cache_dtype: str
     kv_cache_bytes: int
 
+class GrammarMatcher:
+    def mask(self) -> npt.NDArray[Any]: ...  # uint32; bit t % 32 of word t // 32: token t may come
+    def advance(self, token: int) -> None: ...
+    def clone(self) -> GrammarMatcher: ...
+    def forced_tokens(self) -> list[int]: ...
+
+class Grammar:
+    vocab_size: int
+    def make_matcher(self) -> GrammarMatcher: ...
+
+class LlGuidance:
+    """Compiles grammars. See llguidance.h."""
+    def __init__(
+        self,
+        *,
+        library: str,
+        vocab_size: int,
+        tokenizer_json: str,
+        end_token_ids: Sequence[int],
+        tokenize: Callable[[str], list[int]],
+    ) -> None: ...
+    def compile(self, kind: str, text: str) -> Grammar: ...
+
 class SamplingParams:
     """The core's half of sampling parameters: token ids only. See sampling_params.h."""
 
     logits_processors: list[LogitsProcessor]
+    grammar: Grammar | None
     # Options: written by scripts/write_options.py from cpp/include/specdec/sampling_params.h.
     n: int
     temperature: float
@@ -153,6 +180,8 @@ class SamplingParams:
     logprobs: int | None
     prompt_logprobs: int | None
     num_speculative_tokens: int | None
+    record_draft_steps: bool
+    record_draft_trees: bool
     # End of options.
     options: ClassVar[tuple[Option, ...]]
     def __init__(self, **fields: Any) -> None: ...
@@ -193,6 +222,13 @@ class DraftPolicyStats:
     @property
     def mean_draft_length(self) -> float: ...
 
+class DraftedToken:
+    token_id: int
+    parent: int
+    drafter: str
+    probability: float | None
+    is_accepted: bool
+
 class CompletionOutput:
     index: int
     new_token_ids: list[int]
@@ -200,6 +236,9 @@ class CompletionOutput:
     finish_reason: str | None  # "stop", "length", "abort", "error"
     stop_token_id: int | None
     acceptance: AcceptanceStats | None  # so far; None without speculation
+    draft_step: tuple[int, int] | None  # (verified, kept) in this step, where they are recorded
+    draft_tree: list[DraftedToken]  # of this step; empty unless they are recorded
+    tapped_states: npt.NDArray[Any] | None  # [tokens, taps, hidden size]; bfloat16 as uint16
 
 class RequestMetrics:
     arrival_time: float
@@ -232,6 +271,7 @@ class EngineStats:
     num_preemptions: int
     num_finished_requests: int
     num_aborted_requests: int
+    step_tokens: StepTokens
     schedule_seconds: float
     forward_seconds: float
     sample_seconds: float
@@ -241,13 +281,28 @@ class EngineStats:
     drafters: list[DrafterStats]
     draft_policy: DraftPolicyStats  # zero unless the draft length adapts
 
+class RequestOptions:
+    def __init__(self, *, cache_salt: str = "", priority: int = 0) -> None: ...
+
+class EngineLoad:
+    num_running: int
+    num_waiting: int
+    num_waiting_tokens: int
+    num_free_kv_blocks: int
+    num_kv_blocks: int
+
+class StepTokens:
+    bounds: list[int]
+    counts: list[int]
+    sum: int
+
 class EngineLoop:
     """An engine that a native thread steps without the GIL. For any number of threads."""
 
     def __init__(self, config: EngineConfig) -> None: ...
     def add(
         self,
-        requests: Sequence[tuple[int, Sequence[int], SamplingParams, object]],
+        requests: Sequence[tuple[int, Sequence[int], SamplingParams, RequestOptions, object]],
         by_step: bool,
     ) -> list[RequestHandle]: ...
     def abort(self, id: int) -> None: ...
@@ -256,6 +311,7 @@ class EngineLoop:
     def take_outputs(self) -> tuple[list[tuple[Any, RequestOutput]], int] | None: ...
     def stats(self) -> EngineStats: ...
     def reset_prefix_cache(self) -> int: ...
+    def load(self) -> EngineLoad: ...
     def is_loop_thread(self) -> bool: ...
     def stop(self) -> None: ...
     def close(self) -> None: ...

@@ -29,12 +29,16 @@ class AsyncEngine:
         prompt: PromptType,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
+        *,
+        priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of a request as they grow; see Engine.stream.
 
         The request is aborted when the generator is closed or the task that reads it is cancelled.
         """
-        stream = self.engine.stream(prompt, sampling_params, request_id=request_id)
+        stream = self.engine.stream(
+            prompt, sampling_params, request_id=request_id, priority=priority
+        )
         try:
             async for output in stream:
                 yield output

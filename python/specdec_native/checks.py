@@ -12,6 +12,7 @@ from specdec_native import _core
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
+INT64_MIN = -(2**63)
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 
 

@@ -8,25 +8,35 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from specdec_native import _core
 from specdec_native.checkpoints import hub
 from specdec_native.checkpoints.hf_config import HfOverrides, check_hf_overrides, overrides_json
-from specdec_native.engine_options import OPTIONS, check_quantization, dtype_name, make_config
+from specdec_native.engine_options import (
+    OPTIONS,
+    check_quantization,
+    dtype_name,
+    make_config,
+    parse_taps,
+)
 from specdec_native.errors import RequestError
 from specdec_native.log import route_core_log
 from specdec_native.progress import BAR_SECONDS, make_progress_bar, show_bytes
+from specdec_native.requests.group import RequestGroup
 from specdec_native.requests.inputs import (
     Prompt,
     PromptType,
+    is_list_of_conversations,
     parse_prompt,
     parse_prompts,
 )
-from specdec_native.requests.outputs import EngineStats, RequestOutput
+from specdec_native.requests.outputs import EngineLoad, EngineStats, RequestOutput
+from specdec_native.requests.request import Request
 from specdec_native.requests.request_builder import (
     CheckpointText,
     GenerationConfig,
+    GenerationDefaults,
     RequestBuilder,
     load_text,
 )
@@ -67,6 +77,7 @@ class Engine:
         max_model_len: int | None = None,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
+        scheduling_policy: str = "fcfs",
         kv_cache_dtype: str = "auto",
         kv_cache_memory_bytes: int | None = None,
         num_kv_blocks: int | None = None,
@@ -87,6 +98,7 @@ class Engine:
         generation_config: str | os.PathLike[str] = "auto",
         override_generation_config: Mapping[str, Any] | None = None,
         speculative_config: Mapping[str, Any] | None = None,
+        taps: Sequence[int | Literal["final"]] | None = None,
     ) -> None:
         """Loads a checkpoint.
 
@@ -115,6 +127,10 @@ class Engine:
                 the same weights for one row and for hundreds, so more of them share it on a GPU.
             max_num_batched_tokens: tokens computed in one step; longer prompts are cut into chunks;
                 None for 512, on a GPU 8192.
+            scheduling_policy: which requests run first: "fcfs", those that came first, or
+                "priority", those of the lowest priority value, then those that came first. The same
+                order in reverse says who is preempted where memory is short. With "fcfs" a request
+                has no priority but 0.
             kv_cache_dtype: keys and values: "auto" (dtype), or "int8" with a scale for each token
                 and head. "int8" takes about half the memory of bfloat16.
             kv_cache_memory_bytes: size of the KV cache; None for what num_kv_blocks or the device
@@ -150,6 +166,9 @@ class Engine:
             speculative_config: drafts tokens ahead and verifies several at once, such as
                 {"method": "ngram"}. The keys are described in
                 specdec_native.speculation.speculative_config.
+            taps: states of the model that finished completions return (tapped_states): the residual
+                stream as each of these layers reads it, counted from 0, then "final": what the
+                output head reads. Draft heads are trained on them.
 
         Raises ValueError for a bad option or checkpoint, MemoryError where it does not fit,
         RuntimeError where the device is not available.
@@ -192,6 +211,8 @@ class Engine:
         config.model = str(self._directory)
         if hf_overrides is not None:
             config.hf_overrides = overrides_json(self._directory, hf_overrides)
+        if taps is not None:
+            config.tapped_layers, config.tap_final_hidden = parse_taps(taps)
         core = _core.EngineLoop(config)
         self._model_info = core.model_info()
         self._num_spec_tokens = None if speculative is None else speculative.num_speculative_tokens
@@ -246,6 +267,10 @@ class Engine:
         """What generate() uses without sampling_params: the values of generation_config.json."""
         return self._builder.default_params()
 
+    def generation_defaults(self) -> GenerationDefaults:
+        """What a server gives requests that bring nothing themselves."""
+        return self._builder.generation_defaults()
+
     # -- whole batches
 
     def generate(
@@ -254,16 +279,18 @@ class Engine:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
+        priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Runs prompts to their end and returns their outputs in order.
 
         A prompt is text, a list of token ids, {"prompt": text} or {"prompt_token_ids": ids}; give
         one or a list. `sampling_params` is one for all or one for each; None takes the checkpoint's
-        defaults. `use_tqdm` shows a progress bar on a terminal.
+        defaults. `use_tqdm` shows a progress bar on a terminal. `priority` is one for all or each,
+        lower first, for an engine with scheduling_policy="priority".
         Raises ValueError, with nothing run, if any prompt or parameter is bad; RequestError, which
         has all outputs, once the others are finished, if a request failed as it ran.
         """
-        return self._run(parse_prompts(prompts), sampling_params, use_tqdm)
+        return self._run(parse_prompts(prompts), sampling_params, use_tqdm, priority)
 
     def chat(
         self,
@@ -271,6 +298,7 @@ class Engine:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
+        priority: int | Sequence[int] | None = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -294,7 +322,7 @@ class Engine:
             )
             for conversation in conversations
         ]
-        return self._run(prompts, sampling_params, use_tqdm)
+        return self._run(prompts, sampling_params, use_tqdm, priority)
 
     # -- one request, streamed
 
@@ -304,6 +332,7 @@ class Engine:
         sampling_params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
+        priority: int = 0,
     ) -> RequestStream:
         """Starts a request and returns an iterator over its outputs as they grow.
 
@@ -312,7 +341,7 @@ class Engine:
         to be a stop string is held back. Dropping the iterator, or its close(), aborts the request.
         Raises ValueError at once if the prompt or a parameter is bad.
         """
-        return self._start_stream(parse_prompt(prompt), sampling_params, request_id)
+        return self._start_stream(parse_prompt(prompt), sampling_params, request_id, priority)
 
     def stream_chat(
         self,
@@ -325,6 +354,35 @@ class Engine:
         prompt = self._builder.chat_prompt(messages, template_kwargs=kwargs, **template_options)
         return self._start_stream(prompt, sampling_params)
 
+    # -- several requests for one coroutine
+
+    def chat_prompt(self, messages: Sequence[Message], **template_options: Any) -> Prompt:
+        """The prompt of a conversation; `template_options` are those of Tokenizer.render_chat."""
+        return self._builder.chat_prompt(messages, **template_options)
+
+    def prepare(
+        self,
+        prompts: list[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        request_ids: Sequence[str] | None = None,
+        kind: RequestOutputKind | None = None,
+        priority: int | Sequence[int] | None = None,
+    ) -> list[Request]:
+        """Tokenizes and checks prompts and parameters, for start().
+
+        Raises ValueError naming the first that is bad.
+        """
+        ids = request_ids or [self._runner.new_id() for _ in prompts]
+        return self._builder.build(prompts, sampling_params, ids, kind=kind, priority=priority)
+
+    def start(self, requests: Sequence[Request], *, interval: int = 1) -> RequestGroup:
+        """Starts requests of prepare(), whose outputs a coroutine reads from the group.
+
+        `interval` is the number of tokens that an output comes for, at least.
+        """
+        return RequestGroup(self, self._runner, requests, interval)
+
     # -- step by step
 
     def add_request(
@@ -332,11 +390,11 @@ class Engine:
         prompt: PromptType,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
+        priority: int = 0,
     ) -> str:
         """Queues a request whose outputs step() returns; gives back its id."""
-        requests = self._builder.build(
-            [parse_prompt(prompt)], sampling_params, [self._id_of(request_id)]
-        )
+        ids, prompts = [self._id_of(request_id)], [parse_prompt(prompt)]
+        requests = self._builder.build(prompts, sampling_params, ids, priority=priority)
         self._runner.add_for_steps(requests[0])
         return requests[0].request_id
 
@@ -365,6 +423,10 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counts and times since the engine was made, and what runs now."""
         return EngineStats.from_core(self._runner.core.stats(), self._num_spec_tokens)
+
+    def load(self) -> EngineLoad:
+        """How busy the engine is, as of its last step; unlike stats() never waits for a step."""
+        return EngineLoad.from_core(self._runner.core.load())
 
     def reset_prefix_cache(self) -> int:
         """Forgets every cached block no running request uses; returns how many."""
@@ -400,10 +462,11 @@ class Engine:
         prompts: list[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         show_progress: bool | Callable[..., Any],
+        priority: int | Sequence[int] | None,
     ) -> list[RequestOutput]:
         ids = [self._runner.new_id() for _ in prompts]
         kind = RequestOutputKind.FINAL_ONLY
-        requests = self._builder.build(prompts, sampling_params, ids, kind=kind)
+        requests = self._builder.build(prompts, sampling_params, ids, kind=kind, priority=priority)
         bar = make_progress_bar(show_progress, len(requests))
         handles: list[_core.RequestHandle] = []
         try:
@@ -427,8 +490,10 @@ class Engine:
         prompt: Prompt,
         sampling_params: SamplingParams | None,
         request_id: str | None = None,
+        priority: int = 0,
     ) -> RequestStream:
-        requests = self._builder.build([prompt], sampling_params, [self._id_of(request_id)])
+        ids = [self._id_of(request_id)]
+        requests = self._builder.build([prompt], sampling_params, ids, priority=priority)
         handles = self._runner.add(requests)
         return RequestStream(self, self._runner, requests[0], handles[0])
 
@@ -436,14 +501,3 @@ class Engine:
         if request_id is not None and not isinstance(request_id, str):
             raise ValueError(f"request_id must be a string, got {request_id!r}")
         return request_id or self._runner.new_id()
-
-
-def is_list_of_conversations(messages: Any) -> bool:
-    """Whether chat() is asked for several answers."""
-    return (
-        isinstance(messages, Sequence)
-        and not isinstance(messages, (str, bytes))
-        and bool(messages)
-        and isinstance(messages[0], Sequence)
-        and not isinstance(messages[0], (str, bytes))
-    )

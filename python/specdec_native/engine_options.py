@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specdec_native import _core
@@ -45,6 +45,21 @@ def check_quantization(value: Any) -> None:
     if not isinstance(value, str):
         raise ValueError(f"quantization must be a string, got {value!r}")
     _core.check_quantization(value)
+
+
+def parse_taps(taps: Sequence[Any]) -> tuple[list[int], bool]:
+    """The layers of Engine's `taps`, and whether "final" comes after them."""
+    given = list(taps) if isinstance(taps, Sequence) and not isinstance(taps, str) else None
+    if not given:
+        raise ValueError(f'taps must be a list such as [2, 15, 27, "final"], got {taps!r}')
+    has_final = given[-1] == "final"
+    layers = given[:-1] if has_final else given
+    for layer in layers:
+        if isinstance(layer, bool) or not isinstance(layer, int):
+            raise ValueError(
+                f'taps must be numbers of layers with "final" last, if at all; got {layer!r}'
+            )
+    return layers, has_final
 
 
 def _checked(option: _core.Option, value: Any) -> Any:

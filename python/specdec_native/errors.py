@@ -1,16 +1,18 @@
 """Errors of the engine. Each is also the built-in exception one would expect.
 
-Error (RuntimeError): everything the core raises on purpose.
-InvalidArgument (ValueError): an option or request field is out of range.
-CheckpointError (ValueError): a checkpoint is malformed or of an unknown family.
-OutOfMemory (MemoryError): weights, cache or workspace do not fit.
-Unavailable (RuntimeError): a device or mode this build or machine does not have.
-EngineFailed (RuntimeError): an error that is no request's own has ended the engine; make a new one.
-InternalError (RuntimeError): a bug in this library.
-ModelNotFoundError (ValueError, FileNotFoundError): no such file, directory, model or repository.
-DownloadError (RuntimeError): a download failed, or what arrived is not what was pinned.
-MissingDependencyError (ImportError): an optional package is needed.
-RequestError (RuntimeError): requests of one generate() call failed; the others' outputs are in it.
+- Error (RuntimeError): everything the core raises on purpose.
+- InvalidArgument (ValueError): an option or request field is out of range.
+- CheckpointError (ValueError): a checkpoint is malformed or of an unknown family.
+- OutOfMemory (MemoryError): weights, cache or workspace do not fit.
+- Unavailable (RuntimeError): a device or mode this build or machine does not have.
+- EngineFailed (RuntimeError): an error that is no request's own has ended the engine; make
+  another one.
+- InternalError (RuntimeError): a bug in this library.
+- ModelNotFoundError (ValueError, FileNotFoundError): no such file, directory, model or repository.
+- DownloadError (RuntimeError): a download failed, or what arrived is not what was pinned.
+- MissingDependencyError (ImportError): an optional package is needed.
+- RequestError (RuntimeError): requests of one generate() call failed; the others' outputs are in
+  it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specdec_native.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
-from specdec_native.engine import Engine, is_list_of_conversations
-from specdec_native.requests.inputs import PromptType, parse_prompts
+from specdec_native.engine import Engine
+from specdec_native.requests.inputs import PromptType
 from specdec_native.requests.outputs import RequestOutput
 from specdec_native.requests.sampling_params import SamplingParams
 from specdec_native.text.chat_template import Message
@@ -77,10 +76,7 @@ class LLM:
         priority: Any = None,
         **kwargs: Any,
     ) -> list[RequestOutput]:
-        """Runs prompts to their end and returns their outputs in order. See Engine.generate.
-
-        Requests run in the order they come, whatever their `priority`: it changes no answer.
-        """
+        """Runs prompts to their end and returns their outputs in order. See Engine.generate."""
         refuse_request_options(lora_request=lora_request, **kwargs)
         if prompts is None:
             prompts = prompt_token_ids
@@ -88,9 +84,9 @@ class LLM:
             raise ValueError("give prompts or prompt_token_ids, not both")
         if prompts is None:
             raise ValueError("prompts is missing")
-        if priority is not None:
-            _check_priority(priority, len(parse_prompts(prompts)))
-        return self.llm_engine.engine.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return self.llm_engine.engine.generate(
+            prompts, sampling_params, use_tqdm=use_tqdm, priority=priority
+        )
 
     def chat(  # noqa: PLR0917 - the order is vLLM's
         self,
@@ -109,8 +105,6 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers a conversation or each of several. See Engine.chat."""
         refuse_request_options(lora_request=lora_request, **kwargs)
-        if priority is not None:
-            _check_priority(priority, len(messages) if is_list_of_conversations(messages) else 1)
         if chat_template_content_format not in ("auto", "string"):
             raise ValueError(
                 'chat_template_content_format must be "auto" or "string", got '
@@ -120,6 +114,7 @@ class LLM:
             messages,
             sampling_params,
             use_tqdm=use_tqdm,
+            priority=priority,
             chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -143,7 +138,7 @@ class LLM:
     ) -> list[BeamSearchOutput]:
         """The likeliest continuations of each prompt. See beam_search.beam_search.
 
-        `use_tqdm` is accepted; no bar is shown. Requests run in the order they come.
+        `use_tqdm` and `priority` are accepted; no bar is shown, and beams run one after the other.
         """
         del use_tqdm, priority
         refuse_request_options(lora_request=lora_request)
@@ -189,16 +184,3 @@ class LLM:
 
     def __repr__(self) -> str:
         return f"LLM({self.llm_engine.engine!r})"
-
-
-def _check_priority(priority: Any, num_prompts: int) -> None:
-    entries = [priority] if not isinstance(priority, Sequence) else priority
-    if isinstance(priority, Sequence) and len(priority) != num_prompts:
-        raise ValueError(f"priority has {len(priority)} entries for {num_prompts} prompts")
-    try:
-        for entry in entries:
-            operator.index(entry)
-    except TypeError:
-        raise ValueError(
-            f"priority must be an integer or a list of them, got {priority!r:.80}"
-        ) from None

@@ -1,4 +1,4 @@
-"""Progress bars on standard error, shown only where there is a terminal to show them."""
+"""Progress on standard error: bars where there is a terminal to show them, else lines of a log."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import rich.progress
 
 _logger = logging.getLogger("specdec_native")
 
 BAR_SECONDS = 0.1  # between two looks of a progress bar
+LINE_SECONDS = 30.0  # between two lines of a log
 
 
 class Countable(Protocol):
@@ -73,17 +77,14 @@ class _TqdmBar:
 
 class _RichBar:
     def __init__(self, total: int) -> None:
-        import rich.console  # noqa: PLC0415 - optional
-        import rich.progress  # noqa: PLC0415
+        import rich.progress  # noqa: PLC0415 - optional
 
-        self._progress = rich.progress.Progress(
+        self._progress = _rich_bars(
             rich.progress.TextColumn("Processed prompts"),
             rich.progress.BarColumn(),
             rich.progress.MofNCompleteColumn(),
             rich.progress.TimeElapsedColumn(),
             rich.progress.TextColumn("{task.fields[speed]}"),
-            console=rich.console.Console(stderr=True),
-            transient=True,
         )
         self._start = time.monotonic()
         self._next_update = 0.0
@@ -99,6 +100,68 @@ class _RichBar:
         num_tokens = sum(request.num_output_tokens for request in requests)
         speed = f"{num_tokens / max(now - self._start, 1e-9):.1f} tokens/s"
         self._progress.update(self._task, completed=num_finished, speed=speed)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+class StepBar(Protocol):
+    """What the steps of a long run are shown by."""
+
+    def update(self, done: int, text: str) -> None:
+        """`done` steps are done; `text` says how they went."""
+
+    def close(self) -> None:
+        """Takes the bar away."""
+
+
+def make_step_bar(name: str, total: int) -> StepBar:
+    """A bar over `total` steps, 0 where their number is not known.
+
+    Where there is no terminal, a line is logged every LINE_SECONDS.
+    """
+    if sys.stderr.isatty():
+        try:
+            return _RichStepBar(name, total)
+        except ImportError:
+            pass
+    return _StepLines(name, total)
+
+
+class _StepLines:
+    def __init__(self, name: str, total: int) -> None:
+        self._name = name
+        self._total = total
+        self._next_line = 0.0
+
+    def update(self, done: int, text: str) -> None:
+        now = time.monotonic()
+        if now >= self._next_line or done == self._total:
+            self._next_line = now + LINE_SECONDS
+            total = f" of {self._total}" if self._total else ""
+            _logger.info("%s %d%s: %s", self._name, done, total, text)
+
+    def close(self) -> None:
+        pass
+
+
+class _RichStepBar:
+    def __init__(self, name: str, total: int) -> None:
+        import rich.progress  # noqa: PLC0415 - optional
+
+        self._progress = _rich_bars(
+            rich.progress.TextColumn("{task.description}"),
+            rich.progress.BarColumn(),
+            rich.progress.MofNCompleteColumn(),
+            rich.progress.TimeElapsedColumn(),
+            rich.progress.TimeRemainingColumn(),
+            rich.progress.TextColumn("{task.fields[text]}"),
+        )
+        self._task = self._progress.add_task(name, total=total or None, text="")
+        self._progress.start()
+
+    def update(self, done: int, text: str) -> None:
+        self._progress.update(self._task, completed=done, text=text)
 
     def close(self) -> None:
         self._progress.stop()
@@ -137,16 +200,13 @@ class _PhaseLog:
 
 class _RichByteBars:
     def __init__(self) -> None:
-        import rich.console  # noqa: PLC0415 - optional
-        import rich.progress  # noqa: PLC0415
+        import rich.progress  # noqa: PLC0415 - optional
 
-        self._bars = rich.progress.Progress(
+        self._bars = _rich_bars(
             rich.progress.TextColumn("{task.description}"),
             rich.progress.BarColumn(),
             rich.progress.DownloadColumn(),
             rich.progress.TransferSpeedColumn(),
-            console=rich.console.Console(stderr=True),
-            transient=True,
         )
         self._tasks: dict[str, rich.progress.TaskID] = {}
 
@@ -159,3 +219,12 @@ class _RichByteBars:
 
     def close(self) -> None:
         self._bars.stop()
+
+
+def _rich_bars(*columns: rich.progress.ProgressColumn) -> rich.progress.Progress:
+    """Bars on standard error that leave nothing behind. Raises ImportError."""
+    import rich.console  # noqa: PLC0415 - optional
+    import rich.progress  # noqa: PLC0415
+
+    console = rich.console.Console(stderr=True)
+    return rich.progress.Progress(*columns, console=console, transient=True)

@@ -436,12 +436,15 @@ def test_absent_peers_come_with_the_commands_that_install_them(tmp_path: Path) -
             assert str(home) in "".join(commands)
 
 
-def test_a_short_run(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_short_run(
+    checkpoint: Callable[[str], Path], head: Callable[[str], Path], tmp_path: Path
+) -> None:
     """This engine and transformers, for real, on a tiny checkpoint."""
     file = tmp_path / "result.json"
     command = [sys.executable, "-m", "bench.e2e.compare", "--smoke"]
     command += ["--model", str(checkpoint("llama")), "--draft-model", str(checkpoint("llama"))]
     command += ["--peers-dir", str(tmp_path / "peers"), "--artifacts", str(tmp_path / "artifacts")]
+    command += ["--head", str(head("eagle3_modelopt")), "--head", str(head("medusa"))]
     command += ["--json", str(file), "--chart", str(tmp_path / "chart")]
     run = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
     assert run.returncode == 0, run.stderr
@@ -461,7 +464,8 @@ def test_a_short_run(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
         assert f"absent: {name}\n    {commands[0]}" in run.stdout
     ours = [row for row in result["rows"] if row["contestant"]["peer"] == "specdec"]
     decoding = {(row["contestant"]["speculation"], row["batch"]) for row in ours}
-    names = ("plain", "ngram", "suffix", "draft", "suffix+draft")
+    names = ["plain", "ngram", "suffix", "draft", "suffix+draft"]
+    names += ["eagle3", "medusa", "suffix+eagle3", "suffix+medusa"]
     assert decoding == set(itertools.product(names, (1, 2)))
     assert all(row["same_as_plain"] for row in ours)
     drafted = [row for row in ours if row["contestant"]["speculation"] == "draft"]

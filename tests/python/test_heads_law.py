@@ -1,6 +1,7 @@
 """Law 1 with draft heads: they never change an answer, however good their drafts are."""
 
 import itertools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,9 @@ from typing import Any
 import pytest
 
 import make_heads
+import tiny_text_model
 import train_heads
-from specdec_native import SamplingParams
+from specdec_native import Engine, SamplingParams
 from test_cuda import DEVICES
 from test_speculation_law import NUM_REQUESTS, SAMPLING, Answer, Setting, answer, check, metrics_of
 
@@ -69,6 +71,47 @@ def test_answers_are_those_without_heads(
     # Drafts were accepted in no step, in part and as a whole.
     assert all(count > 0 for count in histogram) or sampling == "everything"
     assert sum(histogram) > 0
+
+
+@pytest.fixture(scope="module")
+def constrained(
+    toy_target: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[dict[str, Any] | None], list[Answer]]:
+    """A function from a speculative_config to answers that keep to a grammar."""
+    model = tiny_text_model.add_byte_text(toy_target, tmp_path_factory.mktemp("grammar") / "toy")
+    regex = "[a-h]{4,9}(, )?(true|false)[i-p ]{3,9}"
+    sampling = [
+        SamplingParams(
+            structured_outputs={"regex": regex},
+            temperature=i % 2,
+            seed=i,
+            logprobs=2,
+            max_tokens=24,
+        )
+        for i in range(12)
+    ]
+    prompts = [[3 + (i * j) % 60 for j in range(4 + i)] for i in range(12)]
+
+    def run(config: dict[str, Any] | None) -> list[Answer]:
+        with Engine(model, dtype="float32", max_model_len=96, speculative_config=config) as engine:
+            outputs = engine.generate(prompts, sampling)
+        for output in outputs:
+            text = output.outputs[0].text
+            assert output.outputs[0].finish_reason == "length" or re.fullmatch(regex, text)
+        return [answer(output) for output in outputs]
+
+    return run
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("method", METHODS)
+def test_answers_under_a_grammar(
+    constrained: Callable[[dict[str, Any] | None], list[Answer]],
+    config_of: Config,
+    method: str,
+    width: int,
+) -> None:
+    assert constrained(config_of(method, 3, width)) == constrained(None)
 
 
 @pytest.mark.parametrize("options", [{"max_num_seqs": 1}, {"max_num_seqs": 8}, {"num_threads": 1}])

@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "python" / "specdec_native"
 
 # Modules at the top of the package that every folder may import.
-BASE = {"_core", "checks", "engine_options", "log", "option_text", "progress"}
+BASE = {"_core", "checks", "engine_options", "file_limit", "log", "option_text", "progress"}
 FOLDERS = {"text", "checkpoints", "requests", "speculation", "vllm_names"}
 LAYERS: dict[str, set[str]] = {
     **{module: BASE for module in BASE},
@@ -25,7 +25,15 @@ LAYERS: dict[str, set[str]] = {
     "beam_search": {"engine", *FOLDERS, *BASE},
     "vllm_compat": {"engine", "async_engine", *FOLDERS, *BASE},
     "llm": {"vllm_compat", "engine", "beam_search", *FOLDERS, *BASE},
-    "cli": {"engine", *FOLDERS, *BASE},
+    "evaluation": {"engine", *FOLDERS, *BASE},
+    "planning": {"engine", "evaluation", *FOLDERS, *BASE},
+    "training": {"engine", *FOLDERS, *BASE},
+    "benchmark": {"engine", "async_engine", "evaluation", *FOLDERS, *BASE},
+    "server": {"engine", "errors", "vllm_compat", *FOLDERS, *BASE},
+    "cli": {
+        *("engine", "async_engine", "evaluation", "planning", "training", "benchmark", "server"),
+        *("vllm_compat", *FOLDERS, *BASE),
+    },
     "__main__": {"cli"},
 }
 # Modules of vllm_compat that need no engine: vLLM's names and what an engine is in its words.

@@ -11,6 +11,7 @@ import pytest
 
 import tiny_text_model
 from specdec_native import LLM, Engine, RequestOutputKind, SamplingParams
+from specdec_native.requests.inputs import Prompt
 from tiny_text_model import is_idle, only, text_params
 
 MAX_MODEL_LEN: int = tiny_text_model.OPTIONS["max_model_len"]
@@ -212,6 +213,30 @@ def test_the_prefix_cache_is_reported_and_reset(model: Path) -> None:
     assert engine.reset_prefix_cache() > 0
     assert engine.generate(prompt, text_params())[0].num_cached_tokens == 0
     assert second.outputs == first.outputs
+
+
+def test_cached_beginnings_are_shared_within_a_salt_and_not_beyond(model: Path) -> None:
+    with Engine(model, dtype="float32", max_model_len=MAX_MODEL_LEN) as engine:
+
+        def salted(salt: str | None) -> Any:
+            return {"prompt_token_ids": [7] * 40, "cache_salt": salt}
+
+        outputs = []
+        for prompt in (salted(None), salted("a"), salted("b")):
+            for num_cached in (0, 32):
+                outputs += engine.generate(prompt, text_params(n=2))
+                assert outputs[-1].num_cached_tokens == num_cached, prompt
+        assert all(output.outputs == outputs[0].outputs for output in outputs)
+        assert engine.generate({"prompt": "x" * 40, "cache_salt": "a"}, text_params())
+        assert list(engine.stream(salted("b")))[-1].num_cached_tokens == 32
+
+
+@pytest.mark.parametrize("salt", ["", "x" * 129, "a/b", "a@b", "a\\b", "a\0", 7, b"x", "\ud800"])
+def test_a_bad_salt_is_refused(engine: Engine, salt: Any) -> None:
+    with pytest.raises(ValueError, match="cache_salt"):
+        engine.generate({"prompt": "abc", "cache_salt": salt})
+    with pytest.raises(ValueError, match="cache_salt"):
+        engine.prepare([Prompt("abc", None, cache_salt=salt)])
 
 
 def test_token_ids_work_without_a_tokenizer(model: Path, engine: Engine) -> None:

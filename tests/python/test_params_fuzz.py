@@ -91,6 +91,7 @@ USUAL: dict[str, list[Any]] = {
     "allowed_token_ids": TOKEN_LISTS,
     "bad_words": WORDS,
     "num_speculative_tokens": [None, 0, 1, 3, 4, 5, *BIG[:4]],
+    "record_draft_steps": FLAGS,
     "flat_logprobs": FLAGS,
     "logits_processors": [None, [], [lambda output, logits: logits]],
 }

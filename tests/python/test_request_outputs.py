@@ -52,6 +52,7 @@ def report(
                 finish_reason=reason,
                 stop_token_id=stop_token_id,
                 acceptance=None,
+                tapped_states=None,
             )
             for index, ids, reason in parts
         ],
@@ -178,3 +179,15 @@ def test_prompt_logprobs_begin_with_none() -> None:
     logprobs = request.take_output().prompt_logprobs
     assert logprobs is not None and logprobs[0] is None
     assert logprobs[1] is not None and logprobs[1][9].logprob == -1.0
+
+
+@pytest.mark.parametrize("text", ["x ü 🎊 日本", "na🎊ïve a\u00a0b", "テキ 🎉 ra語"])
+def test_the_texts_of_tokens_add_up(text: str) -> None:
+    request, tokenizer = make_request(logprobs=1)
+    ids = tokenizer.encode(text)
+    assert any("\ufffd" in tokenizer.token_text(token) for token in ids)
+    apply(request, report((0, ids, "length")))
+    logprobs = request.take_output().outputs[0].logprobs
+    assert logprobs is not None
+    pieces = [row[token].decoded_token for token, row in zip(ids, logprobs, strict=True)]
+    assert "".join(map(str, pieces)) == tokenizer.decode(ids) == text

@@ -242,6 +242,7 @@ def core_output(*parts: dict[str, Any], error: str = "", finished: bool = True) 
                         "finish_reason": "length",
                         "stop_token_id": None,
                         "acceptance": None,
+                        "tapped_states": None,
                     }
                     | part
                 )

@@ -18,6 +18,7 @@ from specdec_native import (
     EngineArgs,
     FlexibleArgumentParser,
     Gauge,
+    Histogram,
     LLMEngine,
     SamplingParams,
     Vector,
@@ -198,7 +199,7 @@ def test_the_engine_is_stepped_as_in_vllm(model: Path, llm: LLM) -> None:
     engine = LLMEngine.from_engine_args(EngineArgs(model=str(model), **OPTIONS))
     expected = texts(llm.generate(["abc", "xyz"], PARAMS))
     assert engine.add_request("0", "abc", PARAMS) == "0"
-    engine.add_request(request_id="1", prompt="xyz", params=PARAMS, priority=3)
+    engine.add_request(request_id="1", prompt="xyz", params=PARAMS, priority=0)
     engine.add_request("2", "never", PARAMS, arrival_time=time.time())
     assert engine.get_num_unfinished_requests() == 3
     engine.abort_request(["2", "unknown"])
@@ -234,21 +235,24 @@ def test_what_was_resolved_is_found_by_vllms_names(model: Path, llm: LLM) -> Non
 # -- requests
 
 
-def test_priorities_are_checked_and_change_nothing(llm: LLM) -> None:
+def test_priorities_are_checked(model: Path, llm: LLM) -> None:
+    given = LLM(model, **OPTIONS, scheduling_policy="priority")
     expected = texts(llm.generate(["abc", "xyz"], PARAMS))
     for priority in (1, [2, -1], (0, 0)):
-        assert texts(llm.generate(["abc", "xyz"], PARAMS, priority=priority)) == expected
+        assert texts(given.generate(["abc", "xyz"], PARAMS, priority=priority)) == expected
     conversation = [{"role": "user", "content": "hi"}]
-    assert len(llm.chat([conversation] * 2, PARAMS, priority=[1, 0])) == 2
-    assert len(llm.chat(conversation, PARAMS, priority=[1])) == 1
+    assert len(given.chat([conversation] * 2, PARAMS, priority=[1, 0])) == 2
+    assert len(given.chat(conversation, PARAMS, priority=[1])) == 1
     for wrong in ([1], [1, 2, 3]):
         with pytest.raises(ValueError, match=r"priority has \d entries for 2 prompts"):
-            llm.generate(["abc", "xyz"], PARAMS, priority=wrong)
+            given.generate(["abc", "xyz"], PARAMS, priority=wrong)
         with pytest.raises(ValueError, match=r"priority has \d entries for 2 prompts"):
-            llm.chat([conversation] * 2, PARAMS, priority=wrong)
+            given.chat([conversation] * 2, PARAMS, priority=wrong)
     for bad in ("ab", 1.5):
         with pytest.raises(ValueError, match="priority must be an integer"):
-            llm.generate(["abc", "xyz"], PARAMS, priority=bad)
+            given.generate(["abc", "xyz"], PARAMS, priority=bad)
+    with pytest.raises(ValueError, match='scheduling_policy="priority"'):
+        llm.generate(["abc", "xyz"], PARAMS, priority=[0, 1])
 
 
 def test_empty_media_are_text(llm: LLM) -> None:
@@ -321,6 +325,11 @@ def test_metrics_have_vllms_names(model: Path) -> None:
     assert isinstance(by_position, Vector) and len(by_position.values) == 3
     assert sum(by_position.values) == values["vllm:spec_decode_num_accepted_tokens"]
     assert metrics["vllm:prompt_tokens"].labels["model_name"] == str(model)
+    tokens = metrics["vllm:iteration_tokens_total"]
+    assert isinstance(tokens, Histogram)
+    assert list(tokens.buckets)[:3] == ["1.0", "8.0", "16.0"]
+    assert tokens.buckets["+Inf"] == tokens.count == llm.llm_engine.stats().num_steps
+    assert list(tokens.buckets.values()) == sorted(tokens.buckets.values())
 
 
 def test_without_speculation_there_are_no_metrics_of_drafts(llm: LLM) -> None:

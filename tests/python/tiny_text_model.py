@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models
+from tokenizers import decoders, models, pre_tokenizers
 
 from specdec_native import CompletionOutput, Engine, RequestOutput, SamplingParams
 
@@ -36,6 +36,34 @@ def add_text(checkpoint: Path, target: Path) -> Path:
     (target / "tokenizer_config.json").write_text(
         json.dumps({"eos_token": "</s>", "chat_template": CHAT_TEMPLATE})
     )
+    return target
+
+
+# Tokens of several characters, each made of two tokens before it.
+PIECES = (
+    *('{"', '":', '",', ", ", "na", "me", "name", '"}', "in", "ing"),
+    *("tr", "tru", "true", "al", "fal", "fals"),
+)
+
+
+def add_byte_text(checkpoint: Path, target: Path) -> Path:
+    """Copies a checkpoint to `target` and gives it a byte-level BPE tokenizer with a few merges."""
+    add_text(checkpoint, target)
+    specials = ["<s>", "<pad>", "</s>"]
+    pieces = [piece.replace(" ", "\u0120") for piece in PIECES]
+    chars = [char.replace(" ", "\u0120") for char in CHARS]
+    tokens = [*specials, *chars, "\u010a"]
+    merges = []
+    for piece in pieces:
+        cut = next(i for i in range(len(piece) - 1, 0, -1) if {piece[:i], piece[i:]} <= {*tokens})
+        merges.append((piece[:cut], piece[cut:]))
+        tokens.append(piece)
+    vocab = {token: i for i, token in enumerate(tokens)}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, merges, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(specials)
+    tokenizer.save(str(target / "tokenizer.json"))
     return target
 
 

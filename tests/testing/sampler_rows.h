@@ -42,16 +42,23 @@ struct RandomRow {
       seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
       for (const int32_t id : seen) counts.push_back({id, static_cast<int32_t>(random() % 4)});
     }
+    if (coin()) {
+      // Sometimes without the last words, whose tokens are forbidden then.
+      mask.resize((vocab_size + 31) / 32 - (vocab_size > 64 && coin() ? 1 : 0));
+      for (uint32_t& word : mask) word = random() % 3 == 0 ? ~0u : random() & random();
+    }
     params.seed = random();
     params.position = random() % 100000;
     params.want_logprobs = true;
     params.num_logprobs = -1;
+    params.allowed_mask = mask;
     params.banned_token_ids = banned;
     params.logit_bias = bias;
     params.counts = counts;
   }
   RandomRow(const RandomRow&) = delete;
 
+  std::vector<uint32_t> mask;
   std::vector<int32_t> banned;
   std::vector<std::pair<int32_t, float>> bias;
   std::vector<TokenCount> counts;

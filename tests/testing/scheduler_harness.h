@@ -124,6 +124,7 @@ class SchedulerHarness {
     const Sequence* leader = nullptr;
     bool use_prefix_cache = true;
     uint64_t stream = 0;
+    int64_t priority = 0;
   };
 
   explicit SchedulerHarness(const HarnessOptions& options)
@@ -137,6 +138,7 @@ class SchedulerHarness {
     Sequence& sequence = entry->sequence;
     sequence.prefill_leader = options.leader;
     sequence.use_prefix_cache = options.use_prefix_cache;
+    sequence.priority = options.priority;
     entries_.push_back(std::move(entry));
     scheduler_.add(sequence);
     check_integrity();
@@ -277,10 +279,11 @@ class SchedulerHarness {
 
   template <class Predicate>
   std::vector<Sequence*> collect(Predicate predicate) const {
-    std::vector<Sequence*> sequences;  // entries_ are in order of arrival
+    std::vector<Sequence*> sequences;
     for (const auto& entry : entries_) {
       if (predicate(entry->sequence)) sequences.push_back(&entry->sequence);
     }
+    std::ranges::sort(sequences, {}, &Sequence::rank);
     return sequences;
   }
 
@@ -310,11 +313,11 @@ class SchedulerHarness {
     if (!running_before.empty()) {
       EXPECT_TRUE(std::ranges::any_of(plan.sequences, [&](const ScheduledSequence& scheduled) {
         return scheduled.sequence == running_before.front();
-      })) << "the oldest sequence got no row";
+      })) << "the first sequence got no row";
     }
     for (const Sequence* preempted : plan.preempted) {
       EXPECT_TRUE(std::holds_alternative<Preempted>(preempted->state));
-      EXPECT_GT(preempted->ordinal, running_now.back()->ordinal) << "not the newest";
+      EXPECT_GT(preempted->rank(), running_now.back()->rank()) << "not the last";
     }
     check_admissions(plan, running_before);
   }
@@ -374,14 +377,14 @@ class SchedulerHarness {
     }
   }
 
-  // Decodes, then chunks of what ran before, then admissions; each in order of arrival.
+  // Decodes, then chunks of what ran before, then admissions; each in order of rank.
   static void check_order(const ExecutionPlan& plan, const std::vector<Sequence*>& running_before) {
-    std::pair<int, uint64_t> previous{0, 0};
+    std::pair<int, Sequence::Rank> previous{-1, {}};
     for (const ScheduledSequence& scheduled : plan.sequences) {
       const bool decodes = std::holds_alternative<Decoding>(scheduled.sequence->state);
       const bool ran =
           std::ranges::find(running_before, scheduled.sequence) != running_before.end();
-      const std::pair key{decodes ? 0 : ran ? 1 : 2, scheduled.sequence->ordinal + 1};
+      const std::pair key{decodes ? 0 : ran ? 1 : 2, scheduled.sequence->rank()};
       EXPECT_LT(previous, key);
       previous = key;
       if (decodes) {
@@ -401,7 +404,7 @@ class SchedulerHarness {
     }
     if (last_admitted == nullptr) return;
     for (const Sequence* sequence : waiting()) {
-      EXPECT_TRUE(sequence->prefill_leader != nullptr || sequence->ordinal > last_admitted->ordinal)
+      EXPECT_TRUE(sequence->prefill_leader != nullptr || sequence->rank() > last_admitted->rank())
           << sequence->ordinal << " was overtaken by " << last_admitted->ordinal;
     }
   }

@@ -21,18 +21,22 @@ namespace specdec::testing {
 inline const TapSpec kTestTaps = {.layer_inputs = {0, 1, tiny_llama::kLayers},
                                   .final_hidden = true};
 
+inline EngineConfig with_test_taps(EngineConfig config) {
+  config.tapped_layers = kTestTaps.layer_inputs;
+  config.tap_final_hidden = kTestTaps.final_hidden;
+  return config;
+}
+
 // An engine with taps, and the tokens that each of its requests ended with.
 class TappedEngine {
  public:
   explicit TappedEngine(const EngineConfig& config) : config_(config) {
-    auto impl = std::make_unique<Engine::Impl>(
-        config,
-        [this](const BackendConfig& backend) {
-          auto made = make_backend(backend);
-          backend_ = made.get();
-          return made;
-        },
-        kTestTaps);
+    auto impl = std::make_unique<Engine::Impl>(with_test_taps(config),
+                                               [this](const BackendConfig& backend) {
+                                                 auto made = make_backend(backend);
+                                                 backend_ = made.get();
+                                                 return made;
+                                               });
     impl_ = impl.get();
     engine_ = std::make_unique<Engine>(std::move(impl));
   }
@@ -57,6 +61,7 @@ class TappedEngine {
         std::vector<int32_t>& tokens = tokens_[output.request_id];
         for (const CompletionOutput& part : output.outputs) {
           tokens.insert(tokens.end(), part.new_token_ids.begin(), part.new_token_ids.end());
+          if (part.finish_reason != FinishReason::kNone) check_returned(part, tokens);
         }
       }
     }
@@ -86,6 +91,18 @@ class TappedEngine {
   }
 
  private:
+  // Compares what a completion returned with one pass over its tokens but the last.
+  void check_returned(const CompletionOutput& part, std::vector<int32_t> tokens) {
+    ASSERT_NE(part.tapped_states, nullptr);
+    const TappedStates& states = *part.tapped_states;
+    tokens.pop_back();
+    EXPECT_EQ(states.num_tokens, static_cast<int>(tokens.size()));
+    EXPECT_EQ(states.num_taps, kTestTaps.num_taps());
+    EXPECT_EQ(states.hidden_size, tiny_llama::kHidden);
+    EXPECT_EQ(states.dtype, name_of(backend_->act_dtype()));
+    EXPECT_TRUE(states.values == in_one_pass(tokens));
+  }
+
   size_t row_bytes() const {
     return static_cast<size_t>(kTestTaps.width(tiny_llama::kHidden)) *
            size_of(backend_->act_dtype());

@@ -1,6 +1,7 @@
 """Compares this engine with every peer that is installed, interleaved in one run.
 
-    python -m bench.e2e.compare --model DIR_OR_NAME [--draft-model DIR_OR_NAME] [--json FILE]
+    python -m bench.e2e.compare --model DIR_OR_NAME [--draft-model DIR_OR_NAME]
+        [--head DIR_OR_NAME]... [--json FILE]
     python -m bench.e2e.compare --smoke --model DIR_OR_NAME
     python -m bench.e2e.compare --list
     python -m bench.e2e.compare --report FILE... [--chart STEM]
@@ -23,10 +24,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specdec_native.checkpoints import hub
+from specdec_native.checkpoints.draft_config import read_draft_config
+from specdec_native.checkpoints.head_registry import heads_of
+from specdec_native.checkpoints.model_registry import find_model
+from specdec_native.speculation.methods import HEADS, checkpoint_method
 
 from . import chart, machine, report
 from .client import Worker
-from .peers import PEERS, Peer
+from .peers import PEERS, Peer, head_method
 from .protocol import Setup
 from .results import OURS, PLAIN, Contestant, Result, make_rows
 from .runner import Player, Runner
@@ -48,6 +53,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--model", default="SmolLM2-135M-Instruct", help="directory or name (%(default)s)")
     add("--draft-model", help="a smaller model with its vocabulary")
+    add(
+        "--head",
+        action="append",
+        default=[],
+        metavar="DIR_OR_NAME",
+        help="a draft head, repeatable; those that come with this engine if left out",
+    )
     add("--precision", nargs="+", default=["bf16"], choices=["bf16", "int8", "int4"])
     add("--workloads", nargs="+", default=[*WORKLOADS, LONG], choices=[*WORKLOADS, LONG])
     add("--batch", nargs="+", type=int, default=[1, 8, 32])
@@ -116,6 +128,7 @@ class Comparison:
             for peer in PEERS
             if peer.name not in self._pythons
         }
+        self._heads = _find_heads(options.head, options.model)
         self.contestants = [
             contestant
             for precision in options.precision
@@ -128,7 +141,8 @@ class Comparison:
         names = [
             name
             for name in peer.speculations
-            if self._options.draft_model is not None or "draft" not in name
+            if (self._options.draft_model is not None or "draft" not in name)
+            and head_method(name) in (None, *self._heads)
         ]
         return [
             contestant
@@ -214,6 +228,7 @@ class Comparison:
                         ),
                         home=str(home),
                         artifacts=str(artifacts),
+                        head=self._heads.get(head_method(contestant.speculation) or "", ""),
                     )
                 )
             except BaseException:
@@ -238,6 +253,21 @@ class Comparison:
     def _save(self, result: Result) -> None:
         if self._options.json is not None:
             report.write_json(result, self._options.json)
+
+
+def _find_heads(given: Sequence[str], model: str) -> dict[str, str]:
+    """The directories of draft heads by their methods: those given, else the model's known ones."""
+    known = find_model(model)
+    names = list(given) or ([] if known is None else [h.name for h in heads_of(known.name)])
+    heads: dict[str, str] = {}
+    for name in names:
+        directory = hub.resolve_model(name)
+        method = checkpoint_method(name, read_draft_config(directory))
+        if method not in HEADS:
+            raise SystemExit(f"--head: {name} is not a draft head")
+        if heads.setdefault(method, str(directory.absolute())) != str(directory.absolute()):
+            raise SystemExit(f"--head: {name} is a second head for {method}; give one of each")
+    return heads
 
 
 def _max_positions(model: Path) -> int:

@@ -31,6 +31,7 @@ class Setup:
         max_batch: the most prompts of one call.
         home: where the peer is installed.
         artifacts: a folder for what the peer converts a checkpoint to, kept between runs.
+        head: directory of a draft head, where the speculation needs one; "" for none.
     """
 
     model: str
@@ -42,6 +43,7 @@ class Setup:
     max_batch: int
     home: str
     artifacts: str
+    head: str = ""
 
 
 @dataclasses.dataclass

@@ -54,7 +54,13 @@ ENGINES = (
 SPECULATION_TITLE = "Speculation over plain decoding, the same tokens"
 ENGINES_TITLE = "SmolLM2-135M in three engines, all plain"
 NAMES = {"llama.cpp": "llama.cpp", "openvino-genai": "OpenVINO GenAI"}
-DRAFTERS = {"draft": "draft model", "ngram": "n-gram", "suffix": "suffix"}
+DRAFTERS = {
+    "draft": "draft model",
+    "ngram": "n-gram",
+    "suffix": "suffix",
+    "eagle3": "EAGLE-3 head",
+    "medusa": "Medusa head",
+}
 
 
 def rows_of(cell: Cell, folder: Path) -> list[Row]:

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "specdec/options.h"
 #include "specdec/speculative_config.h"
@@ -23,6 +24,7 @@ struct EngineConfig {
   int max_model_len = 0;
   int max_num_seqs = 0;
   int max_num_batched_tokens = 0;
+  std::string scheduling_policy = "fcfs";
   std::string kv_cache_dtype = "auto";
   int64_t kv_cache_memory_bytes = 0;
   int num_kv_blocks = 0;
@@ -34,6 +36,11 @@ struct EngineConfig {
   int num_threads = 0;
   uint64_t seed = 0;
   std::string logprobs_mode = "raw_logprobs";
+  // States that every completion returns once it has finished (CompletionOutput::tapped_states):
+  // the residual stream as each of these layers reads it, the number of layers standing for the
+  // last one's output; then, with tap_final_hidden, what the head reads.
+  std::vector<int> tapped_layers;
+  bool tap_final_hidden = false;
   SpeculativeConfig speculative;
 
   // Throws InvalidArgument naming the first field that is out of range.
@@ -94,6 +101,15 @@ inline constexpr std::tuple kEngineOptions = {
             .help = "tokens computed in one step; longer prompts are cut into chunks",
             .range = between(1, kMaxCacheTokens),
             .zero = "512, on a GPU 8192"}),
+    option(
+        &EngineConfig::scheduling_policy,
+        {.name = "scheduling_policy",
+         .help =
+             "which requests run first: \"fcfs\", those that came first, or \"priority\", those "
+             "of the lowest priority value, then those that came first",
+         .details = "The same order in reverse says who is preempted where memory is short. With "
+                    "\"fcfs\" a request has no priority but 0.",
+         .choices = {"fcfs", "priority"}}),
     option(
         &EngineConfig::kv_cache_dtype,
         {.name = "kv_cache_dtype",

@@ -11,6 +11,7 @@
 // threads it computes with.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -19,6 +20,7 @@
 #include "specdec/acceptance_stats.h"
 #include "specdec/config.h"
 #include "specdec/draft_policy_stats.h"
+#include "specdec/request_options.h"
 #include "specdec/request_output.h"
 #include "specdec/sampling_params.h"
 
@@ -30,6 +32,17 @@ struct DrafterStats {
   int64_t num_draft_tokens = 0;
   int64_t num_accepted_tokens = 0;
   int64_t memory_bytes = 0;  // of its own bookkeeping on the host
+};
+
+// Steps by the number of tokens they computed, drafts included: the last token of a bucket, and of
+// the last bucket none.
+struct StepTokens {
+  static constexpr std::array<int, 13> kBounds = {1,   8,    16,   32,   64,   128,  256,
+                                                  512, 1024, 2048, 4096, 8192, 16384};
+  std::array<int64_t, kBounds.size() + 1> counts = {};  // by bucket
+  int64_t sum = 0;                                      // tokens of all steps
+
+  void record(int num_tokens);
 };
 
 struct EngineStats {
@@ -46,6 +59,7 @@ struct EngineStats {
   int64_t num_preemptions = 0;
   int64_t num_finished_requests = 0;
   int64_t num_aborted_requests = 0;
+  StepTokens step_tokens;
   double schedule_seconds = 0;  // time in each part of all steps
   double draft_seconds = 0;
   double forward_seconds = 0;  // rows through the layers; drafts are verified here
@@ -57,11 +71,21 @@ struct EngineStats {
   DraftPolicyStats draft_policy;  // zero unless the draft length adapts
 };
 
+// How busy an engine is. Unfinished requests run or wait.
+struct EngineLoad {
+  int num_running = 0;             // requests that were scheduled, preempted ones included
+  int num_waiting = 0;             // requests that were not yet
+  int64_t num_waiting_tokens = 0;  // of the prompts of those that wait
+  int num_free_kv_blocks = 0;      // includes cached blocks nothing refers to
+  int num_kv_blocks = 0;
+};
+
 // One finished completion, as generate() returns it.
 struct Completion {
   std::vector<int32_t> token_ids;
   std::vector<PositionLogprobs> logprobs;
   FinishReason finish_reason = FinishReason::kNone;
+  std::shared_ptr<const TappedStates> tapped_states;  // null unless the engine has taps
 };
 
 class Engine {
@@ -77,14 +101,14 @@ class Engine {
 
   // Throws the InvalidArgument that add_request() would throw, except for an id in use. May be
   // called while another thread steps.
-  void check_request(const std::vector<int32_t>& prompt_token_ids,
-                     const SamplingParams& params) const;
+  void check_request(const std::vector<int32_t>& prompt_token_ids, const SamplingParams& params,
+                     const RequestOptions& options = {}) const;
 
   // Queues a request. Throws InvalidArgument (empty or too long prompt, token out of vocabulary,
   // bad parameter, id in use); the engine is unchanged then. Throws EngineFailed once the engine
   // has failed.
   void add_request(const std::string& request_id, std::vector<int32_t> prompt_token_ids,
-                   const SamplingParams& params);
+                   const SamplingParams& params, RequestOptions options = {});
 
   // Ends a request; nothing more is reported for it. False when the id is unknown or finished.
   bool abort(const std::string& request_id);
@@ -111,6 +135,7 @@ class Engine {
   int reset_prefix_cache();
 
   EngineStats stats() const;
+  EngineLoad load() const;
   const ModelInfo& model_info() const;
 
  private:

@@ -22,6 +22,7 @@ struct LoopRequest {
   uint64_t id = 0;  // the caller's, different from that of every other unfinished request
   std::vector<int32_t> prompt_token_ids;
   SamplingParams params;
+  RequestOptions options = {};
   std::shared_ptr<void> context = nullptr;  // the caller's; every output of the request has it
   bool by_step = false;  // advances only while other requests run, and in steps of ask_for_step()
 };
@@ -74,6 +75,10 @@ class EngineLoop {
   // loop has ended, and in the loop's own thread.
   EngineStats stats();
   int reset_prefix_cache();
+
+  // How busy the engine is, without waiting for it: as of the last step, with what was queued since
+  // among the waiting. Nothing runs or waits once the loop has ended.
+  EngineLoad load() const;
 
   // Whether the caller is the thread that steps, which custom drafters run in.
   bool is_loop_thread() const;

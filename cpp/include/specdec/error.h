@@ -48,6 +48,12 @@ class Unavailable : public Error {
   using Error::Error;
 };
 
+// RuntimeError: a request's grammar cannot go on: it has become too costly, or leaves no token.
+class GrammarError : public Error {
+ public:
+  using Error::Error;
+};
+
 // RuntimeError: an error that is no request's own has ended the engine. The message has the cause;
 // make a new engine.
 class EngineFailed : public Error {

@@ -1,6 +1,6 @@
 // Options, each written once: the table below a configuration says of every member what users call
 // it, which values it takes and what it does. The checks in C++, the Python binding and its types,
-// the command line and OPTIONS.md are made of these tables.
+// the command line and docs/options.md are made of these tables.
 #pragma once
 
 #include <array>

@@ -1,7 +1,9 @@
 // What Engine::step() returns for each request that made progress.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,6 +23,35 @@ struct Logprob {
 // The chosen token first, then the top-N in falling order (the chosen one may stand there again).
 using PositionLogprobs = std::vector<Logprob>;
 
+// States of the target by token: [num_tokens, num_taps, hidden_size] elements of `dtype`, the one
+// it computes in. Their tokens are the prompt's and the completion's, except for the last, which
+// was not computed from.
+struct TappedStates {
+  int num_tokens = 0;
+  int num_taps = 0;
+  int hidden_size = 0;
+  std::string dtype;
+  std::vector<std::byte> values;
+};
+
+// A token that was drafted and verified.
+struct DraftedToken {
+  int32_t token_id = 0;
+  int parent = -1;      // the drafted token it follows, by index; -1: the last committed one
+  std::string drafter;  // the name of its method
+  // That it is kept where its parent is, as its drafter thinks; unknown where the device drafted.
+  std::optional<float> probability;
+  bool is_accepted = false;
+};
+
+// What one step drafted for a completion, and kept.
+struct DraftStep {
+  int num_draft_tokens = 0;  // verified: nodes of a tree
+  int num_accepted_tokens = 0;
+  // The tree, parents before children, where SamplingParams::record_draft_trees asks for it.
+  std::vector<DraftedToken> tree;
+};
+
 struct CompletionOutput {
   int index = 0;                               // which of the request's n completions
   std::vector<int32_t> new_token_ids;          // since the last RequestOutput
@@ -28,7 +59,12 @@ struct CompletionOutput {
   FinishReason finish_reason = FinishReason::kNone;
   // What was drafted for this completion and kept so far; only on an engine that speculates.
   std::optional<AcceptanceStats> acceptance;
+  // Of this step, where drafts were verified and SamplingParams::record_draft_steps or
+  // record_draft_trees asks for it.
+  std::optional<DraftStep> draft_step;
   std::optional<int32_t> stop_token_id;  // the stop token that ended it, if one of stop_token_ids
+  // Of an engine with taps, when this completion has ended by itself; null if it was aborted.
+  std::shared_ptr<const TappedStates> tapped_states;
 };
 
 struct RequestMetrics {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "specdec/grammar.h"
 #include "specdec/logits_processor.h"
 #include "specdec/options.h"
 
@@ -28,6 +29,7 @@ struct SamplingParams {
   std::vector<std::vector<int32_t>> bad_words;
   // After logit_bias and before the penalties, one after the other. None may be null.
   std::vector<std::shared_ptr<LogitsProcessor>> logits_processors;
+  std::shared_ptr<const Grammar> grammar;  // what the text must look like; null: anything
   int max_tokens = 16;
   int min_tokens = 0;
   std::vector<int32_t> stop_token_ids;
@@ -37,6 +39,8 @@ struct SamplingParams {
   std::optional<int> logprobs;
   std::optional<int> prompt_logprobs;
   std::optional<int> num_speculative_tokens;
+  bool record_draft_steps = false;
+  bool record_draft_trees = false;
   // Throws InvalidArgument naming the field. `vocab_size` 0 skips the checks that need it.
   void validate(int vocab_size = 0) const;
 };
@@ -109,6 +113,13 @@ inline constexpr std::tuple kSamplingOptions = {
             .help = "tokens drafted ahead at most, where the engine speculates; 0 drafts none",
             .details = "Without it, what the engine is set to, which is also the most.",
             .range = at_least(0)}),
+    option(&SamplingParams::record_draft_steps,
+           {.name = "record_draft_steps",
+            .help = "report how many tokens each step drafted and kept, where the engine "
+                    "speculates"}),
+    option(&SamplingParams::record_draft_trees,
+           {.name = "record_draft_trees",
+            .help = "report every drafted token, with what proposed it and whether it was kept"}),
 };
 
 }  // namespace specdec

@@ -335,9 +335,12 @@ struct SampleRow {
   std::span<const TokenCount> counts = {};  // distinct tokens; may be empty without penalties
   std::span<const std::pair<int32_t, float>> logit_bias = {};
   std::span<const int32_t> allowed_token_ids = {};  // sorted; empty: all
+  // Bits of allowed tokens, as GrammarMatcher::fill_mask sets them; tokens past the last word are
+  // forbidden. Empty: all may be sampled. Applied before a processor and again after.
+  std::span<const uint32_t> allowed_mask = {};
   // Bad words that would complete, stops before min_tokens.
   std::span<const int32_t> banned_token_ids = {};
-  // Run by who calls the backend, which then sets given_logits and empties masks and bias.
+  // Run by who calls the backend, which then sets given_logits and empties lists and bias.
   RowProcessor* processor = nullptr;
   // Host, [vocab_size]: processed instead of the row's own, which raw modes still report; or null.
   const float* given_logits = nullptr;

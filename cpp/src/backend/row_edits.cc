@@ -10,9 +10,22 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
+void forbid_outside(std::span<const uint32_t> mask, std::span<float> logits) {
+  for (size_t begin = 0; begin < logits.size(); begin += 32) {
+    const uint32_t word = begin / 32 < mask.size() ? mask[begin / 32] : 0;
+    if (word == ~0u) continue;
+    const std::span<float> part =
+        logits.subspan(begin, std::min<size_t>(32, logits.size() - begin));
+    for (size_t i = 0; i < part.size(); ++i) {
+      if ((word >> i & 1u) == 0) part[i] = -kInfinity;
+    }
+  }
+}
+
 }  // namespace
 
 void apply_masks(const SampleRow& params, std::span<float> logits, std::span<float> scratch) {
+  if (!params.allowed_mask.empty()) forbid_outside(params.allowed_mask, logits);
   const auto is_known = [&](int32_t token) {
     return token >= 0 && static_cast<size_t>(token) < logits.size();
   };

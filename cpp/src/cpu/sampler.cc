@@ -6,6 +6,7 @@
 
 #include "backend/row_edits.h"
 #include "core/check.h"
+#include "core/token_mask.h"
 #include "cpu/cpu_backend.h"
 #include "cpu/sampler_select.h"
 
@@ -19,8 +20,8 @@ constexpr DrawCutoff kKeepAll = {-kInfinity, std::numeric_limits<int32_t>::max()
 constexpr int kListedDrawCost = 8;
 
 bool changes_logits(const SampleRow& params) {
-  return !params.allowed_token_ids.empty() || !params.banned_token_ids.empty() ||
-         !params.logit_bias.empty() || !params.counts.empty();
+  return !params.allowed_mask.empty() || !params.allowed_token_ids.empty() ||
+         !params.banned_token_ids.empty() || !params.logit_bias.empty() || !params.counts.empty();
 }
 
 void apply_penalties(const SampleRow& params, float* logits, int vocab_size) {
@@ -37,6 +38,7 @@ void apply_penalties(const SampleRow& params, float* logits, int vocab_size) {
 // The answer when no logit is above -inf.
 int32_t first_permitted(const SampleRow& params, int vocab_size) {
   const auto banned = [&](int32_t token) {
+    if (!params.allowed_mask.empty() && !is_in(params.allowed_mask, token)) return true;
     return std::find(params.banned_token_ids.begin(), params.banned_token_ids.end(), token) !=
            params.banned_token_ids.end();
   };

@@ -80,12 +80,14 @@ DeviceExecutor::DeviceExecutor(std::unique_ptr<DeviceStep> device, Drafting* dra
       drafts_on_host_(drafting != nullptr && drafter_ == nullptr),
       shape_(drafter_ == nullptr ? TreeShape{} : drafting->tree_shape()) {}
 
-// A device step does no bad words (they look back over the text), no processors (they are the
-// host's), no long lists of logprobs, and no logprobs of tokens that weighing picks instead of the
-// sampler.
+// A device step does no bad words and no grammars (they look back over the text), no processors
+// (they are the host's), no long lists of logprobs, and no logprobs of tokens that weighing picks
+// instead of the sampler.
 bool DeviceExecutor::serves(const CompletionState& completion) const {
   const SamplingParams& params = completion.request.params;
-  if (!params.bad_words.empty() || !params.logits_processors.empty()) return false;
+  if (!params.bad_words.empty() || !params.logits_processors.empty() || params.grammar != nullptr) {
+    return false;
+  }
   if (!params.logprobs.has_value()) return true;
   return !weighs_drafts(config_.speculative.verification) && *params.logprobs >= 0 &&
          *params.logprobs <= kMaxLogprobs;
@@ -135,7 +137,7 @@ std::optional<DeviceExecutor::Seating> DeviceExecutor::take_seats(
     seating.want_logprobs |= sequence.params.logprobs.has_value();
     const std::span<const BlockId> blocks = sequence.blocks.ids();
     seating.seats.push_back(
-        {.ordinal = sequence.ordinal, .is_taken = true, .blocks = {blocks.begin(), blocks.end()}});
+        {.rank = sequence.rank(), .is_taken = true, .blocks = {blocks.begin(), blocks.end()}});
   }
   if (seating.num_unseen <= kMaxUnseen) num_steps_until_catch_up_ = 0;
   device_->set_seats(seats);
@@ -170,8 +172,8 @@ void DeviceExecutor::vacate_others(std::span<CompletionState* const> completions
   for (size_t i = 0; i < seating_->seats.size(); ++i) {
     Seat& seat = seating_->seats[i];
     if (!seat.is_taken) continue;
-    while (next < completions.size() && completions[next]->sequence.ordinal < seat.ordinal) ++next;
-    if (next < completions.size() && completions[next]->sequence.ordinal == seat.ordinal) continue;
+    while (next < completions.size() && completions[next]->sequence.rank() < seat.rank) ++next;
+    if (next < completions.size() && completions[next]->sequence.rank() == seat.rank) continue;
     seat.is_taken = false;
     gone.push_back(static_cast<int>(i));
   }
@@ -253,10 +255,10 @@ void DeviceExecutor::launch(const Step& step) {
   Launch launch;
   std::vector<NewBlock> added;
   std::vector<HostDraft> drafts;
-  int seat = 0;  // both are in order of arrival
+  int seat = 0;  // both are in order of rank
   for (size_t i = 0; i < step.completions.size(); ++i, ++seat) {
     while (!seating_->seats[seat].is_taken) ++seat;
-    SPECDEC_CHECK_EQ(seating_->seats[seat].ordinal, step.ordinals[i]);
+    SPECDEC_CHECK(seating_->seats[seat].rank == step.completions[i]->sequence.rank());
     launch.seat_of.push_back(seat);
     add_new_blocks(step.completions[i]->sequence, seat, added);
     const DraftTree* tree = step.trees[i];

@@ -72,12 +72,12 @@ class DeviceExecutor final : public StepExecutor {
 
  private:
   struct Seat {
-    uint64_t ordinal = 0;
+    Sequence::Rank rank;
     bool is_taken = false;
     std::vector<int32_t> blocks;  // as the device knows them
   };
   struct Seating {
-    std::vector<Seat> seats;  // in order of arrival
+    std::vector<Seat> seats;  // in order of rank
     bool want_logprobs = false;
     int num_unseen = 1;  // by the draft model, most of a sequence's tokens when the next step runs
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "speculation/custom_drafter.h"
+#include "speculation/grammar_drafter.h"
 #include "speculation/ngram_drafter.h"
 #include "speculation/suffix_drafter.h"
 
@@ -19,6 +20,8 @@ Drafting::Drafting(const SpeculativeConfig& config, int vocab_size, DraftModels&
     drafters.push_back(make_drafter(id, vocab_size, models, pool));
     drafter_stats_.push_back({.name = name_of(drafter.method)});
   }
+  drafters.push_back(std::make_unique<GrammarDrafter>(static_cast<int>(drafters.size())));
+  drafter_stats_.push_back({.name = "grammar"});
   drafters_ =
       std::make_unique<Drafters>(std::move(drafters), config_.merge_drafters, config_.adapts());
 }
@@ -70,6 +73,7 @@ DraftRequest Drafting::request_for(const ScheduledSequence& scheduled, Completio
           .num_remaining = sequence.max_num_tokens() - sequence.num_tokens(),
           .blocks = &sequence.blocks,
           .rows = &completion,
+          .grammar = completion.grammar(),
           .tree = &tree,
           .error = {}};
 }
@@ -160,7 +164,27 @@ void Drafting::record(const StepRecord& record) {
     ++drafter_stats_[record.tree->drafter(node)].num_accepted_tokens;
   }
   record.completion->acceptance.record(num_drafts, deepest, num_accepted);
+  const SamplingParams& params = sequence.params;
+  if (params.record_draft_steps || params.record_draft_trees) {
+    record.completion->draft_step = {
+        .num_draft_tokens = num_drafts, .num_accepted_tokens = num_accepted, .tree = {}};
+  }
+  if (params.record_draft_trees) record.completion->draft_step->tree = drafted_tokens(record);
   acceptance_.record(num_drafts, deepest, num_accepted);
+}
+
+std::vector<DraftedToken> Drafting::drafted_tokens(const StepRecord& record) const {
+  const DraftTree& tree = *record.tree;
+  std::vector<DraftedToken> tokens;
+  for (int node = 1; node < tree.num_nodes(); ++node) {
+    DraftedToken& token = tokens.emplace_back();
+    token.token_id = tree.tokens()[node];
+    token.parent = tree.parents()[node] - 1;
+    token.drafter = drafter_stats_[tree.drafter(node)].name;
+    if (!record.num_passes.has_value()) token.probability = tree.proposals(node).front().confidence;
+    token.is_accepted = std::ranges::find(record.accepted, node) != record.accepted.end();
+  }
+  return tokens;
 }
 
 void Drafting::record_passes(int num_passes, int num_rows, double seconds) {
@@ -181,6 +205,8 @@ void Drafting::finish(const Sequence& sequence) {
 void Drafting::fill_stats(EngineStats& stats) const {
   stats.acceptance = acceptance_;
   stats.drafters = drafter_stats_;
+  // The last one's are the grammars': not shown where no request has had one.
+  if (drafter_stats_.back().num_draft_tokens == 0) stats.drafters.pop_back();
   if (const DraftPolicy* policy = drafters_->policy()) stats.draft_policy = policy->stats();
   for (size_t i = 0; i < stats.drafters.size(); ++i) {
     stats.drafters[i].memory_bytes = drafters_->memory_bytes(i);

@@ -70,6 +70,7 @@ class Drafting {
  private:
   std::unique_ptr<Drafter> make_drafter(int id, int vocab_size, DraftModels& models,
                                         const BlockPool& pool);
+  std::vector<DraftedToken> drafted_tokens(const StepRecord& record) const;
   DraftRequest request_for(const ScheduledSequence& scheduled, CompletionState& completion,
                            DraftTree& tree) const;
 

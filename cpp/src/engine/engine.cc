@@ -101,7 +101,9 @@ void Engine::Impl::launch(Step step) {
   step.launch_time = now_seconds();
   for (CompletionState* completion : step.completions) {
     RequestMetrics& metrics = completion->request.metrics;
-    if (metrics.first_scheduled_time == 0) metrics.first_scheduled_time = step.launch_time;
+    if (metrics.first_scheduled_time != 0) continue;
+    metrics.first_scheduled_time = step.launch_time;
+    stop_waiting(completion->request);
   }
   step.executor->launch(step);
   if (step.executor == device_.get()) ++stats_.num_device_steps;
@@ -120,6 +122,7 @@ std::vector<RequestOutput> Engine::Impl::commit(Step& step, StepOutcome& outcome
   for (const Sequence* sequence : step.plan.preempted) {
     ++completion_of(*sequence).request.metrics.num_preemptions;
   }
+  const int num_rows = step.plan.num_rows;
   leave_out_ended(step, outcome);
   Outputs outputs;
   if (drafting_ != nullptr) record_drafts(step, outcome);
@@ -133,7 +136,14 @@ std::vector<RequestOutput> Engine::Impl::commit(Step& step, StepOutcome& outcome
       ++request.num_prompt_logprobs;
     }
   }
-  const std::vector<SequenceUpdate> updates = scheduler_->advance(step.plan, result);
+  FinishHook on_finish;
+  if (has_taps()) {
+    on_finish = [this](const Sequence& sequence) {
+      completion_of(sequence).tapped_states = std::make_shared<TappedStates>(
+          runner_->read_tapped(sequence.blocks, sequence.num_computed_tokens));
+    };
+  }
+  const std::vector<SequenceUpdate> updates = scheduler_->advance(step.plan, result, on_finish);
   for (size_t i = 0; i < updates.size(); ++i) {
     if (updates[i].num_new_tokens > 0) {
       report(*step.completions[i], updates[i].num_new_tokens,
@@ -147,6 +157,7 @@ std::vector<RequestOutput> Engine::Impl::commit(Step& step, StepOutcome& outcome
   }
   retire_finished(outputs);
   ++stats_.num_steps;
+  stats_.step_tokens.record(num_rows);
   return in_order(outputs);
 }
 
@@ -220,9 +231,11 @@ void Engine::Impl::report(CompletionState& completion, int num_new_tokens,
     output.new_logprobs = std::move(logprobs);
   }
   if (drafting_ != nullptr) output.acceptance = completion.acceptance;
+  output.draft_step = std::exchange(completion.draft_step, std::nullopt);
   if (const auto* finished = std::get_if<Finished>(&sequence.state)) {
     output.finish_reason = finished->reason;
     output.stop_token_id = finished->stop_token_id;
+    output.tapped_states = std::move(completion.tapped_states);
     if (drafting_ != nullptr) drafting_->finish(sequence);
   }
 }

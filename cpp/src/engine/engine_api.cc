@@ -1,4 +1,5 @@
 // specdec::Engine over its Impl, and generate(), which needs no more than the other calls.
+#include <algorithm>
 #include <iterator>
 #include <unordered_map>
 #include <utility>
@@ -17,9 +18,16 @@ void append(Completion& completion, CompletionOutput part) {
   std::move(part.new_logprobs.begin(), part.new_logprobs.end(),
             std::back_inserter(completion.logprobs));
   completion.finish_reason = part.finish_reason;
+  completion.tapped_states = std::move(part.tapped_states);
 }
 
 }  // namespace
+
+void StepTokens::record(int num_tokens) {
+  const auto bucket = std::ranges::lower_bound(kBounds, num_tokens);
+  ++counts[static_cast<size_t>(bucket - kBounds.begin())];
+  sum += num_tokens;
+}
 
 Engine::Engine(const EngineConfig& config) : impl_(std::make_unique<Impl>(config)) {}
 Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -28,12 +36,12 @@ Engine::Engine(Engine&&) noexcept = default;
 Engine& Engine::operator=(Engine&&) noexcept = default;
 
 void Engine::check_request(const std::vector<int32_t>& prompt_token_ids,
-                           const SamplingParams& params) const {
-  impl_->check_request(prompt_token_ids, params);
+                           const SamplingParams& params, const RequestOptions& options) const {
+  impl_->check_request(prompt_token_ids, params, options);
 }
 void Engine::add_request(const std::string& request_id, std::vector<int32_t> prompt_token_ids,
-                         const SamplingParams& params) {
-  impl_->add_request(request_id, std::move(prompt_token_ids), params);
+                         const SamplingParams& params, RequestOptions options) {
+  impl_->add_request(request_id, std::move(prompt_token_ids), params, std::move(options));
 }
 bool Engine::abort(const std::string& request_id) { return impl_->abort(request_id); }
 bool Engine::stop_completion(const std::string& request_id, int index) {
@@ -43,6 +51,7 @@ std::vector<RequestOutput> Engine::step() { return impl_->step(); }
 bool Engine::has_unfinished_requests() const { return impl_->has_unfinished_requests(); }
 int Engine::reset_prefix_cache() { return impl_->reset_prefix_cache(); }
 EngineStats Engine::stats() const { return impl_->stats(); }
+EngineLoad Engine::load() const { return impl_->load(); }
 const ModelInfo& Engine::model_info() const { return impl_->model_info(); }
 
 std::vector<std::vector<Completion>> Engine::generate(

@@ -6,9 +6,11 @@
 
 #include "core/host_memory.h"
 #include "core/log.h"
+#include "core/str_cat.h"
 #include "engine/engine_impl.h"
 #include "engine/sizes.h"
 #include "engine/step_guard.h"
+#include "specdec/error.h"
 
 namespace specdec {
 namespace {
@@ -23,10 +25,30 @@ int max_logit_rows(const EngineConfig& config) {
       std::min<int64_t>(config.max_num_seqs * rows_per_sequence, kMaxLogitRows));
 }
 
+// What completions return and what draft heads read, which are one and the same row of features.
+TapSpec resolve_taps(const EngineConfig& config, const ModelConfig& model,
+                     const TapSpec& of_heads) {
+  TapSpec taps{.layer_inputs = config.tapped_layers,
+               .final_hidden = config.tap_final_hidden,
+               .least_width = of_heads.least_width};
+  for (const int layer : taps.layer_inputs) {
+    if (layer < 0 || layer > model.num_layers) {
+      throw InvalidArgument(
+          "taps", str_cat("has layer ", layer, ", but there are 0 to ", model.num_layers));
+    }
+  }
+  if (taps.num_taps() == 0) return of_heads;
+  if (of_heads.num_taps() != 0 && !taps.reads_same(of_heads)) {
+    throw InvalidArgument("taps",
+                          "differ from the states that the draft head reads; leave them out, or "
+                          "record them on an engine without the head");
+  }
+  return taps;
+}
+
 }  // namespace
 
-Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend, TapSpec taps)
-    : config_(given) {
+Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend) : config_(given) {
   config_.validate();
   const DeviceChoice device = resolve_device(config_.device);
   if (config_.device == "auto") log_info("device='auto' is ", device.name);
@@ -50,9 +72,9 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend, 
   const RunnerLimits limits{.max_model_len = max_model_len,
                             .max_rows = config.max_num_batched_tokens,
                             .max_logit_rows = max_logit_rows(config)};
-  if (taps.num_taps() == 0) taps = draft_models_->taps();
   runner_ = std::make_unique<ModelRunner>(model, config.model, *backend_, limits,
-                                          parse_quantization(config.quantization), std::move(taps));
+                                          parse_quantization(config.quantization),
+                                          resolve_taps(config, model, draft_models_->taps()));
   draft_models_->load(*backend_, *runner_, max_model_len);
   const int64_t block_bytes =
       runner_->cache_block_bytes(kv_format) + draft_models_->cache_block_bytes(kv_format);

@@ -29,12 +29,13 @@ namespace specdec {
 class Engine::Impl {
  public:
   using BackendMaker = std::function<std::unique_ptr<Backend>(const BackendConfig&)>;
-  explicit Impl(const EngineConfig& given, const BackendMaker& make_backend = specdec::make_backend,
-                TapSpec taps = {});
+  explicit Impl(const EngineConfig& given,
+                const BackendMaker& make_backend = specdec::make_backend);
 
-  void add_request(const std::string& id, std::vector<int32_t> prompt,
-                   const SamplingParams& params);
-  void check_request(const std::vector<int32_t>& prompt, const SamplingParams& params) const;
+  void add_request(const std::string& id, std::vector<int32_t> prompt, const SamplingParams& params,
+                   RequestOptions options = {});
+  void check_request(const std::vector<int32_t>& prompt, const SamplingParams& params,
+                     const RequestOptions& options = {}) const;
   bool abort(const std::string& id);
   bool stop_completion(const std::string& id, int index);
   std::vector<RequestOutput> step();
@@ -42,6 +43,7 @@ class Engine::Impl {
   bool has_unfinished_requests() const { return !requests_.empty(); }
   int reset_prefix_cache() { return scheduler_->prefix_cache().reset(); }
   EngineStats stats() const;
+  EngineLoad load() const;
   const ModelInfo& model_info() const { return info_; }
   // The states that are tapped, and where a sequence's rows of them lie.
   PagedRowsView features() const { return runner_->features(); }
@@ -51,6 +53,8 @@ class Engine::Impl {
   // Outputs of the step under way, by arrival.
   using Outputs = std::map<uint64_t, RequestOutput>;
 
+  // Whether completions return states.
+  bool has_taps() const { return !config_.tapped_layers.empty() || config_.tap_final_hidden; }
   void fill_model_info(const ModelConfig& model, const CacheSize& cache);
 
   std::vector<RequestOutput> run_step();
@@ -77,6 +81,7 @@ class Engine::Impl {
   RequestOutput& output_of(Outputs& outputs, const Request& request);
   CompletionState& completion_of(const Sequence& sequence);
   void erase(const std::string& id);
+  void stop_waiting(const Request& request);
 
   EngineConfig config_;
   std::unique_ptr<Backend> backend_;
@@ -92,6 +97,8 @@ class Engine::Impl {
 
   uint64_t next_ordinal_ = 0;  // of sequences
   uint64_t num_requests_added_ = 0;
+  int num_waiting_ = 0;  // requests that were not yet scheduled
+  int64_t num_waiting_tokens_ = 0;
   std::unordered_map<std::string, std::unique_ptr<Request>> requests_;
   std::unordered_map<uint64_t, CompletionState*> completions_;  // by ordinal
 

@@ -26,6 +26,7 @@ struct Add {
   uint64_t id;
   std::vector<int32_t> prompt;
   SamplingParams params;
+  RequestOptions options;
 };
 struct Abort {
   uint64_t id;
@@ -81,6 +82,9 @@ struct EngineLoop::State {
   uint64_t last_asked_step = 0;
   Batch batch;  // what was not taken yet
   uint64_t last_taken_step = 0;
+  EngineLoad load;     // of the engine, as of the last step
+  int num_queued = 0;  // requests among the commands, or among those the thread executes
+  int64_t num_queued_tokens = 0;
   int num_steps_ahead = 0;  // steps with outputs that nobody has taken
   std::string failure;      // of the engine, once it has failed
   bool is_stopping = false;
@@ -134,7 +138,8 @@ struct EngineLoop::State {
   void execute(Command& command, std::vector<RequestOutput>& outputs) {
     if (auto* add = std::get_if<Add>(&command)) {
       try {
-        engine->add_request(std::to_string(add->id), std::move(add->prompt), add->params);
+        engine->add_request(std::to_string(add->id), std::move(add->prompt), add->params,
+                            std::move(add->options));
       } catch (const std::exception& error) {  // the engine failed meanwhile, or lacks memory
         RequestOutput& output = outputs.emplace_back(ended(add->id));
         output.error = error.what();
@@ -181,6 +186,7 @@ EngineLoop::EngineLoop(const std::function<Engine()>& make) : state_(std::make_s
       // The thread that steps loads, too: memory is near the threads that first wrote it.
       state->engine = std::make_shared<Engine>(make());
       state->info = state->engine->model_info();
+      state->load = state->engine->load();
     } catch (...) {
       loaded.set_exception(std::current_exception());
       return;
@@ -220,7 +226,7 @@ void EngineLoop::add(std::vector<LoopRequest> requests) {
   }
   if (engine == nullptr) throw_closed();
   for (const LoopRequest& request : requests) {
-    engine->check_request(request.prompt_token_ids, request.params);
+    engine->check_request(request.prompt_token_ids, request.params, request.options);
   }
   {
     const std::scoped_lock lock(state_->mutex);
@@ -239,8 +245,10 @@ void EngineLoop::add(std::vector<LoopRequest> requests) {
                                             .is_open = std::vector<bool>(request.params.n, true),
                                             .metrics = {}});
       if (!request.by_step) ++state_->num_running_freely;
-      state_->commands.emplace_back(
-          Add{request.id, std::move(request.prompt_token_ids), std::move(request.params)});
+      ++state_->num_queued;
+      state_->num_queued_tokens += static_cast<int64_t>(request.prompt_token_ids.size());
+      state_->commands.emplace_back(Add{request.id, std::move(request.prompt_token_ids),
+                                        std::move(request.params), std::move(request.options)});
     }
   }
   state_->wake.notify_one();
@@ -299,6 +307,10 @@ void EngineLoop::run(const std::shared_ptr<State>& state) {
     state->publish(std::move(output));
   }
   state->has_ended = true;
+  state->load = {.num_free_kv_blocks = state->load.num_kv_blocks,
+                 .num_kv_blocks = state->load.num_kv_blocks};
+  state->num_queued = 0;
+  state->num_queued_tokens = 0;
   std::shared_ptr<Engine> engine = std::exchange(state->engine, nullptr);
   std::vector<Command> commands = std::exchange(state->commands, {});  // calls get a future_error
   lock.unlock();
@@ -317,6 +329,8 @@ void EngineLoop::step_until_stopped(State& state) {
     });
     if (state.is_stopping) return;
     std::vector<Command> commands = std::exchange(state.commands, {});
+    const int num_queued = state.num_queued;
+    const int64_t num_queued_tokens = state.num_queued_tokens;
     const bool wants_step = state.wants_step();
     const uint64_t asked_step = state.last_asked_step;
     lock.unlock();
@@ -327,7 +341,11 @@ void EngineLoop::step_until_stopped(State& state) {
       std::vector<RequestOutput> stepped = state.engine->step();
       std::move(stepped.begin(), stepped.end(), std::back_inserter(outputs));
     }
+    const EngineLoad load = state.engine->load();
     lock.lock();
+    state.load = load;
+    state.num_queued -= num_queued;
+    state.num_queued_tokens -= num_queued_tokens;
     for (RequestOutput& output : outputs) state.publish(std::move(output));
     if (wants_step) {
       state.batch.last_answered_step = asked_step;
@@ -359,6 +377,14 @@ int EngineLoop::reset_prefix_cache() {
   int num_dropped = 0;
   state_->call([&num_dropped](Engine& engine) { num_dropped = engine.reset_prefix_cache(); });
   return num_dropped;
+}
+
+EngineLoad EngineLoop::load() const {
+  const std::scoped_lock lock(state_->mutex);
+  EngineLoad load = state_->load;
+  load.num_waiting += state_->num_queued;
+  load.num_waiting_tokens += state_->num_queued_tokens;
+  return load;
 }
 
 void EngineLoop::stop() {

@@ -21,8 +21,8 @@ uint64_t derived_seed(uint64_t engine_seed, uint64_t ordinal) {
 
 }  // namespace
 
-void Engine::Impl::check_request(const std::vector<int32_t>& prompt,
-                                 const SamplingParams& params) const {
+void Engine::Impl::check_request(const std::vector<int32_t>& prompt, const SamplingParams& params,
+                                 const RequestOptions& options) const {
   if (prompt.empty()) throw InvalidArgument("prompt", "is empty; give at least one token");
   if (static_cast<int64_t>(prompt.size()) >= info_.max_model_len) {
     throw InvalidArgument(
@@ -37,6 +37,18 @@ void Engine::Impl::check_request(const std::vector<int32_t>& prompt,
     }
   }
   params.validate(info_.vocab_size);
+  if (params.grammar != nullptr && params.grammar->vocab_size() != info_.vocab_size) {
+    throw InvalidArgument("grammar",
+                          str_cat("is for a vocabulary of ", params.grammar->vocab_size(),
+                                  " tokens, but the model has ", info_.vocab_size));
+  }
+  if (options.priority != 0 && config_.scheduling_policy != "priority") {
+    throw InvalidArgument("priority",
+                          str_cat("is ", options.priority,
+                                  ", but the engine serves requests in the order they come; leave "
+                                  "priority out, or make the engine with "
+                                  "scheduling_policy=\"priority\""));
+  }
   const int longest_draft = config_.speculative.num_speculative_tokens;
   if (params.num_speculative_tokens.value_or(0) > longest_draft) {
     throw InvalidArgument("num_speculative_tokens",
@@ -46,18 +58,20 @@ void Engine::Impl::check_request(const std::vector<int32_t>& prompt,
 }
 
 void Engine::Impl::add_request(const std::string& id, std::vector<int32_t> prompt,
-                               const SamplingParams& params) {
+                               const SamplingParams& params, RequestOptions options) {
   if (has_failed()) throw EngineFailed(failure_);
-  check_request(prompt, params);
+  check_request(prompt, params, options);
   if (requests_.contains(id)) {
     throw InvalidArgument("request_id", str_cat("'", id, "' is in use by an unfinished request"));
   }
-  auto request = std::make_unique<Request>(id, params);
+  auto request = std::make_unique<Request>(id, params, std::move(options));
   const uint64_t seed = params.seed.value_or(derived_seed(config_.seed, num_requests_added_));
   for (int i = 0; i < params.n; ++i) {
     auto completion = std::make_unique<CompletionState>(
         *request, i, seed + static_cast<uint64_t>(i), next_ordinal_ + i, prompt, config_.block_size,
         info_.max_model_len);
+    completion->sequence.cache_salt = request->options.cache_salt;
+    completion->sequence.priority = request->options.priority;
     if (i == 0) {
       // A cached position has no logits to report.
       completion->sequence.use_prefix_cache = !params.prompt_logprobs.has_value();
@@ -72,16 +86,24 @@ void Engine::Impl::add_request(const std::string& id, std::vector<int32_t> promp
     scheduler_->add(completion->sequence);
   }
   requests_.emplace(id, std::move(request));
+  ++num_waiting_;
+  num_waiting_tokens_ += static_cast<int64_t>(prompt.size());
   next_ordinal_ += static_cast<uint64_t>(params.n);
   ++num_requests_added_;
 }
 
 void Engine::Impl::erase(const std::string& id) {
   const auto it = requests_.find(id);
+  if (it->second->metrics.first_scheduled_time == 0) stop_waiting(*it->second);
   for (const auto& completion : it->second->completions) {
     completions_.erase(completion->sequence.ordinal);
   }
   requests_.erase(it);
+}
+
+void Engine::Impl::stop_waiting(const Request& request) {
+  --num_waiting_;
+  num_waiting_tokens_ -= request.completions[0]->sequence.num_prompt_tokens();
 }
 
 bool Engine::Impl::abort(const std::string& id) {
@@ -115,6 +137,14 @@ bool Engine::Impl::stop_completion(const std::string& id, int index) {
 void Engine::Impl::finish(CompletionState& completion, FinishReason reason) {
   scheduler_->finish(completion.sequence, reason);
   if (drafting_ != nullptr) drafting_->finish(completion.sequence);
+}
+
+EngineLoad Engine::Impl::load() const {
+  return {.num_running = static_cast<int>(requests_.size()) - num_waiting_,
+          .num_waiting = num_waiting_,
+          .num_waiting_tokens = num_waiting_tokens_,
+          .num_free_kv_blocks = pool_->num_free(),
+          .num_kv_blocks = pool_->num_blocks()};
 }
 
 EngineStats Engine::Impl::stats() const {

@@ -76,6 +76,8 @@ std::vector<RequestOutput> Engine::Impl::fail_engine(const std::exception_ptr& e
   scheduler_->forget_all();
   completions_.clear();
   requests_.clear();
+  num_waiting_ = 0;
+  num_waiting_tokens_ = 0;
   return ordered;
 }
 

@@ -79,17 +79,11 @@ void ModelProbe::run_target(std::span<const int32_t> tokens) {
 }
 
 std::vector<float> ModelProbe::read_features(int num_tokens) {
-  const PagedRowsView features = target_->features();
-  const DType act = backend_->act_dtype();
-  const auto width = static_cast<size_t>(features.width);
-  const size_t row_bytes = width * size_of(act);
-  std::vector<std::byte> row(row_bytes);
-  std::vector<float> states(static_cast<size_t>(num_tokens) * width);
-  for (int i = 0; i < num_tokens; ++i) {
-    const size_t offset = static_cast<size_t>(blocks_.slot(i)) * row_bytes;
-    backend_->read(static_cast<const std::byte*>(features.rows) + offset, row);
-    to_floats(row.data(), act, width, &states[static_cast<size_t>(i) * width]);
-  }
+  const TappedStates tapped = target_->read_tapped(blocks_, num_tokens);
+  const size_t num_values =
+      tapped.values.size() / static_cast<size_t>(size_of(backend_->act_dtype()));
+  std::vector<float> states(num_values);
+  to_floats(tapped.values.data(), backend_->act_dtype(), num_values, states.data());
   return states;
 }
 

@@ -1,9 +1,30 @@
 #include "engine/request.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
+#include "core/token_mask.h"
+#include "specdec/error.h"
+
 namespace specdec {
+namespace {
+
+// Whether the row's mask and list of allowed tokens permit one that is not banned.
+bool permits_any(const SampleRow& row, std::span<const int32_t> banned) {
+  const auto permits = [&](int32_t token) {
+    return is_in(row.allowed_mask, token) && std::ranges::find(banned, token) == banned.end();
+  };
+  if (!row.allowed_token_ids.empty()) return std::ranges::any_of(row.allowed_token_ids, permits);
+  for (size_t word = 0; word < row.allowed_mask.size(); ++word) {
+    for (uint32_t left = row.allowed_mask[word]; left != 0; left &= left - 1) {
+      if (permits(static_cast<int32_t>(word * 32) + std::countr_zero(left))) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
 
 CompletionState::CompletionState(Request& owner, int completion_index, uint64_t noise_seed,
                                  uint64_t ordinal, const std::vector<int32_t>& prompt,
@@ -13,6 +34,7 @@ CompletionState::CompletionState(Request& owner, int completion_index, uint64_t 
       seed(noise_seed),
       sequence(ordinal, prompt, owner.params, block_size, max_model_len) {
   if (needs_counts()) counts_.add_prompt(prompt);
+  if (owner.params.grammar != nullptr) grammar_.emplace(*owner.params.grammar);
 }
 
 bool CompletionState::needs_counts() const {
@@ -21,28 +43,42 @@ bool CompletionState::needs_counts() const {
          params.frequency_penalty != 0.0f;
 }
 
-// The end of a bad word whose beginning stands just before, and every stop token while the output
-// is shorter than min_tokens.
-std::vector<int32_t> CompletionState::banned_tokens(std::span<const int32_t> path) const {
-  const SamplingParams& params = request.params;
+std::vector<int32_t> CompletionState::ends_of_bad_words(std::span<const int32_t> path) const {
   const std::span<const int32_t> output = sequence.output();
   const size_t num_output = output.size() + path.size();
   const auto token_at = [&](size_t i) {
     return i < output.size() ? output[i] : path[i - output.size()];
   };
   std::vector<int32_t> banned;
-  for (const std::vector<int32_t>& word : params.bad_words) {
+  for (const std::vector<int32_t>& word : request.params.bad_words) {
     const size_t prefix = word.size() - 1;
     if (prefix > num_output) continue;
     size_t matched = 0;
     while (matched < prefix && token_at(num_output - prefix + matched) == word[matched]) ++matched;
     if (matched == prefix) banned.push_back(word.back());
   }
-  if (static_cast<int>(num_output) < params.min_tokens) {
+  return banned;
+}
+
+// The ends of bad words, and every stop token while the output is shorter than min_tokens, unless
+// the grammar leaves nothing else.
+std::vector<int32_t> CompletionState::banned_tokens(std::span<const int32_t> path,
+                                                    const SampleRow& row) const {
+  const SamplingParams& params = request.params;
+  std::vector<int32_t> banned = ends_of_bad_words(path);
+  const size_t num_words = banned.size();
+  if (sequence.num_output_tokens() + static_cast<int>(path.size()) < params.min_tokens) {
     banned.insert(banned.end(), params.stop_token_ids.begin(), params.stop_token_ids.end());
     if (!params.ignore_eos) {
       banned.insert(banned.end(), params.eos_token_ids.begin(), params.eos_token_ids.end());
     }
+  }
+  if (params.grammar == nullptr || permits_any(row, banned)) return banned;
+  banned.resize(num_words);
+  if (!permits_any(row, banned)) {
+    throw GrammarError(
+        "structured_outputs: allowed_token_ids and bad_words leave no token that the grammar "
+        "allows");
   }
   return banned;
 }
@@ -60,12 +96,13 @@ SampleRow CompletionState::make_row(std::span<const int32_t> path) {
   row.counts = counts_.counts();
   row.logit_bias = params.logit_bias;
   row.allowed_token_ids = params.allowed_token_ids;
+  if (grammar_.has_value()) row.allowed_mask = grammar_->mask_after(path);
   if (needs_counts() && !path.empty()) {
     RowStorage& storage = *row_storage_.emplace_back(std::make_unique<RowStorage>());
     storage.counts = counts_.counts_after(path);
     row.counts = storage.counts;
   }
-  if (std::vector<int32_t> banned = banned_tokens(path); !banned.empty()) {
+  if (std::vector<int32_t> banned = banned_tokens(path, row); !banned.empty()) {
     RowStorage& storage = *row_storage_.emplace_back(std::make_unique<RowStorage>());
     storage.banned = std::move(banned);
     row.banned_token_ids = storage.banned;
@@ -93,6 +130,16 @@ SampleRow CompletionState::make_known_row(std::span<const int32_t> path, int32_t
 
 void CompletionState::committed(int32_t token) {
   if (needs_counts()) counts_.add_output(token);
+  if (grammar_.has_value()) grammar_->commit(token);
+}
+
+void Request::end_with_grammar() {
+  params.ignore_eos = false;
+  for (const int32_t token : params.grammar->end_token_ids()) {
+    if (std::ranges::find(params.eos_token_ids, token) == params.eos_token_ids.end()) {
+      params.eos_token_ids.push_back(token);
+    }
+  }
 }
 
 bool Request::is_finished() const {
@@ -103,11 +150,13 @@ bool Request::is_finished() const {
 void SampleBatch::clear() {
   row_ids_.clear();
   rows_.clear();
+  errors_.clear();
 }
 
-size_t SampleBatch::add(int32_t row_id, const SampleRow& row) {
+size_t SampleBatch::add(int32_t row_id, const SampleRow& row, std::exception_ptr error) {
   row_ids_.push_back(row_id);
   rows_.push_back(row);
+  errors_.push_back(std::move(error));
   return rows_.size() - 1;
 }
 
@@ -121,6 +170,7 @@ size_t SampleBatch::add_known_token(int32_t row_id, int32_t token, int num_logpr
 
 std::span<SampleResult> SampleBatch::fresh_results() {
   results_.assign(rows_.size(), SampleResult{});
+  for (size_t i = 0; i < results_.size(); ++i) results_[i].error = errors_[i];
   return results_;
 }
 

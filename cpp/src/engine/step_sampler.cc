@@ -22,8 +22,9 @@ int node_of_token(const SequenceOutcome& outcome, size_t i) {
   return i == 0 ? DraftTree::kRoot : outcome.accepted[i - 1];
 }
 
-// A row whose processor failed yields no token. Where it is the root, that is the sequence's error;
-// after drafts it will be in the next step, as it would be without them.
+// A row that could not be made, or whose processor failed, yields no token. Where it is the root,
+// that is the sequence's error; after drafts it will be in the next step, as it would be without
+// them.
 void drop_failed(SampleBatch& batch, size_t first_row, SequenceOutcome& outcome) {
   for (size_t i = 0; i < outcome.tokens.size(); ++i) {
     const auto& error = batch.result(first_row + node_of_token(outcome, i)).error;
@@ -105,8 +106,16 @@ void StepSampler::add_node_rows(const SequenceStep& step) {
     batch_.add(step.first_row + step.num_rows - 1, step.completion->make_row({}));
     return;
   }
-  for (int node = 0; node < step.tree->num_nodes(); ++node) {
-    batch_.add(step.first_row + node, step.completion->make_row(step.tree->path(node)));
+  batch_.add(step.first_row, step.completion->make_row({}));
+  for (int node = 1; node < step.tree->num_nodes(); ++node) {
+    SampleRow row;
+    std::exception_ptr error;
+    try {
+      row = step.completion->make_row(step.tree->path(node));
+    } catch (...) {
+      error = std::current_exception();  // matters if the drafts up to here are kept
+    }
+    batch_.add(step.first_row + node, row, error);
   }
 }
 
@@ -162,7 +171,7 @@ void StepSampler::verify_group(std::span<const SequenceStep> steps, std::span<co
     SampleRow sample_row = batch_.rows()[row];
     sample_row.want_logprobs = false;
     sample_row.distribution = &distributions_[row * vocab_size_];
-    weighed.add(batch_.row_ids()[row], sample_row);
+    weighed.add(batch_.row_ids()[row], sample_row, batch_.error(row));
   }
   runner_.sample(weighed.row_ids(), weighed.rows(), logprobs_mode_, weighed.fresh_results());
 

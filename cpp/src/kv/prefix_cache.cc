@@ -1,6 +1,7 @@
 #include "kv/prefix_cache.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "core/check.h"
 
@@ -22,19 +23,21 @@ PrefixCache::~PrefixCache() {
   for (const BlockId block : edges_) pool_.set_cached(block, false);
 }
 
-std::vector<BlockRef> PrefixCache::match(std::span<const int32_t> tokens, int max_tokens) {
+std::vector<BlockRef> PrefixCache::match(std::span<const int32_t> tokens, int max_tokens,
+                                         std::string_view salt) {
   const int64_t limit = std::min<int64_t>(max_tokens, static_cast<int64_t>(tokens.size()));
   std::vector<BlockRef> blocks;
   BlockId node = kNullBlock;
   for (int64_t begin = 0; begin + block_size_ <= limit; begin += block_size_) {
-    node = find_child(make_edge(node, tokens.subspan(begin, block_size_)));
+    node = find_child(make_edge(node, tokens.subspan(begin, block_size_), salt));
     if (node == kNullBlock) break;
     blocks.push_back(pool_.share(node));
   }
   return blocks;
 }
 
-void PrefixCache::insert(std::span<const int32_t> tokens, const BlockTable& blocks) {
+void PrefixCache::insert(std::span<const int32_t> tokens, const BlockTable& blocks,
+                         std::string_view salt) {
   SPECDEC_CHECK_EQ(blocks.block_size(), block_size_);
   const int num_full = static_cast<int>(tokens.size() / block_size_);
   SPECDEC_CHECK_LE(num_full, blocks.num_blocks());
@@ -48,8 +51,8 @@ void PrefixCache::insert(std::span<const int32_t> tokens, const BlockTable& bloc
   SPECDEC_CHECK_EQ(nodes_[node].depth, depth);
 
   for (; depth < num_full; ++depth) {
-    const Edge edge =
-        make_edge(node, tokens.subspan(static_cast<size_t>(depth) * block_size_, block_size_));
+    const Edge edge = make_edge(
+        node, tokens.subspan(static_cast<size_t>(depth) * block_size_, block_size_), salt);
     BlockId child = find_child(edge);
     if (child == kNullBlock) {
       child = ids[depth];
@@ -68,15 +71,18 @@ int PrefixCache::reset() {
 }
 
 bool PrefixCache::EdgeEqual::operator()(const Edge& edge, BlockId child) const {
-  return cache->nodes_[child].parent == edge.parent &&
+  const Node& node = cache->nodes_[child];
+  return node.parent == edge.parent && node.salt == edge.salt &&
          std::ranges::equal(cache->edge_tokens(child), edge.tokens);
 }
 
 // Multiplies and folds, one token at a time. The hash only spreads the edges over the table; a
-// comparison of tokens decides.
-size_t PrefixCache::hash_edge(BlockId parent, std::span<const int32_t> tokens) {
+// comparison of salts and tokens decides.
+size_t PrefixCache::hash_edge(BlockId parent, std::span<const int32_t> tokens,
+                              std::string_view salt) {
   constexpr uint64_t kMultiplier = 0x9E3779B97F4A7C15u;
   uint64_t hash = (static_cast<uint64_t>(parent) + 1) * kMultiplier;
+  if (!salt.empty()) hash ^= std::hash<std::string_view>{}(salt);
   for (const int32_t token : tokens) {
     hash = (hash ^ (hash >> 32) ^ static_cast<uint32_t>(token)) * kMultiplier;
   }
@@ -95,7 +101,7 @@ BlockId PrefixCache::find_child(const Edge& edge) const {
 void PrefixCache::add_child(const Edge& edge, BlockId block) {
   Node& node = nodes_[block];
   SPECDEC_CHECK_EQ(node.depth, 0);
-  node = {.parent = edge.parent, .edge_hash = edge.hash};
+  node = {.parent = edge.parent, .edge_hash = edge.hash, .salt = std::string(edge.salt)};
   std::ranges::copy(edge.tokens, tokens_.begin() + static_cast<ptrdiff_t>(block) * block_size_);
   edges_.insert(block);  // may throw; nothing points to the node yet
   node.depth = nodes_[edge.parent].depth + 1;
@@ -142,7 +148,8 @@ void PrefixCache::check_integrity() const {
     ++num_nodes;
     SPECDEC_CHECK_EQ(node.depth, nodes_[node.parent].depth + 1);
     SPECDEC_CHECK(node.parent == kNullBlock || nodes_[node.parent].depth > 0);
-    SPECDEC_CHECK_EQ(find_child(make_edge(node.parent, edge_tokens(block))), block);
+    SPECDEC_CHECK(node.parent == kNullBlock || node.salt.empty());
+    SPECDEC_CHECK_EQ(find_child(make_edge(node.parent, edge_tokens(block), node.salt)), block);
   }
   SPECDEC_CHECK_EQ(num_nodes, edges_.size());
 

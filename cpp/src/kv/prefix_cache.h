@@ -1,10 +1,13 @@
 // A radix tree over full blocks of committed tokens: the path of block contents from the root names
 // a prefix, the node holds the block with its KV. Compares tokens, not hashes, so a hit is exact.
+// The edges below the root carry a salt, too: prefixes of different salts share no block.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <string_view>
 #include <unordered_set>
 #include <vector>
 
@@ -21,18 +24,22 @@ class PrefixCache {
   PrefixCache(const PrefixCache&) = delete;
   PrefixCache& operator=(const PrefixCache&) = delete;
 
-  // The longest cached run of full blocks that starts `tokens` and covers at most `max_tokens`.
-  std::vector<BlockRef> match(std::span<const int32_t> tokens, int max_tokens);
+  // The longest cached run of full blocks that starts `tokens`, was inserted with the same `salt`
+  // and covers at most `max_tokens`.
+  std::vector<BlockRef> match(std::span<const int32_t> tokens, int max_tokens,
+                              std::string_view salt = {});
 
   // Caches the full blocks of a sequence: `tokens` are committed (their KV is written) and lie in
   // `blocks`. Where another block holds the same prefix already, the cache keeps that other block.
-  void insert(std::span<const int32_t> tokens, const BlockTable& blocks);
+  void insert(std::span<const int32_t> tokens, const BlockTable& blocks,
+              std::string_view salt = {});
 
   // Drops every cached block nobody refers to; returns how many.
   int reset();
 
   // The hash of the edge from `parent` over `tokens`. Public so that tests can make two collide.
-  static size_t hash_edge(BlockId parent, std::span<const int32_t> tokens);
+  static size_t hash_edge(BlockId parent, std::span<const int32_t> tokens,
+                          std::string_view salt = {});
 
   int num_cached_blocks() const { return static_cast<int>(edges_.size()); }
   void check_integrity() const;
@@ -46,11 +53,13 @@ class PrefixCache {
     BlockId previous_sibling = kNullBlock;
     int depth = 0;  // blocks from the root to here; 0: not in the tree (or the root)
     size_t edge_hash = 0;
+    std::string salt = {};  // of the edge; empty below other nodes than the root
   };
-  // The way down from a parent: the tokens of one block.
+  // The way down from a parent: the tokens of one block, from the root also the salt.
   struct Edge {
     BlockId parent;
     std::span<const int32_t> tokens;  // [block_size]
+    std::string_view salt;
     size_t hash;
   };
   // edges_ holds child nodes, looked up by the edge that leads to them.
@@ -68,8 +77,10 @@ class PrefixCache {
     bool operator()(BlockId child, const Edge& edge) const { return (*this)(edge, child); }
   };
 
-  static Edge make_edge(BlockId parent, std::span<const int32_t> tokens) {
-    return {.parent = parent, .tokens = tokens, .hash = hash_edge(parent, tokens)};
+  static Edge make_edge(BlockId parent, std::span<const int32_t> tokens, std::string_view salt) {
+    if (parent != kNullBlock) salt = {};
+    return {
+        .parent = parent, .tokens = tokens, .salt = salt, .hash = hash_edge(parent, tokens, salt)};
   }
   std::span<const int32_t> edge_tokens(BlockId child) const;
   BlockId find_child(const Edge& edge) const;  // the null block where there is none

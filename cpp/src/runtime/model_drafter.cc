@@ -372,6 +372,8 @@ void ModelDrafter::add_sample(Growth& growth, int row, int node, int ahead) {
   row_ids_.push_back(row);
   SampleRow params = make_row(*growth.request, node);
   params.position += ahead;
+  // What the grammar allows there depends on the levels before: forbidden drafts are cut later.
+  if (ahead > 0) params.allowed_mask = {};
   std::vector<float>& distribution = distributions_.emplace_back();
   if (options_.sampling == DraftSampling::kIndependent && !is_greedy(params.temperature)) {
     distribution.resize(std::max(num_tokens_, options_.vocab_size), 0.0f);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 #include <functional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "core/check.h"
@@ -161,6 +163,32 @@ void ModelRunner::run(const BatchView& batch, int level, bool kv_only, int num_l
 
 void ModelRunner::compute_logits(const int32_t* row_ids, int num_rows, float* logits) {
   model_->compute_logits(row_ids, num_rows, logits, level_held_);
+}
+
+TappedStates ModelRunner::read_tapped(const BlockTable& blocks, int num_tokens) const {
+  const PagedRowsView& features = taps_.features;
+  const DType dtype = backend_.act_dtype();
+  TappedStates states{.num_tokens = num_tokens,
+                      .num_taps = taps_.spec.num_taps(),
+                      .hidden_size = model_->config().hidden_size,
+                      .dtype = std::string(name_of(dtype)),
+                      .values = {}};
+  const auto element_bytes = static_cast<size_t>(size_of(dtype));
+  const size_t row_bytes = static_cast<size_t>(features.width) * element_bytes;
+  const size_t tapped_bytes = static_cast<size_t>(states.num_taps) *
+                              static_cast<size_t>(states.hidden_size) * element_bytes;
+  states.values.resize(static_cast<size_t>(num_tokens) * tapped_bytes);
+  // Rows of a block lie side by side; a row may hold more than what is tapped.
+  const int run = row_bytes == tapped_bytes ? blocks.block_size() : 1;
+  const std::span<std::byte> values(states.values);
+  for (int begin = 0; begin < num_tokens; begin += run) {
+    const auto num_rows = static_cast<size_t>(std::min(run, num_tokens - begin));
+    const auto slot = static_cast<size_t>(blocks.slot(begin));
+    backend_.read(
+        static_cast<const std::byte*>(features.rows) + slot * row_bytes,
+        values.subspan(static_cast<size_t>(begin) * tapped_bytes, num_rows * tapped_bytes));
+  }
+  return states;
 }
 
 void ModelRunner::move_kv(std::span<const std::pair<int64_t, int64_t>> slots) {

@@ -14,6 +14,7 @@
 #include "runtime/kv_cache.h"
 #include "runtime/row_processing.h"
 #include "specdec/quantization.h"
+#include "specdec/request_output.h"
 
 namespace specdec {
 
@@ -69,6 +70,9 @@ class ModelRunner final : public StepModel {
   DraftVocabulary draft_vocabulary() const override { return model_->draft_vocabulary(); }
   std::span<const PagedKvView> kv_layers() const override { return cache_->layers(); }
   PagedRowsView features() const override { return taps_.features; }
+
+  // The tapped states of a sequence's first `num_tokens` tokens.
+  TappedStates read_tapped(const BlockTable& blocks, int num_tokens) const;
 
   // Moves the KV and features of accepted drafts to where their positions belong: (from, to) slots,
   // in order.

@@ -7,29 +7,28 @@
 namespace specdec {
 namespace {
 
-// Where `ordinal` stands, or belongs, in a container sorted by ordinal.
+// Where a sequence stands, or belongs, in a container sorted by rank.
 template <class Sequences>
-auto position_of(Sequences& sequences, uint64_t ordinal) {
-  return std::ranges::lower_bound(sequences, ordinal, {},
-                                  [](const Sequence* sequence) { return sequence->ordinal; });
+auto position_of(Sequences& sequences, const Sequence& sequence) {
+  return std::ranges::lower_bound(sequences, sequence.rank(), {}, &Sequence::rank);
 }
 
 template <class Sequences>
 bool contains(const Sequences& sequences, const Sequence& sequence) {
-  const auto position = position_of(sequences, sequence.ordinal);
+  const auto position = position_of(sequences, sequence);
   return position != sequences.end() && *position == &sequence;
 }
 
 template <class Sequences>
 void insert_sorted(Sequences& sequences, Sequence& sequence) {
-  const auto position = position_of(sequences, sequence.ordinal);
-  SPECDEC_CHECK(position == sequences.end() || (*position)->ordinal != sequence.ordinal);
+  const auto position = position_of(sequences, sequence);
+  SPECDEC_CHECK(position == sequences.end() || (*position)->rank() != sequence.rank());
   sequences.insert(position, &sequence);
 }
 
 template <class Sequences>
 void erase_sorted(Sequences& sequences, const Sequence& sequence) {
-  const auto position = position_of(sequences, sequence.ordinal);
+  const auto position = position_of(sequences, sequence);
   SPECDEC_CHECK(position != sequences.end() && *position == &sequence);
   sequences.erase(position);
 }
@@ -137,13 +136,13 @@ std::optional<ExecutionPlan> Scheduler::plan_ahead(int max_depth, const TreeShap
   return plan;
 }
 
-std::vector<SequenceUpdate> Scheduler::advance(const ExecutionPlan& plan,
-                                               const StepResult& result) {
+std::vector<SequenceUpdate> Scheduler::advance(const ExecutionPlan& plan, const StepResult& result,
+                                               const FinishHook& on_finish) {
   SPECDEC_CHECK_EQ(result.tokens.size(), plan.sequences.size());
   std::vector<SequenceUpdate> updates;
   updates.reserve(plan.sequences.size());
   for (size_t i = 0; i < plan.sequences.size(); ++i) {
-    updates.push_back(commit(plan.sequences[i], result.tokens[i]));
+    updates.push_back(commit(plan.sequences[i], result.tokens[i], on_finish));
   }
   return updates;
 }
@@ -236,12 +235,13 @@ void Scheduler::plan_admissions(ExecutionPlan& plan) {
 bool Scheduler::try_admit(Sequence& sequence, ExecutionPlan& plan) {
   if (config_.enable_prefix_caching && sequence.use_prefix_cache) {
     // Not the last token: its row must run, for its logits.
-    sequence.blocks.adopt(prefix_cache_.match(sequence.tokens(), sequence.num_tokens() - 1));
+    sequence.blocks.adopt(
+        prefix_cache_.match(sequence.tokens(), sequence.num_tokens() - 1, sequence.cache_salt));
   }
   const int num_cached = sequence.blocks.capacity_tokens();
   const int num_rows = std::min(rows_left(plan), sequence.num_tokens() - num_cached);
-  // A preempted sequence comes back when all of it fits: with less, the next block that an older
-  // one needs would throw it out again.
+  // A preempted sequence comes back when all of it fits: with less, the next block that one before
+  // it needs would throw it out again.
   const bool was_preempted = std::holds_alternative<Preempted>(sequence.state);
   const int num_tokens_to_fit = was_preempted ? sequence.num_tokens() : num_cached + num_rows;
   const int num_missing =
@@ -269,14 +269,14 @@ int Scheduler::reserve_rows(Sequence& sequence, int max_rows, ExecutionPlan& pla
       SPECDEC_CHECK(sequence.blocks.reserve(pool_, num_tokens));
       return static_cast<int>(num_rows);
     }
-    const bool is_newest = running_.back() == &sequence;
-    preempt_newest(plan);
-    if (is_newest) return 0;
+    const bool is_last = running_.back() == &sequence;
+    preempt_last(plan);
+    if (is_last) return 0;
   }
 }
 
-void Scheduler::preempt_newest(ExecutionPlan& plan) {
-  SPECDEC_CHECK_GT(num_running(), 1);  // alone, the oldest sequence has the whole pool
+void Scheduler::preempt_last(ExecutionPlan& plan) {
+  SPECDEC_CHECK_GT(num_running(), 1);  // alone, a sequence has the whole pool
   Sequence& sequence = *running_.back();
   unschedule(sequence, plan);
   leave_running(sequence);
@@ -304,7 +304,7 @@ void Scheduler::unschedule(const Sequence& sequence, ExecutionPlan& plan) {
 }
 
 SequenceUpdate Scheduler::commit(const ScheduledSequence& scheduled,
-                                 const std::vector<int32_t>& tokens) {
+                                 const std::vector<int32_t>& tokens, const FinishHook& on_finish) {
   Sequence& sequence = *scheduled.sequence;
   SPECDEC_CHECK(sequence.is_running());
   SPECDEC_CHECK_GE(scheduled.num_rows, 1);
@@ -336,9 +336,11 @@ SequenceUpdate Scheduler::commit(const ScheduledSequence& scheduled,
 
   if (config_.enable_prefix_caching &&
       sequence.num_computed_tokens / config_.block_size > num_full_before) {
-    prefix_cache_.insert(sequence.tokens().first(sequence.num_computed_tokens), sequence.blocks);
+    prefix_cache_.insert(sequence.tokens().first(sequence.num_computed_tokens), sequence.blocks,
+                         sequence.cache_salt);
   }
   if (update.finished) {
+    if (on_finish) on_finish(sequence);
     leave_running(sequence);
   } else if (scheduled.samples) {
     sequence.state = Decoding{};
@@ -360,7 +362,7 @@ void Scheduler::follow_leader(Sequence& sequence) {
   if (leader == nullptr) return;
   // Followers come after their leader, so the head of the queue waits for a running sequence at
   // most.
-  SPECDEC_CHECK_LT(leader->ordinal, sequence.ordinal);
+  SPECDEC_CHECK(leader->rank() < sequence.rank());
   const bool can_share = config_.enable_prefix_caching && sequence.use_prefix_cache &&
                          sequence.num_prompt_tokens() > config_.block_size;
   if (!can_share || leader->is_finished() || has_prefilled(*leader)) {
@@ -386,7 +388,7 @@ void Scheduler::release_followers(const Sequence& leader, bool elect) {
   num_followers_.erase(entry);
   Sequence* elected = nullptr;
   int num_left = num_followers;
-  for (auto next = position_of(waiting_, leader.ordinal); num_left > 0; ++next) {
+  for (auto next = position_of(waiting_, leader); num_left > 0; ++next) {
     SPECDEC_CHECK(next != waiting_.end());
     Sequence& sequence = **next;
     if (sequence.prefill_leader != &leader) continue;
@@ -408,7 +410,7 @@ void Scheduler::check_waiting() const {
   std::unordered_map<const Sequence*, int> num_followers;
   const Sequence* previous = nullptr;
   for (const Sequence* sequence : waiting_) {
-    SPECDEC_CHECK(previous == nullptr || previous->ordinal < sequence->ordinal);
+    SPECDEC_CHECK(previous == nullptr || previous->rank() < sequence->rank());
     previous = sequence;
     const bool is_preempted = std::holds_alternative<Preempted>(sequence->state);
     SPECDEC_CHECK(is_preempted || std::holds_alternative<Waiting>(sequence->state));
@@ -418,7 +420,7 @@ void Scheduler::check_waiting() const {
     const Sequence* leader = sequence->prefill_leader;
     if (leader == nullptr) continue;
     SPECDEC_CHECK(contains(waiting_, *leader) || contains(running_, *leader));
-    SPECDEC_CHECK_LT(leader->ordinal, sequence->ordinal);
+    SPECDEC_CHECK(leader->rank() < sequence->rank());
     SPECDEC_CHECK(!has_prefilled(*leader));
     ++num_followers[leader];
   }
@@ -431,7 +433,7 @@ void Scheduler::check_running() const {
   std::vector<int> ref_counts(static_cast<size_t>(pool_.num_blocks()) + 1);
   const Sequence* previous = nullptr;
   for (const Sequence* sequence : running_) {
-    SPECDEC_CHECK(previous == nullptr || previous->ordinal < sequence->ordinal);
+    SPECDEC_CHECK(previous == nullptr || previous->rank() < sequence->rank());
     previous = sequence;
     SPECDEC_CHECK(sequence->is_running());
     SPECDEC_CHECK(sequence->prefill_leader == nullptr);

@@ -1,8 +1,9 @@
 // Decides, before every step, which rows run: plan() out, advance() in. Pure: no device, no model,
-// no clock. Decoding sequences go first, then prompt chunks of running sequences, then admissions
-// in order of arrival, all within max_num_batched_tokens rows and max_num_seqs sequences. Drafts of
-// decoding sequences get blocks last, so they neither preempt nor keep anyone out; of the rows that
-// single decoding rows leave, up to half are theirs, and whatever prompts do not use.
+// no clock. Decoding sequences go first, then prompt chunks of running sequences, then admissions,
+// each in order of rank (priority, then arrival), all within max_num_batched_tokens rows and
+// max_num_seqs sequences. Drafts of decoding sequences get blocks last, so they neither preempt nor
+// keep anyone out; of the rows that single decoding rows leave, up to half are theirs, and whatever
+// prompts do not use.
 #pragma once
 
 #include <cstdint>
@@ -42,6 +43,9 @@ struct ScheduledSequence {
 // How many draft rows a decoding sequence may get at most, given how many sequences decode. Asked
 // once a step for each of them.
 using DraftBudget = std::function<int(const Sequence& sequence, int num_decoding)>;
+
+// Called with each sequence that a step finishes while it still has its blocks.
+using FinishHook = std::function<void(const Sequence& sequence)>;
 
 struct ExecutionPlan {
   std::vector<ScheduledSequence> sequences;
@@ -85,9 +89,10 @@ class Scheduler {
   // They keep their blocks.
   void forget_all() noexcept;
 
-  // The next step; none may be under way. Reserves blocks for every row; preempts the newest
-  // running sequences when there are none left, and admits none then. The oldest running sequence
-  // always gets a row. Empty only when nothing is left to run. Without a budget nothing is drafted.
+  // The next step; none may be under way. Reserves blocks for every row; preempts the running
+  // sequences of the last ranks when there are none left, and admits none then. The running
+  // sequence of the first rank always gets a row. Empty only when nothing is left to run. Without a
+  // budget nothing is drafted.
   ExecutionPlan plan(const DraftBudget& budget = {});
   // A step of decoding, planned while the outcomes of steps under way are not known: one row for
   // each running sequence and a draft tree of `shape`, up to `max_depth` levels deep, below it.
@@ -100,9 +105,10 @@ class Scheduler {
   // enter the prefix cache, finished sequences leave. A sequence with n draft rows may get up to n
   // + 1 tokens, but no more than max_draft_depth + 1 (the KV of those accepted lies in place); its
   // blocks past them go back, unless steps under way may write there.
-  std::vector<SequenceUpdate> advance(const ExecutionPlan& plan, const StepResult& result);
+  std::vector<SequenceUpdate> advance(const ExecutionPlan& plan, const StepResult& result,
+                                      const FinishHook& on_finish = {});
 
-  // In order of arrival.
+  // In order of rank.
   std::span<Sequence* const> running() const { return running_; }
   // Whether plan() may have more to run than one row of each running sequence.
   bool has_other_work() const;
@@ -120,7 +126,8 @@ class Scheduler {
   void plan_decodes(ExecutionPlan& plan);
   // Asks for every decoding sequence what it would draft, and holds rows for that.
   void request_drafts(const DraftBudget& budget, ExecutionPlan& plan) const;
-  // Cuts the requests down to the rows and blocks that are left, oldest first, and reserves them.
+  // Cuts the requests down to the rows and blocks that are left, first rank first, and reserves
+  // them.
   void grant_drafts(ExecutionPlan& plan);
   void plan_chunks(ExecutionPlan& plan);
   void plan_admissions(ExecutionPlan& plan);
@@ -129,11 +136,12 @@ class Scheduler {
   // room for: at least one, preempting for it if need be, or 0 when the sequence itself was
   // preempted.
   int reserve_rows(Sequence& sequence, int max_rows, ExecutionPlan& plan);
-  void preempt_newest(ExecutionPlan& plan);
+  void preempt_last(ExecutionPlan& plan);
   static void schedule(Sequence& sequence, int num_rows, ExecutionPlan& plan);
   static void unschedule(const Sequence& sequence, ExecutionPlan& plan);
 
-  SequenceUpdate commit(const ScheduledSequence& scheduled, const std::vector<int32_t>& tokens);
+  SequenceUpdate commit(const ScheduledSequence& scheduled, const std::vector<int32_t>& tokens,
+                        const FinishHook& on_finish);
   void enqueue(Sequence& sequence);
   void leave_running(Sequence& sequence);
 
@@ -149,8 +157,8 @@ class Scheduler {
   SchedulerConfig config_;
   BlockPool& pool_;
   PrefixCache prefix_cache_;
-  std::deque<Sequence*> waiting_;                           // by ordinal
-  std::vector<Sequence*> running_;                          // by ordinal
+  std::deque<Sequence*> waiting_;                           // by rank
+  std::vector<Sequence*> running_;                          // by rank
   std::unordered_map<const Sequence*, int> num_followers_;  // of leaders that have some
 };
 

@@ -23,14 +23,17 @@ Sequence::Sequence(uint64_t ordinal, std::vector<int32_t> prompt, const Sampling
 FinishReason Sequence::append(int32_t token) {
   SPECDEC_CHECK(!is_finished());
   tokens_.push_back(token);
-  if (num_output_tokens() >= params.min_tokens) {
-    const auto contains = [token](const std::vector<int32_t>& ids) {
-      return std::ranges::find(ids, token) != ids.end();
-    };
-    if (!params.ignore_eos && contains(params.eos_token_ids)) {
-      state = Finished{FinishReason::kStop, std::nullopt};
-      return FinishReason::kStop;
-    }
+  const auto contains = [token](const std::vector<int32_t>& ids) {
+    return std::ranges::find(ids, token) != ids.end();
+  };
+  // A grammar gives no end token before min_tokens, unless nothing else is left.
+  const bool may_stop = num_output_tokens() >= params.min_tokens;
+  if ((may_stop || params.grammar != nullptr) && !params.ignore_eos &&
+      contains(params.eos_token_ids)) {
+    state = Finished{FinishReason::kStop, std::nullopt};
+    return FinishReason::kStop;
+  }
+  if (may_stop) {
     if (contains(params.stop_token_ids)) {
       state = Finished{FinishReason::kStop, token};
       return FinishReason::kStop;

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -28,7 +30,7 @@ using SequenceState = std::variant<Waiting, Prefilling, Decoding, Preempted, Fin
 class Sequence {
  public:
   // `params` is borrowed from the request and must outlive the sequence. `ordinal` is unique and
-  // rises with arrival; it is the sequence's priority (lower first).
+  // rises with arrival.
   Sequence(uint64_t ordinal, std::vector<int32_t> prompt, const SamplingParams& params,
            int block_size, int max_model_len);
 
@@ -55,7 +57,12 @@ class Sequence {
     return std::holds_alternative<Prefilling>(state) || std::holds_alternative<Decoding>(state);
   }
 
+  // Who goes first: the lower rank.
+  using Rank = std::pair<int64_t, uint64_t>;
+  Rank rank() const { return {priority, ordinal}; }
+
   const uint64_t ordinal;
+  int64_t priority = 0;  // the request's; set before Scheduler::add()
   const SamplingParams& params;
   SequenceState state = Waiting{};
   int num_computed_tokens = 0;  // tokens whose KV is committed
@@ -69,6 +76,8 @@ class Sequence {
   // False when every prompt position must be computed (prompt_logprobs). The sequence then takes no
   // blocks from the prefix cache, not even after a preemption, but others may take blocks from it.
   bool use_prefix_cache = true;
+  // It shares cached blocks with sequences of the same salt only. Borrowed from the request.
+  std::string_view cache_salt = {};
   int num_cached_prompt_tokens = 0;  // first admission only
   int num_preemptions = 0;
 

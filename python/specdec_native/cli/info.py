@@ -15,6 +15,7 @@ from specdec_native.checkpoints import hub
 from specdec_native.checkpoints.cache import cache_root
 from specdec_native.checkpoints.draft_config import DraftConfig, read_draft_config
 from specdec_native.checkpoints.errors import ModelNotFoundError
+from specdec_native.checkpoints.head_registry import find_head, known_heads
 from specdec_native.checkpoints.model_registry import known_names
 from specdec_native.speculation.methods import checkpoint_method
 
@@ -53,6 +54,7 @@ def collect_facts() -> dict[str, Any]:
         "quantizations": _core.known_quantizations(),
         "cache": str(cache_root()),
         "models": known_names(),
+        "heads": known_heads(),
     }
     return facts
 
@@ -77,13 +79,14 @@ def checkpoint_facts(name: str) -> dict[str, Any]:
     if method == "draft_model":
         return facts
     limit = config.longest_draft(method)
+    known = find_head(name)
     facts |= {
         "draft_vocab_size": config.values.get("draft_vocab_size"),
         "reads": _text_of_taps(method, config),
         "num_speculative_tokens": config.proposed_tokens(method),
         "longest_draft": None if limit is None else limit[1],
         "parallel_drafting": config.is_parallel,
-        "target": config.verifier,
+        "target": config.verifier if known is None else known.target,
     }
     return {key: value for key, value in facts.items() if value is not None}
 

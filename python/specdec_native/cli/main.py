@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import rich.box
 import rich.console
@@ -16,10 +15,12 @@ import rich.table
 import typer
 
 from specdec_native.checkpoints import hub
+from specdec_native.checkpoints.head_registry import find_head, known_heads
 from specdec_native.checkpoints.model_registry import find_model, known_names
-from specdec_native.cli import demo
+from specdec_native.cli import bench, demo, eval_head, plan, serve, train_head
 from specdec_native.cli.info import checkpoint_facts, collect_facts, facts_table
 from specdec_native.cli.inputs import conversation, read_prompts, user_lines
+from specdec_native.cli.models import DEFAULT_MODEL, load, resolve, target_of
 from specdec_native.cli.options import (
     SPECULATION_OPTIONS,
     Group,
@@ -34,16 +35,10 @@ from specdec_native.cli.options import (
 )
 from specdec_native.cli.report import output_json, print_report_head, shortened, speed_table
 from specdec_native.engine import Engine
-from specdec_native.engine_options import check_quantization
 from specdec_native.progress import show_bytes
 from specdec_native.requests.outputs import RequestOutput
 from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
-from specdec_native.speculation.speculative_config import parse_speculative_config
-from specdec_native.speculation.verifier import Target, find_target
 from specdec_native.text.chat_template import Message
-from specdec_native.vllm_compat.speculative_arguments import with_short_forms
-
-DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
 app = typer.Typer(
     name="specdec-native",
@@ -85,14 +80,14 @@ def demo_command(
 
     With a speculative config, measures that one. All are compared with plain decoding.
     """
-    target = _find_target(model, **speculation)
+    target = target_of(model, **speculation)
     config = target.speculative_config
-    directory = _resolve(target, engine)
+    directory = resolve(target, engine)
     out = rich.console.Console(highlight=False, soft_wrap=True, quiet=as_json)
     shown_answers = 0
     started = False
 
-    def show(report: demo.Report) -> None:
+    def show(report: demo.DemoReport) -> None:
         nonlocal shown_answers, started
         if not started:
             started = True
@@ -115,7 +110,7 @@ def demo_command(
         return
     out.print()
     out.print(speed_table(report))
-    if config is None and demo.draft_model_for(model) is None:
+    if config is None and demo.draft_model_for(model) is None and not demo.heads_for(model):
         out.print(
             f"No smaller model with the vocabulary of {model} is known: --spec-model NAME "
             "--spec-tokens 5 measures one of yours.",
@@ -154,9 +149,9 @@ def generate_command(
 
     Sampling options that are left out are the checkpoint's; one that has none decodes greedily.
     """
-    target = _find_target(model, **speculation)
+    target = target_of(model, **speculation)
     texts = read_prompts(prompts, file)
-    loaded = _load(target, engine)
+    loaded = load(target, engine)
     params = _sampling_params(loaded, {"max_tokens": max_tokens, "stop": stop, **sampling})
     conversations = [conversation(text, system) for text in texts] if chat or system else None
     if len(texts) == 1 and params.n == 1 and not as_json:
@@ -207,7 +202,7 @@ def chat_command(
 
     Sampling options that are left out are the checkpoint's; one that has none decodes greedily.
     """
-    loaded = _load(_find_target(model, **speculation), engine)
+    loaded = load(target_of(model, **speculation), engine)
     params = _sampling_params(loaded, {"max_tokens": max_tokens, **sampling})
     params.output_kind = RequestOutputKind.DELTA
     if sys.stdin.isatty():
@@ -233,6 +228,13 @@ def chat_command(
         messages.append({"role": "assistant", "content": answer})
 
 
+train_head.add_to(app)
+eval_head.add_to(app)
+plan.add_to(app)
+serve.add_to(app)
+bench.add_to(app)
+
+
 @app.command("fetch")
 def fetch_command(
     name: Annotated[
@@ -242,12 +244,13 @@ def fetch_command(
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the hub.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Download a model and print its directory."""
+    """Download a model, or complete a draft head of this package, and print its directory."""
     if name is None:
         _list_models(as_json)
         return
     with show_bytes() as progress:
-        if revision is None and (source != "auto" or find_model(name) is not None):
+        is_known = find_model(name) is not None or find_head(name) is not None
+        if revision is None and (source != "auto" or is_known):
             directory = hub.fetch(name, source, progress=progress)  # type: ignore[arg-type]
         else:
             directory = hub.resolve_model(name, revision=revision, progress=progress)
@@ -272,55 +275,6 @@ def info_command(
 # -- models
 
 
-def _find_target(
-    model: str,
-    *,
-    speculative_config: str | None = None,
-    spec_method: str | None = None,
-    spec_model: str | None = None,
-    spec_tokens: int | None = None,
-) -> Target:
-    """The model with its drafters, none for plain decoding."""
-    config = None
-    if speculative_config is not None:
-        try:
-            config = json.loads(speculative_config)
-        except ValueError as error:
-            raise ValueError(f"--speculative-config is not valid JSON: {error}") from error
-        if not isinstance(config, dict):
-            raise ValueError(
-                f"--speculative-config must be a JSON object, got {speculative_config}"
-            )
-    names = {"spec_method": "--spec-method", "spec_model": "--spec-model"}
-    short = {"spec_method": spec_method, "spec_model": spec_model, "spec_tokens": spec_tokens}
-    merged: Mapping[str, Any] | None = with_short_forms(
-        config, short, {**names, "spec_tokens": "--spec-tokens"}
-    )
-    target = find_target(model, None, merged, hub.find_config)
-    if target.speculative_config is not None:  # refused before a model is loaded
-        parse_speculative_config(target.speculative_config, hub.find_config)
-    return target
-
-
-def _resolve(target: Target, engine: Group) -> Path:
-    quantization = engine.get("quantization")
-    check_quantization(quantization)
-    with show_bytes() as progress:
-        return target.resolve(
-            functools.partial(
-                hub.resolve_model,
-                dtype=engine.get("dtype"),
-                quantization=quantization,
-                progress=progress,
-            )
-        )
-
-
-def _load(target: Target, engine: Group) -> Engine:
-    directory = _resolve(target, engine)
-    return Engine(directory, **engine, speculative_config=target.speculative_config)
-
-
 def _list_models(as_json: bool) -> None:
     models = [find_model(name) for name in known_names()]
     rows = [
@@ -328,11 +282,18 @@ def _list_models(as_json: bool) -> None:
         for m in models
         if m is not None
     ]
+    heads = [
+        {"name": h.name, "target": h.target, "method": h.method, "description": h.description}
+        for h in map(find_head, known_heads())
+        if h is not None
+    ]
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print(json.dumps([*rows, *heads], indent=2))
         return
     for row in rows:
         print(f"{row['name']}: {row['description']} ({row['licence']}, hub id {row['hub_id']})")
+    for row in heads:
+        print(f"{row['name']}: {row['description']} ({row['method']} head of {row['target']})")
 
 
 # -- prompts and answers

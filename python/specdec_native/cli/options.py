@@ -83,7 +83,7 @@ def _parameter(option: _core.Option, panel: str, default: Any) -> inspect.Parame
     if kind is int and option.zero is None:
         ends = {"min": option.lowest, "max": option.highest}
         limits = {key: int(end) for key, end in ends.items() if end is not None}
-    return _keyword(
+    return keyword(
         option.name,
         kind if default is not None else kind | None,
         typer.Option(
@@ -96,7 +96,8 @@ def _parameter(option: _core.Option, panel: str, default: Any) -> inspect.Parame
     )
 
 
-def _keyword(name: str, kind: Any, option: Any, default: Any = None) -> inspect.Parameter:
+def keyword(name: str, kind: Any, option: Any, default: Any = None) -> inspect.Parameter:
+    """An option of a command as a parameter of its function."""
     annotation = Annotated[kind, option]
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
@@ -104,7 +105,7 @@ def _keyword(name: str, kind: Any, option: Any, default: Any = None) -> inspect.
 
 
 SPECULATION_OPTIONS = [
-    _keyword(name, kind | None, typer.Option(*flags, help=text, rich_help_panel="Speculation"))
+    keyword(name, kind | None, typer.Option(*flags, help=text, rich_help_panel="Speculation"))
     for name, kind, flags, text in (
         (
             "speculative_config",

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
-from specdec_native.checks import check_text
+from specdec_native.checks import INT64_MIN, check_integer, check_text, shown
 from specdec_native.requests.sampling_params import SamplingParams
 
 
@@ -19,6 +19,7 @@ class TextPrompt(_TextPrompt, total=False):
     """A prompt as text."""
 
     prompt_token_ids: Sequence[int]
+    cache_salt: str
 
 
 class _TokensPrompt(TypedDict):
@@ -29,19 +30,46 @@ class TokensPrompt(_TokensPrompt, total=False):
     """A prompt as token ids; `prompt` is reported with the output."""
 
     prompt: str
+    cache_salt: str
 
 
 PromptType: TypeAlias = str | Sequence[int] | TextPrompt | TokensPrompt
 
-_KNOWN_KEYS = ("prompt", "prompt_token_ids")
+_KNOWN_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_LONGEST_SALT = 128
+_NOT_IN_SALTS = "@/\\\0"
 
 
 @dataclasses.dataclass
 class Prompt:
-    """A prompt in one form: text, token ids or both (then the ids count)."""
+    """A prompt in one form: text, token ids or both (then the ids count).
+
+    Attributes:
+        text: the text, or None.
+        token_ids: its tokens, or None until it is tokenized.
+        add_special_tokens: whether tokenizing adds what the tokenizer puts around a text.
+        truncate_to: of the tokens only so many last ones count; None for all.
+        keeps_beginning: the first ones count instead.
+        cache_salt: prompts share cached beginnings only with prompts of the same salt.
+    """
 
     text: str | None
     token_ids: list[int] | None
+    add_special_tokens: bool = True
+    truncate_to: int | None = None
+    keeps_beginning: bool = False
+    cache_salt: str | None = None
+
+    def truncate(self) -> bool:
+        """Cuts tokens away if there are too many; returns whether there were."""
+        if self.truncate_to is None or self.token_ids is None:
+            return False
+        num_tokens = len(self.token_ids)
+        if num_tokens <= self.truncate_to:
+            return False
+        begin = 0 if self.keeps_beginning else num_tokens - self.truncate_to
+        self.token_ids = self.token_ids[begin : begin + self.truncate_to]
+        return True
 
 
 def parse_prompts(prompts: Any) -> list[Prompt]:
@@ -83,21 +111,62 @@ def pair_with_params(
     raise ValueError(f"sampling_params must be SamplingParams or a list of them, got {params!r}")
 
 
+def pair_with_priority(priority: int | Sequence[int] | None, num_prompts: int) -> list[int]:
+    """One priority a prompt; None stands for 0."""
+    entries: Sequence[Any]
+    if isinstance(priority, Sequence) and not isinstance(priority, (str, bytes)):
+        entries = priority
+    else:
+        entries = [0 if priority is None else priority] * num_prompts
+    if len(entries) != num_prompts:
+        raise ValueError(f"priority has {len(entries)} entries for {num_prompts} prompts")
+    return [check_integer("priority", entry, minimum=INT64_MIN) for entry in entries]
+
+
+def is_list_of_conversations(messages: Any) -> bool:
+    """Whether chat() is asked for several answers."""
+    return (
+        isinstance(messages, Sequence)
+        and not isinstance(messages, (str, bytes))
+        and bool(messages)
+        and isinstance(messages[0], Sequence)
+        and not isinstance(messages[0], (str, bytes))
+    )
+
+
 def _parse_mapping(prompt: Mapping[str, Any], name: str) -> Prompt:
     for key, value in prompt.items():
         if key not in _KNOWN_KEYS and value is not None and value != {}:
             raise ValueError(
                 f"{name}: the key {key!r} is not supported; a prompt dict has "
-                '"prompt" (text) or "prompt_token_ids"'
+                '"prompt" (text) or "prompt_token_ids", and perhaps "cache_salt"'
             )
+    salt = prompt.get("cache_salt")
+    if salt is not None:
+        salt = check_cache_salt(f'{name}["cache_salt"]', salt)
     text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if text is None and ids is None:
         raise ValueError(f'{name} needs "prompt" (text) or "prompt_token_ids"')
     if text is not None and not isinstance(text, str):
         raise ValueError(f'{name}["prompt"] must be a str, got {type(text).__name__}')
     if ids is not None:
-        return Prompt(text, _token_ids(ids, f'{name}["prompt_token_ids"]'))
-    return Prompt(check_text(f'{name}["prompt"]', text or ""), None)
+        token_ids = _token_ids(ids, f'{name}["prompt_token_ids"]')
+        return Prompt(text, token_ids, cache_salt=salt)
+    return Prompt(check_text(f'{name}["prompt"]', text or ""), None, cache_salt=salt)
+
+
+def check_cache_salt(name: str, value: Any) -> str:
+    """`value` as a salt of the prefix cache. Raises ValueError, as vLLM has it."""
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name} must be a string that is not empty, got {shown(value)}")
+    if len(value) > _LONGEST_SALT:
+        raise ValueError(
+            f"{name} must have at most {_LONGEST_SALT} characters, got {len(value)}; give a hash"
+        )
+    wrong = next((c for c in value if c in _NOT_IN_SALTS), None)
+    if wrong is not None:
+        raise ValueError(f"{name} must not contain {wrong!r}; give a hash in hexadecimal digits")
+    return check_text(name, value)
 
 
 def _is_token_list(value: Any) -> bool:

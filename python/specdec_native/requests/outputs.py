@@ -5,12 +5,63 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from specdec_native.requests.logprobs import PromptLogprobs, SampleLogprobs
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from specdec_native import _core
+
+
+DraftStep: TypeAlias = tuple[int, int]  # tokens that a step verified, and those it kept
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftedToken:
+    """A token that was drafted and verified.
+
+    Attributes:
+        token_id: its id.
+        parent: the drafted token it follows, by index in DraftTree.tokens; -1 for the last token
+            of the completion.
+        drafter: the name of the method that proposed it first.
+        probability: that it is kept where its parent is, as its drafter thinks; None where the
+            device drafted.
+        is_accepted: whether it was kept.
+    """
+
+    token_id: int
+    parent: int
+    drafter: str
+    probability: float | None
+    is_accepted: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftTree:
+    """What one step drafted for a completion.
+
+    Attributes:
+        num_tokens: tokens of the completion before the step. The accepted drafts, in order, are the
+            tokens from there on; the one after them is the target's own.
+        tokens: drafted tokens, parents before children.
+    """
+
+    num_tokens: int
+    tokens: list[DraftedToken]
+
+    @classmethod
+    def of(cls, num_tokens: int, tokens: Sequence[_core.DraftedToken]) -> DraftTree:
+        """What the core recorded."""
+        return cls(
+            num_tokens,
+            [
+                DraftedToken(t.token_id, t.parent, t.drafter, t.probability, t.is_accepted)
+                for t in tokens
+            ],
+        )
 
 
 @dataclasses.dataclass
@@ -28,6 +79,9 @@ class SpeculativeDecodingMetrics:
         num_emitted_tokens: tokens these steps added to the output.
         proposed_per_position: steps that drafted the first, second, ... token.
         accepted_per_position: steps that kept the first, second, ... token.
+        per_step_accepted: drafted tokens that each step kept, in order; several completions follow
+            one another. None unless record_draft_steps asked for it and the end is there.
+        per_step_drafted: drafted tokens that each of these steps verified.
     """
 
     mean_acceptance_length: float
@@ -40,12 +94,17 @@ class SpeculativeDecodingMetrics:
     num_emitted_tokens: int
     proposed_per_position: list[int]
     accepted_per_position: list[int]
+    per_step_accepted: list[int] | None = None
+    per_step_drafted: list[int] | None = None
 
     @classmethod
     def from_counts(
-        cls, counts: Iterable[_core.AcceptanceStats], num_spec_tokens: int
+        cls,
+        counts: Iterable[_core.AcceptanceStats],
+        num_spec_tokens: int,
+        recorded: Sequence[DraftStep] | None = None,
     ) -> SpeculativeDecodingMetrics:
-        """The metrics of everything that was counted."""
+        """The metrics of everything that was counted, and of the steps that were recorded."""
         counts = list(counts)
         steps = sum(c.num_steps for c in counts)
         drafted = sum(c.num_draft_tokens for c in counts)
@@ -61,29 +120,51 @@ class SpeculativeDecodingMetrics:
             num_emitted_tokens=sum(c.num_emitted_tokens for c in counts),
             proposed_per_position=_sum([c.proposed_per_position for c in counts], num_spec_tokens),
             accepted_per_position=_sum([c.accepted_per_position for c in counts], num_spec_tokens),
+            per_step_accepted=None if recorded is None else [kept for _, kept in recorded],
+            per_step_drafted=None if recorded is None else [drafted for drafted, _ in recorded],
         )
 
 
 class AcceptanceCounts:
     """What was counted of drafts; SpeculativeDecodingMetrics are made when somebody asks."""
 
-    def __init__(self, counts: list[_core.AcceptanceStats], num_spec_tokens: int) -> None:
+    def __init__(
+        self,
+        counts: list[_core.AcceptanceStats],
+        num_spec_tokens: int,
+        steps: list[DraftStep] | None = None,
+    ) -> None:
+        """`steps` are those that were recorded, None where none were to be."""
         self._counts = counts
         self._num_spec_tokens = num_spec_tokens
+        self._steps = steps
 
     @classmethod
     def of(
-        cls, counts: Iterable[_core.AcceptanceStats | None], num_spec_tokens: int | None
+        cls,
+        counts: Iterable[_core.AcceptanceStats | None],
+        num_spec_tokens: int | None,
+        steps: list[DraftStep] | None = None,
     ) -> AcceptanceCounts | None:
         """Of completions, some perhaps not counted yet; None if the engine does not speculate."""
         if num_spec_tokens is None:
             return None
-        return cls([c for c in counts if c is not None], num_spec_tokens)
+        return cls([c for c in counts if c is not None], num_spec_tokens, steps)
+
+    @classmethod
+    def merged(cls, several: Sequence[AcceptanceCounts]) -> AcceptanceCounts:
+        """Of several requests, at least one, which were not copied."""
+        counts = [count for each in several for count in each._counts]
+        recorded = [each._steps for each in several if each._steps is not None]
+        steps = [step for steps in recorded for step in steps] if recorded else None
+        return cls(counts, max(each._num_spec_tokens for each in several), steps)
 
     @functools.cached_property
     def metrics(self) -> SpeculativeDecodingMetrics:
         """The metrics of everything that was counted."""
-        return SpeculativeDecodingMetrics.from_counts(self._counts, self._num_spec_tokens)
+        return SpeculativeDecodingMetrics.from_counts(
+            self._counts, self._num_spec_tokens, self._steps
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles have the metrics in place of the core's counts."""
@@ -110,6 +191,13 @@ class CompletionOutput:
         stop_reason: the stop string or stop token id that ended it; None for end of sequence.
         acceptance: what speculative_decoding is made of. No part of what makes two completions
             equal.
+        tapped_states: of an engine with `taps`, once the completion has ended: the states of the
+            prompt's and the completion's tokens, except for the last token, which nothing was
+            computed from: [tokens, taps, hidden size] in the dtype the engine computes in, bfloat16
+            as the uint16 with its bits. None for a completion that was aborted or that a stop
+            string ended.
+        draft_trees: what each step drafted, of the tokens shown; None unless record_draft_trees
+            asked for them. No part of what makes two completions equal.
     """
 
     index: int
@@ -121,6 +209,10 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     lora_request: Any = None
     acceptance: AcceptanceCounts | None = dataclasses.field(default=None, compare=False, repr=False)
+    tapped_states: npt.NDArray[Any] | None = dataclasses.field(
+        default=None, compare=False, repr=False
+    )
+    draft_trees: list[DraftTree] | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
     def speculative_decoding(self) -> SpeculativeDecodingMetrics | None:
@@ -223,6 +315,45 @@ class DraftPolicyStats:
 
 
 @dataclasses.dataclass
+class StepTokens:
+    """Steps by the number of tokens they computed, those of drafts included.
+
+    Attributes:
+        bounds: the most tokens of each bucket but the last, which has no bound.
+        counts: steps by bucket.
+        sum: tokens of all steps.
+    """
+
+    bounds: list[int] = dataclasses.field(default_factory=list)
+    counts: list[int] = dataclasses.field(default_factory=list)
+    sum: int = 0
+
+
+@dataclasses.dataclass
+class EngineLoad:
+    """How busy an engine is. Unfinished requests run or wait.
+
+    Attributes:
+        num_running: requests that have begun to run, preempted ones included.
+        num_waiting: requests that have not.
+        num_waiting_tokens: tokens of the prompts of those that wait.
+        num_free_kv_blocks: blocks of the KV cache that a request may take.
+        num_kv_blocks: all of them.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_waiting_tokens: int
+    num_free_kv_blocks: int
+    num_kv_blocks: int
+
+    @classmethod
+    def from_core(cls, core: _core.EngineLoad) -> EngineLoad:
+        """The core's."""
+        return cls(**{field.name: getattr(core, field.name) for field in dataclasses.fields(cls)})
+
+
+@dataclasses.dataclass
 class EngineStats:
     """Counts and times of an engine since it was made.
 
@@ -253,13 +384,16 @@ class EngineStats:
     speculative_decoding: SpeculativeDecodingMetrics | None = None
     drafters: list[DrafterStats] = dataclasses.field(default_factory=list)
     draft_policy: DraftPolicyStats | None = None
+    step_tokens: StepTokens = dataclasses.field(default_factory=StepTokens)
 
     @classmethod
     def from_core(cls, core: _core.EngineStats, num_spec_tokens: int | None) -> EngineStats:
         """The core's statistics of an engine that drafts at most `num_spec_tokens`."""
-        own = ("speculative_decoding", "drafters", "draft_policy")
+        own = ("speculative_decoding", "drafters", "draft_policy", "step_tokens")
         names = [field.name for field in dataclasses.fields(cls) if field.name not in own]
         stats = cls(**{name: getattr(core, name) for name in names})
+        tokens = core.step_tokens
+        stats.step_tokens = StepTokens(tokens.bounds, tokens.counts, tokens.sum)
         if num_spec_tokens is not None:
             stats.speculative_decoding = SpeculativeDecodingMetrics.from_counts(
                 [core.acceptance], num_spec_tokens

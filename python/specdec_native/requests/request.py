@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specdec_native import _core
 from specdec_native.requests.logprobs import FlatLogprobs, Logprob, PromptLogprobs, SampleLogprobs
 from specdec_native.requests.outputs import (
     AcceptanceCounts,
     CompletionOutput,
+    DraftStep,
+    DraftTree,
     RequestMetrics,
     RequestOutput,
 )
@@ -19,6 +21,9 @@ from specdec_native.requests.sampling_params import RequestOutputKind, SamplingP
 from specdec_native.text.detokenizer import Detokenizer, TextStream
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from specdec_native.requests.mailbox import Mailbox
     from specdec_native.text.tokenizer import Tokenizer
 
 _MAX_CHAR_TOKENS = 4  # a UTF-8 character has at most so many bytes, so tokens
@@ -30,6 +35,9 @@ class Shown(NamedTuple):
     num_tokens: int = 0
     num_chars: int = 0
     end: bool = False
+
+
+_NOTHING = Shown()
 
 
 class Request:
@@ -45,14 +53,19 @@ class Request:
         core_params: _core.SamplingParams,
         tokenizer: Tokenizer | None,
         num_spec_tokens: int | None = None,
+        cache_salt: str | None = None,
+        priority: int = 0,
     ) -> None:
         """`num_spec_tokens` is the most it may draft, None where the engine does not speculate."""
         self.request_id = request_id
+        self.cache_salt = cache_salt
+        self.priority = priority
         self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids
         self.params = params
         self.core_params = core_params
         self.number = -1  # its name in the core
+        self.mailbox: Mailbox[Request] | None = None  # of the coroutine that reads it
         self.by_step = False  # Engine.step() advances and reports it
         self.is_silent = False  # nothing more is reported of it
         self.error: BaseException | None = None
@@ -61,7 +74,10 @@ class Request:
         self._num_spec_tokens = num_spec_tokens
         self._tokenizer = tokenizer if params.detokenize else None
         self._core_metrics: _core.RequestMetrics | None = None
+        self._metrics = RequestMetrics()  # made of the core's, last
+        self._metrics_key: tuple[float, ...] = ()
         self._finished_time = 0.0
+        self._kind = params.output_kind
         self._epoch = time.time() - time.monotonic()  # of the core's clock
         self._prompt_logprobs: PromptLogprobs | None = None
         if params.prompt_logprobs is not None:
@@ -74,19 +90,31 @@ class Request:
         ]
 
     @property
+    def core_options(self) -> _core.RequestOptions:
+        """How the core serves it."""
+        return _core.RequestOptions(cache_salt=self.cache_salt or "", priority=self.priority)
+
+    @property
     def num_output_tokens(self) -> int:
         """Tokens of all completions so far."""
         return sum(len(completion.token_ids) for completion in self._completions)
+
+    def num_outputs(self, index: int) -> int:
+        """Steps that added tokens to a completion so far."""
+        return self._completions[index].num_outputs
 
     def apply(self, output: _core.RequestOutput) -> list[int]:
         """Takes in what a step reported.
 
         Returns the completions that a stop string has ended: the core does not know of it yet.
-        Raises RuntimeError where the core has given the request up, EngineFailed where all of them.
+        Raises RuntimeError where the core has given the request up, ValueError where its grammar
+        was why, EngineFailed where all of them.
         """
         if output.engine_failed:
             raise _core.EngineFailed(output.error)
         if output.error:
+            if output.error.startswith("structured_outputs:"):  # the request's own fault
+                raise ValueError(output.error)
             raise RuntimeError(f"request {self.request_id}: {output.error}")
         with self._lock:
             self._core_metrics = output.metrics
@@ -103,10 +131,12 @@ class Request:
                 completion.apply(part)
                 if completion.finish_reason is not None and part.finish_reason is None:
                     ended_here.append(part.index)
-            finished = all(c.finish_reason is not None for c in self._completions)
-            if finished:
+            for completion in self._completions:
+                if completion.finish_reason is None:
+                    break
+            else:
                 self._finished_time = time.monotonic()  # the core's clock is the same
-            self.finished = finished
+                self.finished = True
         return ended_here
 
     def end(self, error: BaseException) -> None:
@@ -125,6 +155,16 @@ class Request:
             for completion, shown in zip(self._completions, self.shown, strict=True)
         )
 
+    def has_unseen(self, num_tokens: int) -> bool:
+        """Whether a completion has so many tokens to show, its first or its end."""
+        for completion, shown in zip(self._completions, self.shown, strict=True):
+            num_new = len(completion.token_ids) - shown.num_tokens
+            if num_new >= num_tokens or (num_new > 0 and shown.num_tokens == 0):
+                return True
+            if completion.finish_reason is not None and not shown.end:
+                return True
+        return False
+
     def is_finished(self) -> bool:
         """Whether every completion has ended."""
         return self.finished
@@ -137,38 +177,43 @@ class Request:
         """Whether take_output would tell a streaming consumer something."""
         if self.error is not None:
             return True
-        if self.params.output_kind is RequestOutputKind.FINAL_ONLY and not self.finished:
+        if self._kind is RequestOutputKind.FINAL_ONLY and not self.finished:
             return False
         interval = self.params.stream_interval or 1
-        return any(
-            completion.has_news(shown, interval)
-            for completion, shown in zip(self._completions, self.shown, strict=True)
-        )
+        for completion, shown in zip(self._completions, self.shown):  # noqa: B905 - fast
+            if completion.has_news(shown, interval):
+                return True
+        return False
 
     def peek(self) -> tuple[RequestOutput, list[Shown]]:
         """What the request's output_kind asks for, and `shown` for once it was seen."""
-        delta = self.params.output_kind is RequestOutputKind.DELTA
+        delta = self._kind is RequestOutputKind.DELTA
         with self._lock:
             prompt_logprobs = self._prompt_logprobs
             if prompt_logprobs is not None:
                 seen_before = any(shown.num_tokens > 0 for shown in self.shown)
                 prompt_logprobs = prompt_logprobs[: 0 if delta and seen_before else None]
-            metrics = self._metrics()
+            shown_now: list[Shown] = []
+            outputs: list[CompletionOutput] = []
+            for completion, shown in zip(self._completions, self.shown, strict=True):
+                now = completion.show()
+                shown_now.append(now)
+                if not delta:
+                    outputs.append(completion.output(_NOTHING, now))
+                elif completion.has_news(shown, 1):
+                    outputs.append(completion.output(shown, now))
+            metrics = self._current_metrics()
             output = RequestOutput(
                 request_id=self.request_id,
                 prompt=self.prompt,
                 prompt_token_ids=self.prompt_token_ids,
                 prompt_logprobs=prompt_logprobs,
-                outputs=[
-                    completion.output(shown if delta else Shown())
-                    for completion, shown in zip(self._completions, self.shown, strict=True)
-                    if not delta or completion.has_news(shown, 1)
-                ],
+                outputs=outputs,
                 finished=self.finished,
                 metrics=metrics,
                 num_cached_tokens=metrics.num_cached_tokens,
             )
-            return output, [completion.show() for completion in self._completions]
+            return output, shown_now
 
     def take_output(self) -> RequestOutput:
         """What the request's output_kind asks for.
@@ -181,21 +226,34 @@ class Request:
         output, self.shown = self.peek()
         return output
 
-    def _metrics(self) -> RequestMetrics:
+    def _current_metrics(self) -> RequestMetrics:
+        """The same object as before where nothing has changed: streams ask after every step."""
         core = self._core_metrics
         if core is None:
-            return RequestMetrics()
-        return RequestMetrics(
-            arrival_time=self._wall_time(core.arrival_time),
-            first_scheduled_time=self._wall_time(core.first_scheduled_time),
-            first_token_time=self._wall_time(core.first_token_time),
-            finished_time=self._wall_time(core.finished_time or self._finished_time),
-            num_cached_tokens=core.num_cached_tokens,
-            num_preemptions=core.num_preemptions,
-            acceptance=AcceptanceCounts.of(
-                [c.acceptance for c in self._completions], self._num_spec_tokens
-            ),
-        )
+            return self._metrics
+        finished = core.finished_time or self._finished_time
+        key = (core.first_token_time, finished, core.num_preemptions)
+        if key != self._metrics_key or self._num_spec_tokens is not None:
+            self._metrics_key = key
+            self._metrics = RequestMetrics(
+                arrival_time=self._wall_time(core.arrival_time),
+                first_scheduled_time=self._wall_time(core.first_scheduled_time),
+                first_token_time=self._wall_time(core.first_token_time),
+                finished_time=self._wall_time(finished),
+                num_cached_tokens=core.num_cached_tokens,
+                num_preemptions=core.num_preemptions,
+                acceptance=AcceptanceCounts.of(
+                    [c.acceptance for c in self._completions],
+                    self._num_spec_tokens,
+                    self._recorded_steps(),
+                ),
+            )
+        return self._metrics
+
+    def _recorded_steps(self) -> list[DraftStep] | None:
+        if not (self.params.record_draft_steps and self.finished):
+            return None
+        return [step for c in self._completions for step in c.recorded_steps() or ()]
 
     def _wall_time(self, seconds: float) -> float:
         return seconds + self._epoch if seconds else 0.0
@@ -212,8 +270,12 @@ class _Completion:
     ) -> None:
         self.index = index
         self.acceptance: _core.AcceptanceStats | None = None
+        self._tapped_states: npt.NDArray[Any] | None = None
         self._num_spec_tokens = num_spec_tokens
+        self._draft_steps: list[DraftStep] | None = [] if params.record_draft_steps else None
+        self._draft_trees: list[DraftTree] | None = [] if params.record_draft_trees else None
         self.token_ids: list[int] = []
+        self.num_outputs = 0  # those with tokens
         self.finish_reason: str | None = None
         self._stop_reason: int | str | None = None
         self._tokenizer = tokenizer
@@ -228,8 +290,14 @@ class _Completion:
     def apply(self, part: _core.CompletionOutput) -> None:
         if part.acceptance is not None:
             self.acceptance = part.acceptance
+        self._tapped_states = part.tapped_states
+        if self._draft_steps is not None and (step := part.draft_step) is not None:
+            self._draft_steps.append(step)
+        if self._draft_trees is not None and (tree := part.draft_tree):
+            self._draft_trees.append(DraftTree.of(len(self.token_ids), tree))
         new_ids = part.new_token_ids
         num_kept = len(new_ids)
+        self.num_outputs += num_kept > 0
         stop_string = None
         if self._detokenizer is not None:
             num_kept = self._detokenizer.extend(
@@ -253,6 +321,10 @@ class _Completion:
         if self._detokenizer is not None:
             self._detokenizer.finish()
 
+    def recorded_steps(self) -> list[DraftStep] | None:
+        """What its steps drafted, once it has ended; None where nothing was to be recorded."""
+        return None if self.finish_reason is None else self._draft_steps
+
     def has_news(self, shown: Shown, interval: int) -> bool:
         if self.finish_reason is not None:
             return not shown.end
@@ -264,21 +336,31 @@ class _Completion:
         num_chars = 0 if self._detokenizer is None else self._detokenizer.num_certain_chars()
         return Shown(len(self.token_ids), num_chars, self.finish_reason is not None)
 
-    def output(self, shown: Shown) -> CompletionOutput:
-        """What there is beyond what was shown."""
+    def output(self, shown: Shown, now: Shown) -> CompletionOutput:
+        """What there is beyond what was shown; `now` is show()."""
         text = ""
         if self._detokenizer is not None:
-            text = self._detokenizer.text[shown.num_chars : self._detokenizer.num_certain_chars()]
+            text = self._detokenizer.text[shown.num_chars : now.num_chars]
         return CompletionOutput(
             index=self.index,
             text=text,
-            token_ids=self.token_ids[shown.num_tokens :],
+            token_ids=self.token_ids[shown.num_tokens : now.num_tokens],
             cumulative_logprob=self._cumulative_logprob,
             logprobs=None if self._logprobs is None else self._logprobs[shown.num_tokens :],
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
-            acceptance=AcceptanceCounts.of([self.acceptance], self._num_spec_tokens),
+            acceptance=AcceptanceCounts.of(
+                [self.acceptance], self._num_spec_tokens, self.recorded_steps()
+            ),
+            tapped_states=self._tapped_states,
+            draft_trees=self._trees_between(shown.num_tokens, now.num_tokens),
         )
+
+    def _trees_between(self, begin: int, end: int) -> list[DraftTree] | None:
+        """Those of steps whose first token is among the tokens [begin, end)."""
+        if self._draft_trees is None:
+            return None
+        return [tree for tree in self._draft_trees if begin <= tree.num_tokens < end]
 
 
 def _make_detokenizer(
@@ -326,12 +408,10 @@ def _append_logprobs(
 
 
 def _token_text(tokenizer: Tokenizer, token_id: int, before: Sequence[int]) -> str:
-    """The text a token adds: a token that completes a character has it, one that does not, none."""
+    """The text a token adds: of a character of several tokens the last one has it, others none."""
     text = tokenizer.token_text(token_id)
-    if not text.endswith("\ufffd"):
+    if "\ufffd" not in text:
         return text
     context = list(before[-_MAX_CHAR_TOKENS:])
-    with_token = tokenizer.decode([*context, token_id])
-    if with_token.endswith("\ufffd"):
-        return ""
+    with_token = tokenizer.decode([*context, token_id]).rstrip("\ufffd")
     return with_token[len(tokenizer.decode(context).rstrip("\ufffd")) :]

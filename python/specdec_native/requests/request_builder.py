@@ -13,10 +13,18 @@ from specdec_native import _core
 from specdec_native.checkpoints import hub
 from specdec_native.checkpoints.errors import CheckpointError
 from specdec_native.checkpoints.text_files import read_json_object
+from specdec_native.checks import check_text
 from specdec_native.requests.core_params import to_core_params
-from specdec_native.requests.inputs import Prompt, pair_with_params
+from specdec_native.requests.grammar_compiler import GrammarCompiler
+from specdec_native.requests.inputs import (
+    Prompt,
+    check_cache_salt,
+    pair_with_params,
+    pair_with_priority,
+)
 from specdec_native.requests.request import Request
 from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
+from specdec_native.requests.structured_outputs import StructuredOutputsParams
 from specdec_native.text.chat_template import Message
 from specdec_native.text.tokenizer import Tokenizer
 from specdec_native.text.tokenizer_backends import TokenizerNotFoundError
@@ -25,12 +33,31 @@ logger = logging.getLogger(__name__)
 
 _GENERATION_CONFIG_NAMES = {
     "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
     "temperature": "temperature",
     "top_k": "top_k",
     "top_p": "top_p",
     "min_p": "min_p",
     "max_new_tokens": "max_tokens",
+    "skip_special_tokens": "skip_special_tokens",
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerationDefaults:
+    """What requests get that bring nothing themselves.
+
+    Attributes:
+        params: sampling parameters.
+        max_tokens: that was set; None where it was not.
+        most_tokens: what a server generates at most, whatever is asked for. A length that was set
+            for this engine, and not by the checkpoint, is such a limit, as in vLLM.
+    """
+
+    params: SamplingParams
+    max_tokens: int | None
+    most_tokens: int | None
 
 
 class GenerationConfig:
@@ -51,23 +78,25 @@ class GenerationConfig:
                     f"generation_config.json, got {os.fspath(source)!r}"
                 )
 
-    def sampling_params(self, checkpoint: Path) -> SamplingParams:
-        """The values that are there, in SamplingParams. Raises ValueError for a bad one."""
+    def read(self, checkpoint: Path) -> GenerationDefaults:
+        """The values that are there. Raises ValueError for a bad one."""
         file = (self.folder or checkpoint) / "generation_config.json"
         config: dict[str, Any] = {}
         if not self._is_neutral and file.is_file():
             config = dict(read_json_object(file))
         config |= self._overrides
+        values = {
+            name: config[key]
+            for key, name in _GENERATION_CONFIG_NAMES.items()
+            if config.get(key) is not None
+        }
         try:
-            return SamplingParams(
-                **{
-                    name: config[key]
-                    for key, name in _GENERATION_CONFIG_NAMES.items()
-                    if config.get(key) is not None
-                }
-            )
+            params = SamplingParams(**values)
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"{error}", file) from error
+        max_tokens = values.get("max_tokens")
+        is_limit = self.folder is not None or self._overrides.get("max_new_tokens") is not None
+        return GenerationDefaults(params, max_tokens, max_tokens if is_limit else None)
 
 
 @dataclasses.dataclass
@@ -110,7 +139,7 @@ def load_text(
 
 
 class RequestBuilder:
-    """Makes requests for one model. Holds nothing that changes, so threads may share it."""
+    """Makes requests for one model. Threads may share it."""
 
     def __init__(
         self,
@@ -130,10 +159,19 @@ class RequestBuilder:
         self._max_logprobs = max_logprobs
         self._num_spec_tokens = num_spec_tokens
         self.eos_token_ids = self._find_eos_token_ids()
+        self._grammars = (
+            None
+            if text.tokenizer is None
+            else GrammarCompiler(text.tokenizer, model_info.vocab_size, self.eos_token_ids)
+        )
 
     def default_params(self) -> SamplingParams:
         """What a request without parameters samples with."""
-        return self._generation.sampling_params(self._directory)
+        return self.generation_defaults().params
+
+    def generation_defaults(self) -> GenerationDefaults:
+        """What requests get that bring nothing themselves."""
+        return self._generation.read(self._directory)
 
     def chat_prompt(self, messages: Sequence[Message], **options: Any) -> Prompt:
         """The prompt of a conversation; `options` are those of Tokenizer.render_chat."""
@@ -142,9 +180,8 @@ class RequestBuilder:
             raise ValueError(
                 f'messages must be a list of {{"role", "content"}} dicts, got {messages!r:.80}'
             )
-        text = tokenizer.render_chat(messages, **options)
-        # The template wrote the special tokens already.
-        return Prompt(text, tokenizer.encode(text, add_special_tokens=False))
+        text = check_text("messages", tokenizer.render_chat(messages, **options))
+        return Prompt(text, None, add_special_tokens=False)  # the template wrote them already
 
     def build(
         self,
@@ -153,14 +190,18 @@ class RequestBuilder:
         request_ids: Sequence[str],
         *,
         kind: RequestOutputKind | None = None,
+        priority: int | Sequence[int] | None = None,
     ) -> list[Request]:
         """One request a prompt; `kind` replaces the output_kind of the parameters.
+
+        `priority` is one for all or one for each; None stands for 0.
 
         Raises ValueError naming the first prompt or parameter that is bad.
         """
         if sampling_params is None:
             sampling_params = self.default_params()
         paired = pair_with_params(sampling_params, len(prompts))
+        priorities = pair_with_priority(priority, len(prompts))
         self._tokenize(prompts)
         checked: dict[int, tuple[SamplingParams, _core.SamplingParams]] = {}
         requests = []
@@ -168,6 +209,8 @@ class RequestBuilder:
             name = f"prompts[{i}]" if len(prompts) > 1 else "prompt"
             token_ids = prompt.token_ids or []
             self._check_prompt(name, token_ids)
+            if prompt.cache_salt is not None:
+                check_cache_salt("cache_salt", prompt.cache_salt)
             if id(params) not in checked:
                 checked[id(params)] = self._check_params(params, kind)
             requests.append(
@@ -179,6 +222,8 @@ class RequestBuilder:
                     core_params=checked[id(params)][1],
                     tokenizer=self.text.tokenizer,
                     num_spec_tokens=self._most_spec_tokens(checked[id(params)][0]),
+                    cache_salt=prompt.cache_salt,
+                    priority=priorities[i],
                 )
             )
         return requests
@@ -189,13 +234,16 @@ class RequestBuilder:
         return min(self._num_spec_tokens, params.num_speculative_tokens)
 
     def _tokenize(self, prompts: list[Prompt]) -> None:
-        texts = [prompt for prompt in prompts if prompt.token_ids is None]
-        if not texts:
-            return
-        tokenizer = self.text.need_tokenizer("a prompt given as text")
-        encoded = tokenizer.encode_batch([prompt.text or "" for prompt in texts])
-        for prompt, token_ids in zip(texts, encoded, strict=True):
-            prompt.token_ids = token_ids
+        for special in (True, False):
+            texts = [p for p in prompts if p.token_ids is None and p.add_special_tokens is special]
+            if not texts:
+                continue
+            tokenizer = self.text.need_tokenizer("a prompt given as text")
+            encoded = tokenizer.encode_batch([prompt.text or "" for prompt in texts], special)
+            for prompt, token_ids in zip(texts, encoded, strict=True):
+                prompt.token_ids = token_ids
+        for prompt in prompts:
+            prompt.truncate()
 
     def _check_prompt(self, name: str, token_ids: list[int]) -> None:
         info = self._model_info
@@ -240,6 +288,10 @@ class RequestBuilder:
             params, eos_token_ids=self.eos_token_ids, tokenizer=self.text.tokenizer
         )
         core_params.validate(vocab_size)
+        if isinstance(params.structured_outputs, StructuredOutputsParams):
+            self.text.need_tokenizer("structured_outputs")
+            assert self._grammars is not None
+            core_params.grammar = self._grammars.compile(params.structured_outputs)
         return params, core_params
 
     def _find_eos_token_ids(self) -> list[int]:

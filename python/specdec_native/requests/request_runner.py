@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
 import itertools
 import os
 import threading
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 
 from specdec_native import _core
+from specdec_native.requests.mailbox import Mailbox
 from specdec_native.requests.outputs import RequestOutput
 from specdec_native.requests.request import Request, Shown
 
 
 class News:
-    """Wakes the threads and coroutines that wait for something to change.
+    """Wakes the threads that wait for something to change.
 
     Unlike threading.Condition, which is written in Python, it holds nothing that an exception out
     of a signal handler could leave behind: the only lock is one for each waiting, in C.
@@ -24,14 +25,9 @@ class News:
 
     def __init__(self) -> None:
         self._waiting: collections.deque[threading.Lock] = collections.deque()
-        self._futures: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
 
     def announce(self) -> None:
-        """Makes all who wait look again; an event loop is woken once for all its coroutines."""
-        while self._futures:
-            loop, futures = self._futures.popitem()
-            with contextlib.suppress(RuntimeError):  # the loop was closed
-                loop.call_soon_threadsafe(_finish, futures)
+        """Makes all who wait look again."""
         for _ in range(len(self._waiting)):
             try:
                 self._waiting.popleft().release()
@@ -50,21 +46,29 @@ class News:
                 return is_true()
         return True
 
-    async def until(self, is_true: Callable[[], bool]) -> None:
-        """wait_until() for coroutines."""
-        loop = asyncio.get_running_loop()
-        while not is_true():
-            future = loop.create_future()
-            self._futures.setdefault(loop, []).append(future)
-            if is_true():  # perhaps before the future was entered
-                return
-            await future
 
+class _Bell:
+    """Wakes an event loop once for all mailboxes that got news until it looks."""
 
-def _finish(futures: list[asyncio.Future[None]]) -> None:
-    for future in futures:
-        if not future.done():  # cancelled
-            future.set_result(None)
+    def __init__(self) -> None:
+        self._mailboxes: collections.deque[Mailbox[Request]] = collections.deque()
+        self._is_rung = False
+
+    def ring(self, mailbox: Mailbox[Request]) -> None:
+        """In the reader's thread."""
+        self._mailboxes.append(mailbox)
+        if not self._is_rung:
+            self._is_rung = True
+            try:
+                mailbox.loop.call_soon_threadsafe(self._answer)
+            except RuntimeError:  # the loop was closed
+                self._is_rung = False
+                self._mailboxes.clear()
+
+    def _answer(self) -> None:
+        self._is_rung = False  # first: who rings from here on rings again
+        while self._mailboxes:
+            self._mailboxes.popleft().wake()
 
 
 class RequestRunner:
@@ -88,6 +92,9 @@ class RequestRunner:
         self._running: dict[str, Request] = {}  # those of add()
         self._add_lock = threading.Lock()  # from looking an id up to giving it away
         self._news = News()
+        self._bells: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Bell] = (
+            weakref.WeakKeyDictionary()
+        )
         self._interrupt: BaseException | None = None  # left by a drafter, for who waits
         self._closed = False
         self._parting = False  # nobody is told anything any more
@@ -147,11 +154,19 @@ class RequestRunner:
         self._news.wait_until(lambda: is_true() or self._is_over(), timeout)
         return self._outcome_of(is_true)
 
-    async def until(self, is_true: Callable[[], bool]) -> bool:
-        """wait_for() for coroutines."""
+    async def wait_for_news(self, mailbox: Mailbox[Request]) -> list[Request]:
+        """The requests of this mailbox (Request.mailbox) that have news, once there is one.
+
+        Raises like wait_for().
+        """
         self._check_process()
-        await self._news.until(lambda: is_true() or self._is_over())
-        return self._outcome_of(is_true)
+        while True:
+            if self._interrupt is not None:
+                self._outcome_of(lambda: False)
+            if requests := mailbox.take():
+                return requests
+            self._check_open()
+            await mailbox.wait()
 
     def step(self) -> list[RequestOutput]:
         """Runs one step; what the requests of add_for_steps() have to show after it.
@@ -194,9 +209,9 @@ class RequestRunner:
         return (is_returning or bool(self._stepped)) and not self._closed
 
     def interrupt(self, error: BaseException) -> None:
-        """Raises the error in a thread that waits, or in the next that does."""
+        """Raises the error in a thread or coroutine that waits, or in the next that does."""
         self._interrupt = error
-        self._news.announce()
+        self._announce(list(self._running.values()))
 
     def close(self) -> None:
         """Aborts every request, tells who waits, and frees the model."""
@@ -228,7 +243,8 @@ class RequestRunner:
             request.number = next(self._numbers)
             request.by_step = by_step
         return self.core.add(
-            [(r.number, r.prompt_token_ids, r.core_params, r) for r in requests], by_step
+            [(r.number, r.prompt_token_ids, r.core_params, r.core_options, r) for r in requests],
+            by_step,
         )
 
     def _is_in_use(self, request_id: str) -> bool:
@@ -292,15 +308,26 @@ class RequestRunner:
         finally:
             self._closed = True
             if not self._parting:
-                self._news.announce()
+                self._announce(list(self._running.values()))
 
     def _take_in(self, outputs: list[tuple[Request, _core.RequestOutput]], step: int) -> None:
-        is_news = step != self._answered_step
-        for request, output in outputs:
-            is_news = self._apply(request, output) or is_news
+        with_news = [request for request, output in outputs if self._apply(request, output)]
+        is_answer = step != self._answered_step
         self._answered_step = step
-        if is_news:
-            self._news.announce()
+        if with_news or is_answer:
+            self._announce(with_news)
+
+    def _announce(self, requests: Iterable[Request]) -> None:
+        """Wakes the threads, and each event loop once for all coroutines that have news."""
+        for request in requests:
+            mailbox = request.mailbox
+            if mailbox is not None:
+                mailbox.put(request)
+                bell = self._bells.get(mailbox.loop)
+                if bell is None:
+                    bell = self._bells[mailbox.loop] = _Bell()
+                bell.ring(mailbox)
+        self._news.announce()
 
     def _apply(self, request: Request, output: _core.RequestOutput) -> bool:
         """Gives a request an output; returns whether there is news for who waits for it."""

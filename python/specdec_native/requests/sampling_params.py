@@ -22,6 +22,10 @@ from specdec_native.checks import (
     shown,
 )
 from specdec_native.requests.logits_processor import LogitsProcessor
+from specdec_native.requests.structured_outputs import (
+    StructuredOutputsParams,
+    structured_outputs_of,
+)
 from specdec_native.vllm_compat.sampling_arguments import SamplingArguments
 
 _MIN_TEMPERATURE = 1e-2  # smaller positive temperatures overflow the scaled logits
@@ -43,6 +47,8 @@ class RequestOutputKind(enum.Enum):
 _FLAGS = (
     "flat_logprobs",
     "ignore_eos",
+    "record_draft_steps",
+    "record_draft_trees",
     "detokenize",
     "skip_special_tokens",
     "spaces_between_special_tokens",
@@ -87,8 +93,16 @@ class SamplingParams(SamplingArguments):
         logit_bias: token id (int or numeric string) to a number added to its logit.
         allowed_token_ids: only these may be generated.
         bad_words: strings that are never completed.
+        structured_outputs: what the text must look like, a StructuredOutputsParams or a dict of its
+            fields. The text then ends where the grammar does, whatever ignore_eos and min_tokens
+            say.
+        guided_decoding: vLLM's older name of structured_outputs.
         num_speculative_tokens: tokens drafted ahead at most, where the engine speculates; 0 drafts
             none. Without it, what the engine is set to, which is also the most.
+        record_draft_steps: report how many tokens each step drafted and kept, where the engine
+            speculates.
+        record_draft_trees: report every drafted token, with what proposed it and whether it was
+            kept.
         flat_logprobs: report logprobs and prompt_logprobs as FlatLogprobs, a few long lists.
         logits_processors: functions f(output_token_ids, logits) or f(prompt_token_ids,
             output_token_ids, logits) that return the logits of the next token, a float32 NumPy
@@ -126,11 +140,15 @@ class SamplingParams(SamplingArguments):
     logit_bias: Mapping[Any, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
 
     _: dataclasses.KW_ONLY
     num_speculative_tokens: int | None = None
+    record_draft_steps: bool = False
+    record_draft_trees: bool = False
     flat_logprobs: bool = False
     logits_processors: Sequence[Callable[..., Any]] | None = None
+    guided_decoding: StructuredOutputsParams | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self.validate()
@@ -177,6 +195,7 @@ class SamplingParams(SamplingArguments):
         self._check_stops()
         self._check_tokens()
         self._check_logits_processors()
+        self._check_structured_outputs()
         if self.temperature < _GREEDY_BELOW:
             self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
             if self.n > 1:
@@ -255,6 +274,17 @@ class SamplingParams(SamplingArguments):
             )
         for function in self.logits_processors:
             LogitsProcessor(function)
+
+    def _check_structured_outputs(self) -> None:
+        older = structured_outputs_of(self.guided_decoding, "guided_decoding")
+        self.structured_outputs = structured_outputs_of(
+            self.structured_outputs, "structured_outputs"
+        )
+        if older is None:
+            return
+        if self.structured_outputs not in (None, older):
+            raise ValueError("guided_decoding is the older name of structured_outputs; give one")
+        self.structured_outputs, self.guided_decoding = older, None
 
     @property
     def stop_strings(self) -> list[str]:

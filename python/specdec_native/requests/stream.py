@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 
 from specdec_native import _core
+from specdec_native.requests.mailbox import Mailbox
 from specdec_native.requests.outputs import RequestOutput
 from specdec_native.requests.request import Request
 from specdec_native.requests.request_runner import RequestRunner
@@ -30,6 +32,11 @@ class RequestStream(Iterator[RequestOutput], AsyncIterator[RequestOutput]):
         """The request's id, for Engine.abort()."""
         return self._request.request_id
 
+    @property
+    def finished(self) -> bool:
+        """Whether the request has ended, so that reading its last output does not wait."""
+        return self._request.finished
+
     def __iter__(self) -> RequestStream:
         return self
 
@@ -43,7 +50,11 @@ class RequestStream(Iterator[RequestOutput], AsyncIterator[RequestOutput]):
         return self
 
     async def __anext__(self) -> RequestOutput:
-        await self._runner.until(self._is_readable)
+        mailbox = self._request.mailbox
+        if mailbox is None or mailbox.loop is not asyncio.get_running_loop():
+            mailbox = self._request.mailbox = Mailbox()  # news from here on come there
+        while not self._is_readable():
+            await self._runner.wait_for_news(mailbox)
         if not self._request.has_news():
             raise StopAsyncIteration
         return self._request.take_output()

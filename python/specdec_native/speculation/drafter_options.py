@@ -10,6 +10,7 @@ from typing import Any
 
 from specdec_native import _core
 from specdec_native.checkpoints.draft_config import DraftConfig, read_draft_config
+from specdec_native.checkpoints.text_files import is_file
 from specdec_native.checks import INT32_MAX, check_choice, check_flag, check_option
 from specdec_native.engine_options import check_quantization
 from specdec_native.speculation.custom_drafter import CustomDrafter, make_drafter
@@ -49,6 +50,9 @@ _METHOD_KEYS = {
     "custom_class": ("model", "max_model_len", "drafter"),
 }
 DRAFTER_KEYS = tuple(dict.fromkeys(["method", *(k for v in _METHOD_KEYS.values() for k in v)]))
+TOKEN_MAP_FILE = "token_map.json"
+"""Beside config.json of a head: the tokens that it was trained to draft."""
+
 _LOOKUP = 5  # tokens an n-gram matches unless it is said
 
 ModelResolver = Callable[[str, str | None, str], Path]
@@ -143,11 +147,23 @@ def parse_drafter(
         fields["parallel_drafting"] = True
     if "parallel_drafting" in given:
         fields["parallel_drafting"] = check_flag("parallel_drafting", given["parallel_drafting"])
-    token_map = parse_token_map(given[TOKEN_MAP]) if TOKEN_MAP in given else None
+    token_map = _token_map(given, method, config)
     revision = given.get("revision")
     return DrafterOptions(
         method, fields, os.fspath(model), revision, token_map=token_map, config=config
     )
+
+
+def _token_map(
+    given: Mapping[str, Any], method: str, config: DraftConfig | None
+) -> TokenMap | None:
+    """What the user gave, else what the head's trainer left beside its config.json, if anything."""
+    if TOKEN_MAP in given:
+        return parse_token_map(given[TOKEN_MAP])
+    beside = None if config is None else config.file.with_name(TOKEN_MAP_FILE)
+    if beside is None or TOKEN_MAP not in _METHOD_KEYS[method] or not is_file(beside):
+        return None
+    return parse_token_map(beside)
 
 
 def _read_config(given: Mapping[str, Any], find_config: ConfigFinder) -> DraftConfig | None:

@@ -16,6 +16,9 @@ class TokenDecoder(Protocol):
     def decode(self, token_ids: list[int], skip_special_tokens: bool = ...) -> str:
         """The text of token ids."""
 
+    def whole_text(self, token_id: int, skip_special_tokens: bool) -> str:
+        """What the token adds to any text that ends with a whole character; "" if that depends."""
+
 
 class TextStream:
     """Decodes a growing token sequence.
@@ -25,7 +28,8 @@ class TextStream:
     never become a character, retract characters it had completed; those stay as they were given.
 
     Only a window of tokens is decoded each time: it starts one piece back, at a character boundary,
-    since decoders treat the first token of what they are given differently.
+    since decoders treat the first token of what they are given differently. A token whose text is
+    the same anywhere needs no decoding.
     """
 
     def __init__(
@@ -51,6 +55,11 @@ class TextStream:
 
     def push(self, token_id: int) -> str:
         """Adds a token; returns the text that became certain."""
+        if len(self._ids) == self._read and not self._unspaced:
+            text = self._decoder.whole_text(token_id, self._skip_special)
+            if text:
+                self._ids, self._start, self._read, self._done = [token_id], 0, 1, text
+                return text
         self._ids.append(token_id)
         follows_special = self._last_token in self._unspaced
         self._last_token = token_id
@@ -163,7 +172,7 @@ class Detokenizer:
     def num_certain_chars(self) -> int:
         """Length of the text that no later token can take back: an unfinished completion may end in
         the beginning of a stop string."""
-        if self._finished or self.stop_string is not None or self._include_stop:
+        if not self._stop or self._finished or self._include_stop or self.stop_string is not None:
             return len(self.text)
         return len(self.text) - max((_overlap(self.text, s) for s in self._stop), default=0)
 

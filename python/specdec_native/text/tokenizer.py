@@ -30,6 +30,8 @@ _TOKENIZER_OPTIONS = (
     *("return_assistant_tokens_mask", "sanitize_control_tokens"),
 )
 
+_REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no character
+
 
 class Tokenizer:
     """The tokenizer of a checkpoint.
@@ -55,6 +57,7 @@ class Tokenizer:
         self.name_or_path = name_or_path
         self._special = backend.special_tokens()
         self._token_texts: dict[int, str] = {}
+        self._whole_texts: dict[tuple[int, bool], str] = {}
         self._vocab = backend.vocab()
         self._vocab_size = max(self._vocab.values(), default=-1) + 1
 
@@ -158,6 +161,18 @@ class Tokenizer:
             self._token_texts[token_id] = text
         return text
 
+    def whole_text(self, token_id: int, skip_special_tokens: bool) -> str:
+        """What the token adds to any text that ends with a whole character; "" if that depends."""
+        text = self._whole_texts.get((token_id, skip_special_tokens))
+        if text is None:
+            text = ""
+            if self._backend.joins_bytes:
+                text = self._backend.decode([token_id], skip_special_tokens)
+            if _REPLACEMENT in text:  # a part of a character
+                text = ""
+            self._whole_texts[token_id, skip_special_tokens] = text
+        return text
+
     def convert_ids_to_tokens(self, token_ids: int | Iterable[int]) -> Any:
         """Vocabulary entries of token ids."""
         if isinstance(token_ids, int):
@@ -173,6 +188,10 @@ class Tokenizer:
     def get_vocab(self) -> dict[str, int]:
         """Vocabulary entry to id, added tokens included."""
         return self._vocab
+
+    def to_json(self) -> str | None:
+        """The text of a tokenizer.json; None where the tokenizers library cannot write one."""
+        return self._backend.to_json()
 
     @property
     def vocab_size(self) -> int:

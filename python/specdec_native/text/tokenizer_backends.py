@@ -30,6 +30,10 @@ class TokenizerBackend(Protocol):
     def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
         """Text of token ids; those outside the vocabulary have none."""
 
+    @property
+    def joins_bytes(self) -> bool:
+        """Whether decoding joins the bytes of the tokens and does nothing else."""
+
     def id_to_token(self, token_id: int) -> str | None:
         """The vocabulary entry of an id."""
 
@@ -41,6 +45,9 @@ class TokenizerBackend(Protocol):
 
     def vocab(self) -> dict[str, int]:
         """Vocabulary entry to id, added tokens included."""
+
+    def to_json(self) -> str | None:
+        """The text of a tokenizer.json; None where the tokenizers library cannot write one."""
 
 
 class TokenizerNotFoundError(ValueError):
@@ -110,6 +117,10 @@ class _TokenizersBackend:
             )
         return [encoding.ids for encoding in encodings]
 
+    @property
+    def joins_bytes(self) -> bool:
+        return type(self._tokenizer.decoder) is tokenizers.decoders.ByteLevel
+
     def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
         try:  # for every token of every request: no context manager
             text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
@@ -133,6 +144,10 @@ class _TokenizersBackend:
         vocab: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         return vocab
 
+    def to_json(self) -> str | None:
+        source: str = self._tokenizer.to_str()
+        return source
+
 
 class _TransformersBackend:
     """A tokenizer of transformers."""
@@ -145,6 +160,10 @@ class _TransformersBackend:
 
     def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
         return [self.encode(text, add_special_tokens) for text in texts]
+
+    @property
+    def joins_bytes(self) -> bool:
+        return False  # not known
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
         text: str = self._tokenizer.decode(
@@ -168,6 +187,10 @@ class _TransformersBackend:
 
     def vocab(self) -> dict[str, int]:
         return dict(self._tokenizer.get_vocab())
+
+    def to_json(self) -> str | None:
+        inner = getattr(self._tokenizer, "backend_tokenizer", None)
+        return inner.to_str() if isinstance(inner, tokenizers.Tokenizer) else None
 
 
 def load_backend(file: Path, config: Mapping[str, Any]) -> TokenizerBackend:

@@ -139,8 +139,10 @@ FIXED_ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "return_sampling_mask": ((False,), "sampling masks are not reported"),
     "runner": (("auto", "generate"), _ONLY_GENERATION),
     "scheduler_cls": ((None,), "the scheduler cannot be replaced"),
-    "scheduling_policy": (("fcfs", "priority"), "requests run in the order they come"),
-    "structured_outputs_config": ((None, {}), "structured outputs are not supported"),
+    "structured_outputs_config": (
+        (None, {}, {"backend": "auto"}, {"backend": "guidance"}),
+        "llguidance compiles grammars; StructuredOutputsParams has the options of JSON",
+    ),
     "task": (("auto", "generate"), _ONLY_GENERATION),
     "tensor_parallel_size": ((1,), _ONE_DEVICE),
     "tokenizer_mode": (("auto", "hf"), "tokenizers are read from tokenizer.json"),

@@ -26,16 +26,17 @@ class AsyncLLM(AsyncEngine, MadeOfEngineArgs):
         prompt: PromptType,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
+        *,
+        priority: int = 0,
         **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of a request as they grow; see AsyncEngine.generate.
 
-        A `priority` and `trace_headers` change nothing; requests run in the order they come.
+        `trace_headers` change nothing.
         """
-        options.pop("priority", None)
         options.pop("trace_headers", None)
         refuse_request_options(**options)
-        return super().generate(prompt, sampling_params, request_id)
+        return super().generate(prompt, sampling_params, request_id, priority=priority)
 
     async def abort(self, request_id: str | Iterable[str]) -> bool:
         """Ends requests; False when none of them was unfinished."""

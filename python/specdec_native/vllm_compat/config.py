@@ -66,6 +66,7 @@ class SchedulerConfig:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    policy: str = "fcfs"
     async_scheduling: bool = False
 
 
@@ -130,6 +131,7 @@ def make_vllm_config(
             max_num_seqs=info.max_num_seqs,
             max_num_batched_tokens=info.max_num_batched_tokens,
             max_model_len=info.max_model_len,
+            policy=config.scheduling_policy,
         ),
         parallel_config=ParallelConfig(),
         speculative_config=speculative,

@@ -67,17 +67,16 @@ class LLMEngine(MadeOfEngineArgs):
     ) -> str:
         """Queues a request whose outputs step() returns; gives back its id.
 
-        The engine notes itself when it arrives; requests run in that order, whatever their
-        priority.
+        The engine notes itself when it arrives.
         """
-        del arrival_time, trace_headers, priority
+        del arrival_time, trace_headers
         refuse_request_options(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
         if not isinstance(request_id, str):
             raise TypeError(
                 f"request_id must be a string, got {request_id!r:.80}; the order is request_id, "
                 "prompt, params"
             )
-        return self.engine.add_request(prompt, params, request_id)
+        return self.engine.add_request(prompt, params, request_id, priority)
 
     def step(self) -> list[RequestOutput]:
         """Runs one step and returns the requests that progressed or finished."""
@@ -126,7 +125,7 @@ def refuse_request_options(**options: Any) -> None:
         "lora_request": "merge the adapter into the checkpoint",
         "tokenization_kwargs": "tokenize with get_tokenizer() and give token ids",
         "mm_processor_kwargs": "only text is supported",
-        "guided_options_request": "structured outputs are not supported",
+        "guided_options_request": "give SamplingParams(structured_outputs=...)",
         "prompt_adapter_request": "give text or token ids",
     }
     for name, value in options.items():

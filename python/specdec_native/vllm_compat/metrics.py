@@ -10,8 +10,10 @@ figures put "draft_length_policy": "fixed" and "quantization": "none" into specu
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from specdec_native.requests.outputs import EngineStats
+from specdec_native.requests.outputs import EngineStats, SpeculativeDecodingMetrics, StepTokens
 
 
 @dataclasses.dataclass
@@ -26,7 +28,7 @@ class Metric:
 class Counter(Metric):
     """A count that only rises."""
 
-    value: int
+    value: float
 
 
 @dataclasses.dataclass
@@ -45,40 +47,210 @@ class Vector(Metric):
 
 @dataclasses.dataclass
 class Histogram(Metric):
-    """Observations by size. None of the metrics here is one; scripts ask whether one is."""
+    """Observations by size: `buckets` has those up to each bound, "+Inf" for all of them."""
 
     count: int
     sum: float
     buckets: dict[str, int]
 
+    @classmethod
+    def of_counts(
+        cls,
+        name: str,
+        labels: dict[str, str],
+        bounds: Sequence[float],
+        counts: Sequence[int],
+        total: float,
+    ) -> Histogram:
+        """`counts` are those above the bound before and up to each bound, then those above all."""
+        buckets, count = {}, 0
+        for bound, number in zip([*map(str, bounds), "+Inf"], counts, strict=True):
+            count += number
+            buckets[bound] = count
+        return cls(name, labels, count, total, buckets)
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineMetric:
+    """A metric that is read off EngineStats.
+
+    Attributes:
+        name: the full name; Prometheus puts _total behind a Counter's.
+        kind: Counter, Gauge, Vector or Histogram.
+        help: what it says.
+        read: its value; with `label` the values by what the label says; a list for a Vector,
+            StepTokens for a Histogram. None where the engine does not have it.
+    """
+
+    name: str
+    kind: type[Any]
+    help: str
+    read: Callable[[EngineStats], Any]
+    label: str | None = None
+
+    def of(self, stats: EngineStats, labels: Mapping[str, str]) -> list[Metric]:
+        """Its values, with these labels and perhaps one more."""
+        value = self.read(stats)
+        if value is None:
+            return []
+        if isinstance(value, StepTokens):
+            bounds = [float(bound) for bound in value.bounds]
+            return [
+                Histogram.of_counts(self.name, dict(labels), bounds, value.counts, float(value.sum))
+            ]
+        if self.label is None:
+            return [self.kind(self.name, dict(labels), value)]
+        return [self.kind(self.name, {**labels, self.label: k}, v) for k, v in value.items()]
+
+
+def _num_prompt_tokens(stats: EngineStats) -> int:
+    return stats.num_prompt_tokens + stats.num_cached_tokens
+
+
+def _kv_cache_usage(stats: EngineStats) -> float:
+    used = stats.num_kv_blocks - stats.num_free_kv_blocks
+    return used / stats.num_kv_blocks if stats.num_kv_blocks else 0.0
+
+
+def _of_drafts(
+    read: Callable[[SpeculativeDecodingMetrics], Any],
+) -> Callable[[EngineStats], Any]:
+    def read_or_none(stats: EngineStats) -> Any:
+        drafts = stats.speculative_decoding
+        return None if drafts is None else read(drafts)
+
+    return read_or_none
+
+
+REQUEST_SUCCESS = EngineMetric(
+    "vllm:request_success",
+    Counter,
+    "Completions that have ended.",
+    lambda s: s.num_finished_requests,
+)
+ENGINE_METRICS = (
+    EngineMetric(
+        "vllm:num_requests_running",
+        Gauge,
+        "Completions that run.",
+        lambda s: float(s.num_running),
+    ),
+    EngineMetric(
+        "vllm:num_requests_waiting",
+        Gauge,
+        "Completions that wait for their first step, or to go on.",
+        lambda s: float(s.num_waiting),
+    ),
+    EngineMetric(
+        "vllm:num_requests_waiting_by_reason",
+        Gauge,
+        "Completions that wait, by what for; nothing but room in a step holds one up here.",
+        lambda s: {"capacity": float(s.num_waiting), "deferred": 0.0},
+        "reason",
+    ),
+    EngineMetric(
+        "vllm:kv_cache_usage_perc",
+        Gauge,
+        "Share of the KV blocks that requests hold; 1 is all of them.",
+        _kv_cache_usage,
+    ),
+    EngineMetric(
+        "vllm:engine_sleep_state",
+        Gauge,
+        "Whether the engine is awake; there is no way to put one to sleep.",
+        lambda s: {"awake": 1.0, "weights_offloaded": 0.0, "discard_all": 0.0},
+        "sleep_state",
+    ),
+    EngineMetric(
+        "vllm:prefix_cache_queries",
+        Counter,
+        "Prompt tokens that were looked up in the prefix cache.",
+        _num_prompt_tokens,
+    ),
+    EngineMetric(
+        "vllm:prefix_cache_hits",
+        Counter,
+        "Prompt tokens that the prefix cache had.",
+        lambda s: s.num_cached_tokens,
+    ),
+    EngineMetric(
+        "vllm:num_preemptions",
+        Counter,
+        "Times a completion was taken out of the batch to free KV blocks.",
+        lambda s: s.num_preemptions,
+    ),
+    EngineMetric(
+        "vllm:prompt_tokens", Counter, "Prompt tokens, cached or not.", _num_prompt_tokens
+    ),
+    EngineMetric(
+        "vllm:prompt_tokens_by_source",
+        Counter,
+        "Prompt tokens, by where their KV came from.",
+        lambda s: {
+            "local_compute": s.num_prompt_tokens,
+            "local_cache_hit": s.num_cached_tokens,
+            "external_kv_transfer": 0,
+        },
+        "source",
+    ),
+    EngineMetric(
+        "vllm:prompt_tokens_cached",
+        Counter,
+        "Prompt tokens that were not computed.",
+        lambda s: s.num_cached_tokens,
+    ),
+    EngineMetric(
+        "vllm:prompt_tokens_cached_by_source",
+        Counter,
+        "Prompt tokens that were not computed, by the memory that had them.",
+        lambda s: {"device": s.num_cached_tokens},
+        "source",
+    ),
+    EngineMetric(
+        "vllm:generation_tokens",
+        Counter,
+        "Tokens that were generated.",
+        lambda s: s.num_generation_tokens,
+    ),
+    EngineMetric(
+        "vllm:iteration_tokens_total",
+        Histogram,
+        "Tokens that a step computed, those of drafts included.",
+        lambda s: s.step_tokens if s.step_tokens.bounds else None,
+    ),
+    EngineMetric(
+        "vllm:spec_decode_num_drafts",
+        Counter,
+        "Drafts that were verified: one completion in one step.",
+        _of_drafts(lambda d: d.num_spec_steps),
+    ),
+    EngineMetric(
+        "vllm:spec_decode_num_draft_tokens",
+        Counter,
+        "Drafted tokens that were verified.",
+        _of_drafts(lambda d: d.num_draft_tokens),
+    ),
+    EngineMetric(
+        "vllm:spec_decode_num_accepted_tokens",
+        Counter,
+        "Drafted tokens that were kept.",
+        _of_drafts(lambda d: d.num_accepted_draft_tokens),
+    ),
+    EngineMetric(
+        "vllm:spec_decode_num_accepted_tokens_per_pos",
+        Vector,
+        "Drafted tokens that were kept, by their place in the draft.",
+        _of_drafts(lambda d: list(d.accepted_per_position)),
+    ),
+)
+
+
+def labels_of(model_name: str) -> dict[str, str]:
+    """The labels of every metric."""
+    return {"model_name": model_name, "engine": "0"}
+
 
 def metrics_of(stats: EngineStats, model_name: str) -> list[Metric]:
     """The metrics vLLM has for what `stats` counts; those of drafts where the engine speculates."""
-    labels = {"model_name": model_name, "engine": "0"}
-    used_blocks = stats.num_kv_blocks - stats.num_free_kv_blocks
-    prompt_tokens = stats.num_prompt_tokens + stats.num_cached_tokens
-    gauges = {
-        "num_requests_running": stats.num_running,
-        "num_requests_waiting": stats.num_waiting,
-        "kv_cache_usage_perc": used_blocks / stats.num_kv_blocks if stats.num_kv_blocks else 0.0,
-    }
-    counters = {
-        "prefix_cache_queries": prompt_tokens,
-        "prefix_cache_hits": stats.num_cached_tokens,
-        "num_preemptions": stats.num_preemptions,
-        "prompt_tokens": prompt_tokens,
-        "prompt_tokens_cached": stats.num_cached_tokens,
-        "generation_tokens": stats.num_generation_tokens,
-        "request_success": stats.num_finished_requests,
-    }
-    drafts = stats.speculative_decoding
-    if drafts is not None:
-        counters["spec_decode_num_drafts"] = drafts.num_spec_steps
-        counters["spec_decode_num_draft_tokens"] = drafts.num_draft_tokens
-        counters["spec_decode_num_accepted_tokens"] = drafts.num_accepted_draft_tokens
-    metrics: list[Metric] = [Gauge(f"vllm:{k}", dict(labels), float(v)) for k, v in gauges.items()]
-    metrics += [Counter(f"vllm:{k}", dict(labels), v) for k, v in counters.items()]
-    if drafts is not None:
-        name = "vllm:spec_decode_num_accepted_tokens_per_pos"
-        metrics.append(Vector(name, dict(labels), list(drafts.accepted_per_position)))
-    return metrics
+    labels = labels_of(model_name)
+    return [m for row in (*ENGINE_METRICS, REQUEST_SUCCESS) for m in row.of(stats, labels)]

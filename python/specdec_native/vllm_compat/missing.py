@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 _POOLING = "only text generation is supported; use sentence-transformers or transformers"
-_STRUCTURED = "structured outputs are not supported; use allowed_token_ids, or check the text"
 _STEPS = "use llm.llm_engine.add_request() and step(), or generate() in a thread"
 _ONE_PROCESS = "the engine runs in this process, on one device"
 
@@ -14,7 +13,6 @@ MISSING_NAMES = {
     "EmbeddingOutput": _POOLING,
     "EmbeddingRequestOutput": _POOLING,
     "EmbedsPrompt": "prompt embeddings are not supported; give text or token ids",
-    "GuidedDecodingParams": _STRUCTURED,
     "LoRARequest": "merge the adapter into the checkpoint",
     "ModelRegistry": "models cannot be registered; the README lists the families",
     "PoolingOutput": _POOLING,
@@ -22,7 +20,6 @@ MISSING_NAMES = {
     "PoolingRequestOutput": _POOLING,
     "ScoringOutput": _POOLING,
     "ScoringRequestOutput": _POOLING,
-    "StructuredOutputsParams": _STRUCTURED,
     "initialize_ray_cluster": _ONE_PROCESS,
 }
 

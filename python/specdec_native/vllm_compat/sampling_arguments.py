@@ -6,16 +6,14 @@ import dataclasses
 from typing import Any
 
 # Arguments of vLLM's that need machinery this engine does not have; only their defaults will do.
-_UNSUPPORTED = (
+UNSUPPORTED = (
     "extra_args",
-    "guided_decoding",
     "logprob_token_ids",
     "prompt_logprob_start",
     "prompt_logprob_token_ids",
     "repetition_detection",
     "routed_experts_prompt_start",
     "skip_reading_prefix_cache",
-    "structured_outputs",
     "thinking_token_budget",
     "trace_decode_token_ids",
     "watermarking",
@@ -23,7 +21,7 @@ _UNSUPPORTED = (
 
 
 # Older arguments, and the values of them that ask for nothing.
-_NEUTRAL = {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}
+NEUTRAL = {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}
 
 
 @dataclasses.dataclass(repr=False, kw_only=True)
@@ -32,14 +30,12 @@ class SamplingArguments:
 
     best_of: Any = None
     extra_args: Any = None
-    guided_decoding: Any = None
     logprob_token_ids: Any = None
     prompt_logprob_start: Any = None
     prompt_logprob_token_ids: Any = None
     repetition_detection: Any = None
     routed_experts_prompt_start: Any = 0
     skip_reading_prefix_cache: Any = None
-    structured_outputs: Any = None
     thinking_token_budget: Any = None
     trace_decode_token_ids: Any = None
     watermarking: Any = None
@@ -51,10 +47,10 @@ class SamplingArguments:
         """Raises ValueError naming the first that asks for anything. `n` is SamplingParams.n."""
         if self.thinking_token_budget == -1:
             self.thinking_token_budget = None
-        for name in _UNSUPPORTED:
+        for name in UNSUPPORTED:
             if getattr(self, name):
                 raise ValueError(f"{name} is not supported by specdec_native; leave it out")
-        for name, neutral in _NEUTRAL.items():
+        for name, neutral in NEUTRAL.items():
             if getattr(self, name) not in (neutral, None):
                 raise ValueError(f"{name} belongs to beam search; leave it out")
         if self.best_of not in (None, n):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 # vLLM's arguments before there was a speculative_config, and the keys they became.
-_OLDER_ARGUMENTS = {
+OLDER_ARGUMENTS = {
     "speculative_model": "model",
     "num_speculative_tokens": "num_speculative_tokens",
     "ngram_prompt_lookup_max": "prompt_lookup_max",
@@ -21,17 +21,17 @@ _OLDER_ARGUMENTS = {
     "typical_acceptance_sampler_posterior_alpha": "posterior_alpha",
 }
 # Those that never changed an answer, and change nothing here.
-_WITHOUT_EFFECT = (
+WITHOUT_EFFECT = (
     "disable_logprobs_during_spec_decoding",
     "speculative_disable_mqa_scorer",
     "use_v2_block_manager",
 )
-_SHORT_FORMS = {
+SHORT_FORMS = {
     "spec_method": "method",
     "spec_model": "model",
     "spec_tokens": "num_speculative_tokens",
 }
-ARGUMENTS = ("speculative_config", *_OLDER_ARGUMENTS, *_WITHOUT_EFFECT, *_SHORT_FORMS)
+ARGUMENTS = ("speculative_config", *OLDER_ARGUMENTS, *WITHOUT_EFFECT, *SHORT_FORMS)
 
 
 def resolve_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,14 +44,14 @@ def resolve_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     given = {
         name: value for name, value in arguments.items() if name in ARGUMENTS and value is not None
     }
-    useless = [name for name in _WITHOUT_EFFECT if name in given]
+    useless = [name for name in WITHOUT_EFFECT if name in given]
     if useless:
         _warn(f"{', '.join(useless)} has no effect; leave it out")
     config = given.get("speculative_config")
-    older = {name: value for name, value in given.items() if name in _OLDER_ARGUMENTS}
-    short = {name: given[name] for name in _SHORT_FORMS if name in given}
+    older = {name: value for name, value in given.items() if name in OLDER_ARGUMENTS}
+    short = {name: given[name] for name in SHORT_FORMS if name in given}
     if older:
-        others = [name for name in ("speculative_config", *_SHORT_FORMS) if name in given]
+        others = [name for name in ("speculative_config", *SHORT_FORMS) if name in given]
         if others:
             raise ValueError(
                 f"{', '.join(older)} is an older form of {', '.join(others)}; put everything into "
@@ -73,12 +73,12 @@ def with_short_forms(
 
     `names` are what the user calls them. Raises ValueError where both say the same thing.
     """
-    added = {_SHORT_FORMS[name]: value for name, value in short.items() if value is not None}
+    added = {SHORT_FORMS[name]: value for name, value in short.items() if value is not None}
     if not added:
         return config
     if config is not None and not isinstance(config, Mapping):
         raise ValueError(f"speculative_config must be a dict, got {config!r:.80}")
-    for name, key in _SHORT_FORMS.items():
+    for name, key in SHORT_FORMS.items():
         if key in added and (config or {}).get(key) is not None:
             shown = (names or {}).get(name, name)
             raise ValueError(f"give {shown} or {key!r} in the speculative config, not both")
@@ -86,7 +86,7 @@ def with_short_forms(
 
 
 def _from_older(older: Mapping[str, Any]) -> dict[str, Any]:
-    config = {_OLDER_ARGUMENTS[name]: value for name, value in older.items()}
+    config = {OLDER_ARGUMENTS[name]: value for name, value in older.items()}
     model = config.get("model")
     if model is None:
         raise ValueError(

@@ -39,13 +39,13 @@ constexpr size_t num_options(const Table&) {
 }
 
 TEST(Options, EveryMemberHasARow) {
-  // Beside the tables: model, hf_overrides, speculative.
-  static_assert(num_members<EngineConfig>() == num_options(kEngineOptions) + 3);
+  // Beside the tables: model, hf_overrides, tapped_layers, tap_final_hidden, speculative.
+  static_assert(num_members<EngineConfig>() == num_options(kEngineOptions) + 5);
   // drafters, num_speculative_tokens_per_batch_size, speculative_token_tree.
   static_assert(num_members<SpeculativeConfig>() == num_options(kSpeculativeOptions) + 3);
   static_assert(num_members<DrafterConfig>() == num_options(kDrafterOptions) + 1);  // custom
-  // logits_processors.
-  static_assert(num_members<SamplingParams>() == num_options(kSamplingOptions) + 1);
+  // logits_processors, grammar.
+  static_assert(num_members<SamplingParams>() == num_options(kSamplingOptions) + 2);
 }
 
 template <class Table>

@@ -106,10 +106,12 @@ TEST_F(EngineLoopTest, AnswersAreThoseOfAnEngine) {
   for (int caller = 0; caller < 3; ++caller) {
     callers.emplace_back([&loop, caller] {
       for (int i = caller; i < kNumRequests; i += 3) {
-        loop.add({{.id = static_cast<uint64_t>(i),
-                   .prompt_token_ids = prompt_of(i),
-                   .params = sampled(20),
-                   .context = std::make_shared<int>(i)}});
+        std::vector<LoopRequest> requests(1);
+        requests[0].id = static_cast<uint64_t>(i);
+        requests[0].prompt_token_ids = prompt_of(i);
+        requests[0].params = sampled(20);
+        requests[0].context = std::make_shared<int>(i);
+        loop.add(std::move(requests));
         loop.stats();
       }
     });
@@ -196,6 +198,46 @@ TEST_F(EngineLoopTest, ABadRequestIsRefusedAndNoneIsAdded) {
             }),
             "prompt");
   EXPECT_EQ(loop.stats().num_waiting, 0);
+}
+
+TEST_F(EngineLoopTest, LoadCountsWhatIsQueuedAndWaitsForNoStep) {
+  const auto gate = std::make_shared<Gate>();
+  EngineLoop loop(config(gate));
+  const auto expect = [&](int num_running, int num_waiting, int num_waiting_tokens) {
+    const EngineLoad load = loop.load();
+    EXPECT_EQ(load.num_running, num_running);
+    EXPECT_EQ(load.num_waiting, num_waiting);
+    EXPECT_EQ(load.num_waiting_tokens, num_waiting_tokens);
+  };
+  expect(0, 0, 0);
+  loop.add({{.id = 1, .prompt_token_ids = Tokens(5, 1), .params = sampled(20)}});
+  gate->wait_until_reached();  // the step after the prompt's
+  expect(1, 0, 0);
+  EXPECT_EQ(loop.load().num_free_kv_blocks, loop.load().num_kv_blocks - 1);
+  loop.add({{.id = 2, .prompt_token_ids = Tokens(7, 1), .params = sampled(2)},
+            {.id = 3, .prompt_token_ids = Tokens(9, 1), .params = sampled(2)}});
+  expect(1, 2, 16);
+  loop.abort(2);
+  loop.abort(1);
+  gate->open();
+  Answers answers;
+  while (num_finished(answers) < 3) take(loop.take_outputs().value(), answers);
+  expect(0, 0, 0);  // as soon as the last output is there
+  EXPECT_EQ(loop.load().num_free_kv_blocks, loop.load().num_kv_blocks);
+  loop.close();
+  expect(0, 0, 0);
+}
+
+TEST_F(EngineLoopTest, APriorityNeedsItsPolicy) {
+  EngineLoop loop(config());
+  EXPECT_EQ(refused_field([&] {
+              loop.add({{.id = 1,
+                         .prompt_token_ids = prompt_of(1),
+                         .params = sampled(5),
+                         .options = {.priority = 1}}});
+            }),
+            "priority");
+  EXPECT_EQ(loop.load().num_waiting, 0);
 }
 
 TEST_F(EngineLoopTest, ClosingAbortsWhatRunsAndLeavesNothingUntaken) {

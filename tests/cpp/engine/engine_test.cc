@@ -2,11 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "core/str_cat.h"
 #include "specdec/error.h"
 #include "testing/refused_field.h"
 #include "testing/tiny_engine.h"
@@ -206,6 +208,109 @@ TEST_F(EngineTest, ResettingThePrefixCacheForgetsWhatNothingUses) {
   EXPECT_EQ(engine.stats().num_cached_kv_blocks, 2);
   EXPECT_EQ(engine.reset_prefix_cache(), 2);
   EXPECT_EQ(engine.stats().num_cached_kv_blocks, 0);
+}
+
+TEST_F(EngineTest, CachedBlocksAreSharedWithinASaltAndNotBeyond) {
+  Engine engine = make_engine();
+  const Tokens prompt(40, 3);
+  int count = 0;
+  const auto num_cached = [&](const std::string& salt) {
+    engine.add_request(str_cat("r", count++), prompt, sampled(2), {.cache_salt = salt});
+    int num_cached_tokens = 0;
+    while (engine.has_unfinished_requests()) {
+      for (const RequestOutput& output : engine.step()) {
+        num_cached_tokens = output.metrics.num_cached_tokens;
+      }
+    }
+    return num_cached_tokens;
+  };
+  for (const char* salt : {"", "a", "b"}) {
+    EXPECT_EQ(num_cached(salt), 0) << salt;
+    EXPECT_EQ(num_cached(salt), 32) << salt;
+  }
+  EXPECT_EQ(engine.stats().num_cached_kv_blocks, 6);
+  EXPECT_EQ(engine.reset_prefix_cache(), 6);
+  EXPECT_EQ(num_cached("a"), 0);
+}
+
+TEST_F(EngineTest, PrioritiesNeedTheirPolicyAndChangeOrderNotAnswers) {
+  Engine in_turn = make_engine();
+  for (const int64_t priority : {-1, 3}) {
+    EXPECT_EQ(
+        refused_field([&] { in_turn.add_request("x", {1}, sampled(2), {.priority = priority}); }),
+        "priority");
+  }
+  in_turn.add_request("x", {1}, sampled(2), {.priority = 0});
+  EXPECT_EQ(refused_field([&] {
+              make_engine([](EngineConfig& config) { config.scheduling_policy = "lifo"; });
+            }),
+            "scheduling_policy");
+
+  Engine engine = make_engine([](EngineConfig& config) {
+    config.scheduling_policy = "priority";
+    config.max_num_seqs = 2;  // the two completions of "b"
+  });
+  SamplingParams two = sampled(6);
+  two.n = 2;
+  engine.add_request("a", tiny::prompt_of(1), two, {.priority = 2});
+  engine.add_request("b", tiny::prompt_of(2), two, {.priority = 1});
+  std::vector<std::string> finished;
+  while (engine.has_unfinished_requests()) {
+    for (const RequestOutput& output : engine.step()) {
+      if (output.finished) finished.push_back(output.request_id);
+      EXPECT_EQ(output.request_id == "a" && finished.empty(), false) << "a before the end of b";
+    }
+  }
+  EXPECT_EQ(finished, (std::vector<std::string>{"b", "a"}));
+}
+
+TEST_F(EngineTest, LoadCountsRequestsThatRunAndThatWait) {
+  Engine engine = make_engine([](EngineConfig& config) { config.max_num_seqs = 2; });
+  const int num_blocks = engine.load().num_kv_blocks;
+  EXPECT_EQ(engine.load().num_free_kv_blocks, num_blocks);
+  SamplingParams two = sampled(4);
+  two.n = 2;
+  engine.add_request("a", Tokens(20, 3), two);
+  engine.add_request("b", Tokens(7, 1), sampled(4));
+  engine.add_request("c", Tokens(9, 2), sampled(4));
+  const auto expect = [&](int num_running, int num_waiting, int num_waiting_tokens) {
+    const EngineLoad load = engine.load();
+    EXPECT_EQ(load.num_running, num_running);
+    EXPECT_EQ(load.num_waiting, num_waiting);
+    EXPECT_EQ(load.num_waiting_tokens, num_waiting_tokens);
+    EXPECT_EQ(load.num_kv_blocks, num_blocks);
+  };
+  expect(0, 3, 36);
+  engine.step();
+  expect(2, 1, 9);  // a's second completion waits for the first's prompt, so b came in
+  EXPECT_EQ(engine.load().num_free_kv_blocks, num_blocks - 3);
+  engine.abort("c");
+  expect(2, 0, 0);
+  engine.abort("a");
+  expect(1, 0, 0);
+  drain(engine);
+  expect(0, 0, 0);
+  EXPECT_EQ(engine.load().num_free_kv_blocks, num_blocks);
+}
+
+TEST(StepTokensTest, BucketsAreVllms) {
+  StepTokens tokens;
+  for (const int num_tokens : {1, 1, 2, 8, 9, 16, 17, 512, 16384, 16385, 100000}) {
+    tokens.record(num_tokens);
+  }
+  const std::array<int64_t, 14> expected = {2, 2, 2, 1, 0, 0, 0, 1, 0, 0, 0, 0, 1, 2};
+  EXPECT_EQ(tokens.counts, expected);
+  EXPECT_EQ(tokens.sum, 1 + 1 + 2 + 8 + 9 + 16 + 17 + 512 + 16384 + 16385 + 100000);
+}
+
+TEST_F(EngineTest, StepsAreCountedByTheirTokens) {
+  Engine engine = make_engine();
+  engine.generate({Tokens(20, 3)}, sampled(5));  // 20 rows, then 4 steps of one
+  const EngineStats stats = engine.stats();
+  EXPECT_EQ(stats.step_tokens.counts[0], 4);
+  EXPECT_EQ(stats.step_tokens.counts[3], 1);
+  EXPECT_EQ(stats.step_tokens.sum, 24);
+  EXPECT_EQ(stats.num_steps, 5);
 }
 
 TEST_F(EngineTest, EnginesRunSideBySide) {

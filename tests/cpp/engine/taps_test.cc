@@ -49,7 +49,7 @@ TEST_P(TapsTest, BlocksAreAsMuchLargerAsTheirFeatures) {
 
 TEST_P(TapsTest, NothingIsStoredOrAllocatedWhereNobodyAsks) {
   const EngineConfig config = this->config();
-  const auto count = [&](const TapSpec& taps) {
+  const auto count = [](const EngineConfig& config) {
     std::pair<int, int> stored_and_allocated;
     testing::Faults faults;
     faults.store_rows = [&] { ++stored_and_allocated.first; };
@@ -57,15 +57,15 @@ TEST_P(TapsTest, NothingIsStoredOrAllocatedWhereNobodyAsks) {
     const auto make = [&](const BackendConfig& backend) {
       return std::make_unique<testing::FaultyBackend>(make_backend(backend), faults);
     };
-    Engine engine(std::make_unique<Engine::Impl>(config, make, taps));
+    Engine engine(std::make_unique<Engine::Impl>(config, make));
     SamplingParams params = tiny::sampled(20);
     engine.add_request("r", tiny::prompt_of(1, 10), params);
     while (engine.has_unfinished_requests()) engine.step();
     return stored_and_allocated;
   };
-  const auto [stored, allocated] = count({});
+  const auto [stored, allocated] = count(config);
   EXPECT_EQ(stored, 0);
-  const auto [stored_with_taps, allocated_with_taps] = count(testing::kTestTaps);
+  const auto [stored_with_taps, allocated_with_taps] = count(testing::with_test_taps(config));
   // A pass over the prompt and 19 over a token each.
   EXPECT_EQ(stored_with_taps, 20 * testing::kTestTaps.num_taps());
   EXPECT_EQ(allocated_with_taps, allocated + 1);

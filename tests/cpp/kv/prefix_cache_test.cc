@@ -8,6 +8,7 @@
 #include <optional>
 #include <random>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -180,6 +181,34 @@ TEST_F(PrefixCacheTest, ResetDropsOnlyUnusedBlocks) {
   EXPECT_EQ(pool_.num_free(), 8);
 }
 
+TEST_F(PrefixCacheTest, SaltsShareNoBlock) {
+  const Tokens tokens{1, 2, 3, 4};
+  BlockTable plain = computed(tokens);
+  BlockTable a(kBlockSize), b(kBlockSize);
+  ASSERT_TRUE(a.reserve(pool_, 4) && b.reserve(pool_, 2));
+  EXPECT_TRUE(cache_.match(tokens, 4, "a").empty());
+  cache_.insert(tokens, a, "a");
+  cache_.insert(Tokens{1, 2}, b, "b");
+  EXPECT_EQ(cache_.num_cached_blocks(), 5);
+  EXPECT_EQ(ids_of(cache_.match(tokens, 4)), head(plain, 2));
+  EXPECT_EQ(ids_of(cache_.match(tokens, 4, "a")), head(a, 2));
+  EXPECT_EQ(ids_of(cache_.match(tokens, 4, "b")), head(b, 1));
+  EXPECT_TRUE(cache_.match(tokens, 4, "ab").empty());
+
+  // A salt is evicted as any other prefix is, and may come back.
+  plain.clear();
+  a.clear();
+  b.clear();
+  BlockTable other(kBlockSize);
+  ASSERT_TRUE(other.reserve(pool_, 14));
+  EXPECT_TRUE(cache_.match(tokens, 4, "a").empty());
+  EXPECT_EQ(ids_of(cache_.match(tokens, 4, "b")).size(), 1u);  // was given back last
+  other.clear();
+  ASSERT_TRUE(other.reserve(pool_, 4));
+  cache_.insert(tokens, other, "a");
+  EXPECT_EQ(ids_of(cache_.match(tokens, 4, "a")), head(other, 2));
+}
+
 TEST_F(PrefixCacheTest, RefusesMoreTokensThanBlocks) {
   BlockTable table(kBlockSize);
   ASSERT_TRUE(table.reserve(pool_, 2));
@@ -304,8 +333,15 @@ TEST(PrefixCacheRandomTest, AgreesWithANaiveListOfPrefixes) {
   constexpr int kNumBlocks = 14;
   constexpr size_t kMaxTokens = 9;
   struct Live {
+    std::string salt;
     Tokens tokens;
     BlockTable table{kBlockSize};
+    // To the model, tokens behind a salt are other tokens.
+    Tokens model_tokens() const {
+      Tokens shifted = tokens;
+      for (int32_t& token : shifted) token += salt.empty() ? 0 : 100;
+      return shifted;
+    }
   };
   BlockPool pool(kNumBlocks);
   PrefixCache cache(pool, kBlockSize);
@@ -337,12 +373,13 @@ TEST(PrefixCacheRandomTest, AgreesWithANaiveListOfPrefixes) {
     const size_t kind = pick(100);
     if (kind < 25 && live.size() < 6) {  // a sequence arrives: match, then compute its first tokens
       Live sequence;
+      if (pick(4) == 0) sequence.salt = "a";
       for (size_t i = pick(kMaxTokens); i > 0; --i) {
         sequence.tokens.push_back(static_cast<int32_t>(pick(2)));
       }
       const int limit = static_cast<int>(pick(kMaxTokens));
-      const std::vector<BlockId> expected = model.match(sequence.tokens, limit);
-      std::vector<BlockRef> blocks = cache.match(sequence.tokens, limit);
+      const std::vector<BlockId> expected = model.match(sequence.model_tokens(), limit);
+      std::vector<BlockRef> blocks = cache.match(sequence.tokens, limit, sequence.salt);
       ASSERT_EQ(ids_of(blocks), expected);
       num_hits += !blocks.empty();
       sequence.table.adopt(std::move(blocks));
@@ -354,8 +391,8 @@ TEST(PrefixCacheRandomTest, AgreesWithANaiveListOfPrefixes) {
       if (sequence.tokens.size() < kMaxTokens && grow(sequence, sequence.tokens.size() + 1)) {
         sequence.tokens.push_back(static_cast<int32_t>(pick(2)));
         if (pick(4) > 0) {
-          cache.insert(sequence.tokens, sequence.table);
-          model.insert(sequence.tokens, sequence.table.ids());
+          cache.insert(sequence.tokens, sequence.table, sequence.salt);
+          model.insert(sequence.model_tokens(), sequence.table.ids());
         }
       }
     } else if (kind < 99 && !live.empty()) {  // a sequence ends

@@ -50,6 +50,7 @@ struct RandomCase {
   int max_prompt_tokens = 20;
   int max_unfinished = 12;
   int max_drafts = 0;  // asked for a sequence in a step
+  int num_priorities = 1;
 };
 
 class SchedulerRandomTest : public ::testing::TestWithParam<RandomCase> {
@@ -67,6 +68,7 @@ class SchedulerRandomTest : public ::testing::TestWithParam<RandomCase> {
     params.ignore_eos = one_in(3);
     params.n = one_in(3) ? 1 + static_cast<int>(pick(4)) : 1;
     options.use_prefix_cache = !one_in(8);
+    options.priority = static_cast<int64_t>(pick(GetParam().num_priorities)) - 1;
     return options;
   }
 
@@ -216,6 +218,12 @@ RandomCase drafting(RandomCase random_case, int max_drafts) {
   return random_case;
 }
 
+RandomCase with_priorities(RandomCase random_case) {
+  random_case.name += "Priorities";
+  random_case.num_priorities = 3;
+  return random_case;
+}
+
 const RandomCase kTinyPool{"TinyPool", options({.max_num_seqs = 8,
                                                 .max_num_batched_tokens = 16,
                                                 .block_size = 4,
@@ -248,7 +256,9 @@ INSTANTIATE_TEST_SUITE_P(Cases, SchedulerRandomTest,
                                            kFewRows, kOneTokenBlocks, drafting(kTinyPool, 6),
                                            drafting(kTinyPoolNoPrefixCache, 6),
                                            drafting(kRoomForExactlyOne, 20), drafting(kFewRows, 2),
-                                           drafting(kOneTokenBlocks, 5)),
+                                           drafting(kOneTokenBlocks, 5), with_priorities(kTinyPool),
+                                           with_priorities(kRoomForExactlyOne),
+                                           with_priorities(drafting(kFewRows, 2))),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

@@ -156,6 +156,41 @@ TEST(SchedulerTest, PreemptsTheNewestWhenADecodeFindsNoBlock) {
   harness.check_nothing_leaked();
 }
 
+TEST(SchedulerTest, LowerPriorityValuesRunFirstThenOlderSequences) {
+  SchedulerHarness harness(options({.max_num_seqs = 1}));
+  for (const int64_t priority : {5, -1, 0, 0}) {
+    harness.add(prompt_of(2), {.params = with_max_tokens(1), .priority = priority});
+  }
+  EXPECT_EQ(rows_of(harness.step()), (Rows{{1, 2}}));
+  harness.add(prompt_of(2), {.params = with_max_tokens(2), .priority = -7});
+  EXPECT_EQ(rows_of(harness.step()), (Rows{{4, 2}}));  // came last, and goes first
+  harness.add(prompt_of(2), {.params = with_max_tokens(1), .priority = -8});
+  EXPECT_EQ(rows_of(harness.step()), (Rows{{4, 1}}));  // what runs goes on
+  for (const uint64_t next : {5, 2, 3, 0}) {
+    EXPECT_EQ(rows_of(harness.step()), (Rows{{next, 2}}));
+  }
+  harness.check_nothing_leaked();
+}
+
+TEST(SchedulerTest, PreemptsTheLastPriorityThenTheNewest) {
+  for (const int64_t newest_priority : {2, 3, 7}) {
+    SchedulerHarness harness(options({.num_blocks = 6, .max_model_len = 24}));
+    const auto add = [&](int num_tokens, int64_t priority) -> Sequence& {
+      return harness.add(prompt_of(num_tokens, 100 * num_tokens),
+                         {.params = with_max_tokens(8), .priority = priority});
+    };
+    add(8, 0);
+    Sequence& middle = add(7, 3);
+    Sequence& newest = add(6, newest_priority);
+    harness.step();  // 2 blocks each
+    ASSERT_EQ(harness.pool().num_free(), 0);
+    Sequence& expected = newest_priority < 3 ? middle : newest;
+    EXPECT_EQ(harness.step().preempted, (std::vector<Sequence*>{&expected}));
+    harness.run_to_end();
+    harness.check_nothing_leaked();
+  }
+}
+
 TEST(SchedulerTest, TheOneAskingIsPreemptedIfItIsTheNewest) {
   SchedulerHarness harness(options({.num_blocks = 4, .max_model_len = 16}));
   harness.add(prompt_of(6), {.params = with_max_tokens(2)});

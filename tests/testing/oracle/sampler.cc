@@ -24,7 +24,15 @@ std::vector<double> log_softmax(const std::vector<double>& logits) {
   return result;
 }
 
+bool is_masked(const SampleRow& params, size_t token) {
+  const auto& mask = params.allowed_mask;
+  return !mask.empty() && (token / 32 >= mask.size() || (mask[token / 32] >> token % 32) % 2 == 0);
+}
+
 void apply_masks_bias_penalties(const SampleRow& params, std::vector<double>& logits) {
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (is_masked(params, i)) logits[i] = -kInfinity;
+  }
   for (size_t i = 0; i < logits.size() && !params.allowed_token_ids.empty(); ++i) {
     const auto& allowed = params.allowed_token_ids;
     if (std::find(allowed.begin(), allowed.end(), static_cast<int32_t>(i)) == allowed.end()) {
@@ -79,7 +87,7 @@ size_t fallback_token(const SampleRow& params, size_t vocab_size) {
   };
   const auto& allowed = params.allowed_token_ids;
   for (size_t i = 0; i < vocab_size; ++i) {
-    if (!allowed.empty() && !is_in(allowed, i)) continue;
+    if (is_masked(params, i) || (!allowed.empty() && !is_in(allowed, i))) continue;
     if (!is_in(params.banned_token_ids, i)) return i;
   }
   return allowed.empty() ? 0 : static_cast<size_t>(allowed.front());

@@ -11,6 +11,8 @@ from pathlib import Path
 
 DRAFT_TOKENS = 5  # a draft model's, the same for every peer
 
+HEADS = ("eagle", "eagle3", "medusa", "mlp_speculator")  # ways of decoding, by the head's method
+
 Environment = Callable[[Path, int], Mapping[str, str]]
 
 
@@ -60,6 +62,12 @@ class Peer:
     def install_commands(self, home: Path) -> list[str]:
         """What to type to install it to `home`."""
         return [command.format(home=home) for command in self.install]
+
+
+def head_method(speculation: str) -> str | None:
+    """The method of the head that is needed to decode so, "eagle3" in "suffix+eagle3", or None."""
+    last = speculation.rpartition("+")[2]
+    return last if last in HEADS else None
 
 
 def pip_install(*requirements: str) -> tuple[str, ...]:

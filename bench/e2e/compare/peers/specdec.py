@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from ..protocol import Backend, Generation, Setup
-from .base import Peer
+from .base import HEADS, Peer, head_method
 
 _BLOCK_SIZE = 16
 _MAX_BATCH = 1024
@@ -26,14 +26,22 @@ PEER = Peer(
         "suffix": _MAX_BATCH,
         "draft": _MAX_BATCH,
         "suffix+draft": _MAX_BATCH,
+        **dict.fromkeys(HEADS, _MAX_BATCH),
+        **dict.fromkeys((f"suffix+{method}" for method in HEADS), _MAX_BATCH),
     },
     precisions=tuple(_QUANTIZATION),
     install=("pip install '.[all]'",),
 )
 
 
-def speculative_config(speculation: str, draft_model: str) -> dict[str, Any] | None:
+def speculative_config(speculation: str, draft_model: str, head: str = "") -> dict[str, Any] | None:
     """The engine's argument for a way of decoding, at its default draft lengths."""
+    method = head_method(speculation)
+    if method is not None:
+        drafter = {"method": method, "model": head}
+        if speculation == method:
+            return drafter
+        return {"drafters": [_SUFFIX, drafter], "merge_drafters": True}
     draft = {"method": "draft_model", "model": draft_model}
     configs: dict[str, dict[str, Any] | None] = {
         "plain": None,
@@ -64,7 +72,7 @@ class _Specdec:
             num_kv_blocks=setup.max_batch * blocks + 1,
             enable_prefix_caching=False,
             skip_tokenizer_init=True,
-            speculative_config=speculative_config(setup.speculation, setup.draft_model),
+            speculative_config=speculative_config(setup.speculation, setup.draft_model, setup.head),
         )
         return specdec_native.__version__
 

@@ -1,0 +1,1 @@
+"""What the HTTP server costs: beside other servers, and beside Engine.generate."""

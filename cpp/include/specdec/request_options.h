@@ -1,0 +1,18 @@
+// How one request is served, which changes no token of its answer.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace specdec {
+
+struct RequestOptions {
+  // Requests share cached beginnings of prompts with requests of the same salt only, so that nobody
+  // else can tell from the time of a first token what was asked before. A suffix drafter learns
+  // from requests of every salt, so that the times of later tokens may still tell something.
+  std::string cache_salt = {};
+  // Lower goes first. Other than 0 only where the engine's scheduling_policy is "priority".
+  int64_t priority = 0;
+};
+
+}  // namespace specdec

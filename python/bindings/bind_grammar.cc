@@ -1,0 +1,92 @@
+#include <pybind11/functional.h>
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "bindings.h"
+#include "specdec/error.h"
+#include "specdec/llguidance.h"
+
+namespace py = pybind11;
+
+namespace specdec::python {
+namespace {
+
+// A matcher that keeps its grammar.
+struct PythonMatcher {
+  std::shared_ptr<const Grammar> grammar;
+  std::unique_ptr<GrammarMatcher> matcher;
+
+  py::array_t<uint32_t> mask() {
+    py::array_t<uint32_t> words((grammar->vocab_size() + 31) / 32);
+    matcher->fill_mask({words.mutable_data(), static_cast<size_t>(words.size())});
+    return words;
+  }
+};
+
+// What Python code throws is carried as text: a Python exception must not outlive the lock it was
+// caught under.
+std::function<std::vector<int32_t>(std::string_view)> tokenize_with(py::function function) {
+  const std::shared_ptr<py::function> kept(new py::function(std::move(function)),
+                                           [](py::function* owned) {
+                                             const py::gil_scoped_acquire gil;
+                                             delete owned;
+                                           });
+  return [kept](std::string_view text) {
+    const py::gil_scoped_acquire gil;
+    try {
+      return (*kept)(py::str(text.data(), text.size())).cast<std::vector<int32_t>>();
+    } catch (const std::exception& error) {
+      throw Error(message_of(error));
+    }
+  };
+}
+
+std::unique_ptr<LlGuidance> make_llguidance(const std::string& library, int vocab_size,
+                                            std::string tokenizer_json,
+                                            std::vector<int32_t> end_token_ids,
+                                            py::function tokenize) {
+  GrammarVocabulary vocabulary{.vocab_size = vocab_size,
+                               .tokenizer_json = std::move(tokenizer_json),
+                               .end_token_ids = std::move(end_token_ids),
+                               .tokenize = tokenize_with(std::move(tokenize))};
+  const py::gil_scoped_release release;
+  return std::make_unique<LlGuidance>(library, std::move(vocabulary));
+}
+
+}  // namespace
+
+void bind_grammar(py::module_& module) {
+  py::class_<PythonMatcher>(module, "GrammarMatcher")
+      .def("mask", &PythonMatcher::mask)
+      .def("advance", [](PythonMatcher& self, int32_t token) { self.matcher->advance(token); })
+      .def("clone",
+           [](const PythonMatcher& self) {
+             return std::make_unique<PythonMatcher>(self.grammar, self.matcher->clone());
+           })
+      .def("forced_tokens", [](PythonMatcher& self) { return self.matcher->forced_tokens(); });
+  py::class_<Grammar, std::shared_ptr<Grammar>>(module, "Grammar")
+      .def_property_readonly("vocab_size", &Grammar::vocab_size)
+      .def("make_matcher", [](const std::shared_ptr<Grammar>& grammar) {
+        return std::make_unique<PythonMatcher>(grammar, grammar->make_matcher());
+      });
+  py::class_<LlGuidance>(module, "LlGuidance")
+      .def(py::init(&make_llguidance), py::kw_only(), py::arg("library"), py::arg("vocab_size"),
+           py::arg("tokenizer_json"), py::arg("end_token_ids"), py::arg("tokenize"))
+      .def(
+          "compile",
+          [](const LlGuidance& self, const std::string& kind, const std::string& text) {
+            const py::gil_scoped_release release;
+            return std::const_pointer_cast<Grammar>(self.compile(kind, text));
+          },
+          py::arg("kind"), py::arg("text"));
+}
+
+}  // namespace specdec::python

@@ -1,0 +1,78 @@
+"""The draft heads that come with this package, by name.
+
+A head's files are in heads/NAME beside this folder: config.json and model.safetensors without the
+matrices that are rows of its target's output head, which its training left as they are.
+`head_files` puts these back. `scripts/pack_head.py` makes both the files and the row below.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+DIRECTORY = Path(__file__).resolve().parents[1] / "heads"
+
+
+@dataclass(frozen=True)
+class RegistryHead:
+    """One known head.
+
+    Attributes:
+        name: by which a user asks for it.
+        method: of speculation.
+        target: the name of the known model that it was trained for.
+        description: what it is, for a list.
+        sha256: of the shipped model.safetensors.
+        borrowed: names of the tensors that are rows of the target's output head.
+        rows_sha256: of these rows in bfloat16, as they were in training.
+    """
+
+    name: str
+    method: str
+    target: str
+    description: str
+    sha256: str
+    borrowed: tuple[str, ...]
+    rows_sha256: str
+
+    @property
+    def directory(self) -> Path:
+        """Of the shipped files; config.json in it is that of the whole head."""
+        return DIRECTORY / self.name
+
+
+HEADS = (
+    RegistryHead(
+        name="SmolLM2-135M-Instruct-eagle3",
+        method="eagle3",
+        target="SmolLM2-135M-Instruct",
+        description="EAGLE-3, draft vocabulary of 8,192; 0.4 million answer tokens, 4 passes",
+        sha256="e621039b71a5efa22bca69bc62c6109aaf501102c5cb167ced26ef12aa00dcea",
+        borrowed=("lm_head.weight",),
+        rows_sha256="fbb13d12abb7a1eabe798bea035904c96268c740574b09ada5162fbe590ad824",
+    ),
+    RegistryHead(
+        name="SmolLM2-135M-Instruct-medusa",
+        method="medusa",
+        target="SmolLM2-135M-Instruct",
+        description="three Medusa heads, draft vocabulary of 4,096; 0.36 million answer tokens",
+        sha256="2e686fe2374e9669d46c55f9502f121c3707c6c5b5cc0e73e387923a7fae9d1c",
+        borrowed=(),
+        rows_sha256="e28045699bfe18472c6f12271978c1bbbbb1a293c2358059d7622342289eb054",
+    ),
+)
+
+
+def find_head(name: str) -> RegistryHead | None:
+    """The head called `name`, in any case."""
+    return next((head for head in HEADS if head.name.lower() == name.lower()), None)
+
+
+def heads_of(model: str) -> list[RegistryHead]:
+    """The heads of a known model, by its name."""
+    return [head for head in HEADS if head.target == model]
+
+
+def known_heads() -> list[str]:
+    """The names of all heads."""
+    return [head.name for head in HEADS]

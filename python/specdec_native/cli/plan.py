@@ -1,0 +1,228 @@
+"""`specdec-native plan`: whether speculation pays on this machine, or on another."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import rich.console
+import typer
+
+from specdec_native.checkpoints import hub
+from specdec_native.checks import check_number
+from specdec_native.cli.models import resolve, target_of
+from specdec_native.cli.options import SPECULATION_OPTIONS, Group, command, engine_options, keyword
+from specdec_native.evaluation.chart import check_chart
+from specdec_native.evaluation.methods import FREE_DRAFT_TOKENS, NGRAM
+from specdec_native.evaluation.prompts import PROMPTS, Prompt, read_prompts
+from specdec_native.planning import chart
+from specdec_native.planning.acceptance import measure_acceptance
+from specdec_native.planning.make import Question, computed_plan, measured_plan
+from specdec_native.planning.report import print_plan
+from specdec_native.planning.roofline import Machine
+from specdec_native.planning.speedup import Acceptance
+from specdec_native.progress import make_step_bar
+from specdec_native.speculation.drafter_options import DRAFTER_KEYS
+from specdec_native.speculation.speculative_config import parse_speculative_config
+from specdec_native.text.tokenizer import Tokenizer
+from specdec_native.text.tokenizer_backends import TokenizerNotFoundError
+
+_BATCHES = "1,2,4,8,16,32"
+_CONTEXTS = "128,1024"
+_MOST_BATCH = 1024
+_MOST_CONTEXT = 1 << 20
+_MOST_PROMPTS = 8
+_KEYS = (*DRAFTER_KEYS, "drafters", "merge_drafters", "num_speculative_tokens")
+_CHOSEN_HERE = (  # the engine's sizes follow from batch sizes and contexts
+    "load_format",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "num_kv_blocks",
+    "kv_cache_memory_bytes",
+    "enable_prefix_caching",
+)
+_SHORT_FORMS = {"spec_model": "--draft", "spec_method": "--method"}
+
+
+def _speculation_options() -> list[Any]:
+    """Those of all commands; --draft and --method are short forms of two."""
+    members = []
+    for member in SPECULATION_OPTIONS:
+        kind, option = member.annotation.__args__[0], member.annotation.__metadata__[0]
+        short = _SHORT_FORMS.get(member.name)
+        if short is not None:
+            flag = f"--{member.name.replace('_', '-')}"
+            option = typer.Option(
+                flag, short, help=option.help, rich_help_panel=option.rich_help_panel
+            )
+        members.append(keyword(member.name, kind, option))
+    return members
+
+
+def add_to(app: typer.Typer) -> None:
+    """Adds the command."""
+    add = command(
+        app,
+        "plan",
+        engine=engine_options(without=_CHOSEN_HERE),
+        speculation=_speculation_options(),
+    )
+    add(plan_command)
+
+
+def plan_command(
+    *,
+    model: Annotated[
+        str, typer.Argument(help="The target: a directory, a .gguf file or a model name.")
+    ],
+    batch_sizes: Annotated[
+        str, typer.Option(help="Numbers of requests that decode together, such as 1,8,32.")
+    ] = _BATCHES,
+    contexts: Annotated[
+        str, typer.Option(help="Tokens that each request has before, such as 128,4096.")
+    ] = _CONTEXTS,
+    acceptance: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of drafts that is kept at each position; measured on prompts if left out."
+        ),
+    ] = None,
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A .jsonl file of prompts to measure it on, as of eval-head. Repeatable."
+        ),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Of each answer to them.")] = 96,
+    bandwidth: Annotated[
+        float | None,
+        typer.Option(help="GB/s of a machine that is not here: compute instead of measuring."),
+    ] = None,
+    flops: Annotated[
+        float | None, typer.Option(help="Its GFLOP/s, at the dtype of the weights.")
+    ] = None,
+    engine: Group,
+    speculation: Group,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write everything that was found to this file.")
+    ] = None,
+    chart_file: Annotated[
+        Path | None, typer.Option("--chart", help="Draw a picture to this .png, .svg or .pdf.")
+    ] = None,
+) -> None:
+    """Predict when speculation pays: by acceptance, batch size and context.
+
+    Measures on this machine what passes of the model cost by rows and context, what drafting costs,
+    and how many drafts are kept. Shows the speed-up over plain decoding with the best draft length,
+    from which acceptance and up to which batch size drafting pays, and the roofline; says at the
+    end what to switch on. Without a drafter plans for n-grams. With --bandwidth and --flops nothing
+    runs: costs follow from the bytes and operations of the model's shapes.
+    """
+    machine = _machine(bandwidth, flops)
+    if speculation.keys() <= {"spec_tokens"} and target_of(model).speculative_config is None:
+        speculation["speculative_config"] = json.dumps(NGRAM)
+    target = target_of(model, **speculation)
+    config = _checked(target.speculative_config)
+    given = (
+        None
+        if acceptance is None
+        else check_number("--acceptance", acceptance, minimum=0, maximum=1)
+    )
+    asked = _first_prompts(prompts)
+    for file, flag in ((json_file, "--json"), (chart_file, "--chart")):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise ValueError(f"{flag}: there is no directory {file.absolute().parent}")
+    if chart_file is not None:
+        check_chart(chart_file)
+    batches = _counts("--batch-sizes", batch_sizes, _MOST_BATCH)
+    lengths = _counts("--contexts", contexts, _MOST_CONTEXT)
+    if machine is None:
+        directory = resolve(target, engine)
+    else:
+        directory = hub.find_config(os.fspath(target.model), target.revision) or resolve(
+            target, engine
+        )
+    question = Question(model, directory, config, batches, lengths, engine)
+    known = None if given is None else Acceptance.chain(given, question.longest)
+    if machine is None:
+        if known is None and _has_tokenizer(directory):
+            known = measure_acceptance(directory, config, asked, max_tokens, engine)
+        bar = _Bar()
+        try:
+            plan = measured_plan(question, known, bar.update)
+        finally:
+            bar.close()
+    else:
+        plan = computed_plan(question, machine, known)
+    if json_file is not None:
+        json_file.write_text(json.dumps(plan.to_json(), indent=2) + "\n", encoding="utf-8")
+    if chart_file is not None:
+        chart.draw(plan, chart_file)
+    print_plan(rich.console.Console(highlight=False, soft_wrap=True), plan)
+
+
+class _Bar:
+    """Progress over measured points, whose number comes with the first."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def update(self, done: int, total: int, text: str) -> None:
+        self._bar = self._bar or make_step_bar("measuring", total)
+        self._bar.update(done, text)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _machine(bandwidth: float | None, flops: float | None) -> Machine | None:
+    if bandwidth is None and flops is None:
+        return None
+    if bandwidth is None or flops is None:
+        missing = "--bandwidth" if bandwidth is None else "--flops"
+        raise ValueError(f"{missing} is missing: a machine that is not here has both")
+    for flag, value in (("--bandwidth", bandwidth), ("--flops", flops)):
+        check_number(flag, value, minimum=0, above_minimum=True)
+    return Machine(bandwidth * 1e9, flops * 1e9)
+
+
+def _checked(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The drafter's keys and the longest draft. Raises ValueError."""
+    misplaced = [key for key in config if key not in _KEYS]
+    if misplaced:
+        raise ValueError(
+            f"{', '.join(misplaced)} in the speculative config: a plan is about chains of every "
+            "length; give the drafter's keys and num_speculative_tokens"
+        )
+    parsed = parse_speculative_config(config, hub.find_config)
+    longest = parsed.num_speculative_tokens
+    if "num_speculative_tokens" not in config:
+        longest = min(longest, FREE_DRAFT_TOKENS)
+    return {**config, "num_speculative_tokens": longest}
+
+
+def _counts(flag: str, text: str, most: int) -> list[int]:
+    """The numbers of a list, in rising order."""
+    try:
+        counts = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise ValueError(f"{flag} must be numbers such as 1,8,32, got {text!r}") from None
+    if counts[0] < 1 or counts[-1] > most:
+        raise ValueError(f"{flag} must be in [1, {most}], got {text!r}")
+    return counts
+
+
+def _first_prompts(files: Sequence[Path] | None) -> Sequence[Prompt]:
+    return read_prompts(files)[:_MOST_PROMPTS] if files else PROMPTS
+
+
+def _has_tokenizer(directory: Path) -> bool:
+    try:
+        Tokenizer.from_directory(directory)
+    except TokenizerNotFoundError:
+        return False
+    return True

@@ -1,0 +1,65 @@
+"""Several requests of one caller, read by one coroutine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from specdec_native.requests.mailbox import Mailbox
+from specdec_native.requests.outputs import RequestOutput
+from specdec_native.requests.request import Request
+from specdec_native.requests.request_runner import RequestRunner
+
+
+class RequestGroup(AsyncIterator[list[tuple[int, RequestOutput]]]):
+    """What some requests have to show, step by step, with the index of each request.
+
+    They run whether or not anybody reads: an output holds everything since the last one. They are
+    aborted when the group is dropped.
+    """
+
+    def __init__(
+        self,
+        owner: object,
+        runner: RequestRunner,
+        requests: Sequence[Request],
+        interval: int = 1,
+    ) -> None:
+        """Starts all of the requests, or none. Must be called in a coroutine.
+
+        After the first token of a completion, and before its end, an output comes for every
+        `interval` tokens of it.
+        """
+        self.requests = requests
+        self._interval = interval
+        self._owner = owner  # the engine, which lives as long as the group
+        self._runner = runner
+        self._mailbox: Mailbox[Request] = Mailbox()
+        self._indices = {request: i for i, request in enumerate(requests)}
+        self._num_unread = len(requests)  # those whose end was not shown
+        for request in requests:
+            request.mailbox = self._mailbox
+        self._handles = runner.add(requests)
+
+    async def __anext__(self) -> list[tuple[int, RequestOutput]]:
+        """Raises the error of a request that failed, even where it has unread tokens."""
+        if self._num_unread == 0:
+            raise StopAsyncIteration
+        outputs: list[tuple[int, RequestOutput]] = []
+        while not outputs:
+            for request in await self._runner.wait_for_news(self._mailbox):
+                if request.error is not None:
+                    raise request.error
+                if self._interval > 1 and not request.has_unseen(self._interval):
+                    continue
+                output = request.take_output()
+                if request.error is not None:  # since it was looked at
+                    raise request.error
+                if output.finished:
+                    self._num_unread -= 1
+                outputs.append((self._indices[request], output))
+        return outputs
+
+    def abort(self) -> None:
+        """Ends the requests soon; those that ran have the finish_reason "abort"."""
+        for handle in self._handles:
+            handle.abort()

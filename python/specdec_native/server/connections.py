@@ -1,0 +1,116 @@
+"""Connections that do not wait for ever for a request to be complete."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """uvicorn's connection, closed where headers take too long or are too large.
+
+    Attributes:
+        header_seconds: from a connection, or the first byte of a request, to its headers' end.
+        max_header_bytes: of headers, chunk extensions and trailers; more are answered with 431.
+        max_headers: of a request; more are answered with 400.
+        max_pipelined: requests that may wait on a connection for the answer before theirs; one
+            more closes the connection.
+    """
+
+    header_seconds = 30.0
+    max_header_bytes = 64 << 10
+    max_headers = 256
+    max_pipelined = 16
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._deadline: asyncio.TimerHandle | None = None
+        self._num_header_bytes = 0  # since headers, a piece of a body or a request was complete
+        self._running: RequestResponseCycle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Waits for a request."""
+        super().connection_made(transport)
+        self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has left, also the requests that wait for an answer before theirs."""
+        self._stop_waiting()
+        self.pipeline.clear()
+        super().connection_lost(exc)
+        self._end_running()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of headers or of a body."""
+        if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
+            self._expect_headers()  # of another request
+        self._num_header_bytes += len(data)
+        super().data_received(data)
+        if self._num_header_bytes > self.max_header_bytes:
+            self._refuse(431)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header. An error makes uvicorn answer 400."""
+        if len(self.headers) >= self.max_headers:
+            raise ValueError(f"more than {self.max_headers} headers")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """A request is here; its body is awaited by the application."""
+        self._stop_waiting()
+        self._num_header_bytes = 0
+        super().on_headers_complete()
+        if len(self.pipeline) > self.max_pipelined:
+            self.transport.close()
+        elif self.pipeline:
+            self.flow.resume_reading()  # else nobody would notice that the client leaves
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body, which the application counts."""
+        self._num_header_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The end of a request."""
+        self._num_header_bytes = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers what is no HTTP, and closes: a request before it can no longer be answered."""
+        super().send_400_response(msg)
+        self._end_running()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _end_running(self) -> None:
+        """Tells the request under way that its client has left."""
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
+    def _expect_headers(self) -> None:
+        self._deadline = self.loop.call_later(self.header_seconds, self._refuse, 408)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _refuse(self, status: int) -> None:
+        self._stop_waiting()
+        if self.transport.is_closing():
+            return
+        running = self._running
+        if running is None or running.response_complete or not running.response_started:
+            headers = b"content-length: 0\r\nconnection: close\r\n\r\n"
+            self.transport.write(STATUS_LINE[status] + headers)
+        self._end_running()
+        self.transport.close()

@@ -1,0 +1,81 @@
+"""The messages of a conversation as clients send them, made ready for the chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specdec_native.checks import check_text
+from specdec_native.server.errors import ApiError, bad_request
+
+# Kinds of content parts that are text, with the key that holds the text.
+_TEXT_KEYS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+}
+
+
+def plain_messages(messages: Sequence[Any], field: str = "messages") -> list[dict[str, Any]]:
+    """The messages with content parts joined to one text; what else they hold stays.
+
+    `field` is what errors call the list. Raises ApiError for what no chat template can show, such
+    as images.
+    """
+    return [_plain(message, f"{field}[{i}]", field) for i, message in enumerate(messages)]
+
+
+def _plain(message: Any, place: str, field: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise bad_request(f'{place} must be an object with "role" and "content"', field)
+    if not isinstance(message.get("role"), str) or not message["role"]:
+        raise bad_request(f'{place} needs a "role", such as "user"', field)
+    plain = dict(message)
+    if (content := plain.get("content")) is not None:
+        plain["content"] = text_of(content, f"{place}.content", field)
+    for name in ("name", "tool_call_id"):
+        if not isinstance(plain.get(name), str | None):
+            raise bad_request(f"{place}.{name} must be a string", field)
+    if not isinstance(plain.get("tool_calls"), list | None):
+        raise bad_request(f"{place}.tool_calls must be a list", field)
+    return plain
+
+
+def text_of(content: Any, place: str, field: str) -> str:
+    """The text of a message's content: a string, or a list of text parts.
+
+    Raises ApiError for parts of other kinds.
+    """
+    if isinstance(content, str):
+        return _checked(content, place, field)
+    if not isinstance(content, list):
+        raise bad_request(f"{place} must be a string or a list of text parts", field)
+    parts = (_text_of_part(part, f"{place}[{i}]", field) for i, part in enumerate(content))
+    return "\n".join(parts)
+
+
+def _text_of_part(part: Any, place: str, field: str) -> str:
+    if isinstance(part, str):
+        return _checked(part, place, field)
+    if not isinstance(part, Mapping):
+        raise bad_request(f"{place} must be a content part or a string", field)
+    kind = part.get("type", "text")
+    key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
+    if key is None:
+        raise bad_request(
+            f"{place} has the type {str(kind)[:40]!r}, but this model reads text alone: send parts "
+            'of the type "text"',
+            field,
+        )
+    text = part.get(key)
+    if not isinstance(text, str):
+        raise bad_request(f'{place} needs a string "{key}"', field)
+    return _checked(text, place, field)
+
+
+def _checked(text: str, place: str, field: str) -> str:
+    try:
+        return check_text(place, text)
+    except ValueError as error:
+        raise ApiError(400, str(error)[:500], param=field) from error

@@ -1,0 +1,120 @@
+"""What a server is set to; `specdec-native serve` fills it in."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+AcceptanceDetail = Literal["none", "summary", "detailed"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerOptions:
+    """Settings of the API. How it listens is `ListenOptions`.
+
+    Attributes:
+        model_names: names that requests may give as `model`; the first is reported.
+        api_keys: keys of which a request must give one; empty for no check.
+        allowed_origins, allowed_methods, allowed_headers, allow_credentials: of CORS.
+        root_path: where a proxy has put the server, such as /llm, without a slash at its end.
+        openapi: whether /openapi.json describes the API.
+        page: whether / is the chat page.
+        middleware: import paths of ASGI classes or functions put around the API.
+        max_body_bytes: longer bodies are answered with 413.
+        max_body_seconds: a body that takes longer, and a second for each 64 KiB, is answered with
+            408.
+        max_queued_requests: beyond so many that wait for their first step, requests are answered
+            with 503; None for no limit.
+        max_queued_tokens: the same for the tokens of their prompts.
+        response_role: role of the messages that are answered.
+        request_chat_template: whether a request may bring a chat template (it runs in the sandbox).
+        default_chat_template_kwargs: variables of the chat template; a request's go over them.
+        tool_call_parser: what reads answers for calls where tool_choice is "auto"; None for none.
+        exclude_unused_tools: whether tools are not shown to the model where tool_choice is "none".
+        acceptance_metrics: what answers say about drafts.
+        request_metrics: whether answers have their times.
+        prompt_tokens_details: whether usage says how many prompt tokens were cached.
+        force_include_usage: whether streams end with usage, asked for or not.
+        fingerprint: what `system_fingerprint` says; None for null.
+        sse_keep_alive_seconds: a comment goes to a stream that is silent for so long; 0 for none.
+        stream_interval: tokens that a chunk of a stream has at least, but the first and the last.
+        track_load: whether /load counts.
+        tokenizer_info: whether /tokenizer_info answers.
+        request_id_headers: whether answers carry X-Request-Id.
+        log_requests: whether prompts and parameters are logged.
+        max_log_len: characters of a prompt that are logged at most; None for all.
+        log_stats: whether a summary is logged every ten seconds while there is work.
+        slo_ttft, slo_tpot: seconds to the first token, and for each further one, within which a
+            request counts as good; None for no limit.
+    """
+
+    model_names: tuple[str, ...]
+    api_keys: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+    root_path: str = ""
+    openapi: bool = True
+    page: bool = True
+    middleware: tuple[str, ...] = ()
+    max_body_bytes: int = 64 << 20
+    max_body_seconds: float = 60.0
+    max_queued_requests: int | None = None
+    max_queued_tokens: int | None = None
+    response_role: str = "assistant"
+    request_chat_template: bool = False
+    default_chat_template_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tool_call_parser: str | None = None
+    exclude_unused_tools: bool = False
+    acceptance_metrics: AcceptanceDetail = "none"
+    request_metrics: bool = False
+    prompt_tokens_details: bool = False
+    force_include_usage: bool = False
+    fingerprint: str | None = None
+    sse_keep_alive_seconds: float = 0.0
+    stream_interval: int = 1
+    track_load: bool = False
+    tokenizer_info: bool = False
+    request_id_headers: bool = False
+    log_requests: bool = False
+    max_log_len: int | None = None
+    log_stats: bool = True
+    slo_ttft: float | None = None
+    slo_tpot: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ListenOptions:
+    """How a server listens, speaks and ends.
+
+    Attributes:
+        host: address to listen at; None for all.
+        port: 0 for any that is free.
+        uds: path of a unix socket, instead of host and port.
+        ssl_keyfile, ssl_certfile, ssl_ca_certs, ssl_ciphers: files of TLS, and its ciphers.
+        ssl_cert_reqs: whether clients need a certificate, as ssl.VerifyMode has it.
+        shutdown_timeout: seconds that requests may go on for once the server is told to end.
+        log_level: of uvicorn.
+        access_log: whether a line is logged for every answer.
+        unlogged_paths: paths of which no answer is.
+        max_header_bytes, max_headers: of a request; more are answered with 431 and 400.
+        about: what the first line says of the model.
+    """
+
+    host: str | None = None
+    port: int = 8000
+    uds: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_ca_certs: str | None = None
+    ssl_cert_reqs: int = 0
+    ssl_ciphers: str | None = None
+    shutdown_timeout: float = 0.0
+    log_level: str = "info"
+    access_log: bool = True
+    unlogged_paths: tuple[str, ...] = ()
+    max_header_bytes: int = 64 << 10
+    max_headers: int = 256
+    about: str = ""

@@ -1,0 +1,69 @@
+// The list of conversations: choose, rename, delete.
+
+import { byId, make } from "./dom.js";
+
+/** Shows conversations; `actions` are {open(c), rename(c, title), remove(c)}. */
+export class ConversationList {
+  constructor(actions) {
+    this._root = byId("conversations");
+    this._actions = actions;
+  }
+
+  /** Shows `conversations`, of which `current` is open. */
+  show(conversations, current) {
+    const focused = document.activeElement?.closest("#conversations li")?.dataset.id;
+    this._root.replaceChildren(
+      ...conversations.map((conversation) => this._item(conversation, conversation === current)),
+    );
+    if (focused) this._find(focused)?.querySelector("button").focus();
+  }
+
+  _find(id) {
+    return [...this._root.children].find((item) => item.dataset.id === id);
+  }
+
+  _item(conversation, isCurrent) {
+    const { name } = conversation;
+    const open = make(
+      "button",
+      {
+        type: "button",
+        class: "open",
+        "aria-current": isCurrent && "true",
+        onclick: () => this._actions.open(conversation),
+      },
+      name,
+    );
+    const item = make("li", { "data-id": conversation.id }, open);
+    const small = (label, text, onclick) =>
+      make("button", { type: "button", class: "small", "aria-label": label, title: label, onclick }, text);
+    item.append(
+      small(`Rename ${name}`, "✎", () => this._rename(item, conversation)),
+      small(`Delete ${name}`, "✕", () => {
+        if (window.confirm(`Delete the conversation "${name}"?`)) this._actions.remove(conversation);
+      }),
+    );
+    return item;
+  }
+
+  _rename(item, conversation) {
+    const field = make("input", { "aria-label": "Name of the conversation", maxlength: "80" });
+    field.value = conversation.name;
+    let isOver = false;
+    const end = (isKept) => {
+      if (isOver) return;
+      isOver = true;
+      const title = field.value.trim();
+      this._actions.rename(conversation, isKept && title ? title : conversation.title);
+      this._find(conversation.id)?.querySelector("button").focus();
+    };
+    field.addEventListener("keydown", (event) => {
+      if (event.key === "Enter") end(true);
+      if (event.key === "Escape") end(false);
+      event.stopPropagation();
+    });
+    field.addEventListener("blur", () => end(true));
+    item.replaceChildren(field);
+    field.select();
+  }
+}

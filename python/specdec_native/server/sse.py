@@ -1,0 +1,98 @@
+"""Answers whose client may leave, whole or as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+Result = TypeVar("Result")
+
+
+class Disconnected(Exception):
+    """The client has left; nobody reads an answer."""
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """What `work` returns; it is cancelled when the client leaves, which raises Disconnected.
+
+    `receive` is the one of a request whose body was read.
+    """
+    task = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait([task, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise Disconnected
+    finally:
+        for each in (task, leaving):
+            each.cancel()
+        await asyncio.wait([task])  # until it has closed what it holds
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Server-sent events. `events` is closed when the client leaves, or stops in its middle.
+
+    A client that reads slowly holds `events` up, which then finds more to say at once.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        *,
+        close: Callable[[], None],
+        keep_alive_seconds: float = 0.0,
+    ) -> None:
+        """`close` is called when nothing more is sent, even if `events` never began."""
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._close = close
+        self._last_sent = 0.0
+        self._keep_alive = keep_alive_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the events until they or the client end."""
+        try:
+            await unless_disconnected(receive, self._send_all(send))
+        except (Disconnected, OSError):
+            pass
+        finally:
+            self._close()
+
+    async def _send_all(self, send: Send) -> None:
+        await send(
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        )
+        pulse = asyncio.ensure_future(self._send_pulse(send)) if self._keep_alive else None
+        try:
+            async for event in self._events:
+                await send(_body(event))
+                self._last_sent = asyncio.get_running_loop().time()
+        finally:
+            if pulse is not None:
+                pulse.cancel()
+            await self._events.aclose()
+        await send(_body(b"", more=False))
+
+    async def _send_pulse(self, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._keep_alive)
+            if loop.time() - self._last_sent >= self._keep_alive:
+                await send(_body(b": keep-alive\n\n"))
+
+
+def _body(data: bytes, *, more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}

@@ -1,0 +1,50 @@
+"""Prompts of conversations, as far as a request may change how they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specdec_native.server.errors import bad_request
+from specdec_native.server.service import Service
+
+
+def template_options(
+    service: Service,
+    *,
+    tools: Sequence[Mapping[str, Any]] | None,
+    chat_template: str | None,
+    chat_template_kwargs: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Arguments of Engine.chat_prompt. Raises the ApiError for what this server does not allow."""
+    if chat_template is not None and not service.options.request_chat_template:
+        raise bad_request(
+            "chat_template: this server runs no templates of requests; leave the field out, or "
+            "start the server with --trust-request-chat-template",
+            "chat_template",
+        )
+    if "chat_template" in (chat_template_kwargs or {}):
+        raise bad_request(
+            "chat_template_kwargs holds variables of the template; a template itself is given as "
+            "chat_template",
+            "chat_template_kwargs",
+        )
+    return {
+        "tools": tools or None,
+        "chat_template": chat_template,
+        "template_kwargs": _variables(
+            service.options.default_chat_template_kwargs, chat_template_kwargs or {}
+        ),
+    }
+
+
+def _variables(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A request's over the server's, but for those of null and "auto" that the server has."""
+    return {
+        **given,
+        **{
+            name: value
+            for name, value in defaults.items()
+            if name not in given or given[name] in (None, "auto")
+        },
+    }

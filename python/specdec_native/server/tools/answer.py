@@ -1,0 +1,118 @@
+"""An answer that may hold calls, as OpenAI's messages and deltas have them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from specdec_native.server.chunks import dumps
+from specdec_native.server.tools.events import (
+    Arguments,
+    CallBegins,
+    CallFails,
+    Content,
+    Event,
+    ToolParser,
+)
+from specdec_native.server.tools.request import ToolUse
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolAnswer:
+    """A whole answer; `calls` are OpenAI's."""
+
+    content: str | None
+    calls: list[dict[str, Any]]
+
+
+class AnswerReader:
+    """Reads one choice.
+
+    In a stream a call goes out as it is written: one that turns out to be malformed keeps what was
+    sent of its arguments, and the rest of it is content.
+    """
+
+    def __init__(self, parser: ToolParser, tools: ToolUse) -> None:
+        self._parser = parser
+        self._tools = tools
+        self._calls: set[int] = set()
+
+    @classmethod
+    def of(cls, tools: ToolUse, parser: str | None) -> AnswerReader | None:
+        """None where no calls are read. `parser` is the name of the one for "auto"."""
+        made = tools.make_parser(parser)
+        return None if made is None else cls(made, tools)
+
+    def read_whole(self, text: str) -> ToolAnswer:
+        """Reads a whole text instead, in which a malformed call is content as it stands.
+
+        A call that is required and was cut is left out, as in vLLM.
+        """
+        content = ""
+        calls: dict[int, dict[str, Any]] = {}
+        for event in self.read(text, is_last=True):
+            match event:
+                case Content():
+                    content += event.text
+                case CallBegins():
+                    function = {"name": event.name, "arguments": ""}
+                    calls[event.index] = {"id": event.id, "type": "function", "function": function}
+                case Arguments():
+                    calls[event.index]["function"]["arguments"] += event.text
+                case CallFails():
+                    del calls[event.index]
+                    content += event.text
+        if self._tools.is_forced:
+            content = ""
+        elif calls and not content.strip():
+            return ToolAnswer(None, list(calls.values()))
+        return ToolAnswer(content, list(calls.values()))
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether there is a call so far that is not malformed."""
+        return bool(self._calls)
+
+    def read(self, text: str, *, is_last: bool) -> list[Event]:
+        """What the next piece of the text adds."""
+        events = self._parser.feed(text)
+        if is_last:
+            events += self._parser.finish()
+        events = list(_kept(events, self._tools))
+        for event in events:
+            if isinstance(event, CallBegins):
+                self._calls.add(event.index)
+            elif isinstance(event, CallFails):
+                self._calls.discard(event.index)
+        return events
+
+
+def _kept(events: Iterable[Event], tools: ToolUse) -> Iterator[Event]:
+    """Those of a request: calls alone where they are required, and one where one is asked for."""
+    for event in events:
+        if isinstance(event, Content):
+            is_kept = not tools.is_forced
+        else:
+            is_kept = tools.parallel or event.index == 0
+        if is_kept:
+            yield event
+
+
+def deltas_of(events: Iterable[Event]) -> list[str]:
+    """The events as deltas of a chat, one each, as JSON."""
+    deltas = []
+    for event in events:
+        match event:
+            case Content():
+                deltas.append(f'{{"content":{dumps(event.text)}}}')
+            case CallBegins():
+                function = f'{{"name":{dumps(event.name)},"arguments":""}}'
+                deltas.append(
+                    f'{{"tool_calls":[{{"index":{event.index},"id":{dumps(event.id)},'
+                    f'"type":"function","function":{function}}}]}}'
+                )
+            case Arguments():
+                function = f'{{"arguments":{dumps(event.text)}}}'
+                deltas.append(f'{{"tool_calls":[{{"index":{event.index},"function":{function}}}]}}')
+    return deltas

@@ -1,0 +1,211 @@
+"""The parts of a target that draft heads borrow, read from its checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from specdec_native.checkpoints.errors import CheckpointError
+from specdec_native.checkpoints.text_files import read_json_object
+
+# Of most families, of OPT and of GPT-NeoX; without their first part where a network was saved
+# without its head.
+_EMBEDDINGS = ("model.embed_tokens", "model.decoder.embed_tokens", "gpt_neox.embed_in")
+_HEADS = ("lm_head", "embed_out")
+_NORMS = ("model.norm", "model.decoder.final_layer_norm", "gpt_neox.final_layer_norm")
+_LAYERS = ("model.layers", "model.decoder.layers", "gpt_neox.layers")
+_PROJECT_IN = ("model.decoder.project_in",)
+_PROJECT_OUT = ("model.decoder.project_out",)
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetWeights:
+    """What a head reads of its target, in float32.
+
+    Caps of logits are left out: they change no order of tokens.
+
+    Attributes:
+        directory: of the checkpoint.
+        config: its config.json.
+        embedding: [vocabulary, hidden size], as stored: scaled by no factor of the family's.
+        head: [vocabulary, hidden size], what makes logits of final hidden states; the embedding
+            itself where the two are one.
+        norm: what the final norm multiplies by, [hidden size]; ones where there is none.
+        name: by which a head's checkpoint calls its target.
+    """
+
+    directory: Path
+    config: Mapping[str, Any]
+    embedding: Tensor
+    head: Tensor
+    norm: Tensor
+    name: str
+
+    @property
+    def hidden_size(self) -> int:
+        """Elements of a hidden state."""
+        return self.embedding.shape[1]
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the target."""
+        return int(self.config["num_hidden_layers"])
+
+    @classmethod
+    def load(cls, directory: Path, name: str | None = None) -> TargetWeights:
+        """Reads a directory of safetensors files; `name` is the directory unless given.
+
+        Raises CheckpointError where a part is missing or of a form that heads cannot read.
+        """
+        config = read_config(directory)
+        files = _TensorFiles(directory)
+        embedding_name = files.find(_EMBEDDINGS) or files.find(_HEADS)
+        if embedding_name is None:
+            raise CheckpointError(
+                f"there is no embedding: none of {', '.join(_EMBEDDINGS)}", directory
+            )
+        embedding = files.load(embedding_name)
+        head_name = files.find(_HEADS)
+        head = embedding
+        if head_name not in (None, embedding_name):
+            head = files.load(head_name)
+        elif any(files.holds(f"{stem}.qweight") for stem in _HEADS):
+            raise CheckpointError(
+                "the output head is quantized; train for the checkpoint that it was made from",
+                directory,
+            )
+        projection = files.find(_PROJECT_OUT)
+        if projection is not None:
+            head = head @ files.load(projection)
+        projection = files.find(_PROJECT_IN)
+        if projection is not None:
+            embedding = embedding @ files.load(projection).T
+        if head.shape != embedding.shape:
+            raise CheckpointError(
+                f"the embedding is {list(embedding.shape)} and the output head {list(head.shape)}",
+                directory,
+            )
+        scale = float(config.get("logits_scaling") or 1.0)  # Granite's
+        norm_name = files.find(_NORMS)
+        norm = torch.ones(embedding.shape[1]) if norm_name is None else files.load(norm_name)
+        return cls(
+            directory=directory,
+            config=config,
+            embedding=embedding,
+            head=head if scale == 1.0 else head / scale,
+            norm=norm + _norm_offset(config),
+            name=name or str(directory.resolve()),
+        )
+
+    def to(self, device: torch.device | str) -> TargetWeights:
+        """The same on another device."""
+        embedding = self.embedding.to(device)
+        head = embedding if self.head is self.embedding else self.head.to(device)
+        return dataclasses.replace(self, embedding=embedding, head=head, norm=self.norm.to(device))
+
+    def layer(self, index: int) -> dict[str, Tensor]:
+        """The tensors of a layer by Llama's names of their rest, such as "mlp.up_proj.weight".
+
+        Tensors that Llama does not have keep the names of their family.
+        """
+        files = _TensorFiles(self.directory)
+        tensors: dict[str, Tensor] = {}
+        for stem in _LAYERS:
+            for prefix in (f"{stem}.{index}.", f"{_without_first_part(stem)}.{index}."):
+                for name in files.names(prefix):
+                    tensors[name.removeprefix(prefix)] = files.load(name)
+        offset = _norm_offset(self.config)
+        for name, tensor in tensors.items():
+            if offset and "norm" in name:
+                tensors[name] = tensor + offset
+        if "pre_feedforward_layernorm.weight" in tensors:  # Gemma's, whose other norms are after
+            tensors["post_attention_layernorm.weight"] = tensors["pre_feedforward_layernorm.weight"]
+        return {name: tensor for pair in tensors.items() for name, tensor in self._split(*pair)}
+
+    def _split(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The parts of a matrix that Phi-3 joined."""
+        if name == "mlp.gate_up_proj.weight":
+            gate, up = tensor.chunk(2)
+            yield from (("mlp.gate_proj.weight", gate), ("mlp.up_proj.weight", up))
+        elif name == "self_attn.qkv_proj.weight":
+            heads = self.config["num_attention_heads"]
+            kv_heads = self.config.get("num_key_value_heads") or heads
+            head_dim = tensor.shape[0] // (heads + 2 * kv_heads)
+            sizes = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
+            parts = torch.split_with_sizes(tensor, sizes)
+            for part, rows in zip("qkv", parts, strict=True):
+                yield f"self_attn.{part}_proj.weight", rows
+        else:
+            yield name, tensor
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """config.json of a target. Raises CheckpointError where a size is missing that heads need."""
+    file = directory / "config.json"
+    config: dict[str, Any] = read_json_object(file)
+    for key in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"):
+        size = config.get(key)
+        if not isinstance(size, int) or size < 1:
+            raise CheckpointError(f"{key}: {size!r} is not a number of at least 1", file)
+    return config
+
+
+def _norm_offset(config: Mapping[str, Any]) -> float:
+    """What is added to the weights of norms: Gemma stores them less one."""
+    return 1.0 if str(config.get("model_type")).startswith("gemma") else 0.0
+
+
+def _without_first_part(name: str) -> str:
+    return name.partition(".")[2]
+
+
+class _TensorFiles:
+    """The tensors of a checkpoint's safetensors files."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file_of: dict[str, Path] = {}
+        for file in sorted(directory.glob("*.safetensors")):
+            try:
+                with safe_open(file, framework="pt") as tensors:
+                    self._file_of.update(dict.fromkeys(tensors.keys(), file))
+            except (OSError, SafetensorError) as fault:
+                raise CheckpointError(f"the file cannot be read ({fault})", file) from fault
+        if not self._file_of:
+            raise CheckpointError("there is no .safetensors file with tensors", directory)
+
+    def names(self, prefix: str) -> list[str]:
+        return [name for name in self._file_of if name.startswith(prefix)]
+
+    def holds(self, name: str) -> bool:
+        return name in self._file_of
+
+    def find(self, stems: tuple[str, ...]) -> str | None:
+        """The name of the first weight there is, with or without the first part of its stem."""
+        for stem in stems:
+            for name in (f"{stem}.weight", f"{_without_first_part(stem)}.weight"):
+                if name in self._file_of:
+                    return name
+        return None
+
+    def load(self, name: str) -> Tensor:
+        file = self._file_of[name]
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                tensor: Tensor = tensors.get_tensor(name)
+        except (OSError, SafetensorError) as fault:
+            raise CheckpointError(f"{name} cannot be read ({fault})", file) from fault
+        if tensor.dtype not in _FLOATS:
+            raise CheckpointError(
+                f"{name} is of {str(tensor.dtype).removeprefix('torch.')}; train for a checkpoint "
+                "in float32, float16 or bfloat16",
+                file,
+            )
+        return tensor.float()

@@ -1,0 +1,161 @@
+"""The chat page in headless Chromium, and streams that no engine has made."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, Route, sync_playwright
+
+CHROMIUM = "/usr/bin/chromium"  # Debian's
+CHAT = "**/v1/chat/completions"
+PATIENCE_MS = 20_000
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Browser]:
+    """A browser; skips the test where there is none."""
+    if not Path(CHROMIUM).exists():
+        pytest.skip("needs Debian's chromium: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class ChatPage:
+    """The page of a server as a user has it before them."""
+
+    def __init__(self, page: Page, url: str) -> None:
+        self.page = page
+        self.asked: list[dict[str, Any]] = []  # bodies of the requests for chats
+        self.hosts: set[str] = set()
+        self.complaints: list[str] = []  # errors of scripts, and what the browser refused
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("request", lambda request: self._note(request.url, request.post_data))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("console", lambda message: self._hear(message.type, message.text))
+        page.goto(url)
+
+    def _note(self, url: str, body: str | None) -> None:
+        self.hosts.add(urlsplit(url).netloc)
+        if url.endswith("/chat/completions") and body is not None:
+            self.asked.append(json.loads(body))
+
+    def _hear(self, kind: str, text: str) -> None:
+        # The browser tells of every answer that is an error; the page shows them.
+        if kind == "error" and not text.startswith("Failed to load resource"):
+            self.complaints.append(text)
+
+    @property
+    def prompt(self) -> Locator:
+        return self.page.get_by_label("Message", exact=True)
+
+    @property
+    def answer(self) -> Locator:
+        """The last answer."""
+        return self.page.get_by_role("article", name="Answer").last
+
+    @property
+    def text(self) -> str:
+        """The text of the last answer as its tokens have it."""
+        text = self.answer.locator("> .body").text_content()
+        assert text is not None
+        return text
+
+    def button(self, name: str) -> Locator:
+        return self.page.get_by_role("button", name=name, exact=True)
+
+    def send(self, text: str) -> None:
+        """Sends a message, without waiting."""
+        self.prompt.fill(text)
+        self.button("Send").click()
+
+    def wait(self) -> None:
+        """Waits until the last answer is over."""
+        self.answer.and_(self.page.locator('[aria-busy="false"]')).wait_for()
+        self.button("Send").wait_for()
+
+    def ask(self, text: str) -> str:
+        """Sends a message and waits for the answer."""
+        self.send(text)
+        self.wait()
+        return self.text
+
+    def setting(self, label: str, value: str) -> None:
+        """Fills in a setting."""
+        field = self.page.get_by_label(label, exact=True)
+        if not field.is_visible():
+            self.page.get_by_text("Settings", exact=True).click()
+        field.fill(value)
+        field.blur()
+
+
+@contextlib.contextmanager
+def opened(browser: Browser, url: str, **more: Any) -> Iterator[ChatPage]:
+    """The page of the server at `url`, in a browser that has seen nothing before.
+
+    `more` goes into every request for a chat. In the end nothing has been loaded from another host
+    and the browser has no complaint.
+    """
+    context = browser.new_context()
+    page = context.new_page()
+    if more:
+
+        def add(route: Route) -> None:
+            body = json.loads(route.request.post_data or "")
+            route.continue_(post_data=json.dumps({**body, **more}))
+
+        page.route(CHAT, add)
+    try:
+        chat = ChatPage(page, url)
+        yield chat
+        assert chat.hosts == {urlsplit(url).netloc}
+        assert chat.complaints == []
+    finally:
+        context.close()
+
+
+def answer_with(chat: ChatPage, *choices: dict[str, Any]) -> None:
+    """Answers every chat with these choices, a chunk each."""
+    events = [json.dumps({"choices": [{"index": 0, **choice}]}) for choice in choices]
+    body = "".join(f"data: {event}\n\n" for event in [*events, "[DONE]"])
+    chat.page.route(CHAT, lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+
+
+def chunk(
+    tokens: Sequence[str],
+    *,
+    content: str | None = None,
+    trees: Sequence[dict[str, Any]] = (),
+    finish: str | None = None,
+) -> dict[str, Any]:
+    """A choice of a chunk with these tokens; `content` is what it shows of them."""
+    entry = {"logprob": -0.5, "bytes": [], "top_logprobs": []}
+    entries = [{"token": token, **entry} for token in tokens]
+    return {
+        "delta": {"content": "".join(tokens) if content is None else content},
+        "logprobs": {"content": entries},
+        "draft_trees": list(trees),
+        "finish_reason": finish,
+    }
+
+
+def node(
+    text: str, parent: int, depth: int, drafter: str, probability: float, accepted: bool
+) -> dict[str, Any]:
+    """A node of a draft tree."""
+    return {
+        "token_id": 7,
+        "text": text,
+        "parent": parent,
+        "depth": depth,
+        "drafter": drafter,
+        "probability": probability,
+        "accepted": accepted,
+    }

@@ -1,0 +1,78 @@
+"""What /v1/chat/completions refuses, and what it takes without need."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from server_world import World, serving
+from specdec_native import Engine
+from test_server_chat import MESSAGES, PATH, SAMPLING, refusal
+from tiny_text_model import only, text_params
+
+
+@pytest.fixture(scope="module")
+def world(engine: Engine) -> Iterator[World]:
+    with serving(engine) as world:
+        yield world
+
+
+@pytest.mark.parametrize(
+    ("param", "body"),
+    [
+        ("top_logprobs", {"top_logprobs": 2}),
+        ("body.top_logprobs", {"logprobs": True, "top_logprobs": -2}),
+        ("body.logprobs", {"logprobs": 5}),
+        ("temperature", {"temperature": 2.5}),
+        ("n", {"n": 0}),
+        ("n", {"n": 16385}),
+        ("n", {"n": 2, "temperature": 0}),
+        ("min_tokens", {"min_tokens": 5, "max_tokens": 2}),
+        ("cache_salt", {"cache_salt": "a/b"}),
+        ("num_speculative_tokens", {"num_speculative_tokens": -1}),
+        ("logit_bias", {"logit_bias": {"99999": 1}}),
+        ("logit_bias", {"logit_bias": {"no_token": 1}}),
+        ("body.logit_bias", {"logit_bias": {"1": "no number"}}),
+        ("stop_token_ids", {"stop_token_ids": [99999]}),
+        ("stop_token_ids", {"stop_token_ids": [-1]}),
+        ("body.seed", {"seed": 2**63}),
+        ("body.seed", {"seed": -(2**63) - 1}),
+    ],
+)
+def test_what_cannot_be_served_is_named(world: World, param: str, body: dict[str, Any]) -> None:
+    error = refusal(world, **body)
+    assert (error["param"], error["type"]) == (param, "BadRequestError")
+    assert param.removeprefix("body.") in error["message"]
+
+
+def test_more_logprobs_than_allowed_are_refused(world: World) -> None:
+    errors = [
+        refusal(world, logprobs=True, top_logprobs=21),
+        world.error(PATH, messages=MESSAGES, prompt_logprobs=-1),
+    ]
+    for error in errors:
+        assert "logprobs" in error["message"] and "20" in error["message"]
+
+
+def test_fields_that_ask_for_what_is_there_are_taken(world: World, engine: Engine) -> None:
+    text = only(engine.chat(MESSAGES, text_params(), use_tqdm=False)).text
+    harmless = {
+        "response_format": {"type": "text"},
+        "tools": None,
+        "tool_choice": "none",
+        "parallel_tool_calls": True,
+        "user": "me",
+        "store": True,
+        "best_of": 3,
+        "guided_json": {"type": "object"},
+        "guided_regex": "[0-9]+",
+        "stop": None,
+        "n": None,
+        "priority": 0,
+        "unknown": {"a": [1]},
+    }
+    messages = [{**MESSAGES[0], "unknown": "a"}]
+    whole = world.ask(PATH, messages=messages, **SAMPLING, **harmless)
+    assert whole["choices"][0]["message"]["content"] == text
+    assert json.dumps(whole).isascii()

@@ -1,0 +1,147 @@
+"""Logprobs as JSON: where tokens stand in the text, and numbers that JSON does not have."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from specdec_native.requests.logprobs import FlatLogprobs
+from specdec_native.server.logprobs import (
+    CompletionLogprobs,
+    TokenNames,
+    chat_logprobs,
+    prompt_logprobs_json,
+)
+from specdec_native.text.detokenizer import TextStream
+from specdec_native.text.tokenizer import Tokenizer
+from tiny_tokenizers import byte_level, sentencepiece_like
+
+TOKENIZERS = {"bytes": byte_level, "sentencepiece": sentencepiece_like}
+TEXTS = ["hello world the end", "über 日本 😀!", "  two spaces", "end"]
+
+
+def pieces_of(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
+    """What each token adds to the text, with the spaces that decoding strips at the beginning."""
+    stream = TextStream(tokenizer)
+    pieces = []
+    for token in token_ids:
+        piece, alone = stream.push(token), tokenizer.token_text(token)
+        pieces.append(piece if "\ufffd" in alone else alone)
+    return pieces
+
+
+def flat(tokenizer: Tokenizer, token_ids: list[int], context: int = 0) -> FlatLogprobs:
+    """Logprobs of the tokens from `context` on; of a prompt, whose first token has none, at 0."""
+    logprobs = FlatLogprobs()
+    for i, piece in enumerate(pieces_of(tokenizer, token_ids)):
+        if i == 0 == context:
+            logprobs.append(None)
+        elif i >= context:
+            logprobs.append_fast([token_ids[i]] * 2, [-0.5] * 2, [1, 1], [piece] * 2)
+    return logprobs
+
+
+def check_places(shown: dict[str, Any], text: str) -> None:
+    """Every token stands where its offset says, and nothing lies between two tokens."""
+    offsets, tokens = shown["text_offset"], shown["tokens"]
+    assert len(offsets) == len(tokens) == len(shown["token_logprobs"])
+    ends = [*offsets[1:], len(text)]
+    for begin, end, token in zip(offsets, ends, tokens, strict=True):
+        assert text[begin:end] in (token, token.lstrip(" "))
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("size", [1, 2, 100])
+@pytest.mark.parametrize("specials", [True, False])
+def test_offsets_are_places_in_the_text(kind: str, text: str, size: int, specials: bool) -> None:
+    tokenizer = Tokenizer.wrap(TOKENIZERS[kind]())
+    token_ids = tokenizer.encode(text, add_special_tokens=specials)
+    split = max(1, len(token_ids) // 2)
+    while "\ufffd" in tokenizer.decode(token_ids[:split]):  # prompts end with whole characters
+        split += 1
+    prompt = tokenizer.decode(token_ids[:split])
+    rest = flat(tokenizer, token_ids, split)
+    writer = CompletionLogprobs(TokenNames(tokenizer), {})
+    written = [
+        writer.with_prompt(
+            prompt,
+            token_ids[:split],
+            flat(tokenizer, token_ids[:split]),
+            token_ids[split : split + size],
+            rest[:size],
+        )
+    ]
+    for begin in range(size, len(rest), size):
+        part = slice(begin, begin + size)
+        written.append(writer.piece(token_ids[split:][part], rest[part]))
+    shown: dict[str, Any] = {}
+    for piece in map(json.loads, written):
+        for name, values in piece.items():
+            shown.setdefault(name, []).extend(values)
+    check_places(shown, tokenizer.decode(token_ids))
+    assert shown["token_logprobs"] == [None] + [-0.5] * (len(token_ids) - 1)
+
+
+def test_special_tokens_take_no_room_where_they_are_skipped() -> None:
+    tokenizer = Tokenizer.wrap(byte_level())
+    begin, end = 0, 1
+    hello = tokenizer.encode("hello")
+    logprobs = FlatLogprobs()
+    for token in [*hello, end, *hello]:
+        logprobs.append_fast([token], [-1.0], [1], [tokenizer.token_text(token)])
+    token_ids = [*hello, end, *hello]
+    for silent, length in (({}, 4), (tokenizer.special_token_texts, 0)):
+        writer = CompletionLogprobs(TokenNames(tokenizer), silent)
+        shown = json.loads(writer.piece(token_ids, logprobs))
+        assert shown["text_offset"][len(hello) + 1] == 5 + length
+    # The tokenizer put <s> before the prompt's text, which does not show it.
+    writer = CompletionLogprobs(TokenNames(tokenizer), {})
+    prompt = FlatLogprobs()
+    prompt.append(None)
+    for token in hello:
+        prompt.append_fast([token], [-1.0], [1], [tokenizer.token_text(token)])
+    shown = json.loads(writer.with_prompt("hello", [begin, *hello], prompt, [], None))
+    assert shown["text_offset"][:2] == [0, 0]
+    assert shown["tokens"][0] == "<s>"
+
+
+def test_tokens_of_one_text_share_the_entry_of_the_likeliest() -> None:
+    tokenizer = Tokenizer.wrap(byte_level())
+    logprobs = FlatLogprobs()
+    logprobs.append_fast([9, 7, 8], [-3.0, -1.0, -2.0], [3, 1, 2], ["", "a", ""])
+    shown = json.loads(CompletionLogprobs(TokenNames(tokenizer), {}).piece([9], logprobs))
+    assert shown["token_logprobs"] == [-3.0]
+    assert shown["top_logprobs"] == [{"": -2.0, "a": -1.0}]
+
+
+@pytest.mark.parametrize("value", [-math.inf, -1e30, math.nan])
+def test_numbers_that_json_does_not_have(value: float) -> None:
+    tokenizer = Tokenizer.wrap(byte_level())
+    names = TokenNames(tokenizer)
+    logprobs = FlatLogprobs()
+    logprobs.append_fast([5, 6], [value, -0.25], [9, 1], ["x", "\u2028é"])
+    shown = json.loads(CompletionLogprobs(names, {}).piece([5], logprobs))
+    assert shown["token_logprobs"] == [-9999.0]
+    assert shown["top_logprobs"] == [{"x": -9999.0, "\u2028é": -0.25}]
+    (entry,) = json.loads(chat_logprobs(names, logprobs, 1))["content"]
+    assert entry["logprob"] == -9999.0
+    assert entry["top_logprobs"] == [
+        {"token": "\u2028é", "logprob": -0.25, "bytes": list("\u2028é".encode())}
+    ]
+    assert json.loads(prompt_logprobs_json(logprobs)) == [
+        {
+            "5": {"logprob": -9999.0, "rank": 9, "decoded_token": "x"},
+            "6": {"logprob": -0.25, "rank": 1, "decoded_token": "\u2028é"},
+        }
+    ]
+
+
+def test_a_float_is_written_the_same_everywhere() -> None:
+    tokenizer = Tokenizer.wrap(byte_level())
+    value = -0.1 - 2**-54
+    logprobs = FlatLogprobs()
+    logprobs.append_fast([5, 5], [value, value], [1, 1], ["x", "x"])
+    shown = json.loads(CompletionLogprobs(TokenNames(tokenizer), {}).piece([5], logprobs))
+    assert shown["token_logprobs"][0] == max(shown["top_logprobs"][0].values()) == value

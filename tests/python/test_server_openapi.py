@@ -1,0 +1,35 @@
+"""/openapi.json says what is served."""
+
+import json
+
+import pytest
+
+from server_world import MODEL, serving
+from specdec_native import Engine
+
+BODIES = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize")
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_bodies_models_and_errors_are_described(engine: Engine, path: str) -> None:
+    with serving(engine, model_names=(MODEL, "other")) as world:
+        schema = world.client.get("/openapi.json").json()
+        operation = schema["paths"][path]["post"]
+        reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        body = schema["components"]["schemas"][reference.rpartition("/")[2]]
+        assert body["properties"]["model"]["enum"] == [MODEL, "other", None]
+        assert "422" not in operation["responses"]
+        for status in ("400", "404", "413", "500", "503"):
+            assert status in operation["responses"]
+        error = schema["components"]["schemas"]["Error"]["properties"]["error"]
+        assert set(world.error(path, 404, **example(path), model="x")) == set(error["required"])
+        assert "ValidationError" not in json.dumps(schema)
+
+
+def example(path: str) -> dict[str, object]:
+    examples: dict[str, dict[str, object]] = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+        "/v1/responses": {"input": "a"},
+        "/detokenize": {"tokens": [5]},
+    }
+    return examples.get(path, {"prompt": "a"})
