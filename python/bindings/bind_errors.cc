@@ -37,6 +37,7 @@ void bind_errors(py::module_& module) {
                           py::make_tuple(base, py::handle(PyExc_MemoryError)));
   bind_error<Unavailable>(module, "Unavailable", py::make_tuple(base));
   bind_error<EngineFailed>(module, "EngineFailed", py::make_tuple(base));
+  bind_error<RankFailure>(module, "RankFailure", py::make_tuple(module.attr("EngineFailed")));
   bind_error<InternalError>(module, "InternalError", py::make_tuple(base));
 }
 

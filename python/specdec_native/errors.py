@@ -7,6 +7,8 @@
 - Unavailable (RuntimeError): a device or mode this build or machine does not have.
 - EngineFailed (RuntimeError): an error that is no request's own has ended the engine; make
   another one.
+- RankFailure (EngineFailed): a rank of an engine on several devices is gone, has failed or did
+  not answer in time.
 - InternalError (RuntimeError): a bug in this library.
 - ModelNotFoundError (ValueError, FileNotFoundError): no such file, directory, model or repository.
 - DownloadError (RuntimeError): a download failed, or what arrived is not what was pinned.
@@ -24,6 +26,7 @@ from specdec_native._core import (
     InternalError,
     InvalidArgument,
     OutOfMemory,
+    RankFailure,
     Unavailable,
 )
 from specdec_native.checkpoints.errors import (
@@ -43,6 +46,7 @@ __all__ = [
     "MissingDependencyError",
     "ModelNotFoundError",
     "OutOfMemory",
+    "RankFailure",
     "RequestError",
     "Unavailable",
 ]

@@ -61,6 +61,19 @@ class EngineFailed : public Error {
   using Error::Error;
 };
 
+// RuntimeError: a rank of an engine on several devices is gone, has failed or did not answer in
+// time. It has ended the engine. The message names the rank, the operation and the cause.
+class RankFailure : public EngineFailed {
+ public:
+  RankFailure(int rank, std::string operation, const std::string& cause);
+  int rank() const { return rank_; }
+  const std::string& operation() const { return operation_; }
+
+ private:
+  int rank_;
+  std::string operation_;
+};
+
 // RuntimeError: a bug in this library (a failed SPECDEC_CHECK).
 class InternalError : public Error {
  public:

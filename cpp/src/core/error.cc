@@ -27,6 +27,11 @@ CheckpointError::CheckpointError(std::string file, std::string tensor, const std
       file_(std::move(file)),
       tensor_(std::move(tensor)) {}
 
+RankFailure::RankFailure(int rank, std::string operation, const std::string& cause)
+    : EngineFailed(str_cat("rank ", rank, " failed in ", operation, ": ", cause)),
+      rank_(rank),
+      operation_(std::move(operation)) {}
+
 namespace detail {
 
 void check_failed(const char* file, int line, const std::string& what) {
