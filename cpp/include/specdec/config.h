@@ -36,6 +36,10 @@ struct EngineConfig {
   int num_threads = 0;
   uint64_t seed = 0;
   std::string logprobs_mode = "raw_logprobs";
+  int tensor_parallel_size = 1;
+  int pipeline_parallel_size = 1;
+  std::string distributed_executor_backend = "threads";
+  double distributed_timeout_seconds = 60.0;
   // States that every completion returns once it has finished (CompletionOutput::tapped_states):
   // the residual stream as each of these layers reads it, the number of layers standing for the
   // last one's output; then, with tap_final_hidden, what the head reads.
@@ -47,6 +51,8 @@ struct EngineConfig {
   void validate() const;
 };
 
+inline constexpr int kMaxTensorParallel = 8;  // as many as sums over the inputs have slices
+inline constexpr int kMaxPipelineParallel = 64;
 inline constexpr int kMaxCacheTokens = 1 << 24;  // the most tokens that a KV cache holds
 
 inline constexpr std::tuple kEngineOptions = {
@@ -154,9 +160,9 @@ inline constexpr std::tuple kEngineOptions = {
                     "of its shape."}),
     option(&EngineConfig::num_threads,
            {.name = "num_threads",
-            .help = "threads on the CPU",
+            .help = "threads on the CPU, of each rank",
             .range = between(1, 1024),
-            .zero = "one per physical core that this process may run on"}),
+            .zero = "one per physical core that this process may run on, shared by its ranks"}),
     option(&EngineConfig::seed, {.name = "seed", .help = "seeds requests that bring no seed"}),
     option(&EngineConfig::logprobs_mode,
            {.name = "logprobs_mode",
@@ -165,6 +171,28 @@ inline constexpr std::tuple kEngineOptions = {
                     "\"processed_logits\"",
             .details = "Logits come instead of their log-softmax.",
             .choices = {"raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"}}),
+    option(&EngineConfig::tensor_parallel_size,
+           {.name = "tensor_parallel_size",
+            .help = "devices that share every layer",
+            .details = "Each holds a part of the attention heads, of the MLPs and of the "
+                       "vocabulary. Answers do not depend on their number. The CPU counts as "
+                       "several devices, of num_threads threads each; GPUs are those from device "
+                       "on.",
+            .range = between(1, kMaxTensorParallel)}),
+    option(&EngineConfig::pipeline_parallel_size,
+           {.name = "pipeline_parallel_size",
+            .help = "groups of tensor_parallel_size devices that hold some of the layers each",
+            .range = between(1, kMaxPipelineParallel)}),
+    option(&EngineConfig::distributed_executor_backend,
+           {.name = "distributed_executor_backend",
+            .help = "where the ranks of several devices run: \"threads\" of this process, \"mp\" "
+                    "(processes that it starts), \"mpi\" (of mpirun) or \"external_launcher\" (of "
+                    "torchrun)",
+            .choices = {"threads", "mp", "mpi", "external_launcher"}}),
+    option(&EngineConfig::distributed_timeout_seconds,
+           {.name = "distributed_timeout_seconds",
+            .help = "how long a rank waits for the others before the engine fails with RankFailure",
+            .range = between(0.1, 86400)}),
 };
 
 // What was resolved from EngineConfig and the checkpoint once an engine is up.

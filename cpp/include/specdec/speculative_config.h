@@ -86,6 +86,7 @@ struct DrafterConfig {
   DraftSampling sampling = DraftSampling::kCoupled;
   double min_confidence = 0.0;
   bool parallel_drafting = false;
+  int draft_tensor_parallel_size = 0;
   std::vector<int32_t> token_map;         // of heads that score tokens with the target's own head
   std::shared_ptr<CustomDrafter> custom;  // of DraftMethod::kCustom
 };
@@ -145,6 +146,13 @@ inline constexpr std::tuple kDrafterOptions = {
                                        .help = "eagle, medusa: the tokens that are drafted",
                                        .details = "Distinct ids; empty for all tokens.",
                                        .range = at_least(0)}),
+    option(&DrafterConfig::draft_tensor_parallel_size,
+           {.name = "draft_tensor_parallel_size",
+            .help = "draft models and heads: devices that share the drafter, the first ones of the "
+                    "target's",
+            .details = "A small model drafts sooner on one device, which waits for no others.",
+            .range = between(1, 8),
+            .zero = "1"}),
 };
 
 enum class DraftLengthPolicy : uint8_t {

@@ -118,13 +118,15 @@ struct DeviceChoice {
 };
 
 // The device that EngineConfig::device names: "cuda" is the first GPU, "auto" the first that this
-// build has kernels for, or else the CPU. Throws InvalidArgument for an unknown name.
-DeviceChoice resolve_device(std::string_view device);
+// build has kernels for, or else the CPU. Rank r of an engine has the r-th GPU from there on. Throws
+// InvalidArgument for an unknown name.
+DeviceChoice resolve_device(std::string_view device, int rank = 0);
 
 struct BackendConfig {
   std::string device = "cpu";  // DeviceChoice::name
   std::string cpu_isa = "auto";
   int num_threads = 0;
+  int num_sharers = 1;  // backends that share the machine's cores where num_threads is 0
   DType act_dtype = DType::kF32;
   bool enforce_eager = false;  // GPU: no captured graphs
   bool deterministic = true;   // GPU: false allows kernels that are not row-invariant

@@ -25,22 +25,26 @@ int parse_cuda_index(std::string_view device) {
   return error == std::errc() && end == digits.data() + digits.size() ? index : -1;
 }
 
-// The first GPU that this build can run on; the CPU where there is none.
-DeviceChoice best_device() {
+// The GPU for a rank, of those that this build can run on; the CPU where there is none.
+DeviceChoice best_device(int rank) {
+  bool has_gpu = false;
   for (const DeviceInfo& gpu : cuda::list_cuda_devices()) {
-    if (gpu.unusable.empty()) return {.name = gpu.name, .kind = DeviceKind::kGpu};
+    if (!gpu.unusable.empty()) continue;
+    if (rank-- == 0) return {.name = gpu.name, .kind = DeviceKind::kGpu};
+    has_gpu = true;
   }
+  if (has_gpu) throw InvalidArgument("device", "there are fewer usable GPUs than ranks");
   return {.name = "cpu", .kind = DeviceKind::kCpu};
 }
 
 }  // namespace
 
-DeviceChoice resolve_device(std::string_view device) {
-  if (device == "auto") return best_device();
+DeviceChoice resolve_device(std::string_view device, int rank) {
+  if (device == "auto") return best_device(rank);
   if (device == "cpu") return {.name = "cpu", .kind = DeviceKind::kCpu};
   if (device == kEmulated) return {.name = kEmulated, .kind = DeviceKind::kGpu};
   const int cuda_index = parse_cuda_index(device);
-  if (cuda_index >= 0) return {.name = str_cat("cuda:", cuda_index), .kind = DeviceKind::kGpu};
+  if (cuda_index >= 0) return {.name = str_cat("cuda:", cuda_index + rank), .kind = DeviceKind::kGpu};
   throw InvalidArgument("device", str_cat("unknown device '", device,
                                           "'; choose \"auto\", \"cpu\", \"cuda\" or \"cuda:N\""));
 }

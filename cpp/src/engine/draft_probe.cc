@@ -32,7 +32,7 @@ class LogitsReader {
 
   void run(BatchInputs& inputs, int level) {
     backend_.begin_step();
-    head_.forward(inputs, level);
+    head_.forward(inputs, {.level = level});
     for (int32_t row = 0; row < inputs.num_rows(); ++row) {
       head_.compute_logits(backend_.stage_ids({&row, 1}), 1, row_.as<float>());
       const size_t begin = logits_.size();

@@ -21,7 +21,7 @@ std::vector<RequestOutput> Engine::Impl::step() {
 // Steps are launched while they can be planned ahead of outcomes, otherwise one at a time, and
 // committed in order.
 std::vector<RequestOutput> Engine::Impl::run_step() {
-  const StepGuard guard(*backend_);
+  const StepGuard guard(models_.backend());
   while (std::optional<Step> step = plan_ahead()) launch(*std::move(step));
   if (under_way_.empty()) {
     Step step = plan_and_draft();
@@ -34,6 +34,7 @@ std::vector<RequestOutput> Engine::Impl::run_step() {
   Step step = std::move(under_way_.front());
   under_way_.pop_front();
   StepOutcome outcome = step.executor->wait();
+  if (ranks_ != nullptr) ranks_->calls().end_step();
   return commit(step, outcome);
 }
 
@@ -140,7 +141,7 @@ std::vector<RequestOutput> Engine::Impl::commit(Step& step, StepOutcome& outcome
   if (has_taps()) {
     on_finish = [this](const Sequence& sequence) {
       completion_of(sequence).tapped_states = std::make_shared<TappedStates>(
-          runner_->read_tapped(sequence.blocks, sequence.num_computed_tokens));
+          models_.target().read_tapped(sequence.blocks, sequence.num_computed_tokens));
     };
   }
   const std::vector<SequenceUpdate> updates = scheduler_->advance(step.plan, result, on_finish);

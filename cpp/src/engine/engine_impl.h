@@ -16,7 +16,9 @@
 #include "engine/device_executor.h"
 #include "engine/drafting.h"
 #include "engine/failure.h"
+#include "engine/engine_models.h"
 #include "engine/host_executor.h"
+#include "engine/ranks.h"
 #include "engine/request.h"
 #include "engine/sizes.h"
 #include "engine/step.h"
@@ -28,7 +30,6 @@ namespace specdec {
 
 class Engine::Impl {
  public:
-  using BackendMaker = std::function<std::unique_ptr<Backend>(const BackendConfig&)>;
   explicit Impl(const EngineConfig& given,
                 const BackendMaker& make_backend = specdec::make_backend);
 
@@ -46,7 +47,7 @@ class Engine::Impl {
   EngineLoad load() const;
   const ModelInfo& model_info() const { return info_; }
   // The states that are tapped, and where a sequence's rows of them lie.
-  PagedRowsView features() const { return runner_->features(); }
+  PagedRowsView features() const { return models_.target().features(); }
   PrefixCache& prefix_cache() { return scheduler_->prefix_cache(); }
 
  private:
@@ -55,7 +56,7 @@ class Engine::Impl {
 
   // Whether completions return states.
   bool has_taps() const { return !config_.tapped_layers.empty() || config_.tap_final_hidden; }
-  void fill_model_info(const ModelConfig& model, const CacheSize& cache);
+  void fill_model_info();
 
   std::vector<RequestOutput> run_step();
   // A step of decoding that can be launched before the outcomes of those under way are known;
@@ -83,12 +84,11 @@ class Engine::Impl {
   void erase(const std::string& id);
   void stop_waiting(const Request& request);
 
+  std::unique_ptr<Ranks> ranks_;  // null: one device
+  EngineModels models_;
   EngineConfig config_;
-  std::unique_ptr<Backend> backend_;
-  std::unique_ptr<ModelRunner> runner_;
   std::unique_ptr<BlockPool> pool_;
   std::unique_ptr<Scheduler> scheduler_;
-  std::unique_ptr<DraftModels> draft_models_;
   std::unique_ptr<Drafting> drafting_;  // null without speculation
   std::unique_ptr<HostExecutor> host_;
   std::unique_ptr<DeviceExecutor> device_;  // null where the device does no steps of its own

@@ -55,6 +55,7 @@ void Engine::Impl::fail_requests(const std::vector<Failure>& failures, Outputs& 
 std::vector<RequestOutput> Engine::Impl::fail_engine(const std::exception_ptr& error) {
   std::string failure =
       str_cat("the engine has failed: ", message_of(error), "; make a new engine");
+  if (ranks_ != nullptr) ranks_->group().abort(failure);
   Outputs outputs;
   for (const auto& [id, request] : requests_) {
     RequestOutput& output = output_of(outputs, *request);

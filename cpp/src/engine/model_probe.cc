@@ -13,6 +13,8 @@ namespace {
 EngineConfig completed(const EngineConfig& given) {
   EngineConfig config = given;
   config.validate();
+  config.tensor_parallel_size = config.pipeline_parallel_size = 1;  // the states are the same
+  for (DrafterConfig& drafter : config.speculative.drafters) drafter.draft_tensor_parallel_size = 1;
   fill_defaults(config, resolve_device(config.device).kind);
   return config;
 }

@@ -36,13 +36,31 @@ void check_depth(const DraftHeadConfig& head, const SpeculativeConfig& config) {
                                 " tokens that the head in ", head.directory, " can draft"));
 }
 
+void check_ranks(const DrafterConfig& drafter, int num_ranks) {
+  const int size = drafter.draft_tensor_parallel_size;
+  if (size > num_ranks) {
+    throw InvalidArgument("draft_tensor_parallel_size",
+                          str_cat(size, " is more than the target's tensor_parallel_size, ",
+                                  num_ranks));
+  }
+  const bool is_shared = drafter.method != DraftMethod::kMedusa &&
+                         drafter.method != DraftMethod::kMlpSpeculator;
+  if (size > 1 && !is_shared) {
+    throw InvalidArgument("draft_tensor_parallel_size",
+                          str_cat("a head of method '", name_of(drafter.method),
+                                  "' drafts on one device; leave it out or write 1"));
+  }
+}
+
 }  // namespace
 
-DraftModels::DraftModels(const EngineConfig& config, const ModelConfig& target) : config_(config) {
+DraftModels::DraftModels(const EngineConfig& config, const ModelConfig& target, Communicator* ranks)
+    : config_(config), target_(target), ranks_(ranks) {
   const SpeculativeConfig& speculative = config.speculative;
   const HeadTarget head_target{.config = target, .directory = config.model};
   for (int id = 0; id < static_cast<int>(speculative.drafters.size()); ++id) {
     const DrafterConfig& drafter = speculative.drafters[static_cast<size_t>(id)];
+    if (has_model(drafter.method)) check_ranks(drafter, ranks != nullptr ? ranks->size() : 1);
     if (!is_head(drafter.method)) continue;
     DraftHeadConfig head = load_head_config(drafter, head_target);
     check_depth(head, speculative);
@@ -61,24 +79,40 @@ DraftModels::DraftModels(const EngineConfig& config, const ModelConfig& target) 
 void DraftModels::load(Backend& backend, const ModelRunner& target, int max_model_len) {
   const std::vector<DrafterConfig>& drafters = config_.speculative.drafters;
   for (int id = 0; id < static_cast<int>(drafters.size()); ++id) {
-    if (has_model(drafters[static_cast<size_t>(id)].method)) {
-      load(id, backend, target, max_model_len);
+    const DrafterConfig& drafter = drafters[static_cast<size_t>(id)];
+    if (!has_model(drafter.method)) continue;
+    const int num_sharing = num_ranks(drafter);
+    if (ranks_ != nullptr && ranks_->rank() >= num_sharing) continue;
+    if (ranks_ != nullptr && num_sharing > 1 && num_sharing < ranks_->size()) {
+      subgroups_.emplace(id, ranks_->subgroup(0, num_sharing));
     }
+    load(id, backend, target, max_model_len);
   }
   device_draft_ = find_device_draft(max_model_len);
 }
 
-DraftModels::Loading DraftModels::load_draft_model(const DrafterConfig& drafter, Backend& backend,
-                                                   const ModelConfig& target,
+int DraftModels::num_ranks(const DrafterConfig& drafter) const {
+  return std::max(1, drafter.draft_tensor_parallel_size);
+}
+
+Communicator* DraftModels::ranks_of(int id) const {
+  const auto subgroup = subgroups_.find(id);
+  if (subgroup != subgroups_.end()) return subgroup->second.get();
+  return num_ranks(config_.speculative.drafters[static_cast<size_t>(id)]) > 1 ? ranks_ : nullptr;
+}
+
+DraftModels::Loading DraftModels::load_draft_model(int id, Backend& backend,
                                                    int max_model_len) const {
+  const DrafterConfig& drafter = config_.speculative.drafters[static_cast<size_t>(id)];
   ModelConfig model = load_model_config(drafter.model);
-  model.random_weights = target.random_weights;
-  check_vocabulary(model, target);
+  model.random_weights = target_.random_weights;
+  check_vocabulary(model, target_);
   const int longest = std::min(max_model_len, max_positions(model));
   return {.make =
-              [=, &backend](int max_rows) {
+              [=, ranks = ranks_of(id), &backend](int max_rows) {
                 return std::make_unique<Decoder>(model, drafter.model, backend, longest, max_rows,
-                                                 parse_quantization(drafter.quantization));
+                                                 parse_quantization(drafter.quantization),
+                                                 ModelParts{}, ranks);
               },
           .longest = longest,
           .is_parallel = drafter.parallel_drafting,
@@ -88,18 +122,29 @@ DraftModels::Loading DraftModels::load_draft_model(const DrafterConfig& drafter,
 
 DraftModels::Loading DraftModels::load_draft_head(int id, Backend& backend,
                                                   const ModelRunner& target,
-                                                  int max_model_len) const {
+                                                  int max_model_len) {
   const DraftHeadConfig& head = heads_.at(id);
+  const DrafterConfig& drafter = config_.speculative.drafters[static_cast<size_t>(id)];
+  const ModelParts* target_parts = &dynamic_cast<const Decoder&>(target.model()).parts();
+  Communicator* const ranks = ranks_of(id);
+  if (ranks != ranks_) {
+    const auto [borrowed, is_new] = borrowed_.try_emplace(num_ranks(drafter));
+    if (is_new) {
+      borrowed->second = load_ends(target_, config_.model, parse_quantization(config_.quantization),
+                                   backend, ranks);
+    }
+    target_parts = &borrowed->second;
+  }
+  const Quantization quantization = parse_quantization(drafter.quantization);
   return {
       .make =
-          [=, this, &backend, &target](int max_rows) {
-            const DrafterConfig& drafter = config_.speculative.drafters[static_cast<size_t>(id)];
-            const HeadTarget head_target{.config = target.model().config(),
-                                         .directory = config_.model};
+          [=, this, &backend](int max_rows) {
+            const HeadTarget head_target{.config = target_, .directory = config_.model};
             return load_head(heads_.at(id),
                              {.target = head_target,
-                              .target_parts = dynamic_cast<const Decoder&>(target.model()).parts(),
-                              .quantization = parse_quantization(drafter.quantization),
+                              .target_parts = *target_parts,
+                              .ranks = ranks,
+                              .quantization = quantization,
                               .backend = backend,
                               .max_model_len = max_model_len,
                               .max_rows = max_rows});
@@ -112,11 +157,9 @@ DraftModels::Loading DraftModels::load_draft_head(int id, Backend& backend,
 
 void DraftModels::load(int id, Backend& backend, const ModelRunner& target, int max_model_len) {
   const DrafterConfig& drafter = config_.speculative.drafters[static_cast<size_t>(id)];
-  const ModelConfig& target_config = target.model().config();
   const bool is_head = heads_.contains(id);
-  const Loading loading = is_head
-                              ? load_draft_head(id, backend, target, max_model_len)
-                              : load_draft_model(drafter, backend, target_config, max_model_len);
+  const Loading loading = is_head ? load_draft_head(id, backend, target, max_model_len)
+                                  : load_draft_model(id, backend, max_model_len);
   const int longest = drafter.max_model_len > 0 ? std::min(loading.longest, drafter.max_model_len)
                                                 : loading.longest;
   const SpeculativeConfig& speculative = config_.speculative;
@@ -143,7 +186,7 @@ void DraftModels::load(int id, Backend& backend, const ModelRunner& target, int 
                                  .min_confidence = drafter.min_confidence,
                                  .max_rows = max_rows / rows_per_root,
                                  .max_model_len = longest,
-                                 .vocab_size = target_config.vocab_size,
+                                 .vocab_size = target_.vocab_size,
                                  .relative_cost = relative_cost,
                                  .is_head = is_head,
                                  .num_layers = runner->model().config().num_layers,
@@ -206,6 +249,17 @@ const DraftModels::Model& DraftModels::find(int id) const {
 }
 
 ModelRunner& DraftModels::runner(int id) const { return *find(id).runner; }
+
+std::vector<ModelRunner*> DraftModels::runners() const {
+  std::vector<ModelRunner*> runners;
+  const std::vector<DrafterConfig>& drafters = config_.speculative.drafters;
+  for (int id = 0; id < static_cast<int>(drafters.size()); ++id) {
+    if (!has_model(drafters[static_cast<size_t>(id)].method)) continue;
+    const auto model = std::ranges::find(models_, id, [](const Model& m) { return m.options.id; });
+    runners.push_back(model != models_.end() ? model->runner.get() : nullptr);
+  }
+  return runners;
+}
 
 std::unique_ptr<ModelDrafter> DraftModels::make_drafter(int id, const BlockPool& pool) {
   const Model& model = find(id);

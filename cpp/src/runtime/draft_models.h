@@ -18,12 +18,13 @@ namespace specdec {
 
 class DraftModels {
  public:
-  // Reads and checks the config of every head. Throws CheckpointError and InvalidArgument.
-  DraftModels(const EngineConfig& config, const ModelConfig& target);
+  // Reads and checks the config of every head. `ranks`: the target's, or null. Throws
+  // CheckpointError and InvalidArgument.
+  DraftModels(const EngineConfig& config, const ModelConfig& target, Communicator* ranks = nullptr);
   // States that the target hands to heads.
   const TapSpec& taps() const { return taps_; }
 
-  // Loads the model of every drafter that has one. The backend must outlive this object. Throws
+  // Loads the model of every drafter that has one, or this rank's share of it. The backend must outlive this object. Throws
   // InvalidArgument for a model with another vocabulary than the target's, and CheckpointError.
   void load(Backend& backend, const ModelRunner& target, int max_model_len);
 
@@ -38,6 +39,8 @@ class DraftModels {
 
   // The model of drafter `id`, which has one.
   ModelRunner& runner(int id) const;
+  // The models in order of their drafters; null where this rank has no share of one.
+  std::vector<ModelRunner*> runners() const;
 
   // The model whose passes a device step can run: that of the only drafter, with the vocabulary and
   // the length of the target.
@@ -65,15 +68,21 @@ class DraftModels {
     bool is_parallel = false;
     int32_t mask_token = -1;
   };
-  Loading load_draft_model(const DrafterConfig& drafter, Backend& backend,
-                           const ModelConfig& target, int max_model_len) const;
-  Loading load_draft_head(int id, Backend& backend, const ModelRunner& target,
-                          int max_model_len) const;
+  Loading load_draft_model(int id, Backend& backend, int max_model_len) const;
+  Loading load_draft_head(int id, Backend& backend, const ModelRunner& target, int max_model_len);
+  int num_ranks(const DrafterConfig& drafter) const;
+  // The group that shares the model of a drafter; null where it is one rank.
+  Communicator* ranks_of(int id) const;
   void load(int id, Backend& backend, const ModelRunner& target, int max_model_len);
   std::optional<DeviceDraft> find_device_draft(int max_model_len) const;
 
   EngineConfig config_;
-  std::map<int, DraftHeadConfig> heads_;  // by drafter
+  const ModelConfig target_;  // the whole one
+  Communicator* ranks_;       // the target's; null: one device
+  std::map<int, std::unique_ptr<Communicator>> subgroups_;  // by drafter, of fewer ranks than that
+  std::map<int, DraftHeadConfig> heads_;                    // by drafter
+  // The target's embedding and head for heads on fewer ranks than the target, by their number.
+  std::map<int, ModelParts> borrowed_;
   TapSpec taps_;
   std::vector<Model> models_;
   std::optional<DeviceDraft> device_draft_;

@@ -193,8 +193,9 @@ size_t ModelDrafter::run_pass(std::vector<Growth>& growths, size_t next, Stage s
   double seconds = 0;
   {
     const Stopwatch watch(seconds);
-    runner_.forward(inputs_, options_.is_head ? level : 0, /*kv_only=*/stage == Stage::kBulk,
-                    num_levels(ran));
+    runner_.forward(inputs_, {.level = options_.is_head ? level : 0,
+                              .kv_only = stage == Stage::kBulk,
+                              .num_levels = num_levels(ran)});
     if (stage != Stage::kBulk) expand(ran);
   }
   // A request always has as many masks: they are part of what one of its rows costs.

@@ -45,10 +45,11 @@ ModelRunner::ModelRunner(Backend& backend, const RunnerLimits& limits, const Mod
 }
 
 ModelRunner::ModelRunner(const ModelConfig& config, const std::string& directory, Backend& backend,
-                         const RunnerLimits& limits, Quantization quantization, TapSpec taps)
+                         const RunnerLimits& limits, Quantization quantization, TapSpec taps,
+                         Communicator* ranks)
     : ModelRunner(backend, limits, [&](int max_rows) {
         return std::make_unique<Decoder>(config, directory, backend, limits.max_model_len, max_rows,
-                                         quantization);
+                                         quantization, ModelParts{}, ranks);
       }) {
   taps_.spec = std::move(taps);
   for (const int layer : taps_.spec.layer_inputs) {
@@ -129,36 +130,55 @@ void ModelRunner::set_features(const PagedRowsView& features) {
       {.x = mask.data(), .to = row, .dim = static_cast<int>(mask.size()), .num_rows = 1});
 }
 
-void ModelRunner::forward(BatchInputs& inputs, int level, bool kv_only, int num_levels) {
-  SPECDEC_CHECK_LE(inputs.num_rows() * num_levels, limits_.max_rows);
-  const BatchView batch = backend_.stage(inputs.view());
-  rows_per_level_ = batch.num_rows;
-  num_rows_held_ = (num_levels - 1) * rows_per_level_ + inputs.num_rows();
-  level_held_ = level;
-  if (batch.num_rows == 0) return;
-  const auto work = [&] { run(batch, level, kv_only, num_levels); };
-  if (!batch.is_recordable) return work();
+void ModelRunner::forward(BatchInputs& inputs, const PassKind& kind) {
+  SPECDEC_CHECK_LE(inputs.num_rows() * kind.num_levels, limits_.max_rows);
+  const BatchView batch = inputs.view();
+  level_held_ = kind.level;
+  if (calls_ != nullptr && batch.num_rows > 0) calls_->forward(model_id_, batch, kind);
+  rows_per_level_ = run_staged(batch, kind);
+  num_rows_held_ = (kind.num_levels - 1) * rows_per_level_ + batch.num_rows;
+}
+
+void ModelRunner::repeat_forward(const BatchView& batch, const PassKind& kind) {
+  run_staged(batch, kind);
+}
+
+int ModelRunner::run_staged(const BatchView& given, const PassKind& kind) {
+  const BatchView batch = backend_.stage(given);
+  const int num_rows = batch.num_rows;
+  if (num_rows == 0) return num_rows;
+  const auto work = [&] { run(batch, kind); };
+  if (!batch.is_recordable) {
+    work();
+    return num_rows;
+  }
   const int mask_words = batch.ancestor_mask != nullptr ? batch.mask_words : 0;
   backend_.run_recorded({.owner = this,
-                         .shape = {batch.num_rows, batch.num_requests, batch.max_blocks_per_request,
-                                   mask_words, level, kv_only ? 1 : 0, num_levels}},
+                         .shape = {num_rows, batch.num_requests, batch.max_blocks_per_request,
+                                   mask_words, kind.level, kind.kv_only ? 1 : 0, kind.num_levels}},
                         work);
+  return num_rows;
 }
 
 void ModelRunner::forward(const BatchView& batch, int level) {
   SPECDEC_CHECK_LE(batch.num_rows, limits_.max_rows);
   level_held_ = level;
-  run(batch, level, /*kv_only=*/false, /*num_levels=*/1);
+  run(batch, {.level = level});
 }
 
-void ModelRunner::run(const BatchView& batch, int level, bool kv_only, int num_levels) {
+void ModelRunner::run(const BatchView& batch, const PassKind& kind) {
   model_->forward({.batch = batch,
                    .kv_layers = cache_->layers(),
                    .taps = taps_,
                    .features = taps_.features,
-                   .level = level,
-                   .num_levels = num_levels,
-                   .kv_only = kv_only});
+                   .level = kind.level,
+                   .num_levels = kind.num_levels,
+                   .kv_only = kind.kv_only});
+}
+
+void ModelRunner::repeat_logits(std::span<const int32_t> row_ids, int level) {
+  model_->compute_logits(backend_.stage_ids(row_ids), static_cast<int>(row_ids.size()),
+                         logits_.as<float>(), level);
 }
 
 void ModelRunner::compute_logits(const int32_t* row_ids, int num_rows, float* logits) {
@@ -193,6 +213,11 @@ TappedStates ModelRunner::read_tapped(const BlockTable& blocks, int num_tokens) 
 
 void ModelRunner::move_kv(std::span<const std::pair<int64_t, int64_t>> slots) {
   if (slots.empty()) return;
+  if (calls_ != nullptr) calls_->move_kv(model_id_, slots);
+  repeat_move_kv(slots);
+}
+
+void ModelRunner::repeat_move_kv(std::span<const std::pair<int64_t, int64_t>> slots) {
   backend_.copy_kv({.layers = cache_->layers(), .features = taps_.features, .slots = slots});
 }
 
@@ -208,8 +233,10 @@ void ModelRunner::sample(std::span<const int32_t> row_ids, std::span<const Sampl
     const std::span<SampleResult> turn_results = results.subspan(begin, count);
     {
       const Stopwatch watch(head_seconds_);
-      model_->compute_logits(backend_.stage_ids(row_ids.subspan(begin, count)),
-                             static_cast<int>(count), logits_.as<float>(), level_held_ + levels_on);
+      const std::span<const int32_t> ids = row_ids.subspan(begin, count);
+      const int level = level_held_ + levels_on;
+      if (calls_ != nullptr) calls_->compute_logits(model_id_, ids, level);
+      repeat_logits(ids, level);
     }
     const auto turn_rows = row_processing_.run(
         logits_.as<float>(), vocab_size(), rows.subspan(begin, count), logprobs_mode, turn_results);

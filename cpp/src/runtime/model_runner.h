@@ -12,6 +12,7 @@
 #include "runtime/batch_inputs.h"
 #include "runtime/feature_cache.h"
 #include "runtime/kv_cache.h"
+#include "runtime/rank_calls.h"
 #include "runtime/row_processing.h"
 #include "specdec/quantization.h"
 #include "specdec/request_output.h"
@@ -32,13 +33,23 @@ class ModelRunner final : public StepModel {
   // The backend is borrowed and must outlive the runner. Loads the weights; the cache comes after,
   // when what is left of the memory is known.
   ModelRunner(Backend& backend, const RunnerLimits& limits, const ModelMaker& make_model);
-  // The checkpoint in `directory`. Passes leave the states that `taps` names at their tokens'
-  // slots, for drafters to read.
+  // The checkpoint in `directory`, or with `ranks` this rank's share of it. Passes leave the states
+  // that `taps` names at their tokens' slots, for drafters to read.
   ModelRunner(const ModelConfig& config, const std::string& directory, Backend& backend,
               const RunnerLimits& limits, Quantization quantization = Quantization::kAuto,
-              TapSpec taps = {});
+              TapSpec taps = {}, Communicator* ranks = nullptr);
 
   ~ModelRunner() override { backend_.forget_recorded(this); }
+
+  // Of the rank that leads: the others repeat the calls below. `model` is as RankCalls has it.
+  void lead(RankCalls& calls, int model) {
+    calls_ = &calls;
+    model_id_ = model;
+  }
+  // Of the others: the calls of the leader, with its arrays.
+  void repeat_forward(const BatchView& batch, const PassKind& kind);
+  void repeat_logits(std::span<const int32_t> row_ids, int level);
+  void repeat_move_kv(std::span<const std::pair<int64_t, int64_t>> slots);
 
   // Takes what memory steps will take for themselves, by a backend that takes much: what is left
   // is the cache's. Before allocate_cache().
@@ -52,8 +63,8 @@ class ModelRunner final : public StepModel {
   // Bytes of one block over all layers, features included.
   int64_t cache_block_bytes(const KvFormat& format) const;
 
-  // Runs the rows, writing their KV. `level`, `kv_only` and `num_levels` are ModelPass's.
-  void forward(BatchInputs& inputs, int level = 0, bool kv_only = false, int num_levels = 1);
+  // Runs the rows, writing their KV.
+  void forward(BatchInputs& inputs, const PassKind& kind = {});
   // Rows of the last forward from those of one level to those of the next.
   int rows_per_level() const { return rows_per_level_; }
 
@@ -91,7 +102,9 @@ class ModelRunner final : public StepModel {
   }
 
  private:
-  void run(const BatchView& batch, int level, bool kv_only, int num_levels);
+  // The rows of a batch on the host; returns the rows that were staged.
+  int run_staged(const BatchView& batch, const PassKind& kind);
+  void run(const BatchView& batch, const PassKind& kind);
   KvCacheShape cache_shape(const KvFormat& format) const;
   int feature_width() const { return taps_.spec.width(model_->config().hidden_size); }
   std::unique_ptr<FeatureCache> make_features(int num_blocks, const KvFormat& format) const;
@@ -107,6 +120,8 @@ class ModelRunner final : public StepModel {
   int rows_per_level_ = 0;
   int level_held_ = 0;
   double head_seconds_ = 0;
+  RankCalls* calls_ = nullptr;  // of the rank that leads others
+  int model_id_ = 0;
   Buffer logits_;  // [max_logit_rows, vocab_size] float32
   RowProcessing row_processing_;
 };

@@ -66,6 +66,7 @@ DraftHeadConfig load_head_config(const DrafterConfig& drafter, const HeadTarget&
 struct HeadLoadArgs {
   const HeadTarget& target;
   const ModelParts& target_parts;                   // what the head may borrow
+  Communicator* ranks = nullptr;                    // that share the head; null: one device
   Quantization quantization = Quantization::kInt8;  // of the head's own matrices
   Backend& backend;
   int max_model_len = 0;

@@ -1,0 +1,129 @@
+// Weights first, then what steps take for themselves, then the KV cache from the memory that is
+// left.
+#include "engine/engine_models.h"
+
+#include <algorithm>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "core/byte_message.h"
+#include "core/host_memory.h"
+#include "core/log.h"
+#include "core/str_cat.h"
+#include "engine/step_guard.h"
+#include "specdec/error.h"
+
+namespace specdec {
+namespace {
+
+constexpr int kMaxLogitRows = 64;  // bounds the logits buffer; more rows are sampled in turns
+
+// Rows sampled in one turn: all that decode and their drafts, within reason.
+int max_logit_rows(const EngineConfig& config) {
+  const int64_t rows_per_sequence =
+      config.speculative.enabled() ? 1 + config.speculative.max_nodes() : 1;
+  return static_cast<int>(
+      std::min<int64_t>(config.max_num_seqs * rows_per_sequence, kMaxLogitRows));
+}
+
+// What completions return and what draft heads read, which are one and the same row of features.
+TapSpec resolve_taps(const EngineConfig& config, const ModelConfig& model,
+                     const TapSpec& of_heads) {
+  TapSpec taps{.layer_inputs = config.tapped_layers,
+               .final_hidden = config.tap_final_hidden,
+               .least_width = of_heads.least_width};
+  for (const int layer : taps.layer_inputs) {
+    if (layer < 0 || layer > model.num_layers) {
+      throw InvalidArgument(
+          "taps", str_cat("has layer ", layer, ", but there are 0 to ", model.num_layers));
+    }
+  }
+  if (taps.num_taps() == 0) return of_heads;
+  if (of_heads.num_taps() != 0 && !taps.reads_same(of_heads)) {
+    throw InvalidArgument("taps",
+                          "differ from the states that the draft head reads; leave them out, or "
+                          "record them on an engine without the head");
+  }
+  return taps;
+}
+
+}  // namespace
+
+EngineModels::EngineModels(const EngineConfig& given, const BackendMaker& make_backend,
+                           Communicator* ranks)
+    : config_(given), ranks_(ranks) {
+  const int rank = ranks_ != nullptr ? ranks_->rank() : 0;
+  const int num_ranks = ranks_ != nullptr ? ranks_->size() : 1;
+  const DeviceChoice device = resolve_device(config_.device, rank);
+  device_kind_ = device.kind;
+  if (config_.device == "auto" && rank == 0) log_info("device='auto' is ", device.name);
+  fill_defaults(config_, device.kind);
+  const EngineConfig& config = config_;
+  model_ = load_model_config(config.model, config.hf_overrides);
+  model_.random_weights = config.load_format == "dummy";
+  draft_models_ = std::make_unique<DraftModels>(config, model_, ranks_);
+  // Work that is recorded on a device cannot wait for other ranks.
+  backend_ = make_backend({.device = device.name,
+                           .cpu_isa = config.cpu_isa,
+                           .num_threads = config.num_threads,
+                           .num_sharers = num_ranks,
+                           .act_dtype = resolve_dtype(config, model_, device.kind),
+                           .enforce_eager = config.enforce_eager || num_ranks > 1,
+                           .deterministic = config.deterministic});
+  release_free_heap();             // what reading a tokenizer left behind, before weights come
+  const StepGuard hot(*backend_);  // weights are packed by the threads that will read them
+  kv_format_ = resolve_kv_format(config, backend_->act_dtype());
+  longest_ = resolve_max_model_len(config, model_);
+  max_model_len_ = static_cast<int>(agree(
+      limit_to_cache(longest_, config, device.kind, model_, kv_format_, backend_->memory())));
+  const RunnerLimits limits{.max_model_len = max_model_len_,
+                            .max_rows = config.max_num_batched_tokens,
+                            .max_logit_rows = max_logit_rows(config)};
+  target_ = std::make_unique<ModelRunner>(model_, config.model, *backend_, limits,
+                                          parse_quantization(config.quantization),
+                                          resolve_taps(config, model_, draft_models_->taps()),
+                                          ranks_);
+  draft_models_->load(*backend_, *target_, max_model_len_);
+  target_->rehearse(kv_format_);
+  draft_models_->rehearse(kv_format_);
+}
+
+EngineModels::~EngineModels() = default;
+
+void EngineModels::allocate_caches(int64_t reserved_bytes) {
+  const StepGuard hot(*backend_);
+  const int64_t block_bytes =
+      target_->cache_block_bytes(kv_format_) + draft_models_->cache_block_bytes(kv_format_);
+  const int num_kv_heads = std::max(model_.num_kv_heads, draft_models_->num_kv_heads());
+  MemoryInfo memory = backend_->memory();
+  memory.free_bytes -= reserved_bytes;
+  cache_ = resolve_cache_size(config_, device_kind_, max_model_len_, block_bytes, num_kv_heads,
+                              memory);
+  cache_.num_blocks = static_cast<int>(agree(cache_.num_blocks));
+  cache_.max_model_len = static_cast<int>(agree(cache_.max_model_len));
+  if (cache_.max_model_len < longest_) {
+    log_info("max_model_len lowered from ", longest_, " to ", cache_.max_model_len,
+             ", what the KV cache holds");
+  }
+  target_->allocate_cache(cache_.num_blocks, kv_format_);
+  draft_models_->allocate_caches(cache_.num_blocks, kv_format_, target_->features());
+}
+
+int64_t EngineModels::agree(int64_t value) {
+  if (ranks_ == nullptr) return value;
+  std::byte* part = ranks_->part(sizeof(value));
+  std::memcpy(part, &value, sizeof(value));
+  for (const std::span<const std::byte> other : ranks_->exchange(sizeof(value))) {
+    value = std::min(value, MessageReader(other).get<int64_t>());
+  }
+  return value;
+}
+
+std::vector<ModelRunner*> EngineModels::runners() {
+  std::vector<ModelRunner*> runners = {target_.get()};
+  for (ModelRunner* runner : draft_models_->runners()) runners.push_back(runner);
+  return runners;
+}
+
+}  // namespace specdec

@@ -1,0 +1,60 @@
+// The models of an engine with their caches, on one device: what every rank of it has a share of.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "backend/backend.h"
+#include "comm/communicator.h"
+#include "engine/sizes.h"
+#include "model/config.h"
+#include "runtime/draft_models.h"
+#include "runtime/kv_cache.h"
+#include "runtime/model_runner.h"
+#include "specdec/config.h"
+
+namespace specdec {
+
+using BackendMaker = std::function<std::unique_ptr<Backend>(const BackendConfig&)>;
+
+class EngineModels {
+ public:
+  // Loads this rank's share of the weights; `ranks`: null for an engine on one device. `config` is
+  // valid; sizes that it leaves open are filled in.
+  EngineModels(const EngineConfig& config, const BackendMaker& make_backend,
+               Communicator* ranks = nullptr);
+  ~EngineModels();
+  // Allocates the KV caches, `reserved_bytes` less than there is room for.
+  void allocate_caches(int64_t reserved_bytes = 0);
+
+  const EngineConfig& config() const { return config_; }
+  // The whole target's.
+  const ModelConfig& model() const { return model_; }
+  int max_model_len() const { return max_model_len_; }
+  const CacheSize& cache() const { return cache_; }
+  Backend& backend() { return *backend_; }
+  ModelRunner& target() { return *target_; }
+  DraftModels& draft_models() { return *draft_models_; }
+  // The target's and those of the drafters, by RankCalls' ids; null where this rank has no share.
+  std::vector<ModelRunner*> runners();
+
+ private:
+  // The smallest value of all ranks.
+  int64_t agree(int64_t value);
+
+  EngineConfig config_;
+  ModelConfig model_;
+  DeviceKind device_kind_ = DeviceKind::kCpu;
+  Communicator* ranks_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<DraftModels> draft_models_;
+  std::unique_ptr<ModelRunner> target_;
+  KvFormat kv_format_;
+  int longest_ = 0;  // tokens of a sequence that the checkpoint, or the user, allows
+  int max_model_len_ = 0;
+  CacheSize cache_;
+};
+
+}  // namespace specdec

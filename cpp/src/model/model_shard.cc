@@ -1,0 +1,157 @@
+#include "model/model_shard.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <optional>
+
+#include "core/check.h"
+#include "core/str_cat.h"
+#include "specdec/config.h"
+#include "specdec/error.h"
+
+namespace specdec {
+namespace {
+
+// Slices of an MLP's inner values, and at least of several heads, are whole multiples of this: what
+// quantised weights and kernels take at once.
+constexpr int64_t kSliceUnit = 64;
+// A rank whose share is this many times an equal one holds up the others: sizes that need it are
+// refused.
+constexpr double kMostUneven = 1.25;
+
+// Whether a rank may hold the inputs [begin, end).
+using IsShare = std::function<bool(int64_t begin, int64_t end)>;
+
+// Runs of slices for `size` ranks, as equal as they can be; nothing where they are too uneven.
+std::optional<std::vector<SliceRun>> share_slices(const KSlices& slices, int size,
+                                                  const IsShare& is_share) {
+  constexpr int64_t kNone = -1;
+  // The smallest largest share of the ranks before, who have the slices before `end`; and where
+  // the last of them begins.
+  using Row = std::array<int64_t, kNumSlices + 1>;
+  std::vector<Row> largest(static_cast<size_t>(size) + 1);
+  std::vector<Row> begins(static_cast<size_t>(size) + 1);
+  for (Row& row : largest) row.fill(kNone);
+  largest[0][0] = 0;
+  for (size_t rank = 1; rank <= static_cast<size_t>(size); ++rank) {
+    for (int end = 1; end <= kNumSlices; ++end) {
+      for (int begin = 0; begin < end; ++begin) {
+        const int64_t before = largest[rank - 1][static_cast<size_t>(begin)];
+        const int64_t from = slices.bounds[static_cast<size_t>(begin)];
+        const int64_t to = slices.bounds[static_cast<size_t>(end)];
+        if (before == kNone || from == to || !is_share(from, to)) continue;
+        const int64_t share = std::max(before, to - from);
+        int64_t& best = largest[rank][static_cast<size_t>(end)];
+        if (best != kNone && best <= share) continue;
+        best = share;
+        begins[rank][static_cast<size_t>(end)] = begin;
+      }
+    }
+  }
+  const int64_t share = largest.back().back();
+  const double equal = static_cast<double>(slices.whole_features()) / size;
+  if (share == kNone || (size > 1 && static_cast<double>(share) >= kMostUneven * equal)) return {};
+  std::vector<SliceRun> runs(static_cast<size_t>(size));
+  int end = kNumSlices;
+  for (size_t rank = runs.size(); rank > 0; --rank) {
+    const auto begin = static_cast<int>(begins[rank][static_cast<size_t>(end)]);
+    runs[rank - 1] = {begin, end - begin};
+    end = begin;
+  }
+  return runs;
+}
+
+KSlices slices_of_attention(const ModelConfig& config) {
+  return KSlices::whole(int64_t{config.num_heads} * config.head_dim,
+                        std::lcm(int64_t{config.head_dim}, kSliceUnit));
+}
+
+// Whole groups of heads that share a KV head, or heads of one group alone.
+std::optional<std::vector<SliceRun>> share_attention(const ModelConfig& config, int size) {
+  const int64_t group = int64_t{config.num_heads / config.num_kv_heads} * config.head_dim;
+  return share_slices(slices_of_attention(config), size, [&](int64_t begin, int64_t end) {
+    return (begin % group == 0 && end % group == 0) || begin / group == (end - 1) / group;
+  });
+}
+
+std::optional<std::vector<SliceRun>> share_inner(int inner_size, int size) {
+  return share_slices(KSlices::whole(inner_size, kSliceUnit), size,
+                      [](int64_t, int64_t) { return true; });
+}
+
+bool can_share(const ModelConfig& config, int size) {
+  if (size == 1) return true;
+  return config.qk_norm != QkNorm::kAllHeads && share_attention(config, size).has_value() &&
+         std::ranges::all_of(config.layers, [&](const LayerSpec& layer) {
+           return share_inner(layer.inner_size, size).has_value();
+         });
+}
+
+[[noreturn]] void refuse(const ModelConfig& config, int size, const std::string& field) {
+  if (config.qk_norm == QkNorm::kAllHeads) {
+    throw InvalidArgument(field, str_cat(size, " ranks cannot share a ", config.architecture,
+                                         ", which normalises all heads together; use 1"));
+  }
+  std::string sizes;
+  for (const int other : tensor_parallel_sizes(config)) {
+    sizes += str_cat(sizes.empty() ? "" : ", ", other);
+  }
+  throw InvalidArgument(
+      field, str_cat(size, " ranks cannot share ", config.num_heads, " heads, ",
+                     config.num_kv_heads, " KV heads and an MLP of ", config.layers[0].inner_size,
+                     " evenly enough; sizes that work: ", sizes));
+}
+
+}  // namespace
+
+std::vector<int> tensor_parallel_sizes(const ModelConfig& config) {
+  std::vector<int> sizes;
+  for (int size = 1; size <= kMaxTensorParallel; ++size) {
+    if (can_share(config, size)) sizes.push_back(size);
+  }
+  return sizes;
+}
+
+ModelShard::ModelShard(const ModelConfig& whole, Communicator* ranks, const std::string& field)
+    : ranks_(ranks != nullptr && ranks->size() > 1 ? ranks : nullptr),
+      attention_slices_(slices_of_attention(whole)) {
+  if (!can_share(whole, size())) refuse(whole, size(), field);
+  heads_ = {.num_heads = whole.num_heads, .num_kv_heads = whole.num_kv_heads};
+  if (is_whole()) return;
+  attention_runs_ = *share_attention(whole, size());
+  attention_slices_ = attention_slices_.cut(attention_runs_[static_cast<size_t>(rank())]);
+  const int group = whole.num_heads / whole.num_kv_heads;
+  heads_.first_head = static_cast<int>(attention_slices_.begin()) / whole.head_dim;
+  heads_.num_heads = static_cast<int>(attention_slices_.in_features()) / whole.head_dim;
+  heads_.first_kv_head = heads_.first_head / group;
+  heads_.num_kv_heads = (heads_.num_heads + group - 1) / group;
+}
+
+KSlices ModelShard::inner_slices(int inner_size) const {
+  const KSlices slices = KSlices::whole(inner_size, kSliceUnit);
+  return is_whole() ? slices : slices.cut(inner_runs(inner_size)[static_cast<size_t>(rank())]);
+}
+
+std::vector<SliceRun> ModelShard::inner_runs(int inner_size) const {
+  return is_whole() ? std::vector<SliceRun>{} : share_inner(inner_size, size()).value();
+}
+
+std::vector<int64_t> ModelShard::vocabulary(int64_t num_tokens) const {
+  std::vector<int64_t> bounds;
+  if (is_whole()) return bounds;
+  for (int64_t rank = 0; rank <= size(); ++rank) bounds.push_back(num_tokens * rank / size());
+  return bounds;
+}
+
+ModelConfig ModelShard::config_of_share(const ModelConfig& whole) const {
+  ModelConfig share = whole;
+  share.num_heads = heads_.num_heads;
+  share.num_kv_heads = heads_.num_kv_heads;
+  for (LayerSpec& layer : share.layers) {
+    layer.inner_size = static_cast<int>(inner_slices(layer.inner_size).in_features());
+  }
+  return share;
+}
+
+}  // namespace specdec

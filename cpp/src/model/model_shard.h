@@ -1,0 +1,60 @@
+// Which part of a model each of several ranks holds. All ranks have all layers: some heads of the
+// attention, some inputs of what follows the attention and the MLP, some tokens of the vocabulary.
+// Norms, routers, embeddings that are no head's, and biases of sums are everybody's.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "core/k_slices.h"
+#include "model/config.h"
+
+namespace specdec {
+
+struct HeadShare {
+  int first_head = 0;
+  int num_heads = 0;
+  int first_kv_head = 0;
+  int num_kv_heads = 0;  // ranks may hold the same one
+};
+
+class ModelShard {
+ public:
+  // Of rank ranks->rank(); `ranks` null, or of size 1: all of the model. Throws InvalidArgument of
+  // `field` where the model cannot be shared by so many ranks, with the sizes that it can.
+  ModelShard(const ModelConfig& whole, Communicator* ranks,
+             const std::string& field = "tensor_parallel_size");
+
+  bool is_whole() const { return ranks_ == nullptr; }
+  Communicator* ranks() const { return ranks_; }
+
+  const HeadShare& heads() const { return heads_; }
+  // The inputs of the projection after the attention, and of an MLP's second: the slices of their
+  // sums, with the run that this rank has, and every rank's run.
+  const KSlices& attention_slices() const { return attention_slices_; }
+  const std::vector<SliceRun>& attention_runs() const { return attention_runs_; }
+  KSlices inner_slices(int inner_size) const;
+  std::vector<SliceRun> inner_runs(int inner_size) const;
+  // By rank, where its tokens of the vocabulary begin, then the number of tokens: [size + 1]. Empty
+  // for a whole model.
+  std::vector<int64_t> vocabulary(int64_t num_tokens) const;
+
+  // What a decoder computes of `whole` on this rank: its heads and inner sizes.
+  ModelConfig config_of_share(const ModelConfig& whole) const;
+
+ private:
+  int rank() const { return is_whole() ? 0 : ranks_->rank(); }
+  int size() const { return is_whole() ? 1 : ranks_->size(); }
+
+  Communicator* ranks_ = nullptr;
+  HeadShare heads_;
+  KSlices attention_slices_;
+  std::vector<SliceRun> attention_runs_;
+};
+
+// The sizes 1 .. kMaxTensorParallel that can share the model.
+std::vector<int> tensor_parallel_sizes(const ModelConfig& config);
+
+}  // namespace specdec
