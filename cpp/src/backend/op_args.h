@@ -14,10 +14,13 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "core/k_slices.h"
 #include "core/tensor_view.h"
 #include "specdec/request_output.h"
 
 namespace specdec {
+
+class Communicator;  // comm/communicator.h
 
 // A matrix of a checkpoint, borrowed. Integers stand for scale * code (+ min), with a scale (and a
 // min) for every group_size inputs of a row; 8-bit floats for scale * value, with a scale for every
@@ -74,6 +77,19 @@ struct PackArgs {
   WeightFormat format = WeightFormat::kAct;
   // Two parts of equal shape, gate and up, laid side by side for ActivatedLinearArgs::gated.
   bool gated = false;
+  // The order of the sums over k: slices that are folded pairwise (core/k_slices.h). The weight
+  // keeps the inputs of k_slices->run, while the parts are those of the whole matrix. Null: all
+  // inputs, one sum in order of k. Not of gated weights.
+  const KSlices* k_slices = nullptr;
+
+  // Shared with the other ranks of a group, which then all call linear() on their shares with as
+  // many rows, and all get the whole result. Null: the weight is used alone.
+  Communicator* ranks = nullptr;
+  // By rank, the runs of slices that they hold, in rising order and without gaps; with k_slices.
+  std::span<const SliceRun> rank_runs = {};
+  // By rank, where its outputs begin, then the number of all outputs: [size + 1]. `parts` are the
+  // rank's own outputs, out_features() is the number of all. Either this or rank_runs.
+  std::span<const int64_t> rank_outputs = {};
 };
 
 // A weight matrix [out_features, in_features] in the layout its backend chose.
@@ -81,7 +97,7 @@ class PackedLinear {
  public:
   virtual ~PackedLinear() = default;
   virtual int64_t out_features() const = 0;
-  virtual int64_t in_features() const = 0;
+  virtual int64_t in_features() const = 0;  // of the inputs it keeps
   virtual int64_t size_bytes() const = 0;
   virtual WeightFormat format() const = 0;
 };
