@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "core/str_cat.h"
 #include "model/decoder_workspace.h"
+#include "model/model_shard.h"
 #include "model/weight_format.h"
 #include "specdec/error.h"
 
@@ -404,16 +405,17 @@ int64_t Decoder::Impl::pass_bytes() const {
 // ---- public
 
 Decoder::Decoder(const ModelConfig& config, const std::string& directory, Backend& backend,
-                 int max_model_len, int max_rows, Quantization quantization, ModelParts given) {
-  check_sizes(config, max_model_len, max_rows);
-  // Parts first: loading checks the sizes that all else is allocated from.
-  LoadedParts parts = load_parts(config, directory, quantization, backend, std::move(given));
-  impl_ = std::make_unique<Impl>(config, backend, std::move(parts), max_model_len, max_rows);
-}
+                 int max_model_len, int max_rows, Quantization quantization, ModelParts given,
+                 Communicator* ranks)
+    // Parts first: loading checks the sizes that all else is allocated from.
+    : Decoder((check_sizes(config, max_model_len, max_rows), config),
+              load_parts(config, directory, quantization, backend, std::move(given), ranks),
+              backend, max_model_len, max_rows, ranks) {}
 Decoder::Decoder(const ModelConfig& config, LoadedParts parts, Backend& backend, int max_model_len,
-                 int max_rows) {
+                 int max_rows, Communicator* ranks) {
   check_sizes(config, max_model_len, max_rows);
-  impl_ = std::make_unique<Impl>(config, backend, std::move(parts), max_model_len, max_rows);
+  impl_ = std::make_unique<Impl>(ModelShard(config, ranks).config_of_share(config), backend,
+                                 std::move(parts), max_model_len, max_rows);
 }
 Decoder::~Decoder() = default;
 

@@ -19,15 +19,17 @@ class Decoder final : public Model {
  public:
   // Loads and packs the checkpoint in `directory`, but for the parts that are `given`, of the same
   // backend. Positions up to max_model_len; steps of up to max_rows rows. The backend is borrowed
-  // and must outlive the decoder.
+  // and must outlive the decoder. With `ranks` the decoder is this rank's share of the model, and
+  // all ranks run its passes together.
   Decoder(const ModelConfig& config, const std::string& directory, Backend& backend,
           int max_model_len, int max_rows, Quantization quantization = Quantization::kAuto,
-          ModelParts given = {});
+          ModelParts given = {}, Communicator* ranks = nullptr);
   // The same of parts that are loaded, a draft head's among them.
   Decoder(const ModelConfig& config, LoadedParts parts, Backend& backend, int max_model_len,
-          int max_rows);
+          int max_rows, Communicator* ranks = nullptr);
   ~Decoder() override;
 
+  // Heads and inner sizes are those of this rank's share.
   const ModelConfig& config() const override;
   // For other decoders to share.
   const ModelParts& parts() const;

@@ -9,11 +9,16 @@
 namespace specdec {
 namespace {
 
+// `gate` and `up` are whole matrices, of the tensor `name`.
 void add_expert(TensorLoader& loader, const WeightView& gate, const WeightView& up,
-                const WeightView& down, Experts& experts) {
-  experts.storage.push_back(loader.pack(MatrixRole::kLayer, std::array{gate, up}, /*gated=*/true));
+                const WeightView& down, const std::string& name, Experts& experts) {
+  const SharedSums sums = loader.inner_sums(static_cast<int>(down.in_features()));
+  const RowRange own = {sums.slices.begin(), sums.slices.in_features()};
+  const std::array gate_up = {loader.rows_of(gate, own, name), loader.rows_of(up, own, name)};
+  experts.storage.push_back(loader.pack(MatrixRole::kLayer, gate_up, /*gated=*/true));
   experts.gate_up.push_back(experts.storage.back().get());
-  experts.storage.push_back(loader.pack(MatrixRole::kLayer, std::array{down}));
+  experts.storage.push_back(
+      loader.pack(MatrixRole::kLayer, std::array{down}, /*gated=*/false, &sums));
   experts.down.push_back(experts.storage.back().get());
 }
 
@@ -25,7 +30,7 @@ void load_apart(TensorLoader& loader, const std::string& block, int64_t inner, E
     const std::string up = str_cat(block, ".", expert, ".", up_name, ".weight");
     const std::string down = str_cat(block, ".", expert, ".", down_name, ".weight");
     add_expert(loader, loader.read_matrix(gate, inner, hidden),
-               loader.read_matrix(up, inner, hidden), loader.read_matrix(down, hidden, inner),
+               loader.read_matrix(up, inner, hidden), loader.read_matrix(down, hidden, inner), gate,
                experts);
     for (const std::string& name : {gate, up, down}) loader.release(name);
   }
@@ -49,7 +54,7 @@ void load_stacked(TensorLoader& loader, const std::string& block, int64_t inner,
     const int64_t gate = 2 * expert * inner;
     add_expert(loader, loader.rows_of(gate_up, {gate, inner}, gate_up_name),
                loader.rows_of(gate_up, {gate + inner, inner}, gate_up_name),
-               loader.rows_of(down, {expert * hidden, hidden}, down_name), experts);
+               loader.rows_of(down, {expert * hidden, hidden}, down_name), gate_up_name, experts);
   }
   loader.release(gate_up_name);
   loader.release(down_name);

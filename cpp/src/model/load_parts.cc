@@ -72,7 +72,7 @@ void load_positions(TensorLoader& loader, Embedding& embedding) {
   loader.release(name);
 }
 
-void load_ends(TensorLoader& loader, ModelParts& parts) {
+void load_both_ends(TensorLoader& loader, ModelParts& parts) {
   const ModelConfig& config = loader.config();
   auto embedding = std::make_shared<Embedding>();
   auto head = std::make_shared<Head>();
@@ -113,14 +113,40 @@ void load_ends(TensorLoader& loader, ModelParts& parts) {
 }
 
 // All of q, then k, then v, of rows that lie head by head.
-std::vector<RowRange> heads_apart(const ModelConfig& config) {
+std::vector<RowRange> heads_apart(const ModelConfig& config, const HeadShare& share) {
   std::vector<RowRange> order;
   for (int part = 0; part < 3; ++part) {
-    for (int head = 0; head < config.num_heads; ++head) {
-      order.push_back({(int64_t{3} * head + part) * config.head_dim, config.head_dim});
+    for (int head = 0; head < share.num_heads; ++head) {
+      const int64_t row = int64_t{3} * (share.first_head + head) + part;
+      order.push_back({row * config.head_dim, config.head_dim});
     }
   }
   return order;
+}
+
+// q, k and v of this rank's heads, in the tensors that hold them.
+std::vector<TensorPart> qkv_parts(const TensorLoader& loader, const std::string& prefix) {
+  const ModelConfig& config = loader.config();
+  const TensorNames& names = config.names;
+  const HeadShare& share = loader.shard().heads();
+  const auto rows = [&](int64_t head) { return head * config.head_dim; };
+  const int64_t q_rows = rows(config.num_heads);
+  const int64_t kv_rows = rows(config.num_kv_heads);
+  const RowRange q = {rows(share.first_head), rows(share.num_heads)};
+  const RowRange kv = {rows(share.first_kv_head), rows(share.num_kv_heads)};
+  if (names.qkv[1].empty()) {
+    TensorPart fused = {str_cat(prefix, names.qkv[0]), q_rows + 2 * kv_rows};
+    if (names.qkv_by_head) {
+      fused.order = heads_apart(config, share);
+    } else {
+      fused.order = {
+          q, {q_rows + kv.begin, kv.count}, {q_rows + kv_rows + kv.begin, kv.count}};
+    }
+    return {fused};
+  }
+  return {{str_cat(prefix, names.qkv[0]), q_rows, {q}},
+          {str_cat(prefix, names.qkv[1]), kv_rows, {kv}},
+          {str_cat(prefix, names.qkv[2]), kv_rows, {kv}}};
 }
 
 void load_attention(TensorLoader& loader, const std::string& prefix, Layer& layer) {
@@ -137,15 +163,7 @@ void load_attention(TensorLoader& loader, const std::string& prefix, Layer& laye
   } else if (input == AttentionInput::kNormed && !names.attention_norm.empty()) {
     layer.attention_norm = loader.norm(str_cat(prefix, names.attention_norm));
   }
-  std::vector<TensorPart> qkv = {{str_cat(prefix, names.qkv[0]), q_rows}};
-  if (names.qkv[1].empty()) {
-    qkv.front().rows += 2 * kv_rows;
-    if (names.qkv_by_head) qkv.front().order = heads_apart(config);
-  } else {
-    qkv.push_back({str_cat(prefix, names.qkv[1]), kv_rows});
-    qkv.push_back({str_cat(prefix, names.qkv[2]), kv_rows});
-  }
-  layer.qkv = loader.linear(qkv, in_features, config.qkv_bias);
+  layer.qkv = loader.linear(qkv_parts(loader, prefix), in_features, config.qkv_bias);
   if (config.qk_norm != QkNorm::kNone) {
     const bool per_head = config.qk_norm == QkNorm::kPerHead;
     const auto load = [&](std::string_view name, int64_t rows) {
@@ -155,8 +173,9 @@ void load_attention(TensorLoader& loader, const std::string& prefix, Layer& laye
     layer.q_norm = load(names.q_norm, q_rows);
     layer.k_norm = load(names.k_norm, kv_rows);
   }
+  const SharedSums sums = loader.attention_sums();
   layer.attention_out = loader.linear({{str_cat(prefix, names.attention_out), config.hidden_size}},
-                                      q_rows, config.out_bias);
+                                      q_rows, config.out_bias, /*gated=*/false, &sums);
   if (layer.spec.norms_output()) {
     layer.attention_output_norm = loader.norm(str_cat(prefix, names.attention_output_norm));
   }
@@ -172,16 +191,19 @@ void load_mlp(TensorLoader& loader, const std::string& prefix, Layer& layer) {
     return;
   }
   const bool gated = layer.spec.mlp == MlpKind::kGated;
-  std::vector<TensorPart> in = {{str_cat(prefix, names.mlp_in[0]), inner}};
+  const SharedSums sums = loader.inner_sums(layer.spec.inner_size);
+  const RowRange own = {sums.slices.begin(), sums.slices.in_features()};
+  std::vector<TensorPart> in = {{str_cat(prefix, names.mlp_in[0]), inner, {own}}};
   if (gated && names.mlp_in[1].empty()) {
     in.front().rows = 2 * inner;
-    in.front().order = {{0, inner}, {inner, inner}};
+    in.front().order.push_back({inner + own.begin, own.count});
   } else if (gated) {
-    in.push_back({str_cat(prefix, names.mlp_in[1]), inner});
+    in.push_back({str_cat(prefix, names.mlp_in[1]), inner, {own}});
   }
   layer.mlp_in = loader.linear(in, config.hidden_size, config.mlp_bias, gated);
   layer.mlp_out =
-      loader.linear({{str_cat(prefix, names.mlp_out), config.hidden_size}}, inner, config.mlp_bias);
+      loader.linear({{str_cat(prefix, names.mlp_out), config.hidden_size}}, inner, config.mlp_bias,
+                    /*gated=*/false, &sums);
   if (layer.spec.norms_output()) {
     layer.mlp_output_norm = loader.norm(str_cat(prefix, names.mlp_output_norm));
   }
@@ -199,19 +221,20 @@ std::shared_ptr<const Layer> load_layer(TensorLoader& loader, const std::string&
 }
 
 LoadedParts load_parts(const ModelConfig& config, const std::string& directory,
-                       Quantization quantization, Backend& backend, ModelParts given) {
+                       Quantization quantization, Backend& backend, ModelParts given,
+                      Communicator* ranks) {
   if (quantization == Quantization::kFp8 && !backend.supports(WeightFormat::kFp8)) {
     throw InvalidArgument(
         "quantization", str_cat("'fp8' needs a GPU: ", backend.device_info().name,
                                 " has no products with 8-bit floats; use 'int8' or leave it out"));
   }
   SPECDEC_CHECK_EQ(config.layers.size(), static_cast<size_t>(config.num_layers));
-  TensorLoader loader(config, directory, quantization, backend);
+  TensorLoader loader(config, directory, quantization, backend, ranks);
   LoadedParts loaded;
   loaded.parts = std::move(given);
   ModelParts& parts = loaded.parts;
   if (parts.layers.empty()) check_num_layers(loader);
-  load_ends(loader, parts);
+  load_both_ends(loader, parts);
   if (parts.layers.empty()) {
     for (int index = 0; index < config.num_layers; ++index) {
       parts.layers.push_back(
@@ -223,6 +246,14 @@ LoadedParts load_parts(const ModelConfig& config, const std::string& directory,
   }
   loader.finish(loaded);
   return loaded;
+}
+
+ModelParts load_ends(const ModelConfig& config, const std::string& directory,
+                     Quantization quantization, Backend& backend, Communicator* ranks) {
+  TensorLoader loader(config, directory, quantization, backend, ranks);
+  ModelParts parts;
+  load_both_ends(loader, parts);
+  return parts;
 }
 
 }  // namespace specdec

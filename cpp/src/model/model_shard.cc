@@ -114,8 +114,12 @@ std::vector<int> tensor_parallel_sizes(const ModelConfig& config) {
 }
 
 ModelShard::ModelShard(const ModelConfig& whole, Communicator* ranks, const std::string& field)
-    : ranks_(ranks != nullptr && ranks->size() > 1 ? ranks : nullptr),
-      attention_slices_(slices_of_attention(whole)) {
+    : ranks_(ranks != nullptr && ranks->size() > 1 ? ranks : nullptr) {
+  if (whole.layers.empty()) {  // a head without attention, which nobody shares
+    SPECDEC_CHECK(is_whole());
+    return;
+  }
+  attention_slices_ = slices_of_attention(whole);
   if (!can_share(whole, size())) refuse(whole, size(), field);
   heads_ = {.num_heads = whole.num_heads, .num_kv_heads = whole.num_kv_heads};
   if (is_whole()) return;

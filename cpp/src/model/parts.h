@@ -118,7 +118,12 @@ std::shared_ptr<const Layer> load_layer(TensorLoader& loader, const std::string&
 // Loads the embedding, the layers, the final norm and the head, but for those that are `given`.
 // Checks every tensor's shape against the config before it is packed. Throws CheckpointError naming
 // the tensor; warns about tensors the decoder does not use.
+// With `ranks`, loads this rank's share.
 LoadedParts load_parts(const ModelConfig& config, const std::string& directory,
-                       Quantization quantization, Backend& backend, ModelParts given = {});
+                       Quantization quantization, Backend& backend, ModelParts given = {},
+                       Communicator* ranks = nullptr);
+// The embedding and the head alone.
+ModelParts load_ends(const ModelConfig& config, const std::string& directory,
+                     Quantization quantization, Backend& backend, Communicator* ranks);
 
 }  // namespace specdec

@@ -34,12 +34,13 @@ bool same(const void* a, const void* b, int64_t num_bytes) {
 }  // namespace
 
 TensorLoader::TensorLoader(const ModelConfig& config, const std::string& directory,
-                           Quantization quantization, Backend& backend)
+                           Quantization quantization, Backend& backend, Communicator* ranks)
     : config_(config),
       quantization_(quantization),
       store_(config.random_weights ? WeightStore::random(config)
                                    : WeightStore(directory, config.scale_block)),
-      backend_(backend) {}
+      backend_(backend),
+      shard_(config, ranks) {}
 
 // Checkpoints of the network without its head may lack the leading "model.", and those of draft
 // heads may have one.
@@ -121,11 +122,40 @@ WeightFormat TensorLoader::format_of(MatrixRole role, std::span<const WeightView
   return format;
 }
 
+std::vector<WeightView> TensorLoader::rows_between(std::span<const WeightView> parts, int64_t begin,
+                                                   int64_t end) const {
+  std::vector<WeightView> rows;
+  int64_t first = 0;  // of the part
+  for (const WeightView& part : parts) {
+    const int64_t from = std::max(begin - first, int64_t{0});
+    const int64_t to = std::min(end - first, part.rows());
+    if (from < to) rows.push_back(rows_of(part, {from, to - from}, "the vocabulary"));
+    first += part.rows();
+  }
+  return rows;
+}
+
 std::unique_ptr<const PackedLinear> TensorLoader::pack(MatrixRole role,
                                                        std::span<const WeightView> parts,
-                                                       bool gated) {
-  auto packed =
-      backend_.pack_linear({.parts = parts, .format = format_of(role, parts), .gated = gated});
+                                                       bool gated, const SharedSums* sums) {
+  PackArgs args = {.parts = parts, .format = format_of(role, parts), .gated = gated};
+  std::vector<WeightView> own_rows;
+  std::vector<int64_t> rank_outputs;
+  if (sums != nullptr) {
+    args.k_slices = &sums->slices;
+    args.rank_runs = sums->rank_runs;
+    if (!sums->rank_runs.empty()) args.ranks = shard_.ranks();
+  } else if (role == MatrixRole::kVocabulary && !shard_.is_whole()) {
+    int64_t num_rows = 0;
+    for (const WeightView& part : parts) num_rows += part.rows();
+    rank_outputs = shard_.vocabulary(num_rows);
+    const auto rank = static_cast<size_t>(shard_.ranks()->rank());
+    own_rows = rows_between(parts, rank_outputs[rank], rank_outputs[rank + 1]);
+    args.parts = own_rows;
+    args.rank_outputs = rank_outputs;
+    args.ranks = shard_.ranks();
+  }
+  auto packed = backend_.pack_linear(args);
   size_bytes_ += packed->size_bytes();
   return packed;
 }
@@ -145,14 +175,15 @@ std::unique_ptr<const EmbeddingTable> TensorLoader::table_of(const PackedLinear&
 
 std::unique_ptr<const PackedLinear> TensorLoader::matrix(MatrixRole role,
                                                          const std::vector<TensorPart>& parts,
-                                                         int64_t in_features, bool gated) {
+                                                         int64_t in_features, bool gated,
+                                                         const SharedSums* sums) {
   std::vector<WeightView> views;
   for (const TensorPart& part : parts) {
     const WeightView whole = read_matrix(part.name, part.rows, in_features);
     if (part.order.empty()) views.push_back(whole);
     for (const RowRange& rows : part.order) views.push_back(rows_of(whole, rows, part.name));
   }
-  auto packed = pack(role, views, gated);
+  auto packed = pack(role, views, gated, sums);
   for (const TensorPart& part : parts) release(part.name);
   return packed;
 }
@@ -222,9 +253,10 @@ float TensorLoader::rounded(float value) const {
 }
 
 Linear TensorLoader::linear(const std::vector<TensorPart>& parts, int64_t in_features, bool bias,
-                            bool gated) {
+                            bool gated, const SharedSums* sums) {
   Linear linear;
-  linear.weight = matrix(MatrixRole::kLayer, with_suffix(parts, ".weight"), in_features, gated);
+  linear.weight =
+      matrix(MatrixRole::kLayer, with_suffix(parts, ".weight"), in_features, gated, sums);
   if (bias) linear.bias = vector(with_suffix(parts, ".bias"));
   return linear;
 }

@@ -11,6 +11,7 @@
 
 #include "backend/backend.h"
 #include "model/config.h"
+#include "model/model_shard.h"
 #include "model/parts.h"
 #include "model/weight_format.h"
 #include "model/weight_store.h"
@@ -30,12 +31,28 @@ struct TensorPart {
   std::vector<RowRange> order = {};  // pieces of it to lay one after another; empty: all as it is
 };
 
+// The order of the sums over a matrix's inputs, which ranks may share.
+struct SharedSums {
+  KSlices slices;
+  std::vector<SliceRun> rank_runs;  // empty: this rank has all
+};
+
+// Sizes, of the config and in arguments, are those of the whole model; what is packed is this
+// rank's share.
 class TensorLoader {
  public:
+  // `ranks`: that share the model; null: there is one. Throws InvalidArgument where they cannot.
   TensorLoader(const ModelConfig& config, const std::string& directory, Quantization quantization,
-               Backend& backend);
+               Backend& backend, Communicator* ranks = nullptr);
 
   const ModelConfig& config() const { return config_; }
+  const ModelShard& shard() const { return shard_; }
+  SharedSums attention_sums() const {
+    return {shard_.attention_slices(), shard_.attention_runs()};
+  }
+  SharedSums inner_sums(int inner_size) const {
+    return {shard_.inner_slices(inner_size), shard_.inner_runs(inner_size)};
+  }
   // The file that says which tensors there are.
   const std::string& source() const { return store_.source(); }
   bool contains(const std::string& name) const { return store_.contains(resolve(name)); }
@@ -53,14 +70,16 @@ class TensorLoader {
   // Whether two matrices of one shape hold the same; reads `name` and releases it uncounted.
   bool is_equal(const std::string& name, const WeightView& other);
 
-  // What follows counts the bytes packed, too.
+  // What follows counts the bytes packed, too. Of MatrixRole::kVocabulary the ranks share the
+  // outputs; `sums` are given where they may share the inputs.
   std::unique_ptr<const PackedLinear> pack(MatrixRole role, std::span<const WeightView> parts,
-                                           bool gated = false);
+                                           bool gated = false, const SharedSums* sums = nullptr);
   std::unique_ptr<const EmbeddingTable> table(WeightFormat format, const WeightView& weights);
   std::unique_ptr<const EmbeddingTable> table_of(const PackedLinear& weights);
   WeightFormat format_of(MatrixRole role, std::span<const WeightView> parts);
   std::unique_ptr<const PackedLinear> matrix(MatrixRole role, const std::vector<TensorPart>& parts,
-                                             int64_t in_features, bool gated = false);
+                                             int64_t in_features, bool gated = false,
+                                             const SharedSums* sums = nullptr);
   Buffer vector(const std::vector<TensorPart>& parts);
   // A tensor of `size` elements, whatever its shape.
   Buffer flat_vector(const std::string& name, int64_t size);
@@ -71,7 +90,7 @@ class TensorLoader {
 
   // Names without ".weight" and ".bias".
   Linear linear(const std::vector<TensorPart>& parts, int64_t in_features, bool bias,
-                bool gated = false);
+                bool gated = false, const SharedSums* sums = nullptr);
   Norm norm(const std::string& name) { return norm(name, config_.hidden_size); }
   Norm norm(const std::string& name, int64_t size);
 
@@ -81,11 +100,15 @@ class TensorLoader {
 
  private:
   std::string resolve(const std::string& name) const;
+  // Rows [begin, end) of the parts, one after another.
+  std::vector<WeightView> rows_between(std::span<const WeightView> parts, int64_t begin,
+                                       int64_t end) const;
 
   const ModelConfig& config_;
   Quantization quantization_;
   WeightStore store_;
   Backend& backend_;
+  ModelShard shard_;
   int64_t num_parameters_ = 0;
   int64_t size_bytes_ = 0;
   std::set<WeightFormat> formats_;
