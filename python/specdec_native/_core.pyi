@@ -52,6 +52,7 @@ class DrafterConfig:
     min_confidence: float
     parallel_drafting: bool
     speculative_token_map: list[int]
+    draft_tensor_parallel_size: int
     # End of options.
     options: ClassVar[tuple[Option, ...]]
     def __init__(self, **fields: Any) -> None: ...
@@ -104,6 +105,10 @@ class EngineConfig:
     num_threads: int
     seed: int
     logprobs_mode: str  # "raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    distributed_executor_backend: str  # "threads", "mp", "mpi", "external_launcher"
+    distributed_timeout_seconds: float
     # End of options.
     options: ClassVar[tuple[Option, ...]]
     def __init__(self, **fields: Any) -> None: ...

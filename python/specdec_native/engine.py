@@ -89,6 +89,10 @@ class Engine:
         num_threads: int | None = None,
         seed: int = 0,
         logprobs_mode: str = "raw_logprobs",
+        tensor_parallel_size: int = 1,
+        pipeline_parallel_size: int = 1,
+        distributed_executor_backend: str = "threads",
+        distributed_timeout_seconds: float = 60.0,
         max_logprobs: int = 20,
         cpu_isa: str = "auto",
         skip_tokenizer_init: bool = False,
@@ -147,12 +151,23 @@ class Engine:
                 requests and drafts. Answers may then depend on both. Products of many rows run on
                 the fastest of this build's kernels, CUTLASS and cuBLASLt, each timed at the first
                 product of its shape.
-            num_threads: threads on the CPU; None for one per physical core that this process may
-                run on.
+            num_threads: threads on the CPU, of each rank; None for one per physical core that this
+                process may run on, shared by its ranks.
             seed: seeds requests that bring no seed.
             logprobs_mode: what logprobs and prompt_logprobs hold: "raw_logprobs",
                 "processed_logprobs" (after all processors), "raw_logits" or "processed_logits".
                 Logits come instead of their log-softmax.
+            tensor_parallel_size: devices that share every layer; in [1, 8]. Each holds a part of
+                the attention heads, of the MLPs and of the vocabulary. Answers do not depend on
+                their number. The CPU counts as several devices, of num_threads threads each; GPUs
+                are those from device on.
+            pipeline_parallel_size: groups of tensor_parallel_size devices that hold some of the
+                layers each; in [1, 64].
+            distributed_executor_backend: where the ranks of several devices run: "threads" of this
+                process, "mp" (processes that it starts), "mpi" (of mpirun) or "external_launcher"
+                (of torchrun).
+            distributed_timeout_seconds: how long a rank waits for the others before the engine
+                fails with RankFailure; in [0.1, 86400].
             max_logprobs: the most a request may ask for; -1 for no limit.
             cpu_isa: "auto", or a narrower instruction set of `specdec-native info`.
             skip_tokenizer_init: work with token ids only.

@@ -118,8 +118,8 @@ struct DeviceChoice {
 };
 
 // The device that EngineConfig::device names: "cuda" is the first GPU, "auto" the first that this
-// build has kernels for, or else the CPU. Rank r of an engine has the r-th GPU from there on. Throws
-// InvalidArgument for an unknown name.
+// build has kernels for, or else the CPU. Rank r of an engine has the r-th GPU from there on.
+// Throws InvalidArgument for an unknown name.
 DeviceChoice resolve_device(std::string_view device, int rank = 0);
 
 struct BackendConfig {

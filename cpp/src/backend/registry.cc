@@ -44,7 +44,8 @@ DeviceChoice resolve_device(std::string_view device, int rank) {
   if (device == "cpu") return {.name = "cpu", .kind = DeviceKind::kCpu};
   if (device == kEmulated) return {.name = kEmulated, .kind = DeviceKind::kGpu};
   const int cuda_index = parse_cuda_index(device);
-  if (cuda_index >= 0) return {.name = str_cat("cuda:", cuda_index + rank), .kind = DeviceKind::kGpu};
+  if (cuda_index >= 0)
+    return {.name = str_cat("cuda:", cuda_index + rank), .kind = DeviceKind::kGpu};
   throw InvalidArgument("device", str_cat("unknown device '", device,
                                           "'; choose \"auto\", \"cpu\", \"cuda\" or \"cuda:N\""));
 }

@@ -58,9 +58,9 @@ std::unique_ptr<Backend> make_cpu_backend(const BackendConfig& config) {
                                            "' is not available on the CPU; use 'auto', "
                                            "'bfloat16' or 'float32', or a GPU"));
   }
-  const int num_threads =
-      config.num_threads > 0 ? config.num_threads
-                             : std::max(1, ThreadPool::default_num_threads() / config.num_sharers);
+  const int num_threads = config.num_threads > 0
+                              ? config.num_threads
+                              : std::max(1, ThreadPool::default_num_threads() / config.num_sharers);
   return std::make_unique<CpuBackend>(parse_isa(config.cpu_isa), num_threads, config.act_dtype);
 }
 

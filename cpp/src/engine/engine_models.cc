@@ -75,15 +75,14 @@ EngineModels::EngineModels(const EngineConfig& given, const BackendMaker& make_b
   const StepGuard hot(*backend_);  // weights are packed by the threads that will read them
   kv_format_ = resolve_kv_format(config, backend_->act_dtype());
   longest_ = resolve_max_model_len(config, model_);
-  max_model_len_ = static_cast<int>(agree(
-      limit_to_cache(longest_, config, device.kind, model_, kv_format_, backend_->memory())));
+  max_model_len_ = static_cast<int>(
+      agree(limit_to_cache(longest_, config, device.kind, model_, kv_format_, backend_->memory())));
   const RunnerLimits limits{.max_model_len = max_model_len_,
                             .max_rows = config.max_num_batched_tokens,
                             .max_logit_rows = max_logit_rows(config)};
-  target_ = std::make_unique<ModelRunner>(model_, config.model, *backend_, limits,
-                                          parse_quantization(config.quantization),
-                                          resolve_taps(config, model_, draft_models_->taps()),
-                                          ranks_);
+  target_ = std::make_unique<ModelRunner>(
+      model_, config.model, *backend_, limits, parse_quantization(config.quantization),
+      resolve_taps(config, model_, draft_models_->taps()), ranks_);
   draft_models_->load(*backend_, *target_, max_model_len_);
   target_->rehearse(kv_format_);
   draft_models_->rehearse(kv_format_);
@@ -98,8 +97,8 @@ void EngineModels::allocate_caches(int64_t reserved_bytes) {
   const int num_kv_heads = std::max(model_.num_kv_heads, draft_models_->num_kv_heads());
   MemoryInfo memory = backend_->memory();
   memory.free_bytes -= reserved_bytes;
-  cache_ = resolve_cache_size(config_, device_kind_, max_model_len_, block_bytes, num_kv_heads,
-                              memory);
+  cache_ =
+      resolve_cache_size(config_, device_kind_, max_model_len_, block_bytes, num_kv_heads, memory);
   cache_.num_blocks = static_cast<int>(agree(cache_.num_blocks));
   cache_.max_model_len = static_cast<int>(agree(cache_.max_model_len));
   if (cache_.max_model_len < longest_) {

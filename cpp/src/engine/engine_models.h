@@ -34,9 +34,9 @@ class EngineModels {
   const ModelConfig& model() const { return model_; }
   int max_model_len() const { return max_model_len_; }
   const CacheSize& cache() const { return cache_; }
-  Backend& backend() { return *backend_; }
-  ModelRunner& target() { return *target_; }
-  DraftModels& draft_models() { return *draft_models_; }
+  Backend& backend() const { return *backend_; }
+  ModelRunner& target() const { return *target_; }
+  DraftModels& draft_models() const { return *draft_models_; }
   // The target's and those of the drafters, by RankCalls' ids; null where this rank has no share.
   std::vector<ModelRunner*> runners();
 

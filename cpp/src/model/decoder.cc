@@ -406,17 +406,20 @@ int64_t Decoder::Impl::pass_bytes() const {
 
 Decoder::Decoder(const ModelConfig& config, const std::string& directory, Backend& backend,
                  int max_model_len, int max_rows, Quantization quantization, ModelParts given,
-                 Communicator* ranks)
-    // Parts first: loading checks the sizes that all else is allocated from.
-    : Decoder((check_sizes(config, max_model_len, max_rows), config),
-              load_parts(config, directory, quantization, backend, std::move(given), ranks),
-              backend, max_model_len, max_rows, ranks) {}
+                 Communicator* ranks) {
+  check_sizes(config, max_model_len, max_rows);
+  // Parts first: loading checks the sizes that all else is allocated from.
+  LoadedParts parts = load_parts(config, directory, quantization, backend, std::move(given), ranks);
+  *this = Decoder(config, std::move(parts), backend, max_model_len, max_rows, ranks);
+}
 Decoder::Decoder(const ModelConfig& config, LoadedParts parts, Backend& backend, int max_model_len,
                  int max_rows, Communicator* ranks) {
   check_sizes(config, max_model_len, max_rows);
   impl_ = std::make_unique<Impl>(ModelShard(config, ranks).config_of_share(config), backend,
                                  std::move(parts), max_model_len, max_rows);
 }
+Decoder::Decoder(Decoder&&) noexcept = default;
+Decoder& Decoder::operator=(Decoder&&) noexcept = default;
 Decoder::~Decoder() = default;
 
 const ModelConfig& Decoder::config() const { return impl_->config; }

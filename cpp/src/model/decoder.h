@@ -27,6 +27,8 @@ class Decoder final : public Model {
   // The same of parts that are loaded, a draft head's among them.
   Decoder(const ModelConfig& config, LoadedParts parts, Backend& backend, int max_model_len,
           int max_rows, Communicator* ranks = nullptr);
+  Decoder(Decoder&&) noexcept;
+  Decoder& operator=(Decoder&&) noexcept;
   ~Decoder() override;
 
   // Heads and inner sizes are those of this rank's share.

@@ -138,9 +138,8 @@ std::vector<TensorPart> qkv_parts(const TensorLoader& loader, const std::string&
     TensorPart fused = {str_cat(prefix, names.qkv[0]), q_rows + 2 * kv_rows};
     if (names.qkv_by_head) {
       fused.order = heads_apart(config, share);
-    } else {
-      fused.order = {
-          q, {q_rows + kv.begin, kv.count}, {q_rows + kv_rows + kv.begin, kv.count}};
+    } else if (!loader.shard().is_whole()) {
+      fused.order = {q, {q_rows + kv.begin, kv.count}, {q_rows + kv_rows + kv.begin, kv.count}};
     }
     return {fused};
   }
@@ -222,7 +221,7 @@ std::shared_ptr<const Layer> load_layer(TensorLoader& loader, const std::string&
 
 LoadedParts load_parts(const ModelConfig& config, const std::string& directory,
                        Quantization quantization, Backend& backend, ModelParts given,
-                      Communicator* ranks) {
+                       Communicator* ranks) {
   if (quantization == Quantization::kFp8 && !backend.supports(WeightFormat::kFp8)) {
     throw InvalidArgument(
         "quantization", str_cat("'fp8' needs a GPU: ", backend.device_info().name,

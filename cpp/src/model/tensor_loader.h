@@ -47,9 +47,7 @@ class TensorLoader {
 
   const ModelConfig& config() const { return config_; }
   const ModelShard& shard() const { return shard_; }
-  SharedSums attention_sums() const {
-    return {shard_.attention_slices(), shard_.attention_runs()};
-  }
+  SharedSums attention_sums() const { return {shard_.attention_slices(), shard_.attention_runs()}; }
   SharedSums inner_sums(int inner_size) const {
     return {shard_.inner_slices(inner_size), shard_.inner_runs(inner_size)};
   }

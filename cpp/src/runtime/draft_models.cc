@@ -39,12 +39,12 @@ void check_depth(const DraftHeadConfig& head, const SpeculativeConfig& config) {
 void check_ranks(const DrafterConfig& drafter, int num_ranks) {
   const int size = drafter.draft_tensor_parallel_size;
   if (size > num_ranks) {
-    throw InvalidArgument("draft_tensor_parallel_size",
-                          str_cat(size, " is more than the target's tensor_parallel_size, ",
-                                  num_ranks));
+    throw InvalidArgument(
+        "draft_tensor_parallel_size",
+        str_cat(size, " is more than the target's tensor_parallel_size, ", num_ranks));
   }
-  const bool is_shared = drafter.method != DraftMethod::kMedusa &&
-                         drafter.method != DraftMethod::kMlpSpeculator;
+  const bool is_shared =
+      drafter.method != DraftMethod::kMedusa && drafter.method != DraftMethod::kMlpSpeculator;
   if (size > 1 && !is_shared) {
     throw InvalidArgument("draft_tensor_parallel_size",
                           str_cat("a head of method '", name_of(drafter.method),
@@ -121,8 +121,7 @@ DraftModels::Loading DraftModels::load_draft_model(int id, Backend& backend,
 }
 
 DraftModels::Loading DraftModels::load_draft_head(int id, Backend& backend,
-                                                  const ModelRunner& target,
-                                                  int max_model_len) {
+                                                  const ModelRunner& target, int max_model_len) {
   const DraftHeadConfig& head = heads_.at(id);
   const DrafterConfig& drafter = config_.speculative.drafters[static_cast<size_t>(id)];
   const ModelParts* target_parts = &dynamic_cast<const Decoder&>(target.model()).parts();
@@ -136,23 +135,21 @@ DraftModels::Loading DraftModels::load_draft_head(int id, Backend& backend,
     target_parts = &borrowed->second;
   }
   const Quantization quantization = parse_quantization(drafter.quantization);
-  return {
-      .make =
-          [=, this, &backend](int max_rows) {
-            const HeadTarget head_target{.config = target_, .directory = config_.model};
-            return load_head(heads_.at(id),
-                             {.target = head_target,
-                              .target_parts = *target_parts,
-                              .ranks = ranks,
-                              .quantization = quantization,
-                              .backend = backend,
-                              .max_model_len = max_model_len,
-                              .max_rows = max_rows});
-          },
-      .longest = max_model_len,
-      .max_depth = head.max_depth,
-      .is_parallel = head.is_parallel,
-      .mask_token = head.eagle.mask_token};
+  return {.make =
+              [=, this, &backend](int max_rows) {
+                const HeadTarget head_target{.config = target_, .directory = config_.model};
+                return load_head(heads_.at(id), {.target = head_target,
+                                                 .target_parts = *target_parts,
+                                                 .ranks = ranks,
+                                                 .quantization = quantization,
+                                                 .backend = backend,
+                                                 .max_model_len = max_model_len,
+                                                 .max_rows = max_rows});
+              },
+          .longest = max_model_len,
+          .max_depth = head.max_depth,
+          .is_parallel = head.is_parallel,
+          .mask_token = head.eagle.mask_token};
 }
 
 void DraftModels::load(int id, Backend& backend, const ModelRunner& target, int max_model_len) {

@@ -24,8 +24,9 @@ class DraftModels {
   // States that the target hands to heads.
   const TapSpec& taps() const { return taps_; }
 
-  // Loads the model of every drafter that has one, or this rank's share of it. The backend must outlive this object. Throws
-  // InvalidArgument for a model with another vocabulary than the target's, and CheckpointError.
+  // Loads the model of every drafter that has one, or this rank's share of it. The backend must
+  // outlive this object. Throws InvalidArgument for a model with another vocabulary than the
+  // target's, and CheckpointError.
   void load(Backend& backend, const ModelRunner& target, int max_model_len);
 
   int64_t cache_block_bytes(const KvFormat& format) const;
@@ -77,8 +78,8 @@ class DraftModels {
   std::optional<DeviceDraft> find_device_draft(int max_model_len) const;
 
   EngineConfig config_;
-  const ModelConfig target_;  // the whole one
-  Communicator* ranks_;       // the target's; null: one device
+  const ModelConfig target_;                                // the whole one
+  Communicator* ranks_;                                     // the target's; null: one device
   std::map<int, std::unique_ptr<Communicator>> subgroups_;  // by drafter, of fewer ranks than that
   std::map<int, DraftHeadConfig> heads_;                    // by drafter
   // The target's embedding and head for heads on fewer ranks than the target, by their number.

@@ -58,9 +58,8 @@ void put_batch(MessageWriter& writer, const BatchView& batch) {
                               .has_feature_slots = batch.feature_slots != nullptr,
                               .has_state_slots = batch.state_slots != nullptr};
   writer.put(header);
-  each_array(header, batch, [&](const auto* values, size_t count) {
-    writer.put_all(std::span(values, count));
-  });
+  each_array(header, batch,
+             [&](const auto* values, size_t count) { writer.put_all(std::span(values, count)); });
 }
 
 BatchView get_batch(MessageReader& reader) {

@@ -1,6 +1,6 @@
-// One rank of an engine leads: it schedules, drafts and samples. The others have their shares of the
-// same models and caches, and repeat the leader's calls of its ModelRunners, which reach them as
-// messages of a few kilobytes a step.
+// One rank of an engine leads: it schedules, drafts and samples. The others have their shares of
+// the same models and caches, and repeat the leader's calls of its ModelRunners, which reach them
+// as messages of a few kilobytes a step.
 #pragma once
 
 #include <cstddef>
@@ -44,8 +44,8 @@ class RankCalls {
   std::vector<std::byte> message_;
 };
 
-// The others' side: repeats the leader's calls until it says stop. models[i] is null where this rank
-// has no share of a model. Throws what a call throws.
+// The others' side: repeats the leader's calls until it says stop. models[i] is null where this
+// rank has no share of a model. Throws what a call throws.
 void repeat_calls(Communicator& ranks, Backend& backend, std::span<ModelRunner* const> models);
 
 }  // namespace specdec

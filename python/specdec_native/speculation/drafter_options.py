@@ -38,6 +38,7 @@ _MODEL_KEYS = (
     "draft_sample_method",
     "min_confidence",
     "max_model_len",
+    "draft_tensor_parallel_size",
 )
 _METHOD_KEYS = {
     "ngram": ("model", "max_model_len", "prompt_lookup_min", "prompt_lookup_max"),
@@ -139,7 +140,7 @@ def parse_drafter(
             what = "the head's directory or name"
         raise ValueError(f'the method "{method}" needs "model": {what}')
     fields: dict[str, Any] = {"sampling": _draft_sampling(given, verification)}
-    fields |= length | _core_fields(given, ["min_confidence"])
+    fields |= length | _core_fields(given, ["min_confidence", "draft_tensor_parallel_size"])
     if "quantization" in given:
         check_quantization(given["quantization"])
         fields["quantization"] = given["quantization"]

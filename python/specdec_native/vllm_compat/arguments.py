@@ -28,8 +28,8 @@ IGNORED_ARGUMENTS = {
         data_parallel_rank data_parallel_rpc_port data_parallel_size_local data_parallel_start_rank
         dbo_decode_token_threshold dbo_prefill_token_threshold dcp_comm_backend
         dcp_kv_cache_interleave_size dcp_q_replicate disable_custom_all_reduce
-        disable_nccl_for_dp_synchronization distributed_executor_backend
-        distributed_timeout_seconds dp_sync_interval elastic_ep_max_dp_size
+        disable_nccl_for_dp_synchronization
+        dp_sync_interval elastic_ep_max_dp_size
         enable_batch_sharded_sampling enable_dbo enable_elastic_ep enable_ep_weight_filter
         enable_eplb enable_fault_tolerance enable_hc_sp enable_nccl_comm_suspend
         enable_shm_tensor_arena eplb_config eplb_log_balancedness eplb_step_interval
@@ -129,7 +129,6 @@ FIXED_ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "model_weights": ((None, ""), "give the directory of the weights as model"),
     "nnodes": ((1,), _ONE_DEVICE),
     "override_pooler_config": ((None,), _ONLY_GENERATION),
-    "pipeline_parallel_size": ((1,), _ONE_DEVICE),
     "pooler_config": ((None,), _ONLY_GENERATION),
     "prefill_context_parallel_size": ((1,), _ONE_DEVICE),
     "quantization_config": ((None, {}), 'give quantization="int8" or "int4", or a GGUF file'),
@@ -144,7 +143,6 @@ FIXED_ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
         "llguidance compiles grammars; StructuredOutputsParams has the options of JSON",
     ),
     "task": (("auto", "generate"), _ONLY_GENERATION),
-    "tensor_parallel_size": ((1,), _ONE_DEVICE),
     "tokenizer_mode": (("auto", "hf"), "tokenizers are read from tokenizer.json"),
     "tokenizer_revision": ((None,), "give tokenizer the directory of that revision"),
     "tokens_only": ((False,), "give skip_tokenizer_init=True"),

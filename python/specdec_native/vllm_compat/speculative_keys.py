@@ -29,7 +29,6 @@ FIXED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
         "quantization says",
     ),
     "draft_load_config": ((), "give the draft model as a checkpoint directory or GGUF file"),
-    "draft_tensor_parallel_size": ((1,), _ONE_DEVICE),
     "dspark_draft_topk": ((), _NO_DSPARK),
     "enable_adaptive_verification": (
         (False,),
