@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "comm/shm_communicator.h"
+#include "comm/socket_communicator.h"
 #include "comm/thread_communicator.h"
 #include "cpp/comm/communicator_kinds.h"
 
@@ -255,9 +256,17 @@ Ranks make_shm_communicators(int size, std::chrono::milliseconds timeout) {
   return ranks;
 }
 
+Ranks make_socket_communicators(int size, std::chrono::milliseconds timeout) {
+  const SocketAddress master{"127.0.0.1", free_port()};
+  Ranks ranks(size);
+  on_threads(size, [&](int rank) { ranks[rank] = join_socket_group(master, rank, size, timeout); });
+  return ranks;
+}
+
 INSTANTIATE_TEST_SUITE_P(Kinds, CommunicatorTest,
                          testing::Values(CommunicatorKind{"threads", make_thread_communicators},
-                                         CommunicatorKind{"shm", make_shm_communicators}),
+                                         CommunicatorKind{"shm", make_shm_communicators},
+                                         CommunicatorKind{"sockets", make_socket_communicators}),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace
