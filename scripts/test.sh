@@ -58,7 +58,7 @@ stage_bench() {
 stage_asan() { build_and_ctest asan; }
 # What runs on several threads.
 stage_tsan() {
-  build_and_ctest tsan 'ThreadPool|Threads.*Communicator|Cpu.*Linear|CpuAttention|OnAnyThreads|Engine|Speculation' \
+  build_and_ctest tsan 'ThreadPool|Communicator.*threads|Cpu.*Linear|CpuAttention|OnAnyThreads|Engine|Speculation' \
     specdec_{comm,core,cpu_attention,cpu_linear,engine,sampler}_test
 }
 

@@ -205,23 +205,22 @@ void SharedRegion::enter(int rank) {
   own.id.store(getpid(), std::memory_order_release);
 }
 
-bool SharedRegion::all_entered() {
-  bool all = true;
-  for (int rank = 0; rank < num_ranks(); ++rank) {
+int SharedRegion::first_missing() {
+  int missing = -1;
+  for (int rank = num_ranks() - 1; rank >= 0; --rank) {
     const Header::Process& process = header().processes[rank];
     const pid_t id = process.id.load(std::memory_order_acquire);
-    if (id == 0) all = false;
+    if (id == 0) missing = rank;
     if (id == 0 || id == getpid() || processes_[rank] >= 0) continue;
     processes_[rank] = open_process(id);
-    const bool is_another = start_time(id) != process.start_time;  // the id was used again
     if (processes_[rank] < 0 && errno != ESRCH) {
-      throw Unavailable(
-          str_cat("ranks as processes: the kernel lets this process not watch others ",
-                  "(pidfd_open: ", std::strerror(errno), "); use ranks as threads"));
+      throw Unavailable(str_cat("ranks as processes: the kernel lets no process watch another ",
+                                "(pidfd_open: ", std::strerror(errno), "); use ranks as threads"));
     }
-    if (processes_[rank] < 0 || is_another) fail(rank, str_cat("process ", id, " has ended"));
+    const bool was_used_again = start_time(id) != process.start_time;
+    if (processes_[rank] < 0 || was_used_again) fail(rank, str_cat("process ", id, " has ended"));
   }
-  return all;
+  return missing;
 }
 
 SharedRegion::Share SharedRegion::take(size_t counts, size_t areas) {

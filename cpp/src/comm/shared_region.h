@@ -58,8 +58,8 @@ class SharedRegion {
   // Says that `rank` is this process. From then on the others see when this process ends. Throws
   // InvalidArgument("rank") where another process is this rank.
   void enter(int rank);
-  // Whether all have entered; watches those that have.
-  bool all_entered();
+  // The first rank that has not entered; -1: all have. Watches those that have.
+  int first_missing();
 
   // Takes `counts` and `areas` for good; their first indices. Throws OutOfMemory.
   struct Share {

@@ -1,7 +1,11 @@
 // Groups of each kind whose ranks are threads of the test, and what they send.
 #pragma once
 
+#include <arpa/inet.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstring>
@@ -61,6 +65,22 @@ inline std::span<const std::byte> test_bytes(int number, int rank, size_t num_by
 
 inline bool same_bytes(std::span<const std::byte> a, std::span<const std::byte> b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
+}
+
+// A port of this host that is free now, outside the range from which the kernel takes ports.
+inline int free_port() {
+  static std::mt19937 random(getpid());
+  for (;;) {
+    const int port = 15000 + static_cast<int>(random() % 15000);
+    const int file = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const bool is_free = bind(file, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+    close(file);
+    if (is_free) return port;
+  }
 }
 
 // The failure that `body` ends with.

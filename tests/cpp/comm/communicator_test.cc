@@ -5,6 +5,8 @@
 
 #include <atomic>
 
+#include "comm/shm_communicator.h"
+#include "comm/socket_communicator.h"
 #include "comm/thread_communicator.h"
 #include "cpp/comm/communicator_kinds.h"
 
@@ -245,8 +247,26 @@ TEST_P(CommunicatorTest, ARankThatLeavesEndsTheOthersWaits) {
   EXPECT_LT(Clock::now() - start, 5s);
 }
 
-INSTANTIATE_TEST_SUITE_P(Threads, CommunicatorTest,
-                         testing::Values(CommunicatorKind{"threads", make_thread_communicators}),
+Ranks make_shm_communicators(int size, std::chrono::milliseconds timeout) {
+  ShmGroup group(size);
+  Ranks ranks(size);
+  on_threads(size, [&](int rank) {
+    ranks[rank] = rank == 0 ? group.join(timeout) : join_shm_group(group.name(), rank, timeout);
+  });
+  return ranks;
+}
+
+Ranks make_socket_communicators(int size, std::chrono::milliseconds timeout) {
+  const SocketAddress master{"127.0.0.1", free_port()};
+  Ranks ranks(size);
+  on_threads(size, [&](int rank) { ranks[rank] = join_socket_group(master, rank, size, timeout); });
+  return ranks;
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, CommunicatorTest,
+                         testing::Values(CommunicatorKind{"threads", make_thread_communicators},
+                                         CommunicatorKind{"shm", make_shm_communicators},
+                                         CommunicatorKind{"sockets", make_socket_communicators}),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace
