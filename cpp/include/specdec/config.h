@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -10,6 +11,8 @@
 #include "specdec/speculative_config.h"
 
 namespace specdec {
+
+class RankGroup;  // specdec/ranks.h
 
 struct EngineConfig {
   std::string model;  // directory with config.json and *.safetensors
@@ -46,6 +49,8 @@ struct EngineConfig {
   std::vector<int> tapped_layers;
   bool tap_final_hidden = false;
   SpeculativeConfig speculative;
+  // Of distributed_executor_backend "mp": what the processes of the other ranks join, or are about to.
+  std::shared_ptr<RankGroup> rank_group;
 
   // Throws InvalidArgument naming the first field that is out of range.
   void validate() const;

@@ -1,22 +1,31 @@
 #include "engine/ranks.h"
 
-#include <chrono>
 #include <utility>
 
+#include "comm/shm_communicator.h"
 #include "comm/thread_communicator.h"
 #include "core/log.h"
+#include "engine/join_ranks.h"
 #include "specdec/error.h"
+#include "specdec/ranks.h"
 
 namespace specdec {
 
 Ranks::Ranks(std::unique_ptr<Communicator> group) : group_(std::move(group)), calls_(*group_) {}
 
 std::unique_ptr<Ranks> Ranks::start(const EngineConfig& config, const BackendMaker& make_backend) {
-  const int size = config.tensor_parallel_size * config.pipeline_parallel_size;
-  if (size == 1) return nullptr;
-  const std::chrono::duration<double> timeout(config.distributed_timeout_seconds);
-  auto groups = make_thread_communicators(
-      size, std::chrono::duration_cast<std::chrono::milliseconds>(timeout));
+  if (num_ranks(config) == 1) return nullptr;
+  if (config.distributed_executor_backend == "mp") {
+    if (config.rank_group == nullptr) {
+      throw InvalidArgument("rank_group",
+                            "'mp' needs the group that the other ranks' processes join");
+    }
+    return std::unique_ptr<Ranks>(new Ranks(config.rank_group->shm().join(timeout_of(config))));
+  }
+  if (config.distributed_executor_backend != "threads") {
+    return std::unique_ptr<Ranks>(new Ranks(join_launched(config)));
+  }
+  auto groups = make_thread_communicators(num_ranks(config), timeout_of(config));
   std::unique_ptr<Ranks> ranks(new Ranks(std::move(groups[0])));
   for (size_t rank = 1; rank < groups.size(); ++rank) {
     ranks->threads_.emplace_back([config, make_backend, group = std::move(groups[rank])] {

@@ -1,0 +1,91 @@
+#include "engine/join_ranks.h"
+
+#include <charconv>
+#include <chrono>
+#include <cstdlib>
+#include <string_view>
+
+#include "comm/shm_communicator.h"
+#include "comm/socket_communicator.h"
+#include "core/str_cat.h"
+#include "engine/ranks.h"
+#include "specdec/error.h"
+#include "specdec/ranks.h"
+
+namespace specdec {
+namespace {
+
+constexpr const char* kField = "distributed_executor_backend";
+
+// A number in the environment. Throws InvalidArgument where there is none.
+int number_of(const char* variable) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr) {
+    throw InvalidArgument(kField, str_cat("'external_launcher' needs ", variable,
+                                          " in the environment: start the program with torchrun"));
+  }
+  const std::string_view digits(text);
+  int value = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  if (error != std::errc() || end != digits.data() + digits.size()) {
+    throw InvalidArgument(kField, str_cat(variable, "='", digits, "' is no number"));
+  }
+  return value;
+}
+
+void check_size(const EngineConfig& config, int size) {
+  if (size == num_ranks(config)) return;
+  throw InvalidArgument(
+      "tensor_parallel_size",
+      str_cat(config.tensor_parallel_size, " x pipeline_parallel_size ",
+              config.pipeline_parallel_size, " are ", num_ranks(config),
+              " ranks, but the launcher started ", size, " processes"));
+}
+
+}  // namespace
+
+int num_ranks(const EngineConfig& config) {
+  return config.tensor_parallel_size * config.pipeline_parallel_size;
+}
+
+std::chrono::milliseconds timeout_of(const EngineConfig& config) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::chrono::duration<double>(config.distributed_timeout_seconds));
+}
+
+LaunchedRank launched_rank(const EngineConfig& config) {
+  const LaunchedRank launched = {.rank = number_of("RANK"), .size = number_of("WORLD_SIZE")};
+  check_size(config, launched.size);
+  return launched;
+}
+
+std::unique_ptr<Communicator> join_launched(const EngineConfig& config) {
+  const LaunchedRank launched = launched_rank(config);
+  const char* host = std::getenv("MASTER_ADDR");
+  const int port = std::getenv("SPECDEC_MASTER_PORT") != nullptr
+                       ? number_of("SPECDEC_MASTER_PORT")
+                       : number_of("MASTER_PORT") + 1;
+  return join_socket_group({.host = host != nullptr ? host : "127.0.0.1", .port = port},
+                           launched.rank, launched.size, timeout_of(config));
+}
+
+RankGroup::RankGroup(int num_ranks) : shm_(std::make_unique<ShmGroup>(num_ranks)) {}
+RankGroup::~RankGroup() = default;
+const std::string& RankGroup::name() const { return shm_->name(); }
+
+bool is_leading_rank(const EngineConfig& config) {
+  config.validate();
+  if (config.distributed_executor_backend != "external_launcher") return true;
+  return launched_rank(config).rank == 0;
+}
+
+void serve_rank(const EngineConfig& config, const std::string& name, int rank) {
+  config.validate();
+  const std::unique_ptr<Communicator> group =
+      config.distributed_executor_backend == "mp"
+          ? join_shm_group(name, rank, timeout_of(config))
+          : join_launched(config);
+  serve_rank(config, make_backend, *group);
+}
+
+}  // namespace specdec

@@ -1,0 +1,30 @@
+// How the ranks of an engine that are processes find each other.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "comm/communicator.h"
+#include "specdec/config.h"
+
+namespace specdec {
+
+// Rank and number of the processes that a launcher started.
+struct LaunchedRank {
+  int rank = 0;
+  int size = 1;
+};
+
+// Of "external_launcher": RANK and WORLD_SIZE, which torchrun sets. Throws InvalidArgument where they
+// are missing or the number is not the configuration's.
+LaunchedRank launched_rank(const EngineConfig& config);
+
+// The group that a launcher's processes form. "external_launcher": at MASTER_ADDR and the port after
+// MASTER_PORT, which torchrun itself listens at; or at SPECDEC_MASTER_PORT.
+std::unique_ptr<Communicator> join_launched(const EngineConfig& config);
+
+int num_ranks(const EngineConfig& config);
+std::chrono::milliseconds timeout_of(const EngineConfig& config);
+
+}  // namespace specdec
