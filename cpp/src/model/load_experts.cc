@@ -11,9 +11,10 @@ namespace {
 
 void add_expert(TensorLoader& loader, const WeightView& gate, const WeightView& up,
                 const WeightView& down, Experts& experts) {
-  experts.storage.push_back(loader.pack(MatrixRole::kLayer, std::array{gate, up}, /*gated=*/true));
+  experts.storage.push_back(loader.pack(MatrixRole::kLayer, std::array{gate, up}, {.gated = true}));
   experts.gate_up.push_back(experts.storage.back().get());
-  experts.storage.push_back(loader.pack(MatrixRole::kLayer, std::array{down}));
+  experts.storage.push_back(
+      loader.pack(MatrixRole::kLayer, std::array{down}, {.slice_unit = kInnerUnit}));
   experts.down.push_back(experts.storage.back().get());
 }
 

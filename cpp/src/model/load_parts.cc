@@ -1,4 +1,5 @@
 #include <array>
+#include <numeric>
 #include <string>
 
 #include "core/check.h"
@@ -155,8 +156,9 @@ void load_attention(TensorLoader& loader, const std::string& prefix, Layer& laye
     layer.q_norm = load(names.q_norm, q_rows);
     layer.k_norm = load(names.k_norm, kv_rows);
   }
+  const int64_t unit = std::lcm(int64_t{config.head_dim}, kInnerUnit);
   layer.attention_out = loader.linear({{str_cat(prefix, names.attention_out), config.hidden_size}},
-                                      q_rows, config.out_bias);
+                                      q_rows, config.out_bias, {.slice_unit = unit});
   if (layer.spec.norms_output()) {
     layer.attention_output_norm = loader.norm(str_cat(prefix, names.attention_output_norm));
   }
@@ -179,9 +181,9 @@ void load_mlp(TensorLoader& loader, const std::string& prefix, Layer& layer) {
   } else if (gated) {
     in.push_back({str_cat(prefix, names.mlp_in[1]), inner});
   }
-  layer.mlp_in = loader.linear(in, config.hidden_size, config.mlp_bias, gated);
-  layer.mlp_out =
-      loader.linear({{str_cat(prefix, names.mlp_out), config.hidden_size}}, inner, config.mlp_bias);
+  layer.mlp_in = loader.linear(in, config.hidden_size, config.mlp_bias, {.gated = gated});
+  layer.mlp_out = loader.linear({{str_cat(prefix, names.mlp_out), config.hidden_size}}, inner,
+                                config.mlp_bias, {.slice_unit = kInnerUnit});
   if (layer.spec.norms_output()) {
     layer.mlp_output_norm = loader.norm(str_cat(prefix, names.mlp_output_norm));
   }

@@ -123,9 +123,14 @@ WeightFormat TensorLoader::format_of(MatrixRole role, std::span<const WeightView
 
 std::unique_ptr<const PackedLinear> TensorLoader::pack(MatrixRole role,
                                                        std::span<const WeightView> parts,
-                                                       bool gated) {
-  auto packed =
-      backend_.pack_linear({.parts = parts, .format = format_of(role, parts), .gated = gated});
+                                                       MatrixForm form) {
+  PackArgs args = {.parts = parts, .format = format_of(role, parts), .gated = form.gated};
+  KSlices slices;
+  if (form.slice_unit > 0) {
+    slices = KSlices::whole(parts[0].in_features(), form.slice_unit);
+    args.k_slices = &slices;
+  }
+  auto packed = backend_.pack_linear(args);
   size_bytes_ += packed->size_bytes();
   return packed;
 }
@@ -145,14 +150,14 @@ std::unique_ptr<const EmbeddingTable> TensorLoader::table_of(const PackedLinear&
 
 std::unique_ptr<const PackedLinear> TensorLoader::matrix(MatrixRole role,
                                                          const std::vector<TensorPart>& parts,
-                                                         int64_t in_features, bool gated) {
+                                                         int64_t in_features, MatrixForm form) {
   std::vector<WeightView> views;
   for (const TensorPart& part : parts) {
     const WeightView whole = read_matrix(part.name, part.rows, in_features);
     if (part.order.empty()) views.push_back(whole);
     for (const RowRange& rows : part.order) views.push_back(rows_of(whole, rows, part.name));
   }
-  auto packed = pack(role, views, gated);
+  auto packed = pack(role, views, form);
   for (const TensorPart& part : parts) release(part.name);
   return packed;
 }
@@ -222,9 +227,9 @@ float TensorLoader::rounded(float value) const {
 }
 
 Linear TensorLoader::linear(const std::vector<TensorPart>& parts, int64_t in_features, bool bias,
-                            bool gated) {
+                            MatrixForm form) {
   Linear linear;
-  linear.weight = matrix(MatrixRole::kLayer, with_suffix(parts, ".weight"), in_features, gated);
+  linear.weight = matrix(MatrixRole::kLayer, with_suffix(parts, ".weight"), in_features, form);
   if (bias) linear.bias = vector(with_suffix(parts, ".bias"));
   return linear;
 }

@@ -30,6 +30,14 @@ struct TensorPart {
   std::vector<RowRange> order = {};  // pieces of it to lay one after another; empty: all as it is
 };
 
+// How a matrix is packed.
+struct MatrixForm {
+  bool gated = false;      // see PackArgs
+  int64_t slice_unit = 0;  // > 0: sums over k are those of core/k_slices.h, with such units
+};
+// Of matrices that sum over the inner size of an MLP.
+inline constexpr int64_t kInnerUnit = 64;
+
 class TensorLoader {
  public:
   TensorLoader(const ModelConfig& config, const std::string& directory, Quantization quantization,
@@ -55,12 +63,12 @@ class TensorLoader {
 
   // What follows counts the bytes packed, too.
   std::unique_ptr<const PackedLinear> pack(MatrixRole role, std::span<const WeightView> parts,
-                                           bool gated = false);
+                                           MatrixForm form = {});
   std::unique_ptr<const EmbeddingTable> table(WeightFormat format, const WeightView& weights);
   std::unique_ptr<const EmbeddingTable> table_of(const PackedLinear& weights);
   WeightFormat format_of(MatrixRole role, std::span<const WeightView> parts);
   std::unique_ptr<const PackedLinear> matrix(MatrixRole role, const std::vector<TensorPart>& parts,
-                                             int64_t in_features, bool gated = false);
+                                             int64_t in_features, MatrixForm form = {});
   Buffer vector(const std::vector<TensorPart>& parts);
   // A tensor of `size` elements, whatever its shape.
   Buffer flat_vector(const std::string& name, int64_t size);
@@ -71,7 +79,7 @@ class TensorLoader {
 
   // Names without ".weight" and ".bias".
   Linear linear(const std::vector<TensorPart>& parts, int64_t in_features, bool bias,
-                bool gated = false);
+                MatrixForm form = {});
   Norm norm(const std::string& name) { return norm(name, config_.hidden_size); }
   Norm norm(const std::string& name, int64_t size);
 
