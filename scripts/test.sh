@@ -58,8 +58,8 @@ stage_bench() {
 stage_asan() { build_and_ctest asan; }
 # What runs on several threads.
 stage_tsan() {
-  build_and_ctest tsan 'ThreadPool|Cpu.*Linear|CpuAttention|OnAnyThreads|Engine|Speculation' \
-    specdec_{core,cpu_attention,cpu_linear,engine,sampler}_test
+  build_and_ctest tsan 'ThreadPool|Communicator.*threads|Cpu.*Linear|CpuAttention|OnAnyThreads|Engine|Speculation' \
+    specdec_{comm,core,cpu_attention,cpu_linear,engine,sampler}_test
 }
 
 # Every kernel for the architectures that are built for, on a machine that needs no GPU: what the

@@ -1,0 +1,83 @@
+// The Communicator of ranks that share no memory. Everything is a message from one rank to another:
+// a header, then bytes.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <functional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "core/buffer.h"
+
+namespace specdec {
+
+class MessageCommunicator : public Communicator {
+ public:
+  std::byte* part(size_t size_bytes) override;
+  std::span<const std::span<const std::byte>> exchange(size_t size_bytes) override;
+  void broadcast(std::vector<std::byte>& message, int root, Patience patience) override;
+  void send(int to, std::span<const std::byte> message) override;
+  void receive(int from, std::span<std::byte> message) override;
+
+ protected:
+  MessageCommunicator(int rank, int size, std::chrono::milliseconds timeout);
+
+  // What an operation still waits for.
+  struct Pending {
+    int rank = 0;
+    bool write = false;
+    bool read = false;
+  };
+  // Move what can be moved without waiting, and return how many bytes that was. What is left comes
+  // again in the next call. `more` is to follow at once. A rank that is gone fails the group.
+  virtual size_t write_some(int rank, std::span<const std::byte> bytes, bool more) = 0;
+  virtual size_t read_some(int rank, std::span<std::byte> bytes) = 0;
+  // Waits until something of this can move or the group fails, but not longer than that.
+  virtual void wait(std::span<const Pending> pending, std::chrono::milliseconds longest) = 0;
+  // Ends the group for a cause that is rank's; the first call counts.
+  virtual void fail(int rank, std::string_view cause) noexcept = 0;
+  // Throws RankFailure of `operation` where the group has failed.
+  virtual void check(const char* operation) = 0;
+
+  std::chrono::milliseconds timeout() const { return timeout_; }
+
+ private:
+  enum class Kind : uint32_t { kPart = 1, kBroadcast, kMessage };
+  struct Header {
+    Kind kind;
+    uint32_t reserved = 0;
+    uint64_t num_bytes = 0;
+  };
+  struct Outgoing {
+    int rank;
+    Header header;
+    std::span<const std::byte> body;
+    size_t done = 0;  // of header and body
+  };
+  struct Incoming {
+    int rank;
+    std::function<std::byte*(size_t num_bytes)> place;  // where so many bytes go
+    Header header{};
+    std::byte* body = nullptr;
+    size_t done = 0;
+  };
+  // Until all has moved. One rank's header and body never wait for another's.
+  void transfer(Kind kind, Patience patience, const char* operation);
+  bool push(Outgoing& message);
+  bool pull(Incoming& message, Kind kind);
+
+  std::chrono::milliseconds timeout_;
+  std::array<Buffer, 2> own_parts_;  // take turns: others' views of one end when the next begins
+  int turn_ = 0;
+  size_t part_bytes_ = 0;
+  std::vector<Buffer> parts_;  // by rank
+  std::vector<std::span<const std::byte>> views_;
+  std::vector<Outgoing> outgoing_;
+  std::vector<Incoming> incoming_;
+  std::vector<Pending> pending_;
+};
+
+}  // namespace specdec

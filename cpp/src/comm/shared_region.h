@@ -1,0 +1,96 @@
+// Memory that the ranks of a group share, in one process or in several of one host: words on which
+// ranks wait, areas for what they copy, and what has ended the group.
+//
+// The memory is a memfd, so that nothing is left of it once the processes are gone, however they
+// ended, and so that the size of /dev/shm (64 MB in many containers) does not matter. An area has a
+// GiB of addresses of its own and is given pages as it grows, so that no rank ever maps again.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace specdec {
+
+// A count that one rank raises and others wait for, with the sizes of what it announces.
+struct alignas(64) SharedCount {
+  static constexpr uint32_t kEnded = 1;  // of `word`: the rank has left, or the group has failed
+  static constexpr uint32_t kOne = 2;
+
+  std::atomic<uint32_t> word;  // kOne for each announcement, from 0, wrapping; and kEnded
+  std::atomic<uint32_t> num_sleepers;
+  uint64_t num_bytes[4];
+
+  // At most 2^29 announcements may lie between the two.
+  static bool reached(uint32_t word, uint32_t announcements) {
+    return static_cast<int32_t>((word & ~kEnded) - announcements * kOne) >= 0;
+  }
+  void announce();
+  void end();
+  // Sleeps until somebody wakes it or `longest` has passed, if the word is still `seen`.
+  void sleep(uint32_t seen, std::chrono::nanoseconds longest);
+};
+
+class SharedRegion {
+ public:
+  static constexpr int kMaxRanks = 64;
+  static constexpr size_t kAreaBytes = size_t{1} << 30;
+
+  // Throws OutOfMemory where the system does not give the addresses.
+  static std::shared_ptr<SharedRegion> create(int num_ranks);
+  // The region that another process of this user has created and calls `name`. Throws
+  // InvalidArgument("name") where there is none, or one of another version of this library.
+  static std::shared_ptr<SharedRegion> open(const std::string& name);
+  ~SharedRegion();
+  SharedRegion(const SharedRegion&) = delete;
+  SharedRegion& operator=(const SharedRegion&) = delete;
+
+  const std::string& name() const { return name_; }
+  int num_ranks() const;
+
+  // Says that `rank` is this process. From then on the others see when this process ends. Throws
+  // InvalidArgument("rank") where another process is this rank.
+  void enter(int rank);
+  // The first rank that has not entered; -1: all have. Watches those that have.
+  int first_missing();
+
+  // Takes `counts` and `areas` for good; their first indices. Throws OutOfMemory.
+  struct Share {
+    uint64_t first_count = 0;
+    uint64_t first_area = 0;
+  };
+  Share take(size_t counts, size_t areas);
+  SharedCount& count(size_t index);
+  // At least `num_bytes` of an area; the same address each time. Only the area's owner calls it.
+  std::byte* grow(size_t area, size_t num_bytes);
+  const std::byte* area(size_t index) const;
+
+  // Ends the group for `cause`, which is rank's. Only the first call has an effect. Any thread.
+  void fail(int rank, std::string_view cause) noexcept;
+  // Throws RankFailure of `operation` where the group has failed.
+  void check(const char* operation) const;
+  // Fails the group where a process that has entered, other than this one, has ended.
+  void look_at_processes();
+
+ private:
+  struct Header;
+  SharedRegion(int file, std::string name);
+  void map(size_t num_bytes);
+  Header& header() const { return *reinterpret_cast<Header*>(base_); }
+
+  int file_;
+  std::string name_;
+  std::byte* base_ = nullptr;
+  size_t num_bytes_ = 0;
+  std::vector<size_t> grown_;   // bytes of each area that have pages, as far as this process knows
+  std::vector<int> processes_;  // a pidfd for each rank; -1: none, or this process
+};
+
+}  // namespace specdec
