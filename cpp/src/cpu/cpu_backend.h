@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
@@ -66,6 +67,21 @@ class CpuBackend final : public Backend {
   void norm_and_split_qkv(const QkvArgs& args);
   void activated_norm(const NormArgs& args);
 
+  // Of weights that ranks share (shared_linear.cc).
+  void linear_by_inputs(const LinearArgs& args);
+  void linear_by_outputs(const LinearArgs& args);
+  void gather_embeddings(const EmbedArgs& args, float* out);
+  // Where this rank's planes of `num_rows` rows go: [num_planes, num_rows, padded_outputs].
+  float* part_for_planes(const CpuPackedLinear& weight, int64_t num_rows);
+  void compute_planes(const CpuPackedLinear& weight, const ProjectionInput& in, float* planes,
+                      int64_t plane_rows);
+  // All ranks' planes.
+  std::array<const float*, kNumSlices> exchange_planes(const CpuPackedLinear& weight,
+                                                       int64_t num_rows);
+  // Folds the planes' rows from first_row on, and what linear() does with the sums.
+  void finish_planes(const LinearArgs& args, const std::array<const float*, kNumSlices>& planes,
+                     int64_t first_row);
+
   Isa isa_;
   DType act_dtype_;
   KernelTable kernels_;
@@ -82,6 +98,7 @@ class CpuBackend final : public Backend {
   static float* grow_scratch(Buffer& buffer, int64_t num_floats);
   Buffer attention_scratch_;
   Buffer embed_scratch_;
+  Buffer gather_scratch_;
   Buffer moe_scratch_;
   Buffer norm_scratch_;
   Buffer qkv_scratch_;

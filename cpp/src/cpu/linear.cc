@@ -100,6 +100,12 @@ void CpuBackend::embed(const EmbedArgs& args) {
   const CpuPackedLinear& table = static_cast<const CpuEmbeddingTable&>(*args.table).rows();
   const int64_t dim = table.in_features();
   float* scratch = args.accumulate ? grow_scratch(embed_scratch_, dim * num_threads()) : nullptr;
+  const float* gathered = nullptr;
+  if (table.share().by_outputs() && args.num_rows > 0) {
+    float* rows = grow_scratch(gather_scratch_, args.num_rows * dim);
+    gather_embeddings(args, rows);
+    gathered = rows;
+  }
   pool_.parallel_for(args.num_rows, 4, [&](int64_t begin, int64_t end, int thread) {
     for (int64_t row = begin; row < end; ++row) {
       const int64_t id = int64_t{args.token_ids[row]} + args.index_offset;
@@ -107,7 +113,11 @@ void CpuBackend::embed(const EmbedArgs& args) {
       SPECDEC_CHECK_LT(id, table.out_features());
       float* out = args.out + row * dim;
       float* values = args.accumulate ? scratch + thread * dim : out;
-      table.unpack_row(id, values);
+      if (gathered != nullptr) {
+        std::copy_n(gathered + row * dim, dim, values);
+      } else {
+        table.unpack_row(id, values);
+      }
       if (args.scale != 1.0f) {
         for (int64_t i = 0; i < dim; ++i) values[i] *= args.scale;
       }
@@ -120,6 +130,10 @@ void CpuBackend::embed(const EmbedArgs& args) {
 void CpuBackend::linear(const LinearArgs& args) {
   const CpuPackedLinear& weight = packed(args.weight);
   SPECDEC_CHECK(!weight.is_gated());
+  if (weight.share().ranks() != nullptr) {
+    if (args.in.num_rows == 0) return;
+    return weight.share().by_inputs() ? linear_by_inputs(args) : linear_by_outputs(args);
+  }
   projector_.run(weight, args.in, 1, [&](const SumsCell& cell) {
     kernels_.epilogue.store({.cell = cell,
                              .bias = args.bias,
@@ -134,6 +148,7 @@ void CpuBackend::linear(const LinearArgs& args) {
 void CpuBackend::activated_linear(const ActivatedLinearArgs& args) {
   const CpuPackedLinear& weight = packed(args.weight);
   SPECDEC_CHECK(weight.is_gated() == args.gated);
+  SPECDEC_CHECK(weight.share().ranks() == nullptr);
   const auto kernel = kernels_.epilogue.activation[static_cast<int>(args.activation)];
   projector_.run(weight, args.in, args.gated ? 2 : 1, [&](const SumsCell& cell) {
     kernel({.cell = cell,
@@ -148,7 +163,7 @@ void CpuBackend::activated_linear(const ActivatedLinearArgs& args) {
 void CpuBackend::project_qkv(const QkvArgs& args) {
   const CpuPackedLinear& weight = packed(args.weight);
   const PagedKvView& kv = args.kv;
-  SPECDEC_CHECK(!weight.is_gated());
+  SPECDEC_CHECK(!weight.is_gated() && weight.share().ranks() == nullptr);
   SPECDEC_CHECK_EQ(weight.out_features(),
                    int64_t{args.num_heads + 2 * kv.num_kv_heads} * kv.head_dim);
   SPECDEC_CHECK_EQ(args.in.num_rows, args.batch->num_rows);

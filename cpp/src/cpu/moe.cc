@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "cpu/cpu_backend.h"
+#include "cpu/packed_linear.h"
 
 namespace specdec::cpu {
 namespace {
@@ -64,6 +65,11 @@ void CpuBackend::moe(const MoeArgs& args) {
   float* const results = scratch;                    // [num_choices, hidden], by expert
   void* const act = results + num_choices * hidden;  // [rows of one expert, inner]
 
+  // Experts' inputs may be shared by ranks: then all choices' planes are exchanged at once.
+  const auto& first_down = static_cast<const CpuPackedLinear&>(*args.down[0]);
+  const bool is_shared = first_down.share().by_inputs();
+  float* const own = is_shared ? part_for_planes(first_down, num_choices) : nullptr;
+
   std::vector<int64_t> place(num_choices);  // of a choice among the results
   std::vector<int32_t> row_ids;             // of one expert
   for (int64_t begin = 0; begin < num_choices;) {
@@ -81,10 +87,26 @@ void CpuBackend::moe(const MoeArgs& args) {
          .activation = args.activation,
          .gated = true,
          .out = act});
-    linear({.weight = args.down[expert],
-            .in = {.x = act, .dtype = act_dtype_, .num_rows = num_rows},
-            .out = results + begin * hidden});
+    const auto& down = static_cast<const CpuPackedLinear&>(*args.down[expert]);
+    const ProjectionInput in = {.x = act, .dtype = act_dtype_, .num_rows = num_rows};
+    if (is_shared) {
+      SPECDEC_CHECK(down.share().by_inputs());
+      compute_planes(down, in, own + begin * down.padded_outputs(), num_choices);
+    } else {
+      linear({.weight = &down, .in = in, .out = results + begin * hidden});
+    }
     begin = end;
+  }
+  if (is_shared) {
+    const auto planes = exchange_planes(first_down, num_choices);
+    for (int64_t begin = 0, end = 0; begin < num_choices; begin = end) {
+      const int expert = choices[by_expert[begin]].expert;
+      while (end < num_choices && choices[by_expert[end]].expert == expert) ++end;
+      finish_planes({.weight = args.down[expert],
+                     .in = {.num_rows = static_cast<int>(end - begin)},
+                     .out = results + begin * hidden},
+                    planes, begin);
+    }
   }
 
   pool_.parallel_for(args.num_rows, 4, [&](int64_t begin, int64_t end, int) {

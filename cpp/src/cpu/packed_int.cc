@@ -175,18 +175,24 @@ void IntRow::read(const WeightView& part, int64_t row, const QuantizeKernels& ke
   kernels.row[layout_.format()](task);
 }
 
-void IntRow::put(int64_t lane, uint8_t* block) const {
-  for (int64_t group = 0; group < static_cast<int64_t>(scales_.size()); ++group) {
-    store_at(block + layout_.scale_at(group, lane), scales_[group]);
-  }
-  for (int64_t group = 0; group < static_cast<int64_t>(mins_.size()); ++group) {
-    store_at(block + layout_.min_at(group, lane), mins_[group]);
-  }
-  if (!layout_.is_grouped()) store_at(block + layout_.output_scale_at(lane), output_scale_);
-  for (int64_t record = 0; record < layout_.num_records(); ++record) {
-    uint8_t* out = block + layout_.codes_at(record) + lane * 4;
-    const uint8_t* codes = codes_.data() + record * kIntRecordDepth;
-    if (layout_.is_int4()) {
+void IntRow::put(int64_t first, const IntLayout& layout, int64_t lane, uint8_t* block) const {
+  SPECDEC_CHECK_EQ(first % kIntRecordDepth, 0);
+  const int64_t first_group = first / kIntGroup;
+  const auto put_halves = [&](const std::vector<uint16_t>& from, auto&& place) {
+    const int64_t left = static_cast<int64_t>(from.size()) - first_group;
+    for (int64_t group = 0; group < std::min(layout.num_groups(), left); ++group) {
+      store_at(block + place(group), from[first_group + group]);
+    }
+  };
+  put_halves(scales_, [&](int64_t group) { return layout.scale_at(group, lane); });
+  put_halves(mins_, [&](int64_t group) { return layout.min_at(group, lane); });
+  if (!layout.is_grouped()) store_at(block + layout.output_scale_at(lane), output_scale_);
+  const int64_t first_record = first / kIntRecordDepth;
+  const int64_t num_records = std::min(layout.num_records(), layout_.num_records() - first_record);
+  for (int64_t record = 0; record < num_records; ++record) {
+    uint8_t* out = block + layout.codes_at(record) + lane * 4;
+    const uint8_t* codes = codes_.data() + first + record * kIntRecordDepth;
+    if (layout.is_int4()) {
       for (int64_t i = 0; i < kWordsOfRecord; i += 2, out += 4 * kLanes) {
         store_word(out, load_word(codes + 4 * i) | load_word(codes + 4 * i + 4) << 4);
       }

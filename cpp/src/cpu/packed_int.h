@@ -52,7 +52,9 @@ class IntRow {
   // Takes row `row` of `part`: its codes and scales where the layout can hold them, else quantised.
   void read(const WeightView& part, int64_t row, const QuantizeKernels& kernels);
 
-  void put(int64_t lane, uint8_t* block) const;
+  // Puts the row's inputs from `first` on, a whole number of records, into a block of `layout`, of
+  // the same format.
+  void put(int64_t first, const IntLayout& layout, int64_t lane, uint8_t* block) const;
   void get(int64_t lane, const uint8_t* block);
   void to_float(float* out) const;  // [in_features]
 

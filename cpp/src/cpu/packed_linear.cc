@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "comm/communicator.h"
 #include "core/check.h"
 #include "cpu/packed_int.h"
 
@@ -11,6 +12,9 @@ namespace {
 
 constexpr int64_t kLanes = CpuPackedLinear::kBlockOutputs;
 constexpr int64_t kBf16Depth = 32;  // k of an AMX tile product
+// Ends of slices are multiples of it: no step of a kernel, nor a record of integers, has inputs of
+// two slices.
+constexpr int64_t kSliceUnit = 64;
 
 PackedFormat packed_format_of(WeightFormat format, DType act_dtype) {
   switch (format) {
@@ -112,22 +116,22 @@ void pack_row(const From* row, int64_t num_k, int64_t lane, To* block) {
   for (int64_t i = 0; k + i < num_k; ++i) out[i] = convert<To>(row[k + i]);
 }
 
-// `values` is scratch for quantised rows.
+// Inputs [first, first + num_k) of the parts. `values` is scratch for quantised rows.
 template <class To>
-void pack_block(const OutputMap& map, int64_t block, int64_t num_k, std::vector<float>& values,
-                To* out) {
+void pack_block(const OutputMap& map, int64_t block, int64_t first, int64_t num_k,
+                std::vector<float>& values, To* out) {
   for (int64_t lane = 0; lane < kLanes; ++lane) {
     const OutputMap::Source source = map.source(block, lane);
     if (source.part == nullptr) continue;
     if (source.part->is_quantized()) {
-      values.resize(num_k);
+      values.resize(source.part->in_features());
       dequantize_row(*source.part, source.row, values.data());
-      pack_row(values.data(), num_k, lane, out);
+      pack_row(values.data() + first, num_k, lane, out);
       continue;
     }
     with_source_type(source.part->values.dtype, [&]<class From>(const From*) {
-      pack_row(static_cast<const From*>(source.part->values.data) + source.row * num_k, num_k, lane,
-               out);
+      const From* values_of_part = static_cast<const From*>(source.part->values.data);
+      pack_row(values_of_part + source.row * source.part->in_features() + first, num_k, lane, out);
     });
   }
 }
@@ -145,17 +149,27 @@ CpuPackedLinear::CpuPackedLinear(const PackArgs& args, DType act_dtype,
                                  const QuantizeKernels& kernels, HostArena& arena, ThreadPool& pool)
     : format_(args.format),
       packed_format_(packed_format_of(args.format, act_dtype)),
-      is_gated_(args.gated) {
+      is_gated_(args.gated),
+      share_(args) {
   SPECDEC_CHECK(act_dtype == DType::kF32 || act_dtype == DType::kBF16);
   check(args);
   in_features_ = args.parts[0].in_features();
-  for (const WeightView& part : args.parts) out_features_ += part.rows();
+  if (args.k_slices != nullptr) {
+    SPECDEC_CHECK_EQ(args.k_slices->whole_features(), in_features_);
+    first_input_ = args.k_slices->begin();
+    in_features_ = args.k_slices->in_features();
+  }
+  for (const WeightView& part : args.parts) num_outputs_ += part.rows();
+  if (share_.by_outputs()) {
+    SPECDEC_CHECK_EQ(num_outputs_, share_.num_outputs(share_.ranks()->rank()));
+  }
   num_blocks_ = OutputMap(args).num_blocks();
   if (is_integer()) {
     pack_integers(args, kernels, arena, pool);
   } else {
     pack_floats(args, arena, pool);
   }
+  set_steps(args);
 }
 
 void CpuPackedLinear::check(const PackArgs& args) const {
@@ -171,9 +185,34 @@ void CpuPackedLinear::check(const PackArgs& args) const {
   }
 }
 
+void CpuPackedLinear::set_steps(const PackArgs& args) {
+  if (args.k_slices == nullptr) {
+    steps_ = {{.end = padded_k_, .num_folds = 0, .slot = 0, .is_left = true}};
+    return;
+  }
+  static_assert(kMaxPartials == kMaxPartialSums);
+  const KSlices& slices = *args.k_slices;
+  const FoldPlan plan = fold_plan(slices.run);
+  num_planes_ = plan.num_left;
+  for (int i = 0; i < plan.num_steps; ++i) {
+    const bool is_last = i + 1 == plan.num_steps;
+    const int64_t end = is_last ? padded_k_ : slices.local_bound(i + 1);
+    SPECDEC_CHECK(is_last || end % kSliceUnit == 0);
+    const FoldStep& step = plan.steps[i];
+    steps_.push_back(
+        {.end = end, .num_folds = step.num_folds, .slot = step.slot, .is_left = step.is_left});
+  }
+}
+
+const float* CpuPackedLinear::output_scales(int64_t block) const {
+  return packed_format_ == kPackedInt8 ? static_cast<const float*>(this->block(block)) : nullptr;
+}
+
 void CpuPackedLinear::pack_floats(const PackArgs& args, HostArena& arena, ThreadPool& pool) {
   const bool is_bf16 = packed_format_ == kPackedBf16;
-  padded_k_ = is_bf16 ? (in_features_ + kBf16Depth - 1) / kBf16Depth * kBf16Depth : in_features_;
+  // A rank without inputs has zeros: products need some k.
+  padded_k_ = std::max<int64_t>(in_features_, 1);
+  if (is_bf16) padded_k_ = (padded_k_ + kBf16Depth - 1) / kBf16Depth * kBf16Depth;
   block_bytes_ = padded_k_ * kBlockOutputs * (is_bf16 ? 2 : 4);
   data_ = arena.allocate(static_cast<size_t>(num_blocks_ * block_bytes_), "packed weights");
   const OutputMap map(args);
@@ -182,9 +221,9 @@ void CpuPackedLinear::pack_floats(const PackArgs& args, HostArena& arena, Thread
     for (int64_t block = begin; block < end; ++block) {
       const int64_t offset = block * padded_k_ * kLanes;
       if (is_bf16) {
-        pack_block(map, block, in_features_, values, data_.as<BFloat16>() + offset);
+        pack_block(map, block, first_input_, in_features_, values, data_.as<BFloat16>() + offset);
       } else {
-        pack_block(map, block, in_features_, values, data_.as<float>() + offset);
+        pack_block(map, block, first_input_, in_features_, values, data_.as<float>() + offset);
       }
     }
   });
@@ -192,27 +231,28 @@ void CpuPackedLinear::pack_floats(const PackArgs& args, HostArena& arena, Thread
 
 void CpuPackedLinear::pack_integers(const PackArgs& args, const QuantizeKernels& kernels,
                                     HostArena& arena, ThreadPool& pool) {
-  const IntLayout layout(packed_format_, in_features_);
+  const IntLayout layout(packed_format_, std::max<int64_t>(in_features_, 1));
+  const IntLayout whole(packed_format_, args.parts[0].in_features());
   padded_k_ = layout.padded_k();
   block_bytes_ = layout.block_bytes();
   data_ = arena.allocate(static_cast<size_t>(num_blocks_ * block_bytes_), "packed weights");
   const OutputMap map(args);
   pool.parallel_for(num_blocks_, 4, [&](int64_t begin, int64_t end, int) {
-    IntRow row(layout);
+    IntRow row(whole);  // scales may be those of the whole row
     for (int64_t block = begin; block < end; ++block) {
       uint8_t* out = data_.as<uint8_t>() + block * block_bytes_;
       for (int64_t lane = 0; lane < kLanes; ++lane) {
         const OutputMap::Source source = map.source(block, lane);
         if (source.part == nullptr) continue;
         row.read(*source.part, source.row, kernels);
-        row.put(lane, out);
+        row.put(first_input_, layout, lane, out);
       }
     }
   });
 }
 
 void CpuPackedLinear::unpack_row(int64_t output, float* out) const {
-  SPECDEC_CHECK(!is_gated_);
+  SPECDEC_CHECK(!is_gated_ && !share_.by_inputs());
   const void* from = block(output / kLanes);
   if (is_integer()) {
     const IntLayout layout(packed_format_, in_features_);

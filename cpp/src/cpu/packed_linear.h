@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backend/op_args.h"
+#include "backend/rank_share.h"
 #include "core/buffer.h"
 #include "core/dtype.h"
 #include "core/host_arena.h"
@@ -25,7 +26,9 @@ class CpuPackedLinear final : public PackedLinear {
   CpuPackedLinear(const PackArgs& args, DType act_dtype, const QuantizeKernels& kernels,
                   HostArena& arena, ThreadPool& pool);
 
-  int64_t out_features() const override { return out_features_; }
+  int64_t out_features() const override {
+    return share_.by_outputs() ? share_.num_outputs() : num_outputs_;
+  }
   int64_t in_features() const override { return in_features_; }
   int64_t size_bytes() const override { return static_cast<int64_t>(data_.size_bytes()); }
   WeightFormat format() const override { return format_; }
@@ -37,12 +40,22 @@ class CpuPackedLinear final : public PackedLinear {
   int64_t num_blocks() const { return num_blocks_; }
   int64_t block_bytes() const { return block_bytes_; }
   const void* block(int64_t index) const { return data_.as<char>() + index * block_bytes_; }
+  int64_t num_outputs() const { return num_outputs_; }  // those packed: the rank's own
+  int64_t padded_outputs() const { return num_blocks_ * kBlockOutputs; }
+
+  // The steps of its sums, and how many sums of an output they leave.
+  std::span<const SumStep> steps() const { return steps_; }
+  int num_planes() const { return num_planes_; }
+  const RankShare& share() const { return share_; }
+  // Of sums that are left unscaled: of one block, or null where the format has none.
+  const float* output_scales(int64_t block) const;
 
   // out [in_features] = row `output` as stored, in float32. Not of gated weights.
   void unpack_row(int64_t output, float* out) const;
 
  private:
   void check(const PackArgs& args) const;
+  void set_steps(const PackArgs& args);
   void pack_floats(const PackArgs& args, HostArena& arena, ThreadPool& pool);
   void pack_integers(const PackArgs& args, const QuantizeKernels& kernels, HostArena& arena,
                      ThreadPool& pool);
@@ -50,11 +63,15 @@ class CpuPackedLinear final : public PackedLinear {
   WeightFormat format_;
   PackedFormat packed_format_;
   bool is_gated_;
-  int64_t out_features_ = 0;
+  RankShare share_;
+  int64_t num_outputs_ = 0;
+  int64_t first_input_ = 0;  // of the parts'
   int64_t in_features_ = 0;
   int64_t padded_k_ = 0;
   int64_t num_blocks_ = 0;
   int64_t block_bytes_ = 0;
+  std::vector<SumStep> steps_;
+  int num_planes_ = 1;
   Buffer data_;
 };
 

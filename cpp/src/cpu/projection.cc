@@ -8,6 +8,8 @@ namespace {
 // Floats of a cell's sums: few enough to stay in the cache between product and epilogue.
 constexpr int64_t kCellFloats = 16 << 10;
 constexpr int64_t kMaxRowChunk = 128;
+constexpr int64_t kPartialFloats =
+    kMaxRowChunk * kMaxPartials * kMaxCellBlocks * CpuPackedLinear::kBlockOutputs;
 constexpr int64_t kMinRowChunk = 32;
 // Cells of work each thread should have to choose from.
 constexpr int64_t kCellsPerThread = 8;
@@ -61,13 +63,15 @@ RowNorm kind_of(const NormParams* norm) {
 
 Projector::Projector(const KernelTable& kernels, ThreadPool& pool)
     : kernels_(kernels), pool_(pool), turns_(pool.num_threads()) {
-  sums_ = Buffer::host(pool.num_threads() * kCellFloats * sizeof(float), "sums of products");
+  const int64_t num_threads = pool.num_threads();
+  sums_ = Buffer::host(num_threads * kCellFloats * sizeof(float), "sums of products");
+  partials_ = Buffer::host(num_threads * kPartialFloats * sizeof(float), "partial sums");
 }
 
 ProjectionPlan Projector::make_plan(const CpuPackedLinear& weight, int64_t num_rows,
                                     int64_t unit_blocks) const {
   constexpr int64_t kOutputs = CpuPackedLinear::kBlockOutputs;
-  const int64_t unit_floats = unit_blocks * kOutputs;
+  const int64_t unit_floats = unit_blocks * kOutputs * weight.num_planes();
   SPECDEC_CHECK_LE(unit_floats, kCellFloats);
   ProjectionPlan plan{};
   plan.unit_blocks = unit_blocks;
@@ -158,8 +162,8 @@ PreparedRows Projector::rows_for(int thread) {
   return prepared_at(storage);
 }
 
-SumsCell Projector::compute(const CpuPackedLinear& weight, const ProjectionPlan& plan,
-                            int64_t row_chunk, int64_t unit, int64_t num_units, int thread) {
+PlanesCell Projector::compute(const CpuPackedLinear& weight, const ProjectionPlan& plan,
+                              int64_t row_chunk, int64_t unit, int64_t num_units, int thread) {
   constexpr int64_t kOutputs = CpuPackedLinear::kBlockOutputs;
   const PreparedRows rows = rows_for(thread);
   const int64_t row_begin = row_chunk * plan.row_chunk;
@@ -171,6 +175,7 @@ SumsCell Projector::compute(const CpuPackedLinear& weight, const ProjectionPlan&
   const int64_t first = row_begin * x_stride;
   float* sums = sums_.as<float>() + thread * kCellFloats;
   const int64_t stride = (block_end - block_begin) * kOutputs;
+  const int64_t plane_stride = (row_end - row_begin) * stride;
   kernels_.linear.run[weight.packed_format()](
       {.weights = weight.block(block_begin),
        .block_bytes = weight.block_bytes(),
@@ -181,14 +186,20 @@ SumsCell Projector::compute(const CpuPackedLinear& weight, const ProjectionPlan&
        .x_sums = rows.sums != nullptr ? rows.sums + first / kQuantGroup : nullptr,
        .num_rows = row_end - row_begin,
        .num_blocks = block_end - block_begin,
+       .steps = weight.steps().data(),
+       .num_steps = static_cast<int>(weight.steps().size()),
        .sums = sums,
-       .sums_stride = stride});
-  return {.sums = sums,
-          .stride = stride,
-          .row_begin = row_begin,
-          .row_end = row_end,
-          .begin = block_begin * kOutputs,
-          .end = block_end * kOutputs};
+       .sums_stride = stride,
+       .plane_stride = plane_stride,
+       .partials = partials_.as<float>() + thread * kPartialFloats,
+       .scales_outputs = !weight.share().by_inputs()});
+  return {.cell = {.sums = sums,
+                   .stride = stride,
+                   .row_begin = row_begin,
+                   .row_end = row_end,
+                   .begin = block_begin * kOutputs,
+                   .end = block_end * kOutputs},
+          .plane_stride = plane_stride};
 }
 
 }  // namespace specdec::cpu

@@ -9,6 +9,7 @@
 
 #include "backend/op_args.h"
 #include "core/buffer.h"
+#include "core/check.h"
 #include "core/thread_pool.h"
 #include "cpu/kernel_table.h"
 #include "cpu/packed_linear.h"
@@ -22,6 +23,12 @@ struct PreparedRows {
   const void* values = nullptr;  // [num_rows, padded_k]
   const float* scales = nullptr;
   const int32_t* sums = nullptr;
+};
+
+// A cell's sums; those of further planes of partial sums lie plane_stride floats further on.
+struct PlanesCell {
+  SumsCell cell;
+  int64_t plane_stride;
 };
 
 // How a product is cut into cells. A unit is the blocks that an epilogue needs together; cell index
@@ -44,6 +51,14 @@ class Projector {
   template <class Epilogue>
   void run(const CpuPackedLinear& weight, const ProjectionInput& in, int64_t unit_blocks,
            Epilogue&& epilogue) {
+    SPECDEC_CHECK(!weight.share().by_inputs());
+    run_planes(weight, in, unit_blocks, [&](const PlanesCell& planes) { epilogue(planes.cell); });
+  }
+
+  // Likewise of a weight that ranks share by inputs: epilogue(PlanesCell).
+  template <class Epilogue>
+  void run_planes(const CpuPackedLinear& weight, const ProjectionInput& in, int64_t unit_blocks,
+                  Epilogue&& epilogue) {
     if (in.num_rows == 0) return;
     const ProjectionPlan plan = make_plan(weight, in.num_rows, unit_blocks);
     begin(weight, in);
@@ -67,13 +82,14 @@ class Projector {
   PreparedRows rows_for(int thread);
   void prepare(int64_t row_begin, int64_t row_end, char* storage) const;
   PreparedRows prepared_at(const char* storage) const;
-  SumsCell compute(const CpuPackedLinear& weight, const ProjectionPlan& plan, int64_t row_chunk,
-                   int64_t unit, int64_t num_units, int thread);
+  PlanesCell compute(const CpuPackedLinear& weight, const ProjectionPlan& plan, int64_t row_chunk,
+                     int64_t unit, int64_t num_units, int thread);
 
   const KernelTable& kernels_;
   ThreadPool& pool_;
   Buffer row_storage_;  // prepared rows, of all threads together or of each
   Buffer sums_;         // [num_threads, kCellFloats]
+  Buffer partials_;     // [num_threads, kPartialFloats]
 
   // The product being run.
   const CpuPackedLinear* weight_ = nullptr;

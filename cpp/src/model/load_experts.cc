@@ -15,10 +15,9 @@ void add_expert(TensorLoader& loader, const WeightView& gate, const WeightView& 
   const SharedSums sums = loader.inner_sums(static_cast<int>(down.in_features()));
   const RowRange own = {sums.slices.begin(), sums.slices.in_features()};
   const std::array gate_up = {loader.rows_of(gate, own, name), loader.rows_of(up, own, name)};
-  experts.storage.push_back(loader.pack(MatrixRole::kLayer, gate_up, /*gated=*/true));
+  experts.storage.push_back(loader.pack(MatrixRole::kLayer, gate_up, {.gated = true}));
   experts.gate_up.push_back(experts.storage.back().get());
-  experts.storage.push_back(
-      loader.pack(MatrixRole::kLayer, std::array{down}, /*gated=*/false, &sums));
+  experts.storage.push_back(loader.pack(MatrixRole::kLayer, std::array{down}, {.sums = &sums}));
   experts.down.push_back(experts.storage.back().get());
 }
 

@@ -174,7 +174,7 @@ void load_attention(TensorLoader& loader, const std::string& prefix, Layer& laye
   }
   const SharedSums sums = loader.attention_sums();
   layer.attention_out = loader.linear({{str_cat(prefix, names.attention_out), config.hidden_size}},
-                                      q_rows, config.out_bias, /*gated=*/false, &sums);
+                                      q_rows, config.out_bias, {.sums = &sums});
   if (layer.spec.norms_output()) {
     layer.attention_output_norm = loader.norm(str_cat(prefix, names.attention_output_norm));
   }
@@ -199,10 +199,9 @@ void load_mlp(TensorLoader& loader, const std::string& prefix, Layer& layer) {
   } else if (gated) {
     in.push_back({str_cat(prefix, names.mlp_in[1]), inner, {own}});
   }
-  layer.mlp_in = loader.linear(in, config.hidden_size, config.mlp_bias, gated);
-  layer.mlp_out =
-      loader.linear({{str_cat(prefix, names.mlp_out), config.hidden_size}}, inner, config.mlp_bias,
-                    /*gated=*/false, &sums);
+  layer.mlp_in = loader.linear(in, config.hidden_size, config.mlp_bias, {.gated = gated});
+  layer.mlp_out = loader.linear({{str_cat(prefix, names.mlp_out), config.hidden_size}}, inner,
+                                config.mlp_bias, {.sums = &sums});
   if (layer.spec.norms_output()) {
     layer.mlp_output_norm = loader.norm(str_cat(prefix, names.mlp_output_norm));
   }

@@ -137,14 +137,14 @@ std::vector<WeightView> TensorLoader::rows_between(std::span<const WeightView> p
 
 std::unique_ptr<const PackedLinear> TensorLoader::pack(MatrixRole role,
                                                        std::span<const WeightView> parts,
-                                                       bool gated, const SharedSums* sums) {
-  PackArgs args = {.parts = parts, .format = format_of(role, parts), .gated = gated};
+                                                       MatrixForm form) {
+  PackArgs args = {.parts = parts, .format = format_of(role, parts), .gated = form.gated};
   std::vector<WeightView> own_rows;
   std::vector<int64_t> rank_outputs;
-  if (sums != nullptr) {
-    args.k_slices = &sums->slices;
-    args.rank_runs = sums->rank_runs;
-    if (!sums->rank_runs.empty()) args.ranks = shard_.ranks();
+  if (form.sums != nullptr) {
+    args.k_slices = &form.sums->slices;
+    args.rank_runs = form.sums->rank_runs;
+    if (!form.sums->rank_runs.empty()) args.ranks = shard_.ranks();
   } else if (role == MatrixRole::kVocabulary && !shard_.is_whole()) {
     int64_t num_rows = 0;
     for (const WeightView& part : parts) num_rows += part.rows();
@@ -175,15 +175,14 @@ std::unique_ptr<const EmbeddingTable> TensorLoader::table_of(const PackedLinear&
 
 std::unique_ptr<const PackedLinear> TensorLoader::matrix(MatrixRole role,
                                                          const std::vector<TensorPart>& parts,
-                                                         int64_t in_features, bool gated,
-                                                         const SharedSums* sums) {
+                                                         int64_t in_features, MatrixForm form) {
   std::vector<WeightView> views;
   for (const TensorPart& part : parts) {
     const WeightView whole = read_matrix(part.name, part.rows, in_features);
     if (part.order.empty()) views.push_back(whole);
     for (const RowRange& rows : part.order) views.push_back(rows_of(whole, rows, part.name));
   }
-  auto packed = pack(role, views, gated, sums);
+  auto packed = pack(role, views, form);
   for (const TensorPart& part : parts) release(part.name);
   return packed;
 }
@@ -253,10 +252,9 @@ float TensorLoader::rounded(float value) const {
 }
 
 Linear TensorLoader::linear(const std::vector<TensorPart>& parts, int64_t in_features, bool bias,
-                            bool gated, const SharedSums* sums) {
+                            MatrixForm form) {
   Linear linear;
-  linear.weight =
-      matrix(MatrixRole::kLayer, with_suffix(parts, ".weight"), in_features, gated, sums);
+  linear.weight = matrix(MatrixRole::kLayer, with_suffix(parts, ".weight"), in_features, form);
   if (bias) linear.bias = vector(with_suffix(parts, ".bias"));
   return linear;
 }

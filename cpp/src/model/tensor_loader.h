@@ -37,6 +37,12 @@ struct SharedSums {
   std::vector<SliceRun> rank_runs;  // empty: this rank has all
 };
 
+// How a matrix is packed.
+struct MatrixForm {
+  bool gated = false;                // see PackArgs
+  const SharedSums* sums = nullptr;  // of its inputs; null: one sum in order, which nobody shares
+};
+
 // Sizes, of the config and in arguments, are those of the whole model; what is packed is this
 // rank's share.
 class TensorLoader {
@@ -69,15 +75,14 @@ class TensorLoader {
   bool is_equal(const std::string& name, const WeightView& other);
 
   // What follows counts the bytes packed, too. Of MatrixRole::kVocabulary the ranks share the
-  // outputs; `sums` are given where they may share the inputs.
+  // outputs.
   std::unique_ptr<const PackedLinear> pack(MatrixRole role, std::span<const WeightView> parts,
-                                           bool gated = false, const SharedSums* sums = nullptr);
+                                           MatrixForm form = {});
   std::unique_ptr<const EmbeddingTable> table(WeightFormat format, const WeightView& weights);
   std::unique_ptr<const EmbeddingTable> table_of(const PackedLinear& weights);
   WeightFormat format_of(MatrixRole role, std::span<const WeightView> parts);
   std::unique_ptr<const PackedLinear> matrix(MatrixRole role, const std::vector<TensorPart>& parts,
-                                             int64_t in_features, bool gated = false,
-                                             const SharedSums* sums = nullptr);
+                                             int64_t in_features, MatrixForm form = {});
   Buffer vector(const std::vector<TensorPart>& parts);
   // A tensor of `size` elements, whatever its shape.
   Buffer flat_vector(const std::string& name, int64_t size);
@@ -88,7 +93,7 @@ class TensorLoader {
 
   // Names without ".weight" and ".bias".
   Linear linear(const std::vector<TensorPart>& parts, int64_t in_features, bool bias,
-                bool gated = false, const SharedSums* sums = nullptr);
+                MatrixForm form = {});
   Norm norm(const std::string& name) { return norm(name, config_.hidden_size); }
   Norm norm(const std::string& name, int64_t size);
 

@@ -370,6 +370,7 @@ class AmxTilesTest : public ::testing::Test {
     }
     const int64_t stride = weight.num_blocks() * CpuPackedLinear::kBlockOutputs;
     std::vector<float> sums(rows * stride, NAN);
+    std::vector<float> partials(rows * kMaxPartials * kMaxCellBlocks * 16);
     EmulatedTiles tiles;
     run_amx_tiles({.weights = weight.block(0),
                    .block_bytes = weight.block_bytes(),
@@ -380,8 +381,13 @@ class AmxTilesTest : public ::testing::Test {
                    .x_sums = nullptr,
                    .num_rows = rows,
                    .num_blocks = weight.num_blocks(),
+                   .steps = weight.steps().data(),
+                   .num_steps = static_cast<int>(weight.steps().size()),
                    .sums = sums.data(),
-                   .sums_stride = stride},
+                   .sums_stride = stride,
+                   .plane_stride = 0,
+                   .partials = partials.data(),
+                   .scales_outputs = true},
                   tiles);
     std::vector<float> out;
     for (int row = 0; row < rows; ++row) {

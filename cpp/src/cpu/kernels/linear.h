@@ -25,6 +25,20 @@ enum PackedFormat : int {
   kNumPackedFormats,
 };
 
+// A piece of k, a slice or all of it, and what becomes of its sum. A stack of partial sums starts
+// empty. After the step's sum, which starts from zero, is there:
+//   num_folds times  sum = top of the stack + sum
+// and the sum is pushed, which makes it number `slot` of the stack.
+struct SumStep {
+  int64_t end;  // k; the step begins where the one before it ends
+  int num_folds;
+  int slot;
+  bool is_left;  // no later step folds it: it is a result
+};
+
+// Partial sums on the stack, with the one that a step is at.
+inline constexpr int kMaxPartials = 5;
+
 // sums[r, n] = sum_k x[r, k] W[n, k] for a cell: some rows and some consecutive blocks. An output's
 // operations have an order that depends on k alone, whatever the cell is.
 struct LinearTask {
@@ -37,9 +51,17 @@ struct LinearTask {
   const int32_t* x_sums;  // likewise: the sum of a group's codes
   int64_t num_rows;
   int64_t num_blocks;
-  float* sums;          // out: [num_rows, sums_stride], of each row num_blocks * 16
-  int64_t sums_stride;  // floats
+  const SumStep* steps;  // [num_steps]; the last ends at padded_k, the others at multiples of 64
+  int num_steps;
+  float* sums;           // out: [num_rows, sums_stride], of each row num_blocks * 16
+  int64_t sums_stride;   // floats
+  int64_t plane_stride;  // floats from the results of slot i to those of slot i + 1
+  float* partials;       // scratch [num_rows, kMaxPartials, kMaxCellBlocks * 16]; one step: unused
+  bool scales_outputs;   // kPackedInt8: the sums are multiplied by the outputs' scales
 };
+
+// Blocks that a kernel sums together, at most.
+inline constexpr int kMaxCellBlocks = 3;
 
 struct LinearKernels {
   void (*run[kNumPackedFormats])(const LinearTask& task);

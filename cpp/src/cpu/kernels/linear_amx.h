@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cpu/kernels/linear.h"
+#include "cpu/kernels/sum_steps.h"
 
 namespace specdec::cpu {
 
@@ -125,22 +126,45 @@ void amx_store_sums(Tiles& tiles, const AmxSpan& span, float* sums, int64_t stri
   if (span.blocks == 2) tiles.template store<kSums11>(sums + kAmxOutputs, stride_bytes);
 }
 
+// Folds the sums that a complete step has left at `from`, as it says.
+template <class Tiles>
+void amx_fold_sums(const SumStep& step, const TileSums& sums, SumsAt from, int64_t rows,
+                   int64_t width) {
+  const SumsAt to = sums.result(step, width);
+  if (to.data == from.data) return;
+  for (int64_t row = 0; row < rows; ++row) {
+    float* own = from.data + row * from.stride;
+    for (int f = step.num_folds - 1; f >= 0; --f) {
+      const SumsAt left = sums.partial(step.slot + f, width);
+      for (int64_t i = 0; i < width; ++i) own[i] = left.data[row * left.stride + i] + own[i];
+    }
+    for (int64_t i = 0; i < width; ++i) to.data[row * to.stride + i] = own[i];
+  }
+}
+
 template <class Tiles>
 void run_amx_span(const LinearTask& task, const AmxSpan& span, Tiles& tiles) {
   const int64_t block_stride = task.padded_k * kAmxOutputs;
   const uint16_t* x = static_cast<const uint16_t*>(task.x) + span.row * task.x_stride;
   const uint16_t* weights = static_cast<const uint16_t*>(task.weights) + span.block * block_stride;
-  tiles.template zero<kSums00>();
-  if (span.blocks == 2) tiles.template zero<kSums01>();
-  if (span.rows1 > 0) {
-    tiles.template zero<kSums10>();
-    if (span.blocks == 2) tiles.template zero<kSums11>();
-  }
-  for (int64_t k = 0; k < task.padded_k; k += kAmxDepth) {
-    amx_step(tiles, span, x + k, task.x_stride, weights + k * kAmxOutputs, block_stride);
-  }
-  amx_store_sums(tiles, span, task.sums + span.row * task.sums_stride + span.block * kAmxOutputs,
-                 task.sums_stride);
+  const int64_t width = span.blocks * kAmxOutputs;
+  TileSums sums = tile_sums(task, span.row, span.block, width);
+  sums.partials = task.partials;
+  StepSpan steps = step_span(task, 0, task.padded_k);
+  do {
+    tiles.template zero<kSums00>();
+    if (span.blocks == 2) tiles.template zero<kSums01>();
+    if (span.rows1 > 0) {
+      tiles.template zero<kSums10>();
+      if (span.blocks == 2) tiles.template zero<kSums11>();
+    }
+    for (int64_t k = steps.k; k < steps.step->end; k += kAmxDepth) {
+      amx_step(tiles, span, x + k, task.x_stride, weights + k * kAmxOutputs, block_stride);
+    }
+    const SumsAt to = sums.unfinished(*steps.step, width);
+    amx_store_sums(tiles, span, to.data, to.stride);
+    amx_fold_sums<Tiles>(*steps.step, sums, to, span.rows0 + span.rows1, width);
+  } while (next_step(steps));
 }
 
 template <class Tiles>

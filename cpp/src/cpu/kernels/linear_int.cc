@@ -3,6 +3,7 @@
 
 #include "cpu/kernels/linear.h"
 #include "cpu/kernels/simd_int.h"
+#include "cpu/kernels/sum_steps.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
@@ -12,6 +13,7 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int kMaxRows = 8;
 constexpr int kMaxBlocks = 2;
+static_assert(kMaxBlocks <= kMaxCellBlocks);
 #else
 constexpr int kMaxRows = 4;
 constexpr int kMaxBlocks = 1;
@@ -47,8 +49,7 @@ struct IntSpan {
   int64_t x_stride;        // k from one row to the next
   const uint8_t* weights;  // a record
   int64_t block_bytes;
-  int64_t num_records;
-  bool is_first;  // of k
+  StepSpan steps;
   // For every line of weights used one is fetched, for later: from here on, a block's worth at a
   // time, by so many bytes.
   const uint8_t* ahead;
@@ -137,39 +138,69 @@ inline void add_group(const IntSpan& span, const IntDots<kRows, kBlocks>& dots,
   }
 }
 
-// sums [kRows, sums_stride]: += x W^T, or = when it is the first part of k.
-template <class Format, int kRows, int kBlocks>
-void run_int_tile(const IntSpan& tile, float* sums, int64_t sums_stride) {
-  const IntSpan span = tile;  // a copy, which stores to `sums` cannot change
-  for (int r = 0; span.is_first && r < kRows; ++r) {
-    for (int b = 0; b < kBlocks; ++b) store(sums + r * sums_stride + b * kLanes, zero());
+template <int kRows, int kBlocks>
+inline void clear_sums(SumsAt sums) {
+  for (int r = 0; r < kRows; ++r) {
+    for (int b = 0; b < kBlocks; ++b) store(sums.data + r * sums.stride + b * kLanes, zero());
   }
-  const uint8_t* record = span.weights;
-  const uint8_t* const end = record + span.num_records * Format::kRecordBytes;
-  const int8_t* x = span.x;
-  const float* x_scales = span.x_scales;
-  const int32_t* x_sums = span.x_sums;
-  const uint8_t* ahead = span.ahead;
-  for (; record < end; record += Format::kRecordBytes) {
-    for (int group = 0; group < kGroupsOfRecord; ++group) {
-      const uint8_t* codes =
-          record + Format::kHeaderBytes + group * (Format::kGroupLines * kLineBytes);
-      const auto dots = dot_group<Format, kRows, kBlocks>(span, codes, x, x_sums, ahead);
-      add_group<Format, kRows, kBlocks>(span, dots, record + group * kGroupScaleBytes, x_scales,
-                                        x_sums, sums, sums_stride);
-      ahead += Format::kGroupLines * span.ahead_step;
-      x += kIntGroup;
-      ++x_scales;
-      ++x_sums;
-    }
-    for (int line = 0; line < Format::kHeaderBytes / kLineBytes; ++line) {
-      for (int b = 0; b < kBlocks; ++b) __builtin_prefetch(ahead + b * kLineBytes, 0, 3);
-      ahead += span.ahead_step;
+}
+
+// The step's sums, folded as it says, from `from` to where they belong.
+template <int kRows, int kBlocks>
+inline void fold_sums(const SumStep& step, const TileSums& sums, SumsAt from) {
+  constexpr int64_t kWidth = kBlocks * kLanes;
+  const SumsAt to = sums.result(step, kWidth);
+  if (to.data == from.data) return;
+  for (int r = 0; r < kRows; ++r) {
+    for (int b = 0; b < kBlocks; ++b) {
+      F32x16 sum = load(from.data + r * from.stride + b * kLanes);
+      for (int f = step.num_folds - 1; f >= 0; --f) {
+        const SumsAt left = sums.partial(step.slot + f, kWidth);
+        sum = load(left.data + r * left.stride + b * kLanes) + sum;
+      }
+      store(to.data + r * to.stride + b * kLanes, sum);
     }
   }
 }
 
-using IntTileFunction = void (*)(const IntSpan&, float*, int64_t);
+// Sums the span of k, step by step. A step is whole records.
+template <class Format, int kRows, int kBlocks>
+void run_int_tile(const IntSpan& tile, const TileSums& tile_sums) {
+  const IntSpan span = tile;  // copies, which stores to sums cannot change
+  const TileSums sums = tile_sums;
+  StepSpan steps = tile.steps;
+  const uint8_t* record = span.weights;
+  const int8_t* x = span.x;
+  const float* x_scales = span.x_scales;
+  const int32_t* x_sums = span.x_sums;
+  const uint8_t* ahead = span.ahead;
+  do {
+    const SumsAt to = sums.unfinished(*steps.step, kBlocks * kLanes);
+    if (steps.starts) clear_sums<kRows, kBlocks>(to);
+    const uint8_t* const end = record + k_of_step(steps) / kIntRecordDepth * Format::kRecordBytes;
+    for (; record < end; record += Format::kRecordBytes) {
+      for (int group = 0; group < kGroupsOfRecord; ++group) {
+        const uint8_t* codes =
+            record + Format::kHeaderBytes + group * (Format::kGroupLines * kLineBytes);
+        const auto dots = dot_group<Format, kRows, kBlocks>(span, codes, x, x_sums, ahead);
+        add_group<Format, kRows, kBlocks>(span, dots, record + group * kGroupScaleBytes, x_scales,
+                                          x_sums, to.data, to.stride);
+        ahead += Format::kGroupLines * span.ahead_step;
+        x += kIntGroup;
+        ++x_scales;
+        ++x_sums;
+      }
+      for (int line = 0; line < Format::kHeaderBytes / kLineBytes; ++line) {
+        for (int b = 0; b < kBlocks; ++b) __builtin_prefetch(ahead + b * kLineBytes, 0, 3);
+        ahead += span.ahead_step;
+      }
+    }
+    if (!completes_step(steps)) return;
+    fold_sums<kRows, kBlocks>(*steps.step, sums, to);
+  } while (next_step(steps));
+}
+
+using IntTileFunction = void (*)(const IntSpan&, const TileSums&);
 
 template <class Format, int kBlocks>
 IntTileFunction int_tile_of_rows(int rows) {
@@ -217,8 +248,7 @@ IntSpan whole_span(const LinearTask& task) {
   span.weights =
       static_cast<const uint8_t*>(task.weights) + (Format::kIsGrouped ? 0 : kIntHeaderBytes);
   span.block_bytes = task.block_bytes;
-  span.num_records = task.padded_k / kIntRecordDepth;
-  span.is_first = true;
+  span.steps = step_span(task, 0, task.padded_k);
   return span;
 }
 
@@ -233,7 +263,7 @@ void run_one_pass(const LinearTask& task) {
   for (int64_t block = 0; block < task.num_blocks; block += most) {
     const int64_t blocks = task.num_blocks - block < most ? task.num_blocks - block : most;
     span.ahead = span.weights + distance;
-    int_tile<Format>(task.num_rows, blocks)(span, task.sums + block * kLanes, task.sums_stride);
+    int_tile<Format>(task.num_rows, blocks)(span, tile_sums(task, 0, block, blocks * kLanes));
     span.weights += blocks * task.block_bytes;
   }
 }
@@ -245,17 +275,18 @@ void run_passes(const LinearTask& task, int64_t block, int64_t num_blocks, int64
   const IntSpan whole = whole_span<Format>(task);
   const uint8_t* weights = whole.weights + block * task.block_bytes;
   const int64_t most = kWeightsL1Bytes / (num_blocks * int64_t{Format::kRecordBytes});
-  const int64_t num_parts = (whole.num_records + most - 1) / most;
-  const int64_t part = (whole.num_records + num_parts - 1) / num_parts;  // records
-  const int64_t piece = part * Format::kRecordBytes;                     // of one block
+  const int64_t num_records = task.padded_k / kIntRecordDepth;
+  const int64_t num_parts = (num_records + most - 1) / most;
+  const int64_t part = (num_records + num_parts - 1) / num_parts;  // records
+  const int64_t piece = part * Format::kRecordBytes;               // of one block
   const int64_t share = num_blocks * piece / num_passes;
-  for (int64_t record = 0; record < whole.num_records; record += part) {
+  for (int64_t record = 0; record < num_records; record += part) {
     IntSpan span = whole;
-    const bool is_last = record + part >= whole.num_records;
-    span.is_first = record == 0;
-    span.num_records = is_last ? whole.num_records - record : part;
+    const bool is_last = record + part >= num_records;
+    const int64_t count = is_last ? num_records - record : part;
+    span.steps = step_span(task, record * kIntRecordDepth, (record + count) * kIntRecordDepth);
     span.weights = weights + record * Format::kRecordBytes;
-    span.ahead_step = share / (span.num_records * (Format::kRecordBytes / kLineBytes));
+    span.ahead_step = share / (count * (Format::kRecordBytes / kLineBytes));
     const uint8_t* next = is_last ? weights + num_blocks * task.block_bytes : span.weights + piece;
     for (int64_t pass = 0; pass < num_passes; ++pass) {
       const int64_t row = task.num_rows * pass / num_passes;
@@ -266,8 +297,7 @@ void run_passes(const LinearTask& task, int64_t block, int64_t num_blocks, int64
       span.x_sums = whole.x_sums + first / kIntGroup;
       const int64_t place = pass * share;
       span.ahead = next + place / piece * task.block_bytes + place % piece;
-      int_tile<Format>(rows, num_blocks)(span, task.sums + row * task.sums_stride + block * kLanes,
-                                         task.sums_stride);
+      int_tile<Format>(rows, num_blocks)(span, tile_sums(task, row, block, num_blocks * kLanes));
     }
   }
 }
@@ -284,7 +314,7 @@ void run_int(const LinearTask& task) {
       run_passes<Format>(task, block, left < kMaxBlocks ? left : kMaxBlocks, num_passes);
     }
   }
-  if constexpr (!Format::kIsGrouped) {
+  if (!Format::kIsGrouped && task.scales_outputs) {
     for (int64_t block = 0; block < task.num_blocks; ++block) scale_outputs(task, block);
   }
 }

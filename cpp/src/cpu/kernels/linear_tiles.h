@@ -1,8 +1,9 @@
 // Loops of the matrix product around a register tile of rows x blocks of 16 outputs. Only for
 // kernels/linear.cc.
 //
-// Each output is one accumulator that meets its k in order. Splitting k only moves the accumulator
-// through memory, exactly, so neither the tile's shape nor any blocking shows in the result.
+// Each output is one accumulator that meets the k of a step in order. Splitting k elsewhere only
+// moves the accumulator through memory, exactly, so neither the tile's shape nor any blocking shows
+// in the result.
 //
 // A few rows (Dot::kOnePassRows) take one pass over the weights, block after block: the thread
 // reads one stream from end to end, which is what memory does fastest. More rows take several
@@ -11,12 +12,13 @@
 
 #include "cpu/kernels/linear.h"
 #include "cpu/kernels/simd.h"
+#include "cpu/kernels/sum_steps.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
 
 constexpr int kMaxTileRows = 16;
-constexpr int kMaxTileBlocks = 3;
+constexpr int kMaxTileBlocks = kMaxCellBlocks;
 constexpr int64_t kLineBytes = 64;
 // How far ahead of its use a single pass prefetches, across the ends of blocks. Measured on Zen 5:
 // half as far is as fast for one row, but not for 16 rows.
@@ -31,7 +33,7 @@ struct TileSpan {
   int64_t x_stride;  // elements between rows
   const X* weights;
   int64_t block_stride;  // elements between blocks
-  int64_t num_k;
+  StepSpan steps;
   // Each step of k prefetches one later line of memory.
   const char* ahead;
   int64_t ahead_step;  // bytes
@@ -85,49 +87,85 @@ class RowPointers {
   int64_t s1_, s3_, s5_, s7_;
 };
 
-// sums [kRows, sums_stride]: += x W^T, or = when it is the first part of k.
-template <class Dot, int kRows, int kBlocks>
-void run_tile(const TileSpan<typename Dot::X>& span, float* sums, int64_t sums_stride,
-              bool is_first) {
-  using X = typename Dot::X;
-  static_assert(kLanes * Dot::kStep * sizeof(X) == kLineBytes);
-  F32x16 acc[kRows][kBlocks];
+template <int kRows, int kBlocks>
+using TileAcc = F32x16[kRows][kBlocks];
+
+template <int kRows, int kBlocks>
+inline void load_tile(SumsAt from, TileAcc<kRows, kBlocks>& acc) {
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 3
-    for (int b = 0; b < kBlocks; ++b) {
-      acc[r][b] = is_first ? zero() : load(sums + r * sums_stride + b * kLanes);
-    }
+    for (int b = 0; b < kBlocks; ++b) acc[r][b] = load(from.data + r * from.stride + b * kLanes);
   }
+}
+
+template <int kRows, int kBlocks>
+inline void store_tile(const TileAcc<kRows, kBlocks>& acc, SumsAt to) {
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 3
+    for (int b = 0; b < kBlocks; ++b) store(to.data + r * to.stride + b * kLanes, acc[r][b]);
+  }
+}
+
+// Sums the span of k, step by step.
+template <class Dot, int kRows, int kBlocks>
+void run_tile(const TileSpan<typename Dot::X>& span, const TileSums& sums) {
+  using X = typename Dot::X;
+  static_assert(kLanes * Dot::kStep * sizeof(X) == kLineBytes);
+  constexpr int64_t kWidth = kBlocks * kLanes;
   RowPointers<X> x(span.x, span.x_stride);
   const X* weights = span.weights;
   const int64_t block_stride = span.block_stride;
   const char* ahead = span.ahead;
   const int64_t ahead_step = span.ahead_step;
-  for (int64_t k = span.num_k; k > 0; k -= Dot::kStep) {
-    typename Dot::Weights w[kBlocks];
-#pragma GCC unroll 3
-    for (int b = 0; b < kBlocks; ++b) w[b] = Dot::weights(weights + b * block_stride);
-    __builtin_prefetch(ahead, 0, 3);
+  StepSpan steps = span.steps;
+  do {
+    TileAcc<kRows, kBlocks> acc;
+    if (steps.starts) {
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
-      const typename Dot::Factor factor = Dot::factor(x.row(r));
+      for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 3
-      for (int b = 0; b < kBlocks; ++b) acc[r][b] = Dot::dot(acc[r][b], w[b], factor);
+        for (int b = 0; b < kBlocks; ++b) acc[r][b] = zero();
+      }
+    } else {
+      load_tile<kRows, kBlocks>(sums.unfinished(*steps.step, kWidth), acc);
     }
-    weights += kLanes * Dot::kStep;
-    ahead += ahead_step;
-    x.advance(Dot::kStep);
-  }
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
+    for (int64_t k = k_of_step(steps); k > 0; k -= Dot::kStep) {
+      typename Dot::Weights w[kBlocks];
 #pragma GCC unroll 3
-    for (int b = 0; b < kBlocks; ++b) store(sums + r * sums_stride + b * kLanes, acc[r][b]);
-  }
+      for (int b = 0; b < kBlocks; ++b) w[b] = Dot::weights(weights + b * block_stride);
+      __builtin_prefetch(ahead, 0, 3);
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        const typename Dot::Factor factor = Dot::factor(x.row(r));
+#pragma GCC unroll 3
+        for (int b = 0; b < kBlocks; ++b) acc[r][b] = Dot::dot(acc[r][b], w[b], factor);
+      }
+      weights += kLanes * Dot::kStep;
+      ahead += ahead_step;
+      x.advance(Dot::kStep);
+    }
+    if (!completes_step(steps)) {
+      store_tile<kRows, kBlocks>(acc, sums.unfinished(*steps.step, kWidth));
+      return;
+    }
+    for (int f = steps.step->num_folds - 1; f >= 0; --f) {
+      const SumsAt left = sums.partial(steps.step->slot + f, kWidth);
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 3
+        for (int b = 0; b < kBlocks; ++b) {
+          acc[r][b] = load(left.data + r * left.stride + b * kLanes) + acc[r][b];
+        }
+      }
+    }
+    store_tile<kRows, kBlocks>(acc, sums.result(*steps.step, kWidth));
+  } while (next_step(steps));
 }
 
 template <class Dot>
-using TileFunction = void (*)(const TileSpan<typename Dot::X>&, float*, int64_t, bool);
+using TileFunction = void (*)(const TileSpan<typename Dot::X>&, const TileSums&);
 
 // Null for tiles that the loops below never need: one pass has one block, several have few rows.
 template <class Dot, int kRows, int kBlocks>
@@ -167,13 +205,13 @@ void run_one_pass(const LinearTask& task) {
   TileSpan<X> span{};
   span.x = static_cast<const X*>(task.x);
   span.x_stride = task.x_stride;
-  span.num_k = task.padded_k;
+  span.steps = step_span(task, 0, task.padded_k);
   span.ahead_step = kLineBytes;
   const TileFunction<Dot> run = tile_function<Dot>(static_cast<int>(task.num_rows), 1);
   for (int64_t block = 0; block < task.num_blocks; ++block) {
     span.weights = static_cast<const X*>(task.weights) + block * task.padded_k * kLanes;
     span.ahead = reinterpret_cast<const char*>(span.weights) + kAheadBytes;
-    run(span, task.sums + block * kLanes, task.sums_stride, true);
+    run(span, tile_sums(task, 0, block, kLanes));
   }
 }
 
@@ -195,8 +233,9 @@ void run_group(const LinearTask& task, int64_t block, int num_blocks, int64_t nu
   const int64_t share = num_blocks * piece / num_passes;
   for (int64_t k = 0; k < task.padded_k; k += k_part) {
     const bool is_last = k + k_part >= task.padded_k;
-    span.num_k = is_last ? task.padded_k - k : k_part;
-    span.ahead_step = share * int64_t{sizeof(X)} / (span.num_k / Dot::kStep);
+    const int64_t num_k = is_last ? task.padded_k - k : k_part;
+    span.steps = step_span(task, k, k + num_k);
+    span.ahead_step = share * int64_t{sizeof(X)} / (num_k / Dot::kStep);
     span.weights = weights + k * kLanes;
     // The next part of every block, of this group or of the group that follows it.
     const X* next = is_last ? weights + num_blocks * span.block_stride : span.weights + piece;
@@ -207,8 +246,7 @@ void run_group(const LinearTask& task, int64_t block, int num_blocks, int64_t nu
       const int64_t place = pass * share;
       span.ahead =
           reinterpret_cast<const char*>(next + place / piece * span.block_stride + place % piece);
-      tile_function<Dot>(rows, num_blocks)(
-          span, task.sums + row * task.sums_stride + block * kLanes, task.sums_stride, k == 0);
+      tile_function<Dot>(rows, num_blocks)(span, tile_sums(task, row, block, num_blocks * kLanes));
     }
   }
 }

@@ -1,0 +1,162 @@
+// Products with weights that the ranks of a group share: each computes its share, the communicator
+// brings everybody's to everybody, and every rank finishes all of the result.
+#include <algorithm>
+
+#include "comm/communicator.h"
+#include "core/check.h"
+#include "cpu/cpu_backend.h"
+#include "cpu/packed_linear.h"
+
+namespace specdec::cpu {
+namespace {
+
+constexpr int64_t kOutputs = CpuPackedLinear::kBlockOutputs;
+constexpr int64_t kFoldOutputs = 16 * kOutputs;  // folded at once
+constexpr int64_t kFoldGrain = 4;
+
+float* float_part(Communicator& ranks, int64_t num_floats) {
+  return reinterpret_cast<float*>(ranks.part(num_floats * sizeof(float)));
+}
+
+}  // namespace
+
+float* CpuBackend::part_for_planes(const CpuPackedLinear& weight, int64_t num_rows) {
+  const RankShare& share = weight.share();
+  SPECDEC_CHECK_EQ(share.num_planes(share.ranks()->rank()), weight.num_planes());
+  return float_part(*share.ranks(), weight.num_planes() * num_rows * weight.padded_outputs());
+}
+
+std::array<const float*, kNumSlices> CpuBackend::exchange_planes(const CpuPackedLinear& weight,
+                                                                 int64_t num_rows) {
+  const RankShare& share = weight.share();
+  const int64_t plane_floats = num_rows * weight.padded_outputs();
+  return share.planes_of(
+      share.ranks()->exchange(weight.num_planes() * plane_floats * sizeof(float)), plane_floats);
+}
+
+void CpuBackend::compute_planes(const CpuPackedLinear& weight, const ProjectionInput& in,
+                                float* planes, int64_t plane_rows) {
+  const int64_t width = weight.padded_outputs();
+  projector_.run_planes(weight, in, 1, [&](const PlanesCell& from) {
+    const SumsCell& cell = from.cell;
+    for (int plane = 0; plane < weight.num_planes(); ++plane) {
+      float* to = planes + (plane * plane_rows + cell.row_begin) * width + cell.begin;
+      const float* sums = cell.sums + plane * from.plane_stride;
+      for (int64_t row = cell.row_begin; row < cell.row_end; ++row, to += width) {
+        std::copy_n(sums + (row - cell.row_begin) * cell.stride, cell.end - cell.begin, to);
+      }
+    }
+  });
+}
+
+void CpuBackend::finish_planes(const LinearArgs& args,
+                               const std::array<const float*, kNumSlices>& planes,
+                               int64_t first_row) {
+  const auto& weight = static_cast<const CpuPackedLinear&>(*args.weight);
+  const FoldPlan& plan = weight.share().plan();
+  const int64_t width = weight.padded_outputs();
+  const int64_t num_chunks = (width + kFoldOutputs - 1) / kFoldOutputs;
+  pool_.parallel_for(args.in.num_rows * num_chunks, kFoldGrain,
+                     [&](int64_t begin, int64_t end, int) {
+                       float stack[kMaxPartialSums][kFoldOutputs];
+                       for (int64_t index = begin; index < end; ++index) {
+                         const int64_t row = index / num_chunks;
+                         const int64_t output = index % num_chunks * kFoldOutputs;
+                         const int64_t count = std::min(kFoldOutputs, width - output);
+                         for (int i = 0; i < plan.num_steps; ++i) {
+                           const FoldStep& step = plan.steps[i];
+                           float* top = stack[step.slot + step.num_folds];
+                           std::copy_n(planes[i] + (first_row + row) * width + output, count, top);
+                           for (int f = 0; f < step.num_folds; ++f, top -= kFoldOutputs) {
+                             float* left = top - kFoldOutputs;
+                             for (int64_t n = 0; n < count; ++n) left[n] = left[n] + top[n];
+                           }
+                         }
+                         for (int64_t n = 0; n < count; n += kOutputs) {
+                           const float* scales = weight.output_scales((output + n) / kOutputs);
+                           for (int64_t lane = 0; scales != nullptr && lane < kOutputs; ++lane) {
+                             stack[0][n + lane] *= scales[lane];
+                           }
+                         }
+                         kernels_.epilogue.store({.cell = {.sums = stack[0],
+                                                           .stride = kFoldOutputs,
+                                                           .row_begin = row,
+                                                           .row_end = row + 1,
+                                                           .begin = output,
+                                                           .end = output + count},
+                                                  .bias = args.bias,
+                                                  .out = args.out,
+                                                  .out_features = weight.out_features(),
+                                                  .scale = args.scale,
+                                                  .soft_cap = args.soft_cap,
+                                                  .accumulate = args.accumulate});
+                       }
+                     });
+}
+
+void CpuBackend::linear_by_inputs(const LinearArgs& args) {
+  const auto& weight = static_cast<const CpuPackedLinear&>(*args.weight);
+  const int64_t num_rows = args.in.num_rows;
+  compute_planes(weight, args.in, part_for_planes(weight, num_rows), num_rows);
+  finish_planes(args, exchange_planes(weight, num_rows), 0);
+}
+
+void CpuBackend::linear_by_outputs(const LinearArgs& args) {
+  const auto& weight = static_cast<const CpuPackedLinear&>(*args.weight);
+  const RankShare& share = weight.share();
+  Communicator& ranks = *share.ranks();
+  const int64_t num_rows = args.in.num_rows;
+  const int64_t part_floats = num_rows * weight.num_outputs();
+  float* part = float_part(ranks, part_floats);
+  projector_.run(weight, args.in, 1, [&](const SumsCell& cell) {
+    kernels_.epilogue.store(
+        {.cell = cell,
+         .bias = args.bias != nullptr ? args.bias + share.first_output(ranks.rank()) : nullptr,
+         .out = part,
+         .out_features = weight.num_outputs(),
+         .scale = args.scale,
+         .soft_cap = args.soft_cap,
+         .accumulate = false});
+  });
+  const auto parts = ranks.exchange(part_floats * sizeof(float));
+  pool_.parallel_for(num_rows, 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) {
+      for (int rank = 0; rank < ranks.size(); ++rank) {
+        const int64_t count = share.num_outputs(rank);
+        const float* from = reinterpret_cast<const float*>(parts[rank].data()) + row * count;
+        float* to = args.out + row * weight.out_features() + share.first_output(rank);
+        for (int64_t n = 0; n < count; ++n) to[n] = args.accumulate ? to[n] + from[n] : from[n];
+      }
+    }
+  });
+}
+
+// Each rank brings the rows that it has, in the order in which the batch names them.
+void CpuBackend::gather_embeddings(const EmbedArgs& args, float* out) {
+  const CpuPackedLinear& table = static_cast<const CpuEmbeddingTable&>(*args.table).rows();
+  const RankShare& share = table.share();
+  Communicator& ranks = *share.ranks();
+  const int64_t dim = table.in_features();
+  const auto output_of = [&](int row) { return int64_t{args.token_ids[row]} + args.index_offset; };
+  int64_t num_own = 0;
+  for (int row = 0; row < args.num_rows; ++row) {
+    SPECDEC_CHECK(output_of(row) >= 0 && output_of(row) < table.out_features());
+    num_own += share.rank_of_output(output_of(row)) == ranks.rank();
+  }
+  float* part = float_part(ranks, num_own * dim);
+  for (int row = 0; row < args.num_rows; ++row) {
+    if (share.rank_of_output(output_of(row)) != ranks.rank()) continue;
+    table.unpack_row(output_of(row) - share.first_output(ranks.rank()), part);
+    part += dim;
+  }
+  const auto parts = ranks.exchange(num_own * dim * sizeof(float));
+  std::vector<int64_t> next(ranks.size());
+  for (int row = 0; row < args.num_rows; ++row) {
+    const int rank = share.rank_of_output(output_of(row));
+    const float* from = reinterpret_cast<const float*>(parts[rank].data());
+    std::copy_n(from + next[rank], dim, out + row * dim);
+    next[rank] += dim;
+  }
+}
+
+}  // namespace specdec::cpu
