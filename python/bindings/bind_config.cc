@@ -2,6 +2,7 @@
 #include "bindings.h"
 #include "specdec/config.h"
 #include "specdec/quantization.h"
+#include "specdec/ranks.h"
 
 namespace py = pybind11;
 
@@ -28,7 +29,8 @@ void bind_config(py::module_& module) {
       .def_readwrite("hf_overrides", &EngineConfig::hf_overrides)
       .def_readwrite("tapped_layers", &EngineConfig::tapped_layers)
       .def_readwrite("tap_final_hidden", &EngineConfig::tap_final_hidden)
-      .def_readwrite("speculative", &EngineConfig::speculative);
+      .def_readwrite("speculative", &EngineConfig::speculative)
+      .def_readwrite("rank_group", &EngineConfig::rank_group);
   def_options(config, kEngineOptions);
   module.def("known_quantizations", &known_quantizations);
   module.def(

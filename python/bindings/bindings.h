@@ -9,6 +9,7 @@ void bind_errors(pybind11::module_& module);
 void bind_option_info(pybind11::module_& module);
 void bind_device(pybind11::module_& module);
 void bind_grammar(pybind11::module_& module);
+void bind_ranks(pybind11::module_& module);
 void bind_config(pybind11::module_& module);
 void bind_sampling_params(pybind11::module_& module);
 void bind_speculative(pybind11::module_& module);

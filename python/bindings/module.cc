@@ -9,6 +9,7 @@ PYBIND11_MODULE(_core, module) {
   specdec::python::bind_device(module);
   specdec::python::bind_grammar(module);
   specdec::python::bind_speculative(module);
+  specdec::python::bind_ranks(module);
   specdec::python::bind_config(module);
   specdec::python::bind_sampling_params(module);
   specdec::python::bind_outputs(module);

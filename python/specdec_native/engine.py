@@ -23,6 +23,7 @@ from specdec_native.engine_options import (
 from specdec_native.errors import RequestError
 from specdec_native.log import route_core_log
 from specdec_native.progress import BAR_SECONDS, make_progress_bar, show_bytes
+from specdec_native.ranks import join_ranks
 from specdec_native.requests.group import RequestGroup
 from specdec_native.requests.inputs import (
     Prompt,
@@ -228,6 +229,7 @@ class Engine:
             config.hf_overrides = overrides_json(self._directory, hf_overrides)
         if taps is not None:
             config.tapped_layers, config.tap_final_hidden = parse_taps(taps)
+        join_ranks(config)
         core = _core.EngineLoop(config)
         self._model_info = core.model_info()
         self._num_spec_tokens = None if speculative is None else speculative.num_speculative_tokens
