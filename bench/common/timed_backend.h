@@ -48,6 +48,7 @@ class TimedBackend final : public Backend {
   BatchView stage(const BatchView& batch) override { return inner_.stage(batch); }
   const int32_t* stage_ids(std::span<const int32_t> ids) override { return inner_.stage_ids(ids); }
   void read(const void* values, std::span<std::byte> out) override { inner_.read(values, out); }
+  void write(std::span<const std::byte> values, void* to) override { inner_.write(values, to); }
   void begin_step() override { inner_.begin_step(); }
   void end_step() override { inner_.end_step(); }
 

@@ -58,6 +58,9 @@ class CudaBackend final : public Backend {
   BatchView stage(const BatchView& batch) override;
   const int32_t* stage_ids(std::span<const int32_t> ids) override;
   void read(const void* values, std::span<std::byte> out) override;
+  void write(std::span<const std::byte> values, void* to) override {
+    staging_.upload_to(to, values.data(), values.size());
+  }
 
   void embed(const EmbedArgs& args) override;
   void norm(const NormArgs& args) override;

@@ -96,6 +96,7 @@ class FaultyBackend final : public Backend {
     return backend_->stage_ids(ids);
   }
   void read(const void* values, std::span<std::byte> out) override { backend_->read(values, out); }
+  void write(std::span<const std::byte> values, void* to) override { backend_->write(values, to); }
   void embed(const EmbedArgs& args) override { backend_->embed(args); }
   void norm(const NormArgs& args) override { backend_->norm(args); }
   void linear(const LinearArgs& args) override { backend_->linear(args); }

@@ -49,7 +49,8 @@ struct EngineConfig {
   std::vector<int> tapped_layers;
   bool tap_final_hidden = false;
   SpeculativeConfig speculative;
-  // Of distributed_executor_backend "mp": what the processes of the other ranks join, or are about to.
+  // Of distributed_executor_backend "mp": what the processes of the other ranks join, or are about
+  // to.
   std::shared_ptr<RankGroup> rank_group;
 
   // Throws InvalidArgument naming the first field that is out of range.

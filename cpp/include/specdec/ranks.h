@@ -27,8 +27,9 @@ class RankGroup {
 };
 
 // Whether this process is rank 0 of the processes that mpirun or torchrun started; true where
-// distributed_executor_backend is neither "mpi" nor "external_launcher". Throws InvalidArgument where
-// the launcher's environment is missing or has another number of ranks, and Unavailable without MPI.
+// distributed_executor_backend is neither "mpi" nor "external_launcher". Throws InvalidArgument
+// where the launcher's environment is missing or has another number of ranks, and Unavailable
+// without MPI.
 bool is_leading_rank(const EngineConfig& config);
 
 // A rank that does not lead: loads its share of the models and computes with the others until the

@@ -75,6 +75,9 @@ class Backend {
     read(static_cast<const void*>(values), std::as_writable_bytes(out));
   }
 
+  // Copies from the host to where operations read it.
+  virtual void write(std::span<const std::byte> values, void* to) = 0;
+
   virtual void embed(const EmbedArgs& args) = 0;
   virtual void norm(const NormArgs& args) = 0;
   virtual void linear(const LinearArgs& args) = 0;

@@ -47,6 +47,9 @@ class CpuBackend final : public Backend {
   void read(const void* values, std::span<std::byte> out) override {
     std::copy_n(static_cast<const std::byte*>(values), out.size(), out.data());
   }
+  void write(std::span<const std::byte> values, void* to) override {
+    std::copy_n(values.data(), values.size(), static_cast<std::byte*>(to));
+  }
 
   void embed(const EmbedArgs& args) override;
   void norm(const NormArgs& args) override;

@@ -62,7 +62,8 @@ EngineModels::EngineModels(const EngineConfig& given, const BackendMaker& make_b
   const EngineConfig& config = config_;
   model_ = load_model_config(config.model, config.hf_overrides);
   model_.random_weights = config.load_format == "dummy";
-  draft_models_ = std::make_unique<DraftModels>(config, model_, ranks_);
+  place_ = find_place();
+  draft_models_ = std::make_unique<DraftModels>(config, model_, place_);
   // Work that is recorded on a device cannot wait for other ranks.
   backend_ = make_backend({.device = device.name,
                            .cpu_isa = config.cpu_isa,
@@ -82,13 +83,28 @@ EngineModels::EngineModels(const EngineConfig& given, const BackendMaker& make_b
                             .max_logit_rows = max_logit_rows(config)};
   target_ = std::make_unique<ModelRunner>(
       model_, config.model, *backend_, limits, parse_quantization(config.quantization),
-      resolve_taps(config, model_, draft_models_->taps()), ranks_);
+      resolve_taps(config, model_, draft_models_->taps()), place_);
   draft_models_->load(*backend_, *target_, max_model_len_);
   target_->rehearse(kv_format_);
   draft_models_->rehearse(kv_format_);
 }
 
 EngineModels::~EngineModels() = default;
+
+// Rank 0 is in the last stage, where tokens are sampled and drafted.
+RankPlace EngineModels::find_place() {
+  const int num_stages = config_.pipeline_parallel_size;
+  if (ranks_ == nullptr || num_stages == 1) return {.ranks = ranks_};
+  const int size = config_.tensor_parallel_size;
+  const int from_last = ranks_->rank() / size;
+  if (size > 1) stage_ = ranks_->subgroup(from_last * size, size);
+  return {.ranks = stage_.get(),
+          .stages = ranks_,
+          .stage = num_stages - 1 - from_last,
+          .num_stages = num_stages,
+          .previous_rank = ranks_->rank() + size,
+          .next_rank = ranks_->rank() - size};
+}
 
 void EngineModels::allocate_caches(int64_t reserved_bytes) {
   const StepGuard hot(*backend_);

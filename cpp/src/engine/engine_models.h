@@ -21,8 +21,8 @@ using BackendMaker = std::function<std::unique_ptr<Backend>(const BackendConfig&
 
 class EngineModels {
  public:
-  // Loads this rank's share of the weights; `ranks`: null for an engine on one device. `config` is
-  // valid; sizes that it leaves open are filled in.
+  // Loads this rank's share of the weights; `ranks`: all of the engine's, null for one device.
+  // `config` is valid; sizes that it leaves open are filled in.
   EngineModels(const EngineConfig& config, const BackendMaker& make_backend,
                Communicator* ranks = nullptr);
   ~EngineModels();
@@ -41,6 +41,7 @@ class EngineModels {
   std::vector<ModelRunner*> runners();
 
  private:
+  RankPlace find_place();
   // The smallest value of all ranks.
   int64_t agree(int64_t value);
 
@@ -48,6 +49,8 @@ class EngineModels {
   ModelConfig model_;
   DeviceKind device_kind_ = DeviceKind::kCpu;
   Communicator* ranks_;
+  std::unique_ptr<Communicator> stage_;  // the ranks of this one's stage, where there are several
+  RankPlace place_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<DraftModels> draft_models_;
   std::unique_ptr<ModelRunner> target_;

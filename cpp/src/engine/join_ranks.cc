@@ -35,11 +35,10 @@ int number_of(const char* variable) {
 
 void check_size(const EngineConfig& config, int size) {
   if (size == num_ranks(config)) return;
-  throw InvalidArgument(
-      "tensor_parallel_size",
-      str_cat(config.tensor_parallel_size, " x pipeline_parallel_size ",
-              config.pipeline_parallel_size, " are ", num_ranks(config),
-              " ranks, but the launcher started ", size, " processes"));
+  throw InvalidArgument("tensor_parallel_size",
+                        str_cat(config.tensor_parallel_size, " x pipeline_parallel_size ",
+                                config.pipeline_parallel_size, " are ", num_ranks(config),
+                                " ranks, but the launcher started ", size, " processes"));
 }
 
 }  // namespace
@@ -62,9 +61,8 @@ LaunchedRank launched_rank(const EngineConfig& config) {
 std::unique_ptr<Communicator> join_launched(const EngineConfig& config) {
   const LaunchedRank launched = launched_rank(config);
   const char* host = std::getenv("MASTER_ADDR");
-  const int port = std::getenv("SPECDEC_MASTER_PORT") != nullptr
-                       ? number_of("SPECDEC_MASTER_PORT")
-                       : number_of("MASTER_PORT") + 1;
+  const int port = std::getenv("SPECDEC_MASTER_PORT") != nullptr ? number_of("SPECDEC_MASTER_PORT")
+                                                                 : number_of("MASTER_PORT") + 1;
   return join_socket_group({.host = host != nullptr ? host : "127.0.0.1", .port = port},
                            launched.rank, launched.size, timeout_of(config));
 }
@@ -81,10 +79,9 @@ bool is_leading_rank(const EngineConfig& config) {
 
 void serve_rank(const EngineConfig& config, const std::string& name, int rank) {
   config.validate();
-  const std::unique_ptr<Communicator> group =
-      config.distributed_executor_backend == "mp"
-          ? join_shm_group(name, rank, timeout_of(config))
-          : join_launched(config);
+  const std::unique_ptr<Communicator> group = config.distributed_executor_backend == "mp"
+                                                  ? join_shm_group(name, rank, timeout_of(config))
+                                                  : join_launched(config);
   serve_rank(config, make_backend, *group);
 }
 

@@ -16,12 +16,12 @@ struct LaunchedRank {
   int size = 1;
 };
 
-// Of "external_launcher": RANK and WORLD_SIZE, which torchrun sets. Throws InvalidArgument where they
-// are missing or the number is not the configuration's.
+// Of "external_launcher": RANK and WORLD_SIZE, which torchrun sets. Throws InvalidArgument where
+// they are missing or the number is not the configuration's.
 LaunchedRank launched_rank(const EngineConfig& config);
 
-// The group that a launcher's processes form. "external_launcher": at MASTER_ADDR and the port after
-// MASTER_PORT, which torchrun itself listens at; or at SPECDEC_MASTER_PORT.
+// The group that a launcher's processes form. "external_launcher": at MASTER_ADDR and the port
+// after MASTER_PORT, which torchrun itself listens at; or at SPECDEC_MASTER_PORT.
 std::unique_ptr<Communicator> join_launched(const EngineConfig& config);
 
 int num_ranks(const EngineConfig& config);

@@ -29,16 +29,21 @@ void check_sizes(const ModelConfig& config, int max_model_len, int max_rows) {
 
 struct Decoder::Impl {
   Impl(const ModelConfig& model_config, Backend& device, LoadedParts loaded_parts,
-       int max_model_len, int row_limit)
-      : config(model_config),
+       int max_model_len, int row_limit, const RankPlace& rank_place)
+      : config(ModelShard(model_config, rank_place).config_of_share(model_config)),
         backend(device),
         max_rows(row_limit),
+        place(rank_place),
+        first_layer(place.first_layer(model_config.num_layers)),
         loaded(std::move(loaded_parts)),
         parts(loaded.parts),
         work(config, parts.fusion.get(), backend, row_limit),
         ropes(make_ropes(config, backend, max_model_len)) {}
 
   void forward(const ModelPass& pass);
+  void receive_rows(const ModelPass& pass);
+  void send_rows(const ModelPass& pass);
+  void keep_for_last_stage(int layer, const ModelPass& pass);
   void store_layer_input(int layer, const BatchView& batch, const Taps& taps);
   void store_final_hidden(const BatchView& batch, const Taps& taps);
   void store_states(const ModelPass& pass);
@@ -61,10 +66,15 @@ struct Decoder::Impl {
   ModelConfig config;
   Backend& backend;
   int max_rows;
+  RankPlace place;
+  int first_layer;  // of the whole model's
   LoadedParts loaded;
   const ModelParts& parts;
   DecoderWorkspace work;
   std::vector<Rope> ropes;  // as ModelConfig::ropes
+  // Between stages, float32 [*, rows, hidden]: what is tapped of the layers before, in their order,
+  // then the residual stream.
+  std::vector<float> stage_rows;
 };
 
 // ---- pieces
@@ -327,23 +337,72 @@ void Decoder::Impl::forward(const ModelPass& pass) {
   SPECDEC_CHECK_LE(batch.num_rows, max_rows);
   SPECDEC_CHECK_EQ(pass.kv_layers.size(), parts.layers.size());
   if (batch.num_rows == 0) return;
-  if (parts.fusion != nullptr) {
+  stage_rows.clear();
+  if (!place.is_first()) {
+    receive_rows(pass);
+  } else if (parts.fusion != nullptr) {
     fuse_features(pass);
   } else {
     embed(batch, work.hidden.as<float>());
   }
   const int num_layers = static_cast<int>(parts.layers.size());
   for (int index = 0; index < num_layers; ++index) {
-    store_layer_input(index, batch, taps);
+    if (place.is_last()) {
+      store_layer_input(first_layer + index, batch, taps);
+    } else {
+      keep_for_last_stage(first_layer + index, pass);
+    }
     const Layer& layer = *parts.layers[index];
     if (pass.kv_only && index + 1 == num_layers) {
       return project_qkv(layer, batch, pass.kv_layers[index]);
     }
     run_layer(layer, batch, pass.kv_layers[index]);
   }
-  store_layer_input(num_layers, batch, taps);
+  if (!place.is_last()) return send_rows(pass);
+  store_layer_input(first_layer + num_layers, batch, taps);
   store_final_hidden(batch, taps);
   if (parts.fusion != nullptr) store_states(pass);
+}
+
+// ---- between stages
+
+// The last stage has all features: what others tap travels with the rows.
+void Decoder::Impl::keep_for_last_stage(int layer, const ModelPass& pass) {
+  const size_t count = static_cast<size_t>(pass.batch.num_rows) * config.hidden_size;
+  for (const int tapped : pass.taps.spec.layer_inputs) {
+    if (tapped != layer) continue;
+    stage_rows.resize(stage_rows.size() + count);
+    backend.read(work.hidden.as<float>(), std::span(stage_rows).last(count));
+  }
+}
+
+void Decoder::Impl::send_rows(const ModelPass& pass) {
+  const size_t count = static_cast<size_t>(pass.batch.num_rows) * config.hidden_size;
+  stage_rows.resize(stage_rows.size() + count);
+  backend.read(work.hidden.as<float>(), std::span(stage_rows).last(count));
+  place.stages->send(place.next_rank, std::as_bytes(std::span(stage_rows)));
+}
+
+void Decoder::Impl::receive_rows(const ModelPass& pass) {
+  const std::vector<int>& tapped = pass.taps.spec.layer_inputs;
+  const auto num_before =
+      std::ranges::count_if(tapped, [&](int layer) { return layer < first_layer; });
+  const size_t count = static_cast<size_t>(pass.batch.num_rows) * config.hidden_size;
+  stage_rows.resize(count * (static_cast<size_t>(num_before) + 1));
+  place.stages->receive(place.previous_rank, std::as_writable_bytes(std::span(stage_rows)));
+  const auto take = [&](size_t index) {
+    backend.write(std::as_bytes(std::span(stage_rows).subspan(index * count, count)),
+                  work.hidden.data());
+  };
+  for (int layer = 0, index = 0; place.is_last() && index < num_before; ++layer) {
+    const auto taps_of_layer = std::ranges::count(tapped, layer);
+    if (taps_of_layer == 0) continue;
+    take(static_cast<size_t>(index));  // equal for all taps of a layer
+    store_layer_input(layer, pass.batch, pass.taps);
+    index += static_cast<int>(taps_of_layer);
+  }
+  take(static_cast<size_t>(num_before));
+  stage_rows.resize(count * static_cast<size_t>(num_before));
 }
 
 // Leaves what the children of drafted rows read.
@@ -361,7 +420,7 @@ void Decoder::Impl::store_states(const ModelPass& pass) {
 
 void Decoder::Impl::compute_logits(const int32_t* row_ids, int rows, float* logits) {
   SPECDEC_CHECK_LE(rows, max_rows);
-  if (rows == 0) return;
+  if (rows == 0 || parts.head == nullptr) return;  // of a stage before the last
   const Head& head = *parts.head;
   const NormParams norm = parts.final_norm ? parts.final_norm->params() : NormParams{};
   ProjectionInput in = {.x = work.hidden.data(),
@@ -385,7 +444,10 @@ int64_t Decoder::Impl::pass_bytes() const {
   const auto size_of_matrix = [](const auto& matrix) {
     return matrix != nullptr ? matrix->size_bytes() : 0;
   };
-  int64_t bytes = size_of_matrix(parts.head->weight) + size_of_matrix(parts.head->project_out);
+  int64_t bytes = 0;
+  if (parts.head != nullptr) {
+    bytes += size_of_matrix(parts.head->weight) + size_of_matrix(parts.head->project_out);
+  }
   if (parts.fusion != nullptr) {
     bytes += size_of_matrix(parts.fusion->embedding);
     for (const FeatureFusion::Part& part : parts.fusion->parts)
@@ -406,17 +468,16 @@ int64_t Decoder::Impl::pass_bytes() const {
 
 Decoder::Decoder(const ModelConfig& config, const std::string& directory, Backend& backend,
                  int max_model_len, int max_rows, Quantization quantization, ModelParts given,
-                 Communicator* ranks) {
+                 const RankPlace& place) {
   check_sizes(config, max_model_len, max_rows);
   // Parts first: loading checks the sizes that all else is allocated from.
-  LoadedParts parts = load_parts(config, directory, quantization, backend, std::move(given), ranks);
-  *this = Decoder(config, std::move(parts), backend, max_model_len, max_rows, ranks);
+  LoadedParts parts = load_parts(config, directory, quantization, backend, std::move(given), place);
+  *this = Decoder(config, std::move(parts), backend, max_model_len, max_rows, place);
 }
 Decoder::Decoder(const ModelConfig& config, LoadedParts parts, Backend& backend, int max_model_len,
-                 int max_rows, Communicator* ranks) {
+                 int max_rows, const RankPlace& place) {
   check_sizes(config, max_model_len, max_rows);
-  impl_ = std::make_unique<Impl>(ModelShard(config, ranks).config_of_share(config), backend,
-                                 std::move(parts), max_model_len, max_rows);
+  impl_ = std::make_unique<Impl>(config, backend, std::move(parts), max_model_len, max_rows, place);
 }
 Decoder::Decoder(Decoder&&) noexcept = default;
 Decoder& Decoder::operator=(Decoder&&) noexcept = default;
@@ -437,9 +498,9 @@ std::string Decoder::weight_format() const {
 void Decoder::forward(const ModelPass& pass) { impl_->forward(pass); }
 
 DraftVocabulary Decoder::draft_vocabulary() const {
-  const Head& head = *impl_->parts.head;
-  if (head.token_ids.empty()) return {};
-  return {.token_ids = head.token_ids.as<int32_t>(), .target_vocab_size = head.target_vocab_size};
+  const Head* head = impl_->parts.head.get();
+  if (head == nullptr || head->token_ids.empty()) return {};
+  return {.token_ids = head->token_ids.as<int32_t>(), .target_vocab_size = head->target_vocab_size};
 }
 
 std::span<const float> Decoder::mask_features() const {

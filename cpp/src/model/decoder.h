@@ -19,19 +19,19 @@ class Decoder final : public Model {
  public:
   // Loads and packs the checkpoint in `directory`, but for the parts that are `given`, of the same
   // backend. Positions up to max_model_len; steps of up to max_rows rows. The backend is borrowed
-  // and must outlive the decoder. With `ranks` the decoder is this rank's share of the model, and
-  // all ranks run its passes together.
+  // and must outlive the decoder, which is the share of the rank at `place`: all ranks run its
+  // passes together.
   Decoder(const ModelConfig& config, const std::string& directory, Backend& backend,
           int max_model_len, int max_rows, Quantization quantization = Quantization::kAuto,
-          ModelParts given = {}, Communicator* ranks = nullptr);
+          ModelParts given = {}, const RankPlace& place = {});
   // The same of parts that are loaded, a draft head's among them.
   Decoder(const ModelConfig& config, LoadedParts parts, Backend& backend, int max_model_len,
-          int max_rows, Communicator* ranks = nullptr);
+          int max_rows, const RankPlace& place = {});
   Decoder(Decoder&&) noexcept;
   Decoder& operator=(Decoder&&) noexcept;
   ~Decoder() override;
 
-  // Heads and inner sizes are those of this rank's share.
+  // Layers, heads and inner sizes are those of this rank's share.
   const ModelConfig& config() const override;
   // For other decoders to share.
   const ModelParts& parts() const;

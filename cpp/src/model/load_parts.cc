@@ -72,24 +72,40 @@ void load_positions(TensorLoader& loader, Embedding& embedding) {
   loader.release(name);
 }
 
-void load_both_ends(TensorLoader& loader, ModelParts& parts) {
+// The head's matrix alone, as load_vocabulary chooses it.
+void load_head_alone(TensorLoader& loader, Head& head) {
   const ModelConfig& config = loader.config();
+  std::string name = weight_of(config.names.head);
+  if (!loader.contains(name)) name = weight_of(config.names.embedding);
+  head.weight =
+      loader.matrix(MatrixRole::kVocabulary, {{name, config.vocab_size}}, embed_dim(config));
+}
+
+void load_table_alone(TensorLoader& loader, Embedding& embedding) {
+  const ModelConfig& config = loader.config();
+  std::string name = weight_of(config.names.embedding);
+  if (!loader.contains(name) && config.tie_word_embeddings) name = weight_of(config.names.head);
+  const WeightView table = loader.read_matrix(name, config.vocab_size, embed_dim(config));
+  embedding.tokens =
+      loader.table(loader.format_of(MatrixRole::kVocabulary, std::array{table}), table);
+  loader.release(name);
+}
+
+// The embedding of the first stage and the head of the last one, unless they are there.
+void load_missing_ends(TensorLoader& loader, ModelParts& parts) {
+  const ModelConfig& config = loader.config();
+  const bool needs_embedding = parts.embedding == nullptr && loader.shard().place().is_first();
+  const bool needs_head = parts.head == nullptr && loader.shard().place().is_last();
   auto embedding = std::make_shared<Embedding>();
   auto head = std::make_shared<Head>();
-  if (parts.embedding == nullptr && parts.head == nullptr) {
+  if (needs_embedding && needs_head) {
     load_vocabulary(loader, *embedding, *head);
-  } else if (parts.embedding == nullptr) {
-    const std::string name = weight_of(config.names.embedding);
-    const WeightView table = loader.read_matrix(name, config.vocab_size, embed_dim(config));
-    embedding->tokens =
-        loader.table(loader.format_of(MatrixRole::kVocabulary, std::array{table}), table);
-    loader.release(name);
-  } else if (parts.head == nullptr) {
-    head->weight =
-        loader.matrix(MatrixRole::kVocabulary, {{weight_of(config.names.head), config.vocab_size}},
-                      embed_dim(config));
+  } else if (needs_embedding) {
+    load_table_alone(loader, *embedding);
+  } else if (needs_head) {
+    load_head_alone(loader, *head);
   }
-  if (parts.embedding == nullptr) {
+  if (needs_embedding) {
     embedding->scale = config.rounds_embedding_scale ? loader.rounded(config.embedding_scale)
                                                      : config.embedding_scale;
     load_positions(loader, *embedding);
@@ -100,7 +116,7 @@ void load_both_ends(TensorLoader& loader, ModelParts& parts) {
     }
     parts.embedding = std::move(embedding);
   }
-  if (parts.head == nullptr) {
+  if (needs_head) {
     head->scale = config.logits_scale;
     head->soft_cap = config.logits_soft_cap;
     if (config.embed_dim != 0) {
@@ -220,26 +236,27 @@ std::shared_ptr<const Layer> load_layer(TensorLoader& loader, const std::string&
 
 LoadedParts load_parts(const ModelConfig& config, const std::string& directory,
                        Quantization quantization, Backend& backend, ModelParts given,
-                       Communicator* ranks) {
+                       const RankPlace& place) {
   if (quantization == Quantization::kFp8 && !backend.supports(WeightFormat::kFp8)) {
     throw InvalidArgument(
         "quantization", str_cat("'fp8' needs a GPU: ", backend.device_info().name,
                                 " has no products with 8-bit floats; use 'int8' or leave it out"));
   }
   SPECDEC_CHECK_EQ(config.layers.size(), static_cast<size_t>(config.num_layers));
-  TensorLoader loader(config, directory, quantization, backend, ranks);
+  TensorLoader loader(config, directory, quantization, backend, place);
   LoadedParts loaded;
   loaded.parts = std::move(given);
   ModelParts& parts = loaded.parts;
   if (parts.layers.empty()) check_num_layers(loader);
-  load_both_ends(loader, parts);
+  load_missing_ends(loader, parts);
   if (parts.layers.empty()) {
-    for (int index = 0; index < config.num_layers; ++index) {
+    for (int index = place.first_layer(config.num_layers);
+         index < place.end_layer(config.num_layers); ++index) {
       parts.layers.push_back(
           load_layer(loader, str_cat(config.names.layers, index, "."), config.layers[index]));
     }
   }
-  if (parts.final_norm == nullptr && config.final_norm) {
+  if (parts.final_norm == nullptr && config.final_norm && place.is_last()) {
     parts.final_norm = std::make_shared<Norm>(loader.norm(std::string(config.names.final_norm)));
   }
   loader.finish(loaded);
@@ -247,10 +264,10 @@ LoadedParts load_parts(const ModelConfig& config, const std::string& directory,
 }
 
 ModelParts load_ends(const ModelConfig& config, const std::string& directory,
-                     Quantization quantization, Backend& backend, Communicator* ranks) {
-  TensorLoader loader(config, directory, quantization, backend, ranks);
+                     Quantization quantization, Backend& backend, const RankPlace& place) {
+  TensorLoader loader(config, directory, quantization, backend, place);
   ModelParts parts;
-  load_both_ends(loader, parts);
+  load_missing_ends(loader, parts);
   return parts;
 }
 

@@ -113,11 +113,17 @@ std::vector<int> tensor_parallel_sizes(const ModelConfig& config) {
   return sizes;
 }
 
-ModelShard::ModelShard(const ModelConfig& whole, Communicator* ranks, const std::string& field)
-    : ranks_(ranks != nullptr && ranks->size() > 1 ? ranks : nullptr) {
+ModelShard::ModelShard(const ModelConfig& whole, const RankPlace& place, const std::string& field)
+    : place_(place),
+      ranks_(place.ranks != nullptr && place.ranks->size() > 1 ? place.ranks : nullptr) {
   if (whole.layers.empty()) {  // a head without attention, which nobody shares
     SPECDEC_CHECK(is_whole());
     return;
+  }
+  if (place.num_stages > whole.num_layers) {
+    throw InvalidArgument("pipeline_parallel_size",
+                          str_cat(place.num_stages, " stages cannot share ", whole.num_layers,
+                                  " layers; write at most ", whole.num_layers));
   }
   attention_slices_ = slices_of_attention(whole);
   if (!can_share(whole, size())) refuse(whole, size(), field);
@@ -150,6 +156,10 @@ std::vector<int64_t> ModelShard::vocabulary(int64_t num_tokens) const {
 
 ModelConfig ModelShard::config_of_share(const ModelConfig& whole) const {
   ModelConfig share = whole;
+  const int first_layer = place_.first_layer(whole.num_layers);
+  const int end_layer = place_.end_layer(whole.num_layers);
+  share.num_layers = end_layer - first_layer;
+  share.layers.assign(whole.layers.begin() + first_layer, whole.layers.begin() + end_layer);
   share.num_heads = heads_.num_heads;
   share.num_kv_heads = heads_.num_kv_heads;
   for (LayerSpec& layer : share.layers) {

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "core/k_slices.h"
 #include "model/config.h"
+#include "model/rank_place.h"
 
 namespace specdec {
 
@@ -22,11 +22,14 @@ struct HeadShare {
 
 class ModelShard {
  public:
-  // Of rank ranks->rank(); `ranks` null, or of size 1: all of the model. Throws InvalidArgument of
-  // `field` where the model cannot be shared by so many ranks, with the sizes that it can.
-  ModelShard(const ModelConfig& whole, Communicator* ranks,
+  // Throws InvalidArgument of `field` where the layers cannot be shared by so many ranks, with the
+  // sizes that they can, and of pipeline_parallel_size where there are fewer layers than stages.
+  ModelShard(const ModelConfig& whole, const RankPlace& place,
              const std::string& field = "tensor_parallel_size");
 
+  const RankPlace& place() const { return place_; }
+
+  // Of each layer.
   bool is_whole() const { return ranks_ == nullptr; }
   Communicator* ranks() const { return ranks_; }
 
@@ -41,14 +44,15 @@ class ModelShard {
   // for a whole model.
   std::vector<int64_t> vocabulary(int64_t num_tokens) const;
 
-  // What a decoder computes of `whole` on this rank: its heads and inner sizes.
+  // What a decoder computes of `whole` on this rank: its layers, heads and inner sizes.
   ModelConfig config_of_share(const ModelConfig& whole) const;
 
  private:
   int rank() const { return is_whole() ? 0 : ranks_->rank(); }
   int size() const { return is_whole() ? 1 : ranks_->size(); }
 
-  Communicator* ranks_ = nullptr;
+  RankPlace place_;
+  Communicator* ranks_ = nullptr;  // of the place, unless it is one rank
   HeadShare heads_;
   KSlices attention_slices_;
   std::vector<SliceRun> attention_runs_;

@@ -10,6 +10,7 @@
 
 #include "backend/backend.h"
 #include "model/config.h"
+#include "model/rank_place.h"
 #include "specdec/quantization.h"
 
 namespace specdec {
@@ -118,12 +119,12 @@ std::shared_ptr<const Layer> load_layer(TensorLoader& loader, const std::string&
 // Loads the embedding, the layers, the final norm and the head, but for those that are `given`.
 // Checks every tensor's shape against the config before it is packed. Throws CheckpointError naming
 // the tensor; warns about tensors the decoder does not use.
-// With `ranks`, loads this rank's share.
+// Loads the share of the rank at `place`.
 LoadedParts load_parts(const ModelConfig& config, const std::string& directory,
                        Quantization quantization, Backend& backend, ModelParts given = {},
-                       Communicator* ranks = nullptr);
+                       const RankPlace& place = {});
 // The embedding and the head alone.
 ModelParts load_ends(const ModelConfig& config, const std::string& directory,
-                     Quantization quantization, Backend& backend, Communicator* ranks);
+                     Quantization quantization, Backend& backend, const RankPlace& place);
 
 }  // namespace specdec

@@ -34,13 +34,13 @@ bool same(const void* a, const void* b, int64_t num_bytes) {
 }  // namespace
 
 TensorLoader::TensorLoader(const ModelConfig& config, const std::string& directory,
-                           Quantization quantization, Backend& backend, Communicator* ranks)
+                           Quantization quantization, Backend& backend, const RankPlace& place)
     : config_(config),
       quantization_(quantization),
       store_(config.random_weights ? WeightStore::random(config)
                                    : WeightStore(directory, config.scale_block)),
       backend_(backend),
-      shard_(config, ranks) {}
+      shard_(config, place) {}
 
 // Checkpoints of the network without its head may lack the leading "model.", and those of draft
 // heads may have one.
@@ -302,7 +302,7 @@ void TensorLoader::finish(LoadedParts& loaded) const {
              backend_.device_info().name,
              " has no products with them, or they are fused with weights of another kind");
   }
-  warn_about_unused();
+  if (shard_.place().num_stages == 1) warn_about_unused();  // a stage leaves other stages' tensors
   loaded.num_parameters = num_parameters_;
   loaded.size_bytes = size_bytes_;
   loaded.formats = formats_;

@@ -47,9 +47,9 @@ struct MatrixForm {
 // rank's share.
 class TensorLoader {
  public:
-  // `ranks`: that share the model; null: there is one. Throws InvalidArgument where they cannot.
+  // Throws InvalidArgument where so many ranks cannot share the model.
   TensorLoader(const ModelConfig& config, const std::string& directory, Quantization quantization,
-               Backend& backend, Communicator* ranks = nullptr);
+               Backend& backend, const RankPlace& place = {});
 
   const ModelConfig& config() const { return config_; }
   const ModelShard& shard() const { return shard_; }

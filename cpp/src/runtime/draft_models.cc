@@ -54,13 +54,15 @@ void check_ranks(const DrafterConfig& drafter, int num_ranks) {
 
 }  // namespace
 
-DraftModels::DraftModels(const EngineConfig& config, const ModelConfig& target, Communicator* ranks)
-    : config_(config), target_(target), ranks_(ranks) {
+DraftModels::DraftModels(const EngineConfig& config, const ModelConfig& target,
+                         const RankPlace& place)
+    : config_(config), target_(target), place_(place) {
   const SpeculativeConfig& speculative = config.speculative;
   const HeadTarget head_target{.config = target, .directory = config.model};
   for (int id = 0; id < static_cast<int>(speculative.drafters.size()); ++id) {
     const DrafterConfig& drafter = speculative.drafters[static_cast<size_t>(id)];
-    if (has_model(drafter.method)) check_ranks(drafter, ranks != nullptr ? ranks->size() : 1);
+    if (has_model(drafter.method))
+      check_ranks(drafter, place.ranks != nullptr ? place.ranks->size() : 1);
     if (!is_head(drafter.method)) continue;
     DraftHeadConfig head = load_head_config(drafter, head_target);
     check_depth(head, speculative);
@@ -82,9 +84,10 @@ void DraftModels::load(Backend& backend, const ModelRunner& target, int max_mode
     const DrafterConfig& drafter = drafters[static_cast<size_t>(id)];
     if (!has_model(drafter.method)) continue;
     const int num_sharing = num_ranks(drafter);
-    if (ranks_ != nullptr && ranks_->rank() >= num_sharing) continue;
-    if (ranks_ != nullptr && num_sharing > 1 && num_sharing < ranks_->size()) {
-      subgroups_.emplace(id, ranks_->subgroup(0, num_sharing));
+    Communicator* const ranks = place_.ranks;
+    if (!place_.is_last() || (ranks != nullptr && ranks->rank() >= num_sharing)) continue;
+    if (ranks != nullptr && num_sharing > 1 && num_sharing < ranks->size()) {
+      subgroups_.emplace(id, ranks->subgroup(0, num_sharing));
     }
     load(id, backend, target, max_model_len);
   }
@@ -98,7 +101,8 @@ int DraftModels::num_ranks(const DrafterConfig& drafter) const {
 Communicator* DraftModels::ranks_of(int id) const {
   const auto subgroup = subgroups_.find(id);
   if (subgroup != subgroups_.end()) return subgroup->second.get();
-  return num_ranks(config_.speculative.drafters[static_cast<size_t>(id)]) > 1 ? ranks_ : nullptr;
+  return num_ranks(config_.speculative.drafters[static_cast<size_t>(id)]) > 1 ? place_.ranks
+                                                                              : nullptr;
 }
 
 DraftModels::Loading DraftModels::load_draft_model(int id, Backend& backend,
@@ -112,7 +116,7 @@ DraftModels::Loading DraftModels::load_draft_model(int id, Backend& backend,
               [=, ranks = ranks_of(id), &backend](int max_rows) {
                 return std::make_unique<Decoder>(model, drafter.model, backend, longest, max_rows,
                                                  parse_quantization(drafter.quantization),
-                                                 ModelParts{}, ranks);
+                                                 ModelParts{}, RankPlace{.ranks = ranks});
               },
           .longest = longest,
           .is_parallel = drafter.parallel_drafting,
@@ -126,11 +130,11 @@ DraftModels::Loading DraftModels::load_draft_head(int id, Backend& backend,
   const DrafterConfig& drafter = config_.speculative.drafters[static_cast<size_t>(id)];
   const ModelParts* target_parts = &dynamic_cast<const Decoder&>(target.model()).parts();
   Communicator* const ranks = ranks_of(id);
-  if (ranks != ranks_) {
+  if (ranks != place_.ranks || !place_.is_first()) {  // the target's ends are shared by others
     const auto [borrowed, is_new] = borrowed_.try_emplace(num_ranks(drafter));
     if (is_new) {
       borrowed->second = load_ends(target_, config_.model, parse_quantization(config_.quantization),
-                                   backend, ranks);
+                                   backend, {.ranks = ranks});
     }
     target_parts = &borrowed->second;
   }

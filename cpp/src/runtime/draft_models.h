@@ -18,9 +18,9 @@ namespace specdec {
 
 class DraftModels {
  public:
-  // Reads and checks the config of every head. `ranks`: the target's, or null. Throws
+  // Reads and checks the config of every head. `place`: among the target's ranks. Throws
   // CheckpointError and InvalidArgument.
-  DraftModels(const EngineConfig& config, const ModelConfig& target, Communicator* ranks = nullptr);
+  DraftModels(const EngineConfig& config, const ModelConfig& target, const RankPlace& place = {});
   // States that the target hands to heads.
   const TapSpec& taps() const { return taps_; }
 
@@ -78,8 +78,8 @@ class DraftModels {
   std::optional<DeviceDraft> find_device_draft(int max_model_len) const;
 
   EngineConfig config_;
-  const ModelConfig target_;                                // the whole one
-  Communicator* ranks_;                                     // the target's; null: one device
+  const ModelConfig target_;  // the whole one
+  RankPlace place_;           // among the target's ranks, of whose last stage the first ones draft
   std::map<int, std::unique_ptr<Communicator>> subgroups_;  // by drafter, of fewer ranks than that
   std::map<int, DraftHeadConfig> heads_;                    // by drafter
   // The target's embedding and head for heads on fewer ranks than the target, by their number.

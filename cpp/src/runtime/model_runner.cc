@@ -46,10 +46,10 @@ ModelRunner::ModelRunner(Backend& backend, const RunnerLimits& limits, const Mod
 
 ModelRunner::ModelRunner(const ModelConfig& config, const std::string& directory, Backend& backend,
                          const RunnerLimits& limits, Quantization quantization, TapSpec taps,
-                         Communicator* ranks)
+                         const RankPlace& place)
     : ModelRunner(backend, limits, [&](int max_rows) {
         return std::make_unique<Decoder>(config, directory, backend, limits.max_model_len, max_rows,
-                                         quantization, ModelParts{}, ranks);
+                                         quantization, ModelParts{}, place);
       }) {
   taps_.spec = std::move(taps);
   for (const int layer : taps_.spec.layer_inputs) {

@@ -33,11 +33,11 @@ class ModelRunner final : public StepModel {
   // The backend is borrowed and must outlive the runner. Loads the weights; the cache comes after,
   // when what is left of the memory is known.
   ModelRunner(Backend& backend, const RunnerLimits& limits, const ModelMaker& make_model);
-  // The checkpoint in `directory`, or with `ranks` this rank's share of it. Passes leave the states
-  // that `taps` names at their tokens' slots, for drafters to read.
+  // The checkpoint in `directory`, or the share of it of the rank at `place`. Passes leave the
+  // states that `taps` names at their tokens' slots, for drafters to read.
   ModelRunner(const ModelConfig& config, const std::string& directory, Backend& backend,
               const RunnerLimits& limits, Quantization quantization = Quantization::kAuto,
-              TapSpec taps = {}, Communicator* ranks = nullptr);
+              TapSpec taps = {}, const RankPlace& place = {});
 
   ~ModelRunner() override { backend_.forget_recorded(this); }
 

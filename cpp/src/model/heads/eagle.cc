@@ -364,7 +364,7 @@ DraftHeadConfig parse_eagle(const DrafterConfig& drafter, const HeadTarget& targ
 }
 
 std::unique_ptr<Model> load_eagle(const DraftHeadConfig& config, const HeadLoadArgs& args) {
-  TensorLoader loader(config.model, config.directory, args.quantization, args.backend, args.ranks);
+  TensorLoader loader(config.model, config.directory, args.quantization, args.backend, args.place);
   LoadedParts loaded;
   ModelParts& parts = loaded.parts;
   parts.fusion = load_fusion(loader, config, args.target);
@@ -376,7 +376,7 @@ std::unique_ptr<Model> load_eagle(const DraftHeadConfig& config, const HeadLoadA
   parts.head = load_output_head(loader, config, args);
   loader.finish(loaded);
   return std::make_unique<Decoder>(config.model, std::move(loaded), args.backend,
-                                   args.max_model_len, args.max_rows, args.ranks);
+                                   args.max_model_len, args.max_rows, args.place);
 }
 
 }  // namespace specdec

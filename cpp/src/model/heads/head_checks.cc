@@ -145,7 +145,7 @@ std::shared_ptr<const Head> borrow_head(const HeadLoadArgs& args,
                                         const std::vector<int32_t>& token_ids) {
   if (token_ids.empty()) return args.target_parts.head;
   const ModelConfig& config = args.target.config;
-  TensorLoader loader(config, args.target.directory, args.quantization, args.backend, args.ranks);
+  TensorLoader loader(config, args.target.directory, args.quantization, args.backend, args.place);
   const auto weight_of = [](std::string_view name) { return str_cat(name, ".weight"); };
   std::string name = weight_of(config.names.head);
   if (!loader.contains(name)) name = weight_of(config.names.embedding);

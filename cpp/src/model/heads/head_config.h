@@ -66,7 +66,7 @@ DraftHeadConfig load_head_config(const DrafterConfig& drafter, const HeadTarget&
 struct HeadLoadArgs {
   const HeadTarget& target;
   const ModelParts& target_parts;                   // what the head may borrow
-  Communicator* ranks = nullptr;                    // that share the head; null: one device
+  RankPlace place = {};                             // among the ranks that share the head
   Quantization quantization = Quantization::kInt8;  // of the head's own matrices
   Backend& backend;
   int max_model_len = 0;
