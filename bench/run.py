@@ -22,6 +22,7 @@ from typing import Any
 RUNS: list[tuple[str, list[str]]] = [
     ("machine_bench", []),
     ("thread_pool_bench", []),
+    ("comm_bench", []),
     ("linear_bench", []),
     ("linear_bench", ["--format=int8"]),
     ("linear_bench", ["--format=int4_grouped"]),

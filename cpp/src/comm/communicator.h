@@ -34,7 +34,8 @@ class Communicator {
   // Brings `message` of rank `root` to all others, whatever its size.
   virtual void broadcast(std::vector<std::byte>& message, int root,
                          Patience patience = Patience::kDeadline) = 0;
-  // Brings bytes from one rank to one other. The receiver knows their number.
+  // Brings bytes from one rank to one other. The receiver knows their number. send() may return
+  // before receive() begins, or wait for receive(): two ranks must not both send first.
   virtual void send(int to, std::span<const std::byte> message) = 0;
   virtual void receive(int from, std::span<std::byte> message) = 0;
   // Returns once all ranks have called it.
@@ -42,7 +43,8 @@ class Communicator {
 
   // A group of the ranks first .. first + size - 1 of this one, which call it at the same point of
   // their operations; the others do not. The group may not outlive this one, shares its timeout,
-  // and an abort of one is an abort of both.
+  // and an abort of one is an abort of both. Failures name ranks by their numbers in the outermost
+  // group. Different groups may be used by different threads.
   virtual std::unique_ptr<Communicator> subgroup(int first, int size) = 0;
 
   // Ends the waits of all ranks of the group with RankFailure, which names this rank and `cause`.

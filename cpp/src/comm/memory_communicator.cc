@@ -17,9 +17,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A rank whose share takes as long as the others' comes within some microseconds; a CPU that waits
-// longer is worth more asleep. With more ranks than CPUs, waiting takes a CPU from the others.
-constexpr std::chrono::microseconds kSpin{50};
+// About what sleeping and waking cost; a CPU that waits longer is worth more asleep. With more
+// ranks than CPUs, waiting takes a CPU from the others.
+constexpr std::chrono::microseconds kSpin{20};
 constexpr std::chrono::microseconds kSpinOvercommitted{2};
 // Between two looks at whether the others' processes live.
 constexpr std::chrono::milliseconds kLongestSleep{100};

@@ -49,9 +49,9 @@ inline void on_threads(int size, const std::function<void(int rank)>& body) {
     if (error) std::rethrow_exception(error);
 }
 
-// Bytes that differ with (number, rank), up to 32 MiB.
+// Bytes that differ with (number, rank), up to 18 MiB.
 inline std::span<const std::byte> test_bytes(int number, int rank, size_t num_bytes) {
-  constexpr size_t kLongest = size_t{32} << 20;
+  constexpr size_t kLongest = size_t{18} << 20;
   static const std::vector<uint64_t> random = [] {
     std::mt19937_64 generator(7);
     std::vector<uint64_t> words(kLongest / 8 + 4096);
