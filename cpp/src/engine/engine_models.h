@@ -8,6 +8,7 @@
 
 #include "backend/backend.h"
 #include "comm/communicator.h"
+#include "model/rank_place.h"
 #include "engine/sizes.h"
 #include "model/config.h"
 #include "runtime/draft_models.h"

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "model/model.h"
+#include "model/rank_place.h"
 #include "runtime/batch_inputs.h"
 #include "runtime/feature_cache.h"
 #include "runtime/kv_cache.h"

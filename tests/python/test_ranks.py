@@ -1,0 +1,206 @@
+"""Law 1 over devices: answers do not depend on how many ranks share the models, or how."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec_native import Engine, SamplingParams
+
+# Every slice of the attention and of the MLP has something: 1, 2, 3, 4 and 8 ranks can share it.
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 331,
+    "hidden_size": 64,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 0,
+}
+EAGLE3 = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "vocab_size": 331,
+    "hidden_size": 64,
+    "intermediate_size": 512,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512,
+}
+PROMPTS = [
+    [5, 9, 17, 5, 9, 17, 5, 9],
+    list(range(20, 61)),
+    [3],
+    [7, 7, 7, 7, 7, 7, 8, 7, 7, 7],
+    list(range(20, 50)) + [1, 2],
+]
+
+
+def write(directory: Path, config: dict[str, Any]) -> Path:
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("ranks")
+    small = CONFIG | {"num_hidden_layers": 2, "num_key_value_heads": 32}
+    experts = CONFIG | {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "tie_word_embeddings": False,
+    }
+    return {
+        "target": write(root / "target", CONFIG),
+        "draft": write(root / "draft", small),
+        "eagle3": write(root / "eagle3", EAGLE3),
+        "experts": write(root / "experts", experts),
+    }
+
+
+def make_engine(model: Path, **options: Any) -> Engine:
+    defaults: dict[str, Any] = {
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "num_threads": 1,
+        "max_num_batched_tokens": 24,  # prompts come in chunks
+        "max_num_seqs": 4,
+        "num_kv_blocks": 64,
+        "distributed_timeout_seconds": 20,
+    }
+    return Engine(str(model), **(defaults | options))
+
+
+Answers = list[tuple[list[int], list[dict[int, float]]]]
+
+
+def answers_of(model: Path, **options: Any) -> Answers:
+    """Tokens and log-probabilities, greedy and sampled, of prompts that run together."""
+    engine = make_engine(model, **options)
+    try:
+        params = [
+            SamplingParams(
+                max_tokens=14, temperature=0.0 if i % 2 else 1.0, seed=i, logprobs=3, ignore_eos=True
+            )
+            for i in range(len(PROMPTS))
+        ]
+        outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params)
+    finally:
+        engine.shutdown()
+    return [
+        (
+            list(output.outputs[0].token_ids),
+            [
+                {token: entry.logprob for token, entry in position.items()}
+                for position in output.outputs[0].logprobs or []
+            ],
+        )
+        for output in outputs
+    ]
+
+
+def speculation(models: dict[str, Path], kind: str, ranks: int) -> dict[str, Any]:
+    """Options of Engine: nothing, a chain of n-grams, a tree of a draft model, a head."""
+    if kind == "off":
+        return {}
+    config: dict[str, Any] = {"num_speculative_tokens": 3, "draft_length_policy": "fixed"}
+    if kind == "ngram":
+        config |= {"method": "ngram", "prompt_lookup_min": 1}
+    elif kind == "eagle3":
+        config |= {"method": "eagle3", "model": str(models["eagle3"]), "tree_width": 2}
+    else:  # itself, so that drafts are accepted
+        model = models["target" if kind == "self" else "draft"]
+        config |= {"method": "draft_model", "model": str(model), "tree_width": 2}
+        config |= {"quantization": "none"}
+    if kind != "ngram":
+        config["draft_tensor_parallel_size"] = ranks
+    return {"speculative_config": config}
+
+
+@pytest.fixture(scope="module")
+def whole(models: dict[str, Path]) -> dict[str, Answers]:
+    """Answers on one device, by how weights are held."""
+    return {
+        name: answers_of(models["target"], quantization=name) for name in ("none", "int8", "int4")
+    }
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_answers_do_not_depend_on_ranks(
+    models: dict[str, Path], whole: dict[str, Answers], ranks: int, stages: int
+) -> None:
+    for kind in ("off", "ngram", "self", "eagle3"):
+        for num_drafting in sorted({1, 2, ranks} & set(range(1, ranks + 1))):
+            if kind in ("off", "ngram") and num_drafting > 1:
+                continue
+            answers = answers_of(
+                models["target"],
+                quantization="none",
+                tensor_parallel_size=ranks,
+                pipeline_parallel_size=stages,
+                **speculation(models, kind, num_drafting),
+            )
+            assert answers == whole["none"], (kind, num_drafting)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_integers_are_those_of_whole_rows(
+    models: dict[str, Path], whole: dict[str, Answers], quantization: str
+) -> None:
+    assert whole[quantization] != whole["none"]
+    for ranks, stages in ((2, 1), (3, 2)):
+        answers = answers_of(
+            models["target"],
+            quantization=quantization,
+            tensor_parallel_size=ranks,
+            pipeline_parallel_size=stages,
+        )
+        assert answers == whole[quantization]
+
+
+def test_experts(models: dict[str, Path]) -> None:
+    whole = answers_of(models["experts"])
+    assert answers_of(models["experts"], tensor_parallel_size=2) == whole
+    assert answers_of(models["experts"], tensor_parallel_size=3, pipeline_parallel_size=2) == whole
+
+
+def test_processes(models: dict[str, Path], whole: dict[str, Answers]) -> None:
+    answers = answers_of(
+        models["target"],
+        quantization="none",
+        tensor_parallel_size=2,
+        pipeline_parallel_size=2,
+        distributed_executor_backend="mp",
+        **speculation(models, "self", 2),
+    )
+    assert answers == whole["none"]
+
+
+def test_sizes_that_do_not_work_are_refused(models: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="tensor_parallel_size.*sizes that work: 1, 2, 3, 4, 8"):
+        make_engine(models["target"], tensor_parallel_size=5)
+    nine = CONFIG | {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64}
+    model = write(tmp_path / "nine", nine | {"intermediate_size": 1536})
+    with pytest.raises(ValueError, match="9 heads, 3 KV heads.*sizes that work: 1, 3$"):
+        make_engine(model, tensor_parallel_size=2)
+    with pytest.raises(ValueError, match="pipeline_parallel_size.*at most 4"):
+        make_engine(models["target"], pipeline_parallel_size=5)
+    with pytest.raises(ValueError, match="draft_tensor_parallel_size.*3 is more than"):
+        make_engine(models["target"], tensor_parallel_size=2, **speculation(models, "draft", 3))
