@@ -1,0 +1,370 @@
+// Sums over k in slices, and weights that ranks share: the definition written out, and that no bit
+// depends on the number of ranks, rows or threads.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "comm/thread_communicator.h"
+#include "core/k_slices.h"
+#include "cpu/cpu_backend.h"
+#include "testing/cpu_int_formats.h"
+#include "testing/stored_matrix.h"
+
+namespace specdec::cpu {
+namespace {
+
+using specdec::testing::random_values;
+using specdec::testing::supported_isas;
+using Matrix = specdec::testing::StoredMatrix;
+
+constexpr int kRowCounts[] = {1, 3, 16, 17, 70};
+
+struct Format {
+  DType act;
+  WeightFormat weight;
+};
+constexpr Format kFormats[] = {{DType::kF32, WeightFormat::kAct},
+                               {DType::kBF16, WeightFormat::kAct},
+                               {DType::kF32, WeightFormat::kInt8},
+                               {DType::kF32, WeightFormat::kInt8Grouped},
+                               {DType::kF32, WeightFormat::kInt8GroupedMin},
+                               {DType::kF32, WeightFormat::kInt4Grouped},
+                               {DType::kF32, WeightFormat::kInt4GroupedMin}};
+
+struct Params {
+  Isa isa;
+  Format format;
+};
+std::string params_name(const ::testing::TestParamInfo<Params>& info) {
+  const Format& format = info.param.format;
+  const std::string weight(format.weight == WeightFormat::kAct ? name_of(format.act)
+                                                               : name_of(format.weight));
+  return std::string(name_of(info.param.isa)) + "_" + weight;
+}
+auto all_params() {
+  std::vector<Params> params;
+  for (const Isa isa : supported_isas()) {
+    for (const Format& format : kFormats) params.push_back({isa, format});
+  }
+  return ::testing::ValuesIn(params);
+}
+
+struct Shape {
+  int64_t n, k, unit;
+};
+// One short unit; fewer units than slices; several parts of k in a kernel; heads of 192.
+constexpr Shape kShapes[] = {{20, 40, 64}, {33, 500, 192}, {17, 1100, 64}, {50, 6144, 64}};
+
+// Runs rank(i) on a thread each, and passes on what one of them throws.
+void on_ranks(int size, const std::function<void(Communicator&)>& rank) {
+  auto ranks = make_thread_communicators(size, std::chrono::seconds(60));
+  std::exception_ptr error;
+  std::mutex mutex;
+  {
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < size; ++i) {
+      threads.emplace_back([&, i] {
+        try {
+          rank(*ranks[i]);
+        } catch (...) {
+          ranks[i]->abort("a test failed");
+          const std::scoped_lock lock(mutex);
+          if (error == nullptr) error = std::current_exception();
+        }
+      });
+    }
+  }
+  if (error != nullptr) std::rethrow_exception(error);
+}
+
+// The tree, written out.
+float tree(const float* s) {
+  return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
+}
+
+class CpuSlices : public ::testing::TestWithParam<Params> {
+ protected:
+  CpuBackend make_backend(int num_threads) const {
+    return CpuBackend(GetParam().isa, num_threads, GetParam().format.act);
+  }
+  WeightFormat format() const { return GetParam().format.weight; }
+  bool is_integer() const { return format() != WeightFormat::kAct; }
+  DType act() const { return GetParam().format.act; }
+
+  std::unique_ptr<PackedLinear> pack(CpuBackend& backend, const WeightView& view,
+                                     const KSlices& slices) const {
+    return backend.pack_linear({.parts = {&view, 1}, .format = format(), .k_slices = &slices});
+  }
+  std::vector<float> product(CpuBackend& backend, const PackedLinear& weight, const Matrix& x,
+                             int rows, const float* bias = nullptr,
+                             const std::vector<float>* residual = nullptr) const {
+    std::vector<float> out =
+        residual != nullptr ? *residual : std::vector<float>(rows * weight.out_features(), NAN);
+    backend.linear({.weight = &weight,
+                    .in = {.x = x.bytes.data(), .dtype = act(), .num_rows = rows},
+                    .bias = bias,
+                    .out = out.data(),
+                    .accumulate = residual != nullptr,
+                    .scale = residual != nullptr ? 0.37f : 1.0f});
+    return out;
+  }
+
+  // The sum of a slice of one output, in float32. The generic kernels round every product.
+  static float slice_of_floats(const float* x, const float* w, int64_t begin, int64_t end) {
+    float sum = 0.0f;
+    for (int64_t k = begin; k < end; ++k) {
+      const float product = w[k] * x[k];
+      sum = GetParam().isa == Isa::kGeneric ? sum + product : std::fma(w[k], x[k], sum);
+    }
+    return sum;
+  }
+};
+
+// A slice alone is a plain product of its inputs, so what slices add is the tree.
+TEST_P(CpuSlices, TotalIsTheTreeOverPlainProductsOfTheSlices) {
+  CpuBackend backend = make_backend(2);
+  for (const auto& [n, k, unit] : kShapes) {
+    const KSlices slices = KSlices::whole(k, unit);
+    const Matrix weight(n, k, act(), 1);
+    // Codes of a whole row, so that a slice taken alone has the same.
+    const WeightView view = weight.view();
+    const auto packed = pack(backend, view, slices);
+    const int rows = 19;
+    const Matrix x(rows, k, act(), 2);
+    const std::vector<float> out = product(backend, *packed, x, rows);
+    std::vector<std::vector<float>> sums;
+    const auto plain = backend.pack_linear({.parts = {&view, 1}, .format = format()});
+    for (int s = 0; s < kNumSlices; ++s) {
+      // Inputs outside of the slice are zeros, which add nothing: +0 to every sum.
+      Matrix only = x;
+      const int64_t bytes = static_cast<int64_t>(size_of(act()));
+      for (int row = 0; row < rows; ++row) {
+        uint8_t* at = only.bytes.data() + row * k * bytes;
+        std::memset(at, 0, slices.bounds[s] * bytes);
+        std::memset(at + slices.bounds[s + 1] * bytes, 0, (k - slices.bounds[s + 1]) * bytes);
+      }
+      sums.push_back(product(backend, *plain, only, rows));
+    }
+    int num_rotated = 0;
+    for (size_t i = 0; i < out.size(); ++i) {
+      float s[kNumSlices];
+      for (int slice = 0; slice < kNumSlices; ++slice) s[slice] = sums[slice][i];
+      if (format() == WeightFormat::kInt8) {
+        // Its scale is applied to the total, and here to every slice.
+        ASSERT_NEAR(out[i], tree(s), 1e-4f * std::sqrt(static_cast<float>(k)));
+        continue;
+      }
+      ASSERT_EQ(out[i], tree(s)) << "n " << n << " k " << k << " at " << i;
+      std::rotate(s, s + 1, s + kNumSlices);
+      num_rotated += out[i] != tree(s);
+    }
+    // Another order shows.
+    if (format() != WeightFormat::kInt8 && k > 1000) {
+      EXPECT_GT(num_rotated, static_cast<int>(out.size() / 10));
+    }
+  }
+}
+
+// The oracle of float32 products needs nothing of the backend.
+TEST_P(CpuSlices, Float32ProductsAreTheDefinition) {
+  if (is_integer() || act() != DType::kF32) GTEST_SKIP() << "of float32";
+  CpuBackend backend = make_backend(1);
+  for (const auto& [n, k, unit] : kShapes) {
+    const KSlices slices = KSlices::whole(k, unit);
+    const Matrix weight(n, k, act(), 1);
+    const Matrix x(3, k, act(), 2);
+    const std::vector<float> out = product(backend, *pack(backend, weight.view(), slices), x, 3);
+    for (int64_t i = 0; i < 3 * n; ++i) {
+      float s[kNumSlices];
+      for (int slice = 0; slice < kNumSlices; ++slice) {
+        s[slice] = slice_of_floats(&x.values[i / n * k], &weight.values[i % n * k],
+                                   slices.bounds[slice], slices.bounds[slice + 1]);
+      }
+      ASSERT_EQ(out[i], tree(s)) << "n " << n << " k " << k << " at " << i;
+    }
+  }
+}
+
+TEST_P(CpuSlices, BitsDependOnNeitherRowsNorThreads) {
+  for (const auto& [n, k, unit] : kShapes) {
+    const KSlices slices = KSlices::whole(k, unit);
+    const Matrix weight(n, k, act(), 1);
+    const Matrix x(70, k, act(), 2);
+    CpuBackend single = make_backend(1);
+    const std::vector<float> all = product(single, *pack(single, weight.view(), slices), x, 70);
+    for (const int num_threads : {1, 3}) {
+      CpuBackend backend = make_backend(num_threads);
+      const auto packed = pack(backend, weight.view(), slices);
+      for (const int rows : {1, 2, 5, 8, 9, 16, 17, 33, 70}) {
+        const std::vector<float> out = product(backend, *packed, x, rows);
+        ASSERT_EQ(0, std::memcmp(out.data(), all.data(), out.size() * sizeof(float)))
+            << "k " << k << " rows " << rows << " threads " << num_threads;
+      }
+    }
+  }
+}
+
+TEST_P(CpuSlices, BitsDoNotDependOnTheNumberOfRanks) {
+  for (const auto& [n, k, unit] : kShapes) {
+    const KSlices whole = KSlices::whole(k, unit);
+    const Matrix weight(n, k, act(), 1);
+    const WeightView view = weight.view();
+    const std::vector<float> bias = random_values(n, 3);
+    std::vector<Matrix> inputs;
+    std::vector<std::vector<float>> residuals, expected;
+    CpuBackend single = make_backend(1);
+    const auto packed = pack(single, view, whole);
+    for (const int rows : kRowCounts) {
+      inputs.emplace_back(rows, k, act(), 2);
+      residuals.push_back(random_values(rows * n, 4));
+      expected.push_back(
+          product(single, *packed, inputs.back(), rows, bias.data(), &residuals.back()));
+    }
+    for (const int size : {1, 2, 3, 4, 6, 8}) {
+      std::vector<SliceRun> runs;
+      for (int rank = 0; rank < size; ++rank) runs.push_back(SliceRun::of_rank(rank, size));
+      on_ranks(size, [&](Communicator& ranks) {
+        const KSlices own = whole.cut(runs[ranks.rank()]);
+        CpuBackend backend = make_backend(1);
+        const auto share = backend.pack_linear({.parts = {&view, 1},
+                                                .format = format(),
+                                                .k_slices = &own,
+                                                .ranks = &ranks,
+                                                .rank_runs = runs});
+        ASSERT_EQ(share->in_features(), own.in_features());
+        for (size_t i = 0; i < inputs.size(); ++i) {
+          const int rows = kRowCounts[i];
+          // The rank's own inputs.
+          const int64_t bytes = static_cast<int64_t>(size_of(act()));
+          Matrix x(rows, std::max<int64_t>(own.in_features(), 1), act(), 9);
+          for (int row = 0; row < rows; ++row) {
+            std::memcpy(x.bytes.data() + row * own.in_features() * bytes,
+                        inputs[i].bytes.data() + (row * k + own.begin()) * bytes,
+                        own.in_features() * bytes);
+          }
+          const std::vector<float> out =
+              product(backend, *share, x, rows, bias.data(), &residuals[i]);
+          ASSERT_EQ(0, std::memcmp(out.data(), expected[i].data(), out.size() * sizeof(float)))
+              << size << " ranks, rank " << ranks.rank() << ", k " << k << ", rows " << rows;
+        }
+      });
+    }
+  }
+}
+
+TEST_P(CpuSlices, OutputsThatRanksShareAreGathered) {
+  const int64_t n = 101;
+  const int64_t k = 130;
+  const Matrix weight(n, k, act(), 1);
+  const WeightView view = weight.view();
+  const std::vector<float> bias = random_values(n, 3);
+  const Matrix x(17, k, act(), 2);
+  const std::vector<float> residual = random_values(17 * n, 4);
+  const std::vector<int32_t> ids = {100, 0, 33, 34, 33, 99, 50};
+  CpuBackend single = make_backend(1);
+  const auto packed = single.pack_linear({.parts = {&view, 1}, .format = format()});
+  const auto table = single.embedding_from(*packed);
+  const std::vector<float> expected = product(single, *packed, x, 17, bias.data(), &residual);
+  const auto embed = [&](CpuBackend& backend, const EmbeddingTable& rows, bool accumulate) {
+    std::vector<float> out(ids.size() * k, 0.25f);
+    backend.embed({.table = &rows,
+                   .token_ids = ids.data(),
+                   .out = out.data(),
+                   .num_rows = static_cast<int>(ids.size()),
+                   .accumulate = accumulate,
+                   .scale = 1.7f});
+    return out;
+  };
+  const std::vector<float> embedded = embed(single, *table, false);
+  const std::vector<float> added = embed(single, *table, true);
+  for (const int size : {1, 2, 3}) {
+    std::vector<int64_t> outputs;
+    for (int rank = 0; rank <= size; ++rank) outputs.push_back(n * rank / size);
+    on_ranks(size, [&](Communicator& ranks) {
+      const int64_t first = outputs[ranks.rank()];
+      WeightView own = view;
+      own.values.data = weight.bytes.data() + first * k * static_cast<int64_t>(size_of(act()));
+      own.values.shape = {outputs[ranks.rank() + 1] - first, k};
+      CpuBackend backend = make_backend(2);
+      const auto share = backend.pack_linear(
+          {.parts = {&own, 1}, .format = format(), .ranks = &ranks, .rank_outputs = outputs});
+      ASSERT_EQ(share->out_features(), n);
+      EXPECT_EQ(product(backend, *share, x, 17, bias.data(), &residual), expected);
+      const auto shared_table = backend.embedding_from(*share);
+      EXPECT_EQ(shared_table->num_embeddings(), n);
+      EXPECT_EQ(embed(backend, *shared_table, false), embedded);
+      EXPECT_EQ(embed(backend, *shared_table, true), added);
+    });
+  }
+}
+
+TEST_P(CpuSlices, ExpertsThatRanksShareGiveTheBitsOfWholeOnes) {
+  constexpr int kExperts = 5;
+  constexpr int kTopK = 2;
+  constexpr int64_t kHidden = 40;
+  constexpr int64_t kInner = 1000;
+  const int rows = 13;
+  const KSlices whole = KSlices::whole(kInner, 64);
+  std::vector<Matrix> gate_up, down;
+  for (int expert = 0; expert < kExperts; ++expert) {
+    gate_up.emplace_back(2 * kInner, kHidden, act(), 10 + expert);
+    down.emplace_back(kHidden, kInner, act(), 20 + expert);
+  }
+  const Matrix x(rows, kHidden, act(), 1);
+  const std::vector<float> logits = random_values(rows * kExperts, 2);
+  const std::vector<float> residual = random_values(rows * kHidden, 3);
+  // Null ranks: all of it.
+  const auto run = [&](Communicator* ranks, std::span<const SliceRun> runs) {
+    const KSlices own = ranks != nullptr ? whole.cut(runs[ranks->rank()]) : whole;
+    CpuBackend backend = make_backend(ranks != nullptr ? 1 : 2);
+    std::vector<std::unique_ptr<PackedLinear>> owned;
+    std::vector<const PackedLinear*> firsts, seconds;
+    for (int expert = 0; expert < kExperts; ++expert) {
+      const int64_t row_bytes = kHidden * static_cast<int64_t>(size_of(act()));
+      const auto rows_of = [&](int64_t first) {
+        WeightView part = gate_up[expert].view();
+        part.values.data = gate_up[expert].bytes.data() + first * row_bytes;
+        part.values.shape = {own.in_features(), kHidden};
+        return part;
+      };
+      const WeightView parts[] = {rows_of(own.begin()), rows_of(kInner + own.begin())};
+      owned.push_back(backend.pack_linear({.parts = parts, .format = format(), .gated = true}));
+      firsts.push_back(owned.back().get());
+      const WeightView view = down[expert].view();
+      owned.push_back(backend.pack_linear({.parts = {&view, 1},
+                                           .format = format(),
+                                           .k_slices = &own,
+                                           .ranks = ranks,
+                                           .rank_runs = runs}));
+      seconds.push_back(owned.back().get());
+    }
+    std::vector<float> out = residual;
+    backend.moe({.router_logits = logits.data(),
+                 .x = x.bytes.data(),
+                 .gate_up = firsts,
+                 .down = seconds,
+                 .top_k = kTopK,
+                 .out = out.data(),
+                 .num_rows = rows});
+    return out;
+  };
+  const std::vector<float> expected = run(nullptr, {});
+  for (const int size : {2, 3, 8}) {
+    std::vector<SliceRun> runs;
+    for (int rank = 0; rank < size; ++rank) runs.push_back(SliceRun::of_rank(rank, size));
+    on_ranks(size, [&](Communicator& ranks) {
+      EXPECT_EQ(run(&ranks, runs), expected) << size << " ranks, rank " << ranks.rank();
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(KernelSets, CpuSlices, all_params(), params_name);
+
+}  // namespace
+}  // namespace specdec::cpu
