@@ -102,7 +102,7 @@ def answers_of(model: Path, **options: Any) -> Answers:
         ]
         outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params)
     finally:
-        engine.shutdown()
+        engine.close()
     return [
         (
             list(output.outputs[0].token_ids),

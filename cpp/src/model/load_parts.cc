@@ -32,13 +32,19 @@ void check_num_layers(const TensorLoader& loader) {
                                 config.num_layers));
 }
 
+// Which tensor holds the table of tokens.
+std::string table_name(const TensorLoader& loader) {
+  const ModelConfig& config = loader.config();
+  const std::string name = weight_of(config.names.embedding);
+  return config.tie_word_embeddings && !loader.contains(name) ? weight_of(config.names.head) : name;
+}
+
 // The table of tokens and the head's matrix, which are one where they are tied. A checkpoint may
 // say "tied" and hold a head all the same; what it holds decides, as in transformers 5.
 void load_vocabulary(TensorLoader& loader, Embedding& embedding, Head& head) {
   const ModelConfig& config = loader.config();
   const std::string head_name = weight_of(config.names.head);
-  std::string name = weight_of(config.names.embedding);
-  if (config.tie_word_embeddings && !loader.contains(name)) name = head_name;
+  const std::string name = table_name(loader);
   const WeightView table = loader.read_matrix(name, config.vocab_size, embed_dim(config));
   const bool has_head = name != head_name && loader.contains(head_name);
   if (!has_head && !config.tie_word_embeddings) {
@@ -76,15 +82,14 @@ void load_positions(TensorLoader& loader, Embedding& embedding) {
 void load_head_alone(TensorLoader& loader, Head& head) {
   const ModelConfig& config = loader.config();
   std::string name = weight_of(config.names.head);
-  if (!loader.contains(name)) name = weight_of(config.names.embedding);
+  if (!loader.contains(name)) name = table_name(loader);
   head.weight =
       loader.matrix(MatrixRole::kVocabulary, {{name, config.vocab_size}}, embed_dim(config));
 }
 
 void load_table_alone(TensorLoader& loader, Embedding& embedding) {
   const ModelConfig& config = loader.config();
-  std::string name = weight_of(config.names.embedding);
-  if (!loader.contains(name) && config.tie_word_embeddings) name = weight_of(config.names.head);
+  const std::string name = table_name(loader);
   const WeightView table = loader.read_matrix(name, config.vocab_size, embed_dim(config));
   embedding.tokens =
       loader.table(loader.format_of(MatrixRole::kVocabulary, std::array{table}), table);

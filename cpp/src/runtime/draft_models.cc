@@ -144,7 +144,7 @@ DraftModels::Loading DraftModels::load_draft_head(int id, Backend& backend,
                 const HeadTarget head_target{.config = target_, .directory = config_.model};
                 return load_head(heads_.at(id), {.target = head_target,
                                                  .target_parts = *target_parts,
-                                                 .ranks = ranks,
+                                                 .place = {.ranks = ranks},
                                                  .quantization = quantization,
                                                  .backend = backend,
                                                  .max_model_len = max_model_len,
