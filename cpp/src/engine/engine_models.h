@@ -8,9 +8,9 @@
 
 #include "backend/backend.h"
 #include "comm/communicator.h"
-#include "model/rank_place.h"
 #include "engine/sizes.h"
 #include "model/config.h"
+#include "model/rank_place.h"
 #include "runtime/draft_models.h"
 #include "runtime/kv_cache.h"
 #include "runtime/model_runner.h"

@@ -1,10 +1,13 @@
 #include "engine/join_ranks.h"
 
+#include <array>
 #include <charconv>
 #include <chrono>
 #include <cstdlib>
+#include <span>
 #include <string_view>
 
+#include "comm/mpi_communicator.h"
 #include "comm/shm_communicator.h"
 #include "comm/socket_communicator.h"
 #include "core/str_cat.h"
@@ -17,12 +20,20 @@ namespace {
 
 constexpr const char* kField = "distributed_executor_backend";
 
+// What launchers tell a process: its rank and the number of all.
+struct LauncherVariables {
+  const char* rank;
+  const char* size;
+};
+constexpr std::array kOfTorchrun = {LauncherVariables{"RANK", "WORLD_SIZE"}};
+constexpr std::array kOfMpirun = {LauncherVariables{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+                                  LauncherVariables{"PMI_RANK", "PMI_SIZE"}};
+
 // A number in the environment. Throws InvalidArgument where there is none.
 int number_of(const char* variable) {
   const char* text = std::getenv(variable);
   if (text == nullptr) {
-    throw InvalidArgument(kField, str_cat("'external_launcher' needs ", variable,
-                                          " in the environment: start the program with torchrun"));
+    throw InvalidArgument(kField, str_cat("the launcher has not set ", variable));
   }
   const std::string_view digits(text);
   int value = 0;
@@ -53,13 +64,23 @@ std::chrono::milliseconds timeout_of(const EngineConfig& config) {
 }
 
 LaunchedRank launched_rank(const EngineConfig& config) {
-  const LaunchedRank launched = {.rank = number_of("RANK"), .size = number_of("WORLD_SIZE")};
-  check_size(config, launched.size);
-  return launched;
+  const bool is_mpi = config.distributed_executor_backend == "mpi";
+  for (const LauncherVariables& variables :
+       is_mpi ? std::span<const LauncherVariables>(kOfMpirun) : kOfTorchrun) {
+    if (std::getenv(variables.rank) == nullptr) continue;
+    const LaunchedRank launched = {.rank = number_of(variables.rank),
+                                   .size = number_of(variables.size)};
+    check_size(config, launched.size);
+    return launched;
+  }
+  throw InvalidArgument(kField, is_mpi ? "'mpi' needs a process that mpirun has started"
+                                       : "'external_launcher' needs RANK and WORLD_SIZE in the "
+                                         "environment: start the program with torchrun");
 }
 
 std::unique_ptr<Communicator> join_launched(const EngineConfig& config) {
   const LaunchedRank launched = launched_rank(config);
+  if (config.distributed_executor_backend == "mpi") return join_mpi_group(timeout_of(config));
   const char* host = std::getenv("MASTER_ADDR");
   const int port = std::getenv("SPECDEC_MASTER_PORT") != nullptr ? number_of("SPECDEC_MASTER_PORT")
                                                                  : number_of("MASTER_PORT") + 1;
@@ -73,8 +94,8 @@ const std::string& RankGroup::name() const { return shm_->name(); }
 
 bool is_leading_rank(const EngineConfig& config) {
   config.validate();
-  if (config.distributed_executor_backend != "external_launcher") return true;
-  return launched_rank(config).rank == 0;
+  const std::string& backend = config.distributed_executor_backend;
+  return (backend != "external_launcher" && backend != "mpi") || launched_rank(config).rank == 0;
 }
 
 void serve_rank(const EngineConfig& config, const std::string& name, int rank) {
