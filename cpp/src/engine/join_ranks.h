@@ -16,8 +16,8 @@ struct LaunchedRank {
   int size = 1;
 };
 
-// Of "external_launcher": RANK and WORLD_SIZE, which torchrun sets. Throws InvalidArgument where
-// they are missing or the number is not the configuration's.
+// What torchrun ("external_launcher") or mpirun ("mpi") has told this process. Throws
+// InvalidArgument where neither has, or the number is not the configuration's.
 LaunchedRank launched_rank(const EngineConfig& config);
 
 // The group that a launcher's processes form. "external_launcher": at MASTER_ADDR and the port
