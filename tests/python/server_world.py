@@ -58,14 +58,13 @@ class World:
 
 
 @contextlib.contextmanager
-def serving(engine: Engine, **options: Any) -> Iterator[World]:
+def serving(engine: Engine, *, has_metrics: bool = True, **options: Any) -> Iterator[World]:
     """A server with these ServerOptions, which the block's end stops; the engine stays."""
     service = Service(engine, ServerOptions(**{"model_names": (MODEL,), **options}))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(
-            make_app(service), log_level="error", loop="uvloop", http=HttpProtocol
-        )
+        app = make_app(service, has_metrics=has_metrics)
+        config = uvicorn.Config(app, log_level="error", loop="uvloop", http=HttpProtocol)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

@@ -23,6 +23,7 @@ from specdec_native.server.errors import ApiError
 _logger = logging.getLogger("specdec_native.serve")
 
 Outputs: TypeAlias = list[tuple[int, RequestOutput]]
+ShownPrompt: TypeAlias = tuple["str | None", "list[int]"]  # text and tokens
 
 
 class ReplicaLost(Exception):
@@ -93,7 +94,10 @@ class _Seen:
 class Splice:
     """Makes one sequence of outputs of those of several replicas."""
 
-    def __init__(self, num_prompts: int) -> None:
+    def __init__(self, prompts: Sequence[ShownPrompt]) -> None:
+        """`prompts` go into the outputs: replicas do not send them back."""
+        num_prompts = len(prompts)
+        self._prompts = prompts
         self._seen: list[dict[int, _Seen]] = [{} for _ in range(num_prompts)]
         self._num_cached: list[int | None] = [None] * num_prompts
         self._is_begun = [False] * num_prompts
@@ -138,6 +142,8 @@ class Splice:
         self._is_finished[index] |= output.finished
         return dataclasses.replace(
             output,
+            prompt=self._prompts[index][0],
+            prompt_token_ids=self._prompts[index][1],
             outputs=parts_left,
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=self._num_cached[index],
@@ -184,13 +190,24 @@ class FailoverGroup(AsyncIterator[Outputs]):
     The work runs whether or not anybody reads. Belongs to the running event loop.
     """
 
-    def __init__(self, work: Work, run: Runner, num_replays: int) -> None:
-        """At most `num_replays` times the work is given to another replica."""
+    def __init__(
+        self,
+        work: Work,
+        prompts: Sequence[ShownPrompt],
+        run: Runner,
+        num_replays: int,
+        on_replay: Callable[[], None],
+    ) -> None:
+        """At most `num_replays` times the work is given to another replica.
+
+        `on_replay` is called each time.
+        """
         self._work = work
         self._run = run
         self._num_replays = num_replays
+        self._on_replay = on_replay
         self._num_lost = 0
-        self._splice = Splice(len(work.items))
+        self._splice = Splice(prompts)
         self._news: asyncio.Queue[Outputs | Exception | None] = asyncio.Queue()
         self._task = asyncio.ensure_future(self._pump())
 
@@ -233,6 +250,7 @@ class FailoverGroup(AsyncIterator[Outputs]):
             self._num_lost += 1
             if self._num_lost > self._num_replays:
                 raise RequestLost(self._num_lost) from lost
+            self._on_replay()
             _logger.warning("a request is run again, since replica %s was lost: %s", replica, lost)
             if replica is not None:
                 avoided = self._work.avoided | {replica}

@@ -35,6 +35,7 @@ try:
     from ray.serve.config import RequestRouterConfig
     from ray.serve.exceptions import BackPressureError, ReplicaUnavailableError
     from ray.serve.handle import DeploymentHandle
+    from ray.util.metrics import Counter
 except ModuleNotFoundError as error:
     raise MissingDependencyError("ray", "specdec_native.serve.ray", "ray") from error
 
@@ -82,9 +83,24 @@ class Ingress:
         num_replays: int,
     ) -> None:
         facts: EngineFacts = await engines.facts.remote()
-        engine = RemoteEngine(model, engine_options, facts, runner_of(engines), num_replays)
+        self._num_replayed = 0
+        self._replays = Counter(
+            "specdec_native_request_replays",
+            "Times a request was given to another replica because its replica was lost.",
+        )
+        engine = RemoteEngine(
+            model, engine_options, facts, runner_of(engines), num_replays, self._count_replay
+        )
         # The server asks no more of an Engine than a RemoteEngine has, but for its statistics.
         self._service = Service(cast(Engine, engine), server_options)
+
+    def num_replayed(self) -> int:
+        """How often a request was given to another replica, for who has a handle."""
+        return self._num_replayed
+
+    def _count_replay(self) -> None:
+        self._num_replayed += 1
+        self._replays.inc()
 
     def __serve_build_asgi_app__(self) -> fastapi.FastAPI:  # noqa: PLW3201 - Ray Serve's name
         """Ray Serve asks for the application once."""

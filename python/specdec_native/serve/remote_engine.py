@@ -7,7 +7,7 @@ import functools
 import itertools
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -71,11 +71,13 @@ class RemoteEngine:
         facts: EngineFacts,
         run: Runner,
         num_replays: int,
+        on_replay: Callable[[], None] = lambda: None,
     ) -> None:
-        """`options` are the Engine's."""
+        """`options` are the Engine's. For the rest see FailoverGroup."""
         self._info = cast(_core.ModelInfo, SimpleNamespace(**facts.model_info))
         self._run = run
         self._num_replays = num_replays
+        self._on_replay = on_replay
         self._names = itertools.count()
         target = find_target(
             model, options.get("revision"), options.get("speculative_config"), hub.find_config
@@ -139,7 +141,9 @@ class RemoteEngine:
 
     def start(self, requests: Sequence[Request], *, interval: int = 1) -> FailoverGroup:
         """Starts requests of prepare() on a replica."""
-        return FailoverGroup(work_of(requests, interval), self._run, self._num_replays)
+        prompts = [(request.prompt, list(request.prompt_token_ids)) for request in requests]
+        work = work_of(requests, interval)
+        return FailoverGroup(work, prompts, self._run, self._num_replays, self._on_replay)
 
 
 def work_of(requests: Sequence[Request], interval: int) -> Work:
