@@ -20,7 +20,10 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "greedy": (COMPLETIONS, {"prompt": "abc", "temperature": 0, "ignore_eos": True}),
     "sampled": (COMPLETIONS, {"prompt": "abc", **SAMPLED, "ignore_eos": True}),
     "n": (COMPLETIONS, {"prompt": "abc", **SAMPLED, "n": 2, "ignore_eos": True}),
-    "prompts": (COMPLETIONS, {"prompt": ["ab", "xyz"], **SAMPLED, "echo": True, "ignore_eos": True}),
+    "prompts": (
+        COMPLETIONS,
+        {"prompt": ["ab", "xyz"], **SAMPLED, "echo": True, "ignore_eos": True},
+    ),
     "logprobs": (COMPLETIONS, {"prompt": "abc", **SAMPLED, "logprobs": 2, "ignore_eos": True}),
     "ids": (COMPLETIONS, {"prompt": "abc", **SAMPLED, "return_token_ids": True}),
     "chat": (

@@ -58,8 +58,12 @@ class World:
 
 
 @contextlib.contextmanager
-def serving(engine: Engine, *, has_metrics: bool = True, **options: Any) -> Iterator[World]:
-    """A server with these ServerOptions, which the block's end stops; the engine stays."""
+def serving(engine: Engine, **options: Any) -> Iterator[World]:
+    """A server with these ServerOptions, which the block's end stops; the engine stays.
+
+    `has_metrics` is make_app's.
+    """
+    has_metrics = options.pop("has_metrics", True)
     service = Service(engine, ServerOptions(**{"model_names": (MODEL,), **options}))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

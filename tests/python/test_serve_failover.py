@@ -168,9 +168,7 @@ def test_a_replica_that_answers_differently_is_found(world: World, cluster: Clus
 
     async def other_seed(work: Work) -> AsyncGenerator[str | Outputs, None]:
         if cluster.works:
-            items = [
-                dataclasses.replace(item, params=item.params.clone()) for item in work.items
-            ]
+            items = [dataclasses.replace(item, params=item.params.clone()) for item in work.items]
             for item in items:
                 item.params.seed = 8
             work = dataclasses.replace(work, items=items)

@@ -24,6 +24,8 @@ from specdec_native import Engine
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'ray[serve]'")
 
+pytestmark = pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")
+
 OPTIONS: dict[str, Any] = {
     "dtype": "float32",
     "hf_overrides": {"max_position_embeddings": 4096},
@@ -72,7 +74,9 @@ def cluster(tiny: Path) -> Iterator[World]:
                 "model": str(tiny),
                 "num_replicas": "2",
                 "engine_options": json.dumps(OPTIONS),
-                "server_options": json.dumps({"model_names": [MODEL], "prompt_tokens_details": True}),
+                "server_options": json.dumps(
+                    {"model_names": [MODEL], "prompt_tokens_details": True}
+                ),
             }
             serve.run(app_builder(arguments), name=APP)
             world = World.__new__(World)
@@ -81,8 +85,6 @@ def cluster(tiny: Path) -> Iterator[World]:
             with world.client:
                 yield world
         finally:
-            with contextlib.suppress(Exception):
-                serve.shutdown()
             ray.shutdown()
             shutil.rmtree(folder, ignore_errors=True)
 

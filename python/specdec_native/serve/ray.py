@@ -74,7 +74,7 @@ class EngineReplica:
 class Ingress:
     """The HTTP API as a deployment."""
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc]
         self,
         engines: DeploymentHandle,
         model: str,
@@ -89,7 +89,12 @@ class Ingress:
             "Times a request was given to another replica because its replica was lost.",
         )
         engine = RemoteEngine(
-            model, engine_options, facts, runner_of(engines), num_replays, self._count_replay
+            model,
+            engine_options,
+            facts,
+            runner_of(engines),
+            num_replays=num_replays,
+            on_replay=self._count_replay,
         )
         # The server asks no more of an Engine than a RemoteEngine has, but for its statistics.
         self._service = Service(cast(Engine, engine), server_options)
@@ -102,7 +107,7 @@ class Ingress:
         self._num_replayed += 1
         self._replays.inc()
 
-    def __serve_build_asgi_app__(self) -> fastapi.FastAPI:  # noqa: PLW3201 - Ray Serve's name
+    def __serve_build_asgi_app__(self) -> fastapi.FastAPI:
         """Ray Serve asks for the application once."""
         return make_app(self._service, has_metrics=False)
 
@@ -236,11 +241,13 @@ def app_builder(args: dict[str, Any]) -> serve.Application:
 
 def _server_options(given: ServerOptions | Mapping[str, Any] | None, model: str) -> ServerOptions:
     if not isinstance(given, ServerOptions):
-        fields = {"model_names": (model,), **(given or {})}
+        fields: dict[str, Any] = {"model_names": (model,), **(given or {})}
         known = {field.name for field in dataclasses.fields(ServerOptions)}
         if unknown := sorted(set(fields) - known):
             raise ValueError(f"server_options: {unknown[0]} is no field of ServerOptions")
-        given = ServerOptions(**{n: tuple(v) if isinstance(v, list) else v for n, v in fields.items()})
+        for name, value in fields.items():  # JSON has no tuples
+            fields[name] = tuple(value) if isinstance(value, list) else value
+        given = ServerOptions(**fields)
     for name in ("max_queued_requests", "max_queued_tokens"):
         if getattr(given, name) is not None:
             raise ValueError(

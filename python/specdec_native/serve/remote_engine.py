@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -70,6 +69,7 @@ class RemoteEngine:
         options: Mapping[str, Any],
         facts: EngineFacts,
         run: Runner,
+        *,
         num_replays: int,
         on_replay: Callable[[], None] = lambda: None,
     ) -> None:
@@ -155,8 +155,6 @@ def work_of(requests: Sequence[Request], interval: int) -> Work:
             params = params.clone()
             params.seed = secrets.randbits(_SEED_BITS)
         items.append(
-            WorkItem(
-                list(request.prompt_token_ids), params, request.cache_salt, request.priority
-            )
+            WorkItem(list(request.prompt_token_ids), params, request.cache_salt, request.priority)
         )
     return Work(items, interval)

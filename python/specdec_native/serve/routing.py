@@ -14,7 +14,7 @@ MAX_LEAD = 4  # requests by which the preferred replica's queue may be longer th
 def prefix_keys(token_ids: Sequence[int], salt: str | None, block: int = 64) -> list[bytes]:
     """A hash for each beginning of whole blocks, longest first; at least one."""
     hasher = hashlib.blake2b((salt or "").encode(), digest_size=16)
-    keys = []
+    keys: list[bytes] = []
     for begin in range(0, max(len(token_ids), 1), block):
         piece = token_ids[begin : begin + block]
         if len(piece) < block and keys:
@@ -43,7 +43,7 @@ class PrefixMap:
         shortest = min(queues.values(), default=0)
         for key in keys:
             known = self._replicas.get(key)
-            if known in queues and known not in avoided:
+            if known is not None and known in queues and known not in avoided:
                 if queues[known] <= shortest + MAX_LEAD:
                     by_queue.remove(known)
                     by_queue.insert(0, known)
