@@ -59,13 +59,16 @@ class World:
 
 @contextlib.contextmanager
 def serving(engine: Engine, **options: Any) -> Iterator[World]:
-    """A server with these ServerOptions, which the block's end stops; the engine stays."""
+    """A server with these ServerOptions, which the block's end stops; the engine stays.
+
+    `has_metrics` is make_app's.
+    """
+    has_metrics = options.pop("has_metrics", True)
     service = Service(engine, ServerOptions(**{"model_names": (MODEL,), **options}))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(
-            make_app(service), log_level="error", loop="uvloop", http=HttpProtocol
-        )
+        app = make_app(service, has_metrics=has_metrics)
+        config = uvicorn.Config(app, log_level="error", loop="uvloop", http=HttpProtocol)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

@@ -30,6 +30,7 @@ LAYERS: dict[str, set[str]] = {
     "training": {"engine", *FOLDERS, *BASE},
     "benchmark": {"engine", "async_engine", "evaluation", *FOLDERS, *BASE},
     "server": {"engine", "errors", "vllm_compat", *FOLDERS, *BASE},
+    "serve": {"server", "engine", "errors", *FOLDERS, *BASE},
     "cli": {
         *("engine", "async_engine", "evaluation", "planning", "training", "benchmark", "server"),
         *("vllm_compat", *FOLDERS, *BASE),

@@ -24,11 +24,14 @@ _KIND = "Input should be "  # so pydantic's errors of types begin
 _CLIENT_CLOSED_REQUEST = 499  # nobody reads it; for logs
 
 
-def make_app(service: Service) -> fastapi.FastAPI:
-    """All routes over one engine."""
+def make_app(service: Service, *, has_metrics: bool = True) -> fastapi.FastAPI:
+    """All routes over one engine; without metrics where its statistics are elsewhere."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: fastapi.FastAPI) -> AsyncIterator[None]:
+        if not has_metrics:
+            yield
+            return
         async with metrics.logging_summaries(service):
             yield
 
@@ -45,7 +48,8 @@ def make_app(service: Service) -> fastapi.FastAPI:
     describe(app, service)
     _add_error_handlers(app)
     add_middleware(app, service.options)
-    metrics.add_routes(app, service)  # last, since it counts the answers of what stands around
+    if has_metrics:
+        metrics.add_routes(app, service)  # last, since it counts answers of what stands around
     return app
 
 

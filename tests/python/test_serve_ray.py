@@ -1,0 +1,214 @@
+"""Two replicas of Ray Serve under load, one of which is killed. Starting them takes 20 s."""
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import tiny_text_model
+from replica_requests import COMPLETIONS, REQUESTS, streamed, together
+from server_world import MODEL, World, serving
+from specdec_native import Engine
+
+ray = pytest.importorskip("ray", reason="needs Ray: pip install 'ray[serve]'")
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using extra keyword arguments on `Field`")
+
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "hf_overrides": {"max_position_embeddings": 4096},
+    "max_model_len": 4096,
+    "num_threads": 1,
+}
+NUM_TOKENS = 1500
+APP = f"test-{os.getpid()}"
+DEADLINE_SECONDS = 60
+
+
+@pytest.fixture(scope="module")
+def tiny(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("ray") / "llama"
+    return tiny_text_model.add_byte_text(checkpoint("llama"), directory)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny: Path) -> Iterator[World]:
+    with Engine(tiny, **OPTIONS) as engine, serving(engine) as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny: Path) -> Iterator[World]:
+    from ray import serve
+
+    from specdec_native.serve.ray import app_builder
+
+    folder = tempfile.mkdtemp(prefix="ray")  # short, since sockets lie in it
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        try:
+            ray.init(
+                num_cpus=4,
+                include_dashboard=False,
+                object_store_memory=100 << 20,
+                log_to_driver=False,
+                logging_level="error",
+                _temp_dir=folder,
+            )
+            port = _free_port()
+            serve.start(http_options={"port": port})
+            arguments = {
+                "model": str(tiny),
+                "num_replicas": "2",
+                "engine_options": json.dumps(OPTIONS),
+                "server_options": json.dumps(
+                    {"model_names": [MODEL], "prompt_tokens_details": True}
+                ),
+            }
+            serve.run(app_builder(arguments), name=APP)
+            world = World.__new__(World)
+            world.port, world.url = port, f"http://127.0.0.1:{port}"
+            world.client = httpx.Client(base_url=world.url, timeout=DEADLINE_SECONDS)
+            with world.client:
+                yield world
+        finally:
+            ray.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_no_request_is_lost(cluster: World, undisturbed: World) -> None:
+    expected = {name: streamed(undisturbed, name, NUM_TOKENS) for name in REQUESTS}
+    before = _replays()
+    first = set(_pids())
+    assert len(first) == 2
+    used = {pid: _ticks(pid) for pid in first}
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        streams = {name: pool.submit(_stream, cluster, name, NUM_TOKENS) for name in REQUESTS}
+        whole = pool.submit(_whole, cluster, "greedy", NUM_TOKENS)
+        _wait_until(lambda: any(_ticks(pid) > used[pid] + 5 for pid in first))
+        busiest = max(first, key=lambda pid: _ticks(pid) - used[pid])
+        os.kill(busiest, signal.SIGKILL)
+        answers = {name: stream.result() for name, stream in streams.items()}
+    assert {name: _without_cached(a) for name, a in answers.items()} == {
+        name: _without_cached(a) for name, a in expected.items()
+    }
+    assert whole.result()["text"] == expected["greedy"][0]["text"]
+    assert _replays() > before
+    _wait_until(lambda: len(set(_pids()) - {busiest}) == 2)  # Serve has replaced it
+
+
+def test_a_conversation_goes_to_the_replica_that_knows_it(cluster: World) -> None:
+    _wait_until(lambda: len(_pids()) == 2)
+    prompt = "It was a long and quiet night. " * 20
+    for turn in range(4):
+        prompt += "And then? " * 5
+        usage = cluster.ask(COMPLETIONS, prompt=prompt, max_tokens=2, model=MODEL)["usage"]
+        if turn > 0:
+            assert usage["prompt_tokens_details"]["cached_tokens"] > 300
+
+
+def test_bad_requests_are_answered_by_the_ingress(cluster: World) -> None:
+    error = cluster.error(COMPLETIONS, prompt="ab", max_tokens=-1)
+    assert error["param"] == "body.max_tokens"
+    assert cluster.error(COMPLETIONS, 404, prompt="ab", model="other")["param"] == "model"
+
+
+def test_arguments_of_serve_run_are_checked() -> None:
+    from specdec_native.serve.ray import app_builder, build_app
+
+    with pytest.raises(ValueError, match="give a model"):
+        app_builder({})
+    with pytest.raises(ValueError, match="replicas is no argument"):
+        app_builder({"model": "x", "replicas": "2"})
+    with pytest.raises(ValueError, match="num_replicas: 'two' is not JSON"):
+        app_builder({"model": "x", "num_replicas": "two"})
+    with pytest.raises(ValueError, match="exclude each other"):
+        build_app("x", num_replicas=1, autoscaling_config={"max_replicas": 2})
+    with pytest.raises(ValueError, match="max_queued_requests"):
+        build_app("x", server_options={"max_queued_requests": 3})
+    with pytest.raises(ValueError, match="wrong is no field"):
+        build_app("x", server_options={"wrong": 3})
+
+
+def _stream(world: World, name: str, max_tokens: int) -> list[dict[str, Any]]:
+    """streamed() with a client of its own."""
+    path, body = REQUESTS[name]
+    more = {"stream": True, "stream_options": {"include_usage": True}, "model": MODEL}
+    body = {**body, **more, "max_tokens": max_tokens}
+    with (
+        httpx.Client(base_url=world.url, timeout=DEADLINE_SECONDS) as client,
+        client.stream("POST", path, json=body) as response,
+    ):
+        assert response.status_code == 200, response.read()
+        lines = [line for line in response.iter_lines() if line.startswith("data: ")]
+    assert lines[-1] == "data: [DONE]"
+    return together([json.loads(line.removeprefix("data: ")) for line in lines[:-1]])
+
+
+def _whole(world: World, name: str, max_tokens: int) -> dict[str, Any]:
+    path, body = REQUESTS[name]
+    answer = httpx.post(
+        world.url + path,
+        json={**body, "max_tokens": max_tokens, "model": MODEL},
+        timeout=DEADLINE_SECONDS,
+    )
+    assert answer.status_code == 200, answer.text
+    choice: dict[str, Any] = answer.json()["choices"][0]
+    return choice
+
+
+def _without_cached(choices: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How much of a prompt was cached depends on what a replica had run."""
+    *texts, usage = choices
+    return [*texts, {**usage, "prompt_tokens_details": None}]
+
+
+def _replays() -> int:
+    from ray import serve
+
+    count: int = serve.get_deployment_handle("Ingress", APP).num_replayed.remote().result()
+    return count
+
+
+def _pids() -> list[int]:
+    """The replicas' processes: Ray gives them names."""
+    title = f"ray::ServeReplica:{APP}:EngineReplica".encode()
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if folder.name.isdecimal() and (folder / "cmdline").read_bytes().startswith(title):
+                found.append(int(folder.name))
+    return found
+
+
+def _ticks(pid: int) -> int:
+    """CPU time that a process has used, in hundredths of a second."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def _wait_until(is_true: Callable[[], bool]) -> None:
+    end = time.monotonic() + DEADLINE_SECONDS
+    while not is_true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
