@@ -1,0 +1,112 @@
+#include "model/model_shard.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "comm/thread_communicator.h"
+#include "specdec/error.h"
+
+namespace specdec {
+namespace {
+
+using std::chrono::seconds;
+
+ModelConfig model(int num_heads, int num_kv_heads, int head_dim, int inner_size) {
+  ModelConfig config;
+  config.architecture = "LlamaForCausalLM";
+  config.num_heads = num_heads;
+  config.num_kv_heads = num_kv_heads;
+  config.head_dim = head_dim;
+  config.num_layers = 3;
+  config.layers.assign(3, LayerSpec{.inner_size = inner_size});
+  return config;
+}
+
+// The shards of all ranks of a group.
+std::vector<ModelShard> shards(const ModelConfig& config, int size) {
+  const auto groups = make_thread_communicators(size, seconds(1));
+  std::vector<ModelShard> shards;
+  for (const auto& group : groups) shards.emplace_back(config, RankPlace{.ranks = group.get()});
+  return shards;
+}
+
+TEST(ModelShardTest, SizesThatLeaveNobodyMuchMore) {
+  const auto sizes = [](int heads, int kv_heads, int inner) {
+    return tensor_parallel_sizes(model(heads, kv_heads, 64, inner));
+  };
+  EXPECT_EQ(sizes(9, 3, 1536), (std::vector{1, 3}));  // SmolLM2-135M
+  EXPECT_EQ(sizes(6, 6, 1536), (std::vector{1, 2, 3}));
+  EXPECT_EQ(sizes(12, 2, 1536), (std::vector{1, 2, 4}));  // KV heads are held twice by 4
+  EXPECT_EQ(sizes(14, 2, 4864), (std::vector{1, 2, 4}));  // Qwen2.5-0.5B
+  EXPECT_EQ(sizes(32, 8, 8192), (std::vector{1, 2, 3, 4, 8}));
+  EXPECT_EQ(sizes(32, 8, 128), (std::vector{1, 2}));  // an MLP of two units
+}
+
+TEST(ModelShardTest, SharesCoverTheModelOnce) {
+  for (const int size : {1, 2, 3, 4, 8}) {
+    const ModelConfig config = model(32, 8, 64, 8192);
+    int head = 0, inner = 0;
+    for (const ModelShard& shard : shards(config, size)) {
+      EXPECT_EQ(shard.heads().first_head, head);
+      EXPECT_EQ(shard.heads().first_kv_head, head / 4);
+      EXPECT_EQ(shard.heads().num_heads, 4 * shard.heads().num_kv_heads);
+      head += shard.heads().num_heads;
+      EXPECT_EQ(shard.inner_slices(8192).begin(), inner);
+      inner = static_cast<int>(shard.inner_slices(8192).end());
+      const ModelConfig share = shard.config_of_share(config);
+      EXPECT_EQ(share.num_heads, shard.heads().num_heads);
+      EXPECT_EQ(share.layers[2].inner_size, shard.inner_slices(8192).in_features());
+      const std::vector<int64_t> vocabulary = shard.vocabulary(1000);
+      if (size == 1) {
+        EXPECT_TRUE(vocabulary.empty());
+      } else {
+        EXPECT_EQ(vocabulary.front(), 0);
+        EXPECT_EQ(vocabulary.back(), 1000);
+        EXPECT_EQ(vocabulary.size(), static_cast<size_t>(size) + 1);
+      }
+    }
+    EXPECT_EQ(head, 32);
+    EXPECT_EQ(inner, 8192);
+  }
+}
+
+TEST(ModelShardTest, SeveralRanksHoldOneKvHead) {
+  const std::vector<ModelShard> all = shards(model(12, 2, 64, 1536), 4);
+  std::vector<int> kv_heads;
+  for (const ModelShard& shard : all) {
+    EXPECT_EQ(shard.heads().num_kv_heads, 1);
+    kv_heads.push_back(shard.heads().first_kv_head);
+  }
+  EXPECT_EQ(kv_heads, (std::vector{0, 0, 1, 1}));
+}
+
+TEST(ModelShardTest, StagesHaveTheirLayers) {
+  const ModelConfig config = model(6, 6, 64, 1536);
+  const ModelShard first(config, {.stage = 0, .num_stages = 2});
+  const ModelShard last(config, {.stage = 1, .num_stages = 2});
+  EXPECT_EQ(first.config_of_share(config).num_layers, 1);
+  EXPECT_EQ(last.config_of_share(config).num_layers, 2);
+  EXPECT_EQ(last.place().first_layer(3), 1);
+  EXPECT_THROW(ModelShard(config, {.num_stages = 4}), InvalidArgument);
+}
+
+TEST(ModelShardTest, RefusalsNameTheFieldAndTheSizesThatWork) {
+  ModelConfig config = model(9, 3, 64, 1536);
+  try {
+    shards(config, 2);
+    FAIL() << "2 ranks share 3 KV heads";
+  } catch (const InvalidArgument& error) {
+    EXPECT_EQ(error.field(), "tensor_parallel_size");
+    EXPECT_NE(std::string(error.what()).find("sizes that work: 1, 3"), std::string::npos);
+  }
+  config.qk_norm = QkNorm::kAllHeads;
+  EXPECT_EQ(tensor_parallel_sizes(config), std::vector{1});
+  EXPECT_THROW(shards(config, 3), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace specdec
