@@ -152,7 +152,7 @@ inline constexpr std::tuple kDrafterOptions = {
                     "target's",
             .details = "A small model drafts sooner on one device, which waits for no others.",
             .range = between(1, 8),
-            .zero = "1"}),
+            .zero = "the fastest, by what reading weights and waiting for each other take"}),
 };
 
 enum class DraftLengthPolicy : uint8_t {

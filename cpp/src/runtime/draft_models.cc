@@ -6,8 +6,11 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/log.h"
 #include "core/str_cat.h"
 #include "model/decoder.h"
+#include "model/model_shard.h"
+#include "runtime/draft_size.h"
 #include "specdec/error.h"
 
 namespace specdec {
@@ -34,6 +37,10 @@ void check_depth(const DraftHeadConfig& head, const SpeculativeConfig& config) {
   throw InvalidArgument("num_speculative_tokens",
                         str_cat(config.num_speculative_tokens, " is more than the ", head.max_depth,
                                 " tokens that the head in ", head.directory, " can draft"));
+}
+
+bool can_be_shared(DraftMethod method) {
+  return method != DraftMethod::kMedusa && method != DraftMethod::kMlpSpeculator;
 }
 
 void check_ranks(const DrafterConfig& drafter, int num_ranks) {
@@ -79,11 +86,12 @@ DraftModels::DraftModels(const EngineConfig& config, const ModelConfig& target,
 }
 
 void DraftModels::load(Backend& backend, const ModelRunner& target, int max_model_len) {
+  choose_sizes(backend);
   const std::vector<DrafterConfig>& drafters = config_.speculative.drafters;
   for (int id = 0; id < static_cast<int>(drafters.size()); ++id) {
     const DrafterConfig& drafter = drafters[static_cast<size_t>(id)];
     if (!has_model(drafter.method)) continue;
-    const int num_sharing = num_ranks(drafter);
+    const int num_sharing = drafter.draft_tensor_parallel_size;
     Communicator* const ranks = place_.ranks;
     if (!place_.is_last() || (ranks != nullptr && ranks->rank() >= num_sharing)) continue;
     if (ranks != nullptr && num_sharing > 1 && num_sharing < ranks->size()) {
@@ -94,15 +102,34 @@ void DraftModels::load(Backend& backend, const ModelRunner& target, int max_mode
   device_draft_ = find_device_draft(max_model_len);
 }
 
-int DraftModels::num_ranks(const DrafterConfig& drafter) const {
-  return std::max(1, drafter.draft_tensor_parallel_size);
+void DraftModels::choose_sizes(Backend& backend) {
+  std::optional<GroupSpeed> speed;
+  std::vector<DrafterConfig>& drafters = config_.speculative.drafters;
+  for (int id = 0; id < static_cast<int>(drafters.size()); ++id) {
+    DrafterConfig& drafter = drafters[static_cast<size_t>(id)];
+    int& size = drafter.draft_tensor_parallel_size;
+    if (!has_model(drafter.method) || size != 0) continue;
+    size = 1;
+    if (place_.ranks == nullptr || !place_.is_last() || !can_be_shared(drafter.method)) continue;
+    const ModelConfig model =
+        heads_.contains(id) ? heads_.at(id).model : load_model_config(drafter.model);
+    std::vector<int> sizes = tensor_parallel_sizes(model);
+    std::erase_if(sizes, [&](int ranks) { return ranks > place_.ranks->size(); });
+    if (!speed.has_value()) speed = measure_group(backend, *place_.ranks);
+    size = choose_draft_size(draft_pass_work(model, parse_quantization(drafter.quantization)),
+                             *speed, sizes);
+    if (place_.ranks->rank() == 0) {
+      log_info(drafter.model, " drafts on ", size, " of ", place_.ranks->size(), " devices");
+    }
+  }
 }
 
 Communicator* DraftModels::ranks_of(int id) const {
   const auto subgroup = subgroups_.find(id);
   if (subgroup != subgroups_.end()) return subgroup->second.get();
-  return num_ranks(config_.speculative.drafters[static_cast<size_t>(id)]) > 1 ? place_.ranks
-                                                                              : nullptr;
+  return config_.speculative.drafters[static_cast<size_t>(id)].draft_tensor_parallel_size > 1
+             ? place_.ranks
+             : nullptr;
 }
 
 DraftModels::Loading DraftModels::load_draft_model(int id, Backend& backend,
@@ -111,12 +138,15 @@ DraftModels::Loading DraftModels::load_draft_model(int id, Backend& backend,
   ModelConfig model = load_model_config(drafter.model);
   model.random_weights = target_.random_weights;
   check_vocabulary(model, target_);
+  const RankPlace place = {.ranks = ranks_of(id)};
+  ModelShard(model, place,
+             "draft_tensor_parallel_size");  // refuses sizes before anything is loaded
   const int longest = std::min(max_model_len, max_positions(model));
   return {.make =
-              [=, ranks = ranks_of(id), &backend](int max_rows) {
+              [=, &backend](int max_rows) {
                 return std::make_unique<Decoder>(model, drafter.model, backend, longest, max_rows,
                                                  parse_quantization(drafter.quantization),
-                                                 ModelParts{}, RankPlace{.ranks = ranks});
+                                                 ModelParts{}, place);
               },
           .longest = longest,
           .is_parallel = drafter.parallel_drafting,
@@ -131,7 +161,7 @@ DraftModels::Loading DraftModels::load_draft_head(int id, Backend& backend,
   const ModelParts* target_parts = &dynamic_cast<const Decoder&>(target.model()).parts();
   Communicator* const ranks = ranks_of(id);
   if (ranks != place_.ranks || !place_.is_first()) {  // the target's ends are shared by others
-    const auto [borrowed, is_new] = borrowed_.try_emplace(num_ranks(drafter));
+    const auto [borrowed, is_new] = borrowed_.try_emplace(drafter.draft_tensor_parallel_size);
     if (is_new) {
       borrowed->second = load_ends(target_, config_.model, parse_quantization(config_.quantization),
                                    backend, {.ranks = ranks});

@@ -71,7 +71,8 @@ class DraftModels {
   };
   Loading load_draft_model(int id, Backend& backend, int max_model_len) const;
   Loading load_draft_head(int id, Backend& backend, const ModelRunner& target, int max_model_len);
-  int num_ranks(const DrafterConfig& drafter) const;
+  // Fills in draft_tensor_parallel_size where it is left open.
+  void choose_sizes(Backend& backend);
   // The group that shares the model of a drafter; null where it is one rank.
   Communicator* ranks_of(int id) const;
   void load(int id, Backend& backend, const ModelRunner& target, int max_model_len);
