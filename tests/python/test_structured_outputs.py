@@ -1,5 +1,6 @@
 """Structured output: every complete answer obeys its grammar, and drafts never change one."""
 
+import importlib
 import json
 import random
 import re
@@ -20,6 +21,7 @@ from specdec_native import (
     RequestOutput,
     SamplingParams,
     StructuredOutputsParams,
+    _core,
 )
 from specdec_native.requests.grammar_compiler import GrammarCompiler
 from specdec_native.text.tokenizer import Tokenizer
@@ -352,6 +354,39 @@ def test_masks_depend_on_the_text_alone(compiler: GrammarCompiler, seed: int) ->
         assert walker.forced_tokens() == fresh.forced_tokens()
         text.append(draw.choice(sorted(choices)))
         walker.advance(text[-1])
+
+
+def test_a_tokenizer_that_fails_once_fails_one_matcher(model: Path) -> None:
+    tokenizer = Tokenizer.from_directory(model)
+    fails = False
+
+    def tokenize(text: str) -> list[int]:
+        if fails:
+            raise RuntimeError("out of order")
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    library = str(importlib.import_module("llguidance._lib").__file__)
+    native = _core.LlGuidance(
+        library=library,
+        vocab_size=VOCAB_SIZE,
+        tokenizer_json=tokenizer.to_json() or "",
+        end_token_ids=[END],
+        tokenize=tokenize,
+    )
+    grammar = native.compile("regex", "[ab](main|name)? alpha")
+    good, bad = grammar.make_matcher(), grammar.make_matcher()
+    for char in "a ":
+        good.advance(id_of(char))
+        bad.advance(id_of(char))
+    fails = True
+    with pytest.raises(RuntimeError, match="out of order"):
+        bad.mask()
+    fails = False
+    assert allowed(good.mask()) and good.forced_tokens()
+    assert native.compile("regex", "alpha").make_matcher().forced_tokens()
+    for later in (bad, bad.clone()):
+        with pytest.raises(RuntimeError, match="out of order"):
+            later.mask()
 
 
 def test_forced_tokens_are_the_tokenizers_own(compiler: GrammarCompiler, model: Path) -> None:
