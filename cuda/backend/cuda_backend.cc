@@ -1,5 +1,6 @@
 #include "cuda/backend/cuda_backend.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 #include <vector>
@@ -14,6 +15,7 @@ namespace specdec::cuda {
 namespace {
 
 constexpr size_t kAttentionWorkspaceBytes = size_t{1} << 20;  // for each multiprocessor
+constexpr int kMaxHostThreads = 8;
 
 }  // namespace
 
@@ -122,6 +124,13 @@ void CudaBackend::rehearse(const std::function<void()>& work) {
     throw;
   }
   stream_->set_rehearsing(false);
+}
+
+ThreadPool& CudaBackend::thread_pool() {
+  if (!thread_pool_.has_value()) {
+    thread_pool_.emplace(std::min(ThreadPool::default_num_threads(), kMaxHostThreads));
+  }
+  return *thread_pool_;
 }
 
 void CudaBackend::begin_step() { staging_.begin_step(); }

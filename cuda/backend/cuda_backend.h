@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "backend/backend.h"
@@ -40,6 +41,7 @@ class CudaBackend final : public Backend {
   DeviceInfo device_info() const override { return device_->info(); }
   std::string isa() const override;
   int num_threads() const override { return device_->properties().num_multiprocessors; }
+  ThreadPool& thread_pool() override;
   DType act_dtype() const override { return act_dtype_; }
   MemoryInfo memory() const override {
     return {.total_bytes = device_->info().memory_bytes, .free_bytes = device_->free_bytes()};
@@ -98,7 +100,8 @@ class CudaBackend final : public Backend {
   DeviceSampler sampler_;
   StagedBatch staged_batch_;
   Recorder recorder_;
-  Buffer attention_workspace_;  // AttentionParams::workspace
+  Buffer attention_workspace_;             // AttentionParams::workspace
+  std::optional<ThreadPool> thread_pool_;  // once somebody needs it
 };
 
 }  // namespace specdec::cuda

@@ -107,8 +107,8 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend) 
       *pool_);
   draft_models_->allocate_caches(cache.num_blocks, kv_format, runner_->features());
   if (config.speculative.enabled()) {
-    drafting_ =
-        std::make_unique<Drafting>(config.speculative, model.vocab_size, *draft_models_, *pool_);
+    drafting_ = std::make_unique<Drafting>(config.speculative, model.vocab_size, *draft_models_,
+                                           *pool_, backend_->thread_pool());
   }
   host_ = std::make_unique<HostExecutor>(*runner_, logprobs_mode, config.speculative);
   if (device_step != nullptr) {

@@ -40,6 +40,9 @@ class ModelRunner final : public StepModel {
 
   ~ModelRunner() override { backend_.forget_recorded(this); }
 
+  // Of the backend.
+  ThreadPool& thread_pool() { return backend_.thread_pool(); }
+
   // Takes what memory steps will take for themselves, by a backend that takes much: what is left
   // is the cache's. Before allocate_cache().
   void rehearse(const KvFormat& format);
