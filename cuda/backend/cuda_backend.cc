@@ -35,7 +35,8 @@ CudaBackend::CudaBackend(std::unique_ptr<Device> device, const KernelTable& kern
       recorder_(*stream_, !options.enforce_eager),
       attention_workspace_(
           device_->allocate(kAttentionWorkspaceBytes * device_->properties().num_multiprocessors,
-                            "workspace of attention")) {
+                            "workspace of attention")),
+      thread_pool_(std::min(ThreadPool::default_num_threads(), kMaxHostThreads)) {
   if (act_dtype != DType::kBF16 && act_dtype != DType::kF16) {
     throw InvalidArgument("dtype", str_cat("'", name_of(act_dtype), "' is not computed in on ",
                                            device_->info().name, "; use 'bfloat16' or 'float16'"));
@@ -124,13 +125,6 @@ void CudaBackend::rehearse(const std::function<void()>& work) {
     throw;
   }
   stream_->set_rehearsing(false);
-}
-
-ThreadPool& CudaBackend::thread_pool() {
-  if (!thread_pool_.has_value()) {
-    thread_pool_.emplace(std::min(ThreadPool::default_num_threads(), kMaxHostThreads));
-  }
-  return *thread_pool_;
 }
 
 void CudaBackend::begin_step() { staging_.begin_step(); }

@@ -112,8 +112,8 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend) 
   }
   host_ = std::make_unique<HostExecutor>(*runner_, logprobs_mode, config.speculative);
   if (device_step != nullptr) {
-    device_ =
-        std::make_unique<DeviceExecutor>(std::move(device_step), drafting_.get(), device_config);
+    device_ = std::make_unique<DeviceExecutor>(std::move(device_step), drafting_.get(),
+                                               backend_->thread_pool(), device_config);
   }
   fill_model_info(model, cache);
 }

@@ -58,18 +58,21 @@ bool GrammarPath::allows(std::span<const int32_t> path, int32_t token) {
   return is_in(mask_after(path), token);
 }
 
-void GrammarPath::make_mask(std::span<const int32_t> path) noexcept {
+bool GrammarPath::make_mask(std::span<const int32_t> path) noexcept {
   try {
     mask_after(path);
+    return true;
   } catch (...) {  // found again
+    return false;
   }
 }
 
-void GrammarPath::make_masks(const DraftTree* tree) noexcept {
-  make_mask({});
+bool GrammarPath::make_masks(const DraftTree* tree) noexcept {
+  bool all_made = make_mask({});
   for (int node = 1; tree != nullptr && node < tree->num_nodes(); ++node) {
-    make_mask(tree->path(node));
+    all_made &= make_mask(tree->path(node));
   }
+  return all_made;
 }
 
 std::vector<int32_t> GrammarPath::forced_tokens() {
