@@ -266,18 +266,21 @@ def test_no_method_changes_an_answer(
 
 
 def test_nor_does_a_device(model: Path) -> None:
-    """The emulated device's host steps, against the same device without drafts."""
+    """The emulated device: its steps with masks, and those of the host's executor."""
     options = {"device": "emulated", "dtype": "bfloat16", "max_model_len": 64}
-    sampling = [params(seed, json=SCHEMA, logprobs=1, max_tokens=30) for seed in range(3)]
+    sampling = [params(seed, json=SCHEMA, logprobs=1, max_tokens=16) for seed in range(3)]
     try:
         plain = make_engine(model, **options)
     except RuntimeError as error:
         pytest.skip(f"{error}")
     with plain:
         without = answers(plain.generate([PROMPT] * 3, sampling))
-    config = speculative("draft_model", model, 3, 1)
-    with make_engine(model, **options, speculative_config=config) as drafting:
-        assert answers(drafting.generate([PROMPT] * 3, sampling)) == without
+        assert plain.stats().num_device_steps > 0
+    for method, width in (("draft_model", 1), ("ngram", 3)):
+        config = speculative(method, model, 3, width)
+        with make_engine(model, **options, speculative_config=config) as drafting:
+            assert answers(drafting.generate([PROMPT] * 3, sampling)) == without
+            assert (drafting.stats().num_device_steps > 0) == (method == "ngram")
 
 
 # ---- distributions
