@@ -22,6 +22,7 @@ class TimedBackend final : public Backend {
   DeviceInfo device_info() const override { return inner_.device_info(); }
   std::string isa() const override { return inner_.isa(); }
   int num_threads() const override { return inner_.num_threads(); }
+  ThreadPool& thread_pool() override { return inner_.thread_pool(); }
   DType act_dtype() const override { return inner_.act_dtype(); }
   MemoryInfo memory() const override { return inner_.memory(); }
   bool supports(WeightFormat format) const override { return inner_.supports(format); }

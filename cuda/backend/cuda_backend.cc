@@ -1,5 +1,6 @@
 #include "cuda/backend/cuda_backend.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 #include <vector>
@@ -14,6 +15,7 @@ namespace specdec::cuda {
 namespace {
 
 constexpr size_t kAttentionWorkspaceBytes = size_t{1} << 20;  // for each multiprocessor
+constexpr int kMaxHostThreads = 8;
 
 }  // namespace
 
@@ -33,7 +35,8 @@ CudaBackend::CudaBackend(std::unique_ptr<Device> device, const KernelTable& kern
       recorder_(*stream_, !options.enforce_eager),
       attention_workspace_(
           device_->allocate(kAttentionWorkspaceBytes * device_->properties().num_multiprocessors,
-                            "workspace of attention")) {
+                            "workspace of attention")),
+      thread_pool_(std::min(ThreadPool::default_num_threads(), kMaxHostThreads)) {
   if (act_dtype != DType::kBF16 && act_dtype != DType::kF16) {
     throw InvalidArgument("dtype", str_cat("'", name_of(act_dtype), "' is not computed in on ",
                                            device_->info().name, "; use 'bfloat16' or 'float16'"));

@@ -40,6 +40,7 @@ class CudaBackend final : public Backend {
   DeviceInfo device_info() const override { return device_->info(); }
   std::string isa() const override;
   int num_threads() const override { return device_->properties().num_multiprocessors; }
+  ThreadPool& thread_pool() override { return thread_pool_; }
   DType act_dtype() const override { return act_dtype_; }
   MemoryInfo memory() const override {
     return {.total_bytes = device_->info().memory_bytes, .free_bytes = device_->free_bytes()};
@@ -102,6 +103,7 @@ class CudaBackend final : public Backend {
   StagedBatch staged_batch_;
   Recorder recorder_;
   Buffer attention_workspace_;  // AttentionParams::workspace
+  ThreadPool thread_pool_;
 };
 
 }  // namespace specdec::cuda

@@ -85,9 +85,11 @@ void CudaDeviceStep::allocate() {
              .distributions =
                  layout_.array<float>(is_independent ? seats * nodes * vocab : 0, "distributions"),
              .token_lists = nullptr,
+             .masks = nullptr,
              .reports = layout_.array<StepReport>(seats),
              .times = layout_.array<StepTimes>(2),
              .vocab_size = vocab_size_,
+             .num_mask_words = seats_.num_mask_words(),
              .draft_kind = config_.draft_kind,
              .argmax = config_.sampling == DraftSampling::kArgmax,
              .is_weighed = is_weighed};
@@ -140,7 +142,8 @@ StepShape CudaDeviceStep::shape_of(const DeviceStepPlan& plan) const {
                      .num_rows = 0,
                      .max_unseen = plan.num_passes > 0 ? plan.max_unseen : 0,
                      .num_logprobs = plan.want_logprobs ? config_.max_logprobs : -1,
-                     .any_edits = seats_.any_edits()};
+                     .any_edits = seats_.any_edits() || !plan.masks.empty(),
+                     .has_masks = !plan.masks.empty()};
   if (!shape.has_host_drafts) {
     shape.num_rows = shape.num_seats * (1 + config_.tree.num_nodes(shape.num_passes));
     return shape;
@@ -159,9 +162,10 @@ void CudaDeviceStep::launch(const DeviceStepPlan& plan) {
   SPECDEC_CHECK_LE(plan.num_seats, config_.num_seats);
   SPECDEC_CHECK_LE(plan.num_passes, config_.tree.max_nodes);
   const StepShape shape = shape_of(plan);
-  if (shape.has_host_drafts) {
-    SPECDEC_CHECK(config_.accepts_trees && shape.num_passes == 0 && num_under_way() == 0);
-    seats_.set_drafts(plan.num_seats, plan.host_drafts);
+  if (shape.has_host_drafts || shape.has_masks) {
+    SPECDEC_CHECK(shape.num_passes == 0 && num_under_way() == 0);
+    SPECDEC_CHECK(config_.accepts_trees || !shape.has_host_drafts);
+    seats_.set_drafts(plan);
   }
   reports_.reserve(shape);
   if (shape.num_logprobs >= 0 && shape.any_edits) {
@@ -181,6 +185,7 @@ StepParams CudaDeviceStep::params(const StepShape& shape, int num_rows, int pass
                        .has_host_drafts = shape.has_host_drafts,
                        .pass = pass};
   params.memory.state.num_seats = shape.num_seats;
+  params.memory.masks = shape.has_masks ? seats_.masks() : nullptr;
   params.memory.batch.max_rows = num_rows;
   return params;
 }

@@ -27,6 +27,7 @@ SeatTable::SeatTable(CudaBackend& backend, const StepKernels& kernels,
             .max_blocks = config.max_blocks_per_request,
             .block_size = config.block_size};
   count_tables_.size = seats * vocab_size_;
+  masks_.size = static_cast<size_t>(config.max_rows) * num_mask_words();
 }
 
 int32_t* SeatTable::clear_count_table(int index) {
@@ -102,9 +103,9 @@ bool SeatTable::upload(const SampleLists& lists) {
   return fit(biases_, lists.biases()) || moved;
 }
 
-void SeatTable::set_drafts(int num_seats, std::span<const HostDraft> drafts) {
-  std::vector<SeatDrafts> records(num_seats);
-  for (const HostDraft& draft : drafts) {
+void SeatTable::set_drafts(const DeviceStepPlan& plan) {
+  std::vector<SeatDrafts> records(plan.num_seats);
+  for (const HostDraft& draft : plan.host_drafts) {
     const auto num_drafts = static_cast<int>(draft.tokens.size());
     SPECDEC_CHECK_LE(num_drafts, tree_.max_nodes);
     SPECDEC_CHECK_EQ(draft.tokens.size(), draft.parents.size());
@@ -116,7 +117,26 @@ void SeatTable::set_drafts(int num_seats, std::span<const HostDraft> drafts) {
       if (draft.parents[i] != i) record.is_tree = 1;
     }
   }
+  if (!plan.masks.empty()) set_masks(plan.masks, records);
   backend_.staging().upload_to(state_.drafts, records.data(), records.size() * sizeof(SeatDrafts));
+}
+
+void SeatTable::set_masks(std::span<const HostMasks> masks, std::span<SeatDrafts> records) {
+  const auto num_words = static_cast<size_t>(num_mask_words());
+  std::vector<uint32_t> words;
+  for (const HostMasks& seat : masks) {
+    SeatDrafts& record = records[seat.seat];
+    SPECDEC_CHECK_EQ(seat.nodes.size(), static_cast<size_t>(record.num_drafts) + 1);
+    const auto first = static_cast<int32_t>(words.size() / num_words);
+    record.masks = {first, first + record.num_drafts + 1};
+    for (const std::span<const uint32_t> node : seat.nodes) {
+      SPECDEC_CHECK_EQ(node.size(), num_words);
+      words.insert(words.end(), node.begin(), node.end());
+    }
+  }
+  layout_.reserve(masks_, "masks of grammars");
+  SPECDEC_CHECK_LE(words.size(), masks_.size);
+  backend_.staging().upload_to(masks_, words.data(), words.size() * sizeof(uint32_t));
 }
 
 void SeatTable::add_blocks(std::span<const NewBlock> blocks) {

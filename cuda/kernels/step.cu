@@ -118,6 +118,11 @@ __device__ __forceinline__ void put_node(const StepMemory& memory, int index, in
   if (memory.is_weighed != 0 && drafts.num_drafts > 0) {
     sample.distribution = trees.targets + static_cast<int64_t>(row) * memory.vocab_size;
   }
+  if (memory.masks != nullptr && drafts.masks.begin < drafts.masks.end) {
+    const auto mask = static_cast<int64_t>(drafts.masks.begin) + node;
+    sample.allowed_mask = memory.masks + mask * memory.num_mask_words;
+    sample.num_mask_words = memory.num_mask_words;
+  }
   batch.sample_ids[row] = row;
   batch.samples[row] = sample;
 }

@@ -38,7 +38,8 @@ struct StepSeat {
 struct SeatDrafts {
   int32_t depth_limit;  // how deep the draft model may draft for the seat
   int32_t num_drafts;
-  int32_t is_tree;  // draft i continues node parents[i]; in a chain it continues node i
+  int32_t is_tree;    // draft i continues node parents[i]; in a chain it continues node i
+  DeviceRange masks;  // of StepMemory::masks, one a node; empty: any token may follow
   int32_t tokens[kMaxStepDrafts];
   int32_t parents[kMaxStepDrafts];  // not written for chains
 };
@@ -141,9 +142,11 @@ struct StepMemory {
   DeviceCandidate* candidates;  // [num_seats * shape.width, shape.width]
   float* distributions;         // [num_seats, max_nodes, vocab_size] of independent drafts, or null
   const int32_t* token_lists;   // DeviceRanges are of this
+  const uint32_t* masks;        // [max_rows, num_mask_words], or null in steps without masks
   StepReport* reports;          // [num_seats]
   StepTimes* times;             // [2] of the step that runs, and of the last one that is done
   int32_t vocab_size;
+  int32_t num_mask_words;
   DraftModelKind draft_kind;
   int32_t argmax;      // the draft model's likeliest tokens are drafted
   int32_t is_weighed;  // StepTrees::targets and attempts are read

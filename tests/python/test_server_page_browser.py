@@ -1,9 +1,12 @@
 """The chat page in Chromium against servers: sends, streams, stops, compares, restarts, keys."""
 
-from collections.abc import Iterator
+import importlib
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from playwright.sync_api import Browser, expect
 
@@ -12,7 +15,7 @@ from paced_engine import Pace, paced_engine
 from server_life import living, wait_until
 from server_world import World, serving
 from specdec_native import Engine
-from tiny_text_model import OPTIONS, TEXT_TOKEN_IDS, is_idle
+from tiny_text_model import OPTIONS, TEXT_TOKEN_IDS, add_byte_text, is_idle
 
 # So that a random model writes text, to its end.
 READABLE = {"ignore_eos": True, "allowed_token_ids": TEXT_TOKEN_IDS}
@@ -166,6 +169,44 @@ def test_tinted_tokens_are_the_accepted_drafts(chat: ChatPage, world: World) -> 
     assert 0 < len(tokens) <= accepted  # Markdown may show fewer
     drawn = chat.answer.locator("> .body [data-token]")
     assert len(tokens) < len({token.get_attribute("data-token") for token in drawn.all()})
+
+
+def test_what_a_grammar_forces_is_tinted(
+    browser: Browser, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Keys and punctuation of JSON, and no token that the model chose."""
+    importlib.import_module("llguidance")
+    schema = {
+        "type": "object",
+        "properties": {"name": {"enum": ["main", "other"]}, "size": {"type": "boolean"}},
+        "required": ["name", "size"],
+        "additionalProperties": False,
+    }
+    model = add_byte_text(checkpoint("llama"), tmp_path / "llama")
+    # No drafts of n-grams, and room for all that is forced.
+    drafts = {**NGRAM, "prompt_lookup_min": 32, "prompt_lookup_max": 32}
+    drafts["num_speculative_tokens"] = 16
+    grammar = {"json": schema, "disable_any_whitespace": True}
+    with (
+        Engine(
+            model,
+            dtype="float32",
+            max_model_len=256,
+            speculative_config={**drafts, "draft_length_policy": "fixed"},
+        ) as engine,
+        serving(engine) as world,
+        opened(browser, world.url, structured_outputs=grammar) as chat,
+    ):
+        jsonschema.validate(json.loads(chat.ask(QUESTION)), schema)
+        (forced,) = [d for d in engine.stats().drafters if d.name == "grammar"]
+        legend = chat.answer.get_by_role("list", name="Drafters")
+        accepted, proposed = forced.num_accepted_tokens, forced.num_draft_tokens
+        expect(legend).to_have_text(f"grammar {accepted} of {proposed} drafts accepted")
+        tinted = chat.answer.locator('> .body mark[data-kind="grammar"]')
+        assert len({token.get_attribute("data-token") for token in tinted.all()}) == accepted
+        plain = chat.answer.locator("> .body [data-token]:not(mark)").all_inner_texts()
+        assert '","size":' in "".join(tinted.all_inner_texts())
+        assert not any(char in "".join(plain[1:]) for char in "{}:,")
 
 
 def test_compare_tells_texts_apart(chat: ChatPage) -> None:

@@ -138,7 +138,13 @@ def test_a_call_and_its_output_go_on(client: openai.OpenAI, says: Says) -> None:
         ("tool_choice", {"tool_choice": {"type": "allowed_tools", "mode": "auto"}}),
         ("tool_choice", {"tool_choice": "some"}),
         ("tool_choice", {"tools": [], "tool_choice": "required"}),
-        ("structured_outputs", {"tool_choice": "required", "structured_outputs": {"regex": "a"}}),
+        (
+            "structured_outputs",
+            {
+                "tool_choice": {"type": "function", "name": FUNCTIONS[0]["name"]},
+                "structured_outputs": {"regex": "a"},
+            },
+        ),
     ],
 )
 def test_bad_functions_are_named(world: World, field: str, body: dict[str, Any]) -> None:

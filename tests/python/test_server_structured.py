@@ -176,6 +176,11 @@ def test_the_schema_of_required_calls(calls: Any, is_valid: bool) -> None:
     assert validator.is_valid(calls) == is_valid
 
 
+def test_required_calls_go_over_other_fields() -> None:
+    for body in ({"structured_outputs": {"regex": "a"}}, {"response_format": SCHEMA}):
+        assert required_schema(TOOLS, **body) == required_schema(TOOLS)
+
+
 def test_the_schema_of_one_call() -> None:
     one = jsonschema.Draft202012Validator(required_schema(TOOLS, parallel_tool_calls=False))
     assert one.is_valid([ROME]) and not one.is_valid([ROME, ROME])

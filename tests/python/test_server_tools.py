@@ -258,7 +258,6 @@ def test_a_model_decides_only_where_the_server_reads_its_calls(roomy: Engine) ->
         ("tool_choice", {"tools": None, "tool_choice": "required"}),
         ("body.tool_choice", {"tool_choice": 7}),
         ("body.parallel_tool_calls", {"parallel_tool_calls": "yes, please"}),
-        ("structured_outputs", {"tool_choice": "required", "structured_outputs": {"regex": "a"}}),
         (
             "structured_outputs",
             {

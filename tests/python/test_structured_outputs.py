@@ -1,5 +1,6 @@
 """Structured output: every complete answer obeys its grammar, and drafts never change one."""
 
+import importlib
 import json
 import random
 import re
@@ -20,6 +21,7 @@ from specdec_native import (
     RequestOutput,
     SamplingParams,
     StructuredOutputsParams,
+    _core,
 )
 from specdec_native.requests.grammar_compiler import GrammarCompiler
 from specdec_native.text.tokenizer import Tokenizer
@@ -119,17 +121,20 @@ def test_json_object(engine: Engine) -> None:
 
 def test_whitespace_is_free_unless_it_is_disabled(compiler: GrammarCompiler) -> None:
     free = compiler.compile(StructuredOutputsParams(json=SCHEMA)).make_matcher()
-    tight = compiler.compile(
-        StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True)
-    ).make_matcher()
     brace = id_of("{")
     space = id_of(" ")
     free.advance(brace)
     assert space in allowed(free.mask())
-    tight.advance(brace)
-    assert space not in allowed(tight.mask())
-    with pytest.raises(RuntimeError, match="grammar"):
-        tight.advance(space)
+    by_schema = {**SCHEMA, "x-guidance": {"whitespace_flexible": False}}
+    for compact in (
+        StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True),
+        StructuredOutputsParams(json=by_schema),
+    ):
+        tight = compiler.compile(compact).make_matcher()
+        tight.advance(brace)
+        assert space not in allowed(tight.mask())
+        with pytest.raises(RuntimeError, match="grammar"):
+            tight.advance(space)
 
 
 def test_other_properties_may_be_closed(engine: Engine) -> None:
@@ -261,18 +266,21 @@ def test_no_method_changes_an_answer(
 
 
 def test_nor_does_a_device(model: Path) -> None:
-    """The emulated device's host steps, against the same device without drafts."""
+    """The emulated device: its steps with masks, and those of the host's executor."""
     options = {"device": "emulated", "dtype": "bfloat16", "max_model_len": 64}
-    sampling = [params(seed, json=SCHEMA, logprobs=1, max_tokens=30) for seed in range(3)]
+    sampling = [params(seed, json=SCHEMA, logprobs=1, max_tokens=16) for seed in range(3)]
     try:
         plain = make_engine(model, **options)
     except RuntimeError as error:
         pytest.skip(f"{error}")
     with plain:
         without = answers(plain.generate([PROMPT] * 3, sampling))
-    config = speculative("draft_model", model, 3, 1)
-    with make_engine(model, **options, speculative_config=config) as drafting:
-        assert answers(drafting.generate([PROMPT] * 3, sampling)) == without
+        assert plain.stats().num_device_steps > 0
+    for method, width in (("draft_model", 1), ("ngram", 3)):
+        config = speculative(method, model, 3, width)
+        with make_engine(model, **options, speculative_config=config) as drafting:
+            assert answers(drafting.generate([PROMPT] * 3, sampling)) == without
+            assert (drafting.stats().num_device_steps > 0) == (method == "ngram")
 
 
 # ---- distributions
@@ -352,6 +360,39 @@ def test_masks_depend_on_the_text_alone(compiler: GrammarCompiler, seed: int) ->
         assert walker.forced_tokens() == fresh.forced_tokens()
         text.append(draw.choice(sorted(choices)))
         walker.advance(text[-1])
+
+
+def test_a_tokenizer_that_fails_once_fails_one_matcher(model: Path) -> None:
+    tokenizer = Tokenizer.from_directory(model)
+    fails = False
+
+    def tokenize(text: str) -> list[int]:
+        if fails:
+            raise RuntimeError("out of order")
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    library = str(importlib.import_module("llguidance._lib").__file__)
+    native = _core.LlGuidance(
+        library=library,
+        vocab_size=VOCAB_SIZE,
+        tokenizer_json=tokenizer.to_json() or "",
+        end_token_ids=[END],
+        tokenize=tokenize,
+    )
+    grammar = native.compile("regex", "[ab](main|name)? alpha")
+    good, bad = grammar.make_matcher(), grammar.make_matcher()
+    for char in "a ":
+        good.advance(id_of(char))
+        bad.advance(id_of(char))
+    fails = True
+    with pytest.raises(RuntimeError, match="out of order"):
+        bad.mask()
+    fails = False
+    assert allowed(good.mask()) and good.forced_tokens()
+    assert native.compile("regex", "alpha").make_matcher().forced_tokens()
+    for later in (bad, bad.clone()):
+        with pytest.raises(RuntimeError, match="out of order"):
+            later.mask()
 
 
 def test_forced_tokens_are_the_tokenizers_own(compiler: GrammarCompiler, model: Path) -> None:

@@ -64,6 +64,7 @@ class FaultyBackend final : public Backend {
   DeviceInfo device_info() const override { return backend_->device_info(); }
   std::string isa() const override { return backend_->isa(); }
   int num_threads() const override { return backend_->num_threads(); }
+  ThreadPool& thread_pool() override { return backend_->thread_pool(); }
   DType act_dtype() const override { return backend_->act_dtype(); }
   MemoryInfo memory() const override { return backend_->memory(); }
   Buffer allocate(size_t size_bytes, const char* purpose) override {

@@ -16,6 +16,7 @@
 #include "backend/op_args.h"
 #include "core/buffer.h"
 #include "core/tensor_view.h"
+#include "core/thread_pool.h"
 #include "specdec/device.h"
 
 namespace specdec {
@@ -39,6 +40,8 @@ class Backend {
   virtual DeviceInfo device_info() const = 0;
   virtual std::string isa() const = 0;  // kernel set in use
   virtual int num_threads() const = 0;
+  // Threads of the host, for other work between the operations.
+  virtual ThreadPool& thread_pool() = 0;
   virtual DType act_dtype() const = 0;    // fixed when the backend is made
   virtual MemoryInfo memory() const = 0;  // that allocate() takes from
 

@@ -91,12 +91,20 @@ struct HostDraft {
   std::span<const int32_t> parents;
 };
 
+// What a grammar allows after the root of a seat and after each of its drafts, in their order.
+struct HostMasks {
+  int seat = 0;
+  std::vector<std::span<const uint32_t>> nodes;  // SampleRow::allowed_mask
+};
+
 struct DeviceStepPlan {
   int num_seats = 0;   // in use: seats 0 to num_seats - 1, of which inactive ones have no rows
   int num_passes = 0;  // of the draft model: how deep its drafts get
   // Drafts made on the host, in place of num_passes; seats that are not listed have none. Such a
   // step is launched only when no other is under way.
   std::span<const HostDraft> host_drafts = {};
+  // Seats that are not listed may get any token. The same holds for such a step; it has no passes.
+  std::span<const HostMasks> masks = {};
   int max_unseen = 2;  // tokens of a request the draft model has not seen: a power of two
   bool want_logprobs = false;
 };
@@ -105,7 +113,7 @@ class DeviceStep {
  public:
   virtual ~DeviceStep() = default;
 
-  // Device memory that steps may still take, for requests with logprobs or penalties.
+  // Device memory that steps may still take, for requests with logprobs, penalties or grammars.
   virtual int64_t bytes_on_demand() const = 0;
 
   // Sets all seats; no step may be under way.

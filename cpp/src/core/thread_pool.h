@@ -3,6 +3,7 @@
 // calls a millisecond apart) and sleep otherwise.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <type_traits>
@@ -66,5 +67,15 @@ class ThreadPool {
   int num_threads_;
   std::unique_ptr<State> state_;
 };
+
+// Calls body(i) for each i in [0, count), on the pool's threads or, where it is null, on this one.
+template <class Body>
+void for_each_index(ThreadPool* pool, size_t count, const Body& body) {
+  const auto part = [&](int64_t begin, int64_t end, int /*thread*/) {
+    for (int64_t i = begin; i < end; ++i) body(static_cast<size_t>(i));
+  };
+  if (pool != nullptr) return pool->parallel_for(static_cast<int64_t>(count), 1, part);
+  part(0, static_cast<int64_t>(count), 0);
+}
 
 }  // namespace specdec

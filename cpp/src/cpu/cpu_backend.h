@@ -27,6 +27,7 @@ class CpuBackend final : public Backend {
   DeviceInfo device_info() const override;
   std::string isa() const override { return std::string(name_of(isa_)); }
   int num_threads() const override { return pool_.num_threads(); }
+  ThreadPool& thread_pool() override { return pool_; }
   DType act_dtype() const override { return act_dtype_; }
   MemoryInfo memory() const override;
   bool supports(WeightFormat format) const override {

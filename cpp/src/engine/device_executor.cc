@@ -1,6 +1,7 @@
 #include "engine/device_executor.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <utility>
 
@@ -15,6 +16,10 @@ constexpr int kMaxRows = 2048;
 constexpr int kMaxWeighedRows = 512;
 // Steps until the policy is asked again whether the draft model may catch up, once it said no.
 constexpr int kStepsUntilCatchUp = 32;
+
+bool has_grammar(const CompletionState* completion) {
+  return completion->request.params.grammar != nullptr;
+}
 
 std::vector<int32_t> stop_tokens_of(const SamplingParams& params) {
   std::vector<int32_t> tokens = params.stop_token_ids;
@@ -72,20 +77,24 @@ std::unique_ptr<DeviceStep> DeviceExecutor::make_step(Backend& backend, ModelRun
 }
 
 DeviceExecutor::DeviceExecutor(std::unique_ptr<DeviceStep> device, Drafting* drafting,
-                               const DeviceExecutorConfig& config)
+                               ThreadPool& threads, const DeviceExecutorConfig& config)
     : device_(std::move(device)),
       config_(config),
       drafting_(drafting),
       drafter_(drafting == nullptr ? nullptr : drafting->device_drafter()),
+      threads_(threads),
       drafts_on_host_(drafting != nullptr && drafter_ == nullptr),
       shape_(drafter_ == nullptr ? TreeShape{} : drafting->tree_shape()) {}
 
-// A device step does no bad words and no grammars (they look back over the text), no processors
-// (they are the host's), no long lists of logprobs, and no logprobs of tokens that weighing picks
-// instead of the sampler.
+// A device step does no bad words (they look back over the text), no processors (they are the
+// host's), no long lists of logprobs, and no logprobs of tokens that weighing picks instead of the
+// sampler. Grammars have masks of the host's, which cannot tell what the device drafts; the host
+// also decides what holds where a grammar and another list leave no token.
 bool DeviceExecutor::serves(const CompletionState& completion) const {
   const SamplingParams& params = completion.request.params;
-  if (!params.bad_words.empty() || !params.logits_processors.empty() || params.grammar != nullptr) {
+  if (!params.bad_words.empty() || !params.logits_processors.empty()) return false;
+  if (params.grammar != nullptr && (drafter_ != nullptr || !params.allowed_token_ids.empty() ||
+                                    completion.sequence.num_output_tokens() < params.min_tokens)) {
     return false;
   }
   if (!params.logprobs.has_value()) return true;
@@ -159,6 +168,7 @@ DeviceSeat DeviceExecutor::seat_of(CompletionState& completion) const {
                   .sampling = completion.make_row({}),
                   .blocks = sequence.blocks.ids()};
   seat.sampling.banned_token_ids = {};  // stop tokens, as long as the output is short
+  seat.sampling.allowed_mask = {};      // comes with each step
   if (drafter_ != nullptr) {
     seat.num_seen = drafter_->ledger().num_seen(sequence.blocks, num_tokens - 1);
     seat.max_depth = drafting_->longest_draft(sequence);
@@ -198,7 +208,8 @@ int DeviceExecutor::most_passes() const {
 }
 
 std::optional<int> DeviceExecutor::passes_ahead(std::span<CompletionState* const> running) {
-  if (drafts_on_host_ || host_is_next_ || !seat(running)) return std::nullopt;
+  if (drafts_on_host_ || host_is_next_) return std::nullopt;
+  if (std::ranges::any_of(running, has_grammar) || !seat(running)) return std::nullopt;
   if (drafter_ == nullptr) return 0;
   std::vector<const Sequence*> sequences;
   for (const CompletionState* completion : running) sequences.push_back(&completion->sequence);
@@ -216,7 +227,8 @@ std::optional<int> DeviceExecutor::passes_ahead(std::span<CompletionState* const
 }
 
 bool DeviceExecutor::can_run(const Step& step, int num_running) {
-  if (!drafts_on_host_ || static_cast<int>(step.completions.size()) != num_running) return false;
+  if (drafter_ != nullptr || static_cast<int>(step.completions.size()) != num_running) return false;
+  if (!drafts_on_host_ && std::ranges::none_of(step.completions, has_grammar)) return false;
   if (step.plan.num_rows > config_.step_rows()) return false;
   for (size_t i = 0; i < step.completions.size(); ++i) {
     const bool decodes = std::holds_alternative<Decoding>(step.completions[i]->sequence.state);
@@ -229,7 +241,20 @@ bool DeviceExecutor::can_run(const Step& step, int num_running) {
       }
     }
   }
-  return seat(step.completions);
+  return make_masks(step) && seat(step.completions);
+}
+
+bool DeviceExecutor::make_masks(const Step& step) {
+  std::vector<size_t> constrained;
+  for (size_t i = 0; i < step.completions.size(); ++i) {
+    if (has_grammar(step.completions[i])) constrained.push_back(i);
+  }
+  std::atomic<bool> all_made = true;
+  for_each_index(&threads_, constrained.size(), [&](size_t k) {
+    const size_t i = constrained[k];
+    if (!step.completions[i]->grammar()->make_masks(step.trees[i])) all_made = false;
+  });
+  return all_made;
 }
 
 // ---- steps
@@ -255,6 +280,7 @@ void DeviceExecutor::launch(const Step& step) {
   Launch launch;
   std::vector<NewBlock> added;
   std::vector<HostDraft> drafts;
+  std::vector<HostMasks> masks;
   int seat = 0;  // both are in order of rank
   for (size_t i = 0; i < step.completions.size(); ++i, ++seat) {
     while (!seating_->seats[seat].is_taken) ++seat;
@@ -262,6 +288,14 @@ void DeviceExecutor::launch(const Step& step) {
     launch.seat_of.push_back(seat);
     add_new_blocks(step.completions[i]->sequence, seat, added);
     const DraftTree* tree = step.trees[i];
+    if (GrammarPath* grammar = step.completions[i]->grammar()) {
+      HostMasks& of_seat = masks.emplace_back();
+      of_seat.seat = seat;
+      of_seat.nodes.push_back(grammar->mask_after({}));
+      for (int node = 1; tree != nullptr && node < tree->num_nodes(); ++node) {
+        of_seat.nodes.push_back(grammar->mask_after(tree->path(node)));
+      }
+    }
     if (tree == nullptr) continue;
     drafts.push_back(
         {.seat = seat, .tokens = tree->tokens().subspan(1), .parents = tree->parents().subspan(1)});
@@ -270,6 +304,7 @@ void DeviceExecutor::launch(const Step& step) {
   device_->launch({.num_seats = static_cast<int>(seating_->seats.size()),
                    .num_passes = step.num_passes.value_or(0),
                    .host_drafts = drafts,
+                   .masks = masks,
                    .max_unseen = padded(kind(), seating_->num_unseen),
                    .want_logprobs = seating_->want_logprobs});
   launches_.push_back(std::move(launch));

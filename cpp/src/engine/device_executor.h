@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "core/thread_pool.h"
 #include "engine/drafting.h"
 #include "engine/step.h"
 
@@ -44,14 +45,15 @@ class DeviceExecutor final : public StepExecutor {
   static std::unique_ptr<DeviceStep> make_step(Backend& backend, ModelRunner& target,
                                                const DraftModels& draft_models,
                                                const DeviceExecutorConfig& config);
-  // The step as made with the same configuration. `drafting` is borrowed and may be null.
-  DeviceExecutor(std::unique_ptr<DeviceStep> device, Drafting* drafting,
+  // The step as made with the same configuration. The next two are borrowed; `drafting` may be
+  // null.
+  DeviceExecutor(std::unique_ptr<DeviceStep> device, Drafting* drafting, ThreadPool& threads,
                  const DeviceExecutorConfig& config);
 
   // How many passes of the draft model a step planned ahead for `running`, all sequences that run,
   // should have; 0 without a draft model on the device. Nothing where the host has to run the next
-  // step: it drafts, a request needs what device steps do not do, or the draft model is so far
-  // behind that it has to catch up there.
+  // step: it drafts or makes masks, a request needs what device steps do not do, or the draft model
+  // is so far behind that it has to catch up there.
   std::optional<int> passes_ahead(std::span<CompletionState* const> running);
   // The shape of the trees that the device drafts; each pass adds a level.
   const TreeShape& tree_shape() const { return shape_; }
@@ -88,6 +90,8 @@ class DeviceExecutor final : public StepExecutor {
   };
 
   bool serves(const CompletionState& completion) const;
+  // The masks of all rows of a step; false where a grammar fails.
+  bool make_masks(const Step& step);
   // Makes sure that these completions, and no others, have seats. False where the host has to run
   // them.
   bool seat(std::span<CompletionState* const> completions);
@@ -105,6 +109,7 @@ class DeviceExecutor final : public StepExecutor {
   DeviceExecutorConfig config_;
   Drafting* drafting_;
   ModelDrafter* drafter_;  // whose model runs on the device; null: the device drafts nothing
+  ThreadPool& threads_;
   bool drafts_on_host_;
   TreeShape shape_;  // of what the device drafts
   std::optional<Seating> seating_;

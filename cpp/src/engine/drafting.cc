@@ -12,7 +12,7 @@
 namespace specdec {
 
 Drafting::Drafting(const SpeculativeConfig& config, int vocab_size, DraftModels& models,
-                   const BlockPool& pool)
+                   const BlockPool& pool, ThreadPool& threads)
     : config_(config), schedule_(config), static_tree_(config.speculative_token_tree) {
   std::vector<std::unique_ptr<Drafter>> drafters;
   for (const DrafterConfig& drafter : config_.drafters) {
@@ -20,10 +20,10 @@ Drafting::Drafting(const SpeculativeConfig& config, int vocab_size, DraftModels&
     drafters.push_back(make_drafter(id, vocab_size, models, pool));
     drafter_stats_.push_back({.name = name_of(drafter.method)});
   }
-  drafters.push_back(std::make_unique<GrammarDrafter>(static_cast<int>(drafters.size())));
+  drafters.push_back(std::make_unique<GrammarDrafter>(static_cast<int>(drafters.size()), &threads));
   drafter_stats_.push_back({.name = "grammar"});
-  drafters_ =
-      std::make_unique<Drafters>(std::move(drafters), config_.merge_drafters, config_.adapts());
+  drafters_ = std::make_unique<Drafters>(std::move(drafters), config_.merge_drafters,
+                                         config_.adapts(), &threads);
 }
 
 std::unique_ptr<Drafter> Drafting::make_drafter(int id, int vocab_size, DraftModels& models,

@@ -33,8 +33,9 @@ struct StepRecord {
 class Drafting {
  public:
   // The models have their caches, with the blocks of the pool. Both must outlive this object.
+  // `threads` is borrowed.
   Drafting(const SpeculativeConfig& config, int vocab_size, DraftModels& models,
-           const BlockPool& pool);
+           const BlockPool& pool, ThreadPool& threads);
 
   // Drafts (tree nodes) that a decoding sequence may have in the step being planned.
   int budget(const Sequence& sequence, int num_decoding);

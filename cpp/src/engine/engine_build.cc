@@ -43,13 +43,14 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend)
                       .enable_prefix_caching = config.enable_prefix_caching},
       *pool_);
   if (config.speculative.enabled()) {
-    drafting_ = std::make_unique<Drafting>(config.speculative, models_.model().vocab_size,
-                                           models_.draft_models(), *pool_);
+    drafting_ =
+        std::make_unique<Drafting>(config.speculative, models_.model().vocab_size,
+                                   models_.draft_models(), *pool_, models_.backend().thread_pool());
   }
   host_ = std::make_unique<HostExecutor>(models_.target(), logprobs_mode, config.speculative);
   if (device_step != nullptr) {
-    device_ =
-        std::make_unique<DeviceExecutor>(std::move(device_step), drafting_.get(), device_config);
+    device_ = std::make_unique<DeviceExecutor>(std::move(device_step), drafting_.get(),
+                                               models_.backend().thread_pool(), device_config);
   }
   fill_model_info();
 }

@@ -51,6 +51,7 @@ bool StepSampler::is_weighed(const SequenceStep& step) const {
 }
 
 std::vector<SequenceOutcome> StepSampler::run(std::span<const SequenceStep> steps) {
+  make_masks(steps);
   std::vector<SequenceOutcome> outcomes(steps.size());
   const auto work = [&](size_t begin, size_t end) {
     std::ranges::move(run_together(steps.subspan(begin, end - begin)), outcomes.begin() + begin);
@@ -58,6 +59,16 @@ std::vector<SequenceOutcome> StepSampler::run(std::span<const SequenceStep> step
   run_or_blame(steps.size(), work,
                [&](size_t i, const std::exception_ptr& error) { outcomes[i].error = error; });
   return outcomes;
+}
+
+void StepSampler::make_masks(std::span<const SequenceStep> steps) {
+  std::vector<const SequenceStep*> constrained;
+  for (const SequenceStep& step : steps) {
+    if (step.samples && step.completion->grammar() != nullptr) constrained.push_back(&step);
+  }
+  for_each_index(&runner_.thread_pool(), constrained.size(), [&](size_t i) {
+    constrained[i]->completion->grammar()->make_masks(constrained[i]->tree);
+  });
 }
 
 std::vector<SequenceOutcome> StepSampler::run_together(std::span<const SequenceStep> steps) {

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <mutex>
 #include <string_view>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 
@@ -21,6 +23,18 @@ using llguidance::LoadedTokenizer;
 constexpr int kMaxForcedTokens = 128;
 // Texts whose tokens are kept. A grammar has a few hundred: forced text after each token before it.
 constexpr size_t kMaxKeptTexts = 1 << 16;
+
+// Kinds of tokens within strings of JSON, by their greatest length. Where all of a kind may follow,
+// the mask gets them at once, and only the other tokens are tried one by one. llguidance has
+// lengths of 10 and 30 by itself; more of them make masks of strings with a maxLength several times
+// faster.
+constexpr std::array<const char*, 7> kTokenSlices = {R"([^"\\\x00-\x1F\x7F]{1,3})",
+                                                     R"([^"\\\x00-\x1F\x7F]{1,6})",
+                                                     R"([^"\\\x00-\x1F\x7F]{1,10})",
+                                                     R"([^"\\\x00-\x1F\x7F]{1,16})",
+                                                     R"([^"\\\x00-\x1F\x7F]{1,30})",
+                                                     R"([^"\\\x00-\x1F\x7F]+)",
+                                                     nullptr};
 
 // llguidance's messages go on with the state of the parser after a blank line.
 std::string first_paragraph(const char* message) {
@@ -42,10 +56,14 @@ class CachedTokenize {
     return tokenize->run({reinterpret_cast<const char*>(bytes), num_bytes}, tokens, capacity);
   }
 
-  // What tokenize() threw, once; empty where nothing failed.
-  std::string error() const {
+  // What tokenize() threw in calls by this thread since it last asked; empty where nothing failed.
+  // The library calls by the thread that called the library.
+  std::string take_error() {
+    if (num_errors_.load(std::memory_order_relaxed) == 0) return {};
     const std::lock_guard lock(mutex_);
-    return error_;
+    const auto taken = errors_.extract(std::this_thread::get_id());
+    num_errors_.store(errors_.size(), std::memory_order_relaxed);
+    return taken.empty() ? std::string() : std::move(taken.mapped());
   }
 
  private:
@@ -56,7 +74,8 @@ class CachedTokenize {
       return found.size();
     } catch (const std::exception& error) {
       const std::lock_guard lock(mutex_);
-      error_ = error.what();
+      errors_[std::this_thread::get_id()] = error.what();
+      num_errors_.store(errors_.size(), std::memory_order_relaxed);
       return 0;
     }
   }
@@ -75,9 +94,10 @@ class CachedTokenize {
   }
 
   std::function<std::vector<int32_t>(std::string_view)> tokenize_;
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::unordered_map<std::string, std::vector<int32_t>> kept_;
-  std::string error_;
+  std::unordered_map<std::thread::id, std::string> errors_;
+  std::atomic<size_t> num_errors_{0};  // read without the lock
 };
 
 }  // namespace
@@ -102,6 +122,7 @@ class llguidance::LoadedTokenizer {
     init.tokenize_assumes_string = true;
     init.tokenize = &CachedTokenize::call;
     init.user_data = &tokenize;
+    init.slices = kTokenSlices.data();
     init.more_end_tokens = more.data();
     init.num_more_end_tokens = static_cast<uint32_t>(more.size());
     std::array<char, 1024> error{};
@@ -111,13 +132,6 @@ class llguidance::LoadedTokenizer {
   ~LoadedTokenizer() { functions.free_tokenizer(handle); }
   LoadedTokenizer(const LoadedTokenizer&) = delete;
   LoadedTokenizer& operator=(const LoadedTokenizer&) = delete;
-
-  // Throws Error for what went wrong in a matcher.
-  [[noreturn]] void fail(Matcher* matcher) const {
-    const std::string error = tokenize.error();
-    throw Error(str_cat("structured_outputs: ",
-                        error.empty() ? first_paragraph(functions.get_error(matcher)) : error));
-  }
 
   const Functions functions;
   const int vocab_size;
@@ -148,7 +162,6 @@ class LlMatcher final : public GrammarMatcher {
     const size_t size_bytes = tokenizer_->functions.mask_byte_size(matcher_);
     SPECDEC_CHECK_EQ(size_bytes, mask.size_bytes());
     check(tokenizer_->functions.compute_mask_into(matcher_, mask.data(), size_bytes));
-    if (!tokenizer_->tokenize.error().empty()) tokenizer_->fail(matcher_);
   }
 
   void advance(int32_t token) override {
@@ -170,6 +183,7 @@ class LlMatcher final : public GrammarMatcher {
     auto copy =
         std::make_unique<LlMatcher>(tokenizer_, tokenizer_->functions.clone_matcher(matcher_));
     copy->has_end_token_ = has_end_token_;
+    copy->tokenize_error_ = tokenize_error_;
     return copy;
   }
 
@@ -187,16 +201,27 @@ class LlMatcher final : public GrammarMatcher {
   bool has_ended() const {
     if (has_end_token_) return true;
     if (!tokenizer_->functions.is_stopped(matcher_)) return false;
-    if (tokenizer_->functions.get_error(matcher_) != nullptr) tokenizer_->fail(matcher_);
+    if (tokenizer_->functions.get_error(matcher_) != nullptr) fail();
     return true;
   }
-  void check(int32_t status) const {
-    if (status != 0) tokenizer_->fail(matcher_);
+  // After each call that may tokenize. A matcher that went on without the tokens it asked for
+  // cannot be trusted any more.
+  void check(int32_t status) {
+    std::string error = tokenizer_->tokenize.take_error();
+    if (!error.empty()) tokenize_error_ = std::move(error);
+    if (status != 0 || !tokenize_error_.empty()) fail();
+  }
+  [[noreturn]] void fail() const {
+    throw Error(str_cat("structured_outputs: ",
+                        tokenize_error_.empty()
+                            ? first_paragraph(tokenizer_->functions.get_error(matcher_))
+                            : tokenize_error_));
   }
 
   std::shared_ptr<const LoadedTokenizer> tokenizer_;
   llguidance::Matcher* matcher_;
   bool has_end_token_ = false;  // it has gone past one
+  std::string tokenize_error_;
 };
 
 class LlGrammar final : public Grammar {
@@ -240,6 +265,9 @@ std::shared_ptr<const Grammar> LlGuidance::compile(const std::string& kind,
   init.limits.verbose_errors = false;
   llguidance::Matcher* matcher = functions.new_matcher(&init, kind.c_str(), text.c_str());
   auto grammar = std::make_shared<LlGrammar>(tokenizer_, matcher);
+  if (const std::string error = tokenizer_->tokenize.take_error(); !error.empty()) {
+    throw InvalidArgument("structured_outputs", error);
+  }
   if (const char* error = functions.get_error(matcher)) {
     throw InvalidArgument("structured_outputs", first_paragraph(error));
   }

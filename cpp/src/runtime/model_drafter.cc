@@ -8,6 +8,7 @@
 #include "core/run_or_blame.h"
 #include "core/step_rules.h"
 #include "core/stopwatch.h"
+#include "speculation/grammar_path.h"
 
 namespace specdec {
 namespace {
@@ -327,7 +328,21 @@ void ModelDrafter::expand(std::span<Growth* const> growths) {
                [&](size_t i, std::exception_ptr error) { fail(*growths[i], std::move(error)); });
 }
 
+void ModelDrafter::make_masks(std::span<Growth* const> growths) {
+  std::vector<const Growth*> constrained;
+  for (const Growth* growth : growths) {
+    if (growth->request->grammar != nullptr) constrained.push_back(growth);
+  }
+  for_each_index(&runner_.thread_pool(), constrained.size(), [&](size_t i) {
+    const DraftRequest& request = *constrained[i]->request;
+    for (const Frontier& frontier : constrained[i]->frontier) {
+      request.grammar->make_mask(request.tree->path(frontier.open.node));
+    }
+  });
+}
+
 void ModelDrafter::sample(std::span<Growth* const> growths) {
+  make_masks(growths);
   row_ids_.clear();
   rows_.clear();
   id_lists_.clear();

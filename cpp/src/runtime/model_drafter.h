@@ -136,6 +136,8 @@ class ModelDrafter final : public Drafter {
   // Samples continuations at every frontier row of the last forward pass and sets the new
   // frontiers. What fails for one request alone is its error.
   void expand(std::span<Growth* const> growths);
+  // Makes the masks of what sample() draws next, a request's by one thread.
+  void make_masks(std::span<Growth* const> growths);
   void sample(std::span<Growth* const> growths);
   // Samples for all levels below the root. A draw knows the text up to the root alone: where
   // penalties or the like depend on the drafts between, the target will differ.

@@ -51,6 +51,8 @@ class ModelRunner final : public StepModel {
   void repeat_forward(const BatchView& batch, const PassKind& kind);
   void repeat_logits(std::span<const int32_t> row_ids, int level);
   void repeat_move_kv(std::span<const std::pair<int64_t, int64_t>> slots);
+  // Of the backend.
+  ThreadPool& thread_pool() { return backend_.thread_pool(); }
 
   // Takes what memory steps will take for themselves, by a backend that takes much: what is left
   // is the cache's. Before allocate_cache().

@@ -10,8 +10,9 @@
 
 namespace specdec {
 
-Drafters::Drafters(std::vector<std::unique_ptr<Drafter>> drafters, bool merge, bool adapts)
-    : drafters_(std::move(drafters)), order_(drafters_.size()), merge_(merge) {
+Drafters::Drafters(std::vector<std::unique_ptr<Drafter>> drafters, bool merge, bool adapts,
+                   ThreadPool* pool)
+    : drafters_(std::move(drafters)), order_(drafters_.size()), merge_(merge), pool_(pool) {
   std::vector<DrafterTraits> traits;
   for (const auto& drafter : drafters_) traits.push_back(drafter->traits());
   std::iota(order_.begin(), order_.end(), 0);
@@ -97,9 +98,11 @@ void Drafters::run(int index, std::span<DraftRequest* const> requests) {
     const Stopwatch watch(seconds);
     drafter.draft(batch_);
   }
+  std::vector<DraftRequest*> constrained;
   for (DraftRequest& request : batch_) {
-    if (request.grammar != nullptr) keep_to_grammar(request);
+    if (request.grammar != nullptr) constrained.push_back(&request);
   }
+  for_each_index(pool_, constrained.size(), [&](size_t i) { keep_to_grammar(*constrained[i]); });
   for (size_t i = 0; i < batch_.size(); ++i) requests[i]->error = batch_[i].error;
   if (!policy_.has_value()) return;
   if (drafter.traits().has_model()) {

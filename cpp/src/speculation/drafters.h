@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "core/thread_pool.h"
 #include "speculation/draft_policy.h"
 #include "speculation/drafter.h"
 
@@ -24,7 +25,10 @@ namespace specdec {
 // text shows later which of their drafts were right, whether they were verified or not.
 class Drafters {
  public:
-  Drafters(std::vector<std::unique_ptr<Drafter>> drafters, bool merge, bool adapts);
+  // Grammars say on the pool's threads what they forbid. The pool is borrowed; null: the calling
+  // thread alone.
+  Drafters(std::vector<std::unique_ptr<Drafter>> drafters, bool merge, bool adapts,
+           ThreadPool* pool = nullptr);
 
   // Adds to the trees of all requests. Failed requests have an error and, where lengths adapt, no
   // drafts.
@@ -47,6 +51,7 @@ class Drafters {
   std::vector<std::unique_ptr<Drafter>> drafters_;
   std::vector<int> order_;  // in which they are asked
   bool merge_;
+  ThreadPool* pool_;
   std::optional<DraftPolicy> policy_;  // none where lengths are fixed
 
   // Kept for their memory.

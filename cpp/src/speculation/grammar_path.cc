@@ -26,13 +26,19 @@ GrammarPath::GrammarPath(const Grammar& grammar)
 
 void GrammarPath::commit(int32_t token) {
   masks_.clear();
-  if (!tip_path_.empty() && tip_path_.front() == token) {
+  const bool is_on_path = !tip_path_.empty() && tip_path_.front() == token;
+  if (is_on_path) {
     tip_path_.erase(tip_path_.begin());
   } else {
     tip_path_.clear();
   }
-  if (tip_path_.empty()) tip_.reset();
+  std::unique_ptr<GrammarMatcher> tip = tip_path_.empty() ? std::move(tip_) : nullptr;
   if (error_ != nullptr) return;
+  // What a library has worked out for masks it keeps in the matcher.
+  if (is_on_path && tip != nullptr) {
+    root_ = std::move(tip);
+    return;
+  }
   try {
     as_grammar_error([&] { root_->advance(token); });
   } catch (...) {
@@ -50,6 +56,23 @@ std::span<const uint32_t> GrammarPath::mask_after(std::span<const int32_t> path)
 
 bool GrammarPath::allows(std::span<const int32_t> path, int32_t token) {
   return is_in(mask_after(path), token);
+}
+
+bool GrammarPath::make_mask(std::span<const int32_t> path) noexcept {
+  try {
+    mask_after(path);
+    return true;
+  } catch (...) {  // found again
+    return false;
+  }
+}
+
+bool GrammarPath::make_masks(const DraftTree* tree) noexcept {
+  bool all_made = make_mask({});
+  for (int node = 1; tree != nullptr && node < tree->num_nodes(); ++node) {
+    all_made &= make_mask(tree->path(node));
+  }
+  return all_made;
 }
 
 std::vector<int32_t> GrammarPath::forced_tokens() {

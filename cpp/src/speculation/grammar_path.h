@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "specdec/grammar.h"
+#include "speculation/draft_tree.h"
 
 namespace specdec {
 
@@ -25,6 +26,11 @@ class GrammarPath {
   // Valid until the next commit(), as are those of other paths. Throws GrammarError.
   std::span<const uint32_t> mask_after(std::span<const int32_t> path);
   bool allows(std::span<const int32_t> path, int32_t token);
+  // Makes masks before they are asked for, as a thread of its own may: after `path`, or at each
+  // node of a tree, of which null has the root alone. False where one fails; mask_after() throws
+  // it.
+  bool make_mask(std::span<const int32_t> path) noexcept;
+  bool make_masks(const DraftTree* tree) noexcept;
   // Tokens that must come next. Throws GrammarError.
   std::vector<int32_t> forced_tokens();
 

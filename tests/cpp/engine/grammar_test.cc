@@ -1,8 +1,13 @@
 // Grammars through the engine: answers obey them, whatever is drafted, and end where they end.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "specdec/engine.h"
@@ -165,6 +170,31 @@ TEST_F(GrammarEngine, ATextWithoutAWayOnIsTheErrorOfItsRequestWhereItStands) {
       Engine engine(with(method, 6, width, DraftLengthPolicy::kFixed));
       EXPECT_EQ(testing::run_to_end(engine, doomed()), expected);
     }
+  }
+}
+
+// Two threads that wait for each other in their first masks get no further one after the other.
+TEST_F(GrammarEngine, MasksOfSeveralRequestsAreMadeAtOnce) {
+  for (const bool speculates : {false, true}) {
+    std::mutex mutex;
+    std::condition_variable both;
+    std::set<std::thread::id> threads;
+    SamplingParams params = constrained(0);
+    params.grammar = std::make_shared<ToyGrammar>(tiny::kVocab, kEnd, [&](const Tokens& before) {
+      std::unique_lock lock(mutex);
+      threads.insert(std::this_thread::get_id());
+      both.notify_all();
+      both.wait_for(lock, std::chrono::seconds(20), [&] { return threads.size() == 2; });
+      return before.size() < 3 ? Tokens{5, 6} : Tokens{kEnd};
+    });
+    EngineConfig config =
+        speculates ? with(DraftMethod::kNgram, 4, 1, DraftLengthPolicy::kFixed) : this->config();
+    config.num_threads = 2;
+    Engine engine(config);
+    const auto ended = testing::run_to_end(engine, {{.id = "a", .prompt = {1}, .params = params},
+                                                    {.id = "b", .prompt = {1}, .params = params}});
+    EXPECT_EQ(threads.size(), 2u);
+    EXPECT_EQ(tokens_of(ended.at("a")), tokens_of(ended.at("b")));
   }
 }
 

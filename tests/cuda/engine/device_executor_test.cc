@@ -2,10 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "specdec/error.h"
 #include "testing/device_engine_world.h"
+#include "testing/toy_grammar.h"
 
 namespace specdec {
 namespace {
@@ -13,7 +16,18 @@ namespace {
 using namespace testing::device_engine;
 using testing::TempDirectory;
 
-class DeviceExecutorTest : public EngineTest {};
+class DeviceExecutorTest : public EngineTest {
+ protected:
+  EngineConfig with_ngram(int tree_width) const {
+    EngineConfig config = this->config();
+    config.speculative.num_speculative_tokens = 4;
+    config.speculative.draft_length_policy = DraftLengthPolicy::kFixed;
+    config.speculative.tree_width = tree_width;
+    config.speculative.drafters.resize(1);
+    config.speculative.drafters[0].method = DraftMethod::kNgram;
+    return config;
+  }
+};
 
 INSTANTIATE_TEST_SUITE_P(Devices, DeviceExecutorTest, ::testing::ValuesIn(engine_devices()),
                          engine_test_name);
@@ -119,6 +133,65 @@ TEST_P(DeviceExecutorTest, ADraftModelFarBehindCatchesUpBetweenStepsUnderWay) {
   expect_equal(run(this->config(), jobs), drafted);
 }
 
+TEST_P(DeviceExecutorTest, GrammarsAllowWhatTheyAllowInTheOrdinaryStep) {
+  std::vector<Job> jobs = jobs_of(4, greedy(), /*gap=*/2);
+  jobs[1].params = jobs[2].params = shaped();
+  for (const int i : {0, 2, 3}) {  // and one without between them
+    jobs[i].params.grammar = testing::make_toy_grammar(tiny::kVocab, 2, 12, 24);
+  }
+  std::vector<Job> ordinary_jobs = jobs;
+  keep_ordinary(ordinary_jobs);
+  const Answers ordinary = run(config(), ordinary_jobs);
+  for (const EngineConfig& config :
+       {config(), with_ngram(1), with_ngram(3), with_draft(draft_, 3)}) {
+    EngineStats stats;
+    expect_equal(ordinary, run(config, jobs, &stats));
+    const bool host_drafts = config.speculative.drafters.empty() ||
+                             config.speculative.drafters[0].method == DraftMethod::kNgram;
+    EXPECT_EQ(stats.num_device_steps > 3, host_drafts);
+  }
+}
+
+// Where the host weighs drafts under masks, so does the device.
+TEST_P(DeviceExecutorTest, DraftsAreWeighedUnderGrammars) {
+  SamplingParams params;
+  params.max_tokens = 24;
+  std::vector<Job> jobs = jobs_of(4, params);
+  for (Job& job : jobs) {
+    job.params.grammar = testing::make_toy_grammar(tiny::kVocab, 2, 12, 24);
+  }
+  EngineConfig config = with_ngram(3);
+  config.speculative.verification = Verification::kRejection;
+  compare_with_host(config, jobs);
+}
+
+TEST_P(DeviceExecutorTest, AGrammarThatFailsEndsItsRequestAlone) {
+  SamplingParams params = greedy();
+  const Answers expected = run(config(), jobs_of(1, params));
+  Engine engine(with_ngram(1));
+  engine.add_request("r0", jobs_of(1, params)[0].prompt, params);
+  params.grammar =
+      std::make_shared<testing::ToyGrammar>(tiny::kVocab, 2, [](const Tokens& before) -> Tokens {
+        if (before.size() < 7) return {5, 6, 7};
+        throw Error("too many states");
+      });
+  engine.add_request("bad", {1, 2, 3}, params);
+  std::map<std::string, Tokens> tokens;
+  std::string error;
+  while (engine.has_unfinished_requests()) {
+    for (const RequestOutput& output : engine.step()) {
+      error += output.error;
+      if (output.outputs.empty()) continue;
+      const Tokens& fresh = output.outputs[0].new_token_ids;
+      tokens[output.request_id].insert(tokens[output.request_id].end(), fresh.begin(), fresh.end());
+    }
+  }
+  EXPECT_NE(error.find("too many states"), std::string::npos);
+  EXPECT_EQ(tokens["bad"].size(), 7u);
+  EXPECT_EQ(tokens["r0"], expected.at("r0/0").tokens);
+  EXPECT_GT(engine.stats().num_device_steps, 3);
+}
+
 TEST_P(DeviceExecutorTest, AnAbortedRequestLeavesTheOthersAlone) {
   const std::vector<Job> jobs = jobs_of(3, greedy());
   expect_abort_leaves_the_others(with_draft(draft_, 3), jobs, run(with_draft(draft_, 3), jobs));
@@ -129,14 +202,7 @@ TEST_P(DeviceExecutorTest, DraftsOfTheHostNeverChangeAnAnswer) {
   for (const SamplingParams& params : {greedy(), shaped()}) {
     const std::vector<Job> jobs = jobs_of(3, params);
     const Answers plain = run(config(), jobs);
-    EngineConfig ngram = config();
-    ngram.speculative.num_speculative_tokens = 4;
-    ngram.speculative.draft_length_policy = DraftLengthPolicy::kFixed;
-    ngram.speculative.drafters.resize(1);
-    ngram.speculative.drafters[0].method = DraftMethod::kNgram;
-    EngineConfig trees = ngram;
-    trees.speculative.tree_width = 3;
-    for (const EngineConfig& config : {ngram, trees}) {
+    for (const EngineConfig& config : {with_ngram(1), with_ngram(3)}) {
       int64_t num_device_steps = 0;
       expect_equal(plain, run(config, jobs, &num_device_steps));
       EXPECT_GT(num_device_steps, 3);

@@ -52,15 +52,15 @@ class ToolUse:
     def grammar(self, asked: Grammar | None) -> Grammar | None:
         """What makes the model call; `asked`, which is of other fields, where it need not.
 
-        Calls go over a response_format, as in vLLM. Raises ApiError for structured_outputs beside
-        a call that is required.
+        Calls go over the other fields, as in vLLM, which refuses structured_outputs beside a named
+        function, too: ApiError.
         """
         if not self.is_forced:
             return asked
-        if asked is not None and asked.field == "structured_outputs":
+        if self.choice == "named" and asked is not None and asked.field == "structured_outputs":
             raise bad_request(
-                "structured_outputs and a tool_choice that requires a call both say what the "
-                "answer has to be like; give one of them",
+                "structured_outputs and a tool_choice of one function both say what the answer "
+                "has to be like; give one of them",
                 "structured_outputs",
             )
         if self.choice == "required":
