@@ -9,8 +9,9 @@
 
 namespace specdec {
 
-// How far one completion has come in a grammar. One thread at a time uses it. A library that gives
-// up (a limit, a fault of its own) throws Error, which ends the completion's request.
+// How far one completion has come in a grammar. One thread at a time uses it, now this one and now
+// that, while other threads use the matchers of other completions. A library that gives up (a
+// limit, a fault of its own) throws Error, which ends the completion's request.
 class GrammarMatcher {
  public:
   virtual ~GrammarMatcher() = default;

@@ -73,9 +73,10 @@ class GrammarEngine : public tiny::EngineFixture {
 
 TEST_F(GrammarEngine, AnswersObeyTheGrammarAndEndWithIt) {
   Engine engine(config());
+  const auto rules = grammar();
   for (const auto& [id, ended] : testing::run_to_end(engine, requests())) {
     if (id == "r3" || id == "r7") continue;
-    const auto matcher = grammar()->make_matcher();
+    const auto matcher = rules->make_matcher();
     const Tokens tokens = tokens_of(ended);
     for (const int32_t token : tokens) ASSERT_NO_THROW(matcher->advance(token)) << id;
     EXPECT_EQ(tokens.back(), kEnd);
