@@ -5,11 +5,16 @@
 // over its layers, which run in the order of the model, so that weights come from memory. `bytes`
 // are those of the weights. The same threads read a buffer of the step's size after every step: the
 // ceiling `read_gb_per_s`. `peak_gflop_per_s` is the rate of the operands the weights are
-// multiplied as. --format=act|int8|int8_grouped|int4_grouped|... chooses how weights are stored.
+// multiplied as. A record of "linear: down, one sum" is the same product without the slices of k
+// that decoders sum it in (core/k_slices.h), not a part of the step: each layer runs both, one
+// after the other, so that `slices_cost`, the median of their ratios less 1, stands on a busy
+// machine too. --format=act|int8|int8_grouped|int4_grouped|... chooses how weights are stored.
 #include <map>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
@@ -20,6 +25,7 @@
 #include "common/paged_request.h"
 #include "common/report.h"
 #include "common/timing.h"
+#include "core/k_slices.h"
 #include "core/thread_pool.h"
 #include "cpu/isa.h"
 
@@ -35,8 +41,12 @@ constexpr int kMinSamples = 5;
 struct Part {
   double bytes = 0;
   double flops = 0;
+  bool is_extra = false;  // not of the step
   std::vector<double> seconds;
+  std::vector<double> ratios;  // of each call to the same product in one sum
 };
+
+constexpr const char* kOneSum = ", one sum";
 
 // Layers as in the model, with random weights, and what a step reads and writes.
 class Step {
@@ -54,9 +64,11 @@ class Step {
     PagedRequest::fill(source_, options.dtype);
     for (int i = 0; i < model.num_layers; ++i) {
       layers_.push_back({.qkv = pack(qkv_width, model.hidden, options),
-                         .out = pack(model.hidden, q_width, options),
+                         .out = pack_sliced(model.hidden, q_width, model.head_dim, options),
+                         .out_plain = pack(model.hidden, q_width, options),
                          .gate_up = pack(model.intermediate, model.hidden, options, true),
-                         .down = pack(model.hidden, model.intermediate, options)});
+                         .down = pack_sliced(model.hidden, model.intermediate, 64, options),
+                         .down_plain = pack(model.hidden, model.intermediate, options)});
     }
     head_ = pack(model.vocab_size, model.hidden, options);
     embedding_ = backend_->embedding_from(*head_);
@@ -114,8 +126,10 @@ class Step {
       Part& sum = parts[name];
       sum.bytes = part.bytes;
       sum.flops = part.flops;
+      sum.is_extra = part.is_extra;
       sum.seconds.push_back(part.seconds.front());
-      if (part.flops == 0) continue;
+      sum.ratios.insert(sum.ratios.end(), part.ratios.begin(), part.ratios.end());
+      if (part.flops == 0 || part.is_extra) continue;
       all.bytes += part.bytes;
       all.flops += part.flops;
       projections += part.seconds.front();
@@ -130,7 +144,7 @@ class Step {
  private:
   static constexpr int kSampled = 64;
   struct Layer {
-    std::unique_ptr<PackedLinear> qkv, out, gate_up, down;
+    std::unique_ptr<PackedLinear> qkv, out, out_plain, gate_up, down, down_plain;
   };
 
   std::unique_ptr<PackedLinear> pack(int64_t out_features, int64_t in_features,
@@ -138,6 +152,31 @@ class Step {
     const WeightView view{.values = {source_.data(), options.dtype, {out_features, in_features}}};
     const std::vector<WeightView> parts(gated ? 2 : 1, view);
     return backend_->pack_linear({.parts = parts, .format = options.format, .gated = gated});
+  }
+
+  // As decoders do where k is shared out by `unit` inputs.
+  std::unique_ptr<PackedLinear> pack_sliced(int64_t out_features, int64_t in_features, int unit,
+                                            const Options& options) {
+    const WeightView view{.values = {source_.data(), options.dtype, {out_features, in_features}}};
+    const KSlices slices = KSlices::whole(in_features, std::lcm(unit, 64));
+    return backend_->pack_linear(
+        {.parts = {&view, 1}, .format = options.format, .k_slices = &slices});
+  }
+
+  // Either order every other time: the second finds the rows in the cache.
+  void time_both(const std::string& name, const PackedLinear& sliced, const PackedLinear& plain,
+                 int rows, const ProjectionInput& in) {
+    double seconds[2] = {};
+    for (const bool is_plain : {runs_plain_first_, !runs_plain_first_}) {
+      const PackedLinear& weight = is_plain ? plain : sliced;
+      seconds[is_plain] = time(is_plain ? name + kOneSum : name, &weight, rows, [&] {
+        backend_->linear(
+            {.weight = &weight, .in = in, .out = residual_.data(), .accumulate = true});
+      });
+      times_[is_plain ? name + kOneSum : name].is_extra = is_plain;
+    }
+    runs_plain_first_ = !runs_plain_first_;
+    times_[name].ratios.push_back(seconds[0] / seconds[1]);
   }
 
   void run_layer(size_t index, int rows, const ProjectionInput& normed,
@@ -154,31 +193,27 @@ class Step {
                              .kv = request_.layers()[index],
                              .q = act_.data()});
     });
-    time("linear: attention out", layer.out.get(), rows, [&] {
-      backend_->linear(
-          {.weight = layer.out.get(), .in = act, .out = residual_.data(), .accumulate = true});
-    });
+    time_both("linear: attention out", *layer.out, *layer.out_plain, rows, act);
     time("activated_linear: gate, up", layer.gate_up.get(), rows, [&] {
       backend_->activated_linear({.weight = layer.gate_up.get(), .in = normed, .out = act_.data()});
     });
-    time("linear: down", layer.down.get(), rows, [&] {
-      backend_->linear(
-          {.weight = layer.down.get(), .in = act, .out = residual_.data(), .accumulate = true});
-    });
+    time_both("linear: down", *layer.down, *layer.down_plain, rows, act);
   }
 
   template <class Operation>
-  void time(const char* name, const PackedLinear* weight, int rows, Operation&& operation) {
+  double time(const std::string& name, const PackedLinear* weight, int rows,
+              Operation&& operation) {
     const Stopwatch watch;
     operation();
     const double seconds = watch.seconds();
     Part& part = times_[name];
     if (part.seconds.empty()) part.seconds.push_back(0);
     part.seconds.front() += seconds;
-    if (weight == nullptr) return;
+    if (weight == nullptr) return seconds;
     part.bytes += static_cast<double>(weight->size_bytes());
     part.flops += 2.0 * rows * static_cast<double>(weight->out_features()) *
                   static_cast<double>(weight->in_features());
+    return seconds;
   }
 
   ModelShape model_;
@@ -193,6 +228,7 @@ class Step {
   std::vector<float> norm_weight_, rope_, residual_, logits_;
   std::vector<int32_t> tokens_;
   Buffer act_;
+  bool runs_plain_first_ = false;
   std::map<std::string, Part> times_;
 };
 
@@ -228,6 +264,8 @@ void bench_rows(const ModelShape& model, Step& step, int rows, ReadBandwidth& pr
     read_rates.push_back(static_cast<double>(probe.size_bytes()) / probe.read_seconds());
   }
   for (const auto& [name, part] : parts) {
+    std::vector<std::pair<std::string, double>> counters;
+    if (!part.ratios.empty()) counters.emplace_back("slices_cost", median(part.ratios) - 1);
     report.add({.kernel = name,
                 .shape = std::string(model.name) + " " + std::string(name_of(options.format)),
                 .rows = rows,
@@ -236,7 +274,8 @@ void bench_rows(const ModelShape& model, Step& step, int rows, ReadBandwidth& pr
                 .bytes = part.bytes,
                 .flops = part.flops,
                 .read_rate = median(read_rates),
-                .peak_rate = peak});
+                .peak_rate = peak,
+                .counters = std::move(counters)});
   }
 }
 

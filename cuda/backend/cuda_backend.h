@@ -10,6 +10,7 @@
 #include "cuda/backend/moe.h"
 #include "cuda/backend/packed_linear.h"
 #include "cuda/backend/projector.h"
+#include "cuda/backend/rank_exchange.h"
 #include "cuda/backend/recorder.h"
 #include "cuda/backend/sampler.h"
 #include "cuda/backend/staged_batch.h"
@@ -91,6 +92,11 @@ class CudaBackend final : public Backend {
   ProductChooser& product_chooser() { return projector_.chooser(); }
 
  private:
+  void linear_by_inputs(const LinearArgs& args);
+  void linear_by_outputs(const LinearArgs& args);
+  void embed_rows(const CudaPackedLinear& rows, const EmbedArgs& args);
+  void gather_embeddings(const EmbedArgs& args);
+
   std::unique_ptr<Device> device_;
   KernelTable kernels_;
   DType act_dtype_;
@@ -98,6 +104,7 @@ class CudaBackend final : public Backend {
   Staging staging_;
   WeightPacker packer_;
   Projector projector_;
+  RankExchange rank_exchange_;
   ExpertMixer mixer_;
   DeviceSampler sampler_;
   StagedBatch staged_batch_;

@@ -1,4 +1,5 @@
 // Weights and projections of the CUDA backend.
+#include "comm/communicator.h"
 #include "core/check.h"
 #include "cuda/backend/cuda_backend.h"
 #include "cuda/backend/packed_linear.h"
@@ -23,6 +24,10 @@ std::unique_ptr<PackedLinear> CudaBackend::pack_linear(const PackArgs& args) {
 void CudaBackend::linear(const LinearArgs& args) {
   const CudaPackedLinear& weight = packed(args.weight);
   SPECDEC_CHECK(!weight.is_gated());
+  if (weight.share().ranks() != nullptr) {
+    if (args.in.num_rows == 0) return;
+    return weight.share().by_inputs() ? linear_by_inputs(args) : linear_by_outputs(args);
+  }
   projector_.run(weight, args.in,
                  {.kind = Finish::kStore,
                   .bias = args.bias,
@@ -34,9 +39,47 @@ void CudaBackend::linear(const LinearArgs& args) {
                   .heads = {}});
 }
 
+void CudaBackend::linear_by_inputs(const LinearArgs& args) {
+  const CudaPackedLinear& weight = packed(args.weight);
+  const int num_rows = args.in.num_rows;
+  const int out_features = static_cast<int>(weight.out_features());
+  projector_.run(weight, args.in,
+                 {.kind = Finish::kStore,
+                  .out_features = out_features,
+                  .out = rank_exchange_.own_planes(weight, num_rows),
+                  .plane_stride = num_rows * weight.out_features(),
+                  .heads = {}});
+  const float* planes = rank_exchange_.exchange_planes(weight, num_rows);
+  rank_exchange_.finish_planes(weight, planes, num_rows, 0, num_rows,
+                               {.kind = Finish::kStore,
+                                .bias = args.bias,
+                                .out_features = out_features,
+                                .out = args.out,
+                                .accumulate = args.accumulate,
+                                .scale = args.scale,
+                                .soft_cap = args.soft_cap,
+                                .heads = {}});
+}
+
+void CudaBackend::linear_by_outputs(const LinearArgs& args) {
+  const CudaPackedLinear& weight = packed(args.weight);
+  const RankShare& share = weight.share();
+  SPECDEC_CHECK(!args.accumulate);
+  const int64_t first = share.first_output(share.ranks()->rank());
+  projector_.run(weight, args.in,
+                 {.kind = Finish::kStore,
+                  .bias = args.bias != nullptr ? args.bias + first : nullptr,
+                  .out_features = static_cast<int>(weight.num_outputs()),
+                  .out = rank_exchange_.own_floats(args.in.num_rows * weight.num_outputs()),
+                  .scale = args.scale,
+                  .soft_cap = args.soft_cap,
+                  .heads = {}});
+  rank_exchange_.gather_outputs(share, args.in.num_rows, args.out);
+}
+
 void CudaBackend::activated_linear(const ActivatedLinearArgs& args) {
   const CudaPackedLinear& weight = packed(args.weight);
-  SPECDEC_CHECK(weight.is_gated() == args.gated);
+  SPECDEC_CHECK(weight.is_gated() == args.gated && weight.share().ranks() == nullptr);
   projector_.run(weight, args.in,
                  {.kind = args.gated ? Finish::kActivateGated : Finish::kActivate,
                   .bias = args.bias,
@@ -49,7 +92,7 @@ void CudaBackend::activated_linear(const ActivatedLinearArgs& args) {
 void CudaBackend::project_qkv(const QkvArgs& args) {
   const CudaPackedLinear& weight = packed(args.weight);
   const PagedKvView& kv = args.kv;
-  SPECDEC_CHECK(!weight.is_gated());
+  SPECDEC_CHECK(!weight.is_gated() && weight.share().ranks() == nullptr);
   SPECDEC_CHECK_EQ(weight.out_features(),
                    int64_t{args.num_heads + 2 * kv.num_kv_heads} * kv.head_dim);
   SPECDEC_CHECK_EQ(args.in.num_rows, args.batch->num_rows);

@@ -1,6 +1,7 @@
 #include "cuda/backend/moe.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "core/check.h"
 #include "cuda/backend/cuda_backend.h"
@@ -24,8 +25,10 @@ void set_weights(std::span<const PackedLinear* const> experts, ExpertProductsPar
   params.product.format = first.format();
   params.product.num_tiles = first.num_tiles();
   params.product.num_k_blocks = first.num_k_blocks();
+  params.product.slices = first.slices();
   params.product.finish.out_features = static_cast<int>(first.out_features());
-  if (first.scales() != nullptr) params.scales_offset = first.code_layout().scales_offset;
+  if (first.scales() != nullptr && !first.share().by_inputs())
+    params.scales_offset = first.code_layout().scales_offset;
   for (size_t i = 0; i < experts.size(); ++i) {
     const CudaPackedLinear& expert = packed(experts[i]);
     SPECDEC_CHECK(expert.format() == first.format());
@@ -38,11 +41,13 @@ void set_weights(std::span<const PackedLinear* const> experts, ExpertProductsPar
 }  // namespace
 
 ExpertMixer::ExpertMixer(Device& device, Stream& stream, const MoeKernels& kernels,
-                         const ProjectionKernels& projection_kernels, DType act_dtype)
+                         const ProjectionKernels& projection_kernels, RankExchange& rank_exchange,
+                         DType act_dtype)
     : properties_(device.properties()),
       stream_(stream),
       kernels_(kernels),
       projection_kernels_(projection_kernels),
+      rank_exchange_(rank_exchange),
       act_dtype_(act_dtype),
       choices_(device, stream, "choices of experts"),
       records_(device, stream, "rows of experts"),
@@ -102,7 +107,17 @@ void ExpertMixer::run_rows(const MoeArgs& args, int first_row, int num_rows) {
   rows.x = act;
   rows.num_x = num_choices;
   rows.row_ids = nullptr;
-  products(args.down, rows, {.kind = Finish::kStore, .out = results, .heads = {}});
+  const CudaPackedLinear& first_down = packed(args.down[0]);
+  if (first_down.share().by_inputs()) {
+    products(args.down, rows,
+             {.kind = Finish::kStore,
+              .out = rank_exchange_.own_planes(first_down, num_choices),
+              .plane_stride = num_choices * hidden,
+              .heads = {}});
+    exchange_results(args.down, cu_rows, num_choices, results);
+  } else {
+    products(args.down, rows, {.kind = Finish::kStore, .out = results, .heads = {}});
+  }
   kernels_.combine(stream_, {.results = results,
                              .places = places,
                              .weights = weights,
@@ -110,6 +125,24 @@ void ExpertMixer::run_rows(const MoeArgs& args, int first_row, int num_rows) {
                              .top_k = args.top_k,
                              .dim = static_cast<int>(hidden),
                              .out = args.out + first_row * hidden});
+}
+
+void ExpertMixer::exchange_results(std::span<const PackedLinear* const> experts,
+                                   const int32_t* cu_rows, int num_choices, float* results) {
+  const float* planes = rank_exchange_.exchange_planes(packed(experts[0]), num_choices);
+  // Scales of outputs are an expert's own.
+  std::vector<int32_t> bounds(experts.size() + 1);
+  stream_.copy_to_host(bounds.data(), cu_rows, bounds.size() * sizeof(int32_t));
+  stream_.synchronize();
+  for (size_t i = 0; i < experts.size(); ++i) {
+    if (bounds[i] == bounds[i + 1]) continue;
+    const CudaPackedLinear& expert = packed(experts[i]);
+    rank_exchange_.finish_planes(expert, planes, num_choices, bounds[i], bounds[i + 1] - bounds[i],
+                                 {.kind = Finish::kStore,
+                                  .out_features = static_cast<int>(expert.out_features()),
+                                  .out = results + bounds[i] * expert.out_features(),
+                                  .heads = {}});
+  }
 }
 
 void ExpertMixer::products(std::span<const PackedLinear* const> experts, const Rows& rows,

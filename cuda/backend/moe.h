@@ -6,6 +6,7 @@
 #include <span>
 
 #include "backend/op_args.h"
+#include "cuda/backend/rank_exchange.h"
 #include "cuda/backend/workspace.h"
 #include "cuda/gpu/device.h"
 #include "cuda/kernels/moe.h"
@@ -16,7 +17,8 @@ namespace specdec::cuda {
 class ExpertMixer {
  public:
   ExpertMixer(Device& device, Stream& stream, const MoeKernels& kernels,
-              const ProjectionKernels& projection_kernels, DType act_dtype);
+              const ProjectionKernels& projection_kernels, RankExchange& rank_exchange,
+              DType act_dtype);
 
   void run(const MoeArgs& args);
 
@@ -34,6 +36,9 @@ class ExpertMixer {
   void run_rows(const MoeArgs& args, int first_row, int num_rows);
   void products(std::span<const PackedLinear* const> experts, const Rows& rows,
                 const FinishParams& finish);
+  // Of experts that ranks share: planes become results [num_choices, hidden].
+  void exchange_results(std::span<const PackedLinear* const> experts, const int32_t* cu_rows,
+                        int num_choices, float* results);
   // Records of x, or of the rows of all choices.
   const void* prepared(const Rows& rows, int dim, bool is_gathered, int num_k_blocks);
 
@@ -41,6 +46,7 @@ class ExpertMixer {
   Stream& stream_;
   const MoeKernels& kernels_;
   const ProjectionKernels& projection_kernels_;
+  RankExchange& rank_exchange_;
   DType act_dtype_;
   Workspace choices_;
   Workspace records_;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <span>
 
+#include "comm/communicator.h"
 #include "core/check.h"
 
 namespace specdec::cuda {
@@ -109,6 +110,25 @@ const float* CudaPackedLinear::scales() const {
   return reinterpret_cast<const float*>(data_.as<char>() + layout.scales_offset);
 }
 
+CudaPackedLinear::CudaPackedLinear(const Shape& shape, Buffer data, const PackArgs& args)
+    : shape_(shape), data_(std::move(data)), share_(args) {
+  if (share_.by_outputs()) {
+    SPECDEC_CHECK_EQ(shape.out_features, share_.num_outputs(share_.ranks()->rank()));
+  }
+  if (args.k_slices == nullptr) {
+    slices_.plan = fold_plan(SliceRun{});
+    for (int i = 0; i <= kNumSlices; ++i) slices_.bounds[i] = num_k_blocks() * i / kNumSlices;
+    return;
+  }
+  slices_.plan = fold_plan(args.k_slices->run);
+  const int count = slices_.plan.num_steps;
+  for (int i = 0; i < count; ++i) {
+    SPECDEC_CHECK_EQ(args.k_slices->local_bound(i) % kBlockInputs, 0);
+    slices_.bounds[i] = static_cast<int>(args.k_slices->local_bound(i) / kBlockInputs);
+  }
+  slices_.bounds[count] = num_k_blocks();
+}
+
 WeightPacker::WeightPacker(Device& device, Stream& stream, const ProjectionKernels& kernels,
                            const QuantizeKernels& quantize_kernels, DType act_dtype)
     : device_(device),
@@ -122,6 +142,48 @@ std::unique_ptr<CudaPackedLinear> WeightPacker::pack(const PackArgs& args) {
   CudaPackedLinear::Shape shape = {
       .in_features = args.parts[0].in_features(), .format = args.format, .is_gated = args.gated};
   for (const WeightView& part : args.parts) shape.out_features += part.rows();
+  Buffer data = pack_parts(args, shape);
+  if (args.k_slices != nullptr) {
+    SPECDEC_CHECK_EQ(args.k_slices->whole_features(), shape.in_features);
+    if (!args.k_slices->run.is_whole()) {
+      CudaPackedLinear::Shape own = shape;
+      own.in_features = args.k_slices->in_features();
+      SPECDEC_CHECK_GT(own.in_features, 0);
+      data = cut(data, shape, *args.k_slices, own);
+      shape = own;
+    }
+  }
+  return std::make_unique<CudaPackedLinear>(shape, std::move(data), args);
+}
+
+// Codes and scales are those of the whole matrix, whatever a rank has of it.
+Buffer WeightPacker::cut(const Buffer& whole, const CudaPackedLinear::Shape& shape,
+                         const KSlices& slices, const CudaPackedLinear::Shape& own) {
+  const bool is_act = shape.format == WeightFormat::kAct;
+  const int64_t block_bytes = is_act ? kTileOutputs * kBlockInputs * 2
+                                     : CudaPackedLinear::code_layout_of(shape).block_bytes;
+  const int64_t num_tiles = is_act ? CudaPackedLinear::num_tiles_of(shape)
+                                   : CudaPackedLinear::code_layout_of(shape).num_tiles;
+  const int64_t whole_tile = CudaPackedLinear::num_k_blocks_of(shape) * block_bytes;
+  const int64_t own_tile = CudaPackedLinear::num_k_blocks_of(own) * block_bytes;
+  SPECDEC_CHECK_EQ(slices.begin() % kBlockInputs, 0);
+  const int64_t first = slices.begin() / kBlockInputs * block_bytes;
+  const int64_t size_bytes = CudaPackedLinear::size_bytes_of(own);
+  Buffer data = device_.allocate(static_cast<size_t>(size_bytes), "weights");
+  for (int64_t tile = 0; tile < num_tiles; ++tile) {
+    stream_.copy(data.as<char>() + tile * own_tile, whole.as<char>() + tile * whole_tile + first,
+                 static_cast<size_t>(own_tile));
+  }
+  const int64_t scales_bytes = size_bytes - num_tiles * own_tile;
+  if (scales_bytes > 0) {
+    stream_.copy(data.as<char>() + num_tiles * own_tile, whole.as<char>() + num_tiles * whole_tile,
+                 static_cast<size_t>(scales_bytes));
+  }
+  stream_.synchronize();
+  return data;
+}
+
+Buffer WeightPacker::pack_parts(const PackArgs& args, const CudaPackedLinear::Shape& shape) {
   const int64_t size_bytes = CudaPackedLinear::size_bytes_of(shape);
   Buffer data = device_.allocate(static_cast<size_t>(size_bytes), "weights");
   int64_t first_output = 0;
@@ -135,7 +197,7 @@ std::unique_ptr<CudaPackedLinear> WeightPacker::pack(const PackArgs& args) {
     }
     first_output += part.rows();
   }
-  return std::make_unique<CudaPackedLinear>(shape, std::move(data));
+  return data;
 }
 
 void WeightPacker::pack_part(const WeightView& part, int64_t first_output,

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "backend/op_args.h"
+#include "backend/rank_share.h"
 #include "core/buffer.h"
 #include "cuda/gpu/device.h"
 #include "cuda/kernels/projection.h"
@@ -22,12 +23,20 @@ class CudaPackedLinear final : public PackedLinear {
     bool is_gated = false;
   };
   // `data` has the blocks of all tiles.
-  CudaPackedLinear(const Shape& shape, Buffer data) : shape_(shape), data_(std::move(data)) {}
+  CudaPackedLinear(const Shape& shape, Buffer data, const PackArgs& args = {});
 
-  int64_t out_features() const override { return shape_.out_features; }
+  int64_t out_features() const override {
+    return share_.by_outputs() ? share_.num_outputs() : shape_.out_features;
+  }
+  int64_t num_outputs() const { return shape_.out_features; }  // those packed: the rank's own
   int64_t in_features() const override { return shape_.in_features; }
   int64_t size_bytes() const override { return static_cast<int64_t>(data_.size_bytes()); }
   WeightFormat format() const override { return shape_.format; }
+
+  // The slices of its sums over k, how many sums of an output they leave, and who has the others.
+  const SliceParams& slices() const { return slices_; }
+  int num_planes() const { return slices_.plan.num_left; }
+  const RankShare& share() const { return share_; }
 
   bool is_gated() const { return shape_.is_gated; }
   int num_tiles() const { return num_tiles_of(shape_); }
@@ -46,6 +55,8 @@ class CudaPackedLinear final : public PackedLinear {
  private:
   Shape shape_;
   Buffer data_;
+  RankShare share_;
+  SliceParams slices_;
 };
 
 // Brings matrices of a checkpoint to the device in pieces of bounded size and packs them there.
@@ -66,6 +77,10 @@ class WeightPacker {
     bool in_flight = false;
   };
 
+  Buffer pack_parts(const PackArgs& args, const CudaPackedLinear::Shape& shape);
+  // The blocks of the inputs that a run of slices has, of a matrix with blocks of all inputs.
+  Buffer cut(const Buffer& whole, const CudaPackedLinear::Shape& shape, const KSlices& slices,
+             const CudaPackedLinear::Shape& own);
   // Packs rows of one part, of which the first is output `first_output`.
   void pack_part(const WeightView& part, int64_t first_output, const CudaPackedLinear::Shape& shape,
                  void* packed);

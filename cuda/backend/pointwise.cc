@@ -1,4 +1,8 @@
 // Norms, embedding lookups and rows of features of the CUDA backend.
+#include <span>
+#include <vector>
+
+#include "comm/communicator.h"
 #include "core/check.h"
 #include "cuda/backend/cuda_backend.h"
 #include "cuda/backend/packed_linear.h"
@@ -41,8 +45,13 @@ std::unique_ptr<EmbeddingTable> CudaBackend::make_embedding(const WeightView& ta
 void CudaBackend::embed(const EmbedArgs& args) {
   if (args.num_rows == 0) return;
   const CudaPackedLinear& rows = static_cast<const CudaEmbeddingTable&>(*args.table).rows();
+  if (rows.share().by_outputs()) return gather_embeddings(args);
+  embed_rows(rows, args);
+}
+
+void CudaBackend::embed_rows(const CudaPackedLinear& rows, const EmbedArgs& args) {
   const EmbedRowsParams params = {.table = rows.data(),
-                                  .num_embeddings = static_cast<int>(rows.out_features()),
+                                  .num_embeddings = static_cast<int>(rows.num_outputs()),
                                   .dim = static_cast<int>(rows.in_features()),
                                   .token_ids = args.token_ids,
                                   .index_offset = args.index_offset,
@@ -54,6 +63,36 @@ void CudaBackend::embed(const EmbedArgs& args) {
     return kernels_.pointwise.embed_codes(*stream_, params, rows.code_layout());
   }
   kernels_.pointwise.embed_act(*stream_, params, act_dtype_);
+}
+
+// Each rank brings the rows that it has, in the order in which the batch names them.
+void CudaBackend::gather_embeddings(const EmbedArgs& args) {
+  SPECDEC_CHECK(!args.accumulate);
+  const CudaPackedLinear& rows = static_cast<const CudaEmbeddingTable&>(*args.table).rows();
+  const RankShare& share = rows.share();
+  const int rank = share.ranks()->rank();
+  std::vector<int32_t> ids(static_cast<size_t>(args.num_rows));
+  read(args.token_ids, std::as_writable_bytes(std::span(ids)));
+  std::vector<int> owners;
+  std::vector<int32_t> own_ids;
+  for (const int32_t id : ids) {
+    const int64_t output = int64_t{id} + args.index_offset;
+    SPECDEC_CHECK(output >= 0 && output < rows.out_features());
+    owners.push_back(share.rank_of_output(output));
+    if (owners.back() != rank) continue;
+    own_ids.push_back(static_cast<int32_t>(output - share.first_output(rank)));
+  }
+  const int num_own = static_cast<int>(own_ids.size());
+  const int64_t dim = rows.in_features();
+  Buffer device_ids;
+  if (num_own > 0) {
+    device_ids = make_ids(own_ids);
+    embed_rows(rows, {.token_ids = device_ids.as<int32_t>(),
+                      .out = rank_exchange_.own_floats(num_own * dim),
+                      .num_rows = num_own,
+                      .scale = args.scale});
+  }
+  rank_exchange_.gather_rows(share, owners, num_own, dim, args.out);
 }
 
 void CudaBackend::norm(const NormArgs& args) {

@@ -13,7 +13,6 @@ constexpr int kMaxRows = 2048;
 // Rows as records up to which every block prepares them for itself: that must be done when the
 // first weights are there. A kernel of its own for more rows starts the product's first loads too.
 constexpr int64_t kFusedBytes = int64_t{16} << 10;
-constexpr int kSlices = kPartialSlices;
 
 int ceil_div(int64_t x, int64_t unit) { return static_cast<int>((x + unit - 1) / unit); }
 
@@ -130,11 +129,14 @@ void Projector::run_rows(const CudaPackedLinear& weight, const RowsParams& rows,
                           .weights = weight.data(),
                           .num_tiles = weight.num_tiles(),
                           .num_k_blocks = weight.num_k_blocks(),
+                          .slices = weight.slices(),
                           .rows = rows,
                           .records = rows.x,
                           .finish = finish,
                           .plan = plan_of(weight, rows)};
-  params.finish.scales = weight.scales();
+  // Planes of partial sums are scaled when they are folded.
+  const bool is_partial = weight.share().by_inputs();
+  if (!is_partial) params.finish.scales = weight.scales();
   if (!params.plan.fused_rows && !are_records(rows)) {
     const int64_t size_bytes = int64_t{rows.num_rows} * params.num_k_blocks * kRecordBytes;
     void* records = records_.get<char>(static_cast<size_t>(size_bytes));
@@ -146,7 +148,7 @@ void Projector::run_rows(const CudaPackedLinear& weight, const RowsParams& rows,
     params.finish.heads.sums = head_sums_.get<float>(static_cast<size_t>(rows.num_rows) *
                                                      static_cast<size_t>(finish.out_features));
   }
-  if (!deterministic_ && ProductChooser::serves(params)) {
+  if (!deterministic_ && !is_partial && ProductChooser::serves(params)) {
     chooser_.run(params, [&](const ProductParams& planned) { launch(planned); });
   } else {
     launch(params);
@@ -210,7 +212,7 @@ void Projector::add_workspaces(ProductParams& params) {
   if (params.plan.split_slices) {
     const int64_t places = int64_t{num_row_tiles} * ceil_div(params.num_tiles, kManyRowsTiles);
     params.partials = partials_.get<float>(
-        static_cast<size_t>(places * kSlices * partial_floats(params.plan.column_tiles)));
+        static_cast<size_t>(places * kNumSlices * partial_floats(params.plan.column_tiles)));
     params.partial_arrivals = partial_arrivals_.get<uint32_t>(static_cast<size_t>(places));
   }
 }

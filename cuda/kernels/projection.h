@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "backend/op_args.h"
+#include "core/k_slices.h"
 #include "cuda/gpu/device.h"
 
 namespace specdec::cuda {
@@ -80,7 +81,9 @@ struct FinishParams {
   const float* bias = nullptr;  // [out_features], or null
   int out_features = 0;         // of the product; gated: gates and ups
   void* out = nullptr;          // kStore: float32; kActivate*: act
-  bool accumulate = false;      // kStore: this and what follows, as of LinearArgs
+  // kStore of sums that are not folded to one: floats from one plane of them to the next.
+  int64_t plane_stride = 0;
+  bool accumulate = false;  // kStore: this and what follows, as of LinearArgs
   float scale = 1.0f;
   float soft_cap = 0.0f;
   Activation activation = Activation::kIdentity;
@@ -91,6 +94,30 @@ struct FinishParams {
 inline bool changes_sums(const FinishParams& finish) {
   return finish.bias != nullptr || finish.scale != 1.0f || finish.soft_cap != 0.0f;
 }
+
+// A FoldPlan as kernels take it. Not as an array of structs: GCC 12 would leave the padding behind
+// it as it is, where the emulation clears it.
+struct FoldOrder {
+  int8_t num_folds[kNumSlices] = {};
+  int8_t slots[kNumSlices] = {};
+  int num_steps = 0;
+  int num_left = 0;
+
+  FoldOrder() = default;
+  FoldOrder(const FoldPlan& plan) : num_steps(plan.num_steps), num_left(plan.num_left) {
+    for (int i = 0; i < num_steps; ++i) {
+      num_folds[i] = static_cast<int8_t>(plan.steps[i].num_folds);
+      slots[i] = static_cast<int8_t>(plan.steps[i].slot);
+    }
+  }
+  constexpr FoldStep step(int i) const { return {num_folds[i], slots[i]}; }
+};
+
+// The slices of k that a weight has, in order, and how their sums fold: core/k_slices.h.
+struct SliceParams {
+  int bounds[kNumSlices + 1] = {};  // k blocks: slice i is [bounds[i], bounds[i + 1])
+  FoldOrder plan = {};              // a step a slice
+};
 
 // How a product is cut up; never changes a result, but for wide_rows.
 struct ProductPlan {
@@ -109,6 +136,7 @@ struct ProductParams {
   const void* weights = nullptr;
   int num_tiles = 0;
   int num_k_blocks = 0;
+  SliceParams slices = {};
   RowsParams rows;
   // Records [*, num_k_blocks] of the rows; few rows: by rows.row_ids if those are given. Unused
   // when the rows are fused.
@@ -126,7 +154,6 @@ inline constexpr int kManyRowsTiles = 8;
 inline constexpr int64_t partial_floats(int column_tiles) {
   return int64_t{kManyRowsTiles} * kTileOutputs * column_tiles * 8;
 }
-inline constexpr int kPartialSlices = 8;
 
 // Blocks of wide_product: rows, and tiles of weights.
 inline constexpr int kWideRows[2] = {128, 256};
@@ -163,6 +190,9 @@ struct FinishSumsParams {
   int64_t ld = 0;
   int first_tile = 0;  // that the first sum of a row belongs to
   int num_tiles = 0;
+  // With steps: planes of partial sums, a step each, that fold to one.
+  FoldOrder plan = {};
+  int64_t plane_stride = 0;  // floats
 };
 
 struct ProjectionKernels {

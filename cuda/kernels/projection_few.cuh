@@ -1,8 +1,8 @@
 // Products of few rows: the weights are read once, as one stream.
 //
 // A block has a run of consecutive tiles; its eight warps take a slice of k each and meet in shared
-// memory at the end of every tile, where one of them (in turn) adds the slices in order and
-// finishes the tile while the others go on. Weights go straight to registers, through a ring of
+// memory at the end of every tile, where one of them (in turn) folds the slices and finishes
+// the tile while the others go on. Weights go straight to registers, through a ring of
 // kStages stages of 2 KB a warp: 48 or 64 KB in flight a block, refilled stage by stage, across the
 // ends of tiles, so the stream does not pause. The first stages are under way before the block
 // waits for the kernel before it. No more stages, because a warp has six scoreboards to wait on and
@@ -42,7 +42,7 @@ class FewRows {
         prepared_step_(params.rows.num_rows * Format::kRecordBytes),
         lane_(threadIdx.x % kWarpSize),
         warp_(threadIdx.x / kWarpSize),
-        blocks_(slice_blocks(warp_, params.num_k_blocks)),
+        blocks_(slice_blocks(warp_, params.slices)),
         tiles_(equal_part(params.num_tiles, blockIdx.x, gridDim.x)) {}
 
   __device__ __forceinline__ void run() {
@@ -204,19 +204,34 @@ class FewRows {
     __syncthreads();
     const int mine = (warp_ + kNumSlices - step * kTiles % kNumSlices) % kNumSlices;
     if (mine >= kTiles || tile + mine >= tiles_.end) return;
-    TileSums<kColumns> total;
-#pragma unroll
-    for (int slice = 0; slice < kNumSlices; ++slice) {
+    const auto part = [&](int slice, int column) {
+      return turn[((slice * kTiles + mine) * kColumns + column) * kWarpSize + lane_];
+    };
+    // Where slice 0 was, which nobody else reads.
+    float* sums_of_rows = reinterpret_cast<float*>(turn + mine * kColumns * kWarpSize);
+    const int num_rows = params_.rows.num_rows;
+    const FoldOrder& plan = params_.slices.plan;
+    if (plan.num_steps == kNumSlices && plan.num_left == 1) {
+      TileSums<kColumns> total;
 #pragma unroll
       for (int column = 0; column < kColumns; ++column) {
-        total.add(column, turn[((slice * kTiles + mine) * kColumns + column) * kWarpSize + lane_]);
+        total.set(column,
+                  fold_slices<kNumSlices>(0, [&](int slice) { return part(slice, column); }));
       }
+      return finish_plane<T>(params_, 0, tile + mine, 0, num_rows, total, sums_of_rows);
     }
-    __syncwarp();
-    // To where slice 0 was, which nobody else reads.
-    float* sums_of_rows = reinterpret_cast<float*>(turn + mine * kColumns * kWarpSize);
-    total.store(params_.finish, tile + mine, sums_of_rows);
-    finish_tile<T>(params_.finish, tile + mine, 0, params_.rows.num_rows, sums_of_rows);
+    FoldStack<kColumns> stack;
+#pragma unroll 1
+    for (int slice = 0; slice < plan.num_steps; ++slice) {
+      TileSums<kColumns> sum;
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) sum.set(column, part(slice, column));
+      stack.push(plan.step(slice), sum);
+    }
+#pragma unroll 1
+    for (int plane = 0; plane < plan.num_left; ++plane) {
+      finish_plane<T>(params_, plane, tile + mine, 0, num_rows, stack.at(plane), sums_of_rows);
+    }
   }
 
   const ProductParams& params_;

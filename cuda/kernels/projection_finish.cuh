@@ -23,12 +23,11 @@ template <int kColumns>
 struct TileSums {
   float values[kColumns][4] = {};
 
-  __device__ __forceinline__ void add(const TileSums& other) {
-#pragma unroll
-    for (int column = 0; column < kColumns; ++column) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) values[column][i] += other.values[column][i];
-    }
+  __device__ __forceinline__ void set(int column, float4 part) {
+    values[column][0] = part.x;
+    values[column][1] = part.y;
+    values[column][2] = part.z;
+    values[column][3] = part.w;
   }
   __device__ __forceinline__ void add(int column, float4 part) {
     values[column][0] += part.x;
@@ -60,6 +59,44 @@ struct TileSums {
       }
     }
     __syncwarp();
+  }
+};
+
+__device__ __forceinline__ float4 add(float4 a, float4 b) {
+  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+// The sum of kCount slices from `first` on, folded pairwise; part(slice) reads one.
+template <int kCount, class Part>
+__device__ __forceinline__ float4 fold_slices(int first, const Part& part) {
+  if constexpr (kCount == 1) {
+    return part(first);
+  } else {
+    const float4 left = fold_slices<kCount / 2>(first, part);
+    return add(left, fold_slices<kCount / 2>(first + kCount / 2, part));
+  }
+}
+
+// Sums of a tile that wait to be folded. They are touched a few times a slice, so they are in local
+// memory: registers are what limits how many rows a warp takes.
+template <int kColumns>
+struct FoldStack {
+  float4 sums[kMaxPartialSums - 1][kColumns];
+
+  __device__ __forceinline__ void push(const FoldStep& step, TileSums<kColumns> top) {
+#pragma unroll 1
+    for (int slot = step.slot + step.num_folds - 1; slot >= step.slot; --slot) {
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) top.add(column, sums[slot][column]);
+    }
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) sums[step.slot][column] = top.part(column);
+  }
+  __device__ __forceinline__ TileSums<kColumns> at(int slot) const {
+    TileSums<kColumns> result;
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) result.set(column, sums[slot][column]);
+    return result;
   }
 };
 
@@ -130,6 +167,19 @@ __device__ __forceinline__ void finish_tile(const FinishParams& finish, int tile
     case Finish::kActivateGated:
       return gate_tile<T>(finish, tile, first_row, num_rows, sums);
   }
+}
+
+// By a warp: a tile's sums of plane `plane`, to shared memory and from there to where they belong.
+template <class T, int kColumns>
+__device__ __forceinline__ void finish_plane(const ProductParams& params, int plane, int tile,
+                                             int first_row, int num_rows,
+                                             const TileSums<kColumns>& sums, float* shared) {
+  __syncwarp();  // what was in shared memory is read
+  sums.store(params.finish, tile, shared);
+  if (plane == 0) return finish_tile<T>(params.finish, tile, first_row, num_rows, shared);
+  FinishParams finish = params.finish;
+  finish.out = static_cast<float*>(finish.out) + plane * finish.plane_stride;
+  store_tile(finish, tile, first_row, num_rows, shared);
 }
 
 // --- heads ---

@@ -2,9 +2,9 @@
 // which its warps share in shared memory. Weights go straight to registers, a ring of kRing k
 // blocks ahead; rows come by cp.async, kDepth stages ahead.
 //
-// A warp adds the slices of k in order as it goes. Where there are too few tiles to fill the GPU
+// A warp folds the slices of k as it goes. Where there are too few tiles to fill the GPU
 // (kSplit) every slice has a block of its own; blocks leave their sums in memory, and the one that
-// completes a tile adds the slices, in the same order.
+// completes a tile folds the slices, in the same order.
 #pragma once
 
 #include "cuda/kernels/projection_finish.cuh"
@@ -22,7 +22,7 @@ class ManyRows {
   static constexpr int kRows = kColumns * 8;
   static constexpr int kStageBytes = kRing * kRows * Format::kRecordBytes;
   static constexpr int kTotalBytes = kManyRowsTiles * kRows * kTileOutputs * 4;
-  static constexpr int kSharedBytes = kDepth * kStageBytes + (kSplit ? 0 : kTotalBytes);
+  static constexpr int kSharedBytes = kDepth * kStageBytes;
   static_assert(kDepth * kStageBytes >= kTotalBytes);
   static constexpr int64_t kPartialFloats = partial_floats(kColumns);
 
@@ -33,8 +33,7 @@ class ManyRows {
         warp_(threadIdx.x / kWarpSize),
         first_row_(blockIdx.x * kRows),
         first_tile_(blockIdx.y * kManyRowsTiles),
-        blocks_(kSplit ? slice_blocks(blockIdx.z, params.num_k_blocks)
-                       : Range{0, params.num_k_blocks}) {}
+        blocks_(kSplit ? slice_blocks(blockIdx.z, params.slices) : Range{0, params.num_k_blocks}) {}
 
   __device__ __forceinline__ void run() {
     Weights weights[kRing];
@@ -54,9 +53,10 @@ class ManyRows {
     for (int stage = 0; stage < kDepth - 1; ++stage) copy_rows(stage);
 
     TileSums<kColumns> sums;
-    if constexpr (!kSplit) put_total({});
+    FoldStack<kColumns> stack;
+    const FoldOrder& plan = params_.slices.plan;
     int slice = 0;
-    int slice_end = slice_blocks(0, params_.num_k_blocks).end;
+    int slice_end = params_.slices.bounds[1];
     const int num_stages = (blocks_.end - blocks_.begin + kRing - 1) / kRing;
     for (int stage = 0; stage < num_stages; ++stage) {
       ptx::copy_async_wait<kDepth - 2>();
@@ -67,11 +67,10 @@ class ManyRows {
         const int block = blocks_.begin + stage * kRing + i;
         if (block >= blocks_.end) continue;
         if constexpr (!kSplit) {
-          if (block == slice_end) {
-            add_to_total(sums);
+          while (block == slice_end) {  // again for empty slices
+            stack.push(plan.step(slice), sums);
             sums = {};
-            // Empty slices add nothing.
-            while (block == slice_end) slice_end = slice_blocks(++slice, params_.num_k_blocks).end;
+            slice_end = params_.slices.bounds[++slice + 1];
           }
         }
         multiply(sums, weights[i], stage, i);
@@ -79,19 +78,23 @@ class ManyRows {
       }
     }
     ptx::copy_async_wait<0>();
-    TileSums<kColumns> total;
     if constexpr (kSplit) {
-      if (!meet(sums, total)) return;
+      if (!meet(sums, stack)) return;
     } else {
-      add_to_total(sums);
-      total = get_total();
+      for (; slice < plan.num_steps; ++slice) {
+        stack.push(plan.step(slice), sums);
+        sums = {};
+      }
     }
     __syncthreads();  // the rows' memory is free
     if (first_tile_ + warp_ < params_.num_tiles) {
       float* sums_of_rows = reinterpret_cast<float*>(shared_) + warp_ * (kRows * kTileOutputs);
-      total.store(params_.finish, first_tile_ + warp_, sums_of_rows);
-      finish_tile<T>(params_.finish, first_tile_ + warp_, first_row_,
-                     min(kRows, params_.rows.num_rows - first_row_), sums_of_rows);
+#pragma unroll 1
+      for (int plane = 0; plane < plan.num_left; ++plane) {
+        finish_plane<T>(params_, plane, first_tile_ + warp_, first_row_,
+                        min(kRows, params_.rows.num_rows - first_row_), stack.at(plane),
+                        sums_of_rows);
+      }
     }
     if (params_.finish.kind == Finish::kHeads) {
       const Range tiles = {first_tile_, min(first_tile_ + kManyRowsTiles, params_.num_tiles)};
@@ -105,28 +108,6 @@ class ManyRows {
  private:
   using T = typename Format::Element;
   using Weights = typename Format::Weights;
-
-  // The sum of the slices so far stays in shared memory: it is touched once a slice, and registers
-  // are what limits how many rows a warp takes.
-  __device__ __forceinline__ float4* total_at(int column) const {
-    return reinterpret_cast<float4*>(shared_ + kDepth * kStageBytes) +
-           (warp_ * kColumns + column) * kWarpSize + lane_;
-  }
-  __device__ __forceinline__ void put_total(const TileSums<kColumns>& total) {
-#pragma unroll
-    for (int column = 0; column < kColumns; ++column) *total_at(column) = total.part(column);
-  }
-  __device__ __forceinline__ TileSums<kColumns> get_total() const {
-    TileSums<kColumns> total;
-#pragma unroll
-    for (int column = 0; column < kColumns; ++column) total.add(column, *total_at(column));
-    return total;
-  }
-  __device__ __forceinline__ void add_to_total(const TileSums<kColumns>& sums) {
-    TileSums<kColumns> total = get_total();
-    total.add(sums);
-    put_total(total);
-  }
 
   // Records of a stage lie [k block][row]: what a warp reads is one piece.
   __device__ __forceinline__ unsigned char* record(int stage, int block, int row) const {
@@ -165,8 +146,8 @@ class ManyRows {
     }
   }
 
-  // Leaves a slice's sums; true for the block that comes last, with the sum of all slices.
-  __device__ __forceinline__ bool meet(const TileSums<kColumns>& sums, TileSums<kColumns>& total) {
+  // Leaves a slice's sums; true for the block that comes last, with all slices folded.
+  __device__ __forceinline__ bool meet(const TileSums<kColumns>& sums, FoldStack<kColumns>& stack) {
     __shared__ int is_last;
     const int64_t place = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
     float4* partials =
@@ -181,17 +162,18 @@ class ManyRows {
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-      is_last = atomicAdd(params_.partial_arrivals + place, 1u) == kNumSlices - 1;
+      is_last = atomicAdd(params_.partial_arrivals + place, 1u) == gridDim.z - 1;
       if (is_last) params_.partial_arrivals[place] = 0;
       __threadfence();
     }
     __syncthreads();
     if (!is_last) return false;
-    for (int slice = 0; slice < kNumSlices; ++slice) {
+#pragma unroll 1
+    for (int slice = 0; slice < params_.slices.plan.num_steps; ++slice) {
+      TileSums<kColumns> sum;
 #pragma unroll
-      for (int column = 0; column < kColumns; ++column) {
-        total.add(column, *part(slice, column));
-      }
+      for (int column = 0; column < kColumns; ++column) sum.set(column, *part(slice, column));
+      stack.push(params_.slices.plan.step(slice), sum);
     }
     return true;
   }
@@ -225,7 +207,8 @@ void launch_many_rows(Stream& stream, const ProductParams& params) {
     shared_bytes = shared_bytes > head_bytes ? shared_bytes : head_bytes;
   }
   const LaunchConfig config = {
-      .grid = {row_tiles, tile_blocks, split ? static_cast<unsigned>(kNumSlices) : 1u},
+      .grid = {row_tiles, tile_blocks,
+               split ? static_cast<unsigned>(params.slices.plan.num_steps) : 1u},
       .block = {kRowThreads},
       .shared_bytes = static_cast<size_t>(shared_bytes),
       .overlaps_previous = true};

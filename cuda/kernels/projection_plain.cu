@@ -50,6 +50,20 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const UnpackParams par
   }
 }
 
+// A sum as it is, or folded from planes, times its output's scale.
+__device__ __forceinline__ float folded_sum(const FinishSumsParams& params, const float* sums,
+                                            float scale) {
+  if (params.plan.num_steps == 0) return sums[0] * scale;
+  float stack[kMaxPartialSums - 1];
+  for (int i = 0; i < params.plan.num_steps; ++i) {
+    const FoldStep step = params.plan.step(i);
+    float top = sums[i * params.plane_stride];
+    for (int slot = step.slot + step.num_folds - 1; slot >= step.slot; --slot) top += stack[slot];
+    stack[step.slot] = top;
+  }
+  return stack[0] * scale;
+}
+
 // A warp brings some rows of a tile to shared memory, where the product kernels leave theirs.
 // Grid: [blocks of tiles, blocks of rows]. Neighbouring warps read neighbouring outputs.
 template <class T>
@@ -65,10 +79,12 @@ __global__ void __launch_bounds__(kThreads) finish_sums_kernel(const FinishSumsP
   const int num_rows = min(kFinishRows, params.num_rows - first_row);
   const int output = threadIdx.x % kTileOutputs;
   const float* sums = params.sums + index * kTileOutputs + output;
+  const float scale =
+      params.finish.scales != nullptr ? params.finish.scales[tile * kTileOutputs + output] : 1.0f;
   float* shared = reinterpret_cast<float*>(shared_bytes) + warp * kFinishFloats;
 #pragma unroll 4
   for (int i = threadIdx.x % kWarpSize; i < num_rows * kTileOutputs; i += kWarpSize) {
-    shared[i] = sums[(first_row + i / kTileOutputs) * params.ld];
+    shared[i] = folded_sum(params, sums + (first_row + i / kTileOutputs) * params.ld, scale);
   }
   __syncwarp();
   finish_tile<T>(params.finish, tile, first_row, num_rows, shared);
@@ -166,7 +182,6 @@ void unpack_weights(Stream& stream, const UnpackParams& params) {
 }
 
 void finish_sums(Stream& stream, const FinishSumsParams& params) {
-  SPECDEC_CHECK(params.finish.scales == nullptr);  // weights that can be unpacked have none
   if (params.act_dtype == DType::kBF16) {
     finish_sums_of<Bf16>(stream, params);
   } else {

@@ -23,8 +23,8 @@
 // A format with scales multiplies and adds within a block exactly and scales that into `sums`:
 // the order in which blocks are added is the kernels' alone.
 //
-// The order, for every number of rows: k blocks are cut into kNumSlices runs; the blocks of a
-// slice are added one after the other to zero; then slices 0, 1, ... are added to zero.
+// The order, for every number of rows: k blocks are cut into slices (SliceParams); the blocks of a
+// slice are added one after the other to zero; then the slices are folded pairwise.
 #pragma once
 
 #include <cstdint>
@@ -36,16 +36,15 @@
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
-inline constexpr int kNumSlices = 8;
-
 struct Range {
   int begin;
   int end;
 };
 
-// The k blocks of a slice: a function of k alone. May be empty.
-__device__ __forceinline__ Range slice_blocks(int slice, int num_k_blocks) {
-  return {num_k_blocks * slice / kNumSlices, num_k_blocks * (slice + 1) / kNumSlices};
+// The k blocks of a slice. May be empty, and those past the last one are.
+__device__ __forceinline__ Range slice_blocks(int slice, const SliceParams& slices) {
+  const int last = slices.plan.num_steps;
+  return {slices.bounds[min(slice, last)], slices.bounds[min(slice + 1, last)]};
 }
 
 // Weights in the activations' dtype. The two mma steps of a block take inputs in this order: step s

@@ -97,7 +97,7 @@ struct FoldStep {
 };
 
 struct FoldPlan {
-  std::array<FoldStep, kNumSlices> steps{};
+  FoldStep steps[kNumSlices] = {};  // as kernels of a device can read them
   int num_steps = 0;
   int num_left = 0;  // sums on the stack at the end: the run's subtrees, in order
 };

@@ -2,24 +2,25 @@
 // depends on the number of ranks, rows or threads.
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <functional>
-#include <mutex>
-#include <thread>
 #include <vector>
 
-#include "comm/thread_communicator.h"
+#include "comm/communicator.h"
 #include "core/k_slices.h"
 #include "cpu/cpu_backend.h"
 #include "testing/cpu_int_formats.h"
+#include "testing/on_ranks.h"
 #include "testing/stored_matrix.h"
 
 namespace specdec::cpu {
 namespace {
 
+using specdec::testing::on_ranks;
 using specdec::testing::random_values;
+using specdec::testing::runs_of;
+using specdec::testing::sum_of_slices;
 using specdec::testing::supported_isas;
 using Matrix = specdec::testing::StoredMatrix;
 
@@ -60,33 +61,6 @@ struct Shape {
 };
 // One short unit; fewer units than slices; several parts of k in a kernel; heads of 192.
 constexpr Shape kShapes[] = {{20, 40, 64}, {33, 500, 192}, {17, 1100, 64}, {50, 6144, 64}};
-
-// Runs rank(i) on a thread each, and passes on what one of them throws.
-void on_ranks(int size, const std::function<void(Communicator&)>& rank) {
-  auto ranks = make_thread_communicators(size, std::chrono::seconds(60));
-  std::exception_ptr error;
-  std::mutex mutex;
-  {
-    std::vector<std::jthread> threads;
-    for (int i = 0; i < size; ++i) {
-      threads.emplace_back([&, i] {
-        try {
-          rank(*ranks[i]);
-        } catch (...) {
-          ranks[i]->abort("a test failed");
-          const std::scoped_lock lock(mutex);
-          if (error == nullptr) error = std::current_exception();
-        }
-      });
-    }
-  }
-  if (error != nullptr) std::rethrow_exception(error);
-}
-
-// The tree, written out.
-float tree(const float* s) {
-  return ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
-}
 
 class CpuSlices : public ::testing::TestWithParam<Params> {
  protected:
@@ -157,12 +131,12 @@ TEST_P(CpuSlices, TotalIsTheTreeOverPlainProductsOfTheSlices) {
       for (int slice = 0; slice < kNumSlices; ++slice) s[slice] = sums[slice][i];
       if (format() == WeightFormat::kInt8) {
         // Its scale is applied to the total, and here to every slice.
-        ASSERT_NEAR(out[i], tree(s), 1e-4f * std::sqrt(static_cast<float>(k)));
+        ASSERT_NEAR(out[i], sum_of_slices(s), 1e-4f * std::sqrt(static_cast<float>(k)));
         continue;
       }
-      ASSERT_EQ(out[i], tree(s)) << "n " << n << " k " << k << " at " << i;
+      ASSERT_EQ(out[i], sum_of_slices(s)) << "n " << n << " k " << k << " at " << i;
       std::rotate(s, s + 1, s + kNumSlices);
-      num_rotated += out[i] != tree(s);
+      num_rotated += out[i] != sum_of_slices(s);
     }
     // Another order shows.
     if (format() != WeightFormat::kInt8 && k > 1000) {
@@ -186,7 +160,7 @@ TEST_P(CpuSlices, Float32ProductsAreTheDefinition) {
         s[slice] = slice_of_floats(&x.values[i / n * k], &weight.values[i % n * k],
                                    slices.bounds[slice], slices.bounds[slice + 1]);
       }
-      ASSERT_EQ(out[i], tree(s)) << "n " << n << " k " << k << " at " << i;
+      ASSERT_EQ(out[i], sum_of_slices(s)) << "n " << n << " k " << k << " at " << i;
     }
   }
 }
@@ -227,8 +201,7 @@ TEST_P(CpuSlices, BitsDoNotDependOnTheNumberOfRanks) {
           product(single, *packed, inputs.back(), rows, bias.data(), &residuals.back()));
     }
     for (const int size : {1, 2, 3, 4, 6, 8}) {
-      std::vector<SliceRun> runs;
-      for (int rank = 0; rank < size; ++rank) runs.push_back(SliceRun::of_rank(rank, size));
+      const std::vector<SliceRun> runs = runs_of(size);
       on_ranks(size, [&](Communicator& ranks) {
         const KSlices own = whole.cut(runs[ranks.rank()]);
         CpuBackend backend = make_backend(1);
@@ -356,8 +329,7 @@ TEST_P(CpuSlices, ExpertsThatRanksShareGiveTheBitsOfWholeOnes) {
   };
   const std::vector<float> expected = run(nullptr, {});
   for (const int size : {2, 3, 8}) {
-    std::vector<SliceRun> runs;
-    for (int rank = 0; rank < size; ++rank) runs.push_back(SliceRun::of_rank(rank, size));
+    const std::vector<SliceRun> runs = runs_of(size);
     on_ranks(size, [&](Communicator& ranks) {
       EXPECT_EQ(run(&ranks, runs), expected) << size << " ranks, rank " << ranks.rank();
     });

@@ -381,14 +381,17 @@ TEST_P(ProductPlanTest, PlansGiveTheSameBits) {
                                        .in_features = kK,
                                        .packed = packed.data()});
   const Buffer x = upload(to_bits(random_values(kRows * kK, 61), DType::kBF16));
-  Buffer partials = allocate<float>(2 * kPartialSlices * partial_floats(8));
+  Buffer partials = allocate<float>(2 * kNumSlices * partial_floats(8));
   Buffer arrivals = allocate<uint32_t>(2);
   Buffer out = allocate<float>(kRows * kN);
+  SliceParams slices = {.plan = fold_plan(SliceRun{})};
+  for (int i = 0; i <= kNumSlices; ++i) slices.bounds[i] = kKBlocks * i / kNumSlices;
   const auto run = [&](const ProductPlan& plan) {
     kernels().projection.product(
         stream(), {.weights = packed.data(),
                    .num_tiles = kTiles,
                    .num_k_blocks = kKBlocks,
+                   .slices = slices,
                    .rows = {.x = x.data(), .is_float = false, .num_rows = kRows, .dim = kK},
                    .records = x.data(),
                    .finish = {.out_features = kN, .out = out.data(), .heads = {}},

@@ -145,21 +145,33 @@ inline void clear_sums(SumsAt sums) {
   }
 }
 
-// The step's sums, folded as it says, from `from` to where they belong.
-template <int kRows, int kBlocks>
-inline void fold_sums(const SumStep& step, const TileSums& sums, SumsAt from) {
-  constexpr int64_t kWidth = kBlocks * kLanes;
-  const SumsAt to = sums.result(step, kWidth);
-  if (to.data == from.data) return;
+// The step's sums from `from` to where they belong, folded kFolds times. What they are folded with
+// lies before them.
+template <int kFolds, int kRows, int kBlocks>
+inline void fold_sums(SumsAt from, SumsAt to) {
   for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) {
-      F32x16 sum = load(from.data + r * from.stride + b * kLanes);
-      for (int f = step.num_folds - 1; f >= 0; --f) {
-        const SumsAt left = sums.partial(step.slot + f, kWidth);
-        sum = load(left.data + r * left.stride + b * kLanes) + sum;
-      }
+      const float* place = from.data + r * from.stride + b * kLanes;
+      F32x16 sum = load(place);
+#pragma GCC unroll 4
+      for (int f = 1; f <= kFolds; ++f) sum = load(place - f * kBlocks * kLanes) + sum;
       store(to.data + r * to.stride + b * kLanes, sum);
     }
+  }
+}
+template <int kRows, int kBlocks>
+inline void fold_step(const SumStep& step, const TileSums& sums, SumsAt from) {
+  const SumsAt to = sums.result(step, kBlocks * kLanes);
+  switch (step.num_folds) {
+    case 0:
+      return;  // they are there
+    case 1:
+      return fold_sums<1, kRows, kBlocks>(from, to);
+    case 2:
+      return fold_sums<2, kRows, kBlocks>(from, to);
+    default:
+      return fold_sums<3, kRows, kBlocks>(from, to);
   }
 }
 
@@ -196,7 +208,7 @@ void run_int_tile(const IntSpan& tile, const TileSums& tile_sums) {
       }
     }
     if (!completes_step(steps)) return;
-    fold_sums<kRows, kBlocks>(*steps.step, sums, to);
+    fold_step<kRows, kBlocks>(*steps.step, sums, to);
   } while (next_step(steps));
 }
 
