@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -27,12 +28,14 @@ ModelConfig model(int num_heads, int num_kv_heads, int head_dim, int inner_size)
 }
 
 // The shards of all ranks of a group.
-std::vector<ModelShard> shards(const ModelConfig& config, int size) {
-  const auto groups = make_thread_communicators(size, seconds(1));
-  std::vector<ModelShard> shards;
-  for (const auto& group : groups) shards.emplace_back(config, RankPlace{.ranks = group.get()});
-  return shards;
-}
+struct Shards {
+  Shards(const ModelConfig& config, int size)
+      : groups(make_thread_communicators(size, seconds(1))) {
+    for (const auto& group : groups) all.emplace_back(config, RankPlace{.ranks = group.get()});
+  }
+  std::vector<std::unique_ptr<Communicator>> groups;
+  std::vector<ModelShard> all;
+};
 
 TEST(ModelShardTest, SizesThatLeaveNobodyMuchMore) {
   const auto sizes = [](int heads, int kv_heads, int inner) {
@@ -40,8 +43,8 @@ TEST(ModelShardTest, SizesThatLeaveNobodyMuchMore) {
   };
   EXPECT_EQ(sizes(9, 3, 1536), (std::vector{1, 3}));  // SmolLM2-135M
   EXPECT_EQ(sizes(6, 6, 1536), (std::vector{1, 2, 3}));
-  EXPECT_EQ(sizes(12, 2, 1536), (std::vector{1, 2, 4}));  // KV heads are held twice by 4
-  EXPECT_EQ(sizes(14, 2, 4864), (std::vector{1, 2, 4}));  // Qwen2.5-0.5B
+  EXPECT_EQ(sizes(12, 2, 1536), (std::vector{1, 2, 4}));     // KV heads are held twice by 4
+  EXPECT_EQ(sizes(14, 2, 4864), (std::vector{1, 2, 4, 8}));  // Qwen2.5-0.5B
   EXPECT_EQ(sizes(32, 8, 8192), (std::vector{1, 2, 3, 4, 8}));
   EXPECT_EQ(sizes(32, 8, 128), (std::vector{1, 2}));  // an MLP of two units
 }
@@ -50,7 +53,8 @@ TEST(ModelShardTest, SharesCoverTheModelOnce) {
   for (const int size : {1, 2, 3, 4, 8}) {
     const ModelConfig config = model(32, 8, 64, 8192);
     int head = 0, inner = 0;
-    for (const ModelShard& shard : shards(config, size)) {
+    const Shards shards(config, size);
+    for (const ModelShard& shard : shards.all) {
       EXPECT_EQ(shard.heads().first_head, head);
       EXPECT_EQ(shard.heads().first_kv_head, head / 4);
       EXPECT_EQ(shard.heads().num_heads, 4 * shard.heads().num_kv_heads);
@@ -75,9 +79,9 @@ TEST(ModelShardTest, SharesCoverTheModelOnce) {
 }
 
 TEST(ModelShardTest, SeveralRanksHoldOneKvHead) {
-  const std::vector<ModelShard> all = shards(model(12, 2, 64, 1536), 4);
+  const Shards shards(model(12, 2, 64, 1536), 4);
   std::vector<int> kv_heads;
-  for (const ModelShard& shard : all) {
+  for (const ModelShard& shard : shards.all) {
     EXPECT_EQ(shard.heads().num_kv_heads, 1);
     kv_heads.push_back(shard.heads().first_kv_head);
   }
@@ -97,7 +101,7 @@ TEST(ModelShardTest, StagesHaveTheirLayers) {
 TEST(ModelShardTest, RefusalsNameTheFieldAndTheSizesThatWork) {
   ModelConfig config = model(9, 3, 64, 1536);
   try {
-    shards(config, 2);
+    const Shards shards(config, 2);
     FAIL() << "2 ranks share 3 KV heads";
   } catch (const InvalidArgument& error) {
     EXPECT_EQ(error.field(), "tensor_parallel_size");
@@ -105,7 +109,7 @@ TEST(ModelShardTest, RefusalsNameTheFieldAndTheSizesThatWork) {
   }
   config.qk_norm = QkNorm::kAllHeads;
   EXPECT_EQ(tensor_parallel_sizes(config), std::vector{1});
-  EXPECT_THROW(shards(config, 3), InvalidArgument);
+  EXPECT_THROW(Shards(config, 3), InvalidArgument);
 }
 
 }  // namespace
