@@ -1,8 +1,8 @@
 """Processes of the ranks that do not lead: `distributed_executor_backend="mp"` and launchers.
 
-Rank 0 is the engine. Under "mp" it starts a process of this module for every other rank and hands it
-the configuration; the processes find each other in shared memory. A process ends when the engine
-does, whichever way that happens.
+Rank 0 is the engine. Under "mp" it starts a process of this module for every other rank and hands
+it the configuration; the processes find each other in shared memory. A process ends when the
+engine does, whichever way that happens.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _SPECULATIVE_FIELDS = ("speculative_token_tree", "num_speculative_tokens_per_bat
 def join_ranks(config: _core.EngineConfig) -> None:
     """Starts the processes of the other ranks where the configuration wants them.
 
-    In a process that mpirun or torchrun started for a rank other than 0 it serves rank 0 instead, and
-    raises SystemExit when that is done.
+    In a process that mpirun or torchrun started for a rank other than 0 it serves rank 0 instead,
+    and raises SystemExit when that is done.
     """
     num_ranks = config.tensor_parallel_size * config.pipeline_parallel_size
     if num_ranks == 1:

@@ -1,8 +1,6 @@
 """Law 1 over devices: answers do not depend on how many ranks share the models, or how."""
 
-import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +43,7 @@ PROMPTS = [
     list(range(20, 61)),
     [3],
     [7, 7, 7, 7, 7, 7, 8, 7, 7, 7],
-    list(range(20, 50)) + [1, 2],
+    [*range(20, 50), 1, 2],
 ]
 
 
@@ -96,11 +94,15 @@ def answers_of(model: Path, **options: Any) -> Answers:
     try:
         params = [
             SamplingParams(
-                max_tokens=14, temperature=0.0 if i % 2 else 1.0, seed=i, logprobs=3, ignore_eos=True
+                max_tokens=14,
+                temperature=0.0 if i % 2 else 1.0,
+                seed=i,
+                logprobs=3,
+                ignore_eos=True,
             )
             for i in range(len(PROMPTS))
         ]
-        outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params)
+        outputs = engine.generate(PROMPTS, params)
     finally:
         engine.close()
     return [
@@ -204,3 +206,26 @@ def test_sizes_that_do_not_work_are_refused(models: dict[str, Path], tmp_path: P
         make_engine(models["target"], pipeline_parallel_size=5)
     with pytest.raises(ValueError, match="draft_tensor_parallel_size.*3 is more than"):
         make_engine(models["target"], tensor_parallel_size=2, **speculation(models, "draft", 3))
+
+
+def test_emulated_devices(models: dict[str, Path], tmp_path: Path) -> None:
+    """The GPU's kernels: ranks as threads, with a device each."""
+    small = CONFIG | {
+        "num_hidden_layers": 2,
+        "hidden_size": 32,
+        "intermediate_size": 128,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+    }
+    model = write(tmp_path / "small", small)
+    options: dict[str, Any] = {"device": "emulated", "quantization": "int8"}
+    whole = answers_of(model, **options)
+    for ranks, stages in ((2, 1), (1, 2), (2, 2)):
+        answers = answers_of(
+            model,
+            tensor_parallel_size=ranks,
+            pipeline_parallel_size=stages,
+            **options,
+            **speculation({"target": model}, "self", ranks),
+        )
+        assert answers == whole, (ranks, stages)
