@@ -21,7 +21,7 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +65,18 @@ _EXCHANGES = _TARGET | {
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
 }
+# What each of two ranks computes of it.
+_HALF_OF_EXCHANGES = _EXCHANGES | {
+    "vocab_size": 128,
+    "intermediate_size": 64,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
-    """Of a step: the target's pass, drafting, and the rest. Medians of a turn's steps."""
+    """Of a step: the target's pass, drafting, and the rest."""
 
     forward: float
     draft: float
@@ -81,6 +88,10 @@ class Seconds:
         return self.forward + self.draft + self.rest
 
 
+Turns = Mapping[str, Sequence[Sequence[Seconds]]]
+"""By setting, the steps of each turn."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Setting:
     """An engine and the number of requests that decode together."""
@@ -88,8 +99,8 @@ class Setting:
     engine: Engine
     batch: int
 
-    def turn(self, num_steps: int) -> Seconds:
-        """Steps in which all requests decode."""
+    def turn(self, num_steps: int) -> list[Seconds]:
+        """Of steps in which all requests decode."""
         params = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True, detokenize=False)
         prompts = [
             [1 + (7 * r + i) % 200 for i in range(_PROMPT_TOKENS)] for r in range(self.batch)
@@ -114,25 +125,30 @@ class Setting:
             last = now
         for request_id in ids:
             self.engine.abort(request_id)
-        return _each(statistics.median, steps)
+        return steps
 
 
-def _each(choose: Any, seconds: Sequence[Seconds]) -> Seconds:
-    names = ("forward", "draft", "rest")
-    return Seconds(*(choose(getattr(s, name) for s in seconds) for name in names))
+def fastest(turns: Sequence[Sequence[Seconds]]) -> Seconds:
+    """Each part as in the step in which others kept it waiting the least."""
+    steps = [step for turn in turns for step in turn]
+    parts = (min(getattr(step, name) for step in steps) for name in ("forward", "draft", "rest"))
+    return Seconds(*parts)
 
 
-def measure(
-    settings: dict[str, Setting], num_rounds: int, num_steps: int
-) -> dict[str, list[Seconds]]:
+def median_step(turn: Sequence[Seconds]) -> float:
+    """Seconds of all parts."""
+    return statistics.median(step.step for step in turn)
+
+
+def measure(settings: dict[str, Setting], num_rounds: int, num_steps: int) -> Turns:
     """By setting, a turn of each round. Every other round goes backwards."""
-    found: dict[str, list[Seconds]] = {name: [] for name in settings}
+    found: dict[str, list[list[Seconds]]] = {name: [] for name in settings}
     for round_number in range(num_rounds + 1):  # the first warms up
         names = list(settings)
         for name in names if round_number % 2 else reversed(names):
-            seconds = settings[name].turn(num_steps)
+            steps = settings[name].turn(num_steps)
             if round_number:
-                found[name].append(seconds)
+                found[name].append(steps)
     return found
 
 
@@ -145,7 +161,12 @@ class Checker:
         self._options = options
         self._stack = stack
         self._directories = {}
-        configs = {"target": self._target, "draft": _DRAFT, "exchanges": _EXCHANGES}
+        configs = {
+            "target": self._target,
+            "draft": _DRAFT,
+            "exchanges": _EXCHANGES,
+            "half": _HALF_OF_EXCHANGES,
+        }
         for name, config in configs.items():
             self._directories[name] = root / name
             self._directories[name].mkdir()
@@ -155,7 +176,7 @@ class Checker:
     def _target(self) -> dict[str, Any]:
         return _TARGET | {"num_hidden_layers": self._options.layers}
 
-    def measure(self) -> dict[str, list[Seconds]]:
+    def measure(self) -> Turns:
         """All settings in turns."""
         rows = self._options.drafted_tokens + 1
         kinds = self._options.backends
@@ -164,7 +185,7 @@ class Checker:
             "1 rank of 1 thread": Setting(one[1], 1),
             "1 rank of 2 threads": Setting(one[2], 1),
             "1 rank of 2 threads, rows of drafts": Setting(one[2], rows),
-            "1 rank, exchanges": Setting(self._engine("exchanges"), 1),
+            "no exchanges": Setting(self._engine("half"), 1),
         }
         for kind in kinds:
             two = {"distributed_executor_backend": kind, "tensor_parallel_size": 2}
@@ -201,10 +222,9 @@ class Checker:
         )
         return self._stack.enter_context(engine)
 
-    def report(self, found: dict[str, list[Seconds]]) -> dict[str, Any]:
+    def report(self, found: Turns) -> dict[str, Any]:
         """Rows of predicted and measured passes, and what predictions are made from."""
-        # Of a turn in which the fewest others kept it waiting.
-        best = {name: _each(min, turns) for name, turns in found.items()}
+        best = {name: fastest(turns) for name, turns in found.items()}
         rows = self._options.drafted_tokens + 1
         whole = self._share(self._target, 1)
         alone = _machine(whole, best["1 rank of 1 thread"].forward, 1)
@@ -214,7 +234,7 @@ class Checker:
         links, lines = {}, []
         for kind in self._options.backends:
             exchanged = self._share(_EXCHANGES, 2).num_exchanges() + 2  # and the leader's calls
-            more = best[f"exchanges, {kind}"].forward - best["1 rank, exchanges"].forward
+            more = best[f"exchanges, {kind}"].forward - best["no exchanges"].forward
             links[kind] = Link(max(0.0, more / exchanged), alone.bandwidth)
             pair = RankCosts(beside, links[kind], self._share(self._target, 2))
             lines.append(self._line(f"TP 2, {kind}", "forward", pair.step_seconds(1, 0, 0), best))
@@ -235,10 +255,13 @@ class Checker:
             "bandwidth": {"alone": alone.bandwidth, "two threads": both.bandwidth},
             "latency": {kind: link.latency for kind, link in links.items()},
             "rows": lines,
-            "turns": {n: [dataclasses.asdict(t) for t in turns] for n, turns in found.items()},
+            "turns": {
+                name: [[dataclasses.asdict(step) for step in turn] for turn in turns]
+                for name, turns in found.items()
+            },
             "speed_of_2_ranks": {
                 kind: statistics.median(
-                    one.step / two.step
+                    median_step(one) / median_step(two)
                     for one, two in zip(
                         found["1 rank of 2 threads"], found[f"TP 2, {kind}"], strict=True
                     )
