@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -244,8 +245,9 @@ class Checker:
         verifying = RankCosts(beside_rows, links[kind], self._share(self._target, 2))
         for size, machine in ((1, alone), (2, beside)):
             name = f"draft on {size}, {kind}"
+            reading = Machine(machine.bandwidth, math.inf)  # a row or two wait for memory
             drafting = RankCosts(
-                machine, links[kind], whole, drafter=self._share(_DRAFT, size)
+                reading, links[kind], whole, drafter=self._share(_DRAFT, size)
             ).draft_seconds(1, rows - 1, 0)
             lines.append(self._line(name, "draft", drafting, best))
             lines.append(self._line(name, "forward", verifying.step_seconds(1, rows - 1, 0), best))

@@ -25,7 +25,8 @@ _MOST_UNEVEN = 1.25  # a largest share of so many equal ones is refused
 _FLOAT_BYTES = 4
 _VOCABULARIES = ("vocab_size", "draft_vocab_size", "truncated_vocab_size")
 _INNER_SIZES = ("moe_intermediate_size", "ffn_dim", "intermediate_size")
-_NORMS_ALL_HEADS = ("olmo2", "olmo3")  # families that ranks cannot share
+_NORMS_ALL_HEADS = ("olmo2",)  # families that ranks cannot share
+_TIED = ("opt", "gemma")  # beginnings of families whose embedding is the head unless they say so
 
 ShapeMaker = Callable[[Mapping[str, Any]], ModelShape]
 """The sizes of a model, from what its config.json holds."""
@@ -140,11 +141,12 @@ def share_model(config: Mapping[str, Any], make_shape: ShapeMaker, size: int) ->
     """What a rank of `size` has of a model; None where so many cannot share it."""
     whole = make_shape(config)
     hidden = int(config["hidden_size"])
-    is_tied = bool(config.get("tie_word_embeddings", config.get("model_type") == "opt"))
+    family = str(config.get("model_type", ""))
+    is_tied = bool(config.get("tie_word_embeddings", family.startswith(_TIED)))
     model = SharedModel(whole, size, hidden, whole.head_weights / hidden, is_tied, 0)
     if size == 1:
         return model
-    if config.get("model_type") in _NORMS_ALL_HEADS:
+    if family in _NORMS_ALL_HEADS:
         return None
     group = whole.num_heads // whole.num_kv_heads
     attention = _cut_attention(whole, group, size)
