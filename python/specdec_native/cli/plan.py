@@ -18,9 +18,13 @@ from specdec_native.cli.options import SPECULATION_OPTIONS, Group, command, engi
 from specdec_native.evaluation.chart import check_chart
 from specdec_native.evaluation.methods import FREE_DRAFT_TOKENS, NGRAM
 from specdec_native.evaluation.prompts import PROMPTS, Prompt, read_prompts
-from specdec_native.planning import chart
+from specdec_native.planning import chart, layouts_chart
 from specdec_native.planning.acceptance import measure_acceptance
-from specdec_native.planning.make import Question, computed_plan, measured_plan
+from specdec_native.planning.layouts import Devices, LayoutPlan
+from specdec_native.planning.layouts_report import print_layouts
+from specdec_native.planning.make import Question, computed_plan, layout_plan, measured_plan
+from specdec_native.planning.plan import Plan
+from specdec_native.planning.ranks import Link
 from specdec_native.planning.report import print_plan
 from specdec_native.planning.roofline import Machine
 from specdec_native.planning.speedup import Acceptance
@@ -104,6 +108,23 @@ def plan_command(
     flops: Annotated[
         float | None, typer.Option(help="Its GFLOP/s, at the dtype of the weights.")
     ] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(min=1, help="So many of them: how to spread the model, instead of speed-ups."),
+    ] = None,
+    link_latency: Annotated[
+        float | None, typer.Option(help="Microseconds of a short message between two devices.")
+    ] = None,
+    link_rate: Annotated[
+        float | None, typer.Option(help="GB/s that a device receives from all others together.")
+    ] = None,
+    memory: Annotated[
+        float | None, typer.Option(help="GB of a device; enough if left out.")
+    ] = None,
+    groups_in_flight: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of requests in a pipeline; 1 if left out: stages take turns."),
+    ] = None,
     engine: Group,
     speculation: Group,
     json_file: Annotated[
@@ -120,8 +141,16 @@ def plan_command(
     from which acceptance and up to which batch size drafting pays, and the roofline; says at the
     end what to switch on. Without a drafter plans for n-grams. With --bandwidth and --flops nothing
     runs: costs follow from the bytes and operations of the model's shapes.
+
+    With --devices, --link-latency and --link-rate as well, predicts the tokens a second of all
+    tensor, pipeline and draft parallel sizes, and says which to take; without a drafter, of plain
+    decoding.
     """
     machine = _machine(bandwidth, flops)
+    among = _devices(devices, machine, (link_latency, link_rate), memory, groups_in_flight)
+    if machine is not None:
+        _check_sizes(engine)
+    is_plain = not speculation and target_of(model).speculative_config is None
     if speculation.keys() <= {"spec_tokens"} and target_of(model).speculative_config is None:
         speculation["speculative_config"] = json.dumps(NGRAM)
     target = target_of(model, **speculation)
@@ -131,37 +160,64 @@ def plan_command(
         if acceptance is None
         else check_number("--acceptance", acceptance, minimum=0, maximum=1)
     )
+    if among is not None and (given is None) != is_plain:
+        raise ValueError(
+            "--acceptance has no drafter to be about; give --draft or --method"
+            if is_plain
+            else "--acceptance is missing: with --devices nothing runs that could tell it"
+        )
     asked = _first_prompts(prompts)
+    _check_files(json_file, chart_file)
+    batches = _counts("--batch-sizes", batch_sizes, _MOST_BATCH)
+    lengths = _counts("--contexts", contexts, _MOST_CONTEXT)
+    found = None if machine is None else hub.find_config(os.fspath(target.model), target.revision)
+    directory = found or resolve(target, engine)
+    question = Question(model, directory, config, batches, lengths, engine)
+    known = None if given is None else Acceptance.chain(given, question.longest)
+    plan: Plan | LayoutPlan
+    if among is not None:
+        plan = layout_plan(question, among, known)
+    elif machine is not None:
+        plan = computed_plan(question, machine, known)
+    else:
+        plan = _measured(question, known, asked, max_tokens)
+    if json_file is not None:
+        json_file.write_text(json.dumps(plan.to_json(), indent=2) + "\n", encoding="utf-8")
+    _show(plan, chart_file)
+
+
+def _check_files(json_file: Path | None, chart_file: Path | None) -> None:
     for file, flag in ((json_file, "--json"), (chart_file, "--chart")):
         if file is not None and not file.absolute().parent.is_dir():
             raise ValueError(f"{flag}: there is no directory {file.absolute().parent}")
     if chart_file is not None:
         check_chart(chart_file)
-    batches = _counts("--batch-sizes", batch_sizes, _MOST_BATCH)
-    lengths = _counts("--contexts", contexts, _MOST_CONTEXT)
-    if machine is None:
-        directory = resolve(target, engine)
-    else:
-        directory = hub.find_config(os.fspath(target.model), target.revision) or resolve(
-            target, engine
+
+
+def _measured(
+    question: Question, known: Acceptance | None, asked: Sequence[Prompt], max_tokens: int
+) -> Plan:
+    if known is None and _has_tokenizer(question.directory):
+        known = measure_acceptance(
+            question.directory, question.speculation, asked, max_tokens, question.engine_options
         )
-    question = Question(model, directory, config, batches, lengths, engine)
-    known = None if given is None else Acceptance.chain(given, question.longest)
-    if machine is None:
-        if known is None and _has_tokenizer(directory):
-            known = measure_acceptance(directory, config, asked, max_tokens, engine)
-        bar = _Bar()
-        try:
-            plan = measured_plan(question, known, bar.update)
-        finally:
-            bar.close()
-    else:
-        plan = computed_plan(question, machine, known)
-    if json_file is not None:
-        json_file.write_text(json.dumps(plan.to_json(), indent=2) + "\n", encoding="utf-8")
+    bar = _Bar()
+    try:
+        return measured_plan(question, known, bar.update)
+    finally:
+        bar.close()
+
+
+def _show(plan: Plan | LayoutPlan, chart_file: Path | None) -> None:
+    console = rich.console.Console(highlight=False, soft_wrap=True)
+    if isinstance(plan, LayoutPlan):
+        if chart_file is not None:
+            layouts_chart.draw(plan, chart_file)
+        print_layouts(console, plan)
+        return
     if chart_file is not None:
         chart.draw(plan, chart_file)
-    print_plan(rich.console.Console(highlight=False, soft_wrap=True), plan)
+    print_plan(console, plan)
 
 
 class _Bar:
@@ -188,6 +244,41 @@ def _machine(bandwidth: float | None, flops: float | None) -> Machine | None:
     for flag, value in (("--bandwidth", bandwidth), ("--flops", flops)):
         check_number(flag, value, minimum=0, above_minimum=True)
     return Machine(bandwidth * 1e9, flops * 1e9)
+
+
+def _devices(
+    count: int | None,
+    machine: Machine | None,
+    link: tuple[float | None, float | None],
+    memory: float | None,
+    groups: int | None,
+) -> Devices | None:
+    latency, rate = link
+    given = {"--link-latency": latency, "--link-rate": rate, "--memory": memory}
+    if count is None:
+        for flag, value in {**given, "--groups-in-flight": groups}.items():
+            if value is not None:
+                raise ValueError(f"{flag} is about several devices; give --devices, too")
+        return None
+    if machine is None:
+        raise ValueError("--devices needs --bandwidth and --flops: nothing is measured")
+    for flag, value in given.items():
+        if value is not None:
+            check_number(flag, value, minimum=0, above_minimum=flag != "--link-latency")
+    if latency is None or rate is None:
+        missing = "--link-latency" if latency is None else "--link-rate"
+        raise ValueError(f"{missing} is missing: --devices needs both of the link")
+    room = None if memory is None else memory * 1e9
+    return Devices(count, machine, Link(latency * 1e-6, rate * 1e9), room, groups or 1)
+
+
+def _check_sizes(engine: Mapping[str, Any]) -> None:
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if engine.get(name, 1) != 1:
+            raise ValueError(
+                f"--{name.replace('_', '-')} is of engines that run; for a machine that is not "
+                "here --devices looks at all sizes"
+            )
 
 
 def _checked(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -111,18 +111,24 @@ def _interpolate(curve: Mapping[float, float] | Mapping[int, float], x: float) -
     return low + share * (high - low) if share <= 1 else high + (share - 1) * max(0.0, high - low)
 
 
+Passes = Literal["levels", "rows", "one"]
+"""How a drafter that runs a model drafts: "levels", one pass for each token of a draft; "rows", one
+with a row for each token; or "one", one with a row for each request."""
+
+
+def rows_of_passes(passes: Passes, batch: int, length: int) -> list[int]:
+    """By pass. A draft model also runs the token that the target added."""
+    if passes == "levels":
+        return [2 * batch] + [batch] * (length - 1)
+    return [batch * length if passes == "rows" else batch]
+
+
 @dataclasses.dataclass(frozen=True)
 class DrafterShape:
-    """How a drafter that runs a model drafts.
-
-    Attributes:
-        shape: of a pass.
-        passes: "levels", one for each token of a draft; "rows", one with a row for each token; or
-            "one", one with a row for each request.
-    """
+    """A drafter that runs a model: the shape of a pass, and its passes."""
 
     shape: PassShape
-    passes: Literal["levels", "rows", "one"] = "levels"
+    passes: Passes = "levels"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,15 +144,13 @@ class ComputedCosts:
         return self._seconds(self.target, batch, num_rows, context)
 
     def draft_seconds(self, batch: int, length: int, context: int) -> float:
-        """See PassCosts. A draft model also runs the token that the target added."""
+        """See PassCosts."""
         if self.drafter is None or length == 0:
             return 0.0
-        shape = self.drafter.shape
-        if self.drafter.passes != "levels":
-            rows = batch * (length if self.drafter.passes == "rows" else 1)
-            return self._seconds(shape, batch, rows, context)
-        first = self._seconds(shape, batch, 2 * batch, context)
-        return first + (length - 1) * self._seconds(shape, batch, batch, context)
+        return sum(
+            self._seconds(self.drafter.shape, batch, rows, context)
+            for rows in rows_of_passes(self.drafter.passes, batch, length)
+        )
 
     def _seconds(self, shape: PassShape, batch: int, num_rows: float, context: int) -> float:
         return self.machine.seconds(

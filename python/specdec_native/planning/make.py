@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from specdec_native.checkpoints import hub
 from specdec_native.checkpoints.hf_config import load_hf_config
-from specdec_native.planning.costs import ComputedCosts, DrafterShape, MeasuredCosts
+from specdec_native.planning.costs import ComputedCosts, DrafterShape, MeasuredCosts, Passes
+from specdec_native.planning.layouts import Devices, LayoutPlan, layout_costs, predict_layouts
 from specdec_native.planning.measure import Grid, measure
 from specdec_native.planning.plan import Plan, predict
+from specdec_native.planning.ranks import (
+    MAX_TENSOR_PARALLEL,
+    ShapeMaker,
+    SharedModel,
+    share_model,
+)
 from specdec_native.planning.roofline import (
     Machine,
     Point,
@@ -101,14 +109,42 @@ def computed_plan(question: Question, machine: Machine, acceptance: Acceptance |
     )
 
 
+def layout_plan(question: Question, devices: Devices, acceptance: Acceptance | None) -> LayoutPlan:
+    """A plan for several devices that need not be here; without acceptance, of plain decoding.
+
+    Raises CheckpointError, and ValueError where no layout has enough memory.
+    """
+    targets = _shared(load_hf_config(question.directory, None), _target_maker(question, None))
+    drafters: dict[int, SharedModel] = {}
+    passes: Passes = "levels"
+    if acceptance is not None:
+        parsed = parse_speculative_config(question.speculation, hub.find_config).drafters
+        models = [m for d in parsed if (m := _drafter_model(d, question)) is not None]
+        if models:
+            drafters, passes = models[0].shared(), models[0].passes
+    layouts = layout_costs(devices, targets, drafters, passes)
+    return LayoutPlan(
+        model=question.model,
+        speculation=_drafter_keys(question) if acceptance is not None else {},
+        devices=devices,
+        batches=question.batches,
+        contexts=question.contexts,
+        acceptance=acceptance,
+        **predict_layouts(layouts, devices, question.batches, question.contexts, acceptance),
+    )
+
+
+def _drafter_keys(question: Question) -> dict[str, Any]:
+    return {k: v for k, v in question.speculation.items() if k != "num_speculative_tokens"}
+
+
 def _predicted(
     question: Question, costs: PassCosts, acceptance: Acceptance | None
 ) -> dict[str, Any]:
     """The fields of a Plan that do not say where costs come from."""
-    drafter = {k: v for k, v in question.speculation.items() if k != "num_speculative_tokens"}
     return {
         "model": question.model,
-        "speculation": drafter,
+        "speculation": _drafter_keys(question),
         "batches": question.batches,
         "contexts": question.contexts,
         "longest": question.longest,
@@ -130,12 +166,16 @@ def _points(question: Question, costs: PassCosts, shape: ModelShape) -> list[Poi
 
 
 def _target_shape(question: Question, weight_format: str | None) -> ModelShape:
+    return _target_maker(question, weight_format)(load_hf_config(question.directory, None))
+
+
+def _target_maker(question: Question, weight_format: str | None) -> ShapeMaker:
     options = question.engine_options
     stored = options.get("quantization") or "auto"
     if weight_format is not None:  # as loaded, such as "int4+int8, from gguf q4_k"
         stored = weight_format.split(",")[0].split("+")[0]
-    return model_shape(
-        load_hf_config(question.directory, None),
+    return functools.partial(
+        model_shape,
         dtype=options.get("dtype") or "auto",
         quantization=stored,
         kv_cache_dtype=options.get("kv_cache_dtype") or "auto",
@@ -143,20 +183,56 @@ def _target_shape(question: Question, weight_format: str | None) -> ModelShape:
 
 
 def _drafter_shape(drafter: DrafterOptions, question: Question) -> DrafterShape | None:
+    found = _drafter_model(drafter, question)
+    return None if found is None else DrafterShape(found.make_shape(found.config), found.passes)
+
+
+@dataclasses.dataclass(frozen=True)
+class _DrafterModel:
+    """A drafter that runs a model: what its config.json holds, and how sizes follow from that."""
+
+    config: Mapping[str, Any]
+    make_shape: ShapeMaker
+    passes: Passes
+    can_be_shared: bool = True
+
+    def shared(self) -> dict[int, SharedModel]:
+        """By the number of ranks."""
+        most = MAX_TENSOR_PARALLEL if self.can_be_shared else 1
+        return _shared(self.config, self.make_shape, most)
+
+
+def _drafter_model(drafter: DrafterOptions, question: Question) -> _DrafterModel | None:
     if drafter.method != "draft_model" and drafter.method not in HEADS:
         return None
     quantization = str(drafter.fields.get("quantization", "int8"))
     in_parallel = bool(drafter.fields.get("parallel_drafting"))
     if drafter.method == "draft_model":
         directory = hub.resolve_model(drafter.model or "", revision=drafter.revision, weights=False)
-        shape = model_shape(load_hf_config(directory, None), quantization=quantization)
-        return DrafterShape(shape, "rows" if in_parallel else "levels")
+        make_shape = functools.partial(model_shape, quantization=quantization)
+        config = load_hf_config(directory, None)
+        return _DrafterModel(config, make_shape, "rows" if in_parallel else "levels")
     target = load_hf_config(question.directory, None)
     if drafter.config is None:
         raise ValueError(
             f"there is no config.json to read for the head {drafter.model}; give its directory"
         )
-    shape = head_shape(drafter.config, drafter.method, target, quantization=quantization)
-    if drafter.method == "medusa":
-        return DrafterShape(shape, "one")
-    return DrafterShape(shape, "rows" if in_parallel else "levels")
+    head, method = drafter.config, drafter.method
+
+    def make_head_shape(values: Mapping[str, Any]) -> ModelShape:
+        changed = dataclasses.replace(head, values=values)
+        return head_shape(changed, method, target, quantization=quantization)
+
+    return _DrafterModel(
+        {**target, **head.layers, **head.values},
+        make_head_shape,
+        "one" if method == "medusa" else "rows" if in_parallel else "levels",
+        can_be_shared=method in ("eagle", "eagle3"),
+    )
+
+
+def _shared(
+    config: Mapping[str, Any], make_shape: ShapeMaker, most: int = MAX_TENSOR_PARALLEL
+) -> dict[int, SharedModel]:
+    found = {size: share_model(config, make_shape, size) for size in range(1, most + 1)}
+    return {size: model for size, model in found.items() if model is not None}

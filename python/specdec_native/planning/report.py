@@ -9,6 +9,7 @@ import rich.box
 import rich.console
 import rich.table
 
+from specdec_native.planning.layouts import LayoutPlan
 from specdec_native.planning.plan import RATES, WORTH_IT, Plan, Prediction
 
 _SHOWN_LENGTHS = (0, 1, 2, 4, 8, 16, 32)
@@ -41,7 +42,7 @@ def print_plan(out: rich.console.Console, plan: Plan) -> None:
     out.print(sentence(plan), style="bold", markup=False)
 
 
-def drafter_name(plan: Plan) -> str:
+def drafter_name(plan: Plan | LayoutPlan) -> str:
     """What drafts, in a few words."""
     entries = plan.speculation.get("drafters") or [plan.speculation]
     return " + ".join(str(e.get("model") or e.get("method")) for e in entries)
@@ -50,21 +51,21 @@ def drafter_name(plan: Plan) -> str:
 def cost_table(plan: Plan, context: int) -> rich.table.Table:
     """A row for each batch size, a column for each draft length."""
     lengths = [n for n in range(plan.longest + 1) if n in {*_SHOWN_LENGTHS, plan.longest}]
-    table = _table("requests", *(str(n) for n in lengths))
+    table = new_table("requests", *(str(n) for n in lengths))
     costs = {(c.batch, c.length): c for c in plan.costs if c.context == context}
     for batch in plan.batches:
         cells = []
         for length in lengths:
             cost = costs[batch, length]
-            drafting = f" +{_ms(cost.draft_seconds)}" if length else ""
-            cells.append(f"{_ms(cost.target_seconds)}{drafting}")
+            drafting = f" +{milliseconds(cost.draft_seconds)}" if length else ""
+            cells.append(f"{milliseconds(cost.target_seconds)}{drafting}")
         table.add_row(str(batch), *cells)
     return table
 
 
 def speedup_table(plan: Plan, context: int) -> rich.table.Table:
     """A row for each acceptance rate, a column for each batch size; 1.00 is plain decoding."""
-    table = _table("kept", *(str(b) for b in plan.batches), "up to")
+    table = new_table("kept", *(str(b) for b in plan.batches), "up to")
     last = {b.rate: b.batch for b in plan.last_batches if b.context == context}
     measured = [] if plan.acceptance is None else [None]
     for rate in (*RATES, *measured):
@@ -79,7 +80,7 @@ def speedup_table(plan: Plan, context: int) -> rich.table.Table:
 
 def roofline_table(plan: Plan) -> rich.table.Table:
     """A row for each pass."""
-    table = _table("pass", "batch", "rows", "context", "FLOP/byte", "GB/s", "GFLOP/s", "limit")
+    table = new_table("pass", "batch", "rows", "context", "FLOP/byte", "GB/s", "GFLOP/s", "limit")
     for point in plan.points:
         table.add_row(
             point.name,
@@ -112,7 +113,7 @@ def sentence(plan: Plan) -> str:
     until = (
         "at every batch size that was asked"
         if end >= max(plan.batches)
-        else f"up to {_requests(end)} at a time, and leave it off above"
+        else f"up to {count_requests(end)} at a time, and leave it off above"
     )
     tokens = plan.acceptance.cut(first.length).tokens_per_step
     return (
@@ -150,7 +151,8 @@ def switch(plan: Plan, length: int) -> str:
     return " ".join([*parts, f"--spec-tokens {length}"])
 
 
-def _ms(seconds: float) -> str:
+def milliseconds(seconds: float) -> str:
+    """As tables show them."""
     value = 1e3 * seconds
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
@@ -166,7 +168,8 @@ def _batch_text(batch: int, batches: Sequence[int]) -> str:
     return f"{batch}" if batch < max(batches) else f"{batch}+"
 
 
-def _requests(count: int) -> str:
+def count_requests(count: int) -> str:
+    """In words."""
     return f"{count} request{'' if count == 1 else 's'}"
 
 
@@ -174,7 +177,8 @@ def _first_rate(plan: Plan) -> float:
     return 0.0 if plan.acceptance is None else plan.acceptance.rate
 
 
-def _table(*columns: str) -> rich.table.Table:
+def new_table(*columns: str) -> rich.table.Table:
+    """Without rows yet."""
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
