@@ -218,13 +218,12 @@ def test_flags_without_a_meaning_are_accepted_and_named() -> None:
     made = settings(
         "--enable-chunked-prefill --no-async-scheduling --disable-log-requests m "
         "--cudagraph-capture-sizes 1 2 4 --compilation-config.mode 3 -cc.cudagraph_mode FULL "
-        "--limit-mm-per-prompt.image 2 --swap-space 4 --distributed-executor-backend ray"
+        "--limit-mm-per-prompt.image 2 --swap-space 4"
     )
     assert made.model == "m" and made.engine == {}
     assert set(made.without_effect) == {
         *("enable_chunked_prefill", "async_scheduling", "disable_log_requests", "swap_space"),
         *("cudagraph_capture_sizes", "compilation_config", "limit_mm_per_prompt"),
-        "distributed_executor_backend",
     }
 
 
@@ -253,7 +252,8 @@ def test_flags_without_a_meaning_are_accepted_and_named() -> None:
         ("m --default-chat-template-kwargs '{'", "is not valid JSON"),
         ("--served-model-name name m", "give one model"),
         ("m --speculative-config.method", "needs a value"),
-        ("m -tp 2", "tensor_parallel_size=2 is not supported"),
+        ("m --distributed-executor-backend ray", "replicas on Ray"),
+        ("m -tp two", "-tp: 'two' is not a number"),
         ("m -dp 2", "start one process for each replica"),
         ("m --api-server-count 2", "--api-server-count is not supported"),
         ("m --enable-auto-tool-choice", "--enable-auto-tool-choice needs --tool-call-parser"),
