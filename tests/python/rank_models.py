@@ -81,7 +81,7 @@ def answers_of(model: Path, **options: Any) -> Answers:
             )
             for i in range(len(PROMPTS))
         ]
-        outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params)
+        outputs = engine.generate(PROMPTS, params)
     finally:
         engine.close()
     return [
