@@ -159,7 +159,7 @@ def test_helpers_that_scripts_call_at_their_ends(
 
 def test_engine_args_make_every_class(model: Path, llm: LLM) -> None:
     args = EngineArgs(model=str(model), **OPTIONS, swap_space=2)
-    assert (args.tensor_parallel_size, args.max_num_seqs) == (1, None)
+    assert (args.data_parallel_size, args.max_num_seqs) == (1, None)
     expected = texts(llm.generate(["abc", "xyz"], PARAMS))
     for same in (LLM(**dataclasses.asdict(args)), LLM.from_engine_args(args)):
         assert texts(same.generate(["abc", "xyz"], PARAMS)) == expected

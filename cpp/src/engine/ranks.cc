@@ -78,8 +78,8 @@ void Ranks::rethrow_cause() {
 }
 
 void serve_rank(const EngineConfig& config, const BackendMaker& make_backend, Communicator& group) {
+  EngineModels models(config, make_backend, &group);
   try {
-    EngineModels models(config, make_backend, &group);
     models.allocate_caches();
     const std::vector<ModelRunner*> runners = models.runners();
     repeat_calls(group, models.backend(), runners);
