@@ -167,6 +167,10 @@ void bind_engine(py::module_& module) {
       .def("reset_prefix_cache",
            [](EngineLoop& loop) { return without_gil([&] { return loop.reset_prefix_cache(); }); })
       .def("load", &EngineLoop::load)
+      .def("check_health",
+           [](const EngineLoop& loop) {
+             if (const std::exception_ptr failure = loop.failure()) std::rethrow_exception(failure);
+           })
       .def("is_loop_thread", &EngineLoop::is_loop_thread)
       .def("stop", &EngineLoop::stop)
       .def("close",

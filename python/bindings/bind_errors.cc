@@ -1,3 +1,5 @@
+#include <type_traits>
+
 #include "bindings.h"
 #include "specdec/error.h"
 
@@ -18,7 +20,12 @@ void bind_error(py::module_& module, const char* name, const py::tuple& bases) {
     try {
       if (pointer) std::rethrow_exception(pointer);
     } catch (const CppError& error) {
-      PyErr_SetString(python_type, error.what());
+      const py::object raised = py::handle(python_type)(error.what());
+      if constexpr (std::is_same_v<CppError, RankFailure>) {
+        raised.attr("rank") = error.rank();
+        raised.attr("operation") = error.operation();
+      }
+      PyErr_SetObject(python_type, raised.ptr());
     }
   });
 }

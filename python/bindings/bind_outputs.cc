@@ -1,6 +1,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -94,7 +95,10 @@ void bind_outputs(py::module_& module) {
       .def_readonly("new_prompt_logprobs", &RequestOutput::new_prompt_logprobs)
       .def_readonly("finished", &RequestOutput::finished)
       .def_readonly("error", &RequestOutput::error)
-      .def_readonly("engine_failed", &RequestOutput::engine_failed)
+      .def("raise_engine_failure",
+           [](const RequestOutput& output) {
+             if (output.engine_failure) std::rethrow_exception(output.engine_failure);
+           })
       .def_readonly("metrics", &RequestOutput::metrics);
 }
 

@@ -12,7 +12,8 @@ namespace specdec::python {
 void bind_ranks(py::module_& module) {
   py::class_<RankGroup, std::shared_ptr<RankGroup>>(module, "RankGroup")
       .def(py::init<int>(), py::arg("num_ranks"))
-      .def_property_readonly("name", &RankGroup::name);
+      .def_property_readonly("name", &RankGroup::name)
+      .def("fail", &RankGroup::fail, py::arg("rank"), py::arg("cause"));
   module.def("is_leading_rank", &is_leading_rank, py::arg("config"));
   module.def("serve_rank", &serve_rank, py::arg("config"), py::arg("name") = "",
              py::arg("rank") = 0, py::call_guard<py::gil_scoped_release>());

@@ -55,7 +55,7 @@ route_core_log()
 
 
 class Engine:
-    """Generates text with one model on one device.
+    """Generates text with one model, on one device or on several that share it.
 
     The tokens and logprobs of a request depend on its prompt, parameters and seed alone, whatever
     runs beside it. All methods may be called from several threads. Requests of generate(), chat()
@@ -229,8 +229,12 @@ class Engine:
             config.hf_overrides = overrides_json(self._directory, hf_overrides)
         if taps is not None:
             config.tapped_layers, config.tap_final_hidden = parse_taps(taps)
-        join_ranks(config)
-        core = _core.EngineLoop(config)
+        ranks = join_ranks(config)
+        try:
+            core = _core.EngineLoop(config)
+        except BaseException:
+            ranks.end()
+            raise
         self._model_info = core.model_info()
         self._num_spec_tokens = None if speculative is None else speculative.num_speculative_tokens
         self._builder = RequestBuilder(
@@ -244,7 +248,7 @@ class Engine:
         self.vllm_config = make_vllm_config(
             config, self._model_info, self._directory, speculative_config
         )
-        self._runner = RequestRunner(core)
+        self._runner = RequestRunner(core, ranks.end)
         self._end = weakref.finalize(self, self._runner.part)
         for drafter in config.speculative.drafters:
             if isinstance(drafter.custom, CustomDrafter):
@@ -444,6 +448,13 @@ class Engine:
     def load(self) -> EngineLoad:
         """How busy the engine is, as of its last step; unlike stats() never waits for a step."""
         return EngineLoad.from_core(self._runner.core.load())
+
+    def check_health(self) -> None:
+        """Raises what has ended the engine, EngineFailed or RankFailure; never waits for a step.
+
+        A rank that is gone is noticed within a second, also where no request runs.
+        """
+        self._runner.core.check_health()
 
     def reset_prefix_cache(self) -> int:
         """Forgets every cached block no running request uses; returns how many."""

@@ -7,46 +7,103 @@ engine does, whichever way that happens.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
 import pickle
 import signal
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 from specdec_native import _core
 
 _FIELDS = ("model", "hf_overrides", "tapped_layers", "tap_final_hidden")
 _SPECULATIVE_FIELDS = ("speculative_token_tree", "num_speculative_tokens_per_batch_size")
+_GRACE_SECONDS = 1.0  # in which ranks that were told to end do so
+_PR_SET_PDEATHSIG = 1
 
 
-def join_ranks(config: _core.EngineConfig) -> None:
+class RankProcesses:
+    """The processes of the other ranks; none unless the engine started them."""
+
+    def __init__(self) -> None:
+        self._processes: list[_RankProcess] = []
+
+    def start(self, config: _core.EngineConfig, num_ranks: int) -> None:
+        """Starts the processes of ranks 1 and up, which join config.rank_group."""
+        config.rank_group = group = _core.RankGroup(num_ranks)
+        state = pickle.dumps(_state_of(config))
+        self._processes = [_RankProcess(group, rank, state) for rank in range(1, num_ranks)]
+
+    def end(self) -> None:
+        """Waits until they have ended, and kills those that do not soon (a stopped one, say)."""
+        deadline = time.monotonic() + _GRACE_SECONDS
+        for process in self._processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        for process in self._processes:
+            process.kill()
+
+
+class _RankProcess(threading.Thread):
+    """A process of a rank, and the thread that starts it and waits for it.
+
+    The thread lives as long as the process, because the kernel kills the process when the thread
+    that started it ends (PR_SET_PDEATHSIG).
+    """
+
+    def __init__(self, group: _core.RankGroup, rank: int, state: bytes) -> None:
+        super().__init__(name=f"specdec rank {rank}", daemon=True)
+        self._group = group
+        self._rank = rank
+        self._state = state
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_started = threading.Event()
+        self.start()
+        self._is_started.wait()
+
+    def run(self) -> None:
+        command = [sys.executable, "-m", __name__, self._group.name, str(self._rank)]
+        try:
+            self._process = process = subprocess.Popen(command, stdin=subprocess.PIPE)
+        except OSError as error:
+            self._group.fail(self._rank, f"its process could not be started: {error}")
+            return
+        finally:
+            self._is_started.set()
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin:  # it has ended, which shows below
+            process.stdin.write(self._state)
+        code = process.wait()
+        if code != 0:
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            self._group.fail(self._rank, f"its process has ended ({how})")
+
+    def kill(self) -> None:
+        """Ends the process where it still runs."""
+        if self.is_alive() and self._process is not None:
+            self._process.kill()
+            self.join()
+
+
+def join_ranks(config: _core.EngineConfig) -> RankProcesses:
     """Starts the processes of the other ranks where the configuration wants them.
 
     In a process that mpirun or torchrun started for a rank other than 0 it serves rank 0 instead,
     and raises SystemExit when that is done.
     """
+    processes = RankProcesses()
     num_ranks = config.tensor_parallel_size * config.pipeline_parallel_size
     if num_ranks == 1:
-        return
+        return processes
     if config.distributed_executor_backend == "mp":
-        config.rank_group = _core.RankGroup(num_ranks)
-        for rank in range(1, num_ranks):
-            _start(config, config.rank_group.name, rank)
+        processes.start(config, num_ranks)
     elif not _core.is_leading_rank(config):
         _core.serve_rank(config)
         raise SystemExit(0)
-
-
-def _start(config: _core.EngineConfig, group: str, rank: int) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "specdec_native.ranks", group, str(rank)], stdin=subprocess.PIPE
-    )
-    assert process.stdin is not None
-    with process.stdin:
-        process.stdin.write(pickle.dumps(_state_of(config)))
-    # Nobody waits for the process: it is reaped when it ends.
-    threading.Thread(target=process.wait, name=f"specdec rank {rank}", daemon=True).start()
+    return processes
 
 
 def _state_of(config: _core.EngineConfig) -> dict[str, Any]:
@@ -85,8 +142,16 @@ def _config_of(state: dict[str, Any]) -> _core.EngineConfig:
     return config
 
 
+def _end_with(parent: int) -> None:
+    """Has the kernel kill this process when that process ends, even by kill -9."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before
+        raise SystemExit(1)
+
+
 def _main() -> None:
     group, rank = sys.argv[1], int(sys.argv[2])
+    _end_with(int(group.partition(":")[0]))
     # Ctrl-C reaches all processes of a terminal; the engine's says when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = _config_of(pickle.loads(sys.stdin.buffer.read()))

@@ -351,7 +351,8 @@ def test_a_vllm_script_runs_with_its_import_changed(model: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"tensor_parallel_size": 2}, ValueError, "tensor_parallel_size=2 is not supported"),
+        ({"tensor_parallel_size": 99}, ValueError, "tensor_parallel_size.*8"),
+        ({"distributed_executor_backend": "ray"}, ValueError, '"mp".*replicas on Ray'),
         (
             {"quantization": "awq"},
             ValueError,

@@ -40,7 +40,7 @@ def report(
         ),
         new_prompt_logprobs=[],
         error="",
-        engine_failed=False,
+        raise_engine_failure=lambda: None,
         outputs=[
             SimpleNamespace(
                 index=index,

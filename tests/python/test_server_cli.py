@@ -148,7 +148,10 @@ def test_flags_of_the_listener(flags: str, options: dict[str, Any]) -> None:
         ("--max-logprobs -1", {"max_logprobs": -1}),
         ("--num-gpu-blocks-override 32", {"num_kv_blocks": 32}),
         ("-q int8 --cpu-isa avx2 --threads 2 --device cpu", None),
-        ("-tp 1 -dp 1 -pp 1 --api-server-count 1", {}),
+        (
+            "-tp 2 -dp 1 -pp 3 --api-server-count 1",
+            {"tensor_parallel_size": 2, "pipeline_parallel_size": 3},
+        ),
         ("--kv-cache-memory-bytes 4e9", {"kv_cache_memory_bytes": 4 * 10**9}),
         ('-sc \'{"method": "ngram"}\'', {"speculative_config": {"method": "ngram"}}),
         (
@@ -218,13 +221,12 @@ def test_flags_without_a_meaning_are_accepted_and_named() -> None:
     made = settings(
         "--enable-chunked-prefill --no-async-scheduling --disable-log-requests m "
         "--cudagraph-capture-sizes 1 2 4 --compilation-config.mode 3 -cc.cudagraph_mode FULL "
-        "--limit-mm-per-prompt.image 2 --swap-space 4 --distributed-executor-backend ray"
+        "--limit-mm-per-prompt.image 2 --swap-space 4"
     )
     assert made.model == "m" and made.engine == {}
     assert set(made.without_effect) == {
         *("enable_chunked_prefill", "async_scheduling", "disable_log_requests", "swap_space"),
         *("cudagraph_capture_sizes", "compilation_config", "limit_mm_per_prompt"),
-        "distributed_executor_backend",
     }
 
 
@@ -253,7 +255,7 @@ def test_flags_without_a_meaning_are_accepted_and_named() -> None:
         ("m --default-chat-template-kwargs '{'", "is not valid JSON"),
         ("--served-model-name name m", "give one model"),
         ("m --speculative-config.method", "needs a value"),
-        ("m -tp 2", "tensor_parallel_size=2 is not supported"),
+        ("m -tp two", "-tp: 'two' is not a number"),
         ("m -dp 2", "start one process for each replica"),
         ("m --api-server-count 2", "--api-server-count is not supported"),
         ("m --enable-auto-tool-choice", "--enable-auto-tool-choice needs --tool-call-parser"),

@@ -252,7 +252,7 @@ def core_output(*parts: dict[str, Any], error: str = "", finished: bool = True) 
         new_prompt_logprobs=[],
         finished=finished,
         error=error,
-        engine_failed=False,
+        raise_engine_failure=lambda: None,
         metrics=RequestMetrics(),
     )
 

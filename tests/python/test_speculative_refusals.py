@@ -83,7 +83,6 @@ def test_a_missing_or_wrong_drafter(config: Any, message: str) -> None:
         ({"prompt_lokup_max": 3}, "did you mean 'prompt_lookup_max'"),
         ({"zzz": 3}, "unknown key 'zzz'; known are num_speculative_tokens"),
         ({"tensor_parallel_size": 1}, "draft_tensor_parallel_size"),
-        ({"draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size=2"),
         ({"max_model_len": 0}, "max_model_len must be in"),
         ({"quantization": "int8"}, 'belongs to the method "draft_model"'),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),

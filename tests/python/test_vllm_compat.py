@@ -159,15 +159,15 @@ def test_helpers_that_scripts_call_at_their_ends(
 
 def test_engine_args_make_every_class(model: Path, llm: LLM) -> None:
     args = EngineArgs(model=str(model), **OPTIONS, swap_space=2)
-    assert (args.tensor_parallel_size, args.max_num_seqs) == (1, None)
+    assert (args.data_parallel_size, args.max_num_seqs) == (1, None)
     expected = texts(llm.generate(["abc", "xyz"], PARAMS))
     for same in (LLM(**dataclasses.asdict(args)), LLM.from_engine_args(args)):
         assert texts(same.generate(["abc", "xyz"], PARAMS)) == expected
     assert LLMEngine.from_engine_args(args).model_config.max_model_len == 96
     with pytest.raises(TypeError, match="nonsense"):
         EngineArgs(model=str(model), nonsense=1)
-    with pytest.raises(ValueError, match="tensor_parallel_size=2"):
-        LLM.from_engine_args(EngineArgs(model=str(model), tensor_parallel_size=2))
+    with pytest.raises(ValueError, match="replicas on Ray"):
+        LLM.from_engine_args(EngineArgs(model=str(model), distributed_executor_backend="ray"))
 
 
 def test_engine_args_come_from_a_command_line(model: Path) -> None:
@@ -226,7 +226,7 @@ def test_what_was_resolved_is_found_by_vllms_names(model: Path, llm: LLM) -> Non
     assert engine.vllm_config.model_config.dtype == "float32"
     assert engine.vllm_config.cache_config.block_size == 16
     assert engine.vllm_config.scheduler_config.max_num_batched_tokens == 512
-    assert engine.vllm_config.parallel_config.tensor_parallel_size == 1
+    assert engine.vllm_config.parallel_config.world_size == 1
     assert engine.vllm_config.speculative_config is None
     with pytest.raises(AttributeError, match="no_such_key"):
         engine.model_config.hf_config.no_such_key  # noqa: B018

@@ -21,6 +21,8 @@ struct Faults {
   std::function<void()> store_rows;
   std::function<void()> copy_kv;
   std::function<void()> allocate;
+  std::function<void()> linear;
+  std::function<void()> end_step;
   std::function<void()> launch;  // of a device step
   std::function<void()> wait;
 
@@ -100,7 +102,10 @@ class FaultyBackend final : public Backend {
   void write(std::span<const std::byte> values, void* to) override { backend_->write(values, to); }
   void embed(const EmbedArgs& args) override { backend_->embed(args); }
   void norm(const NormArgs& args) override { backend_->norm(args); }
-  void linear(const LinearArgs& args) override { backend_->linear(args); }
+  void linear(const LinearArgs& args) override {
+    Faults::call(faults_.linear);
+    backend_->linear(args);
+  }
   void activated_linear(const ActivatedLinearArgs& args) override {
     backend_->activated_linear(args);
   }
@@ -131,7 +136,10 @@ class FaultyBackend final : public Backend {
     return std::make_unique<FaultyDeviceStep>(std::move(step), faults_);
   }
   void begin_step() override { backend_->begin_step(); }
-  void end_step() override { backend_->end_step(); }
+  void end_step() override {
+    Faults::call(faults_.end_step);
+    backend_->end_step();
+  }
 
  private:
   std::unique_ptr<Backend> backend_;

@@ -13,6 +13,7 @@
 
 #include <array>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -122,6 +123,14 @@ class Engine {
   // request, such as a device's, ends all requests in this way and also the engine: later steps
   // return nothing.
   std::vector<RequestOutput> step();
+
+  // Whether the models are on several devices, whose ranks may be gone while no step runs.
+  bool has_ranks() const;
+  // Looks at the ranks without waiting for them. Where one is gone, all requests and the engine end
+  // as in step(), which looks itself.
+  std::vector<RequestOutput> check_ranks();
+  // What has ended the engine, EngineFailed or RankFailure; null while it works.
+  std::exception_ptr failure() const;
 
   bool has_unfinished_requests() const;
 

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -79,6 +80,10 @@ class EngineLoop {
   // How busy the engine is, without waiting for it: as of the last step, with what was queued since
   // among the waiting. Nothing runs or waits once the loop has ended.
   EngineLoad load() const;
+
+  // What has ended the engine, EngineFailed or RankFailure, without waiting for a step; null while
+  // it works. A rank that is gone is noticed within a second, also where no request runs.
+  std::exception_ptr failure() const;
 
   // Whether the caller is the thread that steps, which custom drafters run in.
   bool is_loop_thread() const;

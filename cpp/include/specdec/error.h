@@ -68,8 +68,12 @@ class RankFailure : public EngineFailed {
   RankFailure(int rank, std::string operation, const std::string& cause);
   int rank() const { return rank_; }
   const std::string& operation() const { return operation_; }
+  // The same failure in other words.
+  RankFailure with_message(const std::string& message) const;
 
  private:
+  RankFailure(const std::string& message, int rank, std::string operation);
+
   int rank_;
   std::string operation_;
 };

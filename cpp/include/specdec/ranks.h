@@ -20,6 +20,8 @@ class RankGroup {
   RankGroup& operator=(const RankGroup&) = delete;
 
   const std::string& name() const;
+  // Ends the group for what is known of that rank's process.
+  void fail(int rank, const std::string& cause);
   ShmGroup& shm() { return *shm_; }
 
  private:

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -82,9 +83,11 @@ struct RequestOutput {
   // Prompt logprobs that became known in this step, first token of the prompt excluded (it has
   // none).
   std::vector<PositionLogprobs> new_prompt_logprobs;
-  bool finished = false;       // all completions have ended
-  std::string error;           // why it ended with FinishReason::kError; empty otherwise
-  bool engine_failed = false;  // the error is the engine's, which has ended with it
+  bool finished = false;  // all completions have ended
+  std::string error;      // why it ended with FinishReason::kError; empty otherwise
+  // EngineFailed or RankFailure, with the same text, where the error is the engine's, which has
+  // ended with it; else null.
+  std::exception_ptr engine_failure;
   RequestMetrics metrics;
 };
 

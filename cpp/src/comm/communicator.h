@@ -47,6 +47,10 @@ class Communicator {
   // group. Different groups may be used by different threads.
   virtual std::unique_ptr<Communicator> subgroup(int first, int size) = 0;
 
+  // Throws RankFailure of "idle" where the group has failed or a rank is known to be gone, without
+  // waiting: for a rank that has nothing to do with the others for long.
+  virtual void check_ranks() = 0;
+
   // Ends the waits of all ranks of the group with RankFailure, which names this rank and `cause`.
   // Any thread may call it, at any time.
   virtual void abort(std::string_view cause) noexcept = 0;

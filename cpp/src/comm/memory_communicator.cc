@@ -180,6 +180,16 @@ std::unique_ptr<Communicator> MemoryCommunicator::subgroup(int first, int size) 
                                               size, timeout_);
 }
 
+void MemoryCommunicator::check_ranks() {
+  region_->look_at_processes();
+  for (int other = 0; other < size(); ++other) {
+    const uint32_t word = operations(other).word.load(std::memory_order_acquire);
+    if (other != rank() && (word & SharedCount::kEnded) != 0)
+      region_->fail(first_rank_ + other, "left the group");
+  }
+  region_->check("idle");
+}
+
 void MemoryCommunicator::abort(std::string_view cause) noexcept {
   region_->fail(first_rank_ + rank(), cause);
 }

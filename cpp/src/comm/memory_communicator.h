@@ -32,6 +32,7 @@ class MemoryCommunicator final : public Communicator {
   void send(int to, std::span<const std::byte> message) override;
   void receive(int from, std::span<std::byte> message) override;
   std::unique_ptr<Communicator> subgroup(int first, int size) override;
+  void check_ranks() override;
   void abort(std::string_view cause) noexcept override;
 
  private:

@@ -154,4 +154,9 @@ void MessageCommunicator::receive(int from, std::span<std::byte> message) {
   transfer(Kind::kMessage, Patience::kDeadline, "receive");
 }
 
+void MessageCommunicator::check_ranks() {
+  wait({}, std::chrono::milliseconds(0));
+  check("idle");
+}
+
 }  // namespace specdec

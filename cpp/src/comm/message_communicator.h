@@ -21,6 +21,7 @@ class MessageCommunicator : public Communicator {
   void broadcast(std::vector<std::byte>& message, int root, Patience patience) override;
   void send(int to, std::span<const std::byte> message) override;
   void receive(int from, std::span<std::byte> message) override;
+  void check_ranks() override;
 
  protected:
   MessageCommunicator(int rank, int size, std::chrono::milliseconds timeout);

@@ -91,7 +91,7 @@ struct alignas(64) SharedRegion::Header {  // followed by the counts
 
   std::atomic<uint32_t> failure;  // FailureState
   int32_t failed_rank;
-  char cause[240];
+  char cause[1000];
 
   SharedCount* counts() { return reinterpret_cast<SharedCount*>(this + 1); }
 };

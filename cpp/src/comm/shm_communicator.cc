@@ -36,6 +36,7 @@ ShmGroup::ShmGroup(int size) : region_(SharedRegion::create(size)) {
 }
 
 const std::string& ShmGroup::name() const { return region_->name(); }
+void ShmGroup::fail(int rank, std::string_view cause) { region_->fail(rank, cause); }
 
 std::unique_ptr<Communicator> ShmGroup::join(std::chrono::milliseconds timeout) {
   return specdec::join(region_, 0, timeout);

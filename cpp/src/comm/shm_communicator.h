@@ -8,6 +8,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "comm/communicator.h"
 
@@ -22,6 +23,8 @@ class ShmGroup {
   // What the others join by, for as long as this process lives. Only for processes of this user
   // that see this process's /proc entry.
   const std::string& name() const;
+  // Ends the group for a cause that is rank's, such as a process that could not start.
+  void fail(int rank, std::string_view cause);
   // Rank 0, once all ranks have come. Throws RankFailure of "join" where one does not come within
   // the timeout or has ended. The group no longer needs this object.
   std::unique_ptr<Communicator> join(std::chrono::milliseconds timeout);

@@ -28,9 +28,14 @@ CheckpointError::CheckpointError(std::string file, std::string tensor, const std
       tensor_(std::move(tensor)) {}
 
 RankFailure::RankFailure(int rank, std::string operation, const std::string& cause)
-    : EngineFailed(str_cat("rank ", rank, " failed in ", operation, ": ", cause)),
-      rank_(rank),
-      operation_(std::move(operation)) {}
+    : RankFailure(str_cat("rank ", rank, " failed in ", operation, ": ", cause), rank, operation) {}
+
+RankFailure::RankFailure(const std::string& message, int rank, std::string operation)
+    : EngineFailed(message), rank_(rank), operation_(std::move(operation)) {}
+
+RankFailure RankFailure::with_message(const std::string& message) const {
+  return {message, rank_, operation_};
+}
 
 namespace detail {
 

@@ -10,9 +10,19 @@
 namespace specdec {
 
 std::vector<RequestOutput> Engine::Impl::step() {
-  if (has_failed()) return {};
+  if (failure_ != nullptr) return {};
   try {
     return run_step();
+  } catch (...) {
+    return fail_engine(std::current_exception());
+  }
+}
+
+std::vector<RequestOutput> Engine::Impl::check_ranks() {
+  if (failure_ != nullptr || ranks_ == nullptr) return {};
+  try {
+    ranks_->group().check_ranks();
+    return {};
   } catch (...) {
     return fail_engine(std::current_exception());
   }

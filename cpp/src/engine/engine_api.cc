@@ -48,6 +48,9 @@ bool Engine::stop_completion(const std::string& request_id, int index) {
   return impl_->stop_completion(request_id, index);
 }
 std::vector<RequestOutput> Engine::step() { return impl_->step(); }
+std::vector<RequestOutput> Engine::check_ranks() { return impl_->check_ranks(); }
+bool Engine::has_ranks() const { return impl_->has_ranks(); }
+std::exception_ptr Engine::failure() const { return impl_->failure(); }
 bool Engine::has_unfinished_requests() const { return impl_->has_unfinished_requests(); }
 int Engine::reset_prefix_cache() { return impl_->reset_prefix_cache(); }
 EngineStats Engine::stats() const { return impl_->stats(); }
@@ -72,7 +75,7 @@ std::vector<std::vector<Completion>> Engine::generate(
   try {
     while (has_unfinished_requests()) {
       for (RequestOutput& output : step()) {
-        if (impl_->has_failed()) throw EngineFailed(output.error);
+        if (output.engine_failure) std::rethrow_exception(output.engine_failure);
         if (!output.error.empty()) throw Error(output.error);
         for (CompletionOutput& part : output.outputs) {
           append(completions[prompt_of.at(output.request_id)][part.index], std::move(part));

@@ -17,7 +17,11 @@ EngineConfig checked(const EngineConfig& config) {
 
 Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend)
     : ranks_(Ranks::start(checked(given), make_backend)),
-      models_(given, make_backend, ranks_ != nullptr ? &ranks_->group() : nullptr),
+      models_(Ranks::loading(ranks_.get(),
+                             [&] {
+                               return EngineModels(given, make_backend,
+                                                   ranks_ != nullptr ? &ranks_->group() : nullptr);
+                             })),
       config_(models_.config()) {
   const EngineConfig& config = config_;
   if (ranks_ != nullptr) ranks_->lead(models_);
@@ -33,7 +37,9 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend)
     device_step = DeviceExecutor::make_step(models_.backend(), models_.target(),
                                             models_.draft_models(), device_config);
   }
-  models_.allocate_caches(device_step != nullptr ? device_step->bytes_on_demand() : 0);
+  Ranks::loading(ranks_.get(), [&] {
+    models_.allocate_caches(device_step != nullptr ? device_step->bytes_on_demand() : 0);
+  });
   const CacheSize& cache = models_.cache();
   pool_ = std::make_unique<BlockPool>(cache.num_blocks);
   scheduler_ = std::make_unique<Scheduler>(

@@ -40,7 +40,9 @@ class Engine::Impl {
   bool abort(const std::string& id);
   bool stop_completion(const std::string& id, int index);
   std::vector<RequestOutput> step();
-  bool has_failed() const { return !failure_.empty(); }
+  std::exception_ptr failure() const { return failure_; }
+  bool has_ranks() const { return ranks_ != nullptr; }
+  std::vector<RequestOutput> check_ranks();
   bool has_unfinished_requests() const { return !requests_.empty(); }
   int reset_prefix_cache() { return scheduler_->prefix_cache().reset(); }
   EngineStats stats() const;
@@ -104,7 +106,7 @@ class Engine::Impl {
 
   DraftTree device_tree_;       // what the device drafted for one sequence; kept for its memory
   std::deque<Step> under_way_;  // launched and not committed, oldest first
-  std::string failure_;         // of the engine; empty while it has not failed
+  std::exception_ptr failure_;  // EngineFailed; null while the engine has not failed
 };
 
 }  // namespace specdec

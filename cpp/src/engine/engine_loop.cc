@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <future>
@@ -54,6 +55,9 @@ struct Unfinished {
 // How far the loop runs ahead of whoever takes the outputs: steps past a stop string are wasted.
 constexpr int kMostStepsAhead = 4;
 
+// How soon a loop that has nothing to do sees that a rank is gone.
+constexpr std::chrono::milliseconds kBetweenChecks{500};
+
 [[noreturn]] void throw_closed() { throw Unavailable("the engine is closed"); }
 
 RequestOutput ended(uint64_t id) {
@@ -85,8 +89,8 @@ struct EngineLoop::State {
   EngineLoad load;     // of the engine, as of the last step
   int num_queued = 0;  // requests among the commands, or among those the thread executes
   int64_t num_queued_tokens = 0;
-  int num_steps_ahead = 0;  // steps with outputs that nobody has taken
-  std::string failure;      // of the engine, once it has failed
+  int num_steps_ahead = 0;     // steps with outputs that nobody has taken
+  std::exception_ptr failure;  // of the engine, once it has failed
   bool is_stopping = false;
   bool has_ended = false;
 
@@ -108,7 +112,6 @@ struct EngineLoop::State {
 
   // With the mutex held: hands an output to take_outputs(), unless its request is done with.
   void publish(RequestOutput output) {
-    if (output.engine_failed) failure = output.error;
     const uint64_t id = std::stoull(output.request_id);
     const auto found = unfinished.find(id);
     if (found == unfinished.end()) return;
@@ -143,7 +146,7 @@ struct EngineLoop::State {
       } catch (const std::exception& error) {  // the engine failed meanwhile, or lacks memory
         RequestOutput& output = outputs.emplace_back(ended(add->id));
         output.error = error.what();
-        output.engine_failed = dynamic_cast<const EngineFailed*>(&error) != nullptr;
+        output.engine_failure = engine->failure();
       }
     } else if (const auto* abort = std::get_if<Abort>(&command)) {
       engine->abort(std::to_string(abort->id));
@@ -231,7 +234,7 @@ void EngineLoop::add(std::vector<LoopRequest> requests) {
   {
     const std::scoped_lock lock(state_->mutex);
     if (state_->is_stopping) throw_closed();
-    if (!state_->failure.empty()) throw EngineFailed(state_->failure);
+    if (state_->failure) std::rethrow_exception(state_->failure);
     std::unordered_set<uint64_t> ids;
     for (const LoopRequest& request : requests) {
       if (state_->unfinished.contains(request.id) || !ids.insert(request.id).second) {
@@ -303,7 +306,7 @@ void EngineLoop::run(const std::shared_ptr<State>& state) {
   for (uint64_t id : ids) {
     RequestOutput output = ended(id);
     output.error = error;
-    output.engine_failed = !error.empty();
+    if (!error.empty()) output.engine_failure = std::make_exception_ptr(EngineFailed(error));
     state->publish(std::move(output));
   }
   state->has_ended = true;
@@ -323,10 +326,17 @@ void EngineLoop::run(const std::shared_ptr<State>& state) {
 void EngineLoop::step_until_stopped(State& state) {
   std::unique_lock lock(state.mutex);
   std::vector<RequestOutput> outputs;
+  const bool has_ranks = state.engine->has_ranks();
+  const auto has_work = [&state] {
+    return state.is_stopping || !state.commands.empty() || state.wants_step();
+  };
   while (true) {
-    state.wake.wait(lock, [&state] {
-      return state.is_stopping || !state.commands.empty() || state.wants_step();
-    });
+    bool must_check = false;
+    if (has_ranks && !state.failure) {
+      must_check = !state.wake.wait_for(lock, kBetweenChecks, has_work);
+    } else {
+      state.wake.wait(lock, has_work);
+    }
     if (state.is_stopping) return;
     std::vector<Command> commands = std::exchange(state.commands, {});
     const int num_queued = state.num_queued;
@@ -337,13 +347,15 @@ void EngineLoop::step_until_stopped(State& state) {
     outputs.clear();
     for (Command& command : commands) state.execute(command, outputs);
     commands.clear();  // without the mutex: what callers put into parameters may want the GIL
-    if (wants_step) {
-      std::vector<RequestOutput> stepped = state.engine->step();
-      std::move(stepped.begin(), stepped.end(), std::back_inserter(outputs));
+    if (wants_step || must_check) {
+      std::vector<RequestOutput> ended =
+          wants_step ? state.engine->step() : state.engine->check_ranks();
+      std::move(ended.begin(), ended.end(), std::back_inserter(outputs));
     }
     const EngineLoad load = state.engine->load();
     lock.lock();
     state.load = load;
+    state.failure = state.engine->failure();
     state.num_queued -= num_queued;
     state.num_queued_tokens -= num_queued_tokens;
     for (RequestOutput& output : outputs) state.publish(std::move(output));
@@ -371,6 +383,11 @@ EngineStats EngineLoop::stats() {
   EngineStats stats;
   state_->call([&stats](Engine& engine) { stats = engine.stats(); });
   return stats;
+}
+
+std::exception_ptr EngineLoop::failure() const {
+  const std::scoped_lock lock(state_->mutex);
+  return state_->failure;
 }
 
 int EngineLoop::reset_prefix_cache() {

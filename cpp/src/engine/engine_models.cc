@@ -11,6 +11,7 @@
 #include "core/host_memory.h"
 #include "core/log.h"
 #include "core/str_cat.h"
+#include "engine/failure.h"
 #include "engine/step_guard.h"
 #include "specdec/error.h"
 
@@ -53,6 +54,15 @@ TapSpec resolve_taps(const EngineConfig& config, const ModelConfig& model,
 EngineModels::EngineModels(const EngineConfig& given, const BackendMaker& make_backend,
                            Communicator* ranks)
     : config_(given), ranks_(ranks) {
+  try {
+    load(make_backend);
+  } catch (...) {  // while this rank has not left the groups it is in
+    if (ranks_ != nullptr) ranks_->abort(message_of(std::current_exception()));
+    throw;
+  }
+}
+
+void EngineModels::load(const BackendMaker& make_backend) {
   const int rank = ranks_ != nullptr ? ranks_->rank() : 0;
   const int num_ranks = ranks_ != nullptr ? ranks_->size() : 1;
   const DeviceChoice device = resolve_device(config_.device, rank);

@@ -23,7 +23,7 @@ using BackendMaker = std::function<std::unique_ptr<Backend>(const BackendConfig&
 class EngineModels {
  public:
   // Loads this rank's share of the weights; `ranks`: all of the engine's, null for one device.
-  // `config` is valid; sizes that it leaves open are filled in.
+  // `config` is valid; sizes that it leaves open are filled in. An error ends the group.
   EngineModels(const EngineConfig& config, const BackendMaker& make_backend,
                Communicator* ranks = nullptr);
   ~EngineModels();
@@ -42,6 +42,7 @@ class EngineModels {
   std::vector<ModelRunner*> runners();
 
  private:
+  void load(const BackendMaker& make_backend);
   RankPlace find_place();
   // The smallest value of all ranks.
   int64_t agree(int64_t value);

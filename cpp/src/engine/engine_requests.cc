@@ -59,7 +59,7 @@ void Engine::Impl::check_request(const std::vector<int32_t>& prompt, const Sampl
 
 void Engine::Impl::add_request(const std::string& id, std::vector<int32_t> prompt,
                                const SamplingParams& params, RequestOptions options) {
-  if (has_failed()) throw EngineFailed(failure_);
+  if (failure_ != nullptr) std::rethrow_exception(failure_);
   check_request(prompt, params, options);
   if (requests_.contains(id)) {
     throw InvalidArgument("request_id", str_cat("'", id, "' is in use by an unfinished request"));

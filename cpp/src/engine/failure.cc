@@ -15,6 +15,17 @@ namespace {
 constexpr const char* kLessMemory =
     "; lower max_num_batched_tokens or max_num_seqs, or on a GPU gpu_memory_utilization";
 
+// EngineFailed with that message, RankFailure where the error is one.
+std::exception_ptr with_message(const std::exception_ptr& error, const std::string& message) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const RankFailure& failure) {
+    return std::make_exception_ptr(failure.with_message(message));
+  } catch (...) {
+    return std::make_exception_ptr(EngineFailed(message));
+  }
+}
+
 }  // namespace
 
 std::string message_of(const std::exception_ptr& error) {
@@ -53,14 +64,15 @@ void Engine::Impl::fail_requests(const std::vector<Failure>& failures, Outputs& 
 
 // What the step has left behind may be anything: nothing is looked at but the requests.
 std::vector<RequestOutput> Engine::Impl::fail_engine(const std::exception_ptr& error) {
-  std::string failure =
+  const std::string message =
       str_cat("the engine has failed: ", message_of(error), "; make a new engine");
-  if (ranks_ != nullptr) ranks_->group().abort(failure);
+  if (ranks_ != nullptr) ranks_->group().abort(message_of(error));
+  failure_ = with_message(error, message);
   Outputs outputs;
   for (const auto& [id, request] : requests_) {
     RequestOutput& output = output_of(outputs, *request);
-    output.error = failure;
-    output.engine_failed = true;
+    output.error = message;
+    output.engine_failure = failure_;
     output.finished = true;
     request->metrics.finished_time = now_seconds();
     output.metrics = request->metrics;
@@ -73,7 +85,6 @@ std::vector<RequestOutput> Engine::Impl::fail_engine(const std::exception_ptr& e
   }
   std::vector<RequestOutput> ordered = in_order(outputs);
   stats_.num_finished_requests += static_cast<int64_t>(requests_.size());
-  failure_ = std::move(failure);
   scheduler_->forget_all();
   completions_.clear();
   requests_.clear();

@@ -91,6 +91,7 @@ std::unique_ptr<Communicator> join_launched(const EngineConfig& config) {
 RankGroup::RankGroup(int num_ranks) : shm_(std::make_unique<ShmGroup>(num_ranks)) {}
 RankGroup::~RankGroup() = default;
 const std::string& RankGroup::name() const { return shm_->name(); }
+void RankGroup::fail(int rank, const std::string& cause) { shm_->fail(rank, cause); }
 
 bool is_leading_rank(const EngineConfig& config) {
   config.validate();

@@ -5,6 +5,7 @@
 #include "comm/shm_communicator.h"
 #include "comm/thread_communicator.h"
 #include "core/log.h"
+#include "engine/failure.h"
 #include "engine/join_ranks.h"
 #include "specdec/error.h"
 #include "specdec/ranks.h"
@@ -27,15 +28,17 @@ std::unique_ptr<Ranks> Ranks::start(const EngineConfig& config, const BackendMak
   }
   auto groups = make_thread_communicators(num_ranks(config), timeout_of(config));
   std::unique_ptr<Ranks> ranks(new Ranks(std::move(groups[0])));
+  ranks->errors_.resize(groups.size());
   for (size_t rank = 1; rank < groups.size(); ++rank) {
-    ranks->threads_.emplace_back([config, make_backend, group = std::move(groups[rank])] {
-      try {
-        serve_rank(config, make_backend, *group);
-      } catch (const std::exception& error) {
-        // serve_rank has told the group.
-        log_info("rank ", group->rank(), " has ended: ", error.what());
-      }
-    });
+    ranks->threads_.emplace_back(
+        [config, make_backend, group = std::move(groups[rank]), &error = ranks->errors_[rank]] {
+          try {
+            serve_rank(config, make_backend, *group);
+          } catch (...) {  // serve_rank has told the group
+            error = std::current_exception();
+            log_info("rank ", group->rank(), " has ended: ", message_of(error));
+          }
+        });
   }
   return ranks;
 }
@@ -56,17 +59,32 @@ Ranks::~Ranks() {
   } catch (const std::exception& error) {  // a rank is gone: those that are left are told, too
     group_->abort(error.what());
   }
-  for (std::thread& thread : threads_) thread.join();
+  join_threads();
+}
+
+void Ranks::join_threads() {
+  for (std::thread& thread : threads_)
+    if (thread.joinable()) thread.join();
+}
+
+void Ranks::rethrow_cause() {
+  join_threads();
+  for (const std::exception_ptr& error : errors_) {
+    try {
+      if (error) std::rethrow_exception(error);
+    } catch (const RankFailure&) {  // of another's failure
+    }
+  }
 }
 
 void serve_rank(const EngineConfig& config, const BackendMaker& make_backend, Communicator& group) {
+  EngineModels models(config, make_backend, &group);
   try {
-    EngineModels models(config, make_backend, &group);
     models.allocate_caches();
     const std::vector<ModelRunner*> runners = models.runners();
     repeat_calls(group, models.backend(), runners);
-  } catch (const std::exception& error) {
-    group.abort(error.what());
+  } catch (...) {
+    group.abort(message_of(std::current_exception()));
     throw;
   }
 }

@@ -2,6 +2,7 @@
 // shares of the same models and repeat its calls.
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "engine/engine_models.h"
 #include "runtime/rank_calls.h"
 #include "specdec/config.h"
+#include "specdec/error.h"
 
 namespace specdec {
 
@@ -21,6 +23,17 @@ class Ranks {
   static std::unique_ptr<Ranks> start(const EngineConfig& config, const BackendMaker& make_backend);
   ~Ranks();
 
+  // What `load` returns. Where a rank that is a thread ends it, throws that rank's own error.
+  template <class Load>
+  static auto loading(Ranks* ranks, Load&& load) {
+    try {
+      return load();
+    } catch (const RankFailure&) {
+      if (ranks != nullptr) ranks->rethrow_cause();
+      throw;
+    }
+  }
+
   // The others repeat the calls of these models, which are loaded, from now on.
   void lead(EngineModels& models);
 
@@ -29,11 +42,15 @@ class Ranks {
 
  private:
   explicit Ranks(std::unique_ptr<Communicator> group);
+  // Waits for the threads of a group that has failed. Throws the first error that is a rank's own.
+  void rethrow_cause();
+  void join_threads();
 
   std::unique_ptr<Communicator> group_;
   RankCalls calls_;
   bool leads_ = false;
   std::vector<std::thread> threads_;
+  std::vector<std::exception_ptr> errors_;  // that have ended a thread, by rank
 };
 
 // The life of a rank that does not lead. Returns when the leader stops; an error of its own ends

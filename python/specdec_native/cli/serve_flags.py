@@ -113,6 +113,8 @@ _SHORT = {
     "gpu_memory_utilization": ("--device-memory-utilization",),
     "num_kv_blocks": ("--num-gpu-blocks-override",),
     "num_threads": ("--threads",),
+    "tensor_parallel_size": ("-tp",),
+    "pipeline_parallel_size": ("-pp",),
 }
 
 

@@ -65,9 +65,7 @@ _LISTS = _names("""
     sleep_preserve_parameter_names
 """)
 _SHORT_OF_OTHERS = {
-    "tensor_parallel_size": "-tp",
     "data_parallel_size": "-dp",
-    "pipeline_parallel_size": "-pp",
     "nnodes": "-n",
     "node_rank": "-r",
     "decode_context_parallel_size": "-dcp",

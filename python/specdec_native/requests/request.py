@@ -108,11 +108,10 @@ class Request:
 
         Returns the completions that a stop string has ended: the core does not know of it yet.
         Raises RuntimeError where the core has given the request up, ValueError where its grammar
-        was why, EngineFailed where all of them.
+        was why, EngineFailed or RankFailure where all of them.
         """
-        if output.engine_failed:
-            raise _core.EngineFailed(output.error)
         if output.error:
+            output.raise_engine_failure()
             if output.error.startswith("structured_outputs:"):  # the request's own fault
                 raise ValueError(output.error)
             raise RuntimeError(f"request {self.request_id}: {output.error}")

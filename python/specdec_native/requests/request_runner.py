@@ -84,8 +84,12 @@ class RequestRunner:
     goes back, never between two stores. Interrupted code can be called again.
     """
 
-    def __init__(self, core: _core.EngineLoop) -> None:
+    def __init__(
+        self, core: _core.EngineLoop, on_closed: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_closed` is called once the core is closed."""
         self._core = core
+        self._on_closed = on_closed
         self._process = os.getpid()
         self._numbers = itertools.count()
         self._names = itertools.count()
@@ -218,6 +222,7 @@ class RequestRunner:
         if not self._closed:
             self.core.close()
             self._reader.join()
+            self._on_closed()
 
     def part(self) -> None:
         """Frees the model when the engine is collected or the interpreter ends.
@@ -231,6 +236,7 @@ class RequestRunner:
         if not self._core.is_loop_thread() and threading.get_ident() != self._reader.ident:
             self._core.close()
             self._reader.join()
+            self._on_closed()
 
     # -- inside
 

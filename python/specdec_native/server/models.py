@@ -41,8 +41,7 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
     @app.get("/ping")
     @app.post("/ping")
     async def health() -> Response:
-        is_well = service.failure is None and not service.is_draining
-        return Response(status_code=200 if is_well else 503)
+        return Response(status_code=200 if service.is_well() else 503)
 
     @app.get("/version")
     async def version() -> dict[str, str]:

@@ -271,6 +271,14 @@ class Service:
             await asyncio.sleep(_POLL_SECONDS)
         return not self._open
 
+    def is_well(self) -> bool:
+        """Whether requests are let in, and an engine that works runs them."""
+        try:
+            self.engine.check_health()
+        except EngineFailed as error:
+            self.as_api_error(error)
+        return self.failure is None and not self.is_draining
+
     def _check_open(self, requests: Sequence[Request] = ()) -> None:
         """Raises the ApiError for requests that are not let in; without any, for all."""
         if self.is_draining:

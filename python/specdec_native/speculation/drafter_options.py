@@ -31,24 +31,17 @@ from specdec_native.speculation.token_map import (
 )
 
 CORE_OPTIONS = {option.name: option for option in _core.DrafterConfig.options}
-_MODEL_KEYS = (
-    "model",
-    "revision",
-    "quantization",
-    "draft_sample_method",
-    "min_confidence",
-    "max_model_len",
-    "draft_tensor_parallel_size",
-)
+_ALL_KEYS = ("model", "max_model_len", "draft_tensor_parallel_size")  # that every method takes
+_MODEL_KEYS = (*_ALL_KEYS, "revision", "quantization", "draft_sample_method", "min_confidence")
 _METHOD_KEYS = {
-    "ngram": ("model", "max_model_len", "prompt_lookup_min", "prompt_lookup_max"),
-    "suffix": ("model", "max_model_len", *(k for k in CORE_OPTIONS if k.startswith("suffix_"))),
+    "ngram": (*_ALL_KEYS, "prompt_lookup_min", "prompt_lookup_max"),
+    "suffix": (*_ALL_KEYS, *(k for k in CORE_OPTIONS if k.startswith("suffix_"))),
     "draft_model": (*_MODEL_KEYS, "parallel_drafting"),
     "eagle": (*_MODEL_KEYS, TOKEN_MAP),
     "eagle3": (*_MODEL_KEYS, "parallel_drafting"),
     "medusa": (*_MODEL_KEYS, TOKEN_MAP),
     "mlp_speculator": _MODEL_KEYS,
-    "custom_class": ("model", "max_model_len", "drafter"),
+    "custom_class": (*_ALL_KEYS, "drafter"),
 }
 DRAFTER_KEYS = tuple(dict.fromkeys(["method", *(k for v in _METHOD_KEYS.values() for k in v)]))
 TOKEN_MAP_FILE = "token_map.json"
@@ -131,7 +124,7 @@ def parse_drafter(
         return DrafterOptions(method, _ngram_fields(given))
     if method == "suffix":
         _check_no_model(method, model)
-        return DrafterOptions(method, _core_fields(given, _METHOD_KEYS[method][2:]))
+        return DrafterOptions(method, _core_fields(given, _METHOD_KEYS[method][len(_ALL_KEYS) :]))
     if method == "custom_class":
         return _custom_drafter(given)
     if model is None:

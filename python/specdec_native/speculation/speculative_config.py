@@ -15,6 +15,8 @@ suffix: the same from a tree of all suffixes, with counts, and from finished ans
 draft_model: a smaller model with the same vocabulary.
     model, revision.
     max_model_len: it drafts no further than this position. Other methods take it and need it not.
+    draft_tensor_parallel_size (0): ranks that share the draft model, the first of the target's; 0
+        for one, which waits for no others. Other methods take it and need it not.
     quantization ("int8"): of its weights, as Engine's. What rounding changes is which drafts are
         accepted, never an answer: exact verification compares with the target's own draws, and
         rejection sampling with the distribution the draft was drawn from. "none" keeps the draft

@@ -21,7 +21,7 @@ ENGINE_ARGUMENTS = {
 
 # Those that change no answer here, by the reason.
 IGNORED_ARGUMENTS = {
-    "one process runs on one device": """
+    "ranks need no such choices": """
         _api_process_count _api_process_rank all2all_backend cp_kv_cache_interleave_size
         cpu_distributed_timeout_seconds data_parallel_address data_parallel_backend
         data_parallel_external_lb data_parallel_hybrid_lb data_parallel_multi_port_external_lb
@@ -90,7 +90,7 @@ IGNORED_ARGUMENTS = {
 }
 REASONS = {name: why for why, names in IGNORED_ARGUMENTS.items() for name in names.split()}
 
-_ONE_DEVICE = "one device is supported"
+_OTHER_RANKS = "devices share a model by tensor_parallel_size and pipeline_parallel_size only"
 _ONLY_GENERATION = "only text generation is supported"
 # Those of which these values (and None) are what happens here anyway, and what to do about another.
 # The first is the default of EngineArgs.
@@ -99,7 +99,7 @@ FIXED_ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "config_format": (("auto", "hf"), "use a Hugging Face checkpoint"),
     "convert": (("auto", "none"), _ONLY_GENERATION),
     "data_parallel_size": ((1,), "start one process for each replica"),
-    "decode_context_parallel_size": ((1,), _ONE_DEVICE),
+    "decode_context_parallel_size": ((1,), _OTHER_RANKS),
     "default_mm_loras": ((None, {}), "merge the adapter into the checkpoint"),
     "device_ids": ((None,), 'give device="cuda:N"'),
     "diffusion_config": ((None,), _ONLY_GENERATION),
@@ -107,8 +107,8 @@ FIXED_ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
         (False,),
         "windows are the checkpoint's: lower max_model_len to one, or give hf_overrides",
     ),
-    "ec_transfer_config": ((None,), _ONE_DEVICE),
-    "enable_expert_parallel": ((False,), _ONE_DEVICE),
+    "ec_transfer_config": ((None,), _ONLY_GENERATION),
+    "enable_expert_parallel": ((False,), _OTHER_RANKS),
     "enable_lora": ((False,), "merge the adapter into the checkpoint"),
     "enable_prompt_embeds": ((False,), "give text or token ids"),
     "enable_return_routed_experts": ((False,), "routed experts are not reported"),
@@ -127,10 +127,13 @@ FIXED_ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "model_class_overrides": ((None, {}), "the families that are supported cannot be replaced"),
     "model_loader_extra_config": ((None, {}), "weights are read from safetensors"),
     "model_weights": ((None, ""), "give the directory of the weights as model"),
-    "nnodes": ((1,), _ONE_DEVICE),
+    "nnodes": (
+        (1,),
+        'start the hosts\' processes with torchrun and "external_launcher", or with mpirun',
+    ),
     "override_pooler_config": ((None,), _ONLY_GENERATION),
     "pooler_config": ((None,), _ONLY_GENERATION),
-    "prefill_context_parallel_size": ((1,), _ONE_DEVICE),
+    "prefill_context_parallel_size": ((1,), _OTHER_RANKS),
     "quantization_config": ((None, {}), 'give quantization="int8" or "int4", or a GGUF file'),
     "reasoning_config": ((None, {}), "split the text after generation"),
     "reasoning_parser": ((None, ""), "split the text after generation"),

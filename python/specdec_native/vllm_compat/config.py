@@ -72,11 +72,12 @@ class SchedulerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ParallelConfig:
-    """One process on one device."""
+    """The ranks of the engine, `world_size` of them. A replica is a process of its own."""
 
-    world_size: int = 1
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
+    world_size: int
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    distributed_executor_backend: str
     data_parallel_size: int = 1
     data_parallel_rank: int = 0
 
@@ -133,6 +134,11 @@ def make_vllm_config(
             max_model_len=info.max_model_len,
             policy=config.scheduling_policy,
         ),
-        parallel_config=ParallelConfig(),
+        parallel_config=ParallelConfig(
+            world_size=config.tensor_parallel_size * config.pipeline_parallel_size,
+            tensor_parallel_size=config.tensor_parallel_size,
+            pipeline_parallel_size=config.pipeline_parallel_size,
+            distributed_executor_backend=config.distributed_executor_backend,
+        ),
         speculative_config=speculative,
     )

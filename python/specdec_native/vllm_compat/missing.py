@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _POOLING = "only text generation is supported; use sentence-transformers or transformers"
 _STEPS = "use llm.llm_engine.add_request() and step(), or generate() in a thread"
-_ONE_PROCESS = "the engine runs in this process, on one device"
+_ONE_PROCESS = "the engine runs in this process"
 
 # Names one would import.
 MISSING_NAMES = {

@@ -43,7 +43,7 @@ FIXED_KEYS: dict[str, tuple[tuple[Any, ...], str]] = {
     "moe_backend": (("auto",), "the drafter uses the engine's kernels"),
     "posterior_alpha": ((), NO_FLY),
     "posterior_threshold": ((), NO_FLY),
-    "tensor_parallel_size": ((), 'give "draft_tensor_parallel_size": 1 instead'),
+    "tensor_parallel_size": ((), 'give "draft_tensor_parallel_size" instead'),
     "use_heterogeneous_vocab": ((False,), "give a draft model with the target's vocabulary"),
     "use_local_argmax_reduction": (_BOOL, ""),
     "xpress_topc": ((), _NO_DSPARK),

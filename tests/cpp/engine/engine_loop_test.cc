@@ -342,7 +342,7 @@ TEST_F(EngineLoopTest, AFailedEngineEndsAllRequestsOnceAndTakesNoMore) {
   EngineLoop::Batch batch = loop.take_outputs().value();
   EXPECT_EQ(batch.outputs.size(), 4U);
   for (const LoopOutput& entry : batch.outputs) {
-    EXPECT_TRUE(entry.output.engine_failed);
+    EXPECT_THROW(std::rethrow_exception(entry.output.engine_failure), EngineFailed);
     EXPECT_NE(entry.output.error.find("the device is gone"), std::string::npos);
   }
   EXPECT_THROW(add(9), EngineFailed);

@@ -1,0 +1,194 @@
+"""A rank that is killed, stops or fails ends what runs with RankFailure, and nothing is left."""
+
+import concurrent.futures
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rank_models import CONFIG, make_engine, write
+from server_process import serve
+from specdec_native import Engine, SamplingParams, ranks
+from specdec_native.errors import RankFailure
+
+TIMEOUT = 2.0  # distributed_timeout_seconds
+SLACK = 1.0  # that an error may come later, or a closed engine need for its ranks
+LONG = SamplingParams(max_tokens=480, temperature=0, ignore_eos=True)
+PROCESSES: dict[str, Any] = {
+    "distributed_executor_backend": "mp",
+    "distributed_timeout_seconds": TIMEOUT,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("ranks") / "target", CONFIG)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    shared = set(os.listdir("/dev/shm"))
+    yield
+    assert processes_of(os.getpid()) == {}
+    assert set(os.listdir("/dev/shm")) <= shared
+
+
+def processes_of(engine: int) -> dict[int, int]:
+    """The processes of the ranks of the engine in that process, by rank."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            words = (folder / "cmdline").read_text().split("\0")
+            if "specdec_native.ranks" in words and words[-3].startswith(f"{engine}:"):
+                found[int(words[-2])] = int(folder.name)
+    return found
+
+
+def wait_until(is_true: Callable[[], bool], seconds: float) -> float:
+    """Seconds until it came true."""
+    begin = time.monotonic()
+    while not is_true():
+        assert time.monotonic() < begin + seconds, "what was waited for has not come true"
+        time.sleep(0.01)
+    return time.monotonic() - begin
+
+
+def close(engine: Engine) -> None:
+    begin = time.monotonic()
+    engine.close()
+    assert time.monotonic() < begin + TIMEOUT + SLACK
+
+
+def test_a_rank_killed_while_the_engine_is_idle(model: Path) -> None:
+    engine = make_engine(model, tensor_parallel_size=2, **PROCESSES)
+    engine.check_health()
+    os.kill(processes_of(os.getpid())[1], signal.SIGKILL)
+    failures: list[RankFailure] = []
+
+    def has_failed() -> bool:
+        try:
+            engine.check_health()
+        except RankFailure as failure:
+            failures.append(failure)
+        return bool(failures)
+
+    assert wait_until(has_failed, 10) < 1 + SLACK
+    assert (failures[0].rank, failures[0].operation) == (1, "idle")
+    assert "rank 1 failed in idle: " in str(failures[0]) and "has ended" in str(failures[0])
+    with pytest.raises(RankFailure, match="make a new engine") as caught:
+        engine.generate({"prompt_token_ids": [1, 2]}, LONG)
+    assert caught.value.rank == 1
+    close(engine)
+
+
+@pytest.mark.parametrize(
+    ("number", "size"),
+    [
+        (signal.SIGKILL, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}),
+        (signal.SIGKILL, {"tensor_parallel_size": 2}),
+        (signal.SIGSTOP, {"pipeline_parallel_size": 2}),
+    ],
+)
+def test_a_rank_lost_in_a_step(model: Path, number: int, size: dict[str, int]) -> None:
+    engine = make_engine(model, **size, **PROCESSES)
+    streams = [engine.stream({"prompt_token_ids": [5, i]}, LONG) for i in range(4)]
+    for stream in streams:
+        next(stream)
+    begin = time.monotonic()
+    os.kill(processes_of(os.getpid())[1], number)
+    for stream in streams:
+        with pytest.raises(RankFailure) as caught:
+            list(stream)
+        assert caught.value.rank == 1
+        assert caught.value.operation in ("broadcast", "exchange", "receive", "idle")
+        cause = "has ended" if number == signal.SIGKILL else f"did not answer within {TIMEOUT:g} s"
+        assert cause in str(caught.value)
+    assert time.monotonic() < begin + (TIMEOUT if number == signal.SIGSTOP else 0) + SLACK
+    close(engine)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_lost_while_it_loads(model: Path, number: int) -> None:
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        made = thread.submit(make_engine, model, tensor_parallel_size=2, **PROCESSES)
+        wait_until(lambda: bool(processes_of(os.getpid())), 30)
+        begin = time.monotonic()
+        os.kill(processes_of(os.getpid())[1], number)
+        with pytest.raises(RankFailure, match="has ended|did not come within 2 s") as caught:
+            made.result()
+        assert time.monotonic() < begin + TIMEOUT + 2 * SLACK
+    assert caught.value.rank == 1
+
+
+def test_an_error_of_a_rank_that_loads_is_told(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state_of = ranks._state_of
+    monkeypatch.setattr(ranks, "_state_of", lambda config: {**state_of(config), "device": "tpu"})
+    with pytest.raises(RankFailure, match="rank 1 failed.*device.*tpu"):
+        make_engine(model, tensor_parallel_size=2, **PROCESSES)
+
+
+ENGINE = """
+import sys
+from pathlib import Path
+from rank_models import make_engine
+engine = make_engine(
+    Path(sys.argv[1]), tensor_parallel_size=3, distributed_executor_backend="mp"
+)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_ranks_end_with_a_killed_engine(model: Path) -> None:
+    command = [sys.executable, "-c", ENGINE, str(model)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parent
+    ) as engine:
+        assert engine.stdout is not None and engine.stdout.readline() == b"ready\n"
+        processes = processes_of(engine.pid)
+        assert set(processes) == {1, 2}
+        os.kill(processes[1], signal.SIGSTOP)  # one that cannot see that the engine is gone
+        engine.kill()
+        wait_until(lambda: not processes_of(engine.pid), 1.0)
+
+
+@contextlib.contextmanager
+def server(model: Path) -> Iterator[Any]:
+    size = ["--tensor-parallel-size", 2, "--distributed-executor-backend", "mp"]
+    tiny = ["--load-format", "dummy", "--skip-tokenizer-init", "--num-threads", 1]
+    with serve(model, *tiny, *size, "--distributed-timeout-seconds", TIMEOUT) as process:
+        yield process
+
+
+def test_a_servers_health_tells_of_a_rank_that_is_gone(model: Path) -> None:
+    with server(model) as process, process.client() as client:
+        assert client.get("/health").status_code == 200
+        os.kill(processes_of(process.process.pid)[1], signal.SIGKILL)
+        wait_until(lambda: bool(client.get("/health").status_code == 503), 1 + SLACK)
+        assert process.process.wait(TIMEOUT + 5) == 1
+        assert processes_of(process.process.pid) == {}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_servers_streams_end_with_a_lost_rank(model: Path, number: int) -> None:
+    body = {"prompt": [5, 6], "max_tokens": 480, "ignore_eos": True, "stream": True}
+    with server(model) as process, process.client() as client:
+        with client.stream("POST", "/v1/completions", json=body) as stream:
+            lines = (line for line in stream.iter_lines() if line.startswith("data: "))
+            next(lines)
+            os.kill(processes_of(process.process.pid)[1], number)
+            rest = list(lines)
+        assert '"error"' in rest[-1] or '"error"' in rest[-2], rest[-2:]
+        with contextlib.suppress(ProcessLookupError):
+            process.process.send_signal(signal.SIGTERM)
+        assert process.process.wait(TIMEOUT + 5) == 1
+        assert processes_of(process.process.pid) == {}
