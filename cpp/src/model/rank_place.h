@@ -4,8 +4,8 @@
 
 namespace specdec {
 
-// Where a rank stands among those of a model. With several stages the layers are cut into as many runs
-// of neighbours: the first stage has the embedding, the last one the final norm and the head.
+// Where a rank stands among those of a model. With several stages the layers are cut into as many
+// runs of neighbours: the first stage has the embedding, the last one the final norm and the head.
 struct RankPlace {
   Communicator* ranks = nullptr;   // of this stage, who share each layer; null: there is one
   Communicator* stages = nullptr;  // all ranks; null: there is one stage

@@ -39,7 +39,8 @@ constexpr size_t num_options(const Table&) {
 }
 
 TEST(Options, EveryMemberHasARow) {
-  // Beside the tables: model, hf_overrides, tapped_layers, tap_final_hidden, speculative, rank_group.
+  // Beside the tables: model, hf_overrides, tapped_layers, tap_final_hidden, speculative,
+  // rank_group.
   static_assert(num_members<EngineConfig>() == num_options(kEngineOptions) + 6);
   // drafters, num_speculative_tokens_per_batch_size, speculative_token_tree.
   static_assert(num_members<SpeculativeConfig>() == num_options(kSpeculativeOptions) + 3);
