@@ -1,6 +1,7 @@
 """The arrows of ARCHITECTURE.md between the Python folders, read off the import statements."""
 
 import ast
+import functools
 import graphlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,7 @@ VLLM_NAMES = {
 LAZY = "__init__"
 
 
+@functools.cache
 def modules() -> dict[str, Path]:
     """Dotted name within the package to file."""
     return {
