@@ -12,6 +12,7 @@
 #include "core/log.h"
 #include "core/str_cat.h"
 #include "engine/failure.h"
+#include "engine/join_ranks.h"
 #include "engine/step_guard.h"
 #include "specdec/error.h"
 
@@ -65,7 +66,7 @@ EngineModels::EngineModels(const EngineConfig& given, const BackendMaker& make_b
 void EngineModels::load(const BackendMaker& make_backend) {
   const int rank = ranks_ != nullptr ? ranks_->rank() : 0;
   const int num_ranks = ranks_ != nullptr ? ranks_->size() : 1;
-  const DeviceChoice device = resolve_device(config_.device, rank);
+  const DeviceChoice device = resolve_device(config_.device, rank % num_ranks_of_host(config_));
   device_kind_ = device.kind;
   if (config_.device == "auto" && rank == 0) log_info("device='auto' is ", device.name);
   fill_defaults(config_, device.kind);
@@ -78,7 +79,7 @@ void EngineModels::load(const BackendMaker& make_backend) {
   backend_ = make_backend({.device = device.name,
                            .cpu_isa = config.cpu_isa,
                            .num_threads = config.num_threads,
-                           .num_sharers = num_ranks,
+                           .num_sharers = num_ranks_of_host(config),
                            .act_dtype = resolve_dtype(config, model_, device.kind),
                            .enforce_eager = config.enforce_eager || num_ranks > 1,
                            .deterministic = config.deterministic});
@@ -87,7 +88,7 @@ void EngineModels::load(const BackendMaker& make_backend) {
   kv_format_ = resolve_kv_format(config, backend_->act_dtype());
   longest_ = resolve_max_model_len(config, model_);
   max_model_len_ = static_cast<int>(
-      agree(limit_to_cache(longest_, config, device.kind, model_, kv_format_, backend_->memory())));
+      agree(limit_to_cache(longest_, config, device.kind, model_, kv_format_, own_memory())));
   const RunnerLimits limits{.max_model_len = max_model_len_,
                             .max_rows = config.max_num_batched_tokens,
                             .max_logit_rows = max_logit_rows(config)};
@@ -121,7 +122,7 @@ void EngineModels::allocate_caches(int64_t reserved_bytes) {
   const int64_t block_bytes =
       target_->cache_block_bytes(kv_format_) + draft_models_->cache_block_bytes(kv_format_);
   const int num_kv_heads = std::max(model_.num_kv_heads, draft_models_->num_kv_heads());
-  MemoryInfo memory = backend_->memory();
+  MemoryInfo memory = own_memory();
   memory.free_bytes -= reserved_bytes;
   cache_ =
       resolve_cache_size(config_, device_kind_, max_model_len_, block_bytes, num_kv_heads, memory);
@@ -133,6 +134,13 @@ void EngineModels::allocate_caches(int64_t reserved_bytes) {
   }
   target_->allocate_cache(cache_.num_blocks, kv_format_);
   draft_models_->allocate_caches(cache_.num_blocks, kv_format_, target_->features());
+}
+
+// The backend's, of which other ranks of the host have their parts.
+MemoryInfo EngineModels::own_memory() const {
+  MemoryInfo memory = backend_->memory();
+  if (device_kind_ == DeviceKind::kCpu) memory.free_bytes /= num_ranks_of_host(config_);
+  return memory;
 }
 
 int64_t EngineModels::agree(int64_t value) {

@@ -44,6 +44,7 @@ class EngineModels {
  private:
   void load(const BackendMaker& make_backend);
   RankPlace find_place();
+  MemoryInfo own_memory() const;
   // The smallest value of all ranks.
   int64_t agree(int64_t value);
 

@@ -1,5 +1,6 @@
 #include "engine/join_ranks.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <chrono>
@@ -24,10 +25,12 @@ constexpr const char* kField = "distributed_executor_backend";
 struct LauncherVariables {
   const char* rank;
   const char* size;
+  const char* size_of_host;
 };
-constexpr std::array kOfTorchrun = {LauncherVariables{"RANK", "WORLD_SIZE"}};
-constexpr std::array kOfMpirun = {LauncherVariables{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
-                                  LauncherVariables{"PMI_RANK", "PMI_SIZE"}};
+constexpr std::array kOfTorchrun = {LauncherVariables{"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}};
+constexpr std::array kOfMpirun = {
+    LauncherVariables{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    LauncherVariables{"PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"}};
 
 // A number in the environment. Throws InvalidArgument where there is none.
 int number_of(const char* variable) {
@@ -44,6 +47,13 @@ int number_of(const char* variable) {
   return value;
 }
 
+// Those that may have started the process, of a configuration that wants one.
+std::span<const LauncherVariables> launchers_of(const EngineConfig& config) {
+  if (config.distributed_executor_backend == "mpi") return kOfMpirun;
+  if (config.distributed_executor_backend == "external_launcher") return kOfTorchrun;
+  return {};
+}
+
 void check_size(const EngineConfig& config, int size) {
   if (size == num_ranks(config)) return;
   throw InvalidArgument("tensor_parallel_size",
@@ -58,24 +68,32 @@ int num_ranks(const EngineConfig& config) {
   return config.tensor_parallel_size * config.pipeline_parallel_size;
 }
 
+int num_ranks_of_host(const EngineConfig& config) {
+  for (const LauncherVariables& variables : launchers_of(config)) {
+    if (std::getenv(variables.size_of_host) != nullptr) {
+      return std::clamp(number_of(variables.size_of_host), 1, num_ranks(config));
+    }
+  }
+  return num_ranks(config);
+}
+
 std::chrono::milliseconds timeout_of(const EngineConfig& config) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(
       std::chrono::duration<double>(config.distributed_timeout_seconds));
 }
 
 LaunchedRank launched_rank(const EngineConfig& config) {
-  const bool is_mpi = config.distributed_executor_backend == "mpi";
-  for (const LauncherVariables& variables :
-       is_mpi ? std::span<const LauncherVariables>(kOfMpirun) : kOfTorchrun) {
+  for (const LauncherVariables& variables : launchers_of(config)) {
     if (std::getenv(variables.rank) == nullptr) continue;
     const LaunchedRank launched = {.rank = number_of(variables.rank),
                                    .size = number_of(variables.size)};
     check_size(config, launched.size);
     return launched;
   }
-  throw InvalidArgument(kField, is_mpi ? "'mpi' needs a process that mpirun has started"
-                                       : "'external_launcher' needs RANK and WORLD_SIZE in the "
-                                         "environment: start the program with torchrun");
+  throw InvalidArgument(kField, config.distributed_executor_backend == "mpi"
+                                    ? "'mpi' needs a process that mpirun has started"
+                                    : "'external_launcher' needs RANK and WORLD_SIZE in the "
+                                      "environment: start the program with torchrun");
 }
 
 std::unique_ptr<Communicator> join_launched(const EngineConfig& config) {

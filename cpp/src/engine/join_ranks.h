@@ -25,6 +25,9 @@ LaunchedRank launched_rank(const EngineConfig& config);
 std::unique_ptr<Communicator> join_launched(const EngineConfig& config);
 
 int num_ranks(const EngineConfig& config);
+// Those that share this host, its cores and its memory: all of them, unless a launcher says
+// otherwise.
+int num_ranks_of_host(const EngineConfig& config);
 std::chrono::milliseconds timeout_of(const EngineConfig& config);
 
 }  // namespace specdec
