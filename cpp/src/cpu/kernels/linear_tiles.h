@@ -108,6 +108,43 @@ inline void store_tile(const TileAcc<kRows, kBlocks>& acc, SumsAt to) {
   }
 }
 
+// Folds a tile kFolds times with the sums at `left` and those before them, on its way to `to`.
+template <int kFolds, int kRows, int kBlocks>
+inline void fold_to(const TileAcc<kRows, kBlocks>& acc, SumsAt left, SumsAt to) {
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 3
+    for (int b = 0; b < kBlocks; ++b) {
+      F32x16 sum = acc[r][b];
+#pragma GCC unroll 3
+      for (int f = 0; f < kFolds; ++f) {
+        sum = load(left.data + r * left.stride + (b - f * kBlocks) * kLanes) + sum;
+      }
+      store(to.data + r * to.stride + b * kLanes, sum);
+    }
+  }
+}
+
+// The sums of a complete step to where they belong. One loop for each number of folds: processors
+// guess which store a load waits for by the load's place in the program.
+template <int kRows, int kBlocks>
+inline void fold_tile(const SumStep& step, const TileSums& sums,
+                      const TileAcc<kRows, kBlocks>& acc) {
+  constexpr int64_t kWidth = kBlocks * kLanes;
+  const SumsAt to = sums.result(step, kWidth);
+  const SumsAt left = sums.partial(step.slot + step.num_folds - 1, kWidth);
+  switch (step.num_folds) {
+    case 0:
+      return store_tile<kRows, kBlocks>(acc, to);
+    case 1:
+      return fold_to<1, kRows, kBlocks>(acc, left, to);
+    case 2:
+      return fold_to<2, kRows, kBlocks>(acc, left, to);
+    default:
+      return fold_to<3, kRows, kBlocks>(acc, left, to);
+  }
+}
+
 // Sums the span of k, step by step.
 template <class Dot, int kRows, int kBlocks>
 void run_tile(const TileSpan<typename Dot::X>& span, const TileSums& sums) {
@@ -150,17 +187,7 @@ void run_tile(const TileSpan<typename Dot::X>& span, const TileSums& sums) {
       store_tile<kRows, kBlocks>(acc, sums.unfinished(*steps.step, kWidth));
       return;
     }
-    for (int f = steps.step->num_folds - 1; f >= 0; --f) {
-      const SumsAt left = sums.partial(steps.step->slot + f, kWidth);
-#pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 3
-        for (int b = 0; b < kBlocks; ++b) {
-          acc[r][b] = load(left.data + r * left.stride + b * kLanes) + acc[r][b];
-        }
-      }
-    }
-    store_tile<kRows, kBlocks>(acc, sums.result(*steps.step, kWidth));
+    fold_tile<kRows, kBlocks>(*steps.step, sums, acc);
   } while (next_step(steps));
 }
 
@@ -246,7 +273,9 @@ void run_group(const LinearTask& task, int64_t block, int num_blocks, int64_t nu
       const int64_t place = pass * share;
       span.ahead =
           reinterpret_cast<const char*>(next + place / piece * span.block_stride + place % piece);
-      tile_function<Dot>(rows, num_blocks)(span, tile_sums(task, row, block, num_blocks * kLanes));
+      TileSums sums = tile_sums(task, row, block, num_blocks * kLanes);
+      if (num_parts == 1) sums.partials = task.partials;
+      tile_function<Dot>(rows, num_blocks)(span, sums);
     }
   }
 }
