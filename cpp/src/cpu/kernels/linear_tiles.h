@@ -99,29 +99,22 @@ inline void load_tile(SumsAt from, TileAcc<kRows, kBlocks>& acc) {
   }
 }
 
-template <int kRows, int kBlocks>
-inline void store_tile(const TileAcc<kRows, kBlocks>& acc, SumsAt to) {
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 3
-    for (int b = 0; b < kBlocks; ++b) store(to.data + r * to.stride + b * kLanes, acc[r][b]);
-  }
-}
-
-// Folds a tile kFolds times with the sums at `left` and those before them, on its way to `to`.
+// Folds a tile kFolds times, with the sums at `left` and those before them, on its way to `to`. The
+// compiler would compute the addresses of all rows first, and keep them on the stack.
 template <int kFolds, int kRows, int kBlocks>
-inline void fold_to(const TileAcc<kRows, kBlocks>& acc, SumsAt left, SumsAt to) {
+inline void store_tile(const TileAcc<kRows, kBlocks>& acc, SumsAt left, SumsAt to) {
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 3
     for (int b = 0; b < kBlocks; ++b) {
       F32x16 sum = acc[r][b];
 #pragma GCC unroll 3
-      for (int f = 0; f < kFolds; ++f) {
-        sum = load(left.data + r * left.stride + (b - f * kBlocks) * kLanes) + sum;
-      }
-      store(to.data + r * to.stride + b * kLanes, sum);
+      for (int f = 0; f < kFolds; ++f) sum = load(left.data + (b - f * kBlocks) * kLanes) + sum;
+      store(to.data + b * kLanes, sum);
     }
+    left.data += left.stride;
+    to.data += to.stride;
+    asm("" : "+r"(left.data), "+r"(to.data));
   }
 }
 
@@ -135,19 +128,19 @@ inline void fold_tile(const SumStep& step, const TileSums& sums,
   const SumsAt left = sums.partial(step.slot + step.num_folds - 1, kWidth);
   switch (step.num_folds) {
     case 0:
-      return store_tile<kRows, kBlocks>(acc, to);
+      return store_tile<0, kRows, kBlocks>(acc, to, to);
     case 1:
-      return fold_to<1, kRows, kBlocks>(acc, left, to);
+      return store_tile<1, kRows, kBlocks>(acc, left, to);
     case 2:
-      return fold_to<2, kRows, kBlocks>(acc, left, to);
+      return store_tile<2, kRows, kBlocks>(acc, left, to);
     default:
-      return fold_to<3, kRows, kBlocks>(acc, left, to);
+      return store_tile<3, kRows, kBlocks>(acc, left, to);
   }
 }
 
 // Sums the span of k, step by step.
 template <class Dot, int kRows, int kBlocks>
-void run_tile(const TileSpan<typename Dot::X>& span, const TileSums& sums) {
+void run_tile(const TileSpan<typename Dot::X>& span, const TileSums& tile_sums) {
   using X = typename Dot::X;
   static_assert(kLanes * Dot::kStep * sizeof(X) == kLineBytes);
   constexpr int64_t kWidth = kBlocks * kLanes;
@@ -157,7 +150,10 @@ void run_tile(const TileSpan<typename Dot::X>& span, const TileSums& sums) {
   const char* ahead = span.ahead;
   const int64_t ahead_step = span.ahead_step;
   StepSpan steps = span.steps;
+  TileSums sums = tile_sums;
   do {
+    SumStep step = *steps.step;
+    int64_t k = k_of_step(steps);
     TileAcc<kRows, kBlocks> acc;
     if (steps.starts) {
 #pragma GCC unroll 16
@@ -166,9 +162,12 @@ void run_tile(const TileSpan<typename Dot::X>& span, const TileSums& sums) {
         for (int b = 0; b < kBlocks; ++b) acc[r][b] = zero();
       }
     } else {
-      load_tile<kRows, kBlocks>(sums.unfinished(*steps.step, kWidth), acc);
+      load_tile<kRows, kBlocks>(sums.unfinished(step, kWidth), acc);
     }
-    for (int64_t k = k_of_step(steps); k > 0; k -= Dot::kStep) {
+    // The loop over k takes all registers. The compiler would keep the rest in vector registers,
+    // where getting at a value waits for the products before it.
+    asm("" : "+r"(k), "+m"(steps), "+m"(sums), "+m"(step));
+    for (; k > 0; k -= Dot::kStep) {
       typename Dot::Weights w[kBlocks];
 #pragma GCC unroll 3
       for (int b = 0; b < kBlocks; ++b) w[b] = Dot::weights(weights + b * block_stride);
@@ -182,12 +181,15 @@ void run_tile(const TileSpan<typename Dot::X>& span, const TileSums& sums) {
       weights += kLanes * Dot::kStep;
       ahead += ahead_step;
       x.advance(Dot::kStep);
+      asm("" : "+r"(weights), "+r"(ahead));
     }
-    if (!completes_step(steps)) {
-      store_tile<kRows, kBlocks>(acc, sums.unfinished(*steps.step, kWidth));
+    asm("" : "+m"(steps), "+m"(sums), "+m"(step));
+    if (step.end > steps.end) {
+      const SumsAt to = sums.unfinished(step, kWidth);
+      store_tile<0, kRows, kBlocks>(acc, to, to);
       return;
     }
-    fold_tile<kRows, kBlocks>(*steps.step, sums, acc);
+    fold_tile<kRows, kBlocks>(step, sums, acc);
   } while (next_step(steps));
 }
 
