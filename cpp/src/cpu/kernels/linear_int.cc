@@ -165,9 +165,22 @@ inline void add_last_group(int num_folds, const IntSpan& span, const IntDots<kRo
   }
 }
 
+// The sums of a step of no k: zeros, folded.
+inline void fold_zeros(int num_rows, int64_t width, int num_folds, const GroupSums& sums) {
+  for (int r = 0; r < num_rows; ++r) {
+    for (int64_t i = 0; i < width; i += kLanes) {
+      const float* from = sums.from.data + r * sums.from.stride + i;
+      F32x16 sum = zero();
+      for (int f = 1; f <= num_folds; ++f) sum = load(from - f * width) + sum;
+      store(sums.to.data + r * sums.to.stride + i, sum);
+    }
+  }
+}
+
 // Sums the span of k, step by step. A step is whole records.
 template <class Format, int kRows, int kBlocks>
 void run_int_tile(const IntSpan& tile, const TileSums& tile_sums) {
+  constexpr int64_t kWidth = kBlocks * kLanes;
   const IntSpan span = tile;  // copies, which stores to sums cannot change
   const TileSums sums = tile_sums;
   StepSpan steps = tile.steps;
@@ -177,9 +190,12 @@ void run_int_tile(const IntSpan& tile, const TileSums& tile_sums) {
   const int32_t* x_sums = span.x_sums;
   const uint8_t* ahead = span.ahead;
   do {
-    const SumsAt own = sums.unfinished(*steps.step, kBlocks * kLanes);
+    // `to` is for its last group, which folds it.
+    const SumsAt own = sums.unfinished(*steps.step, kWidth);
+    const SumsAt to = sums.result(*steps.step, kWidth);
     bool starts = steps.starts;
     const uint8_t* const end = record + k_of_step(steps) / kIntRecordDepth * Format::kRecordBytes;
+    if (record == end) fold_zeros(kRows, kWidth, steps.step->num_folds, {own, to});
     for (; record < end; record += Format::kRecordBytes) {
       const bool is_last = record + Format::kRecordBytes == end && completes_step(steps);
       for (int group = 0; group < kGroupsOfRecord; ++group) {
@@ -188,13 +204,14 @@ void run_int_tile(const IntSpan& tile, const TileSums& tile_sums) {
         const auto dots = dot_group<Format, kRows, kBlocks>(span, codes, x, x_sums, ahead);
         const uint8_t* header = record + group * kGroupScaleBytes;
         if (is_last && group + 1 == kGroupsOfRecord) {
-          const SumsAt to = sums.result(*steps.step, kBlocks * kLanes);
           add_last_group<Format, kRows, kBlocks>(steps.step->num_folds, span, dots, header,
                                                  x_scales, x_sums, {own, to});
         } else if (starts) {
-          add_group<Format, true, 0, kRows, kBlocks>(span, dots, header, x_scales, x_sums, {own, own});
+          add_group<Format, true, 0, kRows, kBlocks>(span, dots, header, x_scales, x_sums,
+                                                     {own, own});
         } else {
-          add_group<Format, false, 0, kRows, kBlocks>(span, dots, header, x_scales, x_sums, {own, own});
+          add_group<Format, false, 0, kRows, kBlocks>(span, dots, header, x_scales, x_sums,
+                                                      {own, own});
         }
         starts = false;
         ahead += Format::kGroupLines * span.ahead_step;
