@@ -115,7 +115,7 @@ struct GroupSums {
 template <class Format, bool kStarts, int kFolds, int kRows, int kBlocks>
 inline void add_group(const IntSpan& span, const IntDots<kRows, kBlocks>& dots,
                       const uint8_t* header, const float* x_scales, const int32_t* x_sums,
-                      const GroupSums& sums) {
+                      GroupSums sums) {
   const int64_t groups_stride = span.x_stride / kIntGroup;
   F32x16 scales[kBlocks];
   F32x16 mins[kBlocks];
@@ -135,7 +135,7 @@ inline void add_group(const IntSpan& span, const IntDots<kRows, kBlocks>& dots,
     const float x_sum = static_cast<float>(x_sums[r * groups_stride]);
 #pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) {
-      const float* from = sums.from.data + r * sums.from.stride + b * kLanes;
+      const float* from = sums.from.data + b * kLanes;
       F32x16 factor = broadcast(x_scale);
       if constexpr (Format::kIsGrouped) factor = scales[b] * factor;
       F32x16 sum = kStarts ? zero() : load(from);
@@ -143,8 +143,12 @@ inline void add_group(const IntSpan& span, const IntDots<kRows, kBlocks>& dots,
       if constexpr (Format::kHasMins) sum = sum + mins[b] * broadcast(x_scale * x_sum);
 #pragma GCC unroll 4
       for (int f = 1; f <= kFolds; ++f) sum = load(from - f * kBlocks * kLanes) + sum;
-      store(sums.to.data + r * sums.to.stride + b * kLanes, sum);
+      store(sums.to.data + b * kLanes, sum);
     }
+    // The compiler would compute the addresses of all rows first, and have no registers for them.
+    sums.from.data += sums.from.stride;
+    sums.to.data += sums.to.stride;
+    asm("" : "+r"(sums.from.data), "+r"(sums.to.data));
   }
 }
 
