@@ -144,6 +144,8 @@ void run_tile(const TileSpan<typename Dot::X>& span, const TileSums& tile_sums) 
   using X = typename Dot::X;
   static_assert(kLanes * Dot::kStep * sizeof(X) == kLineBytes);
   constexpr int64_t kWidth = kBlocks * kLanes;
+  constexpr bool kIsLarge = kRows * kBlocks >= 8;
+  constexpr int kUnroll = kIsLarge ? Dot::kUnroll : 1;
   RowPointers<X> x(span.x, span.x_stride);
   const X* weights = span.weights;
   const int64_t block_stride = span.block_stride;
@@ -164,26 +166,29 @@ void run_tile(const TileSpan<typename Dot::X>& span, const TileSums& tile_sums) 
     } else {
       load_tile<kRows, kBlocks>(sums.unfinished(step, kWidth), acc);
     }
-    // The loop over k takes all registers. The compiler would keep the rest in vector registers,
-    // where getting at a value waits for the products before it.
-    asm("" : "+r"(k), "+m"(steps), "+m"(sums), "+m"(step));
-    for (; k > 0; k -= Dot::kStep) {
-      typename Dot::Weights w[kBlocks];
+    // The loop of a large tile takes all registers. The compiler would keep the rest in vector
+    // registers, where getting at a value waits for the products before it.
+    if constexpr (kIsLarge) asm("" : "+r"(k), "+m"(steps), "+m"(sums), "+m"(step));
+    for (; k > 0; k -= kUnroll * Dot::kStep) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kUnroll; ++i) {
+        typename Dot::Weights w[kBlocks];
 #pragma GCC unroll 3
-      for (int b = 0; b < kBlocks; ++b) w[b] = Dot::weights(weights + b * block_stride);
-      __builtin_prefetch(ahead, 0, 3);
+        for (int b = 0; b < kBlocks; ++b) w[b] = Dot::weights(weights + b * block_stride);
+        __builtin_prefetch(ahead, 0, 3);
 #pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
-        const typename Dot::Factor factor = Dot::factor(x.row(r));
+        for (int r = 0; r < kRows; ++r) {
+          const typename Dot::Factor factor = Dot::factor(x.row(r));
 #pragma GCC unroll 3
-        for (int b = 0; b < kBlocks; ++b) acc[r][b] = Dot::dot(acc[r][b], w[b], factor);
+          for (int b = 0; b < kBlocks; ++b) acc[r][b] = Dot::dot(acc[r][b], w[b], factor);
+        }
+        weights += kLanes * Dot::kStep;
+        ahead += ahead_step;
+        x.advance(Dot::kStep);
+        if constexpr (kIsLarge) asm("" : "+r"(weights), "+r"(ahead));
       }
-      weights += kLanes * Dot::kStep;
-      ahead += ahead_step;
-      x.advance(Dot::kStep);
-      asm("" : "+r"(weights), "+r"(ahead));
     }
-    asm("" : "+m"(steps), "+m"(sums), "+m"(step));
+    if constexpr (kIsLarge) asm("" : "+m"(steps), "+m"(sums), "+m"(step));
     if (step.end > steps.end) {
       const SumsAt to = sums.unfinished(step, kWidth);
       store_tile<0, kRows, kBlocks>(acc, to, to);
@@ -257,7 +262,8 @@ void run_group(const LinearTask& task, int64_t block, int num_blocks, int64_t nu
 
   const int64_t group_bytes = num_blocks * span.block_stride * int64_t{sizeof(X)};
   const int64_t num_parts = (group_bytes + kGroupBytes - 1) / kGroupBytes;
-  const int64_t k_part = (task.padded_k / Dot::kStep + num_parts - 1) / num_parts * Dot::kStep;
+  constexpr int64_t kUnit = Dot::kStep * Dot::kUnroll;
+  const int64_t k_part = (task.padded_k / kUnit + num_parts - 1) / num_parts * kUnit;
   const int64_t piece = k_part * kLanes;  // of one block
   const int64_t share = num_blocks * piece / num_passes;
   for (int64_t k = 0; k < task.padded_k; k += k_part) {
