@@ -12,13 +12,15 @@ namespace {
 
 // A dot policy says how a step of k is multiplied: Weights (16 outputs), Factor (one row's x, in
 // all lanes) and the accumulation of their product. The tiles must fit into the registers: up to
-// kOnePassRows x one block, and kPassRows x kPassBlocks when rows take several passes.
+// kOnePassRows x one block, and kPassRows x kPassBlocks when rows take several passes. Large tiles
+// take kUnroll steps at a time, which k is whole multiples of.
 
 struct F32Dot {
   using X = float;
   using Weights = F32x16;
   using Factor = F32x16;
   static constexpr int kStep = 1;
+  static constexpr int kUnroll = 1;
 #if defined(__AVX512F__)
   static constexpr int kOnePassRows = 16;
   static constexpr int kPassRows = 8;
@@ -42,6 +44,7 @@ struct Bf16Dot {
   using Weights = Bf16Pairs;
   using Factor = Bf16Pairs;
   static constexpr int kStep = 2;
+  static constexpr int kUnroll = 4;
 #if defined(__AVX512BF16__)
   static constexpr int kOnePassRows = 16;
   static constexpr int kPassRows = 8;

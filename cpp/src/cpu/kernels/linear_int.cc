@@ -103,12 +103,19 @@ inline IntDots<kRows, kBlocks> dot_group(const IntSpan& span, const uint8_t* cod
   return dots;
 }
 
-// sums += the group's integer sums, scaled. `header` is where the group's scales are; `x_scales`
-// and `x_sums` point at the first row's.
-template <class Format, int kRows, int kBlocks>
+// Sums before a group, which adds to them, and where they go afterwards.
+struct GroupSums {
+  SumsAt from;
+  SumsAt to;
+};
+
+// sums += the group's integer sums, scaled. Then they are folded kFolds times with the sums that
+// lie before them. `header` is where the group's scales are; `x_scales` and `x_sums` point at the
+// first row's.
+template <class Format, bool kStarts, int kFolds, int kRows, int kBlocks>
 inline void add_group(const IntSpan& span, const IntDots<kRows, kBlocks>& dots,
                       const uint8_t* header, const float* x_scales, const int32_t* x_sums,
-                      float* sums, int64_t sums_stride) {
+                      GroupSums sums) {
   const int64_t groups_stride = span.x_stride / kIntGroup;
   F32x16 scales[kBlocks];
   F32x16 mins[kBlocks];
@@ -128,56 +135,56 @@ inline void add_group(const IntSpan& span, const IntDots<kRows, kBlocks>& dots,
     const float x_sum = static_cast<float>(x_sums[r * groups_stride]);
 #pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) {
-      float* place = sums + r * sums_stride + b * kLanes;
+      const float* from = sums.from.data + b * kLanes;
       F32x16 factor = broadcast(x_scale);
       if constexpr (Format::kIsGrouped) factor = scales[b] * factor;
-      F32x16 sum = load(place) + to_float(dots.of[r][b]) * factor;
+      F32x16 sum = kStarts ? zero() : load(from);
+      sum = sum + to_float(dots.of[r][b]) * factor;
       if constexpr (Format::kHasMins) sum = sum + mins[b] * broadcast(x_scale * x_sum);
-      store(place, sum);
+#pragma GCC unroll 4
+      for (int f = 1; f <= kFolds; ++f) sum = load(from - f * kBlocks * kLanes) + sum;
+      store(sums.to.data + b * kLanes, sum);
     }
+    // The compiler would compute the addresses of all rows first, and have no registers for them.
+    sums.from.data += sums.from.stride;
+    sums.to.data += sums.to.stride;
+    asm("" : "+r"(sums.from.data), "+r"(sums.to.data));
   }
 }
 
-template <int kRows, int kBlocks>
-inline void clear_sums(SumsAt sums) {
-  for (int r = 0; r < kRows; ++r) {
-    for (int b = 0; b < kBlocks; ++b) store(sums.data + r * sums.stride + b * kLanes, zero());
-  }
-}
-
-// The step's sums from `from` to where they belong, folded kFolds times. What they are folded with
-// lies before them.
-template <int kFolds, int kRows, int kBlocks>
-inline void fold_sums(SumsAt from, SumsAt to) {
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-    for (int b = 0; b < kBlocks; ++b) {
-      const float* place = from.data + r * from.stride + b * kLanes;
-      F32x16 sum = load(place);
-#pragma GCC unroll 4
-      for (int f = 1; f <= kFolds; ++f) sum = load(place - f * kBlocks * kLanes) + sum;
-      store(to.data + r * to.stride + b * kLanes, sum);
-    }
-  }
-}
-template <int kRows, int kBlocks>
-inline void fold_step(const SumStep& step, const TileSums& sums, SumsAt from) {
-  const SumsAt to = sums.result(step, kBlocks * kLanes);
-  switch (step.num_folds) {
+// Likewise, folded `num_folds` times.
+template <class Format, int kRows, int kBlocks>
+inline void add_last_group(int num_folds, const IntSpan& span, const IntDots<kRows, kBlocks>& dots,
+                           const uint8_t* header, const float* x_scales, const int32_t* x_sums,
+                           const GroupSums& sums) {
+  switch (num_folds) {
     case 0:
-      return;  // they are there
+      return add_group<Format, false, 0>(span, dots, header, x_scales, x_sums, sums);
     case 1:
-      return fold_sums<1, kRows, kBlocks>(from, to);
+      return add_group<Format, false, 1>(span, dots, header, x_scales, x_sums, sums);
     case 2:
-      return fold_sums<2, kRows, kBlocks>(from, to);
+      return add_group<Format, false, 2>(span, dots, header, x_scales, x_sums, sums);
     default:
-      return fold_sums<3, kRows, kBlocks>(from, to);
+      return add_group<Format, false, 3>(span, dots, header, x_scales, x_sums, sums);
+  }
+}
+
+// The sums of a step of no k: zeros, folded.
+inline void fold_zeros(int num_rows, int64_t width, int num_folds, const GroupSums& sums) {
+  for (int r = 0; r < num_rows; ++r) {
+    for (int64_t i = 0; i < width; i += kLanes) {
+      const float* from = sums.from.data + r * sums.from.stride + i;
+      F32x16 sum = zero();
+      for (int f = 1; f <= num_folds; ++f) sum = load(from - f * width) + sum;
+      store(sums.to.data + r * sums.to.stride + i, sum);
+    }
   }
 }
 
 // Sums the span of k, step by step. A step is whole records.
 template <class Format, int kRows, int kBlocks>
 void run_int_tile(const IntSpan& tile, const TileSums& tile_sums) {
+  constexpr int64_t kWidth = kBlocks * kLanes;
   const IntSpan span = tile;  // copies, which stores to sums cannot change
   const TileSums sums = tile_sums;
   StepSpan steps = tile.steps;
@@ -187,16 +194,30 @@ void run_int_tile(const IntSpan& tile, const TileSums& tile_sums) {
   const int32_t* x_sums = span.x_sums;
   const uint8_t* ahead = span.ahead;
   do {
-    const SumsAt to = sums.unfinished(*steps.step, kBlocks * kLanes);
-    if (steps.starts) clear_sums<kRows, kBlocks>(to);
+    // `to` is for its last group, which folds it.
+    const SumsAt own = sums.unfinished(*steps.step, kWidth);
+    const SumsAt to = sums.result(*steps.step, kWidth);
+    bool starts = steps.starts;
     const uint8_t* const end = record + k_of_step(steps) / kIntRecordDepth * Format::kRecordBytes;
+    if (record == end) fold_zeros(kRows, kWidth, steps.step->num_folds, {own, to});
     for (; record < end; record += Format::kRecordBytes) {
+      const bool is_last = record + Format::kRecordBytes == end && completes_step(steps);
       for (int group = 0; group < kGroupsOfRecord; ++group) {
         const uint8_t* codes =
             record + Format::kHeaderBytes + group * (Format::kGroupLines * kLineBytes);
         const auto dots = dot_group<Format, kRows, kBlocks>(span, codes, x, x_sums, ahead);
-        add_group<Format, kRows, kBlocks>(span, dots, record + group * kGroupScaleBytes, x_scales,
-                                          x_sums, to.data, to.stride);
+        const uint8_t* header = record + group * kGroupScaleBytes;
+        if (is_last && group + 1 == kGroupsOfRecord) {
+          add_last_group<Format, kRows, kBlocks>(steps.step->num_folds, span, dots, header,
+                                                 x_scales, x_sums, {own, to});
+        } else if (starts) {
+          add_group<Format, true, 0, kRows, kBlocks>(span, dots, header, x_scales, x_sums,
+                                                     {own, own});
+        } else {
+          add_group<Format, false, 0, kRows, kBlocks>(span, dots, header, x_scales, x_sums,
+                                                      {own, own});
+        }
+        starts = false;
         ahead += Format::kGroupLines * span.ahead_step;
         x += kIntGroup;
         ++x_scales;
@@ -208,7 +229,6 @@ void run_int_tile(const IntSpan& tile, const TileSums& tile_sums) {
       }
     }
     if (!completes_step(steps)) return;
-    fold_step<kRows, kBlocks>(*steps.step, sums, to);
   } while (next_step(steps));
 }
 
@@ -292,6 +312,7 @@ void run_passes(const LinearTask& task, int64_t block, int64_t num_blocks, int64
   const int64_t part = (num_records + num_parts - 1) / num_parts;  // records
   const int64_t piece = part * Format::kRecordBytes;               // of one block
   const int64_t share = num_blocks * piece / num_passes;
+  const bool is_whole = part >= num_records;
   for (int64_t record = 0; record < num_records; record += part) {
     IntSpan span = whole;
     const bool is_last = record + part >= num_records;
@@ -309,7 +330,9 @@ void run_passes(const LinearTask& task, int64_t block, int64_t num_blocks, int64
       span.x_sums = whole.x_sums + first / kIntGroup;
       const int64_t place = pass * share;
       span.ahead = next + place / piece * task.block_bytes + place % piece;
-      int_tile<Format>(rows, num_blocks)(span, tile_sums(task, row, block, num_blocks * kLanes));
+      TileSums sums = tile_sums(task, row, block, num_blocks * kLanes);
+      if (is_whole) sums.partials = task.partials;
+      int_tile<Format>(rows, num_blocks)(span, sums);
     }
   }
 }

@@ -99,28 +99,63 @@ inline void load_tile(SumsAt from, TileAcc<kRows, kBlocks>& acc) {
   }
 }
 
-template <int kRows, int kBlocks>
-inline void store_tile(const TileAcc<kRows, kBlocks>& acc, SumsAt to) {
+// Folds a tile kFolds times, with the sums at `left` and those before them, on its way to `to`. The
+// compiler would compute the addresses of all rows first, and keep them on the stack.
+template <int kFolds, int kRows, int kBlocks>
+inline void store_tile(const TileAcc<kRows, kBlocks>& acc, SumsAt left, SumsAt to) {
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 3
-    for (int b = 0; b < kBlocks; ++b) store(to.data + r * to.stride + b * kLanes, acc[r][b]);
+    for (int b = 0; b < kBlocks; ++b) {
+      F32x16 sum = acc[r][b];
+#pragma GCC unroll 3
+      for (int f = 0; f < kFolds; ++f) sum = load(left.data + (b - f * kBlocks) * kLanes) + sum;
+      store(to.data + b * kLanes, sum);
+    }
+    left.data += left.stride;
+    to.data += to.stride;
+    asm("" : "+r"(left.data), "+r"(to.data));
+  }
+}
+
+// The sums of a complete step to where they belong. One loop for each number of folds: processors
+// guess which store a load waits for by the load's place in the program.
+template <int kRows, int kBlocks>
+inline void fold_tile(const SumStep& step, const TileSums& sums,
+                      const TileAcc<kRows, kBlocks>& acc) {
+  constexpr int64_t kWidth = kBlocks * kLanes;
+  const SumsAt to = sums.result(step, kWidth);
+  const SumsAt left = sums.partial(step.slot + step.num_folds - 1, kWidth);
+  switch (step.num_folds) {
+    case 0:
+      return store_tile<0, kRows, kBlocks>(acc, to, to);
+    case 1:
+      return store_tile<1, kRows, kBlocks>(acc, left, to);
+    case 2:
+      return store_tile<2, kRows, kBlocks>(acc, left, to);
+    default:
+      return store_tile<3, kRows, kBlocks>(acc, left, to);
   }
 }
 
 // Sums the span of k, step by step.
 template <class Dot, int kRows, int kBlocks>
-void run_tile(const TileSpan<typename Dot::X>& span, const TileSums& sums) {
+void run_tile(const TileSpan<typename Dot::X>& span, const TileSums& tile_sums) {
   using X = typename Dot::X;
   static_assert(kLanes * Dot::kStep * sizeof(X) == kLineBytes);
   constexpr int64_t kWidth = kBlocks * kLanes;
+  constexpr bool kIsLarge = kRows * kBlocks >= 8;
+  constexpr int kUnroll = kIsLarge ? Dot::kUnroll : 1;
   RowPointers<X> x(span.x, span.x_stride);
   const X* weights = span.weights;
   const int64_t block_stride = span.block_stride;
   const char* ahead = span.ahead;
   const int64_t ahead_step = span.ahead_step;
   StepSpan steps = span.steps;
+  TileSums sums = tile_sums;
   do {
+    SumStep step = *steps.step;
+    int64_t k = k_of_step(steps);
     TileAcc<kRows, kBlocks> acc;
     if (steps.starts) {
 #pragma GCC unroll 16
@@ -129,38 +164,37 @@ void run_tile(const TileSpan<typename Dot::X>& span, const TileSums& sums) {
         for (int b = 0; b < kBlocks; ++b) acc[r][b] = zero();
       }
     } else {
-      load_tile<kRows, kBlocks>(sums.unfinished(*steps.step, kWidth), acc);
+      load_tile<kRows, kBlocks>(sums.unfinished(step, kWidth), acc);
     }
-    for (int64_t k = k_of_step(steps); k > 0; k -= Dot::kStep) {
-      typename Dot::Weights w[kBlocks];
+    // The loop of a large tile takes all registers. The compiler would keep the rest in vector
+    // registers, where getting at a value waits for the products before it.
+    if constexpr (kIsLarge) asm("" : "+r"(k), "+m"(steps), "+m"(sums), "+m"(step));
+    for (; k > 0; k -= kUnroll * Dot::kStep) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kUnroll; ++i) {
+        typename Dot::Weights w[kBlocks];
 #pragma GCC unroll 3
-      for (int b = 0; b < kBlocks; ++b) w[b] = Dot::weights(weights + b * block_stride);
-      __builtin_prefetch(ahead, 0, 3);
+        for (int b = 0; b < kBlocks; ++b) w[b] = Dot::weights(weights + b * block_stride);
+        __builtin_prefetch(ahead, 0, 3);
 #pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
-        const typename Dot::Factor factor = Dot::factor(x.row(r));
+        for (int r = 0; r < kRows; ++r) {
+          const typename Dot::Factor factor = Dot::factor(x.row(r));
 #pragma GCC unroll 3
-        for (int b = 0; b < kBlocks; ++b) acc[r][b] = Dot::dot(acc[r][b], w[b], factor);
+          for (int b = 0; b < kBlocks; ++b) acc[r][b] = Dot::dot(acc[r][b], w[b], factor);
+        }
+        weights += kLanes * Dot::kStep;
+        ahead += ahead_step;
+        x.advance(Dot::kStep);
+        if constexpr (kIsLarge) asm("" : "+r"(weights), "+r"(ahead));
       }
-      weights += kLanes * Dot::kStep;
-      ahead += ahead_step;
-      x.advance(Dot::kStep);
     }
-    if (!completes_step(steps)) {
-      store_tile<kRows, kBlocks>(acc, sums.unfinished(*steps.step, kWidth));
+    if constexpr (kIsLarge) asm("" : "+m"(steps), "+m"(sums), "+m"(step));
+    if (step.end > steps.end) {
+      const SumsAt to = sums.unfinished(step, kWidth);
+      store_tile<0, kRows, kBlocks>(acc, to, to);
       return;
     }
-    for (int f = steps.step->num_folds - 1; f >= 0; --f) {
-      const SumsAt left = sums.partial(steps.step->slot + f, kWidth);
-#pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 3
-        for (int b = 0; b < kBlocks; ++b) {
-          acc[r][b] = load(left.data + r * left.stride + b * kLanes) + acc[r][b];
-        }
-      }
-    }
-    store_tile<kRows, kBlocks>(acc, sums.result(*steps.step, kWidth));
+    fold_tile<kRows, kBlocks>(step, sums, acc);
   } while (next_step(steps));
 }
 
@@ -228,7 +262,8 @@ void run_group(const LinearTask& task, int64_t block, int num_blocks, int64_t nu
 
   const int64_t group_bytes = num_blocks * span.block_stride * int64_t{sizeof(X)};
   const int64_t num_parts = (group_bytes + kGroupBytes - 1) / kGroupBytes;
-  const int64_t k_part = (task.padded_k / Dot::kStep + num_parts - 1) / num_parts * Dot::kStep;
+  constexpr int64_t kUnit = Dot::kStep * Dot::kUnroll;
+  const int64_t k_part = (task.padded_k / kUnit + num_parts - 1) / num_parts * kUnit;
   const int64_t piece = k_part * kLanes;  // of one block
   const int64_t share = num_blocks * piece / num_passes;
   for (int64_t k = 0; k < task.padded_k; k += k_part) {
@@ -246,7 +281,9 @@ void run_group(const LinearTask& task, int64_t block, int num_blocks, int64_t nu
       const int64_t place = pass * share;
       span.ahead =
           reinterpret_cast<const char*>(next + place / piece * span.block_stride + place % piece);
-      tile_function<Dot>(rows, num_blocks)(span, tile_sums(task, row, block, num_blocks * kLanes));
+      TileSums sums = tile_sums(task, row, block, num_blocks * kLanes);
+      if (num_parts == 1) sums.partials = task.partials;
+      tile_function<Dot>(rows, num_blocks)(span, sums);
     }
   }
 }
