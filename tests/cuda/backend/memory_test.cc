@@ -148,10 +148,14 @@ TEST(CudaMemory, WhatRequestsMayWantOfDeviceStepsIsKnown) {
                      .stop_token_ids = {},
                      .sampling = {},
                      .blocks = blocks};
-  const auto run = [&](bool want_logprobs) {
+  const std::vector<uint32_t> any_token(static_cast<size_t>(runner.vocab_size() + 31) / 32, ~0u);
+  const HostMasks grammar = {.seat = 0, .nodes = {any_token}};
+  const auto run = [&](bool wants_all) {
     step->set_seats({&seat, 1});
-    step->launch({.num_seats = 1, .want_logprobs = want_logprobs});
-    EXPECT_EQ(step->wait().sequences[0].logprobs.size(), want_logprobs ? 1u : 0u);
+    step->launch({.num_seats = 1,
+                  .masks = std::span(&grammar, wants_all ? 1 : 0),
+                  .want_logprobs = wants_all});
+    EXPECT_EQ(step->wait().sequences[0].logprobs.size(), wants_all ? 1u : 0u);
   };
   run(false);
   backend.stage_ids(tokens);  // staging comes in pieces, of which this takes the first
