@@ -65,6 +65,9 @@ def test_two_processes_have_the_losses_of_one(
     training_runs.finish(training_runs.start([*launcher, "-m", "specdec_native", *command]))
     one, two = training_runs.losses(alone["out"]), training_runs.losses(tmp_path / "out")
     assert len(one) == len(two) > 5
-    assert max(abs(a - b) for a, b in zip(one, two, strict=True)) < 1e-3
+    # The first loss is that of equal weights. Later ones go apart as the sums of gradients do,
+    # which Adam makes larger where gradients are small.
+    assert two[0] == pytest.approx(one[0], rel=1e-5)
+    assert two == pytest.approx(one, rel=5e-4)
     assert one != two  # or it was not two
     assert (tmp_path / "out/head/model.safetensors").exists()

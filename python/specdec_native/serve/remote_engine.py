@@ -109,6 +109,9 @@ class RemoteEngine:
         """What the replicas' engines resolved."""
         return self._info
 
+    def check_health(self) -> None:
+        """Nothing ends the ingress: replicas have checks of their own, and lost ones are replaced."""
+
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises ValueError if there is none."""

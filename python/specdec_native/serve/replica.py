@@ -27,9 +27,10 @@ class Replica:
         return EngineFacts.of(self._engine)
 
     def check(self) -> None:
-        """Raises EngineFailed once the engine has failed."""
+        """Raises EngineFailed once the engine has failed, also where nothing runs."""
         if self._failure is not None:
             raise self._failure
+        self._engine.check_health()
 
     async def run(self, work: Work) -> AsyncGenerator[Outputs, None]:
         """The outputs of the work, without the prompts. Closing it aborts the work."""
