@@ -110,7 +110,7 @@ class RemoteEngine:
         return self._info
 
     def check_health(self) -> None:
-        """Nothing ends the ingress: replicas have checks of their own, and lost ones are replaced."""
+        """Never raises: replicas have checks of their own, and lost ones are replaced."""
 
     @property
     def tokenizer(self) -> Tokenizer:
