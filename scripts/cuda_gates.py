@@ -4,10 +4,10 @@
 python scripts/cuda_gates.py --disassembler DIRECTORY [--rules FILE] [--build DIRECTORY] OBJECT ...
 
 Of every kernel in the objects and for every architecture: nothing of it lives in local memory (a
-stack frame, or registers spilled to one), its static shared memory is what launches leave room for,
-and the instructions are there that the rules ask for, and none that they forbid, by default those
-of cuda_gates.txt beside this script. Prints a table of registers, static shared
-memory and instructions; with --build, also which sources took longest to compile.
+stack frame, or registers spilled to one) but what a rule allows, its static shared memory is what
+launches leave room for, and the instructions are there that the rules ask for, and none that they
+forbid, by default those of cuda_gates.txt beside this script. Prints a table of registers, static
+shared memory and instructions; with --build, also which sources took longest to compile.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ RULES = Path(__file__).with_name("cuda_gates.txt")
 MAX_STATIC_SHARED_BYTES = 1024
 # What the system takes of every block, where the compiler counts it with the static arrays.
 RESERVED_SHARED_BYTES = {"sm_90a": 1024}
+_STACK = "stack="
 # Loads and stores of local memory, which is where spilled registers go.
 LOCAL_MEMORY = re.compile(r"(LDL|STL)\b")
 # An instruction's line: its address in a comment, perhaps a predicate, then the opcode.
@@ -74,6 +75,7 @@ class Rule:
     kernel: str  # regular expression, searched for in the demangled name
     architecture: str  # "sm_90a", or "*"
     opcodes: tuple[str, ...]  # what Kernel.has is asked, perhaps after a !
+    stack_bytes: int = 0  # of a frame that it may have, for arrays that are indexed at run time
 
     def concerns(self, kernel: Kernel) -> bool:
         """Whether it is about this kernel."""
@@ -90,7 +92,10 @@ class Rule:
 
 
 def read_rules(lines: Iterable[str]) -> list[Rule]:
-    """Rules of a table: kernel, architecture and opcodes, apart by spaces; # begins a comment."""
+    """Rules of a table: kernel, architecture and opcodes, apart by spaces; # begins a comment.
+
+    `stack=N` in place of an opcode allows a frame of N bytes.
+    """
     rules = []
     for number, line in enumerate(lines, 1):
         words = line.split("#", 1)[0].split()
@@ -98,7 +103,9 @@ def read_rules(lines: Iterable[str]) -> list[Rule]:
             continue
         if len(words) < 3:
             raise SystemExit(f"rule in line {number}: want KERNEL ARCHITECTURE OPCODE ...")
-        rules.append(Rule(words[0], words[1], tuple(words[2:])))
+        stack = [int(word[len(_STACK) :]) for word in words[2:] if word.startswith(_STACK)]
+        opcodes = tuple(word for word in words[2:] if not word.startswith(_STACK))
+        rules.append(Rule(words[0], words[1], opcodes, max(stack, default=0)))
     return rules
 
 
@@ -191,7 +198,8 @@ def violations(kernels: list[Kernel], rules: list[Rule]) -> list[str]:
     for kernel in kernels:
         where = f"{kernel.name} ({kernel.architecture})"
         spilled = sum(n for code, n in kernel.opcodes.items() if LOCAL_MEMORY.match(code))
-        if kernel.stack_bytes or kernel.local_bytes or spilled:
+        allowed = max((rule.stack_bytes for rule in rules if rule.concerns(kernel)), default=0)
+        if kernel.stack_bytes > allowed or kernel.local_bytes or (spilled and not allowed):
             found.append(
                 f"{where}: {kernel.stack_bytes} bytes of stack, {kernel.local_bytes} of local "
                 f"memory, {spilled} loads and stores there; spilled registers, or an array that "

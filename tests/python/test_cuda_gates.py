@@ -137,6 +137,21 @@ def test_forbidden_instruction_fails(tmp_path: Path, disassembler: Path) -> None
     assert not any("no D(ADD" in line for line in found)
 
 
+def test_a_frame_is_allowed_up_to_its_size() -> None:
+    (rule,) = cuda_gates.read_rules(["fold_kernel  *  stack=256"])
+
+    def found(stack_bytes: int, name: str = "fold_kernel<4>", local_bytes: int = 0) -> list[str]:
+        kernel = cuda_gates.Kernel(name, "sm_80", stack_bytes=stack_bytes, local_bytes=local_bytes)
+        kernel.opcodes.update({"LDL.128": 3, "STL": 2})
+        named = cuda_gates.Kernel("fold_kernel<1>", "sm_80")  # so that the rule has one
+        return cuda_gates.violations([kernel, named], [rule])
+
+    assert found(256) == []
+    assert "272 bytes of stack" in found(272)[0]
+    assert "8 of local memory" in found(256, local_bytes=8)[0]
+    assert "256 bytes of stack" in found(256, name="other_kernel")[0]
+
+
 def test_rule_that_no_kernel_fits_fails() -> None:
     kernel = cuda_gates.Kernel("product", "sm_80")
     rules = cuda_gates.read_rules(["# a comment", "", "produce sm_80 HMMA", "product sm_90a HGMMA"])
