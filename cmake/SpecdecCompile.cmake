@@ -25,6 +25,23 @@ function(specdec_find_json)
     if(TARGET nlohmann_json::nlohmann_json)
         return()
     endif()
+    if(CMAKE_CROSSCOMPILING AND EXISTS /usr/include/nlohmann/json.hpp)
+        # The headers are the same for every machine, those beside them are not.
+        file(MAKE_DIRECTORY "${PROJECT_BINARY_DIR}/json")
+        file(
+            CREATE_LINK
+                /usr/include/nlohmann
+                "${PROJECT_BINARY_DIR}/json/nlohmann"
+            SYMBOLIC
+        )
+        add_library(nlohmann_json::nlohmann_json INTERFACE IMPORTED GLOBAL)
+        target_include_directories(
+            nlohmann_json::nlohmann_json
+            SYSTEM
+            INTERFACE "${PROJECT_BINARY_DIR}/json"
+        )
+        return()
+    endif()
     find_package(Python 3.10 COMPONENTS Interpreter REQUIRED)
     execute_process(
         COMMAND
@@ -46,4 +63,26 @@ function(specdec_find_json)
         SYSTEM
         INTERFACE "${json_include}"
     )
+endfunction()
+
+# GTest::gtest and GTest::gtest_main. For another machine they are built from Debian's sources.
+function(specdec_find_gtest)
+    if(TARGET GTest::gtest)
+        return()
+    endif()
+    if(NOT CMAKE_CROSSCOMPILING)
+        find_package(GTest REQUIRED GLOBAL)
+        return()
+    endif()
+    set(BUILD_GMOCK OFF)
+    set(INSTALL_GTEST OFF)
+    add_subdirectory(
+        /usr/src/googletest
+        "${PROJECT_BINARY_DIR}/googletest"
+        EXCLUDE_FROM_ALL
+    )
+    if(NOT TARGET GTest::gtest)
+        add_library(GTest::gtest ALIAS gtest)
+        add_library(GTest::gtest_main ALIAS gtest_main)
+    endif()
 endfunction()

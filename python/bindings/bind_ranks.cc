@@ -12,6 +12,8 @@ namespace specdec::python {
 void bind_ranks(py::module_& module) {
   py::class_<RankGroup, std::shared_ptr<RankGroup>>(module, "RankGroup")
       .def(py::init<int>(), py::arg("num_ranks"))
+      .def(py::init<int, const std::string&, int>(), py::arg("num_ranks"), py::arg("host"),
+           py::arg("port"))
       .def_property_readonly("name", &RankGroup::name)
       .def("fail", &RankGroup::fail, py::arg("rank"), py::arg("cause"));
   module.def("is_leading_rank", &is_leading_rank, py::arg("config"));

@@ -1,7 +1,7 @@
 """The compiled core. Token ids in, token ids out; text lives in the Python layer."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol, type_check_only
+from typing import Any, ClassVar, Protocol, overload, type_check_only
 
 import numpy as np
 import numpy.typing as npt
@@ -108,7 +108,7 @@ class EngineConfig:
     logprobs_mode: str  # "raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"
     tensor_parallel_size: int
     pipeline_parallel_size: int
-    distributed_executor_backend: str  # "threads", "mp", "mpi", "external_launcher"
+    distributed_executor_backend: str  # "threads", "mp", "ray", "mpi", "external_launcher"
     distributed_timeout_seconds: float
     # End of options.
     options: ClassVar[tuple[Option, ...]]
@@ -366,7 +366,10 @@ __version__: str
 def synthetic_rates(length: float, num_speculative_tokens: int) -> list[float]: ...
 
 class RankGroup:
+    @overload
     def __init__(self, num_ranks: int) -> None: ...
+    @overload
+    def __init__(self, num_ranks: int, host: str, port: int) -> None: ...
     @property
     def name(self) -> str: ...
     def fail(self, rank: int, cause: str) -> None: ...

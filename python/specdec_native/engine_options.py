@@ -72,11 +72,6 @@ def _checked(option: _core.Option, value: Any) -> Any:
         raise ValueError(f"{option.name} must be True or False, got {value!r}")
     if option.type == "str" and not isinstance(value, str):
         raise ValueError(f"{option.name} must be a string, got {value!r}")
-    if option.name == "distributed_executor_backend" and value == "ray":
-        raise ValueError(
-            'distributed_executor_backend="ray" is not supported: give "mp" for ranks on this '
-            "host, or see docs/replicas.md for replicas on Ray"
-        )
     return value
 
 

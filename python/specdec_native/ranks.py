@@ -1,8 +1,8 @@
-"""Processes of the ranks that do not lead: `distributed_executor_backend="mp"` and launchers.
+"""Processes of the ranks that do not lead: `distributed_executor_backend="mp"`, Ray and launchers.
 
 Rank 0 is the engine. Under "mp" it starts a process of this module for every other rank and hands
 it the configuration; the processes find each other in shared memory. A process ends when the
-engine does, whichever way that happens.
+engine does, whichever way that happens. Ray's actors (ray_ranks.py) do the same on several nodes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, Protocol
 
 from specdec_native import _core
 
@@ -26,14 +26,24 @@ _GRACE_SECONDS = 1.0  # in which ranks that were told to end do so
 _PR_SET_PDEATHSIG = 1
 
 
+class StartedRanks(Protocol):
+    """The other ranks, where the engine started them."""
+
+    def end(self) -> None:
+        """Ends those that have not ended with the engine."""
+
+
+class NoRanks:
+    """There are none, or they end by themselves."""
+
+    def end(self) -> None:
+        """Does nothing."""
+
+
 class RankProcesses:
-    """The processes of the other ranks; none unless the engine started them."""
+    """The processes of ranks 1 and up, which join config.rank_group."""
 
-    def __init__(self) -> None:
-        self._processes: list[_RankProcess] = []
-
-    def start(self, config: _core.EngineConfig, num_ranks: int) -> None:
-        """Starts the processes of ranks 1 and up, which join config.rank_group."""
+    def __init__(self, config: _core.EngineConfig, num_ranks: int) -> None:
         config.rank_group = group = _core.RankGroup(num_ranks)
         state = pickle.dumps(_state_of(config))
         self._processes = [_RankProcess(group, rank, state) for rank in range(1, num_ranks)]
@@ -88,22 +98,31 @@ class _RankProcess(threading.Thread):
             self.join()
 
 
-def join_ranks(config: _core.EngineConfig) -> RankProcesses:
+def join_ranks(config: _core.EngineConfig) -> StartedRanks:
     """Starts the processes of the other ranks where the configuration wants them.
 
     In a process that mpirun or torchrun started for a rank other than 0 it serves rank 0 instead,
     and raises SystemExit when that is done.
     """
-    processes = RankProcesses()
     num_ranks = config.tensor_parallel_size * config.pipeline_parallel_size
     if num_ranks == 1:
-        return processes
+        return NoRanks()
     if config.distributed_executor_backend == "mp":
-        processes.start(config, num_ranks)
-    elif not _core.is_leading_rank(config):
+        return RankProcesses(config, num_ranks)
+    if config.distributed_executor_backend == "ray":
+        from specdec_native.ray_ranks import RayRanks  # noqa: PLC0415 - optional
+
+        config.num_threads = config.num_threads or 1  # of the node's cores it has what Ray gave it
+        return RayRanks(config, num_ranks, pickle.dumps(_state_of(config)), serve_rank)
+    if not _core.is_leading_rank(config):
         _core.serve_rank(config)
         raise SystemExit(0)
-    return processes
+    return NoRanks()
+
+
+def serve_rank(state: bytes, group: str, rank: int) -> None:
+    """The life of a rank: `state` is the pickled configuration of rank 0."""
+    _core.serve_rank(_config_of(pickle.loads(state)), group, rank)
 
 
 def _state_of(config: _core.EngineConfig) -> dict[str, Any]:
@@ -154,9 +173,8 @@ def _main() -> None:
     _end_with(int(group.partition(":")[0]))
     # Ctrl-C reaches all processes of a terminal; the engine's says when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    config = _config_of(pickle.loads(sys.stdin.buffer.read()))
     try:
-        _core.serve_rank(config, group, rank)
+        serve_rank(sys.stdin.buffer.read(), group, rank)
     except _core.Error as error:  # rank 0 has its cause, or is gone
         print(f"specdec_native: rank {rank} has ended: {error}", file=sys.stderr)
         raise SystemExit(1) from None

@@ -22,6 +22,7 @@ from compare.processes import (
     group_peak_bytes,
     machine_cpu_seconds,
 )
+from compare.programs import last_line, run_program
 from compare.protocol import Generation, PeerError, Setup, artifact_name
 from compare.results import Contestant, Result, Sample, digest, make_rows, make_verdicts
 from compare.runner import Runner, rotated
@@ -261,6 +262,19 @@ def test_precisions_are_compared_with_their_own_kind() -> None:
     assert make_verdicts(rows) == []
 
 
+def test_instruction_sets_are_compared_with_their_own_kind() -> None:
+    ours, peer = (dataclasses.replace(c, isa="avx2") for c in (OURS, PEER))
+    samples = [sample(OURS, 1.0), sample(PEER, 2.0), sample(ours, 3.0), sample(peer, 4.5)]
+    result = Result({"model": "m"}, samples=samples)
+    rows = {str(row.contestant): row for row in make_rows(result)}
+    assert rows["peer:plain:bf16"].ours_over_it == pytest.approx(2.0)
+    assert rows["peer:plain:bf16:avx2"].ours_over_it == pytest.approx(1.5)
+    ratios = {v.kernels: v.ratio for v in make_verdicts(list(rows.values()))}
+    assert ratios == {"bf16": pytest.approx(2.0), "bf16, avx2": pytest.approx(1.5)}
+    assert "bf16, avx2, chat, batch 1" in report.render(result)
+    assert Result.from_json(report.to_json(result)) == result
+
+
 def test_results_are_read_back_and_put_together(tmp_path: Path) -> None:
     first = Result({"model": "m"}, samples=[sample(OURS, 1.0)], absent={"peer": ["get it"]})
     report.write_json(first, tmp_path / "a.json")
@@ -313,6 +327,13 @@ def test_a_converted_checkpoint_is_not_taken_for_that_of_other_weights(tmp_path:
         assert artifact_name(str(tmp_path), "int8") == artifact_name(str(tmp_path), "int8")
         names |= {artifact_name(str(tmp_path), precision) for precision in ("int8", "int4")}
     assert len(names) == 4
+
+
+def test_a_program_that_fails_says_why() -> None:
+    code = "print('first'); print('no module named so'); print(); raise SystemExit(3)"
+    with pytest.raises(RuntimeError, match=r"exit status 3: no module named so$"):
+        run_program([sys.executable, "-c", code])
+    assert last_line("") == "it printed nothing"
 
 
 class FakeBackend:
@@ -428,12 +449,12 @@ def test_the_picture_of_the_readme_shows_what_was_measured(tmp_path: Path) -> No
 def test_absent_peers_come_with_the_commands_that_install_them(tmp_path: Path) -> None:
     for peer in PEERS:
         home = tmp_path / peer.name
-        commands = peer.install_commands(home)
-        assert commands
-        assert all("{home}" not in command for command in commands)
+        for isa, commands in ((isa, peer.install_commands(home, isa)) for isa in peer.isas):
+            assert commands
+            assert all("{" not in command for command in commands), isa
         if peer.name in {"llama.cpp", "vllm", "openvino-genai", "ctranslate2"}:
             assert peer.find(home) is None
-            assert str(home) in "".join(commands)
+            assert str(home) in "".join(peer.install_commands(home))
 
 
 def test_a_short_run(

@@ -21,7 +21,8 @@ LAYERS: dict[str, set[str]] = {
     "requests": {"text", "checkpoints", "vllm_names", *BASE},
     "speculation": {"checkpoints", "vllm_names", *BASE},
     "errors": {"requests", "checkpoints", *BASE},
-    "ranks": BASE,
+    "ray_ranks": {"checkpoints", *BASE},
+    "ranks": {"ray_ranks", *BASE},
     "engine": {"errors", "ranks", *FOLDERS, *BASE},
     "async_engine": {"engine", *FOLDERS, *BASE},
     "beam_search": {"engine", *FOLDERS, *BASE},
@@ -32,7 +33,7 @@ LAYERS: dict[str, set[str]] = {
     "training": {"engine", *FOLDERS, *BASE},
     "benchmark": {"engine", "async_engine", "evaluation", *FOLDERS, *BASE},
     "server": {"engine", "errors", "vllm_compat", *FOLDERS, *BASE},
-    "serve": {"server", "engine", "errors", *FOLDERS, *BASE},
+    "serve": {"server", "engine", "errors", "ray_ranks", *FOLDERS, *BASE},
     "cli": {
         *("engine", "async_engine", "evaluation", "planning", "training", "benchmark", "server"),
         *("vllm_compat", *FOLDERS, *BASE),

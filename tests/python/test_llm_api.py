@@ -352,7 +352,6 @@ def test_a_vllm_script_runs_with_its_import_changed(model: Path, tmp_path: Path)
     ("options", "error", "message"),
     [
         ({"tensor_parallel_size": 99}, ValueError, "tensor_parallel_size.*8"),
-        ({"distributed_executor_backend": "ray"}, ValueError, '"mp".*replicas on Ray'),
         (
             {"quantization": "awq"},
             ValueError,

@@ -1,4 +1,4 @@
-"""Two replicas of Ray Serve under load, one of which is killed. Starting them takes 20 s."""
+"""Two replicas of Ray Serve under load, one of which is killed; and ranks that are actors."""
 
 import concurrent.futures
 import contextlib
@@ -17,10 +17,12 @@ from typing import Any
 import httpx
 import pytest
 
+import rank_models
 import tiny_text_model
 from replica_requests import COMPLETIONS, REQUESTS, streamed, together
 from server_world import MODEL, World, serving
 from specdec_native import Engine
+from specdec_native.errors import RankFailure, Unavailable
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install 'ray[serve]'")
 
@@ -120,6 +122,39 @@ def test_a_conversation_goes_to_the_replica_that_knows_it(cluster: World) -> Non
             assert usage["prompt_tokens_details"]["cached_tokens"] > 300
 
 
+def test_a_replica_has_ranks_on_ray(cluster: World, undisturbed: World, tiny: Path) -> None:
+    from ray import serve
+
+    from specdec_native.serve.ray import build_app
+
+    ranks = {"pipeline_parallel_size": 2, "distributed_executor_backend": "ray"}
+    api = {"model_names": [MODEL]}
+    app = build_app(str(tiny), engine_options={**OPTIONS, **ranks}, server_options=api)
+    serve.run(app, name="ranks", route_prefix="/ranks")
+    path, body = REQUESTS["sampled"]
+    answer = cluster.client.post("/ranks" + path, json={**body, "max_tokens": 40, "model": MODEL})
+    assert answer.status_code == 200, answer.text
+    assert len(_pids_of("ray::_RankActor")) == 1
+    serve.delete("ranks")
+    assert answer.json()["choices"][0]["text"] == streamed(undisturbed, "sampled", 40)[0]["text"]
+    _wait_until(lambda: not _pids_of("ray::_RankActor"))
+
+
+def test_ranks_are_actors(cluster: World, tmp_path: Path) -> None:
+    model = rank_models.write(tmp_path / "target", rank_models.CONFIG)
+    options: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"}
+    alone = rank_models.answers_of(model, quantization="none")
+    assert rank_models.answers_of(model, quantization="none", **options) == alone
+    with rank_models.make_engine(model, **options) as engine:
+        [pid] = _pids_of("ray::_RankActor")
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(RankFailure, match="rank 1"):
+            _wait_until(engine.check_health)
+    with pytest.raises(Unavailable, match=r"1 more ranks within distributed_timeout_seconds \(2 s"):
+        rank_models.make_engine(model, **options, num_threads=99, distributed_timeout_seconds=2)
+    _wait_until(lambda: not _pids_of("ray::_RankActor"))
+
+
 def test_bad_requests_are_answered_by_the_ingress(cluster: World) -> None:
     error = cluster.error(COMPLETIONS, prompt="ab", max_tokens=-1)
     assert error["param"] == "body.max_tokens"
@@ -184,12 +219,17 @@ def _replays() -> int:
 
 
 def _pids() -> list[int]:
-    """The replicas' processes: Ray gives them names."""
-    title = f"ray::ServeReplica:{APP}:EngineReplica".encode()
+    return _pids_of(f"ray::ServeReplica:{APP}:EngineReplica")
+
+
+def _pids_of(title: str) -> list[int]:
+    """Processes that Ray has given a name that begins so."""
     found = []
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            if folder.name.isdecimal() and (folder / "cmdline").read_bytes().startswith(title):
+            if folder.name.isdecimal() and (folder / "cmdline").read_bytes().startswith(
+                title.encode()
+            ):
                 found.append(int(folder.name))
     return found
 
@@ -200,7 +240,7 @@ def _ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-def _wait_until(is_true: Callable[[], bool]) -> None:
+def _wait_until(is_true: Callable[[], object]) -> None:
     end = time.monotonic() + DEADLINE_SECONDS
     while not is_true():
         assert time.monotonic() < end

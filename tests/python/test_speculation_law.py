@@ -333,10 +333,7 @@ def test_real_weights_with_an_int8_cache(
 
 @pytest.mark.models
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
-@pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_drafts_across_a_chunk_of_positions(
-    smollm2: Path, num_threads: int, kv_cache_dtype: str
-) -> None:
+def test_drafts_across_a_chunk_of_positions(smollm2: Path, kv_cache_dtype: str) -> None:
     """Attention computes 256 positions apart from the next ones, on any thread."""
     draw = random.Random(8)
     prompts = []
@@ -349,7 +346,8 @@ def test_drafts_across_a_chunk_of_positions(
     }  # fmt: skip
     with Engine(smollm2, num_threads=2, max_num_seqs=1, **options) as engine:
         plain = [answer(output) for output in engine.generate(prompts, params)]
-    for config in (speculative("suffix", smollm2, 16, 1), speculative("custom", smollm2, 5, 3)):
+    suffix, custom = speculative("suffix", smollm2, 16, 1), speculative("custom", smollm2, 5, 3)
+    for num_threads, config in ((1, suffix), (3, suffix), (2, custom), (3, custom)):
         with Engine(
             smollm2, num_threads=num_threads, speculative_config=config, **options
         ) as engine:

@@ -166,8 +166,6 @@ def test_engine_args_make_every_class(model: Path, llm: LLM) -> None:
     assert LLMEngine.from_engine_args(args).model_config.max_model_len == 96
     with pytest.raises(TypeError, match="nonsense"):
         EngineArgs(model=str(model), nonsense=1)
-    with pytest.raises(ValueError, match="replicas on Ray"):
-        LLM.from_engine_args(EngineArgs(model=str(model), distributed_executor_backend="ray"))
 
 
 def test_engine_args_come_from_a_command_line(model: Path) -> None:

@@ -31,7 +31,7 @@ from specdec_native.speculation.methods import HEADS, checkpoint_method
 
 from . import chart, machine, report
 from .client import Worker
-from .peers import PEERS, Peer, head_method
+from .peers import AUTO, ISAS, PEERS, Peer, head_method
 from .protocol import Setup
 from .results import OURS, PLAIN, Contestant, Result, make_rows
 from .runner import Player, Runner
@@ -61,6 +61,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="a draft head, repeatable; those that come with this engine if left out",
     )
     add("--precision", nargs="+", default=["bf16"], choices=["bf16", "int8", "int4"])
+    add(
+        "--isa",
+        nargs="+",
+        default=[AUTO],
+        choices=ISAS,
+        help="instruction sets to hold engines to; of the peers those that can be held to them",
+    )
     add("--workloads", nargs="+", default=[*WORKLOADS, LONG], choices=[*WORKLOADS, LONG])
     add("--batch", nargs="+", type=int, default=[1, 8, 32])
     add(
@@ -121,23 +128,27 @@ class Comparison:
             peer.name: Path(given.get(peer.name, options.peers_dir / peer.name)).absolute()
             for peer in PEERS
         }
-        found = {peer.name: peer.find(self._homes[peer.name]) for peer in PEERS}
-        self._pythons = {name: python for name, python in found.items() if python is not None}
+        asked = [(peer, isa) for peer in PEERS for isa in options.isa if isa in peer.isas]
+        found = {(p.name, isa): p.find(self._homes[p.name], isa) for p, isa in asked}
+        self._pythons = {key: python for key, python in found.items() if python is not None}
         self.absent = {
-            peer.name: peer.install_commands(self._homes[peer.name])
-            for peer in PEERS
-            if peer.name not in self._pythons
+            peer.name if isa == AUTO else f"{peer.name} ({isa})": peer.install_commands(
+                self._homes[peer.name], isa
+            )
+            for peer, isa in asked
+            if (peer.name, isa) not in self._pythons
         }
         self._heads = _find_heads(options.head, options.model)
         self.contestants = [
             contestant
             for precision in options.precision
+            for isa in options.isa
             for peer in PEERS
-            if peer.name in self._pythons and precision in peer.precisions
-            for contestant in self._contestants_of(peer, precision)
+            if (peer.name, isa) in self._pythons and precision in peer.precisions
+            for contestant in self._contestants_of(peer, precision, isa)
         ]
 
-    def _contestants_of(self, peer: Peer, precision: str) -> list[Contestant]:
+    def _contestants_of(self, peer: Peer, precision: str, isa: str) -> list[Contestant]:
         names = [
             name
             for name in peer.speculations
@@ -146,7 +157,7 @@ class Comparison:
         ]
         return [
             contestant
-            for contestant in (Contestant(peer.name, name, precision) for name in names)
+            for contestant in (Contestant(peer.name, name, precision, isa) for name in names)
             if any(fnmatch.fnmatch(f"{contestant}", f"{p}*") for p in self._options.contestants)
         ]
 
@@ -208,9 +219,9 @@ class Comparison:
             artifacts = options.artifacts.absolute() / peer.name
             artifacts.mkdir(parents=True, exist_ok=True)
             worker = Worker(
-                self._pythons[peer.name],
+                self._pythons[peer.name, contestant.isa],
                 peer.module,
-                peer.environment(home, options.num_threads),
+                {**peer.environment(home, options.num_threads), **peer.isas[contestant.isa]},
                 artifacts / "worker.log",
                 counts_itself=peer.in_worker,
             )
@@ -221,6 +232,7 @@ class Comparison:
                         draft_model="" if draft is None else str(hub.resolve_model(draft)),
                         precision=contestant.precision,
                         speculation=contestant.speculation,
+                        isa=contestant.isa,
                         num_threads=options.num_threads,
                         max_model_len=max_model_len,
                         max_batch=max(

@@ -21,7 +21,7 @@ def draw(result: Result, stem: Path) -> list[Path]:
     panels: dict[str, list[Row]] = {}
     for row in make_rows(result):
         if row.workload != LONG:
-            title = f"{row.workload}, batch {row.batch}, {row.contestant.precision}"
+            title = f"{row.workload}, batch {row.batch}, {row.contestant.kernels}"
             panels.setdefault(title, []).append(row)
     columns = min(_COLUMNS, max(1, len(panels)))
     lines = -(-max(1, len(panels)) // columns)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .processes import ForeignLoad, group_peak_bytes
+from .programs import last_line_of
 from .protocol import Generation, PeerError, Setup
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[1]
@@ -107,13 +108,16 @@ class Worker:
             self._process.stdin.flush()
             line = self._process.stdout.readline()
         except OSError as error:
-            raise PeerError(f"the process ended; see {self._log}") from error
+            raise self._ended() from error
         if not line:
-            raise PeerError(f"the process ended; see {self._log}")
+            raise self._ended()
         reply = json.loads(line)
         if "error" in reply:
             raise PeerError(reply["error"])
         return reply["result"]
+
+    def _ended(self) -> PeerError:
+        return PeerError(f"the process ended: {last_line_of(self._log)} (see {self._log})")
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -32,6 +32,7 @@ class Setup:
         home: where the peer is installed.
         artifacts: a folder for what the peer converts a checkpoint to, kept between runs.
         head: directory of a draft head, where the speculation needs one; "" for none.
+        isa: the instruction set it is held to, as Engine's cpu_isa; "auto": the machine's own.
     """
 
     model: str
@@ -44,6 +45,7 @@ class Setup:
     home: str
     artifacts: str
     head: str = ""
+    isa: str = "auto"
 
 
 @dataclasses.dataclass

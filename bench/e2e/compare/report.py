@@ -38,21 +38,21 @@ def render(result: Result) -> str:
     """The whole report as text."""
     rows = make_rows(result)
     parts = [_header(result)]
-    for precision, workload, batch in dict.fromkeys(
-        (row.contestant.precision, row.workload, row.batch) for row in rows
+    for kernels, workload, batch in dict.fromkeys(
+        (row.contestant.kernels, row.workload, row.batch) for row in rows
     ):
         cell = [
             row
             for row in rows
-            if (row.contestant.precision, row.workload, row.batch) == (precision, workload, batch)
+            if (row.contestant.kernels, row.workload, row.batch) == (kernels, workload, batch)
         ]
         parts.append(
-            f"{precision}, {workload}, batch {batch}\n" + _table(_HEADINGS, map(_cells, cell))
+            f"{kernels}, {workload}, batch {batch}\n" + _table(_HEADINGS, map(_cells, cell))
         )
     parts.append(_LEGEND)
     verdicts = make_verdicts(rows)
     if verdicts:
-        headings = ("specdec over the best peer", "precision", "workload", "batch", "ratio", "of")
+        headings = ("specdec over the best peer", "kernels", "workload", "batch", "ratio", "of")
         parts.append(_table(headings, map(_verdict_cells, verdicts)))
     parts += [f"never quiet: {name}" for name in find_noisy(result)]
     parts += [f"absent: {name}\n" + _indented(how) for name, how in result.absent.items()]
@@ -118,7 +118,7 @@ def _cells(row: Row) -> list[str]:
 def _verdict_cells(verdict: Verdict) -> list[str]:
     return [
         verdict.kind,
-        verdict.precision,
+        verdict.kernels,
         verdict.workload,
         str(verdict.batch),
         f"{verdict.ratio:.2f}",

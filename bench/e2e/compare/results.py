@@ -19,9 +19,15 @@ class Contestant:
     peer: str
     speculation: str
     precision: str
+    isa: str = "auto"  # the instruction set it is held to
 
     def __str__(self) -> str:
-        return f"{self.peer}:{self.speculation}:{self.precision}"
+        return f"{self.peer}:{self.speculation}:{self.kernels.replace(', ', ':')}"
+
+    @property
+    def kernels(self) -> str:
+        """What only equal contestants are compared by: precision and instruction set."""
+        return self.precision if self.isa == "auto" else f"{self.precision}, {self.isa}"
 
 
 @dataclasses.dataclass
@@ -159,10 +165,13 @@ def make_rows(result: Result) -> list[Row]:
     return rows
 
 
-def _table_order(contestant: Contestant) -> tuple[bool, str, bool, str, str]:
+def _table_order(contestant: Contestant) -> tuple[bool, str, bool, str, str, str]:
     """This engine first, plain decoding first."""
     peer, speculation = contestant.peer, contestant.speculation
-    return (peer != OURS, peer, speculation != PLAIN, speculation, contestant.precision)
+    return (
+        *(peer != OURS, peer, speculation != PLAIN, speculation),
+        *(contestant.precision, contestant.isa),
+    )
 
 
 def find_noisy(result: Result) -> list[str]:
@@ -289,7 +298,7 @@ def _compare_with_ours(rows: Sequence[Row]) -> None:
             other.tokens_per_s
             for other in rows
             if other.contestant.peer == OURS
-            and other.contestant.precision == row.contestant.precision
+            and other.contestant.kernels == row.contestant.kernels
             and (other.contestant.speculation == PLAIN) == is_plain
         ]
         row.ours_over_it = max(ours) / row.tokens_per_s if ours else None
@@ -303,7 +312,7 @@ class Verdict:
     """
 
     kind: str
-    precision: str
+    kernels: str  # precision and instruction set
     workload: str
     batch: int
     ours: Contestant
@@ -314,13 +323,13 @@ class Verdict:
 def make_verdicts(rows: Sequence[Row]) -> list[Verdict]:
     """Comparisons for which both sides were measured."""
     verdicts = []
-    for precision, workload, batch in dict.fromkeys(
-        (row.contestant.precision, row.workload, row.batch) for row in rows
+    for kernels, workload, batch in dict.fromkeys(
+        (row.contestant.kernels, row.workload, row.batch) for row in rows
     ):
         cell = [
             row
             for row in rows
-            if (row.contestant.precision, row.workload, row.batch) == (precision, workload, batch)
+            if (row.contestant.kernels, row.workload, row.batch) == (kernels, workload, batch)
         ]
         plain = [row for row in cell if row.contestant.speculation == PLAIN]
         speculating = [row for row in cell if row.contestant.speculation != PLAIN]
@@ -334,7 +343,7 @@ def make_verdicts(rows: Sequence[Row]) -> list[Verdict]:
                 verdicts.append(
                     Verdict(
                         kind,
-                        precision,
+                        kernels,
                         workload,
                         batch,
                         left.contestant,
@@ -342,12 +351,12 @@ def make_verdicts(rows: Sequence[Row]) -> list[Verdict]:
                         ratio,
                     )
                 )
-        verdicts += _first_token_verdict(plain, precision, workload, batch)
+        verdicts += _first_token_verdict(plain, kernels, workload, batch)
     return verdicts
 
 
 def _first_token_verdict(
-    plain: Sequence[Row], precision: str, workload: str, batch: int
+    plain: Sequence[Row], kernels: str, workload: str, batch: int
 ) -> list[Verdict]:
     times = {row.contestant: row.first_token_ms for row in plain if row.first_token_ms}
     ours = [c for c in times if c.peer == OURS]
@@ -356,4 +365,4 @@ def _first_token_verdict(
         return []
     best = min(peers, key=lambda c: times[c])
     ratio = times[best] / times[ours[0]]
-    return [Verdict("first token", precision, workload, batch, ours[0], best, ratio)]
+    return [Verdict("first token", kernels, workload, batch, ours[0], best, ratio)]

@@ -49,8 +49,8 @@ struct EngineConfig {
   std::vector<int> tapped_layers;
   bool tap_final_hidden = false;
   SpeculativeConfig speculative;
-  // Of distributed_executor_backend "mp": what the processes of the other ranks join, or are about
-  // to.
+  // Of distributed_executor_backend "mp" and "ray": what the processes of the other ranks join, or
+  // are about to.
   std::shared_ptr<RankGroup> rank_group;
 
   // Throws InvalidArgument naming the first field that is out of range.
@@ -192,9 +192,9 @@ inline constexpr std::tuple kEngineOptions = {
     option(&EngineConfig::distributed_executor_backend,
            {.name = "distributed_executor_backend",
             .help = "where the ranks of several devices run: \"threads\" of this process, \"mp\" "
-                    "(processes that it starts), \"mpi\" (of mpirun) or \"external_launcher\" (of "
-                    "torchrun)",
-            .choices = {"threads", "mp", "mpi", "external_launcher"}}),
+                    "(processes that it starts), \"ray\" (actors of Ray), \"mpi\" (of mpirun) or "
+                    "\"external_launcher\" (of torchrun)",
+            .choices = {"threads", "mp", "ray", "mpi", "external_launcher"}}),
     option(&EngineConfig::distributed_timeout_seconds,
            {.name = "distributed_timeout_seconds",
             .help = "how long a rank waits for the others before the engine fails with RankFailure",

@@ -2,6 +2,7 @@
 // serve_rank() with the same configuration and does nothing else meanwhile.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 
@@ -9,23 +10,32 @@
 
 namespace specdec {
 
+class Communicator;
 class ShmGroup;
 
-// Processes of one host, which the process of rank 0 starts ("mp"). The others join by the name.
+// Processes that whoever makes the engine starts. They join by the name.
 class RankGroup {
  public:
+  // Of this host ("mp").
   explicit RankGroup(int num_ranks);
+  // Of several hosts ("ray"). This process, which is rank 0, listens at one of its addresses, where
+  // the others' hosts reach it, and a port that is free.
+  RankGroup(int num_ranks, const std::string& host, int port);
   ~RankGroup();
   RankGroup(const RankGroup&) = delete;
   RankGroup& operator=(const RankGroup&) = delete;
 
-  const std::string& name() const;
-  // Ends the group for what is known of that rank's process.
+  const std::string& name() const { return name_; }
+  // Ends a group of this host for what is known of that rank's process. A group of several hosts
+  // notices by itself.
   void fail(int rank, const std::string& cause);
-  ShmGroup& shm() { return *shm_; }
+  // As rank 0; waits until all have come.
+  std::unique_ptr<Communicator> join(std::chrono::milliseconds timeout);
 
  private:
-  std::unique_ptr<ShmGroup> shm_;
+  int num_ranks_;
+  std::unique_ptr<ShmGroup> shm_;  // null: of several hosts
+  std::string name_;
 };
 
 // Whether this process is rank 0 of the processes that mpirun or torchrun started; true where
@@ -35,7 +45,7 @@ class RankGroup {
 bool is_leading_rank(const EngineConfig& config);
 
 // A rank that does not lead: loads its share of the models and computes with the others until the
-// engine is destroyed. Of "mp" the rank is `rank` of the group `name`; of "mpi" and
+// engine is destroyed. Of "mp" and "ray" the rank is `rank` of the group `name`; of "mpi" and
 // "external_launcher" both follow from the launcher. Throws what loading throws, and RankFailure.
 void serve_rank(const EngineConfig& config, const std::string& name = "", int rank = 0);
 

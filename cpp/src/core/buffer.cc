@@ -1,6 +1,7 @@
 #include "core/buffer.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "core/str_cat.h"
 #include "specdec/error.h"
@@ -8,7 +9,6 @@
 namespace specdec {
 namespace {
 
-constexpr size_t kPageBytes = 4096;
 constexpr size_t kHugePageBytes = size_t{2} << 20;
 
 }  // namespace
@@ -18,7 +18,8 @@ Buffer Buffer::host(size_t size_bytes, const char* purpose) {
   // mmap gives zeroed pages lazily and, unlike malloc, a mapping of its own to advise.
   // Only to whole small pages: what a buffer has beyond its last huge page takes small ones, or
   // shares a huge page with the buffer mapped beside it.
-  const size_t mapped_bytes = (size_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  const size_t page_bytes = sysconf(_SC_PAGESIZE);
+  const size_t mapped_bytes = (size_bytes + page_bytes - 1) / page_bytes * page_bytes;
   if (mapped_bytes < size_bytes) {
     throw OutOfMemory(str_cat("cannot allocate ", size_bytes, " bytes for ", purpose));
   }

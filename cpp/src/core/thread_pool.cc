@@ -23,7 +23,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 
+#if defined(__aarch64__)
+constexpr size_t kCacheLineBytes = 128;  // of Apple's processors; others of this kind have 64
+#else
 constexpr size_t kCacheLineBytes = 64;
+#endif
 // A thread's share is handed out in this many pieces, so that other threads can take over the
 // pieces that a delayed thread has not begun.
 constexpr int64_t kPiecesPerShare = 4;

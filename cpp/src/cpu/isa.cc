@@ -9,12 +9,18 @@
 #include <unistd.h>
 
 #include <cstdint>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 namespace specdec::cpu {
 namespace {
 
-constexpr Isa kAllIsas[] = {Isa::kGeneric, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx};
+constexpr Isa kAllIsas[] = {Isa::kGeneric,    Isa::kAvx2,    Isa::kAvxVnni, Isa::kAvx512,
+                            Isa::kAvx512Bf16, Isa::kAmx,     Isa::kNeon,    Isa::kNeonDotprod,
+                            Isa::kNeonI8mm,   Isa::kNeonBf16};
 
 #if defined(__x86_64__)
 
@@ -45,6 +51,8 @@ bool has_avx2() {
          has_bits(cpuid(1, 0).ecx, bit(12) | bit(28) | bit(29)) &&  // FMA, AVX, F16C
          has_bits(cpuid(7, 0).ebx, bit(5) | bit(8));                // AVX2, BMI2
 }
+
+bool has_avx_vnni() { return has_avx2() && has_bits(cpuid(7, 1).eax, bit(4)); }
 
 bool has_avx512() {
   return has_avx2() && has_bits(saved_state(), bit(5) | bit(6) | bit(7)) &&
@@ -79,14 +87,67 @@ bool machine_supports(Isa isa) {
       return true;
     case Isa::kAvx2:
       return has_avx2();
+    case Isa::kAvxVnni:
+      return has_avx_vnni();
     case Isa::kAvx512:
       return has_avx512();
     case Isa::kAvx512Bf16:
       return has_avx512_bf16();
     case Isa::kAmx:
       return has_amx();
+    default:
+      return false;
   }
-  return false;
+}
+
+#elif defined(__aarch64__)
+
+struct Features {
+  bool dotprod, i8mm, bf16;
+};
+
+#if defined(__APPLE__)
+bool has_feature(const char* name) {
+  int value = 0;
+  size_t size_bytes = sizeof(value);
+  return sysctlbyname(name, &value, &size_bytes, nullptr, 0) == 0 && value != 0;
+}
+Features features() {
+  return {.dotprod = has_feature("hw.optional.arm.FEAT_DotProd"),
+          .i8mm = has_feature("hw.optional.arm.FEAT_I8MM"),
+          .bf16 = has_feature("hw.optional.arm.FEAT_BF16")};
+}
+#elif defined(__linux__)
+Features features() {
+  // Bits of the kernel's interface, which older headers do not name.
+  constexpr unsigned long kDotprod = 1ul << 20;  // AT_HWCAP
+  constexpr unsigned long kI8mm = 1ul << 13;     // AT_HWCAP2
+  constexpr unsigned long kBf16 = 1ul << 14;
+  const unsigned long first = getauxval(AT_HWCAP);
+  const unsigned long second = getauxval(AT_HWCAP2);
+  return {.dotprod = (first & kDotprod) != 0,
+          .i8mm = (second & kI8mm) != 0,
+          .bf16 = (second & kBf16) != 0};
+}
+#else
+Features features() { return {}; }
+#endif
+
+bool machine_supports(Isa isa) {
+  const Features has = features();
+  switch (isa) {
+    case Isa::kGeneric:
+    case Isa::kNeon:
+      return true;
+    case Isa::kNeonDotprod:
+      return has.dotprod;
+    case Isa::kNeonI8mm:
+      return has.dotprod && has.i8mm;
+    case Isa::kNeonBf16:
+      return has.dotprod && has.i8mm && has.bf16;
+    default:
+      return false;
+  }
 }
 
 #else
@@ -116,12 +177,22 @@ std::string_view name_of(Isa isa) {
       return "generic";
     case Isa::kAvx2:
       return "avx2";
+    case Isa::kAvxVnni:
+      return "avx_vnni";
     case Isa::kAvx512:
       return "avx512";
     case Isa::kAvx512Bf16:
       return "avx512_bf16";
     case Isa::kAmx:
       return "amx";
+    case Isa::kNeon:
+      return "neon";
+    case Isa::kNeonDotprod:
+      return "neon_dotprod";
+    case Isa::kNeonI8mm:
+      return "neon_i8mm";
+    case Isa::kNeonBf16:
+      return "neon_bf16";
   }
   return "unknown";
 }
@@ -131,6 +202,9 @@ std::vector<Isa> compiled_isas() {
 #if defined(SPECDEC_HAS_ISA_avx2)
   isas.push_back(Isa::kAvx2);
 #endif
+#if defined(SPECDEC_HAS_ISA_avx_vnni)
+  isas.push_back(Isa::kAvxVnni);
+#endif
 #if defined(SPECDEC_HAS_ISA_avx512)
   isas.push_back(Isa::kAvx512);
 #endif
@@ -139,6 +213,18 @@ std::vector<Isa> compiled_isas() {
 #endif
 #if defined(SPECDEC_HAS_ISA_amx)
   isas.push_back(Isa::kAmx);
+#endif
+#if defined(SPECDEC_HAS_ISA_neon)
+  isas.push_back(Isa::kNeon);
+#endif
+#if defined(SPECDEC_HAS_ISA_neon_dotprod)
+  isas.push_back(Isa::kNeonDotprod);
+#endif
+#if defined(SPECDEC_HAS_ISA_neon_i8mm)
+  isas.push_back(Isa::kNeonI8mm);
+#endif
+#if defined(SPECDEC_HAS_ISA_neon_bf16)
+  isas.push_back(Isa::kNeonBf16);
 #endif
   return isas;
 }

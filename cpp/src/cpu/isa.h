@@ -8,12 +8,24 @@
 
 namespace specdec::cpu {
 
-enum class Isa { kGeneric, kAvx2, kAvx512, kAvx512Bf16, kAmx };
+enum class Isa {
+  kGeneric,
+  kAvx2,
+  kAvxVnni,
+  kAvx512,
+  kAvx512Bf16,
+  kAmx,
+  kNeon,
+  kNeonDotprod,
+  kNeonI8mm,
+  kNeonBf16,
+};
 
-std::string_view name_of(Isa isa);  // "generic", "avx2", "avx512", "avx512_bf16", "amx"
+std::string_view name_of(Isa isa);  // "generic", "avx2", "neon_dotprod" and so on
 std::vector<Isa> compiled_isas();   // narrowest first
-bool is_supported(
-    Isa isa);    // supported by this machine: CPUID, OS state, and for AMX the kernel's permission
+// Supported by this machine: on x86 CPUID, OS state, and for AMX the kernel's permission; on ARM
+// what the operating system reports.
+bool is_supported(Isa isa);
 Isa best_isa();  // the widest set that is compiled in and supported
 // "auto" or a name. Throws InvalidArgument (field cpu_isa) for an unknown name and Unavailable for
 // one this build or machine does not have.

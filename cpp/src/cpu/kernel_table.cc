@@ -13,6 +13,9 @@ KernelTable kernel_set();
 namespace avx2 {
 KernelTable kernel_set();
 }
+namespace avx_vnni {
+KernelTable kernel_set();
+}
 namespace avx512 {
 KernelTable kernel_set();
 }
@@ -20,6 +23,18 @@ namespace avx512_bf16 {
 KernelTable kernel_set();
 }
 namespace amx {
+KernelTable kernel_set();
+}
+namespace neon {
+KernelTable kernel_set();
+}
+namespace neon_dotprod {
+KernelTable kernel_set();
+}
+namespace neon_i8mm {
+KernelTable kernel_set();
+}
+namespace neon_bf16 {
 KernelTable kernel_set();
 }
 
@@ -30,6 +45,10 @@ KernelTable kernel_table(Isa isa) {
 #if defined(SPECDEC_HAS_ISA_avx2)
     case Isa::kAvx2:
       return avx2::kernel_set();
+#endif
+#if defined(SPECDEC_HAS_ISA_avx_vnni)
+    case Isa::kAvxVnni:
+      return avx_vnni::kernel_set();
 #endif
 #if defined(SPECDEC_HAS_ISA_avx512)
     case Isa::kAvx512:
@@ -42,6 +61,22 @@ KernelTable kernel_table(Isa isa) {
 #if defined(SPECDEC_HAS_ISA_amx)
     case Isa::kAmx:
       return amx::kernel_set();
+#endif
+#if defined(SPECDEC_HAS_ISA_neon)
+    case Isa::kNeon:
+      return neon::kernel_set();
+#endif
+#if defined(SPECDEC_HAS_ISA_neon_dotprod)
+    case Isa::kNeonDotprod:
+      return neon_dotprod::kernel_set();
+#endif
+#if defined(SPECDEC_HAS_ISA_neon_i8mm)
+    case Isa::kNeonI8mm:
+      return neon_i8mm::kernel_set();
+#endif
+#if defined(SPECDEC_HAS_ISA_neon_bf16)
+    case Isa::kNeonBf16:
+      return neon_bf16::kernel_set();
 #endif
     default:
       break;

@@ -27,38 +27,52 @@ constexpr int64_t kFewRows = 8;  // so few do not crowd each other out even then
 
 int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
-int64_t element_bytes(const CpuPackedLinear& weight) {
-  if (weight.is_integer()) return 1;
-  return weight.packed_format() == kPackedBf16 ? 2 : 4;
-}
-
-// Elements from one prepared row to the next.
-int64_t row_stride(const CpuPackedLinear& weight, int64_t num_rows) {
-  const int64_t element = element_bytes(weight);
-  const bool is_crowded = num_rows > kFewRows && weight.padded_k() * element % kAliasBytes == 0;
-  return weight.padded_k() + (is_crowded ? kAlignment / element : 0);
-}
-
-// Where the parts of prepared rows lie.
-struct RowsLayout {
-  RowsLayout(const CpuPackedLinear& weight, int64_t num_rows)
-      : stride(row_stride(weight, num_rows)) {
-    const int64_t num_groups = weight.is_integer() ? num_rows * stride / kQuantGroup : 0;
-    scales = round_up(num_rows * stride * element_bytes(weight), kAlignment);
-    sums = scales + round_up(num_groups * 4, kAlignment);
-    size_bytes = sums + round_up(num_groups * 4, kAlignment);
+DType dtype_of_rows(PackedFormat format, const LinearKernels& kernels) {
+  switch (format) {
+    case kPackedF32:
+      return DType::kF32;
+    case kPackedBf16:
+      return kernels.widens_bf16 ? DType::kF32 : DType::kBF16;
+    case kPackedInt8:
+    case kPackedInt8Grouped:
+    case kPackedInt8GroupedMin:
+      return kernels.widens_int8 ? DType::kI16 : DType::kI8;
+    default:
+      return DType::kI8;
   }
-  int64_t stride;  // elements
-  int64_t scales;
-  int64_t sums;
-  int64_t size_bytes;
-};
+}
 
 }  // namespace
 
 RowNorm kind_of(const NormParams* norm) {
   if (norm == nullptr) return kNoNorm;
   return norm->kind == NormKind::kRms ? kRmsNorm : kLayerNorm;
+}
+
+// How prepared rows are stored, and where their parts lie.
+struct Projector::RowsLayout {
+  DType dtype;
+  int64_t stride;  // elements
+  int64_t scales;  // bytes before them
+  int64_t sums;
+  int64_t size_bytes;
+
+  int64_t element_bytes() const { return static_cast<int64_t>(size_of(dtype)); }
+};
+
+Projector::RowsLayout Projector::rows_layout() const {
+  const CpuPackedLinear& weight = *weight_;
+  const int64_t num_rows = in_.num_rows;
+  RowsLayout layout{};
+  layout.dtype = dtype_of_rows(weight.packed_format(), kernels_.linear);
+  const int64_t element = layout.element_bytes();
+  const bool is_crowded = num_rows > kFewRows && weight.padded_k() * element % kAliasBytes == 0;
+  layout.stride = weight.padded_k() + (is_crowded ? kAlignment / element : 0);
+  const int64_t num_groups = weight.is_integer() ? num_rows * layout.stride / kQuantGroup : 0;
+  layout.scales = round_up(num_rows * layout.stride * element, kAlignment);
+  layout.sums = layout.scales + round_up(num_groups * 4, kAlignment);
+  layout.size_bytes = layout.sums + round_up(num_groups * 4, kAlignment);
+  return layout;
 }
 
 Projector::Projector(const KernelTable& kernels, ThreadPool& pool)
@@ -97,13 +111,14 @@ void Projector::begin(const CpuPackedLinear& weight, const ProjectionInput& in) 
   weight_ = &weight;
   in_ = in;
   shared_ = {};
-  const DType as_packed = weight.packed_format() == kPackedBf16 ? DType::kBF16 : DType::kF32;
-  if (!weight.is_integer() && in.dtype == as_packed && in.norm == nullptr &&
-      in.row_ids == nullptr && row_stride(weight, in.num_rows) == weight.in_features()) {
+  const RowsLayout layout = rows_layout();
+  const bool keeps_values = weight.packed_format() == kPackedF32 || layout.dtype == DType::kBF16;
+  if (keeps_values && in.dtype == layout.dtype && in.norm == nullptr && in.row_ids == nullptr &&
+      layout.stride == weight.in_features()) {
     shared_.values = in.x;
     return;
   }
-  storage_bytes_ = RowsLayout(weight, in.num_rows).size_bytes;
+  storage_bytes_ = layout.size_bytes;
   const bool is_private =
       pool_.num_threads() == 1 || in.num_rows * weight.padded_k() <= kPrivateElements;
   const int64_t wanted = storage_bytes_ * (is_private ? pool_.num_threads() : 1);
@@ -123,7 +138,7 @@ void Projector::begin(const CpuPackedLinear& weight, const ProjectionInput& in) 
 }
 
 PreparedRows Projector::prepared_at(const char* storage) const {
-  const RowsLayout layout(*weight_, in_.num_rows);
+  const RowsLayout layout = rows_layout();
   if (!weight_->is_integer()) return {.values = storage};
   return {.values = storage,
           .scales = reinterpret_cast<const float*>(storage + layout.scales),
@@ -131,7 +146,7 @@ PreparedRows Projector::prepared_at(const char* storage) const {
 }
 
 void Projector::prepare(int64_t row_begin, int64_t row_end, char* storage) const {
-  const RowsLayout layout(*weight_, in_.num_rows);
+  const RowsLayout layout = rows_layout();
   const RowsTask task = {.x = in_.x,
                          .x_bf16 = in_.dtype == DType::kBF16,
                          .row_ids = in_.row_ids,
@@ -147,9 +162,18 @@ void Projector::prepare(int64_t row_begin, int64_t row_end, char* storage) const
                          .accumulate = false,
                          .out_scales = reinterpret_cast<float*>(storage + layout.scales),
                          .out_sums = reinterpret_cast<int32_t*>(storage + layout.sums)};
-  (weight_->is_integer()                     ? kernels_.rows.to_int8
-   : weight_->packed_format() == kPackedBf16 ? kernels_.rows.to_bf16
-                                             : kernels_.rows.to_f32)(task);
+  const RowsKernels& to = kernels_.rows;
+  const bool is_bf16 = weight_->packed_format() == kPackedBf16;
+  switch (layout.dtype) {
+    case DType::kBF16:
+      return to.to_bf16(task);
+    case DType::kI8:
+      return to.to_int8(task);
+    case DType::kI16:
+      return to.to_widened_int8(task);
+    default:
+      return (is_bf16 ? to.to_widened_bf16 : to.to_f32)(task);
+  }
 }
 
 PreparedRows Projector::rows_for(int thread) {
@@ -171,8 +195,8 @@ PlanesCell Projector::compute(const CpuPackedLinear& weight, const ProjectionPla
   const int64_t block_begin = unit * plan.unit_blocks;
   const int64_t block_end =
       std::min(block_begin + num_units * plan.unit_blocks, weight.num_blocks());
-  const int64_t x_stride = row_stride(weight, in_.num_rows);
-  const int64_t first = row_begin * x_stride;
+  const RowsLayout layout = rows_layout();
+  const int64_t first = row_begin * layout.stride;
   float* sums = sums_.as<float>() + thread * kCellFloats;
   const int64_t stride = (block_end - block_begin) * kOutputs;
   const int64_t plane_stride = (row_end - row_begin) * stride;
@@ -180,8 +204,8 @@ PlanesCell Projector::compute(const CpuPackedLinear& weight, const ProjectionPla
       {.weights = weight.block(block_begin),
        .block_bytes = weight.block_bytes(),
        .padded_k = weight.padded_k(),
-       .x = static_cast<const char*>(rows.values) + first * element_bytes(weight),
-       .x_stride = x_stride,
+       .x = static_cast<const char*>(rows.values) + first * layout.element_bytes(),
+       .x_stride = layout.stride,
        .x_scales = rows.scales != nullptr ? rows.scales + first / kQuantGroup : nullptr,
        .x_sums = rows.sums != nullptr ? rows.sums + first / kQuantGroup : nullptr,
        .num_rows = row_end - row_begin,

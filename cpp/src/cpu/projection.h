@@ -79,6 +79,8 @@ class Projector {
                            int64_t unit_blocks) const;
   // Prepares the rows for all threads, or arranges that each does on its own.
   void begin(const CpuPackedLinear& weight, const ProjectionInput& in);
+  struct RowsLayout;
+  RowsLayout rows_layout() const;  // of the product being run
   PreparedRows rows_for(int thread);
   void prepare(int64_t row_begin, int64_t row_end, char* storage) const;
   PreparedRows prepared_at(const char* storage) const;

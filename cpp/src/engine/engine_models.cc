@@ -66,7 +66,7 @@ EngineModels::EngineModels(const EngineConfig& given, const BackendMaker& make_b
 void EngineModels::load(const BackendMaker& make_backend) {
   const int rank = ranks_ != nullptr ? ranks_->rank() : 0;
   const int num_ranks = ranks_ != nullptr ? ranks_->size() : 1;
-  const DeviceChoice device = resolve_device(config_.device, rank % num_ranks_of_host(config_));
+  const DeviceChoice device = resolve_device(config_.device, device_of_rank(config_, rank));
   device_kind_ = device.kind;
   if (config_.device == "auto" && rank == 0) log_info("device='auto' is ", device.name);
   fill_defaults(config_, device.kind);

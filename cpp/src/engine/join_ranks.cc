@@ -32,19 +32,30 @@ constexpr std::array kOfMpirun = {
     LauncherVariables{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"},
     LauncherVariables{"PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"}};
 
+int number_of(std::string_view what, std::string_view digits) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  if (error != std::errc() || end != digits.data() + digits.size()) {
+    throw InvalidArgument(kField, str_cat(what, "='", digits, "' is no number"));
+  }
+  return value;
+}
+
 // A number in the environment. Throws InvalidArgument where there is none.
 int number_of(const char* variable) {
   const char* text = std::getenv(variable);
   if (text == nullptr) {
     throw InvalidArgument(kField, str_cat("the launcher has not set ", variable));
   }
-  const std::string_view digits(text);
-  int value = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-  if (error != std::errc() || end != digits.data() + digits.size()) {
-    throw InvalidArgument(kField, str_cat(variable, "='", digits, "' is no number"));
-  }
-  return value;
+  return number_of(variable, text);
+}
+
+// Of the name of a group of several hosts: what is before its last colon, and the port.
+SocketAddress address_of(const std::string& name) {
+  const size_t colon = std::min(name.rfind(':'), name.size());
+  return {.host = name.substr(0, colon),
+          .port = number_of("the port of the ranks' group",
+                            std::string_view(name).substr(std::min(colon + 1, name.size())))};
 }
 
 // Those that may have started the process, of a configuration that wants one.
@@ -66,6 +77,10 @@ void check_size(const EngineConfig& config, int size) {
 
 int num_ranks(const EngineConfig& config) {
   return config.tensor_parallel_size * config.pipeline_parallel_size;
+}
+
+int device_of_rank(const EngineConfig& config, int rank) {
+  return config.distributed_executor_backend == "ray" ? 0 : rank % num_ranks_of_host(config);
 }
 
 int num_ranks_of_host(const EngineConfig& config) {
@@ -106,10 +121,20 @@ std::unique_ptr<Communicator> join_launched(const EngineConfig& config) {
                            launched.rank, launched.size, timeout_of(config));
 }
 
-RankGroup::RankGroup(int num_ranks) : shm_(std::make_unique<ShmGroup>(num_ranks)) {}
+RankGroup::RankGroup(int num_ranks)
+    : num_ranks_(num_ranks), shm_(std::make_unique<ShmGroup>(num_ranks)), name_(shm_->name()) {}
+RankGroup::RankGroup(int num_ranks, const std::string& host, int port)
+    : num_ranks_(num_ranks), name_(str_cat(host, ":", port)) {}
 RankGroup::~RankGroup() = default;
-const std::string& RankGroup::name() const { return shm_->name(); }
-void RankGroup::fail(int rank, const std::string& cause) { shm_->fail(rank, cause); }
+
+void RankGroup::fail(int rank, const std::string& cause) {
+  if (shm_ != nullptr) shm_->fail(rank, cause);
+}
+
+std::unique_ptr<Communicator> RankGroup::join(std::chrono::milliseconds timeout) {
+  if (shm_ != nullptr) return shm_->join(timeout);
+  return join_socket_group(address_of(name_), 0, num_ranks_, timeout);
+}
 
 bool is_leading_rank(const EngineConfig& config) {
   config.validate();
@@ -119,9 +144,13 @@ bool is_leading_rank(const EngineConfig& config) {
 
 void serve_rank(const EngineConfig& config, const std::string& name, int rank) {
   config.validate();
-  const std::unique_ptr<Communicator> group = config.distributed_executor_backend == "mp"
-                                                  ? join_shm_group(name, rank, timeout_of(config))
-                                                  : join_launched(config);
+  const auto join = [&] {
+    const std::string& backend = config.distributed_executor_backend;
+    if (backend == "mp") return join_shm_group(name, rank, timeout_of(config));
+    if (backend != "ray") return join_launched(config);
+    return join_socket_group(address_of(name), rank, num_ranks(config), timeout_of(config));
+  };
+  const std::unique_ptr<Communicator> group = join();
   serve_rank(config, make_backend, *group);
 }
 

@@ -28,6 +28,9 @@ int num_ranks(const EngineConfig& config);
 // Those that share this host, its cores and its memory: all of them, unless a launcher says
 // otherwise.
 int num_ranks_of_host(const EngineConfig& config);
+// Which of the devices that a rank's process sees is its own, from config.device on. Ray shows each
+// process only its own.
+int device_of_rank(const EngineConfig& config, int rank);
 std::chrono::milliseconds timeout_of(const EngineConfig& config);
 
 }  // namespace specdec

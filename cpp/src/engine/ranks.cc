@@ -2,9 +2,9 @@
 
 #include <utility>
 
-#include "comm/shm_communicator.h"
 #include "comm/thread_communicator.h"
 #include "core/log.h"
+#include "core/str_cat.h"
 #include "engine/failure.h"
 #include "engine/join_ranks.h"
 #include "specdec/error.h"
@@ -16,14 +16,17 @@ Ranks::Ranks(std::unique_ptr<Communicator> group) : group_(std::move(group)), ca
 
 std::unique_ptr<Ranks> Ranks::start(const EngineConfig& config, const BackendMaker& make_backend) {
   if (num_ranks(config) == 1) return nullptr;
-  if (config.distributed_executor_backend == "mp") {
+  const std::string& backend = config.distributed_executor_backend;
+  if (backend == "mp" || backend == "ray") {
     if (config.rank_group == nullptr) {
       throw InvalidArgument("rank_group",
-                            "'mp' needs the group that the other ranks' processes join");
+                            str_cat("'", backend,
+                                    "' needs the group that the other ranks' processes "
+                                    "join"));
     }
-    return std::unique_ptr<Ranks>(new Ranks(config.rank_group->shm().join(timeout_of(config))));
+    return std::unique_ptr<Ranks>(new Ranks(config.rank_group->join(timeout_of(config))));
   }
-  if (config.distributed_executor_backend != "threads") {
+  if (backend != "threads") {
     return std::unique_ptr<Ranks>(new Ranks(join_launched(config)));
   }
   auto groups = make_thread_communicators(num_ranks(config), timeout_of(config));

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ import fastapi
 from specdec_native.checkpoints.errors import MissingDependencyError
 from specdec_native.engine import Engine
 from specdec_native.errors import EngineFailed
+from specdec_native.ray_ranks import resources_of_rank
 from specdec_native.serve.failover import Outputs, ReplicaLost, Runner, Work
 from specdec_native.serve.remote_engine import EngineFacts, RemoteEngine
 from specdec_native.serve.replica import Replica
@@ -154,6 +156,7 @@ def build_app(
     max_queued_requests: int = -1,
     num_replays: int = 2,
     ray_actor_options: Mapping[str, Any] | None = None,
+    placement_group_strategy: str = "PACK",
     health_check_period_s: float = 2.0,
     graceful_shutdown_timeout_s: float = 60.0,
 ) -> serve.Application:
@@ -174,6 +177,9 @@ def build_app(
         num_replays: how often a call is given to another replica because its replica was lost.
         ray_actor_options: of a replica. Without it: the CPUs of num_threads, and on CUDA one GPU
             for each rank. An actor's resources are of one node, so the ranks are, too.
+        placement_group_strategy: with the engine option distributed_executor_backend="ray", where
+            each rank is an actor with such resources: "PACK" them onto few nodes, "STRICT_PACK"
+            onto one, or "SPREAD" them.
         health_check_period_s: how often replicas are asked whether their engine works.
         graceful_shutdown_timeout_s: how long a replica that is scaled away may finish its calls;
             those it does not finish go on elsewhere.
@@ -186,6 +192,7 @@ def build_app(
     if not 0 <= num_replays <= 8:
         raise ValueError(f"num_replays must be in [0, 8], got {num_replays}")
     api = _server_options(server_options, model)
+    given = {} if ray_actor_options is None else {"ray_actor_options": dict(ray_actor_options)}
     scale: dict[str, Any] = {"num_replicas": 1 if num_replicas is None else num_replicas}
     if autoscaling_config is not None:
         scale = {"autoscaling_config": dict(autoscaling_config)}
@@ -193,11 +200,10 @@ def build_app(
         name="EngineReplica",
         max_ongoing_requests=max_ongoing_requests,
         max_queued_requests=max_queued_requests,
-        ray_actor_options=dict(ray_actor_options or _resources(engine_options)),
         health_check_period_s=health_check_period_s,
         graceful_shutdown_timeout_s=graceful_shutdown_timeout_s,
         request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
-        **scale,
+        **{**_placement(engine_options, placement_group_strategy), **given, **scale},
     )
     ingress = serve.deployment(serve.ingress()(Ingress)).options(
         name="Ingress",
@@ -214,7 +220,7 @@ def build_app(
 _ARGUMENTS_OF_JSON = (
     *("engine_options", "server_options", "num_replicas", "autoscaling_config", "num_ingresses"),
     *("max_ongoing_requests", "max_queued_requests", "num_replays", "ray_actor_options"),
-    *("health_check_period_s", "graceful_shutdown_timeout_s"),
+    *("placement_group_strategy", "health_check_period_s", "graceful_shutdown_timeout_s"),
 )
 
 
@@ -256,12 +262,28 @@ def _server_options(given: ServerOptions | Mapping[str, Any] | None, model: str)
     return given
 
 
-def _resources(engine_options: Mapping[str, Any]) -> dict[str, Any]:
-    num_ranks = 1
-    for name in _ENGINE_COUNTS:
-        num_ranks *= engine_options.get(name, 1)
-    is_gpu = str(engine_options.get("device", "auto")).startswith("cuda")
+def _num_ranks(engine_options: Mapping[str, Any]) -> int:
+    counts = (engine_options.get(name, 1) for name in _ENGINE_COUNTS)
+    return math.prod(map(int, counts))
+
+
+def _placement(engine_options: Mapping[str, Any], strategy: str) -> dict[str, Any]:
+    """Where a replica runs: as one actor with all its ranks, or each rank in a bundle."""
+    num_ranks = _num_ranks(engine_options)
+    rank = resources_of_rank(
+        str(engine_options.get("device", "auto")), engine_options.get("num_threads") or 1
+    )
+    if engine_options.get("distributed_executor_backend") == "ray" and num_ranks > 1:
+        return {
+            "ray_actor_options": _actor_options(rank, 1),
+            "placement_group_bundles": [rank] * num_ranks,
+            "placement_group_strategy": strategy,
+        }
+    return {"ray_actor_options": _actor_options(rank, num_ranks)}
+
+
+def _actor_options(rank: Mapping[str, float], num_ranks: int) -> dict[str, Any]:
     return {
-        "num_cpus": num_ranks * (engine_options.get("num_threads") or 1),
-        "num_gpus": num_ranks if is_gpu else 0,
+        "num_cpus": num_ranks * rank["CPU"],
+        "num_gpus": num_ranks * rank.get("GPU", 0),
     }

@@ -53,6 +53,26 @@ TEST_P(CpuIntLinearTest, ProductsMatchDoubleLoops) {
   }
 }
 
+// Kernels sum the products of a group's 4-bit codes in 16 bits, which just hold them.
+TEST_P(CpuIntLinearTest, GroupsOfTheLargestCodesDoNotOverflow) {
+  constexpr int64_t kN = 17;
+  constexpr int64_t kK = 96;
+  CpuBackend backend = make_backend(1);
+  const int bits = is_int4(format()) ? 4 : 8;
+  for (const int code : bits == 4 ? std::vector{0x00, 0xff} : std::vector{0x80, 0x7f}) {
+    QuantizedMatrix weight(kN, kK, bits, has_mins(format()), 1);
+    std::ranges::fill(weight.codes, static_cast<uint8_t>(code));
+    const auto packed = pack(backend, weight.view());
+    const std::vector<float> stored = unpacked(*packed);
+    for (int rows : {1, 3, 4, 6, 8, 17}) {
+      for (const float value : {-1.0f, 1.0f}) {
+        const std::vector<float> x(static_cast<size_t>(rows * kK), value);
+        expect_products(run(backend, *packed, x.data(), rows), x, stored, kK);
+      }
+    }
+  }
+}
+
 TEST_P(CpuIntLinearTest, PartsOfAnyKindLieInOneMatrix) {
   CpuBackend backend = make_backend(2);
   const int64_t k = 160;

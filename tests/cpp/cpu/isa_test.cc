@@ -13,6 +13,7 @@
 namespace specdec::cpu {
 namespace {
 
+#if defined(__x86_64__)
 // The flags Linux reports; it hides those whose register state it does not save.
 std::set<std::string> kernel_flags() {
   std::ifstream file("/proc/cpuinfo");
@@ -23,6 +24,7 @@ std::set<std::string> kernel_flags() {
   }
   return {};
 }
+#endif
 
 TEST(Isa, GenericIsAlwaysThere) {
   EXPECT_EQ(compiled_isas().front(), Isa::kGeneric);
@@ -49,11 +51,19 @@ TEST(Isa, AgreesWithTheOperatingSystem) {
                        [&](const char* name) { return flags.contains(name); });
   };
   EXPECT_EQ(is_supported(Isa::kAvx2), has({"avx2", "fma", "f16c", "bmi2"}));
+  EXPECT_EQ(is_supported(Isa::kAvxVnni), has({"avx2", "fma", "f16c", "bmi2", "avx_vnni"}));
   EXPECT_EQ(is_supported(Isa::kAvx512), has({"avx512f", "avx512bw", "avx512vl", "avx512dq"}));
   EXPECT_EQ(is_supported(Isa::kAvx512Bf16), has({"avx512f", "avx512_bf16", "avx512_vnni"}));
   if (!has({"amx_tile", "amx_bf16"})) {
     EXPECT_FALSE(is_supported(Isa::kAmx));
   }
+}
+#elif defined(__aarch64__)
+TEST(Isa, EachArmSetImpliesTheNarrowerOnes) {
+  EXPECT_TRUE(is_supported(Isa::kNeon));
+  EXPECT_GE(is_supported(Isa::kNeonDotprod), is_supported(Isa::kNeonI8mm));
+  EXPECT_GE(is_supported(Isa::kNeonI8mm), is_supported(Isa::kNeonBf16));
+  EXPECT_FALSE(is_supported(Isa::kAvx2));
 }
 #endif
 

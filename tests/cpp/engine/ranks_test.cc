@@ -140,14 +140,18 @@ TEST_P(RanksTest, AnErrorOfARankThatLoadsIsTheEngines) {
 
 TEST_P(RanksTest, AnIdleLoopSeesThatARankHasFailed) {
   static thread_local bool has_run = false;  // of each rank: another may be loading still
+  std::atomic<bool> is_answered = false;
   faults_.forward = [](int) { has_run = true; };
-  faults_.end_step = [] {  // which nobody waits for
-    if (has_run) throw Unavailable("planted");
+  faults_.end_step = [&] {  // which nobody waits for
+    if (!has_run) return;
+    while (!is_answered) std::this_thread::yield();
+    throw Unavailable("planted");
   };
   EngineLoop loop([this] { return make_engine(); });
   EXPECT_EQ(loop.failure(), nullptr);
   loop.add({{.id = 1, .prompt_token_ids = {1, 2, 3}, .params = params(1)}});
   EXPECT_EQ(loop.take_outputs()->outputs[0].output.error, "");
+  is_answered = true;
   const auto begin = Clock::now();
   while (loop.failure() == nullptr && Clock::now() - begin < kSoon)
     std::this_thread::sleep_for(std::chrono::milliseconds(5));

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Peer, head_method
+from .base import AUTO, ISAS, Peer, head_method
 from .ctranslate2 import PEER as CTRANSLATE2
 from .llama_cpp import PEER as LLAMA_CPP
 from .openvino import PEER as OPENVINO
@@ -12,4 +12,4 @@ from .vllm import PEER as VLLM
 
 PEERS: tuple[Peer, ...] = (SPECDEC, LLAMA_CPP, VLLM, OPENVINO, TRANSFORMERS, CTRANSLATE2)
 
-__all__ = ["PEERS", "SPECDEC", "Peer", "head_method"]
+__all__ = ["AUTO", "ISAS", "PEERS", "SPECDEC", "Peer", "head_method"]

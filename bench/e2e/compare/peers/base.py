@@ -11,6 +11,17 @@ from pathlib import Path
 
 DRAFT_TOKENS = 5  # a draft model's, the same for every peer
 
+AUTO = "auto"  # the widest instruction set that the machine has
+# What oneDNN calls the other instruction sets of x86-64, by what Engine's cpu_isa calls them.
+ONEDNN_ISAS = {
+    "avx2": "AVX2",
+    "avx_vnni": "AVX2_VNNI",
+    "avx512": "AVX512_CORE",
+    "avx512_bf16": "AVX512_CORE_BF16",
+    "amx": "AVX512_CORE_AMX",
+}
+ISAS = (AUTO, *ONEDNN_ISAS)
+
 HEADS = ("eagle", "eagle3", "medusa", "mlp_speculator")  # ways of decoding, by the head's method
 
 Environment = Callable[[Path, int], Mapping[str, str]]
@@ -30,9 +41,12 @@ class Peer:
         module: of this package's folder of peers; what the worker imports.
         speculations: ways of decoding by name, "plain" first, and the most prompts each takes.
         precisions: of the weights.
-        install: shell commands that install it; {home} is replaced by the folder to install to.
+        install: shell commands that install it; {home} is replaced by the folder to install to,
+            {isa} and {options} by the instruction set and its `build_options`.
         package: what its interpreter must be able to import; "" for a peer that is a program.
-        program: file under its home that must exist; "" for a Python package.
+        program: file under its home that must exist; "" for a Python package. {isa} is replaced.
+        isas: instruction sets it can be held to, and the variables of its environment that do so.
+        build_options: of a program that is built for an instruction set; {options} of `install`.
         environment: variables of its worker, from its home and the number of threads.
         in_worker: whether it computes in the worker itself, whose memory then counts.
     """
@@ -45,23 +59,27 @@ class Peer:
     package: str = ""
     program: str = ""
     environment: Environment = _no_environment
+    isas: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=lambda: {AUTO: {}})
+    build_options: Mapping[str, str] = dataclasses.field(default_factory=dict)
     in_worker: bool = True
 
-    def find(self, home: Path) -> Path | None:
+    def find(self, home: Path, isa: str = AUTO) -> Path | None:
         """The interpreter of its worker if it is installed, else None.
 
         A package is looked for in the virtual environment `home`, then in this interpreter.
         """
         if self.program:
-            return Path(sys.executable) if (home / self.program).is_file() else None
+            is_there = (home / self.program.format(isa=isa)).is_file()
+            return Path(sys.executable) if is_there else None
         for python in (home / "bin/python", Path(sys.executable)):
             if python.is_file() and _can_import(python, self.package):
                 return python
         return None
 
-    def install_commands(self, home: Path) -> list[str]:
+    def install_commands(self, home: Path, isa: str = AUTO) -> list[str]:
         """What to type to install it to `home`."""
-        return [command.format(home=home) for command in self.install]
+        options = self.build_options.get(isa, "")
+        return [command.format(home=home, isa=isa, options=options) for command in self.install]
 
 
 def head_method(speculation: str) -> str | None:

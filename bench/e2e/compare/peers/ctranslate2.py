@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from ..programs import run_program
 from ..protocol import Backend, Generation, Setup, artifact_name
 from .base import Peer, pip_install
 
@@ -80,7 +80,7 @@ def _converted(setup: Setup) -> Path:
     part = folder.with_name(folder.name + ".part")
     converter = str(Path(sys.executable).with_name("ct2-transformers-converter"))
     command = [converter, "--model", setup.model, "--output_dir", str(part)]
-    subprocess.run([*command, "--quantization", setup.precision], check=True)
+    run_program([*command, "--quantization", setup.precision])
     part.rename(folder)
     return folder
 

@@ -7,22 +7,39 @@ import http.client
 import json
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from ..programs import last_line_of, run_program
 from ..protocol import Backend, Generation, Setup, artifact_name
 from .base import DRAFT_TOKENS, Peer
 
 _MAX_BATCH = 1024
 _START_SECONDS = 120.0
 _FILE_TYPES = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
-_SERVER = "build/bin/llama-server"
-_QUANTIZE = "build/bin/llama-quantize"
+_SERVER = "build-{isa}/bin/llama-server"
+_QUANTIZE = "build-{isa}/bin/llama-quantize"
+_CONVERTER_PYTHON = "venv/bin/python"
 _CMAKE_OPTIONS = (
-    "-DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=ON "
+    "-DCMAKE_BUILD_TYPE=Release -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=ON "
     "-DLLAMA_BUILD_APP=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF"
+)
+# Its kernels are chosen when it is built. Without GGML_NATIVE it has AVX2, FMA, F16C and BMI2.
+_AVX512 = "-DGGML_NATIVE=OFF -DGGML_AVX512=ON"
+_AVX512_BF16 = f"{_AVX512} -DGGML_AVX512_VNNI=ON -DGGML_AVX512_BF16=ON"
+_BUILD_OPTIONS = {
+    "auto": "-DGGML_NATIVE=ON",
+    "avx2": "-DGGML_NATIVE=OFF",
+    "avx_vnni": "-DGGML_NATIVE=OFF -DGGML_AVX_VNNI=ON",
+    "avx512": _AVX512,
+    "avx512_bf16": _AVX512_BF16,
+    "amx": f"{_AVX512_BF16} -DGGML_AMX_TILE=ON -DGGML_AMX_INT8=ON -DGGML_AMX_BF16=ON",
+}
+# g++ 12 takes the intrinsic that configures AMX tiles to read 8 bytes and drops the others.
+_MEND_TILES = (
+    'sed -i \'s/_tile_loadconfig(&tc);/asm volatile("ldtilecfg %0" :: "m"(tc) : "memory");/\' '
+    "{home}/ggml/src/ggml-cpu/amx/mmq.cpp"
 )
 
 PEER = Peer(
@@ -39,12 +56,18 @@ PEER = Peer(
     },
     precisions=tuple(_FILE_TYPES),
     install=(
-        "pip download --no-deps --no-binary :all: -d {home}.sdist llama-cpp-python==0.3.36",
+        "pip download --no-deps --no-binary llama-cpp-python -d {home}.sdist "
+        "llama-cpp-python==0.3.36",
         "mkdir -p {home} && tar xzf {home}.sdist/llama_cpp_python-0.3.36.tar.gz -C {home} "
         "--strip-components=3 llama_cpp_python-0.3.36/vendor/llama.cpp",
-        f"cmake -S {{home}} -B {{home}}/build {_CMAKE_OPTIONS}",
-        "cmake --build {home}/build -j --target llama-server llama-quantize",
+        _MEND_TILES,
+        f"cmake -S {{home}} -B {{home}}/build-{{isa}} {_CMAKE_OPTIONS} {{options}}",
+        "cmake --build {home}/build-{isa} -j --target llama-server llama-quantize",
+        "python3 -m venv {home}/venv",  # of its converter
+        "{home}/venv/bin/pip install torch==2.13.0 transformers==5.23.0 sentencepiece",
     ),
+    isas={isa: {} for isa in _BUILD_OPTIONS},
+    build_options=_BUILD_OPTIONS,
 )
 
 
@@ -55,6 +78,7 @@ class _LlamaCpp:
         self._remembers = False  # whether earlier answers are drafted from
         self._speculates = False
         self._server: subprocess.Popen[bytes] | None = None
+        self._log = Path()
         self._num_slots = 0
         self._port = 0
 
@@ -62,7 +86,9 @@ class _LlamaCpp:
         home = Path(setup.home)
         model = _gguf(setup, setup.model, setup.precision)
         threads = str(setup.num_threads)
-        self._command = [str(home / _SERVER), "-m", str(model), "-t", threads, "-tb", threads]
+        server = home / _SERVER.format(isa=setup.isa)
+        self._log = Path(setup.artifacts) / "llama-server.log"
+        self._command = [str(server), "-m", str(model), "-t", threads, "-tb", threads]
         self._command += ["--no-webui", "--cache-ram", "0"]
         self._max_model_len = setup.max_model_len
         self._speculates = setup.speculation != "plain"
@@ -80,7 +106,7 @@ class _LlamaCpp:
         elif self._speculates:
             self._command += ["--spec-type", setup.speculation]
         self._start(setup.max_batch)
-        return _version(home / _SERVER)
+        return _version(server)
 
     def reset(self, batch: int) -> None:
         if self._remembers or batch != self._num_slots:
@@ -134,13 +160,17 @@ class _LlamaCpp:
             probe.bind(("127.0.0.1", 0))
             self._port = probe.getsockname()[1]
         sizes = ["-np", str(num_slots), "-c", str(num_slots * self._max_model_len)]
-        self._server = subprocess.Popen([*self._command, *sizes, "--port", str(self._port)])
+        with self._log.open("ab") as log:
+            self._server = subprocess.Popen(
+                [*self._command, *sizes, "--port", str(self._port)], stdout=log, stderr=log
+            )
         self._num_slots = num_slots
         deadline = time.monotonic() + _START_SECONDS
         while not self._is_ready():
             if self._server.poll() is not None or time.monotonic() > deadline:
                 self.close()
-                raise RuntimeError("llama-server did not start; its output is in the log")
+                line = last_line_of(self._log)
+                raise RuntimeError(f"llama-server did not start: {line} (see {self._log})")
             time.sleep(0.05)
 
     def _is_ready(self) -> bool:
@@ -169,11 +199,13 @@ def _gguf(setup: Setup, model: str, precision: str) -> Path:
     part = file.with_suffix(".part")
     if precision == "bf16":
         script = str(home / "convert_hf_to_gguf.py")
-        command = [sys.executable, script, model, "--outtype", "bf16", "--outfile", str(part)]
+        python = str(home / _CONVERTER_PYTHON)
+        command = [python, script, model, "--outtype", "bf16", "--outfile", str(part)]
     else:
         source = _gguf(setup, model, "bf16")
-        command = [str(home / _QUANTIZE), str(source), str(part), _FILE_TYPES[precision]]
-    subprocess.run(command, check=True)
+        quantize = str(home / _QUANTIZE.format(isa=setup.isa))
+        command = [quantize, str(source), str(part), _FILE_TYPES[precision]]
+    run_program(command)
     part.rename(file)
     return file
 

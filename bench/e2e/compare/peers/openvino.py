@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from ..programs import run_program
 from ..protocol import Backend, Generation, Setup, artifact_name
-from .base import DRAFT_TOKENS, Peer, pip_install
+from .base import AUTO, DRAFT_TOKENS, ONEDNN_ISAS, Peer, pip_install
 
 _MAX_BATCH = 1024
 _LOOKUP_TOKENS = 8
@@ -20,6 +20,7 @@ _EXPORTS = {
     "int8": ("--weight-format", "int8"),
     "int4": ("--weight-format", "int4", "--sym", "--group-size", "64", "--ratio", "1.0"),
 }
+_BF16_ISAS = (AUTO, "avx512_bf16", "amx")
 
 PEER = Peer(
     name="openvino-genai",
@@ -39,6 +40,8 @@ PEER = Peer(
         ),
         "{home}/bin/pip uninstall -y torchvision",
     ),
+    # Its attention, which is not oneDNN's, goes by the machine alone.
+    isas={AUTO: {}} | {isa: {"ONEDNN_MAX_CPU_ISA": name} for isa, name in ONEDNN_ISAS.items()},
 )
 
 
@@ -56,11 +59,13 @@ class _OpenVino:
         scheduler.max_num_seqs = setup.max_batch
         blocks = -(-(setup.max_model_len + _LOOKUP_TOKENS) // _BLOCK_SIZE)
         scheduler.num_kv_blocks = setup.max_batch * (blocks + 1)
-        device = {
+        device: dict[str, Any] = {
             "INFERENCE_NUM_THREADS": setup.num_threads,
-            "INFERENCE_PRECISION_HINT": "bf16",
+            # It asks the processor, not oneDNN, whether it has bfloat16 and VNNI.
+            "INFERENCE_PRECISION_HINT": "bf16" if setup.isa in _BF16_ISAS else "f32",
+            **({"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0} if setup.isa == "avx2" else {}),
         }
-        properties: dict[str, Any] = dict(device)
+        properties = dict(device)
         self._speculates = setup.speculation != "plain"
         if setup.speculation == "prompt-lookup":
             properties["prompt_lookup"] = True
@@ -131,7 +136,7 @@ def _exported(setup: Setup, model: str, precision: str) -> Path:
         *_EXPORTS[precision],
         str(part),
     ]
-    subprocess.run(command, check=True)
+    run_program(command)
     part.rename(folder)
     return folder
 

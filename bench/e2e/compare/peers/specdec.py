@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from ..protocol import Backend, Generation, Setup
-from .base import HEADS, Peer, head_method
+from .base import HEADS, ISAS, Peer, head_method
 
 _BLOCK_SIZE = 16
 _MAX_BATCH = 1024
@@ -31,6 +31,7 @@ PEER = Peer(
     },
     precisions=tuple(_QUANTIZATION),
     install=("pip install '.[all]'",),
+    isas={isa: {} for isa in ISAS},  # by Engine's cpu_isa
 )
 
 
@@ -65,6 +66,7 @@ class _Specdec:
             setup.model,
             dtype="bfloat16",
             quantization=_QUANTIZATION[setup.precision],
+            cpu_isa=setup.isa,
             num_threads=setup.num_threads,
             max_model_len=setup.max_model_len,
             max_num_seqs=setup.max_batch,

@@ -55,7 +55,7 @@ def vllm(model: Path, port: int, slots: int, num_threads: int) -> Command:
 
 
 def llama_cpp(model: Path, port: int, slots: int, num_threads: int) -> Command:
-    home = _home("llama_cpp")
+    home = _home("llama.cpp")
     file = model.with_suffix(".gguf")
     if not file.is_file():
         # The converter knows tokenizers by what they make of a text; this one is cut.
@@ -65,11 +65,11 @@ def llama_cpp(model: Path, port: int, slots: int, num_threads: int) -> Command:
             "TextModel.get_vocab_base_pre = lambda *_: 'smollm'; c.main()"
         )
         arguments = [str(model), "--outtype", "bf16", "--outfile", str(file)]
-        subprocess.run([sys.executable, "-c", script, *arguments], check=True)
+        subprocess.run([str(home / "venv/bin/python"), "-c", script, *arguments], check=True)
     threads = str(num_threads)
     return Command(
         [
-            *(str(home / "build/bin/llama-server"), "-m", str(file), "--port", str(port)),
+            *(str(home / "build-auto/bin/llama-server"), "-m", str(file), "--port", str(port)),
             *("-t", threads, "-tb", threads, "-np", str(slots)),
             *("-c", str(slots * _MAX_MODEL_LEN), "--no-webui", "--cache-ram", "0"),
         ]

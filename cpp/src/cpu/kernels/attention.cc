@@ -10,7 +10,7 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int kTilePairs = 6;
 constexpr int kTileVectors = 4;
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(SPECDEC_NEON)
 constexpr int kTilePairs = 4;
 constexpr int kTileVectors = 1;
 #else

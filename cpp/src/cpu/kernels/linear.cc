@@ -1,5 +1,7 @@
 #include "cpu/kernels/linear.h"
 
+#include <type_traits>
+
 #include "cpu/kernels/linear_tiles.h"
 #include "cpu/kernels/simd_pairs.h"
 
@@ -10,62 +12,88 @@
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
 
-// A dot policy says how a step of k is multiplied: Weights (16 outputs), Factor (one row's x, in
-// all lanes) and the accumulation of their product. The tiles must fit into the registers: up to
-// kOnePassRows x one block, and kPassRows x kPassBlocks when rows take several passes. Large tiles
-// take kUnroll steps at a time, which k is whole multiples of.
+// A dot policy says how a step of k is multiplied, in kParts one after the other: Weights (16
+// outputs), Factor (one row's x, in all lanes) and the accumulation of their product. The tiles
+// must fit into the registers: up to kOnePassRows x one block, and kPassRows x kPassBlocks when
+// rows take several passes over kGroupBytes of weights. Large tiles take kUnroll steps at a time,
+// which k is whole multiples of.
+
+#if defined(__AVX512F__)
+// Sums of 24 registers, which leaves one for each block's weights and one for x.
+constexpr int kOneBlockRows = 16;
+constexpr int kGroupRows = 8;
+constexpr int kGroupBlocks = 3;
+#elif defined(__AVX2__) || defined(__aarch64__)
+// Twelve registers of sums, two for weights and one for x: more products at a time than two units
+// of a latency of four need, and fewer loads than products.
+constexpr int kOneBlockRows = 6;
+constexpr int kGroupRows = 6;
+constexpr int kGroupBlocks = 1;
+#else
+constexpr int kOneBlockRows = 2;
+constexpr int kGroupRows = 2;
+constexpr int kGroupBlocks = 1;
+#endif
+constexpr int64_t kHalfL2Bytes = 512 << 10;  // of a small one: the next group arrives beside this
 
 struct F32Dot {
   using X = float;
+  using W = float;
   using Weights = F32x16;
   using Factor = F32x16;
   static constexpr int kStep = 1;
+  static constexpr int kParts = 1;
   static constexpr int kUnroll = 1;
-#if defined(__AVX512F__)
-  static constexpr int kOnePassRows = 16;
-  static constexpr int kPassRows = 8;
-  static constexpr int kPassBlocks = 3;
-#elif defined(__AVX2__) || defined(__aarch64__)
-  static constexpr int kOnePassRows = 4;
-  static constexpr int kPassRows = 4;
-  static constexpr int kPassBlocks = 1;
-#else
-  static constexpr int kOnePassRows = 2;
-  static constexpr int kPassRows = 2;
-  static constexpr int kPassBlocks = 1;
-#endif
-  static Weights weights(const float* p) { return load(p); }
-  static Factor factor(const float* x) { return broadcast(*x); }
+  static constexpr int kOnePassRows = kOneBlockRows;
+  static constexpr int kPassRows = kGroupRows;
+  static constexpr int kPassBlocks = kGroupBlocks;
+  static constexpr int64_t kGroupBytes = kHalfL2Bytes;
+  static Weights weights(const float* p, int) { return load(p); }
+  static Factor factor(const float* x, int) { return broadcast(*x); }
   static F32x16 dot(F32x16 sum, Weights w, Factor x) { return fma(w, x, sum); }
 };
 
+#if defined(SPECDEC_MULTIPLIES_BF16_PAIRS)
 struct Bf16Dot {
   using X = uint16_t;
+  using W = uint16_t;
   using Weights = Bf16Pairs;
   using Factor = Bf16Pairs;
   static constexpr int kStep = 2;
+  static constexpr int kParts = 1;
   static constexpr int kUnroll = 4;
-#if defined(__AVX512BF16__)
-  static constexpr int kOnePassRows = 16;
-  static constexpr int kPassRows = 8;
-  static constexpr int kPassBlocks = 3;
-#elif defined(__AVX512F__)
-  static constexpr int kOnePassRows = 16;
-  static constexpr int kPassRows = 8;
-  static constexpr int kPassBlocks = 2;
-#elif defined(__AVX2__) || defined(__aarch64__)
-  static constexpr int kOnePassRows = 4;
-  static constexpr int kPassRows = 4;
-  static constexpr int kPassBlocks = 1;
-#else
-  static constexpr int kOnePassRows = 2;
-  static constexpr int kPassRows = 2;
-  static constexpr int kPassBlocks = 1;
-#endif
-  static Weights weights(const uint16_t* p) { return load_pairs(p); }
-  static Factor factor(const uint16_t* x) { return broadcast_pair(x); }
+  static constexpr int kOnePassRows = kOneBlockRows;
+  static constexpr int kPassRows = kGroupRows;
+  static constexpr int kPassBlocks = kGroupBlocks;
+  static constexpr int64_t kGroupBytes = kHalfL2Bytes;
+  static Weights weights(const uint16_t* p, int) { return load_pairs(p); }
+  static Factor factor(const uint16_t* x, int) { return broadcast_pair(x); }
   static F32x16 dot(F32x16 sum, Weights w, Factor x) { return dot_bf16(sum, w, x); }
 };
+#else
+// Without an instruction for pairs, rows come as float32, so that a factor is one load, and the
+// halves of a pair are multiplied one after the other, in the order of dot_bf16.
+struct Bf16Dot {
+  using X = float;
+  using W = uint16_t;
+  using Weights = F32x16;
+  using Factor = F32x16;
+  static constexpr int kStep = 2;
+  static constexpr int kParts = 2;
+  static constexpr int kUnroll = 4;
+  static constexpr int kOnePassRows = kOneBlockRows;
+  static constexpr int kPassRows = kGroupRows;
+  static constexpr int kPassBlocks = kGroupBlocks;
+  // With one block they stay in the level-1 cache, beside the rows of a pass.
+  static constexpr int64_t kGroupBytes = kPassBlocks == 1 ? 16 << 10 : kHalfL2Bytes;
+  static Weights weights(const uint16_t* p, int part) {
+    return part == 0 ? load_second(p) : load_first(p);
+  }
+  static Factor factor(const float* x, int part) { return broadcast(x[1 - part]); }
+  static F32x16 dot(F32x16 sum, Weights w, Factor x) { return fma(w, x, sum); }
+};
+#endif
+constexpr bool kWidensBf16 = !std::is_same_v<Bf16Dot::X, uint16_t>;
 
 void linear_f32(const LinearTask& task) { run_tiles<F32Dot>(task); }
 
@@ -80,11 +108,11 @@ void linear_bf16(const LinearTask& task) { run_tiles<Bf16Dot>(task); }
 
 }  // namespace
 
-void add_int_kernels(LinearKernels& kernels);  // linear_int.cc
+void add_int_kernels(LinearKernels& kernels);  // linear_int.cc: also widens_int8
 
 LinearKernels linear_kernels();
 LinearKernels linear_kernels() {
-  LinearKernels kernels{{linear_f32, linear_bf16}};
+  LinearKernels kernels{{linear_f32, linear_bf16}, kWidensBf16, false};
   add_int_kernels(kernels);
   return kernels;
 }

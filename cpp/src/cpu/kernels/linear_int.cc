@@ -1,6 +1,9 @@
 // Products of integer weights and rows, exact within a group: see linear_int.h.
 #include "cpu/kernels/linear_int.h"
 
+#include <type_traits>
+#include <utility>
+
 #include "cpu/kernels/linear.h"
 #include "cpu/kernels/simd_int.h"
 #include "cpu/kernels/sum_steps.h"
@@ -14,6 +17,9 @@ namespace {
 constexpr int kMaxRows = 8;
 constexpr int kMaxBlocks = 2;
 static_assert(kMaxBlocks <= kMaxCellBlocks);
+#elif defined(__AVXVNNI__)
+constexpr int kMaxRows = 6;
+constexpr int kMaxBlocks = 1;
 #else
 constexpr int kMaxRows = 4;
 constexpr int kMaxBlocks = 1;
@@ -33,6 +39,7 @@ struct IntFormat {
   static constexpr bool kHasMins =
       kFormat == kPackedInt8GroupedMin || kFormat == kPackedInt4GroupedMin;
   static constexpr bool kIsGrouped = kFormat != kPackedInt8;
+  using Dot = std::conditional_t<kIsInt4, Int4Dot, Int8Dot>;
   static constexpr int kOffset = !kIsInt4 ? kInt8Offset : kHasMins ? 0 : kInt4Offset;
   static constexpr int kHeaderBytes =
       kIsGrouped ? (kHasMins ? 2 : 1) * kIntHeaderBytes : 0;  // of a record
@@ -42,8 +49,9 @@ struct IntFormat {
 };
 
 // The place of a tile: the rows at its first row and k, the weights at its first block and k.
+template <class Format>
 struct IntSpan {
-  const int8_t* x;
+  const typename Format::Dot::Code* x;
   const float* x_scales;
   const int32_t* x_sums;
   int64_t x_stride;        // k from one row to the next
@@ -61,28 +69,40 @@ struct IntDots {
   I32x16 of[kRows][kBlocks];
 };
 
+#if defined(SPECDEC_NEON)
+}  // namespace
+}  // namespace specdec::cpu::SPECDEC_ISA
+#include "cpu/kernels/linear_int_neon.h"
+namespace specdec::cpu::SPECDEC_ISA {
+namespace {
+#else
+
 // The integer sums of one group, and one fetch for each line. Unrolled whole: with a loop the
 // compiler moves accumulators around.
 template <class Format, int kRows, int kBlocks>
-inline IntDots<kRows, kBlocks> dot_group(const IntSpan& span, const uint8_t* codes, const int8_t* x,
-                                         const int32_t* x_sums, const uint8_t* ahead) {
-  IntDots<kRows, kBlocks> dots;
+inline IntDots<kRows, kBlocks> dot_group(const IntSpan<Format>& span, const uint8_t* codes,
+                                         const typename Format::Dot::Code* x, const int32_t* x_sums,
+                                         const uint8_t* ahead) {
+  using Dot = typename Format::Dot;
+  const auto start = [&](int row) {
+    return -Format::kOffset * x_sums[row * (span.x_stride / kIntGroup)];
+  };
+  typename Dot::Sums sums[kRows][kBlocks];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
-    const I32x16 start = broadcast_int(-Format::kOffset * x_sums[r * (span.x_stride / kIntGroup)]);
 #pragma GCC unroll 4
-    for (int b = 0; b < kBlocks; ++b) dots.of[r][b] = start;
+    for (int b = 0; b < kBlocks; ++b) sums[r][b] = Dot::begin(start(r));
   }
 #pragma GCC unroll 8
   for (int line = 0; line < Format::kGroupLines; ++line) {
-    Quads w[Format::kLineQuads][kBlocks];
+    typename Dot::Weights w[Format::kLineQuads][kBlocks];
 #pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) {
       const uint8_t* from = codes + line * kLineBytes + b * span.block_bytes;
       if constexpr (Format::kIsInt4) {
-        load_half_byte_quads(from, w[0][b], w[1][b]);
+        Dot::load(from, w[0][b], w[1][b]);
       } else {
-        w[0][b] = load_quads(from);
+        w[0][b] = Dot::load(from);
       }
       __builtin_prefetch(ahead + b * kLineBytes, 0, 3);
     }
@@ -92,16 +112,22 @@ inline IntDots<kRows, kBlocks> dot_group(const IntSpan& span, const uint8_t* cod
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         const int place = 4 * (line * Format::kLineQuads + i);
-        const QuadFactor factor = broadcast_quad(x + place + r * span.x_stride);
+        const typename Dot::Factor factor = Dot::factor(x + place + r * span.x_stride);
 #pragma GCC unroll 4
-        for (int b = 0; b < kBlocks; ++b) {
-          dots.of[r][b] = dot_quads(dots.of[r][b], w[i][b], factor);
-        }
+        for (int b = 0; b < kBlocks; ++b) sums[r][b] = Dot::dot(sums[r][b], w[i][b], factor);
       }
     }
   }
+  IntDots<kRows, kBlocks> dots;
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int b = 0; b < kBlocks; ++b) dots.of[r][b] = Dot::end(sums[r][b], start(r));
+  }
   return dots;
 }
+
+#endif
 
 // Sums before a group, which adds to them, and where they go afterwards.
 struct GroupSums {
@@ -113,7 +139,7 @@ struct GroupSums {
 // lie before them. `header` is where the group's scales are; `x_scales` and `x_sums` point at the
 // first row's.
 template <class Format, bool kStarts, int kFolds, int kRows, int kBlocks>
-inline void add_group(const IntSpan& span, const IntDots<kRows, kBlocks>& dots,
+inline void add_group(const IntSpan<Format>& span, const IntDots<kRows, kBlocks>& dots,
                       const uint8_t* header, const float* x_scales, const int32_t* x_sums,
                       GroupSums sums) {
   const int64_t groups_stride = span.x_stride / kIntGroup;
@@ -154,9 +180,9 @@ inline void add_group(const IntSpan& span, const IntDots<kRows, kBlocks>& dots,
 
 // Likewise, folded `num_folds` times.
 template <class Format, int kRows, int kBlocks>
-inline void add_last_group(int num_folds, const IntSpan& span, const IntDots<kRows, kBlocks>& dots,
-                           const uint8_t* header, const float* x_scales, const int32_t* x_sums,
-                           const GroupSums& sums) {
+inline void add_last_group(int num_folds, const IntSpan<Format>& span,
+                           const IntDots<kRows, kBlocks>& dots, const uint8_t* header,
+                           const float* x_scales, const int32_t* x_sums, const GroupSums& sums) {
   switch (num_folds) {
     case 0:
       return add_group<Format, false, 0>(span, dots, header, x_scales, x_sums, sums);
@@ -183,13 +209,13 @@ inline void fold_zeros(int num_rows, int64_t width, int num_folds, const GroupSu
 
 // Sums the span of k, step by step. A step is whole records.
 template <class Format, int kRows, int kBlocks>
-void run_int_tile(const IntSpan& tile, const TileSums& tile_sums) {
+void run_int_tile(const IntSpan<Format>& tile, const TileSums& tile_sums) {
   constexpr int64_t kWidth = kBlocks * kLanes;
-  const IntSpan span = tile;  // copies, which stores to sums cannot change
+  const IntSpan<Format> span = tile;  // copies, which stores to sums cannot change
   const TileSums sums = tile_sums;
   StepSpan steps = tile.steps;
   const uint8_t* record = span.weights;
-  const int8_t* x = span.x;
+  const auto* x = span.x;
   const float* x_scales = span.x_scales;
   const int32_t* x_sums = span.x_sums;
   const uint8_t* ahead = span.ahead;
@@ -232,31 +258,24 @@ void run_int_tile(const IntSpan& tile, const TileSums& tile_sums) {
   } while (next_step(steps));
 }
 
-using IntTileFunction = void (*)(const IntSpan&, const TileSums&);
+template <class Format>
+using IntTileFunction = void (*)(const IntSpan<Format>&, const TileSums&);
 
-template <class Format, int kBlocks>
-IntTileFunction int_tile_of_rows(int rows) {
-  if constexpr (kMaxRows == 4) {
-    static constexpr IntTileFunction kTiles[] = {
-        run_int_tile<Format, 1, kBlocks>, run_int_tile<Format, 2, kBlocks>,
-        run_int_tile<Format, 3, kBlocks>, run_int_tile<Format, 4, kBlocks>};
-    return kTiles[rows - 1];
-  } else {
-    static constexpr IntTileFunction kTiles[] = {
-        run_int_tile<Format, 1, kBlocks>, run_int_tile<Format, 2, kBlocks>,
-        run_int_tile<Format, 3, kBlocks>, run_int_tile<Format, 4, kBlocks>,
-        run_int_tile<Format, 5, kBlocks>, run_int_tile<Format, 6, kBlocks>,
-        run_int_tile<Format, 7, kBlocks>, run_int_tile<Format, 8, kBlocks>};
-    return kTiles[rows - 1];
-  }
+template <class Format, int kBlocks, int... kRowsLessOne>
+IntTileFunction<Format> int_tile_of_rows(int64_t rows,
+                                         std::integer_sequence<int, kRowsLessOne...>) {
+  static constexpr IntTileFunction<Format> kTiles[] = {
+      run_int_tile<Format, kRowsLessOne + 1, kBlocks>...};
+  return kTiles[rows - 1];
 }
 
 template <class Format>
-IntTileFunction int_tile(int64_t rows, int64_t blocks) {
+IntTileFunction<Format> int_tile(int64_t rows, int64_t blocks) {
+  constexpr std::make_integer_sequence<int, kMaxRows> kSizes;
   if constexpr (kMaxBlocks == 2) {
-    if (blocks == 2) return int_tile_of_rows<Format, 2>(static_cast<int>(rows));
+    if (blocks == 2) return int_tile_of_rows<Format, 2>(rows, kSizes);
   }
-  return int_tile_of_rows<Format, 1>(static_cast<int>(rows));
+  return int_tile_of_rows<Format, 1>(rows, kSizes);
 }
 
 // sums *= the outputs' scales, of one block.
@@ -271,9 +290,9 @@ void scale_outputs(const LinearTask& task, int64_t block) {
 
 // Takes all rows and all of k at once.
 template <class Format>
-IntSpan whole_span(const LinearTask& task) {
-  IntSpan span{};
-  span.x = static_cast<const int8_t*>(task.x);
+IntSpan<Format> whole_span(const LinearTask& task) {
+  IntSpan<Format> span{};
+  span.x = static_cast<const typename Format::Dot::Code*>(task.x);
   span.x_scales = task.x_scales;
   span.x_sums = task.x_sums;
   span.x_stride = task.x_stride;
@@ -288,7 +307,7 @@ IntSpan whole_span(const LinearTask& task) {
 // two blocks are used side by side: the next two blocks are prefetched one after the other.
 template <class Format>
 void run_one_pass(const LinearTask& task) {
-  IntSpan span = whole_span<Format>(task);
+  IntSpan<Format> span = whole_span<Format>(task);
   const int64_t most = task.num_rows <= kSingleBlockRows ? 1 : kMaxBlocks;
   const int64_t distance = most == 1 ? kAheadBytes : most * task.block_bytes;
   span.ahead_step = most * kLineBytes;
@@ -304,7 +323,7 @@ void run_one_pass(const LinearTask& task) {
 // Each pass prefetches an equal share of the next part.
 template <class Format>
 void run_passes(const LinearTask& task, int64_t block, int64_t num_blocks, int64_t num_passes) {
-  const IntSpan whole = whole_span<Format>(task);
+  const IntSpan<Format> whole = whole_span<Format>(task);
   const uint8_t* weights = whole.weights + block * task.block_bytes;
   const int64_t most = kWeightsL1Bytes / (num_blocks * int64_t{Format::kRecordBytes});
   const int64_t num_records = task.padded_k / kIntRecordDepth;
@@ -314,7 +333,7 @@ void run_passes(const LinearTask& task, int64_t block, int64_t num_blocks, int64
   const int64_t share = num_blocks * piece / num_passes;
   const bool is_whole = part >= num_records;
   for (int64_t record = 0; record < num_records; record += part) {
-    IntSpan span = whole;
+    IntSpan<Format> span = whole;
     const bool is_last = record + part >= num_records;
     const int64_t count = is_last ? num_records - record : part;
     span.steps = step_span(task, record * kIntRecordDepth, (record + count) * kIntRecordDepth);
@@ -358,6 +377,7 @@ void run_int(const LinearTask& task) {
 
 void add_int_kernels(LinearKernels& kernels);
 void add_int_kernels(LinearKernels& kernels) {
+  kernels.widens_int8 = !std::is_same_v<Int8Dot::Code, int8_t>;
   kernels.run[kPackedInt8] = run_int<kPackedInt8>;
   kernels.run[kPackedInt8Grouped] = run_int<kPackedInt8Grouped>;
   kernels.run[kPackedInt8GroupedMin] = run_int<kPackedInt8GroupedMin>;

@@ -23,21 +23,22 @@ constexpr int64_t kLineBytes = 64;
 // How far ahead of its use a single pass prefetches, across the ends of blocks. Measured on Zen 5:
 // half as far is as fast for one row, but not for 16 rows.
 constexpr int64_t kAheadBytes = 8 << 10;
-// Bytes of a group of blocks: half of a small L2 cache, as the next group arrives beside it.
-constexpr int64_t kGroupBytes = 512 << 10;
 
 // The place of a tile: x at its first row and k, packed weights at its first block and k.
-template <class X>
+template <class X, class W>
 struct TileSpan {
   const X* x;
   int64_t x_stride;  // elements between rows
-  const X* weights;
+  const W* weights;
   int64_t block_stride;  // elements between blocks
   StepSpan steps;
   // Each step of k prefetches one later line of memory.
   const char* ahead;
   int64_t ahead_step;  // bytes
 };
+
+template <class Dot>
+using SpanOf = TileSpan<typename Dot::X, typename Dot::W>;
 
 // Row r of a tile lies at base + r * stride. The compiler would keep a pointer for every row and
 // run out of registers; this gives it addresses that a processor computes as it loads.
@@ -140,14 +141,16 @@ inline void fold_tile(const SumStep& step, const TileSums& sums,
 
 // Sums the span of k, step by step.
 template <class Dot, int kRows, int kBlocks>
-void run_tile(const TileSpan<typename Dot::X>& span, const TileSums& tile_sums) {
+void run_tile(const SpanOf<Dot>& span, const TileSums& tile_sums) {
   using X = typename Dot::X;
-  static_assert(kLanes * Dot::kStep * sizeof(X) == kLineBytes);
+  using W = typename Dot::W;
+  static_assert(kLanes * Dot::kStep * sizeof(W) == kLineBytes);
   constexpr int64_t kWidth = kBlocks * kLanes;
-  constexpr bool kIsLarge = kRows * kBlocks >= 8;
+  constexpr int kMostSums = Dot::kPassRows * Dot::kPassBlocks;
+  constexpr bool kIsLarge = kRows * kBlocks >= (kMostSums < 8 ? kMostSums : 8);
   constexpr int kUnroll = kIsLarge ? Dot::kUnroll : 1;
   RowPointers<X> x(span.x, span.x_stride);
-  const X* weights = span.weights;
+  const W* weights = span.weights;
   const int64_t block_stride = span.block_stride;
   const char* ahead = span.ahead;
   const int64_t ahead_step = span.ahead_step;
@@ -172,15 +175,18 @@ void run_tile(const TileSpan<typename Dot::X>& span, const TileSums& tile_sums) 
     for (; k > 0; k -= kUnroll * Dot::kStep) {
 #pragma GCC unroll 4
       for (int i = 0; i < kUnroll; ++i) {
-        typename Dot::Weights w[kBlocks];
-#pragma GCC unroll 3
-        for (int b = 0; b < kBlocks; ++b) w[b] = Dot::weights(weights + b * block_stride);
         __builtin_prefetch(ahead, 0, 3);
-#pragma GCC unroll 16
-        for (int r = 0; r < kRows; ++r) {
-          const typename Dot::Factor factor = Dot::factor(x.row(r));
+#pragma GCC unroll 2
+        for (int part = 0; part < Dot::kParts; ++part) {
+          typename Dot::Weights w[kBlocks];
 #pragma GCC unroll 3
-          for (int b = 0; b < kBlocks; ++b) acc[r][b] = Dot::dot(acc[r][b], w[b], factor);
+          for (int b = 0; b < kBlocks; ++b) w[b] = Dot::weights(weights + b * block_stride, part);
+#pragma GCC unroll 16
+          for (int r = 0; r < kRows; ++r) {
+            const typename Dot::Factor factor = Dot::factor(x.row(r), part);
+#pragma GCC unroll 3
+            for (int b = 0; b < kBlocks; ++b) acc[r][b] = Dot::dot(acc[r][b], w[b], factor);
+          }
         }
         weights += kLanes * Dot::kStep;
         ahead += ahead_step;
@@ -199,7 +205,7 @@ void run_tile(const TileSpan<typename Dot::X>& span, const TileSums& tile_sums) 
 }
 
 template <class Dot>
-using TileFunction = void (*)(const TileSpan<typename Dot::X>&, const TileSums&);
+using TileFunction = void (*)(const SpanOf<Dot>&, const TileSums&);
 
 // Null for tiles that the loops below never need: one pass has one block, several have few rows.
 template <class Dot, int kRows, int kBlocks>
@@ -236,14 +242,15 @@ TileFunction<Dot> tile_function(int rows, int blocks) {
 template <class Dot>
 void run_one_pass(const LinearTask& task) {
   using X = typename Dot::X;
-  TileSpan<X> span{};
+  using W = typename Dot::W;
+  SpanOf<Dot> span{};
   span.x = static_cast<const X*>(task.x);
   span.x_stride = task.x_stride;
   span.steps = step_span(task, 0, task.padded_k);
   span.ahead_step = kLineBytes;
   const TileFunction<Dot> run = tile_function<Dot>(static_cast<int>(task.num_rows), 1);
   for (int64_t block = 0; block < task.num_blocks; ++block) {
-    span.weights = static_cast<const X*>(task.weights) + block * task.padded_k * kLanes;
+    span.weights = static_cast<const W*>(task.weights) + block * task.padded_k * kLanes;
     span.ahead = reinterpret_cast<const char*>(span.weights) + kAheadBytes;
     run(span, tile_sums(task, 0, block, kLanes));
   }
@@ -254,14 +261,15 @@ void run_one_pass(const LinearTask& task) {
 template <class Dot>
 void run_group(const LinearTask& task, int64_t block, int num_blocks, int64_t num_passes) {
   using X = typename Dot::X;
+  using W = typename Dot::W;
   const X* x = static_cast<const X*>(task.x);
-  TileSpan<X> span{};
+  SpanOf<Dot> span{};
   span.x_stride = task.x_stride;
   span.block_stride = task.padded_k * kLanes;
-  const X* weights = static_cast<const X*>(task.weights) + block * span.block_stride;
+  const W* weights = static_cast<const W*>(task.weights) + block * span.block_stride;
 
-  const int64_t group_bytes = num_blocks * span.block_stride * int64_t{sizeof(X)};
-  const int64_t num_parts = (group_bytes + kGroupBytes - 1) / kGroupBytes;
+  const int64_t group_bytes = num_blocks * span.block_stride * int64_t{sizeof(W)};
+  const int64_t num_parts = (group_bytes + Dot::kGroupBytes - 1) / Dot::kGroupBytes;
   constexpr int64_t kUnit = Dot::kStep * Dot::kUnroll;
   const int64_t k_part = (task.padded_k / kUnit + num_parts - 1) / num_parts * kUnit;
   const int64_t piece = k_part * kLanes;  // of one block
@@ -270,10 +278,10 @@ void run_group(const LinearTask& task, int64_t block, int num_blocks, int64_t nu
     const bool is_last = k + k_part >= task.padded_k;
     const int64_t num_k = is_last ? task.padded_k - k : k_part;
     span.steps = step_span(task, k, k + num_k);
-    span.ahead_step = share * int64_t{sizeof(X)} / (num_k / Dot::kStep);
+    span.ahead_step = share * int64_t{sizeof(W)} / (num_k / Dot::kStep);
     span.weights = weights + k * kLanes;
     // The next part of every block, of this group or of the group that follows it.
-    const X* next = is_last ? weights + num_blocks * span.block_stride : span.weights + piece;
+    const W* next = is_last ? weights + num_blocks * span.block_stride : span.weights + piece;
     for (int64_t pass = 0; pass < num_passes; ++pass) {
       const int64_t row = task.num_rows * pass / num_passes;
       const int rows = static_cast<int>(task.num_rows * (pass + 1) / num_passes - row);

@@ -66,6 +66,20 @@ void prepare_f32(const RowsTask& task) {
   }
 }
 
+void prepare_widened_bf16(const RowsTask& task) {
+  for (int64_t row = task.row_begin; row < task.row_end; ++row) {
+    float* out = static_cast<float*>(task.out) + row * task.out_stride;
+    with_values(task, row, [&](auto value_at) {
+      for_each_vector(0, task.dim, [&](int64_t i, int n) {
+        uint16_t rounded[kLanes];
+        store_bf16(rounded, value_at(i, n));
+        store_lanes(out + i, load_bf16(rounded), n);
+      });
+    });
+    for (int64_t i = task.dim; i < task.out_stride; ++i) out[i] = 0.0f;
+  }
+}
+
 struct GroupScale {
   float scale;
   int32_t sum;  // of the codes
@@ -89,10 +103,21 @@ GroupScale quantise(F32x16 a, F32x16 b, int8_t* codes) {
   return {is_zero ? 0.0f : largest / 127.0f, static_cast<int32_t>(sum)};
 }
 
-void prepare_int8(const RowsTask& task) {
+void put_codes(const int8_t* codes, int8_t* out) { __builtin_memcpy(out, codes, kIntGroup); }
+void put_codes(const int8_t* codes, int16_t* out) {
+  for (int i = 0; i < kIntGroup; i += 4) {
+    out[i] = codes[i];
+    out[i + 1] = codes[i + 2];
+    out[i + 2] = codes[i + 1];
+    out[i + 3] = codes[i + 3];
+  }
+}
+
+template <class Code>
+void prepare_codes(const RowsTask& task) {
   const int64_t num_groups = task.out_stride / kIntGroup;
   for (int64_t row = task.row_begin; row < task.row_end; ++row) {
-    int8_t* out = static_cast<int8_t*>(task.out) + row * task.out_stride;
+    Code* out = static_cast<Code*>(task.out) + row * task.out_stride;
     with_values(task, row, [&](auto value_at) {
       for (int64_t group = 0; group < num_groups; ++group) {
         const int64_t i = group * kIntGroup;
@@ -101,7 +126,9 @@ void prepare_int8(const RowsTask& task) {
           const int64_t begin = i + j * kLanes;
           half[j] = begin < task.dim ? value_at(begin, lanes_left(begin, task.dim)) : zero();
         }
-        const GroupScale result = quantise(half[0], half[1], out + i);
+        int8_t codes[kIntGroup];
+        const GroupScale result = quantise(half[0], half[1], codes);
+        put_codes(codes, out + i);
         task.out_scales[row * num_groups + group] = result.scale;
         task.out_sums[row * num_groups + group] = result.sum;
       }
@@ -112,6 +139,9 @@ void prepare_int8(const RowsTask& task) {
 }  // namespace
 
 RowsKernels rows_kernels();
-RowsKernels rows_kernels() { return {prepare_f32, prepare<uint16_t>, prepare_int8}; }
+RowsKernels rows_kernels() {
+  return {prepare_f32, prepare<uint16_t>, prepare_widened_bf16, prepare_codes<int8_t>,
+          prepare_codes<int16_t>};
+}
 
 }  // namespace specdec::cpu::SPECDEC_ISA

@@ -22,16 +22,18 @@ struct RowsTask {
   void* out;           // [*, out_stride], elements past dim are zero
   int64_t out_stride;  // elements, at least dim
   bool accumulate;     // to_f32: added to what out holds
-  float* out_scales;   // int8: [*, out_stride / 32]
-  int32_t* out_sums;   // int8: likewise, of a group's codes
+  float* out_scales;   // codes: [*, out_stride / 32]
+  int32_t* out_sums;   // codes: likewise, of a group's codes
 };
 
 struct RowsKernels {
   void (*to_f32)(const RowsTask& task);
   void (*to_bf16)(const RowsTask& task);
+  void (*to_widened_bf16)(const RowsTask& task);  // rounded to bfloat16, stored as float32
   // For each 32 elements: scale = largest magnitude / 127 and codes = round(x / scale), ties to
   // even. Elements are float32 here, bfloat16 ones widened; their codes depend on them alone.
   void (*to_int8)(const RowsTask& task);
+  void (*to_widened_int8)(const RowsTask& task);  // likewise, in int16: see LinearKernels
 };
 
 }  // namespace specdec::cpu

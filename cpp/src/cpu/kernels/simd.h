@@ -9,6 +9,8 @@
 
 #if defined(__AVX2__) || defined(__AVX512F__)
 #include <immintrin.h>
+#elif defined(SPECDEC_NEON)
+#include <arm_neon.h>
 #endif
 
 #ifndef SPECDEC_ISA
@@ -201,7 +203,8 @@ inline void store_bf16(uint16_t* p, F32x16 a) {
                       _mm256_permute4x64_epi64(packed, _MM_SHUFFLE(3, 1, 2, 0)));
 }
 
-#else  // the compiler's own vectors, which it lowers to what the target has (SSE2, NEON)
+#else  // the compiler's own vectors, which it lowers to what the target has (SSE2, NEON), with
+       // instructions of NEON where it has better ones
 
 // Quarters, because g++ keeps vectors wider than the target's in memory.
 inline constexpr int kQuarters = 4;
@@ -262,32 +265,6 @@ inline F32x16 max(F32x16 a, F32x16 b) {
 inline F32x16 min(F32x16 a, F32x16 b) {
   return by_quarter([](FloatQuarter x, FloatQuarter y) { return x < y ? x : y; }, a, b);
 }
-inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
-  return by_quarter([](FloatQuarter x, FloatQuarter y, FloatQuarter z) { return z + x * y; }, a, b,
-                    c);
-}
-inline F32x16 load_bf16(const uint16_t* p) {
-  F32x16 r;
-  for (int i = 0; i < kQuarters; ++i, p += 4) {
-    const WordQuarter words = {p[0], p[1], p[2], p[3]};
-    r.q[i] = (FloatQuarter)(words << 16);
-  }
-  return r;
-}
-inline F32x16 load_i8(const int8_t* p) {
-  F32x16 r;
-  for (int i = 0; i < kQuarters; ++i, p += 4) {
-    const IntQuarter codes = {p[0], p[1], p[2], p[3]};
-    r.q[i] = __builtin_convertvector(codes, FloatQuarter);
-  }
-  return r;
-}
-inline F32x16 double_low(F32x16 a) {
-  F32x16 r;
-  for (int i = 0; i < kLanes; ++i) r.q[i / 4][i % 4] = a.q[i / 8][i / 2 % 4];
-  return r;
-}
-inline F32x16 double_high(F32x16 a) { return double_low({{a.q[2], a.q[3], a.q[2], a.q[3]}}); }
 inline F32x16 select_less(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
   F32x16 r;
   for (int i = 0; i < kQuarters; ++i) r.q[i] = a.q[i] < b.q[i] ? x.q[i] : y.q[i];
@@ -295,16 +272,6 @@ inline F32x16 select_less(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
 }
 inline F32x16 abs(F32x16 a) {
   return by_quarter([](FloatQuarter x) { return (FloatQuarter)((WordQuarter)x & 0x7fffffffu); }, a);
-}
-inline F32x16 sqrt(F32x16 a) {
-  float lanes[kLanes];
-  store(lanes, a);
-  for (float& lane : lanes) lane = __builtin_sqrtf(lane);
-  return load(lanes);
-}
-inline F32x16 round_even(F32x16 a) {
-  // Adding 1.5 * 2^23 leaves no room for a fraction, in the rounding mode of the machine.
-  return by_quarter([](FloatQuarter x) { return (x + 0x1.8p23f) - 0x1.8p23f; }, a);
 }
 inline F32x16 scale_by_power(F32x16 a, F32x16 n) {
   // Clamped first: converting a float an int cannot hold is undefined. 2^128 is no float either:
@@ -338,6 +305,47 @@ inline F32x16 exponent_of(F32x16 a) {
       },
       a);
 }
+
+#if defined(SPECDEC_NEON)
+#include "cpu/kernels/simd_neon.h"
+#else
+
+inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
+  return by_quarter([](FloatQuarter x, FloatQuarter y, FloatQuarter z) { return z + x * y; }, a, b,
+                    c);
+}
+inline F32x16 load_bf16(const uint16_t* p) {
+  F32x16 r;
+  for (int i = 0; i < kQuarters; ++i, p += 4) {
+    const WordQuarter words = {p[0], p[1], p[2], p[3]};
+    r.q[i] = (FloatQuarter)(words << 16);
+  }
+  return r;
+}
+inline F32x16 load_i8(const int8_t* p) {
+  F32x16 r;
+  for (int i = 0; i < kQuarters; ++i, p += 4) {
+    const IntQuarter codes = {p[0], p[1], p[2], p[3]};
+    r.q[i] = __builtin_convertvector(codes, FloatQuarter);
+  }
+  return r;
+}
+inline F32x16 double_low(F32x16 a) {
+  F32x16 r;
+  for (int i = 0; i < kLanes; ++i) r.q[i / 4][i % 4] = a.q[i / 8][i / 2 % 4];
+  return r;
+}
+inline F32x16 double_high(F32x16 a) { return double_low({{a.q[2], a.q[3], a.q[2], a.q[3]}}); }
+inline F32x16 sqrt(F32x16 a) {
+  float lanes[kLanes];
+  store(lanes, a);
+  for (float& lane : lanes) lane = __builtin_sqrtf(lane);
+  return load(lanes);
+}
+inline F32x16 round_even(F32x16 a) {
+  // Adding 1.5 * 2^23 leaves no room for a fraction, in the rounding mode of the machine.
+  return by_quarter([](FloatQuarter x) { return (x + 0x1.8p23f) - 0x1.8p23f; }, a);
+}
 inline void store_bf16(uint16_t* p, F32x16 a) {
   float lanes[kLanes];
   store(lanes, a);
@@ -348,6 +356,8 @@ inline void store_bf16(uint16_t* p, F32x16 a) {
     p[i] = static_cast<uint16_t>((nan ? bits | 0x400000u : rounded) >> 16);
   }
 }
+
+#endif
 
 #endif
 
@@ -398,7 +408,7 @@ inline float reduce_max(F32x16 a) {
   const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
-#else
+#elif !defined(SPECDEC_NEON)
 inline float reduce_add(F32x16 a) {
   float lanes[kLanes];
   store(lanes, a);

@@ -1,9 +1,13 @@
 // Small integers sixteen lanes at a time, and float16: exact sums of products of bytes on every
 // instruction set. The rules of simd.h hold.
 //
-// A quad is four neighbouring k of one output or row. Quads hold those of 16 outputs as unsigned
-// bytes, a QuadFactor one row's four signed bytes for all lanes; dot_quads adds, exactly,
-//   acc[lane] += sum_i quads[lane][i] * factor[i]
+// A quad is four neighbouring k of one output or row. Int8Dot and Int4Dot say how a group of 32 k
+// is summed, with weights of 8 and of 4 bits:
+//   Weights  a quad of each of 16 outputs, unsigned. 64 bytes hold one of 8 bits, or two of 4 bits:
+//            the first in the low halves of the bytes
+//   Factor   one row's quad of signed bytes, for all lanes
+//   Sums     of each lane; dot() adds  sum_i weights[lane][i] * factor[i], exactly
+// A group's sums begin() and end() with the number that they start from.
 #pragma once
 
 #include "cpu/kernels/simd.h"
@@ -32,51 +36,95 @@ inline void store_bytes(void* p, F32x16 a) {
   _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
 }
 
+struct BytesX64 {
+  __m512i v;
+};
+inline BytesX64 load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+inline void load_half_bytes(const uint8_t* p, BytesX64& low, BytesX64& high) {
+  const __m512i bytes = _mm512_loadu_si512(p);
+  const __m512i mask = _mm512_set1_epi8(0x0f);
+  low = {_mm512_and_si512(bytes, mask)};
+  high = {_mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask)};
+}
+
 #if defined(__AVX512VNNI__)
 
-struct Quads {
-  __m512i v;
+struct Int8Dot {
+  using Code = int8_t;
+  using Sums = I32x16;
+  using Weights = BytesX64;
+  struct Factor {
+    __m512i v;
+  };
+  static Sums begin(int32_t start) { return broadcast_int(start); }
+  static I32x16 end(Sums sums, int32_t) { return sums; }
+  static Weights load(const uint8_t* p) { return load_bytes(p); }
+  static Factor factor(const int8_t* x) { return {_mm512_set1_epi32(word_at(x))}; }
+  static Sums dot(Sums sums, Weights w, Factor x) {
+    return {_mm512_dpbusd_epi32(sums.v, w.v, x.v)};
+  }
 };
-struct QuadFactor {
-  __m512i v;
+
+struct Int4Dot : Int8Dot {
+  static void load(const uint8_t* p, Weights& low, Weights& high) { load_half_bytes(p, low, high); }
 };
-inline Quads quads_of(__m512i bytes) { return {bytes}; }
-inline QuadFactor broadcast_quad(const int8_t* p) { return {_mm512_set1_epi32(word_at(p))}; }
-inline I32x16 dot_quads(I32x16 acc, Quads w, QuadFactor x) {
-  return {_mm512_dpbusd_epi32(acc.v, w.v, x.v)};
-}
 
 #else
 
+// The compiler would add products in another order, which keeps all of them until the end: there
+// are not enough registers for that.
+inline __m512i in_order(__m512i sum) {
+  asm("" : "+v"(sum));
+  return sum;
+}
+
 // Even and odd bytes widened to 16 bits, whose products in pairs a 32-bit lane holds exactly.
-struct Quads {
-  __m512i even, odd;
+struct Int8Dot {
+  using Code = int16_t;
+  using Sums = I32x16;
+  struct Weights {
+    __m512i even, odd;
+  };
+  using Factor = Weights;
+  static Sums begin(int32_t start) { return broadcast_int(start); }
+  static I32x16 end(Sums sums, int32_t) { return sums; }
+  static Weights load(const uint8_t* p) {
+    const __m512i bytes = _mm512_loadu_si512(p);
+    return {_mm512_and_si512(bytes, _mm512_set1_epi16(0xff)), _mm512_srli_epi16(bytes, 8)};
+  }
+  static Factor factor(const int16_t* x) {
+    return {_mm512_set1_epi32(word_at(x)), _mm512_set1_epi32(word_at(x + 2))};
+  }
+  static Sums dot(Sums sums, Weights w, Factor x) {
+    const __m512i even = in_order(_mm512_add_epi32(sums.v, _mm512_madd_epi16(w.even, x.even)));
+    return {in_order(_mm512_add_epi32(even, _mm512_madd_epi16(w.odd, x.odd)))};
+  }
 };
-struct QuadFactor {
-  __m512i even, odd;
+
+// A 16-bit lane sums the products of two k in each of a group's eight quads. They fit: codes are at
+// most 15 and factors at least -128, so the sum is at least 8 * 2 * 15 * -128 = -30720.
+struct Int4Dot {
+  using Code = int8_t;
+  struct Sums {
+    __m512i v;
+  };
+  using Weights = BytesX64;
+  struct Factor {
+    __m512i v;
+  };
+  static Sums begin(int32_t) { return {_mm512_setzero_si512()}; }
+  static I32x16 end(Sums sums, int32_t start) {
+    const __m512i products = _mm512_madd_epi16(sums.v, _mm512_set1_epi16(1));
+    return {_mm512_add_epi32(_mm512_set1_epi32(start), products)};
+  }
+  static void load(const uint8_t* p, Weights& low, Weights& high) { load_half_bytes(p, low, high); }
+  static Factor factor(const int8_t* x) { return {_mm512_set1_epi32(word_at(x))}; }
+  static Sums dot(Sums sums, Weights w, Factor x) {
+    return {in_order(_mm512_add_epi16(sums.v, _mm512_maddubs_epi16(w.v, x.v)))};
+  }
 };
-inline Quads quads_of(__m512i bytes) {
-  return {_mm512_and_si512(bytes, _mm512_set1_epi16(0xff)), _mm512_srli_epi16(bytes, 8)};
-}
-inline QuadFactor broadcast_quad(const int8_t* p) {
-  const __m512i bytes = _mm512_set1_epi32(word_at(p));
-  return {_mm512_srai_epi16(_mm512_slli_epi16(bytes, 8), 8), _mm512_srai_epi16(bytes, 8)};
-}
-inline I32x16 dot_quads(I32x16 acc, Quads w, QuadFactor x) {
-  const __m512i sum = _mm512_add_epi32(acc.v, _mm512_madd_epi16(w.even, x.even));
-  return {_mm512_add_epi32(sum, _mm512_madd_epi16(w.odd, x.odd))};
-}
 
 #endif
-
-inline Quads load_quads(const uint8_t* p) { return quads_of(_mm512_loadu_si512(p)); }
-// 64 bytes of two quads an output: one in the low halves, one in the high halves.
-inline void load_half_byte_quads(const uint8_t* p, Quads& low, Quads& high) {
-  const __m512i bytes = _mm512_loadu_si512(p);
-  const __m512i mask = _mm512_set1_epi8(0x0f);
-  low = quads_of(_mm512_and_si512(bytes, mask));
-  high = quads_of(_mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask));
-}
 
 #elif defined(__AVX2__)
 
@@ -99,40 +147,107 @@ inline void store_bytes(void* p, F32x16 a) {
       _mm_packus_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1)));
 }
 
-struct Quads {
-  __m256i even[2], odd[2];
+struct BytesX64 {
+  __m256i lo, hi;
 };
-struct QuadFactor {
-  __m256i even, odd;
-};
-inline Quads quads_of(__m256i lo, __m256i hi) {
-  const __m256i low = _mm256_set1_epi16(0xff);
-  return {{_mm256_and_si256(lo, low), _mm256_and_si256(hi, low)},
-          {_mm256_srli_epi16(lo, 8), _mm256_srli_epi16(hi, 8)}};
-}
-inline QuadFactor broadcast_quad(const int8_t* p) {
-  const __m256i bytes = _mm256_set1_epi32(word_at(p));
-  return {_mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), _mm256_srai_epi16(bytes, 8)};
-}
-inline __m256i dot_quads(__m256i acc, __m256i even, __m256i odd, QuadFactor x) {
-  const __m256i sum = _mm256_add_epi32(acc, _mm256_madd_epi16(even, x.even));
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(odd, x.odd));
-}
-inline I32x16 dot_quads(I32x16 acc, const Quads& w, QuadFactor x) {
-  return {dot_quads(acc.lo, w.even[0], w.odd[0], x), dot_quads(acc.hi, w.even[1], w.odd[1], x)};
-}
-inline Quads load_quads(const uint8_t* p) {
+inline BytesX64 load_bytes(const uint8_t* p) {
   const __m256i* halves = reinterpret_cast<const __m256i*>(p);
-  return quads_of(_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1));
+  return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};
 }
-inline void load_half_byte_quads(const uint8_t* p, Quads& low, Quads& high) {
-  const __m256i* halves = reinterpret_cast<const __m256i*>(p);
-  const __m256i lo = _mm256_loadu_si256(halves), hi = _mm256_loadu_si256(halves + 1);
+inline void load_half_bytes(const uint8_t* p, BytesX64& low, BytesX64& high) {
+  const BytesX64 bytes = load_bytes(p);
   const __m256i mask = _mm256_set1_epi8(0x0f);
-  low = quads_of(_mm256_and_si256(lo, mask), _mm256_and_si256(hi, mask));
-  high = quads_of(_mm256_and_si256(_mm256_srli_epi16(lo, 4), mask),
-                  _mm256_and_si256(_mm256_srli_epi16(hi, 4), mask));
+  low = {_mm256_and_si256(bytes.lo, mask), _mm256_and_si256(bytes.hi, mask)};
+  high = {_mm256_and_si256(_mm256_srli_epi16(bytes.lo, 4), mask),
+          _mm256_and_si256(_mm256_srli_epi16(bytes.hi, 4), mask)};
 }
+
+#if defined(__AVXVNNI__)
+
+struct Int8Dot {
+  using Code = int8_t;
+  using Sums = I32x16;
+  using Weights = BytesX64;
+  struct Factor {
+    __m256i v;
+  };
+  static Sums begin(int32_t start) { return broadcast_int(start); }
+  static I32x16 end(Sums sums, int32_t) { return sums; }
+  static Weights load(const uint8_t* p) { return load_bytes(p); }
+  static Factor factor(const int8_t* x) { return {_mm256_set1_epi32(word_at(x))}; }
+  static Sums dot(Sums sums, Weights w, Factor x) {
+    return {_mm256_dpbusd_avx_epi32(sums.lo, w.lo, x.v),
+            _mm256_dpbusd_avx_epi32(sums.hi, w.hi, x.v)};
+  }
+};
+
+struct Int4Dot : Int8Dot {
+  static void load(const uint8_t* p, Weights& low, Weights& high) { load_half_bytes(p, low, high); }
+};
+
+#else
+
+inline __m256i in_order(__m256i sum) {  // see above
+  asm("" : "+x"(sum));
+  return sum;
+}
+
+// Even and odd bytes widened to 16 bits, whose products in pairs a 32-bit lane holds exactly.
+struct Int8Dot {
+  using Code = int16_t;
+  using Sums = I32x16;
+  struct Weights {
+    __m256i even[2], odd[2];
+  };
+  struct Factor {
+    __m256i even, odd;
+  };
+  static Sums begin(int32_t start) { return broadcast_int(start); }
+  static I32x16 end(Sums sums, int32_t) { return sums; }
+  static Weights load(const uint8_t* p) {
+    const BytesX64 bytes = load_bytes(p);
+    const __m256i low = _mm256_set1_epi16(0xff);
+    return {{_mm256_and_si256(bytes.lo, low), _mm256_and_si256(bytes.hi, low)},
+            {_mm256_srli_epi16(bytes.lo, 8), _mm256_srli_epi16(bytes.hi, 8)}};
+  }
+  static Factor factor(const int16_t* x) {
+    return {_mm256_set1_epi32(word_at(x)), _mm256_set1_epi32(word_at(x + 2))};
+  }
+  static __m256i dot(__m256i sums, __m256i even, __m256i odd, Factor x) {
+    const __m256i sum = in_order(_mm256_add_epi32(sums, _mm256_madd_epi16(even, x.even)));
+    return in_order(_mm256_add_epi32(sum, _mm256_madd_epi16(odd, x.odd)));
+  }
+  static Sums dot(Sums sums, const Weights& w, Factor x) {
+    return {dot(sums.lo, w.even[0], w.odd[0], x), dot(sums.hi, w.even[1], w.odd[1], x)};
+  }
+};
+
+// In 16 bits, as with AVX-512.
+struct Int4Dot {
+  using Code = int8_t;
+  struct Sums {
+    __m256i lo, hi;
+  };
+  using Weights = BytesX64;
+  struct Factor {
+    __m256i v;
+  };
+  static Sums begin(int32_t) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+  static I32x16 end(Sums sums, int32_t start) {
+    const __m256i from = _mm256_set1_epi32(start);
+    const __m256i ones = _mm256_set1_epi16(1);
+    return {_mm256_add_epi32(from, _mm256_madd_epi16(sums.lo, ones)),
+            _mm256_add_epi32(from, _mm256_madd_epi16(sums.hi, ones))};
+  }
+  static void load(const uint8_t* p, Weights& low, Weights& high) { load_half_bytes(p, low, high); }
+  static Factor factor(const int8_t* x) { return {_mm256_set1_epi32(word_at(x))}; }
+  static Sums dot(Sums sums, Weights w, Factor x) {
+    return {in_order(_mm256_add_epi16(sums.lo, _mm256_maddubs_epi16(w.lo, x.v))),
+            in_order(_mm256_add_epi16(sums.hi, _mm256_maddubs_epi16(w.hi, x.v)))};
+  }
+};
+
+#endif
 
 #else
 
@@ -148,6 +263,30 @@ inline F32x16 to_float(I32x16 a) {
   for (int i = 0; i < kQuarters; ++i) r.q[i] = __builtin_convertvector(a.q[i], FloatQuarter);
   return r;
 }
+
+#if defined(SPECDEC_NEON)
+
+inline F32x16 load_half(const uint16_t* p) {
+  F32x16 r;
+  for (int i = 0; i < kQuarters; ++i) {
+    r.q[i] = (FloatQuarter)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i)));
+  }
+  return r;
+}
+inline void store_bytes(void* p, F32x16 a) {
+  int16x4_t words[kQuarters];
+  for (int i = 0; i < kQuarters; ++i) words[i] = vmovn_s32(vcvtq_s32_f32(a.q[i]));
+  vst1q_s8(static_cast<int8_t*>(p), vcombine_s8(vmovn_s16(vcombine_s16(words[0], words[1])),
+                                                vmovn_s16(vcombine_s16(words[2], words[3]))));
+}
+// Sums of products: linear_int_neon.h.
+struct Int8Dot {
+  using Code = int8_t;
+};
+using Int4Dot = Int8Dot;
+
+#else
+
 inline F32x16 load_half(const uint16_t* p) {
   float lanes[kLanes];
   for (int i = 0; i < kLanes; ++i) {
@@ -168,32 +307,43 @@ inline void store_bytes(void* p, F32x16 a) {
   }
 }
 
-struct Quads {
-  uint8_t bytes[4 * kLanes];
-};
-struct QuadFactor {
-  int8_t bytes[4];
-};
-inline QuadFactor broadcast_quad(const int8_t* p) { return {{p[0], p[1], p[2], p[3]}}; }
-inline I32x16 dot_quads(I32x16 acc, const Quads& w, QuadFactor x) {
-  for (int lane = 0; lane < kLanes; ++lane) {
-    int sum = 0;
-    for (int i = 0; i < 4; ++i) sum += w.bytes[4 * lane + i] * x.bytes[i];
-    acc.q[lane / 4][lane % 4] += sum;
+struct Int8Dot {
+  using Code = int8_t;
+  using Sums = I32x16;
+  struct Weights {
+    uint8_t bytes[4 * kLanes];
+  };
+  struct Factor {
+    int8_t bytes[4];
+  };
+  static Sums begin(int32_t start) { return broadcast_int(start); }
+  static I32x16 end(const Sums& sums, int32_t) { return sums; }
+  static Weights load(const uint8_t* p) {
+    Weights w;
+    __builtin_memcpy(w.bytes, p, sizeof(w.bytes));
+    return w;
   }
-  return acc;
-}
-inline Quads load_quads(const uint8_t* p) {
-  Quads w;
-  __builtin_memcpy(w.bytes, p, sizeof(w.bytes));
-  return w;
-}
-inline void load_half_byte_quads(const uint8_t* p, Quads& low, Quads& high) {
-  for (int i = 0; i < 4 * kLanes; ++i) {
-    low.bytes[i] = p[i] & 0x0f;
-    high.bytes[i] = p[i] >> 4;
+  static Factor factor(const int8_t* x) { return {{x[0], x[1], x[2], x[3]}}; }
+  static Sums dot(Sums sums, const Weights& w, Factor x) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      int sum = 0;
+      for (int i = 0; i < 4; ++i) sum += w.bytes[4 * lane + i] * x.bytes[i];
+      sums.q[lane / 4][lane % 4] += sum;
+    }
+    return sums;
   }
-}
+};
+
+struct Int4Dot : Int8Dot {
+  static void load(const uint8_t* p, Weights& low, Weights& high) {
+    for (int i = 0; i < 4 * kLanes; ++i) {
+      low.bytes[i] = p[i] & 0x0f;
+      high.bytes[i] = p[i] >> 4;
+    }
+  }
+};
+
+#endif
 
 #endif
 

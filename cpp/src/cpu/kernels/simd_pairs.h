@@ -10,6 +10,7 @@ namespace specdec::cpu::SPECDEC_ISA {
 // dot_bf16 adds a.second * b.second, then a.first * b.first to each lane, each rounded once: the
 // order of vdpbf16ps.
 #if defined(__AVX512BF16__)
+#define SPECDEC_MULTIPLIES_BF16_PAIRS 1  // by an instruction
 
 struct Bf16Pairs {
   __m512i v;
@@ -23,6 +24,36 @@ inline Bf16Pairs broadcast_pair(const void* p) {
 inline F32x16 dot_bf16(F32x16 acc, Bf16Pairs a, Bf16Pairs b) {
   return {
       _mm512_dpbf16_ps(acc.v, reinterpret_cast<__m512bh>(a.v), reinterpret_cast<__m512bh>(b.v))};
+}
+
+#elif defined(SPECDEC_NEON) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define SPECDEC_MULTIPLIES_BF16_PAIRS 1
+
+// bfdot has a rounding of its own: it adds the two products of a pair, then that sum, each rounded
+// to odd, and takes numbers below the smallest normal one for 0.
+struct Bf16Pairs {
+  bfloat16x8_t q[kQuarters];
+};
+inline Bf16Pairs load_pairs(const void* p) {
+  const uint16_t* from = static_cast<const uint16_t*>(p);
+  return {{vreinterpretq_bf16_u16(vld1q_u16(from)), vreinterpretq_bf16_u16(vld1q_u16(from + 8)),
+           vreinterpretq_bf16_u16(vld1q_u16(from + 16)),
+           vreinterpretq_bf16_u16(vld1q_u16(from + 24))}};
+}
+inline Bf16Pairs broadcast_pair(const void* p) {
+  uint32_t word;
+  __builtin_memcpy(&word, p, sizeof(word));
+  // g++ 12 makes an instruction of float16 of a vector of constants.
+  if (__builtin_constant_p(word)) asm("" : "+r"(word));
+  const bfloat16x8_t pair = vreinterpretq_bf16_u32(vdupq_n_u32(word));
+  return {{pair, pair, pair, pair}};
+}
+inline F32x16 dot_bf16(F32x16 acc, Bf16Pairs a, Bf16Pairs b) {
+  F32x16 r;
+  for (int i = 0; i < kQuarters; ++i) {
+    r.q[i] = (FloatQuarter)vbfdotq_f32(acc.q[i], a.q[i], b.q[i]);
+  }
+  return r;
 }
 
 #else
@@ -77,6 +108,9 @@ inline Bf16Pairs broadcast_pair(const void* p) {
 }
 #endif
 
+// The first or second of each pair at p, widened.
+inline F32x16 load_first(const void* p) { return load_pairs(p).first; }
+inline F32x16 load_second(const void* p) { return load_pairs(p).second; }
 inline F32x16 dot_bf16(F32x16 acc, Bf16Pairs a, Bf16Pairs b) {
   return fma(a.first, b.first, fma(a.second, b.second, acc));
 }
