@@ -115,7 +115,7 @@ stage_example() {
 }
 
 for stage in $stages; do
-  echo "== $stage"
+  echo "== $stage, after $SECONDS s"
   "stage_$stage"
 done
-echo "all stages passed: $stages"
+echo "all stages passed in $SECONDS s: $stages"
