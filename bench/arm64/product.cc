@@ -1,0 +1,31 @@
+// One product, whose instructions are counted: arm64_product ISA FORMAT ROWS OUTPUTS INPUTS. Under
+// `qemu-aarch64-static -singlestep -d nochain,exec` each line of the log is an instruction, with
+// the name of its function; the difference of two OUTPUTS is that of the loops alone.
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+#include <vector>
+
+#include "cpu/cpu_backend.h"
+#include "cpu/isa.h"
+
+int main(int argc, char** argv) {
+  using namespace specdec;
+  if (argc != 6) return std::fputs("arm64_product ISA FORMAT ROWS OUTPUTS INPUTS\n", stderr), 2;
+  const std::string_view format = argv[2];  // f32, bf16, or a WeightFormat's name
+  const int rows = std::atoi(argv[3]);
+  const int64_t n = std::atoll(argv[4]), k = std::atoll(argv[5]);
+  const DType dtype = format == "bf16" ? DType::kBF16 : DType::kF32;
+  cpu::CpuBackend backend(cpu::parse_isa(argv[1]), 1, dtype);
+  WeightFormat stored = WeightFormat::kAct;
+  for (const auto one :
+       {WeightFormat::kInt8, WeightFormat::kInt8Grouped, WeightFormat::kInt4Grouped}) {
+    if (name_of(one) == format) stored = one;
+  }
+  const std::vector<float> x(rows * k, 0.5f), weight(n * k, 0.25f);
+  std::vector<float> out(rows * n);
+  const WeightView view = {.values = {weight.data(), DType::kF32, {n, k}}};
+  const auto packed = backend.pack_linear({.parts = {&view, 1}, .format = stored});
+  backend.linear(
+      {.weight = packed.get(), .in = {.x = x.data(), .num_rows = rows}, .out = out.data()});
+}
