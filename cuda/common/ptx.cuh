@@ -136,12 +136,6 @@ __device__ __forceinline__ uint32_t add_acquire_release(uint32_t* global, uint32
                : "memory");
   return before;
 }
-// From L2, where what other kernels wrote is, whatever L1 holds.
-__device__ __forceinline__ int32_t load_from_l2(const int32_t* global) {
-  int32_t value;
-  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(global) : "memory");
-  return value;
-}
 // Loads and stores that order memory between blocks.
 __device__ __forceinline__ uint32_t load_acquire(const uint32_t* global) {
   uint32_t value;

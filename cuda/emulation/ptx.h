@@ -68,7 +68,6 @@ inline uint32_t add_acquire_release(uint32_t* global, uint32_t count) {
   *global = before + count;
   return before;
 }
-inline int32_t load_from_l2(const int32_t* global) { return *global; }
 inline uint32_t load_acquire(const uint32_t* global) {
   emulation::yield();
   return *static_cast<const volatile uint32_t*>(global);

@@ -51,8 +51,8 @@ __global__ void __launch_bounds__(kRowThreads, kExpertBlocksPerSm)
     ptx::wait_for_previous();
     ptx::let_next_start();
   }
-  const int begin = ptx::load_from_l2(params.cu_rows + blockIdx.z) + blockIdx.y * 8;
-  const int end = ptx::load_from_l2(params.cu_rows + blockIdx.z + 1);
+  const int begin = __ldcg(params.cu_rows + blockIdx.z) + blockIdx.y * 8;
+  const int end = __ldcg(params.cu_rows + blockIdx.z + 1);
   if (begin >= end) {
     if (params.rows_are_known) ptx::wait_for_previous();
     return;
