@@ -20,6 +20,7 @@ template <class Tiles>
 __device__ __forceinline__ void open_item(const AttentionParams& params, BlockWork& work,
                                           const AttentionMemory<Tiles>& memory) {
   const Item& item = work.item;
+#pragma unroll 1
   for (int i = threadIdx.x; i < Tiles::kPairs; i += kAttentionThreads) {
     // Beyond the last pair there is a copy of it, whose results are not written.
     const int pair = item.first_pair + min(i, item.num_pairs - 1);
@@ -75,6 +76,7 @@ __device__ __forceinline__ void begin_query_copy(const AttentionParams& params,
   const int group_size = work.shape.group_size, num_heads = work.shape.num_heads;
   const int head_dim = params.kv.head_dim;
   const T* q = static_cast<const T*>(params.q);
+#pragma unroll 1
   for (int i = threadIdx.x; i < Tiles::kPairs * kRowChunks; i += kAttentionThreads) {
     const int index = i / kRowChunks, chunk = i % kRowChunks;
     const int pair = item.first_pair + min(index, item.num_pairs - 1);
@@ -185,10 +187,8 @@ __device__ __forceinline__ void join_slots(const AttendArgs& args, int64_t slot,
       for (int j = 0; j < kAhead; ++j) {
 #pragma unroll
         for (int i = 0; i < kValues; i += kVector) {
-          Vector read = {};
-          if (begin + j < count) {
-            read = *reinterpret_cast<const Vector*>(values + (begin + j) * kDim + i);
-          }
+          const auto read =
+              *reinterpret_cast<const Vector*>(values + min(begin + j, count - 1) * kDim + i);
           memcpy(&parts[j][i], &read, sizeof(read));
         }
       }

@@ -199,55 +199,60 @@ __device__ __forceinline__ int64_t warp_total(int64_t value) {
 }
 
 // By one warp: completes the shape, and writes for every request where its items end and its slots
-// begin.
+// begin. It looks at the requests three times, for the tiles, the slots and the places; a loop, as
+// code that runs once a layer had better be short.
 __device__ __forceinline__ void plan_work(const AttendArgs& args, WorkShape& shape, int* item_ends,
                                           int* slot_begins) {
   const int lane = threadIdx.x % kWarpSize;
   const int num_requests = args.params.batch.num_requests;
-  const RequestPlan first_plan =
-      lane < num_requests ? plan_request(args.params, lane) : RequestPlan{};
-  const auto plan_of = [&](int r) { return r == lane ? first_plan : plan_request(args.params, r); };
   int64_t tiles = 0;
-#pragma unroll 1
-  for (int r = lane; r < num_requests; r += kWarpSize) tiles += shape.cost(plan_of(r));
-  shape.num_tiles = warp_total(tiles);
   int64_t slots[2] = {0, 0};
-#pragma unroll 1
-  for (int r = lane; r < num_requests; r += kWarpSize) {
-    const RequestPlan plan = plan_of(r);
-    slots[0] += shape.num_slots(plan, shape.sharing(plan, 0));
-    slots[1] += shape.num_slots(plan, shape.sharing(plan, 1));
-  }
-  shape.level = warp_total(slots[0]) <= args.workspace.capacity   ? 0
-                : warp_total(slots[1]) <= args.workspace.capacity ? 1
-                                                                  : 2;
   int items_before = 0, slots_before = 0;
+  RequestPlan plan = {};
 #pragma unroll 1
-  for (int first = 0; first < num_requests; first += kWarpSize) {
-    const int r = first + lane;
-    int num_items = 0, num_slots = 0;
-    if (r < num_requests) {
-      const RequestPlan plan = plan_of(r);
-      const Sharing sharing = shape.sharing(plan, shape.level);
-      num_items = shape.num_items(plan, sharing);
-      num_slots = static_cast<int>(shape.num_slots(plan, sharing));
-    }
-    int item_end = num_items, slot_end = num_slots;
-#pragma unroll
-    for (int step = 1; step < kWarpSize; step *= 2) {
-      const int items = __shfl_up_sync(kAllLanes, item_end, step);
-      const int below = __shfl_up_sync(kAllLanes, slot_end, step);
-      if (lane >= step) {
-        item_end += items;
-        slot_end += below;
+  for (int look = 0; look < 3; ++look) {
+#pragma unroll 1
+    for (int first = 0; first < num_requests; first += kWarpSize) {
+      const int r = first + lane;
+      if (look == 0 || num_requests > kWarpSize) {
+        if (r < num_requests) plan = plan_request(args.params, r);
       }
+      if (look == 0) {
+        if (r < num_requests) tiles += shape.cost(plan);
+        continue;
+      }
+      const Sharing sharing = shape.sharing(plan, look == 1 ? 0 : shape.level);
+      const int64_t all_slots = r < num_requests ? shape.num_slots(plan, sharing) : 0;
+      if (look == 1) {
+        slots[0] += all_slots;
+        if (r < num_requests) slots[1] += shape.num_slots(plan, shape.sharing(plan, 1));
+        continue;
+      }
+      const int num_slots = static_cast<int>(all_slots);
+      int item_end = r < num_requests ? shape.num_items(plan, sharing) : 0;
+      int slot_end = num_slots;
+#pragma unroll
+      for (int step = 1; step < kWarpSize; step *= 2) {
+        const int items = __shfl_up_sync(kAllLanes, item_end, step);
+        const int below = __shfl_up_sync(kAllLanes, slot_end, step);
+        if (lane >= step) {
+          item_end += items;
+          slot_end += below;
+        }
+      }
+      if (r < num_requests) {
+        item_ends[r] = items_before + item_end;
+        slot_begins[r] = slots_before + slot_end - num_slots;
+      }
+      items_before += __shfl_sync(kAllLanes, item_end, kWarpSize - 1);
+      slots_before += __shfl_sync(kAllLanes, slot_end, kWarpSize - 1);
     }
-    if (r < num_requests) {
-      item_ends[r] = items_before + item_end;
-      slot_begins[r] = slots_before + slot_end - num_slots;
+    if (look == 0) shape.num_tiles = warp_total(tiles);
+    if (look == 1) {
+      shape.level = warp_total(slots[0]) <= args.workspace.capacity   ? 0
+                    : warp_total(slots[1]) <= args.workspace.capacity ? 1
+                                                                      : 2;
     }
-    items_before += __shfl_sync(kAllLanes, item_end, kWarpSize - 1);
-    slots_before += __shfl_sync(kAllLanes, slot_end, kWarpSize - 1);
   }
 }
 

@@ -32,7 +32,7 @@ struct AttentionTiles {
   static constexpr bool kIsFew = kWarpRows <= 2;
   static constexpr int kMostWarpRows = kDim <= 128 || kIsFew ? kWarpRows : 2;
   static constexpr int kPairs = 16 * kMostWarpRows;  // of an item
-  static constexpr int kBlocksPerSm = kDim <= 64 ? 3 : kDim <= 128 ? 2 : 1;
+  static constexpr int kBlocksPerSm = kDim <= 64 && (kIsFew || !kCodes) ? 3 : kDim <= 128 ? 2 : 1;
   static constexpr int kStages = kIsFew && kDim <= 128 ? 3 : 2;
   static constexpr int kTileElements = kAttentionTile * kDim;
   static constexpr int kRawBytes = kAttentionTile * kDim;  // keys' or values' codes of a tile
