@@ -32,11 +32,14 @@ __device__ __forceinline__ void open_item(const AttentionParams& params, BlockWo
     const int row = item.plan.first_row + item.first_pair / work.shape.group_size;
     const uint64_t* mask =
         params.batch.ancestor_mask + static_cast<int64_t>(row) * params.batch.mask_words;
+#pragma unroll 1
     for (int word = threadIdx.x; word * 64 < item.plan.num_tree_slots; word += kAttentionThreads) {
       int depth = 0;
+#pragma unroll 1
       for (int before = 0; before < word; ++before) depth += __popcll(load_mask(mask + before));
       const int num_bits = min(64, item.plan.num_tree_slots - word * 64);
       uint64_t bits = load_mask(mask + word) & (~uint64_t{0} >> (64 - num_bits));
+#pragma unroll 1
       for (; bits != 0; bits &= bits - 1) {
         memory.ancestors()[depth++] =
             static_cast<uint16_t>(word * 64 + __ffsll(static_cast<int64_t>(bits)) - 1);
@@ -46,6 +49,7 @@ __device__ __forceinline__ void open_item(const AttentionParams& params, BlockWo
   __syncthreads();
   if (threadIdx.x >= kWarpSize) return;
   ItemRange range = {INT_MAX, 0, 0, INT_MAX};
+#pragma unroll 1
   for (int i = threadIdx.x; i < Tiles::kPairs; i += kWarpSize) {
     range.begin = min(range.begin, memory.begins()[i]);
     range.limit = max(range.limit, memory.limits()[i]);

@@ -118,6 +118,7 @@ __device__ __forceinline__ int row_limit(const AttentionParams& params, const Re
   const uint64_t* mask =
       params.batch.ancestor_mask + static_cast<int64_t>(plan.first_row + row) * words;
   int count = 0;
+#pragma unroll 1
   for (int first = 0; first < plan.num_tree_slots; first += 64) {
     const int num_bits = min(64, plan.num_tree_slots - first);
     count += __popcll(load_mask(mask + first / 64) & (~uint64_t{0} >> (64 - num_bits)));
@@ -199,18 +200,20 @@ __device__ __forceinline__ int64_t warp_total(int64_t value) {
 }
 
 // By one warp: completes the shape, and writes for every request where its items end and its slots
-// begin. It looks at the requests three times, for the tiles, the slots and the places; a loop, as
-// code that runs once a layer had better be short.
+// begin. It looks at the requests four times: for the tiles, the slots at levels 0 and 1, and the
+// places. A loop, as code that runs once a layer had better be short.
 __device__ __forceinline__ void plan_work(const AttendArgs& args, WorkShape& shape, int* item_ends,
                                           int* slot_begins) {
   const int lane = threadIdx.x % kWarpSize;
   const int num_requests = args.params.batch.num_requests;
   int64_t tiles = 0;
-  int64_t slots[2] = {0, 0};
+  shape.level = 2;
   int items_before = 0, slots_before = 0;
   RequestPlan plan = {};
 #pragma unroll 1
-  for (int look = 0; look < 3; ++look) {
+  for (int look = 0; look < 4; ++look) {
+    const int level = look == 3 ? shape.level : look - 1;
+    int64_t slots = 0;
 #pragma unroll 1
     for (int first = 0; first < num_requests; first += kWarpSize) {
       const int r = first + lane;
@@ -221,14 +224,13 @@ __device__ __forceinline__ void plan_work(const AttendArgs& args, WorkShape& sha
         if (r < num_requests) tiles += shape.cost(plan);
         continue;
       }
-      const Sharing sharing = shape.sharing(plan, look == 1 ? 0 : shape.level);
-      const int64_t all_slots = r < num_requests ? shape.num_slots(plan, sharing) : 0;
-      if (look == 1) {
-        slots[0] += all_slots;
-        if (r < num_requests) slots[1] += shape.num_slots(plan, shape.sharing(plan, 1));
+      const Sharing sharing = shape.sharing(plan, level);
+      const int64_t own_slots = r < num_requests ? shape.num_slots(plan, sharing) : 0;
+      if (look < 3) {
+        slots += own_slots;
         continue;
       }
-      const int num_slots = static_cast<int>(all_slots);
+      const int num_slots = static_cast<int>(own_slots);
       int item_end = r < num_requests ? shape.num_items(plan, sharing) : 0;
       int slot_end = num_slots;
 #pragma unroll
@@ -247,11 +249,10 @@ __device__ __forceinline__ void plan_work(const AttendArgs& args, WorkShape& sha
       items_before += __shfl_sync(kAllLanes, item_end, kWarpSize - 1);
       slots_before += __shfl_sync(kAllLanes, slot_end, kWarpSize - 1);
     }
-    if (look == 0) shape.num_tiles = warp_total(tiles);
-    if (look == 1) {
-      shape.level = warp_total(slots[0]) <= args.workspace.capacity   ? 0
-                    : warp_total(slots[1]) <= args.workspace.capacity ? 1
-                                                                      : 2;
+    if (look == 0) {
+      shape.num_tiles = warp_total(tiles);
+    } else if (look < 3 && warp_total(slots) <= args.workspace.capacity) {
+      shape.level = min(shape.level, level);
     }
   }
 }

@@ -310,23 +310,26 @@ __device__ __forceinline__ void finish_head(const FinishParams& finish, int head
     for (int i = lane; i < dim; i += kWarpSize) values[i] += finish.bias[head * dim + i];
   }
   __syncwarp();
+  const int kv_head = head - heads.num_heads;  // of keys, then of values
   const int num_kv_heads = heads.kv.num_kv_heads;
-  if (head < heads.num_heads) {
-    const float* weight = scales != nullptr ? heads.q_norm + head * dim : heads.q_norm;
-    rotate_head(heads, weight, scales != nullptr ? &scales->q : nullptr, heads.positions[row],
-                values);
+  const bool is_query = kv_head < 0;
+  if (kv_head < num_kv_heads) {
+    const float* weight = is_query ? heads.q_norm : heads.k_norm;
+    const float* all_heads_scale = nullptr;
+    if (scales != nullptr) {
+      weight += (is_query ? head : kv_head) * dim;
+      all_heads_scale = is_query ? &scales->q : &scales->k;
+    }
+    rotate_head(heads, weight, all_heads_scale, heads.positions[row], values);
+  }
+  if (is_query) {
     T* q = static_cast<T*>(heads.q) + (static_cast<int64_t>(row) * heads.num_heads + head) * dim;
 #pragma unroll 1
     for (int i = lane; i < dim; i += kWarpSize) q[i] = from_float<T>(values[i]);
   } else {
-    const bool is_key = head < heads.num_heads + num_kv_heads;
-    const int kv_head = head - heads.num_heads - (is_key ? 0 : num_kv_heads);
-    if (is_key) {
-      const float* weight = scales != nullptr ? heads.k_norm + kv_head * dim : heads.k_norm;
-      rotate_head(heads, weight, scales != nullptr ? &scales->k : nullptr, heads.positions[row],
-                  values);
-    }
-    store_token<T>(heads, is_key, kv_head, heads.slot_mapping[row], values);
+    const bool is_key = kv_head < num_kv_heads;
+    store_token<T>(heads, is_key, is_key ? kv_head : kv_head - num_kv_heads,
+                   heads.slot_mapping[row], values);
   }
   __syncwarp();
 }
