@@ -5,9 +5,11 @@ python scripts/cuda_gates.py --disassembler DIRECTORY [--rules FILE] [--build DI
 
 Of every kernel in the objects and for every architecture: nothing of it lives in local memory (a
 stack frame, or registers spilled to one) but what a rule allows, its static shared memory is what
-launches leave room for, and the instructions are there that the rules ask for, and none that they
-forbid, by default those of cuda_gates.txt beside this script. Prints a table of registers, static
-shared memory and instructions; with --build, also which sources took longest to compile.
+launches leave room for, it has no more registers than a rule says, and the instructions are there
+that the rules ask for, and none that they forbid. The code of the kernels that run together fits
+the instruction cache. Rules are by default those of cuda_gates.txt beside this script. Prints a
+table of registers, static shared memory, code and instructions; with --build, also which sources
+took longest to compile.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ RULES = Path(__file__).with_name("cuda_gates.txt")
 MAX_STATIC_SHARED_BYTES = 1024
 # What the system takes of every block, where the compiler counts it with the static arrays.
 RESERVED_SHARED_BYTES = {"sm_90a": 1024}
+INSTRUCTION_BYTES = 16
 _STACK = "stack="
+_REGISTERS = "registers="
+_CODE = "code<="
 # Loads and stores of local memory, which is where spilled registers go.
 LOCAL_MEMORY = re.compile(r"(LDL|STL)\b")
 # An instruction's line: its address in a comment, perhaps a predicate, then the opcode.
@@ -52,6 +57,11 @@ class Kernel:
         """Of its static shared arrays."""
         return max(self.shared_bytes - RESERVED_SHARED_BYTES.get(self.architecture, 0), 0)
 
+    @property
+    def code_bytes(self) -> int:
+        """Of its instructions."""
+        return sum(self.opcodes.values()) * INSTRUCTION_BYTES
+
     def count(self, pattern: str) -> int:
         """Instructions whose opcode begins with the pattern."""
         expression = re.compile(pattern)
@@ -76,6 +86,7 @@ class Rule:
     architecture: str  # "sm_90a", or "*"
     opcodes: tuple[str, ...]  # what Kernel.has is asked, perhaps after a !
     stack_bytes: int = 0  # of a frame that it may have, for arrays that are indexed at run time
+    registers: int = 255  # a thread may have
 
     def concerns(self, kernel: Kernel) -> bool:
         """Whether it is about this kernel."""
@@ -86,27 +97,72 @@ class Rule:
         """What is wrong with a kernel that it concerns."""
         forbidden = [code[1:] for code in self.opcodes if code.startswith("!")]
         missing = [c for c in self.opcodes if not c.startswith("!") and not kernel.has(c)]
-        return [f"no {code} instruction" for code in missing] + [
-            f"{code} instructions" for code in forbidden if kernel.has(code)
-        ]
+        wrong = [f"no {code} instruction" for code in missing]
+        wrong += [f"{code} instructions" for code in forbidden if kernel.has(code)]
+        if kernel.registers > self.registers:
+            wrong.append(f"{kernel.registers} registers, of {self.registers} at most")
+        return wrong
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Kernels that run in turn, again and again: of each pattern, the longest there is."""
+
+    architecture: str
+    code_bytes: int  # of all together, at most
+    kernels: tuple[str, ...]  # regular expressions, as of a Rule
+
+    def violations(self, kernels: list[Kernel]) -> list[str]:
+        """What is wrong, given all kernels."""
+        longest = []
+        for pattern in self.kernels:
+            found = [
+                kernel
+                for kernel in kernels
+                if kernel.architecture == self.architecture and re.search(pattern, kernel.name)
+            ]
+            if not found:
+                return [f"budget: there is no kernel '{pattern}' ({self.architecture})"]
+            longest.append(max(found, key=lambda kernel: kernel.code_bytes))
+        total = sum(kernel.code_bytes for kernel in longest)
+        if total <= self.code_bytes:
+            return []
+        parts = ", ".join(f"{kernel.name} {kernel.code_bytes}" for kernel in longest)
+        return [f"{total} bytes of code ({self.architecture}), of {self.code_bytes}: {parts}"]
 
 
 def read_rules(lines: Iterable[str]) -> list[Rule]:
     """Rules of a table: kernel, architecture and opcodes, apart by spaces; # begins a comment.
 
-    `stack=N` in place of an opcode allows a frame of N bytes.
+    `stack=N` in place of an opcode allows a frame of N bytes, `registers=N` so many registers.
     """
     rules = []
     for number, line in enumerate(lines, 1):
         words = line.split("#", 1)[0].split()
         if not words:
             continue
+        if words[0].startswith(_CODE):
+            continue
         if len(words) < 3:
             raise SystemExit(f"rule in line {number}: want KERNEL ARCHITECTURE OPCODE ...")
         stack = [int(word[len(_STACK) :]) for word in words[2:] if word.startswith(_STACK)]
-        opcodes = tuple(word for word in words[2:] if not word.startswith(_STACK))
-        rules.append(Rule(words[0], words[1], opcodes, max(stack, default=0)))
+        registers = [int(w[len(_REGISTERS) :]) for w in words[2:] if w.startswith(_REGISTERS)]
+        opcodes = tuple(word for word in words[2:] if not word.startswith((_STACK, _REGISTERS)))
+        rules.append(
+            Rule(words[0], words[1], opcodes, max(stack, default=0), min(registers, default=255))
+        )
     return rules
+
+
+def read_budgets(lines: Iterable[str]) -> list[Budget]:
+    """Budgets of the same table: `code<=BYTES ARCHITECTURE KERNEL ...`."""
+    budgets = []
+    for line in lines:
+        words = line.split("#", 1)[0].split()
+        if words and words[0].startswith(_CODE):
+            size = int(words[0][len(_CODE) :])
+            budgets.append(Budget(words[1], size, tuple(words[2:])))
+    return budgets
 
 
 def parse_resources(text: str) -> Iterator[tuple[str, str, tuple[int, int, int, int]]]:
@@ -192,9 +248,11 @@ def read_kernels(objects: list[Path], disassembler: Path) -> list[Kernel]:
     return sorted(kernels.values(), key=lambda kernel: (kernel.name, kernel.architecture))
 
 
-def violations(kernels: list[Kernel], rules: list[Rule]) -> list[str]:
+def violations(
+    kernels: list[Kernel], rules: list[Rule], budgets: Iterable[Budget] = ()
+) -> list[str]:
     """What is wrong, a line each."""
-    found = []
+    found = [wrong for budget in budgets for wrong in budget.violations(kernels)]
     for kernel in kernels:
         where = f"{kernel.name} ({kernel.architecture})"
         spilled = sum(n for code, n in kernel.opcodes.items() if LOCAL_MEMORY.match(code))
@@ -226,12 +284,12 @@ def print_table(kernels: list[Kernel]) -> None:
     columns = {"mma": "HMMA|IMMA|HGMMA|QGMMA", "128": r"LDG.*\.128", "async": "LDGSTS|UBLKCP"}
     width = max((len(kernel.name) for kernel in kernels), default=6)
     heads = "".join(f"{name:>7}" for name in columns)
-    print(f"{'kernel':<{width}}  {'arch':<7}{'registers':>9}{'shared':>8}{heads}")
+    print(f"{'kernel':<{width}}  {'arch':<7}{'registers':>9}{'shared':>8}{'code':>8}{heads}")
     for kernel in kernels:
         counts = "".join(f"{kernel.count(pattern):>7}" for pattern in columns.values())
         print(
             f"{kernel.name:<{width}}  {kernel.architecture:<7}{kernel.registers:>9}"
-            f"{kernel.static_bytes:>8}{counts}"
+            f"{kernel.static_bytes:>8}{kernel.code_bytes:>8}{counts}"
         )
 
 
@@ -257,7 +315,8 @@ def main() -> int:
     if options.build is not None:
         for seconds, name in slowest_sources(options.build):
             print(f"{seconds:6.1f} s  {name}")
-    failures = violations(kernels, read_rules(options.rules.read_text().splitlines()))
+    lines = options.rules.read_text().splitlines()
+    failures = violations(kernels, read_rules(lines), read_budgets(lines))
     for failure in failures:
         print("FAILED", failure, file=sys.stderr)
     return 1 if failures else 0

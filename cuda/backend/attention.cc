@@ -52,19 +52,21 @@ void CudaBackend::tree_attention(const TreeAttentionArgs& args) {
   SPECDEC_CHECK_GT(args.scale, 0.0f);
   if (args.batch->num_rows == 0) return;
   kernels_.attention.tree_attention(
-      *stream_, {.q = args.q,
-                 .out = args.out,
-                 .act_dtype = act_dtype_,
-                 .batch = *args.batch,
-                 .kv = args.kv,
-                 .num_heads = args.num_heads,
-                 .scale = args.scale,
-                 .soft_cap = args.soft_cap,
-                 .sliding_window = args.sliding_window,
-                 .first_position = args.first_position,
-                 .num_multiprocessors = device_->properties().num_multiprocessors,
-                 .workspace = attention_workspace_.data(),
-                 .workspace_bytes = attention_workspace_.size_bytes()});
+      *stream_,
+      {.q = args.q,
+       .out = args.out,
+       .act_dtype = act_dtype_,
+       .batch = *args.batch,
+       .kv = args.kv,
+       .num_heads = args.num_heads,
+       .scale = args.scale,
+       .soft_cap = args.soft_cap,
+       .sliding_window = args.sliding_window,
+       .first_position = args.first_position,
+       .num_multiprocessors = device_->properties().num_multiprocessors,
+       .max_shared_bytes = device_->properties().max_shared_bytes_per_block - kMaxStaticSharedBytes,
+       .workspace = attention_workspace_.data(),
+       .workspace_bytes = attention_workspace_.size_bytes()});
 }
 
 void CudaBackend::copy_kv(const CopyKvArgs& args) {

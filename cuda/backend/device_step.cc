@@ -86,13 +86,16 @@ void CudaDeviceStep::allocate() {
                  layout_.array<float>(is_independent ? seats * nodes * vocab : 0, "distributions"),
              .token_lists = nullptr,
              .masks = nullptr,
-             .reports = layout_.array<StepReport>(seats),
-             .times = layout_.array<StepTimes>(2),
+             .reports = {},
+             .ended_times = {},
+             .times = layout_.array<StepTimes>(1),
+             .num_ended = layout_.array<uint64_t>(1),
              .vocab_size = vocab_size_,
              .num_mask_words = seats_.num_mask_words(),
              .draft_kind = config_.draft_kind,
              .argmax = config_.sampling == DraftSampling::kArgmax,
              .is_weighed = is_weighed};
+  reports_.set_places(memory_);
   no_trees_ = layout_.array<uint8_t>(seats);
   logits_ = layout_.array<float>(logit_rows_ * vocab, "logits");
   if (draft_.model != nullptr && draft_.model->draft_vocabulary().token_ids != nullptr) {
@@ -175,7 +178,7 @@ void CudaDeviceStep::launch(const DeviceStepPlan& plan) {
     draft(shape);
     verify(shape);
   });
-  reports_.copy(shape, memory_);
+  reports_.launched(shape, memory_);
 }
 
 StepParams CudaDeviceStep::params(const StepShape& shape, int num_rows, int pass) const {

@@ -47,13 +47,18 @@ void StepReports::reserve(const StepShape& shape) {
   }
 }
 
-void StepReports::copy(const StepShape& shape, const StepMemory& memory) {
+void StepReports::set_places(StepMemory& memory) const {
+  for (size_t i = 0; i < copies_.size(); ++i) {
+    memory.reports[i] = copies_[i].seats;
+    memory.ended_times[i] = copies_[i].times;
+  }
+}
+
+void StepReports::launched(const StepShape& shape, const StepMemory& memory) {
   Copy& copy = copies_[num_launched_++ % copies_.size()];
   copy.shape = shape;
-  const auto seats = static_cast<size_t>(shape.num_seats);
-  stream_.copy_to_host(copy.seats, memory.reports, seats * sizeof(StepReport));
-  stream_.copy_to_host(copy.times, memory.times + 1, sizeof(StepTimes));
   if (shape.num_logprobs >= 0) {
+    const auto seats = static_cast<size_t>(shape.num_seats);
     const auto rows = static_cast<size_t>(shape.num_rows);
     stream_.copy_to_host(copy.cu_rows, memory.batch.cu_rows, (seats + 1) * sizeof(int32_t));
     stream_.copy_to_host(copy.num_logprobs, num_logprobs_, rows * sizeof(int32_t));
@@ -69,8 +74,10 @@ void StepReports::wait_for_all() {
 
 StepOutcome StepReports::wait() {
   SPECDEC_CHECK_GT(num_under_way(), 0);
-  const Copy& copy = copies_[num_collected_++ % copies_.size()];
+  const int step = num_collected_++;
+  const Copy& copy = copies_[step % copies_.size()];
   copy.done->wait();
+  SPECDEC_CHECK_EQ(copy.times.data->step, static_cast<uint64_t>(step));
   StepOutcome outcome;
   for (int i = 0; i < copy.shape.num_seats; ++i) {
     const StepReport& report = copy.seats[i];

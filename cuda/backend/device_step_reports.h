@@ -1,5 +1,5 @@
-// What the host learns of device steps: copies of their reports in pinned memory, for as many steps
-// as may be under way.
+// What the host learns of device steps: their reports in pinned memory, for as many steps as may be
+// under way.
 #pragma once
 
 #include <array>
@@ -39,9 +39,11 @@ class StepReports {
   void reserve(const StepShape& shape);
   size_t missing_bytes() const { return num_logprobs_.missing_bytes() + logprobs_.missing_bytes(); }
 
-  // Copies the report of the step that was just launched. Its launches cannot do that themselves: a
-  // graph has the same addresses each time, and the host may still read the report before.
-  void copy(const StepShape& shape, const StepMemory& memory);
+  // Tells the kernels where to report.
+  void set_places(StepMemory& memory) const;
+  // A step was launched, whose kernels report to the next place. Its logprobs are copied there: a
+  // graph has the same addresses each time, and the host may still read those before.
+  void launched(const StepShape& shape, const StepMemory& memory);
   // Waits for the oldest step under way.
   StepOutcome wait();
   void wait_for_all();
@@ -66,7 +68,7 @@ class StepReports {
   DeviceLayout layout_;
   DeviceArray<int32_t> num_logprobs_;    // [max_rows], once logprobs are wanted
   DeviceArray<DeviceLogprob> logprobs_;  // [max_rows, max_logprobs + 1], likewise
-  std::array<Copy, 2> copies_;
+  std::array<Copy, kStepsUnderWay> copies_;
   int num_launched_ = 0;
   int num_collected_ = 0;
 };

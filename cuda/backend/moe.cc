@@ -107,6 +107,7 @@ void ExpertMixer::run_rows(const MoeArgs& args, int first_row, int num_rows) {
   rows.x = act;
   rows.num_x = num_choices;
   rows.row_ids = nullptr;
+  rows.are_known = true;  // since the products before
   const CudaPackedLinear& first_down = packed(args.down[0]);
   if (first_down.share().by_inputs()) {
     products(args.down, rows,
@@ -153,6 +154,7 @@ void ExpertMixer::products(std::span<const PackedLinear* const> experts, const R
   product.finish = finish;
   set_weights(experts, params);
   params.cu_rows = rows.cu_rows;
+  params.rows_are_known = rows.are_known;
   product.plan.few_rows = rows.most_of_expert <= kFewRows;
   const int dim = static_cast<int>(experts[0]->in_features());
   // The kernel for few rows finds records by row, the one for many takes them as they lie.

@@ -31,6 +31,7 @@ class ExpertMixer {
     const int32_t* cu_rows = nullptr;  // [num_experts + 1]
     int most_of_expert = 0;            // rows an expert may have
     int num_choices = 0;
+    bool are_known = false;  // ExpertProductsParams::rows_are_known
   };
 
   void run_rows(const MoeArgs& args, int first_row, int num_rows);

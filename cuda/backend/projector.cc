@@ -11,8 +11,8 @@ namespace {
 // Rows of one launch: bounds the workspaces.
 constexpr int kMaxRows = 2048;
 // Rows as records up to which every block prepares them for itself: that must be done when the
-// first weights are there. A kernel of its own for more rows starts the product's first loads too.
-constexpr int64_t kFusedBytes = int64_t{16} << 10;
+// first weights are there.
+constexpr int64_t kSharedRowBytes = int64_t{16} << 10;
 
 int ceil_div(int64_t x, int64_t unit) { return static_cast<int>((x + unit - 1) / unit); }
 
@@ -78,6 +78,7 @@ Projector::Projector(Device& device, Stream& stream, const ProjectionKernels& ke
       deterministic_(deterministic),
       chooser_(device, stream, kernels, std::move(gemms)),
       records_(device, stream, "rows of projections"),
+      exchange_counts_(device, stream, "counts of projections"),
       head_sums_(device, stream, "sums of projections"),
       head_arrivals_(device, stream, "counts of projections"),
       partials_(device, stream, "partial sums of projections"),
@@ -137,9 +138,15 @@ void Projector::run_rows(const CudaPackedLinear& weight, const RowsParams& rows,
   // Planes of partial sums are scaled when they are folded.
   const bool is_partial = weight.share().by_inputs();
   if (!is_partial) params.finish.scales = weight.scales();
-  if (!params.plan.fused_rows && !are_records(rows)) {
+  const bool is_exchanged = params.plan.row_source == RowSource::kExchanged;
+  if (is_exchanged || (params.plan.row_source == RowSource::kRecords && !are_records(rows))) {
     const int64_t size_bytes = int64_t{rows.num_rows} * params.num_k_blocks * kRecordBytes;
-    void* records = records_.get<char>(static_cast<size_t>(size_bytes));
+    params.exchanged = records_.get<char>(static_cast<size_t>(size_bytes));
+  }
+  if (is_exchanged) {
+    params.exchange_counts = exchange_counts_.get<uint32_t>(2);
+  } else if (params.exchanged != nullptr) {
+    void* records = std::exchange(params.exchanged, nullptr);
     kernels_.prepare_rows(stream_, {.rows = rows, .act_dtype = act_dtype_, .out = records});
     params.records = records;
     params.rows.row_ids = nullptr;
@@ -175,7 +182,11 @@ ProductPlan Projector::plan_of(const CudaPackedLinear& weight, const RowsParams&
   plan.few_rows = rows.num_rows <= kFewRows;
   if (plan.few_rows) {
     const int64_t rows_bytes = int64_t{rows.num_rows} * weight.num_k_blocks() * kRecordBytes;
-    plan.fused_rows = rows_bytes <= kFusedBytes && !are_records(rows);
+    if (rows.is_float && rows.dim % 4 == 0) {
+      const bool fits = rows.num_rows <= 8 && rows_bytes <= kSharedRowBytes;
+      const bool is_partial = !weight.slices().plan.is_whole();
+      plan.row_source = fits && !is_partial ? RowSource::kShared : RowSource::kExchanged;
+    }
     plan_few_rows(weight.num_tiles(), rows.num_rows, plan);
     return plan;
   }
@@ -186,20 +197,15 @@ ProductPlan Projector::plan_of(const CudaPackedLinear& weight, const RowsParams&
   return plan;
 }
 
-// Shares tiles out so that the multiprocessor with most has few more than the others.
+// A block a multiprocessor, so that the next product's blocks have room beside this one's; as few
+// as leave no block more tiles than others need.
 void Projector::plan_few_rows(int num_tiles, int num_rows, ProductPlan& plan) const {
-  const int num_processors = device_.properties().num_multiprocessors;
-  const auto tiles_of_block = [&](int blocks) {
-    return ceil_div(num_tiles, int64_t{blocks} * num_processors);
-  };
-  // Rows that are not in shared memory are read from L2 for every tile, or once for two.
-  const bool share_rows = !plan.fused_rows && num_rows > 4;
-  // Two blocks hide each other's barriers; one divides the tiles more finely.
-  const bool fits_two = 2 * tiles_of_block(2) <= tiles_of_block(1) * 17 / 16;
-  const int block_tiles = tiles_of_block(!share_rows && fits_two ? 2 : 1);
+  const int block_tiles = ceil_div(num_tiles, device_.properties().num_multiprocessors);
   plan.num_blocks = ceil_div(num_tiles, block_tiles);
+  // Rows that are not in shared memory are read from L2 for every tile, or once for two.
+  const bool share_rows = plan.row_source == RowSource::kShared || num_rows > 4;
   const bool in_pairs = block_tiles % 2 == 0 || block_tiles > 8;
-  plan.tiles_at_once = in_pairs && (share_rows || plan.fused_rows) ? 2 : 1;
+  plan.tiles_at_once = in_pairs && share_rows ? 2 : 1;
 }
 
 void Projector::add_workspaces(ProductParams& params) {

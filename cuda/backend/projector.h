@@ -42,6 +42,7 @@ class Projector {
   bool deterministic_;
   ProductChooser chooser_;
   Workspace records_;
+  Workspace exchange_counts_;
   Workspace head_sums_;
   Workspace head_arrivals_;
   Workspace partials_;

@@ -101,6 +101,13 @@ __device__ __forceinline__ uint4 load_streaming(const void* global) {
   return value;
 }
 
+// Brings 16-byte aligned memory into L2, without waiting; before compute capability 9.0 not.
+__device__ __forceinline__ void prefetch_to_l2(const void* global, uint32_t size_bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(size_bytes));
+#endif
+}
+
 // Programmatic dependent launch (LaunchConfig::overlaps_previous). Before compute capability 9.0
 // kernels do not overlap and both do nothing.
 __device__ __forceinline__ void wait_for_previous() {
@@ -119,6 +126,16 @@ __device__ __forceinline__ void named_barrier(int number, int num_threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(num_threads) : "memory");
 }
 
+// Adds and returns what was there. By one thread behind a barrier, and before another one, it
+// orders the memory of its block with that of the others that add.
+__device__ __forceinline__ uint32_t add_acquire_release(uint32_t* global, uint32_t count) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(global), "r"(count)
+               : "memory");
+  return before;
+}
 // Loads and stores that order memory between blocks.
 __device__ __forceinline__ uint32_t load_acquire(const uint32_t* global) {
   uint32_t value;

@@ -223,6 +223,10 @@ inline uint32_t __reduce_or_sync(uint32_t mask, uint32_t value) {
 // ---- Memory. All threads of a device run on one host thread, so plain operations are atomic.
 
 template <class T>
+T __ldcg(const T* address) {
+  return *address;
+}
+template <class T>
 T atomicAdd(T* address, std::type_identity_t<T> value) {
   const T old = *address;
   *address = static_cast<T>(old + value);

@@ -49,7 +49,7 @@ void check_config(const char* name, const LaunchConfig& config, const DeviceProp
   const auto refuse = [&](const auto&... what) {
     throw DeviceError(str_cat("kernel ", name, ": cannot launch ", what...));
   };
-  const auto& [grid, block, shared_bytes, overlaps, cooperative] = config;
+  const auto& [grid, block, shared_bytes, overlaps, early, reads, cooperative, meet] = config;
   const uint64_t num_threads = uint64_t{block.x} * block.y * block.z;
   if (num_threads == 0 || num_threads > kMaxBlockThreads || block.z > kMaxBlockZ) {
     refuse("blocks of ", block.x, " x ", block.y, " x ", block.z, " threads; ", kMaxBlockThreads,
@@ -70,6 +70,9 @@ void check_config(const char* name, const LaunchConfig& config, const DeviceProp
                                 resident_blocks(config, num_threads, max_shared_bytes);
   if (cooperative && num_blocks > num_resident) {
     refuse(num_blocks, " blocks cooperatively: ", num_resident, " are resident at once");
+  }
+  if (meet && num_blocks > static_cast<uint64_t>(device.num_multiprocessors)) {
+    refuse(num_blocks, " blocks that meet on ", device.num_multiprocessors, " multiprocessors");
   }
 }
 

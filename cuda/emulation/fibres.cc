@@ -71,7 +71,8 @@ GridRun::GridRun(const KernelRecord& kernel, const EmulationConfig& config, uint
       std::swap(block_order_[i], block_order_[random() % (i + 1)]);
     }
   }
-  blocks_ = std::vector<Block>(kernel.config.cooperative ? num_blocks : 1);
+  const bool all_at_once = kernel.config.cooperative || kernel.config.blocks_meet;
+  blocks_ = std::vector<Block>(all_at_once ? num_blocks : 1);
   stacks_ = stacks.take(blocks_.size() * num_threads);
   for (Block& block : blocks_) {
     block.num_threads = static_cast<int>(num_threads);

@@ -139,7 +139,7 @@ class GridRun {
   uint64_t random_state_;
   StackPool& stack_pool_;
   std::vector<Stack> stacks_;
-  std::vector<Block> blocks_;          // that live: one, or all of a cooperative launch
+  std::vector<Block> blocks_;          // that live: one, or all where blocks wait for each other
   std::vector<uint32_t> block_order_;  // numbers, in the order they run
   size_t num_blocks_begun_ = 0;
   size_t num_blocks_done_ = 0;

@@ -55,6 +55,7 @@ inline uint4 load_streaming(const void* global) {
   return value;
 }
 
+inline void prefetch_to_l2(const void*, uint32_t) {}
 inline void wait_for_previous() { emulation::wait_for_previous(); }
 inline void let_next_start() {}
 
@@ -62,6 +63,11 @@ inline void named_barrier(int number, int num_threads) {
   emulation::meet_block(number, num_threads, false, "named_barrier");
 }
 
+inline uint32_t add_acquire_release(uint32_t* global, uint32_t count) {
+  const uint32_t before = *global;
+  *global = before + count;
+  return before;
+}
 inline uint32_t load_acquire(const uint32_t* global) {
   emulation::yield();
   return *static_cast<const volatile uint32_t*>(global);

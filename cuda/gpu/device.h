@@ -35,7 +35,16 @@ struct LaunchConfig {
   // calls ptx::wait_for_previous() before it reads or writes anything that earlier work touches.
   // Only for kernels in which every thread makes that call.
   bool overlaps_previous = false;
+  // It calls ptx::let_next_start() before ptx::wait_for_previous(), so that the kernel after it may
+  // run beside the one before it.
+  bool lets_next_start_early = false;
+  // It reads, before it waits, what was written before the kernel before it. A stream starts it
+  // late where that kernel lets it start early.
+  bool reads_before_wait = false;
   bool cooperative = false;  // all blocks are resident at once and may wait for each other
+  // Blocks wait for each other, too, but there are no more than multiprocessors, and each fits on
+  // one beside whatever else is there at last: all get to run without a promise of the device.
+  bool blocks_meet = false;
 };
 
 // Largest size of a kernel's static __shared__ arrays: launches keep this much free without asking

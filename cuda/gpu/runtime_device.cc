@@ -179,7 +179,9 @@ class CudaStream final : public Stream {
     const bool overlaps = functions_->prepare(launch.name, launch.function, config.shared_bytes);
     cudaLaunchAttribute attributes[2] = {};
     unsigned num_attributes = 0;
-    if (config.overlaps_previous && overlaps) {
+    const bool starts_late = config.reads_before_wait && previous_lets_start_early_;
+    previous_lets_start_early_ = config.lets_next_start_early;
+    if (config.overlaps_previous && overlaps && !starts_late) {
       cudaLaunchAttribute& attribute = attributes[num_attributes++];
       attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
       attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -276,6 +278,7 @@ class CudaStream final : public Stream {
   std::shared_ptr<Functions> functions_;
   Owned<cudaStream_t, cudaStreamDestroy> stream_;
   bool capturing_ = false;
+  bool previous_lets_start_early_ = false;
   const char* last_work_ = "nothing";  // not what a capture records
 };
 

@@ -14,6 +14,7 @@
 namespace specdec::cuda {
 
 inline constexpr int kAttentionTile = 64;         // positions
+inline constexpr int kFewAttentionRows = 64;      // of a batch: decoding, mostly
 inline constexpr int kMaxAttentionHeadDim = 256;  // a multiple of 8, of 16 in int8 caches
 // Shared memory of a block, which not every GPU has for heads of more than 128.
 inline constexpr int attention_shared_bytes(int head_dim) {
@@ -32,6 +33,7 @@ struct AttentionParams {
   int sliding_window = 0;
   int first_position = 0;
   int num_multiprocessors = 0;
+  int max_shared_bytes = 0;  // of a block
   // Partial results. Zeroed once, before its first use; one stream at a time. Work that does not
   // fit is shared out less widely.
   void* workspace = nullptr;

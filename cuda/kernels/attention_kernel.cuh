@@ -1,9 +1,13 @@
 // The attention kernel: blocks take items until there are none, and run over each one's tiles, the
-// next tile under way while one is computed. Few pairs are computed by all warps together, each
-// with some of the keys and then some of the columns; many by a warp for each 16. Both do the same
-// arithmetic in the same order, as weights pass through shared memory or registers as they are.
+// next tiles under way while one is computed. What is there of the first ones before this pass's
+// keys and values is on its way before the kernel waits for them. Where splits are shared out, the
+// block that fills the last slot of a row and head joins them. Few pairs are computed by all warps
+// together, each with some of the keys and then some of the columns; many by a warp for each 16.
+// Both do the same arithmetic in the same order, as weights pass through shared memory or registers
+// as they are.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <type_traits>
 
@@ -16,6 +20,7 @@ template <class Tiles>
 __device__ __forceinline__ void open_item(const AttentionParams& params, BlockWork& work,
                                           const AttentionMemory<Tiles>& memory) {
   const Item& item = work.item;
+#pragma unroll 1
   for (int i = threadIdx.x; i < Tiles::kPairs; i += kAttentionThreads) {
     // Beyond the last pair there is a copy of it, whose results are not written.
     const int pair = item.first_pair + min(i, item.num_pairs - 1);
@@ -27,11 +32,14 @@ __device__ __forceinline__ void open_item(const AttentionParams& params, BlockWo
     const int row = item.plan.first_row + item.first_pair / work.shape.group_size;
     const uint64_t* mask =
         params.batch.ancestor_mask + static_cast<int64_t>(row) * params.batch.mask_words;
+#pragma unroll 1
     for (int word = threadIdx.x; word * 64 < item.plan.num_tree_slots; word += kAttentionThreads) {
       int depth = 0;
-      for (int before = 0; before < word; ++before) depth += __popcll(mask[before]);
+#pragma unroll 1
+      for (int before = 0; before < word; ++before) depth += __popcll(load_mask(mask + before));
       const int num_bits = min(64, item.plan.num_tree_slots - word * 64);
-      uint64_t bits = mask[word] & (~uint64_t{0} >> (64 - num_bits));
+      uint64_t bits = load_mask(mask + word) & (~uint64_t{0} >> (64 - num_bits));
+#pragma unroll 1
       for (; bits != 0; bits &= bits - 1) {
         memory.ancestors()[depth++] =
             static_cast<uint16_t>(word * 64 + __ffsll(static_cast<int64_t>(bits)) - 1);
@@ -41,6 +49,7 @@ __device__ __forceinline__ void open_item(const AttentionParams& params, BlockWo
   __syncthreads();
   if (threadIdx.x >= kWarpSize) return;
   ItemRange range = {INT_MAX, 0, 0, INT_MAX};
+#pragma unroll 1
   for (int i = threadIdx.x; i < Tiles::kPairs; i += kWarpSize) {
     range.begin = min(range.begin, memory.begins()[i]);
     range.limit = max(range.limit, memory.limits()[i]);
@@ -71,6 +80,7 @@ __device__ __forceinline__ void begin_query_copy(const AttentionParams& params,
   const int group_size = work.shape.group_size, num_heads = work.shape.num_heads;
   const int head_dim = params.kv.head_dim;
   const T* q = static_cast<const T*>(params.q);
+#pragma unroll 1
   for (int i = threadIdx.x; i < Tiles::kPairs * kRowChunks; i += kAttentionThreads) {
     const int index = i / kRowChunks, chunk = i % kRowChunks;
     const int pair = item.first_pair + min(index, item.num_pairs - 1);
@@ -85,48 +95,193 @@ __device__ __forceinline__ void begin_query_copy(const AttentionParams& params,
 template <class Tiles, int kWarpColumns>
 __device__ __forceinline__ void run_item(const AttendArgs& args, const BlockWork& work,
                                          const AttentionMemory<Tiles>& memory) {
+  constexpr int kAhead = Tiles::kStages - 1;  // tiles under way while one is computed
   const AttentionParams& params = args.params;
   WarpTile<Tiles, kWarpColumns> warp;
   warp.begin_item();
-  int tile = work.range.begin / kAttentionTile;
+  const int first = work.range.begin / kAttentionTile;
   const int limit = (work.range.limit + kAttentionTile - 1) / kAttentionTile;
   RowFinder finder;
-  finder.look_up(params, work, memory.ancestors(), tile);
-  finder.store(params, work, memory.rows(tile % 2));
-  __syncthreads();
-  begin_query_copy(params, work, memory);
-  begin_copy(memory, params.kv, tile % 2);
-  ptx::copy_async_commit();
+  finder.look_up(params, work, memory.ancestors(), first);
   float scale = 0.0f;
-  if constexpr (Tiles::kIsInt8) scale = load_scale(params.kv, memory.rows(tile % 2));
-  finder.look_up(params, work, memory.ancestors(), tile + 1);
-
-  for (int split = split_of(tile * kAttentionTile); tile < limit; ++tile) {
-    const int stage = tile % 2;
-    finder.store(params, work, memory.rows(stage ^ 1));
-    if constexpr (Tiles::kIsInt8) memory.scales()[threadIdx.x] = scale;
-    ptx::copy_async_wait<0>();
-    __syncthreads();
-    if (tile + 1 < limit) {
-      begin_copy(memory, params.kv, stage ^ 1);
-      ptx::copy_async_commit();
-      if constexpr (Tiles::kIsInt8) scale = load_scale(params.kv, memory.rows(stage ^ 1));
-      finder.look_up(params, work, memory.ancestors(), tile + 2);
+  int next_stage = 0;
+#pragma unroll 1
+  for (int next = first; next < limit + kAhead; ++next) {  // the tile whose copy begins
+    const int tile = next - kAhead;                        // that is computed
+    const int stage = next_stage == kAhead ? 0 : next_stage + 1;
+    finder.store(params, work, memory.rows(next_stage));
+    if constexpr (Tiles::kIsInt8) {
+      const int before = next_stage == 0 ? kAhead : next_stage - 1;
+      if (next > first) memory.scales(before)[threadIdx.x] = scale;
     }
+    if (tile == first) {
+      ptx::copy_async_wait<0>();  // the query, too
+    } else if (tile > first) {
+      ptx::copy_async_wait<kAhead - 1>();
+    }
+    __syncthreads();
+    if (next < limit) {
+      if ((next + 1) * kAttentionTile > work.item.plan.base_len) ptx::wait_for_previous();
+      begin_copy(memory, params.kv, next_stage);
+      if constexpr (Tiles::kIsInt8) scale = load_scale(params.kv, memory.rows(next_stage));
+    }
+    if (next == first + kAhead - 1) {
+      ptx::wait_for_previous();
+      begin_query_copy(params, work, memory);
+    }
+    ptx::copy_async_commit();  // of nothing, too: groups are counted
+    finder.look_up(params, work, memory.ancestors(), next + 1);
+    next_stage = stage;
+    if (tile < first) continue;
     if constexpr (Tiles::kIsInt8) {
       unpack_tile(memory, stage);
       __syncthreads();
     }
     const int position = tile * kAttentionTile;
-    if (split_of(position) != split) {
+    warp.attend(memory, stage, position, work.range, args);
+    if (tile + 1 == limit || split_of(position + kAttentionTile) != split_of(position)) {
       warp.end_split(args.scale_log2);
       warp.begin_split();
-      split = split_of(position);
     }
-    warp.attend(memory, stage, position, work.range, args);
   }
-  warp.end_split(args.scale_log2);
+  ptx::copy_async_wait<0>();
   warp.write(args, work.shape, work.item);
+}
+
+// By a warp: joins the partial results of a row and head, num_slots of them from `slot` on, in
+// their order. out: [head_dim].
+template <class Tiles>
+__device__ __forceinline__ void join_slots(const AttendArgs& args, int64_t slot, int num_slots,
+                                           typename Tiles::Element* out) {
+  using T = typename Tiles::Element;
+  constexpr int kDim = Tiles::kPaddedDim;
+  constexpr int kValues = kDim / kWarpSize;  // of a lane, side by side
+  constexpr int kAhead = 8;                  // slots read before they are needed
+  constexpr int kVector = kValues < 4 ? 2 : 4;
+  using Vector = std::conditional_t<kVector == 2, float2, float4>;
+  const int lane = threadIdx.x % kWarpSize;
+  float totals[kValues];
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) totals[i] = 0.0f;
+  float total_maximum = -INFINITY, total_sum = 0.0f;
+#pragma unroll 1
+  for (int first = 0; first < num_slots; first += kWarpSize) {
+    const int count = min(kWarpSize, num_slots - first);
+    float2 part = make_float2(-INFINITY, 0.0f);
+    if (lane < count) {
+      part = *reinterpret_cast<const float2*>(args.workspace.sums + (slot + first + lane) * 2);
+    }
+    // The maximum after each slot, and what its join multiplies with.
+    float maximum = fmaxf(total_maximum, part.x);
+#pragma unroll
+    for (int step = 1; step < kWarpSize; step *= 2) {
+      const float below = __shfl_up_sync(kAllLanes, maximum, step);
+      if (lane >= step) maximum = fmaxf(maximum, below);
+    }
+    float before = __shfl_up_sync(kAllLanes, maximum, 1);
+    if (lane == 0) before = total_maximum;
+    const float total_weight = decay(before, maximum, args.scale_log2);
+    const float weight = decay(part.x, maximum, args.scale_log2);
+    total_maximum = __shfl_sync(kAllLanes, maximum, kWarpSize - 1);
+    const float* values = args.workspace.values + (slot + first) * kDim + lane * kValues;
+#pragma unroll 1
+    for (int begin = 0; begin < count; begin += kAhead) {
+      float parts[kAhead][kValues];
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+#pragma unroll
+        for (int i = 0; i < kValues; i += kVector) {
+          const auto read =
+              *reinterpret_cast<const Vector*>(values + min(begin + j, count - 1) * kDim + i);
+          memcpy(&parts[j][i], &read, sizeof(read));
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        const int source = min(begin + j, count - 1);
+        const float a = __shfl_sync(kAllLanes, total_weight, source);
+        const float b = __shfl_sync(kAllLanes, weight, source);
+        const float sum = __shfl_sync(kAllLanes, part.y, source);
+        if (begin + j >= count) continue;
+        total_sum = join(total_sum, a, sum, b);
+#pragma unroll
+        for (int i = 0; i < kValues; ++i) totals[i] = join(totals[i], a, parts[j][i], b);
+      }
+    }
+  }
+  const float inverse = inverse_of(total_sum);
+#pragma unroll
+  for (int i = 0; i < kValues; i += 2) {
+    const int column = lane * kValues + i;
+    if (column >= args.params.kv.head_dim) continue;
+    *reinterpret_cast<uint32_t*>(out + column) =
+        pack<T>(finished(totals[i], inverse), finished(totals[i + 1], inverse));
+  }
+}
+
+// Counts the slots that an item filled, and joins those of every row and head that has all of them
+// now. Every thread of the block calls it.
+template <class Tiles>
+__device__ __forceinline__ void join_item(const AttendArgs& args, const BlockWork& work,
+                                          const AttentionMemory<Tiles>& memory) {
+  using T = typename Tiles::Element;
+  const Item& item = work.item;
+  const WorkShape& shape = work.shape;
+  static_assert(Tiles::kPairs <= kAttentionThreads && Tiles::kPairs <= 64);
+  int* num_slots = reinterpret_cast<int*>(memory.maxima());  // [pairs]; 0: not to be joined
+  const auto first_column = [&](int pair) {
+    return shape.column_of(item.plan, item.sharing, split_of(memory.begins()[pair]));
+  };
+  const auto slot_of = [&](int pair) {
+    const int request_pair = item.first_pair + pair;
+    const int row = request_pair / shape.group_size;
+    const int head = item.kv_head * shape.group_size + request_pair % shape.group_size;
+    return item.slot - item.column +
+           static_cast<int64_t>(row * shape.num_heads + head) * item.num_columns;
+  };
+  __syncthreads();  // the slots are filled
+  if (static_cast<int>(threadIdx.x) < item.num_pairs) {
+    const int pair = threadIdx.x;
+    const int first = first_column(pair);
+    const int count =
+        shape.column_of(item.plan, item.sharing, split_of(memory.limits()[pair] - 1)) + 1 - first;
+    const bool sees_it = memory.begins()[pair] < memory.limits()[pair] && first <= item.column &&
+                         item.column < first + count;
+    num_slots[pair] = 0;
+    if (sees_it) {
+      uint32_t* arrivals = args.workspace.arrivals + slot_of(pair);
+      if (ptx::add_acquire_release(arrivals, 1) + 1 == static_cast<uint32_t>(count)) {
+        *arrivals = 0;
+        num_slots[pair] = count;
+      }
+    }
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int pair = threadIdx.x / kWarpSize; pair < item.num_pairs; pair += kAttentionWarps) {
+    if (num_slots[pair] == 0) continue;
+    const int request_pair = item.first_pair + pair;
+    const int64_t row = item.plan.first_row + request_pair / shape.group_size;
+    const int head = item.kv_head * shape.group_size + request_pair % shape.group_size;
+    join_slots<Tiles>(args, slot_of(pair) + first_column(pair), num_slots[pair],
+                      static_cast<T*>(args.params.out) +
+                          (row * shape.num_heads + head) * args.params.kv.head_dim);
+  }
+}
+
+// Zeros for the rows of no request.
+template <class T>
+__device__ __forceinline__ void clear_unused_rows(const AttentionParams& params) {
+  const int64_t row_words = int64_t{params.num_heads} * params.kv.head_dim / 2;
+  const int64_t begin = params.batch.cu_rows[params.batch.num_requests] * row_words;
+  const int64_t end = params.batch.num_rows * row_words;
+  auto* out = static_cast<uint32_t*>(params.out);
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kAttentionThreads + threadIdx.x;
+#pragma unroll 1
+  for (int64_t i = begin + first; i < end;
+       i += static_cast<int64_t>(gridDim.x) * kAttentionThreads) {
+    out[i] = 0;
+  }
 }
 
 template <class Tiles>
@@ -134,157 +289,82 @@ __global__ void __launch_bounds__(kAttentionThreads, Tiles::kBlocksPerSm)
     attend_kernel(const AttendArgs args) {
   SPECDEC_SHARED_BYTES(shared);
   __shared__ BlockWork work;
-  ptx::wait_for_previous();
-  ptx::let_next_start();  // it waits for all of this, but is there when this is done
+  ptx::let_next_start();
   const int num_requests = args.params.batch.num_requests;
   const AttentionMemory<Tiles> memory = {shared, num_requests};
   if (threadIdx.x < kWarpSize) {
-    // Every layer plans the same again: one plan a pass would need the launches to know of passes.
     WorkShape shape = work_shape(args.params, Tiles::kPairs);
     plan_work(args, shape, memory.item_ends(), memory.slot_begins());
-    if (threadIdx.x == 0) work.shape = shape;
-  } else if (threadIdx.x == kWarpSize) {
-    work.next = static_cast<int>(atomicAdd(args.workspace.counter, 1u));
+    if (threadIdx.x == 0) {
+      work.shape = shape;
+      work.next = static_cast<int>(blockIdx.x);
+    }
   }
   __syncthreads();
-  write_row_plans(args, work.shape, memory.slot_begins());
   const int num_items = num_requests > 0 ? memory.item_ends()[num_requests - 1] : 0;
-
+  const bool in_turn = num_items > static_cast<int>(gridDim.x);
+#pragma unroll 1
   while (work.next < num_items) {
-    int next = 0;  // wanted only when this one is done
+    int next = num_items;  // wanted only when this one is done
     if (threadIdx.x == 0) {
       work.item =
           item_at(args.params, work.shape, memory.item_ends(), memory.slot_begins(), work.next);
-      next = static_cast<int>(atomicAdd(args.workspace.counter, 1u));
     }
     __syncthreads();
     open_item(args.params, work, memory);
     __syncthreads();
     if (work.range.begin < work.range.limit) {
       const int num_pairs = work.item.num_pairs;
-      if (num_pairs <= 16) {
+      if constexpr (Tiles::kIsFew) {
+        run_item<Tiles, kAttentionWarps / Tiles::kMostWarpRows>(args, work, memory);
+      } else if (num_pairs <= 16) {
         run_item<Tiles, kAttentionWarps>(args, work, memory);
       } else if (Tiles::kMostWarpRows == 2 || num_pairs <= 32) {
         run_item<Tiles, kAttentionWarps / 2>(args, work, memory);
       } else if constexpr (Tiles::kMostWarpRows == 4) {
         run_item<Tiles, 1>(args, work, memory);
       }
+      if (work.item.slot >= 0) join_item(args, work, memory);
+    }
+    if (in_turn && threadIdx.x == 0) {
+      ptx::wait_for_previous();
+      next = static_cast<int>(gridDim.x + atomicAdd(args.workspace.counters, 1u));
     }
     __syncthreads();
     if (threadIdx.x == 0) work.next = next;
     __syncthreads();
   }
-}
-
-// Joins the partial results of each row and head: a warp each. Zeros for rows of no request. A warp
-// takes the splits in turn, which fixes the order of the sums; long contexts of few rows wait for
-// that, as few warps have work.
-template <class T, int kDim>
-__global__ void __launch_bounds__(kAttentionThreads) join_kernel(const AttendArgs args) {
-  constexpr int kValues = kDim / kWarpSize;  // of a lane, side by side
-  constexpr int kAhead = 8;                  // slots read before they are needed
-  constexpr int kVector = kValues < 4 ? 2 : 4;
-  using Vector = std::conditional_t<kVector == 2, float2, float4>;
   ptx::wait_for_previous();
-  ptx::let_next_start();
-  if (blockIdx.x == 0 && threadIdx.x == 0) *args.workspace.counter = 0;
-  const AttentionParams& params = args.params;
-  const int lane = threadIdx.x % kWarpSize;
-  const int first_row = params.batch.cu_rows[0];  // not 0 where requests before these had a turn
-  const int num_used = params.batch.cu_rows[params.batch.num_requests];
-  const int num_warps = static_cast<int>(gridDim.x) * kAttentionWarps;
-  const int num_pairs = params.batch.num_rows * params.num_heads;
-  const int warp = blockIdx.x * kAttentionWarps + threadIdx.x / kWarpSize;
-  for (int pair = first_row * params.num_heads + warp; pair < num_pairs; pair += num_warps) {
-    const int row = pair / params.num_heads;
-    float totals[kValues];
-#pragma unroll
-    for (int i = 0; i < kValues; ++i) totals[i] = 0.0f;
-    float total_maximum = -INFINITY, total_sum = 0.0f;
-    if (row < num_used) {
-      const RowPlan plan = args.workspace.rows[row];
-      if (plan.num_slots == 0) continue;
-      const int64_t slot =
-          plan.first_slot + static_cast<int64_t>(pair % params.num_heads) * plan.head_stride;
-      for (int first = 0; first < plan.num_slots; first += kWarpSize) {
-        const int count = min(kWarpSize, plan.num_slots - first);
-        float2 part = make_float2(-INFINITY, 0.0f);
-        if (lane < count) {
-          part = *reinterpret_cast<const float2*>(args.workspace.sums + (slot + first + lane) * 2);
-        }
-        // The maximum after each slot, and what its join multiplies with.
-        float maximum = fmaxf(total_maximum, part.x);
-#pragma unroll
-        for (int step = 1; step < kWarpSize; step *= 2) {
-          const float below = __shfl_up_sync(kAllLanes, maximum, step);
-          if (lane >= step) maximum = fmaxf(maximum, below);
-        }
-        float before = __shfl_up_sync(kAllLanes, maximum, 1);
-        if (lane == 0) before = total_maximum;
-        const float total_weight = decay(before, maximum, args.scale_log2);
-        const float weight = decay(part.x, maximum, args.scale_log2);
-        total_maximum = __shfl_sync(kAllLanes, maximum, kWarpSize - 1);
-        const float* values = args.workspace.values + (slot + first) * kDim + lane * kValues;
-        for (int begin = 0; begin < count; begin += kAhead) {
-          float parts[kAhead][kValues];
-#pragma unroll
-          for (int j = 0; j < kAhead; ++j) {
-#pragma unroll
-            for (int i = 0; i < kValues; i += kVector) {
-              Vector read = {};
-              if (begin + j < count) {
-                read = *reinterpret_cast<const Vector*>(values + (begin + j) * kDim + i);
-              }
-              memcpy(&parts[j][i], &read, sizeof(read));
-            }
-          }
-#pragma unroll
-          for (int j = 0; j < kAhead; ++j) {
-            const int source = min(begin + j, count - 1);
-            const float a = __shfl_sync(kAllLanes, total_weight, source);
-            const float b = __shfl_sync(kAllLanes, weight, source);
-            const float sum = __shfl_sync(kAllLanes, part.y, source);
-            if (begin + j >= count) continue;
-            total_sum = join(total_sum, a, sum, b);
-#pragma unroll
-            for (int i = 0; i < kValues; ++i) totals[i] = join(totals[i], a, parts[j][i], b);
-          }
-        }
-      }
-    }
-    const float inverse = inverse_of(total_sum);
-    const int head_dim = params.kv.head_dim;
-    T* out = static_cast<T*>(params.out) + static_cast<int64_t>(pair) * head_dim + lane * kValues;
-#pragma unroll
-    for (int i = 0; i < kValues; i += 2) {
-      if (lane * kValues + i >= head_dim) continue;
-      *reinterpret_cast<uint32_t*>(out + i) =
-          pack<T>(finished(totals[i], inverse), finished(totals[i + 1], inverse));
-    }
+  clear_unused_rows<typename Tiles::Element>(args.params);
+  if (in_turn && threadIdx.x == 0 && atomicAdd(args.workspace.counters + 1, 1u) == gridDim.x - 1) {
+    args.workspace.counters[0] = args.workspace.counters[1] = 0;
   }
 }
 
+// The same places for all launches, whatever their rows and heads: counts are zero where another
+// launch may look for them.
 inline AttentionWorkspace share_workspace(const AttentionParams& params, int padded_dim) {
   constexpr size_t kCounterBytes = 256;
-  const auto round_up = [](size_t bytes) { return (bytes + 255) / 256 * 256; };
+  const auto round_down = [](size_t bytes) { return bytes / 256 * 256; };
   char* base = static_cast<char*>(params.workspace);
-  const size_t rows_bytes = round_up(params.batch.num_rows * sizeof(RowPlan));
-  const size_t used = kCounterBytes + rows_bytes + 256;
+  const size_t arrival_bytes = round_down(params.workspace_bytes / 64);
+  const size_t used = 2 * kCounterBytes + arrival_bytes;
   AttentionWorkspace workspace;
-  workspace.counter = reinterpret_cast<uint32_t*>(base);
-  workspace.rows = reinterpret_cast<RowPlan*>(base + kCounterBytes);
+  workspace.counters = reinterpret_cast<uint32_t*>(base);
+  workspace.arrivals = reinterpret_cast<uint32_t*>(base + kCounterBytes);
   const size_t slot_bytes = (padded_dim + 2) * sizeof(float);
-  workspace.capacity = used < params.workspace_bytes
-                           ? static_cast<int64_t>((params.workspace_bytes - used) / slot_bytes)
-                           : 0;
-  workspace.sums = reinterpret_cast<float*>(base + kCounterBytes + rows_bytes);
-  workspace.values = reinterpret_cast<float*>(base + kCounterBytes + rows_bytes +
-                                              round_up(workspace.capacity * 2 * sizeof(float)));
+  const size_t fitting =
+      used < params.workspace_bytes ? (params.workspace_bytes - used) / slot_bytes : 0;
+  workspace.capacity = static_cast<int64_t>(std::min(fitting, arrival_bytes / sizeof(uint32_t)));
+  char* slots = base + kCounterBytes + arrival_bytes;
+  workspace.sums = reinterpret_cast<float*>(slots);
+  workspace.values =
+      reinterpret_cast<float*>(slots + (workspace.capacity * 2 * sizeof(float) + 255) / 256 * 256);
   return workspace;
 }
 
 // Of one launch, as a block has 8 bytes of shared memory for each; others are launched after them.
-constexpr int kMostRequests = 1024;
+constexpr int kMostRequests = 960;
 constexpr int kMostMaskWords = 32;  // trees of 2,048 slots
 
 // `count` requests from `begin` on. Rows keep their numbers.
@@ -298,43 +378,53 @@ inline BatchView requests_from(BatchView batch, int64_t begin, int count) {
   return batch;
 }
 
-template <class T, int kDim, bool kCodes>
+template <class Tiles>
+int shared_bytes_of(const BatchView& batch) {
+  return Tiles::shared_bytes(batch.num_requests,
+                             batch.ancestor_mask != nullptr ? batch.mask_words : 0);
+}
+
+template <class Tiles>
 void launch_requests(Stream& stream, const AttentionParams& params) {
-  using Tiles = AttentionTiles<T, kDim, kCodes>;
   constexpr float kLog2E = 1.44269504088896340736f;
   const AttendArgs args = {.params = params,
-                           .workspace = share_workspace(params, kDim),
+                           .workspace = share_workspace(params, Tiles::kPaddedDim),
                            .scale_log2 = params.scale * kLog2E,
                            .score_limit = params.soft_cap / params.scale};
   const auto num_blocks = static_cast<unsigned>(params.num_multiprocessors * Tiles::kBlocksPerSm);
-  static_assert(Tiles::shared_bytes(kMostRequests, kMostMaskWords) <= attention_shared_bytes(kDim));
-  const int shared_bytes =
-      Tiles::shared_bytes(params.batch.num_requests,
-                          params.batch.ancestor_mask != nullptr ? params.batch.mask_words : 0);
   launch("attention", stream, attend_kernel<Tiles>,
          {.grid = {num_blocks},
           .block = {kAttentionThreads},
-          .shared_bytes = static_cast<size_t>(shared_bytes),
-          .overlaps_previous = true},
-         args);
-  const int num_pairs = params.batch.num_rows * params.num_heads;
-  const int most_blocks = params.num_multiprocessors * 8;
-  const int blocks = (num_pairs + kAttentionWarps - 1) / kAttentionWarps;
-  launch("attention_join", stream, join_kernel<T, kDim>,
-         {.grid = {static_cast<unsigned>(blocks < most_blocks ? blocks : most_blocks)},
-          .block = {kAttentionThreads},
-          .overlaps_previous = true},
+          .shared_bytes = static_cast<size_t>(shared_bytes_of<Tiles>(params.batch)),
+          .overlaps_previous = true,
+          .lets_next_start_early = true,
+          .reads_before_wait = true},
          args);
 }
 
 template <class T, int kDim, bool kCodes>
 void launch_attention(Stream& stream, const AttentionParams& params) {
+  using One = AttentionTiles<T, kDim, kCodes, 1>;
+  using Two = AttentionTiles<T, kDim, kCodes, 2>;
+  using Four = AttentionTiles<T, kDim, kCodes, 4>;
+  static_assert(Four::shared_bytes(kMostRequests, kMostMaskWords) <= attention_shared_bytes(kDim));
+  const int group_size = params.num_heads / params.kv.num_kv_heads;
+  // Of a request; one where none speculates.
+  const int most_rows = params.batch.num_rows - params.batch.num_requests + 1;
   AttentionParams turn = params;
   int begin = 0;
   do {  // without requests, too: all rows become zeros
     const int left = params.batch.num_requests - begin;
     turn.batch = requests_from(params.batch, begin, left < kMostRequests ? left : kMostRequests);
-    launch_requests<T, kDim, kCodes>(stream, turn);
+    const bool is_few = params.batch.num_rows <= kFewAttentionRows && params.soft_cap == 0.0f;
+    if (is_few && most_rows * group_size <= 16 &&
+        shared_bytes_of<One>(turn.batch) <= params.max_shared_bytes) {
+      launch_requests<One>(stream, turn);
+    } else if (is_few && shared_bytes_of<Two>(turn.batch) <= params.max_shared_bytes) {
+      launch_requests<Two>(stream, turn);
+    } else {
+      launch_requests<Four>(stream, turn);
+    }
     begin += kMostRequests;
   } while (begin < params.batch.num_requests);
 }

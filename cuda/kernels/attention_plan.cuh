@@ -1,6 +1,7 @@
 // Who computes what in attention. The lengths are in device memory, so every block works the plan
-// out for itself: a list of items, each some (row, head) pairs of a request that share a KV head,
-// and a range of splits, which the blocks take one after another.
+// out for itself, while the kernel before still runs: a list of items, each some (row, head) pairs
+// of a request that share a KV head, and a range of splits. A block's first item is that of its own
+// index; further ones the blocks take one after another.
 //
 // Rows of a tree have their ancestors at scattered slots: splits wholly below base_len are computed
 // for many rows together, as all of a chain's are; the others for each tree row by itself.
@@ -18,6 +19,10 @@ constexpr int kWarpSize = 32;
 constexpr uint32_t kAllLanes = 0xffffffffu;
 
 // Splits are short where a context is, so that there is something to share out, and longer behind.
+// Results depend on these numbers. At one request of 8 KV heads and 1,000 positions there are 32
+// items of 256 positions, for which most multiprocessors have no work; items of 128 would save a
+// microsecond there, as the first tiles are on their way before queries are there, and cost one at
+// 16,000, where twice as many partial results are joined.
 constexpr int kShortSplit = 256;  // positions
 constexpr int kLongSplit = 1024;
 constexpr int kShortEnd = 16384;
@@ -32,22 +37,17 @@ __device__ __forceinline__ int split_begin(int split) {
                                  : kShortEnd + (split - kNumShortSplits) * kLongSplit;
 }
 
-// Where the partial results of a row are: from slot first_slot (of head 0) on, num_slots of them,
-// head_stride slots from head to head. num_slots 0: its results were written without.
-struct RowPlan {
-  int32_t first_slot;
-  int32_t num_slots;
-  int32_t head_stride;
-  int32_t unused;
-};
-
 // A launch's share of the workspace.
 struct AttentionWorkspace {
-  uint32_t* counter;  // items taken; 0 between launches
-  RowPlan* rows;      // [num_rows]
-  float* sums;        // [capacity, 2] maximum, sum of weights
-  float* values;      // [capacity, padded head_dim] weighted values
-  int64_t capacity;   // slots
+  // Where there are more items than blocks: items taken, and blocks that found none left. 0 between
+  // launches.
+  uint32_t* counters;
+  // [capacity] Of a row and head, at its first slot: how many of its slots are filled. 0 between
+  // launches.
+  uint32_t* arrivals;
+  float* sums;       // [capacity, 2] maximum, sum of weights
+  float* values;     // [capacity, padded head_dim] weighted values
+  int64_t capacity;  // slots
 };
 
 struct AttendArgs {
@@ -87,12 +87,12 @@ __device__ __forceinline__ int row_begin(const AttentionParams& params, int limi
 __device__ __forceinline__ RequestPlan plan_request(const AttentionParams& params, int request) {
   const BatchView& batch = params.batch;
   RequestPlan plan;
-  plan.first_row = batch.cu_rows[request];
-  plan.num_rows = batch.cu_rows[request + 1] - plan.first_row;
-  plan.base_len = batch.base_lens[request];
-  plan.is_tree = batch.is_tree != nullptr && batch.is_tree[request] != 0;
+  plan.first_row = __ldcg(batch.cu_rows + request);
+  plan.num_rows = __ldcg(batch.cu_rows + request + 1) - plan.first_row;
+  plan.base_len = __ldcg(batch.base_lens + request);
+  plan.is_tree = batch.is_tree != nullptr && __ldcg(batch.is_tree + request) != 0;
   plan.num_tree_slots =
-      batch.num_tree_slots != nullptr ? batch.num_tree_slots[request] : plan.num_rows;
+      batch.num_tree_slots != nullptr ? __ldcg(batch.num_tree_slots + request) : plan.num_rows;
   plan.first_split = plan.shared_end = plan.split_end = 0;
   if (plan.num_rows <= 0) {
     plan.num_rows = 0;
@@ -105,6 +105,11 @@ __device__ __forceinline__ RequestPlan plan_request(const AttentionParams& param
   return plan;
 }
 
+// What is read before the kernel waits is read from L2: L1 may have what was there before.
+__device__ __forceinline__ uint64_t load_mask(const uint64_t* mask) {
+  return __ldcg(reinterpret_cast<const unsigned long long*>(mask));
+}
+
 // One past the last position a row sees.
 __device__ __forceinline__ int row_limit(const AttentionParams& params, const RequestPlan& plan,
                                          int row) {
@@ -113,9 +118,10 @@ __device__ __forceinline__ int row_limit(const AttentionParams& params, const Re
   const uint64_t* mask =
       params.batch.ancestor_mask + static_cast<int64_t>(plan.first_row + row) * words;
   int count = 0;
+#pragma unroll 1
   for (int first = 0; first < plan.num_tree_slots; first += 64) {
     const int num_bits = min(64, plan.num_tree_slots - first);
-    count += __popcll(mask[first / 64] & (~uint64_t{0} >> (64 - num_bits)));
+    count += __popcll(load_mask(mask + first / 64) & (~uint64_t{0} >> (64 - num_bits)));
   }
   return plan.base_len + count;
 }
@@ -194,70 +200,59 @@ __device__ __forceinline__ int64_t warp_total(int64_t value) {
 }
 
 // By one warp: completes the shape, and writes for every request where its items end and its slots
-// begin.
+// begin. It looks at the requests four times: for the tiles, the slots at levels 0 and 1, and the
+// places. A loop, as code that runs once a layer had better be short.
 __device__ __forceinline__ void plan_work(const AttendArgs& args, WorkShape& shape, int* item_ends,
                                           int* slot_begins) {
   const int lane = threadIdx.x % kWarpSize;
   const int num_requests = args.params.batch.num_requests;
   int64_t tiles = 0;
-  for (int r = lane; r < num_requests; r += kWarpSize) {
-    tiles += shape.cost(plan_request(args.params, r));
-  }
-  shape.num_tiles = warp_total(tiles);
-  int64_t slots[2] = {0, 0};
-  for (int r = lane; r < num_requests; r += kWarpSize) {
-    const RequestPlan plan = plan_request(args.params, r);
-    slots[0] += shape.num_slots(plan, shape.sharing(plan, 0));
-    slots[1] += shape.num_slots(plan, shape.sharing(plan, 1));
-  }
-  shape.level = warp_total(slots[0]) <= args.workspace.capacity   ? 0
-                : warp_total(slots[1]) <= args.workspace.capacity ? 1
-                                                                  : 2;
+  shape.level = 2;
   int items_before = 0, slots_before = 0;
-  for (int first = 0; first < num_requests; first += kWarpSize) {
-    const int r = first + lane;
-    int num_items = 0, num_slots = 0;
-    if (r < num_requests) {
-      const RequestPlan plan = plan_request(args.params, r);
-      const Sharing sharing = shape.sharing(plan, shape.level);
-      num_items = shape.num_items(plan, sharing);
-      num_slots = static_cast<int>(shape.num_slots(plan, sharing));
-    }
-    int item_end = num_items, slot_end = num_slots;
+  RequestPlan plan = {};
+#pragma unroll 1
+  for (int look = 0; look < 4; ++look) {
+    const int level = look == 3 ? shape.level : look - 1;
+    int64_t slots = 0;
+#pragma unroll 1
+    for (int first = 0; first < num_requests; first += kWarpSize) {
+      const int r = first + lane;
+      if (look == 0 || num_requests > kWarpSize) {
+        if (r < num_requests) plan = plan_request(args.params, r);
+      }
+      if (look == 0) {
+        if (r < num_requests) tiles += shape.cost(plan);
+        continue;
+      }
+      const Sharing sharing = shape.sharing(plan, level);
+      const int64_t own_slots = r < num_requests ? shape.num_slots(plan, sharing) : 0;
+      if (look < 3) {
+        slots += own_slots;
+        continue;
+      }
+      const int num_slots = static_cast<int>(own_slots);
+      int item_end = r < num_requests ? shape.num_items(plan, sharing) : 0;
+      int slot_end = num_slots;
 #pragma unroll
-    for (int step = 1; step < kWarpSize; step *= 2) {
-      const int items = __shfl_up_sync(kAllLanes, item_end, step);
-      const int below = __shfl_up_sync(kAllLanes, slot_end, step);
-      if (lane >= step) {
-        item_end += items;
-        slot_end += below;
+      for (int step = 1; step < kWarpSize; step *= 2) {
+        const int items = __shfl_up_sync(kAllLanes, item_end, step);
+        const int below = __shfl_up_sync(kAllLanes, slot_end, step);
+        if (lane >= step) {
+          item_end += items;
+          slot_end += below;
+        }
       }
-    }
-    if (r < num_requests) {
-      item_ends[r] = items_before + item_end;
-      slot_begins[r] = slots_before + slot_end - num_slots;
-    }
-    items_before += __shfl_sync(kAllLanes, item_end, kWarpSize - 1);
-    slots_before += __shfl_sync(kAllLanes, slot_end, kWarpSize - 1);
-  }
-}
-
-// Tells the combining kernel where the partial results are: each block for some of the requests.
-__device__ __forceinline__ void write_row_plans(const AttendArgs& args, const WorkShape& shape,
-                                                const int* slot_begins) {
-  for (int r = blockIdx.x; r < args.params.batch.num_requests; r += gridDim.x) {
-    const RequestPlan plan = plan_request(args.params, r);
-    const Sharing sharing = shape.sharing(plan, shape.level);
-    const int num_columns = shape.num_columns(plan, sharing);
-    for (int row = threadIdx.x; row < plan.num_rows; row += blockDim.x) {
-      RowPlan out = {0, 0, num_columns, 0};
-      if (num_columns > 0) {
-        const int limit = row_limit(args.params, plan, row);
-        const int first = shape.column_of(plan, sharing, split_of(row_begin(args.params, limit)));
-        out.num_slots = shape.column_of(plan, sharing, split_of(limit - 1)) + 1 - first;
-        out.first_slot = slot_begins[r] + row * shape.num_heads * num_columns + first;
+      if (r < num_requests) {
+        item_ends[r] = items_before + item_end;
+        slot_begins[r] = slots_before + slot_end - num_slots;
       }
-      args.workspace.rows[plan.first_row + row] = out;
+      items_before += __shfl_sync(kAllLanes, item_end, kWarpSize - 1);
+      slots_before += __shfl_sync(kAllLanes, slot_end, kWarpSize - 1);
+    }
+    if (look == 0) {
+      shape.num_tiles = warp_total(tiles);
+    } else if (look < 3 && warp_total(slots) <= args.workspace.capacity) {
+      shape.level = min(shape.level, level);
     }
   }
 }
@@ -275,6 +270,8 @@ struct Item {
   int split_limit;
   int slot;  // of head 0 and the request's row 0; -1: the results are written out
   int num_columns;
+  int column;  // of the item
+  Sharing sharing;
 };
 
 __device__ __forceinline__ Item item_at(const AttentionParams& params, const WorkShape& shape,
@@ -323,10 +320,10 @@ __device__ __forceinline__ Item item_at(const AttentionParams& params, const Wor
     item.split_first = alone ? plan.first_split : plan.shared_end + range;
     item.split_limit = alone ? plan.split_end : item.split_first + 1;
   }
+  item.sharing = sharing;
   item.num_columns = shape.num_columns(plan, sharing);
-  item.slot = item.num_columns > 0
-                  ? slot_begins[low] + shape.column_of(plan, sharing, item.split_first)
-                  : -1;
+  item.column = shape.column_of(plan, sharing, item.split_first);
+  item.slot = item.num_columns > 0 ? slot_begins[low] + item.column : -1;
   return item;
 }
 

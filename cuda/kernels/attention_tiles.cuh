@@ -20,17 +20,20 @@ constexpr int kAttentionWarps = kAttentionThreads / kWarpSize;
 constexpr int kChunkBytes = 16;
 constexpr int kChunk = 8;  // elements
 
-// kDim: head_dim, padded with zeros. kCodes: the cache is int8.
-template <class T, int kDim, bool kCodes>
+// kDim: head_dim, padded with zeros. kCodes: the cache is int8. kWarpRows: m16 tiles of an item's
+// pairs, at most. With 1 or 2 the kernel is for batches of few rows: it computes all items as those
+// of so many tiles, and knows no soft cap, so that its code is short; and it has a stage more.
+template <class T, int kDim, bool kCodes, int kWarpRows>
 struct AttentionTiles {
   using Element = T;
   static constexpr int kPaddedDim = kDim;
   static constexpr bool kIsInt8 = kCodes;
-  static constexpr int kElementBytes = kCodes ? 1 : 2;       // of the cache
-  static constexpr int kMostWarpRows = kDim <= 128 ? 4 : 2;  // m16 tiles side by side
-  static constexpr int kPairs = 16 * kMostWarpRows;          // of an item
-  static constexpr int kBlocksPerSm = kDim <= 64 ? 3 : kDim <= 128 ? 2 : 1;
-  static constexpr int kStages = 2;
+  static constexpr int kElementBytes = kCodes ? 1 : 2;  // of the cache
+  static constexpr bool kIsFew = kWarpRows <= 2;
+  static constexpr int kMostWarpRows = kDim <= 128 || kIsFew ? kWarpRows : 2;
+  static constexpr int kPairs = 16 * kMostWarpRows;  // of an item
+  static constexpr int kBlocksPerSm = kDim <= 64 && (kIsFew || !kCodes) ? 3 : kDim <= 128 ? 2 : 1;
+  static constexpr int kStages = kIsFew && kDim <= 128 ? 3 : 2;
   static constexpr int kTileElements = kAttentionTile * kDim;
   static constexpr int kRawBytes = kAttentionTile * kDim;  // keys' or values' codes of a tile
 
@@ -41,7 +44,7 @@ struct AttentionTiles {
   static constexpr int kWeights = kRaw + (kCodes ? kStages * 2 * kRawBytes : 0);
   static constexpr int kMaxima = kWeights + 2 * 16 * kAttentionTile * 2;
   static constexpr int kScales = kMaxima + 64 * 4;
-  static constexpr int kRows = kScales + 2 * kAttentionTile * 4;
+  static constexpr int kRows = kScales + (kCodes ? kStages * 2 * kAttentionTile * 4 : 0);
   static constexpr int kRanges = kRows + kStages * kAttentionTile * 4;
   static constexpr int kPlan = kRanges + 2 * kPairs * 4;
   static constexpr int shared_bytes(int num_requests, int mask_words) {
@@ -73,7 +76,9 @@ struct AttentionMemory {
   __device__ T* weights() const { return reinterpret_cast<T*>(base + Tiles::kWeights); }
   __device__ float* maxima() const { return reinterpret_cast<float*>(base + Tiles::kMaxima); }
   // [2][tile] of keys, of values
-  __device__ float* scales() const { return reinterpret_cast<float*>(base + Tiles::kScales); }
+  __device__ float* scales(int stage) const {
+    return reinterpret_cast<float*>(base + Tiles::kScales) + stage * 2 * kAttentionTile;
+  }
   // [tile] rows of the cache; -1: none
   __device__ int* rows(int stage) const {
     return reinterpret_cast<int*>(base + Tiles::kRows) + stage * kAttentionTile;
@@ -123,10 +128,9 @@ struct RowFinder {
       slot = item.plan.base_len + ancestors[position - item.plan.base_len];
     }
     offset = slot % params.kv.block_size;
-    block =
-        params.batch
-            .block_tables[static_cast<int64_t>(item.request) * params.batch.max_blocks_per_request +
-                          slot / params.kv.block_size];
+    block = __ldcg(params.batch.block_tables +
+                   static_cast<int64_t>(item.request) * params.batch.max_blocks_per_request +
+                   slot / params.kv.block_size);
   }
   __device__ __forceinline__ void store(const AttentionParams& params, const BlockWork& work,
                                         int* rows) const {
@@ -145,7 +149,7 @@ __device__ __forceinline__ void begin_copy(const AttentionMemory<Tiles>& memory,
   constexpr int kRowChunks = Tiles::kPaddedDim / kPerChunk;
   const int* rows = memory.rows(stage);
   const int row_bytes = kv.head_dim * Tiles::kElementBytes;
-#pragma unroll
+#pragma unroll 1
   for (int part = 0; part < 2; ++part) {
     const char* source = static_cast<const char*>(part == 0 ? kv.keys : kv.values);
 #pragma unroll 2
@@ -173,7 +177,7 @@ __device__ __forceinline__ float load_scale(const PagedKvView& kv, const int* ro
   if (row < 0) return 0.0f;
   const KvLayout layout = {kv.num_blocks, kv.block_size, kv.num_kv_heads, kv.head_dim};
   const void* codes = threadIdx.x < kAttentionTile ? kv.keys : kv.values;
-  return layout.scales(codes)[row];
+  return __ldcg(layout.scales(codes) + row);
 }
 
 template <class T>
@@ -192,7 +196,7 @@ __device__ __forceinline__ void unpack_tile(const AttentionMemory<Tiles>& memory
 #pragma unroll 2
   for (int i = threadIdx.x; i < 2 * kPartChunks; i += kAttentionThreads) {
     const int part = i / kPartChunks, key = i % kPartChunks / kRowChunks, chunk = i % kRowChunks;
-    const float scale = memory.scales()[part * kAttentionTile + key];
+    const float scale = memory.scales(stage)[part * kAttentionTile + key];
     const uint4 codes = *reinterpret_cast<const uint4*>(memory.raw(stage) + i * kChunkBytes);
     const uint4 low =
         make_uint4(unpack_codes<T>(codes.x, 0, scale), unpack_codes<T>(codes.x, 2, scale),
@@ -443,7 +447,9 @@ struct WarpTile {
     float scores[kKeys / 8][4];
     uint32_t weights[kKeys / 8][2];
     score(memory, tile, scores);
-    if (args.score_limit != 0.0f) cap(args.score_limit, scores);
+    if constexpr (!Tiles::kIsFew) {
+      if (args.score_limit != 0.0f) cap(args.score_limit, scores);
+    }
     if (first_position < range.common_begin ||
         first_position + kAttentionTile > range.common_limit) {
       mask(memory, first_position, scores);

@@ -42,6 +42,7 @@ struct ExpertProductsParams {
   // that order themselves. So is what comes out.
   ProductParams product;
   const int32_t* cu_rows;  // [num_experts + 1]
+  bool rows_are_known;     // cu_rows is older than the work right before: LaunchConfig
   int num_experts;
   int64_t scales_offset;             // of scales of outputs in the weights; 0: none
   const void* weights[kMaxExperts];  // packed

@@ -2,6 +2,7 @@
 // for the rows an expert has.
 #pragma once
 
+#include "core/check.h"
 #include "cuda/kernels/moe.h"
 #include "cuda/kernels/projection_few.cuh"
 #include "cuda/kernels/projection_many.cuh"
@@ -39,18 +40,41 @@ __device__ __forceinline__ ProductParams expert_product(const ExpertProductsPara
 
 // Grid: [blocks of an expert, row tiles, experts]. An expert has few of the rows, mostly: 8 at a
 // time, and the weights once more from L2 where there are more.
-template <class Format>
+template <class Format, Finish kFinish, bool kIsPartial>
 __global__ void __launch_bounds__(kRowThreads, kExpertBlocksPerSm)
     few_rows_of_experts_kernel(const ExpertProductsParams params) {
+  using Kind = FewRowsKind<kFinish, kIsPartial, RowSource::kRecords,
+                           kIsPartial ? 1 : Format::kMaxTilesAtOnce, 1>;
   SPECDEC_SHARED_BYTES(shared);
-  // Before any weights are loaded: which experts have rows is what the kernels before find out.
-  ptx::wait_for_previous();
-  const int begin = params.cu_rows[blockIdx.z] + blockIdx.y * 8;
-  const int end = params.cu_rows[blockIdx.z + 1];
-  if (begin >= end) return;
+  // Which experts have rows must be known before weights are loaded.
+  if (!params.rows_are_known) {
+    ptx::wait_for_previous();
+    ptx::let_next_start();
+  }
+  const int begin = __ldcg(params.cu_rows + blockIdx.z) + blockIdx.y * 8;
+  const int end = __ldcg(params.cu_rows + blockIdx.z + 1);
+  if (begin >= end) {
+    if (params.rows_are_known) ptx::wait_for_previous();
+    return;
+  }
   const ProductParams product =
       expert_product<Format>(params, blockIdx.z, begin, min(end, begin + 8));
-  FewRows<Format, Format::kMaxTilesAtOnce, 1, false>(product, shared).run();
+  FewRows<Format, Kind>(product, shared).run();
+}
+
+template <class Format, Finish kFinish, bool kIsPartial = false>
+void launch_few_rows_of_experts(Stream& stream, const ExpertProductsParams& params) {
+  const ProductParams& product = params.product;
+  launch("moe: few rows", stream, few_rows_of_experts_kernel<Format, kFinish, kIsPartial>,
+         {.grid = {static_cast<unsigned>(product.plan.num_blocks),
+                   static_cast<unsigned>(product.rows.num_rows + 7) / 8,
+                   static_cast<unsigned>(params.num_experts)},
+          .block = {kRowThreads},
+          .shared_bytes = static_cast<size_t>(few_rows_exchange_bytes(8, Format::kMaxTilesAtOnce)),
+          .overlaps_previous = true,
+          .lets_next_start_early = params.rows_are_known,
+          .reads_before_wait = params.rows_are_known},
+         params);
 }
 
 // Grid: [row tiles, blocks of tiles, experts].
@@ -72,13 +96,14 @@ void launch_expert_products(Stream& stream, const ExpertProductsParams& params) 
   const unsigned experts = static_cast<unsigned>(params.num_experts);
   const int num_rows = product.rows.num_rows;
   if (product.plan.few_rows) {
-    const LaunchConfig config = {
-        .grid = {static_cast<unsigned>(product.plan.num_blocks),
-                 static_cast<unsigned>(num_rows + 7) / 8, experts},
-        .block = {kRowThreads},
-        .shared_bytes = static_cast<size_t>(few_rows_exchange_bytes(8, Format::kMaxTilesAtOnce)),
-        .overlaps_previous = true};
-    return launch("moe: few rows", stream, few_rows_of_experts_kernel<Format>, config, params);
+    if (product.finish.kind == Finish::kActivateGated) {
+      return launch_few_rows_of_experts<Format, Finish::kActivateGated>(stream, params);
+    }
+    SPECDEC_CHECK(product.finish.kind == Finish::kStore);
+    if (product.slices.plan.is_whole()) {
+      return launch_few_rows_of_experts<Format, Finish::kStore>(stream, params);
+    }
+    return launch_few_rows_of_experts<Format, Finish::kStore, true>(stream, params);
   }
   constexpr int kColumns = 4;
   const unsigned row_tiles = (num_rows + kColumns * 8 - 1) / (kColumns * 8);

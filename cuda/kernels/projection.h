@@ -73,6 +73,10 @@ struct HeadsParams {
 
 enum class Finish : uint8_t { kStore, kActivate, kActivateGated, kHeads };
 
+// Whether products let the next kernel start before they wait themselves. Not where that is
+// attention, which then plans in the time of the product: LaunchConfig::reads_before_wait.
+inline constexpr bool starts_next_early(Finish finish) { return finish != Finish::kHeads; }
+
 // What becomes of the sums.
 struct FinishParams {
   Finish kind = Finish::kStore;
@@ -111,6 +115,8 @@ struct FoldOrder {
     }
   }
   constexpr FoldStep step(int i) const { return {num_folds[i], slots[i]}; }
+  // Of all slices, to one sum.
+  constexpr bool is_whole() const { return num_steps == kNumSlices && num_left == 1; }
 };
 
 // The slices of k that a weight has, in order, and how their sums fold: core/k_slices.h.
@@ -119,11 +125,19 @@ struct SliceParams {
   FoldOrder plan = {};              // a step a slice
 };
 
+// Where the streaming kernel for few rows has them from.
+enum class RowSource : uint8_t {
+  kRecords,    // records that are there
+  kShared,     // every block prepares all rows for itself, in shared memory; at most 8 rows
+  kExchanged,  // every block prepares some of the rows for all; blocks wait for each other
+  // The last two prepare rows of floats whose dim is a multiple of 4, no others.
+};
+
 // How a product is cut up; never changes a result, but for wide_rows.
 struct ProductPlan {
-  bool few_rows = false;      // at most kFewRows: the streaming kernel
-  bool fused_rows = false;    // few_rows: every block prepares the rows for itself
-  int tiles_at_once = 1;      // few_rows: 1 or 2 tiles a warp
+  bool few_rows = false;                       // at most kFewRows: the streaming kernel
+  RowSource row_source = RowSource::kRecords;  // few_rows
+  int tiles_at_once = 1;      // few_rows: 1 or 2 tiles a warp, where the kernel can
   int num_blocks = 1;         // few_rows: of the grid, at most num_tiles
   int column_tiles = 8;       // else: 4 or 8 tiles of 8 rows a block
   bool split_slices = false;  // else: a block a slice; partial sums meet in memory
@@ -139,8 +153,12 @@ struct ProductParams {
   SliceParams slices = {};
   RowsParams rows;
   // Records [*, num_k_blocks] of the rows; few rows: by rows.row_ids if those are given. Unused
-  // when the rows are fused.
+  // with other sources than kRecords.
   const void* records = nullptr;
+  // kExchanged: records [rows.num_rows, num_k_blocks] that the blocks write, and counts of rows and
+  // of blocks, zero between launches.
+  void* exchanged = nullptr;
+  uint32_t* exchange_counts = nullptr;  // [2]
   FinishParams finish;
   ProductPlan plan;
   // With split_slices: [blocks of tiles, row tiles, slices] x partial_floats, and a zero count for
@@ -161,11 +179,6 @@ inline constexpr int wide_tiles(int wide_rows) { return wide_rows == kWideRows[0
 
 // Bytes of 32 inputs of a row, as the products read them: act elements.
 inline constexpr int64_t kRecordBytes = kBlockInputs * 2;
-// Blocks of the streaming kernel that fit a multiprocessor: rows that are not fused are in flight
-// beside the weights, which takes registers.
-inline constexpr int few_rows_blocks_per_sm(int num_rows, bool fused_rows, int tiles_at_once) {
-  return fused_rows || (num_rows <= 8 && tiles_at_once == 1) ? 2 : 1;
-}
 // Bytes of dynamic shared memory of the streaming kernel before the prepared rows: sums of slices,
 // twice; or a head for every warp.
 inline constexpr int64_t few_rows_exchange_bytes(int num_rows, int tiles_at_once) {

@@ -1,16 +1,15 @@
 // Products of few rows: the weights are read once, as one stream.
 //
-// A block has a run of consecutive tiles; its eight warps take a slice of k each and meet in shared
-// memory at the end of every tile, where one of them (in turn) folds the slices and finishes
-// the tile while the others go on. Weights go straight to registers, through a ring of
-// kStages stages of 2 KB a warp: 48 or 64 KB in flight a block, refilled stage by stage, across the
-// ends of tiles, so the stream does not pause. The first stages are under way before the block
-// waits for the kernel before it. No more stages, because a warp has six scoreboards to wait on and
-// the rows' loads need one too.
+// A multiprocessor has one block, with a run of consecutive tiles; its eight warps take a slice of
+// k each and meet in shared memory at the end of every tile, where one of them (in turn) folds the
+// slices and finishes the tile while the others go on. Weights go straight to registers, through a
+// ring of kStages stages of 2 KB a warp: 64 KB in flight a block, refilled stage by stage, across
+// the ends of tiles, so the stream does not pause. No more stages, because a warp has six
+// scoreboards to wait on and the rows' loads need one too.
 //
-// That early start needs registers: the blocks of one such kernel take most of a multiprocessor's,
-// so that the next begins there as they end, block by block. It is whole behind small kernels, such
-// as the joining one of attention.
+// A block takes at most half of a multiprocessor's registers. So the next such kernel is there
+// beside it: its first stages are under way, and what comes after them on the way to L2, before the
+// kernel before it has ended.
 #pragma once
 
 #include "cuda/kernels/projection_finish.cuh"
@@ -24,16 +23,37 @@ __device__ __forceinline__ Range equal_part(int total, int index, int count) {
           static_cast<int>(static_cast<int64_t>(total) * (index + 1) / count)};
 }
 
-// kTiles: tiles a warp works on together, so that a row's record is read once for them.
-// kColumns: tiles of 8 rows. kFused: the block prepares the rows itself, in shared memory.
-template <class Format, int kTiles, int kColumns, bool kFused>
+// Which of the kernels: all of it follows from ProductParams, and is known to the compiler so that
+// a kernel is a few KB long. A layer's kernels have to fit an instruction cache together.
+//   kIsPartial: sums are not folded to one (FinishParams::plane_stride)
+//   kTiles: that a warp works on together, so that a row's record is read once for them
+//   kColumns: of 8 rows
+template <Finish kFinish, bool kIsPartial, RowSource kSource, int kTiles, int kColumns>
+struct FewRowsKind {
+  static constexpr Finish finish = kFinish;
+  static constexpr bool is_partial = kIsPartial;
+  static constexpr RowSource source = kSource;
+  static constexpr int tiles = kTiles;
+  static constexpr int columns = kColumns;
+};
+
+template <class Format, class Kind>
 class FewRows {
  public:
-  static constexpr int kBlocksPerSm = few_rows_blocks_per_sm(kColumns * 8, kFused, kTiles);
-  static constexpr int kStages = !kFused && kBlocksPerSm == 2 ? 3 : Format::kMaxStages;
+  static constexpr int kTiles = Kind::tiles;
+  static constexpr int kColumns = Kind::columns;
+  static constexpr bool kIsShared = Kind::source == RowSource::kShared;
+  // Where sums are stored, what is there is read meanwhile, which takes registers.
+  static constexpr bool kIsShort = kColumns == 2 && Kind::finish == Finish::kStore;
+  static constexpr int kStages = kIsShort ? 3 : Format::kMaxStages;
   static constexpr int kStageBlocks = 2 / kTiles;  // k blocks of each tile
   static constexpr int kChunk = kStages * kStageBlocks;
+  // Of the rows' ring, which comes out of L2: two stages, or one where registers are short, if they
+  // divide the ring of weights.
+  static constexpr int kInputStages = kColumns == 2 ? 1 : kStages % 2 == 0 ? 2 : kStages;
+  static constexpr int kInputBlocks = kIsShared ? 1 : kInputStages * kStageBlocks;
   static constexpr int64_t kExchangeBytes = few_rows_exchange_bytes(kColumns * 8, kTiles);
+  static constexpr int64_t kPrefetchBytes = 128 * 1024;  // of the block's weights, to L2
 
   __device__ __forceinline__ FewRows(const ProductParams& params, unsigned char* shared)
       : params_(params),
@@ -47,50 +67,58 @@ class FewRows {
 
   __device__ __forceinline__ void run() {
     Weights weights[kChunk][kTiles];
-    Inputs inputs[kChunk][kColumns];
+    Inputs inputs[kInputBlocks][kColumns];
+    if constexpr (starts_next_early(Kind::finish)) ptx::let_next_start();
     Chunk next = chunk_at(tiles_.begin, blocks_.begin);
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) load_weights(weights[i], next, i);
+    prefetch();
     ptx::wait_for_previous();
-    ptx::let_next_start();  // its first weights may come while this kernel's last blocks work
-    if constexpr (kFused) {
+    if constexpr (!starts_next_early(Kind::finish)) ptx::let_next_start();
+    if constexpr (kIsShared) {
       prepare();
     } else {
+      if constexpr (Kind::source == RowSource::kExchanged) exchange_rows();
       find_rows();
 #pragma unroll
-      for (int i = 0; i < kChunk; ++i) load_inputs(inputs[i], next, i);
+      for (int i = 0; i < kInputBlocks; ++i) load_inputs(inputs[i], next, i);
     }
     int step = 0;
+#pragma unroll 1
     for (int tile = tiles_.begin; tile < tiles_.end; tile += kTiles, ++step) {
       TileSums<kColumns> sums[kTiles];
       int block = blocks_.begin;
+#pragma unroll 1
       do {
+        const Chunk here = {{}, block, blocks_.end - block};
         const bool tile_goes_on = block + kChunk < blocks_.end;
         next =
             tile_goes_on ? chunk_at(tile, block + kChunk) : chunk_at(tile + kTiles, blocks_.begin);
-        const int count = blocks_.end - block;
         const unsigned char* prepared_records = prepared(lane_ / 4, block);
 #pragma unroll
         for (int stage = 0; stage < kStages; ++stage) {
 #pragma unroll
           for (int i = stage * kStageBlocks; i < (stage + 1) * kStageBlocks; ++i) {
-            if (i >= count) continue;
-            if constexpr (kFused) {
-              load_prepared(inputs[i], prepared_records + i * prepared_step_);
+            if (i >= here.count) continue;
+            if constexpr (kIsShared) {
+              load_prepared(inputs[0], prepared_records + i * prepared_step_);
             }
-            multiply(sums, weights[i], inputs[i]);
+            multiply(sums, weights[i], inputs[i % kInputBlocks]);
           }
 #pragma unroll
           for (int i = stage * kStageBlocks; i < (stage + 1) * kStageBlocks; ++i) {
             load_weights(weights[i], next, i);
-            if constexpr (!kFused) load_inputs(inputs[i], next, i);
+            if constexpr (!kIsShared) {
+              const int ahead = i + kInputBlocks;
+              load_inputs(inputs[i % kInputBlocks], ahead < kChunk ? here : next, ahead % kChunk);
+            }
           }
         }
         block += kChunk;
       } while (block < blocks_.end);
       meet(sums, tile, step);
     }
-    if (params_.finish.kind == Finish::kHeads) {
+    if constexpr (Kind::finish == Finish::kHeads) {
       __syncthreads();  // the exchange memory is free
       finish_heads<T, kRowThreads>(params_.finish, tiles_, 0, 0, params_.rows.num_rows,
                                    reinterpret_cast<float*>(exchange_));
@@ -115,11 +143,30 @@ class FewRows {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       // A last tile that is alone is read twice rather than have a loop of its own.
-      const int64_t index = min(tile + i, tiles_.end - 1);
-      chunk.weights[i] = static_cast<const unsigned char*>(params_.weights) +
-                         (index * params_.num_k_blocks + block) * Format::kBlockBytes;
+      chunk.weights[i] = block_at(min(tile + i, tiles_.end - 1), block);
     }
     return chunk;
+  }
+  __device__ __forceinline__ const unsigned char* block_at(int64_t tile, int block) const {
+    return static_cast<const unsigned char*>(params_.weights) +
+           (tile * params_.num_k_blocks + block) * Format::kBlockBytes;
+  }
+
+  // A block's weights are one piece of memory, of which the ring has some; and the norm's.
+  __device__ __forceinline__ void prefetch() const {
+    if constexpr (Kind::source != RowSource::kRecords) {
+      prefetch_part(params_.rows.weight, params_.rows.weight != nullptr ? params_.rows.dim * 4 : 0);
+    }
+    const int64_t size_bytes =
+        int64_t{tiles_.end - tiles_.begin} * params_.num_k_blocks * Format::kBlockBytes;
+    prefetch_part(block_at(tiles_.begin, 0), min(size_bytes, int64_t{kPrefetchBytes}));
+  }
+  static __device__ __forceinline__ void prefetch_part(const void* data, int64_t size_bytes) {
+    constexpr int kPiece = 4096;
+    const int64_t offset = static_cast<int64_t>(threadIdx.x) * kPiece;
+    if (offset >= size_bytes) return;
+    ptx::prefetch_to_l2(static_cast<const char*>(data) + offset,
+                        static_cast<uint32_t>(min(size_bytes - offset, int64_t{kPiece})));
   }
 
   __device__ __forceinline__ void load_weights(Weights (&to)[kTiles], const Chunk& chunk,
@@ -169,22 +216,49 @@ class FewRows {
       to[column] = Format::load_inputs(record + column * (8 * Format::kRecordBytes), lane_ % 4);
     }
   }
+  // Every block some rows, for all blocks.
+  __device__ __forceinline__ void exchange_rows() {
+    const RowsParams& rows = params_.rows;
+    unsigned char* records = static_cast<unsigned char*>(params_.exchanged);
+    uint32_t num_done = 0;
+#pragma unroll 1
+    for (int row = blockIdx.x; row < rows.num_rows; row += gridDim.x) {
+      prepare_rows<Format, false>(
+          rows, row, 1, reinterpret_cast<float*>(exchange_), [&](int, int k_block) {
+            return records + (static_cast<int64_t>(row) * params_.num_k_blocks + k_block) *
+                                 Format::kRecordBytes;
+          });
+      ++num_done;
+      __syncthreads();  // the records are there, and the scratch is free
+    }
+    if (threadIdx.x == 0) {
+      uint32_t* num_ready = params_.exchange_counts;
+      uint32_t* num_left = params_.exchange_counts + 1;  // blocks that go on
+      if (num_done > 0) ptx::add_acquire_release(num_ready, num_done);
+      while (ptx::load_acquire(num_ready) != static_cast<uint32_t>(rows.num_rows)) {
+      }
+      if (ptx::add_acquire_release(num_left, 1) == gridDim.x - 1) *num_ready = *num_left = 0;
+    }
+    __syncthreads();
+  }
   __device__ __forceinline__ void prepare() {
-    prepare_rows<Format>(params_.rows, 0, params_.rows.num_rows,
-                         reinterpret_cast<float*>(exchange_),
-                         [&](int row, int k_block) { return prepared(row, k_block); });
+    prepare_rows<Format, false>(params_.rows, 0, params_.rows.num_rows,
+                                reinterpret_cast<float*>(exchange_),
+                                [&](int row, int k_block) { return prepared(row, k_block); });
     __syncthreads();
   }
 
   __device__ __forceinline__ void find_rows() {
-    const unsigned char* base = static_cast<const unsigned char*>(params_.records);
+    constexpr bool kIsExchanged = Kind::source == RowSource::kExchanged;
+    const auto* base =
+        static_cast<const unsigned char*>(kIsExchanged ? params_.exchanged : params_.records);
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
       const int row = column * 8 + lane_ / 4;
       records_[column] = nullptr;
       if (row < params_.rows.num_rows) {
-        records_[column] =
-            base + source_row(params_.rows, row) * params_.num_k_blocks * Format::kRecordBytes;
+        const int64_t source = kIsExchanged ? row : source_row(params_.rows, row);
+        records_[column] = base + source * params_.num_k_blocks * Format::kRecordBytes;
       }
     }
   }
@@ -210,27 +284,30 @@ class FewRows {
     // Where slice 0 was, which nobody else reads.
     float* sums_of_rows = reinterpret_cast<float*>(turn + mine * kColumns * kWarpSize);
     const int num_rows = params_.rows.num_rows;
-    const FoldOrder& plan = params_.slices.plan;
-    if (plan.num_steps == kNumSlices && plan.num_left == 1) {
+    if constexpr (!Kind::is_partial) {
       TileSums<kColumns> total;
 #pragma unroll
       for (int column = 0; column < kColumns; ++column) {
         total.set(column,
                   fold_slices<kNumSlices>(0, [&](int slice) { return part(slice, column); }));
       }
-      return finish_plane<T>(params_, 0, tile + mine, 0, num_rows, total, sums_of_rows);
-    }
-    FoldStack<kColumns> stack;
+      __syncwarp();  // all parts are read
+      total.store(params_.finish, tile + mine, sums_of_rows);
+      finish_tile<T, Kind::finish>(params_.finish, tile + mine, 0, num_rows, sums_of_rows);
+    } else {
+      const FoldOrder& plan = params_.slices.plan;
+      FoldStack<kColumns> stack;
 #pragma unroll 1
-    for (int slice = 0; slice < plan.num_steps; ++slice) {
-      TileSums<kColumns> sum;
+      for (int slice = 0; slice < plan.num_steps; ++slice) {
+        TileSums<kColumns> sum;
 #pragma unroll
-      for (int column = 0; column < kColumns; ++column) sum.set(column, part(slice, column));
-      stack.push(plan.step(slice), sum);
-    }
+        for (int column = 0; column < kColumns; ++column) sum.set(column, part(slice, column));
+        stack.push(plan.step(slice), sum);
+      }
 #pragma unroll 1
-    for (int plane = 0; plane < plan.num_left; ++plane) {
-      finish_plane<T>(params_, plane, tile + mine, 0, num_rows, stack.at(plane), sums_of_rows);
+      for (int plane = 0; plane < plan.num_left; ++plane) {
+        store_plane(params_, plane, tile + mine, 0, num_rows, stack.at(plane), sums_of_rows);
+      }
     }
   }
 
@@ -245,33 +322,31 @@ class FewRows {
   const unsigned char* records_[kColumns];  // of the lane's rows; null for none
 };
 
-template <class Format, int kTiles, int kColumns, bool kFused>
-__global__ void __launch_bounds__(kRowThreads,
-                                  FewRows<Format, kTiles, kColumns, kFused>::kBlocksPerSm)
-    few_rows_kernel(const ProductParams params) {
+// Two blocks on a multiprocessor: this kernel's and the next one's.
+template <class Format, class Kind>
+__global__ void __launch_bounds__(kRowThreads, 2) few_rows_kernel(const ProductParams params) {
   SPECDEC_SHARED_BYTES(shared);
-  FewRows<Format, kTiles, kColumns, kFused>(params, shared).run();
+  FewRows<Format, Kind>(params, shared).run();
 }
 
-template <class Format, int kTiles, int kColumns>
+template <class Format, class Kind>
 void launch_few_rows(Stream& stream, const ProductParams& params) {
-  const int64_t head_bytes = params.finish.kind == Finish::kHeads
-                                 ? int64_t{kRowWarps} * params.finish.heads.kv.head_dim * 4
-                                 : 0;
-  const int64_t exchange_bytes = few_rows_exchange_bytes(params.rows.num_rows, kTiles);
-  const int64_t rows_bytes = params.plan.fused_rows ? int64_t{params.rows.num_rows} *
-                                                          params.num_k_blocks * Format::kRecordBytes
-                                                    : 0;
-  const int64_t shared_bytes =
-      exchange_bytes + rows_bytes > head_bytes ? exchange_bytes + rows_bytes : head_bytes;
-  const LaunchConfig config = {.grid = {static_cast<unsigned>(params.plan.num_blocks)},
-                               .block = {kRowThreads},
-                               .shared_bytes = static_cast<size_t>(shared_bytes),
-                               .overlaps_previous = true};
-  launch("few_rows", stream,
-         params.plan.fused_rows ? few_rows_kernel<Format, kTiles, kColumns, true>
-                                : few_rows_kernel<Format, kTiles, kColumns, false>,
-         config, params);
+  int64_t shared_bytes = few_rows_exchange_bytes(params.rows.num_rows, Kind::tiles);
+  if constexpr (Kind::source == RowSource::kShared) {
+    shared_bytes += int64_t{params.rows.num_rows} * params.num_k_blocks * Format::kRecordBytes;
+  }
+  if constexpr (Kind::finish == Finish::kHeads) {
+    const int64_t head_bytes = heads_scratch_bytes(kRowWarps, params.finish.heads.kv.head_dim);
+    shared_bytes = shared_bytes > head_bytes ? shared_bytes : head_bytes;
+  }
+  launch("few_rows", stream, few_rows_kernel<Format, Kind>,
+         {.grid = {static_cast<unsigned>(params.plan.num_blocks)},
+          .block = {kRowThreads},
+          .shared_bytes = static_cast<size_t>(shared_bytes),
+          .overlaps_previous = true,
+          .lets_next_start_early = starts_next_early(Kind::finish),
+          .blocks_meet = Kind::source == RowSource::kExchanged},
+         params);
 }
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

@@ -11,6 +11,7 @@
 #include "cuda/common/exact_math.cuh"
 #include "cuda/common/kv_layout.cuh"
 #include "cuda/common/numeric.cuh"
+#include "cuda/common/ptx.cuh"
 #include "cuda/common/warp.cuh"
 #include "cuda/kernels/activation.cuh"
 #include "cuda/kernels/projection.h"
@@ -100,22 +101,45 @@ struct FoldStack {
   }
 };
 
-// As LinearArgs says, or to the workspace of heads.
+// As LinearArgs says, or to the workspace of heads. `sums` may be changed.
+template <bool kHeads>
 __device__ __forceinline__ void store_tile(const FinishParams& finish, int tile, int first_row,
-                                           int num_rows, const float* sums) {
-  const bool is_heads = finish.kind == Finish::kHeads;
+                                           int num_rows, float* sums) {
+  constexpr int kBatch = 4;  // sums that are read together where they accumulate
   const int n = tile * kTileOutputs + threadIdx.x % kTileOutputs;
   if (n >= finish.out_features) return;
-  const float bias = !is_heads && finish.bias != nullptr ? finish.bias[n] : 0.0f;
-  float* out = is_heads ? finish.heads.sums : static_cast<float*>(finish.out);
-#pragma unroll 4
-  for (int i = threadIdx.x % kWarpSize; i < num_rows * kTileOutputs; i += kWarpSize) {
-    const int64_t row = first_row + i / kTileOutputs;
-    float* place = out + row * finish.out_features + n;
-    float sum = product(sums[i] + bias, finish.scale);
-    if (finish.soft_cap != 0.0f) sum = soft_cap(sum, finish.soft_cap);
-    if (finish.accumulate) sum += *place;
-    *place = sum;
+  const int count = num_rows * kTileOutputs;
+  const int first = threadIdx.x % kWarpSize;
+  float* out = (kHeads ? finish.heads.sums : static_cast<float*>(finish.out)) +
+               static_cast<int64_t>(first_row) * finish.out_features + n;
+  const auto place = [&](int i) {
+    return out + static_cast<int64_t>(i / kTileOutputs) * finish.out_features;
+  };
+  if constexpr (kHeads) {
+#pragma unroll 1
+    for (int i = first; i < count; i += kWarpSize) *place(i) = sums[i];
+    return;
+  }
+  const float bias = finish.bias != nullptr ? finish.bias[n] : 0.0f;
+  const float cap = finish.soft_cap;
+#pragma unroll 1
+  for (int i = first; i < count; i += kWarpSize) {
+    const float sum = product(sums[i] + bias, finish.scale);
+    sums[i] = cap != 0.0f ? soft_cap(sum, cap) : sum;
+  }
+#pragma unroll 1
+  for (int begin = first; begin < count; begin += kBatch * kWarpSize) {
+    float before[kBatch];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      const int i = begin + j * kWarpSize;
+      if (finish.accumulate && i < count) before[j] = *place(i);
+    }
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      const int i = begin + j * kWarpSize;
+      if (i < count) *place(i) = finish.accumulate ? sums[i] + before[j] : sums[i];
+    }
   }
 }
 
@@ -155,31 +179,42 @@ __device__ __forceinline__ void gate_tile(const FinishParams& finish, int tile, 
 }
 
 // By a warp: sums [num_rows, 16 outputs] of a tile, in shared memory, for rows from first_row on.
+template <class T, Finish kKind>
+__device__ __forceinline__ void finish_tile(const FinishParams& finish, int tile, int first_row,
+                                            int num_rows, float* sums) {
+  if constexpr (kKind == Finish::kActivate) {
+    activate_tile<T>(finish, tile, first_row, num_rows, sums);
+  } else if constexpr (kKind == Finish::kActivateGated) {
+    gate_tile<T>(finish, tile, first_row, num_rows, sums);
+  } else {
+    store_tile<kKind == Finish::kHeads>(finish, tile, first_row, num_rows, sums);
+  }
+}
 template <class T>
 __device__ __forceinline__ void finish_tile(const FinishParams& finish, int tile, int first_row,
-                                            int num_rows, const float* sums) {
+                                            int num_rows, float* sums) {
   switch (finish.kind) {
     case Finish::kStore:
+      return finish_tile<T, Finish::kStore>(finish, tile, first_row, num_rows, sums);
     case Finish::kHeads:
-      return store_tile(finish, tile, first_row, num_rows, sums);
+      return finish_tile<T, Finish::kHeads>(finish, tile, first_row, num_rows, sums);
     case Finish::kActivate:
-      return activate_tile<T>(finish, tile, first_row, num_rows, sums);
+      return finish_tile<T, Finish::kActivate>(finish, tile, first_row, num_rows, sums);
     case Finish::kActivateGated:
-      return gate_tile<T>(finish, tile, first_row, num_rows, sums);
+      return finish_tile<T, Finish::kActivateGated>(finish, tile, first_row, num_rows, sums);
   }
 }
 
-// By a warp: a tile's sums of plane `plane`, to shared memory and from there to where they belong.
-template <class T, int kColumns>
-__device__ __forceinline__ void finish_plane(const ProductParams& params, int plane, int tile,
-                                             int first_row, int num_rows,
-                                             const TileSums<kColumns>& sums, float* shared) {
+// By a warp, of stored sums: plane `plane` of a tile, to shared memory and from there to its place.
+template <int kColumns>
+__device__ __forceinline__ void store_plane(const ProductParams& params, int plane, int tile,
+                                            int first_row, int num_rows,
+                                            const TileSums<kColumns>& sums, float* shared) {
   __syncwarp();  // what was in shared memory is read
   sums.store(params.finish, tile, shared);
-  if (plane == 0) return finish_tile<T>(params.finish, tile, first_row, num_rows, shared);
   FinishParams finish = params.finish;
   finish.out = static_cast<float*>(finish.out) + plane * finish.plane_stride;
-  store_tile(finish, tile, first_row, num_rows, shared);
+  store_tile<false>(finish, tile, first_row, num_rows, shared);
 }
 
 // --- heads ---
@@ -196,14 +231,17 @@ __device__ __forceinline__ void store_token(const HeadsParams& heads, bool is_ke
   const int dim = heads.kv.head_dim;
   if (heads.kv.dtype != DType::kI8) {
     T* out = static_cast<T*>(cache) + row * dim;
+#pragma unroll 1
     for (int i = lane; i < dim; i += kWarpSize) out[i] = from_float<T>(values[i]);
     return;
   }
   float largest = 0.0f;
+#pragma unroll 1
   for (int i = lane; i < dim; i += kWarpSize) largest = fmaxf(largest, fabsf(values[i]));
   largest = warp_max(largest);
   const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
   int8_t* out = static_cast<int8_t*>(cache) + row * dim;
+#pragma unroll 1
   for (int i = lane; i < dim; i += kWarpSize) {
     out[i] = static_cast<int8_t>(rintf(values[i] * inverse));
   }
@@ -234,14 +272,17 @@ __device__ __forceinline__ void rotate_head(const HeadsParams& heads, const floa
       scale = *all_heads_scale;
     } else {
       float squares = 0.0f;
+#pragma unroll 1
       for (int i = lane; i < dim; i += kWarpSize) squares = fmaf(values[i], values[i], squares);
       scale = norm_scale(warp_sum(squares), dim, heads.norm_eps);
     }
+#pragma unroll 2
     for (int i = lane; i < dim; i += kWarpSize) values[i] = values[i] * scale * weight[i];
     __syncwarp();
   }
   if (heads.rope_cos == nullptr) return;
   const int half = heads.rotary_dim / 2;
+#pragma unroll 2
   for (int i = lane; i < half; i += kWarpSize) {
     const float cos = heads.rope_cos[position * half + i];
     const float sin = heads.rope_sin[position * half + i];
@@ -262,48 +303,61 @@ __device__ __forceinline__ void finish_head(const FinishParams& finish, int head
   const int lane = threadIdx.x % kWarpSize;
   const int dim = heads.kv.head_dim;
   const float* sums = heads.sums + static_cast<int64_t>(row) * finish.out_features + head * dim;
-  for (int i = lane; i < dim; i += kWarpSize) {
-    values[i] = finish.bias != nullptr ? sums[i] + finish.bias[head * dim + i] : sums[i];
+#pragma unroll 4
+  for (int i = lane; i < dim; i += kWarpSize) values[i] = sums[i];
+  if (finish.bias != nullptr) {
+#pragma unroll 1
+    for (int i = lane; i < dim; i += kWarpSize) values[i] += finish.bias[head * dim + i];
   }
   __syncwarp();
+  const int kv_head = head - heads.num_heads;  // of keys, then of values
   const int num_kv_heads = heads.kv.num_kv_heads;
-  if (head < heads.num_heads) {
-    const float* weight = scales != nullptr ? heads.q_norm + head * dim : heads.q_norm;
-    rotate_head(heads, weight, scales != nullptr ? &scales->q : nullptr, heads.positions[row],
-                values);
+  const bool is_query = kv_head < 0;
+  if (kv_head < num_kv_heads) {
+    const float* weight = is_query ? heads.q_norm : heads.k_norm;
+    const float* all_heads_scale = nullptr;
+    if (scales != nullptr) {
+      weight += (is_query ? head : kv_head) * dim;
+      all_heads_scale = is_query ? &scales->q : &scales->k;
+    }
+    rotate_head(heads, weight, all_heads_scale, heads.positions[row], values);
+  }
+  if (is_query) {
     T* q = static_cast<T*>(heads.q) + (static_cast<int64_t>(row) * heads.num_heads + head) * dim;
+#pragma unroll 1
     for (int i = lane; i < dim; i += kWarpSize) q[i] = from_float<T>(values[i]);
   } else {
-    const bool is_key = head < heads.num_heads + num_kv_heads;
-    const int kv_head = head - heads.num_heads - (is_key ? 0 : num_kv_heads);
-    if (is_key) {
-      const float* weight = scales != nullptr ? heads.k_norm + kv_head * dim : heads.k_norm;
-      rotate_head(heads, weight, scales != nullptr ? &scales->k : nullptr, heads.positions[row],
-                  values);
-    }
-    store_token<T>(heads, is_key, kv_head, heads.slot_mapping[row], values);
+    const bool is_key = kv_head < num_kv_heads;
+    store_token<T>(heads, is_key, is_key ? kv_head : kv_head - num_kv_heads,
+                   heads.slot_mapping[row], values);
   }
   __syncwarp();
 }
 
+// Bytes of shared memory that finish_heads takes.
+inline constexpr int64_t heads_scratch_bytes(int num_warps, int head_dim) {
+  return int64_t{num_warps} * (head_dim + 1) * 4;
+}
+
 // Counts this block's tiles and finishes the heads they complete, for the rows [first_row,
 // end_row) that the block's row tile has. Every thread of the block calls it, after its sums are
-// stored. Tiles have no outputs from out_features on. scratch: shared, [num warps, head_dim].
+// stored. Tiles have no outputs from out_features on. scratch: shared, [num warps, head_dim], and
+// then [num warps] flags.
 template <class T, int kThreads>
 __device__ __forceinline__ void finish_heads(const FinishParams& finish, Range tiles, int row_tile,
                                              int first_row, int end_row, float* scratch) {
   constexpr int kWarps = kThreads / kWarpSize;
-  __shared__ int is_complete[kWarps];
   const HeadsParams& heads = finish.heads;
   const int warp = threadIdx.x / kWarpSize;
   const int dim = heads.kv.head_dim;
+  int* is_complete = reinterpret_cast<int*>(scratch + kWarps * dim);
   const int num_heads = heads.num_heads + 2 * heads.kv.num_kv_heads;
   const int outputs_end = min(tiles.end * kTileOutputs, finish.out_features);
   const int first_head = tiles.begin * kTileOutputs / dim;
   const int last_head = (outputs_end - 1) / dim;
   const int num_rows = end_row - first_row;
+#pragma unroll 1
   for (int batch = first_head; batch <= last_head; batch += kWarps) {
-    __threadfence();
     __syncthreads();
     if (threadIdx.x < kWarps && batch + static_cast<int>(threadIdx.x) <= last_head) {
       const int head = batch + threadIdx.x;
@@ -311,14 +365,14 @@ __device__ __forceinline__ void finish_heads(const FinishParams& finish, Range t
       const int head_end = ((head + 1) * dim + kTileOutputs - 1) / kTileOutputs;
       const unsigned count = min(tiles.end, head_end) - max(tiles.begin, head_begin);
       uint32_t* arrivals = heads.arrivals + static_cast<int64_t>(row_tile) * num_heads + head;
-      const unsigned before = atomicAdd(arrivals, count);
+      const unsigned before = ptx::add_acquire_release(arrivals, count);
       const bool complete = before + count == static_cast<unsigned>(head_end - head_begin);
       if (complete) *arrivals = 0;
       is_complete[threadIdx.x] = complete;
-      __threadfence();
     }
     __syncthreads();
     const int num_batch = min(last_head - batch + 1, kWarps);
+#pragma unroll 1
     for (int item = warp; item < num_batch * num_rows; item += kWarps) {
       const int index = item / num_rows;
       if (is_complete[index] == 0) continue;

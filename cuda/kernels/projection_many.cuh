@@ -47,6 +47,7 @@ class ManyRows {
     };
 #pragma unroll
     for (int i = 0; i < kRing; ++i) load_weights(weights[i], blocks_.begin + i);
+    if (starts_next_early(params_.finish.kind)) ptx::let_next_start();
     ptx::wait_for_previous();
     ptx::let_next_start();
 #pragma unroll
@@ -89,11 +90,16 @@ class ManyRows {
     __syncthreads();  // the rows' memory is free
     if (first_tile_ + warp_ < params_.num_tiles) {
       float* sums_of_rows = reinterpret_cast<float*>(shared_) + warp_ * (kRows * kTileOutputs);
+      const int num_rows = min(kRows, params_.rows.num_rows - first_row_);
+      if (plan.num_left == 1) {
+        stack.at(0).store(params_.finish, first_tile_ + warp_, sums_of_rows);
+        finish_tile<T>(params_.finish, first_tile_ + warp_, first_row_, num_rows, sums_of_rows);
+      } else {
 #pragma unroll 1
-      for (int plane = 0; plane < plan.num_left; ++plane) {
-        finish_plane<T>(params_, plane, first_tile_ + warp_, first_row_,
-                        min(kRows, params_.rows.num_rows - first_row_), stack.at(plane),
-                        sums_of_rows);
+        for (int plane = 0; plane < plan.num_left; ++plane) {
+          store_plane(params_, plane, first_tile_ + warp_, first_row_, num_rows, stack.at(plane),
+                      sums_of_rows);
+        }
       }
     }
     if (params_.finish.kind == Finish::kHeads) {
@@ -159,12 +165,10 @@ class ManyRows {
     for (int column = 0; column < kColumns; ++column) {
       *part(blockIdx.z, column) = sums.part(column);
     }
-    __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-      is_last = atomicAdd(params_.partial_arrivals + place, 1u) == gridDim.z - 1;
+      is_last = ptx::add_acquire_release(params_.partial_arrivals + place, 1u) == gridDim.z - 1;
       if (is_last) params_.partial_arrivals[place] = 0;
-      __threadfence();
     }
     __syncthreads();
     if (!is_last) return false;
@@ -203,7 +207,7 @@ void launch_many_rows(Stream& stream, const ProductParams& params) {
   int64_t shared_bytes = split ? ManyRows<Format, kColumns, true>::kSharedBytes
                                : ManyRows<Format, kColumns, false>::kSharedBytes;
   if (params.finish.kind == Finish::kHeads) {
-    const int64_t head_bytes = int64_t{kRowWarps} * params.finish.heads.kv.head_dim * 4;
+    const int64_t head_bytes = heads_scratch_bytes(kRowWarps, params.finish.heads.kv.head_dim);
     shared_bytes = shared_bytes > head_bytes ? shared_bytes : head_bytes;
   }
   const LaunchConfig config = {
@@ -211,7 +215,8 @@ void launch_many_rows(Stream& stream, const ProductParams& params) {
                split ? static_cast<unsigned>(params.slices.plan.num_steps) : 1u},
       .block = {kRowThreads},
       .shared_bytes = static_cast<size_t>(shared_bytes),
-      .overlaps_previous = true};
+      .overlaps_previous = true,
+      .lets_next_start_early = starts_next_early(params.finish.kind)};
   launch(
       "many_rows", stream,
       split ? many_rows_kernel<Format, kColumns, true> : many_rows_kernel<Format, kColumns, false>,

@@ -1,27 +1,71 @@
 // Which kernel a product runs on.
 #pragma once
 
+#include "core/check.h"
 #include "cuda/kernels/projection.h"
 #include "cuda/kernels/projection_few.cuh"
 #include "cuda/kernels/projection_many.cuh"
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
-// kColumns: tiles of 8 rows.
-template <class Format, int kColumns>
-void product_of_few_rows(Stream& stream, const ProductParams& params) {
-  if constexpr (Format::kMaxTilesAtOnce > 1) {
-    if (params.plan.tiles_at_once > 1) return launch_few_rows<Format, 2, kColumns>(stream, params);
+// Two tiles a warp only where products are large.
+template <class Format, Finish kFinish, bool kIsPartial, RowSource kSource, int kColumns>
+void product_of_columns(Stream& stream, const ProductParams& params) {
+  constexpr bool kHasPairs = Format::kMaxTilesAtOnce > 1 && !kIsPartial &&
+                             (kFinish == Finish::kStore || (kFinish == Finish::kActivateGated &&
+                                                            kSource != RowSource::kRecords));
+  if constexpr (kHasPairs) {
+    using Pairs = FewRowsKind<kFinish, kIsPartial, kSource, 2, kColumns>;
+    if (params.plan.tiles_at_once > 1) return launch_few_rows<Format, Pairs>(stream, params);
   }
-  launch_few_rows<Format, 1, kColumns>(stream, params);
+  launch_few_rows<Format, FewRowsKind<kFinish, kIsPartial, kSource, 1, kColumns>>(stream, params);
+}
+template <class Format, Finish kFinish, bool kIsPartial, RowSource kSource>
+void product_of_source(Stream& stream, const ProductParams& params) {
+  if (params.rows.num_rows <= 8) {
+    return product_of_columns<Format, kFinish, kIsPartial, kSource, 1>(stream, params);
+  }
+  if constexpr (kSource != RowSource::kShared) {
+    product_of_columns<Format, kFinish, kIsPartial, kSource, 2>(stream, params);
+  } else {
+    SPECDEC_CHECK(false);
+  }
+}
+template <class Format, Finish kFinish, bool kIsPartial = false>
+void product_of_few_rows(Stream& stream, const ProductParams& params) {
+  switch (params.plan.row_source) {
+    case RowSource::kRecords:
+      return product_of_source<Format, kFinish, kIsPartial, RowSource::kRecords>(stream, params);
+    case RowSource::kShared:
+      if constexpr (!kIsPartial) {
+        return product_of_source<Format, kFinish, kIsPartial, RowSource::kShared>(stream, params);
+      }
+      break;
+    case RowSource::kExchanged:
+      return product_of_source<Format, kFinish, kIsPartial, RowSource::kExchanged>(stream, params);
+  }
+  SPECDEC_CHECK(false);
+}
+template <class Format>
+void product_of_few_rows(Stream& stream, const ProductParams& params) {
+  switch (params.finish.kind) {
+    case Finish::kStore:
+      if (params.slices.plan.is_whole()) {
+        return product_of_few_rows<Format, Finish::kStore>(stream, params);
+      }
+      return product_of_few_rows<Format, Finish::kStore, true>(stream, params);
+    case Finish::kActivate:
+      return product_of_few_rows<Format, Finish::kActivate>(stream, params);
+    case Finish::kActivateGated:
+      return product_of_few_rows<Format, Finish::kActivateGated>(stream, params);
+    case Finish::kHeads:
+      return product_of_few_rows<Format, Finish::kHeads>(stream, params);
+  }
 }
 
 template <class Format>
 void product_of(Stream& stream, const ProductParams& params) {
-  if (params.plan.few_rows) {
-    return params.rows.num_rows <= 8 ? product_of_few_rows<Format, 1>(stream, params)
-                                     : product_of_few_rows<Format, 2>(stream, params);
-  }
+  if (params.plan.few_rows) return product_of_few_rows<Format>(stream, params);
   return params.plan.column_tiles == 4 ? launch_many_rows<Format, 4>(stream, params)
                                        : launch_many_rows<Format, 8>(stream, params);
 }

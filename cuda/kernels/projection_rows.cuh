@@ -2,6 +2,8 @@
 // kRowThreads threads prepares a row, or several at a time, always with the same bits.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/common/numeric.cuh"
 #include "cuda/common/warp.cuh"
 #include "cuda/kernels/projection.h"
@@ -12,46 +14,47 @@ namespace specdec::cuda::SPECDEC_TARGET {
 inline constexpr int kRowThreads = 256;
 inline constexpr int kRowWarps = kRowThreads / kWarpSize;
 inline constexpr int kRowStep = kRowThreads * 4;      // inputs a block takes at once
-inline constexpr int kRowBatch = 4;                   // steps whose loads are under way together
+inline constexpr int kSumBatch = 4;                   // steps whose loads are under way together
+inline constexpr int kStoreBatch = 2;                 // likewise, once the row is in L1
 inline constexpr int kRowPartFloats = 2 * kRowWarps;  // of scratch, for every row
 
-// Inputs i .. i+3 of a row of x; zeros past its end.
-template <class T>
-__device__ __forceinline__ float4 load_row(const RowsParams& rows, int64_t row, int i) {
-  float4 values = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  const int64_t begin = row * rows.dim + i;
-  const bool is_whole = rows.dim % 4 == 0 && i < rows.dim;
-  if (rows.is_float) {
-    const float* x = static_cast<const float*>(rows.x) + begin;
-    if (is_whole) return *reinterpret_cast<const float4*>(x);
-    if (i < rows.dim) values.x = x[0];
-    if (i + 1 < rows.dim) values.y = x[1];
-    if (i + 2 < rows.dim) values.z = x[2];
-    if (i + 3 < rows.dim) values.w = x[3];
-    return values;
+// Elements i .. i+3 of a vector [dim]; zeros past its end. kWhole: dim is a multiple of 4.
+template <bool kWhole>
+__device__ __forceinline__ float4 load_vector(const float* vector, int i, int dim) {
+  if constexpr (kWhole) {
+    return i < dim ? *reinterpret_cast<const float4*>(vector + i)
+                   : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  } else {
+    const float x = i < dim ? vector[i] : 0.0f;
+    const float y = i + 1 < dim ? vector[i + 1] : 0.0f;
+    const float z = i + 2 < dim ? vector[i + 2] : 0.0f;
+    const float w = i + 3 < dim ? vector[i + 3] : 0.0f;
+    return make_float4(x, y, z, w);
   }
-  const T* x = static_cast<const T*>(rows.x) + begin;
-  if (is_whole) {
-    const uint2 pairs = *reinterpret_cast<const uint2*>(x);
-    const float2 low = unpack<T>(pairs.x);
-    const float2 high = unpack<T>(pairs.y);
-    return make_float4(low.x, low.y, high.x, high.y);
-  }
-  if (i < rows.dim) values.x = to_float(x[0]);
-  if (i + 1 < rows.dim) values.y = to_float(x[1]);
-  if (i + 2 < rows.dim) values.z = to_float(x[2]);
-  if (i + 3 < rows.dim) values.w = to_float(x[3]);
-  return values;
 }
 
-// Elements i .. i+3 of a vector [dim]; zeros past its end.
-__device__ __forceinline__ float4 load_vector(const float* vector, int i, int dim) {
-  if (dim % 4 == 0 && i < dim) return *reinterpret_cast<const float4*>(vector + i);
-  const float x = i < dim ? vector[i] : 0.0f;
-  const float y = i + 1 < dim ? vector[i + 1] : 0.0f;
-  const float z = i + 2 < dim ? vector[i + 2] : 0.0f;
-  const float w = i + 3 < dim ? vector[i + 3] : 0.0f;
-  return make_float4(x, y, z, w);
+// Inputs i .. i+3 of a row of x, likewise.
+template <class T, bool kIsFloat, bool kWhole>
+__device__ __forceinline__ float4 load_row(const RowsParams& rows, int64_t row, int i) {
+  if constexpr (kIsFloat) {
+    return load_vector<kWhole>(static_cast<const float*>(rows.x) + row * rows.dim, i, rows.dim);
+  } else {
+    float4 values = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    const T* x = static_cast<const T*>(rows.x) + row * rows.dim + i;
+    if constexpr (kWhole) {
+      if (i >= rows.dim) return values;
+      const uint2 pairs = *reinterpret_cast<const uint2*>(x);
+      const float2 low = unpack<T>(pairs.x);
+      const float2 high = unpack<T>(pairs.y);
+      return make_float4(low.x, low.y, high.x, high.y);
+    } else {
+      if (i < rows.dim) values.x = to_float(x[0]);
+      if (i + 1 < rows.dim) values.y = to_float(x[1]);
+      if (i + 2 < rows.dim) values.z = to_float(x[2]);
+      if (i + 3 < rows.dim) values.w = to_float(x[3]);
+      return values;
+    }
+  }
 }
 
 __device__ __forceinline__ int64_t source_row(const RowsParams& rows, int row) {
@@ -64,9 +67,10 @@ struct RowScale {
   float scale;
 };
 
+template <bool kWhole>
 __device__ __forceinline__ float4 normalise(const RowsParams& rows, const RowScale& scale, int i,
                                             float4 x) {
-  const float4 weight = load_vector(rows.weight, i, rows.dim);
+  const float4 weight = load_vector<kWhole>(rows.weight, i, rows.dim);
   x.x = (x.x - scale.mean) * scale.scale;
   x.y = (x.y - scale.mean) * scale.scale;
   x.z = (x.z - scale.mean) * scale.scale;
@@ -74,24 +78,35 @@ __device__ __forceinline__ float4 normalise(const RowsParams& rows, const RowSca
   if (rows.bias == nullptr) {
     return make_float4(x.x * weight.x, x.y * weight.y, x.z * weight.z, x.w * weight.w);
   }
-  const float4 bias = load_vector(rows.bias, i, rows.dim);
+  const float4 bias = load_vector<kWhole>(rows.bias, i, rows.dim);
   return make_float4(fmaf(x.x, weight.x, bias.x), fmaf(x.y, weight.y, bias.y),
                      fmaf(x.z, weight.z, bias.z), fmaf(x.w, weight.w, bias.w));
 }
 
-// Calls body(i, x) with inputs i .. i+3 of a row for all i of this thread, up to the end of the
-// last record and past it; zeros past the end of the row. Loads are under way kRowBatch at a time,
-// for what a block waits for here is the latency of memory.
-template <class T, class Body>
+// Calls body(i, x, whole) with inputs i .. i+3 of a row for all i of this thread, up to the end of
+// the last record and past it; zeros past the end of the row. Loads are under way kBatch at a
+// time, for what a block waits for here is the latency of memory.
+// kAny: dim may be anything, not only a multiple of 4.
+template <class T, bool kIsFloat, bool kAny, int kBatch, class Body>
 __device__ __forceinline__ void for_inputs(const RowsParams& rows, int64_t source, Body&& body) {
+  const int own = threadIdx.x * 4;
+  if (kAny && rows.dim % 4 != 0) {
 #pragma unroll 1
-  for (int begin = 0; begin < rows.dim; begin += kRowBatch * kRowStep) {
-    const int first = begin + threadIdx.x * 4;
-    float4 x[kRowBatch];
+    for (int i = own; i < rows.dim + own; i += kRowStep) {
+      body(i, load_row<T, kIsFloat, false>(rows, source, i), std::false_type());
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int begin = 0; begin < rows.dim; begin += kBatch * kRowStep) {
+    const int first = begin + own;
+    float4 x[kBatch];
 #pragma unroll
-    for (int i = 0; i < kRowBatch; ++i) x[i] = load_row<T>(rows, source, first + i * kRowStep);
+    for (int i = 0; i < kBatch; ++i) {
+      x[i] = load_row<T, kIsFloat, true>(rows, source, first + i * kRowStep);
+    }
 #pragma unroll
-    for (int i = 0; i < kRowBatch; ++i) body(first + i * kRowStep, x[i]);
+    for (int i = 0; i < kBatch; ++i) body(first + i * kRowStep, x[i], std::true_type());
   }
 }
 
@@ -108,16 +123,18 @@ __device__ __forceinline__ float block_sum_of(const float* parts, int row) {
   return sum;
 }
 
-template <class T>
+// Rows that are normalised are floats.
+template <bool kAny>
 __device__ __forceinline__ float sum_part(const RowsParams& rows, int64_t source) {
   float sum = 0.0f;
-  for_inputs<T>(rows, source, [&](int, const float4& x) { sum += (x.x + x.y) + (x.z + x.w); });
+  for_inputs<float, true, kAny, kSumBatch>(
+      rows, source, [&](int, const float4& x, auto) { sum += (x.x + x.y) + (x.z + x.w); });
   return sum;
 }
-template <class T>
+template <bool kAny>
 __device__ __forceinline__ float square_part(const RowsParams& rows, int64_t source, float mean) {
   float sum = 0.0f;
-  for_inputs<T>(rows, source, [&](int i, const float4& x) {
+  for_inputs<float, true, kAny, kSumBatch>(rows, source, [&](int i, const float4& x, auto) {
     // Elements past the end are no distance away.
     const float a = i < rows.dim ? x.x - mean : 0.0f;
     const float b = i + 1 < rows.dim ? x.y - mean : 0.0f;
@@ -134,8 +151,9 @@ __device__ __forceinline__ float square_part(const RowsParams& rows, int64_t sou
 // Prepares rows [first, first + count) of `rows`; every thread of the block calls it.
 //   record_at(row, k_block): where the record of row first + row goes, in shared or global memory
 //   parts: shared scratch, [count, kRowPartFloats]
+//   kAny: rows of any kind, else floats with a dim that is a multiple of 4, which is less code
 // Ends without a barrier.
-template <class Format, class RecordAt>
+template <class Format, bool kAny, class RecordAt>
 __device__ __forceinline__ void prepare_rows(const RowsParams& rows, int first, int count,
                                              float* parts, RecordAt&& record_at) {
   using T = typename Format::Element;
@@ -147,7 +165,7 @@ __device__ __forceinline__ void prepare_rows(const RowsParams& rows, int first, 
   if (rows.norm == RowNorm::kLayer) {
 #pragma unroll 1
     for (int row = 0; row < count; ++row) {
-      store_warp_sum(sum_part<T>(rows, source_row(rows, first + row)), row, parts);
+      store_warp_sum(sum_part<kAny>(rows, source_row(rows, first + row)), row, parts);
     }
     __syncthreads();
   }
@@ -155,7 +173,7 @@ __device__ __forceinline__ void prepare_rows(const RowsParams& rows, int first, 
 #pragma unroll 1
     for (int row = 0; row < count; ++row) {
       const int64_t source = source_row(rows, first + row);
-      store_warp_sum(square_part<T>(rows, source, mean_of(row)), row, square_parts);
+      store_warp_sum(square_part<kAny>(rows, source, mean_of(row)), row, square_parts);
     }
     __syncthreads();
   }
@@ -167,13 +185,21 @@ __device__ __forceinline__ void prepare_rows(const RowsParams& rows, int first, 
       scale.mean = mean_of(row);
       scale.scale = 1.0f / sqrtf(block_sum_of(square_parts, row) / dim + rows.eps);
     }
-    for_inputs<T>(rows, source_row(rows, first + row), [&](int i, float4 x) {
+    const auto store = [&](int i, float4 x, auto whole) {
       // Whole warps: formats may look at a record's other parts.
       if (i - static_cast<int>(threadIdx.x % kWarpSize) * 4 >= padded_dim) return;
-      if (rows.norm != RowNorm::kNone && i < rows.dim) x = normalise(rows, scale, i, x);
+      if (rows.norm != RowNorm::kNone && i < rows.dim) {
+        x = normalise<decltype(whole)::value>(rows, scale, i, x);
+      }
       Format::store_inputs(i < padded_dim ? record_at(row, i / kBlockInputs) : nullptr,
                            threadIdx.x % 8, x);
-    });
+    };
+    const int64_t source = source_row(rows, first + row);
+    if (!kAny || rows.is_float) {
+      for_inputs<T, true, kAny, kStoreBatch>(rows, source, store);
+    } else if constexpr (kAny) {
+      for_inputs<T, false, kAny, kStoreBatch>(rows, source, store);
+    }
   }
 }
 
@@ -185,7 +211,7 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows_kernel(const Prepare
   ptx::let_next_start();
   const int num_records = (params.rows.dim + kBlockInputs - 1) / kBlockInputs;
   const int row = blockIdx.x;
-  prepare_rows<Format>(params.rows, row, 1, parts, [&](int, int k_block) {
+  prepare_rows<Format, true>(params.rows, row, 1, parts, [&](int, int k_block) {
     return static_cast<unsigned char*>(params.out) +
            (static_cast<int64_t>(row) * num_records + k_block) * Format::kRecordBytes;
   });

@@ -219,7 +219,8 @@ void launch_wide_rows(Stream& stream, const ProductParams& params) {
   using Block = WideBlock<kRows>;
   int64_t shared_bytes = Block::kSharedBytes;
   if (params.finish.kind == Finish::kHeads) {
-    const int64_t head_bytes = int64_t{Block::kTiles} * params.finish.heads.kv.head_dim * 4;
+    const int64_t head_bytes =
+        heads_scratch_bytes(Block::kThreads / kWarpSize, params.finish.heads.kv.head_dim);
     shared_bytes = shared_bytes > head_bytes ? shared_bytes : head_bytes;
   }
   const unsigned row_tiles = (params.rows.num_rows + kRows - 1) / kRows;

@@ -269,8 +269,10 @@ __global__ void __launch_bounds__(kStepThreads, 1) commit_kernel(StepParams para
   ptx::wait_for_previous();
   ptx::let_next_start();
   const StepMemory& memory = params.memory;
+  const uint64_t step = *memory.num_ended;
+  const int turn = static_cast<int>(step % kStepsUnderWay);
   for (int i = threadIdx.x; i < memory.state.num_seats; i += kStepThreads) {
-    StepReport& report = memory.reports[i];
+    StepReport& report = memory.reports[turn][i];
     if (memory.state.seats[i].is_active != 0) {
       commit_seat(params, i, report);
     } else {
@@ -279,8 +281,11 @@ __global__ void __launch_bounds__(kStepThreads, 1) commit_kernel(StepParams para
       report.num_tokens = 0;
     }
   }
+  __syncthreads();  // all know the turn
   if (threadIdx.x == 0) {
-    memory.times[1] = {memory.times->draft, memory.times->verify, ptx::nanoseconds()};
+    *memory.ended_times[turn] = {memory.times->draft, memory.times->verify, ptx::nanoseconds(),
+                                 step};
+    *memory.num_ended = step + 1;
   }
 }
 

@@ -127,7 +127,10 @@ struct StepTimes {
   uint64_t draft;   // the draft model's passes
   uint64_t verify;  // the target's pass
   uint64_t end;
+  uint64_t step;  // of those that ended: how many ended before it
 };
+
+inline constexpr int kStepsUnderWay = 2;  // at most; each reports to a place of its own
 
 // All the memory of a device step, and what is the same in each of its steps.
 struct StepMemory {
@@ -143,8 +146,12 @@ struct StepMemory {
   float* distributions;         // [num_seats, max_nodes, vocab_size] of independent drafts, or null
   const int32_t* token_lists;   // DeviceRanges are of this
   const uint32_t* masks;        // [max_rows, num_mask_words], or null in steps without masks
-  StepReport* reports;          // [num_seats]
-  StepTimes* times;             // [2] of the step that runs, and of the last one that is done
+  // [num_seats] of steps that ended, in turn, and their times: memory of the host, which the device
+  // writes directly, so that nothing stands between a step and the next.
+  StepReport* reports[kStepsUnderWay];
+  StepTimes* ended_times[kStepsUnderWay];
+  StepTimes* times;     // of the step that runs
+  uint64_t* num_ended;  // steps
   int32_t vocab_size;
   int32_t num_mask_words;
   DraftModelKind draft_kind;

@@ -3,6 +3,7 @@ and nothing else. Needs nvcc and the disassembler: scripts/test.sh cuda gets bot
 
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import cuda_gates
@@ -150,6 +151,32 @@ def test_a_frame_is_allowed_up_to_its_size() -> None:
     assert "272 bytes of stack" in found(272)[0]
     assert "8 of local memory" in found(256, local_bytes=8)[0]
     assert "256 bytes of stack" in found(256, name="other_kernel")[0]
+
+
+def test_too_many_registers_fail() -> None:
+    rules = cuda_gates.read_rules(["product sm_90a registers=128"])
+    kernels = [cuda_gates.Kernel("product", "sm_90a", registers=n) for n in (128, 129)]
+    assert cuda_gates.violations(kernels, rules) == [
+        "product (sm_90a): 129 registers, of 128 at most"
+    ]
+
+
+def test_code_of_kernels_that_run_together_has_a_budget() -> None:
+    kernels = [
+        cuda_gates.Kernel(name, "sm_90a", opcodes=Counter({"HMMA": count}))
+        for name, count in [("product<1>", 100), ("product<2>", 300), ("attend", 200)]
+    ]
+
+    def found(line: str) -> list[str]:
+        assert cuda_gates.read_rules([line]) == []
+        return cuda_gates.violations(kernels, [], cuda_gates.read_budgets([line]))
+
+    assert found("code<=8000 sm_90a product attend  # the longest of each: 300 + 200") == []
+    (wrong,) = found("code<=7999 sm_90a product attend")
+    assert wrong.startswith("8000 bytes of code (sm_90a), of 7999: product<2> 4800, attend 3200")
+    assert found("code<=4800 sm_90a product<1> attend") == []
+    (wrong,) = found("code<=8000 sm_90a product join")
+    assert "no kernel 'join'" in wrong
 
 
 def test_rule_that_no_kernel_fits_fails() -> None:

@@ -22,6 +22,7 @@ namespace specdec::cuda::testing {
 struct Launch {
   DType act = DType::kBF16;
   int num_multiprocessors = 4;
+  int max_shared_bytes = 226 * 1024;  // 0: no room for the kernels of few rows
   size_t workspace_bytes = size_t{4} << 20;
 };
 
@@ -154,6 +155,7 @@ class AttentionTest : public CudaDeviceTest {
             .sliding_window = shape_.sliding_window,
             .first_position = shape_.first_position,
             .num_multiprocessors = launch.num_multiprocessors,
+            .max_shared_bytes = launch.max_shared_bytes,
             .workspace = workspace_.data(),
             .workspace_bytes = launch.workspace_bytes};
   }

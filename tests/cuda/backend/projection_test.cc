@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <numeric>
 #include <random>
@@ -380,36 +381,56 @@ TEST_P(ProductPlanTest, PlansGiveTheSameBits) {
                                        .out_features = kN,
                                        .in_features = kK,
                                        .packed = packed.data()});
-  const Buffer x = upload(to_bits(random_values(kRows * kK, 61), DType::kBF16));
+  const std::vector<uint16_t> bits = to_bits(random_values(kRows * kK, 61), DType::kBF16);
+  const Buffer x = upload(bits);
+  std::vector<float> floats;  // the same values
+  for (const uint16_t element : bits)
+    floats.push_back(std::bit_cast<float>(uint32_t{element} << 16));
+  const Buffer x_floats = upload(floats);
   Buffer partials = allocate<float>(2 * kNumSlices * partial_floats(8));
   Buffer arrivals = allocate<uint32_t>(2);
+  Buffer exchanged = allocate<uint16_t>(kRows * kK);
+  Buffer exchange_counts = allocate<uint32_t>(2);
   Buffer out = allocate<float>(kRows * kN);
   SliceParams slices = {.plan = fold_plan(SliceRun{})};
   for (int i = 0; i <= kNumSlices; ++i) slices.bounds[i] = kKBlocks * i / kNumSlices;
+  int num_rows = kRows;
   const auto run = [&](const ProductPlan& plan) {
-    kernels().projection.product(
-        stream(), {.weights = packed.data(),
-                   .num_tiles = kTiles,
-                   .num_k_blocks = kKBlocks,
-                   .slices = slices,
-                   .rows = {.x = x.data(), .is_float = false, .num_rows = kRows, .dim = kK},
-                   .records = x.data(),
-                   .finish = {.out_features = kN, .out = out.data(), .heads = {}},
-                   .plan = plan,
-                   .partials = partials.as<float>(),
-                   .partial_arrivals = arrivals.as<uint32_t>()});
-    return download<uint32_t>(out);
+    kernels().projection.product(stream(),
+                                 {.weights = packed.data(),
+                                  .num_tiles = kTiles,
+                                  .num_k_blocks = kKBlocks,
+                                  .slices = slices,
+                                  .rows = {.x = x_floats.data(), .num_rows = num_rows, .dim = kK},
+                                  .records = x.data(),
+                                  .exchanged = exchanged.data(),
+                                  .exchange_counts = exchange_counts.as<uint32_t>(),
+                                  .finish = {.out_features = kN, .out = out.data(), .heads = {}},
+                                  .plan = plan,
+                                  .partials = partials.as<float>(),
+                                  .partial_arrivals = arrivals.as<uint32_t>()});
+    std::vector<uint32_t> result = download<uint32_t>(out);
+    result.resize(static_cast<size_t>(num_rows) * kN);
+    return result;
   };
   const std::vector<uint32_t> expected = run({.few_rows = true, .num_blocks = 1});
-  for (const int num_blocks : {2, 3, 5, kTiles}) {
-    for (const int tiles : {1, 2}) {
-      for (const bool fused : {false, true}) {
-        EXPECT_EQ(run({.few_rows = true,
-                       .fused_rows = fused,
-                       .tiles_at_once = tiles,
-                       .num_blocks = num_blocks}),
-                  expected)
-            << num_blocks << " blocks, " << tiles << " tiles at once" << (fused ? ", fused" : "");
+  for (const int rows : {3, 8, kRows}) {
+    num_rows = rows;
+    const std::vector<uint32_t> of_rows(expected.begin(), expected.begin() + rows * kN);
+    for (const int num_blocks : {1, 3, 4, kTiles}) {
+      for (const int tiles : {1, 2}) {
+        for (const RowSource source :
+             {RowSource::kRecords, RowSource::kShared, RowSource::kExchanged}) {
+          if (source == RowSource::kShared && rows > 8) continue;
+          if (source == RowSource::kExchanged && num_blocks > 4) continue;  // multiprocessors
+          EXPECT_EQ(run({.few_rows = true,
+                         .row_source = source,
+                         .tiles_at_once = tiles,
+                         .num_blocks = num_blocks}),
+                    of_rows)
+              << rows << " rows, " << num_blocks << " blocks, " << tiles
+              << " tiles at once, source " << static_cast<int>(source);
+        }
       }
     }
   }

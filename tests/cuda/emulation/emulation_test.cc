@@ -156,6 +156,7 @@ TEST_P(DeviceTest, LaunchesOfNoPossibleSizeAreRefused) {
       {.grid = {1}, .block = {1, 1, 65}},
       {.grid = {1}, .block = {32}, .shared_bytes = most_shared + 1},
       {.grid = {2 * num_processors + 1}, .block = {1024}, .cooperative = true},
+      {.grid = {num_processors + 1}, .block = {32}, .blocks_meet = true},
       {.grid = {num_processors + 1},
        .block = {32},
        .shared_bytes = most_shared - kMaxStaticSharedBytes,
