@@ -25,9 +25,6 @@ constexpr int kMaxBlocks = 1;
 constexpr int kMaxRows = 4;
 constexpr int kMaxBlocks = 1;
 #endif
-// So few rows work on one block at a time: memory bounds them, not arithmetic.
-constexpr int kSingleBlockRows = 4;
-
 constexpr int kGroupsOfRecord = kIntRecordDepth / kIntGroup;
 constexpr int kGroupScaleBytes = kIntHeaderBytes / kGroupsOfRecord;
 constexpr int kLineBytes = 64;
@@ -49,6 +46,11 @@ struct IntFormat {
   static constexpr int kGroupLines = kIntGroup / 4 / kLineQuads;
   using RowGroup = IntRowGroup<typename Dot::Code>;
 };
+
+// So few rows work on one block at a time: memory bounds them, not arithmetic. Products of 4-bit
+// codes are as many for half the bytes.
+template <class Format>
+constexpr int kSingleBlockRows = Format::kIsInt4 ? 1 : 4;
 
 // The place of a tile: the rows at its first row and k, the weights at its first block and k.
 template <class Format>
@@ -302,7 +304,7 @@ IntSpan<Format> whole_span(const LinearTask& task) {
 template <class Format>
 void run_one_pass(const LinearTask& task) {
   IntSpan<Format> span = whole_span<Format>(task);
-  const int64_t most = task.num_rows <= kSingleBlockRows ? 1 : kMaxBlocks;
+  const int64_t most = task.num_rows <= kSingleBlockRows<Format> ? 1 : kMaxBlocks;
   const int64_t distance = most == 1 ? kAheadBytes : most * task.block_bytes;
   span.ahead_step = most * kLineBytes;
   for (int64_t block = 0; block < task.num_blocks; block += most) {

@@ -27,7 +27,7 @@ class RowPointers {
     high_ += step;
     asm("" : "+r"(low_), "+r"(high_));
   }
-  const X* row(int r) const {
+  [[gnu::always_inline]] const X* row(int r) const {
     const X* base = r < 8 ? low_ : high_;
     switch (r % 8) {
       case 0:
