@@ -52,8 +52,7 @@ RowsTask norm_task(const NormArgs& args, int64_t begin, int64_t end, void* out) 
           .out = out,
           .out_stride = args.dim,
           .accumulate = args.accumulate,
-          .out_scales = nullptr,
-          .out_sums = nullptr};
+          .code_offset = 0};
 }
 
 char* out_row(const NormArgs& args, int64_t row) {
@@ -269,8 +268,7 @@ void CpuBackend::store_rows(const StoreRowsArgs& args) {
               .out = static_cast<char*>(to.rows) + place,
               .out_stride = args.dim,
               .accumulate = false,
-              .out_scales = nullptr,
-              .out_sums = nullptr});
+              .code_offset = 0});
     }
   });
 }
@@ -303,8 +301,7 @@ void CpuBackend::load_rows(const LoadRowsArgs& args) {
                             .out = out,
                             .out_stride = args.dim,
                             .accumulate = args.accumulate,
-                            .out_scales = nullptr,
-                            .out_sums = nullptr});
+                            .code_offset = 0});
     }
   });
 }

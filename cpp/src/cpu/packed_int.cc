@@ -86,6 +86,11 @@ uint16_t minus_eight_times(uint16_t half) {
 
 }  // namespace
 
+int code_offset(PackedFormat format) {
+  if (format == kPackedInt4Grouped) return kInt4Offset;
+  return format == kPackedInt4GroupedMin ? 0 : kInt8Offset;
+}
+
 IntLayout::IntLayout(PackedFormat format, int64_t in_features)
     : format_(format),
       is_int4_(format == kPackedInt4Grouped || format == kPackedInt4GroupedMin),
@@ -99,10 +104,6 @@ IntLayout::IntLayout(PackedFormat format, int64_t in_features)
   first_record_ = is_grouped_ ? 0 : kIntHeaderBytes;
 }
 
-int IntLayout::offset() const {
-  if (!is_int4_) return kInt8Offset;
-  return has_mins_ ? 0 : kInt4Offset;
-}
 int64_t IntLayout::padded_k() const { return num_records_ * kIntRecordDepth; }
 int64_t IntLayout::num_groups() const { return num_records_ * kGroupsOfRecord; }
 

@@ -11,6 +11,8 @@
 
 namespace specdec::cpu {
 
+int code_offset(PackedFormat format);  // of integer weights: what their codes are more than levels
+
 // Sizes and places within a block of 16 outputs.
 class IntLayout {
  public:
@@ -20,7 +22,7 @@ class IntLayout {
   bool is_int4() const { return is_int4_; }
   bool has_mins() const { return has_mins_; }
   bool is_grouped() const { return is_grouped_; }
-  int offset() const;  // of codes
+  int offset() const { return code_offset(format_); }
   int64_t in_features() const { return in_features_; }
   int64_t num_records() const { return num_records_; }
   int64_t padded_k() const;

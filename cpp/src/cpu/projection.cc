@@ -1,6 +1,8 @@
 #include "cpu/projection.h"
 
 #include "core/check.h"
+#include "cpu/kernels/linear_int.h"
+#include "cpu/packed_int.h"
 
 namespace specdec::cpu {
 namespace {
@@ -49,29 +51,29 @@ RowNorm kind_of(const NormParams* norm) {
   return norm->kind == NormKind::kRms ? kRmsNorm : kLayerNorm;
 }
 
-// How prepared rows are stored, and where their parts lie.
+// How prepared rows are stored. An element of a row of codes is a group of them.
 struct Projector::RowsLayout {
   DType dtype;
+  int64_t element_bytes;
   int64_t stride;  // elements
-  int64_t scales;  // bytes before them
-  int64_t sums;
-  int64_t size_bytes;
-
-  int64_t element_bytes() const { return static_cast<int64_t>(size_of(dtype)); }
 };
 
 Projector::RowsLayout Projector::rows_layout() const {
   const CpuPackedLinear& weight = *weight_;
-  const int64_t num_rows = in_.num_rows;
   RowsLayout layout{};
   layout.dtype = dtype_of_rows(weight.packed_format(), kernels_.linear);
-  const int64_t element = layout.element_bytes();
-  const bool is_crowded = num_rows > kFewRows && weight.padded_k() * element % kAliasBytes == 0;
-  layout.stride = weight.padded_k() + (is_crowded ? kAlignment / element : 0);
-  const int64_t num_groups = weight.is_integer() ? num_rows * layout.stride / kQuantGroup : 0;
-  layout.scales = round_up(num_rows * layout.stride * element, kAlignment);
-  layout.sums = layout.scales + round_up(num_groups * 4, kAlignment);
-  layout.size_bytes = layout.sums + round_up(num_groups * 4, kAlignment);
+  layout.element_bytes = static_cast<int64_t>(size_of(layout.dtype));
+  layout.stride = weight.padded_k();
+  int64_t padding = kAlignment / layout.element_bytes;
+  if (weight.is_integer()) {
+    layout.element_bytes =
+        layout.dtype == DType::kI8 ? sizeof(IntRowGroup<int8_t>) : sizeof(IntRowGroup<int16_t>);
+    layout.stride /= kIntGroup;
+    padding = 1;
+  }
+  const bool is_crowded =
+      in_.num_rows > kFewRows && layout.stride * layout.element_bytes % kAliasBytes == 0;
+  if (is_crowded) layout.stride += padding;
   return layout;
 }
 
@@ -110,15 +112,15 @@ void Projector::begin(const CpuPackedLinear& weight, const ProjectionInput& in) 
   SPECDEC_CHECK(in.norm == nullptr || in.dtype == DType::kF32);
   weight_ = &weight;
   in_ = in;
-  shared_ = {};
+  shared_rows_ = nullptr;
   const RowsLayout layout = rows_layout();
   const bool keeps_values = weight.packed_format() == kPackedF32 || layout.dtype == DType::kBF16;
   if (keeps_values && in.dtype == layout.dtype && in.norm == nullptr && in.row_ids == nullptr &&
       layout.stride == weight.in_features()) {
-    shared_.values = in.x;
+    shared_rows_ = in.x;
     return;
   }
-  storage_bytes_ = layout.size_bytes;
+  storage_bytes_ = round_up(in.num_rows * layout.stride * layout.element_bytes, kAlignment);
   const bool is_private =
       pool_.num_threads() == 1 || in.num_rows * weight.padded_k() <= kPrivateElements;
   const int64_t wanted = storage_bytes_ * (is_private ? pool_.num_threads() : 1);
@@ -134,34 +136,26 @@ void Projector::begin(const CpuPackedLinear& weight, const ProjectionInput& in) 
   pool_.parallel_for(in.num_rows, 1, [&](int64_t row_begin, int64_t row_end, int) {
     prepare(row_begin, row_end, storage);
   });
-  shared_ = prepared_at(storage);
-}
-
-PreparedRows Projector::prepared_at(const char* storage) const {
-  const RowsLayout layout = rows_layout();
-  if (!weight_->is_integer()) return {.values = storage};
-  return {.values = storage,
-          .scales = reinterpret_cast<const float*>(storage + layout.scales),
-          .sums = reinterpret_cast<const int32_t*>(storage + layout.sums)};
+  shared_rows_ = storage;
 }
 
 void Projector::prepare(int64_t row_begin, int64_t row_end, char* storage) const {
   const RowsLayout layout = rows_layout();
-  const RowsTask task = {.x = in_.x,
-                         .x_bf16 = in_.dtype == DType::kBF16,
-                         .row_ids = in_.row_ids,
-                         .dim = weight_->in_features(),
-                         .norm = kind_of(in_.norm),
-                         .weight = in_.norm != nullptr ? in_.norm->weight : nullptr,
-                         .bias = in_.norm != nullptr ? in_.norm->bias : nullptr,
-                         .eps = in_.norm != nullptr ? in_.norm->eps : 0.0f,
-                         .row_begin = row_begin,
-                         .row_end = row_end,
-                         .out = storage,
-                         .out_stride = layout.stride,
-                         .accumulate = false,
-                         .out_scales = reinterpret_cast<float*>(storage + layout.scales),
-                         .out_sums = reinterpret_cast<int32_t*>(storage + layout.sums)};
+  const RowsTask task = {
+      .x = in_.x,
+      .x_bf16 = in_.dtype == DType::kBF16,
+      .row_ids = in_.row_ids,
+      .dim = weight_->in_features(),
+      .norm = kind_of(in_.norm),
+      .weight = in_.norm != nullptr ? in_.norm->weight : nullptr,
+      .bias = in_.norm != nullptr ? in_.norm->bias : nullptr,
+      .eps = in_.norm != nullptr ? in_.norm->eps : 0.0f,
+      .row_begin = row_begin,
+      .row_end = row_end,
+      .out = storage,
+      .out_stride = layout.stride,
+      .accumulate = false,
+      .code_offset = weight_->is_integer() ? code_offset(weight_->packed_format()) : 0};
   const RowsKernels& to = kernels_.rows;
   const bool is_bf16 = weight_->packed_format() == kPackedBf16;
   switch (layout.dtype) {
@@ -176,27 +170,26 @@ void Projector::prepare(int64_t row_begin, int64_t row_end, char* storage) const
   }
 }
 
-PreparedRows Projector::rows_for(int thread) {
-  if (shared_.values != nullptr) return shared_;
+const void* Projector::rows_for(int thread) {
+  if (shared_rows_ != nullptr) return shared_rows_;
   char* storage = row_storage_.as<char>() + thread * storage_bytes_;
   if (turns_[thread].prepared != turn_) {
     prepare(0, in_.num_rows, storage);
     turns_[thread].prepared = turn_;
   }
-  return prepared_at(storage);
+  return storage;
 }
 
 PlanesCell Projector::compute(const CpuPackedLinear& weight, const ProjectionPlan& plan,
                               int64_t row_chunk, int64_t unit, int64_t num_units, int thread) {
   constexpr int64_t kOutputs = CpuPackedLinear::kBlockOutputs;
-  const PreparedRows rows = rows_for(thread);
+  const char* rows = static_cast<const char*>(rows_for(thread));
   const int64_t row_begin = row_chunk * plan.row_chunk;
   const int64_t row_end = std::min<int64_t>(row_begin + plan.row_chunk, in_.num_rows);
   const int64_t block_begin = unit * plan.unit_blocks;
   const int64_t block_end =
       std::min(block_begin + num_units * plan.unit_blocks, weight.num_blocks());
   const RowsLayout layout = rows_layout();
-  const int64_t first = row_begin * layout.stride;
   float* sums = sums_.as<float>() + thread * kCellFloats;
   const int64_t stride = (block_end - block_begin) * kOutputs;
   const int64_t plane_stride = (row_end - row_begin) * stride;
@@ -204,10 +197,8 @@ PlanesCell Projector::compute(const CpuPackedLinear& weight, const ProjectionPla
       {.weights = weight.block(block_begin),
        .block_bytes = weight.block_bytes(),
        .padded_k = weight.padded_k(),
-       .x = static_cast<const char*>(rows.values) + first * layout.element_bytes(),
+       .x = rows + row_begin * layout.stride * layout.element_bytes,
        .x_stride = layout.stride,
-       .x_scales = rows.scales != nullptr ? rows.scales + first / kQuantGroup : nullptr,
-       .x_sums = rows.sums != nullptr ? rows.sums + first / kQuantGroup : nullptr,
        .num_rows = row_end - row_begin,
        .num_blocks = block_end - block_begin,
        .steps = weight.steps().data(),

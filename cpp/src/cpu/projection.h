@@ -18,13 +18,6 @@ namespace specdec::cpu {
 
 RowNorm kind_of(const NormParams* norm);  // null: none
 
-// Rows as a packed matrix wants them.
-struct PreparedRows {
-  const void* values = nullptr;  // [num_rows, padded_k]
-  const float* scales = nullptr;
-  const int32_t* sums = nullptr;
-};
-
 // A cell's sums; those of further planes of partial sums lie plane_stride floats further on.
 struct PlanesCell {
   SumsCell cell;
@@ -81,9 +74,8 @@ class Projector {
   void begin(const CpuPackedLinear& weight, const ProjectionInput& in);
   struct RowsLayout;
   RowsLayout rows_layout() const;  // of the product being run
-  PreparedRows rows_for(int thread);
+  const void* rows_for(int thread);
   void prepare(int64_t row_begin, int64_t row_end, char* storage) const;
-  PreparedRows prepared_at(const char* storage) const;
   PlanesCell compute(const CpuPackedLinear& weight, const ProjectionPlan& plan, int64_t row_chunk,
                      int64_t unit, int64_t num_units, int thread);
 
@@ -96,8 +88,8 @@ class Projector {
   // The product being run.
   const CpuPackedLinear* weight_ = nullptr;
   ProjectionInput in_;
-  int64_t storage_bytes_ = 0;  // of one copy of the prepared rows
-  PreparedRows shared_;        // values null: each thread prepares its own
+  int64_t storage_bytes_ = 0;          // of one copy of the prepared rows
+  const void* shared_rows_ = nullptr;  // null: each thread prepares its own
   uint64_t turn_ = 0;
   struct alignas(64) Turn {
     uint64_t prepared = 0;  // the last turn for which this thread prepared its rows

@@ -377,8 +377,6 @@ class AmxTilesTest : public ::testing::Test {
                    .padded_k = weight.padded_k(),
                    .x = padded.data(),
                    .x_stride = weight.padded_k(),
-                   .x_scales = nullptr,
-                   .x_sums = nullptr,
                    .num_rows = rows,
                    .num_blocks = weight.num_blocks(),
                    .steps = weight.steps().data(),

@@ -45,10 +45,8 @@ struct LinearTask {
   const void* weights;  // the first block; the next begins block_bytes further on
   int64_t block_bytes;
   int64_t padded_k;
-  const void* x;          // [num_rows, x_stride] as LinearKernels says
-  int64_t x_stride;       // elements; padded_k or a little more
-  const float* x_scales;  // [num_rows, x_stride / 32] of a group's codes; null for floats
-  const int32_t* x_sums;  // likewise: the sum of a group's codes
+  const void* x;     // [num_rows, x_stride] as LinearKernels says
+  int64_t x_stride;  // elements, padded_k or a little more; of codes so many groups
   int64_t num_rows;
   int64_t num_blocks;
   const SumStep* steps;  // [num_steps]; the last ends at padded_k, the others at multiples of 64
@@ -66,8 +64,8 @@ inline constexpr int kMaxCellBlocks = 3;
 struct LinearKernels {
   void (*run[kNumPackedFormats])(const LinearTask& task);
   // How rows are stored: those of kPackedF32 as float32; of kPackedBf16 as bfloat16, or as float32
-  // of the same values; of 8-bit weights as int8 codes, or as int16 with those of each four
-  // neighbours in the order 0, 2, 1, 3; of 4-bit weights as int8 codes.
+  // of the same values; of 8-bit weights as IntRowGroups of int8 codes, or of int16 with those of
+  // each four neighbours in the order 0, 2, 1, 3; of 4-bit weights as those of int8 codes.
   bool widens_bf16;
   bool widens_int8;
 };

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cpu/kernels/linear.h"
+#include "cpu/kernels/row_pointers.h"
 #include "cpu/kernels/simd_int.h"
 #include "cpu/kernels/sum_steps.h"
 
@@ -24,9 +25,6 @@ constexpr int kMaxBlocks = 1;
 constexpr int kMaxRows = 4;
 constexpr int kMaxBlocks = 1;
 #endif
-// So few rows work on one block at a time: memory bounds them, not arithmetic.
-constexpr int kSingleBlockRows = 4;
-
 constexpr int kGroupsOfRecord = kIntRecordDepth / kIntGroup;
 constexpr int kGroupScaleBytes = kIntHeaderBytes / kGroupsOfRecord;
 constexpr int kLineBytes = 64;
@@ -46,15 +44,19 @@ struct IntFormat {
   static constexpr int kRecordBytes = kHeaderBytes + (kIsInt4 ? kInt4CodesBytes : kInt8CodesBytes);
   static constexpr int kLineQuads = kIsInt4 ? 2 : 1;
   static constexpr int kGroupLines = kIntGroup / 4 / kLineQuads;
+  using RowGroup = IntRowGroup<typename Dot::Code>;
 };
+
+// So few rows work on one block at a time: memory bounds them, not arithmetic. Products of 4-bit
+// codes are as many for half the bytes.
+template <class Format>
+constexpr int kSingleBlockRows = Format::kIsInt4 ? 1 : 4;
 
 // The place of a tile: the rows at its first row and k, the weights at its first block and k.
 template <class Format>
 struct IntSpan {
-  const typename Format::Dot::Code* x;
-  const float* x_scales;
-  const int32_t* x_sums;
-  int64_t x_stride;        // k from one row to the next
+  const uint8_t* x;
+  int64_t x_stride;        // bytes from one row to the next
   const uint8_t* weights;  // a record
   int64_t block_bytes;
   StepSpan steps;
@@ -69,6 +71,12 @@ struct IntDots {
   I32x16 of[kRows][kBlocks];
 };
 
+// A row's group, of those that `x` is at.
+template <class Format>
+inline const typename Format::RowGroup& group_of(const RowPointers<uint8_t>& x, int row) {
+  return *reinterpret_cast<const typename Format::RowGroup*>(x.row(row));
+}
+
 #if defined(SPECDEC_NEON)
 }  // namespace
 }  // namespace specdec::cpu::SPECDEC_ISA
@@ -81,11 +89,10 @@ namespace {
 // compiler moves accumulators around.
 template <class Format, int kRows, int kBlocks>
 inline IntDots<kRows, kBlocks> dot_group(const IntSpan<Format>& span, const uint8_t* codes,
-                                         const typename Format::Dot::Code* x, const int32_t* x_sums,
-                                         const uint8_t* ahead) {
+                                         const RowPointers<uint8_t>& x, const uint8_t* ahead) {
   using Dot = typename Format::Dot;
   const auto start = [&](int row) {
-    return -Format::kOffset * x_sums[row * (span.x_stride / kIntGroup)];
+    return Format::kOffset == 0 ? 0 : group_of<Format>(x, row).start;
   };
   typename Dot::Sums sums[kRows][kBlocks];
 #pragma GCC unroll 16
@@ -107,12 +114,13 @@ inline IntDots<kRows, kBlocks> dot_group(const IntSpan<Format>& span, const uint
       __builtin_prefetch(ahead + b * kLineBytes, 0, 3);
     }
     ahead += span.ahead_step;
+    asm("" : "+r"(ahead));  // not all of the group's addresses at once
 #pragma GCC unroll 2
     for (int i = 0; i < Format::kLineQuads; ++i) {
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         const int place = 4 * (line * Format::kLineQuads + i);
-        const typename Dot::Factor factor = Dot::factor(x + place + r * span.x_stride);
+        const typename Dot::Factor factor = Dot::factor(group_of<Format>(x, r).codes + place);
 #pragma GCC unroll 4
         for (int b = 0; b < kBlocks; ++b) sums[r][b] = Dot::dot(sums[r][b], w[i][b], factor);
       }
@@ -136,13 +144,10 @@ struct GroupSums {
 };
 
 // sums += the group's integer sums, scaled. Then they are folded kFolds times with the sums that
-// lie before them. `header` is where the group's scales are; `x_scales` and `x_sums` point at the
-// first row's.
+// lie before them. `header` is where the group's scales are.
 template <class Format, bool kStarts, int kFolds, int kRows, int kBlocks>
 inline void add_group(const IntSpan<Format>& span, const IntDots<kRows, kBlocks>& dots,
-                      const uint8_t* header, const float* x_scales, const int32_t* x_sums,
-                      GroupSums sums) {
-  const int64_t groups_stride = span.x_stride / kIntGroup;
+                      const uint8_t* header, const RowPointers<uint8_t>& x, GroupSums sums) {
   F32x16 scales[kBlocks];
   F32x16 mins[kBlocks];
 #pragma GCC unroll 4
@@ -157,16 +162,15 @@ inline void add_group(const IntSpan<Format>& span, const IntDots<kRows, kBlocks>
   }
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
-    const float x_scale = x_scales[r * groups_stride];
-    const float x_sum = static_cast<float>(x_sums[r * groups_stride]);
+    const auto& group = group_of<Format>(x, r);
 #pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) {
       const float* from = sums.from.data + b * kLanes;
-      F32x16 factor = broadcast(x_scale);
+      F32x16 factor = broadcast(group.scale);
       if constexpr (Format::kIsGrouped) factor = scales[b] * factor;
       F32x16 sum = kStarts ? zero() : load(from);
       sum = sum + to_float(dots.of[r][b]) * factor;
-      if constexpr (Format::kHasMins) sum = sum + mins[b] * broadcast(x_scale * x_sum);
+      if constexpr (Format::kHasMins) sum = sum + mins[b] * broadcast(group.min);
 #pragma GCC unroll 4
       for (int f = 1; f <= kFolds; ++f) sum = load(from - f * kBlocks * kLanes) + sum;
       store(sums.to.data + b * kLanes, sum);
@@ -182,16 +186,16 @@ inline void add_group(const IntSpan<Format>& span, const IntDots<kRows, kBlocks>
 template <class Format, int kRows, int kBlocks>
 inline void add_last_group(int num_folds, const IntSpan<Format>& span,
                            const IntDots<kRows, kBlocks>& dots, const uint8_t* header,
-                           const float* x_scales, const int32_t* x_sums, const GroupSums& sums) {
+                           const RowPointers<uint8_t>& x, const GroupSums& sums) {
   switch (num_folds) {
     case 0:
-      return add_group<Format, false, 0>(span, dots, header, x_scales, x_sums, sums);
+      return add_group<Format, false, 0>(span, dots, header, x, sums);
     case 1:
-      return add_group<Format, false, 1>(span, dots, header, x_scales, x_sums, sums);
+      return add_group<Format, false, 1>(span, dots, header, x, sums);
     case 2:
-      return add_group<Format, false, 2>(span, dots, header, x_scales, x_sums, sums);
+      return add_group<Format, false, 2>(span, dots, header, x, sums);
     default:
-      return add_group<Format, false, 3>(span, dots, header, x_scales, x_sums, sums);
+      return add_group<Format, false, 3>(span, dots, header, x, sums);
   }
 }
 
@@ -215,9 +219,7 @@ void run_int_tile(const IntSpan<Format>& tile, const TileSums& tile_sums) {
   const TileSums sums = tile_sums;
   StepSpan steps = tile.steps;
   const uint8_t* record = span.weights;
-  const auto* x = span.x;
-  const float* x_scales = span.x_scales;
-  const int32_t* x_sums = span.x_sums;
+  RowPointers<uint8_t> x(span.x, span.x_stride);
   const uint8_t* ahead = span.ahead;
   do {
     // `to` is for its last group, which folds it.
@@ -231,23 +233,19 @@ void run_int_tile(const IntSpan<Format>& tile, const TileSums& tile_sums) {
       for (int group = 0; group < kGroupsOfRecord; ++group) {
         const uint8_t* codes =
             record + Format::kHeaderBytes + group * (Format::kGroupLines * kLineBytes);
-        const auto dots = dot_group<Format, kRows, kBlocks>(span, codes, x, x_sums, ahead);
+        const auto dots = dot_group<Format, kRows, kBlocks>(span, codes, x, ahead);
         const uint8_t* header = record + group * kGroupScaleBytes;
         if (is_last && group + 1 == kGroupsOfRecord) {
-          add_last_group<Format, kRows, kBlocks>(steps.step->num_folds, span, dots, header,
-                                                 x_scales, x_sums, {own, to});
+          add_last_group<Format, kRows, kBlocks>(steps.step->num_folds, span, dots, header, x,
+                                                 {own, to});
         } else if (starts) {
-          add_group<Format, true, 0, kRows, kBlocks>(span, dots, header, x_scales, x_sums,
-                                                     {own, own});
+          add_group<Format, true, 0, kRows, kBlocks>(span, dots, header, x, {own, own});
         } else {
-          add_group<Format, false, 0, kRows, kBlocks>(span, dots, header, x_scales, x_sums,
-                                                      {own, own});
+          add_group<Format, false, 0, kRows, kBlocks>(span, dots, header, x, {own, own});
         }
         starts = false;
         ahead += Format::kGroupLines * span.ahead_step;
-        x += kIntGroup;
-        ++x_scales;
-        ++x_sums;
+        x.advance(sizeof(typename Format::RowGroup));
       }
       for (int line = 0; line < Format::kHeaderBytes / kLineBytes; ++line) {
         for (int b = 0; b < kBlocks; ++b) __builtin_prefetch(ahead + b * kLineBytes, 0, 3);
@@ -292,10 +290,8 @@ void scale_outputs(const LinearTask& task, int64_t block) {
 template <class Format>
 IntSpan<Format> whole_span(const LinearTask& task) {
   IntSpan<Format> span{};
-  span.x = static_cast<const typename Format::Dot::Code*>(task.x);
-  span.x_scales = task.x_scales;
-  span.x_sums = task.x_sums;
-  span.x_stride = task.x_stride;
+  span.x = static_cast<const uint8_t*>(task.x);
+  span.x_stride = task.x_stride * int64_t{sizeof(typename Format::RowGroup)};
   span.weights =
       static_cast<const uint8_t*>(task.weights) + (Format::kIsGrouped ? 0 : kIntHeaderBytes);
   span.block_bytes = task.block_bytes;
@@ -308,7 +304,7 @@ IntSpan<Format> whole_span(const LinearTask& task) {
 template <class Format>
 void run_one_pass(const LinearTask& task) {
   IntSpan<Format> span = whole_span<Format>(task);
-  const int64_t most = task.num_rows <= kSingleBlockRows ? 1 : kMaxBlocks;
+  const int64_t most = task.num_rows <= kSingleBlockRows<Format> ? 1 : kMaxBlocks;
   const int64_t distance = most == 1 ? kAheadBytes : most * task.block_bytes;
   span.ahead_step = most * kLineBytes;
   for (int64_t block = 0; block < task.num_blocks; block += most) {
@@ -343,10 +339,8 @@ void run_passes(const LinearTask& task, int64_t block, int64_t num_blocks, int64
     for (int64_t pass = 0; pass < num_passes; ++pass) {
       const int64_t row = task.num_rows * pass / num_passes;
       const int64_t rows = task.num_rows * (pass + 1) / num_passes - row;
-      const int64_t first = row * task.x_stride + record * kIntRecordDepth;
-      span.x = whole.x + first;
-      span.x_scales = whole.x_scales + first / kIntGroup;
-      span.x_sums = whole.x_sums + first / kIntGroup;
+      span.x = whole.x + row * whole.x_stride +
+               record * kGroupsOfRecord * int64_t{sizeof(typename Format::RowGroup)};
       const int64_t place = pass * share;
       span.ahead = next + place / piece * task.block_bytes + place % piece;
       TileSums sums = tile_sums(task, row, block, num_blocks * kLanes);

@@ -1,5 +1,5 @@
-// Layout of integer weights, for products with rows of int8 codes (see RowsTask). Constants only:
-// see kernel_table.h.
+// Layout of integer weights and of the rows that they multiply (see RowsTask). Plain aggregates
+// only: see kernel_table.h.
 //
 // Codes are unsigned: a weight is scale * (code - offset) (+ min). A block of 16 outputs runs over
 // k in records of 64 (two groups of 32), k padded to whole records:
@@ -31,5 +31,14 @@ inline constexpr int kInt8CodesBytes = 1024;  // of a record
 inline constexpr int kInt4CodesBytes = 512;
 inline constexpr int kInt8Offset = 128;
 inline constexpr int kInt4Offset = 8;  // 0 with mins
+
+// A group of a row. All that a product needs of it lies together.
+template <class Code>
+struct IntRowGroup {
+  Code codes[kIntGroup];
+  float scale;
+  int32_t start;  // -offset * (sum of the codes), with the weights' offset
+  float min;      // scale * (sum of the codes), by which the weights' mins count
+};
 
 }  // namespace specdec::cpu

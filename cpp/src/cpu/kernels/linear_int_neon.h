@@ -13,12 +13,6 @@ namespace {
 
 constexpr int kQuartersOfBlock = 4;  // vectors of four outputs
 
-// What a row's integer sums start from, so that unsigned codes count without their offset.
-template <class Format>
-inline int32_t start_of(int32_t x_sum) {
-  return -Format::kOffset * x_sum;
-}
-
 #if defined(__ARM_FEATURE_DOTPROD)
 
 // `lane` has to be a constant once loops are unrolled.
@@ -57,24 +51,22 @@ constexpr bool kFlipsSign = true;
 #endif
 
 template <class Format, int kRows>
-inline void dot_rows(const IntSpan<Format>& span, const uint8_t* codes, const int8_t* x,
-                     const int32_t* x_sums, const uint8_t* ahead, IntDots<kRows, 1>& dots) {
+inline void dot_rows(const IntSpan<Format>& span, const uint8_t* codes,
+                     const RowPointers<uint8_t>& x, const uint8_t* ahead, IntDots<kRows, 1>& dots) {
   constexpr bool kFlips = kFlipsSign && !Format::kIsInt4;
   constexpr int kLinesOfHalf = Format::kGroupLines / 2;
   int32x4_t acc[kRows][kQuartersOfBlock];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
-    const int32_t x_sum = x_sums[r * (span.x_stride / kIntGroup)];
+    const int32_t start = kFlips ? 0 : group_of<Format>(x, r).start;
 #pragma GCC unroll 4
-    for (int q = 0; q < kQuartersOfBlock; ++q) {
-      acc[r][q] = vdupq_n_s32(kFlips ? 0 : start_of<Format>(x_sum));
-    }
+    for (int q = 0; q < kQuartersOfBlock; ++q) acc[r][q] = vdupq_n_s32(start);
   }
 #pragma GCC unroll 2
   for (int half = 0; half < 2; ++half) {
     int8x16_t rows[kRows];
 #pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) rows[r] = vld1q_s8(x + half * 16 + r * span.x_stride);
+    for (int r = 0; r < kRows; ++r) rows[r] = vld1q_s8(group_of<Format>(x, r).codes + half * 16);
 #pragma GCC unroll 4
     for (int line = 0; line < kLinesOfHalf; ++line) {
       const uint8_t* from = codes + (half * kLinesOfHalf + line) * kLineBytes;
@@ -111,18 +103,16 @@ inline void dot_rows(const IntSpan<Format>& span, const uint8_t* codes, const in
 
 // Rows in pairs; the last of an odd number is its own partner.
 template <class Format, int kRows>
-inline void dot_pairs_of_rows(const IntSpan<Format>& span, const uint8_t* codes, const int8_t* x,
-                              const int32_t* x_sums, const uint8_t* ahead,
+inline void dot_pairs_of_rows(const IntSpan<Format>& span, const uint8_t* codes,
+                              const RowPointers<uint8_t>& x, const uint8_t* ahead,
                               IntDots<kRows, 1>& dots) {
   constexpr int kPairs = (kRows + 1) / 2;
   constexpr int kLinesOfEight = Format::kIsInt4 ? 1 : 2;
-  const int64_t groups_stride = span.x_stride / kIntGroup;
   int32x4_t acc[kPairs][kQuartersOfBlock][2];
 #pragma GCC unroll 4
   for (int p = 0; p < kPairs; ++p) {
     const int first = 2 * p, second = 2 * p + 1 < kRows ? 2 * p + 1 : first;
-    const int32x2_t starts = {start_of<Format>(x_sums[first * groups_stride]),
-                              start_of<Format>(x_sums[second * groups_stride])};
+    const int32x2_t starts = {group_of<Format>(x, first).start, group_of<Format>(x, second).start};
 #pragma GCC unroll 4
     for (int q = 0; q < kQuartersOfBlock; ++q) {
       acc[p][q][0] = acc[p][q][1] = vcombine_s32(starts, starts);
@@ -133,10 +123,11 @@ inline void dot_pairs_of_rows(const IntSpan<Format>& span, const uint8_t* codes,
     int8x16_t rows[kPairs][2];  // [pair][eight k]: those of both rows
 #pragma GCC unroll 4
     for (int p = 0; p < kPairs; ++p) {
-      const int second = 2 * p + 1 < kRows ? 2 * p + 1 : 2 * p;
-      const int8_t* from = x + half * 16;
-      const int64x2_t a = vreinterpretq_s64_s8(vld1q_s8(from + 2 * p * span.x_stride));
-      const int64x2_t b = vreinterpretq_s64_s8(vld1q_s8(from + second * span.x_stride));
+      const int first = 2 * p, second = 2 * p + 1 < kRows ? 2 * p + 1 : first;
+      const int8_t* first_codes = group_of<Format>(x, first).codes;
+      const int8_t* second_codes = group_of<Format>(x, second).codes;
+      const int64x2_t a = vreinterpretq_s64_s8(vld1q_s8(first_codes + half * 16));
+      const int64x2_t b = vreinterpretq_s64_s8(vld1q_s8(second_codes + half * 16));
       rows[p][0] = vreinterpretq_s8_s64(vtrn1q_s64(a, b));
       rows[p][1] = vreinterpretq_s8_s64(vtrn2q_s64(a, b));
     }
@@ -187,8 +178,9 @@ inline void dot_pairs_of_rows(const IntSpan<Format>& span, const uint8_t* codes,
 
 // Products of two bytes, two of which a 16-bit lane holds: 2 * 128 * 127 < 2^15.
 template <class Format, int kRows>
-inline void dot_products(const IntSpan<Format>& span, const uint8_t* codes, const int8_t* x,
-                         const int32_t* x_sums, const uint8_t* ahead, IntDots<kRows, 1>& dots) {
+inline void dot_products(const IntSpan<Format>& span, const uint8_t* codes,
+                         const RowPointers<uint8_t>& x, const uint8_t* ahead,
+                         IntDots<kRows, 1>& dots) {
   constexpr int kLinesOfEight = Format::kIsInt4 ? 1 : 2;
   for (int line = 0; line < Format::kGroupLines; ++line) {
     __builtin_prefetch(ahead + line * span.ahead_step, 0, 3);
@@ -213,7 +205,7 @@ inline void dot_products(const IntSpan<Format>& span, const uint8_t* codes, cons
       }
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-        const int8_t* row = x + 8 * eight + r * span.x_stride;
+        const int8_t* row = group_of<Format>(x, r).codes + 8 * eight;
         const int8x8_t a = vreinterpret_s8_s32(vdup_n_s32(word_at(row)));
         const int8x8_t b = vreinterpret_s8_s32(vdup_n_s32(word_at(row + 4)));
         const int16x8_t low = vmull_s8(vget_low_s8(first), a);
@@ -224,9 +216,10 @@ inline void dot_products(const IntSpan<Format>& span, const uint8_t* codes, cons
     }
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-      const int32_t x_sum = x_sums[r * (span.x_stride / kIntGroup)];
       int32x4_t sum = vpaddq_s32(low_sums[r], high_sums[r]);
-      if constexpr (Format::kIsInt4) sum = vaddq_s32(sum, vdupq_n_s32(start_of<Format>(x_sum)));
+      if constexpr (Format::kIsInt4) {
+        sum = vaddq_s32(sum, vdupq_n_s32(group_of<Format>(x, r).start));
+      }
       dots.of[r][0].q[q] = (IntQuarter)sum;
     }
   }
@@ -237,20 +230,19 @@ inline void dot_products(const IntSpan<Format>& span, const uint8_t* codes, cons
 // The integer sums of one group, and one fetch for each line.
 template <class Format, int kRows, int kBlocks>
 inline IntDots<kRows, kBlocks> dot_group(const IntSpan<Format>& span, const uint8_t* codes,
-                                         const int8_t* x, const int32_t* x_sums,
-                                         const uint8_t* ahead) {
+                                         const RowPointers<uint8_t>& x, const uint8_t* ahead) {
   static_assert(kBlocks == 1 && kRows <= 4);
   IntDots<kRows, 1> dots;
 #if defined(__ARM_FEATURE_MATMUL_INT8)
   if constexpr (kRows > 2) {
-    dot_pairs_of_rows<Format, kRows>(span, codes, x, x_sums, ahead, dots);
+    dot_pairs_of_rows<Format, kRows>(span, codes, x, ahead, dots);
   } else {
-    dot_rows<Format, kRows>(span, codes, x, x_sums, ahead, dots);
+    dot_rows<Format, kRows>(span, codes, x, ahead, dots);
   }
 #elif defined(__ARM_FEATURE_DOTPROD)
-  dot_rows<Format, kRows>(span, codes, x, x_sums, ahead, dots);
+  dot_rows<Format, kRows>(span, codes, x, ahead, dots);
 #else
-  dot_products<Format, kRows>(span, codes, x, x_sums, ahead, dots);
+  dot_products<Format, kRows>(span, codes, x, ahead, dots);
 #endif
   return dots;
 }

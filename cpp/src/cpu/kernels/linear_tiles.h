@@ -11,6 +11,7 @@
 #pragma once
 
 #include "cpu/kernels/linear.h"
+#include "cpu/kernels/row_pointers.h"
 #include "cpu/kernels/simd.h"
 #include "cpu/kernels/sum_steps.h"
 
@@ -39,54 +40,6 @@ struct TileSpan {
 
 template <class Dot>
 using SpanOf = TileSpan<typename Dot::X, typename Dot::W>;
-
-// Row r of a tile lies at base + r * stride. The compiler would keep a pointer for every row and
-// run out of registers; this gives it addresses that a processor computes as it loads.
-template <class X>
-class RowPointers {
- public:
-  RowPointers(const X* x, int64_t stride)
-      : low_(x),
-        high_(x + 8 * stride),
-        s1_(stride),
-        s3_(3 * stride),
-        s5_(5 * stride),
-        s7_(7 * stride) {
-    asm("" : "+r"(s1_), "+r"(s3_), "+r"(s5_), "+r"(s7_));
-  }
-  // From here on the compiler no longer knows that the bases only ever move by `step`.
-  void advance(int step) {
-    low_ += step;
-    high_ += step;
-    asm("" : "+r"(low_), "+r"(high_));
-  }
-  const X* row(int r) const {
-    const X* base = r < 8 ? low_ : high_;
-    switch (r % 8) {
-      case 0:
-        return base;
-      case 1:
-        return base + s1_;
-      case 2:
-        return base + 2 * s1_;
-      case 3:
-        return base + s3_;
-      case 4:
-        return base + 4 * s1_;
-      case 5:
-        return base + s5_;
-      case 6:
-        return base + 2 * s3_;
-      default:
-        return base + s7_;
-    }
-  }
-
- private:
-  const X* low_;
-  const X* high_;
-  int64_t s1_, s3_, s5_, s7_;
-};
 
 template <int kRows, int kBlocks>
 using TileAcc = F32x16[kRows][kBlocks];

@@ -115,22 +115,21 @@ void put_codes(const int8_t* codes, int16_t* out) {
 
 template <class Code>
 void prepare_codes(const RowsTask& task) {
-  const int64_t num_groups = task.out_stride / kIntGroup;
   for (int64_t row = task.row_begin; row < task.row_end; ++row) {
-    Code* out = static_cast<Code*>(task.out) + row * task.out_stride;
+    auto* out = static_cast<IntRowGroup<Code>*>(task.out) + row * task.out_stride;
     with_values(task, row, [&](auto value_at) {
-      for (int64_t group = 0; group < num_groups; ++group) {
-        const int64_t i = group * kIntGroup;
+      for (int64_t group = 0; group < task.out_stride; ++group) {
         F32x16 half[2];
         for (int j = 0; j < 2; ++j) {
-          const int64_t begin = i + j * kLanes;
+          const int64_t begin = group * kIntGroup + j * kLanes;
           half[j] = begin < task.dim ? value_at(begin, lanes_left(begin, task.dim)) : zero();
         }
         int8_t codes[kIntGroup];
         const GroupScale result = quantise(half[0], half[1], codes);
-        put_codes(codes, out + i);
-        task.out_scales[row * num_groups + group] = result.scale;
-        task.out_sums[row * num_groups + group] = result.sum;
+        put_codes(codes, out[group].codes);
+        out[group].scale = result.scale;
+        out[group].start = -task.code_offset * result.sum;
+        out[group].min = result.scale * static_cast<float>(result.sum);
       }
     });
   }

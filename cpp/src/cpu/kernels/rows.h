@@ -20,10 +20,9 @@ struct RowsTask {
   int64_t row_begin;
   int64_t row_end;
   void* out;           // [*, out_stride], elements past dim are zero
-  int64_t out_stride;  // elements, at least dim
+  int64_t out_stride;  // elements, at least dim; of codes IntRowGroups
   bool accumulate;     // to_f32: added to what out holds
-  float* out_scales;   // codes: [*, out_stride / 32]
-  int32_t* out_sums;   // codes: likewise, of a group's codes
+  int code_offset;     // codes: of the weights' codes (IntRowGroup::start)
 };
 
 struct RowsKernels {

@@ -1,0 +1,59 @@
+// Where the rows of a register tile are. Only for the files of matrix products, each of which has
+// its own copy.
+#pragma once
+
+#include <cstdint>
+
+namespace specdec::cpu {
+namespace {
+
+// Row r of a tile lies at base + r * stride. The compiler would keep a pointer for every row and
+// run out of registers; this gives it addresses that a processor computes as it loads.
+template <class X>
+class RowPointers {
+ public:
+  RowPointers(const X* x, int64_t stride)
+      : low_(x),
+        high_(x + 8 * stride),
+        s1_(stride),
+        s3_(3 * stride),
+        s5_(5 * stride),
+        s7_(7 * stride) {
+    asm("" : "+r"(s1_), "+r"(s3_), "+r"(s5_), "+r"(s7_));
+  }
+  // From here on the compiler no longer knows that the bases only ever move by `step`.
+  void advance(int step) {
+    low_ += step;
+    high_ += step;
+    asm("" : "+r"(low_), "+r"(high_));
+  }
+  [[gnu::always_inline]] const X* row(int r) const {
+    const X* base = r < 8 ? low_ : high_;
+    switch (r % 8) {
+      case 0:
+        return base;
+      case 1:
+        return base + s1_;
+      case 2:
+        return base + 2 * s1_;
+      case 3:
+        return base + s3_;
+      case 4:
+        return base + 4 * s1_;
+      case 5:
+        return base + s5_;
+      case 6:
+        return base + 2 * s3_;
+      default:
+        return base + s7_;
+    }
+  }
+
+ private:
+  const X* low_;
+  const X* high_;
+  int64_t s1_, s3_, s5_, s7_;
+};
+
+}  // namespace
+}  // namespace specdec::cpu
