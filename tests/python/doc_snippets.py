@@ -20,7 +20,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from typing import Any
 import httpx
 import yaml
 
+from free_port import free_port
 from specdec_native.speculation.speculative_config import parse_speculative_config
 
 ROOT = Path(__file__).parents[2]
@@ -119,7 +119,7 @@ class Runner:
         self.folder = folder
         self.words = words
         self.namespace: dict[str, Any] = {"__name__": "__main__"}
-        self.port = _free_port()
+        self.port = free_port()
         self._server: subprocess.Popen[bytes] | None = None
         programs = folder / "bin"
         programs.mkdir()
@@ -232,13 +232,6 @@ class Runner:
             os.killpg(server.pid, signal.SIGKILL)
             server.wait()
             raise SnippetError("a server does not end on SIGTERM") from None
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _command_line(shorter: dict[str, list[str]]) -> str:

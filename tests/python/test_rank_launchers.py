@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from free_port import free_port
 from rank_models import CONFIG, answers_of, write
 
 # Only rank 0 comes to the second line.
@@ -53,7 +54,9 @@ def launch(*command: object, **environment: str) -> subprocess.CompletedProcess[
 
 def torchrun(*arguments: object) -> subprocess.CompletedProcess[str]:
     runner = ["torch.distributed.run", "--standalone", "--nproc-per-node", 2]
-    return launch(sys.executable, "-m", *runner, *arguments)
+    # The port after torchrun's own, a random one, may be taken by whatever else runs.
+    port = str(free_port())
+    return launch(sys.executable, "-m", *runner, *arguments, SPECDEC_MASTER_PORT=port)
 
 
 def mpirun(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ import pytest
 
 import rank_models
 import tiny_text_model
+from free_port import free_port
 from replica_requests import COMPLETIONS, REQUESTS, streamed, together
 from server_world import MODEL, World, serving
 from specdec_native import Engine
@@ -70,7 +70,7 @@ def cluster(tiny: Path) -> Iterator[World]:
                 logging_level="error",
                 _temp_dir=folder,
             )
-            port = _free_port()
+            port = free_port()
             serve.start(http_options={"port": port})
             arguments = {
                 "model": str(tiny),
@@ -245,10 +245,3 @@ def _wait_until(is_true: Callable[[], object]) -> None:
     while not is_true():
         assert time.monotonic() < end
         time.sleep(0.005)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

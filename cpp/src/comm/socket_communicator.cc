@@ -164,8 +164,9 @@ Socket listen_at(Endpoint& endpoint) {
     const bool is_address = errno == EADDRNOTAVAIL;
     throw InvalidArgument(
         is_address ? "master_addr" : "master_port",
-        str_cat("rank 0 cannot listen there: ", std::strerror(errno),
-                is_address ? "; give an address of rank 0's host" : "; give a free port"));
+        str_cat("rank 0 cannot listen at port ", endpoint.port(), ": ", std::strerror(errno),
+                is_address ? "; give an address of rank 0's host"
+                           : "; give a free port (with torchrun: SPECDEC_MASTER_PORT)"));
   }
   getsockname(listener.file(), endpoint.get(), &endpoint.length);
   return listener;
