@@ -112,7 +112,13 @@ void enter_context([[maybe_unused]] Context& context) {
 }
 
 StackPool::~StackPool() {
-  for (const Mapping& mapping : mappings_) munmap(mapping.begin, mapping.size_bytes);
+  for (const Mapping& mapping : mappings_) {
+#if defined(__SANITIZE_ADDRESS__)
+    // What is mapped at these addresses next must not inherit the marks of our frames.
+    __asan_unpoison_memory_region(mapping.begin, mapping.size_bytes);
+#endif
+    munmap(mapping.begin, mapping.size_bytes);
+  }
 }
 
 std::vector<Stack> StackPool::take(size_t count) {
