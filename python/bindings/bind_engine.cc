@@ -135,6 +135,7 @@ void bind_engine(py::module_& module) {
       .def_readonly("num_cached_kv_blocks", &EngineStats::num_cached_kv_blocks)
       .def_readonly("num_steps", &EngineStats::num_steps)
       .def_readonly("num_device_steps", &EngineStats::num_device_steps)
+      .def_readonly("num_overlapped_steps", &EngineStats::num_overlapped_steps)
       .def_readonly("num_prompt_tokens", &EngineStats::num_prompt_tokens)
       .def_readonly("num_cached_tokens", &EngineStats::num_cached_tokens)
       .def_readonly("num_generation_tokens", &EngineStats::num_generation_tokens)

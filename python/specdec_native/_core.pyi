@@ -273,6 +273,7 @@ class EngineStats:
     num_cached_kv_blocks: int
     num_steps: int
     num_device_steps: int
+    num_overlapped_steps: int
     num_prompt_tokens: int
     num_cached_tokens: int
     num_generation_tokens: int

@@ -53,9 +53,10 @@ struct EngineStats {
   int num_free_kv_blocks = 0;    // includes cached blocks nothing refers to
   int num_cached_kv_blocks = 0;  // blocks the prefix cache can serve
   int64_t num_steps = 0;
-  int64_t num_device_steps = 0;   // of them, run by a GPU as one launch
-  int64_t num_prompt_tokens = 0;  // prompt rows computed
-  int64_t num_cached_tokens = 0;  // prompt tokens served by the prefix cache
+  int64_t num_device_steps = 0;      // of them, run by a GPU as one launch
+  int64_t num_overlapped_steps = 0;  // of them, launched while others were under way
+  int64_t num_prompt_tokens = 0;     // prompt rows computed
+  int64_t num_cached_tokens = 0;     // prompt tokens served by the prefix cache
   int64_t num_generation_tokens = 0;
   int64_t num_preemptions = 0;
   int64_t num_finished_requests = 0;

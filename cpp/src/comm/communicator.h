@@ -38,6 +38,12 @@ class Communicator {
   // before receive() begins, or wait for receive(): two ranks must not both send first.
   virtual void send(int to, std::span<const std::byte> message) = 0;
   virtual void receive(int from, std::span<std::byte> message) = 0;
+  // Like send(), but waits for nobody while `to` has not received fewer than two of the messages
+  // before this one.
+  virtual void post(int to, std::vector<std::byte> message) = 0;
+  // The same for a message whose size only the sender knows.
+  virtual void receive_any_size(int from, std::vector<std::byte>& message,
+                                Patience patience = Patience::kDeadline) = 0;
   // Returns once all ranks have called it.
   void barrier() { exchange(0); }
 

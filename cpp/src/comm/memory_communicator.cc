@@ -152,16 +152,27 @@ void MemoryCommunicator::send(int to, std::span<const std::byte> message) {
   own.announce();
 }
 
-void MemoryCommunicator::receive(int from, std::span<std::byte> message) {
+std::span<const std::byte> MemoryCommunicator::next_message(int from, Patience patience) {
   SPECDEC_CHECK(from >= 0 && from < size() && from != rank());
   region_->check("receive");
   const uint32_t number = num_received_[from]++;
   const int turn = number % 2;
   SharedCount& count = sent(from, rank());
-  wait(count, number + 1, from, Patience::kDeadline, "receive");
-  SPECDEC_CHECK_EQ(count.num_bytes[turn], message.size());
-  if (!message.empty())
-    std::memcpy(message.data(), region_->area(pair_area(from, rank(), turn)), message.size());
+  wait(count, number + 1, from, patience, "receive");
+  return {region_->area(pair_area(from, rank(), turn)), count.num_bytes[turn]};
+}
+
+void MemoryCommunicator::receive(int from, std::span<std::byte> message) {
+  const std::span<const std::byte> sent = next_message(from, Patience::kDeadline);
+  SPECDEC_CHECK_EQ(sent.size(), message.size());
+  std::ranges::copy(sent, message.begin());
+  received(from, rank()).announce();
+}
+
+void MemoryCommunicator::receive_any_size(int from, std::vector<std::byte>& message,
+                                          Patience patience) {
+  const std::span<const std::byte> sent = next_message(from, patience);
+  message.assign(sent.begin(), sent.end());
   received(from, rank()).announce();
 }
 

@@ -31,6 +31,8 @@ class MemoryCommunicator final : public Communicator {
   void broadcast(std::vector<std::byte>& message, int root, Patience patience) override;
   void send(int to, std::span<const std::byte> message) override;
   void receive(int from, std::span<std::byte> message) override;
+  void post(int to, std::vector<std::byte> message) override { send(to, message); }
+  void receive_any_size(int from, std::vector<std::byte>& message, Patience patience) override;
   std::unique_ptr<Communicator> subgroup(int first, int size) override;
   void check_ranks() override;
   void abort(std::string_view cause) noexcept override;
@@ -55,6 +57,8 @@ class MemoryCommunicator final : public Communicator {
   // Until `rank` has announced so much.
   void wait(SharedCount& count, uint32_t announcements, int rank, Patience patience,
             const char* operation);
+  // The oldest message of `from`, once there is one.
+  std::span<const std::byte> next_message(int from, Patience patience);
 
   std::shared_ptr<SharedRegion> region_;
   SharedRegion::Share share_;

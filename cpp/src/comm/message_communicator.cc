@@ -1,6 +1,7 @@
 #include "comm/message_communicator.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/check.h"
 #include "core/str_cat.h"
@@ -23,11 +24,14 @@ std::byte* grown(Buffer& buffer, size_t num_bytes) {
 }  // namespace
 
 MessageCommunicator::MessageCommunicator(int rank, int size, std::chrono::milliseconds timeout)
-    : Communicator(rank, size), timeout_(timeout), parts_(size), views_(size) {}
+    : Communicator(rank, size), timeout_(timeout), parts_(size), views_(size), posted_(size) {}
+
+bool MessageCommunicator::is_done(const Outgoing& message) {
+  return message.done == sizeof(Header) + message.body.size();
+}
 
 bool MessageCommunicator::push(Outgoing& message) {
-  const size_t all = sizeof(Header) + message.body.size();
-  if (message.done == all) return false;
+  if (is_done(message)) return false;
   const bool in_header = message.done < sizeof(Header);
   const auto bytes = in_header ? std::as_bytes(std::span(&message.header, 1)).subspan(message.done)
                                : message.body.subspan(message.done - sizeof(Header));
@@ -35,6 +39,18 @@ bool MessageCommunicator::push(Outgoing& message) {
                                   in_header && !message.body.empty());
   message.done += moved;
   return moved != 0;
+}
+
+bool MessageCommunicator::push_posted() {
+  bool moved = false;
+  for (std::deque<Posted>& messages : posted_) {
+    while (!messages.empty()) {
+      moved |= push(messages.front().message);
+      if (!is_done(messages.front().message)) break;
+      messages.pop_front();
+    }
+  }
+  return moved;
 }
 
 bool MessageCommunicator::pull(Incoming& message, Kind kind) {
@@ -65,24 +81,27 @@ void MessageCommunicator::transfer(Kind kind, Patience patience, const char* ope
   check(operation);
   const auto start = Clock::now();
   for (;;) {
-    bool moved = false;
+    bool moved = push_posted();
     pending_.clear();
+    for (int other = 0; other < size(); ++other) {
+      if (!posted_[other].empty()) pending_.push_back({.rank = other, .write = true});
+    }
+    const size_t num_posting = pending_.size();
     for (Outgoing& message : outgoing_) {
-      moved |= push(message);
-      if (message.done < sizeof(Header) + message.body.size())
-        pending_.push_back({.rank = message.rank, .write = true});
+      if (posted_[message.rank].empty()) moved |= push(message);
+      if (!is_done(message)) pending_.push_back({.rank = message.rank, .write = true});
     }
     for (Incoming& message : incoming_) {
       moved |= pull(message, kind);
       if (message.done < sizeof(Header) + message.header.num_bytes)
         pending_.push_back({.rank = message.rank, .read = true});
     }
-    if (pending_.empty()) break;
+    if (pending_.size() == num_posting) break;
     check(operation);
     if (moved) continue;
     const auto waited = Clock::now() - start;
     if (patience == Patience::kDeadline && waited >= timeout_) {
-      fail(pending_.front().rank,
+      fail(pending_[num_posting].rank,
            str_cat("did not answer within ", timeout_.count() / 1000.0, " s"));
       continue;
     }
@@ -154,7 +173,29 @@ void MessageCommunicator::receive(int from, std::span<std::byte> message) {
   transfer(Kind::kMessage, Patience::kDeadline, "receive");
 }
 
+void MessageCommunicator::post(int to, std::vector<std::byte> message) {
+  SPECDEC_CHECK(to >= 0 && to < size() && to != rank());
+  check("send");
+  Posted posted{.bytes = std::move(message), .message = {}};
+  posted.message = {.rank = to,
+                    .header = {.kind = Kind::kMessage, .num_bytes = posted.bytes.size()},
+                    .body = posted.bytes};
+  posted_[to].push_back(std::move(posted));
+  push_posted();
+}
+
+void MessageCommunicator::receive_any_size(int from, std::vector<std::byte>& message,
+                                           Patience patience) {
+  SPECDEC_CHECK(from >= 0 && from < size() && from != rank());
+  incoming_.push_back({.rank = from, .place = [&message](size_t num_bytes) {
+                         message.resize(num_bytes);
+                         return message.data();
+                       }});
+  transfer(Kind::kMessage, patience, "receive");
+}
+
 void MessageCommunicator::check_ranks() {
+  push_posted();
   wait({}, std::chrono::milliseconds(0));
   check("idle");
 }

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <span>
 #include <string_view>
@@ -21,6 +22,8 @@ class MessageCommunicator : public Communicator {
   void broadcast(std::vector<std::byte>& message, int root, Patience patience) override;
   void send(int to, std::span<const std::byte> message) override;
   void receive(int from, std::span<std::byte> message) override;
+  void post(int to, std::vector<std::byte> message) override;
+  void receive_any_size(int from, std::vector<std::byte>& message, Patience patience) override;
   void check_ranks() override;
 
  protected:
@@ -58,6 +61,11 @@ class MessageCommunicator : public Communicator {
     std::span<const std::byte> body;
     size_t done = 0;  // of header and body
   };
+  // Moves on in every operation after post(), which waits for nobody.
+  struct Posted {
+    std::vector<std::byte> bytes;
+    Outgoing message;  // whose body the bytes are
+  };
   struct Incoming {
     int rank;
     std::function<std::byte*(size_t num_bytes)> place;  // where so many bytes go
@@ -68,6 +76,8 @@ class MessageCommunicator : public Communicator {
   // Until all has moved. One rank's header and body never wait for another's.
   void transfer(Kind kind, Patience patience, const char* operation);
   bool push(Outgoing& message);
+  static bool is_done(const Outgoing& message);
+  bool push_posted();
   bool pull(Incoming& message, Kind kind);
 
   std::chrono::milliseconds timeout_;
@@ -76,6 +86,7 @@ class MessageCommunicator : public Communicator {
   size_t part_bytes_ = 0;
   std::vector<Buffer> parts_;  // by rank
   std::vector<std::span<const std::byte>> views_;
+  std::vector<std::deque<Posted>> posted_;  // by receiver, oldest first; before what is outgoing
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;
   std::vector<Pending> pending_;

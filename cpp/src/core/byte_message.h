@@ -16,7 +16,8 @@ inline constexpr size_t kMessageAlignment = 8;
 
 class MessageWriter {
  public:
-  explicit MessageWriter(std::vector<std::byte>& bytes) : bytes_(bytes) { bytes_.clear(); }
+  // Appends to the bytes.
+  explicit MessageWriter(std::vector<std::byte>& bytes) : bytes_(bytes) {}
 
   template <class T>
   void put(const T& value) {
@@ -40,6 +41,7 @@ class MessageWriter {
 class MessageReader {
  public:
   explicit MessageReader(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  bool at_end() const { return bytes_.empty(); }
 
   template <class T>
   T get() {

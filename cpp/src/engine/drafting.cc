@@ -12,8 +12,11 @@
 namespace specdec {
 
 Drafting::Drafting(const SpeculativeConfig& config, int vocab_size, DraftModels& models,
-                   const BlockPool& pool, ThreadPool& threads)
-    : config_(config), schedule_(config), static_tree_(config.speculative_token_tree) {
+                   const BlockPool& pool, ThreadPool& threads, int num_groups)
+    : config_(config),
+      schedule_(config),
+      static_tree_(config.speculative_token_tree),
+      trees_(static_cast<size_t>(num_groups)) {
   std::vector<std::unique_ptr<Drafter>> drafters;
   for (const DrafterConfig& drafter : config_.drafters) {
     const int id = static_cast<int>(drafters.size());
@@ -80,7 +83,9 @@ DraftRequest Drafting::request_for(const ScheduledSequence& scheduled, Completio
 
 std::vector<Failure> Drafting::draft(
     ExecutionPlan& plan, const std::function<CompletionState&(const Sequence&)>& completion_of) {
-  trees_.resize(std::max(trees_.size(), plan.sequences.size()));
+  group_ = (group_ + 1) % trees_.size();
+  std::vector<DraftTree>& trees = trees_[group_];
+  trees.resize(std::max(trees.size(), plan.sequences.size()));
   has_tree_.assign(plan.sequences.size(), false);
   int num_decoding = 0;
   std::vector<DraftRequest> requests;
@@ -90,8 +95,8 @@ std::vector<Failure> Drafting::draft(
     const Sequence& sequence = *scheduled.sequence;
     num_decoding += std::holds_alternative<Decoding>(sequence.state) ? 1 : 0;
     if (scheduled.num_draft_slots == 0 || sequence.max_draft_depth(max_depth_) == 0) continue;
-    trees_[i].reset(sequence.tokens().back());
-    requests.push_back(request_for(scheduled, completion_of(sequence), trees_[i]));
+    trees[i].reset(sequence.tokens().back());
+    requests.push_back(request_for(scheduled, completion_of(sequence), trees[i]));
     indices.push_back(i);
   }
   if (DraftPolicy* policy = drafters_->policy()) {
@@ -104,17 +109,26 @@ std::vector<Failure> Drafting::draft(
     const size_t i = indices[r];
     if (requests[r].error) {
       failures.push_back({requests[r].sequence, message_of(requests[r].error)});
-      trees_[i].reset(plan.sequences[i].sequence->tokens().back());
+      trees[i].reset(plan.sequences[i].sequence->tokens().back());
     }
-    trees_[i].truncate(plan.sequences[i].num_draft_slots);
-    has_tree_[i] = trees_[i].num_drafts() > 0;
-    plan.set_num_drafts(i, trees_[i].num_drafts());
+    trees[i].truncate(plan.sequences[i].num_draft_slots);
+    has_tree_[i] = trees[i].num_drafts() > 0;
+    plan.set_num_drafts(i, trees[i].num_drafts());
   }
   return failures;
 }
 
 const DraftTree* Drafting::tree(size_t index) const {
-  return index < has_tree_.size() && has_tree_[index] ? &trees_[index] : nullptr;
+  return index < has_tree_.size() && has_tree_[index] ? &trees_[group_][index] : nullptr;
+}
+
+DraftPolicy::Step Drafting::planned() const {
+  const DraftPolicy* policy = drafters_->policy();
+  return policy == nullptr ? DraftPolicy::Step{} : policy->planned();
+}
+
+void Drafting::resume(const DraftPolicy::Step& planned) {
+  if (DraftPolicy* policy = drafters_->policy()) policy->resume(planned);
 }
 
 int Drafting::plan_passes(std::span<const Sequence* const> sequences, int limit, int num_unseen) {

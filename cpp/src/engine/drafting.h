@@ -33,9 +33,9 @@ struct StepRecord {
 class Drafting {
  public:
   // The models have their caches, with the blocks of the pool. Both must outlive this object.
-  // `threads` is borrowed.
+  // `threads` is borrowed. Drafts of up to `num_groups` steps may be under way at once.
   Drafting(const SpeculativeConfig& config, int vocab_size, DraftModels& models,
-           const BlockPool& pool, ThreadPool& threads);
+           const BlockPool& pool, ThreadPool& threads, int num_groups);
 
   // Drafts (tree nodes) that a decoding sequence may have in the step being planned.
   int budget(const Sequence& sequence, int num_decoding);
@@ -43,8 +43,12 @@ class Drafting {
   // Returns the sequences for which drafting failed; they have no drafts.
   std::vector<Failure> draft(ExecutionPlan& plan,
                              const std::function<CompletionState&(const Sequence&)>& completion_of);
-  // The tree of plan.sequences[index]; null without drafts.
+  // The tree of plan.sequences[index]; null without drafts. Valid until as many more plans as there
+  // are groups got theirs.
   const DraftTree* tree(size_t index) const;
+  // What the policy planned for the step; resume() before its record().
+  DraftPolicy::Step planned() const;
+  void resume(const DraftPolicy::Step& planned);
 
   // The drafter whose model runs in device steps; null without one.
   ModelDrafter* device_drafter() const { return device_drafter_; }
@@ -81,9 +85,11 @@ class Drafting {
   ModelDrafter* device_drafter_ = nullptr;
   std::unique_ptr<Drafters> drafters_;
 
-  int max_depth_ = 0;             // of any sequence, in the step being planned
-  std::vector<DraftTree> trees_;  // by index in the plan; kept for their memory
-  std::vector<bool> has_tree_;
+  int max_depth_ = 0;  // of any sequence, in the step being planned
+  // By group in turn, then by index in the plan; kept for their memory.
+  std::vector<std::vector<DraftTree>> trees_;
+  size_t group_ = 0;
+  std::vector<bool> has_tree_;  // of the last plan
 
   AcceptanceStats acceptance_;
   std::vector<DrafterStats> drafter_stats_;

@@ -12,7 +12,9 @@ namespace specdec {
 std::vector<RequestOutput> Engine::Impl::step() {
   if (failure_ != nullptr) return {};
   try {
-    return run_step();
+    std::vector<RequestOutput> outputs = run_step();
+    if (requests_.empty()) drain();
+    return outputs;
   } catch (...) {
     return fail_engine(std::current_exception());
   }
@@ -28,24 +30,41 @@ std::vector<RequestOutput> Engine::Impl::check_ranks() {
   }
 }
 
-// Steps are launched while they can be planned ahead of outcomes, otherwise one at a time, and
-// committed in order.
+// Steps are launched while they can be planned ahead of outcomes, otherwise one for each stage of
+// the model, and committed in order.
 std::vector<RequestOutput> Engine::Impl::run_step() {
   const StepGuard guard(models_.backend());
   while (std::optional<Step> step = plan_ahead()) launch(*std::move(step));
-  if (under_way_.empty()) {
+  while (static_cast<int>(under_way_.size()) < num_groups()) {
     Step step = plan_and_draft();
-    if (step.plan.empty()) {
-      SPECDEC_CHECK(!has_unfinished_requests());  // the scheduler always finds something to run
-      return {};
-    }
+    if (step.plan.empty()) break;
     launch(std::move(step));
   }
+  if (under_way_.empty()) {
+    SPECDEC_CHECK(!has_unfinished_requests());  // the scheduler always finds something to run
+    return {};
+  }
+  return commit_oldest();
+}
+
+std::vector<RequestOutput> Engine::Impl::commit_oldest() {
   Step step = std::move(under_way_.front());
   under_way_.pop_front();
+  // While others are under way, what a step takes is what it is waited for.
+  const double begin = under_way_.empty() ? step.launch_time : now_seconds();
   StepOutcome outcome = step.executor->wait();
-  if (ranks_ != nullptr) ranks_->calls().end_step();
-  return commit(step, outcome);
+  if (ranks_ != nullptr && under_way_.empty()) ranks_->calls().end_step();
+  return commit(step, outcome, begin);
+}
+
+void Engine::Impl::drain() {
+  if (failure_ != nullptr) return;
+  try {
+    const StepGuard guard(models_.backend());
+    while (host_->num_under_way() > 0) commit_oldest();
+  } catch (...) {
+    fail_engine(std::current_exception());
+  }
 }
 
 // ---- plan and draft
@@ -62,6 +81,7 @@ std::optional<Step> Engine::Impl::plan_ahead() {
   auto plan = scheduler_->plan_ahead(*num_passes, device_->tree_shape());
   if (!plan.has_value()) return {};
   Step step = step_of(*std::move(plan));
+  if (drafting_ != nullptr) step.drafting = drafting_->planned();
   step.num_passes = num_passes;
   step.executor = device_.get();
   return step;
@@ -78,6 +98,7 @@ Step Engine::Impl::plan_and_draft() {
                  });
   }
   Step step = step_of(std::move(plan));
+  if (step.plan.empty()) return step;
   for (CompletionState* completion : step.completions) completion->begin_step();
   if (drafting_ != nullptr) {
     const Stopwatch watch(stats_.draft_seconds);
@@ -85,6 +106,7 @@ Step Engine::Impl::plan_and_draft() {
         step.plan,
         [this](const Sequence& sequence) -> CompletionState& { return completion_of(sequence); });
     for (size_t i = 0; i < step.trees.size(); ++i) step.trees[i] = drafting_->tree(i);
+    step.drafting = drafting_->planned();
   }
   if (device_ != nullptr && device_->can_run(step, scheduler_->num_running())) {
     step.executor = device_.get();
@@ -118,12 +140,14 @@ void Engine::Impl::launch(Step step) {
   }
   step.executor->launch(step);
   if (step.executor == device_.get()) ++stats_.num_device_steps;
+  if (!under_way_.empty()) ++stats_.num_overlapped_steps;
   under_way_.push_back(std::move(step));
 }
 
 // ---- commit
 
-std::vector<RequestOutput> Engine::Impl::commit(Step& step, StepOutcome& outcome) {
+std::vector<RequestOutput> Engine::Impl::commit(Step& step, StepOutcome& outcome,
+                                                double wait_begin) {
   const Stopwatch watch(stats_.commit_seconds);
   stats_.draft_seconds += outcome.draft_seconds;
   stats_.forward_seconds += outcome.target_seconds;
@@ -136,7 +160,10 @@ std::vector<RequestOutput> Engine::Impl::commit(Step& step, StepOutcome& outcome
   const int num_rows = step.plan.num_rows;
   leave_out_ended(step, outcome);
   Outputs outputs;
-  if (drafting_ != nullptr) record_drafts(step, outcome);
+  if (drafting_ != nullptr) {
+    drafting_->resume(step.drafting);
+    record_drafts(step, outcome);
+  }
   StepResult result;
   for (size_t i = 0; i < outcome.sequences.size(); ++i) {
     SequenceOutcome& sequence = outcome.sequences[i];
@@ -164,7 +191,7 @@ std::vector<RequestOutput> Engine::Impl::commit(Step& step, StepOutcome& outcome
   fail_requests(step.failures, outputs);
   if (drafting_ != nullptr) {
     drafting_->end_step(step.num_passes.has_value() ? outcome.target_seconds
-                                                    : now_seconds() - step.launch_time);
+                                                    : now_seconds() - wait_begin);
   }
   retire_finished(outputs);
   ++stats_.num_steps;

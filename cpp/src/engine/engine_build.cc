@@ -24,7 +24,6 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend)
                              })),
       config_(models_.config()) {
   const EngineConfig& config = config_;
-  if (ranks_ != nullptr) ranks_->lead(models_);
   const LogprobsMode logprobs_mode = parse_logprobs_mode(config.logprobs_mode);
   const DeviceExecutorConfig device_config = {.max_num_seqs = config.max_num_seqs,
                                               .max_rows = config.max_num_batched_tokens,
@@ -46,12 +45,13 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend)
       SchedulerConfig{.max_num_seqs = config.max_num_seqs,
                       .max_num_batched_tokens = config.max_num_batched_tokens,
                       .block_size = config.block_size,
-                      .enable_prefix_caching = config.enable_prefix_caching},
+                      .enable_prefix_caching = config.enable_prefix_caching,
+                      .num_groups = num_groups()},
       *pool_);
   if (config.speculative.enabled()) {
-    drafting_ =
-        std::make_unique<Drafting>(config.speculative, models_.model().vocab_size,
-                                   models_.draft_models(), *pool_, models_.backend().thread_pool());
+    drafting_ = std::make_unique<Drafting>(config.speculative, models_.model().vocab_size,
+                                           models_.draft_models(), *pool_,
+                                           models_.backend().thread_pool(), num_groups());
   }
   host_ = std::make_unique<HostExecutor>(models_.target(), logprobs_mode, config.speculative);
   if (device_step != nullptr) {
@@ -59,6 +59,13 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend)
                                                models_.backend().thread_pool(), device_config);
   }
   fill_model_info();
+  if (ranks_ != nullptr) ranks_->lead(models_);
+}
+
+Engine::Impl::~Impl() {
+  if (ranks_ == nullptr) return;
+  drain();
+  ranks_->stop();
 }
 
 void Engine::Impl::fill_model_info() {

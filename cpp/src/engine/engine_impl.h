@@ -32,6 +32,7 @@ class Engine::Impl {
  public:
   explicit Impl(const EngineConfig& given,
                 const BackendMaker& make_backend = specdec::make_backend);
+  ~Impl();
 
   void add_request(const std::string& id, std::vector<int32_t> prompt, const SamplingParams& params,
                    RequestOptions options = {});
@@ -61,14 +62,21 @@ class Engine::Impl {
   void fill_model_info();
 
   std::vector<RequestOutput> run_step();
+  // Steps of the host that may be under way at once: as many as the model has stages.
+  int num_groups() const { return config_.pipeline_parallel_size; }
   // A step of decoding that can be launched before the outcomes of those under way are known;
   // nothing when there is none.
   std::optional<Step> plan_ahead();
   Step plan_and_draft();
   Step step_of(ExecutionPlan plan);
   void launch(Step step);
+  // Waits for the oldest step under way.
+  std::vector<RequestOutput> commit_oldest();
+  // Waits for the steps of the host whose requests have all ended: stages of the model may be at
+  // work on them.
+  void drain();
   // The requests that progressed or ended, oldest first.
-  std::vector<RequestOutput> commit(Step& step, StepOutcome& outcome);
+  std::vector<RequestOutput> commit(Step& step, StepOutcome& outcome, double wait_begin);
   void leave_out_ended(Step& step, StepOutcome& outcome);
   void record_drafts(const Step& step, const StepOutcome& outcome);
   void report(CompletionState& completion, int num_new_tokens,

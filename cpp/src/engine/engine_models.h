@@ -38,6 +38,7 @@ class EngineModels {
   Backend& backend() const { return *backend_; }
   ModelRunner& target() const { return *target_; }
   DraftModels& draft_models() const { return *draft_models_; }
+  const RankPlace& place() const { return place_; }
   // The target's and those of the drafters, by RankCalls' ids; null where this rank has no share.
   std::vector<ModelRunner*> runners();
 

@@ -113,6 +113,7 @@ bool Engine::Impl::abort(const std::string& id) {
     if (!completion->sequence.is_finished()) finish(*completion, FinishReason::kAbort);
   }
   erase(id);
+  if (requests_.empty()) drain();
   ++stats_.num_aborted_requests;
   return true;
 }
@@ -129,6 +130,7 @@ bool Engine::Impl::stop_completion(const std::string& id, int index) {
   finish(completion, FinishReason::kStop);
   if (request.is_finished()) {
     erase(id);
+    if (requests_.empty()) drain();
     ++stats_.num_finished_requests;
   }
   return true;
@@ -136,6 +138,7 @@ bool Engine::Impl::stop_completion(const std::string& id, int index) {
 
 void Engine::Impl::finish(CompletionState& completion, FinishReason reason) {
   scheduler_->finish(completion.sequence, reason);
+  host_->leave_out(completion);
   if (drafting_ != nullptr) drafting_->finish(completion.sequence);
 }
 

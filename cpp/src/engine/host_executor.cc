@@ -18,67 +18,88 @@ HostExecutor::HostExecutor(ModelRunner& runner, LogprobsMode logprobs_mode,
     : runner_(runner), sampler_(runner, logprobs_mode, config, kMaxDistributionRows) {}
 
 void HostExecutor::launch(const Step& step) {
-  outcome_ = {};
-  outcome_.sequences.resize(step.plan.sequences.size());
-  const Stopwatch watch(outcome_.target_seconds);
-  steps_.clear();
-  inputs_.clear();
+  if (spare_.empty()) spare_.push_back(std::make_unique<Launched>());
+  Launched& launched = *under_way_.emplace_back(std::move(spare_.back()));
+  spare_.pop_back();
+  launched.outcome = {};
+  launched.outcome.sequences.resize(step.plan.sequences.size());
+  const Stopwatch watch(launched.outcome.target_seconds);
+  launched.steps.clear();
+  launched.inputs.clear();
   for (size_t i = 0; i < step.plan.sequences.size(); ++i) {
     const ScheduledSequence& scheduled = step.plan.sequences[i];
-    SequenceStep& sequence = steps_.emplace_back(SequenceStep{.completion = step.completions[i],
-                                                              .num_rows = scheduled.num_rows,
-                                                              .samples = scheduled.samples,
-                                                              .tree = step.trees[i]});
+    SequenceStep& sequence =
+        launched.steps.emplace_back(SequenceStep{.completion = step.completions[i],
+                                                 .num_rows = scheduled.num_rows,
+                                                 .samples = scheduled.samples,
+                                                 .base_len = scheduled.base_len,
+                                                 .tree = step.trees[i]});
     try {
-      sequence.first_row = add_rows(sequence);
+      sequence.first_row = add_rows(launched.inputs, sequence);
     } catch (...) {
-      outcome_.sequences[i].error = std::current_exception();
-      sequence = {.completion = sequence.completion};  // no rows, so nothing to sample
+      launched.outcome.sequences[i].error = std::current_exception();
+      sequence = {};
     }
   }
-  runner_.forward(inputs_);
+  runner_.begin_forward(launched.inputs);
 }
 
-int HostExecutor::add_rows(const SequenceStep& step) {
+int HostExecutor::add_rows(BatchInputs& inputs, const SequenceStep& step) {
   const Sequence& sequence = step.completion->sequence;
-  const int base_len = sequence.num_computed_tokens;
   const DraftTree* tree = step.tree;
   if (tree == nullptr) {
-    return inputs_.add_chain(sequence.tokens().subspan(base_len, step.num_rows), base_len,
-                             sequence.blocks);
+    return inputs.add_chain(sequence.tokens().subspan(step.base_len, step.num_rows), step.base_len,
+                            sequence.blocks);
   }
-  if (tree->is_chain()) return inputs_.add_chain(tree->tokens(), base_len, sequence.blocks);
-  return inputs_.add_tree(tree->tokens(), tree->parents(), base_len, sequence.blocks);
+  if (tree->is_chain()) return inputs.add_chain(tree->tokens(), step.base_len, sequence.blocks);
+  return inputs.add_tree(tree->tokens(), tree->parents(), step.base_len, sequence.blocks);
 }
 
 StepOutcome HostExecutor::wait() {
+  std::unique_ptr<Launched> launched = std::move(under_way_.front());
+  under_way_.pop_front();
+  StepOutcome outcome = std::move(launched->outcome);
   {
-    const Stopwatch watch(outcome_.sample_seconds);
+    const Stopwatch watch(outcome.target_seconds);
+    runner_.forward(launched->inputs);
+  }
+  {
+    const Stopwatch watch(outcome.sample_seconds);
     const double head_before = runner_.head_seconds();
-    std::vector<SequenceOutcome> sampled = sampler_.run(steps_);
+    std::vector<SequenceOutcome> sampled = sampler_.run(launched->steps);
     for (size_t i = 0; i < sampled.size(); ++i) {
-      if (!outcome_.sequences[i].error) outcome_.sequences[i] = std::move(sampled[i]);
+      if (!outcome.sequences[i].error) outcome.sequences[i] = std::move(sampled[i]);
     }
-    compact_kv(outcome_.sequences);
+    compact_kv(launched->steps, outcome.sequences);
     // The head runs row group by row group inside the sampler, but belongs to the target's pass.
     const double head = runner_.head_seconds() - head_before;
-    outcome_.target_seconds += head;
-    outcome_.sample_seconds -= head;
+    outcome.target_seconds += head;
+    outcome.sample_seconds -= head;
   }
-  return std::move(outcome_);
+  spare_.push_back(std::move(launched));
+  return outcome;
+}
+
+void HostExecutor::leave_out(const CompletionState& completion) {
+  for (const auto& launched : under_way_) {
+    for (SequenceStep& step : launched->steps) {
+      if (step.completion == &completion) step = {};
+    }
+  }
 }
 
 // Accepted nodes lie where they stood in their tree; their KV moves to the slots after the root's.
-void HostExecutor::compact_kv(const std::vector<SequenceOutcome>& outcomes) {
+void HostExecutor::compact_kv(std::span<const SequenceStep> steps,
+                              std::span<const SequenceOutcome> outcomes) {
   std::vector<std::pair<int64_t, int64_t>> moves;
   for (size_t i = 0; i < outcomes.size(); ++i) {
-    const Sequence& sequence = steps_[i].completion->sequence;
     for (size_t k = 0; k < outcomes[i].accepted.size(); ++k) {
       const int node = outcomes[i].accepted[k];
       const int place = static_cast<int>(k) + 1;
       if (node == place) continue;
-      moves.emplace_back(sequence.blocks.slot(sequence.num_computed_tokens + node),
-                         sequence.blocks.slot(sequence.num_computed_tokens + place));
+      const BlockTable& blocks = steps[i].completion->sequence.blocks;
+      moves.emplace_back(blocks.slot(steps[i].base_len + node),
+                         blocks.slot(steps[i].base_len + place));
     }
   }
   runner_.move_kv(moves);

@@ -2,6 +2,9 @@
 // moves the KV of accepted drafts to where their positions belong.
 #pragma once
 
+#include <deque>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "engine/step.h"
@@ -16,21 +19,28 @@ class HostExecutor final : public StepExecutor {
   // The runner is borrowed.
   HostExecutor(ModelRunner& runner, LogprobsMode logprobs_mode, const SpeculativeConfig& config);
 
-  // What is thrown for one sequence while its rows are packed or sampled becomes its outcome's
-  // error; the step runs without it.
+  // Packs the rows. Stages of the model on other ranks begin with them; everything else is done as
+  // the step is waited for. What is thrown for one sequence while its rows are packed or sampled
+  // becomes its outcome's error; the step runs without it.
   void launch(const Step& step) override;
   StepOutcome wait() override;
+  int num_under_way() const { return static_cast<int>(under_way_.size()); }
+  // The completion has ended: steps under way keep its rows, but sample none of them.
+  void leave_out(const CompletionState& completion);
 
  private:
-  int add_rows(const SequenceStep& step);
-  void compact_kv(const std::vector<SequenceOutcome>& outcomes);
+  struct Launched {
+    BatchInputs inputs;
+    std::vector<SequenceStep> steps;  // by index in the plan; without rows where packing failed
+    StepOutcome outcome;
+  };
+  static int add_rows(BatchInputs& inputs, const SequenceStep& step);
+  void compact_kv(std::span<const SequenceStep> steps, std::span<const SequenceOutcome> outcomes);
 
   ModelRunner& runner_;
   StepSampler sampler_;
-  // The step under way; kept between steps for their memory.
-  BatchInputs inputs_;
-  std::vector<SequenceStep> steps_;  // by index in the plan
-  StepOutcome outcome_;
+  std::deque<std::unique_ptr<Launched>> under_way_;  // oldest first
+  std::vector<std::unique_ptr<Launched>> spare_;     // kept for their memory
 };
 
 }  // namespace specdec

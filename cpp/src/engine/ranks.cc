@@ -12,7 +12,7 @@
 
 namespace specdec {
 
-Ranks::Ranks(std::unique_ptr<Communicator> group) : group_(std::move(group)), calls_(*group_) {}
+Ranks::Ranks(std::unique_ptr<Communicator> group) : group_(std::move(group)) {}
 
 std::unique_ptr<Ranks> Ranks::start(const EngineConfig& config, const BackendMaker& make_backend) {
   if (num_ranks(config) == 1) return nullptr;
@@ -47,21 +47,23 @@ std::unique_ptr<Ranks> Ranks::start(const EngineConfig& config, const BackendMak
 }
 
 void Ranks::lead(EngineModels& models) {
+  calls_.emplace(models.place());
   const std::vector<ModelRunner*> runners = models.runners();
-  for (size_t id = 0; id < runners.size(); ++id) runners[id]->lead(calls_, static_cast<int>(id));
-  leads_ = true;
+  for (size_t id = 0; id < runners.size(); ++id) runners[id]->lead(*calls_, static_cast<int>(id));
 }
 
-Ranks::~Ranks() {
+void Ranks::stop() {
+  has_stopped_ = true;
   try {
-    if (leads_) {
-      calls_.stop();
-    } else {
-      group_->abort("the engine could not be made");
-    }
+    calls_->stop();
   } catch (const std::exception& error) {  // a rank is gone: those that are left are told, too
     group_->abort(error.what());
   }
+  calls_.reset();
+}
+
+Ranks::~Ranks() {
+  if (!has_stopped_) group_->abort("the engine could not be made");
   join_threads();
 }
 
@@ -85,7 +87,7 @@ void serve_rank(const EngineConfig& config, const BackendMaker& make_backend, Co
   try {
     models.allocate_caches();
     const std::vector<ModelRunner*> runners = models.runners();
-    repeat_calls(group, models.backend(), runners);
+    repeat_calls(models.place(), models.backend(), runners);
   } catch (...) {
     group.abort(message_of(std::current_exception()));
     throw;

@@ -4,6 +4,7 @@
 
 #include <exception>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -34,11 +35,14 @@ class Ranks {
     }
   }
 
-  // The others repeat the calls of these models, which are loaded, from now on.
+  // The others repeat the calls of these models, which have their caches, from now on.
   void lead(EngineModels& models);
+  // The others end. While the models live.
+  void stop();
 
   Communicator& group() { return *group_; }
-  RankCalls& calls() { return calls_; }
+  // Once the models are led.
+  RankCalls& calls() { return *calls_; }
 
  private:
   explicit Ranks(std::unique_ptr<Communicator> group);
@@ -47,8 +51,8 @@ class Ranks {
   void join_threads();
 
   std::unique_ptr<Communicator> group_;
-  RankCalls calls_;
-  bool leads_ = false;
+  std::optional<RankCalls> calls_;  // from lead() to stop()
+  bool has_stopped_ = false;
   std::vector<std::thread> threads_;
   std::vector<std::exception_ptr> errors_;  // that have ended a thread, by rank
 };

@@ -11,6 +11,7 @@
 #include "engine/failure.h"
 #include "engine/request.h"
 #include "sched/scheduler.h"
+#include "speculation/draft_policy.h"
 #include "speculation/draft_tree.h"
 
 namespace specdec {
@@ -23,7 +24,8 @@ struct Step {
   // way: its pointers are valid at the launch, its ordinal at the commit.
   std::vector<uint64_t> ordinals;
   std::vector<CompletionState*> completions;
-  std::vector<const DraftTree*> trees;  // drafted by the host; null: none
+  std::vector<const DraftTree*> trees;  // drafted by the host, kept by Drafting; null: none
+  DraftPolicy::Step drafting;           // what the policy planned
   // Set for a step planned before the outcomes of the steps under way are known: how many passes of
   // the draft model the device makes for it.
   std::optional<int> num_passes = std::nullopt;

@@ -99,14 +99,14 @@ std::vector<SequenceOutcome> StepSampler::run_together(std::span<const SequenceS
 // Rows whose next token is known because it stands in the prompt, and that were not reported before
 // (a preempted sequence computes them again).
 void StepSampler::add_prompt_rows(const SequenceStep& step) {
+  if (step.completion == nullptr || step.completion->index != 0) return;
   const Request& request = step.completion->request;
-  if (step.completion->index != 0 || !request.params.prompt_logprobs.has_value()) return;
+  if (!request.params.prompt_logprobs.has_value()) return;
   const Sequence& sequence = step.completion->sequence;
-  const int begin = std::max(sequence.num_computed_tokens, request.num_prompt_logprobs);
-  const int end =
-      std::min(sequence.num_computed_tokens + step.num_rows, sequence.num_prompt_tokens() - 1);
+  const int begin = std::max(step.base_len, request.num_prompt_logprobs);
+  const int end = std::min(step.base_len + step.num_rows, sequence.num_prompt_tokens() - 1);
   for (int position = begin; position < end; ++position) {
-    batch_.add_known_token(step.first_row + position - sequence.num_computed_tokens,
+    batch_.add_known_token(step.first_row + position - step.base_len,
                            sequence.tokens()[position + 1], *request.params.prompt_logprobs);
   }
 }

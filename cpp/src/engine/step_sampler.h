@@ -16,11 +16,12 @@
 
 namespace specdec {
 
-// One sequence of the step under way.
+// One sequence of a step.
 struct SequenceStep {
-  CompletionState* completion = nullptr;
+  CompletionState* completion = nullptr;  // null: nothing of it is sampled
   int num_rows = 0;
   bool samples = false;
+  int base_len = 0;                 // position of the first row
   int first_row = 0;                // in the batch; a tree's root
   const DraftTree* tree = nullptr;  // null: no drafts
 };

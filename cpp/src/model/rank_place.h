@@ -14,6 +14,8 @@ struct RankPlace {
   int previous_rank = -1;  // of `stages`: whom the rows come from, and go to
   int next_rank = -1;
 
+  // Ranks of a stage.
+  int stage_size() const { return ranks != nullptr ? ranks->size() : 1; }
   bool is_first() const { return stage == 0; }
   bool is_last() const { return stage + 1 == num_stages; }
   // The layers of this stage.

@@ -20,6 +20,7 @@ void BatchInputs::clear() {
   mask_words_ = 1;
   has_tree_ = false;
   tables_.clear();
+  block_tables_.clear();
 }
 
 template <class Add>
@@ -53,6 +54,7 @@ void BatchInputs::cut(int num_rows, int num_requests, bool has_tree) {
 void BatchInputs::begin_request(std::span<const int32_t> tokens, int base_len, int first_slot,
                                 const BlockTable& blocks) {
   SPECDEC_CHECK(!tokens.empty());
+  block_tables_.clear();
   const int num_slots = first_slot + static_cast<int>(tokens.size());
   SPECDEC_CHECK_LE(base_len + num_slots, blocks.capacity_tokens());
   base_lens_.push_back(base_len);
@@ -162,14 +164,18 @@ void BatchInputs::widen_masks(int mask_words) {
   mask_words_ = mask_words;
 }
 
-BatchView BatchInputs::view() {
-  int max_blocks = 0;
-  for (const BlockTable* table : tables_) max_blocks = std::max(max_blocks, table->num_blocks());
-  block_tables_.assign(tables_.size() * max_blocks, kNullBlock);
+void BatchInputs::read_block_tables() {
+  max_blocks_ = 0;
+  for (const BlockTable* table : tables_) max_blocks_ = std::max(max_blocks_, table->num_blocks());
+  block_tables_.assign(tables_.size() * max_blocks_, kNullBlock);
   for (size_t i = 0; i < tables_.size(); ++i) {
     const std::span<const BlockId> ids = tables_[i]->ids();
-    std::copy(ids.begin(), ids.end(), &block_tables_[i * max_blocks]);
+    std::copy(ids.begin(), ids.end(), &block_tables_[i * max_blocks_]);
   }
+}
+
+BatchView BatchInputs::view() {
+  if (block_tables_.empty()) read_block_tables();
   BatchView view;
   view.num_requests = num_requests();
   view.num_rows = num_rows();
@@ -181,7 +187,7 @@ BatchView BatchInputs::view() {
   view.cu_rows = cu_rows_.data();
   view.base_lens = base_lens_.data();
   view.block_tables = block_tables_.data();
-  view.max_blocks_per_request = max_blocks;
+  view.max_blocks_per_request = max_blocks_;
   view.is_tree = is_tree_.data();
   view.ancestor_mask = has_tree_ ? ancestor_mask_.data() : nullptr;
   view.mask_words = mask_words_;

@@ -44,7 +44,7 @@ class BatchInputs {
                      int base_len, const BlockTable& blocks,
                      std::span<const int> parent_slots = {});
 
-  // The batch so far; valid until the next call of a non-const member.
+  // The batch so far; valid until rows are added. Block tables are read by the first call.
   BatchView view();
 
   int num_rows() const { return static_cast<int>(token_ids_.size()); }
@@ -60,6 +60,7 @@ class BatchInputs {
                      const BlockTable& blocks);
   void begin_tree_masks(int mask_words);
   void widen_masks(int mask_words);
+  void read_block_tables();
 
   bool of_head_;
   std::vector<int32_t> token_ids_;
@@ -75,7 +76,8 @@ class BatchInputs {
   int mask_words_ = 1;
   bool has_tree_ = false;
   std::vector<const BlockTable*> tables_;
-  std::vector<int32_t> block_tables_;
+  std::vector<int32_t> block_tables_;  // of the first max_blocks_ of each; empty: not read yet
+  int max_blocks_ = 0;
 };
 
 }  // namespace specdec

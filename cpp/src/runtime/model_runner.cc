@@ -130,8 +130,18 @@ void ModelRunner::set_features(const PagedRowsView& features) {
       {.x = mask.data(), .to = row, .dim = static_cast<int>(mask.size()), .num_rows = 1});
 }
 
+void ModelRunner::begin_forward(BatchInputs& inputs) {
+  SPECDEC_CHECK_LE(inputs.num_rows(), limits_.max_rows);
+  if (calls_ == nullptr || model_id_ != RankCalls::kTarget || !calls_->has_earlier_stages()) return;
+  const BatchView batch = inputs.view();
+  if (batch.num_rows > 0) calls_->begin_forward(batch);
+  ++num_begun_;
+}
+
 void ModelRunner::forward(BatchInputs& inputs, const PassKind& kind) {
   SPECDEC_CHECK_LE(inputs.num_rows() * kind.num_levels, limits_.max_rows);
+  if (num_begun_ == 0) begin_forward(inputs);
+  num_begun_ = std::max(num_begun_ - 1, 0);
   const BatchView batch = inputs.view();
   level_held_ = kind.level;
   if (calls_ != nullptr && batch.num_rows > 0) calls_->forward(model_id_, batch, kind);

@@ -66,6 +66,9 @@ class ModelRunner final : public StepModel {
   // Bytes of one block over all layers, features included.
   int64_t cache_block_bytes(const KvFormat& format) const;
 
+  // Lets the stages before this rank's begin with the rows, while this one may do other work.
+  // Passes that have begun are run by forward() in their order, each with its own inputs.
+  void begin_forward(BatchInputs& inputs);
   // Runs the rows, writing their KV.
   void forward(BatchInputs& inputs, const PassKind& kind = {});
   // Rows of the last forward from those of one level to those of the next.
@@ -125,7 +128,8 @@ class ModelRunner final : public StepModel {
   double head_seconds_ = 0;
   RankCalls* calls_ = nullptr;  // of the rank that leads others
   int model_id_ = 0;
-  Buffer logits_;  // [max_logit_rows, vocab_size] float32
+  int num_begun_ = 0;  // passes of which only the stages before this one know
+  Buffer logits_;      // [max_logit_rows, vocab_size] float32
   RowProcessing row_processing_;
 };
 

@@ -7,7 +7,7 @@
 namespace specdec {
 namespace {
 
-constexpr int kLeader = 0;
+constexpr int kLeader = 0;  // of all ranks, and of those of its stage
 
 enum class Call : int32_t { kForward, kComputeLogits, kMoveKv, kEndStep, kStop };
 
@@ -74,83 +74,153 @@ BatchView get_batch(MessageReader& reader) {
   return batch;
 }
 
-}  // namespace
-
-void RankCalls::send() { ranks_.broadcast(message_, kLeader); }
-
-void RankCalls::forward(int model, const BatchView& batch, const PassKind& kind) {
-  MessageWriter writer(message_);
-  writer.put(CallHeader{Call::kForward, model});
-  writer.put(kind);
-  put_batch(writer, batch);
-  send();
-}
-
-void RankCalls::compute_logits(int model, std::span<const int32_t> row_ids, int level) {
-  MessageWriter writer(message_);
-  writer.put(CallHeader{Call::kComputeLogits, model});
-  writer.put(level);
-  writer.put(row_ids.size());
-  writer.put_all(row_ids);
-  send();
-}
-
-void RankCalls::move_kv(int model, std::span<const std::pair<int64_t, int64_t>> slots) {
-  MessageWriter writer(message_);
+void put_moves(MessageWriter& writer, int model,
+               std::span<const std::pair<int64_t, int64_t>> slots) {
   writer.put(CallHeader{Call::kMoveKv, model});
   writer.put(slots.size());
   for (const auto& [from, to] : slots) {
     writer.put(from);
     writer.put(to);
   }
-  send();
 }
 
-void RankCalls::end_step() {
-  MessageWriter(message_).put(CallHeader{Call::kEndStep, 0});
-  send();
-}
+// The calls of one message after the other.
+class Repeater {
+ public:
+  Repeater(Backend& backend, std::span<ModelRunner* const> models)
+      : backend_(backend), models_(models) {}
 
-void RankCalls::stop() {
-  MessageWriter(message_).put(CallHeader{Call::kStop, 0});
-  send();
-}
-
-void repeat_calls(Communicator& ranks, Backend& backend, std::span<ModelRunner* const> models) {
-  std::vector<std::byte> message;
-  std::vector<std::pair<int64_t, int64_t>> slots;
-  bool is_hot = false;
-  while (true) {
-    ranks.broadcast(message, kLeader, Patience::kForever);
+  // False: the leader stops.
+  bool repeat(std::span<const std::byte> message) {
     MessageReader reader(message);
-    const auto header = reader.get<CallHeader>();
-    if (header.call == Call::kStop || header.call == Call::kEndStep) {
-      if (is_hot) backend.end_step();
-      is_hot = false;
-      if (header.call == Call::kStop) return;
-      continue;
+    while (!reader.at_end()) {
+      const auto header = reader.get<CallHeader>();
+      if (header.call == Call::kStop || header.call == Call::kEndStep) {
+        if (is_hot_) backend_.end_step();
+        is_hot_ = false;
+        if (header.call == Call::kStop) return false;
+        continue;
+      }
+      SPECDEC_CHECK_LT(static_cast<size_t>(header.model), models_.size());
+      ModelRunner* const model = models_[static_cast<size_t>(header.model)];
+      if (model == nullptr) return true;  // messages hold calls of one model
+      if (!is_hot_) backend_.begin_step();
+      is_hot_ = true;
+      make(header.call, *model, reader);
     }
-    SPECDEC_CHECK_LT(static_cast<size_t>(header.model), models.size());
-    ModelRunner* const model = models[static_cast<size_t>(header.model)];
-    if (model == nullptr) continue;
-    if (!is_hot) backend.begin_step();
-    is_hot = true;
-    if (header.call == Call::kForward) {
+    return true;
+  }
+
+ private:
+  void make(Call call, ModelRunner& model, MessageReader& reader) {
+    if (call == Call::kForward) {
       const auto kind = reader.get<PassKind>();
-      model->repeat_forward(get_batch(reader), kind);
-    } else if (header.call == Call::kComputeLogits) {
+      model.repeat_forward(get_batch(reader), kind);
+    } else if (call == Call::kComputeLogits) {
       const auto level = reader.get<int>();
       const auto count = reader.get<size_t>();
-      model->repeat_logits(reader.get_all<int32_t>(count), level);
+      model.repeat_logits(reader.get_all<int32_t>(count), level);
     } else {
-      slots.resize(reader.get<size_t>());
-      for (auto& [from, to] : slots) {
+      slots_.resize(reader.get<size_t>());
+      for (auto& [from, to] : slots_) {
         from = reader.get<int64_t>();
         to = reader.get<int64_t>();
       }
-      model->repeat_move_kv(slots);
+      model.repeat_move_kv(slots_);
     }
   }
+
+  Backend& backend_;
+  std::span<ModelRunner* const> models_;
+  bool is_hot_ = false;
+  std::vector<std::pair<int64_t, int64_t>> slots_;
+};
+
+}  // namespace
+
+void RankCalls::send_to_stage(std::vector<std::byte>& message) {
+  if (place_.ranks != nullptr) place_.ranks->broadcast(message, kLeader);
+  message.clear();
+}
+
+template <class Work>
+void RankCalls::each_of_first_stage(Work&& work) {
+  const int end = place_.num_stages * place_.stage_size();
+  for (int rank = end - place_.stage_size(); rank < end; ++rank) work(rank);
+}
+
+void RankCalls::post_to_first_stage() {
+  each_of_first_stage([&](int rank) { place_.stages->post(rank, for_earlier_); });
+  for_earlier_.clear();
+}
+
+void RankCalls::begin_forward(const BatchView& batch) {
+  MessageWriter writer(for_earlier_);
+  writer.put(CallHeader{Call::kForward, kTarget});
+  writer.put(PassKind{});
+  put_batch(writer, batch);
+  post_to_first_stage();
+}
+
+void RankCalls::forward(int model, const BatchView& batch, const PassKind& kind) {
+  if (place_.ranks == nullptr) return;
+  MessageWriter writer(message_);
+  writer.put(CallHeader{Call::kForward, model});
+  writer.put(kind);
+  put_batch(writer, batch);
+  send_to_stage(message_);
+}
+
+void RankCalls::compute_logits(int model, std::span<const int32_t> row_ids, int level) {
+  if (place_.ranks == nullptr) return;
+  MessageWriter writer(message_);
+  writer.put(CallHeader{Call::kComputeLogits, model});
+  writer.put(level);
+  writer.put(row_ids.size());
+  writer.put_all(row_ids);
+  send_to_stage(message_);
+}
+
+void RankCalls::move_kv(int model, std::span<const std::pair<int64_t, int64_t>> slots) {
+  if (has_earlier_stages() && model == kTarget) {
+    MessageWriter writer(for_earlier_);
+    put_moves(writer, model, slots);
+  }
+  if (place_.ranks == nullptr) return;
+  MessageWriter writer(message_);
+  put_moves(writer, model, slots);
+  send_to_stage(message_);
+}
+
+void RankCalls::end_step() {
+  MessageWriter(message_).put(CallHeader{Call::kEndStep, kTarget});
+  send_to_stage(message_);
+  if (!has_earlier_stages()) return;
+  MessageWriter(for_earlier_).put(CallHeader{Call::kEndStep, kTarget});
+  post_to_first_stage();
+}
+
+void RankCalls::stop() {
+  MessageWriter(message_).put(CallHeader{Call::kStop, kTarget});
+  send_to_stage(message_);
+  if (!has_earlier_stages()) return;
+  MessageWriter(for_earlier_).put(CallHeader{Call::kStop, kTarget});
+  each_of_first_stage([&](int rank) { place_.stages->send(rank, for_earlier_); });
+}
+
+void repeat_calls(const RankPlace& place, Backend& backend, std::span<ModelRunner* const> models) {
+  Repeater repeater(backend, models);
+  std::vector<std::byte> message;
+  do {
+    if (place.is_last()) {
+      place.ranks->broadcast(message, kLeader, Patience::kForever);
+    } else {
+      place.stages->receive_any_size(place.is_first() ? kLeader : place.previous_rank, message,
+                                     Patience::kForever);
+      const bool hands_on = place.stage + 2 < place.num_stages;
+      if (hands_on) place.stages->send(place.next_rank, message);
+    }
+  } while (repeater.repeat(message));
 }
 
 }  // namespace specdec

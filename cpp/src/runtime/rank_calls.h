@@ -1,6 +1,12 @@
 // One rank of an engine leads: it schedules, drafts and samples. The others have their shares of
 // the same models and caches, and repeat the leader's calls of its ModelRunners, which reach them
 // as messages of a few kilobytes a step.
+//
+// The leader is in the last stage, whose other ranks get every call as the leader makes it. Earlier
+// stages have layers of the target only, so they get its passes and moves. The leader begins a pass
+// of theirs before it runs the pass itself; the first stage gets the call from the leader, and each
+// stage hands it on to the next. So stages work on different steps at a time, in the leader's
+// order.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +16,7 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "comm/communicator.h"
+#include "model/rank_place.h"
 
 namespace specdec {
 
@@ -23,12 +29,19 @@ struct PassKind {
   int num_levels = 1;
 };
 
-// The leader's side. Each call is sent before the leader makes it itself. Throws RankFailure.
+// The leader's side. Throws RankFailure.
 class RankCalls {
  public:
-  explicit RankCalls(Communicator& ranks) : ranks_(ranks) {}
+  static constexpr int kTarget = 0;  // models[kTarget] of repeat_calls()
 
-  // `model`: its place in what the others gave to repeat_calls().
+  // The leader's place.
+  explicit RankCalls(const RankPlace& place) : place_(place) {}
+  bool has_earlier_stages() const { return !place_.is_first(); }
+
+  // Begins the target's next pass in the stages before the leader's.
+  void begin_forward(const BatchView& batch);
+  // Calls that the other ranks of the leader's stage make with it. `model`: its place in what they
+  // gave to repeat_calls(). Moves of the target's KV reach earlier stages before their next pass.
   void forward(int model, const BatchView& batch, const PassKind& kind);
   void compute_logits(int model, std::span<const int32_t> row_ids, int level);
   void move_kv(int model, std::span<const std::pair<int64_t, int64_t>> slots);
@@ -38,14 +51,18 @@ class RankCalls {
   void stop();
 
  private:
-  void send();
+  void send_to_stage(std::vector<std::byte>& message);
+  template <class Work>
+  void each_of_first_stage(Work&& work);
+  void post_to_first_stage();
 
-  Communicator& ranks_;
+  RankPlace place_;
   std::vector<std::byte> message_;
+  std::vector<std::byte> for_earlier_;  // calls that wait for the next message to earlier stages
 };
 
 // The others' side: repeats the leader's calls until it says stop. models[i] is null where this
 // rank has no share of a model. Throws what a call throws.
-void repeat_calls(Communicator& ranks, Backend& backend, std::span<ModelRunner* const> models);
+void repeat_calls(const RankPlace& place, Backend& backend, std::span<ModelRunner* const> models);
 
 }  // namespace specdec

@@ -33,13 +33,19 @@ void erase_sorted(Sequences& sequences, const Sequence& sequence) {
   sequences.erase(position);
 }
 
+template <class State>
+int count_in(std::span<Sequence* const> sequences) {
+  return static_cast<int>(std::ranges::count_if(sequences, [](const Sequence* sequence) {
+    return std::holds_alternative<State>(sequence->state);
+  }));
+}
+
 // Once its first token is there, its prompt has been computed and its blocks could be shared.
 bool has_prefilled(const Sequence& sequence) { return sequence.num_output_tokens() > 0; }
 
 int num_prompt_rows(const ScheduledSequence& scheduled) {
   const Sequence& sequence = *scheduled.sequence;
-  return std::clamp(sequence.num_prompt_tokens() - sequence.num_computed_tokens, 0,
-                    scheduled.num_rows);
+  return std::clamp(sequence.num_prompt_tokens() - scheduled.base_len, 0, scheduled.num_rows);
 }
 
 // Slots of a sequence that a step planned ahead may write to, whatever the steps under way bring.
@@ -70,6 +76,7 @@ Scheduler::Scheduler(const SchedulerConfig& config, BlockPool& pool)
     : config_(config), pool_(pool), prefix_cache_(pool, config.block_size) {
   SPECDEC_CHECK_GE(config.max_num_seqs, 1);
   SPECDEC_CHECK_GE(config.max_num_batched_tokens, 1);
+  SPECDEC_CHECK_GE(config.num_groups, 1);
 }
 
 void Scheduler::add(Sequence& sequence) {
@@ -105,13 +112,16 @@ void Scheduler::forget_all() noexcept {
 
 ExecutionPlan Scheduler::plan(const DraftBudget& budget) {
   ExecutionPlan plan;
+  plan.is_beside_others = std::ranges::any_of(
+      running_, [](const Sequence* sequence) { return sequence->num_rows_under_way > 0; });
   plan_decodes(plan);
   if (budget) request_drafts(budget, plan);
-  plan_chunks(plan);
+  int most = share(count_in<Prefilling>(running_) + num_waiting());
+  plan_chunks(plan, most);
   // What was just preempted would come back at once, and take blocks the others are short of.
-  if (plan.preempted.empty()) plan_admissions(plan);
+  if (plan.preempted.empty()) plan_admissions(plan, most);
   if (budget) grant_drafts(plan);
-  SPECDEC_CHECK(!plan.empty() || !has_unfinished());
+  SPECDEC_CHECK(!plan.empty() || !has_unfinished() || plan.is_beside_others);
   return plan;
 }
 
@@ -167,13 +177,20 @@ int Scheduler::rows_left(const ExecutionPlan& plan) const {
   return config_.max_num_batched_tokens - plan.num_rows - plan.num_draft_slots;
 }
 
+int Scheduler::share(int num_sequences) const {
+  return (num_sequences + config_.num_groups - 1) / config_.num_groups;
+}
+
 // running_ is walked by index in both passes: a preemption takes its last element away.
 void Scheduler::plan_decodes(ExecutionPlan& plan) {
-  for (size_t i = 0; i < running_.size() && rows_left(plan) > 0; ++i) {
+  int most = share(count_in<Decoding>(running_));
+  for (size_t i = 0; i < running_.size() && rows_left(plan) > 0 && most > 0; ++i) {
     Sequence& sequence = *running_[i];
-    if (!std::holds_alternative<Decoding>(sequence.state)) continue;
+    if (!std::holds_alternative<Decoding>(sequence.state) || sequence.samples_under_way) continue;
     const int num_rows = reserve_rows(sequence, 1, plan);
-    if (num_rows > 0) schedule(sequence, num_rows, plan);
+    if (num_rows == 0) continue;
+    schedule(sequence, num_rows, plan);
+    --most;
   }
 }
 
@@ -208,19 +225,21 @@ void Scheduler::grant_drafts(ExecutionPlan& plan) {
   }
 }
 
-void Scheduler::plan_chunks(ExecutionPlan& plan) {
-  for (size_t i = 0; i < running_.size() && rows_left(plan) > 0; ++i) {
+// The next chunk of a prompt does not wait for the one before it.
+void Scheduler::plan_chunks(ExecutionPlan& plan, int& most) {
+  for (size_t i = 0; i < running_.size() && rows_left(plan) > 0 && most > 0; ++i) {
     Sequence& sequence = *running_[i];
-    if (!std::holds_alternative<Prefilling>(sequence.state)) continue;
-    const int num_wanted =
-        std::min(rows_left(plan), sequence.num_tokens() - sequence.num_computed_tokens);
+    if (!std::holds_alternative<Prefilling>(sequence.state) || sequence.samples_under_way) continue;
+    const int num_wanted = std::min(rows_left(plan), sequence.num_tokens() - sequence.next_row());
     const int num_rows = reserve_rows(sequence, num_wanted, plan);
-    if (num_rows > 0) schedule(sequence, num_rows, plan);
+    if (num_rows == 0) continue;
+    schedule(sequence, num_rows, plan);
+    --most;
   }
 }
 
-void Scheduler::plan_admissions(ExecutionPlan& plan) {
-  for (auto next = waiting_.begin(); next != waiting_.end();) {
+void Scheduler::plan_admissions(ExecutionPlan& plan, int& most) {
+  for (auto next = waiting_.begin(); next != waiting_.end() && most > 0;) {
     if (num_running() >= config_.max_num_seqs || rows_left(plan) == 0) return;
     Sequence& sequence = **next;
     if (sequence.prefill_leader != nullptr) {
@@ -229,6 +248,7 @@ void Scheduler::plan_admissions(ExecutionPlan& plan) {
     }
     if (!try_admit(sequence, plan)) return;
     next = waiting_.erase(next);
+    --most;
   }
 }
 
@@ -263,12 +283,13 @@ int Scheduler::reserve_rows(Sequence& sequence, int max_rows, ExecutionPlan& pla
   while (true) {
     const int64_t capacity = sequence.blocks.capacity_tokens() +
                              static_cast<int64_t>(pool_.num_free()) * config_.block_size;
-    const int64_t num_rows = std::min<int64_t>(max_rows, capacity - sequence.num_computed_tokens);
+    const int64_t num_rows = std::min<int64_t>(max_rows, capacity - sequence.next_row());
     if (num_rows > 0) {
-      const int num_tokens = sequence.num_computed_tokens + static_cast<int>(num_rows);
+      const int num_tokens = sequence.next_row() + static_cast<int>(num_rows);
       SPECDEC_CHECK(sequence.blocks.reserve(pool_, num_tokens));
       return static_cast<int>(num_rows);
     }
+    if (plan.is_beside_others) return 0;
     const bool is_last = running_.back() == &sequence;
     preempt_last(plan);
     if (is_last) return 0;
@@ -289,18 +310,25 @@ void Scheduler::preempt_last(ExecutionPlan& plan) {
 
 void Scheduler::schedule(Sequence& sequence, int num_rows, ExecutionPlan& plan) {
   SPECDEC_CHECK_EQ(sequence.num_tokens_under_way, 0);
-  const bool samples = sequence.num_computed_tokens + num_rows == sequence.num_tokens();
-  plan.sequences.push_back({.sequence = &sequence, .num_rows = num_rows, .samples = samples});
+  SPECDEC_CHECK(!sequence.samples_under_way);
+  const int base_len = sequence.next_row();
+  const bool samples = base_len + num_rows == sequence.num_tokens();
+  plan.sequences.push_back(
+      {.sequence = &sequence, .base_len = base_len, .num_rows = num_rows, .samples = samples});
+  sequence.num_rows_under_way += num_rows;
+  sequence.samples_under_way = samples;
   plan.num_rows += num_rows;
   plan.num_prompt_rows += num_prompt_rows(plan.sequences.back());
 }
 
-void Scheduler::unschedule(const Sequence& sequence, ExecutionPlan& plan) {
+void Scheduler::unschedule(Sequence& sequence, ExecutionPlan& plan) {
   const auto entry = std::ranges::find(plan.sequences, &sequence, &ScheduledSequence::sequence);
   if (entry == plan.sequences.end()) return;
   plan.num_rows -= entry->num_rows;
   plan.num_prompt_rows -= num_prompt_rows(*entry);
   plan.sequences.erase(entry);
+  sequence.num_rows_under_way = 0;
+  sequence.samples_under_way = false;
 }
 
 SequenceUpdate Scheduler::commit(const ScheduledSequence& scheduled,
@@ -322,6 +350,8 @@ SequenceUpdate Scheduler::commit(const ScheduledSequence& scheduled,
     SPECDEC_CHECK_LE(num_rows_past_end, scheduled.num_draft_slots);
     SPECDEC_CHECK_LE(static_cast<int64_t>(tokens.size()),
                      std::min(num_rows_past_end, scheduled.max_draft_depth) + 1);
+    sequence.num_rows_under_way = 0;
+    sequence.samples_under_way = false;
     for (const int32_t token : tokens) {
       ++update.num_new_tokens;
       update.finished = sequence.append(token) != FinishReason::kNone;
@@ -332,6 +362,7 @@ SequenceUpdate Scheduler::commit(const ScheduledSequence& scheduled,
     SPECDEC_CHECK_LT(num_rows_past_end, 0);
     SPECDEC_CHECK(tokens.empty());
     sequence.num_computed_tokens += scheduled.num_rows;
+    sequence.num_rows_under_way -= scheduled.num_rows;
   }
 
   if (config_.enable_prefix_caching &&
@@ -437,6 +468,7 @@ void Scheduler::check_running() const {
     previous = sequence;
     SPECDEC_CHECK(sequence->is_running());
     SPECDEC_CHECK(sequence->prefill_leader == nullptr);
+    SPECDEC_CHECK_LE(sequence->next_row(), sequence->blocks.capacity_tokens());
     SPECDEC_CHECK_LT(sequence->num_computed_tokens, sequence->num_tokens());
     SPECDEC_CHECK_LE(sequence->num_computed_tokens, sequence->blocks.capacity_tokens());
     if (std::holds_alternative<Decoding>(sequence->state)) {

@@ -26,11 +26,15 @@ struct SchedulerConfig {
   int max_num_batched_tokens = 512;
   int block_size = 16;
   bool enable_prefix_caching = true;
+  // Steps that may be under way at once. Where they are several, each takes its share of the
+  // sequences, so that there are some left for the others.
+  int num_groups = 1;
 };
 
-// Rows of one sequence in one step: tokens [num_computed_tokens, num_computed_tokens + num_rows).
+// Rows of one sequence in one step: tokens [base_len, base_len + num_rows).
 struct ScheduledSequence {
   Sequence* sequence = nullptr;
+  int base_len = 0;  // not known of a step planned ahead
   int num_rows = 0;
   bool samples = false;  // the last row is the sequence's last token, so it yields the next one
   // Rows, with blocks behind them, that drafts may take after the one row of a decoding sequence.
@@ -53,6 +57,7 @@ struct ExecutionPlan {
   int num_prompt_rows = 0;           // rows below num_prompt_tokens of their sequence
   int num_draft_slots = 0;           // of all sequences; num_rows does not include them
   std::vector<Sequence*> preempted;  // lost their blocks while this plan was made
+  bool is_beside_others = false;     // other steps that plan() has made are under way
   bool empty() const { return sequences.empty(); }
 
   // Makes rows of `num_drafts` of the draft slots of sequences[index], before the step runs.
@@ -89,10 +94,11 @@ class Scheduler {
   // They keep their blocks.
   void forget_all() noexcept;
 
-  // The next step; none may be under way. Reserves blocks for every row; preempts the running
-  // sequences of the last ranks when there are none left, and admits none then. The running
-  // sequence of the first rank always gets a row. Empty only when nothing is left to run. Without a
-  // budget nothing is drafted.
+  // The next step. Reserves blocks for every row; preempts the running sequences of the last ranks
+  // when there are none left, and admits none then. The running sequence of the first rank always
+  // gets a row. Empty only when nothing is left to run. Without a budget nothing is drafted.
+  // While steps that plan() has made are under way, it goes on with sequences that do not wait for
+  // these steps; it preempts none, and may find nothing to run.
   ExecutionPlan plan(const DraftBudget& budget = {});
   // A step of decoding, planned while the outcomes of steps under way are not known: one row for
   // each running sequence and a draft tree of `shape`, up to `max_depth` levels deep, below it.
@@ -123,22 +129,25 @@ class Scheduler {
  private:
   int rows_left(const ExecutionPlan& plan) const;  // neither planned nor held for drafts
 
+  // Of so many sequences, those that one step may take.
+  int share(int num_sequences) const;
   void plan_decodes(ExecutionPlan& plan);
   // Asks for every decoding sequence what it would draft, and holds rows for that.
   void request_drafts(const DraftBudget& budget, ExecutionPlan& plan) const;
   // Cuts the requests down to the rows and blocks that are left, first rank first, and reserves
   // them.
   void grant_drafts(ExecutionPlan& plan);
-  void plan_chunks(ExecutionPlan& plan);
-  void plan_admissions(ExecutionPlan& plan);
+  // Both for up to `most` sequences in all.
+  void plan_chunks(ExecutionPlan& plan, int& most);
+  void plan_admissions(ExecutionPlan& plan, int& most);
   bool try_admit(Sequence& sequence, ExecutionPlan& plan);
   // Blocks for up to `max_rows` more rows of a running sequence. Returns how many rows there is
   // room for: at least one, preempting for it if need be, or 0 when the sequence itself was
-  // preempted.
+  // preempted, or has to wait for blocks of steps under way.
   int reserve_rows(Sequence& sequence, int max_rows, ExecutionPlan& plan);
   void preempt_last(ExecutionPlan& plan);
   static void schedule(Sequence& sequence, int num_rows, ExecutionPlan& plan);
-  static void unschedule(const Sequence& sequence, ExecutionPlan& plan);
+  static void unschedule(Sequence& sequence, ExecutionPlan& plan);
 
   SequenceUpdate commit(const ScheduledSequence& scheduled, const std::vector<int32_t>& tokens,
                         const FinishHook& on_finish);

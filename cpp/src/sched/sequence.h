@@ -57,6 +57,9 @@ class Sequence {
     return std::holds_alternative<Prefilling>(state) || std::holds_alternative<Decoding>(state);
   }
 
+  // The first token that no row has been planned for.
+  int next_row() const { return num_computed_tokens + num_rows_under_way; }
+
   // Who goes first: the lower rank.
   using Rank = std::pair<int64_t, uint64_t>;
   Rank rank() const { return {priority, ordinal}; }
@@ -66,6 +69,10 @@ class Sequence {
   const SamplingParams& params;
   SequenceState state = Waiting{};
   int num_computed_tokens = 0;  // tokens whose KV is committed
+  // Rows of the steps under way that plan() has made, and whether the last of them samples: until
+  // that one is committed it is not known what comes next.
+  int num_rows_under_way = 0;
+  bool samples_under_way = false;
   // The most tokens that steps under way, planned ahead of their outcomes, may yet append.
   int num_tokens_under_way = 0;
   BlockTable blocks;

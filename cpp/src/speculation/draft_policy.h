@@ -57,6 +57,22 @@ class DraftPolicy {
  public:
   explicit DraftPolicy(std::vector<DrafterTraits> drafters);
 
+  // Some steps take fewer drafts than would be best, to measure what those cost.
+  enum class Measuring : uint8_t { kNothing, kPlain, kHalf, kMost };
+  struct Step {
+    int num_decoding = 0;
+    int num_prompt_rows = 0;
+    Measuring measuring = Measuring::kNothing;
+    double draft_seconds = 0;
+    int num_verified = 0;
+    int num_tokens = 0;
+    double planned_rate = 0;  // tokens a second
+  };
+  // Where further steps are planned before the outcome of one is known, the caller keeps what was
+  // planned for it and gives it back before record().
+  const Step& planned() const { return step_; }
+  void resume(const Step& planned) { step_ = planned; }
+
   // The functions of one step, in the order in which they are called. Where the device drafts by
   // itself, only begin_step(), plan(), record() and end_step() are.
 
@@ -206,17 +222,6 @@ class DraftPolicy {
   int64_t steps_since_measured_ = 0;  // with drafts
   double last_gain_ = 0;              // of drafts over none, as a share
 
-  // Some steps take fewer drafts than would be best, to measure what those cost.
-  enum class Measuring : uint8_t { kNothing, kPlain, kHalf, kMost };
-  struct Step {
-    int num_decoding = 0;
-    int num_prompt_rows = 0;
-    Measuring measuring = Measuring::kNothing;
-    double draft_seconds = 0;
-    int num_verified = 0;
-    int num_tokens = 0;
-    double planned_rate = 0;  // tokens a second
-  };
   Step step_;
 
   // Kept for their memory.

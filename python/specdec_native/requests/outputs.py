@@ -358,9 +358,10 @@ class EngineStats:
     """Counts and times of an engine since it was made.
 
     num_running, num_waiting and the free and cached blocks are those of now. num_device_steps are
-    those a GPU ran as one launch; their sampling is in forward_seconds. Drafts are verified in
-    forward_seconds and sample_seconds. speculative_decoding is None, and drafters empty, unless the
-    engine speculates; draft_policy is None unless the length of drafts adapts.
+    those a GPU ran as one launch; their sampling is in forward_seconds. num_overlapped_steps are
+    those launched while others were under way. Drafts are verified in forward_seconds and
+    sample_seconds. speculative_decoding is None, and drafters empty, unless the engine speculates;
+    draft_policy is None unless the length of drafts adapts.
     """
 
     num_running: int = 0
@@ -370,6 +371,7 @@ class EngineStats:
     num_cached_kv_blocks: int = 0
     num_steps: int = 0
     num_device_steps: int = 0
+    num_overlapped_steps: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_generation_tokens: int = 0
