@@ -30,7 +30,7 @@ class ShadowKv {
   void execute(const ExecutionPlan& plan) {
     for (const ScheduledSequence& scheduled : plan.sequences) {
       const Sequence& sequence = *scheduled.sequence;
-      const int begin = sequence.num_computed_tokens;
+      const int begin = scheduled.base_len;
       const int end = begin + scheduled.num_rows;
       ASSERT_LE(end, sequence.blocks.capacity_tokens());
       const std::vector<uint64_t> content = prefix_contents(sequence.tokens());
@@ -40,7 +40,7 @@ class ShadowKv {
       for (int i = sequence.num_tokens(); i < end; ++i) slots_[sequence.blocks.slot(i)] = kDraft;
     }
     for (const ScheduledSequence& scheduled : plan.sequences) {
-      check(*scheduled.sequence, scheduled.sequence->num_computed_tokens + scheduled.num_rows);
+      check(*scheduled.sequence, scheduled.base_len + scheduled.num_rows);
     }
   }
 
@@ -157,10 +157,12 @@ class SchedulerHarness {
   using PickDrafts = std::function<int(const ScheduledSequence& scheduled)>;
   ExecutionPlan plan(const DraftBudget& budget = {}, const PickDrafts& pick_drafts = {}) {
     const std::vector<Sequence*> running_before = running();
+    const int num_decoding_before = num_decoding_now();
     Wishes wishes;
     ExecutionPlan plan = scheduler_.plan(budget ? recorded(budget, wishes) : budget);
     check_integrity();
     check_plan(plan, running_before);
+    EXPECT_LE(std::ranges::count_if(plan.sequences, decodes), share(num_decoding_before));
     check_drafts(plan, wishes);
     for (size_t i = 0; pick_drafts && i < plan.sequences.size(); ++i) {
       plan.set_num_drafts(i, pick_drafts(plan.sequences[i]));
@@ -171,7 +173,10 @@ class SchedulerHarness {
 
   // The pretend model runs the last token of every sequence of a plan that was made ahead.
   void run_roots(ExecutionPlan plan) {
-    for (ScheduledSequence& scheduled : plan.sequences) scheduled.num_rows = 1;
+    for (ScheduledSequence& scheduled : plan.sequences) {
+      scheduled.base_len = scheduled.sequence->num_computed_tokens;
+      scheduled.num_rows = 1;
+    }
     kv_.execute(plan);
   }
 
@@ -291,9 +296,9 @@ class SchedulerHarness {
   DraftBudget recorded(const DraftBudget& budget, Wishes& wishes) const {
     return [this, &budget, &wishes](const Sequence& sequence, int num_decoding) {
       EXPECT_TRUE(std::holds_alternative<Decoding>(sequence.state));
-      EXPECT_EQ(num_decoding, std::ranges::count_if(running(), [](const Sequence* other) {
-                  return std::holds_alternative<Decoding>(other->state);
-                }));
+      if (options_.config.num_groups == 1) {
+        EXPECT_EQ(num_decoding, num_decoding_now());
+      }
       const int num_wanted = budget(sequence, num_decoding);
       EXPECT_TRUE(wishes.emplace(&sequence, num_wanted).second) << "asked twice";
       return num_wanted;
@@ -306,11 +311,15 @@ class SchedulerHarness {
     check_rows(plan);
     check_order(plan, running_before);
 
-    EXPECT_EQ(plan.empty(), running_now.empty() && waiting().empty());
+    if (plan.is_beside_others) {
+      EXPECT_TRUE(plan.preempted.empty());
+    } else {
+      EXPECT_EQ(plan.empty(), running_now.empty() && waiting().empty());
+    }
     EXPECT_LE(static_cast<int>(running_now.size()), options_.config.max_num_seqs);
     EXPECT_EQ(static_cast<int>(running_now.size()), scheduler_.num_running());
     EXPECT_EQ(static_cast<int>(waiting().size()), scheduler_.num_waiting());
-    if (!running_before.empty()) {
+    if (!running_before.empty() && options_.config.num_groups == 1) {
       EXPECT_TRUE(std::ranges::any_of(plan.sequences, [&](const ScheduledSequence& scheduled) {
         return scheduled.sequence == running_before.front();
       })) << "the first sequence got no row";
@@ -330,17 +339,33 @@ class SchedulerHarness {
       EXPECT_TRUE(seen.insert(sequence).second);
       EXPECT_TRUE(sequence->is_running());
       EXPECT_GE(scheduled.num_rows, 1);
-      const int end = sequence->num_computed_tokens + scheduled.num_rows;
+      EXPECT_GE(scheduled.base_len, sequence->num_computed_tokens);
+      const int end = scheduled.base_len + scheduled.num_rows;
+      EXPECT_EQ(end, sequence->next_row());
       EXPECT_LE(end, sequence->num_tokens());
       EXPECT_EQ(scheduled.samples, end == sequence->num_tokens());
       num_rows += scheduled.num_rows;
-      for (int i = sequence->num_computed_tokens; i < end; ++i) {
+      for (int i = scheduled.base_len; i < end; ++i) {
         num_prompt_rows += i < sequence->num_prompt_tokens();
       }
     }
     EXPECT_EQ(plan.num_rows, num_rows);
     EXPECT_EQ(plan.num_prompt_rows, num_prompt_rows);
     EXPECT_LE(num_rows, options_.config.max_num_batched_tokens);
+  }
+
+  static bool decodes(const ScheduledSequence& scheduled) {
+    return std::holds_alternative<Decoding>(scheduled.sequence->state);
+  }
+  int num_decoding_now() const {
+    return static_cast<int>(std::ranges::count_if(running(), [](const Sequence* sequence) {
+      return std::holds_alternative<Decoding>(sequence->state);
+    }));
+  }
+  // Of so many sequences, the most that one of the groups takes.
+  int share(int num_sequences) const {
+    const int num_groups = options_.config.num_groups;
+    return num_sequences / num_groups + (num_sequences % num_groups > 0 ? 1 : 0);
   }
 
   // Every decoding sequence that may draft gets the slots it asked for, or less where the step's

@@ -165,7 +165,7 @@ bool Scheduler::has_other_work() const {
   };
   if (!std::ranges::all_of(running_, decodes)) return true;
   const auto head = std::ranges::find(waiting_, nullptr, &Sequence::prefill_leader);
-  if (head == waiting_.end() || num_running() >= config_.max_num_seqs) return false;
+  if (head == waiting_.end() || num_running() >= most_running()) return false;
   const bool was_preempted = std::holds_alternative<Preempted>((*head)->state);
   const int num_tokens = was_preempted
                              ? (*head)->num_tokens()
@@ -175,6 +175,10 @@ bool Scheduler::has_other_work() const {
 
 int Scheduler::rows_left(const ExecutionPlan& plan) const {
   return config_.max_num_batched_tokens - plan.num_rows - plan.num_draft_slots;
+}
+
+int Scheduler::most_running() const {
+  return std::min(config_.max_num_seqs, config_.max_num_batched_tokens * config_.num_groups);
 }
 
 int Scheduler::share(int num_sequences) const {
@@ -240,7 +244,7 @@ void Scheduler::plan_chunks(ExecutionPlan& plan, int& most) {
 
 void Scheduler::plan_admissions(ExecutionPlan& plan, int& most) {
   for (auto next = waiting_.begin(); next != waiting_.end() && most > 0;) {
-    if (num_running() >= config_.max_num_seqs || rows_left(plan) == 0) return;
+    if (num_running() >= most_running() || rows_left(plan) == 0) return;
     Sequence& sequence = **next;
     if (sequence.prefill_leader != nullptr) {
       ++next;
@@ -459,8 +463,7 @@ void Scheduler::check_waiting() const {
 }
 
 void Scheduler::check_running() const {
-  SPECDEC_CHECK_LE(num_running(), config_.max_num_seqs);
-  SPECDEC_CHECK_LE(num_running(), config_.max_num_batched_tokens);
+  SPECDEC_CHECK_LE(num_running(), most_running());
   std::vector<int> ref_counts(static_cast<size_t>(pool_.num_blocks()) + 1);
   const Sequence* previous = nullptr;
   for (const Sequence* sequence : running_) {

@@ -79,8 +79,7 @@ struct SequenceUpdate {
 class Scheduler {
  public:
   // Borrows the pool, whose blocks belong to the scheduler's sequences alone. Neither more than
-  // max_num_seqs sequences run nor more than max_num_batched_tokens: one is admitted only with a
-  // row to spare after all that run had theirs.
+  // max_num_seqs sequences run nor more than have a row each in the steps of all groups.
   Scheduler(const SchedulerConfig& config, BlockPool& pool);
 
   // Queues a sequence, borrowed until it finishes. The pool must be able to hold it at its longest.
@@ -129,6 +128,7 @@ class Scheduler {
  private:
   int rows_left(const ExecutionPlan& plan) const;  // neither planned nor held for drafts
 
+  int most_running() const;
   // Of so many sequences, those that one step may take.
   int share(int num_sequences) const;
   void plan_decodes(ExecutionPlan& plan);

@@ -147,6 +147,53 @@ TEST_P(CommunicatorTest, TwoBroadcastsNeedNobodyToHaveCome) {
   });
 }
 
+TEST_P(CommunicatorTest, TwoPostedMessagesNeedNobodyToHaveCome) {
+  constexpr size_t kLarge = (size_t{9} << 20) + 3;  // more than a system buffers
+  std::atomic<bool> has_posted = false;
+  run(2, [&](Communicator& ranks) {
+    const std::vector<size_t> sizes = {0, kLarge};
+    for (size_t number = 0; ranks.rank() == 0 && number < sizes.size(); ++number) {
+      const auto bytes = test_bytes(static_cast<int>(number), 0, sizes[number]);
+      ranks.post(1, {bytes.begin(), bytes.end()});
+    }
+    if (ranks.rank() == 0) has_posted = true;
+    while (!has_posted) std::this_thread::yield();
+    std::vector<std::byte> message = {std::byte{1}};
+    for (size_t number = 0; ranks.rank() == 1 && number < sizes.size(); ++number) {
+      ranks.receive_any_size(0, message);
+      EXPECT_TRUE(same_bytes(message, test_bytes(static_cast<int>(number), 0, sizes[number])));
+    }
+    ranks.barrier();
+  });
+}
+
+// What is posted comes before what is sent later, and other operations move it on.
+TEST_P(CommunicatorTest, PostedMessagesKeepTheirOrder) {
+  run(3, [](Communicator& ranks) {
+    std::mt19937 sizes(3);
+    for (int number = 0; number < 300; ++number) {
+      const size_t posted_bytes = sizes() % (number % 10 == 0 ? 500'000 : 3000);
+      const size_t sent_bytes = sizes() % 2000;
+      const auto posted = test_bytes(2 * number, 0, posted_bytes);
+      if (ranks.rank() == 0) {
+        for (int to : {1, 2}) ranks.post(to, {posted.begin(), posted.end()});
+        ranks.send(2, test_bytes(2 * number + 1, 0, sent_bytes));
+      } else {
+        std::vector<std::byte> message;
+        ranks.receive_any_size(0, message);
+        ASSERT_TRUE(same_bytes(message, posted));
+      }
+      if (ranks.rank() == 2) {
+        std::vector<std::byte> message(sent_bytes);
+        ranks.receive(0, message);
+        ASSERT_TRUE(same_bytes(message, test_bytes(2 * number + 1, 0, sent_bytes)));
+      }
+      if (number % 7 == 0) broadcast_and_compare(ranks, number, 0, 100);
+    }
+    ranks.barrier();
+  });
+}
+
 TEST_P(CommunicatorTest, AbortEndsEveryWait) {
   for (const bool by_another_thread : {false, true}) {
     std::atomic<int> num_failures{0};

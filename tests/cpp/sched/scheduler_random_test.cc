@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <random>
 #include <string>
@@ -108,6 +109,10 @@ class SchedulerRandomTest : public ::testing::TestWithParam<RandomCase> {
     if (unfinished.empty()) return;
     Sequence& sequence = *unfinished[pick(unfinished.size())];
     harness.abort(sequence);
+    for (ExecutionPlan& plan : under_way_) {
+      std::erase_if(plan.sequences,
+                    [&](const auto& scheduled) { return scheduled.sequence == &sequence; });
+    }
     EXPECT_EQ(std::get<Finished>(sequence.state).reason, FinishReason::kAbort);
     EXPECT_EQ(sequence.blocks.num_blocks(), 0);
     const std::vector<int32_t>& all = expected_.at(&sequence).tokens;
@@ -137,12 +142,27 @@ class SchedulerRandomTest : public ::testing::TestWithParam<RandomCase> {
     return std::min(scheduled.max_draft_depth, scheduled.num_rows - 1);
   }
 
+  // Plans as many steps as may be under way.
+  void plan(SchedulerHarness& harness) {
+    while (static_cast<int>(under_way_.size()) < GetParam().options.config.num_groups) {
+      ExecutionPlan plan = GetParam().max_drafts > 0 ? plan_with_drafts(harness) : harness.plan();
+      if (plan.empty()) return;
+      num_beside_ += plan.is_beside_others;
+      for (const ScheduledSequence& scheduled : plan.sequences) {
+        num_chained_ += scheduled.base_len > scheduled.sequence->num_computed_tokens;
+      }
+      under_way_.push_back(std::move(plan));
+    }
+  }
+
   void step(SchedulerHarness& harness) {
     for (const Sequence* sequence : harness.waiting()) {
       num_led_ += sequence->prefill_leader != nullptr;
     }
-    const ExecutionPlan plan =
-        GetParam().max_drafts > 0 ? plan_with_drafts(harness) : harness.plan();
+    plan(harness);
+    if (under_way_.empty()) return;
+    const ExecutionPlan plan = std::move(under_way_.front());
+    under_way_.pop_front();
     std::map<const Sequence*, int> num_given;
     const std::vector<SequenceUpdate> updates = harness.advance(plan, [&](const auto& scheduled) {
       const int num_accepted = static_cast<int>(pick(max_accepted(scheduled) + 1));
@@ -168,8 +188,10 @@ class SchedulerRandomTest : public ::testing::TestWithParam<RandomCase> {
   std::mt19937 random_{23};
   std::vector<int32_t> old_prompt_;
   std::map<const Sequence*, Expected> expected_;
+  std::deque<ExecutionPlan> under_way_;  // oldest first
   int64_t num_finished_ = 0, num_aborts_ = 0, num_preemptions_ = 0, num_hits_ = 0, num_led_ = 0;
   int64_t num_drafting_ = 0, num_accepted_ = 0, num_cut_ = 0;
+  int64_t num_beside_ = 0, num_chained_ = 0;
 };
 
 TEST_P(SchedulerRandomTest, EverySequenceEndsWithTheTokensItGetsAlone) {
@@ -200,6 +222,10 @@ TEST_P(SchedulerRandomTest, EverySequenceEndsWithTheTokensItGetsAlone) {
   EXPECT_GT(num_finished_, 1000);
   EXPECT_GT(num_aborts_, 100);
   EXPECT_GT(num_preemptions_, 100);
+  const int num_groups = random_case.options.config.num_groups;
+  EXPECT_EQ(num_beside_ > 1000, num_groups > 1);
+  // The next chunk of a prompt, before the one before it is committed.
+  EXPECT_EQ(num_chained_ > 100, num_groups > 1);
   EXPECT_EQ(num_hits_ > 100, caches);
   EXPECT_EQ(num_led_ > 100, caches);
   EXPECT_EQ(num_drafting_ > 1000, random_case.max_drafts > 0);
@@ -215,6 +241,13 @@ HarnessOptions options(SchedulerConfig config, int num_blocks, int max_model_len
 RandomCase drafting(RandomCase random_case, int max_drafts) {
   random_case.name += "Drafting";
   random_case.max_drafts = max_drafts;
+  return random_case;
+}
+
+// Several steps under way at once.
+RandomCase in_groups(RandomCase random_case, int num_groups) {
+  random_case.name += "Groups" + std::to_string(num_groups);
+  random_case.options.config.num_groups = num_groups;
   return random_case;
 }
 
@@ -251,15 +284,18 @@ const RandomCase kOneTokenBlocks{"OneTokenBlocks", options({.max_num_seqs = 4,
                                                             .enable_prefix_caching = true},
                                                            40, 32)};
 
-INSTANTIATE_TEST_SUITE_P(Cases, SchedulerRandomTest,
-                         ::testing::Values(kTinyPool, kTinyPoolNoPrefixCache, kRoomForExactlyOne,
-                                           kFewRows, kOneTokenBlocks, drafting(kTinyPool, 6),
-                                           drafting(kTinyPoolNoPrefixCache, 6),
-                                           drafting(kRoomForExactlyOne, 20), drafting(kFewRows, 2),
-                                           drafting(kOneTokenBlocks, 5), with_priorities(kTinyPool),
-                                           with_priorities(kRoomForExactlyOne),
-                                           with_priorities(drafting(kFewRows, 2))),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Cases, SchedulerRandomTest,
+    ::testing::Values(kTinyPool, kTinyPoolNoPrefixCache, kRoomForExactlyOne, kFewRows,
+                      kOneTokenBlocks, drafting(kTinyPool, 6), drafting(kTinyPoolNoPrefixCache, 6),
+                      drafting(kRoomForExactlyOne, 20), drafting(kFewRows, 2),
+                      drafting(kOneTokenBlocks, 5), with_priorities(kTinyPool),
+                      with_priorities(kRoomForExactlyOne), with_priorities(drafting(kFewRows, 2)),
+                      in_groups(kTinyPool, 2), in_groups(kFewRows, 3),
+                      in_groups(kOneTokenBlocks, 4), in_groups(drafting(kTinyPool, 6), 3),
+                      in_groups(drafting(kFewRows, 2), 2),
+                      in_groups(with_priorities(kTinyPool), 2)),
+    [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace specdec::testing
