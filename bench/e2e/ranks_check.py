@@ -5,10 +5,11 @@ happens when the CPU counts as several devices.
 
 Models are made up, of random weights. One rank measures how fast a thread reads weights, alone and
 beside another; a model of almost nothing but exchanges measures the link. From these follow the
-passes of two ranks, of two stages, and of a draft model on one and two ranks, which are measured in
-turns with the others. So are whole steps of 2 ranks of 1 thread and of 1 rank of 2 threads. Exits
-with 1 if a prediction is further off than --tolerance or their ratio is below --least. It needs two
-cores to itself; --lock as in bench.e2e.compare.
+passes of two ranks, of two stages (one request, and two groups of them), and of a draft model on
+one and two ranks, which are measured in turns with the others. So are whole steps of 2 ranks, or 2
+stages, of 1 thread and of 1 rank of 2 threads. Exits with 1 if a prediction is further off than
+--tolerance or the ratio of 2 ranks is below --least. It needs two cores to itself; --lock as in
+bench.e2e.compare.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from specdec_native.planning.shapes import model_shape
 
 _PROMPT_TOKENS = 16
 _UNCOUNTED_STEPS = 2
+_GROUP = 4  # requests that a stage works on at a time
 _OTHER_PARTS = ("schedule", "sample", "commit")
 _TARGET = {
     "architectures": ["LlamaForCausalLM"],
@@ -95,10 +97,11 @@ Turns = Mapping[str, Sequence[Sequence[Seconds]]]
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """An engine and the number of requests that decode together."""
+    """An engine and the number of requests that decode together, in so many steps at a time."""
 
     engine: Engine
     batch: int
+    groups: int = 1
 
     def turn(self, num_steps: int) -> list[Seconds]:
         """Of steps in which all requests decode."""
@@ -115,7 +118,8 @@ class Setting:
         steps = []
         last = self.engine.stats()
         for _ in range(num_steps):
-            self.engine.step()
+            for _ in range(self.groups):
+                self.engine.step()
             now = self.engine.stats()
             rest = sum(
                 getattr(now, f"{part}_seconds") - getattr(last, f"{part}_seconds")
@@ -188,12 +192,16 @@ class Checker:
             "1 rank of 2 threads, rows of drafts": Setting(one[2], rows),
             "no exchanges": Setting(self._engine("half"), 1),
         }
+        settings["1 rank of 2 threads, a group"] = Setting(one[2], _GROUP)
+        settings["1 rank of 2 threads, two groups"] = Setting(one[2], 2 * _GROUP)
         for kind in kinds:
             two = {"distributed_executor_backend": kind, "tensor_parallel_size": 2}
             settings[f"TP 2, {kind}"] = Setting(self._engine("target", **two), 1)
             settings[f"exchanges, {kind}"] = Setting(self._engine("exchanges", **two), 1)
             stages = {"distributed_executor_backend": kind, "pipeline_parallel_size": 2}
-            settings[f"PP 2, {kind}"] = Setting(self._engine("target", **stages), 1)
+            pipeline = self._engine("target", **stages)
+            settings[f"PP 2, {kind}"] = Setting(pipeline, 1)
+            settings[f"PP 2, {kind}, two groups"] = Setting(pipeline, 2 * _GROUP, groups=2)
         two = {"distributed_executor_backend": kinds[-1], "tensor_parallel_size": 2}
         for size in (1, 2):
             speculation = {
@@ -231,6 +239,7 @@ class Checker:
         alone = _machine(whole, best["1 rank of 1 thread"].forward, 1)
         both = _machine(whole, best["1 rank of 2 threads"].forward, 1)
         both_rows = _machine(whole, best["1 rank of 2 threads, rows of drafts"].forward, rows)
+        both_group = _machine(whole, best["1 rank of 2 threads, a group"].forward, _GROUP)
         beside, beside_rows = _half(both), _half(both_rows)
         links, lines = {}, []
         for kind in self._options.backends:
@@ -241,6 +250,9 @@ class Checker:
             lines.append(self._line(f"TP 2, {kind}", "forward", pair.step_seconds(1, 0, 0), best))
             stages = RankCosts(alone, links[kind], whole, num_stages=2)
             lines.append(self._line(f"PP 2, {kind}", "forward", stages.step_seconds(1, 0, 0), best))
+            busy = dataclasses.replace(stages, machine=_half(both_group))
+            name = f"PP 2, {kind}, two groups"
+            lines.append(self._line(name, "forward", busy.step_seconds(2 * _GROUP, 0, 0), best))
         kind = self._options.backends[-1]
         verifying = RankCosts(beside_rows, links[kind], self._share(self._target, 2))
         for size, machine in ((1, alone), (2, beside)):
@@ -262,11 +274,12 @@ class Checker:
                 for name, turns in found.items()
             },
             "speed_of_2_ranks": {
-                kind: statistics.median(
-                    median_step(one) / median_step(two)
-                    for one, two in zip(
-                        found["1 rank of 2 threads"], found[f"TP 2, {kind}"], strict=True
-                    )
+                kind: _speed(found["1 rank of 2 threads"], found[f"TP 2, {kind}"])
+                for kind in self._options.backends
+            },
+            "speed_of_2_stages": {
+                kind: _speed(
+                    found["1 rank of 2 threads, two groups"], found[f"PP 2, {kind}, two groups"]
                 )
                 for kind in self._options.backends
             },
@@ -294,6 +307,13 @@ def _machine(model: SharedModel, seconds: float, rows: int) -> Machine:
     """The rates that a pass of so many rows had. Another pass of as many rows has them, too."""
     shape = model.share
     return Machine(shape.pass_bytes(rows, rows, 0) / seconds, shape.pass_flops(rows, 0) / seconds)
+
+
+def _speed(one: Sequence[Sequence[Seconds]], other: Sequence[Sequence[Seconds]]) -> float:
+    """Of the second, relative to the first: median of the turns."""
+    return statistics.median(
+        median_step(turn) / median_step(beside) for turn, beside in zip(one, other, strict=True)
+    )
 
 
 def _half(machine: Machine) -> Machine:
@@ -330,6 +350,8 @@ def main() -> int:
         )
     for kind, speed in report["speed_of_2_ranks"].items():
         print(f"2 ranks of 1 thread ({kind}) are {speed:.3f} times as fast as 1 rank of 2 threads")
+    for kind, speed in report["speed_of_2_stages"].items():
+        print(f"2 stages of 1 thread ({kind}) are {speed:.3f} times as fast with two groups")
     if options.json:
         options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     worst = max(abs(row["error"]) for row in report["rows"])

@@ -121,10 +121,6 @@ def plan_command(
     memory: Annotated[
         float | None, typer.Option(help="GB of a device; enough if left out.")
     ] = None,
-    groups_in_flight: Annotated[
-        int | None,
-        typer.Option(min=1, help="Of requests in a pipeline; 1 if left out: stages take turns."),
-    ] = None,
     engine: Group,
     speculation: Group,
     json_file: Annotated[
@@ -147,7 +143,7 @@ def plan_command(
     decoding.
     """
     machine = _machine(bandwidth, flops)
-    among = _devices(devices, machine, (link_latency, link_rate), memory, groups_in_flight)
+    among = _devices(devices, machine, (link_latency, link_rate), memory)
     if machine is not None:
         _check_sizes(engine)
     is_plain = not speculation and target_of(model).speculative_config is None
@@ -251,12 +247,11 @@ def _devices(
     machine: Machine | None,
     link: tuple[float | None, float | None],
     memory: float | None,
-    groups: int | None,
 ) -> Devices | None:
     latency, rate = link
     given = {"--link-latency": latency, "--link-rate": rate, "--memory": memory}
     if count is None:
-        for flag, value in {**given, "--groups-in-flight": groups}.items():
+        for flag, value in given.items():
             if value is not None:
                 raise ValueError(f"{flag} is about several devices; give --devices, too")
         return None
@@ -269,7 +264,7 @@ def _devices(
         missing = "--link-latency" if latency is None else "--link-rate"
         raise ValueError(f"{missing} is missing: --devices needs both of the link")
     room = None if memory is None else memory * 1e9
-    return Devices(count, machine, Link(latency * 1e-6, rate * 1e9), room, groups or 1)
+    return Devices(count, machine, Link(latency * 1e-6, rate * 1e9), room)
 
 
 def _check_sizes(engine: Mapping[str, Any]) -> None:

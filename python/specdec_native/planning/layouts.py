@@ -27,14 +27,12 @@ class Devices:
         machine: each of them.
         link: between any two.
         memory: bytes of a device; None for enough.
-        groups: groups of requests that a pipeline has in flight, at most.
     """
 
     count: int
     machine: Machine
     link: Link
     memory: float | None = None
-    groups: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +153,6 @@ def layout_costs(
                     devices.link,
                     targets[size],
                     stages,
-                    devices.groups,
                     drafters.get(draft),
                     passes,
                 )

@@ -227,8 +227,6 @@ class RankCosts:
         link: between any two of them.
         target: each stage's ranks share it.
         num_stages: groups of ranks that hold some of the layers each.
-        groups: groups of requests in flight, at most as many as stages. With one, stages take
-            turns.
         drafter: what drafts on the first ranks of the last stage; None costs nothing.
         passes: of the drafter.
     """
@@ -237,7 +235,6 @@ class RankCosts:
     link: Link
     target: SharedModel
     num_stages: int = 1
-    groups: int = 1
     drafter: SharedModel | None = None
     passes: Passes = "levels"
 
@@ -283,10 +280,10 @@ class RankCosts:
     def step_seconds(self, batch: int, length: int, context: int) -> float:
         """Until every one of `batch` requests has had a step with drafts of `length` tokens.
 
-        With several groups in flight the slowest stage sets the pace, unless a group's own way
-        through all stages takes longer.
+        Each stage works on another group of requests. The slowest stage sets the pace, unless a
+        group's own way through all stages takes longer.
         """
-        groups = min(self.groups, self.num_stages, batch)
+        groups = min(self.num_stages, batch)
         each = -(-batch // groups)
         num_rows = each * (1 + length)
         stages = self.stage_seconds(each, num_rows, context)
