@@ -58,7 +58,7 @@ std::vector<RequestOutput> Engine::Impl::commit_oldest() {
 }
 
 void Engine::Impl::drain() {
-  if (failure_ != nullptr) return;
+  if (failure_ != nullptr || host_->num_under_way() == 0) return;
   try {
     const StepGuard guard(models_.backend());
     while (host_->num_under_way() > 0) commit_oldest();
