@@ -29,8 +29,10 @@ from compare.runner import Runner, rotated
 from compare.shared_machine import SharedMachine
 from compare.worker import serve
 from compare.workloads import Cell, PromptsError, long_prompt, pick, read_prompts
+from gguf import GGMLQuantizationType as Type
 
 from conftest import ROOT
+from make_gguf import LLAMA_METADATA, llama_tensors, write_gguf
 
 OURS = Contestant("specdec", "plain", "bf16")
 OURS_FAST = Contestant("specdec", "ngram", "bf16")
@@ -494,3 +496,38 @@ def test_a_short_run(
     assert all(row["tokens_per_step"] >= 1 for row in drafted)
     kinds = {verdict["kind"] for verdict in result["verdicts"]}
     assert {"plain", "best speculation", "first token"} == kinds
+
+
+def test_a_gguf_file_is_compared_as_it_is(
+    checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "cache"))
+    tensors = llama_tensors()
+    matrices = [name for name, values in tensors.items() if values.ndim == 2]
+    kinds = dict.fromkeys(matrices, Type.Q8_0)
+    metadata = LLAMA_METADATA | {".context_length": 512}
+    model = write_gguf(tmp_path / "tiny.gguf", "llama", metadata, tensors, kinds)
+    command = [sys.executable, "-m", "bench.e2e.compare", "--smoke", "--precision", "stored"]
+    command += ["--peers-dir", str(tmp_path / "peers"), "--artifacts", str(tmp_path / "artifacts")]
+    command += ["--json", str(tmp_path / "result.json"), "--model"]
+    run = subprocess.run(
+        [*command, str(model), "--draft-model", str(model)],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert run.returncode == 0, run.stderr
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["weight_bytes"]["stored"] == model.stat().st_size
+    rows = {row["contestant"]["speculation"]: row for row in result["rows"] if row["batch"] == 1}
+    assert rows.keys() == {"plain", "ngram", "suffix", "draft", "suffix+draft"}
+    assert {row["contestant"]["precision"] for row in rows.values()} == {"stored"}
+    assert "llama.cpp" in result["absent"]
+
+    directory = str(checkpoint("llama"))
+    refused = subprocess.run(
+        [*command, directory], check=False, capture_output=True, text=True, cwd=ROOT
+    )
+    assert refused.returncode == 1
+    assert f"--model: --precision stored is about GGUF files; {directory} is none" in refused.stderr

@@ -32,7 +32,7 @@ from specdec_native.speculation.methods import HEADS, checkpoint_method
 from . import chart, machine, report
 from .client import Worker
 from .peers import AUTO, ISAS, PEERS, Peer, head_method
-from .protocol import Setup
+from .protocol import STORED, Setup
 from .results import OURS, PLAIN, Contestant, Result, make_rows
 from .runner import Player, Runner
 from .shared_machine import SharedMachine
@@ -60,7 +60,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         metavar="DIR_OR_NAME",
         help="a draft head, repeatable; those that come with this engine if left out",
     )
-    add("--precision", nargs="+", default=["bf16"], choices=["bf16", "int8", "int4"])
+    add(
+        "--precision",
+        nargs="+",
+        default=["bf16"],
+        choices=["bf16", "int8", "int4", STORED],
+        help="of the weights; stored: as the GGUF files that --model and --draft-model then are",
+    )
     add(
         "--isa",
         nargs="+",
@@ -138,6 +144,8 @@ class Comparison:
             for peer, isa in asked
             if (peer.name, isa) not in self._pythons
         }
+        if STORED in options.precision:
+            _check_files(options)
         self._heads = _find_heads(options.head, options.model)
         self.contestants = [
             contestant
@@ -164,7 +172,7 @@ class Comparison:
     def run(self) -> Result:
         """Measures everything."""
         options = self._options
-        model = hub.resolve_model(options.model)
+        model = hub.resolve_model(options.model, quantization=_quantization(options.precision))
         cells = make_cells(
             read_prompts(options.prompts),
             model,
@@ -175,14 +183,17 @@ class Comparison:
             max_prompt_tokens=options.max_prompt_tokens,
             long_prompt_tokens=options.long_prompt_tokens,
         )
+        bytes_read = machine.weight_bytes(model)
+        if STORED in options.precision:
+            bytes_read[STORED] = Path(options.model).stat().st_size
         result = Result(
             machine={
-                "model": model.name,
+                "model": Path(options.model).stem if STORED in options.precision else model.name,
                 **machine.describe_machine(options.num_threads),
                 "loaded": "one at a time" if options.apart else "all at once",
             },
             absent=self.absent,
-            weight_bytes=machine.weight_bytes(model),
+            weight_bytes=bytes_read,
             max_foreign_cores=options.max_foreign_cores,
         )
         runner = Runner(
@@ -209,7 +220,6 @@ class Comparison:
         self, model: Path, cells: Sequence[Cell], result: Result
     ) -> Callable[[Contestant], Player]:
         options = self._options
-        draft = options.draft_model
         longest = max(len(prompt) + cell.num_tokens for cell in cells for prompt in cell.prompts)
         max_model_len = min(longest + _SLACK_TOKENS, _max_positions(model))
 
@@ -228,8 +238,8 @@ class Comparison:
             try:
                 result.versions[peer.name] = worker.load(
                     Setup(
-                        model=str(model.absolute()),
-                        draft_model="" if draft is None else str(hub.resolve_model(draft)),
+                        model=_checkpoint(options.model, contestant.precision),
+                        draft_model=_checkpoint(options.draft_model, contestant.precision),
                         precision=contestant.precision,
                         speculation=contestant.speculation,
                         isa=contestant.isa,
@@ -265,6 +275,27 @@ class Comparison:
     def _save(self, result: Result) -> None:
         if self._options.json is not None:
             report.write_json(result, self._options.json)
+
+
+def _check_files(options: argparse.Namespace) -> None:
+    for flag, name in (("--model", options.model), ("--draft-model", options.draft_model)):
+        if name is not None and not (name.endswith(".gguf") and Path(name).is_file()):
+            raise SystemExit(f"{flag}: --precision {STORED} is about GGUF files; {name} is none")
+
+
+def _quantization(precisions: Sequence[str]) -> str:
+    """What a GGUF file is converted to for those who need floating point."""
+    return "auto" if set(precisions) == {STORED} else "none"
+
+
+def _checkpoint(name: str | None, precision: str) -> str:
+    """What contestants of that precision load; "" for nothing."""
+    if name is None:
+        return ""
+    is_stored = precision == STORED
+    return str(
+        (Path(name) if is_stored else hub.resolve_model(name, quantization="none")).absolute()
+    )
 
 
 def _find_heads(given: Sequence[str], model: str) -> dict[str, str]:

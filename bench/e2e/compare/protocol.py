@@ -12,6 +12,8 @@ import hashlib
 from pathlib import Path
 from typing import Any, Protocol
 
+STORED = "stored"  # the precision of a GGUF file as it is
+
 
 class PeerError(RuntimeError):
     """A peer cannot be loaded or cannot go on."""
@@ -22,9 +24,11 @@ class Setup:
     """What a worker loads.
 
     Attributes:
-        model: directory of a Hugging Face checkpoint with safetensors in bfloat16.
+        model: directory of a Hugging Face checkpoint with safetensors in bfloat16; a GGUF file
+            where the precision is "stored".
         draft_model: the same of a smaller model with its vocabulary; "" for none.
-        precision: of the target's weights: "bf16", "int8" or "int4".
+        precision: of the target's weights: "bf16", "int8" or "int4", or "stored" for those of the
+            GGUF file.
         speculation: one of the peer's names for a way of decoding, "plain" among them.
         num_threads: threads that compute.
         max_model_len: the most tokens of a prompt and its answer.

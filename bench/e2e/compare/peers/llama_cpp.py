@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..programs import last_line_of, run_program
-from ..protocol import Backend, Generation, Setup, artifact_name
+from ..protocol import STORED, Backend, Generation, Setup, artifact_name
 from .base import DRAFT_TOKENS, Peer
 
 _MAX_BATCH = 1024
@@ -52,9 +52,9 @@ PEER = Peer(
         "ngram-simple": _MAX_BATCH,
         "ngram-mod": _MAX_BATCH,
         "draft": _MAX_BATCH,
-        "draft-int4": _MAX_BATCH,
+        "draft-int4": _MAX_BATCH,  # of a target that is not stored so
     },
-    precisions=tuple(_FILE_TYPES),
+    precisions=(*_FILE_TYPES, STORED),
     install=(
         "pip download --no-deps --no-binary llama-cpp-python -d {home}.sdist "
         "llama-cpp-python==0.3.36",
@@ -94,8 +94,8 @@ class _LlamaCpp:
         self._speculates = setup.speculation != "plain"
         self._remembers = setup.speculation == "ngram-mod"
         if setup.speculation.startswith("draft"):
-            precision = "int4" if setup.speculation == "draft-int4" else setup.precision
-            draft = _gguf(setup, setup.draft_model, precision)
+            is_int4 = setup.speculation == "draft-int4" and setup.precision != STORED
+            draft = _gguf(setup, setup.draft_model, "int4" if is_int4 else setup.precision)
             self._command += ["--spec-draft-model", str(draft)]
             self._command += [
                 "--spec-type",
@@ -191,7 +191,9 @@ class _LlamaCpp:
 
 
 def _gguf(setup: Setup, model: str, precision: str) -> Path:
-    """The checkpoint as a GGUF file, written on first use."""
+    """The checkpoint as a GGUF file, written on first use unless it is one."""
+    if precision == STORED:
+        return Path(model)
     home, folder = Path(setup.home), Path(setup.artifacts)
     file = folder / f"{artifact_name(model, precision)}.gguf"
     if file.is_file():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ..protocol import Backend, Generation, Setup
+from ..protocol import STORED, Backend, Generation, Setup
 from .base import HEADS, ISAS, Peer, head_method
 
 _BLOCK_SIZE = 16
@@ -14,7 +14,7 @@ _NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}
 # Without a cache across requests: a repeated prompt would be answered from it.
 _SUFFIX = {"method": "suffix", "suffix_decoding_max_cached_requests": 0}
 
-_QUANTIZATION = {"bf16": "none", "int8": "int8", "int4": "int4"}
+_QUANTIZATION = {"bf16": "none", "int8": "int8", "int4": "int4", STORED: "auto"}
 
 PEER = Peer(
     name="specdec",
