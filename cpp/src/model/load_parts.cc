@@ -45,13 +45,16 @@ void load_vocabulary(TensorLoader& loader, Embedding& embedding, Head& head) {
   const ModelConfig& config = loader.config();
   const std::string head_name = weight_of(config.names.head);
   const std::string name = table_name(loader);
-  const WeightView table = loader.read_matrix(name, config.vocab_size, embed_dim(config));
   const bool has_head = name != head_name && loader.contains(head_name);
   if (!has_head && !config.tie_word_embeddings) {
     log_warning(loader.source(), ": no ", head_name, "; the embedding table serves as the head");
   }
-  if (!has_head || (config.tie_word_embeddings && loader.is_equal(head_name, table))) {
-    head.weight = loader.pack(MatrixRole::kVocabulary, std::array{table});
+  const auto read_table = [&] {
+    return loader.read_matrix(name, config.vocab_size, embed_dim(config));
+  };
+  if (!has_head || (config.tie_word_embeddings && loader.is_equal(head_name, read_table()))) {
+    head.weight =
+        loader.matrix(MatrixRole::kVocabulary, {{name, config.vocab_size}}, embed_dim(config));
     embedding.head = head.weight;
     embedding.tokens = loader.table_of(*head.weight);
   } else {
@@ -59,6 +62,7 @@ void load_vocabulary(TensorLoader& loader, Embedding& embedding, Head& head) {
       log_warning(loader.source(), ": tie_word_embeddings is set, but ", head_name,
                   " differs from the embedding table; both are used");
     }
+    const WeightView table = read_table();
     embedding.tokens =
         loader.table(loader.format_of(MatrixRole::kVocabulary, std::array{table}), table);
     head.weight =
