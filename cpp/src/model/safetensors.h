@@ -43,7 +43,7 @@ class SafetensorsFile {
   // A copy of the bytes of a tensor's rows; others are not read. Throws CheckpointError when there
   // is no tensor of that name, or the file does not have the bytes any more.
   Buffer read(const std::string& name, RowRange rows) const;
-  Buffer read(const std::string& name) const;  // all rows
+  Buffer read(const std::string& name) const;               // all rows
   size_t bytes_read() const { return file_.bytes_read(); }  // with the header's
 
  private:

@@ -176,9 +176,8 @@ bool TensorLoader::is_equal(const std::string& name, const WeightView& other) {
 std::vector<WeightView> TensorLoader::read_rows(const TensorPart& part, int64_t in_features) {
   const std::string name = resolve(part.name);
   count(name, part.rows * in_features);
-  return pieces_of(
-      {.source = source(), .name = part.name}, part.order,
-      [&](RowRange run) { return store_.matrix(name, part.rows, in_features, run); });
+  return pieces_of({.source = source(), .name = part.name}, part.order,
+                   [&](RowRange run) { return store_.matrix(name, part.rows, in_features, run); });
 }
 
 std::vector<WeightView> TensorLoader::read_stack(const std::string& name,
@@ -378,6 +377,7 @@ void TensorLoader::finish(LoadedParts& loaded) const {
   if (shard_.place().num_stages == 1) warn_about_unused();  // a stage leaves other stages' tensors
   loaded.num_parameters = num_parameters_;
   loaded.size_bytes = size_bytes_;
+  loaded.bytes_read = store_.bytes_read();
   loaded.formats = formats_;
 }
 

@@ -98,7 +98,6 @@ class TensorLoader {
   Norm norm(const std::string& name) { return norm(name, config_.hidden_size); }
   Norm norm(const std::string& name, int64_t size);
 
-  size_t bytes_read() const { return store_.bytes_read(); }
   void warn_about_unused() const;
   // Puts what was counted into `loaded`.
   void finish(LoadedParts& loaded) const;

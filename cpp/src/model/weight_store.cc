@@ -362,11 +362,11 @@ WeightView WeightStore::fp8_matrix(const std::string& name, int64_t rows, int64_
   }
   const TensorView values = read(name, own);
   if (has_nan(values)) throw CheckpointError(path, name, "a weight is NaN");
-  return {.values = values,
-          .block_scales =
-              scales.data() + own.begin / block.rows * blocks_of(in_features, block.cols),
-          .block_rows = block.rows,
-          .block_cols = block.cols};
+  return {
+      .values = values,
+      .block_scales = scales.data() + own.begin / block.rows * blocks_of(in_features, block.cols),
+      .block_rows = block.rows,
+      .block_cols = block.cols};
 }
 
 const uint16_t* WeightStore::group_values(const std::string& name, int64_t rows, int64_t num_groups,
