@@ -189,13 +189,16 @@ void load_attention(TensorLoader& loader, const std::string& prefix, Layer& laye
   }
   layer.qkv = loader.linear(qkv_parts(loader, prefix), in_features, config.qkv_bias);
   if (config.qk_norm != QkNorm::kNone) {
-    const bool per_head = config.qk_norm == QkNorm::kPerHead;
-    const auto load = [&](std::string_view name, int64_t rows) {
-      return loader.norm_weights(str_cat(prefix, name, ".weight"),
-                                 per_head ? config.head_dim : rows);
+    const HeadShare& share = loader.shard().heads();
+    const auto load = [&](std::string_view norm, int64_t rows, int64_t first_head, int64_t heads) {
+      const std::string name = str_cat(prefix, norm, ".weight");
+      if (config.qk_norm == QkNorm::kPerHead) return loader.norm_weights({name, config.head_dim});
+      const RowRange own = {first_head * config.head_dim, heads * config.head_dim};
+      if (own.count == rows) return loader.norm_weights({name, rows});
+      return loader.norm_weights({name, rows, {own}});
     };
-    layer.q_norm = load(names.q_norm, q_rows);
-    layer.k_norm = load(names.k_norm, kv_rows);
+    layer.q_norm = load(names.q_norm, q_rows, share.first_head, share.num_heads);
+    layer.k_norm = load(names.k_norm, kv_rows, share.first_kv_head, share.num_kv_heads);
   }
   const SharedSums sums = loader.attention_sums();
   layer.attention_out = loader.linear({{str_cat(prefix, names.attention_out), config.hidden_size}},

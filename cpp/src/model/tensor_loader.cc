@@ -299,14 +299,15 @@ Buffer TensorLoader::flat_vector(const std::string& name, int64_t size) {
   return buffer;
 }
 
-Buffer TensorLoader::norm_weights(const std::string& name, int64_t size) {
-  if (config_.norm_offset == 0.0f) return vector({{name, size}});
-  const TensorView stored = read(name, std::array{size});
-  std::vector<float> weights(static_cast<size_t>(size));
+Buffer TensorLoader::norm_weights(const TensorPart& part) {
+  if (config_.norm_offset == 0.0f) return vector({part});
+  SPECDEC_CHECK(part.order.empty());  // no family wants both
+  const TensorView stored = read(part.name, std::array{part.rows});
+  std::vector<float> weights(static_cast<size_t>(part.rows));
   to_floats(stored.data, stored.dtype, weights.size(), weights.data());
   for (float& weight : weights) weight += config_.norm_offset;
-  release(name);
-  const TensorView view = {.data = weights.data(), .dtype = DType::kF32, .shape = {size}};
+  release(part.name);
+  const TensorView view = {.data = weights.data(), .dtype = DType::kF32, .shape = {part.rows}};
   Buffer buffer = backend_.make_vector(std::array{view});
   size_bytes_ += static_cast<int64_t>(buffer.size_bytes());
   return buffer;
@@ -335,7 +336,7 @@ Norm TensorLoader::norm(const std::string& name, int64_t size) {
   Norm norm;
   norm.kind = config_.norm_kind;
   norm.eps = config_.norm_eps;
-  norm.weight = norm_weights(name + ".weight", size);
+  norm.weight = norm_weights({name + ".weight", size});
   if (norm.kind == NormKind::kLayer) norm.bias = vector({{name + ".bias", size}});
   return norm;
 }

@@ -88,7 +88,7 @@ class TensorLoader {
   // A tensor of `size` elements, whatever its shape.
   Buffer flat_vector(const std::string& name, int64_t size);
   // The weights of a norm, with the config's norm_offset.
-  Buffer norm_weights(const std::string& name, int64_t size);
+  Buffer norm_weights(const TensorPart& part);
   // `value` as a number of the dtype computed in.
   float rounded(float value) const;
 

@@ -25,7 +25,6 @@ _MOST_UNEVEN = 1.25  # a largest share of so many equal ones is refused
 _FLOAT_BYTES = 4
 _VOCABULARIES = ("vocab_size", "draft_vocab_size", "truncated_vocab_size")
 _INNER_SIZES = ("moe_intermediate_size", "ffn_dim", "intermediate_size")
-_NORMS_ALL_HEADS = ("olmo2",)  # families that ranks cannot share
 _TIED = ("opt", "gemma")  # beginnings of families whose embedding is the head unless they say so
 
 ShapeMaker = Callable[[Mapping[str, Any]], ModelShape]
@@ -146,8 +145,6 @@ def share_model(config: Mapping[str, Any], make_shape: ShapeMaker, size: int) ->
     model = SharedModel(whole, size, hidden, whole.head_weights / hidden, is_tied, 0)
     if size == 1:
         return model
-    if family in _NORMS_ALL_HEADS:
-        return None
     group = whole.num_heads // whole.num_kv_heads
     attention = _cut_attention(whole, group, size)
     inner_key = next((key for key in _INNER_SIZES if config.get(key)), "intermediate_size")
