@@ -124,9 +124,10 @@ void Projector::run_all_heads(const CudaPackedLinear& weight, const RowsParams& 
   heads.norm_stride = finish.out_features;
   heads.norm_q_dim = heads.num_heads * heads.kv.head_dim;
   heads.norm_k_dim = heads.kv.num_kv_heads * heads.kv.head_dim;
-  if (const SharedHeads* shared = heads.shared_heads; shared != nullptr) {
-    heads.norm_sums = rank_exchange_.gather_heads(*shared, sums, rows.num_rows,
-                                                  finish.out_features, heads.kv.head_dim);
+  const SharedHeads* shared = std::exchange(heads.shared_heads, nullptr);  // kernels want none
+  if (shared != nullptr) {
+    heads.norm_sums = rank_exchange_.gather_heads(*shared, sums, rows.num_rows, finish.out_features,
+                                                  heads.kv.head_dim);
     heads.norm_q_dim = shared->num_heads() * heads.kv.head_dim;
     heads.norm_k_dim = shared->num_kv_heads() * heads.kv.head_dim;
     heads.norm_stride = heads.norm_q_dim + heads.norm_k_dim;

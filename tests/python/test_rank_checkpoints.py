@@ -73,11 +73,11 @@ def assert_ranks_agree(model: Path, sizes: list[tuple[int, int]], **options: Any
         assert answers == whole, (ranks, stages)
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("options", [{"dtype": "float32"}, {"quantization": "int8"}])
 @pytest.mark.parametrize("tied", [True, False])
-def test_floats(tmp_path: Path, quantization: str, tied: bool) -> None:
+def test_floats(tmp_path: Path, options: dict[str, str], tied: bool) -> None:
     model = write_checkpoint(tmp_path / "model", tie_word_embeddings=tied)
-    assert_ranks_agree(model, [(2, 1), (3, 2), (4, 1)], quantization=quantization)
+    assert_ranks_agree(model, [(2, 1), (3, 2), (4, 1)], **options)
 
 
 def test_nine_heads_on_three_ranks(tmp_path: Path) -> None:

@@ -224,6 +224,7 @@ void Decoder::Impl::join_embedding(const Layer& layer, int num_rows) {
 // Writes the rows' keys and values, and their queries into work.q.
 void Decoder::Impl::project_qkv(const Layer& layer, const BatchView& batch, const PagedKvView& kv) {
   const NormParams norm = layer.attention_norm.params();
+  const bool norms_all_heads = config.qk_norm == QkNorm::kAllHeads;
   ProjectionInput in = block_input(layer, norm, batch.num_rows);
   if (layer.spec.attention_input == AttentionInput::kRaw) in.norm = nullptr;
   if (layer.spec.attention_input == AttentionInput::kWithEmbedding) {
@@ -235,8 +236,8 @@ void Decoder::Impl::project_qkv(const Layer& layer, const BatchView& batch, cons
                  .bias = layer.qkv.bias.as<float>(),
                  .q_norm = layer.q_norm.as<float>(),
                  .k_norm = layer.k_norm.as<float>(),
-                 .norm_all_heads = config.qk_norm == QkNorm::kAllHeads,
-                 .shared_heads = all_heads.ranks != nullptr ? &all_heads : nullptr,
+                 .norm_all_heads = norms_all_heads,
+                 .shared_heads = norms_all_heads && all_heads.ranks ? &all_heads : nullptr,
                  .norm_eps = config.norm_eps,
                  .num_heads = config.num_heads,
                  .batch = &batch,
