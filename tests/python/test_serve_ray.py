@@ -63,9 +63,6 @@ def cluster(tiny: Path) -> Iterator[World]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        for process in ("REPLICA", "HANDLE"):  # how often they tell how much they have to do
-            name = f"RAY_SERVE_{process}_AUTOSCALING_METRIC_PUSH_INTERVAL_S"
-            patch.setenv(name, "0.2")
         try:
             ray.init(
                 num_cpus=4,
@@ -173,6 +170,7 @@ def test_the_port_of_ranks_is_kept_for_them() -> None:
             engine.accept()[0].close()
 
 
+@pytest.mark.filterwarnings("ignore:The `metrics_interval_s` field:DeprecationWarning")
 def test_replicas_come_and_go_with_the_queue(
     cluster: World, undisturbed: World, tiny: Path
 ) -> None:
@@ -191,6 +189,7 @@ def test_replicas_come_and_go_with_the_queue(
             "target_ongoing_requests": 2,
             "upscale_delay_s": 0.2,
             "downscale_delay_s": 0.5,
+            "metrics_interval_s": 0.2,
             "look_back_period_s": 1.0,
         },
     )
@@ -315,7 +314,7 @@ def _states(app: str) -> dict[str, int]:
     from ray import serve
 
     deployment = serve.status().applications[app].deployments["EngineReplica"]
-    return {str(state.value): count for state, count in deployment.replica_states.items()}
+    return {str(state): count for state, count in deployment.replica_states.items()}
 
 
 def _pids_of(title: str) -> list[int]:
