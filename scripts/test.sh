@@ -58,7 +58,7 @@ stage_bench() {
 stage_asan() { build_and_ctest asan; }
 # What runs on several threads; of attention, which no kernel set does otherwise, one's tests.
 stage_tsan() {
-  build_and_ctest tsan 'ThreadPool|Communicator.*threads|Cpu.*Linear|CpuAttention.*/avx2_bfloat16( |$)|OnAnyThreads|Engine|Pipeline|Speculation' \
+  build_and_ctest tsan 'ThreadPool|Communicator.*threads|Cpu.*Linear|CpuSlices.*Late.*/avx2_|CpuAttention.*/avx2_bfloat16( |$)|OnAnyThreads|Engine|Pipeline|Speculation' \
     specdec_{comm,core,cpu_attention,cpu_linear,engine,sampler}_test
 }
 

@@ -103,8 +103,8 @@ class CudaBackend final : public Backend {
   std::unique_ptr<RehearsalStream> stream_;
   Staging staging_;
   WeightPacker packer_;
-  Projector projector_;
   RankExchange rank_exchange_;
+  Projector projector_;
   ExpertMixer mixer_;
   DeviceSampler sampler_;
   StagedBatch staged_batch_;

@@ -115,7 +115,8 @@ void CudaBackend::project_qkv(const QkvArgs& args) {
                             .positions = args.batch->positions,
                             .slot_mapping = args.batch->slot_mapping,
                             .q = args.q,
-                            .kv = kv}});
+                            .kv = kv,
+                            .shared_heads = args.shared_heads}});
 }
 
 }  // namespace specdec::cuda

@@ -70,10 +70,12 @@ int row_tile_rows(const ProductPlan& plan) {
 }  // namespace
 
 Projector::Projector(Device& device, Stream& stream, const ProjectionKernels& kernels,
-                     DType act_dtype, bool deterministic, GemmList gemms)
+                     RankExchange& rank_exchange, DType act_dtype, bool deterministic,
+                     GemmList gemms)
     : device_(device),
       stream_(stream),
       kernels_(kernels),
+      rank_exchange_(rank_exchange),
       act_dtype_(act_dtype),
       deterministic_(deterministic),
       chooser_(device, stream, kernels, std::move(gemms)),
@@ -116,7 +118,20 @@ void Projector::run_all_heads(const CudaPackedLinear& weight, const RowsParams& 
             .out = sums,
             .heads = {}});
   finish.bias = nullptr;
-  finish.heads.sums = sums;
+  HeadsParams& heads = finish.heads;
+  heads.sums = sums;
+  heads.norm_sums = sums;
+  heads.norm_stride = finish.out_features;
+  heads.norm_q_dim = heads.num_heads * heads.kv.head_dim;
+  heads.norm_k_dim = heads.kv.num_kv_heads * heads.kv.head_dim;
+  const SharedHeads* shared = std::exchange(heads.shared_heads, nullptr);  // kernels want none
+  if (shared != nullptr) {
+    heads.norm_sums = rank_exchange_.gather_heads(*shared, sums, rows.num_rows, finish.out_features,
+                                                  heads.kv.head_dim);
+    heads.norm_q_dim = shared->num_heads() * heads.kv.head_dim;
+    heads.norm_k_dim = shared->num_kv_heads() * heads.kv.head_dim;
+    heads.norm_stride = heads.norm_q_dim + heads.norm_k_dim;
+  }
   kernels_.finish_sums(stream_,
                        {.act_dtype = act_dtype_, .finish = finish, .num_rows = rows.num_rows});
 }

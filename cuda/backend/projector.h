@@ -6,6 +6,7 @@
 #include "backend/op_args.h"
 #include "cuda/backend/packed_linear.h"
 #include "cuda/backend/product_chooser.h"
+#include "cuda/backend/rank_exchange.h"
 #include "cuda/backend/workspace.h"
 #include "cuda/gpu/device.h"
 #include "cuda/kernels/projection.h"
@@ -16,8 +17,8 @@ class Projector {
  public:
   // `deterministic`: no result depends on how many rows there are. `gemms` are looked at where it
   // is false.
-  Projector(Device& device, Stream& stream, const ProjectionKernels& kernels, DType act_dtype,
-            bool deterministic, GemmList gemms);
+  Projector(Device& device, Stream& stream, const ProjectionKernels& kernels,
+            RankExchange& rank_exchange, DType act_dtype, bool deterministic, GemmList gemms);
 
   // `finish` as for row 0; its workspaces are filled in here.
   void run(const CudaPackedLinear& weight, const ProjectionInput& in, const FinishParams& finish);
@@ -38,6 +39,7 @@ class Projector {
   Device& device_;
   Stream& stream_;
   const ProjectionKernels& kernels_;
+  RankExchange& rank_exchange_;
   DType act_dtype_;
   bool deterministic_;
   ProductChooser chooser_;

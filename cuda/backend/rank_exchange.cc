@@ -82,6 +82,29 @@ void RankExchange::gather_rows(const RankShare& share, std::span<const int> owne
   upload(out, num_rows * dim);
 }
 
+const float* RankExchange::gather_heads(const SharedHeads& shared, const float* sums, int num_rows,
+                                        int num_outputs, int head_dim) {
+  SPECDEC_CHECK(!stream_.is_capturing());
+  const int64_t width = shared.part_width(shared.ranks->rank(), head_dim);
+  float* host = pinned(int64_t{num_rows} * num_outputs);
+  stream_.copy_to_host(host, sums, static_cast<size_t>(num_rows) * num_outputs * sizeof(float));
+  stream_.synchronize();
+  const size_t part_bytes = static_cast<size_t>(num_rows * width) * sizeof(float);
+  float* part = reinterpret_cast<float*>(shared.ranks->part(part_bytes));
+  for (int row = 0; row < num_rows; ++row) {
+    std::copy_n(host + int64_t{row} * num_outputs, width, part + row * width);
+  }
+  const Parts parts = shared.ranks->exchange(part_bytes);
+  const int64_t all_width = int64_t{shared.num_heads() + shared.num_kv_heads()} * head_dim;
+  host = pinned(num_rows * all_width);
+  for (int row = 0; row < num_rows; ++row) {
+    shared.gather_row(parts, row, head_dim, host + row * all_width);
+  }
+  float* all = all_.get<float>(static_cast<size_t>(num_rows * all_width));
+  upload(all, num_rows * all_width);
+  return all;
+}
+
 RankExchange::Parts RankExchange::exchange(const RankShare& share, int64_t num_floats) {
   SPECDEC_CHECK(!stream_.is_capturing());
   const size_t size_bytes = static_cast<size_t>(num_floats) * sizeof(float);

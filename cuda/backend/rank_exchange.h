@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "backend/rank_share.h"
+#include "backend/shared_heads.h"
 #include "core/buffer.h"
 #include "cuda/backend/packed_linear.h"
 #include "cuda/backend/workspace.h"
@@ -34,6 +35,11 @@ class RankExchange {
   // `own_floats` has this rank's `num_own`.
   void gather_rows(const RankShare& share, std::span<const int> owners, int num_own, int64_t dim,
                    float* out);
+  // Rows of q, then k, of all heads [num_rows, (num_heads + num_kv_heads) * head_dim], on the
+  // device, of which `sums` [num_rows, num_outputs] begin with this rank's. Valid until the next
+  // exchange.
+  const float* gather_heads(const SharedHeads& shared, const float* sums, int num_rows,
+                            int num_outputs, int head_dim);
 
  private:
   using Parts = std::span<const std::span<const std::byte>>;

@@ -66,6 +66,12 @@ struct HeadsParams {
   void* q = nullptr;
   PagedKvView kv;
   float* sums = nullptr;  // workspace [num_rows, out_features]
+  // With norm_all_heads, a row's q, then k, of all heads, which may be more than num_heads.
+  const float* norm_sums = nullptr;  // [num_rows, norm_stride]
+  int norm_stride = 0;
+  int norm_q_dim = 0;
+  int norm_k_dim = 0;
+  const SharedHeads* shared_heads = nullptr;  // of the host: see QkvArgs
   // How many tiles of a head are done, for every row tile: [row tiles, all heads]. Zero between
   // launches.
   uint32_t* arrivals = nullptr;

@@ -128,9 +128,9 @@ __global__ void __launch_bounds__(kThreads) norm_all_heads_kernel(const FinishSu
   const FinishParams& finish = params.finish;
   const HeadsParams& heads = finish.heads;
   const int dim = heads.kv.head_dim;
-  const int q_dim = heads.num_heads * dim;
-  const int k_dim = heads.kv.num_kv_heads * dim;
-  const float* sums = heads.sums + static_cast<int64_t>(blockIdx.x) * finish.out_features;
+  const int q_dim = heads.norm_q_dim;
+  const int k_dim = heads.norm_k_dim;
+  const float* sums = heads.norm_sums + static_cast<int64_t>(blockIdx.x) * heads.norm_stride;
   const RowScales scales = {
       norm_scale(block_squares(sums, q_dim, partial), q_dim, heads.norm_eps),
       norm_scale(block_squares(sums + q_dim, k_dim, partial), k_dim, heads.norm_eps)};

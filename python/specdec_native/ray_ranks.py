@@ -61,6 +61,7 @@ class RayRanks:
     ) -> None:
         self._actors: list[Any] = []
         self._own_bundles: PlacementGroup | None = None
+        self._port: socket.socket | None = None
         if not ray.is_initialized():
             ray.init()
         try:
@@ -79,7 +80,8 @@ class RayRanks:
                 "`ray status` says which resources they wait for"
             ) from None
         host = ray.util.get_node_ip_address()
-        config.rank_group = group = _core.RankGroup(num_ranks, host, _free_port(host))
+        self._port = reserve_port(host)
+        config.rank_group = group = _core.RankGroup(num_ranks, host, self._port.getsockname()[1])
         for rank, actor in enumerate(self._actors, 1):
             actor.run.remote(serve, state, group.name, rank)
 
@@ -88,6 +90,8 @@ class RayRanks:
         for actor in self._actors:
             ray.kill(actor)
         self._actors = []
+        if self._port is not None:
+            self._port.close()
         if self._own_bundles is not None:
             remove_placement_group(self._own_bundles)
             self._own_bundles = None
@@ -125,8 +129,12 @@ def _new_actor(bundles: PlacementGroup, bundle: int) -> Any:
     return ray.remote(_RankActor).options(**options).remote()
 
 
-def _free_port(host: str) -> int:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
+def reserve_port(host: str) -> socket.socket:
+    """A socket at a free port, which nobody else is given while it is open.
+
+    It does not listen, so a socket with SO_REUSEADDR, as the engine's is, may listen at the port.
+    """
+    held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((host, 0))
+    return held

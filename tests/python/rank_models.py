@@ -66,8 +66,16 @@ def make_engine(model: Path, **options: Any) -> Engine:
 
 Answers = list[tuple[list[int], list[dict[int, float]]]]
 
+# How many requests run together, and rows of a step: other mates, and prompts in other chunks.
+MIXES: list[dict[str, int]] = [
+    {"max_num_seqs": 4, "max_num_batched_tokens": 24},
+    {"max_num_seqs": 1, "max_num_batched_tokens": 7},
+    {"max_num_seqs": 2, "max_num_batched_tokens": 64},
+    {"max_num_seqs": 5, "max_num_batched_tokens": 16},
+]
 
-def answers_of(model: Path, **options: Any) -> Answers:
+
+def answers_of(model: Path, vocabulary: int = 331, **options: Any) -> Answers:
     """Tokens and log-probabilities, greedy and sampled, of prompts that run together."""
     engine = make_engine(model, **options)
     try:
@@ -81,7 +89,8 @@ def answers_of(model: Path, **options: Any) -> Answers:
             )
             for i in range(len(PROMPTS))
         ]
-        outputs = engine.generate(PROMPTS, params)
+        prompts = [[token % vocabulary for token in prompt] for prompt in PROMPTS]
+        outputs = engine.generate(prompts, params)
     finally:
         engine.close()
     return [

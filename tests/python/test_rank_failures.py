@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -110,6 +111,24 @@ def test_a_rank_lost_in_a_step(model: Path, number: int, size: dict[str, int]) -
         cause = "has ended" if number == signal.SIGKILL else f"did not answer within {TIMEOUT:g} s"
         assert cause in str(caught.value)
     assert time.monotonic() < begin + (TIMEOUT if number == signal.SIGSTOP else 0) + SLACK
+    close(engine)
+
+
+def test_a_rank_that_runs_out_of_memory_in_a_step(model: Path) -> None:
+    """Its address space ends where it is, so it gets no memory for a step of more rows."""
+    engine = make_engine(
+        model, tensor_parallel_size=2, max_num_batched_tokens=512, max_num_seqs=4, **PROCESSES
+    )
+    list(engine.stream({"prompt_token_ids": [5, 6]}, SamplingParams(max_tokens=2)))
+    process = processes_of(os.getpid())[1]
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize()
+    resource.prlimit(process, resource.RLIMIT_AS, (limit, limit))
+    begin = time.monotonic()
+    with pytest.raises(RankFailure, match="cannot allocate .* bytes|out of memory") as caught:
+        list(engine.stream({"prompt_token_ids": list(range(1, 331))}, LONG))
+    assert time.monotonic() < begin + TIMEOUT + SLACK
+    assert caught.value.rank == 1
     close(engine)
 
 

@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
-from rank_models import CONFIG, EAGLE3, Answers, answers_of, make_engine, write
+from rank_models import CONFIG, EAGLE3, MIXES, Answers, answers_of, make_engine, write
+
+# Of each query and key, all heads are normalised together.
+OLMO2 = {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "tie_word_embeddings": False}
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +27,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "draft": write(root / "draft", small),
         "eagle3": write(root / "eagle3", EAGLE3),
         "experts": write(root / "experts", experts),
+        "olmo2": write(root / "olmo2", CONFIG | OLMO2),
     }
 
 
 def speculation(models: dict[str, Path], kind: str, ranks: int) -> dict[str, Any]:
-    """Options of Engine: nothing, a chain of n-grams, a tree of a draft model, a head."""
+    """Options of Engine: nothing, n-grams, a draft model that is the target itself, a head.
+
+    "self" is a tree and "chain" a chain; the head drafts trees.
+    """
     if kind == "off":
         return {}
     config: dict[str, Any] = {"num_speculative_tokens": 3, "draft_length_policy": "fixed"}
@@ -37,9 +44,9 @@ def speculation(models: dict[str, Path], kind: str, ranks: int) -> dict[str, Any
     elif kind == "eagle3":
         config |= {"method": "eagle3", "model": str(models["eagle3"]), "tree_width": 2}
     else:  # itself, so that drafts are accepted
-        model = models["target" if kind == "self" else "draft"]
-        config |= {"method": "draft_model", "model": str(model), "tree_width": 2}
-        config |= {"quantization": "none"}
+        model = models["draft" if kind == "draft" else "target"]
+        config |= {"method": "draft_model", "model": str(model), "quantization": "none"}
+        config |= {"tree_width": 1 if kind == "chain" else 2}
     if kind != "ngram":
         config["draft_tensor_parallel_size"] = ranks
     return {"speculative_config": config}
@@ -48,28 +55,56 @@ def speculation(models: dict[str, Path], kind: str, ranks: int) -> dict[str, Any
 @pytest.fixture(scope="module")
 def whole(models: dict[str, Path]) -> dict[str, Answers]:
     """Answers on one device, by how weights are held."""
-    return {
+    answers = {
         name: answers_of(models["target"], quantization=name) for name in ("none", "int8", "int4")
     }
+    answers["float32"] = answers_of(models["target"], quantization="none", dtype="float32")
+    return answers
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_answers_do_not_depend_on_ranks(
-    models: dict[str, Path], whole: dict[str, Answers], ranks: int, stages: int
+    models: dict[str, Path], whole: dict[str, Answers], ranks: int, stages: int, dtype: str
 ) -> None:
-    for kind in ("off", "ngram", "self", "eagle3"):
-        for num_drafting in sorted({1, 2, ranks} & set(range(1, ranks + 1))):
-            if kind in ("off", "ngram") and num_drafting > 1:
-                continue
+    """In float32, too: bfloat16 rounds away nearly all of what another order of sums changes."""
+    cells = [
+        (kind, num_drafting)
+        for kind in ("off", "ngram", "chain", "self", "eagle3")
+        for num_drafting in sorted({1, 2, ranks} & set(range(1, ranks + 1)))
+        if kind not in ("off", "ngram") or num_drafting == 1
+    ]
+    for number, (kind, num_drafting) in enumerate(cells):
+        mix = MIXES[(number + ranks + stages) % len(MIXES)]
+        answers = answers_of(
+            models["target"],
+            quantization="none",
+            dtype=dtype,
+            tensor_parallel_size=ranks,
+            pipeline_parallel_size=stages,
+            **mix,
+            **speculation(models, kind, num_drafting),
+        )
+        expected = whole["none" if dtype == "bfloat16" else "float32"]
+        assert answers == expected, (kind, num_drafting, mix)
+
+
+def test_norms_over_all_heads(models: dict[str, Path]) -> None:
+    """Each rank has the squares of all heads, and adds them in the order of one device."""
+    whole = answers_of(models["olmo2"], dtype="float32")
+    own = models | {"target": models["olmo2"]}
+    for ranks in (2, 3, 4):
+        for kind, stages in (("off", 1), ("self", 2)):
             answers = answers_of(
-                models["target"],
-                quantization="none",
+                models["olmo2"],
+                dtype="float32",
                 tensor_parallel_size=ranks,
                 pipeline_parallel_size=stages,
-                **speculation(models, kind, num_drafting),
+                **MIXES[ranks - 1],
+                **speculation(own, kind, ranks),
             )
-            assert answers == whole["none"], (kind, num_drafting)
+            assert answers == whole, (ranks, stages, kind)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
@@ -78,13 +113,16 @@ def test_integers_are_those_of_whole_rows(
 ) -> None:
     assert whole[quantization] != whole["none"]
     for ranks, stages in ((2, 1), (3, 2)):
-        answers = answers_of(
-            models["target"],
-            quantization=quantization,
-            tensor_parallel_size=ranks,
-            pipeline_parallel_size=stages,
-        )
-        assert answers == whole[quantization]
+        for number, kind in enumerate(("off", "ngram", "chain", "self", "eagle3")):
+            answers = answers_of(
+                models["target"],
+                quantization=quantization,
+                tensor_parallel_size=ranks,
+                pipeline_parallel_size=stages,
+                **MIXES[number % len(MIXES)],
+                **speculation(models, kind, ranks),
+            )
+            assert answers == whole[quantization], (ranks, stages, kind)
 
 
 def test_experts(models: dict[str, Path]) -> None:
@@ -93,16 +131,34 @@ def test_experts(models: dict[str, Path]) -> None:
     assert answers_of(models["experts"], tensor_parallel_size=3, pipeline_parallel_size=2) == whole
 
 
-def test_processes(models: dict[str, Path], whole: dict[str, Answers]) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "stages", "kind", "num_drafting", "quantization"),
+    [
+        (2, 2, "self", 2, "none"),
+        (3, 1, "eagle3", 1, "none"),
+        (1, 2, "ngram", 1, "int4"),
+        (2, 1, "chain", 1, "int8"),
+    ],
+)
+def test_processes(
+    models: dict[str, Path],
+    whole: dict[str, Answers],
+    ranks: int,
+    stages: int,
+    kind: str,
+    num_drafting: int,
+    quantization: str,
+) -> None:
     answers = answers_of(
         models["target"],
-        quantization="none",
-        tensor_parallel_size=2,
-        pipeline_parallel_size=2,
+        quantization=quantization,
+        tensor_parallel_size=ranks,
+        pipeline_parallel_size=stages,
         distributed_executor_backend="mp",
-        **speculation(models, "self", 2),
+        **MIXES[ranks],
+        **speculation(models, kind, num_drafting),
     )
-    assert answers == whole["none"]
+    assert answers == whole[quantization]
 
 
 def test_sizes_that_do_not_work_are_refused(models: dict[str, Path], tmp_path: Path) -> None:
@@ -127,8 +183,11 @@ def test_emulated_devices(models: dict[str, Path], tmp_path: Path) -> None:
         "num_attention_heads": 8,
         "num_key_value_heads": 2,
     }
-    model = write(tmp_path / "small", small)
     options: dict[str, Any] = {"device": "emulated", "quantization": "int8"}
+    olmo2 = write(tmp_path / "olmo2", small | OLMO2)
+    whole = answers_of(olmo2, **options)
+    assert answers_of(olmo2, tensor_parallel_size=2, **MIXES[2], **options) == whole
+    model = write(tmp_path / "small", small)
     whole = answers_of(model, **options)
     for ranks, stages in ((2, 1), (1, 2), (2, 2)):
         answers = answers_of(

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -36,6 +37,7 @@ OPTIONS: dict[str, Any] = {
 }
 NUM_TOKENS = 1500
 APP = f"test-{os.getpid()}"
+SCALED = f"scaled-{os.getpid()}"
 DEADLINE_SECONDS = 60
 
 
@@ -155,6 +157,63 @@ def test_ranks_are_actors(cluster: World, tmp_path: Path) -> None:
     _wait_until(lambda: not _pids_of("ray::_RankActor"))
 
 
+def test_the_port_of_ranks_is_kept_for_them() -> None:
+    from specdec_native.ray_ranks import reserve_port
+
+    with reserve_port("127.0.0.1") as held, socket.socket() as other, socket.socket() as engine:
+        with pytest.raises(OSError, match="in use"):
+            other.bind(held.getsockname())
+        engine.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        engine.bind(held.getsockname())
+        engine.listen()
+        with socket.create_connection(held.getsockname()):
+            engine.accept()[0].close()
+
+
+@pytest.mark.filterwarnings("ignore:The `metrics_interval_s` field:DeprecationWarning")
+def test_replicas_come_and_go_with_the_queue(
+    cluster: World, undisturbed: World, tiny: Path
+) -> None:
+    """Streams that run while a replica comes, and while one is drained, are whole and its own."""
+    from ray import serve
+
+    from specdec_native.serve.ray import build_app
+
+    app = build_app(
+        str(tiny),
+        engine_options=OPTIONS,
+        server_options={"model_names": [MODEL]},
+        autoscaling_config={
+            "min_replicas": 1,
+            "max_replicas": 2,
+            "target_ongoing_requests": 2,
+            "upscale_delay_s": 0.2,
+            "downscale_delay_s": 0.5,
+            "metrics_interval_s": 0.2,
+            "look_back_period_s": 1.0,
+        },
+    )
+    serve.run(app, name=SCALED, route_prefix="/scaled")
+    [first] = _pids(SCALED)
+    expected = _without_cached(streamed(undisturbed, "sampled", NUM_TOKENS))
+    load = Load(lambda: _stream(cluster, "sampled", NUM_TOKENS, "/scaled"))
+    try:
+        load.run(8)
+        _wait_until(lambda: len(_pids(SCALED)) == 2)
+        [second] = set(_pids(SCALED)) - {first}
+        _wait_until(lambda: _states(SCALED) == {"RUNNING": 2})
+        loaded = _ticks(second)
+        _wait_until(lambda: _ticks(second) > loaded + 50)  # it has its part of the streams
+        load.run(2)  # as many as one replica is to have
+        _wait_until(lambda: len(_pids(SCALED)) == 1)
+    finally:
+        answers = load.stop()
+    assert len(answers) > 8
+    assert all(_without_cached(answer) == expected for answer in answers)
+    assert _replays(SCALED) == 0  # the drained replica has ended its streams itself
+    serve.delete(SCALED)
+
+
 def test_bad_requests_are_answered_by_the_ingress(cluster: World) -> None:
     error = cluster.error(COMPLETIONS, prompt="ab", max_tokens=-1)
     assert error["param"] == "body.max_tokens"
@@ -178,9 +237,37 @@ def test_arguments_of_serve_run_are_checked() -> None:
         build_app("x", server_options={"wrong": 3})
 
 
-def _stream(world: World, name: str, max_tokens: int) -> list[dict[str, Any]]:
+class Load:
+    """Calls `ask` again and again, on as many threads as run() said last."""
+
+    def __init__(self, ask: Callable[[], Any]) -> None:
+        self._ask = ask
+        self._wanted = 0
+        self._pool = concurrent.futures.ThreadPoolExecutor(16)
+        self._threads: list[concurrent.futures.Future[list[Any]]] = []
+
+    def run(self, num_threads: int) -> None:
+        self._wanted = num_threads
+        for index in range(len(self._threads), num_threads):
+            self._threads.append(self._pool.submit(self._repeat, index))
+
+    def stop(self) -> list[Any]:
+        """What all calls have returned."""
+        self.run(0)
+        with self._pool:
+            return [answer for thread in self._threads for answer in thread.result()]
+
+    def _repeat(self, index: int) -> list[Any]:
+        answers = []
+        while index < self._wanted:
+            answers.append(self._ask())
+        return answers
+
+
+def _stream(world: World, name: str, max_tokens: int, prefix: str = "") -> list[dict[str, Any]]:
     """streamed() with a client of its own."""
     path, body = REQUESTS[name]
+    path = prefix + path
     more = {"stream": True, "stream_options": {"include_usage": True}, "model": MODEL}
     body = {**body, **more, "max_tokens": max_tokens}
     with (
@@ -211,15 +298,23 @@ def _without_cached(choices: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [*texts, {**usage, "prompt_tokens_details": None}]
 
 
-def _replays() -> int:
+def _replays(app: str = APP) -> int:
     from ray import serve
 
-    count: int = serve.get_deployment_handle("Ingress", APP).num_replayed.remote().result()
+    count: int = serve.get_deployment_handle("Ingress", app).num_replayed.remote().result()
     return count
 
 
-def _pids() -> list[int]:
-    return _pids_of(f"ray::ServeReplica:{APP}:EngineReplica")
+def _pids(app: str = APP) -> list[int]:
+    return _pids_of(f"ray::ServeReplica:{app}:EngineReplica")
+
+
+def _states(app: str) -> dict[str, int]:
+    """How many replicas are in which state."""
+    from ray import serve
+
+    deployment = serve.status().applications[app].deployments["EngineReplica"]
+    return {str(state): count for state, count in deployment.replica_states.items()}
 
 
 def _pids_of(title: str) -> list[int]:

@@ -23,7 +23,8 @@ struct Faults {
   std::function<void()> allocate;
   std::function<void()> linear;
   std::function<void()> end_step;
-  std::function<void()> launch;  // of a device step
+  std::function<void(PackArgs& args)> pack;  // which it may change
+  std::function<void()> launch;              // of a device step
   std::function<void()> wait;
 
   template <class... Args>
@@ -75,7 +76,9 @@ class FaultyBackend final : public Backend {
   }
   bool supports(WeightFormat format) const override { return backend_->supports(format); }
   std::unique_ptr<PackedLinear> pack_linear(const PackArgs& args) override {
-    return backend_->pack_linear(args);
+    PackArgs changed = args;
+    if (faults_.pack) faults_.pack(changed);
+    return backend_->pack_linear(changed);
   }
   std::unique_ptr<EmbeddingTable> embedding_from(const PackedLinear& weight) override {
     return backend_->embedding_from(weight);

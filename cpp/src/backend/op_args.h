@@ -21,6 +21,7 @@
 namespace specdec {
 
 class Communicator;  // comm/communicator.h
+struct SharedHeads;  // backend/shared_heads.h
 
 // A matrix of a checkpoint, borrowed. Integers stand for scale * code (+ min), with a scale (and a
 // min) for every group_size inputs of a row; 8-bit floats for scale * value, with a scale for every
@@ -241,6 +242,9 @@ struct QkvArgs {
   const float* q_norm = nullptr;
   const float* k_norm = nullptr;
   bool norm_all_heads = false;
+  // With norm_all_heads, where these are some of the heads: whose the others are. The weights are
+  // those of these heads, and all ranks make the call with as many rows.
+  const SharedHeads* shared_heads = nullptr;
   float norm_eps = 1e-6f;
   const float* rope_cos = nullptr;  // [max_positions, rotary_dim / 2], or null for none
   const float* rope_sin = nullptr;

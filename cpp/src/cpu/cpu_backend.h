@@ -69,6 +69,8 @@ class CpuBackend final : public Backend {
 
  private:
   void norm_and_split_qkv(const QkvArgs& args);
+  // Of norms over all heads, from sums [rows, outputs] of these. By row.
+  std::span<const RowScales> row_scales(const QkvArgs& args, const float* sums);
   void activated_norm(const NormArgs& args);
 
   // Of weights that ranks share (shared_linear.cc).
@@ -106,6 +108,7 @@ class CpuBackend final : public Backend {
   Buffer moe_scratch_;
   Buffer norm_scratch_;
   Buffer qkv_scratch_;
+  std::vector<RowScales> row_scales_;
 };
 
 // The host as a device: its model name, memory, default threads and widest kernel set.

@@ -20,7 +20,7 @@ QkvTask qkv_task(const QkvArgs& args, const SumsCell& cell) {
           .bias = args.bias,
           .q_norm = args.q_norm,
           .k_norm = args.k_norm,
-          .norm_all_heads = args.norm_all_heads,
+          .row_scales = nullptr,
           .rope_cos = args.rope_cos,
           .rope_sin = args.rope_sin,
           .positions = args.batch->positions,
@@ -185,6 +185,7 @@ void CpuBackend::norm_and_split_qkv(const QkvArgs& args) {
   const int64_t num_rows = args.in.num_rows;
   float* sums = grow_scratch(qkv_scratch_, num_rows * num_outputs);
   linear({.weight = args.weight, .in = args.in, .bias = args.bias, .out = sums});
+  const std::span<const RowScales> scales = row_scales(args, sums);
   const auto kernel = kernels_.epilogue.qkv[kv_kind(args.kv)];
   pool_.parallel_for(num_rows, 1, [&](int64_t begin, int64_t end, int) {
     QkvTask task = qkv_task(args, {.sums = sums + begin * num_outputs,
@@ -194,6 +195,7 @@ void CpuBackend::norm_and_split_qkv(const QkvArgs& args) {
                                    .begin = 0,
                                    .end = num_outputs});
     task.bias = nullptr;
+    task.row_scales = scales.data();
     kernel(task);
   });
 }

@@ -2,6 +2,7 @@
 // brings everybody's to everybody, and every rank finishes all of the result.
 #include <algorithm>
 
+#include "backend/shared_heads.h"
 #include "comm/communicator.h"
 #include "core/check.h"
 #include "cpu/cpu_backend.h"
@@ -129,6 +130,40 @@ void CpuBackend::linear_by_outputs(const LinearArgs& args) {
       }
     }
   });
+}
+
+// Squares are added in one order whoever has the heads: each rank has the sums of all of them.
+std::span<const RowScales> CpuBackend::row_scales(const QkvArgs& args, const float* sums) {
+  const int dim = args.kv.head_dim;
+  const int64_t num_rows = args.in.num_rows;
+  const int64_t num_outputs = args.weight->out_features();
+  const SharedHeads* shared = args.shared_heads;
+  const int64_t q_dim = int64_t{shared ? shared->num_heads() : args.num_heads} * dim;
+  const int64_t k_dim = int64_t{shared ? shared->num_kv_heads() : args.kv.num_kv_heads} * dim;
+  std::span<const std::span<const std::byte>> parts;
+  if (shared != nullptr && num_rows > 0) {
+    const int64_t width = shared->part_width(shared->ranks->rank(), dim);
+    float* part = float_part(*shared->ranks, num_rows * width);
+    for (int64_t row = 0; row < num_rows; ++row) {
+      std::copy_n(sums + row * num_outputs, width, part + row * width);
+    }
+    parts = shared->ranks->exchange(num_rows * width * sizeof(float));
+  }
+  row_scales_.resize(static_cast<size_t>(num_rows));
+  float* all = grow_scratch(gather_scratch_, shared ? (q_dim + k_dim) * num_threads() : 0);
+  pool_.parallel_for(num_rows, 1, [&](int64_t begin, int64_t end, int thread) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float* q_and_k = sums + row * num_outputs;
+      if (shared != nullptr) {
+        float* gathered = all + thread * (q_dim + k_dim);
+        shared->gather_row(parts, row, dim, gathered);
+        q_and_k = gathered;
+      }
+      row_scales_[row] = kernels_.epilogue.row_scales(
+          {.q_and_k = q_and_k, .q_dim = q_dim, .k_dim = k_dim, .norm_eps = args.norm_eps});
+    }
+  });
+  return row_scales_;
 }
 
 // Each rank brings the rows that it has, in the order in which the batch names them.

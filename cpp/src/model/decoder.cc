@@ -30,10 +30,15 @@ void check_sizes(const ModelConfig& config, int max_model_len, int max_rows) {
 struct Decoder::Impl {
   Impl(const ModelConfig& model_config, Backend& device, LoadedParts loaded_parts,
        int max_model_len, int row_limit, const RankPlace& rank_place)
-      : config(ModelShard(model_config, rank_place).config_of_share(model_config)),
+      : Impl(model_config, ModelShard(model_config, rank_place), device, std::move(loaded_parts),
+             max_model_len, row_limit) {}
+  Impl(const ModelConfig& model_config, const ModelShard& shard, Backend& device,
+       LoadedParts loaded_parts, int max_model_len, int row_limit)
+      : config(shard.config_of_share(model_config)),
         backend(device),
         max_rows(row_limit),
-        place(rank_place),
+        place(shard.place()),
+        all_heads(shard.all_heads()),
         first_layer(place.first_layer(model_config.num_layers)),
         loaded(std::move(loaded_parts)),
         parts(loaded.parts),
@@ -67,6 +72,7 @@ struct Decoder::Impl {
   Backend& backend;
   int max_rows;
   RankPlace place;
+  SharedHeads all_heads;
   int first_layer;  // of the whole model's
   LoadedParts loaded;
   const ModelParts& parts;
@@ -218,6 +224,7 @@ void Decoder::Impl::join_embedding(const Layer& layer, int num_rows) {
 // Writes the rows' keys and values, and their queries into work.q.
 void Decoder::Impl::project_qkv(const Layer& layer, const BatchView& batch, const PagedKvView& kv) {
   const NormParams norm = layer.attention_norm.params();
+  const bool norms_all_heads = config.qk_norm == QkNorm::kAllHeads;
   ProjectionInput in = block_input(layer, norm, batch.num_rows);
   if (layer.spec.attention_input == AttentionInput::kRaw) in.norm = nullptr;
   if (layer.spec.attention_input == AttentionInput::kWithEmbedding) {
@@ -229,7 +236,8 @@ void Decoder::Impl::project_qkv(const Layer& layer, const BatchView& batch, cons
                  .bias = layer.qkv.bias.as<float>(),
                  .q_norm = layer.q_norm.as<float>(),
                  .k_norm = layer.k_norm.as<float>(),
-                 .norm_all_heads = config.qk_norm == QkNorm::kAllHeads,
+                 .norm_all_heads = norms_all_heads,
+                 .shared_heads = norms_all_heads && all_heads.ranks ? &all_heads : nullptr,
                  .norm_eps = config.norm_eps,
                  .num_heads = config.num_heads,
                  .batch = &batch,

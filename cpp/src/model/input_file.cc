@@ -43,6 +43,7 @@ void InputFile::read(size_t begin, size_t count, void* to) const {
                                     " bytes, now it ends at byte ", begin + done));
     }
     done += static_cast<size_t>(got);
+    bytes_read_ += static_cast<size_t>(got);
   }
 }
 

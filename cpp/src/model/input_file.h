@@ -22,11 +22,13 @@ class InputFile {
   // Copies [begin, begin + count) of the file to `to`. Throws CheckpointError when the file no
   // longer has these bytes or cannot be read.
   void read(size_t begin, size_t count, void* to) const;
+  size_t bytes_read() const { return bytes_read_; }
 
  private:
   std::string path_;
   int fd_ = -1;
   size_t size_ = 0;
+  mutable size_t bytes_read_ = 0;  // so one thread reads at a time
 };
 
 }  // namespace specdec

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <vector>
 
 #include "core/str_cat.h"
 #include "specdec/error.h"
@@ -9,12 +10,10 @@
 namespace specdec {
 namespace {
 
-// `gate` and `up` are whole matrices, of the tensor `name`.
+// `gate` and `up` have this rank's rows, `down` is a whole matrix.
 void add_expert(TensorLoader& loader, const WeightView& gate, const WeightView& up,
-                const WeightView& down, const std::string& name, Experts& experts) {
-  const SharedSums sums = loader.inner_sums(static_cast<int>(down.in_features()));
-  const RowRange own = {sums.slices.begin(), sums.slices.in_features()};
-  const std::array gate_up = {loader.rows_of(gate, own, name), loader.rows_of(up, own, name)};
+                const WeightView& down, const SharedSums& sums, Experts& experts) {
+  const std::array gate_up = {gate, up};
   experts.storage.push_back(loader.pack(MatrixRole::kLayer, gate_up, {.gated = true}));
   experts.gate_up.push_back(experts.storage.back().get());
   experts.storage.push_back(loader.pack(MatrixRole::kLayer, std::array{down}, {.sums = &sums}));
@@ -24,12 +23,16 @@ void add_expert(TensorLoader& loader, const WeightView& gate, const WeightView& 
 void load_apart(TensorLoader& loader, const std::string& block, int64_t inner, Experts& experts) {
   const int64_t hidden = loader.config().hidden_size;
   const auto& [gate_name, up_name, down_name] = loader.config().names.expert;
+  const SharedSums sums = loader.inner_sums(static_cast<int>(inner));
+  const auto own_rows = [&](const std::string& name) {
+    const RowRange own = {sums.slices.begin(), sums.slices.in_features()};
+    return loader.read_rows({name, inner, {own}}, hidden).front();
+  };
   for (int expert = 0; expert < loader.config().num_experts; ++expert) {
     const std::string gate = str_cat(block, ".", expert, ".", gate_name, ".weight");
     const std::string up = str_cat(block, ".", expert, ".", up_name, ".weight");
     const std::string down = str_cat(block, ".", expert, ".", down_name, ".weight");
-    add_expert(loader, loader.read_matrix(gate, inner, hidden),
-               loader.read_matrix(up, inner, hidden), loader.read_matrix(down, hidden, inner), gate,
+    add_expert(loader, own_rows(gate), own_rows(up), loader.read_matrix(down, hidden, inner), sums,
                experts);
     for (const std::string& name : {gate, up, down}) loader.release(name);
   }
@@ -40,20 +43,19 @@ void load_stacked(TensorLoader& loader, const std::string& block, int64_t inner,
   const int64_t count = loader.config().num_experts;
   const std::string gate_up_name = block + ".gate_up_proj";
   const std::string down_name = block + ".down_proj";
-  // Each stack taken as one tall matrix.
-  const auto read = [&](const std::string& name, int64_t rows_each, int64_t in_features) {
-    const TensorView stack = loader.read(name, std::array{count, rows_each, in_features});
-    return WeightView{.values = {.data = stack.data,
-                                 .dtype = stack.dtype,
-                                 .shape = {count * rows_each, in_features}}};
-  };
-  const WeightView gate_up = read(gate_up_name, 2 * inner, hidden);
-  const WeightView down = read(down_name, hidden, inner);
+  const SharedSums sums = loader.inner_sums(static_cast<int>(inner));
+  const int64_t begin = sums.slices.begin(), own = sums.slices.in_features();
+  std::vector<RowRange> gate_up_rows, down_rows;
   for (int64_t expert = 0; expert < count; ++expert) {
-    const int64_t gate = 2 * expert * inner;
-    add_expert(loader, loader.rows_of(gate_up, {gate, inner}, gate_up_name),
-               loader.rows_of(gate_up, {gate + inner, inner}, gate_up_name),
-               loader.rows_of(down, {expert * hidden, hidden}, down_name), gate_up_name, experts);
+    for (const int64_t matrix : {2 * expert, 2 * expert + 1}) {
+      gate_up_rows.push_back({matrix * inner + begin, own});
+    }
+    down_rows.push_back({expert * hidden, hidden});
+  }
+  const auto gate_up = loader.read_stack(gate_up_name, {count, 2 * inner, hidden}, gate_up_rows);
+  const auto down = loader.read_stack(down_name, {count, hidden, inner}, down_rows);
+  for (size_t expert = 0; expert < down.size(); ++expert) {
+    add_expert(loader, gate_up[2 * expert], gate_up[2 * expert + 1], down[expert], sums, experts);
   }
   loader.release(gate_up_name);
   loader.release(down_name);

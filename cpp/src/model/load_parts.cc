@@ -45,13 +45,16 @@ void load_vocabulary(TensorLoader& loader, Embedding& embedding, Head& head) {
   const ModelConfig& config = loader.config();
   const std::string head_name = weight_of(config.names.head);
   const std::string name = table_name(loader);
-  const WeightView table = loader.read_matrix(name, config.vocab_size, embed_dim(config));
   const bool has_head = name != head_name && loader.contains(head_name);
   if (!has_head && !config.tie_word_embeddings) {
     log_warning(loader.source(), ": no ", head_name, "; the embedding table serves as the head");
   }
-  if (!has_head || (config.tie_word_embeddings && loader.is_equal(head_name, table))) {
-    head.weight = loader.pack(MatrixRole::kVocabulary, std::array{table});
+  const auto read_table = [&] {
+    return loader.read_matrix(name, config.vocab_size, embed_dim(config));
+  };
+  if (!has_head || (config.tie_word_embeddings && loader.is_equal(head_name, read_table()))) {
+    head.weight =
+        loader.matrix(MatrixRole::kVocabulary, {{name, config.vocab_size}}, embed_dim(config));
     embedding.head = head.weight;
     embedding.tokens = loader.table_of(*head.weight);
   } else {
@@ -59,6 +62,7 @@ void load_vocabulary(TensorLoader& loader, Embedding& embedding, Head& head) {
       log_warning(loader.source(), ": tie_word_embeddings is set, but ", head_name,
                   " differs from the embedding table; both are used");
     }
+    const WeightView table = read_table();
     embedding.tokens =
         loader.table(loader.format_of(MatrixRole::kVocabulary, std::array{table}), table);
     head.weight =
@@ -185,13 +189,16 @@ void load_attention(TensorLoader& loader, const std::string& prefix, Layer& laye
   }
   layer.qkv = loader.linear(qkv_parts(loader, prefix), in_features, config.qkv_bias);
   if (config.qk_norm != QkNorm::kNone) {
-    const bool per_head = config.qk_norm == QkNorm::kPerHead;
-    const auto load = [&](std::string_view name, int64_t rows) {
-      return loader.norm_weights(str_cat(prefix, name, ".weight"),
-                                 per_head ? config.head_dim : rows);
+    const HeadShare& share = loader.shard().heads();
+    const auto load = [&](std::string_view norm, int64_t rows, int64_t first_head, int64_t heads) {
+      const std::string name = str_cat(prefix, norm, ".weight");
+      if (config.qk_norm == QkNorm::kPerHead) return loader.norm_weights({name, config.head_dim});
+      const RowRange own = {first_head * config.head_dim, heads * config.head_dim};
+      if (own.count == rows) return loader.norm_weights({name, rows});
+      return loader.norm_weights({name, rows, {own}});
     };
-    layer.q_norm = load(names.q_norm, q_rows);
-    layer.k_norm = load(names.k_norm, kv_rows);
+    layer.q_norm = load(names.q_norm, q_rows, share.first_head, share.num_heads);
+    layer.k_norm = load(names.k_norm, kv_rows, share.first_kv_head, share.num_kv_heads);
   }
   const SharedSums sums = loader.attention_sums();
   layer.attention_out = loader.linear({{str_cat(prefix, names.attention_out), config.hidden_size}},

@@ -82,17 +82,13 @@ std::optional<std::vector<SliceRun>> share_inner(int inner_size, int size) {
 
 bool can_share(const ModelConfig& config, int size) {
   if (size == 1) return true;
-  return config.qk_norm != QkNorm::kAllHeads && share_attention(config, size).has_value() &&
+  return share_attention(config, size).has_value() &&
          std::ranges::all_of(config.layers, [&](const LayerSpec& layer) {
            return share_inner(layer.inner_size, size).has_value();
          });
 }
 
 [[noreturn]] void refuse(const ModelConfig& config, int size, const std::string& field) {
-  if (config.qk_norm == QkNorm::kAllHeads) {
-    throw InvalidArgument(field, str_cat(size, " ranks cannot share a ", config.architecture,
-                                         ", which normalises all heads together; use 1"));
-  }
   std::string sizes;
   for (const int other : tensor_parallel_sizes(config)) {
     sizes += str_cat(sizes.empty() ? "" : ", ", other);
@@ -127,15 +123,22 @@ ModelShard::ModelShard(const ModelConfig& whole, const RankPlace& place, const s
   }
   attention_slices_ = slices_of_attention(whole);
   if (!can_share(whole, size())) refuse(whole, size(), field);
-  heads_ = {.num_heads = whole.num_heads, .num_kv_heads = whole.num_kv_heads};
-  if (is_whole()) return;
+  all_heads_.ranks = ranks_;
+  if (is_whole()) {
+    all_heads_.by_rank = {{.num_heads = whole.num_heads, .num_kv_heads = whole.num_kv_heads}};
+    return;
+  }
   attention_runs_ = *share_attention(whole, size());
-  attention_slices_ = attention_slices_.cut(attention_runs_[static_cast<size_t>(rank())]);
   const int group = whole.num_heads / whole.num_kv_heads;
-  heads_.first_head = static_cast<int>(attention_slices_.begin()) / whole.head_dim;
-  heads_.num_heads = static_cast<int>(attention_slices_.in_features()) / whole.head_dim;
-  heads_.first_kv_head = heads_.first_head / group;
-  heads_.num_kv_heads = (heads_.num_heads + group - 1) / group;
+  for (const SliceRun& run : attention_runs_) {
+    const KSlices slices = attention_slices_.cut(run);
+    HeadShare& share = all_heads_.by_rank.emplace_back();
+    share.first_head = static_cast<int>(slices.begin()) / whole.head_dim;
+    share.num_heads = static_cast<int>(slices.in_features()) / whole.head_dim;
+    share.first_kv_head = share.first_head / group;
+    share.num_kv_heads = (share.num_heads + group - 1) / group;
+  }
+  attention_slices_ = attention_slices_.cut(attention_runs_[static_cast<size_t>(rank())]);
 }
 
 KSlices ModelShard::inner_slices(int inner_size) const {
@@ -160,8 +163,8 @@ ModelConfig ModelShard::config_of_share(const ModelConfig& whole) const {
   const int end_layer = place_.end_layer(whole.num_layers);
   share.num_layers = end_layer - first_layer;
   share.layers.assign(whole.layers.begin() + first_layer, whole.layers.begin() + end_layer);
-  share.num_heads = heads_.num_heads;
-  share.num_kv_heads = heads_.num_kv_heads;
+  share.num_heads = heads().num_heads;
+  share.num_kv_heads = heads().num_kv_heads;
   for (LayerSpec& layer : share.layers) {
     layer.inner_size = static_cast<int>(inner_slices(layer.inner_size).in_features());
   }

@@ -7,18 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "backend/shared_heads.h"
 #include "core/k_slices.h"
 #include "model/config.h"
 #include "model/rank_place.h"
 
 namespace specdec {
-
-struct HeadShare {
-  int first_head = 0;
-  int num_heads = 0;
-  int first_kv_head = 0;
-  int num_kv_heads = 0;  // ranks may hold the same one
-};
 
 class ModelShard {
  public:
@@ -33,7 +27,9 @@ class ModelShard {
   bool is_whole() const { return ranks_ == nullptr; }
   Communicator* ranks() const { return ranks_; }
 
-  const HeadShare& heads() const { return heads_; }
+  const HeadShare& heads() const { return all_heads_.by_rank[static_cast<size_t>(rank())]; }
+  // Everybody's; of a whole model there is one rank without a communicator.
+  const SharedHeads& all_heads() const { return all_heads_; }
   // The inputs of the projection after the attention, and of an MLP's second: the slices of their
   // sums, with the run that this rank has, and every rank's run.
   const KSlices& attention_slices() const { return attention_slices_; }
@@ -53,7 +49,7 @@ class ModelShard {
 
   RankPlace place_;
   Communicator* ranks_ = nullptr;  // of the place, unless it is one rank
-  HeadShare heads_;
+  SharedHeads all_heads_;
   KSlices attention_slices_;
   std::vector<SliceRun> attention_runs_;
 };

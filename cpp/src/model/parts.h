@@ -108,6 +108,7 @@ struct LoadedParts {
   // Of what was loaded, not of what was given.
   int64_t num_parameters = 0;      // a tied table counts once
   int64_t size_bytes = 0;          // resident, as packed
+  size_t bytes_read = 0;           // of the checkpoint's files
   std::set<WeightFormat> formats;  // of the matrices, routers and learned positions aside
 };
 

@@ -8,6 +8,7 @@
 #include <set>
 #include <string_view>
 
+#include "core/check.h"
 #include "core/str_cat.h"
 #include "model/json_file.h"
 #include "specdec/error.h"
@@ -236,12 +237,26 @@ SafetensorsFile::SafetensorsFile(std::string path) : path_(std::move(path)), fil
   check_coverage(path_, entries_, data_begin, file_.size());
 }
 
+int64_t SafetensorsEntry::num_rows() const {
+  int64_t count = 1;
+  for (size_t i = 0; i + 1 < shape.size(); ++i) count *= shape[i];
+  return count;
+}
+
 Buffer SafetensorsFile::read(const std::string& name) const {
+  const auto found = entries_.find(name);
+  return read(name, {0, found == entries_.end() ? 0 : found->second.num_rows()});
+}
+
+Buffer SafetensorsFile::read(const std::string& name, RowRange rows) const {
   const auto found = entries_.find(name);
   if (found == entries_.end()) throw CheckpointError(path_, name, "the file has no such tensor");
   const SafetensorsEntry& entry = found->second;
-  Buffer bytes = Buffer::host(entry.end - entry.begin, "a tensor of the checkpoint");
-  file_.read(entry.begin, bytes.size_bytes(), bytes.data());
+  const int64_t num_rows = entry.num_rows();
+  SPECDEC_CHECK(rows.begin >= 0 && rows.count >= 0 && rows.end() <= num_rows);
+  const size_t row_bytes = num_rows == 0 ? 0 : (entry.end - entry.begin) / num_rows;
+  Buffer bytes = Buffer::host(rows.count * row_bytes, "a tensor of the checkpoint");
+  file_.read(entry.begin + rows.begin * row_bytes, bytes.size_bytes(), bytes.data());
   return bytes;
 }
 

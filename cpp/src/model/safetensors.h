@@ -14,12 +14,21 @@
 
 namespace specdec {
 
+// Rows of a matrix or of a stack of matrices: a row is what the last extent spans.
+struct RowRange {
+  int64_t begin = 0;
+  int64_t count = 0;
+  int64_t end() const { return begin + count; }
+};
+
 struct SafetensorsEntry {
   std::string dtype_name;      // as the header spells it: "BF16"
   std::optional<DType> dtype;  // none: valid in the format, but not a type of this library
   std::vector<int64_t> shape;
   size_t begin = 0;  // byte offsets in the file
   size_t end = 0;
+
+  int64_t num_rows() const;  // 1 of a scalar
 };
 
 class SafetensorsFile {
@@ -31,9 +40,11 @@ class SafetensorsFile {
   const std::string& path() const { return path_; }
   const std::map<std::string, SafetensorsEntry>& entries() const { return entries_; }
 
-  // A copy of the tensor's bytes. Throws CheckpointError when there is none of that name, or the
-  // file does not have them any more.
-  Buffer read(const std::string& name) const;
+  // A copy of the bytes of a tensor's rows; others are not read. Throws CheckpointError when there
+  // is no tensor of that name, or the file does not have the bytes any more.
+  Buffer read(const std::string& name, RowRange rows) const;
+  Buffer read(const std::string& name) const;               // all rows
+  size_t bytes_read() const { return file_.bytes_read(); }  // with the header's
 
  private:
   std::string path_;

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <numeric>
 
 #include "core/check.h"
 #include "core/log.h"
@@ -25,6 +26,86 @@ TensorView slice(const TensorView& tensor, RowRange rows) {
   const int64_t row_bytes = tensor.size_bytes() / tensor.shape[0];
   view.data = static_cast<const char*>(tensor.data) + rows.begin * row_bytes;
   return view;
+}
+
+// The tensor that an error names.
+struct TensorSource {
+  const std::string& source;
+  const std::string& name;
+};
+
+// Rows `rows` of a tensor, of which `held` has those from `first` on.
+WeightView rows_of(const WeightView& held, int64_t first, RowRange rows,
+                   const TensorSource& tensor) {
+  const int64_t begin = rows.begin - first;  // in `held`
+  WeightView view = held;
+  view.values = slice(held.values, {begin, rows.count});
+  if (held.is_integer()) {
+    const int64_t num_groups = held.in_features() / held.group_size;
+    view.scales += begin * num_groups;
+    if (view.mins != nullptr) view.mins += begin * num_groups;
+  }
+  if (held.is_fp8()) {
+    const int64_t block = rows.begin / held.block_rows;
+    if (block != (rows.end() - 1) / held.block_rows && rows.begin % held.block_rows != 0) {
+      throw CheckpointError(tensor.source, tensor.name,
+                            str_cat("its rows from ", rows.begin,
+                                    " on are used by themselves, but "
+                                    "share scales with those before, in blocks of ",
+                                    held.block_rows));
+    }
+    view.block_scales += (block - first / held.block_rows) *
+                         ((held.in_features() + held.block_cols - 1) / held.block_cols);
+  }
+  return view;
+}
+
+// The pieces that `order` lists, of which neighbours are read as one run.
+std::vector<WeightView> pieces_of(const TensorSource& tensor, std::span<const RowRange> order,
+                                  const std::function<WeightView(RowRange)>& read) {
+  std::vector<WeightView> pieces(order.size());
+  std::vector<size_t> by_row(order.size());
+  std::iota(by_row.begin(), by_row.end(), size_t{0});
+  std::ranges::stable_sort(by_row, {}, [&](size_t i) { return order[i].begin; });
+  for (size_t next = 0; next < by_row.size();) {
+    RowRange run = order[by_row[next]];
+    size_t end = next + 1;
+    for (; end < by_row.size() && order[by_row[end]].begin == run.end(); ++end) {
+      run.count += order[by_row[end]].count;
+    }
+    const WeightView held = read(run);
+    for (; next < end; ++next) {
+      const size_t piece = by_row[next];
+      pieces[piece] = rows_of(held, run.begin, order[piece], tensor);
+    }
+  }
+  return pieces;
+}
+
+int64_t num_rows(std::span<const TensorPart> parts) {
+  int64_t count = 0;
+  for (const TensorPart& part : parts) {
+    for (const RowRange& rows : part.order) count += rows.count;
+  }
+  return count;
+}
+
+// What rows [begin, end) are of what the parts lay one after another.
+std::vector<TensorPart> rows_between(std::span<const TensorPart> parts, int64_t begin,
+                                     int64_t end) {
+  std::vector<TensorPart> cut;
+  int64_t first = 0;  // of the piece
+  for (const TensorPart& part : parts) {
+    TensorPart own = {.name = part.name, .rows = part.rows};
+    for (const RowRange& rows : part.order) {
+      const int64_t from = std::max(begin - first, int64_t{0});
+      const int64_t to = std::min(end - first, rows.count);
+      if (from < to) own.order.push_back({rows.begin + from, to - from});
+      first += rows.count;
+    }
+    if (!own.order.empty()) cut.push_back(std::move(own));
+  }
+  return cut;
 }
 
 bool same(const void* a, const void* b, int64_t num_bytes) {
@@ -52,16 +133,21 @@ std::string TensorLoader::resolve(const std::string& name) const {
   return store_.contains(other) ? other : name;
 }
 
+void TensorLoader::count(const std::string& name, int64_t num_parameters) {
+  if (counted_.insert(name).second) num_parameters_ += num_parameters;
+}
+
 TensorView TensorLoader::read(const std::string& name, std::span<const int64_t> shape) {
-  TensorView view = store_.tensor(resolve(name), shape);
-  num_parameters_ += view.num_elements();
+  const std::string found = resolve(name);
+  TensorView view = store_.tensor(found, shape);
+  count(found, view.num_elements());
   return view;
 }
 
 WeightView TensorLoader::read_matrix(const std::string& name, int64_t rows, int64_t in_features) {
-  const WeightView view = store_.matrix(resolve(name), rows, in_features);
-  num_parameters_ += rows * in_features;
-  return view;
+  const std::string found = resolve(name);
+  count(found, rows * in_features);
+  return store_.matrix(found, rows, in_features);
 }
 
 bool TensorLoader::is_equal(const std::string& name, const WeightView& other) {
@@ -87,29 +173,21 @@ bool TensorLoader::is_equal(const std::string& name, const WeightView& other) {
   return equal;
 }
 
-WeightView TensorLoader::rows_of(const WeightView& matrix, RowRange rows,
-                                 const std::string& name) const {
-  WeightView view = matrix;
-  view.values = slice(matrix.values, rows);
-  if (matrix.is_integer()) {
-    const int64_t num_groups = matrix.in_features() / matrix.group_size;
-    view.scales += rows.begin * num_groups;
-    if (view.mins != nullptr) view.mins += rows.begin * num_groups;
-  }
-  if (matrix.is_fp8()) {
-    const int64_t first = rows.begin / matrix.block_rows;
-    const int64_t last = (rows.begin + rows.count - 1) / matrix.block_rows;
-    if (first != last && rows.begin % matrix.block_rows != 0) {
-      throw CheckpointError(source(), name,
-                            str_cat("its rows from ", rows.begin,
-                                    " on are used by themselves, but "
-                                    "share scales with those before, in blocks of ",
-                                    matrix.block_rows));
-    }
-    view.block_scales +=
-        first * ((matrix.in_features() + matrix.block_cols - 1) / matrix.block_cols);
-  }
-  return view;
+std::vector<WeightView> TensorLoader::read_rows(const TensorPart& part, int64_t in_features) {
+  const std::string name = resolve(part.name);
+  count(name, part.rows * in_features);
+  return pieces_of({.source = source(), .name = part.name}, part.order,
+                   [&](RowRange run) { return store_.matrix(name, part.rows, in_features, run); });
+}
+
+std::vector<WeightView> TensorLoader::read_stack(const std::string& name,
+                                                 std::array<int64_t, 3> shape,
+                                                 std::span<const RowRange> order) {
+  const std::string found = resolve(name);
+  count(found, shape[0] * shape[1] * shape[2]);
+  return pieces_of({.source = source(), .name = name}, order, [&](RowRange run) {
+    return WeightView{.values = store_.stack_rows(found, shape, run)};
+  });
 }
 
 WeightFormat TensorLoader::format_of(MatrixRole role, std::span<const WeightView> parts) {
@@ -122,42 +200,22 @@ WeightFormat TensorLoader::format_of(MatrixRole role, std::span<const WeightView
   return format;
 }
 
-std::vector<WeightView> TensorLoader::rows_between(std::span<const WeightView> parts, int64_t begin,
-                                                   int64_t end) const {
-  std::vector<WeightView> rows;
-  int64_t first = 0;  // of the part
-  for (const WeightView& part : parts) {
-    const int64_t from = std::max(begin - first, int64_t{0});
-    const int64_t to = std::min(end - first, part.rows());
-    if (from < to) rows.push_back(rows_of(part, {from, to - from}, "the vocabulary"));
-    first += part.rows();
-  }
-  return rows;
+std::unique_ptr<const PackedLinear> TensorLoader::pack(PackArgs args) {
+  auto packed = backend_.pack_linear(args);
+  size_bytes_ += packed->size_bytes();
+  return packed;
 }
 
 std::unique_ptr<const PackedLinear> TensorLoader::pack(MatrixRole role,
                                                        std::span<const WeightView> parts,
                                                        MatrixForm form) {
   PackArgs args = {.parts = parts, .format = format_of(role, parts), .gated = form.gated};
-  std::vector<WeightView> own_rows;
-  std::vector<int64_t> rank_outputs;
   if (form.sums != nullptr) {
     args.k_slices = &form.sums->slices;
     args.rank_runs = form.sums->rank_runs;
     if (!form.sums->rank_runs.empty()) args.ranks = shard_.ranks();
-  } else if (role == MatrixRole::kVocabulary && !shard_.is_whole()) {
-    int64_t num_rows = 0;
-    for (const WeightView& part : parts) num_rows += part.rows();
-    rank_outputs = shard_.vocabulary(num_rows);
-    const auto rank = static_cast<size_t>(shard_.ranks()->rank());
-    own_rows = rows_between(parts, rank_outputs[rank], rank_outputs[rank + 1]);
-    args.parts = own_rows;
-    args.rank_outputs = rank_outputs;
-    args.ranks = shard_.ranks();
   }
-  auto packed = backend_.pack_linear(args);
-  size_bytes_ += packed->size_bytes();
-  return packed;
+  return pack(args);
 }
 
 std::unique_ptr<const EmbeddingTable> TensorLoader::table(WeightFormat format,
@@ -176,13 +234,27 @@ std::unique_ptr<const EmbeddingTable> TensorLoader::table_of(const PackedLinear&
 std::unique_ptr<const PackedLinear> TensorLoader::matrix(MatrixRole role,
                                                          const std::vector<TensorPart>& parts,
                                                          int64_t in_features, MatrixForm form) {
-  std::vector<WeightView> views;
-  for (const TensorPart& part : parts) {
-    const WeightView whole = read_matrix(part.name, part.rows, in_features);
-    if (part.order.empty()) views.push_back(whole);
-    for (const RowRange& rows : part.order) views.push_back(rows_of(whole, rows, part.name));
+  const bool shares_outputs = role == MatrixRole::kVocabulary && !shard_.is_whole();
+  std::vector<int64_t> rank_outputs;
+  std::vector<TensorPart> own = parts;
+  for (TensorPart& part : own) {
+    if (part.order.empty()) part.order = {{0, part.rows}};
   }
-  auto packed = pack(role, views, form);
+  if (shares_outputs) {
+    rank_outputs = shard_.vocabulary(num_rows(own));
+    const auto rank = static_cast<size_t>(shard_.ranks()->rank());
+    own = rows_between(own, rank_outputs[rank], rank_outputs[rank + 1]);
+  }
+  std::vector<WeightView> views;
+  for (const TensorPart& part : own) {
+    const std::vector<WeightView> pieces = read_rows(part, in_features);
+    views.insert(views.end(), pieces.begin(), pieces.end());
+  }
+  auto packed = shares_outputs ? pack({.parts = views,
+                                       .format = format_of(role, views),
+                                       .ranks = shard_.ranks(),
+                                       .rank_outputs = rank_outputs})
+                               : pack(role, views, form);
   for (const TensorPart& part : parts) release(part.name);
   return packed;
 }
@@ -227,14 +299,15 @@ Buffer TensorLoader::flat_vector(const std::string& name, int64_t size) {
   return buffer;
 }
 
-Buffer TensorLoader::norm_weights(const std::string& name, int64_t size) {
-  if (config_.norm_offset == 0.0f) return vector({{name, size}});
-  const TensorView stored = read(name, std::array{size});
-  std::vector<float> weights(static_cast<size_t>(size));
+Buffer TensorLoader::norm_weights(const TensorPart& part) {
+  if (config_.norm_offset == 0.0f) return vector({part});
+  SPECDEC_CHECK(part.order.empty());  // no family wants both
+  const TensorView stored = read(part.name, std::array{part.rows});
+  std::vector<float> weights(static_cast<size_t>(part.rows));
   to_floats(stored.data, stored.dtype, weights.size(), weights.data());
   for (float& weight : weights) weight += config_.norm_offset;
-  release(name);
-  const TensorView view = {.data = weights.data(), .dtype = DType::kF32, .shape = {size}};
+  release(part.name);
+  const TensorView view = {.data = weights.data(), .dtype = DType::kF32, .shape = {part.rows}};
   Buffer buffer = backend_.make_vector(std::array{view});
   size_bytes_ += static_cast<int64_t>(buffer.size_bytes());
   return buffer;
@@ -263,7 +336,7 @@ Norm TensorLoader::norm(const std::string& name, int64_t size) {
   Norm norm;
   norm.kind = config_.norm_kind;
   norm.eps = config_.norm_eps;
-  norm.weight = norm_weights(name + ".weight", size);
+  norm.weight = norm_weights({name + ".weight", size});
   if (norm.kind == NormKind::kLayer) norm.bias = vector({{name + ".bias", size}});
   return norm;
 }
@@ -305,6 +378,7 @@ void TensorLoader::finish(LoadedParts& loaded) const {
   if (shard_.place().num_stages == 1) warn_about_unused();  // a stage leaves other stages' tensors
   loaded.num_parameters = num_parameters_;
   loaded.size_bytes = size_bytes_;
+  loaded.bytes_read = store_.bytes_read();
   loaded.formats = formats_;
 }
 

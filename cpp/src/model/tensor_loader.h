@@ -1,7 +1,9 @@
 // Reads tensors of a checkpoint into a backend's layout, and counts what it has read.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <set>
 #include <span>
@@ -19,16 +21,12 @@
 
 namespace specdec {
 
-struct RowRange {
-  int64_t begin = 0;
-  int64_t count = 0;
-};
-
 // One tensor of a fused matrix or vector.
 struct TensorPart {
   std::string name;
   int64_t rows = 0;
-  std::vector<RowRange> order = {};  // pieces of it to lay one after another; empty: all as it is
+  // Its rows to lay one after another, and no others are read; empty: all as they are.
+  std::vector<RowRange> order = {};
 };
 
 // The order of the sums over a matrix's inputs, which ranks may share.
@@ -61,12 +59,15 @@ class TensorLoader {
   const std::string& source() const { return store_.source(); }
   bool contains(const std::string& name) const { return store_.contains(resolve(name)); }
 
-  // What follows counts the parameters read. Names are whole: with ".weight".
+  // What follows counts the parameters of each tensor once. Names are whole: with ".weight".
   TensorView read(const std::string& name, std::span<const int64_t> shape);
   WeightView read_matrix(const std::string& name, int64_t rows, int64_t in_features);
-  // Rows of a matrix that was read from the tensor `name`. Throws CheckpointError where a scale of
-  // 8-bit floats is shared by rows on both sides of a cut.
-  WeightView rows_of(const WeightView& matrix, RowRange rows, const std::string& name) const;
+  // The pieces of a matrix that `order` lists. Throws CheckpointError where a scale of 8-bit floats
+  // is shared by rows on both sides of a cut.
+  std::vector<WeightView> read_rows(const TensorPart& part, int64_t in_features);
+  // The same of matrices of floating point that lie one on another: [count, rows, in_features].
+  std::vector<WeightView> read_stack(const std::string& name, std::array<int64_t, 3> shape,
+                                     std::span<const RowRange> order);
   // Columns of a matrix of floating point, as a matrix of their own: [rows, count] packed.
   std::unique_ptr<const PackedLinear> columns(MatrixRole role, const WeightView& matrix,
                                               int64_t begin, int64_t count);
@@ -74,20 +75,20 @@ class TensorLoader {
   // Whether two matrices of one shape hold the same; reads `name` and releases it uncounted.
   bool is_equal(const std::string& name, const WeightView& other);
 
-  // What follows counts the bytes packed, too. Of MatrixRole::kVocabulary the ranks share the
-  // outputs.
+  // What follows counts the bytes packed, too.
   std::unique_ptr<const PackedLinear> pack(MatrixRole role, std::span<const WeightView> parts,
                                            MatrixForm form = {});
   std::unique_ptr<const EmbeddingTable> table(WeightFormat format, const WeightView& weights);
   std::unique_ptr<const EmbeddingTable> table_of(const PackedLinear& weights);
   WeightFormat format_of(MatrixRole role, std::span<const WeightView> parts);
+  // Of MatrixRole::kVocabulary the ranks share the outputs.
   std::unique_ptr<const PackedLinear> matrix(MatrixRole role, const std::vector<TensorPart>& parts,
                                              int64_t in_features, MatrixForm form = {});
   Buffer vector(const std::vector<TensorPart>& parts);
   // A tensor of `size` elements, whatever its shape.
   Buffer flat_vector(const std::string& name, int64_t size);
   // The weights of a norm, with the config's norm_offset.
-  Buffer norm_weights(const std::string& name, int64_t size);
+  Buffer norm_weights(const TensorPart& part);
   // `value` as a number of the dtype computed in.
   float rounded(float value) const;
 
@@ -103,15 +104,15 @@ class TensorLoader {
 
  private:
   std::string resolve(const std::string& name) const;
-  // Rows [begin, end) of the parts, one after another.
-  std::vector<WeightView> rows_between(std::span<const WeightView> parts, int64_t begin,
-                                       int64_t end) const;
+  void count(const std::string& name, int64_t num_parameters);
+  std::unique_ptr<const PackedLinear> pack(PackArgs args);
 
   const ModelConfig& config_;
   Quantization quantization_;
   WeightStore store_;
   Backend& backend_;
   ModelShard shard_;
+  std::set<std::string> counted_;  // in num_parameters_
   int64_t num_parameters_ = 0;
   int64_t size_bytes_ = 0;
   std::set<WeightFormat> formats_;

@@ -108,16 +108,19 @@ void store_float(float value, DType dtype, void* to, int64_t index) {
   }
 }
 
-// Uniform in +-sqrt(3 / fan_in): sums over fan_in inputs keep the size of one.
-void fill_random(uint64_t key, int64_t fan_in, DType dtype, int64_t count, void* values) {
+// Elements [begin, begin + count) of a tensor, uniform in +-sqrt(3 / fan_in): sums over fan_in
+// inputs keep the size of one.
+void fill_random(uint64_t key, int64_t fan_in, DType dtype, RowRange elements, void* values) {
+  constexpr int64_t kAtOnce = 8;
   const float unit = std::sqrt(3.0f / static_cast<float>(fan_in)) / 32768.0f;
   const std::array words = {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)};
-  for (int64_t i = 0; i < count; i += 8) {
+  for (int64_t i = elements.begin / kAtOnce * kAtOnce; i < elements.end(); i += kAtOnce) {
     const auto drawn =
         philox4x32_10({static_cast<uint32_t>(i), static_cast<uint32_t>(i >> 32), 0, 0}, words);
-    for (int64_t j = 0; j < std::min<int64_t>(8, count - i); ++j) {
+    const int64_t first = std::max<int64_t>(0, elements.begin - i);
+    for (int64_t j = first; j < std::min(kAtOnce, elements.end() - i); ++j) {
       const auto bits = static_cast<int16_t>(drawn[j / 2] >> (j % 2 * 16));
-      store_float(static_cast<float>(bits) * unit, dtype, values, i + j);
+      store_float(static_cast<float>(bits) * unit, dtype, values, i + j - elements.begin);
     }
   }
 }
@@ -212,32 +215,73 @@ const SafetensorsEntry& WeightStore::checked_entry(const std::string& name,
   return entry;
 }
 
-TensorView WeightStore::read(const std::string& name) {
+const void* WeightStore::bytes_of(const std::string& name, RowRange own,
+                                  const std::function<Buffer()>& read) {
+  std::vector<HeldRows>& held = held_[name];
+  auto found = std::ranges::find_if(held, [&](const HeldRows& part) {
+    return part.rows.begin <= own.begin && own.end() <= part.rows.end();
+  });
+  if (found == held.end()) found = held.insert(found, {own, read()});
+  if (found->rows.count == 0) return found->bytes.data();
+  const auto row_bytes = static_cast<int64_t>(found->bytes.size_bytes()) / found->rows.count;
+  return found->bytes.as<std::byte>() + (own.begin - found->rows.begin) * row_bytes;
+}
+
+TensorView WeightStore::read(const std::string& name, RowRange own) {
   used_.insert(name);
   const SafetensorsFile& file = shard(name);
   const SafetensorsEntry& entry = file.entries().at(name);
-  Buffer& bytes = bytes_[name];
-  if (bytes.empty()) bytes = file.read(name);
-  return {.data = bytes.data(), .dtype = entry.dtype.value(), .shape = entry.shape};
+  return {.data = bytes_of(name, own, [&] { return file.read(name, own); }),
+          .dtype = entry.dtype.value(),
+          .shape = {own.count, entry.shape.empty() ? 1 : entry.shape.back()}};
 }
 
-TensorView WeightStore::random_tensor(const std::string& name, std::span<const int64_t> shape) {
-  TensorView view{.dtype = random_dtype_, .shape = {shape.begin(), shape.end()}};
-  Buffer& bytes = bytes_[name] = Buffer::host(view.size_bytes(), name.c_str());
-  fill_random(hash_of(name), shape.back(), view.dtype, view.num_elements(), bytes.data());
-  view.data = bytes.data();
+TensorView WeightStore::read(const std::string& name) {
+  const SafetensorsEntry& entry = shard(name).entries().at(name);
+  TensorView view = read(name, {0, entry.num_rows()});
+  view.shape = entry.shape;
   return view;
 }
 
-TensorView WeightStore::tensor(const std::string& name, std::span<const int64_t> expected_shape) {
-  if (is_random_) return random_tensor(name, expected_shape);
+TensorView WeightStore::random_rows(const std::string& name, int64_t in_features, RowRange own) {
+  TensorView view{.dtype = random_dtype_, .shape = {own.count, in_features}};
+  view.data = bytes_of(name, own, [&] {
+    Buffer bytes = Buffer::host(view.size_bytes(), name.c_str());
+    fill_random(hash_of(name), in_features, view.dtype,
+                {own.begin * in_features, own.count * in_features}, bytes.data());
+    return bytes;
+  });
+  return view;
+}
+
+void WeightStore::check_float(const std::string& name,
+                              std::span<const int64_t> expected_shape) const {
   const SafetensorsEntry& entry = checked_entry(name, expected_shape);
-  if (entry.dtype != DType::kF32 && entry.dtype != DType::kBF16 && entry.dtype != DType::kF16) {
-    throw CheckpointError(shard(name).path(), name,
-                          str_cat("dtype ", entry.dtype_name,
-                                  " is not supported for weights, expected F32, BF16 or F16"));
+  if (entry.dtype == DType::kF32 || entry.dtype == DType::kBF16 || entry.dtype == DType::kF16) {
+    return;
   }
-  return read(name);
+  throw CheckpointError(shard(name).path(), name,
+                        str_cat("dtype ", entry.dtype_name,
+                                " is not supported for weights, expected F32, BF16 or F16"));
+}
+
+TensorView WeightStore::tensor(const std::string& name, std::span<const int64_t> expected_shape) {
+  if (!is_random_) {
+    check_float(name, expected_shape);
+    return read(name);
+  }
+  int64_t rows = 1;
+  for (const int64_t extent : expected_shape.first(expected_shape.size() - 1)) rows *= extent;
+  TensorView view = random_rows(name, expected_shape.back(), {0, rows});
+  view.shape = {expected_shape.begin(), expected_shape.end()};
+  return view;
+}
+
+TensorView WeightStore::stack_rows(const std::string& name, std::span<const int64_t> expected_shape,
+                                   RowRange own) {
+  if (is_random_) return random_rows(name, expected_shape.back(), own);
+  check_float(name, expected_shape);
+  return read(name, own);
 }
 
 std::vector<int64_t> WeightStore::integers(const std::string& name, int64_t size) {
@@ -257,15 +301,18 @@ std::vector<int64_t> WeightStore::integers(const std::string& name, int64_t size
   return values;
 }
 
-WeightView WeightStore::matrix(const std::string& name, int64_t rows, int64_t in_features) {
-  if (is_random_) return {.values = random_tensor(name, std::array{rows, in_features})};
-  const std::optional<DType> dtype = shard(name).entries().at(name).dtype;
-  if (dtype == DType::kI8 || dtype == DType::kU8) return int_matrix(name, rows, in_features);
-  if (dtype == DType::kF8E4M3) return fp8_matrix(name, rows, in_features);
-  return {.values = tensor(name, std::array{rows, in_features})};
+WeightView WeightStore::matrix(const std::string& name, int64_t rows, int64_t in_features,
+                               RowRange own) {
+  if (!is_random_) {
+    const std::optional<DType> dtype = shard(name).entries().at(name).dtype;
+    if (dtype == DType::kI8 || dtype == DType::kU8) return int_matrix(name, rows, in_features, own);
+    if (dtype == DType::kF8E4M3) return fp8_matrix(name, rows, in_features, own);
+  }
+  return {.values = stack_rows(name, std::array{rows, in_features}, own)};
 }
 
-WeightView WeightStore::int_matrix(const std::string& name, int64_t rows, int64_t in_features) {
+WeightView WeightStore::int_matrix(const std::string& name, int64_t rows, int64_t in_features,
+                                   RowRange own) {
   const SafetensorsFile& file = shard(name);
   const bool is_int4 = file.entries().at(name).dtype == DType::kU8;
   if (in_features % kQuantGroup != 0) {
@@ -280,13 +327,17 @@ WeightView WeightStore::int_matrix(const std::string& name, int64_t rows, int64_
                           str_cat("integers without scales: there is no tensor ", name, kScales));
   }
   const int64_t num_groups = in_features / kQuantGroup;
-  return {.values = read(name),
-          .scales = group_values(name + kScales, rows, num_groups),
-          .mins = contains(name + kMins) ? group_values(name + kMins, rows, num_groups) : nullptr,
+  const auto beside = [&](const char* suffix) {
+    return group_values(name + suffix, rows, num_groups, own);
+  };
+  return {.values = read(name, own),
+          .scales = beside(kScales),
+          .mins = contains(name + kMins) ? beside(kMins) : nullptr,
           .group_size = kQuantGroup};
 }
 
-WeightView WeightStore::fp8_matrix(const std::string& name, int64_t rows, int64_t in_features) {
+WeightView WeightStore::fp8_matrix(const std::string& name, int64_t rows, int64_t in_features,
+                                   RowRange own) {
   checked_entry(name, std::array{rows, in_features});
   const std::string& path = shard(name).path();
   const std::string scale_name = name + (contains(name + kScaleInverse) ? kScaleInverse : kScale);
@@ -303,36 +354,43 @@ WeightView WeightStore::fp8_matrix(const std::string& name, int64_t rows, int64_
                                   expected_blocks(rows, in_features, scale_block_)));
   }
   const TensorView scale = tensor(scale_name, shape(scale_name));
-  std::vector<float>& scales = fp8_scales_[name];
+  std::vector<float>& scales = fp8_scales_[name];  // all: they are few
   scales.resize(static_cast<size_t>(scale.num_elements()));
   to_floats(scale.data, scale.dtype, scales.size(), scales.data());
   if (!std::ranges::all_of(scales, [](float x) { return std::isfinite(x); })) {
     throw CheckpointError(shard(scale_name).path(), scale_name, "a scale is NaN or infinite");
   }
-  const TensorView values = read(name);
+  const TensorView values = read(name, own);
   if (has_nan(values)) throw CheckpointError(path, name, "a weight is NaN");
-  return {.values = values,
-          .block_scales = scales.data(),
-          .block_rows = block.rows,
-          .block_cols = block.cols};
+  return {
+      .values = values,
+      .block_scales = scales.data() + own.begin / block.rows * blocks_of(in_features, block.cols),
+      .block_rows = block.rows,
+      .block_cols = block.cols};
 }
 
-const uint16_t* WeightStore::group_values(const std::string& name, int64_t rows,
-                                          int64_t num_groups) {
+const uint16_t* WeightStore::group_values(const std::string& name, int64_t rows, int64_t num_groups,
+                                          RowRange own) {
   const SafetensorsEntry& entry = checked_entry(name, std::array{rows, num_groups});
   if (entry.dtype != DType::kF16) {
     throw CheckpointError(shard(name).path(), name,
                           str_cat("dtype ", entry.dtype_name, ", expected F16"));
   }
-  return static_cast<const uint16_t*>(read(name).data);
+  return static_cast<const uint16_t*>(read(name, own).data);
 }
 
 void WeightStore::release(const std::string& name) {
   fp8_scales_.erase(name);
   for (const std::string& part :
        {name, name + kScales, name + kMins, name + kScaleInverse, name + kScale}) {
-    bytes_.erase(part);
+    held_.erase(part);
   }
+}
+
+size_t WeightStore::bytes_read() const {
+  size_t bytes = 0;
+  for (const auto& file : shards_) bytes += file->bytes_read();
+  return bytes;
 }
 
 std::vector<std::string> WeightStore::unused() const {

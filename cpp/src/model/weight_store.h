@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -48,9 +49,19 @@ class WeightStore {
   // [rows, in_features / kQuantGroup]. Or of 8-bit floats: F8_E4M3 [rows, in_features], with
   // "<name>_scale_inv" or "<name>_scale", one for the matrix, for every row or for every block.
   // Otherwise like tensor().
-  WeightView matrix(const std::string& name, int64_t rows, int64_t in_features);
-  // Gives back the memory behind tensor(name) or matrix(name).
+  WeightView matrix(const std::string& name, int64_t rows, int64_t in_features) {
+    return matrix(name, rows, in_features, {0, rows});
+  }
+  // The rows `own` of such a matrix: of its values and integers' scales no other rows are read, so
+  // a NaN among those is not found. Block scales begin with the block of the first row.
+  WeightView matrix(const std::string& name, int64_t rows, int64_t in_features, RowRange own);
+  // Rows of a stack of matrices, which the flattened extents before the last one number.
+  TensorView stack_rows(const std::string& name, std::span<const int64_t> expected_shape,
+                        RowRange own);
+  // Gives back the memory behind the views of a tensor or matrix.
   void release(const std::string& name);
+
+  size_t bytes_read() const;  // of all files
 
   // Names that were never asked for, in order.
   std::vector<std::string> unused() const;
@@ -62,12 +73,22 @@ class WeightStore {
   const SafetensorsFile& shard(const std::string& name) const;
   const SafetensorsEntry& checked_entry(const std::string& name,
                                         std::span<const int64_t> expected_shape) const;
+  void check_float(const std::string& name, std::span<const int64_t> expected_shape) const;
   TensorView read(const std::string& name);
-  TensorView random_tensor(const std::string& name, std::span<const int64_t> shape);
-  WeightView int_matrix(const std::string& name, int64_t rows, int64_t in_features);
-  WeightView fp8_matrix(const std::string& name, int64_t rows, int64_t in_features);
+  TensorView read(const std::string& name, RowRange own);  // [rows, last extent]
+  // The bytes of rows, which are read unless they are held.
+  const void* bytes_of(const std::string& name, RowRange own, const std::function<Buffer()>& read);
+  TensorView random_rows(const std::string& name, int64_t in_features, RowRange own);
+  WeightView int_matrix(const std::string& name, int64_t rows, int64_t in_features, RowRange own);
+  WeightView fp8_matrix(const std::string& name, int64_t rows, int64_t in_features, RowRange own);
   // "<name>.scales" or "<name>.mins" of a matrix of integers.
-  const uint16_t* group_values(const std::string& name, int64_t rows, int64_t num_groups);
+  const uint16_t* group_values(const std::string& name, int64_t rows, int64_t num_groups,
+                               RowRange own);
+
+  struct HeldRows {
+    RowRange rows;
+    Buffer bytes;
+  };
 
   std::string source_;
   bool is_random_ = false;
@@ -76,7 +97,7 @@ class WeightStore {
   ScaleBlock scale_block_;
   std::vector<std::unique_ptr<SafetensorsFile>> shards_;
   std::map<std::string, const SafetensorsFile*> shard_of_;  // by tensor
-  std::map<std::string, Buffer> bytes_;                     // by tensor, until it is released
+  std::map<std::string, std::vector<HeldRows>> held_;       // by tensor, until it is released
   std::map<std::string, std::vector<float>> fp8_scales_;    // by matrix
   std::set<std::string> used_;
 };

@@ -25,7 +25,7 @@ _MOST_UNEVEN = 1.25  # a largest share of so many equal ones is refused
 _FLOAT_BYTES = 4
 _VOCABULARIES = ("vocab_size", "draft_vocab_size", "truncated_vocab_size")
 _INNER_SIZES = ("moe_intermediate_size", "ffn_dim", "intermediate_size")
-_NORMS_ALL_HEADS = ("olmo2",)  # families that ranks cannot share
+_NORMS_ALL_HEADS = ("olmo2",)  # families whose norms of q and k need the heads of all ranks
 _TIED = ("opt", "gemma")  # beginnings of families whose embedding is the head unless they say so
 
 ShapeMaker = Callable[[Mapping[str, Any]], ModelShape]
@@ -67,6 +67,8 @@ class SharedModel:
         hidden_size, num_tokens: of a row, and of the vocabulary that is scored.
         is_tied: whether the embedding is the output head, and so shared.
         num_planes: that a rank receives in the two exchanges of a layer, both together.
+        norm_floats: of q and k that a rank receives for a row in a layer that normalises all heads
+            together, in an exchange of their own.
     """
 
     share: ModelShape
@@ -75,13 +77,15 @@ class SharedModel:
     num_tokens: float
     is_tied: bool
     num_planes: int
+    norm_floats: float = 0.0
 
     def num_exchanges(self, stage: int = 0, num_stages: int = 1) -> int:
         """In a pass of a stage."""
         if self.size == 1:
             return 0
         ends = (stage == 0 and self.is_tied) + (stage == num_stages - 1)
-        return 2 * self._num_layers(stage, num_stages) + ends
+        of_layer = 3 if self.norm_floats else 2
+        return of_layer * self._num_layers(stage, num_stages) + ends
 
     def seconds(
         self,
@@ -104,7 +108,8 @@ class SharedModel:
         if self.size == 1:
             return 0.0
         others = (self.size - 1) / self.size
-        floats: float = self._num_layers(stage, num_stages) * self.num_planes * self.hidden_size
+        of_layer = self.num_planes * self.hidden_size + self.norm_floats
+        floats: float = self._num_layers(stage, num_stages) * of_layer
         if stage == 0 and self.is_tied:
             floats += others * self.hidden_size
         if stage == num_stages - 1:
@@ -146,8 +151,6 @@ def share_model(config: Mapping[str, Any], make_shape: ShapeMaker, size: int) ->
     model = SharedModel(whole, size, hidden, whole.head_weights / hidden, is_tied, 0)
     if size == 1:
         return model
-    if family in _NORMS_ALL_HEADS:
-        return None
     group = whole.num_heads // whole.num_kv_heads
     attention = _cut_attention(whole, group, size)
     inner_key = next((key for key in _INNER_SIZES if config.get(key)), "intermediate_size")
@@ -167,7 +170,11 @@ def share_model(config: Mapping[str, Any], make_shape: ShapeMaker, size: int) ->
     )
     # A rank has one plane of its own at least.
     planes = attention.num_planes + inner.num_planes - 2
-    return dataclasses.replace(model, share=share, num_planes=planes)
+    norm_floats = 0.0
+    if family in _NORMS_ALL_HEADS:
+        q_and_k = (whole.num_heads + whole.num_kv_heads) * whole.head_dim
+        norm_floats = q_and_k * (size - 1) / size
+    return dataclasses.replace(model, share=share, num_planes=planes, norm_floats=norm_floats)
 
 
 def tensor_parallel_sizes(config: Mapping[str, Any], make_shape: ShapeMaker) -> list[int]:

@@ -3,8 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
+#include <iterator>
+#include <random>
+#include <thread>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -228,6 +232,62 @@ TEST_P(CpuSlices, BitsDoNotDependOnTheNumberOfRanks) {
         }
       });
     }
+  }
+}
+
+// Whoever comes first: products of few and of many rows by turns, as every rank is held up at
+// random.
+TEST_P(CpuSlices, RanksThatAreLateChangeNothing) {
+  constexpr int64_t kOutputs = 20, kInputs = 1100;
+  constexpr int kRounds = 12;
+  const KSlices whole = KSlices::whole(kInputs, 64);
+  const Matrix weight(kOutputs, kInputs, act(), 1);
+  const WeightView view = weight.view();
+  CpuBackend single = make_backend(1);
+  const auto plain = single.pack_linear({.parts = {&view, 1}, .format = format()});
+  const int most_rows = *std::ranges::max_element(kRowCounts);
+  const Matrix x(most_rows, kInputs, act(), 2);
+  const int64_t bytes = static_cast<int64_t>(size_of(act()));
+  std::vector<std::vector<float>> sums;  // of every slice, all other inputs being zeros
+  for (int s = 0; s < kNumSlices; ++s) {
+    Matrix only = x;
+    for (int row = 0; row < most_rows; ++row) {
+      uint8_t* at = only.bytes.data() + row * kInputs * bytes;
+      std::memset(at, 0, whole.bounds[s] * bytes);
+      std::memset(at + whole.bounds[s + 1] * bytes, 0, (kInputs - whole.bounds[s + 1]) * bytes);
+    }
+    sums.push_back(product(single, *plain, only, most_rows));
+  }
+  for (const int size : {2, 3, 8}) {
+    const std::vector<SliceRun> runs = runs_of(size);
+    on_ranks(size, [&](Communicator& ranks) {
+      const KSlices own = whole.cut(runs[ranks.rank()]);
+      CpuBackend backend = make_backend(1);
+      const auto share = backend.pack_linear({.parts = {&view, 1},
+                                              .format = format(),
+                                              .k_slices = &own,
+                                              .ranks = &ranks,
+                                              .rank_runs = runs});
+      Matrix mine(most_rows, std::max<int64_t>(own.in_features(), 1), act(), 9);
+      for (int row = 0; row < most_rows; ++row) {
+        std::memcpy(mine.bytes.data() + row * own.in_features() * bytes,
+                    x.bytes.data() + (row * kInputs + own.begin()) * bytes,
+                    own.in_features() * bytes);
+      }
+      std::mt19937 random(ranks.rank());
+      for (int round = 0; round < kRounds; ++round) {
+        const int rows = kRowCounts[round % std::size(kRowCounts)];
+        std::this_thread::sleep_for(std::chrono::microseconds(random() % 400));
+        const std::vector<float> out = product(backend, *share, mine, rows);
+        for (size_t i = 0; i < out.size(); ++i) {
+          float s[kNumSlices];
+          for (int slice = 0; slice < kNumSlices; ++slice) s[slice] = sums[slice][i];
+          // A scale of all of an output is applied to the total, and here to every slice.
+          const float close = format() == WeightFormat::kInt8 ? 1e-4f * std::sqrt(kInputs) : 0.0f;
+          ASSERT_NEAR(out[i], sum_of_slices(s), close) << size << " ranks, round " << round;
+        }
+      }
+    });
   }
 }
 

@@ -1,23 +1,35 @@
-// Errors planted in one rank of several, which are threads. Whatever fails, and wherever, the
-// engine ends with that rank's error; nobody waits for the timeout.
-#include <gtest/gtest.h>
+// Errors planted in one rank of several, threads or processes. Whatever fails, and wherever, the
+// engine ends with that rank's error; nobody waits for the timeout. And sums in another order.
+#include "engine/ranks.h"
 
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <exception>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <new>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "comm/shm_communicator.h"
 #include "engine/engine_impl.h"
 #include "specdec/engine.h"
 #include "specdec/engine_loop.h"
 #include "specdec/error.h"
+#include "specdec/ranks.h"
+#include "testing/answers.h"
 #include "testing/checkpoint_files.h"
 #include "testing/faulty_backend.h"
 #include "testing/text.h"
@@ -159,6 +171,155 @@ TEST_P(RanksTest, AnIdleLoopSeesThatARankHasFailed) {
   EXPECT_THROW(std::rethrow_exception(loop.failure()), RankFailure);
   EXPECT_THROW(loop.add({{.id = 2, .prompt_token_ids = {1}, .params = params(1)}}), RankFailure);
 }
+
+// Brings the parts of others in place of one another, as if sums were added in another order.
+class RotatedParts final : public Communicator {
+ public:
+  explicit RotatedParts(Communicator& group)
+      : Communicator(group.rank(), group.size()), group_(group) {}
+
+  std::byte* part(size_t size_bytes) override { return group_.part(size_bytes); }
+  std::span<const std::span<const std::byte>> exchange(size_t size_bytes) override {
+    const auto parts = group_.exchange(size_bytes);
+    parts_.assign(parts.begin(), parts.end());
+    std::ranges::rotate(parts_, parts_.begin() + 1);
+    return parts_;
+  }
+  void broadcast(std::vector<std::byte>& message, int root, Patience patience) override {
+    group_.broadcast(message, root, patience);
+  }
+  void send(int to, std::span<const std::byte> message) override { group_.send(to, message); }
+  void receive(int from, std::span<std::byte> message) override { group_.receive(from, message); }
+  std::unique_ptr<Communicator> subgroup(int first, int size) override {
+    return group_.subgroup(first, size);
+  }
+  void check_ranks() override { group_.check_ranks(); }
+  void abort(std::string_view cause) noexcept override { group_.abort(cause); }
+
+ private:
+  Communicator& group_;
+  std::vector<std::span<const std::byte>> parts_;
+};
+
+// What answers of engines would show if sums depended on the number of ranks.
+class SumsOfRanksTest : public RanksTest {
+ protected:
+  std::map<std::string, testing::Ended> answers(int num_ranks, bool is_rotated) {
+    std::mutex mutex;
+    std::vector<std::unique_ptr<RotatedParts>> rotated;  // by weight
+    faults_ = {};
+    faults_.pack = [&](PackArgs& args) {
+      if (!is_rotated || args.rank_runs.empty()) return;
+      const std::scoped_lock lock(mutex);
+      args.ranks = rotated.emplace_back(std::make_unique<RotatedParts>(*args.ranks)).get();
+    };
+    EngineConfig whole = config();
+    whole.tensor_parallel_size = num_ranks;
+    whole.dtype = "float32";  // bfloat16 rounds away nearly all of what the order changes
+    Engine engine = testing::make_faulty_engine(whole, faults_);
+    SamplingParams asked = params(24);
+    asked.logprobs = 5;
+    return testing::run_to_end(engine, {{.id = "a", .prompt = {1, 2, 3}, .params = asked},
+                                        {.id = "b", .prompt = {9, 8, 7, 6, 5}, .params = asked}});
+  }
+};
+
+// Of four ranks, who have one subtree each: two would only swap the sides of an addition.
+TEST_P(SumsOfRanksTest, AnotherOrderShowsInAnswers) {
+  const auto whole = answers(1, false);
+  EXPECT_EQ(answers(4, false), whole);
+  EXPECT_NE(answers(4, true), whole);
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, SumsOfRanksTest, ::testing::Values(std::pair{4, 1}));
+
+// A rank that is a process, and fails at a pass once its leader says so.
+class RankProcessTest : public RanksTest {
+ protected:
+  struct Shared {
+    std::atomic<bool> fails = false;
+  };
+
+  void SetUp() override {
+    void* memory =
+        mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(memory, MAP_FAILED);
+    shared_ = new (memory) Shared;
+  }
+  void TearDown() override { munmap(shared_, sizeof(Shared)); }
+
+  // Of the process; it ends with 0 where nothing was thrown.
+  static constexpr int kThrew = 7;
+  pid_t start_rank(const EngineConfig& config, int rank, const std::function<void()>& fail) {
+    const pid_t process = fork();
+    if (process != 0) return process;
+    int code = 0;
+    try {
+      Faults faults;
+      const auto fault = [&] {
+        if (rank == 1 && shared_->fails) fail();
+      };
+      if (in_product_) {
+        faults.linear = fault;
+      } else {
+        faults.forward = [fault](int) { fault(); };
+      }
+      const auto group = join_shm_group(config.rank_group->name(), rank, std::chrono::seconds(30));
+      serve_rank(
+          config,
+          [&](const BackendConfig& backend) -> std::unique_ptr<Backend> {
+            return std::make_unique<testing::FaultyBackend>(make_backend(backend), faults);
+          },
+          *group);
+    } catch (...) {
+      code = kThrew;
+    }
+    _exit(code);
+  }
+
+  Shared* shared_ = nullptr;
+  bool in_product_ = false;
+};
+
+TEST_P(RankProcessTest, ItsErrorReachesAllRequestsAndItEnds) {
+  for (size_t number = 0; number < 2 * errors().size(); ++number) {
+    const auto& [fail, cause] = errors()[number / 2];
+    in_product_ = number % 2 != 0;
+    shared_->fails = false;
+    EngineConfig config = this->config();
+    const int num_ranks = config.tensor_parallel_size * config.pipeline_parallel_size;
+    config.distributed_executor_backend = "mp";
+    config.rank_group = std::make_shared<RankGroup>(num_ranks);
+    std::vector<pid_t> processes;
+    for (int rank = 1; rank < num_ranks; ++rank) {
+      processes.push_back(start_rank(config, rank, fail));
+    }
+    {
+      Engine engine(config);
+      for (const char* id : {"a", "b"}) engine.add_request(id, {1, 2, 3}, params(200));
+      for (int step = 0; step < 3; ++step) engine.step();
+      shared_->fails = true;
+      const auto begin = Clock::now();
+      std::vector<RequestOutput> outputs;
+      while (engine.has_unfinished_requests()) outputs = engine.step();
+      EXPECT_LT(Clock::now() - begin, kSoon);
+      ASSERT_EQ(outputs.size(), 2U);
+      for (const RequestOutput& output : outputs) {
+        EXPECT_TRUE(has_text(output.error, cause));
+        EXPECT_TRUE(has_text(output.error, "rank 1 failed in "));
+      }
+      EXPECT_THROW(engine.add_request("c", {1}, params(1)), RankFailure);
+    }
+    for (const pid_t process : processes) {  // all have ended by themselves, with an error
+      int status = 0;
+      ASSERT_EQ(waitpid(process, &status, 0), process);
+      EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == kThrew) << status;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, RankProcessTest,
+                         ::testing::Values(std::pair{2, 1}, std::pair{1, 2}, std::pair{4, 1}));
 
 INSTANTIATE_TEST_SUITE_P(Sizes, RanksTest,
                          ::testing::Values(std::pair{2, 1}, std::pair{1, 2}, std::pair{2, 2}));

@@ -43,6 +43,22 @@ TEST(Safetensors, ReadsTensorsOfEveryShape) {
   EXPECT_EQ(text_of(file.read("bytes")), "abc");
 }
 
+TEST(Safetensors, RowsAreReadByThemselves) {
+  TempDirectory directory;
+  SafetensorsWriter writer;
+  writer.add("before", {1}, {0});
+  writer.add("matrix", {3, 2}, {1, 2, 3, 4, 5, 6});
+  writer.add("stack", {2, 2, 1}, {7, 8, 9, 10});
+  directory.write("a.safetensors", writer.bytes());
+  const SafetensorsFile file(directory.file("a.safetensors"));
+  const size_t header = file.bytes_read();
+  EXPECT_EQ(header, file.entries().at("before").begin);
+  EXPECT_EQ(text_of(file.read("matrix", {1, 1})), float_bytes({3, 4}));
+  EXPECT_EQ(text_of(file.read("matrix", {3, 0})), "");
+  EXPECT_EQ(text_of(file.read("stack", {1, 2})), float_bytes({8, 9}));
+  EXPECT_EQ(file.bytes_read(), header + 4 * sizeof(float));
+}
+
 TEST(Safetensors, AFileThatIsTruncatedLaterIsAnError) {
   TempDirectory directory;
   SafetensorsWriter writer;

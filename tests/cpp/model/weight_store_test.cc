@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 
 #include "core/log.h"
 #include "specdec/error.h"
@@ -91,6 +92,22 @@ TEST(WeightStore, RandomTensorsAreUniformAndDecidedByTheirName) {
     EXPECT_NEAR(fourths / count, 1.8, 0.1);
     EXPECT_NEAR(product / count, 0.0, 0.04);
     EXPECT_EQ(values_of("a"), values);
+  }
+}
+
+TEST(WeightStore, RandomRowsAreThoseOfTheTensor) {
+  constexpr int64_t kRows = 7, kColumns = 5;  // eight values are drawn at once
+  ModelConfig config;
+  config.checkpoint_dtype = DType::kF32;
+  WeightStore whole = WeightStore::random(config);
+  const WeightView tensor = whole.matrix("a", kRows, kColumns);
+  for (int64_t row = 0; row < kRows; ++row) {
+    WeightStore store = WeightStore::random(config);
+    const WeightView rows = store.matrix("a", kRows, kColumns, {row, kRows - row});
+    EXPECT_EQ(std::memcmp(rows.values.data,
+                          static_cast<const float*>(tensor.values.data) + row * kColumns,
+                          rows.values.size_bytes()),
+              0);
   }
 }
 
@@ -204,6 +221,31 @@ TEST(WeightStore, ReadsMatricesOfFourBitsWithMins) {
   EXPECT_TRUE(store.unused().empty());
 }
 
+TEST(WeightStore, RowsComeWithTheirScales) {
+  TempDirectory directory;
+  SafetensorsWriter writer;
+  writer.add("w", "U8", {3, 32},
+             std::string(32, 'a') + std::string(32, 'b') + std::string(32, 'c'));
+  writer.add("w.scales", "F16", {3, 2}, "001122334455");
+  writer.add("w.mins", "F16", {3, 2}, "aabbccddeeff");
+  directory.write("model.safetensors", writer.bytes());
+  WeightStore store(directory.path());
+  const size_t header = store.bytes_read();
+  const WeightView view = store.matrix("w", 3, 64, {1, 2});
+  const auto text = [](const void* data, size_t size) {
+    return std::string(static_cast<const char*>(data), size);
+  };
+  EXPECT_EQ(view.rows(), 2);
+  EXPECT_EQ(text(view.values.data, 64), std::string(32, 'b') + std::string(32, 'c'));
+  EXPECT_EQ(text(view.scales, 8), "22334455");
+  EXPECT_EQ(text(view.mins, 8), "ccddeeff");
+  EXPECT_EQ(store.bytes_read(), header + 64 + 8 + 8);
+  EXPECT_EQ(text(store.matrix("w", 3, 64, {2, 1}).scales, 4), "4455");  // which are held
+  EXPECT_EQ(store.bytes_read(), header + 64 + 8 + 8);
+  EXPECT_EQ(text(store.matrix("w", 3, 64, {0, 1}).mins, 4), "aabb");
+  EXPECT_EQ(text(view.mins, 8), "ccddeeff");
+}
+
 TEST(WeightStore, ReadsMatricesOfFloats) {
   TempDirectory directory;
   SafetensorsWriter writer;
@@ -306,6 +348,16 @@ TEST(WeightStore, ReadsMatricesOfEightBitFloatsWithTheirScales) {
     EXPECT_TRUE(store.unused().empty());
     store.release("w");
   }
+}
+
+TEST(WeightStore, RowsOfEightBitFloatsBeginWithTheirBlock) {
+  TempDirectory directory;
+  const Fp8Tensor tensor = {.scale_shape = {2, 2}, .scales = {1, 2, 3, 4}, .code = 0x7f};
+  directory.write("model.safetensors", tensor.bytes());
+  WeightStore store(directory.path(), {.rows = 2, .cols = 32});
+  EXPECT_EQ(store.matrix("w", 3, 40, {1, 1}).block_scales[1], 2);  // the NaN is not among them
+  EXPECT_TRUE(has_text(checkpoint_error_of([&] { store.matrix("w", 3, 40, {2, 1}); }).what(),
+                       "a weight is NaN"));
 }
 
 TEST(WeightStore, OddMatricesOfEightBitFloatsAreRefused) {

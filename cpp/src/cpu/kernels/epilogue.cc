@@ -77,14 +77,13 @@ void add_bias(const float* sums, const float* bias, int dim, float* out) {
   });
 }
 
-// What one row's norms over all heads multiply with.
-struct RowScales {
-  float q;
-  float k;
-};
+float norm_scale(const float* x, int64_t dim, float eps) {
+  return inverse_root(mean_square(x, dim, 0.0f), eps);
+}
 
-float norm_scale(const QkvTask& task, const float* x, int64_t dim) {
-  return inverse_root(mean_square(x, dim, 0.0f), task.norm_eps);
+RowScales row_scales(const RowScalesTask& task) {
+  return {norm_scale(task.q_and_k, task.q_dim, task.norm_eps),
+          norm_scale(task.q_and_k + task.q_dim, task.k_dim, task.norm_eps)};
 }
 
 // Norm and rotation of one head, in place. `row_scale` is looked at for norms over all heads.
@@ -92,7 +91,8 @@ void rotate(const QkvTask& task, const float* weight, float row_scale, int64_t p
             float* head) {
   const int dim = task.head_dim;
   if (weight != nullptr) {
-    const F32x16 scale = broadcast(task.norm_all_heads ? row_scale : norm_scale(task, head, dim));
+    const F32x16 scale =
+        broadcast(task.row_scales != nullptr ? row_scale : norm_scale(head, dim, task.norm_eps));
     for_each_vector(0, dim, [&](int64_t i, int n) {
       store_lanes(head + i, load_lanes(head + i, n) * scale * load_lanes(weight + i, n), n);
     });
@@ -146,7 +146,7 @@ template <class Act, class Stored>
 void finish_head(const QkvTask& task, const RowScales& scales, int head_index, int64_t row,
                  float* head) {
   const int dim = task.head_dim;
-  const int64_t norm_stride = task.norm_all_heads ? dim : 0;
+  const int64_t norm_stride = task.row_scales != nullptr ? dim : 0;
   const int64_t position = task.positions[row];
   if (head_index < task.num_heads) {
     const float* weight = task.q_norm != nullptr ? task.q_norm + head_index * norm_stride : nullptr;
@@ -183,12 +183,8 @@ void split_heads(const QkvTask& task) {
   float head[kMaxHeadDim];
   for (int64_t row = cell.row_begin; row < cell.row_end; ++row) {
     const float* sums = cell.sums + (row - cell.row_begin) * cell.stride - cell.begin;
-    RowScales scales = {1.0f, 1.0f};
-    if (task.norm_all_heads) {
-      const int64_t q_dim = int64_t{task.num_heads} * dim;
-      scales.q = norm_scale(task, sums, q_dim);
-      scales.k = norm_scale(task, sums + q_dim, int64_t{task.num_kv_heads} * dim);
-    }
+    const RowScales scales =
+        task.row_scales != nullptr ? task.row_scales[row] : RowScales{1.0f, 1.0f};
     for (int h = first; h < last; ++h) {
       const int64_t begin = static_cast<int64_t>(h) * dim;
       add_bias(sums + begin, task.bias != nullptr ? task.bias + begin : nullptr, dim, head);
@@ -204,7 +200,8 @@ EpilogueKernels epilogue_kernels() {
   return {store_sums,
           {activate<silu>, activate<relu>, activate<gelu>, activate<gelu_tanh>, activate<identity>},
           {split_heads<uint16_t, uint16_t>, split_heads<float, float>,
-           split_heads<uint16_t, int8_t>, split_heads<float, int8_t>}};
+           split_heads<uint16_t, int8_t>, split_heads<float, int8_t>},
+          row_scales};
 }
 
 }  // namespace specdec::cpu::SPECDEC_ISA

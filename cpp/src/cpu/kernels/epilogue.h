@@ -40,14 +40,27 @@ struct ActivationTask {
   bool out_bf16;
 };
 
-// See QkvArgs; outputs are whole heads, with norm_all_heads all of them. The cache layout is the
-// one of kernels/kv_layout.h.
+// What norms of a row over all heads of q, and over all of k, multiply with.
+struct RowScales {
+  float q;
+  float k;
+};
+
+// A row's q, then k, of all heads.
+struct RowScalesTask {
+  const float* q_and_k;  // [q_dim + k_dim]
+  int64_t q_dim;
+  int64_t k_dim;
+  float norm_eps;
+};
+
+// See QkvArgs; outputs are whole heads. The cache layout is the one of kernels/kv_layout.h.
 struct QkvTask {
   SumsCell cell;
   const float* bias;    // [(num_heads + 2 * num_kv_heads) * head_dim], or null
-  const float* q_norm;  // [head_dim], or null; norm_all_heads: [num_heads * head_dim]
-  const float* k_norm;  // [head_dim], or null; norm_all_heads: [num_kv_heads * head_dim]
-  bool norm_all_heads;
+  const float* q_norm;  // [head_dim], or null; with row_scales [num_heads * head_dim]
+  const float* k_norm;  // [head_dim], or null; with row_scales [num_kv_heads * head_dim]
+  const RowScales* row_scales;  // [*], of norms over all heads; else null
   const float* rope_cos;  // [max_positions, rotary_dim / 2], or null
   const float* rope_sin;
   const int32_t* positions;     // [*]
@@ -71,6 +84,7 @@ struct EpilogueKernels {
   void (*store)(const StoreTask& task);
   void (*activation[kNumActivations])(const ActivationTask& task);  // by specdec::Activation
   void (*qkv[kNumKvKinds])(const QkvTask& task);
+  RowScales (*row_scales)(const RowScalesTask& task);
 };
 
 }  // namespace specdec::cpu

@@ -1,0 +1,37 @@
+// Which heads of a layer's attention each of several ranks has.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace specdec {
+
+class Communicator;
+
+struct HeadShare {
+  int first_head = 0;
+  int num_heads = 0;
+  int first_kv_head = 0;
+  int num_kv_heads = 0;  // ranks may hold the same one
+};
+
+// For norms over all heads together. Ranks exchange the sums of q and k of their heads, and each
+// adds up the squares of all heads in the order that one device has.
+struct SharedHeads {
+  Communicator* ranks = nullptr;
+  std::vector<HeadShare> by_rank;
+
+  int num_heads() const { return by_rank.back().first_head + by_rank.back().num_heads; }
+  int num_kv_heads() const { return by_rank.back().first_kv_head + by_rank.back().num_kv_heads; }
+  // Of a row of a rank's part of the exchange, float32: its q, then its k.
+  int64_t part_width(int rank, int head_dim) const {
+    return int64_t{by_rank[rank].num_heads + by_rank[rank].num_kv_heads} * head_dim;
+  }
+  // Row `row` of q of all heads, then of k, from everybody's parts [rows, part_width].
+  void gather_row(std::span<const std::span<const std::byte>> parts, int64_t row, int head_dim,
+                  float* q_and_k) const;
+};
+
+}  // namespace specdec
