@@ -1,9 +1,11 @@
 // How an engine is made of its models: device steps take their memory before the KV cache does.
+#include <algorithm>
 #include <string>
 #include <utility>
 
 #include "engine/engine_impl.h"
 #include "engine/sizes.h"
+#include "engine/step_guard.h"
 
 namespace specdec {
 namespace {
@@ -58,7 +60,20 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend)
     device_ = std::make_unique<DeviceExecutor>(std::move(device_step), drafting_.get(),
                                                models_.backend().thread_pool(), device_config);
   }
+  if (drafting_ != nullptr) time_passes();
   fill_model_info();
+}
+
+void Engine::Impl::time_passes() {
+  const StepGuard hot(models_.backend());
+  Ranks::loading(ranks_.get(), [&] {
+    drafting_->time_passes(
+        models_.target(), models_.draft_models(), *pool_,
+        {.block_size = config_.block_size,
+         .max_num_seqs = config_.max_num_seqs,
+         .max_rows = std::min(config_.max_num_batched_tokens, models_.cache().max_model_len)});
+    if (ranks_ != nullptr) ranks_->calls().end_step();
+  });
 }
 
 void Engine::Impl::fill_model_info() {
