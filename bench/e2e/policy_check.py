@@ -6,7 +6,8 @@ Two engines take turns on each prompt, greedy, past any end of sequence. Prints,
 the ratio of their times (a quantile of the repeats each), the same ratio of plain decoding with
 itself, tokens a step and what the policy chose; exits with 1 if a ratio is below --least or an
 answer differs. What is learned on one prompt is kept for the next, as in use; --fresh loads an
-engine for each answer instead. --speculation, --quantization, --isa and --busy may have several
+engine for each answer instead, which has touched its memory with a few tokens after another prompt
+of that length, without drafts. --speculation, --quantization, --isa and --busy may have several
 values: each combination is measured. --busy N measures beside N processes that compute all the
 time. --cpu-time goes by the CPU time of the process where others keep the machine busy: give it
 --num-threads 1, since threads that wait for each other count, too. --lock as in bench.e2e.compare.
@@ -33,6 +34,7 @@ from specdec_native.checkpoints import hub
 from specdec_native.requests.outputs import DraftPolicyStats
 
 _WARM_UP = range(10, 40)  # tokens that say nothing about the prompts
+_NO_POLICY = DraftPolicyStats(0, 0, 0, 0, 0, 0, 0.0, 0.0)  # before anything was decided
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +102,12 @@ def run(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> Answer
     )
 
 
+def touch_memory(engine: Engine, prompt: Sequence[int]) -> None:
+    """A few tokens after another prompt of that length, without drafts."""
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, num_speculative_tokens=0)
+    run(engine, prompt[::-1], params)
+
+
 class Speculative:
     """The engine that speculates: one for all prompts, or a fresh one for each answer."""
 
@@ -110,25 +118,21 @@ class Speculative:
         if self._engine is not None:
             run(self._engine, _WARM_UP, SamplingParams(temperature=0, max_tokens=4))
         self.num_steps = 0
-        self.policy = DraftPolicyStats(0, 0, 0, 0, 0, 0, 0.0, 0.0)
+        self.policy = _NO_POLICY
 
     def run(self, prompt: Sequence[int], params: SamplingParams) -> Answer:
         """One answer; num_steps and policy are what it took."""
         if self._engine is None or self._fresh:
             self.close()
             self._engine = self._load()
+            touch_memory(self._engine, prompt)
         before = self._engine.stats()
         answer = run(self._engine, prompt, params)
         after = self._engine.stats()
         self.num_steps = after.num_steps - before.num_steps
-        if before.draft_policy is not None and after.draft_policy is not None:
-            was, now = before.draft_policy, after.draft_policy
-            self.policy = DraftPolicyStats(
-                *(
-                    getattr(now, field.name) - getattr(was, field.name)
-                    for field in dataclasses.fields(DraftPolicyStats)
-                )
-            )
+        was, now = before.draft_policy or _NO_POLICY, after.draft_policy or _NO_POLICY
+        names = [field.name for field in dataclasses.fields(DraftPolicyStats)]
+        self.policy = DraftPolicyStats(*(getattr(now, n) - getattr(was, n) for n in names))
         return answer
 
     def close(self) -> None:
@@ -224,7 +228,7 @@ class Check:
         other = Speculative(lambda: self._load(directory, condition, True), options.fresh)
         run(plain, _WARM_UP, SamplingParams(temperature=0, max_tokens=4))
         rows: list[dict[str, Any]] = []
-        conditions = dataclasses.asdict(condition) | {"isa": plain.model_info.isa}
+        conditions = dataclasses.asdict(condition) | {"isa": plain.model_info().isa}
         with busy_neighbours(condition.busy):
             for workload, prompt in self._prompts(directory):
                 # An engine that is loaded in between takes the lock itself.

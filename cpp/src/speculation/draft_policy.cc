@@ -220,9 +220,8 @@ int DraftPolicy::plan(int drafter, std::span<Ask> asks, const Constraint& constr
     cost.add(asks[nodes[size - 1].request], depth);
     num_drafts += shape.num_nodes(depth) - shape.num_nodes(depth - 1);
     const bool splits_level = same_depth && size < nodes.size() && nodes[size].node == depth;
-    gain.expected += gain_of_others.expected;
-    gain.least += gain_of_others.least;
-    return splits_level ? 0.0 : safe_rate(gain, num_drafts, cost.seconds());
+    return splits_level ? 0.0
+                        : rate(gain_of_others.expected + gain.expected, num_drafts, cost.seconds());
   });
   if (best.size == 0) return probe(drafter, asks, constraint);
 

@@ -34,6 +34,7 @@ DraftWorldOptions world_of(const Setting& setting, uint32_t seed = 1) {
       .verify_seconds = [setting](int rows) { return 0.01 * (1 + setting.row_share * (rows - 1)); },
       .pass_seconds = 0.01 * setting.pass_share,
       .acceptance = [setting](int, int64_t, int) { return setting.acceptance; },
+      .timed_rows = {1, 2, 4, 8, 16},
       .seed = seed};
 }
 
