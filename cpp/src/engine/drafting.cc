@@ -52,14 +52,13 @@ std::unique_ptr<Drafter> Drafting::make_drafter(int id, int vocab_size, DraftMod
 // A head drafts what its target has run, and a model with one pass for all levels has passes of
 // another kind: what those cost is learned in steps.
 void Drafting::time_passes(ModelRunner& target, const DraftModels& models, BlockPool& pool,
-                           const PassTimingLimits& limits) {
+                           int max_num_seqs, int block_size) {
   DraftPolicy* policy = drafters_->policy();
   if (policy == nullptr) return;
-  const int rows_of_step = limits.max_num_seqs * (1 + config_.max_nodes());
-  const int max_rows = std::min(limits.max_rows, rows_of_step);
-  BlockTable blocks(limits.block_size);
-  const int num_free = pool.num_free() * limits.block_size;
-  if (!blocks.reserve(pool, std::min(max_rows + 1, num_free))) return;
+  const int64_t rows_of_step = int64_t{max_num_seqs} * (1 + config_.max_nodes());
+  const auto max_rows = static_cast<int>(std::min<int64_t>(rows_of_step, target.limits().max_rows));
+  BlockTable blocks(block_size);
+  blocks.reserve(pool, std::min(max_rows + 1, pool.num_free() * block_size));
   const std::vector<TimedPass> passes = specdec::time_passes(target, max_rows, blocks);
   policy->start_from(passes);
   for (size_t id = 0; id < config_.drafters.size(); ++id) {

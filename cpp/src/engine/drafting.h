@@ -20,12 +20,6 @@
 
 namespace specdec {
 
-struct PassTimingLimits {
-  int block_size = 0;
-  int max_num_seqs = 0;
-  int max_rows = 0;  // of a step, and of a sequence
-};
-
 // What one sequence got in a step, before its tokens are appended.
 struct StepRecord {
   CompletionState* completion = nullptr;
@@ -46,7 +40,7 @@ class Drafting {
   // Times passes of the models, so that the first drafts are no longer than pays. Before the first
   // step; nothing where lengths are fixed. The blocks are given back.
   void time_passes(ModelRunner& target, const DraftModels& models, BlockPool& pool,
-                   const PassTimingLimits& limits);
+                   int max_num_seqs, int block_size);
 
   // Drafts (tree nodes) that a decoding sequence may have in the step being planned.
   int budget(const Sequence& sequence, int num_decoding);

@@ -1,5 +1,4 @@
 // How an engine is made of its models: device steps take their memory before the KV cache does.
-#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -67,11 +66,8 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend)
 void Engine::Impl::time_passes() {
   const StepGuard hot(models_.backend());
   Ranks::loading(ranks_.get(), [&] {
-    drafting_->time_passes(
-        models_.target(), models_.draft_models(), *pool_,
-        {.block_size = config_.block_size,
-         .max_num_seqs = config_.max_num_seqs,
-         .max_rows = std::min(config_.max_num_batched_tokens, models_.cache().max_model_len)});
+    drafting_->time_passes(models_.target(), models_.draft_models(), *pool_, config_.max_num_seqs,
+                           config_.block_size);
     if (ranks_ != nullptr) ranks_->calls().end_step();
   });
 }

@@ -19,7 +19,13 @@ constexpr std::array kCounts = {1, 8, 4, 16, 2, 32, 64};
 class TimedRunner {
  public:
   TimedRunner(ModelRunner& runner, bool is_head, const BlockTable& blocks)
-      : runner_(runner), is_head_(is_head), blocks_(blocks), inputs_(is_head) {}
+      : runner_(runner), first_slot_(is_head ? 1 : 0), blocks_(blocks), inputs_(is_head) {}
+
+  bool has_room_for(int num_rows) const {
+    const auto& [max_model_len, max_rows, max_logit_rows] = runner_.limits();
+    const int num_slots = std::min(max_model_len, blocks_.capacity_tokens()) - first_slot_;
+    return num_rows <= std::min(max_rows, num_slots);
+  }
 
   double run(int num_rows) {
     const std::vector<int32_t> tokens(num_rows, 0);
@@ -29,7 +35,7 @@ class TimedRunner {
     std::vector<SampleResult> results(num_rows);
     const double start = now_seconds();
     inputs_.clear();
-    inputs_.add_chain(tokens, is_head_ ? 1 : 0, blocks_);  // a head has no row at the first slot
+    inputs_.add_chain(tokens, first_slot_, blocks_);
     runner_.forward(inputs_);
     runner_.sample(row_ids, rows, LogprobsMode::kRaw, results);
     return now_seconds() - start;
@@ -37,16 +43,20 @@ class TimedRunner {
 
  private:
   ModelRunner& runner_;
-  bool is_head_;
+  int first_slot_;  // a head has no row at the very first
   const BlockTable& blocks_;
   BatchInputs inputs_;
 };
 
-std::vector<TimedPass> time_runner(ModelRunner& runner, bool is_head, std::span<const int> counts,
-                                   const BlockTable& blocks) {
+// Of the counts that `is_wanted`.
+std::vector<TimedPass> time_runner(TimedRunner runner,
+                                   const std::function<bool(int num_rows)>& is_wanted) {
+  std::vector<int> counts;
+  for (const int num_rows : kCounts) {
+    if (is_wanted(num_rows) && runner.has_room_for(num_rows)) counts.push_back(num_rows);
+  }
   if (counts.size() < 2) return {};
-  TimedRunner timed(runner, is_head, blocks);
-  return time_counts(counts, [&](int num_rows) { return timed.run(num_rows); });
+  return time_counts(counts, [&](int num_rows) { return runner.run(num_rows); });
 }
 
 }  // namespace
@@ -74,24 +84,16 @@ std::vector<TimedPass> time_counts(std::span<const int> counts,
 }
 
 std::vector<TimedPass> time_passes(ModelRunner& runner, int max_rows, const BlockTable& blocks) {
-  std::vector<int> counts;
-  for (const int num_rows : kCounts) {
-    if (num_rows <= std::min(max_rows, blocks.capacity_tokens())) counts.push_back(num_rows);
-  }
-  return time_runner(runner, /*is_head=*/false, counts, blocks);
+  return time_runner(TimedRunner(runner, /*is_head=*/false, blocks),
+                     [&](int num_rows) { return num_rows <= max_rows; });
 }
 
 std::vector<TimedPass> time_draft_passes(ModelRunner& runner, bool is_head,
                                          std::span<const TimedPass> target,
                                          const BlockTable& blocks) {
-  std::vector<int> counts;
-  for (const int num_rows : kCounts) {
-    const bool has_room = num_rows < blocks.capacity_tokens();
-    if (has_room && std::ranges::find(target, num_rows, &TimedPass::num_rows) != target.end()) {
-      counts.push_back(num_rows);
-    }
-  }
-  return time_runner(runner, is_head, counts, blocks);
+  return time_runner(TimedRunner(runner, is_head, blocks), [&](int num_rows) {
+    return std::ranges::find(target, num_rows, &TimedPass::num_rows) != target.end();
+  });
 }
 
 }  // namespace specdec
