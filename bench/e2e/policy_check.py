@@ -3,17 +3,26 @@
     python -m bench.e2e.policy_check --model DIR_OR_NAME --speculation '{"method": "ngram"}'
 
 Two engines take turns on each prompt, greedy, past any end of sequence. Prints, for each prompt,
-the ratio of their times (medians of the repeats), tokens a step and what the policy chose; exits
-with 1 if a ratio is below --least or an answer differs. --speculation may be given several times;
-what is learned on one prompt is kept for the next, as in use. --lock as in bench.e2e.compare.
+the ratio of their times (a quantile of the repeats each), the same ratio of plain decoding with
+itself, tokens a step and what the policy chose; exits with 1 if a ratio is below --least or an
+answer differs. What is learned on one prompt is kept for the next, as in use; --fresh loads an
+engine for each answer instead, which has touched its memory with a few tokens after another prompt
+of that length, without drafts. --speculation, --quantization, --isa and --busy may have several
+values: each combination is measured. --busy N measures beside N processes that compute all the
+time. --cpu-time goes by the CPU time of the process where others keep the machine busy: give it
+--num-threads 1, since threads that wait for each other count, too. --lock as in bench.e2e.compare.
 """
 
 import argparse
+import contextlib
+import dataclasses
+import itertools
 import json
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,128 +33,265 @@ from specdec_native import Engine, SamplingParams
 from specdec_native.checkpoints import hub
 from specdec_native.requests.outputs import DraftPolicyStats
 
+_WARM_UP = range(10, 40)  # tokens that say nothing about the prompts
+_NO_POLICY = DraftPolicyStats(0, 0, 0, 0, 0, 0, 0.0, 0.0)  # before anything was decided
 
-def run(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> tuple[float, list[int]]:
-    """Seconds and tokens of one answer."""
-    start = time.perf_counter()
+
+@dataclasses.dataclass(frozen=True)
+class Condition:
+    """What is measured.
+
+    Attributes:
+        speculation: speculative_config, as JSON.
+        quantization: of both engines; None: the checkpoint's.
+        isa: cpu_isa of both engines; None: the widest.
+        busy: processes that compute meanwhile.
+    """
+
+    speculation: str
+    quantization: str | None
+    isa: str | None
+    busy: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """One answer and what it took."""
+
+    wall: float
+    cpu: float
+    tokens: list[int]
+
+
+class Times:
+    """Seconds of one engine's answers to one prompt."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+
+    def quantile(self, share: float, clock: str) -> float:
+        """Of the answers' seconds, the quickest of which is at 0."""
+        seconds = sorted(getattr(answer, clock) for answer in self.answers)
+        place = share * (len(seconds) - 1)
+        below = int(place)
+        above = min(below + 1, len(seconds) - 1)
+        return float(seconds[below] + (place - below) * (seconds[above] - seconds[below]))
+
+
+@contextlib.contextmanager
+def busy_neighbours(count: int) -> Iterator[None]:
+    """Processes that compute until the context ends."""
+    command = [sys.executable, "-c", "while True: pass"]
+    processes = [subprocess.Popen(command) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def run(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> Answer:
+    """One answer."""
+    start, cpu_start = time.perf_counter(), time.process_time()
     output = engine.generate([list(prompt)], params, use_tqdm=False)[0]
-    return time.perf_counter() - start, list(output.outputs[0].token_ids)
-
-
-def policy_of(engine: Engine) -> DraftPolicyStats:
-    """What was chosen so far."""
-    return engine.stats().draft_policy or DraftPolicyStats(0, 0, 0, 0, 0, 0, 0.0, 0.0)
-
-
-def compare(plain: Engine, other: Engine, prompt: Sequence[int], options: Any) -> dict[str, Any]:
-    """One prompt in both engines, in turns."""
-    params = SamplingParams(temperature=0, max_tokens=options.num_tokens, ignore_eos=True)
-    times: tuple[list[float], list[float]] = ([], [])
-    same = True
-    before, steps_before = policy_of(other), other.stats().num_steps
-    for repeat in range(options.repeats):
-        order = ((plain, times[0]), (other, times[1]))
-        answers = []
-        for engine, seconds in order if repeat % 2 == 0 else order[::-1]:
-            taken, tokens = run(engine, prompt, params)
-            seconds.append(taken)
-            answers.append(tokens)
-        same &= answers[0] == answers[1]
-    after = policy_of(other)
-    medians = [statistics.median(seconds) for seconds in times]
-    with_drafts = (after.num_decisions - after.num_without_drafts) - (
-        before.num_decisions - before.num_without_drafts
+    return Answer(
+        wall=time.perf_counter() - start,
+        cpu=time.process_time() - cpu_start,
+        tokens=list(output.outputs[0].token_ids),
     )
-    return {
-        "prompt_tokens": len(prompt),
-        "plain_tokens_per_s": options.num_tokens / medians[0],
-        "ratio": medians[0] / medians[1],
-        "first_ratio": times[0][0] / times[1][0],
-        "tokens_per_step": options.num_tokens
-        * options.repeats
-        / (other.stats().num_steps - steps_before),
-        "draft_length": (after.num_verified_tokens - before.num_verified_tokens)
-        / max(with_drafts, 1),
-        "without_drafts": (after.num_without_drafts - before.num_without_drafts)
-        / max(after.num_decisions - before.num_decisions, 1),
-        "probes": after.num_probes - before.num_probes,
-        "same": same,
+
+
+def touch_memory(engine: Engine, prompt: Sequence[int]) -> None:
+    """A few tokens after another prompt of that length, without drafts."""
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, num_speculative_tokens=0)
+    run(engine, prompt[::-1], params)
+
+
+class Speculative:
+    """The engine that speculates: one for all prompts, or a fresh one for each answer."""
+
+    def __init__(self, load: Callable[[], Engine], fresh: bool) -> None:
+        self._load = load
+        self._fresh = fresh
+        self._engine = None if fresh else load()
+        if self._engine is not None:
+            run(self._engine, _WARM_UP, SamplingParams(temperature=0, max_tokens=4))
+        self.num_steps = 0
+        self.policy = _NO_POLICY
+
+    def run(self, prompt: Sequence[int], params: SamplingParams) -> Answer:
+        """One answer; num_steps and policy are what it took."""
+        if self._engine is None or self._fresh:
+            self.close()
+            self._engine = self._load()
+            touch_memory(self._engine, prompt)
+        before = self._engine.stats()
+        answer = run(self._engine, prompt, params)
+        after = self._engine.stats()
+        self.num_steps = after.num_steps - before.num_steps
+        was, now = before.draft_policy or _NO_POLICY, after.draft_policy or _NO_POLICY
+        names = [field.name for field in dataclasses.fields(DraftPolicyStats)]
+        self.policy = DraftPolicyStats(*(getattr(now, n) - getattr(was, n) for n in names))
+        return answer
+
+    def close(self) -> None:
+        """Gives the engine's memory back."""
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = None
+
+
+def compare(
+    plain: Engine, other: Speculative, prompt: Sequence[int], options: argparse.Namespace
+) -> dict[str, Any]:
+    """One prompt: plain decoding before and after the engine that speculates, several times."""
+    params = SamplingParams(temperature=0, max_tokens=options.num_tokens, ignore_eos=True)
+    before, speculative, after = Times(), Times(), Times()
+    num_steps = decisions = without = verified = probes = 0
+    for _ in range(options.repeats):
+        before.answers.append(run(plain, prompt, params))
+        speculative.answers.append(other.run(prompt, params))
+        after.answers.append(run(plain, prompt, params))
+        num_steps += other.num_steps
+        decisions += other.policy.num_decisions
+        without += other.policy.num_without_drafts
+        verified += other.policy.num_verified_tokens
+        probes += other.policy.num_probes
+    both = Times()
+    both.answers = before.answers + after.answers
+    expected = before.answers[0].tokens
+    row: dict[str, Any] = {"prompt_tokens": len(prompt)}
+    for clock in ("wall", "cpu"):
+        of_plain = both.quantile(options.quantile, clock)
+        row[f"plain_{clock}_tokens_per_s"] = options.num_tokens / of_plain
+        row[f"{clock}_ratio"] = of_plain / speculative.quantile(options.quantile, clock)
+        of_before, of_after = (times.quantile(options.quantile, clock) for times in (before, after))
+        row[f"{clock}_ratio_of_plain"] = min(of_before, of_after) / max(of_before, of_after)
+    return row | {
+        "tokens_per_step": options.num_tokens * options.repeats / num_steps,
+        "draft_length": verified / max(decisions - without, 1),
+        "without_drafts": without / max(decisions, 1),
+        "probes": probes,
+        "same": all(a.tokens == expected for a in speculative.answers + after.answers),
     }
 
 
-def main() -> int:
+def print_row(row: dict[str, Any]) -> None:
+    """One prompt."""
+    print(
+        f"  {row['workload']:5s} {row['prompt_tokens']:5d} tokens: "
+        f"{row['plain_wall_tokens_per_s']:6.1f} tok/s x {row['wall_ratio']:.3f}, "
+        f"CPU time x {row['cpu_ratio']:.3f} (plain x {row['wall_ratio_of_plain']:.3f}, "
+        f"{row['cpu_ratio_of_plain']:.3f}), {row['tokens_per_step']:.2f} a step, "
+        f"drafts of {row['draft_length']:.1f}, none in {row['without_drafts']:4.0%}, "
+        f"probes {row['probes']}" + ("" if row["same"] else "  ANOTHER ANSWER"),
+        flush=True,
+    )
+
+
+class Check:
+    """All conditions, one after the other."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._machine = SharedMachine(options.lock)
+        self._texts = read_prompts(options.prompts)
+        self.rows: list[dict[str, Any]] = []
+
+    def _load(self, directory: Path, condition: Condition, speculates: bool) -> Engine:
+        with self._machine.shared():
+            return Engine(
+                directory,
+                num_threads=self._options.num_threads,
+                quantization=condition.quantization,
+                cpu_isa=condition.isa,
+                max_model_len=2048,
+                max_num_seqs=1,
+                kv_cache_memory_bytes=1 << 28,
+                enable_prefix_caching=False,
+                speculative_config=json.loads(condition.speculation) if speculates else None,
+            )
+
+    def _prompts(self, directory: Path) -> Iterator[tuple[str, Sequence[int]]]:
+        for workload in self._options.workloads:
+            ids = encode(self._texts[workload], directory)
+            for prompt in pick(ids, self._options.num_prompts, self._options.max_prompt_tokens):
+                yield workload, prompt
+
+    def run(self, condition: Condition) -> None:
+        """Every prompt under one condition."""
+        print(json.dumps(dataclasses.asdict(condition)), flush=True)
+        options = self._options
+        directory = hub.resolve_model(options.model, quantization=condition.quantization)
+        plain = self._load(directory, condition, speculates=False)
+        other = Speculative(lambda: self._load(directory, condition, True), options.fresh)
+        run(plain, _WARM_UP, SamplingParams(temperature=0, max_tokens=4))
+        rows: list[dict[str, Any]] = []
+        conditions = dataclasses.asdict(condition) | {"isa": plain.model_info().isa}
+        with busy_neighbours(condition.busy):
+            for workload, prompt in self._prompts(directory):
+                # An engine that is loaded in between takes the lock itself.
+                hold = contextlib.nullcontext() if options.fresh else self._machine.exclusive()
+                with hold:
+                    row = compare(plain, other, prompt, options)
+                rows.append(conditions | {"workload": workload} | row)
+                print_row(rows[-1])
+        for engine in (plain, other):
+            engine.close()
+        for clock in ("wall", "cpu"):
+            ratios = [row[f"{clock}_ratio"] for row in rows]
+            floor = min(row[f"{clock}_ratio_of_plain"] for row in rows)
+            print(
+                f"  {clock}: least {min(ratios):.3f} (plain {floor:.3f}), "
+                f"median {statistics.median(ratios):.3f}, most {max(ratios):.3f}",
+                flush=True,
+            )
+        self.rows += rows
+
+
+def parse_options() -> argparse.Namespace:
+    """The command line's options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="SmolLM2-135M-Instruct")
-    parser.add_argument("--speculation", action="append", required=True, help="JSON")
-    parser.add_argument("--prompts", type=Path, default=DEFAULT_PROMPTS)
+    parser.add_argument("--speculation", nargs="+", required=True, help="JSON")
+    parser.add_argument("--prompts", type=Path, default=DEFAULT_PROMPTS, help="folder of *.jsonl")
     parser.add_argument("--workloads", nargs="+", default=WORKLOADS, choices=WORKLOADS)
     parser.add_argument("--num-prompts", type=int, default=4, help="of each workload")
     parser.add_argument("--max-prompt-tokens", type=int, default=1024)
     parser.add_argument("--num-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--quantile", type=float, default=0.5, help="of the repeats' times")
+    parser.add_argument("--fresh", action="store_true", help="an engine for each answer")
+    parser.add_argument("--busy", type=int, nargs="+", default=[0], help="computing processes")
     parser.add_argument("--num-threads", type=int)
-    parser.add_argument("--quantization", help="of both engines, as Engine's")
+    parser.add_argument("--quantization", nargs="+", default=["none"], help='"none": as it is')
+    parser.add_argument("--isa", nargs="+", default=["best"], help='"best" or cpu_isa')
     parser.add_argument("--least", type=float, default=0.97, help="ratio of each prompt")
+    parser.add_argument("--cpu-time", action="store_true", help="what --least goes by")
     parser.add_argument("--lock", type=Path, nargs="+", default=[])
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    return parser.parse_args()
 
-    directory = hub.resolve_model(options.model, quantization=options.quantization)
-    texts = read_prompts(options.prompts)
-    machine = SharedMachine(options.lock)
 
-    def load(speculation: dict[str, Any] | None) -> Engine:
-        return Engine(
-            directory,
-            num_threads=options.num_threads,
-            quantization=options.quantization,
-            max_model_len=2048,
-            max_num_seqs=1,
-            kv_cache_memory_bytes=1 << 29,
-            enable_prefix_caching=False,
-            speculative_config=speculation,
+def main() -> int:
+    options = parse_options()
+    check = Check(options)
+    for quantization, isa, speculation, busy in itertools.product(
+        options.quantization, options.isa, options.speculation, options.busy
+    ):
+        check.run(
+            Condition(
+                speculation=speculation,
+                quantization=None if quantization == "none" else quantization,
+                isa=None if isa == "best" else isa,
+                busy=busy,
+            )
         )
-
-    rows = []
-    with machine.shared():
-        plain = load(None)
-    for text in options.speculation:
-        with machine.shared():
-            other = load(json.loads(text))
-        print(text, flush=True)
-        with machine.exclusive() as hold:
-            for engine in (plain, other):  # warm up on what says nothing about the prompts
-                run(engine, range(10, 40), SamplingParams(temperature=0, max_tokens=4))
-            for workload in options.workloads:
-                prompts = pick(
-                    encode(texts[workload], directory),
-                    options.num_prompts,
-                    options.max_prompt_tokens,
-                )
-                for prompt in prompts:
-                    row = compare(plain, other, prompt, options)
-                    row |= {"speculation": text, "workload": workload}
-                    rows.append(row)
-                    print(
-                        f"  {workload:5s} {row['prompt_tokens']:5d} tokens: "
-                        f"{row['plain_tokens_per_s']:6.1f} tok/s x {row['ratio']:.3f} "
-                        f"(first {row['first_ratio']:.3f}), {row['tokens_per_step']:.2f} a step, "
-                        f"drafts of {row['draft_length']:.1f}, none in "
-                        f"{row['without_drafts']:4.0%}, probes {row['probes']}"
-                        + ("" if row["same"] else "  ANOTHER ANSWER"),
-                        flush=True,
-                    )
-                    hold.breathe()
-        other.close()
-        ratios = [row["ratio"] for row in rows if row["speculation"] == text]
-        print(
-            f"  least {min(ratios):.3f}, median {statistics.median(ratios):.3f}, "
-            f"most {max(ratios):.3f}",
-            flush=True,
-        )
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=2), encoding="utf-8")
-    return int(any(row["ratio"] < options.least or not row["same"] for row in rows))
+        if options.json:
+            options.json.write_text(json.dumps(check.rows, indent=1) + "\n", encoding="utf-8")
+    ratio = "cpu_ratio" if options.cpu_time else "wall_ratio"
+    return int(any(row[ratio] < options.least or not row["same"] for row in check.rows))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ struct DraftWorldOptions {
   int fixed_depth = -1;  // >= 0: drafts of that depth throughout, the policy is not asked
   double noise = 0.03;   // standard deviation of measured seconds, as a share
   double outlier_rate = 0.0;  // of measurements that take up to ten times as long
+  // Passes of these many rows are timed before the first step.
+  std::vector<int> timed_rows = {};
   uint32_t seed = 1;
 };
 
@@ -46,7 +48,16 @@ class DraftWorld {
         policy_({options_.has_model ? DrafterTraits{.cost = DrafterTraits::Cost::kPerLevel,
                                                     .relative_pass_cost = 0.3}
                                     : DrafterTraits{}}),
-        states_(options_.num_requests) {}
+        states_(options_.num_requests) {
+    std::vector<TimedPass> target;
+    std::vector<TimedPass> drafter;
+    for (const int rows : options_.timed_rows) {
+      target.push_back({.num_rows = rows, .seconds = timed(options_.verify_seconds(rows))});
+      drafter.push_back({.num_rows = rows, .seconds = timed(draft_pass_seconds(rows))});
+    }
+    policy_.start_from(target);
+    if (options_.has_model) policy_.start_from(0, drafter);
+  }
 
   struct Total {
     double seconds = 0;
@@ -89,6 +100,15 @@ class DraftWorld {
     double result = seconds * std::exp(noise(random_));
     if (uniform(random_) < options_.outlier_rate) result *= 1 + 9 * uniform(random_);
     return result;
+  }
+
+  // The quickest of several passes, as the engine times them.
+  double timed(double seconds) {
+    return std::min({measured(seconds), measured(seconds), measured(seconds)});
+  }
+
+  double draft_pass_seconds(int rows) const {
+    return options_.pass_seconds * (1 + 0.02 * (rows - 1));
   }
 
   int32_t text_at(State& state, int64_t position) {
@@ -157,8 +177,8 @@ class DraftWorld {
         states_[i].seen = states_[i].tokens + depth;
       }
       if (rows == 0) break;
-      const double seconds = measured(options_.pass_seconds * (1 + 0.02 * (rows - 1)));
-      if (!is_fixed()) policy_.record_pass(0, rows, seconds);
+      const double seconds = draft_pass_seconds(rows);
+      if (!is_fixed()) policy_.record_pass(0, rows, measured(seconds));
       total += seconds;
       std::vector<FrontierNode> grown;
       for (size_t i = 0; i < asks.size(); ++i) {
@@ -220,8 +240,8 @@ class DraftWorld {
       }
       if (!is_fixed()) policy_.record(outcome);
     }
-    const double verify = measured(options_.verify_seconds(rows));
-    if (!is_fixed()) policy_.end_step(verify);
+    const double verify = options_.verify_seconds(rows);
+    if (!is_fixed()) policy_.end_step(measured(verify));
     total.seconds += seconds + verify;
   }
 

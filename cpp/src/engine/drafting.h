@@ -37,6 +37,11 @@ class Drafting {
   Drafting(const SpeculativeConfig& config, int vocab_size, DraftModels& models,
            const BlockPool& pool, ThreadPool& threads, int num_groups);
 
+  // Times passes of the models, so that the first drafts are no longer than pays. Before the first
+  // step; nothing where lengths are fixed. The blocks are given back.
+  void time_passes(ModelRunner& target, const DraftModels& models, BlockPool& pool,
+                   int max_num_seqs, int block_size);
+
   // Drafts (tree nodes) that a decoding sequence may have in the step being planned.
   int budget(const Sequence& sequence, int num_decoding);
   // Drafts a tree for every sequence of the plan with draft slots and writes its size to the plan.

@@ -4,6 +4,7 @@
 
 #include "engine/engine_impl.h"
 #include "engine/sizes.h"
+#include "engine/step_guard.h"
 
 namespace specdec {
 namespace {
@@ -58,6 +59,7 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend)
     device_ = std::make_unique<DeviceExecutor>(std::move(device_step), drafting_.get(),
                                                models_.backend().thread_pool(), device_config);
   }
+  if (drafting_ != nullptr) time_passes();
   fill_model_info();
   if (ranks_ != nullptr) ranks_->lead(models_);
 }
@@ -66,6 +68,15 @@ Engine::Impl::~Impl() {
   if (ranks_ == nullptr) return;
   drain();
   ranks_->stop();
+}
+
+void Engine::Impl::time_passes() {
+  const StepGuard hot(models_.backend());
+  Ranks::loading(ranks_.get(), [&] {
+    drafting_->time_passes(models_.target(), models_.draft_models(), *pool_, config_.max_num_seqs,
+                           config_.block_size);
+    if (ranks_ != nullptr) ranks_->calls().end_step();
+  });
 }
 
 void Engine::Impl::fill_model_info() {

@@ -59,6 +59,8 @@ class Engine::Impl {
 
   // Whether completions return states.
   bool has_taps() const { return !config_.tapped_layers.empty() || config_.tap_final_hidden; }
+  // Where the lengths of drafts adapt.
+  void time_passes();
   void fill_model_info();
 
   std::vector<RequestOutput> run_step();

@@ -79,7 +79,7 @@ class ModelDrafter final : public Drafter {
   // model drafts all levels where it runs the root.
   void draft(std::span<DraftRequest> requests) override;
   int num_unseen(const DraftRequest& request) const override;
-  std::span<const Pass> passes() const override { return passes_; }
+  std::span<const TimedPass> passes() const override { return passes_; }
 
   // For device steps, which run the model by themselves.
   DraftKvLedger& ledger() { return ledger_; }
@@ -162,7 +162,7 @@ class ModelDrafter final : public Drafter {
   ModelDrafterOptions options_;
   DraftKvLedger ledger_;
   int num_tokens_;  // that samples may be of
-  std::vector<Pass> passes_;
+  std::vector<TimedPass> passes_;
 
   // Of the pass under way; kept for their memory.
   BatchInputs inputs_;

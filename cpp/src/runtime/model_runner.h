@@ -98,6 +98,7 @@ class ModelRunner final : public StepModel {
   // Time spent in the final norm and the head so far.
   double head_seconds() const { return head_seconds_; }
 
+  const RunnerLimits& limits() const { return limits_; }
   const Model& model() const { return *model_; }
   const KvCache& cache() const { return *cache_; }
 

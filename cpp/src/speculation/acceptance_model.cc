@@ -39,6 +39,7 @@ constexpr double kSharedDrift = 5e-5;
 constexpr double kOffsetVariance = 0.5;
 constexpr double kOffsetMemory = 256;  // tokens after which offsets are forgotten
 constexpr double kMostLogOdds = 7;     // of confidences and of acceptance
+constexpr double kDoubt = 1.0;         // standard deviations between what is expected and the least
 
 int strength_class(int strength) {
   const auto next = std::upper_bound(kLeastStrength.begin(), kLeastStrength.end(), strength);
@@ -46,6 +47,8 @@ int strength_class(int strength) {
 }
 
 double clamp_log_odds(double log_odds) { return std::clamp(log_odds, -kMostLogOdds, kMostLogOdds); }
+
+double probability_of(double log_odds) { return 1.0 / (1.0 + std::exp(-clamp_log_odds(log_odds))); }
 
 class Features {
  public:
@@ -105,14 +108,17 @@ RequestAcceptance AcceptanceModel::new_request() const {
                                                   {.mean = 0, .variance = kOffsetVariance})};
 }
 
-double AcceptanceModel::probability(const RequestAcceptance& request,
-                                    const DraftEvidence& evidence) const {
+AcceptanceModel::Chance AcceptanceModel::chance(const RequestAcceptance& request,
+                                                const DraftEvidence& evidence) const {
   const bool with_confidence = evidence.confidence >= 0;
   const auto& [known, unknown] = regressions_[evidence.drafter];
-  const double shared =
-      (with_confidence ? known : unknown).log_odds(Features(evidence, with_confidence).all());
-  const double log_odds = clamp_log_odds(shared + request.offsets[evidence.drafter].mean);
-  return 1.0 / (1.0 + std::exp(-log_odds));
+  const LogisticRegression& regression = with_confidence ? known : unknown;
+  const Features features(evidence, with_confidence);
+  const UncertainWeight& offset = request.offsets[evidence.drafter];
+  const double log_odds = regression.log_odds(features.all()) + offset.mean;
+  const double deviation = std::sqrt(regression.variance(features.all()) + offset.variance);
+  return {.expected = probability_of(log_odds),
+          .least = probability_of(log_odds - kDoubt * deviation)};
 }
 
 void AcceptanceModel::forget(RequestAcceptance& request, int num_tokens) const {

@@ -39,7 +39,15 @@ class AcceptanceModel {
   explicit AcceptanceModel(int num_drafters);
 
   RequestAcceptance new_request() const;
-  double probability(const RequestAcceptance& request, const DraftEvidence& evidence) const;
+  // A probability, and what it is at least by what was seen so far.
+  struct Chance {
+    double expected = 0;
+    double least = 0;
+  };
+  Chance chance(const RequestAcceptance& request, const DraftEvidence& evidence) const;
+  double probability(const RequestAcceptance& request, const DraftEvidence& evidence) const {
+    return chance(request, evidence).expected;
+  }
   // The request has got so many more tokens, so its offsets fade.
   void forget(RequestAcceptance& request, int num_tokens) const;
   void record(RequestAcceptance& request, const DraftEvidence& evidence, bool accepted);

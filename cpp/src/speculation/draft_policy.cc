@@ -13,8 +13,9 @@ constexpr double kOutlier = 2;        // times the seconds expected
 constexpr double kReplace = 1.05;     // by how much a draft must beat the one it would replace
 
 constexpr double kLossShare = 0.01;  // of all seconds that may be lost to drafts that do not pay
-constexpr double kFirstCredit = 3;   // steps without drafts
-constexpr double kMostCredit = 8;
+constexpr double kStepShare = 0.5;   // of what may be lost: in one step
+constexpr double kFirstCredit = 2;   // steps without drafts
+constexpr double kMostCredit = 4;
 constexpr double kMostDebt = 64;
 
 constexpr int64_t kFirstProbeInterval = 4;  // steps
@@ -71,9 +72,10 @@ template <class Value>
 DraftPolicy::Prefix DraftPolicy::best_prefix(std::span<const Candidate> candidates,
                                              double value_of_none, const Value& value) {
   Prefix best{.size = 0, .value = value_of_none};
-  double gain = 0;
+  Gain gain;
   for (size_t size = 1; size <= candidates.size(); ++size) {
-    gain += candidates[size - 1].survival;
+    gain.expected += candidates[size - 1].survival;
+    gain.least += candidates[size - 1].least_survival;
     const double now = value(static_cast<int>(size), gain);
     if (now > best.value) best = {.size = size, .value = now};
   }
@@ -85,6 +87,12 @@ DraftPolicy::DraftPolicy(std::vector<DrafterTraits> drafters)
       acceptance_(static_cast<int>(drafters_.size())),
       passes_(drafters_.size()),
       probing_(drafters_.size(), {.last = 0, .interval = kFirstProbeInterval}) {}
+
+void DraftPolicy::start_from(std::span<const TimedPass> target) { target_.start_from(target); }
+
+void DraftPolicy::start_from(int drafter, std::span<const TimedPass> passes) {
+  passes_[drafter].start_from(passes);
+}
 
 DraftPolicy::RequestState& DraftPolicy::state_of(uint64_t sequence) {
   const auto [it, is_new] = requests_.try_emplace(sequence);
@@ -107,6 +115,14 @@ double DraftPolicy::rate(double gain, int num_drafts, double draft_seconds) cons
   const double plain = verify_seconds(0);
   const double extra = verify_seconds(num_drafts) - plain + draft_seconds;
   return (step_.num_decoding + gain) / (plain + step_.draft_seconds + caution() * extra);
+}
+
+double DraftPolicy::safe_rate(const Gain& gain, int num_drafts, double draft_seconds) const {
+  const double plain = verify_seconds(0);
+  const double extra = verify_seconds(num_drafts) - plain + draft_seconds;
+  const double loss = extra - gain.least * plain / step_.num_decoding;
+  const double most = kStepShare * std::max(credit_, 0.0);
+  return loss <= most ? rate(gain.expected, num_drafts, draft_seconds) : 0.0;
 }
 
 // Clips a measurement at a multiple of what was expected: a longer one is due to preemption by
@@ -140,9 +156,9 @@ void DraftPolicy::record_pass(int drafter, int num_rows, double seconds) {
 bool DraftPolicy::own_draft_is_better(int drafter, const Ask& ask) {
   const RequestState& state = state_of(ask.sequence);
   const double plain = verify_seconds(0);
-  const auto rate_of = [&](int size, double gain, double draft_seconds) {
+  const auto rate_of = [&](int size, const Gain& gain, double draft_seconds) {
     const double extra = verify_seconds(size) - plain + draft_seconds;
-    return (1.0 + gain) / (plain / step_.num_decoding + caution() * extra);
+    return (1.0 + gain.expected) / (plain / step_.num_decoding + caution() * extra);
   };
   std::vector<Candidate> others;
   add_nodes(state, *ask.tree, 0, others);
@@ -151,15 +167,15 @@ bool DraftPolicy::own_draft_is_better(int drafter, const Ask& ask) {
   add_depths(state, drafter, ask, 0, own);
   DraftingCost cost(*this, drafter, 1);
   const Prefix best_of_others =
-      best_prefix(others, 0.0, [&](int size, double gain) { return rate_of(size, gain, 0.0); });
-  const Prefix best_of_own = best_prefix(own, 0.0, [&](int size, double gain) {
+      best_prefix(others, 0.0, [&](int size, Gain gain) { return rate_of(size, gain, 0.0); });
+  const Prefix best_of_own = best_prefix(own, 0.0, [&](int size, Gain gain) {
     cost.add(ask, size);
     return rate_of(size, gain, cost.seconds());
   });
   return best_of_own.value > kReplace * best_of_others.value;
 }
 
-DraftPolicy::Prefix DraftPolicy::best_of_others(std::span<const Ask> asks) {
+std::pair<int, DraftPolicy::Gain> DraftPolicy::best_of_others(std::span<const Ask> asks) {
   std::vector<Candidate> others;
   for (const Ask& ask : asks) {
     if (ask.tree != nullptr && !ask.replaces) {
@@ -168,10 +184,13 @@ DraftPolicy::Prefix DraftPolicy::best_of_others(std::span<const Ask> asks) {
   }
   std::ranges::sort(others, std::ranges::greater{}, &Candidate::survival);
   const Prefix best = best_prefix(others, rate(0, 0, 0),
-                                  [&](int size, double gain) { return rate(gain, size, 0.0); });
-  double gain = 0;
-  for (size_t i = 0; i < best.size; ++i) gain += others[i].survival;
-  return {.size = best.size, .value = gain};
+                                  [&](int size, Gain gain) { return safe_rate(gain, size, 0.0); });
+  Gain gain;
+  for (size_t i = 0; i < best.size; ++i) {
+    gain.expected += others[i].survival;
+    gain.least += others[i].least_survival;
+  }
+  return {static_cast<int>(best.size), gain};
 }
 
 int DraftPolicy::plan(int drafter, std::span<Ask> asks, const Constraint& constraint) {
@@ -194,15 +213,15 @@ int DraftPolicy::plan(int drafter, std::span<Ask> asks, const Constraint& constr
     std::ranges::stable_sort(nodes, std::ranges::greater{}, &Candidate::survival);
   }
   DraftingCost cost(*this, drafter, shape.width);
-  const auto [num_others, gain_of_others] = best_of_others(asks);
-  int num_drafts = static_cast<int>(num_others);
-  const double plain = rate(gain_of_others, num_drafts, 0);
-  const Prefix best = best_prefix(nodes, plain, [&](size_t size, double gain) {
-    const auto& [survival, request, depth] = nodes[size - 1];
-    cost.add(asks[request], depth);
+  auto [num_drafts, gain_of_others] = best_of_others(asks);
+  const double plain = rate(gain_of_others.expected, num_drafts, 0);
+  const Prefix best = best_prefix(nodes, plain, [&](size_t size, Gain gain) {
+    const int depth = nodes[size - 1].node;
+    cost.add(asks[nodes[size - 1].request], depth);
     num_drafts += shape.num_nodes(depth) - shape.num_nodes(depth - 1);
     const bool splits_level = same_depth && size < nodes.size() && nodes[size].node == depth;
-    return splits_level ? 0.0 : rate(gain_of_others + gain, num_drafts, cost.seconds());
+    return splits_level ? 0.0
+                        : rate(gain_of_others.expected + gain.expected, num_drafts, cost.seconds());
   });
   if (best.size == 0) return probe(drafter, asks, constraint);
 
@@ -278,7 +297,7 @@ void DraftPolicy::plan_pass(int drafter, std::span<FrontierNode> frontier) const
     if (state.probe_depth > 0) continue;
     double missed = 1.0;  // chance that no child there is already is right
     for (const DraftTree::Attempt& attempt : tree->attempts(node)) {
-      missed -= acceptance_of(state, *tree, attempt.child);
+      missed -= acceptance_of(state, *tree, attempt.child).expected;
     }
     const double child =
         acceptance_.probability(state.acceptance, {.drafter = drafter, .strength = depth + 1});
@@ -294,8 +313,8 @@ void DraftPolicy::plan_pass(int drafter, std::span<FrontierNode> frontier) const
   const double row =
       (verify_seconds(num_drafts + kStretch) - verify_seconds(num_drafts)) / kStretch;
   const double token_seconds = step_.planned_rate * caution();
-  const Prefix best = best_prefix(candidates, 0.0, [&](int size, double gain) {
-    return gain - token_seconds * (passes_[drafter].seconds(size) + size * row);
+  const Prefix best = best_prefix(candidates, 0.0, [&](int size, Gain gain) {
+    return gain.expected - token_seconds * (passes_[drafter].seconds(size) + size * row);
   });
   for (size_t n = 0; n < best.size; ++n) frontier[candidates[n].request].goes_on = true;
 }
@@ -321,8 +340,9 @@ void DraftPolicy::choose(std::span<const Draft> drafts) {
 
   int num_chosen = 0;
   if (step_.measuring != Measuring::kPlain && target_.is_measured()) {
-    const Prefix best = best_prefix(candidates_, rate(0, 0, 0),
-                                    [&](int size, double gain) { return rate(gain, size, 0.0); });
+    const Prefix best = best_prefix(candidates_, rate(0, 0, 0), [&](int size, Gain gain) {
+      return safe_rate(gain, size, 0.0);
+    });
     if (best.size > 0) last_gain_ = best.value * verify_seconds(0) / step_.num_decoding - 1.0;
     num_chosen = cut_to_measure(static_cast<int>(best.size));
   }

@@ -9,8 +9,10 @@
 // requests. Pruning by tokens is lossless in exact verification only.
 //
 // Drafting must not cost more than it surely brings back. Extra seconds are therefore weighed
-// heavier than measured, more so while past drafts have lost time, and a drafter that does not pay
-// is probed at growing intervals, within a small share of all seconds.
+// heavier than measured, more so while past drafts have lost time. What a step's drafts lose if no
+// more of them are accepted than is sure by now must fit what may be lost: a small share of all
+// seconds, and part of what drafts have gained. A drafter that does not pay is probed at growing
+// intervals within the same limits.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +20,7 @@
 #include <optional>
 #include <span>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "specdec/draft_policy_stats.h"
@@ -56,6 +59,10 @@ struct FrontierNode {
 class DraftPolicy {
  public:
   explicit DraftPolicy(std::vector<DrafterTraits> drafters);
+  // What passes of the target, and of a drafter's model, took that were run to be timed. Before the
+  // first step.
+  void start_from(std::span<const TimedPass> target);
+  void start_from(int drafter, std::span<const TimedPass> passes);
 
   // Some steps take fewer drafts than would be best, to measure what those cost.
   enum class Measuring : uint8_t { kNothing, kPlain, kHalf, kMost };
@@ -163,6 +170,7 @@ class DraftPolicy {
   // A node that could be drafted or verified.
   struct Candidate {
     double survival = 0;
+    double least_survival = 0;  // by what was seen so far
     int request = 0;
     int node = 0;  // of a tree; of a plan its depth, since there is no tree yet
   };
@@ -171,7 +179,12 @@ class DraftPolicy {
     size_t size = 0;
     double value = 0;
   };
-  // The prefix of greatest value(size, sum of survivals), or none if that of none is as great.
+  // Tokens that drafts bring.
+  struct Gain {
+    double expected = 0;
+    double least = 0;
+  };
+  // The prefix of greatest value(size, gain), or none if that of none is as great.
   template <class Value>
   static Prefix best_prefix(std::span<const Candidate> candidates, double value_of_none,
                             const Value& value);
@@ -182,7 +195,8 @@ class DraftPolicy {
   static DraftEvidence evidence_of(const RequestState& state, const DraftTree& tree, int node,
                                    const DraftTree::Proposal& proposal);
   // That the node is accepted once its parent was, by the drafter that is surest of it.
-  double acceptance_of(const RequestState& state, const DraftTree& tree, int node) const;
+  AcceptanceModel::Chance acceptance_of(const RequestState& state, const DraftTree& tree,
+                                        int node) const;
   void add_nodes(const RequestState& state, const DraftTree& tree, int request,
                  std::vector<Candidate>& candidates) const;
   void add_depths(const RequestState& state, int drafter, const Ask& ask, int request,
@@ -192,9 +206,11 @@ class DraftPolicy {
   double verify_seconds(int num_drafts) const;
   // Expected tokens a second, with the extra seconds multiplied by caution().
   double rate(double gain, int num_drafts, double draft_seconds) const;
+  // The same, or 0 where the drafts could lose more than may be lost.
+  double safe_rate(const Gain& gain, int num_drafts, double draft_seconds) const;
   double catch_up_share(int drafter, const Ask& ask) const;
-  // The drafts of others that would be verified beside this drafter's.
-  Prefix best_of_others(std::span<const Ask> asks);
+  // The drafts of others that would be verified beside this drafter's, and what they bring.
+  std::pair<int, Gain> best_of_others(std::span<const Ask> asks);
   bool own_draft_is_better(int drafter, const Ask& ask);
   int probe(int drafter, std::span<Ask> asks, const Constraint& constraint);
   int cut_to_measure(int count) const;

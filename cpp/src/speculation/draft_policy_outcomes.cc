@@ -28,12 +28,14 @@ DraftEvidence DraftPolicy::evidence_of(const RequestState& state, const DraftTre
           .others = others};
 }
 
-double DraftPolicy::acceptance_of(const RequestState& state, const DraftTree& tree,
-                                  int node) const {
-  double best = 0;
+AcceptanceModel::Chance DraftPolicy::acceptance_of(const RequestState& state, const DraftTree& tree,
+                                                   int node) const {
+  AcceptanceModel::Chance best;
   for (const DraftTree::Proposal& proposal : tree.proposals(node)) {
-    best = std::max(
-        best, acceptance_.probability(state.acceptance, evidence_of(state, tree, node, proposal)));
+    const auto [expected, least] =
+        acceptance_.chance(state.acceptance, evidence_of(state, tree, node, proposal));
+    best.expected = std::max(best.expected, expected);
+    best.least = std::max(best.least, least);
   }
   return best;
 }
@@ -44,9 +46,15 @@ void DraftPolicy::add_nodes(const RequestState& state, const DraftTree& tree, in
   const size_t first = candidates.size();
   for (int node = 1; node < tree.num_nodes(); ++node) {
     const int parent = tree.parents()[node];
-    const double above = parent == DraftTree::kRoot ? 1.0 : candidates[first + parent - 1].survival;
-    candidates.push_back(
-        {.survival = above * acceptance_of(state, tree, node), .request = request, .node = node});
+    const auto [expected, least] = acceptance_of(state, tree, node);
+    Candidate candidate{
+        .survival = expected, .least_survival = least, .request = request, .node = node};
+    if (parent != DraftTree::kRoot) {
+      const Candidate& above = candidates[first + parent - 1];
+      candidate.survival *= above.survival;
+      candidate.least_survival *= above.least_survival;
+    }
+    candidates.push_back(candidate);
   }
 }
 
@@ -63,12 +71,18 @@ void DraftPolicy::add_depths(const RequestState& state, int drafter, const Ask& 
       if (depth <= ask.max_depth) missed[depth] = std::max(missed[depth] - other.survival, 0.0);
     }
   }
-  double survival = 1.0;
+  AcceptanceModel::Chance survival{.expected = 1.0, .least = 1.0};
   double worth = 1.0;
+  double least_worth = 1.0;
   for (int depth = 1; depth <= ask.max_depth; ++depth) {
-    survival *= acceptance_.probability(state.acceptance, {.drafter = drafter, .strength = depth});
-    worth = std::min(worth, survival * missed[depth]);
-    candidates.push_back({.survival = worth, .request = request, .node = depth});
+    const auto [expected, least] =
+        acceptance_.chance(state.acceptance, {.drafter = drafter, .strength = depth});
+    survival.expected *= expected;
+    survival.least *= least;
+    worth = std::min(worth, survival.expected * missed[depth]);
+    least_worth = std::min(least_worth, survival.least * missed[depth]);
+    candidates.push_back(
+        {.survival = worth, .least_survival = least_worth, .request = request, .node = depth});
   }
 }
 
@@ -76,7 +90,7 @@ double DraftPolicy::survival(uint64_t sequence, const DraftTree& tree, int node)
   const RequestState& state = requests_.at(sequence);
   double survival = 1.0;
   for (; node != DraftTree::kRoot; node = tree.parents()[node]) {
-    survival *= acceptance_of(state, tree, node);
+    survival *= acceptance_of(state, tree, node).expected;
   }
   return survival;
 }

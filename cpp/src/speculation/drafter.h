@@ -78,12 +78,8 @@ class Drafter {
   virtual void draft(std::span<DraftRequest> requests) = 0;
   // Tokens the drafter's model has to run before it can draft, the root among them; 0: no model.
   virtual int num_unseen(const DraftRequest&) const { return 0; }
-  // A forward pass of the last call of draft(), its sampling included.
-  struct Pass {
-    int num_rows = 0;
-    double seconds = 0;
-  };
-  virtual std::span<const Pass> passes() const { return {}; }
+  // The forward passes of the last call of draft(), their sampling included.
+  virtual std::span<const TimedPass> passes() const { return {}; }
   // The sequence is over; `tokens` are all of its tokens.
   virtual void finish(uint64_t, std::span<const int32_t> /*tokens*/, int /*num_prompt_tokens*/) {}
   // Host memory held, for metrics.

@@ -106,7 +106,7 @@ void Drafters::run(int index, std::span<DraftRequest* const> requests) {
   for (size_t i = 0; i < batch_.size(); ++i) requests[i]->error = batch_[i].error;
   if (!policy_.has_value()) return;
   if (drafter.traits().has_model()) {
-    for (const Drafter::Pass& pass : drafter.passes()) {
+    for (const TimedPass& pass : drafter.passes()) {
       policy_->record_pass(index, pass.num_rows, pass.seconds);
     }
     return;

@@ -35,6 +35,7 @@ class Drafters {
   void draft(std::span<DraftRequest> requests);
   void finish(uint64_t sequence, std::span<const int32_t> tokens, int num_prompt_tokens);
   int64_t memory_bytes(size_t index) const { return drafters_[index]->memory_bytes(); }
+  DrafterTraits traits(size_t index) const { return drafters_[index]->traits(); }
   DraftPolicy* policy() { return policy_.has_value() ? &*policy_ : nullptr; }
   const DraftPolicy* policy() const { return policy_.has_value() ? &*policy_ : nullptr; }
 

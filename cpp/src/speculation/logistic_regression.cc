@@ -53,6 +53,16 @@ double LogisticRegression::log_odds(std::span<const Feature> features) const {
   return sum;
 }
 
+double LogisticRegression::variance(std::span<const Feature> features) const {
+  double sum = 0;
+  for (const auto& [a, value_of_a] : features) {
+    for (const auto& [b, value_of_b] : features) {
+      sum += covariance_[a * num_weights() + b] * value_of_a * value_of_b;
+    }
+  }
+  return sum;
+}
+
 void LogisticRegression::record(std::span<const Feature> features, UncertainWeight& offset,
                                 bool outcome) {
   const int size = num_weights();

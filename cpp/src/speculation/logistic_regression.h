@@ -29,6 +29,8 @@ class LogisticRegression {
   void set_covariance(int a, int b, double covariance);
 
   double log_odds(std::span<const Feature> features) const;
+  // How uncertain log_odds() are.
+  double variance(std::span<const Feature> features) const;
   // `offset` is a weight of its own, with the feature 1, which learns from the outcome, too.
   void record(std::span<const Feature> features, UncertainWeight& offset, bool outcome);
 

@@ -20,10 +20,37 @@ constexpr double kNoise = 0.05;          // standard deviation of a measured pas
 constexpr double kFirstNoise = 0.5;      // added for the first passes, which touch new memory
 constexpr double kUnknown = 100.0;       // variance of the level before anything is known
 constexpr double kAssumed = 0.25;        // variance of a level that was guessed
-// Optimism: the cost of row counts that were hardly tried is taken this many standard deviations
+// Standard deviation of passes timed before any step, relative to each other: contexts and other
+// programs change what a row adds.
+constexpr double kTimedNoise = 0.1;
+// Optimism: the cost of more rows than any that were tried is taken this many standard deviations
 // below its mean, so that they get tried.
 constexpr double kOptimism = 0.5;
 constexpr double kOutlier = 3.0;  // standard deviations at which an error is clipped
+
+// Straight lines through passes in rising order of rows, which do not fall.
+class SecondsByRows {
+ public:
+  explicit SecondsByRows(std::span<const TimedPass> passes)
+      : passes_(passes.begin(), passes.end()) {
+    for (size_t i = 1; i < passes_.size(); ++i) {
+      SPECDEC_CHECK_LT(passes_[i - 1].num_rows, passes_[i].num_rows);
+      passes_[i].seconds = std::max(passes_[i].seconds, passes_[i - 1].seconds);
+    }
+  }
+  double at(double num_rows) const {
+    if (num_rows <= passes_.front().num_rows || passes_.size() == 1) return passes_.front().seconds;
+    size_t next = 1;
+    while (next + 1 < passes_.size() && passes_[next].num_rows < num_rows) ++next;
+    const auto& [rows_before, seconds_before] = passes_[next - 1];
+    const double slope =
+        (passes_[next].seconds - seconds_before) / (passes_[next].num_rows - rows_before);
+    return seconds_before + slope * (num_rows - rows_before);
+  }
+
+ private:
+  std::vector<TimedPass> passes_;
+};
 
 }  // namespace
 
@@ -32,15 +59,16 @@ PassCost::PassCost()
       state_(size_, 0.0),
       prior_(kKnots.size()),
       covariance_(static_cast<size_t>(size_) * size_, 0.0),
-      prior_variance_(kKnots.size()),
       curve_(kKnots.size()) {
   const int level = size_ - 1;
   for (int i = 0; i < level; ++i) {
     prior_[i] = std::log(1.0 + kSlope * (kKnots[i] - 1.0));
-    prior_variance_[i] = kCurveVariance * std::log(kKnots[i]);
     state_[i] = prior_[i];
-    for (int j = 0; j <= i; ++j) covariance(i, j) = covariance(j, i) = prior_variance_[j];
+    for (int j = 0; j <= i; ++j) {
+      covariance(i, j) = covariance(j, i) = kCurveVariance * std::log(kKnots[j]);
+    }
   }
+  prior_covariance_ = covariance_;
   covariance(level, level) = kUnknown;
   refresh_curve();
 }
@@ -50,6 +78,27 @@ void PassCost::assume(double seconds) {
   if (num_recorded_ > 0) return;
   state_.back() = std::log(seconds);
   covariance(size_ - 1, size_ - 1) = kAssumed;
+}
+
+void PassCost::start_from(std::span<const TimedPass> passes) {
+  if (num_recorded_ > 0 || passes.empty()) return;
+  const SecondsByRows seconds(passes);
+  const double one_row = seconds.at(1);
+  const int level = size_ - 1;
+  for (int i = 0; i < level; ++i) state_[i] = prior_[i] = std::log(seconds.at(kKnots[i]) / one_row);
+  covariance_ = prior_covariance_;
+  std::vector<double> gain(size_);
+  for (const TimedPass& pass : passes) {
+    const double variance =
+        covariance_with({.place = place_of(pass.num_rows), .with_level = false}, gain);
+    shrink_covariance(gain, 1.0 / (variance + kTimedNoise * kTimedNoise));
+  }
+  prior_covariance_ = covariance_;
+  state_[level] = std::log(one_row);
+  covariance(level, level) = kAssumed;
+  most_rows_ = passes.back().num_rows;
+  num_recorded_ = kMinRecorded - 1;  // a step says what the timed passes left out
+  refresh_curve();
 }
 
 PassCost::Place PassCost::place_of(double num_rows) {
@@ -75,6 +124,7 @@ double PassCost::seconds(int num_rows) const {
 void PassCost::record(int num_rows, double seconds) {
   if (!(seconds > 0) || num_rows < 1) return;
   ++num_recorded_;
+  most_rows_ = std::max(most_rows_, num_rows);
   relax();
   const double beyond = std::max(1.0, num_rows / kKnots.back());
   correct(place_of(num_rows), std::log(seconds / beyond));
@@ -89,22 +139,37 @@ void PassCost::relax() {
     state_[i] = prior_[i] + keep * (state_[i] - prior_[i]);
     for (int j = 0; j <= i; ++j) {
       covariance(i, j) = covariance(j, i) =
-          keep * keep * covariance(i, j) + (1.0 - keep * keep) * prior_variance_[j];
+          keep * keep * covariance(i, j) + (1.0 - keep * keep) * prior_covariance_[i * size_ + j];
     }
     covariance(i, level) = covariance(level, i) = keep * covariance(i, level);
   }
   covariance(level, level) += kLevelDrift;
 }
 
+double PassCost::covariance_with(const Measured& measured, std::span<double> result) {
+  const auto& [place, with_level] = measured;
+  const int level = size_ - 1;
+  for (int i = 0; i < size_; ++i) {
+    result[i] = (1.0 - place.share) * covariance(i, place.lower);
+    if (with_level) result[i] += covariance(i, level);
+    if (place.share > 0) result[i] += place.share * covariance(i, place.lower + 1);
+  }
+  double variance = (1.0 - place.share) * result[place.lower];
+  if (with_level) variance += result[level];
+  if (place.share > 0) variance += place.share * result[place.lower + 1];
+  return variance;
+}
+
+void PassCost::shrink_covariance(std::span<const double> gain, double share) {
+  for (int i = 0; i < size_; ++i) {
+    for (int j = 0; j < size_; ++j) covariance(i, j) -= share * gain[i] * gain[j];
+  }
+}
+
 void PassCost::correct(const Place& place, double log_seconds) {
   const int level = size_ - 1;
-  std::array<double, kKnots.size() + 1> gain;  // covariance with what is measured
-  for (int i = 0; i < size_; ++i) {
-    gain[i] = covariance(i, level) + (1.0 - place.share) * covariance(i, place.lower);
-    if (place.share > 0) gain[i] += place.share * covariance(i, place.lower + 1);
-  }
-  double variance = gain[level] + (1.0 - place.share) * gain[place.lower];
-  if (place.share > 0) variance += place.share * gain[place.lower + 1];
+  std::array<double, kKnots.size() + 1> gain;
+  double variance = covariance_with({.place = place}, gain);
   const auto count = static_cast<double>(num_recorded_);
   const double noise = kNoise + kFirstNoise / (count * count);
   variance += noise * noise;
@@ -114,18 +179,15 @@ void PassCost::correct(const Place& place, double log_seconds) {
   // An outlier moves the state only as far as the bound does, and its variance hardly shrinks.
   const double weight = std::min(1.0, bound / std::abs(error));
   for (int i = 0; i < size_; ++i) state_[i] += weight * error * gain[i] / variance;
-  for (int i = 0; i < size_; ++i) {
-    for (int j = 0; j < size_; ++j) {
-      covariance(i, j) -= weight * weight * gain[i] * gain[j] / variance;
-    }
-  }
+  shrink_covariance(gain, weight * weight / variance);
 }
 
 void PassCost::refresh_curve() {
   double highest = state_[0];
   for (size_t i = 0; i < curve_.size(); ++i) {
     const double deviation = std::sqrt(covariance(static_cast<int>(i), static_cast<int>(i)));
-    highest = std::max(highest, state_[i] - kOptimism * deviation);
+    const double optimism = kKnots[i] > most_rows_ ? kOptimism * deviation : 0.0;
+    highest = std::max(highest, state_[i] - optimism);
     curve_[i] = highest;
   }
 }

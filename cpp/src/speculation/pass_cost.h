@@ -3,9 +3,16 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace specdec {
+
+// A pass of a model and what it took.
+struct TimedPass {
+  int num_rows = 0;
+  double seconds = 0;
+};
 
 // A Kalman filter over the logarithm of the seconds: a level, which drifts with the machine and the
 // length of the contexts, and a curve over the rows, whose prior is a random walk along them. A
@@ -17,6 +24,9 @@ class PassCost {
 
   // Takes `seconds` for a pass over one row until passes are recorded.
   void assume(double seconds);
+  // Takes what passes over different numbers of rows took, in rising order, for the curve that is
+  // returned to: straight lines between them, and on beyond the last. Before passes are recorded.
+  void start_from(std::span<const TimedPass> passes);
   void record(int num_rows, double seconds);
   // False as long as seconds() is a guess.
   bool is_measured() const { return num_recorded_ >= kMinRecorded; }
@@ -35,17 +45,26 @@ class PassCost {
   static Place place_of(double num_rows);
   double curve_at(const Place& place, const std::vector<double>& curve) const;
   double& covariance(int i, int j) { return covariance_[i * size_ + j]; }
+  // What a measurement is of: the curve at a place, with the level or relative to it.
+  struct Measured {
+    Place place;
+    bool with_level = true;
+  };
+  // The covariance of the state with what is measured. Returns the variance of that.
+  double covariance_with(const Measured& measured, std::span<double> result);
+  void shrink_covariance(std::span<const double> gain, double share);
   void relax();
   void correct(const Place& place, double log_seconds);
   void refresh_curve();
 
   int size_ = 0;  // of the state: the curve's knots, then the level
   int64_t num_recorded_ = 0;
-  std::vector<double> state_;           // [size_]
-  std::vector<double> prior_;           // [size_ - 1]
-  std::vector<double> covariance_;      // [size_, size_]
-  std::vector<double> prior_variance_;  // [size_ - 1] of the knots: those of a random walk
-  std::vector<double> curve_;           // [size_ - 1] the state's, made monotone
+  int most_rows_ = 0;                     // of the passes measured
+  std::vector<double> state_;             // [size_]
+  std::vector<double> prior_;             // [size_ - 1]
+  std::vector<double> covariance_;        // [size_, size_]
+  std::vector<double> prior_covariance_;  // [size_, size_] of the knots: that of a random walk
+  std::vector<double> curve_;             // [size_ - 1] the state's, made monotone
 };
 
 }  // namespace specdec

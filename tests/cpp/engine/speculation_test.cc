@@ -251,6 +251,31 @@ TEST_F(SpeculationTest, AnswersAreThoseWithoutHoweverMuchIsDrafted) {
   }
 }
 
+TEST_F(SpeculationTest, PassesTimedAtLoadLeaveNoTrace) {
+  const std::vector<Tokens> prompts = prompts_of(4);
+  const auto expected = Engine(config()).generate(prompts, shaped(20));
+  DrafterConfig drafter;
+  drafter.method = DraftMethod::kDraftModel;
+  drafter.model = draft_.path();
+  EngineConfig config = EngineFixture::with_drafter(this->config(), drafter, 4);
+  config.speculative.draft_length_policy = DraftLengthPolicy::kAuto;
+  for (const int num_blocks : {2, 14}) {  // fewer than passes of many rows take, and enough
+    config.num_kv_blocks = num_blocks;
+    config.max_model_len = std::min(num_blocks * 16, 128);
+    Engine engine(config);
+    const EngineStats before = engine.stats();
+    EXPECT_EQ(before.num_free_kv_blocks, num_blocks);
+    EXPECT_EQ(before.num_cached_kv_blocks, 0);
+    EXPECT_EQ(before.num_steps, 0);
+    EXPECT_EQ(before.step_tokens.sum, 0);
+    EXPECT_EQ(before.forward_seconds + before.draft_seconds + before.sample_seconds, 0);
+    EXPECT_EQ(before.draft_policy.num_decisions, 0);
+    for (size_t i = 0; i < prompts.size() && num_blocks == 14; ++i) {
+      EXPECT_TRUE(equal(engine.generate({prompts[i]}, shaped(20))[0][0], expected[i][0])) << i;
+    }
+  }
+}
+
 TEST_F(SpeculationTest, RightDraftsAreAllAccepted) {
   const Tokens prompt{1, 2, 3};
   SamplingParams params = shaped(25);

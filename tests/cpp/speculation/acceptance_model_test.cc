@@ -24,6 +24,21 @@ void feed(AcceptanceModel& model, RequestAcceptance& request, const DraftEvidenc
   }
 }
 
+TEST(AcceptanceModel, WhatIsSureNearsWhatIsExpectedWithOutcomes) {
+  AcceptanceModel model(1);
+  RequestAcceptance request = model.new_request();
+  const auto unsure = model.chance(request, {.confidence = 0.9});
+  EXPECT_LT(unsure.least, 0.6 * unsure.expected);
+  for (int i = 0; i < 200; ++i) model.record(request, {.confidence = 0.9}, i % 10 != 0);
+  const auto sure = model.chance(request, {.confidence = 0.9});
+  EXPECT_NEAR(sure.expected, 0.9, 0.05);
+  EXPECT_LT(sure.least, sure.expected);
+  EXPECT_GT(sure.least, 0.75);
+  // Another request may be unlike it.
+  const auto other = model.chance(model.new_request(), {.confidence = 0.9});
+  EXPECT_LT(other.least, sure.least);
+}
+
 TEST(AcceptanceModel, ConvergesToTheRateOfEachClass) {
   AcceptanceModel model(1);
   RequestAcceptance request = model.new_request();

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,7 @@ DraftWorldOptions world_of(const Setting& setting, uint32_t seed = 1) {
       .verify_seconds = [setting](int rows) { return 0.01 * (1 + setting.row_share * (rows - 1)); },
       .pass_seconds = 0.01 * setting.pass_share,
       .acceptance = [setting](int, int64_t, int) { return setting.acceptance; },
+      .timed_rows = {1, 2, 4, 8, 16},
       .seed = seed};
 }
 
@@ -194,6 +196,80 @@ TEST(DraftPolicy, TheKneeOfThePassIsRespected) {
   double total = 0;
   for (size_t i = seen; i < world.lengths().size(); ++i) total += world.lengths()[i];
   EXPECT_NEAR(total / static_cast<double>(world.lengths().size() - seen), 7.0, 1.3);
+}
+
+struct Curve {
+  std::string name;
+  std::function<double(int num_rows)> seconds;
+};
+
+// What another row adds to a pass of one: a third of it up to all of it.
+std::vector<Curve> steep_curves() {
+  const auto straight = [](double share) {
+    return [share](int rows) { return 0.01 * (1 + share * (rows - 1)); };
+  };
+  // Weights of four bits with AVX2: two rows are nearly free, eight cost two and a half.
+  const auto bent = [](int rows) {
+    const double at_two = 1.1;
+    return 0.01 * (rows <= 2 ? 1 + (at_two - 1) * (rows - 1) : at_two + 0.25 * (rows - 2));
+  };
+  return {{"30%", straight(0.3)}, {"80%", straight(0.8)}, {"bent", bent}};
+}
+
+struct Text {
+  std::string name;
+  std::function<double(int request, int64_t token, int depth)> acceptance;
+  double hit_rate = 1.0;
+};
+
+std::vector<Text> texts() {
+  const auto always = [](double p) { return [p](int, int64_t, int) { return p; }; };
+  return {{"never right", always(0.0)},
+          {"seldom right", always(0.1)},
+          {"seldom right, and seldom drafted", always(0.1), 0.2},
+          {"right every third time", always(0.3)},
+          {"right every second time", always(0.5)},
+          {"mostly right", always(0.85)},
+          {"a copy", always(0.97)},
+          {"first a copy", [](int, int64_t token, int) { return token < 40 ? 0.97 : 0.02; }},
+          {"in the end a copy", [](int, int64_t token, int) { return token < 40 ? 0.02 : 0.97; }},
+          {"pieces of a copy",
+           [](int, int64_t token, int) { return token / 16 % 2 == 0 ? 0.05 : 0.97; }}};
+}
+
+// Of a fresh engine, over plain decoding: the rate of its first 128 tokens.
+double first_ratio(const Curve& curve, const Text& text, uint32_t seed) {
+  DraftWorld world({.max_depth = 16,
+                    .has_model = false,
+                    .verify_seconds = curve.seconds,
+                    .acceptance = text.acceptance,
+                    .hit_rate = text.hit_rate,
+                    .outlier_rate = 0.01,
+                    .timed_rows = {1, 2, 4, 8, 16},
+                    .seed = seed});
+  return world.run(128).tokens_per_second() * curve.seconds(1);
+}
+
+TEST(DraftPolicy, TheFirstTokensOfAFreshEngineLoseAtMostThreePercent) {
+  for (const Curve& curve : steep_curves()) {
+    for (const Text& text : texts()) {
+      for (uint32_t seed = 1; seed <= 8; ++seed) {
+        EXPECT_GE(first_ratio(curve, text, seed), 0.97)
+            << curve.name << " a row, " << text.name << ", seed " << seed;
+      }
+    }
+  }
+}
+
+TEST(DraftPolicy, TheFirstTokensOfAFreshEngineGainWhatACopyIsWorth) {
+  const Curve curve{.name = "10%", .seconds = [](int rows) { return 0.01 * (1 + 0.1 * (rows - 1)); }};
+  double total = 0;
+  for (uint32_t seed = 1; seed <= 8; ++seed) {
+    total += first_ratio(curve, {.name = "a copy", .acceptance = texts()[6].acceptance}, seed);
+  }
+  DraftWorldOptions options = world_of({false, 1, 0, 0, 0.97});
+  options.verify_seconds = curve.seconds;
+  EXPECT_GT(total / 8, 0.8 * best_fixed_rate(options) * curve.seconds(1));
 }
 
 TEST(DraftPolicy, EqualMeasurementsGiveEqualDecisions) {

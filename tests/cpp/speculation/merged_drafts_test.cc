@@ -82,7 +82,7 @@ class Model : public Drafter {
   DrafterTraits traits() const override {
     return {.cost = DrafterTraits::Cost::kPerLevel, .relative_pass_cost = 0.05};
   }
-  std::span<const Pass> passes() const override { return passes_; }
+  std::span<const TimedPass> passes() const override { return passes_; }
   int num_unseen(const DraftRequest&) const override { return 1; }
 
   void draft(std::span<DraftRequest> requests) override {
@@ -146,7 +146,7 @@ class Model : public Drafter {
   int id_;
   int32_t num_wrong_ = 0;
   std::mt19937 random_{4};
-  std::vector<Pass> passes_;
+  std::vector<TimedPass> passes_;
 };
 
 struct Fared {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <functional>
 #include <random>
+#include <vector>
 
 namespace specdec {
 namespace {
@@ -97,6 +98,55 @@ TEST(PassCost, AGuessHoldsUntilPassesAreRecorded) {
   for (int i = 0; i < 5; ++i) pass.record(1, 0.001);
   pass.assume(0.004);
   EXPECT_NEAR(pass.seconds(1), 0.001, 2e-4);
+}
+
+// As AVX2 verifies weights of four bits.
+const std::vector<TimedPass> kSteep = {{1, 0.010}, {2, 0.011}, {4, 0.015}, {8, 0.025}, {16, 0.050}};
+
+TEST(PassCost, PassesTimedBeforehandGiveTheCurve) {
+  PassCost pass;
+  pass.start_from(kSteep);
+  EXPECT_FALSE(pass.is_measured());
+  pass.record(1, 0.02);  // a long context: all passes take twice as long
+  EXPECT_TRUE(pass.is_measured());
+  const double one_row = pass.seconds(1);
+  EXPECT_NEAR(one_row, 0.02, 0.002);
+  for (const auto& [num_rows, seconds] : kSteep) {
+    EXPECT_NEAR(pass.seconds(num_rows) / one_row, seconds / 0.01, 0.01) << num_rows;
+  }
+  EXPECT_NEAR(pass.seconds(12) / one_row, 3.75, 0.1);
+  // Beyond them rows cost what they cost last, and are taken for a little cheaper.
+  EXPECT_NEAR(pass.seconds(32) / one_row, 10.0, 1.0);
+  EXPECT_LT(pass.seconds(32) / one_row, 10.0);
+}
+
+TEST(PassCost, TimedPassesThatFallWithRowsCountAsEqual) {
+  PassCost pass;
+  pass.start_from(std::vector<TimedPass>{{1, 0.01}, {2, 0.008}, {4, 0.012}});
+  EXPECT_NEAR(pass.seconds(2) / pass.seconds(1), 1.0, 1e-6);
+  EXPECT_NEAR(pass.seconds(4) / pass.seconds(1), 1.2, 1e-6);
+}
+
+TEST(PassCost, StepsCorrectWhatWasTimedBeforehand) {
+  PassCost pass;
+  pass.start_from(std::vector<TimedPass>{{1, 0.01}, {8, 0.011}, {16, 0.012}});
+  for (int i = 0; i < 20; ++i) {
+    pass.record(1, 0.01);
+    pass.record(8, 0.02);  // a busy machine, say
+  }
+  EXPECT_NEAR(pass.seconds(1), 0.01, 0.0005);
+  EXPECT_NEAR(pass.seconds(8), 0.02, 0.002);
+}
+
+TEST(PassCost, OptimismIsForMoreRowsThanWereTriedOnly) {
+  PassCost tried;
+  PassCost untried;
+  for (int i = 0; i < 3; ++i) {
+    tried.record(1, 0.01);
+    untried.record(1, 0.01);
+  }
+  tried.record(16, 0.013);  // no surprise
+  EXPECT_GT(tried.seconds(8), 1.02 * untried.seconds(8));
 }
 
 TEST(PassCost, WhatIsNoMeasurementIsIgnored) {
