@@ -74,6 +74,7 @@ class FaultyBackend final : public Backend {
     return backend_->allocate(size_bytes, purpose);
   }
   bool supports(WeightFormat format) const override { return backend_->supports(format); }
+  bool makes_random_weights() const override { return backend_->makes_random_weights(); }
   std::unique_ptr<PackedLinear> pack_linear(const PackArgs& args) override {
     return backend_->pack_linear(args);
   }

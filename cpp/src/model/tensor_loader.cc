@@ -23,7 +23,9 @@ TensorView slice(const TensorView& tensor, RowRange rows) {
   TensorView view = tensor;
   view.shape[0] = rows.count;
   const int64_t row_bytes = tensor.size_bytes() / tensor.shape[0];
-  view.data = static_cast<const char*>(tensor.data) + rows.begin * row_bytes;
+  if (tensor.data != nullptr) {
+    view.data = static_cast<const char*>(tensor.data) + rows.begin * row_bytes;
+  }
   return view;
 }
 
@@ -37,7 +39,7 @@ TensorLoader::TensorLoader(const ModelConfig& config, const std::string& directo
                            Quantization quantization, Backend& backend, const RankPlace& place)
     : config_(config),
       quantization_(quantization),
-      store_(config.random_weights ? WeightStore::random(config)
+      store_(config.random_weights ? WeightStore::random(config, !backend.makes_random_weights())
                                    : WeightStore(directory, config.scale_block)),
       backend_(backend),
       shard_(config, place) {}
@@ -66,6 +68,7 @@ WeightView TensorLoader::read_matrix(const std::string& name, int64_t rows, int6
 
 bool TensorLoader::is_equal(const std::string& name, const WeightView& other) {
   const WeightView view = store_.matrix(resolve(name), other.rows(), other.in_features());
+  if (view.random.is_set() || other.random.is_set()) return view.random == other.random;
   bool equal = view.values.dtype == other.values.dtype &&
                (view.mins == nullptr) == (other.mins == nullptr) &&
                same(view.values.data, other.values.data, other.values.size_bytes());
@@ -91,6 +94,7 @@ WeightView TensorLoader::rows_of(const WeightView& matrix, RowRange rows,
                                  const std::string& name) const {
   WeightView view = matrix;
   view.values = slice(matrix.values, rows);
+  if (matrix.random.is_set()) view.random.first += rows.begin * matrix.in_features();
   if (matrix.is_integer()) {
     const int64_t num_groups = matrix.in_features() / matrix.group_size;
     view.scales += rows.begin * num_groups;
@@ -194,6 +198,13 @@ std::unique_ptr<const PackedLinear> TensorLoader::columns(MatrixRole role, const
   std::vector<std::byte> cut(static_cast<size_t>(matrix.rows() * count * element));
   const auto* from = static_cast<const std::byte*>(matrix.values.data) + begin * element;
   for (int64_t row = 0; row < matrix.rows(); ++row) {
+    if (matrix.random.is_set()) {
+      RandomSource part = matrix.random;
+      part.first += row * matrix.in_features() + begin;
+      fill_random(part, matrix.values.dtype, count,
+                  &cut[static_cast<size_t>(row * count * element)]);
+      continue;
+    }
     std::copy_n(from + row * matrix.in_features() * element, count * element,
                 &cut[static_cast<size_t>(row * count * element)]);
   }

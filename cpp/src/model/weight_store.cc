@@ -5,7 +5,6 @@
 #include <cmath>
 #include <filesystem>
 
-#include "core/philox.h"
 #include "core/str_cat.h"
 #include "model/json_file.h"
 #include "specdec/error.h"
@@ -92,42 +91,13 @@ bool has_nan(const TensorView& e4m3) {
   return found != 0;
 }
 
-// The same for the same text on every machine (FNV-1a).
-uint64_t hash_of(std::string_view text) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (char c : text) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
-  return hash;
-}
-
-void store_float(float value, DType dtype, void* to, int64_t index) {
-  if (dtype == DType::kF32) {
-    static_cast<float*>(to)[index] = value;
-  } else {
-    static_cast<uint16_t*>(to)[index] =
-        dtype == DType::kBF16 ? to_bfloat16(value).bits : float_to_half(value);
-  }
-}
-
-// Uniform in +-sqrt(3 / fan_in): sums over fan_in inputs keep the size of one.
-void fill_random(uint64_t key, int64_t fan_in, DType dtype, int64_t count, void* values) {
-  const float unit = std::sqrt(3.0f / static_cast<float>(fan_in)) / 32768.0f;
-  const std::array words = {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)};
-  for (int64_t i = 0; i < count; i += 8) {
-    const auto drawn =
-        philox4x32_10({static_cast<uint32_t>(i), static_cast<uint32_t>(i >> 32), 0, 0}, words);
-    for (int64_t j = 0; j < std::min<int64_t>(8, count - i); ++j) {
-      const auto bits = static_cast<int16_t>(drawn[j / 2] >> (j % 2 * 16));
-      store_float(static_cast<float>(bits) * unit, dtype, values, i + j);
-    }
-  }
-}
-
 }  // namespace
 
-WeightStore WeightStore::random(const ModelConfig& config) {
+WeightStore WeightStore::random(const ModelConfig& config, bool fills_matrices) {
   WeightStore store;
   store.source_ = "load_format='dummy'";
   store.is_random_ = true;
+  store.fills_random_matrices_ = fills_matrices;
   if (!config.tie_word_embeddings) store.random_head_ = str_cat(config.names.head, ".weight");
   store.random_dtype_ = config.checkpoint_dtype;
   return store;
@@ -224,7 +194,7 @@ TensorView WeightStore::read(const std::string& name) {
 TensorView WeightStore::random_tensor(const std::string& name, std::span<const int64_t> shape) {
   TensorView view{.dtype = random_dtype_, .shape = {shape.begin(), shape.end()}};
   Buffer& bytes = bytes_[name] = Buffer::host(view.size_bytes(), name.c_str());
-  fill_random(hash_of(name), shape.back(), view.dtype, view.num_elements(), bytes.data());
+  fill_random(random_source(name, shape.back()), view.dtype, view.num_elements(), bytes.data());
   view.data = bytes.data();
   return view;
 }
@@ -258,6 +228,10 @@ std::vector<int64_t> WeightStore::integers(const std::string& name, int64_t size
 }
 
 WeightView WeightStore::matrix(const std::string& name, int64_t rows, int64_t in_features) {
+  if (is_random_ && !fills_random_matrices_) {
+    return {.values = {.data = nullptr, .dtype = random_dtype_, .shape = {rows, in_features}},
+            .random = random_source(name, in_features)};
+  }
   if (is_random_) return {.values = random_tensor(name, std::array{rows, in_features})};
   const std::optional<DType> dtype = shard(name).entries().at(name).dtype;
   if (dtype == DType::kI8 || dtype == DType::kU8) return int_matrix(name, rows, in_features);
