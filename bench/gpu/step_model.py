@@ -44,9 +44,10 @@ class Gpu:
 
 H200 = Gpu()
 
-# Of a thread, until a device has said: the gate of cuda_gates.txt, and what launch bounds allow.
+# Of a thread, until a device has said: the limit in scripts/cuda_gates.txt, and for attention what
+# its launch bounds allow.
 FEW_ROWS_REGISTERS = 128
-_ATTENTION_REGISTERS = 168
+_MOST_REGISTERS = 255
 _SMALL_REGISTERS = 64
 
 
@@ -81,7 +82,7 @@ class Node:
     def held(self, gpu: Gpu) -> tuple[int, int]:
         """Registers and bytes of shared memory of a multiprocessor that those with work take."""
         each = _ceil_div(self.busy_blocks or self.blocks, gpu.multiprocessors)
-        registers = each * self.threads * self.registers
+        registers = each * self.threads * _ceil_div(self.registers, 8) * 8
         return registers, each * (self.shared_bytes + _RESERVED_SHARED_BYTES)
 
 
@@ -298,7 +299,7 @@ def attention_node(attention: Attention, gpu: Gpu) -> Node:
         grid=(blocks, 1, 1),
         threads=_ATTENTION_THREADS,
         shared_bytes=attention_shared_bytes(dim, columns, requests),
-        registers=_ATTENTION_REGISTERS,
+        registers=min(_MOST_REGISTERS, gpu.registers // (per_multiprocessor * _ATTENTION_THREADS)),
         bytes=float(bytes_read * end),
         early_bytes=float(bytes_read * min(end, items * 2 * _ATTENTION_TILE)),
         lets_next_early=True,

@@ -9,11 +9,21 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import cuda_gates
 import pytest
 
 from gpu import predictions, render
 from gpu.checkpoints import SHAPES
-from gpu.step_model import H200, Gpu, Node, few_rows, layer_products, nodes, padded_count
+from gpu.step_model import (
+    FEW_ROWS_REGISTERS,
+    H200,
+    Gpu,
+    Node,
+    few_rows,
+    layer_products,
+    nodes,
+    padded_count,
+)
 from gpu.step_time import (
     REVIEW,
     Costs,
@@ -139,6 +149,12 @@ def test_attention_starts_when_the_product_before_it_has_waited() -> None:
 )
 def test_rows_are_padded_as_recorded_batches_are(count: int, padded: int) -> None:
     assert padded_count(count) == padded
+
+
+def test_registers_are_those_that_the_gates_allow() -> None:
+    rules = cuda_gates.read_rules(cuda_gates.RULES.read_text().splitlines())
+    limits = {rule.registers for rule in rules if rule.kernel == "few_rows_kernel"}
+    assert limits == {FEW_ROWS_REGISTERS}
 
 
 # ---- beside what is launched
