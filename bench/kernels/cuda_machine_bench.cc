@@ -4,8 +4,8 @@
 // Of "graph_node" a record is one kernel that does nothing; of "graph_reads" one kernel of many
 // that together read a buffer, and `gap_us` what it takes longer than its part of one kernel that
 // reads it all, with 1 or 2 blocks a multiprocessor (`blocks_each`). `overlap` is 1 with
-// programmatic dependent launch, and `early` then 1 where a kernel lets the next one start before it
-// waits itself. With --own_carveouts the driver divides L1 cache and shared memory.
+// programmatic dependent launch, and `early` then 1 where a kernel lets the next one start before
+// it waits itself. With --own_carveouts the driver divides L1 cache and shared memory.
 #include <memory>
 #include <string>
 #include <vector>

@@ -104,8 +104,8 @@ void launch_read(Stream& stream, const ReadProbe& probe) {
   LaunchConfig config = blocks(probe.num_blocks, kThreads);
   config.overlaps_previous = probe.overlaps_previous;
   config.lets_next_start_early = probe.lets_next_start_early;
-  launch("read_probe", stream,
-         probe.lets_next_start_early ? read_kernel<true> : read_kernel<false>, config, probe);
+  launch("read_probe", stream, probe.lets_next_start_early ? read_kernel<true> : read_kernel<false>,
+         config, probe);
 }
 
 void launch_copy(Stream& stream, const CopyProbe& probe) {

@@ -441,8 +441,8 @@ std::unique_ptr<GridRun> Executor::make_run(const KernelRecord& kernel) {
 
 // Static __shared__ arrays exist once: two runs of one function must not be mixed.
 bool Executor::is_live(const void* function) const {
-  return std::ranges::any_of(
-      started_, [&](const auto& run) { return run->kernel().function == function; });
+  return std::ranges::any_of(started_,
+                             [&](const auto& run) { return run->kernel().function == function; });
 }
 
 void Executor::start_ahead(const KernelRecord& kernel,

@@ -21,14 +21,15 @@ __device__ void store(T* to, float value) {
 
 // A thread has the elements of one counter that are wanted.
 template <class T>
-__global__ void __launch_bounds__(kThreads) random_weights_kernel(const RandomWeightsParams params) {
+__global__ void __launch_bounds__(kThreads)
+    random_weights_kernel(const RandomWeightsParams params) {
   const RandomSource& source = params.source;
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t counter = (source.first / kEach + index) * kEach;
   if (counter >= source.first + params.count) return;
-  const PhiloxWords words = philox4x32_10(
-      {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0},
-      static_cast<uint32_t>(source.key), static_cast<uint32_t>(source.key >> 32));
+  const PhiloxWords words =
+      philox4x32_10({static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0},
+                    static_cast<uint32_t>(source.key), static_cast<uint32_t>(source.key >> 32));
   const uint32_t drawn[] = {words.w0, words.w1, words.w2, words.w3};
   T* values = static_cast<T*>(params.values);
 #pragma unroll

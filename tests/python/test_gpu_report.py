@@ -470,7 +470,16 @@ def test_it_runs_from_end_to_end_on_the_emulated_device(tmp_path: Path) -> None:
     assert {"machine", "heads-8b", "engine-8b-heads", *benches} <= ran
     notes = {entry["note"] for entry in report["steps"].values() if entry["status"] == "not run"}
     assert notes == {"no GPU", "no --checkpoint was given"}
-    assert report["steps"]["ceilings"]["data"]["facts"] == {"launches": "emulated"}
+    ceilings = report["steps"]["ceilings"]["data"]
+    assert ceilings["facts"] == {"launches": "emulated kernels, early starts on"}
+    ways = {(0, 0), (1, 0), (1, 1)}  # with an early launch, and with a trigger before the wait
+    for records in (ceilings["records"], ceilings["own_carveouts"]["records"]):
+        reads = [record for record in records if record["kernel"] == "graph_reads"]
+        assert {(r["blocks_each"], (r["overlap"], r["early"])) for r in reads} == {
+            (blocks, way) for blocks in (1, 2) for way in ways
+        }
+    text = (tmp_path / "out/report.md").read_text()
+    assert "| predicted | over it | not as modelled |" in text
     assert set(report["steps"]["launches"]["data"]["ways"]) == {
         "default",
         "no_overlap",

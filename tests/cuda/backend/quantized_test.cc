@@ -77,8 +77,8 @@ TEST_P(CudaQuantized, FloatsBecomeTheCodesOfTheCpu) {
   }
 }
 
-// Rows of a made-up tensor from its middle on, in one part and beside another: packed bytes are those
-// of the same rows filled on the host.
+// Rows of a made-up tensor from its middle on, in one part and beside another: packed bytes are
+// those of the same rows filled on the host.
 TEST_P(CudaQuantized, WeightsMadeOnTheDeviceAreThoseOfTheHost) {
   constexpr int64_t kRows = 19, kFirstRow = 3;
   World world(GetParam(), DType::kBF16);

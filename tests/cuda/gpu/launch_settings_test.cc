@@ -1,12 +1,16 @@
-// The variable of the environment that says how kernels are launched.
+// The variable of the environment that says how kernels are launched, and the line of the log.
 #include "cuda/gpu/launch_settings.h"
 
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "specdec/error.h"
+#include "specdec/log.h"
+#include "testing/device_kinds.h"
 #include "testing/text.h"
 
 namespace specdec::cuda {
@@ -48,6 +52,22 @@ TEST(LaunchSettings, AreThoseOfTheEnvironment) {
   EXPECT_FALSE(launch_settings_of_environment().overlap);
   ASSERT_EQ(unsetenv(kLaunchVariable), 0);
   EXPECT_TRUE(launch_settings_of_environment().overlap);
+}
+
+TEST(LaunchSettings, AreLoggedOnceWhenStepsHaveBeenRehearsed) {
+  for (const testing::DeviceKind kind : testing::device_kinds()) {
+    const std::unique_ptr<CudaBackend> backend = testing::make_backend(kind, DType::kBF16);
+    std::vector<std::string> lines;
+    set_log_sink([&](LogLevel, const std::string& message) { lines.push_back(message); });
+    const auto work = [&] { backend->norm({.num_rows = 0, .dim = 1}); };
+    EXPECT_THROW(backend->rehearse([] { throw OutOfMemory("no room"); }), OutOfMemory);
+    EXPECT_TRUE(lines.empty()) << "nothing was rehearsed to its end";
+    backend->rehearse(work);
+    backend->rehearse(work);
+    set_log_sink(nullptr);
+    ASSERT_EQ(lines.size(), 1u);
+    EXPECT_TRUE(has_text(lines[0], backend->device().launch_note())) << lines[0];
+  }
 }
 
 }  // namespace
