@@ -205,9 +205,17 @@ def many_rows(product: Product, rows: int, gpu: Gpu) -> list[Node]:
         lets_next_early=not product.ends_in_heads,
         flops=2.0 * row_tiles * columns * 8 * product.outputs * product.inputs,
     )
-    if not product.from_floats:
-        return [product_node]
-    rows_node = Node(
+    return [product_node] if is_record(product) else [rows_node(rows), product_node]
+
+
+def is_record(product: Product) -> bool:
+    """Whether rows are read as they lie, where they are not floats: Projector::are_records."""
+    return not product.from_floats and product.inputs % _BLOCK_INPUTS == 0
+
+
+def rows_node(rows: int) -> Node:
+    """The kernel that makes records of rows, or normalises them."""
+    return Node(
         role="rows",
         name="prepare_rows",
         grid=(rows, 1, 1),
@@ -215,12 +223,15 @@ def many_rows(product: Product, rows: int, gpu: Gpu) -> list[Node]:
         shared_bytes=0,
         registers=_SMALL_REGISTERS,
     )
-    return [rows_node, product_node]
 
 
 def product_nodes(product: Product, rows: int, gpu: Gpu) -> list[Node]:
     """A product of any number of rows."""
-    return [few_rows(product, rows, gpu)] if rows <= _FEW_ROWS else many_rows(product, rows, gpu)
+    if rows > _FEW_ROWS:
+        return many_rows(product, rows, gpu)
+    product_node = few_rows(product, rows, gpu)
+    has_rows = product_node.rows != "records" or is_record(product)
+    return [product_node] if has_rows else [rows_node(rows), product_node]
 
 
 # ---- attention

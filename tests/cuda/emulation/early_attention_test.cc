@@ -100,6 +100,7 @@ class EarlyAttentionTest : public CudaDeviceTest {
                           .num_kv_heads = 1,
                           .head_dim = kHeadDim},
                    .num_heads = 1,
+                   .scale = 0.125f,
                    .num_multiprocessors = device().properties().num_multiprocessors,
                    .max_shared_bytes =
                        device().properties().max_shared_bytes_per_block - kMaxStaticSharedBytes,

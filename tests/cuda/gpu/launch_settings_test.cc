@@ -59,7 +59,7 @@ TEST(LaunchSettings, AreLoggedOnceWhenStepsHaveBeenRehearsed) {
     const std::unique_ptr<CudaBackend> backend = testing::make_backend(kind, DType::kBF16);
     std::vector<std::string> lines;
     set_log_sink([&](LogLevel, const std::string& message) { lines.push_back(message); });
-    const auto work = [&] { backend->norm({.num_rows = 0, .dim = 1}); };
+    const auto work = [] {};
     EXPECT_THROW(backend->rehearse([] { throw OutOfMemory("no room"); }), OutOfMemory);
     EXPECT_TRUE(lines.empty()) << "nothing was rehearsed to its end";
     backend->rehearse(work);

@@ -6,21 +6,28 @@
 namespace specdec::cuda {
 namespace {
 
+LaunchConfig overlapping(bool lets_next_start_early, bool reads_before_wait) {
+  LaunchConfig config;
+  config.overlaps_previous = true;
+  config.lets_next_start_early = lets_next_start_early;
+  config.reads_before_wait = reads_before_wait;
+  return config;
+}
+
 TEST(StartRule, AKernelStartsEarlyWhereItWaitsItself) {
   StartRule rule;
   EXPECT_FALSE(rule.starts_early({}));
-  EXPECT_TRUE(rule.starts_early({.overlaps_previous = true}));
-  EXPECT_TRUE(rule.starts_early({.overlaps_previous = true, .lets_next_start_early = true}));
-  EXPECT_TRUE(rule.starts_early({.overlaps_previous = true}));
+  EXPECT_TRUE(rule.starts_early(overlapping(false, false)));
+  EXPECT_TRUE(rule.starts_early(overlapping(true, false)));
+  EXPECT_TRUE(rule.starts_early(overlapping(false, false)));
 }
 
 TEST(StartRule, AKernelThatReadsAheadStartsLateBehindOneThatLetsItStartEarly) {
-  const LaunchConfig reads = {.overlaps_previous = true, .reads_before_wait = true};
-  const LaunchConfig lets = {.overlaps_previous = true, .lets_next_start_early = true};
   StartRule rule;
-  rule.starts_early(lets);
-  EXPECT_FALSE(rule.starts_early(reads));
-  EXPECT_TRUE(rule.starts_early(reads)) << "the one before it does not let it start early";
+  rule.starts_early(overlapping(true, false));
+  EXPECT_FALSE(rule.starts_early(overlapping(false, true)));
+  EXPECT_TRUE(rule.starts_early(overlapping(false, true)))
+      << "the one before it does not let it start early";
 }
 
 }  // namespace
