@@ -59,7 +59,9 @@ class ForgetfulStream final : public Stream {
 
 class EarlyAttentionTest : public CudaDeviceTest {
  protected:
-  static constexpr int kHeadDim = 64, kBlockSize = 16, kLength = 4;
+  // Heads so large that a multiprocessor has one block. There is one, then, and it has all items:
+  // on the emulated device it is the one that starts early, whatever the schedule.
+  static constexpr int kHeadDim = 256, kMultiprocessors = 1, kBlockSize = 16, kLength = 4;
 
   EarlyAttentionTest() {
     const auto values_of = [&](int count, int seed) {
@@ -100,8 +102,8 @@ class EarlyAttentionTest : public CudaDeviceTest {
                           .num_kv_heads = 1,
                           .head_dim = kHeadDim},
                    .num_heads = 1,
-                   .scale = 0.125f,
-                   .num_multiprocessors = device().properties().num_multiprocessors,
+                   .scale = 0.0625f,
+                   .num_multiprocessors = kMultiprocessors,
                    .max_shared_bytes =
                        device().properties().max_shared_bytes_per_block - kMaxStaticSharedBytes,
                    .workspace = workspace_.data(),
