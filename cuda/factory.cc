@@ -9,6 +9,7 @@
 #include "cuda/backend/cuda_backend.h"
 #include "cuda/gemm/cutlass.h"
 #include "cuda/gemm/gemms.h"
+#include "cuda/gpu/launch_settings.h"
 #include "cuda/gpu_survey.h"
 #include "specdec/error.h"
 
@@ -71,7 +72,9 @@ std::unique_ptr<Backend> make_cuda_backend(int index, const BackendConfig& confi
     throw Unavailable(str_cat("device cuda:", index, " is not available: ", problem,
                               ". device=\"cpu\" runs without a GPU"));
   }
+  const LaunchSettings settings = launch_settings_of_environment();
   std::unique_ptr<Device> device = make_cuda_device(index);
+  device->set_launch_settings(settings);
   FoundGemms found;
   if (!config.deterministic) found = find_gemms(device->properties());
   for (const auto& gemm : found.gemms) log_info("timed on cuda:", index, ": ", gemm->name());

@@ -8,6 +8,8 @@
 #include "common/timing.h"
 #include "core/check.h"
 #include "cuda/backend/cuda_backend.h"
+#include "cuda/gpu/launch_settings.h"
+#include "cuda/gpu/start_rule.h"
 #include "specdec/error.h"
 
 namespace specdec::bench {
@@ -19,6 +21,23 @@ constexpr int kNotAvailable = 3;                   // exit status
 // us, must not count.
 constexpr double kBurstSeconds = 4e-3;
 constexpr int kMostLaunches = 64;
+
+NodeRecord node_of(const cuda::Device& device, const cuda::KernelLaunch& launch,
+                   bool starts_early) {
+  const cuda::LaunchConfig& config = launch.config;
+  NodeRecord node = {.name = launch.name,
+                     .grid = {static_cast<int>(config.grid.x), static_cast<int>(config.grid.y),
+                              static_cast<int>(config.grid.z)},
+                     .threads = static_cast<int>(config.block.x * config.block.y * config.block.z),
+                     .shared_bytes = static_cast<int64_t>(config.shared_bytes),
+                     .starts_early = starts_early,
+                     .lets_next_early = config.lets_next_start_early};
+  if (const auto resources = device.resources_of(launch.function)) {
+    node.registers = resources->registers;
+    node.static_shared_bytes = resources->static_shared_bytes;
+  }
+  return node;
+}
 
 }  // namespace
 
@@ -43,8 +62,10 @@ Gpu::Gpu(const Options& options)
   auto& backend = dynamic_cast<cuda::CudaBackend&>(*backend_);
   device_ = &backend.device();
   stream_ = &backend.stream();
-  device_->set_launch_settings(
-      {.overlap = options.overlap, .same_carveout = options.same_carveout});
+  cuda::LaunchSettings settings = cuda::launch_settings_of_environment();
+  settings.overlap = settings.overlap && options.overlap;
+  settings.same_carveout = settings.same_carveout && options.same_carveout;
+  device_->set_launch_settings(settings);
   probes_ = is_emulated_ ? cuda::emulated::probe_kernels() : cuda::native::probe_kernels();
   SPECDEC_CHECK(probes_.read != nullptr);
 }
@@ -67,12 +88,31 @@ Buffer Gpu::random(size_t size_bytes, DType dtype) {
   return buffer;
 }
 
+std::unique_ptr<cuda::Graph> Gpu::capture(const std::function<void()>& work) {
+  nodes_.clear();
+  cuda::StartRule rule;
+  stream_->set_observer([&](const cuda::KernelLaunch& launch) {
+    const NodeRecord node = node_of(*device_, launch, rule.starts_early(launch.config));
+    const auto same = std::ranges::find_if(nodes_, [&](NodeRecord there) {
+      there.count = 1;
+      return there == node;
+    });
+    if (same == nodes_.end()) {
+      nodes_.push_back(node);
+    } else {
+      ++same->count;
+    }
+  });
+  stream_->begin_capture();
+  work();
+  stream_->set_observer(nullptr);
+  return stream_->end_capture();
+}
+
 double Gpu::graph_seconds(int samples, const std::function<void()>& work) {
   work();
   stream_->synchronize();
-  stream_->begin_capture();
-  work();
-  const std::unique_ptr<cuda::Graph> graph = stream_->end_capture();
+  const std::unique_ptr<cuda::Graph> graph = capture(work);
   const std::unique_ptr<cuda::Event> begin = device_->make_event();
   const std::unique_ptr<cuda::Event> end = device_->make_event();
   const auto seconds_each = [&](int launches) {

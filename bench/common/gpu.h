@@ -8,8 +8,10 @@
 #include "backend/backend.h"
 #include "bench/kernels/cuda_probes.h"
 #include "common/options.h"
+#include "common/report.h"
 #include "core/buffer.h"
 #include "cuda/gpu/device.h"
+#include "cuda/gpu/rehearsal_stream.h"
 
 namespace specdec::bench {
 
@@ -35,6 +37,8 @@ class Gpu {
   // captured in a graph. Each of the samples is the mean of launches that follow each other closely
   // on a device that is busy when the first is queued, as steps do.
   double graph_seconds(int samples, const std::function<void()>& work);
+  // The kernels of the graph that was measured last, each once, in the order of their first launch.
+  const std::vector<NodeRecord>& nodes() const { return nodes_; }
   // Median seconds of `work` as it is, on the host's clock until the device is done.
   double host_seconds(int samples, const std::function<void()>& work);
 
@@ -43,11 +47,14 @@ class Gpu {
   double read_rate(int64_t num_bytes, int samples);
 
  private:
+  std::unique_ptr<cuda::Graph> capture(const std::function<void()>& work);
+
   std::unique_ptr<Backend> backend_;
   cuda::Device* device_ = nullptr;  // of the backend
-  cuda::Stream* stream_ = nullptr;
+  cuda::RehearsalStream* stream_ = nullptr;
   cuda::ProbeKernels probes_;
   bool is_emulated_ = false;
+  std::vector<NodeRecord> nodes_;
 };
 
 // A benchmark's main: what `run` returns, or 3 with a message where there is no such device.

@@ -37,6 +37,11 @@ WeightFormat format_of(const std::string& argument, const std::string& value) {
 
 }  // namespace
 
+bool is_dummy(const std::string& load_format) {
+  if (load_format != "auto" && load_format != "dummy") refuse("--load_format=" + load_format);
+  return load_format == "dummy";
+}
+
 Options parse_options(int argc, char** argv, std::initializer_list<const char*> devices) {
   Options options;
   options.device = *devices.begin();

@@ -29,6 +29,10 @@ struct Options {
   bool selects(const std::string& name) const { return name.find(filter) != std::string::npos; }
 };
 
+// Of --load_format: whether weights are made up ("dummy"), or the checkpoint's ("auto"). Exits with
+// a message about anything else.
+bool is_dummy(const std::string& load_format);
+
 // Exits with a message about the arguments when they are wrong or ask for help.
 Options parse_options(int argc, char** argv, std::initializer_list<const char*> devices = {"cpu"});
 

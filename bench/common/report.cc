@@ -49,6 +49,21 @@ std::vector<std::pair<std::string, double>> figures(const Record& record) {
   return out;
 }
 
+nlohmann::json json_of(const NodeRecord& node) {
+  nlohmann::json entry = {{"name", node.name},
+                          {"grid", node.grid},
+                          {"threads", node.threads},
+                          {"shared_bytes", node.shared_bytes},
+                          {"starts_early", node.starts_early},
+                          {"lets_next_early", node.lets_next_early},
+                          {"count", node.count}};
+  if (node.registers > 0) {
+    entry["registers"] = node.registers;
+    entry["static_shared_bytes"] = node.static_shared_bytes;
+  }
+  return entry;
+}
+
 }  // namespace
 
 Report::Report(std::string benchmark, const Options& options)
@@ -89,6 +104,7 @@ bool Report::save() const {
              {"threads", record.threads},
              {"seconds", record.seconds}};
     for (const auto& [name, value] : figures(record)) entry[name] = value;
+    for (const NodeRecord& node : record.nodes) entry["nodes"].push_back(json_of(node));
   }
   std::ofstream file(options_.json);
   file << nlohmann::json{{"benchmark", benchmark_},

@@ -2,6 +2,7 @@
 // JSON file when it is added, so that a run cut short leaves what it had.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <utility>
@@ -10,6 +11,21 @@
 #include "common/options.h"
 
 namespace specdec::bench {
+
+// A kernel of a graph, and how often it is there.
+struct NodeRecord {
+  std::string name;
+  int grid[3] = {1, 1, 1};
+  int threads = 1;               // of a block
+  int64_t shared_bytes = 0;      // dynamic
+  int registers = 0;             // of a thread; 0: not known
+  int static_shared_bytes = 0;   // known where registers are
+  bool starts_early = false;     // before the kernel before it is done
+  bool lets_next_early = false;  // start before it has waited itself
+  int count = 1;
+
+  bool operator==(const NodeRecord&) const = default;
+};
 
 struct Record {
   std::string kernel;  // what ran: "linear", "fork_join"
@@ -24,6 +40,7 @@ struct Record {
   double read_rate = 0;
   double peak_rate = 0;
   std::vector<std::pair<std::string, double>> counters = {};  // anything else, by name
+  std::vector<NodeRecord> nodes = {};  // on a GPU, where one graph was measured
 };
 
 class Report {

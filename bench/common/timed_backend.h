@@ -26,6 +26,7 @@ class TimedBackend final : public Backend {
   DType act_dtype() const override { return inner_.act_dtype(); }
   MemoryInfo memory() const override { return inner_.memory(); }
   bool supports(WeightFormat format) const override { return inner_.supports(format); }
+  bool makes_random_weights() const override { return inner_.makes_random_weights(); }
   Buffer allocate(size_t size_bytes, const char* purpose) override {
     return inner_.allocate(size_bytes, purpose);
   }

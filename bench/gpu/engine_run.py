@@ -108,6 +108,12 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--prompts", type=Path)
+    parser.add_argument(
+        "--load_format",
+        default="auto",
+        choices=["auto", "dummy"],
+        help="dummy: the directories have a config.json only, and weights are made up",
+    )
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
 
@@ -117,6 +123,7 @@ def main() -> int:
         options.model,
         device=options.device,
         dtype="bfloat16",
+        load_format=options.load_format,
         skip_tokenizer_init=options.prompts is None,
         enable_prefix_caching=False,
         max_model_len=options.context + options.new_tokens + 16,

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,23 +17,21 @@ from .steps import Context, Data, FailedError, NotRunError, Step, measured
 ACCEPTANCE = 0.8  # of each synthetic draft
 _8B, _1B, _1L = "llama-3.1-8b", "llama-3.2-1b", "llama-one-layer"
 _HEAD = "-eagle3"  # behind the name of its target
+_DUMMY = "--load_format=dummy"
 
 
 def write_checkpoints(context: Context) -> Data:
-    """Random weights of the shapes that are measured."""
+    """A config.json of every shape that is measured."""
     names = [_1B, _1L, _8B, f"{_1B}{_HEAD}", f"{_8B}{_HEAD}"]
     if context.smoke:
         names = ["tiny", "tiny-draft", f"tiny{_HEAD}"]
     for name in names:
-        try:
-            checkpoints.write(name, context.scratch, time.monotonic() + context.remaining())
-        except TimeoutError:
-            return {"cut": True}
-    return {name: checkpoints.weight_bytes(checkpoints.SHAPES[name]) for name in names}
+        checkpoints.write(name, context.scratch)
+    return {"shapes": names}
 
 
 def checkpoint(context: Context, name: str) -> Path:
-    """A checkpoint that an earlier step wrote."""
+    """The folder of a shape, which an earlier step wrote."""
     path = context.scratch / name
     if not (path / "config.json").is_file():
         raise NotRunError(f"{name} was not written")
@@ -58,8 +55,13 @@ def bench(context: Context, name: str, log: str, *arguments: str) -> Data:
 
 
 def ceilings(context: Context) -> Data:
-    """What the GPU can do at most, and what its mechanisms cost."""
-    return bench(context, "cuda_machine_bench", "ceilings")
+    """What the GPU can do at most, and what its mechanisms cost; gaps with both carveouts."""
+    first = replace(context, deadline=context.clock() + 0.7 * context.remaining())
+    data = bench(first, "cuda_machine_bench", "ceilings")
+    own = ["--own_carveouts", "--filter=graph_reads"]
+    other = bench(context, "cuda_machine_bench", "ceilings-own-carveouts", *own)
+    cut = bool(data.pop("cut", False)) or bool(other.pop("cut", False))
+    return data | {"own_carveouts": other, "cut": cut}
 
 
 def kernels(weight_format: str) -> Callable[[Context], Data]:
@@ -88,7 +90,8 @@ def target_passes(name: str) -> Callable[[Context], Data]:
         sizes = []
         if context.smoke:
             sizes = ["--contexts=40", "--batches=1,2", "--drafts=0,3"]
-        return bench(context, "cuda_step_bench", f"steps-{name}", f"--model={model}", *sizes)
+        shape = [f"--model={model}", _DUMMY]
+        return bench(context, "cuda_step_bench", f"steps-{name}", *shape, *sizes)
 
     return run
 
@@ -99,7 +102,7 @@ def heads(name: str) -> Callable[[Context], Data]:
     def run(context: Context) -> Data:
         target = "tiny" if context.smoke else name
         models = [f"--model={checkpoint(context, target)}"]
-        models.append(f"--head={checkpoint(context, f'{target}{_HEAD}')}")
+        models += [f"--head={checkpoint(context, f'{target}{_HEAD}')}", _DUMMY]
         return bench(context, "cuda_head_bench", f"heads-{name}", *models, *head_sizes(context))
 
     return run
@@ -121,7 +124,8 @@ def launches(name: str) -> Callable[[Context], Data]:
         for number, (way, arguments) in enumerate(ways.items()):
             own = replace(context, deadline=context.clock() + context.share(len(ways) - number))
             log = f"launches-{way}"
-            runs[way] = bench(own, "cuda_step_bench", log, f"--model={model}", *sizes, *arguments)
+            shape = [f"--model={model}", _DUMMY, *sizes]
+            runs[way] = bench(own, "cuda_step_bench", log, *shape, *arguments)
         return {"ways": runs, "cut": any(run.pop("cut", False) for run in runs.values())}
 
     return run
@@ -149,7 +153,7 @@ def engine_runs(name: str, draft_name: str, *chosen: str) -> Callable[[Context],
             "drafts-7": [*drafted, "--drafts=7"],
         }
         wanted = {variant: variants[variant] for variant in chosen}
-        return run_variants(context, f"engine-{name}", wanted, f"--model={model}")
+        return run_variants(context, f"engine-{name}", wanted, f"--model={model}", _DUMMY)
 
     return run
 
@@ -168,7 +172,8 @@ def head_runs(name: str) -> Callable[[Context], Data]:
             "eagle3": [*drafted, "--drafts=7", f"--each-drafts={each}"],
             "eagle3-tree-8x4": [*drafted, "--drafts=4", "--tree-width=8"],
         }
-        return run_variants(context, f"heads-engine-{name}", variants, f"--model={model}")
+        shape = [f"--model={model}", _DUMMY]
+        return run_variants(context, f"heads-engine-{name}", variants, *shape)
 
     return run
 
@@ -287,7 +292,7 @@ def vllm_runs(name: str, draft_name: str | None = None) -> Callable[[Context], D
 
 # What others need is made beside them.
 _BUILDS = [
-    Step("checkpoints", "Checkpoints with random weights", 90, write_checkpoints, background=True),
+    Step("checkpoints", "Shapes", 5, write_checkpoints, background=True),
     Step("build", "Build of the benchmarks", 120, build.benches, background=True),
     Step(
         "build-instructions",

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from .checkpoints import SHAPES
+from .predictions import Prediction, model_of
+
 Data = dict[str, Any]
 
 # What a draft is assumed to be kept with when tokens/s are worked out from the time of passes.
@@ -82,33 +85,66 @@ def tests(report: Data) -> list[str]:
 
 def ceilings(report: Data) -> list[str]:
     """Memory bandwidth and the cost of mechanisms."""
+    own = report["steps"].get("ceilings", {}).get("data", {}).get("own_carveouts", {})
+    records = [(record, "") for record in records_of(report, "ceilings")]
+    records += [(record, "the driver's") for record in own.get("records", [])]
     rows = [
         (
             record["kernel"],
             record["shape"],
-            {0: "no", 1: "yes"}.get(record.get("overlap", -1), ""),
+            launched_how(record),
+            number(record.get("blocks_each")),
+            carveouts,
             number(1e6 * record["seconds"], 4),
             number(record.get("gb_per_s"), 4),
             number(record.get("of_read")),
             number(record.get("gap_us")),
         )
-        for record in records_of(report, "ceilings")
+        for record, carveouts in records
     ]
     if not rows:
         return []
-    heads = ["", "size", "programmatic launch", "us", "GB/s", "of read", "gap us"]
+    heads = ["", "size", "programmatic launch", "blocks a multiprocessor", "carveouts"]
+    heads += ["us", "GB/s", "of read", "gap us"]
     return ["## Ceilings", "", *table(heads, rows)]
 
 
-def passes(report: Data, step: str, title: str) -> list[str]:
-    """Time of a pass by batch, context and drafts, beside the floor."""
+def launched_how(record: Data) -> str:
+    """Whether kernels let the next one start, and where it was tried both ways, when."""
+    if "overlap" not in record:
+        return ""
+    if not record["overlap"]:
+        return "no"
+    when = {0: ", after the wait", 1: ", before the wait"}
+    return "yes" + when.get(record.get("early", -1), "")
+
+
+def predicted(prediction: Prediction | None, seconds: float, unit: float) -> tuple[str, str, str]:
+    """What the model predicts in that unit, measured over it, and kernels it has otherwise."""
+    if prediction is None:
+        return "", "", ""
+    return (
+        number(prediction.seconds / unit, 4),
+        number(seconds / prediction.seconds),
+        prediction.differs,
+    )
+
+
+PREDICTED = ["predicted", "over it", "not as modelled"]
+
+
+def passes(report: Data, step: str, title: str, shape: str) -> list[str]:
+    """Time of a pass by batch, context and drafts, beside the floor and the model's."""
     records = records_of(report, step)
+    model = model_of(report)
+    config = SHAPES["tiny" if report["smoke"] else shape]
     rows = [
         (
             int(record["context"]),
             int(record["batch"]),
             int(record["drafts"]),
             number(1e3 * record["seconds"], 4),
+            *predicted(model.of_pass(config, record), record["seconds"], 1e-3),
             number(record["gb_per_s"], 4),
             number(record["of_read"]),
             number(record["over_0"]),
@@ -118,7 +154,8 @@ def passes(report: Data, step: str, title: str) -> list[str]:
     ]
     if not rows:
         return []
-    heads = ["context", "batch", "K", "ms", "GB/s", "of read", "over K=0", "sampling us"]
+    heads = ["context", "batch", "K", "ms", *PREDICTED]
+    heads += ["GB/s", "of read", "over K=0", "sampling us"]
     return [f"## {title}", "", *table(heads, rows), *synthetic(records)]
 
 
@@ -176,13 +213,16 @@ def synthetic(records: list[Data]) -> list[str]:
 
 
 def kernels(report: Data) -> list[str]:
-    """Every kernel's rate over that of reading memory."""
+    """Every kernel beside the model's prediction, and its rate over that of reading memory."""
+    model = model_of(report)
     rows = [
         (
             record["kernel"],
             record["shape"],
             record["rows"],
             number(1e6 * record["seconds"], 4),
+            *predicted(model.of_kernel(record), record["seconds"], 1e-6),
+            registers(record),
             number(record.get("gb_per_s"), 4),
             number(record.get("of_read")),
             number(record.get("gflop_per_s", 0) / 1e3),
@@ -192,8 +232,16 @@ def kernels(report: Data) -> list[str]:
     ]
     if not rows:
         return []
-    heads = ["kernel", "shape", "rows", "us", "GB/s", "of read", "TFLOP/s"]
+    heads = ["kernel", "shape", "rows", "us", *PREDICTED, "registers"]
+    heads += ["GB/s", "of read", "TFLOP/s"]
     return ["## Kernels", "", *table(heads, rows)]
+
+
+def registers(record: Data) -> str:
+    """Of a thread of each kernel that was launched, where the device says."""
+    return ", ".join(
+        str(node["registers"]) for node in record.get("nodes", []) if "registers" in node
+    )
 
 
 def many_rows(report: Data) -> list[str]:
@@ -329,8 +377,8 @@ def render(report: Data) -> str:
     lines += [] if report["smoke"] else goals(report)
     lines += tests(report)
     lines += ceilings(report)
-    lines += passes(report, "steps-8b", "Passes of Llama-3.1-8B")
-    lines += passes(report, "steps-1b", "Passes of Llama-3.2-1B")
+    lines += passes(report, "steps-8b", "Passes of Llama-3.1-8B", "llama-3.1-8b")
+    lines += passes(report, "steps-1b", "Passes of Llama-3.2-1B", "llama-3.2-1b")
     lines += heads(report, "heads-8b", "Passes of an EAGLE-3 head of Llama-3.1-8B")
     lines += heads(report, "heads-1b", "Passes of an EAGLE-3 head of Llama-3.2-1B")
     lines += launches(report)

@@ -42,7 +42,7 @@ class Context:
     root: Path  # of the repository
     build: Path
     out: Path  # report.json, report.md and log.txt
-    scratch: Path  # large files: checkpoints with random weights
+    scratch: Path  # what is unpacked, and the shapes
     beside: list[Path]  # what was carried here; see carried.py
     device: str = "cuda"  # or "emulated"
     smoke: bool = False

@@ -12,6 +12,7 @@ from . import build, googletest, machine
 from .steps import NO_TIME, Context, Data, FailedError, NotRunError, execute
 
 _SANITIZERS = 6  # at once
+_UNUSABLE = "not run"  # in place of the status of a check that could not begin
 
 
 def test_programs(context: Context) -> list[Path]:
@@ -98,6 +99,9 @@ def sanitize(context: Context) -> Data:
         log = f"{check}-{program.name}"
         finished = execute(context, log, command, limit=share, show=False)
         summary = re.findall(r"========= (.*SUMMARY.*)", finished.output)
+        if not finished.cut and not summary and "[ RUN" not in finished.output:
+            last = finished.output.strip().splitlines()[-1:] or ["no output"]
+            return {"status": _UNUSABLE, "summary": f"does not work here: {last[0]}"}
         print(f"    {check} {program.name}: {'cut' if finished.cut else finished.status} {summary}")
         return {"status": finished.status, "summary": " ".join(summary)}
 
@@ -109,6 +113,10 @@ def sanitize(context: Context) -> Data:
             f"{check}-{program.name}": outcome
             for (check, program), outcome in zip(runs, outcomes, strict=True)
         }
-    if any(result["status"] not in {0, None} for result in results.values()):
+    # Where the system does not let it attach to programs, as in gVisor, none of them begins.
+    unusable = [result for result in results.values() if result["status"] == _UNUSABLE]
+    if unusable and len(unusable) == len(results):
+        raise NotRunError(f"compute-sanitizer {unusable[0]['summary']}")
+    if any(result["status"] not in {0, None, _UNUSABLE} for result in results.values()):
         raise FailedError("see the summaries", results)
     return results | {"cut": any(result["status"] is None for result in results.values())}

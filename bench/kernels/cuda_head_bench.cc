@@ -1,7 +1,7 @@
 // What an EAGLE-3 head costs beside its target on a GPU.
 //
 //   cuda_head_bench --model=DIR --head=DIR [--device=cuda|emulated] [--context=1024]
-//                   [--samples=15] [--budget=SECONDS] [--json=FILE]
+//                   [--load_format=auto|dummy] [--budget=SECONDS] [--json=FILE]
 //
 // Passes are the layer, the final norm and the head as one captured graph, over requests whose
 // keys, values and features are random, with the head's matrices in int8 and as the checkpoint has
@@ -11,7 +11,8 @@
 // in the same run, `over_read` its inverse; `of_target` what the tokens before the root add, over a
 // pass of the target over one row of each request; `over_plain` such a pass that stores its states
 // for a head over one that does not; `sampled_us` what a greedy choice with as many candidates as
-// drafts takes, the host's wait included.
+// drafts takes, the host's wait included. With --load_format=dummy both directories have a
+// config.json only, and weights are made up.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -42,6 +43,7 @@ struct HeadOptions {
   std::string model;
   std::string head;
   int context = 1024;
+  bool random_weights = false;
 };
 
 HeadOptions parse(int argc, char** argv) {
@@ -58,6 +60,8 @@ HeadOptions parse(int argc, char** argv) {
       options.head = value;
     } else if (name == "--context") {
       options.context = std::stoi(value);
+    } else if (name == "--load_format") {
+      options.random_weights = is_dummy(value);
     } else {
       rest.push_back(argv[i]);
     }
@@ -100,6 +104,7 @@ class HeadBench {
         gpu_(options.shared),
         report_("cuda_head_bench", options.shared),
         config_(load_model_config(options.model)) {
+    config_.random_weights = options.random_weights;
     drafter_.method = DraftMethod::kEagle3;
     drafter_.model = options.head;
     head_config_ = load_head_config(drafter_, head_target());

@@ -101,7 +101,8 @@ void KernelBench::attentions(const ModelShape& model) {
          .rows = num_rows,
          .seconds = seconds / num_layers,
          .bytes = requests.layer_bytes(each.rows_each),
-         .flops = 4.0 * num_rows * model.num_heads * model.head_dim * each.context});
+         .flops = 4.0 * num_rows * model.num_heads * model.head_dim * each.context,
+         .nodes = gpu_.nodes()});
   }
 }
 

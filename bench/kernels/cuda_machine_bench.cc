@@ -3,7 +3,9 @@
 //
 // Of "graph_node" a record is one kernel that does nothing; of "graph_reads" one kernel of many
 // that together read a buffer, and `gap_us` what it takes longer than its part of one kernel that
-// reads it all. `overlap` is 1 with programmatic dependent launch.
+// reads it all, with 1 or 2 blocks a multiprocessor (`blocks_each`). `overlap` is 1 with
+// programmatic dependent launch, and `early` then 1 where a kernel lets the next one start before
+// it waits itself. With --own_carveouts the driver divides L1 cache and shared memory.
 #include <memory>
 #include <string>
 #include <vector>
@@ -115,29 +117,46 @@ class MachineBench {
 
   void reads() {
     const Buffer data = gpu_.random(static_cast<size_t>(sizes_.bytes), DType::kBF16);
-    const int num_parts = static_cast<int>(sizes_.bytes / sizes_.part_bytes);
-    const auto seconds_of = [&](int64_t part_bytes, bool overlaps) {
-      return gpu_.graph_seconds(samples(), [&] {
-        for (int64_t begin = 0; begin < sizes_.bytes; begin += part_bytes) {
-          gpu_.probes().read(gpu_.stream(), {.data = data.as<char>() + begin,
-                                             .num_bytes = part_bytes,
-                                             .sink = sink_.as<uint32_t>(),
-                                             .num_blocks = 2 * gpu_.num_multiprocessors(),
-                                             .overlaps_previous = overlaps});
+    for (int blocks_each : {1, 2}) {
+      cuda::ReadProbe probe = {.data = data.data(),
+                               .num_bytes = sizes_.bytes,
+                               .sink = sink_.as<uint32_t>(),
+                               .num_blocks = blocks_each * gpu_.num_multiprocessors()};
+      const double whole = reads_seconds(probe, sizes_.bytes);
+      for (const bool overlaps : {false, true}) {
+        for (const bool early : overlaps ? std::vector{false, true} : std::vector{false}) {
+          probe.overlaps_previous = overlaps;
+          probe.lets_next_start_early = early;
+          add_reads(probe, blocks_each, reads_seconds(probe, sizes_.part_bytes), whole);
         }
-      });
-    };
-    const double whole = seconds_of(sizes_.bytes, false);
-    for (bool overlaps : {false, true}) {
-      const double seconds = seconds_of(sizes_.part_bytes, overlaps);
-      add({.kernel = "graph_reads",
-           .shape = size_text(sizes_.part_bytes) + " a kernel",
-           .seconds = seconds / num_parts,
-           .bytes = static_cast<double>(sizes_.part_bytes),
-           .read_rate = read_rate_,
-           .counters = {{"overlap", overlaps},
-                        {"gap_us", 1e6 * (seconds - whole) / std::max(1, num_parts - 1)}}});
+      }
     }
+  }
+
+  // Of the buffer, read by as many kernels as it has such parts.
+  double reads_seconds(cuda::ReadProbe probe, int64_t part_bytes) {
+    const char* data = static_cast<const char*>(probe.data);
+    probe.num_bytes = part_bytes;
+    return gpu_.graph_seconds(samples(), [&] {
+      for (int64_t begin = 0; begin < sizes_.bytes; begin += part_bytes) {
+        probe.data = data + begin;
+        gpu_.probes().read(gpu_.stream(), probe);
+      }
+    });
+  }
+
+  void add_reads(const cuda::ReadProbe& probe, int blocks_each, double seconds, double whole) {
+    const int num_parts = static_cast<int>(sizes_.bytes / sizes_.part_bytes);
+    add({.kernel = "graph_reads",
+         .shape = size_text(sizes_.part_bytes) + " a kernel",
+         .seconds = seconds / num_parts,
+         .bytes = static_cast<double>(sizes_.part_bytes),
+         .read_rate = read_rate_,
+         .counters = {{"overlap", probe.overlaps_previous},
+                      {"early", probe.lets_next_start_early},
+                      {"blocks_each", blocks_each},
+                      {"gap_us", 1e6 * (seconds - whole) / std::max(1, num_parts - 1)}},
+         .nodes = gpu_.nodes()});
   }
 
   void barriers() {

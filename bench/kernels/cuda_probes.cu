@@ -24,27 +24,39 @@ __device__ __forceinline__ Range words_of_thread(int64_t num_bytes) {
   return {begin + threadIdx.x, end, blockDim.x};
 }
 
+// As products do it: what fits into registers is asked for before the kernel waits.
+template <bool kStartsNextEarly>
 __global__ void __launch_bounds__(kThreads) read_kernel(ReadProbe probe) {
-  ptx::let_next_start();
+  if constexpr (kStartsNextEarly) ptx::let_next_start();
   const uint4* data = static_cast<const uint4*>(probe.data);
   const Range range = words_of_thread(probe.num_bytes);
-  uint32_t sum = 0;
+  uint4 values[kInFlight];
   int64_t word = range.begin;
-  for (; word + (kInFlight - 1) * range.step < range.end; word += kInFlight * range.step) {
-    uint4 values[kInFlight];
+  const auto load = [&] {
 #pragma unroll
-    for (int i = 0; i < kInFlight; ++i)
-      values[i] = ptx::load_streaming(data + word + i * range.step);
+    for (int i = 0; i < kInFlight; ++i) {
+      values[i] = make_uint4(0, 0, 0, 0);
+      if (word + i * range.step < range.end) {
+        values[i] = ptx::load_streaming(data + word + i * range.step);
+      }
+    }
+    word += kInFlight * range.step;
+  };
+  load();
+  ptx::wait_for_previous();
+  if constexpr (!kStartsNextEarly) ptx::let_next_start();
+  uint32_t sum = 0;
+  const auto add = [&] {
 #pragma unroll
     for (int i = 0; i < kInFlight; ++i) {
       sum += values[i].x ^ values[i].y ^ values[i].z ^ values[i].w;
     }
+  };
+  add();
+  while (word < range.end) {
+    load();
+    add();
   }
-  for (; word < range.end; word += range.step) {
-    const uint4 value = ptx::load_streaming(data + word);
-    sum += value.x ^ value.y ^ value.z ^ value.w;
-  }
-  ptx::wait_for_previous();
   if (sum == kUnlikely) *probe.sink = sum;
 }
 
@@ -91,7 +103,9 @@ LaunchConfig blocks(int num_blocks, int num_threads) {
 void launch_read(Stream& stream, const ReadProbe& probe) {
   LaunchConfig config = blocks(probe.num_blocks, kThreads);
   config.overlaps_previous = probe.overlaps_previous;
-  launch("read_probe", stream, read_kernel, config, probe);
+  config.lets_next_start_early = probe.lets_next_start_early;
+  launch("read_probe", stream, probe.lets_next_start_early ? read_kernel<true> : read_kernel<false>,
+         config, probe);
 }
 
 void launch_copy(Stream& stream, const CopyProbe& probe) {

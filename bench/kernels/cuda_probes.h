@@ -13,7 +13,10 @@ struct ReadProbe {
   int64_t num_bytes = 0;       // a multiple of 16
   uint32_t* sink = nullptr;    // [1], written only if the data has an unlikely sum
   int num_blocks = 1;
-  bool overlaps_previous = false;  // begins to read while the launch before still runs
+  // It begins to read while the launch before still runs: as much as it can keep in flight, then it
+  // waits.
+  bool overlaps_previous = false;
+  bool lets_next_start_early = false;  // before it waits itself; otherwise after
 };
 
 struct CopyProbe {

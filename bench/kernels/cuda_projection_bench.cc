@@ -155,7 +155,8 @@ void ProjectionBench::few_rows(const ModelShape& model, const Projection& projec
           .seconds = seconds_of(weights, run),
           .bytes = static_cast<double>(weights.front()->size_bytes()),
           .flops = 2.0 * num_rows *
-                   static_cast<double>(projection.out_features * projection.in_features)});
+                   static_cast<double>(projection.out_features * projection.in_features),
+          .nodes = gpu_.nodes()});
   }
 }
 

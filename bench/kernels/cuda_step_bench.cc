@@ -3,13 +3,14 @@
 //
 //   cuda_step_bench --model=DIR [--device=cuda|emulated] [--contexts=1024,16384]
 //                   [--batches=1,4,16,64] [--drafts=0,1,2,3,4,5,6,7] [--quantization=auto|...]
-//                   [--samples=15] [--budget=SECONDS] [--json=FILE]
+//                   [--load_format=auto|dummy] [--budget=SECONDS] [--json=FILE]
 //
 // A pass is all layers, the final norm and the head on every row, as one captured graph, over
 // requests whose keys and values are random. `bytes` are those of the weights and of the keys and
 // values; `of_read` is their rate over that of reading memory, measured in the same run; `over_0`
 // the time over that of the same batch without drafts; `sampled_us` what a greedy choice from every
-// row's logits takes after it, the host's wait included.
+// row's logits takes after it, the host's wait included. The JSON file has the pass's kernels, too.
+// With --load_format=dummy the directory has a config.json only, and weights are made up.
 #include <algorithm>
 #include <bit>
 #include <cstdio>
@@ -40,6 +41,7 @@ struct StepOptions {
   std::vector<int> batches = {1, 4, 16, 64};
   std::vector<int> drafts = {0, 1, 2, 3, 4, 5, 6, 7};  // K; the first is what others are held to
   Quantization quantization = Quantization::kAuto;
+  bool random_weights = false;
 };
 
 [[noreturn]] void refuse(const std::string& message) {
@@ -74,6 +76,8 @@ StepOptions parse(int argc, char** argv) {
       options.drafts = parse_list(value);
     } else if (name == "--quantization") {
       options.quantization = parse_quantization(value);
+    } else if (name == "--load_format") {
+      options.random_weights = is_dummy(value);
     } else {
       rest.push_back(argv[i]);
     }
@@ -90,6 +94,7 @@ class StepBench {
         gpu_(options.shared),
         report_("cuda_step_bench", options.shared),
         config_(load_model_config(options.model)) {
+    config_.random_weights = options.random_weights;
     // Batches are padded to powers of two.
     const auto most_rows =
         static_cast<unsigned>(most(options.batches) * (most(options.drafts) + 1));
@@ -153,7 +158,8 @@ class StepBench {
                                 {"sampled_us", 1e6 * sample_seconds(batch * rows_each)},
                                 {"context", context},
                                 {"batch", batch},
-                                {"drafts", num_drafts}}});
+                                {"drafts", num_drafts}},
+                   .nodes = nodes_});
     }
   }
 
@@ -164,10 +170,12 @@ class StepBench {
     std::iota(row_ids.begin(), row_ids.end(), 0);
     // Before the capture: a copy between two kernels keeps the second from starting early.
     const int32_t* staged_ids = gpu_.backend().stage_ids(row_ids);
-    return gpu_.graph_seconds(samples(), [&] {
+    const double seconds = gpu_.graph_seconds(samples(), [&] {
       decoder_->forward({view, requests.layers()});
       decoder_->compute_logits(staged_ids, static_cast<int>(row_ids.size()), logits_.as<float>());
     });
+    nodes_ = gpu_.nodes();
+    return seconds;
   }
 
   double sample_seconds(int num_rows) {
@@ -190,6 +198,7 @@ class StepBench {
   std::unique_ptr<Decoder> decoder_;
   Buffer logits_;
   double read_rate_ = 0;
+  std::vector<NodeRecord> nodes_;  // of the last pass
 };
 
 }  // namespace

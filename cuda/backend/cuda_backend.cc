@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/log.h"
 #include "core/str_cat.h"
 #include "core/tensor_view.h"
 #include "cuda/backend/device_step.h"
@@ -126,6 +127,9 @@ void CudaBackend::rehearse(const std::function<void()>& work) {
     throw;
   }
   stream_->set_rehearsing(false);
+  if (!std::exchange(has_noted_launches_, true)) {
+    log_info(device_->info().name, ": ", device_->launch_note());
+  }
 }
 
 void CudaBackend::begin_step() { staging_.begin_step(); }

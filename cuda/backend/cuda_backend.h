@@ -48,6 +48,7 @@ class CudaBackend final : public Backend {
   }
 
   bool supports(WeightFormat) const override { return true; }
+  bool makes_random_weights() const override { return true; }
 
   Buffer allocate(size_t size_bytes, const char* purpose) override;
   std::unique_ptr<PackedLinear> pack_linear(const PackArgs& args) override;
@@ -86,7 +87,7 @@ class CudaBackend final : public Backend {
   void end_step() override {}
 
   Device& device() { return *device_; }
-  Stream& stream() { return *stream_; }
+  RehearsalStream& stream() { return *stream_; }
   Staging& staging() { return staging_; }
   Recorder& recorder() { return recorder_; }
   ProductChooser& product_chooser() { return projector_.chooser(); }
@@ -111,6 +112,7 @@ class CudaBackend final : public Backend {
   Recorder recorder_;
   Buffer attention_workspace_;  // AttentionParams::workspace
   ThreadPool thread_pool_;
+  bool has_noted_launches_ = false;  // in the log
 };
 
 }  // namespace specdec::cuda

@@ -210,8 +210,10 @@ void WeightPacker::pack_part(const WeightView& part, int64_t first_output,
     const int64_t num_rows = std::min(step, part.rows() - begin);
     const size_t size_bytes = static_cast<size_t>(num_rows * row_bytes);
     Slot& slot = next_slot(size_bytes);
-    copy_rows(part, part.is_quantized(), begin, num_rows, slot.pinned.data());
-    stream_.copy_to_device(slot.device.data(), slot.pinned.data(), size_bytes);
+    if (!make_rows(part, begin, num_rows, slot)) {
+      copy_rows(part, part.is_quantized(), begin, num_rows, slot.pinned.data());
+      stream_.copy_to_device(slot.device.data(), slot.pinned.data(), size_bytes);
+    }
     kernels_.pack(stream_, {.source = slot.device.data(),
                             .source_dtype = dtype,
                             .act_dtype = act_dtype_,
@@ -246,10 +248,12 @@ void WeightPacker::pack_codes(const WeightView& part, int64_t first_output,
                   static_cast<const char*>(from) + begin * bytes_of_row,
                   static_cast<size_t>(num_rows * bytes_of_row));
     };
-    copy_rows(part, part.is_fp8(), begin, num_rows, slot.pinned.data());
-    if (part.is_integer()) put(part.scales, group_bytes, scales_at);
-    if (part.mins != nullptr) put(part.mins, group_bytes, mins_at);
-    stream_.copy_to_device(slot.device.data(), slot.pinned.data(), size_bytes);
+    if (!make_rows(part, begin, num_rows, slot)) {
+      copy_rows(part, part.is_fp8(), begin, num_rows, slot.pinned.data());
+      if (part.is_integer()) put(part.scales, group_bytes, scales_at);
+      if (part.mins != nullptr) put(part.mins, group_bytes, mins_at);
+      stream_.copy_to_device(slot.device.data(), slot.pinned.data(), size_bytes);
+    }
     const auto halves = [&](const uint16_t* from, int64_t at) {
       return from != nullptr ? reinterpret_cast<const uint16_t*>(slot.device.as<char>() + at)
                              : nullptr;
@@ -287,19 +291,21 @@ void WeightPacker::pack_fp8(const WeightView& part, int64_t first_output,
     const int64_t factors_at = round_up(scales_at + num_rows * 4, 16);
     const size_t size_bytes = static_cast<size_t>(factors_at + num_rows * num_factors * 2);
     Slot& slot = next_slot(size_bytes);
-    copy_rows(part, widen, begin, num_rows, slot.pinned.data());
     const auto scales_in = [&](Buffer& slot_memory) {
       return reinterpret_cast<float*>(slot_memory.as<char>() + scales_at);
     };
     const auto factors_in = [&](Buffer& slot_memory) {
       return reinterpret_cast<uint16_t*>(slot_memory.as<char>() + factors_at);
     };
-    for (int64_t row = 0; is_kept && row < num_rows; ++row) {
-      scales_in(slot.pinned)[row] = split_scales(
-          part, begin + row,
-          {factors_in(slot.pinned) + row * num_factors, static_cast<size_t>(num_factors)});
+    if (!make_rows(part, begin, num_rows, slot)) {
+      copy_rows(part, widen, begin, num_rows, slot.pinned.data());
+      for (int64_t row = 0; is_kept && row < num_rows; ++row) {
+        scales_in(slot.pinned)[row] = split_scales(
+            part, begin + row,
+            {factors_in(slot.pinned) + row * num_factors, static_cast<size_t>(num_factors)});
+      }
+      stream_.copy_to_device(slot.device.data(), slot.pinned.data(), size_bytes);
     }
-    stream_.copy_to_device(slot.device.data(), slot.pinned.data(), size_bytes);
     quantize_kernels_.pack_fp8(stream_, {.values = slot.device.data(),
                                          .dtype = dtype,
                                          .scales = scales_in(slot.device),
@@ -313,6 +319,17 @@ void WeightPacker::pack_fp8(const WeightView& part, int64_t first_output,
     stream_.record(*slot.packed);
     slot.in_flight = true;
   }
+}
+
+bool WeightPacker::make_rows(const WeightView& part, int64_t begin, int64_t count, Slot& slot) {
+  if (!part.random.is_set()) return false;
+  RandomSource rows = part.random;
+  rows.first += begin * part.in_features();
+  quantize_kernels_.random_weights(stream_, {.source = rows,
+                                             .dtype = part.values.dtype,
+                                             .count = count * part.in_features(),
+                                             .values = slot.device.data()});
+  return true;
 }
 
 WeightPacker::Slot& WeightPacker::next_slot(size_t size_bytes) {

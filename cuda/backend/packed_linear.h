@@ -90,6 +90,8 @@ class WeightPacker {
   // The same for formats of 8-bit floats.
   void pack_fp8(const WeightView& part, int64_t first_output, const CudaPackedLinear::Shape& shape,
                 void* packed);
+  // Rows of a part that is made up, into the slot; false where there are rows to be copied.
+  bool make_rows(const WeightView& part, int64_t begin, int64_t count, Slot& slot);
   Slot& next_slot(size_t size_bytes);
 
   Device& device_;

@@ -14,6 +14,7 @@
 #include "core/str_cat.h"
 #include "cuda/emulation/device_memory.h"
 #include "cuda/emulation/fibres.h"
+#include "cuda/gpu/start_rule.h"
 
 namespace specdec::cuda {
 namespace {
@@ -97,6 +98,7 @@ struct DeviceState {
         executor(config) {}
 
   DeviceProperties properties;
+  LaunchSettings launch_settings;
   DeviceMemory memory;
   Executor executor;
   std::vector<Queue*> queues;
@@ -152,13 +154,11 @@ class Queue {
  private:
   void run_one() {
     const OperationRef operation = operations_.front();
-    const KernelRecord* next = nullptr;
-    if (operations_.size() > 1 && !operations_[1]->action) next = &operations_[1]->kernel;
     try {
       if (operation->action) {
         operation->action();
       } else {
-        run_kernel(operation->kernel, next);
+        run_kernel(operation->kernel);
       }
     } catch (...) {
       device_->fail(std::current_exception());
@@ -168,8 +168,15 @@ class Queue {
     operations_.pop_front();
   }
 
-  void run_kernel(const KernelRecord& kernel, const KernelRecord* next) {
-    device_->executor.run(kernel, next);
+  void run_kernel(const KernelRecord& kernel) {
+    std::vector<const KernelRecord*> following;
+    bool goes_on = true;
+    for (size_t i = 1; goes_on && i < operations_.size(); ++i) {
+      if (operations_[i]->action || !operations_[i]->kernel.starts_early) break;
+      following.push_back(&operations_[i]->kernel);
+      goes_on = following.back()->config.lets_next_start_early;
+    }
+    device_->executor.run(kernel, following);
     const std::string piece = device_->memory.find_overrun();
     if (!piece.empty()) {
       throw DeviceError(str_cat("kernel ", kernel.name, ": wrote before or past ", piece));
@@ -240,10 +247,14 @@ class EmulatedStream final : public Stream {
     check_arguments(launch);
     prepare(launch);
     Operation operation;
-    operation.kernel = {.name = launch.name,
-                        .config = launch.config,
-                        .function = launch.function,
-                        .body = launch.body};
+    const bool starts_early = start_rule_.starts_early(launch.config);
+    const bool is_root = capturing_ && captured_.empty();  // of a graph: all before it is done
+    operation.kernel = {
+        .name = launch.name,
+        .config = launch.config,
+        .function = launch.function,
+        .body = launch.body,
+        .starts_early = starts_early && !is_root && device_->launch_settings.overlap};
     push(std::move(operation));
   }
 
@@ -356,6 +367,7 @@ class EmulatedStream final : public Stream {
   std::shared_ptr<Queue> queue_;
   bool capturing_ = false;
   std::vector<OperationRef> captured_;
+  StartRule start_rule_;
 };
 
 class EmulatedDevice final : public Device {
@@ -373,8 +385,14 @@ class EmulatedDevice final : public Device {
             .unusable = {}};
   }
   const DeviceProperties& properties() const override { return state_->properties; }
-  void set_launch_settings(const LaunchSettings&) override {}
-  std::string launch_note() const override { return "emulated"; }
+  void set_launch_settings(const LaunchSettings& settings) override {
+    state_->launch_settings = settings;
+  }
+  std::string launch_note() const override {
+    return str_cat("emulated kernels, early starts ",
+                   state_->launch_settings.overlap ? "on" : "off");
+  }
+  std::optional<KernelResources> resources_of(const void*) const override { return std::nullopt; }
   int64_t free_bytes() const override { return state_->memory.free_bytes(); }
 
   Buffer allocate(size_t size_bytes, const char* purpose) override {

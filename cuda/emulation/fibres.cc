@@ -439,19 +439,41 @@ std::unique_ptr<GridRun> Executor::make_run(const KernelRecord& kernel) {
   return std::make_unique<GridRun>(kernel, config_, ++num_runs_, *stacks_);
 }
 
-void Executor::run(const KernelRecord& kernel, const KernelRecord* next) {
-  std::unique_ptr<GridRun> run = std::exchange(started_, nullptr);
-  if (run == nullptr) run = make_run(kernel);
+// Static __shared__ arrays exist once: two runs of one function must not be mixed.
+bool Executor::is_live(const void* function) const {
+  return std::ranges::any_of(started_,
+                             [&](const auto& run) { return run->kernel().function == function; });
+}
+
+void Executor::start_ahead(const KernelRecord& kernel,
+                           std::span<const KernelRecord* const> following) {
+  const KernelRecord* before = &kernel;
+  for (size_t i = 0; i < following.size(); ++i) {
+    const KernelRecord& next = *following[i];
+    const bool may_start = i == 0 || before->config.lets_next_start_early;
+    if (!next.starts_early || !may_start) return;
+    before = &next;
+    if (i < started_.size()) continue;  // it has begun
+    if (next.function == kernel.function || is_live(next.function)) return;
+    started_.push_back(make_run(next));
+    started_.back()->start();
+  }
+}
+
+void Executor::run(const KernelRecord& kernel, std::span<const KernelRecord* const> following) {
+  std::unique_ptr<GridRun> run;
+  if (started_.empty()) {
+    run = make_run(kernel);
+  } else {
+    run = std::move(started_.front());
+    started_.pop_front();
+  }
   SPECDEC_CHECK(&run->kernel() == &kernel);
-  // Static __shared__ arrays exist once: two runs of one function must not be mixed.
   try {
-    if (next != nullptr && next->config.overlaps_previous && next->function != kernel.function) {
-      started_ = make_run(*next);
-      started_->start();
-    }
+    start_ahead(kernel, following);
     run->finish();
   } catch (...) {
-    started_.reset();
+    started_.clear();
     throw;
   }
 }

@@ -5,7 +5,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "cuda/emulation/emulated_device.h"
@@ -77,6 +79,7 @@ struct KernelRecord {  // a KernelLaunch that outlives the call
   LaunchConfig config;
   const void* function = nullptr;
   std::function<void()> body;
+  bool starts_early = false;  // before what is ahead of it on the stream is done
 };
 
 class Executor {
@@ -86,17 +89,21 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  // Runs a kernel. `next` follows it on the stream: if `next` overlaps earlier work, its first
-  // block runs up to wait_for_previous() before this kernel runs.
-  void run(const KernelRecord& kernel, const KernelRecord* next);
+  // Runs a kernel. `following` are those after it on the stream, as far as there is nothing else
+  // between them. The first block of the next one runs up to wait_for_previous() before this kernel
+  // runs, if it starts early; and so does that of each further one whose predecessor lets the next
+  // start before it has waited itself.
+  void run(const KernelRecord& kernel, std::span<const KernelRecord* const> following);
 
  private:
   std::unique_ptr<GridRun> make_run(const KernelRecord& kernel);
+  void start_ahead(const KernelRecord& kernel, std::span<const KernelRecord* const> following);
+  bool is_live(const void* function) const;
 
   EmulationConfig config_;
   uint64_t num_runs_ = 0;  // varies the random order
   std::unique_ptr<StackPool> stacks_;
-  std::unique_ptr<GridRun> started_;
+  std::deque<std::unique_ptr<GridRun>> started_;  // in their order on the stream
 };
 
 }  // namespace specdec::cuda::emulation

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "core/buffer.h"
@@ -117,6 +118,13 @@ struct DeviceProperties {
   int64_t l2_bytes = 0;
 };
 
+// What a compiled kernel takes of a multiprocessor, beside its launch's threads and dynamic shared
+// memory.
+struct KernelResources {
+  int registers = 0;            // of a thread
+  int static_shared_bytes = 0;  // of a block
+};
+
 // How kernels are launched. Anything but the defaults is for comparisons, and slower.
 struct LaunchSettings {
   bool overlap = true;  // LaunchConfig::overlaps_previous has its effect
@@ -134,6 +142,8 @@ class Device {
   virtual void set_launch_settings(const LaunchSettings& settings) = 0;
   // How kernels were launched so far, in words.
   virtual std::string launch_note() const = 0;
+  // Of a kernel that has been prepared; none on a device for which nothing is compiled.
+  virtual std::optional<KernelResources> resources_of(const void* function) const = 0;
   virtual int64_t free_bytes() const = 0;  // of device memory
 
   // Zeroed device memory. Throws OutOfMemory naming `purpose`.

@@ -1,5 +1,5 @@
 // A stream that can skip its work: the host code above it runs as usual and allocates what it
-// needs, while the device computes nothing.
+// needs, while the device computes nothing. It can also show its launches to an observer.
 #pragma once
 
 #include <functional>
@@ -23,7 +23,13 @@ class RehearsalStream final : public Stream {
   }
   bool is_rehearsing() const override { return rehearsing_; }
 
+  // Gets every launch from now on, rehearsed or not, before it is made; null: nobody.
+  void set_observer(std::function<void(const KernelLaunch&)> observer) {
+    observer_ = std::move(observer);
+  }
+
   void submit(const KernelLaunch& launch) override {
+    if (observer_) observer_(launch);
     if (rehearsing_) return stream_->prepare(launch);
     stream_->submit(launch);
   }
@@ -61,6 +67,7 @@ class RehearsalStream final : public Stream {
  private:
   std::unique_ptr<Stream> stream_;
   bool rehearsing_ = false;
+  std::function<void(const KernelLaunch&)> observer_;
 };
 
 }  // namespace specdec::cuda

@@ -14,6 +14,7 @@
 #include "core/log.h"
 #include "core/str_cat.h"
 #include "cuda/gpu/device.h"
+#include "cuda/gpu/start_rule.h"
 #include "specdec/error.h"
 
 namespace specdec::cuda {
@@ -93,6 +94,9 @@ class Functions {
       }
       entry = entries_.try_emplace(function).first;
       entry->second.ptx_version = attributes.ptxVersion;
+      entry->second.resources = {
+          .registers = attributes.numRegs,
+          .static_shared_bytes = static_cast<int>(attributes.sharedSizeBytes)};
       entry->second.allowed_bytes =
           kSharedBytesForAll - std::min(kSharedBytesForAll, attributes.sharedSizeBytes);
     }
@@ -106,10 +110,18 @@ class Functions {
     return settings_.overlap && found.ptx_version >= kFirstThatWaits;
   }
 
+  std::optional<KernelResources> resources_of(const void* function) const {
+    const std::lock_guard lock(mutex_);
+    const auto entry = entries_.find(function);
+    if (entry == entries_.end()) return std::nullopt;
+    return entry->second.resources;
+  }
+
  private:
   struct Entry {
     size_t allowed_bytes = 0;  // of dynamic shared memory
     int ptx_version = 0;
+    KernelResources resources;
   };
 
   mutable std::mutex mutex_;
@@ -179,9 +191,7 @@ class CudaStream final : public Stream {
     const bool overlaps = functions_->prepare(launch.name, launch.function, config.shared_bytes);
     cudaLaunchAttribute attributes[2] = {};
     unsigned num_attributes = 0;
-    const bool starts_late = config.reads_before_wait && previous_lets_start_early_;
-    previous_lets_start_early_ = config.lets_next_start_early;
-    if (config.overlaps_previous && overlaps && !starts_late) {
+    if (start_rule_.starts_early(config) && overlaps) {
       cudaLaunchAttribute& attribute = attributes[num_attributes++];
       attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
       attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -278,7 +288,7 @@ class CudaStream final : public Stream {
   std::shared_ptr<Functions> functions_;
   Owned<cudaStream_t, cudaStreamDestroy> stream_;
   bool capturing_ = false;
-  bool previous_lets_start_early_ = false;
+  StartRule start_rule_;
   const char* last_work_ = "nothing";  // not what a capture records
 };
 
@@ -313,6 +323,9 @@ class CudaDevice final : public Device {
   const DeviceProperties& properties() const override { return properties_; }
   void set_launch_settings(const LaunchSettings& settings) override { functions_->set(settings); }
   std::string launch_note() const override { return functions_->note(); }
+  std::optional<KernelResources> resources_of(const void* function) const override {
+    return functions_->resources_of(function);
+  }
   int64_t free_bytes() const override {
     select();
     size_t free = 0;

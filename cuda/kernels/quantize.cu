@@ -357,8 +357,11 @@ void pack(Stream& stream, const QuantizeParams& params) {
 
 }  // namespace
 
-void pack_fp8(Stream& stream, const PackFp8Params& params);  // quantize_fp8.cu
+void pack_fp8(Stream& stream, const PackFp8Params& params);              // quantize_fp8.cu
+void random_weights(Stream& stream, const RandomWeightsParams& params);  // random_weights.cu
 
-QuantizeKernels quantize_kernels() { return {.pack = pack, .pack_fp8 = pack_fp8}; }
+QuantizeKernels quantize_kernels() {
+  return {.pack = pack, .pack_fp8 = pack_fp8, .random_weights = random_weights};
+}
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "core/random_weights.h"
 #include "cuda/gpu/device.h"
 #include "cuda/kernels/quantize_layout.h"
 
@@ -43,6 +44,14 @@ struct PackFp8Params {
   bool is_gated;
 };
 
+// Elements of a tensor that is made up, as core/random_weights.h says, to the same bits.
+struct RandomWeightsParams {
+  RandomSource source;
+  DType dtype;    // float32, bfloat16 or float16
+  int64_t count;  // of elements
+  void* values;   // [count]
+};
+
 struct QuantizeKernels {
   // Codes that the layout can hold stay as they are, a row at a time; everything else is quantised
   // by the rules of the CPU's packer, to the same bits.
@@ -50,6 +59,7 @@ struct QuantizeKernels {
   // Floating point gets one scale an output: its largest magnitude becomes the largest number there
   // is.
   void (*pack_fp8)(Stream&, const PackFp8Params&);
+  void (*random_weights)(Stream&, const RandomWeightsParams&);
 };
 
 namespace native {

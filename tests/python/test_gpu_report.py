@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpu import build, carried, checkpoints, engine_run, googletest, machine, main, plan, suites
+from gpu import build, carried, engine_run, googletest, machine, main, plan, suites
 from gpu.steps import (
     NO_TIME,
     Context,
@@ -397,18 +397,60 @@ def test_without_a_gpu_it_says_so(
     assert "--smoke" in capsys.readouterr().out
 
 
-def test_a_head_checkpoint_has_the_tensors_of_its_config(tmp_path: Path) -> None:
-    safetensors = pytest.importorskip("safetensors.numpy")
-    np = pytest.importorskip("numpy")
-    config = checkpoints.SHAPES["tiny-eagle3"]
-    folder = checkpoints.write("tiny-eagle3", tmp_path)
-    with safetensors.safe_open(folder / "model-00001-of-00001.safetensors", "np") as file:
-        offsets = file.get_tensor("d2t")
-        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    assert shapes == dict(checkpoints.tensors(config))
-    tokens = np.arange(len(offsets)) + offsets
-    assert len(set(tokens)) == config["draft_vocab_size"]
-    assert 0 <= tokens.min() <= tokens.max() < config["vocab_size"]
+SANITIZER = """#!/usr/bin/env python3
+import os, sys
+program = sys.argv[-2]
+if "{works}" == "no" or ("{works}" == "some" and program.endswith("b_test")):
+    print("========= Error: Target application could not be attached"); sys.exit(1)
+print("[ RUN      ] A.Gpu\\n[       OK ] A.Gpu (1 ms)")
+print("========= ERROR SUMMARY: {errors} errors")
+sys.exit(9 if {errors} else 0)
+"""
+
+
+def sanitized(context: Context, monkeypatch: pytest.MonkeyPatch, works: str, errors: int) -> Data:
+    """The step's entry with a tool that works, works for some programs, or for none."""
+    folder = context.build / "tests/cuda"
+    folder.mkdir(parents=True)
+    for name in ("a_test", "b_test"):
+        (folder / name).touch()
+    tool = folder / "sanitizer"
+    tool.write_text(SANITIZER.format(works=works, errors=errors))
+    tool.chmod(0o755)
+    monkeypatch.setattr(machine, "find_tool", lambda name: str(tool))
+    context.device = "cuda"
+    return run_for(context, 60, suites.sanitize)
+
+
+@pytest.mark.parametrize(
+    ("works", "errors", "status", "of_b"),
+    [
+        ("yes", 0, "done", 0),
+        ("yes", 2, "failed", 9),
+        ("some", 0, "done", "not run"),
+        ("some", 2, "failed", "not run"),
+    ],
+)
+def test_sanitizer_that_cannot_begin_is_not_a_failure(
+    works: str,
+    errors: int,
+    status: str,
+    of_b: int | str,
+    context: Context,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entry = sanitized(context, monkeypatch, works, errors)
+    assert entry["status"] == status
+    assert entry["data"]["memcheck-a_test"]["status"] == (9 if errors else 0)
+    assert entry["data"]["racecheck-b_test"]["status"] == of_b
+
+
+def test_sanitizer_that_works_for_no_program_is_not_run(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = sanitized(context, monkeypatch, "no", 0)
+    assert entry["status"] == "not run"
+    assert "could not be attached" in entry["note"]
 
 
 def test_it_runs_from_end_to_end_on_the_emulated_device(tmp_path: Path) -> None:
@@ -428,7 +470,16 @@ def test_it_runs_from_end_to_end_on_the_emulated_device(tmp_path: Path) -> None:
     assert {"machine", "heads-8b", "engine-8b-heads", *benches} <= ran
     notes = {entry["note"] for entry in report["steps"].values() if entry["status"] == "not run"}
     assert notes == {"no GPU", "no --checkpoint was given"}
-    assert report["steps"]["ceilings"]["data"]["facts"] == {"launches": "emulated"}
+    ceilings = report["steps"]["ceilings"]["data"]
+    assert ceilings["facts"] == {"launches": "emulated kernels, early starts on"}
+    ways = {(0, 0), (1, 0), (1, 1)}  # with an early launch, and with a trigger before the wait
+    for records in (ceilings["records"], ceilings["own_carveouts"]["records"]):
+        reads = [record for record in records if record["kernel"] == "graph_reads"]
+        assert {(r["blocks_each"], (r["overlap"], r["early"])) for r in reads} == {
+            (blocks, way) for blocks in (1, 2) for way in ways
+        }
+    text = (tmp_path / "out/report.md").read_text()
+    assert "| predicted | over it | not as modelled |" in text
     assert set(report["steps"]["launches"]["data"]["ways"]) == {
         "default",
         "no_overlap",

@@ -75,6 +75,7 @@ class FaultyBackend final : public Backend {
     return backend_->allocate(size_bytes, purpose);
   }
   bool supports(WeightFormat format) const override { return backend_->supports(format); }
+  bool makes_random_weights() const override { return backend_->makes_random_weights(); }
   std::unique_ptr<PackedLinear> pack_linear(const PackArgs& args) override {
     PackArgs changed = args;
     if (faults_.pack) faults_.pack(changed);

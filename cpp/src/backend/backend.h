@@ -50,6 +50,8 @@ class Backend {
 
   // Whether it multiplies with weights held so.
   virtual bool supports(WeightFormat format) const = 0;
+  // Whether it packs matrices that are only a RandomSource, and makes them up where they will be.
+  virtual bool makes_random_weights() const { return false; }
 
   // Packs weights into the backend's layout. The parts are not referenced afterwards.
   virtual std::unique_ptr<PackedLinear> pack_linear(const PackArgs& args) = 0;

@@ -15,6 +15,7 @@
 
 #include "core/dtype.h"
 #include "core/k_slices.h"
+#include "core/random_weights.h"
 #include "core/tensor_view.h"
 #include "specdec/request_output.h"
 
@@ -38,6 +39,9 @@ struct WeightView {
   const float* block_scales = nullptr;
   int64_t block_rows = 0;
   int64_t block_cols = 0;
+  // Of a matrix of floating point that is made up where it is needed: values.data is null. Only
+  // for backends with makes_random_weights().
+  RandomSource random = {};
 
   bool is_integer() const { return scales != nullptr; }
   bool is_fp8() const { return block_scales != nullptr; }

@@ -59,9 +59,9 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend)
     device_ = std::make_unique<DeviceExecutor>(std::move(device_step), drafting_.get(),
                                                models_.backend().thread_pool(), device_config);
   }
+  if (ranks_ != nullptr) ranks_->lead(models_);
   if (drafting_ != nullptr) time_passes();
   fill_model_info();
-  if (ranks_ != nullptr) ranks_->lead(models_);
 }
 
 Engine::Impl::~Impl() {

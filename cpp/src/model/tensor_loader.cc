@@ -24,7 +24,9 @@ TensorView slice(const TensorView& tensor, RowRange rows) {
   TensorView view = tensor;
   view.shape[0] = rows.count;
   const int64_t row_bytes = tensor.size_bytes() / tensor.shape[0];
-  view.data = static_cast<const char*>(tensor.data) + rows.begin * row_bytes;
+  if (tensor.data != nullptr) {
+    view.data = static_cast<const char*>(tensor.data) + rows.begin * row_bytes;
+  }
   return view;
 }
 
@@ -40,6 +42,7 @@ WeightView rows_of(const WeightView& held, int64_t first, RowRange rows,
   const int64_t begin = rows.begin - first;  // in `held`
   WeightView view = held;
   view.values = slice(held.values, {begin, rows.count});
+  if (held.random.is_set()) view.random.first += begin * held.in_features();
   if (held.is_integer()) {
     const int64_t num_groups = held.in_features() / held.group_size;
     view.scales += begin * num_groups;
@@ -118,7 +121,7 @@ TensorLoader::TensorLoader(const ModelConfig& config, const std::string& directo
                            Quantization quantization, Backend& backend, const RankPlace& place)
     : config_(config),
       quantization_(quantization),
-      store_(config.random_weights ? WeightStore::random(config)
+      store_(config.random_weights ? WeightStore::random(config, !backend.makes_random_weights())
                                    : WeightStore(directory, config.scale_block)),
       backend_(backend),
       shard_(config, place) {}
@@ -152,6 +155,7 @@ WeightView TensorLoader::read_matrix(const std::string& name, int64_t rows, int6
 
 bool TensorLoader::is_equal(const std::string& name, const WeightView& other) {
   const WeightView view = store_.matrix(resolve(name), other.rows(), other.in_features());
+  if (view.random.is_set() || other.random.is_set()) return view.random == other.random;
   bool equal = view.values.dtype == other.values.dtype &&
                (view.mins == nullptr) == (other.mins == nullptr) &&
                same(view.values.data, other.values.data, other.values.size_bytes());
@@ -266,6 +270,13 @@ std::unique_ptr<const PackedLinear> TensorLoader::columns(MatrixRole role, const
   std::vector<std::byte> cut(static_cast<size_t>(matrix.rows() * count * element));
   const auto* from = static_cast<const std::byte*>(matrix.values.data) + begin * element;
   for (int64_t row = 0; row < matrix.rows(); ++row) {
+    if (matrix.random.is_set()) {
+      RandomSource part = matrix.random;
+      part.first += row * matrix.in_features() + begin;
+      fill_random(part, matrix.values.dtype, count,
+                  &cut[static_cast<size_t>(row * count * element)]);
+      continue;
+    }
     std::copy_n(from + row * matrix.in_features() * element, count * element,
                 &cut[static_cast<size_t>(row * count * element)]);
   }

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <filesystem>
 
-#include "core/philox.h"
 #include "core/str_cat.h"
 #include "model/json_file.h"
 #include "specdec/error.h"
@@ -92,45 +91,13 @@ bool has_nan(const TensorView& e4m3) {
   return found != 0;
 }
 
-// The same for the same text on every machine (FNV-1a).
-uint64_t hash_of(std::string_view text) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (char c : text) hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3u;
-  return hash;
-}
-
-void store_float(float value, DType dtype, void* to, int64_t index) {
-  if (dtype == DType::kF32) {
-    static_cast<float*>(to)[index] = value;
-  } else {
-    static_cast<uint16_t*>(to)[index] =
-        dtype == DType::kBF16 ? to_bfloat16(value).bits : float_to_half(value);
-  }
-}
-
-// Elements [begin, begin + count) of a tensor, uniform in +-sqrt(3 / fan_in): sums over fan_in
-// inputs keep the size of one.
-void fill_random(uint64_t key, int64_t fan_in, DType dtype, RowRange elements, void* values) {
-  constexpr int64_t kAtOnce = 8;
-  const float unit = std::sqrt(3.0f / static_cast<float>(fan_in)) / 32768.0f;
-  const std::array words = {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)};
-  for (int64_t i = elements.begin / kAtOnce * kAtOnce; i < elements.end(); i += kAtOnce) {
-    const auto drawn =
-        philox4x32_10({static_cast<uint32_t>(i), static_cast<uint32_t>(i >> 32), 0, 0}, words);
-    const int64_t first = std::max<int64_t>(0, elements.begin - i);
-    for (int64_t j = first; j < std::min(kAtOnce, elements.end() - i); ++j) {
-      const auto bits = static_cast<int16_t>(drawn[j / 2] >> (j % 2 * 16));
-      store_float(static_cast<float>(bits) * unit, dtype, values, i + j - elements.begin);
-    }
-  }
-}
-
 }  // namespace
 
-WeightStore WeightStore::random(const ModelConfig& config) {
+WeightStore WeightStore::random(const ModelConfig& config, bool fills_matrices) {
   WeightStore store;
   store.source_ = "load_format='dummy'";
   store.is_random_ = true;
+  store.fills_random_matrices_ = fills_matrices;
   if (!config.tie_word_embeddings) store.random_head_ = str_cat(config.names.head, ".weight");
   store.random_dtype_ = config.checkpoint_dtype;
   return store;
@@ -247,8 +214,9 @@ TensorView WeightStore::random_rows(const std::string& name, int64_t in_features
   TensorView view{.dtype = random_dtype_, .shape = {own.count, in_features}};
   view.data = bytes_of(name, own, [&] {
     Buffer bytes = Buffer::host(view.size_bytes(), name.c_str());
-    fill_random(hash_of(name), in_features, view.dtype,
-                {own.begin * in_features, own.count * in_features}, bytes.data());
+    RandomSource source = random_source(name, in_features);
+    source.first = own.begin * in_features;
+    fill_random(source, view.dtype, view.num_elements(), bytes.data());
     return bytes;
   });
   return view;
@@ -303,6 +271,13 @@ std::vector<int64_t> WeightStore::integers(const std::string& name, int64_t size
 
 WeightView WeightStore::matrix(const std::string& name, int64_t rows, int64_t in_features,
                                RowRange own) {
+  if (is_random_ && !fills_random_matrices_) {
+    RandomSource source = random_source(name, in_features);
+    source.first = own.begin * in_features;
+    return {
+        .values = {.data = nullptr, .dtype = random_dtype_, .shape = {own.count, in_features}},
+        .random = source};
+  }
   if (!is_random_) {
     const std::optional<DType> dtype = shard(name).entries().at(name).dtype;
     if (dtype == DType::kI8 || dtype == DType::kU8) return int_matrix(name, rows, in_features, own);

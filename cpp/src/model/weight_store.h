@@ -28,7 +28,8 @@ class WeightStore {
 
   // No files: whatever tensor is asked for is there, in the config's dtype, with random values that
   // its name and shape decide. A head of its own is there unless the embeddings are tied.
-  static WeightStore random(const ModelConfig& config);
+  // Without `fills_matrices` matrices are their RandomSource only.
+  static WeightStore random(const ModelConfig& config, bool fills_matrices = true);
 
   // The file that says which tensors there are: model.safetensors or the index.
   const std::string& source() const { return source_; }
@@ -92,6 +93,7 @@ class WeightStore {
 
   std::string source_;
   bool is_random_ = false;
+  bool fills_random_matrices_ = true;
   std::string random_head_;  // empty: none
   DType random_dtype_ = DType::kF32;
   ScaleBlock scale_block_;

@@ -111,6 +111,31 @@ TEST(WeightStore, RandomRowsAreThoseOfTheTensor) {
   }
 }
 
+// Any part of a made-up tensor can be made by itself.
+TEST(WeightStore, PartsOfRandomTensorsAreTheirElements) {
+  constexpr int64_t kCount = 40;
+  const RandomSource whole = random_source("a", 20);
+  std::vector<float> values(kCount);
+  fill_random(whole, DType::kF32, kCount, values.data());
+  for (const int64_t first : {1, 7, 8, 13}) {
+    RandomSource part = whole;
+    part.first = first;
+    std::vector<float> found(kCount - first);
+    fill_random(part, DType::kF32, kCount - first, found.data());
+    EXPECT_TRUE(std::equal(found.begin(), found.end(), values.begin() + first)) << first;
+  }
+}
+
+TEST(WeightStore, MatricesThatAreMadeElsewhereAreTheirSource) {
+  WeightStore store = WeightStore::random({}, /*fills_matrices=*/false);
+  const WeightView matrix = store.matrix("a", 3, 20);
+  EXPECT_EQ(matrix.values.data, nullptr);
+  EXPECT_EQ(matrix.random, random_source("a", 20));
+  const TensorView filled = WeightStore::random({}).matrix("a", 3, 20).values;
+  EXPECT_EQ(filled.dtype, matrix.values.dtype);
+  EXPECT_EQ(filled.shape, matrix.values.shape);
+}
+
 TEST(WeightStore, ARandomHeadIsThereUnlessItIsTied) {
   ModelConfig config;
   EXPECT_TRUE(WeightStore::random(config).contains("lm_head.weight"));

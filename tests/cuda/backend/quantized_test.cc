@@ -7,6 +7,7 @@
 #include <span>
 
 #include "cpu/cpu_backend.h"
+#include "cuda/backend/packed_linear.h"
 #include "testing/cuda_qkv.h"
 #include "testing/device_kinds.h"
 #include "testing/oracle/operations.h"
@@ -72,6 +73,39 @@ TEST_P(CudaQuantized, FloatsBecomeTheCodesOfTheCpu) {
     for (DType dtype : {DType::kBF16, DType::kF16}) {
       const std::vector<uint16_t> bits = to_bits(random_values(19 * k, 2), dtype);
       expect_same_codes(world, {.values = {bits.data(), dtype, {19, k}}});
+    }
+  }
+}
+
+// Rows of a made-up tensor from its middle on, in one part and beside another: packed bytes are
+// those of the same rows filled on the host.
+TEST_P(CudaQuantized, WeightsMadeOnTheDeviceAreThoseOfTheHost) {
+  constexpr int64_t kRows = 19, kFirstRow = 3;
+  World world(GetParam(), DType::kBF16);
+  std::vector<WeightFormat> formats(std::begin(kFormats), std::end(kFormats));
+  formats.push_back(WeightFormat::kAct);
+  for (const int64_t k : {32, 70, 161}) {
+    RandomSource source = random_source("some.weight", k);
+    source.first = kFirstRow * k;
+    for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+      std::vector<std::byte> filled(static_cast<size_t>(kRows * k) * size_of(dtype));
+      fill_random(source, dtype, kRows * k, filled.data());
+      const WeightView on_host = {.values = {filled.data(), dtype, {kRows, k}}};
+      const WeightView on_device = {.values = {nullptr, dtype, {kRows, k}}, .random = source};
+      for (const WeightFormat format : formats) {
+        for (const bool gated : {false, true}) {
+          const auto bytes_of = [&](const WeightView& view) {
+            const WeightView parts[] = {view, view};
+            const auto packed = world.backend->pack_linear(
+                {.parts = std::span(parts).first(gated ? 2 : 1), .format = format, .gated = gated});
+            std::vector<std::byte> bytes(static_cast<size_t>(packed->size_bytes()));
+            world.backend->read(static_cast<const CudaPackedLinear&>(*packed).data(), bytes);
+            return bytes;
+          };
+          EXPECT_TRUE(bytes_of(on_host) == bytes_of(on_device))
+              << name_of(format) << " from " << specdec::name_of(dtype) << ", " << k << " inputs";
+        }
+      }
     }
   }
 }

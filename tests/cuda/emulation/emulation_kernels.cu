@@ -46,6 +46,34 @@ void increment(Stream& stream, int* values, int count) {
   launch("increment", stream, increment_kernel, config, values, count);
 }
 
+__global__ void copy_ahead_kernel(const int* from, int* to, int count) {
+  const int i = static_cast<int>(threadIdx.x);
+  const int value = i < count ? __ldcg(from + i) : 0;
+  ptx::wait_for_previous();
+  if (i < count) to[i] = value;
+}
+
+void copy_ahead(Stream& stream, const int* from, int* to, int count, bool declared) {
+  LaunchConfig config = one_block();
+  config.overlaps_previous = true;
+  config.reads_before_wait = declared;
+  launch("copy_ahead", stream, copy_ahead_kernel, config, from, to, count);
+}
+
+template <bool kEarly>
+__global__ void pass_on_kernel() {
+  if constexpr (kEarly) ptx::let_next_start();
+  ptx::wait_for_previous();
+  if constexpr (!kEarly) ptx::let_next_start();
+}
+
+void pass_on(Stream& stream, bool early) {
+  LaunchConfig config = one_block();
+  config.overlaps_previous = true;
+  config.lets_next_start_early = early;
+  launch("pass_on", stream, early ? pass_on_kernel<true> : pass_on_kernel<false>, config);
+}
+
 __global__ void chain_kernel(uint32_t* flags) {
   if (threadIdx.x != 0) return;
   uint32_t seen = 0;
@@ -119,6 +147,8 @@ void idle(Stream& stream, const LaunchConfig& config) {
 EmulationKernels emulation_kernels() {
   return {.sum = sum,
           .increment = increment,
+          .copy_ahead = copy_ahead,
+          .pass_on = pass_on,
           .chain = chain,
           .copy_async = copy_async<true>,
           .copy_bulk = copy_bulk<true>,

@@ -330,6 +330,45 @@ TEST_P(PlantedFaultTest, ReadingBeforeThePreviousKernelIsDoneGivesAnOldValue) {
   EXPECT_EQ(download<int>(values), std::vector<int>(64, 6)) << "7 would be right";
 }
 
+// Reading what is two kernels back, as attention reads lengths: right where the kernel between them
+// lets the reader start after its own wait, or where the launch says what it does.
+TEST_P(PlantedFaultTest, ReadingAheadBehindAnEarlyStartGivesAnOldValue) {
+  for (const bool early : {false, true}) {
+    for (const bool declared : {false, true}) {
+      Buffer values = upload(std::vector<int>(64, 5));
+      Buffer seen = upload(std::vector<int>(64, 0));
+      run().idle(stream(), {.grid = {1}, .block = {32}});
+      run().increment(stream(), values.as<int>(), 64);
+      run().pass_on(stream(), early);
+      run().copy_ahead(stream(), values.as<int>(), seen.as<int>(), 64, declared);
+      const int expected = early && !declared ? 5 : 6;
+      EXPECT_EQ(download<int>(seen), std::vector<int>(64, expected))
+          << "early " << early << ", declared " << declared;
+    }
+  }
+}
+
+// A graph begins when all before it is done, so its first kernel reads nothing old.
+TEST_P(PlantedFaultTest, TheFirstKernelOfAGraphStartsLate) {
+  Buffer values = upload(std::vector<int>(64, 5));
+  Buffer seen = upload(std::vector<int>(64, 0));
+  const auto work = [&] {
+    run().copy_ahead(stream(), values.as<int>(), seen.as<int>(), 64, false);
+    run().increment(stream(), values.as<int>(), 64);
+  };
+  work();  // loads the kernels
+  stream().synchronize();
+  stream().begin_capture();
+  work();
+  const std::unique_ptr<Graph> graph = stream().end_capture();
+  for (int expected : {6, 7}) {
+    stream().launch(*graph);
+    stream().launch(*graph);
+    EXPECT_EQ(download<int>(values), std::vector<int>(64, 2 * expected - 4));
+    EXPECT_EQ(download<int>(seen), std::vector<int>(64, 2 * expected - 5));
+  }
+}
+
 TEST_P(PlantedFaultTest, EveryThreadMustWaitForThePreviousKernel) {
   faulty().never_waits_for_previous(stream());
   expect_mentions(error_of_stream(), {"never_waits_for_previous", "thread 5", "overlaps_previous"});

@@ -1,0 +1,207 @@
+"""How long the kernels of a pass should take: what step_model.py lists, on a clock.
+
+Memory reads one kernel's weights after another's. Between kernels it rests, unless the next
+kernel's first weights are already asked for: that takes room for both on a multiprocessor, and a
+launch that starts early. Otherwise a boundary costs its whole gap. No GPU has confirmed the
+constants; where a report has measured one, it takes its place (`costs_of`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .step_model import Config, Gpu, Node, fit_together, nodes, weight_bytes
+
+_US = 1e-6
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Constants, in seconds; those of the design review for an H200 until they are measured."""
+
+    read_rate: float = 4.3e12  # bytes a second
+    share: float = 0.95  # of that rate within a kernel
+    flop_rate: float = 350e12  # of mma instructions
+    gap: float = 2.2 * _US  # between kernels that do not run beside each other
+    wait: float = 1.0 * _US  # from the end of a kernel to what waits for it
+    finish: float = 0.3 * _US  # from a product's last weights to its end
+    finish_heads: float = 2.0 * _US  # the same where heads meet
+    finish_slices: float = 3.5 * _US  # the same where partial sums meet in L2
+    rows_shared: float = 1.0 * _US  # to prepare rows in every block
+    rows_exchanged: float = 2.5 * _US  # to prepare them in turns, and meet
+    rows_node: float = 2.5 * _US  # to prepare them in a kernel of its own
+    plan: float = 2.3 * _US  # of a block of attention
+    open_item: float = 2.5 * _US  # to find the rows of an item's keys
+    query: float = 0.5 * _US
+    tile: float = 0.6 * _US  # of 64 positions and 16 pairs
+    join: float = 0.5 * _US  # partial results, and what each adds
+    join_split: float = 0.13 * _US
+    small: float = 1.0 * _US  # of a kernel that does little
+    step: float = 40.0 * _US  # beside the pass: rows, sampling, verification, commit
+
+
+REVIEW = Costs()
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a kernel does after it has waited."""
+
+    before: float  # until it streams what it had not asked for
+    work: float  # that reading does not hide
+    after: float  # from the last byte to its end
+
+
+def parts_of(node: Node, costs: Costs) -> Parts:
+    """By its role."""
+    if node.role == "attention":
+        rounds = -(-node.items // node.blocks)
+        tiles = rounds * node.item_tiles * node.item_columns * costs.tile
+        opens = (rounds - 1) * costs.open_item
+        if node.plans_late:
+            opens += costs.plan + costs.open_item
+        after = costs.join + node.splits * costs.join_split if node.splits > 1 else 0.0
+        return Parts(costs.query, opens + tiles, after)
+    if node.role == "rows":
+        return Parts(0.0, costs.rows_node, 0.0)
+    if node.role == "join":
+        return Parts(0.0, costs.join + node.splits * costs.join_split, 0.0)
+    if node.role == "embed":
+        return Parts(0.0, costs.small, 0.0)
+    before = {"shared": costs.rows_shared, "exchanged": costs.rows_exchanged}.get(node.rows, 0.0)
+    after = costs.finish_heads if node.role == "qkv" else costs.finish
+    if node.grid[2] > 1:
+        after = max(after, costs.finish_slices)
+    return Parts(before, node.flops / costs.flop_rate, after)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """When a kernel runs, in seconds from the first one's start."""
+
+    node: Node
+    begin: float
+    end: float
+    hidden: bool  # it was there before the kernel before it had ended
+
+
+def timeline(sequence: Sequence[Node], gpu: Gpu, costs: Costs = REVIEW) -> list[Timed]:
+    """The kernels of a graph, one after another."""
+    timed: list[Timed] = []
+    memory = 0.0  # is free from here on
+    released = 0.0  # of the kernel before: it has waited
+    rate = costs.read_rate * costs.share
+    for index, node in enumerate(sequence):
+        end_before = timed[-1].end if timed else 0.0
+        before = sequence[index - 1] if index > 0 else None
+        hidden = before is not None and node.starts_early and fit_together(before, node, gpu)
+        if before is None:
+            begin = 0.0
+        elif hidden:
+            trigger = timed[-1].begin if before.lets_next_early else released
+            # A multiprocessor has room for two, not for three.
+            begin = max(trigger, timed[-2].end if len(timed) > 1 else 0.0)
+        else:
+            begin = end_before + costs.gap
+        parts = parts_of(node, costs)
+        memory = max(memory, begin) + node.early_bytes / rate
+        released = max(begin, end_before + (costs.wait if before is not None else 0.0))
+        streams = released + parts.before
+        left = node.bytes - node.early_bytes
+        if left > 0:
+            memory = max(memory, streams) + left / rate
+        end = max(memory, streams + parts.work) + parts.after
+        timed.append(Timed(node, begin, end, hidden))
+    return timed
+
+
+def pass_seconds(sequence: Sequence[Node], gpu: Gpu, costs: Costs = REVIEW) -> float:
+    """Of the graph of these kernels."""
+    return timeline(sequence, gpu, costs)[-1].end
+
+
+def repeated_seconds(sequence: Sequence[Node], gpu: Gpu, costs: Costs = REVIEW) -> float:
+    """Of one of many such operations in a row, as cuda_kernel_bench measures them."""
+    times = timeline([*sequence] * 8, gpu, costs)
+    return (times[-1].end - times[4 * len(sequence) - 1].end) / 4
+
+
+def floor_seconds(config: Config, costs: Costs = REVIEW, key_bytes: float = 0.0) -> float:
+    """Of reading a pass's weights, and so many bytes of keys and values, at the read rate."""
+    return (weight_bytes(config) + key_bytes) / costs.read_rate
+
+
+# ---- as it was when the review was written
+
+
+_BEFORE_BLOCKS = 2  # of a product, a multiprocessor
+_BEFORE_REGISTERS = 168  # of a thread that has more than two rows; the review found 144 to 215
+_BEFORE_STAGES = {False: 64 << 10, True: 48 << 10}  # bytes a block asks for ahead, by many rows
+
+
+def nodes_before(
+    config: Config, rows: int, context: int, gpu: Gpu, requests: int = 1
+) -> list[Node]:
+    """The same pass in the design that the review read, for up to 16 rows."""
+    found: list[Node] = []
+    for node in nodes(config, rows, context, gpu, requests):
+        if node.name == "few_rows":
+            found += _product_before(node, rows, gpu)
+        elif node.role == "attention":
+            found.append(_attention_before(node))
+            found.append(Node("join", "join", (8, 1, 1), 128, 0, 64, splits=node.splits))
+        else:
+            found.append(node)
+    return found
+
+
+def _attention_before(node: Node) -> Node:
+    late = replace(node, early_bytes=0.0, starts_early=False, lets_next_early=False)
+    return replace(late, splits=0, plans_late=True)
+
+
+def _product_before(node: Node, rows: int, gpu: Gpu) -> list[Node]:
+    """Two blocks a multiprocessor of 1 or 2 rows; otherwise one, behind a node for its rows."""
+    is_few = rows <= 2
+    blocks = (
+        node.blocks if not is_few else min(_BEFORE_BLOCKS * gpu.multiprocessors, 2 * node.blocks)
+    )
+    product = replace(
+        node,
+        grid=(blocks, 1, 1),
+        registers=node.registers if is_few else _BEFORE_REGISTERS,
+        early_bytes=min(node.bytes, float(blocks * _BEFORE_STAGES[not is_few])),
+        lets_next_early=False,
+        rows="shared" if node.rows != "records" and is_few else "records",
+    )
+    if is_few or node.rows == "records":
+        return [product]
+    prepare = Node("rows", "prepare_rows", (rows, 1, 1), 256, 0, 40)
+    return [prepare, product]
+
+
+# ---- constants that a report has measured
+
+
+def costs_of(records: Sequence[dict[str, Any]], base: Costs = REVIEW) -> Costs:
+    """With what the records of `ceilings` say."""
+
+    def find(kernel: str, overlap: int, figure: str) -> float | None:
+        found = [
+            record[figure]
+            for record in records
+            if record["kernel"] == kernel and record.get("overlap") == overlap and figure in record
+        ]
+        return max(found) if found else None
+
+    costs = base
+    rates = [record["gb_per_s"] for record in records if record["kernel"] == "read"]
+    if rates:
+        costs = replace(costs, read_rate=1e9 * max(rates))
+    if (gap := find("graph_reads", 0, "gap_us")) is not None:
+        costs = replace(costs, gap=max(0.0, gap) * _US)
+    if (wait := find("graph_node", 1, "seconds")) is not None:
+        costs = replace(costs, wait=wait)
+    return costs

@@ -1,0 +1,272 @@
+"""bench/gpu/step_model.py: what it predicts, and whether its kernels are those of the backend."""
+
+import json
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import cuda_gates
+import pytest
+
+from gpu import predictions, render
+from gpu.checkpoints import SHAPES
+from gpu.step_model import (
+    FEW_ROWS_REGISTERS,
+    H200,
+    Gpu,
+    Node,
+    few_rows,
+    layer_products,
+    nodes,
+    padded_count,
+)
+from gpu.step_time import (
+    REVIEW,
+    Costs,
+    costs_of,
+    floor_seconds,
+    nodes_before,
+    pass_seconds,
+    timeline,
+)
+
+ROOT = Path(__file__).parents[2]
+BENCH = ROOT / "build/release/bench/cuda_step_bench"
+_8B, _1B = SHAPES["llama-3.1-8b"], SHAPES["llama-3.2-1b"]
+MS = 1e-3
+SMALL = Gpu(registers=1 << 15)  # no room for two kernels
+
+
+# Every weight of the matrices is read once: 32 layers of 218,103,808 and a head of 525,336,576, or
+# 16 of 60,817,408 and 262,668,288, at 2 bytes and 4.3 TB/s.
+@pytest.mark.parametrize(
+    ("config", "weights", "milliseconds"),
+    [
+        (_8B, 32 * 218_103_808 + 525_336_576, 3.49),
+        (_1B, 16 * 60_817_408 + 262_668_288, 0.575),
+    ],
+)
+def test_floors_are_those_of_the_arithmetic(
+    config: dict[str, Any], weights: int, milliseconds: float
+) -> None:
+    floor = floor_seconds(config)
+    assert floor == pytest.approx(2 * weights / 4.3e12)
+    assert floor == pytest.approx(milliseconds * MS, rel=0.002)
+
+
+def test_keys_and_values_are_part_of_the_floor() -> None:
+    # 16,384 positions of 8 heads of 128 in 32 layers, keys and values of 2 bytes: 2.1 GB.
+    floor = floor_seconds(_8B, key_bytes=predictions.key_bytes(_8B, 16384))
+    assert floor == pytest.approx(3.99 * MS, rel=0.002)
+
+
+# What the review predicted of the design it read, within the tenth that it allowed itself.
+@pytest.mark.parametrize(
+    ("config", "rows", "context", "milliseconds"),
+    [
+        (_8B, 1, 1024, 4.35),
+        (_8B, 8, 1024, 4.85),
+        (_8B, 1, 16384, 5.0),
+        (_1B, 1, 1024, 0.96),
+        (_1B, 8, 1024, 1.15),
+    ],
+)
+def test_the_design_of_the_review_takes_what_the_review_said(
+    config: dict[str, Any], rows: int, context: int, milliseconds: float
+) -> None:
+    seconds = pass_seconds(nodes_before(config, rows, context, H200), H200) + REVIEW.step
+    assert seconds == pytest.approx(milliseconds * MS, rel=0.1)
+
+
+def test_the_design_now_is_faster_than_that_of_the_review() -> None:
+    for config in (_8B, _1B):
+        for rows in (1, 4, 8, 16):
+            now = pass_seconds(nodes(config, rows, 1024, H200), H200)
+            assert now < pass_seconds(nodes_before(config, rows, 1024, H200), H200)
+
+
+# ---- laws
+
+
+def seconds_of(rows: int = 1, context: int = 1024, gpu: Gpu = H200, costs: Costs = REVIEW) -> float:
+    return pass_seconds(nodes(_1B, rows, context, gpu), gpu, costs)
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        lambda: [seconds_of(rows=rows) for rows in (1, 2, 4, 8, 16, 32, 64)],
+        lambda: [seconds_of(context=context) for context in (64, 1024, 4096, 16384, 65536)],
+        lambda: [seconds_of(costs=replace(REVIEW, read_rate=rate)) for rate in (5e12, 4e12, 3e12)],
+        lambda: [seconds_of(gpu=SMALL, costs=replace(REVIEW, gap=us * 1e-6)) for us in (0, 2, 10)],
+        lambda: [seconds_of(costs=replace(REVIEW, wait=us * 1e-6)) for us in (0, 1, 3, 10)],
+        lambda: [seconds_of(gpu=Gpu(registers=count)) for count in (1 << 17, 1 << 16, 1 << 15)],
+        lambda: [seconds_of(gpu=Gpu(shared_bytes=kib << 10)) for kib in (456, 228, 50)],
+    ],
+)
+def test_more_of_what_costs_never_takes_less(series: Callable[[], list[float]]) -> None:
+    seconds = series()
+    assert seconds == sorted(seconds)
+    assert seconds[0] < seconds[-1]
+
+
+def test_no_pass_is_below_its_floor() -> None:
+    for config in (_8B, _1B, SHAPES["llama-one-layer"]):
+        for rows in (1, 8, 64):
+            for context in (64, 16384):
+                keys = predictions.key_bytes(config, context)
+                floor = floor_seconds(config, key_bytes=keys)
+                assert pass_seconds(nodes(config, rows, context, H200), H200) > floor
+
+
+def test_a_boundary_costs_its_gap_where_two_kernels_do_not_fit() -> None:
+    first = few_rows(layer_products(_8B)["o"], 1, H200)
+    wide = replace(first, registers=2 * first.registers)
+    hidden, open_gap = timeline([first] * 3, H200), timeline([wide] * 3, H200)
+    assert [timed.hidden for timed in hidden] == [False, True, True]
+    assert not any(timed.hidden for timed in open_gap)
+    for before, after in pairwise(open_gap):
+        assert after.begin - before.end == pytest.approx(REVIEW.gap)
+    # What was asked for while the other ran is there already.
+    saved = (open_gap[-1].end - hidden[-1].end) / 2
+    assert saved > REVIEW.gap
+
+
+def test_attention_starts_when_the_product_before_it_has_waited() -> None:
+    times = timeline(nodes(_8B, 1, 1024, H200), H200)
+    second_layer = [timed for timed in times if timed.node.role in {"qkv", "attention"}][2:4]
+    before = times[times.index(second_layer[0]) - 1]
+    assert second_layer[1].hidden
+    assert second_layer[1].begin >= before.end
+
+
+@pytest.mark.parametrize(
+    ("count", "padded"), [(1, 1), (2, 2), (3, 4), (5, 8), (16, 16), (17, 32), (33, 64)]
+)
+def test_rows_are_padded_as_recorded_batches_are(count: int, padded: int) -> None:
+    assert padded_count(count) == padded
+
+
+def test_registers_are_those_that_the_gates_allow() -> None:
+    rules = cuda_gates.read_rules(cuda_gates.RULES.read_text().splitlines())
+    limits = {rule.registers for rule in rules if rule.kernel == "few_rows_kernel"}
+    assert limits == {FEW_ROWS_REGISTERS}
+
+
+# ---- beside what is launched
+
+_TINY: dict[str, Any] = SHAPES["tiny"]
+_ONE = _TINY | {"num_hidden_layers": 1, "vocab_size": 272}
+# Shapes at whose sizes choices change: tiles for each of 4 multiprocessors (even, odd, more than
+# 8), rows that fit into 16 KB or do not, heads of another size, another group.
+CONFIGS = {
+    "two-layers": _TINY,
+    "odd-tiles": _ONE | {"hidden_size": 208, "intermediate_size": 104},
+    "long-rows": _ONE | {"hidden_size": 2080, "intermediate_size": 48},
+    "large-heads": _ONE
+    | {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 128, "hidden_size": 576},
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_kernels_are_those_that_the_backend_launches(name: str, tmp_path: Path) -> None:
+    if not BENCH.is_file():
+        pytest.skip("benchmarks are not built: scripts/test.sh bench builds them")
+    config = CONFIGS[name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    command = [str(BENCH), "--device=emulated", "--smoke", f"--model={tmp_path}"]
+    command += ["--load_format=dummy", "--contexts=40,300", "--batches=1,3"]
+    command += ["--drafts=0,1,2,7,15", f"--json={tmp_path / 'out.json'}"]
+    subprocess.run(command, check=True, capture_output=True)
+    records = json.loads((tmp_path / "out.json").read_text())["records"]
+    assert len(records) == 2 * 2 * 5
+    for record in records:
+        gpu = Gpu(multiprocessors=record["threads"])
+        batch, context = int(record["batch"]), int(record["context"])
+        modelled = nodes(config, batch * (int(record["drafts"]) + 1), context, gpu, batch)
+        launched = {}
+        for node in record["nodes"]:
+            early = (node["starts_early"], node["lets_next_early"])
+            launched[predictions.launch_key(node), early[1]] = node["count"]
+            # The first kernel has nothing before it.
+            assert early[0] or node["name"] in {"embed", "attention"}
+        expected = Counter(
+            ((node.name, node.grid, node.threads, node.shared_bytes), node.lets_next_early)
+            for node in modelled
+        )
+        assert launched == dict(expected), (record["batch"], record["drafts"], record["context"])
+
+
+# ---- in the report
+
+
+def test_registers_are_the_devices_and_differences_have_names() -> None:
+    sequence = nodes(_1B, 1, 1024, H200)
+
+    def entry(node: Node) -> dict[str, Any]:
+        launch = {"name": node.name, "grid": list(node.grid), "threads": node.threads}
+        return launch | {"shared_bytes": node.shared_bytes, "registers": 40 + len(node.name)}
+
+    launched = [entry(node) for node in dict.fromkeys(sequence)]
+    found, differs = predictions.with_resources(sequence, launched)
+    assert differs == ""
+    assert [node.registers for node in found] == [40 + len(node.name) for node in sequence]
+
+    launched[-1]["grid"] = [7, 1, 1]
+    _, differs = predictions.with_resources(sequence, launched)
+    assert differs == "head, few_rows (7, 1, 1)"
+
+
+def report_with(records: list[dict[str, Any]]) -> dict[str, Any]:
+    node = {"kernel": "graph_node", "overlap": 1, "seconds": 1.5e-6, "threads": 78}
+    gap = {"kernel": "graph_reads", "overlap": 0, "gap_us": 3.5, "threads": 78}
+    read = {"kernel": "read", "gb_per_s": 2000.0, "threads": 78}
+    steps = {"ceilings": {"data": {"records": [read, node, gap]}}}
+    return {"smoke": False, "steps": steps | {"steps-1b": {"data": {"records": records}}}}
+
+
+def test_constants_that_were_measured_take_the_place_of_the_reviews() -> None:
+    model = predictions.model_of(report_with([]))
+    assert model.gpu.multiprocessors == 78
+    assert model.costs == replace(REVIEW, read_rate=2e12, gap=3.5e-6, wait=1.5e-6)
+    assert costs_of([]) == REVIEW
+
+
+def test_passes_are_shown_beside_their_prediction() -> None:
+    record = {"context": 1024, "batch": 1, "drafts": 0, "gb_per_s": 1.0, "of_read": 0.5}
+    record |= {"over_0": 1.0, "sampled_us": 9.0}
+    report = report_with([record])
+    model = predictions.model_of(report)
+    expected = pass_seconds(nodes(_1B, 1, 1024, model.gpu), model.gpu, model.costs)
+    record["seconds"] = 1.25 * expected
+    line = render.passes(report, "steps-1b", "Passes", "llama-3.2-1b")[4]
+    cells = [cell.strip() for cell in line.split("|")]
+    assert cells[4:8] == [f"{1250 * expected:.4g}", f"{1000 * expected:.4g}", "1.25", ""]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shape", "rows", "is_modelled"),
+    [
+        ("qkv", "Llama-3.1-8B act", 8, True),
+        ("down", "Llama-3.2-1B int8", 1, True),
+        ("head", "Llama-3.2-1B int4_grouped", 64, True),
+        ("attention", "Llama-3.1-8B context 16384 x16", 128, True),
+        ("qkv: cublasLt", "Llama-3.1-8B act", 8, False),
+        ("sample: greedy", "vocab 128256", 16, False),
+    ],
+)
+def test_kernels_by_themselves_have_predictions(
+    kernel: str, shape: str, rows: int, is_modelled: bool
+) -> None:
+    record = {"kernel": kernel, "shape": shape, "rows": rows}
+    prediction = predictions.Model(H200, REVIEW).of_kernel(record)
+    assert (prediction is not None) == is_modelled
+    if prediction is not None:
+        sequence = predictions.kernel_nodes(record, H200)
+        assert sequence is not None
+        floor = sum(node.bytes for node in sequence) / REVIEW.read_rate
+        assert floor < prediction.seconds < 2 * floor + 100e-6
