@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/host_memory.h"
 #include "core/str_cat.h"
 #include "specdec/error.h"
 
@@ -47,12 +48,16 @@ specdec_switch_stacks:
 namespace specdec::cuda::emulation {
 namespace {
 
-constexpr size_t kPageBytes = 4096;
 #if defined(__SANITIZE_ADDRESS__)
-constexpr size_t kStackBytes = 256 * 1024;
+constexpr size_t kUsableBytes = 252 * 1024;
 #else
-constexpr size_t kStackBytes = 64 * 1024;
+constexpr size_t kUsableBytes = 60 * 1024;
 #endif
+
+// Of a stack: whole pages, and one below them that nothing may touch.
+size_t stack_bytes() {
+  return (kUsableBytes + page_bytes() - 1) / page_bytes() * page_bytes() + page_bytes();
+}
 
 }  // namespace
 
@@ -124,7 +129,7 @@ StackPool::~StackPool() {
 std::vector<Stack> StackPool::take(size_t count) {
   if (free_.size() < count) {
     const size_t missing = count - free_.size();
-    const size_t size_bytes = missing * kStackBytes;
+    const size_t size_bytes = missing * stack_bytes();
     void* mapped = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapped == MAP_FAILED) {
@@ -132,12 +137,12 @@ std::vector<Stack> StackPool::take(size_t count) {
     }
     mappings_.push_back({mapped, size_bytes});
     for (size_t i = 0; i < missing; ++i) {
-      unsigned char* begin = static_cast<unsigned char*>(mapped) + i * kStackBytes;
-      mprotect(begin, kPageBytes, PROT_NONE);
-      // Stack tops lie at different offsets in their pages; otherwise the frames of a warp's lanes
+      unsigned char* begin = static_cast<unsigned char*>(mapped) + i * stack_bytes();
+      mprotect(begin, page_bytes(), PROT_NONE);
+      // Stack tops lie at different offsets from 4 KiB; otherwise the frames of a warp's lanes
       // would compete for the same few cache lines.
-      const size_t unused_bytes = i * 9 * 64 % kPageBytes;
-      free_.push_back({begin + kPageBytes, kStackBytes - kPageBytes - unused_bytes});
+      const size_t unused_bytes = i * 9 * 64 % 4096;
+      free_.push_back({begin + page_bytes(), stack_bytes() - page_bytes() - unused_bytes});
     }
   }
   std::vector<Stack> stacks(free_.end() - static_cast<std::ptrdiff_t>(count), free_.end());

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "core/check.h"
+#include "core/host_memory.h"
 #include "core/str_cat.h"
 #include "specdec/error.h"
 
@@ -14,7 +15,6 @@ namespace specdec::cuda::emulation {
 namespace {
 
 constexpr size_t kAlignment = 256;  // what cudaMalloc promises
-constexpr size_t kPageBytes = 4096;
 constexpr unsigned char kGuard = 0xa5;
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -35,7 +35,7 @@ void set_reach(void*, size_t, bool) {}
 constexpr size_t kGuardBytes = kAlignment;  // before and after each piece
 
 size_t whole_pages(size_t size_bytes) {
-  return (size_bytes + 2 * kGuardBytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  return (size_bytes + 2 * kGuardBytes + page_bytes() - 1) / page_bytes() * page_bytes();
 }
 void* map(size_t size_bytes) {
   void* begin = mmap(nullptr, whole_pages(size_bytes), PROT_READ | PROT_WRITE,
@@ -131,7 +131,8 @@ bool DeviceMemory::is_host_pointer([[maybe_unused]] const void* data) const {
   if (address >> 32 == 0 || address >> 47 != 0) return false;  // no pointer
   if (find(pieces_, data) != nullptr || find(pinned_, data) != nullptr) return false;
   unsigned char residency;
-  return mincore(reinterpret_cast<void*>(address / kPageBytes * kPageBytes), 1, &residency) == 0;
+  return mincore(reinterpret_cast<void*>(address / page_bytes() * page_bytes()), 1, &residency) ==
+         0;
 #endif
 }
 

@@ -71,9 +71,9 @@ void SharedCount::sleep(uint32_t seen, std::chrono::nanoseconds longest) {
   num_sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
-struct alignas(64) SharedRegion::Header {  // followed by the counts
-  std::atomic<uint64_t> magic;             // written last
-  uint64_t key;                            // random: the name has it, too
+struct alignas(kCacheLineBytes) SharedRegion::Header {  // followed by the counts
+  std::atomic<uint64_t> magic;                          // written last
+  uint64_t key;                                         // random: the name has it, too
   uint32_t version;
   int32_t num_ranks;
   uint64_t num_bytes;

@@ -17,10 +17,12 @@
 #include <string_view>
 #include <vector>
 
+#include "core/cache_line.h"
+
 namespace specdec {
 
 // A count that one rank raises and others wait for, with the sizes of what it announces.
-struct alignas(64) SharedCount {
+struct alignas(kCacheLineBytes) SharedCount {
   static constexpr uint32_t kEnded = 1;  // of `word`: the rank has left, or the group has failed
   static constexpr uint32_t kOne = 2;
 

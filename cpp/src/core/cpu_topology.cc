@@ -87,6 +87,21 @@ CpuTopology::Node make_node(std::vector<int> cpus, const std::string& sys) {
   return node;
 }
 
+int count_slow_cores(const CpuTopology& topology, const std::string& sys) {
+  std::vector<int> capacities;  // the kernel's measure of speed: 1024 is the machine's fastest core
+  for (const CpuTopology::Node& node : topology.nodes) {
+    for (int cpu : node.cores) {
+      std::istringstream line(read_line(str_cat(sys, "/cpu/cpu", cpu, "/cpu_capacity")));
+      int capacity = 0;
+      if (!(line >> capacity)) return 0;
+      capacities.push_back(capacity);
+    }
+  }
+  const int64_t most = *std::max_element(capacities.begin(), capacities.end());
+  return static_cast<int>(std::count_if(capacities.begin(), capacities.end(),
+                                        [&](int64_t capacity) { return 3 * capacity < 2 * most; }));
+}
+
 }  // namespace
 
 std::vector<int> allowed_cpus() {
@@ -137,6 +152,7 @@ CpuTopology read_cpu_topology(const std::vector<int>& allowed, const std::string
   }
   if (rest.empty() && topology.nodes.empty()) rest.push_back(0);  // the machine tells nothing
   if (!rest.empty()) topology.nodes.push_back(make_node(std::move(rest), sys));
+  topology.num_slow_cores = count_slow_cores(topology, sys);
   return topology;
 }
 

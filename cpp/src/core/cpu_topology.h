@@ -18,12 +18,17 @@ struct CpuTopology {
   };
   std::vector<Node> nodes;  // those with an allowed CPU, at least one
 
+  int num_slow_cores = 0;  // efficiency cores: see num_fast_cores
+
   int num_cpus() const;
   int num_cores() const;
+  // Those with at least two thirds of the fastest one's capacity. A thread on any other would hold
+  // up every parallel loop.
+  int num_fast_cores() const { return num_cores() - num_slow_cores; }
 };
 
-// Reads cpu*/topology and node*/cpulist under `sys`. CPUs without these files count as single-
-// threaded cores of one node.
+// Reads cpu*/topology, cpu*/cpu_capacity (of ARM) and node*/cpulist under `sys`. CPUs without these
+// files count as single-threaded, equally fast cores of one node.
 CpuTopology read_cpu_topology(const std::vector<int>& allowed,
                               const std::string& sys = "/sys/devices/system");
 

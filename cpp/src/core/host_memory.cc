@@ -1,5 +1,7 @@
 #include "core/host_memory.h"
 
+#include <unistd.h>
+
 #include <fstream>
 #include <limits>
 #include <string>
@@ -40,6 +42,11 @@ int64_t available_host_memory_bytes() {
     if (available == 0 || left < available) available = left;
   }
   return available > 0 ? available : 0;
+}
+
+size_t page_bytes() {
+  static const size_t kBytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return kBytes;
 }
 
 void release_free_heap() {

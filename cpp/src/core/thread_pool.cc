@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/cache_line.h"
 #include "core/check.h"
 #include "core/cpu_topology.h"
 
@@ -23,11 +24,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 
-#if defined(__aarch64__)
-constexpr size_t kCacheLineBytes = 128;  // of Apple's processors; others of this kind have 64
-#else
-constexpr size_t kCacheLineBytes = 64;
-#endif
 // A thread's share is handed out in this many pieces, so that other threads can take over the
 // pieces that a delayed thread has not begun.
 constexpr int64_t kPiecesPerShare = 4;
@@ -305,7 +301,7 @@ ThreadPool::StepScope::~StepScope() {
 }
 
 int ThreadPool::default_num_threads() {
-  const int cores = read_cpu_topology(allowed_cpus()).num_cores();
+  const int cores = read_cpu_topology(allowed_cpus()).num_fast_cores();
   const int limit = cgroup_cpu_limit();
   return limit > 0 ? std::min(cores, limit) : cores;
 }

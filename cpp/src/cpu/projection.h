@@ -9,6 +9,7 @@
 
 #include "backend/op_args.h"
 #include "core/buffer.h"
+#include "core/cache_line.h"
 #include "core/check.h"
 #include "core/thread_pool.h"
 #include "cpu/kernel_table.h"
@@ -91,7 +92,7 @@ class Projector {
   int64_t storage_bytes_ = 0;          // of one copy of the prepared rows
   const void* shared_rows_ = nullptr;  // null: each thread prepares its own
   uint64_t turn_ = 0;
-  struct alignas(64) Turn {
+  struct alignas(kCacheLineBytes) Turn {
     uint64_t prepared = 0;  // the last turn for which this thread prepared its rows
   };
   std::vector<Turn> turns_;  // [num_threads]

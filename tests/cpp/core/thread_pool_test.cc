@@ -271,6 +271,34 @@ TEST(CpuTopology, WithoutNodesOrCoresEveryCpuIsOne) {
   EXPECT_EQ(read_cpu_topology({}, "/no/such/directory").num_cores(), 1);
 }
 
+// Two cores of a phone's processor that are slow, two that are not quite the fastest, and one of
+// these.
+class ThreeKinds : public FakeSys {
+ public:
+  ThreeKinds() : FakeSys("0", {"0", "1", "2", "3", "4"}) {
+    write("node/node0/cpulist", "0-4");
+    const char* const capacities[] = {"290", "290", "870", "870", "1024"};
+    for (int cpu = 0; cpu < 5; ++cpu) {
+      write("cpu/cpu" + std::to_string(cpu) + "/cpu_capacity", capacities[cpu]);
+    }
+  }
+};
+
+TEST(CpuTopology, SlowCoresAreToldFromFastOnes) {
+  const ThreeKinds sys;
+  const CpuTopology all = read_cpu_topology({0, 1, 2, 3, 4}, sys.root());
+  EXPECT_EQ(all.num_cores(), 5);
+  EXPECT_EQ(all.num_fast_cores(), 3);
+  // Among those that the process may use.
+  EXPECT_EQ(read_cpu_topology({0, 1}, sys.root()).num_fast_cores(), 2);
+  EXPECT_EQ(read_cpu_topology({0, 1, 2}, sys.root()).num_fast_cores(), 1);
+  // A machine that does not say of every core has equal ones.
+  sys.write("cpu/cpu3/cpu_capacity", "");
+  EXPECT_EQ(read_cpu_topology({0, 1, 2, 3, 4}, sys.root()).num_fast_cores(), 5);
+  const TwoNodes without;
+  EXPECT_EQ(read_cpu_topology({0, 1, 2, 3, 4, 5, 6, 7}, without.root()).num_fast_cores(), 4);
+}
+
 TEST(CpuTopology, ThreadsAreDividedAmongNodes) {
   const TwoNodes sys;
   const CpuTopology topology = read_cpu_topology({0, 1, 2, 3, 4, 5, 6, 7}, sys.root());

@@ -21,6 +21,9 @@ static_assert(kMaxBlocks <= kMaxCellBlocks);
 #elif defined(__AVXVNNI__)
 constexpr int kMaxRows = 6;
 constexpr int kMaxBlocks = 1;
+#elif defined(__ARM_FEATURE_DOTPROD)
+constexpr int kMaxRows = 8;
+constexpr int kMaxBlocks = 1;
 #else
 constexpr int kMaxRows = 4;
 constexpr int kMaxBlocks = 1;
@@ -73,6 +76,9 @@ struct IntDots {
 
 // A row's group, of those that `x` is at.
 template <class Format>
+#if defined(SPECDEC_NEON)
+[[gnu::always_inline]]
+#endif
 inline const typename Format::RowGroup& group_of(const RowPointers<uint8_t>& x, int row) {
   return *reinterpret_cast<const typename Format::RowGroup*>(x.row(row));
 }
@@ -83,6 +89,52 @@ inline const typename Format::RowGroup& group_of(const RowPointers<uint8_t>& x, 
 #include "cpu/kernels/linear_int_neon.h"
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
+
+// What a step has summed so far: zeros, or what an earlier part of k has left.
+template <int kRows>
+inline void begin_step(bool starts, const SumsAt& from, StepSums<kRows>& sums) {
+  for (int r = 0; r < kRows; ++r) {
+    store(sums.of[r], starts ? zero() : load(from.data + r * from.stride));
+  }
+}
+
+// Leaves a step's sums at `to`, folded num_folds times with those that lie before `own`.
+template <int kRows>
+inline void end_step(const StepSums<kRows>& sums, int num_folds, const SumsAt& own,
+                     const SumsAt& to) {
+  for (int r = 0; r < kRows; ++r) {
+    const float* before = own.data + r * own.stride;
+    F32x16 sum = load(sums.of[r]);
+    for (int f = 1; f <= num_folds; ++f) sum = load(before - f * kLanes) + sum;
+    store(to.data + r * to.stride, sum);
+  }
+}
+
+// Sums the span of k, step by step. A step is whole records.
+template <class Format, int kRows, int kBlocks>
+void run_int_tile(const IntSpan<Format>& span, const TileSums& tile_sums) {
+  static_assert(kBlocks == 1);
+  StepSums<kRows> sums;
+  StepSpan steps = span.steps;
+  const uint8_t* record = span.weights;
+  RowPointers<uint8_t> x(span.x, span.x_stride);
+  do {
+    const SumsAt own = tile_sums.unfinished(*steps.step, kLanes);
+    begin_step(steps.starts, own, sums);
+    const uint8_t* const end = record + k_of_step(steps) / kIntRecordDepth * Format::kRecordBytes;
+    for (; record < end; record += Format::kRecordBytes) {
+#pragma GCC unroll 1
+      for (int group = 0; group < kGroupsOfRecord; ++group) {
+        add_group<Format, kRows>(
+            record + Format::kHeaderBytes + group * (Format::kGroupLines * kLineBytes),
+            record + group * kGroupScaleBytes, x, sums);
+        x.advance(sizeof(typename Format::RowGroup));
+      }
+    }
+    if (!completes_step(steps)) return end_step(sums, 0, own, own);
+    end_step(sums, steps.step->num_folds, own, tile_sums.result(*steps.step, kLanes));
+  } while (next_step(steps));
+}
 #else
 
 // The integer sums of one group, and one fetch for each line. Unrolled whole: with a loop the
@@ -134,8 +186,6 @@ inline IntDots<kRows, kBlocks> dot_group(const IntSpan<Format>& span, const uint
   }
   return dots;
 }
-
-#endif
 
 // Sums before a group, which adds to them, and where they go afterwards.
 struct GroupSums {
@@ -255,6 +305,8 @@ void run_int_tile(const IntSpan<Format>& tile, const TileSums& tile_sums) {
     if (!completes_step(steps)) return;
   } while (next_step(steps));
 }
+
+#endif
 
 template <class Format>
 using IntTileFunction = void (*)(const IntSpan<Format>&, const TileSums&);

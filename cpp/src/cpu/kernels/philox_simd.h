@@ -129,6 +129,8 @@ inline void transpose_quads(U32x16 (&w)[4]) {
   transpose_quads_8(&w[0].hi, &w[1].hi, &w[2].hi, &w[3].hi);
 }
 
+#elif defined(SPECDEC_NEON)
+#include "cpu/kernels/philox_neon.h"
 #else
 
 struct U32x16 {

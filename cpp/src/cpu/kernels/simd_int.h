@@ -266,11 +266,12 @@ inline F32x16 to_float(I32x16 a) {
 
 #if defined(SPECDEC_NEON)
 
+inline float32x4_t load_half_quarter(const uint16_t* p) {
+  return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+}
 inline F32x16 load_half(const uint16_t* p) {
   F32x16 r;
-  for (int i = 0; i < kQuarters; ++i) {
-    r.q[i] = (FloatQuarter)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i)));
-  }
+  for (int i = 0; i < kQuarters; ++i) r.q[i] = (FloatQuarter)load_half_quarter(p + 4 * i);
   return r;
 }
 inline void store_bytes(void* p, F32x16 a) {
