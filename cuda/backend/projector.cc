@@ -10,9 +10,6 @@ namespace {
 
 // Rows of one launch: bounds the workspaces.
 constexpr int kMaxRows = 2048;
-// Rows as records up to which every block prepares them for itself: that must be done when the
-// first weights are there.
-constexpr int64_t kSharedRowBytes = int64_t{16} << 10;
 
 int ceil_div(int64_t x, int64_t unit) { return static_cast<int>((x + unit - 1) / unit); }
 

@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "cuda/kernels/attention_tiles.cuh"
+#include "cuda/kernels/projection.h"
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
@@ -285,7 +286,7 @@ __device__ __forceinline__ void clear_unused_rows(const AttentionParams& params)
 }
 
 template <class Tiles>
-__global__ void __launch_bounds__(kAttentionThreads, Tiles::kBlocksPerSm)
+__global__ void __launch_bounds__(kAttentionThreads, Tiles::kRegisterBlocks)
     attend_kernel(const AttendArgs args) {
   SPECDEC_SHARED_BYTES(shared);
   __shared__ BlockWork work;
@@ -378,6 +379,14 @@ inline BatchView requests_from(BatchView batch, int64_t begin, int count) {
   return batch;
 }
 
+// Of the blocks for few rows on a multiprocessor and of a product's block beside them.
+template <class Tiles>
+constexpr int64_t shared_bytes_with_product() {
+  return Tiles::kBlocksPerSm *
+             (Tiles::shared_bytes(kFewAttentionRows, kMostMaskWords) + kBlockExtraSharedBytes) +
+         kMostFewRowsBytes + kBlockExtraSharedBytes;
+}
+
 template <class Tiles>
 int shared_bytes_of(const BatchView& batch) {
   return Tiles::shared_bytes(batch.num_requests,
@@ -408,6 +417,8 @@ void launch_attention(Stream& stream, const AttentionParams& params) {
   using Two = AttentionTiles<T, kDim, kCodes, 2>;
   using Four = AttentionTiles<T, kDim, kCodes, 4>;
   static_assert(Four::shared_bytes(kMostRequests, kMostMaskWords) <= attention_shared_bytes(kDim));
+  static_assert(shared_bytes_with_product<One>() <= kMultiprocessorSharedBytes);
+  static_assert(shared_bytes_with_product<Two>() <= kMultiprocessorSharedBytes);
   const int group_size = params.num_heads / params.kv.num_kv_heads;
   // Of a request; one where none speculates.
   const int most_rows = params.batch.num_rows - params.batch.num_requests + 1;

@@ -22,7 +22,13 @@ constexpr int kChunk = 8;  // elements
 
 // kDim: head_dim, padded with zeros. kCodes: the cache is int8. kWarpRows: m16 tiles of an item's
 // pairs, at most. With 1 or 2 the kernel is for batches of few rows: it computes all items as those
-// of so many tiles, and knows no soft cap, so that its code is short; and it has a stage more.
+// of so many tiles, and knows no soft cap, so that its code is short.
+//
+// The kernel for few rows leaves half of a multiprocessor's registers, and the shared memory of the
+// largest product of few rows, to the products before and behind it, which so are there beside it.
+// Fewer blocks with more stages have as many bytes under way: 96 KB a multiprocessor in caches of
+// 16 bits, where about 40 KB are needed to read at full speed; and more of them are under way
+// before queries are there.
 template <class T, int kDim, bool kCodes, int kWarpRows>
 struct AttentionTiles {
   using Element = T;
@@ -32,8 +38,13 @@ struct AttentionTiles {
   static constexpr bool kIsFew = kWarpRows <= 2;
   static constexpr int kMostWarpRows = kDim <= 128 || kIsFew ? kWarpRows : 2;
   static constexpr int kPairs = 16 * kMostWarpRows;  // of an item
-  static constexpr int kBlocksPerSm = kDim <= 64 && (kIsFew || !kCodes) ? 3 : kDim <= 128 ? 2 : 1;
-  static constexpr int kStages = kIsFew && kDim <= 128 ? 3 : 2;
+  static constexpr int kBlocksPerSm = kIsFew                ? (kDim <= 64 ? 2 : 1)
+                                      : kDim > 128          ? 1
+                                      : kDim > 64 || kCodes ? 2
+                                                            : 3;
+  // That the compiler makes room for.
+  static constexpr int kRegisterBlocks = kIsFew ? 2 * kBlocksPerSm : kBlocksPerSm;
+  static constexpr int kStages = kIsFew && kDim <= 128 ? 4 : 2;
   static constexpr int kTileElements = kAttentionTile * kDim;
   static constexpr int kRawBytes = kAttentionTile * kDim;  // keys' or values' codes of a tile
 

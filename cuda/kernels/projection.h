@@ -3,6 +3,7 @@
 // layouts and the order of sums.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "backend/op_args.h"
@@ -184,6 +185,12 @@ inline constexpr int64_t kRecordBytes = kBlockInputs * 2;
 inline constexpr int64_t few_rows_exchange_bytes(int num_rows, int tiles_at_once) {
   return int64_t{2} * 8 * tiles_at_once * (num_rows > 8 ? 2 : 1) * kTileOutputs * 8 * 4;
 }
+// Rows as records up to which every block prepares them for itself: that must be done when the
+// first weights are there.
+inline constexpr int64_t kSharedRowBytes = int64_t{16} << 10;
+// Of any kind of it.
+inline constexpr int64_t kMostFewRowsBytes =
+    std::max(few_rows_exchange_bytes(8, 2) + kSharedRowBytes, few_rows_exchange_bytes(kFewRows, 2));
 
 // Tiles of WeightFormat::kAct as a plain matrix, for products by code that is not ours.
 struct UnpackParams {
