@@ -146,7 +146,8 @@ StepShape CudaDeviceStep::shape_of(const DeviceStepPlan& plan) const {
                      .max_unseen = plan.num_passes > 0 ? plan.max_unseen : 0,
                      .num_logprobs = plan.want_logprobs ? config_.max_logprobs : -1,
                      .any_edits = seats_.any_edits() || !plan.masks.empty(),
-                     .has_masks = !plan.masks.empty()};
+                     .has_masks = !plan.masks.empty(),
+                     .all_greedy = seats_.all_greedy()};
   if (!shape.has_host_drafts) {
     shape.num_rows = shape.num_seats * (1 + config_.tree.num_nodes(shape.num_passes));
     return shape;
@@ -231,6 +232,9 @@ void CudaDeviceStep::verify(const StepShape& shape) {
   kernels_.step.verify_rows(backend_.stream(), params);
   target_.model->forward(view(shape, shape.num_rows, has_trees));
   sample(shape, target_, shape.num_rows);
+  if (!has_trees && !is_weighed(shape)) {
+    return kernels_.step.walk_and_commit(backend_.stream(), params, walk_params(shape));
+  }
   accept(shape);
   if (has_trees) move_kv(shape, target_, /*kv_offsets=*/nullptr);
   // A head runs accepted nodes again.
@@ -238,23 +242,29 @@ void CudaDeviceStep::verify(const StepShape& shape) {
   kernels_.step.commit(backend_.stream(), params);
 }
 
+VerifyTrees CudaDeviceStep::trees(const StepShape& shape) const {
+  return {.cu_rows = memory_.batch.cu_rows,
+          .token_ids = memory_.batch.token_ids,
+          .parents = memory_.trees.parents,
+          .positions = memory_.batch.positions,
+          .seeds = memory_.trees.seeds,
+          .num_requests = shape.num_seats};
+}
+
+WalkParams CudaDeviceStep::walk_params(const StepShape& shape) const {
+  return {.trees = trees(shape),
+          .sampled = memory_.sampled,
+          .rates = accept_rates_,
+          .num_rates = static_cast<int>(accept_rates_.size),
+          .accepted = memory_.accepted};
+}
+
 void CudaDeviceStep::accept(const StepShape& shape) {
-  const VerifyTrees trees = {.cu_rows = memory_.batch.cu_rows,
-                             .token_ids = memory_.batch.token_ids,
-                             .parents = memory_.trees.parents,
-                             .positions = memory_.batch.positions,
-                             .seeds = memory_.trees.seeds,
-                             .num_requests = shape.num_seats};
   if (!is_weighed(shape)) {
-    kernels_.verify.walk(backend_.stream(), {.trees = trees,
-                                             .sampled = memory_.sampled,
-                                             .rates = accept_rates_,
-                                             .num_rates = static_cast<int>(accept_rates_.size),
-                                             .accepted = memory_.accepted});
-    return;
+    return kernels_.verify.walk(backend_.stream(), walk_params(shape));
   }
   kernels_.verify.weigh(backend_.stream(),
-                        {.trees = trees,
+                        {.trees = trees(shape),
                          .attempts = memory_.trees.attempts,
                          .cu_attempts = memory_.trees.cu_attempts,
                          .target = memory_.trees.targets,
@@ -313,12 +323,24 @@ void CudaDeviceStep::compute_logits(const Model& model, const int32_t* row_ids, 
                                                .target_vocab_size = vocab_size_});
 }
 
+bool CudaDeviceStep::takes_best(const StepShape& shape, bool is_draft) const {
+  if (shape.any_edits) return false;
+  if (!is_draft) return shape.all_greedy && shape.num_logprobs < 0 && !is_weighed(shape);
+  return (shape.all_greedy || memory_.argmax != 0) && memory_.distributions == nullptr &&
+         !grows_trees();
+}
+
 void CudaDeviceStep::sample(const StepShape& shape, const Model& model, int num_rows) {
   const bool is_draft = &model == &draft_;
+  const bool best = takes_best(shape, is_draft);
   const bool raw = is_raw(config_.logprobs_mode);
   const bool keeps_raw = !is_draft && shape.num_logprobs >= 0 && raw && shape.any_edits;
   for (int first = 0; first < num_rows; first += logit_rows_) {
     const int count = std::min(logit_rows_, num_rows - first);
+    if (best && model.model->best_tokens(memory_.batch.sample_ids + first, count,
+                                         memory_.sampled + first)) {
+      continue;
+    }
     compute_logits(model, memory_.batch.sample_ids + first, count);
     kernels_.sampling.sample(
         backend_.stream(),

@@ -43,6 +43,8 @@ class CudaDeviceStep final : public DeviceStep {
   BatchView view(const StepShape& shape, int num_rows, bool has_trees) const;
   void draft(const StepShape& shape);
   void verify(const StepShape& shape);
+  VerifyTrees trees(const StepShape& shape) const;
+  WalkParams walk_params(const StepShape& shape) const;
   void accept(const StepShape& shape);
   // Moves the KV of accepted nodes to where that of a chain is (KvMovesParams).
   void move_kv(const StepShape& shape, const Model& model, const int32_t* kv_offsets);
@@ -50,6 +52,8 @@ class CudaDeviceStep final : public DeviceStep {
   void compute_logits(const Model& model, const int32_t* row_ids, int num_rows);
   // Samples from rows of the last forward pass of `model`: the first num_rows of sample_ids.
   void sample(const StepShape& shape, const Model& model, int num_rows);
+  // Whether nothing but the likeliest tokens is wanted of such rows.
+  bool takes_best(const StepShape& shape, bool is_draft) const;
   SampleOutputs draft_outputs(int first_row) const;
 
   CudaBackend& backend_;

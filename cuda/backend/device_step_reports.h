@@ -21,11 +21,12 @@ struct StepShape {
   int num_logprobs = -1;   // reported beside the sampled token; -1: none at all
   bool any_edits = false;  // of logits, before tokens are sampled from them
   bool has_masks = false;
+  bool all_greedy = false;
 
   bool has_drafts() const { return num_passes > 0 || has_host_drafts; }
   decltype(RecordKey::shape) key() const {
-    return {num_seats,  num_passes,   has_host_drafts, num_rows,
-            max_unseen, num_logprobs, any_edits,       has_masks};
+    return {num_seats,    num_passes, has_host_drafts, num_rows,  max_unseen,
+            num_logprobs, any_edits,  has_masks,       all_greedy};
   }
 };
 

@@ -39,6 +39,7 @@ int32_t* SeatTable::clear_count_table(int index) {
 
 StepSeat SeatTable::record_of(int index, const DeviceSeat& from, SampleLists& lists) {
   SampleRow row = from.sampling;
+  SPECDEC_CHECK_LT(row.forced_token, 0);
   row.counts = {};  // the device keeps them in a table, because they change with every token
   StepSeat seat = {.is_active = from.is_active,
                    .num_tokens = from.num_tokens,
@@ -67,6 +68,7 @@ bool SeatTable::set(std::span<const DeviceSeat> seats) {
   std::vector<NewBlock> blocks;
   std::vector<SeatTokenCount> counts;
   any_edits_ = false;
+  all_greedy_ = true;
   for (int i = 0; i < static_cast<int>(seats.size()); ++i) {
     const DeviceSeat& seat = seats[i];
     records[i] = record_of(i, seat, lists);
@@ -79,6 +81,7 @@ bool SeatTable::set(std::span<const DeviceSeat> seats) {
       counts.push_back({i, count.token_id, 2 * count.output_count + 1});
     }
     any_edits_ |= seat.min_tokens > 0;
+    all_greedy_ &= is_greedy(seat.sampling.temperature);
   }
   any_edits_ |= lists.edits() || !counts.empty();
   const bool moved = upload(lists);

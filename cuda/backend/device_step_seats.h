@@ -28,6 +28,8 @@ class SeatTable {
   int num_mask_words() const { return (vocab_size_ + 31) / 32; }
   // Whether logits of some seat have masks, a bias or penalties.
   bool any_edits() const { return any_edits_; }
+  // Whether every seat takes the likeliest token.
+  bool all_greedy() const { return all_greedy_; }
   size_t missing_bytes() const { return count_tables_.missing_bytes() + masks_.missing_bytes(); }
 
  private:
@@ -48,6 +50,7 @@ class SeatTable {
   DeviceArray<int32_t> count_tables_;    // [num_seats, vocab_size], once there are penalties
   DeviceArray<uint32_t> masks_;          // once there are grammars
   bool any_edits_ = false;
+  bool all_greedy_ = false;
 };
 
 }  // namespace specdec::cuda

@@ -39,6 +39,22 @@ void CudaBackend::linear(const LinearArgs& args) {
                   .heads = {}});
 }
 
+bool CudaBackend::best_tokens(const BestTokensArgs& args) {
+  const LinearArgs& linear = args.linear;
+  const CudaPackedLinear& weight = packed(linear.weight);
+  SPECDEC_CHECK(!weight.is_gated() && !linear.accumulate);
+  if (!Projector::finds_best(weight, linear.in)) return false;
+  projector_.run(weight, linear.in,
+                 {.kind = Finish::kBest,
+                  .bias = linear.bias,
+                  .out_features = static_cast<int>(weight.out_features()),
+                  .scale = linear.scale,
+                  .soft_cap = linear.soft_cap,
+                  .heads = {},
+                  .best = {.token_ids = args.token_ids, .tokens = args.tokens}});
+  return true;
+}
+
 void CudaBackend::linear_by_inputs(const LinearArgs& args) {
   const CudaPackedLinear& weight = packed(args.weight);
   const int num_rows = args.in.num_rows;

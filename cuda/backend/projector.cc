@@ -10,9 +10,6 @@ namespace {
 
 // Rows of one launch: bounds the workspaces.
 constexpr int kMaxRows = 2048;
-// Rows as records up to which every block prepares them for itself: that must be done when the
-// first weights are there.
-constexpr int64_t kSharedRowBytes = int64_t{16} << 10;
 
 int ceil_div(int64_t x, int64_t unit) { return static_cast<int>((x + unit - 1) / unit); }
 
@@ -26,6 +23,18 @@ T* advance(T* pointer, int64_t count) {
   return pointer != nullptr ? pointer + count : nullptr;
 }
 void* advance_bytes(void* pointer, int64_t count) { return static_cast<char*>(pointer) + count; }
+
+RowsParams rows_of(const CudaPackedLinear& weight, const ProjectionInput& in) {
+  return {.x = in.x,
+          .is_float = in.dtype == DType::kF32,
+          .row_ids = in.row_ids,
+          .num_rows = in.num_rows,
+          .dim = static_cast<int>(weight.in_features()),
+          .norm = kind_of(in.norm),
+          .weight = in.norm != nullptr ? in.norm->weight : nullptr,
+          .bias = in.norm != nullptr ? in.norm->bias : nullptr,
+          .eps = in.norm != nullptr ? in.norm->eps : 0.0f};
+}
 
 // Rows from `begin` on.
 RowsParams rows_from(RowsParams rows, int64_t begin, int count, DType act_dtype) {
@@ -58,6 +67,9 @@ FinishParams finish_from(FinishParams finish, int64_t begin, DType act_dtype) {
       heads.q = advance_bytes(heads.q, begin * heads.num_heads * heads.kv.head_dim * act_bytes);
       break;
     }
+    case Finish::kBest:
+      finish.best.tokens = advance(finish.best.tokens, begin);
+      break;
   }
   return finish;
 }
@@ -83,22 +95,21 @@ Projector::Projector(Device& device, Stream& stream, const ProjectionKernels& ke
       exchange_counts_(device, stream, "counts of projections"),
       head_sums_(device, stream, "sums of projections"),
       head_arrivals_(device, stream, "counts of projections"),
+      best_keys_(device, stream, "likeliest tokens"),
+      best_arrivals_(device, stream, "counts of projections"),
       partials_(device, stream, "partial sums of projections"),
       partial_arrivals_(device, stream, "counts of projections") {}
+
+bool Projector::finds_best(const CudaPackedLinear& weight, const ProjectionInput& in) {
+  return in.num_rows <= kFewRows && is_plain(rows_of(weight, in)) &&
+         weight.share().ranks() == nullptr;
+}
 
 void Projector::run(const CudaPackedLinear& weight, const ProjectionInput& in,
                     const FinishParams& finish) {
   SPECDEC_CHECK(in.dtype == DType::kF32 || in.dtype == act_dtype_);
   SPECDEC_CHECK(in.norm == nullptr || in.dtype == DType::kF32);
-  const RowsParams rows = {.x = in.x,
-                           .is_float = in.dtype == DType::kF32,
-                           .row_ids = in.row_ids,
-                           .num_rows = in.num_rows,
-                           .dim = static_cast<int>(weight.in_features()),
-                           .norm = kind_of(in.norm),
-                           .weight = in.norm != nullptr ? in.norm->weight : nullptr,
-                           .bias = in.norm != nullptr ? in.norm->bias : nullptr,
-                           .eps = in.norm != nullptr ? in.norm->eps : 0.0f};
+  const RowsParams rows = rows_of(weight, in);
   for (int begin = 0; begin < in.num_rows; begin += kMaxRows) {
     const int count = std::min(kMaxRows, in.num_rows - begin);
     run_rows(weight, rows_from(rows, begin, count, act_dtype_),
@@ -197,7 +208,7 @@ ProductPlan Projector::plan_of(const CudaPackedLinear& weight, const RowsParams&
   plan.few_rows = rows.num_rows <= kFewRows;
   if (plan.few_rows) {
     const int64_t rows_bytes = int64_t{rows.num_rows} * weight.num_k_blocks() * kRecordBytes;
-    if (rows.is_float && rows.dim % 4 == 0) {
+    if (is_plain(rows)) {
       const bool fits = rows.num_rows <= 8 && rows_bytes <= kSharedRowBytes;
       const bool is_partial = !weight.slices().plan.is_whole();
       plan.row_source = fits && !is_partial ? RowSource::kShared : RowSource::kExchanged;
@@ -229,6 +240,11 @@ void Projector::add_workspaces(ProductParams& params) {
     HeadsParams& heads = params.finish.heads;
     const int64_t num_heads = heads.num_heads + 2 * heads.kv.num_kv_heads;
     heads.arrivals = head_arrivals_.get<uint32_t>(static_cast<size_t>(num_row_tiles * num_heads));
+  }
+  if (params.finish.kind == Finish::kBest) {
+    params.finish.best.keys =
+        best_keys_.get<uint64_t>(static_cast<size_t>(params.plan.num_blocks * kFewRows));
+    params.finish.best.arrivals = best_arrivals_.get<uint32_t>(1);
   }
   if (params.plan.split_slices) {
     const int64_t places = int64_t{num_row_tiles} * ceil_div(params.num_tiles, kManyRowsTiles);

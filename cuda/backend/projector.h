@@ -23,6 +23,9 @@ class Projector {
   // `finish` as for row 0; its workspaces are filled in here.
   void run(const CudaPackedLinear& weight, const ProjectionInput& in, const FinishParams& finish);
 
+  // Whether the likeliest tokens can be found without their outputs (Finish::kBest).
+  static bool finds_best(const CudaPackedLinear& weight, const ProjectionInput& in);
+
   ProductChooser& chooser() { return chooser_; }
 
  private:
@@ -47,6 +50,8 @@ class Projector {
   Workspace exchange_counts_;
   Workspace head_sums_;
   Workspace head_arrivals_;
+  Workspace best_keys_;
+  Workspace best_arrivals_;
   Workspace partials_;
   Workspace partial_arrivals_;
 };

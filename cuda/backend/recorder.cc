@@ -42,4 +42,12 @@ void Recorder::forget(const void* owner) {
   std::erase_if(records_, [&](const auto& entry) { return entry.first.owner == owner; });
 }
 
+int Recorder::num_nodes(const void* owner) const {
+  int count = 0;
+  for (const auto& [key, record] : records_) {
+    if (key.owner == owner && record.graph != nullptr) count += record.graph->num_nodes();
+  }
+  return count;
+}
+
 }  // namespace specdec::cuda

@@ -21,6 +21,8 @@ class Recorder {
   // What was recorded for an owner names memory that has moved, or is going.
   void forget(const void* owner);
   void forget_all() { records_.clear(); }
+  // Of the graphs recorded for an owner, all together.
+  int num_nodes(const void* owner) const;
 
  private:
   struct Record {

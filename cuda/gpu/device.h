@@ -52,6 +52,11 @@ struct LaunchConfig {
 // the device. Larger arrays belong in dynamic shared memory; scripts/cuda_gates.py checks it.
 inline constexpr int kMaxStaticSharedBytes = 1024;
 
+// Shared memory of a multiprocessor of compute capability 9.0, and what a block takes of it beside
+// its dynamic array: the static ones and what the system has.
+inline constexpr int kMultiprocessorSharedBytes = 228 * 1024;
+inline constexpr int kBlockExtraSharedBytes = kMaxStaticSharedBytes + 1024;
+
 // One kernel launch. A GPU uses function and arguments. The emulation uses the body, and searches
 // the arguments for pointers to memory that a GPU could not reach.
 struct KernelLaunch {

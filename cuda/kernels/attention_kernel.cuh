@@ -8,10 +8,10 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 #include <type_traits>
 
 #include "cuda/kernels/attention_tiles.cuh"
+#include "cuda/kernels/projection.h"
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
@@ -24,9 +24,13 @@ __device__ __forceinline__ void open_item(const AttentionParams& params, BlockWo
   for (int i = threadIdx.x; i < Tiles::kPairs; i += kAttentionThreads) {
     // Beyond the last pair there is a copy of it, whose results are not written.
     const int pair = item.first_pair + min(i, item.num_pairs - 1);
-    const int limit = row_limit(params, item.plan, pair / work.shape.group_size);
+    const int group_size = work.shape.group_size;
+    const int row = pair / group_size;
+    const int limit = row_limit(params, item.plan, row);
     memory.begins()[i] = row_begin(params, limit);
     memory.limits()[i] = limit;
+    memory.places()[i] =
+        row * work.shape.num_heads + item.kv_head * group_size + (pair - row * group_size);
   }
   if (item.by_row) {
     const int row = item.plan.first_row + item.first_pair / work.shape.group_size;
@@ -56,7 +60,7 @@ __device__ __forceinline__ void open_item(const AttentionParams& params, BlockWo
     range.common_begin = max(range.common_begin, memory.begins()[i]);
     range.common_limit = min(range.common_limit, memory.limits()[i]);
   }
-#pragma unroll
+#pragma unroll 1
   for (int step = kWarpSize / 2; step > 0; step /= 2) {
     range.begin = min(range.begin, __shfl_xor_sync(kAllLanes, range.begin, step));
     range.limit = max(range.limit, __shfl_xor_sync(kAllLanes, range.limit, step));
@@ -77,18 +81,16 @@ __device__ __forceinline__ void begin_query_copy(const AttentionParams& params,
   using T = typename Tiles::Element;
   constexpr int kRowChunks = Tiles::kPaddedDim / kChunk;
   const Item& item = work.item;
-  const int group_size = work.shape.group_size, num_heads = work.shape.num_heads;
   const int head_dim = params.kv.head_dim;
+  const int64_t first = static_cast<int64_t>(item.plan.first_row) * work.shape.num_heads;
   const T* q = static_cast<const T*>(params.q);
 #pragma unroll 1
   for (int i = threadIdx.x; i < Tiles::kPairs * kRowChunks; i += kAttentionThreads) {
     const int index = i / kRowChunks, chunk = i % kRowChunks;
-    const int pair = item.first_pair + min(index, item.num_pairs - 1);
-    const int64_t row = item.plan.first_row + pair / group_size;
-    const int head = item.kv_head * group_size + pair % group_size;
+    const int64_t place = first + memory.places()[index];
     const bool valid = index < item.num_pairs && chunk * kChunk < head_dim;
     ptx::copy_async_16(chunk_at(memory.query(), index, chunk, Tiles::kPaddedDim),
-                       valid ? q + (row * num_heads + head) * head_dim + chunk * kChunk : q, valid);
+                       valid ? q + place * head_dim + chunk * kChunk : q, valid);
   }
 }
 
@@ -102,34 +104,37 @@ __device__ __forceinline__ void run_item(const AttendArgs& args, const BlockWork
   const int first = work.range.begin / kAttentionTile;
   const int limit = (work.range.limit + kAttentionTile - 1) / kAttentionTile;
   RowFinder finder;
-  finder.look_up(params, work, memory.ancestors(), first);
   float scale = 0.0f;
-  int next_stage = 0;
+  int next_stage = kAhead;
+  // `next` is the tile whose copy begins, from one before the first on, whose turn only looks up
+  // where the first one's rows are.
 #pragma unroll 1
-  for (int next = first; next < limit + kAhead; ++next) {  // the tile whose copy begins
-    const int tile = next - kAhead;                        // that is computed
+  for (int next = first - 1; next < limit + kAhead; ++next) {
+    const int tile = next - kAhead;  // that is computed
     const int stage = next_stage == kAhead ? 0 : next_stage + 1;
-    finder.store(params, work, memory.rows(next_stage));
-    if constexpr (Tiles::kIsInt8) {
-      const int before = next_stage == 0 ? kAhead : next_stage - 1;
-      if (next > first) memory.scales(before)[threadIdx.x] = scale;
+    if (next >= first) {
+      finder.store(params, work, memory.rows(next_stage));
+      if constexpr (Tiles::kIsInt8) {
+        const int before = next_stage == 0 ? kAhead : next_stage - 1;
+        if (next > first) memory.scales(before)[threadIdx.x] = scale;
+      }
+      if (tile == first) {
+        ptx::copy_async_wait<0>();  // the query, too
+      } else if (tile > first) {
+        ptx::copy_async_wait<kAhead - 1>();
+      }
+      __syncthreads();
+      if (next < limit) {
+        if ((next + 1) * kAttentionTile > work.item.plan.base_len) ptx::wait_for_previous();
+        begin_copy(memory, params.kv, next_stage);
+        if constexpr (Tiles::kIsInt8) scale = load_scale(params.kv, memory.rows(next_stage));
+      }
+      if (next == first + kAhead - 1) {
+        ptx::wait_for_previous();
+        begin_query_copy(params, work, memory);
+      }
+      ptx::copy_async_commit();  // of nothing, too: groups are counted
     }
-    if (tile == first) {
-      ptx::copy_async_wait<0>();  // the query, too
-    } else if (tile > first) {
-      ptx::copy_async_wait<kAhead - 1>();
-    }
-    __syncthreads();
-    if (next < limit) {
-      if ((next + 1) * kAttentionTile > work.item.plan.base_len) ptx::wait_for_previous();
-      begin_copy(memory, params.kv, next_stage);
-      if constexpr (Tiles::kIsInt8) scale = load_scale(params.kv, memory.rows(next_stage));
-    }
-    if (next == first + kAhead - 1) {
-      ptx::wait_for_previous();
-      begin_query_copy(params, work, memory);
-    }
-    ptx::copy_async_commit();  // of nothing, too: groups are counted
     finder.look_up(params, work, memory.ancestors(), next + 1);
     next_stage = stage;
     if (tile < first) continue;
@@ -139,33 +144,56 @@ __device__ __forceinline__ void run_item(const AttendArgs& args, const BlockWork
     }
     const int position = tile * kAttentionTile;
     warp.attend(memory, stage, position, work.range, args);
-    if (tile + 1 == limit || split_of(position + kAttentionTile) != split_of(position)) {
-      warp.end_split(args.scale_log2);
-      warp.begin_split();
+    const int split = split_of(position);
+    const bool is_last = tile + 1 == limit;
+    if (!is_last && split_of(position + kAttentionTile) == split) continue;
+    warp.end_split(args.scale_log2);
+    if (is_last || work.item.sharing == Sharing::kSplits) {
+      warp.write(args, work.shape, work.item, memory, split);
+      warp.begin_totals();
     }
+    warp.begin_split();
   }
   ptx::copy_async_wait<0>();
-  warp.write(args, work.shape, work.item);
 }
 
 // By a warp: joins the partial results of a row and head, num_slots of them from `slot` on, in
-// their order. out: [head_dim].
+// their order. They come as asynchronous copies to the warp's part of the ring, many at a time,
+// because what the warp waits for is latency. out: [head_dim].
 template <class Tiles>
-__device__ __forceinline__ void join_slots(const AttendArgs& args, int64_t slot, int num_slots,
-                                           typename Tiles::Element* out) {
+__device__ __forceinline__ void join_slots(const AttendArgs& args,
+                                           const AttentionMemory<Tiles>& memory, int64_t slot,
+                                           int num_slots, typename Tiles::Element* out) {
   using T = typename Tiles::Element;
   constexpr int kDim = Tiles::kPaddedDim;
   constexpr int kValues = kDim / kWarpSize;  // of a lane, side by side
-  constexpr int kAhead = 8;                  // slots read before they are needed
   constexpr int kVector = kValues < 4 ? 2 : 4;
   using Vector = std::conditional_t<kVector == 2, float2, float4>;
+  constexpr int kSlotBytes = kDim * 4;
+  constexpr int kPartBytes = Tiles::kRingBytes / kAttentionWarps;
+  constexpr int kSlots = kPartBytes / kSlotBytes / kWarpSize * kWarpSize;  // that come together
+  static_assert(kSlots > 0);
   const int lane = threadIdx.x % kWarpSize;
+  const int warp = threadIdx.x / kWarpSize;
+  unsigned char* part_of_ring = memory.ring() + warp * kSlots * kSlotBytes;
+  // Of each of 32 slots: what totals are multiplied with, what its values are, and its sum.
+  float* factors = reinterpret_cast<float*>(memory.weights()) + warp * 3 * kWarpSize;
   float totals[kValues];
 #pragma unroll
   for (int i = 0; i < kValues; ++i) totals[i] = 0.0f;
   float total_maximum = -INFINITY, total_sum = 0.0f;
 #pragma unroll 1
   for (int first = 0; first < num_slots; first += kWarpSize) {
+    if (first % kSlots == 0) {
+      const int num_chunks = min(kSlots, num_slots - first) * (kSlotBytes / kChunkBytes);
+      const char* from =
+          reinterpret_cast<const char*>(args.workspace.values + (slot + first) * kDim);
+#pragma unroll 4
+      for (int i = lane; i < num_chunks; i += kWarpSize) {
+        ptx::copy_async_16(part_of_ring + i * kChunkBytes, from + i * kChunkBytes);
+      }
+      ptx::copy_async_commit();
+    }
     const int count = min(kWarpSize, num_slots - first);
     float2 part = make_float2(-INFINITY, 0.0f);
     if (lane < count) {
@@ -173,49 +201,42 @@ __device__ __forceinline__ void join_slots(const AttendArgs& args, int64_t slot,
     }
     // The maximum after each slot, and what its join multiplies with.
     float maximum = fmaxf(total_maximum, part.x);
-#pragma unroll
+#pragma unroll 1
     for (int step = 1; step < kWarpSize; step *= 2) {
       const float below = __shfl_up_sync(kAllLanes, maximum, step);
       if (lane >= step) maximum = fmaxf(maximum, below);
     }
     float before = __shfl_up_sync(kAllLanes, maximum, 1);
     if (lane == 0) before = total_maximum;
-    const float total_weight = decay(before, maximum, args.scale_log2);
-    const float weight = decay(part.x, maximum, args.scale_log2);
+    factors[3 * lane] = decay(before, maximum, args.scale_log2);
+    factors[3 * lane + 1] = decay(part.x, maximum, args.scale_log2);
+    factors[3 * lane + 2] = part.y;
     total_maximum = __shfl_sync(kAllLanes, maximum, kWarpSize - 1);
-    const float* values = args.workspace.values + (slot + first) * kDim + lane * kValues;
-#pragma unroll 1
-    for (int begin = 0; begin < count; begin += kAhead) {
-      float parts[kAhead][kValues];
+    ptx::copy_async_wait<0>();
+    __syncwarp();
+    const float* values =
+        reinterpret_cast<const float*>(part_of_ring + first % kSlots * kSlotBytes) + lane * kValues;
+#pragma unroll 2
+    for (int j = 0; j < count; ++j) {
+      const float a = factors[3 * j], b = factors[3 * j + 1];
+      total_sum = join(total_sum, a, factors[3 * j + 2], b);
+      alignas(Vector) float read[kValues];
 #pragma unroll
-      for (int j = 0; j < kAhead; ++j) {
-#pragma unroll
-        for (int i = 0; i < kValues; i += kVector) {
-          const auto read =
-              *reinterpret_cast<const Vector*>(values + min(begin + j, count - 1) * kDim + i);
-          memcpy(&parts[j][i], &read, sizeof(read));
-        }
+      for (int i = 0; i < kValues; i += kVector) {
+        *reinterpret_cast<Vector*>(read + i) =
+            *reinterpret_cast<const Vector*>(values + j * kDim + i);
       }
 #pragma unroll
-      for (int j = 0; j < kAhead; ++j) {
-        const int source = min(begin + j, count - 1);
-        const float a = __shfl_sync(kAllLanes, total_weight, source);
-        const float b = __shfl_sync(kAllLanes, weight, source);
-        const float sum = __shfl_sync(kAllLanes, part.y, source);
-        if (begin + j >= count) continue;
-        total_sum = join(total_sum, a, sum, b);
-#pragma unroll
-        for (int i = 0; i < kValues; ++i) totals[i] = join(totals[i], a, parts[j][i], b);
-      }
+      for (int i = 0; i < kValues; ++i) totals[i] = join(totals[i], a, read[i], b);
     }
+    __syncwarp();  // factors and values are read
   }
   const float inverse = inverse_of(total_sum);
 #pragma unroll
   for (int i = 0; i < kValues; i += 2) {
     const int column = lane * kValues + i;
-    if (column >= args.params.kv.head_dim) continue;
-    *reinterpret_cast<uint32_t*>(out + column) =
-        pack<T>(finished(totals[i], inverse), finished(totals[i + 1], inverse));
+    const uint32_t words = pack<T>(finished(totals[i], inverse), finished(totals[i + 1], inverse));
+    if (column < args.params.kv.head_dim) *reinterpret_cast<uint32_t*>(out + column) = words;
   }
 }
 
@@ -233,11 +254,7 @@ __device__ __forceinline__ void join_item(const AttendArgs& args, const BlockWor
     return shape.column_of(item.plan, item.sharing, split_of(memory.begins()[pair]));
   };
   const auto slot_of = [&](int pair) {
-    const int request_pair = item.first_pair + pair;
-    const int row = request_pair / shape.group_size;
-    const int head = item.kv_head * shape.group_size + request_pair % shape.group_size;
-    return item.slot - item.column +
-           static_cast<int64_t>(row * shape.num_heads + head) * item.num_columns;
+    return item.slot - item.column + memory.places()[pair] * item.num_columns;
   };
   __syncthreads();  // the slots are filled
   if (static_cast<int>(threadIdx.x) < item.num_pairs) {
@@ -245,12 +262,13 @@ __device__ __forceinline__ void join_item(const AttendArgs& args, const BlockWor
     const int first = first_column(pair);
     const int count =
         shape.column_of(item.plan, item.sharing, split_of(memory.limits()[pair] - 1)) + 1 - first;
-    const bool sees_it = memory.begins()[pair] < memory.limits()[pair] && first <= item.column &&
-                         item.column < first + count;
+    const int num_filled = min(first + count, item.column + item.num_filled()) -
+                           max(first, item.column);  // of those that the pair sees
     num_slots[pair] = 0;
-    if (sees_it) {
+    if (memory.begins()[pair] < memory.limits()[pair] && num_filled > 0) {
       uint32_t* arrivals = args.workspace.arrivals + slot_of(pair);
-      if (ptx::add_acquire_release(arrivals, 1) + 1 == static_cast<uint32_t>(count)) {
+      const auto added = static_cast<uint32_t>(num_filled);
+      if (ptx::add_acquire_release(arrivals, added) + added == static_cast<uint32_t>(count)) {
         *arrivals = 0;
         num_slots[pair] = count;
       }
@@ -260,12 +278,10 @@ __device__ __forceinline__ void join_item(const AttendArgs& args, const BlockWor
 #pragma unroll 1
   for (int pair = threadIdx.x / kWarpSize; pair < item.num_pairs; pair += kAttentionWarps) {
     if (num_slots[pair] == 0) continue;
-    const int request_pair = item.first_pair + pair;
-    const int64_t row = item.plan.first_row + request_pair / shape.group_size;
-    const int head = item.kv_head * shape.group_size + request_pair % shape.group_size;
-    join_slots<Tiles>(args, slot_of(pair) + first_column(pair), num_slots[pair],
-                      static_cast<T*>(args.params.out) +
-                          (row * shape.num_heads + head) * args.params.kv.head_dim);
+    const int64_t place =
+        static_cast<int64_t>(item.plan.first_row) * shape.num_heads + memory.places()[pair];
+    join_slots<Tiles>(args, memory, slot_of(pair) + first_column(pair), num_slots[pair],
+                      static_cast<T*>(args.params.out) + place * args.params.kv.head_dim);
   }
 }
 
@@ -285,7 +301,7 @@ __device__ __forceinline__ void clear_unused_rows(const AttentionParams& params)
 }
 
 template <class Tiles>
-__global__ void __launch_bounds__(kAttentionThreads, Tiles::kBlocksPerSm)
+__global__ void __launch_bounds__(kAttentionThreads, Tiles::kRegisterBlocks)
     attend_kernel(const AttendArgs args) {
   SPECDEC_SHARED_BYTES(shared);
   __shared__ BlockWork work;
@@ -378,6 +394,14 @@ inline BatchView requests_from(BatchView batch, int64_t begin, int count) {
   return batch;
 }
 
+// Of the blocks for few rows on a multiprocessor and of a product's block beside them.
+template <class Tiles>
+constexpr int64_t shared_bytes_with_product() {
+  return Tiles::kBlocksPerSm *
+             (Tiles::shared_bytes(kFewAttentionRows, kMostMaskWords) + kBlockExtraSharedBytes) +
+         kMostFewRowsBytes + kBlockExtraSharedBytes;
+}
+
 template <class Tiles>
 int shared_bytes_of(const BatchView& batch) {
   return Tiles::shared_bytes(batch.num_requests,
@@ -408,6 +432,8 @@ void launch_attention(Stream& stream, const AttentionParams& params) {
   using Two = AttentionTiles<T, kDim, kCodes, 2>;
   using Four = AttentionTiles<T, kDim, kCodes, 4>;
   static_assert(Four::shared_bytes(kMostRequests, kMostMaskWords) <= attention_shared_bytes(kDim));
+  static_assert(shared_bytes_with_product<One>() <= kMultiprocessorSharedBytes);
+  static_assert(shared_bytes_with_product<Two>() <= kMultiprocessorSharedBytes);
   const int group_size = params.num_heads / params.kv.num_kv_heads;
   // Of a request; one where none speculates.
   const int most_rows = params.batch.num_rows - params.batch.num_requests + 1;

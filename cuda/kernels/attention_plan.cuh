@@ -37,6 +37,12 @@ __device__ __forceinline__ int split_begin(int split) {
                                  : kShortEnd + (split - kNumShortSplits) * kLongSplit;
 }
 
+// The first split that begins at a position or behind it.
+__device__ __forceinline__ int split_from(int position) {
+  const int split = split_of(position);
+  return split_begin(split) < position ? split + 1 : split;
+}
+
 // A launch's share of the workspace.
 struct AttentionWorkspace {
   // Where there are more items than blocks: items taken, and blocks that found none left. 0 between
@@ -59,7 +65,7 @@ struct AttendArgs {
 
 // How a request's splits are shared out.
 enum class Sharing : int {
-  kSplits,  // each split is an item
+  kSplits,  // an item runs over a few splits, whose results it keeps apart
   kPairs,   // an item runs over all its splits; a tree's tails are items of their own
   kAlone,   // an item is one row, from its first position to its last
 };
@@ -133,6 +139,7 @@ struct WorkShape {
   int tile_pairs;     // pairs an item may have
   int num_blocks;     // of the grid
   int64_t num_tiles;  // of positions, over all items
+  int item_tiles;     // that an item has of shared splits, about: a block's share
   int level;          // 0: as wide as is useful; 1: few slots; 2: none
 
   __device__ int pair_tiles(int num_pairs) const {
@@ -171,7 +178,9 @@ struct WorkShape {
   }
   __device__ int num_shared_items(const RequestPlan& plan, Sharing sharing) const {
     if (sharing == Sharing::kAlone) return 0;
-    const int ranges = sharing == Sharing::kSplits ? plan.num_shared() : min(1, plan.num_shared());
+    const int ranges = sharing == Sharing::kSplits
+                           ? (shared_tiles(plan) + item_tiles - 1) / item_tiles
+                           : min(1, plan.num_shared());
     return num_kv_heads * pair_tiles(plan.num_rows * group_size) * ranges;
   }
   __device__ int num_items(const RequestPlan& plan, Sharing sharing) const {
@@ -188,11 +197,14 @@ __device__ __forceinline__ WorkShape work_shape(const AttentionParams& params, i
           .tile_pairs = tile_pairs,
           .num_blocks = static_cast<int>(gridDim.x),
           .num_tiles = 0,
+          .item_tiles = 0,
           .level = 0};
 }
 
+// Steps of a shuffle are loops here: the compiler gives each one in the code 100 bytes more, for
+// warps whose lanes come apart.
 __device__ __forceinline__ int64_t warp_total(int64_t value) {
-#pragma unroll
+#pragma unroll 1
   for (int step = kWarpSize / 2; step > 0; step /= 2) {
     value += __shfl_xor_sync(kAllLanes, value, step);
   }
@@ -233,7 +245,7 @@ __device__ __forceinline__ void plan_work(const AttendArgs& args, WorkShape& sha
       const int num_slots = static_cast<int>(own_slots);
       int item_end = r < num_requests ? shape.num_items(plan, sharing) : 0;
       int slot_end = num_slots;
-#pragma unroll
+#pragma unroll 1
       for (int step = 1; step < kWarpSize; step *= 2) {
         const int items = __shfl_up_sync(kAllLanes, item_end, step);
         const int below = __shfl_up_sync(kAllLanes, slot_end, step);
@@ -250,7 +262,11 @@ __device__ __forceinline__ void plan_work(const AttendArgs& args, WorkShape& sha
       slots_before += __shfl_sync(kAllLanes, slot_end, kWarpSize - 1);
     }
     if (look == 0) {
+      constexpr int kLeast = kShortSplit / kAttentionTile;
       shape.num_tiles = warp_total(tiles);
+      const int all = static_cast<int>(min(shape.num_tiles, int64_t{1} << 30));
+      const int share = (all + shape.num_blocks - 1) / shape.num_blocks;
+      shape.item_tiles = (max(share, 1) + kLeast - 1) / kLeast * kLeast;
     } else if (look < 3 && warp_total(slots) <= args.workspace.capacity) {
       shape.level = min(shape.level, level);
     }
@@ -270,8 +286,13 @@ struct Item {
   int split_limit;
   int slot;  // of head 0 and the request's row 0; -1: the results are written out
   int num_columns;
-  int column;  // of the item
+  int column;  // of split_first
   Sharing sharing;
+
+  // Slots that it fills of a pair.
+  __device__ int num_filled() const {
+    return sharing == Sharing::kSplits ? split_limit - split_first : 1;
+  }
 };
 
 __device__ __forceinline__ Item item_at(const AttentionParams& params, const WorkShape& shape,
@@ -302,9 +323,14 @@ __device__ __forceinline__ Item item_at(const AttentionParams& params, const Wor
     local /= num_tiles;
     item.kv_head = local % shape.num_kv_heads;
     const int range = local / shape.num_kv_heads;
-    const bool one = sharing == Sharing::kSplits;
-    item.split_first = plan.first_split + range;
-    item.split_limit = one ? item.split_first + 1 : plan.shared_end;
+    item.split_first = plan.first_split;
+    item.split_limit = plan.shared_end;
+    if (sharing == Sharing::kSplits) {
+      const int positions = shape.item_tiles * kAttentionTile;
+      const int begin = split_begin(plan.first_split) + range * positions;
+      item.split_first = split_from(begin);
+      item.split_limit = min(split_from(begin + positions), plan.shared_end);
+    }
   } else {
     local -= num_shared_items;
     const int num_tiles = shape.pair_tiles(shape.group_size);

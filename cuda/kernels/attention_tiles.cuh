@@ -22,7 +22,13 @@ constexpr int kChunk = 8;  // elements
 
 // kDim: head_dim, padded with zeros. kCodes: the cache is int8. kWarpRows: m16 tiles of an item's
 // pairs, at most. With 1 or 2 the kernel is for batches of few rows: it computes all items as those
-// of so many tiles, and knows no soft cap, so that its code is short; and it has a stage more.
+// of so many tiles, and knows no soft cap, so that its code is short.
+//
+// The kernel for few rows leaves half of a multiprocessor's registers, and the shared memory of the
+// largest product of few rows, to the products before and behind it, which so are there beside it.
+// Fewer blocks with more stages have as many bytes under way: 96 KB a multiprocessor in caches of
+// 16 bits, where about 40 KB are needed to read at full speed; and more of them are under way
+// before queries are there.
 template <class T, int kDim, bool kCodes, int kWarpRows>
 struct AttentionTiles {
   using Element = T;
@@ -32,8 +38,13 @@ struct AttentionTiles {
   static constexpr bool kIsFew = kWarpRows <= 2;
   static constexpr int kMostWarpRows = kDim <= 128 || kIsFew ? kWarpRows : 2;
   static constexpr int kPairs = 16 * kMostWarpRows;  // of an item
-  static constexpr int kBlocksPerSm = kDim <= 64 && (kIsFew || !kCodes) ? 3 : kDim <= 128 ? 2 : 1;
-  static constexpr int kStages = kIsFew && kDim <= 128 ? 3 : 2;
+  static constexpr int kBlocksPerSm = kIsFew                ? (kDim <= 64 ? 2 : 1)
+                                      : kDim > 128          ? 1
+                                      : kDim > 64 || kCodes ? 2
+                                                            : 3;
+  // That the compiler makes room for.
+  static constexpr int kRegisterBlocks = kIsFew ? 2 * kBlocksPerSm : kBlocksPerSm;
+  static constexpr int kStages = kIsFew && kDim <= 128 ? 4 : 2;
   static constexpr int kTileElements = kAttentionTile * kDim;
   static constexpr int kRawBytes = kAttentionTile * kDim;  // keys' or values' codes of a tile
 
@@ -42,11 +53,12 @@ struct AttentionTiles {
   static constexpr int kTiles = kQuery + kPairs * kDim * 2;  // [stages][keys, values]; codes: one
   static constexpr int kRaw = kTiles + (kCodes ? 1 : kStages) * 2 * kTileElements * 2;
   static constexpr int kWeights = kRaw + (kCodes ? kStages * 2 * kRawBytes : 0);
+  static constexpr int kRingBytes = kWeights - kTiles;
   static constexpr int kMaxima = kWeights + 2 * 16 * kAttentionTile * 2;
   static constexpr int kScales = kMaxima + 64 * 4;
   static constexpr int kRows = kScales + (kCodes ? kStages * 2 * kAttentionTile * 4 : 0);
   static constexpr int kRanges = kRows + kStages * kAttentionTile * 4;
-  static constexpr int kPlan = kRanges + 2 * kPairs * 4;
+  static constexpr int kPlan = kRanges + 3 * kPairs * 4;
   static constexpr int shared_bytes(int num_requests, int mask_words) {
     return kPlan + 2 * num_requests * 4 + 64 * mask_words * 2;
   }
@@ -79,6 +91,8 @@ struct AttentionMemory {
   __device__ float* scales(int stage) const {
     return reinterpret_cast<float*>(base + Tiles::kScales) + stage * 2 * kAttentionTile;
   }
+  // All stages together, where no tile is in use.
+  __device__ unsigned char* ring() const { return base + Tiles::kTiles; }
   // [tile] rows of the cache; -1: none
   __device__ int* rows(int stage) const {
     return reinterpret_cast<int*>(base + Tiles::kRows) + stage * kAttentionTile;
@@ -86,6 +100,8 @@ struct AttentionMemory {
   // Of each pair: the first position it sees, and one past the last.
   __device__ int* begins() const { return reinterpret_cast<int*>(base + Tiles::kRanges); }
   __device__ int* limits() const { return begins() + Tiles::kPairs; }
+  // Of each pair: its row of the request * num_heads + its head.
+  __device__ int* places() const { return limits() + Tiles::kPairs; }
   __device__ int* item_ends() const { return reinterpret_cast<int*>(base + Tiles::kPlan); }
   __device__ int* slot_begins() const { return item_ends() + num_requests; }
   // Of an item by row: the slots past base_len it sees, in order.
@@ -253,6 +269,11 @@ struct WarpTile {
     const int warp = threadIdx.x / kWarpSize;
     warp_row = warp / kWarpColumns;
     warp_column = warp % kWarpColumns;
+    begin_totals();
+    begin_split();
+  }
+
+  __device__ __forceinline__ void begin_totals() {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       total_maxima[half] = -INFINITY;
@@ -263,7 +284,6 @@ struct WarpTile {
 #pragma unroll
       for (int i = 0; i < 4; ++i) total_values[n][i] = 0.0f;
     }
-    begin_split();
   }
 
   __device__ __forceinline__ void begin_split() {
@@ -459,40 +479,39 @@ struct WarpTile {
     weigh(memory, tile + Tiles::kTileElements, weights);
   }
 
+  // What became of the item, or of one of its splits that are kept apart.
   __device__ __forceinline__ void write(const AttendArgs& args, const WorkShape& shape,
-                                        const Item& item) const {
+                                        const Item& item, const AttentionMemory<Tiles>& memory,
+                                        int split) const {
     const int head_dim = args.params.kv.head_dim;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (pair(half) >= item.num_pairs) continue;
-      const int request_pair = item.first_pair + pair(half);
-      const int row = request_pair / shape.group_size;
-      const int head = item.kv_head * shape.group_size + request_pair % shape.group_size;
+      const int place = memory.places()[pair(half)];
       const int first = warp_column * kValues + 2 * (lane % 4);
       if (item.slot < 0) {
         const float inverse = inverse_of(total_sums[half]);
+        const int row_head = item.plan.first_row * shape.num_heads + place;
         T* out =
-            static_cast<T*>(args.params.out) +
-            (static_cast<int64_t>(item.plan.first_row + row) * shape.num_heads + head) * head_dim;
+            static_cast<T*>(args.params.out) + static_cast<int64_t>(row_head) * head_dim + first;
+        const int num_columns = head_dim - first;
 #pragma unroll
         for (int n = 0; n < kValues / 8; ++n) {
-          const int column = first + 8 * n;
-          if (column >= head_dim) continue;
-          *reinterpret_cast<uint32_t*>(out + column) =
-              pack<T>(finished(total_values[n][2 * half], inverse),
-                      finished(total_values[n][2 * half + 1], inverse));
+          const uint32_t words = pack<T>(finished(total_values[n][2 * half], inverse),
+                                         finished(total_values[n][2 * half + 1], inverse));
+          if (8 * n < num_columns) *reinterpret_cast<uint32_t*>(out + 8 * n) = words;
         }
       } else {
-        const int64_t slot =
-            item.slot + static_cast<int64_t>(row * shape.num_heads + head) * item.num_columns;
-        float* out = args.workspace.values + slot * kDim;
+        const int own = item.sharing == Sharing::kSplits ? split - item.split_first : 0;
+        const int slot = item.slot + own + place * item.num_columns;
+        float* out = args.workspace.values + static_cast<int64_t>(slot) * kDim + first;
 #pragma unroll
         for (int n = 0; n < kValues / 8; ++n) {
-          *reinterpret_cast<float2*>(out + first + 8 * n) =
+          *reinterpret_cast<float2*>(out + 8 * n) =
               make_float2(total_values[n][2 * half], total_values[n][2 * half + 1]);
         }
         if (warp_column == 0 && lane % 4 == 0) {
-          *reinterpret_cast<float2*>(args.workspace.sums + slot * 2) =
+          *reinterpret_cast<float2*>(args.workspace.sums + static_cast<int64_t>(slot) * 2) =
               make_float2(total_maxima[half], total_sums[half]);
         }
       }

@@ -3,6 +3,7 @@
 // layouts and the order of sums.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "backend/op_args.h"
@@ -44,6 +45,12 @@ struct RowsParams {
   float eps = 0.0f;
 };
 
+// Rows that products of few rows prepare themselves. Others, which are rare, would make the code of
+// all of them longer.
+inline bool is_plain(const RowsParams& rows) {
+  return rows.is_float && rows.dim % 4 == 0 && rows.norm != RowNorm::kLayer && rows.bias == nullptr;
+}
+
 // Rows as records.
 struct PrepareParams {
   RowsParams rows;
@@ -77,7 +84,16 @@ struct HeadsParams {
   uint32_t* arrivals = nullptr;
 };
 
-enum class Finish : uint8_t { kStore, kActivate, kActivateGated, kHeads };
+// kBest: of few rows that the product prepares itself.
+enum class Finish : uint8_t { kStore, kActivate, kActivateGated, kHeads, kBest };
+
+// The likeliest token of each row: see BestTokensArgs.
+struct BestParams {
+  const int32_t* token_ids = nullptr;  // [out_features], or null
+  int32_t* tokens = nullptr;           // [num_rows]
+  uint64_t* keys = nullptr;            // workspace [blocks, num_rows]
+  uint32_t* arrivals = nullptr;        // [1] of blocks, zero between launches
+};
 
 // Whether products let the next kernel start before they wait themselves. Not where that is
 // attention, which then plans in the time of the product: LaunchConfig::reads_before_wait.
@@ -98,6 +114,7 @@ struct FinishParams {
   float soft_cap = 0.0f;
   Activation activation = Activation::kIdentity;
   HeadsParams heads;
+  BestParams best = {};
 };
 
 // Whether more than an addition to what is there becomes of stored sums.
@@ -136,7 +153,7 @@ enum class RowSource : uint8_t {
   kRecords,    // records that are there
   kShared,     // every block prepares all rows for itself, in shared memory; at most 8 rows
   kExchanged,  // every block prepares some of the rows for all; blocks wait for each other
-  // The last two prepare rows of floats whose dim is a multiple of 4, no others.
+  // The last two are for rows that is_plain() allows, and no others.
 };
 
 // How a product is cut up; never changes a result, but for wide_rows.
@@ -190,6 +207,21 @@ inline constexpr int64_t kRecordBytes = kBlockInputs * 2;
 inline constexpr int64_t few_rows_exchange_bytes(int num_rows, int tiles_at_once) {
   return int64_t{2} * 8 * tiles_at_once * (num_rows > 8 ? 2 : 1) * kTileOutputs * 8 * 4;
 }
+// What lies behind the prepared rows. Of heads: a row's rotation and slot. Of likeliest tokens: the
+// best one of every warp.
+inline constexpr int64_t heads_row_bytes(int rotary_dim) {
+  return int64_t{rotary_dim} * 4 + static_cast<int64_t>(sizeof(int64_t));
+}
+inline constexpr int64_t kBestKeyBytes = int64_t{8} * kFewRows * 8;
+// Rows as records up to which every block prepares them for itself: that must be done when the
+// first weights are there.
+inline constexpr int64_t kSharedRowBytes = int64_t{16} << 10;
+// Of any kind of it beside attention with heads of up to 128.
+inline constexpr int64_t kMostFewRowsBytes =
+    std::max({few_rows_exchange_bytes(8, 2) + kSharedRowBytes + kBestKeyBytes,
+              few_rows_exchange_bytes(kFewRows, 2) + kBestKeyBytes,
+              few_rows_exchange_bytes(8, 1) + kSharedRowBytes + 8 * heads_row_bytes(256),
+              few_rows_exchange_bytes(kFewRows, 1) + kFewRows * heads_row_bytes(256)});
 
 // Tiles of WeightFormat::kAct as a plain matrix, for products by code that is not ours.
 struct UnpackParams {

@@ -12,6 +12,7 @@
 // kernel before it has ended.
 #pragma once
 
+#include "cuda/kernels/projection_best.cuh"
 #include "cuda/kernels/projection_finish.cuh"
 #include "cuda/kernels/projection_rows.cuh"
 
@@ -37,6 +38,20 @@ struct FewRowsKind {
   static constexpr int columns = kColumns;
 };
 
+// Bytes from the start of dynamic shared memory to what lies behind the prepared rows.
+template <class Kind>
+__host__ __device__ __forceinline__ int64_t few_rows_tail_offset(const ProductParams& params) {
+  int64_t offset = few_rows_exchange_bytes(Kind::columns * 8, Kind::tiles);
+  if constexpr (Kind::source == RowSource::kShared) {
+    offset += int64_t{params.rows.num_rows} * params.num_k_blocks * kRecordBytes;
+  }
+  if constexpr (Kind::finish == Finish::kHeads) {
+    const int64_t scratch = heads_scratch_bytes(kRowWarps, params.finish.heads.kv.head_dim);
+    offset = offset > scratch ? offset : scratch;
+  }
+  return offset;
+}
+
 template <class Format, class Kind>
 class FewRows {
  public:
@@ -57,6 +72,7 @@ class FewRows {
 
   __device__ __forceinline__ FewRows(const ProductParams& params, unsigned char* shared)
       : params_(params),
+        shared_(shared),
         exchange_(reinterpret_cast<float4*>(shared)),
         rows_(shared + kExchangeBytes),
         prepared_step_(params.rows.num_rows * Format::kRecordBytes),
@@ -75,6 +91,8 @@ class FewRows {
     prefetch();
     ptx::wait_for_previous();
     if constexpr (!starts_next_early(Kind::finish)) ptx::let_next_start();
+    if constexpr (Kind::finish == Finish::kHeads) load_places();
+    if constexpr (Kind::finish == Finish::kBest) clear_keys();
     if constexpr (kIsShared) {
       prepare();
     } else {
@@ -121,7 +139,11 @@ class FewRows {
     if constexpr (Kind::finish == Finish::kHeads) {
       __syncthreads();  // the exchange memory is free
       finish_heads<T, kRowThreads>(params_.finish, tiles_, 0, 0, params_.rows.num_rows,
-                                   reinterpret_cast<float*>(exchange_));
+                                   reinterpret_cast<float*>(exchange_),
+                                   [&](int row) { return place_in_shared(row); });
+    } else if constexpr (Kind::finish == Finish::kBest) {
+      find_best_of_blocks<kRowWarps>(params_.finish.best, params_.rows.num_rows, keys(),
+                                     reinterpret_cast<int*>(exchange_));
     }
   }
 
@@ -248,6 +270,45 @@ class FewRows {
     __syncthreads();
   }
 
+  // What finishing heads needs of the rows is fetched while the first weights are on their way: at
+  // the end everybody would wait for it.
+  __device__ __forceinline__ void load_places() const {
+    const HeadsParams& heads = params_.finish.heads;
+    const int num_rows = params_.rows.num_rows;
+    const int half = num_rotated(heads);
+    auto* slots = reinterpret_cast<int64_t*>(tail());
+    auto* cos = reinterpret_cast<float*>(slots + num_rows);
+    float* sin = cos + num_rows * half;
+#pragma unroll 1
+    for (int row = warp_; row < num_rows; row += kRowWarps) {
+      const int64_t from = static_cast<int64_t>(heads.positions[row]) * half;
+#pragma unroll 2
+      for (int i = lane_; i < half; i += kWarpSize) {
+        cos[row * half + i] = heads.rope_cos[from + i];
+        sin[row * half + i] = heads.rope_sin[from + i];
+      }
+    }
+    if (static_cast<int>(threadIdx.x) < num_rows) {
+      slots[threadIdx.x] = heads.slot_mapping[threadIdx.x];
+    }
+  }
+  __device__ __forceinline__ RowPlace place_in_shared(int row) const {
+    const int num_rows = params_.rows.num_rows;
+    const int half = num_rotated(params_.finish.heads);
+    const auto* slots = reinterpret_cast<const int64_t*>(tail());
+    const auto* cos = reinterpret_cast<const float*>(slots + num_rows) + row * half;
+    return {cos, cos + num_rows * half, slots[row]};
+  }
+
+  // [kRowWarps, kFewRows]; a warp's are its own until all tiles are done.
+  __device__ __forceinline__ uint64_t* keys() const { return reinterpret_cast<uint64_t*>(tail()); }
+  __device__ __forceinline__ void clear_keys() const {
+    if (lane_ < kFewRows) keys()[warp_ * kFewRows + lane_] = worst_key();
+  }
+  __device__ __forceinline__ unsigned char* tail() const {
+    return shared_ + few_rows_tail_offset<Kind>(params_);
+  }
+
   __device__ __forceinline__ void find_rows() {
     constexpr bool kIsExchanged = Kind::source == RowSource::kExchanged;
     const auto* base =
@@ -293,7 +354,12 @@ class FewRows {
       }
       __syncwarp();  // all parts are read
       total.store(params_.finish, tile + mine, sums_of_rows);
-      finish_tile<T, Kind::finish>(params_.finish, tile + mine, 0, num_rows, sums_of_rows);
+      if constexpr (Kind::finish == Finish::kBest) {
+        find_best_of_tile(params_.finish, tile + mine, num_rows, sums_of_rows,
+                          keys() + warp_ * kFewRows);
+      } else {
+        finish_tile<T, Kind::finish>(params_.finish, tile + mine, 0, num_rows, sums_of_rows);
+      }
     } else {
       const FoldOrder& plan = params_.slices.plan;
       FoldStack<kColumns> stack;
@@ -312,6 +378,7 @@ class FewRows {
   }
 
   const ProductParams& params_;
+  unsigned char* shared_;
   float4* exchange_;         // [2 turns][slices][kTiles][kColumns][lane], or scratch
   unsigned char* rows_;      // fused
   const int prepared_step_;  // bytes from one k block to the next
@@ -331,13 +398,11 @@ __global__ void __launch_bounds__(kRowThreads, 2) few_rows_kernel(const ProductP
 
 template <class Format, class Kind>
 void launch_few_rows(Stream& stream, const ProductParams& params) {
-  int64_t shared_bytes = few_rows_exchange_bytes(params.rows.num_rows, Kind::tiles);
-  if constexpr (Kind::source == RowSource::kShared) {
-    shared_bytes += int64_t{params.rows.num_rows} * params.num_k_blocks * Format::kRecordBytes;
-  }
+  int64_t shared_bytes = few_rows_tail_offset<Kind>(params);
   if constexpr (Kind::finish == Finish::kHeads) {
-    const int64_t head_bytes = heads_scratch_bytes(kRowWarps, params.finish.heads.kv.head_dim);
-    shared_bytes = shared_bytes > head_bytes ? shared_bytes : head_bytes;
+    shared_bytes += params.rows.num_rows * heads_row_bytes(params.finish.heads.rotary_dim);
+  } else if constexpr (Kind::finish == Finish::kBest) {
+    shared_bytes += kBestKeyBytes;
   }
   launch("few_rows", stream, few_rows_kernel<Format, Kind>,
          {.grid = {static_cast<unsigned>(params.plan.num_blocks)},

@@ -101,6 +101,12 @@ struct FoldStack {
   }
 };
 
+// What a sum is stored as, unless it is added to something.
+__device__ __forceinline__ float stored_value(const FinishParams& finish, float sum, float bias) {
+  const float value = product(sum + bias, finish.scale);
+  return finish.soft_cap != 0.0f ? soft_cap(value, finish.soft_cap) : value;
+}
+
 // As LinearArgs says, or to the workspace of heads. `sums` may be changed.
 template <bool kHeads>
 __device__ __forceinline__ void store_tile(const FinishParams& finish, int tile, int first_row,
@@ -121,12 +127,8 @@ __device__ __forceinline__ void store_tile(const FinishParams& finish, int tile,
     return;
   }
   const float bias = finish.bias != nullptr ? finish.bias[n] : 0.0f;
-  const float cap = finish.soft_cap;
 #pragma unroll 1
-  for (int i = first; i < count; i += kWarpSize) {
-    const float sum = product(sums[i] + bias, finish.scale);
-    sums[i] = cap != 0.0f ? soft_cap(sum, cap) : sum;
-  }
+  for (int i = first; i < count; i += kWarpSize) sums[i] = stored_value(finish, sums[i], bias);
 #pragma unroll 1
   for (int begin = first; begin < count; begin += kBatch * kWarpSize) {
     float before[kBatch];
@@ -202,6 +204,8 @@ __device__ __forceinline__ void finish_tile(const FinishParams& finish, int tile
       return finish_tile<T, Finish::kActivate>(finish, tile, first_row, num_rows, sums);
     case Finish::kActivateGated:
       return finish_tile<T, Finish::kActivateGated>(finish, tile, first_row, num_rows, sums);
+    case Finish::kBest:
+      return;  // the kernel for few rows alone
   }
 }
 
@@ -259,10 +263,26 @@ struct RowScales {
   float k;
 };
 
+// Pairs that are rotated.
+__device__ __forceinline__ int num_rotated(const HeadsParams& heads) {
+  return heads.rope_cos != nullptr ? heads.rotary_dim / 2 : 0;
+}
+
+// Where a row's rotation lies, [num_rotated] each, and its place in the cache.
+struct RowPlace {
+  const float* cos;
+  const float* sin;
+  int64_t slot;
+};
+__device__ __forceinline__ RowPlace place_of(const HeadsParams& heads, int row) {
+  const int64_t offset = static_cast<int64_t>(heads.positions[row]) * num_rotated(heads);
+  return {heads.rope_cos + offset, heads.rope_sin + offset, heads.slot_mapping[row]};
+}
+
 // Norm and rotation of a head, in place: values [head_dim] in shared memory, of this warp. The norm
 // multiplies with `all_heads_scale` unless that is null.
 __device__ __forceinline__ void rotate_head(const HeadsParams& heads, const float* weight,
-                                            const float* all_heads_scale, int64_t position,
+                                            const float* all_heads_scale, const RowPlace& place,
                                             float* values) {
   const int lane = threadIdx.x % kWarpSize;
   const int dim = heads.kv.head_dim;
@@ -280,12 +300,11 @@ __device__ __forceinline__ void rotate_head(const HeadsParams& heads, const floa
     for (int i = lane; i < dim; i += kWarpSize) values[i] = values[i] * scale * weight[i];
     __syncwarp();
   }
-  if (heads.rope_cos == nullptr) return;
-  const int half = heads.rotary_dim / 2;
-#pragma unroll 2
+  const int half = num_rotated(heads);
+#pragma unroll 1
   for (int i = lane; i < half; i += kWarpSize) {
-    const float cos = heads.rope_cos[position * half + i];
-    const float sin = heads.rope_sin[position * half + i];
+    const float cos = place.cos[i];
+    const float sin = place.sin[i];
     const float a = values[i];
     const float b = values[half + i];
     values[i] = fmaf(a, cos, -(b * sin));
@@ -298,7 +317,8 @@ __device__ __forceinline__ void rotate_head(const HeadsParams& heads, const floa
 // norms over all heads.
 template <class T>
 __device__ __forceinline__ void finish_head(const FinishParams& finish, int head, int row,
-                                            float* values, const RowScales* scales = nullptr) {
+                                            const RowPlace& place, float* values,
+                                            const RowScales* scales = nullptr) {
   const HeadsParams& heads = finish.heads;
   const int lane = threadIdx.x % kWarpSize;
   const int dim = heads.kv.head_dim;
@@ -320,7 +340,7 @@ __device__ __forceinline__ void finish_head(const FinishParams& finish, int head
       weight += (is_query ? head : kv_head) * dim;
       all_heads_scale = is_query ? &scales->q : &scales->k;
     }
-    rotate_head(heads, weight, all_heads_scale, heads.positions[row], values);
+    rotate_head(heads, weight, all_heads_scale, place, values);
   }
   if (is_query) {
     T* q = static_cast<T*>(heads.q) + (static_cast<int64_t>(row) * heads.num_heads + head) * dim;
@@ -328,8 +348,7 @@ __device__ __forceinline__ void finish_head(const FinishParams& finish, int head
     for (int i = lane; i < dim; i += kWarpSize) q[i] = from_float<T>(values[i]);
   } else {
     const bool is_key = kv_head < num_kv_heads;
-    store_token<T>(heads, is_key, is_key ? kv_head : kv_head - num_kv_heads,
-                   heads.slot_mapping[row], values);
+    store_token<T>(heads, is_key, is_key ? kv_head : kv_head - num_kv_heads, place.slot, values);
   }
   __syncwarp();
 }
@@ -342,10 +361,11 @@ inline constexpr int64_t heads_scratch_bytes(int num_warps, int head_dim) {
 // Counts this block's tiles and finishes the heads they complete, for the rows [first_row,
 // end_row) that the block's row tile has. Every thread of the block calls it, after its sums are
 // stored. Tiles have no outputs from out_features on. scratch: shared, [num warps, head_dim], and
-// then [num warps] flags.
-template <class T, int kThreads>
+// then [num warps] flags. find_place(row) gives a row's place.
+template <class T, int kThreads, class FindPlace>
 __device__ __forceinline__ void finish_heads(const FinishParams& finish, Range tiles, int row_tile,
-                                             int first_row, int end_row, float* scratch) {
+                                             int first_row, int end_row, float* scratch,
+                                             const FindPlace& find_place) {
   constexpr int kWarps = kThreads / kWarpSize;
   const HeadsParams& heads = finish.heads;
   const int warp = threadIdx.x / kWarpSize;
@@ -376,7 +396,8 @@ __device__ __forceinline__ void finish_heads(const FinishParams& finish, Range t
     for (int item = warp; item < num_batch * num_rows; item += kWarps) {
       const int index = item / num_rows;
       if (is_complete[index] == 0) continue;
-      finish_head<T>(finish, batch + index, first_row + item % num_rows, scratch + warp * dim);
+      const int row = first_row + item % num_rows;
+      finish_head<T>(finish, batch + index, row, find_place(row), scratch + warp * dim);
     }
   }
 }

@@ -107,7 +107,8 @@ class ManyRows {
       __syncthreads();
       finish_heads<T, kRowThreads>(params_.finish, tiles, blockIdx.x, first_row_,
                                    min(first_row_ + kRows, params_.rows.num_rows),
-                                   reinterpret_cast<float*>(shared_));
+                                   reinterpret_cast<float*>(shared_),
+                                   [&](int row) { return place_of(params_.finish.heads, row); });
     }
   }
 

@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kThreads) finish_heads_kernel(const FinishSums
   const int warp = threadIdx.x / kWarpSize;
   const int head = blockIdx.x * kWarps + warp;
   if (head >= num_heads) return;
-  finish_head<T>(params.finish, head, blockIdx.y,
+  finish_head<T>(params.finish, head, blockIdx.y, place_of(heads, blockIdx.y),
                  reinterpret_cast<float*>(shared) + warp * heads.kv.head_dim);
 }
 
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kThreads) norm_all_heads_kernel(const FinishSu
   const int num_heads = heads.num_heads + 2 * heads.kv.num_kv_heads;
   float* values = reinterpret_cast<float*>(shared) + warp * dim;
   for (int head = warp; head < num_heads; head += kWarps) {
-    finish_head<T>(finish, head, blockIdx.x, values, &scales);
+    finish_head<T>(finish, head, blockIdx.x, place_of(heads, blockIdx.x), values, &scales);
   }
 }
 

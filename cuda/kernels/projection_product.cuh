@@ -11,9 +11,10 @@ namespace specdec::cuda::SPECDEC_TARGET {
 // Two tiles a warp only where products are large.
 template <class Format, Finish kFinish, bool kIsPartial, RowSource kSource, int kColumns>
 void product_of_columns(Stream& stream, const ProductParams& params) {
-  constexpr bool kHasPairs = Format::kMaxTilesAtOnce > 1 && !kIsPartial &&
-                             (kFinish == Finish::kStore || (kFinish == Finish::kActivateGated &&
-                                                            kSource != RowSource::kRecords));
+  constexpr bool kHasPairs =
+      Format::kMaxTilesAtOnce > 1 && !kIsPartial &&
+      (kFinish == Finish::kStore || kFinish == Finish::kBest ||
+       (kFinish == Finish::kActivateGated && kSource != RowSource::kRecords));
   if constexpr (kHasPairs) {
     using Pairs = FewRowsKind<kFinish, kIsPartial, kSource, 2, kColumns>;
     if (params.plan.tiles_at_once > 1) return launch_few_rows<Format, Pairs>(stream, params);
@@ -35,7 +36,10 @@ template <class Format, Finish kFinish, bool kIsPartial = false>
 void product_of_few_rows(Stream& stream, const ProductParams& params) {
   switch (params.plan.row_source) {
     case RowSource::kRecords:
-      return product_of_source<Format, kFinish, kIsPartial, RowSource::kRecords>(stream, params);
+      if constexpr (kFinish != Finish::kBest) {
+        return product_of_source<Format, kFinish, kIsPartial, RowSource::kRecords>(stream, params);
+      }
+      break;
     case RowSource::kShared:
       if constexpr (!kIsPartial) {
         return product_of_source<Format, kFinish, kIsPartial, RowSource::kShared>(stream, params);
@@ -60,6 +64,8 @@ void product_of_few_rows(Stream& stream, const ProductParams& params) {
       return product_of_few_rows<Format, Finish::kActivateGated>(stream, params);
     case Finish::kHeads:
       return product_of_few_rows<Format, Finish::kHeads>(stream, params);
+    case Finish::kBest:
+      return product_of_few_rows<Format, Finish::kBest>(stream, params);
   }
 }
 

@@ -67,15 +67,17 @@ struct RowScale {
   float scale;
 };
 
-template <bool kWhole>
+__device__ __forceinline__ float4 centred(float4 x, float mean) {
+  return make_float4(x.x - mean, x.y - mean, x.z - mean, x.w - mean);
+}
+
+template <bool kAny, bool kWhole>
 __device__ __forceinline__ float4 normalise(const RowsParams& rows, const RowScale& scale, int i,
                                             float4 x) {
   const float4 weight = load_vector<kWhole>(rows.weight, i, rows.dim);
-  x.x = (x.x - scale.mean) * scale.scale;
-  x.y = (x.y - scale.mean) * scale.scale;
-  x.z = (x.z - scale.mean) * scale.scale;
-  x.w = (x.w - scale.mean) * scale.scale;
-  if (rows.bias == nullptr) {
+  if constexpr (kAny) x = centred(x, scale.mean);
+  x = make_float4(x.x * scale.scale, x.y * scale.scale, x.z * scale.scale, x.w * scale.scale);
+  if (!kAny || rows.bias == nullptr) {
     return make_float4(x.x * weight.x, x.y * weight.y, x.z * weight.z, x.w * weight.w);
   }
   const float4 bias = load_vector<kWhole>(rows.bias, i, rows.dim);
@@ -124,10 +126,9 @@ __device__ __forceinline__ float block_sum_of(const float* parts, int row) {
 }
 
 // Rows that are normalised are floats.
-template <bool kAny>
 __device__ __forceinline__ float sum_part(const RowsParams& rows, int64_t source) {
   float sum = 0.0f;
-  for_inputs<float, true, kAny, kSumBatch>(
+  for_inputs<float, true, true, kSumBatch>(
       rows, source, [&](int, const float4& x, auto) { sum += (x.x + x.y) + (x.z + x.w); });
   return sum;
 }
@@ -135,15 +136,19 @@ template <bool kAny>
 __device__ __forceinline__ float square_part(const RowsParams& rows, int64_t source, float mean) {
   float sum = 0.0f;
   for_inputs<float, true, kAny, kSumBatch>(rows, source, [&](int i, const float4& x, auto) {
-    // Elements past the end are no distance away.
-    const float a = i < rows.dim ? x.x - mean : 0.0f;
-    const float b = i + 1 < rows.dim ? x.y - mean : 0.0f;
-    const float c = i + 2 < rows.dim ? x.z - mean : 0.0f;
-    const float d = i + 3 < rows.dim ? x.w - mean : 0.0f;
-    sum = fmaf(a, a, sum);
-    sum = fmaf(b, b, sum);
-    sum = fmaf(c, c, sum);
-    sum = fmaf(d, d, sum);
+    float4 distance = x;
+    if constexpr (kAny) {
+      // Elements past the end are no distance away.
+      distance = centred(x, mean);
+      if (i >= rows.dim) distance.x = 0.0f;
+      if (i + 1 >= rows.dim) distance.y = 0.0f;
+      if (i + 2 >= rows.dim) distance.z = 0.0f;
+      if (i + 3 >= rows.dim) distance.w = 0.0f;
+    }
+    sum = fmaf(distance.x, distance.x, sum);
+    sum = fmaf(distance.y, distance.y, sum);
+    sum = fmaf(distance.z, distance.z, sum);
+    sum = fmaf(distance.w, distance.w, sum);
   });
   return sum;
 }
@@ -151,7 +156,7 @@ __device__ __forceinline__ float square_part(const RowsParams& rows, int64_t sou
 // Prepares rows [first, first + count) of `rows`; every thread of the block calls it.
 //   record_at(row, k_block): where the record of row first + row goes, in shared or global memory
 //   parts: shared scratch, [count, kRowPartFloats]
-//   kAny: rows of any kind, else floats with a dim that is a multiple of 4, which is less code
+//   kAny: rows of any kind, else such as is_plain() says, which is less code
 // Ends without a barrier.
 template <class Format, bool kAny, class RecordAt>
 __device__ __forceinline__ void prepare_rows(const RowsParams& rows, int first, int count,
@@ -160,12 +165,12 @@ __device__ __forceinline__ void prepare_rows(const RowsParams& rows, int first, 
   const float dim = static_cast<float>(rows.dim);
   float* square_parts = parts + count * kRowWarps;
   const auto mean_of = [&](int row) {
-    return rows.norm == RowNorm::kLayer ? block_sum_of(parts, row) / dim : 0.0f;
+    return kAny && rows.norm == RowNorm::kLayer ? block_sum_of(parts, row) / dim : 0.0f;
   };
-  if (rows.norm == RowNorm::kLayer) {
+  if (kAny && rows.norm == RowNorm::kLayer) {
 #pragma unroll 1
     for (int row = 0; row < count; ++row) {
-      store_warp_sum(sum_part<kAny>(rows, source_row(rows, first + row)), row, parts);
+      store_warp_sum(sum_part(rows, source_row(rows, first + row)), row, parts);
     }
     __syncthreads();
   }
@@ -189,7 +194,7 @@ __device__ __forceinline__ void prepare_rows(const RowsParams& rows, int first, 
       // Whole warps: formats may look at a record's other parts.
       if (i - static_cast<int>(threadIdx.x % kWarpSize) * 4 >= padded_dim) return;
       if (rows.norm != RowNorm::kNone && i < rows.dim) {
-        x = normalise<decltype(whole)::value>(rows, scale, i, x);
+        x = normalise<kAny, decltype(whole)::value>(rows, scale, i, x);
       }
       Format::store_inputs(i < padded_dim ? record_at(row, i / kBlockInputs) : nullptr,
                            threadIdx.x % 8, x);

@@ -189,8 +189,9 @@ class WideRows {
     if (params_.finish.kind == Finish::kHeads) {
       const Range tiles = {first_tile_, min(first_tile_ + Block::kTiles, params_.num_tiles)};
       __syncthreads();
-      finish_heads<T, Block::kThreads>(params_.finish, tiles, blockIdx.x, first_row_, end_row,
-                                       reinterpret_cast<float*>(shared_));
+      finish_heads<T, Block::kThreads>(
+          params_.finish, tiles, blockIdx.x, first_row_, end_row, reinterpret_cast<float*>(shared_),
+          [&](int row) { return place_of(params_.finish.heads, row); });
     }
   }
 

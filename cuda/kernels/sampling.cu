@@ -46,7 +46,7 @@ __device__ __forceinline__ void load_quad(const RowView& view, int first, bool a
 // Stores the maximum of the block that the quad at `first` belongs to.
 __device__ __forceinline__ void store_block_max(const RowView& view, int first, float maximum,
                                                 float* maxima) {
-#pragma unroll
+#pragma unroll 1
   for (int delta = kBlockLanes / 2; delta > 0; delta /= 2) {
     maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, delta));
   }
@@ -57,7 +57,7 @@ __device__ __forceinline__ void store_block_max(const RowView& view, int first, 
 
 __device__ __forceinline__ uint64_t chunk_best(uint64_t key) {
   __shared__ uint64_t warp_best[kWarps];
-#pragma unroll
+#pragma unroll 1
   for (int delta = 16; delta > 0; delta /= 2) {
     key = lesser(key, __shfl_xor_sync(0xffffffffu, key, delta));
   }
@@ -70,7 +70,7 @@ __device__ __forceinline__ uint64_t chunk_best(uint64_t key) {
 
 __device__ __forceinline__ double chunk_sum(double sum) {
   __shared__ double warp_sums[kWarps];
-#pragma unroll
+#pragma unroll 1
   for (int delta = 16; delta > 0; delta /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, delta);
   __syncthreads();
   if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = sum;

@@ -38,7 +38,7 @@ __device__ RowSummary summarize(SelectShared& shared, const ChunkPartial* partia
       const ChunkPartial& partial = partials[2 * i];
       if (partial.sum > 0.0) sum += partial.sum * exp(value_of_key(partial.max_key) - max);
     }
-#pragma unroll
+#pragma unroll 1
     for (int delta = 16; delta > 0; delta /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, delta);
     if (lane_index() == 0) shared.sum = sum;
   }

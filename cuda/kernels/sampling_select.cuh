@@ -39,7 +39,7 @@ __device__ __forceinline__ int lane_index() { return static_cast<int>(threadIdx.
 __device__ inline uint64_t block_sum(SelectShared& shared, uint64_t value,
                                      uint64_t* prefix = nullptr) {
   uint64_t sum = value;
-#pragma unroll
+#pragma unroll 1
   for (int delta = 1; delta < 32; delta *= 2) {
     const uint64_t below = __shfl_up_sync(0xffffffffu, sum, delta);
     if (lane_index() >= delta) sum += below;
@@ -59,7 +59,7 @@ __device__ inline uint64_t block_sum(SelectShared& shared, uint64_t value,
 
 // The least key of all threads.
 __device__ inline uint64_t block_min(SelectShared& shared, uint64_t key) {
-#pragma unroll
+#pragma unroll 1
   for (int delta = 16; delta > 0; delta /= 2) {
     const uint64_t other = __shfl_xor_sync(0xffffffffu, key, delta);
     key = other < key ? other : key;

@@ -4,6 +4,7 @@
 #include "cuda/common/ptx.cuh"
 #include "cuda/kernels/step_rows.cuh"
 #include "cuda/kernels/step_trees.cuh"
+#include "cuda/kernels/verify_walk.cuh"
 
 namespace specdec::cuda::SPECDEC_TARGET {
 namespace {
@@ -265,13 +266,25 @@ __device__ void commit_seat(const StepParams& params, int index, StepReport& rep
   report.num_tokens = num_emitted;
 }
 
-__global__ void __launch_bounds__(kStepThreads, 1) commit_kernel(StepParams params) {
+// Of a block that walks trees first, a warp each.
+constexpr int kWalkThreads = 512;
+
+template <bool kWalks>
+__global__ void __launch_bounds__(kWalks ? kWalkThreads : kStepThreads, 1)
+    commit_kernel(StepParams params, WalkParams walk) {
+  constexpr int kThreads = kWalks ? kWalkThreads : kStepThreads;
   ptx::wait_for_previous();
   ptx::let_next_start();
   const StepMemory& memory = params.memory;
+  if constexpr (kWalks) {
+    for (int i = threadIdx.x / 32; i < walk.trees.num_requests; i += kThreads / 32) {
+      walk_tree(walk, i);
+    }
+    __syncthreads();
+  }
   const uint64_t step = *memory.num_ended;
   const int turn = static_cast<int>(step % kStepsUnderWay);
-  for (int i = threadIdx.x; i < memory.state.num_seats; i += kStepThreads) {
+  for (int i = threadIdx.x; i < memory.state.num_seats; i += kThreads) {
     StepReport& report = memory.reports[turn][i];
     if (memory.state.seats[i].is_active != 0) {
       commit_seat(params, i, report);
@@ -316,7 +329,12 @@ void verify_rows(Stream& stream, const StepParams& params) {
   launch("verify_rows", stream, verify_rows_kernel, config, params);
 }
 void commit(Stream& stream, const StepParams& params) {
-  launch("commit", stream, commit_kernel, kOneStepBlock, params);
+  launch("commit", stream, commit_kernel<false>, kOneStepBlock, params, WalkParams{});
+}
+void walk_and_commit(Stream& stream, const StepParams& params, const WalkParams& walk) {
+  LaunchConfig config = kOneStepBlock;
+  config.block.x = kWalkThreads;
+  launch("walk_and_commit", stream, commit_kernel<true>, config, params, walk);
 }
 void change_seats(Stream& stream, const ChangeSeatsParams& params) {
   const int num_changes = std::max({params.num_ended, params.num_blocks, params.num_counts});
@@ -334,6 +352,7 @@ StepKernels step_kernels() {
           .grow_trees = grow_trees,
           .verify_rows = verify_rows,
           .commit = commit,
+          .walk_and_commit = walk_and_commit,
           .change_seats = change_seats};
 }
 

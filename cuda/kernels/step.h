@@ -197,6 +197,8 @@ struct StepKernels {
   void (*verify_rows)(Stream&, const StepParams&);
   // Appends what was accepted, ends requests, advances the state, reports.
   void (*commit)(Stream&, const StepParams&);
+  // VerifyKernels::walk and then the same.
+  void (*walk_and_commit)(Stream&, const StepParams&, const WalkParams&);
   void (*change_seats)(Stream&, const ChangeSeatsParams&);
 };
 

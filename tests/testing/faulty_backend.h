@@ -110,6 +110,10 @@ class FaultyBackend final : public Backend {
     Faults::call(faults_.linear);
     backend_->linear(args);
   }
+  bool best_tokens(const BestTokensArgs& args) override {
+    Faults::call(faults_.linear);
+    return backend_->best_tokens(args);
+  }
   void activated_linear(const ActivatedLinearArgs& args) override {
     backend_->activated_linear(args);
   }

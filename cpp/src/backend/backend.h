@@ -29,7 +29,7 @@ struct MemoryInfo {
 // Names a piece of work whose launches are always the same.
 struct RecordKey {
   const void* owner = nullptr;
-  std::array<int64_t, 8> shape = {};
+  std::array<int64_t, 9> shape = {};
   auto operator<=>(const RecordKey&) const = default;
 };
 
@@ -86,6 +86,11 @@ class Backend {
   virtual void embed(const EmbedArgs& args) = 0;
   virtual void norm(const NormArgs& args) = 0;
   virtual void linear(const LinearArgs& args) = 0;
+  // False: it cannot without the outputs in memory, and has done nothing.
+  virtual bool best_tokens(const BestTokensArgs& args) {
+    static_cast<void>(args);
+    return false;
+  }
   virtual void activated_linear(const ActivatedLinearArgs& args) = 0;
   virtual void project_qkv(const QkvArgs& args) = 0;
   virtual void tree_attention(const TreeAttentionArgs& args) = 0;

@@ -32,6 +32,12 @@ class StepModel {
   virtual void forward(const BatchView& batch, int level = 0) = 0;
   // Logits of rows of the last forward: [num_rows, vocab_size()].
   virtual void compute_logits(const int32_t* row_ids, int num_rows, float* logits) = 0;
+  // The likeliest tokens of such rows, of the target's vocabulary (BestTokensArgs); false: it
+  // cannot say without their logits, and has done nothing.
+  virtual bool best_tokens(const int32_t* row_ids, int num_rows, int32_t* tokens) {
+    static_cast<void>(row_ids), static_cast<void>(num_rows), static_cast<void>(tokens);
+    return false;
+  }
   virtual int vocab_size() const = 0;
   virtual DraftVocabulary draft_vocabulary() const { return {}; }
   // May be called once there is a cache, which is made after the device step.

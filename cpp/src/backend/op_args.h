@@ -223,6 +223,15 @@ struct LinearArgs {
   float soft_cap = 0.0f;  // cap(x) = soft_cap * tanh(x / soft_cap); 0: cap(x) = x
 };
 
+// The likeliest token of each row, in place of the outputs of a product: that of the greatest one,
+// the lowest token of equals. NaN counts as -inf, what is above 1e30 as 1e30, as in samplers; 0
+// where all outputs are -inf.
+struct BestTokensArgs {
+  LinearArgs linear;                   // without `out`, and nothing is accumulated
+  const int32_t* token_ids = nullptr;  // [out_features] of the outputs; null: outputs are tokens
+  int32_t* tokens = nullptr;           // out [num_rows]
+};
+
 // The first projection of an MLP. gated: out = activation(in G^T + b) * (in U^T + c), with a weight
 // that was packed gated; else out = activation(in W^T + b).
 struct ActivatedLinearArgs {

@@ -53,6 +53,7 @@ struct Decoder::Impl {
   void store_final_hidden(const BatchView& batch, const Taps& taps);
   void store_states(const ModelPass& pass);
   void compute_logits(const int32_t* row_ids, int num_rows, float* logits);
+  bool best_tokens(const int32_t* row_ids, int num_rows, int32_t* tokens);
   int64_t pass_bytes() const;
 
   void embed(const BatchView& batch, float* out);
@@ -447,6 +448,23 @@ void Decoder::Impl::compute_logits(const int32_t* row_ids, int rows, float* logi
                   .soft_cap = head.soft_cap});
 }
 
+bool Decoder::Impl::best_tokens(const int32_t* row_ids, int rows, int32_t* tokens) {
+  if (parts.head == nullptr || parts.head->project_out) return false;
+  const Head& head = *parts.head;
+  const NormParams norm = parts.final_norm ? parts.final_norm->params() : NormParams{};
+  return backend.best_tokens(
+      {.linear = {.weight = head.weight.get(),
+                  .in = {.x = work.hidden.data(),
+                         .dtype = DType::kF32,
+                         .row_ids = row_ids,
+                         .norm = parts.final_norm ? &norm : nullptr,
+                         .num_rows = rows},
+                  .scale = head.scale,
+                  .soft_cap = head.soft_cap},
+       .token_ids = head.token_ids.empty() ? nullptr : head.token_ids.as<int32_t>(),
+       .tokens = tokens});
+}
+
 // Tables are looked up, a row at a time; experts are read in part, which is not told apart.
 int64_t Decoder::Impl::pass_bytes() const {
   const auto size_of_matrix = [](const auto& matrix) {
@@ -520,6 +538,10 @@ std::span<const float> Decoder::mask_features() const {
 
 void Decoder::compute_logits(const int32_t* row_ids, int num_rows, float* logits, int /*level*/) {
   impl_->compute_logits(row_ids, num_rows, logits);
+}
+
+bool Decoder::best_tokens(const int32_t* row_ids, int num_rows, int32_t* tokens) {
+  return impl_->best_tokens(row_ids, num_rows, tokens);
 }
 
 }  // namespace specdec

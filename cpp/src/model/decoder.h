@@ -43,6 +43,7 @@ class Decoder final : public Model {
   void forward(const ModelPass& pass) override;
   // Final norm and head.
   void compute_logits(const int32_t* row_ids, int num_rows, float* logits, int level = 0) override;
+  bool best_tokens(const int32_t* row_ids, int num_rows, int32_t* tokens) override;
   DraftVocabulary draft_vocabulary() const override;
   std::span<const float> mask_features() const override;
 

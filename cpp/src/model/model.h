@@ -53,6 +53,11 @@ class Model {
   // `row_ids` are where the backend's operations read them.
   virtual void compute_logits(const int32_t* row_ids, int num_rows, float* logits,
                               int level = 0) = 0;
+  // The likeliest tokens of such rows, as StepModel has it.
+  virtual bool best_tokens(const int32_t* row_ids, int num_rows, int32_t* tokens) {
+    static_cast<void>(row_ids), static_cast<void>(num_rows), static_cast<void>(tokens);
+    return false;
+  }
   virtual DraftVocabulary draft_vocabulary() const { return {}; }
   // False: one call of compute_logits() may ask for rows of all levels of a pass.
   virtual bool has_output_per_level() const { return false; }

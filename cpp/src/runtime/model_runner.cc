@@ -95,8 +95,10 @@ void ModelRunner::rehearse(const KvFormat& format) {
                          .level = level});
       });
     }
-    each_row_count(std::min(limits_.max_logit_rows, max_rows),
-                   [&](int rows) { model_->compute_logits(nullptr, rows, logits_.as<float>()); });
+    each_row_count(std::min(limits_.max_logit_rows, max_rows), [&](int rows) {
+      model_->compute_logits(nullptr, rows, logits_.as<float>());
+      model_->best_tokens(nullptr, rows, logits_.as<int32_t>());  // for a place: nothing is written
+    });
     // Edits beside raw logprobs need most.
     const std::vector<std::pair<int32_t, float>> bias = {{0, 1.0f}};
     const SampleRow row = {.logit_bias = bias, .num_logprobs = 1, .want_logprobs = true};

@@ -83,6 +83,9 @@ class ModelRunner final : public StepModel {
   // The same in a device step, whose batch and rows are made on the device.
   void forward(const BatchView& batch, int level = 0) override;
   void compute_logits(const int32_t* row_ids, int num_rows, float* logits) override;
+  bool best_tokens(const int32_t* row_ids, int num_rows, int32_t* tokens) override {
+    return model_->best_tokens(row_ids, num_rows, tokens);
+  }
   int vocab_size() const override { return model_->config().vocab_size; }
   DraftVocabulary draft_vocabulary() const override { return model_->draft_vocabulary(); }
   std::span<const PagedKvView> kv_layers() const override { return cache_->layers(); }

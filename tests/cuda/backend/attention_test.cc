@@ -297,6 +297,11 @@ TEST_P(AttentionTest, LongContextsHaveLongSplits) {
   const RowBytes rows = attend(world, {&request});
   expect_near_reference(world, rows, {});
   EXPECT_EQ(attend_built(world, {.workspace_bytes = 4096}), rows);
+  // Items of one, of a few and of many splits, short and long ones.
+  for (const int num_multiprocessors : {2, 3, 9, 100}) {
+    EXPECT_EQ(attend_built(world, {.num_multiprocessors = num_multiprocessors}), rows)
+        << num_multiprocessors;
+  }
 }
 
 // One captured launch serves every length, and requests that are not there.

@@ -34,7 +34,8 @@ class LayerTest : public ::testing::TestWithParam<DeviceKind> {
   BackendWorld world_;
 };
 
-// Qkv, attention, o, gate and up, down; more rows are prepared by launches of their own.
+// Qkv, attention, o, gate and up, down; more rows, and those of a layer norm, are prepared by
+// launches of their own.
 TEST_P(LayerTest, IsFiveLaunchesForUpTo16Rows) {
   CudaBackend& backend = *world_.backend;
   const auto qkv = pack(3 * kHeads * kHeadDim, kHidden);
