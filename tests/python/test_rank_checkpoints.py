@@ -24,10 +24,13 @@ SPECULATION: dict[str, Any] = {
 
 def write_checkpoint(directory: Path, **changes: Any) -> Path:
     """A Llama of random numbers, in bfloat16."""
-    config = CONFIG | {"num_hidden_layers": 2, "vocab_size": 96} | changes
+    config: dict[str, Any] = CONFIG | {"num_hidden_layers": 2, "vocab_size": 96} | changes
     hidden, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
-    shapes = {"model.embed_tokens": (config["vocab_size"], hidden), "model.norm": (hidden,)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens": (config["vocab_size"], hidden),
+        "model.norm": (hidden,),
+    }
     if not config["tie_word_embeddings"]:
         shapes["lm_head"] = (config["vocab_size"], hidden)
     for layer in range(config["num_hidden_layers"]):

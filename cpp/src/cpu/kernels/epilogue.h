@@ -57,11 +57,11 @@ struct RowScalesTask {
 // See QkvArgs; outputs are whole heads. The cache layout is the one of kernels/kv_layout.h.
 struct QkvTask {
   SumsCell cell;
-  const float* bias;    // [(num_heads + 2 * num_kv_heads) * head_dim], or null
-  const float* q_norm;  // [head_dim], or null; with row_scales [num_heads * head_dim]
-  const float* k_norm;  // [head_dim], or null; with row_scales [num_kv_heads * head_dim]
+  const float* bias;            // [(num_heads + 2 * num_kv_heads) * head_dim], or null
+  const float* q_norm;          // [head_dim], or null; with row_scales [num_heads * head_dim]
+  const float* k_norm;          // [head_dim], or null; with row_scales [num_kv_heads * head_dim]
   const RowScales* row_scales;  // [*], of norms over all heads; else null
-  const float* rope_cos;  // [max_positions, rotary_dim / 2], or null
+  const float* rope_cos;        // [max_positions, rotary_dim / 2], or null
   const float* rope_sin;
   const int32_t* positions;     // [*]
   const int64_t* slot_mapping;  // [*]
