@@ -7,6 +7,7 @@ the dtype of activations, requests are chains.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +65,8 @@ class Node:
     bytes: float = 0.0  # read from memory
     early_bytes: float = 0.0  # of these, asked for before it waits
     starts_early: bool = True
-    lets_next_early: bool = False
+    lets_next_early: bool = False  # before it has waited itself
+    reads_before_wait: bool = False  # what kernels before the one before it wrote
     rows: str = "records"  # where a product has its rows from: "records", "shared", "exchanged"
     flops: float = 0.0
     busy_blocks: int = 0  # that have work; 0: all
@@ -90,6 +92,15 @@ def fit_together(first: Node, second: Node, gpu: Gpu) -> bool:
     """Whether a multiprocessor has room for the blocks of both."""
     (registers, shared_bytes), (more, more_bytes) = first.held(gpu), second.held(gpu)
     return registers + more <= gpu.registers and shared_bytes + more_bytes <= gpu.shared_bytes
+
+
+def early_starts(sequence: Sequence[Node]) -> list[bool]:
+    """Which kernels are launched to start before the one before them has ended: StartRule."""
+    return [
+        node.starts_early
+        and not (index > 0 and node.reads_before_wait and sequence[index - 1].lets_next_early)
+        for index, node in enumerate(sequence)
+    ]
 
 
 def _ceil_div(count: int, unit: int) -> int:
@@ -314,6 +325,7 @@ def attention_node(attention: Attention, gpu: Gpu) -> Node:
         bytes=float(bytes_read * end),
         early_bytes=float(bytes_read * min(end, items * 2 * _ATTENTION_TILE)),
         lets_next_early=True,
+        reads_before_wait=True,
         busy_blocks=min(items, blocks),
         items=items,
         item_tiles=_ceil_div(positions, _ATTENTION_TILE),
