@@ -45,10 +45,20 @@ class Gpu:
 
 H200 = Gpu()
 
-# Of a thread, until a device has said: the limit in scripts/cuda_gates.txt, and for attention what
-# its launch bounds allow.
+# Of a thread, until a device has said: the limit in scripts/cuda_gates.txt, and what nvcc 13.0 gives
+# attention for sm_90a, by padded head_dim and tiles of 16 pairs (bfloat16, without int8 caches).
 FEW_ROWS_REGISTERS = 128
-_MOST_REGISTERS = 255
+_ATTENTION_REGISTERS = {
+    (64, 1): 95,
+    (64, 2): 114,
+    (64, 4): 164,
+    (128, 1): 105,
+    (128, 2): 152,
+    (128, 4): 248,
+    (256, 1): 144,
+    (256, 2): 229,
+    (256, 4): 229,
+}
 _SMALL_REGISTERS = 64
 
 
@@ -321,7 +331,7 @@ def attention_node(attention: Attention, gpu: Gpu) -> Node:
         grid=(blocks, 1, 1),
         threads=_ATTENTION_THREADS,
         shared_bytes=attention_shared_bytes(dim, columns, requests),
-        registers=min(_MOST_REGISTERS, gpu.registers // (per_multiprocessor * _ATTENTION_THREADS)),
+        registers=_ATTENTION_REGISTERS[dim, columns],
         bytes=float(bytes_read * end),
         early_bytes=float(bytes_read * min(end, items * 2 * _ATTENTION_TILE)),
         lets_next_early=True,
