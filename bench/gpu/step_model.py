@@ -46,7 +46,7 @@ class Gpu:
 H200 = Gpu()
 
 # Of a thread, until a device has said: the limit in scripts/cuda_gates.txt, and what attention is
-# compiled to by nvcc 13.0 for sm_90a, by padded head_dim and tiles of 16 pairs (bfloat16, no codes).
+# compiled to by nvcc 13.0 for sm_90a, by padded head_dim and tiles of 16 pairs (bfloat16).
 FEW_ROWS_REGISTERS = 128
 _ATTENTION_REGISTERS = {
     (64, 1): 95,
