@@ -7,6 +7,7 @@ the dtype of activations, requests are chains.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,10 +45,20 @@ class Gpu:
 
 H200 = Gpu()
 
-# Of a thread, until a device has said: the limit in scripts/cuda_gates.txt, and for attention what
-# its launch bounds allow.
+# Of a thread, until a device has said: the limit in scripts/cuda_gates.txt, and what attention is
+# compiled to by nvcc 13.0 for sm_90a, by padded head_dim and tiles of 16 pairs (bfloat16).
 FEW_ROWS_REGISTERS = 128
-_MOST_REGISTERS = 255
+_ATTENTION_REGISTERS = {
+    (64, 1): 95,
+    (64, 2): 114,
+    (64, 4): 164,
+    (128, 1): 105,
+    (128, 2): 152,
+    (128, 4): 248,
+    (256, 1): 144,
+    (256, 2): 229,
+    (256, 4): 229,
+}
 _SMALL_REGISTERS = 64
 
 
@@ -64,7 +75,8 @@ class Node:
     bytes: float = 0.0  # read from memory
     early_bytes: float = 0.0  # of these, asked for before it waits
     starts_early: bool = True
-    lets_next_early: bool = False
+    lets_next_early: bool = False  # before it has waited itself
+    reads_before_wait: bool = False  # what kernels before the one before it wrote
     rows: str = "records"  # where a product has its rows from: "records", "shared", "exchanged"
     flops: float = 0.0
     busy_blocks: int = 0  # that have work; 0: all
@@ -90,6 +102,15 @@ def fit_together(first: Node, second: Node, gpu: Gpu) -> bool:
     """Whether a multiprocessor has room for the blocks of both."""
     (registers, shared_bytes), (more, more_bytes) = first.held(gpu), second.held(gpu)
     return registers + more <= gpu.registers and shared_bytes + more_bytes <= gpu.shared_bytes
+
+
+def early_starts(sequence: Sequence[Node]) -> list[bool]:
+    """Which kernels are launched to start before the one before them has ended: StartRule."""
+    return [
+        node.starts_early
+        and not (index > 0 and node.reads_before_wait and sequence[index - 1].lets_next_early)
+        for index, node in enumerate(sequence)
+    ]
 
 
 def _ceil_div(count: int, unit: int) -> int:
@@ -310,10 +331,11 @@ def attention_node(attention: Attention, gpu: Gpu) -> Node:
         grid=(blocks, 1, 1),
         threads=_ATTENTION_THREADS,
         shared_bytes=attention_shared_bytes(dim, columns, requests),
-        registers=min(_MOST_REGISTERS, gpu.registers // (per_multiprocessor * _ATTENTION_THREADS)),
+        registers=_ATTENTION_REGISTERS[dim, columns],
         bytes=float(bytes_read * end),
         early_bytes=float(bytes_read * min(end, items * 2 * _ATTENTION_TILE)),
         lets_next_early=True,
+        reads_before_wait=True,
         busy_blocks=min(items, blocks),
         items=items,
         item_tiles=_ceil_div(positions, _ATTENTION_TILE),

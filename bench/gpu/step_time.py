@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .step_model import Config, Gpu, Node, fit_together, nodes, weight_bytes
+from .step_model import Config, Gpu, Node, early_starts, fit_together, nodes, weight_bytes
 
 _US = 1e-6
 
@@ -93,10 +93,11 @@ def timeline(sequence: Sequence[Node], gpu: Gpu, costs: Costs = REVIEW) -> list[
     memory = 0.0  # is free from here on
     released = 0.0  # of the kernel before: it has waited
     rate = costs.read_rate * costs.share
+    early = early_starts(sequence)
     for index, node in enumerate(sequence):
         end_before = timed[-1].end if timed else 0.0
         before = sequence[index - 1] if index > 0 else None
-        hidden = before is not None and node.starts_early and fit_together(before, node, gpu)
+        hidden = before is not None and early[index] and fit_together(before, node, gpu)
         if before is None:
             begin = 0.0
         elif hidden:

@@ -64,6 +64,28 @@ def test_every_family_rounds_no_more_than_the_cpu_does(
     assert 1e-4 < relative_error(found, exact) < 1.5 * relative_error(cpu, exact)
 
 
+@pytest.mark.parametrize("variant", ["llama_tied", "phi3", "gpt_neox", "mixtral"])
+def test_made_up_weights_are_the_cpus(
+    checkpoint: Checkpoint, device: str, variant: str, tmp_path: Path
+) -> None:
+    """Fused, cut, tied and stacked matrices, which the device makes for itself."""
+    (tmp_path / "config.json").write_text((checkpoint(variant) / "config.json").read_text())
+    tokens = random_tokens(NUM_TOKENS, seed=3)
+    shared: dict[str, Any] = {"load_format": "dummy"}
+    exact = engine_logprobs(tmp_path, tokens, dtype="float32", device="cpu", **shared)
+    cpu = engine_logprobs(tmp_path, tokens, dtype="bfloat16", device="cpu", **shared)
+    found = engine_logprobs(
+        tmp_path,
+        tokens,
+        dtype="bfloat16",
+        device=device,
+        num_kv_blocks=8,
+        max_num_batched_tokens=20,
+        **shared,
+    )
+    assert 1e-4 < relative_error(found, exact) < 1.5 * relative_error(cpu, exact)
+
+
 @pytest.mark.parametrize("variant", ["llama", "qwen3", "opt", "mixtral"])
 def test_greedy_tokens_are_the_cpus_but_for_near_ties(
     checkpoint: Checkpoint, device: str, variant: str, tmp_path: Path

@@ -1,6 +1,7 @@
 """bench/gpu/step_model.py: what it predicts, and whether its kernels are those of the backend."""
 
 import json
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from gpu.step_model import (
     H200,
     Gpu,
     Node,
+    early_starts,
     few_rows,
     layer_products,
     nodes,
@@ -144,6 +146,35 @@ def test_attention_starts_when_the_product_before_it_has_waited() -> None:
     assert second_layer[1].begin >= before.end
 
 
+def test_attention_behind_attention_starts_late() -> None:
+    attention = nodes(_8B, 1, 1024, H200)[2]
+    assert attention.role == "attention"
+    assert early_starts([attention] * 3) == [True, False, False]
+    assert not any(timed.hidden for timed in timeline([attention] * 3, H200))
+
+
+# Of docs/gpu.md: milliseconds of a step before and now, to as many digits as it gives.
+def test_the_documentation_says_what_the_model_predicts() -> None:
+    text = (ROOT / "docs/gpu.md").read_text()
+    rows = re.findall(
+        r"^\| Llama-3\.\d-(\dB), (\d) rows?(, 16k)? \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|",
+        text,
+        re.MULTILINE,
+    )
+    assert len(rows) == 5
+    for name, count, long, floor, before, now in rows:
+        config = _8B if name == "8B" else _1B
+        pass_of = (config, int(count), 16384 if long else 1024, H200)
+        found = [floor_seconds(config)]
+        found += [
+            pass_seconds(make(*pass_of), H200) + REVIEW.step for make in (nodes_before, nodes)
+        ]
+        for seconds, stated in zip(found, (floor, before, now), strict=True):
+            digits = len(stated.split(".")[1])
+            assert 1e3 * seconds == pytest.approx(float(stated), abs=0.51 * 10**-digits)
+    assert "No GPU has run these predictions." in text
+
+
 @pytest.mark.parametrize(
     ("count", "padded"), [(1, 1), (2, 2), (3, 4), (5, 8), (16, 16), (17, 32), (33, 64)]
 )
@@ -191,12 +222,13 @@ def test_kernels_are_those_that_the_backend_launches(name: str, tmp_path: Path) 
         launched = {}
         for node in record["nodes"]:
             early = (node["starts_early"], node["lets_next_early"])
-            launched[predictions.launch_key(node), early[1]] = node["count"]
-            # The first kernel has nothing before it.
-            assert early[0] or node["name"] in {"embed", "attention"}
+            launched[predictions.launch_key(node), early] = node["count"]
         expected = Counter(
-            ((node.name, node.grid, node.threads, node.shared_bytes), node.lets_next_early)
-            for node in modelled
+            (
+                (node.name, node.grid, node.threads, node.shared_bytes),
+                (starts, node.lets_next_early),
+            )
+            for node, starts in zip(modelled, early_starts(modelled), strict=True)
         )
         assert launched == dict(expected), (record["batch"], record["drafts"], record["context"])
 
