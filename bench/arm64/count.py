@@ -90,7 +90,13 @@ def build_ggml(work: Path, isa: str) -> Program:
     includes = [f"-I{ggml / folder}" for folder in ("include", "src", "src/ggml-cpu")]
     options = ["-std=c++20", "-O3", "-DNDEBUG", f"-march={MARCH[isa]}", *includes]
     # What the loops fall back to without their instructions is never called.
-    link = ["-static", "-no-pie", "-Wl,--unresolved-symbols=ignore-all", "-o", program]
+    link: list[str | Path] = [
+        "-static",
+        "-no-pie",
+        "-Wl,--unresolved-symbols=ignore-all",
+        "-o",
+        program,
+    ]
     repack = ggml / "src/ggml-cpu/arch/arm/repack.cpp"
     run(COMPILER, *options, here / "ggml_product.cc", repack, *link)
     return Program(program, GGML_FUNCTIONS)
