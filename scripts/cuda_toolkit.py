@@ -4,15 +4,18 @@
 python scripts/cuda_toolkit.py nvcc DIRECTORY           prints the path of an nvcc
 python scripts/cuda_toolkit.py disassembler DIRECTORY   prints the folder of cuobjdump and nvdisasm
 python scripts/cuda_toolkit.py cutlass DIRECTORY        prints the folder of CUTLASS's headers
+python scripts/cuda_toolkit.py headers DIRECTORY        prints the folder of the runtime's headers
 
 nvcc is $CUDACXX, or the one on PATH or in /usr/local/cuda; without any, CUDA 13.0 is assembled in
 DIRECTORY from the wheels that NVIDIA publishes, with pip of the Python that runs this. The
-disassembler and CUTLASS always come from there, so that they are the same on every machine.
+disassembler, CUTLASS and the headers always come from there, so that they are the same on every
+machine.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -27,6 +30,9 @@ TOOLKIT = [
 ]
 DISASSEMBLER = ["nvidia-cuda-cuobjdump==13.5.37", "nvidia-cuda-nvdisasm==13.5.37"]
 CUTLASS = ["nvidia-cutlass==4.2.0.0"]
+HEADERS = ["nvidia-cuda-runtime==13.0.96", "nvidia-cuda-crt==13.0.88"]
+# What a toolkit calls the machines that it runs on, by what Python calls them.
+TARGETS = {"x86_64": "x86_64-linux", "aarch64": "sbsa-linux"}
 CUDA_FOLDER = Path("nvidia/cu13")  # where the wheels put their files
 
 
@@ -52,8 +58,9 @@ def lay_out(root: Path) -> None:
     """Adds the names an installed toolkit has and the wheels lack; CMake looks for them."""
     link(root / "lib64", "lib")
     link(root / "lib/libcudart.so", "libcudart.so.13")
-    link(root / "targets/x86_64-linux/include", "../../include")
-    link(root / "targets/x86_64-linux/lib", "../../lib")
+    target = root / "targets" / TARGETS[platform.machine()]
+    link(target / "include", "../../include")
+    link(target / "lib", "../../lib")
 
 
 def installed_nvcc(directory: Path) -> Path | None:
@@ -92,8 +99,19 @@ def find_cutlass(directory: Path) -> Path:
     return directory / "cutlass_library/source/include"
 
 
+def find_headers(directory: Path) -> Path:
+    """The folder to include cuda_runtime_api.h from."""
+    install(HEADERS, directory)
+    return directory / CUDA_FOLDER / "include"
+
+
 def main() -> int:
-    finders = {"nvcc": find_nvcc, "disassembler": find_disassembler, "cutlass": find_cutlass}
+    finders = {
+        "nvcc": find_nvcc,
+        "disassembler": find_disassembler,
+        "cutlass": find_cutlass,
+        "headers": find_headers,
+    }
     if len(sys.argv) != 3 or sys.argv[1] not in finders:
         print(__doc__, file=sys.stderr)
         return 2

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs everything and passes the tests: scripts/test.sh [stage ...]
-# Stages: lint docs cpp bench cuda python fuzz example asan tsan (all of them by default).
+# Stages: lint docs cpp bench cuda python fuzz example asan tsan (all of these by default), arm64.
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 stages=${*:-lint docs cpp bench cuda python fuzz example asan tsan}
 jobs=$(nproc)
@@ -81,6 +81,29 @@ stage_cuda() {
   cp build/cuda/python/bindings/_core*.so build/cuda/module/specdec_native
   PYTHONPATH=build/cuda/module "$PYTHON" -m pytest \
     tests/python/test_cuda_gates.py tests/python/test_cuda_module.py
+}
+
+# Cross-compiled for ARM64 and run under qemu: every kernel set, and whole engines in every precision.
+# Host code of the CUDA backend is only compiled.
+stage_arm64() {
+  ensure_packages \
+    /usr/bin/aarch64-linux-gnu-g++ g++-aarch64-linux-gnu \
+    /usr/bin/qemu-aarch64-static qemu-user-static \
+    /usr/src/googletest/CMakeLists.txt googletest
+  cmake --preset arm64 -DSPECDEC_BENCH=OFF >/dev/null
+  cmake --build --preset arm64 -j "$jobs" --target \
+    specdec_{core,cpu_attention,cpu_linear,cpu_moe,cpu_pointwise,precisions,sampler,simd}_test
+  scripts/arm64_tests.sh build/arm64
+  check_cuda_hosts
+}
+
+# The host code of the CUDA backend on ARM64 (GH200), where the toolkit's headers are the same.
+check_cuda_hosts() {
+  local headers
+  headers=$("$PYTHON" scripts/cuda_toolkit.py headers build/cuda-headers)
+  printf '%s\n' cuda/factory.cc cuda/gpu_survey.cc cuda/{backend,gemm,gpu}/*.cc |
+    xargs -P "$jobs" -n 1 aarch64-linux-gnu-g++ -std=c++20 -fsyntax-only -Wall -Wextra -Wno-psabi \
+      -Werror -DSPECDEC_CUDA_ARCHITECTURES='""' -Icpp/include -Icpp/src -I. -isystem "$headers"
 }
 
 # Compiled with the options of stage cpp, so that ccache has the objects.

@@ -1,6 +1,6 @@
 // The same product by llama.cpp's repacked loops: ggml_product ISA FORMAT ROWS OUTPUTS INPUTS.
-// It is compiled by hand with ggml's src/ggml-cpu/arch/arm/repack.cpp. As llama.cpp does, whole
-// fours of rows are one call, and every row after them is another.
+// count.py compiles it with ggml's src/ggml-cpu/arch/arm/repack.cpp. As llama.cpp does, whole fours
+// of rows are one call, and every row after them is another.
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>

@@ -1,6 +1,4 @@
-// One product, whose instructions are counted: arm64_product ISA FORMAT ROWS OUTPUTS INPUTS. Under
-// `qemu-aarch64-static -singlestep -d nochain,exec` each line of the log is an instruction, with
-// the name of its function; the difference of two OUTPUTS is that of the loops alone.
+// One product, whose instructions count.py counts: arm64_product ISA FORMAT ROWS OUTPUTS INPUTS.
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>

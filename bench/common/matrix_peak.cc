@@ -7,6 +7,15 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+// Keeps a sum in its register.
+#if defined(__aarch64__)
+#define SPECDEC_KEEP(sum) asm volatile("" : "+w"(sum))
+#else
+#define SPECDEC_KEEP(sum) asm volatile("" : "+x"(sum))
 #endif
 
 namespace specdec::bench {
@@ -31,7 +40,7 @@ void run_generic(int64_t rounds) {
 #pragma GCC unroll 16
     for (float& sum : sums) {
       sum = sum * 0.5f + 1.0f;
-      asm volatile("" : "+x"(sum));
+      SPECDEC_KEEP(sum);
     }
   }
 }
@@ -110,6 +119,26 @@ __attribute__((target("amx-tile,amx-bf16"))) void run_amx_bf16(int64_t rounds) {
   _tile_release();
 }
 
+#elif defined(__aarch64__)
+
+// Instructions by their names: the compiler has intrinsics only for a target that it must be told
+// of, and each compiler in its own words.
+#define SPECDEC_PEAK_LOOP(name, extension, instruction)                                          \
+  void name(int64_t rounds) {                                                                    \
+    float32x4_t sums[kSums] = {};                                                                \
+    const float32x4_t x = vdupq_n_f32(0.5f), y = vdupq_n_f32(0.25f);                             \
+    for (int64_t i = 0; i < rounds; ++i) {                                                       \
+      _Pragma("GCC unroll 16") for (float32x4_t& sum : sums) {                                   \
+        asm volatile(".arch armv8.2-a" extension "\n" instruction : "+w"(sum) : "w"(x), "w"(y)); \
+      }                                                                                          \
+    }                                                                                            \
+  }
+SPECDEC_PEAK_LOOP(run_fmla, "", "fmla %0.4s, %1.4s, %2.4s")
+SPECDEC_PEAK_LOOP(run_bfdot, "+bf16", "bfdot %0.4s, %1.8h, %2.8h")
+SPECDEC_PEAK_LOOP(run_sdot, "+dotprod", "sdot %0.4s, %1.16b, %2.16b")
+SPECDEC_PEAK_LOOP(run_usmmla, "+i8mm", "usmmla %0.4s, %1.16b, %2.16b")
+#undef SPECDEC_PEAK_LOOP
+
 #endif
 
 const std::vector<PeakLoop>& peak_loops() {
@@ -121,6 +150,11 @@ const std::vector<PeakLoop>& peak_loops() {
       {"bfloat16", "vdpbf16ps", Isa::kAvx512Bf16, kSums * 64.0, run_avx512_bf16},
       {"bfloat16", "tdpbf16ps", Isa::kAmx, 4 * 2.0 * 16 * 16 * 32, run_amx_bf16},
       {"int8", "vpdpbusd", Isa::kAvx512Bf16, kSums * 128.0, run_avx512_vnni},
+#elif defined(__aarch64__)
+      {"float32", "fmla", Isa::kNeon, kSums * 8.0, run_fmla},
+      {"int8", "sdot", Isa::kNeonDotprod, kSums * 32.0, run_sdot},
+      {"int8", "usmmla", Isa::kNeonI8mm, kSums * 64.0, run_usmmla},
+      {"bfloat16", "bfdot", Isa::kNeonBf16, kSums * 16.0, run_bfdot},
 #endif
       {"float32", "scalar", Isa::kGeneric, kSums * 2.0, run_generic},
   };

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <map>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -22,7 +21,7 @@ struct Precision {
   const char* name;
   const char* dtype;
   const char* quantization;
-  // How far a logprob may be from float32's: measured 3e-6, 0.03, 0.02 and 0.4.
+  // How far a logprob may be from float32's: measured 2e-6, 0.022, 0.066 and 0.83.
   float tolerance;
 };
 constexpr Precision kPrecisions[] = {
@@ -93,8 +92,9 @@ TEST_P(PrecisionsTest, LogprobsAreNearFloat32s) {
     most = std::max(most, std::abs(logprobs[i] - expected[i]));
   }
   EXPECT_LT(most, precision().tolerance);
-  // The bounds tell precisions apart: each is further off than a tenth of its own.
-  if (precision().tolerance > 1e-3f) EXPECT_GT(most, precision().tolerance / 30);
+  if (precision().tolerance > 1e-3f) {  // and not as near as a precision that is finer
+    EXPECT_GT(most, precision().tolerance / 30);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(AllIsas, PrecisionsTest,

@@ -20,7 +20,8 @@ ONEDNN_ISAS = {
     "avx512_bf16": "AVX512_CORE_BF16",
     "amx": "AVX512_CORE_AMX",
 }
-ISAS = (AUTO, *ONEDNN_ISAS)
+ARM_ISAS = ("neon", "neon_dotprod", "neon_i8mm", "neon_bf16")
+ISAS = (AUTO, *ONEDNN_ISAS, *ARM_ISAS)
 
 HEADS = ("eagle", "eagle3", "medusa", "mlp_speculator")  # ways of decoding, by the head's method
 
