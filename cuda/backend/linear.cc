@@ -126,7 +126,7 @@ void CudaBackend::project_qkv(const QkvArgs& args) {
                             .norm_eps = args.norm_eps,
                             .rope_cos = args.rope_cos,
                             .rope_sin = args.rope_sin,
-                            .rotary_dim = args.rotary_dim,
+                            .rotary_dim = args.rope_cos != nullptr ? args.rotary_dim : 0,
                             .num_heads = args.num_heads,
                             .positions = args.batch->positions,
                             .slot_mapping = args.batch->slot_mapping,

@@ -288,14 +288,13 @@ __device__ __forceinline__ void join_item(const AttendArgs& args, const BlockWor
 // Zeros for the rows of no request.
 template <class T>
 __device__ __forceinline__ void clear_unused_rows(const AttentionParams& params) {
-  const int64_t row_words = int64_t{params.num_heads} * params.kv.head_dim / 2;
-  const int64_t begin = params.batch.cu_rows[params.batch.num_requests] * row_words;
-  const int64_t end = params.batch.num_rows * row_words;
-  auto* out = static_cast<uint32_t*>(params.out);
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kAttentionThreads + threadIdx.x;
+  const int row_words = params.num_heads * params.kv.head_dim / 2;
+  const int begin = params.batch.cu_rows[params.batch.num_requests];
+  auto* out = static_cast<uint32_t*>(params.out) + static_cast<int64_t>(begin) * row_words;
+  const int num_words = (params.batch.num_rows - begin) * row_words;
 #pragma unroll 1
-  for (int64_t i = begin + first; i < end;
-       i += static_cast<int64_t>(gridDim.x) * kAttentionThreads) {
+  for (int i = blockIdx.x * kAttentionThreads + threadIdx.x; i < num_words;
+       i += gridDim.x * kAttentionThreads) {
     out[i] = 0;
   }
 }
@@ -309,7 +308,7 @@ __global__ void __launch_bounds__(kAttentionThreads, Tiles::kRegisterBlocks)
   const int num_requests = args.params.batch.num_requests;
   const AttentionMemory<Tiles> memory = {shared, num_requests};
   if (threadIdx.x < kWarpSize) {
-    WorkShape shape = work_shape(args.params, Tiles::kPairs);
+    WorkShape shape = work_shape(args.params, Tiles::kPairBits);
     plan_work(args, shape, memory.item_ends(), memory.slot_begins());
     if (threadIdx.x == 0) {
       work.shape = shape;

@@ -136,14 +136,14 @@ struct WorkShape {
   int num_kv_heads;
   int num_heads;
   int group_size;
-  int tile_pairs;     // pairs an item may have
+  int pair_bits;      // an item may have 2^pair_bits pairs
   int num_blocks;     // of the grid
   int64_t num_tiles;  // of positions, over all items
   int item_tiles;     // that an item has of shared splits, about: a block's share
   int level;          // 0: as wide as is useful; 1: few slots; 2: none
 
   __device__ int pair_tiles(int num_pairs) const {
-    return (num_pairs + tile_pairs - 1) / tile_pairs;
+    return (num_pairs + (1 << pair_bits) - 1) >> pair_bits;
   }
   __device__ int shared_tiles(const RequestPlan& plan) const {
     return (split_begin(plan.shared_end) - split_begin(plan.first_split)) / kAttentionTile;
@@ -190,11 +190,11 @@ struct WorkShape {
   }
 };
 
-__device__ __forceinline__ WorkShape work_shape(const AttentionParams& params, int tile_pairs) {
+__device__ __forceinline__ WorkShape work_shape(const AttentionParams& params, int pair_bits) {
   return {.num_kv_heads = params.kv.num_kv_heads,
           .num_heads = params.num_heads,
           .group_size = params.num_heads / params.kv.num_kv_heads,
-          .tile_pairs = tile_pairs,
+          .pair_bits = pair_bits,
           .num_blocks = static_cast<int>(gridDim.x),
           .num_tiles = 0,
           .item_tiles = 0,
@@ -318,8 +318,8 @@ __device__ __forceinline__ Item item_at(const AttentionParams& params, const Wor
     // Last pairs first: in a prompt they see most.
     const int num_pairs = plan.num_rows * shape.group_size;
     const int num_tiles = shape.pair_tiles(num_pairs);
-    item.first_pair = (num_tiles - 1 - local % num_tiles) * shape.tile_pairs;
-    item.num_pairs = min(shape.tile_pairs, num_pairs - item.first_pair);
+    item.first_pair = (num_tiles - 1 - local % num_tiles) << shape.pair_bits;
+    item.num_pairs = min(1 << shape.pair_bits, num_pairs - item.first_pair);
     local /= num_tiles;
     item.kv_head = local % shape.num_kv_heads;
     const int range = local / shape.num_kv_heads;
@@ -336,10 +336,10 @@ __device__ __forceinline__ Item item_at(const AttentionParams& params, const Wor
     const int num_tiles = shape.pair_tiles(shape.group_size);
     const int row = local % plan.num_rows;
     local /= plan.num_rows;
-    const int first = local % num_tiles * shape.tile_pairs;
+    const int first = local % num_tiles << shape.pair_bits;
     local /= num_tiles;
     item.first_pair = row * shape.group_size + first;
-    item.num_pairs = min(shape.tile_pairs, shape.group_size - first);
+    item.num_pairs = min(1 << shape.pair_bits, shape.group_size - first);
     item.kv_head = local % shape.num_kv_heads;
     const int range = local / shape.num_kv_heads;
     const bool alone = sharing == Sharing::kAlone;

@@ -37,7 +37,9 @@ struct AttentionTiles {
   static constexpr int kElementBytes = kCodes ? 1 : 2;  // of the cache
   static constexpr bool kIsFew = kWarpRows <= 2;
   static constexpr int kMostWarpRows = kDim <= 128 || kIsFew ? kWarpRows : 2;
-  static constexpr int kPairs = 16 * kMostWarpRows;  // of an item
+  static constexpr int kPairBits = kMostWarpRows == 1 ? 4 : kMostWarpRows == 2 ? 5 : 6;
+  static constexpr int kPairs = 1 << kPairBits;  // of an item
+  static_assert(kPairs == 16 * kMostWarpRows);
   static constexpr int kBlocksPerSm = kIsFew                ? (kDim <= 64 ? 2 : 1)
                                       : kDim > 128          ? 1
                                       : kDim > 64 || kCodes ? 2
@@ -484,13 +486,21 @@ struct WarpTile {
                                         const Item& item, const AttentionMemory<Tiles>& memory,
                                         int split) const {
     const int head_dim = args.params.kv.head_dim;
+    // A division is 500 bytes of code, and needed once in a while: one for both.
+    float inverses[2] = {0.0f, 0.0f};
+#pragma unroll 1
+    for (int half = 0; half < 2 && item.slot < 0; ++half) {
+      const float inverse = inverse_of(half == 0 ? total_sums[0] : total_sums[1]);
+      if (half == 0) inverses[0] = inverse;
+      if (half == 1) inverses[1] = inverse;
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (pair(half) >= item.num_pairs) continue;
       const int place = memory.places()[pair(half)];
       const int first = warp_column * kValues + 2 * (lane % 4);
       if (item.slot < 0) {
-        const float inverse = inverse_of(total_sums[half]);
+        const float inverse = inverses[half];
         const int row_head = item.plan.first_row * shape.num_heads + place;
         T* out =
             static_cast<T*>(args.params.out) + static_cast<int64_t>(row_head) * head_dim + first;

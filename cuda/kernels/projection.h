@@ -66,7 +66,7 @@ struct HeadsParams {
   float norm_eps = 0.0f;
   const float* rope_cos = nullptr;
   const float* rope_sin = nullptr;
-  int rotary_dim = 0;
+  int rotary_dim = 0;  // 0: nothing is rotated
   int num_heads = 0;
   const int32_t* positions = nullptr;     // [num_rows]
   const int64_t* slot_mapping = nullptr;  // [num_rows]
@@ -209,8 +209,8 @@ inline constexpr int64_t few_rows_exchange_bytes(int num_rows, int tiles_at_once
 }
 // What lies behind the prepared rows. Of heads: a row's rotation and slot. Of likeliest tokens: the
 // best one of every warp.
-inline constexpr int64_t heads_row_bytes(int rotary_dim) {
-  return int64_t{rotary_dim} * 4 + static_cast<int64_t>(sizeof(int64_t));
+inline constexpr int64_t heads_tail_bytes(int num_rows, int rotary_dim) {
+  return int64_t{kFewRows} * 8 + int64_t{num_rows} * rotary_dim * 4;
 }
 inline constexpr int64_t kBestKeyBytes = int64_t{8} * kFewRows * 8;
 // Rows as records up to which every block prepares them for itself: that must be done when the
@@ -220,8 +220,8 @@ inline constexpr int64_t kSharedRowBytes = int64_t{16} << 10;
 inline constexpr int64_t kMostFewRowsBytes =
     std::max({few_rows_exchange_bytes(8, 2) + kSharedRowBytes + kBestKeyBytes,
               few_rows_exchange_bytes(kFewRows, 2) + kBestKeyBytes,
-              few_rows_exchange_bytes(8, 1) + kSharedRowBytes + 8 * heads_row_bytes(256),
-              few_rows_exchange_bytes(kFewRows, 1) + kFewRows * heads_row_bytes(256)});
+              few_rows_exchange_bytes(8, 1) + kSharedRowBytes + heads_tail_bytes(8, 256),
+              few_rows_exchange_bytes(kFewRows, 1) + heads_tail_bytes(kFewRows, 256)});
 
 // Tiles of WeightFormat::kAct as a plain matrix, for products by code that is not ours.
 struct UnpackParams {

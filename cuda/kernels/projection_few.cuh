@@ -12,6 +12,7 @@
 // kernel before it has ended.
 #pragma once
 
+#include "core/check.h"
 #include "cuda/kernels/projection_best.cuh"
 #include "cuda/kernels/projection_finish.cuh"
 #include "cuda/kernels/projection_rows.cuh"
@@ -38,18 +39,19 @@ struct FewRowsKind {
   static constexpr int columns = kColumns;
 };
 
-// Bytes from the start of dynamic shared memory to what lies behind the prepared rows.
+// Bytes from the start of dynamic shared memory to what lies behind the prepared rows. As far as
+// they are constant, no register is kept for them while the weights stream through.
+inline constexpr int kMostHeadDim = 256;
 template <class Kind>
 __host__ __device__ __forceinline__ int64_t few_rows_tail_offset(const ProductParams& params) {
-  int64_t offset = few_rows_exchange_bytes(Kind::columns * 8, Kind::tiles);
+  constexpr int64_t kExchange = few_rows_exchange_bytes(Kind::columns * 8, Kind::tiles);
+  constexpr int64_t kScratch = heads_scratch_bytes(kRowWarps, kMostHeadDim);
   if constexpr (Kind::source == RowSource::kShared) {
-    offset += int64_t{params.rows.num_rows} * params.num_k_blocks * kRecordBytes;
+    static_assert(kExchange + kRecordBytes >= kScratch, "heads use what the rows leave");
+    return kExchange + int64_t{params.rows.num_rows} * params.num_k_blocks * kRecordBytes;
+  } else {
+    return kExchange > kScratch ? kExchange : kScratch;
   }
-  if constexpr (Kind::finish == Finish::kHeads) {
-    const int64_t scratch = heads_scratch_bytes(kRowWarps, params.finish.heads.kv.head_dim);
-    offset = offset > scratch ? offset : scratch;
-  }
-  return offset;
 }
 
 template <class Format, class Kind>
@@ -72,7 +74,6 @@ class FewRows {
 
   __device__ __forceinline__ FewRows(const ProductParams& params, unsigned char* shared)
       : params_(params),
-        shared_(shared),
         exchange_(reinterpret_cast<float4*>(shared)),
         rows_(shared + kExchangeBytes),
         prepared_step_(params.rows.num_rows * Format::kRecordBytes),
@@ -274,30 +275,30 @@ class FewRows {
   // the end everybody would wait for it.
   __device__ __forceinline__ void load_places() const {
     const HeadsParams& heads = params_.finish.heads;
+    const int half = heads.rotary_dim / 2;
     const int num_rows = params_.rows.num_rows;
-    const int half = num_rotated(heads);
-    auto* slots = reinterpret_cast<int64_t*>(tail());
-    auto* cos = reinterpret_cast<float*>(slots + num_rows);
-    float* sin = cos + num_rows * half;
 #pragma unroll 1
     for (int row = warp_; row < num_rows; row += kRowWarps) {
-      const int64_t from = static_cast<int64_t>(heads.positions[row]) * half;
-#pragma unroll 2
-      for (int i = lane_; i < half; i += kWarpSize) {
-        cos[row * half + i] = heads.rope_cos[from + i];
-        sin[row * half + i] = heads.rope_sin[from + i];
+      int from = heads.positions[row] * half + lane_;
+      float* to = rotations() + row * (2 * half) + lane_;
+#pragma unroll 1
+      for (int i = lane_; i < half; i += kWarpSize, from += kWarpSize, to += kWarpSize) {
+        to[0] = heads.rope_cos[from];
+        to[half] = heads.rope_sin[from];
       }
     }
     if (static_cast<int>(threadIdx.x) < num_rows) {
-      slots[threadIdx.x] = heads.slot_mapping[threadIdx.x];
+      reinterpret_cast<int64_t*>(tail())[threadIdx.x] = heads.slot_mapping[threadIdx.x];
     }
   }
   __device__ __forceinline__ RowPlace place_in_shared(int row) const {
-    const int num_rows = params_.rows.num_rows;
-    const int half = num_rotated(params_.finish.heads);
-    const auto* slots = reinterpret_cast<const int64_t*>(tail());
-    const auto* cos = reinterpret_cast<const float*>(slots + num_rows) + row * half;
-    return {cos, cos + num_rows * half, slots[row]};
+    const int half = params_.finish.heads.rotary_dim / 2;
+    const float* cos = rotations() + row * (2 * half);
+    return {cos, cos + half, reinterpret_cast<const int64_t*>(tail())[row]};
+  }
+  // [rows][cosines, sines], behind [kFewRows] slots.
+  __device__ __forceinline__ float* rotations() const {
+    return reinterpret_cast<float*>(tail() + kFewRows * sizeof(int64_t));
   }
 
   // [kRowWarps, kFewRows]; a warp's are its own until all tiles are done.
@@ -306,7 +307,7 @@ class FewRows {
     if (lane_ < kFewRows) keys()[warp_ * kFewRows + lane_] = worst_key();
   }
   __device__ __forceinline__ unsigned char* tail() const {
-    return shared_ + few_rows_tail_offset<Kind>(params_);
+    return reinterpret_cast<unsigned char*>(exchange_) + few_rows_tail_offset<Kind>(params_);
   }
 
   __device__ __forceinline__ void find_rows() {
@@ -378,7 +379,6 @@ class FewRows {
   }
 
   const ProductParams& params_;
-  unsigned char* shared_;
   float4* exchange_;         // [2 turns][slices][kTiles][kColumns][lane], or scratch
   unsigned char* rows_;      // fused
   const int prepared_step_;  // bytes from one k block to the next
@@ -400,7 +400,8 @@ template <class Format, class Kind>
 void launch_few_rows(Stream& stream, const ProductParams& params) {
   int64_t shared_bytes = few_rows_tail_offset<Kind>(params);
   if constexpr (Kind::finish == Finish::kHeads) {
-    shared_bytes += params.rows.num_rows * heads_row_bytes(params.finish.heads.rotary_dim);
+    SPECDEC_CHECK_LE(params.finish.heads.kv.head_dim, kMostHeadDim);
+    shared_bytes += heads_tail_bytes(params.rows.num_rows, params.finish.heads.rotary_dim);
   } else if constexpr (Kind::finish == Finish::kBest) {
     shared_bytes += kBestKeyBytes;
   }

@@ -223,22 +223,11 @@ __device__ __forceinline__ void store_plane(const ProductParams& params, int pla
 
 // --- heads ---
 
-// A finished key or value into the cache.
-template <class T>
-__device__ __forceinline__ void store_token(const HeadsParams& heads, bool is_key, int kv_head,
-                                            int64_t slot, const float* values) {
+// A finished key or value as codes into row `row` of the cache.
+__device__ __forceinline__ void store_codes(const HeadsParams& heads, const KvLayout& layout,
+                                            void* cache, int64_t row, const float* values) {
   const int lane = threadIdx.x % kWarpSize;
-  const KvLayout layout = {heads.kv.num_blocks, heads.kv.block_size, heads.kv.num_kv_heads,
-                           heads.kv.head_dim};
-  const int64_t row = layout.row(slot, kv_head);
-  void* cache = is_key ? heads.kv.keys : heads.kv.values;
   const int dim = heads.kv.head_dim;
-  if (heads.kv.dtype != DType::kI8) {
-    T* out = static_cast<T*>(cache) + row * dim;
-#pragma unroll 1
-    for (int i = lane; i < dim; i += kWarpSize) out[i] = from_float<T>(values[i]);
-    return;
-  }
   float largest = 0.0f;
 #pragma unroll 1
   for (int i = lane; i < dim; i += kWarpSize) largest = fmaxf(largest, fabsf(values[i]));
@@ -263,19 +252,14 @@ struct RowScales {
   float k;
 };
 
-// Pairs that are rotated.
-__device__ __forceinline__ int num_rotated(const HeadsParams& heads) {
-  return heads.rope_cos != nullptr ? heads.rotary_dim / 2 : 0;
-}
-
-// Where a row's rotation lies, [num_rotated] each, and its place in the cache.
+// Where a row's rotation lies, [rotary_dim / 2] each, and its place in the cache.
 struct RowPlace {
   const float* cos;
   const float* sin;
   int64_t slot;
 };
 __device__ __forceinline__ RowPlace place_of(const HeadsParams& heads, int row) {
-  const int64_t offset = static_cast<int64_t>(heads.positions[row]) * num_rotated(heads);
+  const int64_t offset = static_cast<int64_t>(heads.positions[row]) * (heads.rotary_dim / 2);
   return {heads.rope_cos + offset, heads.rope_sin + offset, heads.slot_mapping[row]};
 }
 
@@ -300,7 +284,7 @@ __device__ __forceinline__ void rotate_head(const HeadsParams& heads, const floa
     for (int i = lane; i < dim; i += kWarpSize) values[i] = values[i] * scale * weight[i];
     __syncwarp();
   }
-  const int half = num_rotated(heads);
+  const int half = heads.rotary_dim / 2;
 #pragma unroll 1
   for (int i = lane; i < half; i += kWarpSize) {
     const float cos = place.cos[i];
@@ -342,13 +326,20 @@ __device__ __forceinline__ void finish_head(const FinishParams& finish, int head
     }
     rotate_head(heads, weight, all_heads_scale, place, values);
   }
-  if (is_query) {
-    T* q = static_cast<T*>(heads.q) + (static_cast<int64_t>(row) * heads.num_heads + head) * dim;
-#pragma unroll 1
-    for (int i = lane; i < dim; i += kWarpSize) q[i] = from_float<T>(values[i]);
-  } else {
+  void* out = heads.q;
+  int64_t out_row = static_cast<int64_t>(row) * heads.num_heads + head;
+  const KvLayout layout = {heads.kv.num_blocks, heads.kv.block_size, num_kv_heads, dim};
+  if (!is_query) {
     const bool is_key = kv_head < num_kv_heads;
-    store_token<T>(heads, is_key, is_key ? kv_head : kv_head - num_kv_heads, place.slot, values);
+    out = is_key ? heads.kv.keys : heads.kv.values;
+    out_row = layout.row(place.slot, is_key ? kv_head : kv_head - num_kv_heads);
+  }
+  if (!is_query && heads.kv.dtype == DType::kI8) {
+    store_codes(heads, layout, out, out_row, values);
+  } else {
+    T* elements = static_cast<T*>(out) + out_row * dim;
+#pragma unroll 1
+    for (int i = lane; i < dim; i += kWarpSize) elements[i] = from_float<T>(values[i]);
   }
   __syncwarp();
 }

@@ -108,9 +108,13 @@ TEST_P(BestTokens, AreThoseOfTheOutputsWhateverTheRows) {
 
 TEST_P(BestTokens, TiesNansAndInfinitiesAreThoseOfTheSampler) {
   const auto packed = pack(WeightFormat::kAct);
-  for (const int row : {0, 1, 2, 3, 4, 5, 6}) compare({.weight = packed.get()}, {row});
+  for (const int row : {0, 1, 2, 3, 4, 5, 6}) compare({.weight = packed.get(), .in = {}}, {row});
   const Buffer bias = world_.upload(random_values(kOut, 4));
-  compare({.weight = packed.get(), .bias = bias.as<float>(), .scale = 0.5f, .soft_cap = 0.01f},
+  compare({.weight = packed.get(),
+           .in = {},
+           .bias = bias.as<float>(),
+           .scale = 0.5f,
+           .soft_cap = 0.01f},
           {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11});
 }
 
@@ -119,7 +123,7 @@ TEST_P(BestTokens, AHeadOfSomeTokensSaysTheTargets) {
   std::vector<int32_t> token_ids(kOut);
   for (int i = 0; i < kOut; ++i) token_ids[i] = (i * 389) % kOut * 3 + 2;  // of a prime, no order
   for (const int num_rows : {2, 12})
-    compare({.weight = packed.get()}, last_rows(num_rows), &token_ids);
+    compare({.weight = packed.get(), .in = {}}, last_rows(num_rows), &token_ids);
 }
 
 TEST_P(BestTokens, ManyRowsAreLeftToTheSampler) {
