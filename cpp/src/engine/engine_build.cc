@@ -72,10 +72,11 @@ void Engine::Impl::time_passes() {
   BlockTable blocks(config_.block_size);
   blocks.reserve(*pool_, std::min(max_rows + 1, pool_->num_free() * config_.block_size));
   const bool is_cpu = resolve_device(config_.device).kind == DeviceKind::kCpu;
+  const bool waits = !is_cpu || ranks_ != nullptr;  // for a device, or for others' parts
   const StepGuard hot(models_.backend());
   Ranks::loading(ranks_.get(), [&] {
     drafting_->time_passes(models_.target(), models_.draft_models(), max_rows, blocks,
-                           is_cpu ? PassClock::kThread : PassClock::kWall);
+                           waits ? PassClock::kWall : PassClock::kThread);
     if (ranks_ != nullptr) ranks_->calls().end_step();
   });
 }
