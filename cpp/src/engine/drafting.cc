@@ -4,7 +4,6 @@
 #include <memory>
 #include <utility>
 
-#include "runtime/pass_timing.h"
 #include "speculation/custom_drafter.h"
 #include "speculation/grammar_drafter.h"
 #include "speculation/ngram_drafter.h"
@@ -54,22 +53,18 @@ std::unique_ptr<Drafter> Drafting::make_drafter(int id, int vocab_size, DraftMod
 
 // A head drafts what its target has run, and a model with one pass for all levels has passes of
 // another kind: what those cost is learned in steps.
-void Drafting::time_passes(ModelRunner& target, const DraftModels& models, BlockPool& pool,
-                           int max_num_seqs, int block_size) {
+void Drafting::time_passes(ModelRunner& target, const DraftModels& models, int max_rows,
+                           const BlockTable& blocks, PassClock clock) {
   DraftPolicy* policy = drafters_->policy();
   if (policy == nullptr) return;
-  const int64_t rows_of_step = int64_t{max_num_seqs} * (1 + config_.max_nodes());
-  const auto max_rows = static_cast<int>(std::min<int64_t>(rows_of_step, target.limits().max_rows));
-  BlockTable blocks(block_size);
-  blocks.reserve(pool, std::min(max_rows + 1, pool.num_free() * block_size));
-  const std::vector<TimedPass> passes = specdec::time_passes(target, max_rows, blocks);
+  const std::vector<TimedPass> passes = specdec::time_passes(target, max_rows, blocks, clock);
   policy->start_from(passes);
   for (size_t id = 0; id < config_.drafters.size(); ++id) {
     if (drafters_->traits(id).cost != DrafterTraits::Cost::kPerLevel) continue;
-    const int drafter = static_cast<int>(id);
+    const auto drafter = static_cast<int>(id);
     policy->start_from(
         drafter, time_draft_passes(models.runner(drafter), is_head(config_.drafters[id].method),
-                                   passes, blocks));
+                                   passes, blocks, clock));
   }
 }
 

@@ -11,6 +11,7 @@
 #include "engine/failure.h"
 #include "engine/request.h"
 #include "runtime/draft_models.h"
+#include "runtime/pass_timing.h"
 #include "sched/scheduler.h"
 #include "specdec/acceptance_stats.h"
 #include "specdec/engine.h"
@@ -38,9 +39,9 @@ class Drafting {
            const BlockPool& pool, ThreadPool& threads, int num_groups);
 
   // Times passes of the models, so that the first drafts are no longer than pays. Before the first
-  // step; nothing where lengths are fixed. The blocks are given back.
-  void time_passes(ModelRunner& target, const DraftModels& models, BlockPool& pool,
-                   int max_num_seqs, int block_size);
+  // step; nothing where lengths are fixed. `blocks` hold no sequence.
+  void time_passes(ModelRunner& target, const DraftModels& models, int max_rows,
+                   const BlockTable& blocks, PassClock clock);
 
   // Drafts (tree nodes) that a decoding sequence may have in the step being planned.
   int budget(const Sequence& sequence, int num_decoding);

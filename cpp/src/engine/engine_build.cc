@@ -1,4 +1,5 @@
 // How an engine is made of its models: device steps take their memory before the KV cache does.
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -60,7 +61,7 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend)
                                                models_.backend().thread_pool(), device_config);
   }
   if (ranks_ != nullptr) ranks_->lead(models_);
-  if (drafting_ != nullptr) time_passes();
+  if (drafting_ != nullptr && config.speculative.adapts()) time_passes();
   fill_model_info();
 }
 
@@ -71,10 +72,18 @@ Engine::Impl::~Impl() {
 }
 
 void Engine::Impl::time_passes() {
+  const int64_t rows_of_step =
+      int64_t{config_.max_num_seqs} * (1 + config_.speculative.max_nodes());
+  const auto max_rows =
+      static_cast<int>(std::min<int64_t>(rows_of_step, config_.max_num_batched_tokens));
+  BlockTable blocks(config_.block_size);
+  blocks.reserve(*pool_, std::min(max_rows + 1, pool_->num_free() * config_.block_size));
+  const bool is_cpu = resolve_device(config_.device).kind == DeviceKind::kCpu;
+  const bool waits = !is_cpu || ranks_ != nullptr;  // for a device, or for others' parts
   const StepGuard hot(models_.backend());
   Ranks::loading(ranks_.get(), [&] {
-    drafting_->time_passes(models_.target(), models_.draft_models(), *pool_, config_.max_num_seqs,
-                           config_.block_size);
+    drafting_->time_passes(models_.target(), models_.draft_models(), max_rows, blocks,
+                           waits ? PassClock::kWall : PassClock::kThread);
     if (ranks_ != nullptr) ranks_->calls().end_step();
   });
 }

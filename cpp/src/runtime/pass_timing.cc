@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <ctime>
 #include <map>
 
+#include "core/check.h"
 #include "core/stopwatch.h"
 
 namespace specdec {
@@ -16,10 +18,21 @@ constexpr double kMostPasses = 8;  // of one row
 // One row tells how fast weights are read, eight where arithmetic begins to count.
 constexpr std::array kCounts = {1, 8, 4, 16, 2, 32, 64};
 
+double seconds_on(PassClock clock) {
+  if (clock == PassClock::kWall) return now_seconds();
+  timespec time{};
+  SPECDEC_CHECK(clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time) == 0);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
 class TimedRunner {
  public:
-  TimedRunner(ModelRunner& runner, bool is_head, const BlockTable& blocks)
-      : runner_(runner), first_slot_(is_head ? 1 : 0), blocks_(blocks), inputs_(is_head) {}
+  TimedRunner(ModelRunner& runner, bool is_head, const BlockTable& blocks, PassClock clock)
+      : runner_(runner),
+        first_slot_(is_head ? 1 : 0),
+        blocks_(blocks),
+        clock_(clock),
+        inputs_(is_head) {}
 
   bool has_room_for(int num_rows) const {
     const auto& [max_model_len, max_rows, max_logit_rows] = runner_.limits();
@@ -33,18 +46,19 @@ class TimedRunner {
     for (int row = 0; row < num_rows; ++row) row_ids.push_back(row);
     const std::vector<SampleRow> rows(num_rows, SampleRow{.temperature = 0.0f});
     std::vector<SampleResult> results(num_rows);
-    const double start = now_seconds();
+    const double start = seconds_on(clock_);
     inputs_.clear();
     inputs_.add_chain(tokens, first_slot_, blocks_);
     runner_.forward(inputs_);
     runner_.sample(row_ids, rows, LogprobsMode::kRaw, results);
-    return now_seconds() - start;
+    return seconds_on(clock_) - start;
   }
 
  private:
   ModelRunner& runner_;
   int first_slot_;  // a head has no row at the very first
   const BlockTable& blocks_;
+  PassClock clock_;
   BatchInputs inputs_;
 };
 
@@ -83,15 +97,16 @@ std::vector<TimedPass> time_counts(std::span<const int> counts,
   return passes;
 }
 
-std::vector<TimedPass> time_passes(ModelRunner& runner, int max_rows, const BlockTable& blocks) {
-  return time_runner(TimedRunner(runner, /*is_head=*/false, blocks),
+std::vector<TimedPass> time_passes(ModelRunner& runner, int max_rows, const BlockTable& blocks,
+                                   PassClock clock) {
+  return time_runner(TimedRunner(runner, /*is_head=*/false, blocks, clock),
                      [&](int num_rows) { return num_rows <= max_rows; });
 }
 
 std::vector<TimedPass> time_draft_passes(ModelRunner& runner, bool is_head,
                                          std::span<const TimedPass> target,
-                                         const BlockTable& blocks) {
-  return time_runner(TimedRunner(runner, is_head, blocks), [&](int num_rows) {
+                                         const BlockTable& blocks, PassClock clock) {
+  return time_runner(TimedRunner(runner, is_head, blocks, clock), [&](int num_rows) {
     return std::ranges::find(target, num_rows, &TimedPass::num_rows) != target.end();
   });
 }

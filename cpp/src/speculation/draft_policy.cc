@@ -117,12 +117,12 @@ double DraftPolicy::rate(double gain, int num_drafts, double draft_seconds) cons
   return (step_.num_decoding + gain) / (plain + step_.draft_seconds + caution() * extra);
 }
 
-double DraftPolicy::safe_rate(const Gain& gain, int num_drafts, double draft_seconds) const {
+double DraftPolicy::safe_rate(const Gain& gain, int num_drafts) const {
   const double plain = verify_seconds(0);
-  const double extra = verify_seconds(num_drafts) - plain + draft_seconds;
+  const double extra = verify_seconds(num_drafts) - plain;
   const double loss = extra - gain.least * plain / step_.num_decoding;
   const double most = kStepShare * std::max(credit_, 0.0);
-  return loss <= most ? rate(gain.expected, num_drafts, draft_seconds) : 0.0;
+  return loss <= most ? rate(gain.expected, num_drafts, 0.0) : 0.0;
 }
 
 // Clips a measurement at a multiple of what was expected: a longer one is due to preemption by
@@ -184,7 +184,7 @@ std::pair<int, DraftPolicy::Gain> DraftPolicy::best_of_others(std::span<const As
   }
   std::ranges::sort(others, std::ranges::greater{}, &Candidate::survival);
   const Prefix best = best_prefix(others, rate(0, 0, 0),
-                                  [&](int size, Gain gain) { return safe_rate(gain, size, 0.0); });
+                                  [&](int size, Gain gain) { return safe_rate(gain, size); });
   Gain gain;
   for (size_t i = 0; i < best.size; ++i) {
     gain.expected += others[i].survival;
@@ -340,9 +340,8 @@ void DraftPolicy::choose(std::span<const Draft> drafts) {
 
   int num_chosen = 0;
   if (step_.measuring != Measuring::kPlain && target_.is_measured()) {
-    const Prefix best = best_prefix(candidates_, rate(0, 0, 0), [&](int size, Gain gain) {
-      return safe_rate(gain, size, 0.0);
-    });
+    const Prefix best = best_prefix(candidates_, rate(0, 0, 0),
+                                    [&](int size, Gain gain) { return safe_rate(gain, size); });
     if (best.size > 0) last_gain_ = best.value * verify_seconds(0) / step_.num_decoding - 1.0;
     num_chosen = cut_to_measure(static_cast<int>(best.size));
   }

@@ -206,8 +206,8 @@ class DraftPolicy {
   double verify_seconds(int num_drafts) const;
   // Expected tokens a second, with the extra seconds multiplied by caution().
   double rate(double gain, int num_drafts, double draft_seconds) const;
-  // The same, or 0 where the drafts could lose more than may be lost.
-  double safe_rate(const Gain& gain, int num_drafts, double draft_seconds) const;
+  // The same without drafting; 0 where verifying the drafts could lose more than may be lost.
+  double safe_rate(const Gain& gain, int num_drafts) const;
   double catch_up_share(int drafter, const Ask& ask) const;
   // The drafts of others that would be verified beside this drafter's, and what they bring.
   std::pair<int, Gain> best_of_others(std::span<const Ask> asks);

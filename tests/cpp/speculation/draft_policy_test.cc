@@ -262,7 +262,8 @@ TEST(DraftPolicy, TheFirstTokensOfAFreshEngineLoseAtMostThreePercent) {
 }
 
 TEST(DraftPolicy, TheFirstTokensOfAFreshEngineGainWhatACopyIsWorth) {
-  const Curve curve{.name = "10%", .seconds = [](int rows) { return 0.01 * (1 + 0.1 * (rows - 1)); }};
+  const Curve curve{.name = "10%",
+                    .seconds = [](int rows) { return 0.01 * (1 + 0.1 * (rows - 1)); }};
   double total = 0;
   for (uint32_t seed = 1; seed <= 8; ++seed) {
     total += first_ratio(curve, {.name = "a copy", .acceptance = texts()[6].acceptance}, seed);
