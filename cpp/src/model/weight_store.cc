@@ -274,9 +274,8 @@ WeightView WeightStore::matrix(const std::string& name, int64_t rows, int64_t in
   if (is_random_ && !fills_random_matrices_) {
     RandomSource source = random_source(name, in_features);
     source.first = own.begin * in_features;
-    return {
-        .values = {.data = nullptr, .dtype = random_dtype_, .shape = {own.count, in_features}},
-        .random = source};
+    return {.values = {.data = nullptr, .dtype = random_dtype_, .shape = {own.count, in_features}},
+            .random = source};
   }
   if (!is_random_) {
     const std::optional<DType> dtype = shard(name).entries().at(name).dtype;
