@@ -1,6 +1,10 @@
 # Warnings and sanitizers every target of the project is built with. nvcc has options of its own.
 function(specdec_compile_options target)
     set(options -Wall -Wextra -Wno-psabi)
+    if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
+        # Where every machine has fused multiply-adds, g++ makes them of products and sums.
+        list(APPEND options -ffp-contract=off)
+    endif()
     if(SPECDEC_WERROR)
         list(APPEND options -Werror)
     endif()
