@@ -190,6 +190,12 @@ class RotatedParts final : public Communicator {
   }
   void send(int to, std::span<const std::byte> message) override { group_.send(to, message); }
   void receive(int from, std::span<std::byte> message) override { group_.receive(from, message); }
+  void post(int to, std::vector<std::byte> message) override {
+    group_.post(to, std::move(message));
+  }
+  void receive_any_size(int from, std::vector<std::byte>& message, Patience patience) override {
+    group_.receive_any_size(from, message, patience);
+  }
   std::unique_ptr<Communicator> subgroup(int first, int size) override {
     return group_.subgroup(first, size);
   }
