@@ -225,6 +225,7 @@ CONFIGS = {
     "long-rows": _ONE | {"hidden_size": 2080, "intermediate_size": 48},
     "large-heads": _ONE
     | {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 128, "hidden_size": 576},
+    "largest-heads": _ONE | {"num_attention_heads": 3, "head_dim": 256, "hidden_size": 192},
 }
 
 
@@ -238,9 +239,10 @@ def test_kernels_are_those_that_the_backend_launches(
     config = CONFIGS[name]
     (tmp_path / "config.json").write_text(json.dumps(config))
     command = [str(BENCH), "--device=emulated", "--smoke", f"--model={tmp_path}"]
-    command += ["--load_format=dummy", "--contexts=40,300", "--batches=1,3"]
+    command += ["--load_format=dummy", "--contexts=40,300"]
+    # Of each batch up to 16 times the rows: more than 64, too, for which attention has a kernel.
+    command += ["--batches=1,3", "--greedy"] if greedy else ["--batches=1,5"]
     command += ["--drafts=0,1,2,7,15", f"--json={tmp_path / 'out.json'}"]
-    command += ["--greedy"] if greedy else []
     subprocess.run(command, check=True, capture_output=True)
     records = json.loads((tmp_path / "out.json").read_text())["records"]
     assert len(records) == 2 * 2 * 5
