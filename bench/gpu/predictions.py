@@ -14,6 +14,7 @@ from .step_model import (
     Node,
     attention_node,
     attention_of,
+    greedy_nodes,
     head_dim,
     layer_products,
     nodes,
@@ -53,7 +54,8 @@ class Model:
         """Of a record of cuda_step_bench."""
         batch = int(record["batch"])
         rows = batch * (int(record["drafts"]) + 1)
-        sequence = nodes(config, rows, int(record["context"]), self.gpu, batch)
+        kernels_of = greedy_nodes if record.get("greedy") else nodes
+        sequence = kernels_of(config, rows, int(record["context"]), self.gpu, batch)
         sequence, differs = with_resources(sequence, record.get("nodes", []))
         return Prediction(pass_seconds(sequence, self.gpu, self.costs), differs)
 

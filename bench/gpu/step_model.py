@@ -8,8 +8,10 @@ the dtype of activations, requests are chains.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from .attention_model import ATTENTION_TILE, Attention, AttentionKernel, ceil_div, share_out
 
 Config = dict[str, Any]  # of config.json
 
@@ -24,10 +26,11 @@ _SHARED_ROW_BYTES = 16 << 10  # kSharedRowBytes
 _MANY_ROWS_TILES = 8  # kManyRowsTiles
 _STAGE_BYTES = 2048  # of a warp
 _PREFETCH_BYTES = 128 << 10  # kPrefetchBytes, of a block
-_ATTENTION_TILE = 64  # kAttentionTile
+_MOST_HEAD_DIM = 256  # kMostHeadDim
+_BEST_KEY_BYTES = _SLICES * _FEW_ROWS * 8  # kBestKeyBytes
 _ATTENTION_THREADS = 128
+_FEW_ATTENTION_ROWS = 64  # kFewAttentionRows
 _EMBED_THREADS = 128
-_SHORT_SPLIT, _LONG_SPLIT, _SHORT_END = 256, 1024, 16384
 _RESERVED_SHARED_BYTES = 1024  # of every block, for the system
 
 # Bytes of a block of 16 outputs and 32 inputs by weight format.
@@ -49,15 +52,15 @@ H200 = Gpu()
 # compiled to by nvcc 13.0 for sm_90a, by padded head_dim and tiles of 16 pairs (bfloat16).
 FEW_ROWS_REGISTERS = 128
 _ATTENTION_REGISTERS = {
-    (64, 1): 95,
-    (64, 2): 114,
-    (64, 4): 164,
-    (128, 1): 105,
-    (128, 2): 152,
-    (128, 4): 248,
-    (256, 1): 144,
-    (256, 2): 229,
-    (256, 4): 229,
+    (64, 1): 106,
+    (64, 2): 117,
+    (64, 4): 165,
+    (128, 1): 110,
+    (128, 2): 161,
+    (128, 4): 247,
+    (256, 1): 153,
+    (256, 2): 238,
+    (256, 4): 244,
 }
 _SMALL_REGISTERS = 64
 
@@ -79,9 +82,11 @@ class Node:
     reads_before_wait: bool = False  # what kernels before the one before it wrote
     rows: str = "records"  # where a product has its rows from: "records", "shared", "exchanged"
     flops: float = 0.0
+    blocks_meet: bool = False  # in L2, when a product's sums are there
+    finds_best: bool = False  # the likeliest token of each row
     busy_blocks: int = 0  # that have work; 0: all
-    items: int = 0  # of attention
-    item_tiles: int = 0  # of positions, one after another
+    block_items: int = 0  # of attention, of the block that has most to do
+    block_tiles: int = 0  # likewise, of positions, one after another
     item_columns: int = 1  # of 16 pairs of a row and a head
     splits: int = 0  # that are joined
     plans_late: bool = False  # attention: not before it has waited
@@ -93,8 +98,8 @@ class Node:
 
     def held(self, gpu: Gpu) -> tuple[int, int]:
         """Registers and bytes of shared memory of a multiprocessor that those with work take."""
-        each = _ceil_div(self.busy_blocks or self.blocks, gpu.multiprocessors)
-        registers = each * self.threads * _ceil_div(self.registers, 8) * 8
+        each = ceil_div(self.busy_blocks or self.blocks, gpu.multiprocessors)
+        registers = each * self.threads * ceil_div(self.registers, 8) * 8
         return registers, each * (self.shared_bytes + _RESERVED_SHARED_BYTES)
 
 
@@ -113,15 +118,11 @@ def early_starts(sequence: Sequence[Node]) -> list[bool]:
     ]
 
 
-def _ceil_div(count: int, unit: int) -> int:
-    return -(-count // unit)
-
-
 def padded_count(count: int) -> int:
     """Rows or requests of a recorded batch: padded_count of staged_batch.cc."""
     if count <= 2:
         return count
-    return _ceil_div(count, 4) * 4 if count <= 16 else 1 << (count - 1).bit_length()
+    return ceil_div(count, 4) * 4 if count <= 16 else 1 << (count - 1).bit_length()
 
 
 # ---- products
@@ -138,28 +139,37 @@ class Product:
     from_floats: bool = False  # rows are normalised on their way in
     ends_in_heads: bool = False
     head_dim: int = 0
+    rotary_dim: int = 0
+    finds_best: bool = False  # the likeliest token of each row, in place of its outputs
     weight_format: str = "act"
 
     @property
     def tiles(self) -> int:
         """Of 16 outputs."""
         if self.gated:
-            return 2 * _ceil_div(self.outputs // 2, 8) * 8 // _TILE_OUTPUTS
-        return _ceil_div(self.outputs, _TILE_OUTPUTS)
+            return 2 * ceil_div(self.outputs // 2, 8) * 8 // _TILE_OUTPUTS
+        return ceil_div(self.outputs, _TILE_OUTPUTS)
 
     @property
     def k_blocks(self) -> int:
         """Of 32 inputs."""
-        return _ceil_div(self.inputs, _BLOCK_INPUTS)
+        return ceil_div(self.inputs, _BLOCK_INPUTS)
 
     @property
     def bytes(self) -> float:
         """Of its weights."""
         return float(self.tiles * self.k_blocks * BLOCK_BYTES[self.weight_format])
 
-    def head_scratch(self) -> int:
-        """Shared memory in which heads are finished."""
-        return _SLICES * (self.head_dim + 1) * 4 if self.ends_in_heads else 0
+    def tail_bytes(self, rows: int) -> int:
+        """Shared memory behind the rows, of few: rotations and slots, or the best keys."""
+        if self.ends_in_heads:
+            return _FEW_ROWS * 8 + rows * self.rotary_dim * 4
+        return _BEST_KEY_BYTES if self.finds_best else 0
+
+
+def _head_scratch(dim: int) -> int:
+    """Shared memory in which heads are finished."""
+    return _SLICES * (dim + 1) * 4
 
 
 def row_source(product: Product, rows: int) -> str:
@@ -170,14 +180,20 @@ def row_source(product: Product, rows: int) -> str:
     return "shared" if fits else "exchanged"
 
 
+def has_pairs(product: Product, rows: int) -> bool:
+    """Whether a kernel with two tiles a warp was compiled: product_of_columns."""
+    if product.ends_in_heads or product.weight_format != "act":
+        return False
+    return not product.gated or row_source(product, rows) != "records"
+
+
 def few_rows_plan(product: Product, rows: int, gpu: Gpu) -> tuple[int, int]:
     """Blocks and tiles that a warp works on at once: Projector::plan_few_rows."""
-    block_tiles = _ceil_div(product.tiles, gpu.multiprocessors)
+    block_tiles = ceil_div(product.tiles, gpu.multiprocessors)
     shares_rows = row_source(product, rows) == "shared" or rows > 4
     in_pairs = block_tiles % 2 == 0 or block_tiles > 8
-    has_pairs = not product.ends_in_heads and product.weight_format == "act"
-    at_once = 2 if shares_rows and in_pairs and has_pairs else 1
-    return _ceil_div(product.tiles, block_tiles), at_once
+    at_once = 2 if shares_rows and in_pairs and has_pairs(product, rows) else 1
+    return ceil_div(product.tiles, block_tiles), at_once
 
 
 def few_rows(product: Product, rows: int, gpu: Gpu) -> Node:
@@ -188,7 +204,9 @@ def few_rows(product: Product, rows: int, gpu: Gpu) -> Node:
     shared = 2 * _SLICES * at_once * columns * _TILE_OUTPUTS * 8 * 4
     if source == "shared":
         shared += rows * product.k_blocks * _RECORD_BYTES
-    stores = product.role in {"o", "down", "head"}
+    else:
+        shared = max(shared, _head_scratch(_MOST_HEAD_DIM))
+    stores = product.role in {"o", "down", "head"} and not product.finds_best
     stages = 3 if columns == 2 and stores else 4
     in_registers = stages * _STAGE_BYTES * _SLICES
     early = min(product.bytes, float(blocks * (in_registers + _PREFETCH_BYTES)))
@@ -197,34 +215,39 @@ def few_rows(product: Product, rows: int, gpu: Gpu) -> Node:
         name="few_rows",
         grid=(blocks, 1, 1),
         threads=_THREADS,
-        shared_bytes=max(shared, product.head_scratch()),
+        shared_bytes=shared + product.tail_bytes(rows),
         registers=FEW_ROWS_REGISTERS,
         bytes=product.bytes,
         early_bytes=early,
         lets_next_early=not product.ends_in_heads,
         rows=source,
         flops=2.0 * rows * product.outputs * product.inputs,
+        blocks_meet=product.ends_in_heads or product.finds_best,
+        finds_best=product.finds_best,
     )
 
 
 def many_rows(product: Product, rows: int, gpu: Gpu) -> list[Node]:
     """A product of more rows, with the node that prepares them where they are floats."""
     columns = 4 if rows <= 32 else 8
-    row_tiles = _ceil_div(rows, columns * 8)
-    tile_blocks = _ceil_div(product.tiles, _MANY_ROWS_TILES)
+    row_tiles = ceil_div(rows, columns * 8)
+    tile_blocks = ceil_div(product.tiles, _MANY_ROWS_TILES)
     split = row_tiles * tile_blocks <= gpu.multiprocessors
     # 3 stages of 4 k blocks of rows; sums of all tiles take their place where slices are not split.
     shared = 3 * 4 * columns * 8 * _RECORD_BYTES
+    if product.ends_in_heads:
+        shared = max(shared, _head_scratch(product.head_dim))
     product_node = Node(
         role=product.role,
         name="many_rows",
         grid=(row_tiles, tile_blocks, _SLICES if split else 1),
         threads=_THREADS,
-        shared_bytes=max(shared, product.head_scratch()),
+        shared_bytes=shared,
         registers=FEW_ROWS_REGISTERS,
         bytes=product.bytes * row_tiles,
         lets_next_early=not product.ends_in_heads,
         flops=2.0 * row_tiles * columns * 8 * product.outputs * product.inputs,
+        blocks_meet=product.ends_in_heads,
     )
     return [product_node] if is_record(product) else [rows_node(rows), product_node]
 
@@ -258,89 +281,44 @@ def product_nodes(product: Product, rows: int, gpu: Gpu) -> list[Node]:
 # ---- attention
 
 
-@dataclass(frozen=True)
-class Attention:
-    """What attention is asked for: requests of equal length, in one layer."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    requests: int
-    rows_each: int
-    context: int  # positions that are there already
-
-    @property
-    def group(self) -> int:
-        """Query heads of a KV head."""
-        return self.heads // self.kv_heads
-
-
-def split_of(position: int) -> int:
-    """The split that a position lies in: attention_plan.cuh."""
-    if position < _SHORT_END:
-        return position // _SHORT_SPLIT
-    return _SHORT_END // _SHORT_SPLIT + (position - _SHORT_END) // _LONG_SPLIT
-
-
-def split_begin(split: int) -> int:
-    """Its first position."""
-    short = _SHORT_END // _SHORT_SPLIT
-    return split * _SHORT_SPLIT if split < short else _SHORT_END + (split - short) * _LONG_SPLIT
-
-
-def attention_columns(attention: Attention) -> int:
-    """Tiles of 16 pairs of an item: which of the kernels it is."""
+def attention_kernel(attention: Attention) -> AttentionKernel:
+    """Which one a batch gets, where blocks may have 160 KB: launch_attention."""
     rows = padded_count(attention.requests * attention.rows_each)
     most_rows = rows - padded_count(attention.requests) + 1
-    if rows > 64:
-        return 4
-    return 1 if most_rows * attention.group <= 16 else 2
-
-
-def attention_shared_bytes(dim: int, columns: int, requests: int) -> int:
-    """Dynamic shared memory of a block: AttentionTiles."""
-    most = columns if dim <= 128 or columns <= 2 else 2
-    pairs = 16 * most
-    stages = 3 if columns <= 2 and dim <= 128 else 2
-    query = pairs * dim * 2
-    tiles = stages * 2 * _ATTENTION_TILE * dim * 2
-    weights = 2 * 16 * _ATTENTION_TILE * 2
-    rest = 64 * 4 + stages * _ATTENTION_TILE * 4 + 2 * pairs * 4 + 2 * requests * 4
-    return query + tiles + weights + rest
+    if rows > _FEW_ATTENTION_ROWS:
+        return AttentionKernel(attention.dim, 4)
+    return AttentionKernel(attention.dim, 1 if most_rows * attention.group <= 16 else 2)
 
 
 def attention_node(attention: Attention, gpu: Gpu) -> Node:
-    """All of a batch's, with its items and what one of them has to do."""
-    dim = 64 if attention.head_dim <= 64 else 128 if attention.head_dim <= 128 else 256
-    columns = attention_columns(attention)
-    per_multiprocessor = 3 if dim == 64 else 2 if dim == 128 else 1
-    blocks = per_multiprocessor * gpu.multiprocessors
-    splits = split_of(attention.context + attention.rows_each - 1) + 1
-    pair_tiles = _ceil_div(attention.rows_each * attention.group, 16 * columns)
-    tiles = split_begin(splits) // _ATTENTION_TILE
-    lists = attention.requests * attention.kv_heads * pair_tiles  # that run over all splits
-    shares = splits > 1 and tiles * blocks > 2 * lists * tiles
-    items = lists * (splits if shares else 1)
-    end = attention.context + attention.rows_each
-    positions = min(end, _SHORT_SPLIT) if shares else end
-    bytes_read = attention.requests * attention.kv_heads * attention.head_dim * 2 * _ACT_BYTES
-    requests = padded_count(attention.requests)
+    """All of a batch's, with what the block that has most of it has to do."""
+    kernel = attention_kernel(attention)
+    blocks = kernel.multiprocessor_blocks * gpu.multiprocessors
+    sharing = share_out(attention, kernel.most_columns, blocks, of_one_split=False)
+    busy_blocks = min(sharing.items, blocks)
+    block_items, block_tiles = sharing.busiest(blocks)
+    position_bytes = attention.head_dim * 2 * _ACT_BYTES  # of a KV head
+    kv_lists = attention.requests * attention.kv_heads
+    all_bytes = kv_lists * position_bytes * attention.end
+    # Lists of other pairs read the same.
+    first_reads = busy_blocks * kv_lists / sharing.lists
+    first_bytes = (kernel.stages - 1) * ATTENTION_TILE * position_bytes
     return Node(
         role="attention",
         name="attention",
         grid=(blocks, 1, 1),
         threads=_ATTENTION_THREADS,
-        shared_bytes=attention_shared_bytes(dim, columns, requests),
-        registers=_ATTENTION_REGISTERS[dim, columns],
-        bytes=float(bytes_read * end),
-        early_bytes=float(bytes_read * min(end, items * 2 * _ATTENTION_TILE)),
+        shared_bytes=kernel.shared_bytes(padded_count(attention.requests)),
+        registers=_ATTENTION_REGISTERS[kernel.dim, kernel.columns],
+        bytes=float(all_bytes),
+        early_bytes=min(float(all_bytes), first_reads * first_bytes),
         lets_next_early=True,
         reads_before_wait=True,
-        busy_blocks=min(items, blocks),
-        items=items,
-        item_tiles=_ceil_div(positions, _ATTENTION_TILE),
-        item_columns=columns,
-        splits=splits if shares else 0,
+        busy_blocks=busy_blocks,
+        block_items=block_items,
+        block_tiles=block_tiles,
+        item_columns=kernel.most_columns,
+        splits=sharing.splits,
     )
 
 
@@ -365,6 +343,7 @@ def layer_products(config: Config) -> dict[str, Product]:
             from_floats=True,
             ends_in_heads=True,
             head_dim=dim,
+            rotary_dim=dim,
         ),
         Product("o", hidden, queries),
         Product("gate_up", 2 * inner, hidden, gated=True, from_floats=True),
@@ -407,7 +386,7 @@ def nodes(config: Config, rows: int, context: int, gpu: Gpu, requests: int = 1) 
     embed = Node(
         role="embed",
         name="embed",
-        grid=(padded, _ceil_div(_ceil_div(config["hidden_size"], 2), _EMBED_THREADS), 1),
+        grid=(padded, ceil_div(ceil_div(config["hidden_size"], 2), _EMBED_THREADS), 1),
         threads=_EMBED_THREADS,
         shared_bytes=0,
         registers=_SMALL_REGISTERS,
@@ -415,6 +394,20 @@ def nodes(config: Config, rows: int, context: int, gpu: Gpu, requests: int = 1) 
     layer = layer_nodes(config, rows, context, gpu, requests)
     head = product_nodes(output_product(config), rows, gpu)
     return [embed, *layer * config["num_hidden_layers"], *head]
+
+
+def greedy_nodes(
+    config: Config, rows: int, context: int, gpu: Gpu, requests: int = 1
+) -> list[Node]:
+    """The same pass where the likeliest token of each row is all that is wanted of it.
+
+    Products of few rows find it themselves: Projector::finds_best.
+    """
+    found = nodes(config, rows, context, gpu, requests)
+    head = output_product(config)
+    if rows > _FEW_ROWS or row_source(head, rows) == "records":
+        return found
+    return [*found[:-1], few_rows(replace(head, finds_best=True), rows, gpu)]
 
 
 def weight_bytes(config: Config) -> float:

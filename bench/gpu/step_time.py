@@ -1,8 +1,8 @@
 """How long the kernels of a pass should take: what step_model.py lists, on a clock.
 
-Memory reads one kernel's weights after another's. Between kernels it rests, unless the next
-kernel's first weights are already asked for: that takes room for both on a multiprocessor, and a
-launch that starts early. Otherwise a boundary costs its whole gap. No GPU has confirmed the
+Memory reads one kernel's weights after another's. Where a kernel waits, memory rests, unless the
+next kernel's first weights are already asked for: that takes room for both on a multiprocessor, and
+a launch that starts early. Otherwise a boundary costs its whole gap. No GPU has confirmed the
 constants; where a report has measured one, it takes its place (`costs_of`).
 """
 
@@ -12,7 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .step_model import Config, Gpu, Node, early_starts, fit_together, nodes, weight_bytes
+from .attention_model import Attention, share_out
+from .step_model import (
+    Config,
+    Gpu,
+    Node,
+    attention_of,
+    early_starts,
+    fit_together,
+    greedy_nodes,
+    nodes,
+    weight_bytes,
+)
 
 _US = 1e-6
 
@@ -27,7 +38,7 @@ class Costs:
     gap: float = 2.2 * _US  # between kernels that do not run beside each other
     wait: float = 1.0 * _US  # from the end of a kernel to what waits for it
     finish: float = 0.3 * _US  # from a product's last weights to its end
-    finish_heads: float = 2.0 * _US  # the same where heads meet
+    finish_meeting: float = 2.0 * _US  # the same where blocks meet in L2: heads, likeliest tokens
     finish_slices: float = 3.5 * _US  # the same where partial sums meet in L2
     rows_shared: float = 1.0 * _US  # to prepare rows in every block
     rows_exchanged: float = 2.5 * _US  # to prepare them in turns, and meet
@@ -39,7 +50,10 @@ class Costs:
     join: float = 0.5 * _US  # partial results, and what each adds
     join_split: float = 0.13 * _US
     small: float = 1.0 * _US  # of a kernel that does little
-    step: float = 40.0 * _US  # beside the pass: rows, sampling, verification, commit
+    # Beside the pass, as the review read it: rows, sampler, walk, commit, copies of reports.
+    step: float = 40.0 * _US
+    sampler: float = 10.0 * _US  # of these, scan and finish of greedy rows
+    copies: float = 5.0 * _US  # of these; commit writes to the host's memory now
 
 
 REVIEW = Costs()
@@ -57,9 +71,8 @@ class Parts:
 def parts_of(node: Node, costs: Costs) -> Parts:
     """By its role."""
     if node.role == "attention":
-        rounds = -(-node.items // node.blocks)
-        tiles = rounds * node.item_tiles * node.item_columns * costs.tile
-        opens = (rounds - 1) * costs.open_item
+        tiles = node.block_tiles * node.item_columns * costs.tile
+        opens = (node.block_items - 1) * costs.open_item
         if node.plans_late:
             opens += costs.plan + costs.open_item
         after = costs.join + node.splits * costs.join_split if node.splits > 1 else 0.0
@@ -71,7 +84,7 @@ def parts_of(node: Node, costs: Costs) -> Parts:
     if node.role == "embed":
         return Parts(0.0, costs.small, 0.0)
     before = {"shared": costs.rows_shared, "exchanged": costs.rows_exchanged}.get(node.rows, 0.0)
-    after = costs.finish_heads if node.role == "qkv" else costs.finish
+    after = costs.finish_meeting if node.blocks_meet else costs.finish
     if node.grid[2] > 1:
         after = max(after, costs.finish_slices)
     return Parts(before, node.flops / costs.flop_rate, after)
@@ -91,6 +104,7 @@ def timeline(sequence: Sequence[Node], gpu: Gpu, costs: Costs = REVIEW) -> list[
     """The kernels of a graph, one after another."""
     timed: list[Timed] = []
     memory = 0.0  # is free from here on
+    rest = (0.0, 0.0)  # before that, while the kernel before waits
     released = 0.0  # of the kernel before: it has waited
     rate = costs.read_rate * costs.share
     early = early_starts(sequence)
@@ -107,10 +121,13 @@ def timeline(sequence: Sequence[Node], gpu: Gpu, costs: Costs = REVIEW) -> list[
         else:
             begin = end_before + costs.gap
         parts = parts_of(node, costs)
-        memory = max(memory, begin) + node.early_bytes / rate
+        early_seconds = node.early_bytes / rate
+        in_rest = min(early_seconds, max(0.0, rest[1] - max(rest[0], begin)))
+        memory = max(memory, begin) + early_seconds - in_rest
         released = max(begin, end_before + (costs.wait if before is not None else 0.0))
         streams = released + parts.before
         left = node.bytes - node.early_bytes
+        rest = (memory, streams if left > 0 else memory)
         if left > 0:
             memory = max(memory, streams) + left / rate
         end = max(memory, streams + parts.work) + parts.after
@@ -121,6 +138,14 @@ def timeline(sequence: Sequence[Node], gpu: Gpu, costs: Costs = REVIEW) -> list[
 def pass_seconds(sequence: Sequence[Node], gpu: Gpu, costs: Costs = REVIEW) -> float:
     """Of the graph of these kernels."""
     return timeline(sequence, gpu, costs)[-1].end
+
+
+def step_seconds(config: Config, rows: int, context: int, gpu: Gpu, costs: Costs = REVIEW) -> float:
+    """Of a greedy step of one request: walk and commit are one kernel, without a gap between."""
+    found = greedy_nodes(config, rows, context, gpu)
+    sampler = 0.0 if found[-1].finds_best else costs.sampler
+    ends = costs.step - costs.sampler - costs.copies - costs.gap + sampler
+    return pass_seconds(found, gpu, costs) + max(0.0, ends)
 
 
 def repeated_seconds(sequence: Sequence[Node], gpu: Gpu, costs: Costs = REVIEW) -> float:
@@ -140,27 +165,46 @@ def floor_seconds(config: Config, costs: Costs = REVIEW, key_bytes: float = 0.0)
 _BEFORE_BLOCKS = 2  # of a product, a multiprocessor
 _BEFORE_REGISTERS = 168  # of a thread that has more than two rows; the review found 144 to 215
 _BEFORE_STAGES = {False: 64 << 10, True: 48 << 10}  # bytes a block asks for ahead, by many rows
+_BEFORE_ATTENTION_BLOCKS = {64: 3, 128: 2, 256: 1}  # a multiprocessor, by padded head_dim
+_BEFORE_ATTENTION_BYTES = 180 << 10  # of shared memory, of these together
 
 
 def nodes_before(
     config: Config, rows: int, context: int, gpu: Gpu, requests: int = 1
 ) -> list[Node]:
     """The same pass in the design that the review read, for up to 16 rows."""
+    attention = attention_of(config, rows, context, requests)
     found: list[Node] = []
     for node in nodes(config, rows, context, gpu, requests):
         if node.name == "few_rows":
             found += _product_before(node, rows, gpu)
         elif node.role == "attention":
-            found.append(_attention_before(node))
-            found.append(Node("join", "join", (8, 1, 1), 128, 0, 64, splits=node.splits))
+            found += _attention_before(node, attention, gpu)
         else:
             found.append(node)
     return found
 
 
-def _attention_before(node: Node) -> Node:
-    late = replace(node, early_bytes=0.0, starts_early=False, lets_next_early=False)
-    return replace(late, splits=0, plans_late=True)
+def _attention_before(node: Node, attention: Attention, gpu: Gpu) -> list[Node]:
+    """An item a split, in blocks that fill a multiprocessor; a kernel of its own joins them."""
+    each = _BEFORE_ATTENTION_BLOCKS[attention.dim]
+    blocks = each * gpu.multiprocessors
+    sharing = share_out(attention, node.item_columns, blocks, of_one_split=True)
+    block_items, block_tiles = sharing.busiest(blocks)
+    attend = replace(
+        node,
+        grid=(blocks, 1, 1),
+        shared_bytes=_BEFORE_ATTENTION_BYTES // each,
+        early_bytes=0.0,
+        starts_early=False,
+        lets_next_early=False,
+        busy_blocks=min(sharing.items, blocks),
+        block_items=block_items,
+        block_tiles=block_tiles,
+        splits=0,
+        plans_late=True,
+    )
+    return [attend, Node("join", "join", (8, 1, 1), 128, 0, 64, splits=sharing.splits)]
 
 
 def _product_before(node: Node, rows: int, gpu: Gpu) -> list[Node]:

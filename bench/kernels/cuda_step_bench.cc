@@ -3,14 +3,15 @@
 //
 //   cuda_step_bench --model=DIR [--device=cuda|emulated] [--contexts=1024,16384]
 //                   [--batches=1,4,16,64] [--drafts=0,1,2,3,4,5,6,7] [--quantization=auto|...]
-//                   [--load_format=auto|dummy] [--budget=SECONDS] [--json=FILE]
+//                   [--load_format=auto|dummy] [--greedy] [--budget=SECONDS] [--json=FILE]
 //
 // A pass is all layers, the final norm and the head on every row, as one captured graph, over
 // requests whose keys and values are random. `bytes` are those of the weights and of the keys and
 // values; `of_read` is their rate over that of reading memory, measured in the same run; `over_0`
 // the time over that of the same batch without drafts; `sampled_us` what a greedy choice from every
 // row's logits takes after it, the host's wait included. The JSON file has the pass's kernels, too.
-// With --load_format=dummy the directory has a config.json only, and weights are made up.
+// With --greedy a pass finds the likeliest token of every row where the device does so without
+// logits. With --load_format=dummy the directory has a config.json only, and weights are made up.
 #include <algorithm>
 #include <bit>
 #include <cstdio>
@@ -42,6 +43,7 @@ struct StepOptions {
   std::vector<int> drafts = {0, 1, 2, 3, 4, 5, 6, 7};  // K; the first is what others are held to
   Quantization quantization = Quantization::kAuto;
   bool random_weights = false;
+  bool greedy = false;
 };
 
 [[noreturn]] void refuse(const std::string& message) {
@@ -78,6 +80,8 @@ StepOptions parse(int argc, char** argv) {
       options.quantization = parse_quantization(value);
     } else if (name == "--load_format") {
       options.random_weights = is_dummy(value);
+    } else if (argument == "--greedy") {
+      options.greedy = true;
     } else {
       rest.push_back(argv[i]);
     }
@@ -158,7 +162,8 @@ class StepBench {
                                 {"sampled_us", 1e6 * sample_seconds(batch * rows_each)},
                                 {"context", context},
                                 {"batch", batch},
-                                {"drafts", num_drafts}},
+                                {"drafts", num_drafts},
+                                {"greedy", options_.greedy ? 1 : 0}},
                    .nodes = nodes_});
     }
   }
@@ -172,7 +177,10 @@ class StepBench {
     const int32_t* staged_ids = gpu_.backend().stage_ids(row_ids);
     const double seconds = gpu_.graph_seconds(samples(), [&] {
       decoder_->forward({view, requests.layers()});
-      decoder_->compute_logits(staged_ids, static_cast<int>(row_ids.size()), logits_.as<float>());
+      const int num_rows = static_cast<int>(row_ids.size());
+      if (!options_.greedy || !decoder_->best_tokens(staged_ids, num_rows, logits_.as<int32_t>())) {
+        decoder_->compute_logits(staged_ids, num_rows, logits_.as<float>());
+      }
     });
     nodes_ = gpu_.nodes();
     return seconds;

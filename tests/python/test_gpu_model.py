@@ -14,6 +14,7 @@ import cuda_gates
 import pytest
 
 from gpu import predictions, render
+from gpu.attention_model import Attention, share_out, split_of
 from gpu.checkpoints import SHAPES
 from gpu.step_model import (
     FEW_ROWS_REGISTERS,
@@ -22,6 +23,7 @@ from gpu.step_model import (
     Node,
     early_starts,
     few_rows,
+    greedy_nodes,
     layer_products,
     nodes,
     padded_count,
@@ -33,6 +35,7 @@ from gpu.step_time import (
     floor_seconds,
     nodes_before,
     pass_seconds,
+    step_seconds,
     timeline,
 )
 
@@ -153,6 +156,30 @@ def test_attention_behind_attention_starts_late() -> None:
     assert not any(timed.hidden for timed in timeline([attention] * 3, H200))
 
 
+# 8 lists: each split is an item at 1,025 positions, and at 16,385 an item has a block's share, 17
+# tiles, rounded up to whole splits; the last run lies behind the one position of the last split.
+@pytest.mark.parametrize(
+    ("context", "tiles"), [(200, (4,)), (1024, (4, 4, 4, 4, 1)), (16384, (20,) * 12 + (17, 0))]
+)
+def test_items_of_attention_are_runs_of_splits(context: int, tiles: tuple[int, ...]) -> None:
+    attention = Attention(32, 8, 128, requests=1, rows_each=1, context=context)
+    sharing = share_out(attention, columns=1, blocks=132, of_one_split=False)
+    assert sharing.item_tiles == tiles
+    assert sharing.splits == (split_of(context) + 1 if len(tiles) > 1 else 0)
+
+
+@pytest.mark.parametrize("of_one_split", [False, True])
+@pytest.mark.parametrize("requests", [1, 3, 8, 40])
+def test_items_of_attention_cover_each_position_once(requests: int, of_one_split: bool) -> None:
+    for end in (1, 64, 65, 257, 4000, 16384, 16385, 20000, 70000):
+        attention = Attention(32, 8, 128, requests, rows_each=1, context=end - 1)
+        sharing = share_out(attention, 1, 132, of_one_split)
+        assert sum(sharing.item_tiles) == -(-end // 64)
+        _, tiles = sharing.busiest(132)
+        assert tiles >= max(sharing.item_tiles)
+        assert tiles >= sharing.lists * sum(sharing.item_tiles) / 132
+
+
 # Of docs/gpu.md: milliseconds of a step before and now, to as many digits as it gives.
 def test_the_documentation_says_what_the_model_predicts() -> None:
     text = (ROOT / "docs/gpu.md").read_text()
@@ -165,10 +192,8 @@ def test_the_documentation_says_what_the_model_predicts() -> None:
     for name, count, long, floor, before, now in rows:
         config = _8B if name == "8B" else _1B
         pass_of = (config, int(count), 16384 if long else 1024, H200)
-        found = [floor_seconds(config)]
-        found += [
-            pass_seconds(make(*pass_of), H200) + REVIEW.step for make in (nodes_before, nodes)
-        ]
+        seconds_before = pass_seconds(nodes_before(*pass_of), H200) + REVIEW.step
+        found = [floor_seconds(config), seconds_before, step_seconds(*pass_of)]
         for seconds, stated in zip(found, (floor, before, now), strict=True):
             digits = len(stated.split(".")[1])
             assert 1e3 * seconds == pytest.approx(float(stated), abs=0.51 * 10**-digits)
@@ -200,17 +225,23 @@ CONFIGS = {
     "long-rows": _ONE | {"hidden_size": 2080, "intermediate_size": 48},
     "large-heads": _ONE
     | {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 128, "hidden_size": 576},
+    "largest-heads": _ONE | {"num_attention_heads": 3, "head_dim": 256, "hidden_size": 192},
 }
 
 
+@pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_kernels_are_those_that_the_backend_launches(name: str, tmp_path: Path) -> None:
+def test_kernels_are_those_that_the_backend_launches(
+    name: str, greedy: bool, tmp_path: Path
+) -> None:
     if not BENCH.is_file():
         pytest.skip("benchmarks are not built: scripts/test.sh bench builds them")
     config = CONFIGS[name]
     (tmp_path / "config.json").write_text(json.dumps(config))
     command = [str(BENCH), "--device=emulated", "--smoke", f"--model={tmp_path}"]
-    command += ["--load_format=dummy", "--contexts=40,300", "--batches=1,3"]
+    command += ["--load_format=dummy", "--contexts=40,300"]
+    # Of each batch up to 16 times the rows: more than 64, too, for which attention has a kernel.
+    command += ["--batches=1,3", "--greedy"] if greedy else ["--batches=1,5"]
     command += ["--drafts=0,1,2,7,15", f"--json={tmp_path / 'out.json'}"]
     subprocess.run(command, check=True, capture_output=True)
     records = json.loads((tmp_path / "out.json").read_text())["records"]
@@ -218,7 +249,8 @@ def test_kernels_are_those_that_the_backend_launches(name: str, tmp_path: Path) 
     for record in records:
         gpu = Gpu(multiprocessors=record["threads"])
         batch, context = int(record["batch"]), int(record["context"])
-        modelled = nodes(config, batch * (int(record["drafts"]) + 1), context, gpu, batch)
+        rows = batch * (int(record["drafts"]) + 1)
+        modelled = (greedy_nodes if greedy else nodes)(config, rows, context, gpu, batch)
         launched = {}
         for node in record["nodes"]:
             early = (node["starts_early"], node["lets_next_early"])
