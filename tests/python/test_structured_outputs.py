@@ -216,7 +216,8 @@ def test_answers_validate_and_drafts_never_change_one(model: Path, temperature: 
     with make_engine(model, speculative_config=config) as drafting:
         assert answers(drafting.generate(prompts, sampling)) == answers(outputs)
         (forced,) = [d for d in drafting.stats().drafters if d.name == "grammar"]
-    assert forced.num_accepted_tokens == forced.num_draft_tokens > 1000
+    # Lengths that adapt go by what rows cost here, which is much beside so small a model's steps.
+    assert forced.num_accepted_tokens == forced.num_draft_tokens > (0 if temperature else 1000)
 
 
 # ---- the law, with a grammar
