@@ -50,9 +50,10 @@ std::vector<RequestOutput> Engine::Impl::run_step() {
 std::vector<RequestOutput> Engine::Impl::commit_oldest() {
   Step step = std::move(under_way_.front());
   under_way_.pop_front();
-  // While others are under way, what a step takes is what it is waited for.
-  const double begin = under_way_.empty() ? step.launch_time : now_seconds();
+  // Launches of other steps, and waits for them, are not part of what this one takes.
+  const double begin = std::max(latest_launch_time_, last_wait_end_);
   StepOutcome outcome = step.executor->wait();
+  last_wait_end_ = now_seconds();
   if (ranks_ != nullptr && under_way_.empty()) ranks_->calls().end_step();
   return commit(step, outcome, begin);
 }
@@ -132,6 +133,7 @@ Step Engine::Impl::step_of(ExecutionPlan plan) {
 
 void Engine::Impl::launch(Step step) {
   step.launch_time = now_seconds();
+  latest_launch_time_ = step.launch_time;
   for (CompletionState* completion : step.completions) {
     RequestMetrics& metrics = completion->request.metrics;
     if (metrics.first_scheduled_time != 0) continue;

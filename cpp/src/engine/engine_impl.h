@@ -116,6 +116,8 @@ class Engine::Impl {
 
   DraftTree device_tree_;       // what the device drafted for one sequence; kept for its memory
   std::deque<Step> under_way_;  // launched and not committed, oldest first
+  double latest_launch_time_ = 0;
+  double last_wait_end_ = 0;
   std::exception_ptr failure_;  // EngineFailed; null while the engine has not failed
 };
 
