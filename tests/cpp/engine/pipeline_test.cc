@@ -51,7 +51,7 @@ class PipelineTest : public ::testing::TestWithParam<PipelineCase> {
     config.num_threads = 1;
     config.block_size = 16;
     config.max_model_len = 192;
-    config.num_kv_blocks = 14;  // of which all requests together want more
+    config.num_kv_blocks = 12;  // of which all requests together want more
     config.max_num_seqs = 8;
     config.max_num_batched_tokens = 24;
     config.pipeline_parallel_size = num_stages;
@@ -69,6 +69,7 @@ class PipelineTest : public ::testing::TestWithParam<PipelineCase> {
       if (drafter.method == DraftMethod::kDraftModel) drafter.model = directory_.path();
       config.speculative.drafters = {drafter};
       config.speculative.num_speculative_tokens = 4;
+      config.speculative.draft_length_policy = DraftLengthPolicy::kFixed;
       config.speculative.tree_width = given.tree_width;
     }
     return Engine(config);
