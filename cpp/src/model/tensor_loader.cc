@@ -149,8 +149,9 @@ TensorView TensorLoader::read(const std::string& name, std::span<const int64_t> 
 
 WeightView TensorLoader::read_matrix(const std::string& name, int64_t rows, int64_t in_features) {
   const std::string found = resolve(name);
-  count(found, rows * in_features);
-  return store_.matrix(found, rows, in_features);
+  const WeightView view = store_.matrix(found, rows, in_features);
+  count(found, rows * in_features);  // which the file has, so the product is a number
+  return view;
 }
 
 bool TensorLoader::is_equal(const std::string& name, const WeightView& other) {
@@ -179,19 +180,22 @@ bool TensorLoader::is_equal(const std::string& name, const WeightView& other) {
 
 std::vector<WeightView> TensorLoader::read_rows(const TensorPart& part, int64_t in_features) {
   const std::string name = resolve(part.name);
+  auto pieces = pieces_of({.source = source(), .name = part.name}, part.order, [&](RowRange run) {
+    return store_.matrix(name, part.rows, in_features, run);
+  });
   count(name, part.rows * in_features);
-  return pieces_of({.source = source(), .name = part.name}, part.order,
-                   [&](RowRange run) { return store_.matrix(name, part.rows, in_features, run); });
+  return pieces;
 }
 
 std::vector<WeightView> TensorLoader::read_stack(const std::string& name,
                                                  std::array<int64_t, 3> shape,
                                                  std::span<const RowRange> order) {
   const std::string found = resolve(name);
-  count(found, shape[0] * shape[1] * shape[2]);
-  return pieces_of({.source = source(), .name = name}, order, [&](RowRange run) {
+  auto pieces = pieces_of({.source = source(), .name = name}, order, [&](RowRange run) {
     return WeightView{.values = store_.stack_rows(found, shape, run)};
   });
+  count(found, shape[0] * shape[1] * shape[2]);
+  return pieces;
 }
 
 WeightFormat TensorLoader::format_of(MatrixRole role, std::span<const WeightView> parts) {
