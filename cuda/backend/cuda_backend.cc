@@ -28,7 +28,7 @@ CudaBackend::CudaBackend(std::unique_ptr<Device> device, const KernelTable& kern
       stream_(std::make_unique<RehearsalStream>(device_->make_stream())),
       staging_(*device_, *stream_),
       packer_(*device_, *stream_, kernels_.projection, kernels_.quantize, act_dtype),
-      rank_exchange_(*device_, *stream_, kernels_.projection, act_dtype),
+      rank_exchange_(*device_, *stream_, kernels_.peers),
       projector_(*device_, *stream_, kernels_.projection, rank_exchange_, act_dtype,
                  options.deterministic, std::move(gemms)),
       mixer_(*device_, *stream_, kernels_.moe, kernels_.projection, rank_exchange_, act_dtype),
@@ -110,6 +110,12 @@ const int32_t* CudaBackend::stage_ids(std::span<const int32_t> ids) { return sta
 void CudaBackend::read(const void* values, std::span<std::byte> out) {
   stream_->copy_to_host(out.data(), values, out.size_bytes());
   stream_->synchronize();
+  rank_exchange_.check();
+}
+
+void CudaBackend::run_recorded(const RecordKey& key, const std::function<void()>& work) {
+  if (!rank_exchange_.can_be_recorded()) return work();
+  recorder_.run(key, work);
 }
 
 std::unique_ptr<DeviceStep> CudaBackend::make_device_step(const DeviceStepConfig& config) {

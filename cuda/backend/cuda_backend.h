@@ -79,9 +79,9 @@ class CudaBackend final : public Backend {
   void sample(const SampleArgs& args) override;
 
   std::unique_ptr<DeviceStep> make_device_step(const DeviceStepConfig& config) override;
-  void run_recorded(const RecordKey& key, const std::function<void()>& work) override {
-    recorder_.run(key, work);
-  }
+  void run_recorded(const RecordKey& key, const std::function<void()>& work) override;
+  bool can_record_ranks() const override { return rank_exchange_.can_be_recorded(); }
+  void flush() override { stream_->flush(); }
   void rehearse(const std::function<void()>& work) override;
   void forget_recorded(const void* owner) override { recorder_.forget(owner); }
   void begin_step() override;
@@ -91,6 +91,7 @@ class CudaBackend final : public Backend {
   RehearsalStream& stream() { return *stream_; }
   Staging& staging() { return staging_; }
   Recorder& recorder() { return recorder_; }
+  RankExchange& rank_exchange() { return rank_exchange_; }
   ProductChooser& product_chooser() { return projector_.chooser(); }
 
  private:

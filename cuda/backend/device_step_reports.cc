@@ -15,7 +15,7 @@ double seconds_between(uint64_t from, uint64_t to) {
 }  // namespace
 
 StepReports::StepReports(CudaBackend& backend, const DeviceStepConfig& config)
-    : stream_(backend.stream()), layout_(backend.device()) {
+    : backend_(backend), layout_(backend.device()) {
   num_logprobs_.size = static_cast<size_t>(config.max_rows);
   logprobs_.size = num_logprobs_.size * (config.max_logprobs + 1);
   for (Copy& copy : copies_) {
@@ -55,17 +55,18 @@ void StepReports::set_places(StepMemory& memory) const {
 }
 
 void StepReports::launched(const StepShape& shape, const StepMemory& memory) {
+  Stream& stream = backend_.stream();
   Copy& copy = copies_[num_launched_++ % copies_.size()];
   copy.shape = shape;
   if (shape.num_logprobs >= 0) {
     const auto seats = static_cast<size_t>(shape.num_seats);
     const auto rows = static_cast<size_t>(shape.num_rows);
-    stream_.copy_to_host(copy.cu_rows, memory.batch.cu_rows, (seats + 1) * sizeof(int32_t));
-    stream_.copy_to_host(copy.num_logprobs, num_logprobs_, rows * sizeof(int32_t));
-    stream_.copy_to_host(copy.logprobs, logprobs_,
-                         rows * (shape.num_logprobs + 1) * sizeof(DeviceLogprob));
+    stream.copy_to_host(copy.cu_rows, memory.batch.cu_rows, (seats + 1) * sizeof(int32_t));
+    stream.copy_to_host(copy.num_logprobs, num_logprobs_, rows * sizeof(int32_t));
+    stream.copy_to_host(copy.logprobs, logprobs_,
+                        rows * (shape.num_logprobs + 1) * sizeof(DeviceLogprob));
   }
-  stream_.record(*copy.done);
+  stream.record(*copy.done);
 }
 
 void StepReports::wait_for_all() {
@@ -76,7 +77,8 @@ StepOutcome StepReports::wait() {
   SPECDEC_CHECK_GT(num_under_way(), 0);
   const int step = num_collected_++;
   const Copy& copy = copies_[step % copies_.size()];
-  copy.done->wait();
+  backend_.stream().wait(*copy.done);
+  backend_.rank_exchange().check();
   SPECDEC_CHECK_EQ(copy.times.data->step, static_cast<uint64_t>(step));
   StepOutcome outcome;
   for (int i = 0; i < copy.shape.num_seats; ++i) {

@@ -65,7 +65,7 @@ class StepReports {
 
   static PositionLogprobs read_logprobs(const Copy& copy, int row);
 
-  Stream& stream_;
+  CudaBackend& backend_;
   DeviceLayout layout_;
   DeviceArray<int32_t> num_logprobs_;    // [max_rows], once logprobs are wanted
   DeviceArray<DeviceLogprob> logprobs_;  // [max_rows, max_logprobs + 1], likewise

@@ -65,16 +65,15 @@ void CudaBackend::linear_by_inputs(const LinearArgs& args) {
                   .out = rank_exchange_.own_planes(weight, num_rows),
                   .plane_stride = num_rows * weight.out_features(),
                   .heads = {}});
-  const float* planes = rank_exchange_.exchange_planes(weight, num_rows);
-  rank_exchange_.finish_planes(weight, planes, num_rows, 0, num_rows,
-                               {.kind = Finish::kStore,
-                                .bias = args.bias,
-                                .out_features = out_features,
-                                .out = args.out,
-                                .accumulate = args.accumulate,
-                                .scale = args.scale,
-                                .soft_cap = args.soft_cap,
-                                .heads = {}});
+  rank_exchange_.sum(weight, num_rows,
+                     {.kind = Finish::kStore,
+                      .bias = args.bias,
+                      .out_features = out_features,
+                      .out = args.out,
+                      .accumulate = args.accumulate,
+                      .scale = args.scale,
+                      .soft_cap = args.soft_cap,
+                      .heads = {}});
 }
 
 void CudaBackend::linear_by_outputs(const LinearArgs& args) {

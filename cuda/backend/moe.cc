@@ -115,7 +115,7 @@ void ExpertMixer::run_rows(const MoeArgs& args, int first_row, int num_rows) {
               .out = rank_exchange_.own_planes(first_down, num_choices),
               .plane_stride = num_choices * hidden,
               .heads = {}});
-    exchange_results(args.down, cu_rows, num_choices, results);
+    add_up(args.down, cu_rows, num_choices, results);
   } else {
     products(args.down, rows, {.kind = Finish::kStore, .out = results, .heads = {}});
   }
@@ -128,22 +128,22 @@ void ExpertMixer::run_rows(const MoeArgs& args, int first_row, int num_rows) {
                              .out = args.out + first_row * hidden});
 }
 
-void ExpertMixer::exchange_results(std::span<const PackedLinear* const> experts,
-                                   const int32_t* cu_rows, int num_choices, float* results) {
-  const float* planes = rank_exchange_.exchange_planes(packed(experts[0]), num_choices);
-  // Scales of outputs are an expert's own.
-  std::vector<int32_t> bounds(experts.size() + 1);
-  stream_.copy_to_host(bounds.data(), cu_rows, bounds.size() * sizeof(int32_t));
-  stream_.synchronize();
-  for (size_t i = 0; i < experts.size(); ++i) {
-    if (bounds[i] == bounds[i + 1]) continue;
-    const CudaPackedLinear& expert = packed(experts[i]);
-    rank_exchange_.finish_planes(expert, planes, num_choices, bounds[i], bounds[i + 1] - bounds[i],
-                                 {.kind = Finish::kStore,
-                                  .out_features = static_cast<int>(expert.out_features()),
-                                  .out = results + bounds[i] * expert.out_features(),
-                                  .heads = {}});
+void ExpertMixer::add_up(std::span<const PackedLinear* const> experts, const int32_t* cu_rows,
+                         int num_choices, float* results) {
+  const CudaPackedLinear& first = packed(experts[0]);
+  ExpertScales scales;
+  if (first.scales() != nullptr) {  // an expert's own
+    scales = {.num_experts = static_cast<int>(experts.size()),
+              .cu_rows = cu_rows,
+              .offset = first.code_layout().scales_offset};
+    for (size_t i = 0; i < experts.size(); ++i) scales.weights[i] = packed(experts[i]).data();
   }
+  rank_exchange_.sum(first, num_choices,
+                     {.kind = Finish::kStore,
+                      .out_features = static_cast<int>(first.out_features()),
+                      .out = results,
+                      .heads = {}},
+                     scales);
 }
 
 void ExpertMixer::products(std::span<const PackedLinear* const> experts, const Rows& rows,

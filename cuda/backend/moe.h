@@ -38,8 +38,8 @@ class ExpertMixer {
   void products(std::span<const PackedLinear* const> experts, const Rows& rows,
                 const FinishParams& finish);
   // Of experts that ranks share: planes become results [num_choices, hidden].
-  void exchange_results(std::span<const PackedLinear* const> experts, const int32_t* cu_rows,
-                        int num_choices, float* results);
+  void add_up(std::span<const PackedLinear* const> experts, const int32_t* cu_rows, int num_choices,
+              float* results);
   // Records of x, or of the rows of all choices.
   const void* prepared(const Rows& rows, int dim, bool is_gathered, int num_k_blocks);
 

@@ -1,6 +1,5 @@
 // Norms, embedding lookups and rows of features of the CUDA backend.
 #include <span>
-#include <vector>
 
 #include "comm/communicator.h"
 #include "core/check.h"
@@ -65,34 +64,20 @@ void CudaBackend::embed_rows(const CudaPackedLinear& rows, const EmbedArgs& args
   kernels_.pointwise.embed_act(*stream_, params, act_dtype_);
 }
 
-// Each rank brings the rows that it has, in the order in which the batch names them.
+// Each rank looks up the rows that it has; those of others become NaN, which nobody reads.
 void CudaBackend::gather_embeddings(const EmbedArgs& args) {
   SPECDEC_CHECK(!args.accumulate);
   const CudaPackedLinear& rows = static_cast<const CudaEmbeddingTable&>(*args.table).rows();
   const RankShare& share = rows.share();
-  const int rank = share.ranks()->rank();
-  std::vector<int32_t> ids(static_cast<size_t>(args.num_rows));
-  read(args.token_ids, std::as_writable_bytes(std::span(ids)));
-  std::vector<int> owners;
-  std::vector<int32_t> own_ids;
-  for (const int32_t id : ids) {
-    const int64_t output = int64_t{id} + args.index_offset;
-    SPECDEC_CHECK(output >= 0 && output < rows.out_features());
-    owners.push_back(share.rank_of_output(output));
-    if (owners.back() != rank) continue;
-    own_ids.push_back(static_cast<int32_t>(output - share.first_output(rank)));
-  }
-  const int num_own = static_cast<int>(own_ids.size());
-  const int64_t dim = rows.in_features();
-  Buffer device_ids;
-  if (num_own > 0) {
-    device_ids = make_ids(own_ids);
-    embed_rows(rows, {.token_ids = device_ids.as<int32_t>(),
-                      .out = rank_exchange_.own_floats(num_own * dim),
-                      .num_rows = num_own,
-                      .scale = args.scale});
-  }
-  rank_exchange_.gather_rows(share, owners, num_own, dim, args.out);
+  const int64_t first = share.first_output(share.ranks()->rank());
+  const int dim = static_cast<int>(rows.in_features());
+  embed_rows(rows, {.token_ids = args.token_ids,
+                    .out = rank_exchange_.own_floats(int64_t{args.num_rows} * dim),
+                    .num_rows = args.num_rows,
+                    .index_offset = args.index_offset - static_cast<int32_t>(first),
+                    .scale = args.scale});
+  rank_exchange_.gather_rows(share, args.token_ids, args.index_offset, args.num_rows, dim,
+                             args.out);
 }
 
 void CudaBackend::norm(const NormArgs& args) {

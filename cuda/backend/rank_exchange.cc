@@ -1,133 +1,319 @@
 #include "cuda/backend/rank_exchange.h"
 
 #include <algorithm>
-#include <vector>
+#include <atomic>
+#include <numeric>
+#include <string>
 
-#include "comm/communicator.h"
+#include "core/byte_message.h"
 #include "core/check.h"
+#include "core/log.h"
+#include "core/str_cat.h"
+#include "cuda/backend/nccl.h"
+#include "specdec/error.h"
 
 namespace specdec::cuda {
+namespace {
 
-RankExchange::RankExchange(Device& device, Stream& stream, const ProjectionKernels& kernels,
-                           DType act_dtype)
+// What the host writes to PeerLinks::missing: no rank's number.
+constexpr uint32_t kGone = ~uint32_t{0};
+// Sums of at least so many elements, over more than two ranks, are faster in two shots: computed
+// from the latency and the rate of NVLink, see ARCHITECTURE.md.
+constexpr int64_t kTwoShotElements = int64_t{1} << 17;
+constexpr std::chrono::milliseconds kBetweenLooks(10);
+
+// Everybody's message, by rank.
+std::vector<std::vector<std::byte>> exchange_messages(Communicator& ranks,
+                                                      std::span<const std::byte> message) {
+  std::ranges::copy(message, ranks.part(message.size()));
+  std::vector<std::vector<std::byte>> messages;
+  for (const std::span<const std::byte> part : ranks.exchange(message.size())) {
+    messages.emplace_back(part.begin(), part.end());
+  }
+  return messages;
+}
+
+// Whether no rank has met an obstacle; else, the first one that some rank has.
+bool agree(Communicator& ranks, std::string& obstacle) {
+  const auto* text = reinterpret_cast<const std::byte*>(obstacle.data());
+  const auto obstacles = exchange_messages(ranks, {text, obstacle.size()});
+  const auto first =
+      std::ranges::find_if(obstacles, [](const auto& each) { return !each.empty(); });
+  if (first == obstacles.end()) return true;
+  obstacle.assign(reinterpret_cast<const char*>(first->data()), first->size());
+  return false;
+}
+
+}  // namespace
+
+RankExchange::RankExchange(Device& device, RehearsalStream& stream, const PeerKernels& kernels)
     : device_(device),
       stream_(stream),
       kernels_(kernels),
-      act_dtype_(act_dtype),
-      own_(device, stream, "sums of this rank"),
-      all_(device, stream, "sums of all ranks") {}
+      own_(device, stream, "parts of this rank"),
+      all_(device, stream, "heads of all ranks"),
+      parts_(device, stream, "parts of all ranks") {}
+
+// ---- links
+
+RankExchange::Group& RankExchange::group_of(Communicator& ranks) {
+  const auto [entry, is_new] = groups_.try_emplace(&ranks);
+  if (is_new) link(ranks, entry->second);
+  return entry->second;
+}
+
+// All ranks come here at their first exchange.
+void RankExchange::link(Communicator& ranks, Group& group) {
+  SPECDEC_CHECK(!stream_.is_capturing());
+  SPECDEC_CHECK_LE(ranks.size(), kMaxPeers);
+  PeerLinks& links = group.links;
+  links.rank = ranks.rank();
+  links.size = ranks.size();
+  const std::string no_mailboxes = open_mailboxes(ranks, group);
+  if (no_mailboxes.empty()) {
+    start_watch();
+    return;
+  }
+  group.others.clear();
+  group.mailbox = nullptr;
+  std::ranges::fill(links.mailboxes, nullptr);
+  const std::string no_nccl = join_nccl(ranks, group);
+  if (no_nccl.empty()) {
+    start_watch();
+    if (ranks.rank() == 0) log_info("ranks exchange by NCCL: ", no_mailboxes);
+    return;
+  }
+  group.copies = make_host_copies(device_, stream_, ranks);
+  if (ranks.rank() == 0) {
+    log_info("ranks exchange over the host, and steps are not recorded: ", no_mailboxes,
+             "; NCCL: ", no_nccl);
+  }
+}
+
+std::string RankExchange::join_nccl(Communicator& ranks, Group& group) {
+  std::string obstacle = device_.has_libraries() ? "" : "not for this device";
+  NcclLibrary library;
+  if (obstacle.empty()) {
+    library = open_nccl();
+    obstacle = library.problem;
+  }
+  if (!agree(ranks, obstacle)) return obstacle;
+  try {
+    group.copies = make_nccl_copies(library.api, stream_, ranks);
+  } catch (const DeviceError& error) {
+    obstacle = error.what();
+  }
+  if (!agree(ranks, obstacle)) group.copies = nullptr;
+  return obstacle;
+}
+
+std::string RankExchange::open_mailboxes(Communicator& ranks, Group& group) {
+  PeerLinks& links = group.links;
+  const int num_blocks = std::min(kPeerBlocks, device_.properties().num_multiprocessors);
+  Device::SharedPeerMemory own;
+  std::string obstacle;
+  try {
+    own = device_.share_peer_memory(static_cast<size_t>(mailbox_bytes(links.size)),
+                                    "mailbox of a rank");
+  } catch (const Unavailable& error) {
+    obstacle = error.what();
+  }
+  std::vector<std::byte> offer;
+  MessageWriter writer(offer);
+  writer.put(num_blocks);
+  writer.put(own.handle.size());
+  writer.put_all(std::span<const std::byte>(own.handle));
+  const auto offers = exchange_messages(ranks, offer);
+  links.num_blocks = num_blocks;
+  group.mailbox = own.memory;
+  group.others.resize(offers.size());
+  for (int rank = 0; rank < links.size && obstacle.empty(); ++rank) {
+    MessageReader reader(offers[rank]);
+    links.num_blocks = std::min(links.num_blocks, reader.get<int>());
+    try {
+      const auto handle = reader.get_all<std::byte>(reader.get<size_t>());
+      if (handle.empty()) break;  // that rank says why
+      group.others[rank] = rank == links.rank ? own.memory : device_.open_peer_memory(handle);
+      links.mailboxes[rank] = group.others[rank]->data();
+    } catch (const Unavailable& error) {
+      obstacle = error.what();
+    }
+  }
+  if (!agree(ranks, obstacle)) return obstacle;
+  group.rounds = device_.allocate(kPeerBlocks * sizeof(uint32_t), "rounds of exchanges");
+  group.missing = device_.allocate_pinned(sizeof(uint32_t), "ranks that are missing");
+  links.rounds = group.rounds.as<uint32_t>();
+  links.missing = group.missing.as<uint32_t>();
+  links.timeout = static_cast<uint64_t>(std::chrono::nanoseconds(ranks.timeout()).count());
+  return {};
+}
+
+PeerLinks RankExchange::links_for(Communicator& ranks, const float* own,
+                                  std::span<const int64_t> counts) {
+  Group& group = group_of(ranks);
+  if (group.copies == nullptr) return group.links;
+  const int64_t num_floats = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  float* parts = parts_.get<float>(static_cast<size_t>(num_floats));
+  group.copies->gather(own, counts, parts);
+  PeerLinks links = group.links;
+  for (int rank = 0; rank < links.size; ++rank) {
+    links.parts[rank] = parts;
+    parts += counts[rank];
+  }
+  return links;
+}
+
+bool RankExchange::can_be_recorded() const {
+  return std::ranges::all_of(groups_, [](const auto& entry) {
+    return entry.second.copies == nullptr || entry.second.copies->can_be_recorded();
+  });
+}
+
+void RankExchange::check() const {
+  for (const auto& [ranks, group] : groups_) {
+    if (group.links.missing == nullptr) continue;
+    const uint32_t missing = *static_cast<volatile const uint32_t*>(group.links.missing);
+    if (missing == 0) continue;
+    ranks->check_ranks();  // may know why
+    const std::string cause =
+        str_cat("did not answer within ", ranks->timeout().count() / 1000.0, " s");
+    ranks->abort(str_cat("rank ", missing - 1, " ", cause));
+    throw RankFailure(static_cast<int>(missing) - 1, "exchange on the device", cause);
+  }
+}
+
+void RankExchange::start_watch() {
+  stream_.set_watch([this](std::chrono::nanoseconds waited) { watch(waited); },
+                    device_.make_event());
+}
+
+void RankExchange::watch(std::chrono::nanoseconds waited) {
+  const auto now = std::chrono::steady_clock::now();
+  if (now - last_look_ < kBetweenLooks) return;
+  last_look_ = now;
+  try {
+    for (const auto& [ranks, group] : groups_) {
+      ranks->check_ranks();
+      if (group.copies == nullptr || waited < ranks->timeout()) continue;
+      const std::string cause =
+          str_cat("got no parts of others within ", ranks->timeout().count() / 1000.0, " s");
+      ranks->abort(cause);
+      throw RankFailure(ranks->rank(), "exchange on the device", cause);
+    }
+  } catch (...) {
+    end_waits();
+    throw;
+  }
+}
+
+void RankExchange::end_waits() {
+  for (auto& [ranks, group] : groups_) {
+    if (group.copies != nullptr) group.copies->end();
+    if (group.links.missing == nullptr) continue;
+    std::atomic_ref(*group.links.missing).store(kGone, std::memory_order_release);
+  }
+}
+
+// ---- exchanges
 
 float* RankExchange::own_planes(const CudaPackedLinear& weight, int num_rows) {
   return own_floats(weight.num_planes() * num_rows * weight.out_features());
 }
 
-const float* RankExchange::exchange_planes(const CudaPackedLinear& weight, int num_rows) {
+void RankExchange::sum(const CudaPackedLinear& weight, int num_rows, const FinishParams& finish,
+                       const ExpertScales& experts) {
   const RankShare& share = weight.share();
+  Communicator& ranks = *share.ranks();
   const int64_t plane_floats = num_rows * weight.out_features();
-  const Parts parts = exchange(share, weight.num_planes() * plane_floats);
-  const auto planes = share.planes_of(parts, plane_floats);
-  const int num_planes = share.plan().num_steps;
-  float* host = pinned(num_planes * plane_floats);
-  for (int i = 0; i < num_planes; ++i) {
-    std::copy_n(planes[i], plane_floats, host + i * plane_floats);
+  PeerSumParams params = {.planes = own_planes(weight, num_rows),
+                          .plan = share.plan(),
+                          .finish = finish,
+                          .experts = experts,
+                          .num_rows = num_rows};
+  std::vector<int64_t> counts;
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    counts.push_back(share.num_planes(rank) * plane_floats);
+    params.first_plane[rank + 1] = params.first_plane[rank] + share.num_planes(rank);
   }
-  // The kernel that folds them reads whole tiles.
-  const int64_t num_floats = num_planes * plane_floats;
-  float* all = all_.get<float>(static_cast<size_t>(num_floats + kTileOutputs));
-  upload(all, num_floats);
-  return all;
-}
-
-void RankExchange::finish_planes(const CudaPackedLinear& weight, const float* planes, int num_rows,
-                                 int first_row, int count, const FinishParams& finish) {
-  FinishSumsParams params = {.act_dtype = act_dtype_,
-                             .finish = finish,
-                             .num_rows = count,
-                             .sums = planes + first_row * weight.out_features(),
-                             .ld = weight.out_features(),
-                             .first_tile = 0,
-                             .num_tiles = weight.num_tiles(),
-                             .plan = weight.share().plan(),
-                             .plane_stride = num_rows * weight.out_features()};
+  params.links = links_for(ranks, params.planes, counts);
+  params.two_shot =
+      params.links.has_mailboxes() && ranks.size() > 2 && plane_floats >= kTwoShotElements;
   params.finish.scales = weight.scales();
-  kernels_.finish_sums(stream_, params);
+  kernels_.sum(stream_, params);
 }
 
 void RankExchange::gather_outputs(const RankShare& share, int num_rows, float* out) {
-  const Communicator& ranks = *share.ranks();
-  const Parts parts = exchange(share, num_rows * share.num_outputs(ranks.rank()));
-  float* host = pinned(num_rows * share.num_outputs());
+  Communicator& ranks = *share.ranks();
+  const int64_t own_width = share.num_outputs(ranks.rank());
+  GatherColumnsParams params = {.own = own_floats(num_rows * own_width),
+                                .own_stride = own_width,
+                                .num_rows = num_rows,
+                                .out = out,
+                                .out_stride = share.num_outputs()};
+  std::vector<int64_t> counts;
   for (int rank = 0; rank < ranks.size(); ++rank) {
-    const int64_t count = share.num_outputs(rank);
-    const float* from = reinterpret_cast<const float*>(parts[rank].data());
-    SPECDEC_CHECK_EQ(parts[rank].size(), num_rows * count * sizeof(float));
-    for (int row = 0; row < num_rows; ++row, from += count) {
-      std::copy_n(from, count, host + row * share.num_outputs() + share.first_output(rank));
-    }
+    counts.push_back(num_rows * share.num_outputs(rank));
+    params.columns[rank] = {.first = {static_cast<int>(share.first_output(rank))},
+                            .count = {static_cast<int>(share.num_outputs(rank))}};
   }
-  upload(out, num_rows * share.num_outputs());
+  params.links = links_for(ranks, params.own, counts);
+  kernels_.gather_columns(stream_, params);
 }
 
-void RankExchange::gather_rows(const RankShare& share, std::span<const int> owners, int num_own,
-                               int64_t dim, float* out) {
-  const Parts parts = exchange(share, num_own * dim);
-  const int64_t num_rows = static_cast<int64_t>(owners.size());
-  float* host = pinned(num_rows * dim);
-  std::vector<int64_t> next(parts.size());
-  for (int64_t row = 0; row < num_rows; ++row) {
-    const float* from = reinterpret_cast<const float*>(parts[owners[row]].data());
-    std::copy_n(from + next[owners[row]], dim, host + row * dim);
-    next[owners[row]] += dim;
+void RankExchange::gather_rows(const RankShare& share, const int32_t* token_ids, int index_offset,
+                               int num_rows, int dim, float* out) {
+  Communicator& ranks = *share.ranks();
+  const std::vector<int64_t> counts(static_cast<size_t>(ranks.size()), int64_t{num_rows} * dim);
+  GatherRowsParams params = {.own = own_floats(counts[0]),
+                             .token_ids = token_ids,
+                             .index_offset = index_offset,
+                             .num_rows = num_rows,
+                             .dim = dim,
+                             .out = out};
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    params.first_output[rank + 1] =
+        static_cast<int32_t>(share.first_output(rank) + share.num_outputs(rank));
   }
-  upload(out, num_rows * dim);
+  params.links = links_for(ranks, params.own, counts);
+  kernels_.gather_rows(stream_, params);
+}
+
+// The first `width` of `stride` columns, by a group of one.
+const float* RankExchange::without_gaps(const float* rows, int num_rows, int stride, int width) {
+  float* out = own_floats(int64_t{num_rows} * width);
+  GatherColumnsParams params = {
+      .own = rows, .own_stride = stride, .num_rows = num_rows, .out = out, .out_stride = width};
+  params.columns[0].count[0] = width;
+  kernels_.gather_columns(stream_, params);
+  return out;
 }
 
 const float* RankExchange::gather_heads(const SharedHeads& shared, const float* sums, int num_rows,
                                         int num_outputs, int head_dim) {
-  SPECDEC_CHECK(!stream_.is_capturing());
-  const int64_t width = shared.part_width(shared.ranks->rank(), head_dim);
-  float* host = pinned(int64_t{num_rows} * num_outputs);
-  stream_.copy_to_host(host, sums, static_cast<size_t>(num_rows) * num_outputs * sizeof(float));
-  stream_.synchronize();
-  const size_t part_bytes = static_cast<size_t>(num_rows * width) * sizeof(float);
-  float* part = reinterpret_cast<float*>(shared.ranks->part(part_bytes));
-  for (int row = 0; row < num_rows; ++row) {
-    std::copy_n(host + int64_t{row} * num_outputs, width, part + row * width);
+  Communicator& ranks = *shared.ranks;
+  const int num_q = shared.num_heads() * head_dim;
+  const int width = num_q + shared.num_kv_heads() * head_dim;
+  float* all = all_.get<float>(static_cast<size_t>(num_rows) * static_cast<size_t>(width));
+  GatherColumnsParams params = {.own = sums,
+                                .own_stride = num_outputs,
+                                .num_rows = num_rows,
+                                .out = all,
+                                .out_stride = width};
+  std::vector<int64_t> counts;
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    const HeadShare& share = shared.by_rank[rank];
+    counts.push_back(num_rows * shared.part_width(rank, head_dim));
+    params.columns[rank] = {
+        .first = {share.first_head * head_dim, num_q + share.first_kv_head * head_dim},
+        .count = {share.num_heads * head_dim, share.num_kv_heads * head_dim}};
   }
-  const Parts parts = shared.ranks->exchange(part_bytes);
-  const int64_t all_width = int64_t{shared.num_heads() + shared.num_kv_heads()} * head_dim;
-  host = pinned(num_rows * all_width);
-  for (int row = 0; row < num_rows; ++row) {
-    shared.gather_row(parts, row, head_dim, host + row * all_width);
+  if (group_of(ranks).copies != nullptr) {
+    params.own_stride = shared.part_width(ranks.rank(), head_dim);
+    params.own = without_gaps(sums, num_rows, num_outputs, static_cast<int>(params.own_stride));
   }
-  float* all = all_.get<float>(static_cast<size_t>(num_rows * all_width));
-  upload(all, num_rows * all_width);
+  params.links = links_for(ranks, params.own, counts);
+  kernels_.gather_columns(stream_, params);
   return all;
-}
-
-RankExchange::Parts RankExchange::exchange(const RankShare& share, int64_t num_floats) {
-  SPECDEC_CHECK(!stream_.is_capturing());
-  const size_t size_bytes = static_cast<size_t>(num_floats) * sizeof(float);
-  float* host = pinned(num_floats);
-  if (num_floats > 0) stream_.copy_to_host(host, own_floats(num_floats), size_bytes);
-  stream_.synchronize();
-  std::byte* part = share.ranks()->part(size_bytes);
-  std::copy_n(reinterpret_cast<const std::byte*>(host), size_bytes, part);
-  return share.ranks()->exchange(size_bytes);
-}
-
-float* RankExchange::pinned(int64_t num_floats) {
-  stream_.synchronize();  // what was uploaded from it
-  const size_t size_bytes = static_cast<size_t>(num_floats) * sizeof(float);
-  if (pinned_.size_bytes() < size_bytes) {
-    pinned_ = {};
-    pinned_ = device_.allocate_pinned(std::max(size_bytes, size_t{1} << 16), "sums of ranks");
-  }
-  return pinned_.as<float>();
-}
-
-void RankExchange::upload(float* to, int64_t num_floats) {
-  stream_.copy_to_device(to, pinned_.data(), static_cast<size_t>(num_floats) * sizeof(float));
 }
 
 }  // namespace specdec::cuda

@@ -293,6 +293,9 @@ void DeviceSampler::read_row(const SampleArgs& args, size_t row, const SampleOut
   }
 }
 
-void CudaBackend::sample(const SampleArgs& args) { sampler_.sample(args); }
+void CudaBackend::sample(const SampleArgs& args) {
+  sampler_.sample(args);
+  rank_exchange_.check();
+}
 
 }  // namespace specdec::cuda

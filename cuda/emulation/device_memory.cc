@@ -129,7 +129,9 @@ bool DeviceMemory::is_host_pointer([[maybe_unused]] const void* data) const {
 #else
   const auto address = reinterpret_cast<uintptr_t>(data);
   if (address >> 32 == 0 || address >> 47 != 0) return false;  // no pointer
-  if (find(pieces_, data) != nullptr || find(pinned_, data) != nullptr) return false;
+  for (const Pieces* pieces : {&pieces_, &pinned_, &peers_}) {
+    if (find(*pieces, data) != nullptr) return false;
+  }
   unsigned char residency;
   return mincore(reinterpret_cast<void*>(address / page_bytes() * page_bytes()), 1, &residency) ==
          0;
@@ -150,6 +152,24 @@ void DeviceMemory::free_pinned(void* data) {
   SPECDEC_CHECK(piece != pinned_.end());
   unmap(data, piece->second.size_bytes);
   pinned_.erase(piece);
+}
+
+std::shared_ptr<std::byte> DeviceMemory::allocate_for_peers(size_t size_bytes,
+                                                            const char* purpose) {
+  void* data = map(size_bytes);
+  if (data == nullptr) {
+    throw OutOfMemory(str_cat("cannot allocate ", size_bytes, " bytes for ", purpose));
+  }
+  return {static_cast<std::byte*>(data),
+          [size_bytes](std::byte* allocated) { unmap(allocated, size_bytes); }};
+}
+
+void DeviceMemory::enter_peer(const std::byte* data, size_t size_bytes) {
+  peers_[reinterpret_cast<const unsigned char*>(data)] = {size_bytes, "memory of another rank"};
+}
+
+void DeviceMemory::leave_peer(const std::byte* data) {
+  peers_.erase(reinterpret_cast<const unsigned char*>(data));
 }
 
 bool DeviceMemory::is_intact(const unsigned char* data, size_t size_bytes) {

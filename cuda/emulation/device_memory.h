@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 
 namespace specdec::cuda::emulation {
@@ -27,6 +28,11 @@ class DeviceMemory {
   // Host memory that kernels may be given.
   void* allocate_pinned(size_t size_bytes, const char* purpose);
   void free_pinned(void* data);
+  // Zeroed memory that several devices write to; it is none of their pieces.
+  static std::shared_ptr<std::byte> allocate_for_peers(size_t size_bytes, const char* purpose);
+  // Kernels may be given such memory between the two.
+  void enter_peer(const std::byte* data, size_t size_bytes);
+  void leave_peer(const std::byte* data);
 
   // While one of these lives, memory is within reach.
   class Access {
@@ -67,6 +73,7 @@ class DeviceMemory {
   int64_t used_bytes_ = 0;
   Pieces pieces_;
   Pieces pinned_;
+  Pieces peers_;
 };
 
 }  // namespace specdec::cuda::emulation

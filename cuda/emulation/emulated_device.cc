@@ -14,6 +14,7 @@
 #include "core/str_cat.h"
 #include "cuda/emulation/device_memory.h"
 #include "cuda/emulation/fibres.h"
+#include "cuda/gpu/peer_handles.h"
 #include "cuda/gpu/start_rule.h"
 
 namespace specdec::cuda {
@@ -50,7 +51,8 @@ void check_config(const char* name, const LaunchConfig& config, const DeviceProp
   const auto refuse = [&](const auto&... what) {
     throw DeviceError(str_cat("kernel ", name, ": cannot launch ", what...));
   };
-  const auto& [grid, block, shared_bytes, overlaps, early, reads, cooperative, meet] = config;
+  const auto& [grid, block, shared_bytes, overlaps, early, reads, cooperative, peers, meet] =
+      config;
   const uint64_t num_threads = uint64_t{block.x} * block.y * block.z;
   if (num_threads == 0 || num_threads > kMaxBlockThreads || block.z > kMaxBlockZ) {
     refuse("blocks of ", block.x, " x ", block.y, " x ", block.z, " threads; ", kMaxBlockThreads,
@@ -320,8 +322,9 @@ class EmulatedStream final : public Stream {
   }
   void synchronize() override {
     device_->refuse_capture("Stream::synchronize");
-    queue_->run_until(queue_->num_pushed());
+    flush();
   }
+  void flush() override { queue_->run_until(queue_->num_pushed()); }
 
  private:
   // Host pointers among the arguments, which here would work.
@@ -370,6 +373,29 @@ class EmulatedStream final : public Stream {
   StartRule start_rule_;
 };
 
+// Memory that ranks share, as one of their devices sees it.
+class EmulatedPeerMemory final : public PeerMemory {
+ public:
+  EmulatedPeerMemory(std::shared_ptr<DeviceState> device, std::shared_ptr<std::byte> data,
+                     size_t size_bytes)
+      : device_(std::move(device)), data_(std::move(data)), size_bytes_(size_bytes) {
+    device_->memory.enter_peer(data_.get(), size_bytes_);
+  }
+  ~EmulatedPeerMemory() override {
+    for (Queue* queue : device_->queues) queue->drain();
+    device_->memory.leave_peer(data_.get());
+  }
+  std::byte* data() const override { return data_.get(); }
+  std::shared_ptr<PeerMemory> opened_by(const std::shared_ptr<DeviceState>& device) const {
+    return std::make_shared<EmulatedPeerMemory>(device, data_, size_bytes_);
+  }
+
+ private:
+  std::shared_ptr<DeviceState> device_;
+  std::shared_ptr<std::byte> data_;
+  size_t size_bytes_;
+};
+
 class EmulatedDevice final : public Device {
  public:
   explicit EmulatedDevice(const EmulationConfig& config)
@@ -393,6 +419,7 @@ class EmulatedDevice final : public Device {
                    state_->launch_settings.overlap ? "on" : "off");
   }
   std::optional<KernelResources> resources_of(const void*) const override { return std::nullopt; }
+  bool has_libraries() const override { return false; }
   int64_t free_bytes() const override { return state_->memory.free_bytes(); }
 
   Buffer allocate(size_t size_bytes, const char* purpose) override {
@@ -418,6 +445,21 @@ class EmulatedDevice final : public Device {
       for (Queue* queue : state->queues) queue->drain();
       state->memory.free_pinned(allocated);
     });
+  }
+
+  SharedPeerMemory share_peer_memory(size_t size_bytes, const char* purpose) override {
+    require_peer_memory(state_->launch_settings);
+    auto memory = std::make_shared<EmulatedPeerMemory>(
+        state_, emulation::DeviceMemory::allocate_for_peers(size_bytes, purpose), size_bytes);
+    return {memory, bytes_of(enter_peer_memory(memory, /*device=*/0))};
+  }
+  std::shared_ptr<PeerMemory> open_peer_memory(std::span<const std::byte> handle) override {
+    const auto shared =
+        std::static_pointer_cast<EmulatedPeerMemory>(find_peer_memory(handle_from(handle)));
+    if (shared == nullptr) {
+      throw Unavailable("emulated devices reach the memory of ranks in their own process alone");
+    }
+    return shared->opened_by(state_);
   }
 
   std::unique_ptr<Stream> make_stream() override {

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
+#include <thread>
 #include <utility>
 
 #include "core/check.h"
@@ -259,7 +260,10 @@ bool GridRun::go_on_when_stuck() {
     any = any || !block.yielded.empty();
     block.yielded.clear();
   }
-  return any && ++idle_rounds_ < kMaxIdleRounds;
+  if (!kernel_.config.waits_for_peers) return any && ++idle_rounds_ < kMaxIdleRounds;
+  // Another rank's thread may need this CPU; the kernel itself knows when it has waited too long.
+  std::this_thread::yield();
+  return any;
 }
 
 void GridRun::start() {

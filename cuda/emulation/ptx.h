@@ -2,6 +2,7 @@
 // tests/cuda/emulation/ptx_conformance_test compares both with plain loops.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
@@ -74,6 +75,15 @@ inline uint32_t load_acquire(const uint32_t* global) {
 }
 inline void store_release(uint32_t* global, uint32_t value) {
   *static_cast<volatile uint32_t*>(global) = value;
+}
+
+// Of other ranks' threads, too.
+inline uint32_t load_acquire_system(const uint32_t* address) {
+  emulation::yield();
+  return std::atomic_ref(*const_cast<uint32_t*>(address)).load(std::memory_order_acquire);
+}
+inline void store_release_system(uint32_t* address, uint32_t value) {
+  std::atomic_ref(*address).store(value, std::memory_order_release);
 }
 
 inline uint64_t nanoseconds() {

@@ -1,7 +1,5 @@
 #include "cuda/gemm/cublaslt.h"
 
-#include <dlfcn.h>
-
 #include <bit>
 #include <map>
 #include <tuple>
@@ -10,6 +8,7 @@
 #include "core/check.h"
 #include "core/log.h"
 #include "core/str_cat.h"
+#include "cuda/gpu/shared_library.h"
 
 namespace specdec::cuda {
 namespace {
@@ -199,40 +198,25 @@ class Cublaslt final : public Gemm {
 }  // namespace
 
 CublasltLibrary open_cublaslt(const std::vector<std::string>& names) {
-  void* library = nullptr;
-  std::string name;
-  for (size_t i = 0; i < names.size() && library == nullptr; ++i) {
-    name = names[i];
-    library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
-  }
+  SharedLibrary library(names);
   CublasltLibrary found;
-  if (library == nullptr) {
-    for (const std::string& each : names) {
-      found.problem += str_cat(found.problem.empty() ? "there is no " : " or ", each);
-    }
-    return found;
-  }
-  // Never closed, because its users may be destroyed last of all.
-  const auto bind = [&]<class Function>(Function*& function, const char* symbol) {
-    function = reinterpret_cast<Function*>(dlsym(library, symbol));
-    if (function == nullptr) found.problem = str_cat(name, " has no ", symbol);
-  };
   Api& api = found.api;
-  bind(api.GetVersion, "cublasLtGetVersion");
-  bind(api.GetStatusString, "cublasLtGetStatusString");
-  bind(api.Create, "cublasLtCreate");
-  bind(api.Destroy, "cublasLtDestroy");
-  bind(api.MatmulDescCreate, "cublasLtMatmulDescCreate");
-  bind(api.MatmulDescDestroy, "cublasLtMatmulDescDestroy");
-  bind(api.MatmulDescSetAttribute, "cublasLtMatmulDescSetAttribute");
-  bind(api.MatrixLayoutCreate, "cublasLtMatrixLayoutCreate");
-  bind(api.MatrixLayoutDestroy, "cublasLtMatrixLayoutDestroy");
-  bind(api.MatmulPreferenceCreate, "cublasLtMatmulPreferenceCreate");
-  bind(api.MatmulPreferenceDestroy, "cublasLtMatmulPreferenceDestroy");
-  bind(api.MatmulPreferenceSetAttribute, "cublasLtMatmulPreferenceSetAttribute");
-  bind(api.MatmulAlgoGetHeuristic, "cublasLtMatmulAlgoGetHeuristic");
-  bind(api.MatmulAlgoCheck, "cublasLtMatmulAlgoCheck");
-  bind(api.Matmul, "cublasLtMatmul");
+  library.bind(api.GetVersion, "cublasLtGetVersion");
+  library.bind(api.GetStatusString, "cublasLtGetStatusString");
+  library.bind(api.Create, "cublasLtCreate");
+  library.bind(api.Destroy, "cublasLtDestroy");
+  library.bind(api.MatmulDescCreate, "cublasLtMatmulDescCreate");
+  library.bind(api.MatmulDescDestroy, "cublasLtMatmulDescDestroy");
+  library.bind(api.MatmulDescSetAttribute, "cublasLtMatmulDescSetAttribute");
+  library.bind(api.MatrixLayoutCreate, "cublasLtMatrixLayoutCreate");
+  library.bind(api.MatrixLayoutDestroy, "cublasLtMatrixLayoutDestroy");
+  library.bind(api.MatmulPreferenceCreate, "cublasLtMatmulPreferenceCreate");
+  library.bind(api.MatmulPreferenceDestroy, "cublasLtMatmulPreferenceDestroy");
+  library.bind(api.MatmulPreferenceSetAttribute, "cublasLtMatmulPreferenceSetAttribute");
+  library.bind(api.MatmulAlgoGetHeuristic, "cublasLtMatmulAlgoGetHeuristic");
+  library.bind(api.MatmulAlgoCheck, "cublasLtMatmulAlgoCheck");
+  library.bind(api.Matmul, "cublasLtMatmul");
+  found.problem = library.problem();
   return found;
 }
 

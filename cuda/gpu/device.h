@@ -7,7 +7,9 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "core/buffer.h"
 #include "specdec/device.h"
@@ -43,6 +45,8 @@ struct LaunchConfig {
   // late where that kernel lets it start early.
   bool reads_before_wait = false;
   bool cooperative = false;  // all blocks are resident at once and may wait for each other
+  // Its blocks wait for kernels of other ranks, which may be late.
+  bool waits_for_peers = false;
   // Blocks wait for each other, too, but there are no more than multiprocessors, and each fits on
   // one beside whatever else is there at last: all get to run without a promise of the device.
   bool blocks_meet = false;
@@ -114,6 +118,9 @@ class Stream {
 
   virtual void record(Event& event) = 0;
   virtual void synchronize() = 0;
+  // Called before the host waits for another rank. A GPU works by itself; the emulation does what
+  // was queued, because the other rank may wait for that.
+  virtual void flush() {}
 };
 
 struct DeviceProperties {
@@ -136,6 +143,16 @@ struct LaunchSettings {
   // All kernels divide a multiprocessor's memory into L1 cache and shared memory in the same way. A
   // new division would first need an empty multiprocessor, and no kernel could start early.
   bool same_carveout = true;
+  // Ranks write to each other's memory where devices can (Device::share_peer_memory).
+  bool peer_memory = true;
+};
+
+// Device memory that the devices of other ranks write to. It lasts until the rank that shares it
+// and, if they are of the same process, all that opened it have let it go.
+class PeerMemory {
+ public:
+  virtual ~PeerMemory() = default;
+  virtual std::byte* data() const = 0;
 };
 
 class Device {
@@ -149,12 +166,24 @@ class Device {
   virtual std::string launch_note() const = 0;
   // Of a kernel that has been prepared; none on a device for which nothing is compiled.
   virtual std::optional<KernelResources> resources_of(const void* function) const = 0;
+  // Whether Stream::call_library() works.
+  virtual bool has_libraries() const = 0;
   virtual int64_t free_bytes() const = 0;  // of device memory
 
   // Zeroed device memory. Throws OutOfMemory naming `purpose`.
   virtual Buffer allocate(size_t size_bytes, const char* purpose) = 0;
   // Host memory the device reads and writes directly, at the same address.
   virtual Buffer allocate_pinned(size_t size_bytes, const char* purpose) = 0;
+
+  // Zeroed device memory for open_peer_memory() of other ranks' devices, which need the handle.
+  // Throws Unavailable where LaunchSettings::peer_memory is off.
+  struct SharedPeerMemory {
+    std::shared_ptr<PeerMemory> memory;
+    std::vector<std::byte> handle;
+  };
+  virtual SharedPeerMemory share_peer_memory(size_t size_bytes, const char* purpose) = 0;
+  // Throws Unavailable where this device cannot reach the other one's memory.
+  virtual std::shared_ptr<PeerMemory> open_peer_memory(std::span<const std::byte> handle) = 0;
 
   virtual std::unique_ptr<Stream> make_stream() = 0;
   virtual std::unique_ptr<Event> make_event() = 0;

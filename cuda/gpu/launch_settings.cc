@@ -18,11 +18,14 @@ LaunchSettings parse_launch_settings(std::string_view words) {
       settings.overlap = false;
     } else if (word == "own_carveouts") {
       settings.same_carveout = false;
+    } else if (word == "no_peer_memory") {
+      settings.peer_memory = false;
     } else {
       throw InvalidArgument(
           kLaunchVariable,
-          str_cat("'", word, "' is none of its words; give 'no_overlap', 'own_carveouts' or ",
-                  "'no_overlap,own_carveouts', or do not set it"));
+          str_cat("'", word, "' is none of its words; give some of 'no_overlap', ",
+                  "'own_carveouts' and 'no_peer_memory' with commas between them, or do not set ",
+                  "it"));
     }
   }
   return settings;

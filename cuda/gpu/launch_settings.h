@@ -11,7 +11,8 @@ namespace specdec::cuda {
 inline constexpr const char* kLaunchVariable = "SPECDEC_CUDA_LAUNCH";
 
 // Words with commas between them: "no_overlap" for LaunchSettings::overlap = false,
-// "own_carveouts" for same_carveout = false; none for the defaults. Throws InvalidArgument that
+// "own_carveouts" for same_carveout = false, "no_peer_memory" for peer_memory = false; none for the
+// defaults. Throws InvalidArgument that
 // names the variable and the words there are.
 LaunchSettings parse_launch_settings(std::string_view words);
 

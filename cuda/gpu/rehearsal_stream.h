@@ -2,6 +2,7 @@
 // needs, while the device computes nothing. It can also show its launches to an observer.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -62,12 +63,32 @@ class RehearsalStream final : public Stream {
   }
 
   void record(Event& event) override { stream_->record(event); }
-  void synchronize() override { stream_->synchronize(); }
+  void synchronize() override {
+    if (watch_ == nullptr) return stream_->synchronize();
+    stream_->record(*watched_);
+    wait(*watched_);
+  }
+  // As Event::wait(). Where there is a watch, it is called again and again meanwhile.
+  void wait(Event& event) {
+    if (watch_ == nullptr) return event.wait();
+    const auto begin = std::chrono::steady_clock::now();
+    while (!event.is_done()) watch_(std::chrono::steady_clock::now() - begin);
+  }
+  // Gets how long the host has waited so far; what it throws ends the wait.
+  using Watch = std::function<void(std::chrono::nanoseconds waited)>;
+  // `event` is for the stream's own use.
+  void set_watch(Watch watch, std::unique_ptr<Event> event) {
+    watch_ = std::move(watch);
+    watched_ = std::move(event);
+  }
+  void flush() override { stream_->flush(); }
 
  private:
   std::unique_ptr<Stream> stream_;
   bool rehearsing_ = false;
   std::function<void(const KernelLaunch&)> observer_;
+  Watch watch_;
+  std::unique_ptr<Event> watched_;
 };
 
 }  // namespace specdec::cuda

@@ -14,6 +14,7 @@
 #include "core/log.h"
 #include "core/str_cat.h"
 #include "cuda/gpu/device.h"
+#include "cuda/gpu/peer_handles.h"
 #include "cuda/gpu/start_rule.h"
 #include "specdec/error.h"
 
@@ -292,6 +293,29 @@ class CudaStream final : public Stream {
   const char* last_work_ = "nothing";  // not what a capture records
 };
 
+// Memory of a rank's own device.
+class OwnPeerMemory final : public PeerMemory {
+ public:
+  explicit OwnPeerMemory(Buffer buffer) : buffer_(std::move(buffer)) {}
+  std::byte* data() const override { return buffer_.as<std::byte>(); }
+
+ private:
+  Buffer buffer_;
+};
+
+// Of another process's.
+class OpenedPeerMemory final : public PeerMemory {
+ public:
+  explicit OpenedPeerMemory(void* data) : data_(data) {}
+  ~OpenedPeerMemory() override {
+    log_failure(cudaIpcCloseMemHandle(data_), "cudaIpcCloseMemHandle");
+  }
+  std::byte* data() const override { return static_cast<std::byte*>(data_); }
+
+ private:
+  void* data_;
+};
+
 class CudaDevice final : public Device {
  public:
   explicit CudaDevice(int index) : index_(index), functions_(std::make_shared<Functions>()) {
@@ -321,11 +345,15 @@ class CudaDevice final : public Device {
 
   DeviceInfo info() const override { return info_; }
   const DeviceProperties& properties() const override { return properties_; }
-  void set_launch_settings(const LaunchSettings& settings) override { functions_->set(settings); }
+  void set_launch_settings(const LaunchSettings& settings) override {
+    launch_settings_ = settings;
+    functions_->set(settings);
+  }
   std::string launch_note() const override { return functions_->note(); }
   std::optional<KernelResources> resources_of(const void* function) const override {
     return functions_->resources_of(function);
   }
+  bool has_libraries() const override { return true; }
   int64_t free_bytes() const override {
     select();
     size_t free = 0;
@@ -365,6 +393,37 @@ class CudaDevice final : public Device {
     return buffer;
   }
 
+  SharedPeerMemory share_peer_memory(size_t size_bytes, const char* purpose) override {
+    require_peer_memory(launch_settings_);
+    auto memory = std::make_shared<OwnPeerMemory>(allocate(size_bytes, purpose));
+    PeerHandle handle = enter_peer_memory(memory, index_);
+    // Without it other processes cannot open the memory; threads of this one can.
+    cudaIpcMemHandle_t driver{};
+    static_assert(sizeof(driver) == sizeof(handle.driver));
+    if (cudaIpcGetMemHandle(&driver, memory->data()) != cudaSuccess) cudaGetLastError();
+    std::memcpy(handle.driver, &driver, sizeof(driver));
+    return {memory, bytes_of(handle)};
+  }
+  std::shared_ptr<PeerMemory> open_peer_memory(std::span<const std::byte> bytes) override {
+    select();
+    const PeerHandle handle = handle_from(bytes);
+    if (std::shared_ptr<PeerMemory> memory = find_peer_memory(handle)) {
+      if (handle.device != index_) reach(handle.device);
+      return memory;
+    }
+    if (handle.host != number_of_host()) throw Unavailable("the other rank is on another host");
+    cudaIpcMemHandle_t driver{};
+    std::memcpy(&driver, handle.driver, sizeof(driver));
+    void* data = nullptr;
+    const cudaError_t status = cudaIpcOpenMemHandle(&data, driver, cudaIpcMemLazyEnablePeerAccess);
+    if (status != cudaSuccess) {
+      cudaGetLastError();
+      throw Unavailable(str_cat(
+          info_.name, " cannot open another process's memory: ", cudaGetErrorString(status)));
+    }
+    return std::make_shared<OpenedPeerMemory>(data);
+  }
+
   std::unique_ptr<Stream> make_stream() override {
     return std::make_unique<CudaStream>(index_, functions_);
   }
@@ -379,6 +438,19 @@ class CudaDevice final : public Device {
 
  private:
   void select() const { check(cudaSetDevice(index_), "cudaSetDevice"); }
+  void reach(int device) {
+    int can_reach = 0;
+    check(cudaDeviceCanAccessPeer(&can_reach, index_, device), "cudaDeviceCanAccessPeer");
+    if (can_reach == 0) {
+      throw Unavailable(str_cat(info_.name, " cannot reach the memory of cuda:", device));
+    }
+    const cudaError_t status = cudaDeviceEnablePeerAccess(device, 0);
+    if (status == cudaErrorPeerAccessAlreadyEnabled) {
+      cudaGetLastError();
+    } else {
+      check(status, "cudaDeviceEnablePeerAccess");
+    }
+  }
   void check_memory(cudaError_t status, size_t size_bytes, const char* purpose) const {
     if (status == cudaErrorMemoryAllocation) {
       cudaGetLastError();
@@ -390,6 +462,7 @@ class CudaDevice final : public Device {
   }
 
   int index_;
+  LaunchSettings launch_settings_;
   std::shared_ptr<Functions> functions_;
   Owned<cudaStream_t, cudaStreamDestroy> clearing_;  // zeroes what is allocated
   DeviceInfo info_;

@@ -6,6 +6,7 @@ namespace specdec::cuda::SPECDEC_TARGET {
 KernelTable kernel_table() {
   return {.attention = attention_kernels(),
           .moe = moe_kernels(),
+          .peers = peer_kernels(),
           .pointwise = pointwise_kernels(),
           .projection = projection_kernels(),
           .quantize = quantize_kernels(),

@@ -3,6 +3,7 @@
 
 #include "cuda/kernels/attention.h"
 #include "cuda/kernels/moe.h"
+#include "cuda/kernels/peers.h"
 #include "cuda/kernels/pointwise.h"
 #include "cuda/kernels/projection.h"
 #include "cuda/kernels/quantize.h"
@@ -15,6 +16,7 @@ namespace specdec::cuda {
 struct KernelTable {
   AttentionKernels attention;
   MoeKernels moe;
+  PeerKernels peers;
   PointwiseKernels pointwise;
   ProjectionKernels projection;
   QuantizeKernels quantize;

@@ -137,6 +137,8 @@ class FaultyBackend final : public Backend {
     backend_->run_recorded(key, work);
   }
   void rehearse(const std::function<void()>& work) override { backend_->rehearse(work); }
+  bool can_record_ranks() const override { return backend_->can_record_ranks(); }
+  void flush() override { backend_->flush(); }
   void forget_recorded(const void* owner) override { backend_->forget_recorded(owner); }
   std::unique_ptr<DeviceStep> make_device_step(const DeviceStepConfig& config) override {
     std::unique_ptr<DeviceStep> step = backend_->make_device_step(config);

@@ -107,6 +107,13 @@ class Backend {
     work();
   }
 
+  // Whether work that ranks exchange in can be recorded, and be a part of device steps: for the
+  // groups of ranks that there was such work in, or a rehearsal of it.
+  virtual bool can_record_ranks() const { return false; }
+
+  // Called before the host waits for another rank, which may wait for what was queued here.
+  virtual void flush() {}
+
   // Runs `work` without computing or waiting for anything, for the memory that a backend's
   // operations take for themselves the first time: the same work takes none later. A backend whose
   // operations take little need not run it.

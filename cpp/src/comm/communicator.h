@@ -2,6 +2,7 @@
 // only copies, and every sum of what it brings is the backend's, in an order of its own.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -24,6 +25,8 @@ class Communicator {
   virtual ~Communicator() = default;
   int rank() const { return rank_; }
   int size() const { return size_; }
+  // How long a rank waits for the others.
+  std::chrono::milliseconds timeout() const { return timeout_; }
 
   // Where the caller's part of the next exchange goes: at least `size_bytes`, aligned to 64.
   // Valid until exchange() returns.
@@ -62,11 +65,13 @@ class Communicator {
   virtual void abort(std::string_view cause) noexcept = 0;
 
  protected:
-  Communicator(int rank, int size) : rank_(rank), size_(size) {}
+  Communicator(int rank, int size, std::chrono::milliseconds timeout)
+      : rank_(rank), size_(size), timeout_(timeout) {}
 
  private:
   int rank_;
   int size_;
+  std::chrono::milliseconds timeout_;
 };
 
 }  // namespace specdec

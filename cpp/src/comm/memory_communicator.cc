@@ -37,11 +37,10 @@ void pause_cpu() {
 MemoryCommunicator::MemoryCommunicator(std::shared_ptr<SharedRegion> region,
                                        SharedRegion::Share share, int first_rank, int rank,
                                        int size, std::chrono::milliseconds timeout)
-    : Communicator(rank, size),
+    : Communicator(rank, size, timeout),
       region_(std::move(region)),
       share_(share),
       first_rank_(first_rank),
-      timeout_(timeout),
       spin_(size <= static_cast<int>(allowed_cpus().size()) ? kSpin : kSpinOvercommitted),
       num_sent_(size),
       num_received_(size),
@@ -76,9 +75,9 @@ void MemoryCommunicator::wait(SharedCount& count, uint32_t announcements, int ra
     const auto waited = Clock::now() - start;
     if ((word & SharedCount::kEnded) != 0) {
       region_->fail(first_rank_ + rank, "left the group");
-    } else if (patience == Patience::kDeadline && waited >= timeout_) {
+    } else if (patience == Patience::kDeadline && waited >= timeout()) {
       region_->fail(first_rank_ + rank,
-                    str_cat("did not answer within ", timeout_.count() / 1000.0, " s"));
+                    str_cat("did not answer within ", timeout().count() / 1000.0, " s"));
     } else if (!process_looked_at) {
       process_looked_at = true;
       region_->look_at_processes();
@@ -86,7 +85,7 @@ void MemoryCommunicator::wait(SharedCount& count, uint32_t announcements, int ra
       process_looked_at = false;
       auto longest = std::chrono::nanoseconds(kLongestSleep);
       if (patience == Patience::kDeadline)
-        longest = std::min<std::chrono::nanoseconds>(longest, timeout_ - waited);
+        longest = std::min<std::chrono::nanoseconds>(longest, timeout() - waited);
       count.sleep(word, longest);
     }
   }
@@ -188,7 +187,7 @@ std::unique_ptr<Communicator> MemoryCommunicator::subgroup(int first, int size) 
     receive(first, std::as_writable_bytes(std::span(&share, 1)));
   }
   return std::make_unique<MemoryCommunicator>(region_, share, first_rank_ + first, rank() - first,
-                                              size, timeout_);
+                                              size, timeout());
 }
 
 void MemoryCommunicator::check_ranks() {

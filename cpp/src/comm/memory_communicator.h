@@ -63,7 +63,6 @@ class MemoryCommunicator final : public Communicator {
   std::shared_ptr<SharedRegion> region_;
   SharedRegion::Share share_;
   int first_rank_;
-  std::chrono::milliseconds timeout_;
   std::chrono::nanoseconds spin_;
 
   size_t part_bytes_ = 0;  // asked for by part()

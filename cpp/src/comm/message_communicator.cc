@@ -24,7 +24,7 @@ std::byte* grown(Buffer& buffer, size_t num_bytes) {
 }  // namespace
 
 MessageCommunicator::MessageCommunicator(int rank, int size, std::chrono::milliseconds timeout)
-    : Communicator(rank, size), timeout_(timeout), parts_(size), views_(size), posted_(size) {}
+    : Communicator(rank, size, timeout), parts_(size), views_(size), posted_(size) {}
 
 bool MessageCommunicator::is_done(const Outgoing& message) {
   return message.done == sizeof(Header) + message.body.size();
@@ -100,14 +100,14 @@ void MessageCommunicator::transfer(Kind kind, Patience patience, const char* ope
     check(operation);
     if (moved) continue;
     const auto waited = Clock::now() - start;
-    if (patience == Patience::kDeadline && waited >= timeout_) {
+    if (patience == Patience::kDeadline && waited >= timeout()) {
       fail(pending_[num_posting].rank,
-           str_cat("did not answer within ", timeout_.count() / 1000.0, " s"));
+           str_cat("did not answer within ", timeout().count() / 1000.0, " s"));
       continue;
     }
     auto longest = kLongestWait;
     if (patience == Patience::kDeadline) {
-      longest = std::min(longest, std::chrono::ceil<std::chrono::milliseconds>(timeout_ - waited));
+      longest = std::min(longest, std::chrono::ceil<std::chrono::milliseconds>(timeout() - waited));
     }
     wait(pending_, longest);
   }

@@ -46,8 +46,6 @@ class MessageCommunicator : public Communicator {
   // Throws RankFailure of `operation` where the group has failed.
   virtual void check(const char* operation) = 0;
 
-  std::chrono::milliseconds timeout() const { return timeout_; }
-
  private:
   enum class Kind : uint32_t { kPart = 1, kBroadcast, kMessage };
   struct Header {
@@ -80,7 +78,6 @@ class MessageCommunicator : public Communicator {
   bool push_posted();
   bool pull(Incoming& message, Kind kind);
 
-  std::chrono::milliseconds timeout_;
   std::array<Buffer, 2> own_parts_;  // take turns: others' views of one end when the next begins
   int turn_ = 0;
   size_t part_bytes_ = 0;

@@ -48,12 +48,27 @@ int DeviceExecutorConfig::step_seqs() const {
   return std::min(max_num_seqs, step_rows() / rows_per_seat);
 }
 
-std::unique_ptr<DeviceStep> DeviceExecutor::make_step(Backend& backend, ModelRunner& target,
-                                                      const DraftModels& draft_models,
+DeviceExecutorConfig DeviceExecutorConfig::of(const EngineModels& models) {
+  const EngineConfig& config = models.config();
+  return {.max_num_seqs = config.max_num_seqs,
+          .max_rows = config.max_num_batched_tokens,
+          .max_model_len = models.max_model_len(),
+          .block_size = config.block_size,
+          .logprobs_mode = parse_logprobs_mode(config.logprobs_mode),
+          .speculative = config.speculative};
+}
+
+std::unique_ptr<DeviceStep> DeviceExecutor::make_step(const EngineModels& models,
                                                       const DeviceExecutorConfig& config) {
+  Backend& backend = models.backend();
+  const RankPlace& place = models.place();
+  // Rows come from earlier stages by the host; so do other ranks' parts where work that exchanges
+  // them cannot be recorded.
+  if (place.num_stages > 1) return nullptr;
+  if (place.ranks != nullptr && !backend.can_record_ranks()) return nullptr;
   if (config.step_seqs() == 0) return nullptr;
   const SpeculativeConfig& speculative = config.speculative;
-  const auto& draft = draft_models.device_draft();
+  const auto& draft = models.draft_models().device_draft();
   const int max_nodes = speculative.enabled() ? speculative.max_nodes() : 0;
   // Branches of a tree take slots past the longest sequence.
   const int max_slots = config.max_model_len + max_nodes;
@@ -71,7 +86,7 @@ std::unique_ptr<DeviceStep> DeviceExecutor::make_step(Backend& backend, ModelRun
                               ? speculative.synthetic_acceptance_rates
                               : std::vector<double>{},
        .logprobs_mode = config.logprobs_mode,
-       .target = &target,
+       .target = &models.target(),
        .draft = draft.has_value() ? draft->runner : nullptr,
        .draft_kind = draft.has_value() ? draft->kind : DraftModelKind::kModel});
 }

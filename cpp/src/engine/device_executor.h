@@ -19,6 +19,7 @@
 #include "backend/backend.h"
 #include "core/thread_pool.h"
 #include "engine/drafting.h"
+#include "engine/engine_models.h"
 #include "engine/step.h"
 
 namespace specdec {
@@ -31,6 +32,7 @@ struct DeviceExecutorConfig {
   LogprobsMode logprobs_mode = LogprobsMode::kRaw;
   SpeculativeConfig speculative;
 
+  static DeviceExecutorConfig of(const EngineModels& models);
   // The rows and the sequences that one step has room for; the host runs larger steps.
   int step_rows() const;
   int step_seqs() const;
@@ -41,9 +43,8 @@ class DeviceExecutor final : public StepExecutor {
   static constexpr int kMaxUnderWay = 2;  // steps
 
   // Takes the memory of steps, before the KV cache gets what is left. Null where the backend has no
-  // device steps, or none that serve this speculation.
-  static std::unique_ptr<DeviceStep> make_step(Backend& backend, ModelRunner& target,
-                                               const DraftModels& draft_models,
+  // device steps, or none that serve this speculation or these ranks. All ranks call it alike.
+  static std::unique_ptr<DeviceStep> make_step(const EngineModels& models,
                                                const DeviceExecutorConfig& config);
   // The step as made with the same configuration. The next two are borrowed; `drafting` may be
   // null.

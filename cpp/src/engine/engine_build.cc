@@ -6,6 +6,7 @@
 #include "engine/engine_impl.h"
 #include "engine/sizes.h"
 #include "engine/step_guard.h"
+#include "runtime/leading_device_step.h"
 
 namespace specdec {
 namespace {
@@ -26,18 +27,8 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend)
                              })),
       config_(models_.config()) {
   const EngineConfig& config = config_;
-  const LogprobsMode logprobs_mode = parse_logprobs_mode(config.logprobs_mode);
-  const DeviceExecutorConfig device_config = {.max_num_seqs = config.max_num_seqs,
-                                              .max_rows = config.max_num_batched_tokens,
-                                              .max_model_len = models_.max_model_len(),
-                                              .block_size = config.block_size,
-                                              .logprobs_mode = logprobs_mode,
-                                              .speculative = config.speculative};
-  std::unique_ptr<DeviceStep> device_step;
-  if (ranks_ == nullptr) {  // a step without the host cannot wait for other ranks
-    device_step = DeviceExecutor::make_step(models_.backend(), models_.target(),
-                                            models_.draft_models(), device_config);
-  }
+  const DeviceExecutorConfig device_config = DeviceExecutorConfig::of(models_);
+  std::unique_ptr<DeviceStep> device_step = DeviceExecutor::make_step(models_, device_config);
   Ranks::loading(ranks_.get(), [&] {
     models_.allocate_caches(device_step != nullptr ? device_step->bytes_on_demand() : 0);
   });
@@ -55,12 +46,16 @@ Engine::Impl::Impl(const EngineConfig& given, const BackendMaker& make_backend)
                                            models_.draft_models(), *pool_,
                                            models_.backend().thread_pool(), num_groups());
   }
-  host_ = std::make_unique<HostExecutor>(models_.target(), logprobs_mode, config.speculative);
+  if (ranks_ != nullptr) ranks_->lead(models_);
+  host_ = std::make_unique<HostExecutor>(models_.target(), device_config.logprobs_mode,
+                                         config.speculative);
   if (device_step != nullptr) {
+    if (ranks_ != nullptr) {
+      device_step = std::make_unique<LeadingDeviceStep>(std::move(device_step), ranks_->calls());
+    }
     device_ = std::make_unique<DeviceExecutor>(std::move(device_step), drafting_.get(),
                                                models_.backend().thread_pool(), device_config);
   }
-  if (ranks_ != nullptr) ranks_->lead(models_);
   if (drafting_ != nullptr && config.speculative.adapts()) time_passes();
   fill_model_info();
 }

@@ -65,7 +65,6 @@ EngineModels::EngineModels(const EngineConfig& given, const BackendMaker& make_b
 
 void EngineModels::load(const BackendMaker& make_backend) {
   const int rank = ranks_ != nullptr ? ranks_->rank() : 0;
-  const int num_ranks = ranks_ != nullptr ? ranks_->size() : 1;
   const DeviceChoice device = resolve_device(config_.device, device_of_rank(config_, rank));
   device_kind_ = device.kind;
   if (config_.device == "auto" && rank == 0) log_info("device='auto' is ", device.name);
@@ -75,14 +74,15 @@ void EngineModels::load(const BackendMaker& make_backend) {
   model_.random_weights = config.load_format == "dummy";
   place_ = find_place();
   draft_models_ = std::make_unique<DraftModels>(config, model_, place_);
-  // Work that is recorded on a device cannot wait for other ranks.
-  backend_ = make_backend({.device = device.name,
-                           .cpu_isa = config.cpu_isa,
-                           .num_threads = config.num_threads,
-                           .num_sharers = num_ranks_of_host(config),
-                           .act_dtype = resolve_dtype(config, model_, device.kind),
-                           .enforce_eager = config.enforce_eager || num_ranks > 1,
-                           .deterministic = config.deterministic});
+  // Work that is recorded on a device cannot wait for rows of another stage.
+  backend_ =
+      make_backend({.device = device.name,
+                    .cpu_isa = config.cpu_isa,
+                    .num_threads = config.num_threads,
+                    .num_sharers = num_ranks_of_host(config),
+                    .act_dtype = resolve_dtype(config, model_, device.kind),
+                    .enforce_eager = config.enforce_eager || config.pipeline_parallel_size > 1,
+                    .deterministic = config.deterministic});
   release_free_heap();             // what reading a tokenizer left behind, before weights come
   const StepGuard hot(*backend_);  // weights are packed by the threads that will read them
   kv_format_ = resolve_kv_format(config, backend_->act_dtype());

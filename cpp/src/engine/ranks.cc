@@ -5,6 +5,7 @@
 #include "comm/thread_communicator.h"
 #include "core/log.h"
 #include "core/str_cat.h"
+#include "engine/device_executor.h"
 #include "engine/failure.h"
 #include "engine/join_ranks.h"
 #include "specdec/error.h"
@@ -47,7 +48,7 @@ std::unique_ptr<Ranks> Ranks::start(const EngineConfig& config, const BackendMak
 }
 
 void Ranks::lead(EngineModels& models) {
-  calls_.emplace(models.place());
+  calls_.emplace(models.place(), models.backend());
   const std::vector<ModelRunner*> runners = models.runners();
   for (size_t id = 0; id < runners.size(); ++id) runners[id]->lead(*calls_, static_cast<int>(id));
 }
@@ -85,9 +86,10 @@ void Ranks::rethrow_cause() {
 void serve_rank(const EngineConfig& config, const BackendMaker& make_backend, Communicator& group) {
   EngineModels models(config, make_backend, &group);
   try {
-    models.allocate_caches();
+    const auto device_step = DeviceExecutor::make_step(models, DeviceExecutorConfig::of(models));
+    models.allocate_caches(device_step != nullptr ? device_step->bytes_on_demand() : 0);
     const std::vector<ModelRunner*> runners = models.runners();
-    repeat_calls(models.place(), models.backend(), runners);
+    repeat_calls(models.place(), models.backend(), runners, device_step.get());
   } catch (...) {
     group.abort(message_of(std::current_exception()));
     throw;

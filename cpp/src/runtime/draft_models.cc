@@ -93,7 +93,8 @@ void DraftModels::load(Backend& backend, const ModelRunner& target, int max_mode
     if (!has_model(drafter.method)) continue;
     const int num_sharing = drafter.draft_tensor_parallel_size;
     Communicator* const ranks = place_.ranks;
-    if (!place_.is_last() || (ranks != nullptr && ranks->rank() >= num_sharing)) continue;
+    if (!place_.is_last()) continue;
+    if (ranks != nullptr && ranks->rank() >= num_sharing && !is_replicated(id)) continue;
     if (ranks != nullptr && num_sharing > 1 && num_sharing < ranks->size()) {
       subgroups_.emplace(id, ranks->subgroup(0, num_sharing));
     }
@@ -122,6 +123,13 @@ void DraftModels::choose_sizes(Backend& backend) {
       log_info(drafter.model, " drafts on ", size, " of ", place_.ranks->size(), " devices");
     }
   }
+}
+
+// A step on GPUs has no time for messages from one that drafts to others that wait.
+bool DraftModels::is_replicated(int id) const {
+  const int size = config_.speculative.drafters[static_cast<size_t>(id)].draft_tensor_parallel_size;
+  return size == 1 && place_.ranks != nullptr &&
+         resolve_device(config_.device).kind == DeviceKind::kGpu;
 }
 
 Communicator* DraftModels::ranks_of(int id) const {
@@ -231,6 +239,9 @@ void DraftModels::load(int id, Backend& backend, const ModelRunner& target, int 
 std::optional<DraftModels::DeviceDraft> DraftModels::find_device_draft(int max_model_len) const {
   const SpeculativeConfig& config = config_.speculative;
   if (models_.size() != 1 || config.drafters.size() != 1) return std::nullopt;
+  const bool is_everywhere =
+      place_.ranks == nullptr || ranks_of(0) == place_.ranks || is_replicated(0);
+  if (!is_everywhere) return std::nullopt;
   const auto& [options, runner] = models_[0];
   if (runner->num_tokens() != options.vocab_size || options.max_model_len < max_model_len) {
     return std::nullopt;

@@ -73,6 +73,8 @@ class DraftModels {
   Loading load_draft_head(int id, Backend& backend, const ModelRunner& target, int max_model_len);
   // Fills in draft_tensor_parallel_size where it is left open.
   void choose_sizes(Backend& backend);
+  // Whether every rank of the last stage has the whole model and drafts the same, in place of one.
+  bool is_replicated(int id) const;
   // The group that shares the model of a drafter; null where it is one rank.
   Communicator* ranks_of(int id) const;
   void load(int id, Backend& backend, const ModelRunner& target, int max_model_len);

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <limits>
 #include <vector>
 
 #include "core/byte_message.h"
 #include "core/check.h"
+#include "core/k_slices.h"
 #include "core/stopwatch.h"
 
 namespace specdec {
@@ -17,7 +17,7 @@ constexpr int64_t kProbeOutputs = 4096;
 constexpr int64_t kProbeInputs = 4096;
 constexpr int kProbePasses = 5;
 constexpr int kProbeExchanges = 100;
-constexpr size_t kRowBytes = 16 << 10;
+constexpr int64_t kExchangeInputs = 256;
 
 // The shortest of some runs: what else the machine does only makes them longer.
 template <class Run>
@@ -69,27 +69,43 @@ GroupSpeed measure_group(Backend& backend, Communicator& ranks) {
                                       .dtype = DType::kF32,
                                       .shape = {kProbeOutputs, kProbeInputs}}};
   const auto weight = backend.pack_linear({.parts = std::array{view}});
+  // A sum of all ranks, and its product alone.
+  const KSlices slices = KSlices::whole(kExchangeInputs, kExchangeInputs / kNumSlices);
+  std::vector<SliceRun> runs;
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    runs.push_back(SliceRun::of_rank(rank, ranks.size()));
+  }
+  const KSlices own = slices.cut(runs[static_cast<size_t>(ranks.rank())]);
+  const WeightView whole_columns = {.values = {.data = zeros.data(),
+                                               .dtype = DType::kF32,
+                                               .shape = {kProbeOutputs, kExchangeInputs}}};
+  const auto shared = backend.pack_linear(
+      {.parts = std::array{whole_columns}, .k_slices = &own, .ranks = &ranks, .rank_runs = runs});
+  const WeightView own_columns = {.values = {.data = zeros.data(),
+                                             .dtype = DType::kF32,
+                                             .shape = {kProbeOutputs, own.in_features()}}};
+  const auto alone = backend.pack_linear({.parts = std::array{own_columns}});
   const Buffer row = backend.allocate(kProbeInputs * sizeof(float), "a row");
   Buffer out = backend.allocate(kProbeOutputs * sizeof(float), "a row");
   std::array<float, 1> first;
-  const auto product = [&] {
-    backend.linear({.weight = weight.get(),
+  const auto product_of = [&](const PackedLinear& weight) {
+    backend.linear({.weight = &weight,
                     .in = {.x = row.data(), .dtype = DType::kF32, .num_rows = 1},
                     .out = out.as<float>()});
     backend.read(out.as<float>(), first);  // once it is there
   };
   const auto rate = [&] {
-    return static_cast<double>(weight->size_bytes()) / shortest(kProbePasses, product);
+    return static_cast<double>(weight->size_bytes()) /
+           shortest(kProbePasses, [&] { product_of(*weight); });
   };
   GroupSpeed speed;
-  product();
+  product_of(*weight);
   if (ranks.rank() == 0) speed.bytes_per_second_alone = rate();
   ranks.barrier();
   speed.bytes_per_second_together = rate();
-  speed.exchange_seconds = shortest(kProbeExchanges, [&] {
-    std::memset(ranks.part(kRowBytes), 0, kRowBytes);
-    ranks.exchange(kRowBytes);
-  });
+  const double with_exchange = shortest(kProbeExchanges, [&] { product_of(*shared); });
+  const double without = shortest(kProbeExchanges, [&] { product_of(*alone); });
+  speed.exchange_seconds = std::max(with_exchange - without, 0.0);
   std::vector<std::byte> message;
   MessageWriter(message).put(speed);
   ranks.broadcast(message, 0);

@@ -3,13 +3,27 @@
 #include "core/byte_message.h"
 #include "core/check.h"
 #include "runtime/model_runner.h"
+#include "runtime/seat_messages.h"
 
 namespace specdec {
 namespace {
 
 constexpr int kLeader = 0;  // of all ranks, and of those of its stage
 
-enum class Call : int32_t { kForward, kComputeLogits, kMoveKv, kEndStep, kStop };
+enum class Call : int32_t {
+  kForward,
+  kComputeLogits,
+  kMoveKv,
+  kSetSeats,
+  kAddBlocks,
+  kDeactivate,
+  kLaunchStep,
+  kEndStep,
+  kStop
+};
+
+// In place of a model: the call is one of the DeviceStep.
+constexpr int32_t kDeviceStep = -1;
 
 struct CallHeader {
   Call call = Call::kStop;
@@ -87,8 +101,8 @@ void put_moves(MessageWriter& writer, int model,
 // The calls of one message after the other.
 class Repeater {
  public:
-  Repeater(Backend& backend, std::span<ModelRunner* const> models)
-      : backend_(backend), models_(models) {}
+  Repeater(Backend& backend, std::span<ModelRunner* const> models, DeviceStep* device_step)
+      : backend_(backend), models_(models), device_step_(device_step) {}
 
   // False: the leader stops.
   bool repeat(std::span<const std::byte> message) {
@@ -101,6 +115,10 @@ class Repeater {
         if (header.call == Call::kStop) return false;
         continue;
       }
+      if (header.model == kDeviceStep) {
+        make(header.call, *device_step_, reader);
+        continue;
+      }
       SPECDEC_CHECK_LT(static_cast<size_t>(header.model), models_.size());
       ModelRunner* const model = models_[static_cast<size_t>(header.model)];
       if (model == nullptr) return true;  // messages hold calls of one model
@@ -108,6 +126,7 @@ class Repeater {
       is_hot_ = true;
       make(header.call, *model, reader);
     }
+    backend_.flush();
     return true;
   }
 
@@ -130,8 +149,30 @@ class Repeater {
     }
   }
 
+  // Outcomes are the leader's to read; here they only end.
+  static void wait_until_under_way(DeviceStep& step, int most) {
+    while (step.num_under_way() > most) step.wait();
+  }
+  void make(Call call, DeviceStep& step, MessageReader& reader) {
+    if (call == Call::kSetSeats) {
+      wait_until_under_way(step, 0);
+      step.set_seats(seats_.get_seats(reader));
+    } else if (call == Call::kAddBlocks) {
+      step.add_blocks(reader.get_all<NewBlock>(reader.get<size_t>()));
+    } else if (call == Call::kDeactivate) {
+      step.deactivate(reader.get_all<int>(reader.get<size_t>()));
+    } else {
+      const DeviceStepPlan plan = seats_.get_plan(reader);
+      const bool is_alone = !plan.host_drafts.empty() || !plan.masks.empty();
+      wait_until_under_way(step, is_alone ? 0 : 1);
+      step.launch(plan);
+    }
+  }
+
   Backend& backend_;
   std::span<ModelRunner* const> models_;
+  DeviceStep* device_step_;
+  SeatMessages seats_;
   bool is_hot_ = false;
   std::vector<std::pair<int64_t, int64_t>> slots_;
 };
@@ -139,6 +180,7 @@ class Repeater {
 }  // namespace
 
 void RankCalls::send_to_stage(std::vector<std::byte>& message) {
+  backend_.flush();
   if (place_.ranks != nullptr) place_.ranks->broadcast(message, kLeader);
   message.clear();
 }
@@ -192,6 +234,34 @@ void RankCalls::move_kv(int model, std::span<const std::pair<int64_t, int64_t>> 
   send_to_stage(message_);
 }
 
+void RankCalls::set_seats(std::span<const DeviceSeat> seats) {
+  MessageWriter writer(message_);
+  writer.put(CallHeader{Call::kSetSeats, kDeviceStep});
+  put_seats(writer, seats);
+}
+
+void RankCalls::add_blocks(std::span<const NewBlock> blocks) {
+  if (blocks.empty()) return;
+  MessageWriter writer(message_);
+  writer.put(CallHeader{Call::kAddBlocks, kDeviceStep});
+  writer.put(blocks.size());
+  writer.put_all(blocks);
+}
+
+void RankCalls::deactivate(std::span<const int> seats) {
+  MessageWriter writer(message_);
+  writer.put(CallHeader{Call::kDeactivate, kDeviceStep});
+  writer.put(seats.size());
+  writer.put_all(seats);
+}
+
+void RankCalls::launch_step(const DeviceStepPlan& plan) {
+  MessageWriter writer(message_);
+  writer.put(CallHeader{Call::kLaunchStep, kDeviceStep});
+  put_plan(writer, plan);
+  send_to_stage(message_);
+}
+
 void RankCalls::end_step() {
   MessageWriter(message_).put(CallHeader{Call::kEndStep, kTarget});
   send_to_stage(message_);
@@ -208,8 +278,9 @@ void RankCalls::stop() {
   each_of_first_stage([&](int rank) { place_.stages->send(rank, for_earlier_); });
 }
 
-void repeat_calls(const RankPlace& place, Backend& backend, std::span<ModelRunner* const> models) {
-  Repeater repeater(backend, models);
+void repeat_calls(const RankPlace& place, Backend& backend, std::span<ModelRunner* const> models,
+                  DeviceStep* device_step) {
+  Repeater repeater(backend, models, device_step);
   std::vector<std::byte> message;
   do {
     if (place.is_last()) {

@@ -1,6 +1,6 @@
 // One rank of an engine leads: it schedules, drafts and samples. The others have their shares of
-// the same models and caches, and repeat the leader's calls of its ModelRunners, which reach them
-// as messages of a few kilobytes a step.
+// the same models and caches, and repeat the leader's calls of its ModelRunners and of its
+// DeviceStep, which reach them as messages of a few kilobytes a step.
 //
 // The leader is in the last stage, whose other ranks get every call as the leader makes it. Earlier
 // stages have layers of the target only, so they get its passes and moves. The leader begins a pass
@@ -34,8 +34,8 @@ class RankCalls {
  public:
   static constexpr int kTarget = 0;  // models[kTarget] of repeat_calls()
 
-  // The leader's place.
-  explicit RankCalls(const RankPlace& place) : place_(place) {}
+  // The leader's place and backend.
+  RankCalls(const RankPlace& place, Backend& backend) : place_(place), backend_(backend) {}
   bool has_earlier_stages() const { return !place_.is_first(); }
 
   // Begins the target's next pass in the stages before the leader's.
@@ -45,6 +45,11 @@ class RankCalls {
   void forward(int model, const BatchView& batch, const PassKind& kind);
   void compute_logits(int model, std::span<const int32_t> row_ids, int level);
   void move_kv(int model, std::span<const std::pair<int64_t, int64_t>> slots);
+  // Calls of the DeviceStep; those of its seats go with the next launch.
+  void set_seats(std::span<const DeviceSeat> seats);
+  void add_blocks(std::span<const NewBlock> blocks);
+  void deactivate(std::span<const int> seats);
+  void launch_step(const DeviceStepPlan& plan);
   // No more calls for now: threads that were kept hot may sleep.
   void end_step();
   // The others return from repeat_calls().
@@ -57,12 +62,14 @@ class RankCalls {
   void post_to_first_stage();
 
   RankPlace place_;
+  Backend& backend_;
   std::vector<std::byte> message_;
   std::vector<std::byte> for_earlier_;  // calls that wait for the next message to earlier stages
 };
 
 // The others' side: repeats the leader's calls until it says stop. models[i] is null where this
-// rank has no share of a model. Throws what a call throws.
-void repeat_calls(const RankPlace& place, Backend& backend, std::span<ModelRunner* const> models);
+// rank has no share of a model, `device_step` where the leader has none. Throws what a call throws.
+void repeat_calls(const RankPlace& place, Backend& backend, std::span<ModelRunner* const> models,
+                  DeviceStep* device_step);
 
 }  // namespace specdec

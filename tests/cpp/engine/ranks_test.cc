@@ -176,7 +176,7 @@ TEST_P(RanksTest, AnIdleLoopSeesThatARankHasFailed) {
 class RotatedParts final : public Communicator {
  public:
   explicit RotatedParts(Communicator& group)
-      : Communicator(group.rank(), group.size()), group_(group) {}
+      : Communicator(group.rank(), group.size(), group.timeout()), group_(group) {}
 
   std::byte* part(size_t size_bytes) override { return group_.part(size_bytes); }
   std::span<const std::span<const std::byte>> exchange(size_t size_bytes) override {

@@ -456,8 +456,10 @@ TEST_P(ProjectorTest, RowsLieBeyondTheFirstFourGigabytes) {
   constexpr uint64_t kInputAt = uint64_t{1} << 40, kOutputAt = uint64_t{1} << 44;
   const ProjectionKernels kernels = {
       .product = [](Stream&, const ProductParams& params) { launched.push_back(params); }};
-  RankExchange rank_exchange(device(), stream(), kernels, DType::kBF16);
-  Projector projector(device(), stream(), kernels, rank_exchange, DType::kBF16,
+  const PeerKernels peers;
+  RehearsalStream stream(device().make_stream());
+  RankExchange rank_exchange(device(), stream, peers);
+  Projector projector(device(), stream, kernels, rank_exchange, DType::kBF16,
                       /*deterministic=*/true, {});
   const CudaPackedLinear weight({.out_features = kOut, .in_features = kIn}, {});
   launched.clear();

@@ -28,6 +28,10 @@ TEST(LaunchSettings, WordsChangeWhatTheyName) {
   const LaunchSettings own = parse_launch_settings("own_carveouts");
   EXPECT_TRUE(own.overlap);
   EXPECT_FALSE(own.same_carveout);
+  const LaunchSettings apart = parse_launch_settings("no_peer_memory");
+  EXPECT_TRUE(apart.overlap && apart.same_carveout);
+  EXPECT_FALSE(apart.peer_memory);
+  EXPECT_TRUE(defaults.peer_memory && serial.peer_memory && own.peer_memory);
   for (const char* both : {"no_overlap,own_carveouts", "own_carveouts,no_overlap"}) {
     const LaunchSettings settings = parse_launch_settings(both);
     EXPECT_FALSE(settings.overlap || settings.same_carveout) << both;

@@ -1,0 +1,335 @@
+#include <algorithm>
+
+#include "cuda/common/numeric.cuh"
+#include "cuda/common/ptx.cuh"
+#include "cuda/common/target.cuh"
+#include "cuda/kernels/peers.h"
+#include "cuda/kernels/projection_finish.cuh"
+
+namespace specdec::cuda::SPECDEC_TARGET {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kPollsBetweenLooks = 64;  // at the clock and at what has failed
+// Elements of a sum in a round: a rank has up to kMaxSubtrees planes of them.
+constexpr int kSumFloats = kSlotFloats / kMaxSubtrees;
+
+// A block's rounds.
+template <bool kMailboxes>
+class Rounds {
+ public:
+  __device__ explicit Rounds(const PeerLinks& links)
+      : links_(links), round_(kMailboxes ? links.rounds[blockIdx.x] : 0) {}
+
+  // fill(other, slot) writes what `other` is to read, with all threads.
+  template <class Fill>
+  __device__ void send(const Fill& fill) const {
+    if constexpr (!kMailboxes) return;
+    for (int i = 1; i < links_.size; ++i) {
+      const int other = (links_.rank + i) % links_.size;  // not all ranks to the same one at once
+      fill(other, slot(other, links_.rank));
+    }
+    meet();
+  }
+
+  // What another rank sent in this round, or all of its part.
+  __device__ const float* from(int other) const {
+    return kMailboxes ? slot(links_.rank, other) : links_.parts[other];
+  }
+
+  __device__ void next() {
+    if constexpr (kMailboxes) ++round_;
+  }
+  __device__ void end() const {
+    if (kMailboxes && threadIdx.x == 0) links_.rounds[blockIdx.x] = round_;
+  }
+
+ private:
+  __device__ float* slot(int at, int from) const {
+    const int64_t index =
+        (int64_t{blockIdx.x} * 2 + static_cast<int>(round_ % 2)) * links_.size + from;
+    return reinterpret_cast<float*>(links_.mailboxes[at] + kMailboxFlagBytes) + index * kSlotFloats;
+  }
+  __device__ uint32_t* flag(int at, int from) const {
+    return reinterpret_cast<uint32_t*>(links_.mailboxes[at]) + blockIdx.x * kMaxPeers + from;
+  }
+
+  // Others see what this block has written, and it what they have.
+  __device__ void meet() const {
+    __syncthreads();
+    const int other = threadIdx.x;
+    const bool has_other = other < links_.size && other != links_.rank;
+    if (has_other) ptx::store_release_system(flag(other, links_.rank), round_ + 1);
+    __syncwarp();
+    if (has_other) wait_for(other);
+    __syncthreads();
+  }
+
+  __device__ void wait_for(int other) const {
+    const uint32_t* raised = flag(links_.rank, other);
+    const uint64_t begin = ptx::nanoseconds();
+    for (int polls = 1;; ++polls) {
+      if (static_cast<int32_t>(ptx::load_acquire_system(raised) - (round_ + 1)) >= 0) return;
+      if (polls % kPollsBetweenLooks != 0) continue;
+      if (ptx::load_acquire_system(links_.missing) != 0) return;
+      if (ptx::nanoseconds() - begin > links_.timeout) {
+        ptx::store_release_system(links_.missing, static_cast<uint32_t>(other) + 1);
+        return;
+      }
+    }
+  }
+
+  const PeerLinks& links_;
+  uint32_t round_;
+};
+
+// --- sums ---
+
+__device__ __forceinline__ float scale_of(const PeerSumParams& params, int row, int column) {
+  const ExpertScales& experts = params.experts;
+  if (experts.num_experts == 0) {
+    return params.finish.scales != nullptr ? params.finish.scales[column] : 1.0f;
+  }
+  int begin = 0;
+  int end = experts.num_experts;
+  while (end - begin > 1) {
+    const int middle = (begin + end) / 2;
+    (experts.cu_rows[middle] <= row ? begin : end) = middle;
+  }
+  const char* weights = static_cast<const char*>(experts.weights[begin]);
+  return reinterpret_cast<const float*>(weights + experts.offset)[column];
+}
+
+// Element `index` of what is stored, as LinearArgs says.
+__device__ __forceinline__ void finish_sum(const PeerSumParams& params, int index, float sum) {
+  const FinishParams& finish = params.finish;
+  const int row = index / finish.out_features;
+  const int column = index % finish.out_features;
+  const float bias = finish.bias != nullptr ? finish.bias[column] : 0.0f;
+  const float value = stored_value(finish, sum * scale_of(params, row, column), bias);
+  float* out = static_cast<float*>(finish.out) + index;
+  *out = finish.accumulate ? value + *out : value;
+}
+
+// The planes of `count` elements from `begin` on, to another rank.
+__device__ __forceinline__ void send_planes(const PeerSumParams& params, int begin, int count,
+                                            float* slot) {
+  const PeerLinks& links = params.links;
+  const int num_planes = params.first_plane[links.rank + 1] - params.first_plane[links.rank];
+  const int total = params.num_rows * params.finish.out_features;
+  for (int plane = 0; plane < num_planes; ++plane) {
+    for (int i = threadIdx.x; i < count; i += kThreads) {
+      slot[plane * kSumFloats + i] = params.planes[int64_t{plane} * total + begin + i];
+    }
+  }
+}
+
+// Element begin + i, of all ranks' planes.
+template <bool kMailboxes>
+__device__ __forceinline__ float folded(const PeerSumParams& params,
+                                        const Rounds<kMailboxes>& rounds, int begin, int i) {
+  const int64_t total = int64_t{params.num_rows} * params.finish.out_features;
+  float stack[kMaxPartialSums];
+  int rank = 0;
+  for (int step = 0; step < params.plan.num_steps; ++step) {
+    while (params.first_plane[rank + 1] <= step) ++rank;
+    const int plane = step - params.first_plane[rank];
+    float top;
+    if (rank == params.links.rank) {
+      top = params.planes[plane * total + begin + i];
+    } else if (kMailboxes) {
+      top = rounds.from(rank)[plane * kSumFloats + i];
+    } else {
+      top = rounds.from(rank)[plane * total + begin + i];
+    }
+    const FoldStep fold = params.plan.step(step);
+    for (int slot = fold.slot + fold.num_folds - 1; slot >= fold.slot; --slot) top += stack[slot];
+    stack[fold.slot] = top;
+  }
+  return stack[0];
+}
+
+template <bool kMailboxes>
+__global__ void __launch_bounds__(kThreads) sum_kernel(const PeerSumParams params) {
+  ptx::wait_for_previous();
+  ptx::let_next_start();
+  Rounds<kMailboxes> rounds(params.links);
+  const int total = params.num_rows * params.finish.out_features;
+  for (int begin = blockIdx.x * kSumFloats; begin < total; begin += gridDim.x * kSumFloats) {
+    const int count = min(kSumFloats, total - begin);
+    rounds.send([&](int, float* slot) { send_planes(params, begin, count, slot); });
+    for (int i = threadIdx.x; i < count; i += kThreads) {
+      finish_sum(params, begin + i, folded(params, rounds, begin, i));
+    }
+    rounds.next();
+  }
+  rounds.end();
+}
+
+__global__ void __launch_bounds__(kThreads) two_shot_sum_kernel(const PeerSumParams params) {
+  ptx::wait_for_previous();
+  ptx::let_next_start();
+  Rounds<true> rounds(params.links);
+  const PeerLinks& links = params.links;
+  const int total = params.num_rows * params.finish.out_features;
+  const int chunk = links.size * kSumFloats;
+  for (int first = blockIdx.x * chunk; first < total; first += gridDim.x * chunk) {
+    // Each rank folds its share of the chunk.
+    const auto begin_of = [&](int rank) { return min(first + rank * kSumFloats, total); };
+    const auto count_of = [&](int rank) { return begin_of(rank + 1) - begin_of(rank); };
+    rounds.send([&](int other, float* slot) {
+      send_planes(params, begin_of(other), count_of(other), slot);
+    });
+    const int begin = begin_of(links.rank);
+    float sums[kSumFloats / kThreads];
+#pragma unroll
+    for (int k = 0; k < kSumFloats / kThreads; ++k) {
+      const int i = threadIdx.x + k * kThreads;
+      if (i >= count_of(links.rank)) continue;
+      sums[k] = folded(params, rounds, begin, i);
+      finish_sum(params, begin + i, sums[k]);
+    }
+    rounds.next();
+    rounds.send([&](int, float* slot) {
+#pragma unroll
+      for (int k = 0; k < kSumFloats / kThreads; ++k) {
+        const int i = threadIdx.x + k * kThreads;
+        if (i < count_of(links.rank)) slot[i] = sums[k];
+      }
+    });
+    for (int other = 0; other < links.size; ++other) {
+      if (other == links.rank) continue;
+      const float* others = rounds.from(other);
+      for (int i = threadIdx.x; i < count_of(other); i += kThreads) {
+        finish_sum(params, begin_of(other) + i, others[i]);
+      }
+    }
+    rounds.next();
+  }
+  rounds.end();
+}
+
+// --- gathering ---
+
+template <bool kMailboxes>
+__global__ void __launch_bounds__(kThreads)
+    gather_columns_kernel(const GatherColumnsParams params) {
+  ptx::wait_for_previous();
+  ptx::let_next_start();
+  Rounds<kMailboxes> rounds(params.links);
+  const PeerLinks& links = params.links;
+  const int own_width = params.columns[links.rank].width();
+  int total = 0;  // elements of the largest part
+  for (int rank = 0; rank < links.size; ++rank) {
+    total = max(total, params.num_rows * params.columns[rank].width());
+  }
+  const auto own = [&](int index) {
+    return params.own[index / own_width * params.own_stride + index % own_width];
+  };
+  for (int begin = blockIdx.x * kSlotFloats; begin < total; begin += gridDim.x * kSlotFloats) {
+    const auto count_of = [&](int rank) {
+      return min(kSlotFloats, params.num_rows * params.columns[rank].width() - begin);
+    };
+    rounds.send([&](int, float* slot) {
+      for (int i = threadIdx.x; i < count_of(links.rank); i += kThreads) slot[i] = own(begin + i);
+    });
+    for (int rank = 0; rank < links.size; ++rank) {
+      const PeerColumns& columns = params.columns[rank];
+      const float* part = rank == links.rank ? nullptr : rounds.from(rank);
+      if (!kMailboxes && part != nullptr) part += begin;
+      for (int i = threadIdx.x; i < count_of(rank); i += kThreads) {
+        const int row = (begin + i) / columns.width();
+        const int place = (begin + i) % columns.width();
+        const int column = place < columns.count[0] ? columns.first[0] + place
+                                                    : columns.first[1] + place - columns.count[0];
+        params.out[row * params.out_stride + column] = part != nullptr ? part[i] : own(begin + i);
+      }
+    }
+    rounds.next();
+  }
+  rounds.end();
+}
+
+template <bool kMailboxes>
+__global__ void __launch_bounds__(kThreads) gather_rows_kernel(const GatherRowsParams params) {
+  ptx::wait_for_previous();
+  ptx::let_next_start();
+  Rounds<kMailboxes> rounds(params.links);
+  const PeerLinks& links = params.links;
+  const int total = params.num_rows * params.dim;
+  const auto owner_of = [&](int index) {
+    const int32_t output = params.token_ids[index / params.dim] + params.index_offset;
+    int rank = 0;
+    while (rank + 1 < links.size && params.first_output[rank + 1] <= output) ++rank;
+    return rank;
+  };
+  for (int begin = blockIdx.x * kSlotFloats; begin < total; begin += gridDim.x * kSlotFloats) {
+    const int count = min(kSlotFloats, total - begin);
+    rounds.send([&](int, float* slot) {
+      for (int i = threadIdx.x; i < count; i += kThreads) {
+        if (owner_of(begin + i) == links.rank) slot[i] = params.own[begin + i];
+      }
+    });
+    for (int i = threadIdx.x; i < count; i += kThreads) {
+      const int owner = owner_of(begin + i);
+      float value;
+      if (owner == links.rank) {
+        value = params.own[begin + i];
+      } else {
+        value = rounds.from(owner)[kMailboxes ? i : begin + i];
+      }
+      params.out[begin + i] = value;
+    }
+    rounds.next();
+  }
+  rounds.end();
+}
+
+// `num_floats` of which a block takes `each` in a round.
+LaunchConfig config_of(const PeerLinks& links, int64_t num_floats, int64_t each) {
+  const int64_t num_blocks = (num_floats + each - 1) / each;
+  const bool waits = links.has_mailboxes();
+  return {.grid = {static_cast<unsigned>(
+              std::clamp<int64_t>(num_blocks, 1, waits ? links.num_blocks : kPeerBlocks))},
+          .block = {kThreads},
+          .overlaps_previous = true,
+          .waits_for_peers = waits,
+          .blocks_meet = waits};
+}
+
+void sum(Stream& stream, const PeerSumParams& params) {
+  const int64_t total = int64_t{params.num_rows} * params.finish.out_features;
+  const PeerLinks& links = params.links;
+  if (params.two_shot) {
+    return launch("two_shot_sum", stream, two_shot_sum_kernel,
+                  config_of(links, total, int64_t{links.size} * kSumFloats), params);
+  }
+  launch("peer_sum", stream, links.has_mailboxes() ? sum_kernel<true> : sum_kernel<false>,
+         config_of(links, total, kSumFloats), params);
+}
+
+void gather_columns(Stream& stream, const GatherColumnsParams& params) {
+  const PeerLinks& links = params.links;
+  int width = 0;
+  for (int rank = 0; rank < links.size; ++rank) {
+    width = std::max(width, params.columns[rank].width());
+  }
+  launch("gather_columns", stream,
+         links.has_mailboxes() ? gather_columns_kernel<true> : gather_columns_kernel<false>,
+         config_of(links, int64_t{params.num_rows} * width, kSlotFloats), params);
+}
+
+void gather_rows(Stream& stream, const GatherRowsParams& params) {
+  const PeerLinks& links = params.links;
+  launch("gather_rows", stream,
+         links.has_mailboxes() ? gather_rows_kernel<true> : gather_rows_kernel<false>,
+         config_of(links, int64_t{params.num_rows} * params.dim, kSlotFloats), params);
+}
+
+}  // namespace
+
+PeerKernels peer_kernels() {
+  return {.sum = sum, .gather_columns = gather_columns, .gather_rows = gather_rows};
+}
+
+}  // namespace specdec::cuda::SPECDEC_TARGET

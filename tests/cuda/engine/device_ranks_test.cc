@@ -1,0 +1,140 @@
+// Steps of the device on several ranks: every rank takes them with its share of the models, and the
+// answers are those of one rank.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "specdec/error.h"
+#include "testing/device_engine_world.h"
+#include "testing/faulty_backend.h"
+#include "testing/tiny_heads.h"
+#include "testing/toy_grammar.h"
+
+namespace specdec {
+namespace {
+
+using namespace testing::device_engine;
+using testing::TempDirectory;
+
+namespace heads = testing::tiny_heads;
+
+constexpr int kInner = 128;  // which two ranks can share
+
+class DeviceRanks : public EngineTest {
+ protected:
+  DeviceRanks() {
+    tiny::write_checkpoint(target_, tiny::llama_tensors(kInner));
+    tiny::write_checkpoint(draft_, tiny::perturbed(tiny::llama_tensors(kInner), 0.03f));
+  }
+  static EngineConfig on_two(EngineConfig config) {
+    config.tensor_parallel_size = 2;
+    return config;
+  }
+  static EngineConfig drafting_on(EngineConfig config, int num_ranks) {
+    config.tensor_parallel_size = 2;
+    config.speculative.drafters[0].draft_tensor_parallel_size = num_ranks;
+    return config;
+  }
+  EngineConfig with_drafter(DraftMethod method, int tree_width) const {
+    EngineConfig config = this->config();
+    config.speculative.num_speculative_tokens = 4;
+    config.speculative.draft_length_policy = DraftLengthPolicy::kFixed;
+    config.speculative.tree_width = tree_width;
+    config.speculative.drafters.resize(1);
+    config.speculative.drafters[0].method = method;
+    return config;
+  }
+  void expect_device_steps(const Answers& expected, const EngineConfig& config,
+                           const std::vector<Job>& jobs) {
+    int64_t num_device_steps = 0;
+    expect_equal(expected, run(config, jobs, &num_device_steps));
+    EXPECT_GT(num_device_steps, 3);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Devices, DeviceRanks, ::testing::ValuesIn(engine_devices()),
+                         engine_test_name);
+
+TEST_P(DeviceRanks, PlainDecodingIsThatOfOneRank) {
+  for (const SamplingParams& params : {greedy(), shaped()}) {
+    const std::vector<Job> jobs = jobs_of(3, params, /*gap=*/2);
+    expect_device_steps(run(config(), jobs), on_two(config()), jobs);
+  }
+}
+
+TEST_P(DeviceRanks, EveryRankDraftsOrHasAShareOfTheDraftModel) {
+  for (const SamplingParams& params : {greedy(), shaped()}) {
+    const std::vector<Job> jobs = jobs_of(3, params);
+    const Answers plain = run(config(), jobs);
+    for (const int num_ranks : {1, 2}) {
+      SCOPED_TRACE(num_ranks);
+      expect_device_steps(plain, drafting_on(with_draft(draft_, 3), num_ranks), jobs);
+    }
+  }
+}
+
+TEST_P(DeviceRanks, TreesGrowAlikeOnAllRanks) {
+  const std::vector<Job> jobs = jobs_of(2, shaped());
+  EngineConfig trees = with_draft(draft_, 6);
+  trees.speculative.tree_width = 2;
+  const Answers plain = run(config(), jobs);
+  for (const int num_ranks : {1, 2}) {
+    expect_device_steps(plain, drafting_on(trees, num_ranks), jobs);
+  }
+}
+
+TEST_P(DeviceRanks, DraftsAndMasksOfTheHostReachAllRanks) {
+  std::vector<Job> jobs = jobs_of(3, greedy());
+  for (Job& job : jobs) {
+    job.prompt = {1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3};
+    job.params.max_tokens = 20;
+  }
+  jobs[1].params.grammar = testing::make_toy_grammar(tiny::kVocab, 2, 12, 24);
+  const Answers plain = run(config(), jobs);
+  for (const int tree_width : {1, 2}) {
+    expect_device_steps(plain, on_two(with_drafter(DraftMethod::kNgram, tree_width)), jobs);
+  }
+}
+
+TEST_P(DeviceRanks, HeadsDraftOnEveryRank) {
+  const TempDirectory head;
+  heads::write_eagle3(head);
+  tiny::write_checkpoint(target_, heads::target_tensors(kInner));
+  const std::vector<Job> jobs = jobs_of(2, greedy());
+  EngineConfig config = with_drafter(DraftMethod::kEagle3, 1);
+  config.speculative.drafters[0].model = head.path();
+  config.speculative.drafters[0].quantization = "none";
+  expect_device_steps(run(this->config(), jobs), drafting_on(config, 1), jobs);
+}
+
+TEST_P(DeviceRanks, AFailureInAStepFailsTheRequestsOfAllRanks) {
+  EngineConfig config = on_two(this->config());
+  config.distributed_timeout_seconds = 1;
+  std::atomic<int> num_launched = 0;
+  testing::Faults faults;
+  // The other rank's: it makes its device steps and backend on a thread of its own.
+  const auto leader = std::this_thread::get_id();
+  faults.launch = [&] {
+    if (std::this_thread::get_id() == leader || ++num_launched < 3) return;
+    throw InternalError("no step today");
+  };
+  Engine engine = testing::make_faulty_engine(config, faults);
+  SamplingParams params = greedy();
+  params.max_tokens = 40;
+  engine.add_request("a", {1, 2, 3}, params);
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_THROW(
+      {
+        while (engine.has_unfinished_requests()) engine.step();
+      },
+      RankFailure);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(12));
+  EXPECT_GE(num_launched, 3);
+}
+
+}  // namespace
+}  // namespace specdec
