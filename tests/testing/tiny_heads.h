@@ -70,8 +70,8 @@ inline std::vector<int> all_tokens() {
   return tokens;
 }
 
-inline Tensors target_tensors(int inner = tiny_llama::kInner) {
-  Tensors tensors = tiny_llama::llama_tensors(inner);
+inline Tensors target_tensors() {
+  Tensors tensors = tiny_llama::llama_tensors();
   Tensor& embedding = tensors.at("model.embed_tokens.weight");
   for (int token = 0; token < kVocab; ++token) {
     for (int i = 0; i < kHidden; ++i) embedding.values[token * kHidden + i] = place(token, i);

@@ -30,7 +30,7 @@ struct Tensor {
 using Tensors = std::map<std::string, Tensor>;
 
 // A Llama with grouped query heads and its own head; heads * head_dim is not the hidden size.
-inline Tensors llama_tensors(int inner = kInner) {
+inline Tensors llama_tensors() {
   Tensors tensors;
   std::mt19937 random(7);
   std::normal_distribution<float> normal;
@@ -56,9 +56,9 @@ inline Tensors llama_tensors(int inner = kInner) {
     add(prefix + "self_attn.k_proj.weight", {kKvHeads * kHeadDim, kHidden});
     add(prefix + "self_attn.v_proj.weight", {kKvHeads * kHeadDim, kHidden});
     add(prefix + "self_attn.o_proj.weight", {kHidden, kHeads * kHeadDim});
-    add(prefix + "mlp.gate_proj.weight", {inner, kHidden});
-    add(prefix + "mlp.up_proj.weight", {inner, kHidden});
-    add(prefix + "mlp.down_proj.weight", {kHidden, inner});
+    add(prefix + "mlp.gate_proj.weight", {kInner, kHidden});
+    add(prefix + "mlp.up_proj.weight", {kInner, kHidden});
+    add(prefix + "mlp.down_proj.weight", {kHidden, kInner});
   }
   return tensors;
 }
@@ -77,12 +77,11 @@ inline Tensors perturbed(Tensors tensors, float deviation) {
 inline void write_checkpoint(const TempDirectory& directory, const Tensors& tensors,
                              const std::string& extra_config = "") {
   SafetensorsWriter writer;
-  const int64_t inner = tensors.at("model.layers.0.mlp.gate_proj.weight").shape[0];
   for (const auto& [name, tensor] : tensors) writer.add(name, tensor.shape, tensor.values);
   directory.write("model.safetensors", writer.bytes());
   directory.write("config.json",
                   str_cat(R"({"architectures":["LlamaForCausalLM"],"vocab_size":)", kVocab,
-                          R"(,"hidden_size":)", kHidden, R"(,"intermediate_size":)", inner,
+                          R"(,"hidden_size":)", kHidden, R"(,"intermediate_size":)", kInner,
                           R"(,"num_hidden_layers":)", kLayers, R"(,"num_attention_heads":)", kHeads,
                           R"(,"num_key_value_heads":)", kKvHeads, R"(,"head_dim":)", kHeadDim,
                           R"(,"rope_theta":)", kTheta, R"(,"rms_norm_eps":)", kEps,
