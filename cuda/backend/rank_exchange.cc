@@ -133,7 +133,12 @@ std::string RankExchange::open_mailboxes(Communicator& ranks, Group& group) {
     try {
       const auto handle = reader.get_all<std::byte>(reader.get<size_t>());
       if (handle.empty()) break;  // that rank says why
-      group.others[rank] = rank == links.rank ? own.memory : device_.open_peer_memory(handle);
+      if (rank == links.rank) {
+        group.others[rank] = own.memory;
+      } else {
+        group.others[rank] = device_.open_peer_memory(handle);
+        links.shares_device |= device_.is_on_this_device(handle);
+      }
       links.mailboxes[rank] = group.others[rank]->data();
     } catch (const Unavailable& error) {
       obstacle = error.what();

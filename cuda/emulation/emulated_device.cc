@@ -451,7 +451,7 @@ class EmulatedDevice final : public Device {
     require_peer_memory(state_->launch_settings);
     auto memory = std::make_shared<EmulatedPeerMemory>(
         state_, emulation::DeviceMemory::allocate_for_peers(size_bytes, purpose), size_bytes);
-    return {memory, bytes_of(enter_peer_memory(memory, /*device=*/0))};
+    return {memory, bytes_of(enter_peer_memory(memory, /*device=*/0, own_number()))};
   }
   std::shared_ptr<PeerMemory> open_peer_memory(std::span<const std::byte> handle) override {
     const auto shared =
@@ -460,6 +460,10 @@ class EmulatedDevice final : public Device {
       throw Unavailable("emulated devices reach the memory of ranks in their own process alone");
     }
     return shared->opened_by(state_);
+  }
+
+  bool is_on_this_device(std::span<const std::byte> handle) const override {
+    return handle_from(handle).gpu == own_number();
   }
 
   std::unique_ptr<Stream> make_stream() override {
@@ -473,6 +477,8 @@ class EmulatedDevice final : public Device {
   }
 
  private:
+  uint64_t own_number() const { return reinterpret_cast<uintptr_t>(state_.get()); }
+
   std::shared_ptr<DeviceState> state_;
 };
 

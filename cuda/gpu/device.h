@@ -184,6 +184,7 @@ class Device {
   virtual SharedPeerMemory share_peer_memory(size_t size_bytes, const char* purpose) = 0;
   // Throws Unavailable where this device cannot reach the other one's memory.
   virtual std::shared_ptr<PeerMemory> open_peer_memory(std::span<const std::byte> handle) = 0;
+  virtual bool is_on_this_device(std::span<const std::byte> handle) const = 0;
 
   virtual std::unique_ptr<Stream> make_stream() = 0;
   virtual std::unique_ptr<Event> make_event() = 0;

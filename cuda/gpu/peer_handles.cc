@@ -47,14 +47,17 @@ uint64_t number_of_host() {
   return number;
 }
 
-PeerHandle enter_peer_memory(const std::shared_ptr<PeerMemory>& memory, int device) {
+PeerHandle enter_peer_memory(const std::shared_ptr<PeerMemory>& memory, int device, uint64_t gpu) {
   Register& all = peer_register();
   const std::lock_guard lock(all.mutex);
   std::erase_if(all.memories, [](const auto& entry) { return entry.second.expired(); });
   const uint64_t number = ++all.last_number;
   all.memories[number] = memory;
-  return {
-      .process = number_of_process(), .host = number_of_host(), .number = number, .device = device};
+  return {.process = number_of_process(),
+          .host = number_of_host(),
+          .number = number,
+          .gpu = gpu,
+          .device = device};
 }
 
 std::shared_ptr<PeerMemory> find_peer_memory(const PeerHandle& handle) {

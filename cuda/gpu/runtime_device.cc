@@ -7,6 +7,7 @@
 #include <cstring>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
@@ -296,11 +297,13 @@ class CudaStream final : public Stream {
 // Memory of a rank's own device.
 class OwnPeerMemory final : public PeerMemory {
  public:
-  explicit OwnPeerMemory(Buffer buffer) : buffer_(std::move(buffer)) {}
-  std::byte* data() const override { return buffer_.as<std::byte>(); }
+  explicit OwnPeerMemory(Buffer buffer)
+      : buffer_(std::move(buffer)), data_(buffer_.as<std::byte>()) {}
+  std::byte* data() const override { return data_; }
 
  private:
   Buffer buffer_;
+  std::byte* data_;
 };
 
 // Of another process's.
@@ -331,6 +334,7 @@ class CudaDevice final : public Device {
     check(cudaStreamCreateWithFlags(clearing_.out(), cudaStreamNonBlocking), "cudaStreamCreate");
     cudaDeviceProp native{};
     check(cudaGetDeviceProperties(&native, index), "cudaGetDeviceProperties");
+    gpu_ = std::hash<std::string_view>()({native.uuid.bytes, sizeof(native.uuid.bytes)});
     info_ = {.name = str_cat("cuda:", index),
              .model = native.name,
              .memory_bytes = static_cast<int64_t>(native.totalGlobalMem),
@@ -396,7 +400,7 @@ class CudaDevice final : public Device {
   SharedPeerMemory share_peer_memory(size_t size_bytes, const char* purpose) override {
     require_peer_memory(launch_settings_);
     auto memory = std::make_shared<OwnPeerMemory>(allocate(size_bytes, purpose));
-    PeerHandle handle = enter_peer_memory(memory, index_);
+    PeerHandle handle = enter_peer_memory(memory, index_, gpu_);
     // Without it other processes cannot open the memory; threads of this one can.
     cudaIpcMemHandle_t driver{};
     static_assert(sizeof(driver) == sizeof(handle.driver));
@@ -422,6 +426,10 @@ class CudaDevice final : public Device {
           info_.name, " cannot open another process's memory: ", cudaGetErrorString(status)));
     }
     return std::make_shared<OpenedPeerMemory>(data);
+  }
+
+  bool is_on_this_device(std::span<const std::byte> handle) const override {
+    return handle_from(handle).gpu == gpu_;
   }
 
   std::unique_ptr<Stream> make_stream() override {
@@ -462,6 +470,7 @@ class CudaDevice final : public Device {
   }
 
   int index_;
+  uint64_t gpu_ = 0;  // the hash of its UUID
   LaunchSettings launch_settings_;
   std::shared_ptr<Functions> functions_;
   Owned<cudaStream_t, cudaStreamDestroy> clearing_;  // zeroes what is allocated

@@ -14,6 +14,11 @@ constexpr int kPollsBetweenLooks = 64;  // at the clock and at what has failed
 // Elements of a sum in a round: a rank has up to kMaxSubtrees planes of them.
 constexpr int kSumFloats = kSlotFloats / kMaxSubtrees;
 
+__device__ __forceinline__ void begin(const PeerLinks& links) {
+  ptx::wait_for_previous();
+  if (!links.shares_device) ptx::let_next_start();
+}
+
 // A block's rounds.
 template <bool kMailboxes>
 class Rounds {
@@ -24,12 +29,13 @@ class Rounds {
   // fill(other, slot) writes what `other` is to read, with all threads.
   template <class Fill>
   __device__ void send(const Fill& fill) const {
-    if constexpr (!kMailboxes) return;
-    for (int i = 1; i < links_.size; ++i) {
-      const int other = (links_.rank + i) % links_.size;  // not all ranks to the same one at once
-      fill(other, slot(other, links_.rank));
+    if constexpr (kMailboxes) {
+      for (int i = 1; i < links_.size; ++i) {
+        const int other = (links_.rank + i) % links_.size;  // not all ranks to the same one at once
+        fill(other, slot(other, links_.rank));
+      }
+      meet();
     }
-    meet();
   }
 
   // What another rank sent in this round, or all of its part.
@@ -151,8 +157,7 @@ __device__ __forceinline__ float folded(const PeerSumParams& params,
 
 template <bool kMailboxes>
 __global__ void __launch_bounds__(kThreads) sum_kernel(const PeerSumParams params) {
-  ptx::wait_for_previous();
-  ptx::let_next_start();
+  begin(params.links);
   Rounds<kMailboxes> rounds(params.links);
   const int total = params.num_rows * params.finish.out_features;
   for (int begin = blockIdx.x * kSumFloats; begin < total; begin += gridDim.x * kSumFloats) {
@@ -167,8 +172,7 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const PeerSumParams param
 }
 
 __global__ void __launch_bounds__(kThreads) two_shot_sum_kernel(const PeerSumParams params) {
-  ptx::wait_for_previous();
-  ptx::let_next_start();
+  begin(params.links);
   Rounds<true> rounds(params.links);
   const PeerLinks& links = params.links;
   const int total = params.num_rows * params.finish.out_features;
@@ -214,8 +218,7 @@ __global__ void __launch_bounds__(kThreads) two_shot_sum_kernel(const PeerSumPar
 template <bool kMailboxes>
 __global__ void __launch_bounds__(kThreads)
     gather_columns_kernel(const GatherColumnsParams params) {
-  ptx::wait_for_previous();
-  ptx::let_next_start();
+  begin(params.links);
   Rounds<kMailboxes> rounds(params.links);
   const PeerLinks& links = params.links;
   const int own_width = params.columns[links.rank].width();
@@ -252,8 +255,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <bool kMailboxes>
 __global__ void __launch_bounds__(kThreads) gather_rows_kernel(const GatherRowsParams params) {
-  ptx::wait_for_previous();
-  ptx::let_next_start();
+  begin(params.links);
   Rounds<kMailboxes> rounds(params.links);
   const PeerLinks& links = params.links;
   const int total = params.num_rows * params.dim;

@@ -41,6 +41,9 @@ struct PeerLinks {
   // In pinned memory: 1 + a rank that did not come in time, from when on nobody waits; or 0.
   uint32_t* missing = nullptr;
   uint64_t timeout = 0;  // nanoseconds
+  // Other ranks have the device, too. The next kernel must not start while a block waits: it would
+  // take the room that another rank's kernel, which this one waits for, may need.
+  bool shares_device = false;
 
   bool has_mailboxes() const { return mailboxes[0] != nullptr; }
 };
