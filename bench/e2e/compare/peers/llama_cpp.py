@@ -17,6 +17,8 @@ from .base import DRAFT_TOKENS, Peer
 
 _MAX_BATCH = 1024
 _START_SECONDS = 120.0
+# It has hung with 32 requests; then it is left out, and the others go on.
+_ANSWER_SECONDS = 300
 _FILE_TYPES = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 _SERVER = "build-{isa}/bin/llama-server"
 _QUANTIZE = "build-{isa}/bin/llama-quantize"
@@ -143,7 +145,7 @@ class _LlamaCpp:
         )
 
     def _post(self, body: dict[str, Any]) -> Any:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_ANSWER_SECONDS)
         try:
             headers = {"Content-Type": "application/json"}
             connection.request("POST", "/completion", json.dumps(body), headers)
@@ -174,7 +176,7 @@ class _LlamaCpp:
             time.sleep(0.05)
 
     def _is_ready(self) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port)
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
         try:
             connection.request("GET", "/health")
             return connection.getresponse().status == http.HTTPStatus.OK
