@@ -17,7 +17,7 @@ constexpr int64_t kProbeOutputs = 4096;
 constexpr int64_t kProbeInputs = 4096;
 constexpr int kProbePasses = 5;
 constexpr int kProbeExchanges = 100;
-constexpr int64_t kExchangeInputs = 256;
+constexpr int64_t kExchangeInputs = 64 * kNumSlices;
 
 // The shortest of some runs: what else the machine does only makes them longer.
 template <class Run>

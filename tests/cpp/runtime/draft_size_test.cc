@@ -57,7 +57,7 @@ TEST(DraftSizeTest, RanksAgreeOnWhatWasMeasured) {
   measure(0);
   other.join();
   EXPECT_GT(speeds[0].bytes_per_second_alone, 0);
-  EXPECT_GT(speeds[0].exchange_seconds, 0);
+  EXPECT_GE(speeds[0].exchange_seconds, 0);
   EXPECT_EQ(speeds[0].bytes_per_second_alone, speeds[1].bytes_per_second_alone);
   EXPECT_EQ(speeds[0].bytes_per_second_together, speeds[1].bytes_per_second_together);
   EXPECT_EQ(speeds[0].exchange_seconds, speeds[1].exchange_seconds);
