@@ -54,7 +54,10 @@ __global__ void __launch_bounds__(kRowThreads, kExpertBlocksPerSm)
   const int begin = __ldcg(params.cu_rows + blockIdx.z) + blockIdx.y * 8;
   const int end = __ldcg(params.cu_rows + blockIdx.z + 1);
   if (begin >= end) {
-    if (params.rows_are_known) ptx::wait_for_previous();
+    if (params.rows_are_known) {
+      ptx::let_next_start();  // which needs the word of every block
+      ptx::wait_for_previous();
+    }
     return;
   }
   const ProductParams product =

@@ -485,7 +485,16 @@ def test_it_runs_from_end_to_end_on_the_emulated_device(tmp_path: Path) -> None:
         "no_overlap",
         "own_carveouts",
     }
-    assert {record["drafts"] for record in report["steps"]["steps-8b"]["data"]["records"]} == {0, 3}
+    steps = report["steps"]["steps-8b"]["data"]["records"]
+    assert {record["drafts"] for record in steps} == {0, 3}
+    launched = report["steps"]["launches"]["data"]["ways"].values()
+    assert all(record["greedy"] for run in launched for record in run["records"])
+    assert all(record["greedy"] for record in steps)
+    # Measured is what was predicted: no pass has kernels that the model has otherwise.
+    table = text.split("## Passes of Llama-3.1-8B", 1)[1].split("##", 1)[0]
+    rows = [line.split("|") for line in table.splitlines() if line.startswith("| 40 |")]
+    assert len(rows) == len(steps)
+    assert {row[7].strip() for row in rows} == {""}
     passes = report["steps"]["heads-8b"]["data"]["records"]
     assert {(record["kernel"], record["each"]) for record in passes} == {
         ("target_pass", 1),
