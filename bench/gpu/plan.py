@@ -105,7 +105,7 @@ def heads(name: str) -> Callable[[Context], Data]:
     def run(context: Context) -> Data:
         target = "tiny" if context.smoke else name
         models = [f"--model={checkpoint(context, target)}"]
-        models += [f"--head={checkpoint(context, f'{target}{_HEAD}')}", _DUMMY]
+        models += [f"--head={checkpoint(context, f'{target}{_HEAD}')}", _DUMMY, _GREEDY]
         return bench(context, "cuda_head_bench", f"heads-{name}", *models, *head_sizes(context))
 
     return run

@@ -44,7 +44,7 @@ template <class Format, Finish kFinish, bool kIsPartial>
 __global__ void __launch_bounds__(kRowThreads, kExpertBlocksPerSm)
     few_rows_of_experts_kernel(const ExpertProductsParams params) {
   using Kind = FewRowsKind<kFinish, kIsPartial, RowSource::kRecords,
-                           kIsPartial ? 1 : Format::kMaxTilesAtOnce, 1>;
+                           kIsPartial ? 1 : Format::kMaxTilesAtOnce, 1, FinishVariant::kPlain>;
   SPECDEC_SHARED_BYTES(shared);
   // Which experts have rows must be known before weights are loaded.
   if (!params.rows_are_known) {

@@ -87,6 +87,11 @@ struct HeadsParams {
 // kBest: of few rows that the product prepares itself.
 enum class Finish : uint8_t { kStore, kActivate, kActivateGated, kHeads, kBest };
 
+// What a kernel for few rows is compiled for beside its Finish, as code for what is not there would
+// be in the way: sums that are stored or compared may have a soft cap, and heads of keys and values
+// may go to a cache of int8 codes. Others look at FinishParams when they run.
+enum class FinishVariant : uint8_t { kAny, kPlain, kSoftCap, kCodes };
+
 // The likeliest token of each row: see BestTokensArgs.
 struct BestParams {
   const int32_t* token_ids = nullptr;  // [out_features], or null

@@ -30,13 +30,15 @@ __device__ __forceinline__ Range equal_part(int total, int index, int count) {
 //   kIsPartial: sums are not folded to one (FinishParams::plane_stride)
 //   kTiles: that a warp works on together, so that a row's record is read once for them
 //   kColumns: of 8 rows
-template <Finish kFinish, bool kIsPartial, RowSource kSource, int kTiles, int kColumns>
+template <Finish kFinish, bool kIsPartial, RowSource kSource, int kTiles, int kColumns,
+          FinishVariant kVariant>
 struct FewRowsKind {
   static constexpr Finish finish = kFinish;
   static constexpr bool is_partial = kIsPartial;
   static constexpr RowSource source = kSource;
   static constexpr int tiles = kTiles;
   static constexpr int columns = kColumns;
+  static constexpr FinishVariant variant = kVariant;
 };
 
 // Bytes from the start of dynamic shared memory to what lies behind the prepared rows. As far as
@@ -139,9 +141,9 @@ class FewRows {
     }
     if constexpr (Kind::finish == Finish::kHeads) {
       __syncthreads();  // the exchange memory is free
-      finish_heads<T, kRowThreads>(params_.finish, tiles_, 0, 0, params_.rows.num_rows,
-                                   reinterpret_cast<float*>(exchange_),
-                                   [&](int row) { return place_in_shared(row); });
+      finish_heads<T, kRowThreads, Kind::variant>(
+          params_.finish, tiles_, 0, 0, params_.rows.num_rows, reinterpret_cast<float*>(exchange_),
+          [&](int row) { return place_in_shared(row); });
     } else if constexpr (Kind::finish == Finish::kBest) {
       find_best_of_blocks<kRowWarps>(params_.finish.best, params_.rows.num_rows, keys(),
                                      reinterpret_cast<int*>(exchange_));
@@ -356,10 +358,11 @@ class FewRows {
       __syncwarp();  // all parts are read
       total.store(params_.finish, tile + mine, sums_of_rows);
       if constexpr (Kind::finish == Finish::kBest) {
-        find_best_of_tile(params_.finish, tile + mine, num_rows, sums_of_rows,
-                          keys() + warp_ * kFewRows);
+        find_best_of_tile<Kind::variant>(params_.finish, tile + mine, num_rows, sums_of_rows,
+                                         keys() + warp_ * kFewRows);
       } else {
-        finish_tile<T, Kind::finish>(params_.finish, tile + mine, 0, num_rows, sums_of_rows);
+        finish_tile<T, Kind::finish, Kind::variant>(params_.finish, tile + mine, 0, num_rows,
+                                                    sums_of_rows);
       }
     } else {
       const FoldOrder& plan = params_.slices.plan;

@@ -383,11 +383,13 @@ __global__ void __launch_bounds__(kStepThreads, 1)
   if (threadIdx.x == 0) token = 0;  // of padding
   const SeatRange mine = seats_of_thread(params.memory.state.num_seats);
   int num_rows = 0;
+#pragma unroll 1
   for (int i = mine.begin; i < mine.end; ++i) num_rows += Pass::num_rows_of(params, i);
   StepCounts all;
   int begin = exclusive_scan({num_rows, 0}, &all).rows;
   if (begin <= row && row < begin + num_rows) {
     int seat = mine.begin;
+#pragma unroll 1
     for (int end = begin; (end += Pass::num_rows_of(params, seat)) <= row; ++seat) begin = end;
     token = Pass::token_of(params, seat, row - begin);
   }
