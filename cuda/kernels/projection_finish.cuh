@@ -237,13 +237,21 @@ __device__ __forceinline__ void store_codes(const HeadsParams& heads, const KvLa
 #pragma unroll 1
   for (int i = lane; i < dim; i += kWarpSize) largest = fmaxf(largest, fabsf(values[i]));
   largest = warp_max(largest);
-  const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+  // A division is 500 bytes of code: one for both.
+  float inverse = 0.0f;
+  float scale = 0.0f;
+#pragma unroll 1
+  for (int i = 0; i < 2 && largest > 0.0f; ++i) {
+    const float quotient = (i == 0 ? 127.0f : largest) / (i == 0 ? largest : 127.0f);
+    if (i == 0) inverse = quotient;
+    if (i == 1) scale = quotient;
+  }
   int8_t* out = static_cast<int8_t*>(cache) + row * dim;
 #pragma unroll 1
   for (int i = lane; i < dim; i += kWarpSize) {
     out[i] = static_cast<int8_t>(rintf(values[i] * inverse));
   }
-  if (lane == 0) layout.scales(cache)[row] = largest / 127.0f;
+  if (lane == 0) layout.scales(cache)[row] = scale;
 }
 
 // What a norm over `dim` values multiplies with, given the sum of their squares.

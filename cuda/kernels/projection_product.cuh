@@ -39,7 +39,7 @@ template <class Format, Finish kFinish, FinishVariant kVariant = FinishVariant::
 void product_of_few_rows(Stream& stream, const ProductParams& params) {
   switch (params.plan.row_source) {
     case RowSource::kRecords:
-      if constexpr (kFinish != Finish::kBest) {
+      if constexpr (kFinish != Finish::kBest && kVariant != FinishVariant::kLayerRows) {
         return product_of_source<Format, kFinish, kIsPartial, kVariant, RowSource::kRecords>(
             stream, params);
       }
@@ -56,6 +56,14 @@ void product_of_few_rows(Stream& stream, const ProductParams& params) {
   }
   SPECDEC_CHECK(false);
 }
+// Of what a layer begins a block with.
+template <class Format, Finish kFinish, FinishVariant kVariant = FinishVariant::kPlain>
+void product_of_block(Stream& stream, const ProductParams& params) {
+  if (params.plan.row_source == RowSource::kRecords || is_plain(params.rows)) {
+    return product_of_few_rows<Format, kFinish, kVariant>(stream, params);
+  }
+  product_of_few_rows<Format, kFinish, FinishVariant::kLayerRows>(stream, params);
+}
 template <class Format, Finish kFinish>
 void product_of_capped(Stream& stream, const ProductParams& params) {
   if (params.finish.soft_cap == 0.0f) return product_of_few_rows<Format, kFinish>(stream, params);
@@ -70,14 +78,14 @@ void product_of_few_rows(Stream& stream, const ProductParams& params) {
       }
       return product_of_few_rows<Format, Finish::kStore, FinishVariant::kAny, true>(stream, params);
     case Finish::kActivate:
-      return product_of_few_rows<Format, Finish::kActivate>(stream, params);
+      return product_of_block<Format, Finish::kActivate>(stream, params);
     case Finish::kActivateGated:
-      return product_of_few_rows<Format, Finish::kActivateGated>(stream, params);
+      return product_of_block<Format, Finish::kActivateGated>(stream, params);
     case Finish::kHeads:
       if (params.finish.heads.kv.dtype == DType::kI8) {
-        return product_of_few_rows<Format, Finish::kHeads, FinishVariant::kCodes>(stream, params);
+        return product_of_block<Format, Finish::kHeads, FinishVariant::kCodes>(stream, params);
       }
-      return product_of_few_rows<Format, Finish::kHeads>(stream, params);
+      return product_of_block<Format, Finish::kHeads>(stream, params);
     case Finish::kBest:
       return product_of_capped<Format, Finish::kBest>(stream, params);
   }
