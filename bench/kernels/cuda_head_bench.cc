@@ -216,6 +216,7 @@ class HeadBench {
     result.read_rate = read_rate_;
     result.nodes = gpu_.nodes();
     result.counters.emplace_back("greedy", options_.greedy ? 1 : 0);
+    result.counters.emplace_back("other_nodes", gpu_.other_nodes());
     result.counters.emplace_back("over_read", seconds * read_rate_ / result.bytes);
     return result;
   }

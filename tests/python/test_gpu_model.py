@@ -328,6 +328,7 @@ def run_bench(name: str, arguments: list[str], folder: Path) -> list[dict[str, A
 
 
 def launches_of(record: dict[str, Any]) -> dict[Any, int]:
+    assert record["other_nodes"] == 0  # a copy between two kernels, for example
     return {
         (predictions.launch_key(node), (node["starts_early"], node["lets_next_early"])): node[
             "count"
