@@ -176,7 +176,7 @@ enum class PassRows : uint8_t {
 };
 
 // Of more rows, that each block counts the rows of all seats would cost more than another launch.
-inline constexpr int kMostEmbeddedRows = 64;
+inline constexpr int kMostEmbeddedRows = 32;
 
 // Entry `token` of a seat's count table, for a token of its text.
 struct SeatTokenCount {
