@@ -95,7 +95,7 @@ def head_nodes(head: HeadPass, gpu: Gpu) -> list[Node]:
     nodes += [small_node("norm", (padded, 1, 1))] * 2
     attention = attention_of(config, head.rows, head.context, head.requests)
     for node in layer_nodes(_products(head), None, attention, gpu):
-        has_masks = node.role == "attention"
+        has_masks = node.role == "attention" and head.level > 0
         nodes.append(replace(node, shared_bytes=node.shared_bytes + _MASK_BYTES * has_masks))
     nodes.append(copy_node("store_rows", hidden))
     output = _output_product(head)
