@@ -106,7 +106,10 @@ std::unique_ptr<cuda::Graph> Gpu::capture(const std::function<void()>& work) {
   stream_->begin_capture();
   work();
   stream_->set_observer(nullptr);
-  return stream_->end_capture();
+  std::unique_ptr<cuda::Graph> graph = stream_->end_capture();
+  other_nodes_ = graph->num_nodes();
+  for (const NodeRecord& node : nodes_) other_nodes_ -= node.count;
+  return graph;
 }
 
 double Gpu::graph_seconds(int samples, const std::function<void()>& work) {

@@ -39,6 +39,9 @@ class Gpu {
   double graph_seconds(int samples, const std::function<void()>& work);
   // The kernels of the graph that was measured last, each once, in the order of their first launch.
   const std::vector<NodeRecord>& nodes() const { return nodes_; }
+  // What that graph has beside kernels: copies, mostly, each of which keeps the next kernel
+  // waiting.
+  int other_nodes() const { return other_nodes_; }
   // Median seconds of `work` as it is, on the host's clock until the device is done.
   double host_seconds(int samples, const std::function<void()>& work);
 
@@ -55,6 +58,7 @@ class Gpu {
   cuda::ProbeKernels probes_;
   bool is_emulated_ = false;
   std::vector<NodeRecord> nodes_;
+  int other_nodes_ = 0;
 };
 
 // A benchmark's main: what `run` returns, or 3 with a message where there is no such device.

@@ -18,6 +18,9 @@ ACCEPTANCE = 0.8  # of each synthetic draft
 _8B, _1B, _1L = "llama-3.1-8b", "llama-3.2-1b", "llama-one-layer"
 _HEAD = "-eagle3"  # behind the name of its target
 _DUMMY = "--load_format=dummy"
+# Passes as the engine's steps have them: its runs are greedy, so nothing but the likeliest tokens
+# is wanted.
+_GREEDY = "--greedy"
 
 
 def write_checkpoints(context: Context) -> Data:
@@ -90,7 +93,7 @@ def target_passes(name: str) -> Callable[[Context], Data]:
         sizes = []
         if context.smoke:
             sizes = ["--contexts=40", "--batches=1,2", "--drafts=0,3"]
-        shape = [f"--model={model}", _DUMMY]
+        shape = [f"--model={model}", _DUMMY, _GREEDY]
         return bench(context, "cuda_step_bench", f"steps-{name}", *shape, *sizes)
 
     return run
@@ -102,7 +105,7 @@ def heads(name: str) -> Callable[[Context], Data]:
     def run(context: Context) -> Data:
         target = "tiny" if context.smoke else name
         models = [f"--model={checkpoint(context, target)}"]
-        models += [f"--head={checkpoint(context, f'{target}{_HEAD}')}", _DUMMY]
+        models += [f"--head={checkpoint(context, f'{target}{_HEAD}')}", _DUMMY, _GREEDY]
         return bench(context, "cuda_head_bench", f"heads-{name}", *models, *head_sizes(context))
 
     return run
@@ -124,7 +127,7 @@ def launches(name: str) -> Callable[[Context], Data]:
         for number, (way, arguments) in enumerate(ways.items()):
             own = replace(context, deadline=context.clock() + context.share(len(ways) - number))
             log = f"launches-{way}"
-            shape = [f"--model={model}", _DUMMY, *sizes]
+            shape = [f"--model={model}", _DUMMY, _GREEDY, *sizes]
             runs[way] = bench(own, "cuda_step_bench", log, *shape, *arguments)
         return {"ways": runs, "cut": any(run.pop("cut", False) for run in runs.values())}
 

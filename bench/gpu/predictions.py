@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from . import checkpoints
+from .head_model import HeadPass, head_nodes
+from .product_model import BLOCK_BYTES, Gpu, Node, padded_count, product_nodes
 from .step_model import (
-    BLOCK_BYTES,
     Config,
-    Gpu,
-    Node,
     attention_node,
     attention_of,
     greedy_nodes,
@@ -19,8 +18,6 @@ from .step_model import (
     layer_products,
     nodes,
     output_product,
-    padded_count,
-    product_nodes,
 )
 from .step_time import Costs, costs_of, pass_seconds, repeated_seconds
 
@@ -59,6 +56,14 @@ class Model:
         sequence, differs = with_resources(sequence, record.get("nodes", []))
         return Prediction(pass_seconds(sequence, self.gpu, self.costs), differs)
 
+    def of_head_pass(self, config: Config, record: Record) -> Prediction | None:
+        """Of a record of cuda_head_bench; None of passes of the target."""
+        if record["kernel"] not in {"draft_pass", "catch_up"}:
+            return None
+        head = head_pass_of(config, record)
+        sequence, differs = with_resources(head_nodes(head, self.gpu), record.get("nodes", []))
+        return Prediction(pass_seconds(sequence, self.gpu, self.costs), differs)
+
     def of_kernel(self, record: Record) -> Prediction | None:
         """Of a record of cuda_kernel_bench; None where the model has nothing to say."""
         sequence = kernel_nodes(record, self.gpu)
@@ -66,6 +71,21 @@ class Model:
             return None
         sequence, differs = with_resources(sequence, record.get("nodes", []))
         return Prediction(repeated_seconds(sequence, self.gpu, self.costs), differs)
+
+
+def head_pass_of(config: Config, record: Record) -> HeadPass:
+    """What a record of cuda_head_bench measured."""
+    level = 1 if record["kernel"] == "draft_pass" else 0
+    rows_each = int(record["each"])
+    return HeadPass(
+        config=config,
+        context=int(record["context"]),
+        requests=int(record["batch"]),
+        rows_each=rows_each,
+        level=level,
+        weight_format="int8" if record["shape"].startswith("int8") else "act",
+        greedy=bool(record.get("greedy")) and (level == 0 or rows_each == 1),
+    )
 
 
 def model_of(report: dict[str, Any]) -> Model:

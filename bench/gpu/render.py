@@ -159,14 +159,17 @@ def passes(report: Data, step: str, title: str, shape: str) -> list[str]:
     return [f"## {title}", "", *table(heads, rows), *synthetic(records)]
 
 
-def heads(report: Data, step: str, title: str) -> list[str]:
-    """Passes of a draft head beside their bytes and beside a pass of the target."""
+def heads(report: Data, step: str, title: str, shape: str) -> list[str]:
+    """Passes of a draft head beside their bytes, the model's and a pass of the target."""
+    model = model_of(report)
+    config = SHAPES[f"{'tiny' if report['smoke'] else shape}-eagle3"]
     rows = [
         (
             record["kernel"],
             record["shape"],
             int(record["each"]),
             number(1e6 * record["seconds"], 4),
+            *predicted(model.of_head_pass(config, record), record["seconds"], 1e-6),
             number(record.get("over_read")),
             number(record.get("of_target")),
             number(record.get("over_plain"), 4),
@@ -176,7 +179,7 @@ def heads(report: Data, step: str, title: str) -> list[str]:
     ]
     if not rows:
         return []
-    names = ["pass", "", "rows each", "us", "over its bytes", "of a target's pass"]
+    names = ["pass", "", "rows each", "us", *PREDICTED, "over its bytes", "of a target's pass"]
     return [f"## {title}", "", *table([*names, "storing over plain", "sampling us"], rows)]
 
 
@@ -379,8 +382,8 @@ def render(report: Data) -> str:
     lines += ceilings(report)
     lines += passes(report, "steps-8b", "Passes of Llama-3.1-8B", "llama-3.1-8b")
     lines += passes(report, "steps-1b", "Passes of Llama-3.2-1B", "llama-3.2-1b")
-    lines += heads(report, "heads-8b", "Passes of an EAGLE-3 head of Llama-3.1-8B")
-    lines += heads(report, "heads-1b", "Passes of an EAGLE-3 head of Llama-3.2-1B")
+    lines += heads(report, "heads-8b", "Passes of an EAGLE-3 head of Llama-3.1-8B", "llama-3.1-8b")
+    lines += heads(report, "heads-1b", "Passes of an EAGLE-3 head of Llama-3.2-1B", "llama-3.2-1b")
     lines += launches(report)
     lines += engines(report)
     lines += kernels(report)

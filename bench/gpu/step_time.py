@@ -13,17 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .attention_model import Attention, share_out
-from .step_model import (
-    Config,
-    Gpu,
-    Node,
-    attention_of,
-    early_starts,
-    fit_together,
-    greedy_nodes,
-    nodes,
-    weight_bytes,
-)
+from .product_model import Gpu, Node, early_starts, fit_together
+from .step_model import Config, attention_of, greedy_nodes, nodes, weight_bytes
 
 _US = 1e-6
 
@@ -81,7 +72,7 @@ def parts_of(node: Node, costs: Costs) -> Parts:
         return Parts(0.0, costs.rows_node, 0.0)
     if node.role == "join":
         return Parts(0.0, costs.join + node.splits * costs.join_split, 0.0)
-    if node.role == "embed":
+    if node.role == "small":
         return Parts(0.0, costs.small, 0.0)
     before = {"shared": costs.rows_shared, "exchanged": costs.rows_exchanged}.get(node.rows, 0.0)
     after = costs.finish_meeting if node.blocks_meet else costs.finish
@@ -141,10 +132,14 @@ def pass_seconds(sequence: Sequence[Node], gpu: Gpu, costs: Costs = REVIEW) -> f
 
 
 def step_seconds(config: Config, rows: int, context: int, gpu: Gpu, costs: Costs = REVIEW) -> float:
-    """Of a greedy step of one request: walk and commit are one kernel, without a gap between."""
+    """Of a greedy step of one request.
+
+    Walk and commit are one kernel, without a gap between, and so are rows and embeddings, which are
+    so small that only the wait was between them.
+    """
     found = greedy_nodes(config, rows, context, gpu)
     sampler = 0.0 if found[-1].finds_best else costs.sampler
-    ends = costs.step - costs.sampler - costs.copies - costs.gap + sampler
+    ends = costs.step - costs.sampler - costs.copies - costs.gap - costs.wait + sampler
     return pass_seconds(found, gpu, costs) + max(0.0, ends)
 
 
@@ -154,9 +149,11 @@ def repeated_seconds(sequence: Sequence[Node], gpu: Gpu, costs: Costs = REVIEW) 
     return (times[-1].end - times[4 * len(sequence) - 1].end) / 4
 
 
-def floor_seconds(config: Config, costs: Costs = REVIEW, key_bytes: float = 0.0) -> float:
+def floor_seconds(
+    config: Config, costs: Costs = REVIEW, key_bytes: float = 0.0, rows: int = 1
+) -> float:
     """Of reading a pass's weights, and so many bytes of keys and values, at the read rate."""
-    return (weight_bytes(config) + key_bytes) / costs.read_rate
+    return (weight_bytes(config, rows) + key_bytes) / costs.read_rate
 
 
 # ---- as it was when the review was written

@@ -1,7 +1,7 @@
 // What an EAGLE-3 head costs beside its target on a GPU.
 //
 //   cuda_head_bench --model=DIR --head=DIR [--device=cuda|emulated] [--context=1024]
-//                   [--load_format=auto|dummy] [--budget=SECONDS] [--json=FILE]
+//                   [--load_format=auto|dummy] [--greedy] [--budget=SECONDS] [--json=FILE]
 //
 // Passes are the layer, the final norm and the head as one captured graph, over requests whose
 // keys, values and features are random, with the head's matrices in int8 and as the checkpoint has
@@ -11,7 +11,10 @@
 // in the same run, `over_read` its inverse; `of_target` what the tokens before the root add, over a
 // pass of the target over one row of each request; `over_plain` such a pass that stores its states
 // for a head over one that does not; `sampled_us` what a greedy choice with as many candidates as
-// drafts takes, the host's wait included. With --load_format=dummy both directories have a
+// drafts takes, the host's wait included. With --greedy the likeliest tokens are found without
+// logits where the device does so and no more than one of each row is wanted: of committed tokens,
+// and of one draft of each request. The JSON file has the kernels of the head's passes, too. With
+// --load_format=dummy both directories have a
 // config.json only, and weights are made up.
 #include <algorithm>
 #include <cstdio>
@@ -44,6 +47,7 @@ struct HeadOptions {
   std::string head;
   int context = 1024;
   bool random_weights = false;
+  bool greedy = false;
 };
 
 HeadOptions parse(int argc, char** argv) {
@@ -62,6 +66,8 @@ HeadOptions parse(int argc, char** argv) {
       options.context = std::stoi(value);
     } else if (name == "--load_format") {
       options.random_weights = is_dummy(value);
+    } else if (argument == "--greedy") {
+      options.greedy = true;
     } else {
       rest.push_back(argv[i]);
     }
@@ -208,6 +214,9 @@ class HeadBench {
                    head.config().num_layers * requests.of_head.layer_bytes(rows_each);
     if (kernel == "draft_pass") result.bytes -= fusion_bytes(head);
     result.read_rate = read_rate_;
+    result.nodes = gpu_.nodes();
+    result.counters.emplace_back("greedy", options_.greedy ? 1 : 0);
+    result.counters.emplace_back("other_nodes", gpu_.other_nodes());
     result.counters.emplace_back("over_read", seconds * read_rate_ / result.bytes);
     return result;
   }
@@ -252,7 +261,11 @@ class HeadBench {
                     .kv_layers = requests.of_head.layers(),
                     .features = requests.features,
                     .level = level});
-      head.compute_logits(staged_ids, static_cast<int>(row_ids.size()), logits_.as<float>(), level);
+      const int num_rows = static_cast<int>(row_ids.size());
+      const bool wants_best = options_.greedy && (level == 0 || rows_each == 1);
+      if (!wants_best || !head.best_tokens(staged_ids, num_rows, logits_.as<int32_t>())) {
+        head.compute_logits(staged_ids, num_rows, logits_.as<float>(), level);
+      }
     });
   }
 

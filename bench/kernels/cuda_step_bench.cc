@@ -163,7 +163,8 @@ class StepBench {
                                 {"context", context},
                                 {"batch", batch},
                                 {"drafts", num_drafts},
-                                {"greedy", options_.greedy ? 1 : 0}},
+                                {"greedy", options_.greedy ? 1 : 0},
+                                {"other_nodes", other_nodes_}},
                    .nodes = nodes_});
     }
   }
@@ -183,6 +184,7 @@ class StepBench {
       }
     });
     nodes_ = gpu_.nodes();
+    other_nodes_ = gpu_.other_nodes();
     return seconds;
   }
 
@@ -207,6 +209,7 @@ class StepBench {
   Buffer logits_;
   double read_rate_ = 0;
   std::vector<NodeRecord> nodes_;  // of the last pass
+  int other_nodes_ = 0;            // likewise
 };
 
 }  // namespace

@@ -51,12 +51,14 @@ void CudaBackend::tree_attention(const TreeAttentionArgs& args) {
   SPECDEC_CHECK_EQ(args.num_heads % args.kv.num_kv_heads, 0);
   SPECDEC_CHECK_GT(args.scale, 0.0f);
   if (args.batch->num_rows == 0) return;
+  BatchView batch = *args.batch;
+  batch.row_maker = nullptr;  // of the host
   kernels_.attention.tree_attention(
       *stream_,
       {.q = args.q,
        .out = args.out,
        .act_dtype = act_dtype_,
-       .batch = *args.batch,
+       .batch = batch,
        .kv = args.kv,
        .num_heads = args.num_heads,
        .scale = args.scale,

@@ -30,6 +30,8 @@ struct CudaOptions {
   }
 };
 
+struct PassRowMaker;
+
 class CudaBackend final : public Backend {
  public:
   // `act_dtype` is bfloat16 or float16. The table's target must be the device's, and `gemms` must
@@ -97,7 +99,9 @@ class CudaBackend final : public Backend {
  private:
   void linear_by_inputs(const LinearArgs& args);
   void linear_by_outputs(const LinearArgs& args);
-  void embed_rows(const CudaPackedLinear& rows, const EmbedArgs& args);
+  // With a maker, the rows of its pass, too, in the same launch.
+  void embed_rows(const CudaPackedLinear& rows, const EmbedArgs& args,
+                  const PassRowMaker* maker = nullptr);
   void gather_embeddings(const EmbedArgs& args);
 
   std::unique_ptr<Device> device_;

@@ -209,28 +209,31 @@ BatchView CudaDeviceStep::view(const StepShape& shape, int num_rows, bool has_tr
 }
 
 void CudaDeviceStep::draft(const StepShape& shape) {
-  const StepKernels& step = kernels_.step;
   for (int pass = 0; pass < shape.num_passes; ++pass) {
     const bool is_level = grows_trees() && pass > 0;
     const int rows_per_seat = pass == 0 ? shape.max_unseen : config_.tree.width;
     const int num_rows = std::min(shape.num_seats * rows_per_seat, config_.max_rows);
     const StepParams params = this->params(shape, num_rows, pass);
-    (is_level ? step.tree_rows : step.draft_rows)(backend_.stream(), params);
     BatchView rows = view(shape, num_rows, is_level);
     if (is_level) rows.num_tree_slots = memory_.growths.num_kv_slots;
     rows.feature_slots = memory_.batch.feature_slots;
     rows.state_slots = memory_.batch.state_slots;
-    draft_.model->forward(rows, pass);
+    forward(draft_, rows, {is_level ? PassRows::kTree : PassRows::kDraft, params});
     sample(shape, draft_, shape.num_seats * (is_level ? config_.tree.width : 1));
-    if (grows_trees()) step.grow_trees(backend_.stream(), params);
+    if (grows_trees()) kernels_.step.grow_trees(backend_.stream(), params);
   }
+}
+
+void CudaDeviceStep::forward(const Model& model, BatchView rows, PassRowMaker maker) {
+  rows.row_maker = &maker;
+  model.model->forward(rows, maker.params.pass);
+  SPECDEC_CHECK(maker.is_done);
 }
 
 void CudaDeviceStep::verify(const StepShape& shape) {
   const bool has_trees = shape.has_host_drafts || grew_trees(shape);
   const StepParams params = this->params(shape, shape.num_rows);
-  kernels_.step.verify_rows(backend_.stream(), params);
-  target_.model->forward(view(shape, shape.num_rows, has_trees));
+  forward(target_, view(shape, shape.num_rows, has_trees), {PassRows::kVerify, params});
   sample(shape, target_, shape.num_rows);
   if (!has_trees && !is_weighed(shape)) {
     return kernels_.step.walk_and_commit(backend_.stream(), params, walk_params(shape));

@@ -4,6 +4,7 @@
 
 #include "cuda/backend/device_step_reports.h"
 #include "cuda/backend/device_step_seats.h"
+#include "cuda/backend/pass_rows.h"
 
 namespace specdec::cuda {
 
@@ -42,6 +43,7 @@ class CudaDeviceStep final : public DeviceStep {
   StepParams params(const StepShape& shape, int num_rows, int pass = 0) const;
   BatchView view(const StepShape& shape, int num_rows, bool has_trees) const;
   void draft(const StepShape& shape);
+  void forward(const Model& model, BatchView rows, PassRowMaker maker);
   void verify(const StepShape& shape);
   VerifyTrees trees(const StepShape& shape) const;
   WalkParams walk_params(const StepShape& shape) const;

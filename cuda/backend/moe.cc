@@ -164,13 +164,12 @@ void ExpertMixer::products(std::span<const PackedLinear* const> experts, const R
   product.records = is_gathered || dim % kBlockInputs != 0
                         ? prepared(rows, dim, is_gathered, product.num_k_blocks)
                         : rows.x;
-  if (product.plan.few_rows) {
-    // What the multiprocessors hold at once, shared among the experts that may have rows.
-    const int num_busy = std::min(params.num_experts, rows.num_choices);
-    const int held = kExpertBlocksPerSm * properties_.num_multiprocessors;
-    const int blocks = (held + num_busy - 1) / num_busy;
-    product.plan.num_blocks = std::min(blocks, product.num_tiles);
-  }
+  params.most_with_rows = std::min(params.num_experts, rows.num_choices);
+  // A block a multiprocessor, shared among the experts that may have rows; as few as leave no block
+  // more tiles than others need.
+  const int blocks = std::max(1, properties_.num_multiprocessors / params.most_with_rows);
+  const int block_tiles = (product.num_tiles + blocks - 1) / blocks;
+  product.plan.num_blocks = (product.num_tiles + block_tiles - 1) / block_tiles;
   kernels_.products(stream_, params);
 }
 

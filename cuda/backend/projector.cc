@@ -160,7 +160,7 @@ void Projector::run_rows(const CudaPackedLinear& weight, const RowsParams& rows,
                           .rows = rows,
                           .records = rows.x,
                           .finish = finish,
-                          .plan = plan_of(weight, rows)};
+                          .plan = plan_of(weight, rows, finish.kind)};
   // Planes of partial sums are scaled when they are folded.
   const bool is_partial = weight.share().by_inputs();
   if (!is_partial) params.finish.scales = weight.scales();
@@ -203,12 +203,13 @@ bool Projector::are_records(const RowsParams& rows) const {
   return in_order && !rows.is_float && rows.dim % kBlockInputs == 0;
 }
 
-ProductPlan Projector::plan_of(const CudaPackedLinear& weight, const RowsParams& rows) const {
+ProductPlan Projector::plan_of(const CudaPackedLinear& weight, const RowsParams& rows,
+                               Finish finish) const {
   ProductPlan plan;
   plan.few_rows = rows.num_rows <= kFewRows;
   if (plan.few_rows) {
     const int64_t rows_bytes = int64_t{rows.num_rows} * weight.num_k_blocks() * kRecordBytes;
-    if (is_plain(rows)) {
+    if (prepares_rows(rows, finish)) {
       const bool fits = rows.num_rows <= 8 && rows_bytes <= kSharedRowBytes;
       const bool is_partial = !weight.slices().plan.is_whole();
       plan.row_source = fits && !is_partial ? RowSource::kShared : RowSource::kExchanged;

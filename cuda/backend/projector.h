@@ -31,7 +31,7 @@ class Projector {
  private:
   void run_rows(const CudaPackedLinear& weight, const RowsParams& rows, const FinishParams& finish);
   void run_all_heads(const CudaPackedLinear& weight, const RowsParams& rows, FinishParams finish);
-  ProductPlan plan_of(const CudaPackedLinear& weight, const RowsParams& rows) const;
+  ProductPlan plan_of(const CudaPackedLinear& weight, const RowsParams& rows, Finish finish) const;
   void plan_few_rows(int num_tiles, int num_rows, ProductPlan& plan) const;
   // Whether products can read the rows as they are.
   bool are_records(const RowsParams& rows) const;

@@ -15,10 +15,14 @@ struct KvLayout {
   int num_kv_heads;
   int head_dim;
 
-  // Rows of head_dim elements before that of a slot (block * block_size + offset) and head.
+  // Rows of head_dim elements before that of a slot (block * block_size + offset) and head. A layer
+  // has no more than an int can count (check_kv), and a division of 64 bits is long.
   __host__ __device__ int64_t row(int64_t slot, int head) const {
-    const int64_t block = slot / block_size;
-    return (block * num_kv_heads + head) * block_size + slot % block_size;
+    const auto place = static_cast<uint32_t>(slot);
+    const auto size = static_cast<uint32_t>(block_size);
+    const uint32_t block = place / size;
+    return (block * static_cast<uint32_t>(num_kv_heads) + static_cast<uint32_t>(head)) * size +
+           place % size;
   }
   __host__ __device__ int64_t num_rows() const {
     return static_cast<int64_t>(num_blocks) * num_kv_heads * block_size;

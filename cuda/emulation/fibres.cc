@@ -105,6 +105,7 @@ void GridRun::prepare_block(Block& block, size_t block_number) {
   const size_t slot = static_cast<size_t>(&block - blocks_.data());
   block.index = index_in(launch.grid, block_number);
   block.num_live = block.num_threads;
+  block.let_next_start_early = false;
   std::memset(block.shared.get(), kPoison, launch.shared_bytes);
 #if !defined(__SANITIZE_ADDRESS__)
   std::memset(block.shared.get() + launch.shared_bytes, kGuard, kGuardBytes);
@@ -160,6 +161,11 @@ void GridRun::thread_finished() {
   }
   fibre.finished = true;
   if (--block.num_live == 0) {
+    if (kernel_.config.lets_next_start_early && !block.let_next_start_early) {
+      fault_at(fibre,
+               "ends a block without let_next_start() before wait_for_previous(), though it was "
+               "launched with lets_next_start_early");
+    }
     check_shared(block);
     ++num_blocks_done_;
   }
@@ -432,6 +438,18 @@ void wait_for_previous() {
   if (this_grid->previous_is_done()) return;
   fibre.block->waiting_for_previous.push_back(&fibre);
   this_grid->suspend("wait_for_previous");
+}
+
+void let_next_start() {
+  const Fibre& fibre = this_grid->current();
+  if (fibre.waited_for_previous) return;
+  const LaunchConfig& launch = this_grid->kernel().config;
+  if (launch.overlaps_previous && !launch.lets_next_start_early) {
+    fault(
+        "calls let_next_start() before wait_for_previous(), though it was launched without "
+        "lets_next_start_early");
+  }
+  fibre.block->let_next_start_early = true;
 }
 
 Executor::Executor(const EmulationConfig& config)

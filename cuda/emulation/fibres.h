@@ -53,8 +53,11 @@ Votes meet_block(int barrier, int num_threads, bool vote, const char* operation)
 // Lets all other threads run first; for loops that wait for a change in memory.
 void yield();
 
-// Programmatic dependent launch.
+// Programmatic dependent launch. A thread that lets the next kernel start before it has waited
+// itself does what LaunchConfig::lets_next_start_early says, which StartRule relies on: without
+// that word it is a fault, and so is a block that was launched with it and does not.
 void wait_for_previous();
+void let_next_start();
 
 // Copies 16 bytes (zeros when not valid) when a wait asks for them; until then the target is
 // poison.

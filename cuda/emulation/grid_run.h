@@ -80,6 +80,7 @@ struct Block {
   Index3 index;
   int num_threads = 0;
   int num_live = 0;
+  bool let_next_start_early = false;  // a thread did so before it waited itself
   std::vector<Fibre> fibres;
   std::vector<Warp> warps;
   std::array<Barrier, kNumBarriers> barriers;

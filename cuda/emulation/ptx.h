@@ -58,7 +58,7 @@ inline uint4 load_streaming(const void* global) {
 
 inline void prefetch_to_l2(const void*, uint32_t) {}
 inline void wait_for_previous() { emulation::wait_for_previous(); }
-inline void let_next_start() {}
+inline void let_next_start() { emulation::let_next_start(); }
 
 inline void named_barrier(int number, int num_threads) {
   emulation::meet_block(number, num_threads, false, "named_barrier");

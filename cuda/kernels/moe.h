@@ -11,7 +11,6 @@
 namespace specdec::cuda {
 
 inline constexpr int kMaxExperts = 256;
-inline constexpr int kExpertBlocksPerSm = 1;  // of products with few rows
 
 // A choice is a row and a rank: [num_rows, top_k].
 struct RouteParams {
@@ -44,6 +43,7 @@ struct ExpertProductsParams {
   const int32_t* cu_rows;  // [num_experts + 1]
   bool rows_are_known;     // cu_rows is older than the work right before: LaunchConfig
   int num_experts;
+  int most_with_rows;                // of the experts
   int64_t scales_offset;             // of scales of outputs in the weights; 0: none
   const void* weights[kMaxExperts];  // packed
 };

@@ -38,27 +38,53 @@ __device__ __forceinline__ ProductParams expert_product(const ExpertProductsPara
   return product;
 }
 
-// Grid: [blocks of an expert, row tiles, experts]. An expert has few of the rows, mostly: 8 at a
-// time, and the weights once more from L2 where there are more.
+// Number `number` of the experts that have rows; -1: so many do not. Every thread of the block
+// calls it.
+__device__ __forceinline__ int expert_with_rows(const ExpertProductsParams& params, int number) {
+  static_assert(kRowThreads >= kMaxExperts);
+  __shared__ int counts[kRowWarps];
+  __shared__ int expert;
+  const int own = threadIdx.x;
+  const bool has_rows =
+      own < params.num_experts && __ldcg(params.cu_rows + own) < __ldcg(params.cu_rows + own + 1);
+  const uint32_t votes = __ballot_sync(kAllLanes, has_rows);
+  if (own % kWarpSize == 0) counts[own / kWarpSize] = __popc(votes);
+  if (own == 0) expert = -1;
+  __syncthreads();
+  int before = __popc(votes & ((1u << own % kWarpSize) - 1));
+#pragma unroll 1
+  for (int warp = 0; warp < own / kWarpSize; ++warp) before += counts[warp];
+  if (has_rows && before == number) expert = own;
+  __syncthreads();
+  return expert;
+}
+
+// Grid: [blocks of an expert, row tiles, experts that may have rows]. Which those are the device
+// knows alone: a block of each of a hundred others would be in the way of the few. An expert has
+// few of the rows, mostly: 8 at a time, and the weights once more from L2 where there are more. Two
+// blocks on a multiprocessor, as of other products of few rows: the next kernel's is one.
 template <class Format, Finish kFinish, bool kIsPartial>
-__global__ void __launch_bounds__(kRowThreads, kExpertBlocksPerSm)
+__global__ void __launch_bounds__(kRowThreads, 2)
     few_rows_of_experts_kernel(const ExpertProductsParams params) {
   using Kind = FewRowsKind<kFinish, kIsPartial, RowSource::kRecords,
-                           kIsPartial ? 1 : Format::kMaxTilesAtOnce, 1>;
+                           kIsPartial ? 1 : Format::kMaxTilesAtOnce, 1, FinishVariant::kPlain>;
   SPECDEC_SHARED_BYTES(shared);
   // Which experts have rows must be known before weights are loaded.
   if (!params.rows_are_known) {
     ptx::wait_for_previous();
     ptx::let_next_start();
   }
-  const int begin = __ldcg(params.cu_rows + blockIdx.z) + blockIdx.y * 8;
-  const int end = __ldcg(params.cu_rows + blockIdx.z + 1);
+  const int expert = expert_with_rows(params, blockIdx.z);
+  const int begin = expert < 0 ? 0 : __ldcg(params.cu_rows + expert) + blockIdx.y * 8;
+  const int end = expert < 0 ? 0 : __ldcg(params.cu_rows + expert + 1);
   if (begin >= end) {
-    if (params.rows_are_known) ptx::wait_for_previous();
+    if (params.rows_are_known) {
+      ptx::let_next_start();  // which needs the word of every block
+      ptx::wait_for_previous();
+    }
     return;
   }
-  const ProductParams product =
-      expert_product<Format>(params, blockIdx.z, begin, min(end, begin + 8));
+  const ProductParams product = expert_product<Format>(params, expert, begin, min(end, begin + 8));
   FewRows<Format, Kind>(product, shared).run();
 }
 
@@ -68,7 +94,7 @@ void launch_few_rows_of_experts(Stream& stream, const ExpertProductsParams& para
   launch("moe: few rows", stream, few_rows_of_experts_kernel<Format, kFinish, kIsPartial>,
          {.grid = {static_cast<unsigned>(product.plan.num_blocks),
                    static_cast<unsigned>(product.rows.num_rows + 7) / 8,
-                   static_cast<unsigned>(params.num_experts)},
+                   static_cast<unsigned>(params.most_with_rows)},
           .block = {kRowThreads},
           .shared_bytes = static_cast<size_t>(few_rows_exchange_bytes(8, Format::kMaxTilesAtOnce)),
           .overlaps_previous = true,

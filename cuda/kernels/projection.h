@@ -45,8 +45,7 @@ struct RowsParams {
   float eps = 0.0f;
 };
 
-// Rows that products of few rows prepare themselves. Others, which are rare, would make the code of
-// all of them longer.
+// Rows that all products of few rows prepare themselves. The code for others would be in the way.
 inline bool is_plain(const RowsParams& rows) {
   return rows.is_float && rows.dim % 4 == 0 && rows.norm != RowNorm::kLayer && rows.bias == nullptr;
 }
@@ -86,6 +85,20 @@ struct HeadsParams {
 
 // kBest: of few rows that the product prepares itself.
 enum class Finish : uint8_t { kStore, kActivate, kActivateGated, kHeads, kBest };
+
+// What a kernel for few rows is compiled for beside its Finish, as code for what is not there would
+// be in the way: sums that are stored or compared may have a soft cap, and heads of keys and values
+// may go to a cache of int8 codes. Others look at FinishParams when they run, and so do those for
+// rows that are not plain.
+enum class FinishVariant : uint8_t { kAny, kPlain, kSoftCap, kCodes, kLayerRows };
+
+// Whether a product of few rows prepares these rows itself. Those with a layer norm or a bias have
+// kernels of their own for what a layer begins its blocks with.
+inline bool prepares_rows(const RowsParams& rows, Finish finish) {
+  const bool begins_block =
+      finish == Finish::kHeads || finish == Finish::kActivate || finish == Finish::kActivateGated;
+  return is_plain(rows) || (begins_block && rows.is_float && rows.dim % 4 == 0);
+}
 
 // The likeliest token of each row: see BestTokensArgs.
 struct BestParams {
@@ -153,7 +166,7 @@ enum class RowSource : uint8_t {
   kRecords,    // records that are there
   kShared,     // every block prepares all rows for itself, in shared memory; at most 8 rows
   kExchanged,  // every block prepares some of the rows for all; blocks wait for each other
-  // The last two are for rows that is_plain() allows, and no others.
+  // The last two are for rows that prepares_rows() allows, and no others.
 };
 
 // How a product is cut up; never changes a result, but for wide_rows.

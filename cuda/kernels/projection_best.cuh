@@ -11,6 +11,7 @@ __device__ __forceinline__ uint64_t lesser_key(uint64_t a, uint64_t b) { return 
 
 // By a warp: sums [num_rows, 16 outputs] of a tile, in shared memory. keys: [num_rows] the best of
 // this warp's tiles so far, in shared memory.
+template <FinishVariant kVariant>
 __device__ __forceinline__ void find_best_of_tile(const FinishParams& finish, int tile,
                                                   int num_rows, const float* sums, uint64_t* keys) {
   const int lane = threadIdx.x % kWarpSize;
@@ -23,7 +24,8 @@ __device__ __forceinline__ void find_best_of_tile(const FinishParams& finish, in
 #pragma unroll 1
   for (int i = lane; i - lane < count; i += kWarpSize) {
     uint64_t key = worst_key();
-    if (is_output && i < count) key = key_of(clean(stored_value(finish, sums[i], bias)), token);
+    if (is_output && i < count)
+      key = key_of(clean(stored_value<kVariant>(finish, sums[i], bias)), token);
 #pragma unroll 1
     for (int step = kTileOutputs / 2; step > 0; step /= 2) {
       key = lesser_key(key, __shfl_xor_sync(kAllLanes, key, step));

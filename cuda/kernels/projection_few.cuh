@@ -19,10 +19,10 @@
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
-// Part `index` of `count` nearly equal parts of [0, total).
-__device__ __forceinline__ Range equal_part(int total, int index, int count) {
-  return {static_cast<int>(static_cast<int64_t>(total) * index / count),
-          static_cast<int>(static_cast<int64_t>(total) * (index + 1) / count)};
+// Part `index` of `count` nearly equal parts of [0, total). launch_few_rows checks that 32 bits are
+// enough: a division of 64 is long.
+__device__ __forceinline__ Range equal_part(uint32_t total, uint32_t index, uint32_t count) {
+  return {static_cast<int>(total * index / count), static_cast<int>(total * (index + 1) / count)};
 }
 
 // Which of the kernels: all of it follows from ProductParams, and is known to the compiler so that
@@ -30,13 +30,17 @@ __device__ __forceinline__ Range equal_part(int total, int index, int count) {
 //   kIsPartial: sums are not folded to one (FinishParams::plane_stride)
 //   kTiles: that a warp works on together, so that a row's record is read once for them
 //   kColumns: of 8 rows
-template <Finish kFinish, bool kIsPartial, RowSource kSource, int kTiles, int kColumns>
+template <Finish kFinish, bool kIsPartial, RowSource kSource, int kTiles, int kColumns,
+          FinishVariant kVariant>
 struct FewRowsKind {
   static constexpr Finish finish = kFinish;
   static constexpr bool is_partial = kIsPartial;
   static constexpr RowSource source = kSource;
   static constexpr int tiles = kTiles;
   static constexpr int columns = kColumns;
+  static constexpr bool has_layer_rows = kVariant == FinishVariant::kLayerRows;
+  static constexpr FinishVariant variant = has_layer_rows ? FinishVariant::kAny : kVariant;
+  static constexpr RowsKind rows = has_layer_rows ? RowsKind::kLayer : RowsKind::kPlain;
 };
 
 // Bytes from the start of dynamic shared memory to what lies behind the prepared rows. As far as
@@ -139,9 +143,9 @@ class FewRows {
     }
     if constexpr (Kind::finish == Finish::kHeads) {
       __syncthreads();  // the exchange memory is free
-      finish_heads<T, kRowThreads>(params_.finish, tiles_, 0, 0, params_.rows.num_rows,
-                                   reinterpret_cast<float*>(exchange_),
-                                   [&](int row) { return place_in_shared(row); });
+      finish_heads<T, kRowThreads, Kind::variant>(
+          params_.finish, tiles_, 0, 0, params_.rows.num_rows, reinterpret_cast<float*>(exchange_),
+          [&](int row) { return place_in_shared(row); });
     } else if constexpr (Kind::finish == Finish::kBest) {
       find_best_of_blocks<kRowWarps>(params_.finish.best, params_.rows.num_rows, keys(),
                                      reinterpret_cast<int*>(exchange_));
@@ -246,7 +250,7 @@ class FewRows {
     uint32_t num_done = 0;
 #pragma unroll 1
     for (int row = blockIdx.x; row < rows.num_rows; row += gridDim.x) {
-      prepare_rows<Format, false>(
+      prepare_rows<Format, Kind::rows>(
           rows, row, 1, reinterpret_cast<float*>(exchange_), [&](int, int k_block) {
             return records + (static_cast<int64_t>(row) * params_.num_k_blocks + k_block) *
                                  Format::kRecordBytes;
@@ -265,9 +269,9 @@ class FewRows {
     __syncthreads();
   }
   __device__ __forceinline__ void prepare() {
-    prepare_rows<Format, false>(params_.rows, 0, params_.rows.num_rows,
-                                reinterpret_cast<float*>(exchange_),
-                                [&](int row, int k_block) { return prepared(row, k_block); });
+    prepare_rows<Format, Kind::rows>(params_.rows, 0, params_.rows.num_rows,
+                                     reinterpret_cast<float*>(exchange_),
+                                     [&](int row, int k_block) { return prepared(row, k_block); });
     __syncthreads();
   }
 
@@ -356,10 +360,11 @@ class FewRows {
       __syncwarp();  // all parts are read
       total.store(params_.finish, tile + mine, sums_of_rows);
       if constexpr (Kind::finish == Finish::kBest) {
-        find_best_of_tile(params_.finish, tile + mine, num_rows, sums_of_rows,
-                          keys() + warp_ * kFewRows);
+        find_best_of_tile<Kind::variant>(params_.finish, tile + mine, num_rows, sums_of_rows,
+                                         keys() + warp_ * kFewRows);
       } else {
-        finish_tile<T, Kind::finish>(params_.finish, tile + mine, 0, num_rows, sums_of_rows);
+        finish_tile<T, Kind::finish, Kind::variant>(params_.finish, tile + mine, 0, num_rows,
+                                                    sums_of_rows);
       }
     } else {
       const FoldOrder& plan = params_.slices.plan;
@@ -398,6 +403,7 @@ __global__ void __launch_bounds__(kRowThreads, 2) few_rows_kernel(const ProductP
 
 template <class Format, class Kind>
 void launch_few_rows(Stream& stream, const ProductParams& params) {
+  SPECDEC_CHECK_LE(int64_t{params.num_tiles} * params.plan.num_blocks, int64_t{UINT32_MAX});
   int64_t shared_bytes = few_rows_tail_offset<Kind>(params);
   if constexpr (Kind::finish == Finish::kHeads) {
     SPECDEC_CHECK_LE(params.finish.heads.kv.head_dim, kMostHeadDim);

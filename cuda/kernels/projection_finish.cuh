@@ -102,13 +102,17 @@ struct FoldStack {
 };
 
 // What a sum is stored as, unless it is added to something.
+template <FinishVariant kVariant>
 __device__ __forceinline__ float stored_value(const FinishParams& finish, float sum, float bias) {
   const float value = product(sum + bias, finish.scale);
-  return finish.soft_cap != 0.0f ? soft_cap(value, finish.soft_cap) : value;
+  if constexpr (kVariant == FinishVariant::kAny || kVariant == FinishVariant::kSoftCap) {
+    if (finish.soft_cap != 0.0f) return soft_cap(value, finish.soft_cap);
+  }
+  return value;
 }
 
 // As LinearArgs says, or to the workspace of heads. `sums` may be changed.
-template <bool kHeads>
+template <bool kHeads, FinishVariant kVariant>
 __device__ __forceinline__ void store_tile(const FinishParams& finish, int tile, int first_row,
                                            int num_rows, float* sums) {
   constexpr int kBatch = 4;  // sums that are read together where they accumulate
@@ -128,7 +132,8 @@ __device__ __forceinline__ void store_tile(const FinishParams& finish, int tile,
   }
   const float bias = finish.bias != nullptr ? finish.bias[n] : 0.0f;
 #pragma unroll 1
-  for (int i = first; i < count; i += kWarpSize) sums[i] = stored_value(finish, sums[i], bias);
+  for (int i = first; i < count; i += kWarpSize)
+    sums[i] = stored_value<kVariant>(finish, sums[i], bias);
 #pragma unroll 1
   for (int begin = first; begin < count; begin += kBatch * kWarpSize) {
     float before[kBatch];
@@ -181,7 +186,7 @@ __device__ __forceinline__ void gate_tile(const FinishParams& finish, int tile, 
 }
 
 // By a warp: sums [num_rows, 16 outputs] of a tile, in shared memory, for rows from first_row on.
-template <class T, Finish kKind>
+template <class T, Finish kKind, FinishVariant kVariant = FinishVariant::kAny>
 __device__ __forceinline__ void finish_tile(const FinishParams& finish, int tile, int first_row,
                                             int num_rows, float* sums) {
   if constexpr (kKind == Finish::kActivate) {
@@ -189,7 +194,7 @@ __device__ __forceinline__ void finish_tile(const FinishParams& finish, int tile
   } else if constexpr (kKind == Finish::kActivateGated) {
     gate_tile<T>(finish, tile, first_row, num_rows, sums);
   } else {
-    store_tile<kKind == Finish::kHeads>(finish, tile, first_row, num_rows, sums);
+    store_tile<kKind == Finish::kHeads, kVariant>(finish, tile, first_row, num_rows, sums);
   }
 }
 template <class T>
@@ -218,7 +223,7 @@ __device__ __forceinline__ void store_plane(const ProductParams& params, int pla
   sums.store(params.finish, tile, shared);
   FinishParams finish = params.finish;
   finish.out = static_cast<float*>(finish.out) + plane * finish.plane_stride;
-  store_tile<false>(finish, tile, first_row, num_rows, shared);
+  store_tile<false, FinishVariant::kAny>(finish, tile, first_row, num_rows, shared);
 }
 
 // --- heads ---
@@ -232,13 +237,21 @@ __device__ __forceinline__ void store_codes(const HeadsParams& heads, const KvLa
 #pragma unroll 1
   for (int i = lane; i < dim; i += kWarpSize) largest = fmaxf(largest, fabsf(values[i]));
   largest = warp_max(largest);
-  const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+  // A division is 500 bytes of code: one for both.
+  float inverse = 0.0f;
+  float scale = 0.0f;
+#pragma unroll 1
+  for (int i = 0; i < 2 && largest > 0.0f; ++i) {
+    const float quotient = (i == 0 ? 127.0f : largest) / (i == 0 ? largest : 127.0f);
+    if (i == 0) inverse = quotient;
+    if (i == 1) scale = quotient;
+  }
   int8_t* out = static_cast<int8_t*>(cache) + row * dim;
 #pragma unroll 1
   for (int i = lane; i < dim; i += kWarpSize) {
     out[i] = static_cast<int8_t>(rintf(values[i] * inverse));
   }
-  if (lane == 0) layout.scales(cache)[row] = largest / 127.0f;
+  if (lane == 0) layout.scales(cache)[row] = scale;
 }
 
 // What a norm over `dim` values multiplies with, given the sum of their squares.
@@ -299,7 +312,7 @@ __device__ __forceinline__ void rotate_head(const HeadsParams& heads, const floa
 
 // One head of one row, by a warp. `values` [head_dim] is its shared scratch; `scales` are given for
 // norms over all heads.
-template <class T>
+template <class T, FinishVariant kVariant = FinishVariant::kAny>
 __device__ __forceinline__ void finish_head(const FinishParams& finish, int head, int row,
                                             const RowPlace& place, float* values,
                                             const RowScales* scales = nullptr) {
@@ -334,13 +347,16 @@ __device__ __forceinline__ void finish_head(const FinishParams& finish, int head
     out = is_key ? heads.kv.keys : heads.kv.values;
     out_row = layout.row(place.slot, is_key ? kv_head : kv_head - num_kv_heads);
   }
-  if (!is_query && heads.kv.dtype == DType::kI8) {
-    store_codes(heads, layout, out, out_row, values);
-  } else {
-    T* elements = static_cast<T*>(out) + out_row * dim;
-#pragma unroll 1
-    for (int i = lane; i < dim; i += kWarpSize) elements[i] = from_float<T>(values[i]);
+  if constexpr (kVariant == FinishVariant::kAny || kVariant == FinishVariant::kCodes) {
+    if (!is_query && (kVariant == FinishVariant::kCodes || heads.kv.dtype == DType::kI8)) {
+      store_codes(heads, layout, out, out_row, values);
+      __syncwarp();
+      return;
+    }
   }
+  T* elements = static_cast<T*>(out) + out_row * dim;
+#pragma unroll 1
+  for (int i = lane; i < dim; i += kWarpSize) elements[i] = from_float<T>(values[i]);
   __syncwarp();
 }
 
@@ -353,7 +369,7 @@ inline constexpr int64_t heads_scratch_bytes(int num_warps, int head_dim) {
 // end_row) that the block's row tile has. Every thread of the block calls it, after its sums are
 // stored. Tiles have no outputs from out_features on. scratch: shared, [num warps, head_dim], and
 // then [num warps] flags. find_place(row) gives a row's place.
-template <class T, int kThreads, class FindPlace>
+template <class T, int kThreads, FinishVariant kVariant = FinishVariant::kAny, class FindPlace>
 __device__ __forceinline__ void finish_heads(const FinishParams& finish, Range tiles, int row_tile,
                                              int first_row, int end_row, float* scratch,
                                              const FindPlace& find_place) {
@@ -388,7 +404,7 @@ __device__ __forceinline__ void finish_heads(const FinishParams& finish, Range t
       const int index = item / num_rows;
       if (is_complete[index] == 0) continue;
       const int row = first_row + item % num_rows;
-      finish_head<T>(finish, batch + index, row, find_place(row), scratch + warp * dim);
+      finish_head<T, kVariant>(finish, batch + index, row, find_place(row), scratch + warp * dim);
     }
   }
 }

@@ -61,6 +61,10 @@ __device__ __forceinline__ int64_t source_row(const RowsParams& rows, int row) {
   return rows.row_ids != nullptr ? rows.row_ids[row] : row;
 }
 
+// Which rows code is compiled for: such as is_plain() says, the same with a layer norm or a bias,
+// and any, which may be act and of any width.
+enum class RowsKind : uint8_t { kPlain, kLayer, kAny };
+
 // What normalises a row.
 struct RowScale {
   float mean;
@@ -71,13 +75,13 @@ __device__ __forceinline__ float4 centred(float4 x, float mean) {
   return make_float4(x.x - mean, x.y - mean, x.z - mean, x.w - mean);
 }
 
-template <bool kAny, bool kWhole>
+template <bool kMayCentre, bool kWhole>
 __device__ __forceinline__ float4 normalise(const RowsParams& rows, const RowScale& scale, int i,
                                             float4 x) {
   const float4 weight = load_vector<kWhole>(rows.weight, i, rows.dim);
-  if constexpr (kAny) x = centred(x, scale.mean);
+  if constexpr (kMayCentre) x = centred(x, scale.mean);
   x = make_float4(x.x * scale.scale, x.y * scale.scale, x.z * scale.scale, x.w * scale.scale);
-  if (!kAny || rows.bias == nullptr) {
+  if (!kMayCentre || rows.bias == nullptr) {
     return make_float4(x.x * weight.x, x.y * weight.y, x.z * weight.z, x.w * weight.w);
   }
   const float4 bias = load_vector<kWhole>(rows.bias, i, rows.dim);
@@ -88,11 +92,11 @@ __device__ __forceinline__ float4 normalise(const RowsParams& rows, const RowSca
 // Calls body(i, x, whole) with inputs i .. i+3 of a row for all i of this thread, up to the end of
 // the last record and past it; zeros past the end of the row. Loads are under way kBatch at a
 // time, for what a block waits for here is the latency of memory.
-// kAny: dim may be anything, not only a multiple of 4.
-template <class T, bool kIsFloat, bool kAny, int kBatch, class Body>
+// kMayBeOdd: dim may be anything, not only a multiple of 4.
+template <class T, bool kIsFloat, bool kMayBeOdd, int kBatch, class Body>
 __device__ __forceinline__ void for_inputs(const RowsParams& rows, int64_t source, Body&& body) {
   const int own = threadIdx.x * 4;
-  if (kAny && rows.dim % 4 != 0) {
+  if (kMayBeOdd && rows.dim % 4 != 0) {
 #pragma unroll 1
     for (int i = own; i < rows.dim + own; i += kRowStep) {
       body(i, load_row<T, kIsFloat, false>(rows, source, i), std::false_type());
@@ -126,18 +130,20 @@ __device__ __forceinline__ float block_sum_of(const float* parts, int row) {
 }
 
 // Rows that are normalised are floats.
+template <bool kMayBeOdd>
 __device__ __forceinline__ float sum_part(const RowsParams& rows, int64_t source) {
   float sum = 0.0f;
-  for_inputs<float, true, true, kSumBatch>(
+  for_inputs<float, true, kMayBeOdd, kSumBatch>(
       rows, source, [&](int, const float4& x, auto) { sum += (x.x + x.y) + (x.z + x.w); });
   return sum;
 }
-template <bool kAny>
+template <RowsKind kKind>
 __device__ __forceinline__ float square_part(const RowsParams& rows, int64_t source, float mean) {
   float sum = 0.0f;
-  for_inputs<float, true, kAny, kSumBatch>(rows, source, [&](int i, const float4& x, auto) {
+  constexpr bool kMayBeOdd = kKind == RowsKind::kAny;
+  for_inputs<float, true, kMayBeOdd, kSumBatch>(rows, source, [&](int i, const float4& x, auto) {
     float4 distance = x;
-    if constexpr (kAny) {
+    if constexpr (kKind != RowsKind::kPlain) {
       // Elements past the end are no distance away.
       distance = centred(x, mean);
       if (i >= rows.dim) distance.x = 0.0f;
@@ -156,21 +162,22 @@ __device__ __forceinline__ float square_part(const RowsParams& rows, int64_t sou
 // Prepares rows [first, first + count) of `rows`; every thread of the block calls it.
 //   record_at(row, k_block): where the record of row first + row goes, in shared or global memory
 //   parts: shared scratch, [count, kRowPartFloats]
-//   kAny: rows of any kind, else such as is_plain() says, which is less code
 // Ends without a barrier.
-template <class Format, bool kAny, class RecordAt>
+template <class Format, RowsKind kKind, class RecordAt>
 __device__ __forceinline__ void prepare_rows(const RowsParams& rows, int first, int count,
                                              float* parts, RecordAt&& record_at) {
   using T = typename Format::Element;
+  constexpr bool kMayCentre = kKind != RowsKind::kPlain;
+  constexpr bool kMayBeOdd = kKind == RowsKind::kAny;
   const float dim = static_cast<float>(rows.dim);
   float* square_parts = parts + count * kRowWarps;
   const auto mean_of = [&](int row) {
-    return kAny && rows.norm == RowNorm::kLayer ? block_sum_of(parts, row) / dim : 0.0f;
+    return kMayCentre && rows.norm == RowNorm::kLayer ? block_sum_of(parts, row) / dim : 0.0f;
   };
-  if (kAny && rows.norm == RowNorm::kLayer) {
+  if (kMayCentre && rows.norm == RowNorm::kLayer) {
 #pragma unroll 1
     for (int row = 0; row < count; ++row) {
-      store_warp_sum(sum_part(rows, source_row(rows, first + row)), row, parts);
+      store_warp_sum(sum_part<kMayBeOdd>(rows, source_row(rows, first + row)), row, parts);
     }
     __syncthreads();
   }
@@ -178,7 +185,7 @@ __device__ __forceinline__ void prepare_rows(const RowsParams& rows, int first, 
 #pragma unroll 1
     for (int row = 0; row < count; ++row) {
       const int64_t source = source_row(rows, first + row);
-      store_warp_sum(square_part<kAny>(rows, source, mean_of(row)), row, square_parts);
+      store_warp_sum(square_part<kKind>(rows, source, mean_of(row)), row, square_parts);
     }
     __syncthreads();
   }
@@ -194,16 +201,16 @@ __device__ __forceinline__ void prepare_rows(const RowsParams& rows, int first, 
       // Whole warps: formats may look at a record's other parts.
       if (i - static_cast<int>(threadIdx.x % kWarpSize) * 4 >= padded_dim) return;
       if (rows.norm != RowNorm::kNone && i < rows.dim) {
-        x = normalise<kAny, decltype(whole)::value>(rows, scale, i, x);
+        x = normalise<kMayCentre, decltype(whole)::value>(rows, scale, i, x);
       }
       Format::store_inputs(i < padded_dim ? record_at(row, i / kBlockInputs) : nullptr,
                            threadIdx.x % 8, x);
     };
     const int64_t source = source_row(rows, first + row);
-    if (!kAny || rows.is_float) {
-      for_inputs<T, true, kAny, kStoreBatch>(rows, source, store);
-    } else if constexpr (kAny) {
-      for_inputs<T, false, kAny, kStoreBatch>(rows, source, store);
+    if (!kMayBeOdd || rows.is_float) {
+      for_inputs<T, true, kMayBeOdd, kStoreBatch>(rows, source, store);
+    } else if constexpr (kMayBeOdd) {
+      for_inputs<T, false, kMayBeOdd, kStoreBatch>(rows, source, store);
     }
   }
 }
@@ -216,7 +223,7 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows_kernel(const Prepare
   ptx::let_next_start();
   const int num_records = (params.rows.dim + kBlockInputs - 1) / kBlockInputs;
   const int row = blockIdx.x;
-  prepare_rows<Format, true>(params.rows, row, 1, parts, [&](int, int k_block) {
+  prepare_rows<Format, RowsKind::kAny>(params.rows, row, 1, parts, [&](int, int k_block) {
     return static_cast<unsigned char*>(params.out) +
            (static_cast<int64_t>(row) * num_records + k_block) * Format::kRecordBytes;
   });

@@ -6,6 +6,7 @@
 
 #include "backend/device_step.h"
 #include "cuda/gpu/device.h"
+#include "cuda/kernels/pointwise.h"
 #include "cuda/kernels/sampling.h"
 #include "cuda/kernels/verify.h"
 
@@ -166,6 +167,17 @@ struct StepParams {
   int32_t pass;  // of the draft model: the one that is prepared, or whose samples are there
 };
 
+// Which rows a pass has.
+enum class PassRows : uint8_t {
+  kDraft,   // of the draft model: in pass 0 the tokens it has not seen, in later passes of a chain
+            // the draft of the pass before. One sample a seat.
+  kTree,    // of a later pass, where trees are grown: the frontiers. shape.width samples a seat.
+  kVerify,  // of the target's pass: the last token and the drafts of each seat. Every row samples.
+};
+
+// Of more rows, that each block counts the rows of all seats would cost more than another launch.
+inline constexpr int kMostEmbeddedRows = 32;
+
 // Entry `token` of a seat's count table, for a token of its text.
 struct SeatTokenCount {
   int32_t seat;
@@ -185,16 +197,16 @@ struct ChangeSeatsParams {
 };
 
 struct StepKernels {
-  // Rows of a pass of the draft model: in pass 0 the tokens it has not seen, in later passes of a
-  // chain the draft of the pass before. One sample a seat.
-  void (*draft_rows)(Stream&, const StepParams&);
-  // Rows of a later pass, where trees are grown: the frontiers. shape.width samples a seat.
-  void (*tree_rows)(Stream&, const StepParams&);
+  void (*make_rows)(Stream&, PassRows, const StepParams&);
+  // The same and the embeddings of these rows, for at most kMostEmbeddedRows; token_ids are read
+  // from nowhere, as the kernel makes them itself.
+  void (*embed_rows_act)(Stream&, PassRows, const StepParams&, const EmbedRowsParams&,
+                         DType act_dtype);
+  void (*embed_rows_codes)(Stream&, PassRows, const StepParams&, const EmbedRowsParams&,
+                           const CodeLayout&);
   // Adds the candidates of a pass to the trees and chooses the next frontiers. After the last pass
   // the likeliest nodes become the seats' drafts.
   void (*grow_trees)(Stream&, const StepParams&);
-  // Rows of the target's pass: the last token and the drafts of every seat. Every row samples.
-  void (*verify_rows)(Stream&, const StepParams&);
   // Appends what was accepted, ends requests, advances the state, reports.
   void (*commit)(Stream&, const StepParams&);
   // VerifyKernels::walk and then the same.

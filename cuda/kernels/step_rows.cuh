@@ -25,7 +25,7 @@ struct StepCounts {
   int drafts = 0;
 };
 
-// The sum over the threads before this one; `total` gets that over all threads. A kernel may call
+// The sum over the threads before this one; `total` gets that over all threads. A block may call
 // it once.
 __device__ __forceinline__ StepCounts exclusive_scan(StepCounts own, StepCounts* total) {
   __shared__ StepCounts sums[kStepThreads / 32];

@@ -9,78 +9,6 @@ namespace {
 constexpr int kGrowThreads = 128;
 constexpr int kMaxChildren = kMaxTreeWidth * kMaxTreeWidth;  // of a level
 
-// The tokens from the root's child to a node of depth `depth`.
-__device__ __forceinline__ void put_path(const StepTreeNode* nodes, int node, int depth,
-                                         int32_t* path) {
-  for (int i = depth - 1; i >= 0; --i) {
-    path[i] = nodes[node - 1].token;
-    node = nodes[node - 1].parent;
-  }
-}
-
-// Puts entry `entry` of a seat's frontier into row `row` of the pass.
-__device__ __forceinline__ void put_frontier(const StepParams& params, int index, int entry,
-                                             int row) {
-  const StepMemory& memory = params.memory;
-  const StepSeat& seat = memory.state.seats[index];
-  const StepGrowths& growths = memory.growths;
-  const StepBatch& batch = memory.batch;
-  const int64_t sample_at = static_cast<int64_t>(index) * growths.shape.width + entry;
-  StepFrontier& frontier = growths.frontiers[sample_at];
-  StepTreeNode* nodes = growths.nodes + static_cast<int64_t>(index) * growths.capacity;
-  const int root = seat.num_tokens - 1;
-  const int kv_offset = growths.num_kv_slots[index] - growths.seats[index].num_frontier + entry;
-  nodes[frontier.node - 1].kv_offset = kv_offset;
-  const uint64_t mask = frontier.mask | uint64_t{1} << kv_offset;
-  frontier.mask = mask;
-  memory.trees.masks[row] = mask;
-  put_row(memory.state, batch, row, index, nodes[frontier.node - 1].token, root + params.pass,
-          root + kv_offset);
-  const int parent = nodes[frontier.node - 1].parent;
-  const int parent_offset = parent == 0 ? 0 : nodes[parent - 1].kv_offset;
-  put_head_row(memory.state, batch, row, index, root + parent_offset, root + kv_offset);
-  int32_t* path = memory.trees.paths + sample_at * kMaxStepDrafts;
-  // Paths are read for penalties only.
-  if (seat.count_table != nullptr) put_path(nodes, frontier.node, params.pass, path);
-  batch.sample_ids[sample_at] = row;
-  batch.samples[sample_at] = draft_after(seat, path, params.pass, memory);
-}
-
-__global__ void __launch_bounds__(kStepThreads, 1) tree_rows_kernel(StepParams params) {
-  ptx::wait_for_previous();
-  ptx::let_next_start();
-  const StepMemory& memory = params.memory;
-  const StepState& state = memory.state;
-  const StepBatch& batch = memory.batch;
-  const StepGrowths& growths = memory.growths;
-  const SeatRange mine = seats_of_thread(state.num_seats);
-  int num_rows = 0;
-  for (int i = mine.begin; i < mine.end; ++i) num_rows += growths.seats[i].num_frontier;
-  StepCounts all;
-  int row = exclusive_scan({num_rows, 0}, &all).rows;
-  for (int i = mine.begin; i < mine.end; ++i) {
-    const int num_frontier = growths.seats[i].num_frontier;
-    batch.cu_rows[i] = row;
-    batch.base_lens[i] = state.seats[i].num_tokens - 1;
-    memory.trees.is_tree[i] = 1;
-    growths.num_kv_slots[i] += num_frontier;
-    row += num_frontier;
-  }
-  if (threadIdx.x == 0) batch.cu_rows[state.num_seats] = all.rows;
-  __syncthreads();
-  for (int i = threadIdx.x; i < state.num_seats * growths.shape.width; i += kStepThreads) {
-    const int seat = i / growths.shape.width;
-    const int entry = i % growths.shape.width;
-    if (entry < growths.seats[seat].num_frontier) {
-      put_frontier(params, seat, entry, batch.cu_rows[seat] + entry);
-    } else {
-      batch.sample_ids[i] = 0;
-      batch.samples[i] = DeviceSampleRow{};
-    }
-  }
-  pad_rows(batch, all.rows);
-}
-
 struct GrowShared {
   StepFrontier frontier[kMaxTreeWidth];  // what the pass ran
   int32_t first_child[kMaxTreeWidth + 1];
@@ -239,10 +167,6 @@ __global__ void __launch_bounds__(kGrowThreads) grow_trees_kernel(StepParams par
 }
 
 }  // namespace
-
-void tree_rows(Stream& stream, const StepParams& params) {
-  launch("tree_rows", stream, tree_rows_kernel, kOneStepBlock, params);
-}
 
 void grow_trees(Stream& stream, const StepParams& params) {
   launch("grow_trees", stream, grow_trees_kernel,

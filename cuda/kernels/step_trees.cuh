@@ -6,7 +6,6 @@
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
-void tree_rows(Stream& stream, const StepParams& params);
 void grow_trees(Stream& stream, const StepParams& params);
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

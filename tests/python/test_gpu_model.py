@@ -16,18 +16,19 @@ import pytest
 from gpu import predictions, render
 from gpu.attention_model import Attention, share_out, split_of
 from gpu.checkpoints import SHAPES
-from gpu.step_model import (
+from gpu.head_model import HeadPass, head_bytes, head_nodes
+from gpu.product_model import (
     FEW_ROWS_REGISTERS,
     H200,
+    Experts,
     Gpu,
     Node,
     early_starts,
+    expert_nodes,
     few_rows,
-    greedy_nodes,
-    layer_products,
-    nodes,
     padded_count,
 )
+from gpu.step_model import greedy_nodes, layer_products, nodes
 from gpu.step_time import (
     REVIEW,
     Costs,
@@ -40,8 +41,9 @@ from gpu.step_time import (
 )
 
 ROOT = Path(__file__).parents[2]
-BENCH = ROOT / "build/release/bench/cuda_step_bench"
+BENCHES = ROOT / "build/release/bench"
 _8B, _1B = SHAPES["llama-3.1-8b"], SHAPES["llama-3.2-1b"]
+_30B = SHAPES["qwen3-30b-a3b"]
 MS = 1e-3
 SMALL = Gpu(registers=1 << 15)  # no room for two kernels
 
@@ -180,6 +182,54 @@ def test_items_of_attention_cover_each_position_once(requests: int, of_one_split
         assert tiles >= sharing.lists * sum(sharing.item_tiles) / 132
 
 
+# ---- experts and heads
+
+
+# 3.05e9 parameters in all; of a layer, attention and the 8 experts that one row reads.
+def test_the_floor_of_experts_counts_those_that_rows_choose() -> None:
+    attention = 2048 * (32 + 2 * 4) * 128 + 32 * 128 * 2048
+    expert = 3 * 2048 * 768
+    layer = attention + 128 * 2048 + 8 * expert
+    assert floor_seconds(_30B) == pytest.approx(2 * (48 * layer + 151_936 * 2048) / 4.3e12)
+    experts = Experts(count=128, chosen=8, hidden=2048, inner=768)
+    assert experts.read(1) == pytest.approx(8)
+    # Two rows: 8 and those of 8 more that are none of them, 8 * 120 / 128.
+    assert experts.read(2) == pytest.approx(15.5)
+    assert experts.read(10_000) == pytest.approx(128)
+
+
+def test_experts_read_more_with_more_rows() -> None:
+    experts = Experts(count=128, chosen=8, hidden=2048, inner=768)
+    read = [sum(node.bytes for node in expert_nodes(experts, rows, H200)) for rows in (1, 2, 8, 16)]
+    assert read == sorted(read)
+    seconds = [pass_seconds(nodes(_30B, rows, 1024, H200), H200) for rows in (1, 2, 8, 16)]
+    assert seconds == sorted(seconds)
+    for rows, each in zip((1, 2, 8, 16), seconds, strict=True):
+        assert each > floor_seconds(_30B, rows=rows)
+
+
+def head_of(level: int, rows_each: int = 1, **changes: Any) -> HeadPass:
+    return HeadPass(SHAPES["llama-3.1-8b-eagle3"], 1024, 1, rows_each, level, **changes)
+
+
+# Of a head of the 8B: qkv over twice its width, o, gate and up, down, and 32,000 rows of output;
+# where features come from the target, 3 * 4,096 of them, too.
+def test_bytes_of_a_head_are_those_of_its_matrices() -> None:
+    layer = 2 * 4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336
+    drafted = 2 * (layer + 32_000 * 4096)
+    assert head_bytes(head_of(1)) == drafted
+    assert head_bytes(head_of(0)) == drafted + 2 * 3 * 4096 * 4096
+    assert head_bytes(head_of(1, weight_format="int8")) == drafted / 2
+
+
+def test_a_head_takes_longer_than_reading_it() -> None:
+    for level in (0, 1):
+        for greedy in (False, True):
+            head = head_of(level, greedy=greedy)
+            seconds = pass_seconds(head_nodes(head, H200), H200)
+            assert head_bytes(head) / 4.3e12 < seconds < head_bytes(head) / 4.3e12 + 60e-6
+
+
 # Of docs/gpu.md: milliseconds of a step before and now, to as many digits as it gives.
 def test_the_documentation_says_what_the_model_predicts() -> None:
     text = (ROOT / "docs/gpu.md").read_text()
@@ -198,6 +248,32 @@ def test_the_documentation_says_what_the_model_predicts() -> None:
             digits = len(stated.split(".")[1])
             assert 1e3 * seconds == pytest.approx(float(stated), abs=0.51 * 10**-digits)
     assert "No GPU has run these predictions." in text
+
+
+# Of its second table: floor and prediction.
+def test_the_documentation_says_what_the_model_predicts_of_experts_and_heads() -> None:
+    text = (ROOT / "docs/gpu.md").read_text()
+    rows = re.findall(
+        r"^\| Qwen3-30B-A3B, (\d) rows? \| ([\d.]+) \| ([\d.]+) \|", text, re.MULTILINE
+    )
+    assert [count for count, _, _ in rows] == ["1", "8"]
+    found = [
+        (floor_seconds(_30B, rows=int(count)), step_seconds(_30B, int(count), 1024, H200))
+        for count, _, _ in rows
+    ]
+    heads = re.findall(
+        r"^\| EAGLE-3 head of the 8B, (.*?) \| ([\d.]+) \| ([\d.]+) \|", text, re.MULTILINE
+    )
+    passes = {"a draft": head_of(1, greedy=True), "5 tokens": head_of(0, 5, greedy=True)}
+    assert [name for name, _, _ in heads] == list(passes)
+    for head in passes.values():
+        seconds = pass_seconds(head_nodes(head, H200), H200)
+        found.append((head_bytes(head) / REVIEW.read_rate, seconds))
+    stated = [(floor, now) for _, floor, now in [*rows, *heads]]
+    for seconds_of_row, row in zip(found, stated, strict=True):
+        for seconds, cell in zip(seconds_of_row, row, strict=True):
+            digits = len(cell.split(".")[1])
+            assert 1e3 * seconds == pytest.approx(float(cell), abs=0.51 * 10**-digits)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +302,51 @@ CONFIGS = {
     "large-heads": _ONE
     | {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 128, "hidden_size": 576},
     "largest-heads": _ONE | {"num_attention_heads": 3, "head_dim": 256, "hidden_size": 192},
+    "mixtral": _ONE
+    | {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    # Of a width that is no multiple of 32: their rows are made into records.
+    "qwen3-moe": _30B
+    | {name: _ONE[name] for name in ("hidden_size", "vocab_size", "num_hidden_layers")}
+    | {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
+    | {"num_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 40},
 }
+
+
+def run_bench(name: str, arguments: list[str], folder: Path) -> list[dict[str, Any]]:
+    if not (BENCHES / name).is_file():
+        pytest.skip("benchmarks are not built: scripts/test.sh bench builds them")
+    command = [str(BENCHES / name), "--device=emulated", "--smoke", "--load_format=dummy"]
+    command += [*arguments, f"--json={folder / 'out.json'}"]
+    subprocess.run(command, check=True, capture_output=True)
+    records: list[dict[str, Any]] = json.loads((folder / "out.json").read_text())["records"]
+    return records
+
+
+def launches_of(record: dict[str, Any]) -> dict[Any, int]:
+    assert record["other_nodes"] == 0  # a copy between two kernels, for example
+    return {
+        (predictions.launch_key(node), (node["starts_early"], node["lets_next_early"])): node[
+            "count"
+        ]
+        for node in record["nodes"]
+    }
+
+
+def launches_in(modelled: list[Node]) -> dict[Any, int]:
+    return dict(
+        Counter(
+            (
+                (node.name, node.grid, node.threads, node.shared_bytes),
+                (starts, node.lets_next_early),
+            )
+            for node, starts in zip(modelled, early_starts(modelled), strict=True)
+        )
+    )
 
 
 @pytest.mark.parametrize("greedy", [False, True])
@@ -234,35 +354,44 @@ CONFIGS = {
 def test_kernels_are_those_that_the_backend_launches(
     name: str, greedy: bool, tmp_path: Path
 ) -> None:
-    if not BENCH.is_file():
-        pytest.skip("benchmarks are not built: scripts/test.sh bench builds them")
     config = CONFIGS[name]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    command = [str(BENCH), "--device=emulated", "--smoke", f"--model={tmp_path}"]
-    command += ["--load_format=dummy", "--contexts=40,300"]
     # Of each batch up to 16 times the rows: more than 64, too, for which attention has a kernel.
-    command += ["--batches=1,3", "--greedy"] if greedy else ["--batches=1,5"]
-    command += ["--drafts=0,1,2,7,15", f"--json={tmp_path / 'out.json'}"]
-    subprocess.run(command, check=True, capture_output=True)
-    records = json.loads((tmp_path / "out.json").read_text())["records"]
+    sizes = [f"--model={tmp_path}", "--contexts=40,300", "--drafts=0,1,2,7,15"]
+    sizes += ["--batches=1,3", "--greedy"] if greedy else ["--batches=1,5"]
+    records = run_bench("cuda_step_bench", sizes, tmp_path)
     assert len(records) == 2 * 2 * 5
     for record in records:
         gpu = Gpu(multiprocessors=record["threads"])
         batch, context = int(record["batch"]), int(record["context"])
         rows = batch * (int(record["drafts"]) + 1)
         modelled = (greedy_nodes if greedy else nodes)(config, rows, context, gpu, batch)
-        launched = {}
-        for node in record["nodes"]:
-            early = (node["starts_early"], node["lets_next_early"])
-            launched[predictions.launch_key(node), early] = node["count"]
-        expected = Counter(
-            (
-                (node.name, node.grid, node.threads, node.shared_bytes),
-                (starts, node.lets_next_early),
-            )
-            for node, starts in zip(modelled, early_starts(modelled), strict=True)
-        )
-        assert launched == dict(expected), (record["batch"], record["drafts"], record["context"])
+        sizes_of = (record["batch"], record["drafts"], record["context"])
+        assert launches_of(record) == launches_in(modelled), sizes_of
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("name", ["tiny", "long-rows"])
+def test_kernels_of_a_head_are_those_that_the_backend_launches(
+    name: str, greedy: bool, tmp_path: Path
+) -> None:
+    # With long rows, those that the head fuses do not fit into 16 KB.
+    changes = {"hidden_size": 2080, "intermediate_size": 48} if name == "long-rows" else {}
+    head = SHAPES["tiny-eagle3"] | changes
+    for folder, config in {"target": _TINY | changes, "head": head}.items():
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").write_text(json.dumps(config))
+    models = [f"--model={tmp_path / 'target'}", f"--head={tmp_path / 'head'}", "--context=40"]
+    records = run_bench("cuda_head_bench", models + ["--greedy"] * greedy, tmp_path)
+    passes = [record for record in records if record["kernel"] != "target_pass"]
+    assert len(passes) == 2 * (4 + 3)
+    for record in passes:
+        model = predictions.Model(Gpu(multiprocessors=record["threads"]), REVIEW)
+        modelled = head_nodes(predictions.head_pass_of(head, record), model.gpu)
+        assert launches_of(record) == launches_in(modelled), (record["kernel"], record["shape"])
+        prediction = model.of_head_pass(head, record)
+        assert prediction is not None
+        assert prediction.differs == ""
 
 
 # ---- in the report

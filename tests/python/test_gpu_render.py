@@ -66,7 +66,7 @@ def test_report_holds_measurements_to_what_is_asked_of_them() -> None:
 def test_report_holds_a_draft_head_to_its_bytes_and_to_its_target() -> None:
     def record(kernel: str, each: int, **figures: float) -> Data:
         shape = {"kernel": kernel, "shape": "int8 head x1", "batch": 1, "each": each}
-        return shape | {"seconds": 1e-4} | figures
+        return shape | {"seconds": 1e-4, "context": 1024} | figures
 
     def rates(**drafts: int) -> Data:
         return {"batch": 1, "context": 1024, "tokens_per_s": 200.0} | drafts
@@ -93,3 +93,7 @@ def test_report_holds_a_draft_head_to_its_bytes_and_to_its_target() -> None:
     assert "| 1 | no |" in lines["| 8B with an EAGLE-3 head is ahead of vLLM at batch 1"]
     assert "not measured" in lines["| 1B: a draft pass takes 1.3 of reading its bytes"]
     assert "| specdec | 8B | eagle3 K=4 | 1 | 1024 | 200 |" in text
+    # Behind the time of a pass, the model's: of the head's passes, and none of the target's.
+    passes = {line.split(" | ")[0]: line.split(" | ") for line in text.splitlines()}
+    assert 50 < float(passes["| draft_pass"][4]) < 200
+    assert passes["| target_pass"][4] == ""

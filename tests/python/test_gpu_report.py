@@ -485,7 +485,17 @@ def test_it_runs_from_end_to_end_on_the_emulated_device(tmp_path: Path) -> None:
         "no_overlap",
         "own_carveouts",
     }
-    assert {record["drafts"] for record in report["steps"]["steps-8b"]["data"]["records"]} == {0, 3}
+    steps = report["steps"]["steps-8b"]["data"]["records"]
+    assert {record["drafts"] for record in steps} == {0, 3}
+    launched = report["steps"]["launches"]["data"]["ways"].values()
+    assert all(record["greedy"] for run in launched for record in run["records"])
+    assert all(record["greedy"] for record in steps)
+    # Measured is what was predicted: no pass has kernels that the model has otherwise.
+    for title, count in {"Llama-3.1-8B": len(steps), "an EAGLE-3 head of Llama-3.1-8B": 16}.items():
+        table = text.split(f"## Passes of {title}\n\n")[1].split("\n\n")[0]
+        rows = [line.split("|") for line in table.splitlines()[2:]]
+        assert len(rows) == count
+        assert {row[7].strip() for row in rows} == {""}
     passes = report["steps"]["heads-8b"]["data"]["records"]
     assert {(record["kernel"], record["each"]) for record in passes} == {
         ("target_pass", 1),

@@ -34,8 +34,8 @@ class LayerTest : public ::testing::TestWithParam<DeviceKind> {
   BackendWorld world_;
 };
 
-// Qkv, attention, o, gate and up, down; more rows, and those of a layer norm, are prepared by
-// launches of their own.
+// Qkv, attention, o, gate and up, down, whatever the norm; more rows are prepared by launches of
+// their own.
 TEST_P(LayerTest, IsFiveLaunchesForUpTo16Rows) {
   CudaBackend& backend = *world_.backend;
   const auto qkv = pack(3 * kHeads * kHeadDim, kHidden);
@@ -56,7 +56,9 @@ TEST_P(LayerTest, IsFiveLaunchesForUpTo16Rows) {
   const Buffer device_positions = world_.upload(positions), device_slots = world_.upload(slots);
   const Buffer base_lens = world_.upload(std::vector<int32_t>{0});
   const Buffer tables = world_.upload(std::vector<int32_t>{1, 2});
-  const NormParams norm = {.weight = norm_weight.as<float>()};
+  const NormParams rms_norm = {.weight = norm_weight.as<float>()};
+  const NormParams layer_norm = {
+      .kind = NormKind::kLayer, .weight = norm_weight.as<float>(), .bias = norm_weight.as<float>()};
   const PagedKvView kv = {.keys = keys.data(),
                           .values = values.data(),
                           .dtype = DType::kBF16,
@@ -74,8 +76,8 @@ TEST_P(LayerTest, IsFiveLaunchesForUpTo16Rows) {
                              .base_lens = base_lens.as<int32_t>(),
                              .block_tables = tables.as<int32_t>(),
                              .max_blocks_per_request = 2};
-    const ProjectionInput normed = {.x = x.data(), .norm = &norm, .num_rows = num_rows};
-    const auto run = [&] {
+    const auto run = [&](const NormParams& norm) {
+      const ProjectionInput normed = {.x = x.data(), .norm = &norm, .num_rows = num_rows};
       backend.project_qkv({.weight = qkv.get(),
                            .in = normed,
                            .num_heads = kHeads,
@@ -94,11 +96,15 @@ TEST_P(LayerTest, IsFiveLaunchesForUpTo16Rows) {
                       .out = x.as<float>(),
                       .accumulate = true});
     };
-    run();
-    backend.stream().synchronize();
-    backend.stream().begin_capture();
-    run();
-    EXPECT_EQ(backend.stream().end_capture()->num_nodes(), num_rows <= 16 ? 5 : 7) << num_rows;
+    for (const NormParams& norm : {rms_norm, layer_norm}) {
+      run(norm);
+      backend.stream().synchronize();
+      backend.stream().begin_capture();
+      run(norm);
+      const int expected = num_rows <= 16 ? 5 : 7;
+      EXPECT_EQ(backend.stream().end_capture()->num_nodes(), expected)
+          << num_rows << " rows, kind " << static_cast<int>(norm.kind);
+    }
   }
 }
 

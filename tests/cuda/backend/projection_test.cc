@@ -147,6 +147,43 @@ TEST_P(ProjectionTest, RowsAreBitEqualWhateverTheirNumber) {
   }
 }
 
+// Of few rows the product takes off means and adds biases itself, in every block or in turns; of 17
+// a kernel of its own does, which RowsAreGatheredNormalisedAndConverted compares with doubles.
+TEST_P(ProjectionTest, LayerNormsHaveTheSameBitsWhereverTheyAreTaken) {
+  constexpr int kDim = 40, kMost = 17;
+  for (const int num_k : {64, 1280}) {
+    const auto weight = pack(act_values(2 * kDim * num_k, 40), 2 * kDim, num_k, /*gated=*/true);
+    const auto plain = pack(act_values(kDim * num_k, 41), kDim, num_k, /*gated=*/false);
+    std::vector<float> values = random_values(kMost * num_k, 42, 3.0f);
+    for (float& value : values) value += 2.0f;
+    const Buffer x = upload(values);
+    const Buffer gain = upload(random_values(num_k, 43)), shift = upload(random_values(num_k, 44));
+    for (const bool has_bias : {false, true}) {
+      const NormParams norm = {.kind = NormKind::kLayer,
+                               .weight = gain.as<float>(),
+                               .bias = has_bias ? shift.as<float>() : nullptr};
+      for (const bool gated : {false, true}) {
+        const auto run = [&](int num_rows) {
+          Buffer out = allocate<uint16_t>(num_rows * kDim);
+          backend->activated_linear(
+              {.weight = (gated ? weight : plain).get(),
+               .in = {.x = x.data(), .dtype = DType::kF32, .norm = &norm, .num_rows = num_rows},
+               .activation = Activation::kGelu,
+               .gated = gated,
+               .out = out.data()});
+          return download<uint16_t>(out);
+        };
+        const std::vector<uint16_t> all = run(kMost);
+        for (const int num_rows : {1, 2, 5, 8, 9, 16}) {
+          const std::vector<uint16_t> some = run(num_rows);
+          ASSERT_TRUE(std::equal(some.begin(), some.end(), all.begin()))
+              << num_k << " inputs, " << num_rows << " rows, gated " << gated;
+        }
+      }
+    }
+  }
+}
+
 TEST_P(ProjectionTest, ActivationsAreAppliedToSumsAndGates) {
   constexpr int kDim = 21, kK = 64;
   const std::vector<float> gates = act_values(kDim * kK, 20), ups = act_values(kDim * kK, 21);

@@ -83,7 +83,7 @@ class EarlyAttentionTest : public CudaDeviceTest {
     const EmulationKernels run = SPECDEC_KERNELS_FOR(GetParam(), emulation_kernels);
     run.idle(stream(), {.grid = {1}, .block = {32}});
     if (written) run.increment(launches, length_on_device.as<int>(), 1);
-    run.pass_on(launches, early);
+    run.pass_on(launches, early, early);
     kernels().attention.tree_attention(
         launches, {.q = q_.data(),
                    .out = out_.data(),

@@ -67,10 +67,10 @@ __global__ void pass_on_kernel() {
   if constexpr (!kEarly) ptx::let_next_start();
 }
 
-void pass_on(Stream& stream, bool early) {
+void pass_on(Stream& stream, bool early, bool declared) {
   LaunchConfig config = one_block();
   config.overlaps_previous = true;
-  config.lets_next_start_early = early;
+  config.lets_next_start_early = declared;
   launch("pass_on", stream, early ? pass_on_kernel<true> : pass_on_kernel<false>, config);
 }
 

@@ -14,8 +14,9 @@ struct EmulationKernels {
   void (*increment)(Stream& stream, int* values, int count);
   // to[i] = from[i], read ahead of what is before the kernel before it, as `declared` or not
   void (*copy_ahead)(Stream& stream, const int* from, int* to, int count, bool declared);
-  // does nothing; the kernel after it may start before this one has waited, or only then
-  void (*pass_on)(Stream& stream, bool early);
+  // does nothing; the kernel after it may start before this one has waited, or only then, as
+  // `declared` says or not
+  void (*pass_on)(Stream& stream, bool early, bool declared);
   // flags[b] = how many of the blocks before b it saw done; each waits for the one before it
   void (*chain)(Stream& stream, uint32_t* flags, int num_blocks, bool cooperative);
   // to[i] = from[i] for 16-byte pieces, through cp.async and through bulk copies

@@ -339,13 +339,26 @@ TEST_P(PlantedFaultTest, ReadingAheadBehindAnEarlyStartGivesAnOldValue) {
       Buffer seen = upload(std::vector<int>(64, 0));
       run().idle(stream(), {.grid = {1}, .block = {32}});
       run().increment(stream(), values.as<int>(), 64);
-      run().pass_on(stream(), early);
+      run().pass_on(stream(), early, early);
       run().copy_ahead(stream(), values.as<int>(), seen.as<int>(), 64, declared);
       const int expected = early && !declared ? 5 : 6;
       EXPECT_EQ(download<int>(seen), std::vector<int>(64, expected))
           << "early " << early << ", declared " << declared;
     }
   }
+}
+
+// What a launch says of the next one's start is what the kernel does.
+TEST_P(PlantedFaultTest, LettingTheNextStartEarlyMustBeDeclared) {
+  for (const bool early : {false, true}) run().pass_on(stream(), early, /*declared=*/early);
+  stream().synchronize();
+  run().pass_on(stream(), /*early=*/true, /*declared=*/false);
+  expect_mentions(error_of_stream(), {"pass_on", "let_next_start() before", "launched without"});
+}
+
+TEST_P(PlantedFaultTest, WhatIsDeclaredToLetTheNextStartEarlyMustDoSo) {
+  run().pass_on(stream(), /*early=*/false, /*declared=*/true);
+  expect_mentions(error_of_stream(), {"pass_on", "without let_next_start()", "launched with lets"});
 }
 
 // A graph begins when all before it is done, so its first kernel reads nothing old.

@@ -202,17 +202,18 @@ void MlpSpeculator::forward(const ModelPass& pass) {
   SPECDEC_CHECK_LE(rows, max_rows_);
   if (rows == 0) return;
   const Step& step = step_of(pass.level);
+  backend_.embed({.table = step.embedding.get(),
+                  .token_ids = batch.token_ids,
+                  .out = sum_.as<float>(),
+                  .num_rows = rows,
+                  .scale = embedding_scale_,
+                  .row_maker = batch.row_maker});
   backend_.load_rows({.from = pass.features,
                       .slots = batch.feature_slots,
                       .column = 0,
                       .dim = spec_.input_size(pass.level),
                       .out = input_.as<float>(),
                       .num_rows = rows});
-  backend_.embed({.table = step.embedding.get(),
-                  .token_ids = batch.token_ids,
-                  .out = sum_.as<float>(),
-                  .num_rows = rows,
-                  .scale = embedding_scale_});
   const NormParams input_norm = input_norm_.params();
   const bool is_scaled = pass.level == 0 && spec_.scales_input;
   backend_.linear({.weight = step.projection.get(),

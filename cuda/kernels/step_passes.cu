@@ -1,0 +1,457 @@
+// Makes the rows of a pass from the state of the requests and, where they are few, looks up their
+// embeddings in the same kernel.
+#include "core/step_rules.h"
+#include "cuda/common/ptx.cuh"
+#include "cuda/kernels/embed_rows.cuh"
+#include "cuda/kernels/step_passes.cuh"
+#include "cuda/kernels/step_rows.cuh"
+
+namespace specdec::cuda::SPECDEC_TARGET {
+namespace {
+
+// A pass has, of each seat, num_rows_of() rows whose tokens are token_of(), and one block makes
+// them all by make(). Meanwhile other blocks ask for numbers and tokens, so the first two read
+// nothing that make() writes.
+
+// A chain gets its draft number `pass`, unless the seat's chain is shorter.
+__device__ __forceinline__ void add_to_chain(SeatDrafts& drafts, int pass, int32_t token) {
+  if (drafts.depth_limit < pass) return;
+  drafts.tokens[pass - 1] = token;
+  drafts.num_drafts = pass;
+}
+
+// Of the draft model, over committed tokens that it has not seen and, in later passes, over the
+// draft of the pass before.
+struct DraftPass {
+  static constexpr const char* kName = "draft_rows";
+  static constexpr const char* kEmbeddedName = "embed_draft_rows";
+
+  static __device__ __forceinline__ int first_unseen_of(const StepParams& params,
+                                                        const StepSeat& seat) {
+    return first_unseen(params.memory.draft_kind, seat.num_tokens, seat.num_seen);
+  }
+
+  // How deep the draft model may draft for the seat in this step.
+  static __device__ __forceinline__ int depth_limit(const StepParams& params, int index) {
+    if (params.pass > 0) return params.memory.state.drafts[index].depth_limit;
+    const StepSeat& seat = params.memory.state.seats[index];
+    const int max_depth = seat.is_active != 0 ? min(params.num_passes, seat.max_depth) : 0;
+    if (first_unseen_of(params, seat) >= seat.num_tokens) return 0;
+    return draft_depth_limit(max_depth, seat.num_tokens, seat.max_num_tokens);
+  }
+
+  static __device__ __forceinline__ int num_rows_of(const StepParams& params, int index) {
+    if (depth_limit(params, index) <= params.pass) return 0;
+    const StepSeat& seat = params.memory.state.seats[index];
+    return params.pass == 0 ? seat.num_tokens - first_unseen_of(params, seat) : 1;
+  }
+
+  static __device__ __forceinline__ int32_t token_of(const StepParams& params, int index, int row) {
+    if (params.pass > 0) return params.memory.sampled[index];
+    const StepSeat& seat = params.memory.state.seats[index];
+    return seat.tail[kStepTail - (seat.num_tokens - first_unseen_of(params, seat)) + row];
+  }
+
+  static __device__ __forceinline__ void make(const StepParams& params, unsigned char*) {
+    const StepMemory& memory = params.memory;
+    const StepState& state = memory.state;
+    const StepBatch& batch = memory.batch;
+    const TreeShape& shape = memory.growths.shape;
+    if (threadIdx.x == 0 && params.pass == 0) memory.times->draft = ptx::nanoseconds();
+    const SeatRange mine = seats_of_thread(state.num_seats);
+    int num_rows = 0;
+    for (int i = mine.begin; i < mine.end; ++i) {
+      SeatDrafts& drafts = state.drafts[i];
+      if (params.pass == 0) {
+        drafts.depth_limit = depth_limit(params, i);
+        drafts.num_drafts = 0;
+        drafts.is_tree = 0;
+      } else {
+        add_to_chain(drafts, params.pass, memory.sampled[i]);
+      }
+      num_rows += num_rows_of(params, i);
+    }
+    StepCounts all;
+    int row = exclusive_scan({num_rows, 0}, &all).rows;
+    const int total = all.rows;
+    for (int i = mine.begin; i < mine.end; ++i) {
+      const StepSeat& seat = state.seats[i];
+      const SeatDrafts& drafts = state.drafts[i];
+      batch.cu_rows[i] = row;
+      batch.base_lens[i] = 0;
+      batch.sample_ids[i] = 0;
+      batch.samples[i] = DeviceSampleRow{};
+      if (drafts.depth_limit <= params.pass) continue;
+      if (params.pass == 0) {
+        const int first = first_unseen_of(params, seat);
+        batch.base_lens[i] = first;
+        for (int position = first; position < seat.num_tokens; ++position, ++row) {
+          put_row(state, batch, row, i, seat.tail[kStepTail - (seat.num_tokens - position)],
+                  position, position);
+          const bool is_root = position + 1 == seat.num_tokens;
+          put_head_row(state, batch, row, i, position - 1, is_root ? position : -1);
+        }
+      } else {
+        const int position = seat.num_tokens - 1 + params.pass;
+        batch.base_lens[i] = position;
+        put_row(state, batch, row, i, drafts.tokens[params.pass - 1], position, position);
+        put_head_row(state, batch, row++, i, position - 1, position);
+      }
+      batch.sample_ids[i] = row - 1;
+      DeviceSampleRow sample = draft_after(seat, drafts.tokens, params.pass, memory);
+      if (memory.distributions != nullptr && !is_greedy(seat.sampling.temperature)) {
+        sample.noise_stream = draft_noise_stream(seat.num_tokens - 1, /*drafter=*/0);
+        sample.distribution =
+            memory.distributions +
+            (static_cast<int64_t>(i) * shape.max_nodes + params.pass) * memory.vocab_size;
+      }
+      batch.samples[i] = sample;
+    }
+    if (threadIdx.x == 0) batch.cu_rows[state.num_seats] = total;
+    pad_rows(batch, total);
+  }
+};
+
+// The tokens from the root's child to a node of depth `depth`.
+__device__ __forceinline__ void put_path(const StepTreeNode* nodes, int node, int depth,
+                                         int32_t* path) {
+  for (int i = depth - 1; i >= 0; --i) {
+    path[i] = nodes[node - 1].token;
+    node = nodes[node - 1].parent;
+  }
+}
+
+// Puts entry `entry` of a seat's frontier into row `row` of the pass.
+__device__ __forceinline__ void put_frontier(const StepParams& params, int index, int entry,
+                                             int row) {
+  const StepMemory& memory = params.memory;
+  const StepSeat& seat = memory.state.seats[index];
+  const StepGrowths& growths = memory.growths;
+  const StepBatch& batch = memory.batch;
+  const int64_t sample_at = static_cast<int64_t>(index) * growths.shape.width + entry;
+  StepFrontier& frontier = growths.frontiers[sample_at];
+  StepTreeNode* nodes = growths.nodes + static_cast<int64_t>(index) * growths.capacity;
+  const int root = seat.num_tokens - 1;
+  const int kv_offset = growths.num_kv_slots[index] - growths.seats[index].num_frontier + entry;
+  nodes[frontier.node - 1].kv_offset = kv_offset;
+  const uint64_t mask = frontier.mask | uint64_t{1} << kv_offset;
+  frontier.mask = mask;
+  memory.trees.masks[row] = mask;
+  put_row(memory.state, batch, row, index, nodes[frontier.node - 1].token, root + params.pass,
+          root + kv_offset);
+  const int parent = nodes[frontier.node - 1].parent;
+  const int parent_offset = parent == 0 ? 0 : nodes[parent - 1].kv_offset;
+  put_head_row(memory.state, batch, row, index, root + parent_offset, root + kv_offset);
+  int32_t* path = memory.trees.paths + sample_at * kMaxStepDrafts;
+  // Paths are read for penalties only.
+  if (seat.count_table != nullptr) put_path(nodes, frontier.node, params.pass, path);
+  batch.sample_ids[sample_at] = row;
+  batch.samples[sample_at] = draft_after(seat, path, params.pass, memory);
+}
+
+// Of the draft model, over the frontiers of trees that grow.
+struct TreePass {
+  static constexpr const char* kName = "tree_rows";
+  static constexpr const char* kEmbeddedName = "embed_tree_rows";
+
+  static __device__ __forceinline__ int num_rows_of(const StepParams& params, int index) {
+    return params.memory.growths.seats[index].num_frontier;
+  }
+
+  static __device__ __forceinline__ int32_t token_of(const StepParams& params, int index, int row) {
+    const StepGrowths& growths = params.memory.growths;
+    const StepFrontier& frontier =
+        growths.frontiers[static_cast<int64_t>(index) * growths.shape.width + row];
+    return growths.nodes[static_cast<int64_t>(index) * growths.capacity + frontier.node - 1].token;
+  }
+
+  static __device__ __forceinline__ void make(const StepParams& params, unsigned char*) {
+    const StepMemory& memory = params.memory;
+    const StepState& state = memory.state;
+    const StepBatch& batch = memory.batch;
+    const StepGrowths& growths = memory.growths;
+    const SeatRange mine = seats_of_thread(state.num_seats);
+    int num_rows = 0;
+    for (int i = mine.begin; i < mine.end; ++i) num_rows += num_rows_of(params, i);
+    StepCounts all;
+    int row = exclusive_scan({num_rows, 0}, &all).rows;
+    for (int i = mine.begin; i < mine.end; ++i) {
+      const int num_frontier = growths.seats[i].num_frontier;
+      batch.cu_rows[i] = row;
+      batch.base_lens[i] = state.seats[i].num_tokens - 1;
+      memory.trees.is_tree[i] = 1;
+      growths.num_kv_slots[i] += num_frontier;
+      row += num_frontier;
+    }
+    if (threadIdx.x == 0) batch.cu_rows[state.num_seats] = all.rows;
+    __syncthreads();
+    for (int i = threadIdx.x; i < state.num_seats * growths.shape.width; i += kStepThreads) {
+      const int seat = i / growths.shape.width;
+      const int entry = i % growths.shape.width;
+      if (entry < growths.seats[seat].num_frontier) {
+        put_frontier(params, seat, entry, batch.cu_rows[seat] + entry);
+      } else {
+        batch.sample_ids[i] = 0;
+        batch.samples[i] = DeviceSampleRow{};
+      }
+    }
+    pad_rows(batch, all.rows);
+  }
+};
+
+__device__ __forceinline__ int parent_of(const SeatDrafts& drafts, int node) {
+  return drafts.is_tree != 0 && node > 0 ? drafts.parents[node - 1] : node - 1;
+}
+
+__device__ __forceinline__ void put_node(const StepMemory& memory, int index, int node, int row) {
+  const StepSeat& seat = memory.state.seats[index];
+  const SeatDrafts& drafts = memory.state.drafts[index];
+  const StepBatch& batch = memory.batch;
+  const StepTrees& trees = memory.trees;
+  const int root = seat.num_tokens - 1;
+  uint64_t mask = 1;
+  int depth = 0;
+  for (int at = node; at > 0; at = parent_of(drafts, at)) {
+    mask |= uint64_t{1} << at;
+    ++depth;
+  }
+  const int32_t token = node == 0 ? seat.tail[kStepTail - 1] : drafts.tokens[node - 1];
+  put_row(memory.state, batch, row, index, token, root + depth, root + node);
+  trees.parents[row] = parent_of(drafts, node);
+  trees.masks[row] = mask;
+
+  // A chain's drafts are the path themselves. Paths are read for penalties only.
+  const int32_t* path = drafts.tokens;
+  if (drafts.is_tree != 0 && seat.count_table != nullptr) {
+    int32_t* own = trees.paths + static_cast<int64_t>(row) * kMaxStepDrafts;
+    int above = depth;
+    for (int at = node; at > 0; at = parent_of(drafts, at)) own[--above] = drafts.tokens[at - 1];
+    path = own;
+  }
+  DeviceSampleRow sample = sample_after(seat, path, depth);
+  if (memory.is_weighed != 0 && drafts.num_drafts > 0) {
+    sample.distribution = trees.targets + static_cast<int64_t>(row) * memory.vocab_size;
+  }
+  if (memory.masks != nullptr && drafts.masks.begin < drafts.masks.end) {
+    const auto mask = static_cast<int64_t>(drafts.masks.begin) + node;
+    sample.allowed_mask = memory.masks + mask * memory.num_mask_words;
+    sample.num_mask_words = memory.num_mask_words;
+  }
+  batch.sample_ids[row] = row;
+  batch.samples[row] = sample;
+}
+
+// The attempt that made draft node - 1 of seat `index`.
+__device__ __forceinline__ void put_attempt(const StepMemory& memory, int index, int node) {
+  const bool was_drawn = !is_greedy(memory.state.seats[index].sampling.temperature);
+  const bool has_distribution = memory.distributions != nullptr && was_drawn;
+  const int first_distribution = index * memory.growths.shape.max_nodes;
+  memory.trees.attempts[memory.trees.cu_attempts[index] + node - 1] = {
+      .parent = parent_of(memory.state.drafts[index], node),
+      .child = node,
+      .distribution = has_distribution ? first_distribution + node - 1 : -1};
+}
+
+// The seat that a row belongs to: the last one whose first row is not past it. Earlier seats with
+// the same first row have no rows.
+__device__ __forceinline__ int seat_of_row(const int32_t* first_rows, int num_seats, int row) {
+  int low = 0;
+  int high = num_seats;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (first_rows[middle] <= row) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// Of the target, over the last token and the drafts of each seat.
+struct VerifyPass {
+  static constexpr const char* kName = "verify_rows";
+  static constexpr const char* kEmbeddedName = "embed_verify_rows";
+
+  static __device__ __forceinline__ bool may_have_drafts(const StepParams& params, int index) {
+    return (params.num_passes > 0 || params.has_host_drafts != 0) &&
+           params.memory.state.seats[index].is_active != 0;
+  }
+  // Whose last draft is added here.
+  static __device__ __forceinline__ bool has_chains(const StepParams& params) {
+    return params.num_passes > 0 && params.memory.growths.shape.width == 1;
+  }
+  static __device__ __forceinline__ bool gets_draft(const StepParams& params, int index) {
+    return has_chains(params) && params.memory.state.drafts[index].depth_limit >= params.num_passes;
+  }
+
+  static __device__ __forceinline__ int num_drafts_of(const StepParams& params, int index) {
+    if (!may_have_drafts(params, index)) return 0;
+    if (gets_draft(params, index)) return params.num_passes;
+    return params.memory.state.drafts[index].num_drafts;
+  }
+
+  static __device__ __forceinline__ int num_rows_of(const StepParams& params, int index) {
+    if (params.memory.state.seats[index].is_active == 0) return 0;
+    return 1 + num_drafts_of(params, index);
+  }
+
+  static __device__ __forceinline__ int32_t token_of(const StepParams& params, int index, int row) {
+    const StepMemory& memory = params.memory;
+    if (row == 0) return memory.state.seats[index].tail[kStepTail - 1];
+    if (row == params.num_passes && gets_draft(params, index)) return memory.sampled[index];
+    return memory.state.drafts[index].tokens[row - 1];
+  }
+
+  static __device__ __forceinline__ void make(const StepParams& params,
+                                              unsigned char* shared_bytes) {
+    int32_t* first_rows = reinterpret_cast<int32_t*>(shared_bytes);  // [num_seats]
+    const StepMemory& memory = params.memory;
+    const StepState& state = memory.state;
+    const StepBatch& batch = memory.batch;
+    const StepTrees& trees = memory.trees;
+    if (threadIdx.x == 0) memory.times->verify = ptx::nanoseconds();
+    const SeatRange mine = seats_of_thread(state.num_seats);
+    int num_rows = 0;
+    int num_drafts = 0;
+    for (int i = mine.begin; i < mine.end; ++i) {
+      SeatDrafts& drafts = state.drafts[i];
+      if (!may_have_drafts(params, i)) {
+        drafts.num_drafts = 0;
+        drafts.is_tree = 0;
+      } else if (has_chains(params)) {
+        add_to_chain(drafts, params.num_passes, memory.sampled[i]);
+      }
+      num_rows += num_rows_of(params, i);
+      num_drafts += num_drafts_of(params, i);
+    }
+    StepCounts all;
+    StepCounts before = exclusive_scan({num_rows, num_drafts}, &all);
+    for (int i = mine.begin; i < mine.end; ++i) {
+      const StepSeat& seat = state.seats[i];
+      const SeatDrafts& drafts = state.drafts[i];
+      first_rows[i] = batch.cu_rows[i] = before.rows;
+      batch.base_lens[i] = seat.num_tokens - 1;
+      trees.is_tree[i] = drafts.is_tree != 0;
+      trees.seeds[i] = seat.sampling.seed;
+      trees.cu_attempts[i] = before.drafts;
+      before.rows += num_rows_of(params, i);
+      before.drafts += drafts.num_drafts;
+    }
+    const int total = all.rows;
+    if (threadIdx.x == 0) {
+      batch.cu_rows[state.num_seats] = total;
+      trees.cu_attempts[state.num_seats] = all.drafts;
+    }
+    __syncthreads();
+    for (int row = threadIdx.x; row < total; row += kStepThreads) {
+      const int index = seat_of_row(first_rows, state.num_seats, row);
+      const int node = row - first_rows[index];
+      put_node(memory, index, node, row);
+      if (node > 0) put_attempt(memory, index, node);
+    }
+    pad_rows(batch, total);
+    for (int padding = total + threadIdx.x; padding < batch.max_rows; padding += kStepThreads) {
+      batch.sample_ids[padding] = padding;
+      batch.samples[padding] = DeviceSampleRow{};
+    }
+  }
+};
+
+template <class Pass>
+__global__ void __launch_bounds__(kStepThreads, 1) make_rows_kernel(StepParams params) {
+  SPECDEC_SHARED_BYTES(shared_bytes);
+  ptx::wait_for_previous();
+  ptx::let_next_start();
+  Pass::make(params, shared_bytes);
+}
+
+// Grid: [1 + rows, pieces of an embedding]. The first block makes the rows. Each of the others
+// finds the token of its row itself, for which it counts the rows of all seats.
+template <class Pass, class Rows>
+__global__ void __launch_bounds__(kStepThreads, 1)
+    embed_rows_kernel(StepParams params, Rows rows, EmbedRowsParams embedding) {
+  SPECDEC_SHARED_BYTES(shared_bytes);
+  __shared__ int32_t token;
+  ptx::wait_for_previous();
+  ptx::let_next_start();
+  if (blockIdx.x == 0) {
+    if (blockIdx.y == 0) Pass::make(params, shared_bytes);
+    return;
+  }
+  const int row = static_cast<int>(blockIdx.x) - 1;
+  if (threadIdx.x == 0) token = 0;  // of padding
+  const SeatRange mine = seats_of_thread(params.memory.state.num_seats);
+  int num_rows = 0;
+#pragma unroll 1
+  for (int i = mine.begin; i < mine.end; ++i) num_rows += Pass::num_rows_of(params, i);
+  StepCounts all;
+  int begin = exclusive_scan({num_rows, 0}, &all).rows;
+  if (begin <= row && row < begin + num_rows) {
+    int seat = mine.begin;
+#pragma unroll 1
+    for (int end = begin; (end += Pass::num_rows_of(params, seat)) <= row; ++seat) begin = end;
+    token = Pass::token_of(params, seat, row - begin);
+  }
+  __syncthreads();
+  const int k = 2 * static_cast<int>(blockIdx.y * kStepThreads + threadIdx.x);
+  if (k < embedding.dim) embed_pair(rows, embedding, row, token, k);
+}
+
+// With what VerifyPass shares.
+LaunchConfig config_of(const StepParams& params) {
+  LaunchConfig config = kOneStepBlock;
+  config.shared_bytes = sizeof(int32_t) * static_cast<size_t>(params.memory.state.num_seats);
+  return config;
+}
+
+template <class Pass>
+void make_rows_of(Stream& stream, const StepParams& params) {
+  launch(Pass::kName, stream, make_rows_kernel<Pass>, config_of(params), params);
+}
+
+template <class Pass, class Rows>
+void embed_rows_of(Stream& stream, const StepParams& params, const Rows& rows,
+                   const EmbedRowsParams& embedding) {
+  constexpr int kPiece = 2 * kStepThreads;
+  LaunchConfig config = config_of(params);
+  config.grid = {static_cast<unsigned>(1 + embedding.num_rows),
+                 static_cast<unsigned>((embedding.dim + kPiece - 1) / kPiece)};
+  launch(Pass::kEmbeddedName, stream, embed_rows_kernel<Pass, Rows>, config, params, rows,
+         embedding);
+}
+
+template <class Use>
+void with_pass(PassRows kind, Use&& use) {
+  switch (kind) {
+    case PassRows::kDraft:
+      return use(DraftPass());
+    case PassRows::kTree:
+      return use(TreePass());
+    case PassRows::kVerify:
+      return use(VerifyPass());
+  }
+}
+
+}  // namespace
+
+void make_rows(Stream& stream, PassRows kind, const StepParams& params) {
+  with_pass(kind, [&]<class Pass>(Pass) { make_rows_of<Pass>(stream, params); });
+}
+
+void embed_rows_act(Stream& stream, PassRows kind, const StepParams& params,
+                    const EmbedRowsParams& embedding, DType act_dtype) {
+  with_pass(kind, [&]<class Pass>(Pass) {
+    with_act_rows(embedding, act_dtype,
+                  [&](const auto& rows) { embed_rows_of<Pass>(stream, params, rows, embedding); });
+  });
+}
+
+void embed_rows_codes(Stream& stream, PassRows kind, const StepParams& params,
+                      const EmbedRowsParams& embedding, const CodeLayout& layout) {
+  with_pass(kind, [&]<class Pass>(Pass) {
+    embed_rows_of<Pass>(stream, params, code_rows(embedding, layout), embedding);
+  });
+}
+
+}  // namespace specdec::cuda::SPECDEC_TARGET
