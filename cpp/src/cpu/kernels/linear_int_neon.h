@@ -483,17 +483,13 @@ template <class Format, int kRows>
   const GroupDots<Format, kRows> rows(x);
   const Factors<Format, kRows> of_rows(x);
   const Factors<Format, kRows>* factors = &of_rows;
-  StepSums<kRows>* to = &sums;
   each<kQuarters / kTogether<kRows>>([&](auto part) SPECDEC_INLINE {
     constexpr int kFirst = part * kTogether<kRows>;
-    // Without these the compiler would keep in registers, or move onto the stack and back, what it
-    // finds in memory.
-    if constexpr (!kAreFew<kRows>) {
-      asm("" : "+r"(codes), "+r"(header), "+r"(factors), "+r"(to));
-    }
+    // Without this the compiler would keep the factors in registers, and move rows onto the stack.
+    if constexpr (!kAreFew<kRows>) asm("" : "+r"(factors));
     const QuarterDots<kRows> dots = rows.quarters(codes + 16 * kFirst, *factors);
     each<kTogether<kRows>>([&](auto i) SPECDEC_INLINE {
-      add_quarter<Format, kRows, kFirst + i>(dots.of[i], header, *factors, *to);
+      add_quarter<Format, kRows, kFirst + i>(dots.of[i], header, *factors, sums);
     });
   });
 }
