@@ -117,7 +117,7 @@ class Program:
             text=True,
             check=True,
         ).stdout
-        lines = re.findall(r"^ *([0-9a-f]+):\t(\S+)\s*(.*)$", listing, re.MULTILINE)
+        lines = re.findall(r"^ *([0-9a-f]+):\t(\S+)[ \t]*(.*)$", listing, re.MULTILINE)
         return {int(address, 16): kinds_of(name, rest) for address, name, rest in lines}
 
     def count(
@@ -221,7 +221,7 @@ def print_ports(ours: Program, options: argparse.Namespace) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("build", type=Path)
-    parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 3, 4, 5, 8, 12, 16])
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 3, 4, 5, 8, 16])
     parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
     parser.add_argument("--ports", action="store_true", help="cycles by processors' pipes instead")
     parser.add_argument("--work", type=Path, default=Path("build/ggml"), help="for its sources")
