@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs everything and passes the tests: scripts/test.sh [stage ...]
-# Stages: lint docs cpp bench cuda python fuzz example asan tsan (all of these by default), arm64.
+# Stages: lint docs cpp bench cuda arm64 python fuzz example asan tsan (all of these by default).
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
-stages=${*:-lint docs cpp bench cuda python fuzz example asan tsan}
+stages=${*:-lint docs cpp bench cuda arm64 python fuzz example asan tsan}
 jobs=$(nproc)
 
 ensure_packages \
@@ -84,7 +84,7 @@ stage_cuda() {
 }
 
 # Cross-compiled for ARM64 and run under qemu: every kernel set, and whole engines in every precision.
-# Host code of the CUDA backend is only compiled.
+# Host code of the CUDA backend, and what is macOS's own, are only compiled.
 stage_arm64() {
   ensure_packages \
     /usr/bin/aarch64-linux-gnu-g++ g++-aarch64-linux-gnu \
@@ -95,6 +95,7 @@ stage_arm64() {
     specdec_{core,cpu_attention,cpu_linear,cpu_moe,cpu_pointwise,precisions,sampler,simd}_test
   scripts/arm64_tests.sh build/arm64
   check_cuda_hosts
+  check_macos
 }
 
 # The host code of the CUDA backend on ARM64 (GH200), where the toolkit's headers are the same.
@@ -104,6 +105,16 @@ check_cuda_hosts() {
   printf '%s\n' cuda/factory.cc cuda/gpu_survey.cc cuda/{backend,gemm,gpu}/*.cc |
     xargs -P "$jobs" -n 1 aarch64-linux-gnu-g++ -std=c++20 -fsyntax-only -Wall -Wextra -Wno-psabi \
       -Werror -DSPECDEC_CUDA_ARCHITECTURES='""' -Icpp/include -Icpp/src -I. -isystem "$headers"
+}
+
+# For macOS, what includes headers of the operating system; scripts/check_macos.sh alone takes all
+# of the library.
+check_macos() {
+  local sources
+  "$PYTHON" -m pip install -q --group macos
+  mapfile -t sources < <(git grep -lE '^#include <(sys/|net|linux/|unistd|poll|sched|fcntl|dlfcn)' \
+    -- 'cpp/src/*.cc')
+  PYTHON=$PYTHON scripts/check_macos.sh "${sources[@]}"
 }
 
 # Compiled with the options of stage cpp, so that ccache has the objects.

@@ -1,21 +1,17 @@
 #include "comm/shared_region.h"
 
-#include <fcntl.h>
-#include <linux/futex.h>
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <climits>
 #include <cstring>
-#include <fstream>
 #include <random>
 #include <sstream>
 
+#include "comm/system_memory.h"
 #include "core/str_cat.h"
 #include "specdec/error.h"
 
@@ -30,44 +26,23 @@ constexpr size_t kSubgroupFactor = 4;
 
 enum FailureState : uint32_t { kNone, kWritten, kComplete };
 
-void wake(std::atomic<uint32_t>& word) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-}
-
 size_t rounded_up(size_t num_bytes) { return (num_bytes + kGrowth - 1) / kGrowth * kGrowth; }
-
-// In clock ticks since the machine's start; 0: there is no such process.
-uint64_t start_time(pid_t process) {
-  std::ifstream file(str_cat("/proc/", process, "/stat"));
-  std::string line;
-  if (!std::getline(file, line)) return 0;
-  std::istringstream fields(line.substr(line.rfind(')') + 1));
-  std::string skipped;
-  for (int i = 3; i < 22; ++i) fields >> skipped;
-  uint64_t ticks = 0;
-  fields >> ticks;
-  return ticks;
-}
-
-int open_process(pid_t process) { return static_cast<int>(syscall(SYS_pidfd_open, process, 0)); }
 
 }  // namespace
 
 void SharedCount::announce() {
   word.fetch_add(kOne, std::memory_order_seq_cst);
-  if (num_sleepers.load(std::memory_order_seq_cst) != 0) wake(word);
+  if (num_sleepers.load(std::memory_order_seq_cst) != 0) system::wake(word);
 }
 
 void SharedCount::end() {
   word.fetch_or(kEnded, std::memory_order_seq_cst);
-  wake(word);
+  system::wake(word);
 }
 
 void SharedCount::sleep(uint32_t seen, std::chrono::nanoseconds longest) {
   num_sleepers.fetch_add(1, std::memory_order_seq_cst);
-  const timespec time{.tv_sec = longest.count() / 1'000'000'000,
-                      .tv_nsec = longest.count() % 1'000'000'000};
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, seen, &time, nullptr, 0);
+  system::wait(word, seen, longest);
   num_sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
@@ -102,13 +77,12 @@ SharedRegion::~SharedRegion() {
   for (const int process : processes_)
     if (process >= 0) close(process);
   if (base_ != nullptr) munmap(base_, num_bytes_);
-  close(file_);
+  if (file_ >= 0) close(file_);
 }
 
 void SharedRegion::map(size_t num_bytes) {
-  void* base =
-      mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file_, 0);
-  if (base == MAP_FAILED) {
+  void* base = system::map_memory(file_, num_bytes);
+  if (base == nullptr) {
     throw OutOfMemory(str_cat("communicator: ", num_bytes >> 30, " GiB of addresses (no memory) ",
                               "were refused: ", std::strerror(errno),
                               "; raise the limit of address space (ulimit -v)"));
@@ -122,22 +96,18 @@ std::shared_ptr<SharedRegion> SharedRegion::create(int num_ranks) {
     throw InvalidArgument("size",
                           str_cat("is ", num_ranks, "; a host has 1 to ", kMaxRanks, " ranks"));
   }
-  const int file = memfd_create("specdec communicator", MFD_CLOEXEC);
-  if (file < 0)
-    throw OutOfMemory(str_cat("communicator: no shared memory: ", std::strerror(errno)));
-  std::random_device random;
-  const uint64_t key = (uint64_t{random()} << 32) | random();
-  std::shared_ptr<SharedRegion> region(
-      new SharedRegion(file, str_cat(getpid(), ":", file, ":", key)));
-
   const size_t ranks = num_ranks;
   const size_t counts = kSubgroupFactor * (ranks + 2 * ranks * ranks);
   const size_t areas = kSubgroupFactor * (4 * ranks + 2 * ranks * ranks);
   const size_t header_bytes = sizeof(Header) + counts * sizeof(SharedCount);
   const size_t first_area = rounded_up(header_bytes);
   const size_t num_bytes = first_area + areas * kAreaBytes;
-  if (ftruncate(file, static_cast<off_t>(num_bytes)) != 0 ||
-      posix_fallocate(file, 0, static_cast<off_t>(first_area)) != 0) {
+  std::random_device random;
+  const uint64_t key = (uint64_t{random()} << 32) | random();
+  const int file = system::create_memory_file(num_bytes);
+  std::shared_ptr<SharedRegion> region(
+      new SharedRegion(file, str_cat(getpid(), ":", file, ":", key)));
+  if (system::give_pages(file, 0, first_area) != 0) {
     throw OutOfMemory(str_cat("communicator: no shared memory for ", num_ranks, " ranks"));
   }
   region->map(num_bytes);
@@ -167,7 +137,7 @@ std::shared_ptr<SharedRegion> SharedRegion::open(const std::string& name) {
   std::istringstream fields(name);
   fields >> process >> colons[0] >> number >> colons[1] >> key;
   if (fields.fail() || colons[0] != ':' || colons[1] != ':') throw refuse("names no group");
-  const int file = ::open(str_cat("/proc/", process, "/fd/", number).c_str(), O_RDWR | O_CLOEXEC);
+  const int file = system::open_memory_file(process, number);
   if (file < 0) throw refuse(str_cat("cannot be opened: ", std::strerror(errno)));
   std::shared_ptr<SharedRegion> region(new SharedRegion(file, name));
 
@@ -201,7 +171,7 @@ void SharedRegion::enter(int rank) {
     throw InvalidArgument(
         "rank", str_cat("is ", rank, ", which another process is; give each process its own rank"));
   }
-  own.start_time = start_time(getpid());
+  own.start_time = system::start_time(getpid());
   own.id.store(getpid(), std::memory_order_release);
 }
 
@@ -212,12 +182,12 @@ int SharedRegion::first_missing() {
     const pid_t id = process.id.load(std::memory_order_acquire);
     if (id == 0) missing = rank;
     if (id == 0 || id == getpid() || processes_[rank] >= 0) continue;
-    processes_[rank] = open_process(id);
+    processes_[rank] = system::open_process(id);
     if (processes_[rank] < 0 && errno != ESRCH) {
       throw Unavailable(str_cat("ranks as processes: the kernel lets no process watch another ",
                                 "(pidfd_open: ", std::strerror(errno), "); use ranks as threads"));
     }
-    const bool was_used_again = start_time(id) != process.start_time;
+    const bool was_used_again = system::start_time(id) != process.start_time;
     if (processes_[rank] < 0 || was_used_again) fail(rank, str_cat("process ", id, " has ended"));
   }
   return missing;
@@ -249,9 +219,7 @@ std::byte* SharedRegion::grow(size_t area, size_t num_bytes) {
                                 "; lower max_num_batched_tokens"));
     }
     const size_t size = rounded_up(num_bytes);
-    int error = EINTR;
-    while (error == EINTR)
-      error = posix_fallocate(file_, static_cast<off_t>(offset), static_cast<off_t>(size));
+    const int error = system::give_pages(file_, offset, size);
     if (error != 0) {
       throw OutOfMemory(str_cat("communicator: no ", size, " bytes of shared memory: ",
                                 std::strerror(error), "; lower max_num_batched_tokens"));

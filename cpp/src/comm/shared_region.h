@@ -4,6 +4,7 @@
 // The memory is a memfd, so that nothing is left of it once the processes are gone, however they
 // ended, and so that the size of /dev/shm (64 MB in many containers) does not matter. An area has a
 // GiB of addresses of its own and is given pages as it grows, so that no rank ever maps again.
+// system_memory.h has what depends on the operating system.
 #pragma once
 
 #include <sys/types.h>
@@ -87,7 +88,7 @@ class SharedRegion {
   void map(size_t num_bytes);
   Header& header() const { return *reinterpret_cast<Header*>(base_); }
 
-  int file_;
+  int file_;  // -1: memory of this process alone
   std::string name_;
   std::byte* base_ = nullptr;
   size_t num_bytes_ = 0;

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "comm/message_communicator.h"
+#include "comm/system_socket.h"
 #include "core/check.h"
 #include "core/log.h"
 #include "core/str_cat.h"
@@ -114,7 +115,7 @@ bool read_all(const Socket& socket, T& value, Clock::time_point deadline) {
 // Of a few hundred bytes on a new connection, which never wait.
 template <class T>
 bool write_all(const Socket& socket, const T& value) {
-  return ::send(socket.file(), &value, sizeof(T), MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof(T);
+  return ::send(socket.file(), &value, sizeof(T), system::send_flags(/*more=*/false)) == sizeof(T);
 }
 
 Endpoint resolve(const SocketAddress& master) {
@@ -138,21 +139,15 @@ Endpoint resolve(const SocketAddress& master) {
 }
 
 Socket new_socket(const Endpoint& endpoint) {
-  Socket made(socket(endpoint.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  Socket made(system::new_tcp_socket(endpoint.address.ss_family));
   if (!made) throw Unavailable(str_cat("no socket: ", std::strerror(errno)));
   return made;
 }
 
-// Messages are sent at once, and a host that went off without a word is noticed in half a minute.
 void set_options(const Socket& socket) {
-  const auto set = [&](int level, int option, int value) {
-    setsockopt(socket.file(), level, option, &value, sizeof value);
-  };
-  set(IPPROTO_TCP, TCP_NODELAY, 1);
-  set(SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
-  set(IPPROTO_TCP, TCP_KEEPINTVL, 5);
-  set(IPPROTO_TCP, TCP_KEEPCNT, 4);
+  const int on = 1;
+  setsockopt(socket.file(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // messages are sent at once
+  system::keep_alive(socket.file());
 }
 
 Socket listen_at(Endpoint& endpoint) {
@@ -265,7 +260,9 @@ class Network {
       Socket socket = new_socket(endpoint);
       const auto left = std::chrono::duration_cast<std::chrono::microseconds>(
           std::max(deadline - Clock::now(), Clock::duration(kBetweenTries)));
-      const timeval limit{left.count() / 1'000'000, left.count() % 1'000'000};  // of connect(), too
+      timeval limit{};  // of connect(), too
+      limit.tv_sec = static_cast<time_t>(left.count() / 1'000'000);
+      limit.tv_usec = static_cast<suseconds_t>(left.count() % 1'000'000);
       setsockopt(socket.file(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
       if (::connect(socket.file(), endpoint.get(), endpoint.length) == 0) {
         set_options(socket);
@@ -315,7 +312,7 @@ class Network {
   void welcome(Clock::time_point deadline) {
     Endpoint peer;
     peer.length = sizeof peer.address;
-    Socket socket(accept4(listener_.file(), peer.get(), &peer.length, SOCK_CLOEXEC));
+    Socket socket(system::accept_tcp(listener_.file(), peer.get(), &peer.length));
     Hello hello;
     if (!socket || !read_all(socket, hello, std::min(deadline, Clock::now() + kHelloTime)) ||
         hello.magic != kMagic) {
@@ -395,7 +392,7 @@ class SocketCommunicator final : public MessageCommunicator {
  protected:
   size_t write_some(int rank, std::span<const std::byte> bytes, bool more) override {
     return moved(rank, ::send(connections_[rank].file(), bytes.data(), bytes.size(),
-                              MSG_DONTWAIT | MSG_NOSIGNAL | (more ? MSG_MORE : 0)));
+                              system::send_flags(more)));
   }
   size_t read_some(int rank, std::span<std::byte> bytes) override {
     return moved(rank, recv(connections_[rank].file(), bytes.data(), bytes.size(), MSG_DONTWAIT));

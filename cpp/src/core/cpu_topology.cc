@@ -1,10 +1,7 @@
 #include "core/cpu_topology.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <fstream>
-#include <memory>
 #include <set>
 #include <sstream>
 #include <string>
@@ -47,27 +44,6 @@ std::string cgroup_path(bool v2) {
   return "/";
 }
 
-constexpr int kMaxCpus = 16384;  // machines go past the 1024 of cpu_set_t
-
-struct FreeMask {
-  void operator()(cpu_set_t* mask) const { CPU_FREE(mask); }
-};
-using Mask = std::unique_ptr<cpu_set_t, FreeMask>;
-
-Mask empty_mask() {
-  Mask mask(CPU_ALLOC(kMaxCpus));
-  if (mask != nullptr) CPU_ZERO_S(CPU_ALLOC_SIZE(kMaxCpus), mask.get());
-  return mask;
-}
-
-bool set_affinity(const std::vector<int>& cpus) {
-  const size_t mask_bytes = CPU_ALLOC_SIZE(kMaxCpus);
-  const Mask mask = empty_mask();
-  if (mask == nullptr) return false;
-  for (int cpu : cpus) CPU_SET_S(cpu, mask_bytes, mask.get());
-  return sched_setaffinity(0, mask_bytes, mask.get()) == 0;
-}
-
 // Node numbers under `sys`, ascending.
 std::vector<int> node_ids(const std::string& sys) {
   std::vector<int> ids = parse_cpu_list(read_line(sys + "/node/online"));
@@ -104,25 +80,14 @@ int count_slow_cores(const CpuTopology& topology, const std::string& sys) {
 
 }  // namespace
 
-std::vector<int> allowed_cpus() {
-  std::vector<int> cpus;
-  const size_t mask_bytes = CPU_ALLOC_SIZE(kMaxCpus);
-  const Mask mask = empty_mask();
-  if (mask == nullptr || sched_getaffinity(0, mask_bytes, mask.get()) != 0) return cpus;
-  for (int cpu = 0; cpu < kMaxCpus; ++cpu) {
-    if (CPU_ISSET_S(cpu, mask_bytes, mask.get())) cpus.push_back(cpu);
-  }
-  return cpus;
-}
-
 AffinityScope::AffinityScope(const std::vector<int>& cpus) {
   if (cpus.empty()) return;
   before_ = allowed_cpus();
-  if (!set_affinity(cpus)) before_.clear();
+  if (!set_allowed_cpus(cpus)) before_.clear();
 }
 
 AffinityScope::~AffinityScope() {
-  if (!before_.empty()) set_affinity(before_);
+  if (!before_.empty()) set_allowed_cpus(before_);
 }
 
 int CpuTopology::num_cpus() const {

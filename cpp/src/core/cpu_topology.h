@@ -5,10 +5,9 @@
 #include <string_view>
 #include <vector>
 
-namespace specdec {
+#include "core/thread_affinity.h"
 
-// Logical CPUs in the calling thread's affinity mask, ascending.
-std::vector<int> allowed_cpus();
+namespace specdec {
 
 // The allowed CPUs by memory node.
 struct CpuTopology {

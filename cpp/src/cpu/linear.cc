@@ -64,7 +64,7 @@ char* out_row(const NormArgs& args, int64_t row) {
 }  // namespace
 
 std::unique_ptr<PackedLinear> CpuBackend::pack_linear(const PackArgs& args) {
-  return std::make_unique<CpuPackedLinear>(args, act_dtype_, kernels_.quantize, weights_, pool_);
+  return std::make_unique<CpuPackedLinear>(args, act_dtype_, kernels_, weights_, pool_);
 }
 
 std::unique_ptr<EmbeddingTable> CpuBackend::embedding_from(const PackedLinear& weight) {
@@ -75,7 +75,7 @@ std::unique_ptr<EmbeddingTable> CpuBackend::make_embedding(const WeightView& tab
                                                            WeightFormat format) {
   const PackArgs args = {.parts = {&table, 1}, .format = format};
   return std::make_unique<CpuEmbeddingTable>(
-      std::make_unique<CpuPackedLinear>(args, act_dtype_, kernels_.quantize, weights_, pool_));
+      std::make_unique<CpuPackedLinear>(args, act_dtype_, kernels_, weights_, pool_));
 }
 
 Buffer CpuBackend::make_vector(std::span<const TensorView> parts) {

@@ -91,8 +91,9 @@ int code_offset(PackedFormat format) {
   return format == kPackedInt4GroupedMin ? 0 : kInt8Offset;
 }
 
-IntLayout::IntLayout(PackedFormat format, int64_t in_features)
+IntLayout::IntLayout(PackedFormat format, bool signed_int8, int64_t in_features)
     : format_(format),
+      signed_int8_(signed_int8),
       is_int4_(format == kPackedInt4Grouped || format == kPackedInt4GroupedMin),
       has_mins_(format == kPackedInt8GroupedMin || format == kPackedInt4GroupedMin),
       is_grouped_(format != kPackedInt8),
@@ -199,7 +200,7 @@ void IntRow::put(int64_t first, const IntLayout& layout, int64_t lane, uint8_t* 
       }
     } else {
       for (int64_t i = 0; i < kWordsOfRecord; ++i, out += 4 * kLanes) {
-        store_word(out, load_word(codes + 4 * i));
+        store_word(out, load_word(codes + 4 * i) ^ layout.flips());
       }
     }
   }
@@ -224,7 +225,7 @@ void IntRow::get(int64_t lane, const uint8_t* block) {
       }
     } else {
       for (int64_t i = 0; i < kWordsOfRecord; ++i, in += 4 * kLanes) {
-        store_word(codes + 4 * i, load_word(in));
+        store_word(codes + 4 * i, load_word(in) ^ layout_.flips());
       }
     }
   }

@@ -16,7 +16,8 @@ int code_offset(PackedFormat format);  // of integer weights: what their codes a
 // Sizes and places within a block of 16 outputs.
 class IntLayout {
  public:
-  IntLayout(PackedFormat format, int64_t in_features);
+  // `signed_int8`: see LinearKernels.
+  IntLayout(PackedFormat format, bool signed_int8, int64_t in_features);
 
   PackedFormat format() const { return format_; }
   bool is_int4() const { return is_int4_; }
@@ -34,9 +35,12 @@ class IntLayout {
   int64_t min_at(int64_t group, int64_t lane) const;    // float16
   int64_t output_scale_at(int64_t lane) const;          // float32, of kInt8
   int64_t codes_at(int64_t record) const;
+  // What four stored codes of 8 bits differ by from unsigned ones.
+  uint32_t flips() const { return signed_int8_ ? 0x80808080u : 0u; }
 
  private:
   PackedFormat format_;
+  bool signed_int8_;
   bool is_int4_;
   bool has_mins_;
   bool is_grouped_;

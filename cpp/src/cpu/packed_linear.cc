@@ -145,10 +145,11 @@ void unpack(const T* block, int64_t lane, int64_t num_k, float* out) {
 
 }  // namespace
 
-CpuPackedLinear::CpuPackedLinear(const PackArgs& args, DType act_dtype,
-                                 const QuantizeKernels& kernels, HostArena& arena, ThreadPool& pool)
+CpuPackedLinear::CpuPackedLinear(const PackArgs& args, DType act_dtype, const KernelTable& kernels,
+                                 HostArena& arena, ThreadPool& pool)
     : format_(args.format),
       packed_format_(packed_format_of(args.format, act_dtype)),
+      signed_int8_(kernels.linear.signed_int8),
       is_gated_(args.gated),
       share_(args) {
   SPECDEC_CHECK(act_dtype == DType::kF32 || act_dtype == DType::kBF16);
@@ -165,7 +166,7 @@ CpuPackedLinear::CpuPackedLinear(const PackArgs& args, DType act_dtype,
   }
   num_blocks_ = OutputMap(args).num_blocks();
   if (is_integer()) {
-    pack_integers(args, kernels, arena, pool);
+    pack_integers(args, kernels.quantize, arena, pool);
   } else {
     pack_floats(args, arena, pool);
   }
@@ -231,8 +232,8 @@ void CpuPackedLinear::pack_floats(const PackArgs& args, HostArena& arena, Thread
 
 void CpuPackedLinear::pack_integers(const PackArgs& args, const QuantizeKernels& kernels,
                                     HostArena& arena, ThreadPool& pool) {
-  const IntLayout layout(packed_format_, std::max<int64_t>(in_features_, 1));
-  const IntLayout whole(packed_format_, args.parts[0].in_features());
+  const IntLayout layout(packed_format_, signed_int8_, std::max<int64_t>(in_features_, 1));
+  const IntLayout whole(packed_format_, signed_int8_, args.parts[0].in_features());
   padded_k_ = layout.padded_k();
   block_bytes_ = layout.block_bytes();
   data_ = arena.allocate(static_cast<size_t>(num_blocks_ * block_bytes_), "packed weights");
@@ -255,7 +256,7 @@ void CpuPackedLinear::unpack_row(int64_t output, float* out) const {
   SPECDEC_CHECK(!is_gated_ && !share_.by_inputs());
   const void* from = block(output / kLanes);
   if (is_integer()) {
-    const IntLayout layout(packed_format_, in_features_);
+    const IntLayout layout(packed_format_, signed_int8_, in_features_);
     IntRow row(layout);
     row.get(output % kLanes, static_cast<const uint8_t*>(from));
     row.to_float(out);

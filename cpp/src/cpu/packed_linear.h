@@ -12,8 +12,7 @@
 #include "core/dtype.h"
 #include "core/host_arena.h"
 #include "core/thread_pool.h"
-#include "cpu/kernels/linear.h"
-#include "cpu/kernels/quantize.h"
+#include "cpu/kernel_table.h"
 
 namespace specdec::cpu {
 
@@ -23,7 +22,7 @@ class CpuPackedLinear final : public PackedLinear {
   static constexpr int64_t kBlockOutputs = 16;
 
   // `act_dtype` (float32 or bfloat16) is what WeightFormat::kAct means.
-  CpuPackedLinear(const PackArgs& args, DType act_dtype, const QuantizeKernels& kernels,
+  CpuPackedLinear(const PackArgs& args, DType act_dtype, const KernelTable& kernels,
                   HostArena& arena, ThreadPool& pool);
 
   int64_t out_features() const override {
@@ -62,6 +61,7 @@ class CpuPackedLinear final : public PackedLinear {
 
   WeightFormat format_;
   PackedFormat packed_format_;
+  bool signed_int8_;  // see LinearKernels
   bool is_gated_;
   RankShare share_;
   int64_t num_outputs_ = 0;

@@ -406,8 +406,8 @@ TEST_F(AmxTilesTest, MatchDoubleLoops) {
   for (const auto& [n, k] : kShapes) {
     const Matrix weight(n, k, DType::kBF16, 1);
     const WeightView view = weight.view();
-    const CpuPackedLinear packed({.parts = {&view, 1}}, DType::kBF16,
-                                 kernel_table(Isa::kGeneric).quantize, arena_, pool_);
+    const CpuPackedLinear packed({.parts = {&view, 1}}, DType::kBF16, kernel_table(Isa::kGeneric),
+                                 arena_, pool_);
     for (int rows : {1, 15, 16, 17, 32, 33, 50, 131}) {
       if (specdec::testing::is_left_out(rows, k)) continue;
       SCOPED_TRACE(::testing::Message() << "n " << n << " k " << k << " rows " << rows);
@@ -428,8 +428,8 @@ TEST_F(AmxTilesTest, RowsAreBitEqualWhateverTheBatch) {
   const Matrix weight(n, k, DType::kBF16, 1);
   const Matrix x(kRows, k, DType::kBF16, 2);
   const WeightView view = weight.view();
-  const CpuPackedLinear packed({.parts = {&view, 1}}, DType::kBF16,
-                               kernel_table(Isa::kGeneric).quantize, arena_, pool_);
+  const CpuPackedLinear packed({.parts = {&view, 1}}, DType::kBF16, kernel_table(Isa::kGeneric),
+                               arena_, pool_);
   std::vector<float> alone;
   for (int row = 0; row < kRows; ++row) {
     const auto out = run(packed, x.bytes.data() + row * k * 2, 1);

@@ -10,6 +10,7 @@
 
 #include "testing/allocation_count.h"
 #include "testing/cpu_isas.h"
+#include "testing/few_shapes.h"
 #include "testing/oracle/sampler.h"
 #include "testing/sampler_harness.h"
 #include "testing/sampler_rows.h"
@@ -110,7 +111,8 @@ TEST_P(Sampling, TiedTokensCutByTopPAreNeverDrawn) {
   for (const float top_p : {0.0526f, 0.2526f, 0.7526f}) {
     const int num_kept = static_cast<int>(top_p * 400) + 1;
     std::vector<bool> drawn(400, false);
-    for (int64_t position = 0; position < 12000; ++position) {
+    const int64_t num_draws = testing::few_shapes() ? 4000 : 12000;
+    for (int64_t position = 0; position < num_draws; ++position) {
       const SampleRow params = {.top_p = top_p, .seed = 4, .position = position};
       drawn[sampler_.sample_one(std::vector<float>(400, 0.5f), params).token_id] = true;
     }
@@ -152,7 +154,8 @@ TEST_P(Sampling, TheDrawIsTheSameOverAListAndOverTheRow) {
   std::vector<int32_t> tokens(vocab_size);
   std::iota(tokens.begin(), tokens.end(), 0);
   const cpu::DrawCutoff all = {-kInf, vocab_size};
-  for (int64_t position = 0; position < 2000; ++position) {
+  const int64_t num_draws = testing::few_shapes() ? 300 : 2000;
+  for (int64_t position = 0; position < num_draws; ++position) {
     const cpu::DrawNoise noise = {9, position, static_cast<uint32_t>(position % 3)};
     constexpr int kNumBest = 5;
     cpu::RowMaximum row[kNumBest], list[kNumBest];

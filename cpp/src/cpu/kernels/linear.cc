@@ -112,7 +112,7 @@ void add_int_kernels(LinearKernels& kernels);  // linear_int.cc: also widens_int
 
 LinearKernels linear_kernels();
 LinearKernels linear_kernels() {
-  LinearKernels kernels{{linear_f32, linear_bf16}, kWidensBf16, false};
+  LinearKernels kernels{{linear_f32, linear_bf16}, kWidensBf16, false, false};
   add_int_kernels(kernels);
   return kernels;
 }

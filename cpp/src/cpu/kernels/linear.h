@@ -68,6 +68,8 @@ struct LinearKernels {
   // each four neighbours in the order 0, 2, 1, 3; of 4-bit weights as those of int8 codes.
   bool widens_bf16;
   bool widens_int8;
+  // 8-bit weights' codes are stored as signed bytes, less their offset.
+  bool signed_int8;
 };
 
 }  // namespace specdec::cpu

@@ -90,26 +90,6 @@ inline const typename Format::RowGroup& group_of(const RowPointers<uint8_t>& x, 
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
 
-// What a step has summed so far: zeros, or what an earlier part of k has left.
-template <int kRows>
-inline void begin_step(bool starts, const SumsAt& from, StepSums<kRows>& sums) {
-  for (int r = 0; r < kRows; ++r) {
-    store(sums.of[r], starts ? zero() : load(from.data + r * from.stride));
-  }
-}
-
-// Leaves a step's sums at `to`, folded num_folds times with those that lie before `own`.
-template <int kRows>
-inline void end_step(const StepSums<kRows>& sums, int num_folds, const SumsAt& own,
-                     const SumsAt& to) {
-  for (int r = 0; r < kRows; ++r) {
-    const float* before = own.data + r * own.stride;
-    F32x16 sum = load(sums.of[r]);
-    for (int f = 1; f <= num_folds; ++f) sum = load(before - f * kLanes) + sum;
-    store(to.data + r * to.stride, sum);
-  }
-}
-
 // Sums the span of k, step by step. A step is whole records.
 template <class Format, int kRows, int kBlocks>
 void run_int_tile(const IntSpan<Format>& span, const TileSums& tile_sums) {
@@ -424,6 +404,9 @@ void run_int(const LinearTask& task) {
 void add_int_kernels(LinearKernels& kernels);
 void add_int_kernels(LinearKernels& kernels) {
   kernels.widens_int8 = !std::is_same_v<Int8Dot::Code, int8_t>;
+#if defined(SPECDEC_NEON)
+  kernels.signed_int8 = true;
+#endif
   kernels.run[kPackedInt8] = run_int<kPackedInt8>;
   kernels.run[kPackedInt8Grouped] = run_int<kPackedInt8Grouped>;
   kernels.run[kPackedInt8GroupedMin] = run_int<kPackedInt8GroupedMin>;

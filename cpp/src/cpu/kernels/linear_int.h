@@ -1,8 +1,9 @@
 // Layout of integer weights and of the rows that they multiply (see RowsTask). Plain aggregates
 // only: see kernel_table.h.
 //
-// Codes are unsigned: a weight is scale * (code - offset) (+ min). A block of 16 outputs runs over
-// k in records of 64 (two groups of 32), k padded to whole records:
+// Codes are unsigned: a weight is scale * (code - offset) (+ min). Those of 8 bits are stored
+// signed, less their offset, where products want them so (LinearKernels::signed_int8). A block of
+// 16 outputs runs over k in records of 64 (two groups of 32), k padded to whole records:
 //   grouped   a record is  [2 groups][16 outputs] float16 scales, likewise mins where the format
 //   has
 //             them, then the codes

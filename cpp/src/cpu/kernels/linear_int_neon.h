@@ -2,23 +2,21 @@
 // kernels/linear_int.cc, which includes it in place of its own dot_group and add_group.
 //
 // A vector of 16 bytes holds four k of four outputs (a quarter of a block), which is the operand of
-// sdot and usdot; two of them zipped hold eight k of two outputs, which is that of usmmla. Integer
+// sdot; two of them zipped hold eight k of two outputs, which is that of smmla. Integer
 // sums are exact, so a number of rows may take whichever is shorter. The rows of a group stay in
 // registers while its quarters are summed one after the other, and a quarter's integers become
-// floats at once: so no integer sum goes through memory. Nothing is prefetched, since the weights
+// floats at once: so no integer sum goes through memory. All else that more than two rows need goes
+// through memory, or there would not be enough registers. Nothing is prefetched, since the weights
 // are a stream, which these processors follow by themselves.
+//
+// A vector of sums is called a slot. It is a row's four outputs, or, where smmla sums pairs of
+// rows, two outputs of both: o0r0 o0r1 o1r0 o1r1, then likewise of o2 and o3.
 #pragma once
 
 #include <arm_neon.h>
 
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
-
-// The float sums of a tile's rows in the step under way.
-template <int kRows>
-struct alignas(64) StepSums {
-  float of[kRows][kLanes];
-};
 
 // body(0) to body(kCount - 1), each with a constant. The compiler unrolls loops too late to keep
 // the arrays that they index in registers.
@@ -32,45 +30,218 @@ template <int kCount, class Body>
 }
 #define SPECDEC_INLINE __attribute__((always_inline))
 
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+template <int kRows>
+constexpr bool kInPairs = kRows > 2;
+#else
+template <int kRows>
+constexpr bool kInPairs = false;
+#endif
+template <int kRows>
+constexpr int kPairs = (kRows + 1) / 2;  // the last of an odd number of rows is its own partner
+template <int kRows>
+constexpr int kSlots = kInPairs<kRows> ? 2 * kPairs<kRows> : kRows;
+template <int kRows>
+constexpr int kSecondOf(int pair) {
+  return 2 * pair + 1 < kRows ? 2 * pair + 1 : 2 * pair;
+}
+// So few rows that registers hold everything.
+template <int kRows>
+constexpr bool kAreFew = kRows <= 2;
+
 // Quarters that are summed together: for few rows all, whose weights are then loaded in pairs.
 template <int kRows>
-constexpr int kTogether = kRows <= 2   ? 4
-                          : kRows <= 4 ? 2
-                                       : 1;
+constexpr int kTogether = kAreFew<kRows> ? kQuarters
+                          : kRows <= 4   ? 2
+                                         : 1;
 
-// Their integer sums.
+// The float sums of a tile's rows in the step under way.
+template <int kRows>
+struct StepSums {
+  float32x4_t of[kQuarters][kSlots<kRows>];
+};
+
+// Integer sums of the quarters that are summed together.
 template <int kRows>
 struct QuarterDots {
-  int32x4_t of[kTogether<kRows>][kRows];
+  int32x4_t of[kTogether<kRows>][kSlots<kRows>];
 };
+
+// Two vectors side by side by one instruction, which g++ makes of two only where it happens to
+// have them in the registers for it.
+template <int kOffset, class Vector>
+[[gnu::always_inline]] inline void load_two(const void* from, Vector& first, Vector& second) {
+  const Vector* at = reinterpret_cast<const Vector*>(static_cast<const char*>(from) + kOffset);
+#if defined(__clang__)
+  first = at[0];
+  second = at[1];
+#else
+  asm("ldp %q0, %q1, [%2, %3]"
+      : "=w"(first), "=w"(second)
+      : "r"(from), "i"(kOffset), "m"(at[0]), "m"(at[1]));
+#endif
+}
+// --- What rows multiply a group's sums by, and what those begin with ---
+
+// Few rows, each by itself.
+template <class Format, int kRows>
+class FewRowFactors {
+ public:
+  [[gnu::always_inline]] explicit FewRowFactors(const RowPointers<uint8_t>& x) {
+    each<kRows>([&](auto r) SPECDEC_INLINE {
+      const auto& group = group_of<Format>(x, r);
+      scales_[r] = group.scale;
+      starts_[r] = group.start;
+      mins_[r] = group.min;
+    });
+  }
+  template <int kSlot>
+  [[gnu::always_inline]] int32x4_t start() const {
+    return vdupq_n_s32(starts_[kSlot]);
+  }
+  template <int kSlot>
+  [[gnu::always_inline]] float32x4_t times_scale(float32x4_t v) const {
+    return vmulq_n_f32(v, scales_[kSlot]);
+  }
+  template <int kSlot>
+  [[gnu::always_inline]] float32x4_t times_min(float32x4_t v) const {
+    return vmulq_n_f32(v, mins_[kSlot]);
+  }
+
+ private:
+  float scales_[kRows];
+  int32_t starts_[kRows];
+  float mins_[kRows];
+};
+
+template <class Format>
+[[gnu::always_inline]] inline float32x4_t scale_and_start(const RowPointers<uint8_t>& x, int row) {
+  return vcombine_f32(vld1_f32(&group_of<Format>(x, row).scale), vdup_n_f32(0.0f));
+}
+
+// Rows, a lane each.
+template <class Format, int kRows>
+class RowFactors {
+ public:
+  [[gnu::always_inline]] explicit RowFactors(const RowPointers<uint8_t>& x) {
+    each<kFours>([&](auto four) SPECDEC_INLINE {
+      constexpr int r0 = 4 * four, r1 = row(r0 + 1), r2 = row(r0 + 2), r3 = row(r0 + 3);
+      const float32x4_t low =
+          vzip1q_f32(scale_and_start<Format>(x, r0), scale_and_start<Format>(x, r1));
+      const float32x4_t high =
+          vzip1q_f32(scale_and_start<Format>(x, r2), scale_and_start<Format>(x, r3));
+      scales_[four] = as_floats(vzip1q_f64(as_doubles(low), as_doubles(high)));
+      starts_[four] = vreinterpretq_s32_f64(vzip2q_f64(as_doubles(low), as_doubles(high)));
+      if constexpr (Format::kHasMins) {
+        mins_[four] = float32x4_t{group_of<Format>(x, r0).min, group_of<Format>(x, r1).min,
+                                  group_of<Format>(x, r2).min, group_of<Format>(x, r3).min};
+      }
+    });
+  }
+  template <int kSlot>
+  [[gnu::always_inline]] int32x4_t start() const {
+    return vdupq_laneq_s32(starts_[kSlot / 4], kSlot % 4);
+  }
+  template <int kSlot>
+  [[gnu::always_inline]] float32x4_t times_scale(float32x4_t v) const {
+    return vmulq_laneq_f32(v, scales_[kSlot / 4], kSlot % 4);
+  }
+  template <int kSlot>
+  [[gnu::always_inline]] float32x4_t times_min(float32x4_t v) const {
+    return vmulq_laneq_f32(v, mins_[kSlot / 4], kSlot % 4);
+  }
+
+ private:
+  static constexpr int kFours = (kRows + 3) / 4;
+  static constexpr int row(int r) { return r < kRows ? r : kRows - 1; }
+  static float64x2_t as_doubles(float32x4_t v) { return vreinterpretq_f64_f32(v); }
+  static float32x4_t as_floats(float64x2_t v) { return vreinterpretq_f32_f64(v); }
+
+  float32x4_t scales_[kFours];
+  int32x4_t starts_[kFours];
+  float32x4_t mins_[kFours];
+};
+
+// Pairs of rows, r0 r1 r0 r1.
+template <class Format, int kRows>
+class PairFactors {
+ public:
+  [[gnu::always_inline]] explicit PairFactors(const RowPointers<uint8_t>& x) {
+    each<kPairs<kRows>>([&](auto p) SPECDEC_INLINE {
+      constexpr int r0 = 2 * p, r1 = kSecondOf<kRows>(p);
+      const float64x2_t both = vreinterpretq_f64_f32(
+          vzip1q_f32(scale_and_start<Format>(x, r0), scale_and_start<Format>(x, r1)));
+      scales_[p] = vreinterpretq_f32_f64(vdupq_laneq_f64(both, 0));
+      starts_[p] = vreinterpretq_s32_f64(vdupq_laneq_f64(both, 1));
+      if constexpr (Format::kHasMins) {
+        const float m0 = group_of<Format>(x, r0).min, m1 = group_of<Format>(x, r1).min;
+        mins_[p] = float32x4_t{m0, m1, m0, m1};
+      }
+    });
+  }
+  template <int kSlot>
+  [[gnu::always_inline]] int32x4_t start() const {
+    return starts_[kSlot / 2];
+  }
+  template <int kSlot>
+  [[gnu::always_inline]] float32x4_t times_scale(float32x4_t v) const {
+    return vmulq_f32(v, scales_[kSlot / 2]);
+  }
+  template <int kSlot>
+  [[gnu::always_inline]] float32x4_t times_min(float32x4_t v) const {
+    return vmulq_f32(v, mins_[kSlot / 2]);
+  }
+
+ private:
+  float32x4_t scales_[kPairs<kRows>];
+  int32x4_t starts_[kPairs<kRows>];
+  float32x4_t mins_[kPairs<kRows>];
+};
+
+template <class Format, int kRows>
+using Factors = std::conditional_t<
+    kAreFew<kRows>, FewRowFactors<Format, kRows>,
+    std::conditional_t<kInPairs<kRows>, PairFactors<Format, kRows>, RowFactors<Format, kRows>>>;
+
+// What the sums of a slot begin with. Codes of 8 bits are signed here and leave nothing to correct.
+template <class Format, int kSlot, class OfRows>
+[[gnu::always_inline]] inline int32x4_t start_of(const OfRows& factors) {
+  if constexpr (Format::kIsInt4 && Format::kOffset != 0) return factors.template start<kSlot>();
+  return vdupq_n_s32(0);
+}
+
+// --- The integer sums of quarters ---
+
+// The 4-bit codes of a vector: those of four k, and of the next four.
+inline int8x16_t low_codes(int8x16_t w) { return vandq_s8(w, vdupq_n_s8(15)); }
+inline int8x16_t high_codes(int8x16_t w) {
+  return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(w), 4));
+}
 
 #if defined(__ARM_FEATURE_DOTPROD)
 
-inline int32x4_t dot_lane(int32x4_t acc, uint8x16_t w, int8x16_t x, int lane) {
-#if defined(__ARM_FEATURE_MATMUL_INT8)
+inline int32x4_t dot_lane(int32x4_t acc, int8x16_t w, int8x16_t x, int lane) {
   switch (lane) {
     case 0:
-      return vusdotq_laneq_s32(acc, w, x, 0);
+      return vdotq_laneq_s32(acc, w, x, 0);
     case 1:
-      return vusdotq_laneq_s32(acc, w, x, 1);
+      return vdotq_laneq_s32(acc, w, x, 1);
     case 2:
-      return vusdotq_laneq_s32(acc, w, x, 2);
+      return vdotq_laneq_s32(acc, w, x, 2);
     default:
-      return vusdotq_laneq_s32(acc, w, x, 3);
+      return vdotq_laneq_s32(acc, w, x, 3);
   }
-#else
-  const int8x16_t codes = vreinterpretq_s8_u8(w);
-  switch (lane) {
-    case 0:
-      return vdotq_laneq_s32(acc, codes, x, 0);
-    case 1:
-      return vdotq_laneq_s32(acc, codes, x, 1);
-    case 2:
-      return vdotq_laneq_s32(acc, codes, x, 2);
-    default:
-      return vdotq_laneq_s32(acc, codes, x, 3);
+}
+
+// Vectors of weights that lie side by side.
+template <int kOffset, int kCount>
+[[gnu::always_inline]] inline void load_quarters(const uint8_t* codes, int8x16_t (&w)[kCount]) {
+  if constexpr (kCount == 1) {
+    w[0] = vld1q_s8(reinterpret_cast<const int8_t*>(codes) + kOffset);
+  } else {
+    each<kCount / 2>(
+        [&](auto i) SPECDEC_INLINE { load_two<kOffset + 32 * i>(codes, w[2 * i], w[2 * i + 1]); });
   }
-#endif
 }
 
 // Each row by itself.
@@ -79,26 +250,25 @@ class DotsOfRows {
  public:
   [[gnu::always_inline]] explicit DotsOfRows(const RowPointers<uint8_t>& x) {
     each<kRows>([&](auto r) SPECDEC_INLINE {
-      rows_[r][0] = vld1q_s8(group_of<Format>(x, r).codes);
-      rows_[r][1] = vld1q_s8(group_of<Format>(x, r).codes + 16);
-      starts_[r] = kFlips ? 0 : group_of<Format>(x, r).start;
+      load_two<0>(group_of<Format>(x, r).codes, rows_[r][0], rows_[r][1]);
     });
   }
-  [[gnu::always_inline]] QuarterDots<kRows> quarters(const uint8_t* codes) const {
+  template <class OfRows>
+  [[gnu::always_inline]] QuarterDots<kRows> quarters(const uint8_t* codes,
+                                                     const OfRows& factors) const {
     QuarterDots<kRows> dots;
     each<kTogether<kRows>>([&](auto q) SPECDEC_INLINE {
-      each<kRows>([&](auto r) SPECDEC_INLINE {
-        dots.of[q][r] = vdupq_n_s32(Format::kOffset != 0 ? starts_[r] : 0);
-      });
+      each<kRows>([&](auto r) SPECDEC_INLINE { dots.of[q][r] = start_of<Format, r>(factors); });
     });
     each<Format::kGroupLines>([&](auto line) SPECDEC_INLINE {
+      int8x16_t w[kTogether<kRows>];
+      load_quarters<line * kLineBytes>(codes, w);
       each<kTogether<kRows>>([&](auto q) SPECDEC_INLINE {
-        const uint8x16_t w = vld1q_u8(codes + line * kLineBytes + 16 * q);
         if constexpr (Format::kIsInt4) {
-          add(dots.of[q], vandq_u8(w, vdupq_n_u8(15)), 2 * line);
-          add(dots.of[q], vshrq_n_u8(w, 4), 2 * line + 1);
+          add(dots.of[q], low_codes(w[q]), 2 * line);
+          add(dots.of[q], high_codes(w[q]), 2 * line + 1);
         } else {
-          add(dots.of[q], kFlips ? veorq_u8(w, vdupq_n_u8(kInt8Offset)) : w, line);
+          add(dots.of[q], w[q], line);
         }
       });
     });
@@ -106,97 +276,72 @@ class DotsOfRows {
   }
 
  private:
-  // Without a product of unsigned and signed bytes, eight bits of codes become signed first.
-#if defined(__ARM_FEATURE_MATMUL_INT8)
-  static constexpr bool kFlips = false;
-#else
-  static constexpr bool kFlips = !Format::kIsInt4;
-#endif
-
   // Adds the products of a quad of k.
-  [[gnu::always_inline]] void add(int32x4_t (&dots)[kRows], uint8x16_t w, int quad) const {
+  [[gnu::always_inline]] void add(int32x4_t (&dots)[kRows], int8x16_t w, int quad) const {
     each<kRows>([&](auto r) SPECDEC_INLINE {
       dots[r] = dot_lane(dots[r], w, rows_[r][quad / 4], quad % 4);
     });
   }
 
   int8x16_t rows_[kRows][2];
-  int32_t starts_[kRows];
 };
 
 #endif
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 
-// Rows in pairs; the last of an odd number is its own partner.
+// Rows in pairs.
 template <class Format, int kRows>
 class DotsOfPairs {
  public:
   [[gnu::always_inline]] explicit DotsOfPairs(const RowPointers<uint8_t>& x) {
-    each<kPairs>([&](auto p) SPECDEC_INLINE {
-      const int8_t* first = group_of<Format>(x, 2 * p).codes;
-      const int8_t* second = group_of<Format>(x, second_of(p)).codes;
+    each<kPairs<kRows>>([&](auto p) SPECDEC_INLINE {
+      int64x2_t first[2], second[2];
+      load_two<0>(group_of<Format>(x, 2 * p).codes, first[0], first[1]);
+      load_two<0>(group_of<Format>(x, kSecondOf<kRows>(p)).codes, second[0], second[1]);
       each<2>([&](auto half) SPECDEC_INLINE {
-        const int64x2_t a = vreinterpretq_s64_s8(vld1q_s8(first + half * 16));
-        const int64x2_t b = vreinterpretq_s64_s8(vld1q_s8(second + half * 16));
-        pairs_[p][2 * half] = vreinterpretq_s8_s64(vtrn1q_s64(a, b));
-        pairs_[p][2 * half + 1] = vreinterpretq_s8_s64(vtrn2q_s64(a, b));
+        pairs_[p][2 * half] = vreinterpretq_s8_s64(vtrn1q_s64(first[half], second[half]));
+        pairs_[p][2 * half + 1] = vreinterpretq_s8_s64(vtrn2q_s64(first[half], second[half]));
       });
-      if constexpr (Format::kOffset != 0) {
-        starts_[p] = vdup_n_s32(group_of<Format>(x, 2 * p).start);
-        starts_[p] = vset_lane_s32(group_of<Format>(x, second_of(p)).start, starts_[p], 1);
-      }
     });
   }
-  [[gnu::always_inline]] QuarterDots<kRows> quarters(const uint8_t* codes) const {
-    int32x4_t acc[kTogether<kRows>][kPairs][2];  // [quarter][pair][two outputs]: of both rows
-    each<kTogether<kRows>>([&](auto q) SPECDEC_INLINE {
-      each<kPairs>([&](auto p) SPECDEC_INLINE {
-        acc[q][p][0] = acc[q][p][1] =
-            Format::kOffset != 0 ? vcombine_s32(starts_[p], starts_[p]) : vdupq_n_s32(0);
-      });
-    });
-    each<kIntGroup / 8>([&](auto eight) SPECDEC_INLINE {
-      each<kTogether<kRows>>([&](auto q)
-                                 SPECDEC_INLINE { add_eight(acc[q], codes + 16 * q, eight); });
-    });
+  template <class OfRows>
+  [[gnu::always_inline]] QuarterDots<kRows> quarters(const uint8_t* codes,
+                                                     const OfRows& factors) const {
     QuarterDots<kRows> dots;
     each<kTogether<kRows>>([&](auto q) SPECDEC_INLINE {
-      each<kPairs>([&](auto p) SPECDEC_INLINE {
-        dots.of[q][2 * p] = vuzp1q_s32(acc[q][p][0], acc[q][p][1]);
-        if (2 * p + 1 < kRows) dots.of[q][2 * p + 1] = vuzp2q_s32(acc[q][p][0], acc[q][p][1]);
+      each<kSlots<kRows>>(
+          [&](auto slot) SPECDEC_INLINE { dots.of[q][slot] = start_of<Format, slot>(factors); });
+    });
+    each<kIntGroup / 8>([&](auto eight) SPECDEC_INLINE {
+      constexpr int kLine = (Format::kIsInt4 ? 1 : 2) * eight * kLineBytes;
+      int8x16_t low[kTogether<kRows>], high[kTogether<kRows>];
+      load_quarters<kLine>(codes, low);
+      if constexpr (!Format::kIsInt4) load_quarters<kLine + kLineBytes>(codes, high);
+      each<kTogether<kRows>>([&](auto q) SPECDEC_INLINE {
+        if constexpr (Format::kIsInt4) {
+          add(dots.of[q], low_codes(low[q]), high_codes(low[q]), eight);
+        } else {
+          add(dots.of[q], low[q], high[q], eight);
+        }
       });
     });
     return dots;
   }
 
  private:
-  static constexpr int kPairs = (kRows + 1) / 2;
   // Adds the products of eight k.
-  [[gnu::always_inline]] void add_eight(int32x4_t (&acc)[kPairs][2], const uint8_t* codes,
-                                        int eight) const {
-    uint32x4_t low, high;
-    if constexpr (Format::kIsInt4) {
-      const uint8x16_t w = vld1q_u8(codes + eight * kLineBytes);
-      low = vreinterpretq_u32_u8(vandq_u8(w, vdupq_n_u8(15)));
-      high = vreinterpretq_u32_u8(vshrq_n_u8(w, 4));
-    } else {
-      low = vreinterpretq_u32_u8(vld1q_u8(codes + 2 * eight * kLineBytes));
-      high = vreinterpretq_u32_u8(vld1q_u8(codes + (2 * eight + 1) * kLineBytes));
-    }
-    const uint8x16_t w0 = vreinterpretq_u8_u32(vzip1q_u32(low, high));
-    const uint8x16_t w1 = vreinterpretq_u8_u32(vzip2q_u32(low, high));
-    each<kPairs>([&](auto p) SPECDEC_INLINE {
-      acc[p][0] = vusmmlaq_s32(acc[p][0], w0, pairs_[p][eight]);
-      acc[p][1] = vusmmlaq_s32(acc[p][1], w1, pairs_[p][eight]);
+  [[gnu::always_inline]] void add(int32x4_t (&dots)[kSlots<kRows>], int8x16_t low, int8x16_t high,
+                                  int eight) const {
+    const int32x4_t a = vreinterpretq_s32_s8(low), b = vreinterpretq_s32_s8(high);
+    const int8x16_t w[2] = {vreinterpretq_s8_s32(vzip1q_s32(a, b)),
+                            vreinterpretq_s8_s32(vzip2q_s32(a, b))};
+    each<kSlots<kRows>>([&](auto slot) SPECDEC_INLINE {
+      dots[slot] = vmmlaq_s32(dots[slot], w[slot % 2], pairs_[slot / 2][eight]);
     });
   }
-  static constexpr int second_of(int pair) {
-    return 2 * pair + 1 < kRows ? 2 * pair + 1 : 2 * pair;
-  }
 
-  int8x16_t pairs_[kPairs][4];  // [pair][eight k]: those of both rows
-  int32x2_t starts_[kPairs];
+  int8x16_t pairs_[kPairs<kRows>][4];  // [pair][eight k]: those of both rows
 };
 
 #endif
@@ -208,9 +353,18 @@ template <class Format, int kRows>
 class DotsByProducts {
  public:
   [[gnu::always_inline]] explicit DotsByProducts(const RowPointers<uint8_t>& x) : x_(x) {}
-  [[gnu::always_inline]] QuarterDots<kRows> quarters(const uint8_t* codes) const {
+  template <class OfRows>
+  [[gnu::always_inline]] QuarterDots<kRows> quarters(const uint8_t* codes,
+                                                     const OfRows& factors) const {
     QuarterDots<kRows> dots;
-    each<kTogether<kRows>>([&](auto q) SPECDEC_INLINE { sum_quarter(codes + 16 * q, dots.of[q]); });
+    each<kTogether<kRows>>([&](auto q) SPECDEC_INLINE {
+      sum_quarter(codes + 16 * q, dots.of[q]);
+      if constexpr (Format::kIsInt4) {
+        each<kRows>([&](auto r) SPECDEC_INLINE {
+          dots.of[q][r] = vaddq_s32(dots.of[q][r], start_of<Format, r>(factors));
+        });
+      }
+    });
     return dots;
   }
 
@@ -231,26 +385,19 @@ class DotsByProducts {
         high_sums[r] = vpadalq_s16(high_sums[r], vmlal_high_s8(high, w.second, b));
       });
     });
-    each<kRows>([&](auto r) SPECDEC_INLINE {
-      dots[r] = vpaddq_s32(low_sums[r], high_sums[r]);
-      if constexpr (Format::kIsInt4 && Format::kOffset != 0) {
-        dots[r] = vaddq_s32(dots[r], vdupq_n_s32(group_of<Format>(x_, r).start));
-      }
-    });
+    each<kRows>([&](auto r) SPECDEC_INLINE { dots[r] = vpaddq_s32(low_sums[r], high_sums[r]); });
   }
   struct Codes {
     int8x16_t first, second;  // four k each of four outputs
   };
   [[gnu::always_inline]] static Codes codes_of(const uint8_t* codes, int eight) {
+    const int8_t* from = reinterpret_cast<const int8_t*>(codes);
     if constexpr (Format::kIsInt4) {
-      const uint8x16_t w = vld1q_u8(codes + eight * kLineBytes);
-      return {vreinterpretq_s8_u8(vandq_u8(w, vdupq_n_u8(15))),
-              vreinterpretq_s8_u8(vshrq_n_u8(w, 4))};
+      const int8x16_t w = vld1q_s8(from + eight * kLineBytes);
+      return {low_codes(w), high_codes(w)};
     } else {
-      const uint8_t* from = codes + 2 * eight * kLineBytes;
-      const uint8x16_t flip = vdupq_n_u8(kInt8Offset);
-      return {vreinterpretq_s8_u8(veorq_u8(vld1q_u8(from), flip)),
-              vreinterpretq_s8_u8(veorq_u8(vld1q_u8(from + kLineBytes), flip))};
+      return {vld1q_s8(from + 2 * eight * kLineBytes),
+              vld1q_s8(from + (2 * eight + 1) * kLineBytes)};
     }
   }
 
@@ -262,43 +409,129 @@ using GroupDots = DotsByProducts<Format, kRows>;
 #elif defined(__ARM_FEATURE_MATMUL_INT8)
 template <class Format, int kRows>
 using GroupDots =
-    std::conditional_t<(kRows > 2), DotsOfPairs<Format, kRows>, DotsOfRows<Format, kRows>>;
+    std::conditional_t<kInPairs<kRows>, DotsOfPairs<Format, kRows>, DotsOfRows<Format, kRows>>;
 #else
 template <class Format, int kRows>
 using GroupDots = DotsOfRows<Format, kRows>;
 #endif
+
+// --- Float sums ---
+
+// Scales or mins of a quarter's outputs as a slot has them.
+template <int kRows, int kSlot>
+[[gnu::always_inline]] inline float32x4_t spread(float32x4_t outputs) {
+  if constexpr (!kInPairs<kRows>) return outputs;
+  return kSlot % 2 == 0 ? vzip1q_f32(outputs, outputs) : vzip2q_f32(outputs, outputs);
+}
+
+// sum += a slot's integer sums, scaled. `halves` is where the scales of the quarter are.
+template <class Format, int kRows, int kSlot, class OfRows>
+[[gnu::always_inline]] inline float32x4_t add_slot(float32x4_t sum, int32x4_t dots,
+                                                   const OfRows& factors, float32x4_t scales,
+                                                   float32x4_t mins) {
+  const float32x4_t dot = vcvtq_f32_s32(dots);
+  if constexpr (Format::kIsGrouped) {
+    const float32x4_t spread_scales = spread<kRows, kSlot>(scales);
+    sum = vaddq_f32(sum, vmulq_f32(dot, factors.template times_scale<kSlot>(spread_scales)));
+  } else {
+    sum = vaddq_f32(sum, factors.template times_scale<kSlot>(dot));
+  }
+  if constexpr (Format::kHasMins) {
+    sum = vaddq_f32(sum, factors.template times_min<kSlot>(spread<kRows, kSlot>(mins)));
+  }
+  return sum;
+}
+
+// sums += a quarter's integer sums, scaled.
+template <class Format, int kRows, int kQuarter, class OfRows>
+[[gnu::always_inline]] inline void add_quarter(const int32x4_t (&dots)[kSlots<kRows>],
+                                               const uint8_t* header, const OfRows& factors,
+                                               StepSums<kRows>& sums) {
+  const uint16_t* halves = reinterpret_cast<const uint16_t*>(header) + 4 * kQuarter;
+  float32x4_t scales{}, mins{};
+  if constexpr (Format::kIsGrouped) scales = load_half_quarter(halves);
+  if constexpr (Format::kHasMins) mins = load_half_quarter(halves + kIntHeaderBytes / 2);
+  if constexpr (kAreFew<kRows>) {
+    each<kRows>([&](auto r) SPECDEC_INLINE {
+      float32x4_t& sum = sums.of[kQuarter][r];
+      sum = add_slot<Format, kRows, r>(sum, dots[r], factors, scales, mins);
+    });
+  } else {
+    each<kSlots<kRows> / 2>([&](auto two) SPECDEC_INLINE {
+      constexpr int kA = 2 * two, kB = kA + 1;
+      constexpr int kOffset = 16 * (kQuarter * kSlots<kRows> + kA);
+      float32x4_t a, b;
+      load_two<kOffset>(&sums, a, b);
+      a = add_slot<Format, kRows, kA>(a, dots[kA], factors, scales, mins);
+      b = add_slot<Format, kRows, kB>(b, dots[kB], factors, scales, mins);
+      asm("" : "+w"(a), "+w"(b));  // both first, so that one instruction stores them
+      sums.of[kQuarter][kA] = a;
+      sums.of[kQuarter][kB] = b;
+    });
+    if constexpr (kSlots<kRows> % 2 == 1) {
+      constexpr int kLast = kSlots<kRows> - 1;
+      float32x4_t& sum = sums.of[kQuarter][kLast];
+      sum = add_slot<Format, kRows, kLast>(sum, dots[kLast], factors, scales, mins);
+    }
+  }
+}
 
 // sums += the group's integer sums, scaled. `header` is where the group's scales are.
 template <class Format, int kRows>
 [[gnu::always_inline]] inline void add_group(const uint8_t* codes, const uint8_t* header,
                                              const RowPointers<uint8_t>& x, StepSums<kRows>& sums) {
   const GroupDots<Format, kRows> rows(x);
+  const Factors<Format, kRows> of_rows(x);
+  const Factors<Format, kRows>* factors = &of_rows;
   each<kQuarters / kTogether<kRows>>([&](auto part) SPECDEC_INLINE {
-    constexpr int first = part * kTogether<kRows>;
-    const QuarterDots<kRows> dots = rows.quarters(codes + 16 * first);
+    constexpr int kFirst = part * kTogether<kRows>;
+    // Without this the compiler would keep the factors in registers, and move rows onto the stack.
+    if constexpr (!kAreFew<kRows>) asm("" : "+r"(factors));
+    const QuarterDots<kRows> dots = rows.quarters(codes + 16 * kFirst, *factors);
     each<kTogether<kRows>>([&](auto i) SPECDEC_INLINE {
-      const int q = first + i;
-      const uint16_t* halves = reinterpret_cast<const uint16_t*>(header) + 4 * q;
-      float32x4_t scales, mins;
-      if constexpr (Format::kIsGrouped) scales = load_half_quarter(halves);
-      if constexpr (Format::kHasMins) mins = load_half_quarter(halves + kIntHeaderBytes / 2);
-      each<kRows>([&](auto r) SPECDEC_INLINE {
-        const auto& group = group_of<Format>(x, r);
-        const float32x4_t dot = vcvtq_f32_s32(dots.of[i][r]);
-        float32x4_t product;
-        if constexpr (Format::kIsGrouped) {
-          product = vmulq_f32(dot, vmulq_n_f32(scales, group.scale));
-        } else {
-          product = vmulq_n_f32(dot, group.scale);
-        }
-        float* place = sums.of[r] + 4 * q;
-        float32x4_t sum = vaddq_f32(vld1q_f32(place), product);
-        if constexpr (Format::kHasMins) sum = vaddq_f32(sum, vmulq_n_f32(mins, group.min));
-        vst1q_f32(place, sum);
-      });
+      add_quarter<Format, kRows, kFirst + i>(dots.of[i], header, *factors, sums);
     });
-    // The registers hold no more than these quarters at once.
-    if constexpr (kRows > 2) asm("" : "+r"(codes), "+r"(header));
+  });
+}
+
+// What a step has summed so far: zeros, or what an earlier part of k has left.
+template <int kRows>
+inline void begin_step(bool starts, const SumsAt& from, StepSums<kRows>& sums) {
+  const auto row = [&](int q, int r) {
+    return starts ? vdupq_n_f32(0.0f) : vld1q_f32(from.data + r * from.stride + 4 * q);
+  };
+  each<kQuarters>([&](auto q) SPECDEC_INLINE {
+    if constexpr (kInPairs<kRows>) {
+      each<kPairs<kRows>>([&](auto p) SPECDEC_INLINE {
+        const float32x4_t first = row(q, 2 * p), second = row(q, kSecondOf<kRows>(p));
+        sums.of[q][2 * p] = vzip1q_f32(first, second);
+        sums.of[q][2 * p + 1] = vzip2q_f32(first, second);
+      });
+    } else {
+      each<kRows>([&](auto r) SPECDEC_INLINE { sums.of[q][r] = row(q, r); });
+    }
+  });
+}
+
+// Leaves a step's sums at `to`, folded num_folds times with those that lie before `own`.
+template <int kRows>
+inline void end_step(const StepSums<kRows>& sums, int num_folds, const SumsAt& own,
+                     const SumsAt& to) {
+  const auto put = [&](int q, int r, float32x4_t sum) {
+    const float* before = own.data + r * own.stride + 4 * q;
+    for (int f = 1; f <= num_folds; ++f) sum = vaddq_f32(vld1q_f32(before - f * kLanes), sum);
+    vst1q_f32(to.data + r * to.stride + 4 * q, sum);
+  };
+  each<kQuarters>([&](auto q) SPECDEC_INLINE {
+    if constexpr (kInPairs<kRows>) {
+      each<kPairs<kRows>>([&](auto p) SPECDEC_INLINE {
+        const float32x4_t even = sums.of[q][2 * p], odd = sums.of[q][2 * p + 1];
+        put(q, 2 * p, vuzp1q_f32(even, odd));
+        if (2 * p + 1 < kRows) put(q, 2 * p + 1, vuzp2q_f32(even, odd));
+      });
+    } else {
+      each<kRows>([&](auto r) SPECDEC_INLINE { put(q, r, sums.of[q][r]); });
+    }
   });
 }
 
