@@ -112,7 +112,8 @@ __device__ __forceinline__ void finish_sum(const PeerSumParams& params, int inde
   const int row = index / finish.out_features;
   const int column = index % finish.out_features;
   const float bias = finish.bias != nullptr ? finish.bias[column] : 0.0f;
-  const float value = stored_value(finish, sum * scale_of(params, row, column), bias);
+  const float value =
+      stored_value<FinishVariant::kAny>(finish, sum * scale_of(params, row, column), bias);
   float* out = static_cast<float*>(finish.out) + index;
   *out = finish.accumulate ? value + *out : value;
 }

@@ -118,7 +118,7 @@ TEST_P(RanksTest, AnErrorOfARankEndsAllRequestsAndTheEngine) {
       num_left = 5;
       std::vector<RequestOutput> outputs;
       while (engine.has_unfinished_requests()) outputs = engine.step();
-      ASSERT_EQ(outputs.size(), 2U);
+      ASSERT_EQ(outputs.size(), 2U) << cause << ": " << (outputs.empty() ? "" : outputs[0].error);
       for (const RequestOutput& output : outputs) {
         EXPECT_TRUE(has_text(output.error, cause));
         ASSERT_NE(output.engine_failure, nullptr);
@@ -309,7 +309,7 @@ TEST_P(RankProcessTest, ItsErrorReachesAllRequestsAndItEnds) {
       std::vector<RequestOutput> outputs;
       while (engine.has_unfinished_requests()) outputs = engine.step();
       EXPECT_LT(Clock::now() - begin, kSoon);
-      ASSERT_EQ(outputs.size(), 2U);
+      ASSERT_EQ(outputs.size(), 2U) << cause << ": " << (outputs.empty() ? "" : outputs[0].error);
       for (const RequestOutput& output : outputs) {
         EXPECT_TRUE(has_text(output.error, cause));
         EXPECT_TRUE(has_text(output.error, "rank 1 failed in "));
