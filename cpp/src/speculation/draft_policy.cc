@@ -111,16 +111,16 @@ double DraftPolicy::verify_seconds(int num_drafts) const {
   return target_.seconds(step_.num_decoding + step_.num_prompt_rows + num_drafts);
 }
 
+double DraftPolicy::decode_seconds() const { return target_.seconds(step_.num_decoding); }
+
 double DraftPolicy::rate(double gain, int num_drafts, double draft_seconds) const {
-  const double plain = verify_seconds(0);
-  const double extra = verify_seconds(num_drafts) - plain + draft_seconds;
-  return (step_.num_decoding + gain) / (plain + step_.draft_seconds + caution() * extra);
+  const double extra = verify_seconds(num_drafts) - verify_seconds(0) + draft_seconds;
+  return (step_.num_decoding + gain) / (decode_seconds() + step_.draft_seconds + caution() * extra);
 }
 
 double DraftPolicy::safe_rate(const Gain& gain, int num_drafts) const {
-  const double plain = verify_seconds(0);
-  const double extra = verify_seconds(num_drafts) - plain;
-  const double loss = extra - gain.least * plain / step_.num_decoding;
+  const double extra = verify_seconds(num_drafts) - verify_seconds(0);
+  const double loss = extra - gain.least * decode_seconds() / step_.num_decoding;
   const double most = kStepShare * std::max(credit_, 0.0);
   return loss <= most ? rate(gain.expected, num_drafts, 0.0) : 0.0;
 }
@@ -155,10 +155,10 @@ void DraftPolicy::record_pass(int drafter, int num_rows, double seconds) {
 // best length, as if the request had the step's seconds without drafts to itself.
 bool DraftPolicy::own_draft_is_better(int drafter, const Ask& ask) {
   const RequestState& state = state_of(ask.sequence);
-  const double plain = verify_seconds(0);
+  const double plain = decode_seconds() / step_.num_decoding;
   const auto rate_of = [&](int size, const Gain& gain, double draft_seconds) {
-    const double extra = verify_seconds(size) - plain + draft_seconds;
-    return (1.0 + gain.expected) / (plain / step_.num_decoding + caution() * extra);
+    const double extra = verify_seconds(size) - verify_seconds(0) + draft_seconds;
+    return (1.0 + gain.expected) / (plain + caution() * extra);
   };
   std::vector<Candidate> others;
   add_nodes(state, *ask.tree, 0, others);
@@ -342,7 +342,7 @@ void DraftPolicy::choose(std::span<const Draft> drafts) {
   if (step_.measuring != Measuring::kPlain && target_.is_measured()) {
     const Prefix best = best_prefix(candidates_, rate(0, 0, 0),
                                     [&](int size, Gain gain) { return safe_rate(gain, size); });
-    if (best.size > 0) last_gain_ = best.value * verify_seconds(0) / step_.num_decoding - 1.0;
+    if (best.size > 0) last_gain_ = best.value * decode_seconds() / step_.num_decoding - 1.0;
     num_chosen = cut_to_measure(static_cast<int>(best.size));
   }
   for (size_t i = 0; i < drafts.size(); ++i) {

@@ -204,7 +204,10 @@ class DraftPolicy {
   // The factor by which extra seconds are weighed.
   double caution() const;
   double verify_seconds(int num_drafts) const;
-  // Expected tokens a second, with the extra seconds multiplied by caution().
+  // Of the decoding requests without drafts, had the step no rows of prompts. Those take their time
+  // with and without drafts, and a token that drafts bring saves none of it.
+  double decode_seconds() const;
+  // Expected tokens a second of decoding, with the extra seconds multiplied by caution().
   double rate(double gain, int num_drafts, double draft_seconds) const;
   // The same without drafting; 0 where verifying the drafts could lose more than may be lost.
   double safe_rate(const Gain& gain, int num_drafts) const;

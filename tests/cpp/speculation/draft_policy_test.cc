@@ -393,6 +393,45 @@ TEST(DraftPolicySteps, APassThatDraftsAllLevelsIsPaidOnce) {
             planned_depth(DrafterTraits::Cost::kPerLevel));
 }
 
+// The rows of prompts take their time with and without drafts: a draft that would not pay in a step
+// of decoding does not pay beside them, however long they make the step.
+TEST(DraftPolicySteps, DraftsBesidePromptsMustPayAsInStepsOfDecoding) {
+  const DrafterTraits head = {.cost = DrafterTraits::Cost::kPerLevel, .relative_pass_cost = 0.3};
+  const auto policy_with = [&](double row_share) {
+    DraftPolicy policy({{}, head});
+    const auto seconds = [&](int rows) { return 0.01 * (1 + row_share * (rows - 1)); };
+    std::vector<TimedPass> passes;
+    for (const int rows : {1, 2, 4, 8, 16, 32, 64}) passes.push_back({rows, seconds(rows)});
+    policy.start_from(passes);
+    settle(policy);
+    return policy;
+  };
+  const auto num_verified = [&](double row_share, int num_prompt_rows) {
+    DraftPolicy policy = policy_with(row_share);
+    policy.begin_step(1, num_prompt_rows);
+    DraftTree tree = chain_of(4, 0.5f);
+    const DraftPolicy::Draft draft{.sequence = kRequest, .tree = &tree, .max_nodes = 8};
+    policy.choose({&draft, 1});
+    return tree.num_drafts();
+  };
+  const auto asked_depth = [&](double row_share, int num_prompt_rows) {
+    DraftPolicy policy = policy_with(row_share);
+    policy.begin_step(1, num_prompt_rows);
+    DraftPolicy::Ask ask{
+        .sequence = kRequest, .max_depth = 4, .num_unseen = 50, .num_remaining = 96};
+    policy.plan(1, {&ask, 1}, {.same_depth = false});
+    return ask.depth;
+  };
+  const double dear = 1.0;  // too dear to be tried either
+  const double cheap = 0.02;
+  for (const int num_prompt_rows : {0, 50, 400}) {
+    EXPECT_EQ(num_verified(dear, num_prompt_rows), 0) << num_prompt_rows;
+    EXPECT_EQ(asked_depth(dear, num_prompt_rows), 0) << num_prompt_rows;
+    EXPECT_GT(num_verified(cheap, num_prompt_rows), 0) << num_prompt_rows;
+    EXPECT_GT(asked_depth(cheap, num_prompt_rows), 0) << num_prompt_rows;
+  }
+}
+
 TEST(DraftPolicySteps, AnOutlierChangesLittle) {
   DraftPolicy policy = of_one({});
   settle(policy);
