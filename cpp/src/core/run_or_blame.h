@@ -4,21 +4,28 @@
 #include <cstddef>
 #include <exception>
 
+#include "specdec/error.h"
+
 namespace specdec {
 
 // Calls work(0, count). If that throws, calls work(i, i + 1) for every i, and fail(i, error) for
-// each i that throws alone, too. The work must allow repetition.
+// each i that throws alone, too. The work must allow repetition. EngineFailed, which is nobody's,
+// is thrown on.
 template <class Work, class Fail>
 void run_or_blame(size_t count, const Work& work, const Fail& fail) {
   if (count > 1) {
     try {
       return work(size_t{0}, count);
+    } catch (const EngineFailed&) {
+      throw;
     } catch (...) {  // found again below
     }
   }
   for (size_t i = 0; i < count; ++i) {
     try {
       work(i, i + 1);
+    } catch (const EngineFailed&) {
+      throw;
     } catch (...) {
       fail(i, std::current_exception());
     }
