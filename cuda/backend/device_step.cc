@@ -29,7 +29,7 @@ CudaDeviceStep::CudaDeviceStep(CudaBackend& backend, const KernelTable& kernels,
 }
 
 CudaDeviceStep::~CudaDeviceStep() {
-  reports_.wait_for_all();
+  reports_.wait_for_all();  // where a rank is gone, not for it
   backend_.recorder().forget(this);
 }
 

@@ -1,6 +1,9 @@
 #include "cuda/backend/device_step_reports.h"
 
+#include <exception>
+
 #include "core/check.h"
+#include "core/log.h"
 
 namespace specdec::cuda {
 namespace {
@@ -69,8 +72,15 @@ void StepReports::launched(const StepShape& shape, const StepMemory& memory) {
   stream.record(*copy.done);
 }
 
-void StepReports::wait_for_all() {
-  while (num_under_way() > 0) copies_[num_collected_++ % copies_.size()].done->wait();
+void StepReports::wait_for_all() noexcept {
+  for (; num_under_way() > 0; ++num_collected_) {
+    Event& done = *copies_[num_collected_ % copies_.size()].done;
+    try {
+      backend_.stream().wait(done);
+    } catch (const std::exception& error) {  // of a rank, whose part nothing waits for any more
+      log_info("a step ended without its outcome: ", error.what());
+    }
+  }
 }
 
 StepOutcome StepReports::wait() {

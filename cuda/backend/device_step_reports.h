@@ -47,7 +47,8 @@ class StepReports {
   void launched(const StepShape& shape, const StepMemory& memory);
   // Waits for the oldest step under way.
   StepOutcome wait();
-  void wait_for_all();
+  // Steps that have failed are left at that.
+  void wait_for_all() noexcept;
   int num_under_way() const { return num_launched_ - num_collected_; }
   bool is_full() const { return num_under_way() == static_cast<int>(copies_.size()); }
 

@@ -23,6 +23,9 @@ namespace specdec::cuda {
 class RankExchange {
  public:
   RankExchange(Device& device, RehearsalStream& stream, const PeerKernels& kernels);
+  ~RankExchange() { stream_.set_watch(nullptr, nullptr); }
+  RankExchange(const RankExchange&) = delete;
+  RankExchange& operator=(const RankExchange&) = delete;
 
   // Device memory for this rank's planes: [num_planes, num_rows, out_features].
   float* own_planes(const CudaPackedLinear& weight, int num_rows);
