@@ -8,30 +8,14 @@
 #include <string>
 #include <vector>
 
+#include "testing/library_stream.h"
+
 namespace specdec::cuda {
 namespace {
 
 using namespace cublaslt;
 
-// Runs calls of libraries, and nothing else.
-class LibraryStream final : public Stream {
- public:
-  void submit(const KernelLaunch&) override {}
-  void prepare(const KernelLaunch&) override {}
-  void copy_to_device(void*, const void*, size_t) override {}
-  void copy_to_host(void*, const void*, size_t) override {}
-  void copy(void*, const void*, size_t) override {}
-  void fill(void*, uint8_t, size_t) override {}
-  void call_library(const char*, const std::function<void(void* stream)>& call) override {
-    call(this);
-  }
-  void begin_capture() override {}
-  std::unique_ptr<Graph> end_capture() override { return nullptr; }
-  bool is_capturing() const override { return false; }
-  void launch(Graph&) override {}
-  void record(Event&) override {}
-  void synchronize() override {}
-};
+using testing::LibraryStream;
 
 struct LayoutRecord {
   DataType dtype;
