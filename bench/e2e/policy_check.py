@@ -10,7 +10,8 @@ engine for each answer instead, which has touched its memory with a few tokens a
 of that length, without drafts. --speculation, --quantization, --isa and --busy may have several
 values: each combination is measured. --busy N measures beside N processes that compute all the
 time. --cpu-time goes by the CPU time of the process where others keep the machine busy: give it
---num-threads 1, since threads that wait for each other count, too. --lock as in bench.e2e.compare.
+--num-threads 1, since threads that wait for each other count, too. --batch N answers N prompts at
+once, and a row is such a batch. --lock as in bench.e2e.compare.
 """
 
 import argparse
@@ -33,7 +34,10 @@ from specdec_native import Engine, SamplingParams
 from specdec_native.checkpoints import hub
 from specdec_native.requests.outputs import DraftPolicyStats
 
-_WARM_UP = range(10, 40)  # tokens that say nothing about the prompts
+Prompts = Sequence[Sequence[int]]
+
+_WARM_UP = [range(10, 40)]  # tokens that say nothing about the prompts
+_CACHE_BYTES_OF_REQUEST = 1 << 26
 _NO_POLICY = DraftPolicyStats(0, 0, 0, 0, 0, 0, 0.0, 0.0)  # before anything was decided
 
 
@@ -60,11 +64,11 @@ class Answer:
 
     wall: float
     cpu: float
-    tokens: list[int]
+    tokens: list[list[int]]  # of each request
 
 
 class Times:
-    """Seconds of one engine's answers to one prompt."""
+    """Seconds of one engine's answers to one batch of prompts."""
 
     def __init__(self) -> None:
         self.answers: list[Answer] = []
@@ -91,21 +95,21 @@ def busy_neighbours(count: int) -> Iterator[None]:
             process.wait()
 
 
-def run(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> Answer:
-    """One answer."""
+def run(engine: Engine, prompts: Prompts, params: SamplingParams) -> Answer:
+    """The answers to prompts that are asked at once."""
     start, cpu_start = time.perf_counter(), time.process_time()
-    output = engine.generate([list(prompt)], params, use_tqdm=False)[0]
+    outputs = engine.generate([list(prompt) for prompt in prompts], params, use_tqdm=False)
     return Answer(
         wall=time.perf_counter() - start,
         cpu=time.process_time() - cpu_start,
-        tokens=list(output.outputs[0].token_ids),
+        tokens=[list(output.outputs[0].token_ids) for output in outputs],
     )
 
 
-def touch_memory(engine: Engine, prompt: Sequence[int]) -> None:
-    """A few tokens after another prompt of that length, without drafts."""
+def touch_memory(engine: Engine, prompts: Prompts) -> None:
+    """A few tokens after other prompts of those lengths, without drafts."""
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, num_speculative_tokens=0)
-    run(engine, prompt[::-1], params)
+    run(engine, [prompt[::-1] for prompt in prompts], params)
 
 
 class Speculative:
@@ -120,14 +124,14 @@ class Speculative:
         self.num_steps = 0
         self.policy = _NO_POLICY
 
-    def run(self, prompt: Sequence[int], params: SamplingParams) -> Answer:
-        """One answer; num_steps and policy are what it took."""
+    def run(self, prompts: Prompts, params: SamplingParams) -> Answer:
+        """Answers to one batch; num_steps and policy are what they took."""
         if self._engine is None or self._fresh:
             self.close()
             self._engine = self._load()
-            touch_memory(self._engine, prompt)
+            touch_memory(self._engine, prompts)
         before = self._engine.stats()
-        answer = run(self._engine, prompt, params)
+        answer = run(self._engine, prompts, params)
         after = self._engine.stats()
         self.num_steps = after.num_steps - before.num_steps
         was, now = before.draft_policy or _NO_POLICY, after.draft_policy or _NO_POLICY
@@ -143,16 +147,16 @@ class Speculative:
 
 
 def compare(
-    plain: Engine, other: Speculative, prompt: Sequence[int], options: argparse.Namespace
+    plain: Engine, other: Speculative, prompts: Prompts, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """One prompt: plain decoding before and after the engine that speculates, several times."""
+    """One batch: plain decoding before and after the engine that speculates, several times."""
     params = SamplingParams(temperature=0, max_tokens=options.num_tokens, ignore_eos=True)
     before, speculative, after = Times(), Times(), Times()
     num_steps = decisions = without = verified = probes = 0
     for _ in range(options.repeats):
-        before.answers.append(run(plain, prompt, params))
-        speculative.answers.append(other.run(prompt, params))
-        after.answers.append(run(plain, prompt, params))
+        before.answers.append(run(plain, prompts, params))
+        speculative.answers.append(other.run(prompts, params))
+        after.answers.append(run(plain, prompts, params))
         num_steps += other.num_steps
         decisions += other.policy.num_decisions
         without += other.policy.num_without_drafts
@@ -161,15 +165,16 @@ def compare(
     both = Times()
     both.answers = before.answers + after.answers
     expected = before.answers[0].tokens
-    row: dict[str, Any] = {"prompt_tokens": len(prompt)}
+    num_tokens = len(prompts) * options.num_tokens
+    row: dict[str, Any] = {"prompt_tokens": sum(map(len, prompts))}
     for clock in ("wall", "cpu"):
         of_plain = both.quantile(options.quantile, clock)
-        row[f"plain_{clock}_tokens_per_s"] = options.num_tokens / of_plain
+        row[f"plain_{clock}_tokens_per_s"] = num_tokens / of_plain
         row[f"{clock}_ratio"] = of_plain / speculative.quantile(options.quantile, clock)
         of_before, of_after = (times.quantile(options.quantile, clock) for times in (before, after))
         row[f"{clock}_ratio_of_plain"] = min(of_before, of_after) / max(of_before, of_after)
     return row | {
-        "tokens_per_step": options.num_tokens * options.repeats / num_steps,
+        "tokens_per_step": num_tokens * options.repeats / num_steps,
         "draft_length": verified / max(decisions - without, 1),
         "without_drafts": without / max(decisions, 1),
         "probes": probes,
@@ -178,7 +183,7 @@ def compare(
 
 
 def print_row(row: dict[str, Any]) -> None:
-    """One prompt."""
+    """One batch."""
     print(
         f"  {row['workload']:5s} {row['prompt_tokens']:5d} tokens: "
         f"{row['plain_wall_tokens_per_s']:6.1f} tok/s x {row['wall_ratio']:.3f}, "
@@ -207,17 +212,19 @@ class Check:
                 quantization=condition.quantization,
                 cpu_isa=condition.isa,
                 max_model_len=2048,
-                max_num_seqs=1,
-                kv_cache_memory_bytes=1 << 28,
+                max_num_seqs=self._options.batch,
+                kv_cache_memory_bytes=max(self._options.batch, 4) * _CACHE_BYTES_OF_REQUEST,
                 enable_prefix_caching=False,
                 speculative_config=json.loads(condition.speculation) if speculates else None,
             )
 
-    def _prompts(self, directory: Path) -> Iterator[tuple[str, Sequence[int]]]:
+    def _batches(self, directory: Path) -> Iterator[tuple[str, Prompts]]:
+        size, count = self._options.batch, self._options.num_prompts
         for workload in self._options.workloads:
             ids = encode(self._texts[workload], directory)
-            for prompt in pick(ids, self._options.num_prompts, self._options.max_prompt_tokens):
-                yield workload, prompt
+            prompts = pick(ids, size * count, self._options.max_prompt_tokens)
+            for batch in range(count):
+                yield workload, prompts[batch::count]
 
     def run(self, condition: Condition) -> None:
         """Every prompt under one condition."""
@@ -230,11 +237,11 @@ class Check:
         rows: list[dict[str, Any]] = []
         conditions = dataclasses.asdict(condition) | {"isa": plain.model_info().isa}
         with busy_neighbours(condition.busy):
-            for workload, prompt in self._prompts(directory):
+            for workload, prompts in self._batches(directory):
                 # An engine that is loaded in between takes the lock itself.
                 hold = contextlib.nullcontext() if options.fresh else self._machine.exclusive()
                 with hold:
-                    row = compare(plain, other, prompt, options)
+                    row = compare(plain, other, prompts, options)
                 rows.append(conditions | {"workload": workload} | row)
                 print_row(rows[-1])
         for engine in (plain, other):
@@ -257,7 +264,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--speculation", nargs="+", required=True, help="JSON")
     parser.add_argument("--prompts", type=Path, default=DEFAULT_PROMPTS, help="folder of *.jsonl")
     parser.add_argument("--workloads", nargs="+", default=WORKLOADS, choices=WORKLOADS)
-    parser.add_argument("--num-prompts", type=int, default=4, help="of each workload")
+    parser.add_argument("--num-prompts", type=int, default=4, help="or batches, of each workload")
+    parser.add_argument("--batch", type=int, default=1, help="prompts that are answered at once")
     parser.add_argument("--max-prompt-tokens", type=int, default=1024)
     parser.add_argument("--num-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
@@ -267,7 +275,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--num-threads", type=int)
     parser.add_argument("--quantization", nargs="+", default=["none"], help='"none": as it is')
     parser.add_argument("--isa", nargs="+", default=["best"], help='"best" or cpu_isa')
-    parser.add_argument("--least", type=float, default=0.97, help="ratio of each prompt")
+    parser.add_argument("--least", type=float, default=0.97, help="ratio of each prompt or batch")
     parser.add_argument("--cpu-time", action="store_true", help="what --least goes by")
     parser.add_argument("--lock", type=Path, nargs="+", default=[])
     parser.add_argument("--json", type=Path)

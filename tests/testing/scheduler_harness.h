@@ -159,7 +159,7 @@ class SchedulerHarness {
     const std::vector<Sequence*> running_before = running();
     const int num_decoding_before = num_decoding_now();
     Wishes wishes;
-    ExecutionPlan plan = scheduler_.plan(budget ? recorded(budget, wishes) : budget);
+    ExecutionPlan plan = scheduler_.plan(budget.slots ? recorded(budget, wishes) : budget);
     check_integrity();
     check_plan(plan, running_before);
     EXPECT_LE(std::ranges::count_if(plan.sequences, decodes), share(num_decoding_before));
@@ -294,15 +294,17 @@ class SchedulerHarness {
 
   // The same budget, noting what it said and checking what it is asked.
   DraftBudget recorded(const DraftBudget& budget, Wishes& wishes) const {
-    return [this, &budget, &wishes](const Sequence& sequence, int num_decoding) {
+    DraftBudget recorded = budget;
+    recorded.slots = [this, &budget, &wishes](const Sequence& sequence, int num_decoding) {
       EXPECT_TRUE(std::holds_alternative<Decoding>(sequence.state));
       if (options_.config.num_groups == 1) {
         EXPECT_EQ(num_decoding, num_decoding_now());
       }
-      const int num_wanted = budget(sequence, num_decoding);
+      const int num_wanted = budget.slots(sequence, num_decoding);
       EXPECT_TRUE(wishes.emplace(&sequence, num_wanted).second) << "asked twice";
       return num_wanted;
     };
+    return recorded;
   }
 
   // The rules that hold for every plan.

@@ -68,7 +68,15 @@ void Drafting::time_passes(ModelRunner& target, const DraftModels& models, int m
   }
 }
 
-int Drafting::budget(const Sequence& sequence, int num_decoding) {
+DraftBudget Drafting::budget() {
+  DraftBudget budget{.slots = [this](const Sequence& sequence, int num_decoding) {
+    return slots_of(sequence, num_decoding);
+  }};
+  if (const DraftPolicy* policy = drafters_->policy()) budget.most_held = policy->most_held();
+  return budget;
+}
+
+int Drafting::slots_of(const Sequence& sequence, int num_decoding) {
   max_depth_ = schedule_.num_speculative_tokens(num_decoding);
   const int depth = sequence.max_draft_depth(max_depth_);
   const int limit =

@@ -43,8 +43,8 @@ class Drafting {
   void time_passes(ModelRunner& target, const DraftModels& models, int max_rows,
                    const BlockTable& blocks, PassClock clock);
 
-  // Drafts (tree nodes) that a decoding sequence may have in the step being planned.
-  int budget(const Sequence& sequence, int num_decoding);
+  // The drafts (tree nodes) of the step being planned. Valid while this object is.
+  DraftBudget budget();
   // Drafts a tree for every sequence of the plan with draft slots and writes its size to the plan.
   // Returns the sequences for which drafting failed; they have no drafts.
   std::vector<Failure> draft(ExecutionPlan& plan,
@@ -79,6 +79,7 @@ class Drafting {
   void fill_stats(EngineStats& stats) const;
 
  private:
+  int slots_of(const Sequence& sequence, int num_decoding);
   std::unique_ptr<Drafter> make_drafter(int id, int vocab_size, DraftModels& models,
                                         const BlockPool& pool);
   std::vector<DraftedToken> drafted_tokens(const StepRecord& record) const;

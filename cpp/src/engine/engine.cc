@@ -92,11 +92,7 @@ Step Engine::Impl::plan_and_draft() {
   ExecutionPlan plan;
   {
     const Stopwatch watch(stats_.schedule_seconds);
-    plan = drafting_ == nullptr
-               ? scheduler_->plan()
-               : scheduler_->plan([this](const Sequence& sequence, int num_decoding) {
-                   return drafting_->budget(sequence, num_decoding);
-                 });
+    plan = drafting_ == nullptr ? scheduler_->plan() : scheduler_->plan(drafting_->budget());
   }
   Step step = step_of(std::move(plan));
   if (step.plan.empty()) return step;

@@ -115,12 +115,12 @@ ExecutionPlan Scheduler::plan(const DraftBudget& budget) {
   plan.is_beside_others = std::ranges::any_of(
       running_, [](const Sequence* sequence) { return sequence->num_rows_under_way > 0; });
   plan_decodes(plan);
-  if (budget) request_drafts(budget, plan);
+  if (budget.slots) request_drafts(budget, plan);
   int most = share(count_in<Prefilling>(running_) + num_waiting());
   plan_chunks(plan, most);
   // What was just preempted would come back at once, and take blocks the others are short of.
   if (plan.preempted.empty()) plan_admissions(plan, most);
-  if (budget) grant_drafts(plan);
+  if (budget.slots) grant_drafts(plan);
   SPECDEC_CHECK(!plan.empty() || !has_unfinished() || plan.is_beside_others);
   return plan;
 }
@@ -203,13 +203,14 @@ void Scheduler::request_drafts(const DraftBudget& budget, ExecutionPlan& plan) c
   int64_t num_wanted = 0;
   for (ScheduledSequence& scheduled : plan.sequences) {
     if (scheduled.sequence->max_draft_depth(1) == 0) continue;
-    scheduled.num_draft_slots = budget(*scheduled.sequence, num_decoding);
+    scheduled.num_draft_slots = budget.slots(*scheduled.sequence, num_decoding);
     SPECDEC_CHECK_GE(scheduled.num_draft_slots, 0);
     num_wanted += scheduled.num_draft_slots;
   }
   // Prompts can use at least the other half, rounded up: where a row is left, the oldest of them
   // advances, however much is drafted.
-  plan.num_draft_slots = static_cast<int>(std::min<int64_t>(num_wanted, rows_left(plan) / 2));
+  plan.num_draft_slots =
+      static_cast<int>(std::min<int64_t>({num_wanted, budget.most_held, rows_left(plan) / 2}));
 }
 
 void Scheduler::grant_drafts(ExecutionPlan& plan) {

@@ -2,13 +2,14 @@
 // no clock. Decoding sequences go first, then prompt chunks of running sequences, then admissions,
 // each in order of rank (priority, then arrival), all within max_num_batched_tokens rows and
 // max_num_seqs sequences. Drafts of decoding sequences get blocks last, so they neither preempt nor
-// keep anyone out; of the rows that single decoding rows leave, up to half are theirs, and whatever
-// prompts do not use.
+// keep anyone out; of the rows that single decoding rows leave, up to half are theirs where they
+// were needed lately, and whatever prompts do not use.
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <span>
 #include <unordered_map>
@@ -44,9 +45,15 @@ struct ScheduledSequence {
   int num_tokens_ahead = 0;  // its share of the sequence's num_tokens_under_way
 };
 
-// How many draft rows a decoding sequence may get at most, given how many sequences decode. Asked
-// once a step for each of them.
-using DraftBudget = std::function<int(const Sequence& sequence, int num_decoding)>;
+// What a step may draft.
+struct DraftBudget {
+  // How many draft rows a decoding sequence may get at most, given how many sequences decode. Asked
+  // once a step for each of them; where it is empty nothing is drafted.
+  std::function<int(const Sequence& sequence, int num_decoding)> slots;
+  // Rows, of all drafts together, that prompts leave free at most. Drafts have more where prompts
+  // do not use the rows.
+  int most_held = std::numeric_limits<int>::max();
+};
 
 // Called with each sequence that a step finishes while it still has its blocks.
 using FinishHook = std::function<void(const Sequence& sequence)>;

@@ -28,7 +28,7 @@ constexpr int64_t kShortestInterval = 8;
 constexpr int64_t kLongestInterval = 256;
 constexpr double kIntervalByGain = 100;
 
-constexpr int kFirstSlots = 4;           // of a request nothing is known of
+constexpr int kFirstSlots = 4;           // of a request, or a step, nothing is known of
 constexpr int kCatchUpRows = 4;          // of a usual pass; more rows than these run only once
 constexpr double kTokensPerStep = 2;     // with drafts, to spread the cost of catching up
 constexpr double kShortestHorizon = 32;  // tokens
@@ -363,6 +363,8 @@ int DraftPolicy::num_slots(uint64_t sequence, int limit) const {
   return std::min(limit, kFirstSlots + 2 * recent);
 }
 
+int DraftPolicy::most_held() const { return kFirstSlots + 2 * recent_verified_; }
+
 void DraftPolicy::begin_step(int num_decoding, int num_prompt_rows) {
   step_ = {.num_decoding = num_decoding, .num_prompt_rows = num_prompt_rows};
   const int64_t by_gain = std::clamp(
@@ -378,6 +380,7 @@ void DraftPolicy::begin_step(int num_decoding, int num_prompt_rows) {
 
 void DraftPolicy::end_step(double seconds) {
   ++num_steps_;
+  fade(recent_verified_, step_.num_verified);
   const double plain = verify_seconds(0);
   const int num_rows = step_.num_decoding + step_.num_verified;
   if (step_.num_decoding > 0 && step_.num_prompt_rows == 0) {

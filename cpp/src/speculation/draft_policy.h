@@ -85,6 +85,8 @@ class DraftPolicy {
 
   // Draft slots to reserve for a request that may have `limit`.
   int num_slots(uint64_t sequence, int limit) const;
+  // Of all requests' slots, those to keep free of rows of prompts.
+  int most_held() const;
 
   // The step decodes for `num_decoding` requests, beside rows of prompts.
   void begin_step(int num_decoding, int num_prompt_rows);
@@ -162,7 +164,7 @@ class DraftPolicy {
     std::vector<int> match_lengths;  // by drafter
     std::vector<Pending> pending;    // the tree drafted last, its root first; empty: none
     int pending_node = 0;            // the last node with which the text agrees
-    int recent_length = 0;           // of drafts that were verified, fading
+    int recent_length = 0;           // of drafts that were verified, fading in their absence
     int num_output_tokens = 0;
     int asked_drafter = -1;  // in this step
     int probe_depth = 0;     // > 0: it was only asked to see how the drafter does
@@ -219,6 +221,7 @@ class DraftPolicy {
   int cut_to_measure(int count) const;
   static double without_outliers(const PassCost& cost, int num_rows, double seconds);
   void keep(RequestState& state, DraftTree& tree, std::span<const char> chosen);
+  static void fade(int& recent, int now);
   void count_decision(RequestState& state, int num_drafted, int num_verified);
   void expect_levels(RequestState& state, const Outcome& outcome);
 
@@ -240,6 +243,7 @@ class DraftPolicy {
   int64_t num_steps_ = 0;
   int64_t steps_since_measured_ = 0;  // with drafts
   double last_gain_ = 0;              // of drafts over none, as a share
+  int recent_verified_ = 0;           // drafts of a step, fading in their absence
 
   Step step_;
 

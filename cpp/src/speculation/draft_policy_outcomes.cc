@@ -117,13 +117,16 @@ void DraftPolicy::keep(RequestState& state, DraftTree& tree, std::span<const cha
   if (num_chosen < tree.num_drafts()) tree.keep_only(chosen);
 }
 
+// The greater of what is now and most of what was.
+void DraftPolicy::fade(int& recent, int now) { recent = std::max(now, recent - (recent + 3) / 4); }
+
 void DraftPolicy::count_decision(RequestState& state, int num_drafted, int num_verified) {
   ++stats_.num_decisions;
   stats_.num_drafted_tokens += num_drafted;
   stats_.num_verified_tokens += num_verified;
   if (num_verified == 0) ++stats_.num_without_drafts;
   step_.num_verified += num_verified;
-  state.recent_length = std::max(num_verified, state.recent_length - (state.recent_length + 3) / 4);
+  fade(state.recent_length, num_verified);
 }
 
 // What the device drafted, as a path: the nodes of a level were right or wrong together.

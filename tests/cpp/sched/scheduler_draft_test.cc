@@ -24,7 +24,7 @@ Slots slots_of(const ExecutionPlan& plan) {
 }
 
 DraftBudget always(int num_drafts) {
-  return [num_drafts](const Sequence&, int) { return num_drafts; };
+  return {.slots = [num_drafts](const Sequence&, int) { return num_drafts; }};
 }
 
 int all_slots(const ScheduledSequence& scheduled) { return scheduled.num_draft_slots; }
@@ -96,11 +96,11 @@ TEST(SchedulerDraftTest, PromptsDoNotDraftNorCountAsDecoding) {
   harness.add(prompt_of(3, 200));
   Sequence& prompt = harness.add(prompt_of(20, 300));
   std::vector<int> counts;
-  const DraftBudget budget = [&](const Sequence& sequence, int num_decoding) {
+  const DraftBudget budget{.slots = [&](const Sequence& sequence, int num_decoding) {
     EXPECT_NE(&sequence, &prompt);
     counts.push_back(num_decoding);
     return 1;
-  };
+  }};
   harness.advance(harness.plan(budget));
   EXPECT_TRUE(counts.empty());
   harness.advance(harness.plan(budget));
@@ -120,9 +120,9 @@ TEST(SchedulerDraftTest, BudgetOfEachSequenceIsItsOwn) {
   SchedulerHarness harness(options({}));
   for (int i = 0; i < 3; ++i) harness.add(prompt_of(2, 100 * i));
   harness.step();
-  const ExecutionPlan plan = harness.plan([](const Sequence& sequence, int num_decoding) {
+  const ExecutionPlan plan = harness.plan({.slots = [](const Sequence& sequence, int num_decoding) {
     return sequence.ordinal == 1 ? 0 : num_decoding + static_cast<int>(sequence.ordinal);
-  });
+  }});
   EXPECT_EQ(slots_of(plan), (Slots{{0, 3}, {1, 0}, {2, 5}}));
   harness.advance(plan);
 }
@@ -192,6 +192,32 @@ TEST(SchedulerDraftTest, DraftsGetNoBlockThatAnAdmissionNeeds) {
   const ExecutionPlan plan = harness.plan(always(9));
   EXPECT_EQ(rows_of(plan), (Rows{{0, 1}, {1, 12}}));
   EXPECT_EQ(slots_of(plan), (Slots{{0, 0}}));
+  harness.advance(plan);
+}
+
+TEST(SchedulerDraftTest, PromptsTakeTheRowsThatAreNotHeldForDrafts) {
+  SchedulerHarness harness(options({.num_blocks = 32, .max_num_batched_tokens = 16}));
+  for (int i = 0; i < 2; ++i) harness.add(prompt_of(2, 100 * i));
+  harness.step();
+  harness.add(prompt_of(20, 500));
+  DraftBudget budget = always(6);
+  budget.most_held = 3;
+  const ExecutionPlan plan = harness.plan(budget);
+  EXPECT_EQ(rows_of(plan), (Rows{{0, 1}, {1, 1}, {2, 11}}));
+  EXPECT_EQ(slots_of(plan), (Slots{{0, 3}, {1, 0}}));
+  harness.advance(plan);
+}
+
+TEST(SchedulerDraftTest, DraftsTakeRowsThatPromptsDoNotUseHoweverFewAreHeld) {
+  SchedulerHarness harness(options({.num_blocks = 32, .max_num_batched_tokens = 16}));
+  for (int i = 0; i < 2; ++i) harness.add(prompt_of(2, 100 * i));
+  harness.step();
+  harness.add(prompt_of(3, 500));
+  DraftBudget budget = always(6);
+  budget.most_held = 0;
+  const ExecutionPlan plan = harness.plan(budget);
+  EXPECT_EQ(rows_of(plan), (Rows{{0, 1}, {1, 1}, {2, 3}}));
+  EXPECT_EQ(slots_of(plan), (Slots{{0, 6}, {1, 5}}));
   harness.advance(plan);
 }
 

@@ -327,6 +327,29 @@ TEST(DraftPolicySteps, NothingIsVerifiedBeforeAStepWasMeasured) {
   EXPECT_EQ(tree.num_drafts(), 0);
 }
 
+// A batch that verifies no drafts must not slow the prompts beside it.
+TEST(DraftPolicySteps, RowsAreHeldForAsManyDraftsAsWereVerifiedLately) {
+  DraftPolicy policy = of_one({});
+  settle(policy);
+  const int at_first = policy.most_held();
+  EXPECT_GT(at_first, 0);  // or drafts would never come in beside prompts
+  EXPECT_LE(at_first, 8);
+  policy.begin_step(1, 0);
+  DraftTree tree = chain_of(6, 0.99f);
+  const DraftPolicy::Draft draft{.sequence = kRequest, .tree = &tree, .max_nodes = 6};
+  policy.choose({&draft, 1});
+  const int num_verified = tree.num_drafts();
+  ASSERT_GT(num_verified, 0);
+  std::vector<int32_t> tokens;
+  for (int i = 0; i <= num_verified; ++i) tokens.push_back(i + 1);
+  record(policy, tokens);
+  policy.end_step(0.01);
+  EXPECT_GT(policy.most_held(), num_verified);
+  settle(policy);
+  settle(policy);
+  EXPECT_EQ(policy.most_held(), at_first);
+}
+
 TEST(DraftPolicySteps, SlotsAreNeverExceeded) {
   DraftPolicy policy = of_one({});
   settle(policy);
