@@ -20,7 +20,7 @@ Drafting::Drafting(const SpeculativeConfig& config, int vocab_size, DraftModels&
   std::vector<std::unique_ptr<Drafter>> drafters;
   for (const DrafterConfig& drafter : config_.drafters) {
     const int id = static_cast<int>(drafters.size());
-    drafters.push_back(make_drafter(id, vocab_size, models, pool));
+    drafters.push_back(make_drafter(id, vocab_size, models, pool, threads));
     drafter_stats_.push_back({.name = name_of(drafter.method)});
   }
   drafters.push_back(std::make_unique<GrammarDrafter>(static_cast<int>(drafters.size()), &threads));
@@ -30,13 +30,13 @@ Drafting::Drafting(const SpeculativeConfig& config, int vocab_size, DraftModels&
 }
 
 std::unique_ptr<Drafter> Drafting::make_drafter(int id, int vocab_size, DraftModels& models,
-                                                const BlockPool& pool) {
+                                                const BlockPool& pool, ThreadPool& threads) {
   const DrafterConfig& config = config_.drafters[id];
   switch (config.method) {
     case DraftMethod::kNgram:
       return std::make_unique<NgramDrafter>(config, id);
     case DraftMethod::kSuffix:
-      return std::make_unique<SuffixDrafter>(config, id);
+      return std::make_unique<SuffixDrafter>(config, id, &threads);
     case DraftMethod::kCustom:
       return std::make_unique<CustomDrafterAdapter>(config.custom, id, vocab_size);
     case DraftMethod::kDraftModel:

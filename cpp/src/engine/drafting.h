@@ -81,7 +81,7 @@ class Drafting {
  private:
   int slots_of(const Sequence& sequence, int num_decoding);
   std::unique_ptr<Drafter> make_drafter(int id, int vocab_size, DraftModels& models,
-                                        const BlockPool& pool);
+                                        const BlockPool& pool, ThreadPool& threads);
   std::vector<DraftedToken> drafted_tokens(const StepRecord& record) const;
   DraftRequest request_for(const ScheduledSequence& scheduled, CompletionState& completion,
                            DraftTree& tree) const;

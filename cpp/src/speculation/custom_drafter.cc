@@ -52,7 +52,7 @@ void CustomDrafterAdapter::add(const DraftRequest& request, std::span<const int3
 }
 
 void CustomDrafterAdapter::draft(std::span<DraftRequest> requests) {
-  draft_each(requests, [this](const DraftRequest& request) {
+  draft_each(requests, nullptr, [this](const DraftRequest& request) {
     const auto continuations = custom_->propose(request.tokens, request.max_depth);
     for (const auto& continuation : continuations) check(continuation);
     int rank = 0;

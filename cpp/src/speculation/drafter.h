@@ -10,6 +10,7 @@
 #include <exception>
 #include <span>
 
+#include "core/thread_pool.h"
 #include "speculation/draft_policy.h"
 #include "speculation/draft_tree.h"
 
@@ -59,16 +60,19 @@ inline int add_draft(const DraftRequest& request, int parent, int32_t token, flo
   return tree.add(parent, token, survival, drafter);
 }
 
-// Drafts for each request by itself; what that throws is the request's error.
+// Drafts for each request by itself, on the pool's threads or, where it is null, on this one. What
+// that throws is the request's error; those that have one are left out.
 template <class Draft>
-void draft_each(std::span<DraftRequest> requests, const Draft& draft) {
-  for (DraftRequest& request : requests) {
+void draft_each(std::span<DraftRequest> requests, ThreadPool* pool, const Draft& draft) {
+  for_each_index(pool, requests.size(), [&](size_t i) {
+    DraftRequest& request = requests[i];
+    if (request.error != nullptr) return;
     try {
       draft(request);
     } catch (...) {
       request.error = std::current_exception();
     }
-  }
+  });
 }
 
 class Drafter {

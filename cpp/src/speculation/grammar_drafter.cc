@@ -14,7 +14,7 @@ constexpr float kConfidence = 0.98f;
 }  // namespace
 
 void GrammarDrafter::draft(std::span<DraftRequest> requests) {
-  const auto draft_one = [this](DraftRequest& request) {
+  draft_each(requests, pool_, [this](DraftRequest& request) {
     int node = DraftTree::kRoot;
     float survival = 1.0f;
     int depth = 0;
@@ -24,9 +24,7 @@ void GrammarDrafter::draft(std::span<DraftRequest> requests) {
       node = add_draft(request, node, token, survival, id_);
       if (node < 0) return;
     }
-  };
-  for_each_index(pool_, requests.size(),
-                 [&](size_t i) { draft_each(requests.subspan(i, 1), draft_one); });
+  });
 }
 
 void cut_forbidden(const DraftRequest& request) {

@@ -48,7 +48,7 @@ NgramDrafter::NgramDrafter(const DrafterConfig& config, int id)
     : min_length_(config.prompt_lookup_min), max_length_(config.prompt_lookup_max), id_(id) {}
 
 void NgramDrafter::draft(std::span<DraftRequest> requests) {
-  draft_each(requests, [this](DraftRequest& request) {
+  draft_each(requests, nullptr, [this](DraftRequest& request) {
     NgramIndex& index =
         indexes_.try_emplace(request.sequence, min_length_, max_length_).first->second;
     std::optional<NgramIndex::Match> match = index.find_longest(request.tokens);

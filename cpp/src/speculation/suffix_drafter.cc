@@ -19,18 +19,23 @@ void add_to_tree(const SuffixDraft& draft, const DraftRequest& request, int id) 
 
 }  // namespace
 
-SuffixDrafter::SuffixDrafter(const DrafterConfig& config, int id, int64_t max_shared_bytes)
+SuffixDrafter::SuffixDrafter(const DrafterConfig& config, int id, ThreadPool* pool,
+                             int64_t max_shared_bytes)
     : max_tree_depth_(config.suffix_max_tree_depth),
       max_shared_(config.suffix_max_cached_requests),
       max_shared_bytes_(max_shared_bytes),
       max_spec_factor_(config.suffix_max_spec_factor),
       min_token_prob_(config.suffix_min_token_prob),
       id_(id),
+      pool_(pool),
       shared_(config.suffix_max_tree_depth) {}
 
 void SuffixDrafter::draft(std::span<DraftRequest> requests) {
-  draft_each(requests, [this](DraftRequest& request) {
-    SuffixTree& own = own_.try_emplace(request.sequence, max_tree_depth_).first->second;
+  draft_each(requests, nullptr, [this](const DraftRequest& request) {
+    own_.try_emplace(request.sequence, max_tree_depth_);
+  });
+  draft_each(requests, pool_, [this](DraftRequest& request) {
+    SuffixTree& own = own_.at(request.sequence);
     SPECDEC_CHECK_LE(own.open_length(), static_cast<int>(request.tokens.size()));
     for (const int32_t token : request.tokens.subspan(own.open_length())) own.append(token);
 

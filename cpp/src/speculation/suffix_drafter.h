@@ -19,7 +19,9 @@ class SuffixDrafter : public Drafter {
  public:
   static constexpr int64_t kMaxSharedBytes = int64_t{256} << 20;
 
-  SuffixDrafter(const DrafterConfig& config, int id, int64_t max_shared_bytes = kMaxSharedBytes);
+  // Requests are drafted for on the threads of `pool`, which is borrowed; null: on the caller's.
+  SuffixDrafter(const DrafterConfig& config, int id, ThreadPool* pool = nullptr,
+                int64_t max_shared_bytes = kMaxSharedBytes);
 
   DrafterTraits traits() const override { return {}; }
   void draft(std::span<DraftRequest> requests) override;
@@ -37,6 +39,7 @@ class SuffixDrafter : public Drafter {
   double max_spec_factor_;
   double min_token_prob_;
   int id_;
+  ThreadPool* pool_;
   std::unordered_map<uint64_t, SuffixTree> own_;  // by sequence
   SuffixTree shared_;
 };

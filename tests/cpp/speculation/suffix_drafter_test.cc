@@ -9,6 +9,7 @@
 #include <set>
 #include <vector>
 
+#include "core/thread_pool.h"
 #include "specdec/error.h"
 #include "speculation/suffix_tree.h"
 #include "testing/draft_once.h"
@@ -18,6 +19,7 @@ namespace {
 
 using testing::draft_once;
 using testing::drafts_of;
+using testing::request_for;
 using Tokens = std::vector<int32_t>;
 
 Tokens random_tokens(std::mt19937& random, int size, int vocab_size) {
@@ -406,7 +408,7 @@ TEST(SuffixDrafter, TheOldestSharedOutputGoesFirst) {
 
 TEST(SuffixDrafter, SharedMemoryIsBounded) {
   constexpr int64_t kLimit = 200 * 1024;
-  SuffixDrafter drafter(suffix_config(), 0, kLimit);
+  SuffixDrafter drafter(suffix_config(), 0, nullptr, kLimit);
   std::mt19937 random(8);
   int most = 0;
   for (uint64_t i = 0; i < 200; ++i) {
@@ -440,6 +442,37 @@ TEST(SuffixDrafter, StepsWithoutDraftsAreCaughtUpWith) {
       EXPECT_EQ(drafts_of(draft_once(seldom, so_far)), drafts) << size;
     }
   }
+}
+
+TEST(SuffixDrafter, RequestsOnManyThreadsGetTheDraftsTheyGetAlone) {
+  constexpr int kRequests = 16;
+  std::mt19937 random(10);
+  ThreadPool pool(4);
+  SuffixDrafter together(suffix_config(), 0, &pool);
+  SuffixDrafter alone(suffix_config(), 0);
+  const Tokens shared = random_tokens(random, 300, 4);
+  together.finish(100, shared, 0);
+  alone.finish(100, shared, 0);
+  std::vector<Tokens> texts;
+  for (int r = 0; r < kRequests; ++r) texts.push_back(random_tokens(random, 150, 4));
+  int num_drafted = 0;
+  for (size_t size = 20; size <= texts[0].size(); ++size) {
+    std::vector<DraftTree> trees(kRequests);
+    std::vector<DraftRequest> requests(kRequests);
+    for (int r = 0; r < kRequests; ++r) {
+      const std::span<const int32_t> so_far(texts[r].data(), size);
+      trees[r].reset(so_far.back());
+      requests[r] = request_for(so_far, trees[r], {.max_depth = 6}, r);
+    }
+    together.draft(requests);
+    for (int r = 0; r < kRequests; ++r) {
+      ASSERT_EQ(requests[r].error, nullptr);
+      const Tokens drafts = drafts_of(draft_once(alone, requests[r].tokens, {.max_depth = 6}, r));
+      ASSERT_EQ(drafts_of(trees[r]), drafts) << r << " of " << size << " tokens";
+      num_drafted += trees[r].num_drafts();
+    }
+  }
+  EXPECT_GT(num_drafted, 1000);
 }
 
 TEST(SuffixDrafter, FinishForgetsTheSequence) {
