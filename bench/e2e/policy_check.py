@@ -5,13 +5,13 @@
 Two engines take turns on each prompt, greedy, past any end of sequence. Prints, for each prompt,
 the ratio of their times (a quantile of the repeats each), the same ratio of plain decoding with
 itself, tokens a step and what the policy chose; exits with 1 if a ratio is below --least or an
-answer differs. What is learned on one prompt is kept for the next, as in use; --fresh loads an
-engine for each answer instead, which has touched its memory with a few tokens after another prompt
-of that length, without drafts. --speculation, --quantization, --isa and --busy may have several
-values: each combination is measured. --busy N measures beside N processes that compute all the
-time. --cpu-time goes by the CPU time of the process where others keep the machine busy: give it
---num-threads 1, since threads that wait for each other count, too. --batch N answers N prompts at
-once, and a row is such a batch. --lock as in bench.e2e.compare.
+answer differs. What is learned on one prompt is kept for the next, as in use; --fresh loads both
+engines anew for each answer instead, and lets them touch their memory with a few tokens after
+another prompt of that length, without drafts. --speculation, --quantization, --isa and --busy may
+have several values: each combination is measured. --busy N measures beside N processes that compute
+all the time. --cpu-time goes by the CPU time of the process where others keep the machine busy:
+give it --num-threads 1, since threads that wait for each other count, too. --batch N answers N
+prompts at once, and a row is such a batch. --lock as in bench.e2e.compare.
 """
 
 import argparse
@@ -48,13 +48,13 @@ class Condition:
     Attributes:
         speculation: speculative_config, as JSON.
         quantization: of both engines; None: the checkpoint's.
-        isa: cpu_isa of both engines; None: the widest.
+        isa: cpu_isa of both engines; "auto": the widest.
         busy: processes that compute meanwhile.
     """
 
     speculation: str
     quantization: str | None
-    isa: str | None
+    isa: str
     busy: int
 
 
@@ -112,8 +112,8 @@ def touch_memory(engine: Engine, prompts: Prompts) -> None:
     run(engine, [prompt[::-1] for prompt in prompts], params)
 
 
-class Speculative:
-    """The engine that speculates: one for all prompts, or a fresh one for each answer."""
+class Contestant:
+    """An engine for all prompts, or a fresh one for each answer."""
 
     def __init__(self, load: Callable[[], Engine], fresh: bool) -> None:
         self._load = load
@@ -121,6 +121,7 @@ class Speculative:
         self._engine = None if fresh else load()
         if self._engine is not None:
             run(self._engine, _WARM_UP, SamplingParams(temperature=0, max_tokens=4))
+        self.isa = ""
         self.num_steps = 0
         self.policy = _NO_POLICY
 
@@ -130,6 +131,7 @@ class Speculative:
             self.close()
             self._engine = self._load()
             touch_memory(self._engine, prompts)
+        self.isa = self._engine.model_info().isa
         before = self._engine.stats()
         answer = run(self._engine, prompts, params)
         after = self._engine.stats()
@@ -147,16 +149,16 @@ class Speculative:
 
 
 def compare(
-    plain: Engine, other: Speculative, prompts: Prompts, options: argparse.Namespace
+    plain: Contestant, other: Contestant, prompts: Prompts, options: argparse.Namespace
 ) -> dict[str, Any]:
     """One batch: plain decoding before and after the engine that speculates, several times."""
     params = SamplingParams(temperature=0, max_tokens=options.num_tokens, ignore_eos=True)
     before, speculative, after = Times(), Times(), Times()
     num_steps = decisions = without = verified = probes = 0
     for _ in range(options.repeats):
-        before.answers.append(run(plain, prompts, params))
+        before.answers.append(plain.run(prompts, params))
         speculative.answers.append(other.run(prompts, params))
-        after.answers.append(run(plain, prompts, params))
+        after.answers.append(plain.run(prompts, params))
         num_steps += other.num_steps
         decisions += other.policy.num_decisions
         without += other.policy.num_without_drafts
@@ -231,21 +233,20 @@ class Check:
         print(json.dumps(dataclasses.asdict(condition)), flush=True)
         options = self._options
         directory = hub.resolve_model(options.model, quantization=condition.quantization)
-        plain = self._load(directory, condition, speculates=False)
-        other = Speculative(lambda: self._load(directory, condition, True), options.fresh)
-        run(plain, _WARM_UP, SamplingParams(temperature=0, max_tokens=4))
+        plain = Contestant(lambda: self._load(directory, condition, False), options.fresh)
+        other = Contestant(lambda: self._load(directory, condition, True), options.fresh)
         rows: list[dict[str, Any]] = []
-        conditions = dataclasses.asdict(condition) | {"isa": plain.model_info().isa}
+        conditions = dataclasses.asdict(condition) | {"batch": options.batch}
         with busy_neighbours(condition.busy):
             for workload, prompts in self._batches(directory):
                 # An engine that is loaded in between takes the lock itself.
                 hold = contextlib.nullcontext() if options.fresh else self._machine.exclusive()
                 with hold:
                     row = compare(plain, other, prompts, options)
-                rows.append(conditions | {"workload": workload} | row)
+                rows.append(conditions | {"isa": plain.isa, "workload": workload} | row)
                 print_row(rows[-1])
-        for engine in (plain, other):
-            engine.close()
+        for contestant in (plain, other):
+            contestant.close()
         for clock in ("wall", "cpu"):
             ratios = [row[f"{clock}_ratio"] for row in rows]
             floor = min(row[f"{clock}_ratio_of_plain"] for row in rows)
@@ -274,7 +275,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--busy", type=int, nargs="+", default=[0], help="computing processes")
     parser.add_argument("--num-threads", type=int)
     parser.add_argument("--quantization", nargs="+", default=["none"], help='"none": as it is')
-    parser.add_argument("--isa", nargs="+", default=["best"], help='"best" or cpu_isa')
+    parser.add_argument("--isa", nargs="+", default=["auto"], help="cpu_isa")
     parser.add_argument("--least", type=float, default=0.97, help="ratio of each prompt or batch")
     parser.add_argument("--cpu-time", action="store_true", help="what --least goes by")
     parser.add_argument("--lock", type=Path, nargs="+", default=[])
@@ -292,7 +293,7 @@ def main() -> int:
             Condition(
                 speculation=speculation,
                 quantization=None if quantization == "none" else quantization,
-                isa=None if isa == "best" else isa,
+                isa=isa,
                 busy=busy,
             )
         )
