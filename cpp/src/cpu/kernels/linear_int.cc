@@ -199,8 +199,8 @@ inline void add_group(const IntSpan<Format>& span, const IntDots<kRows, kBlocks>
       F32x16 factor = broadcast(group.scale);
       if constexpr (Format::kIsGrouped) factor = scales[b] * factor;
       F32x16 sum = kStarts ? zero() : load(from);
-      sum = sum + to_float(dots.of[r][b]) * factor;
-      if constexpr (Format::kHasMins) sum = sum + mins[b] * broadcast(group.min);
+      sum = fused(to_float(dots.of[r][b]), factor, sum);
+      if constexpr (Format::kHasMins) sum = fused(mins[b], broadcast(group.min), sum);
 #pragma GCC unroll 4
       for (int f = 1; f <= kFolds; ++f) sum = load(from - f * kBlocks * kLanes) + sum;
       store(sums.to.data + b * kLanes, sum);

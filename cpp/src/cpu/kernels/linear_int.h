@@ -17,8 +17,9 @@
 // For each group of an output and a row, in order of k:
 //   sum += float(sum of (code - offset) * x_code) * (scale * x_scale)
 //   sum += min * (x_scale * float(sum of x_code))
-// The integer sum is exact; each float operation rounds once. kInt8 leaves its scale out of the
-// first line and multiplies it with the sum at the end.
+// The integer sum is exact; a line is one fused multiply-add, and its last factor a product that is
+// rounded by itself. kInt8 leaves its scale out of the first line and multiplies it with the sum at
+// the end.
 #pragma once
 
 #include <cstdint>

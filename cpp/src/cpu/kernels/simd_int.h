@@ -348,4 +348,18 @@ struct Int4Dot : Int8Dot {
 
 #endif
 
+// a * b + c, rounded once on every instruction set.
+#if defined(__AVX512F__) || defined(__AVX2__) || defined(SPECDEC_NEON)
+inline F32x16 fused(F32x16 a, F32x16 b, F32x16 c) { return fma(a, b, c); }
+#else
+inline F32x16 fused(F32x16 a, F32x16 b, F32x16 c) {
+  for (int i = 0; i < kQuarters; ++i) {
+    for (int lane = 0; lane < kLanes / kQuarters; ++lane) {
+      c.q[i][lane] = __builtin_fmaf(a.q[i][lane], b.q[i][lane], c.q[i][lane]);
+    }
+  }
+  return c;
+}
+#endif
+
 }  // namespace specdec::cpu::SPECDEC_ISA
