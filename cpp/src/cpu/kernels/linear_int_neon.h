@@ -290,7 +290,7 @@ template <class Format, int kRows, int kQuarter, class OfRows>
       load_two<kOffset>(&sums, a, b);
       a = add_slot<Format, kRows, kA>(a, dots[kA], factors, scales, mins);
       b = add_slot<Format, kRows, kB>(b, dots[kB], factors, scales, mins);
-      asm("" : "+w"(a), "+w"(b));  // both first, so that one instruction stores them
+      store_together(a, b);
       sums.of[kQuarter][kA] = a;
       sums.of[kQuarter][kB] = b;
     });

@@ -56,6 +56,12 @@ template <int kOffset, class Vector>
 #endif
 }
 
+// Has the compiler compute both before it stores either, so that one instruction stores them.
+template <class Vector>
+[[gnu::always_inline]] inline void store_together(const Vector& first, Vector& second) {
+  asm("" : "+w"(second) : "w"(first));
+}
+
 // Codes of 8 bits are signed here and leave nothing to correct.
 template <class Format>
 constexpr bool kHasStarts = Format::kIsInt4 && Format::kOffset != 0;
@@ -156,16 +162,26 @@ template <class Format, int kRows>
 class PairFactors {
  public:
   [[gnu::always_inline]] explicit PairFactors(const RowPointers<uint8_t>& x) {
+    float32x4_t scales[kPairs<kRows>];
+    int32x4_t starts[kPairs<kRows>];
     each<kPairs<kRows>>([&](auto p) SPECDEC_INLINE {
       constexpr int r0 = 2 * p, r1 = kSecondOf<kRows>(p);
       const float64x2_t both = vreinterpretq_f64_f32(
           vzip1q_f32(scale_and_start<Format>(x, r0), scale_and_start<Format>(x, r1)));
-      scales_[p] = vreinterpretq_f32_f64(vdupq_laneq_f64(both, 0));
-      starts_[p] = vreinterpretq_s32_f64(vdupq_laneq_f64(both, 1));
+      scales[p] = vreinterpretq_f32_f64(vdupq_laneq_f64(both, 0));
+      starts[p] = vreinterpretq_s32_f64(vdupq_laneq_f64(both, 1));
+      if constexpr (p % 2 == 1) {
+        store_together(scales[p - 1], scales[p]);
+        store_together(starts[p - 1], starts[p]);
+      }
       if constexpr (Format::kHasMins) {
         const float m0 = group_of<Format>(x, r0).min, m1 = group_of<Format>(x, r1).min;
         mins_[p] = float32x4_t{m0, m1, m0, m1};
       }
+    });
+    each<kPairs<kRows>>([&](auto p) SPECDEC_INLINE {
+      scales_[p] = scales[p];
+      starts_[p] = starts[p];
     });
   }
   // Loads a pair's starts once for each of its slots, together with those of the next pair: a copy
