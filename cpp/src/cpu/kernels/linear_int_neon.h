@@ -258,7 +258,7 @@ template <class Format, int kRows, int kSlot, class OfRows>
   const float32x4_t dot = vcvtq_f32_s32(dots);
   if constexpr (Format::kIsGrouped) {
     const float32x4_t spread_scales = spread<kRows, kSlot>(scales);
-    sum = vaddq_f32(sum, vmulq_f32(dot, factors.template times_scale<kSlot>(spread_scales)));
+    sum = vfmaq_f32(sum, dot, factors.template times_scale<kSlot>(spread_scales));
   } else {
     sum = factors.template add_scaled<kSlot>(sum, dot);
   }

@@ -69,8 +69,8 @@ constexpr bool kHasStarts = Format::kIsInt4 && Format::kOffset != 0;
 // Each class below has
 //   begin        what the integer sums of the slots begin with, where the format has such starts
 //   times_scale  v * the slot's scales of rows
-//   add_scaled   sum + v * the slot's scales of rows
-//   add_mins     sum + v * the slot's mins of rows
+//   add_scaled   sum + v * the slot's scales of rows, rounded once
+//   add_mins     sum + v * the slot's mins of rows, rounded once
 
 // Few rows, each by itself.
 template <class Format, int kRows>
@@ -93,11 +93,11 @@ class FewRowFactors {
   }
   template <int kSlot>
   [[gnu::always_inline]] float32x4_t add_scaled(float32x4_t sum, float32x4_t v) const {
-    return vaddq_f32(sum, vmulq_n_f32(v, scales_[kSlot]));
+    return vfmaq_n_f32(sum, v, scales_[kSlot]);
   }
   template <int kSlot>
   [[gnu::always_inline]] float32x4_t add_mins(float32x4_t sum, float32x4_t v) const {
-    return vaddq_f32(sum, vmulq_n_f32(v, mins_[kSlot]));
+    return vfmaq_n_f32(sum, v, mins_[kSlot]);
   }
 
  private:
@@ -139,11 +139,11 @@ class RowFactors {
   }
   template <int kSlot>
   [[gnu::always_inline]] float32x4_t add_scaled(float32x4_t sum, float32x4_t v) const {
-    return vaddq_f32(sum, vmulq_laneq_f32(v, scales_[kSlot / 4], kSlot % 4));
+    return vfmaq_laneq_f32(sum, v, scales_[kSlot / 4], kSlot % 4);
   }
   template <int kSlot>
   [[gnu::always_inline]] float32x4_t add_mins(float32x4_t sum, float32x4_t v) const {
-    return vaddq_f32(sum, vmulq_laneq_f32(v, mins_[kSlot / 4], kSlot % 4));
+    return vfmaq_laneq_f32(sum, v, mins_[kSlot / 4], kSlot % 4);
   }
 
  private:
@@ -202,11 +202,11 @@ class PairFactors {
   }
   template <int kSlot>
   [[gnu::always_inline]] float32x4_t add_scaled(float32x4_t sum, float32x4_t v) const {
-    return vaddq_f32(sum, vmulq_f32(v, scales_[kSlot / 2]));
+    return vfmaq_f32(sum, v, scales_[kSlot / 2]);
   }
   template <int kSlot>
   [[gnu::always_inline]] float32x4_t add_mins(float32x4_t sum, float32x4_t v) const {
-    return vaddq_f32(sum, vmulq_f32(v, mins_[kSlot / 2]));
+    return vfmaq_f32(sum, v, mins_[kSlot / 2]);
   }
 
  private:
