@@ -198,35 +198,36 @@ std::string_view name_of(Isa isa) {
 }
 
 std::vector<Isa> compiled_isas() {
-  std::vector<Isa> isas{Isa::kGeneric};
+  return {
+      Isa::kGeneric,
 #if defined(SPECDEC_HAS_ISA_avx2)
-  isas.push_back(Isa::kAvx2);
+      Isa::kAvx2,
 #endif
 #if defined(SPECDEC_HAS_ISA_avx_vnni)
-  isas.push_back(Isa::kAvxVnni);
+      Isa::kAvxVnni,
 #endif
 #if defined(SPECDEC_HAS_ISA_avx512)
-  isas.push_back(Isa::kAvx512);
+      Isa::kAvx512,
 #endif
 #if defined(SPECDEC_HAS_ISA_avx512_bf16)
-  isas.push_back(Isa::kAvx512Bf16);
+      Isa::kAvx512Bf16,
 #endif
 #if defined(SPECDEC_HAS_ISA_amx)
-  isas.push_back(Isa::kAmx);
+      Isa::kAmx,
 #endif
 #if defined(SPECDEC_HAS_ISA_neon)
-  isas.push_back(Isa::kNeon);
+      Isa::kNeon,
 #endif
 #if defined(SPECDEC_HAS_ISA_neon_dotprod)
-  isas.push_back(Isa::kNeonDotprod);
+      Isa::kNeonDotprod,
 #endif
 #if defined(SPECDEC_HAS_ISA_neon_i8mm)
-  isas.push_back(Isa::kNeonI8mm);
+      Isa::kNeonI8mm,
 #endif
 #if defined(SPECDEC_HAS_ISA_neon_bf16)
-  isas.push_back(Isa::kNeonBf16);
+      Isa::kNeonBf16,
 #endif
-  return isas;
+  };
 }
 
 bool is_supported(Isa isa) { return machine_supports(isa); }

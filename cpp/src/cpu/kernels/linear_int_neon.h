@@ -15,39 +15,10 @@
 
 #include <arm_neon.h>
 
+#include "cpu/kernels/row_factors_neon.h"
+
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
-
-// body(0) to body(kCount - 1), each with a constant. The compiler unrolls loops too late to keep
-// the arrays that they index in registers.
-template <class Body, int... kIndex>
-[[gnu::always_inline]] inline void each_of(std::integer_sequence<int, kIndex...>, Body&& body) {
-  (body(std::integral_constant<int, kIndex>()), ...);
-}
-template <int kCount, class Body>
-[[gnu::always_inline]] inline void each(Body&& body) {
-  each_of(std::make_integer_sequence<int, kCount>(), body);
-}
-#define SPECDEC_INLINE __attribute__((always_inline))
-
-#if defined(__ARM_FEATURE_MATMUL_INT8)
-template <int kRows>
-constexpr bool kInPairs = kRows > 2;
-#else
-template <int kRows>
-constexpr bool kInPairs = false;
-#endif
-template <int kRows>
-constexpr int kPairs = (kRows + 1) / 2;  // the last of an odd number of rows is its own partner
-template <int kRows>
-constexpr int kSlots = kInPairs<kRows> ? 2 * kPairs<kRows> : kRows;
-template <int kRows>
-constexpr int kSecondOf(int pair) {
-  return 2 * pair + 1 < kRows ? 2 * pair + 1 : 2 * pair;
-}
-// So few rows that registers hold everything.
-template <int kRows>
-constexpr bool kAreFew = kRows <= 2;
 
 // Quarters that are summed together: for few rows all, whose weights are then loaded in pairs.
 template <int kRows>
@@ -66,149 +37,6 @@ template <int kRows>
 struct QuarterDots {
   int32x4_t of[kTogether<kRows>][kSlots<kRows>];
 };
-
-// Two vectors side by side by one instruction, which g++ makes of two only where it happens to
-// have them in the registers for it.
-template <int kOffset, class Vector>
-[[gnu::always_inline]] inline void load_two(const void* from, Vector& first, Vector& second) {
-  const Vector* at = reinterpret_cast<const Vector*>(static_cast<const char*>(from) + kOffset);
-#if defined(__clang__)
-  first = at[0];
-  second = at[1];
-#else
-  asm("ldp %q0, %q1, [%2, %3]"
-      : "=w"(first), "=w"(second)
-      : "r"(from), "i"(kOffset), "m"(at[0]), "m"(at[1]));
-#endif
-}
-// --- What rows multiply a group's sums by, and what those begin with ---
-
-// Few rows, each by itself.
-template <class Format, int kRows>
-class FewRowFactors {
- public:
-  [[gnu::always_inline]] explicit FewRowFactors(const RowPointers<uint8_t>& x) {
-    each<kRows>([&](auto r) SPECDEC_INLINE {
-      const auto& group = group_of<Format>(x, r);
-      scales_[r] = group.scale;
-      starts_[r] = group.start;
-      mins_[r] = group.min;
-    });
-  }
-  template <int kSlot>
-  [[gnu::always_inline]] int32x4_t start() const {
-    return vdupq_n_s32(starts_[kSlot]);
-  }
-  template <int kSlot>
-  [[gnu::always_inline]] float32x4_t times_scale(float32x4_t v) const {
-    return vmulq_n_f32(v, scales_[kSlot]);
-  }
-  template <int kSlot>
-  [[gnu::always_inline]] float32x4_t times_min(float32x4_t v) const {
-    return vmulq_n_f32(v, mins_[kSlot]);
-  }
-
- private:
-  float scales_[kRows];
-  int32_t starts_[kRows];
-  float mins_[kRows];
-};
-
-template <class Format>
-[[gnu::always_inline]] inline float32x4_t scale_and_start(const RowPointers<uint8_t>& x, int row) {
-  return vcombine_f32(vld1_f32(&group_of<Format>(x, row).scale), vdup_n_f32(0.0f));
-}
-
-// Rows, a lane each.
-template <class Format, int kRows>
-class RowFactors {
- public:
-  [[gnu::always_inline]] explicit RowFactors(const RowPointers<uint8_t>& x) {
-    each<kFours>([&](auto four) SPECDEC_INLINE {
-      constexpr int r0 = 4 * four, r1 = row(r0 + 1), r2 = row(r0 + 2), r3 = row(r0 + 3);
-      const float32x4_t low =
-          vzip1q_f32(scale_and_start<Format>(x, r0), scale_and_start<Format>(x, r1));
-      const float32x4_t high =
-          vzip1q_f32(scale_and_start<Format>(x, r2), scale_and_start<Format>(x, r3));
-      scales_[four] = as_floats(vzip1q_f64(as_doubles(low), as_doubles(high)));
-      starts_[four] = vreinterpretq_s32_f64(vzip2q_f64(as_doubles(low), as_doubles(high)));
-      if constexpr (Format::kHasMins) {
-        mins_[four] = float32x4_t{group_of<Format>(x, r0).min, group_of<Format>(x, r1).min,
-                                  group_of<Format>(x, r2).min, group_of<Format>(x, r3).min};
-      }
-    });
-  }
-  template <int kSlot>
-  [[gnu::always_inline]] int32x4_t start() const {
-    return vdupq_laneq_s32(starts_[kSlot / 4], kSlot % 4);
-  }
-  template <int kSlot>
-  [[gnu::always_inline]] float32x4_t times_scale(float32x4_t v) const {
-    return vmulq_laneq_f32(v, scales_[kSlot / 4], kSlot % 4);
-  }
-  template <int kSlot>
-  [[gnu::always_inline]] float32x4_t times_min(float32x4_t v) const {
-    return vmulq_laneq_f32(v, mins_[kSlot / 4], kSlot % 4);
-  }
-
- private:
-  static constexpr int kFours = (kRows + 3) / 4;
-  static constexpr int row(int r) { return r < kRows ? r : kRows - 1; }
-  static float64x2_t as_doubles(float32x4_t v) { return vreinterpretq_f64_f32(v); }
-  static float32x4_t as_floats(float64x2_t v) { return vreinterpretq_f32_f64(v); }
-
-  float32x4_t scales_[kFours];
-  int32x4_t starts_[kFours];
-  float32x4_t mins_[kFours];
-};
-
-// Pairs of rows, r0 r1 r0 r1.
-template <class Format, int kRows>
-class PairFactors {
- public:
-  [[gnu::always_inline]] explicit PairFactors(const RowPointers<uint8_t>& x) {
-    each<kPairs<kRows>>([&](auto p) SPECDEC_INLINE {
-      constexpr int r0 = 2 * p, r1 = kSecondOf<kRows>(p);
-      const float64x2_t both = vreinterpretq_f64_f32(
-          vzip1q_f32(scale_and_start<Format>(x, r0), scale_and_start<Format>(x, r1)));
-      scales_[p] = vreinterpretq_f32_f64(vdupq_laneq_f64(both, 0));
-      starts_[p] = vreinterpretq_s32_f64(vdupq_laneq_f64(both, 1));
-      if constexpr (Format::kHasMins) {
-        const float m0 = group_of<Format>(x, r0).min, m1 = group_of<Format>(x, r1).min;
-        mins_[p] = float32x4_t{m0, m1, m0, m1};
-      }
-    });
-  }
-  template <int kSlot>
-  [[gnu::always_inline]] int32x4_t start() const {
-    return starts_[kSlot / 2];
-  }
-  template <int kSlot>
-  [[gnu::always_inline]] float32x4_t times_scale(float32x4_t v) const {
-    return vmulq_f32(v, scales_[kSlot / 2]);
-  }
-  template <int kSlot>
-  [[gnu::always_inline]] float32x4_t times_min(float32x4_t v) const {
-    return vmulq_f32(v, mins_[kSlot / 2]);
-  }
-
- private:
-  float32x4_t scales_[kPairs<kRows>];
-  int32x4_t starts_[kPairs<kRows>];
-  float32x4_t mins_[kPairs<kRows>];
-};
-
-template <class Format, int kRows>
-using Factors = std::conditional_t<
-    kAreFew<kRows>, FewRowFactors<Format, kRows>,
-    std::conditional_t<kInPairs<kRows>, PairFactors<Format, kRows>, RowFactors<Format, kRows>>>;
-
-// What the sums of a slot begin with. Codes of 8 bits are signed here and leave nothing to correct.
-template <class Format, int kSlot, class OfRows>
-[[gnu::always_inline]] inline int32x4_t start_of(const OfRows& factors) {
-  if constexpr (Format::kIsInt4 && Format::kOffset != 0) return factors.template start<kSlot>();
-  return vdupq_n_s32(0);
-}
 
 // --- The integer sums of quarters ---
 
@@ -257,9 +85,8 @@ class DotsOfRows {
   [[gnu::always_inline]] QuarterDots<kRows> quarters(const uint8_t* codes,
                                                      const OfRows& factors) const {
     QuarterDots<kRows> dots;
-    each<kTogether<kRows>>([&](auto q) SPECDEC_INLINE {
-      each<kRows>([&](auto r) SPECDEC_INLINE { dots.of[q][r] = start_of<Format, r>(factors); });
-    });
+    each<kTogether<kRows>>([&](auto q)
+                               SPECDEC_INLINE { begin_dots<Format, kRows>(factors, dots.of[q]); });
     each<Format::kGroupLines>([&](auto line) SPECDEC_INLINE {
       int8x16_t w[kTogether<kRows>];
       load_quarters<line * kLineBytes>(codes, w);
@@ -309,10 +136,8 @@ class DotsOfPairs {
   [[gnu::always_inline]] QuarterDots<kRows> quarters(const uint8_t* codes,
                                                      const OfRows& factors) const {
     QuarterDots<kRows> dots;
-    each<kTogether<kRows>>([&](auto q) SPECDEC_INLINE {
-      each<kSlots<kRows>>(
-          [&](auto slot) SPECDEC_INLINE { dots.of[q][slot] = start_of<Format, slot>(factors); });
-    });
+    each<kTogether<kRows>>([&](auto q)
+                               SPECDEC_INLINE { begin_dots<Format, kRows>(factors, dots.of[q]); });
     each<kIntGroup / 8>([&](auto eight) SPECDEC_INLINE {
       constexpr int kLine = (Format::kIsInt4 ? 1 : 2) * eight * kLineBytes;
       int8x16_t low[kTogether<kRows>], high[kTogether<kRows>];
@@ -359,10 +184,11 @@ class DotsByProducts {
     QuarterDots<kRows> dots;
     each<kTogether<kRows>>([&](auto q) SPECDEC_INLINE {
       sum_quarter(codes + 16 * q, dots.of[q]);
-      if constexpr (Format::kIsInt4) {
-        each<kRows>([&](auto r) SPECDEC_INLINE {
-          dots.of[q][r] = vaddq_s32(dots.of[q][r], start_of<Format, r>(factors));
-        });
+      if constexpr (kHasStarts<Format>) {
+        int32x4_t starts[kRows];
+        factors.begin(starts);
+        each<kRows>([&](auto r)
+                        SPECDEC_INLINE { dots.of[q][r] = vaddq_s32(dots.of[q][r], starts[r]); });
       }
     });
     return dots;
@@ -424,7 +250,7 @@ template <int kRows, int kSlot>
   return kSlot % 2 == 0 ? vzip1q_f32(outputs, outputs) : vzip2q_f32(outputs, outputs);
 }
 
-// sum += a slot's integer sums, scaled. `halves` is where the scales of the quarter are.
+// sum += a slot's integer sums, scaled.
 template <class Format, int kRows, int kSlot, class OfRows>
 [[gnu::always_inline]] inline float32x4_t add_slot(float32x4_t sum, int32x4_t dots,
                                                    const OfRows& factors, float32x4_t scales,
@@ -432,12 +258,12 @@ template <class Format, int kRows, int kSlot, class OfRows>
   const float32x4_t dot = vcvtq_f32_s32(dots);
   if constexpr (Format::kIsGrouped) {
     const float32x4_t spread_scales = spread<kRows, kSlot>(scales);
-    sum = vaddq_f32(sum, vmulq_f32(dot, factors.template times_scale<kSlot>(spread_scales)));
+    sum = vfmaq_f32(sum, dot, factors.template times_scale<kSlot>(spread_scales));
   } else {
-    sum = vaddq_f32(sum, factors.template times_scale<kSlot>(dot));
+    sum = factors.template add_scaled<kSlot>(sum, dot);
   }
   if constexpr (Format::kHasMins) {
-    sum = vaddq_f32(sum, factors.template times_min<kSlot>(spread<kRows, kSlot>(mins)));
+    sum = factors.template add_mins<kSlot>(sum, spread<kRows, kSlot>(mins));
   }
   return sum;
 }
@@ -464,7 +290,7 @@ template <class Format, int kRows, int kQuarter, class OfRows>
       load_two<kOffset>(&sums, a, b);
       a = add_slot<Format, kRows, kA>(a, dots[kA], factors, scales, mins);
       b = add_slot<Format, kRows, kB>(b, dots[kB], factors, scales, mins);
-      asm("" : "+w"(a), "+w"(b));  // both first, so that one instruction stores them
+      store_together(a, b);
       sums.of[kQuarter][kA] = a;
       sums.of[kQuarter][kB] = b;
     });
