@@ -94,7 +94,7 @@ def head_nodes(head: HeadPass, gpu: Gpu) -> list[Node]:
         nodes.append(copy_node("load_rows", hidden))
     nodes += [small_node("norm", (padded, 1, 1))] * 2
     attention = attention_of(config, head.rows, head.context, head.requests)
-    for node in layer_nodes(_products(head), None, attention, gpu):
+    for node in layer_nodes(_products(head), None, attention, gpu, is_first=True):
         has_masks = node.role == "attention" and head.level > 0
         nodes.append(replace(node, shared_bytes=node.shared_bytes + _MASK_BYTES * has_masks))
     nodes.append(copy_node("store_rows", hidden))

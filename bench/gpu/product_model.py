@@ -69,6 +69,7 @@ class Node:
     item_columns: int = 1  # of 16 pairs of a row and a head
     splits: int = 0  # that are joined
     plans_late: bool = False  # attention: not before it has waited
+    reads_plan: bool = False  # that a layer before it in the pass has made
 
     @property
     def blocks(self) -> int:
@@ -175,9 +176,16 @@ def few_rows_plan(product: Product, rows: int, gpu: Gpu) -> tuple[int, int]:
     return ceil_div(product.tiles, block_tiles), at_once
 
 
-def early_block_bytes(stages: int) -> int:
-    """What a block of few rows asks for before it waits: into registers, and then into L2."""
-    return stages * _STAGE_BYTES * _SLICES + _PREFETCH_BYTES
+def early_block_bytes(product: Product, stages: int, at_once: int = 1) -> float:
+    """What a block of few rows asks for before it waits.
+
+    The first bytes of its tiles go to L2. Into registers goes the beginning of each slice of its
+    first tiles, of which some lies behind those bytes.
+    """
+    tile = product.k_blocks * BLOCK_BYTES[product.weight_format]
+    piece = min(stages * _STAGE_BYTES / at_once, tile / _SLICES)  # of a slice of a tile
+    ends = [i * tile / _SLICES + piece for i in range(at_once * _SLICES)]
+    return _PREFETCH_BYTES + sum(min(piece, max(0.0, end - _PREFETCH_BYTES)) for end in ends)
 
 
 def few_rows(product: Product, rows: int, gpu: Gpu) -> Node:
@@ -200,7 +208,7 @@ def few_rows(product: Product, rows: int, gpu: Gpu) -> Node:
         shared_bytes=shared + product.tail_bytes(rows),
         registers=FEW_ROWS_REGISTERS,
         bytes=product.bytes,
-        early_bytes=min(product.bytes, float(blocks * early_block_bytes(stages))),
+        early_bytes=min(product.bytes, float(blocks * early_block_bytes(product, stages, at_once))),
         lets_next_early=not product.ends_in_heads,
         rows=source,
         flops=2.0 * rows * product.outputs * product.inputs,
@@ -319,7 +327,7 @@ def _product_of_experts(experts: Experts, product: Product, rows: int, gpu: Gpu)
     block_tiles = ceil_div(product.tiles, max(1, gpu.multiprocessors // most_with_rows))
     blocks = ceil_div(product.tiles, block_tiles)
     busy_blocks = max(1, round(read)) * blocks
-    early = min(read * product.bytes, float(busy_blocks * early_block_bytes(4)))
+    early = min(read * product.bytes, float(busy_blocks * early_block_bytes(product, 4)))
     return Node(
         role=product.role,
         name="moe: few rows",

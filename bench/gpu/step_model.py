@@ -57,8 +57,11 @@ def attention_kernel(attention: Attention) -> AttentionKernel:
     return AttentionKernel(attention.dim, 1 if most_rows * attention.group <= 16 else 2)
 
 
-def attention_node(attention: Attention, gpu: Gpu) -> Node:
-    """All of a batch's, with what the block that has most of it has to do."""
+def attention_node(attention: Attention, gpu: Gpu, is_first: bool = False) -> Node:
+    """All of a batch's, with what the block that has most of it has to do.
+
+    The first layer of a pass plans for all, where rows are few.
+    """
     kernel = attention_kernel(attention)
     blocks = kernel.multiprocessor_blocks * gpu.multiprocessors
     sharing = share_out(attention, kernel.most_columns, blocks, of_one_split=False)
@@ -86,6 +89,7 @@ def attention_node(attention: Attention, gpu: Gpu) -> Node:
         block_tiles=block_tiles,
         item_columns=kernel.most_columns,
         splits=sharing.splits,
+        reads_plan=kernel.is_few and not is_first,
     )
 
 
@@ -158,12 +162,13 @@ def layer_nodes(
     experts: Experts | None,
     attention: Attention,
     gpu: Gpu,
+    is_first: bool = False,
 ) -> list[Node]:
     """The kernels of one layer."""
     rows = attention.requests * attention.rows_each
     padded = padded_count(rows)
     nodes = product_nodes(products["qkv"], padded, gpu)
-    nodes.append(attention_node(attention, gpu))
+    nodes.append(attention_node(attention, gpu, is_first))
     for role in ("o", "gate_up", "down"):
         nodes += product_nodes(products[role], padded, gpu) if role in products else []
     return nodes if experts is None else nodes + expert_nodes(experts, rows, gpu)
@@ -178,9 +183,11 @@ def embed_node(config: Config, rows: int) -> Node:
 def nodes(config: Config, rows: int, context: int, gpu: Gpu, requests: int = 1) -> list[Node]:
     """The kernels of a pass over `rows` rows of `requests` requests with logits of every row."""
     attention = attention_of(config, rows, context, requests)
-    layer = layer_nodes(layer_products(config), experts_of(config), attention, gpu)
+    parts = layer_products(config), experts_of(config), attention, gpu
+    layers = [*layer_nodes(*parts, is_first=True)]
+    layers += layer_nodes(*parts) * (int(config["num_hidden_layers"]) - 1)
     head = product_nodes(output_product(config), rows, gpu)
-    return [embed_node(config, rows), *layer * config["num_hidden_layers"], *head]
+    return [embed_node(config, rows), *layers, *head]
 
 
 def greedy_nodes(

@@ -36,6 +36,7 @@ class Costs:
     rows_node: float = 2.5 * _US  # to prepare them in a kernel of its own
     plan: float = 2.3 * _US  # of a block of attention
     open_item: float = 2.5 * _US  # to find the rows of an item's keys
+    read_item: float = 0.8 * _US  # to read what a layer before found: one way to L2 and back
     query: float = 0.5 * _US
     tile: float = 0.6 * _US  # of 64 positions and 16 pairs
     join: float = 0.5 * _US  # partial results, and what each adds
@@ -63,7 +64,7 @@ def parts_of(node: Node, costs: Costs) -> Parts:
     """By its role."""
     if node.role == "attention":
         tiles = node.block_tiles * node.item_columns * costs.tile
-        opens = (node.block_items - 1) * costs.open_item
+        opens = (node.block_items - 1) * (costs.read_item if node.reads_plan else costs.open_item)
         if node.plans_late:
             opens += costs.plan + costs.open_item
         after = costs.join + node.splits * costs.join_split if node.splits > 1 else 0.0
@@ -79,6 +80,13 @@ def parts_of(node: Node, costs: Costs) -> Parts:
     if node.grid[2] > 1:
         after = max(after, costs.finish_slices)
     return Parts(before, node.flops / costs.flop_rate, after)
+
+
+def first_item_seconds(node: Node, costs: Costs) -> float:
+    """From a kernel's begin until it asks for its first bytes."""
+    if node.role != "attention" or node.plans_late:
+        return 0.0
+    return costs.read_item if node.reads_plan else costs.plan + costs.open_item
 
 
 @dataclass(frozen=True)
@@ -112,11 +120,12 @@ def timeline(sequence: Sequence[Node], gpu: Gpu, costs: Costs = REVIEW) -> list[
         else:
             begin = end_before + costs.gap
         parts = parts_of(node, costs)
+        asks = begin + first_item_seconds(node, costs)
         early_seconds = node.early_bytes / rate
-        in_rest = min(early_seconds, max(0.0, rest[1] - max(rest[0], begin)))
-        memory = max(memory, begin) + early_seconds - in_rest
+        in_rest = min(early_seconds, max(0.0, rest[1] - max(rest[0], asks)))
+        memory = max(memory, asks) + early_seconds - in_rest
         released = max(begin, end_before + (costs.wait if before is not None else 0.0))
-        streams = released + parts.before
+        streams = max(released + parts.before, asks)
         left = node.bytes - node.early_bytes
         rest = (memory, streams if left > 0 else memory)
         if left > 0:
@@ -200,6 +209,7 @@ def _attention_before(node: Node, attention: Attention, gpu: Gpu) -> list[Node]:
         block_tiles=block_tiles,
         splits=0,
         plans_late=True,
+        reads_plan=False,
     )
     return [attend, Node("join", "join", (8, 1, 1), 128, 0, 64, splits=sharing.splits)]
 

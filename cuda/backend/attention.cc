@@ -68,7 +68,8 @@ void CudaBackend::tree_attention(const TreeAttentionArgs& args) {
        .num_multiprocessors = device_->properties().num_multiprocessors,
        .max_shared_bytes = device_->properties().max_shared_bytes_per_block - kMaxStaticSharedBytes,
        .workspace = attention_workspace_.data(),
-       .workspace_bytes = attention_workspace_.size_bytes()});
+       .workspace_bytes = attention_workspace_.size_bytes(),
+       .plan = attention_plans_.plan_of(batch, args)});
 }
 
 void CudaBackend::copy_kv(const CopyKvArgs& args) {

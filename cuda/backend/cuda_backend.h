@@ -7,6 +7,7 @@
 #include <string>
 
 #include "backend/backend.h"
+#include "cuda/backend/attention_plans.h"
 #include "cuda/backend/moe.h"
 #include "cuda/backend/packed_linear.h"
 #include "cuda/backend/projector.h"
@@ -117,6 +118,7 @@ class CudaBackend final : public Backend {
   StagedBatch staged_batch_;
   Recorder recorder_;
   Buffer attention_workspace_;  // AttentionParams::workspace
+  AttentionPlans attention_plans_;
   ThreadPool thread_pool_;
   bool has_noted_launches_ = false;  // in the log
 };

@@ -43,6 +43,7 @@ std::unique_ptr<EmbeddingTable> CudaBackend::make_embedding(const WeightView& ta
 }
 
 void CudaBackend::embed(const EmbedArgs& args) {
+  attention_plans_.begin_pass();  // a model looks up its tokens first
   if (args.num_rows == 0) return;
   const CudaPackedLinear& rows = static_cast<const CudaEmbeddingTable&>(*args.table).rows();
   const bool is_shared = rows.share().by_outputs();

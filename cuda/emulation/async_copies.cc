@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/str_cat.h"
+#include "cuda/emulation/device_memory.h"
 #include "cuda/emulation/grid_run.h"
 
 namespace specdec::cuda::emulation {
@@ -80,6 +81,15 @@ void AsyncCopy::land() const {
   MbarrierState state = unpack(barrier);
   state.pending_bytes -= static_cast<int32_t>(size_bytes);
   update(block_of_shared(barrier), barrier, state);
+}
+
+void check_prefetch(const void* global, size_t size_bytes) {
+  if (!is_aligned(global, 16) || size_bytes % 16 != 0) {
+    fault(str_cat("prefetches ", size_bytes, " bytes, or at an address, no multiple of 16"));
+  }
+  if (!this_grid->memory().contains(global, size_bytes)) {
+    fault(str_cat("prefetches ", size_bytes, " bytes that are not in one piece of device memory"));
+  }
 }
 
 void copy_async_16(void* shared, const void* global, bool valid) {

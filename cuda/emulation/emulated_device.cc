@@ -97,7 +97,7 @@ struct DeviceState {
             .compute_capability = config.compute_capability,
             .l2_bytes = int64_t{50} << 20},
         memory(config.memory_bytes),
-        executor(config) {}
+        executor(config, memory) {}
 
   DeviceProperties properties;
   LaunchSettings launch_settings;

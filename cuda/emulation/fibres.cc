@@ -56,10 +56,11 @@ void Block::release(Barrier& barrier, int num_arrived) {
   }
 }
 
-GridRun::GridRun(const KernelRecord& kernel, const EmulationConfig& config, uint64_t seed,
-                 StackPool& stacks)
+GridRun::GridRun(const KernelRecord& kernel, const EmulationConfig& config,
+                 const DeviceMemory& memory, uint64_t seed, StackPool& stacks)
     : kernel_(kernel),
       config_(config),
+      memory_(memory),
       random_state_((config.seed + seed) * 0x9e3779b97f4a7c15u | 1u),
       stack_pool_(stacks) {
   const size_t num_blocks = volume(kernel.config.grid);
@@ -452,13 +453,13 @@ void let_next_start() {
   fibre.block->let_next_start_early = true;
 }
 
-Executor::Executor(const EmulationConfig& config)
-    : config_(config), stacks_(std::make_unique<StackPool>()) {}
+Executor::Executor(const EmulationConfig& config, const DeviceMemory& memory)
+    : config_(config), memory_(memory), stacks_(std::make_unique<StackPool>()) {}
 
 Executor::~Executor() = default;
 
 std::unique_ptr<GridRun> Executor::make_run(const KernelRecord& kernel) {
-  return std::make_unique<GridRun>(kernel, config_, ++num_runs_, *stacks_);
+  return std::make_unique<GridRun>(kernel, config_, memory_, ++num_runs_, *stacks_);
 }
 
 // Static __shared__ arrays exist once: two runs of one function must not be mixed.

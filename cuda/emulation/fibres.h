@@ -65,6 +65,10 @@ void copy_async_16(void* shared, const void* global, bool valid);
 void copy_async_commit();
 void copy_async_wait(int num_pending_groups);
 
+// A prefetch does nothing, but its range has to be 16-byte aligned and within one piece of the
+// device's memory.
+void check_prefetch(const void* global, size_t size_bytes);
+
 // mbarriers keep their state in the kernel's 64-bit word.
 void mbarrier_init(uint64_t* barrier, int num_arrivals);
 void mbarrier_arrive(uint64_t* barrier, int expected_bytes);
@@ -74,6 +78,7 @@ void bulk_copy(void* shared, const void* global, int size_bytes, uint64_t* barri
 
 // The launch of one kernel. For kernels that overlap earlier work, start() runs the first block
 // until every thread waits for that earlier work; finish() runs the rest once it is done.
+class DeviceMemory;
 class GridRun;
 class StackPool;
 
@@ -87,7 +92,8 @@ struct KernelRecord {  // a KernelLaunch that outlives the call
 
 class Executor {
  public:
-  explicit Executor(const EmulationConfig& config);
+  // `memory` is the device's, and outlives the executor.
+  Executor(const EmulationConfig& config, const DeviceMemory& memory);
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
@@ -104,6 +110,7 @@ class Executor {
   bool is_live(const void* function) const;
 
   EmulationConfig config_;
+  const DeviceMemory& memory_;
   uint64_t num_runs_ = 0;  // varies the random order
   std::unique_ptr<StackPool> stacks_;
   std::deque<std::unique_ptr<GridRun>> started_;  // in their order on the stream

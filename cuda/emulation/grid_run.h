@@ -104,13 +104,14 @@ struct Block {
 
 class GridRun {
  public:
-  GridRun(const KernelRecord& kernel, const EmulationConfig& config, uint64_t seed,
-          StackPool& stacks);
+  GridRun(const KernelRecord& kernel, const EmulationConfig& config, const DeviceMemory& memory,
+          uint64_t seed, StackPool& stacks);
   ~GridRun();
   GridRun(const GridRun&) = delete;
   GridRun& operator=(const GridRun&) = delete;
 
   const KernelRecord& kernel() const { return kernel_; }
+  const DeviceMemory& memory() const { return memory_; }
   std::vector<Block>& blocks() { return blocks_; }
   void start();   // the first block, until it can go no further before what is ahead is done
   void finish();  // what is ahead is done
@@ -137,6 +138,7 @@ class GridRun {
 
   const KernelRecord& kernel_;
   EmulationConfig config_;
+  const DeviceMemory& memory_;
   uint64_t random_state_;
   StackPool& stack_pool_;
   std::vector<Stack> stacks_;

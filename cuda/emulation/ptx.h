@@ -56,7 +56,9 @@ inline uint4 load_streaming(const void* global) {
   return value;
 }
 
-inline void prefetch_to_l2(const void*, uint32_t) {}
+inline void prefetch_to_l2(const void* global, uint32_t size_bytes) {
+  emulation::check_prefetch(global, size_bytes);
+}
 inline void wait_for_previous() { emulation::wait_for_previous(); }
 inline void let_next_start() { emulation::let_next_start(); }
 

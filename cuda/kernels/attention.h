@@ -21,6 +21,14 @@ inline constexpr int attention_shared_bytes(int head_dim) {
   return (head_dim <= 128 ? 98 : 162) * 1024;
 }
 
+// Who computes what is the same in all layers of a pass that see the same positions: the first
+// one's launch works it out and writes it down, the others read it.
+struct AttentionPlan {
+  void* memory = nullptr;  // null: the launch works it out for itself
+  size_t size_bytes = 0;   // where the items may not fit, every launch works them out
+  bool is_made = false;    // by a launch before it with the same batch, heads and positions
+};
+
 struct AttentionParams {
   const void* q = nullptr;  // [num_rows, num_heads * head_dim] act
   void* out = nullptr;      // likewise; zeros for rows of no request
@@ -38,6 +46,7 @@ struct AttentionParams {
   // fit is shared out less widely.
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
+  AttentionPlan plan{};
 };
 
 struct KvLayerPointers {

@@ -15,7 +15,30 @@
 
 namespace specdec::cuda::SPECDEC_TARGET {
 
-// The ranges of an item's pairs, and of a tree row the slots of its ancestors.
+// Of an item by row: the slots of its ancestors.
+template <class Tiles>
+__device__ __forceinline__ void list_ancestors(const AttentionParams& params, const BlockWork& work,
+                                               const AttentionMemory<Tiles>& memory) {
+  const Item& item = work.item;
+  const int row = item.plan.first_row + item.first_pair / work.shape.group_size;
+  const uint64_t* mask =
+      params.batch.ancestor_mask + static_cast<int64_t>(row) * params.batch.mask_words;
+#pragma unroll 1
+  for (int word = threadIdx.x; word * 64 < item.plan.num_tree_slots; word += kAttentionThreads) {
+    int depth = 0;
+#pragma unroll 1
+    for (int before = 0; before < word; ++before) depth += __popcll(load_mask(mask + before));
+    const int num_bits = min(64, item.plan.num_tree_slots - word * 64);
+    uint64_t bits = load_mask(mask + word) & (~uint64_t{0} >> (64 - num_bits));
+#pragma unroll 1
+    for (; bits != 0; bits &= bits - 1) {
+      memory.ancestors()[depth++] =
+          static_cast<uint16_t>(word * 64 + __ffsll(static_cast<int64_t>(bits)) - 1);
+    }
+  }
+}
+
+// The ranges of an item's pairs.
 template <class Tiles>
 __device__ __forceinline__ void open_item(const AttentionParams& params, BlockWork& work,
                                           const AttentionMemory<Tiles>& memory) {
@@ -31,24 +54,6 @@ __device__ __forceinline__ void open_item(const AttentionParams& params, BlockWo
     memory.limits()[i] = limit;
     memory.places()[i] =
         row * work.shape.num_heads + item.kv_head * group_size + (pair - row * group_size);
-  }
-  if (item.by_row) {
-    const int row = item.plan.first_row + item.first_pair / work.shape.group_size;
-    const uint64_t* mask =
-        params.batch.ancestor_mask + static_cast<int64_t>(row) * params.batch.mask_words;
-#pragma unroll 1
-    for (int word = threadIdx.x; word * 64 < item.plan.num_tree_slots; word += kAttentionThreads) {
-      int depth = 0;
-#pragma unroll 1
-      for (int before = 0; before < word; ++before) depth += __popcll(load_mask(mask + before));
-      const int num_bits = min(64, item.plan.num_tree_slots - word * 64);
-      uint64_t bits = load_mask(mask + word) & (~uint64_t{0} >> (64 - num_bits));
-#pragma unroll 1
-      for (; bits != 0; bits &= bits - 1) {
-        memory.ancestors()[depth++] =
-            static_cast<uint16_t>(word * 64 + __ffsll(static_cast<int64_t>(bits)) - 1);
-      }
-    }
   }
   __syncthreads();
   if (threadIdx.x >= kWarpSize) return;
@@ -72,6 +77,45 @@ __device__ __forceinline__ void open_item(const AttentionParams& params, BlockWo
   range.begin = max(range.begin, split_begin(item.split_first));
   range.limit = min(range.limit, split_begin(item.split_limit));
   if (threadIdx.x == 0) work.range = range;
+}
+
+// Writes down what is known of item work.next.
+template <class Tiles>
+__device__ __forceinline__ void keep_item(const AttendArgs& args, const BlockWork& work,
+                                          const AttentionMemory<Tiles>& memory) {
+  auto* kept =
+      reinterpret_cast<uint32_t*>(static_cast<PlannedItem<Tiles>*>(args.planned_items) + work.next);
+  const ItemWork& known = work;
+  const auto* words = reinterpret_cast<const uint32_t*>(&known);
+  constexpr int kWorkWords = sizeof(ItemWork) / 4;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < kWorkWords; i += kAttentionThreads) kept[i] = words[i];
+  const int* ranges = memory.begins();
+#pragma unroll 1
+  for (int i = threadIdx.x; i < 3 * Tiles::kPairs; i += kAttentionThreads) {
+    kept[kWorkWords + i] = static_cast<uint32_t>(ranges[i]);
+  }
+}
+
+// Reads it again. Nothing has to be there: of items that there are not, nothing is used.
+template <class Tiles>
+__device__ __forceinline__ void recall_item(const AttendArgs& args, BlockWork& work,
+                                            const AttentionMemory<Tiles>& memory) {
+  const auto* kept = reinterpret_cast<const uint32_t*>(
+      static_cast<const PlannedItem<Tiles>*>(args.planned_items) + work.next);
+  ItemWork& known = work;
+  auto* words = reinterpret_cast<uint32_t*>(&known);
+  int* ranges = memory.begins();
+  constexpr int kWorkWords = sizeof(ItemWork) / 4;
+#pragma unroll 2
+  for (int i = threadIdx.x; i < kWorkWords + 3 * Tiles::kPairs; i += kAttentionThreads) {
+    const uint32_t word = __ldcg(kept + i);
+    if (i < kWorkWords) {
+      words[i] = word;
+    } else {
+      ranges[i - kWorkWords] = static_cast<int>(word);
+    }
+  }
 }
 
 template <class Tiles>
@@ -299,14 +343,32 @@ __device__ __forceinline__ void clear_unused_rows(const AttentionParams& params)
   }
 }
 
-template <class Tiles>
-__global__ void __launch_bounds__(kAttentionThreads, Tiles::kRegisterBlocks)
-    attend_kernel(const AttendArgs args) {
-  SPECDEC_SHARED_BYTES(shared);
-  __shared__ BlockWork work;
-  ptx::let_next_start();
-  const int num_requests = args.params.batch.num_requests;
-  const AttentionMemory<Tiles> memory = {shared, num_requests};
+// By a block: the item work.next, as its layer works it out or as the pass's plan has it.
+template <class Tiles, bool kIsPlanned>
+__device__ __forceinline__ void take_item(const AttendArgs& args, BlockWork& work,
+                                          const AttentionMemory<Tiles>& memory) {
+  if constexpr (kIsPlanned) {
+    recall_item(args, work, memory);
+  } else if (threadIdx.x == 0) {
+    work.item =
+        item_at(args.params, work.shape, memory.item_ends(), memory.slot_begins(), work.next);
+  }
+  __syncthreads();
+  if constexpr (!kIsPlanned) open_item(args.params, work, memory);
+  if (work.item.by_row) list_ancestors(args.params, work, memory);
+  __syncthreads();
+}
+
+// By a block: how many items there are, and the one it begins with.
+template <class Tiles, bool kIsPlanned>
+__device__ __forceinline__ int take_work(const AttendArgs& args, BlockWork& work,
+                                         const AttentionMemory<Tiles>& memory) {
+  if constexpr (kIsPlanned) {
+    if (threadIdx.x == 0) work.next = static_cast<int>(blockIdx.x);
+    const int num_items = __ldcg(args.num_planned);
+    __syncthreads();
+    return num_items;
+  }
   if (threadIdx.x < kWarpSize) {
     WorkShape shape = work_shape(args.params, Tiles::kPairBits);
     plan_work(args, shape, memory.item_ends(), memory.slot_begins());
@@ -316,18 +378,23 @@ __global__ void __launch_bounds__(kAttentionThreads, Tiles::kRegisterBlocks)
     }
   }
   __syncthreads();
-  const int num_items = num_requests > 0 ? memory.item_ends()[num_requests - 1] : 0;
+  return memory.num_requests > 0 ? memory.item_ends()[memory.num_requests - 1] : 0;
+}
+
+// kIsPlanned: a launch before this one in the same pass has written down who computes what.
+template <class Tiles, bool kIsPlanned>
+__global__ void __launch_bounds__(kAttentionThreads, Tiles::kRegisterBlocks)
+    attend_kernel(const AttendArgs args) {
+  SPECDEC_SHARED_BYTES(shared);
+  __shared__ BlockWork work;
+  ptx::let_next_start();
+  const AttentionMemory<Tiles> memory = {shared, args.params.batch.num_requests};
+  const int num_items = take_work<Tiles, kIsPlanned>(args, work, memory);
   const bool in_turn = num_items > static_cast<int>(gridDim.x);
 #pragma unroll 1
   while (work.next < num_items) {
     int next = num_items;  // wanted only when this one is done
-    if (threadIdx.x == 0) {
-      work.item =
-          item_at(args.params, work.shape, memory.item_ends(), memory.slot_begins(), work.next);
-    }
-    __syncthreads();
-    open_item(args.params, work, memory);
-    __syncthreads();
+    take_item<Tiles, kIsPlanned>(args, work, memory);
     if (work.range.begin < work.range.limit) {
       const int num_pairs = work.item.num_pairs;
       if constexpr (Tiles::kIsFew) {
@@ -341,6 +408,12 @@ __global__ void __launch_bounds__(kAttentionThreads, Tiles::kRegisterBlocks)
       }
       if (work.item.slot >= 0) join_item(args, work, memory);
     }
+    if constexpr (Tiles::kIsFew && !kIsPlanned) {
+      if (args.num_planned != nullptr) {
+        ptx::wait_for_previous();  // layers of the pass before read the plan
+        keep_item(args, work, memory);
+      }
+    }
     if (in_turn && threadIdx.x == 0) {
       ptx::wait_for_previous();
       next = static_cast<int>(gridDim.x + atomicAdd(args.workspace.counters, 1u));
@@ -350,6 +423,10 @@ __global__ void __launch_bounds__(kAttentionThreads, Tiles::kRegisterBlocks)
     __syncthreads();
   }
   ptx::wait_for_previous();
+  if constexpr (Tiles::kIsFew && !kIsPlanned) {
+    const bool is_first = blockIdx.x == 0 && threadIdx.x == 0;
+    if (args.num_planned != nullptr && is_first) *args.num_planned = num_items;
+  }
   clear_unused_rows<typename Tiles::Element>(args.params);
   if (in_turn && threadIdx.x == 0 && atomicAdd(args.workspace.counters + 1, 1u) == gridDim.x - 1) {
     args.workspace.counters[0] = args.workspace.counters[1] = 0;
@@ -407,22 +484,62 @@ int shared_bytes_of(const BatchView& batch) {
                              batch.ancestor_mask != nullptr ? batch.mask_words : 0);
 }
 
+// Items that there may be, whatever the lengths: WorkShape. An item of shared splits has a block's
+// share of all tiles, but the last one of each list.
+template <class Tiles>
+int64_t most_items(const AttentionParams& params) {
+  const BatchView& batch = params.batch;
+  const auto pair_tiles = [](int64_t pairs) { return (pairs + Tiles::kPairs - 1) / Tiles::kPairs; };
+  const int64_t rows = batch.num_rows;
+  const int64_t group_size = params.num_heads / params.kv.num_kv_heads;
+  const int64_t num_blocks = int64_t{params.num_multiprocessors} * Tiles::kBlocksPerSm;
+  const int64_t lists = rows * group_size / Tiles::kPairs + batch.num_requests;
+  const bool may_have_trees = batch.ancestor_mask != nullptr;
+  const int64_t tail_splits = may_have_trees ? batch.mask_words * 64 / kShortSplit + 2 : 0;
+  const int64_t tails = rows * pair_tiles(group_size) * tail_splits;
+  return num_blocks + params.kv.num_kv_heads * (lists + tails);
+}
+
+constexpr size_t kPlanHeaderBytes = 256;
+
+// Whether a pass's plan is written down. Prompts plan in every layer: beside them it is nothing.
+template <class Tiles>
+bool keeps_plan(const AttentionParams& params) {
+  if (!Tiles::kIsFew || params.plan.memory == nullptr) return false;
+  const auto most = static_cast<size_t>(most_items<Tiles>(params));
+  return kPlanHeaderBytes + most * sizeof(PlannedItem<Tiles>) <= params.plan.size_bytes;
+}
+
 template <class Tiles>
 void launch_requests(Stream& stream, const AttentionParams& params) {
   constexpr float kLog2E = 1.44269504088896340736f;
+  const bool keeps = keeps_plan<Tiles>(params);
+  char* plan = static_cast<char*>(params.plan.memory);
   const AttendArgs args = {.params = params,
                            .workspace = share_workspace(params, Tiles::kPaddedDim),
                            .scale_log2 = params.scale * kLog2E,
-                           .score_limit = params.soft_cap / params.scale};
+                           .score_limit = params.soft_cap / params.scale,
+                           .num_planned = keeps ? reinterpret_cast<int*>(plan) : nullptr,
+                           .planned_items = keeps ? plan + kPlanHeaderBytes : nullptr};
   const auto num_blocks = static_cast<unsigned>(params.num_multiprocessors * Tiles::kBlocksPerSm);
-  launch("attention", stream, attend_kernel<Tiles>,
-         {.grid = {num_blocks},
-          .block = {kAttentionThreads},
-          .shared_bytes = static_cast<size_t>(shared_bytes_of<Tiles>(params.batch)),
-          .overlaps_previous = true,
-          .lets_next_start_early = true,
-          .reads_before_wait = true},
-         args);
+  const LaunchConfig config = {
+      .grid = {num_blocks},
+      .block = {kAttentionThreads},
+      .shared_bytes = static_cast<size_t>(shared_bytes_of<Tiles>(params.batch)),
+      .overlaps_previous = true,
+      .lets_next_start_early = true,
+      .reads_before_wait = true};
+  if constexpr (Tiles::kIsFew) {
+    void (*reader)(AttendArgs) = attend_kernel<Tiles, true>;
+    if (keeps && params.plan.is_made) return launch("attention", stream, reader, config, args);
+    // The next layer's launch may be the first one in a capture, which could not load it.
+    if (keeps && !stream.is_capturing()) {
+      stream.prepare({.name = "attention",
+                      .config = config,
+                      .function = reinterpret_cast<const void*>(reader)});
+    }
+  }
+  launch("attention", stream, attend_kernel<Tiles, false>, config, args);
 }
 
 template <class T, int kDim, bool kCodes>
@@ -441,6 +558,7 @@ void launch_attention(Stream& stream, const AttentionParams& params) {
   do {  // without requests, too: all rows become zeros
     const int left = params.batch.num_requests - begin;
     turn.batch = requests_from(params.batch, begin, left < kMostRequests ? left : kMostRequests);
+    if (params.batch.num_requests > kMostRequests) turn.plan = {};  // a plan is that of one launch
     const bool is_few = params.batch.num_rows <= kFewAttentionRows && params.soft_cap == 0.0f;
     if (is_few && most_rows * group_size <= 16 &&
         shared_bytes_of<One>(turn.batch) <= params.max_shared_bytes) {

@@ -1,7 +1,8 @@
-// Who computes what in attention. The lengths are in device memory, so every block works the plan
-// out for itself, while the kernel before still runs: a list of items, each some (row, head) pairs
-// of a request that share a KV head, and a range of splits. A block's first item is that of its own
-// index; further ones the blocks take one after another.
+// Who computes what in attention. The lengths are in device memory, so the blocks of a pass's first
+// layer work the plan out for themselves, while the kernel before still runs: a list of items, each
+// some (row, head) pairs of a request that share a KV head, and a range of splits. A block's first
+// item is that of its own index; further ones the blocks take one after another. What a block finds
+// out about an item it writes down for the layers behind (PlannedItem).
 //
 // Rows of a tree have their ancestors at scattered slots: splits wholly below base_len are computed
 // for many rows together, as all of a chain's are; the others for each tree row by itself.
@@ -61,6 +62,9 @@ struct AttendArgs {
   AttentionWorkspace workspace;
   float scale_log2;   // of scores, to powers of two
   float score_limit;  // soft cap of scores before they are scaled; 0: none
+  // Of this pass: written by the kernel that plans, unless null, and read by the one that does not.
+  int* num_planned;     // items
+  void* planned_items;  // [*num_planned] PlannedItem
 };
 
 // How a request's splits are shared out.

@@ -120,12 +120,23 @@ struct ItemRange {
   int common_limit;
 };
 
-// What a block's threads share about its work; in shared memory, to spare registers.
-struct BlockWork {
+struct ItemWork {
   WorkShape shape;
   Item item;
   ItemRange range;
+};
+
+// What a block's threads share about its work; in shared memory, to spare registers.
+struct BlockWork : ItemWork {
   int next;  // item
+};
+
+// All that is found out about an item, for other layers; of a tree row they list the ancestors
+// themselves.
+template <class Tiles>
+struct PlannedItem {
+  ItemWork work;
+  int ranges[3 * Tiles::kPairs];  // AttentionMemory::begins, limits, places
 };
 
 // Finds the rows of tiles in the cache: thread t < kAttentionTile the row of the tile's key t. The

@@ -84,8 +84,40 @@ class AttentionTest : public CudaDeviceTest {
 
   // The rows' results on the device, after world.build() and project().
   RowBytes attend_built(PagedWorld& world, const Launch& launch = {}) {
-    const BatchView& host = world.batch();
     upload_world(world, launch);
+    const RowBytes results = run(upload_batch(world), launch);
+    buffers_.clear();
+    return results;
+  }
+
+  // Those of a launch that reads the plan that one before it wrote, when the lengths are gone.
+  RowBytes attend_planned(PagedWorld& world, const Launch& launch) {
+    upload_world(world, launch);
+    AttentionParams planned = params(upload_batch(world), launch);
+    Buffer plan = upload(std::vector<uint8_t>(size_t{1} << 20, 0x5a));
+    planned.plan = {.memory = plan.data(), .size_bytes = plan.size_bytes()};
+    kernels().attention.tree_attention(stream(), planned);
+    const RowBytes first = results();
+    const auto forget = [&](const auto* lengths) {
+      const std::vector<uint8_t> noise(planned.batch.num_requests * sizeof(*lengths), 0x5a);
+      stream().copy_to_device(const_cast<void*>(static_cast<const void*>(lengths)), noise.data(),
+                              noise.size());
+    };
+    forget(planned.batch.base_lens);
+    if (planned.batch.is_tree != nullptr) forget(planned.batch.is_tree);
+    forget(planned.batch.cu_rows);  // but for the last, how many rows there are
+    stream().fill(out_buffer_.data(), 0xff, out_buffer_.size_bytes());
+    planned.plan.is_made = true;
+    kernels().attention.tree_attention(stream(), planned);
+    const RowBytes second = results();
+    buffers_.clear();
+    EXPECT_EQ(first, second);
+    return second;
+  }
+
+  // A copy of the world's batch; as long as buffers_.
+  BatchView upload_batch(PagedWorld& world) {
+    const BatchView& host = world.batch();
     BatchView batch = host;
     const auto add = [&]<class T>(const T* values, size_t count) {
       if (values == nullptr || count == 0) return static_cast<const T*>(nullptr);
@@ -102,9 +134,7 @@ class AttentionTest : public CudaDeviceTest {
     batch.is_tree = add(host.is_tree, requests);
     batch.ancestor_mask = add(host.ancestor_mask, rows * host.mask_words);
     batch.num_tree_slots = add(host.num_tree_slots, requests);
-    const RowBytes results = run(batch, launch);
-    buffers_.clear();
-    return results;
+    return batch;
   }
 
   RowBytes attend(PagedWorld& world, const std::vector<Request*>& requests,

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/backend/attention_plans.h"
 #include "testing/cuda_attention.h"
 #include "testing/device_kinds.h"
 #include "testing/oracle/operations.h"
@@ -280,6 +281,42 @@ TEST_P(AttentionTest, NeitherTheGridNorTheWorkspaceMatters) {
   }
 }
 
+// What a launch writes down about who computes what, a later one reads: it knows no lengths and
+// computes the same, whatever the grid, for chains and trees, in one split or many.
+TEST_P(AttentionTest, IsPlannedOnceForAPass) {
+  for (Case c : kCases) {
+    if (c.shape.soft_cap != 0.0f) continue;  // every launch plans
+    SCOPED_TRACE(::testing::Message() << "head_dim " << c.shape.head_dim << " group "
+                                      << c.shape.group_size << " int8 " << c.shape.int8_kv);
+    PagedWorld world = make_world(c.shape, 140);
+    Mixture mixture = make_mixture(world, std::min(c.tree_nodes, 9));
+    const Launch launch{.act = c.act};
+    const RowBytes want = attend(world, mixture.pointers(), launch);
+    ASSERT_LE(world.batch().num_rows, kFewAttentionRows);
+    for (const int num_multiprocessors : {1, 100}) {
+      SCOPED_TRACE(num_multiprocessors);
+      EXPECT_EQ(attend_planned(world, {.act = c.act, .num_multiprocessors = num_multiprocessors}),
+                want);
+    }
+  }
+}
+
+// A plan that has no room for all items is not written, and the launches that would read it plan.
+TEST_P(AttentionTest, ALaunchWithoutRoomForAPlanHasNone) {
+  PagedWorld world = make_world({.num_kv_heads = 2, .group_size = 2, .head_dim = 64}, 140);
+  Mixture mixture = make_mixture(world);
+  const RowBytes want = attend(world, mixture.pointers());
+  const BatchView batch = upload_batch(world);
+  Buffer memory = upload(std::vector<uint8_t>(1024, 0x5a));
+  for (const bool is_made : {false, true}) {
+    AttentionParams planned = params(batch, {});
+    planned.plan = {.memory = memory.data(), .size_bytes = 1024, .is_made = is_made};
+    kernels().attention.tree_attention(stream(), planned);
+    EXPECT_EQ(results(), want) << is_made;
+  }
+  EXPECT_EQ(download<uint8_t>(memory), std::vector<uint8_t>(1024, 0x5a));
+}
+
 TEST_P(AttentionTest, LongContextsHaveLongSplits) {
   constexpr int kBaseLen = 16384 + 1024 + 500;
   PagedWorld world = make_world(
@@ -394,39 +431,117 @@ TEST_P(AttentionTest, TakesMoreRequestsThanSharedMemoryHasRoomFor) {
   EXPECT_EQ(run(batch, {.num_multiprocessors = 1}), want);
 }
 
+// A world's batch, queries and cache on a backend.
+class BackendAttention {
+ public:
+  explicit BackendAttention(CudaBackend& backend) : backend_(backend) { backend.begin_step(); }
+
+  template <class T>
+  void* move(const std::vector<T>& values) {
+    copies_.push_back(backend_.allocate(values.size() * sizeof(T), "test"));
+    backend_.stream().copy_to_device(copies_.back().data(), values.data(),
+                                     values.size() * sizeof(T));
+    backend_.stream().synchronize();
+    return copies_.back().data();
+  }
+
+  RowBytes run(TreeAttentionArgs args, size_t num_rows, size_t row_bytes) {
+    // A staged batch may be padded.
+    const size_t padded = static_cast<size_t>(args.batch->num_rows) * row_bytes;
+    args.out = move(std::vector<uint8_t>(padded, 0xff));
+    backend_.tree_attention(args);
+    RowBytes rows(num_rows, std::vector<uint8_t>(row_bytes));
+    for (size_t row = 0; row < num_rows; ++row) {
+      backend_.stream().copy_to_host(rows[row].data(),
+                                     static_cast<char*>(args.out) + row * row_bytes, row_bytes);
+    }
+    backend_.stream().synchronize();
+    return rows;
+  }
+
+ private:
+  CudaBackend& backend_;
+  std::vector<Buffer> copies_;
+};
+
 TEST_P(AttentionTest, BackendTakesStagedBatches) {
   PagedWorld world = make_world({.num_kv_heads = 2, .group_size = 2, .head_dim = 64}, 140);
   Mixture mixture = make_mixture(world);
   const RowBytes want = attend(world, mixture.pointers());
   const auto backend = make_backend(GetParam(), DType::kBF16);
-  std::vector<Buffer> copies;
-  const auto move = [&](const auto& values) {
-    const size_t size_bytes = values.size() * sizeof(values[0]);
-    copies.push_back(backend->allocate(size_bytes, "test"));
-    backend->stream().copy_to_device(copies.back().data(), values.data(), size_bytes);
-    backend->stream().synchronize();
-    return copies.back().data();
-  };
-  backend->begin_step();
+  BackendAttention on_backend(*backend);
   const BatchView batch = backend->stage(world.batch());
   TreeAttentionArgs args = world.attention_args();
   args.batch = &batch;
-  args.q = move(q_);
+  args.q = on_backend.move(q_);
   args.kv.dtype = DType::kBF16;
   EXPECT_EQ(backend->kv_layer_bytes(args.kv), keys_.size());
-  args.kv.keys = move(keys_);
-  args.kv.values = move(values_);
-  // The staged batch may be padded.
+  args.kv.keys = on_backend.move(keys_);
+  args.kv.values = on_backend.move(values_);
   ASSERT_GE(batch.num_rows, world.batch().num_rows);
-  args.out = move(std::vector<uint8_t>(batch.num_rows * want[0].size(), 0xff));
-  backend->tree_attention(args);
-  for (const std::vector<uint8_t>& row : want) {
-    std::vector<uint8_t> got(row.size());
-    backend->stream().copy_to_host(got.data(), args.out, got.size());
-    backend->stream().synchronize();
-    ASSERT_EQ(got, row);
-    args.out = static_cast<char*>(args.out) + row.size();
+  EXPECT_EQ(on_backend.run(args, want.size(), want[0].size()), want);
+}
+
+// Layers with and without a window in turn, in two passes whose batches lie in the same memory:
+// each layer computes what it would compute alone.
+TEST_P(AttentionTest, ABackendHasAPlanForEachKindOfLayersAndEachPass) {
+  PagedWorld world = make_world({.num_kv_heads = 2, .group_size = 2, .head_dim = 64}, 140);
+  Mixture mixture = make_mixture(world);
+  const auto backend = make_backend(GetParam(), DType::kBF16);
+  BackendAttention on_backend(*backend);
+  const int32_t* lengths = nullptr;
+  for (const bool swapped : {false, true}) {
+    if (swapped) std::swap(mixture.requests[0], mixture.requests[3]);  // 5 rows and 1
+    std::vector<RowBytes> want;
+    for (const int window : {0, 90}) {
+      shape_.sliding_window = window;
+      want.push_back(attend(world, mixture.pointers()));
+    }
+    ASSERT_NE(want[0], want[1]);
+    const BatchView batch = backend->stage(world.batch());
+    if (swapped) {
+      ASSERT_EQ(batch.base_lens, lengths);
+    }
+    lengths = batch.base_lens;
+    TreeAttentionArgs args = world.attention_args();
+    args.batch = &batch;
+    args.q = on_backend.move(q_);
+    args.kv.dtype = DType::kBF16;
+    args.kv.keys = on_backend.move(keys_);
+    args.kv.values = on_backend.move(values_);
+    for (const int layer : {0, 1, 2, 3}) {
+      args.sliding_window = layer % 2 == 0 ? 0 : 90;
+      EXPECT_EQ(on_backend.run(args, want[0].size(), want[0][0].size()), want[layer % 2])
+          << "layer " << layer << " of pass " << swapped;
+    }
   }
+}
+
+TEST_P(AttentionTest, APassHasAFewPlans) {
+  const auto backend = make_backend(GetParam(), DType::kBF16);
+  AttentionPlans plans(backend->device());
+  const BatchView batch = {.num_requests = 2, .num_rows = 3};
+  TreeAttentionArgs args = {};
+  args.num_heads = 4;
+  std::vector<AttentionPlan> made;
+  for (int kind = 0; made.size() < 10; ++kind) {
+    args.sliding_window = 100 * kind;
+    const AttentionPlan plan = plans.plan_of(batch, args);
+    if (plan.memory == nullptr) break;
+    EXPECT_FALSE(plan.is_made);
+    for (const AttentionPlan& other : made) EXPECT_NE(plan.memory, other.memory);
+    made.push_back(plan);
+  }
+  ASSERT_GE(made.size(), 2u);
+  ASSERT_LT(made.size(), 10u) << "memory has an end";
+  for (size_t kind = 0; kind < made.size(); ++kind) {
+    args.sliding_window = static_cast<int>(100 * kind);
+    const AttentionPlan plan = plans.plan_of(batch, args);
+    EXPECT_TRUE(plan.is_made);
+    EXPECT_EQ(plan.memory, made[kind].memory);
+  }
+  plans.begin_pass();
+  EXPECT_FALSE(plans.plan_of(batch, args).is_made);
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, AttentionTest, ::testing::ValuesIn(device_kinds()), test_name);

@@ -58,7 +58,7 @@ TEST(CudaMemory, WeightsThatDoNotFitSayWhatToDo) {
   const specdec::testing::TempDirectory directory;
   tiny::write_checkpoint(directory, tiny::llama_tensors());
   const ModelConfig model = load_model_config(directory.path());
-  CudaBackend backend = backend_with(8 * kMiB);
+  CudaBackend backend = backend_with(16 * kMiB);
   const Buffer others = backend.allocate(backend.memory().free_bytes - 2048, "a test");
   const std::string shortage = shortage_of([&] {
     ModelRunner(model, directory.path(), backend,
@@ -190,7 +190,7 @@ TEST(CudaMemory, HeadsThatSharedMemoryDoesNotHoldAreRefused) {
 }
 
 TEST(CudaMemory, ACacheThatDoesNotFitSaysWhatToLower) {
-  CudaBackend backend = backend_with(8 * kMiB);
+  CudaBackend backend = backend_with(16 * kMiB);
   const int64_t free_bytes = backend.memory().free_bytes;
   const std::string shortage = shortage_of([&] { KvCache(backend, cache_shape(), 4096); });
   for (const char* part : {"4096 blocks", "kv_cache_memory_bytes", "gpu_memory_utilization"}) {

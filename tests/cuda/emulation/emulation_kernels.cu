@@ -180,6 +180,13 @@ void write_past_end(Stream& stream, float* values, int count) {
   launch("write_past_end", stream, kernel, one_block(), values, count);
 }
 
+void prefetch(Stream& stream, const float* values, int count) {
+  void (*kernel)(const float*, int) = [](const float* from, int num) {
+    if (threadIdx.x == 0) ptx::prefetch_to_l2(from, num * 4);
+  };
+  launch("prefetch", stream, kernel, one_block(), values, count);
+}
+
 void write_past_shared(Stream& stream) {
   void (*kernel)() = [] {
     SPECDEC_SHARED_BYTES(shared);
@@ -304,6 +311,7 @@ void misaligned(Stream& stream, float* data, AlignedAccess access) {
 FaultyKernels faulty_kernels() {
   return {.reverse_without_barrier = reverse_without_barrier,
           .write_past_end = write_past_end,
+          .prefetch = prefetch,
           .write_past_shared = write_past_shared,
           .different_warp_operations = different_warp_operations,
           .lane_that_never_comes = lane_that_never_comes,

@@ -45,6 +45,8 @@ struct FaultyKernels {
   // Right but for a missing __syncthreads: to[i] = from[count - 1 - i], one block.
   void (*reverse_without_barrier)(Stream& stream, const float* from, float* to, int count);
   void (*write_past_end)(Stream& stream, float* values, int count);
+  // Prefetches `count` floats.
+  void (*prefetch)(Stream& stream, const float* values, int count);
   void (*write_past_shared)(Stream& stream);
   void (*different_warp_operations)(Stream& stream);
   void (*lane_that_never_comes)(Stream& stream);

@@ -283,6 +283,18 @@ TEST_P(PlantedFaultTest, AWritePastTheEndIsCaught) {
   faulty().write_past_end(stream(), values.as<float>(), 100);
   expect_mentions(error_of_stream(), {"write_past_end", "one hundred floats"});
 }
+TEST_P(PlantedFaultTest, APrefetchPastTheEndIsCaught) {
+  Buffer values = device().allocate(400, "one hundred floats");
+  faulty().prefetch(stream(), values.as<float>(), 100);
+  stream().synchronize();
+  faulty().prefetch(stream(), values.as<float>(), 104);
+  expect_mentions(error_of_stream(), {"prefetch", "416 bytes that are not in one piece"});
+}
+TEST_P(PlantedFaultTest, APrefetchOfOtherThanWholePiecesIsCaught) {
+  Buffer values = device().allocate(400, "one hundred floats");
+  faulty().prefetch(stream(), values.as<float>() + 1, 8);
+  expect_mentions(error_of_stream(), {"prefetch", "no multiple of 16"});
+}
 TEST_P(PlantedFaultTest, AKernelMayNotBeGivenHostMemory) {
   std::vector<int> values(64);
   EXPECT_THROW(run().increment(stream(), values.data(), 64), DeviceError);

@@ -1,0 +1,38 @@
+#include "cuda/backend/attention_plans.h"
+
+#include <algorithm>
+
+namespace specdec::cuda {
+
+AttentionPlans::AttentionPlans(Device& device)
+    : memory_(device.allocate(kMostPlans * kPlanBytes, "plans of attention")) {}
+
+AttentionPlan AttentionPlans::plan_of(const BatchView& batch, const TreeAttentionArgs& args) {
+  const Kind kind = {.cu_rows = batch.cu_rows,
+                     .base_lens = batch.base_lens,
+                     .is_tree = batch.is_tree,
+                     .num_tree_slots = batch.num_tree_slots,
+                     .ancestor_mask = batch.ancestor_mask,
+                     .mask_words = batch.mask_words,
+                     .num_requests = batch.num_requests,
+                     .num_rows = batch.num_rows,
+                     .num_heads = args.num_heads,
+                     .num_kv_heads = args.kv.num_kv_heads,
+                     .head_dim = args.kv.head_dim,
+                     .kv_dtype = args.kv.dtype,
+                     .soft_cap = args.soft_cap,
+                     .sliding_window = args.sliding_window,
+                     .first_position = args.first_position};
+  const auto end = made_.begin() + num_made_;
+  const auto found = std::find(made_.begin(), end, kind);
+  const bool is_made = found != end;
+  if (!is_made) {
+    if (num_made_ == kMostPlans) return {};
+    made_[num_made_++] = kind;
+  }
+  return {.memory = memory_.as<char>() + (found - made_.begin()) * kPlanBytes,
+          .size_bytes = kPlanBytes,
+          .is_made = is_made};
+}
+
+}  // namespace specdec::cuda
