@@ -30,6 +30,18 @@ def pytest_configure(config: pytest.Config) -> None:
     """Engines choose the CPU, as most tests expect, unless GPUs are asked for."""
     if not config.getoption("--gpu"):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        keep_to_own_cpus(
+            int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")),
+            int(os.environ["PYTEST_XDIST_WORKER_COUNT"]),
+        )
+
+
+def keep_to_own_cpus(worker: int, num_workers: int) -> None:
+    """Of the CPUs a share of its own, so that no worker's threads wait for another's."""
+    share = sorted(os.sched_getaffinity(0))[worker::num_workers]
+    if share:
+        os.sched_setaffinity(0, share)
 
 
 @pytest.fixture(scope="session")

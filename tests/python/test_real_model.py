@@ -47,8 +47,8 @@ def test_greedy_tokens_equal_transformers_in_float32(
         assert len(tokens) == 64
         # By induction over the prefix this is greedy decoding, in one pass.
         with torch.no_grad():
-            logits = reference(torch.tensor([prompt + tokens])).logits[0]
-        assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == tokens
+            rows = reference(torch.tensor([prompt + tokens]), logits_to_keep=len(tokens) + 1)
+        assert rows.logits[0, :-1].argmax(-1).tolist() == tokens
 
 
 def test_bfloat16_logprobs_stay_close_to_float32(smollm2: Path, reference: Any) -> None:
@@ -77,7 +77,8 @@ def gemma3() -> Path:
 
 def test_gemma3_greedy_tokens_equal_transformers_in_float32(gemma3: Path) -> None:
     """Of prompts that end before its windows do, and beyond them."""
-    reference: Any = AutoModelForCausalLM.from_pretrained(gemma3, dtype=torch.float32)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(gemma3, dtype=torch.float32)
+    reference = loaded.eval()
     with Engine(gemma3, dtype="float32", max_model_len=1024) as engine:
         text = engine.tokenizer.encode(FIXED_TEXT)
         prompts = [engine.tokenizer.encode("The capital of France is"), text, text * 6]
@@ -87,5 +88,5 @@ def test_gemma3_greedy_tokens_equal_transformers_in_float32(gemma3: Path) -> Non
     for prompt, output in zip(prompts, outputs, strict=True):
         tokens = list(output.outputs[0].token_ids)
         with torch.no_grad():
-            logits = reference.eval()(torch.tensor([prompt + tokens])).logits[0]
-        assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == tokens
+            rows = reference(torch.tensor([prompt + tokens]), logits_to_keep=len(tokens) + 1)
+        assert rows.logits[0, :-1].argmax(-1).tolist() == tokens
