@@ -180,7 +180,7 @@ def compare(
         "draft_length": verified / max(decisions - without, 1),
         "without_drafts": without / max(decisions, 1),
         "probes": probes,
-        "same": all(a.tokens == expected for a in speculative.answers + after.answers),
+        "same": all(a.tokens == expected for a in both.answers + speculative.answers),
     }
 
 
@@ -226,7 +226,7 @@ class Check:
             ids = encode(self._texts[workload], directory)
             prompts = pick(ids, size * count, self._options.max_prompt_tokens)
             for batch in range(count):
-                yield workload, prompts[batch::count]
+                yield workload, prompts[batch * size : (batch + 1) * size]
 
     def run(self, condition: Condition) -> None:
         """Every prompt under one condition."""

@@ -86,6 +86,7 @@ void KernelBench::attentions(const ModelShape& model) {
         size_of(act) * static_cast<size_t>(batch.num_rows) * model.num_heads * model.head_dim;
     const Buffer q = gpu_.random(q_bytes, act);
     Buffer out = gpu_.device().allocate(q_bytes, "a bench");
+    // As in all layers of a pass but the first: the plan is there when the graph is recorded.
     const double seconds = gpu_.graph_seconds(samples(), [&] {
       for (const PagedKvView& layer : requests.layers()) {
         gpu_.backend().tree_attention({.q = q.data(),

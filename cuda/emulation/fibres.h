@@ -76,9 +76,10 @@ void mbarrier_wait(uint64_t* barrier, int parity);
 // Lands when no thread of the block can run, or at a random switch; poison until then.
 void bulk_copy(void* shared, const void* global, int size_bytes, uint64_t* barrier);
 
+class DeviceMemory;
+
 // The launch of one kernel. For kernels that overlap earlier work, start() runs the first block
 // until every thread waits for that earlier work; finish() runs the rest once it is done.
-class DeviceMemory;
 class GridRun;
 class StackPool;
 

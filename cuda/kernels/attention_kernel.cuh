@@ -97,7 +97,7 @@ __device__ __forceinline__ void keep_item(const AttendArgs& args, const BlockWor
   }
 }
 
-// Reads it again. Nothing has to be there: of items that there are not, nothing is used.
+// Reads it again.
 template <class Tiles>
 __device__ __forceinline__ void recall_item(const AttendArgs& args, BlockWork& work,
                                             const AttentionMemory<Tiles>& memory) {

@@ -39,9 +39,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def keep_to_own_cpus(worker: int, num_workers: int) -> None:
     """Of the CPUs a share of its own, so that no worker's threads wait for another's."""
-    share = sorted(os.sched_getaffinity(0))[worker::num_workers]
-    if share:
-        os.sched_setaffinity(0, share)
+    if hasattr(os, "sched_setaffinity"):  # on Linux
+        cpus = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cpus[worker::num_workers] or cpus)
 
 
 @pytest.fixture(scope="session")

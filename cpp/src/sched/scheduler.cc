@@ -1,6 +1,7 @@
 #include "sched/scheduler.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/check.h"
 
@@ -214,20 +215,41 @@ void Scheduler::request_drafts(const DraftBudget& budget, ExecutionPlan& plan) c
 }
 
 void Scheduler::grant_drafts(ExecutionPlan& plan) {
-  plan.num_draft_slots = 0;
+  struct Wish {
+    ScheduledSequence* scheduled;
+    int num_slots;
+  };
+  std::vector<Wish> wishes;
   for (ScheduledSequence& scheduled : plan.sequences) {
-    if (scheduled.num_draft_slots == 0) continue;
-    Sequence& sequence = *scheduled.sequence;
-    const int num_tokens = sequence.num_tokens();  // its row is that of the last
-    const int64_t capacity = sequence.blocks.capacity_tokens() +
-                             static_cast<int64_t>(pool_.num_free()) * config_.block_size;
-    const int num_slots = static_cast<int>(
-        std::min<int64_t>({scheduled.num_draft_slots, rows_left(plan), capacity - num_tokens}));
-    SPECDEC_CHECK(sequence.blocks.reserve(pool_, num_tokens + num_slots));
-    scheduled.num_draft_slots = num_slots;
-    scheduled.max_draft_depth = sequence.max_draft_depth(num_slots);
-    plan.num_draft_slots += num_slots;
+    const int num_slots = std::exchange(scheduled.num_draft_slots, 0);
+    if (num_slots > 0) wishes.push_back({&scheduled, num_slots});
   }
+  plan.num_draft_slots = 0;
+  const size_t count = wishes.size();
+  for (size_t i = 0; i < count; ++i) {
+    const Wish& wish = wishes[(next_to_draft_ + i) % count];
+    const auto num_left = static_cast<int>(count - i);
+    const int share = (rows_left(plan) + num_left - 1) / num_left;
+    grant(std::min(wish.num_slots, share), *wish.scheduled, plan);
+  }
+  if (count > 0) next_to_draft_ = (next_to_draft_ + 1) % count;
+  for (const Wish& wish : wishes) grant(wish.num_slots, *wish.scheduled, plan);
+}
+
+// Gives a decoding sequence up to so many draft slots in all.
+void Scheduler::grant(int num_slots, ScheduledSequence& scheduled, ExecutionPlan& plan) {
+  Sequence& sequence = *scheduled.sequence;
+  const int num_tokens = sequence.num_tokens();  // its row is that of the last
+  const int64_t capacity = sequence.blocks.capacity_tokens() +
+                           static_cast<int64_t>(pool_.num_free()) * config_.block_size;
+  const int num_before = std::exchange(scheduled.num_draft_slots, 0);
+  plan.num_draft_slots -= num_before;
+  scheduled.num_draft_slots =
+      static_cast<int>(std::min<int64_t>({num_slots, rows_left(plan), capacity - num_tokens}));
+  SPECDEC_CHECK_GE(scheduled.num_draft_slots, num_before);
+  SPECDEC_CHECK(sequence.blocks.reserve(pool_, num_tokens + scheduled.num_draft_slots));
+  scheduled.max_draft_depth = sequence.max_draft_depth(scheduled.num_draft_slots);
+  plan.num_draft_slots += scheduled.num_draft_slots;
 }
 
 // The next chunk of a prompt does not wait for the one before it.

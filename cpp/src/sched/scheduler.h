@@ -141,9 +141,11 @@ class Scheduler {
   void plan_decodes(ExecutionPlan& plan);
   // Asks for every decoding sequence what it would draft, and holds rows for that.
   void request_drafts(const DraftBudget& budget, ExecutionPlan& plan) const;
-  // Cuts the requests down to the rows and blocks that are left, first rank first, and reserves
-  // them.
+  // Cuts the requests down to the rows and blocks that are left, and reserves them: first equal
+  // shares of the rows, beginning with another sequence in every step, so that none waits for those
+  // before it; then what is left, first rank first.
   void grant_drafts(ExecutionPlan& plan);
+  void grant(int num_slots, ScheduledSequence& scheduled, ExecutionPlan& plan);
   // Both for up to `most` sequences in all.
   void plan_chunks(ExecutionPlan& plan, int& most);
   void plan_admissions(ExecutionPlan& plan, int& most);
@@ -176,6 +178,7 @@ class Scheduler {
   std::deque<Sequence*> waiting_;                           // by rank
   std::vector<Sequence*> running_;                          // by rank
   std::unordered_map<const Sequence*, int> num_followers_;  // of leaders that have some
+  size_t next_to_draft_ = 0;  // of a step's drafting sequences, the one to get its share first
 };
 
 }  // namespace specdec

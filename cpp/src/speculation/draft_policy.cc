@@ -380,7 +380,7 @@ void DraftPolicy::begin_step(int num_decoding, int num_prompt_rows) {
 
 void DraftPolicy::end_step(double seconds) {
   ++num_steps_;
-  fade(recent_verified_, step_.num_verified);
+  if (step_.num_decoding > 0) fade(recent_verified_, step_.num_verified);
   const double plain = verify_seconds(0);
   const int num_rows = step_.num_decoding + step_.num_verified;
   if (step_.num_decoding > 0 && step_.num_prompt_rows == 0) {

@@ -107,13 +107,45 @@ TEST(SchedulerDraftTest, PromptsDoNotDraftNorCountAsDecoding) {
   EXPECT_EQ(counts, (std::vector<int>{2, 2}));
 }
 
-TEST(SchedulerDraftTest, RowsForDraftsGoToTheOldestFirst) {
+TEST(SchedulerDraftTest, RowsForDraftsAreSharedOut) {
   SchedulerHarness harness(options({.max_num_batched_tokens = 10}));
   for (int i = 0; i < 3; ++i) harness.add(prompt_of(2, 100 * i));
   harness.step();
-  const ExecutionPlan plan = harness.plan(always(5));
-  EXPECT_EQ(slots_of(plan), (Slots{{0, 5}, {1, 2}, {2, 0}}));
+  // Seven rows are left: another sequence is the one to get three.
+  for (const Slots& slots : {Slots{{0, 3}, {1, 2}, {2, 2}}, Slots{{0, 2}, {1, 3}, {2, 2}},
+                             Slots{{0, 2}, {1, 2}, {2, 3}}}) {
+    const ExecutionPlan plan = harness.plan(always(5));
+    EXPECT_EQ(slots_of(plan), slots);
+    harness.advance(plan);
+  }
+}
+
+TEST(SchedulerDraftTest, RowsThatSomeDoNotWantGoToTheOldestFirst) {
+  SchedulerHarness harness(options({.max_num_batched_tokens = 14}));
+  for (int i = 0; i < 3; ++i) harness.add(prompt_of(2, 100 * i));
+  harness.step();
+  const ExecutionPlan plan = harness.plan({.slots = [](const Sequence& sequence, int) {
+    return sequence.ordinal == 0 ? 6 : sequence.ordinal == 1 ? 1 : 5;
+  }});
+  EXPECT_EQ(slots_of(plan), (Slots{{0, 5}, {1, 1}, {2, 5}}));
   harness.advance(plan);
+}
+
+// Beside prompts that take every row but one, drafts come to everyone in turn.
+TEST(SchedulerDraftTest, NobodyWaitsForDraftsBehindAnother) {
+  SchedulerHarness harness(options({.num_blocks = 64, .max_num_batched_tokens = 8}));
+  for (int i = 0; i < 3; ++i) harness.add(prompt_of(2, 100 * i));
+  harness.step();
+  harness.add(prompt_of(60, 500));
+  DraftBudget budget = always(4);
+  budget.most_held = 1;
+  for (uint64_t turn = 0; turn < 3; ++turn) {
+    const ExecutionPlan plan = harness.plan(budget);
+    for (const auto& [ordinal, num_slots] : slots_of(plan)) {
+      EXPECT_EQ(num_slots, ordinal == turn ? 1 : 0);
+    }
+    harness.advance(plan);
+  }
 }
 
 TEST(SchedulerDraftTest, BudgetOfEachSequenceIsItsOwn) {
@@ -204,7 +236,7 @@ TEST(SchedulerDraftTest, PromptsTakeTheRowsThatAreNotHeldForDrafts) {
   budget.most_held = 3;
   const ExecutionPlan plan = harness.plan(budget);
   EXPECT_EQ(rows_of(plan), (Rows{{0, 1}, {1, 1}, {2, 11}}));
-  EXPECT_EQ(slots_of(plan), (Slots{{0, 3}, {1, 0}}));
+  EXPECT_EQ(slots_of(plan), (Slots{{0, 2}, {1, 1}}));
   harness.advance(plan);
 }
 

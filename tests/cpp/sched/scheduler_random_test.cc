@@ -127,7 +127,7 @@ class SchedulerRandomTest : public ::testing::TestWithParam<RandomCase> {
     const size_t most = pick(GetParam().max_drafts + 1);
     const DraftBudget budget{
         .slots = [&](const Sequence&, int) { return static_cast<int>(pick(most + 1)); },
-        .most_held = static_cast<int>(pick(2 * most + 1))};
+        .most_held = one_in(2) ? 100 : static_cast<int>(pick(most + 1))};
     const ExecutionPlan plan = harness.plan(budget, [&](const ScheduledSequence& scheduled) {
       const int num_slots = scheduled.num_draft_slots;
       return one_in(2) ? num_slots : static_cast<int>(pick(num_slots + 1));
