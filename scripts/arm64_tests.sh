@@ -42,11 +42,11 @@ done
 run_one() {
   local cpu=$1 test=$2 filter=$3 parts=$4 part=$5 log
   log=$logs/$cpu-$test-$part.txt
-  GTEST_TOTAL_SHARDS=$parts GTEST_SHARD_INDEX=$part \
+  GTEST_TOTAL_SHARDS=$parts GTEST_SHARD_INDEX=$part timeout 600 \
     qemu-aarch64-static -cpu "$cpu" "$build/tests/cpp/$test" --gtest_filter="$filter" \
     >"$log" 2>&1 || {
     tail -n 40 "$log"
-    echo "$test ($filter) failed on $cpu: $log" >&2
+    echo "$test ($filter) failed on $cpu, or took 10 minutes: $log" >&2
     return 1
   }
   # A filter that names nothing must not pass.

@@ -114,8 +114,11 @@ struct ThreadPool::State {
   std::exception_ptr error;
   std::vector<std::thread> workers;
 
-  // A thread raises num_asleep before it sleeps. A thread that has news lowers it to 0 and wakes
-  // all.
+  // A worker raises num_asleep before it looks for news the last time and sleeps. The caller that
+  // has a job lowers num_asleep to 0 and wakes all, or sees 0 too early and goes without a late
+  // worker. Where a missed wake-up would be a wait without end (caller_asleep, stop()), each side
+  // writes by a read-modify-write before it reads what the other side writes: a plain store, even
+  // a sequentially consistent one, may pass that read under qemu.
   alignas(kCacheLineBytes) std::atomic<int> num_asleep{0};
   std::atomic<uint32_t> wake_ups{0};
   alignas(kCacheLineBytes) std::atomic<uint32_t> caller_asleep{0};
@@ -186,7 +189,7 @@ struct ThreadPool::State {
       }
       own.state.exchange(2 * job.epoch() + 1, std::memory_order_seq_cst);
       if (caller_asleep.load(std::memory_order_seq_cst) != 0) {
-        caller_asleep.store(0, std::memory_order_seq_cst);
+        caller_asleep.exchange(0, std::memory_order_seq_cst);
         caller_asleep.notify_one();
       }
     }
@@ -207,7 +210,7 @@ struct ThreadPool::State {
       }
     } while (Clock::now() - start < kSpinForOthers);
     for (;;) {
-      caller_asleep.store(1, std::memory_order_seq_cst);
+      caller_asleep.exchange(1, std::memory_order_seq_cst);
       if (!is_inside(thread, job)) break;
       caller_asleep.wait(1, std::memory_order_acquire);
     }
@@ -227,8 +230,9 @@ struct ThreadPool::State {
 
   void stop() {
     stopping.store(true, std::memory_order_release);
-    ticket.store(Ticket(Ticket(ticket.load()).epoch() + 1, 0, 0).word(), std::memory_order_seq_cst);
-    wake_workers();
+    ticket.exchange(Ticket(Ticket(ticket.load()).epoch() + 1, 0, 0).word());
+    wake_ups.fetch_add(1);  // whoever may be asleep, because stop() waits for every worker
+    wake_ups.notify_all();
     for (std::thread& worker : workers) worker.join();
     workers.clear();
   }

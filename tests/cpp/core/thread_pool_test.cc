@@ -161,6 +161,34 @@ TEST_P(ThreadPoolTest, CallerWaitsForSlowPieces) {
   }
 }
 
+void keep_core(int64_t nanoseconds) {
+  using std::chrono::steady_clock;
+  const auto end = steady_clock::now() + std::chrono::nanoseconds(nanoseconds);
+  while (steady_clock::now() < end) {
+  }
+}
+// As long as an idle thread waits before it sleeps, and up to 4 us more.
+int64_t patience(int seed) { return 50'000 + static_cast<int64_t>(seed) * 7919 % 4'000; }
+
+// A worker ends its piece just as the caller goes to sleep. A wake-up that is missed is a wait
+// without end.
+TEST(ThreadPoolWakeUps, ReachACallerThatIsGoingToSleep) {
+  ThreadPool pool(2);
+  const ThreadPool::StepScope hot(pool);
+  for (int job = 0; job < 15'000; ++job) {
+    pool.parallel_for(2, 1, [&](int64_t, int64_t, int thread) {
+      keep_core(thread == 1 ? patience(job) : 2'000);  // the worker begins meanwhile
+    });
+  }
+}
+
+TEST(ThreadPoolWakeUps, ReachWorkersThatAreGoingToSleep) {
+  for (int round = 0; round < 2000; ++round) {
+    ThreadPool pool(2);
+    keep_core(patience(round));
+  }  // the pool stops, and waits for its workers
+}
+
 TEST_P(ThreadPoolTest, NestedCallsAreRefused) {
   ThreadPool pool(GetParam());
   EXPECT_THROW(pool.parallel_for(4, 1,
