@@ -11,6 +11,7 @@ namespace {
 
 constexpr int64_t kPieceBytes = 64 << 10;
 constexpr int64_t kWords = kPieceBytes / sizeof(uint64_t);
+constexpr int64_t kAheadWords = (8 << 10) / sizeof(uint64_t);
 
 // Whole pieces, at least one, written by the threads that will read them.
 Buffer make_buffer(size_t size_bytes, ThreadPool& pool) {
@@ -36,6 +37,7 @@ __attribute__((target_clones("avx512f", "avx2", "default")))
 uint64_t read_piece(const uint64_t* words) {
   uint64_t sums[64] = {};
   for (int64_t i = 0; i < kWords; i += 64) {
+    for (int64_t line = 0; line < 64; line += 8) __builtin_prefetch(words + i + kAheadWords + line);
     for (int64_t lane = 0; lane < 64; ++lane) sums[lane] ^= words[i + lane];
   }
   uint64_t sum = 0;

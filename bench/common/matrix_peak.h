@@ -11,7 +11,8 @@
 
 namespace specdec::bench {
 
-// "float32", "bfloat16", "int8": of the operands; sums are float32 or int32.
+// "float32", "bfloat16", "int8", "int4" (codes of weights, times int8): of the operands; sums are
+// float32 or integers.
 struct MatrixPeak {
   std::string operands;
   std::string instruction;
@@ -22,8 +23,8 @@ struct MatrixPeak {
 // has no instruction for are left out.
 std::vector<MatrixPeak> measure_matrix_peaks(cpu::Isa isa, ThreadPool& pool, int samples);
 
-// The rate a kernel over such operands is held against: that of the operands, or of float32 where
-// they have no instruction of their own. 0 when there is none.
+// The rate a kernel over such operands is held against: the best of theirs and of wider operands
+// that it could take them for (int4, int8, float32). 0 when there is none.
 double peak_for(const std::vector<MatrixPeak>& peaks, std::string_view operands);
 
 }  // namespace specdec::bench

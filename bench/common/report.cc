@@ -1,5 +1,6 @@
 #include "common/report.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -44,6 +45,10 @@ std::vector<std::pair<std::string, double>> figures(const Record& record) {
       out.emplace_back("peak_gflop_per_s", record.peak_rate * 1e-9);
       out.emplace_back("of_peak", rate / record.peak_rate);
     }
+  }
+  if (record.read_rate > 0 && record.peak_rate > 0) {
+    const double least = std::max(record.bytes / record.read_rate, record.flops / record.peak_rate);
+    out.emplace_back("of_roofline", least / record.seconds);
   }
   out.insert(out.end(), record.counters.begin(), record.counters.end());
   return out;

@@ -233,8 +233,15 @@ class Step {
 };
 
 const char* operands_of(const Options& options) {
-  if (options.format != WeightFormat::kAct) return "int8";
-  return options.dtype == DType::kBF16 ? "bfloat16" : "float32";
+  switch (options.format) {
+    case WeightFormat::kInt4Grouped:
+    case WeightFormat::kInt4GroupedMin:
+      return "int4";
+    case WeightFormat::kAct:
+      return options.dtype == DType::kBF16 ? "bfloat16" : "float32";
+    default:
+      return "int8";
+  }
 }
 
 ModelShape cut(ModelShape model, const Options& options) {

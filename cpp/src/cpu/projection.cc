@@ -21,7 +21,7 @@ constexpr int64_t kMinWorkBytes = 16 << 10;
 constexpr int64_t kKernelBlocks = 3;
 constexpr int64_t kKernelRows = 16;
 // Up to this many elements of rows, each thread prepares all rows for itself and waits for nobody.
-constexpr int64_t kPrivateElements = 16 << 10;
+constexpr int64_t kPrivateElements = 4 << 10;
 constexpr int64_t kAlignment = 64;
 // Rows that lie this far apart compete for the same few places in a level-1 cache.
 constexpr int64_t kAliasBytes = 2 << 10;

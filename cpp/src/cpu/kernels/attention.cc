@@ -24,6 +24,11 @@ constexpr int kLineBytes = 64;
 constexpr float kLowest = -1e30f;
 constexpr float kLog2E = 0x1.715476p+0f;
 
+// Into the L2 cache. Lines asked for into L1 would take its fill buffers from loads of what is at
+// hand: one row over keys and values in memory took 1.4 to 1.7 times as long on Zen 4, with AVX2
+// and with AVX-512.
+void prefetch_line(const char* line) { __builtin_prefetch(line, 0, 2); }
+
 int min_of(int a, int b) { return a < b ? a : b; }
 int max_of(int a, int b) { return a > b ? a : b; }
 int clamp(int x, int low, int high) { return max_of(low, min_of(x, high)); }
@@ -273,7 +278,7 @@ struct Kernel {
 
   void prefetch_group(const char* start) const {
     for (int64_t i = 0; i < group_bytes<Stored>(task.head_dim); i += kLineBytes) {
-      __builtin_prefetch(start + i);
+      prefetch_line(start + i);
     }
   }
 
@@ -301,7 +306,7 @@ struct Kernel {
       for (int v = 0; v < V; ++v) k[v] = T::load_word(keys[v] + w * kLanes);
 #pragma GCC unroll 8
       for (int line = 0; line < kLines; ++line) {
-        __builtin_prefetch(ahead[first_line + line] + w * kLineBytes);
+        prefetch_line(ahead[first_line + line] + w * kLineBytes);
       }
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) {
@@ -514,7 +519,7 @@ struct Kernel {
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) value[v] = T::load_word(row + v * kLanes);
 #pragma GCC unroll 8
-        for (int line = 0; line < kLines; ++line) __builtin_prefetch(ahead + line * kLineBytes);
+        for (int line = 0; line < kLines; ++line) prefetch_line(ahead + line * kLineBytes);
 #pragma GCC unroll 8
         for (int p = 0; p < P; ++p) {
           const auto weight = T::broadcast_word(weights[p] + i);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cpu/kernels/linear.h"
+#include "cpu/kernels/prefetch.h"
 #include "cpu/kernels/row_pointers.h"
 #include "cpu/kernels/simd_int.h"
 #include "cpu/kernels/sum_steps.h"
@@ -30,8 +31,6 @@ constexpr int kMaxBlocks = 1;
 #endif
 constexpr int kGroupsOfRecord = kIntRecordDepth / kIntGroup;
 constexpr int kGroupScaleBytes = kIntHeaderBytes / kGroupsOfRecord;
-constexpr int kLineBytes = 64;
-constexpr int64_t kAheadBytes = 8 << 10;       // how far ahead of its use a stream is prefetched
 constexpr int64_t kWeightsL1Bytes = 24 << 10;  // of one group of blocks, between passes of rows
 
 template <PackedFormat kFormat>
@@ -76,10 +75,8 @@ struct IntDots {
 
 // A row's group, of those that `x` is at.
 template <class Format>
-#if defined(SPECDEC_NEON)
-[[gnu::always_inline]]
-#endif
-inline const typename Format::RowGroup& group_of(const RowPointers<uint8_t>& x, int row) {
+[[gnu::always_inline]] inline const typename Format::RowGroup& group_of(
+    const RowPointers<uint8_t>& x, int row) {
   return *reinterpret_cast<const typename Format::RowGroup*>(x.row(row));
 }
 
@@ -143,7 +140,7 @@ inline IntDots<kRows, kBlocks> dot_group(const IntSpan<Format>& span, const uint
       } else {
         w[0][b] = Dot::load(from);
       }
-      __builtin_prefetch(ahead + b * kLineBytes, 0, 3);
+      prefetch_weights(ahead + b * kLineBytes);
     }
     ahead += span.ahead_step;
     asm("" : "+r"(ahead));  // not all of the group's addresses at once
@@ -278,7 +275,7 @@ void run_int_tile(const IntSpan<Format>& tile, const TileSums& tile_sums) {
         x.advance(sizeof(typename Format::RowGroup));
       }
       for (int line = 0; line < Format::kHeaderBytes / kLineBytes; ++line) {
-        for (int b = 0; b < kBlocks; ++b) __builtin_prefetch(ahead + b * kLineBytes, 0, 3);
+        for (int b = 0; b < kBlocks; ++b) prefetch_weights(ahead + b * kLineBytes);
         ahead += span.ahead_step;
       }
     }

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "cpu/kernels/linear.h"
+#include "cpu/kernels/prefetch.h"
 #include "cpu/kernels/row_pointers.h"
 #include "cpu/kernels/simd.h"
 #include "cpu/kernels/sum_steps.h"
@@ -20,10 +21,6 @@ namespace {
 
 constexpr int kMaxTileRows = 16;
 constexpr int kMaxTileBlocks = kMaxCellBlocks;
-constexpr int64_t kLineBytes = 64;
-// How far ahead of its use a single pass prefetches, across the ends of blocks. Measured on Zen 5:
-// half as far is as fast for one row, but not for 16 rows.
-constexpr int64_t kAheadBytes = 8 << 10;
 
 // The place of a tile: x at its first row and k, packed weights at its first block and k.
 template <class X, class W>
@@ -128,7 +125,7 @@ void run_tile(const SpanOf<Dot>& span, const TileSums& tile_sums) {
     for (; k > 0; k -= kUnroll * Dot::kStep) {
 #pragma GCC unroll 4
       for (int i = 0; i < kUnroll; ++i) {
-        __builtin_prefetch(ahead, 0, 3);
+        prefetch_weights(ahead);
 #pragma GCC unroll 2
         for (int part = 0; part < Dot::kParts; ++part) {
           typename Dot::Weights w[kBlocks];
