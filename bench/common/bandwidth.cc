@@ -29,7 +29,9 @@ int64_t num_pieces(const Buffer& buffer) {
   return static_cast<int64_t>(buffer.size_bytes()) / kPieceBytes;
 }
 
-// Reads a piece; the sum keeps the compiler from leaving the loads out. Compiled for the widest
+// Reads a piece, prefetching as products do: without that, processors read less than the memory
+// delivers (Zen 4: 22 of 36 GB/s), and with it a few per cent less of what lies in the caches. The
+// sum keeps the compiler from leaving the loads out. Compiled for the widest
 // loads there are: in the caches their number counts.
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 __attribute__((target_clones("avx512f", "avx2", "default")))

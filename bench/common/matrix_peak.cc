@@ -15,7 +15,7 @@
 #if defined(__aarch64__)
 #define SPECDEC_KEEP(sum) asm volatile("" : "+w"(sum))
 #else
-#define SPECDEC_KEEP(sum) asm volatile("" : "+x"(sum))
+#define SPECDEC_KEEP(sum) asm volatile("" : "+v"(sum))
 #endif
 
 namespace specdec::bench {
@@ -116,6 +116,34 @@ __attribute__((target("avx512f"))) void run_avx512(int64_t rounds) {
   }
 }
 
+__attribute__((target("avx512bw"))) void run_avx512_madd(int64_t rounds) {
+  __m512i sums[kSums] = {};
+  __m512i x = _mm512_set1_epi16(3);
+  const __m512i y = _mm512_set1_epi16(-2);
+  for (int64_t i = 0; i < rounds; ++i) {
+#pragma GCC unroll 16
+    for (__m512i& sum : sums) {
+      SPECDEC_KEEP(x);
+      sum = _mm512_add_epi32(sum, _mm512_madd_epi16(x, y));
+      SPECDEC_KEEP(sum);
+    }
+  }
+}
+
+__attribute__((target("avx512bw"))) void run_avx512_maddubs(int64_t rounds) {
+  __m512i sums[kSums] = {};
+  __m512i x = _mm512_set1_epi8(3);
+  const __m512i y = _mm512_set1_epi8(-2);
+  for (int64_t i = 0; i < rounds; ++i) {
+#pragma GCC unroll 16
+    for (__m512i& sum : sums) {
+      SPECDEC_KEEP(x);
+      sum = _mm512_add_epi16(sum, _mm512_maddubs_epi16(x, y));
+      SPECDEC_KEEP(sum);
+    }
+  }
+}
+
 __attribute__((target("avx512f,avx512bf16"))) void run_avx512_bf16(int64_t rounds) {
   __m512 sums[kSums] = {};
   const __m512bh x = (__m512bh)_mm512_set1_epi16(0x3f00);
@@ -192,6 +220,8 @@ const std::vector<PeakLoop>& peak_loops() {
       {"int8", "vpmaddwd", Isa::kAvx2, 12 * 32.0, run_avx2_madd},
       {"int4", "vpmaddubsw", Isa::kAvx2, 12 * 64.0, run_avx2_maddubs},
       {"int8", "vpdpbusd256", Isa::kAvxVnni, 12 * 64.0, run_avx_vnni},
+      {"int8", "vpmaddwd512", Isa::kAvx512, kSums * 64.0, run_avx512_madd},
+      {"int4", "vpmaddubsw512", Isa::kAvx512, kSums * 128.0, run_avx512_maddubs},
       {"float32", "vfmadd512", Isa::kAvx512, kSums * 32.0, run_avx512},
       {"bfloat16", "vdpbf16ps", Isa::kAvx512Bf16, kSums * 64.0, run_avx512_bf16},
       {"bfloat16", "tdpbf16ps", Isa::kAmx, 4 * 2.0 * 16 * 16 * 32, run_amx_bf16},
@@ -244,12 +274,12 @@ std::vector<MatrixPeak> measure_matrix_peaks(cpu::Isa isa, ThreadPool& pool, int
 
 double peak_for(const std::vector<MatrixPeak>& peaks, std::string_view operands) {
   double best = 0;
-  for (const std::string_view name : {operands, std::string_view(operands == "int4" ? "int8" : ""),
-                                      std::string_view("float32")}) {
+  for (std::string_view name = operands;;) {
     const auto found = std::ranges::find(peaks, name, &MatrixPeak::operands);
     if (found != peaks.end()) best = std::max(best, found->flops_per_second);
+    if (name == "float32") return best;
+    name = name == "int4" ? "int8" : "float32";
   }
-  return best;
 }
 
 }  // namespace specdec::bench

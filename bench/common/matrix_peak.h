@@ -23,8 +23,8 @@ struct MatrixPeak {
 // has no instruction for are left out.
 std::vector<MatrixPeak> measure_matrix_peaks(cpu::Isa isa, ThreadPool& pool, int samples);
 
-// The rate a kernel over such operands is held against: the best of theirs and of wider operands
-// that it could take them for (int4, int8, float32). 0 when there is none.
+// The rate a kernel over such operands is held against: the highest peak among these operands and
+// those they can be widened to (int4 to int8, any to float32). 0 when there is none.
 double peak_for(const std::vector<MatrixPeak>& peaks, std::string_view operands);
 
 }  // namespace specdec::bench

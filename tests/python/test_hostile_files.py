@@ -23,7 +23,7 @@ import tiny_text_model
 
 pytestmark = pytest.mark.fuzz
 
-HANG_S = 600  # all cases of a kind take seconds
+HANG_S = 300  # all cases of a kind take seconds
 
 
 @pytest.fixture(scope="module")

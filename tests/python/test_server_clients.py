@@ -43,7 +43,7 @@ def run(script: str, url: str, tokenizer: Path) -> None:
         [sys.executable, str(file), *arguments],
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=300,
         check=False,
         env=environment,
     )

@@ -93,5 +93,5 @@ def test_what_the_model_itself_says_is_greedy(world: World, model: Path, engine:
 @pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="needs lm-eval[api]")
 def test_lm_eval_finds_what_it_finds_in_transformers(world: World, model: Path) -> None:
     command = [sys.executable, str(CLIENT), world.url, str(model), "--model-name", MODEL]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

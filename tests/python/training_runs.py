@@ -72,7 +72,7 @@ def start(command: Sequence[str]) -> subprocess.Popen[str]:
 
 def finish(process: subprocess.Popen[str]) -> str:
     """What a process printed; it has to end well."""
-    output, _ = process.communicate(timeout=600)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
     return output
 

@@ -114,11 +114,13 @@ struct ThreadPool::State {
   std::exception_ptr error;
   std::vector<std::thread> workers;
 
-  // A worker raises num_asleep before it looks for news the last time and sleeps. The caller that
-  // has a job lowers num_asleep to 0 and wakes all, or sees 0 too early and goes without a late
-  // worker. Where a missed wake-up would be a wait without end (caller_asleep, stop()), each side
-  // writes by a read-modify-write before it reads what the other side writes: a plain store, even
-  // a sequentially consistent one, may pass that read under qemu.
+  // A worker raises num_asleep, looks at the ticket once more, and sleeps. run() looks at
+  // num_asleep after it has written the ticket. If it sees 0 too early, that worker sleeps through
+  // this job, others do its share, and the next job wakes it.
+  //
+  // Nobody would wake the caller a second time. So the caller and a worker each exchange their own
+  // word before they load the other's: under qemu a load may be done before an earlier plain store
+  // is visible, even where both are sequentially consistent.
   alignas(kCacheLineBytes) std::atomic<int> num_asleep{0};
   std::atomic<uint32_t> wake_ups{0};
   alignas(kCacheLineBytes) std::atomic<uint32_t> caller_asleep{0};
@@ -230,8 +232,10 @@ struct ThreadPool::State {
 
   void stop() {
     stopping.store(true, std::memory_order_release);
-    ticket.exchange(Ticket(Ticket(ticket.load()).epoch() + 1, 0, 0).word());
-    wake_ups.fetch_add(1);  // whoever may be asleep, because stop() waits for every worker
+    ticket.store(Ticket(Ticket(ticket.load()).epoch() + 1, 0, 0).word(), std::memory_order_release);
+    // stop() waits for every worker, so it looks at no count: a worker that has read the older
+    // number of wake-ups does not sleep.
+    wake_ups.fetch_add(1, std::memory_order_seq_cst);
     wake_ups.notify_all();
     for (std::thread& worker : workers) worker.join();
     workers.clear();

@@ -167,8 +167,10 @@ void keep_core(int64_t nanoseconds) {
   while (steady_clock::now() < end) {
   }
 }
-// As long as an idle thread waits before it sleeps, and up to 4 us more.
-int64_t patience(int seed) { return 50'000 + static_cast<int64_t>(seed) * 7919 % 4'000; }
+// As long as an idle thread waits before it sleeps, and up to `spread` nanoseconds more.
+int64_t patience(int seed, int64_t spread) {
+  return 50'000 + static_cast<int64_t>(seed) * 7919 % spread;
+}
 
 // A worker ends its piece just as the caller goes to sleep. A wake-up that is missed is a wait
 // without end.
@@ -177,15 +179,15 @@ TEST(ThreadPoolWakeUps, ReachACallerThatIsGoingToSleep) {
   const ThreadPool::StepScope hot(pool);
   for (int job = 0; job < 15'000; ++job) {
     pool.parallel_for(2, 1, [&](int64_t, int64_t, int thread) {
-      keep_core(thread == 1 ? patience(job) : 2'000);  // the worker begins meanwhile
+      keep_core(thread == 1 ? patience(job, 4'000) : 2'000);  // the worker begins meanwhile
     });
   }
 }
 
 TEST(ThreadPoolWakeUps, ReachWorkersThatAreGoingToSleep) {
-  for (int round = 0; round < 2000; ++round) {
+  for (int round = 0; round < 5000; ++round) {
     ThreadPool pool(2);
-    keep_core(patience(round));
+    keep_core(patience(round, 10'000));  // its thread takes a few microseconds to begin
   }  // the pool stops, and waits for its workers
 }
 

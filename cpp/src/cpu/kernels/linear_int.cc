@@ -73,7 +73,7 @@ struct IntDots {
   I32x16 of[kRows][kBlocks];
 };
 
-// A row's group, of those that `x` is at.
+// A row's group, of those that `x` is at. Always inline: a call would spill the accumulators.
 template <class Format>
 [[gnu::always_inline]] inline const typename Format::RowGroup& group_of(
     const RowPointers<uint8_t>& x, int row) {
