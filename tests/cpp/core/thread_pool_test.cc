@@ -185,7 +185,7 @@ TEST(ThreadPoolWakeUps, ReachACallerThatIsGoingToSleep) {
 }
 
 TEST(ThreadPoolWakeUps, ReachWorkersThatAreGoingToSleep) {
-  for (int round = 0; round < 5000; ++round) {
+  for (int round = 0; round < 2000; ++round) {
     ThreadPool pool(2);
     keep_core(patience(round, 10'000));  // its thread takes a few microseconds to begin
   }  // the pool stops, and waits for its workers
