@@ -47,128 +47,41 @@ void run_generic(int64_t rounds) {
 
 #if defined(__x86_64__)
 
-__attribute__((target("avx2,fma"))) void run_avx2(int64_t rounds) {
-  __m256 sums[12] = {};
-  const __m256 x = _mm256_set1_ps(0.5f);
-  const __m256 y = _mm256_set1_ps(0.25f);
-  for (int64_t i = 0; i < rounds; ++i) {
-#pragma GCC unroll 12
-    for (__m256& sum : sums) {
-      sum = _mm256_fmadd_ps(x, y, sum);
-      SPECDEC_KEEP(sum);
-    }
+// `product` adds the product of x and y to sum.
+#define SPECDEC_PEAK_LOOP(name, extensions, Sum, num_sums, x_value, y_value, product) \
+  __attribute__((target(extensions))) void name(int64_t rounds) {                     \
+    Sum sums[num_sums] = {};                                                          \
+    auto x = x_value;                                                                 \
+    const auto y = y_value;                                                           \
+    for (int64_t i = 0; i < rounds; ++i) {                                            \
+      _Pragma("GCC unroll 16") for (Sum& sum : sums) {                                \
+        SPECDEC_KEEP(x); /* each product anew */                                      \
+        sum = product;                                                                \
+        SPECDEC_KEEP(sum);                                                            \
+      }                                                                               \
+    }                                                                                 \
   }
-}
-
-// As kernels without a dot product of bytes multiply them: in pairs, which are added by themselves.
-__attribute__((target("avx2"))) void run_avx2_madd(int64_t rounds) {
-  __m256i sums[12] = {};
-  __m256i x = _mm256_set1_epi16(3);
-  const __m256i y = _mm256_set1_epi16(-2);
-  for (int64_t i = 0; i < rounds; ++i) {
-#pragma GCC unroll 12
-    for (__m256i& sum : sums) {
-      SPECDEC_KEEP(x);  // each product anew
-      sum = _mm256_add_epi32(sum, _mm256_madd_epi16(x, y));
-      SPECDEC_KEEP(sum);
-    }
-  }
-}
-
-// The same of 4-bit codes, whose pairs of products fit into 16 bits.
-__attribute__((target("avx2"))) void run_avx2_maddubs(int64_t rounds) {
-  __m256i sums[12] = {};
-  __m256i x = _mm256_set1_epi8(3);
-  const __m256i y = _mm256_set1_epi8(-2);
-  for (int64_t i = 0; i < rounds; ++i) {
-#pragma GCC unroll 12
-    for (__m256i& sum : sums) {
-      SPECDEC_KEEP(x);
-      sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(x, y));
-      SPECDEC_KEEP(sum);
-    }
-  }
-}
-
-__attribute__((target("avx2,avxvnni"))) void run_avx_vnni(int64_t rounds) {
-  __m256i sums[12] = {};
-  const __m256i x = _mm256_set1_epi8(3);
-  const __m256i y = _mm256_set1_epi8(-2);
-  for (int64_t i = 0; i < rounds; ++i) {
-#pragma GCC unroll 12
-    for (__m256i& sum : sums) {
-      sum = _mm256_dpbusd_avx_epi32(sum, x, y);
-      SPECDEC_KEEP(sum);
-    }
-  }
-}
-
-__attribute__((target("avx512f"))) void run_avx512(int64_t rounds) {
-  __m512 sums[kSums] = {};
-  const __m512 x = _mm512_set1_ps(0.5f);
-  const __m512 y = _mm512_set1_ps(0.25f);
-  for (int64_t i = 0; i < rounds; ++i) {
-#pragma GCC unroll 16
-    for (__m512& sum : sums) {
-      sum = _mm512_fmadd_ps(x, y, sum);
-      asm volatile("" : "+v"(sum));
-    }
-  }
-}
-
-__attribute__((target("avx512bw"))) void run_avx512_madd(int64_t rounds) {
-  __m512i sums[kSums] = {};
-  __m512i x = _mm512_set1_epi16(3);
-  const __m512i y = _mm512_set1_epi16(-2);
-  for (int64_t i = 0; i < rounds; ++i) {
-#pragma GCC unroll 16
-    for (__m512i& sum : sums) {
-      SPECDEC_KEEP(x);
-      sum = _mm512_add_epi32(sum, _mm512_madd_epi16(x, y));
-      SPECDEC_KEEP(sum);
-    }
-  }
-}
-
-__attribute__((target("avx512bw"))) void run_avx512_maddubs(int64_t rounds) {
-  __m512i sums[kSums] = {};
-  __m512i x = _mm512_set1_epi8(3);
-  const __m512i y = _mm512_set1_epi8(-2);
-  for (int64_t i = 0; i < rounds; ++i) {
-#pragma GCC unroll 16
-    for (__m512i& sum : sums) {
-      SPECDEC_KEEP(x);
-      sum = _mm512_add_epi16(sum, _mm512_maddubs_epi16(x, y));
-      SPECDEC_KEEP(sum);
-    }
-  }
-}
-
-__attribute__((target("avx512f,avx512bf16"))) void run_avx512_bf16(int64_t rounds) {
-  __m512 sums[kSums] = {};
-  const __m512bh x = (__m512bh)_mm512_set1_epi16(0x3f00);
-  const __m512bh y = (__m512bh)_mm512_set1_epi16(0x3e80);
-  for (int64_t i = 0; i < rounds; ++i) {
-#pragma GCC unroll 16
-    for (__m512& sum : sums) {
-      sum = _mm512_dpbf16_ps(sum, x, y);
-      asm volatile("" : "+v"(sum));
-    }
-  }
-}
-
-__attribute__((target("avx512f,avx512vnni"))) void run_avx512_vnni(int64_t rounds) {
-  __m512i sums[kSums] = {};
-  const __m512i x = _mm512_set1_epi8(3);
-  const __m512i y = _mm512_set1_epi8(-2);
-  for (int64_t i = 0; i < rounds; ++i) {
-#pragma GCC unroll 16
-    for (__m512i& sum : sums) {
-      sum = _mm512_dpbusd_epi32(sum, x, y);
-      asm volatile("" : "+v"(sum));
-    }
-  }
-}
+SPECDEC_PEAK_LOOP(run_avx2, "avx2,fma", __m256, 12, _mm256_set1_ps(0.5f), _mm256_set1_ps(0.25f),
+                  _mm256_fmadd_ps(x, y, sum))
+SPECDEC_PEAK_LOOP(run_avx512, "avx512f", __m512, kSums, _mm512_set1_ps(0.5f), _mm512_set1_ps(0.25f),
+                  _mm512_fmadd_ps(x, y, sum))
+SPECDEC_PEAK_LOOP(run_avx512_bf16, "avx512f,avx512bf16", __m512, kSums, _mm512_set1_epi16(0x3f00),
+                  _mm512_set1_epi16(0x3e80), _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)y))
+SPECDEC_PEAK_LOOP(run_avx_vnni, "avx2,avxvnni", __m256i, 12, _mm256_set1_epi8(3),
+                  _mm256_set1_epi8(-2), _mm256_dpbusd_avx_epi32(sum, x, y))
+SPECDEC_PEAK_LOOP(run_avx512_vnni, "avx512f,avx512vnni", __m512i, kSums, _mm512_set1_epi8(3),
+                  _mm512_set1_epi8(-2), _mm512_dpbusd_epi32(sum, x, y))
+// As kernels without a dot product of bytes multiply them: in pairs, which are added by themselves;
+// those of 4-bit codes fit into 16 bits.
+SPECDEC_PEAK_LOOP(run_avx2_madd, "avx2", __m256i, 12, _mm256_set1_epi16(3), _mm256_set1_epi16(-2),
+                  _mm256_add_epi32(sum, _mm256_madd_epi16(x, y)))
+SPECDEC_PEAK_LOOP(run_avx2_maddubs, "avx2", __m256i, 12, _mm256_set1_epi8(3), _mm256_set1_epi8(-2),
+                  _mm256_add_epi16(sum, _mm256_maddubs_epi16(x, y)))
+SPECDEC_PEAK_LOOP(run_avx512_madd, "avx512bw", __m512i, kSums, _mm512_set1_epi16(3),
+                  _mm512_set1_epi16(-2), _mm512_add_epi32(sum, _mm512_madd_epi16(x, y)))
+SPECDEC_PEAK_LOOP(run_avx512_maddubs, "avx512bw", __m512i, kSums, _mm512_set1_epi8(3),
+                  _mm512_set1_epi8(-2), _mm512_add_epi16(sum, _mm512_maddubs_epi16(x, y)))
+#undef SPECDEC_PEAK_LOOP
 
 // Four sums of 16 x 16, as many as the eight tiles leave room for beside two operands of each kind.
 __attribute__((target("amx-tile,amx-bf16"))) void run_amx_bf16(int64_t rounds) {
