@@ -99,9 +99,8 @@ class AttentionTest : public CudaDeviceTest {
     kernels().attention.tree_attention(stream(), planned);
     const RowBytes first = results();
     const auto forget = [&](const auto* lengths) {
-      const std::vector<uint8_t> noise(planned.batch.num_requests * sizeof(*lengths), 0x5a);
-      stream().copy_to_device(const_cast<void*>(static_cast<const void*>(lengths)), noise.data(),
-                              noise.size());
+      stream().fill(const_cast<void*>(static_cast<const void*>(lengths)), 0x5a,
+                    planned.batch.num_requests * sizeof(*lengths));
     };
     forget(planned.batch.base_lens);
     if (planned.batch.is_tree != nullptr) forget(planned.batch.is_tree);
