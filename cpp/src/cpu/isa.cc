@@ -81,6 +81,15 @@ bool has_amx() {
          request_amx_permission();
 }
 
+// AMD's family 25 is Zen 3, which has no AVX-512, and Zen 4.
+bool is_zen4() {
+  const CpuidLeaf vendor = cpuid(0, 0);
+  const bool is_amd = vendor.ebx == 0x68747541 && vendor.edx == 0x69746e65;  // "AuthenticAMD"
+  const uint32_t version = cpuid(1, 0).eax;
+  const uint32_t family = (version >> 8 & 0xf) + (version >> 20 & 0xff);
+  return is_amd && family == 25 && has_avx512();
+}
+
 bool machine_supports(Isa isa) {
   switch (isa) {
     case Isa::kGeneric:
@@ -238,6 +247,13 @@ Isa best_isa() {
     if (is_supported(isa)) best = isa;
   }
   return best;
+}
+
+PrefetchInto prefetch_into() {
+#if defined(__x86_64__)
+  if (is_zen4()) return PrefetchInto::kL2;
+#endif
+  return PrefetchInto::kL1;
 }
 
 Isa parse_isa(std::string_view name) {

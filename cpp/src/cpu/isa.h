@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "cpu/kernels/linear.h"
+
 namespace specdec::cpu {
 
 enum class Isa {
@@ -26,7 +28,8 @@ std::vector<Isa> compiled_isas();   // narrowest first
 // Supported by this machine: on x86 CPUID, OS state, and for AMX the kernel's permission; on ARM
 // what the operating system reports.
 bool is_supported(Isa isa);
-Isa best_isa();  // the widest set that is compiled in and supported
+Isa best_isa();                // the widest set that is compiled in and supported
+PrefetchInto prefetch_into();  // what suits this machine (see kernels/prefetch.h)
 // "auto" or a name. Throws InvalidArgument (field cpu_isa) for an unknown name and Unavailable for
 // one this build or machine does not have.
 Isa parse_isa(std::string_view name);

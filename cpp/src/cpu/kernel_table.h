@@ -24,6 +24,9 @@ struct KernelTable {
 };
 
 enum class Isa;
-KernelTable kernel_table(Isa isa);  // `isa` must be compiled in and supported by this machine
+// `isa` must be compiled in and supported by this machine. Products prefetch as suits this machine,
+// or as told, where the set has kernels for both.
+KernelTable kernel_table(Isa isa);
+KernelTable kernel_table(Isa isa, PrefetchInto into);
 
 }  // namespace specdec::cpu

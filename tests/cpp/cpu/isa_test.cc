@@ -7,6 +7,8 @@
 #include <iterator>
 #include <set>
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include "specdec/error.h"
 
@@ -14,15 +16,21 @@ namespace specdec::cpu {
 namespace {
 
 #if defined(__x86_64__)
-// The flags Linux reports; it hides those whose register state it does not save.
-std::set<std::string> kernel_flags() {
+// What Linux reports of a CPU, word by word; of the flags, it hides those whose register state it
+// does not save.
+std::vector<std::string> reported(const std::string& field) {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {
-    if (!line.starts_with("flags")) continue;
+    if (!line.starts_with(field + "\t")) continue;
     std::istringstream words(line.substr(line.find(':') + 1));
     return {std::istream_iterator<std::string>(words), {}};
   }
   return {};
+}
+
+std::set<std::string> kernel_flags() {
+  const std::vector<std::string> flags = reported("flags");
+  return {flags.begin(), flags.end()};
 }
 #endif
 
@@ -57,6 +65,13 @@ TEST(Isa, AgreesWithTheOperatingSystem) {
   if (!has({"amx_tile", "amx_bf16"})) {
     EXPECT_FALSE(is_supported(Isa::kAmx));
   }
+}
+
+TEST(Isa, OnlyZen4PrefetchesIntoL2) {
+  const bool is_zen4 = reported("vendor_id") == std::vector<std::string>{"AuthenticAMD"} &&
+                       reported("cpu family") == std::vector<std::string>{"25"} &&
+                       kernel_flags().contains("avx512f");
+  EXPECT_EQ(prefetch_into(), is_zen4 ? PrefetchInto::kL2 : PrefetchInto::kL1);
 }
 #elif defined(__aarch64__)
 TEST(Isa, EachArmSetImpliesTheNarrowerOnes) {

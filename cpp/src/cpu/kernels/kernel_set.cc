@@ -3,17 +3,17 @@
 namespace specdec::cpu::SPECDEC_ISA {
 
 // Each in the file of its subject.
-LinearKernels linear_kernels();
+LinearKernels linear_kernels(PrefetchInto into);
 RowsKernels rows_kernels();
 QuantizeKernels quantize_kernels();
 EpilogueKernels epilogue_kernels();
 AttentionKernelSet attention_kernels();
 SamplingKernels sampling_kernels();
 
-KernelTable kernel_set();
-KernelTable kernel_set() {
-  return {linear_kernels(),   rows_kernels(),      quantize_kernels(),
-          epilogue_kernels(), attention_kernels(), sampling_kernels()};
+KernelTable kernel_set(PrefetchInto into);
+KernelTable kernel_set(PrefetchInto into) {
+  return {linear_kernels(into), rows_kernels(),      quantize_kernels(),
+          epilogue_kernels(),   attention_kernels(), sampling_kernels()};
 }
 
 }  // namespace specdec::cpu::SPECDEC_ISA

@@ -36,7 +36,9 @@ constexpr int kGroupBlocks = 1;
 #endif
 constexpr int64_t kHalfL2Bytes = 512 << 10;  // of a small one: the next group arrives beside this
 
+template <PrefetchInto kInto>
 struct F32Dot {
+  static constexpr PrefetchInto kPrefetchInto = kInto;
   using X = float;
   using W = float;
   using Weights = F32x16;
@@ -54,7 +56,9 @@ struct F32Dot {
 };
 
 #if defined(SPECDEC_MULTIPLIES_BF16_PAIRS)
+template <PrefetchInto kInto>
 struct Bf16Dot {
+  static constexpr PrefetchInto kPrefetchInto = kInto;
   using X = uint16_t;
   using W = uint16_t;
   using Weights = Bf16Pairs;
@@ -73,7 +77,9 @@ struct Bf16Dot {
 #else
 // Without an instruction for pairs, rows come as float32, so that a factor is one load, and the
 // halves of a pair are multiplied one after the other, in the order of dot_bf16.
+template <PrefetchInto kInto>
 struct Bf16Dot {
+  static constexpr PrefetchInto kPrefetchInto = kInto;
   using X = float;
   using W = uint16_t;
   using Weights = F32x16;
@@ -93,27 +99,42 @@ struct Bf16Dot {
   static F32x16 dot(F32x16 sum, Weights w, Factor x) { return fma(w, x, sum); }
 };
 #endif
-constexpr bool kWidensBf16 = !std::is_same_v<Bf16Dot::X, uint16_t>;
+constexpr bool kWidensBf16 = !std::is_same_v<Bf16Dot<PrefetchInto::kL1>::X, uint16_t>;
 
-void linear_f32(const LinearTask& task) { run_tiles<F32Dot>(task); }
+template <template <PrefetchInto> class Dot, PrefetchInto kInto>
+void linear(const LinearTask& task) {
+  run_tiles<Dot<kInto>, Dot<PrefetchInto::kL1>>(task);
+}
+
+template <PrefetchInto kInto>
+void set_float_kernels(LinearKernels& kernels) {
+  kernels.run[kPackedF32] = linear<F32Dot, kInto>;
+  kernels.run[kPackedBf16] = linear<Bf16Dot, kInto>;
+}
 
 #if defined(__AMX_BF16__)
-void linear_bf16(const LinearTask& task) {
+void linear_amx(const LinearTask& task) {
   AmxTiles tiles;
   run_amx_tiles(task, tiles);
 }
-#else
-void linear_bf16(const LinearTask& task) { run_tiles<Bf16Dot>(task); }
 #endif
 
 }  // namespace
 
-void add_int_kernels(LinearKernels& kernels);  // linear_int.cc: also widens_int8
+void add_int_kernels(PrefetchInto into, LinearKernels& kernels);  // linear_int.cc: also widens_int8
 
-LinearKernels linear_kernels();
-LinearKernels linear_kernels() {
-  LinearKernels kernels{{linear_f32, linear_bf16}, kWidensBf16, false, false};
-  add_int_kernels(kernels);
+LinearKernels linear_kernels(PrefetchInto into);
+LinearKernels linear_kernels(PrefetchInto into) {
+  LinearKernels kernels{};
+  kernels.widens_bf16 = kWidensBf16;
+  set_float_kernels<PrefetchInto::kL1>(kernels);
+  if constexpr (kPrefetchesIntoL2) {
+    if (into == PrefetchInto::kL2) set_float_kernels<PrefetchInto::kL2>(kernels);
+  }
+#if defined(__AMX_BF16__)
+  kernels.run[kPackedBf16] = linear_amx;
+#endif
+  add_int_kernels(into, kernels);
   return kernels;
 }
 

@@ -33,8 +33,10 @@ constexpr int kGroupsOfRecord = kIntRecordDepth / kIntGroup;
 constexpr int kGroupScaleBytes = kIntHeaderBytes / kGroupsOfRecord;
 constexpr int64_t kWeightsL1Bytes = 24 << 10;  // of one group of blocks, between passes of rows
 
-template <PackedFormat kFormat>
+// kInto: where a pass over the weights asks for those that come later.
+template <PackedFormat kFormat, PrefetchInto kInto>
 struct IntFormat {
+  static constexpr PrefetchInto kPrefetchInto = kInto;
   static constexpr bool kIsInt4 = kFormat == kPackedInt4Grouped || kFormat == kPackedInt4GroupedMin;
   static constexpr bool kHasMins =
       kFormat == kPackedInt8GroupedMin || kFormat == kPackedInt4GroupedMin;
@@ -140,7 +142,7 @@ inline IntDots<kRows, kBlocks> dot_group(const IntSpan<Format>& span, const uint
       } else {
         w[0][b] = Dot::load(from);
       }
-      prefetch_weights(ahead + b * kLineBytes);
+      prefetch_weights<Format::kPrefetchInto>(ahead + b * kLineBytes);
     }
     ahead += span.ahead_step;
     asm("" : "+r"(ahead));  // not all of the group's addresses at once
@@ -275,7 +277,8 @@ void run_int_tile(const IntSpan<Format>& tile, const TileSums& tile_sums) {
         x.advance(sizeof(typename Format::RowGroup));
       }
       for (int line = 0; line < Format::kHeaderBytes / kLineBytes; ++line) {
-        for (int b = 0; b < kBlocks; ++b) prefetch_weights(ahead + b * kLineBytes);
+        for (int b = 0; b < kBlocks; ++b)
+          prefetch_weights<Format::kPrefetchInto>(ahead + b * kLineBytes);
         ahead += span.ahead_step;
       }
     }
@@ -334,7 +337,7 @@ template <class Format>
 void run_one_pass(const LinearTask& task) {
   IntSpan<Format> span = whole_span<Format>(task);
   const int64_t most = task.num_rows <= kSingleBlockRows<Format> ? 1 : kMaxBlocks;
-  const int64_t distance = most == 1 ? kAheadBytes : most * task.block_bytes;
+  const int64_t distance = most == 1 ? kAheadBytes<Format::kPrefetchInto> : most * task.block_bytes;
   span.ahead_step = most * kLineBytes;
   for (int64_t block = 0; block < task.num_blocks; block += most) {
     const int64_t blocks = task.num_blocks - block < most ? task.num_blocks - block : most;
@@ -379,12 +382,12 @@ void run_passes(const LinearTask& task, int64_t block, int64_t num_blocks, int64
   }
 }
 
-template <PackedFormat kFormat>
+template <PackedFormat kFormat, PrefetchInto kInto>
 void run_int(const LinearTask& task) {
-  using Format = IntFormat<kFormat>;
+  using Format = IntFormat<kFormat, PrefetchInto::kL1>;
   const int64_t num_passes = (task.num_rows + kMaxRows - 1) / kMaxRows;
   if (num_passes == 1) {
-    run_one_pass<Format>(task);
+    run_one_pass<IntFormat<kFormat, kInto>>(task);
   } else {
     for (int64_t block = 0; block < task.num_blocks; block += kMaxBlocks) {
       const int64_t left = task.num_blocks - block;
@@ -396,19 +399,27 @@ void run_int(const LinearTask& task) {
   }
 }
 
+template <PrefetchInto kInto>
+void set_int_kernels(LinearKernels& kernels) {
+  kernels.run[kPackedInt8] = run_int<kPackedInt8, kInto>;
+  kernels.run[kPackedInt8Grouped] = run_int<kPackedInt8Grouped, kInto>;
+  kernels.run[kPackedInt8GroupedMin] = run_int<kPackedInt8GroupedMin, kInto>;
+  kernels.run[kPackedInt4Grouped] = run_int<kPackedInt4Grouped, kInto>;
+  kernels.run[kPackedInt4GroupedMin] = run_int<kPackedInt4GroupedMin, kInto>;
+}
+
 }  // namespace
 
-void add_int_kernels(LinearKernels& kernels);
-void add_int_kernels(LinearKernels& kernels) {
+void add_int_kernels(PrefetchInto into, LinearKernels& kernels);
+void add_int_kernels(PrefetchInto into, LinearKernels& kernels) {
   kernels.widens_int8 = !std::is_same_v<Int8Dot::Code, int8_t>;
 #if defined(SPECDEC_NEON)
   kernels.signed_int8 = true;
 #endif
-  kernels.run[kPackedInt8] = run_int<kPackedInt8>;
-  kernels.run[kPackedInt8Grouped] = run_int<kPackedInt8Grouped>;
-  kernels.run[kPackedInt8GroupedMin] = run_int<kPackedInt8GroupedMin>;
-  kernels.run[kPackedInt4Grouped] = run_int<kPackedInt4Grouped>;
-  kernels.run[kPackedInt4GroupedMin] = run_int<kPackedInt4GroupedMin>;
+  if constexpr (kPrefetchesIntoL2) {
+    if (into == PrefetchInto::kL2) return set_int_kernels<PrefetchInto::kL2>(kernels);
+  }
+  set_int_kernels<PrefetchInto::kL1>(kernels);
 }
 
 }  // namespace specdec::cpu::SPECDEC_ISA

@@ -125,7 +125,7 @@ void run_tile(const SpanOf<Dot>& span, const TileSums& tile_sums) {
     for (; k > 0; k -= kUnroll * Dot::kStep) {
 #pragma GCC unroll 4
       for (int i = 0; i < kUnroll; ++i) {
-        prefetch_weights(ahead);
+        prefetch_weights<Dot::kPrefetchInto>(ahead);
 #pragma GCC unroll 2
         for (int part = 0; part < Dot::kParts; ++part) {
           typename Dot::Weights w[kBlocks];
@@ -201,7 +201,7 @@ void run_one_pass(const LinearTask& task) {
   const TileFunction<Dot> run = tile_function<Dot>(static_cast<int>(task.num_rows), 1);
   for (int64_t block = 0; block < task.num_blocks; ++block) {
     span.weights = static_cast<const W*>(task.weights) + block * task.padded_k * kLanes;
-    span.ahead = reinterpret_cast<const char*>(span.weights) + kAheadBytes;
+    span.ahead = reinterpret_cast<const char*>(span.weights) + kAheadBytes<Dot::kPrefetchInto>;
     run(span, tile_sums(task, 0, block, kLanes));
   }
 }
@@ -246,9 +246,10 @@ void run_group(const LinearTask& task, int64_t block, int num_blocks, int64_t nu
   }
 }
 
-template <class Dot>
+// The dots are the same but for where a single pass and several prefetch into.
+template <class OnePassDot, class Dot>
 void run_tiles(const LinearTask& task) {
-  if (task.num_rows <= Dot::kOnePassRows) return run_one_pass<Dot>(task);
+  if (task.num_rows <= Dot::kOnePassRows) return run_one_pass<OnePassDot>(task);
   const int64_t num_passes = (task.num_rows + Dot::kPassRows - 1) / Dot::kPassRows;
   for (int64_t block = 0; block < task.num_blocks; block += Dot::kPassBlocks) {
     const int64_t left = task.num_blocks - block;

@@ -4,26 +4,32 @@
 
 #include <cstdint>
 
+#include "cpu/kernels/linear.h"
+
 namespace specdec::cpu {
 namespace {
 
 inline constexpr int kLineBytes = 64;
 
-// A single pass over weights that come from memory asks for each line kAheadBytes before its use;
-// where rows take several passes over the same weights, each pass asks for a share of the next
-// ones.
-//
-// With AVX-512, rows are multiplied so fast that lines asked for into the L1 cache would take all
-// of its fill buffers, and loads of the lines at hand would wait for one (Zen 4: 8 rows of int8
-// took 1.4 times as long). So lines go into the L2 cache alone, which has room for more of them.
-// Where products take longer, loads from L2 would add to them (Zen 4, AVX2: 7%). 4 KiB into L1 are
-// enough for one row, but not for 16 (Zen 5).
-#if defined(__AVX512F__)
-inline constexpr int64_t kAheadBytes = 16 << 10;
-inline void prefetch_weights(const void* line) { __builtin_prefetch(line, 0, 2); }
+// A single pass over weights that come from memory asks for each line so far ahead of its use. 4
+// KiB into L1 are enough for one row, but not for 16 (Zen 5). Where rows take several passes over
+// the same weights, each pass asks for a share of the next ones, into L1.
+template <PrefetchInto kInto>
+inline constexpr int64_t kAheadBytes = kInto == PrefetchInto::kL1 ? 8 << 10 : 16 << 10;
+
+template <PrefetchInto kInto>
+inline void prefetch_weights(const void* line) {
+  __builtin_prefetch(line, 0, kInto == PrefetchInto::kL1 ? 3 : 2);
+}
+
+// Lines that are asked for into L1 take fill buffers, for which loads of the lines at hand wait. A
+// Zen 4 has too few of them for products as fast as AVX-512's: 8 rows of int8 take 1.4 times as
+// long as with lines asked for into L2 alone. A Zen 5 has enough, and loads from L2 cost it up to
+// 1.4 times as much (16 rows of bfloat16). So these kernels come for both.
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+inline constexpr bool kPrefetchesIntoL2 = true;
 #else
-inline constexpr int64_t kAheadBytes = 8 << 10;
-inline void prefetch_weights(const void* line) { __builtin_prefetch(line, 0, 3); }
+inline constexpr bool kPrefetchesIntoL2 = false;
 #endif
 
 }  // namespace
