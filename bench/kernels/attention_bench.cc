@@ -96,7 +96,7 @@ int run(const Options& options) {
   Report report("attention_bench", options);
   ThreadPool pool(options.num_threads);
   const std::vector<MatrixPeak> peaks =
-      measure_matrix_peaks(cpu::parse_isa(options.cpu_isa), pool, options.samples(20));
+      measure_matrix_peaks(cpu::parse_isa(options.cpu_isa), pool, options.samples(100));
   const double peak = peak_for(peaks, options.dtype == DType::kBF16 ? "bfloat16" : "float32");
   for (ModelShape model : models()) {
     if (!options.selects(model.name)) continue;

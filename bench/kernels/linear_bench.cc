@@ -290,7 +290,7 @@ int run(const Options& options) {
   Report report("linear_bench", options);
   ThreadPool pool(options.num_threads);
   const std::vector<MatrixPeak> peaks =
-      measure_matrix_peaks(cpu::parse_isa(options.cpu_isa), pool, options.samples(20));
+      measure_matrix_peaks(cpu::parse_isa(options.cpu_isa), pool, options.samples(100));
   std::vector<int> all_rows = options.smoke ? std::vector{1, 3} : step_rows();
   if (!options.smoke) all_rows.push_back(kPromptRows);
   for (const ModelShape& model : models()) {
