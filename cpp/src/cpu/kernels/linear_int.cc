@@ -277,8 +277,9 @@ void run_int_tile(const IntSpan<Format>& tile, const TileSums& tile_sums) {
         x.advance(sizeof(typename Format::RowGroup));
       }
       for (int line = 0; line < Format::kHeaderBytes / kLineBytes; ++line) {
-        for (int b = 0; b < kBlocks; ++b)
+        for (int b = 0; b < kBlocks; ++b) {
           prefetch_weights<Format::kPrefetchInto>(ahead + b * kLineBytes);
+        }
         ahead += span.ahead_step;
       }
     }
