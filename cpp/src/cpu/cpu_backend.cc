@@ -15,10 +15,10 @@ constexpr int kMaxThreads = 1024;
 
 }  // namespace
 
-CpuBackend::CpuBackend(Isa isa, int num_threads, DType act_dtype)
+CpuBackend::CpuBackend(Isa isa, int num_threads, DType act_dtype, PrefetchInto into)
     : isa_(isa),
       act_dtype_(act_dtype),
-      kernels_(kernel_table(isa)),
+      kernels_(kernel_table(isa, into)),
       pool_(num_threads > 0 ? num_threads : ThreadPool::default_num_threads()),
       sampler_(kernels_.sampling, pool_),
       projector_(kernels_, pool_) {

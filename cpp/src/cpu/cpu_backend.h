@@ -22,7 +22,7 @@ namespace specdec::cpu {
 class CpuBackend final : public Backend {
  public:
   // `act_dtype` is float32 or bfloat16; `num_threads` 0 means one per physical core.
-  CpuBackend(Isa isa, int num_threads, DType act_dtype);
+  CpuBackend(Isa isa, int num_threads, DType act_dtype, PrefetchInto into = prefetch_into());
 
   DeviceInfo device_info() const override;
   std::string isa() const override { return std::string(name_of(isa_)); }

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "cpu/kernels/linear.h"
+#include "cpu/kernels/prefetch_into.h"
 
 namespace specdec::cpu {
 

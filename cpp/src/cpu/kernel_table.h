@@ -8,6 +8,7 @@
 #include "cpu/kernels/attention.h"
 #include "cpu/kernels/epilogue.h"
 #include "cpu/kernels/linear.h"
+#include "cpu/kernels/prefetch_into.h"
 #include "cpu/kernels/quantize.h"
 #include "cpu/kernels/rows.h"
 #include "cpu/kernels/sampling.h"
@@ -24,8 +25,8 @@ struct KernelTable {
 };
 
 enum class Isa;
-// `isa` must be compiled in and supported by this machine. Products prefetch as suits this machine,
-// or as told, where the set has kernels for both.
+// `isa` must be compiled in and supported by this machine. Kernels prefetch as suits this machine,
+// or as told, where the set has those for both.
 KernelTable kernel_table(Isa isa);
 KernelTable kernel_table(Isa isa, PrefetchInto into);
 

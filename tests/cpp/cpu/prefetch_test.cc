@@ -1,66 +1,78 @@
-// Which cache products ask for their weights shows in no result.
+// Which cache kernels ask for what they read next shows in no result.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cstring>
+#include <random>
 #include <vector>
 
 #include "cpu/kernel_table.h"
-#include "cpu/projection.h"
-#include "testing/cpu_isas.h"
+#include "testing/cpu_attention.h"
+#include "testing/cpu_int_formats.h"
 #include "testing/values.h"
 
 namespace specdec::cpu {
 namespace {
 
 using specdec::testing::random_values;
-using specdec::testing::view_of;
+using specdec::testing::supported_isas;
+namespace attention = specdec::testing::cpu_attention;
 
-// [rows, out_features] of float32 rows.
-std::vector<float> product(Projector& projector, const CpuPackedLinear& weight,
-                           const std::vector<float>& x, int rows) {
-  std::vector<float> out(rows * weight.out_features());
-  const ProjectionInput in = {.x = x.data(), .num_rows = rows};
-  projector.run(weight, in, 1, [&](const SumsCell& cell) {
-    const int64_t end = std::min(cell.end, weight.out_features());
-    for (int64_t row = cell.row_begin; row < cell.row_end; ++row) {
-      std::memcpy(&out[row * weight.out_features() + cell.begin],
-                  cell.sums + (row - cell.row_begin) * cell.stride,
-                  (end - cell.begin) * sizeof(float));
+TEST(CpuPrefetch, SetsOfZen4HaveKernelsForBothCaches) {
+  for (const Isa isa : supported_isas()) {
+    const KernelTable into_l1 = kernel_table(isa, PrefetchInto::kL1);
+    const KernelTable into_l2 = kernel_table(isa, PrefetchInto::kL2);
+    const bool has_products = isa == Isa::kAvx512Bf16;
+    const bool has_attention =
+        has_products || isa == Isa::kAvx512 || isa == Isa::kAvxVnni || isa == Isa::kAvx2;
+    for (int format = 0; format < kNumPackedFormats; ++format) {
+      EXPECT_EQ(into_l1.linear.run[format] != into_l2.linear.run[format], has_products)
+          << name_of(isa) << " " << format;
     }
-  });
-  return out;
+    for (int kind = 0; kind < kNumKvKinds; ++kind) {
+      EXPECT_EQ(into_l1.attention.by_kind[kind].attend != into_l2.attention.by_kind[kind].attend,
+                has_attention)
+          << name_of(isa) << " " << kind;
+    }
+  }
 }
 
-TEST(CpuPrefetch, IntoEitherCacheGivesTheSameBits) {
+TEST(CpuPrefetch, ProductsHaveTheSameBits) {
   constexpr int64_t kOutputs = 61, kInputs = 845;
   constexpr int kMostRows = 37;
   const std::vector<float> values = random_values(kOutputs * kInputs, 1);
   const std::vector<float> x = random_values(kMostRows * kInputs, 2);
-  const WeightView view = view_of(values, kOutputs);
-  for (Isa isa : specdec::testing::supported_isas()) {
-    const KernelTable into_l1 = kernel_table(isa, PrefetchInto::kL1);
-    const KernelTable into_l2 = kernel_table(isa, PrefetchInto::kL2);
-    ThreadPool pool(2);
-    HostArena arena;
+  const WeightView view = specdec::testing::view_of(values, kOutputs);
+  for (const Isa isa : supported_isas()) {
     for (const DType act : {DType::kF32, DType::kBF16}) {
+      CpuBackend into_l1(isa, 2, act, PrefetchInto::kL1), into_l2(isa, 2, act, PrefetchInto::kL2);
       for (const WeightFormat format : {WeightFormat::kAct, WeightFormat::kInt8,
                                         WeightFormat::kInt8Grouped, WeightFormat::kInt4Grouped}) {
         const PackArgs args = {.parts = {&view, 1}, .format = format};
-        const CpuPackedLinear packed(args, act, into_l1, arena, pool);
-        SCOPED_TRACE(::testing::Message() << name_of(isa) << " format " << packed.packed_format());
-        const auto run_of = [&](const KernelTable& kernels) {
-          return kernels.linear.run[packed.packed_format()];
-        };
-        if (isa == Isa::kAvx512Bf16) {
-          EXPECT_NE(run_of(into_l1), run_of(into_l2));
-        }
-        Projector first(into_l1, pool), second(into_l2, pool);
+        const auto first = into_l1.pack_linear(args), second = into_l2.pack_linear(args);
         for (const int rows : {1, 2, 4, 7, 8, 9, 16, 17, kMostRows}) {
-          const std::vector<float> want = product(first, packed, x, rows);
-          const std::vector<float> got = product(second, packed, x, rows);
-          ASSERT_EQ(0, std::memcmp(got.data(), want.data(), want.size() * sizeof(float))) << rows;
+          EXPECT_EQ(run(into_l1, *first, x.data(), rows), run(into_l2, *second, x.data(), rows))
+              << name_of(isa) << " " << name_of(format) << " rows " << rows;
         }
+      }
+    }
+  }
+}
+
+TEST(CpuPrefetch, AttentionHasTheSameBits) {
+  for (const Isa isa : supported_isas()) {
+    for (const DType act : {DType::kF32, DType::kBF16}) {
+      for (const bool int8_kv : {false, true}) {
+        specdec::testing::RowBytes results[2];
+        for (const PrefetchInto into : {PrefetchInto::kL1, PrefetchInto::kL2}) {
+          CpuBackend backend(isa, 2, act, into);
+          std::mt19937_64 random(7);
+          specdec::testing::PagedWorld world(backend, {.int8_kv = int8_kv}, 60);
+          using attention::Kind;
+          auto decode = attention::make_request(world, random, Kind::kDecode, 300, 1);
+          auto chunk = attention::make_request(world, random, Kind::kChunk, 40, 9);
+          auto tree = attention::make_request(world, random, Kind::kTree, 150, 12);
+          results[into == PrefetchInto::kL2] = world.step({&decode, &chunk, &tree});
+        }
+        EXPECT_EQ(results[0], results[1]) << name_of(isa) << " " << int8_kv;
       }
     }
   }

@@ -2,6 +2,7 @@
 
 #include "cpu/kernels/attention_words.h"
 #include "cpu/kernels/lanes.h"
+#include "cpu/kernels/prefetch.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
@@ -19,21 +20,9 @@ constexpr int kTileVectors = 1;
 #endif
 constexpr int kMaxTiles = (kMaxAttentionPairs + kTilePairs - 1) / kTilePairs;
 constexpr int kChunkGroups = kAttentionChunk / kGroupTokens;
-constexpr int kLineBytes = 64;
 // A score no other is below: its weight is 0.
 constexpr float kLowest = -1e30f;
 constexpr float kLog2E = 0x1.715476p+0f;
-
-// Into the L2 cache on x86. Lines asked for into L1 would take its fill buffers from loads of what
-// is at hand: one row over keys and values in memory took 1.4 to 1.7 times as long on Zen 4, with
-// AVX2 and with AVX-512.
-void prefetch_line(const char* line) {
-#if defined(__AVX2__)
-  __builtin_prefetch(line, 0, 2);
-#else
-  __builtin_prefetch(line);
-#endif
-}
 
 int min_of(int a, int b) { return a < b ? a : b; }
 int max_of(int a, int b) { return a > b ? a : b; }
@@ -99,7 +88,7 @@ void locate_groups(const AttentionTask& task, int first, int begin, int end, Chu
   for (int g = end; g < 2 * kChunkGroups; ++g) places.offsets[g] = places.offsets[end - 1];
 }
 
-template <class T, class Stored>
+template <class T, class Stored, PrefetchInto kInto>
 struct Kernel {
   using Word = typename T::Word;
   using Element = typename T::Element;
@@ -284,7 +273,7 @@ struct Kernel {
 
   void prefetch_group(const char* start) const {
     for (int64_t i = 0; i < group_bytes<Stored>(task.head_dim); i += kLineBytes) {
-      prefetch_line(start + i);
+      prefetch_line<kInto>(start + i);
     }
   }
 
@@ -312,7 +301,7 @@ struct Kernel {
       for (int v = 0; v < V; ++v) k[v] = T::load_word(keys[v] + w * kLanes);
 #pragma GCC unroll 8
       for (int line = 0; line < kLines; ++line) {
-        prefetch_line(ahead[first_line + line] + w * kLineBytes);
+        prefetch_line<kInto>(ahead[first_line + line] + w * kLineBytes);
       }
 #pragma GCC unroll 8
       for (int p = 0; p < P; ++p) {
@@ -525,7 +514,7 @@ struct Kernel {
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) value[v] = T::load_word(row + v * kLanes);
 #pragma GCC unroll 8
-        for (int line = 0; line < kLines; ++line) prefetch_line(ahead + line * kLineBytes);
+        for (int line = 0; line < kLines; ++line) prefetch_line<kInto>(ahead + line * kLineBytes);
 #pragma GCC unroll 8
         for (int p = 0; p < P; ++p) {
           const auto weight = T::broadcast_word(weights[p] + i);
@@ -752,13 +741,13 @@ struct Kernel {
   }
 };
 
-template <class T, class Stored>
+template <class T, class Stored, PrefetchInto kInto>
 void attend(const AttentionTask& task, const AttentionTask* next) {
-  Kernel<T, Stored>(task, next).attend();
+  Kernel<T, Stored, kInto>(task, next).attend();
 }
 template <class T, class Stored>
 void finish(const AttentionTask& task) {
-  Kernel<T, Stored>(task, nullptr).finish();
+  Kernel<T, Stored, PrefetchInto::kL1>(task, nullptr).finish();
 }
 
 template <class T, class Stored>
@@ -787,17 +776,25 @@ void copy_token(const KvCopyTask& task) {
        [&](int token, int i) { return value_index<T::kPerWord>(token, i, task.head_dim); });
 }
 
-template <class T, class Stored>
+template <class T, class Stored, PrefetchInto kInto>
 AttentionKernels kernels_of() {
-  return {attend<T, Stored>, finish<T, Stored>, copy_token<T, Stored>, group_bytes<Stored>};
+  return {attend<T, Stored, kInto>, finish<T, Stored>, copy_token<T, Stored>, group_bytes<Stored>};
+}
+
+template <PrefetchInto kInto>
+AttentionKernelSet kernels_of_all_kinds() {
+  return {{kernels_of<Bf16Words, uint16_t, kInto>(), kernels_of<F32Words, float, kInto>(),
+           kernels_of<Bf16Words, int8_t, kInto>(), kernels_of<F32Words, int8_t, kInto>()}};
 }
 
 }  // namespace
 
-AttentionKernelSet attention_kernels();
-AttentionKernelSet attention_kernels() {
-  return {{kernels_of<Bf16Words, uint16_t>(), kernels_of<F32Words, float>(),
-           kernels_of<Bf16Words, int8_t>(), kernels_of<F32Words, int8_t>()}};
+AttentionKernelSet attention_kernels(PrefetchInto into);
+AttentionKernelSet attention_kernels(PrefetchInto into) {
+  if constexpr (kAttentionIntoL2) {
+    if (into == PrefetchInto::kL2) return kernels_of_all_kinds<PrefetchInto::kL2>();
+  }
+  return kernels_of_all_kinds<PrefetchInto::kL1>();
 }
 
 }  // namespace specdec::cpu::SPECDEC_ISA

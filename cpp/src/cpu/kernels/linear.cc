@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "cpu/kernels/linear_tiles.h"
+#include "cpu/kernels/prefetch.h"
 #include "cpu/kernels/simd_pairs.h"
 
 #if defined(__AMX_BF16__)
@@ -128,7 +129,7 @@ LinearKernels linear_kernels(PrefetchInto into) {
   LinearKernels kernels{};
   kernels.widens_bf16 = kWidensBf16;
   set_float_kernels<PrefetchInto::kL1>(kernels);
-  if constexpr (kPrefetchesIntoL2) {
+  if constexpr (kProductsIntoL2) {
     if (into == PrefetchInto::kL2) set_float_kernels<PrefetchInto::kL2>(kernels);
   }
 #if defined(__AMX_BF16__)

@@ -58,9 +58,6 @@ struct LinearTask {
   bool scales_outputs;   // kPackedInt8: the sums are multiplied by the outputs' scales
 };
 
-// The cache that a single pass over weights in memory asks them into before their use.
-enum class PrefetchInto { kL1, kL2 };
-
 // Blocks that a kernel sums together, at most.
 inline constexpr int kMaxCellBlocks = 3;
 

@@ -142,7 +142,7 @@ inline IntDots<kRows, kBlocks> dot_group(const IntSpan<Format>& span, const uint
       } else {
         w[0][b] = Dot::load(from);
       }
-      prefetch_weights<Format::kPrefetchInto>(ahead + b * kLineBytes);
+      prefetch_line<Format::kPrefetchInto>(ahead + b * kLineBytes);
     }
     ahead += span.ahead_step;
     asm("" : "+r"(ahead));  // not all of the group's addresses at once
@@ -278,7 +278,7 @@ void run_int_tile(const IntSpan<Format>& tile, const TileSums& tile_sums) {
       }
       for (int line = 0; line < Format::kHeaderBytes / kLineBytes; ++line) {
         for (int b = 0; b < kBlocks; ++b) {
-          prefetch_weights<Format::kPrefetchInto>(ahead + b * kLineBytes);
+          prefetch_line<Format::kPrefetchInto>(ahead + b * kLineBytes);
         }
         ahead += span.ahead_step;
       }
@@ -417,7 +417,7 @@ void add_int_kernels(PrefetchInto into, LinearKernels& kernels) {
 #if defined(SPECDEC_NEON)
   kernels.signed_int8 = true;
 #endif
-  if constexpr (kPrefetchesIntoL2) {
+  if constexpr (kProductsIntoL2) {
     if (into == PrefetchInto::kL2) return set_int_kernels<PrefetchInto::kL2>(kernels);
   }
   set_int_kernels<PrefetchInto::kL1>(kernels);

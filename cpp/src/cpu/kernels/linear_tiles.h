@@ -125,7 +125,7 @@ void run_tile(const SpanOf<Dot>& span, const TileSums& tile_sums) {
     for (; k > 0; k -= kUnroll * Dot::kStep) {
 #pragma GCC unroll 4
       for (int i = 0; i < kUnroll; ++i) {
-        prefetch_weights<Dot::kPrefetchInto>(ahead);
+        prefetch_line<Dot::kPrefetchInto>(ahead);
 #pragma GCC unroll 2
         for (int part = 0; part < Dot::kParts; ++part) {
           typename Dot::Weights w[kBlocks];
