@@ -4,8 +4,8 @@
 // Lines that are asked for into L1 take fill buffers, for which loads of the lines at hand wait. A
 // Zen 4 has few of them: 8 rows of int8 weights with AVX-512 take 1.4 times as long as with lines
 // asked for into L2 alone, attention of one row 1.4 to 1.7 times with AVX-512 and with AVX2. On a
-// Zen 5 the loads from L2 cost more: up to 1.4 times for 16 rows of bfloat16 weights, 1.3 times for
-// attention. So there are kernels for both.
+// Zen 5 the loads from L2 cost more: up to 1.4 times for 16 rows of bfloat16 weights, about 1.2
+// times for attention of one row with AVX2. So there are kernels for both.
 #pragma once
 
 #include <cstdint>
