@@ -1,4 +1,4 @@
-// The cache that what is read from memory next is asked into.
+// Which cache a prefetch fills.
 #pragma once
 
 namespace specdec::cpu {
