@@ -34,6 +34,15 @@ def test_devices_by_name() -> None:
         assert local_device("auto") == torch.device("cpu")
 
 
+def test_nothing_keeps_the_group_of_processes() -> None:
+    """Else its threads live until the interpreter ends, and now and then abort the process."""
+    script = str(Path(__file__).with_name("joined_process.py"))
+    output = training_runs.finish(
+        training_runs.start(["torch.distributed.run", "--nproc-per-node=2", "--standalone", script])
+    )
+    assert output.count("the group of 2 is gone") == 2, output
+
+
 @pytest.fixture(scope="module")
 def alone(toy_target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A training by this process."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -91,6 +92,10 @@ def joined(device: torch.device) -> Iterator[Ranks]:
     if size == 1:
         yield Ranks()
         return
+    # Optimizers import torch._dynamo, and that takes the group of the moment as the default of
+    # arguments. Imported later, functions would keep the group and its threads until the
+    # interpreter ends, which now and then aborts the process.
+    importlib.import_module("torch._dynamo")
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=_PATIENCE)
     try:
