@@ -1,5 +1,8 @@
 #include <pybind11/stl.h>
 
+#include <cstdint>
+#include <vector>
+
 #include "bindings.h"
 #include "specdec/checkpoint.h"
 #include "specdec/device.h"
@@ -9,6 +12,8 @@
 namespace py = pybind11;
 
 namespace specdec::python {
+
+using Tokens = std::vector<int32_t>;
 
 void bind_device(py::module_& module) {
   py::class_<DeviceInfo>(module, "DeviceInfo")
@@ -30,16 +35,24 @@ void bind_device(py::module_& module) {
   module.def("gpu_problem", &gpu_problem);
   module.def("build_info", &build_info);
   module.def("known_architectures", &known_architectures);
-  module.def("tapped_states", &tapped_states, py::arg("config"), py::arg("tokens"),
-             py::arg("layer_inputs"), py::arg("final_hidden"),
-             py::call_guard<py::gil_scoped_release>());
-  module.def("head_logits", &head_logits, py::arg("config"), py::arg("tokens"), py::arg("drafts"),
-             py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "tapped_states",
+      [](const EngineConfig& config, const Tokens& tokens, const std::vector<int>& layer_inputs,
+         bool final_hidden) {
+        return without_gil(
+            [&] { return tapped_states(config, tokens, layer_inputs, final_hidden); });
+      },
+      py::arg("config"), py::arg("tokens"), py::arg("layer_inputs"), py::arg("final_hidden"));
+  module.def(
+      "head_logits",
+      [](const EngineConfig& config, const Tokens& tokens, const Tokens& drafts) {
+        return without_gil([&] { return head_logits(config, tokens, drafts); });
+      },
+      py::arg("config"), py::arg("tokens"), py::arg("drafts"));
   module.def(
       "drafted_tree",
-      [](const EngineConfig& config, const std::vector<int32_t>& tokens) {
-        const py::gil_scoped_release release;
-        DraftedTree tree = drafted_tree(config, tokens);
+      [](const EngineConfig& config, const Tokens& tokens) {
+        DraftedTree tree = without_gil([&] { return drafted_tree(config, tokens); });
         return std::tuple(tree.tokens, tree.parents, tree.survivals);
       },
       py::arg("config"), py::arg("tokens"));

@@ -1,6 +1,5 @@
 #include <pybind11/stl.h>
 
-#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,34 +16,13 @@ namespace py = pybind11;
 namespace specdec::python {
 namespace {
 
-// What `function` returns, with the GIL released while it runs. The lock is taken back in a plain
-// call and not in a destructor: where the interpreter has ended meanwhile, taking it ends the
-// thread by unwinding, which a destructor would turn into std::terminate.
-template <class Function>
-auto without_gil(const Function& function) {
-  PyThreadState* thread = PyEval_SaveThread();
-  std::exception_ptr error;
-  decltype(function()) result{};
-  try {
-    result = function();
-  } catch (const std::exception&) {
-    error = std::current_exception();
-  }
-  PyEval_RestoreThread(thread);
-  if (error) std::rethrow_exception(error);
-  return result;
-}
-
 // The loop's thread may need the GIL to end (a Python drafter goes with it).
 void delete_loop(EngineLoop* loop) {
   if (PyGILState_Check() == 0) {
     delete loop;
     return;
   }
-  without_gil([loop] {
-    delete loop;
-    return 0;
-  });
+  without_gil([loop] { delete loop; });
 }
 
 // Aborts its request when the last reference goes, whatever made it go.
@@ -174,13 +152,7 @@ void bind_engine(py::module_& module) {
            })
       .def("is_loop_thread", &EngineLoop::is_loop_thread)
       .def("stop", &EngineLoop::stop)
-      .def("close",
-           [](EngineLoop& loop) {
-             without_gil([&] {
-               loop.close();
-               return 0;
-             });
-           })
+      .def("close", [](EngineLoop& loop) { without_gil([&] { loop.close(); }); })
       .def("model_info", &EngineLoop::model_info);
   py::class_<RequestHandle>(module, "RequestHandle").def("abort", &RequestHandle::abort);
 }

@@ -57,8 +57,7 @@ std::unique_ptr<LlGuidance> make_llguidance(const std::string& library, int voca
                                .tokenizer_json = std::move(tokenizer_json),
                                .end_token_ids = std::move(end_token_ids),
                                .tokenize = tokenize_with(std::move(tokenize))};
-  const py::gil_scoped_release release;
-  return std::make_unique<LlGuidance>(library, std::move(vocabulary));
+  return without_gil([&] { return std::make_unique<LlGuidance>(library, std::move(vocabulary)); });
 }
 
 }  // namespace
@@ -83,8 +82,8 @@ void bind_grammar(py::module_& module) {
       .def(
           "compile",
           [](const LlGuidance& self, const std::string& kind, const std::string& text) {
-            const py::gil_scoped_release release;
-            return std::const_pointer_cast<Grammar>(self.compile(kind, text));
+            return without_gil(
+                [&] { return std::const_pointer_cast<Grammar>(self.compile(kind, text)); });
           },
           py::arg("kind"), py::arg("text"));
 }

@@ -17,8 +17,12 @@ void bind_ranks(py::module_& module) {
       .def_property_readonly("name", &RankGroup::name)
       .def("fail", &RankGroup::fail, py::arg("rank"), py::arg("cause"));
   module.def("is_leading_rank", &is_leading_rank, py::arg("config"));
-  module.def("serve_rank", &serve_rank, py::arg("config"), py::arg("name") = "",
-             py::arg("rank") = 0, py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "serve_rank",
+      [](const EngineConfig& config, const std::string& name, int rank) {
+        without_gil([&] { serve_rank(config, name, rank); });
+      },
+      py::arg("config"), py::arg("name") = "", py::arg("rank") = 0);
 }
 
 }  // namespace specdec::python

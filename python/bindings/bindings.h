@@ -3,6 +3,10 @@
 
 #include <pybind11/pybind11.h>
 
+#include <exception>
+#include <string>
+#include <type_traits>
+
 namespace specdec::python {
 
 void bind_errors(pybind11::module_& module);
@@ -16,6 +20,28 @@ void bind_speculative(pybind11::module_& module);
 void bind_outputs(pybind11::module_& module);
 void bind_engine(pybind11::module_& module);
 void bind_log(pybind11::module_& module);
+
+// What `function` returns, with the GIL released while it runs. The lock is taken back in a plain
+// call and not in a destructor: where the interpreter has ended meanwhile, taking it ends the
+// thread by unwinding, which a destructor would turn into std::terminate.
+template <class Function>
+auto without_gil(const Function& function) {
+  if constexpr (std::is_void_v<decltype(function())>) {
+    without_gil([&] { return function(), 0; });
+  } else {
+    PyThreadState* thread = PyEval_SaveThread();
+    std::exception_ptr error;
+    decltype(function()) result{};
+    try {
+      result = function();
+    } catch (const std::exception&) {
+      error = std::current_exception();
+    }
+    PyEval_RestoreThread(thread);
+    if (error) std::rethrow_exception(error);
+    return result;
+  }
+}
 
 // What an exception out of Python code says, without the traceback that pybind11 adds to it.
 inline std::string message_of(const std::exception& error) {

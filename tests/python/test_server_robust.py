@@ -23,7 +23,7 @@ from specdec_native.server.options import ServerOptions
 from specdec_native.server.service import Service
 from tiny_text_model import TEXT_TOKEN_IDS, text_params
 
-PATIENCE = 10.0  # seconds; what is waited for takes milliseconds, what must not happen far longer
+PATIENCE = 60.0  # seconds; what is waited for takes milliseconds, what must not happen far longer
 # Would run for a minute at the pace of `slow`.
 ENDLESS: dict[str, Any] = {
     "prompt": "abc",

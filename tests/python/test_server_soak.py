@@ -28,7 +28,7 @@ pytestmark = pytest.mark.fuzz
 
 SOAK_SECONDS = float(os.environ.get("SPECDEC_SOAK_SECONDS", "20"))
 REQUESTS_A_ROUND = 120
-FEWEST_ROUNDS = 12
+FEWEST_ROUNDS = 24
 AT_ONCE = 6
 
 

@@ -100,7 +100,8 @@ class RequestRunner:
             weakref.WeakKeyDictionary()
         )
         self._interrupt: BaseException | None = None  # left by a drafter, for who waits
-        self._closed = False
+        self._closed = False  # the loop has ended
+        self._released = False  # and so have its threads and what it held
         self._parting = False  # nobody is told anything any more
         # For step(): the requests whose end was not reported. Those with news: from the reader; on
         # their way out; by thread, what step() is about to return.
@@ -119,9 +120,7 @@ class RequestRunner:
     def core(self) -> _core.EngineLoop:
         """The native loop. Raises RuntimeError where it cannot be called."""
         self._check_open()
-        self._check_process()
-        if self._core.is_loop_thread():
-            raise RuntimeError("a drafter or logits processor cannot call the engine that runs it")
+        self._check_caller()
         return self._core
 
     def add(self, requests: Sequence[Request]) -> list[_core.RequestHandle]:
@@ -219,10 +218,9 @@ class RequestRunner:
 
     def close(self) -> None:
         """Aborts every request, tells who waits, and frees the model."""
-        if not self._closed:
-            self.core.close()
-            self._reader.join()
-            self._on_closed()
+        if not self._released:
+            self._check_caller()
+            self._release()
 
     def part(self) -> None:
         """Frees the model when the engine is collected or the interpreter ends.
@@ -230,15 +228,20 @@ class RequestRunner:
         Only daemon threads can still wait then, and they stay asleep.
         """
         self._parting = True
-        if self._closed or os.getpid() != self._process:
+        if self._released or os.getpid() != self._process:
             return
         self._core.stop()
         if not self._core.is_loop_thread() and threading.get_ident() != self._reader.ident:
-            self._core.close()
-            self._reader.join()
-            self._on_closed()
+            self._release()
 
     # -- inside
+
+    def _release(self) -> None:
+        """Also of a loop that has ended by itself: its threads must not outlive the interpreter."""
+        self._core.close()
+        self._reader.join()
+        self._released = True
+        self._on_closed()
 
     def _add(self, requests: Sequence[Request], *, by_step: bool) -> list[_core.RequestHandle]:
         for request in requests:
@@ -274,6 +277,11 @@ class RequestRunner:
             threading.Event().wait()  # the interpreter ends, and this daemon thread with it
         if self._closed:
             raise RuntimeError("the engine is closed")
+
+    def _check_caller(self) -> None:
+        self._check_process()
+        if self._core.is_loop_thread():
+            raise RuntimeError("a drafter or logits processor cannot call the engine that runs it")
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:

@@ -83,6 +83,17 @@ inline int free_port() {
   }
 }
 
+// Waits up to ten seconds for the condition, more than a loaded machine needs: whether it came
+// true.
+inline bool comes_true(const std::function<bool()>& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
 // The failure that `body` ends with.
 inline RankFailure failure_of(const std::function<void()>& body) {
   try {

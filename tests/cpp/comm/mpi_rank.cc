@@ -1,10 +1,11 @@
-// One rank of a group that mpirun starts; mpi_communicator_test.cc does: mpi_rank LIBRARY CASE.
-// Operations at random must bring what the list of operations says; or a rank ends as CASE says.
+// One rank of a group that mpirun starts; mpi_communicator_test.cc does: mpi_rank LIBRARY CASE
+// REPORT. Operations at random must bring what the list of operations says; or a rank ends as CASE
+// says. REPORT is a file that gets a line of each rank.
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstring>
-#include <iostream>
+#include <fstream>
 
 #include "comm/mpi_communicator.h"
 #include "core/check.h"
@@ -48,22 +49,41 @@ void run_operations(Communicator& ranks) {
   ranks.barrier();
 }
 
-int run(const std::string& library, const std::string& ending) {
-  const auto ranks = join_mpi_group(ending == "late" ? 500ms : 20000ms, library);
+// Of all ranks. mpirun ends all when the first ends, and would lose what they print then.
+class Report {
+ public:
+  explicit Report(const std::string& file) : file_(file) {}
+  void add(const std::string& line) { std::ofstream(file_, std::ios::app) << line + "\n"; }
+  // Waits until so many ranks have reported, but not for ever.
+  void wait_for(int num_ranks) const {
+    comes_true([&] {
+      std::ifstream file(file_);
+      int num_lines = 0;
+      for (std::string line; std::getline(file, line);) ++num_lines;
+      return num_lines >= num_ranks;
+    });
+  }
+
+ private:
+  std::string file_;
+};
+
+int run(const std::string& library, const std::string& ending, Report& report) {
+  const auto ranks = join_mpi_group(ending == "late" ? 2s : 20s, library);
   try {
     if (ending == "operations") run_operations(*ranks);
     ranks->barrier();
     if (ending != "operations" && ranks->rank() == ranks->size() - 1) {
       if (ending == "abort") ranks->abort("no memory for weights");
-      if (ending == "late") std::this_thread::sleep_for(1s);
+      if (ending == "late") report.wait_for(ranks->size() - 1);  // the others have failed
       if (ending == "leave") return 0;
     }
     ranks->barrier();
-    std::cout << str_cat("rank ", ranks->rank(), " is done\n") << std::flush;
+    report.add(str_cat("rank ", ranks->rank(), " is done"));
   } catch (const Error& error) {
-    std::cout << str_cat(error.what(), "\n") << std::flush;
-    std::this_thread::sleep_for(700ms);  // mpirun ends all when the first ends
+    report.add(error.what());
   }
+  report.wait_for(ending == "leave" ? ranks->size() - 1 : ranks->size());
   return 0;
 }
 
@@ -71,9 +91,10 @@ int run(const std::string& library, const std::string& ending) {
 }  // namespace specdec
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
+  if (argc != 4) return 2;
   try {
-    return specdec::run(argv[1], argv[2]);
+    specdec::Report report(argv[3]);
+    return specdec::run(argv[1], argv[2], report);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

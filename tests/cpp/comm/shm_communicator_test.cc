@@ -7,6 +7,7 @@
 
 #include <filesystem>
 
+#include "comm/shared_region.h"
 #include "core/str_cat.h"
 #include "cpp/comm/communicator_kinds.h"
 
@@ -117,7 +118,7 @@ class RankEndsTest : public ShmCommunicatorTest, public testing::WithParamInterf
 
 TEST_P(RankEndsTest, OthersAreTold) {
   const Ending& ending = GetParam();
-  const std::chrono::milliseconds timeout = ending.signal == SIGSTOP ? 1s : 60s;
+  const std::chrono::milliseconds timeout = ending.signal == SIGSTOP ? 2500ms : 60s;
   ShmGroup group(3);
   Child ended([&] {
     auto ranks = join_shm_group(group.name(), 2, timeout);
@@ -154,8 +155,8 @@ TEST_P(RankEndsTest, OthersAreTold) {
 
 INSTANTIATE_TEST_SUITE_P(ShmCommunicatorTest, RankEndsTest,
                          testing::Values(Ending{"Killed", SIGKILL, "has ended", 0, kSoonMs},
-                                         Ending{"Stopped", SIGSTOP, "did not answer within 1 s",
-                                                990, 6000},
+                                         Ending{"Stopped", SIGSTOP, "did not answer within 2.5 s",
+                                                2490, 12500},
                                          Ending{"Exits", 0, "has ended", 0, kSoonMs},
                                          Ending{"Leaves", 0, "left the group", 0, kSoonMs}),
                          [](const auto& info) { return info.param.name; });
@@ -219,6 +220,8 @@ TEST_F(ShmCommunicatorTest, ARankThatNeverComesFailsJoin) {
     join_shm_group(group.name(), 1, 10s);
     return std::string("no failure");
   });
+  const auto region = SharedRegion::open(group.name());
+  ASSERT_TRUE(comes_true([&] { return region->first_missing() == 2; }));  // the worker is there
   const RankFailure failure = failure_of([&] { group.join(300ms); });
   EXPECT_EQ(failure.rank(), 2);
   EXPECT_EQ(failure.operation(), "join");

@@ -204,7 +204,7 @@ TEST_P(CudaPeers, CopiesOverTheHostGiveTheSameSums) {
 }
 
 TEST_P(CudaPeers, ARankThatDoesNotComeFailsTheOthers) {
-  constexpr std::chrono::milliseconds kTimeout(300);
+  constexpr std::chrono::milliseconds kTimeout(1800);  // of the links, too
   auto groups = make_thread_communicators(2, kTimeout);
   std::vector<std::jthread> threads;
   std::atomic<bool> has_failed = false;
@@ -225,9 +225,9 @@ TEST_P(CudaPeers, ARankThatDoesNotComeFailsTheOthers) {
     ADD_FAILURE() << "nobody missed rank 1";
   } catch (const RankFailure& failure) {
     EXPECT_EQ(failure.rank(), 1);
-    EXPECT_TRUE(has_text(failure.what(), "0.3 s")) << failure.what();
+    EXPECT_TRUE(has_text(failure.what(), "1.8 s")) << failure.what();
   }
-  EXPECT_LT(Clock::now() - begin, kTimeout + std::chrono::seconds(1));
+  EXPECT_LT(Clock::now() - begin, kTimeout + std::chrono::seconds(10));
   EXPECT_THROW(groups[1]->barrier(), RankFailure);  // the group has ended
   has_failed = true;
 }

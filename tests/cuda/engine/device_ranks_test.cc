@@ -135,7 +135,7 @@ TEST_P(DeviceRanks, HeadsDraftOnEveryRankOrAreShared) {
 
 TEST_P(DeviceRanks, AFailureInAStepFailsTheRequestsOfAllRanks) {
   EngineConfig config = on_two(this->config());
-  config.distributed_timeout_seconds = 1;
+  config.distributed_timeout_seconds = 2.5;  // of making the engine and of earlier steps, too
   std::atomic<int> num_launched = 0;
   testing::Faults faults;
   // The other rank's: it makes its device steps and backend on a thread of its own.
