@@ -57,7 +57,8 @@ std::unique_ptr<LlGuidance> make_llguidance(const std::string& library, int voca
                                .tokenizer_json = std::move(tokenizer_json),
                                .end_token_ids = std::move(end_token_ids),
                                .tokenize = tokenize_with(std::move(tokenize))};
-  return without_gil([&] { return std::make_unique<LlGuidance>(library, std::move(vocabulary)); });
+  return std::unique_ptr<LlGuidance>(
+      without_gil([&] { return new LlGuidance(library, std::move(vocabulary)); }));
 }
 
 }  // namespace

@@ -92,8 +92,9 @@ class RayRanks:
         self._actors = []
         if self._port is not None:
             self._port.close()
-        if self._own_bundles is not None:
-            remove_placement_group(self._own_bundles)
+        bundles = self._own_bundles  # another thread may be here, too
+        if bundles is not None:
+            remove_placement_group(bundles)
             self._own_bundles = None
 
     def _bundles(self, config: _core.EngineConfig, num_actors: int) -> tuple[PlacementGroup, int]:

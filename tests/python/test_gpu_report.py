@@ -219,7 +219,8 @@ def test_what_runs_in_the_background_ends_on_ctrl_c(context: Context, tmp_path: 
         return {}
 
     def interrupted(_: Context) -> Data:
-        while not begun.exists():
+        deadline = time.monotonic() + 30
+        while not begun.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         raise KeyboardInterrupt
 

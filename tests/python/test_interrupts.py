@@ -424,6 +424,24 @@ def test_a_reader_that_dies_tells_who_waits(model: Path, monkeypatch: pytest.Mon
     assert released == [True]
 
 
+def test_closing_that_was_interrupted_goes_on(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(model)
+    interrupts = [KeyboardInterrupt()]
+    ended: list[bool] = []
+
+    def end_ranks() -> None:
+        if interrupts:
+            raise interrupts.pop()
+        ended.append(True)
+
+    monkeypatch.setattr(engine._runner, "_on_closed", end_ranks)
+    with pytest.raises(KeyboardInterrupt):
+        engine.close()
+    engine.close()
+    engine.close()
+    assert ended == [True]
+
+
 def test_an_engine_that_cannot_be_made_leaves_no_thread(model: Path) -> None:
     class Proposer:
         def __init__(self, vllm_config: Any) -> None:

@@ -23,7 +23,8 @@ from specdec_native.server.options import ServerOptions
 from specdec_native.server.service import Service
 from tiny_text_model import TEXT_TOKEN_IDS, text_params
 
-PATIENCE = 60.0  # seconds; what is waited for takes milliseconds, what must not happen far longer
+PATIENCE = 20.0  # seconds; what is waited for takes milliseconds, what must not happen far longer
+MUCH_PATIENCE = 120.0
 # Would run for a minute at the pace of `slow`.
 ENDLESS: dict[str, Any] = {
     "prompt": "abc",
@@ -389,12 +390,12 @@ def test_two_thousand_streams_at_once(world: World, pace: Pace, engine: Engine) 
 
     async def run() -> list[bytes]:
         streams = [asyncio.ensure_future(stream(seed)) for seed in range(number)]
-        end = time.monotonic() + 12 * PATIENCE
+        end = time.monotonic() + MUCH_PATIENCE
         while world.service.num_open < number:
             assert time.monotonic() < end, "not all are let in"
             await asyncio.sleep(0.05)
         pace.gate.set()
-        return await asyncio.wait_for(asyncio.gather(*streams), 12 * PATIENCE)
+        return await asyncio.wait_for(asyncio.gather(*streams), MUCH_PATIENCE)
 
     with many_files(2 * number + 500):
         pace.gate.clear()

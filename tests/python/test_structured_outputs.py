@@ -4,6 +4,8 @@ import importlib
 import json
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -394,6 +396,34 @@ def test_a_tokenizer_that_fails_once_fails_one_matcher(model: Path) -> None:
     for later in (bad, bad.clone()):
         with pytest.raises(RuntimeError, match="out of order"):
             later.mask()
+
+
+def test_a_daemon_thread_that_loads_ends_with_the_interpreter(model: Path) -> None:
+    script = f"""
+import importlib, threading, time
+from pathlib import Path
+from specdec_native import _core
+from specdec_native.text.tokenizer import Tokenizer
+tokenizer = Tokenizer.from_directory(Path({str(model)!r}))
+started = threading.Event()
+def run():
+    while True:
+        _core.LlGuidance(
+            library=importlib.import_module("llguidance._lib").__file__,
+            vocab_size={VOCAB_SIZE},
+            tokenizer_json=tokenizer.to_json(),
+            end_token_ids=[{END}],
+            tokenize=lambda text: tokenizer.encode(text, add_special_tokens=False),
+        )
+        started.set()
+threading.Thread(target=run, daemon=True).start()
+started.wait()
+"""
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_forced_tokens_are_the_tokenizers_own(compiler: GrammarCompiler, model: Path) -> None:

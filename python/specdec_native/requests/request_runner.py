@@ -87,7 +87,7 @@ class RequestRunner:
     def __init__(
         self, core: _core.EngineLoop, on_closed: Callable[[], None] = lambda: None
     ) -> None:
-        """`on_closed` is called once the core is closed."""
+        """`on_closed` is called when the core is closed; again where a call was interrupted."""
         self._core = core
         self._on_closed = on_closed
         self._process = os.getpid()
@@ -100,8 +100,8 @@ class RequestRunner:
             weakref.WeakKeyDictionary()
         )
         self._interrupt: BaseException | None = None  # left by a drafter, for who waits
-        self._closed = False  # the loop has ended
-        self._released = False  # and so have its threads and what it held
+        self._closed = False  # nothing comes from the loop any more
+        self._released = False  # its threads have ended, and the model is free
         self._parting = False  # nobody is told anything any more
         # For step(): the requests whose end was not reported. Those with news: from the reader; on
         # their way out; by thread, what step() is about to return.
@@ -240,8 +240,8 @@ class RequestRunner:
         """Also of a loop that has ended by itself: its threads must not outlive the interpreter."""
         self._core.close()
         self._reader.join()
-        self._released = True
         self._on_closed()
+        self._released = True
 
     def _add(self, requests: Sequence[Request], *, by_step: bool) -> list[_core.RequestHandle]:
         for request in requests:
