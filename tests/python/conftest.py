@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import make_checkpoints
 import make_heads
@@ -41,7 +42,9 @@ def keep_to_own_cpus(worker: int, num_workers: int) -> None:
     """Of the CPUs a share of its own, so that no worker's threads wait for another's."""
     if hasattr(os, "sched_setaffinity"):  # on Linux
         cpus = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, cpus[worker::num_workers] or cpus)
+        own = cpus[worker::num_workers] or cpus
+        os.sched_setaffinity(0, own)
+        torch.set_num_threads(len(own))  # it has counted all, and would wait for what cannot run
 
 
 @pytest.fixture(scope="session")
