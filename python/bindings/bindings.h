@@ -23,8 +23,8 @@ void bind_log(pybind11::module_& module);
 
 // What `function` returns, with the GIL released while it runs. The lock is taken back in a plain
 // call and not in a destructor: where the interpreter has ended meanwhile, taking it ends the
-// thread by unwinding, which a destructor would turn into std::terminate; so must the result's not
-// want the lock.
+// thread by unwinding, which a destructor would turn into std::terminate. For the same reason the
+// destructor of a result must not take the GIL.
 template <class Function>
 auto without_gil(const Function& function) {
   if constexpr (std::is_void_v<decltype(function())>) {

@@ -92,7 +92,7 @@ class RayRanks:
         self._actors = []
         if self._port is not None:
             self._port.close()
-        bundles = self._own_bundles  # another thread may be here, too
+        bundles = self._own_bundles  # another thread may end them, too
         if bundles is not None:
             remove_placement_group(bundles)
             self._own_bundles = None

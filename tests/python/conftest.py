@@ -44,7 +44,8 @@ def keep_to_own_cpus(worker: int, num_workers: int) -> None:
         cpus = sorted(os.sched_getaffinity(0))
         own = cpus[worker::num_workers] or cpus
         os.sched_setaffinity(0, own)
-        torch.set_num_threads(len(own))  # it has counted all, and would wait for what cannot run
+        # Torch has counted all CPUs, and its threads would wait for one that has none.
+        torch.set_num_threads(len(own))
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import socket
 
 
 def free_port() -> int:
-    """Out of a range from which the kernel takes none for others meanwhile."""
+    """The port is of a range in which the kernel chooses none for others."""
     while True:
         port = random.SystemRandom().randrange(15_000, 30_000)
         with socket.socket() as listener:

@@ -87,7 +87,10 @@ class RequestRunner:
     def __init__(
         self, core: _core.EngineLoop, on_closed: Callable[[], None] = lambda: None
     ) -> None:
-        """`on_closed` is called when the core is closed; again where a call was interrupted."""
+        """`on_closed` is called when the core is closed.
+
+        A call may come again: after an interrupt, or from another thread that closes.
+        """
         self._core = core
         self._on_closed = on_closed
         self._process = os.getpid()
@@ -237,7 +240,10 @@ class RequestRunner:
     # -- inside
 
     def _release(self) -> None:
-        """Also of a loop that has ended by itself: its threads must not outlive the interpreter."""
+        """Ends the threads and frees the model, also where the loop has ended by itself.
+
+        No thread of an engine may outlive the interpreter. Further calls change nothing.
+        """
         self._core.close()
         self._reader.join()
         self._on_closed()

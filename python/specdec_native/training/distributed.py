@@ -92,9 +92,9 @@ def joined(device: torch.device) -> Iterator[Ranks]:
     if size == 1:
         yield Ranks()
         return
-    # Optimizers import torch._dynamo, and that takes the group of the moment as the default of
-    # arguments. Imported later, functions would keep the group and its threads until the
-    # interpreter ends, which now and then aborts the process.
+    # Optimizers import torch._dynamo, whose functions take the group that exists at that moment as
+    # a default argument. They would keep the group and its threads until the interpreter ends, and
+    # the threads now and then abort the process then.
     importlib.import_module("torch._dynamo")
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=_PATIENCE)
