@@ -24,7 +24,7 @@ __device__ __forceinline__ ProductParams expert_product(const ExpertProductsPara
     product.rows.row_ids += begin;
   } else {
     product.records = static_cast<const unsigned char*>(product.records) +
-                      int64_t{begin} * product.num_k_blocks * Format::kRecordBytes;
+                      int64_t{begin} * product.num_k_blocks * kRecordBytes;
   }
   if (product.finish.kind == Finish::kStore) {
     product.finish.out =

@@ -9,9 +9,9 @@ namespace {
 
 void prepare_rows(Stream& stream, const PrepareParams& params) {
   if (params.act_dtype == DType::kBF16) {
-    launch_prepare_rows<ActFormat<Bf16>>(stream, params);
+    launch_prepare_rows<Bf16>(stream, params);
   } else {
-    launch_prepare_rows<ActFormat<Half>>(stream, params);
+    launch_prepare_rows<Half>(stream, params);
   }
 }
 

@@ -214,7 +214,7 @@ inline constexpr int kWideRows[2] = {128, 256};
 inline constexpr int wide_tiles(int wide_rows) { return wide_rows == kWideRows[0] ? 4 : 8; }
 
 // Bytes of 32 inputs of a row, as the products read them: act elements.
-inline constexpr int64_t kRecordBytes = kBlockInputs * 2;
+inline constexpr int kRecordBytes = kBlockInputs * 2;
 // Bytes of dynamic shared memory of the streaming kernel before the prepared rows: sums of slices,
 // twice; or a head for every warp.
 inline constexpr int64_t few_rows_exchange_bytes(int num_rows, int tiles_at_once) {

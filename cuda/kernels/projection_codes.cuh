@@ -1,8 +1,7 @@
 // Weights that are codes, integers or 8-bit floats, as formats of kernels/tiles.cuh;
-// kernels/quantize_layout.h says what lies in a block. Rows are those of ActFormat. Codes become
-// act elements, exactly, in registers; with scales of groups a block is multiplied into sums of its
-// own, which are scaled into the float32 sums. A min adds its product with the sum of the row's
-// inputs of the block.
+// kernels/quantize_layout.h says what lies in a block. Codes become act elements, exactly, in
+// registers; with scales of groups a block is multiplied into sums of its own, which are scaled
+// into the float32 sums. A min adds its product with the sum of the row's inputs of the block.
 #pragma once
 
 #include <cstdint>
@@ -153,21 +152,15 @@ template <class T, CodeKind kKind>
 struct OutputScaleFormat {
   using Element = T;
   static constexpr int kBlockBytes = kTileOutputs * kBlockInputs;
-  static constexpr int kRecordBytes = ActFormat<T>::kRecordBytes;
   static constexpr int kMaxTilesAtOnce = 1;
   static constexpr int kManyRowsBlocksPerSm = 2;
   static constexpr int kMaxStages = 4;
 
   using Weights = uint4;
-  using Inputs = typename ActFormat<T>::Inputs;
 
   static __device__ __forceinline__ Weights load_weights(const unsigned char* block, int lane) {
     return ptx::load_streaming(block + lane * 16);
   }
-  static __device__ __forceinline__ Inputs load_inputs(const unsigned char* record, int t) {
-    return ActFormat<T>::load_inputs(record, t);
-  }
-  static __device__ __forceinline__ Inputs no_inputs() { return ActFormat<T>::no_inputs(); }
   static __device__ __forceinline__ void multiply(float (&sums)[4], const Weights& weights,
                                                   const Inputs& inputs) {
     uint32_t a[4];
@@ -175,10 +168,6 @@ struct OutputScaleFormat {
     ptx::mma_m16n8k16<T>(sums, a, {inputs.x, inputs.y});
     operand_of<T, kKind>(weights, 1, a);
     ptx::mma_m16n8k16<T>(sums, a, {inputs.z, inputs.w});
-  }
-  static __device__ __forceinline__ void store_inputs(unsigned char* record, int part,
-                                                      float4 values) {
-    ActFormat<T>::store_inputs(record, part, values);
   }
 };
 
@@ -190,7 +179,6 @@ struct GroupedFormat {
   static constexpr bool kInt4 = kKind == CodeKind::kInt4 || kKind == CodeKind::kInt4LessEight;
   static constexpr int kCodesBytes = kTileOutputs * kBlockInputs / (kInt4 ? 2 : 1);
   static constexpr int kBlockBytes = kCodesBytes + kTileOutputs * 2 * (kMins ? 2 : 1);
-  static constexpr int kRecordBytes = ActFormat<T>::kRecordBytes;
   static constexpr int kMaxTilesAtOnce = 1;
   static constexpr int kManyRowsBlocksPerSm = 1;
   static constexpr int kMaxStages = kMins && !kInt4 ? 3 : 4;
@@ -200,8 +188,6 @@ struct GroupedFormat {
     uint32_t scales;  // of outputs g and g + 8
     uint32_t mins;
   };
-  using Inputs = typename ActFormat<T>::Inputs;
-
   static __device__ __forceinline__ Weights load_weights(const unsigned char* block, int lane) {
     Weights weights;
     if constexpr (kInt4) {
@@ -219,10 +205,6 @@ struct GroupedFormat {
     }
     return weights;
   }
-  static __device__ __forceinline__ Inputs load_inputs(const unsigned char* record, int t) {
-    return ActFormat<T>::load_inputs(record, t);
-  }
-  static __device__ __forceinline__ Inputs no_inputs() { return ActFormat<T>::no_inputs(); }
 
   static __device__ __forceinline__ void multiply(float (&sums)[4], const Weights& weights,
                                                   const Inputs& inputs) {
@@ -241,10 +223,6 @@ struct GroupedFormat {
       ptx::mma_m16n8k16<T>(part, {kOnes, kOnes, kOnes, kOnes}, {inputs.z, inputs.w});
       add(sums, weights.mins, {part[0], part[1], part[0], part[1]});
     }
-  }
-  static __device__ __forceinline__ void store_inputs(unsigned char* record, int part,
-                                                      float4 values) {
-    ActFormat<T>::store_inputs(record, part, values);
   }
 
  private:

@@ -80,7 +80,7 @@ class FewRows {
       : params_(params),
         exchange_(reinterpret_cast<float4*>(shared)),
         rows_(shared + kExchangeBytes),
-        prepared_step_(params.rows.num_rows * Format::kRecordBytes),
+        prepared_step_(params.rows.num_rows * kRecordBytes),
         lane_(threadIdx.x % kWarpSize),
         warp_(threadIdx.x / kWarpSize),
         blocks_(slice_blocks(warp_, params.slices)),
@@ -155,7 +155,6 @@ class FewRows {
  private:
   using T = typename Format::Element;
   using Weights = typename Format::Weights;
-  using Inputs = typename Format::Inputs;
 
   // Up to kChunk consecutive k blocks of the tiles a warp works on.
   struct Chunk {
@@ -210,10 +209,10 @@ class FewRows {
     if (i >= chunk.count) return;
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
-      to[column] = Format::no_inputs();
+      to[column] = no_inputs();
       if (records_[column] == nullptr) continue;
-      to[column] = Format::load_inputs(
-          records_[column] + (chunk.first_block + i) * Format::kRecordBytes, lane_ % 4);
+      to[column] = SPECDEC_TARGET::load_inputs(
+          records_[column] + (chunk.first_block + i) * kRecordBytes, lane_);
     }
   }
 
@@ -231,16 +230,16 @@ class FewRows {
 
   // Prepared rows are [k block][row] records: what a warp reads is one piece.
   __device__ __forceinline__ unsigned char* prepared(int row, int k_block) const {
-    return rows_ + k_block * prepared_step_ + row * Format::kRecordBytes;
+    return rows_ + k_block * prepared_step_ + row * kRecordBytes;
   }
   // `record` of row lane / 4.
   __device__ __forceinline__ void load_prepared(Inputs (&to)[kColumns],
                                                 const unsigned char* record) const {
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
-      to[column] = Format::no_inputs();
+      to[column] = no_inputs();
       if (column * 8 + lane_ / 4 >= params_.rows.num_rows) continue;
-      to[column] = Format::load_inputs(record + column * (8 * Format::kRecordBytes), lane_ % 4);
+      to[column] = load_shared_inputs(record + column * (8 * kRecordBytes), lane_);
     }
   }
   // Every block some rows, for all blocks.
@@ -250,10 +249,11 @@ class FewRows {
     uint32_t num_done = 0;
 #pragma unroll 1
     for (int row = blockIdx.x; row < rows.num_rows; row += gridDim.x) {
-      prepare_rows<Format, Kind::rows>(
-          rows, row, 1, reinterpret_cast<float*>(exchange_), [&](int, int k_block) {
-            return records + (static_cast<int64_t>(row) * params_.num_k_blocks + k_block) *
-                                 Format::kRecordBytes;
+      prepare_rows<T, Kind::rows>(
+          rows, row, 1, reinterpret_cast<float*>(exchange_), [&](int, int k_block, int offset) {
+            return records +
+                   (static_cast<int64_t>(row) * params_.num_k_blocks + k_block) * kRecordBytes +
+                   offset;
           });
       ++num_done;
       __syncthreads();  // the records are there, and the scratch is free
@@ -269,9 +269,11 @@ class FewRows {
     __syncthreads();
   }
   __device__ __forceinline__ void prepare() {
-    prepare_rows<Format, Kind::rows>(params_.rows, 0, params_.rows.num_rows,
-                                     reinterpret_cast<float*>(exchange_),
-                                     [&](int row, int k_block) { return prepared(row, k_block); });
+    prepare_rows<T, Kind::rows>(params_.rows, 0, params_.rows.num_rows,
+                                reinterpret_cast<float*>(exchange_),
+                                [&](int row, int k_block, int offset) {
+                                  return prepared(row, k_block) + shared_offset(row, offset);
+                                });
     __syncthreads();
   }
 
@@ -324,7 +326,7 @@ class FewRows {
       records_[column] = nullptr;
       if (row < params_.rows.num_rows) {
         const int64_t source = kIsExchanged ? row : source_row(params_.rows, row);
-        records_[column] = base + source * params_.num_k_blocks * Format::kRecordBytes;
+        records_[column] = base + source * params_.num_k_blocks * kRecordBytes;
       }
     }
   }

@@ -20,7 +20,7 @@ class ManyRows {
   static constexpr int kRing = 4;   // k blocks, of a stage of rows and of the ring of weights
   static constexpr int kDepth = 3;  // stages of rows
   static constexpr int kRows = kColumns * 8;
-  static constexpr int kStageBytes = kRing * kRows * Format::kRecordBytes;
+  static constexpr int kStageBytes = kRing * kRows * kRecordBytes;
   static constexpr int kTotalBytes = kManyRowsTiles * kRows * kTileOutputs * 4;
   static constexpr int kSharedBytes = kDepth * kStageBytes;
   static_assert(kDepth * kStageBytes >= kTotalBytes);
@@ -118,11 +118,11 @@ class ManyRows {
 
   // Records of a stage lie [k block][row]: what a warp reads is one piece.
   __device__ __forceinline__ unsigned char* record(int stage, int block, int row) const {
-    return shared_ + stage % kDepth * kStageBytes + (block * kRows + row) * Format::kRecordBytes;
+    return shared_ + stage % kDepth * kStageBytes + (block * kRows + row) * kRecordBytes;
   }
 
   __device__ __forceinline__ void copy_rows(int stage) {
-    constexpr int kPieces = Format::kRecordBytes / 16;
+    constexpr int kPieces = kRecordBytes / 16;
     constexpr int kRowPieces = kRing * kPieces;  // of a row, side by side
     constexpr int kStagePieces = kRows * kRowPieces;
     const int first_block = blocks_.begin + stage * kRing;
@@ -135,9 +135,9 @@ class ManyRows {
           first_row_ + row < params_.rows.num_rows && first_block + block < blocks_.end;
       const int64_t index =
           valid ? static_cast<int64_t>(first_row_ + row) * params_.num_k_blocks + first_block : 0;
-      ptx::copy_async_16(record(stage, block, row) + i % kPieces * 16,
-                         static_cast<const unsigned char*>(params_.records) +
-                             index * Format::kRecordBytes + (valid ? i % kRowPieces * 16 : 0),
+      ptx::copy_async_16(record(stage, block, row) + shared_offset(row, i % kPieces * 16),
+                         static_cast<const unsigned char*>(params_.records) + index * kRecordBytes +
+                             (valid ? i % kRowPieces * 16 : 0),
                          valid);
     }
     ptx::copy_async_commit();
@@ -147,9 +147,8 @@ class ManyRows {
                                            int stage, int block) {
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
-      Format::multiply(
-          sums.values[column], weights,
-          Format::load_inputs(record(stage, block, column * 8 + lane_ / 4), lane_ % 4));
+      Format::multiply(sums.values[column], weights,
+                       load_shared_inputs(record(stage, block, column * 8 + lane_ / 4), lane_));
     }
   }
 

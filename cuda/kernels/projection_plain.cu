@@ -37,7 +37,8 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const UnpackParams par
   ptx::let_next_start();
   const int64_t row_bytes = int64_t{num_k_blocks} * kRecordBytes;
   unsigned char* upper = static_cast<unsigned char*>(params.out) +
-                         (int64_t{tile} * kTileOutputs + lane / 4) * row_bytes + lane % 4 * 16;
+                         (int64_t{tile} * kTileOutputs + lane / 4) * row_bytes +
+                         lane % 4 * kInputBytes;
   unsigned char* lower = upper + 8 * row_bytes;
 #pragma unroll
   for (int i = 0; i < kUnpackBlocks; ++i) {
@@ -45,8 +46,13 @@ __global__ void __launch_bounds__(kThreads) unpack_kernel(const UnpackParams par
     const uint4& first = weights[i].steps[0];
     const uint4& second = weights[i].steps[1];
     const int64_t offset = int64_t{first_block + i} * kRecordBytes;
-    *reinterpret_cast<uint4*>(upper + offset) = make_uint4(first.x, first.z, second.x, second.z);
-    *reinterpret_cast<uint4*>(lower + offset) = make_uint4(first.y, first.w, second.y, second.w);
+    const auto store = [offset](unsigned char* row, int step, uint32_t low, uint32_t high) {
+      *reinterpret_cast<uint2*>(row + offset + step * kStepBytes) = make_uint2(low, high);
+    };
+    store(upper, 0, first.x, first.z);
+    store(lower, 0, first.y, first.w);
+    store(upper, 1, second.x, second.z);
+    store(lower, 1, second.y, second.w);
   }
 }
 

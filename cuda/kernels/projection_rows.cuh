@@ -160,13 +160,13 @@ __device__ __forceinline__ float square_part(const RowsParams& rows, int64_t sou
 }
 
 // Prepares rows [first, first + count) of `rows`; every thread of the block calls it.
-//   record_at(row, k_block): where the record of row first + row goes, in shared or global memory
+//   inputs_at(row, k_block, offset): where of the record of row first + row that many bytes on go,
+//   in shared or global memory; T: act elements
 //   parts: shared scratch, [count, kRowPartFloats]
 // Ends without a barrier.
-template <class Format, RowsKind kKind, class RecordAt>
+template <class T, RowsKind kKind, class InputsAt>
 __device__ __forceinline__ void prepare_rows(const RowsParams& rows, int first, int count,
-                                             float* parts, RecordAt&& record_at) {
-  using T = typename Format::Element;
+                                             float* parts, InputsAt&& inputs_at) {
   constexpr bool kMayCentre = kKind != RowsKind::kPlain;
   constexpr bool kMayBeOdd = kKind == RowsKind::kAny;
   const float dim = static_cast<float>(rows.dim);
@@ -198,13 +198,12 @@ __device__ __forceinline__ void prepare_rows(const RowsParams& rows, int first, 
       scale.scale = 1.0f / sqrtf(block_sum_of(square_parts, row) / dim + rows.eps);
     }
     const auto store = [&](int i, float4 x, auto whole) {
-      // Whole warps: formats may look at a record's other parts.
-      if (i - static_cast<int>(threadIdx.x % kWarpSize) * 4 >= padded_dim) return;
+      if (i >= padded_dim) return;
       if (rows.norm != RowNorm::kNone && i < rows.dim) {
         x = normalise<kMayCentre, decltype(whole)::value>(rows, scale, i, x);
       }
-      Format::store_inputs(i < padded_dim ? record_at(row, i / kBlockInputs) : nullptr,
-                           threadIdx.x % 8, x);
+      unsigned char* to = inputs_at(row, i / kBlockInputs, i % kBlockInputs * 2);
+      *reinterpret_cast<uint2*>(to) = make_uint2(pack<T>(x.x, x.y), pack<T>(x.z, x.w));
     };
     const int64_t source = source_row(rows, first + row);
     if (!kMayBeOdd || rows.is_float) {
@@ -216,22 +215,22 @@ __device__ __forceinline__ void prepare_rows(const RowsParams& rows, int first, 
 }
 
 // One row a block.
-template <class Format>
+template <class T>
 __global__ void __launch_bounds__(kRowThreads) prepare_rows_kernel(const PrepareParams params) {
   __shared__ float parts[kRowPartFloats];
   ptx::wait_for_previous();
   ptx::let_next_start();
   const int num_records = (params.rows.dim + kBlockInputs - 1) / kBlockInputs;
   const int row = blockIdx.x;
-  prepare_rows<Format, RowsKind::kAny>(params.rows, row, 1, parts, [&](int, int k_block) {
+  prepare_rows<T, RowsKind::kAny>(params.rows, row, 1, parts, [&](int, int k_block, int offset) {
     return static_cast<unsigned char*>(params.out) +
-           (static_cast<int64_t>(row) * num_records + k_block) * Format::kRecordBytes;
+           (static_cast<int64_t>(row) * num_records + k_block) * kRecordBytes + offset;
   });
 }
 
-template <class Format>
+template <class T>
 void launch_prepare_rows(Stream& stream, const PrepareParams& params) {
-  launch("prepare_rows", stream, prepare_rows_kernel<Format>,
+  launch("prepare_rows", stream, prepare_rows_kernel<T>,
          {.grid = {static_cast<unsigned>(params.rows.num_rows)},
           .block = {kRowThreads},
           .overlaps_previous = true},

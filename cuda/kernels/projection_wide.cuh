@@ -35,12 +35,10 @@ __device__ __forceinline__ void exchange(uint32_t& low, uint32_t& high, int dist
   high = has_bit ? high : other;
 }
 
-// Register i of lane 4g + t becomes register t of lane 4g + i.
-__device__ __forceinline__ void transpose_quad(uint32_t (&values)[4]) {
-  exchange(values[0], values[1], 1);
-  exchange(values[2], values[3], 1);
-  exchange(values[0], values[2], 2);
-  exchange(values[1], values[3], 2);
+// Of a step's 8 pairs of inputs lane 4g + t has pairs 2t and 2t + 1, and gets pairs t and t + 4.
+__device__ __forceinline__ void spread_pairs(uint32_t& low, uint32_t& high) {
+  exchange(low, high, 1);
+  exchange(low, high, 2);
 }
 
 // Grid: [row tiles, blocks of tiles]. Row tiles vary fastest: they share weights in L2.
@@ -114,25 +112,22 @@ class WideRows {
     }
   }
 
-  // Blocks have 8 consecutive inputs a lane; steps want 2 and 2 of 16 consecutive ones, for that is
+  // A lane has 4 consecutive inputs of a step, and wgmma wants 2 of each half of it, for that is
   // how rows lie.
   static __device__ __forceinline__ void arrange(const Weights (&weights)[kStageBlocks],
                                                  uint32_t (&operands)[kSteps][4]) {
 #pragma unroll
     for (int i = 0; i < kStageBlocks; ++i) {
-      const uint4& first = weights[i].steps[0];
-      const uint4& second = weights[i].steps[1];
-      uint32_t upper[4] = {first.x, first.z, second.x, second.z};  // output g
-      uint32_t lower[4] = {first.y, first.w, second.y, second.w};  // output g + 8
-      transpose_quad(upper);
-      transpose_quad(lower);
 #pragma unroll
       for (int step = 0; step < 2; ++step) {
+        uint4 own = weights[i].steps[step];
+        spread_pairs(own.x, own.z);  // of output g
+        spread_pairs(own.y, own.w);  // of output g + 8
         uint32_t (&operand)[4] = operands[2 * i + step];
-        operand[0] = upper[2 * step];
-        operand[1] = lower[2 * step];
-        operand[2] = upper[2 * step + 1];
-        operand[3] = lower[2 * step + 1];
+        operand[0] = own.x;
+        operand[1] = own.y;
+        operand[2] = own.z;
+        operand[3] = own.w;
       }
     }
   }

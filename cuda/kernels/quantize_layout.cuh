@@ -21,8 +21,8 @@ __device__ __forceinline__ int64_t block_at(const CodeLayout& layout, int64_t ti
 }
 // Offsets in it. The byte of the code of k + 1, k even, is two further on.
 __device__ __forceinline__ int code_at(const CodeLayout& layout, int row, int k) {
-  const int lane = row % 8 * 4 + k % kQuantGroup / 8;
-  const int i = k % 8;
+  const int lane = row % 8 * 4 + k % 16 / 4;
+  const int i = k % kQuantGroup / 16 * 4 + k % 4;
   const int byte = row / 8 + i % 2 * 2;
   return layout.is_int4 ? lane * 8 + i / 4 * 4 + byte : lane * 16 + i / 2 * 4 + byte;
 }

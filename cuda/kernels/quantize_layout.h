@@ -1,7 +1,9 @@
 // Layout of weights that are codes, integers or 8-bit floats, on the device: [tile of 16
 // outputs][block of 32 inputs], like weights in the act dtype (kernels/tiles.cuh). A block is
-//   codes   16 bytes a lane (8 bits) or 8 (4 bits). With lane = 4g + t and i = 0..7, the code of
-//           output g + 8r (r = 0, 1) and input 8t + i is
+//   codes   16 bytes a lane (8 bits) or 8 (4 bits). With lane = 4g + t, i = 0..7, the code of
+//   output
+//           g + 8r (r = 0, 1) and the lane's input i, which is 4t + i or from i = 4 on 12 + 4t + i,
+//           is
 //             8 bits: byte r + 2 (i % 2) of the lane's word i / 2, two's complement or e4m3
 //             4 bits: half i / 2 % 2 (0: low) of byte r + 2 (i % 2) of the lane's word i / 4; with
 //                     8 added where there are no mins

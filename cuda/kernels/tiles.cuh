@@ -3,22 +3,22 @@
 // A product has weights as the A operand of mma.sync (16 outputs) and rows as the B operand (8
 // rows). Weights are blocks of 16 outputs x 32 inputs, [tile][k block], each block one or more
 // 16-byte pieces a lane in the order of lanes, so that a warp streams them into registers
-// without shared memory. Rows are records of 32 inputs, [row][k block]. What a block and a record
-// hold is up to the format, a policy with
+// without shared memory. Rows are records of 32 inputs, [row][k block], act elements in order. What
+// a block holds is up to the format, a policy with
 //
-//   kBlockBytes, kRecordBytes      of a block of weights, of a record of a row (multiples of 16)
+//   Element                        the activations' dtype
+//   kBlockBytes                    of a block of weights (a multiple of 16)
 //   kMaxTilesAtOnce                tiles that a warp of few rows may work on together, 1 or 2
 //   kManyRowsBlocksPerSm           what the registers of many rows leave room for
 //   kMaxStages                     of few rows: loads under way
-//   Weights, Inputs                registers: a lane's part of a block, of a record of its row
+//   Weights                        registers: a lane's part of a block
 //   load_weights(block, lane)      `block` is in global memory and never written
-//   load_inputs(record, t)         `record` of row g = lane / 4 in shared or global memory;
-//                                  t = lane % 4
-//   no_inputs()                    what stands for a row that is not there: products are zero
 //   multiply(sums, weights, inputs)  sums of a 16 x 8 tile += the products of one block
-//   store_inputs(record, part, values)  4 of the record's 32 inputs, by the 8 consecutive lanes
-//                                  that hold parts 0..7 together. Whole warps call it; lanes
-//                                  past the end of the row with a null record.
+//
+// A block is two mma steps. Step s multiplies inputs 16s .. 16s + 15, and lane 4g + t has four of
+// them, 16s + 4t .. +3, of weights and rows alike. The tensor cores of Hopper add the 16 products
+// of a step in one sum, whatever their order: only which inputs make a group of 16 can show in a
+// result, and these are the groups of wgmma, too (tests/cuda/emulation/ptx_conformance_test.cc).
 //
 // A format with scales multiplies and adds within a block exactly and scales that into `sums`:
 // the order in which blocks are added is the kernels' alone.
@@ -47,15 +47,39 @@ __device__ __forceinline__ Range slice_blocks(int slice, const SliceParams& slic
   return {slices.bounds[min(slice, last)], slices.bounds[min(slice + 1, last)]};
 }
 
-// Weights in the activations' dtype. The two mma steps of a block take inputs in this order: step s
-// of lane 4g + t has inputs 8t + 4s .. +3, of weights and rows alike. Piece s of a lane is its
-// operand of step s as it goes into registers: two inputs of output g, the same of g + 8, then the
-// other two of each.
+// A lane's inputs of a record: x and y of step 0, z and w of step 1.
+using Inputs = uint4;
+inline constexpr int kStepBytes = kRecordBytes / 2;  // of a record
+inline constexpr int kInputBytes = kStepBytes / 4;   // of a lane in it
+
+// The record of row g = lane / 4, in global memory. Lanes without a row take no_inputs().
+__device__ __forceinline__ Inputs load_inputs(const unsigned char* record, int lane) {
+  const unsigned char* first = record + lane % 4 * kInputBytes;
+  const uint2 low = *reinterpret_cast<const uint2*>(first);
+  const uint2 high = *reinterpret_cast<const uint2*>(first + kStepBytes);
+  return make_uint4(low.x, low.y, high.x, high.y);
+}
+__device__ __forceinline__ Inputs no_inputs() { return make_uint4(0, 0, 0, 0); }
+
+// Records in shared memory lie [k block][row]. Where rows of the same half of 128 bytes would meet
+// in a bank, every other one has its halves, the two steps, in turned order: a quarter of a warp
+// reads 4 rows without conflicts.
+__device__ __forceinline__ int shared_offset(int row, int offset) {
+  return offset ^ (row & 2) * (kStepBytes / 2);
+}
+__device__ __forceinline__ Inputs load_shared_inputs(const unsigned char* record, int lane) {
+  const int first = shared_offset(lane / 4, lane % 4 * kInputBytes);
+  const uint2 low = *reinterpret_cast<const uint2*>(record + first);
+  const uint2 high = *reinterpret_cast<const uint2*>(record + (first ^ kStepBytes));
+  return make_uint4(low.x, low.y, high.x, high.y);
+}
+
+// Weights in the activations' dtype. Piece s of a lane is its operand of step s as it goes into
+// registers: two inputs of output g, the same of g + 8, then the other two of each.
 template <class T>
 struct ActFormat {
   using Element = T;
   static constexpr int kBlockBytes = kTileOutputs * kBlockInputs * 2;
-  static constexpr int kRecordBytes = kBlockInputs * 2;
   static constexpr int kMaxTilesAtOnce = 2;
   static constexpr int kManyRowsBlocksPerSm = 2;
   static constexpr int kMaxStages = 4;
@@ -63,16 +87,10 @@ struct ActFormat {
   struct Weights {
     uint4 steps[2];
   };
-  using Inputs = uint4;
 
   static __device__ __forceinline__ Weights load_weights(const unsigned char* block, int lane) {
     return {{ptx::load_streaming(block + lane * 16), ptx::load_streaming(block + lane * 16 + 512)}};
   }
-
-  static __device__ __forceinline__ Inputs load_inputs(const unsigned char* record, int t) {
-    return *reinterpret_cast<const uint4*>(record + t * 16);
-  }
-  static __device__ __forceinline__ Inputs no_inputs() { return make_uint4(0, 0, 0, 0); }
 
   static __device__ __forceinline__ void multiply(float (&sums)[4], const Weights& weights,
                                                   const Inputs& inputs) {
@@ -80,13 +98,6 @@ struct ActFormat {
     const uint4& second = weights.steps[1];
     ptx::mma_m16n8k16<T>(sums, {first.x, first.y, first.z, first.w}, {inputs.x, inputs.y});
     ptx::mma_m16n8k16<T>(sums, {second.x, second.y, second.z, second.w}, {inputs.z, inputs.w});
-  }
-
-  static __device__ __forceinline__ void store_inputs(unsigned char* record, int part,
-                                                      float4 values) {
-    if (record == nullptr) return;
-    *reinterpret_cast<uint2*>(record + part * 8) =
-        make_uint2(pack<T>(values.x, values.y), pack<T>(values.z, values.w));
   }
 };
 
@@ -105,8 +116,8 @@ __host__ __device__ inline int64_t packed_place(int64_t n, int64_t out_features,
 __host__ __device__ inline int64_t act_pair_offset(int64_t place, int k, int num_k_blocks) {
   const int64_t block = place / kTileOutputs * num_k_blocks + k / kBlockInputs;
   const int output = static_cast<int>(place % kTileOutputs);
-  const int t = k % kBlockInputs / 8;
-  const int step = k % 8 / 4;
+  const int t = k % 16 / 4;
+  const int step = k % kBlockInputs / 16;
   return block * (kTileOutputs * kBlockInputs * 2) + step * 512 + (output % 8 * 4 + t) * 16 +
          (k % 4 / 2 * 2 + output / 8) * 4;
 }
