@@ -1,6 +1,8 @@
 #include "cuda/emulation/matrices.h"
 
+#include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "core/dtype.h"
@@ -15,24 +17,31 @@ float widen(uint32_t bits) {
   return half_to_float(static_cast<uint16_t>(bits));
 }
 
-// d += a b, in order of k; products and sums are rounded one by one on every machine.
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__)
-__attribute__((target_clones("avx2", "default")))
-#endif
-void multiply_tiles(float (&__restrict d)[16][8], const float (&__restrict a)[16][16],
-                    const float (&__restrict b)[16][8]) {
-  for (int row = 0; row < 16; ++row) {
-    for (int k = 0; k < 16; ++k) {
-      for (int column = 0; column < 8; ++column) d[row][column] += a[row][k] * b[k][column];
-    }
-  }
+// 2^exponent, of a normal double.
+double power_of_two(int exponent) {
+  return std::bit_cast<double>(static_cast<uint64_t>(1023 + exponent) << 52);
+}
+
+constexpr int kLeastExponent = -126;  // of float32: smaller numbers have fewer bits
+
+// Of zero one that is never the greatest.
+int exponent_of(float value, int least) {
+  const int exponent = static_cast<int>(std::bit_cast<uint32_t>(value) >> 23 & 255) - 127;
+  return value == 0.0f ? -1000 : std::max(exponent, least);
+}
+
+// Towards zero.
+float truncated(double value) {
+  const auto nearest = static_cast<float>(value);
+  const bool is_past = std::fabs(static_cast<double>(nearest)) > std::fabs(value);
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(nearest) - (is_past ? 1u : 0u));
 }
 
 template <bool kIsBf16>
 void mma(void* const* operands) {
-  float a[16][16];  // [row][k]
-  float b[16][8];   // [k][column]
-  float d[16][8];
+  float a[16][kStepInputs];  // [row][k]
+  StepInputs b(kIsBf16);
+  float d[16][kStepColumns];
   for (int lane = 0; lane < 32; ++lane) {
     const auto& mine = *static_cast<const MmaOperands*>(operands[lane]);
     const int g = lane / 4;
@@ -45,13 +54,13 @@ void mma(void* const* operands) {
       a[g + 8][k] = element(mine.a[1]);
       a[g][k + 8] = element(mine.a[2]);
       a[g + 8][k + 8] = element(mine.a[3]);
-      b[k][g] = element(mine.b[0]);
-      b[k + 8][g] = element(mine.b[1]);
+      b.set(k, g, element(mine.b[0]));
+      b.set(k + 8, g, element(mine.b[1]));
       d[g][k] = mine.d[half];
       d[g + 8][k] = mine.d[2 + half];
     }
   }
-  multiply_tiles(d, a, b);
+  for (int row = 0; row < 16; ++row) b.add_products(a[row], d[row]);
   for (int lane = 0; lane < 32; ++lane) {
     const auto& mine = *static_cast<const MmaOperands*>(operands[lane]);
     const int g = lane / 4;
@@ -72,6 +81,48 @@ const uint16_t* row_address(void* const* operands, int matrix, int row) {
 }
 
 }  // namespace
+
+void StepInputs::set(int k, int column, float value) {
+  values_[k][column] = value;
+  exponents_[k][column] = exponent_of(value, least_exponent_);
+}
+
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__)
+__attribute__((target_clones("avx2", "default")))
+#endif
+void StepInputs::add_products(const float (&a)[kStepInputs], float (&d)[kStepColumns]) const {
+  int a_exponents[kStepInputs];
+  for (int k = 0; k < kStepInputs; ++k) a_exponents[k] = exponent_of(a[k], least_exponent_);
+  int greatest[kStepColumns];
+  for (int column = 0; column < kStepColumns; ++column) {
+    greatest[column] = std::max(exponent_of(d[column], kLeastExponent), kLeastExponent);
+    for (int k = 0; k < kStepInputs; ++k) {
+      greatest[column] = std::max(greatest[column], a_exponents[k] + exponents_[k][column]);
+    }
+  }
+  if (*std::max_element(greatest, greatest + kStepColumns) > 127) {
+    // Of infinities and what is no number nothing is cut off.
+    for (int column = 0; column < kStepColumns; ++column) {
+      double sum = d[column];
+      for (int k = 0; k < kStepInputs; ++k) sum += a[k] * values_[k][column];
+      d[column] = static_cast<float>(sum);
+    }
+    return;
+  }
+  Columns scales;
+  Columns sums;
+  for (int column = 0; column < kStepColumns; ++column) {
+    scales[column] = power_of_two(kFractionBits - greatest[column]);
+    sums[column] = static_cast<int32_t>(d[column] * scales[column]);
+  }
+  for (int k = 0; k < kStepInputs; ++k) {
+    const Columns products = static_cast<double>(a[k]) * values_[k] * scales;
+    sums += __builtin_convertvector(__builtin_convertvector(products, Integers), Columns);
+  }
+  for (int column = 0; column < kStepColumns; ++column) {
+    d[column] = truncated(sums[column] * power_of_two(greatest[column] - kFractionBits));
+  }
+}
 
 void require_whole_warp(uint32_t mask) {
   if (mask != 0xffffffffu) fault("calls a matrix instruction in a warp of fewer than 32 threads");

@@ -8,6 +8,32 @@ namespace specdec::cuda::emulation {
 // The mask of instructions that take whole warps.
 void require_whole_warp(uint32_t mask);
 
+inline constexpr int kStepInputs = 16;  // that one instruction sums
+inline constexpr int kStepColumns = 8;
+
+// The columns of a matrix instruction, and its arithmetic, that of Hopper's tensor cores for
+// mma.sync and wgmma alike as MMA-Sim found it (github.com/microsoft/MMA-Sim): the 16 products and
+// d are one sum, whatever their order. Each is cut off, towards zero, kFractionBits below the
+// greatest exponent among them (a product's is the sum of its factors'); so is the sum at float32's
+// last bit.
+class StepInputs {
+ public:
+  explicit StepInputs(bool is_bf16) : least_exponent_(is_bf16 ? -126 : -14) {}
+
+  void set(int k, int column, float value);
+  // d += a b, for one row.
+  void add_products(const float (&a)[kStepInputs], float (&d)[kStepColumns]) const;
+
+ private:
+  static constexpr int kFractionBits = 25;
+  using Columns = double __attribute__((vector_size(kStepColumns * sizeof(double))));
+  using Integers = int32_t __attribute__((vector_size(kStepColumns * sizeof(int32_t))));
+
+  int least_exponent_;  // of the elements' type: smaller numbers have fewer bits
+  Columns values_[kStepInputs];
+  int exponents_[kStepInputs][kStepColumns];
+};
+
 // One lane's registers; ptx.cuh says which elements they hold.
 struct MmaOperands {
   float* d;           // [4]

@@ -12,7 +12,6 @@
 namespace specdec::cuda::emulation {
 namespace {
 
-constexpr int kDepth = 16;         // k of one instruction
 constexpr int kGroupBytes = 1024;  // 8 rows of 128 bytes
 
 // A tile in shared memory, by its descriptor.
@@ -59,12 +58,12 @@ struct WaitOperands {
 };
 
 // The 16 rows of a that the warp works on: [row][k].
-std::vector<float> rows_of_a(void* const* operands, size_t number) {
+using RowsOfA = float[16][kStepInputs];
+void read_rows_of_a(void* const* operands, size_t number, RowsOfA& a) {
   const auto& first = *static_cast<const WaitOperands*>(operands[0]);
   const Wgmma& instruction = (*first.pending)[number].instruction;
-  std::vector<float> a;
   for (int row = 0; row < 16; ++row) {
-    for (int k = 0; k < kDepth; ++k) {
+    for (int k = 0; k < kStepInputs; ++k) {
       uint16_t bits = 0;
       if (instruction.a_registers == nullptr) {
         const Tile tile(instruction.a, first.shared, first.shared_bytes);
@@ -74,41 +73,37 @@ std::vector<float> rows_of_a(void* const* operands, size_t number) {
         const uint32_t pair = (*lane.pending)[number].instruction.a_registers[row / 8 + k / 8 * 2];
         bits = static_cast<uint16_t>(k % 2 == 0 ? pair : pair >> 16);
       }
-      a.push_back(widen(bits, instruction.is_bf16));
+      a[row][k] = widen(bits, instruction.is_bf16);
     }
   }
-  return a;
 }
 
 void run_one(void* const* operands, size_t number) {
   const auto& first = *static_cast<const WaitOperands*>(operands[0]);
   const Wgmma& instruction = (*first.pending)[number].instruction;
-  const auto num_columns = static_cast<size_t>(instruction.num_columns);
-  const std::vector<float> rows = rows_of_a(operands, number);
+  RowsOfA rows;
+  read_rows_of_a(operands, number, rows);
   const Tile tile_b(instruction.b, first.shared, first.shared_bytes);
-  std::vector<float> b(kDepth * num_columns);  // [k][column]
-  for (int k = 0; k < kDepth; ++k) {
-    for (size_t column = 0; column < num_columns; ++column) {
-      b[static_cast<size_t>(k) * num_columns + column] =
-          widen(tile_b.at(static_cast<int>(column), k), instruction.is_bf16);
+  // Columns 8j .. 8j + 7 at a time: those of a row lie in its lanes' registers d[4j] .. d[4j + 3].
+  for (int first_column = 0; first_column < instruction.num_columns; first_column += kStepColumns) {
+    StepInputs b(instruction.is_bf16);
+    for (int k = 0; k < kStepInputs; ++k) {
+      for (int column = 0; column < kStepColumns; ++column) {
+        b.set(k, column, widen(tile_b.at(first_column + column, k), instruction.is_bf16));
+      }
     }
-  }
-  std::vector<float> d(num_columns);  // of one row
-  for (int row = 0; row < 16; ++row) {
-    const int g = row % 8;
-    // Where the row's columns 8j + 2t, 8j + 2t + 1 lie in lane 4g + t.
-    const auto registers_of = [&](size_t column) {
-      const auto& lane = *static_cast<const WaitOperands*>(operands[4 * g + column % 8 / 2]);
-      return (*lane.pending)[number].instruction.d + column / 8 * 4 + (row >= 8 ? 2 : 0) +
-             column % 2;
-    };
-    for (size_t i = 0; i < num_columns; ++i) d[i] = instruction.accumulate ? *registers_of(i) : 0;
-    for (int k = 0; k < kDepth; ++k) {
-      const float a = rows[static_cast<size_t>(row * kDepth + k)];
-      const float* row_of_b = b.data() + static_cast<size_t>(k) * num_columns;
-      for (size_t column = 0; column < num_columns; ++column) d[column] += a * row_of_b[column];
+    for (int row = 0; row < 16; ++row) {
+      const auto register_of = [&](int column) {
+        const auto& lane = *static_cast<const WaitOperands*>(operands[row % 8 * 4 + column / 2]);
+        return (*lane.pending)[number].instruction.d + first_column / 2 + row / 8 * 2 + column % 2;
+      };
+      float d[kStepColumns] = {};
+      if (instruction.accumulate) {
+        for (int column = 0; column < kStepColumns; ++column) d[column] = *register_of(column);
+      }
+      b.add_products(rows[row], d);
+      for (int column = 0; column < kStepColumns; ++column) *register_of(column) = d[column];
     }
-    for (size_t i = 0; i < num_columns; ++i) *registers_of(i) = d[i];
   }
 }
 

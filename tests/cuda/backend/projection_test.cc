@@ -11,6 +11,7 @@
 
 #include "testing/cuda_products.h"
 #include "testing/cuda_qkv.h"
+#include "testing/fused_sum.h"
 #include "testing/stored_matrix.h"
 
 namespace specdec::cuda::testing {
@@ -143,6 +144,43 @@ TEST_P(ProjectionTest, RowsAreBitEqualWhateverTheirNumber) {
       const std::vector<uint32_t> some = run(num_rows, normalised);
       ASSERT_TRUE(std::equal(some.begin(), some.end(), all.begin()))
           << num_rows << (normalised ? " normalised" : "") << " rows";
+    }
+  }
+}
+
+// A step of the tensor cores has 16 consecutive inputs, in every kernel and whatever the weights'
+// format: wgmma has no other groups. Of int8 here the codes are whole numbers whose scale is 1.
+TEST_P(ProjectionTest, SumsAreThoseOfConsecutiveGroupsOfSixteen) {
+  if (backend->device().properties().compute_capability < 90) GTEST_SKIP() << "adds otherwise";
+  constexpr int kN = 16, kK = 32, kMost = 40;
+  for (const WeightFormat format : {WeightFormat::kAct, WeightFormat::kInt8}) {
+    std::vector<float> matrix(kN * kK);
+    for (size_t i = 0; i < matrix.size(); ++i) {
+      const bool is_first = i % kK == 0;
+      matrix[i] = std::ldexp(is_first ? 127.0f : 1.0f, is_first ? 0 : static_cast<int>(i * 5 % 7));
+    }
+    std::vector<float> x = act_values(kMost * kK, 11);
+    for (size_t i = 0; i < x.size(); ++i) {
+      x[i] = std::ldexp(x[i], static_cast<int>(i * 7 % 11) - 5);
+    }
+    x = rounded(std::move(x), act_);  // float16 has no room for some of the smallest
+    const WeightView part = specdec::testing::view_of(matrix, kN);
+    const auto weight = backend->pack_linear({.parts = {&part, 1}, .format = format});
+    const Buffer rows = upload_act(x);
+    for (const int num_rows : {1, 3, 9, 17, kMost}) {
+      Buffer out = allocate<float>(num_rows * kN);
+      backend->linear({.weight = weight.get(),
+                       .in = {.x = rows.data(), .dtype = act_, .num_rows = num_rows},
+                       .out = out.as<float>()});
+      const std::vector<float> got = download<float>(out);
+      for (int i = 0; i < num_rows * kN; ++i) {
+        const float* row = &x[static_cast<size_t>(i / kN * kK)];
+        const float* output = &matrix[static_cast<size_t>(i % kN * kK)];
+        float want = specdec::testing::fused_sum(output, row, 0.0f, act_);
+        want = specdec::testing::fused_sum(output + 16, row + 16, want, act_);
+        ASSERT_EQ(std::bit_cast<uint32_t>(got[i]), std::bit_cast<uint32_t>(want))
+            << num_rows << " rows, row " << i / kN << ", output " << i % kN;
+      }
     }
   }
 }

@@ -12,6 +12,7 @@
 
 #include "core/dtype.h"
 #include "testing/device_kinds.h"
+#include "testing/fused_sum.h"
 #include "tests/cuda/emulation/ptx_conformance_kernels.h"
 
 namespace specdec::cuda::testing {
@@ -38,6 +39,8 @@ class PtxConformanceTest : public CudaDeviceTest {
     }
     return elements;
   }
+  // Of very different size, so that sums in another order or of other groups differ.
+  std::vector<uint16_t> uneven_elements(ElementType type, size_t count);
   std::vector<float> multiply(ElementType type, const std::vector<uint16_t>& a,
                               const std::vector<uint16_t>& b, const std::vector<float>& d);
 
@@ -47,6 +50,15 @@ class PtxConformanceTest : public CudaDeviceTest {
 
 float widen(ElementType type, uint16_t bits) {
   return type == ElementType::kBf16 ? to_float(BFloat16{bits}) : half_to_float(bits);
+}
+
+std::vector<uint16_t> PtxConformanceTest::uneven_elements(ElementType type, size_t count) {
+  std::vector<uint16_t> elements = random_elements(type, count);
+  for (uint16_t& element : elements) {
+    const float value = std::ldexp(widen(type, element), static_cast<int>(random_() % 11) - 5);
+    element = type == ElementType::kBf16 ? to_bfloat16(value).bits : float_to_half(value);
+  }
+  return elements;
 }
 
 // d + a b, with a [16 rows][16 k], b [16 k][8 columns] and d [16 rows][8 columns].
@@ -108,20 +120,10 @@ TEST_P(PtxConformanceTest, Mma) {
 TEST_P(PtxConformanceTest, MmaRoundsAlikeInEveryPosition) {
   for (const ElementType type : {ElementType::kBf16, ElementType::kHalf}) {
     for (int draw = 0; draw < 4; ++draw) {
-      // Factors of very different size, where sums in another order differ.
-      const auto uneven = [&](size_t count) {
-        std::vector<uint16_t> elements = random_elements(type, count);
-        for (size_t i = 0; i < count; ++i) {
-          const float value =
-              std::ldexp(widen(type, elements[i]), static_cast<int>(i * 5 % 11) - 5);
-          elements[i] = type == ElementType::kBf16 ? to_bfloat16(value).bits : float_to_half(value);
-        }
-        return elements;
-      };
-      const std::vector<uint16_t> row = uneven(16);
-      const std::vector<uint16_t> column = uneven(16);
-      const std::vector<uint16_t> a = uneven(16 * 16);
-      const std::vector<uint16_t> b = uneven(16 * 8);
+      const std::vector<uint16_t> row = uneven_elements(type, 16);
+      const std::vector<uint16_t> column = uneven_elements(type, 16);
+      const std::vector<uint16_t> a = uneven_elements(type, 16 * 16);
+      const std::vector<uint16_t> b = uneven_elements(type, 16 * 8);
       std::optional<float> want;
       for (int at_row = 0; at_row < 16; ++at_row) {
         for (int at_column = 0; at_column < 8; ++at_column) {
@@ -137,6 +139,38 @@ TEST_P(PtxConformanceTest, MmaRoundsAlikeInEveryPosition) {
         }
       }
     }
+  }
+}
+
+// The products of a step are one sum: which 16 they are shows in its bits, and their order does
+// not.
+TEST_P(PtxConformanceTest, MmaAddsSixteenProductsInOneSum) {
+  if (device().properties().compute_capability < 90) GTEST_SKIP() << "compute capability 9.0";
+  for (const ElementType type : {ElementType::kBf16, ElementType::kHalf}) {
+    int num_other_orders = 0;
+    for (int draw = 0; draw < 16; ++draw) {
+      const std::vector<uint16_t> a = uneven_elements(type, 16 * 16);
+      const std::vector<uint16_t> b = uneven_elements(type, 16 * 8);
+      std::vector<float> d(16 * 8);
+      for (size_t i = 0; i < d.size(); ++i) d[i] = std::ldexp(0.3f, static_cast<int>(i % 9) - 4);
+      const std::vector<float> got = multiply(type, a, b, d);
+      for (int place = 0; place < 16 * 8; ++place) {
+        float row[16];
+        float column[16];
+        float in_turn = d[place];
+        for (int k = 0; k < 16; ++k) {
+          row[k] = widen(type, a[static_cast<size_t>(place / 8 * 16 + k)]);
+          column[k] = widen(type, b[static_cast<size_t>(k * 8 + place % 8)]);
+          in_turn += row[k] * column[k];
+        }
+        const DType dtype = type == ElementType::kBf16 ? DType::kBF16 : DType::kF16;
+        const float want = specdec::testing::fused_sum(row, column, d[place], dtype);
+        ASSERT_EQ(std::bit_cast<uint32_t>(got[place]), std::bit_cast<uint32_t>(want))
+            << "draw " << draw << ", place " << place << ": " << got[place] << ", not " << want;
+        num_other_orders += in_turn != want;
+      }
+    }
+    EXPECT_GT(num_other_orders, 100);  // the sums do tell
   }
 }
 
@@ -255,6 +289,54 @@ TEST_P(PtxConformanceTest, Wgmma) {
           }
         }
         EXPECT_EQ(num_wrong, 0) << "n = " << n << (from_registers ? ", a in registers" : "");
+      }
+    }
+  }
+}
+
+// What lets kernels of few rows and of many have the same bits: a chain of mma.sync, with inputs in
+// the lanes where products have them (kernels/tiles.cuh), equals one of wgmma on the same groups.
+TEST_P(PtxConformanceTest, WgmmaAddsAsMma) {
+  if (device().properties().compute_capability != 90) GTEST_SKIP() << "compute capability 9.0";
+  constexpr int kSteps = 8;
+  constexpr int kColumns = 8;
+  for (const ElementType type : {ElementType::kBf16, ElementType::kHalf}) {
+    for (int draw = 0; draw < 4; ++draw) {
+      const std::vector<uint16_t> a = uneven_elements(type, 2 * 64 * 64);  // [pair][row][k]
+      const std::vector<uint16_t> b =
+          uneven_elements(type, 2 * kColumns * 64);  // [pair][column][k]
+      const Buffer device_a = upload(swizzled(a));
+      const Buffer device_b = upload(swizzled(b));
+      Buffer device_d = allocate<float>(64 * kColumns);
+      run().wgmma(stream(), type, kColumns, device_d.as<float>(), device_a.as<uint16_t>(),
+                  device_b.as<uint16_t>());
+      const std::vector<float> sums = download<float>(device_d);
+      for (int warp = 0; warp < 4; ++warp) {
+        std::vector<float> chain(16 * kColumns);
+        for (int step = 0; step < kSteps; ++step) {
+          std::vector<uint16_t> left(16 * 16);
+          std::vector<uint16_t> right(16 * kColumns);
+          for (int k = 0; k < 16; ++k) {
+            // Lane t has inputs 4t .. 4t + 3 where the instruction has 2t, 2t + 1, 2t + 8, 2t + 9.
+            const int at = k % 4 / 2 * 8 + k / 4 * 2 + k % 2;
+            const int from = step % 4 * 16 + k;
+            for (int row = 0; row < 16; ++row) {
+              left[row * 16 + at] = a[(step / 4 * 64 + warp * 16 + row) * 64 + from];
+            }
+            for (int column = 0; column < kColumns; ++column) {
+              right[at * kColumns + column] = b[(step / 4 * kColumns + column) * 64 + from];
+            }
+          }
+          chain = multiply(type, left, right, chain);
+        }
+        for (int place = 0; place < 16 * kColumns; ++place) {
+          const int row = place / kColumns;
+          const int column = place % kColumns;
+          const int thread = warp * 32 + row % 8 * 4 + column / 2;
+          const float got = sums[thread * 4 + row / 8 * 2 + column % 2];
+          ASSERT_EQ(std::bit_cast<uint32_t>(got), std::bit_cast<uint32_t>(chain[place]))
+              << "draw " << draw << ", warp " << warp << ", row " << row << ", column " << column;
+        }
       }
     }
   }
