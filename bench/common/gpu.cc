@@ -62,10 +62,8 @@ Gpu::Gpu(const Options& options)
   auto& backend = dynamic_cast<cuda::CudaBackend&>(*backend_);
   device_ = &backend.device();
   stream_ = &backend.stream();
-  cuda::LaunchSettings settings = cuda::launch_settings_of_environment();
-  settings.overlap = settings.overlap && options.overlap;
-  settings.same_carveout = settings.same_carveout && options.same_carveout;
-  device_->set_launch_settings(settings);
+  device_->set_launch_settings(options.launch ? cuda::parse_launch_settings(*options.launch)
+                                              : cuda::launch_settings_of_environment());
   probes_ = is_emulated_ ? cuda::emulated::probe_kernels() : cuda::native::probe_kernels();
   SPECDEC_CHECK(probes_.read != nullptr);
 }

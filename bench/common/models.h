@@ -28,8 +28,8 @@ inline const std::vector<ModelShape>& models() {
 // Those of GPUs.
 inline const std::vector<ModelShape>& gpu_models() {
   static const std::vector<ModelShape> kModels = {
-      {"Llama-3.2-1B", 16, 2048, 32, 8, 64, 8192, 128256},
       {"Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256},
+      {"Llama-3.2-1B", 16, 2048, 32, 8, 64, 8192, 128256},
   };
   return kModels;
 }

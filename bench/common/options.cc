@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <sstream>
 #include <string_view>
 
 #include "core/thread_pool.h"
@@ -13,8 +14,8 @@ namespace {
 constexpr const char* kUsage =
     "arguments: --threads=N --cpu_isa=NAME --dtype=bfloat16|float32 --format=act|int8|...\n"
     "           --filter=PART_OF_A_NAME --json=FILE --smoke\n"
-    "on GPUs:   --device=cuda|emulated --budget=SECONDS --nondeterministic\n"
-    "           --no_overlap --own_carveouts (how kernels are launched)\n";
+    "on GPUs:   --device=cuda|emulated --budget=SECONDS --nondeterministic --rows=N,N,...\n"
+    "           --launch=WORD,WORD,... (how kernels are launched: SPECDEC_CUDA_LAUNCH)\n";
 
 [[noreturn]] void refuse(const std::string& argument) {
   std::fprintf(stderr, "bad argument: %s\n%s", argument.c_str(), kUsage);
@@ -26,6 +27,16 @@ int positive(const std::string& argument, const std::string& value) {
   const long number = std::strtol(value.c_str(), &end, 10);
   if (value.empty() || *end != '\0' || number < 1 || number > 4096) refuse(argument);
   return static_cast<int>(number);
+}
+
+std::vector<int> positive_numbers(const std::string& argument, const std::string& values) {
+  std::vector<int> numbers;
+  std::istringstream stream(values);
+  for (std::string value; std::getline(stream, value, ',');) {
+    numbers.push_back(positive(argument, value));
+  }
+  if (numbers.empty()) refuse(argument);
+  return numbers;
 }
 
 WeightFormat format_of(const std::string& argument, const std::string& value) {
@@ -70,10 +81,10 @@ Options parse_options(int argc, char** argv, std::initializer_list<const char*> 
       options.json = value;
     } else if (argument == "--nondeterministic") {
       options.deterministic = false;
-    } else if (argument == "--no_overlap") {
-      options.overlap = false;
-    } else if (argument == "--own_carveouts") {
-      options.same_carveout = false;
+    } else if (name == "--rows") {
+      options.rows = positive_numbers(argument, value);
+    } else if (name == "--launch") {
+      options.launch = value;
     } else if (argument == "--smoke") {
       options.smoke = true;
     } else if (argument == "--help") {

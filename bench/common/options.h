@@ -2,7 +2,9 @@
 #pragma once
 
 #include <initializer_list>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "backend/op_args.h"
 #include "core/dtype.h"
@@ -15,9 +17,10 @@ struct Options {
   int num_threads = 1;         // the default: what the library would take
   DType dtype = DType::kBF16;  // of activations
   WeightFormat format = WeightFormat::kAct;
-  bool deterministic = true;    // false: as EngineConfig has it
-  bool overlap = true;          // on a GPU: LaunchSettings::overlap
-  bool same_carveout = true;    // likewise
+  bool deterministic = true;  // false: as EngineConfig has it
+  // On a GPU: words of cuda::parse_launch_settings in place of the environment's.
+  std::optional<std::string> launch;
+  std::vector<int> rows;        // of products on a GPU; empty: what the benchmark has
   std::string json;             // file to write the records to; empty: none
   std::string filter;           // only cases whose name contains it
   double budget_seconds = 1e9;  // cases that would begin later are left out

@@ -4,7 +4,9 @@
 // A measurement is a graph of the same operation on as many sets of weights (or keys and values) as
 // the L2 cache cannot hold, one after the other as in a step: seconds are of one operation, `bytes`
 // what it must read. The sampler includes what waiting for its result costs the host.
-// --format=act|int8|int4_grouped|... chooses how weights are stored, --filter a kernel or model.
+// --format=act|int8|int4_grouped|... chooses how weights are stored, --filter a kernel or model,
+// --rows how many rows products have. What tells most comes first: large shapes, then small ones,
+// then the same products by cuBLASLt.
 // --nondeterministic measures projections of many rows, each on every kernel and library there is.
 #include <algorithm>
 #include <memory>
@@ -32,10 +34,13 @@ class KernelBench {
     std::vector<ModelShape> models = gpu_models();
     if (options_.smoke) models = {kTinyModel};
     ProjectionBench projections(gpu_, options_, watch_, [&](Record record) { add(record); });
-    for (const ModelShape& model : models) projections.run(model);
+    for (const ModelShape& model : models) {
+      if (options_.deterministic) attentions(model);
+      projections.run(model);
+    }
     if (!options_.deterministic) return report_.finish();
-    for (const ModelShape& model : models) attentions(model);
     sampler(models.front().vocab_size);
+    for (const ModelShape& model : models) projections.run_peer(model);
     return report_.finish();
   }
 

@@ -1,11 +1,13 @@
-// The ceilings of a GPU: reading and copying memory, and what it costs to get from one kernel of a
-// graph to the next, round a loop on the device, and past a barrier of the whole grid.
+// The ceilings of a GPU: reading memory and the L2 cache, copying, and what it costs to get from
+// one kernel of a graph to the next, round a loop on the device, and past a barrier of the whole
+// grid.
 //
 // Of "graph_node" a record is one kernel that does nothing; of "graph_reads" one kernel of many
 // that together read a buffer, and `gap_us` what it takes longer than its part of one kernel that
 // reads it all, with 1 or 2 blocks a multiprocessor (`blocks_each`). `overlap` is 1 with
 // programmatic dependent launch, and `early` then 1 where a kernel lets the next one start before
-// it waits itself. With --own_carveouts the driver divides L1 cache and shared memory.
+// it waits itself. Of "l2_read" a record is one round through what fits into L2. With
+// --launch=own_carveouts the driver divides L1 cache and shared memory.
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,18 +22,24 @@ namespace {
 struct Sizes {
   int64_t bytes;       // of the buffer that is read
   int64_t part_bytes;  // that one of many kernels reads
-  int num_nodes;       // of a graph of empty kernels
+  int64_t l2_bytes;    // of the buffer that is read out of L2, again and again
+  int num_rounds;
+  int num_nodes;  // of a graph of empty kernels
   int num_barriers;
   int num_iterations;  // of a loop on the device
 };
 
 constexpr Sizes kFull = {.bytes = int64_t{4} << 30,
                          .part_bytes = int64_t{16} << 20,
+                         .l2_bytes = int64_t{16} << 20,
+                         .num_rounds = 256,
                          .num_nodes = 1000,
                          .num_barriers = 1000,
                          .num_iterations = 1000};
 constexpr Sizes kSmoke = {.bytes = int64_t{1} << 18,
                           .part_bytes = int64_t{1} << 16,
+                          .l2_bytes = int64_t{1} << 16,
+                          .num_rounds = 3,
                           .num_nodes = 4,
                           .num_barriers = 3,
                           .num_iterations = 3};
@@ -50,11 +58,12 @@ class MachineBench {
 
   int run() {
     if (options_.selects("read")) read();
-    if (options_.selects("copy")) copy();
+    if (options_.selects("l2_read")) l2_reads();
     if (options_.selects("graph_node")) nodes();
     if (options_.selects("graph_reads")) reads();
     if (options_.selects("grid_barrier")) barriers();
     if (options_.selects("while_iteration")) loops();
+    if (options_.selects("copy")) copy();
     return report_.finish();
   }
 
@@ -73,6 +82,24 @@ class MachineBench {
          .shape = size_text(sizes_.bytes),
          .seconds = static_cast<double>(sizes_.bytes) / read_rate_,
          .bytes = static_cast<double>(sizes_.bytes)});
+  }
+
+  void l2_reads() {
+    const Buffer data = gpu_.random(static_cast<size_t>(sizes_.l2_bytes), DType::kBF16);
+    for (int blocks_each : {1, 2, 4}) {
+      const cuda::RereadProbe probe = {.data = data.data(),
+                                       .num_bytes = sizes_.l2_bytes,
+                                       .sink = sink_.as<uint32_t>(),
+                                       .num_rounds = sizes_.num_rounds,
+                                       .num_blocks = blocks_each * gpu_.num_multiprocessors()};
+      const double seconds =
+          gpu_.graph_seconds(samples(), [&] { gpu_.probes().reread(gpu_.stream(), probe); });
+      add({.kernel = "l2_read",
+           .shape = size_text(sizes_.l2_bytes),
+           .seconds = seconds / sizes_.num_rounds,
+           .bytes = static_cast<double>(sizes_.l2_bytes),
+           .counters = {{"blocks_each", blocks_each}}});
+    }
   }
 
   // By a kernel, and by the device's own copies.

@@ -15,13 +15,32 @@ struct Range {
   int64_t step;
 };
 
-// The 16-byte words of this thread: each block has a contiguous part.
-__device__ __forceinline__ Range words_of_thread(int64_t num_bytes) {
+// The 16-byte words of this thread in a block's part, which is contiguous.
+__device__ __forceinline__ Range words_of_thread(int64_t num_bytes, unsigned block) {
   const int64_t words = num_bytes / 16;
   const int64_t part = (words + gridDim.x - 1) / gridDim.x;
-  const int64_t begin = part * blockIdx.x;
+  const int64_t begin = part * block;
   const int64_t end = begin + part < words ? begin + part : words;
   return {begin + threadIdx.x, end, blockDim.x};
+}
+
+__device__ __forceinline__ void load_words(uint4 (&values)[kInFlight], const uint4* data,
+                                           int64_t word, const Range& range) {
+#pragma unroll
+  for (int i = 0; i < kInFlight; ++i) {
+    values[i] = make_uint4(0, 0, 0, 0);
+    if (word + i * range.step < range.end) {
+      values[i] = ptx::load_streaming(data + word + i * range.step);
+    }
+  }
+}
+__device__ __forceinline__ uint32_t sum_of(const uint4 (&values)[kInFlight]) {
+  uint32_t sum = 0;
+#pragma unroll
+  for (int i = 0; i < kInFlight; ++i) {
+    sum += values[i].x ^ values[i].y ^ values[i].z ^ values[i].w;
+  }
+  return sum;
 }
 
 // As products do it: what fits into registers is asked for before the kernel waits.
@@ -29,33 +48,31 @@ template <bool kStartsNextEarly>
 __global__ void __launch_bounds__(kThreads) read_kernel(ReadProbe probe) {
   if constexpr (kStartsNextEarly) ptx::let_next_start();
   const uint4* data = static_cast<const uint4*>(probe.data);
-  const Range range = words_of_thread(probe.num_bytes);
+  const Range range = words_of_thread(probe.num_bytes, blockIdx.x);
   uint4 values[kInFlight];
   int64_t word = range.begin;
-  const auto load = [&] {
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      values[i] = make_uint4(0, 0, 0, 0);
-      if (word + i * range.step < range.end) {
-        values[i] = ptx::load_streaming(data + word + i * range.step);
-      }
-    }
-    word += kInFlight * range.step;
-  };
-  load();
+  load_words(values, data, word, range);
   ptx::wait_for_previous();
   if constexpr (!kStartsNextEarly) ptx::let_next_start();
+  uint32_t sum = sum_of(values);
+  for (word += kInFlight * range.step; word < range.end; word += kInFlight * range.step) {
+    load_words(values, data, word, range);
+    sum += sum_of(values);
+  }
+  if (sum == kUnlikely) *probe.sink = sum;
+}
+
+// Out of L2, where all of the data fits: loads leave nothing in L1.
+__global__ void __launch_bounds__(kThreads) reread_kernel(RereadProbe probe) {
+  const uint4* data = static_cast<const uint4*>(probe.data);
   uint32_t sum = 0;
-  const auto add = [&] {
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      sum += values[i].x ^ values[i].y ^ values[i].z ^ values[i].w;
+  for (int round = 0; round < probe.num_rounds; ++round) {
+    const Range range = words_of_thread(probe.num_bytes, (blockIdx.x + round) % gridDim.x);
+    for (int64_t word = range.begin; word < range.end; word += kInFlight * range.step) {
+      uint4 values[kInFlight];
+      load_words(values, data, word, range);
+      sum += sum_of(values);
     }
-  };
-  add();
-  while (word < range.end) {
-    load();
-    add();
   }
   if (sum == kUnlikely) *probe.sink = sum;
 }
@@ -63,7 +80,7 @@ __global__ void __launch_bounds__(kThreads) read_kernel(ReadProbe probe) {
 __global__ void __launch_bounds__(kThreads) copy_kernel(CopyProbe probe) {
   const uint4* from = static_cast<const uint4*>(probe.from);
   uint4* to = static_cast<uint4*>(probe.to);
-  const Range range = words_of_thread(probe.num_bytes);
+  const Range range = words_of_thread(probe.num_bytes, blockIdx.x);
   int64_t word = range.begin;
   for (; word + (kInFlight - 1) * range.step < range.end; word += kInFlight * range.step) {
     uint4 values[kInFlight];
@@ -108,6 +125,10 @@ void launch_read(Stream& stream, const ReadProbe& probe) {
          config, probe);
 }
 
+void launch_reread(Stream& stream, const RereadProbe& probe) {
+  launch("reread_probe", stream, reread_kernel, blocks(probe.num_blocks, kThreads), probe);
+}
+
 void launch_copy(Stream& stream, const CopyProbe& probe) {
   launch("copy_probe", stream, copy_kernel, blocks(probe.num_blocks, kThreads), probe);
 }
@@ -127,8 +148,11 @@ void launch_barriers(Stream& stream, const BarrierProbe& probe) {
 }  // namespace
 
 ProbeKernels probe_kernels() {
-  return {
-      .read = launch_read, .copy = launch_copy, .empty = launch_empty, .barriers = launch_barriers};
+  return {.read = launch_read,
+          .reread = launch_reread,
+          .copy = launch_copy,
+          .empty = launch_empty,
+          .barriers = launch_barriers};
 }
 
 }  // namespace specdec::cuda::SPECDEC_TARGET

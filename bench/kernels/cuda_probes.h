@@ -19,6 +19,14 @@ struct ReadProbe {
   bool lets_next_start_early = false;  // before it waits itself; otherwise after
 };
 
+struct RereadProbe {
+  const void* data = nullptr;  // [num_bytes], read through in every round
+  int64_t num_bytes = 0;       // a multiple of 16
+  uint32_t* sink = nullptr;    // [1], written only if the data has an unlikely sum
+  int num_rounds = 1;          // a block reads another block's part in each
+  int num_blocks = 1;
+};
+
 struct CopyProbe {
   const void* from = nullptr;  // [num_bytes]
   void* to = nullptr;          // [num_bytes]
@@ -40,6 +48,7 @@ struct BarrierProbe {
 
 struct ProbeKernels {
   void (*read)(Stream&, const ReadProbe&) = nullptr;
+  void (*reread)(Stream&, const RereadProbe&) = nullptr;
   void (*copy)(Stream&, const CopyProbe&) = nullptr;
   void (*empty)(Stream&, const EmptyProbe&) = nullptr;
   void (*barriers)(Stream&, const BarrierProbe&) = nullptr;

@@ -87,8 +87,19 @@ void ProjectionBench::run(const ModelShape& model) {
       continue;
     }
     few_rows(model, projection, weights);
-    if (options_.format == WeightFormat::kAct) peer(model, projection);
   }
+}
+
+void ProjectionBench::run_peer(const ModelShape& model) {
+  if (options_.format != WeightFormat::kAct) return;
+  for (const Projection& projection : projections_of(model)) {
+    if (wants(projection, shape_name(model))) peer(model, projection);
+  }
+}
+
+std::vector<int> ProjectionBench::rows_or(std::vector<int> all, std::vector<int> few) const {
+  if (!options_.rows.empty()) return options_.rows;
+  return options_.smoke ? few : all;
 }
 
 std::vector<ProjectionBench::Projection> ProjectionBench::projections_of(const ModelShape& model) {
@@ -144,9 +155,7 @@ double ProjectionBench::seconds_of(const Weights& weights, Run& run) {
 
 void ProjectionBench::few_rows(const ModelShape& model, const Projection& projection,
                                const Weights& weights) {
-  const std::vector<int> all =
-      options_.smoke ? std::vector{1, 3, 17} : std::vector{1, 4, 8, 16, 64};
-  for (int num_rows : all) {
+  for (int num_rows : rows_or({1, 2, 4, 8, 16, 32, 64}, {1, 3, 17})) {
     if (!wants(projection, shape_name(model))) return;
     Run run(gpu_, model, projection, num_rows);
     add_({.kernel = projection.kernel,
@@ -210,9 +219,7 @@ void ProjectionBench::peer(const ModelShape& model, const Projection& projection
 void ProjectionBench::many_rows(const ModelShape& model, const Projection& projection,
                                 const Weights& weights) {
   auto& chooser = dynamic_cast<cuda::CudaBackend&>(gpu_.backend()).product_chooser();
-  const std::vector<int> all =
-      options_.smoke ? std::vector{130} : std::vector{128, 256, 512, 1024, 2048};
-  for (int num_rows : all) {
+  for (int num_rows : rows_or({128, 256, 512, 1024, 2048}, {130})) {
     if (!wants(projection, shape_name(model))) return;
     Run run(gpu_, model, projection, num_rows);
     // The clock tells which ways there are, and then lets each in turn be the fastest.

@@ -29,6 +29,8 @@ class ProjectionBench {
                   std::function<void(const Record&)> add);
 
   void run(const ModelShape& model);
+  // The same products of plain matrices by cuBLASLt, where it is: nothing comes before or after.
+  void run_peer(const ModelShape& model);
 
  private:
   struct Projection {
@@ -42,12 +44,13 @@ class ProjectionBench {
 
   static std::vector<Projection> projections_of(const ModelShape& model);
   bool wants(const Projection& projection, const std::string& shape) const;
+  // Those that were asked for, else all, or with --smoke a few.
+  std::vector<int> rows_or(std::vector<int> all, std::vector<int> few) const;
   // As many copies as the L2 cache cannot hold.
   Weights pack(const Projection& projection);
   double seconds_of(const Weights& weights, Run& run);
 
   void few_rows(const ModelShape& model, const Projection& projection, const Weights& weights);
-  // The same products of plain matrices by cuBLASLt, where it is: nothing comes before or after.
   void peer(const ModelShape& model, const Projection& projection);
   void many_rows(const ModelShape& model, const Projection& projection, const Weights& weights);
   std::string shape_name(const ModelShape& model) const;

@@ -5,9 +5,10 @@
 namespace specdec::cuda {
 
 AttentionPlans::AttentionPlans(Device& device)
-    : memory_(device.allocate(kMostPlans * kPlanBytes, "plans of attention")) {}
+    : device_(device), memory_(device.allocate(kMostPlans * kPlanBytes, "plans of attention")) {}
 
 AttentionPlan AttentionPlans::plan_of(const BatchView& batch, const TreeAttentionArgs& args) {
+  if (!device_.launch_settings().plans) return {};
   const Kind kind = {.cu_rows = batch.cu_rows,
                      .base_lens = batch.base_lens,
                      .is_tree = batch.is_tree,

@@ -22,7 +22,7 @@ class AttentionPlans {
   void begin_pass() { num_made_ = 0; }
 
   // That of a call of attention: made by an earlier call of this pass, or to be made by this one.
-  // Kinds of layers beyond the first few have none.
+  // Kinds of layers beyond the first few have none, and without LaunchSettings::plans nobody has.
   AttentionPlan plan_of(const BatchView& batch, const TreeAttentionArgs& args);
 
  private:
@@ -50,6 +50,7 @@ class AttentionPlans {
     bool operator==(const Kind&) const = default;
   };
 
+  const Device& device_;
   std::array<Kind, kMostPlans> made_{};
   int num_made_ = 0;
   Buffer memory_;  // [kMostPlans] kPlanBytes each

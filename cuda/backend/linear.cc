@@ -43,7 +43,7 @@ bool CudaBackend::best_tokens(const BestTokensArgs& args) {
   const LinearArgs& linear = args.linear;
   const CudaPackedLinear& weight = packed(linear.weight);
   SPECDEC_CHECK(!weight.is_gated() && !linear.accumulate);
-  if (!Projector::finds_best(weight, linear.in)) return false;
+  if (!projector_.finds_best(weight, linear.in)) return false;
   projector_.run(weight, linear.in,
                  {.kind = Finish::kBest,
                   .bias = linear.bias,

@@ -100,9 +100,19 @@ Projector::Projector(Device& device, Stream& stream, const ProjectionKernels& ke
       partials_(device, stream, "partial sums of projections"),
       partial_arrivals_(device, stream, "counts of projections") {}
 
-bool Projector::finds_best(const CudaPackedLinear& weight, const ProjectionInput& in) {
-  return in.num_rows <= kFewRows && is_plain(rows_of(weight, in)) &&
-         weight.share().ranks() == nullptr;
+bool Projector::finds_best(const CudaPackedLinear& weight, const ProjectionInput& in) const {
+  const RowsParams rows = rows_of(weight, in);
+  return in.num_rows <= kFewRows && weight.share().ranks() == nullptr && is_plain(rows) &&
+         row_source(weight, rows, Finish::kBest) != RowSource::kRecords;
+}
+
+RowSource Projector::row_source(const CudaPackedLinear& weight, const RowsParams& rows,
+                                Finish finish) const {
+  if (!prepares_rows(rows, finish)) return RowSource::kRecords;
+  const int64_t rows_bytes = int64_t{rows.num_rows} * weight.num_k_blocks() * kRecordBytes;
+  const bool fits = rows.num_rows <= 8 && rows_bytes <= kSharedRowBytes;
+  if (fits && weight.slices().plan.is_whole()) return RowSource::kShared;
+  return device_.launch_settings().meeting ? RowSource::kExchanged : RowSource::kRecords;
 }
 
 void Projector::run(const CudaPackedLinear& weight, const ProjectionInput& in,
@@ -208,12 +218,7 @@ ProductPlan Projector::plan_of(const CudaPackedLinear& weight, const RowsParams&
   ProductPlan plan;
   plan.few_rows = rows.num_rows <= kFewRows;
   if (plan.few_rows) {
-    const int64_t rows_bytes = int64_t{rows.num_rows} * weight.num_k_blocks() * kRecordBytes;
-    if (prepares_rows(rows, finish)) {
-      const bool fits = rows.num_rows <= 8 && rows_bytes <= kSharedRowBytes;
-      const bool is_partial = !weight.slices().plan.is_whole();
-      plan.row_source = fits && !is_partial ? RowSource::kShared : RowSource::kExchanged;
-    }
+    plan.row_source = row_source(weight, rows, finish);
     plan_few_rows(weight.num_tiles(), rows.num_rows, plan);
     return plan;
   }

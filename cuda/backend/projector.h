@@ -24,13 +24,15 @@ class Projector {
   void run(const CudaPackedLinear& weight, const ProjectionInput& in, const FinishParams& finish);
 
   // Whether the likeliest tokens can be found without their outputs (Finish::kBest).
-  static bool finds_best(const CudaPackedLinear& weight, const ProjectionInput& in);
+  bool finds_best(const CudaPackedLinear& weight, const ProjectionInput& in) const;
 
   ProductChooser& chooser() { return chooser_; }
 
  private:
   void run_rows(const CudaPackedLinear& weight, const RowsParams& rows, const FinishParams& finish);
   void run_all_heads(const CudaPackedLinear& weight, const RowsParams& rows, FinishParams finish);
+  // Of few rows.
+  RowSource row_source(const CudaPackedLinear& weight, const RowsParams& rows, Finish finish) const;
   ProductPlan plan_of(const CudaPackedLinear& weight, const RowsParams& rows, Finish finish) const;
   void plan_few_rows(int num_tiles, int num_rows, ProductPlan& plan) const;
   // Whether products can read the rows as they are.

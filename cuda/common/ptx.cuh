@@ -162,6 +162,25 @@ __device__ __forceinline__ uint64_t nanoseconds() {
   return time;
 }
 
+// For a loop that waits for what comes in microseconds: where it has not come after two seconds, it
+// never will, and the kernel ends with an error, which is better than a device that hangs.
+class WaitBound {
+ public:
+  // In every turn of the loop.
+  __device__ __forceinline__ void look() {
+    if (++turns_ % kTurnsBetweenLooks != 0) return;
+    const uint64_t now = nanoseconds();
+    if (begin_ == 0) begin_ = now;
+    if (now - begin_ > kMostNanoseconds) __trap();
+  }
+
+ private:
+  static constexpr uint32_t kTurnsBetweenLooks = 1024;
+  static constexpr uint64_t kMostNanoseconds = 2'000'000'000;
+  uint32_t turns_ = 0;
+  uint64_t begin_ = 0;
+};
+
 #if __CUDA_ARCH__ >= 900 || !defined(__CUDA_ARCH__)
 
 // mbarriers: a phase completes when the expected arrivals and bytes are there.

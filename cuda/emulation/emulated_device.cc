@@ -14,6 +14,7 @@
 #include "core/str_cat.h"
 #include "cuda/emulation/device_memory.h"
 #include "cuda/emulation/fibres.h"
+#include "cuda/gpu/launch_settings.h"
 #include "cuda/gpu/peer_handles.h"
 #include "cuda/gpu/start_rule.h"
 
@@ -250,13 +251,11 @@ class EmulatedStream final : public Stream {
     prepare(launch);
     Operation operation;
     const bool starts_early = start_rule_.starts_early(launch.config);
-    const bool is_root = capturing_ && captured_.empty();  // of a graph: all before it is done
-    operation.kernel = {
-        .name = launch.name,
-        .config = launch.config,
-        .function = launch.function,
-        .body = launch.body,
-        .starts_early = starts_early && !is_root && device_->launch_settings.overlap};
+    operation.kernel = {.name = launch.name,
+                        .config = launch.config,
+                        .function = launch.function,
+                        .body = launch.body,
+                        .starts_early = starts_early && device_->launch_settings.overlap};
     push(std::move(operation));
   }
 
@@ -287,6 +286,7 @@ class EmulatedStream final : public Stream {
   void fill(void* to, uint8_t value, size_t size_bytes) override {
     check_device(to, size_bytes, "fill");
     if (size_bytes == 0) return;
+    start_rule_.note_other_work();
     push({.kernel = {}, .action = [=] { std::memset(to, value, size_bytes); }});
   }
 
@@ -296,6 +296,7 @@ class EmulatedStream final : public Stream {
 
   void begin_capture() override {
     if (capturing_) throw DeviceError("begin_capture on a stream that captures");
+    start_rule_.note_other_work();  // all before a graph's first kernel is done
     device_->throw_if_failed();
     capturing_ = true;
     ++device_->num_capturing;
@@ -310,6 +311,7 @@ class EmulatedStream final : public Stream {
   void launch(Graph& graph) override {
     if (capturing_) throw DeviceError("launch of a graph on a stream that captures");
     device_->throw_if_failed();
+    start_rule_.note_other_work();
     for (const OperationRef& operation : static_cast<EmulatedGraph&>(graph).operations()) {
       queue_->push(operation);
     }
@@ -354,6 +356,7 @@ class EmulatedStream final : public Stream {
   }
   void push_copy(void* to, const void* from, size_t size_bytes) {
     if (size_bytes == 0) return;
+    start_rule_.note_other_work();
     push({.kernel = {}, .action = [=] { std::memmove(to, from, size_bytes); }});
   }
   void push(Operation operation) {
@@ -414,9 +417,9 @@ class EmulatedDevice final : public Device {
   void set_launch_settings(const LaunchSettings& settings) override {
     state_->launch_settings = settings;
   }
+  const LaunchSettings& launch_settings() const override { return state_->launch_settings; }
   std::string launch_note() const override {
-    return str_cat("emulated kernels, early starts ",
-                   state_->launch_settings.overlap ? "on" : "off");
+    return str_cat("emulated kernels, ", describe(state_->launch_settings));
   }
   std::optional<KernelResources> resources_of(const void*) const override { return std::nullopt; }
   bool has_libraries() const override { return false; }

@@ -92,6 +92,12 @@ inline uint64_t nanoseconds() {
   return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
 
+// Without a bound: blocks that wait for ever are found by themselves, and two seconds are nothing.
+class WaitBound {
+ public:
+  void look() {}
+};
+
 inline void mbarrier_init(uint64_t* barrier, int num_arrivals) {
   emulation::mbarrier_init(barrier, num_arrivals);
 }

@@ -48,7 +48,8 @@ struct LaunchConfig {
   // Its blocks wait for kernels of other ranks, which may be late.
   bool waits_for_peers = false;
   // Blocks wait for each other, too, but there are no more than multiprocessors, and each fits on
-  // one beside whatever else is there at last: all get to run without a promise of the device.
+  // one beside whatever else is there at last: all get to run without a promise of the device. A
+  // launch with more blocks than the device has room for is refused.
   bool blocks_meet = false;
 };
 
@@ -140,11 +141,14 @@ struct KernelResources {
 // How kernels are launched. Anything but the defaults is for comparisons, and slower.
 struct LaunchSettings {
   bool overlap = true;  // LaunchConfig::overlaps_previous has its effect
-  // All kernels divide a multiprocessor's memory into L1 cache and shared memory in the same way. A
-  // new division would first need an empty multiprocessor, and no kernel could start early.
-  bool same_carveout = true;
+  // Per cent of a multiprocessor's memory that are shared memory and not L1 cache, for all kernels:
+  // a new division would first need an empty multiprocessor, and no kernel could start early. None:
+  // the driver decides for each kernel.
+  std::optional<int> carveout = 100;
   // Ranks write to each other's memory where devices can (Device::share_peer_memory).
   bool peer_memory = true;
+  bool meeting = true;  // blocks of a kernel may wait for each other (LaunchConfig::blocks_meet)
+  bool plans = true;    // attention reads a plan that the pass's first layer made (AttentionPlans)
 };
 
 // Device memory that the devices of other ranks write to. It lasts until the rank that shares it
@@ -162,6 +166,7 @@ class Device {
   virtual const DeviceProperties& properties() const = 0;
   // Before the first launch.
   virtual void set_launch_settings(const LaunchSettings& settings) = 0;
+  virtual const LaunchSettings& launch_settings() const = 0;
   // How kernels were launched so far, in words.
   virtual std::string launch_note() const = 0;
   // Of a kernel that has been prepared; none on a device for which nothing is compiled.

@@ -1,12 +1,29 @@
 #include "cuda/gpu/launch_settings.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 
 #include "core/str_cat.h"
 #include "specdec/error.h"
 
 namespace specdec::cuda {
+namespace {
+
+constexpr std::string_view kCarveout = "carveout=";
+
+int percentage(std::string_view digits) {
+  int value = -1;
+  const auto end = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  if (end.ec != std::errc() || end.ptr != digits.data() + digits.size() || value < 0 ||
+      value > 100) {
+    throw InvalidArgument(kLaunchVariable, str_cat("'", kCarveout, digits,
+                                                   "' needs a whole number of per cent, 0 to 100"));
+  }
+  return value;
+}
+
+}  // namespace
 
 LaunchSettings parse_launch_settings(std::string_view words) {
   LaunchSettings settings;
@@ -17,18 +34,32 @@ LaunchSettings parse_launch_settings(std::string_view words) {
     if (word == "no_overlap") {
       settings.overlap = false;
     } else if (word == "own_carveouts") {
-      settings.same_carveout = false;
+      settings.carveout.reset();
+    } else if (word.starts_with(kCarveout)) {
+      settings.carveout = percentage(word.substr(kCarveout.size()));
     } else if (word == "no_peer_memory") {
       settings.peer_memory = false;
+    } else if (word == "no_meeting") {
+      settings.meeting = false;
+    } else if (word == "no_plan") {
+      settings.plans = false;
     } else {
       throw InvalidArgument(
           kLaunchVariable,
-          str_cat("'", word, "' is none of its words; give some of 'no_overlap', ",
-                  "'own_carveouts' and 'no_peer_memory' with commas between them, or do not set ",
-                  "it"));
+          str_cat("'", word, "' is none of its words; give some of 'no_overlap', 'no_meeting', ",
+                  "'no_plan', 'no_peer_memory', and 'own_carveouts' or 'carveout=N', with commas ",
+                  "between them, or do not set it"));
     }
   }
   return settings;
+}
+
+std::string describe(const LaunchSettings& settings) {
+  const std::string carveout =
+      settings.carveout ? str_cat("carveout ", *settings.carveout, "%") : "the driver's carveouts";
+  return str_cat("programmatic dependent launch ", settings.overlap ? "on" : "off", ", ", carveout,
+                 settings.meeting ? "" : ", no blocks that meet",
+                 settings.plans ? "" : ", no plans of attention");
 }
 
 LaunchSettings launch_settings_of_environment() {

@@ -1,6 +1,7 @@
 // How kernels are launched, as somebody says who compares ways or looks for a fault.
 #pragma once
 
+#include <string>
 #include <string_view>
 
 #include "cuda/gpu/device.h"
@@ -10,11 +11,14 @@ namespace specdec::cuda {
 // The variable of the environment that names them.
 inline constexpr const char* kLaunchVariable = "SPECDEC_CUDA_LAUNCH";
 
-// Words with commas between them: "no_overlap" for LaunchSettings::overlap = false,
-// "own_carveouts" for same_carveout = false, "no_peer_memory" for peer_memory = false; none for the
-// defaults. Throws InvalidArgument that
+// Words with commas between them, none for the defaults: "no_overlap", "no_peer_memory",
+// "no_meeting" and "no_plan" switch LaunchSettings::overlap, peer_memory, meeting and plans off,
+// "carveout=N" sets carveout, "own_carveouts" leaves it to the driver. Throws InvalidArgument that
 // names the variable and the words there are.
 LaunchSettings parse_launch_settings(std::string_view words);
+
+// For the log; peer memory has a line of its own.
+std::string describe(const LaunchSettings& settings);
 
 // Those of the variable; the defaults where it is not set.
 LaunchSettings launch_settings_of_environment();

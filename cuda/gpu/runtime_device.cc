@@ -15,6 +15,7 @@
 #include "core/log.h"
 #include "core/str_cat.h"
 #include "cuda/gpu/device.h"
+#include "cuda/gpu/launch_settings.h"
 #include "cuda/gpu/peer_handles.h"
 #include "cuda/gpu/start_rule.h"
 #include "specdec/error.h"
@@ -63,6 +64,8 @@ class Owned {
 // Shared by the streams of a device.
 class Functions {
  public:
+  explicit Functions(int num_multiprocessors) : num_multiprocessors_(num_multiprocessors) {}
+
   void set(const LaunchSettings& settings) {
     const std::lock_guard lock(mutex_);
     SPECDEC_CHECK(entries_.empty());
@@ -73,25 +76,27 @@ class Functions {
     const std::lock_guard lock(mutex_);
     if (entries_.empty()) return "nothing was launched";
     const int version = entries_.begin()->second.ptx_version;  // all are compiled for the same
-    const bool overlap = settings_.overlap && version >= kFirstThatWaits;
-    return str_cat("kernels compiled for ", version / 10, ".", version % 10,
-                   ", programmatic dependent launch ", overlap ? "on" : "off", ", ",
-                   settings_.same_carveout ? "equal carveouts" : "the driver's carveouts");
+    LaunchSettings settings = settings_;
+    settings.overlap = settings.overlap && version >= kFirstThatWaits;
+    return str_cat("kernels compiled for ", version / 10, ".", version % 10, ", ",
+                   describe(settings));
   }
 
-  // Loads the function and lets it have this much dynamic shared memory, beside its static one.
-  // Returns whether it may start before the kernel before it has ended, as
-  // LaunchConfig::overlaps_previous wants: what was compiled for GPUs before 9.0 does not wait, on
-  // later ones neither.
-  bool prepare(const char* name, const void* function, size_t shared_bytes) {
+  // Loads the function, lets it have this much dynamic shared memory, beside its static one, and
+  // sees that blocks which meet fit on the device together. Returns whether it may start before the
+  // kernel before it has ended, as LaunchConfig::overlaps_previous wants: what was compiled for
+  // GPUs before 9.0 does not wait, on later ones neither.
+  bool prepare(const KernelLaunch& launch) {
+    const auto& [name, config, function, arguments, argument_bytes, num_arguments, body] = launch;
+    const size_t shared_bytes = config.shared_bytes;
     const std::lock_guard lock(mutex_);
     auto entry = entries_.find(function);
     if (entry == entries_.end()) {
       cudaFuncAttributes attributes{};
       check(cudaFuncGetAttributes(&attributes, function), str_cat("kernel ", name));
-      if (settings_.same_carveout) {
+      if (settings_.carveout) {
         check(cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                   cudaSharedmemCarveoutMaxShared),
+                                   *settings_.carveout),
               str_cat("kernel ", name, ": carveout"));
       }
       entry = entries_.try_emplace(function).first;
@@ -109,6 +114,13 @@ class Functions {
             str_cat("kernel ", name, ": ", shared_bytes, " bytes of shared memory"));
       found.allowed_bytes = shared_bytes;
     }
+    const int num_blocks = static_cast<int>(config.grid.x * config.grid.y * config.grid.z);
+    if (config.blocks_meet &&
+        (num_blocks > found.meeting_blocks || shared_bytes > found.meeting_bytes)) {
+      check_resident(launch, num_blocks);
+      found.meeting_blocks = std::max(found.meeting_blocks, num_blocks);
+      found.meeting_bytes = std::max(found.meeting_bytes, shared_bytes);
+    }
     return settings_.overlap && found.ptx_version >= kFirstThatWaits;
   }
 
@@ -124,10 +136,26 @@ class Functions {
     size_t allowed_bytes = 0;  // of dynamic shared memory
     int ptx_version = 0;
     KernelResources resources;
+    int meeting_blocks = 0;    // the most that have been found to fit, with
+    size_t meeting_bytes = 0;  // the most dynamic shared memory
   };
+
+  void check_resident(const KernelLaunch& launch, int num_blocks) const {
+    const LaunchConfig& config = launch.config;
+    const int num_threads = static_cast<int>(config.block.x * config.block.y * config.block.z);
+    int each = 0;
+    check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, launch.function, num_threads,
+                                                        config.shared_bytes),
+          str_cat("kernel ", launch.name, ": blocks that fit"));
+    if (each * num_multiprocessors_ >= num_blocks) return;
+    throw DeviceError(str_cat("kernel ", launch.name, ": ", num_blocks, " blocks wait for each ",
+                              "other, and this device has room for ", each * num_multiprocessors_,
+                              " at once; ", kLaunchVariable, "=no_meeting does without"));
+  }
 
   mutable std::mutex mutex_;
   LaunchSettings settings_;
+  int num_multiprocessors_;
   std::unordered_map<const void*, Entry> entries_;
 };
 
@@ -190,7 +218,7 @@ class CudaStream final : public Stream {
   void submit(const KernelLaunch& launch) override {
     select();
     const LaunchConfig& config = launch.config;
-    const bool overlaps = functions_->prepare(launch.name, launch.function, config.shared_bytes);
+    const bool overlaps = functions_->prepare(launch);
     cudaLaunchAttribute attributes[2] = {};
     unsigned num_attributes = 0;
     if (start_rule_.starts_early(config) && overlaps) {
@@ -216,7 +244,7 @@ class CudaStream final : public Stream {
   }
   void prepare(const KernelLaunch& launch) override {
     select();
-    functions_->prepare(launch.name, launch.function, launch.config.shared_bytes);
+    functions_->prepare(launch);
   }
 
   void copy_to_device(void* to, const void* from, size_t size_bytes) override {
@@ -231,17 +259,20 @@ class CudaStream final : public Stream {
   void fill(void* to, uint8_t value, size_t size_bytes) override {
     if (size_bytes == 0) return;
     select();
+    start_rule_.note_other_work();
     check_with_work(cudaMemsetAsync(to, value, size_bytes, stream_.get()), "cudaMemsetAsync");
   }
 
   void call_library(const char* name, const std::function<void(void*)>& call) override {
     select();
+    start_rule_.note_other_work();
     call(stream_.get());
     if (!capturing_) last_work_ = name;
   }
 
   void begin_capture() override {
     select();
+    start_rule_.note_other_work();
     check_with_work(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal),
                     "beginning a capture");
     capturing_ = true;
@@ -257,6 +288,7 @@ class CudaStream final : public Stream {
   void launch(Graph& graph) override {
     if (capturing_) throw DeviceError("launch of a graph on a stream that captures");
     select();
+    start_rule_.note_other_work();
     check_with_work(cudaGraphLaunch(static_cast<CudaGraph&>(graph).executable(), stream_.get()),
                     "launching a graph");
     last_work_ = "a graph";
@@ -278,6 +310,7 @@ class CudaStream final : public Stream {
   void copy(void* to, const void* from, size_t size_bytes, cudaMemcpyKind kind, const char* what) {
     if (size_bytes == 0) return;
     select();
+    start_rule_.note_other_work();
     check_with_work(cudaMemcpyAsync(to, from, size_bytes, kind, stream_.get()), what);
   }
   // Kernels fail some time after their launch, so the last launch is the best name there is.
@@ -321,7 +354,7 @@ class OpenedPeerMemory final : public PeerMemory {
 
 class CudaDevice final : public Device {
  public:
-  explicit CudaDevice(int index) : index_(index), functions_(std::make_shared<Functions>()) {
+  explicit CudaDevice(int index) : index_(index) {
     int count = 0;
     if (const cudaError_t status = cudaGetDeviceCount(&count);
         status != cudaSuccess || index >= count) {
@@ -334,6 +367,7 @@ class CudaDevice final : public Device {
     check(cudaStreamCreateWithFlags(clearing_.out(), cudaStreamNonBlocking), "cudaStreamCreate");
     cudaDeviceProp native{};
     check(cudaGetDeviceProperties(&native, index), "cudaGetDeviceProperties");
+    functions_ = std::make_shared<Functions>(native.multiProcessorCount);
     gpu_ = std::hash<std::string_view>()({native.uuid.bytes, sizeof(native.uuid.bytes)});
     info_ = {.name = str_cat("cuda:", index),
              .model = native.name,
@@ -353,6 +387,7 @@ class CudaDevice final : public Device {
     launch_settings_ = settings;
     functions_->set(settings);
   }
+  const LaunchSettings& launch_settings() const override { return launch_settings_; }
   std::string launch_note() const override { return functions_->note(); }
   std::optional<KernelResources> resources_of(const void* function) const override {
     return functions_->resources_of(function);

@@ -262,8 +262,8 @@ class FewRows {
       uint32_t* num_ready = params_.exchange_counts;
       uint32_t* num_left = params_.exchange_counts + 1;  // blocks that go on
       if (num_done > 0) ptx::add_acquire_release(num_ready, num_done);
-      while (ptx::load_acquire(num_ready) != static_cast<uint32_t>(rows.num_rows)) {
-      }
+      ptx::WaitBound bound;
+      while (ptx::load_acquire(num_ready) != static_cast<uint32_t>(rows.num_rows)) bound.look();
       if (ptx::add_acquire_release(num_left, 1) == gridDim.x - 1) *num_ready = *num_left = 0;
     }
     __syncthreads();

@@ -5,7 +5,9 @@
 
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "specdec/error.h"
@@ -18,35 +20,54 @@ namespace {
 
 using specdec::testing::has_text;
 
+bool operator==(const LaunchSettings& a, const LaunchSettings& b) {
+  return a.overlap == b.overlap && a.carveout == b.carveout && a.peer_memory == b.peer_memory &&
+         a.meeting == b.meeting && a.plans == b.plans;
+}
+
 TEST(LaunchSettings, WordsChangeWhatTheyName) {
-  const LaunchSettings defaults = parse_launch_settings("");
-  EXPECT_TRUE(defaults.overlap);
-  EXPECT_TRUE(defaults.same_carveout);
-  const LaunchSettings serial = parse_launch_settings("no_overlap");
-  EXPECT_FALSE(serial.overlap);
-  EXPECT_TRUE(serial.same_carveout);
-  const LaunchSettings own = parse_launch_settings("own_carveouts");
-  EXPECT_TRUE(own.overlap);
-  EXPECT_FALSE(own.same_carveout);
-  const LaunchSettings apart = parse_launch_settings("no_peer_memory");
-  EXPECT_TRUE(apart.overlap && apart.same_carveout);
-  EXPECT_FALSE(apart.peer_memory);
-  EXPECT_TRUE(defaults.peer_memory && serial.peer_memory && own.peer_memory);
-  for (const char* both : {"no_overlap,own_carveouts", "own_carveouts,no_overlap"}) {
-    const LaunchSettings settings = parse_launch_settings(both);
-    EXPECT_FALSE(settings.overlap || settings.same_carveout) << both;
+  const std::vector<std::pair<const char*, LaunchSettings>> cases = {
+      {"", {}},
+      {"no_overlap", {.overlap = false}},
+      {"own_carveouts", {.carveout = std::nullopt}},
+      {"carveout=72", {.carveout = 72}},
+      {"carveout=0", {.carveout = 0}},
+      {"no_peer_memory", {.peer_memory = false}},
+      {"no_meeting", {.meeting = false}},
+      {"no_plan", {.plans = false}},
+      {"no_overlap,own_carveouts", {.overlap = false, .carveout = std::nullopt}},
+      {"no_plan,carveout=100,no_overlap", {.overlap = false, .plans = false}}};
+  for (const auto& [words, settings] : cases) {
+    EXPECT_TRUE(parse_launch_settings(words) == settings) << words;
   }
+  EXPECT_EQ(describe({}), "programmatic dependent launch on, carveout 100%");
+  EXPECT_EQ(describe(parse_launch_settings("no_overlap,own_carveouts,no_meeting,no_plan")),
+            "programmatic dependent launch off, the driver's carveouts, no blocks that meet, no "
+            "plans of attention");
 }
 
 TEST(LaunchSettings, OtherWordsAreRefusedByName) {
-  for (const char* words :
-       {"overlap", "no_overlap ", "no_overlap;own_carveouts", ",", "no_overlap,,own_carveouts"}) {
+  for (const char* words : {"overlap", "no_overlap ", "no_overlap;own_carveouts", ",",
+                            "no_overlap,,own_carveouts", "carveout"}) {
     try {
       parse_launch_settings(words);
       ADD_FAILURE() << "taken: '" << words << "'";
     } catch (const InvalidArgument& error) {
       EXPECT_TRUE(has_text(error.what(), "SPECDEC_CUDA_LAUNCH")) << error.what();
       EXPECT_TRUE(has_text(error.what(), "'own_carveouts'")) << error.what();
+    }
+  }
+}
+
+TEST(LaunchSettings, CarveoutsAreNumbersOfPerCent) {
+  for (const char* words : {"carveout=", "carveout=101", "carveout=-1", "carveout=72%"}) {
+    try {
+      parse_launch_settings(words);
+      ADD_FAILURE() << "taken: '" << words << "'";
+    } catch (const InvalidArgument& error) {
+      EXPECT_TRUE(has_text(error.what(), "SPECDEC_CUDA_LAUNCH")) << error.what();
+      EXPECT_TRUE(has_text(error.what(), words)) << error.what();
+      EXPECT_TRUE(has_text(error.what(), "0 to 100")) << error.what();
     }
   }
 }

@@ -24,10 +24,20 @@ TEST(StartRule, AKernelStartsEarlyWhereItWaitsItself) {
 
 TEST(StartRule, AKernelThatReadsAheadStartsLateBehindOneThatLetsItStartEarly) {
   StartRule rule;
+  rule.starts_early({});
   rule.starts_early(overlapping(true, false));
   EXPECT_FALSE(rule.starts_early(overlapping(false, true)));
   EXPECT_TRUE(rule.starts_early(overlapping(false, true)))
       << "the one before it does not let it start early";
+}
+
+TEST(StartRule, AKernelStartsLateBehindWhatIsNoKernelOfOurs) {
+  StartRule rule;
+  EXPECT_FALSE(rule.starts_early(overlapping(false, false))) << "nothing is before it";
+  EXPECT_TRUE(rule.starts_early(overlapping(false, false)));
+  rule.note_other_work();
+  EXPECT_FALSE(rule.starts_early(overlapping(true, false)));
+  EXPECT_TRUE(rule.starts_early(overlapping(false, false)));
 }
 
 }  // namespace
