@@ -1,11 +1,8 @@
 """What must be beside the report on a machine without a network, because it is not there.
 
-    python -m bench.gpu.carried DIRECTORY
-
-fills a folder where there is one; `report --beside DIRECTORY` uses it: wheels of pybind11 and
-nlohmann-json for the Python module, that of CUTLASS for its headers, googletest's sources (of
-Debian's libgtest-dev) and pytest for the tests. CUTLASS's include folder, with cutlass/cutlass.h
-in it, will do too.
+`bench/gpu/prebuild` fills a folder with it, beside the programs: wheels of pybind11 for the Python
+module, of nlohmann-json and CUTLASS for programs that are built there all the same, of pytest for
+the tests of the engine, and googletest's sources (of Debian's libgtest-dev).
 vLLM is two archives of 51 MiB in folders of their own, vllm_c.tar.xz and vllm_rest.tar.xz with the
 wheels it needs beside them.
 """
@@ -49,14 +46,16 @@ def pack(directory: Path) -> None:
         shutil.copytree(GOOGLETEST / part, directory / "googletest" / part, dirs_exist_ok=True)
 
 
-def unpack_wheels(context: Context) -> Path:
-    """Unpacks all wheels that were carried and returns the folder to import from."""
+def import_wheels(context: Context) -> None:
+    """Unpacks all wheels that were carried, and lets programs of later steps import them."""
     site = context.scratch / "site"
+    if str(site) in context.environment.get("PYTHONPATH", "").split(os.pathsep):
+        return
     for folder in context.beside:
         for wheel in sorted(folder.glob("*.whl")):
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(site)
-    return site
+    extend_path(context, site)
 
 
 def find_cutlass(context: Context) -> Path | None:
@@ -72,7 +71,7 @@ def build_googletest(context: Context) -> Path | None:
     sources = [folder / "googletest" for folder in context.beside]
     source = next((folder for folder in sources if folder.is_dir()), None)
     if source is None:
-        raise NotRunError("googletest is neither installed nor beside it: bench.gpu.carried")
+        raise NotRunError("googletest is neither installed nor beside it")
     prefix = context.scratch / "googletest"
     if (prefix / "lib/libgtest_main.a").is_file():
         return prefix
@@ -121,9 +120,3 @@ def extend_path(context: Context, *folders: Path) -> None:
     old = context.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     parts = [str(folder) for folder in folders] + ([old] if old else [])
     context.environment["PYTHONPATH"] = os.pathsep.join(parts)
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    pack(Path(sys.argv[1]))

@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .steps import write_json
+
 Record = dict[str, Any]
 
 
@@ -159,19 +161,19 @@ def main() -> int:
                 f"{record['tokens_per_step']:.2f} tokens a step",
                 flush=True,
             )
-        summary = {
-            "model": options.model.name,
-            "device": info.device,
-            "draft": (options.head or options.draft).name
-            if options.head or options.draft
-            else None,
-            "speculation": options.speculation,
-            "drafts": options.drafts,
-            "acceptance": options.acceptance,
-            "weight_bytes": info.weight_bytes,
-            "records": records,
-        }
-        options.json.write_text(json.dumps(summary, indent=1) + "\n")
+            summary = {
+                "model": options.model.name,
+                "device": info.device,
+                "draft": (options.head or options.draft).name
+                if options.head or options.draft
+                else None,
+                "speculation": options.speculation,
+                "drafts": options.drafts,
+                "acceptance": options.acceptance,
+                "weight_bytes": info.weight_bytes,
+                "records": records,
+            }
+            write_json(options.json, summary)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The CUDA suite's programs: all tests of each at once, and at the end what did not pass by itself.
+"""The CUDA suite's programs: all tests of each at once, and later what did not pass by itself.
 
 After a kernel failed nothing works in that process: only a test alone tells whether it is to blame.
 """
@@ -6,14 +6,17 @@ After a kernel failed nothing works in that process: only a test alone tells whe
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .steps import NO_TIME, Context, Data, execute
 
 GPU_TESTS = "*Gpu*"
-_PROGRAM_SECONDS = 30.0
+# Streams with queues of their own, so that ranks on one GPU that wait for each other all run.
+_ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+_PROGRAM_SECONDS = 10.0
 _TEST_SECONDS = 15.0  # a test that takes longer hangs
 _USEFUL_SECONDS = 5.0  # most tests are done by then
 _LEAST_SECONDS = 1.0  # nothing is begun with less
@@ -43,25 +46,45 @@ def parse_list(output: str) -> list[str]:
     return names
 
 
+def keeping(context: Context, name: str, done: Data) -> Callable[[str, object], None]:
+    """A function that adds to `done` and keeps it on disk, for several threads."""
+    lock = threading.Lock()
+
+    def add(key: str, value: object) -> None:
+        with lock:
+            done[key] = value
+            context.keep({name: done})
+
+    return add
+
+
 def run_programs(context: Context, programs: Sequence[Path]) -> Data:
-    """What became of the programs' tests on a GPU. What did not pass is noted in the context.
+    """What became of the programs' tests on a GPU, and which are to run again."""
+    results: Data = {}
+    add = keeping(context, "programs", results)
 
-    Each program has its share of the time, so that one that hangs takes no other's.
-    """
-
-    def run(number: int, program: Path) -> Data:
-        left = len(programs) - number
-        if (share := context.share(left, _AT_ONCE)) < _LEAST_SECONDS:
-            return {"status": None, "ran": 0, "passed": 0, "skipped": 0, "failed": []}
+    def run(program: Path) -> None:
+        result: Data = {"status": None, "ran": 0, "passed": 0, "skipped": 0, "failed": []}
+        limit = min(_PROGRAM_SECONDS, context.remaining())
+        if limit < _LEAST_SECONDS:
+            add(program.name, result | {"unfinished": []})
+            return
         command = [str(program), f"--gtest_filter={GPU_TESTS}"]
-        limit = min(_PROGRAM_SECONDS, share)
-        finished = execute(context, f"test-{program.name}", command, limit=limit, show=False)
+        finished = execute(
+            context,
+            program.name,
+            command,
+            limit=limit,
+            show=False,
+            environment=_ENVIRONMENT,
+        )
         found = outcomes(finished.output)
         passed = [name for name, outcome in found.items() if outcome in {"OK", "SKIPPED"}]
         print(f"    {program.name}: {len(passed)} of {len(found)} passed", flush=True)
+        unfinished: list[str] = []
         if finished.status != 0:
-            context.unfinished[str(program)] = passed
-        return {
+            unfinished = [name for name in tests_of(context, program) if name not in passed]
+        result = {
             "status": finished.status,
             "ran": len(found),
             "passed": len(passed),
@@ -72,37 +95,51 @@ def run_programs(context: Context, programs: Sequence[Path]) -> Data:
                 for name, outcome in found.items()
                 if outcome == "FAILED" or (outcome == "ended" and not finished.cut)
             ],
+            "unfinished": unfinished or [name for name in found if name not in passed],
         }
+        add(program.name, result)
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        results = pool.map(run, range(len(programs)), programs)
-    return {program.name: result for program, result in zip(programs, results, strict=True)}
+        list(pool.map(run, programs))
+    return {program.name: results[program.name] for program in programs}
 
 
-def run_unfinished(context: Context) -> Data:
-    """Outcome of every test that did not pass beside others, by itself: OK, FAILED, "hangs"..."""
-    tests = []
-    for program, passed in context.unfinished.items():
-        listing = [program, "--gtest_list_tests", f"--gtest_filter={GPU_TESTS}"]
-        listed = execute(context, "list of tests", listing, limit=_TEST_SECONDS, show=False)
-        tests += [(program, name) for name in parse_list(listed.output) if name not in passed]
+def tests_of(context: Context, program: Path) -> list[str]:
+    """The tests of a program on a GPU."""
+    listing = [str(program), "--gtest_list_tests", f"--gtest_filter={GPU_TESTS}"]
+    if context.remaining() < _LEAST_SECONDS:
+        return []
+    listed = execute(context, program.name, listing, limit=_USEFUL_SECONDS, show=False)
+    return parse_list(listed.output)
 
-    def run(number: int, program: str, name: str) -> str:
+
+def run_alone(context: Context, tests: Sequence[tuple[Path, str]]) -> Data:
+    """Outcome of every test by itself: OK, FAILED, "hangs"..."""
+    results: Data = {}
+    add = keeping(context, "alone", results)
+
+    def run(number: int, program: Path, name: str) -> None:
         # Where shares are too small for any, the first have enough.
         share = max(_USEFUL_SECONDS, context.share(len(tests) - number, _AT_ONCE))
         limit = min(_TEST_SECONDS, share, context.remaining())
         if limit < _LEAST_SECONDS:
-            return NO_TIME
-        log = f"test-{Path(program).name}"
-        command = [program, f"--gtest_filter={name}"]
-        alone = execute(context, log, command, limit=limit, show=False)
-        if alone.cut:
-            return "hangs" if limit == _TEST_SECONDS else NO_TIME
+            add(name, NO_TIME)
+            return
+        alone = execute(
+            context,
+            name,
+            [str(program), f"--gtest_filter={name}"],
+            limit=limit,
+            show=False,
+            environment=_ENVIRONMENT,
+        )
         outcome = outcomes(alone.output).get(name, "ended")
-        if outcome not in {"OK", "SKIPPED"} or alone.status != 0:
+        if alone.cut:
+            outcome = "hangs" if limit == _TEST_SECONDS else NO_TIME
+        elif outcome not in {"OK", "SKIPPED"} or alone.status != 0:
             print(f"    {name}: {outcome} by itself\n" + alone.output[-1500:], flush=True)
-        return outcome
+        add(name, outcome)
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        results = pool.map(run, range(len(tests)), *zip(*tests, strict=True)) if tests else []
-    return {name: outcome for (_, name), outcome in zip(tests, results, strict=True)}
+        list(pool.map(run, range(len(tests)), *zip(*tests, strict=True)))
+    return {name: results[name] for _, name in tests}

@@ -99,6 +99,7 @@ def describe(context: Context) -> Data:
         "cmake": _line(0, "cmake", "--version"),
         "ninja": _line(0, "ninja", "--version"),
         "compute_sanitizer": find_tool("compute-sanitizer"),
+        "ncu": find_tool("ncu"),
         "libraries": _libraries(),
         "packages": _versions(),
         "beside": [str(folder) for folder in context.beside],

@@ -4,235 +4,154 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from . import build, carried, checkpoints, machine, suites
-from .steps import Context, Data, FailedError, NotRunError, Step, measured
+from . import build, carried, checkpoints, machine, profiles, suites
+from .steps import Context, Data, NotRunError, Step, measured
 
 ACCEPTANCE = 0.8  # of each synthetic draft
 _8B, _1B, _1L = "llama-3.1-8b", "llama-3.2-1b", "llama-one-layer"
-_HEAD = "-eagle3"  # behind the name of its target
 _DUMMY = "--load_format=dummy"
-# Passes as the engine's steps have them: its runs are greedy, so nothing but the likeliest tokens
-# is wanted.
-_GREEDY = "--greedy"
+Run = Callable[[Context], Data]
 
 
-def write_checkpoints(context: Context) -> Data:
-    """A config.json of every shape that is measured."""
-    names = [_1B, _1L, _8B, f"{_1B}{_HEAD}", f"{_8B}{_HEAD}"]
-    if context.smoke:
-        names = ["tiny", "tiny-draft", f"tiny{_HEAD}"]
-    for name in names:
-        checkpoints.write(name, context.scratch)
-    return {"shapes": names}
+def checkpoint(context: Context, name: str, tiny: str = "tiny") -> Path:
+    """A folder with the config.json of a shape, or of a tiny one on the emulated device."""
+    return checkpoints.write(tiny if context.smoke else name, context.scratch)
 
 
-def checkpoint(context: Context, name: str) -> Path:
-    """The folder of a shape, which an earlier step wrote."""
-    path = context.scratch / name
-    if not (path / "config.json").is_file():
-        raise NotRunError(f"{name} was not written")
-    return path
+def head_of(context: Context, target: str) -> Path:
+    """An EAGLE-3 head of a shape, likewise."""
+    return checkpoint(context, f"{target}-eagle3", "tiny-eagle3")
 
 
 # ---- how fast is it
 
 
-def bench(context: Context, name: str, log: str, *arguments: str) -> Data:
-    """Records of one of the microbenchmarks."""
-    program = context.build / "bench" / name
+def bench(name: str, *arguments: str, tiny: Sequence[str] = (), launch: str = "") -> Run:
+    """Records of a microbenchmark, with sizes of its own on the emulated device.
+
+    `launch` are words of SPECDEC_CUDA_LAUNCH.
+    """
+
+    def run(context: Context) -> Data:
+        return run_bench(context, name, [*(tiny if context.smoke else arguments)], launch)
+
+    return run
+
+
+def run_bench(context: Context, name: str, arguments: list[str], launch: str = "") -> Data:
+    """Records of a microbenchmark."""
+    program = context.programs() / "bench" / name
     if not program.is_file():
         raise NotRunError(f"{name} was not built")
     command: list[str | Path] = [program, f"--device={context.device}", *arguments]
+    if launch:
+        command.append(f"--launch={launch}")
     if context.smoke:
         command.append("--smoke")
     else:  # it stops by itself a little earlier
         command.append(f"--budget={max(1, int(0.8 * context.remaining()))}")
-    return measured(context, log, command)
+    return measured(context, command)
 
 
-def ceilings(context: Context) -> Data:
-    """What the GPU can do at most, and what its mechanisms cost; gaps with both carveouts."""
-    first = replace(context, deadline=context.clock() + 0.7 * context.remaining())
-    data = bench(first, "cuda_machine_bench", "ceilings")
-    own = ["--own_carveouts", "--filter=graph_reads"]
-    other = bench(context, "cuda_machine_bench", "ceilings-own-carveouts", *own)
-    cut = bool(data.pop("cut", False)) or bool(other.pop("cut", False))
-    return data | {"own_carveouts": other, "cut": cut}
-
-
-def kernels(weight_format: str) -> Callable[[Context], Data]:
-    """Every kernel with weights of that format; other kernels with the first alone."""
-
-    def run(context: Context) -> Data:
-        log = f"kernels-{weight_format}"
-        arguments = [f"--format={weight_format}"]
-        if weight_format != "act":
-            arguments.append(f"--filter={weight_format}")
-        return bench(context, "cuda_kernel_bench", log, *arguments)
-
-    return run
-
-
-def many_rows(context: Context) -> Data:
-    """Products of many rows on every kernel and library there is."""
-    return bench(context, "cuda_kernel_bench", "kernels-many-rows", "--nondeterministic")
-
-
-def target_passes(name: str) -> Callable[[Context], Data]:
-    """Decoding and verifying of one shape."""
-
-    def run(context: Context) -> Data:
-        model = checkpoint(context, "tiny" if context.smoke else name)
-        sizes = []
-        if context.smoke:
-            sizes = ["--contexts=40", "--batches=1,2", "--drafts=0,3"]
-        shape = [f"--model={model}", _DUMMY, _GREEDY]
-        return bench(context, "cuda_step_bench", f"steps-{name}", *shape, *sizes)
-
-    return run
-
-
-def heads(name: str) -> Callable[[Context], Data]:
-    """Passes of an EAGLE-3 head of one shape, and what it costs its target."""
-
-    def run(context: Context) -> Data:
-        target = "tiny" if context.smoke else name
-        models = [f"--model={checkpoint(context, target)}"]
-        models += [f"--head={checkpoint(context, f'{target}{_HEAD}')}", _DUMMY, _GREEDY]
-        return bench(context, "cuda_head_bench", f"heads-{name}", *models, *head_sizes(context))
-
-    return run
-
-
-def head_sizes(context: Context) -> list[str]:
-    """Arguments of the passes of heads."""
-    return ["--context=40"] if context.smoke else []
-
-
-def launches(name: str) -> Callable[[Context], Data]:
-    """Short passes of one shape by how kernels are launched."""
-    ways = {"default": [], "no_overlap": ["--no_overlap"], "own_carveouts": ["--own_carveouts"]}
-
-    def run(context: Context) -> Data:
-        model = checkpoint(context, "tiny" if context.smoke else name)
-        sizes = [f"--contexts={40 if context.smoke else 1024}", "--batches=1", "--drafts=0,7"]
-        runs: Data = {}
-        for number, (way, arguments) in enumerate(ways.items()):
-            own = replace(context, deadline=context.clock() + context.share(len(ways) - number))
-            log = f"launches-{way}"
-            shape = [f"--model={model}", _DUMMY, _GREEDY, *sizes]
-            runs[way] = bench(own, "cuda_step_bench", log, *shape, *arguments)
-        return {"ways": runs, "cut": any(run.pop("cut", False) for run in runs.values())}
-
-    return run
-
-
-def engine_sizes(context: Context) -> list[str]:
-    """Arguments of the runs that compare engines."""
-    if context.smoke:
-        return ["--batches=1,2", "--context=20", "--new-tokens=12"]
-    return ["--batches=1,4,16", "--context=1024", "--new-tokens=128"]
-
-
-def engine_runs(name: str, draft_name: str, *chosen: str) -> Callable[[Context], Data]:
-    """This engine: plain, with speculation that never drafts, with drafts at a given acceptance."""
-
-    def run(context: Context) -> Data:
-        build.need_module(context)
-        model = checkpoint(context, "tiny" if context.smoke else name)
-        draft = checkpoint(context, "tiny-draft" if context.smoke else draft_name)
-        drafted = ["--speculation=draft_model", f"--draft={draft}", f"--acceptance={ACCEPTANCE}"]
-        variants = {
-            "plain": ["--speculation=none"],
-            "off": ["--speculation=off"],
-            "drafts-4": [*drafted, "--drafts=4"],
-            "drafts-7": [*drafted, "--drafts=7"],
-        }
-        wanted = {variant: variants[variant] for variant in chosen}
-        return run_variants(context, f"engine-{name}", wanted, f"--model={model}", _DUMMY)
-
-    return run
-
-
-def head_runs(name: str) -> Callable[[Context], Data]:
-    """This engine with an EAGLE-3 head at a given acceptance: chains of 0 to 7 drafts, a tree."""
-
-    def run(context: Context) -> Data:
-        build.need_module(context)
-        target = "tiny" if context.smoke else name
-        model = checkpoint(context, target)
-        head = checkpoint(context, f"{target}{_HEAD}")
-        drafted = ["--speculation=eagle3", f"--head={head}", f"--acceptance={ACCEPTANCE}"]
-        each = ",".join(map(str, range(8)))
-        variants = {
-            "eagle3": [*drafted, "--drafts=7", f"--each-drafts={each}"],
-            "eagle3-tree-8x4": [*drafted, "--drafts=4", "--tree-width=8"],
-        }
-        shape = [f"--model={model}", _DUMMY]
-        return run_variants(context, f"heads-engine-{name}", variants, *shape)
-
-    return run
-
-
-def run_variants(context: Context, log: str, variants: dict[str, list[str]], *shared: str) -> Data:
-    """One process of the engine for each variant, each with its share of the time."""
-    runs: Data = {}
-    problems = []
-    cut = False
-    for number, (variant, arguments) in enumerate(variants.items()):
-        command = [sys.executable, "-m", "bench.gpu.engine_run", *shared, *arguments]
-        command += [f"--device={context.device}", *engine_sizes(context)]
-        share = context.share(len(variants) - number)
-        try:
-            runs[variant] = measured(context, f"{log}-{variant}", command, limit=share)
-            cut = cut or bool(runs[variant].pop("cut", False))
-        except FailedError as error:
-            runs[variant] = error.data
-            problems.append(f"{variant}: {error}")
-    if problems:
-        raise FailedError("; ".join(problems), {"runs": runs})
-    return {"runs": runs, "cut": cut}
-
-
-def real_weights(context: Context) -> Data:
-    """A checkpoint of real weights, plain and drafting, with exact verification."""
-    if context.checkpoint is None:
-        raise NotRunError("no --checkpoint was given")
-    build.need_module(context)
-    variants = {
-        "plain": ["--speculation=none"],
-        "ngram": ["--speculation=ngram", "--drafts=8"],
-        "suffix": ["--speculation=suffix", "--drafts=8"],
-    }
-    if context.draft_checkpoint is not None:
-        drafts = [f"--draft={context.draft_checkpoint}", "--drafts=5"]
-        variants["draft"] = ["--speculation=draft_model", *drafts]
-    prompts = context.scratch / "prompts.jsonl"
-    prompts.parent.mkdir(parents=True, exist_ok=True)
-    prompts.write_text("\n".join(map(json.dumps, tokenized_prompts(context))) + "\n")
-    return run_variants(
-        context,
-        "real",
-        variants,
-        f"--model={context.checkpoint}",
-        f"--prompts={prompts}",
+def kernels(shape: str, weight_format: str, *arguments: str) -> Run:
+    """Kernels of one model with weights in that format; attention and sampler only with `act`."""
+    wanted = shape if weight_format == "act" else f"{shape} {weight_format}"
+    return bench(
+        "cuda_kernel_bench",
+        f"--format={weight_format}",
+        f"--filter={wanted}",
+        *arguments,
+        tiny=[f"--format={weight_format}", *arguments],
     )
 
 
-def tokenized_prompts(context: Context) -> list[list[int]]:
+def passes(shape: str, contexts: str, batches: str, drafts: str, launch: str = "") -> Run:
+    """Decoding and verifying of one shape, as the engine's greedy steps have them."""
+    sizes = [f"--contexts={contexts}", f"--batches={batches}", f"--drafts={drafts}"]
+
+    def run(context: Context) -> Data:
+        tiny = ["--contexts=40", "--batches=1,2", "--drafts=0,3"]
+        model = [f"--model={checkpoint(context, shape)}", _DUMMY, "--greedy"]
+        arguments = [*model, *(tiny if context.smoke else sizes)]
+        return run_bench(context, "cuda_step_bench", arguments, launch)
+
+    return run
+
+
+def heads(shape: str) -> Run:
+    """Passes of an EAGLE-3 head of one shape, and what it costs its target."""
+
+    def run(context: Context) -> Data:
+        models = [f"--model={checkpoint(context, shape)}", _DUMMY, "--greedy"]
+        models.append(f"--head={head_of(context, shape)}")
+        sizes = ["--context=40"] if context.smoke else []
+        return run_bench(context, "cuda_head_bench", [*models, *sizes])
+
+    return run
+
+
+def engine_sizes(context: Context, batches: str) -> list[str]:
+    """Arguments of the runs that compare engines."""
+    if context.smoke:
+        return ["--batches=1,2", "--context=20", "--new-tokens=12"]
+    return [f"--batches={batches}", "--context=1024", "--new-tokens=128"]
+
+
+def engine(shape: str, batches: str, *arguments: str, draft: str = "", head: bool = False) -> Run:
+    """This engine: plain, or with drafts that are accepted at a given rate."""
+
+    def run(context: Context) -> Data:
+        build.need_module(context)
+        command = [sys.executable, "-m", "bench.gpu.engine_run", f"--device={context.device}"]
+        command += [f"--model={checkpoint(context, shape)}", _DUMMY]
+        if draft:
+            command += [
+                "--speculation=draft_model",
+                f"--draft={checkpoint(context, draft, 'tiny-draft')}",
+            ]
+        if head:
+            command += ["--speculation=eagle3", f"--head={head_of(context, shape)}"]
+        if draft or head:
+            command.append(f"--acceptance={ACCEPTANCE}")
+        return measured(context, [*command, *engine_sizes(context, batches), *arguments])
+
+    return run
+
+
+def real_weights(*arguments: str, draft: bool = False) -> Run:
+    """A checkpoint of real weights, plain or drafting, with exact verification."""
+
+    def run(context: Context) -> Data:
+        if context.checkpoint is None:
+            raise NotRunError("no --checkpoint was given")
+        if draft and context.draft_checkpoint is None:
+            raise NotRunError("no --draft-checkpoint was given")
+        build.need_module(context)
+        prompts = context.scratch / "prompts.jsonl"
+        prompts.parent.mkdir(parents=True, exist_ok=True)
+        tokens = tokenized_prompts(context, context.checkpoint)
+        prompts.write_text("\n".join(map(json.dumps, tokens)) + "\n")
+        command = [sys.executable, "-m", "bench.gpu.engine_run", f"--device={context.device}"]
+        command += [f"--model={context.checkpoint}", f"--prompts={prompts}"]
+        command += [f"--draft={context.draft_checkpoint}"] if draft else []
+        return measured(context, [*command, *engine_sizes(context, "1,4,16"), *arguments])
+
+    return run
+
+
+def tokenized_prompts(context: Context, model: Path) -> list[list[int]]:
     """The chats the CPU comparison uses, as token ids."""
     import tokenizers
 
-    assert context.checkpoint is not None
     load: Any = tokenizers.Tokenizer
-    tokenizer = load.from_file(str(context.checkpoint / "tokenizer.json"))
+    tokenizer = load.from_file(str(model / "tokenizer.json"))
     lines = (context.root / "bench/e2e/prompts/chat.jsonl").read_text().splitlines()
     return [tokenizer.encode(json.dumps(json.loads(line))).ids[:512] for line in lines]
 
@@ -240,23 +159,34 @@ def tokenized_prompts(context: Context) -> list[list[int]]:
 # ---- beside others
 
 
-def transformers_runs(name: str) -> Callable[[Context], Data]:
+def need_package(name: str) -> None:
+    """Raises NotRunError where a Python package is not installed."""
+    if importlib.util.find_spec(name) is None:
+        raise NotRunError(f"{name} is not installed")
+
+
+def torch_products(context: Context) -> Data:
+    """torch's own products and attention at the shapes of the 8B."""
+    context.need_gpu()
+    need_package("torch")
+    return measured(context, [sys.executable, "-m", "bench.gpu.torch_run"])
+
+
+def transformers(shape: str) -> Run:
     """transformers on the same shape."""
 
     def run(context: Context) -> Data:
-        if importlib.util.find_spec("transformers") is None:
-            raise NotRunError("transformers is not installed")
-        model = checkpoint(context, "tiny" if context.smoke else name)
-        device = "cpu" if context.smoke else "cuda"
-        command = [sys.executable, "-m", "bench.gpu.transformers_run", f"--model={model}"]
-        command += [f"--device={device}", *engine_sizes(context)]
-        return measured(context, f"transformers-{name}", command)
+        need_package("transformers")
+        command = [sys.executable, "-m", "bench.gpu.transformers_run"]
+        command += [f"--model={checkpoint(context, shape)}"]
+        command.append(f"--device={'cpu' if context.smoke else 'cuda'}")
+        return measured(context, [*command, *engine_sizes(context, "1,4,16")])
 
     return run
 
 
-def vllm_runs(name: str, draft_name: str | None = None) -> Callable[[Context], Data]:
-    """vLLM on the same shape, plain and with a draft model; without one, with an EAGLE-3 head."""
+def vllm(shape: str, draft: str = "", head: bool = False) -> Run:
+    """vLLM on the same shape: plain, with a draft model, or with an EAGLE-3 head."""
 
     def run(context: Context) -> Data:
         context.need_gpu()
@@ -268,154 +198,213 @@ def vllm_runs(name: str, draft_name: str | None = None) -> Callable[[Context], D
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         }
-        model = checkpoint(context, name)
-        shared = [sys.executable, "-m", "bench.gpu.vllm_run", f"--model={model}"]
-        shared += engine_sizes(context)
-        drafted = [f"--acceptance={ACCEPTANCE}", "--drafts=4"]
-        runs: Data = {}
-        variants: dict[str, list[str]] = {}
-        if draft_name is None:
-            head = checkpoint(context, f"{name}{_HEAD}")
-            variants["eagle3-4"] = [f"--head={head}", *drafted]
-        else:
-            draft = checkpoint(context, draft_name)
-            variants = {"plain": [], "drafts-4": [f"--draft={draft}", *drafted]}
-        for number, (variant, arguments) in enumerate(variants.items()):
-            runs[variant] = measured(
-                context,
-                f"vllm-{name}-{variant}",
-                [*shared, *arguments],
-                limit=context.share(len(variants) - number),
-                environment=environment,
-            )
-        return {"runs": runs, "cut": any(run.pop("cut", False) for run in runs.values())}
+        command = [sys.executable, "-m", "bench.gpu.vllm_run"]
+        command += [f"--model={checkpoint(context, shape)}", *engine_sizes(context, "1,4,16")]
+        if draft or head:
+            command += [f"--acceptance={ACCEPTANCE}", "--drafts=4"]
+        if draft:
+            command.append(f"--draft={checkpoint(context, draft, 'tiny-draft')}")
+        if head:
+            command.append(f"--head={head_of(context, shape)}")
+        return measured(context, command, environment=environment)
 
     return run
 
 
-# What others need is made beside them.
+# What others need is made beside them, in what time there is.
 _BUILDS = [
-    Step("checkpoints", "Shapes", 5, write_checkpoints, background=True),
-    Step("build", "Build of the benchmarks", 120, build.benches, background=True),
+    Step("programs", "Programs built beforehand", 60, build.unpack, background=True),
     Step(
-        "build-instructions",
-        "Build of the tests of instructions",
-        60,
-        build.instructions,
-        ("build",),
-        background=True,
+        "build", "Build of the benchmarks", math.inf, build.benches, ("programs",), background=True
     ),
+    Step("build-tests", "Build of the CUDA tests", math.inf, build.tests, ("build",), True),
     Step(
-        "build-engine",
-        "Build of the engine",
-        60,
-        build.engine,
-        ("build-instructions",),  # one after the other in one folder
-        background=True,
-    ),
-    Step(
-        "build-tests",
-        "Build of the CUDA test suite",
-        130,
-        build.tests,
-        ("build-engine",),
-        background=True,
+        "build-engine", "Build of the Python module", math.inf, build.engine, ("build-tests",), True
     ),
 ]
-_BENCH = ("build",)
-_PEER = ("checkpoints",)
-_PASS = ("build", "checkpoints")
-_ENGINE = ("build-engine", "checkpoints")
-_TESTS = ("build-tests",)
+_BENCH, _TESTS, _ENGINE = ("build",), ("build-tests",), ("build-engine",)
+# One switch each, so that one mechanism that does not work hides nothing else.
+LAUNCH_WORDS = ("no_overlap", "own_carveouts", "no_meeting", "no_plan", "carveout=72")
 
-# Each part is a run of its own, in which every step has its time whatever the others do.
-PARTS: Sequence[Sequence[Step]] = [
-    [
+
+def launch_step(word: str) -> str:
+    """The name of the step with passes of the 8B launched that way."""
+    return f"steps-8b-{word.replace('=', '-')}"
+
+
+_MACHINE = Step("machine", "The machine", 4, machine.describe)
+_SHORT = ("1024", "1", "0,1,3,7,15")  # contexts, batches, drafts
+_HEADS_8B = Step("heads-8b", "Passes of an EAGLE-3 head of Llama-3.1-8B", 9, heads(_8B), _BENCH)
+_SAMPLER = ["--filter=sample"]
+_FEW = "1,2,4,8,16,32,64"  # rows
+
+# Each call is a run of its own, in which every step has its time whatever the others do.
+BUDGETS = {1: 225.0, 2: 430.0}
+CALLS: dict[int, Sequence[Step]] = {
+    1: [
         *_BUILDS,
-        Step("machine", "The machine", 10, machine.describe),
-        Step("ceilings", "Ceilings: memory, graph nodes, barriers", 20, ceilings, _BENCH),
-        Step("kernels-act", "Kernels, bfloat16 weights", 25, kernels("act"), _BENCH),
-        Step(
-            "instructions",
-            "Tests of instructions on the GPU",
-            15,
-            suites.instruction_tests,
-            ("build-instructions",),
+        _MACHINE,
+        Step("instructions", "Tests of instructions", 5, suites.instruction_tests, _TESTS),
+        Step("tests", "CUDA test suite", 30, suites.other_tests, _TESTS),
+        Step("ceilings", "Ceilings", 13, bench("cuda_machine_bench"), _BENCH),
+        Step("steps-8b", "Passes of Llama-3.1-8B", 8, passes(_8B, *_SHORT), _BENCH),
+        *(
+            Step(
+                launch_step(word),
+                f"Passes of Llama-3.1-8B, {word}",
+                6,
+                passes(_8B, *_SHORT, launch=word),
+                _BENCH,
+            )
+            for word in LAUNCH_WORDS
         ),
-        Step("steps-8b", "Passes of Llama-3.1-8B", 35, target_passes(_8B), _PASS),
-        Step("steps-1b", "Passes of Llama-3.2-1B", 20, target_passes(_1B), _PASS),
-        Step("launches", "How kernels are launched, Llama-3.2-1B", 24, launches(_1B), _PASS),
-        Step("kernels-many-rows", "Products of many rows", 20, many_rows, _BENCH),
-        Step("kernels-int8", "Kernels, int8 weights", 12, kernels("int8"), _BENCH),
-        Step("kernels-int4", "Kernels, int4 weights", 12, kernels("int4_grouped"), _BENCH),
         Step(
-            "engine-8b",
-            "Engine, Llama-3.1-8B",
-            60,
-            engine_runs(_8B, _1B, "plain", "drafts-4"),
+            "kernels-8b",
+            "Kernels of Llama-3.1-8B",
+            24,
+            kernels("Llama-3.1-8B", "act", f"--rows={_FEW}"),
+            _BENCH,
+        ),
+        _HEADS_8B,
+        Step(
+            "steps-8b-batches",
+            "Passes of Llama-3.1-8B, batches",
+            9,
+            passes(_8B, "1024", "4,16,64", "0,3"),
+            _BENCH,
+        ),
+        Step(
+            "kernels-many-rows",
+            "Products of many rows",
+            18,
+            kernels("Llama-3.1-8B", "act", "--nondeterministic"),
+            _BENCH,
+        ),
+        Step("ncu-few-rows", "Counters of few_rows", 9, profiles.few_rows, _BENCH),
+        Step("ncu-many-rows", "Counters of many_rows", 9, profiles.many_rows, _BENCH),
+        Step("torch", "torch's products and attention", 12, torch_products),
+        Step("engine-8b", "Engine, Llama-3.1-8B", 17, engine(_8B, "1"), _ENGINE),
+        Step(
+            "engine-8b-eagle3",
+            "Engine, Llama-3.1-8B, EAGLE-3",
+            20,
+            engine(_8B, "1", "--drafts=5", head=True),
             _ENGINE,
-        ),
-        Step("tests", "CUDA test suite on the GPU", 70, suites.other_tests, _TESTS),
-        Step(
-            "engine-1b",
-            "Engine, Llama-3.2-1B",
-            30,
-            engine_runs(_1B, _1L, "plain", "drafts-4"),
-            _ENGINE,
-        ),
-        Step(
-            "engine-tests",
-            "Tests of the engine on the GPU",
-            30,
-            suites.engine_tests,
-            ("build-engine",),
-        ),
-        Step(
-            "tests-again", "Tests that did not pass, by themselves", 20, suites.tests_again, _TESTS
         ),
     ],
-    [
+    2: [
         *_BUILDS,
-        Step("transformers-1b", "transformers, Llama-3.2-1B", 60, transformers_runs(_1B), _PEER),
-        Step("transformers-8b", "transformers, Llama-3.1-8B", 75, transformers_runs(_8B), _PEER),
+        _MACHINE,
+        Step("tests-again", "Tests that did not pass, alone", 40, suites.tests_again, _TESTS),
+        Step("sanitizer", "compute-sanitizer", 50, suites.sanitize, _TESTS),
+        Step("engine-tests", "Tests of the engine", 30, suites.engine_tests, _ENGINE),
+        Step("engine-8b-batches", "Engine, Llama-3.1-8B", 30, engine(_8B, "4,16,64"), _ENGINE),
         Step(
-            "engine-8b-more",
-            "Engine, Llama-3.1-8B, other drafts",
-            60,
-            engine_runs(_8B, _1B, "off", "drafts-7"),
+            "engine-8b-chains",
+            "Engine, Llama-3.1-8B, EAGLE-3",
+            50,
+            engine(_8B, "1,4,16", "--drafts=7", "--each-drafts=0,1,2,3,4,5,6,7", head=True),
             _ENGINE,
         ),
+        Step("kernels-int8", "Kernels, int8", 12, kernels("Llama-3.1-8B", "int8"), _BENCH),
+        Step("kernels-int4", "Kernels, int4", 12, kernels("Llama-3.1-8B", "int4_grouped"), _BENCH),
         Step(
-            "engine-1b-more",
-            "Engine, Llama-3.2-1B, other drafts",
-            30,
-            engine_runs(_1B, _1L, "off", "drafts-7"),
+            "steps-1b",
+            "Passes of Llama-3.2-1B",
+            16,
+            passes(_1B, "1024,16384", "1,4,16,64", "0,1,3,7"),
+            _BENCH,
+        ),
+        Step(
+            "steps-8b-long",
+            "Passes of Llama-3.1-8B, 16k",
+            9,
+            passes(_8B, "16384", "1", "0,7"),
+            _BENCH,
+        ),
+        Step("heads-1b", "Passes of an EAGLE-3 head of Llama-3.2-1B", 8, heads(_1B), _BENCH),
+        Step(
+            "ceilings-own-carveouts",
+            "Ceilings, own_carveouts",
+            8,
+            bench("cuda_machine_bench", "--filter=graph_reads", launch="own_carveouts"),
+            _BENCH,
+        ),
+        Step("engine-1b", "Engine, Llama-3.2-1B", 15, engine(_1B, "1,4,16"), _ENGINE),
+        Step(
+            "engine-1b-chains",
+            "Engine, Llama-3.2-1B, EAGLE-3",
+            25,
+            engine(_1B, "1,4,16", "--drafts=7", "--each-drafts=0,1,3,5,7", head=True),
             _ENGINE,
         ),
-        Step("real", "Real weights", 30, real_weights, _ENGINE),
-        Step("sanitizer", "compute-sanitizer", 100, suites.sanitize, _TESTS),
+        Step("sampler", "Sampler", 5, bench("cuda_kernel_bench", *_SAMPLER, tiny=_SAMPLER), _BENCH),
+        Step("transformers-8b", "transformers, Llama-3.1-8B", 65, transformers(_8B)),
+        Step("transformers-1b", "transformers, Llama-3.2-1B", 45, transformers(_1B)),
     ],
-    [
-        *_BUILDS[:1],
-        Step("vllm-8b", "vLLM, Llama-3.1-8B", 200, vllm_runs(_8B, _1B), _PEER),
-        Step("vllm-1b", "vLLM, Llama-3.2-1B", 150, vllm_runs(_1B, _1L), _PEER),
-    ],
-    [
-        *_BUILDS[:4],
-        Step("heads-8b", "Passes of an EAGLE-3 head, Llama-3.1-8B", 40, heads(_8B), _PASS),
-        Step("heads-1b", "Passes of an EAGLE-3 head, Llama-3.2-1B", 20, heads(_1B), _PASS),
-        Step("engine-8b-heads", "Engine, Llama-3.1-8B, EAGLE-3", 90, head_runs(_8B), _ENGINE),
-        Step("engine-1b-heads", "Engine, Llama-3.2-1B, EAGLE-3", 50, head_runs(_1B), _ENGINE),
-        Step("vllm-8b-heads", "vLLM, Llama-3.1-8B, EAGLE-3", 140, vllm_runs(_8B), _PEER),
-    ],
+}
+# By their names alone.
+OTHERS: Sequence[Step] = [
+    Step(
+        "engine-8b-tree",
+        "Engine, Llama-3.1-8B, trees of 8 by 4",
+        40,
+        engine(_8B, "1,4,16", "--drafts=4", "--tree-width=8", head=True),
+        _ENGINE,
+    ),
+    Step(
+        "engine-8b-draft",
+        "Engine, Llama-3.1-8B, a draft model",
+        40,
+        engine(_8B, "1,4,16", "--drafts=4", draft=_1B),
+        _ENGINE,
+    ),
+    Step(
+        "engine-8b-off",
+        "Engine, Llama-3.1-8B, no drafts",
+        30,
+        engine(_8B, "1,4,16", "--speculation=off"),
+        _ENGINE,
+    ),
+    Step(
+        "engine-1b-off",
+        "Engine, Llama-3.2-1B, no drafts",
+        15,
+        engine(_1B, "1,4,16", "--speculation=off"),
+        _ENGINE,
+    ),
+    Step("kernels-1b", "Kernels of Llama-3.2-1B", 25, kernels("Llama-3.2-1B", "act"), _BENCH),
+    Step("real", "Real weights", 10, real_weights(), _ENGINE),
+    *(
+        Step(
+            f"real-{method}",
+            f"Real weights, {method}",
+            10,
+            real_weights(f"--speculation={method}", "--drafts=8"),
+            _ENGINE,
+        )
+        for method in ("ngram", "suffix")
+    ),
+    Step(
+        "real-draft",
+        "Real weights, a draft model",
+        10,
+        real_weights("--speculation=draft_model", "--drafts=5", draft=True),
+        _ENGINE,
+    ),
+    Step("vllm-8b", "vLLM, Llama-3.1-8B", 120, vllm(_8B)),
+    Step("vllm-8b-draft", "vLLM, Llama-3.1-8B, a draft model", 120, vllm(_8B, draft=_1B)),
+    Step("vllm-8b-heads", "vLLM, Llama-3.1-8B, EAGLE-3", 140, vllm(_8B, head=True)),
+    Step("vllm-1b", "vLLM, Llama-3.2-1B", 90, vllm(_1B)),
+    Step("vllm-1b-draft", "vLLM, Llama-3.2-1B, a draft model", 90, vllm(_1B, draft=_1L)),
 ]
 
 
-def chosen_steps(part: int, only: Sequence[str] | None, skip: Sequence[str]) -> list[Step]:
-    """The steps of a part, or those of all parts that are named, with what they need."""
-    steps = {step.name: step for steps in PARTS for step in steps}
+def chosen_steps(call: int, only: Sequence[str] | None, skip: Sequence[str]) -> list[Step]:
+    """The steps of a call, or those of all that are named, with what they need."""
+    steps = {step.name: step for steps in (*CALLS.values(), OTHERS) for step in steps}
     if only is None:
-        return [step for step in PARTS[part - 1] if step.name not in skip]
+        return [step for step in CALLS[call] if step.name not in skip]
     wanted = set(only)
     for step in reversed(steps.values()):  # what is needed comes before
         if step.name in wanted:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from .checkpoints import SHAPES
+from .plan import LAUNCH_WORDS, launch_step
 from .predictions import Prediction, model_of
+from .profiles import METRICS
 
 Data = dict[str, Any]
 
@@ -35,9 +37,11 @@ def number(value: float | None, digits: int = 3) -> str:
     return "" if value is None else f"{value:.{digits}g}"
 
 
-def records_of(report: Data, step: str) -> list[Data]:
-    """Measurements of a microbenchmark, as far as it came."""
-    records: list[Data] = report["steps"].get(step, {}).get("data", {}).get("records", [])
+def records_of(report: Data, *steps: str) -> list[Data]:
+    """Measurements of these steps, as far as they came."""
+    records: list[Data] = []
+    for step in steps:
+        records += report["steps"].get(step, {}).get("data", {}).get("records", [])
     return records
 
 
@@ -66,7 +70,13 @@ def tests(report: Data) -> list[str]:
     lines = []
     if programs:
         rows = [
-            (name, result["ran"], result["passed"], " ".join(result["failed"]) or result["status"])
+            (
+                name,
+                result["ran"],
+                result["passed"],
+                " ".join(result["failed"])
+                or ("cut" if result["status"] is None else result["status"]),
+            )
             for name, result in programs.items()
         ]
         lines += ["## Tests on the GPU", "", *table(["program", "ran", "passed", "failed"], rows)]
@@ -85,9 +95,9 @@ def tests(report: Data) -> list[str]:
 
 def ceilings(report: Data) -> list[str]:
     """Memory bandwidth and the cost of mechanisms."""
-    own = report["steps"].get("ceilings", {}).get("data", {}).get("own_carveouts", {})
     records = [(record, "") for record in records_of(report, "ceilings")]
-    records += [(record, "the driver's") for record in own.get("records", [])]
+    own = records_of(report, "ceilings-own-carveouts")
+    records += [(record, "the driver's") for record in own]
     rows = [
         (
             record["kernel"],
@@ -133,9 +143,9 @@ def predicted(prediction: Prediction | None, seconds: float, unit: float) -> tup
 PREDICTED = ["predicted", "over it", "not as modelled"]
 
 
-def passes(report: Data, step: str, title: str, shape: str) -> list[str]:
+def passes(report: Data, steps: Sequence[str], title: str, shape: str) -> list[str]:
     """Time of a pass by batch, context and drafts, beside the floor and the model's."""
-    records = records_of(report, step)
+    records = records_of(report, *steps)
     model = model_of(report)
     config = SHAPES["tiny" if report["smoke"] else shape]
     rows = [
@@ -185,15 +195,16 @@ def heads(report: Data, step: str, title: str, shape: str) -> list[str]:
 
 def launches(report: Data) -> list[str]:
     """The same passes by how kernels are launched."""
-    runs = report["steps"].get("launches", {}).get("data", {}).get("ways", {})
+    steps = {"as it is": "steps-8b"} | {word: launch_step(word) for word in LAUNCH_WORDS}
     rows = [
         (way, int(record["drafts"]), number(1e3 * record["seconds"], 4), number(record["of_read"]))
-        for way, run in runs.items()
-        for record in run.get("records", [])
+        for way, step in steps.items()
+        for record in records_of(report, step)
+        if record["batch"] == 1
     ]
-    if not rows:
+    if len({row[0] for row in rows}) < 2:
         return []
-    return ["## Launches", "", *table(["", "K", "ms", "of read"], rows)]
+    return ["## Passes of Llama-3.1-8B by launch", "", *table(["", "K", "ms", "of read"], rows)]
 
 
 def expected_length(acceptance: float, num_drafts: int) -> float:
@@ -230,8 +241,9 @@ def kernels(report: Data) -> list[str]:
             number(record.get("of_read")),
             number(record.get("gflop_per_s", 0) / 1e3),
         )
-        for step in ("kernels-act", "kernels-int8", "kernels-int4")
-        for record in records_of(report, step)
+        for record in records_of(
+            report, "kernels-8b", "kernels-1b", "kernels-int8", "kernels-int4", "sampler"
+        )
     ]
     if not rows:
         return []
@@ -276,30 +288,49 @@ def many_rows(report: Data) -> list[str]:
     ]
 
 
+def counters(report: Data) -> list[str]:
+    """What Nsight Compute counted in single kernels."""
+    rows = [
+        (
+            record["kernel"][:40],
+            report["steps"][step]["data"]["rows"],
+            *(number(record.get(metric), 4) for metric in METRICS),
+        )
+        for step in ("ncu-few-rows", "ncu-many-rows")
+        for record in records_of(report, step)
+    ]
+    return ["## Counters", "", *table(["kernel", "rows", *METRICS], rows)] if rows else []
+
+
+def torch(report: Data) -> list[str]:
+    """What torch takes for the same products."""
+    rows = [
+        (record["kernel"], record["shape"], record["rows"], number(1e6 * record["seconds"], 4))
+        for record in records_of(report, "torch")
+    ]
+    return ["## torch", "", *table(["", "shape", "rows", "us"], rows)] if rows else []
+
+
 def engines(report: Data) -> list[str]:
     """Whole steps of this engine and of others, by batch."""
-    rows = []
-    for step, entry in report["steps"].items():
-        data = entry.get("data", {})
-        name = step.split("-", maxsplit=1)[0]
-        runs = data.get("runs") or ({"plain": data} if name == "transformers" else {})
-        for variant, run in runs.items():
-            for record in run.get("records", []):
-                rows.append(
-                    (
-                        {"engine": "specdec", "real": "specdec"}.get(name, name),
-                        run["model"],
-                        f"{variant} K={record['drafts']}" if "drafts" in record else variant,
-                        record["batch"],
-                        record["context"],
-                        number(record["tokens_per_s"], 4),
-                        number(1e3 * record["step_seconds"], 4) if "step_seconds" in record else "",
-                        number(record.get("tokens_per_step")),
-                    )
-                )
+    rows = [
+        (
+            step,
+            entry["data"]["model"],
+            record.get("drafts", entry["data"].get("drafts", "")),
+            record["batch"],
+            record["context"],
+            number(record["tokens_per_s"], 4),
+            number(1e3 * record["step_seconds"], 4) if "step_seconds" in record else "",
+            number(record.get("tokens_per_step")),
+        )
+        for step, entry in report["steps"].items()
+        for record in records_of(report, step)
+        if "tokens_per_s" in record
+    ]
     if not rows:
         return []
-    heads = ["engine", "model", "drafts", "batch", "context", "tokens/s", "ms a step", "per step"]
+    heads = ["engine", "model", "K", "batch", "context", "tokens/s", "ms a step", "per step"]
     return ["## Tokens a second", "", *table(heads, rows)]
 
 
@@ -308,6 +339,16 @@ def find_pass(report: Data, step: str, drafts: int) -> Data | None:
     for record in records_of(report, step):
         if record["batch"] == 1 and record["drafts"] == drafts:
             return record
+    return None
+
+
+def find_rate(
+    report: Data, steps: Sequence[str], batch: int, drafts: int | None = None
+) -> float | None:
+    """Tokens a second of an engine, which one of these steps measured."""
+    for record in records_of(report, *steps):
+        if record["batch"] == batch and record.get("drafts") == drafts:
+            return float(record["tokens_per_s"])
     return None
 
 
@@ -320,18 +361,6 @@ def find_head_figure(report: Data, step: str, kernel: str, each: int, name: str)
     return None
 
 
-def find_rate(
-    report: Data, step: str, variant: str, batch: int, drafts: int | None = None
-) -> float | None:
-    """Tokens a second of an engine."""
-    data = report["steps"].get(step, {}).get("data", {})
-    run = data.get("runs", {"plain": data}).get(variant, {})
-    for record in run.get("records", []):
-        if record["batch"] == batch and record.get("drafts") == drafts:
-            return float(record["tokens_per_s"])
-    return None
-
-
 def goals(report: Data) -> list[str]:
     """What is asked of the backend, and whether it was met."""
     rows: list[tuple[str, str, str]] = []
@@ -341,20 +370,21 @@ def goals(report: Data) -> list[str]:
         rows.append((goal, number(value, 4), answer))
 
     for model, share in (("8b", 0.80), ("1b", 0.68)):
-        name, step, engine = model.upper(), f"steps-{model}", f"engine-{model}"
+        name, step = model.upper(), f"steps-{model}"
+        engine = [f"engine-{model}", f"engine-{model}-batches"]
         decode, verify = find_pass(report, step, 0), find_pass(report, step, 7)
         of_read = decode["of_read"] if decode else None
         add(f"{name} decodes at {share:.0%} of read bandwidth", of_read, share.__le__)
         over = verify["over_0"] if verify else None
         add(f"{name} verifies 8 rows in 1.05 of the time of 1", over, (1.05).__ge__)
-        plain = find_rate(report, engine, "plain", 1)
-        off = find_rate(report, f"{engine}-more", "off", 1)
+        plain = find_rate(report, engine, 1)
+        off = find_rate(report, [f"engine-{model}-off"], 1)
         ratio = off / plain if plain and off else None
         add(f"{name} with speculation off is within 1% of none", ratio, (0.99).__le__)
         for other in ("transformers", "vLLM"):
             for batch in (1, 4, 16):
-                ours = find_rate(report, engine, "plain", batch)
-                theirs = find_rate(report, f"{other.lower()}-{model}", "plain", batch)
+                ours = find_rate(report, engine, batch)
+                theirs = find_rate(report, [f"{other.lower()}-{model}"], batch)
                 times = ours / theirs if ours and theirs else None
                 add(f"{name} is ahead of {other} at batch {batch}", times, (1.0).__lt__)
         for goal, kernel, each, figure, most in (
@@ -365,8 +395,8 @@ def goals(report: Data) -> list[str]:
             value = find_head_figure(report, f"heads-{model}", kernel, each, figure)
             add(f"{name}: {goal}", value, most.__ge__)
     for batch in (1, 4, 16):
-        ours = find_rate(report, "engine-8b-heads", "eagle3", batch, 4)
-        theirs = find_rate(report, "vllm-8b-heads", "eagle3-4", batch)
+        ours = find_rate(report, ["engine-8b-chains"], batch, 4)
+        theirs = find_rate(report, ["vllm-8b-heads"], batch)
         times = ours / theirs if ours and theirs else None
         add(f"8B with an EAGLE-3 head is ahead of vLLM at batch {batch}", times, (1.0).__lt__)
     return ["## Goals", "", *table(["goal", "measured", "met"], rows)]
@@ -380,13 +410,16 @@ def render(report: Data) -> str:
     lines += [] if report["smoke"] else goals(report)
     lines += tests(report)
     lines += ceilings(report)
-    lines += passes(report, "steps-8b", "Passes of Llama-3.1-8B", "llama-3.1-8b")
-    lines += passes(report, "steps-1b", "Passes of Llama-3.2-1B", "llama-3.2-1b")
+    steps_8b = ("steps-8b", "steps-8b-batches", "steps-8b-long")
+    lines += passes(report, steps_8b, "Passes of Llama-3.1-8B", "llama-3.1-8b")
+    lines += passes(report, ["steps-1b"], "Passes of Llama-3.2-1B", "llama-3.2-1b")
     lines += heads(report, "heads-8b", "Passes of an EAGLE-3 head of Llama-3.1-8B", "llama-3.1-8b")
     lines += heads(report, "heads-1b", "Passes of an EAGLE-3 head of Llama-3.2-1B", "llama-3.2-1b")
     lines += launches(report)
     lines += engines(report)
     lines += kernels(report)
     lines += many_rows(report)
+    lines += counters(report)
+    lines += torch(report)
     lines += the_machine(report)
     return "\n".join(lines).rstrip() + "\n"

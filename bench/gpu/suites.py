@@ -11,36 +11,30 @@ from pathlib import Path
 from . import build, googletest, machine
 from .steps import NO_TIME, Context, Data, FailedError, NotRunError, execute
 
+INSTRUCTION_TESTS = "specdec_cuda_ptx_test"
+TEST_STEPS = ("instructions", "tests")
+_PASSED = {"OK", "SKIPPED"}
 _SANITIZERS = 6  # at once
 _UNUSABLE = "not run"  # in place of the status of a check that could not begin
 
 
-def test_programs(context: Context) -> list[Path]:
-    """The CUDA test suite's programs."""
-    context.need_gpu()
-    found = [path for path in (context.build / "tests/cuda").glob("*_test") if path.is_file()]
-    if not found:
-        raise NotRunError("the tests were not built")
-    return sorted(found)
-
-
 def instruction_tests(context: Context) -> Data:
     """The tests of single instructions: what all others rest on."""
-    return run_tests(
-        context, [path for path in test_programs(context) if path.name == build.INSTRUCTION_TESTS]
-    )
+    return run_tests(context, [INSTRUCTION_TESTS])
 
 
 def other_tests(context: Context) -> Data:
     """Every other test of the CUDA suite, on the GPU."""
-    return run_tests(
-        context, [path for path in test_programs(context) if path.name != build.INSTRUCTION_TESTS]
-    )
+    folder = context.programs() / "tests/cuda"
+    found = [path.name for path in folder.glob("*_test") if path.is_file()]
+    return run_tests(context, sorted(set(found) - {INSTRUCTION_TESTS}))
 
 
-def run_tests(context: Context, programs: Sequence[Path]) -> Data:
+def run_tests(context: Context, names: Sequence[str]) -> Data:
     """Runs programs, and fails where one did or none sees a GPU."""
-    if not programs:
+    context.need_gpu()
+    programs = [context.programs() / "tests/cuda" / name for name in names]
+    if not programs or not all(program.is_file() for program in programs):
         raise NotRunError("the tests were not built")
     results = googletest.run_programs(context, programs)
     bad = [name for name, result in results.items() if result["status"] not in {0, None}]
@@ -52,13 +46,24 @@ def run_tests(context: Context, programs: Sequence[Path]) -> Data:
     return {"programs": results, "cut": cut}
 
 
+def unfinished(context: Context) -> list[tuple[Path, str]]:
+    """Programs and tests of them that did not pass, in this call or in one before."""
+    found: list[tuple[Path, str]] = []
+    for step in TEST_STEPS:
+        programs = context.results.get(step, {}).get("data", {}).get("programs", {})
+        for name, result in programs.items():
+            program = context.programs() / "tests/cuda" / name
+            found += [(program, test) for test in result["unfinished"] if program.is_file()]
+    if not found:
+        raise NotRunError("no test that failed is known")
+    return found
+
+
 def tests_again(context: Context) -> Data:
     """Tests that did not pass, each by itself."""
     context.need_gpu()
-    if not context.unfinished:
-        raise NotRunError("nothing to run again")
-    alone = googletest.run_unfinished(context)
-    bad = [name for name, outcome in alone.items() if outcome not in {"OK", "SKIPPED", NO_TIME}]
+    alone = googletest.run_alone(context, unfinished(context))
+    bad = [name for name, outcome in alone.items() if outcome not in {*_PASSED, NO_TIME}]
     if bad:
         raise FailedError(", ".join(bad), {"alone": alone})
     return {"alone": alone, "cut": NO_TIME in alone.values()}
@@ -84,35 +89,39 @@ def engine_tests(context: Context) -> Data:
 
 
 def sanitize(context: Context) -> Data:
-    """The same tests under compute-sanitizer: bad addresses, and races in shared memory."""
-    programs = test_programs(context)
+    """Tests that failed, alone under compute-sanitizer: bad addresses, races in shared memory."""
+    context.need_gpu()
+    alone = context.results.get("tests-again", {}).get("data", {}).get("alone", {})
+    tests = [test for test in unfinished(context) if alone.get(test[1]) not in _PASSED]
+    if not tests:
+        raise NotRunError("every test passed alone")
     tool = machine.find_tool("compute-sanitizer")
     if tool is None:
         raise NotRunError("compute-sanitizer is not installed")
+    results: Data = {}
 
-    def run(number: int, check: str, program: Path) -> Data:
+    def run(number: int, check: str, program: Path, test: str) -> None:
+        name = f"{check} {test}"
         if (share := context.share(len(runs) - number, _SANITIZERS)) < 1:
-            return {"status": None, "summary": NO_TIME}
+            results[name] = {"status": None, "summary": NO_TIME}
+            return
         # Some tests ask the runtime for what it must refuse.
         command = [tool, "--tool", check, "--error-exitcode", "9", "--report-api-errors", "no"]
-        command += ["--print-limit", "20", str(program), f"--gtest_filter={googletest.GPU_TESTS}"]
-        log = f"{check}-{program.name}"
-        finished = execute(context, log, command, limit=share, show=False)
+        command += ["--print-limit", "20", str(program), f"--gtest_filter={test}"]
+        finished = execute(context, name, command, limit=share, show=False)
         summary = re.findall(r"========= (.*SUMMARY.*)", finished.output)
+        result: Data = {"status": finished.status, "summary": " ".join(summary)}
         if not finished.cut and not summary and "[ RUN" not in finished.output:
-            last = finished.output.strip().splitlines()[-1:] or ["no output"]
-            return {"status": _UNUSABLE, "summary": f"does not work here: {last[0]}"}
-        print(f"    {check} {program.name}: {'cut' if finished.cut else finished.status} {summary}")
-        return {"status": finished.status, "summary": " ".join(summary)}
+            summary = [f"does not work here: {finished.last_line}"]
+            result = {"status": _UNUSABLE, "summary": summary[0]}
+        print(f"    {name}: {'cut' if finished.cut else finished.status} {summary}", flush=True)
+        results[name] = result
+        context.keep(dict(results))
 
-    runs = [(check, program) for check in ("memcheck", "racecheck") for program in programs]
+    runs = [(check, *test) for check in ("memcheck", "racecheck") for test in tests]
     # They take the host's time more than the GPU's.
     with ThreadPoolExecutor(_SANITIZERS) as pool:
-        outcomes = pool.map(run, range(len(runs)), *zip(*runs, strict=True))
-        results: Data = {
-            f"{check}-{program.name}": outcome
-            for (check, program), outcome in zip(runs, outcomes, strict=True)
-        }
+        list(pool.map(run, range(len(runs)), *zip(*runs, strict=True)))
     # Where the system does not let it attach to programs, as in gVisor, none of them begins.
     unusable = [result for result in results.values() if result["status"] == _UNUSABLE]
     if unusable and len(unusable) == len(results):

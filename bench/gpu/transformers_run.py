@@ -8,10 +8,11 @@ prompts are not in them.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
+
+from .steps import write_json
 
 
 def main() -> int:
@@ -88,7 +89,7 @@ def main() -> int:
             "compiled": options.device != "cpu",
             "records": records,
         }
-        options.json.write_text(json.dumps(summary, indent=1) + "\n")
+        write_json(options.json, summary)
     return 0
 
 

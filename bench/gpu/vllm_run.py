@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .engine_run import mean_length
+from .steps import write_json
 
 
 def main() -> int:
@@ -95,7 +96,7 @@ def main() -> int:
             "version": vllm.__version__,
             "records": records,
         }
-        options.json.write_text(json.dumps(summary, indent=1) + "\n")
+        write_json(options.json, summary)
     return 0
 
 

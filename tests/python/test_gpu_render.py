@@ -28,8 +28,8 @@ def example_report() -> dict[str, Any]:
         "smoke": False,
         "steps": {
             "steps-8b": entry("Passes of 8B", {"records": passes}),
-            "engine-8b": entry("Engine", {"runs": {"plain": run(200.0)}}),
-            "engine-8b-more": entry("Engine", {"runs": {"off": run(190.0)}}),
+            "engine-8b": entry("Engine", run(200.0)),
+            "engine-8b-off": entry("Engine", run(190.0)),
             "transformers-8b": entry("transformers", run(100.0)),
         },
     }
@@ -80,8 +80,8 @@ def test_report_holds_a_draft_head_to_its_bytes_and_to_its_target() -> None:
                 record("target_pass", 1, over_plain=1.02),
             ]
         },
-        "engine-8b-heads": {"runs": {"eagle3": {"model": "8B", "records": [rates(drafts=4)]}}},
-        "vllm-8b-heads": {"runs": {"eagle3-4": {"model": "8B", "records": [rates()]}}},
+        "engine-8b-chains": {"model": "8B", "records": [rates(drafts=4)]},
+        "vllm-8b-heads": {"model": "8B", "records": [rates()]},
     }.items():
         entry = {"title": name, "status": "done", "seconds": 1.0, "data": data}
         report["steps"][name] = entry
@@ -92,7 +92,7 @@ def test_report_holds_a_draft_head_to_its_bytes_and_to_its_target() -> None:
     assert "| 1.02 | no |" in lines["| 8B: a sleeping head costs 1% of a pass"]
     assert "| 1 | no |" in lines["| 8B with an EAGLE-3 head is ahead of vLLM at batch 1"]
     assert "not measured" in lines["| 1B: a draft pass takes 1.3 of reading its bytes"]
-    assert "| specdec | 8B | eagle3 K=4 | 1 | 1024 | 200 |" in text
+    assert "| engine-8b-chains | 8B | 4 | 1 | 1024 | 200 |" in text
     # Behind the time of a pass, the model's: of the head's passes, and none of the target's.
     passes = {line.split(" | ")[0]: line.split(" | ") for line in text.splitlines()}
     assert 50 < float(passes["| draft_pass"][4]) < 200
