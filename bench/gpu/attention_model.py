@@ -129,20 +129,17 @@ class Sharing:
         return items, tiles
 
 
-def share_out(attention: Attention, columns: int, blocks: int, of_one_split: bool) -> Sharing:
-    """Items, each of one split or of a run of splits that is about a block's share: WorkShape."""
+def share_out(attention: Attention, columns: int, blocks: int) -> Sharing:
+    """Items, each a run of splits that is about a block's share: WorkShape."""
     pair_tiles = ceil_div(attention.rows_each * attention.group, 16 * columns)
     lists = attention.requests * attention.kv_heads * pair_tiles
     splits = split_of(attention.end - 1) + 1
     limit = split_begin(splits)
     if splits == 1 or blocks <= 2 * lists:
         return Sharing(lists, (ceil_div(attention.end, ATTENTION_TILE),), 0)
-    if of_one_split:
-        begins = [split_begin(split) for split in range(splits)]
-    else:
-        share = ceil_div(lists * limit // ATTENTION_TILE, blocks) * ATTENTION_TILE
-        run = ceil_div(share, _SHORT_SPLIT) * _SHORT_SPLIT
-        begins = [min(split_begin(split_from(begin)), limit) for begin in range(0, limit, run)]
+    share = ceil_div(lists * limit // ATTENTION_TILE, blocks) * ATTENTION_TILE
+    run = ceil_div(share, _SHORT_SPLIT) * _SHORT_SPLIT
+    begins = [min(split_begin(split_from(begin)), limit) for begin in range(0, limit, run)]
     ends = [min(begin, attention.end) for begin in [*begins, limit]]
     tiles = tuple(ceil_div(end - begin, ATTENTION_TILE) for begin, end in pairwise(ends))
     return Sharing(lists, tiles, splits)

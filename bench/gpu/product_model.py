@@ -48,7 +48,7 @@ SMALL_REGISTERS = 64
 class Node:
     """One kernel of the graph."""
 
-    role: str  # "qkv", "attention", "o", "gate_up", "down", "head", "rows", "join", or "small"
+    role: str  # "qkv", "attention", "o", "gate_up", "down", "head", "rows", or "small"
     name: str  # as it is launched
     grid: tuple[int, int, int]
     threads: int
@@ -56,6 +56,7 @@ class Node:
     registers: int  # of a thread
     bytes: float = 0.0  # read from memory
     early_bytes: float = 0.0  # of these, asked for before it waits
+    reread_bytes: float = 0.0  # that multiprocessors read from L2 beside these, of products
     starts_early: bool = True
     lets_next_early: bool = False  # before it has waited itself
     reads_before_wait: bool = False  # what kernels before the one before it wrote
@@ -68,7 +69,6 @@ class Node:
     block_tiles: int = 0  # likewise, of positions, one after another
     item_columns: int = 1  # of 16 pairs of a row and a head
     splits: int = 0  # that are joined
-    plans_late: bool = False  # attention: not before it has waited
     reads_plan: bool = False  # that a layer before it in the pass has made
 
     @property
@@ -92,8 +92,9 @@ def fit_together(first: Node, second: Node, gpu: Gpu) -> bool:
 def early_starts(sequence: Sequence[Node]) -> list[bool]:
     """Which kernels are launched to start before the one before them has ended: StartRule."""
     return [
-        node.starts_early
-        and not (index > 0 and node.reads_before_wait and sequence[index - 1].lets_next_early)
+        index > 0
+        and node.starts_early
+        and not (node.reads_before_wait and sequence[index - 1].lets_next_early)
         for index, node in enumerate(sequence)
     ]
 
@@ -193,9 +194,12 @@ def few_rows(product: Product, rows: int, gpu: Gpu) -> Node:
     blocks, at_once = few_rows_plan(product, rows, gpu)
     source = row_source(product, rows)
     columns = 2 if rows > 8 else 1
+    # Rows that every block does not keep for itself are read for each tile, or for each two.
+    steps = blocks * ceil_div(ceil_div(product.tiles, blocks), at_once)
+    row_bytes = rows * product.k_blocks * _RECORD_BYTES
     shared = 2 * _SLICES * at_once * columns * _TILE_OUTPUTS * 8 * 4
     if source == "shared":
-        shared += rows * product.k_blocks * _RECORD_BYTES
+        shared += row_bytes
     else:
         shared = max(shared, _head_scratch(_MOST_HEAD_DIM))
     stores = not (product.gated or product.ends_in_heads) and not product.finds_best
@@ -209,6 +213,7 @@ def few_rows(product: Product, rows: int, gpu: Gpu) -> Node:
         registers=FEW_ROWS_REGISTERS,
         bytes=product.bytes,
         early_bytes=min(product.bytes, float(blocks * early_block_bytes(product, stages, at_once))),
+        reread_bytes=0.0 if source == "shared" else float(steps * row_bytes),
         lets_next_early=not product.ends_in_heads,
         rows=source,
         flops=2.0 * rows * product.outputs * product.inputs,
@@ -234,7 +239,10 @@ def many_rows(product: Product, rows: int, gpu: Gpu) -> list[Node]:
         threads=_THREADS,
         shared_bytes=shared,
         registers=FEW_ROWS_REGISTERS,
-        bytes=product.bytes * row_tiles,
+        bytes=product.bytes,
+        # Row tiles are neighbours, so all but the first have the weights from L2.
+        reread_bytes=product.bytes * (row_tiles - 1)
+        + float(tile_blocks * row_tiles * columns * 8 * product.k_blocks * _RECORD_BYTES),
         lets_next_early=not product.ends_in_heads,
         flops=2.0 * row_tiles * columns * 8 * product.outputs * product.inputs,
         blocks_meet=product.ends_in_heads,

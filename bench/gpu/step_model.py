@@ -60,11 +60,12 @@ def attention_kernel(attention: Attention) -> AttentionKernel:
 def attention_node(attention: Attention, gpu: Gpu, is_first: bool = False) -> Node:
     """All of a batch's, with what the block that has most of it has to do.
 
+    Lists of other pairs of a head read the same keys again, from L2: that is not counted.
     The first layer of a pass plans for all, where rows are few.
     """
     kernel = attention_kernel(attention)
     blocks = kernel.multiprocessor_blocks * gpu.multiprocessors
-    sharing = share_out(attention, kernel.most_columns, blocks, of_one_split=False)
+    sharing = share_out(attention, kernel.most_columns, blocks)
     busy_blocks = min(sharing.items, blocks)
     block_items, block_tiles = sharing.busiest(blocks)
     position_bytes = attention.head_dim * 2 * _ACT_BYTES  # of a KV head

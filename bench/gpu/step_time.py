@@ -2,8 +2,10 @@
 
 Memory reads one kernel's weights after another's. Where a kernel waits, memory rests, unless the
 next kernel's first weights are already asked for: that takes room for both on a multiprocessor, and
-a launch that starts early. Otherwise a boundary costs its whole gap. No GPU has confirmed the
-constants; where a report has measured one, it takes its place (`costs_of`).
+a launch that starts early. Otherwise a boundary costs its whole gap. All bytes go through L2, and
+multiprocessors read some of them there again (rows for each tile, weights for each tile of rows),
+at L2's rate. No GPU has confirmed the constants; where a report has measured one, the model takes
+that (`costs_of`).
 """
 
 from __future__ import annotations
@@ -12,19 +14,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .attention_model import Attention, share_out
 from .product_model import Gpu, Node, early_starts, fit_together
-from .step_model import Config, attention_of, greedy_nodes, nodes, weight_bytes
+from .step_model import Config, greedy_nodes, weight_bytes
 
 _US = 1e-6
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Constants, in seconds; those of the design review for an H200 until they are measured."""
+    """Constants, in seconds: for an H200, estimated from machine code until they are measured."""
 
     read_rate: float = 4.3e12  # bytes a second
     share: float = 0.95  # of that rate within a kernel
+    l2_rate: float = 5.5e12  # bytes a second from L2 to all multiprocessors
     flop_rate: float = 350e12  # of mma instructions
     gap: float = 2.2 * _US  # between kernels that do not run beside each other
     wait: float = 1.0 * _US  # from the end of a kernel to what waits for it
@@ -42,13 +44,11 @@ class Costs:
     join: float = 0.5 * _US  # partial results, and what each adds
     join_split: float = 0.13 * _US
     small: float = 1.0 * _US  # of a kernel that does little
-    # Beside the pass, as the review read it: rows, sampler, walk, commit, copies of reports.
-    step: float = 40.0 * _US
-    sampler: float = 10.0 * _US  # of these, scan and finish of greedy rows
-    copies: float = 5.0 * _US  # of these; commit writes to the host's memory now
+    step: float = 22.0 * _US  # beside the pass: rows, walk, commit
+    sampler: float = 10.0 * _US  # scan and finish of greedy rows, where the head does not do it
 
 
-REVIEW = Costs()
+ASSUMED = Costs()
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,10 @@ def parts_of(node: Node, costs: Costs) -> Parts:
     if node.role == "attention":
         tiles = node.block_tiles * node.item_columns * costs.tile
         opens = (node.block_items - 1) * (costs.read_item if node.reads_plan else costs.open_item)
-        if node.plans_late:
-            opens += costs.plan + costs.open_item
         after = costs.join + node.splits * costs.join_split if node.splits > 1 else 0.0
         return Parts(costs.query, opens + tiles, after)
     if node.role == "rows":
         return Parts(0.0, costs.rows_node, 0.0)
-    if node.role == "join":
-        return Parts(0.0, costs.join + node.splits * costs.join_split, 0.0)
     if node.role == "small":
         return Parts(0.0, costs.small, 0.0)
     before = {"shared": costs.rows_shared, "exchanged": costs.rows_exchanged}.get(node.rows, 0.0)
@@ -84,7 +80,7 @@ def parts_of(node: Node, costs: Costs) -> Parts:
 
 def first_item_seconds(node: Node, costs: Costs) -> float:
     """From a kernel's begin until it asks for its first bytes."""
-    if node.role != "attention" or node.plans_late:
+    if node.role != "attention":
         return 0.0
     return costs.read_item if node.reads_plan else costs.plan + costs.open_item
 
@@ -99,7 +95,7 @@ class Timed:
     hidden: bool  # it was there before the kernel before it had ended
 
 
-def timeline(sequence: Sequence[Node], gpu: Gpu, costs: Costs = REVIEW) -> list[Timed]:
+def timeline(sequence: Sequence[Node], gpu: Gpu, costs: Costs = ASSUMED) -> list[Timed]:
     """The kernels of a graph, one after another."""
     timed: list[Timed] = []
     memory = 0.0  # is free from here on
@@ -127,117 +123,46 @@ def timeline(sequence: Sequence[Node], gpu: Gpu, costs: Costs = REVIEW) -> list[
         released = max(begin, end_before + (costs.wait if before is not None else 0.0))
         streams = max(released + parts.before, asks)
         left = node.bytes - node.early_bytes
-        rest = (memory, streams if left > 0 else memory)
-        if left > 0:
-            memory = max(memory, streams) + left / rate
+        stream_seconds = max(left / rate, (left + node.reread_bytes) / costs.l2_rate)
+        rest = (memory, streams if stream_seconds > 0 else memory)
+        if stream_seconds > 0:
+            memory = max(memory, streams) + stream_seconds
         end = max(memory, streams + parts.work) + parts.after
         timed.append(Timed(node, begin, end, hidden))
     return timed
 
 
-def pass_seconds(sequence: Sequence[Node], gpu: Gpu, costs: Costs = REVIEW) -> float:
+def pass_seconds(sequence: Sequence[Node], gpu: Gpu, costs: Costs = ASSUMED) -> float:
     """Of the graph of these kernels."""
     return timeline(sequence, gpu, costs)[-1].end
 
 
-def step_seconds(config: Config, rows: int, context: int, gpu: Gpu, costs: Costs = REVIEW) -> float:
-    """Of a greedy step of one request.
-
-    Walk and commit are one kernel, without a gap between, and so are rows and embeddings, which are
-    so small that only the wait was between them.
-    """
+def step_seconds(
+    config: Config, rows: int, context: int, gpu: Gpu, costs: Costs = ASSUMED
+) -> float:
+    """Of a greedy step of one request."""
     found = greedy_nodes(config, rows, context, gpu)
     sampler = 0.0 if found[-1].finds_best else costs.sampler
-    ends = costs.step - costs.sampler - costs.copies - costs.gap - costs.wait + sampler
-    return pass_seconds(found, gpu, costs) + max(0.0, ends)
+    return pass_seconds(found, gpu, costs) + costs.step + sampler
 
 
-def repeated_seconds(sequence: Sequence[Node], gpu: Gpu, costs: Costs = REVIEW) -> float:
+def repeated_seconds(sequence: Sequence[Node], gpu: Gpu, costs: Costs = ASSUMED) -> float:
     """Of one of many such operations in a row, as cuda_kernel_bench measures them."""
     times = timeline([*sequence] * 8, gpu, costs)
     return (times[-1].end - times[4 * len(sequence) - 1].end) / 4
 
 
 def floor_seconds(
-    config: Config, costs: Costs = REVIEW, key_bytes: float = 0.0, rows: int = 1
+    config: Config, costs: Costs = ASSUMED, key_bytes: float = 0.0, rows: int = 1
 ) -> float:
     """Of reading a pass's weights, and so many bytes of keys and values, at the read rate."""
     return (weight_bytes(config, rows) + key_bytes) / costs.read_rate
 
 
-# ---- as it was when the review was written
-
-
-_BEFORE_BLOCKS = 2  # of a product, a multiprocessor
-_BEFORE_REGISTERS = 168  # of a thread that has more than two rows; the review found 144 to 215
-_BEFORE_STAGES = {False: 64 << 10, True: 48 << 10}  # bytes a block asks for ahead, by many rows
-_BEFORE_ATTENTION_BLOCKS = {64: 3, 128: 2, 256: 1}  # a multiprocessor, by padded head_dim
-_BEFORE_ATTENTION_BYTES = 180 << 10  # of shared memory, of these together
-
-
-def nodes_before(
-    config: Config, rows: int, context: int, gpu: Gpu, requests: int = 1
-) -> list[Node]:
-    """The same pass in the design that the review read, for up to 16 rows."""
-    attention = attention_of(config, rows, context, requests)
-    found: list[Node] = []
-    for node in nodes(config, rows, context, gpu, requests):
-        if node.name == "few_rows":
-            found += _product_before(node, rows, gpu)
-        elif node.role == "attention":
-            found += _attention_before(node, attention, gpu)
-        else:
-            found.append(node)
-    return found
-
-
-def _attention_before(node: Node, attention: Attention, gpu: Gpu) -> list[Node]:
-    """An item a split, in blocks that fill a multiprocessor; a kernel of its own joins them."""
-    each = _BEFORE_ATTENTION_BLOCKS[attention.dim]
-    blocks = each * gpu.multiprocessors
-    sharing = share_out(attention, node.item_columns, blocks, of_one_split=True)
-    block_items, block_tiles = sharing.busiest(blocks)
-    attend = replace(
-        node,
-        grid=(blocks, 1, 1),
-        shared_bytes=_BEFORE_ATTENTION_BYTES // each,
-        early_bytes=0.0,
-        starts_early=False,
-        lets_next_early=False,
-        busy_blocks=min(sharing.items, blocks),
-        block_items=block_items,
-        block_tiles=block_tiles,
-        splits=0,
-        plans_late=True,
-        reads_plan=False,
-    )
-    return [attend, Node("join", "join", (8, 1, 1), 128, 0, 64, splits=sharing.splits)]
-
-
-def _product_before(node: Node, rows: int, gpu: Gpu) -> list[Node]:
-    """Two blocks a multiprocessor of 1 or 2 rows; otherwise one, behind a node for its rows."""
-    is_few = rows <= 2
-    blocks = (
-        node.blocks if not is_few else min(_BEFORE_BLOCKS * gpu.multiprocessors, 2 * node.blocks)
-    )
-    product = replace(
-        node,
-        grid=(blocks, 1, 1),
-        registers=node.registers if is_few else _BEFORE_REGISTERS,
-        early_bytes=min(node.bytes, float(blocks * _BEFORE_STAGES[not is_few])),
-        lets_next_early=False,
-        rows="shared" if node.rows != "records" and is_few else "records",
-    )
-    if is_few or node.rows == "records":
-        return [product]
-    prepare = Node("rows", "prepare_rows", (rows, 1, 1), 256, 0, 40)
-    return [prepare, product]
-
-
 # ---- constants that a report has measured
 
 
-def costs_of(records: Sequence[dict[str, Any]], base: Costs = REVIEW) -> Costs:
+def costs_of(records: Sequence[dict[str, Any]], base: Costs = ASSUMED) -> Costs:
     """With what the records of `ceilings` say."""
 
     def find(kernel: str, overlap: int, figure: str) -> float | None:
@@ -249,9 +174,10 @@ def costs_of(records: Sequence[dict[str, Any]], base: Costs = REVIEW) -> Costs:
         return max(found) if found else None
 
     costs = base
-    rates = [record["gb_per_s"] for record in records if record["kernel"] == "read"]
-    if rates:
-        costs = replace(costs, read_rate=1e9 * max(rates))
+    for kernel, name in (("read", "read_rate"), ("l2_read", "l2_rate")):
+        rates = [record["gb_per_s"] for record in records if record["kernel"] == kernel]
+        if rates:
+            costs = replace(costs, **{name: 1e9 * max(rates)})
     if (gap := find("graph_reads", 0, "gap_us")) is not None:
         costs = replace(costs, gap=max(0.0, gap) * _US)
     if (wait := find("graph_node", 1, "seconds")) is not None:

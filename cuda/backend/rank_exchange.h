@@ -82,6 +82,8 @@ class RankExchange {
   PeerLinks links_for(Communicator& ranks, const float* own, std::span<const int64_t> counts);
 
   Device& device_;
+  // The backend's only one: groups of ranks (a target's and a draft model's) exchange one after
+  // another, in the same order on all ranks, and never wait for each other crosswise.
   RehearsalStream& stream_;
   const PeerKernels& kernels_;
   std::map<Communicator*, Group> groups_;

@@ -309,6 +309,8 @@ __global__ void __launch_bounds__(kSelectThreads) finish_kernel(SampleRowsParams
       sum = raw.sum;
     }
   }
+  // The device's logarithm may differ from the host's in the last bit of a double, and so may a
+  // logprob in its own, once in some hundred million. Answers of one device all take this one.
   const double log_total = params.logprobs_hold_logits ? 0.0 : max + log(sum);
   const bool lists = row.num_logprobs >= 0 && row.num_logprobs <= kMaxListed;
   const int num_top = lists ? min(row.num_logprobs, params.vocab_size) : 0;

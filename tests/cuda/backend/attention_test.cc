@@ -542,6 +542,8 @@ TEST_P(AttentionTest, APassHasAFewPlans) {
   }
   plans.begin_pass();
   EXPECT_FALSE(plans.plan_of(batch, args).is_made);
+  backend->device().set_launch_settings({.plans = false});
+  EXPECT_EQ(plans.plan_of(batch, args).memory, nullptr);
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, AttentionTest, ::testing::ValuesIn(device_kinds()), test_name);

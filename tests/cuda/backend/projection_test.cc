@@ -185,6 +185,35 @@ TEST_P(ProjectionTest, SumsAreThoseOfConsecutiveGroupsOfSixteen) {
   }
 }
 
+// Where blocks may not wait for each other, a kernel of its own prepares what they would exchange.
+TEST_P(ProjectionTest, BitsAreTheSameWithoutBlocksThatMeet) {
+  constexpr int kN = 64, kK = 1100, kRows = 11;
+  const StoredMatrix matrix(kN, kK, DType::kF32, 60);
+  const std::vector<float> x = random_values(kRows * kK, 61);
+  const std::vector<float> gain = random_values(kK, 62);
+  const auto run = [&](bool meeting) {
+    backend = make_backend(kind(), act_);
+    backend->device().set_launch_settings({.meeting = meeting});
+    const auto weight = pack({&matrix});
+    const Buffer rows = upload(x), norm_weight = upload(gain);
+    const NormParams norm = {.weight = norm_weight.as<float>()};
+    Buffer out = allocate<float>(kRows * kN), tokens = allocate<int32_t>(kRows);
+    int num_meeting = 0;
+    backend->stream().set_observer(
+        [&](const KernelLaunch& launch) { num_meeting += launch.config.blocks_meet; });
+    const LinearArgs args = {
+        .weight = weight.get(),
+        .in = {.x = rows.data(), .dtype = DType::kF32, .norm = &norm, .num_rows = kRows},
+        .out = out.as<float>()};
+    backend->linear(args);
+    EXPECT_EQ(backend->best_tokens({.linear = args, .tokens = tokens.as<int32_t>()}), meeting);
+    backend->stream().set_observer(nullptr);
+    EXPECT_EQ(num_meeting, meeting ? 2 : 0);
+    return download<uint32_t>(out);
+  };
+  EXPECT_EQ(run(true), run(false));
+}
+
 // Of few rows the product takes off means and adds biases itself, in every block or in turns; of 17
 // a kernel of its own does, which RowsAreGatheredNormalisedAndConverted compares with doubles.
 TEST_P(ProjectionTest, LayerNormsHaveTheSameBitsWhereverTheyAreTaken) {
