@@ -454,7 +454,7 @@ def test_passes_are_shown_beside_their_prediction() -> None:
     model = predictions.model_of(report)
     expected = pass_seconds(nodes(_1B, 1, 1024, model.gpu), model.gpu, model.costs)
     record["seconds"] = 1.25 * expected
-    line = render.passes(report, "steps-1b", "Passes", "llama-3.2-1b")[4]
+    line = render.passes(report, ["steps-1b"], "Passes", "llama-3.2-1b")[4]
     cells = [cell.strip() for cell in line.split("|")]
     assert cells[4:8] == [f"{1250 * expected:.4g}", f"{1000 * expected:.4g}", "1.25", ""]
 
