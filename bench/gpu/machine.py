@@ -22,6 +22,7 @@ _QUERY = [
     "clocks.max.mem",
     "power.limit",
 ]
+_SECONDS = 5  # for a program to say its version
 # Beside PATH: the toolkit, and where containers mount the driver.
 _CUDA_TOOLS = [Path("/usr/local/cuda/bin"), Path("/usr/local/nvidia/bin")]
 
@@ -36,7 +37,12 @@ def _line(index: int, *command: str) -> str | None:
     program = find_tool(command[0])
     if program is None:
         return None
-    done = subprocess.run([program, *command[1:]], check=False, capture_output=True, text=True)
+    try:
+        done = subprocess.run(
+            [program, *command[1:]], check=False, capture_output=True, text=True, timeout=_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer in {_SECONDS} s"
     lines = done.stdout.strip().splitlines()
     return lines[index] if lines else None
 

@@ -52,7 +52,9 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--beside", type=Path, nargs="+", default=[], help="see bench.gpu.carried")
     parser.add_argument("--checkpoint", type=Path, help="real weights, such as SmolLM2-135M")
     parser.add_argument("--draft-checkpoint", type=Path, help="a draft model for them")
-    parser.add_argument("--budget", type=float, help=f"seconds for everything: {BUDGETS}")
+    parser.add_argument(
+        "--budget", type=float, help="seconds for everything, by default the call's"
+    )
     parser.add_argument(
         "--call",
         type=int,
@@ -76,13 +78,25 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def default_scratch() -> Path:
-    """Memory where there is enough of it, otherwise a temporary folder."""
+    """Memory where there is enough of it and programs run from it, otherwise a temporary folder."""
     shared = Path("/dev/shm")
     if shared.is_dir():
         status = os.statvfs(shared)
-        if status.f_bavail * status.f_frsize > _SCRATCH_BYTES:
+        if status.f_bavail * status.f_frsize > _SCRATCH_BYTES and runs_programs(shared):
             return shared / "specdec-gpu-report"
     return Path(tempfile.gettempdir()) / "specdec-gpu-report"
+
+
+def runs_programs(folder: Path) -> bool:
+    """Whether programs may run from there; containers often forbid that in /dev/shm."""
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        program = Path(own) / "program"
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+        try:
+            return subprocess.run([program], check=False).returncode == 0
+        except OSError:
+            return False
 
 
 def gpu_folder(gpus: list[dict[str, str]]) -> str:
@@ -125,7 +139,7 @@ def make_context(options: argparse.Namespace, gpus: list[dict[str, str]]) -> Con
         out=(options.out or ROOT / "bench/results" / folder).resolve(),
         scratch=(options.scratch or default_scratch()).resolve(),
         beside=[folder.resolve() for folder in (*options.beside, options.prebuilt) if folder],
-        prebuilt=options.prebuilt.resolve() if options.prebuilt else None,
+        prebuilt=options.prebuilt.resolve() if options.prebuilt and not options.smoke else None,
         device="emulated" if options.smoke else "cuda",
         smoke=options.smoke,
         checkpoint=options.checkpoint.resolve() if options.checkpoint else None,

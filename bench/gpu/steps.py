@@ -24,6 +24,7 @@ NOT_AVAILABLE = 3  # exit status of a benchmark without its device
 CANNOT_START = 127  # as a shell has it
 LOG = "log.txt"  # what all programs say, each line behind the name of what was run
 _LEAST_SECONDS = 2.0  # a step is not begun with less
+_PATIENCE_SECONDS = 15.0  # in which programs that were built beforehand are there
 _LOG_BYTES = 12 << 20  # of the log; a program has at most a part, in the log and in memory
 _PROGRAM_LOG_BYTES = 256 << 10
 _PROGRAM_OUTPUT_BYTES = 8 << 20
@@ -322,10 +323,10 @@ class Threads:
         """Whether none of them runs."""
         return self._running.isdisjoint(names)
 
-    def wait(self, done: Callable[[], bool]) -> None:
-        """Waits until that is so, which it may become when one of them ends."""
+    def wait(self, done: Callable[[], bool], seconds: float | None = None) -> None:
+        """Waits until that is so, which it may become when one of them ends, or for so long."""
         with self._ended:
-            self._ended.wait_for(done)
+            self._ended.wait_for(done, seconds)
 
 
 def run_steps(
@@ -337,9 +338,10 @@ def run_steps(
 ) -> None:
     """Runs steps in order, those in the background beside the others; `record` gets the entries.
 
-    A step that waits for one in the background lets those behind it go first.
+    A step that waits long for one in the background lets those behind it go first.
     """
-    end = context.clock() + budget
+    begin = context.clock()
+    end = begin + budget
 
     def ready(step: Step) -> bool:
         return background.are_done(step.after)
@@ -356,6 +358,8 @@ def run_steps(
                 background.start(step.name, partial(run, step))
         left = [step for step in steps if not step.background]
         while left:
+            patience = begin + _PATIENCE_SECONDS - context.clock()
+            background.wait(partial(ready, left[0]), max(0.0, patience))
             background.wait(lambda: any(map(ready, left)))
             step = next(filter(ready, left))
             left.remove(step)

@@ -1,5 +1,6 @@
 """Time for tests that passes only where they say so."""
 
+import math
 from collections.abc import Callable, Sequence
 
 from gpu.steps import Threads
@@ -32,6 +33,8 @@ class SimulatedThreads(Threads):
     def are_done(self, names: Sequence[str]) -> bool:
         return all(self._ends.get(name, 0.0) <= self._clock.now for name in names)
 
-    def wait(self, done: Callable[[], bool]) -> None:
-        while not done():
-            self._clock.now = min(end for end in self._ends.values() if end > self._clock.now)
+    def wait(self, done: Callable[[], bool], seconds: float | None = None) -> None:
+        limit = math.inf if seconds is None else self._clock.now + seconds
+        while not done() and self._clock.now < limit:
+            ends = [end for end in self._ends.values() if end > self._clock.now]
+            self._clock.now = min([*ends, limit])

@@ -270,6 +270,8 @@ BUILT = {
 def test_all_is_well(rehearse: Call, tmp_path: Path) -> None:
     first = rehearse()
     assert set(first) == {step.name for step in plan.CALLS[1]}
+    in_order = [step.name for step in plan.CALLS[1] if not step.background]
+    assert [name for name in first if name in in_order] == in_order
     assert with_status(first, "not run") == BUILT
     assert with_status(first, "failed", "cut") == {}
     for name in ("ceilings", "steps-8b", "steps-8b-no_plan", "kernels-8b", "heads-8b", "engine-8b"):
@@ -354,6 +356,7 @@ def test_programs_that_do_not_start_are_built(
     problem = f"cuda_machine_bench does not start: {OLD_GLIBC}: benchmarks are built here"
     assert with_status(steps, "failed") == {"programs": problem}
     assert steps["build"]["status"] == "done"
+    assert list(steps).index("torch") < list(steps).index("ceilings")  # it needs no build
     assert with_status(steps, "not run") == {
         "build-tests": "googletest is neither installed nor beside it",
         "instructions": "the tests were not built",

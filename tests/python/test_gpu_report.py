@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import zipfile
@@ -213,7 +214,7 @@ def test_a_step_whose_program_is_not_built_yet_lets_others_go_first(context: Con
             began[step.name] = clock.now - 100
 
     run_steps(steps, context, 500, record, SimulatedThreads(clock))
-    assert began == {"slow": 0, "slower": 50, "free": 0, "needs one": 50, "needs both": 100}
+    assert began == {"slow": 0, "slower": 50, "free": 15, "needs one": 50, "needs both": 100}
 
 
 def test_step_without_time_is_not_run(context: Context) -> None:
@@ -418,6 +419,19 @@ def test_the_steps_of_a_call_fit_into_its_time(call: int) -> None:
 
 def test_folder_of_results_is_the_name_of_the_gpu() -> None:
     assert main.gpu_folder([{"name": "NVIDIA H200"}]) == "nvidia-h200"
+
+
+def test_a_folder_from_which_no_program_runs_is_not_for_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError("Permission denied")
+
+    assert main.runs_programs(tmp_path)
+    monkeypatch.setattr(subprocess, "run", refuse)
+    assert not main.runs_programs(tmp_path)
+    assert main.default_scratch() == Path(tempfile.gettempdir()) / "specdec-gpu-report"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_a_gpu_it_says_so(
