@@ -63,8 +63,10 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         help="1 is the first contact; 2 keeps its results, which --out has, and goes on",
     )
     names = list(dict.fromkeys(step.name for steps in (*CALLS.values(), OTHERS) for step in steps))
-    parser.add_argument("--only", nargs="+", choices=names, help="other steps keep their results")
-    parser.add_argument("--skip", nargs="+", choices=names, default=[])
+    parser.add_argument(
+        "--only", nargs="+", choices=names, metavar="STEP", help="other steps keep their results"
+    )
+    parser.add_argument("--skip", nargs="+", choices=names, metavar="STEP", default=[])
     parser.add_argument(
         "--smoke", action="store_true", help="tiny sizes on the emulated device: only that it runs"
     )
