@@ -92,7 +92,7 @@ inline uint64_t nanoseconds() {
   return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
 
-// Without a bound: blocks that wait for ever are found by themselves, and two seconds are nothing.
+// Without a bound: the emulation finds blocks that wait for ever by itself.
 class WaitBound {
  public:
   void look() {}

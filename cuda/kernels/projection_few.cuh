@@ -210,7 +210,7 @@ class FewRows {
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
       to[column] = no_inputs();
-      if (records_[column] == nullptr) continue;
+      if (!has_row(column)) continue;
       to[column] = SPECDEC_TARGET::load_inputs(
           records_[column] + (chunk.first_block + i) * kRecordBytes, lane_);
     }
@@ -228,6 +228,11 @@ class FewRows {
     }
   }
 
+  // Whether the lane has a row in that column.
+  __device__ __forceinline__ bool has_row(int column) const {
+    return column * 8 + lane_ / 4 < params_.rows.num_rows;
+  }
+
   // Prepared rows are [k block][row] records: what a warp reads is one piece.
   __device__ __forceinline__ unsigned char* prepared(int row, int k_block) const {
     return rows_ + k_block * prepared_step_ + row * kRecordBytes;
@@ -238,7 +243,7 @@ class FewRows {
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
       to[column] = no_inputs();
-      if (column * 8 + lane_ / 4 >= params_.rows.num_rows) continue;
+      if (!has_row(column)) continue;
       to[column] = load_shared_inputs(record + column * (8 * kRecordBytes), lane_);
     }
   }
@@ -322,12 +327,9 @@ class FewRows {
         static_cast<const unsigned char*>(kIsExchanged ? params_.exchanged : params_.records);
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
-      const int row = column * 8 + lane_ / 4;
-      records_[column] = nullptr;
-      if (row < params_.rows.num_rows) {
-        const int64_t source = kIsExchanged ? row : source_row(params_.rows, row);
-        records_[column] = base + source * params_.num_k_blocks * kRecordBytes;
-      }
+      const int row = has_row(column) ? column * 8 + lane_ / 4 : 0;
+      const int64_t source = kIsExchanged ? row : source_row(params_.rows, row);
+      records_[column] = base + source * params_.num_k_blocks * kRecordBytes;
     }
   }
 
@@ -393,7 +395,7 @@ class FewRows {
   const int warp_;
   const Range blocks_;                      // of k: the warp's slice
   const Range tiles_;                       // the block's
-  const unsigned char* records_[kColumns];  // of the lane's rows; null for none
+  const unsigned char* records_[kColumns];  // of the lane's rows; of none, as of row 0
 };
 
 // Two blocks on a multiprocessor: this kernel's and the next one's.

@@ -202,7 +202,7 @@ __device__ __forceinline__ void prepare_rows(const RowsParams& rows, int first, 
       if (rows.norm != RowNorm::kNone && i < rows.dim) {
         x = normalise<kMayCentre, decltype(whole)::value>(rows, scale, i, x);
       }
-      unsigned char* to = inputs_at(row, i / kBlockInputs, i % kBlockInputs * 2);
+      unsigned char* to = inputs_at(row, i / kBlockInputs, threadIdx.x % 8 * 8);
       *reinterpret_cast<uint2*>(to) = make_uint2(pack<T>(x.x, x.y), pack<T>(x.z, x.w));
     };
     const int64_t source = source_row(rows, first + row);
