@@ -111,7 +111,9 @@ bool Report::save() const {
     for (const auto& [name, value] : figures(record)) entry[name] = value;
     for (const NodeRecord& node : record.nodes) entry["nodes"].push_back(json_of(node));
   }
-  std::ofstream file(options_.json);
+  // Whole at every moment: the program may be ended in this one.
+  const std::string written = options_.json + ".new";
+  std::ofstream file(written);
   file << nlohmann::json{{"benchmark", benchmark_},
                          {"device", options_.device},
                          {"cpu", cpu::cpu_model_name()},
@@ -122,7 +124,7 @@ bool Report::save() const {
               .dump(1)
        << "\n";
   file.close();
-  return !file.fail();
+  return !file.fail() && std::rename(written.c_str(), options_.json.c_str()) == 0;
 }
 
 }  // namespace specdec::bench
