@@ -24,7 +24,7 @@ from .steps import NOT_AVAILABLE, Context, Data, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURE = "90a-real"  # H100, H200
-_ARCHIVE_BYTES = 26e6
+_ARCHIVE_BYTES = 26 << 20
 _CARRIED_BYTES = 64 << 20  # of the tree and DIR: what travels to the machine
 # What every Linux system has, and the newest symbols there that a program may ask for: those of
 # Ubuntu 24.04.
@@ -108,8 +108,8 @@ def tree_bytes(root: Path) -> int:
 def check_sizes(archive: int, tree: int, directory: int) -> None:
     """Raises TooLargeError for more than travels."""
     if archive > _ARCHIVE_BYTES:
-        most = _ARCHIVE_BYTES / 1e6
-        raise TooLargeError(f"{ARCHIVE} has {archive / 1e6:.1f} MB, and {most:.0f} are allowed")
+        most = _ARCHIVE_BYTES >> 20
+        raise TooLargeError(f"{ARCHIVE} has {archive / 2**20:.1f} MiB, and {most} are allowed")
     if tree + directory > _CARRIED_BYTES:
         sizes = f"the tree has {tree / 2**20:.1f} MiB and the folder {directory / 2**20:.1f}"
         raise TooLargeError(f"{sizes}, and {_CARRIED_BYTES >> 20} are allowed together")

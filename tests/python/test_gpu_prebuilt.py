@@ -106,14 +106,14 @@ def test_a_program_must_start_or_say_that_there_is_no_gpu(tmp_path: Path) -> Non
     ("archive", "tree", "folder", "problem"),
     [
         (20, 22, 30, None),
-        (27, 22, 40, "programs.tar.xz has 27.0 MB, and 26 are allowed"),
-        (20, 30, 40, "the tree has 28.6 MiB and the folder 38.1, and 64 are allowed together"),
+        (27, 22, 40, "programs.tar.xz has 27.0 MiB, and 26 are allowed"),
+        (20, 30, 40, "the tree has 30.0 MiB and the folder 40.0, and 64 are allowed together"),
     ],
 )
 def test_more_than_travels_is_refused(
     archive: int, tree: int, folder: int, problem: str | None
 ) -> None:
-    sizes = [int(size * 1e6) for size in (archive, tree, folder)]
+    sizes = [size << 20 for size in (archive, tree, folder)]
     if problem is None:
         prebuilt.check_sizes(*sizes)
         return
