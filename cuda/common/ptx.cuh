@@ -162,8 +162,8 @@ __device__ __forceinline__ uint64_t nanoseconds() {
   return time;
 }
 
-// For a loop that waits for what comes in microseconds, each turn a way to L2 and back: what has not
-// come after some seconds never will, and the kernel ends with an error, which is better than a
+// For a loop that waits for what comes in microseconds, each turn a way to L2 and back: what has
+// not come after some seconds never will, and the kernel ends with an error, which is better than a
 // device that hangs.
 class WaitBound {
  public:
