@@ -6,12 +6,11 @@ After a kernel failed nothing works in that process: only a test alone tells whe
 from __future__ import annotations
 
 import re
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .steps import NO_TIME, Context, Data, execute
+from .steps import NO_TIME, Context, Data, execute, keeping
 
 GPU_TESTS = "*Gpu*"
 # Streams with queues of their own, so that ranks on one GPU that wait for each other all run.
@@ -46,22 +45,10 @@ def parse_list(output: str) -> list[str]:
     return names
 
 
-def keeping(context: Context, name: str, done: Data) -> Callable[[str, object], None]:
-    """A function that adds to `done` and keeps it on disk, for several threads."""
-    lock = threading.Lock()
-
-    def add(key: str, value: object) -> None:
-        with lock:
-            done[key] = value
-            context.keep({name: done})
-
-    return add
-
-
 def run_programs(context: Context, programs: Sequence[Path]) -> Data:
     """What became of the programs' tests on a GPU, and which are to run again."""
     results: Data = {}
-    add = keeping(context, "programs", results)
+    add = keeping(context, results, "programs")
 
     def run(program: Path) -> None:
         result: Data = {"status": None, "ran": 0, "passed": 0, "skipped": 0, "failed": []}
@@ -116,7 +103,7 @@ def tests_of(context: Context, program: Path) -> list[str]:
 def run_alone(context: Context, tests: Sequence[tuple[Path, str]]) -> Data:
     """Outcome of every test by itself: OK, FAILED, "hangs"..."""
     results: Data = {}
-    add = keeping(context, "alone", results)
+    add = keeping(context, results, "alone")
 
     def run(number: int, program: Path, name: str) -> None:
         # Where shares are too small for any, the first have enough.

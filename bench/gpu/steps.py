@@ -180,6 +180,18 @@ class Finished:
         return (self.output.strip().splitlines() or ["no output"])[-1]
 
 
+def keeping(context: Context, done: Data, name: str = "") -> Callable[[str, object], None]:
+    """A function that adds to `done` and keeps that on disk, under a name, for several threads."""
+    lock = threading.Lock()
+
+    def add(key: str, value: object) -> None:
+        with lock:
+            done[key] = value
+            context.keep({name: done} if name else done)
+
+    return add
+
+
 def write_json(path: Path, data: Data) -> None:
     """Writes a file that is whole at every moment."""
     path.parent.mkdir(parents=True, exist_ok=True)

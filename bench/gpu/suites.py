@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from . import build, googletest, machine
-from .steps import NO_TIME, Context, Data, FailedError, NotRunError, execute
+from .steps import NO_TIME, Context, Data, FailedError, NotRunError, execute, keeping
 
 INSTRUCTION_TESTS = "specdec_cuda_ptx_test"
 TEST_STEPS = ("instructions", "tests")
@@ -99,11 +99,12 @@ def sanitize(context: Context) -> Data:
     if tool is None:
         raise NotRunError("compute-sanitizer is not installed")
     results: Data = {}
+    add = keeping(context, results)
 
     def run(number: int, check: str, program: Path, test: str) -> None:
         name = f"{check} {test}"
         if (share := context.share(len(runs) - number, _SANITIZERS)) < 1:
-            results[name] = {"status": None, "summary": NO_TIME}
+            add(name, {"status": None, "summary": NO_TIME})
             return
         # Some tests ask the runtime for what it must refuse.
         command = [tool, "--tool", check, "--error-exitcode", "9", "--report-api-errors", "no"]
@@ -115,8 +116,7 @@ def sanitize(context: Context) -> Data:
             summary = [f"does not work here: {finished.last_line}"]
             result = {"status": _UNUSABLE, "summary": summary[0]}
         print(f"    {name}: {'cut' if finished.cut else finished.status} {summary}", flush=True)
-        results[name] = result
-        context.keep(dict(results))
+        add(name, result)
 
     runs = [(check, *test) for check in ("memcheck", "racecheck") for test in tests]
     # They take the host's time more than the GPU's.
