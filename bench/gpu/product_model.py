@@ -56,7 +56,7 @@ class Node:
     registers: int  # of a thread
     bytes: float = 0.0  # read from memory
     early_bytes: float = 0.0  # of these, asked for before it waits
-    reread_bytes: float = 0.0  # that multiprocessors read from L2 beside these, of products
+    l2_bytes: float = 0.0  # that multiprocessors read from L2 when it has waited, of products
     starts_early: bool = True
     lets_next_early: bool = False  # before it has waited itself
     reads_before_wait: bool = False  # what kernels before the one before it wrote
@@ -177,6 +177,12 @@ def few_rows_plan(product: Product, rows: int, gpu: Gpu) -> tuple[int, int]:
     return ceil_div(product.tiles, block_tiles), at_once
 
 
+def ring_piece(product: Product, stages: int, at_once: int = 1) -> float:
+    """What a kernel of few rows has in registers of a slice of a tile before it waits."""
+    tile = product.k_blocks * BLOCK_BYTES[product.weight_format]
+    return min(stages * _STAGE_BYTES / at_once, tile / _SLICES)
+
+
 def early_block_bytes(product: Product, stages: int, at_once: int = 1) -> float:
     """What a block of few rows asks for before it waits.
 
@@ -184,7 +190,7 @@ def early_block_bytes(product: Product, stages: int, at_once: int = 1) -> float:
     first tiles, of which some lies behind those bytes.
     """
     tile = product.k_blocks * BLOCK_BYTES[product.weight_format]
-    piece = min(stages * _STAGE_BYTES / at_once, tile / _SLICES)  # of a slice of a tile
+    piece = ring_piece(product, stages, at_once)
     ends = [i * tile / _SLICES + piece for i in range(at_once * _SLICES)]
     return _PREFETCH_BYTES + sum(min(piece, max(0.0, end - _PREFETCH_BYTES)) for end in ends)
 
@@ -194,9 +200,10 @@ def few_rows(product: Product, rows: int, gpu: Gpu) -> Node:
     blocks, at_once = few_rows_plan(product, rows, gpu)
     source = row_source(product, rows)
     columns = 2 if rows > 8 else 1
-    # Rows that every block does not keep for itself are read for each tile, or for each two.
-    steps = blocks * ceil_div(ceil_div(product.tiles, blocks), at_once)
     row_bytes = rows * product.k_blocks * _RECORD_BYTES
+    # Rows that every block does not keep for itself are read for each tile, or for each two. Costs
+    # has what it takes to prepare them.
+    reads = blocks * ceil_div(ceil_div(product.tiles, blocks), at_once) if source != "shared" else 0
     shared = 2 * _SLICES * at_once * columns * _TILE_OUTPUTS * 8 * 4
     if source == "shared":
         shared += row_bytes
@@ -204,6 +211,7 @@ def few_rows(product: Product, rows: int, gpu: Gpu) -> Node:
         shared = max(shared, _head_scratch(_MOST_HEAD_DIM))
     stores = not (product.gated or product.ends_in_heads) and not product.finds_best
     stages = 3 if columns == 2 and stores else 4
+    in_registers = blocks * at_once * _SLICES * ring_piece(product, stages, at_once)
     return Node(
         role=product.role,
         name="few_rows",
@@ -213,7 +221,7 @@ def few_rows(product: Product, rows: int, gpu: Gpu) -> Node:
         registers=FEW_ROWS_REGISTERS,
         bytes=product.bytes,
         early_bytes=min(product.bytes, float(blocks * early_block_bytes(product, stages, at_once))),
-        reread_bytes=0.0 if source == "shared" else float(steps * row_bytes),
+        l2_bytes=max(0.0, product.bytes - in_registers) + reads * row_bytes,
         lets_next_early=not product.ends_in_heads,
         rows=source,
         flops=2.0 * rows * product.outputs * product.inputs,
@@ -240,9 +248,9 @@ def many_rows(product: Product, rows: int, gpu: Gpu) -> list[Node]:
         shared_bytes=shared,
         registers=FEW_ROWS_REGISTERS,
         bytes=product.bytes,
-        # Row tiles are neighbours, so all but the first have the weights from L2.
-        reread_bytes=product.bytes * (row_tiles - 1)
-        + float(tile_blocks * row_tiles * columns * 8 * product.k_blocks * _RECORD_BYTES),
+        # Row tiles are neighbours, so all but the first find the weights in L2.
+        l2_bytes=row_tiles * product.bytes
+        + float(tile_blocks * rows * product.k_blocks * _RECORD_BYTES),
         lets_next_early=not product.ends_in_heads,
         flops=2.0 * row_tiles * columns * 8 * product.outputs * product.inputs,
         blocks_meet=product.ends_in_heads,
@@ -318,6 +326,7 @@ def _product_of_experts(experts: Experts, product: Product, rows: int, gpu: Gpu)
     are_known = product.role == "experts_out"
     read = experts.read(rows)
     flops = 2.0 * rows * experts.chosen * product.outputs * product.inputs
+    row_bytes = rows * experts.chosen * product.k_blocks * _RECORD_BYTES
     if padded > FEW_ROWS:
         tile_blocks = ceil_div(product.tiles, _MANY_ROWS_TILES)
         return Node(
@@ -328,6 +337,8 @@ def _product_of_experts(experts: Experts, product: Product, rows: int, gpu: Gpu)
             shared_bytes=3 * 4 * 4 * 8 * _RECORD_BYTES,
             registers=FEW_ROWS_REGISTERS,
             bytes=read * product.bytes,
+            l2_bytes=max(read, rows * experts.chosen / 32) * product.bytes
+            + tile_blocks * row_bytes,
             flops=flops,
             busy_blocks=max(1, round(read)) * tile_blocks,
         )
@@ -336,6 +347,7 @@ def _product_of_experts(experts: Experts, product: Product, rows: int, gpu: Gpu)
     blocks = ceil_div(product.tiles, block_tiles)
     busy_blocks = max(1, round(read)) * blocks
     early = min(read * product.bytes, float(busy_blocks * early_block_bytes(product, 4)))
+    in_registers = busy_blocks * _SLICES * ring_piece(product, 4) if are_known else 0.0
     return Node(
         role=product.role,
         name="moe: few rows",
@@ -345,6 +357,8 @@ def _product_of_experts(experts: Experts, product: Product, rows: int, gpu: Gpu)
         registers=FEW_ROWS_REGISTERS,
         bytes=read * product.bytes,
         early_bytes=early if are_known else 0.0,
+        l2_bytes=max(0.0, read * product.bytes - in_registers)
+        + blocks * ceil_div(block_tiles, 2) * row_bytes,
         lets_next_early=are_known,
         reads_before_wait=are_known,
         flops=flops,

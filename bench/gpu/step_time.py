@@ -2,9 +2,9 @@
 
 Memory reads one kernel's weights after another's. Where a kernel waits, memory rests, unless the
 next kernel's first weights are already asked for: that takes room for both on a multiprocessor, and
-a launch that starts early. Otherwise a boundary costs its whole gap. All bytes go through L2, and
-multiprocessors read some of them there again (rows for each tile, weights for each tile of rows),
-at L2's rate. No GPU has confirmed the constants; where a report has measured one, the model takes
+a launch that starts early. Otherwise a boundary costs its whole gap. Meanwhile a product's
+multiprocessors read from L2, at its rate: weights, rows again for each tile, weights again for each
+tile of rows. No GPU has confirmed the constants; where a report has measured one, the model takes
 that (`costs_of`).
 """
 
@@ -56,7 +56,7 @@ class Parts:
     """What a kernel does after it has waited."""
 
     before: float  # until it streams what it had not asked for
-    work: float  # that reading does not hide
+    work: float  # beside the reading of memory
     after: float  # from the last byte to its end
 
 
@@ -75,7 +75,8 @@ def parts_of(node: Node, costs: Costs) -> Parts:
     after = costs.finish_meeting if node.blocks_meet else costs.finish
     if node.grid[2] > 1:
         after = max(after, costs.finish_slices)
-    return Parts(before, node.flops / costs.flop_rate, after)
+    work = max(node.flops / costs.flop_rate, node.l2_bytes / costs.l2_rate)
+    return Parts(before, work, after)
 
 
 def first_item_seconds(node: Node, costs: Costs) -> float:
@@ -123,10 +124,9 @@ def timeline(sequence: Sequence[Node], gpu: Gpu, costs: Costs = ASSUMED) -> list
         released = max(begin, end_before + (costs.wait if before is not None else 0.0))
         streams = max(released + parts.before, asks)
         left = node.bytes - node.early_bytes
-        stream_seconds = max(left / rate, (left + node.reread_bytes) / costs.l2_rate)
-        rest = (memory, streams if stream_seconds > 0 else memory)
-        if stream_seconds > 0:
-            memory = max(memory, streams) + stream_seconds
+        rest = (memory, streams if left > 0 else memory)
+        if left > 0:
+            memory = max(memory, streams) + left / rate
         end = max(memory, streams + parts.work) + parts.after
         timed.append(Timed(node, begin, end, hidden))
     return timed

@@ -162,20 +162,15 @@ __device__ __forceinline__ uint64_t nanoseconds() {
   return time;
 }
 
-// For a loop that waits for what comes in microseconds, each turn a way to L2 and back: what has
-// not come after some seconds never will, and the kernel ends with an error, which is better than a
-// device that hangs.
-class WaitBound {
- public:
-  // In every turn of the loop.
-  __device__ __forceinline__ void look() {
-    if (++turns_ == kMostTurns) __trap();
-  }
-
- private:
-  static constexpr uint32_t kMostTurns = 1u << 22;
-  uint32_t turns_ = 0;
-};
+// In every turn of a loop that waits for what comes in microseconds, with the count of its turns in
+// shared memory: what has not come after some seconds, at a way to L2 and back each, never will.
+// The kernel then ends with an error, which is better than a device that hangs.
+__device__ __forceinline__ void bound_wait(volatile uint32_t* turns) {
+  constexpr uint32_t kMostTurns = 1u << 22;
+  const uint32_t turn = *turns + 1;
+  *turns = turn;
+  if (turn == kMostTurns) __trap();
+}
 
 #if __CUDA_ARCH__ >= 900 || !defined(__CUDA_ARCH__)
 

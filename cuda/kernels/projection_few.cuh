@@ -204,13 +204,21 @@ class FewRows {
     }
   }
 
+  // Whether the lane has a row in that column: its pointer says so, or with two tiles of two
+  // columns, where every register counts, the number of rows.
+  __device__ __forceinline__ bool has_record(int column) const {
+    if constexpr (kTiles == 2 && kColumns == 2) {
+      return column * 8 + lane_ / 4 < params_.rows.num_rows;
+    }
+    return records_[column] != nullptr;
+  }
   __device__ __forceinline__ void load_inputs(Inputs (&to)[kColumns], const Chunk& chunk,
                                               int i) const {
     if (i >= chunk.count) return;
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
       to[column] = no_inputs();
-      if (!has_row(column)) continue;
+      if (!has_record(column)) continue;
       to[column] = SPECDEC_TARGET::load_inputs(
           records_[column] + (chunk.first_block + i) * kRecordBytes, lane_);
     }
@@ -228,11 +236,6 @@ class FewRows {
     }
   }
 
-  // Whether the lane has a row in that column.
-  __device__ __forceinline__ bool has_row(int column) const {
-    return column * 8 + lane_ / 4 < params_.rows.num_rows;
-  }
-
   // Prepared rows are [k block][row] records: what a warp reads is one piece.
   __device__ __forceinline__ unsigned char* prepared(int row, int k_block) const {
     return rows_ + k_block * prepared_step_ + row * kRecordBytes;
@@ -243,7 +246,7 @@ class FewRows {
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
       to[column] = no_inputs();
-      if (!has_row(column)) continue;
+      if (column * 8 + lane_ / 4 >= params_.rows.num_rows) continue;
       to[column] = load_shared_inputs(record + column * (8 * kRecordBytes), lane_);
     }
   }
@@ -254,12 +257,9 @@ class FewRows {
     uint32_t num_done = 0;
 #pragma unroll 1
     for (int row = blockIdx.x; row < rows.num_rows; row += gridDim.x) {
-      prepare_rows<T, Kind::rows>(
-          rows, row, 1, reinterpret_cast<float*>(exchange_), [&](int, int k_block, int offset) {
-            return records +
-                   (static_cast<int64_t>(row) * params_.num_k_blocks + k_block) * kRecordBytes +
-                   offset;
-          });
+      unsigned char* to = records + static_cast<int64_t>(row) * params_.num_k_blocks * kRecordBytes;
+      prepare_rows<T, Kind::rows>(rows, row, 1, reinterpret_cast<float*>(exchange_),
+                                  [to](int, int i) { return to + 2 * i; });
       ++num_done;
       __syncthreads();  // the records are there, and the scratch is free
     }
@@ -267,17 +267,20 @@ class FewRows {
       uint32_t* num_ready = params_.exchange_counts;
       uint32_t* num_left = params_.exchange_counts + 1;  // blocks that go on
       if (num_done > 0) ptx::add_acquire_release(num_ready, num_done);
-      ptx::WaitBound bound;
-      while (ptx::load_acquire(num_ready) != static_cast<uint32_t>(rows.num_rows)) bound.look();
+      volatile uint32_t* turns = reinterpret_cast<uint32_t*>(exchange_);
+      *turns = 0;
+      while (ptx::load_acquire(num_ready) != static_cast<uint32_t>(rows.num_rows)) {
+        ptx::bound_wait(turns);
+      }
       if (ptx::add_acquire_release(num_left, 1) == gridDim.x - 1) *num_ready = *num_left = 0;
     }
     __syncthreads();
   }
   __device__ __forceinline__ void prepare() {
     prepare_rows<T, Kind::rows>(params_.rows, 0, params_.rows.num_rows,
-                                reinterpret_cast<float*>(exchange_),
-                                [&](int row, int k_block, int offset) {
-                                  return prepared(row, k_block) + shared_offset(row, offset);
+                                reinterpret_cast<float*>(exchange_), [&](int row, int i) {
+                                  return prepared(row, i / kBlockInputs) +
+                                         shared_offset(row, i % kBlockInputs * 2);
                                 });
     __syncthreads();
   }
@@ -327,9 +330,12 @@ class FewRows {
         static_cast<const unsigned char*>(kIsExchanged ? params_.exchanged : params_.records);
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
-      const int row = has_row(column) ? column * 8 + lane_ / 4 : 0;
-      const int64_t source = kIsExchanged ? row : source_row(params_.rows, row);
-      records_[column] = base + source * params_.num_k_blocks * kRecordBytes;
+      const int row = column * 8 + lane_ / 4;
+      records_[column] = nullptr;
+      if (row < params_.rows.num_rows) {
+        const int64_t source = kIsExchanged ? row : source_row(params_.rows, row);
+        records_[column] = base + source * params_.num_k_blocks * kRecordBytes;
+      }
     }
   }
 
@@ -395,7 +401,7 @@ class FewRows {
   const int warp_;
   const Range blocks_;                      // of k: the warp's slice
   const Range tiles_;                       // the block's
-  const unsigned char* records_[kColumns];  // of the lane's rows; of none, as of row 0
+  const unsigned char* records_[kColumns];  // of the lane's rows; null for none
 };
 
 // Two blocks on a multiprocessor: this kernel's and the next one's.

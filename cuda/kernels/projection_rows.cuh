@@ -160,8 +160,7 @@ __device__ __forceinline__ float square_part(const RowsParams& rows, int64_t sou
 }
 
 // Prepares rows [first, first + count) of `rows`; every thread of the block calls it.
-//   inputs_at(row, k_block, offset): where of the record of row first + row that many bytes on go,
-//   in shared or global memory; T: act elements
+//   inputs_at(row, i): where inputs i .. i+3 of row first + row go, in shared or global memory
 //   parts: shared scratch, [count, kRowPartFloats]
 // Ends without a barrier.
 template <class T, RowsKind kKind, class InputsAt>
@@ -202,8 +201,8 @@ __device__ __forceinline__ void prepare_rows(const RowsParams& rows, int first, 
       if (rows.norm != RowNorm::kNone && i < rows.dim) {
         x = normalise<kMayCentre, decltype(whole)::value>(rows, scale, i, x);
       }
-      unsigned char* to = inputs_at(row, i / kBlockInputs, threadIdx.x % 8 * 8);
-      *reinterpret_cast<uint2*>(to) = make_uint2(pack<T>(x.x, x.y), pack<T>(x.z, x.w));
+      *reinterpret_cast<uint2*>(inputs_at(row, i)) =
+          make_uint2(pack<T>(x.x, x.y), pack<T>(x.z, x.w));
     };
     const int64_t source = source_row(rows, first + row);
     if (!kMayBeOdd || rows.is_float) {
@@ -222,10 +221,10 @@ __global__ void __launch_bounds__(kRowThreads) prepare_rows_kernel(const Prepare
   ptx::let_next_start();
   const int num_records = (params.rows.dim + kBlockInputs - 1) / kBlockInputs;
   const int row = blockIdx.x;
-  prepare_rows<T, RowsKind::kAny>(params.rows, row, 1, parts, [&](int, int k_block, int offset) {
-    return static_cast<unsigned char*>(params.out) +
-           (static_cast<int64_t>(row) * num_records + k_block) * kRecordBytes + offset;
-  });
+  unsigned char* records = static_cast<unsigned char*>(params.out) +
+                           static_cast<int64_t>(row) * num_records * kRecordBytes;
+  prepare_rows<T, RowsKind::kAny>(params.rows, row, 1, parts,
+                                  [&](int, int i) { return records + 2 * i; });
 }
 
 template <class T>
