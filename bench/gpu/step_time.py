@@ -26,7 +26,7 @@ class Costs:
 
     read_rate: float = 4.3e12  # bytes a second
     share: float = 0.95  # of that rate within a kernel
-    l2_rate: float = 5.5e12  # bytes a second from L2 to all multiprocessors
+    l2_rate: float = 5.5e12  # bytes a second from L2 to all multiprocessors: a guess
     flop_rate: float = 350e12  # of mma instructions
     gap: float = 2.2 * _US  # between kernels that do not run beside each other
     wait: float = 1.0 * _US  # from the end of a kernel to what waits for it
