@@ -16,9 +16,9 @@
 //   multiply(sums, weights, inputs)  sums of a 16 x 8 tile += the products of one block
 //
 // A block is two mma steps. Step s multiplies inputs 16s .. 16s + 15, and lane 4g + t has four of
-// them, 16s + 4t .. +3, of weights and rows alike. The tensor cores of Hopper add the 16 products
-// of a step in one sum, whatever their order: only which inputs make a group of 16 can show in a
-// result, and these are the groups of wgmma, too (tests/cuda/emulation/ptx_conformance_test.cc).
+// them, 16s + 4t .. +3, of weights and rows alike. By MMA-Sim, Hopper adds the 16 products of a
+// step in one sum, whatever their order: only which inputs make a group can show in a result, and
+// the groups are those of wgmma, too (ptx_conformance_test.cc asks a GPU).
 //
 // A format with scales multiplies and adds within a block exactly and scales that into `sums`:
 // the order in which blocks are added is the kernels' alone.
@@ -61,9 +61,9 @@ __device__ __forceinline__ Inputs load_inputs(const unsigned char* record, int l
 }
 __device__ __forceinline__ Inputs no_inputs() { return make_uint4(0, 0, 0, 0); }
 
-// Records in shared memory lie [k block][row]. Where rows of the same half of 128 bytes would meet
-// in a bank, every other one has its halves, the two steps, in turned order: a quarter of a warp
-// reads 4 rows without conflicts.
+// Records in shared memory lie [k block][row]. Rows 0 and 2 of four would meet in a bank, and so
+// would 1 and 3: rows 2 and 3 have their two steps in turned order, and the 16 lanes that read four
+// rows at once meet in none.
 __device__ __forceinline__ int shared_offset(int row, int offset) {
   return offset ^ (row & 2) * (kStepBytes / 2);
 }
