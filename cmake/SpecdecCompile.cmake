@@ -1,4 +1,5 @@
-# Warnings and sanitizers every target of the project is built with. nvcc has options of its own.
+# Warnings and sanitizers every target of the project is built with; UNCHECKED: no sanitizers. nvcc has
+# options of its own.
 function(specdec_compile_options target)
     set(options -Wall -Wextra -Wno-psabi)
     if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
@@ -8,7 +9,7 @@ function(specdec_compile_options target)
     if(SPECDEC_WERROR)
         list(APPEND options -Werror)
     endif()
-    if(SPECDEC_SANITIZE)
+    if(SPECDEC_SANITIZE AND NOT "UNCHECKED" IN_LIST ARGN)
         list(
             APPEND options
             -fsanitize=${SPECDEC_SANITIZE}

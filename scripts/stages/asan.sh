@@ -1,0 +1,11 @@
+# The C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer, where sums take ten times as
+# long: with fewer shapes, kernels of the emulated device in one order of threads, and of the tests
+# that compare whole engines those whose steps differ.
+# reads: *CMakeLists.txt CMakePresets.json VERSION cmake cpp cuda tests/cpp tests/cuda tests/testing tests/data
+build asan
+left_out=(
+  '*/EmulatedForward*' '*/EmulatedReverse*' '*.CountsWhatTheHostCounts/*' '*.APrefixHit*DraftedForAlike/*'
+  '*Device*.AShortPoolChangesNoAnswer/*' '*Device*.SyntheticAcceptanceFollowsItsRates/*'
+  '*DeviceRanks.EveryRankDraftsOrHasAShareOfTheDraftModel/*' '*DeviceRanks.TreesGrowAlikeOnAllRanks/*'
+)
+SPECDEC_FEW_SHAPES=1 GTEST_FILTER=-$(IFS=:; echo "${left_out[*]}") run_ctest asan
