@@ -1,7 +1,7 @@
 # Every kernel for the architectures that are built for, on a machine that needs no GPU: what the
 # compiler made of the kernels, and that the module is as good as any other there.
 # reads: *CMakeLists.txt CMakePresets.json VERSION pyproject.toml cmake cpp cuda python tests/cuda
-# reads: tests/testing bench/common bench/cuda bench/kernels scripts/cuda_gates.py scripts/cuda_gates.txt
+# reads: tests/testing bench/common bench/kernels scripts/cuda_gates.py scripts/cuda_gates.txt
 # reads: scripts/cuda_toolkit.py tests/python/conftest.py tests/python/test_cuda_gates.py
 # reads: tests/python/test_cuda_module.py
 TIMEFORMAT='built for CUDA in %R s, %U s of CPU time'
