@@ -1,3 +1,10 @@
+# g++ needs a third less time for tests with -O1 than with -O2, and the tests run as fast.
+function(specdec_compile_tests_fast)
+    add_compile_options(
+        "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<NOT:$<CONFIG:Debug>>>:-O1>"
+    )
+endfunction()
+
 # specdec_run_gtest(name [SHARDS n] [ENVIRONMENT NAME=value...]): ctest runs the executable in n
 # processes, which share its tests. A process a test would start longer than most tests run.
 function(specdec_run_gtest name)

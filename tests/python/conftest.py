@@ -20,6 +20,21 @@ ROOT = Path(__file__).parents[2]
 
 HeadMaker = Callable[..., Path]
 
+# Files of stage `breadth` (scripts/stages): whatever is not the engine, and of the engine what is seen
+# at a lower level, too. One path through each of these parts is stage `python`'s.
+BREADTH = (
+    *("test_benchmark_*.py", "test_compare.py", "test_gpu_*.py", "test_plan*.py", "test_eval_head.py"),
+    *("test_serve*.py", "test_kubernetes.py", "test_template_sandbox.py", "test_hub.py"),
+    *("test_training_*.py", "test_head*.py", "test_shipped_heads.py", "test_interrupts.py"),
+    *("test_rank*.py", "test_packaging.py", "test_docs.py", "test_vllm_*.py"),
+    *("test_structured_outputs.py", "test_speculation_distribution.py"),
+)
+ONE_PATH = (
+    *("test_server.py", "test_server_completions.py", "test_server_chat.py", "test_server_tools.py"),
+    *("test_heads.py", "test_training_cli.py", "test_ranks.py", "test_server_structured.py"),
+    *("test_benchmark_metrics.py", "test_vllm_compat.py"),
+)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -46,6 +61,12 @@ def keep_to_own_cpus(worker: int, num_workers: int) -> None:
         os.sched_setaffinity(0, own)
         # Torch has counted all CPUs, and its threads would wait for one that has none.
         torch.set_num_threads(len(own))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(map(item.path.match, BREADTH)) and item.path.name not in ONE_PATH:
+            item.add_marker("breadth")
 
 
 @pytest.fixture(scope="session")

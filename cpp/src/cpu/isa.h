@@ -22,6 +22,9 @@ enum class Isa {
   kNeonI8mm,
   kNeonBf16,
 };
+inline constexpr Isa kAllIsas[] = {
+    Isa::kGeneric, Isa::kAvx2, Isa::kAvxVnni,     Isa::kAvx512,   Isa::kAvx512Bf16,
+    Isa::kAmx,     Isa::kNeon, Isa::kNeonDotprod, Isa::kNeonI8mm, Isa::kNeonBf16};
 
 std::string_view name_of(Isa isa);  // "generic", "avx2", "neon_dotprod" and so on
 std::vector<Isa> compiled_isas();   // narrowest first

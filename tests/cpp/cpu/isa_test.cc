@@ -92,6 +92,22 @@ TEST(Isa, NamesRoundTrip) {
   }
 }
 
+// Of another architecture, as one that SPECDEC_ISAS left out.
+TEST(Isa, ASetThatWasNotBuiltSaysHowToBuildIt) {
+  const std::vector<Isa> compiled = compiled_isas();
+  for (Isa isa : kAllIsas) {
+    if (std::ranges::find(compiled, isa) != compiled.end()) continue;
+    try {
+      parse_isa(name_of(isa));
+      FAIL() << "accepted " << name_of(isa);
+    } catch (const Unavailable& error) {
+      const std::string message = error.what();
+      EXPECT_NE(message.find(name_of(isa)), std::string::npos) << message;
+      EXPECT_NE(message.find("SPECDEC_ISAS=ALL"), std::string::npos) << message;
+    }
+  }
+}
+
 TEST(Isa, UnknownNameIsRefusedByField) {
   try {
     parse_isa("avx1024");
