@@ -1,6 +1,7 @@
 """Shared fixtures: tiny random checkpoints of every family, real weights, prompts."""
 
 import fcntl
+import fnmatch
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -20,20 +21,19 @@ ROOT = Path(__file__).parents[2]
 
 HeadMaker = Callable[..., Path]
 
-# Files of stage `breadth` (scripts/stages): whatever is not the engine, and of the engine what is seen
-# at a lower level, too. One path through each of these parts is stage `python`'s.
-BREADTH = (
-    *("test_benchmark_*.py", "test_compare.py", "test_gpu_*.py", "test_plan*.py", "test_eval_head.py"),
-    *("test_serve*.py", "test_kubernetes.py", "test_template_sandbox.py", "test_hub.py"),
-    *("test_training_*.py", "test_head*.py", "test_shipped_heads.py", "test_interrupts.py"),
-    *("test_rank*.py", "test_packaging.py", "test_docs.py", "test_vllm_*.py"),
-    *("test_structured_outputs.py", "test_speculation_distribution.py"),
-)
-ONE_PATH = (
-    *("test_server.py", "test_server_completions.py", "test_server_chat.py", "test_server_tools.py"),
-    *("test_heads.py", "test_training_cli.py", "test_ranks.py", "test_server_structured.py"),
-    *("test_benchmark_metrics.py", "test_vllm_compat.py"),
-)
+# Files (test_NAME.py) of stage `breadth` in scripts/stages: whatever is not the engine, and of the
+# engine what is seen at a lower level, too.
+BREADTH = """
+    benchmark_* compare gpu_* plan* eval_head serve* kubernetes template_sandbox hub training_*
+    head* shipped_heads interrupts rank* packaging docs vllm_* structured_outputs
+    speculation_distribution cuda* int8_cache fp8 row_invariance gguf_* sampling_distribution
+    speculative_cli logits_processors
+"""
+# One path through each of these parts is in stage `python` all the same.
+ONE_PATH = """
+    server server_completions server_chat server_tools server_structured heads training_cli
+    ranks benchmark_metrics vllm_compat
+"""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -65,7 +65,9 @@ def keep_to_own_cpus(worker: int, num_workers: int) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if any(map(item.path.match, BREADTH)) and item.path.name not in ONE_PATH:
+        name = item.path.stem.removeprefix("test_")
+        breadth = any(fnmatch.fnmatch(name, pattern) for pattern in BREADTH.split())
+        if breadth and name not in ONE_PATH.split():
             item.add_marker("breadth")
 
 

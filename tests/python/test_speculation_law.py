@@ -322,6 +322,7 @@ def test_int8_cache_in_any_batch(int8_cache: Setting, method: str, options: dict
         assert [answer(output) for output in outputs] == int8_cache.plain("t1")
 
 
+@pytest.mark.breadth
 @pytest.mark.models
 @pytest.mark.parametrize(("method", "tokens", "width"), [("draft_model", 3, 1), ("merged", 4, 3)])
 def test_real_weights_with_an_int8_cache(
@@ -331,6 +332,7 @@ def test_real_weights_with_an_int8_cache(
     check(setting, "t1", speculative(method, smollm2, tokens, width)).close()
 
 
+@pytest.mark.breadth
 @pytest.mark.models
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
 def test_drafts_across_a_chunk_of_positions(smollm2: Path, kv_cache_dtype: str) -> None:
@@ -356,6 +358,7 @@ def test_drafts_across_a_chunk_of_positions(smollm2: Path, kv_cache_dtype: str) 
             assert metrics_of(engine).num_accepted_draft_tokens > 20
 
 
+@pytest.mark.breadth
 @pytest.mark.models
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize(("method", "tokens", "width"), [("draft_model", 3, 1), ("merged", 4, 3)])
