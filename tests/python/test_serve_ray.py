@@ -63,8 +63,8 @@ def cluster(tiny: Path) -> Iterator[World]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        # Of three tries of 5 s each, where no process of Ray's starts in time, none would be left.
-        patch.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "120")
+        # By default Ray gives up on a proxy that has not started in three tries of 5 to 15 s.
+        patch.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "30")
         try:
             ray.init(
                 num_cpus=4,
