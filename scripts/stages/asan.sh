@@ -6,6 +6,8 @@ build asan
 left_out=(
   '*/EmulatedForward*' '*/EmulatedReverse*' '*.CountsWhatTheHostCounts/*' '*.APrefixHit*DraftedForAlike/*'
   '*Device*.AShortPoolChangesNoAnswer/*' '*Device*.SyntheticAcceptanceFollowsItsRates/*'
+  '*DeviceHeadEngine.RequestsComeAndGo*' '*DeviceHeadEngine.LaunchesOneByOne*'
+  '*DeviceHeadEngine.AnAdaptiveDepth*' '*DeviceHeadEngine.TokensThatAHeadDoesNotScore*'
   '*DeviceRanks.EveryRankDraftsOrHasAShareOfTheDraftModel/*' '*DeviceRanks.TreesGrowAlikeOnAllRanks/*'
 )
 SPECDEC_FEW_SHAPES=1 GTEST_FILTER=-$(IFS=:; echo "${left_out[*]}") run_ctest asan
