@@ -8,6 +8,8 @@ left_out=(
   '*Device*.AShortPoolChangesNoAnswer/*' '*Device*.SyntheticAcceptanceFollowsItsRates/*'
   '*DeviceHeadEngine.RequestsComeAndGo*' '*DeviceHeadEngine.LaunchesOneByOne*'
   '*DeviceHeadEngine.AnAdaptiveDepth*' '*DeviceHeadEngine.TokensThatAHeadDoesNotScore*'
-  '*DeviceRanks.EveryRankDraftsOrHasAShareOfTheDraftModel/*' '*DeviceRanks.TreesGrowAlikeOnAllRanks/*'
+  '*DeviceHeadEngine.AHeadFarBehind*' '*DeviceHeadEngine.Weighed*' '*DeviceTreeLoopTest.RequestsComeAndGo*'
+  '*DeviceTreeLoopTest.Weighed*' '*DeviceTreeLoopTest.StepsOneByOne*' '*DeviceTreeLoopTest.TreesAtTheLongest*'
+  '*DeviceRanks.HeadsDraft*' '*DeviceRanks.EveryRankDraftsOrHasAShareOfTheDraftModel/*' '*DeviceRanks.TreesGrowAlikeOnAllRanks/*'
 )
 SPECDEC_FEW_SHAPES=1 GTEST_FILTER=-$(IFS=:; echo "${left_out[*]}") run_ctest asan
