@@ -2,7 +2,7 @@
 # Host code of the CUDA backend, and what is macOS's own, are only compiled.
 # reads: *CMakeLists.txt CMakePresets.json VERSION pyproject.toml cmake cpp cuda python/bindings tests/cpp
 # reads: tests/testing tests/data scripts/arm64_tests.sh scripts/check_macos.sh scripts/cuda_toolkit.py
-# reads: :!cuda/kernels :!cuda/emulation
+# reads: :!cuda/kernels/*.cu :!cuda/kernels/*.cuh :!cuda/emulation
 ensure_packages \
   /usr/bin/aarch64-linux-gnu-g++ g++-aarch64-linux-gnu \
   /usr/bin/qemu-aarch64-static qemu-user-static \
