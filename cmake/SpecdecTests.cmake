@@ -1,4 +1,4 @@
-# g++ needs a third less time for tests with -O1 than with -O2, and the tests run as fast.
+# g++ needs a third less time for tests with -O1 than with -O2.
 function(specdec_compile_tests_fast)
     add_compile_options(
         "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<NOT:$<CONFIG:Debug>>>:-O1>"

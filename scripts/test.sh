@@ -48,8 +48,13 @@ build() {
   cmake --build --preset "$1" -j "$jobs" --target "${targets[@]}"
   "$PYTHON" scripts/stages.py check "$stage" "build/$1" "${targets[@]}"
 }
-# run_ctest PRESET [REGEX]: the executables of a build whose names match. $GTEST_FILTER chooses tests.
-run_ctest() { ctest --preset "$1" -j "$jobs" -R "${2:-.}"; }
+# run_ctest PRESET [EXECUTABLE ...]: all of a build's tests, or those of some executables.
+# $GTEST_FILTER chooses among their tests.
+run_ctest() {
+  local names=("${@:2}")
+  ((${#names[@]} > 0)) || names=('.*')
+  ctest --preset "$1" -j "$jobs" -R "^($(IFS='|'; echo "${names[*]}"))\\."
+}
 
 # Compiled with the options of preset release, so that ccache has the objects.
 install_module() {
@@ -59,13 +64,13 @@ install_module() {
 
 for stage in "${stages[@]}"; do
   inputs=$("$PYTHON" scripts/stages.py hash "$stage")
-  if [[ $mode == changed && " ${further[*]} " == *" $stage "* ]] &&
-    "$PYTHON" scripts/stages.py passed "$stage"; then
+  is_further=$([[ " ${further[*]} " == *" $stage "* ]] && echo yes || echo no)
+  if [[ $mode == changed && $is_further == yes ]] && "$PYTHON" scripts/stages.py passed "$stage"; then
     echo "== $stage: skipped, since it passed with these inputs ($inputs)"
     continue
   fi
   echo "== $stage, after $SECONDS s"
   source "scripts/stages/$stage.sh"
-  "$PYTHON" scripts/stages.py record "$stage" "$inputs"
+  [[ $is_further == no ]] || "$PYTHON" scripts/stages.py record "$stage" "$inputs"
 done
 echo "all stages passed in $SECONDS s: ${stages[*]}"

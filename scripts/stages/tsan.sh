@@ -2,10 +2,10 @@
 # one set's tests.
 # reads: *CMakeLists.txt CMakePresets.json VERSION cmake cpp cuda tests/cpp tests/testing
 # reads: :!cuda/kernels :!cuda/emulation :!tests/cpp/speculation :!tests/cpp/model
-build tsan specdec_{comm,core,cpu_attention,cpu_linear,engine,sampler}_test
+executables=(specdec_{comm,core,cpu_attention,cpu_linear,engine,sampler}_test)
+build tsan "${executables[@]}"
 filters=(
   '*ThreadPool*' '*Communicator*threads*' '*Cpu*Linear*' '*CpuSlices*Late*/avx2_*'
   '*CpuAttention*/avx2_bfloat16' '*OnAnyThreads*' '*Engine*' '*Pipeline*' '*Speculation*'
 )
-GTEST_FILTER=$(IFS=:; echo "${filters[*]}") \
-  SPECDEC_FEW_SHAPES=1 run_ctest tsan 'specdec_(comm|core|cpu_attention|cpu_linear|engine|sampler)_test'
+SPECDEC_FEW_SHAPES=1 GTEST_FILTER=$(IFS=:; echo "${filters[*]}") run_ctest tsan "${executables[@]}"

@@ -116,8 +116,15 @@ void run_int_tile(const IntSpan<Format>& span, const TileSums& tile_sums) {
 }
 #else
 
-// The integer sums of one group, and one fetch for each line. Unrolled whole: with a loop the
-// compiler moves accumulators around.
+// How many lines of a group are unrolled: all, since with a loop the compiler moves accumulators
+// around. Sets without vector registers that hold the sums would only compile for longer.
+#ifdef __AVX2__
+inline constexpr int kUnrolledLines = 8;
+#else
+inline constexpr int kUnrolledLines = 1;
+#endif
+
+// The integer sums of one group, and one fetch for each line.
 template <class Format, int kRows, int kBlocks>
 inline IntDots<kRows, kBlocks> dot_group(const IntSpan<Format>& span, const uint8_t* codes,
                                          const RowPointers<uint8_t>& x, const uint8_t* ahead) {
@@ -131,7 +138,7 @@ inline IntDots<kRows, kBlocks> dot_group(const IntSpan<Format>& span, const uint
 #pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) sums[r][b] = Dot::begin(start(r));
   }
-#pragma GCC unroll 8
+#pragma GCC unroll kUnrolledLines
   for (int line = 0; line < Format::kGroupLines; ++line) {
     typename Dot::Weights w[Format::kLineQuads][kBlocks];
 #pragma GCC unroll 4
