@@ -25,7 +25,8 @@ ln -s "${headers[2]}"/* "$out/python"
 ln -sf "${headers[3]}" "$out/python/pyconfig.h"  # Debian's own pyconfig.h is for Linux alone
 compile() {
   "$PYTHON" -m ziglang c++ -target aarch64-macos -std=c++20 -O0 -ffp-contract=off \
-    -Wall -Wextra -Werror -DSPECDEC_ISA=neon -DSPECDEC_NEON -DSPECDEC_HAS_ISA_neon \
+    -Wall -Wextra -Werror -DSPECDEC_ISA=neon -DSPECDEC_NEON \
+    -DSPECDEC_COMPILED_ISAS='SPECDEC_ISA(generic)SPECDEC_ISA(neon)' \
     -DSPECDEC_VERSION='"0"' -DSPECDEC_COMPILER='"zig"' -DSPECDEC_BUILD_TYPE='"Release"' \
     -DSPECDEC_CUDA_NOTE='"off"' -Icpp/include -Icpp/src -I. -isystem "$out" \
     -isystem "$out/python" -isystem "$pybind11" -c "$1" -o "$out/$BASHPID.o"

@@ -12,6 +12,14 @@ std::string joined_names(const std::vector<Isa>& isas) {
   return names;
 }
 
+Isa isa_named(std::string_view name) {
+  for (Isa isa : kAllIsas) {
+    if (name_of(isa) == name) return isa;
+  }
+  throw InvalidArgument("cpu_isa", str_cat("unknown instruction set '", name, "'; choose auto, ",
+                                           joined_names(compiled_isas())));
+}
+
 bool is_compiled(Isa isa) {
   for (Isa compiled : compiled_isas()) {
     if (compiled == isa) return true;
@@ -22,36 +30,11 @@ bool is_compiled(Isa isa) {
 }  // namespace
 
 std::vector<Isa> compiled_isas() {
-  return {
-      Isa::kGeneric,
-#if defined(SPECDEC_HAS_ISA_avx2)
-      Isa::kAvx2,
-#endif
-#if defined(SPECDEC_HAS_ISA_avx_vnni)
-      Isa::kAvxVnni,
-#endif
-#if defined(SPECDEC_HAS_ISA_avx512)
-      Isa::kAvx512,
-#endif
-#if defined(SPECDEC_HAS_ISA_avx512_bf16)
-      Isa::kAvx512Bf16,
-#endif
-#if defined(SPECDEC_HAS_ISA_amx)
-      Isa::kAmx,
-#endif
-#if defined(SPECDEC_HAS_ISA_neon)
-      Isa::kNeon,
-#endif
-#if defined(SPECDEC_HAS_ISA_neon_dotprod)
-      Isa::kNeonDotprod,
-#endif
-#if defined(SPECDEC_HAS_ISA_neon_i8mm)
-      Isa::kNeonI8mm,
-#endif
-#if defined(SPECDEC_HAS_ISA_neon_bf16)
-      Isa::kNeonBf16,
-#endif
-  };
+  std::vector<Isa> isas;
+#define SPECDEC_ISA(name) isas.push_back(isa_named(#name));
+  SPECDEC_COMPILED_ISAS
+#undef SPECDEC_ISA
+  return isas;
 }
 
 Isa best_isa() {
@@ -64,21 +47,17 @@ Isa best_isa() {
 
 Isa parse_isa(std::string_view name) {
   if (name == "auto") return best_isa();
-  for (Isa isa : kAllIsas) {
-    if (name_of(isa) != name) continue;
-    if (!is_compiled(isa)) {
-      throw Unavailable(str_cat("cpu_isa: this build has no '", name, "' kernels; it has ",
-                                joined_names(compiled_isas()),
-                                " (SPECDEC_ISAS=ALL builds every set of an architecture)"));
-    }
-    if (!is_supported(isa)) {
-      throw Unavailable(str_cat("cpu_isa: this machine cannot run '", name,
-                                "' kernels; the widest it runs is '", name_of(best_isa()), "'"));
-    }
-    return isa;
+  const Isa isa = isa_named(name);
+  if (!is_supported(isa)) {
+    throw Unavailable(str_cat("cpu_isa: this machine cannot run '", name,
+                              "' kernels; the widest it runs is '", name_of(best_isa()), "'"));
   }
-  throw InvalidArgument("cpu_isa", str_cat("unknown instruction set '", name, "'; choose auto, ",
-                                           joined_names(compiled_isas())));
+  if (!is_compiled(isa)) {
+    throw Unavailable(str_cat("cpu_isa: this build has no '", name, "' kernels; it has ",
+                              joined_names(compiled_isas()),
+                              " (SPECDEC_ISAS=ALL builds every set of an architecture)"));
+  }
+  return isa;
 }
 
 }  // namespace specdec::cpu

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <stdexcept>
 #include <vector>
 
 #include "cpp/cpu/simd_functions.h"
@@ -11,36 +12,12 @@
 
 namespace specdec::cpu {
 
-namespace generic {
-SimdFunctions simd_functions();
-}
-namespace avx2 {
-SimdFunctions simd_functions();
-}
-namespace avx_vnni {
-SimdFunctions simd_functions();
-}
-namespace avx512 {
-SimdFunctions simd_functions();
-}
-namespace avx512_bf16 {
-SimdFunctions simd_functions();
-}
-namespace amx {
-SimdFunctions simd_functions();
-}
-namespace neon {
-SimdFunctions simd_functions();
-}
-namespace neon_dotprod {
-SimdFunctions simd_functions();
-}
-namespace neon_i8mm {
-SimdFunctions simd_functions();
-}
-namespace neon_bf16 {
-SimdFunctions simd_functions();
-}
+#define SPECDEC_ISA(name)         \
+  namespace name {                \
+  SimdFunctions simd_functions(); \
+  }
+SPECDEC_COMPILED_ISAS
+#undef SPECDEC_ISA
 
 namespace {
 
@@ -48,31 +25,11 @@ constexpr int kLanes = 16;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 SimdFunctions functions_of(Isa isa) {
-  switch (isa) {
-#if defined(__x86_64__)
-    case Isa::kAvx2:
-      return avx2::simd_functions();
-    case Isa::kAvxVnni:
-      return avx_vnni::simd_functions();
-    case Isa::kAvx512:
-      return avx512::simd_functions();
-    case Isa::kAvx512Bf16:
-      return avx512_bf16::simd_functions();
-    case Isa::kAmx:
-      return amx::simd_functions();
-#elif defined(__aarch64__)
-    case Isa::kNeon:
-      return neon::simd_functions();
-    case Isa::kNeonDotprod:
-      return neon_dotprod::simd_functions();
-    case Isa::kNeonI8mm:
-      return neon_i8mm::simd_functions();
-    case Isa::kNeonBf16:
-      return neon_bf16::simd_functions();
-#endif
-    default:
-      return generic::simd_functions();
-  }
+#define SPECDEC_ISA(name) \
+  if (name_of(isa) == #name) return name::simd_functions();
+  SPECDEC_COMPILED_ISAS
+#undef SPECDEC_ISA
+  throw std::logic_error("kernels that are not compiled");
 }
 
 class Simd : public ::testing::TestWithParam<Isa> {
