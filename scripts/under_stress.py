@@ -91,8 +91,9 @@ def main() -> int:
         for burner in burners:
             os.kill(burner, signal.SIGKILL)
             os.waitpid(burner, 0)
-    print(f"under_stress: {stops} threads were stopped; the command exited with {command.returncode}")
-    return command.returncode
+    status = command.returncode
+    print(f"under_stress: {stops} threads were stopped; the command exited with {status}")
+    return status
 
 
 if __name__ == "__main__":
