@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tokenizers
 
+from specdec_native.checkpoints.errors import CheckpointError
 from specdec_native.text.chat_template import render
 from specdec_native.text.detokenizer import Detokenizer, TextStream
 from specdec_native.text.tokenizer import Tokenizer
@@ -232,6 +233,143 @@ def test_other_formats_are_read_through_transformers(tmp_path: Path) -> None:
     assert ids == byte_level().encode("hello wörld").ids
     assert "".join(pieces_of(TextStream(tokenizer), ids)) == "hello wörld"
     assert tokenizer.eos_token_id == 1
+
+
+NEW_TOKENS = ["<|new|>", "<|other|>", "<|im_start|>", "<plain>", "<image>", "[X]", "hello", "the"]
+SPEECH = "hello the<|new|>a <|new|> b<|other|><|im_start|>user <plain> the<image>[X]hello</s> [PAD]"
+FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
+
+
+def write_json(file: Path, content: Any) -> None:
+    file.write_text(json.dumps(content))
+
+
+def random_tokens(directory: Path, rng: random.Random) -> None:
+    """A folder that names tokens in some of the places where transformers looks for them."""
+
+    typed_texts = set()
+
+    def some(share: float = 0.5) -> bool:
+        return rng.random() < share
+
+    def token(typed: bool, text: str = "") -> Any:
+        text = text or rng.choice([*NEW_TOKENS, "</s>", "<s>"])
+        if some():
+            return text
+        flags = {"content": text} | {flag: some(0.2) for flag in FLAGS}
+        if not typed:
+            return flags
+        typed_texts.add(text)
+        return {"__type": "AddedToken", **flags, "special": some(0.8)}
+
+    def tokens(typed: bool) -> list[Any]:
+        return [token(typed) for _ in range(rng.randrange(4))]
+
+    raw = byte_level()
+    for text in rng.sample(NEW_TOKENS, rng.randrange(4)):
+        flags = {flag: some(0.2) for flag in FLAGS}
+        raw.add_tokens([tokenizers.AddedToken(text, special=some(), **flags)])
+    if some(0.2):
+        raw.enable_padding(pad_token="[PAD]")
+    size = raw.get_vocab_size()
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    names = ["eos_token", "bos_token", "pad_token", "unk_token", "image_token"]
+    for name in names:
+        if some(0.4):
+            config[name] = token(typed=True) if some(0.9) else None
+    if some():
+        config["additional_special_tokens"] = tokens(typed=True)
+    if some(0.3):
+        config["extra_special_tokens"] = (
+            tokens(typed=True) if some() else {"audio_token": token(typed=True)}
+        )
+    if some():
+        texts = rng.sample(NEW_TOKENS, rng.randrange(4))
+        ids = [raw.token_to_id(text) or size + i for i, text in enumerate(texts)]
+        config["added_tokens_decoder"] = {
+            str(i): {"content": text, "special": some(), **{flag: some(0.2) for flag in FLAGS}}
+            for i, text in zip(ids, texts, strict=True)
+        }
+    if some():
+        stated: dict[str, Any] = {name: token(typed=False) for name in names if some(0.4)}
+        if some():
+            stated["additional_special_tokens"] = [t for t in tokens(True) if isinstance(t, str)]
+        if some(0.3):
+            stated["extra_special_tokens"] = tokens(typed=False)
+        write_json(directory / "special_tokens_map.json", stated)
+    if some():
+        # transformers overlooks that tokenizer_config.json makes one of these special with a type.
+        texts = [t for t in rng.sample(NEW_TOKENS, rng.randrange(4)) if t not in typed_texts]
+        write_json(directory / "added_tokens.json", {t: size + i for i, t in enumerate(texts)})
+    save(raw, directory, **config)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_special_tokens_are_those_of_transformers_wherever_they_are_named(
+    seed: int, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    random_tokens(tmp_path, random.Random(seed))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = Tokenizer.from_directory(tmp_path)
+    assert ours.get_vocab() == theirs.get_vocab()
+    assert ours.special_tokens_map == theirs.special_tokens_map
+    ids = ours.encode(SPEECH)
+    assert ids == theirs.encode(SPEECH)
+    for every in (ids, list(range(len(theirs)))):
+        assert ours.decode(every, skip_special_tokens=True) == theirs.decode(
+            every, skip_special_tokens=True
+        )
+    for name in ("eos", "bos", "pad"):
+        assert getattr(ours, f"{name}_token_id") == getattr(theirs, f"{name}_token_id")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config": {"additional_special_tokens": ["<|new|>"]}},
+        {"tokenizer_config": {"extra_special_tokens": {"new_token": "<|new|>"}}},
+        {"tokenizer_config": {"eos_token": "<|new|>"}},
+        {"tokenizer_config": {"pad_token": {"content": "<|new|>"}}},
+        {"special_tokens_map": {"unk_token": "<|new|>"}},
+        # transformers 5 refuses dicts here, and 4 took them.
+        {"special_tokens_map": {"additional_special_tokens": [{"content": "<|new|>"}]}},
+        {
+            "added_tokens": {"<|new|>": 330},
+            "special_tokens_map": {"eos_token": {"content": "<|new|>", "lstrip": False}},
+        },
+    ],
+)
+def test_a_token_that_a_file_names_is_one_id_and_no_text(
+    files: dict[str, Any], tmp_path: Path
+) -> None:
+    save(byte_level(), tmp_path)
+    for name, content in files.items():
+        write_json(tmp_path / f"{name}.json", content)
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    ids = tokenizer.encode("the<|new|>world")
+    assert ids.count(byte_level().get_vocab_size()) == 1
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "theworld"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer_config", {"eos_token": 3}, "tokenizer_config.json: eos_token: expected"),
+        ("tokenizer_config", {"extra_special_tokens": "x"}, "extra_special_tokens: expected"),
+        ("tokenizer_config", {"extra_special_tokens": [{}]}, "extra_special_tokens: expected"),
+        ("special_tokens_map", {"pad_token": []}, "special_tokens_map.json: pad_token: expected"),
+        ("tokenizer_config", {"eos_token": "\ud800"}, "a special token is refused"),
+        ("added_tokens", {"<a>": "x"}, "added_tokens.json: '<a>': expected"),
+    ],
+)
+def test_tokens_that_are_none_are_refused(
+    name: str, content: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    save(byte_level(), tmp_path)
+    write_json(tmp_path / f"{name}.json", content)
+    with pytest.raises(CheckpointError, match=message):
+        Tokenizer.from_directory(tmp_path)
 
 
 @pytest.mark.models

@@ -181,7 +181,7 @@ class _Vocabulary:
         ]
 
     def special(self, name: str) -> str | None:
-        """The text of `tokenizer.ggml.<name>_token_id`, or None without one."""
+        """The text of `tokenizer.ggml.<name>_token_id`; None without one, or of padding."""
         token_id = self.file.get(f"tokenizer.ggml.{name}_token_id", kind=int)
         if token_id is None:
             return None
@@ -190,7 +190,8 @@ class _Vocabulary:
                 f"tokenizer.ggml.{name}_token_id is {token_id}, outside the "
                 f"{len(self.tokens)} tokens"
             )
-        return self.tokens[int(token_id)]
+        is_padding = self.types[int(token_id)] == TokenType.UNUSED
+        return None if is_padding else self.tokens[int(token_id)]
 
     def merges_by_score(self) -> list[tuple[str, str]]:
         """Ranked merges that choose as the scores do.

@@ -21,7 +21,6 @@ from specdec_native.text.tokenizer_files import (
     chat_templates,
     named_templates,
     optional_json,
-    special_tokens,
 )
 
 # Arguments of transformers' apply_chat_template that are no variables of the template.
@@ -80,10 +79,10 @@ class Tokenizer:
         templates = chat_templates(path, config)
         if chat_template is not None:
             templates = {"default": load_chat_template(chat_template)}
-        backend: TokenizerBackend
+        special: Mapping[str, str]
         if (path / "tokenizer.json").is_file():
-            backend = load_backend(path / "tokenizer.json", config)
-            special = special_tokens(path, config)
+            backend, tokens = load_backend(path / "tokenizer.json", config)
+            special = tokens.names
         else:
             hf_tokenizer = load_with_transformers(path, trust_remote_code)
             backend = make_backend(hf_tokenizer)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import tokenizers
 
-from specdec_native.checkpoints.errors import CheckpointError
+from specdec_native.text.special_tokens import SpecialTokens, read_special_tokens
 from specdec_native.text.tokenizer_files import check_charsmaps, raise_typed, typed_errors
 
 # Files of tokenizers that only transformers can read.
@@ -64,46 +64,19 @@ class _TokenizersBackend:
         tokenizer.no_padding()
 
     @classmethod
-    def load(cls, file: Path, config: Mapping[str, Any]) -> _TokenizersBackend:
+    def load(
+        cls, file: Path, config: Mapping[str, Any]
+    ) -> tuple[_TokenizersBackend, SpecialTokens]:
         check_charsmaps(file)
         with typed_errors(file, "not a readable tokenizer.json"):
             tokenizer = tokenizers.Tokenizer.from_file(str(file))
-        cls._add_configured_tokens(tokenizer, config, file.parent / "tokenizer_config.json")
+        with typed_errors(file.parent / "tokenizer_config.json", "a special token is refused"):
+            special = read_special_tokens(file.parent, config, tokenizer)
+            tokenizer.add_tokens(list(special.added))
+        tokenizer.encode_special_tokens = bool(config.get("split_special_tokens"))
         if tokenizer.normalizer is None and config.get("tokenizer_class") in _NFC_CLASSES:
             tokenizer.normalizer = tokenizers.normalizers.NFC()
-        return cls(tokenizer, file)
-
-    @staticmethod
-    def _add_configured_tokens(tokenizer: Any, config: Mapping[str, Any], source: Path) -> None:
-        """Tokens tokenizer_config.json declares beyond tokenizer.json, or declares special."""
-        known = tokenizer.get_added_tokens_decoder()
-        declared = config.get("added_tokens_decoder") or {}
-        if not isinstance(declared, Mapping) or not all(
-            key.isdecimal() and isinstance(entry, Mapping) and isinstance(entry.get("content"), str)
-            for key, entry in declared.items()
-        ):
-            raise CheckpointError(
-                'added_tokens_decoder: expected {"<token id>": {"content": "<text>", ...}, ...}',
-                source,
-            )
-        for key, entry in sorted(declared.items(), key=lambda item: int(item[0])):
-            token_id, special = int(key), bool(entry.get("special"))
-            if token_id in known and known[token_id].special >= special:
-                continue
-            token = tokenizers.AddedToken(
-                entry["content"],
-                single_word=bool(entry.get("single_word")),
-                lstrip=bool(entry.get("lstrip")),
-                rstrip=bool(entry.get("rstrip")),
-                normalized=bool(entry.get("normalized")),
-                special=special,
-            )
-            expected = tokenizer.token_to_id(entry["content"])
-            if expected is None:
-                expected = tokenizer.get_vocab_size(with_added_tokens=True)
-            if expected == token_id:
-                with typed_errors(source, f"added_tokens_decoder: token {key} is refused"):
-                    (tokenizer.add_special_tokens if special else tokenizer.add_tokens)([token])
+        return cls(tokenizer, file), special
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         with typed_errors(self._source, "cannot encode this text"):
@@ -193,8 +166,9 @@ class _TransformersBackend:
         return inner.to_str() if isinstance(inner, tokenizers.Tokenizer) else None
 
 
-def load_backend(file: Path, config: Mapping[str, Any]) -> TokenizerBackend:
-    """A tokenizer.json, with what tokenizer_config.json (`config`) adds to it."""
+def load_backend(file: Path, config: Mapping[str, Any]) -> tuple[TokenizerBackend, SpecialTokens]:
+    """A tokenizer.json, with the tokens that tokenizer_config.json (`config`) and the files beside
+    it add, and these tokens."""
     return _TokenizersBackend.load(file, config)
 
 

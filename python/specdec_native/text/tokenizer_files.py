@@ -12,8 +12,6 @@ from typing import Any, NoReturn
 from specdec_native.checkpoints.errors import CheckpointError
 from specdec_native.checkpoints.text_files import read_bytes, read_json_object, read_text
 
-_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
-
 
 def raise_typed(error: BaseException, source: str | Path, what: str) -> NoReturn:
     """Whatever a tokenizer library raises becomes a CheckpointError. Code in Rust that panics
@@ -61,19 +59,6 @@ def check_charsmaps(file: Path) -> None:
     if b"charsmap" in content or b"\\u00" in content:
         with typed_errors(file, "not valid JSON"):
             json.loads(content, object_pairs_hook=check)
-
-
-def special_tokens(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Names such as "eos_token" to token text."""
-    merged = {**optional_json(path / "special_tokens_map.json"), **config}
-    special: dict[str, str] = {}
-    for name in _TOKEN_NAMES:
-        value = merged.get(name)
-        if isinstance(value, Mapping):
-            value = value.get("content")
-        if isinstance(value, str):
-            special[name] = value
-    return special
 
 
 def named_templates(value: Any, source: str | Path) -> dict[str, str]:
