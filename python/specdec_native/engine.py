@@ -174,7 +174,7 @@ class Engine:
             skip_tokenizer_init: work with token ids only.
             trust_remote_code: run tokenizer code of the checkpoint (other formats only).
             revision: branch, tag or commit of a model name.
-            chat_template: file or Jinja source that replaces the checkpoint's.
+            chat_template: file, Jinja source or name of one to use in place of the default.
             generation_config: where sampling parameters come from if a request brings none. "auto":
                 the checkpoint's generation_config.json; a folder: the one in it, whose
                 end-of-sequence tokens count, too; "vllm": none, SamplingParams() as it is.

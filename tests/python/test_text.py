@@ -468,6 +468,26 @@ def test_a_template_for_tools_is_used_with_tools(tmp_path: Path) -> None:
     assert tokenizer.render_chat(HELLO, tools=[{"name": "f"}]) == "T"
 
 
+def test_of_several_templates_without_a_default_one_is_chosen_by_its_name(tmp_path: Path) -> None:
+    templates = [{"name": "rag", "template": "R{{ 1 }}"}, {"name": "chat", "template": "C{{ 2 }}"}]
+    save(byte_level(), tmp_path, chat_template=templates)
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    with pytest.raises(ValueError, match=r'several chat templates, chat, rag,.*template="chat"'):
+        tokenizer.render_chat(HELLO)
+    assert tokenizer.render_chat(HELLO, chat_template="rag") == "R1"
+    assert Tokenizer.from_directory(tmp_path, chat_template="rag").render_chat(HELLO) == "R1"
+    with pytest.raises(ValueError, match="'ragg' is neither Jinja source nor one of.*: chat, rag"):
+        tokenizer.render_chat(HELLO, chat_template="ragg")
+    with pytest.raises(ValueError, match="neither a file nor Jinja source nor one.*: chat, rag"):
+        Tokenizer.from_directory(tmp_path, chat_template="ragg")
+
+
+def test_the_only_template_needs_no_name(tmp_path: Path) -> None:
+    save(byte_level(), tmp_path, chat_template=[{"name": "rag", "template": "R"}])
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    assert tokenizer.render_chat(HELLO) == tokenizer.chat_template == "R"
+
+
 def test_without_a_template_the_error_says_what_to_do(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_directory(save(byte_level(), tmp_path))
     with pytest.raises(ValueError, match="no chat template; pass chat_template"):

@@ -183,7 +183,7 @@ GROUPS: dict[str, list[Flag]] = {
         Flag("max_logprobs", "Logprobs a request may ask for (20); -1 for no limit.", int),
     ],
     "Chat": [
-        Flag("chat_template", "File or Jinja source that replaces the checkpoint's."),
+        Flag("chat_template", "File, Jinja source or name of one to use in place of the default."),
         Flag(
             "default_chat_template_kwargs",
             "Variables of the template, as JSON; a request's go over them.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +70,18 @@ class Tokenizer:
     ) -> Tokenizer:
         """Loads tokenizer.json and what stands beside it.
 
-        `chat_template`, a file or Jinja source, replaces the checkpoint's. A checkpoint that has
-        another tokenizer format is read through transformers if that is installed.
+        `chat_template`, a file, Jinja source or the name of one of the checkpoint's, replaces the
+        checkpoint's. A checkpoint that has another tokenizer format is read through transformers if
+        that is installed.
         Raises ValueError naming the missing or unreadable file.
         """
         path = Path(directory)
         config = optional_json(path / "tokenizer_config.json")
         templates = chat_templates(path, config)
-        if chat_template is not None:
-            templates = {"default": load_chat_template(chat_template)}
+        if isinstance(chat_template, str) and chat_template in templates:
+            templates = {"default": templates[chat_template]}
+        elif chat_template is not None:
+            templates = {"default": load_chat_template(chat_template, templates)}
         special: Mapping[str, str]
         if (path / "tokenizer.json").is_file():
             backend, tokens = load_backend(path / "tokenizer.json", config)
@@ -252,7 +255,9 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """Jinja source of the default chat template; None if the checkpoint has none."""
+        """Jinja source of the default chat template, or of the only one; None if there is none."""
+        if len(self._chat_templates) == 1:
+            return next(iter(self._chat_templates.values()))
         return self._chat_templates.get("default")
 
     def render_chat(
@@ -265,20 +270,24 @@ class Tokenizer:
         chat_template: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt text of a conversation. Raises ValueError if there is no chat template."""
+        """The prompt text of a conversation.
+
+        `chat_template` is Jinja source or the name of one of the checkpoint's templates. Raises
+        ValueError if there is none, or none of several is the default.
+        """
         if chat_template is None:
             chat_template = self.chat_template
             if tools and "tool_use" in self._chat_templates:
                 chat_template = self._chat_templates["tool_use"]
-            elif chat_template is None and len(self._chat_templates) == 1:
-                chat_template = next(iter(self._chat_templates.values()))
-        elif chat_template in self._chat_templates:
+        elif "{" not in chat_template:  # no template shows anything without
+            if chat_template not in self._chat_templates:
+                raise ValueError(
+                    f"chat_template: {chat_template!r:.80} is neither Jinja source nor one of the "
+                    f"checkpoint's templates: {', '.join(sorted(self._chat_templates)) or 'none'}"
+                )
             chat_template = self._chat_templates[chat_template]
         if chat_template is None:
-            raise ValueError(
-                f"{self.name_or_path or 'this tokenizer'} has no chat template; pass "
-                "chat_template, or use generate with the prompt written out"
-            )
+            raise ValueError(self._why_no_template())
         return chat.render(
             chat_template,
             messages,
@@ -289,6 +298,20 @@ class Tokenizer:
             source=f"the chat template of {self.name_or_path}"
             if self.name_or_path
             else "the chat template",
+        )
+
+    def _why_no_template(self) -> str:
+        name = self.name_or_path or "this tokenizer"
+        if not self._chat_templates:
+            return (
+                f"{name} has no chat template; pass chat_template, or use generate with the prompt "
+                "written out"
+            )
+        names = sorted(self._chat_templates)
+        return (
+            f"{name} has several chat templates, {', '.join(names)}, and none is the default; "
+            f'choose one by its name, chat_template="{names[0]}", in this call or of the engine '
+            f"(--chat-template {names[0]})"
         )
 
     def apply_chat_template(  # noqa: PLR0917 - the order is transformers'
@@ -348,13 +371,14 @@ def _with_mask(ids: list[Any]) -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def load_chat_template(template: str | os.PathLike[str]) -> str:
-    """Jinja source from a file's path, or as given."""
+def load_chat_template(template: str | os.PathLike[str], names: Collection[str] = ()) -> str:
+    """Jinja source from a file's path, or as given; `names` are those of the checkpoint's."""
     if isinstance(template, str) and any(mark in template for mark in ("{%", "{{", "\n")):
         return template
     path = Path(template)
     if not is_file(path):
-        raise ValueError(f"chat_template: {path} is neither a file nor Jinja source")
+        known = f" nor one of the checkpoint's: {', '.join(sorted(names))}" if names else ""
+        raise ValueError(f"chat_template: {path} is neither a file nor Jinja source{known}")
     return read_text(path)
 
 
