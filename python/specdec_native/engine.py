@@ -45,6 +45,7 @@ from specdec_native.requests.request_runner import RequestRunner
 from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
 from specdec_native.requests.stream import RequestStream
 from specdec_native.speculation.custom_drafter import CustomDrafter
+from specdec_native.speculation.draft_vocabulary import check_vocabularies
 from specdec_native.speculation.speculative_config import parse_speculative_config
 from specdec_native.speculation.verifier import find_target
 from specdec_native.text.chat_template import Message
@@ -224,6 +225,8 @@ class Engine:
                         counted, add_special_tokens=False
                     ),
                 )
+                drafts = speculative.drafts(config.speculative)
+                check_vocabularies(drafts, self._directory, text.tokenizer)
         config.model = str(self._directory)
         if hf_overrides is not None:
             config.hf_overrides = overrides_json(self._directory, hf_overrides)

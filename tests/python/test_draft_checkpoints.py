@@ -1,20 +1,25 @@
 """Draft models and heads by their checkpoints: method, length, target; how files are found."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
 
 from specdec_native import Engine
 from specdec_native.checkpoints import hub
 from specdec_native.checkpoints.errors import CheckpointError, ModelNotFoundError
+from specdec_native.speculation.draft_vocabulary import check_vocabularies
 from specdec_native.speculation.drafter_options import DrafterOptions
 from specdec_native.speculation.speculative_config import SpeculativeOptions
 from specdec_native.speculation.verifier import find_target
+from specdec_native.text.tokenizer import Tokenizer
 from speculative_configs import find_config, parse
+from tiny_text_model import OPTIONS
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 FIXED = {"draft_length_policy": "fixed"}
@@ -193,6 +198,79 @@ def test_more_than_the_head_has_is_refused(
         parse(model=directory, num_speculative_tokens=4)
     drafters = [{"method": "suffix"}, {"model": str(directory)}]
     assert parse(drafters=drafters, num_speculative_tokens=4).num_speculative_tokens == 4
+
+
+# -- a vocabulary of its own
+
+
+def with_tokens(directory: Path, tokens: dict[str, int], special: tuple[str, ...] = ()) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(tokens, []))
+    tokenizer.add_special_tokens(list(special))
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+LETTERS = {letter: i for i, letter in enumerate("abcdefgh")}
+SWAPPED = LETTERS | {"c": 5, "f": 2}
+
+
+def test_a_draft_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    target, draft = with_tokens(tmp_path / "t", LETTERS), with_tokens(tmp_path / "d", SWAPPED)
+    message = r'drafters"\]\[1\]\["model"\]: 2 of the 8 token ids .*/d shares.*as 2: \'f\'.*\'c\''
+    for tokenizer in (None, Tokenizer.from_directory(target)):
+        with pytest.raises(CheckpointError, match=message):
+            check_vocabularies(
+                [("x", target), ('drafters"][1]["model"]', draft)], target, tokenizer
+            )
+
+
+def test_a_draft_with_fewer_or_more_tokens_of_the_same_vocabulary_is_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = with_tokens(tmp_path / "target", LETTERS)
+    longer = with_tokens(tmp_path / "longer", LETTERS | {"i": 8, "j": 11})
+    check_vocabularies([("model", longer)], target, None)
+    check_vocabularies([("model", target)], longer, None)
+    none = tmp_path / "none"
+    none.mkdir()
+    check_vocabularies([("model", none)], target, None)
+    check_vocabularies([("model", longer)], none, None)
+    assert not caplog.records
+
+
+def test_special_tokens_may_have_other_names(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = with_tokens(tmp_path / "target", LETTERS, ("<|im_start|>",))
+    draft = with_tokens(tmp_path / "draft", LETTERS, ("<|user|>",))
+    check_vocabularies([("model", draft)], target, None)
+    assert "model: 1 of the 9 token ids" in caplog.text and "'<|user|>'" in caplog.text
+
+
+def test_the_texts_of_tokens_count_where_their_spelling_differs(tmp_path: Path) -> None:
+    spaced = with_tokens(tmp_path / "target", {"a": 0, "\u0120b": 1})
+    tokenizer = tokenizers.Tokenizer.from_file(str(spaced / "tokenizer.json"))
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.save(str(spaced / "tokenizer.json"))
+    check_vocabularies([("model", with_tokens(tmp_path / "d", {"a": 0, " b": 1}))], spaced, None)
+    with pytest.raises(CheckpointError, match="1 of the 2 token ids"):
+        other = with_tokens(tmp_path / "e", {"a": 0, " c": 1})
+        check_vocabularies([("model", other)], spaced, None)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_an_engine_compares_the_tokenizers(model: Path, tmp_path: Path, skip: bool) -> None:
+    draft = tmp_path / "draft"
+    shutil.copytree(model, draft)
+    content = json.loads((draft / "tokenizer.json").read_text())
+    vocab = content["model"]["vocab"]
+    vocab |= {"a": vocab["b"], "b": vocab["a"]}
+    (draft / "tokenizer.json").write_text(json.dumps(content))
+    message = r'speculative_config\["model"\]: 2 of the \d+ token ids.*the target\'s tokenizer'
+    config = {"model": str(draft), "num_speculative_tokens": 2}
+    with pytest.raises(ValueError, match=message):
+        Engine(model, **OPTIONS, speculative_config=config, skip_tokenizer_init=skip)
 
 
 # -- a head as the model

@@ -19,7 +19,7 @@ LAYERS: dict[str, set[str]] = {
     "text": {"checkpoints", *BASE},
     "vllm_names": {"checkpoints", *BASE},
     "requests": {"text", "checkpoints", "vllm_names", *BASE},
-    "speculation": {"checkpoints", "vllm_names", *BASE},
+    "speculation": {"text", "checkpoints", "vllm_names", *BASE},
     "errors": {"requests", "checkpoints", *BASE},
     "ray_ranks": {"checkpoints", *BASE},
     "ranks": {"ray_ranks", *BASE},

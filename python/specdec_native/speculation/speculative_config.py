@@ -12,7 +12,7 @@ ngram: repeats what followed the last few tokens before, in prompt or output.
 suffix: the same from a tree of all suffixes, with counts, and from finished answers of others.
     suffix_decoding_max_tree_depth (24), suffix_decoding_max_cached_requests (10000, 0 for none),
     suffix_decoding_max_spec_factor (1.0), suffix_decoding_min_token_prob (0.1).
-draft_model: a smaller model with the same vocabulary.
+draft_model: a smaller model with the same vocabulary. Where both have a tokenizer it is compared.
     model, revision.
     max_model_len: it drafts no further than this position. Other methods take it and need it not.
     draft_tensor_parallel_size (0): ranks that share the draft model, the first of the target's; 0
@@ -91,6 +91,7 @@ import ast
 import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from specdec_native import _core
@@ -164,6 +165,17 @@ class SpeculativeOptions:
         config = _core.SpeculativeConfig(drafters=drafters, **fields)
         config.validate()
         return config
+
+    def drafts(self, config: _core.SpeculativeConfig) -> list[tuple[str, Path]]:
+        """Draft models and heads: the field that names each, and its directory in `config`."""
+        field = 'speculative_config["drafters"][{}]["model"]'
+        if len(config.drafters) == 1:
+            field = 'speculative_config["model"]'
+        return [
+            (field.format(i), Path(drafter.model))
+            for i, drafter in enumerate(config.drafters)
+            if drafter.model
+        ]
 
 
 def parse_speculative_config(config: Any, find_config: ConfigFinder) -> SpeculativeOptions:
