@@ -166,7 +166,7 @@ CORPUS: dict[str, dict[str, tuple[Edit, str]]] = {
         ),
         "inner size": (set_fields("config.json", intermediate_size=2**31 - 1), "expected shape"),
         "long shard name": (write_index("x" * 300), "x: the index names this file"),
-        "shard name with NUL": (write_index("model\0"), "the index names this file"),
+        "shard name with NUL": (write_index("model\0"), "no file below the folder of the index"),
         "eos nested": (nest("generation_config.json", "eos_token_id"), "nested deeper"),
         "eos outside": (set_fields("generation_config.json", eos_token_id=[2, 5000]), ""),
         "eos negative": (set_fields("generation_config.json", eos_token_id=-1), "eos_token_id"),

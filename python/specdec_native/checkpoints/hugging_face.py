@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,15 @@ from specdec_native.checkpoints.errors import (
     DownloadError,
     ModelNotFoundError,
 )
-from specdec_native.checkpoints.layout import NOT_WEIGHTS, checkpoint_kind
+from specdec_native.checkpoints.layout import (
+    INDEX_FILE,
+    NOT_WEIGHTS,
+    SINGLE_FILE,
+    TORCH_INDEX_FILE,
+    TORCH_SINGLE_FILE,
+    checkpoint_kind,
+    indexed_names,
+)
 from specdec_native.checkpoints.optional import import_optional
 from specdec_native.checkpoints.progress import ProgressCallback, ProgressMeter
 
@@ -71,16 +80,20 @@ def download_snapshot(
     """
     hub = _import_hub(repo_id)
     files = _list_files(repo_id, revision)
-    wanted = _wanted_files(repo_id, files, weights)
+
+    def download(name: str) -> Path:
+        try:
+            # The package's own bars show each file; this meter moves from file to file.
+            return Path(hub.hf_hub_download(repo_id, name, revision=revision))
+        except Exception as fault:  # its own classes and those of whichever HTTP library it uses
+            raise DownloadError(f"{repo_id}: downloading {name} failed: {_brief(fault)}") from fault
+
+    wanted = _wanted_files(repo_id, files, weights, download)
     meter = ProgressMeter(progress, sum(files[name] for name in wanted), "download")
     directories: set[Path] = set()
     for name in wanted:
-        try:
-            # The package's own bars show each file; this meter moves from file to file.
-            path = Path(hub.hf_hub_download(repo_id, name, revision=revision))
-        except Exception as fault:  # its own classes and those of whichever HTTP library it uses
-            raise DownloadError(f"{repo_id}: downloading {name} failed: {_brief(fault)}") from fault
-        directories.add(path.parent)
+        path = download(name)
+        directories.add(path.parents[name.count("/")])
         meter.add(files[name])
     if len(directories) != 1:  # one for each commit
         raise DownloadError(f"{repo_id} changed while it was downloaded; try again")
@@ -88,7 +101,7 @@ def download_snapshot(
 
 
 def _list_files(repo_id: str, revision: str | None) -> dict[str, int]:
-    """Bytes of each file in the repository's root, by name."""
+    """Bytes of each file in the repository, by its path."""
     hub = _import_hub(repo_id)
     errors = importlib.import_module("huggingface_hub.errors")
     try:
@@ -111,35 +124,42 @@ def _list_files(repo_id: str, revision: str | None) -> dict[str, int]:
             f"the Hugging Face hub cannot be reached for {repo_id}: {_brief(fault)}"
         ) from fault
     siblings: list[Any] = info.siblings or []
-    return {s.rfilename: int(s.size or 0) for s in siblings if "/" not in s.rfilename}
+    return {s.rfilename: int(s.size or 0) for s in siblings}
 
 
-def _wanted_files(repo_id: str, files: dict[str, int], with_weights: bool) -> list[str]:
-    """Configuration and tokenizer files, and one form of the weights: safetensors if there are."""
-    small = [name for name in files if name.endswith(_SMALL_FILES)]
+def _wanted_files(
+    repo_id: str, files: dict[str, int], with_weights: bool, download: Callable[[str], Path]
+) -> list[str]:
+    """Configuration and tokenizer files, and one form of the weights: safetensors if there are.
+
+    `download` brings an index, which says where the weights are.
+    """
+    root = [name for name in files if "/" not in name]
+    small = [name for name in root if name.endswith(_SMALL_FILES)]
+    small += [name for name in files if name.startswith("additional_chat_templates/")]
     if not with_weights and "config.json" in files:
         return small
-    for stem, ending in (("model", ".safetensors"), ("pytorch_model", ".bin")):
-        weights = [n for n in files if n.startswith(stem) and n.endswith(ending)]
-        if weights and "config.json" in files:
-            return small + _without_duplicates(weights, stem + ending)
-    quantised = [name for name in files if name.endswith(".gguf")]
+    for single, index in ((SINGLE_FILE, INDEX_FILE), (TORCH_SINGLE_FILE, TORCH_INDEX_FILE)):
+        if "config.json" not in files or not files.keys() & {single, index}:
+            continue
+        # Some repositories hold the weights both whole and in shards; the whole file is enough.
+        weights = [single] if single in files else indexed_names(download(index))
+        missing = [name for name in weights if name not in files]
+        if missing:
+            raise CheckpointError(f"{repo_id}: {index} names {missing[0]}, which is not there")
+        return small + weights
+    quantised = [name for name in root if name.endswith(".gguf")]
     if quantised:
         raise CheckpointError(
             f"{repo_id} holds GGUF files; download one and give its path: {', '.join(quantised)}"
         )
     for ending in (".safetensors", ".bin", ".pt"):  # the other names that draft heads have
-        weights = [n for n in files if n.endswith(ending) and n not in NOT_WEIGHTS]
+        weights = [n for n in root if n.endswith(ending) and n not in NOT_WEIGHTS]
         if len(weights) == 1 and "config.json" in files:
             return small + weights
     raise CheckpointError(
         f"{repo_id} holds no checkpoint: config.json with model.safetensors or pytorch_model.bin"
     )
-
-
-def _without_duplicates(weights: list[str], single: str) -> list[str]:
-    """Some repositories hold the weights both whole and in shards; the whole file is enough."""
-    return [single] if single in weights else weights
 
 
 def _is_complete(path: Path) -> bool:

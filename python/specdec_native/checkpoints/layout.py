@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from specdec_native.checkpoints.errors import CheckpointError
 from specdec_native.checkpoints.text_files import is_file, read_json_object
@@ -85,11 +85,11 @@ def companion_files(directory: Path) -> list[Path]:
 
 
 def _named_torch_files(directory: Path) -> list[Path]:
-    index = directory / TORCH_INDEX_FILE
-    if index.is_file():
-        return _indexed_files(index)
     single = directory / TORCH_SINGLE_FILE
-    return [single] if single.is_file() else []
+    if single.is_file():
+        return [single]
+    index = directory / TORCH_INDEX_FILE
+    return _indexed_files(index) if index.is_file() else []
 
 
 def _only_file(directory: Path, ending: str) -> list[Path]:
@@ -98,21 +98,44 @@ def _only_file(directory: Path, ending: str) -> list[Path]:
     return files if len(files) == 1 else []
 
 
+def safetensors_files(directory: Path) -> list[Path]:
+    """The `.safetensors` files that make up the checkpoint; empty if it has none.
+
+    Raises CheckpointError if the index is malformed or names a file that is missing.
+    """
+    if (directory / SINGLE_FILE).is_file() or not (directory / INDEX_FILE).is_file():
+        return sorted(directory.glob("*.safetensors"))
+    return _indexed_files(directory / INDEX_FILE)
+
+
+def indexed_names(index: Path) -> list[str]:
+    """The files an index says a checkpoint consists of, by their paths below its folder.
+
+    Raises CheckpointError if it is malformed or names something outside of the folder.
+    """
+    try:
+        names = sorted(set(read_json_object(index)["weight_map"].values()))
+        paths = [PurePosixPath(name) for name in names]
+    except (KeyError, TypeError, AttributeError) as fault:
+        raise CheckpointError(f"the index is malformed: {fault}", index) from fault
+    for name, path in zip(names, paths, strict=True):
+        if not path.name or path.is_absolute() or ".." in path.parts or "\0" in name:
+            raise CheckpointError(
+                f"weight_map names {name!r:.80}, which is no file below the folder of the index",
+                index,
+            )
+    return names
+
+
 def _has_safetensors(directory: Path) -> bool:
+    if (directory / SINGLE_FILE).is_file():
+        return True
     index = directory / INDEX_FILE
-    if not index.is_file():
-        return (directory / SINGLE_FILE).is_file()
-    _indexed_files(index)
-    return True
+    return index.is_file() and bool(_indexed_files(index))
 
 
 def _indexed_files(index: Path) -> list[Path]:
-    """The files an index says a checkpoint consists of, by name."""
-    try:
-        names = set(read_json_object(index)["weight_map"].values())
-        files = [index.parent / Path(name).name for name in sorted(names)]
-    except (KeyError, TypeError, AttributeError) as fault:
-        raise CheckpointError(f"the index is malformed: {fault}", index) from fault
+    files = [index.parent / name for name in indexed_names(index)]
     for file in files:
         if not is_file(file):
             raise CheckpointError("the index names this file, but it is missing", file)

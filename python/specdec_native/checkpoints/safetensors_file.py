@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specdec_native.checkpoints.errors import CheckpointError
+from specdec_native.checkpoints.layout import safetensors_files
 from specdec_native.checkpoints.safetensors_writer import TensorSpec, float32_to_bfloat16
 
 _NUMPY_TYPES = {
@@ -80,7 +81,7 @@ def open_file(file: Path) -> dict[str, StoredTensor]:
 def open_checkpoint(directory: Path) -> dict[str, StoredTensor]:
     """The tensors of all safetensors files of a directory. Raises CheckpointError."""
     tensors: dict[str, StoredTensor] = {}
-    for file in sorted(directory.glob("*.safetensors")):
+    for file in safetensors_files(directory):
         tensors |= open_file(file)
     return tensors
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from specdec_native import _core
 from specdec_native.checkpoints import hub
+from specdec_native.checkpoints.layout import safetensors_files
 from specdec_native.engine import Engine
 from specdec_native.evaluation.methods import Method
 from specdec_native.evaluation.prompts import Prompt
@@ -173,7 +174,7 @@ def fit_together(directory: Path, num_engines: int) -> bool:
     devices = {device.name: device for device in _core.list_devices()}
     if any(name != "cpu" and not device.unusable for name, device in devices.items()):
         return False  # an engine takes most of a GPU's memory
-    weights = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    weights = sum(file.stat().st_size for file in safetensors_files(directory))
     needed = num_engines * weights * _BYTES_OF_ENGINE
     return needed <= _SHARE_OF_MEMORY * devices["cpu"].memory_bytes
 

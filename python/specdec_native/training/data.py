@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from specdec_native.checkpoints.layout import safetensors_files
 from specdec_native.engine import Engine
 from specdec_native.text.chat_template import Message
 from specdec_native.training.answers import Answerer, AnswerOptions
@@ -120,7 +121,7 @@ def target_identity(target_directory: str | os.PathLike[str]) -> dict[str, str]:
     try:
         config = json.loads((target_directory / "config.json").read_text(encoding="utf-8"))
         hashed.update(json.dumps(config, sort_keys=True).encode())
-        for path in sorted(target_directory.glob("*.safetensors")):
+        for path in safetensors_files(target_directory):
             hashed.update(f"{path.name} {path.stat().st_size}".encode())
             with path.open("rb") as file:
                 file.seek(-min(path.stat().st_size, 65536), os.SEEK_END)

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from specdec_native.checkpoints.errors import CheckpointError
+from specdec_native.checkpoints.layout import safetensors_files
 from specdec_native.checkpoints.text_files import read_json_object
 
 # Of most families, of OPT and of GPT-NeoX; without their first part where a network was saved
@@ -172,7 +173,7 @@ class _TensorFiles:
 
     def __init__(self, directory: Path) -> None:
         self._file_of: dict[str, Path] = {}
-        for file in sorted(directory.glob("*.safetensors")):
+        for file in safetensors_files(directory):
             try:
                 with safe_open(file, framework="pt") as tensors:
                     self._file_of.update(dict.fromkeys(tensors.keys(), file))
