@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from specdec_native import Engine
 from specdec_native.checkpoints import hub
+from specdec_native.checkpoints.draft_config import read_draft_config
 from specdec_native.checkpoints.errors import CheckpointError, ModelNotFoundError
 from specdec_native.speculation.draft_vocabulary import check_vocabularies
 from specdec_native.speculation.drafter_options import DrafterOptions
@@ -23,6 +24,7 @@ from tiny_text_model import OPTIONS
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 FIXED = {"draft_length_policy": "fixed"}
+TAPS = "eagle_aux_hidden_state_layer_ids"
 
 
 def speculators(kind: str, tokens: int = 5, **more: Any) -> dict[str, Any]:
@@ -198,6 +200,27 @@ def test_more_than_the_head_has_is_refused(
         parse(model=directory, num_speculative_tokens=4)
     drafters = [{"method": "suffix"}, {"model": str(directory)}]
     assert parse(drafters=drafters, num_speculative_tokens=4).num_speculative_tokens == 4
+
+
+# -- what config.json says beside that
+
+
+@pytest.mark.parametrize(
+    ("config", "taps"),
+    [
+        ({TAPS: [1, 5]}, [1, 5]),
+        ({"eagle_config": {TAPS: [1, 5]}}, [2, 6]),
+        ({TAPS: [3], "eagle_config": {TAPS: [1, 5]}}, [3]),
+        ({TAPS: [], "eagle_config": {TAPS: [1, 5]}}, [2, 6]),
+        ({TAPS: []}, None),
+        ({"eagle_config": {TAPS: []}}, None),
+        ({}, None),
+    ],
+)
+def test_an_empty_list_of_taps_means_the_usual_ones(
+    tmp_path: Path, config: dict[str, Any], taps: list[int] | None
+) -> None:
+    assert read_draft_config(write(tmp_path, config)).taps == taps
 
 
 # -- a vocabulary of its own

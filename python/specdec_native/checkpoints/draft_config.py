@@ -105,14 +105,14 @@ class DraftConfig:
 
     @property
     def taps(self) -> list[int] | None:
-        """The layers of the target whose inputs an EAGLE-3 head reads; None for the usual ones."""
-        ids, offset = self.values.get(_TAPS), 0
+        """The layers of the target whose inputs an EAGLE-3 head reads; None for the usual ones,
+        which an empty list means, too."""
         nested = self.values.get("eagle_config")
-        if ids is None and isinstance(nested, Mapping):
-            ids, offset = nested.get(_TAPS), 1  # these count outputs of layers
-        if not isinstance(ids, list) or not all(isinstance(layer, int) for layer in ids):
-            return None
-        return [layer + offset for layer in ids] or None
+        outputs = nested.get(_TAPS) if isinstance(nested, Mapping) else None
+        for ids, offset in ((self.values.get(_TAPS), 0), (outputs, 1)):
+            if isinstance(ids, list) and ids and all(isinstance(layer, int) for layer in ids):
+                return [layer + offset for layer in ids]
+        return None
 
     @property
     def verifier(self) -> str | None:
