@@ -27,7 +27,7 @@ from transformers import (
 from make_gguf import LLAMA_METADATA, encode, llama_tensors, write_gguf
 from specdec_native.checkpoints import safetensors_writer
 from specdec_native.checkpoints.errors import CheckpointError
-from specdec_native.checkpoints.gguf_config import llama3_divisors
+from specdec_native.checkpoints.gguf_config import WITHOUT_EFFECT, llama3_divisors
 from specdec_native.checkpoints.gguf_convert import convert_gguf
 from specdec_native.checkpoints.gguf_file import GgufFile
 from specdec_native.checkpoints.safetensors_writer import float32_to_bfloat16
@@ -409,6 +409,72 @@ def test_missing_hyperparameter_is_named(tmp_path: Path) -> None:
     metadata = {k: v for k, v in LLAMA_METADATA.items() if k != ".embedding_length"}
     source = write_gguf(tmp_path / "model.gguf", "llama", metadata, llama_tensors())
     with pytest.raises(CheckpointError, match="llama.embedding_length is missing"):
+        convert(source)
+
+
+READ = (
+    *("attention.head_count_kv", "attention.key_length", "attention.sliding_window"),
+    *("attention.value_length", "rope.dimension_count", "rope.scaling.type"),
+    *("rope.scaling.factor", "expert_count", "expert_used_count"),
+)
+
+
+def keys_of_gguf() -> list[str]:
+    """What the gguf package knows of an architecture, the keys that are read apart."""
+    keys = gguf.Keys
+    groups = (keys.LLM, keys.Attention, keys.Attention.Indexer, keys.Rope, keys.SSM, keys.WKV)
+    named = [key for group in groups for key in vars(group).values() if isinstance(key, str)]
+    own = [key.removeprefix("{arch}") for key in named if key.startswith("{arch}.")]
+    read = {*LLAMA_METADATA, *(f".{key}" for key in READ)}
+    return [key for key in own if key not in read and "{" not in key]
+
+
+@pytest.mark.parametrize("key", keys_of_gguf())
+def test_metadata_that_is_not_read_is_refused_unless_it_changes_nothing(
+    key: str, tmp_path: Path
+) -> None:
+    metadata = LLAMA_METADATA | {key: 0.3}
+    source = write_gguf(tmp_path / "model.gguf", "llama", metadata, llama_tensors())
+    if key[1:] in WITHOUT_EFFECT:
+        assert read_config(convert(source))["model_type"] == "llama"
+        return
+    message = rf"metadata llama{re.escape(key)} is 0\.3.*may change"
+    with pytest.raises(CheckpointError, match=message):
+        convert(source)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {".attention.causal": True, ".expert_count": 0, ".expert_used_count": 0},
+        {".logit_scale": 1.0, ".attention.scale": 0.125, ".residual_scale": 0.0},
+        {".rope.scaling.type": "none", ".rope.scaling.attn_factor": 1.0, ".vocab_size": 32},
+        {".leading_dense_block_count": 0, ".rope.dimension_sections": [0, 0, 0, 0]},
+    ],
+)
+def test_metadata_that_says_what_is_so_anyway_changes_nothing(
+    metadata: dict[str, Any], tmp_path: Path
+) -> None:
+    plain = write_gguf(tmp_path / "plain.gguf", "llama", LLAMA_METADATA, llama_tensors())
+    more = write_gguf(tmp_path / "more.gguf", "llama", LLAMA_METADATA | metadata, llama_tensors())
+    assert read_config(convert(more)) == read_config(convert(plain))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "is_known"),
+    [(6, True), ([True] * 5 + [False, True], True), (4, False), ([True] * 7, False)],
+)
+def test_the_windows_of_gemma_are_those_it_always_has(
+    pattern: Any, is_known: bool, tmp_path: Path
+) -> None:
+    config = CONFIGS["gemma3"]
+    tensors = gguf_tensors(make_model(config).state_dict(), config)
+    metadata = gguf_metadata(config) | {".attention.sliding_window_pattern": pattern}
+    source = write_gguf(tmp_path / "model.gguf", "gemma3", metadata, tensors)
+    if is_known:
+        assert read_config(convert(source))["layer_types"].count("full_attention") == 1
+        return
+    with pytest.raises(CheckpointError, match="gemma3.attention.sliding_window_pattern is"):
         convert(source)
 
 

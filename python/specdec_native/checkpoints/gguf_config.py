@@ -12,11 +12,51 @@ from specdec_native.checkpoints.gguf_file import GgufFile
 
 KNOWN_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 
-# Scales some models apply inside the same architecture; no config.json of these families has them.
-_UNSUPPORTED_SCALES = (
-    "attention.scale", "embedding_scale", "residual_scale", "logit_scale",
-    "rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor",
-)  # fmt: skip
+# Metadata of an architecture that changes no result here, and why. What is in neither table and is
+# not read may change what the model computes, so it is refused.
+WITHOUT_EFFECT = {
+    "vocab_size": "the embedding has that many rows",
+    "tensor_data_layout": "it names the order of rows that all files of the architecture have",
+    "pooling_type": "it is how an embedding is made of hidden states",
+    "rope.scaling.finetuned": "it says how the model was trained",
+    "rope.scaling.original_context_length": "YaRN has it, and reads it",
+    "rope.scaling.yarn_beta_fast": "YaRN has it, and reads it",
+    "rope.scaling.yarn_beta_slow": "YaRN has it, and reads it",
+}
+# Values of metadata at which the model is as if it was not there.
+_NEUTRAL = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "attention.output_scale": (0.0, 1.0),
+    "attention.shared_kv_layers": (0,),
+    "attention.sliding_window": (0,),
+    "attn_logit_softcapping": (0.0,),
+    "embedding_scale": (0.0, 1.0),
+    "expert_count": (0,),
+    "expert_gating_func": (0, 1),  # the softmax
+    "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1),
+    "expert_shared_count": (0,),
+    "expert_used_count": (0,),
+    "expert_weights_norm": (True,),
+    "expert_weights_scale": (0.0, 1.0),
+    "final_logit_softcapping": (0.0,),
+    "leading_dense_block_count": (0,),
+    "logit_scale": (0.0, 1.0),
+    "nextn_predict_layers": (0,),
+    "residual_scale": (0.0, 1.0),
+    "rope.dimension_sections": (0,),
+    "rope.scale_linear": (0.0, 1.0),
+    "rope.scaling.alpha": (0.0, 1.0),
+    "rope.scaling.attn_factor": (0.0, 1.0),
+    "rope.scaling.factor": (0.0, 1.0),
+    "rope.scaling.type": ("none",),
+    "rope.scaling.yarn_attn_factor": (0.0, 1.0),
+    "rope.scaling.yarn_ext_factor": (0.0, 1.0),
+    "rope.scaling.yarn_log_multiplier": (0.0,),
+    "use_parallel_residual": (False,),
+}
 
 # How Llama 3.1 and later stretch the rotary embedding. A GGUF file keeps the resulting divisors
 # (rope_freqs.weight) and the factor is the largest of them; these parameters are the same
@@ -33,10 +73,6 @@ def model_config(file: GgufFile, *, dtype: str, tied: bool) -> dict[str, Any]:
             f"architecture {file.architecture!r} is not supported; "
             f"known: {', '.join(KNOWN_ARCHITECTURES)}"
         )
-    for key in _UNSUPPORTED_SCALES:
-        if file.hyperparameter(key, 0.0) not in (0.0, 1.0):
-            raise file.error(f"metadata {file.architecture}.{key} is not supported")
-
     num_heads = file.require_hyperparameter("attention.head_count", int)
     hidden_size = file.require_hyperparameter("embedding_length", int)
     norm_eps = file.require_hyperparameter("attention.layer_norm_rms_epsilon", float)
@@ -60,7 +96,33 @@ def model_config(file: GgufFile, *, dtype: str, tied: bool) -> dict[str, Any]:
     }
     config |= _special_token_ids(file)
     families = {"llama": _llama_family, "gemma3": _gemma_family}
-    return config | families.get(file.architecture, _qwen_family)(file)
+    config |= families.get(file.architecture, _qwen_family)(file)
+    _check_unread(file, config)
+    return config
+
+
+def _check_unread(file: GgufFile, config: dict[str, Any]) -> None:
+    """Raises CheckpointError for metadata that may change what the model computes."""
+    width = config["head_dim"]
+    scaled_by = max(config.get("query_pre_attn_scalar", width), 1)
+    is_sliding = [kind == "sliding_attention" for kind in config.get("layer_types", [])]
+    neutral = _NEUTRAL | {
+        "attention.scale": (0.0, float(np.float32(scaled_by**-0.5))),
+        "attention.key_length_swa": (width,),
+        "attention.value_length_swa": (width,),
+        "rope.dimension_count_swa": (width,),
+        "attention.sliding_window_pattern": (_GEMMA3_PATTERN, is_sliding) if is_sliding else (),
+    }
+    for key, value in file.unread_hyperparameters().items():
+        allowed = neutral.get(key, ())
+        of_layers = value if isinstance(value, list) else [value]
+        if key in WITHOUT_EFFECT or value in allowed or all(one in allowed for one in of_layers):
+            continue
+        known = " or ".join(str(other) for other in allowed)
+        raise file.error(
+            f"metadata {file.architecture}.{key} is {value!r:.80}, which may change what the model "
+            f"computes and is not implemented{f'; known is only {known}' if known else ''}"
+        )
 
 
 def generation_config(file: GgufFile) -> dict[str, Any]:

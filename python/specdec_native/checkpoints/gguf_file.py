@@ -129,6 +129,7 @@ class GgufFile:
         reader = _open(path)
         self._fields = reader.fields
         self._values: dict[str, Any] = {}
+        self._read: set[str] = set()
         self.architecture = self.require("general.architecture", str)
         if self.get("split.count", 0) > 1:
             raise self.error(
@@ -157,6 +158,7 @@ class GgufFile:
     def hyperparameter(self, key: str, default: Any = None, kind: Any = None) -> Any:
         """The metadata value `<architecture>.<key>`; one per layer must agree over the layers."""
         name = f"{self.architecture}.{key}"
+        self._read.add(name)
         value = self._contents(name)
         if isinstance(value, list):
             if len(set(value)) != 1:
@@ -170,6 +172,12 @@ class GgufFile:
         if value is None:
             raise self.error(f"metadata {self.architecture}.{key} is missing")
         return value
+
+    def unread_hyperparameters(self) -> dict[str, Any]:
+        """The metadata of the architecture that nothing has asked for yet, as it is stored."""
+        prefix = f"{self.architecture}."
+        unread = [key for key in self._fields if key.startswith(prefix) and key not in self._read]
+        return {key.removeprefix(prefix): self._contents(key) for key in unread}
 
     def _contents(self, key: str) -> Any:
         if key not in self._values:
