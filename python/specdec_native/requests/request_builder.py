@@ -12,6 +12,7 @@ from typing import Any
 from specdec_native import _core
 from specdec_native.checkpoints import hub
 from specdec_native.checkpoints.errors import CheckpointError
+from specdec_native.checkpoints.generation_config import sampling_values
 from specdec_native.checkpoints.text_files import read_json_object
 from specdec_native.checks import check_text
 from specdec_native.requests.core_params import to_core_params
@@ -30,18 +31,6 @@ from specdec_native.text.tokenizer import Tokenizer
 from specdec_native.text.tokenizer_backends import TokenizerNotFoundError
 
 logger = logging.getLogger(__name__)
-
-_GENERATION_CONFIG_NAMES = {
-    "repetition_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "max_new_tokens": "max_tokens",
-    "skip_special_tokens": "skip_special_tokens",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,11 +74,7 @@ class GenerationConfig:
         if not self._is_neutral and file.is_file():
             config = dict(read_json_object(file))
         config |= self._overrides
-        values = {
-            name: config[key]
-            for key, name in _GENERATION_CONFIG_NAMES.items()
-            if config.get(key) is not None
-        }
+        values = sampling_values(config, file)
         try:
             params = SamplingParams(**values)
         except (TypeError, ValueError) as error:
