@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import tokenizers
 
 from specdec_native.checkpoints.text_files import is_file, read_text
 from specdec_native.text import chat_template as chat
+from specdec_native.text import encoding
 from specdec_native.text.tokenizer_backends import (
     TokenizerBackend,
     load_backend,
@@ -23,22 +25,73 @@ from specdec_native.text.tokenizer_files import (
     optional_json,
 )
 
-# Arguments of transformers' apply_chat_template that are no variables of the template.
-_TOKENIZER_OPTIONS = (
-    *("padding", "truncation", "max_length", "return_tensors", "tokenizer_kwargs"),
-    *("return_assistant_tokens_mask", "sanitize_control_tokens"),
-)
+# Further arguments of transformers' apply_chat_template that are no variables of the template.
+_CHAT_OPTIONS = ("return_assistant_tokens_mask", "sanitize_control_tokens")
+_NO_LIMIT = 10**20  # a larger model_max_length says that there is none, as in transformers
+# What tokenizer_config.json says of the form in which token ids are returned.
+_LAYOUT: dict[str, type | tuple[type, ...]] = {
+    "padding_side": str,
+    "truncation_side": str,
+    "model_max_length": (int, float),
+}
 
 _REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no character
+
+
+class _SpecialToken:
+    """`eos_token` and its like: the text of a special token, None without one. May be set."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, tokenizer: Tokenizer, owner: type | None = None) -> str | None:
+        return tokenizer.special_tokens_map.get(self._name)
+
+    def __set__(self, tokenizer: Tokenizer, token: str | None) -> None:
+        tokenizer.special_tokens_map.pop(self._name, None)
+        if token is not None:
+            tokenizer.special_tokens_map[self._name] = token
+
+
+class _SpecialTokenId:
+    """`eos_token_id` and its like: the id of a special token, None without one. May be set."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._token = name.removesuffix("_id")
+
+    def __get__(self, tokenizer: Tokenizer, owner: type | None = None) -> int | None:
+        token = tokenizer.special_tokens_map.get(self._token)
+        token_id: int | None = None if token is None else tokenizer.convert_tokens_to_ids(token)
+        return token_id
+
+    def __set__(self, tokenizer: Tokenizer, token_id: int | None) -> None:
+        token = None if token_id is None else tokenizer.convert_ids_to_tokens(token_id)
+        setattr(tokenizer, self._token, token)
 
 
 class Tokenizer:
     """The tokenizer of a checkpoint.
 
-    `encode` gives the ids transformers' AutoTokenizer gives. Method names and arguments are
-    transformers', too, so a script that calls `LLM.get_tokenizer()` finds what it needs. What is
-    not here, such as padding and tensors, is refused by name.
+    `encode` gives the ids transformers' AutoTokenizer gives. Method names, arguments and attributes
+    are transformers', too, so a script that calls `LLM.get_tokenizer()` finds what it needs. What
+    is not here, such as offsets, is refused by name.
+
+    Attributes:
+        bos_token, eos_token, pad_token, unk_token: texts of special tokens, and with `_id` their
+            ids; None where there is none. May be set.
+        chat_template: Jinja source of the default chat template, None without one. May be set.
+        padding_side, truncation_side: "left" or "right".
+        model_max_length: tokens that truncation without max_length leaves.
     """
+
+    bos_token = _SpecialToken()
+    bos_token_id = _SpecialTokenId()
+    eos_token = _SpecialToken()
+    eos_token_id = _SpecialTokenId()
+    pad_token = _SpecialToken()
+    pad_token_id = _SpecialTokenId()
+    unk_token = _SpecialToken()
+    unk_token_id = _SpecialTokenId()
 
     def __init__(
         self,
@@ -54,6 +107,8 @@ class Tokenizer:
         self.special_tokens_map: dict[str, str] = dict(special_tokens or {})
         self._chat_templates = dict(chat_templates or {})
         self.name_or_path = name_or_path
+        self.padding_side = self.truncation_side = "right"
+        self.model_max_length: float = math.inf
         self._special = backend.special_tokens()
         self._token_texts: dict[int, str] = {}
         self._whole_texts: dict[tuple[int, bool], str] = {}
@@ -90,9 +145,10 @@ class Tokenizer:
             hf_tokenizer = load_with_transformers(path, trust_remote_code)
             backend = make_backend(hf_tokenizer)
             special = {k: str(v) for k, v in hf_tokenizer.special_tokens_map.items()}
-        return cls(
+        tokenizer = cls(
             backend, special_tokens=special, chat_templates=templates, name_or_path=str(path)
         )
+        return tokenizer._with_layout(config)
 
     @classmethod
     def wrap(cls, tokenizer: Any) -> Tokenizer:
@@ -101,12 +157,13 @@ class Tokenizer:
             return tokenizer
         if hasattr(tokenizer, "apply_chat_template") and hasattr(tokenizer, "special_tokens_map"):
             template = getattr(tokenizer, "chat_template", None)
-            return cls(
+            wrapped = cls(
                 make_backend(tokenizer),
                 special_tokens={k: str(v) for k, v in tokenizer.special_tokens_map.items()},
                 chat_templates=named_templates(template, "the tokenizer"),
                 name_or_path=str(getattr(tokenizer, "name_or_path", "")),
             )
+            return wrapped._with_layout({n: getattr(tokenizer, n, None) for n in _LAYOUT})
         if isinstance(tokenizer, tokenizers.Tokenizer):
             return cls(make_backend(tokenizer))
         raise ValueError(
@@ -114,9 +171,21 @@ class Tokenizer:
             f"tokenizers or transformers; got {type(tokenizer).__name__}"
         )
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def _with_layout(self, config: Mapping[str, Any]) -> Tokenizer:
+        for name, kind in _LAYOUT.items():
+            if isinstance(config.get(name), kind):
+                setattr(self, name, config[name])
+        return self
+
+    @overload
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+    @overload
+    def encode(self, text: str, add_special_tokens: bool = True, **options: Any) -> Any: ...
+    def encode(self, text: str, add_special_tokens: bool = True, **options: Any) -> Any:
         """Token ids of a text, with the special tokens (such as BOS) the checkpoint puts around it
-        unless `add_special_tokens` is False."""
+        unless `add_special_tokens` is False. `options` are those of a call."""
+        if options:
+            return self(text, add_special_tokens, **options)["input_ids"]
         return self._backend.encode(_checked_text(text), add_special_tokens)
 
     def encode_batch(
@@ -125,27 +194,56 @@ class Tokenizer:
         """`encode` of every text."""
         return self._backend.encode_batch([_checked_text(t) for t in texts], add_special_tokens)
 
-    def decode(self, token_ids: int | Iterable[int], skip_special_tokens: bool = False) -> str:
-        """The text of token ids; ids outside the vocabulary have none."""
-        if isinstance(token_ids, int):
-            token_ids = [token_ids]
+    def decode(
+        self, token_ids: int | Iterable[int], skip_special_tokens: bool = False, **options: Any
+    ) -> str:
+        """The text of token ids; ids outside the vocabulary have none.
+
+        Spaces stay as the decoder writes them: `clean_up_tokenization_spaces=True` is refused.
+        """
+        if options:
+            self._refuse(options)
+        if isinstance(token_ids, int) or getattr(token_ids, "shape", None) == ():
+            token_ids = [int(token_ids)]  # type: ignore[arg-type]
         ids = token_ids if isinstance(token_ids, list) else [int(i) for i in token_ids]
         return self._backend.decode(ids, skip_special_tokens)
 
     def batch_decode(
-        self, sequences: Iterable[Iterable[int]], skip_special_tokens: bool = False
+        self, sequences: Iterable[Iterable[int]], skip_special_tokens: bool = False, **options: Any
     ) -> list[str]:
         """`decode` of every sequence."""
-        return [self.decode(ids, skip_special_tokens) for ids in sequences]
+        return [self.decode(ids, skip_special_tokens, **options) for ids in sequences]
 
     def __call__(
-        self, text: str | list[str], add_special_tokens: bool = True, **options: Any
-    ) -> dict[str, Any]:
-        """Token ids and attention mask, as transformers' tokenizers return them."""
-        self._refuse(options, options)
-        if isinstance(text, str):
-            return _with_mask(self.encode(text, add_special_tokens))
-        return _with_mask(self.encode_batch(text, add_special_tokens))
+        self, text: str | Sequence[str], add_special_tokens: bool = True, **options: Any
+    ) -> encoding.BatchEncoding:
+        """Token ids and attention mask of a text or of each of several, as transformers' tokenizers
+        return them: `result["input_ids"]`, `result.input_ids`.
+
+        `options` are transformers': padding, truncation, max_length, pad_to_multiple_of,
+        padding_side, truncation_side, return_tensors ("pt" or "np"), return_attention_mask.
+        Raises ValueError for others, and where they cannot be met.
+        """
+        texts = [text] if isinstance(text, str) else [_checked_text(each) for each in text]
+        layout = self._layout(options)
+        rows = self.encode_batch(texts, add_special_tokens)
+        for i, row in enumerate(rows):
+            if layout.is_too_long(row):
+                content = self.encode(texts[i], add_special_tokens=False)
+                rows[i] = layout.cut(row, content)
+        return layout.pack(rows, not isinstance(text, str), self.pad_token_id)
+
+    def _layout(self, options: Mapping[str, Any]) -> encoding.Layout:
+        own = {name: value for name, value in options.items() if name in encoding.OPTIONS}
+        self._refuse({name: value for name, value in options.items() if name not in own})
+        is_limited = self.model_max_length < _NO_LIMIT
+        return encoding.Layout(**own).within(
+            {
+                "max_length": int(self.model_max_length) if is_limited else None,
+                "padding_side": self.padding_side,
+                "truncation_side": self.truncation_side,
+            }
+        )
 
     def tokenize(self, text: str) -> list[str]:
         """Vocabulary entries of a text, without special tokens around it."""
@@ -213,45 +311,10 @@ class Tokenizer:
         """Ids of the special tokens, rising."""
         return sorted(self._special)
 
-    def _special_id(self, name: str) -> int | None:
-        token = self.special_tokens_map.get(name)
-        return None if token is None else self._backend.token_to_id(token)
-
     @property
-    def bos_token(self) -> str | None:
-        """Text of the token that begins a sequence; None without one."""
-        return self.special_tokens_map.get("bos_token")
-
-    @property
-    def bos_token_id(self) -> int | None:
-        """Id of bos_token."""
-        return self._special_id("bos_token")
-
-    @property
-    def eos_token(self) -> str | None:
-        """Text of the token that ends a sequence; None without one."""
-        return self.special_tokens_map.get("eos_token")
-
-    @property
-    def eos_token_id(self) -> int | None:
-        """Id of eos_token."""
-        return self._special_id("eos_token")
-
-    @property
-    def pad_token(self) -> str | None:
-        """Text of the padding token; None without one."""
-        return self.special_tokens_map.get("pad_token")
-
-    @pad_token.setter
-    def pad_token(self, token: str | None) -> None:
-        self.special_tokens_map.pop("pad_token", None)
-        if token is not None:
-            self.special_tokens_map["pad_token"] = token
-
-    @property
-    def pad_token_id(self) -> int | None:
-        """Id of pad_token."""
-        return self._special_id("pad_token")
+    def all_special_tokens(self) -> list[str]:
+        """Texts of the special tokens, by rising id."""
+        return [self._special[token_id] for token_id in self.all_special_ids]
 
     @property
     def chat_template(self) -> str | None:
@@ -259,6 +322,33 @@ class Tokenizer:
         if len(self._chat_templates) == 1:
             return next(iter(self._chat_templates.values()))
         return self._chat_templates.get("default")
+
+    @chat_template.setter
+    def chat_template(self, template: str | Mapping[str, str] | None) -> None:
+        self._chat_templates = named_templates(template, "the tokenizer")
+
+    def get_chat_template(
+        self,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The source of a template by its name, or of the one for a conversation with or without
+        tools; Jinja source is returned as it is. Raises ValueError if there is none, or none of
+        several is the default."""
+        if chat_template is None:
+            chat_template = self.chat_template
+            if tools and "tool_use" in self._chat_templates:
+                chat_template = self._chat_templates["tool_use"]
+        elif "{" not in chat_template:  # no template shows anything without
+            if chat_template not in self._chat_templates:
+                raise ValueError(
+                    f"chat_template: {chat_template!r:.80} is neither Jinja source nor one of the "
+                    f"checkpoint's templates: {', '.join(sorted(self._chat_templates)) or 'none'}"
+                )
+            chat_template = self._chat_templates[chat_template]
+        if chat_template is None:
+            raise ValueError(self._why_no_template())
+        return chat_template
 
     def render_chat(
         self,
@@ -275,21 +365,8 @@ class Tokenizer:
         `chat_template` is Jinja source or the name of one of the checkpoint's templates. Raises
         ValueError if there is none, or none of several is the default.
         """
-        if chat_template is None:
-            chat_template = self.chat_template
-            if tools and "tool_use" in self._chat_templates:
-                chat_template = self._chat_templates["tool_use"]
-        elif "{" not in chat_template:  # no template shows anything without
-            if chat_template not in self._chat_templates:
-                raise ValueError(
-                    f"chat_template: {chat_template!r:.80} is neither Jinja source nor one of the "
-                    f"checkpoint's templates: {', '.join(sorted(self._chat_templates)) or 'none'}"
-                )
-            chat_template = self._chat_templates[chat_template]
-        if chat_template is None:
-            raise ValueError(self._why_no_template())
         return chat.render(
-            chat_template,
+            self.get_chat_template(chat_template, tools),
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -328,11 +405,14 @@ class Tokenizer:
     ) -> Any:
         """Token ids of a conversation or of each of several; text without `tokenize`.
 
-        `return_dict` gives the ids with their attention mask. `template_kwargs` are variables of
-        the template. Raises ValueError for tokenizer options that are not here.
+        `return_dict` gives the ids with their attention mask. `template_kwargs` are the options of
+        a call, also as `tokenizer_kwargs`, and variables of the template.
+        Raises ValueError for tokenizer options that are not here.
         """
-        self._refuse(template_kwargs, _TOKENIZER_OPTIONS)
-        template_kwargs = {k: v for k, v in template_kwargs.items() if k not in _TOKENIZER_OPTIONS}
+        own = (*encoding.OPTIONS, *_CHAT_OPTIONS)
+        options = {"truncation": False, **(template_kwargs.pop("tokenizer_kwargs", None) or {})}
+        options |= {name: template_kwargs.pop(name) for name in own if name in template_kwargs}
+        layout = self._layout(options)
         if documents is not None:
             template_kwargs["documents"] = documents
         many = bool(conversation) and not isinstance(conversation[0], Mapping)
@@ -349,26 +429,18 @@ class Tokenizer:
         ]
         if not tokenize:
             return texts if many else texts[0]
-        batch = self.encode_batch(texts, add_special_tokens=False)
-        ids: list[Any] = batch if many else batch[0]
-        return _with_mask(ids) if return_dict else ids
+        rows = self.encode_batch(texts, add_special_tokens=False)
+        encoded = layout.pack([layout.cut(row, row) for row in rows], many, self.pad_token_id)
+        return encoded if return_dict else encoded["input_ids"]
 
-    def _refuse(self, options: Mapping[str, Any], names: Iterable[str]) -> None:
-        """Raises ValueError for an option of transformers' that is set, among those of `names`."""
-        for name in names:
-            if options.get(name):
+    def _refuse(self, options: Mapping[str, Any]) -> None:
+        """Raises ValueError for an option of transformers' that asks for something."""
+        for name, value in options.items():
+            if value and name != "verbose":
                 raise ValueError(
-                    f"{name}={options[name]!r} is not supported by this tokenizer: cut or pad the "
-                    "lists it returns, or use transformers.AutoTokenizer.from_pretrained("
-                    f"{self.name_or_path!r})"
+                    f"{name}={value!r} is not supported by this tokenizer: leave it out, or use "
+                    f"transformers.AutoTokenizer.from_pretrained({self.name_or_path!r})"
                 )
-
-
-def _with_mask(ids: list[Any]) -> dict[str, Any]:
-    """Token ids of a text or of several, as transformers returns them."""
-    many = bool(ids) and isinstance(ids[0], list)
-    mask: list[Any] = [[1] * len(row) for row in ids] if many else [1] * len(ids)
-    return {"input_ids": ids, "attention_mask": mask}
 
 
 def load_chat_template(template: str | os.PathLike[str], names: Collection[str] = ()) -> str:
