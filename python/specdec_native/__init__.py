@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from specdec_native.vllm_compat.missing import MISSING_NAMES
+from specdec_native.vllm_compat.missing import MISSING_NAMES, stand_in
 
 if TYPE_CHECKING:
     from specdec_native import errors
@@ -88,8 +88,18 @@ _MODULES = {
     "requests.stream": "RequestStream",
     "requests.structured_outputs": "GuidedDecodingParams StructuredOutputsParams",
     "vllm_compat.async_llm": "AsyncEngineArgs AsyncLLM AsyncLLMEngine",
+    "vllm_compat.config": """
+        CacheConfig ModelConfig ParallelConfig SchedulerConfig SpeculativeConfig VllmConfig""",
     "vllm_compat.engine_args": "EngineArgs FlexibleArgumentParser",
-    "vllm_compat.llm_engine": "LLMEngine cleanup_dist_env_and_memory",
+    "vllm_compat.helpers": """
+        EngineDeadError current_platform get_ip get_open_port get_tokenizer init_logger random_uuid
+        resolve_chat_template resolve_hf_chat_template set_random_seed""",
+    "vllm_compat.llm_engine": """
+        LLMEngine cleanup_dist_env_and_memory destroy_distributed_environment
+        destroy_model_parallel""",
+    "vllm_compat.logits_processors": """
+        AdapterLogitsProcessor BatchUpdate LogitsProcessor MoveDirectionality
+        RequestLogitsProcessor process_dict_updates""",
     "vllm_compat.metrics": "Counter Gauge Histogram Metric Vector",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
@@ -102,9 +112,10 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("specdec_native._core").__version__
     if name in MISSING_NAMES:  # what `from specdec_native import ...` shows
         raise ImportError(f"specdec_native has no {name}: {MISSING_NAMES[name]}")
-    if name not in _HOMES:
+    if name in _HOMES:
+        value = getattr(importlib.import_module(f"specdec_native.{_HOMES[name]}"), name)
+    elif (value := stand_in(name)) is None:
         raise AttributeError(f"module 'specdec_native' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"specdec_native.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
 

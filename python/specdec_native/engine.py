@@ -44,6 +44,7 @@ from specdec_native.requests.request_builder import (
 from specdec_native.requests.request_runner import RequestRunner
 from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
 from specdec_native.requests.stream import RequestStream
+from specdec_native.requests.structured_outputs import check_structured_outputs_config
 from specdec_native.speculation.custom_drafter import CustomDrafter
 from specdec_native.speculation.draft_vocabulary import check_vocabularies
 from specdec_native.speculation.speculative_config import parse_speculative_config
@@ -51,6 +52,7 @@ from specdec_native.speculation.verifier import find_target
 from specdec_native.text.chat_template import Message
 from specdec_native.text.tokenizer import Tokenizer
 from specdec_native.vllm_compat.config import make_vllm_config
+from specdec_native.vllm_compat.logits_processors import BatchOfOne, processor_classes
 
 route_core_log()
 
@@ -104,6 +106,8 @@ class Engine:
         generation_config: str | os.PathLike[str] = "auto",
         override_generation_config: Mapping[str, Any] | None = None,
         speculative_config: Mapping[str, Any] | None = None,
+        structured_outputs_config: Mapping[str, bool] | None = None,
+        logits_processors: Sequence[type[Any] | str] | None = None,
         taps: Sequence[int | Literal["final"]] | None = None,
     ) -> None:
         """Loads a checkpoint.
@@ -183,6 +187,11 @@ class Engine:
             speculative_config: drafts tokens ahead and verifies several at once, such as
                 {"method": "ngram"}. The keys are described in
                 specdec_native.speculation.speculative_config.
+            structured_outputs_config: what holds for all requests as if each said it:
+                {"disable_any_whitespace": True, "disable_additional_properties": True} or one of
+                them; see StructuredOutputsParams.
+            logits_processors: classes of vLLM's form, or "module:Class", that change the logits of
+                every request; see specdec_native.vllm_compat.logits_processors. Needs torch.
             taps: states of the model that finished completions return (tapped_states): the residual
                 stream as each of these layers reads it, counted from 0, then "final": what the
                 output head reads. Draft heads are trained on them.
@@ -196,6 +205,8 @@ class Engine:
             raise ValueError(f"max_logprobs must be -1 or at least 0, got {max_logprobs!r}")
         check_quantization(quantization)
         check_hf_overrides(hf_overrides)
+        structured_outputs = check_structured_outputs_config(structured_outputs_config)
+        processors = processor_classes(logits_processors)
         generation = GenerationConfig(generation_config, override_generation_config)
         config = make_config({**core_options, "dtype": dtype, "seed": seed or 0})
         target = find_target(model, revision, speculative_config, hub.find_config)
@@ -240,6 +251,9 @@ class Engine:
             raise
         self._model_info = core.model_info()
         self._num_spec_tokens = None if speculative is None else speculative.num_speculative_tokens
+        self.vllm_config = make_vllm_config(
+            config, self._model_info, self._directory, speculative_config
+        )
         self._builder = RequestBuilder(
             self._directory,
             text,
@@ -247,9 +261,8 @@ class Engine:
             generation=generation,
             max_logprobs=max_logprobs,
             num_spec_tokens=self._num_spec_tokens,
-        )
-        self.vllm_config = make_vllm_config(
-            config, self._model_info, self._directory, speculative_config
+            structured_outputs_config=structured_outputs,
+            logits_processors=[BatchOfOne(each, self.vllm_config) for each in processors],
         )
         self._runner = RequestRunner(core, ranks.end)
         self._end = weakref.finalize(self, self._runner.part)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specdec_native.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
-from specdec_native.engine import Engine
 from specdec_native.requests.inputs import PromptType
 from specdec_native.requests.outputs import RequestOutput
 from specdec_native.requests.sampling_params import SamplingParams
@@ -16,10 +15,10 @@ from specdec_native.text.chat_template import Message
 from specdec_native.text.tokenizer import Tokenizer
 from specdec_native.vllm_compat.arguments import engine_options
 from specdec_native.vllm_compat.config import ModelConfig
-from specdec_native.vllm_compat.engine_args import arguments_of
-from specdec_native.vllm_compat.llm_engine import LLMEngine, refuse_request_options
+from specdec_native.vllm_compat.engine_args import arguments_of, engine_maker
+from specdec_native.vllm_compat.llm_engine import LLMEngine, refuse_request_options, tokenized
 from specdec_native.vllm_compat.metrics import Metric
-from specdec_native.vllm_compat.missing import MISSING_METHODS
+from specdec_native.vllm_compat.missing import missing_attribute
 
 _logger = logging.getLogger("specdec_native")
 
@@ -58,7 +57,7 @@ class LLM:
         Raises TypeError for an argument neither knows, ValueError for one that is not supported.
         """
         options = engine_options({**kwargs, "tokenizer": tokenizer, "dtype": dtype, "seed": seed})
-        self.llm_engine = LLMEngine(Engine(model, **options))
+        self.llm_engine = LLMEngine.made_by(engine_maker(model, options))
 
     @classmethod
     def from_engine_args(cls, engine_args: Any) -> LLM:
@@ -74,9 +73,14 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = True,
         lora_request: Any = None,
         priority: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> list[RequestOutput]:
-        """Runs prompts to their end and returns their outputs in order. See Engine.generate."""
+        """Runs prompts to their end and returns their outputs in order. See Engine.generate.
+
+        `tokenization_kwargs` are options of a call of the tokenizer, for prompts of text. Without
+        scheduling_policy="priority", `priority` is ignored with a warning.
+        """
         refuse_request_options(lora_request=lora_request, **kwargs)
         if prompts is None:
             prompts = prompt_token_ids
@@ -84,8 +88,14 @@ class LLM:
             raise ValueError("give prompts or prompt_token_ids, not both")
         if prompts is None:
             raise ValueError("prompts is missing")
+        if tokenization_kwargs:
+            several = [prompts] if isinstance(prompts, (str, Mapping)) else prompts
+            prompts = [tokenized(self.llm_engine.engine, p, tokenization_kwargs) for p in several]
         return self.llm_engine.engine.generate(
-            prompts, sampling_params, use_tqdm=use_tqdm, priority=priority
+            prompts,
+            sampling_params,
+            use_tqdm=use_tqdm,
+            priority=self.llm_engine.known_priority(priority),
         )
 
     def chat(  # noqa: PLR0917 - the order is vLLM's
@@ -114,7 +124,7 @@ class LLM:
             messages,
             sampling_params,
             use_tqdm=use_tqdm,
-            priority=priority,
+            priority=self.llm_engine.known_priority(priority),
             chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -162,13 +172,21 @@ class LLM:
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        """Forgets the cached beginnings of prompts."""
+        """Forgets the cached beginnings of prompts. See LLMEngine.reset_prefix_cache."""
         return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
     def get_world_size(self, include_dp: bool = True) -> int:
-        """Processes: 1."""
+        """The ranks that share the model; a replica is an engine of its own."""
         del include_dp
-        return 1
+        return self.llm_engine.vllm_config.parallel_config.world_size
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Frees the model's memory until wake_up(). See LLMEngine.sleep."""
+        self.llm_engine.sleep(level, mode)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Loads the model again. See LLMEngine.wake_up."""
+        self.llm_engine.wake_up(tags)
 
     def start_profile(self, *_: Any, **__: Any) -> None:
         """Says that there is no profiler: llm_engine.stats() has the seconds of each phase."""
@@ -178,9 +196,7 @@ class LLM:
         """Does nothing; see start_profile()."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in MISSING_METHODS:
-            raise AttributeError(f"LLM.{name} is not supported: {MISSING_METHODS[name]}")
-        raise AttributeError(f"'LLM' object has no attribute {name!r}")
+        raise missing_attribute("LLM", name)
 
     def __repr__(self) -> str:
         return f"LLM({self.llm_engine.engine!r})"

@@ -42,7 +42,7 @@ LAYERS: dict[str, set[str]] = {
 }
 # Modules of vllm_compat that need no engine: vLLM's names and what an engine is in its words.
 VLLM_NAMES = {
-    *("config", "missing", "proposer"),
+    *("config", "logits_processors", "missing", "proposer"),
     *("sampling_arguments", "speculative_arguments", "speculative_keys"),
 }
 # __init__ loads names when they are first used, and so may name every module.

@@ -83,6 +83,29 @@ def test_answers_are_those_of_one_device(
     assert result.stdout.strip() == repr(answers_of(model, quantization="none"))
 
 
+RANK_SCRIPT = """
+import sys
+import torch.distributed
+from specdec_native import LLM
+llm = LLM(
+    sys.argv[1],
+    load_format="dummy",
+    skip_tokenizer_init=True,
+    distributed_executor_backend="external_launcher",
+    tensor_parallel_size=2,
+)
+print(torch.distributed.get_rank(), torch.distributed.get_world_size(), llm.get_world_size())
+"""
+
+
+def test_scripts_ask_torch_for_their_rank(model: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(RANK_SCRIPT)
+    result = torchrun(script, model)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["0", "2", "2"]
+
+
 def test_a_launcher_that_is_missing_or_has_another_size_is_an_error(
     model: Path, script: Path
 ) -> None:

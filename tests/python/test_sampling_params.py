@@ -77,7 +77,6 @@ def test_a_value_out_of_range_is_refused_by_name(field: str, value: Any) -> None
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("extra_args", {"a": 1}),
         ("logprob_token_ids", [1]),
         ("thinking_token_budget", 5),
         ("best_of", 2),
@@ -86,6 +85,13 @@ def test_a_value_out_of_range_is_refused_by_name(field: str, value: Any) -> None
 def test_what_cannot_be_honoured_is_refused_and_says_so(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{field} is not supported"):
         SamplingParams(**{field: value})
+
+
+def test_the_fields_have_vllms_list() -> None:
+    assert {"n", "structured_outputs", "extra_args"} <= set(SamplingParams.__struct_fields__)
+    assert SamplingParams(extra_args={"a": 1}).extra_args == {"a": 1}
+    with pytest.raises(ValueError, match="extra_args must be a dict"):
+        SamplingParams(extra_args="a")
 
 
 def test_their_defaults_are_accepted() -> None:

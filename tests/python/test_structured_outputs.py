@@ -121,6 +121,14 @@ def test_json_object(engine: Engine) -> None:
     assert isinstance(json.loads(text_of(engine, sampling)), dict)
 
 
+def test_flags_of_an_engine_hold_for_all_its_requests(model: Path) -> None:
+    flags = {"disable_any_whitespace": True, "disable_additional_properties": True}
+    schema = {"type": "object", "properties": {"name": {"enum": ["main"]}}, "required": ["name"]}
+    with make_engine(model, structured_outputs_config=flags) as engine:
+        for seed in range(4):
+            assert text_of(engine, params(seed, json=schema)) == '{"name":"main"}'
+
+
 def test_whitespace_is_free_unless_it_is_disabled(compiler: GrammarCompiler) -> None:
     free = compiler.compile(StructuredOutputsParams(json=SCHEMA)).make_matcher()
     brace = id_of("{")

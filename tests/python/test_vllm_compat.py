@@ -1,28 +1,41 @@
 """What a script written for vLLM finds: arguments, names, metrics, its engine."""
 
+import argparse
+import asyncio
 import dataclasses
 import importlib
 import json
+import random
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import specdec_native
 from specdec_native import (
     LLM,
+    AsyncEngineArgs,
+    AsyncLLM,
+    CompilationConfig,
     Counter,
+    CUDAGraphMode,
     EngineArgs,
     FlexibleArgumentParser,
     Gauge,
     Histogram,
     LLMEngine,
     SamplingParams,
+    StructuredOutputsConfig,
     Vector,
     cleanup_dist_env_and_memory,
+    destroy_distributed_environment,
+    destroy_model_parallel,
 )
 from specdec_native.vllm_compat.arguments import (
     ENGINE_ARGUMENTS,
@@ -30,8 +43,16 @@ from specdec_native.vllm_compat.arguments import (
     IGNORED_ARGUMENTS,
     engine_options,
 )
-from specdec_native.vllm_compat.missing import MISSING_METHODS, MISSING_NAMES
+from specdec_native.vllm_compat.missing import (
+    CONFIG_NAMES,
+    ENUM_NAMES,
+    MISSING_METHODS,
+    MISSING_NAMES,
+    REFUSED_NAMES,
+)
 from tiny_text_model import OPTIONS, PARAMS, texts
+
+ROOT = Path(__file__).parents[2]
 
 # -- arguments
 
@@ -94,6 +115,11 @@ def test_what_is_ignored_is_logged_with_the_reason(caplog: pytest.LogCaptureFixt
         ({"device_ids": [1]}, ValueError, r'device_ids=\[1\].*device="cuda:N"'),
         ({"disable_sliding_window": True}, ValueError, "disable_sliding_window=True"),
         ({"watermark_config": {"key": 1}}, ValueError, "watermark_config"),
+        (
+            {"guided_decoding_disable_any_whitespace": True},
+            ValueError,
+            r'structured_outputs_config=\{"disable_any_whitespace": True\}',
+        ),
         ({"enable_lroa": True}, TypeError, "enable_lroa.*enable_lora"),
     ],
 )
@@ -112,7 +138,56 @@ def test_an_automatic_length_is_what_the_cache_holds(model: Path, length: Any) -
         engine.add_request("0", [5] * 58, PARAMS)
 
 
+def test_options_of_structured_outputs_hold_for_all_requests(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = StructuredOutputsConfig(backend="xgrammar", disable_fallback=True)
+    config.disable_any_whitespace = True
+    options = engine_options({"structured_outputs_config": config})
+    assert options == {"structured_outputs_config": {"disable_any_whitespace": True}}
+    assert caplog.text.count("structured_outputs_config: ") == 2
+    assert "backend is ignored" in caplog.text and "disable_fallback is ignored" in caplog.text
+    caplog.clear()
+    for backend in ("auto", "guidance", None):
+        engine_options({"structured_outputs_config": {"backend": backend}})
+    assert not caplog.text
+    for wrong, message in (
+        ({"disable_whitespace": True}, "no key 'disable_whitespace'"),
+        ({"disable_any_whitespace": "x"}, "disable_any_whitespace.*must be True or False"),
+        ("xgrammar", "must be a dict"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            LLM(model, **OPTIONS, structured_outputs_config=wrong)
+
+
 # -- names
+
+
+def test_names_for_types_import_and_are_refused_when_made() -> None:
+    pages = (ROOT / "docs" / "vllm.md").read_text()
+    for name, advice in REFUSED_NAMES.items():
+        found: Any = getattr(specdec_native, name)
+        assert found is getattr(specdec_native, name)
+        assert found | None and not isinstance(3, found)
+        derived = type("Derived", (found,), {})
+        for refused in (found, derived):
+            with pytest.raises(ValueError, match=f"{name} is not supported") as error:
+                refused("a", number=1)
+            assert str(error.value).endswith(advice)
+        assert f"| `{name}` | {advice} |" in pages
+    for name in (*CONFIG_NAMES, *ENUM_NAMES):
+        assert f"`{name}`" in pages
+
+
+def test_configurations_are_dicts(model: Path) -> None:
+    config = CompilationConfig(level=3, cudagraph_mode=CUDAGraphMode.FULL)
+    assert config == {"level": 3, "cudagraph_mode": "FULL"}
+    config.use_inductor = False
+    assert (config["use_inductor"], config.level) == (False, 3)
+    with pytest.raises(AttributeError, match="CompilationConfig was not given mode"):
+        config.mode  # noqa: B018
+    profiler = specdec_native.ProfilerConfig(profiler="torch")
+    assert engine_options({"compilation_config": config, "profiler_config": profiler}) == {}
 
 
 def test_names_that_are_not_here_come_with_advice() -> None:
@@ -133,6 +208,8 @@ def test_methods_that_are_not_here_come_with_advice(llm: LLM) -> None:
         with pytest.raises(AttributeError) as error:
             getattr(llm, name)(["text"])
         assert f"LLM.{name}" in str(error.value) and advice in str(error.value)
+        with pytest.raises(AttributeError, match=f"LLMEngine.{name} is not supported"):
+            getattr(llm.llm_engine, name)
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         llm.nonsense  # noqa: B018
 
@@ -144,14 +221,48 @@ def test_helpers_that_scripts_call_at_their_ends(
     llm.start_profile()
     assert "no profiler" in caplog.text
     llm.stop_profile()
-    assert llm.get_world_size() == 1
-    assert llm.reset_prefix_cache()
+    assert llm.reset_prefix_cache(reset_running_requests=True)
     llm.myself = llm  # type: ignore[attr-defined] # a cycle, which only the collector ends
     freed: list[int] = []
     importlib.import_module("weakref").finalize(llm, freed.append, 1)
     del llm
     cleanup_dist_env_and_memory()
     assert freed == [1]
+
+
+def test_scripts_end_engines_as_in_vllm(model: Path) -> None:
+    llm = LLM(model, **OPTIONS)
+    destroy_model_parallel()
+    destroy_distributed_environment()
+    del llm.llm_engine.model_executor.driver_worker
+    del llm.llm_engine.model_executor
+    assert llm.generate("abc", PARAMS)  # what only drops references has ended nothing
+    llm.llm_engine.engine_core.shutdown(timeout=1.0)
+    with pytest.raises(RuntimeError, match="closed"):
+        llm.generate("abc", PARAMS)
+
+
+def test_the_world_is_as_large_as_the_ranks(model: Path, llm: LLM) -> None:
+    assert llm.get_world_size() == 1
+    assert LLM(model, **OPTIONS, pipeline_parallel_size=2).get_world_size() == 2
+
+
+def test_a_model_that_slept_answers_as_before(model: Path, llm: LLM) -> None:
+    given = LLM(model, **OPTIONS, enable_sleep_mode=True)
+    given.get_tokenizer().chat_template = "{{ messages[0].content }}"
+    given.sleep(level=0)
+    assert not given.llm_engine.is_sleeping()
+    for level in (1, 2):
+        given.sleep(level=level)
+        given.sleep()
+        assert given.llm_engine.is_sleeping()
+        with pytest.raises(RuntimeError, match="closed"):
+            given.generate("abc", PARAMS)
+        given.wake_up(tags=["weights"])
+        given.wake_up(tags=["kv_cache"])
+        assert not given.llm_engine.is_sleeping()
+        assert texts(given.generate("abc", PARAMS)) == texts(llm.generate("abc", PARAMS))
+    assert given.get_tokenizer().chat_template == "{{ messages[0].content }}"
 
 
 # -- arguments as an object
@@ -173,7 +284,17 @@ def test_engine_args_come_from_a_command_line(model: Path) -> None:
     parser.add_argument("--test_type", default="none")
     EngineArgs.add_cli_args(parser).set_defaults(max_num_seqs=4)  # type: ignore[attr-defined]
     line = ["--model", str(model), "--max_model_len=96", "--enforce-eager", "--dtype", "half"]
-    line += ["--revision", "7", "--enable-prefix-caching", "False", "--test_type", "x"]
+    line += [
+        "-tp",
+        "2",
+        "-dp=1",
+        "--revision",
+        "7",
+        "--enable-prefix-caching",
+        "False",
+        "--test_type",
+        "x",
+    ]
     line += ["--speculative-config", '{"method": "ngram"}', "--gpu_memory_utilization", "0.5"]
     found = parser.parse_args(line)
     assert found.test_type == "x"
@@ -181,6 +302,8 @@ def test_engine_args_come_from_a_command_line(model: Path) -> None:
         model=str(model),
         max_model_len=96,
         max_num_seqs=4,
+        tensor_parallel_size=2,
+        data_parallel_size=1,
         enforce_eager=True,
         dtype="half",
         revision="7",
@@ -188,9 +311,63 @@ def test_engine_args_come_from_a_command_line(model: Path) -> None:
         speculative_config={"method": "ngram"},
         gpu_memory_utilization=0.5,
     )
-    assert EngineArgs.from_cli_args(found) == expected  # type: ignore[attr-defined]
+    assert EngineArgs.from_cli_args(args=found) == expected  # type: ignore[attr-defined]
+    defaults = EngineArgs.add_cli_args(FlexibleArgumentParser())  # type: ignore[attr-defined]
+    assert EngineArgs.from_cli_args(defaults.parse_args([])) == EngineArgs()  # type: ignore[attr-defined]
+    assert EngineArgs().model == "Qwen/Qwen3-0.6B"
+    some = argparse.Namespace(model="m", seed=3)
+    assert EngineArgs.from_cli_args(some) == EngineArgs("m", seed=3)  # type: ignore[attr-defined]
     with pytest.raises(SystemExit):
         parser.parse_args(["--model", "x", "--max-modle-len", "3"])
+
+
+def test_a_configuration_is_of_an_engine(model: Path, llm: LLM) -> None:
+    args: Any = EngineArgs(model=str(model), **OPTIONS)
+    config = args.create_engine_config(usage_context=specdec_native.UsageContext.LLM_CLASS)
+    assert isinstance(config, specdec_native.VllmConfig)
+    for found in (config.model_config, args.create_model_config()):
+        assert (found.max_model_len, found.get_vocab_size()) == (
+            96,
+            llm.model_config.info.vocab_size,
+        )
+    engine = LLMEngine.from_vllm_config(config)
+    expected = texts(llm.generate("abc", PARAMS))
+    assert texts(list(engine.stream("abc", PARAMS))[-1:]) == expected
+    engine.sleep()
+    engine.wake_up()
+    assert texts(list(engine.stream("abc", PARAMS))[-1:]) == expected
+
+
+def test_the_asyncio_engine_has_vllms_methods(model: Path) -> None:
+    async def main() -> None:
+        args = AsyncEngineArgs(model=str(model), **OPTIONS, enable_log_requests=True)
+        engine = AsyncLLM.from_engine_args(args, stat_loggers=[])
+        await engine.check_health()
+        await engine.do_log_stats()
+        assert engine.is_running and not engine.errored and not engine.is_stopped
+        assert engine.dead_error is None
+        assert not await engine.is_tracing_enabled()
+        assert await engine.get_supported_tasks() == ("generate",)
+        assert await engine.get_vllm_config() is engine.vllm_config
+        assert await engine.reset_prefix_cache(reset_running_requests=True)
+        options: dict[str, Any] = {"data_parallel_rank": 0, "trace_headers": {}, "priority": 3}
+        outputs = engine.generate("abcdef", PARAMS, "1", prompt_text=None, **options)
+        assert [o.finished async for o in outputs][-1]
+        assert not await engine.abort(["1", "2"], internal=True)
+        await engine.sleep()
+        assert await engine.is_sleeping() and engine.errored
+        await engine.wake_up()
+        kwargs = {"truncate_prompt_tokens": 3}
+        last = [o async for o in engine.generate("abcdef", PARAMS, "2", tokenization_kwargs=kwargs)]
+        assert last[-1].prompt_token_ids == engine.engine.tokenizer.encode("def")
+        with pytest.raises(AttributeError, match=r"AsyncLLM\.encode is not supported"):
+            engine.encode  # noqa: B018
+        with pytest.raises(ValueError, match="reasoning_ended is not supported"):
+            engine.generate("abc", PARAMS, "3", reasoning_ended=True)
+        engine.shutdown(timeout=1.0)
+        assert engine.errored and isinstance(engine.dead_error, RuntimeError)
+
+    asyncio.run(main())
 
 
 def test_the_engine_is_stepped_as_in_vllm(model: Path, llm: LLM) -> None:
@@ -249,8 +426,22 @@ def test_priorities_are_checked(model: Path, llm: LLM) -> None:
     for bad in ("ab", 1.5):
         with pytest.raises(ValueError, match="priority must be an integer"):
             given.generate(["abc", "xyz"], PARAMS, priority=bad)
-    with pytest.raises(ValueError, match='scheduling_policy="priority"'):
-        llm.generate(["abc", "xyz"], PARAMS, priority=[0, 1])
+
+
+def test_priorities_without_a_policy_are_ignored_with_one_warning(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    llm = LLM(model, **OPTIONS)
+    expected = texts(llm.generate(["abc", "xyz"], PARAMS, priority=[0, 0]))
+    assert not caplog.text
+    assert texts(llm.generate(["abc", "xyz"], PARAMS, priority=[0, 1])) == expected
+    conversation = [{"role": "user", "content": "hi"}]
+    assert llm.chat(conversation, PARAMS, priority=5)
+    llm.llm_engine.add_request("0", "abc", PARAMS, priority=-3)
+    assert caplog.text.count('priority is ignored: make the engine with scheduling_policy="') == 1
+    for wrong, message in (([1], "1 entries for 2 prompts"), ("ab", "must be an integer")):
+        with pytest.raises(ValueError, match=message):
+            llm.generate(["abc", "xyz"], PARAMS, priority=wrong)
 
 
 def test_empty_media_are_text(llm: LLM) -> None:
@@ -296,6 +487,82 @@ def test_arrival_is_on_the_wall_clock(llm: LLM) -> None:
     metrics = llm.generate("abc", PARAMS)[0].metrics
     assert metrics is not None
     assert before - 1 < metrics.arrival_time < metrics.finished_time < time.time() + 1
+
+
+def test_metrics_of_a_request_have_vllms_names(llm: LLM) -> None:
+    output = llm.generate("abc", SamplingParams(n=2, max_tokens=5, ignore_eos=True))[0]
+    metrics = output.metrics
+    assert metrics is not None and metrics.num_generation_tokens == 10
+    assert metrics.queued_ts == metrics.arrival_time
+    assert metrics.queued_ts <= metrics.scheduled_ts <= metrics.first_token_ts
+    assert metrics.first_token_ts <= metrics.last_token_ts == metrics.last_token_time
+    assert metrics.first_token_latency == metrics.first_token_ts - metrics.queued_ts
+    for name in ("encoder_prompt", "encoder_prompt_token_ids", "kv_transfer_params"):
+        assert getattr(output, name) is None
+    assert output.outputs[0].routed_experts is None
+    states = [o.metrics for o in llm.llm_engine.stream("abc", PARAMS)]
+    assert [m.num_generation_tokens for m in states if m][-1] == 20
+    assert all(m.num_generation_tokens == 0 for m in states if m and not m.finished_time)
+
+
+def test_options_of_the_tokenizer_come_with_a_request(llm: LLM) -> None:
+    tokenizer = llm.get_tokenizer()
+    for kwargs, kept in (
+        ({"truncate_prompt_tokens": 2}, "ef"),
+        ({"truncate_prompt_tokens": -1}, "abcdef"),
+        ({"truncation": True, "max_length": 2}, "ab"),
+        ({"add_special_tokens": False}, "abcdef"),
+    ):
+        for prompts in ("abcdef", ["abcdef"], [{"prompt": "abcdef"}]):
+            output = llm.generate(prompts, PARAMS, tokenization_kwargs=kwargs)[0]  # type: ignore[arg-type]
+            assert output.prompt_token_ids == tokenizer.encode(kept)
+            assert output.prompt == "abcdef"
+    ids = [5, 6, 7]
+    output = llm.generate(ids, PARAMS, tokenization_kwargs={"max_length": 1})[0]
+    assert output.prompt_token_ids == ids
+    with pytest.raises(ValueError, match="tokenization_kwargs is not supported.*get_tokenizer"):
+        llm.chat([{"role": "user", "content": "a"}], PARAMS, tokenization_kwargs={"padding": True})
+    with pytest.raises(ValueError, match="return_offsets_mapping"):
+        llm.generate("a", PARAMS, tokenization_kwargs={"return_offsets_mapping": True})
+
+
+# -- helpers
+
+
+def test_helpers_do_what_their_names_say(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = specdec_native.get_tokenizer(str(model), tokenizer_mode="auto")
+    assert tokenizer.decode(tokenizer.encode("abc")) == "abc"
+    for resolve in (specdec_native.resolve_chat_template, specdec_native.resolve_hf_chat_template):
+        template = resolve(tokenizer, chat_template=None, tools=None, model_config=None)
+        assert template == tokenizer.chat_template
+    tokenizer.chat_template = None
+    assert specdec_native.resolve_chat_template(tokenizer) is None
+    drawn = []
+    for _ in range(2):
+        specdec_native.set_random_seed(7)
+        drawn.append((random.random(), np.random.rand(), torch.rand(1).item()))
+    assert drawn[0] == drawn[1]
+    assert specdec_native.random_uuid() != specdec_native.random_uuid()
+    with socket.socket() as server:
+        server.bind(("", specdec_native.get_open_port()))
+    assert socket.inet_aton(specdec_native.get_ip())
+    monkeypatch.setenv("VLLM_HOST_IP", "10.0.0.7")
+    assert specdec_native.get_ip() == "10.0.0.7"
+
+
+def test_the_platform_is_the_device_of_engines(llm: LLM) -> None:
+    platform = specdec_native.current_platform
+    assert platform.device_type == llm.llm_engine.model_info().device.partition(":")[0] == "cpu"
+    assert platform.is_cpu() and not platform.is_cuda() and not platform.is_rocm()
+    assert platform.device_count() == 1 and platform.get_device_name()
+
+
+def test_loggers_say_some_things_once(caplog: pytest.LogCaptureFixture) -> None:
+    logger = specdec_native.init_logger("specdec_native.a_script")
+    for _ in range(2):
+        logger.warning_once("only %s", "once")
+    logger.warning("again")
+    assert caplog.messages == ["only once", "again"]
 
 
 # -- metrics

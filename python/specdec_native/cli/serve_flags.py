@@ -250,6 +250,17 @@ GROUPS: dict[str, list[Flag]] = {
             choices=("full", "hash", "custom", "none"),
         ),
         Flag("fingerprint_value", "The fingerprint of --fingerprint-mode custom."),
+        Flag(
+            "structured_outputs_config",
+            'JSON such as {"disable_any_whitespace": true, "disable_additional_properties": true}, '
+            "which then holds for all requests.",
+            json_object,
+        ),
+        Flag(
+            "logits_processors",
+            "Classes of vLLM's form that change logits, as module:Class. Repeatable.",
+            many=True,
+        ),
         Flag("sse_keep_alive_interval", "Seconds of silence before a comment; 0: none.", whole),
         Flag("stream_interval", "Tokens of a stream's chunk, but the first and last (1).", int),
         Flag("enable_per_request_metrics", "Say how long a request took.", bool),

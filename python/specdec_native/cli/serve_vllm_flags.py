@@ -10,6 +10,7 @@ from specdec_native import _core
 from specdec_native.cli.serve_flags import GROUPS, Flag
 from specdec_native.vllm_compat import speculative_arguments
 from specdec_native.vllm_compat.arguments import FIXED_ARGUMENTS, REASONS
+from specdec_native.vllm_compat.engine_args import SHORT_FLAGS
 
 
 def _names(text: str) -> frozenset[str]:
@@ -60,30 +61,10 @@ _SWITCHES = _names("""
 """)
 _LISTS = _names("""
     allowed_media_domains collect_detailed_traces cpu_offload_params cuda_graph_sizes
-    cudagraph_capture_sizes ignore_patterns kv_cache_dtype_skip_layers logits_processors
-    lora_modules lora_target_modules numa_bind_cpus numa_bind_nodes offload_params
+    cudagraph_capture_sizes ignore_patterns kv_cache_dtype_skip_layers lora_modules
+    lora_target_modules numa_bind_cpus numa_bind_nodes offload_params
     sleep_preserve_parameter_names
 """)
-_SHORT_OF_OTHERS = {
-    "data_parallel_size": "-dp",
-    "nnodes": "-n",
-    "node_rank": "-r",
-    "decode_context_parallel_size": "-dcp",
-    "prefill_context_parallel_size": "-pcp",
-    "data_parallel_rank": "-dpn",
-    "data_parallel_start_rank": "-dpr",
-    "data_parallel_size_local": "-dpl",
-    "data_parallel_address": "-dpa",
-    "data_parallel_rpc_port": "-dpp",
-    "data_parallel_backend": "-dpb",
-    "data_parallel_hybrid_lb": "-dph",
-    "data_parallel_external_lb": "-dpe",
-    "data_parallel_multi_port_external_lb": "-dpm",
-    "enable_expert_parallel": "-ep",
-    "diffusion_config": "-dc",
-    "compilation_config": "-cc",
-    "attention_config": "-ac",
-}
 
 
 def text_or_json(text: str) -> Any:
@@ -112,7 +93,7 @@ def other_flags() -> list[Flag]:
             argparse.SUPPRESS,
             bool if _is_switch(name) else text_or_json,
             many=name in _LISTS,
-            short=(_SHORT_OF_OTHERS[name],) if name in _SHORT_OF_OTHERS else (),
+            short=(SHORT_FLAGS[name],) if name in SHORT_FLAGS else (),
         )
         for name in sorted(names)
         if not name.startswith("_")

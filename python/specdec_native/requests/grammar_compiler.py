@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import importlib
 import json
 import threading
@@ -23,7 +24,15 @@ _MAX_TEXT = 1 << 20  # characters of a grammar
 class GrammarCompiler:
     """Compiles grammars for one tokenizer and keeps the latest. Any thread may call it."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        end_token_ids: Sequence[int],
+        flags: Mapping[str, bool] | None = None,
+    ) -> None:
+        """`flags` of StructuredOutputsParams that are set hold for all requests."""
+        self._flags: dict[str, Any] = {name: True for name, on in (flags or {}).items() if on}
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._end_token_ids = list(end_token_ids)
@@ -37,6 +46,8 @@ class GrammarCompiler:
         Raises ValueError for a grammar that is malformed, too large or allows no text, and where
         llguidance or the files it needs are missing.
         """
+        if self._flags:
+            params = dataclasses.replace(params, **self._flags)
         text = grammar_text(load_llguidance(), params)
         if len(text) > _MAX_TEXT:
             raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from specdec_native.requests.logprobs import PromptLogprobs, SampleLogprobs
 
@@ -208,6 +208,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     lora_request: Any = None
+    routed_experts: ClassVar[None] = None  # which vLLM has
     acceptance: AcceptanceCounts | None = dataclasses.field(default=None, compare=False, repr=False)
     tapped_states: npt.NDArray[Any] | None = dataclasses.field(
         default=None, compare=False, repr=False
@@ -226,7 +227,13 @@ class CompletionOutput:
 
 @dataclasses.dataclass
 class RequestMetrics:
-    """When things happened to a request: seconds since 1970, as time.time() has; 0 for not yet."""
+    """When things happened to a request: seconds since 1970, as time.time() has; 0 for not yet.
+
+    queued_ts, scheduled_ts, first_token_ts and last_token_ts are vLLM's names of the first four.
+
+    Attributes:
+        num_generation_tokens: tokens of all completions, once they have ended.
+    """
 
     arrival_time: float = 0.0
     first_scheduled_time: float = 0.0
@@ -234,7 +241,30 @@ class RequestMetrics:
     finished_time: float = 0.0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_generation_tokens: int = 0
     acceptance: AcceptanceCounts | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def queued_ts(self) -> float:
+        """arrival_time."""
+        return self.arrival_time
+
+    @property
+    def scheduled_ts(self) -> float:
+        """first_scheduled_time."""
+        return self.first_scheduled_time
+
+    @property
+    def first_token_ts(self) -> float:
+        """first_token_time."""
+        return self.first_token_time
+
+    @property
+    def last_token_ts(self) -> float:
+        """finished_time."""
+        return self.finished_time
+
+    last_token_time = last_token_ts
 
     @property
     def speculative_decoding(self) -> SpeculativeDecodingMetrics | None:
@@ -266,7 +296,14 @@ class RequestOutput:
         finished: whether every completion has ended.
         metrics: when it arrived, started and finished, and how its drafts fared.
         num_cached_tokens: prompt tokens served by the prefix cache.
+
+    Attributes that vLLM has for other kinds of models are None.
     """
+
+    encoder_prompt: ClassVar[None] = None
+    encoder_prompt_token_ids: ClassVar[None] = None
+    kv_transfer_params: ClassVar[None] = None
+    multi_modal_placeholders: ClassVar[None] = None
 
     request_id: str
     prompt: str | None

@@ -241,6 +241,7 @@ class Request:
                 finished_time=self._wall_time(finished),
                 num_cached_tokens=core.num_cached_tokens,
                 num_preemptions=core.num_preemptions,
+                num_generation_tokens=self.num_output_tokens if self.finished else 0,
                 acceptance=AcceptanceCounts.of(
                     [c.acceptance for c in self._completions],
                     self._num_spec_tokens,

@@ -29,6 +29,7 @@ from specdec_native.requests.structured_outputs import StructuredOutputsParams
 from specdec_native.text.chat_template import Message
 from specdec_native.text.tokenizer import Tokenizer
 from specdec_native.text.tokenizer_backends import TokenizerNotFoundError
+from specdec_native.vllm_compat.logits_processors import BatchOfOne
 
 logger = logging.getLogger(__name__)
 
@@ -135,6 +136,8 @@ class RequestBuilder:
         generation: GenerationConfig,
         max_logprobs: int,
         num_spec_tokens: int | None = None,
+        structured_outputs_config: Mapping[str, bool] | None = None,
+        logits_processors: Sequence[BatchOfOne] = (),
     ) -> None:
         """`num_spec_tokens` is None where the engine does not speculate."""
         self.text = text
@@ -143,11 +146,17 @@ class RequestBuilder:
         self._model_info = model_info
         self._max_logprobs = max_logprobs
         self._num_spec_tokens = num_spec_tokens
+        self._logits_processors = logits_processors
         self.eos_token_ids = self._find_eos_token_ids()
         self._grammars = (
             None
             if text.tokenizer is None
-            else GrammarCompiler(text.tokenizer, model_info.vocab_size, self.eos_token_ids)
+            else GrammarCompiler(
+                text.tokenizer,
+                model_info.vocab_size,
+                self.eos_token_ids,
+                structured_outputs_config,
+            )
         )
 
     def default_params(self) -> SamplingParams:
@@ -269,6 +278,9 @@ class RequestBuilder:
                 )
             if value is not None and value > vocab_size:
                 setattr(params, name, -1)
+        if self._logits_processors:
+            functions = [each.function_of(params) for each in self._logits_processors]
+            params.logits_processors = [*(params.logits_processors or ()), *filter(None, functions)]
         core_params = to_core_params(
             params, eos_token_ids=self.eos_token_ids, tokenizer=self.text.tokenizer
         )

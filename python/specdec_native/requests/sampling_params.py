@@ -8,7 +8,7 @@ import enum
 import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from specdec_native import _core
 from specdec_native.checks import (
@@ -113,6 +113,8 @@ class SamplingParams(SamplingArguments):
             It runs in the thread that steps the engine, which it must not call. What it raises ends
             its request with a RuntimeError.
     """
+
+    __struct_fields__: ClassVar[tuple[str, ...]]  # of vLLM's class: the names of the fields
 
     n: int = 1
     presence_penalty: float = 0.0
@@ -290,6 +292,9 @@ class SamplingParams(SamplingArguments):
     def stop_strings(self) -> list[str]:
         """`stop` as a list."""
         return _strings("stop", self.stop)
+
+
+SamplingParams.__struct_fields__ = tuple(f.name for f in dataclasses.fields(SamplingParams))
 
 
 def _strings(name: str, value: str | Sequence[str] | None) -> list[str]:

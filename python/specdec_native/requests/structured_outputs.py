@@ -11,6 +11,8 @@ from specdec_native.checks import check_flag, shown
 
 # The fields that say what the text must be, of which exactly one is given.
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+# Those that an engine may set for all its requests (structured_outputs_config).
+ENGINE_FLAGS = ("disable_any_whitespace", "disable_additional_properties")
 
 
 @dataclasses.dataclass
@@ -55,7 +57,7 @@ class StructuredOutputsParams:
                 f"got {' and '.join(given) if given else 'none'}"
             )
         self.json_object = check_flag("structured_outputs.json_object", bool(self.json_object))
-        for name in ("disable_any_whitespace", "disable_additional_properties"):
+        for name in ENGINE_FLAGS:
             setattr(self, name, check_flag(f"structured_outputs.{name}", getattr(self, name)))
         for name in ("regex", "grammar", "whitespace_pattern"):
             value = getattr(self, name)
@@ -99,6 +101,25 @@ def structured_outputs_of(value: Any, name: str) -> StructuredOutputsParams | No
             raise ValueError(f"{name} has no field {shown(unknown[0])}")
         return StructuredOutputsParams(**value)
     raise ValueError(f"{name} must be a StructuredOutputsParams, got {shown(value)}")
+
+
+def check_structured_outputs_config(config: Any) -> dict[str, bool]:
+    """The flags that an engine sets for all its requests.
+
+    Raises ValueError unless `config` is None or a dict of them.
+    """
+    if config is not None and not isinstance(config, Mapping):
+        raise ValueError(f"structured_outputs_config must be a dict, got {shown(config)}")
+    for key in config or {}:
+        if key not in ENGINE_FLAGS:
+            raise ValueError(
+                f"structured_outputs_config has no key {shown(key)}; it has "
+                + " and ".join(ENGINE_FLAGS)
+            )
+    return {
+        key: check_flag(f"structured_outputs_config[{key!r}]", value)
+        for key, value in (config or {}).items()
+    }
 
 
 def GuidedDecodingParams(

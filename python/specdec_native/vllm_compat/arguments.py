@@ -31,11 +31,12 @@ IGNORED_ARGUMENTS = {
         disable_nccl_for_dp_synchronization
         dp_sync_interval elastic_ep_max_dp_size
         enable_batch_sharded_sampling enable_dbo enable_elastic_ep enable_ep_weight_filter
-        enable_eplb enable_fault_tolerance enable_hc_sp enable_nccl_comm_suspend
-        enable_shm_tensor_arena eplb_config eplb_log_balancedness eplb_step_interval
-        eplb_window_size expert_placement_strategy fault_tolerance_config master_addr master_port
-        max_parallel_loading_workers node_rank num_redundant_experts numa_bind numa_bind_cpus
-        numa_bind_nodes ray_workers_use_nsight shutdown_timeout ubatch_size watchdog_config""",
+        enable_eplb enable_expert_parallel enable_fault_tolerance enable_hc_sp
+        enable_nccl_comm_suspend enable_shm_tensor_arena eplb_config eplb_log_balancedness
+        eplb_step_interval eplb_window_size expert_placement_strategy fault_tolerance_config
+        master_addr master_port max_parallel_loading_workers node_rank num_redundant_experts
+        numa_bind numa_bind_cpus numa_bind_nodes ray_workers_use_nsight shutdown_timeout
+        ubatch_size watchdog_config""",
     "kernels and captured graphs are chosen here": """
         attention_backend attention_config compilation_config cuda_graph_sizes
         cudagraph_capture_sizes disable_cascade_attn enable_flashinfer_autotune engram_config
@@ -72,8 +73,7 @@ IGNORED_ARGUMENTS = {
     "only other features have a use for them": """
         additional_config allow_deprecated_quantization enable_mixed_moe_lora_format
         enable_moe_shared_loras enable_tower_connector_lora fully_sharded_loras
-        guided_decoding_backend guided_decoding_disable_additional_properties
-        guided_decoding_disable_any_whitespace guided_decoding_disable_fallback
+        guided_decoding_backend guided_decoding_disable_fallback
         lora_dtype lora_extra_vocab_size lora_target_modules max_cpu_loras max_lora_cls_labels
         max_lora_rank max_loras specialize_active_lora""",
     "checkpoints are found and read in another way": """
@@ -83,7 +83,8 @@ IGNORED_ARGUMENTS = {
     "logs and metrics are this package's": """
         aggregate_engine_logging collect_detailed_traces cudagraph_metrics custom_histogram_buckets
         disable_log_requests disable_log_stats enable_layerwise_nvtx_tracing
-        enable_logging_iteration_details enable_mfu_metrics fail_on_environ_validation
+        enable_log_requests enable_logging_iteration_details enable_mfu_metrics
+        fail_on_environ_validation
         jit_monitor_mode jit_monitor_verbose kv_cache_metrics kv_cache_metrics_sample
         log_config_file log_level logging_config otlp_traces_endpoint
         per_request_spec_decode_metrics profiler_config show_hidden_metrics_for_version""",
@@ -108,21 +109,24 @@ FIXED_ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
         "windows are the checkpoint's: lower max_model_len to one, or give hf_overrides",
     ),
     "ec_transfer_config": ((None,), _ONLY_GENERATION),
-    "enable_expert_parallel": ((False,), _OTHER_RANKS),
     "enable_lora": ((False,), "merge the adapter into the checkpoint"),
     "enable_prompt_embeds": ((False,), "give text or token ids"),
     "enable_return_routed_experts": ((False,), "routed experts are not reported"),
     "enable_trace_replay": ((False,), "tokens cannot be forced"),
+    "guided_decoding_disable_additional_properties": (
+        (False,),
+        'give structured_outputs_config={"disable_additional_properties": True}',
+    ),
+    "guided_decoding_disable_any_whitespace": (
+        (False,),
+        'give structured_outputs_config={"disable_any_whitespace": True}',
+    ),
     "hf_config_path": ((None,), "put config.json beside the weights"),
     "io_processor_plugin": ((None,), "plugins are not run"),
     "kv_cache_dtype_skip_layers": ((None, []), "all layers have the same cache dtype"),
     "kv_events_config": ((None,), "the cache stays in this process"),
     "kv_transfer_config": ((None,), "the cache stays in this process"),
     "logits_processor_pattern": ((None,), "use the parameters of SamplingParams"),
-    "logits_processors": (
-        (None, []),
-        "give functions of one row as SamplingParams(logits_processors=[...])",
-    ),
     "mm_encoder_only": ((False,), "only text is supported"),
     "model_class_overrides": ((None, {}), "the families that are supported cannot be replaced"),
     "model_loader_extra_config": ((None, {}), "weights are read from safetensors"),
@@ -141,10 +145,6 @@ FIXED_ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "return_sampling_mask": ((False,), "sampling masks are not reported"),
     "runner": (("auto", "generate"), _ONLY_GENERATION),
     "scheduler_cls": ((None,), "the scheduler cannot be replaced"),
-    "structured_outputs_config": (
-        (None, {}, {"backend": "auto"}, {"backend": "guidance"}),
-        "llguidance compiles grammars; StructuredOutputsParams has the options of JSON",
-    ),
     "task": (("auto", "generate"), _ONLY_GENERATION),
     "tokenizer_mode": (("auto", "hf"), "tokenizers are read from tokenizer.json"),
     "tokenizer_revision": ((None,), "give tokenizer the directory of that revision"),
@@ -153,6 +153,16 @@ FIXED_ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "weight_transfer_config": ((None,), "make a new engine for other weights"),
     "worker_cls": (("auto", ""), "there are no worker processes"),
     "worker_extension_cls": ((None, ""), "there are no worker processes"),
+}
+_ONE_COMPILER = "llguidance compiles all grammars"
+_FROM_THE_FIRST = "grammars hold from the first token on"
+# Keys of structured_outputs_config without effect, and why; Engine has the others.
+_STRUCTURED_OUTPUTS = {
+    "backend": _ONE_COMPILER,
+    "disable_fallback": _ONE_COMPILER,
+    "enable_in_reasoning": _FROM_THE_FIRST,
+    "reasoning_parser": _FROM_THE_FIRST,
+    "reasoning_parser_plugin": _FROM_THE_FIRST,
 }
 # Ways to read weights, all of which end in the same weights.
 _LOAD_FORMATS = (
@@ -182,11 +192,21 @@ def engine_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
             ignored.setdefault(REASONS[name], []).append(name)
     for reason, names in ignored.items():
         _logger.info("ignored, as %s: %s", reason, ", ".join(sorted(names)))
+    if isinstance(config := options.get("structured_outputs_config"), Mapping):
+        options["structured_outputs_config"] = _structured_outputs_config(config)
     if options.get("max_model_len") in (-1, "auto"):
         del options["max_model_len"]  # what the cache holds is what Engine does without it
     if options.get("load_format") in _LOAD_FORMATS:
         del options["load_format"]
     return options
+
+
+def _structured_outputs_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys that have an effect; warns of each other one that asks for something."""
+    for name, reason in _STRUCTURED_OUTPUTS.items():
+        if config.get(name) not in (None, False, "", "auto", "guidance"):
+            _logger.warning("structured_outputs_config: %s is ignored: %s", name, reason)
+    return {name: value for name, value in config.items() if name not in _STRUCTURED_OUTPUTS}
 
 
 def _unknown_argument(name: str) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 # Arguments of vLLM's that need machinery this engine does not have; only their defaults will do.
 UNSUPPORTED = (
-    "extra_args",
     "logprob_token_ids",
     "prompt_logprob_start",
     "prompt_logprob_token_ids",
@@ -26,7 +26,10 @@ NEUTRAL = {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": Fa
 
 @dataclasses.dataclass(repr=False, kw_only=True)
 class SamplingArguments:
-    """Those arguments, beside which SamplingParams has its own."""
+    """Those arguments, beside which SamplingParams has its own.
+
+    `extra_args` is a dict for the engine's logits_processors to read.
+    """
 
     best_of: Any = None
     extra_args: Any = None
@@ -47,6 +50,8 @@ class SamplingArguments:
         """Raises ValueError naming the first that asks for anything. `n` is SamplingParams.n."""
         if self.thinking_token_budget == -1:
             self.thinking_token_budget = None
+        if self.extra_args is not None and not isinstance(self.extra_args, Mapping):
+            raise ValueError(f"extra_args must be a dict, got {self.extra_args!r:.80}")
         for name in UNSUPPORTED:
             if getattr(self, name):
                 raise ValueError(f"{name} is not supported by specdec_native; leave it out")
