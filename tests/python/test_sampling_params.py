@@ -89,7 +89,10 @@ def test_what_cannot_be_honoured_is_refused_and_says_so(field: str, value: Any) 
 
 def test_the_fields_have_vllms_list() -> None:
     assert {"n", "structured_outputs", "extra_args"} <= set(SamplingParams.__struct_fields__)
-    assert SamplingParams(extra_args={"a": 1}).extra_args == {"a": 1}
+    params = SamplingParams(n=2, stop="x", extra_args={"a": 1}, logits_processors=[])
+    assert params.extra_args == {"a": 1}
+    fields = {name: getattr(params, name) for name in SamplingParams.__struct_fields__}
+    assert SamplingParams(**fields) == params
     with pytest.raises(ValueError, match="extra_args must be a dict"):
         SamplingParams(extra_args="a")
 

@@ -295,6 +295,7 @@ def test_what_scripts_do_with_a_tokenizer(files: Path, theirs: Any) -> None:
     assert (ours.pad_token, ours.pad_token_id) == ("</s>", ours.eos_token_id)
     ours.pad_token_id = 0
     assert (ours.pad_token, ours.pad_token_id) == ("<s>", 0)
+    assert ours.model_max_length == theirs.model_max_length
     ours.pad_token_id = None
     assert ours.pad_token is None
     with pytest.raises(AttributeError, match="input_ids, attention_mask, no offsets"):

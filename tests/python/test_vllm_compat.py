@@ -198,7 +198,7 @@ def test_names_that_are_not_here_come_with_advice() -> None:
         assert not hasattr(importlib.import_module("specdec_native.llm"), name)
     with pytest.raises(AttributeError, match="nonsense"):
         specdec_native.nonsense  # noqa: B018
-    for name in specdec_native.__all__:
+    for name in (*specdec_native.__all__, *specdec_native._HOMES):
         assert getattr(specdec_native, name) is not None
 
 

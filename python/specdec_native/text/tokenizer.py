@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +26,8 @@ from specdec_native.text.tokenizer_files import (
 
 # Further arguments of transformers' apply_chat_template that are no variables of the template.
 _CHAT_OPTIONS = ("return_assistant_tokens_mask", "sanitize_control_tokens")
-_NO_LIMIT = 10**20  # a larger model_max_length says that there is none, as in transformers
+# transformers' model_max_length where there is none, and from where on it says so.
+_UNLIMITED, _NO_LIMIT = int(1e30), 10**20
 # What tokenizer_config.json says of the form in which token ids are returned.
 _LAYOUT: dict[str, type | tuple[type, ...]] = {
     "padding_side": str,
@@ -81,7 +81,7 @@ class Tokenizer:
             ids; None where there is none. May be set.
         chat_template: Jinja source of the default chat template, None without one. May be set.
         padding_side, truncation_side: "left" or "right".
-        model_max_length: tokens that truncation without max_length leaves.
+        model_max_length: tokens that truncation without max_length leaves; int(1e30): all.
     """
 
     bos_token = _SpecialToken()
@@ -108,7 +108,7 @@ class Tokenizer:
         self._chat_templates = dict(chat_templates or {})
         self.name_or_path = name_or_path
         self.padding_side = self.truncation_side = "right"
-        self.model_max_length: float = math.inf
+        self.model_max_length = _UNLIMITED
         self._special = backend.special_tokens()
         self._token_texts: dict[int, str] = {}
         self._whole_texts: dict[tuple[int, bool], str] = {}

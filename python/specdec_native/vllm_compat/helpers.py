@@ -18,6 +18,7 @@ from specdec_native.checkpoints import hub
 from specdec_native.text.tokenizer import Tokenizer
 
 EngineDeadError = _core.EngineFailed
+AnyTokenizer = TokenizerLike = Tokenizer
 
 
 def get_tokenizer(
