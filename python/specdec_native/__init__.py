@@ -92,9 +92,9 @@ _MODULES = {
         CacheConfig ModelConfig ParallelConfig SchedulerConfig SpeculativeConfig VllmConfig""",
     "vllm_compat.engine_args": "EngineArgs FlexibleArgumentParser",
     "vllm_compat.helpers": """
-        AnyTokenizer EngineDeadError TokenizerLike current_platform get_ip get_open_port
-        get_tokenizer init_logger random_uuid
-        resolve_chat_template resolve_hf_chat_template set_random_seed""",
+        AnyTokenizer ChatCompletionMessageParam EngineDeadError TokenizerLike current_platform
+        get_ip get_open_port get_tokenizer init_logger random_uuid resolve_chat_template
+        resolve_hf_chat_template set_random_seed""",
     "vllm_compat.llm_engine": """
         LLMEngine cleanup_dist_env_and_memory destroy_distributed_environment
         destroy_model_parallel""",

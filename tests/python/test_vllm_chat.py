@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tiny_text_model
@@ -192,6 +193,15 @@ def test_rows_are_cut_and_padded_as_in_transformers(
     assert found.get("attention_mask") == expected.get("attention_mask")
     if isinstance(text, str):
         assert ours.encode(text, **options) == theirs.encode(text, **options)
+
+
+def test_rows_are_padded_later_as_in_transformers(tokenizers: tuple[Tokenizer, Any]) -> None:
+    ours, theirs = tokenizers
+    for options in ({}, {"padding": "max_length", "max_length": 9}, {"return_tensors": "np"}):
+        rows = {"input_ids": [[5, 6, 7], [5]]}
+        found, expected = ours.pad(rows, **options), theirs.pad(rows, **options)
+        for name in ("input_ids", "attention_mask"):
+            assert np.array_equal(found[name], expected[name]), (options, name)
 
 
 def test_tokens_are_cut_on_either_side(tokenizers: tuple[Tokenizer, Any]) -> None:

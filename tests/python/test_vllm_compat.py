@@ -338,10 +338,13 @@ def test_a_configuration_is_of_an_engine(model: Path, llm: LLM) -> None:
     assert texts(list(engine.stream("abc", PARAMS))[-1:]) == expected
 
 
-def test_the_asyncio_engine_has_vllms_methods(model: Path) -> None:
+def test_the_asyncio_engine_has_vllms_methods(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def main() -> None:
         args = AsyncEngineArgs(model=str(model), **OPTIONS, enable_log_requests=True)
-        engine = AsyncLLM.from_engine_args(args, stat_loggers=[])
+        engine = AsyncLLM.from_engine_args(args, stat_loggers=[specdec_native.LoggingStatLogger])
+        assert "stat_loggers are ignored" in caplog.text
         await engine.check_health()
         await engine.do_log_stats()
         assert engine.is_running and not engine.errored and not engine.is_stopped

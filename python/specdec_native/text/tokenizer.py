@@ -245,6 +245,12 @@ class Tokenizer:
             }
         )
 
+    def pad(self, encoded: Mapping[str, Any], padding: bool | str = True, **options: Any) -> Any:
+        """What a call returned for several texts, padded; `options` are those of a call."""
+        layout = self._layout({"truncation": False, **options, "padding": padding})
+        rows = [list(row) for row in encoded["input_ids"]]
+        return layout.pack(rows, is_many=True, pad_token_id=self.pad_token_id)
+
     def tokenize(self, text: str) -> list[str]:
         """Vocabulary entries of a text, without special tokens around it."""
         entries: list[str] = self.convert_ids_to_tokens(self.encode(text, add_special_tokens=False))

@@ -137,11 +137,6 @@ class AsyncLLM(AsyncEngine, MadeOfEngineArgs):
     async def stop_profile(self) -> None:
         """Does nothing; see start_profile()."""
 
-    def shutdown(self, timeout: float | None = None) -> None:
-        """Aborts what runs and frees the model."""
-        del timeout
-        self.close()
-
     def __getattr__(self, name: str) -> Any:
         raise missing_attribute("AsyncLLM", name)
 

@@ -15,10 +15,12 @@ from typing import Any
 
 from specdec_native import _core
 from specdec_native.checkpoints import hub
+from specdec_native.text.chat_template import Message
 from specdec_native.text.tokenizer import Tokenizer
 
 EngineDeadError = _core.EngineFailed
 AnyTokenizer = TokenizerLike = Tokenizer
+ChatCompletionMessageParam = Message
 
 
 def get_tokenizer(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import logging
 import sys
@@ -18,25 +17,16 @@ from specdec_native.vllm_compat.arguments import engine_options
 from specdec_native.vllm_compat.config import ModelConfig, VllmConfig
 from specdec_native.vllm_compat.engine_args import LoadedConfig, arguments_of, engine_maker
 from specdec_native.vllm_compat.metrics import Metric, metrics_of
-from specdec_native.vllm_compat.missing import MISSING_METHODS, missing_attribute
+from specdec_native.vllm_compat.missing import (
+    MISSING_METHODS,
+    REFUSED_NAMES,
+    missing_attribute,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _logger = logging.getLogger("specdec_native")
-
-
-@dataclasses.dataclass
-class EngineCore:
-    """What scripts end vLLM's engine by: `llm.llm_engine.engine_core.shutdown()`."""
-
-    engine: Engine
-    driver_worker: None = None  # which scripts delete
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        """Aborts what runs and frees the model."""
-        del timeout
-        self.engine.close()
 
 
 class MadeOfEngineArgs:
@@ -61,8 +51,15 @@ class MadeOfEngineArgs:
         return made
 
     @classmethod
-    def from_engine_args(cls, engine_args: Any, *_: Any, **__: Any) -> Self:
-        """An engine of the arguments; further ones say how vLLM's processes are arranged."""
+    def from_engine_args(
+        cls, engine_args: Any, *_: Any, stat_loggers: Any = None, **__: Any
+    ) -> Self:
+        """An engine of the arguments; further ones say how vLLM's processes are arranged.
+
+        `stat_loggers` are ignored with a warning.
+        """
+        if stat_loggers:
+            _logger.warning("stat_loggers are ignored: %s", REFUSED_NAMES["StatLoggerBase"])
         arguments = arguments_of(engine_args)
         return cls.made_by(engine_maker(arguments.pop("model"), engine_options(arguments)))
 
@@ -84,15 +81,23 @@ class MadeOfEngineArgs:
         return self.engine.vllm_config.model_config
 
     @property
-    def engine_core(self) -> EngineCore:
-        """The engine, to be shut down."""
-        return EngineCore(self.engine)
+    def engine_core(self) -> Self:
+        """The engine itself, under the names that scripts shut down or delete parts of vLLM's by.
+
+        Deleting one does nothing: the model is freed with the last reference to the engine.
+        """
+        return self
 
     @engine_core.deleter
     def engine_core(self) -> None:
-        """Nothing: scripts do so to free the model, which the last reference to the engine does."""
+        pass
 
-    model_executor = engine_core
+    model_executor = driver_worker = engine_core
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Aborts what runs and frees the model."""
+        del timeout
+        self.engine.close()
 
     def known_priority(self, priority: Any) -> Any:
         """`priority` where the scheduler minds it. Elsewhere 0 for each, as in vLLM, and the first

@@ -9,31 +9,40 @@ _STEPS = "use llm.llm_engine.add_request() and step(), or generate() in a thread
 _ONE_PROCESS = "the engine runs in this process"
 _ONE_CACHE = "the cache stays in this process"
 _NO_ADAPTERS = "merge the adapter into the checkpoint"
+_COUNTS = "get_metrics() and stats() of the engine have the counts"
+_ONLY_TEXT = "only text is supported"
 _LATER = "close the engine, llm.llm_engine.close(), and make another"
 
 # Names that can be imported, for scripts that have them in a type, a branch or an isinstance(); to
 # make one or to call it is refused.
 REFUSED_NAMES = {
-    "AggregatedLoggingStatLogger": "llm.get_metrics() and llm.llm_engine.stats() have the counts",
+    "AggregatedLoggingStatLogger": _COUNTS,
     "ClassificationOutput": _POOLING,
     "ClassificationRequestOutput": _POOLING,
-    "ECTransferConfig": "only text is supported",
+    "ECTransferConfig": _ONLY_TEXT,
     "EmbeddingOutput": _POOLING,
     "EmbeddingRequestOutput": _POOLING,
     "EmbedsPrompt": "prompt embeddings are not supported; give text or token ids",
+    "ImageAsset": _ONLY_TEXT,
     "KVEventsConfig": _ONE_CACHE,
     "KVTransferConfig": _ONE_CACHE,
     "LoRAConfig": _NO_ADAPTERS,
     "LoRARequest": _NO_ADAPTERS,
+    "LoggingStatLogger": _COUNTS,
+    "MultiModalDataDict": _ONLY_TEXT,
     "PoolerConfig": _POOLING,
     "PoolingOutput": _POOLING,
     "PoolingParams": _POOLING,
     "PoolingRequestOutput": _POOLING,
+    "PrometheusStatLogger": _COUNTS,
     "PromptAdapterRequest": "give text or token ids",
     "ScoringOutput": _POOLING,
     "ScoringRequestOutput": _POOLING,
     "ShardedStateLoader": "a checkpoint is split as it is loaded; copy its directory",
+    "StatLoggerBase": _COUNTS,
+    "VideoAsset": _ONLY_TEXT,
     "WeightTransferConfig": "make a new engine for other weights",
+    "Worker": "there are no worker processes",
 }
 # Names that are used as soon as they are imported, so that importing them is refused.
 MISSING_NAMES = {
@@ -42,9 +51,9 @@ MISSING_NAMES = {
 }
 # Configurations that are dicts here, of which LLM takes what it knows.
 CONFIG_NAMES = (
-    *("AttentionConfig", "CompilationConfig", "EPLBConfig", "KernelConfig", "LoadConfig"),
-    *("ObservabilityConfig", "OffloadConfig", "PassConfig", "ProfilerConfig"),
-    "StructuredOutputsConfig",
+    *("AttentionConfig", "CompilationConfig", "DeviceConfig", "EPLBConfig", "KernelConfig"),
+    *("LoadConfig", "MultiModalConfig", "ObservabilityConfig", "OffloadConfig", "PassConfig"),
+    *("ProfilerConfig", "StructuredOutputsConfig"),
 )
 # Enumerations of which every member is its own name here: they say how vLLM tunes itself.
 ENUM_NAMES = ("CompilationLevel", "CompilationMode", "CUDAGraphMode", "UsageContext")
