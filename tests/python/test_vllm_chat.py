@@ -299,6 +299,7 @@ def test_what_scripts_do_with_a_tokenizer(files: Path, theirs: Any) -> None:
     assert ours(["hi", "there"]) == {
         name: theirs(["hi", "there"])[name] for name in ("input_ids", "attention_mask")
     }
+    assert ours.encode_plus("hi") == ours("hi")
     assert set(ours.all_special_tokens) == {"<s>", "<pad>", "</s>"}
     assert (ours.pad_token, ours.pad_token_id, ours.bos_token) == (None, None, None)
     ours.pad_token = ours.eos_token

@@ -233,6 +233,8 @@ class Tokenizer:
                 rows[i] = layout.cut(row, content)
         return layout.pack(rows, not isinstance(text, str), self.pad_token_id)
 
+    encode_plus = batch_encode_plus = __call__  # transformers' older names
+
     def _layout(self, options: Mapping[str, Any]) -> encoding.Layout:
         own = {name: value for name, value in options.items() if name in encoding.OPTIONS}
         self._refuse({name: value for name, value in options.items() if name not in own})

@@ -66,6 +66,11 @@ class MadeOfEngineArgs:
     @classmethod
     def from_vllm_config(cls, vllm_config: LoadedConfig, *_: Any, **__: Any) -> Self:
         """The engine of EngineArgs.create_engine_config()."""
+        if not isinstance(vllm_config, LoadedConfig):
+            raise TypeError(
+                f"vllm_config must be what EngineArgs.create_engine_config() returns, got "
+                f"{vllm_config!r:.80}"
+            )
         made = cls(vllm_config.engine)
         made._make = vllm_config.make
         return made
