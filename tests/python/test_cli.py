@@ -1,17 +1,25 @@
 """The command line, run as a program in a pipe."""
 
+import argparse
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
+import typer.testing
 
 import tiny_text_model
 from command_line import run
 from specdec_native import Engine, SamplingParams
+from specdec_native.cli.help import COMMON
 from specdec_native.cli.info import device_text
+from specdec_native.cli.main import app
+from specdec_native.cli.serve_parser import make_parser
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +203,63 @@ def test_a_bad_parameter_is_one_line(model: Path) -> None:
     result = run("generate", "x", "--model", model, "--temperature", 7)
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1].startswith("error: temperature")
+
+
+def _commands() -> dict[str, list[list[str]]]:
+    """The commands, and the names of each of their options."""
+    found = {}
+    groups: dict[str, Any] = {"": typer.main.get_command(app)}
+    while groups:
+        path, group = groups.popitem()
+        for name, command in group.commands.items():
+            if hasattr(command, "commands"):
+                groups[f"{path}{name} "] = command
+            else:
+                options = [p for p in command.params if p.param_type_name == "option"]
+                found[path + name] = [[*p.opts, *p.secondary_opts] for p in options]
+    actions = make_parser()._actions
+    found["serve"] = [list(a.option_strings) for a in actions if a.help != argparse.SUPPRESS]
+    return found
+
+
+COMMANDS = _commands()
+
+
+def _help(command: str, flag: str, columns: int) -> str:
+    shown = typer.testing.CliRunner().invoke(
+        app, [*command.split(), flag], env={"COLUMNS": str(columns)}, prog_name="specdec-native"
+    )
+    assert shown.exit_code == 0, shown.output
+    return shown.stdout
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_cuts_no_name_of_an_option(command: str, columns: int) -> None:
+    texts = [_help(command, "--help", columns)]
+    if "--help-all" in texts[0]:
+        texts.append(_help(command, "--help-all", columns))
+    for text in texts:
+        assert max(map(len, text.splitlines())) <= columns and "…" not in text
+        assert not re.search(r"\w-$", text, re.MULTILINE)  # `--spec-` on a line, `model` below
+    for name in [name for names in COMMANDS[command] for name in names]:
+        assert re.search(rf"^  (-.*[ ,])?{name}(,|  | [^-\s]|$)", texts[-1], re.MULTILINE), name
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_short(command: str) -> None:
+    text = _help(command, "--help", 80)
+    assert len(text.splitlines()) < 80
+    assert len(re.findall(r"^  -", text, re.MULTILINE)) <= 28
+
+
+def test_help_shows_what_people_use() -> None:
+    assert {"temperature", "device", "spec_model"} <= COMMON
+    text = _help("generate", "--help", 80)
+    for name in ("model", "max-tokens", "temperature", "device", "quantization", "spec-model"):
+        assert f"--{name}" in text
+    for name in ("block-size", "min-p", "scheduling-policy"):
+        assert f"--{name}" not in text and f"--{name}" in _help("generate", "--help-all", 80)
 
 
 def test_without_the_cli_packages_it_says_what_to_install() -> None:

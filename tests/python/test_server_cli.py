@@ -239,8 +239,9 @@ def test_flags_without_a_meaning_are_accepted_and_named() -> None:
         ("m --max-modle-len 5", "did you mean --max-model-len"),
         ("m --speculative-conf.method ngram", "did you mean --speculative-config"),
         ("m n", "unexpected argument 'n'"),
-        ("", "give one model"),
-        ("m --model n", "give one model"),
+        ("", "MODEL is missing"),
+        ("--port 80", "specdec-native serve SmolLM2-135M-Instruct"),
+        ("m --model n", "give one model, not m and n"),
         ("m --port abc", "--port: invalid int value: 'abc'"),
         ("m --max-model-len 8q", "--max-model-len: '8q' is not a number such as"),
         ("m --max-body-bytes=-1", "is not a number such as"),
@@ -253,7 +254,7 @@ def test_flags_without_a_meaning_are_accepted_and_named() -> None:
         ("m --allowed-origins '*'", "is not valid JSON"),
         ("m --allowed-origins '[1]'", "is not a JSON list"),
         ("m --default-chat-template-kwargs '{'", "is not valid JSON"),
-        ("--served-model-name name m", "give one model"),
+        ("--served-model-name name m", "before the flags"),
         ("m --speculative-config.method", "needs a value"),
         ("m -tp two", "-tp: 'two' is not a number"),
         ("m -dp 2", "start one process for each replica"),
@@ -278,8 +279,14 @@ def test_wrong_usage_is_one_line_and_exit_code_2() -> None:
     assert result.stderr.startswith("error: there is no flag") and result.stderr.count("\n") == 1
 
 
+def test_without_a_model_serve_says_that_it_is_missing() -> None:
+    result = run("serve")
+    assert result.returncode == 2 and result.stdout == ""
+    assert "MODEL" in result.stderr and result.stderr.count("\n") == 1
+
+
 def test_help_lists_every_flag_in_its_group() -> None:
-    text = run("serve", "--help").stdout
+    text = run("serve", "--help-all").stdout
     for title, flags in GROUPS.items():
         assert f"\n{title}:\n" in text
         for flag in flags:

@@ -33,6 +33,7 @@ from specdec_native.progress import make_step_bar
 
 _NUM_RANDOM = 100
 _DEFAULT_URL = "http://127.0.0.1:8000"
+_MORE = "More"  # the panel of options that --help-all shows
 _WARM_UP = Question("warm-up", "Count from one to ten.", 16)
 
 QuestionMaker = Callable[[Client], Awaitable[list[Question]]]
@@ -61,13 +62,22 @@ def serve_command(
         ),
     ] = None,
     backend: Annotated[
-        str, typer.Option(help="openai for completions, openai-chat for chat completions.")
+        str,
+        typer.Option(
+            rich_help_panel=_MORE, help="openai for completions, openai-chat for chat completions."
+        ),
     ] = "openai",
     endpoint: Annotated[
-        str | None, typer.Option(help="The path of requests, if it is not that of the backend.")
+        str | None,
+        typer.Option(
+            rich_help_panel=_MORE, help="The path of requests, if it is not that of the backend."
+        ),
     ] = None,
     dataset_name: Annotated[
-        str | None, typer.Option(help="random, or custom for the files of --dataset-path.")
+        str | None,
+        typer.Option(
+            rich_help_panel=_MORE, help="random, or custom for the files of --dataset-path."
+        ),
     ] = None,
     dataset_path: Annotated[
         list[Path] | None,
@@ -84,10 +94,18 @@ def serve_command(
     random_output_len: Annotated[int, typer.Option(min=1, help="Tokens of its answer.")] = 128,
     random_range_ratio: Annotated[
         float,
-        typer.Option(min=0.0, max=0.999, help="Random lengths differ by this share at most."),
+        typer.Option(
+            min=0.0,
+            max=0.999,
+            rich_help_panel=_MORE,
+            help="Random lengths differ by this share at most.",
+        ),
     ] = 0.0,
     custom_output_len: Annotated[
-        int, typer.Option(min=1, help="Tokens of an answer to a file's prompt at most.")
+        int,
+        typer.Option(
+            min=1, rich_help_panel=_MORE, help="Tokens of an answer to a file's prompt at most."
+        ),
     ] = 256,
     request_rate: Annotated[
         float, typer.Option(help="Requests a second; inf sends all at once.")
@@ -95,8 +113,9 @@ def serve_command(
     burstiness: Annotated[
         float,
         typer.Option(
+            rich_help_panel=_MORE,
             help="The shape of the gamma distribution of the gaps between requests: 1 is a Poisson "
-            "process, less makes bursts, more makes gaps alike."
+            "process, less makes bursts, more makes gaps alike.",
         ),
     ] = 1.0,
     max_concurrency: Annotated[
@@ -104,10 +123,16 @@ def serve_command(
         typer.Option(min=1, help="Requests under way at most: so many streams, without a rate."),
     ] = None,
     num_rounds: Annotated[
-        int, typer.Option(min=1, help="Turns of each server, where there are several.")
+        int,
+        typer.Option(
+            min=1, rich_help_panel=_MORE, help="Turns of each server, where there are several."
+        ),
     ] = 10,
     num_warmups: Annotated[
-        int, typer.Option(min=0, help="Requests to each server before the clock starts.")
+        int,
+        typer.Option(
+            min=0, rich_help_panel=_MORE, help="Requests to each server before the clock starts."
+        ),
     ] = 1,
     goodput: Annotated[
         list[str] | None,
@@ -118,13 +143,17 @@ def serve_command(
     ] = None,
     temperature: Annotated[float, typer.Option(help="Of sampling; 0 is greedy.")] = 0.0,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Answers do not end before they are full.")
+        bool,
+        typer.Option(
+            "--ignore-eos", rich_help_panel=_MORE, help="Answers do not end before they are full."
+        ),
     ] = False,
     extra_body: Annotated[
         list[str] | None,
         typer.Option(
+            rich_help_panel=_MORE,
             help='JSON with further members of requests, such as {"num_speculative_tokens": 0}. '
-            "Once for all servers, or once for each."
+            "Once for all servers, or once for each.",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of prompts, arrivals and sampling.")] = 0,
@@ -132,7 +161,10 @@ def serve_command(
         Path | None, typer.Option(help="Write the figures to this .json file.")
     ] = None,
     save_detailed: Annotated[
-        bool, typer.Option("--save-detailed", help="Write each answer and its times, too.")
+        bool,
+        typer.Option(
+            "--save-detailed", rich_help_panel=_MORE, help="Write each answer and its times, too."
+        ),
     ] = False,
     chart_file: Annotated[
         Path | None, typer.Option("--chart", help="Draw a picture to this .png, .svg or .pdf.")

@@ -18,6 +18,7 @@ from specdec_native.checkpoints import hub
 from specdec_native.checkpoints.head_registry import find_head, known_heads
 from specdec_native.checkpoints.model_registry import find_model, known_names
 from specdec_native.cli import bench, demo, eval_head, plan, serve, train_head
+from specdec_native.cli.help import HelpfulCommand
 from specdec_native.cli.info import checkpoint_facts, collect_facts, facts_table
 from specdec_native.cli.inputs import conversation, read_prompts, user_lines
 from specdec_native.cli.models import DEFAULT_MODEL, load, resolve, target_of
@@ -235,7 +236,7 @@ serve.add_to(app)
 bench.add_to(app)
 
 
-@app.command("fetch")
+@app.command("fetch", cls=HelpfulCommand)
 def fetch_command(
     name: Annotated[
         str | None, typer.Argument(help="A model name; without one, lists what is known.")
@@ -257,7 +258,7 @@ def fetch_command(
     print(json.dumps({"name": name, "directory": str(directory)}) if as_json else directory)
 
 
-@app.command("info")
+@app.command("info", cls=HelpfulCommand)
 def info_command(
     model: Annotated[
         str | None, typer.Argument(help="A model or draft head: show what it is instead.")

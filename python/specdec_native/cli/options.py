@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from specdec_native import _core
+from specdec_native.cli.help import HelpfulCommand, print_all
 from specdec_native.option_text import help_line
 from specdec_native.requests.sampling_params import MAXIMA
 from specdec_native.speculation.methods import METHODS
@@ -41,9 +42,11 @@ def command(
         for parameter in inspect.signature(function).parameters.values():
             own = [parameter.replace(annotation=hints[parameter.name])]
             parameters += groups.get(parameter.name, own)
+        parameters.append(_HELP_ALL)
 
         @functools.wraps(function)
         def run(**options: Any) -> None:
+            del options[_HELP_ALL.name]
             for group, members in groups.items():
                 values = [(member, options.pop(member.name)) for member in members]
                 options[group] = {m.name: value for m, value in values if value != m.default}
@@ -51,7 +54,7 @@ def command(
 
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        app.command(name)(run)
+        app.command(name, cls=HelpfulCommand)(run)
         return function
 
     return add
@@ -103,6 +106,13 @@ def keyword(name: str, kind: Any, option: Any, default: Any = None) -> inspect.P
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
 
+
+_HELP_ALL = keyword(
+    "help_all",
+    bool,
+    typer.Option("--help-all", is_eager=True, callback=print_all, help="Show all options."),
+    False,
+)
 
 SPECULATION_OPTIONS = [
     keyword(name, kind | None, typer.Option(*flags, help=text, rich_help_panel="Speculation"))

@@ -48,6 +48,7 @@ _CHOSEN_HERE = (  # the engine's sizes follow from batch sizes and contexts
     "kv_cache_memory_bytes",
     "enable_prefix_caching",
 )
+_DEVICES = "Several devices"  # the panel of options that --help-all shows
 _SHORT_FORMS = {"spec_model": "--draft", "spec_method": "--method"}
 
 
@@ -110,16 +111,27 @@ def plan_command(
     ] = None,
     devices: Annotated[
         int | None,
-        typer.Option(min=1, help="So many of them: how to spread the model, instead of speed-ups."),
+        typer.Option(
+            min=1,
+            rich_help_panel=_DEVICES,
+            help="So many of them: how to spread the model, instead of speed-ups.",
+        ),
     ] = None,
     link_latency: Annotated[
-        float | None, typer.Option(help="Microseconds of a short message between two devices.")
+        float | None,
+        typer.Option(
+            rich_help_panel=_DEVICES, help="Microseconds of a short message between two devices."
+        ),
     ] = None,
     link_rate: Annotated[
-        float | None, typer.Option(help="GB/s that a device receives from all others together.")
+        float | None,
+        typer.Option(
+            rich_help_panel=_DEVICES, help="GB/s that a device receives from all others together."
+        ),
     ] = None,
     memory: Annotated[
-        float | None, typer.Option(help="GB of a device; enough if left out.")
+        float | None,
+        typer.Option(rich_help_panel=_DEVICES, help="GB of a device; enough if left out."),
     ] = None,
     engine: Group,
     speculation: Group,

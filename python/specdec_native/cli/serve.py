@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import typer
 
 from specdec_native.checkpoints.errors import MissingDependencyError
-from specdec_native.cli.serve_parser import UsageError, make_parser, parse
+from specdec_native.cli.serve_parser import UsageError, help_text, parse
 from specdec_native.cli.serve_settings import Settings, settings_of
 from specdec_native.engine import Engine
 
@@ -27,9 +27,9 @@ def add_to(app: typer.Typer) -> None:
     def serve_command(context: typer.Context) -> None:
         """Serve a model over HTTP by OpenAI's API; takes the flags of `vllm serve`."""
         arguments = list(context.args)
-        if {"-h", "--help"} & set(arguments) or not arguments:
-            print(make_parser().format_help(), end="")
-            raise typer.Exit(0 if arguments else 2)
+        if not {"-h", "--help", "--help-all"}.isdisjoint(arguments):
+            print(help_text(everything="--help-all" in arguments), end="")
+            raise typer.Exit
         try:
             code = serve(arguments)
         except UsageError as error:

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import difflib
 import json
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from specdec_native.cli.help import COMMON, WholeNames
 from specdec_native.cli.serve_flags import GROUPS, engine_flags
 from specdec_native.cli.serve_vllm_flags import WITHOUT_EFFECT, other_flags, text_or_json
 from specdec_native.vllm_compat.arguments import REASONS
 from specdec_native.vllm_compat.engine_args import FlexibleArgumentParser
+
+# Beside the COMMON ones, the flags that --help shows.
+_COMMON = frozenset(
+    [
+        *("host", "port", "api_key", "served_model_name", "chat_template"),
+        *("enable_auto_tool_choice", "tool_call_parser"),
+        *("max_model_len", "max_num_seqs", "tensor_parallel_size"),
+    ]
+)
 
 
 class UsageError(ValueError):
@@ -26,13 +36,17 @@ class _Parser(FlexibleArgumentParser):
         raise UsageError(message)
 
 
-class _Formatter(argparse.HelpFormatter):
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)
-
-
 def make_parser() -> argparse.ArgumentParser:
     """All flags, in groups; those that are left out have no attribute."""
+    return _make_parser(everything=True)
+
+
+def help_text(*, everything: bool) -> str:
+    """What `--help-all` shows, or `--help`, which leaves out what is not COMMON."""
+    return _make_parser(everything).format_help()
+
+
+def _make_parser(everything: bool) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="specdec-native serve",
         description="Serve a model over HTTP, by OpenAI's API. A command of vLLM's `serve` works "
@@ -40,16 +54,20 @@ def make_parser() -> argparse.ArgumentParser:
         usage="specdec-native serve MODEL [options]",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
-        formatter_class=_Formatter,
-        epilog=f"Accepted, and without effect here: {_names_without_effect()}.",
+        formatter_class=WholeNames,
+        epilog=f"Accepted, and without effect here: {_names_without_effect()}."
+        if everything
+        else "--help-all shows all options.",
     )
+    parser.add_argument("--help-all", action="store_true", help="Show all options.")
     parser.add_argument("MODEL", nargs="?", help="A directory, a .gguf file or a model name.")
     parser.add_argument("--config", metavar="FILE", help="YAML with these flags as its keys.")
     for title, flags in GROUPS.items():
         group = parser.add_argument_group(title)
         listed = engine_flags() if title == "Engine" else flags
         for flag in listed:
-            flag.add_to(group)
+            is_shown = everything or flag.name in {*COMMON, *_COMMON}
+            (flag if is_shown else dataclasses.replace(flag, help=argparse.SUPPRESS)).add_to(group)
     for flag in other_flags():
         flag.add_to(parser)
     return parser

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from specdec_native import _core
+from specdec_native.cli.models import DEFAULT_MODEL
 from specdec_native.cli.serve_parser import UsageError
 from specdec_native.cli.serve_vllm_flags import REFUSED, WITHOUT_EFFECT
 from specdec_native.vllm_compat.arguments import REASONS, engine_options
@@ -134,8 +135,13 @@ def _check(given: Mapping[str, Any]) -> None:
 
 def _model(given: Mapping[str, Any]) -> str:
     named = {given[name] for name in ("MODEL", "model") if name in given}
-    if len(named) != 1:
-        raise UsageError("give one model: specdec-native serve MODEL")
+    if not named:
+        raise UsageError(
+            "MODEL is missing: a directory, a .gguf file or a model name, before the flags, as in "
+            f"`specdec-native serve {DEFAULT_MODEL} --port 8000`"
+        )
+    if len(named) > 1:
+        raise UsageError(f"give one model, not {' and '.join(sorted(map(str, named)))}")
     return str(named.pop())
 
 
