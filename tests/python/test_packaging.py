@@ -190,6 +190,18 @@ def test_extras_name_packages_and_one_another(extra: str | None) -> None:
         assert requirement.specifier, f"{requirement} has no lowest version"
 
 
+def test_all_has_what_the_commands_of_the_pages_need() -> None:
+    """But for what is large: torch and Ray."""
+    large = {"all", "ray", "torch", "train"}
+    extras = set(PROJECT["project"]["optional-dependencies"]) - large
+    named = {
+        other
+        for r in PROJECT["project"]["optional-dependencies"]["all"]
+        for other in Requirement(r).extras
+    }
+    assert named == extras
+
+
 def test_the_server_imports_only_what_its_extra_brings() -> None:
     packages = importlib.metadata.packages_distributions()
     brought = closure(requirements("serve")) | closure(requirements(None))
