@@ -1,4 +1,8 @@
-"""Progress on standard error: bars where there is a terminal to show them, else lines of a log."""
+"""Progress on standard error: bars where there is a terminal to show them, else lines of a log.
+
+The log is `specdec_native.progress`, which the command line shows. A bar's name and counts are
+whole at every width; what is said beside them is cut where there is no room.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,36 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import rich.progress
 
-_logger = logging.getLogger("specdec_native")
+_logger = logging.getLogger("specdec_native.progress")
 
 BAR_SECONDS = 0.1  # between two looks of a progress bar
 LINE_SECONDS = 30.0  # between two lines of a log
+_BAR_WIDTH = 10  # in characters
+
+
+def show_stage(text: str) -> None:
+    """Says what a long run does next, in a line of the log."""
+    _logger.info("%s", text)
+
+
+class StderrHandler(logging.StreamHandler):  # type: ignore[type-arg] # no class to index in 3.10
+    """Writes lines of a log to standard error, above a bar where there is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a line to what sys.stderr is now: a bar puts itself in its place."""
+        self.setStream(sys.stderr)
+        super().emit(record)
+
+
+def log_progress() -> None:
+    """Shows stages, and lines in place of bars, on standard error."""
+    _logger.addHandler(StderrHandler())
+    _logger.setLevel(logging.INFO)
+    _logger.propagate = False
 
 
 class Countable(Protocol):
@@ -80,15 +110,12 @@ class _RichBar:
         import rich.progress  # noqa: PLC0415 - optional
 
         self._progress = _rich_bars(
-            rich.progress.TextColumn("Processed prompts"),
-            rich.progress.BarColumn(),
-            rich.progress.MofNCompleteColumn(),
-            rich.progress.TimeElapsedColumn(),
-            rich.progress.TextColumn("{task.fields[speed]}"),
+            rich.progress.MofNCompleteColumn,
+            rich.progress.TimeElapsedColumn,
         )
         self._start = time.monotonic()
         self._next_update = 0.0
-        self._task = self._progress.add_task("generate", total=total, speed="")
+        self._task = self._progress.add_task("Processed prompts", total=total, text="")
         self._progress.start()
 
     def update(self, requests: Sequence[Countable]) -> None:
@@ -99,7 +126,7 @@ class _RichBar:
         self._next_update = now + BAR_SECONDS
         num_tokens = sum(request.num_output_tokens for request in requests)
         speed = f"{num_tokens / max(now - self._start, 1e-9):.1f} tokens/s"
-        self._progress.update(self._task, completed=num_finished, speed=speed)
+        self._progress.update(self._task, completed=num_finished, text=speed)
 
     def close(self) -> None:
         self._progress.stop()
@@ -150,12 +177,9 @@ class _RichStepBar:
         import rich.progress  # noqa: PLC0415 - optional
 
         self._progress = _rich_bars(
-            rich.progress.TextColumn("{task.description}"),
-            rich.progress.BarColumn(),
-            rich.progress.MofNCompleteColumn(),
-            rich.progress.TimeElapsedColumn(),
-            rich.progress.TimeRemainingColumn(),
-            rich.progress.TextColumn("{task.fields[text]}"),
+            rich.progress.MofNCompleteColumn,
+            rich.progress.TimeElapsedColumn,
+            rich.progress.TimeRemainingColumn,
         )
         self._task = self._progress.add_task(name, total=total or None, text="")
         self._progress.start()
@@ -203,10 +227,8 @@ class _RichByteBars:
         import rich.progress  # noqa: PLC0415 - optional
 
         self._bars = _rich_bars(
-            rich.progress.TextColumn("{task.description}"),
-            rich.progress.BarColumn(),
-            rich.progress.DownloadColumn(),
-            rich.progress.TransferSpeedColumn(),
+            rich.progress.DownloadColumn,
+            rich.progress.TransferSpeedColumn,
         )
         self._tasks: dict[str, rich.progress.TaskID] = {}
 
@@ -214,17 +236,35 @@ class _RichByteBars:
         if not self._tasks:
             self._bars.start()
         if phase not in self._tasks:
-            self._tasks[phase] = self._bars.add_task(phase)
+            self._tasks[phase] = self._bars.add_task(phase, text="")
         self._bars.update(self._tasks[phase], completed=done_bytes, total=total_bytes or None)
 
     def close(self) -> None:
         self._bars.stop()
 
 
-def _rich_bars(*columns: rich.progress.ProgressColumn) -> rich.progress.Progress:
-    """Bars on standard error that leave nothing behind. Raises ImportError."""
+def _rich_bars(
+    *figures: Callable[..., rich.progress.ProgressColumn],
+) -> rich.progress.Progress:
+    """Bars on standard error that leave nothing behind. Raises ImportError.
+
+    A bar's name and the first of its figures are never cut; its field `text` is what is cut first.
+    """
     import rich.console  # noqa: PLC0415 - optional
     import rich.progress  # noqa: PLC0415
+    import rich.table  # noqa: PLC0415
 
+    counts, *others = figures
+    columns = (
+        rich.progress.TextColumn("{task.description}"),
+        rich.progress.BarColumn(_BAR_WIDTH),
+        counts(table_column=rich.table.Column(no_wrap=True)),
+        *(make() for make in others),
+        rich.progress.TextColumn(
+            "{task.fields[text]}",
+            markup=False,
+            table_column=rich.table.Column(no_wrap=True, ratio=1),
+        ),
+    )
     console = rich.console.Console(stderr=True)
-    return rich.progress.Progress(*columns, console=console, transient=True)
+    return rich.progress.Progress(*columns, console=console, transient=True, expand=True)

@@ -270,6 +270,8 @@ def test_it_prints_a_table(target: Path, head: Path, turns: Path) -> None:
     assert sum(line.startswith("tree-fixed") for line in lines) == 3  # maths, prose, all
     assert sum(line.endswith(" yes") for line in lines) == 9
     assert not any(line.startswith("ngram") for line in lines) and "\x1b" not in result.stdout
+    assert "loading an engine: tree-fixed" in result.stderr
+    assert "calls 6 of 6: prose, tree-fixed" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,9 @@ def test_it_plans_for_this_machine(model: Path, tmp_path: Path) -> None:
     last = result.stdout.strip().splitlines()[-1]
     assert last.startswith(("Switch on --speculative-config", "Leave speculation by ngram off"))
     assert "expected" in result.stdout and "\x1b" not in result.stdout
+    stages = ("measuring acceptance: 2 prompts, 8 tokens each", "loading an engine: drafts")
+    for stage in (*stages, "measuring passes: 4 batch sizes and contexts", "batch 1, context 8"):
+        assert stage in result.stderr
 
 
 def test_it_plans_for_a_head(model: Path, head: Callable[..., Path]) -> None:
@@ -202,4 +205,5 @@ def test_bad_options_are_one_line(model: Path, options: tuple[Any, ...], message
     method = () if options[0] in ("--method", "-sc") else ("--method", "ngram")
     result = run("plan", model, "--max-model-len", 96, *method, *small, *given, *options)
     assert result.returncode == 1 and message in result.stderr
-    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    *stages, error = result.stderr.splitlines()
+    assert error.startswith("error: ") and all("measuring" in line for line in stages)

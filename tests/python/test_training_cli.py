@@ -19,6 +19,7 @@ from specdec_native.training import train_head
 from specdec_native.training.errors import TrainingError
 from specdec_native.training.options import DataOptions, TrainingOptions
 from specdec_native.training.outdir import OutDirectory
+from specdec_native.training.report import number_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +75,9 @@ def test_what_the_command_leaves_behind(world: World) -> None:
     for fact in ("| engine |", "| trainer |", report["command"], "| answer tokens |"):
         assert fact in text
     assert "training step" in world.shown and "tokens a step" in world.shown
+    assert re.findall(r"stage (\d) of 4: ", world.shown) == ["1", "2", "3", "4"]
+    assert report["training"]["learning_rate"] == report["options"]["learning_rate"] == 0.003
+    assert "| learning rate | 3e-3 |" in text and "| learning_rate | 3e-3 |" in text
 
 
 def test_the_engine_accepts_what_the_trainer_foretells(world: World) -> None:
@@ -143,6 +147,17 @@ def test_an_error_is_one_line(tmp_path: Path) -> None:
     result = command_line.run("train-head", tmp_path, "--out", tmp_path / "o", "--loss", "l2")
     assert result.returncode == 1
     assert result.stderr == "error: loss: must be one of ce, kl, lk, got 'l2'\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((3e-5, "3e-5"), (1.5e-3, "1.5e-3"), (-2e-7, "-2e-7"), (0.0, "0"), (1.0, "1")),
+        *((0.05, "0.05"), (0.8, "0.8"), (12.3456, "12.346"), (1234.5, "1,234.5")),
+    ],
+)
+def test_numbers_of_reports(value: float, text: str) -> None:
+    assert number_text(value) == text
 
 
 # -- what is refused

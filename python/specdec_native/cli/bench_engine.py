@@ -20,7 +20,7 @@ from specdec_native.cli.models import DEFAULT_MODEL, resolve, target_of
 from specdec_native.cli.options import Group, Json, Model
 from specdec_native.engine import Engine
 from specdec_native.evaluation.runner import with_small_cache
-from specdec_native.progress import make_step_bar
+from specdec_native.progress import make_step_bar, show_stage
 
 InputLen = Annotated[int, typer.Option(min=1, help="Tokens of a prompt, which are random.")]
 OutputLen = Annotated[int, typer.Option(min=1, help="Tokens of an answer.")]
@@ -51,8 +51,8 @@ def latency_command(
     settings.check_temperature(temperature)
     check_result("--output-json", output_json)
     length = {"max_model_len": input_len + output_len}
-    bar = make_step_bar("Batches", num_iters_warmup + num_iters)
     with _load(model, speculation, {**length, **engine}, batch_size) as loaded:
+        bar = make_step_bar("Batches", num_iters_warmup + num_iters)
         try:
             report = measure_latency(
                 loaded,
@@ -123,6 +123,7 @@ def throughput_command(
             ]
         elif chat:
             questions = [chat_tokens(loaded, question) for question in questions]
+        show_stage(f"answering {len(questions)} prompts")
         report = measure_throughput(
             loaded, questions, temperature=temperature, ignore_eos=ignore_eos
         )
@@ -137,6 +138,7 @@ def _load(model: str, speculation: Group, engine: Group, batch: int | None) -> E
     """An engine without a prefix cache, with room for `batch` requests where it is given."""
     target = target_of(model, **speculation)
     directory = resolve(target, engine)
+    show_stage("loading an engine")
     options: dict[str, Any] = {"enable_prefix_caching": False, **engine}
     if batch is not None:
         options = with_small_cache(directory, batch, options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +33,7 @@ from specdec_native.evaluation.runner import (
     make_tasks,
     with_small_cache,
 )
+from specdec_native.progress import StepBar, make_step_bar
 
 _MAX_TEMPERATURE = 100.0
 
@@ -113,11 +113,13 @@ def eval_head_command(
     batches = sorted(set(batch or [1]))
     directory = resolve(target, engine)
     out = rich.console.Console(highlight=False, soft_wrap=True, quiet=as_json)
-    progress = _Progress(out, model)
+    tasks = make_tasks(chosen, batches, temperatures)
+    num_calls = len(methods) * repeats * sum(len(task.calls) for task in tasks)
+    progress = _Progress(out, model, num_calls)
     runner = Runner(
         directory,
         methods,
-        make_tasks(chosen, batches, temperatures),
+        tasks,
         max_tokens,
         with_small_cache(directory, batches[-1], engine),
         repeats=repeats,
@@ -126,7 +128,10 @@ def eval_head_command(
     )
     if together is None:
         together = fit_together(directory, len(methods))
-    is_complete = _run(runner, together)
+    try:
+        is_complete = _run(runner, together)
+    finally:
+        progress.close()
     report = HeadReport(
         **progress.facts,
         rows=make_rows(runner.samples, with_totals=True),
@@ -165,8 +170,10 @@ class _Progress:
 
     out: rich.console.Console
     model: str
+    num_calls: int
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     num_samples: int = 0
+    bar: StepBar | None = None
 
     def on_load(self, engine: Engine, load_seconds: float) -> None:
         self.facts = describe(engine, load_seconds)
@@ -174,9 +181,13 @@ class _Progress:
 
     def on_sample(self, sample: Sample) -> None:
         self.num_samples += 1
-        if sys.stderr.isatty():
-            text = f"call {self.num_samples}: {sample.workload.name}, {sample.method}"
-            print(f"\r\x1b[2K{text}\r", end="", file=sys.stderr, flush=True)
+        self.bar = self.bar or make_step_bar("calls", self.num_calls)
+        self.bar.update(self.num_samples, f"{sample.workload.name}, {sample.method}")
+
+    def close(self) -> None:
+        """Takes the bar away."""
+        if self.bar is not None:
+            self.bar.close()
 
 
 def _run(runner: Runner, together: bool) -> bool:

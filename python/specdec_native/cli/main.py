@@ -36,7 +36,7 @@ from specdec_native.cli.options import (
 )
 from specdec_native.cli.report import output_json, print_report_head, shortened, speed_table
 from specdec_native.engine import Engine
-from specdec_native.progress import show_bytes
+from specdec_native.progress import log_progress, show_bytes
 from specdec_native.requests.outputs import RequestOutput
 from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
 from specdec_native.text.chat_template import Message
@@ -53,6 +53,7 @@ app = typer.Typer(
 
 def run() -> None:
     """Runs the program; an error becomes one line on standard error and exit code 1."""
+    log_progress()
     try:
         app()
     except (ValueError, RuntimeError, MemoryError, OSError, ImportError) as error:

@@ -28,7 +28,7 @@ from specdec_native.planning.ranks import Link
 from specdec_native.planning.report import print_plan
 from specdec_native.planning.roofline import Machine
 from specdec_native.planning.speedup import Acceptance
-from specdec_native.progress import make_step_bar
+from specdec_native.progress import make_step_bar, show_stage
 from specdec_native.speculation.drafter_options import DRAFTER_KEYS
 from specdec_native.speculation.speculative_config import parse_speculative_config
 from specdec_native.text.tokenizer import Tokenizer
@@ -206,9 +206,12 @@ def _measured(
     question: Question, known: Acceptance | None, asked: Sequence[Prompt], max_tokens: int
 ) -> Plan:
     if known is None and _has_tokenizer(question.directory):
+        show_stage(f"measuring acceptance: {len(asked)} prompts, {max_tokens} tokens each")
         known = measure_acceptance(
             question.directory, question.speculation, asked, max_tokens, question.engine_options
         )
+    num_places = len(question.batches) * len(question.contexts)
+    show_stage(f"measuring passes: {num_places} batch sizes and contexts")
     bar = _Bar()
     try:
         return measured_plan(question, known, bar.update)

@@ -20,6 +20,7 @@ import typer
 
 from specdec_native.checkpoints.optional import import_optional
 from specdec_native.cli.options import Group, Json, command, engine_options, keyword
+from specdec_native.progress import StderrHandler
 from specdec_native.training.options import DataOptions, TrainingOptions
 
 # Options of the engine that answers; its device and threads are those of the training.
@@ -82,9 +83,7 @@ def train_head_command(
     # So that what has been made of the data is written when a job's time is up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_ENDED))
     logger = logging.getLogger("specdec_native")
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    logger.addHandler(handler)
+    logger.addHandler(StderrHandler())
     logger.setLevel(logging.INFO)
     report = train_head(
         model,

@@ -19,6 +19,7 @@ from specdec_native.engine import Engine
 from specdec_native.evaluation.methods import Method
 from specdec_native.evaluation.prompts import Prompt
 from specdec_native.evaluation.report import Report, Sample, Workload
+from specdec_native.progress import show_stage
 from specdec_native.requests.outputs import RequestOutput
 from specdec_native.requests.sampling_params import SamplingParams
 
@@ -116,6 +117,7 @@ class Runner:
         return [(task, call) for task in self.tasks for call in range(len(task.calls))]
 
     def _load(self, method: Method) -> Engine:
+        show_stage(f"loading an engine: {method.name}")
         start = time.perf_counter()
         engine = Engine(
             self.model,

@@ -114,4 +114,12 @@ def _shown(value: Any) -> str:
         return {True: "yes", False: "no", None: ""}[value]
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:,.3f}" if isinstance(value, float) else str(value)
+    return number_text(value) if isinstance(value, float) else str(value)
+
+
+def number_text(value: float) -> str:
+    """With at most three digits behind the point; below 0.01 like 3e-5."""
+    if value == 0 or not abs(value) < 0.01:
+        return f"{value:,.3f}".rstrip("0").rstrip(".")
+    digits, exponent = f"{value:.2e}".split("e")
+    return f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}"

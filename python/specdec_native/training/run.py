@@ -15,7 +15,8 @@ import torch
 
 from specdec_native.checkpoints import hub
 from specdec_native.checkpoints.errors import MissingDependencyError
-from specdec_native.training.acceptance import evaluate
+from specdec_native.progress import show_stage
+from specdec_native.training.acceptance import Acceptance, evaluate
 from specdec_native.training.chart import draw_chart
 from specdec_native.training.checkpoint import Checkpoints, read_log, require_same
 from specdec_native.training.distributed import Ranks, joined, local_device
@@ -23,7 +24,7 @@ from specdec_native.training.engine_acceptance import measure_by_engine
 from specdec_native.training.errors import TrainingError
 from specdec_native.training.export import DTYPES, write_head
 from specdec_native.training.methods import METHODS, check_method, make_head
-from specdec_native.training.optimizers import make_optimizers
+from specdec_native.training.optimizers import default_learning_rate, make_optimizers
 from specdec_native.training.options import DataOptions, TrainingOptions
 from specdec_native.training.outdir import OutDirectory
 from specdec_native.training.plan import BatchPlan
@@ -142,6 +143,10 @@ class _Run:
         self._saved = Checkpoints(settings.out.checkpoints).load()
         ranks.wait()  # nobody writes before all have read
 
+    def _show_stage(self, number: int, text: str) -> None:
+        if self._ranks.is_first:
+            show_stage(f"stage {number} of {4 if self._settings.measure else 3}: {text}")
+
     def prepare(self) -> Prepared:
         """Finds the target, and makes and opens the data; other processes wait for the first.
 
@@ -153,6 +158,7 @@ class _Run:
         data_dir = settings.data.data_dir
         store = Path(data_dir).expanduser() if data_dir else settings.out.data
         if self._ranks.is_first and saved is None:
+            self._show_stage(1, "the model answers prompts, which are trained on")
             directory = hub.resolve_model(settings.model)
             begin = time.monotonic()
             try:
@@ -168,6 +174,7 @@ class _Run:
                 with contextlib.suppress(TrainingError):  # of a full disk, told already
                     settings.out.add_data_seconds(time.monotonic() - begin)
         self._ranks.wait()
+        self._show_stage(2, "examples are read")
         self._directory = hub.resolve_model(settings.model)
         begun = None if saved is None else Begun(**saved.begun)
         dtype = choose_dtype(options.training_dtype, self._device) if begun is None else ""
@@ -234,10 +241,16 @@ class _Run:
             batch_tokens=options.micro_batch_tokens or options.batch_tokens,
             ranks=self._ranks,
         )
+        self._show_stage(3, f"the head is trained, {plan.num_steps} steps")
         if self._ranks.is_first:
             watcher = Watcher(self._settings.out, trainer, options, begun, log_bytes)
+
+            def watched_evaluation() -> Acceptance:
+                watcher.on_evaluating()
+                return evaluation()
+
             try:
-                trainer.run(evaluation, watcher.on_step, watcher.on_evaluation)
+                trainer.run(watched_evaluation, watcher.on_step, watcher.on_evaluation)
             finally:
                 watcher.close()
         else:
@@ -255,7 +268,7 @@ class _Run:
         if settings.measure:
             if self._residents is not None:
                 self._residents.clear()  # the engine needs the memory
-            _logger.info("the engine measures %s", directory)
+            self._show_stage(4, f"the engine measures {directory}")
             engine = measure_by_engine(
                 self._directory,
                 {**METHODS[options.method].speculative, "model": str(directory)},
@@ -274,6 +287,7 @@ class _Run:
                 "steps": course.step,
                 "best_step": course.evaluations[course.best][0],
                 "answer_tokens": course.num_tokens,
+                "learning_rate": options.learning_rate or default_learning_rate(options),
                 "seconds": course.seconds,
                 "answer_tokens_per_second": course.num_tokens / max(course.seconds, 1e-9),
                 "parameters_trained": sum(

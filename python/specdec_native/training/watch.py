@@ -10,6 +10,7 @@ from specdec_native.training.course import StepResult
 from specdec_native.training.options import TrainingOptions
 from specdec_native.training.outdir import OutDirectory
 from specdec_native.training.prepare import Begun
+from specdec_native.training.report import number_text
 from specdec_native.training.trainer import Trainer
 
 _logger = logging.getLogger("specdec_native")
@@ -37,6 +38,10 @@ class Watcher:
         if trainer.course.step == 0:
             self.save()
 
+    def on_evaluating(self) -> None:
+        """Says why no steps are taken for a while."""
+        self._bar.update(self._trainer.course.step, "evaluating")
+
     def on_step(self, result: StepResult) -> None:
         """Logs a step, and saves when the time has come and at the end."""
         course = self._trainer.course
@@ -45,7 +50,7 @@ class Watcher:
         self._bar.update(
             result.step,
             f"loss {result.loss:.3f}, right at depth 1 {result.depth_matches[0]:.3f}, "
-            f"{rate:.0f} answer tokens/s",
+            f"rate {number_text(result.learning_rate)}, {rate:.0f} tokens/s",
         )
         if self._trainer.is_finished or self._timer.is_due():
             self.save()
