@@ -83,10 +83,9 @@ inline int free_port() {
   }
 }
 
-// Waits up to ten seconds for the condition, more than a loaded machine needs: whether it came
-// true.
+// Waits up to a minute for the condition, more than a loaded machine needs: whether it came true.
 inline bool comes_true(const std::function<bool()>& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (!condition()) {
     if (std::chrono::steady_clock::now() >= deadline) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -237,7 +237,7 @@ TEST_P(CommunicatorTest, AbortEndsEveryWait) {
 }
 
 TEST_P(CommunicatorTest, ARankThatDoesNotComeEndsTheWaitAtTheDeadline) {
-  constexpr std::chrono::milliseconds kTimeout = 2s;  // of joining and of the first barrier, too
+  constexpr std::chrono::milliseconds kTimeout = 5s;  // of joining and of the first barrier, too
   std::atomic<int> num_failures{0};
   run(
       3,
@@ -251,7 +251,7 @@ TEST_P(CommunicatorTest, ARankThatDoesNotComeEndsTheWaitAtTheDeadline) {
           EXPECT_GE(Clock::now() - start, kTimeout);
           EXPECT_EQ(failure.rank(), 2) << failure.what();
           EXPECT_EQ(failure.operation(), "exchange");
-          EXPECT_NE(std::string(failure.what()).find("did not answer within 2 s"),
+          EXPECT_NE(std::string(failure.what()).find("did not answer within 5 s"),
                     std::string::npos)
               << failure.what();
           ++num_failures;
@@ -263,7 +263,7 @@ TEST_P(CommunicatorTest, ARankThatDoesNotComeEndsTheWaitAtTheDeadline) {
 }
 
 TEST_P(CommunicatorTest, PatienceOutlastsTheDeadline) {
-  constexpr std::chrono::milliseconds kTimeout = 1400ms;  // of joining, too
+  constexpr std::chrono::milliseconds kTimeout = 4s;  // of joining, too
   run(
       2,
       [&](Communicator& ranks) {
@@ -276,8 +276,7 @@ TEST_P(CommunicatorTest, PatienceOutlastsTheDeadline) {
 }
 
 TEST_P(CommunicatorTest, ARankThatLeavesEndsTheOthersWaits) {
-  Ranks ranks = GetParam().make(3, 20s);
-  const auto start = Clock::now();
+  Ranks ranks = GetParam().make(3, 1h);  // a test that waits for so long does not end
   std::atomic<int> num_heard{0};
   on_threads(3, [&](int rank) {
     std::vector<std::byte> message(rank == 2 ? 7 : 0);
@@ -296,7 +295,6 @@ TEST_P(CommunicatorTest, ARankThatLeavesEndsTheOthersWaits) {
     EXPECT_EQ(failure.rank(), 2);
     EXPECT_NE(std::string(failure.what()).find("left"), std::string::npos) << failure.what();
   });
-  EXPECT_LT(Clock::now() - start, 5s);
 }
 
 Ranks make_shm_communicators(int size, std::chrono::milliseconds timeout) {

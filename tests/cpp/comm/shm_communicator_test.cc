@@ -73,8 +73,8 @@ class ShmCommunicatorTest : public testing::Test {
   std::vector<std::string> before_ = shared_memory_files();
 };
 
-// A tenth of a second on an idle machine.
-constexpr double kSoonMs = 5000;
+// What ranks wait for at most, where nobody is to wait for so long: such a test does not end.
+constexpr std::chrono::milliseconds kLongest = 1h;
 
 double milliseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
@@ -111,14 +111,14 @@ struct Ending {
   const char* name;
   int signal;  // 0: the process ends by itself
   const char* cause;
-  double earliest_ms, latest_ms;
+  double earliest_ms;
 };
 void PrintTo(const Ending& ending, std::ostream* stream) { *stream << ending.name; }
 class RankEndsTest : public ShmCommunicatorTest, public testing::WithParamInterface<Ending> {};
 
 TEST_P(RankEndsTest, OthersAreTold) {
   const Ending& ending = GetParam();
-  const std::chrono::milliseconds timeout = ending.signal == SIGSTOP ? 2500ms : 60s;
+  const std::chrono::milliseconds timeout = ending.signal == SIGSTOP ? 5s : kLongest;
   ShmGroup group(3);
   Child ended([&] {
     auto ranks = join_shm_group(group.name(), 2, timeout);
@@ -144,7 +144,6 @@ TEST_P(RankEndsTest, OthersAreTold) {
   const RankFailure failure = failure_of([&] { leader->broadcast(message, 2); });
   EXPECT_GE(milliseconds_since(start), ending.earliest_ms);
   const std::string others = worker.report();
-  EXPECT_LE(milliseconds_since(start), ending.latest_ms);
   EXPECT_EQ(failure.rank(), 2);
   EXPECT_EQ(failure.operation(), "broadcast");
   for (const std::string& text : {std::string(failure.what()), others}) {
@@ -153,31 +152,28 @@ TEST_P(RankEndsTest, OthersAreTold) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(ShmCommunicatorTest, RankEndsTest,
-                         testing::Values(Ending{"Killed", SIGKILL, "has ended", 0, kSoonMs},
-                                         Ending{"Stopped", SIGSTOP, "did not answer within 2.5 s",
-                                                2490, 12500},
-                                         Ending{"Exits", 0, "has ended", 0, kSoonMs},
-                                         Ending{"Leaves", 0, "left the group", 0, kSoonMs}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    ShmCommunicatorTest, RankEndsTest,
+    testing::Values(Ending{"Killed", SIGKILL, "has ended", 0},
+                    Ending{"Stopped", SIGSTOP, "did not answer within 5 s", 4990},
+                    Ending{"Exits", 0, "has ended", 0}, Ending{"Leaves", 0, "left the group", 0}),
+    [](const auto& info) { return info.param.name; });
 
 TEST_F(ShmCommunicatorTest, WorkersOfAnIdleLeaderNoticeADeath) {
   ShmGroup group(3);
   Child ended([&] {
-    const auto ranks = join_shm_group(group.name(), 2, 20s);
+    const auto ranks = join_shm_group(group.name(), 2, kLongest);
     pause();
     return std::string();
   });
   Child worker([&] {
     std::vector<std::byte> message;
-    join_shm_group(group.name(), 1, 20s)->broadcast(message, 0, Patience::kForever);
+    join_shm_group(group.name(), 1, kLongest)->broadcast(message, 0, Patience::kForever);
     return std::string();
   });
-  const auto leader = group.join(20s);
-  const auto start = Clock::now();
+  const auto leader = group.join(kLongest);
   ended.signal(SIGKILL);
   const std::string report = worker.report();
-  EXPECT_LE(milliseconds_since(start), kSoonMs);
   EXPECT_EQ(report, str_cat("rank 2 failed in broadcast: process ", ended.id(), " has ended"));
 }
 
@@ -193,19 +189,17 @@ TEST_F(ShmCommunicatorTest, AKilledLeaderEndsItsWorkers) {
   Child living([&] {
     ShmGroup group(2);
     EXPECT_GT(write(ends[1], group.name().data(), group.name().size()), 0);
-    const auto ranks = group.join(5s);
+    const auto ranks = group.join(kLongest);
     pause();
     return std::string();
   });
   char name[200] = {};
   ASSERT_GT(read(ends[0], name, sizeof name - 1), 0);
-  const auto worker = join_shm_group(name, 1, 5s);
-  const auto start = Clock::now();
+  const auto worker = join_shm_group(name, 1, kLongest);
   living.signal(SIGKILL);
   std::vector<std::byte> message;
   const RankFailure failure =
       failure_of([&] { worker->broadcast(message, 0, Patience::kForever); });
-  EXPECT_LE(milliseconds_since(start), kSoonMs);
   EXPECT_EQ(failure.rank(), 0);
   EXPECT_NE(std::string(failure.what()).find(str_cat("process ", living.id(), " has ended")),
             std::string::npos)

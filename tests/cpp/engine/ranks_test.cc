@@ -39,9 +39,8 @@ namespace {
 
 using testing::Faults;
 using testing::has_text;
-using Clock = std::chrono::steady_clock;
-
-constexpr std::chrono::seconds kSoon{15};  // the timeout is twice as long
+// Of ranks that wait for one another. A test in which one waits for so long does not end.
+constexpr int kTimeoutSeconds = 3600;
 
 constexpr const char* kConfig = R"({
   "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16",
@@ -62,7 +61,7 @@ class RanksTest : public ::testing::TestWithParam<std::pair<int, int>> {
     config.num_kv_blocks = 16;
     config.tensor_parallel_size = GetParam().first;
     config.pipeline_parallel_size = GetParam().second;
-    config.distributed_timeout_seconds = 30;
+    config.distributed_timeout_seconds = kTimeoutSeconds;
     return config;
   }
 
@@ -99,7 +98,6 @@ const std::vector<std::pair<std::function<void()>, std::string>>& errors() {
 TEST_P(RanksTest, AnErrorOfARankEndsAllRequestsAndTheEngine) {
   for (const bool in_product : {false, true}) {
     for (const auto& [fail, cause] : errors()) {
-      const auto begin = Clock::now();
       std::atomic<int> num_left = 1 << 30;  // until the first of the ranks fails
       const auto fault = [&num_left, fail = fail] {
         if (--num_left == 0) fail();
@@ -131,13 +129,11 @@ TEST_P(RanksTest, AnErrorOfARankEndsAllRequestsAndTheEngine) {
         }
       }
       EXPECT_THROW(engine.add_request("c", {1}, params(1)), RankFailure);
-      EXPECT_LT(Clock::now() - begin, kSoon);
     }
   }
 }
 
 TEST_P(RanksTest, AnErrorOfARankThatLoadsIsTheEngines) {
-  const auto begin = Clock::now();
   faults_.allocate = [] { throw OutOfMemory("planted in a rank"); };
   try {
     make_engine();
@@ -147,7 +143,6 @@ TEST_P(RanksTest, AnErrorOfARankThatLoadsIsTheEngines) {
   }
   faults_.allocate = [] { throw CheckpointError("a file", "", "planted"); };
   EXPECT_THROW(make_engine(), CheckpointError);
-  EXPECT_LT(Clock::now() - begin, kSoon);
 }
 
 TEST_P(RanksTest, AnIdleLoopSeesThatARankHasFailed) {
@@ -164,10 +159,7 @@ TEST_P(RanksTest, AnIdleLoopSeesThatARankHasFailed) {
   loop.add({{.id = 1, .prompt_token_ids = {1, 2, 3}, .params = params(1)}});
   EXPECT_EQ(loop.take_outputs()->outputs[0].output.error, "");
   is_answered = true;
-  const auto begin = Clock::now();
-  while (loop.failure() == nullptr && Clock::now() - begin < kSoon)
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  ASSERT_NE(loop.failure(), nullptr);
+  while (loop.failure() == nullptr) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   EXPECT_THROW(std::rethrow_exception(loop.failure()), RankFailure);
   EXPECT_THROW(loop.add({{.id = 2, .prompt_token_ids = {1}, .params = params(1)}}), RankFailure);
 }
@@ -270,7 +262,8 @@ class RankProcessTest : public RanksTest {
       } else {
         faults.forward = [fault](int) { fault(); };
       }
-      const auto group = join_shm_group(config.rank_group->name(), rank, std::chrono::seconds(30));
+      const auto group =
+          join_shm_group(config.rank_group->name(), rank, std::chrono::seconds(kTimeoutSeconds));
       serve_rank(
           config,
           [&](const BackendConfig& backend) -> std::unique_ptr<Backend> {
@@ -305,10 +298,8 @@ TEST_P(RankProcessTest, ItsErrorReachesAllRequestsAndItEnds) {
       for (const char* id : {"a", "b"}) engine.add_request(id, {1, 2, 3}, params(200));
       for (int step = 0; step < 3; ++step) engine.step();
       shared_->fails = true;
-      const auto begin = Clock::now();
       std::vector<RequestOutput> outputs;
       while (engine.has_unfinished_requests()) outputs = engine.step();
-      EXPECT_LT(Clock::now() - begin, kSoon);
       ASSERT_EQ(outputs.size(), 2U) << cause << ": " << (outputs.empty() ? "" : outputs[0].error);
       for (const RequestOutput& output : outputs) {
         EXPECT_TRUE(has_text(output.error, cause));
