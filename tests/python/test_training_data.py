@@ -362,19 +362,23 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
 
 
 def test_kept_turns_are_not_sampled_again(engine: Engine, tmp_path: Path) -> None:
+    told: list[None] = []  # an entry for each round that is sampled
+
     def first(kept: Path | None) -> list[Any]:
-        turns = SampledTurns(engine, seed=9, max_tokens=64)
+        told.clear()
+        turns = SampledTurns(engine, seed=9, max_tokens=64, on_round=lambda: told.append(None))
         return list(itertools.islice(turns.conversations(kept), 30))
 
     wanted = first(None)
     path = tmp_path / "turns.jsonl"
     assert first(path) == wanted
     rounds = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len(rounds) > 1
+    assert len(told) == len(rounds) > 1
     rounds[0][0][0]["content"] = "another turn"
     path.write_text("".join(json.dumps(r) + "\n" for r in rounds[:-1]) + '[[{"rol')
     again = first(path)
     assert again[0] == [user("another turn")] and again[1:] == wanted[1:]
+    assert len(told) == 1
     assert [json.loads(line) for line in path.read_text().splitlines()] == rounds
     path.write_text("[\n")
     with pytest.raises(TrainingError, match=r"turns\.jsonl: is damaged"):

@@ -118,9 +118,16 @@ def make_store(
     bar = make_step_bar("answer tokens", data.answer_tokens)
     num_before = ExampleStore(directory).num_answer_tokens if ExampleStore.exists(directory) else 0
 
+    num_done = num_before
+
     def show(done: int, _: int) -> None:
+        nonlocal num_done
+        num_done = done
         rate = max(done - num_before, 0) / max(time.monotonic() - begin, 1e-9)
         bar.update(done, f"{rate:.0f} tokens/s")
+
+    def show_round() -> None:
+        bar.update(num_done, "the model makes up prompts")
 
     try:
         with Engine(target, **{**engine_options, **({"taps": stored} if stored else {})}) as engine:
@@ -132,7 +139,7 @@ def make_store(
                         "give prompts by --data",
                         target,
                     )
-                source = SampledTurns(engine, seed=options.seed)
+                source = SampledTurns(engine, seed=options.seed, on_round=show_round)
             make_data(
                 engine,
                 target,

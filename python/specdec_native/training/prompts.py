@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,9 @@ class SampledTurns:
         max_tokens: int = 96,
         temperature: float = 1.0,
         top_p: float = 0.95,
+        on_round: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_round` is called before turns are sampled, many at a time."""
         self._engine = engine
         self._seed = seed
         self._systems = systems
@@ -49,6 +51,7 @@ class SampledTurns:
         self._max_tokens = max_tokens
         self._temperature = temperature
         self._top_p = top_p
+        self._on_round = on_round
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -102,6 +105,7 @@ class SampledTurns:
 
     def _sample_round(self, number: int) -> Iterator[tuple[str | None, str | None]]:
         """System messages, each with the user's turn; None where the sampled one is no good."""
+        self._on_round()
         first_seed = (self._seed << 32) + number * _ROUND
         chosen = [i % len(self._systems) for i in range(_ROUND)]
         outputs = self._engine.generate(
