@@ -130,7 +130,9 @@ def test_failed_requests_are_counted_by_status(world: World, tmp_path: Path) -> 
     )
     assert result.returncode == 1
     assert "1 failed: HTTP 400:" in result.stdout
-    assert result.stderr.startswith("error: 1 of 3 requests failed, such as: HTTP 400:")
+    *progress, error = result.stderr.splitlines()
+    assert error.startswith("error: 1 of 3 requests failed, such as: HTTP 400:")
+    assert progress[-1].endswith("Requests 3 of 3: 1 failed")
 
 
 @pytest.mark.parametrize(
