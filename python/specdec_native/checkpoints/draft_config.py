@@ -60,7 +60,7 @@ _HEAD_KEYS = (
     *("pard_token", "ptd_token_id", "use_input_layernorm_in_first_layer", "use_last_layernorm"),
     *("medusa_num_heads", "medusa_num_layers", "num_heads", "medusa_fc_bias", "original_lm_head"),
     *("truncated_vocab_size", "emb_dim", "inner_dim", "n_predict", "tie_weights", "scale_input"),
-    # A quantised head says so; the core refuses it.
+    # Of quantised heads, whose tensors the core refuses.
     *("quantization_config", "compression_config"),
 )
 # Keys that change nothing a head computes, by the reason.
