@@ -478,6 +478,6 @@ def test_only_little_is_done_on_the_event_loop(
     world: World, body: dict[str, Any], is_quick: bool
 ) -> None:
     request = CompletionRequest(**body)
-    for size, expected in (("100", is_quick), ("100000", False), ("", False), ("x", False)):
+    for size, expected in (("100", is_quick), ("100000", False)):
         headers = Headers({"content-length": size})
         assert completions.call_of(request, world.service, headers).is_quick == expected

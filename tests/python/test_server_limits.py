@@ -1,7 +1,9 @@
 """What a server does not let in: keys, sizes, times, full queues; and what it says then."""
 
+import concurrent.futures
 import logging
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -406,6 +408,94 @@ def test_what_is_longer_than_the_queue_runs_alone(engine: Engine) -> None:
             closed.error("/v1/completions", 503, **BODY, stream=stream)
             closed.error("/v1/chat/completions", 503, messages=messages, stream=stream)
             closed.error("/v1/responses", 503, input="a", stream=stream)
+
+
+# -- long texts
+
+SECONDS = 20.0  # what is waited for comes at once, what must not come not at all
+
+LONG_TEXT = "a" * 100_000  # of tokens of 5 bytes at most, where 96 fit
+TOKENIZING: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": LONG_TEXT},
+    "/v1/completions?list": {"prompt": ["a", LONG_TEXT]},
+    "/v1/completions?echo": {"prompt": LONG_TEXT, "echo": True},
+    "/v1/completions?words": {"prompt": "a", "bad_words": ["b", LONG_TEXT]},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG_TEXT}]},
+    "/v1/responses": {"input": LONG_TEXT},
+    "/tokenize": {"prompt": LONG_TEXT},
+    "/tokenize?chat": {"messages": [{"role": "user", "content": LONG_TEXT}]},
+}
+
+
+class Tokenizing:
+    """Watches the texts that an engine's tokenizer is given; those in `held` wait for a gate."""
+
+    def __init__(self, engine: Engine, patch: pytest.MonkeyPatch) -> None:
+        self.gate = threading.Event()
+        self.lengths: list[int] = []
+        self.num_held = 0
+        self._tokenizer = engine.tokenizer
+        self._encode_batch = engine.tokenizer.encode_batch
+        patch.setattr(self._tokenizer, "encode_batch", self.encode_batch)
+        patch.setattr(self._tokenizer, "encode", lambda *args: self.encode_batch([args[0]])[0])
+
+    def encode_batch(self, texts: list[str], *args: Any) -> list[list[int]]:
+        self.lengths += map(len, texts)
+        if max(map(len, texts)) > 50_000:
+            self.num_held += 1
+            assert self.gate.wait(SECONDS)
+        return self._encode_batch(texts, *args)
+
+
+@pytest.mark.parametrize("case", TOKENIZING)
+def test_what_can_never_fit_is_not_tokenized(
+    world: World, engine: Engine, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    tokenizing = Tokenizing(engine, monkeypatch)
+    tokenizing.gate.set()
+    with serving(engine) as plain:
+        error = plain.error(case.partition("?")[0], **TOKENIZING[case])
+        assert not any(length > 50_000 for length in tokenizing.lengths)
+        field = "bad_words" if "words" in case else error["param"]
+        assert error["param"] == field and field is not None
+        for number in ("100", "20", "96"):  # characters, tokens, and how many fit
+            assert number in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_what_is_cut_may_be_long(engine: Engine, path: str) -> None:
+    messages = [{"role": "user", "content": LONG_TEXT}]
+    asked = {"prompt": LONG_TEXT} if path == "/v1/completions" else {"messages": messages}
+    with serving(engine) as plain:
+        answer = plain.ask(path, **asked, truncate_prompt_tokens=7, max_tokens=2)
+        assert answer["usage"]["prompt_tokens"] == 7
+
+
+def test_a_short_text_does_not_wait_for_long_ones(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does one whose body is short, and whose template makes it long, hold it up."""
+    tokenizing = Tokenizing(engine, monkeypatch)
+    template = "{% for i in range(70000) %}a{% endfor %}"
+    long = {"prompt": LONG_TEXT, "truncate_prompt_tokens": 7, "max_tokens": 2}
+    grown = {**long, "messages": [{"role": "user", "content": "a"}], "chat_template": template}
+    del grown["prompt"]
+    with (
+        serving(engine, request_chat_template=True) as world,
+        concurrent.futures.ThreadPoolExecutor(8) as pool,
+    ):
+        calls = [("/v1/completions", long)] * 4 + [("/v1/chat/completions", grown)] * 4
+        try:
+            held = [pool.submit(httpx.post, world.url + p, json=b, timeout=60) for p, b in calls]
+            wait_until(lambda: world.service._long_thread._work_queue.qsize() == 7)
+            assert tokenizing.num_held == 1
+            body = {"prompt": "a" * 5000, "truncate_prompt_tokens": 7, "max_tokens": 2}
+            assert world.ask("/v1/completions", **body)["usage"]["prompt_tokens"] == 7
+            assert not any(call.done() for call in held)
+        finally:
+            tokenizing.gate.set()
+        for call in held:
+            assert call.result().status_code == 200, call.result().text
 
 
 # -- chunks

@@ -2,12 +2,13 @@
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers
 
 from specdec_native.checkpoints.errors import CheckpointError
 from specdec_native.text.chat_template import render
@@ -179,6 +180,106 @@ def test_a_stop_token_has_no_text_unless_asked_for() -> None:
         assert detokenizer.extend(ids, stop_token_last=True) == len(ids)
         detokenizer.finish()
         assert detokenizer.text == text
+
+
+# -- how many tokens a text has at least
+
+
+def made(
+    make: Callable[[], tokenizers.Tokenizer], added: str = "", *, strips: bool = False, **parts: Any
+) -> tokenizers.Tokenizer:
+    tokenizer = make()
+    for name, part in parts.items():
+        setattr(tokenizer, name, part)
+    if added:
+        tokenizer.add_tokens([tokenizers.AddedToken(added, lstrip=strips, rstrip=strips)])
+    return tokenizer
+
+
+def ascii_only(unk_token: str | None = None, *, fuse_unk: bool = False) -> tokenizers.Tokenizer:
+    """Byte-level, without most of the bytes."""
+    vocab = {token: i for i, token in enumerate(["?", *"abcdefgh", "ab", "\u0120"])}
+    model = models.BPE(vocab, [("a", "b")], unk_token=unk_token, fuse_unk=fuse_unk)
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return tokenizer
+
+
+BOUNDED = {
+    "byte_level": byte_level(),
+    "sentencepiece_like": sentencepiece_like(),
+    "long token": made(byte_level, "the longest of all the tokens"),
+    "swallows spaces": made(byte_level, "<|end|>", strips=True),
+    "composes": made(byte_level, normalizer=normalizers.NFC()),
+    "compatible": made(
+        byte_level, normalizer=normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    ),
+    "drops bytes": ascii_only(),
+    "unknown bytes": ascii_only("?"),
+    "joins unknown bytes": ascii_only("?", fuse_unk=True),
+}
+UNBOUNDED = {
+    "strips": made(byte_level, normalizer=normalizers.Strip()),
+    "strips inside": made(
+        byte_level, normalizer=normalizers.Sequence([normalizers.NFC(), normalizers.Strip()])
+    ),
+    "replaces": made(byte_level, normalizer=normalizers.Replace("aa", "b")),
+    "replaces a pattern": made(
+        byte_level, normalizer=normalizers.Replace(tokenizers.Regex("a+"), "b")
+    ),
+    "splits at spaces": made(byte_level, pre_tokenizer=pre_tokenizers.WhitespaceSplit()),
+    "removes": made(byte_level, pre_tokenizer=pre_tokenizers.Split("a", "removed")),
+    "words": tokenizers.Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?")),
+    "composes what it drops": made(ascii_only, normalizer=normalizers.NFC()),
+}
+PIECES = (
+    *(
+        "a",
+        "b",
+        " ",
+        "\n",
+        "the world",
+        "<|end|>",
+        "   ",
+        "\u2003",
+        "\x04",
+        "\x00",
+        "\u00e9",
+        "e\u0301",
+    ),
+    *(
+        "\u1112\u1161\u11ab",
+        "\u212a",
+        "\U0001d400",
+        "\U0001d7ce",
+        "\uff21",
+        "\U0001f600",
+        "\U00040000",
+    ),
+    *("\u65e5", "\u0dd9\u0dcf\u0dca", "the longest of all the tokens", "<s>"),
+)
+
+
+@pytest.mark.parametrize("kind", BOUNDED)
+def test_a_text_has_at_least_so_many_tokens(kind: str) -> None:
+    tokenizer, rng = Tokenizer.wrap(BOUNDED[kind]), random.Random(3)
+    texts = [piece * 40 for piece in PIECES]
+    texts += ["".join(rng.choices(PIECES, k=rng.randrange(60))) for _ in range(200)]
+    bounds = [tokenizer.fewest_tokens(text) for text in texts]
+    counts = [len(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+    assert [c for b, c in zip(bounds, counts, strict=True) if b > c] == []
+    assert max(bounds) > 3
+
+
+@pytest.mark.parametrize("kind", UNBOUNDED)
+def test_a_tokenizer_that_may_drop_text_has_no_bound(kind: str) -> None:
+    assert Tokenizer.wrap(UNBOUNDED[kind]).fewest_tokens("ab" * 9999) == 0
+
+
+def test_the_longest_token_is_the_bound() -> None:
+    tokenizer = Tokenizer.wrap(BOUNDED["long token"])
+    text = "the longest of all the tokens" * 50
+    assert tokenizer.fewest_tokens(text) == len(tokenizer.encode(text)) == 50
 
 
 # -- tokenizer files

@@ -51,6 +51,7 @@ class Prompt:
         truncate_to: of the tokens only so many last ones count; None for all.
         keeps_beginning: the first ones count instead.
         cache_salt: prompts share cached beginnings only with prompts of the same salt.
+        is_echoed: `text` has to be what the tokens stand for that count.
     """
 
     text: str | None
@@ -59,6 +60,7 @@ class Prompt:
     truncate_to: int | None = None
     keeps_beginning: bool = False
     cache_salt: str | None = None
+    is_echoed: bool = False
 
     def truncate(self) -> bool:
         """Cuts tokens away if there are too many; returns whether there were."""

@@ -196,13 +196,13 @@ class RequestBuilder:
             sampling_params = self.default_params()
         paired = pair_with_params(sampling_params, len(prompts))
         priorities = pair_with_priority(priority, len(prompts))
-        self._tokenize(prompts)
+        names = [f"prompts[{i}]" if len(prompts) > 1 else "prompt" for i in range(len(prompts))]
+        self._tokenize(prompts, names)
         checked: dict[int, tuple[SamplingParams, _core.SamplingParams]] = {}
         requests = []
         for i, (prompt, params) in enumerate(zip(prompts, paired, strict=True)):
-            name = f"prompts[{i}]" if len(prompts) > 1 else "prompt"
             token_ids = prompt.token_ids or []
-            self._check_prompt(name, token_ids)
+            self._check_prompt(names[i], token_ids)
             if prompt.cache_salt is not None:
                 check_cache_salt("cache_salt", prompt.cache_salt)
             if id(params) not in checked:
@@ -227,7 +227,11 @@ class RequestBuilder:
             return self._num_spec_tokens
         return min(self._num_spec_tokens, params.num_speculative_tokens)
 
-    def _tokenize(self, prompts: list[Prompt]) -> None:
+    def _tokenize(self, prompts: list[Prompt], names: Sequence[str]) -> None:
+        for prompt, name in zip(prompts, names, strict=True):
+            if prompt.token_ids is None and prompt.truncate_to is None:
+                tokenizer = self.text.need_tokenizer("a prompt given as text")
+                check_length(name, prompt.text or "", tokenizer, self._model_info.max_model_len)
         for special in (True, False):
             texts = [p for p in prompts if p.token_ids is None and p.add_special_tokens is special]
             if not texts:
@@ -237,7 +241,17 @@ class RequestBuilder:
             for prompt, token_ids in zip(texts, encoded, strict=True):
                 prompt.token_ids = token_ids
         for prompt in prompts:
-            prompt.truncate()
+            was_cut = prompt.truncate()
+            if prompt.is_echoed and (was_cut or prompt.text is None):
+                self._write_text(prompt)
+
+    def _write_text(self, prompt: Prompt) -> None:
+        """Gives a prompt the text that its tokens stand for."""
+        tokenizer, token_ids = self.text.tokenizer, prompt.token_ids or []
+        # Ids that are no tokens are refused where prompts are checked.
+        if tokenizer is not None and all(0 <= t < 2**31 for t in token_ids):
+            is_text = prompt.text is not None
+            prompt.text = tokenizer.decode(token_ids, skip_special_tokens=is_text)
 
     def _check_prompt(self, name: str, token_ids: list[int]) -> None:
         info = self._model_info
@@ -246,12 +260,7 @@ class RequestBuilder:
                 f"{name} is empty: the decoder prompt cannot be empty; give at least one token"
             )
         if len(token_ids) >= info.max_model_len:
-            raise ValueError(
-                f"{name} has {len(token_ids)} tokens. With one output token it is longer than the "
-                f"maximum model length of {info.max_model_len}: this model's maximum context "
-                f"length is {info.max_model_len} tokens (max_model_len). Please reduce the length "
-                "of the prompt, or raise max_model_len"
-            )
+            raise ValueError(_too_long(name, str(len(token_ids)), info.max_model_len))
         if min(token_ids) < 0 or max(token_ids) >= info.vocab_size:
             wrong = next(t for t in token_ids if not 0 <= t < info.vocab_size)
             raise ValueError(
@@ -267,6 +276,10 @@ class RequestBuilder:
         params.validate()
         if params.stop and self.text.tokenizer is None:
             self.text.need_tokenizer("stop")
+        for i, word in enumerate(params.bad_words or ()):
+            if self.text.tokenizer is not None:
+                tokenizer, longest = self.text.tokenizer, self._model_info.max_model_len
+                check_length(f"bad_words[{i}]", word, tokenizer, longest)
         vocab_size = self._model_info.vocab_size
         limit = vocab_size if self._max_logprobs == -1 else self._max_logprobs
         for name in ("logprobs", "prompt_logprobs"):
@@ -311,3 +324,26 @@ class RequestBuilder:
             if eos is not None and eos not in ids and eos < vocab_size:
                 ids.append(eos)
         return ids
+
+
+def check_length(name: str, text: str, tokenizer: Tokenizer, max_model_len: int) -> None:
+    """Raises ValueError for a text that can never fit into max_model_len tokens.
+
+    It is not tokenized for that: a token stands for so many bytes at most.
+    """
+    if len(text) < max_model_len:  # fewest_tokens() are never more than the characters
+        return
+    fewest = tokenizer.fewest_tokens(text)
+    if fewest >= max_model_len:
+        raise ValueError(
+            _too_long(name, f"{len(text)} characters, which are at least {fewest}", max_model_len)
+        )
+
+
+def _too_long(name: str, num_tokens: str, limit: int) -> str:
+    what = "the prompt" if name.startswith("prompt") else name
+    return (
+        f"{name} has {num_tokens} tokens. With one output token it is longer than the maximum "
+        f"model length of {limit}: this model's maximum context length is {limit} tokens "
+        f"(max_model_len). Please reduce the length of {what}, or raise max_model_len"
+    )

@@ -24,7 +24,6 @@ from specdec_native.server.protocol.completions import CompletionRequest
 from specdec_native.server.service import Call, Service
 from specdec_native.server.sse import EventStream, unless_disconnected
 from specdec_native.server.streaming import answer_of, events_of
-from specdec_native.text.tokenizer import Tokenizer
 
 _RUNNING = 'null,"stop_reason":null'  # the finish_reason of a choice that has not ended
 # Members of the choices of whole answers that nobody asked for.
@@ -84,8 +83,7 @@ def call_of(body: CompletionRequest, service: Service, headers: Headers) -> Call
             prompt.cache_salt = body.cache_salt
             prompt.truncate_to = truncate_to
             prompt.keeps_beginning = body.truncation_side == "right"
-            if body.echo and service.engine.has_tokenizer:
-                _add_text(prompt, service.engine.tokenizer)
+            prompt.is_echoed = body.echo
         return prompts
 
     return Call.of(
@@ -97,16 +95,6 @@ def call_of(body: CompletionRequest, service: Service, headers: Headers) -> Call
         params=params,
         is_plain=isinstance(body.prompt, str) or isinstance(body.prompt[0], int),
     )
-
-
-def _add_text(prompt: Prompt, tokenizer: Tokenizer) -> None:
-    """Gives a prompt the text that its tokens stand for."""
-    is_text = prompt.token_ids is None
-    if prompt.token_ids is None:
-        prompt.token_ids = tokenizer.encode(prompt.text or "", prompt.add_special_tokens)
-    # Ids that are no tokens are refused where prompts are checked.
-    if (prompt.truncate() or not is_text) and all(0 <= t < 2**31 for t in prompt.token_ids):
-        prompt.text = tokenizer.decode(prompt.token_ids, skip_special_tokens=is_text)
 
 
 class _Choices:

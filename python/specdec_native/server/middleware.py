@@ -156,6 +156,7 @@ class Bodies:
             return
         if body is None:
             return  # the client has left
+        _set_length(scope, len(body))
         message: Message | None = {"type": "http.request", "body": body, "more_body": False}
 
         async def receive_again() -> Message:
@@ -265,6 +266,13 @@ def _header(scope: Scope, name: bytes) -> bytes | None:
             found: bytes = value
             return found
     return None
+
+
+def _set_length(scope: Scope, length: int) -> None:
+    """Says how long the body is, as not every client does."""
+    framing = (b"content-length", b"transfer-encoding")
+    others = [pair for pair in scope["headers"] if pair[0] not in framing]
+    scope["headers"] = [*others, (b"content-length", b"%d" % length)]
 
 
 def _is_guarded(scope: Scope) -> bool:

@@ -35,6 +35,7 @@ _POLL_SECONDS = 0.02
 _QUICK_BYTES = 4096
 _QUICK_COMPLETIONS = 16
 _NUM_TEXT_THREADS = 2  # they tokenize and render; the native code of both runs beside others
+_LONG_BYTES = 64 << 10
 
 
 class Asked(Protocol):
@@ -55,12 +56,12 @@ class Call:
     Attributes:
         kind: what it asked, such as "chat.completion"; for logs and metrics.
         request_id: the answer's id, which clients may repeat.
-        make_prompts: renders and tokenizes, in a thread of the pool; raises ValueError.
+        make_prompts: reads or renders them, in a thread for text; raises ValueError.
         stream: whether outputs are read as they grow.
         is_plain: whether there is no grammar, and make_prompts makes one prompt, by no template or
             variables of the request.
         grammar_field: the field that asked for the grammar of the params, for errors.
-        num_bytes: length of the request's body; None where it is not known.
+        num_bytes: length of the request's body.
         arrival: time.monotonic() when it came.
     """
 
@@ -72,7 +73,7 @@ class Call:
     priority: int = 0
     is_plain: bool = True
     grammar_field: str = "structured_outputs"
-    num_bytes: int | None = None
+    num_bytes: int = 0
     arrival: float = dataclasses.field(default_factory=time.monotonic)
 
     @classmethod
@@ -88,7 +89,6 @@ class Call:
         is_plain: bool,
     ) -> Call:
         """What an HTTP request asks for; its X-Request-Id goes over the body's request_id."""
-        size = headers.get("content-length", "")
         grammar = body.grammar()
         given_id = headers.get("x-request-id") or body.request_id
         return cls(
@@ -100,17 +100,14 @@ class Call:
             priority=body.priority,
             is_plain=is_plain and grammar is None,
             grammar_field="structured_outputs" if grammar is None else grammar.field,
-            num_bytes=int(size) if size.isdecimal() else None,
+            num_bytes=body_bytes(headers),
         )
 
     @property
     def is_quick(self) -> bool:
         """Whether its text takes less time than waking a thread on a machine that computes."""
         return (
-            self.is_plain
-            and self.params.n <= _QUICK_COMPLETIONS
-            and self.num_bytes is not None
-            and self.num_bytes <= _QUICK_BYTES
+            self.is_plain and self.params.n <= _QUICK_COMPLETIONS and self.num_bytes <= _QUICK_BYTES
         )
 
 
@@ -208,7 +205,8 @@ class Service:
         self.failure: BaseException | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self._open: weakref.WeakSet[Generation] = weakref.WeakSet()
-        self._pool = concurrent.futures.ThreadPoolExecutor(_NUM_TEXT_THREADS, "specdec text")
+        self._threads = concurrent.futures.ThreadPoolExecutor(_NUM_TEXT_THREADS, "specdec text")
+        self._long_thread = concurrent.futures.ThreadPoolExecutor(1, "specdec long text")
 
     @property
     def model_name(self) -> str:
@@ -230,18 +228,21 @@ class Service:
         if name and name not in self.options.model_names:
             raise ApiError(404, f"The model `{name}` does not exist.", param="model")
 
-    async def in_pool(self, function: Callable[..., Result], *args: Any) -> Result:
-        """Runs a function of text beside the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+    async def in_thread(
+        self, num_bytes: int, function: Callable[..., Result], *args: Any
+    ) -> Result:
+        """Runs a function of text, so many bytes of it, beside the event loop.
+
+        One of a long text, which may take a minute, holds up those of other long texts only.
+        """
+        threads = self._long_thread if is_long(num_bytes) else self._threads
+        return await asyncio.get_running_loop().run_in_executor(threads, function, *args)
 
     async def start(self, call: Call) -> Generation:
         """Starts a call. Raises ApiError where it is bad, or no more are let in."""
         self._check_open()
         try:
-            if call.is_quick:
-                requests = self._prepare(call)
-            else:
-                requests = await self.in_pool(self._prepare, call)
+            requests = await self._prepare(call)
             self._check_open(requests)
             group = self.engine.start(requests, interval=self.options.stream_interval)
         except Exception as error:
@@ -322,12 +323,21 @@ class Service:
 
     def close(self) -> None:
         """Ends the threads; the engine is the caller's."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._long_thread):
+            threads.shutdown(wait=False, cancel_futures=True)
 
-    def _prepare(self, call: Call) -> list[Request]:
+    async def _prepare(self, call: Call) -> list[Request]:
+        """Its requests. A template may make a long text of a short body."""
+        if call.is_quick:
+            return self._build(call, call.make_prompts())
+        prompts = await self.in_thread(call.num_bytes, call.make_prompts)
+        num_bytes = max(call.num_bytes, sum(len(prompt.text or "") for prompt in prompts))
+        return await self.in_thread(num_bytes, self._build, call, prompts)
+
+    def _build(self, call: Call, prompts: list[Prompt]) -> list[Request]:
+        """Tokenizes and checks."""
         kind = RequestOutputKind.DELTA if call.stream else RequestOutputKind.FINAL_ONLY
         call.params.record_draft_steps = self.options.acceptance_metrics == "detailed"
-        prompts = call.make_prompts()
         try:
             return self.engine.prepare(prompts, call.params, kind=kind, priority=call.priority)
         except ValueError as error:
@@ -343,7 +353,18 @@ _FIELDS = {
 }
 
 
+def is_long(num_bytes: int) -> bool:
+    """Whether a text of so many bytes takes long enough to have a thread of its own."""
+    return num_bytes > _LONG_BYTES
+
+
+def body_bytes(headers: Headers) -> int:
+    """The length of a request's body, as middleware.Bodies has read it."""
+    return int(headers["content-length"])
+
+
 def field_named_in(message: str) -> str | None:
     """The field that a message of the engine begins with."""
-    words = _NO_NAME.split(message, maxsplit=1)
-    return words[0] if words[0] in _FIELDS else None
+    word = _NO_NAME.split(message, maxsplit=1)[0]
+    name = "prompt" if word == "prompts" else word  # prompts[1] is one of them
+    return name if name in _FIELDS else None

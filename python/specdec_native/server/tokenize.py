@@ -10,11 +10,12 @@ import fastapi
 from starlette.responses import Response
 
 from specdec_native.checks import check_text
+from specdec_native.requests.request_builder import check_length
 from specdec_native.server.chunks import dumps
 from specdec_native.server.errors import ApiError, bad_request
 from specdec_native.server.messages import plain_messages
 from specdec_native.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from specdec_native.server.service import Result, Service
+from specdec_native.server.service import Result, Service, body_bytes, is_long
 from specdec_native.server.templates import template_options
 from specdec_native.text.tokenizer import Tokenizer
 from specdec_native.text.tokenizer_files import optional_json
@@ -23,23 +24,28 @@ from specdec_native.text.tokenizer_files import optional_json
 def add_routes(app: fastapi.FastAPI, service: Service) -> None:
     """Adds the routes."""
 
-    async def with_tokenizer(work: Callable[[Tokenizer], Result]) -> Result:
+    async def in_thread(num_bytes: int, work: Callable[[Tokenizer], Result]) -> Result:
         try:
-            return await service.in_pool(work, service.engine.tokenizer)
+            return await service.in_thread(num_bytes, work, service.engine.tokenizer)
         except Exception as error:
             raise service.as_api_error(error) from error
 
     @app.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> Response:
+    async def tokenize(body: TokenizeRequest, http: fastapi.Request) -> Response:
         service.check_model(body.model)
         body.check()
+        num_bytes = body_bytes(http.headers)
         make_text = _text_maker(body, service)
+        text = await in_thread(num_bytes, lambda _: make_text())
         adds_specials = body.add_special_tokens
         if adds_specials is None:
             adds_specials = body.messages is None  # a template writes them itself
 
         def work(tokenizer: Tokenizer) -> str:
-            token_ids = tokenizer.encode(make_text(), adds_specials)
+            if is_long(len(text)):  # shorter ones may be counted, whether or not they fit
+                field = "prompt" if body.messages is None else "messages"
+                check_length(field, text, tokenizer, service.max_model_len)
+            [token_ids] = tokenizer.encode_batch([text], adds_specials)
             names = tokenizer.convert_ids_to_tokens(token_ids) if body.return_token_strs else None
             return dumps(
                 {
@@ -50,23 +56,26 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
                 }
             )
 
-        return Response(await with_tokenizer(work), media_type="application/json")
+        answer = await in_thread(max(num_bytes, len(text)), work)
+        return Response(answer, media_type="application/json")
 
     @app.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> Response:
+    async def detokenize(body: DetokenizeRequest, http: fastapi.Request) -> Response:
         service.check_model(body.model)
-        text = await with_tokenizer(lambda tokenizer: _decode(body.tokens, tokenizer, service))
+        text = await in_thread(
+            body_bytes(http.headers), lambda tokenizer: _decode(body.tokens, tokenizer, service)
+        )
         return Response(dumps({"prompt": text}), media_type="application/json")
 
     @app.get("/tokenizer_info")
     async def tokenizer_info() -> dict[str, Any]:
         if not service.options.tokenizer_info:
             raise ApiError(404, "start the server with --enable-tokenizer-info-endpoint")
-        return await with_tokenizer(_tokenizer_config)
+        return await in_thread(0, _tokenizer_config)
 
 
 def _text_maker(body: TokenizeRequest, service: Service) -> Callable[[], str]:
-    """A function for the pool that gives the text to tokenize."""
+    """A function for a thread that gives the text to tokenize."""
     if body.messages is None:
         text = body.prompt or ""
         return lambda: check_text("prompt", text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import tokenizers
 from specdec_native.checkpoints.text_files import is_file, read_text
 from specdec_native.text import chat_template as chat
 from specdec_native.text import encoding
+from specdec_native.text.token_bytes import TokenBytes
 from specdec_native.text.tokenizer_backends import (
     TokenizerBackend,
     load_backend,
@@ -193,6 +195,15 @@ class Tokenizer:
     ) -> list[list[int]]:
         """`encode` of every text."""
         return self._backend.encode_batch([_checked_text(t) for t in texts], add_special_tokens)
+
+    def fewest_tokens(self, text: str) -> int:
+        """Tokens that `encode` gives at least; 0 where that is not known. Tokenizes nothing."""
+        known = self._token_bytes
+        return 0 if known is None else known.fewest_tokens(text)
+
+    @functools.cached_property
+    def _token_bytes(self) -> TokenBytes | None:
+        return self._backend.token_bytes()
 
     def decode(
         self, token_ids: int | Iterable[int], skip_special_tokens: bool = False, **options: Any

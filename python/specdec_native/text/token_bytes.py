@@ -1,0 +1,116 @@
+"""How many tokens a text has at least, known without tokenizing it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tokenizers
+
+# By how much a normalizer shortens a text at most: bytes before to bytes after. The composed forms
+# join up to nine bytes to three (Hangul) and have one for the three of the Kelvin sign; the
+# compatible ones write a mathematical letter of four bytes as one of one.
+_SHORTENING = {
+    **{"NFC": 3, "NFD": 3, "NFKC": 4, "NFKD": 4, "Lowercase": 3},
+    **{"ByteLevel": 1, "Prepend": 1},
+}
+_KEEPING = ("ByteLevel", "Metaspace", "Digits", "UnicodeScripts")  # pre-tokenizers: all of a text
+_LONGEST_CHARACTER = 4
+_NOT_UTF8 = (0xC0, 0xC1, *range(0xF5, 0x100))  # bytes that no text has
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenBytes:
+    """What tokens stand for at most.
+
+    Attributes:
+        longest: bytes of a text that become one token at most.
+        dropped: bytes that may become no token at all.
+        drops_spaces: whether some tokens swallow any number of spaces beside them.
+    """
+
+    longest: int
+    dropped: bytes = b""
+    drops_spaces: bool = False
+
+    def fewest_tokens(self, text: str) -> int:
+        """Tokens that the text becomes at least."""
+        if self.drops_spaces:
+            text = "".join(text.split())
+        content = text.encode("utf-8", "surrogatepass").translate(None, self.dropped)
+        return -(-len(content) // self.longest)
+
+
+def token_bytes(tokenizer: tokenizers.Tokenizer) -> TokenBytes | None:
+    """What the tokens stand for; None where a part of the tokenizer may drop any text."""
+    normalizers = list(_parts(tokenizer.normalizer, "normalizers"))
+    splitters = list(_parts(tokenizer.pre_tokenizer, "pretokenizers"))
+    if not all(_keeps_all(part) for part in splitters):
+        return None
+    shortening = 1
+    for part in normalizers:
+        factor = _shortening(part)
+        if factor is None:
+            return None
+        shortening *= factor
+    is_byte_level = any(part["type"] == "ByteLevel" for part in (*normalizers, *splitters))
+    vocab = tokenizer.get_vocab(with_added_tokens=False)
+    dropped = _dropped(tokenizer.model, vocab, is_byte_level=is_byte_level)
+    if dropped is None or (dropped and shortening > 1):  # which may bring forth what is dropped
+        return None
+    # A byte-level vocabulary has a character for each byte.
+    own = max((len(t if is_byte_level else t.encode()) for t in vocab), default=0)
+    added = tokenizer.get_added_tokens_decoder().values()
+    longest = max([_LONGEST_CHARACTER, own, *(len(token.content.encode()) for token in added)])
+    drops_spaces = any(token.lstrip or token.rstrip for token in added)
+    return TokenBytes(longest * shortening, dropped, drops_spaces)
+
+
+def _parts(component: Any, key: str) -> Iterator[Mapping[str, Any]]:
+    """The settings of a normalizer or pre-tokenizer, of each one in a sequence."""
+    if component is None:
+        return
+    open_parts = [json.loads(component.__getstate__())]
+    while open_parts:
+        part = open_parts.pop()
+        if part["type"] == "Sequence":
+            open_parts += part[key]
+        else:
+            yield part
+
+
+def _shortening(normalizer: Mapping[str, Any]) -> int | None:
+    """By how much it shortens a text at most; None where that is not known."""
+    if normalizer["type"] == "Replace":
+        pattern = normalizer["pattern"].get("String")
+        is_longer = pattern and len(normalizer["content"].encode()) >= len(pattern.encode())
+        return 1 if is_longer else None
+    return _SHORTENING.get(normalizer["type"])
+
+
+def _keeps_all(splitter: Mapping[str, Any]) -> bool:
+    if splitter["type"] in ("Split", "Punctuation"):
+        return bool(splitter["behavior"] != "Removed")
+    return splitter["type"] in _KEEPING
+
+
+def _dropped(model: Any, vocab: Mapping[str, int], *, is_byte_level: bool) -> bytes | None:
+    """Bytes that the model drops, or joins to one unknown token; None where that is not known."""
+    if not isinstance(model, tokenizers.models.BPE):
+        return None
+    if model.unk_token is not None and not model.fuse_unk:  # a token for each that is not known
+        return b""
+    if is_byte_level:
+        characters = _byte_characters()
+        return bytes(b for b in range(256) if b not in _NOT_UTF8 and characters[b] not in vocab)
+    has_all = all(f"<0x{byte:02X}>" in vocab for byte in range(256))
+    return b"" if model.byte_fallback and has_all else None
+
+
+def _byte_characters() -> list[str]:
+    """The character that byte-level vocabularies have for each byte: its own, if it is visible."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    others = iter(char for char in alphabet if ord(char) > 255)
+    return [chr(byte) if chr(byte) in alphabet else next(others) for byte in range(256)]
