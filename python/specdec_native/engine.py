@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import weakref
@@ -459,11 +460,19 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counts and times since the engine was made, and what runs now."""
-        return EngineStats.from_core(self._runner.core.stats(), self._num_spec_tokens)
+        stats = EngineStats.from_core(self._runner.core.stats(), self._num_spec_tokens)
+        _, _, num_completions = self._runner.waiting()
+        return dataclasses.replace(stats, num_waiting=stats.num_waiting + num_completions)
 
     def load(self) -> EngineLoad:
         """How busy the engine is, as of its last step; unlike stats() never waits for a step."""
-        return EngineLoad.from_core(self._runner.core.load())
+        load = EngineLoad.from_core(self._runner.core.load())
+        num_requests, num_tokens, _ = self._runner.waiting()
+        return dataclasses.replace(
+            load,
+            num_waiting=load.num_waiting + num_requests,
+            num_waiting_tokens=load.num_waiting_tokens + num_tokens,
+        )
 
     def check_health(self) -> None:
         """Raises what has ended the engine, EngineFailed or RankFailure; never waits for a step.

@@ -250,10 +250,10 @@ def test_a_failure_in_one_request_spares_the_others(
     class Panic(BaseException):
         """As a tokenizer in Rust raises."""
 
-    def failing(request: Request, output: Any) -> list[int]:
+    def failing(request: Request, output: Any, first: int) -> list[int]:
         if request.prompt_token_ids == bad_ids and request.num_output_tokens > 2:
             raise Panic("no way on")
-        return apply(request, output)
+        return apply(request, output, first)
 
     monkeypatch.setattr(Request, "apply", failing)
     good, bad = engine.stream(good_ids, text_params()), engine.stream(bad_ids, text_params())

@@ -22,6 +22,7 @@ def make_request(prompt: str = "hello", **options: Any) -> tuple[Request, Tokeni
         core_params=None,  # type: ignore[arg-type]
         tokenizer=tokenizer,
     )
+    request.take(request.params.n)
     return request, tokenizer
 
 

@@ -260,7 +260,7 @@ def core_output(*parts: dict[str, Any], error: str = "", finished: bool = True) 
 def make_request(n: int, num_spec_tokens: int | None) -> Request:
     params = SamplingParams(n=n)
     core_params: Any = None
-    return Request(
+    request = Request(
         "x",
         prompt=None,
         prompt_token_ids=[1],
@@ -269,6 +269,8 @@ def make_request(n: int, num_spec_tokens: int | None) -> Request:
         tokenizer=None,
         num_spec_tokens=num_spec_tokens,
     )
+    request.take(n)
+    return request
 
 
 def test_a_request_sums_over_its_completions() -> None:

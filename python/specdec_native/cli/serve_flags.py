@@ -224,6 +224,9 @@ GROUPS: dict[str, list[Flag]] = {
     "Limits": [
         Flag("max_num_queued_reqs", "Requests that wait, beyond which answers are 503.", size),
         Flag("max_num_queued_tokens", "The same for the tokens of their prompts.", size),
+        Flag(
+            "max_n_sequences", "Completions of a request at most, n of each prompt (16384).", size
+        ),
         Flag("max_body_bytes", "Longer bodies are answered with 413 (64 MiB).", size),
         Flag("slo_ttft", "Seconds to the first token of a request that counts as good.", float),
         Flag("slo_tpot", "Seconds for each further token of such a request.", float),

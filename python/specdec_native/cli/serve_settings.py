@@ -26,6 +26,7 @@ _SERVER_OPTIONS = {
     "allow_credentials": "allow_credentials",
     "middleware": "middleware",
     "max_body_bytes": "max_body_bytes",
+    "max_n_sequences": "max_n_sequences",
     "max_num_queued_reqs": "max_queued_requests",
     "max_num_queued_tokens": "max_queued_tokens",
     "response_role": "response_role",

@@ -33,6 +33,20 @@ def to_core_params(
     return core
 
 
+def part_of(whole: _core.SamplingParams, completions: range) -> _core.SamplingParams:
+    """What some of the completions of a request sample with."""
+    core = _core.SamplingParams()
+    for option in _core.SamplingParams.options:
+        setattr(core, option.name, getattr(whole, option.name))
+    core.logits_processors, core.grammar = whole.logits_processors, whole.grammar
+    core.n = len(completions)
+    if whole.seed is not None:
+        core.seed = (whole.seed + completions.start) & _SEED_MASK
+    if completions.start > 0:
+        core.prompt_logprobs = None  # they come once
+    return core
+
+
 def bad_word_token_ids(words: Sequence[str], tokenizer: Tokenizer | None) -> list[list[int]]:
     """Token sequences of words at the beginning of a text and, after a space, inside one."""
     if words and tokenizer is None:

@@ -14,7 +14,8 @@ class RequestGroup(AsyncIterator[list[tuple[int, RequestOutput]]]):
     """What some requests have to show, step by step, with the index of each request.
 
     They run whether or not anybody reads: an output holds everything since the last one. They are
-    aborted when the group is dropped.
+    aborted when the group is dropped. Of very many, some run only when others have ended: see
+    FairQueue.
     """
 
     def __init__(
@@ -24,7 +25,7 @@ class RequestGroup(AsyncIterator[list[tuple[int, RequestOutput]]]):
         requests: Sequence[Request],
         interval: int = 1,
     ) -> None:
-        """Starts all of the requests, or none. Must be called in a coroutine.
+        """Starts the requests. Must be called in a coroutine.
 
         After the first token of a completion, and before its end, an output comes for every
         `interval` tokens of it.
@@ -38,7 +39,7 @@ class RequestGroup(AsyncIterator[list[tuple[int, RequestOutput]]]):
         self._num_unread = len(requests)  # those whose end was not shown
         for request in requests:
             request.mailbox = self._mailbox
-        self._handles = runner.add(requests)
+        self._share = runner.enter(requests)
 
     async def __anext__(self) -> list[tuple[int, RequestOutput]]:
         """Raises the error of a request that failed, even where it has unread tokens."""
@@ -60,6 +61,5 @@ class RequestGroup(AsyncIterator[list[tuple[int, RequestOutput]]]):
         return outputs
 
     def abort(self) -> None:
-        """Ends the requests soon; those that ran have the finish_reason "abort"."""
-        for handle in self._handles:
-            handle.abort()
+        """Ends the requests soon, with the finish_reason "abort"."""
+        self._runner.leave(self._share)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specdec_native import _core
@@ -64,7 +64,7 @@ class Request:
         self.prompt_token_ids = prompt_token_ids
         self.params = params
         self.core_params = core_params
-        self.number = -1  # its name in the core
+        self.numbers: list[int] = []  # of its parts in the core
         self.mailbox: Mailbox[Request] | None = None  # of the coroutine that reads it
         self.by_step = False  # Engine.step() advances and reports it
         self.is_silent = False  # nothing more is reported of it
@@ -83,6 +83,9 @@ class Request:
         if params.prompt_logprobs is not None:
             self._prompt_logprobs = FlatLogprobs() if params.flat_logprobs else []
             self._prompt_logprobs.append(None)
+        self._num_given = 0  # completions that the core was given
+        self._num_ended = 0
+        self._first_open = 0  # those before it have ended and were shown
         self._lock = threading.Lock()  # completions are read and changed whole
         self._completions = [
             _Completion(i, params, self._tokenizer, prompt_token_ids, num_spec_tokens)
@@ -99,14 +102,30 @@ class Request:
         """Tokens of all completions so far."""
         return sum(len(completion.token_ids) for completion in self._completions)
 
+    @property
+    def num_left(self) -> int:
+        """Completions that the core was not given."""
+        return self.params.n - self._num_given
+
+    def take(self, most: int) -> range:
+        """Up to so many of the completions that are left, which the core is now given."""
+        begin = self._num_given
+        self._num_given += min(most, self.num_left)
+        return range(begin, self._num_given)
+
+    def num_running(self, which: range) -> int:
+        """How many of these completions have not ended."""
+        return sum(self._completions[i].finish_reason is None for i in which)
+
     def num_outputs(self, index: int) -> int:
         """Steps that added tokens to a completion so far."""
         return self._completions[index].num_outputs
 
-    def apply(self, output: _core.RequestOutput) -> list[int]:
-        """Takes in what a step reported.
+    def apply(self, output: _core.RequestOutput, first: int = 0) -> list[int]:
+        """Takes in what a step reported of the part whose first completion this is.
 
-        Returns the completions that a stop string has ended: the core does not know of it yet.
+        Returns the completions that a stop string has ended, by their index in the part: the core
+        does not know of it yet.
         Raises RuntimeError where the core has given the request up, ValueError where its grammar
         was why, EngineFailed or RankFailure where all of them.
         """
@@ -116,7 +135,8 @@ class Request:
                 raise ValueError(output.error)
             raise RuntimeError(f"request {self.request_id}: {output.error}")
         with self._lock:
-            self._core_metrics = output.metrics
+            if first == 0:
+                self._core_metrics = output.metrics
             if self._prompt_logprobs is not None:
                 for entries in output.new_prompt_logprobs:
                     place = len(self._prompt_logprobs)
@@ -124,19 +144,34 @@ class Request:
                     _append_logprobs(self._prompt_logprobs, entries, self._tokenizer, before)
             ended_here: list[int] = []
             for part in output.outputs:
-                completion = self._completions[part.index]
+                completion = self._completions[first + part.index]
                 if completion.finish_reason is not None:
                     continue
                 completion.apply(part)
-                if completion.finish_reason is not None and part.finish_reason is None:
-                    ended_here.append(part.index)
-            for completion in self._completions:
                 if completion.finish_reason is None:
-                    break
-            else:
-                self._finished_time = time.monotonic()  # the core's clock is the same
-                self.finished = True
+                    continue
+                self._num_ended += 1
+                if part.finish_reason is None:
+                    ended_here.append(part.index)
+            self._finish_if_ended()
         return ended_here
+
+    def _finish_if_ended(self) -> None:
+        if self._num_ended == len(self._completions):
+            self._finished_time = time.monotonic()  # the core's clock is the same
+            self.finished = True
+
+    def abort_rest(self) -> bool:
+        """Ends the completions that the core was not given; returns whether that ends all of it."""
+        with self._lock:
+            if self.finished or self.num_left == 0:
+                return False
+            for completion in self._completions[self._num_given :]:
+                completion.finish("abort", None)
+            self._num_ended += self.num_left
+            self._num_given = self.params.n
+            self._finish_if_ended()
+            return self.finished
 
     def end(self, error: BaseException) -> None:
         """Ends what is unfinished because of an error."""
@@ -146,6 +181,7 @@ class Request:
             for completion in self._completions:
                 if completion.finish_reason is None:
                     completion.finish_reason = "error"
+            self._num_given = self.params.n
             self.finished = True
 
     def _has_unseen_tokens(self) -> bool:
@@ -154,9 +190,14 @@ class Request:
             for completion, shown in zip(self._completions, self.shown, strict=True)
         )
 
+    def _open_completions(self) -> Iterator[tuple[_Completion, Shown]]:
+        """Those that run or have something to show, with what was shown."""
+        which = slice(self._first_open, self._num_given)
+        return zip(self._completions[which], self.shown[which])  # noqa: B905 - fast
+
     def has_unseen(self, num_tokens: int) -> bool:
         """Whether a completion has so many tokens to show, its first or its end."""
-        for completion, shown in zip(self._completions, self.shown, strict=True):
+        for completion, shown in self._open_completions():
             num_new = len(completion.token_ids) - shown.num_tokens
             if num_new >= num_tokens or (num_new > 0 and shown.num_tokens == 0):
                 return True
@@ -179,7 +220,7 @@ class Request:
         if self._kind is RequestOutputKind.FINAL_ONLY and not self.finished:
             return False
         interval = self.params.stream_interval or 1
-        for completion, shown in zip(self._completions, self.shown):  # noqa: B905 - fast
+        for completion, shown in self._open_completions():
             if completion.has_news(shown, interval):
                 return True
         return False
@@ -192,15 +233,19 @@ class Request:
             if prompt_logprobs is not None:
                 seen_before = any(shown.num_tokens > 0 for shown in self.shown)
                 prompt_logprobs = prompt_logprobs[: 0 if delta and seen_before else None]
-            shown_now: list[Shown] = []
+            shown_now = list(self.shown)
             outputs: list[CompletionOutput] = []
-            for completion, shown in zip(self._completions, self.shown, strict=True):
-                now = completion.show()
-                shown_now.append(now)
-                if not delta:
-                    outputs.append(completion.output(_NOTHING, now))
-                elif completion.has_news(shown, 1):
-                    outputs.append(completion.output(shown, now))
+            if not delta:
+                shown_now = [completion.show() for completion in self._completions]
+                outputs = [
+                    completion.output(_NOTHING, now)
+                    for completion, now in zip(self._completions, shown_now, strict=True)
+                ]
+            else:
+                for completion, shown in self._open_completions():
+                    if completion.has_news(shown, 1):
+                        now = shown_now[completion.index] = completion.show()
+                        outputs.append(completion.output(shown, now))
             metrics = self._current_metrics()
             output = RequestOutput(
                 request_id=self.request_id,
@@ -223,6 +268,8 @@ class Request:
             raise self.error
         # No call stands between the store and the return, so an interrupt cannot lose the output.
         output, self.shown = self.peek()
+        while self._first_open < self._num_given and self.shown[self._first_open].end:
+            self._first_open += 1
         return output
 
     def _current_metrics(self) -> RequestMetrics:
@@ -230,7 +277,8 @@ class Request:
         core = self._core_metrics
         if core is None:
             return self._metrics
-        finished = core.finished_time or self._finished_time
+        is_whole = len(self.numbers) <= 1
+        finished = (core.finished_time if is_whole else 0.0) or self._finished_time
         key = (core.first_token_time, finished, core.num_preemptions)
         if key != self._metrics_key or self._num_spec_tokens is not None:
             self._metrics_key = key

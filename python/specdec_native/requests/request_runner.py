@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 from specdec_native import _core
+from specdec_native.requests.fair_queue import FairQueue, Part, Share
 from specdec_native.requests.mailbox import Mailbox
 from specdec_native.requests.outputs import RequestOutput
 from specdec_native.requests.request import Request, Shown
@@ -98,6 +99,8 @@ class RequestRunner:
         self._names = itertools.count()
         self._running: dict[str, Request] = {}  # those of add()
         self._add_lock = threading.Lock()  # from looking an id up to giving it away
+        info = core.model_info()
+        self._queue = FairQueue(self._start, info.max_num_seqs, info.max_num_batched_tokens)
         self._news = News()
         self._bells: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Bell] = (
             weakref.WeakKeyDictionary()
@@ -128,19 +131,41 @@ class RequestRunner:
 
     def add(self, requests: Sequence[Request]) -> list[_core.RequestHandle]:
         """Starts all of the requests, or none. Each is aborted when its handle is dropped."""
-        with self._add_lock:
-            handles = self._add(requests, by_step=False)
-            for request in requests:
-                self._running[request.request_id] = request
-                if request.finished:  # perhaps before it was entered
-                    self._running.pop(request.request_id, None)
-        return handles
+        self._check_open()
+        self._check_caller()
+        return self._start([Part(request, request.take(request.params.n)) for request in requests])
+
+    def enter(self, requests: Sequence[Request]) -> Share:
+        """Starts the first of the requests, and the others when it is their turn.
+
+        All are aborted when the share is dropped.
+        """
+        self._check_open()
+        self._check_caller()
+        share = Share(requests)
+        self._queue.enter(share)
+        return share
+
+    def leave(self, share: Share) -> None:
+        """Ends the requests of a share soon."""
+        ended = self._queue.leave(share)
+        for request in ended:
+            self._running.pop(request.request_id, None)
+        if ended:
+            self._announce(ended)
+
+    def waiting(self) -> tuple[int, int, int]:
+        """What its turn has not come for: requests, their tokens, and completions."""
+        return self._queue.load()
 
     def add_for_steps(self, request: Request) -> None:
         """Queues a request that step() advances and reports."""
         try:
+            self._check_open()
+            self._check_caller()
+            part = Part(request, request.take(request.params.n))
             with self._add_lock:
-                handles = self._add([request], by_step=True)
+                handles = self._add([part], by_step=True)
                 self._stepped[request.request_id] = request, handles[0]
         except BaseException:
             request.is_silent = True
@@ -205,7 +230,9 @@ class RequestRunner:
         if request.by_step:  # step() reports nothing more of it
             self._stepped.pop(request_id, None)
             request.is_silent = True
-        core.abort(request.number)
+        request.abort_rest()
+        for number in request.numbers:
+            core.abort(number)
         self.wait_for(request.is_finished)
         return request.is_silent or request.is_aborted()
 
@@ -249,16 +276,36 @@ class RequestRunner:
         self._on_closed()
         self._released = True
 
-    def _add(self, requests: Sequence[Request], *, by_step: bool) -> list[_core.RequestHandle]:
-        for request in requests:
-            if self._is_in_use(request.request_id):
+    def _start(self, parts: Sequence[Part]) -> list[_core.RequestHandle]:
+        with self._add_lock:
+            handles = self._add(parts, by_step=False)
+            for request in (part.request for part in parts):
+                self._running[request.request_id] = request
+                if request.finished:  # perhaps before it was entered
+                    self._running.pop(request.request_id, None)
+        return handles
+
+    def _add(self, parts: Sequence[Part], *, by_step: bool) -> list[_core.RequestHandle]:
+        for part in parts:
+            request = part.request
+            if not request.numbers and self._is_in_use(request.request_id):
                 raise ValueError(
                     f"request_id {request.request_id!r} is in use by an unfinished request"
                 )
-            request.number = next(self._numbers)
+            part.number = next(self._numbers)
+            request.numbers.append(part.number)
             request.by_step = by_step
-        return self.core.add(
-            [(r.number, r.prompt_token_ids, r.core_params, r.core_options, r) for r in requests],
+        return self._core.add(
+            [
+                (
+                    part.number,
+                    part.request.prompt_token_ids,
+                    part.core_params(),
+                    part.request.core_options,
+                    part,
+                )
+                for part in parts
+            ],
             by_step,
         )
 
@@ -327,11 +374,13 @@ class RequestRunner:
             raise
         finally:
             self._closed = True
+            self._queue.leave_all()
             if not self._parting:
                 self._announce(list(self._running.values()))
 
-    def _take_in(self, outputs: list[tuple[Request, _core.RequestOutput]], step: int) -> None:
-        with_news = [request for request, output in outputs if self._apply(request, output)]
+    def _take_in(self, outputs: list[tuple[Part, _core.RequestOutput]], step: int) -> None:
+        with_news = [part.request for part, output in outputs if self._apply(part, output)]
+        with_news += self._queue.reported([part for part, _ in outputs])
         is_answer = step != self._answered_step
         self._answered_step = step
         if with_news or is_answer:
@@ -349,15 +398,19 @@ class RequestRunner:
                 bell.ring(mailbox)
         self._news.announce()
 
-    def _apply(self, request: Request, output: _core.RequestOutput) -> bool:
-        """Gives a request an output; returns whether there is news for who waits for it."""
+    def _apply(self, part: Part, output: _core.RequestOutput) -> bool:
+        """Gives a part an output; returns whether its request has news for who waits for it."""
+        request = part.request
         if request.finished:
             return False
+        if request.num_left > 0 and part.share() is None:  # nobody is there to start more of it
+            request.abort_rest()
         try:
-            for index in request.apply(output):
-                self._core.stop_completion(request.number, index)
+            for index in request.apply(output, part.completions.start):
+                self._core.stop_completion(part.number, index)
         except BaseException as error:  # of this request: the others go on
-            self._core.abort(request.number)
+            for number in request.numbers:
+                self._core.abort(number)
             request.end(error)
         if not request.by_step:
             if request.finished:

@@ -18,7 +18,7 @@ from specdec_native.server.chunks import dumps
 from specdec_native.server.logprobs import prompt_logprobs_json
 from specdec_native.server.messages import plain_messages
 from specdec_native.server.protocol.chat import ChatCompletionRequest
-from specdec_native.server.protocol.common import check_max_tokens
+from specdec_native.server.protocol.common import check_max_tokens, check_n
 from specdec_native.server.service import Call, Service
 from specdec_native.server.sse import EventStream, unless_disconnected
 from specdec_native.server.streaming import answer_of, events_of
@@ -84,6 +84,7 @@ def call_of(
         check_max_tokens(name, getattr(body, name), service.max_model_len)
     truncate_to = body.truncated_to(service.max_model_len)
     options = service.options
+    check_n(body.n, 1, options.max_n_sequences)
     is_unused = options.exclude_unused_tools and tools is not None and tools.choice == "none"
     template = template_options(
         service,

@@ -19,7 +19,7 @@ from specdec_native.server.logprobs import (
     TokenNames,
     prompt_logprobs_json,
 )
-from specdec_native.server.protocol.common import check_max_tokens
+from specdec_native.server.protocol.common import check_max_tokens, check_n
 from specdec_native.server.protocol.completions import CompletionRequest
 from specdec_native.server.service import Call, Service
 from specdec_native.server.sse import EventStream, unless_disconnected
@@ -69,6 +69,7 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
 def call_of(body: CompletionRequest, service: Service, headers: Headers) -> Call:
     """What a request asks for. Raises the ApiError for what this engine cannot do."""
     check_max_tokens("max_tokens", body.max_tokens, service.max_model_len)
+    check_n(body.n, body.num_prompts, service.options.max_n_sequences)
     truncate_to = body.truncated_to(service.max_model_len)
     params = body.sampling_params(
         service.defaults, max_tokens=max(1, body.max_tokens), logprobs=body.logprobs

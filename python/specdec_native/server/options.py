@@ -24,6 +24,7 @@ class ServerOptions:
         max_body_bytes: longer bodies are answered with 413.
         max_body_seconds: a body that takes longer, and a second for each 64 KiB, is answered with
             408.
+        max_n_sequences: completions that a request may ask for, n of each of its prompts.
         max_queued_requests: beyond so many that wait for their first step, requests are answered
             with 503; None for no limit.
         max_queued_tokens: the same for the tokens of their prompts.
@@ -61,6 +62,7 @@ class ServerOptions:
     middleware: tuple[str, ...] = ()
     max_body_bytes: int = 64 << 20
     max_body_seconds: float = 60.0
+    max_n_sequences: int = 16384
     max_queued_requests: int | None = None
     max_queued_tokens: int | None = None
     response_role: str = "assistant"

@@ -158,6 +158,17 @@ def check_max_tokens(name: str, max_tokens: int | None, max_model_len: int) -> N
         )
 
 
+def check_n(n: int, num_prompts: int, most: int) -> None:
+    """Raises the ApiError for more completions than the server lets a request ask for."""
+    if n * num_prompts > most:
+        of_prompts = f" of each of {num_prompts} prompts" if num_prompts > 1 else ""
+        raise bad_request(
+            f"n={n} completions{of_prompts} are more than this server's {most} in a request "
+            "(--max-n-sequences); ask for fewer",
+            "n",
+        )
+
+
 _SAMPLING_FIELDS = (
     *("n", "seed", "stop", "temperature", "top_p", "top_k", "min_p", "presence_penalty"),
     *("frequency_penalty", "repetition_penalty", "stop_token_ids", "include_stop_str_in_output"),

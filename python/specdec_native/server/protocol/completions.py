@@ -11,7 +11,6 @@ from specdec_native.server.errors import bad_request
 from specdec_native.server.protocol.common import GenerationFields, Integer
 
 _MOST_PROMPTS = 1024
-_MOST_CHOICES = 16384
 
 
 def _read_prompt(value: Any, read: pydantic.ValidatorFunctionWrapHandler) -> Any:
@@ -42,8 +41,11 @@ class CompletionRequest(GenerationFields):
         super().check()
         if not self.prompt:
             raise bad_request("prompt is empty; give text or token ids", "prompt")
-        if not isinstance(self.prompt, str) and not isinstance(self.prompt[0], int):
-            self._check_number(len(self.prompt))
+        if self.num_prompts > _MOST_PROMPTS:
+            raise bad_request(
+                f"prompt has {self.num_prompts} entries; send at most {_MOST_PROMPTS} in a request",
+                "prompt",
+            )
         if self.suffix:
             raise bad_request("suffix is not supported by this model", "suffix")
         if self.max_tokens == 0 and not self.echo:
@@ -53,18 +55,11 @@ class CompletionRequest(GenerationFields):
                 "max_tokens",
             )
 
-    def _check_number(self, num_prompts: int) -> None:
-        if num_prompts > _MOST_PROMPTS:
-            raise bad_request(
-                f"prompt has {num_prompts} entries; send at most {_MOST_PROMPTS} in a request",
-                "prompt",
-            )
-        if num_prompts * self.n > _MOST_CHOICES:
-            raise bad_request(
-                f"n={self.n} completions of {num_prompts} prompts are more than {_MOST_CHOICES}; "
-                "send fewer in a request",
-                "n",
-            )
+    @property
+    def num_prompts(self) -> int:
+        """Texts, or lists of token ids."""
+        is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return 1 if is_one else len(self.prompt)
 
     @property
     def is_echo_only(self) -> bool:

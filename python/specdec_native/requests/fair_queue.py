@@ -1,0 +1,193 @@
+"""In which order the completions of several callers come into the engine: each caller in turn."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+
+from specdec_native import _core
+from specdec_native.requests.core_params import part_of
+from specdec_native.requests.request import Request
+
+_KEPT_FREE = 4  # further completions leave a quarter of the seats to callers who are to come
+
+
+class Part:
+    """Some completions of a request, which the core runs as a request of its own.
+
+    Attributes:
+        number: its name in the core.
+        completions: their indices in the request.
+        share: its caller's, while there is one.
+        num_new_tokens: of the prompt, which no earlier part has brought.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        completions: range,
+        share: Callable[[], Share | None] = lambda: None,
+    ) -> None:
+        self.request = request
+        self.number = -1
+        self.completions = completions
+        self.share = share
+        self.num_new_tokens = len(request.prompt_token_ids) if completions.start == 0 else 0
+        self._num_running = len(completions)
+        self._is_begun = False
+
+    def core_params(self) -> _core.SamplingParams:
+        """What the core samples it with."""
+        whole = self.request.core_params
+        return whole if len(self.completions) == whole.n else part_of(whole, self.completions)
+
+    def take_ended(self) -> int:
+        """Its completions that have ended since the last call."""
+        num_running = self.request.num_running(self.completions)
+        num_ended, self._num_running = self._num_running - num_running, num_running
+        return num_ended
+
+    def take_begun(self) -> int:
+        """num_new_tokens, when it is called for the first time."""
+        num_tokens, self._is_begun = 0 if self._is_begun else self.num_new_tokens, True
+        return num_tokens
+
+
+class Share:
+    """The requests of one caller, which the engine is given a part at a time.
+
+    What runs of them is aborted when the share is dropped.
+    """
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests = requests
+        self.handles: list[_core.RequestHandle] = []
+        self.num_running = 0  # completions
+        self.priority = min((request.priority for request in requests), default=0)
+        self._next = 0
+
+    def next_request(self) -> Request | None:
+        """The first request with completions that the engine was not given."""
+        while self._next < len(self.requests) and self.requests[self._next].num_left == 0:
+            self._next += 1
+        return self.requests[self._next] if self._next < len(self.requests) else None
+
+
+class FairQueue:
+    """Keeps a caller with thousands of completions from holding up all others.
+
+    The engine gets the first completion of every caller at once. Further ones follow while three
+    quarters of its seats are not taken, and while the prompts it was given and has not run are less
+    than a step. Next is the caller who has the fewest in the engine. Threads share it.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[Sequence[Part]], list[_core.RequestHandle]],
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+    ) -> None:
+        """`start` gives parts to the engine: all or, where it raises, none."""
+        self._start = start
+        self._most_running = max(1, max_num_seqs - max(1, max_num_seqs // _KEPT_FREE))
+        self._most_tokens = max_num_batched_tokens
+        self._lock = threading.Lock()
+        self._num_running = 0
+        self._num_tokens = 0  # of prompts that the engine has reported nothing of
+        self._waiting: list[weakref.ref[Share]] = []
+
+    def enter(self, share: Share) -> None:
+        """Starts what may start of it, at least one completion. Raises what `start` does."""
+        with self._lock:
+            parts: list[Part] = []
+            room, tokens = self._room()
+            while (request := share.next_request()) is not None:
+                if parts and (room <= 0 or tokens <= 0):
+                    break
+                parts.append(Part(request, request.take(max(1, room)), weakref.ref(share)))
+                room -= len(parts[-1].completions)
+                tokens -= parts[-1].num_new_tokens
+            self._give(share, parts)
+            if share.next_request() is not None:
+                self._waiting.append(weakref.ref(share))
+
+    def leave(self, share: Share) -> list[Request]:
+        """Starts no more of it, and aborts what runs. Returns requests that end with that."""
+        with self._lock:
+            self._waiting = [other for other in self._waiting if other() is not share]
+            ended = [request for request in share.requests if request.abort_rest()]
+        for handle in share.handles:
+            handle.abort()
+        return ended
+
+    def leave_all(self) -> None:
+        """Starts no more of anything: the engine has ended."""
+        with self._lock:
+            for share in self._live():
+                for request in share.requests:
+                    request.abort_rest()
+            self._waiting.clear()
+
+    def reported(self, parts: Sequence[Part]) -> list[Request]:
+        """The engine has told of something that has happened to the parts.
+
+        Starts what may start then. Returns requests that could not, which end with an error.
+        """
+        with self._lock:
+            if any([self._settle(part) for part in parts]):
+                return self._fill()
+        return []
+
+    def load(self) -> tuple[int, int, int]:
+        """What waits here: requests of which nothing runs, their tokens, and completions."""
+        with self._lock:
+            left = [r for share in self._live() for r in share.requests if r.num_left > 0]
+        unbegun = [request for request in left if not request.numbers]
+        num_tokens = sum(len(request.prompt_token_ids) for request in unbegun)
+        return len(unbegun), num_tokens, sum(request.num_left for request in left)
+
+    # -- with the lock
+
+    def _room(self) -> tuple[int, int]:
+        """Completions, and tokens of their prompts, that the engine may be given."""
+        return self._most_running - self._num_running, self._most_tokens - self._num_tokens
+
+    def _live(self) -> list[Share]:
+        """The shares of which something waits."""
+        shares = [share for other in self._waiting if (share := other()) is not None]
+        shares = [share for share in shares if share.next_request() is not None]
+        self._waiting = [weakref.ref(share) for share in shares]
+        return shares
+
+    def _fill(self) -> list[Request]:
+        failed = []
+        while min(self._room()) > 0 and (shares := self._live()):
+            share = min(shares, key=lambda s: (s.priority, s.num_running))
+            request = share.next_request()
+            assert request is not None
+            most = max(1, self._room()[0] // len(shares))
+            part = Part(request, request.take(most), weakref.ref(share))
+            try:
+                self._give(share, [part])
+            except Exception as error:
+                request.end(error)
+                failed.append(request)
+        return failed
+
+    def _give(self, share: Share, parts: Sequence[Part]) -> None:
+        share.handles += self._start(parts)
+        num_completions = sum(len(part.completions) for part in parts)
+        share.num_running += num_completions
+        self._num_running += num_completions
+        self._num_tokens += sum(part.num_new_tokens for part in parts)
+
+    def _settle(self, part: Part) -> bool:
+        """Counts what has happened to a part; returns whether there is more room."""
+        num_ended, num_tokens = part.take_ended(), part.take_begun()
+        self._num_running -= num_ended
+        self._num_tokens -= num_tokens
+        share = part.share()
+        if share is not None:
+            share.num_running -= num_ended
+        return num_ended + num_tokens > 0
