@@ -33,6 +33,7 @@ class Cluster:
         self.replicas = replicas
         self.lost_after: list[int] = []  # outputs of the next runs; those after them end well
         self.works: list[Work] = []
+        self.num_up = len(replicas)
 
     async def run(self, work: Work) -> AsyncGenerator[str | Outputs, None]:
         number = len(self.works)
@@ -80,7 +81,14 @@ def replicas(model: Path) -> list[Replica]:
 @pytest.fixture(scope="module")
 def shared(model: Path, replicas: list[Replica]) -> Iterator[tuple[World, Cluster]]:
     cluster = Cluster(replicas)
-    engine = RemoteEngine(str(model), OPTIONS, replicas[0].facts(), cluster.run, num_replays=2)
+    engine = RemoteEngine(
+        str(model),
+        OPTIONS,
+        replicas[0].facts(),
+        cluster.run,
+        num_replays=2,
+        count_replicas=lambda: cluster.num_up,
+    )
     with serving(cast(Engine, engine), has_metrics=False) as world:
         yield world, cluster
 
@@ -201,6 +209,16 @@ def test_a_client_that_leaves_ends_the_work(world: World, cluster: Cluster) -> N
 def test_bad_requests_are_not_repeated(world: World, cluster: Cluster) -> None:
     assert world.error(COMPLETIONS, prompt="a" * 999)["param"] == "prompt"
     assert cluster.works == []
+
+
+def test_health_where_no_replica_can_answer(world: World, cluster: Cluster) -> None:
+    ended: list[None] = []
+    world.service.on_failure = lambda: ended.append(None)
+    for num_up, status in ((1, 200), (0, 503), (2, 200)):  # it passes, and ends nothing
+        cluster.num_up = num_up
+        assert world.client.get("/health").status_code == status
+        assert world.client.get("/ping").status_code == status
+    assert not ended and world.service.failure is None
 
 
 def test_health_of_a_replica_whose_engine_failed(model: Path) -> None:

@@ -116,6 +116,42 @@ def test_no_request_is_lost(cluster: World, undisturbed: World) -> None:
     _wait_until(lambda: len(set(_pids()) - {busiest}) == 2)  # Serve has replaced it
 
 
+def test_health_is_bad_while_no_replica_runs(cluster: World) -> None:
+    _wait_until(lambda: len(_pids()) == 2)
+    before = set(_pids())
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    _wait_until(lambda: cluster.client.get("/health").status_code == 503)
+    _wait_until(lambda: cluster.client.get("/health").status_code == 200)
+    assert set(_pids()).isdisjoint(before)
+    assert cluster.ask(COMPLETIONS, prompt="ab", max_tokens=2, model=MODEL)
+
+
+def test_a_replica_has_threads_for_its_share_of_the_cpus(cluster: World, tiny: Path) -> None:
+    """And what no node has room for is refused at once."""
+    from ray import serve
+
+    from specdec_native.serve.ray import build_app
+
+    options = {name: value for name, value in OPTIONS.items() if name != "num_threads"}
+    app = build_app(str(tiny), engine_options=options, ray_actor_options={"num_cpus": 1})
+    serve.run(app, name="threads", route_prefix="/threads")
+    engines = serve.get_deployment_handle("EngineReplica", "threads")
+    assert engines.facts.remote().result().model_info["num_threads"] == 1
+    serve.delete("threads")
+
+    deployment = build_app(str(tiny), engine_options=options, num_replicas=2)._bound_deployment
+    engines = deployment.init_args[0]._bound_deployment
+    assert engines.ray_actor_options["num_cpus"] == 2  # of four
+    for more in ({"num_threads": 3}, {"pipeline_parallel_size": 4}):
+        with pytest.raises(
+            ValueError, match="do not fit onto the cluster, whose nodes have 4 CPUs"
+        ):
+            build_app(str(tiny), engine_options={**OPTIONS, **more}, num_replicas=2)
+    scale = {"min_replicas": 1, "max_replicas": 9}
+    build_app(str(tiny), engine_options={**OPTIONS, "num_threads": 3}, autoscaling_config=scale)
+
+
 def test_a_conversation_goes_to_the_replica_that_knows_it(cluster: World) -> None:
     _wait_until(lambda: len(_pids()) == 2)
     prompt = "It was a long and quiet night. " * 20

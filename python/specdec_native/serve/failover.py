@@ -52,6 +52,13 @@ class RequestLost(ApiError):
         )
 
 
+class NoReplica(ApiError):
+    """No replica can answer at present."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "No replica can answer at present.")
+
+
 @dataclasses.dataclass(frozen=True)
 class WorkItem:
     """One prompt with its own parameters, which hold a seed."""

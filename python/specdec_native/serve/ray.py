@@ -10,14 +10,20 @@ the ingress, which holds no model; where an ingress itself is lost, its streams 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import json
+import logging
 import math
+import os
 from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import fastapi
 
+from specdec_native import _core
 from specdec_native.checkpoints.errors import MissingDependencyError
 from specdec_native.engine import Engine
 from specdec_native.errors import EngineFailed
@@ -25,6 +31,7 @@ from specdec_native.ray_ranks import resources_of_rank
 from specdec_native.serve.failover import Outputs, ReplicaLost, Runner, Work
 from specdec_native.serve.remote_engine import EngineFacts, RemoteEngine
 from specdec_native.serve.replica import Replica
+from specdec_native.serve.resources import Resources, equal_share, shortage, threads_of
 from specdec_native.server.admission import RETRY_SECONDS
 from specdec_native.server.app import make_app
 from specdec_native.server.errors import ApiError
@@ -32,6 +39,7 @@ from specdec_native.server.options import ServerOptions
 from specdec_native.server.service import Service
 
 try:
+    import ray
     from ray import serve
     from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
     from ray.serve.config import RequestRouterConfig
@@ -41,7 +49,11 @@ try:
 except ModuleNotFoundError as error:
     raise MissingDependencyError("ray", "specdec_native.serve.ray", "ray") from error
 
+_logger = logging.getLogger("specdec_native.serve")
+
 _ROUTER = "specdec_native.serve.router.PrefixRouter"
+_REPLICA = "EngineReplica"
+_COUNT_SECONDS = 1.0  # between two looks at how many replicas run
 _MOST_INGRESS_REQUESTS = 100_000
 _ENGINE_COUNTS = ("tensor_parallel_size", "pipeline_parallel_size")
 _LOST = (ActorDiedError, ActorUnavailableError, ReplicaUnavailableError, EngineFailed)
@@ -51,7 +63,7 @@ class EngineReplica:
     """An engine as a deployment."""
 
     def __init__(self, model: str, engine_options: Mapping[str, Any]) -> None:
-        self._replica = Replica(model, engine_options)
+        self._replica = Replica(model, _with_threads(engine_options))
         self._id = serve.get_replica_context().replica_id.unique_id
 
     def facts(self) -> EngineFacts:
@@ -97,7 +109,10 @@ class Ingress:
             runner_of(engines),
             num_replays=num_replays,
             on_replay=self._count_replay,
+            count_replicas=lambda: self._num_running,
         )
+        self._num_running = 1  # that it had the facts of
+        self._counting = asyncio.ensure_future(self._count_replicas())
         # The server asks no more of an Engine than a RemoteEngine has, but for its statistics.
         self._service = Service(cast(Engine, engine), server_options)
 
@@ -108,6 +123,14 @@ class Ingress:
     def _count_replay(self) -> None:
         self._num_replayed += 1
         self._replays.inc()
+
+    async def _count_replicas(self) -> None:
+        """Keeps the number of replicas that run, for /health."""
+        app = serve.get_replica_context().app_name
+        while True:
+            await asyncio.sleep(_COUNT_SECONDS)
+            with contextlib.suppress(Exception):  # no news: the controller is started again
+                self._num_running = await asyncio.to_thread(_num_running, app)
 
     def __serve_build_asgi_app__(self) -> fastapi.FastAPI:
         """Ray Serve asks for the application once."""
@@ -176,7 +199,9 @@ def build_app(
             503. -1 for no limit.
         num_replays: how often a call is given to another replica because its replica was lost.
         ray_actor_options: of a replica. Without it: the CPUs of num_threads, and on CUDA one GPU
-            for each rank. An actor's resources are of one node, so the ranks are, too.
+            for each rank. An actor's resources are of one node, so the ranks are, too. Where
+            num_threads is left out, replicas get equal shares of the cluster's CPUs, and each has
+            the threads for its CPUs. With it nobody checks whether the cluster has as much.
         placement_group_strategy: with the engine option distributed_executor_backend="ray", where
             each rank is an actor with such resources: "PACK" them onto few nodes, "STRICT_PACK"
             onto one, or "SPREAD" them.
@@ -184,7 +209,8 @@ def build_app(
         graceful_shutdown_timeout_s: how long a replica that is scaled away may finish its calls;
             those it does not finish go on elsewhere.
 
-    Raises ValueError for options that contradict one another.
+    Raises ValueError for options that contradict one another, and where the cluster, which Ray
+    starts if there is none, has not enough CPUs or GPUs and cannot grow.
     """
     engine_options = dict(engine_options or {})
     if num_replicas is not None and autoscaling_config is not None:
@@ -192,18 +218,25 @@ def build_app(
     if not 0 <= num_replays <= 8:
         raise ValueError(f"num_replays must be in [0, 8], got {num_replays}")
     api = _server_options(server_options, model)
-    given = {} if ray_actor_options is None else {"ray_actor_options": dict(ray_actor_options)}
+    given: dict[str, Any] = {"ray_actor_options": dict(ray_actor_options or {})}
+    if ray_actor_options is not None and _has_actors_for_ranks(engine_options):
+        rank = _resources_of_rank(engine_options, 1)
+        given |= _bundles(rank, _num_ranks(engine_options), placement_group_strategy)
     scale: dict[str, Any] = {"num_replicas": 1 if num_replicas is None else num_replicas}
     if autoscaling_config is not None:
         scale = {"autoscaling_config": dict(autoscaling_config)}
+    if ray_actor_options is None:
+        least, most = _num_replicas(scale)
+        given = _placement(engine_options, placement_group_strategy, least, most)
     engines = serve.deployment(EngineReplica).options(
-        name="EngineReplica",
+        name=_REPLICA,
         max_ongoing_requests=max_ongoing_requests,
         max_queued_requests=max_queued_requests,
         health_check_period_s=health_check_period_s,
         graceful_shutdown_timeout_s=graceful_shutdown_timeout_s,
         request_router_config=RequestRouterConfig(request_router_class=_ROUTER),
-        **{**_placement(engine_options, placement_group_strategy), **given, **scale},
+        **given,
+        **scale,
     )
     ingress = serve.deployment(serve.ingress()(Ingress)).options(
         name="Ingress",
@@ -267,19 +300,94 @@ def _num_ranks(engine_options: Mapping[str, Any]) -> int:
     return math.prod(map(int, counts))
 
 
-def _placement(engine_options: Mapping[str, Any], strategy: str) -> dict[str, Any]:
-    """Where a replica runs: as one actor with all its ranks, or each rank in a bundle."""
+def _num_replicas(scale: Mapping[str, Any]) -> tuple[int, int]:
+    """How many replicas there are at least and at most."""
+    if "num_replicas" in scale:
+        return int(scale["num_replicas"]), int(scale["num_replicas"])
+    bounds = scale["autoscaling_config"]
+    least = int(bounds.get("min_replicas", 1))
+    return least, max(least, int(bounds.get("max_replicas", 1)))
+
+
+def _has_actors_for_ranks(engine_options: Mapping[str, Any]) -> bool:
+    is_on_ray = engine_options.get("distributed_executor_backend") == "ray"
+    return is_on_ray and _num_ranks(engine_options) > 1
+
+
+def _resources_of_rank(engine_options: Mapping[str, Any], num_threads: int) -> dict[str, float]:
+    device = str(engine_options.get("device", "auto"))
+    return resources_of_rank(device, engine_options.get("num_threads") or num_threads)
+
+
+def _bundles(rank: Resources, num_ranks: int, strategy: str) -> dict[str, Any]:
+    return {
+        "placement_group_bundles": [dict(rank)] * num_ranks,
+        "placement_group_strategy": strategy,
+    }
+
+
+def _placement(
+    engine_options: Mapping[str, Any], strategy: str, least: int, most: int
+) -> dict[str, Any]:
+    """Where a replica runs: as one actor with all its ranks, or each rank in a bundle.
+
+    Raises ValueError where the cluster has no room for the least number of replicas.
+    """
     num_ranks = _num_ranks(engine_options)
-    rank = resources_of_rank(
-        str(engine_options.get("device", "auto")), engine_options.get("num_threads") or 1
-    )
-    if engine_options.get("distributed_executor_backend") == "ray" and num_ranks > 1:
-        return {
-            "ray_actor_options": _actor_options(rank, 1),
-            "placement_group_bundles": [rank] * num_ranks,
-            "placement_group_strategy": strategy,
-        }
+    nodes = _nodes()
+    if _has_actors_for_ranks(engine_options):
+        rank = _resources_of_rank(engine_options, equal_share(1, most * num_ranks, nodes))
+        _check_room(rank, least * num_ranks, nodes)
+        options = _actor_options(rank, 1)
+        return {"ray_actor_options": options, **_bundles(rank, num_ranks, strategy)}
+    rank = _resources_of_rank(engine_options, equal_share(num_ranks, most, nodes))
+    _check_room({name: num_ranks * amount for name, amount in rank.items()}, least, nodes)
     return {"ray_actor_options": _actor_options(rank, num_ranks)}
+
+
+def _nodes() -> list[Resources]:
+    """The resources of each node of the cluster, which is started if there is none."""
+    if not ray.is_initialized():
+        ray.init(namespace="serve")
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _check_room(need: Resources, count: int, nodes: list[Resources]) -> None:
+    message = shortage(need, count, nodes)
+    if message is None:
+        return
+    if not _may_grow():
+        raise ValueError(message)
+    _logger.warning("%s. They wait until the cluster has grown.", message)
+
+
+def _may_grow() -> bool:
+    """Whether somebody may add nodes by themselves: Kubernetes, or what `ray up` has started."""
+    is_in_kubernetes = "KUBERNETES_SERVICE_HOST" in os.environ
+    return is_in_kubernetes or (Path.home() / "ray_bootstrap_config.yaml").is_file()
+
+
+def _with_threads(engine_options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a replica, with the threads for the CPUs that it has of Ray."""
+    options = dict(engine_options)
+    num_cpus = ray.get_runtime_context().get_assigned_resources().get("CPU", 0.0)
+    if not options.get("num_threads") and num_cpus >= 1 and not _is_on_gpu(options):
+        if not _has_actors_for_ranks(options):
+            num_cpus /= _num_ranks(options)
+        num_cores = next(d.num_threads for d in _core.list_devices() if d.name == "cpu")
+        num_logical = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+        options["num_threads"] = threads_of(num_cpus, num_cores, num_logical or os.cpu_count() or 1)
+    return options
+
+
+def _is_on_gpu(engine_options: Mapping[str, Any]) -> bool:
+    return "GPU" in _resources_of_rank(engine_options, 1)
+
+
+def _num_running(app: str) -> int:
+    """Replicas that run, as Ray Serve's controller knows."""
+    deployment = serve.status().applications[app].deployments[_REPLICA]
+    return sum(n for state, n in deployment.replica_states.items() if state == "RUNNING")
 
 
 def _actor_options(rank: Mapping[str, float], num_ranks: int) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from specdec_native.requests.request_builder import (
     load_text,
 )
 from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
-from specdec_native.serve.failover import FailoverGroup, Runner, Work, WorkItem
+from specdec_native.serve.failover import FailoverGroup, NoReplica, Runner, Work, WorkItem
 from specdec_native.speculation.verifier import find_target
 from specdec_native.text.chat_template import Message
 from specdec_native.text.tokenizer import Tokenizer
@@ -72,12 +72,17 @@ class RemoteEngine:
         *,
         num_replays: int,
         on_replay: Callable[[], None] = lambda: None,
+        count_replicas: Callable[[], int] = lambda: 1,
     ) -> None:
-        """`options` are the Engine's. For the rest see FailoverGroup."""
+        """`options` are the Engine's, `count_replicas` says how many replicas can answer.
+
+        For the rest see FailoverGroup.
+        """
         self._info = cast(_core.ModelInfo, SimpleNamespace(**facts.model_info))
         self._run = run
         self._num_replays = num_replays
         self._on_replay = on_replay
+        self._count_replicas = count_replicas
         self._names = itertools.count()
         target = find_target(
             model, options.get("revision"), options.get("speculative_config"), hub.find_config
@@ -110,7 +115,9 @@ class RemoteEngine:
         return self._info
 
     def check_health(self) -> None:
-        """Never raises: replicas have checks of their own, and lost ones are replaced."""
+        """Raises NoReplica where none can answer. Lost ones are replaced, so it may pass."""
+        if self._count_replicas() == 0:
+            raise NoReplica
 
     @property
     def tokenizer(self) -> Tokenizer:

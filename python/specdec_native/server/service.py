@@ -278,6 +278,8 @@ class Service:
             self.engine.check_health()
         except EngineFailed as error:
             self.as_api_error(error)
+        except ApiError:  # at present
+            return False
         return self.failure is None and not self.is_draining
 
     def _check_open(self, requests: Sequence[Request] = ()) -> None:
