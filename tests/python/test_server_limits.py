@@ -122,6 +122,17 @@ def test_unknown_paths_and_wrong_methods_have_the_shape_of_errors(world: World) 
     assert error_of(world.client.delete("/v1/models"), 405)
 
 
+@pytest.mark.parametrize(
+    "path", ["/health", "/ping", "/version", "/v1/models", "/metrics", "/", "/openapi.json"]
+)
+def test_head_is_get_without_a_body(world: World, path: str) -> None:
+    head, get = world.client.head(path), world.client.get(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == get.headers["content-type"] if get.content else True
+    assert world.client.head("/v1/completions").status_code == 405
+    assert world.client.head("/v1/models/none").status_code == 404
+
+
 def test_the_description_of_the_api_can_be_left_out(world: World, engine: Engine) -> None:
     paths = world.client.get("/openapi.json").json()["paths"]
     assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health"} <= set(paths)
@@ -263,6 +274,34 @@ def test_headers_that_are_too_large_or_too_many(engine: Engine) -> None:
         many = {f"x-{i}": "y" for i in range(30)}
         assert client.get("/health", headers=many).status_code == 400
         assert client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 70_000,
+        b"GET /health HTTP/1.1\r\nhost: x" + b"\r\nx: " * 200 + b"y" * 70_000,
+        b"GET /health?" + b"y" * 70_000 + b" HTTP/1.1\r\nhost: x",
+        b"GET /health HTTP/1.1\r\nhost: x" + (b"\r\nx: " + b"y" * 1000) * 70,
+    ],
+    ids=["one", "the last", "address", "together"],
+)
+def test_headers_are_too_large_however_they_come(engine: Engine, head: bytes) -> None:
+    """Also in one read; a request after a good one, too."""
+    good = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+    with living(engine, {}) as life:
+        port = int(life.url.rpartition(":")[2])
+        for before, answers in ((b"", 0), (good, 1)):
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+                connection.sendall(before)
+                if before:
+                    assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+                connection.sendall(head + b"\r\n\r\n")
+                assert read_all(connection).startswith(b"HTTP/1.1 431 "), answers
+        long = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx: " + b"y" * 60_000
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+            connection.sendall(long + b"\r\n\r\n")
+            assert read_all(connection).startswith(b"HTTP/1.1 200 ")
 
 
 CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"

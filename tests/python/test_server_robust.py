@@ -19,6 +19,7 @@ from paced_engine import LONG, Pace, paced_engine
 from server_world import MODEL, World, serving
 from specdec_native import Engine
 from specdec_native.server.app import make_app
+from specdec_native.server.connections import HttpProtocol
 from specdec_native.server.options import ServerOptions
 from specdec_native.server.service import Service
 from tiny_text_model import TEXT_TOKEN_IDS, text_params
@@ -50,6 +51,14 @@ def engine(model: Path, pace: Pace) -> Engine:
 def world(engine: Engine) -> Iterator[World]:
     with serving(engine) as world:
         yield world
+
+
+@pytest.fixture(scope="module", autouse=True)
+def soon() -> Iterator[None]:
+    """Clients that send nothing more are soon looked for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HttpProtocol, "half_closed_seconds", 0.2)
+        yield
 
 
 @pytest.fixture
@@ -196,16 +205,62 @@ def test_a_client_that_vanishes_within_its_body(world: World, expected: str, res
     check_nothing_is_left(world)
 
 
-@pytest.mark.usefixtures("slow")
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_half_closed_connection_counts_as_closed(world: World, stream: bool) -> None:
-    """As with uvicorn everywhere: the client's end of file means that it has left."""
+def test_a_half_closed_client_gets_its_answers(
+    world: World, pace: Pace, expected: str, stream: bool, waits: bool
+) -> None:
+    """As that of `nc -N`; one that waits is asked whether it is there."""
     client = connect(world)
-    client.sendall(request_bytes({**ENDLESS, "stream": stream}))
-    wait_until(lambda: num_running(world) > 0)
-    client.shutdown(socket.SHUT_WR)
+    if waits:
+        pace.gate.clear()
+    try:
+        client.sendall(request_bytes({**SHORT, "stream": stream}) * 2)
+        client.shutdown(socket.SHUT_WR)
+        received = b""
+        if waits and not stream:
+            received = client.recv(len(CONTINUE))
+            assert received == CONTINUE
+    finally:
+        pace.gate.set()
+    received += read_all(client)
+    assert received.count(b"HTTP/1.1 200 OK") == 2
+    if stream:
+        assert received.count(b"data: [DONE]") == 2
+    else:
+        assert received.count(json.dumps(expected).encode()) == 2
     check_nothing_is_left(world)
-    assert b"[DONE]" not in read_all(client)  # ends, too
+
+
+@pytest.mark.parametrize("is_soon", [True, False])
+def test_a_half_closed_client_of_http_1_0_is_not_asked(
+    world: World, pace: Pace, monkeypatch: pytest.MonkeyPatch, is_soon: bool
+) -> None:
+    """It does not know "100 Continue": it has its answer soon, or is taken for gone."""
+    if is_soon:
+        monkeypatch.setattr(HttpProtocol, "half_closed_seconds", MUCH_PATIENCE)
+    pace.gate.clear()
+    try:
+        client = connect(world)
+        client.sendall(request_bytes(SHORT).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        wait_until(lambda: world.service.num_open == 1)
+        client.shutdown(socket.SHUT_WR)
+        if not is_soon:
+            wait_until(lambda: world.service.num_open == 0)
+    finally:
+        pace.gate.set()
+    assert read_all(client).count(b"200 OK") == is_soon
+    check_nothing_is_left(world)
+
+
+def test_a_client_that_closes_within_a_request_has_left(world: World) -> None:
+    client = connect(world)
+    client.sendall(request_bytes(SHORT)[:-4])
+    client.shutdown(socket.SHUT_WR)
+    assert read_all(client) == b""
 
 
 @pytest.mark.usefixtures("slow")

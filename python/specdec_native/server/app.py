@@ -15,7 +15,7 @@ from starlette.responses import Response
 from specdec_native.server import chat, completions, models, page, responses, tokenize
 from specdec_native.server.errors import ApiError, bad_request
 from specdec_native.server.metrics import routes as metrics
-from specdec_native.server.middleware import add_middleware
+from specdec_native.server.middleware import Heads, add_middleware
 from specdec_native.server.openapi import describe
 from specdec_native.server.service import Service
 from specdec_native.server.sse import Disconnected
@@ -50,6 +50,7 @@ def make_app(service: Service, *, has_metrics: bool = True) -> fastapi.FastAPI:
     add_middleware(app, service.options)
     if has_metrics:
         metrics.add_routes(app, service)  # last, since it counts answers of what stands around
+    app.add_middleware(Heads)
     return app
 
 

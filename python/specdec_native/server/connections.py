@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import (
@@ -19,6 +20,7 @@ class HttpProtocol(HttpToolsProtocol):
         header_seconds: from a connection, or the first byte of a request, to its headers' end.
         max_header_bytes: of headers, chunk extensions and trailers; more are answered with 431.
         max_headers: of a request; more are answered with 400.
+        half_closed_seconds: after which a client that sends nothing more is looked for, and again.
         max_pipelined: requests that may wait on a connection for the answer before theirs; one
             more closes the connection.
     """
@@ -27,12 +29,16 @@ class HttpProtocol(HttpToolsProtocol):
     max_header_bytes = 64 << 10
     max_headers = 256
     max_pipelined = 16
+    half_closed_seconds = 2.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._deadline: asyncio.TimerHandle | None = None
         self._num_header_bytes = 0  # since headers, a piece of a body or a request was complete
+        self._num_head_bytes = 0  # of the URL and headers of a request
         self._running: RequestResponseCycle | None = None
+        self._look: asyncio.TimerHandle | None = None
+        self._has_asked = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Waits for a request."""
@@ -42,9 +48,24 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has left, also the requests that wait for an answer before theirs."""
         self._stop_waiting()
+        if self._look is not None:
+            self._look.cancel()
         self.pipeline.clear()
         super().connection_lost(exc)
         self._end_running()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends nothing more; it may yet read the answers to what it has sent.
+
+        Whether it does, or has left, TCP tells only who sends something. A client whose answer does
+        not begin for a while is sent "100 Continue", which clients of HTTP/1.1 skip.
+        """
+        last = self.cycle
+        if self.scheme == "https" or last is None or last.more_body or last.response_complete:
+            return False  # closes the connection, as TLS does in any case
+        last.keep_alive = False
+        self._look = self.loop.call_later(self.half_closed_seconds, self._look_for_client)
+        return True
 
     def data_received(self, data: bytes) -> None:
         """Bytes of headers or of a body."""
@@ -55,10 +76,21 @@ class HttpProtocol(HttpToolsProtocol):
         if self._num_header_bytes > self.max_header_bytes:
             self._refuse(431)
 
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        self._num_head_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the URL. An error makes uvicorn answer 400."""
+        self._count_head(len(url))
+        super().on_url(url)
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header. An error makes uvicorn answer 400."""
         if len(self.headers) >= self.max_headers:
             raise ValueError(f"more than {self.max_headers} headers")
+        self._count_head(len(name) + len(value))
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -83,6 +115,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answers what is no HTTP, and closes: a request before it can no longer be answered."""
+        if self._num_head_bytes > self.max_header_bytes:
+            self._refuse(431)
+            return
         super().send_400_response(msg)
         self._end_running()
 
@@ -95,6 +130,29 @@ class HttpProtocol(HttpToolsProtocol):
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
+
+    def _count_head(self, num_bytes: int) -> None:
+        self._num_head_bytes += num_bytes
+        if self._num_head_bytes > self.max_header_bytes:
+            raise ValueError(f"more than {self.max_header_bytes} bytes of headers")
+
+    def _look_for_client(self) -> None:
+        """Closes the connection where the client has closed it: it answers nothing but a reset."""
+        if self.transport.is_closing():
+            return
+        connection = self.transport.get_extra_info("socket")
+        running = self._running
+        is_gone = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+        if not is_gone and not self._has_asked and running and not running.response_started:
+            self._has_asked = True
+            if running.scope["http_version"] == "1.1":
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            else:
+                is_gone = True  # as far as can be known
+        if is_gone:
+            self.transport.abort()
+            return
+        self._look = self.loop.call_later(self.half_closed_seconds, self._look_for_client)
 
     def _expect_headers(self) -> None:
         self._deadline = self.loop.call_later(self.header_seconds, self._refuse, 408)

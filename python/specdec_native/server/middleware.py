@@ -80,6 +80,26 @@ class RootPath:
         await self._app({**scope, "root_path": self._root_path}, receive, send)
 
 
+class Heads:
+    """HEAD is answered as GET is, without the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Asks for what GET has."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_head)
+
+
 class RequestIds:
     """Answers carry the X-Request-Id of the request, or a new one."""
 
