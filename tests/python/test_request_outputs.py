@@ -1,67 +1,16 @@
 """Outputs of a request, from what the core reports: stop strings, logprobs, deltas, errors."""
 
 import itertools
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
+import tokenizers
 
-from specdec_native import RequestOutputKind, SamplingParams
-from specdec_native.requests.request import Request
+from core_reports import apply, make_request, report
+from specdec_native import RequestOutputKind
 from specdec_native.text.tokenizer import Tokenizer
-from tiny_tokenizers import byte_level
-
-
-def make_request(prompt: str = "hello", **options: Any) -> tuple[Request, Tokenizer]:
-    tokenizer = Tokenizer.wrap(byte_level())
-    request = Request(
-        "r",
-        prompt=prompt,
-        prompt_token_ids=tokenizer.encode(prompt),
-        params=SamplingParams(**options),
-        core_params=None,  # type: ignore[arg-type]
-        tokenizer=tokenizer,
-    )
-    request.take(request.params.n)
-    return request, tokenizer
-
-
-def report(
-    *parts: tuple[int, list[int], str | None], stop_token_id: int | None = None
-) -> SimpleNamespace:
-    """A core output: (completion, new tokens, finish reason) each, logprob -0.5 for every token."""
-    return SimpleNamespace(
-        metrics=SimpleNamespace(
-            arrival_time=1.0,
-            first_scheduled_time=2.0,
-            first_token_time=3.0,
-            finished_time=0.0,
-            num_cached_tokens=4,
-            num_preemptions=0,
-        ),
-        new_prompt_logprobs=[],
-        error="",
-        raise_engine_failure=lambda: None,
-        outputs=[
-            SimpleNamespace(
-                index=index,
-                new_token_ids=ids,
-                new_logprobs=[
-                    [SimpleNamespace(token_id=i, logprob=-0.5, rank=2) for i in (token, 7, token)]
-                    for token in ids
-                ],
-                finish_reason=reason,
-                stop_token_id=stop_token_id,
-                acceptance=None,
-                tapped_states=None,
-            )
-            for index, ids, reason in parts
-        ],
-    )
-
-
-def apply(request: Request, output: SimpleNamespace) -> list[int]:
-    return request.apply(output)  # type: ignore[arg-type]
+from tiny_tokenizers import byte_level, sentencepiece_like
 
 
 def test_tokens_after_a_stop_string_leave_no_trace() -> None:
@@ -192,3 +141,59 @@ def test_the_texts_of_tokens_add_up(text: str) -> None:
     assert logprobs is not None
     pieces = [row[token].decoded_token for token, row in zip(ids, logprobs, strict=True)]
     assert "".join(map(str, pieces)) == tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize("make_tokenizer", [byte_level, sentencepiece_like])
+@pytest.mark.parametrize("text", ["x😀😀", "x 🧑‍🚀 日本語 é", "x\u0100\x80\n"])
+def test_texts_of_tokens_in_every_script(
+    make_tokenizer: Callable[[], tokenizers.Tokenizer], text: str
+) -> None:
+    """Each character is the text of its last token, also where the prompt has its first tokens."""
+    ids = Tokenizer.wrap(make_tokenizer()).encode(text, add_special_tokens=False)
+    for split in range(1, len(ids)):
+        request, tokenizer = make_request(
+            "", make_tokenizer, prompt_ids=ids[:split], logprobs=0, prompt_logprobs=0
+        )
+        output = report((0, ids[split:], "length"))
+        output.new_prompt_logprobs = [
+            [SimpleNamespace(token_id=i, logprob=-1.0, rank=1)] for i in ids[1:split]
+        ]
+        apply(request, output)
+        shown = request.take_output()
+        assert shown.prompt_logprobs is not None and shown.outputs[0].logprobs is not None
+        rows = [*shown.prompt_logprobs[1:], *shown.outputs[0].logprobs]
+        decoded = [
+            (row or {})[token].decoded_token for token, row in zip(ids[1:], rows, strict=True)
+        ]
+        lengths = [len(tokenizer.decode(ids[: i + 1]).rstrip("\ufffd")) for i in range(len(ids))]
+        # Half a character makes a decoder with byte fallback forget whole ones before it.
+        ends = itertools.accumulate(lengths, max)
+        whole = tokenizer.decode(ids)
+        expected = [whole[a:b] for a, b in itertools.pairwise(ends)]
+        assert decoded == expected
+
+
+def test_a_text_begins_without_the_space_that_its_decoder_strips() -> None:
+    ids = Tokenizer.wrap(sentencepiece_like()).encode("the world", add_special_tokens=False)
+    for prompt, first in (([1], "the"), ([1, *ids], " the")):
+        request, _ = make_request("", sentencepiece_like, prompt_ids=prompt, logprobs=0)
+        apply(request, report((0, ids, "length")))
+        completion = request.take_output().outputs[0]
+        assert completion.text == f"{first} world" and completion.logprobs is not None
+        rows = zip(ids, completion.logprobs, strict=True)
+        assert "".join(str(row[i].decoded_token) for i, row in rows) == completion.text
+        assert completion.text_ends is not None and completion.text_ends[-1] == len(completion.text)
+
+
+@pytest.mark.parametrize("make_tokenizer", [byte_level, sentencepiece_like])
+def test_an_answer_cut_in_a_character_leaves_it_out(
+    make_tokenizer: Callable[[], tokenizers.Tokenizer],
+) -> None:
+    request, tokenizer = make_request("x", make_tokenizer, logprobs=0)
+    ids = tokenizer.encode("a😀", add_special_tokens=False)
+    apply(request, report((0, ids[:-1], "length")))
+    completion = request.take_output().outputs[0]
+    assert completion.text.lstrip() == "a" and list(completion.token_ids) == ids[:-1]
+    joined = b"".join(map(tokenizer.token_bytes, ids[:-1]))
+    assert joined.strip() == "a😀".encode()[: len(joined.strip())]
+    assert len(joined.strip()) > 1

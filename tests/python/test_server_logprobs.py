@@ -1,5 +1,6 @@
 """Logprobs as JSON: where tokens stand in the text, and numbers that JSON does not have."""
 
+import itertools
 import json
 import math
 from typing import Any
@@ -42,6 +43,16 @@ def flat(tokenizer: Tokenizer, token_ids: list[int], context: int = 0) -> FlatLo
     return logprobs
 
 
+def ends_of(tokenizer: Tokenizer, token_ids: list[int], context: int) -> list[int]:
+    """Where the texts of the tokens from `context` on end in what comes after it."""
+    lengths = [
+        len(tokenizer.decode(token_ids[: i + 1]).rstrip("\ufffd")) for i in range(len(token_ids))
+    ]
+    # Half a character makes a decoder with byte fallback forget whole ones before it.
+    lengths = [*itertools.accumulate(lengths, max)]
+    return [length - lengths[context - 1] for length in lengths[context:]]
+
+
 def check_places(shown: dict[str, Any], text: str) -> None:
     """Every token stands where its offset says, and nothing lies between two tokens."""
     offsets, tokens = shown["text_offset"], shown["tokens"]
@@ -63,19 +74,21 @@ def test_offsets_are_places_in_the_text(kind: str, text: str, size: int, special
         split += 1
     prompt = tokenizer.decode(token_ids[:split])
     rest = flat(tokenizer, token_ids, split)
-    writer = CompletionLogprobs(TokenNames(tokenizer), {})
+    ends = ends_of(tokenizer, token_ids, split)
+    writer = CompletionLogprobs(TokenNames(tokenizer))
     written = [
         writer.with_prompt(
             prompt,
             token_ids[:split],
             flat(tokenizer, token_ids[:split]),
-            token_ids[split : split + size],
-            rest[:size],
+            token_ids=token_ids[split : split + size],
+            logprobs=rest[:size],
+            text_ends=ends[:size],
         )
     ]
     for begin in range(size, len(rest), size):
         part = slice(begin, begin + size)
-        written.append(writer.piece(token_ids[split:][part], rest[part]))
+        written.append(writer.piece(token_ids[split:][part], rest[part], ends[part]))
     shown: dict[str, Any] = {}
     for piece in map(json.loads, written):
         for name, values in piece.items():
@@ -84,34 +97,44 @@ def test_offsets_are_places_in_the_text(kind: str, text: str, size: int, special
     assert shown["token_logprobs"] == [None] + [-0.5] * (len(token_ids) - 1)
 
 
-def test_special_tokens_take_no_room_where_they_are_skipped() -> None:
+def test_a_special_token_before_the_prompts_text_takes_no_room() -> None:
     tokenizer = Tokenizer.wrap(byte_level())
-    begin, end = 0, 1
+    begin = 0
     hello = tokenizer.encode("hello")
-    logprobs = FlatLogprobs()
-    for token in [*hello, end, *hello]:
-        logprobs.append_fast([token], [-1.0], [1], [tokenizer.token_text(token)])
-    token_ids = [*hello, end, *hello]
-    for silent, length in (({}, 4), (tokenizer.special_token_texts, 0)):
-        writer = CompletionLogprobs(TokenNames(tokenizer), silent)
-        shown = json.loads(writer.piece(token_ids, logprobs))
-        assert shown["text_offset"][len(hello) + 1] == 5 + length
-    # The tokenizer put <s> before the prompt's text, which does not show it.
-    writer = CompletionLogprobs(TokenNames(tokenizer), {})
+    writer = CompletionLogprobs(TokenNames(tokenizer))
     prompt = FlatLogprobs()
     prompt.append(None)
     for token in hello:
         prompt.append_fast([token], [-1.0], [1], [tokenizer.token_text(token)])
-    shown = json.loads(writer.with_prompt("hello", [begin, *hello], prompt, [], None))
+    shown = json.loads(
+        writer.with_prompt(
+            "hello", [begin, *hello], prompt, token_ids=[], logprobs=None, text_ends=[]
+        )
+    )
     assert shown["text_offset"][:2] == [0, 0]
     assert shown["tokens"][0] == "<s>"
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("text", ["😀😀", "über 日本 😀!", "🧑‍🚀 the end", "é\x80\u0100"])
+def test_the_bytes_of_tokens_add_up_to_the_text(kind: str, text: str) -> None:
+    tokenizer = Tokenizer.wrap(TOKENIZERS[kind]())
+    token_ids = tokenizer.encode("x" + text, add_special_tokens=False)
+    for as_token_ids in (False, True):
+        names = TokenNames(tokenizer, as_token_ids=as_token_ids)
+        entries = json.loads(chat_logprobs(names, flat(tokenizer, token_ids, context=1), 1))
+        tops = [entry["top_logprobs"][0] for entry in entries["content"]]
+        for each in (entries["content"], tops):
+            joined = b"".join(bytes(entry["bytes"]) for entry in each)
+            assert ("x" + text).encode().endswith(joined) and len(joined) >= len(text.encode())
+            assert all(entry["bytes"] for entry in each)
 
 
 def test_tokens_of_one_text_share_the_entry_of_the_likeliest() -> None:
     tokenizer = Tokenizer.wrap(byte_level())
     logprobs = FlatLogprobs()
     logprobs.append_fast([9, 7, 8], [-3.0, -1.0, -2.0], [3, 1, 2], ["", "a", ""])
-    shown = json.loads(CompletionLogprobs(TokenNames(tokenizer), {}).piece([9], logprobs))
+    shown = json.loads(CompletionLogprobs(TokenNames(tokenizer)).piece([9], logprobs, [1]))
     assert shown["token_logprobs"] == [-3.0]
     assert shown["top_logprobs"] == [{"": -2.0, "a": -1.0}]
 
@@ -122,13 +145,13 @@ def test_numbers_that_json_does_not_have(value: float) -> None:
     names = TokenNames(tokenizer)
     logprobs = FlatLogprobs()
     logprobs.append_fast([5, 6], [value, -0.25], [9, 1], ["x", "\u2028é"])
-    shown = json.loads(CompletionLogprobs(names, {}).piece([5], logprobs))
+    shown = json.loads(CompletionLogprobs(names).piece([5], logprobs, [1]))
     assert shown["token_logprobs"] == [-9999.0]
     assert shown["top_logprobs"] == [{"x": -9999.0, "\u2028é": -0.25}]
     (entry,) = json.loads(chat_logprobs(names, logprobs, 1))["content"]
     assert entry["logprob"] == -9999.0
     assert entry["top_logprobs"] == [
-        {"token": "\u2028é", "logprob": -0.25, "bytes": list("\u2028é".encode())}
+        {"token": "\u2028é", "logprob": -0.25, "bytes": list(tokenizer.token_bytes(6))}
     ]
     assert json.loads(prompt_logprobs_json(logprobs)) == [
         {
@@ -143,5 +166,5 @@ def test_a_float_is_written_the_same_everywhere() -> None:
     value = -0.1 - 2**-54
     logprobs = FlatLogprobs()
     logprobs.append_fast([5, 5], [value, value], [1, 1], ["x", "x"])
-    shown = json.loads(CompletionLogprobs(TokenNames(tokenizer), {}).piece([5], logprobs))
+    shown = json.loads(CompletionLogprobs(TokenNames(tokenizer)).piece([5], logprobs, [1]))
     assert shown["token_logprobs"][0] == max(shown["top_logprobs"][0].values()) == value

@@ -13,6 +13,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 from specdec_native.checkpoints.errors import CheckpointError
 from specdec_native.text.chat_template import render
 from specdec_native.text.detokenizer import Detokenizer, TextStream
+from specdec_native.text.stop_strings import StopMatcher, StopStrings
 from specdec_native.text.tokenizer import Tokenizer
 from specdec_native.text.tokenizer_backends import TokenizerNotFoundError
 from tiny_tokenizers import CORPUS, byte_level, sentencepiece_like
@@ -52,20 +53,40 @@ def test_pieces_add_up_to_the_text_decoded_at_once(
     assert not any("\ufffd" in piece for piece in pieces)
 
 
+def ends_in_half(text: str, tokenizer: Tokenizer, ids: list[int]) -> bool:
+    """Whether bytes that may follow turn the text's end into a character."""
+    x80, xa0 = tokenizer.convert_tokens_to_ids(["\u0122", "\u0142"])
+    return text.endswith("\ufffd") and any(
+        not tokenizer.decode([*ids, first, *[x80] * further], True).endswith("\ufffd")
+        for first in (x80, xa0)
+        for further in range(3)
+    )
+
+
 def test_any_byte_level_tokens_add_up_to_the_text_decoded_at_once() -> None:
     tokenizer = Tokenizer.wrap(byte_level())
     rng = random.Random(1)
+    num_cut = 0
     for _ in range(300):
-        ids = [rng.randrange(tokenizer.vocab_size + 5) for _ in range(rng.randrange(1, 30))]
-        assert "".join(pieces_of(TextStream(tokenizer), ids)) == tokenizer.decode(ids, True)
+        ids = [rng.randrange(3, tokenizer.vocab_size + 5) for _ in range(rng.randrange(1, 30))]
+        text = tokenizer.decode(ids, True)
+        if ends_in_half(text, tokenizer, ids):
+            num_cut += 1
+            text = text.rstrip("\ufffd")
+        assert "".join(pieces_of(TextStream(tokenizer), ids)) == text
+    assert num_cut > 20
 
 
 def test_half_a_character_is_never_emitted(tokenizer: Tokenizer) -> None:
+    """Not at the end either; a whole replacement character is."""
     face = tokenizer.encode("😀", add_special_tokens=False)[-4:]
-    broken = TextStream(tokenizer)
-    assert [broken.push(token_id) for token_id in face[:-1]] == [""] * (len(face) - 1)
-    assert set(broken.flush()) == {"\ufffd"}  # what a decoder writes for it
+    for size in range(1, len(face)):
+        assert "".join(pieces_of(TextStream(tokenizer), face[:size])) == ""
+        before = tokenizer.encode("the end😀", add_special_tokens=False)
+        assert "".join(pieces_of(TextStream(tokenizer), before + face[:size])) == "the end😀"
     assert pieces_of(TextStream(tokenizer), face)[-2] == "😀"
+    whole = tokenizer.encode("the \ufffd", add_special_tokens=False)
+    assert "".join(pieces_of(TextStream(tokenizer), whole)) == "the \ufffd"
 
 
 def test_text_continues_the_prompt() -> None:
@@ -138,6 +159,57 @@ def test_output_is_cut_at_the_stop_string_that_completes_first(
         kept = one_by_one[2]
         assert ended_by in tokenizer.decode(ids[:kept])
         assert ended_by not in tokenizer.decode(ids[: kept - 1])
+
+
+@pytest.mark.parametrize("alphabet", ["ab", "abc"])
+def test_stop_strings_are_found_as_by_looking_for_each(alphabet: str) -> None:
+    draw = random.Random(alphabet)
+    for _ in range(500):
+        stops = [
+            "".join(draw.choices("ab", k=draw.randint(1, 7))) for _ in range(draw.randint(1, 6))
+        ]
+        text = "".join(draw.choices(alphabet, k=40))
+        matcher = StopMatcher(StopStrings(stops))
+        for end in range(1, len(text) + 1):
+            found = [stop for stop in stops if text[:end].endswith(stop)]
+            assert matcher.push(text[end - 1]) == (found[0] if found else None)
+            begun = [
+                size
+                for stop in stops
+                for size in range(len(stop))
+                if text[:end].endswith(stop[:size])
+            ]
+            assert matcher.num_begun == max(begun)
+
+
+def test_stop_strings_cost_no_more_where_there_are_many_long_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In new states of the automaton, the only ones that look into the strings."""
+    num_looks = 0
+    make_child = StopStrings._make_child
+
+    def counted(*args: Any) -> Any:
+        nonlocal num_looks
+        num_looks += 1
+        return make_child(*args)
+
+    monkeypatch.setattr(StopStrings, "_make_child", counted)
+    text = "ab" * 500 + "a" * 1000
+    costs = []
+    for count in (2, 40, 1000):
+        matcher = StopMatcher(StopStrings("ab" * (i + 1000) + f"!{i}" for i in range(count)))
+        num_looks = 0
+        assert not any(matcher.push(char) for char in text)
+        costs.append(num_looks)
+    assert max(costs) <= 3 * len(text)
+
+
+def test_many_ends_of_one_text_are_stop_strings() -> None:
+    """A state's fallbacks may be as many as it has characters."""
+    matcher = StopMatcher(StopStrings("a" * i + "b" for i in range(2, 3000)))
+    assert not any(matcher.push(char) for char in "a" * 3500 + "c" + "a" * 4000)
+    assert matcher.push("b") == "aab"
 
 
 @pytest.mark.parametrize("step", [1, 3, 100])

@@ -198,6 +198,9 @@ class CompletionOutput:
             string ended.
         draft_trees: what each step drafted, of the tokens shown; None unless record_draft_trees
             asked for them. No part of what makes two completions equal.
+        text_ends: with logprobs, for each token the characters of all of the completion's text
+            once the token was added. A stop string may cut the text shorter. No part of what makes
+            two completions equal.
     """
 
     index: int
@@ -214,6 +217,7 @@ class CompletionOutput:
         default=None, compare=False, repr=False
     )
     draft_trees: list[DraftTree] | None = dataclasses.field(default=None, compare=False, repr=False)
+    text_ends: list[int] | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
     def speculative_decoding(self) -> SpeculativeDecodingMetrics | None:

@@ -19,14 +19,14 @@ from specdec_native.requests.outputs import (
 )
 from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
 from specdec_native.text.detokenizer import Detokenizer, TextStream
+from specdec_native.text.stop_strings import StopStrings
+from specdec_native.text.token_texts import TokenTexts
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from specdec_native.requests.mailbox import Mailbox
     from specdec_native.text.tokenizer import Tokenizer
-
-_MAX_CHAR_TOKENS = 4  # a UTF-8 character has at most so many bytes, so tokens
 
 
 class Shown(NamedTuple):
@@ -55,8 +55,12 @@ class Request:
         num_spec_tokens: int | None = None,
         cache_salt: str | None = None,
         priority: int = 0,
+        stop: StopStrings | None = None,
     ) -> None:
-        """`num_spec_tokens` is the most it may draft, None where the engine does not speculate."""
+        """`num_spec_tokens` is the most it may draft, None where the engine does not speculate.
+
+        `stop` has the stop strings of `params`, for requests that share them.
+        """
         self.request_id = request_id
         self.cache_salt = cache_salt
         self.priority = priority
@@ -86,9 +90,20 @@ class Request:
         self._num_given = 0  # completions that the core was given
         self._num_ended = 0
         self._first_open = 0  # those before it have ended and were shown
+        self._prompt_texts: TokenTexts | None = None
+        if self._tokenizer is not None and self._prompt_logprobs is not None:
+            self._prompt_texts = TokenTexts(self._tokenizer, prompt_token_ids[:1])
+        stop = StopStrings(params.stop_strings) if stop is None else stop
         self._lock = threading.Lock()  # completions are read and changed whole
         self._completions = [
-            _Completion(i, params, self._tokenizer, prompt_token_ids, num_spec_tokens)
+            _Completion(
+                i,
+                params,
+                self._tokenizer,
+                prompt_token_ids,
+                stop=stop,
+                num_spec_tokens=num_spec_tokens,
+            )
             for i in range(params.n)
         ]
 
@@ -139,9 +154,12 @@ class Request:
                 self._core_metrics = output.metrics
             if self._prompt_logprobs is not None:
                 for entries in output.new_prompt_logprobs:
-                    place = len(self._prompt_logprobs)
-                    before = self.prompt_token_ids[max(0, place - _MAX_CHAR_TOKENS) : place]
-                    _append_logprobs(self._prompt_logprobs, entries, self._tokenizer, before)
+                    texts: Sequence[str | None] = [None] * len(entries)
+                    if self._prompt_texts is not None:
+                        texts = self._prompt_texts.texts(entry.token_id for entry in entries)
+                        place = len(self._prompt_logprobs)
+                        self._prompt_texts.push(self.prompt_token_ids[place])
+                    _append_logprobs(self._prompt_logprobs, entries, texts)
             ended_here: list[int] = []
             for part in output.outputs:
                 completion = self._completions[first + part.index]
@@ -314,6 +332,8 @@ class _Completion:
         params: SamplingParams,
         tokenizer: Tokenizer | None,
         prompt_token_ids: Sequence[int],
+        *,
+        stop: StopStrings,
         num_spec_tokens: int | None,
     ) -> None:
         self.index = index
@@ -327,9 +347,12 @@ class _Completion:
         self.finish_reason: str | None = None
         self._stop_reason: int | str | None = None
         self._tokenizer = tokenizer
-        self._detokenizer = (
-            None if tokenizer is None else _make_detokenizer(params, tokenizer, prompt_token_ids)
-        )
+        self._detokenizer: Detokenizer | None = None
+        self._texts: TokenTexts | None = None  # for logprobs
+        if tokenizer is not None:
+            self._detokenizer = _make_detokenizer(params, tokenizer, prompt_token_ids, stop)
+            if params.logprobs is not None:
+                self._texts = TokenTexts(tokenizer, prompt_token_ids)
         self._logprobs: SampleLogprobs | None = None
         if params.logprobs is not None:
             self._logprobs = FlatLogprobs() if params.flat_logprobs else []
@@ -355,13 +378,27 @@ class _Completion:
         for i in range(num_kept):
             if self._logprobs is not None and self._cumulative_logprob is not None:
                 entries = part.new_logprobs[i]
-                _append_logprobs(self._logprobs, entries, self._tokenizer, self.token_ids)
+                _append_logprobs(self._logprobs, entries, self._texts_of(entries))
                 self._cumulative_logprob += entries[0].logprob
             self.token_ids.append(new_ids[i])
         if stop_string is not None:
             self.finish("stop", stop_string)
         elif part.finish_reason is not None:
             self.finish(part.finish_reason, part.stop_token_id)
+
+    def _texts_of(self, entries: Sequence[_core.Logprob]) -> list[str | None]:
+        """The texts of the next position's tokens, of which the first one is the completion's."""
+        ends = None if self._detokenizer is None else self._detokenizer.ends
+        if self._texts is None or ends is None:
+            return [None] * len(entries)
+        texts = self._texts.texts(entry.token_id for entry in entries)
+        self._texts.push(entries[0].token_id)
+        place = len(self.token_ids)
+        is_first = place == 0 or ends[place - 1] == 0
+        bare = texts[0].lstrip(" ")
+        if is_first and ends[place] == len(bare) < len(texts[0]):
+            texts[0] = bare  # a decoder strips the space that a text begins with
+        return [*texts]
 
     def finish(self, reason: str, stop_reason: int | str | None) -> None:
         self.finish_reason = reason
@@ -402,6 +439,7 @@ class _Completion:
             ),
             tapped_states=self._tapped_states,
             draft_trees=self._trees_between(shown.num_tokens, now.num_tokens),
+            text_ends=self._ends_between(shown.num_tokens, now.num_tokens),
         )
 
     def _trees_between(self, begin: int, end: int) -> list[DraftTree] | None:
@@ -410,9 +448,17 @@ class _Completion:
             return None
         return [tree for tree in self._draft_trees if begin <= tree.num_tokens < end]
 
+    def _ends_between(self, begin: int, end: int) -> list[int] | None:
+        """Where the text of the tokens [begin, end) ends."""
+        ends = None if self._detokenizer is None else self._detokenizer.ends
+        return None if ends is None else ends[begin:end]
+
 
 def _make_detokenizer(
-    params: SamplingParams, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]
+    params: SamplingParams,
+    tokenizer: Tokenizer,
+    prompt_token_ids: Sequence[int],
+    stop: StopStrings,
 ) -> Detokenizer:
     keep_unspaced = not (params.skip_special_tokens or params.spaces_between_special_tokens)
     stream = TextStream(
@@ -423,43 +469,28 @@ def _make_detokenizer(
     )
     return Detokenizer(
         stream,
-        stop=params.stop_strings,
+        stop=stop,
         include_stop_str_in_output=params.include_stop_str_in_output,
         min_tokens=params.min_tokens,
+        records_ends=params.logprobs is not None,
     )
 
 
 def _append_logprobs(
     logprobs: SampleLogprobs | PromptLogprobs,
     entries: Sequence[_core.Logprob],
-    tokenizer: Tokenizer | None,
-    before: Sequence[int],
+    texts: Sequence[str | None],
 ) -> None:
-    """Appends one position; `before` are the tokens that precede it."""
-    texts: dict[int, str | None] = {}
-    position: dict[int, Logprob] = {}
-    for entry in entries:
-        if entry.token_id not in texts:
-            text = None if tokenizer is None else _token_text(tokenizer, entry.token_id, before)
-            texts[entry.token_id] = text
-            if not isinstance(logprobs, FlatLogprobs):
-                position[entry.token_id] = Logprob(entry.logprob, entry.rank, text)
+    """Appends one position, whose tokens have these texts."""
     if isinstance(logprobs, FlatLogprobs):
         logprobs.append_fast(
             [entry.token_id for entry in entries],
             [entry.logprob for entry in entries],
             [entry.rank for entry in entries],
-            [texts[entry.token_id] for entry in entries],
+            texts,
         )
-    else:
-        logprobs.append(position)
-
-
-def _token_text(tokenizer: Tokenizer, token_id: int, before: Sequence[int]) -> str:
-    """The text a token adds: of a character of several tokens the last one has it, others none."""
-    text = tokenizer.token_text(token_id)
-    if "\ufffd" not in text:
-        return text
-    context = list(before[-_MAX_CHAR_TOKENS:])
-    with_token = tokenizer.decode([*context, token_id]).rstrip("\ufffd")
-    return with_token[len(tokenizer.decode(context).rstrip("\ufffd")) :]
+        return
+    position: dict[int, Logprob] = {}
+    for entry, text in zip(entries, texts, strict=True):
+        position.setdefault(entry.token_id, Logprob(entry.logprob, entry.rank, text))
+    logprobs.append(position)

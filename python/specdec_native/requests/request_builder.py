@@ -27,6 +27,7 @@ from specdec_native.requests.request import Request
 from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
 from specdec_native.requests.structured_outputs import StructuredOutputsParams
 from specdec_native.text.chat_template import Message
+from specdec_native.text.stop_strings import StopStrings
 from specdec_native.text.tokenizer import Tokenizer
 from specdec_native.text.tokenizer_backends import TokenizerNotFoundError
 from specdec_native.vllm_compat.logits_processors import BatchOfOne
@@ -198,7 +199,7 @@ class RequestBuilder:
         priorities = pair_with_priority(priority, len(prompts))
         names = [f"prompts[{i}]" if len(prompts) > 1 else "prompt" for i in range(len(prompts))]
         self._tokenize(prompts, names)
-        checked: dict[int, tuple[SamplingParams, _core.SamplingParams]] = {}
+        checked: dict[int, tuple[SamplingParams, _core.SamplingParams, StopStrings]] = {}
         requests = []
         for i, (prompt, params) in enumerate(zip(prompts, paired, strict=True)):
             token_ids = prompt.token_ids or []
@@ -206,7 +207,8 @@ class RequestBuilder:
             if prompt.cache_salt is not None:
                 check_cache_salt("cache_salt", prompt.cache_salt)
             if id(params) not in checked:
-                checked[id(params)] = self._check_params(params, kind)
+                good, core_params = self._check_params(params, kind)
+                checked[id(params)] = good, core_params, StopStrings(good.stop_strings)
             requests.append(
                 Request(
                     request_ids[i],
@@ -218,6 +220,7 @@ class RequestBuilder:
                     num_spec_tokens=self._most_spec_tokens(checked[id(params)][0]),
                     cache_salt=prompt.cache_salt,
                     priority=priorities[i],
+                    stop=checked[id(params)][2],
                 )
             )
         return requests

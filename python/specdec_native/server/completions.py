@@ -118,10 +118,7 @@ class _Choices:
         if body.logprobs is not None:
             tokenizer = service.engine.tokenizer if service.engine.has_tokenizer else None
             names = TokenNames(tokenizer, as_token_ids=body.return_tokens_as_token_ids)
-            silent = tokenizer.special_token_texts if tokenizer else {}
-            if not requests[0].params.skip_special_tokens:
-                silent = {}
-            self._logprobs = [CompletionLogprobs(names, silent) for _ in range(num_choices)]
+            self._logprobs = [CompletionLogprobs(names) for _ in range(num_choices)]
 
     def opening(self, num_choices: int) -> list[str]:
         """Nothing comes before the first token."""
@@ -183,11 +180,12 @@ class _Choices:
         writer = self._logprobs[index]
         token_ids = part.token_ids if self._shows_output else []
         if not (self._body.echo and is_first):
-            return writer.piece(token_ids, part.logprobs)
+            return writer.piece(token_ids, part.logprobs, part.text_ends)
         return writer.with_prompt(
             output.prompt or "",
             output.prompt_token_ids or [],
             self._prompt_logprobs[index // self._body.n],
-            token_ids,
-            part.logprobs,
+            token_ids=token_ids,
+            logprobs=part.logprobs,
+            text_ends=part.text_ends,
         )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 from specdec_native.requests.logprobs import FlatLogprobs, PromptLogprobs, SampleLogprobs
 from specdec_native.server.chunks import dumps
+from specdec_native.text.token_texts import TokenTexts
 from specdec_native.text.tokenizer import Tokenizer
 
 # Requests for logprobs are made with SamplingParams.flat_logprobs, which is what is read here.
@@ -25,23 +26,39 @@ class TokenNames:
         return f"token_id:{token_id}" if self._as_ids or text is None else text
 
     def text(self, token_id: int) -> str:
-        """The text of a token that stands first."""
+        """The text of a token alone."""
         return "" if self._tokenizer is None else self._tokenizer.token_text(token_id)
+
+    def first_text(self, token_id: int) -> str:
+        """What the first token of a text adds to it: nothing where it is a part of a character."""
+        return "" if self._tokenizer is None else TokenTexts(self._tokenizer).texts([token_id])[0]
+
+    def bytes_of(self, token_id: int, text: str | None) -> bytes:
+        """The token's bytes, parts of characters too; `text` is what it adds where it stands."""
+        if self._tokenizer is None or text is None:
+            return b""
+        data = self._tokenizer.token_bytes(token_id)
+        # A text may lack the space of its first token.
+        return text.encode() if data == b" " + text.encode() else data
 
 
 class CompletionLogprobs:
     """The `logprobs` of one choice of a completion, piece by piece."""
 
-    def __init__(self, names: TokenNames, silent: Container[int]) -> None:
-        """`silent` are the tokens that the text of the choice leaves out: special ones."""
+    def __init__(self, names: TokenNames) -> None:
         self._names = names
-        self._silent = silent
-        self._offset = 0  # where the text of the next token begins
+        self._begin = 0  # of the generated text
+        self._end = 0  # in the generated text, where the next token's begins
 
-    def piece(self, token_ids: Sequence[int], logprobs: SampleLogprobs | None) -> str:
-        """Of generated tokens."""
+    def piece(
+        self,
+        token_ids: Sequence[int],
+        logprobs: SampleLogprobs | None,
+        text_ends: Sequence[int] | None,
+    ) -> str:
+        """Of generated tokens, whose texts end there in the generated text."""
         lists = _Lists()
-        self._add(lists, token_ids, as_flat(logprobs))
+        self._add(lists, token_ids, as_flat(logprobs), text_ends)
         return lists.json()
 
     def with_prompt(
@@ -49,8 +66,10 @@ class CompletionLogprobs:
         prompt_text: str,
         prompt_token_ids: Sequence[int],
         prompt_logprobs: PromptLogprobs | None,
+        *,
         token_ids: Sequence[int],
         logprobs: SampleLogprobs | None,
+        text_ends: Sequence[int] | None,
     ) -> str:
         """Of the prompt, whose first token has none, and of the first generated tokens.
 
@@ -61,22 +80,28 @@ class CompletionLogprobs:
         position = 0
         for i, token_id in enumerate(prompt_token_ids[: len(flat.start_indices)]):
             begin, end = flat.start_indices[i], flat.end_indices[i]
-            text = flat.decoded_tokens[begin] if begin < end else self._names.text(token_id)
+            text = flat.decoded_tokens[begin] if begin < end else self._names.first_text(token_id)
             # A text need not have the tokens that a tokenizer puts around it, nor the space that
             # a tokenizer puts before it.
             length = _length_at(prompt_text, position, text or "")
             lists.add(self._names, position, token_id, text, flat, i)
             position += length
-        self._offset = len(prompt_text)
-        self._add(lists, token_ids, as_flat(logprobs))
+        self._begin = len(prompt_text)
+        self._add(lists, token_ids, as_flat(logprobs), text_ends)
         return lists.json()
 
-    def _add(self, lists: _Lists, token_ids: Sequence[int], flat: FlatLogprobs) -> None:
+    def _add(
+        self,
+        lists: _Lists,
+        token_ids: Sequence[int],
+        flat: FlatLogprobs,
+        text_ends: Sequence[int] | None,
+    ) -> None:
         for i, token_id in enumerate(token_ids):
             text = flat.decoded_tokens[flat.start_indices[i]]
-            lists.add(self._names, self._offset, token_id, text, flat, i)
-            if token_id not in self._silent:
-                self._offset += len(text or "")
+            lists.add(self._names, self._begin + self._end, token_id, text, flat, i)
+            if text_ends is not None:
+                self._end = text_ends[i]
 
 
 class _Lists:
@@ -137,7 +162,7 @@ def chat_logprobs(names: TokenNames, logprobs: SampleLogprobs | None, num_top: i
 def _chat_token(names: TokenNames, flat: FlatLogprobs, i: int) -> str:
     """A token, without the brace that closes it."""
     name = names.name(flat.token_ids[i], flat.decoded_tokens[i])
-    in_bytes = ",".join(map(str, name.encode("utf-8", "replace")))
+    in_bytes = ",".join(map(str, names.bytes_of(flat.token_ids[i], flat.decoded_tokens[i])))
     return f'{{"token":{dumps(name)},"logprob":{_number(flat.logprobs[i])},"bytes":[{in_bytes}]'
 
 

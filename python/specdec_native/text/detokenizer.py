@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Mapping, Sequence
 from typing import Protocol
+
+from specdec_native.text.stop_strings import StopMatcher, StopStrings
+from specdec_native.text.token_texts import BytesOfTokens
 
 _REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are not (yet) a character
 _CONTEXT_TOKENS = 6
 _MAX_CHAR_TOKENS = 4  # a UTF-8 character has at most four bytes, so tokens
 
 
-class TokenDecoder(Protocol):
+class TokenDecoder(BytesOfTokens, Protocol):
     """The part of a tokenizer that detokenisation needs."""
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = ...) -> str:
@@ -69,13 +73,20 @@ class TextStream:
         return new
 
     def flush(self) -> str:
-        """Ends the sequence; returns what was held back, as the decoder would write it."""
+        """Ends the sequence; returns what was held back, without the half character it ends in."""
         text = self._decode(self._start)
         if not text.startswith(self._done):
             text, self._done = self._decode(self._read), ""
         new = text[len(self._done) :]
+        if new.endswith(_REPLACEMENT) and self._ends_in_half():
+            new = new.rstrip(_REPLACEMENT)
         self._done = text
         return new
+
+    def _ends_in_half(self) -> bool:
+        held = b"".join(map(self._decoder.token_bytes, self._ids[-_MAX_CHAR_TOKENS:]))
+        _, num_whole = codecs.utf_8_decode(held, "replace", False)
+        return num_whole < len(held)
 
     def _advance(self, text: str) -> tuple[str, bool]:
         stable = text.rstrip(_REPLACEMENT)
@@ -130,18 +141,23 @@ class Detokenizer:
         self,
         stream: TextStream,
         *,
-        stop: Sequence[str] = (),
+        stop: StopStrings | Sequence[str] = (),
         include_stop_str_in_output: bool = False,
         min_tokens: int = 0,
+        records_ends: bool = False,
     ) -> None:
         self._stream = stream
-        self._stop = tuple(stop)
+        if not isinstance(stop, StopStrings):
+            stop = StopStrings(stop)
+        self._stop = StopMatcher(stop) if stop else None
         self._include_stop = include_stop_str_in_output
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._finished = False
         self.text = ""
         self.stop_string: str | None = None  # the one that ended the completion
+        # Characters of the text after each token, if recorded; a stop string may cut it shorter.
+        self.ends: list[int] | None = [] if records_ends else None
 
     def extend(self, token_ids: Sequence[int], *, stop_token_last: bool = False) -> int:
         """Adds tokens and returns how many of them belong to the completion: all, unless a stop
@@ -152,14 +168,11 @@ class Detokenizer:
             num_with_text -= 1
         for i, token_id in enumerate(token_ids):
             self._num_tokens += 1
-            if i >= num_with_text:
-                break
-            piece = self._stream.push(token_id)
-            if not piece:
-                continue
-            searched = len(self.text)
+            piece = self._stream.push(token_id) if i < num_with_text else ""
             self.text += piece
-            if self._stop and self._num_tokens > self._min_tokens and self._cut(searched):
+            if self.ends is not None:
+                self.ends.append(len(self.text))
+            if piece and self._stop is not None and self._cut(piece, self._stop):
                 return i + 1
         return len(token_ids)
 
@@ -172,27 +185,23 @@ class Detokenizer:
     def num_certain_chars(self) -> int:
         """Length of the text that no later token can take back: an unfinished completion may end in
         the beginning of a stop string."""
-        if not self._stop or self._finished or self._include_stop or self.stop_string is not None:
+        if (
+            self._stop is None
+            or self._finished
+            or self._include_stop
+            or self.stop_string is not None
+        ):
             return len(self.text)
-        return len(self.text) - max((_overlap(self.text, s) for s in self._stop), default=0)
+        return len(self.text) - self._stop.num_begun
 
-    def _cut(self, searched: int) -> bool:
-        """Looks for a stop string that ends past `searched` characters and cuts the text there."""
-        best_end, best = len(self.text) + 1, ""
-        for stop in self._stop:
-            begin = self.text.find(stop, max(0, searched - len(stop) + 1))
-            if begin >= 0 and begin + len(stop) < best_end:
-                best_end, best = begin + len(stop), stop
-        if not best:
-            return False
-        self.stop_string = best
-        self.text = self.text[: best_end if self._include_stop else best_end - len(best)]
-        return True
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest proper prefix of `stop` that `text` ends with."""
-    for size in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0
+    def _cut(self, piece: str, matcher: StopMatcher) -> bool:
+        """Looks for a stop string that ends in the text's last piece and cuts the text there."""
+        end = len(self.text) - len(piece)
+        for char in piece:
+            end += 1
+            found = matcher.push(char)
+            if found is not None and self._num_tokens > self._min_tokens:
+                self.stop_string = found
+                self.text = self.text[: end if self._include_stop else end - len(found)]
+                return True
+        return False

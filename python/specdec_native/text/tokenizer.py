@@ -13,7 +13,8 @@ import tokenizers
 from specdec_native.checkpoints.text_files import is_file, read_text
 from specdec_native.text import chat_template as chat
 from specdec_native.text import encoding
-from specdec_native.text.token_bytes import TokenBytes
+from specdec_native.text.token_lengths import TokenLengths
+from specdec_native.text.token_texts import bytes_of_entry
 from specdec_native.text.tokenizer_backends import (
     TokenizerBackend,
     load_backend,
@@ -113,6 +114,7 @@ class Tokenizer:
         self.model_max_length = _UNLIMITED
         self._special = backend.special_tokens()
         self._token_texts: dict[int, str] = {}
+        self._token_bytes: dict[int, bytes] = {}
         self._whole_texts: dict[tuple[int, bool], str] = {}
         self._vocab = backend.vocab()
         self._vocab_size = max(self._vocab.values(), default=-1) + 1
@@ -198,12 +200,12 @@ class Tokenizer:
 
     def fewest_tokens(self, text: str) -> int:
         """Tokens that `encode` gives at least; 0 where that is not known. Tokenizes nothing."""
-        known = self._token_bytes
+        known = self._token_lengths
         return 0 if known is None else known.fewest_tokens(text)
 
     @functools.cached_property
-    def _token_bytes(self) -> TokenBytes | None:
-        return self._backend.token_bytes()
+    def _token_lengths(self) -> TokenLengths | None:
+        return self._backend.token_lengths()
 
     def decode(
         self, token_ids: int | Iterable[int], skip_special_tokens: bool = False, **options: Any
@@ -279,6 +281,19 @@ class Tokenizer:
                 text = " " * (len(token) - len(token.lstrip("\u2581"))) + text.lstrip(" ")
             self._token_texts[token_id] = text
         return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token alone, which may be a part of a character."""
+        data = self._token_bytes.get(token_id)
+        if data is None:
+            text = self.token_text(token_id)
+            entry = self._backend.id_to_token(token_id)
+            if entry is not None and token_id not in self._special:
+                data = bytes_of_entry(entry, text)
+            if data is None:
+                data = text.encode("utf-8", "replace")
+            self._token_bytes[token_id] = data
+        return data
 
     def whole_text(self, token_id: int, skip_special_tokens: bool) -> str:
         """What the token adds to any text that ends with a whole character; "" if that depends."""

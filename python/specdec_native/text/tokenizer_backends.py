@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import tokenizers
 
 from specdec_native.text.special_tokens import SpecialTokens, read_special_tokens
-from specdec_native.text.token_bytes import TokenBytes, token_bytes
+from specdec_native.text.token_lengths import TokenLengths, token_lengths
 from specdec_native.text.tokenizer_files import check_charsmaps, raise_typed, typed_errors
 
 # Files of tokenizers that only transformers can read.
@@ -50,7 +50,7 @@ class TokenizerBackend(Protocol):
     def to_json(self) -> str | None:
         """The text of a tokenizer.json; None where the tokenizers library cannot write one."""
 
-    def token_bytes(self) -> TokenBytes | None:
+    def token_lengths(self) -> TokenLengths | None:
         """What tokens stand for at most; None where that is not known."""
 
 
@@ -125,8 +125,8 @@ class _TokenizersBackend:
         source: str = self._tokenizer.to_str()
         return source
 
-    def token_bytes(self) -> TokenBytes | None:
-        return token_bytes(self._tokenizer)
+    def token_lengths(self) -> TokenLengths | None:
+        return token_lengths(self._tokenizer)
 
 
 class _TransformersBackend:
@@ -172,9 +172,9 @@ class _TransformersBackend:
         inner = getattr(self._tokenizer, "backend_tokenizer", None)
         return inner.to_str() if isinstance(inner, tokenizers.Tokenizer) else None
 
-    def token_bytes(self) -> TokenBytes | None:
+    def token_lengths(self) -> TokenLengths | None:
         inner = getattr(self._tokenizer, "backend_tokenizer", None)
-        return token_bytes(inner) if isinstance(inner, tokenizers.Tokenizer) else None
+        return token_lengths(inner) if isinstance(inner, tokenizers.Tokenizer) else None
 
 
 def load_backend(file: Path, config: Mapping[str, Any]) -> tuple[TokenizerBackend, SpecialTokens]:

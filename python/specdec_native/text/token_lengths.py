@@ -9,6 +9,8 @@ from typing import Any
 
 import tokenizers
 
+from specdec_native.text.token_texts import byte_level_characters
+
 # By how much a normalizer shortens a text at most: bytes before to bytes after. The composed forms
 # join up to nine bytes to three (Hangul) and have one for the three of the Kelvin sign; the
 # compatible ones write a mathematical letter of four bytes as one of one.
@@ -22,7 +24,7 @@ _NOT_UTF8 = (0xC0, 0xC1, *range(0xF5, 0x100))  # bytes that no text has
 
 
 @dataclasses.dataclass(frozen=True)
-class TokenBytes:
+class TokenLengths:
     """What tokens stand for at most.
 
     Attributes:
@@ -43,7 +45,7 @@ class TokenBytes:
         return -(-len(content) // self.longest)
 
 
-def token_bytes(tokenizer: tokenizers.Tokenizer) -> TokenBytes | None:
+def token_lengths(tokenizer: tokenizers.Tokenizer) -> TokenLengths | None:
     """What the tokens stand for; None where a part of the tokenizer may drop any text."""
     normalizers = list(_parts(tokenizer.normalizer, "normalizers"))
     splitters = list(_parts(tokenizer.pre_tokenizer, "pretokenizers"))
@@ -65,7 +67,7 @@ def token_bytes(tokenizer: tokenizers.Tokenizer) -> TokenBytes | None:
     added = tokenizer.get_added_tokens_decoder().values()
     longest = max([_LONGEST_CHARACTER, own, *(len(token.content.encode()) for token in added)])
     drops_spaces = any(token.lstrip or token.rstrip for token in added)
-    return TokenBytes(longest * shortening, dropped, drops_spaces)
+    return TokenLengths(longest * shortening, dropped, drops_spaces)
 
 
 def _parts(component: Any, key: str) -> Iterator[Mapping[str, Any]]:
@@ -103,14 +105,7 @@ def _dropped(model: Any, vocab: Mapping[str, int], *, is_byte_level: bool) -> by
     if model.unk_token is not None and not model.fuse_unk:  # a token for each that is not known
         return b""
     if is_byte_level:
-        characters = _byte_characters()
-        return bytes(b for b in range(256) if b not in _NOT_UTF8 and characters[b] not in vocab)
+        characters = byte_level_characters().items()
+        return bytes(b for char, b in characters if b not in _NOT_UTF8 and char not in vocab)
     has_all = all(f"<0x{byte:02X}>" in vocab for byte in range(256))
     return b"" if model.byte_fallback and has_all else None
-
-
-def _byte_characters() -> list[str]:
-    """The character that byte-level vocabularies have for each byte: its own, if it is visible."""
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    others = iter(char for char in alphabet if ord(char) > 255)
-    return [chr(byte) if chr(byte) in alphabet else next(others) for byte in range(256)]
