@@ -27,7 +27,7 @@ BREADTH = """
     benchmark_* compare gpu_* plan* eval_head serve* kubernetes template_sandbox hub training_*
     head* shipped_heads interrupts rank* packaging docs vllm_* structured_outputs
     speculation_distribution cuda* int8_cache fp8 row_invariance gguf_* sampling_distribution
-    speculative_cli logits_processors generation_config progress
+    speculative_cli logits_processors generation_config progress answer_steps
 """
 # One path through each of these parts is in stage `python` all the same.
 ONE_PATH = """

@@ -94,15 +94,35 @@ def test_the_events_of_items_come_in_openais_order(world: World, says: Says) -> 
 def test_a_call_that_is_malformed(world: World, says: Says) -> None:
     text = '<tool_call>{"name": "now", "arguments": {"x": oops}}</tool_call>'
     says(text)
-    (message,) = world.ask("/v1/responses", input="a", tools=FUNCTIONS)["output"]
-    assert message["content"][0]["text"] == text
+    body: Any = {"model": MODEL, "input": "a", "tools": FUNCTIONS}
     with openai.OpenAI(base_url=f"{world.url}/v1", api_key="EMPTY") as client:
-        body: Any = {"model": MODEL, "input": "a", "tools": FUNCTIONS}
+        whole = client.responses.create(**body)
         events = list(client.responses.create(**body, stream=True))
     assert events[-1].type == "response.completed"
+    assert without_ids(events[-1].response) == without_ids(whole)
     call, message = events[-1].response.output
     assert (call.type, call.status) == ("function_call", "incomplete")
     assert text.endswith(call.arguments + message.content[0].text)
+
+
+@pytest.mark.parametrize("text", ["a < b <to c <tool d", CALLS + " and more", CALLS[:-60]])
+def test_logprobs_are_those_of_messages_whole_and_streamed(
+    world: World, says: Says, text: str
+) -> None:
+    says(text)
+    body: dict[str, Any] = {"input": "a", "tools": FUNCTIONS}
+    body |= {"include": ["message.output_text.logprobs"], "max_output_tokens": len(text)}
+    whole = world.ask("/v1/responses", **body)["output"]
+    with openai.OpenAI(base_url=f"{world.url}/v1", api_key="EMPTY") as client:
+        events: Any = list(client.responses.create(**{**body, "model": MODEL}, stream=True))
+    streamed = [item.to_dict() for item in events[-1].response.output]
+    contents = [
+        [item["content"][0] for item in items if item["type"] == "message"]
+        for items in (whole, streamed)
+    ]
+    assert contents[0] == contents[1] and contents[0]
+    for content in contents[0]:
+        assert "".join(entry["token"] for entry in content["logprobs"]) == content["text"]
 
 
 def test_one_call_only_where_calls_are_not_parallel(client: openai.OpenAI, says: Says) -> None:

@@ -1,12 +1,17 @@
-"""The items of a response's output: messages and calls of functions, as they grow."""
+"""The items of a response's output: messages and calls of functions, as they grow.
+
+They do not depend on the steps in which an answer comes: a whole answer is one step.
+"""
 
 from __future__ import annotations
 
 import abc
+import collections
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
+from specdec_native.server.tools.answer import AnswerReader
 from specdec_native.server.tools.events import Arguments, CallBegins, CallFails, Content, Event
 
 Written: TypeAlias = tuple[str, dict[str, Any]]  # the type of an event of the stream, its members
@@ -121,62 +126,109 @@ class CallItem(Item):
 
 
 class OutputItems:
-    """All items of a response; the last one may still grow."""
+    """All items of a response; the last one may still grow.
 
-    def __init__(self) -> None:
+    A message has the logprobs of the tokens that its text is made of, and of those without text
+    that come while it is open. Space around calls is no message.
+    """
+
+    def __init__(self, reader: AnswerReader | None) -> None:
+        """`reader` finds the calls, where there may be some."""
+        self._reader = reader
+        self._tokens = _TextOfTokens()
         self._items: list[Item] = []
         self._is_open = False
-
-    @classmethod
-    def whole(
-        cls, text: str | None, logprobs: Logprobs, calls: Sequence[dict[str, Any]]
-    ) -> OutputItems:
-        """Those of a whole answer; `calls` are a chat's."""
-        output = cls()
-        if text or not calls:
-            output._add(Content(text or ""), logprobs)
-        for i, call in enumerate(calls):
-            output._add(CallBegins(i, call["id"], call["function"]["name"]), [])
-            output._add(Arguments(i, call["function"]["arguments"]), [])
-        return output
+        self._space = ""  # what a message would begin with
+        self._logprobs: Logprobs = []  # of tokens of which it is not known where they belong
 
     def json(self) -> list[dict[str, Any]]:
         """The items as they are now."""
         return [item.json() for item in self._items]
 
-    def add(self, events: Iterable[Event], logprobs: Logprobs) -> list[Written]:
-        """Takes what a step has brought; its logprobs belong to its text, if there is any."""
+    def add(
+        self, text: str, logprobs: Logprobs, text_ends: Sequence[int] | None, *, is_last: bool
+    ) -> list[Written]:
+        """Takes what a step has brought: text, and tokens whose text ends there in the answer's.
+
+        Without logprobs there is nothing to know of tokens.
+        """
         written: list[Written] = []
-        for event in events:
-            written += self._add(event, logprobs)
-            if isinstance(event, Content):
-                logprobs = []
+        if logprobs or self._tokens.has_any:
+            for piece, entry in self._tokens.add(text, logprobs, text_ends or (), is_last=is_last):
+                written += self._read(piece, [entry] if entry is not None else [])
+        else:
+            written += self._read(text, [])
+        if is_last and self._reader is not None:
+            written += self._take(self._reader.read("", is_last=True))
+            if self._message is None:  # else it ends as the answer does
+                written += self._close("completed")
         return written
 
     def end(self, status: str) -> list[Written]:
         """Ends the last item with that status. An answer without any has an empty message."""
-        written = [] if self._items else self._open(MessageItem())
+        written: list[Written] = []
+        if not self._items or (self._message is not None and self._logprobs):
+            written += self._say(Content(""))
         return written + self._close(status)
 
-    def _add(self, event: Event, logprobs: Logprobs) -> list[Written]:
+    def _read(self, text: str, logprobs: Logprobs) -> list[Written]:
+        """Reads the text of one token, or any text where there are no logprobs."""
+        self._logprobs += logprobs
+        if self._reader is None:
+            return self._take([Content(text)] if text else [], text)
+        return self._take(self._reader.read(text, is_last=False), text)
+
+    def _take(self, events: Sequence[Event], text: str = "") -> list[Written]:
         written: list[Written] = []
+        for event in events:
+            written += self._add(event)
+        if events:
+            if not isinstance(events[-1], Content):
+                self._logprobs.clear()
+        elif self._reader is not None and self._reader.holds:
+            pass  # it will tell
+        elif text:  # passed over
+            self._logprobs.clear()
+        elif self._logprobs and self._message is not None:
+            written += self._say(Content(""))
+        return written
+
+    def _add(self, event: Event) -> list[Written]:
+        if isinstance(event, Content):
+            if self._message is None and not event.text.strip():
+                self._space += event.text
+                return []
+            return self._say(event)
+        self._space = ""
+        del self._logprobs[:-1]  # all but the last one, whose token may go on with other text
         match event:
-            case Content():
-                if not self._is_open or not isinstance(self._items[-1], MessageItem):
-                    written += self._close("completed") + self._open(MessageItem())
-                message = self._items[-1]
-                assert isinstance(message, MessageItem)
-                written += message.add(event.text, logprobs, self._place)
             case CallBegins():
-                written += self._close("completed")
-                written += self._open(CallItem(event.id, event.name))
+                return self._close("completed") + self._open(CallItem(event.id, event.name))
             case Arguments():
                 call = self._items[-1]
                 assert isinstance(call, CallItem)
-                written += call.add(event.text, self._place)
+                return call.add(event.text, self._place)
             case CallFails():
-                written += self._close("incomplete")
+                return self._close("incomplete")
+
+    def _say(self, content: Content) -> list[Written]:
+        """Adds to the message that is open, or to a new one, with what has waited for it."""
+        written: list[Written] = []
+        if self._message is None:
+            written += self._close("completed") + self._open(MessageItem())
+        message = self._message
+        assert message is not None
+        text, logprobs = self._space + content.text, self._logprobs
+        self._space, self._logprobs = "", []
+        if text or logprobs:
+            written += message.add(text, logprobs, self._place)
         return written
+
+    @property
+    def _message(self) -> MessageItem | None:
+        """The message that is open."""
+        item = self._items[-1] if self._is_open else None
+        return item if isinstance(item, MessageItem) else None
 
     @property
     def _place(self) -> dict[str, Any]:
@@ -201,3 +253,38 @@ class OutputItems:
             *written,
             ("response.output_item.done", {"output_index": index, "item": item.json()}),
         ]
+
+
+class _TextOfTokens:
+    """Cuts an answer's text where its tokens end, however many come at once."""
+
+    def __init__(self) -> None:
+        self.has_any = False  # tokens
+        self._text = ""  # not taken yet
+        self._num_taken = 0  # characters before it
+        self._tokens: collections.deque[tuple[int, dict[str, Any]]] = collections.deque()
+
+    def add(
+        self, text: str, logprobs: Logprobs, text_ends: Sequence[int], *, is_last: bool
+    ) -> Iterator[tuple[str, dict[str, Any] | None]]:
+        """The text and the logprobs of each token whose text is there.
+
+        Text may wait longer than its token, for stop strings, and not come at all.
+        """
+        self.has_any |= bool(logprobs)
+        self._text += text
+        self._tokens.extend(zip(text_ends, logprobs, strict=True))
+        while self._tokens:
+            end, entry = self._tokens[0]
+            num_chars = end - self._num_taken
+            if num_chars > len(self._text) and not is_last:
+                return
+            self._tokens.popleft()
+            yield self._take(num_chars), entry
+        if is_last and self._text:
+            yield self._take(len(self._text)), None
+
+    def _take(self, num_chars: int) -> str:
+        text, self._text = self._text[:num_chars], self._text[num_chars:]
+        self._num_taken += len(text)
+        return text

@@ -24,8 +24,7 @@ from specdec_native.server.response_items import OutputItems, Written
 from specdec_native.server.service import Call, Generation, Service
 from specdec_native.server.sse import EventStream, unless_disconnected
 from specdec_native.server.templates import template_options
-from specdec_native.server.tools.answer import AnswerReader, ToolAnswer
-from specdec_native.server.tools.events import Content, Event
+from specdec_native.server.tools.answer import AnswerReader
 from specdec_native.server.tools.request import ToolUse
 
 
@@ -121,10 +120,10 @@ class _Answer:
         self._names = TokenNames(
             service.engine.tokenizer, as_token_ids=body.return_tokens_as_token_ids
         )
-        self._reader = None
+        reader = None
         if tools is not None:
-            self._reader = AnswerReader.of(tools, service.options.tool_call_parser)
-        self._items = OutputItems()
+            reader = AnswerReader.of(tools, service.options.tool_call_parser)
+        self._items = OutputItems(reader)
         self.error: ApiError | None = None
 
     @property
@@ -132,24 +131,11 @@ class _Answer:
         """in_progress, completed, incomplete or failed."""
         return "failed" if self.error is not None else self._status
 
-    def add_whole(self, part: CompletionOutput, num_cached: int | None) -> None:
-        """Takes in all of it."""
-        logprobs = self._count(part, num_cached)
-        answer = ToolAnswer(part.text, [])
-        if self._reader is not None:
-            answer = self._reader.read_whole(part.text)
-        self._items = OutputItems.whole(answer.content, logprobs, answer.calls)
-        self.end()
-
     def add(self, part: CompletionOutput, num_cached: int | None) -> list[Written]:
         """Takes in what is new; returns the events of it."""
         logprobs = self._count(part, num_cached)
-        events: list[Event] = []
-        if self._reader is not None:
-            events += self._reader.read(part.text, is_last=part.finish_reason is not None)
-        elif part.text or logprobs:
-            events.append(Content(part.text))
-        return self._items.add(events, logprobs)
+        is_last = part.finish_reason is not None
+        return self._items.add(part.text, logprobs, part.text_ends, is_last=is_last)
 
     def end(self) -> list[Written]:
         """Ends the last item; returns the events of that."""
@@ -222,7 +208,8 @@ class _Answer:
 
 async def _whole(answer: _Answer, generation: Generation) -> dict[str, Any]:
     (output,) = await generation.results()
-    answer.add_whole(output.outputs[0], output.num_cached_tokens)
+    answer.add(output.outputs[0], output.num_cached_tokens)
+    answer.end()
     return answer.response()
 
 

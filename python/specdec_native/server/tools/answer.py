@@ -70,6 +70,11 @@ class AnswerReader:
         return ToolAnswer(content, list(calls.values()))
 
     @property
+    def holds(self) -> bool:
+        """Whether text waits of which it is not known yet what it is."""
+        return self._parser.holds
+
+    @property
     def has_calls(self) -> bool:
         """Whether there is a call so far that is not malformed."""
         return bool(self._calls)

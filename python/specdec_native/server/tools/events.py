@@ -51,6 +51,10 @@ class ToolParser(Protocol):
     def finish(self) -> list[Event]:
         """What the end of the text adds."""
 
+    @property
+    def holds(self) -> bool:
+        """Whether text waits of which it is not known yet what it is."""
+
 
 def new_call_id() -> str:
     """An id as vLLM writes them."""

@@ -17,7 +17,6 @@ class HermesParser(ObjectCallParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self._tag = ""  # what is there of a tag
         self._is_list = False
 
     def _read_text(self, text: str, position: int) -> int:

@@ -16,10 +16,6 @@ class Llama3JsonParser(ObjectCallParser):
 
     _SKIPPED = " \t\n\r;"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._tag = ""  # what is there of a tag
-
     def _read_text(self, text: str, position: int) -> int:
         rest = self._tag + text[position:]
         self._tag = ""

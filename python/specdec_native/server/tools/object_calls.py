@@ -31,6 +31,7 @@ class ObjectCallParser(abc.ABC):
         self._events: list[Event] = []
         self._num_calls = 0
         self._follows_call = False  # and nothing but skipped characters came since
+        self._tag = ""  # what is there of a tag
         self._written: list[str] = []  # of the call being read, with its markup
         self._reader = CallReader()
         self._index: int | None = None  # of that call, once it has begun
@@ -46,6 +47,11 @@ class ObjectCallParser(abc.ABC):
         """What the end of the text adds."""
         self._end()
         return self._take_events()
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is a part of a tag or of a call."""
+        return bool(self._tag or self._written)
 
     @abc.abstractmethod
     def _read_text(self, text: str, position: int) -> int:
