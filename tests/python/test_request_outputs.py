@@ -182,7 +182,7 @@ def test_a_text_begins_without_the_space_that_its_decoder_strips() -> None:
         assert completion.text == f"{first} world" and completion.logprobs is not None
         rows = zip(ids, completion.logprobs, strict=True)
         assert "".join(str(row[i].decoded_token) for i, row in rows) == completion.text
-        assert completion.text_ends is not None and completion.text_ends[-1] == len(completion.text)
+        assert sum(completion.text_lengths or ()) == len(completion.text)
 
 
 @pytest.mark.parametrize("make_tokenizer", [byte_level, sentencepiece_like])

@@ -43,14 +43,14 @@ def flat(tokenizer: Tokenizer, token_ids: list[int], context: int = 0) -> FlatLo
     return logprobs
 
 
-def ends_of(tokenizer: Tokenizer, token_ids: list[int], context: int) -> list[int]:
-    """Where the texts of the tokens from `context` on end in what comes after it."""
-    lengths = [
+def lengths_of(tokenizer: Tokenizer, token_ids: list[int], context: int) -> list[int]:
+    """How many characters the tokens from `context` on add."""
+    ends = [
         len(tokenizer.decode(token_ids[: i + 1]).rstrip("\ufffd")) for i in range(len(token_ids))
     ]
     # Half a character makes a decoder with byte fallback forget whole ones before it.
-    lengths = [*itertools.accumulate(lengths, max)]
-    return [length - lengths[context - 1] for length in lengths[context:]]
+    rising = [*itertools.accumulate(ends, max)]
+    return [b - a for a, b in itertools.pairwise(rising)][context - 1 :]
 
 
 def check_places(shown: dict[str, Any], text: str) -> None:
@@ -74,7 +74,7 @@ def test_offsets_are_places_in_the_text(kind: str, text: str, size: int, special
         split += 1
     prompt = tokenizer.decode(token_ids[:split])
     rest = flat(tokenizer, token_ids, split)
-    ends = ends_of(tokenizer, token_ids, split)
+    lengths = lengths_of(tokenizer, token_ids, split)
     writer = CompletionLogprobs(TokenNames(tokenizer))
     written = [
         writer.with_prompt(
@@ -83,12 +83,12 @@ def test_offsets_are_places_in_the_text(kind: str, text: str, size: int, special
             flat(tokenizer, token_ids[:split]),
             token_ids=token_ids[split : split + size],
             logprobs=rest[:size],
-            text_ends=ends[:size],
+            text_lengths=lengths[:size],
         )
     ]
     for begin in range(size, len(rest), size):
         part = slice(begin, begin + size)
-        written.append(writer.piece(token_ids[split:][part], rest[part], ends[part]))
+        written.append(writer.piece(token_ids[split:][part], rest[part], lengths[part]))
     shown: dict[str, Any] = {}
     for piece in map(json.loads, written):
         for name, values in piece.items():
@@ -108,7 +108,7 @@ def test_a_special_token_before_the_prompts_text_takes_no_room() -> None:
         prompt.append_fast([token], [-1.0], [1], [tokenizer.token_text(token)])
     shown = json.loads(
         writer.with_prompt(
-            "hello", [begin, *hello], prompt, token_ids=[], logprobs=None, text_ends=[]
+            "hello", [begin, *hello], prompt, token_ids=[], logprobs=None, text_lengths=[]
         )
     )
     assert shown["text_offset"][:2] == [0, 0]
@@ -120,9 +120,10 @@ def test_a_special_token_before_the_prompts_text_takes_no_room() -> None:
 def test_the_bytes_of_tokens_add_up_to_the_text(kind: str, text: str) -> None:
     tokenizer = Tokenizer.wrap(TOKENIZERS[kind]())
     token_ids = tokenizer.encode("x" + text, add_special_tokens=False)
+    rest, lengths = flat(tokenizer, token_ids, 1), lengths_of(tokenizer, token_ids, 1)
     for as_token_ids in (False, True):
         names = TokenNames(tokenizer, as_token_ids=as_token_ids)
-        entries = json.loads(chat_logprobs(names, flat(tokenizer, token_ids, context=1), 1))
+        entries = json.loads(chat_logprobs(names, rest, 1, lengths))
         tops = [entry["top_logprobs"][0] for entry in entries["content"]]
         for each in (entries["content"], tops):
             joined = b"".join(bytes(entry["bytes"]) for entry in each)
@@ -148,7 +149,7 @@ def test_numbers_that_json_does_not_have(value: float) -> None:
     shown = json.loads(CompletionLogprobs(names).piece([5], logprobs, [1]))
     assert shown["token_logprobs"] == [-9999.0]
     assert shown["top_logprobs"] == [{"x": -9999.0, "\u2028é": -0.25}]
-    (entry,) = json.loads(chat_logprobs(names, logprobs, 1))["content"]
+    (entry,) = json.loads(chat_logprobs(names, logprobs, 1, None))["content"]
     assert entry["logprob"] == -9999.0
     assert entry["top_logprobs"] == [
         {"token": "\u2028é", "logprob": -0.25, "bytes": list(tokenizer.token_bytes(6))}

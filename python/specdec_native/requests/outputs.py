@@ -198,9 +198,8 @@ class CompletionOutput:
             string ended.
         draft_trees: what each step drafted, of the tokens shown; None unless record_draft_trees
             asked for them. No part of what makes two completions equal.
-        text_ends: with logprobs, for each token the characters of all of the completion's text
-            once the token was added. A stop string may cut the text shorter. No part of what makes
-            two completions equal.
+        text_lengths: with logprobs, how many characters each token added to the text; of a stop
+            string some may be cut off again. No part of what makes two completions equal.
     """
 
     index: int
@@ -217,7 +216,7 @@ class CompletionOutput:
         default=None, compare=False, repr=False
     )
     draft_trees: list[DraftTree] | None = dataclasses.field(default=None, compare=False, repr=False)
-    text_ends: list[int] | None = dataclasses.field(default=None, compare=False, repr=False)
+    text_lengths: list[int] | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
     def speculative_decoding(self) -> SpeculativeDecodingMetrics | None:

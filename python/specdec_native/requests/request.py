@@ -388,15 +388,13 @@ class _Completion:
 
     def _texts_of(self, entries: Sequence[_core.Logprob]) -> list[str | None]:
         """The texts of the next position's tokens, of which the first one is the completion's."""
-        ends = None if self._detokenizer is None else self._detokenizer.ends
-        if self._texts is None or ends is None:
+        lengths = None if self._detokenizer is None else self._detokenizer.lengths
+        if self._texts is None or lengths is None:
             return [None] * len(entries)
         texts = self._texts.texts(entry.token_id for entry in entries)
         self._texts.push(entries[0].token_id)
-        place = len(self.token_ids)
-        is_first = place == 0 or ends[place - 1] == 0
         bare = texts[0].lstrip(" ")
-        if is_first and ends[place] == len(bare) < len(texts[0]):
+        if lengths[len(self.token_ids)] == len(bare) < len(texts[0]) and "\ufffd" not in bare:
             texts[0] = bare  # a decoder strips the space that a text begins with
         return [*texts]
 
@@ -439,7 +437,7 @@ class _Completion:
             ),
             tapped_states=self._tapped_states,
             draft_trees=self._trees_between(shown.num_tokens, now.num_tokens),
-            text_ends=self._ends_between(shown.num_tokens, now.num_tokens),
+            text_lengths=self._lengths_between(shown.num_tokens, now.num_tokens),
         )
 
     def _trees_between(self, begin: int, end: int) -> list[DraftTree] | None:
@@ -448,10 +446,10 @@ class _Completion:
             return None
         return [tree for tree in self._draft_trees if begin <= tree.num_tokens < end]
 
-    def _ends_between(self, begin: int, end: int) -> list[int] | None:
-        """Where the text of the tokens [begin, end) ends."""
-        ends = None if self._detokenizer is None else self._detokenizer.ends
-        return None if ends is None else ends[begin:end]
+    def _lengths_between(self, begin: int, end: int) -> list[int] | None:
+        """How many characters the tokens [begin, end) added."""
+        lengths = None if self._detokenizer is None else self._detokenizer.lengths
+        return None if lengths is None else lengths[begin:end]
 
 
 def _make_detokenizer(
@@ -472,7 +470,7 @@ def _make_detokenizer(
         stop=stop,
         include_stop_str_in_output=params.include_stop_str_in_output,
         min_tokens=params.min_tokens,
-        records_ends=params.logprobs is not None,
+        records_lengths=params.logprobs is not None,
     )
 
 

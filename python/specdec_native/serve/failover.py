@@ -185,7 +185,7 @@ class Splice:
             text=text,
             token_ids=token_ids,
             logprobs=None if part.logprobs is None else part.logprobs[skipped:],
-            text_ends=None if part.text_ends is None else part.text_ends[skipped:],
+            text_lengths=None if part.text_lengths is None else part.text_lengths[skipped:],
             draft_trees=None
             if trees is None
             else [tree for tree in trees if tree.num_tokens >= num_before],

@@ -49,7 +49,8 @@ class _Choices:
     def _logprobs(self, part: CompletionOutput) -> str:
         if not self._body.logprobs:
             return "null"
-        return chat_logprobs(self._names, part.logprobs, self._body.top_logprobs or 0)
+        num_top = self._body.top_logprobs or 0
+        return chat_logprobs(self._names, part.logprobs, num_top, part.text_lengths)
 
     def _draft_trees(self, part: CompletionOutput) -> str:
         """The member, where trees were asked for and the engine speculates."""

@@ -180,12 +180,12 @@ class _Choices:
         writer = self._logprobs[index]
         token_ids = part.token_ids if self._shows_output else []
         if not (self._body.echo and is_first):
-            return writer.piece(token_ids, part.logprobs, part.text_ends)
+            return writer.piece(token_ids, part.logprobs, part.text_lengths)
         return writer.with_prompt(
             output.prompt or "",
             output.prompt_token_ids or [],
             self._prompt_logprobs[index // self._body.n],
             token_ids=token_ids,
             logprobs=part.logprobs,
-            text_ends=part.text_ends,
+            text_lengths=part.text_lengths,
         )

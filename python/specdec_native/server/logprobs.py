@@ -33,9 +33,15 @@ class TokenNames:
         """What the first token of a text adds to it: nothing where it is a part of a character."""
         return "" if self._tokenizer is None else TokenTexts(self._tokenizer).texts([token_id])[0]
 
-    def bytes_of(self, token_id: int, text: str | None) -> bytes:
-        """The token's bytes, parts of characters too; `text` is what it adds where it stands."""
+    def bytes_of(self, token_id: int, text: str | None, length: int | None = None) -> bytes:
+        """The token's bytes, parts of characters too; `text` is what it adds where it stands.
+
+        One that the answer leaves out, such as the end of the sequence, has none: `length` is how
+        many characters it has added, None where it was not chosen.
+        """
         if self._tokenizer is None or text is None:
+            return b""
+        if text and length == 0 and "\ufffd" not in text:
             return b""
         data = self._tokenizer.token_bytes(token_id)
         # A text may lack the space of its first token.
@@ -47,18 +53,17 @@ class CompletionLogprobs:
 
     def __init__(self, names: TokenNames) -> None:
         self._names = names
-        self._begin = 0  # of the generated text
-        self._end = 0  # in the generated text, where the next token's begins
+        self._offset = 0  # where the text of the next token begins
 
     def piece(
         self,
         token_ids: Sequence[int],
         logprobs: SampleLogprobs | None,
-        text_ends: Sequence[int] | None,
+        text_lengths: Sequence[int] | None,
     ) -> str:
-        """Of generated tokens, whose texts end there in the generated text."""
+        """Of generated tokens, which added so many characters to the text."""
         lists = _Lists()
-        self._add(lists, token_ids, as_flat(logprobs), text_ends)
+        self._add(lists, token_ids, as_flat(logprobs), text_lengths)
         return lists.json()
 
     def with_prompt(
@@ -69,7 +74,7 @@ class CompletionLogprobs:
         *,
         token_ids: Sequence[int],
         logprobs: SampleLogprobs | None,
-        text_ends: Sequence[int] | None,
+        text_lengths: Sequence[int] | None,
     ) -> str:
         """Of the prompt, whose first token has none, and of the first generated tokens.
 
@@ -86,8 +91,8 @@ class CompletionLogprobs:
             length = _length_at(prompt_text, position, text or "")
             lists.add(self._names, position, token_id, text, flat, i)
             position += length
-        self._begin = len(prompt_text)
-        self._add(lists, token_ids, as_flat(logprobs), text_ends)
+        self._offset = len(prompt_text)
+        self._add(lists, token_ids, as_flat(logprobs), text_lengths)
         return lists.json()
 
     def _add(
@@ -95,13 +100,13 @@ class CompletionLogprobs:
         lists: _Lists,
         token_ids: Sequence[int],
         flat: FlatLogprobs,
-        text_ends: Sequence[int] | None,
+        text_lengths: Sequence[int] | None,
     ) -> None:
         for i, token_id in enumerate(token_ids):
             text = flat.decoded_tokens[flat.start_indices[i]]
-            lists.add(self._names, self._begin + self._end, token_id, text, flat, i)
-            if text_ends is not None:
-                self._end = text_ends[i]
+            lists.add(self._names, self._offset, token_id, text, flat, i)
+            if text_lengths is not None:
+                self._offset += text_lengths[i]
 
 
 class _Lists:
@@ -148,21 +153,32 @@ class _Lists:
         )
 
 
-def chat_logprobs(names: TokenNames, logprobs: SampleLogprobs | None, num_top: int) -> str:
-    """The `logprobs` of a chat's choice: its tokens, each with the `num_top` likeliest; -1: all."""
+def chat_logprobs(
+    names: TokenNames,
+    logprobs: SampleLogprobs | None,
+    num_top: int,
+    text_lengths: Sequence[int] | None,
+) -> str:
+    """The `logprobs` of a chat's choice: its tokens, each with the `num_top` likeliest; -1: all.
+
+    The tokens have added so many characters to its text.
+    """
     flat = as_flat(logprobs)
     content = []
-    for begin, end in zip(flat.start_indices, flat.end_indices, strict=True):
+    lengths = [None] * len(flat) if text_lengths is None else text_lengths
+    for begin, end, length in zip(flat.start_indices, flat.end_indices, lengths, strict=True):
         last = end if num_top < 0 else min(end, begin + 1 + num_top)
         top = ",".join(_chat_token(names, flat, i) + "}" for i in range(begin + 1, last))
-        content.append(f'{_chat_token(names, flat, begin)},"top_logprobs":[{top}]}}')
+        chosen = _chat_token(names, flat, begin, length)
+        content.append(f'{chosen},"top_logprobs":[{top}]}}')
     return f'{{"content":[{",".join(content)}]}}'
 
 
-def _chat_token(names: TokenNames, flat: FlatLogprobs, i: int) -> str:
-    """A token, without the brace that closes it."""
-    name = names.name(flat.token_ids[i], flat.decoded_tokens[i])
-    in_bytes = ",".join(map(str, names.bytes_of(flat.token_ids[i], flat.decoded_tokens[i])))
+def _chat_token(names: TokenNames, flat: FlatLogprobs, i: int, length: int | None = None) -> str:
+    """A token, without the brace that closes it; `length` is what a chosen one has added."""
+    token_id, text = flat.token_ids[i], flat.decoded_tokens[i]
+    name = names.name(token_id, text)
+    in_bytes = ",".join(map(str, names.bytes_of(token_id, text, length)))
     return f'{{"token":{dumps(name)},"logprob":{_number(flat.logprobs[i])},"bytes":[{in_bytes}]'
 
 

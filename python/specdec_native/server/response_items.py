@@ -146,15 +146,17 @@ class OutputItems:
         return [item.json() for item in self._items]
 
     def add(
-        self, text: str, logprobs: Logprobs, text_ends: Sequence[int] | None, *, is_last: bool
+        self, text: str, logprobs: Logprobs, text_lengths: Sequence[int] | None, *, is_last: bool
     ) -> list[Written]:
-        """Takes what a step has brought: text, and tokens whose text ends there in the answer's.
+        """Takes what a step has brought: text, and tokens that added so many characters.
 
         Without logprobs there is nothing to know of tokens.
         """
         written: list[Written] = []
         if logprobs or self._tokens.has_any:
-            for piece, entry in self._tokens.add(text, logprobs, text_ends or (), is_last=is_last):
+            for piece, entry in self._tokens.add(
+                text, logprobs, text_lengths or (), is_last=is_last
+            ):
                 written += self._read(piece, [entry] if entry is not None else [])
         else:
             written += self._read(text, [])
@@ -261,11 +263,10 @@ class _TextOfTokens:
     def __init__(self) -> None:
         self.has_any = False  # tokens
         self._text = ""  # not taken yet
-        self._num_taken = 0  # characters before it
         self._tokens: collections.deque[tuple[int, dict[str, Any]]] = collections.deque()
 
     def add(
-        self, text: str, logprobs: Logprobs, text_ends: Sequence[int], *, is_last: bool
+        self, text: str, logprobs: Logprobs, text_lengths: Sequence[int], *, is_last: bool
     ) -> Iterator[tuple[str, dict[str, Any] | None]]:
         """The text and the logprobs of each token whose text is there.
 
@@ -273,10 +274,9 @@ class _TextOfTokens:
         """
         self.has_any |= bool(logprobs)
         self._text += text
-        self._tokens.extend(zip(text_ends, logprobs, strict=True))
+        self._tokens.extend(zip(text_lengths, logprobs, strict=True))
         while self._tokens:
-            end, entry = self._tokens[0]
-            num_chars = end - self._num_taken
+            num_chars, entry = self._tokens[0]
             if num_chars > len(self._text) and not is_last:
                 return
             self._tokens.popleft()
@@ -286,5 +286,4 @@ class _TextOfTokens:
 
     def _take(self, num_chars: int) -> str:
         text, self._text = self._text[:num_chars], self._text[num_chars:]
-        self._num_taken += len(text)
         return text

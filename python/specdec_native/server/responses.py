@@ -135,7 +135,7 @@ class _Answer:
         """Takes in what is new; returns the events of it."""
         logprobs = self._count(part, num_cached)
         is_last = part.finish_reason is not None
-        return self._items.add(part.text, logprobs, part.text_ends, is_last=is_last)
+        return self._items.add(part.text, logprobs, part.text_lengths, is_last=is_last)
 
     def end(self) -> list[Written]:
         """Ends the last item; returns the events of that."""
@@ -150,7 +150,8 @@ class _Answer:
             self._status = "incomplete" if part.finish_reason == "length" else "completed"
         if part.logprobs is None:
             return []
-        written = chat_logprobs(self._names, part.logprobs, self._body.top_logprobs or 0)
+        num_top = self._body.top_logprobs or 0
+        written = chat_logprobs(self._names, part.logprobs, num_top, part.text_lengths)
         logprobs: list[dict[str, Any]] = json.loads(written)["content"]
         return logprobs
 

@@ -144,7 +144,7 @@ class Detokenizer:
         stop: StopStrings | Sequence[str] = (),
         include_stop_str_in_output: bool = False,
         min_tokens: int = 0,
-        records_ends: bool = False,
+        records_lengths: bool = False,
     ) -> None:
         self._stream = stream
         if not isinstance(stop, StopStrings):
@@ -156,8 +156,8 @@ class Detokenizer:
         self._finished = False
         self.text = ""
         self.stop_string: str | None = None  # the one that ended the completion
-        # Characters of the text after each token, if recorded; a stop string may cut it shorter.
-        self.ends: list[int] | None = [] if records_ends else None
+        # Characters that each token added, if recorded; a stop string may cut the text shorter.
+        self.lengths: list[int] | None = [] if records_lengths else None
 
     def extend(self, token_ids: Sequence[int], *, stop_token_last: bool = False) -> int:
         """Adds tokens and returns how many of them belong to the completion: all, unless a stop
@@ -170,8 +170,8 @@ class Detokenizer:
             self._num_tokens += 1
             piece = self._stream.push(token_id) if i < num_with_text else ""
             self.text += piece
-            if self.ends is not None:
-                self.ends.append(len(self.text))
+            if self.lengths is not None:
+                self.lengths.append(len(piece))
             if piece and self._stop is not None and self._cut(piece, self._stop):
                 return i + 1
         return len(token_ids)
