@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from tokenizers import normalizers
 
 from specdec_native.requests.logprobs import FlatLogprobs
 from specdec_native.server.logprobs import (
@@ -113,6 +114,29 @@ def test_a_special_token_before_the_prompts_text_takes_no_room() -> None:
     )
     assert shown["text_offset"][:2] == [0, 0]
     assert shown["tokens"][0] == "<s>"
+
+
+@pytest.mark.parametrize(
+    ("text", "offsets"),
+    [
+        ("cafe\u0301 the end", {"caf": 0, "é": 3, " the": 5, " end": 9}),
+        ("e\u0301e\u0301 x", {"x": 5}),
+        ("a\u0323\u0302 hello", {"hello": 4}),
+    ],
+)
+def test_offsets_in_a_prompt_that_its_tokenizer_writes_otherwise(
+    text: str, offsets: dict[str, int]
+) -> None:
+    raw = byte_level()
+    raw.normalizer = normalizers.NFC()
+    tokenizer = Tokenizer.wrap(raw)
+    ids = tokenizer.encode(text)
+    written = CompletionLogprobs(TokenNames(tokenizer)).with_prompt(
+        text, ids, flat(tokenizer, ids), token_ids=[], logprobs=None, text_lengths=[]
+    )
+    shown = json.loads(written)
+    found = dict(zip(shown["tokens"], shown["text_offset"], strict=True))
+    assert offsets.items() <= found.items()
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)

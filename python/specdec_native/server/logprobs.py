@@ -11,6 +11,7 @@ from specdec_native.text.tokenizer import Tokenizer
 
 # Requests for logprobs are made with SamplingParams.flat_logprobs, which is what is read here.
 
+_MAX_SHIFT = 8  # characters of a text that a tokenizer may write otherwise one after the other
 _LOWEST = -9999.0  # in place of minus infinity, which JSON does not have
 
 
@@ -88,7 +89,7 @@ class CompletionLogprobs:
             text = flat.decoded_tokens[begin] if begin < end else self._names.first_text(token_id)
             # A text need not have the tokens that a tokenizer puts around it, nor the space that
             # a tokenizer puts before it.
-            length = _length_at(prompt_text, position, text or "")
+            position, length = _place_at(prompt_text, position, text or "")
             lists.add(self._names, position, token_id, text, flat, i)
             position += length
         self._offset = len(prompt_text)
@@ -213,9 +214,18 @@ def _number(logprob: float) -> str:
     return repr(logprob) if logprob > _LOWEST else "-9999.0"
 
 
-def _length_at(text: str, position: int, piece: str) -> int:
-    """Characters of `text` at `position` that a token with the text `piece` stands for."""
-    if text.startswith(piece, position):
-        return len(piece)
-    bare = piece.lstrip(" ")
-    return len(bare) if text.startswith(bare, position) else 0
+def _place_at(text: str, position: int, piece: str) -> tuple[int, int]:
+    """Where in `text`, from `position` on, a token with the text `piece` stands, and its length.
+
+    A tokenizer may have put a space before the text, or written characters in another way; then
+    the next token that is found stands a little further on.
+    """
+    forms = [form for form in (piece, piece.lstrip(" ")) if form]
+    for form in forms:
+        if text.startswith(form, position):
+            return position, len(form)
+    for form in forms if position > 0 or piece.strip() else ():
+        at = text.find(form, position, position + len(form) + _MAX_SHIFT)
+        if at >= 0:
+            return at, len(form)
+    return position, 0
