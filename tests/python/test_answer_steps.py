@@ -44,6 +44,7 @@ ANSWERS: dict[str, tuple[str, str, list[str], list[str]]] = {
     "call": (CALL, "hermes", [], ["completed"]),
     "around": (f"Hi 日本{CALL} \n bye 😀", "hermes", ["Hi 日本", "bye 😀"], ["completed"]),
     "several": (f"a{CALL}b{CALL}{CALL}", "hermes", ["a", "b"], ["completed"] * 3),
+    "two tags": (f"a <<{CALL} <<b", "hermes", ["a <<", "<<b"], ["completed"]),
     "space": (f"\n \n{CALL}\n", "hermes", [], ["completed"]),
     "only space": ("\n  \n", "hermes", ["\n  \n"], []),
     "empty": ("", "hermes", [""], []),

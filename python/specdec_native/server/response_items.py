@@ -139,7 +139,9 @@ class OutputItems:
         self._items: list[Item] = []
         self._is_open = False
         self._space = ""  # what a message would begin with
-        self._logprobs: Logprobs = []  # of tokens of which it is not known where they belong
+        self._num_ahead = 0  # characters that wait of a token whose logprobs are in a message
+        # Characters and logprobs of tokens of which it is not known where they belong.
+        self._waiting: list[tuple[int, dict[str, Any]]] = []
 
     def json(self) -> list[dict[str, Any]]:
         """The items as they are now."""
@@ -157,11 +159,13 @@ class OutputItems:
             for piece, entry in self._tokens.add(
                 text, logprobs, text_lengths or (), is_last=is_last
             ):
-                written += self._read(piece, [entry] if entry is not None else [])
+                written += self._read(piece, entry)
         else:
-            written += self._read(text, [])
+            written += self._read(text, None)
         if is_last and self._reader is not None:
             written += self._take(self._reader.read("", is_last=True))
+            if not self._space:
+                self._waiting = [token for token in self._waiting if token[0] == 0]
             if self._message is None:  # else it ends as the answer does
                 written += self._close("completed")
         return written
@@ -169,13 +173,14 @@ class OutputItems:
     def end(self, status: str) -> list[Written]:
         """Ends the last item with that status. An answer without any has an empty message."""
         written: list[Written] = []
-        if not self._items or (self._message is not None and self._logprobs):
-            written += self._say(Content(""))
+        if not self._items or (self._message is not None and self._waiting):
+            written += self._say("")
         return written + self._close(status)
 
-    def _read(self, text: str, logprobs: Logprobs) -> list[Written]:
+    def _read(self, text: str, entry: dict[str, Any] | None) -> list[Written]:
         """Reads the text of one token, or any text where there are no logprobs."""
-        self._logprobs += logprobs
+        if entry is not None:
+            self._waiting.append((len(text), entry))
         if self._reader is None:
             return self._take([Content(text)] if text else [], text)
         return self._take(self._reader.read(text, is_last=False), text)
@@ -184,15 +189,14 @@ class OutputItems:
         written: list[Written] = []
         for event in events:
             written += self._add(event)
-        if events:
-            if not isinstance(events[-1], Content):
-                self._logprobs.clear()
-        elif self._reader is not None and self._reader.holds:
-            pass  # it will tell
-        elif text:  # passed over
-            self._logprobs.clear()
-        elif self._logprobs and self._message is not None:
-            written += self._say(Content(""))
+        if self._reader is not None and self._reader.holds:
+            return written  # it will tell
+        self._num_ahead = 0
+        is_passed_over = not isinstance(events[-1], Content) if events else bool(text)
+        if is_passed_over:
+            self._waiting.clear()
+        elif self._waiting and self._message is not None:
+            written += self._say("")
         return written
 
     def _add(self, event: Event) -> list[Written]:
@@ -200,9 +204,10 @@ class OutputItems:
             if self._message is None and not event.text.strip():
                 self._space += event.text
                 return []
-            return self._say(event)
+            return self._say(event.text)
         self._space = ""
-        del self._logprobs[:-1]  # all but the last one, whose token may go on with other text
+        self._num_ahead = 0
+        del self._waiting[:-1]  # all but the last one, whose token may go on with other text
         match event:
             case CallBegins():
                 return self._close("completed") + self._open(CallItem(event.id, event.name))
@@ -213,15 +218,24 @@ class OutputItems:
             case CallFails():
                 return self._close("incomplete")
 
-    def _say(self, content: Content) -> list[Written]:
-        """Adds to the message that is open, or to a new one, with what has waited for it."""
+    def _say(self, text: str) -> list[Written]:
+        """Adds to the open message, or to a new one, with the logprobs of the text's tokens.
+
+        An empty text comes with the logprobs of all tokens that wait.
+        """
         written: list[Written] = []
         if self._message is None:
             written += self._close("completed") + self._open(MessageItem())
         message = self._message
         assert message is not None
-        text, logprobs = self._space + content.text, self._logprobs
-        self._space, self._logprobs = "", []
+        text, self._space = self._space + text, ""
+        logprobs: Logprobs = []
+        num_left = len(text) - self._num_ahead
+        while self._waiting and (num_left > 0 or not text):
+            num_chars, entry = self._waiting.pop(0)
+            num_left -= num_chars
+            logprobs.append(entry)
+        self._num_ahead = max(0, -num_left)
         if text or logprobs:
             written += message.add(text, logprobs, self._place)
         return written
