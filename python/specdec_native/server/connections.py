@@ -57,8 +57,8 @@ class HttpProtocol(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends nothing more; it may yet read the answers to what it has sent.
 
-        Whether it does, or has left, TCP tells only who sends something. A client whose answer does
-        not begin for a while is sent "100 Continue", which clients of HTTP/1.1 skip.
+        Whether it does, or has left, TCP tells only who sends something. So after a while it is
+        sent "100 Continue", which clients of HTTP/1.1 skip, or in a stream of events an empty line.
         """
         last = self.cycle
         if self.scheme == "https" or last is None or last.more_body or last.response_complete:
@@ -143,12 +143,14 @@ class HttpProtocol(HttpToolsProtocol):
         connection = self.transport.get_extra_info("socket")
         running = self._running
         is_gone = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
-        if not is_gone and not self._has_asked and running and not running.response_started:
+        if not is_gone and not self._has_asked and running is not None:
             self._has_asked = True
-            if running.scope["http_version"] == "1.1":
+            if running.scope["http_version"] != "1.1":
+                is_gone = not running.response_started  # as far as can be known
+            elif not running.response_started:
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            else:
-                is_gone = True  # as far as can be known
+            elif running.chunked_encoding:
+                self.transport.write(b"1\r\n\n\r\n")
         if is_gone:
             self.transport.abort()
             return
