@@ -6,7 +6,7 @@ from typing import Any
 
 import openai
 import pytest
-from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 
 from server_world import MODEL, World, serving
 from specdec_native import Engine, SamplingParams
@@ -479,5 +479,5 @@ def test_only_little_is_done_on_the_event_loop(
 ) -> None:
     request = CompletionRequest(**body)
     for size, expected in (("100", is_quick), ("100000", False)):
-        headers = Headers({"content-length": size})
-        assert completions.call_of(request, world.service, headers).is_quick == expected
+        http = HTTPConnection({"type": "http", "headers": [(b"content-length", size.encode())]})
+        assert completions.call_of(request, world.service, http).is_quick == expected

@@ -349,6 +349,17 @@ def test_request_ids_are_echoed_or_made(world: World) -> None:
     ids = {response.headers["x-request-id"] for response in made}
     assert len(ids) == 2
     assert {response.json()["id"] for response in made} == {f"cmpl-{each}" for each in ids}
+    for path, prefix in (("completions", "cmpl-"), ("chat/completions", "chatcmpl-")):
+        body = {**BODY, "messages": [{"role": "user", "content": "a"}], "request_id": "mine"}
+        of_body = world.client.post(f"/v1/{path}", json=body)
+        assert of_body.json()["id"] == f"{prefix}mine"
+        assert of_body.headers["x-request-id"] == "mine"
+    both = world.client.post("/v1/completions", json=body, headers={"x-request-id": "abc"})
+    assert (both.headers["x-request-id"], both.json()["id"]) == ("abc", "cmpl-abc")
+    for unsafe in ("a\r\nb: c", "\u00e9", " "):
+        answer = world.client.post("/v1/completions", json={**BODY, "request_id": unsafe})
+        assert answer.json()["id"] == f"cmpl-{unsafe}"
+        assert len(answer.headers["x-request-id"]) == 32
     odd = world.client.get("/health", headers={"x-request-id": "y" * 1000})
     assert len(odd.headers["x-request-id"]) < 100
     assert world.client.get("/nowhere").headers["x-request-id"]

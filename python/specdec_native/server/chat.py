@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import fastapi
-from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from specdec_native.checks import check_text
@@ -37,7 +37,7 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
         if tools is not None:
             tools.check_served(service.options.tool_call_parser)
         messages = plain_messages(body.messages)
-        call = call_of(body, messages, tools, service, http.headers)
+        call = call_of(body, messages, tools, service, http)
         generation = await service.start(call)
         head = {
             "id": call.request_id,
@@ -77,7 +77,7 @@ def call_of(
     messages: list[dict[str, Any]],
     tools: ToolUse | None,
     service: Service,
-    headers: Headers,
+    http: HTTPConnection,
 ) -> Call:
     """What a request asks for. Raises the ApiError for what this server does not allow."""
     for name in ("max_tokens", "max_completion_tokens"):
@@ -113,7 +113,7 @@ def call_of(
 
     return Call.of(
         body,
-        headers,
+        http,
         kind="chat.completion",
         id_prefix="chatcmpl-",
         make_prompts=make_prompts,

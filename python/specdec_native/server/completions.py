@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 import fastapi
-from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from specdec_native.requests.inputs import Prompt, parse_prompts
@@ -37,7 +37,7 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
     async def completions(body: CompletionRequest, http: fastapi.Request) -> Response:
         service.check_model(body.model)
         body.check()
-        call = call_of(body, service, http.headers)
+        call = call_of(body, service, http)
         generation = await service.start(call)
         head = {
             "id": call.request_id,
@@ -66,7 +66,7 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
         return Response(answer, media_type="application/json")
 
 
-def call_of(body: CompletionRequest, service: Service, headers: Headers) -> Call:
+def call_of(body: CompletionRequest, service: Service, http: HTTPConnection) -> Call:
     """What a request asks for. Raises the ApiError for what this engine cannot do."""
     check_max_tokens("max_tokens", body.max_tokens, service.max_model_len)
     check_n(body.n, body.num_prompts, service.options.max_n_sequences)
@@ -89,7 +89,7 @@ def call_of(body: CompletionRequest, service: Service, headers: Headers) -> Call
 
     return Call.of(
         body,
-        headers,
+        http,
         kind="completion",
         id_prefix="cmpl-",
         make_prompts=make_prompts,

@@ -101,7 +101,7 @@ class Heads:
 
 
 class RequestIds:
-    """Answers carry the X-Request-Id of the request, or a new one."""
+    """Answers carry the X-Request-Id of the request, that of its body, or a new one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -114,12 +114,14 @@ class RequestIds:
         given = _header(scope, b"x-request-id")
         if given is None or not _SAFE_ID.fullmatch(given):
             given = uuid.uuid4().hex.encode()
-            others = [pair for pair in scope["headers"] if pair[0] != b"x-request-id"]
-            scope["headers"] = [*others, (b"x-request-id", given)]
+            scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"x-request-id"]
+        scope.setdefault("state", {})["request_id"] = given.decode()
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", given)]
+                chosen = scope["state"]["request_id"].encode()  # perhaps that of the body
+                shown = chosen if _SAFE_ID.fullmatch(chosen) else given
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", shown)]
             await send(message)
 
         await self._app(scope, receive, send_with_id)

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 import fastapi
-from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from specdec_native.checks import check_text
@@ -38,7 +38,7 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
         tools = body.tool_use()
         if tools is not None:
             tools.check_served(service.options.tool_call_parser)
-        call = call_of(body, tools, service, http.headers)
+        call = call_of(body, tools, service, http)
         generation = await service.start(call)
         answer = _Answer(body, tools, generation, service)
         if body.stream:
@@ -60,7 +60,7 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
 
 
 def call_of(
-    body: ResponsesRequest, tools: ToolUse | None, service: Service, headers: Headers
+    body: ResponsesRequest, tools: ToolUse | None, service: Service, http: HTTPConnection
 ) -> Call:
     """What a request asks for. Raises the ApiError for what this engine cannot do."""
     check_max_tokens("max_output_tokens", body.max_output_tokens, service.max_model_len)
@@ -91,7 +91,7 @@ def call_of(
 
     return Call.of(
         body,
-        headers,
+        http,
         kind="response",
         id_prefix="resp_",
         make_prompts=make_prompts,

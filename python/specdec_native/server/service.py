@@ -13,7 +13,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 
 from specdec_native.engine import Engine
 from specdec_native.errors import EngineFailed
@@ -80,7 +80,7 @@ class Call:
     def of(
         cls,
         body: Asked,
-        headers: Headers,
+        http: HTTPConnection,
         *,
         kind: str,
         id_prefix: str,
@@ -88,12 +88,18 @@ class Call:
         params: SamplingParams,
         is_plain: bool,
     ) -> Call:
-        """What an HTTP request asks for; its X-Request-Id goes over the body's request_id."""
+        """What an HTTP request asks for; its X-Request-Id goes over the body's request_id.
+
+        Without both its id is the one in the state of `http`, which RequestIds makes, or a new one.
+        The state has it from then on.
+        """
         grammar = body.grammar()
-        given_id = headers.get("x-request-id") or body.request_id
+        made_id = getattr(http.state, "request_id", None) or uuid.uuid4().hex
+        given_id = http.headers.get("x-request-id") or body.request_id or made_id
+        http.state.request_id = given_id
         return cls(
             kind=kind,
-            request_id=f"{id_prefix}{given_id or uuid.uuid4().hex}",
+            request_id=f"{id_prefix}{given_id}",
             make_prompts=make_prompts,
             params=params,
             stream=body.stream,
