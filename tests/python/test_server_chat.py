@@ -186,6 +186,21 @@ def test_messages_that_no_template_shows_are_refused(world: World, message: dict
     assert "messages" in error["message"] and len(error["message"]) < 600
 
 
+def test_messages_that_the_template_leaves_out_are_refused(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = [*MESSAGES, {"role": "note", "content": "e"}]
+    template = "{% for m in messages if m.role != 'note' %}{{ m.role }}{{ m.content }}{% endfor %}"
+    monkeypatch.setitem(engine.tokenizer._chat_templates, "default", template)
+    with serving(engine) as world:
+        error = refusal(world, messages=history)
+        assert error["param"] == "messages" and error["message"].startswith("messages[1]: ")
+        history[1]["role"] = "developer"
+        answer = ask(world, messages=history, return_token_ids=True)
+    shown = engine.tokenizer.decode(answer["prompt_token_ids"])
+    assert shown == "userhellosysteme"
+
+
 @pytest.mark.parametrize("member", ["content", "role"])
 def test_half_a_character_is_no_text(world: World, member: str) -> None:
     message = {"role": "user", "content": "a", member: "\ud800"}

@@ -58,6 +58,28 @@ def test_nothing_that_changes_an_answer_is_ignored(
     assert world.error("/v1/responses", **{"input": "a", **body})["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("param", "body"),
+    [
+        ("instructions", {"instructions": "x", "input": "a"}),
+        (
+            "input",
+            {"input": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]},
+        ),
+    ],
+)
+def test_messages_that_the_template_leaves_out_are_named_as_sent(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, param: str, body: dict[str, Any]
+) -> None:
+    template = "{% for m in messages if m.role != 'system' %}{{ m.content }};{% endfor %}"
+    monkeypatch.setitem(engine.tokenizer._chat_templates, "default", template)
+    with serving(engine) as world:
+        error = world.error("/v1/responses", **body)
+    assert error["param"] == param
+    place = "instructions" if param == "instructions" else "input[1]"
+    assert error["message"].startswith(f"{place}: the chat template")
+
+
 @pytest.mark.parametrize("metadata", ['{"a": NaN}', '{"a": {"b": "c"}}', '{"a": 1}', '["a"]'])
 @pytest.mark.parametrize("stream", ["true", "false"])
 def test_metadata_are_texts(world: World, metadata: str, stream: str) -> None:

@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
 from specdec_native.checkpoints.errors import CheckpointError
-from specdec_native.text.chat_template import render
+from specdec_native.text.chat_template import check_all_shown, render
 from specdec_native.text.detokenizer import Detokenizer, TextStream
 from specdec_native.text.stop_strings import StopMatcher, StopStrings
 from specdec_native.text.tokenizer import Tokenizer
@@ -621,6 +621,61 @@ def test_what_cannot_be_rendered_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         render(template, messages, variables=VARIABLES)
+
+
+CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+CONVERSATION: list[dict[str, Any]] = [
+    {"role": "system", "content": " be brief "},
+    {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+    {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning": "hm"},
+    {"role": "tool", "content": '{"a": "\u00e9"}'},
+    {"role": "assistant", "content": "<think>so</think>\n\nyes"},
+    {"role": "user", "content": ""},
+]
+ALL_SHOWN = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content | trim }};{% endfor %}",
+    "{{ messages | tojson(ensure_ascii=true) }}",
+    "{{ messages | map(attribute='content') | join | upper }}",
+    # System text within the first question, thoughts cut off, calls in place of content.
+    "{% set system = messages[0].content | trim %}{% for m in messages[1:] %}"
+    "{% if m.tool_calls %}{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}{% else %}"
+    "{{ m.content.split('</think>')[-1].lstrip() }}{{ system if loop.first }}{% endif %}"
+    "{% endfor %}",
+    "{% for m in messages %}{{ m.role }}{{ m.content[:4] }}{% endfor %}",
+    "{% for m in messages %}{{ m.content | length }} {% endfor %}",
+    "{% for m in messages %}{% if '17' in m.content %}{{ raise_exception('') }}{% endif %}"
+    "{{ m.content }}{% endfor %}",
+)
+
+
+@pytest.mark.parametrize("template", ALL_SHOWN)
+def test_messages_that_a_template_changes_are_shown(template: str) -> None:
+    check_all_shown(template, CONVERSATION)
+
+
+@pytest.mark.parametrize(
+    ("template", "index"),
+    [
+        ("{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}", 0),
+        ("{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}", 3),
+        ("{% for m in messages if not m.tool_calls %}{{ m.content }}{% endfor %}", 2),
+        ("{{ messages[0].content }}{{ messages[-1].content }}", 1),
+        ("{% for m in messages[:-1] %}{{ m.content }}{% endfor %}", 5),
+        ("{{ messages | length }}", 0),
+        ("nothing, be brief", 0),
+    ],
+)
+def test_a_message_that_a_template_leaves_out_is_named(template: str, index: int) -> None:
+    render(template, CONVERSATION)
+    with pytest.raises(ValueError, match=rf"^messages\[{index}\]: the chat template does not show"):
+        check_all_shown(template, CONVERSATION)
+
+
+def test_developers_are_the_system_where_a_template_knows_none() -> None:
+    messages = [{"role": "developer", "content": "x"}]
+    assert render(TEMPLATE, messages, variables=VARIABLES) == "<system>x</s><assistant>"
+    assert render("{{ messages[0].role }}{# or developer #}", messages) == "developer"
+    assert messages[0]["role"] == "developer"
 
 
 def test_template_files_take_precedence_over_the_config(tmp_path: Path) -> None:

@@ -169,13 +169,19 @@ class RequestBuilder:
         return self._generation.read(self._directory)
 
     def chat_prompt(self, messages: Sequence[Message], **options: Any) -> Prompt:
-        """The prompt of a conversation; `options` are those of Tokenizer.render_chat."""
+        """The prompt of a conversation; `options` are those of Tokenizer.render_chat.
+
+        Raises ValueError for a message that the checkpoint's template does not show. A template
+        that the caller brings may show what it likes.
+        """
         tokenizer = self.text.need_tokenizer("chat")
         if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
             raise ValueError(
                 f'messages must be a list of {{"role", "content"}} dicts, got {messages!r:.80}'
             )
-        text = check_text("messages", tokenizer.render_chat(messages, **options))
+        is_own = options.get("chat_template") is not None
+        text = tokenizer.render_chat(messages, must_show_all=not is_own, **options)
+        check_text("messages", text)
         return Prompt(text, None, add_special_tokens=False)  # the template wrote them already
 
     def build(

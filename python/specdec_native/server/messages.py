@@ -17,16 +17,18 @@ _TEXT_KEYS = {
 }
 
 
-def plain_messages(messages: Sequence[Any], field: str = "messages") -> list[dict[str, Any]]:
+def plain_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
     """The messages with content parts joined to one text; what else they hold stays.
 
-    `field` is what errors call the list. Raises ApiError for what no chat template can show, such
-    as images.
+    Raises ApiError for what no chat template can show, such as images.
     """
-    return [_plain(message, f"{field}[{i}]", field) for i, message in enumerate(messages)]
+    return [
+        plain_message(message, f"messages[{i}]", "messages") for i, message in enumerate(messages)
+    ]
 
 
-def _plain(message: Any, place: str, field: str) -> dict[str, Any]:
+def plain_message(message: Any, place: str, field: str) -> dict[str, Any]:
+    """One message, which stands at `place` of a field."""
     if not isinstance(message, Mapping):
         raise bad_request(f'{place} must be an object with "role" and "content"', field)
     if not isinstance(message.get("role"), str) or not message["role"]:

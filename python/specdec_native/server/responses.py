@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any
@@ -11,13 +12,11 @@ import fastapi
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
-from specdec_native.checks import check_text
 from specdec_native.requests.inputs import Prompt
 from specdec_native.requests.outputs import CompletionOutput
 from specdec_native.server.chunks import dumps
-from specdec_native.server.errors import ApiError
+from specdec_native.server.errors import ApiError, bad_request
 from specdec_native.server.logprobs import TokenNames, chat_logprobs
-from specdec_native.server.messages import plain_messages
 from specdec_native.server.protocol.common import check_max_tokens
 from specdec_native.server.protocol.responses import ResponsesRequest
 from specdec_native.server.response_items import OutputItems, Written
@@ -81,9 +80,11 @@ def call_of(
         params.skip_special_tokens = False
 
     def make_prompts() -> list[Prompt]:
-        messages = plain_messages(body.messages(), "input")
-        prompt = service.engine.chat_prompt(messages, **template)
-        check_text("input", prompt.text or "")
+        messages = body.messages()
+        try:
+            prompt = service.engine.chat_prompt([*messages.values()], **template)
+        except ValueError as error:
+            raise _of_input(error, [*messages]) from error
         prompt.truncate_to = truncate_to
         prompt.keeps_beginning = body.truncation_side == "right"
         prompt.cache_salt = body.cache_salt
@@ -98,6 +99,15 @@ def call_of(
         params=params,
         is_plain=not body.chat_template_kwargs,
     )
+
+
+def _of_input(error: ValueError, places: list[str]) -> ApiError:
+    """An error about the messages of the chat, which are not what the client sent."""
+    message = str(error)
+    if found := re.match(r"messages(?:\[(\d+)\])?", message):
+        place = "input" if found[1] is None else places[int(found[1])]
+        return bad_request(place + message[found.end() :], place.partition("[")[0])
+    return bad_request(message, "input")
 
 
 class _Answer:

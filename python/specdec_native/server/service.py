@@ -106,7 +106,7 @@ class Call:
             priority=body.priority,
             is_plain=is_plain and grammar is None,
             grammar_field="structured_outputs" if grammar is None else grammar.field,
-            num_bytes=body_bytes(headers),
+            num_bytes=body_bytes(http.headers),
         )
 
     @property

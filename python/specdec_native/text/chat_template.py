@@ -6,6 +6,7 @@ import datetime
 import functools
 import json
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,12 @@ from specdec_native.text.template_sandbox import (
 # Marks the end of the final message while rendering a conversation that is to be continued.
 _CONTINUE_MARK = "\u2063specdec-continue-here\u2063"
 
+# Put around texts of message i to see whether a template shows it: digits, which no filter changes.
+_SHOWN_MARK = "6170843529{:06d}"
+_SHOWN_MARKS = re.compile(r"6170843529(\d{6})")
+
 _LONGEST_TEMPLATE = 1_000_000
+_MOST_SUSPECTS = 8  # messages that are rendered once more by themselves
 
 Message = Mapping[str, Any]
 
@@ -44,13 +50,18 @@ def render(
     """Returns the prompt text of a conversation.
 
     Messages may be in OpenAI's form: as in vLLM, a content of None is "", and a tool call's
-    arguments, a JSON string there, become the dict that templates expect.
+    arguments, a JSON string there, become the dict that templates expect. The role "developer" is
+    "system" for a template that does not know it.
     `variables` are further names the template sees: special tokens and template options. `source`
     is what messages call the template.
     Raises ValueError for a malformed conversation, for one the template refuses and for a template
     that fails or does not come to an end.
     """
     conversation = [_plain(message, i) for i, message in enumerate(messages)]
+    if "developer" not in template:
+        for message in conversation:
+            if message["role"] == "developer":
+                message["role"] = "system"
     if not conversation:
         raise ValueError("messages must not be empty")
     if continue_final_message:
@@ -91,6 +102,46 @@ def render(
     if continue_final_message:
         text = _cut_at_mark(text)
     return text
+
+
+def check_all_shown(
+    template: str, messages: Sequence[Message], *, source: str = "the chat template", **options: Any
+) -> None:
+    """Raises ValueError naming the first message that `render` leaves out of its text.
+
+    All messages are rendered once more, marked: where a mark comes out, the message is shown,
+    whatever the template trims, joins or puts around it. Where none does, the message is left out,
+    unless its mark changes the text or is refused.
+    """
+
+    def text(*marked: int) -> str | None:
+        chosen = list(plain)
+        for i in marked:
+            chosen[i] = _marked(plain[i], i)
+        try:
+            return render(template, chosen, **options)
+        except ValueError:
+            return None
+
+    plain = [_plain(message, i) for i, message in enumerate(messages)]
+    shown = {int(digits) for digits in _SHOWN_MARKS.findall(text(*range(len(plain))) or "")}
+    suspects = [i for i in range(len(plain)) if i not in shown]
+    for i in suspects[:_MOST_SUSPECTS]:
+        if text(i) == text():
+            raise ValueError(
+                f"messages[{i}]: {source} does not show this message, whose role is "
+                f"{plain[i]['role']!r:.40}; give it a role that the model knows, or leave it out"
+            )
+
+
+def _marked(message: dict[str, Any], index: int) -> dict[str, Any]:
+    """A message with a mark at both ends of its content, and of the names that it calls."""
+    mark = _SHOWN_MARK.format(index)
+    marked = {**message, "content": f"{mark}{message['content']}{mark}"}
+    calls = [dict(call) for call in message.get("tool_calls") or ()]
+    for call in calls:
+        call["function"] = {**call["function"], "name": f"{call['function'].get('name')}{mark}"}
+    return {**marked, "tool_calls": calls} if calls else marked
 
 
 def _plain(message: Message, index: int) -> dict[str, Any]:

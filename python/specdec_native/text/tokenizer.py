@@ -393,23 +393,28 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        must_show_all: bool = False,
     ) -> str:
         """The prompt text of a conversation.
 
         `chat_template` is Jinja source or the name of one of the checkpoint's templates. Raises
-        ValueError if there is none, or none of several is the default.
+        ValueError if there is none, or none of several is the default, and, with `must_show_all`,
+        for a message that the template leaves out.
         """
-        return chat.render(
-            self.get_chat_template(chat_template, tools),
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            variables={**self.special_tokens_map, **(template_kwargs or {})},
-            source=f"the chat template of {self.name_or_path}"
+        source = self.get_chat_template(chat_template, tools)
+        options: dict[str, Any] = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+            "variables": {**self.special_tokens_map, **(template_kwargs or {})},
+            "source": f"the chat template of {self.name_or_path}"
             if self.name_or_path
             else "the chat template",
-        )
+        }
+        text = chat.render(source, messages, **options)
+        if must_show_all:
+            chat.check_all_shown(source, messages, **options)
+        return text
 
     def _why_no_template(self) -> str:
         name = self.name_or_path or "this tokenizer"

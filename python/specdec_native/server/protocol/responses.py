@@ -10,7 +10,7 @@ from specdec_native.requests.request_builder import GenerationDefaults
 from specdec_native.requests.sampling_params import SamplingParams
 from specdec_native.requests.structured_outputs import StructuredOutputsParams
 from specdec_native.server.errors import bad_request
-from specdec_native.server.messages import text_of
+from specdec_native.server.messages import plain_message, text_of
 from specdec_native.server.protocol.body import Fields
 from specdec_native.server.protocol.common import GenerationFields, Integer
 from specdec_native.server.protocol.structured import schema_params
@@ -156,21 +156,24 @@ class ResponsesRequest(GenerationFields):
             logprobs=(self.top_logprobs or 0) if self.has_logprobs else None,
         )
 
-    def messages(self) -> list[dict[str, Any]]:
-        """Instructions and input as messages of a chat.
+    def messages(self) -> dict[str, dict[str, Any]]:
+        """Instructions and input as messages of a chat, by where each stands, such as "input[0]".
 
         Raises ApiError for items that are no messages and no calls of tools.
         """
-        messages: list[dict[str, Any]] = []
+        messages: dict[str, dict[str, Any]] = {}
         if self.instructions is not None:
-            messages.append({"role": "system", "content": self.instructions})
+            messages["instructions"] = {"role": "system", "content": self.instructions}
         if self.input == []:
             raise bad_request("input is empty; send text or messages", "input")
         if isinstance(self.input, str):
-            return [*messages, {"role": "user", "content": self.input}]
+            return {**messages, "input": {"role": "user", "content": self.input}}
         for i, item in enumerate(self.input):
             _append(messages, item, f"input[{i}]")
-        return messages
+        return {
+            place: plain_message(message, place, place.partition("[")[0])
+            for place, message in messages.items()
+        }
 
 
 def _chat_tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
@@ -185,23 +188,24 @@ def _chat_tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
     return {"type": "function", "function": given}
 
 
-def _append(messages: list[dict[str, Any]], item: dict[str, Any], place: str) -> None:
-    """Appends an item of the input; calls of one turn share a message."""
+def _append(messages: dict[str, dict[str, Any]], item: dict[str, Any], place: str) -> None:
+    """Adds an item of the input; calls of one turn share a message."""
     kind = item.get("type", "message")
     if kind == "message":
-        messages.append({key: item[key] for key in ("role", "content", "name") if key in item})
+        messages[place] = {key: item[key] for key in ("role", "content", "name") if key in item}
     elif kind == "function_call":
         call = {
             "id": item.get("call_id"),
             "type": "function",
             "function": {"name": item.get("name"), "arguments": item.get("arguments")},
         }
-        if not messages or messages[-1]["role"] != "assistant":
-            messages.append({"role": "assistant", "content": None})
-        messages[-1].setdefault("tool_calls", []).append(call)
+        last = next(reversed(messages.values()), {})
+        if last.get("role") != "assistant":
+            last = messages[place] = {"role": "assistant", "content": None}
+        last.setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
         text = text_of(item.get("output"), f"{place}.output", "input")
-        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
+        messages[place] = {"role": "tool", "tool_call_id": item.get("call_id"), "content": text}
     elif kind != "reasoning":  # which is the model's own, and not shown again
         raise bad_request(
             f"{place} has the type {str(kind)[:40]!r}; send items of the types message, "
