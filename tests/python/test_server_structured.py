@@ -15,6 +15,7 @@ import pytest
 from server_world import MODEL, World, serving
 from specdec_native import Engine
 from specdec_native.requests.structured_outputs import StructuredOutputsParams
+from specdec_native.server.errors import ApiError
 from specdec_native.server.protocol.chat import ChatCompletionRequest
 from specdec_native.server.protocol.completions import CompletionRequest
 from specdec_native.server.protocol.responses import ResponsesRequest
@@ -91,7 +92,7 @@ def nested(depth: int) -> dict[str, Any]:
         ({"guided_json": PERSON, "guided_regex": "a", "guided_choice": ["a"]}, None),
         # Calls that are required go over a response_format.
         (
-            {"tools": TOOLS, "tool_choice": "auto", "response_format": SCHEMA},
+            {"tools": TOOLS, "tool_choice": "none", "response_format": SCHEMA},
             StructuredOutputsParams(json=PERSON),
         ),
         (
@@ -116,6 +117,23 @@ def test_fields_become_parameters(
         request.check()
         grammar = request.grammar()
         assert (None if grammar is None else grammar.params) == expected
+
+
+@pytest.mark.parametrize("tool_choice", [None, "auto"])
+@pytest.mark.parametrize("form", [SCHEMA, {"type": "json_object"}])
+def test_json_and_calls_by_choice_exclude_each_other(
+    tool_choice: str | None, form: dict[str, Any]
+) -> None:
+    body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": tool_choice}
+    with pytest.raises(ApiError, match="response_format.*tool_choice") as refused:
+        ChatCompletionRequest.model_validate({**body, "response_format": form}).check()
+    assert (refused.value.status, refused.value.param) == (400, "response_format")
+    text = ChatCompletionRequest.model_validate({**body, "response_format": {"type": "text"}})
+    text.check()
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    response = {"input": "a", "tools": tools, "text": {"format": {"type": "json_object"}}}
+    with pytest.raises(ApiError, match="text.format.*tool_choice"):
+        ResponsesRequest.model_validate({**response, "tool_choice": tool_choice}).check()
 
 
 @pytest.mark.parametrize(

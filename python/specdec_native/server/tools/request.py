@@ -53,8 +53,17 @@ class ToolUse:
         """What makes the model call; `asked`, which is of other fields, where it need not.
 
         Calls go over the other fields, as in vLLM, which refuses structured_outputs beside a named
-        function, too: ApiError.
+        function, too: ApiError. So is JSON by a format where the model may call: it never could.
         """
+        if self.choice == "auto" and asked is not None and asked.field != "structured_outputs":
+            name = "text.format" if asked.field == "text" else asked.field
+            if asked.params.kind in ("json", "json_object"):
+                raise bad_request(
+                    f'{name} allows JSON alone, so with tool_choice "auto" the model could never '
+                    f'call one of the tools: set tool_choice to "none" for the JSON, to "required" '
+                    f"for a call, or leave {name} out",
+                    asked.field,
+                )
         if not self.is_forced:
             return asked
         if self.choice == "named" and asked is not None and asked.field == "structured_outputs":
