@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from specdec_native import RequestOutputKind, SamplingParams
+from specdec_native.requests import sampling_params
 from specdec_native.requests.core_params import to_core_params
 
 
@@ -52,6 +53,7 @@ def test_defaults_are_those_of_vllm() -> None:
         *((name, np.bool_(True)) for name in ("temperature", "n")),
         ("logit_bias", {5: 1e39}),
         ("logit_bias", {2**31: 1}),
+        *(("logit_bias", {key: 1}) for key in ("1_0", " 1", "1 ", "+1", "\u0661", "", "1.0")),
         ("repetition_penalty", 1e39),
         ("stream_interval", 0),
         ("output_kind", "delta"),
@@ -208,3 +210,10 @@ def test_repr_shows_what_was_set_and_evaluates_to_it() -> None:
     assert repr(params) == "SamplingParams(temperature=0.5, seed=3, stop=['x'])"
     assert eval(repr(params)) == params
     assert repr(SamplingParams()) == "SamplingParams()"
+
+
+def test_low_temperatures_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    sampling_params._warn_of_low_temperatures.cache_clear()
+    for temperature in (1e-6, 1e-4, 1e-6):
+        assert SamplingParams(temperature=temperature).temperature == 0.01
+    assert len(caplog.records) == 1 and "temperature" in caplog.text

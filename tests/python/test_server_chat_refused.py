@@ -22,8 +22,8 @@ def world(engine: Engine) -> Iterator[World]:
     ("param", "body"),
     [
         ("top_logprobs", {"top_logprobs": 2}),
-        ("body.top_logprobs", {"logprobs": True, "top_logprobs": -2}),
-        ("body.logprobs", {"logprobs": 5}),
+        ("top_logprobs", {"logprobs": True, "top_logprobs": -2}),
+        ("logprobs", {"logprobs": 5}),
         ("temperature", {"temperature": 2.5}),
         ("n", {"n": 0}),
         ("n", {"n": 16385}),
@@ -33,17 +33,17 @@ def world(engine: Engine) -> Iterator[World]:
         ("num_speculative_tokens", {"num_speculative_tokens": -1}),
         ("logit_bias", {"logit_bias": {"99999": 1}}),
         ("logit_bias", {"logit_bias": {"no_token": 1}}),
-        ("body.logit_bias", {"logit_bias": {"1": "no number"}}),
+        ("logit_bias", {"logit_bias": {"1": "no number"}}),
         ("stop_token_ids", {"stop_token_ids": [99999]}),
         ("stop_token_ids", {"stop_token_ids": [-1]}),
-        ("body.seed", {"seed": 2**63}),
-        ("body.seed", {"seed": -(2**63) - 1}),
+        ("seed", {"seed": 2**63}),
+        ("seed", {"seed": -(2**63) - 1}),
     ],
 )
 def test_what_cannot_be_served_is_named(world: World, param: str, body: dict[str, Any]) -> None:
     error = refusal(world, **body)
     assert (error["param"], error["type"]) == (param, "BadRequestError")
-    assert param.removeprefix("body.") in error["message"]
+    assert param in error["message"]
 
 
 def test_more_logprobs_than_allowed_are_refused(world: World) -> None:
@@ -53,6 +53,19 @@ def test_more_logprobs_than_allowed_are_refused(world: World) -> None:
     ]
     for error in errors:
         assert "logprobs" in error["message"] and "20" in error["message"]
+    assert errors[0]["param"] == "top_logprobs" and errors[0]["message"].startswith("top_logprobs=")
+
+
+def test_errors_name_what_the_client_sent(world: World) -> None:
+    long = "x" * 200
+    error = refusal(world, messages=[{"role": "user", "content": long}])
+    assert error["param"] == "messages" and error["message"].startswith("messages: the prompt")
+    error = world.error("/v1/responses", input=long)
+    assert error["param"] == "input" and error["message"].startswith("input: the prompt")
+    logprobs = {"include": ["message.output_text.logprobs"], "top_logprobs": 21}
+    error = world.error("/v1/responses", input="a", **logprobs)
+    assert error["param"] == "top_logprobs" and error["message"].startswith("top_logprobs=")
+    assert world.error("/v1/completions", prompt=["a", long])["param"] == "prompt"
 
 
 def test_fields_that_ask_for_what_is_there_are_taken(world: World, engine: Engine) -> None:

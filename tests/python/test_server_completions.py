@@ -295,20 +295,20 @@ def test_what_is_ignored(world: World, engine: Engine) -> None:
         ("prompt", {"prompt": [-1], "echo": True}),
         ("prompt", {"prompt": [2**70], "echo": True}),
         ("prompt", {"prompt": "a" * 96}),
-        ("body.prompt", {"prompt": [True]}),
-        ("body.prompt", {"prompt": ["a", 1]}),
-        ("body.prompt", {"prompt": None}),
+        ("prompt", {"prompt": [True]}),
+        ("prompt", {"prompt": ["a", 1]}),
+        ("prompt", {"prompt": None}),
         ("n", {"n": 0}),
         ("n", {"n": 1000, "prompt": ["a"] * 100}),
         ("max_tokens", {"max_tokens": 0}),
         ("max_tokens", {"max_tokens": 97}),
-        ("body.max_tokens", {"max_tokens": -1}),
+        ("max_tokens", {"max_tokens": -1}),
         ("min_tokens", {"max_tokens": 3, "min_tokens": 4}),
         ("suffix", {"suffix": "end"}),
         ("logprobs", {"logprobs": -2}),
         ("logprobs", {"logprobs": 21}),
         ("logprobs", {"logprobs": -1}),
-        ("body.logprobs", {"logprobs": "many"}),
+        ("logprobs", {"logprobs": "many"}),
         ("prompt_logprobs", {"prompt_logprobs": -2}),
         ("prompt_logprobs", {"prompt_logprobs": -1}),
         ("use_beam_search", {"use_beam_search": True}),
@@ -316,7 +316,7 @@ def test_what_is_ignored(world: World, engine: Engine) -> None:
         ("cache_salt", {"cache_salt": "a" * 129}),
         ("cache_salt", {"cache_salt": ""}),
         ("num_speculative_tokens", {"num_speculative_tokens": -1}),
-        ("body.num_speculative_tokens", {"num_speculative_tokens": "off"}),
+        ("num_speculative_tokens", {"num_speculative_tokens": "off"}),
         ("stream_options", {"stream_options": {"include_usage": True}}),
         ("stream_options", {"stream_options": {"continuous_usage_stats": None}}),
         ("truncate_prompt_tokens", {"truncate_prompt_tokens": 97}),
@@ -325,14 +325,14 @@ def test_what_is_ignored(world: World, engine: Engine) -> None:
         ("logit_bias", {"logit_bias": {"x": 1}}),
         ("stop", {"stop": [""]}),
         ("priority", {"priority": 1}),
-        ("body.priority", {"priority": "high"}),
+        ("priority", {"priority": "high"}),
     ],
 )
 def test_bad_fields_are_named(world: World, param: str, body: dict[str, Any]) -> None:
     error = world.error(PATH, **{"prompt": "abc", **body})
     assert error["type"] == "BadRequestError"
     assert error["param"] == param
-    assert param.removeprefix("body.") in error["message"]
+    assert param in error["message"]
 
 
 def test_too_long_a_prompt_has_the_words_clients_look_for(world: World) -> None:

@@ -92,4 +92,4 @@ def test_trees_come_on_wish(world: World, engine: Engine) -> None:
         (choice,) = plain.ask(CHAT, **BODY, draft_trees=True)["choices"]
         assert "draft_trees" not in choice
     error = world.error(CHAT, **BODY, draft_trees="many")
-    assert error["param"] == "body.draft_trees"
+    assert error["param"] == "draft_trees"

@@ -283,6 +283,8 @@ class RequestBuilder:
         if kind is not None:
             params.output_kind = kind
         params.validate()
+        if self._num_spec_tokens is None:
+            params.num_speculative_tokens = None  # a limit that no drafts keep to
         if params.stop and self.text.tokenizer is None:
             self.text.need_tokenizer("stop")
         for i, word in enumerate(params.bad_words or ()):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import enum
+import functools
 import logging
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -219,12 +221,7 @@ class SamplingParams(SamplingArguments):
         tokens = self.num_speculative_tokens or 0
         check_integer("num_speculative_tokens", tokens, minimum=0, maximum=INT32_MAX)
         if 0.0 < self.temperature < _MIN_TEMPERATURE:
-            _logger.warning(
-                "temperature %s is below %s and would overflow; using %s",
-                self.temperature,
-                _MIN_TEMPERATURE,
-                _MIN_TEMPERATURE,
-            )
+            _warn_of_low_temperatures()
             self.temperature = _MIN_TEMPERATURE
         if self.seed is not None:
             self.seed = check_integer("seed", self.seed, minimum=-(2**63), maximum=2**64 - 1)
@@ -297,6 +294,14 @@ class SamplingParams(SamplingArguments):
 SamplingParams.__struct_fields__ = tuple(f.name for f in dataclasses.fields(SamplingParams))
 
 
+@functools.cache
+def _warn_of_low_temperatures() -> None:
+    """Warns once."""
+    _logger.warning(
+        "temperatures between 0 and %s would overflow; using %s", _MIN_TEMPERATURE, _MIN_TEMPERATURE
+    )
+
+
 def _strings(name: str, value: str | Sequence[str] | None) -> list[str]:
     if value is None:
         return []
@@ -331,10 +336,12 @@ def _logit_bias(value: Any) -> dict[int, float]:
     biases: dict[int, float] = {}
     for key, bias in value.items():
         try:
+            if isinstance(key, str) and not re.fullmatch("-?[0-9]+", key):
+                raise ValueError
             token = int(key) if isinstance(key, str) else operator.index(key)
         except (TypeError, ValueError):
             raise ValueError(
-                f"logit_bias keys must be token ids (integers or numeric strings), got {shown(key)}"
+                f"logit_bias keys must be token ids (integers or decimal digits), got {shown(key)}"
             ) from None
         check_integer("logit_bias key", token, minimum=0, maximum=INT32_MAX)
         biases[token] = check_number(

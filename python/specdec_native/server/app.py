@@ -82,7 +82,7 @@ def _add_error_handlers(app: fastapi.FastAPI) -> None:
 
 
 def as_bad_request(errors: Any) -> ApiError:
-    """The first of pydantic's errors, as vLLM names its place: body.messages.
+    """The first of pydantic's errors, by the field that the client sent.
 
     A field that may be several things has an error for each, which become one.
     """
@@ -99,5 +99,6 @@ def as_bad_request(errors: Any) -> ApiError:
 
 
 def _place(error: Any) -> str:
-    """Two names at most; further ones are types."""
-    return ".".join(part for part in error["loc"][:2] if isinstance(part, str))
+    """The field; "body" for the whole of it. What comes after the field are types."""
+    field = error["loc"][1] if len(error["loc"]) > 1 else ""
+    return field if isinstance(field, str) and field else "body"

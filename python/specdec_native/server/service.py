@@ -10,9 +10,10 @@ import re
 import time
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
 from specdec_native.engine import Engine
@@ -48,6 +49,9 @@ class Asked(Protocol):
     def grammar(self) -> Grammar | None:
         """What the answer has to be like; None for anything."""
 
+    def field_names(self) -> Mapping[str, str]:
+        """What the body calls fields of the engine that have another name there."""
+
 
 @dataclasses.dataclass
 class Call:
@@ -60,7 +64,7 @@ class Call:
         stream: whether outputs are read as they grow.
         is_plain: whether there is no grammar, and make_prompts makes one prompt, by no template or
             variables of the request.
-        grammar_field: the field that asked for the grammar of the params, for errors.
+        field_names: what the request calls fields of the engine, for errors.
         num_bytes: length of the request's body.
         arrival: time.monotonic() when it came.
     """
@@ -72,7 +76,7 @@ class Call:
     stream: bool = False
     priority: int = 0
     is_plain: bool = True
-    grammar_field: str = "structured_outputs"
+    field_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     num_bytes: int = 0
     arrival: float = dataclasses.field(default_factory=time.monotonic)
 
@@ -105,7 +109,7 @@ class Call:
             stream=body.stream,
             priority=body.priority,
             is_plain=is_plain and grammar is None,
-            grammar_field="structured_outputs" if grammar is None else grammar.field,
+            field_names=body.field_names(),
             num_bytes=body_bytes(http.headers),
         )
 
@@ -325,7 +329,7 @@ class Service:
                 self.on_failure()
             return ApiError(500, "The engine has failed, and the server ends.")
         if isinstance(error, ValueError):
-            return bad_request(str(error), field_named_in(str(error)))
+            return as_sent(str(error))
         _logger.error("a request has failed", exc_info=error)
         return ApiError(500, "An error in the server has ended the request; its log says more.")
 
@@ -349,15 +353,13 @@ class Service:
         try:
             return self.engine.prepare(prompts, call.params, kind=kind, priority=call.priority)
         except ValueError as error:
-            if field_named_in(str(error)) != "structured_outputs":
-                raise
-            raise bad_request(str(error), call.grammar_field) from error
+            raise as_sent(str(error), call.field_names) from error
 
 
 _NO_NAME = re.compile(r"[\s=:.\[]")
 _FIELDS = {
     *(field.name for field in dataclasses.fields(SamplingParams)),
-    *("prompt", "messages", "cache_salt", "priority"),
+    *("prompt", "prompts", "messages", "cache_salt", "priority"),
 }
 
 
@@ -371,7 +373,19 @@ def body_bytes(headers: Headers) -> int:
     return int(headers["content-length"])
 
 
-def field_named_in(message: str) -> str | None:
+def as_sent(message: str, names: Mapping[str, str] | None = None) -> ApiError:
+    """The engine's error, by the name that the client gave the field it begins with."""
+    field = _field_named_in(message)
+    if field is None or field not in (names or {}):
+        return bad_request(message, "prompt" if field == "prompts" else field)
+    name = (names or {})[field]
+    if field == "prompt":
+        return bad_request(f"{name}: the {message}", name)
+    # What comes after a dot is a part of the engine's field.
+    return bad_request(name + re.sub(r"^\.\w+", "", message[len(field) :]), name)
+
+
+def _field_named_in(message: str) -> str | None:
     """The field that a message of the engine begins with."""
     word = _NO_NAME.split(message, maxsplit=1)[0]
     name = "prompt" if word == "prompts" else word  # prompts[1] is one of them

@@ -55,6 +55,10 @@ class ChatCompletionRequest(GenerationFields):
         asked = super().grammar()
         return asked if tools is None else tools.grammar(asked)
 
+    def field_names(self) -> dict[str, str]:
+        """What the body calls fields of the engine that have another name there."""
+        return super().field_names() | {"prompt": "messages", "logprobs": "top_logprobs"}
+
     def chat_params(self, defaults: GenerationDefaults) -> SamplingParams:
         """The sampling parameters."""
         return self.sampling_params(

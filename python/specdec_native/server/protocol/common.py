@@ -11,7 +11,7 @@ from specdec_native.requests.sampling_params import SamplingParams
 from specdec_native.server.errors import bad_request
 from specdec_native.server.protocol.body import Body, Fields
 from specdec_native.server.protocol.structured import ResponseFormat, StructuredOutputs
-from specdec_native.server.service import field_named_in
+from specdec_native.server.service import as_sent
 from specdec_native.server.structured import Grammar, grammar_of
 
 Integer = pydantic.StrictInt
@@ -96,6 +96,13 @@ class GenerationFields(Body):
         """What the answer has to be like; None for anything. Raises ApiError for a bad field."""
         return grammar_of(self.response_format, self.structured_outputs)
 
+    def field_names(self) -> dict[str, str]:
+        """What the body calls fields of the engine that have another name there."""
+        grammar = self.grammar()
+        if grammar is None or grammar.field == "structured_outputs":
+            return {}
+        return {"structured_outputs": grammar.field}
+
     def truncated_to(self, max_model_len: int) -> int | None:
         """Tokens that are kept of a prompt; None for all. Raises the ApiError for too many.
 
@@ -141,10 +148,7 @@ class GenerationFields(Body):
         try:
             params.validate()
         except ValueError as error:
-            field = field_named_in(str(error))
-            if field == "structured_outputs" and grammar is not None:
-                field = grammar.field
-            raise bad_request(str(error), field) from error
+            raise as_sent(str(error), self.field_names()) from error
         return params
 
 

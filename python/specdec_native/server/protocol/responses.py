@@ -134,6 +134,14 @@ class ResponsesRequest(GenerationFields):
         tools = self.tool_use()
         return asked if tools is None else tools.grammar(asked)
 
+    def field_names(self) -> dict[str, str]:
+        """What the body calls fields of the engine that have another name there."""
+        return super().field_names() | {
+            "prompt": "input",
+            "logprobs": "top_logprobs",
+            "max_tokens": "max_output_tokens",
+        }
+
     def text_format(self) -> dict[str, Any]:
         """The format of its text, for the answer."""
         if self.text is None or self.text.format is None:
