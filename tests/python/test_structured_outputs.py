@@ -25,6 +25,7 @@ from specdec_native import (
     StructuredOutputsParams,
     _core,
 )
+from specdec_native.errors import RequestError
 from specdec_native.requests.grammar_compiler import GrammarCompiler
 from specdec_native.text.tokenizer import Tokenizer
 from test_sampling_distribution import chi_square_z, softmax
@@ -88,6 +89,17 @@ def text_of(engine: Engine, sampling: SamplingParams) -> str:
 
 
 # ---- what each kind means
+
+
+def test_choices_may_be_many(engine: Engine) -> None:
+    many = [f"choice {i}/(a|b)*.[x]" for i in range(5000)]
+    assert text_of(engine, params(choice=many)) in many
+
+
+def test_too_many_optional_properties_are_refused_in_plain_words(engine: Engine) -> None:
+    properties = {f"p{i}": {"type": "integer"} for i in range(4000)}
+    with pytest.raises(RequestError, match="structured_outputs.*optional properties"):
+        engine.generate(PROMPT, params(json={"type": "object", "properties": properties}))
 
 
 @pytest.mark.parametrize("temperature", [0, 1])

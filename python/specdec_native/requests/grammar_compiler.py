@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import importlib
 import json
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from types import ModuleType
@@ -19,6 +20,7 @@ from specdec_native.text.tokenizer import Tokenizer
 
 _MAX_KEPT = 64  # compiled grammars
 _MAX_TEXT = 1 << 20  # characters of a grammar
+_NO_LITERAL = re.compile(r"[\x00-\x1f!-/:-@\[-`{-\x7f]")  # what regexes write by its code
 
 
 class GrammarCompiler:
@@ -115,7 +117,7 @@ def grammar_text(llguidance: ModuleType, params: StructuredOutputsParams) -> str
         if params.kind in ("json", "json_object"):
             return _json_grammar(params)
         if params.kind == "choice":
-            return str(llguidance.grammar_from("choice", json.dumps(list(params.choice or ()))))
+            return _choice_grammar(llguidance, params.choice or ())
         if params.kind == "structural_tag":
             return _tag_grammar(llguidance, params.structural_tag)
         return str(llguidance.grammar_from(params.kind, getattr(params, params.kind)))
@@ -123,6 +125,12 @@ def grammar_text(llguidance: ModuleType, params: StructuredOutputsParams) -> str
         if f"{error}".startswith("structured_outputs"):
             raise
         raise ValueError(f"structured_outputs.{params.kind}: {error}") from error
+
+
+def _choice_grammar(llguidance: ModuleType, choice: Sequence[str]) -> str:
+    """One lexeme, which may have many more alternatives than a rule of a grammar."""
+    texts = [_NO_LITERAL.sub(lambda m: f"\\x{{{ord(m[0]):x}}}", text) for text in choice]
+    return str(llguidance.grammar_from("regex", f"({'|'.join(dict.fromkeys(texts))})"))
 
 
 def _json_grammar(params: StructuredOutputsParams) -> str:

@@ -147,7 +147,7 @@ class Request:
         if output.error:
             output.raise_engine_failure()
             if output.error.startswith("structured_outputs:"):  # the request's own fault
-                raise ValueError(output.error)
+                raise ValueError(_TOO_WIDE if "Current row has" in output.error else output.error)
             raise RuntimeError(f"request {self.request_id}: {output.error}")
         with self._lock:
             if first == 0:
@@ -323,6 +323,13 @@ class Request:
 
     def _wall_time(self, seconds: float) -> float:
         return seconds + self._epoch if seconds else 0.0
+
+
+# What llguidance's "Current row has ... items" means.
+_TOO_WIDE = (
+    "structured_outputs: the grammar has too many parts of which any may come next, such as "
+    "thousands of optional properties; make more of them required, or name fewer"
+)
 
 
 class _Completion:
