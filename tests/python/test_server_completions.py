@@ -1,5 +1,6 @@
 """/v1/completions: every field, alone and with others, whole and streamed."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from server_world import MODEL, World, serving
 from specdec_native import Engine, SamplingParams
 from specdec_native.requests.outputs import RequestOutput
 from specdec_native.server import completions
+from specdec_native.server.protocol import body as body_module
 from specdec_native.server.protocol.completions import CompletionRequest
 from tiny_text_model import FIRST_CHAR, OPTIONS, TEXT_TOKEN_IDS
 
@@ -481,3 +483,24 @@ def test_only_little_is_done_on_the_event_loop(
     for size, expected in (("100", is_quick), ("100000", False)):
         http = HTTPConnection({"type": "http", "headers": [(b"content-length", size.encode())]})
         assert completions.call_of(request, world.service, http).is_quick == expected
+
+
+def test_fields_that_are_not_known_are_warned_of_once(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body_module, "_warned", set())
+    unknown = {"best_of": 2, "guided_json": {}, "temprature": 1, "nothing": None}
+    for _ in range(2):
+        world.ask(PATH, prompt="a", max_tokens=1, **unknown)
+        world.ask(
+            PATH,
+            prompt="a",
+            max_tokens=1,
+            stream_options=None,
+            response_format={"type": "text", "x": 1},
+        )
+    warned = [re.findall("'(.*)'", record.getMessage()) for record in caplog.records]
+    assert warned == [["best_of"], ["guided_json"], ["temprature"], ["x"]]
+    for i in range(500):
+        CompletionRequest.model_validate({"prompt": "a", f"f{i}": 1})
+    assert len(caplog.records) == 100

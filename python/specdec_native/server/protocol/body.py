@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from typing import Any
 
 import pydantic
 
+_MOST_WARNINGS = 100  # a client must not fill the log
+
+_logger = logging.getLogger("specdec_native.server")
+_warned: set[str] = set()
+
+
+def _warn_of(names: Iterable[Any]) -> None:
+    """Warns of fields that are ignored, of each name once."""
+    for name in map(str, names):
+        if name not in _warned and len(_warned) < _MOST_WARNINGS:
+            _warned.add(name)
+            _logger.warning("requests have the field %.80r, which this server ignores", name)
+
 
 class Fields(pydantic.BaseModel):
-    """An object. Unknown fields are ignored, and null is the same as a field left out."""
+    """An object. Null is a field left out. Unknown fields are ignored, with a warning."""
 
     model_config = pydantic.ConfigDict(extra="ignore", allow_inf_nan=True)
 
@@ -17,7 +32,11 @@ class Fields(pydantic.BaseModel):
     def _without_nulls(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        return {name: value for name, value in data.items() if value is not None}
+        given = {name: value for name, value in data.items() if value is not None}
+        fields = cls.model_fields
+        if unknown := given.keys() - fields.keys() - {each.alias for each in fields.values()}:
+            _warn_of(sorted(unknown, key=str))
+        return given
 
 
 class Body(Fields):
