@@ -62,7 +62,7 @@ def test_errors_name_what_the_client_sent(world: World) -> None:
     assert error["param"] == "messages" and error["message"].startswith("messages: the prompt")
     error = world.error("/v1/responses", input=long)
     assert error["param"] == "input" and error["message"].startswith("input: the prompt")
-    logprobs = {"include": ["message.output_text.logprobs"], "top_logprobs": 21}
+    logprobs: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 21}
     error = world.error("/v1/responses", input="a", **logprobs)
     assert error["param"] == "top_logprobs" and error["message"].startswith("top_logprobs=")
     assert world.error("/v1/completions", prompt=["a", long])["param"] == "prompt"

@@ -25,7 +25,6 @@ from specdec_native import (
     StructuredOutputsParams,
     _core,
 )
-from specdec_native.errors import RequestError
 from specdec_native.requests.grammar_compiler import GrammarCompiler
 from specdec_native.text.tokenizer import Tokenizer
 from test_sampling_distribution import chi_square_z, softmax
