@@ -671,6 +671,11 @@ def test_a_message_that_a_template_leaves_out_is_named(template: str, index: int
         check_all_shown(template, CONVERSATION)
 
 
+def test_calls_of_others_than_the_assistant_are_passed_over() -> None:
+    message = {"role": "user", "content": "hello", "tool_calls": [[1, 2], "a"]}
+    check_all_shown("{% for m in messages %}{{ m.content }}{% endfor %}", [message])
+
+
 def test_developers_are_the_system_where_a_template_knows_none() -> None:
     messages = [{"role": "developer", "content": "x"}]
     assert render(TEMPLATE, messages, variables=VARIABLES) == "<system>x</s><assistant>"

@@ -138,6 +138,8 @@ def _marked(message: dict[str, Any], index: int) -> dict[str, Any]:
     """A message with a mark at both ends of its content, and of the names that it calls."""
     mark = _SHOWN_MARK.format(index)
     marked = {**message, "content": f"{mark}{message['content']}{mark}"}
+    if message["role"] != "assistant":  # whatever else has this key, _plain has not checked
+        return marked
     calls = [dict(call) for call in message.get("tool_calls") or ()]
     for call in calls:
         call["function"] = {**call["function"], "name": f"{call['function'].get('name')}{mark}"}
