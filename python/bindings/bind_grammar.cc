@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "specdec/bad_words.h"
 #include "specdec/error.h"
 #include "specdec/llguidance.h"
 
@@ -61,6 +62,16 @@ std::unique_ptr<LlGuidance> make_llguidance(const std::string& library, int voca
       without_gil([&] { return new LlGuidance(library, std::move(vocabulary)); }));
 }
 
+// std::string is cast to from bytes as from str.
+std::shared_ptr<VocabularyTexts> make_texts(std::vector<std::string> texts) {
+  return without_gil([&] { return std::make_shared<VocabularyTexts>(std::move(texts)); });
+}
+
+std::shared_ptr<BadWords> make_bad_words(std::shared_ptr<VocabularyTexts> texts,
+                                         const std::vector<std::string>& words) {
+  return without_gil([&] { return std::make_shared<BadWords>(std::move(texts), words); });
+}
+
 }  // namespace
 
 void bind_grammar(py::module_& module) {
@@ -77,6 +88,16 @@ void bind_grammar(py::module_& module) {
       .def("make_matcher", [](const std::shared_ptr<Grammar>& grammar) {
         return std::make_unique<PythonMatcher>(grammar, grammar->make_matcher());
       });
+  py::class_<VocabularyTexts, std::shared_ptr<VocabularyTexts>>(module, "VocabularyTexts")
+      .def(py::init(&make_texts), py::arg("texts"));
+  py::class_<BadWords, std::shared_ptr<BadWords>>(module, "BadWords")
+      .def(py::init(&make_bad_words), py::arg("texts"), py::arg("words"));
+  module.def(
+      "without",
+      [](std::shared_ptr<BadWords> words, std::shared_ptr<Grammar> grammar) {
+        return std::const_pointer_cast<Grammar>(without(std::move(words), std::move(grammar)));
+      },
+      py::arg("words"), py::arg("grammar") = py::none());
   py::class_<LlGuidance>(module, "LlGuidance")
       .def(py::init(&make_llguidance), py::kw_only(), py::arg("library"), py::arg("vocab_size"),
            py::arg("tokenizer_json"), py::arg("end_token_ids"), py::arg("tokenize"))

@@ -147,6 +147,14 @@ class Grammar:
     vocab_size: int
     def make_matcher(self) -> GrammarMatcher: ...
 
+class VocabularyTexts:
+    def __init__(self, texts: Sequence[bytes]) -> None: ...
+
+class BadWords:
+    def __init__(self, texts: VocabularyTexts, words: Sequence[bytes]) -> None: ...
+
+def without(words: BadWords, grammar: Grammar | None = None) -> Grammar: ...
+
 class LlGuidance:
     """Compiles grammars. See llguidance.h."""
     def __init__(
@@ -176,7 +184,6 @@ class SamplingParams:
     repetition_penalty: float
     logit_bias: list[tuple[int, float]]
     allowed_token_ids: list[int]
-    bad_words: list[list[int]]
     max_tokens: int
     min_tokens: int
     stop_token_ids: list[int]

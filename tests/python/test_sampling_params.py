@@ -144,7 +144,7 @@ def test_scalars_of_numpy_are_numbers() -> None:
 def test_no_limit_may_be_as_large_as_one_likes() -> None:
     params = SamplingParams(max_tokens=sys.maxsize, min_tokens=2**32, top_k=2**31)
     assert (params.max_tokens, params.min_tokens, params.top_k) == (2**63 - 1, 2**32, 2**31)
-    core = to_core_params(params, eos_token_ids=[], tokenizer=None)
+    core = to_core_params(params, eos_token_ids=[])
     assert core.max_tokens == core.min_tokens == core.top_k == 2**31 - 1
 
 

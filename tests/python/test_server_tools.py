@@ -15,6 +15,7 @@ import scripted_model
 from scripted_model import Says
 from server_world import MODEL, World, serving
 from specdec_native import Engine
+from specdec_native.server.tools import parsers
 
 PATH = "/v1/chat/completions"
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
@@ -28,6 +29,7 @@ TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
     {"type": "function", "function": {"name": "now", "description": "The time."}},
 ]
+NO_CALLS = {"tool_choice": "none"}
 TWO_CALLS = (
     "Let me see. "
     '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call> '
@@ -203,10 +205,14 @@ def test_usage_is_that_of_all_tokens(world: World, says: Says) -> None:
     assert events[-1]["usage"] == usage and usage["completion_tokens"] == len(TWO_CALLS) + 1
 
 
-def test_tags_may_be_special_tokens(world: World, says: Says) -> None:
-    says("<s>")
-    assert ask(world)[0]["message"]["content"] == "<s>"
-    assert ask(world, tool_choice="none")[0]["message"]["content"] == ""
+def test_special_tokens_are_left_out_but_for_tags(
+    world: World, says: Says, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says("a<s>b")
+    contents = [ask(world, **choice)[0]["message"]["content"] for choice in ({}, NO_CALLS)]
+    monkeypatch.setitem(parsers._TAGS, "hermes", ("<s>",))
+    contents += [ask(world, **choice)[0]["message"]["content"] for choice in ({}, NO_CALLS)]
+    assert contents == ["ab", "ab", "a<s>b", "ab"]
 
 
 # -- what requests say

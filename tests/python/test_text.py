@@ -48,7 +48,7 @@ def test_pieces_add_up_to_the_text_decoded_at_once(
 ) -> None:
     ids = tokenizer.encode(text)
     ids = [*ids, 2, *ids, 2]  # special tokens inside and at the end
-    pieces = pieces_of(TextStream(tokenizer, skip_special_tokens=skip), ids)
+    pieces = pieces_of(TextStream(tokenizer, hidden=tokenizer.hidden_tokens(skip)), ids)
     assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=skip)
     assert not any("\ufffd" in piece for piece in pieces)
 
@@ -61,6 +61,15 @@ def ends_in_half(text: str, tokenizer: Tokenizer, ids: list[int]) -> bool:
         for first in (x80, xa0)
         for further in range(3)
     )
+
+
+def test_hidden_tokens_are_left_out_wherever_they_stand(tokenizer: Tokenizer) -> None:
+    ids = [token for piece in tokenizer.encode("a 😀 b") for token in (2, piece, 1)]
+    shown = tokenizer.convert_ids_to_tokens(1)
+    hidden = tokenizer.hidden_tokens(True, {shown})
+    assert set(tokenizer.hidden_tokens(True)) - set(hidden) == {1}
+    expected = tokenizer.decode([token for token in ids if token != 2])
+    assert "".join(pieces_of(TextStream(tokenizer, hidden=hidden), ids)) == expected
 
 
 def test_any_byte_level_tokens_add_up_to_the_text_decoded_at_once() -> None:

@@ -5,12 +5,15 @@
 
 #include <bit>
 #include <map>
+#include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "core/str_cat.h"
 #include "cuda/factory.h"
 #include "specdec/engine.h"
+#include "specdec/logits_processor.h"
 #include "testing/tiny_llama.h"
 
 namespace specdec::testing::device_engine {
@@ -33,9 +36,14 @@ struct Job {
   int arrives = 0;  // before which step
 };
 
-// The host runs requests with bad words; these are longer than any answer, so they change nothing.
+class SameLogits final : public LogitsProcessor {
+ public:
+  void apply(std::span<const int32_t>, std::span<const int32_t>, std::span<float>) override {}
+};
+
+// The host runs requests with logits processors; this one changes nothing.
 inline void keep_ordinary(std::vector<Job>& jobs) {
-  for (Job& job : jobs) job.params.bad_words = {Tokens(100, 1)};
+  for (Job& job : jobs) job.params.logits_processors = {std::make_shared<SameLogits>()};
 }
 
 // The bits of logprobs, in a form that is readable where they differ.

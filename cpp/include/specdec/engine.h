@@ -1,4 +1,4 @@
-// The engine: continuous batching over one model on one device.
+// The engine: continuous batching over one model, on one device or several.
 //
 //   specdec::EngineConfig config;
 //   config.model = "/path/to/checkpoint";

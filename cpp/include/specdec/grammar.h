@@ -1,5 +1,5 @@
 // What a request's text must look like, as the engine sees grammars: whoever compiles one stands
-// behind these two classes. LlGuidance (llguidance.h) does.
+// behind these two classes. LlGuidance (llguidance.h) and BadWords (bad_words.h) do.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ class Grammar {
   virtual std::unique_ptr<GrammarMatcher> make_matcher() const = 0;
   // Token ids it was compiled for: those of the model.
   virtual int vocab_size() const = 0;
-  // Tokens that end the text; at least one.
+  // Tokens that end the text. Without any the text may end anywhere, and the request says how.
   virtual std::span<const int32_t> end_token_ids() const = 0;
 };
 

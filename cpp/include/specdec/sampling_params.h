@@ -26,10 +26,10 @@ struct SamplingParams {
   float repetition_penalty = 1.0f;
   std::vector<std::pair<int32_t, float>> logit_bias;
   std::vector<int32_t> allowed_token_ids;
-  std::vector<std::vector<int32_t>> bad_words;
   // After logit_bias and before the penalties, one after the other. None may be null.
   std::vector<std::shared_ptr<LogitsProcessor>> logits_processors;
-  std::shared_ptr<const Grammar> grammar;  // what the text must look like; null: anything
+  // What the text must look like; null: anything. without() (bad_words.h) makes one of bad words.
+  std::shared_ptr<const Grammar> grammar;
   int max_tokens = 16;
   int min_tokens = 0;
   std::vector<int32_t> stop_token_ids;
@@ -80,8 +80,6 @@ inline constexpr std::tuple kSamplingOptions = {
     option(
         &SamplingParams::allowed_token_ids,
         {.name = "allowed_token_ids", .help = "only these may be generated; without any, all may"}),
-    option(&SamplingParams::bad_words,
-           {.name = "bad_words", .help = "token sequences that are never completed"}),
     option(&SamplingParams::max_tokens, {.name = "max_tokens",
                                          .help = "tokens generated at most",
                                          .range = at_least(1),

@@ -33,43 +33,26 @@ void validate_tokens(const SamplingParams& params, int vocab_size) {
   require_in_vocabulary(params.allowed_token_ids, vocab_size, "allowed_token_ids");
   require_in_vocabulary(params.stop_token_ids, vocab_size, "stop_token_ids");
   require_in_vocabulary(params.eos_token_ids, vocab_size, "eos_token_ids");
-  for (const std::vector<int32_t>& word : params.bad_words) {
-    if (word.empty()) {
-      throw InvalidArgument("bad_words",
-                            "every entry must have at least one token, got an empty one");
-    }
-    require_in_vocabulary(word, vocab_size, "bad_words");
-  }
   if (std::ranges::find(params.logits_processors, nullptr) != params.logits_processors.end()) {
     throw InvalidArgument("logits_processors", "must not hold a null pointer");
   }
 }
 
-// At least one token must remain as the first token: bad words of a single token are excluded, and
-// with min_tokens so are the tokens that would stop.
+// At least one token must remain as the first token: with min_tokens the tokens that would stop are
+// excluded.
 void validate_choice(const SamplingParams& params, int vocab_size) {
-  std::set<int32_t> banned;
-  for (const std::vector<int32_t>& word : params.bad_words) {
-    if (word.size() == 1) banned.insert(word.front());
-  }
-  const bool are_words_all = vocab_size > 0 && static_cast<int64_t>(banned.size()) >= vocab_size;
-  if (params.min_tokens > 0) {
-    banned.insert(params.stop_token_ids.begin(), params.stop_token_ids.end());
-    banned.insert(params.eos_token_ids.begin(), params.eos_token_ids.end());
-  }
+  if (params.min_tokens == 0) return;
+  std::set<int32_t> banned(params.stop_token_ids.begin(), params.stop_token_ids.end());
+  banned.insert(params.eos_token_ids.begin(), params.eos_token_ids.end());
   if (!params.allowed_token_ids.empty()) {
     if (std::ranges::all_of(params.allowed_token_ids,
                             [&](int32_t token) { return banned.contains(token); })) {
       throw InvalidArgument("allowed_token_ids",
-                            "must leave at least one token that neither bad_words nor, while "
-                            "min_tokens are not there, a stop condition forbids");
+                            "must leave at least one token that no stop condition forbids while "
+                            "min_tokens are not there");
     }
   } else if (vocab_size > 0 && static_cast<int64_t>(banned.size()) >= vocab_size) {
-    if (are_words_all) {
-      throw InvalidArgument("bad_words", "must leave at least one token of the vocabulary");
-    }
-    throw InvalidArgument("min_tokens",
-                          "must be 0 where stop_token_ids and bad_words leave no other token");
+    throw InvalidArgument("min_tokens", "must be 0 where stop_token_ids leave no other token");
   }
 }
 

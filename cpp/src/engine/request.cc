@@ -43,44 +43,24 @@ bool CompletionState::needs_counts() const {
          params.frequency_penalty != 0.0f;
 }
 
-std::vector<int32_t> CompletionState::ends_of_bad_words(std::span<const int32_t> path) const {
-  const std::span<const int32_t> output = sequence.output();
-  const size_t num_output = output.size() + path.size();
-  const auto token_at = [&](size_t i) {
-    return i < output.size() ? output[i] : path[i - output.size()];
-  };
-  std::vector<int32_t> banned;
-  for (const std::vector<int32_t>& word : request.params.bad_words) {
-    const size_t prefix = word.size() - 1;
-    if (prefix > num_output) continue;
-    size_t matched = 0;
-    while (matched < prefix && token_at(num_output - prefix + matched) == word[matched]) ++matched;
-    if (matched == prefix) banned.push_back(word.back());
-  }
-  return banned;
-}
-
-// The ends of bad words, and every stop token while the output is shorter than min_tokens, unless
-// the grammar leaves nothing else.
+// Every stop token while the output is shorter than min_tokens, unless the grammar leaves nothing
+// else.
 std::vector<int32_t> CompletionState::banned_tokens(std::span<const int32_t> path,
                                                     const SampleRow& row) const {
   const SamplingParams& params = request.params;
-  std::vector<int32_t> banned = ends_of_bad_words(path);
-  const size_t num_words = banned.size();
+  std::vector<int32_t> banned;
   if (sequence.num_output_tokens() + static_cast<int>(path.size()) < params.min_tokens) {
-    banned.insert(banned.end(), params.stop_token_ids.begin(), params.stop_token_ids.end());
+    banned = params.stop_token_ids;
     if (!params.ignore_eos) {
       banned.insert(banned.end(), params.eos_token_ids.begin(), params.eos_token_ids.end());
     }
   }
   if (params.grammar == nullptr || permits_any(row, banned)) return banned;
-  banned.resize(num_words);
-  if (!permits_any(row, banned)) {
+  if (!permits_any(row, {})) {
     throw GrammarError(
-        "structured_outputs: allowed_token_ids and bad_words leave no token that the grammar "
-        "allows");
+        "structured_outputs, bad_words and allowed_token_ids together leave no token");
   }
-  return banned;
+  return {};
 }
 
 SampleRow CompletionState::make_row(std::span<const int32_t> path) {
@@ -134,8 +114,10 @@ void CompletionState::committed(int32_t token) {
 }
 
 void Request::end_with_grammar() {
+  const std::span<const int32_t> end_token_ids = params.grammar->end_token_ids();
+  if (end_token_ids.empty()) return;
   params.ignore_eos = false;
-  for (const int32_t token : params.grammar->end_token_ids()) {
+  for (const int32_t token : end_token_ids) {
     if (std::ranges::find(params.eos_token_ids, token) == params.eos_token_ids.end()) {
       params.eos_token_ids.push_back(token);
     }

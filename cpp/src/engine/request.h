@@ -57,8 +57,6 @@ class CompletionState final : public SampleRowSource {
 
   // True when penalties read the token counts.
   bool needs_counts() const;
-  // The ends of bad words whose beginnings stand at the end of `path`.
-  std::vector<int32_t> ends_of_bad_words(std::span<const int32_t> path) const;
   // Tokens that may not follow `path`, of those the row allows otherwise.
   std::vector<int32_t> banned_tokens(std::span<const int32_t> path, const SampleRow& row) const;
 
@@ -90,8 +88,8 @@ struct Request {
   RequestMetrics metrics;
 
  private:
-  // Nothing may follow the end of a grammar: its end tokens end the completion whatever
-  // ignore_eos says.
+  // Nothing may follow the end of a grammar that has one: its end tokens end the completion
+  // whatever ignore_eos says.
   void end_with_grammar();
 };
 

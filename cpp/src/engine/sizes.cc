@@ -141,6 +141,7 @@ CacheSize resolve_cache_size(const EngineConfig& config, DeviceKind device, int 
       (static_cast<int64_t>(max_model_len) + config.block_size - 1) / config.block_size;
   const char* field = "num_kv_blocks";
   int64_t num_blocks = config.num_kv_blocks;
+  const bool is_asked_for = num_blocks > 0 || config.kv_cache_memory_bytes > 0;
   if (config.kv_cache_memory_bytes > 0) {
     field = "kv_cache_memory_bytes";
     num_blocks = config.kv_cache_memory_bytes / block_bytes;
@@ -157,6 +158,14 @@ CacheSize resolve_cache_size(const EngineConfig& config, DeviceKind device, int 
       throw OutOfMemory(str_cat("no memory for one KV block (", block_bytes,
                                 " bytes): free some, or load the model in bfloat16"));
     }
+  }
+  if (is_asked_for && memory.free_bytes > 0) {
+    const int64_t most = memory.free_bytes / block_bytes;
+    const int64_t unit = config.kv_cache_memory_bytes > 0 ? block_bytes : 1;
+    require(num_blocks <= most, field,
+            str_cat("asks for ", mebibytes(num_blocks * block_bytes), " of KV cache, and ",
+                    mebibytes(memory.free_bytes), " of memory are free: ", most * unit,
+                    " is the most"));
   }
   // The null block comes on top.
   const int64_t most_tokens = std::min<int64_t>(kMaxCacheTokens, kMaxCacheRows / num_kv_heads);

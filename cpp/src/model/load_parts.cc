@@ -47,7 +47,10 @@ void load_vocabulary(TensorLoader& loader, Embedding& embedding, Head& head) {
   const std::string name = table_name(loader);
   const bool has_head = name != head_name && loader.contains(head_name);
   if (!has_head && !config.tie_word_embeddings) {
-    log_warning(loader.source(), ": no ", head_name, "; the embedding table serves as the head");
+    throw CheckpointError(loader.source(), head_name,
+                          "the checkpoint has no such tensor, and tie_word_embeddings of "
+                          "config.json is false; where the embedding table serves as the head, "
+                          "give hf_overrides={\"tie_word_embeddings\": true}");
   }
   const auto read_table = [&] {
     return loader.read_matrix(name, config.vocab_size, embed_dim(config));

@@ -19,6 +19,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr size_t kLengthBytes = 8;
+constexpr size_t kPartBytes = size_t{1} << 17;  // read at once, within a level-2 cache
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the format's limit
 constexpr std::string_view kMetadataKey = "__metadata__";
 
@@ -248,7 +249,7 @@ Buffer SafetensorsFile::read(const std::string& name) const {
   return read(name, {0, found == entries_.end() ? 0 : found->second.num_rows()});
 }
 
-Buffer SafetensorsFile::read(const std::string& name, RowRange rows) const {
+Buffer SafetensorsFile::read(const std::string& name, RowRange rows, const Seen& seen) const {
   const auto found = entries_.find(name);
   if (found == entries_.end()) throw CheckpointError(path_, name, "the file has no such tensor");
   const SafetensorsEntry& entry = found->second;
@@ -256,7 +257,14 @@ Buffer SafetensorsFile::read(const std::string& name, RowRange rows) const {
   SPECDEC_CHECK(rows.begin >= 0 && rows.count >= 0 && rows.end() <= num_rows);
   const size_t row_bytes = num_rows == 0 ? 0 : (entry.end - entry.begin) / num_rows;
   Buffer bytes = Buffer::host(rows.count * row_bytes, "a tensor of the checkpoint");
-  file_.read(entry.begin + rows.begin * row_bytes, bytes.size_bytes(), bytes.data());
+  const size_t begin = entry.begin + rows.begin * row_bytes;
+  for (size_t done = 0; done < bytes.size_bytes();) {
+    const size_t count = std::min(kPartBytes, bytes.size_bytes() - done);
+    std::byte* part = bytes.as<std::byte>() + done;
+    file_.read(begin + done, count, part);
+    if (seen) seen({part, count});
+    done += count;
+  }
   return bytes;
 }
 

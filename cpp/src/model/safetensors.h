@@ -2,9 +2,12 @@
 // {name: {dtype, shape, data_offsets}}, then the tensors' bytes, which are read when asked for.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -40,9 +43,11 @@ class SafetensorsFile {
   const std::string& path() const { return path_; }
   const std::map<std::string, SafetensorsEntry>& entries() const { return entries_; }
 
-  // A copy of the bytes of a tensor's rows; others are not read. Throws CheckpointError when there
-  // is no tensor of that name, or the file does not have the bytes any more.
-  Buffer read(const std::string& name, RowRange rows) const;
+  // A copy of the bytes of a tensor's rows; others are not read. `seen` gets each part of them, of
+  // whole elements, while the cache holds it. Throws CheckpointError when there is no tensor of
+  // that name, or the file does not have the bytes any more.
+  using Seen = std::function<void(std::span<const std::byte>)>;
+  Buffer read(const std::string& name, RowRange rows, const Seen& seen = {}) const;
   Buffer read(const std::string& name) const;               // all rows
   size_t bytes_read() const { return file_.bytes_read(); }  // with the header's
 

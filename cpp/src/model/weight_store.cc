@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <filesystem>
 
+#include "core/log.h"
 #include "core/str_cat.h"
 #include "model/json_file.h"
+#include "model/value_check.h"
 #include "specdec/error.h"
 
 namespace specdec {
@@ -59,6 +60,13 @@ std::string shape_text(std::span<const int64_t> shape) {
   return text + "]";
 }
 
+// Whether an index may name the file: by its path below the index's folder.
+bool lies_below(const std::string& file) {
+  const fs::path path(file);
+  return path.has_filename() && path.is_relative() && file.find('\0') == std::string::npos &&
+         std::ranges::find(path, fs::path("..")) == path.end();
+}
+
 int64_t blocks_of(int64_t extent, int size) { return (extent + size - 1) / size; }
 
 // What scales of this shape belong to; no rows: it is none of the shapes there are.
@@ -83,12 +91,22 @@ std::string expected_blocks(int64_t rows, int64_t in_features, ScaleBlock block)
                  blocks_of(rows, block.rows), ", ", blocks_of(in_features, block.cols), "]");
 }
 
-bool has_nan(const TensorView& e4m3) {
-  const uint8_t* codes = static_cast<const uint8_t*>(e4m3.data);
-  const int64_t count = e4m3.num_elements();
-  uint8_t found = 0;
-  for (int64_t i = 0; i < count; ++i) found |= (codes[i] & 0x7f) == 0x7f ? 1 : 0;
-  return found != 0;
+// A matrix of zeros makes its layer say nothing; a single row of them may be a token never used.
+bool should_not_be_zero(const SafetensorsEntry& entry, RowRange rows) {
+  return entry.shape.size() > 1 && entry.shape.back() > 1 && rows.count > 1;
+}
+
+// Throws CheckpointError for a value that is no number, and warns of a matrix of zeros.
+Buffer read_checked(const SafetensorsFile& file, const std::string& name, RowRange rows) {
+  const SafetensorsEntry& entry = file.entries().at(name);
+  ValueCheck check(entry.dtype.value());
+  Buffer bytes =
+      file.read(name, rows, [&](std::span<const std::byte> part) { check.add(part); });
+  if (!check.is_finite()) throw CheckpointError(file.path(), name, "a value is NaN or infinite");
+  if (check.is_zero() && should_not_be_zero(entry, rows)) {
+    log_warning(file.path(), ": ", name, " holds zeros only; the file may be broken");
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -132,10 +150,9 @@ void WeightStore::open_index(const std::string& directory) {
   for (const auto& [name, file] : weight_map->items()) {
     if (!file.is_string()) throw CheckpointError(source_, name, "expected the name of its shard");
     const auto& shard_name = file.get_ref<const std::string&>();
-    if (fs::path(shard_name).filename() != shard_name || shard_name == ".." ||
-        shard_name.find('\0') != std::string::npos) {
-      throw CheckpointError(source_, name,
-                            str_cat("shard '", shard_name, "' is not a plain file name"));
+    if (!lies_below(shard_name)) {
+      throw CheckpointError(
+          source_, name, str_cat("shard '", shard_name, "' is no file below the index's folder"));
     }
     const SafetensorsFile*& shard = shard_by_file[shard_name];
     if (shard == nullptr) {
@@ -198,7 +215,7 @@ TensorView WeightStore::read(const std::string& name, RowRange own) {
   used_.insert(name);
   const SafetensorsFile& file = shard(name);
   const SafetensorsEntry& entry = file.entries().at(name);
-  return {.data = bytes_of(name, own, [&] { return file.read(name, own); }),
+  return {.data = bytes_of(name, own, [&] { return read_checked(file, name, own); }),
           .dtype = entry.dtype.value(),
           .shape = {own.count, entry.shape.empty() ? 1 : entry.shape.back()}};
 }
@@ -331,11 +348,7 @@ WeightView WeightStore::fp8_matrix(const std::string& name, int64_t rows, int64_
   std::vector<float>& scales = fp8_scales_[name];  // all: they are few
   scales.resize(static_cast<size_t>(scale.num_elements()));
   to_floats(scale.data, scale.dtype, scales.size(), scales.data());
-  if (!std::ranges::all_of(scales, [](float x) { return std::isfinite(x); })) {
-    throw CheckpointError(shard(scale_name).path(), scale_name, "a scale is NaN or infinite");
-  }
   const TensorView values = read(name, own);
-  if (has_nan(values)) throw CheckpointError(path, name, "a weight is NaN");
   return {
       .values = values,
       .block_scales = scales.data() + own.begin / block.rows * blocks_of(in_features, block.cols),

@@ -1,6 +1,7 @@
 #include "speculation/grammar_path.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "core/token_mask.h"
@@ -67,12 +68,14 @@ bool GrammarPath::make_mask(std::span<const int32_t> path) noexcept {
   }
 }
 
-bool GrammarPath::make_masks(const DraftTree* tree) noexcept {
+bool GrammarPath::make_masks(const DraftTree* tree) noexcept try {
   bool all_made = make_mask({});
   for (int node = 1; tree != nullptr && node < tree->num_nodes(); ++node) {
     all_made &= make_mask(tree->path(node));
   }
   return all_made;
+} catch (const std::bad_alloc&) {  // of a path
+  return false;
 }
 
 std::vector<int32_t> GrammarPath::forced_tokens() {

@@ -175,7 +175,7 @@ def _resolve_directory(
 ) -> Path:
     kind = checkpoint_kind(directory)
     if kind is CheckpointKind.SAFETENSORS:
-        return _beside_config(directory)
+        return directory
     if kind is CheckpointKind.TORCH:
         # The option tells entries apart from those of a converter that left out shared layers.
         key = source_key([*torch_files(directory), *companion_files(directory)], shared_layers=True)
@@ -195,29 +195,6 @@ def _resolve_directory(
         "pytorch_model.bin, or one GGUF file",
         directory,
     )
-
-
-def _beside_config(directory: Path) -> Path:
-    """A directory that has its weights beside config.json, which is where the core looks for them:
-    of links where an index names files in folders."""
-    shards = safetensors_files(directory)
-    if all(file.parent == directory for file in shards):
-        return directory
-    companions = companion_files(directory)
-
-    def build(target: Path) -> None:
-        index = read_json_object(directory / INDEX_FILE)
-        names = {file: f"{number}-{file.name}" for number, file in enumerate(shards)}
-        tensors = index["weight_map"].items()
-        index["weight_map"] = {tensor: names[directory / file] for tensor, file in tensors}
-        (target / INDEX_FILE).write_text(json.dumps(index), encoding="utf-8")
-        names |= {file: str(file.relative_to(directory)) for file in companions}
-        for file, name in names.items():
-            (target / name).parent.mkdir(exist_ok=True)
-            (target / name).symlink_to(file.resolve())
-
-    key = source_key([directory / INDEX_FILE, *shards, *companions])
-    return cached_directory(f"linked/{directory.resolve().name}-{key}", build)
 
 
 def _resolve_file(path: Path, gguf: GgufOptions, progress: ProgressCallback | None) -> Path:

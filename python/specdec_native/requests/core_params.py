@@ -8,13 +8,12 @@ from specdec_native import _core
 from specdec_native.checks import INT32_MAX
 from specdec_native.requests.logits_processor import LogitsProcessor
 from specdec_native.requests.sampling_params import SamplingParams
-from specdec_native.text.tokenizer import Tokenizer
 
 _SEED_MASK = 2**64 - 1
 
 
 def to_core_params(
-    params: SamplingParams, *, eos_token_ids: Sequence[int], tokenizer: Tokenizer | None
+    params: SamplingParams, *, eos_token_ids: Sequence[int]
 ) -> _core.SamplingParams:
     """The half of the sampling parameters that the core applies."""
     core = _core.SamplingParams(max_tokens=0)  # where None leaves it: no limit
@@ -26,7 +25,6 @@ def to_core_params(
     core.seed = None if params.seed is None else params.seed & _SEED_MASK
     core.logit_bias = sorted((params.logit_bias or {}).items())
     core.allowed_token_ids = params.allowed_token_ids or []
-    core.bad_words = bad_word_token_ids(params.bad_words or [], tokenizer)
     core.logits_processors = [LogitsProcessor(f) for f in params.logits_processors or ()]
     core.stop_token_ids = params.stop_token_ids or []
     core.eos_token_ids = list(eos_token_ids)
@@ -45,21 +43,3 @@ def part_of(whole: _core.SamplingParams, completions: range) -> _core.SamplingPa
     if completions.start > 0:
         core.prompt_logprobs = None  # they come once
     return core
-
-
-def bad_word_token_ids(words: Sequence[str], tokenizer: Tokenizer | None) -> list[list[int]]:
-    """Token sequences of words at the beginning of a text and, after a space, inside one."""
-    if words and tokenizer is None:
-        raise ValueError("bad_words needs a tokenizer, and this engine has none")
-    sequences: list[list[int]] = []
-    for word in words:
-        assert tokenizer is not None
-        bare = tokenizer.encode(word.lstrip(), add_special_tokens=False)
-        if not bare:
-            raise ValueError(f"bad_words: {word!r} has no tokens")
-        sequences.append(bare)
-        spaced = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
-        # As in vLLM: only where the space merges into the word's first token.
-        if spaced and spaced[0] != bare[0] and len(spaced) == len(bare):
-            sequences.append(spaced)
-    return sequences

@@ -468,7 +468,7 @@ def _make_detokenizer(
     keep_unspaced = not (params.skip_special_tokens or params.spaces_between_special_tokens)
     stream = TextStream(
         tokenizer,
-        skip_special_tokens=params.skip_special_tokens,
+        hidden=tokenizer.hidden_tokens(params.skip_special_tokens, params.shown_special_tokens),
         context=prompt_token_ids,
         unspaced=tokenizer.special_token_texts if keep_unspaced else None,
     )

@@ -15,6 +15,7 @@ from specdec_native.checkpoints.errors import CheckpointError
 from specdec_native.checkpoints.generation_config import sampling_values
 from specdec_native.checkpoints.text_files import read_json_object
 from specdec_native.checks import check_text
+from specdec_native.requests.bad_words import BadWordsCompiler
 from specdec_native.requests.core_params import to_core_params
 from specdec_native.requests.grammar_compiler import GrammarCompiler
 from specdec_native.requests.inputs import (
@@ -149,16 +150,12 @@ class RequestBuilder:
         self._num_spec_tokens = num_spec_tokens
         self._logits_processors = logits_processors
         self.eos_token_ids = self._find_eos_token_ids()
-        self._grammars = (
-            None
-            if text.tokenizer is None
-            else GrammarCompiler(
-                text.tokenizer,
-                model_info.vocab_size,
-                self.eos_token_ids,
-                structured_outputs_config,
+        if text.tokenizer is not None:
+            vocab_size = model_info.vocab_size
+            self._grammars = GrammarCompiler(
+                text.tokenizer, vocab_size, self.eos_token_ids, structured_outputs_config
             )
-        )
+            self._bad_words = BadWordsCompiler(text.tokenizer, vocab_size)
 
     def default_params(self) -> SamplingParams:
         """What a request without parameters samples with."""
@@ -288,9 +285,8 @@ class RequestBuilder:
         if params.stop and self.text.tokenizer is None:
             self.text.need_tokenizer("stop")
         for i, word in enumerate(params.bad_words or ()):
-            if self.text.tokenizer is not None:
-                tokenizer, longest = self.text.tokenizer, self._model_info.max_model_len
-                check_length(f"bad_words[{i}]", word, tokenizer, longest)
+            tokenizer, longest = self.text.need_tokenizer("bad_words"), self._model_info.max_model_len
+            check_length(f"bad_words[{i}]", word, tokenizer, longest)
         vocab_size = self._model_info.vocab_size
         limit = vocab_size if self._max_logprobs == -1 else self._max_logprobs
         for name in ("logprobs", "prompt_logprobs"):
@@ -305,14 +301,14 @@ class RequestBuilder:
         if self._logits_processors:
             functions = [each.function_of(params) for each in self._logits_processors]
             params.logits_processors = [*(params.logits_processors or ()), *filter(None, functions)]
-        core_params = to_core_params(
-            params, eos_token_ids=self.eos_token_ids, tokenizer=self.text.tokenizer
-        )
+        core_params = to_core_params(params, eos_token_ids=self.eos_token_ids)
         core_params.validate(vocab_size)
         if isinstance(params.structured_outputs, StructuredOutputsParams):
             self.text.need_tokenizer("structured_outputs")
-            assert self._grammars is not None
             core_params.grammar = self._grammars.compile(params.structured_outputs)
+        if params.bad_words:
+            words = self._bad_words.compile(params)
+            core_params.grammar = _core.without(words, core_params.grammar)
         return params, core_params
 
     def _find_eos_token_ids(self) -> list[int]:

@@ -94,7 +94,8 @@ class SamplingParams(SamplingArguments):
         stream_interval: tokens between two streamed outputs; the first and last come at once.
         logit_bias: token id (int or numeric string) to a number added to its logit.
         allowed_token_ids: only these may be generated.
-        bad_words: strings that are never completed.
+        bad_words: strings that the answer never contains, whichever tokens would spell them and
+            whatever stands around them; spaces in front of one do not count.
         structured_outputs: what the text must look like, a StructuredOutputsParams or a dict of its
             fields. The text then ends where the grammar does, whatever ignore_eos and min_tokens
             say.
@@ -153,6 +154,9 @@ class SamplingParams(SamplingArguments):
     flat_logprobs: bool = False
     logits_processors: Sequence[Callable[..., Any]] | None = None
     guided_decoding: StructuredOutputsParams | Mapping[str, Any] | None = None
+
+    # Texts of special tokens that skip_special_tokens leaves in: no argument, a server sets it.
+    shown_special_tokens = frozenset[str]()
 
     def __post_init__(self) -> None:
         self.validate()

@@ -76,8 +76,8 @@ def call_of(
     )
 
     params = body.response_params(service.defaults)
-    if tools is not None and tools.needs_special_tokens(options.tool_call_parser):
-        params.skip_special_tokens = False
+    if tools is not None:
+        params.shown_special_tokens = tools.tags(options.tool_call_parser)
 
     def make_prompts() -> list[Prompt]:
         messages = body.messages()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Protocol
 
 from specdec_native.text.stop_strings import StopMatcher, StopStrings
@@ -17,10 +17,10 @@ _MAX_CHAR_TOKENS = 4  # a UTF-8 character has at most four bytes, so tokens
 class TokenDecoder(BytesOfTokens, Protocol):
     """The part of a tokenizer that detokenisation needs."""
 
-    def decode(self, token_ids: list[int], skip_special_tokens: bool = ...) -> str:
+    def decode(self, token_ids: list[int]) -> str:
         """The text of token ids."""
 
-    def whole_text(self, token_id: int, skip_special_tokens: bool) -> str:
+    def whole_text(self, token_id: int) -> str:
         """What the token adds to any text that ends with a whole character; "" if that depends."""
 
 
@@ -40,14 +40,15 @@ class TextStream:
         self,
         decoder: TokenDecoder,
         *,
-        skip_special_tokens: bool = True,
+        hidden: Container[int] = (),
         context: Sequence[int] = (),
         unspaced: Mapping[int, str] | None = None,
     ) -> None:
-        """`context` precedes the sequence and is not returned. `unspaced` maps the special tokens
-        between which a decoder's spaces are dropped to their text."""
+        """`hidden` tokens are left out. `context` precedes the sequence and is not returned.
+        `unspaced` maps the special tokens between which a decoder's spaces are dropped to their
+        text."""
         self._decoder = decoder
-        self._skip_special = skip_special_tokens
+        self._hidden = hidden
         self._unspaced = unspaced or {}
         self._last_token: int | None = None
         self._start = 0  # window start
@@ -59,8 +60,10 @@ class TextStream:
 
     def push(self, token_id: int) -> str:
         """Adds a token; returns the text that became certain."""
+        if token_id in self._hidden:
+            return ""
         if len(self._ids) == self._read and not self._unspaced:
-            text = self._decoder.whole_text(token_id, self._skip_special)
+            text = self._decoder.whole_text(token_id)
             if text:
                 self._ids, self._start, self._read, self._done = [token_id], 0, 1, text
                 return text
@@ -107,21 +110,18 @@ class TextStream:
         return new, complete
 
     def _decode(self, start: int) -> str:
-        ids = self._ids[start:] if start else self._ids
-        return self._decoder.decode(ids, skip_special_tokens=self._skip_special)
+        return self._decoder.decode(self._ids[start:] if start else self._ids)
 
     def _begin_after(self, context: Sequence[int]) -> None:
         """Starts the window with the end of the context: enough of it to have text and to begin
         with a whole character."""
         size = _CONTEXT_TOKENS
         while True:
-            self._ids = list(context[-size:])
+            self._ids = [token_id for token_id in context[-size:] if token_id not in self._hidden]
             # The last tokens may be the beginning of a character that the sequence completes.
             for num_pending in range(_MAX_CHAR_TOKENS):
                 self._read = max(0, len(self._ids) - num_pending)
-                text = self._decoder.decode(
-                    self._ids[: self._read], skip_special_tokens=self._skip_special
-                )
+                text = self._decoder.decode(self._ids[: self._read])
                 if not text.endswith(_REPLACEMENT):
                     break
             self._done = text.rstrip(_REPLACEMENT)

@@ -115,7 +115,7 @@ class Tokenizer:
         self._special = backend.special_tokens()
         self._token_texts: dict[int, str] = {}
         self._token_bytes: dict[int, bytes] = {}
-        self._whole_texts: dict[tuple[int, bool], str] = {}
+        self._whole_texts: dict[int, str] = {}
         self._vocab = backend.vocab()
         self._vocab_size = max(self._vocab.values(), default=-1) + 1
 
@@ -295,16 +295,27 @@ class Tokenizer:
             self._token_bytes[token_id] = data
         return data
 
-    def whole_text(self, token_id: int, skip_special_tokens: bool) -> str:
+    def hidden_tokens(
+        self, skip_special_tokens: bool, shown: Collection[str] = ()
+    ) -> Collection[int]:
+        """Ids of the tokens that a text leaves out: the special ones but those with `shown` texts,
+        or none."""
+        if not skip_special_tokens:
+            return ()
+        if not shown:
+            return self._special
+        return {token_id for token_id, text in self._special.items() if text not in shown}
+
+    def whole_text(self, token_id: int) -> str:
         """What the token adds to any text that ends with a whole character; "" if that depends."""
-        text = self._whole_texts.get((token_id, skip_special_tokens))
+        text = self._whole_texts.get(token_id)
         if text is None:
             text = ""
             if self._backend.joins_bytes:
-                text = self._backend.decode([token_id], skip_special_tokens)
+                text = self._backend.decode([token_id], False)
             if _REPLACEMENT in text:  # a part of a character
                 text = ""
-            self._whole_texts[token_id, skip_special_tokens] = text
+            self._whole_texts[token_id] = text
         return text
 
     def convert_ids_to_tokens(self, token_ids: int | Iterable[int]) -> Any:

@@ -101,7 +101,6 @@ TEST(SamplingParamsTest, TokenIdsLieInTheVocabulary) {
           {"eos_token_ids", [](auto& params, int32_t id) { params.eos_token_ids = {1, id}; }},
           {"allowed_token_ids",
            [](auto& params, int32_t id) { params.allowed_token_ids = {1, id}; }},
-          {"bad_words", [](auto& params, int32_t id) { params.bad_words = {{1}, {2, id}}; }},
           {"logit_bias",
            [](auto& params, int32_t id) { params.logit_bias = {{1, 0.5f}, {id, 1.0f}}; }},
   };
@@ -125,22 +124,7 @@ TEST(SamplingParamsTest, LogitBiasIsFinite) {
   }
 }
 
-TEST(SamplingParamsTest, BadWordsAreNotEmpty) {
-  EXPECT_EQ(refused_field([](SamplingParams& params) { params.bad_words = {{1}, {}}; }),
-            "bad_words");
-}
-
 TEST(SamplingParamsTest, SomeTokenIsLeftToSample) {
-  const Edit banned = [](SamplingParams& params) {
-    params.allowed_token_ids = {3, 4};
-    params.bad_words = {{3}, {4}};
-  };
-  EXPECT_EQ(refused_field(banned), "allowed_token_ids");
-  const Edit partly_banned = [](SamplingParams& params) {
-    params.allowed_token_ids = {3, 4};
-    params.bad_words = {{3}, {4, 4}};
-  };
-  EXPECT_EQ(refused_field(partly_banned), "");
   const Edit only_stops = [](SamplingParams& params) {
     params.allowed_token_ids = {3, 4};
     params.stop_token_ids = {3};
@@ -148,9 +132,6 @@ TEST(SamplingParamsTest, SomeTokenIsLeftToSample) {
     params.min_tokens = 1;
   };
   EXPECT_EQ(refused_field(only_stops), "allowed_token_ids");
-  const Edit all_banned = [](SamplingParams& params) { params.bad_words = {{0}, {1}}; };
-  EXPECT_EQ(refused_field(all_banned, 2), "bad_words");
-  EXPECT_EQ(refused_field(all_banned, 3), "");
   const Edit all_stop = [](SamplingParams& params) {
     params.stop_token_ids = {0, 1, 1};
     params.min_tokens = 1;

@@ -7,6 +7,7 @@
 
 #include "specdec/engine.h"
 #include "testing/allocation_count.h"
+#include "testing/bad_tokens.h"
 #include "testing/tiny_engine.h"
 
 namespace specdec {
@@ -37,7 +38,9 @@ class AllocationFailureTest : public tiny::EngineFixture {
 
   static std::vector<Asked> requests() {
     std::vector<Asked> requests = tiny::four_requests(16, 6);
-    for (Asked& request : requests) request.params.bad_words = {{3, 4}};
+    for (Asked& request : requests) {
+      request.params.grammar = testing::without_sequences(tiny::kVocab, {{3, 4}});
+    }
     return requests;
   }
 

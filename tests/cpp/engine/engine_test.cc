@@ -10,6 +10,7 @@
 
 #include "core/str_cat.h"
 #include "specdec/error.h"
+#include "testing/bad_tokens.h"
 #include "testing/refused_field.h"
 #include "testing/tiny_engine.h"
 
@@ -156,7 +157,7 @@ TEST_F(EngineTest, BadWordsAreNeverCompleted) {
   Engine engine = make_engine();
   SamplingParams params = sampled(40);
   const Tokens free = engine.generate({{1, 2, 3}}, params)[0][0].token_ids;
-  params.bad_words = {{free[2], free[3]}, {free[6]}};
+  params.grammar = testing::without_sequences(tiny::kVocab, {{free[2], free[3]}, {free[6]}});
   const Tokens tokens = engine.generate({{1, 2, 3}}, params)[0][0].token_ids;
   EXPECT_EQ(std::vector<int32_t>(tokens.begin(), tokens.begin() + 3),
             std::vector<int32_t>(free.begin(), free.begin() + 3));

@@ -12,6 +12,7 @@
 
 #include "specdec/engine.h"
 #include "specdec/error.h"
+#include "testing/bad_tokens.h"
 #include "testing/tiny_engine.h"
 #include "testing/toy_grammar.h"
 
@@ -152,7 +153,7 @@ std::vector<Asked> doomed() {
           throw Error("too many states");
         });
     params.allowed_token_ids = {5, 6, 7, 8, 9};
-    params.bad_words = {{9}};
+    params.grammar = testing::without_sequences(tiny::kVocab, {{9}}, params.grammar);
   }
   return asked;
 }

@@ -157,6 +157,26 @@ TEST(Sizes, ACacheOfNoBlockIsRefused) {
   EXPECT_THROW(cpu_cache(config, 16, 1024), OutOfMemory);
 }
 
+TEST(Sizes, ACacheBeyondTheFreeMemoryIsRefusedWithWhatFits) {
+  EngineConfig config = valid_config();
+  const auto refusal = [&] {
+    try {
+      cpu_cache(config, 16, 100 * 1024 + 5);
+      return std::string();
+    } catch (const InvalidArgument& error) {
+      return error.field() + ": " + error.what();
+    }
+  };
+  config.num_kv_blocks = 100;
+  EXPECT_EQ(refusal(), "");
+  config.num_kv_blocks = 101;
+  EXPECT_NE(refusal().find(" 100 is the most"), std::string::npos) << refusal();
+  config.num_kv_blocks = 0;
+  config.kv_cache_memory_bytes = int64_t{1} << 40;
+  EXPECT_NE(refusal().find(" 102400 is the most"), std::string::npos) << refusal();
+  EXPECT_EQ(refusal().find("kv_cache_memory_bytes"), 0u);
+}
+
 TEST(Sizes, PositionsTimesHeadsAreCountedIn32Bits) {
   EngineConfig config = valid_config();
   config.num_kv_blocks = std::numeric_limits<int>::max();

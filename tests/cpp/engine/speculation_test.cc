@@ -11,6 +11,7 @@
 
 #include "specdec/engine.h"
 #include "specdec/error.h"
+#include "testing/bad_tokens.h"
 #include "testing/tiny_engine.h"
 
 namespace specdec {
@@ -54,7 +55,7 @@ SamplingParams shaped(int max_tokens) {
   params.max_tokens = max_tokens;
   params.min_tokens = 3;
   params.stop_token_ids = {7, 11};
-  params.bad_words = {{3, 4}, {20}};
+  params.grammar = testing::without_sequences(tiny::kVocab, {{3, 4}, {20}});
   params.seed = 21;
   params.logprobs = 2;
   return params;

@@ -189,6 +189,16 @@ int64_t num_features(const DraftHeadConfig& config, const HeadTarget& target) {
   return int64_t{config.taps.num_taps()} * target.config.hidden_size;
 }
 
+// The target's vocabulary serves in place of a tensor that is not there.
+void check_borrowed(const HeadTensors& tensors, const char* name, int64_t hidden,
+                    const HeadTarget& target) {
+  if (hidden == target.config.hidden_size) return;
+  throw CheckpointError(
+      tensors.source(), name,
+      str_cat("the checkpoint has no such tensor, and the target's has rows of ",
+              target.config.hidden_size, " elements, the head's rows have ", hidden));
+}
+
 void check_ends(const HeadTensors& tensors, const DraftHeadConfig& config,
                 const HeadTarget& target) {
   const ModelConfig& model = config.model;
@@ -204,15 +214,15 @@ void check_ends(const HeadTensors& tensors, const DraftHeadConfig& config,
     tensors.require(str_cat("fc_norm.", i, ".weight"), {target.config.hidden_size});
   }
   if (model.final_norm) tensors.require("norm.weight", {hidden});
-  if (eagle.has_head) tensors.require("lm_head.weight", {model.vocab_size, hidden});
+  if (eagle.has_head) {
+    tensors.require("lm_head.weight", {model.vocab_size, hidden});
+  } else {
+    check_borrowed(tensors, "lm_head.weight", hidden, target);
+  }
   if (eagle.has_embedding) {
     tensors.require("embed_tokens.weight", {target.config.vocab_size, hidden});
-  } else if (hidden != target.config.hidden_size) {
-    throw CheckpointError(
-        tensors.source(), "embed_tokens.weight",
-        str_cat("the checkpoint has no such tensor, and the target's embeddings "
-                "have ",
-                target.config.hidden_size, " elements, the head's rows ", hidden));
+  } else {
+    check_borrowed(tensors, "embed_tokens.weight", hidden, target);
   }
 }
 

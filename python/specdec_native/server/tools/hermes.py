@@ -10,6 +10,7 @@ from specdec_native.server.tools.object_scanner import Step
 
 _BEGIN = "<tool_call>"
 _END = "</tool_call>"
+TAGS = (_BEGIN, _END)
 
 
 class HermesParser(ObjectCallParser):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from specdec_native.server.tools.events import ToolParser
+from specdec_native.server.tools.hermes import TAGS as HERMES_TAGS
 from specdec_native.server.tools.hermes import HermesParser
 from specdec_native.server.tools.llama3_json import Llama3JsonParser
 
@@ -12,7 +13,7 @@ _PARSERS: Mapping[str, Callable[[], ToolParser]] = {
     "hermes": HermesParser,
     "llama3_json": Llama3JsonParser,
 }
-_WITH_SPECIAL_TOKENS = ("hermes",)  # some of its models have tags as special tokens
+_TAGS = {"hermes": HERMES_TAGS}  # special tokens of some models
 NAMES = tuple(_PARSERS)
 
 
@@ -21,6 +22,6 @@ def make_parser(name: str) -> ToolParser:
     return _PARSERS[name]()
 
 
-def needs_special_tokens(name: str) -> bool:
-    """Whether the parser has to see special tokens."""
-    return name in _WITH_SPECIAL_TOKENS
+def tags_of(name: str) -> frozenset[str]:
+    """What the parser has to see, special token or not."""
+    return frozenset(_TAGS.get(name, ()))

@@ -14,7 +14,7 @@ from specdec_native.server.protocol.structured import made
 from specdec_native.server.structured import Grammar
 from specdec_native.server.tools.events import ToolParser
 from specdec_native.server.tools.forced import NamedParser, RequiredParser
-from specdec_native.server.tools.parsers import make_parser, needs_special_tokens
+from specdec_native.server.tools.parsers import make_parser, tags_of
 
 _EXAMPLE = '{"type": "function", "function": {"name": "f", "parameters": {...}}}'
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -90,9 +90,9 @@ class ToolUse:
                 "tool_choice",
             )
 
-    def needs_special_tokens(self, parser: str | None) -> bool:
-        """Whether calls are recognized by special tokens, which texts leave out."""
-        return self.choice == "auto" and parser is not None and needs_special_tokens(parser)
+    def tags(self, parser: str | None) -> frozenset[str]:
+        """Special tokens by which calls are recognized, which texts otherwise leave out."""
+        return frozenset() if self.choice != "auto" or parser is None else tags_of(parser)
 
     def make_parser(self, parser: str | None) -> ToolParser | None:
         """What reads an answer; None where no calls are read. `parser` is the one for "auto"."""

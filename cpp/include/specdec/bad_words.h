@@ -1,0 +1,79 @@
+// Texts that an answer never contains, whichever tokens would spell them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "specdec/grammar.h"
+
+namespace specdec {
+
+// What each token of a vocabulary adds to a text, in bytes. A token that adds nothing is empty.
+class VocabularyTexts {
+ public:
+  // One text a token id, for all ids of the model.
+  explicit VocabularyTexts(std::vector<std::string> texts);
+
+  int size() const { return static_cast<int>(texts_.size()); }
+  std::string_view operator[](int32_t token) const { return texts_[static_cast<size_t>(token)]; }
+  // Token ids in the order of their texts.
+  std::span<const int32_t> in_order() const { return in_order_; }
+
+ private:
+  std::vector<std::string> texts_;
+  std::vector<int32_t> in_order_;
+};
+
+// An Aho-Corasick automaton over bytes, and the tokens that contain a bad word by themselves.
+// Threads may share it.
+class BadWords {
+ public:
+  // Throws InvalidArgument("bad_words") for an empty word, and where no token remains.
+  BadWords(std::shared_ptr<const VocabularyTexts> texts, std::span<const std::string> words);
+
+  // How much of which word the text ends with; 0 at the beginning of a text.
+  using State = int32_t;
+  // After one more token. Throws Error where the token completes a word.
+  State advance(State state, int32_t token) const;
+  // Takes the tokens out of `mask` that would complete a word.
+  void forbid(State state, std::span<uint32_t> mask) const;
+
+  const VocabularyTexts& texts() const { return *texts_; }
+
+ private:
+  struct Child {
+    uint8_t byte = 0;
+    State state = 0;
+  };
+  struct Node {
+    std::vector<Child> children;  // in the order of their bytes
+    State fallback = 0;           // the longest proper end of this node's text that is a node
+    int depth = 0;                // bytes of its text
+    bool ends_word = false;       // or an end of its text does
+  };
+
+  void add(std::string_view word);
+  void link_fallbacks();
+  State child_of(State state, uint8_t byte) const;  // 0: none
+  State step(State state, uint8_t byte) const;
+  // The state after the text; -1 where the text completes a word.
+  State walk(State state, std::string_view text) const;
+  // Of the tokens that share their first `length` bytes, which led to `state`.
+  void forbid_rest(State state, std::span<const int32_t> tokens, int length,
+                   std::span<uint32_t> mask) const;
+
+  std::shared_ptr<const VocabularyTexts> texts_;
+  std::vector<Node> nodes_;
+  std::vector<uint32_t> allowed_at_start_;  // a mask
+};
+
+// What `grammar` allows without the bad words; null: any other text, which may then end anywhere.
+// Throws InvalidArgument("bad_words") where the two are for vocabularies of different sizes.
+std::shared_ptr<const Grammar> without(std::shared_ptr<const BadWords> words,
+                                       std::shared_ptr<const Grammar> grammar = nullptr);
+
+}  // namespace specdec

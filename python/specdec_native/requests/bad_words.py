@@ -1,0 +1,46 @@
+"""From the bad words of requests to the core's automata of them."""
+
+from __future__ import annotations
+
+import functools
+
+from specdec_native import _core
+from specdec_native.requests.sampling_params import SamplingParams
+from specdec_native.text.tokenizer import Tokenizer
+
+_MAX_KEPT = 16  # automata, of at most some 80 bytes a byte of their words
+_MAX_BYTES = 1 << 18  # of a request's words
+
+
+class BadWordsCompiler:
+    """Makes automata for one tokenizer and keeps the latest. Any thread may call it."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._texts = functools.cache(self._read_texts)
+        self._compiled = functools.lru_cache(_MAX_KEPT)(self._compile)
+
+    def compile(self, params: SamplingParams) -> _core.BadWords:
+        """The automaton of `params.bad_words` in answers as `params` show them.
+
+        As in vLLM, spaces in front of a word do not count. Raises ValueError naming bad_words.
+        """
+        texts = tuple((word.lstrip(" ") or word).encode() for word in params.bad_words or ())
+        if (size := sum(map(len, texts))) > _MAX_BYTES:
+            raise ValueError(
+                f"bad_words: the words have {size} bytes, and {_MAX_BYTES} are the most"
+            )
+        hidden = self._tokenizer.hidden_tokens(params.skip_special_tokens, params.shown_special_tokens)
+        return self._compiled(texts, frozenset(hidden))
+
+    def _compile(self, words: tuple[bytes, ...], hidden: frozenset[int]) -> _core.BadWords:
+        return _core.BadWords(self._texts(hidden), words)
+
+    def _read_texts(self, hidden: frozenset[int]) -> _core.VocabularyTexts:
+        known = min(self._vocab_size, self._tokenizer.vocab_size)
+        texts = [
+            b"" if token_id in hidden else self._tokenizer.token_bytes(token_id)
+            for token_id in range(known)
+        ]
+        return _core.VocabularyTexts(texts + [b""] * (self._vocab_size - known))
