@@ -13,15 +13,17 @@ from tiny_text_model import CHARS, END, FIRST_CHAR
 
 Says: TypeAlias = Callable[[str], None]
 
-_SPECIAL = {"<s>": [0]}
+_SPECIAL = "<s>"
 
 
 def says(monkeypatch: pytest.MonkeyPatch) -> Says:
-    """A function that sets the text, of printable ASCII characters or one special token."""
+    """A function that sets the text, of printable ASCII characters and the special token <s>."""
     make = GenerationFields.sampling_params
 
     def set_text(text: str) -> None:
-        ids = _SPECIAL.get(text) or [FIRST_CHAR + CHARS.index(char) for char in text]
+        ids: list[int] = []
+        for i, part in enumerate(text.split(_SPECIAL)):
+            ids += [0] * (i > 0) + [FIRST_CHAR + CHARS.index(char) for char in part]
 
         def only_this(
             output: list[int], logits: npt.NDArray[np.float32]
