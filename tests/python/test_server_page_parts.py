@@ -50,6 +50,10 @@ MARKDOWN = """async (source) => {
 }"""
 
 
+PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
+PARSER.disable("entity")
+
+
 class Canonical(html.parser.HTMLParser):
     """HTML as a list of tags and words, without what the page puts around code."""
 
@@ -58,7 +62,7 @@ class Canonical(html.parser.HTMLParser):
         self._shift = shift
         self._caption = False
         self.parts: list[str] = []
-        self.feed(text)
+        self.feed(re.sub(r"</?span[^>]*>", "", text))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
@@ -77,7 +81,7 @@ class Canonical(html.parser.HTMLParser):
             self.parts += [*(" " if data[:1].isspace() else ""), *data.split()]
 
     def _add(self, tag: str, slash: str, more: str) -> None:
-        if self._caption or tag in {"figure", "figcaption", "span"}:
+        if self._caption or tag in {"figure", "figcaption"}:
             return
         tag = "del" if tag == "s" else tag
         if re.fullmatch(r"h[1-6]", tag):
@@ -88,7 +92,7 @@ class Canonical(html.parser.HTMLParser):
 
     @staticmethod
     def _shown(tag: str) -> str:
-        return {"a": "href", "ol": "start"}.get(tag, "none")
+        return {"a": "href", "ol": "start", "th": "class", "td": "class"}.get(tag, "none")
 
 
 def words(parts: list[str]) -> list[str]:
@@ -130,11 +134,24 @@ def words(parts: list[str]) -> list[str]:
         "\n\n\n",
         "#not a heading\n####### nor this",
         "-not a list\n1.nor this\n\n- \n- x",
+        "| a | b |\n|---|---|\n| 1 | **2** |\n| 3 | `4` |\n\nbehind",
+        "| l | c | r | n |\n|:-|:-:|-:|-|\n| 1 | 2 | 3 | 4 |",
+        "text\na | b\n--- | ---\n1\n1 | 2 | 3\n# heading",
+        "| a\\|b | `c\\|d` |\n|---|---|\n|  | \\\\ |\n\n| x |\n|---|\n\n| a | b |\n|---|",
+        "- | a |\n  |---|\n  | 1 |\n\n> | a |\n> |---|\n> | 1 |",
+        "> a quote\n> of *two* lines\n\n>tight\n>> nested\n> again\n\nbehind",
+        "> lazy\ngoes on\n- not in it\n\n> # heading\nnot in it\n\n> ```\n> code\nnot in it",
+        "> - a list\n>   - nested\n>\n>   more\n>\n> 1. one\n\n- > quoted\n  > item\n- x",
+        "> **strong\n> across** `code\n> too` > no",
+        "- a\n  - b\n\n  - c\n- d",
+        "- one\n\n      code\n- two\n-     code\n\n  text",
+        "para\n    goes on\n\n    code\n\n      more\n\npara",
+        "-\tone\n\t- nested\n-\ttwo",
     ],
 )
 def test_markdown_is_what_commonmark_makes_of_it(module_page: Page, source: str) -> None:
-    parser = MarkdownIt("commonmark", {"html": False}).enable("strikethrough").disable("entity")
-    expected = parser.render(source)
+    expected = PARSER.render(source)
+    expected = re.sub(r'style="text-align:(\w+)"', r'class="\1"', expected)
     expected = re.sub(r'<img src="([^"]*)" alt="([^"]*)"[^>]*>', r'<a href="\1">\2</a>', expected)
     shown = module_page.evaluate(MARKDOWN, source)
     assert words(Canonical(shown).parts) == words(Canonical(expected, 2).parts)
@@ -148,6 +165,114 @@ def test_other_html_is_told_apart() -> None:
         assert good != words(Canonical(bad, 2).parts)
 
 
+# What pre elements show of each beginning of a source, as it grows.
+GROWING_CODE = """async (source) => {
+    const { MarkdownView } = await import("/page/markdown.js");
+    const root = document.createElement("div");
+    let shown = "";
+    const view = new MarkdownView(root, (start, end) => [shown.slice(start, end)]);
+    return Array.from({ length: source.length + 1 }, (_, length) => {
+        shown = source.slice(0, length);
+        view.show(shown);
+        return [...root.querySelectorAll("pre")].map((each) => each.textContent);
+    });
+}"""
+CODE = "def f(x):\n    if x:\n\n        return [\n\t\tx,  \n        ]\n\n\n    return None"
+
+
+def code_of(source: str) -> list[str]:
+    """What markdown-it-py finds of code."""
+    kinds = {"fence", "code_block"}
+    return [token.content for token in PARSER.parse(source) if token.type in kinds]
+
+
+def around(before: str, margin: str, after: str) -> str:
+    return before + "".join(f"{margin}{line}\n" for line in CODE.split("\n")) + after
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        around("```python\n", "", "```\nbehind"),
+        around("Text\n~~~ py ~ `x`\n", "", "~~~\n"),
+        around("~~~~~\n", "", "~~~\n```\n~~~~\n~~~~~~\n"),
+        around("`````js\n```\n", "", "````\n`````\n"),
+        around("  ```\n", "  ", "  ```\n"),
+        around("- one\n\n  ```\n", "  ", "  ```\n- two"),
+        around("1. one:\n   ```python\n", "   ", "   ```\n2. two"),
+        around("10. ten\n    - in it\n\n      ~~~\n", "      ", "      ~~~\n\n      text"),
+        around("- ````\n  ~~~\n  ```\n", "  ", "  ````\n"),
+        around("- one\n    ```\n", "    ", "    ```\n"),
+        around("> ```\n", "> ", "> ```\n"),
+        around("> 1. one\n>\n>    ```c\n", ">    ", ">    ```\n> 2. two"),
+        around("Text\n\n", "    ", "\nbehind"),
+    ],
+)
+def test_code_keeps_every_space_and_line(module_page: Page, source: str) -> None:
+    growing = module_page.evaluate(GROWING_CODE, source)
+    assert [f"{code}\n" for code in growing[-1]] == code_of(source)
+    assert CODE.splitlines()[1] in growing[-1][0]
+    for length, shown in enumerate(growing):
+        expected = [code.rstrip() for code in code_of(source[:length])]
+        assert [code.rstrip() for code in shown] == expected, source[:length]
+
+
+def test_code_that_is_indented_less_than_what_is_around(module_page: Page) -> None:
+    """As models write it; CommonMark would end the list, and move some of the lines."""
+    assert module_page.evaluate(GROWING_CODE, around("   ```\n", "", "```\n"))[-1] == [CODE]
+    source = around("1. one\n  ```\n", "  ", "  ```\n2. two")
+    assert module_page.evaluate(GROWING_CODE, source)[-1] == [CODE]
+    assert module_page.evaluate(MARKDOWN, source).count("<ol>") == 1
+
+
+def test_code_outside_of_fences_shows_its_indentation(chat: ChatPage) -> None:
+    source = "def f(x):\n    if x:\n        return x"
+    answer_with(chat, chunk(list(source), finish="stop"))
+    chat.ask("go")
+    assert chat.answer.locator("p").first.inner_text() == source
+
+
+COLOURS = """async ([code, language]) => {
+    const { highlight } = await import("/page/highlight.js");
+    const parts = highlight(code, language);
+    return parts.map(({ start, end, kind }) => [kind, code.slice(start, end)]);
+}"""
+
+
+@pytest.mark.parametrize(
+    ("language", "code", "expected"),
+    [
+        (
+            "Python",
+            'def f(x1):  # if\n    return \'a # b\' + "\\"" + 1.5e3',
+            'keyword def|comment # if|keyword return|string \'a # b\'|string "\\""|number 1.5e3',
+        ),
+        ("py", '"""a\n"b"""; None', 'string """a\n"b"""|keyword None'),
+        ("py", "x = 'open\nif", "string 'open|keyword if"),
+        (
+            "js",
+            "let a = `b\n${c}`; // d\n/* e\nf */ 0xFF",
+            "keyword let|string `b\n${c}`|comment // d|comment /* e\nf */|number 0xFF",
+        ),
+        ("cpp", "int main() { return 'a'; }", "keyword int|keyword return|string 'a'"),
+        ("rust", "fn f<'a>(x: &'a str) -> char { 'b' }", "keyword fn|keyword char|string 'b'"),
+        ("bash", "if [ $# -gt 2 ]; then # c", "keyword if|number 2|keyword then|comment # c"),
+        ("sql", "SELECT a FROM b -- c", "keyword SELECT|keyword FROM|comment -- c"),
+        (
+            "html",
+            "<!-- a --><p class='b'>it's if</p>",
+            "comment <!-- a -->|keyword <p|string 'b'|keyword >|keyword </p|keyword >",
+        ),
+        ("json", '{"a": [1, true]}', 'string "a"|number 1|keyword true'),
+        ("unheard-of", "if 1", ""),
+        ("", "if 1", ""),
+    ],
+)
+def test_code_has_colours(module_page: Page, language: str, code: str, expected: str) -> None:
+    found = module_page.evaluate(COLOURS, [code, language])
+    assert "|".join(f"{kind} {text}" for kind, text in found) == expected
+
+
 HOSTILE = [
     "<img src=x onerror=alert(1)>",
     "[x](javascript:alert(1)) [y](data:text/html,x) [z](JaVaScRiPt:alert(1)) [w](vbscript:x)",
@@ -155,6 +280,7 @@ HOSTILE = [
     "<script>alert(1)</script>\n```html\n<script>alert(1)</script>\n```",
     '[x](https://a.example/"onmouseover="alert(1))',
     "`<iframe src=//a.example>`",
+    "> <img src=x onerror=alert(1)>\n\n| <script>alert(1)</script> |\n|---|\n| [x](javascript:a) |",
 ]
 
 
@@ -202,7 +328,8 @@ def test_pieces_of_text_keep_their_order_and_growing_ends_the_same(module_page: 
     draw = random.Random(5)
     letters = ["*", "**", "_", "`", "```", "~~", "[", "](", ")", "\n", "\n\n", " ", "  ", "- "]
     letters += ["1. ", "# ", "a", "b ", "\\", "http://a", "<b>", "😀", "---", "\t"]
-    sources = ["".join(draw.choices(letters, k=draw.randint(1, 30))) for _ in range(300)]
+    letters += ["> ", "|", "|a|b|\n", "|-|:-|\n", "~~~", "```py\n", "\n    ", "if 'a' # 1\n"]
+    sources = ["".join(draw.choices(letters, k=draw.randint(1, 30))) for _ in range(600)]
     for source, result in zip(sources, module_page.evaluate(PIECES, sources), strict=True):
         length = len(source.encode("utf-16-le")) // 2
         places = [0, *(place for pair in sorted(result["ranges"]) for place in pair), length]

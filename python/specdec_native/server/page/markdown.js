@@ -2,13 +2,17 @@
 // text keeps its place in the source, so that tokens can be told apart in what is shown.
 
 import { copyButton, make } from "./dom.js";
+import { highlight } from "./highlight.js";
 import { inline } from "./markdown-inline.js";
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})[^\S\n]*([^`\n]*)$/;
+const FENCE = /^( {0,3})(`{3,}(?=[^`]*$)|~{3,})(.*)$/;
 const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+|$)/;
 const RULE = /^ {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$/;
-const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?: +|$)/;
-const MAX_DEPTH = 12; // of lists in lists
+const ITEM = /^([ \t]*)([-*+]|\d{1,9}[.)])([ \t]+|$)/;
+const QUOTE = /^ {0,3}> ?/;
+const TAB = 4;
+const CODE_INDENT = 4; // columns that make code of a line outside paragraphs
+const MAX_DEPTH = 12; // of lists and quotes in each other
 const HEADING_SHIFT = 2; // the page has headings of its own
 
 /** Shows a text that grows: blocks that did not change keep their elements. */
@@ -43,143 +47,337 @@ function keyOf({ type, start, end }) {
   return `${type} ${start} ${end}`;
 }
 
+// -- Lines: {start, end, text}, places in the source and what is between them.
+
 function parse(source) {
-  const lines = [];
   let start = 0;
-  for (const line of source.split("\n")) {
-    lines.push({ start, end: start + line.length });
-    start += line.length + 1;
-  }
+  const lines = source.split("\n").map((text) => {
+    const line = { start, end: start + text.length, text };
+    start = line.end + 1;
+    return line;
+  });
   return parseLines(source, lines, 0);
 }
 
-/** Blocks of lines, each {start, end} in the source, less the indentation of what is around. */
+function isBlank({ text }) {
+  return text.trim() === "";
+}
+
+/** The line from its `length`th character on. */
+function after({ start, end, text }, length) {
+  return { start: start + length, end, text: text.slice(length) };
+}
+
+function columnsOf(text) {
+  let columns = 0;
+  for (const char of text) columns += char === "\t" ? TAB - (columns % TAB) : 1;
+  return columns;
+}
+
+function indentOf({ text }) {
+  return columnsOf(/^[ \t]*/.exec(text)[0]);
+}
+
+/** The line without its first `columns`, as far as they are white space. */
+function cut(line, columns) {
+  let length = 0;
+  while (/[ \t]/.test(line.text[length] ?? "") && columnsOf(line.text.slice(0, length)) < columns) {
+    length += 1;
+  }
+  return after(line, length);
+}
+
+// -- Blocks: {type, start, end} and what the type has. Their lines are without the indentation and
+// the marks of what is around.
+
 function parseLines(source, lines, depth) {
   const blocks = [];
-  const textOf = (line) => source.slice(line.start, line.end);
   let i = 0;
   while (i < lines.length) {
-    const text = textOf(lines[i]);
-    let next = i + 1;
-    let block = null;
-    if (text.trim() !== "") {
-      const fence = FENCE.exec(text);
-      const heading = HEADING.exec(text);
-      if (fence) {
-        const closing = new RegExp(`^ {0,3}${fence[1][0]}{${fence[1].length},}[ \\t]*$`);
-        while (next < lines.length && !closing.test(textOf(lines[next]))) next += 1;
-        const code = lines.slice(i + 1, next);
-        if (next < lines.length) next += 1;
-        block = { type: "code", language: fence[2].trim().split(/\s/)[0], lines: code };
-      } else if (heading) {
-        const title = text.replace(/(^|[ \t])#+[ \t]*$/, "").trimEnd();
-        const from = Math.min(heading[0].length, title.length);
-        block = { type: "heading", level: heading[1].length };
-        block.from = lines[i].start + from;
-        block.to = lines[i].start + title.length;
-      } else if (RULE.test(text)) {
-        block = { type: "rule" };
-      } else if (ITEM.test(text) && depth < MAX_DEPTH) {
-        ({ block, next } = parseList(source, lines, i, depth));
-      } else {
-        while (next < lines.length && goesOn(textOf(lines[next]))) next += 1;
-        const from = lines[i].start + text.length - text.trimStart().length;
-        const last = textOf(lines[next - 1]);
-        block = { type: "paragraph", from, to: lines[next - 1].start + last.trimEnd().length };
-      }
-      block.start = lines[i].start;
-      block.end = lines[next - 1].end;
-      blocks.push(block);
+    if (isBlank(lines[i])) {
+      i += 1;
+      continue;
     }
+    const { block, next } = parseBlock(source, lines, i, depth);
+    blocks.push({ ...block, start: lines[i].start, end: lines[next - 1].end });
     i = next;
   }
   return blocks;
 }
 
+function parseBlock(source, lines, i, depth) {
+  const { text } = lines[i];
+  if (indentOf(lines[i]) >= CODE_INDENT) return parseIndentedCode(lines, i);
+  if (FENCE.test(text)) return parseFencedCode(lines, i);
+  const heading = HEADING.exec(text);
+  if (heading) {
+    const title = text.replace(/(^|[ \t])#+[ \t]*$/, "").trimEnd();
+    const line = after(lines[i], Math.min(heading[0].length, title.length));
+    const piece = { start: line.start, end: lines[i].start + title.length };
+    return { block: { type: "heading", level: heading[1].length, pieces: [piece] }, next: i + 1 };
+  }
+  if (RULE.test(text)) return { block: { type: "rule" }, next: i + 1 };
+  if (depth < MAX_DEPTH && QUOTE.test(text)) return parseQuote(source, lines, i, depth);
+  if (depth < MAX_DEPTH && ITEM.test(text)) return parseList(source, lines, i, depth);
+  const alignments = alignmentsOf(lines, i);
+  if (alignments) return parseTable(lines, i, alignments);
+  let next = i + 1;
+  while (next < lines.length && goesOn(lines, next)) next += 1;
+  const pieces = piecesOf([cut(lines[i], CODE_INDENT), ...lines.slice(i + 1, next)]);
+  pieces.at(-1).end -= lines[next - 1].text.length - lines[next - 1].text.trimEnd().length;
+  return { block: { type: "paragraph", pieces }, next };
+}
+
+/** Lines as pieces of the source, each but the last with its line break. */
+function piecesOf(lines) {
+  const last = lines.length - 1;
+  return lines.map(({ start, end }, i) => ({ start, end: end + (i < last ? 1 : 0) }));
+}
+
 /** Whether a line belongs to the paragraph before it. */
-function goesOn(text) {
+function goesOn(lines, i) {
+  const { text } = lines[i];
+  if (isBlank(lines[i])) return false;
+  if (indentOf(lines[i]) >= CODE_INDENT) return true;
   const item = ITEM.exec(text);
   const begins = item && (!/\d/.test(item[2]) || /^1[.)]/.test(item[2])) && text.trim() !== item[2];
-  return text.trim() !== "" && !FENCE.test(text) && !HEADING.test(text) && !RULE.test(text) && !begins;
+  if (begins || alignmentsOf(lines, i)) return false;
+  return ![FENCE, HEADING, RULE, QUOTE].some((each) => each.test(text));
+}
+
+/** Whether a paragraph may go on behind this line of a quote or a list without its mark. */
+function mayGoOn(line) {
+  return !isBlank(line) && ![FENCE, HEADING, RULE].some((each) => each.test(line.text));
+}
+
+function parseIndentedCode(lines, first) {
+  let next = first + 1; // behind the last line that is not blank
+  for (let i = next; i < lines.length; i += 1) {
+    if (isBlank(lines[i])) continue;
+    if (indentOf(lines[i]) < CODE_INDENT) break;
+    next = i + 1;
+  }
+  const code = lines.slice(first, next).map((line) => cut(line, CODE_INDENT));
+  return { block: { type: "code", language: "", pieces: piecesOf(code) }, next };
+}
+
+function parseFencedCode(lines, first) {
+  const [, indent, mark, info] = FENCE.exec(lines[first].text);
+  let next = first + 1;
+  while (next < lines.length && !closes(lines[next].text, mark)) next += 1;
+  const code = lines.slice(first + 1, next);
+  const indents = code.filter((line) => !isBlank(line)).map(indentOf);
+  const common = Math.min(indent.length, ...indents); // so that no line moves against others
+  const language = info.trim().split(/\s/)[0];
+  next = Math.min(next + 1, lines.length);
+  return { block: { type: "code", language, pieces: piecesOf(code.map((line) => cut(line, common))) }, next };
+}
+
+/** Whether a line is the end of the code that `mark` began. */
+function closes(text, mark) {
+  const found = /^ {0,3}(`+|~+)[ \t]*$/.exec(text);
+  return found !== null && found[1].startsWith(mark);
+}
+
+/** The mark of the fence that is open behind a line, or null; `mark` is that before it. */
+function openFence(mark, { text }) {
+  if (mark !== null) return closes(text, mark) ? null : mark;
+  return FENCE.exec(text)?.[2] ?? null;
+}
+
+function parseQuote(source, lines, first, depth) {
+  const content = [];
+  let fence = null;
+  let i = first;
+  for (; i < lines.length; i += 1) {
+    const mark = QUOTE.exec(lines[i].text);
+    if (!mark && (fence || !mayGoOn(content.at(-1)) || !goesOn(lines, i))) break;
+    content.push(after(lines[i], mark?.[0].length ?? 0));
+    fence = openFence(fence, content.at(-1));
+  }
+  return { block: { type: "quote", blocks: parseLines(source, content, depth + 1) }, next: i };
 }
 
 function parseList(source, lines, first, depth) {
-  const textOf = (line) => source.slice(line.start, line.end);
-  const opening = ITEM.exec(textOf(lines[first]));
+  const opening = ITEM.exec(lines[first].text);
   const kind = opening[2].at(-1);
   const items = [];
   let isLoose = false;
   let i = first;
+  let end = first; // behind the last line that is not blank
   while (i < lines.length) {
-    const text = textOf(lines[i]);
-    const marker = ITEM.exec(text);
-    if (!marker || marker[2].at(-1) !== kind || RULE.test(text)) break;
-    if (marker[1].length >= opening[1].length + 2) break;
-    const width = marker[0].length;
-    const content = [{ start: lines[i].start + width, end: lines[i].end }];
-    const least = Math.min(width, marker[1].length + 2);
-    let inFence = FENCE.test(text.slice(width));
-    let end = i + 1; // behind the last line that is not blank
+    const marker = ITEM.exec(lines[i].text);
+    if (!marker || marker[2].at(-1) !== kind || RULE.test(lines[i].text)) break;
+    const [, before, mark] = marker;
+    const indent = columnsOf(before);
+    if (indent >= columnsOf(opening[1]) + 2) break;
+    // White space of more than four columns behind the mark begins code.
+    const gap = columnsOf(marker[0]) - columnsOf(before + mark);
+    const isCode = gap > CODE_INDENT;
+    const width = isCode ? indent + mark.length + 1 : columnsOf(marker[0]);
+    const content = [after(lines[i], isCode ? before.length + mark.length + 1 : marker[0].length)];
+    const least = Math.min(width, indent + 2);
+    let fence = openFence(null, content[0]);
+    let most = width; // columns to cut: inside a fence no more than before it
+    end = i + 1;
     let j = end;
     for (; j < lines.length; j += 1) {
-      const line = textOf(lines[j]);
-      const indent = line.length - line.trimStart().length;
-      const isBlank = line.trim() === "";
-      if (!isBlank && indent < least) {
-        const isLazy = j === end && !inFence && goesOn(line) && !ITEM.test(line);
-        if (!isLazy) break;
-      }
-      const cut = Math.min(indent, width);
-      content.push({ start: lines[j].start + cut, end: lines[j].end });
-      if (!isBlank) {
-        if (j > end && !inFence) isLoose = true;
-        end = j + 1;
-      }
-      if (FENCE.test(line.slice(cut))) inFence = !inFence;
+      const isInside = isBlank(lines[j]) || indentOf(lines[j]) >= least;
+      const isLazy = j === end && !fence && mayGoOn(content.at(-1)) && goesOn(lines, j);
+      if (!isInside && (!isLazy || ITEM.test(lines[j].text))) break;
+      content.push(cut(lines[j], most));
+      if (!isBlank(lines[j])) end = j + 1;
+      const wasOpen = fence !== null;
+      fence = openFence(fence, content.at(-1));
+      if (!fence) most = width;
+      else if (!wasOpen) most = Math.min(width, indentOf(lines[j]));
     }
-    items.push(parseLines(source, content.slice(0, end - i), depth + 1));
-    const following = j < lines.length ? ITEM.exec(textOf(lines[j])) : null;
+    const blocks = parseLines(source, content.slice(0, end - i), depth + 1);
+    items.push(blocks);
+    isLoose ||= blocks.some((block, k) => k > 0 && isApart(source, blocks[k - 1], block));
+    const following = j < lines.length ? ITEM.exec(lines[j].text) : null;
     i = j;
-    if (!following || following[2].at(-1) !== kind) {
-      i = end;
-      break;
-    }
+    if (!following || following[2].at(-1) !== kind) break;
     if (j > end) isLoose = true;
   }
   const number = parseInt(opening[2], 10);
   const start = Number.isNaN(number) ? null : number;
-  return { block: { type: "list", number: start, items, isLoose }, next: i };
+  return { block: { type: "list", number: start, items, isLoose }, next: end };
 }
 
+/** Whether a blank line is between two blocks. */
+function isApart(source, before, block) {
+  return source.slice(before.end, block.start).split("\n").length > 2;
+}
+
+// -- Tables
+
+/** How the columns of the table are aligned that begins with a line; null where none does. */
+function alignmentsOf(lines, i) {
+  const [head, rule] = lines.slice(i, i + 2);
+  if (!rule || !head.text.includes("|") || indentOf(rule) >= CODE_INDENT) return null;
+  if (!/^[ \t]*[|:-][|: \t-]*$/.test(rule.text)) return null;
+  const marks = cellsOf(rule).map(([{ start, end }]) =>
+    rule.text.slice(start - rule.start, end - rule.start),
+  );
+  if (marks.length !== cellsOf(head).length) return null;
+  if (!marks.every((mark) => /^:?-+:?$/.test(mark))) return null;
+  return marks.map((mark) => {
+    if (mark.endsWith(":")) return mark.startsWith(":") ? "center" : "right";
+    return mark.startsWith(":") ? "left" : null;
+  });
+}
+
+/** The cells of a row, each in pieces of the source: without backslashes before pipes. */
+function cellsOf({ start, text }) {
+  const pipes = [...text.matchAll(/\\.|\|/g)].filter(([found]) => found === "|");
+  const places = [-1, ...pipes.map(({ index }) => index), text.length];
+  const cells = places.slice(1).map((to, i) => {
+    const cell = text.slice(places[i] + 1, to);
+    let from = to - cell.trimStart().length;
+    const end = Math.max(from, to - cell.length + cell.trimEnd().length);
+    const pieces = [];
+    const escapes = [...text.slice(0, end).matchAll(/\\./g)].filter(([found]) => found === "\\|");
+    for (const { index } of escapes) {
+      if (index < from) continue;
+      pieces.push({ start: start + from, end: start + index });
+      from = index + 1;
+    }
+    return [...pieces, { start: start + from, end: start + end }];
+  });
+  const isEmpty = (pieces) => pieces[0].start === pieces.at(-1).end;
+  if (cells.length > 1 && isEmpty(cells[0])) cells.shift();
+  if (cells.length > 1 && isEmpty(cells.at(-1))) cells.pop();
+  return cells;
+}
+
+function parseTable(lines, first, alignments) {
+  let next = first + 2;
+  while (next < lines.length && goesOn(lines, next)) next += 1;
+  const [head, , ...rows] = lines.slice(first, next).map(cellsOf);
+  return { block: { type: "table", alignments, head, rows }, next };
+}
+
+// -- Elements
+
 function render(source, block, text) {
-  if (block.type === "paragraph") return make("p", {}, ...inline(source, block.from, block.to, text));
+  const children = (blocks) => blocks.map((each) => render(source, each, text));
+  if (block.type === "paragraph") return make("p", {}, ...renderText(source, block.pieces, text));
   if (block.type === "rule") return make("hr");
   if (block.type === "heading") {
     const tag = `h${Math.min(block.level + HEADING_SHIFT, 6)}`;
-    return make(tag, {}, ...inline(source, block.from, block.to, text));
+    return make(tag, {}, ...renderText(source, block.pieces, text));
   }
   if (block.type === "code") return renderCode(source, block, text);
+  if (block.type === "quote") return make("blockquote", {}, ...children(block.blocks));
+  if (block.type === "table") return renderTable(source, block, text);
   const attributes = block.number === null || block.number === 1 ? {} : { start: block.number };
   const list = make(block.number === null ? "ul" : "ol", attributes);
   for (const item of block.items) {
     const nodes = item.flatMap((child) => {
       const isBare = child.type === "paragraph" && !block.isLoose;
-      return isBare ? inline(source, child.from, child.to, text) : [render(source, child, text)];
+      return isBare ? renderText(source, child.pieces, text) : children([child]);
     });
     list.append(make("li", {}, ...nodes));
   }
   return list;
 }
 
+/** Pieces of the source as one text: {content, show}; show(start, end) makes nodes of a part. */
+function joined(source, pieces, text) {
+  const content = pieces.map(({ start, end }) => source.slice(start, end)).join("");
+  let first = 0; // the piece that was shown last, from which to look on
+  let place = 0; // where it is in the content
+  const show = (start, end) => {
+    if (start < place) first = place = 0;
+    const nodes = [];
+    for (let i = first, at = place; i < pieces.length && at < end; i += 1) {
+      const piece = pieces[i];
+      const length = piece.end - piece.start;
+      const from = Math.max(start - at, 0);
+      const to = Math.min(end - at, length);
+      if (from < to) nodes.push(...text(piece.start + from, piece.start + to));
+      [first, place] = [i, at];
+      at += length;
+    }
+    return nodes;
+  };
+  return { content, show };
+}
+
+function renderText(source, pieces, text) {
+  const { content, show } = joined(source, pieces, text);
+  return inline(content, 0, content.length, show);
+}
+
 function renderCode(source, block, text) {
-  const last = block.lines.length - 1;
-  const pieces = block.lines.flatMap(({ start, end }, i) => text(start, end + (i < last ? 1 : 0)));
-  const plain = () => block.lines.map(({ start, end }) => source.slice(start, end)).join("\n");
+  const { content, show } = joined(source, block.pieces, text);
+  const nodes = [];
+  let shown = 0;
+  for (const { start, end, kind } of highlight(content, block.language)) {
+    nodes.push(...show(shown, start), make("span", { class: kind }, ...show(start, end)));
+    shown = end;
+  }
+  nodes.push(...show(shown, content.length));
   const language = make("span", { class: "language" }, block.language);
   return make(
     "figure",
     { class: "code" },
-    make("figcaption", {}, language, copyButton("Copy code", plain)),
-    make("pre", { tabindex: "0" }, make("code", {}, ...pieces)),
+    make("figcaption", {}, language, copyButton("Copy code", () => content)),
+    make("pre", { tabindex: "0" }, make("code", {}, ...nodes)),
   );
+}
+
+function renderTable(source, { alignments, head, rows }, text) {
+  const row = (tag, cells) =>
+    make(
+      "tr",
+      {},
+      ...alignments.map((alignment, i) =>
+        make(tag, { class: alignment }, ...renderText(source, cells[i] ?? [], text)),
+      ),
+    );
+  const table = make("table", {}, make("thead", {}, row("th", head)));
+  if (rows.length > 0) table.append(make("tbody", {}, ...rows.map((cells) => row("td", cells))));
+  return make("figure", { class: "table", tabindex: "0" }, table);
 }
