@@ -122,11 +122,16 @@ def opened(browser: Browser, url: str, **more: Any) -> Iterator[ChatPage]:
         context.close()
 
 
-def answer_with(chat: ChatPage, *choices: dict[str, Any]) -> None:
-    """Answers every chat with these choices, a chunk each."""
+def fulfill(route: Route, *choices: dict[str, Any]) -> None:
+    """Answers a request for a chat with these choices, a chunk each."""
     events = [json.dumps({"choices": [{"index": 0, **choice}]}) for choice in choices]
     body = "".join(f"data: {event}\n\n" for event in [*events, "[DONE]"])
-    chat.page.route(CHAT, lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    route.fulfill(body=body, content_type="text/event-stream")
+
+
+def answer_with(chat: ChatPage, *choices: dict[str, Any]) -> None:
+    """Answers every chat with these choices."""
+    chat.page.route(CHAT, lambda route: fulfill(route, *choices))
 
 
 def chunk(

@@ -8,9 +8,9 @@ from typing import Any
 
 import jsonschema
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, ViewportSize, expect
 
-from chat_page import CHAT, ChatPage, answer_with, chromium, chunk, opened
+from chat_page import CHAT, ChatPage, answer_with, chromium, chunk, fulfill, opened
 from paced_engine import Pace, paced_engine
 from server_life import living, wait_until
 from server_world import World, serving
@@ -21,6 +21,8 @@ from tiny_text_model import OPTIONS, TEXT_TOKEN_IDS, add_byte_text, is_idle
 READABLE = {"ignore_eos": True, "allowed_token_ids": TEXT_TOKEN_IDS}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
 QUESTION = "abcabcabc"
+SCREEN: ViewportSize = {"width": 1280, "height": 720}
+PHONE: ViewportSize = {"width": 390, "height": 844}
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +246,7 @@ def test_the_page_survives_a_restart(browser: Browser, paced: Engine, pace: Pace
     assert chat.answer.get_by_role("alert").inner_text() == "The server cannot be reached."
     expect(chat.page.locator("#connection")).to_have_text("server not reachable")
     with living(paced, {"port": int(url.rpartition(":")[2])}):
-        chat.button("Try again").last.click()
+        chat.button("Again").click()
         expect(chat.answer.locator("> .body [data-token]").first).to_be_attached()
         chat.wait()
         assert "6 tokens" in str(chat.answer.text_content())
@@ -255,22 +257,151 @@ def test_the_page_survives_a_restart(browser: Browser, paced: Engine, pace: Pace
         context.__exit__(None, None, None)
 
 
-def test_keys(browser: Browser, drafting: Engine) -> None:
+@pytest.mark.parametrize("size", [SCREEN, PHONE], ids=["screen", "phone"])
+def test_keys(browser: Browser, drafting: Engine, size: ViewportSize) -> None:
     with (
         serving(drafting, api_keys=("secret",)) as world,
         opened(browser, world.url, **READABLE, max_tokens=4) as chat,
     ):
+        chat.page.set_viewport_size(size)
+        connection = chat.page.locator("#connection")
+        key = chat.page.get_by_label("API key")
+        said = "document.querySelector('#connection').textContent"
+        assert chat.page.wait_for_function(said).json_value() == "API key needed"
+        expect(chat.page.get_by_role("status")).to_contain_text("This server needs an API key")
+        expect(key).to_be_focused()
+        expect(key).to_be_in_viewport()
+        chat.page.keyboard.type("wrong")
+        chat.page.keyboard.press("Enter")
+        expect(connection).to_have_text("API key refused")
         chat.ask("hello")
-        assert "API key is needed" in chat.answer.get_by_role("alert").inner_text()
-        expect(chat.page.get_by_label("API key")).to_be_focused()
-        chat.page.keyboard.type("secret")
-        chat.button("Try again").click()
+        assert "API key" in chat.answer.get_by_role("alert").inner_text()
+        expect(key).to_be_focused()
+        key.fill("secret")
+        chat.page.keyboard.press("Enter")
+        expect(connection).to_have_text("connected")
+        expect(chat.page.locator("#model")).to_have_text("tiny")
+        chat.button("Again").click()
         chat.answer.locator("> .body [data-token]").first.wait_for(state="attached")
         chat.wait()
-        expect(chat.page.locator("#model")).to_have_text("tiny")
         chat.page.reload()
         chat.ask("with the key that was kept")
         assert not chat.answer.get_by_role("alert").is_visible()
+        expect(connection).to_have_text("connected")
+
+
+LONG = [chunk([f"Line {i}.\n\n"]) for i in range(100)]
+
+
+@pytest.mark.parametrize("size", [SCREEN, PHONE], ids=["screen", "phone"])
+@pytest.mark.parametrize("reader", ["waits", "scrolls"])
+def test_the_verdict_is_in_sight(chat: ChatPage, size: ViewportSize, reader: str) -> None:
+    """When the comparison of a long answer ends, wherever its reader is by then."""
+    chat.page.set_viewport_size(size)
+    answer_with(chat, *LONG, chunk(["end"], finish="stop"))
+    chat.ask("go")
+
+    def compared(route: Route) -> None:
+        if reader == "scrolls":
+            chat.page.locator("#messages").evaluate("e => e.scrollTop = 0")
+        fulfill(route, *LONG)
+
+    chat.page.unroute(CHAT)
+    chat.page.route(CHAT, compared)
+    chat.button("Compare without speculation").click()
+    verdict = chat.answer.locator(".verdict")
+    expect(verdict).to_contain_text("The texts differ from character")
+    chat.button("Send").wait_for()
+    expect(verdict).to_be_in_viewport(ratio=1)
+
+
+def test_a_phones_screen_is_for_the_messages(chat: ChatPage) -> None:
+    chat.page.set_viewport_size(PHONE)
+    answer_with(chat, *LONG, chunk(["end"], finish="stop"))
+    chat.ask("go")
+    heights = [
+        chat.page.locator(each).evaluate("e => e.getBoundingClientRect().height")
+        for each in ("#messages", "#composer")
+    ]
+    assert sum(heights) >= 0.75 * PHONE["height"] and heights[0] > heights[1]
+    assert chat.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    hidden = [chat.page.locator(each) for each in ("#conversations", "#settings", "#strip")]
+    assert not any(each.is_visible() for each in hidden)
+    menu = chat.button("Menu")
+    for way in (menu.click, chat.button("go").click, chat.button("New conversation").click):
+        if menu.get_attribute("aria-expanded") == "false":
+            menu.click()
+        assert all(each.is_visible() for each in hidden)
+        way()
+        assert not any(each.is_visible() for each in hidden)
+    chat.page.set_viewport_size(SCREEN)
+    assert all(each.is_visible() for each in hidden) and not menu.is_visible()
+
+
+def test_a_message_is_changed_and_asked_again(chat: ChatPage, world: World) -> None:
+    chat.setting("Greatest number of tokens", "4")
+    chat.setting("Seed", "3")
+    for question in ("one", "two", "three"):
+        chat.ask(question)
+    articles = chat.page.get_by_role("article")
+    first = chat.asked[1]["messages"][1]
+    chat.button("Edit").nth(1).click()
+    field = chat.page.get_by_label("Changed message")
+    expect(field).to_be_focused()
+    assert field.input_value() == "two"
+    chat.page.keyboard.press("Escape")
+    expect(articles).to_have_count(6)
+    chat.button("Edit").nth(1).click()
+    field.fill("another")
+    chat.page.keyboard.press("Enter")
+    expect(articles).to_have_count(4)
+    chat.wait()
+    messages = [{"role": "user", "content": "one"}, first, {"role": "user", "content": "another"}]
+    assert chat.asked[-1]["messages"] == messages
+    assert raw_text(chat) == content(world, messages, max_tokens=4, seed=3)
+    chat.page.reload()
+    assert articles.locator("p").first.inner_text() == "one"
+    assert articles.nth(2).locator("p").inner_text() == "another"
+    expect(articles).to_have_count(4)
+    chat.button("Edit").first.click()
+    field.fill("first of all")
+    chat.button("Send instead").click()
+    expect(articles).to_have_count(2)
+    chat.wait()
+    assert chat.asked[-1]["messages"] == [{"role": "user", "content": "first of all"}]
+    expect(chat.page.locator("#conversations button.open")).to_have_text(["first of all"])
+
+
+def test_the_last_answer_is_made_again(chat: ChatPage) -> None:
+    chat.setting("Greatest number of tokens", "4")
+    for question in ("one", "two"):
+        chat.ask(question)
+    expect(chat.button("Again")).to_have_count(1)
+    chat.button("Again").click()
+    expect(chat.prompt).to_be_focused()
+    chat.page.wait_for_function("document.body.dataset.busy === 'false'")
+    before, after = chat.asked[1:]
+    assert after["messages"] == before["messages"] and after["seed"] != before["seed"]
+    expect(chat.page.get_by_role("article")).to_have_count(4)
+    chat.page.reload()
+    expect(chat.page.get_by_role("article")).to_have_count(4)
+
+
+def test_nothing_is_changed_while_an_answer_comes(
+    browser: Browser, paced: Engine, pace: Pace
+) -> None:
+    with serving(paced) as world, opened(browser, world.url, **READABLE, max_tokens=8) as chat:
+        pace.gate.clear()
+        chat.send("slow")
+        chat.button("Edit").click()
+        chat.button("Send instead").click()
+        expect(chat.page.get_by_role("status").first).to_contain_text("stop it first")
+        pace.gate.set()
+        chat.wait()
+        assert len(chat.asked) == 1
+        chat.button("Send instead").click()
+        chat.wait()
+        assert len(chat.asked) == 2
 
 
 def test_what_the_server_refuses_is_shown(chat: ChatPage) -> None:
@@ -374,7 +505,7 @@ def test_roles_and_names_say_what_is_there(chat: ChatPage) -> None:
     chat.ask("hello")
     log = chat.page.get_by_role("log", name="Conversation")
     assert log.get_attribute("aria-live") == "polite"
-    expect(log.get_by_role("article", name="You")).to_have_text("hello")
+    expect(log.get_by_role("article", name="You").locator("p")).to_have_text("hello")
     expect(log.get_by_role("article", name="Answer")).to_have_attribute("aria-busy", "false")
     for button in chat.page.get_by_role("button").all():
         assert (button.get_attribute("aria-label") or button.inner_text()).strip()
@@ -382,22 +513,30 @@ def test_roles_and_names_say_what_is_there(chat: ChatPage) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_can_be_read_on_every_tint(browser: Browser, world: World, scheme: Any) -> None:
-    """Contrast of at least 4.5, as WCAG's level AA has it."""
+    """Contrast of at least 4.5, as WCAG's level AA has it; colours of code, too."""
     with opened(browser, world.url) as chat:
         chat.page.emulate_media(color_scheme=scheme)
         colours = chat.page.evaluate(
             """() => {
                 const probe = document.createElement("mark");
-                document.body.append(probe);
+                const around = document.createElement("span");
+                const pre = document.createElement("pre");
+                around.append(probe);
+                pre.append(around);
+                document.body.append(pre);
                 const rgb = (text) => text.match(/[\\d.]+/g).slice(0, 3).map(Number);
                 const style = getComputedStyle(probe);
                 const pairs = [[getComputedStyle(document.body).color,
                     getComputedStyle(document.body).backgroundColor]];
-                for (const kind of ["ngram", "suffix", "model", "head", "grammar"]) {
-                    probe.dataset.kind = kind;
-                    pairs.push([style.color, style.backgroundColor]);
+                for (const part of ["", "comment", "string", "number", "keyword"]) {
+                    around.className = part;
+                    for (const kind of ["ngram", "suffix", "model", "head", "grammar"]) {
+                        probe.dataset.kind = kind;
+                        pairs.push([style.color, style.backgroundColor]);
+                    }
+                    pairs.push([style.color, pairs[0][1]]);
                 }
-                probe.remove();
+                pre.remove();
                 return pairs.map((pair) => pair.map(rgb));
             }"""
         )
@@ -406,6 +545,7 @@ def test_text_can_be_read_on_every_tint(browser: Browser, world: World, scheme: 
         assert (lighter + 0.05) / (darker + 0.05) >= 4.5, (scheme, text, background)
     assert (luminance(colours[0][1]) < 0.5) == (scheme == "dark")
     assert len({tuple(background) for _, background in colours}) == 6
+    assert len({tuple(text) for text, _ in colours}) == 5
 
 
 def luminance(colour: list[float]) -> float:

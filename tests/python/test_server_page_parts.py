@@ -228,8 +228,11 @@ def test_code_that_is_indented_less_than_what_is_around(module_page: Page) -> No
 def test_code_outside_of_fences_shows_its_indentation(chat: ChatPage) -> None:
     source = "def f(x):\n    if x:\n        return x"
     answer_with(chat, chunk(list(source), finish="stop"))
-    chat.ask("go")
+    chat.ask("  indented\n    more")
     assert chat.answer.locator("p").first.inner_text() == source
+    question = chat.page.get_by_role("article", name="You").locator("p")
+    assert question.inner_text() == "  indented\n    more"
+    assert chat.asked[0]["messages"][0]["content"] == "  indented\n    more"
 
 
 COLOURS = """async ([code, language]) => {
@@ -405,7 +408,7 @@ def test_arrow_keys_go_from_token_to_token(chat: ChatPage) -> None:
     answer_with(chat, *STREAM)
     chat.ask("go")
     tip = chat.page.get_by_role("tooltip")
-    chat.page.locator("#messages").focus()
+    chat.button("Edit").focus()
     chat.page.keyboard.press("Tab")
     assert "␣quick" in tip.inner_text()  # the first draft
     focused = chat.page.locator(":focus")
@@ -417,7 +420,7 @@ def test_arrow_keys_go_from_token_to_token(chat: ChatPage) -> None:
     chat.page.keyboard.press("Escape")
     assert not tip.is_visible()
     chat.page.keyboard.press("Tab")
-    assert focused.text_content() == "Copy answer"
+    assert focused.text_content() == "Again"
 
 
 def test_text_that_is_held_back_finds_its_tokens(chat: ChatPage) -> None:

@@ -50,9 +50,10 @@ export function figures(answer) {
   return parts.join(", ");
 }
 
+const COMPARE = "Compare without speculation";
 const ENDS = { length: "The answer has reached its greatest length.", stopped: "Stopped." };
 
-/** A whole answer. `actions` are {compare(view), retry(view)}. */
+/** A whole answer. `actions` are {compare(view), again()}. */
 export class AnswerView {
   constructor(answer, actions) {
     this.answer = answer;
@@ -61,12 +62,12 @@ export class AnswerView {
     this._note = make("p", { class: "note", hidden: true });
     this._legend = make("ul", { class: "legend", "aria-label": "Drafters", hidden: true });
     this._figures = make("p", { class: "figures", hidden: true });
-    this._compare = button("Compare without speculation", () => actions.compare(this));
-    this._retry = button("Try again", () => actions.retry(this));
+    const compare = () => actions.compare(this);
+    this._compare = make("button", { type: "button", class: "quiet", onclick: compare }, COMPARE);
     this._buttons = make(
       "div",
       { class: "buttons", hidden: true },
-      this._retry,
+      make("button", { type: "button", class: "quiet again", onclick: actions.again }, "Again"),
       copyButton("Copy answer", () => answer.text),
       this._compare,
     );
@@ -96,15 +97,10 @@ export class AnswerView {
     this._legend.hidden = answer.steps.length === 0;
     this._buttons.hidden = false;
     this._compare.hidden = answer.text === "" || answer.finish === "error";
-    this._retry.hidden = answer.finish !== "error";
   }
 }
 
 function show(node, text) {
   node.hidden = !text;
   node.textContent = text ?? "";
-}
-
-function button(label, onclick) {
-  return make("button", { type: "button", class: "quiet", onclick }, label);
 }

@@ -50,6 +50,7 @@ export async function compare(view, stream) {
     ),
   );
   view.comparison.hidden = false;
+  view.comparison.scrollIntoView({ block: "start" });
   view.comparison.setAttribute("aria-busy", "true");
   await stream(plain.params, plain, () => right.update());
   right.draw();
@@ -57,11 +58,12 @@ export async function compare(view, stream) {
   view.comparison.setAttribute("aria-busy", "false");
   if (plain.finish === "error" || plain.finish === "stopped") {
     result.textContent = plain.error ?? "The comparison was stopped.";
-    return;
+  } else {
+    const { isSame, text } = verdict(view.answer, plain);
+    result.textContent = text;
+    result.dataset.same = String(isSame);
   }
-  const { isSame, text } = verdict(view.answer, plain);
-  result.textContent = text;
-  result.dataset.same = String(isSame);
+  result.scrollIntoView({ block: "nearest" }); // wherever its reader is by now
 }
 
 function column(title, ...children) {

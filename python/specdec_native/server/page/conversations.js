@@ -28,7 +28,13 @@ export class Conversation {
   /** Adds a question; the first is the title. */
   ask(text) {
     this.turns.push({ role: "user", text });
-    this.title ||= text.split("\n")[0].slice(0, TITLE_LENGTH);
+    this.title ||= titleOf(text);
+  }
+
+  /** Forgets the turns from `index` on, and the title that the first of them gave. */
+  cut(index) {
+    if (index === 0 && this.title === titleOf(this.turns[0].text)) this.title = "";
+    this.turns.length = index;
   }
 
   /**
@@ -88,6 +94,10 @@ function revived(kept) {
   const answer = new Answer(kept);
   if (answer.finish === null) answer.end("stopped"); // the page was left while it came
   return answer;
+}
+
+function titleOf(text) {
+  return text.trimStart().split("\n")[0].slice(0, TITLE_LENGTH);
 }
 
 function hex(byte) {

@@ -22,6 +22,15 @@ export function byId(id) {
   return node;
 }
 
+/** Calls `send` on Enter in a field; Shift+Enter begins a line. */
+export function onEnter(field, send) {
+  field.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    send();
+  });
+}
+
 /** Puts `text` on the clipboard; without a secure context by way of a selection. */
 export async function copyText(text) {
   if (navigator.clipboard) {

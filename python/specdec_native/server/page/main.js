@@ -1,17 +1,19 @@
 // The chat page: puts its parts together.
 
-import { chat, modelName, RequestError } from "./api.js";
+import { chat, RequestError } from "./api.js";
 import { Answer } from "./answer.js";
 import { answerOf, AnswerView } from "./answer-view.js";
 import { compare } from "./compare.js";
+import { Connection, UNAUTHORIZED } from "./connection.js";
 import { ConversationList } from "./conversation-list.js";
 import { all, Conversation } from "./conversations.js";
-import { byId, make } from "./dom.js";
+import { byId, make, onEnter } from "./dom.js";
 import { addDraftTip } from "./draft-tip.js";
+import { showMenu } from "./menu.js";
+import { questionView } from "./question-view.js";
 import * as settings from "./settings.js";
 import { Strip } from "./strip.js";
 
-const UNAUTHORIZED = 401;
 const NEAR_THE_END = 80; // pixels within which the page scrolls on by itself
 
 const messages = byId("messages");
@@ -21,17 +23,22 @@ let conversations = all();
 let current = null;
 let running = null; // {controller, conversation} while an answer comes
 
+const connection = new Connection((why) => {
+  say(why);
+  const field = settings.show("key");
+  if (prompt.value === "") field.focus(); // nobody is writing
+});
+
 const strip = new Strip(
   () => running !== null,
-  (isThere) => {
-    byId("connection").textContent = isThere ? "connected" : "server not reachable";
-    byId("connection").dataset.ok = String(isThere);
-    if (isThere && byId("model").textContent === "") showModel();
-  },
+  (isThere) => connection.hear(isThere),
 );
 
 const list = new ConversationList({
-  open,
+  open(conversation) {
+    open(conversation);
+    showMenu(false);
+  },
   rename(conversation, title) {
     conversation.title = title;
     if (conversation.turns.length > 0 || title) keep(conversation);
@@ -84,7 +91,7 @@ function showTurn(conversation, index) {
   const turn = conversation.turns[index];
   const log = logs.get(conversation);
   if (turn.role === "user") {
-    log.append(make("article", { class: "question", "aria-label": "You" }, make("p", {}, turn.text)));
+    log.append(questionView(turn.text, (text) => ask(conversation, index, text)));
     return null;
   }
   const view = new AnswerView(turn.answer, {
@@ -94,7 +101,7 @@ function showTurn(conversation, index) {
           stream(conversation, index, params, answer, update, signal),
         ),
       ),
-    retry: (each) => retry(conversation, index, each),
+    again: () => again(conversation, index),
   });
   log.append(view.node);
   return view;
@@ -108,7 +115,7 @@ async function stream(conversation, turn, params, answer, update, signal) {
   try {
     for await (const chunk of chat(body, settings.apiKey(), signal)) {
       for (const choice of chunk.choices) answer.add(choice);
-      scrollAlong(update);
+      update();
       strip.showAnswer(answer);
     }
     if (answer.finish === null) answer.end("stop");
@@ -116,14 +123,14 @@ async function stream(conversation, turn, params, answer, update, signal) {
     if (error.name === "AbortError") answer.end("stopped");
     else if (error instanceof RequestError) {
       answer.end("error", error.message);
-      if (error.status === UNAUTHORIZED) settings.askForKey();
+      if (error.status === UNAUTHORIZED) connection.refuse();
       strip.look();
     } else {
       answer.end("error", `The page has failed: ${error.message}`);
       console.error(error);
     }
   }
-  scrollAlong(update);
+  update();
 }
 
 function scrollAlong(update) {
@@ -158,86 +165,82 @@ async function run(conversation, what, work) {
   }
 }
 
-async function answerTurn(conversation, index) {
-  const { answer } = conversation.turns[index];
-  const view = showTurn(conversation, index);
-  messages.scrollTop = messages.scrollHeight;
-  await run(conversation, "Answering", (signal) =>
-    stream(conversation, index, answer.params, answer, () => view.update(), signal),
-  );
-  keep(conversation);
-}
-
-function newAnswer() {
-  const system = settings.systemPrompt();
-  return new Answer({ params: { ...settings.parameters(), ...(system && { system }) } });
+/** Whether a question may go out now; says why not. */
+function isReady() {
+  if (running) say("Another answer is under way: stop it first.");
+  return !running && settings.areRight();
 }
 
 function send() {
-  const text = prompt.value.trim();
-  if (text === "" || running) return;
-  const wrong = settings.wrongField();
-  if (wrong) {
-    byId("settings").open = true;
-    wrong.reportValidity();
-    return;
-  }
-  const conversation = current;
-  prompt.value = "";
-  prompt.focus(); // the button that had it goes
-  conversation.ask(text);
-  showTurn(conversation, conversation.turns.length - 1);
-  conversation.turns.push({ role: "assistant", answer: newAnswer() });
+  if (prompt.value.trim() === "") return;
+  ask(current, current.turns.length, prompt.value);
+}
+
+/** Asks `text` as turn `index`, in place of what was there and behind. */
+function ask(conversation, index, text) {
+  if (!isReady()) return;
+  if (index < conversation.turns.length) cut(conversation, index);
+  else prompt.value = "";
+  // The first line keeps its indentation.
+  conversation.ask(text.replace(/^(?:[^\S\n]*\n)+/, "").trimEnd());
+  showTurn(conversation, index);
+  answerLast(conversation);
+}
+
+/** Answers again what turn `index` answers, without what came behind. */
+function again(conversation, index) {
+  if (!isReady()) return;
+  cut(conversation, index);
+  answerLast(conversation);
+}
+
+function cut(conversation, index) {
+  conversation.cut(index);
+  for (const node of [...logs.get(conversation).children].slice(index)) node.remove();
+}
+
+/** Answers the last question. */
+async function answerLast(conversation) {
+  const system = settings.systemPrompt();
+  const params = { ...settings.parameters(), ...(system && { system }) };
+  const answer = new Answer({ params });
+  const index = conversation.turns.length;
+  conversation.turns.push({ role: "assistant", answer });
   keep(conversation);
   conversations.sort((a, b) => b.changed - a.changed);
   showList();
-  answerTurn(conversation, conversation.turns.length - 1);
-}
-
-/** Asks again for an answer that failed; later turns stay only if there are none. */
-function retry(conversation, index, view) {
-  if (running) return;
-  const log = logs.get(conversation);
-  while (log.lastChild !== view.node) log.lastChild.remove();
-  view.node.remove();
-  conversation.turns.length = index;
-  conversation.turns.push({ role: "assistant", answer: newAnswer() });
-  answerTurn(conversation, index);
-  prompt.focus();
-}
-
-async function showModel() {
-  try {
-    byId("model").textContent = await modelName(settings.apiKey());
-  } catch (error) {
-    if (error.status === UNAUTHORIZED) say("This server wants a key: it goes into the settings.");
-  }
+  const view = showTurn(conversation, index);
+  messages.scrollTop = messages.scrollHeight;
+  prompt.focus(); // the button that had it goes
+  const update = () => scrollAlong(() => view.update());
+  await run(conversation, "Answering", (signal) =>
+    stream(conversation, index, params, answer, update, signal),
+  );
+  keep(conversation);
 }
 
 byId("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   send();
 });
-prompt.addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-  event.preventDefault();
-  send();
-});
+onEnter(prompt, send);
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") running?.controller.abort();
 });
 byId("stop").addEventListener("click", () => running?.controller.abort());
 byId("new-conversation").addEventListener("click", () => {
   open(conversations.find((each) => each.turns.length === 0) ?? begin());
+  showMenu(false);
   prompt.focus();
 });
 settings.addSettings((name) => {
   if (name !== "key") return;
   say("");
-  showModel();
+  showMenu(false);
+  connection.check();
 });
 addDraftTip(messages, answerOf);
 open(conversations[0] ?? begin());
-showModel();
+connection.check();
 strip.look();
 prompt.focus();

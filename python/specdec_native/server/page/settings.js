@@ -1,6 +1,7 @@
 // Parameters of requests and the key, kept in the browser.
 
 import { byId } from "./dom.js";
+import { showMenu } from "./menu.js";
 import * as storage from "./storage.js";
 
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
@@ -47,13 +48,16 @@ export function parameters() {
   return params;
 }
 
-/** The first field that does not hold what it may, or null. */
-export function wrongField() {
-  return NUMBERS.map(fieldOf).find((field) => !field.checkValidity()) ?? null;
+/** Whether all fields hold what they may; shows the first that does not. */
+export function areRight() {
+  const wrong = NUMBERS.find((name) => !fieldOf(name).checkValidity());
+  if (wrong) show(wrong).reportValidity();
+  return !wrong;
 }
 
-/** Opens the settings at the key. */
-export function askForKey() {
+/** Opens the settings; returns the field of a name. */
+export function show(name) {
+  showMenu(true);
   byId("settings").open = true;
-  fieldOf("key").focus();
+  return fieldOf(name);
 }
