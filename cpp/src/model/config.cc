@@ -1,15 +1,13 @@
 #include "model/config.h"
 
-#include <algorithm>
-#include <array>
 #include <filesystem>
 #include <limits>
 #include <string_view>
 
 #include "core/str_cat.h"
+#include "model/config_keys.h"
 #include "model/config_quantization.h"
 #include "model/families/family.h"
-#include "model/families/fields.h"
 #include "model/json_file.h"
 #include "specdec/error.h"
 
@@ -17,25 +15,6 @@ namespace specdec {
 namespace {
 
 namespace fs = std::filesystem;
-
-// Keys that change what is computed, refused by families that do not call them their own.
-constexpr std::array kRefusedKeys = {
-    "attention_multiplier",
-    "attn_logit_softcapping",
-    "attn_temperature_tuning",
-    "clip_qkv",
-    "compression_config",
-    "embedding_multiplier",
-    "final_logit_softcapping",
-    "logit_scale",
-    "logits_scaling",
-    "no_rope_layer_interval",
-    "no_rope_layers",
-    "qk_layernorm",
-    "residual_multiplier",
-    "sliding_window_pattern",
-    "use_qk_norm",
-};
 
 DType parse_dtype(const JsonFields& fields) {
   const char* key = fields.has("dtype") ? "dtype" : "torch_dtype";
@@ -145,12 +124,8 @@ ModelConfig load_model_config(const std::string& directory, const std::string& o
   config.checkpoint_dtype = parse_dtype(fields);
   parse_quantization_config(fields, config);
   config.vocab_size = fields.get_int("vocab_size");
-  for (const char* key : kRefusedKeys) {
-    if (std::ranges::find(family.own_keys, key) == family.own_keys.end()) {
-      refuse(fields, key, config);
-    }
-  }
   family.parse(fields, config);
+  config.unknown_keys = check_unread(fields, config.architecture);
   config.eos_token_ids = load_eos_token_ids(directory);
   return config;
 }

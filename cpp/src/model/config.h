@@ -133,6 +133,7 @@ struct ModelConfig {
   bool renormalize_experts = true;  // weights of the chosen experts add up to 1
 
   std::vector<int32_t> eos_token_ids;  // of generation_config.json, else config.json
+  std::string unknown_keys;  // of config.json, which nothing reads, with the file; empty: none
 
   bool any_layer(auto&& holds) const { return std::ranges::any_of(layers, holds); }
 };

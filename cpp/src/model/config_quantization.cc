@@ -37,13 +37,30 @@ void parse_fp8(const JsonFields& fields, ModelConfig& config) {
     fields.fail("fmt", str_cat("'", format, "' is not read, only 'e4m3'"));
   }
   config.stored_format = "fp8";
+  // Inputs of products are not rounded to 8-bit floats, and which matrices are the tensors say.
+  fields.pass_over({"activation_scheme", "act_per_tensor", "dequantize", "ignored_layers",
+                    "is_checkpoint_fp8_serialized", "kv_cache_quant_method", "kv_cache_scheme",
+                    "modules_to_not_convert", "scale_fmt", "weight_per_tensor"});
   config.scale_block = parse_block(fields, "weight_block_size");
+}
+
+void check_format(const JsonFields& fields, const std::string& absent) {
+  const std::string format = fields.get_string("format", absent);
+  if (format == "float-quantized") return;
+  fields.fail("format", str_cat("'", format,
+                                "' of quant_method 'compressed-tensors' is not read, only "
+                                "'float-quantized' (8-bit floats)"));
 }
 
 // One entry of config_groups.
 void parse_group(const JsonFields& group, ModelConfig& config) {
+  check_format(group, "float-quantized");
+  // Which matrices these are the tensors say, and what is rounded as it is computed is not.
+  group.pass_over({"targets", "input_activations", "output_activations"});
   if (!group.has("weights")) return;
   const JsonFields weights = group.get_object("weights");
+  // How scales were found, and what tensors say: their dtypes, and how many inputs share a scale.
+  weights.pass_over({"observer", "observer_kwargs", "scale_dtype", "zp_dtype", "group_size"});
   const std::string type = weights.get_string("type", "int");
   if (type != "float") weights.fail("type", str_cat("'", type, "' is not read, only 'float'"));
   if (weights.get_int("num_bits", 8) != 8) weights.fail("num_bits", "only 8 is read");
@@ -63,17 +80,16 @@ void parse_group(const JsonFields& group, ModelConfig& config) {
 }
 
 void parse_compressed_tensors(const JsonFields& fields, ModelConfig& config) {
-  const std::string format = fields.get_string("format", "");
-  if (format != "float-quantized") {
-    fields.fail("format", str_cat("'", format,
-                                  "' of quant_method 'compressed-tensors' is not read, only "
-                                  "'float-quantized' (8-bit floats)"));
-  }
+  check_format(fields, "");
+  fields.pass_over(
+      {"global_compression_ratio", "ignore", "kv_cache_scheme", "quantization_status", "version"});
   if (fields.has("sparsity_config")) {
     const JsonFields sparsity = fields.get_object("sparsity_config");
     if (sparsity.get_string("format", "dense") != "dense") {
       sparsity.fail("format", "sparse weights are not read, only 'dense'");
     }
+    sparsity.pass_over({"global_sparsity", "ignore", "registry_requires_subclass",
+                        "sparsity_structure", "targets"});
   }
   config.stored_format = "compressed-tensors";
   if (!fields.has("config_groups")) return;
@@ -95,13 +111,14 @@ void parse_quantization_config(const JsonFields& fields, ModelConfig& config) {
   if (method == "compressed-tensors") return parse_compressed_tensors(quantization, config);
   if (method == "fbgemm_fp8") {
     config.stored_format = method;
+    quantization.pass_over({"activation_scale_ub", "modules_to_not_convert"});
     return;
   }
   quantization.fail("quant_method",
                     str_cat("weights quantised by '", method,
                             "' are not read, only 'fp8', 'fbgemm_fp8' and 'compressed-tensors' in "
                             "8-bit floats; give the unquantized checkpoint with "
-                            "quantization='int8' or 'int4', or a GGUF file"));
+                            "quantization='int8' or 'int4', or of a model a GGUF file"));
 }
 
 }  // namespace specdec

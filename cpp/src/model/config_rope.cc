@@ -22,14 +22,6 @@ constexpr std::array kRopeKinds = {
     NamedRopeKind{"su", RopeKind::kLongRope},
 };
 
-// Keys that may stand beside the ones a kind reads; a key outside means a variant unknown to us.
-constexpr std::array<std::string_view, 16> kKnownKeys = {
-    "type",      "rope_type",        "rope_theta",       "partial_rotary_factor",
-    "factor",    "low_freq_factor",  "high_freq_factor", "original_max_position_embeddings",
-    "beta_fast", "attention_factor", "beta_slow",        "mscale",
-    "truncate",  "mscale_all_dim",   "short_factor",     "long_factor",
-};
-
 RopeKind parse_kind(const JsonFields& scaling) {
   const char* key = scaling.has("rope_type") ? "rope_type" : "type";
   const std::string name = scaling.get_string(key, "default");
@@ -77,12 +69,11 @@ void parse_llama3(const JsonFields& scaling, RopeConfig& rope) {
 
 void parse_scaling(const JsonFields& fields, const JsonFields& scaling, int max_positions,
                    RopeConfig& rope) {
-  for (const auto& [key, value] : scaling.object().items()) {
-    if (!value.is_null() &&
-        std::find(kKnownKeys.begin(), kKnownKeys.end(), key) == kKnownKeys.end()) {
-      scaling.fail(key.c_str(), "this rope setting is not implemented");
-    }
-  }
+  // Of the other kinds, and of the other place of a key that is read.
+  scaling.pass_over({"type", "factor", "low_freq_factor", "high_freq_factor", "beta_fast",
+                     "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate",
+                     "original_max_position_embeddings"});
+  fields.pass_over({"original_max_position_embeddings"});
   rope.kind = parse_kind(scaling);
   rope.theta = scaling.get_positive("rope_theta", rope.theta);
   rope.partial_rotary_factor =
@@ -119,6 +110,8 @@ RopeConfig parse_rope(const JsonFields& fields, int max_position_embeddings, dou
   rope.partial_rotary_factor =
       fields.get_positive("partial_rotary_factor", default_partial_rotary_factor);
   rope.original_max_position_embeddings = max_position_embeddings;
+  // transformers takes the first where a file has both.
+  fields.pass_over({"rope_parameters"});
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     if (!fields.has(key)) continue;
     parse_scaling(fields, fields.get_object(key), max_position_embeddings, rope);

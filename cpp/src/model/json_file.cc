@@ -84,9 +84,44 @@ Json read_json_object(const std::string& path) {
   return parsed;
 }
 
+JsonFields JsonFields::with_absent_from(const JsonFields& others) const {
+  JsonFields both = *this;
+  both.others_ = std::make_shared<JsonFields>(others);
+  return both;
+}
+
+const JsonFields& JsonFields::owner_of(std::string_view key) const {
+  return others_ == nullptr || object_.contains(std::string(key)) ? *this : *others_;
+}
+
 const Json* JsonFields::find(const char* key) const {
-  const auto found = object_.find(key);
-  return found == object_.end() || found->is_null() ? nullptr : &*found;
+  const JsonFields& owner = owner_of(key);
+  owner.pass_over({key});
+  const auto found = owner.object_.find(key);
+  return found == owner.object_.end() || found->is_null() ? nullptr : &*found;
+}
+
+bool JsonFields::is_null(const char* key) const {
+  return find(key) == nullptr && owner_of(key).object_.contains(std::string(key));
+}
+
+void JsonFields::pass_over(std::initializer_list<std::string_view> keys) const {
+  for (const std::string_view key : keys) {
+    const JsonFields& owner = owner_of(key);
+    owner.asked_->insert(owner.name_of(key));
+  }
+}
+
+void JsonFields::visit_unread(
+    const std::function<void(const JsonFields&, const std::string&, const Json&)>& visit) const {
+  for (const auto& [key, value] : object_.items()) {
+    const std::string name = name_of(key);
+    if (!asked_->contains(name)) {
+      visit(*this, key, value);
+    } else if (value.is_object() && asked_->contains(name + ".")) {
+      get_object(key.c_str()).visit_unread(visit);
+    }
+  }
 }
 
 int JsonFields::get_int(const char* key, std::optional<int> absent, int minimum) const {
@@ -162,11 +197,15 @@ JsonFields JsonFields::get_object(const char* key) const {
   const Json* value = find(key);
   if (value == nullptr) fail(key, "missing");
   if (!value->is_object()) fail_type(key, "an object");
-  return JsonFields(path_, *value, str_cat(scope_, key, "."));
+  const JsonFields& owner = owner_of(key);
+  JsonFields inner(path_, *value, owner.name_of(key) + ".");
+  inner.asked_ = owner.asked_;
+  asked_->insert(inner.scope_);
+  return inner;
 }
 
 void JsonFields::fail(const char* key, const std::string& message) const {
-  throw CheckpointError(path_, "", str_cat(scope_, key, ": ", message));
+  throw CheckpointError(path_, "", str_cat(owner_of(key).scope_, key, ": ", message));
 }
 
 void JsonFields::fail_type(const char* key, const char* expected) const {

@@ -3,9 +3,12 @@
 
 #include <cstddef>
 #include <functional>
+#include <initializer_list>
 #include <limits>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,17 +38,31 @@ std::string excerpt(const nlohmann::json& value);
 nlohmann::json read_json_object(const std::string& path);
 
 // Typed access to an object of a JSON file. A key that is null counts as absent; a value of another
-// type or out of range is a CheckpointError naming the key.
+// type or out of range is a CheckpointError naming the key. Copies, and what get_object() gives,
+// remember together which keys were asked for.
 class JsonFields {
  public:
   // `scope` is put before the key in messages: "rope_scaling.".
   JsonFields(std::string path, const nlohmann::json& object, std::string scope = "")
       : path_(std::move(path)), object_(object), scope_(std::move(scope)) {}
 
+  // The same object, with those keys of `others` that it has not.
+  JsonFields with_absent_from(const JsonFields& others) const;
+
+  const std::string& path() const { return path_; }
+  std::string name_of(std::string_view key) const { return scope_ + std::string(key); }
+
   bool has(const char* key) const { return find(key) != nullptr; }
+  // Whether the key is there, and null.
+  bool is_null(const char* key) const;
   // Null when absent.
   const nlohmann::json* find(const char* key) const;
   const nlohmann::json& object() const { return object_; }
+  // Counts keys as asked for, whose values change nothing here.
+  void pass_over(std::initializer_list<std::string_view> keys) const;
+  // Every key that nobody has asked for, here and in the objects that get_object() gave.
+  void visit_unread(const std::function<void(const JsonFields& scope, const std::string& key,
+                                             const nlohmann::json& value)>& visit) const;
 
   // Absent without a default: an error.
   int get_int(const char* key, std::optional<int> absent = {}, int minimum = 1) const;
@@ -61,10 +78,16 @@ class JsonFields {
 
  private:
   [[noreturn]] void fail_type(const char* key, const char* expected) const;
+  // Where the value of `key` stands: here, or in others_.
+  const JsonFields& owner_of(std::string_view key) const;
 
   std::string path_;
   const nlohmann::json& object_;  // borrowed
   std::string scope_;
+  std::shared_ptr<const JsonFields> others_ = nullptr;
+  // Names that were asked for, and with a '.' behind them those of objects.
+  std::shared_ptr<std::set<std::string, std::less<>>> asked_ =
+      std::make_shared<std::set<std::string, std::less<>>>();
 };
 
 }  // namespace specdec

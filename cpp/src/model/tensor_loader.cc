@@ -269,7 +269,20 @@ std::unique_ptr<const PackedLinear> TensorLoader::matrix(MatrixRole role,
 
 std::unique_ptr<const PackedLinear> TensorLoader::columns(MatrixRole role, const WeightView& matrix,
                                                           int64_t begin, int64_t count) {
-  SPECDEC_CHECK(!matrix.is_quantized() && begin + count <= matrix.in_features());
+  SPECDEC_CHECK(!matrix.is_integer() && begin + count <= matrix.in_features());
+  if (count == matrix.in_features()) return pack(role, std::array{matrix});
+  if (matrix.is_fp8()) {
+    // Scales of blocks may stand on both sides of the cut.
+    std::vector<float> row(static_cast<size_t>(matrix.in_features()));
+    std::vector<float> values;
+    for (int64_t i = 0; i < matrix.rows(); ++i) {
+      dequantize_fp8_row(matrix, i, row.data());
+      values.insert(values.end(), row.begin() + begin, row.begin() + begin + count);
+    }
+    const WeightView part = {
+        .values = {.data = values.data(), .dtype = DType::kF32, .shape = {matrix.rows(), count}}};
+    return pack(role, std::array{part});
+  }
   const auto element = static_cast<int64_t>(size_of(matrix.values.dtype));
   std::vector<std::byte> cut(static_cast<size_t>(matrix.rows() * count * element));
   const auto* from = static_cast<const std::byte*>(matrix.values.data) + begin * element;
@@ -389,6 +402,10 @@ void TensorLoader::finish(LoadedParts& loaded) const {
     log_info(source(), ": some 8-bit floats are held as ", name_of(backend_.act_dtype()), ": ",
              backend_.device_info().name,
              " has no products with them, or they are fused with weights of another kind");
+  }
+  if (!config_.unknown_keys.empty()) {
+    log_warning(config_.unknown_keys,
+                " is not known, and taken to change nothing that is computed");
   }
   if (shard_.place().num_stages == 1) warn_about_unused();  // a stage leaves other stages' tensors
   loaded.num_parameters = num_parameters_;

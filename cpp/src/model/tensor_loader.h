@@ -68,7 +68,8 @@ class TensorLoader {
   // The same of matrices of floating point that lie one on another: [count, rows, in_features].
   std::vector<WeightView> read_stack(const std::string& name, std::array<int64_t, 3> shape,
                                      std::span<const RowRange> order);
-  // Columns of a matrix of floating point, as a matrix of their own: [rows, count] packed.
+  // Columns of a matrix of floating point, as a matrix of their own: [rows, count] packed. Those of
+  // 8-bit floats are packed as float32, unless they are all.
   std::unique_ptr<const PackedLinear> columns(MatrixRole role, const WeightView& matrix,
                                               int64_t begin, int64_t count);
   void release(const std::string& name) { store_.release(resolve(name)); }

@@ -15,10 +15,9 @@ struct Family {
   std::string_view architecture;  // "LlamaForCausalLM"
   std::string_view model_type;    // "llama"
   TensorNames names;
-  // Fills in what the fields that all families share leave open.
+  // Fills in what the fields that all families share leave open. A key that it does not ask for is
+  // refused where it may change what is computed.
   void (*parse)(const JsonFields& fields, ModelConfig& config);
-  // Keys that other families refuse, because they change what is computed.
-  std::span<const std::string_view> own_keys = {};
 };
 
 std::span<const Family* const> families();

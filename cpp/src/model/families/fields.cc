@@ -13,10 +13,9 @@ namespace {
 
 void parse_heads(const JsonFields& fields, const FamilyDefaults& defaults, ModelConfig& config) {
   config.num_heads = fields.get_int("num_attention_heads");
-  const bool kv_heads_null =
-      fields.object().contains("num_key_value_heads") && !fields.has("num_key_value_heads");
-  const int kv_heads_absent =
-      kv_heads_null || defaults.num_kv_heads == 0 ? config.num_heads : defaults.num_kv_heads;
+  const int kv_heads_absent = fields.is_null("num_key_value_heads") || defaults.num_kv_heads == 0
+                                  ? config.num_heads
+                                  : defaults.num_kv_heads;
   config.num_kv_heads = fields.get_int("num_key_value_heads", kv_heads_absent);
   if (config.num_heads % config.num_kv_heads != 0) {
     fields.fail(
@@ -34,12 +33,6 @@ void parse_heads(const JsonFields& fields, const FamilyDefaults& defaults, Model
 }
 
 }  // namespace
-
-void refuse(const JsonFields& fields, const char* key, const ModelConfig& config) {
-  const nlohmann::json* value = fields.find(key);
-  if (value == nullptr || (value->is_boolean() && !value->get<bool>())) return;
-  fields.fail(key, str_cat("is not implemented for ", config.architecture));
-}
 
 Activation parse_activation(const JsonFields& fields, const char* key, const char* absent) {
   const std::string name = fields.get_string(key, absent);
@@ -114,8 +107,7 @@ void check_rotary_dim(const JsonFields& fields, const ModelConfig& config) {
 }
 
 int parse_window(const JsonFields& fields, int absent) {
-  const bool is_null = fields.object().contains("sliding_window") && !fields.has("sliding_window");
-  return is_null ? 0 : fields.get_int("sliding_window", absent);
+  return fields.is_null("sliding_window") ? 0 : fields.get_int("sliding_window", absent);
 }
 
 void set_windows(int window, ModelConfig& config) {
@@ -152,8 +144,10 @@ std::vector<bool> parse_sliding_layers(const JsonFields& fields, const ModelConf
   return is_sliding;
 }
 
-void parse_experts(const JsonFields& fields, const char* experts_key, int num_experts,
-                   int num_per_token, ModelConfig& config) {
+void parse_experts(const JsonFields& fields, int num_experts, int num_per_token,
+                   ModelConfig& config) {
+  // transformers 5 writes the first, and reads both.
+  const char* experts_key = fields.has("num_local_experts") ? "num_local_experts" : "num_experts";
   config.num_experts = fields.get_int(experts_key, num_experts);
   config.num_experts_per_token = fields.get_int("num_experts_per_tok", num_per_token);
   if (config.num_experts_per_token > config.num_experts) {

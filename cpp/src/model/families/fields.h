@@ -20,9 +20,6 @@ struct FamilyDefaults {
   bool tie_word_embeddings = false;
 };
 
-// A key that would change what is computed, and is neither null nor false: throws CheckpointError.
-void refuse(const JsonFields& fields, const char* key, const ModelConfig& config);
-
 Activation parse_activation(const JsonFields& fields, const char* key, const char* absent);
 
 // num_hidden_layers: that many layers like `layer`, with the usual attention scale.
@@ -53,8 +50,8 @@ void check_uniform_layer_types(const JsonFields& fields, const ModelConfig& conf
 // "full_attention" is the only other kind that is known.
 std::vector<bool> parse_sliding_layers(const JsonFields& fields, const ModelConfig& config);
 
-// num_experts_per_tok and the number of experts, which stands under `experts_key`.
-void parse_experts(const JsonFields& fields, const char* experts_key, int num_experts,
-                   int num_per_token, ModelConfig& config);
+// num_experts_per_tok and the number of experts.
+void parse_experts(const JsonFields& fields, int num_experts, int num_per_token,
+                   ModelConfig& config);
 
 }  // namespace specdec

@@ -1,6 +1,5 @@
 // Gemma 2 and Gemma 3 (text): norms before and after each block, windows in some layers, scaled
 // embeddings, norm weights that are stored less one.
-#include <array>
 #include <cmath>
 
 #include "core/str_cat.h"
@@ -23,12 +22,12 @@ void parse_gemma(const JsonFields& fields, ModelConfig& config) {
   config.rounds_embedding_scale = true;
   config.qkv_bias = config.out_bias = fields.get_bool("attention_bias", false);
   parse_query_scalar(fields, 256.0, config);
-  refuse(fields, "use_bidirectional_attention", config);
+  fields.pass_over({"hidden_act"});  // which old files have, too, and transformers does not read
 }
 
 // A key that is null, as opposed to absent, means none.
 float parse_soft_cap(const JsonFields& fields, const char* key, double absent) {
-  if (fields.object().contains(key) && !fields.has(key)) return 0.0f;
+  if (fields.is_null(key)) return 0.0f;
   return static_cast<float>(fields.get_positive(key, absent));
 }
 
@@ -83,7 +82,8 @@ void parse_gemma3(const JsonFields& fields, ModelConfig& config) {
   parse_gemma(fields, config);
   parse_soft_caps(fields, 0.0, 0.0, config);
   config.qk_norm = QkNorm::kPerHead;
-  parse_windows(fields, fields.get_int("sliding_window_pattern", 6), config);
+  const int pattern = fields.get_int("_sliding_window_pattern", 6);  // of some versions
+  parse_windows(fields, fields.get_int("sliding_window_pattern", pattern), config);
   parse_gemma3_ropes(fields, config);
 }
 
@@ -101,14 +101,9 @@ void parse_gemma2(const JsonFields& fields, ModelConfig& config) {
   parse_windows(fields, 2, config);
 }
 
-constexpr std::array<std::string_view, 2> kGemma2Keys = {"attn_logit_softcapping",
-                                                         "final_logit_softcapping"};
-constexpr std::array<std::string_view, 3> kGemma3Keys = {
-    "attn_logit_softcapping", "final_logit_softcapping", "sliding_window_pattern"};
-
 }  // namespace
 
-const Family kGemma2 = {"Gemma2ForCausalLM", "gemma2", kNames, parse_gemma2, kGemma2Keys};
-const Family kGemma3 = {"Gemma3ForCausalLM", "gemma3_text", kNames, parse_gemma3, kGemma3Keys};
+const Family kGemma2 = {"Gemma2ForCausalLM", "gemma2", kNames, parse_gemma2};
+const Family kGemma3 = {"Gemma3ForCausalLM", "gemma3_text", kNames, parse_gemma3};
 
 }  // namespace specdec

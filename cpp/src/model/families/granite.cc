@@ -1,14 +1,10 @@
 // Granite: Llama with multipliers.
-#include <array>
 
 #include "model/families/family.h"
 #include "model/families/fields.h"
 
 namespace specdec {
 namespace {
-
-constexpr std::array<std::string_view, 4> kOwnKeys = {
-    "attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"};
 
 void parse_granite(const JsonFields& fields, ModelConfig& config) {
   parse_rotary_family(fields, {.max_position_embeddings = 2048}, config);
@@ -25,6 +21,6 @@ void parse_granite(const JsonFields& fields, ModelConfig& config) {
 
 }  // namespace
 
-const Family kGranite = {"GraniteForCausalLM", "granite", {}, parse_granite, kOwnKeys};
+const Family kGranite = {"GraniteForCausalLM", "granite", {}, parse_granite};
 
 }  // namespace specdec

@@ -9,14 +9,11 @@ void parse_llama(const JsonFields& fields, ModelConfig& config) {
   parse_rotary_family(fields, {.max_position_embeddings = 2048}, config);
   config.qkv_bias = config.out_bias = fields.get_bool("attention_bias", false);
   config.mlp_bias = fields.get_bool("mlp_bias", false);
-  refuse(fields, "sliding_window", config);
   check_uniform_layer_types(fields, config);
 }
 
 // Mistral and Mixtral: no biases, one window for all layers.
 void finish_mistral(const JsonFields& fields, int window_if_absent, ModelConfig& config) {
-  refuse(fields, "attention_bias", config);
-  refuse(fields, "mlp_bias", config);
   set_windows(parse_window(fields, window_if_absent), config);
   check_uniform_layer_types(fields, config);
 }
@@ -35,8 +32,7 @@ void parse_mixtral(const JsonFields& fields, ModelConfig& config) {
                       config);
   finish_mistral(fields, 0, config);
   for (LayerSpec& layer : config.layers) layer.mlp = MlpKind::kExperts;
-  parse_experts(fields, fields.has("num_local_experts") ? "num_local_experts" : "num_experts", 8, 2,
-                config);
+  parse_experts(fields, 8, 2, config);
 }
 
 }  // namespace

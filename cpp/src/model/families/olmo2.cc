@@ -10,8 +10,6 @@ void parse_olmo2(const JsonFields& fields, ModelConfig& config) {
   config.qk_norm = QkNorm::kAllHeads;
   config.qkv_bias = config.out_bias = fields.get_bool("attention_bias", false);
   for (LayerSpec& layer : config.layers) layer.norms = NormPlaces::kOutput;
-  refuse(fields, "mlp_bias", config);
-  refuse(fields, "sliding_window", config);
   check_uniform_layer_types(fields, config);
 }
 

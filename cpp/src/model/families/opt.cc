@@ -26,7 +26,7 @@ void parse_opt(const JsonFields& fields, ModelConfig& config) {
   config.tie_word_embeddings = fields.get_bool("tie_word_embeddings", true);
   config.norm_kind = NormKind::kLayer;
   config.norm_eps = 1e-5f;  // torch.nn.LayerNorm's, not configurable
-  config.final_norm = norm_before && !fields.get_bool("_remove_final_layer_norm", false);
+  config.final_norm = !fields.get_bool("_remove_final_layer_norm", false) && norm_before;
   config.qkv_bias = config.out_bias = config.mlp_bias = fields.get_bool("enable_bias", true);
   config.activation = parse_activation(fields, "activation_function", "relu");
   config.learned_positions = true;

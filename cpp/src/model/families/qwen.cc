@@ -8,9 +8,15 @@
 namespace specdec {
 namespace {
 
+// 0 unless use_sliding_window is set, whatever sliding_window says.
+int parse_window_in_use(const JsonFields& fields) {
+  fields.pass_over({"sliding_window"});
+  return fields.get_bool("use_sliding_window", false) ? parse_window(fields, 4096) : 0;
+}
+
 // layer_types says which layers have a window, else those from max_window_layers on have one.
 void parse_windows(const JsonFields& fields, ModelConfig& config) {
-  const int window = fields.get_bool("use_sliding_window", false) ? parse_window(fields, 4096) : 0;
+  const int window = parse_window_in_use(fields);
   const std::vector<bool> is_sliding = parse_sliding_layers(fields, config);
   const int first = is_sliding.empty() ? fields.get_int("max_window_layers", 28, 0) : 0;
   for (int layer = 0; layer < config.num_layers; ++layer) {
@@ -27,7 +33,6 @@ void parse_windows(const JsonFields& fields, ModelConfig& config) {
 void parse_qwen2(const JsonFields& fields, ModelConfig& config) {
   parse_rotary_family(fields, {.max_position_embeddings = 32768, .num_kv_heads = 32}, config);
   config.qkv_bias = true;
-  refuse(fields, "mlp_bias", config);
   parse_windows(fields, config);
 }
 
@@ -49,7 +54,6 @@ void parse_qwen3(const JsonFields& fields, ModelConfig& config) {
       fields, {.max_position_embeddings = 32768, .num_kv_heads = 32, .head_dim = 128}, config);
   config.qk_norm = QkNorm::kPerHead;
   config.qkv_bias = config.out_bias = fields.get_bool("attention_bias", false);
-  refuse(fields, "mlp_bias", config);
   parse_windows(fields, config);
 }
 
@@ -57,13 +61,9 @@ void parse_qwen3_moe(const JsonFields& fields, ModelConfig& config) {
   parse_rotary_family(fields, {.max_position_embeddings = 32768, .num_kv_heads = 4}, config);
   config.qk_norm = QkNorm::kPerHead;
   config.qkv_bias = config.out_bias = fields.get_bool("attention_bias", false);
-  refuse(fields, "mlp_bias", config);
-  set_windows(fields.get_bool("use_sliding_window", false) ? parse_window(fields, 4096) : 0,
-              config);
+  set_windows(parse_window_in_use(fields), config);
   check_uniform_layer_types(fields, config);
-  // The first is how transformers 5 writes it.
-  parse_experts(fields, fields.has("num_local_experts") ? "num_local_experts" : "num_experts", 128,
-                8, config);
+  parse_experts(fields, 128, 8, config);
   config.renormalize_experts = fields.get_bool("norm_topk_prob", false);
   parse_sparse_layers(fields, config);
 }

@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "core/str_cat.h"
+#include "model/config_keys.h"
+#include "model/config_quantization.h"
 #include "model/decoder.h"
 #include "model/families/fields.h"
 #include "model/heads/head_checks.h"
@@ -26,7 +28,8 @@ constexpr double kMostLayers = 1 << 16;
 constexpr const char* kWholeNorm = "input_norm";  // of FeatureNorm::kWhole
 constexpr const char* kTapsKey = "eagle_aux_hidden_state_layer_ids";
 
-// config.json of a head. speculators puts the settings of the layers into an object of their own.
+// config.json of a head. speculators puts the settings of the layers into an object of their own;
+// what is not there may stand beside it.
 struct EagleFields {
   JsonFields root;
   JsonFields layers;
@@ -34,34 +37,34 @@ struct EagleFields {
 };
 
 EagleFields fields_of(const std::string& path, const nlohmann::json& json) {
+  constexpr const char* kLayers = "transformer_layer_config";
   const JsonFields root(path, json);
-  const bool has_own = root.has("transformer_layer_config");
   return {.root = root,
-          .layers = has_own ? root.get_object("transformer_layer_config") : root,
+          .layers = root.has(kLayers) ? root.get_object(kLayers).with_absent_from(root) : root,
           .is_speculators = root.has("speculators_model_type")};
 }
 
 // ---- what config.json says
 
 // The layers whose inputs are tapped. A list at the top names inputs, one inside eagle_config
-// (SpecForge, Model-Optimizer) outputs; in EAGLE's own files there is none.
+// (SpecForge, Model-Optimizer) outputs; in EAGLE's own files there is none, which an empty one
+// means, too.
 std::vector<int> tapped_layers(const JsonFields& root, const ModelConfig& target) {
   const int num_layers = target.num_layers;
-  std::vector<int> layers = {2, num_layers / 2, num_layers - 3};
+  std::vector<int> layers;
   const auto read = [&](const JsonFields& fields, int offset) {
-    layers.clear();
-    for (const double id : fields.get_numbers(kTapsKey)) {
+    const std::vector<double> ids = fields.get_numbers(kTapsKey);
+    if (!layers.empty()) return;
+    for (const double id : ids) {
       if (!(std::abs(id) <= kMostLayers) || id != std::round(id)) {
         fields.fail(kTapsKey, "expected ids of layers");
       }
       layers.push_back(static_cast<int>(id) + offset);
     }
   };
-  if (root.has(kTapsKey)) {
-    read(root, 0);
-  } else if (root.has("eagle_config") && root.get_object("eagle_config").has(kTapsKey)) {
-    read(root.get_object("eagle_config"), 1);
-  }
+  read(root, 0);
+  if (root.has("eagle_config")) read(root.get_object("eagle_config"), 1);
+  if (layers.empty()) layers = {2, num_layers / 2, num_layers - 3};
   for (const int layer : layers) {
     if (layer >= 0 && layer <= num_layers) continue;
     root.fail(kTapsKey, str_cat("the head reads the input of layer ", layer, " of a target of ",
@@ -100,7 +103,9 @@ void parse_norms(const EagleFields& fields, EagleConfig& eagle) {
   eagle.normed_residual =
       root.get_bool("norm_before_residual", fields.is_speculators && !is_peagle);
   // SpecForge writes the key, too, for heads that were trained with the state before the norm.
-  eagle.feeds_back_normed = fields.is_speculators && root.get_bool("norm_output", false);
+  eagle.feeds_back_normed = root.get_bool("norm_output", false) && fields.is_speculators;
+  // All EAGLE-3 heads have these norms.
+  root.pass_over({"use_input_layernorm_in_first_layer", "use_last_layernorm"});
 }
 
 // ---- what the checkpoint holds
@@ -299,6 +304,10 @@ std::shared_ptr<const FeatureFusion> load_fusion(TensorLoader& loader,
   const std::string name = loader.contains("fusion_fc.weight") ? "fusion_fc" : "fc";
   const int64_t first = eagle.fuses_embedding ? hidden : 0;
   const WeightView whole = loader.read_matrix(name + ".weight", hidden, first + features);
+  if (whole.is_integer()) {
+    throw CheckpointError(loader.source(), name + ".weight",
+                          "integers are not read here; give the matrix in floating point");
+  }
   const auto add = [&](int64_t column, int64_t width, Norm norm) {
     fusion->parts.push_back(
         {.column = static_cast<int>(column),
@@ -338,7 +347,7 @@ DraftHeadConfig parse_eagle(const DrafterConfig& drafter, const HeadTarget& targ
   model.checkpoint_dtype = target.config.checkpoint_dtype;
   model.first_position = 1;
   check_target(fields.root, target);
-  refuse(fields.root, "layernorms", model);
+  parse_quantization_config(fields.root, model);
   parse_rotary_family(fields.layers, {.max_position_embeddings = 2048}, model);
   parse_windows(fields.layers, model);
   HeadTensors tensors(drafter.model, model.random_weights);
@@ -370,6 +379,10 @@ DraftHeadConfig parse_eagle(const DrafterConfig& drafter, const HeadTarget& targ
   check_ends(tensors, config, target);
   check_layers(tensors, config);
   if (drafter.parallel_drafting) find_masks(tensors, config, target);
+  // layer_types says which layers have a window, and the tensors which biases there are.
+  fields.layers.pass_over({"sliding_window", "use_sliding_window", "attention_bias", "mlp_bias",
+                           "qkv_bias", "bias", "fusion_bias"});
+  model.unknown_keys = check_unread(fields.root, model.architecture);
   return config;
 }
 

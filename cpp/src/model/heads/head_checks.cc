@@ -73,8 +73,10 @@ void check_target(const JsonFields& fields, const HeadTarget& target) {
                                         " tokens: the head was trained for another model"));
     }
   }
+  fields.pass_over({"speculators_model_type"});
   if (!fields.has("speculators_config")) return;
   const JsonFields speculators = fields.get_object("speculators_config");
+  speculators.pass_over({"algorithm", "default_proposal_method", "proposal_methods"});
   if (!speculators.has("verifier")) return;
   const JsonFields verifier = speculators.get_object("verifier");
   const std::vector<std::string> architectures = verifier.get_strings("architectures");

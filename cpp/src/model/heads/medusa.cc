@@ -8,6 +8,8 @@
 
 #include "core/check.h"
 #include "core/str_cat.h"
+#include "model/config_keys.h"
+#include "model/config_quantization.h"
 #include "model/heads/head_checks.h"
 #include "model/heads/head_config.h"
 #include "model/json_file.h"
@@ -351,18 +353,21 @@ DraftHeadConfig parse_medusa(const DrafterConfig& drafter, const HeadTarget& tar
   const std::string path = drafter.model + "/config.json";
   const nlohmann::json json = read_json_object(path);
   const JsonFields fields(path, json);
+  DraftHeadConfig config{.method = drafter.method, .directory = drafter.model};
+  config.model = model_without_layers("Medusa heads", kPrefix, target);
+  parse_quantization_config(fields, config.model);
   MedusaTensors tensors(drafter.model, target.config.random_weights);
   const Spec spec = read_spec(fields, tensors, target);
   check_tensors(spec, tensors, target.config.hidden_size);
-  DraftHeadConfig config{.method = drafter.method, .directory = drafter.model};
   config.token_ids = scored_tokens(drafter, target, fields, spec, tensors);
-  config.model = model_without_layers("Medusa heads", kPrefix, target);
   if (!config.token_ids.empty()) {
     config.model.vocab_size = static_cast<int>(config.token_ids.size());
   }
   config.taps = {.final_hidden = true};
   config.max_depth = spec.num_heads;
   config.is_parallel = true;
+  fields.pass_over({"medusa_fc_bias", "medusa_num_heads", "num_hidden_layers"});
+  config.model.unknown_keys = check_unread(fields, config.model.architecture);
   return config;
 }
 

@@ -9,6 +9,8 @@
 
 #include "core/check.h"
 #include "core/str_cat.h"
+#include "model/config_keys.h"
+#include "model/config_quantization.h"
 #include "model/heads/head_checks.h"
 #include "model/heads/head_config.h"
 #include "model/json_file.h"
@@ -46,11 +48,13 @@ struct StepNames {
   std::string embedding, projection, norm_weight, norm_bias, head;
 };
 
-Spec read_spec(const std::string& directory, const HeadTarget& target) {
+// Says in `model`, too, how matrices are stored and which keys are not known.
+Spec read_spec(const std::string& directory, const HeadTarget& target, ModelConfig& model) {
   const std::string path = directory + "/config.json";
   const nlohmann::json object = read_json_object(path);
   const JsonFields fields(path, object);
   check_target(fields, target);
+  parse_quantization_config(fields, model);
   Spec spec;
   spec.hidden_size = fields.get_int("emb_dim");
   check_hidden_size(fields, "emb_dim", target);
@@ -63,6 +67,7 @@ Spec read_spec(const std::string& directory, const HeadTarget& target) {
   }
   spec.is_tied = fields.get_bool("tie_weights", false);
   spec.scales_input = fields.get_bool("scale_input", false);
+  model.unknown_keys = check_unread(fields, model.architecture);
   return spec;
 }
 
@@ -132,7 +137,7 @@ class MlpSpeculator final : public Model {
 
 MlpSpeculator::MlpSpeculator(const DraftHeadConfig& config, const HeadLoadArgs& args)
     : config_(config.model),
-      spec_(read_spec(config.directory, args.target)),
+      spec_(read_spec(config.directory, args.target, config_)),
       backend_(args.backend),
       max_rows_(args.max_rows) {
   TensorLoader loader(config_, config.directory, args.quantization, backend_);
@@ -251,12 +256,12 @@ void MlpSpeculator::compute_logits(const int32_t* row_ids, int num_rows, float* 
 
 DraftHeadConfig parse_mlp_speculator(const DrafterConfig& drafter, const HeadTarget& target) {
   require_directory(drafter.model);
-  const Spec spec = read_spec(drafter.model, target);
+  DraftHeadConfig config{.method = drafter.method, .directory = drafter.model};
+  config.model = model_without_layers("an MLP speculator", kPrefix, target);
+  const Spec spec = read_spec(drafter.model, target, config.model);
   const ModelConfig& of_target = target.config;
   check_tensors(spec, HeadTensors(drafter.model, of_target.random_weights), of_target.vocab_size);
   refuse_token_map(drafter);
-  DraftHeadConfig config{.method = drafter.method, .directory = drafter.model};
-  config.model = model_without_layers("an MLP speculator", kPrefix, target);
   config.taps = {.final_hidden = true, .least_width = spec.inner_size};
   config.max_depth = spec.num_steps;
   return config;

@@ -1,0 +1,290 @@
+#include "model/config_keys.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <string_view>
+
+#include "core/str_cat.h"
+
+namespace specdec {
+namespace {
+
+using Json = nlohmann::json;
+
+// Keys that change nothing a decoder computes for given tokens. One that begins with '*' stands for
+// all that end with the rest.
+constexpr auto kWithoutEffect = std::to_array<std::string_view>({
+    // They say who wrote the file, and for which classes and versions.
+    "_commit_hash",
+    "_name_or_path",
+    "architectures",
+    "auto_map",
+    "base_model_name_or_path",
+    "custom_pipelines",
+    "eagle_architecture",
+    "has_no_defaults_at_init",
+    "is_llama_config",
+    "language_model_only",
+    "model_type",
+    "name_or_path",
+    "speculators_version",
+    "transformer_layer_architecture",
+    "transformers.js_config",
+    "transformers_version",
+    "transformers_weights",
+    "unsloth_fixed",
+    "unsloth_version",
+    "version",
+    // The dtype of each tensor is the file's.
+    "dtype",
+    "torch_dtype",
+    "params_dtype",
+    // They are about training.
+    "*_loss_coef",
+    "*_loss_coefficient",
+    "*_pdrop",
+    "*dropout",
+    "aux_loss_alpha",
+    "eagle_decoder_type",
+    "eagle_freeze_base_model",
+    "eagle_hidden_state_distillation",
+    "eagle_loss_decay_factor",
+    "eagle_offline",
+    "eagle_report_acc",
+    "eagle_self_logit_distillation",
+    "embed_requires_grad",
+    "gradient_checkpointing",
+    "init_device",
+    "init_method",
+    "init_std",
+    "initializer_factor",
+    "initializer_range",
+    "layerdrop",
+    "output_router_logits",
+    "router_jitter_noise",
+    "target_model_type",
+    "ttt_steps",
+    "z_loss_alpha",
+    // The product of a matrix in this many pieces is the same product.
+    "pretraining_tp",
+    // Tokens that mean something to the tokenizer and to templates; which end an answer is read.
+    "*_token_id",
+    "*_token_ids",
+    "*_token_index",
+    "forced_bos_token_id",
+    "model_max_length",
+    "prefix",
+    "tokenizer_class",
+    // How long texts were in training or may be: max_position_embeddings says it.
+    "max_seq_len",
+    "max_sequence_length",
+    "seq_length",
+    // layer_types, or the use of windows, says which layers have one.
+    "max_window_layers",
+    // Defaults of sampling that old files have, which requests say here.
+    "assistant_confidence_threshold",
+    "assistant_early_exit",
+    "assistant_ensemble_weight",
+    "assistant_lookbehind",
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "cache_config",
+    "cache_implementation",
+    "compile_config",
+    "continuous_batching_config",
+    "disable_compile",
+    "diversity_penalty",
+    "do_sample",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
+    "encoder_repetition_penalty",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "exponential_decay_length_penalty",
+    "frequency_penalty",
+    "guidance_scale",
+    "is_assistant",
+    "length_penalty",
+    "low_memory",
+    "max_cache_len",
+    "max_length",
+    "max_matching_ngram_size",
+    "max_new_tokens",
+    "min_length",
+    "min_new_tokens",
+    "min_p",
+    "no_repeat_ngram_size",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "num_beam_groups",
+    "num_beams",
+    "num_return_sequences",
+    "output_logits",
+    "output_scores",
+    "prefill_chunk_size",
+    "presence_penalty",
+    "prompt_lookup_num_tokens",
+    "remove_invalid_values",
+    "renormalize_logits",
+    "repetition_penalty",
+    "return_dict_in_generate",
+    "sequence_bias",
+    "skip_special_tokens",
+    "speculation_type",
+    "suppress_tokens",
+    "target_lookbehind",
+    "temperature",
+    "token_healing",
+    "top_h",
+    "top_k",
+    "top_p",
+    "typical_p",
+    "use_mtp",
+    "_from_model_config",
+    // They choose among code of transformers and others that computes the same.
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_attn_implementation_internal",
+    "_experts_implementation",
+    "_flash_attn_2_enabled",
+    "add_cross_attention",
+    "attn_implementation",
+    "base_model_pp_plan",
+    "base_model_tp_plan",
+    "chunk_size_feed_forward",
+    "cross_attention_hidden_size",
+    "experts_implementation",
+    "is_decoder",
+    "is_encoder_decoder",
+    "output_attentions",
+    "output_hidden_states",
+    "output_past",
+    "pruned_heads",
+    "return_dict",
+    "tf_legacy_loss",
+    "tie_encoder_decoder",
+    "torchscript",
+    "use_bfloat16",
+    "use_cache",
+    "use_flash_attn",
+    // They are of models that classify, and of parts for pictures and sounds.
+    "audio_config",
+    "finetuning_task",
+    "id2label",
+    "label2id",
+    "mm_tokens_per_image",
+    "num_labels",
+    "problem_type",
+    "task_specific_params",
+    "vision_config",
+    // Layers that draft stand behind the others, which are as they are without them.
+    "mtp_loss_scaling_factor",
+    "num_mtp_layers",
+    "num_nextn_predict_layers",
+    // How much a head's authors draft, which speculative_config says here; the mask of models that
+    // draft in parallel is read where they are asked to.
+    "max_paths",
+    "medusa_choices",
+    "n_candidates",
+    "num_lookahead_tokens",
+    "num_speculative_tokens",
+    "parallel_draft_step",
+    "pard_token",
+    "top_k_tokens_per_head",
+    "topk",
+});
+
+// Keys with the values at which they ask for what is computed anyway.
+struct UsualValue {
+  std::string_view key;
+  std::string_view values;  // a JSON list
+};
+constexpr auto kUsual = std::to_array<UsualValue>({
+    {"causal", "[true]"},
+    {"embedding_multiplier", "[1]"},
+    {"full_attn_mod", "[1]"},  // windows every so many layers (Phi-4-mini)
+    {"has_lm_head", "[true]"},
+    {"interpolate_factor", "[1]"},
+    {"is_causal", "[true]"},
+    {"learned_embeddings", "[true]"},
+    {"logit_scale", "[1]"},
+    {"logits_scaling", "[1]"},
+    {"next_layer_regular", "[true]"},
+    {"position_embedding_type", R"(["rope"])"},
+    {"residual_multiplier", "[1]"},
+    {"use_aux_hidden_state", "[true]"},
+    {"use_rope", "[true]"},
+});
+
+// What names of settings of a network are made of. '_' is the border of a word here.
+constexpr auto kArithmetic = std::to_array<std::string_view>({
+    "_act_",    "_adapter",   "_alpha_",  "_beta_",       "_bits_",  "_cap_",     "_caps_",
+    "_conv_",   "_delta_",    "_depth_",  "_dim",         "_eps",    "_ff_",      "_gamma_",
+    "_kv_",     "_mup_",      "_pos_",    "_proj_",       "_qk",     "_rank_",    "_ssm",
+    "_tie",     "activation", "alibi",    "attention",    "attn",    "bias",      "block",
+    "capacity", "causal",     "chunk",    "clamp",        "clip",    "compress",  "embed",
+    "expert",   "factor",     "ffn",      "feed_forward", "freq",    "gate",      "gating",
+    "glu",      "group",      "hadamard", "head",         "hidden",  "interleav", "intermediate",
+    "kernel",   "latent",     "layer",    "logit",        "lora",    "mamba",     "mask",
+    "memory",   "mixture",    "mlp",      "moe",          "multipl", "nope",      "norm",
+    "offset",   "permut",     "position", "quant",        "recurr",  "residual",  "rope",
+    "rotar",    "rotat",      "rout",     "scal",         "share",   "sigmoid",   "sink",
+    "skip",     "sliding",    "softcap",  "softmax",      "spars",   "stride",    "temperature",
+    "theta",    "window",
+});
+
+// Null is absent; the others are how files say that a setting is not in use.
+bool is_off(const Json& value) {
+  if (value.is_number()) return value == 0;
+  if (value.is_boolean()) return !value.get<bool>();
+  if (value.is_object()) return std::ranges::all_of(value, is_off);
+  return value.empty() || (value.is_string() && value.get_ref<const std::string&>().empty());
+}
+
+bool changes_nothing(std::string_view key, const Json& value) {
+  const auto usual = std::ranges::find(kUsual, key, &UsualValue::key);
+  if (usual != kUsual.end()) {
+    const Json values = Json::parse(usual->values);
+    return value.is_null() || std::ranges::find(values, value) != values.end();
+  }
+  return is_off(value) || std::ranges::any_of(kWithoutEffect, [&](std::string_view known) {
+           return known.starts_with('*') ? key.ends_with(known.substr(1)) : key == known;
+         });
+}
+
+// Of a key with its scope. Whatever stands in an object of settings, such as rope_scaling, is one.
+bool may_be_arithmetic(std::string_view name) {
+  std::string words = "_";
+  for (const char c : name) {
+    words += c == '.' || c == '-' ? '_' : static_cast<char>(std::tolower(static_cast<uint8_t>(c)));
+  }
+  words += '_';
+  return std::ranges::any_of(
+      kArithmetic, [&](std::string_view word) { return words.find(word) != std::string::npos; });
+}
+
+}  // namespace
+
+std::string check_unread(const JsonFields& fields, const std::string& architecture) {
+  constexpr size_t kMaxNames = 10;
+  std::string unknown;
+  size_t num_unknown = 0;
+  fields.visit_unread([&](const JsonFields& scope, const std::string& key, const Json& value) {
+    if (changes_nothing(key, value)) return;
+    const std::string name = scope.name_of(key);
+    if (may_be_arithmetic(name)) {
+      scope.fail(key.c_str(),
+                 str_cat("is ", excerpt(value), ", which may change what is computed and is not ",
+                         "implemented for ", architecture,
+                         "; if it changes nothing, take it out of the file, or give hf_overrides "
+                         "with null for it where the file is a target's"));
+    }
+    if (++num_unknown > kMaxNames) return;
+    unknown += str_cat(num_unknown == 1 ? "" : ", ", name.substr(0, 80));
+  });
+  if (num_unknown == 0) return "";
+  return str_cat(fields.path(), ": ", unknown, num_unknown > kMaxNames ? ", ..." : "");
+}
+
+}  // namespace specdec
