@@ -224,41 +224,6 @@ def test_an_empty_list_of_taps_means_the_usual_ones(
     assert read_draft_config(write(tmp_path, config)).taps == taps
 
 
-@pytest.mark.parametrize(
-    ("more", "key"),
-    [
-        ({"embedding_multiplier": 2.0}, "embedding_multiplier=2.0"),
-        ({"activation": "gelu"}, "activation='gelu'"),
-        ({"eagle_config": {"use_mtp_layernorm": True}}, "eagle_config: use_mtp_layernorm=True"),
-        ({"eagle_config": {"use_aux_hidden_state": False, "residual": 2}}, "residual=2"),
-        (
-            {"transformer_layer_config": {"attn_logit_softcapping": 50.0}},
-            "transformer_layer_config: attn_logit_softcapping=50.0",
-        ),
-    ],
-)
-def test_a_key_that_may_change_what_a_head_computes_is_refused(
-    tmp_path: Path, more: dict[str, Any], key: str
-) -> None:
-    directory = write(tmp_path / "head", LLAMA | {"draft_vocab_size": 8} | more)
-    with pytest.raises(CheckpointError, match=rf"config\.json: .*{re.escape(key)} is not known"):
-        parse(model=directory, num_speculative_tokens=1)
-    # A draft model is a model like others, which the core checks.
-    assert parse(model=directory, method="draft_model", num_speculative_tokens=1)
-
-
-def test_keys_that_change_nothing_of_a_head_are_passed_over(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    written = transformers.LlamaConfig(num_hidden_layers=1).to_dict()
-    directory = write(
-        tmp_path / "head",
-        {key: value for key, value in written.items() if key not in LLAMA}
-        | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 8, "unknown": None}
-        | {"eagle_config": {"use_aux_hidden_state": True, "parallel_draft_step": 1, TAPS: []}},
-    )
-    assert only(parse(model=directory, num_speculative_tokens=1)).method == "eagle3"
-
-
 # -- a vocabulary of its own
 
 

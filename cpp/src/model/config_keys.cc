@@ -80,6 +80,8 @@ constexpr auto kWithoutEffect = std::to_array<std::string_view>({
     "max_seq_len",
     "max_sequence_length",
     "seq_length",
+    // The kinds of rope that depend on it read it.
+    "original_max_position_embeddings",
     // layer_types, or the use of windows, says which layers have one.
     "max_window_layers",
     // Defaults of sampling that old files have, which requests say here.

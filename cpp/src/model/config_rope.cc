@@ -69,11 +69,9 @@ void parse_llama3(const JsonFields& scaling, RopeConfig& rope) {
 
 void parse_scaling(const JsonFields& fields, const JsonFields& scaling, int max_positions,
                    RopeConfig& rope) {
-  // Of the other kinds, and of the other place of a key that is read.
+  // Of the other kinds.
   scaling.pass_over({"type", "factor", "low_freq_factor", "high_freq_factor", "beta_fast",
-                     "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate",
-                     "original_max_position_embeddings"});
-  fields.pass_over({"original_max_position_embeddings"});
+                     "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"});
   rope.kind = parse_kind(scaling);
   rope.theta = scaling.get_positive("rope_theta", rope.theta);
   rope.partial_rotary_factor =

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from specdec_native.checkpoints.errors import CheckpointError
-from specdec_native.checkpoints.generation_config import GENERATION_KEYS
 from specdec_native.checkpoints.text_files import read_json_object
 
 # Values of "speculators_model_type". "peagle" is EAGLE-3 that drafts in parallel.
@@ -43,61 +42,6 @@ _METHOD_KEYS = {
     "medusa_num_heads": "medusa",
 }
 _TAPS = "eagle_aux_hidden_state_layer_ids"
-# Keys of heads that are read here or by the core. Of layers, as those of a Llama:
-_LAYER_KEYS = (
-    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "max_position_embeddings"),
-    *("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "layer_types"),
-    *("original_max_position_embeddings", "sliding_window", "use_sliding_window", "vocab_size"),
-    *("attention_bias", "mlp_bias", "qkv_bias", "bias", "tie_word_embeddings", "dtype"),
-    *("torch_dtype", "architectures", "model_type"),
-)
-_HEAD_KEYS = (
-    *_LAYER_KEYS,
-    *("speculators_model_type", "speculators_config", "transformer_layer_config", "eagle_config"),
-    *(_TAPS, "draft_vocab_size", "target_hidden_size", "norm_before_residual", "norm_before_fc"),
-    *("norm_output", "fc_norm", "logit_scale", "layernorms", "fusion_bias", "mask_token_id"),
-    *("pard_token", "ptd_token_id", "use_input_layernorm_in_first_layer", "use_last_layernorm"),
-    *("medusa_num_heads", "medusa_num_layers", "num_heads", "medusa_fc_bias", "original_lm_head"),
-    *("truncated_vocab_size", "emb_dim", "inner_dim", "n_predict", "tie_weights", "scale_input"),
-    # Of quantised heads, whose tensors the core refuses.
-    *("quantization_config", "compression_config"),
-)
-# Keys that change nothing a head computes, by the reason.
-WITHOUT_EFFECT = {
-    "it says who wrote the file": (
-        *("_name_or_path", "transformers_version", "speculators_version", "auto_map", "version"),
-        *("base_model_name_or_path", "name_or_path", "transformer_layer_architecture"),
-        *("has_no_defaults_at_init", "eagle_architecture", "language_model_only"),
-    ),
-    "it is about training": (
-        *("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"),
-        *("initializer_range", "pretraining_tp", "gradient_checkpointing", "embed_requires_grad"),
-        *("eagle_hidden_state_distillation", "eagle_self_logit_distillation", "eagle_offline"),
-        *("eagle_freeze_base_model", "eagle_decoder_type", "eagle_report_acc", "ttt_steps"),
-        *("eagle_loss_decay_factor", "target_model_type"),
-    ),
-    "tokens and sampling are the target's": (
-        *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id"),
-        *("decoder_start_token_id", "tokenizer_class", "prefix"),
-    ),
-    "layer_types says it": ("max_window_layers",),
-    "it is how much its authors draft, and speculative_config says that here": (
-        *("n_candidates", "top_k_tokens_per_head", "parallel_draft_step", "medusa_choices"),
-        *("num_lookahead_tokens", "num_speculative_tokens", "topk", "max_paths"),
-        *("max_seq_len",),
-    ),
-    "it is about the code of transformers": (
-        *("use_cache", "return_dict", "output_attentions", "output_hidden_states", "torchscript"),
-        *("use_bfloat16", "tf_legacy_loss", "chunk_size_feed_forward", "is_encoder_decoder"),
-        *("is_decoder", "add_cross_attention", "tie_encoder_decoder", "pruned_heads", "id2label"),
-        *("label2id", "finetuning_task", "problem_type", "task_specific_params"),
-        *("cross_attention_hidden_size", "attn_implementation", "_attn_implementation_autoset"),
-        *("model_max_length",),
-    ),
-}
-# Values at which a flag says what all heads with such a flag do.
-_USUAL = {"use_aux_hidden_state": True, "next_layer_regular": True, "has_lm_head": True}
 # What limits a draft, by method.
 _LENGTH_KEYS = {"mlp_speculator": "n_predict", "medusa": "num_heads"}
 # Medusa's own files may state fewer heads than they hold, so this is no limit.
@@ -139,24 +83,6 @@ class DraftConfig:
             if self.values.get(key) is not None:
                 return method
         return None
-
-    def check_head(self) -> None:
-        """Raises CheckpointError for a key that may change what a head computes and is not read.
-
-        Keys of transformers' generation are passed over, as are those that are off.
-        """
-        nested = {"transformer_layer_config": _LAYER_KEYS, "eagle_config": _HEAD_KEYS}
-        passed = {*GENERATION_KEYS, *(key for keys in WITHOUT_EFFECT.values() for key in keys)}
-        for part, known in {"": _HEAD_KEYS, **nested}.items():
-            values = self.values if not part else self.values.get(part)
-            for key, value in values.items() if isinstance(values, Mapping) else ():
-                if key in known or key in passed or value in (None, False, [], {}, _USUAL.get(key)):
-                    continue
-                raise CheckpointError(
-                    f"{f'{part}: ' if part else ''}{key}={value!r:.80} is not known, and may "
-                    "change what the head computes; take it out of the file if it does not",
-                    self.file,
-                )
 
     @property
     def architectures(self) -> list[str]:

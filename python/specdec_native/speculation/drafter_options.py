@@ -117,8 +117,6 @@ def parse_drafter(
     config = _read_config(given, find_config)
     method = method_of(given, config)
     _check_keys(given, method)
-    if config is not None and method in HEADS:
-        config.check_head()
     model = given.get("model")
     length = _core_fields(given, ["max_model_len"])
     if method == "ngram":

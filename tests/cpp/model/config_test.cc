@@ -190,6 +190,28 @@ INSTANTIATE_TEST_SUITE_P(
                 R"(,"quantization_config":{"quant_method":"compressed-tensors",
                 "format":"float-quantized","sparsity_config":{"format":"sparse-24-bitmask"}})",
                 "quantization_config.sparsity_config.format: sparse"},
+        Refusal{"CompressedTransforms", kLlama,
+                R"(,"quantization_config":{"quant_method":"compressed-tensors",
+                "format":"float-quantized","transform_config":{"config_groups":{"u":{"type":
+                "hadamard"}}}})",
+                "quantization_config.transform_config: is an object, which may change"},
+        Refusal{"CompressedGroupFormat", kLlama,
+                R"(,"quantization_config":{"quant_method":"compressed-tensors",
+                "format":"float-quantized","config_groups":{"group_0":{"format":"pack-quantized"}}})",
+                "quantization_config.config_groups.group_0.format: 'pack-quantized'"},
+        Refusal{"CompressedDynamicWeights", kLlama,
+                R"(,"quantization_config":{"quant_method":"compressed-tensors",
+                "format":"float-quantized","config_groups":{"group_0":{"weights":{
+                "type":"float","dynamic":true}}}})",
+                "quantization_config.config_groups.group_0.weights.dynamic: is true"},
+        Refusal{"Fp8Unknown", kLlama,
+                R"(,"quantization_config":{"quant_method":"fp8","rounding":"up"})",
+                "quantization_config.rounding: is \"up\""},
+        Refusal{"UnknownScale", kLlama, R"(,"my_Logit-Scale":2.5)", "my_Logit-Scale: is 2.5"},
+        Refusal{"UnknownObject", kLlama, R"(,"router":{"first":0,"second":1})",
+                "router: is an object"},
+        Refusal{"BothWays", kLlama, R"(,"is_causal":false)", "is_causal: is false"},
+        Refusal{"UnusualScale", kLlama, R"(,"logits_scaling":8)", "logits_scaling: is 8"},
         Refusal{"HiddenAct", kLlama, R"(,"hidden_act":"quick_gelu")", "hidden_act: 'quick_gelu'"},
         Refusal{"RopeType", kLlama, R"(,"rope_scaling":{"rope_type":"ntk","factor":2})",
                 "rope_scaling.rope_type: 'ntk'"},
@@ -217,6 +239,35 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"OddHeadDim", kLlama, R"(,"head_dim":7)", "head_dim"}),
     [](const auto& info) { return std::string(info.param.name); });
 
+TEST(ModelConfig, KeysThatAreKnownOrOffAreSilent) {
+  const ModelConfig config = load(config_json(kLlama, R"(,"auto_map":{"AutoModel":"x.Y"},
+      "_name_or_path":"x","transformers_version":"4.40","bos_token_id":1,"attention_dropout":0.1,
+      "initializer_range":0.02,"max_window_layers":28,"sliding_window":null,"logits_scaling":1.0,
+      "is_causal":true,"clip_qkv":0,"no_rope_layers":[],"new_attention":{"gate":false,"bias":0},
+      "head_act":"","original_max_position_embeddings":64,"temperature":0.6)"));
+  EXPECT_EQ(config.unknown_keys, "");
+}
+
+TEST(ModelConfig, OtherUnknownKeysAreNamed) {
+  const std::string unknown =
+      load(config_json(kLlama, R"(,"note":"mine","tags":["a"],"revision_date":3)")).unknown_keys;
+  EXPECT_TRUE(unknown.ends_with("config.json: note, revision_date, tags"));
+  std::string many;
+  for (int i = 10; i < 30; ++i) many += str_cat(",\"note", i, "\":1");
+  EXPECT_TRUE(load(config_json(kLlama, many)).unknown_keys.ends_with(", note19, ..."));
+}
+
+TEST(ModelConfig, AnOverrideDropsAKeyThatIsRefused) {
+  TempDirectory directory;
+  directory.write("config.json", config_json(kLlama, R"(,"my_scale":2,"rope_scaling":{
+      "rope_type":"default","turns":3})"));
+  EXPECT_THROW(load_model_config(directory.path(), R"({"my_scale":null})"), CheckpointError);
+  EXPECT_EQ(
+      load_model_config(directory.path(), R"({"my_scale":null,"rope_scaling":{"turns":null}})")
+          .unknown_keys,
+      "");
+}
+
 TEST(ModelConfig, ReadsHowEightBitFloatsAreStored) {
   TempDirectory directory;
   const auto config_of = [&](const std::string& quantization) {
@@ -237,7 +288,11 @@ TEST(ModelConfig, ReadsHowEightBitFloatsAreStored) {
   config = config_of(R"({"quant_method":"compressed-tensors","format":"float-quantized",
       "kv_cache_scheme":null,"sparsity_config":{"format":"dense"},"ignore":["lm_head"],
       "config_groups":{"group_0":{"targets":["Linear"],"weights":{"num_bits":8,"type":"float",
-      "strategy":"block","block_structure":[128,128],"symmetric":true}}}})");
+      "strategy":"block","block_structure":[128,128],"symmetric":true,"dynamic":false,
+      "actorder":null,"group_size":null,"observer":"static_minmax","observer_kwargs":{"a":1},
+      "zp_dtype":null,"scale_dtype":"torch.bfloat16"},"input_activations":{"dynamic":true,
+      "num_bits":8},"output_activations":null,"format":"float-quantized"}},"version":"0.12",
+      "quantization_status":"compressed","global_compression_ratio":1.5,"transform_config":{}})");
   EXPECT_EQ(config.stored_format, "compressed-tensors");
   EXPECT_EQ(config.scale_block.cols, 128);
 }

@@ -335,6 +335,15 @@ TEST_F(DecoderTest, WarnsAboutTensorsItDoesNotUse) {
   EXPECT_TRUE(has_text(warnings.messages(), "model.layers.0.adapter.weight"));
 }
 
+TEST_F(DecoderTest, WarnsOnceAboutAKeyThatIsNotKnown) {
+  write_checkpoint(directory_, llama_tensors(), R"(,"note":1)");
+  const WarningCapture warnings;
+  ChainRunner(directory_.path(), *backend_, 32, 32);
+  EXPECT_EQ(warnings.messages(), str_cat(directory_.file("config.json"),
+                                         ": note is not known, and taken to change nothing that is "
+                                         "computed\n"));
+}
+
 TEST_F(DecoderTest, MoreRowsThanTheWorkspaceHoldsIsABug) {
   write_checkpoint(directory_, llama_tensors());
   ChainRunner runner(directory_.path(), *backend_, 32, 8);

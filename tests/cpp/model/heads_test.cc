@@ -234,6 +234,28 @@ TEST_F(HeadsTest, WithDummyWeightsThereIsNoFileButTheConfig) {
   expect_logits_of(DraftMethod::kMedusa, medusa_config({.token_map = {0, 1, 2, 3, 4}}), 5);
 }
 
+TEST_F(HeadsTest, KeysThatAreNotKnownAreRefusedOrNamed) {
+  for (const bool is_medusa : {false, true}) {
+    const auto read = [&](const std::string& extra) {
+      std::string config = is_medusa ? medusa_config({}) : mlp_config({.inner = 20});
+      config.insert(1, extra + ",");
+      write_head(files_, is_medusa ? medusa_tensors({}) : mlp_tensors({.inner = 20}), config);
+      return parse(is_medusa ? DraftMethod::kMedusa : DraftMethod::kMlpSpeculator).model;
+    };
+    EXPECT_EQ(read(R"("torch_dtype":"float16","n_candidates":5,"eos_token_id":2)").unknown_keys,
+              "");
+    EXPECT_TRUE(read(R"("author":"me")").unknown_keys.ends_with("config.json: author"));
+    EXPECT_TRUE(says(checkpoint_error_of([&] { read(R"("residual_scale":0.5)"); }),
+                     "residual_scale: is 0.5"));
+    EXPECT_TRUE(
+        says(checkpoint_error_of([&] { read(R"("quantization_config":{"quant_method":"gptq"})"); }),
+             "quantization_config.quant_method: weights quantised by 'gptq' are not read"));
+    EXPECT_EQ(read(R"("quantization_config":{"quant_method":"fp8","weight_block_size":[8,16]})")
+                  .scale_block.cols,
+              16);
+  }
+}
+
 // ---- MLP speculators
 
 class MlpSpeculatorTest : public HeadsTest {

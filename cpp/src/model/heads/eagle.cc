@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <filesystem>
+#include <span>
 #include <utility>
 
 #include "core/str_cat.h"
@@ -39,9 +40,13 @@ struct EagleFields {
 EagleFields fields_of(const std::string& path, const nlohmann::json& json) {
   constexpr const char* kLayers = "transformer_layer_config";
   const JsonFields root(path, json);
-  return {.root = root,
-          .layers = root.has(kLayers) ? root.get_object(kLayers).with_absent_from(root) : root,
-          .is_speculators = root.has("speculators_model_type")};
+  const bool is_speculators = root.has("speculators_model_type");
+  if (!root.has(kLayers)) return {.root = root, .layers = root, .is_speculators = is_speculators};
+  const JsonFields layers = root.get_object(kLayers);
+  for (const auto& [key, value] : layers.object().items()) {
+    if (json.contains(key) && json[key] == value) root.pass_over({key});
+  }
+  return {.root = root, .layers = layers.with_absent_from(root), .is_speculators = is_speculators};
 }
 
 // ---- what config.json says
@@ -131,6 +136,29 @@ std::string fusion_name(const HeadTensors& tensors) {
   return tensors.contains("fusion_fc.weight") ? "fusion_fc" : "fc";
 }
 
+// Throws CheckpointError unless t2d, if there is one, marks the tokens that d2t lists and no
+// others.
+void check_marks(const HeadTensors& tensors, std::span<const int32_t> ids) {
+  if (!tensors.contains("t2d")) return;
+  std::vector<bool> marks = tensors.flags("t2d");
+  const auto fail = [&](size_t token, const char* in, const char* out) {
+    throw CheckpointError(
+        tensors.source(), "t2d",
+        str_cat("token ", token, " is in the draft vocabulary by ", in, ", and is not by ", out,
+                ": one of the two is another head's; take t2d out of the file if "
+                "d2t is right"));
+  };
+  for (const int32_t id : ids) {
+    const auto token = static_cast<size_t>(id);
+    if (token >= marks.size() || !marks[token]) fail(token, "d2t", "t2d");
+    marks[token] = false;
+  }
+  const auto other = std::ranges::find(marks, true);
+  if (other != marks.end()) {
+    fail(static_cast<size_t>(other - marks.begin()), "t2d", "d2t");
+  }
+}
+
 // The tokens that the head scores, where they are not all of the target's.
 std::vector<int32_t> scored_tokens(const DrafterConfig& drafter, const HeadTarget& target,
                                    const JsonFields& root, HeadTensors& tensors,
@@ -151,6 +179,7 @@ std::vector<int32_t> scored_tokens(const DrafterConfig& drafter, const HeadTarge
       ids.push_back(static_cast<int32_t>(i + offset));
     }
     check_token_ids(ids, target, tensors.source(), "d2t");
+    check_marks(tensors, ids);
   } else if (size != all && tensors.is_random()) {
     for (int i = 0; i < size; ++i) ids.push_back(i);
   } else if (size != all) {
@@ -379,9 +408,11 @@ DraftHeadConfig parse_eagle(const DrafterConfig& drafter, const HeadTarget& targ
   check_ends(tensors, config, target);
   check_layers(tensors, config);
   if (drafter.parallel_drafting) find_masks(tensors, config, target);
-  // layer_types says which layers have a window, and the tensors which biases there are.
+  // layer_types says which layers have a window, and the tensors which biases there are and whose
+  // the embedding and the output matrix are.
+  fields.root.pass_over({"tie_word_embeddings"});
   fields.layers.pass_over({"sliding_window", "use_sliding_window", "attention_bias", "mlp_bias",
-                           "qkv_bias", "bias", "fusion_bias"});
+                           "qkv_bias", "bias", "fusion_bias", "vocab_size"});
   model.unknown_keys = check_unread(fields.root, model.architecture);
   return config;
 }
