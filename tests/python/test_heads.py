@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import head_oracles
+import make_fp8
 import make_heads
 from conftest import HeadMaker
 from make_heads import HEADS, IDS
@@ -206,6 +207,46 @@ def test_tap_ids_name_inputs_at_the_top_and_outputs_in_eagle_config(edited: Edit
     nested = edited("eagle3", {"eagle_config": {IDS: [1, 3, 4]}})
     assert np.array_equal(logits_of(nested), default)
     assert not np.allclose(logits_of(edited("eagle3", {IDS: [1, 3, 4]})), default, atol=0.1)
+
+
+def test_an_empty_list_of_tap_ids_is_none(edited: Edited) -> None:
+    nested = {"eagle_config": {IDS: [2, 3, 6]}}
+    for said, more in (({}, {"eagle_config": {IDS: []}}), (nested, nested)):
+        empty = edited("eagle3", {IDS: []} | more)
+        assert np.array_equal(logits_of(empty), logits_of(edited("eagle3", said)))
+
+
+def test_settings_beside_those_of_the_layers_are_theirs_where_they_have_none(
+    edited: Edited,
+) -> None:
+    name = "speculators_no_flags"
+    layer = edited(name).oracle.config["transformer_layer_config"]
+    for beside in (
+        {"rope_theta": 50.0},
+        {"rms_norm_eps": 0.5},
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
+    ):
+        found = logits_of(edited(name, beside))
+        check_logits(edited(name, {"transformer_layer_config": layer | beside}))
+        expected = logits_of(edited(name, {"transformer_layer_config": layer | beside}))
+        assert np.array_equal(found, expected)
+        assert not np.allclose(found, logits_of(edited(name)), atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("speculators", "blocks"), ("speculators_qwen3", "channels"), ("eagle_no_bias", "tensors"),
+     ("eagle_no_bias", "vocabulary"), ("eagle31_fc_norm", "vocabulary"), ("mlp", "vocabulary"),
+     ("medusa", "vocabulary")],
+)  # fmt: skip
+def test_heads_in_8_bit_floats(
+    pair: Pairs, head: HeadMaker, tmp_path: Path, name: str, kind: str
+) -> None:
+    stored, plain = make_fp8.make_fp8(head(name), make_fp8.KINDS[kind], tmp_path)
+    expected = logits_of(pair(name, directory=plain))
+    quantised = dataclasses.replace(pair(name), directory=stored)
+    assert np.allclose(logits_of(quantised), expected, atol=LOGITS_ERROR)
+    assert not np.allclose(expected, logits_of(pair(name)), atol=LOGITS_ERROR)
 
 
 def test_the_last_layers_output_can_be_read(edited: Edited) -> None:

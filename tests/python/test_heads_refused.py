@@ -96,6 +96,38 @@ CASES: dict[str, tuple[str, Change, str, str]] = {
         "eagle31_input_norm", without("input_norm.weight"), "safetensors", "input_norm.weight"),
     "eagle3: trained for another family": (
         "speculators", verified_by("Qwen3ForCausalLM"), "config.json", "architectures"),
+    "eagle3: t2d without a token of d2t": (
+        "eagle3_specforge", replaced("t2d", torch.zeros_like), "safetensors", "t2d"),
+    "eagle3: t2d with another token": (
+        "eagle3_specforge", replaced("t2d", torch.ones_like), "safetensors", "t2d"),
+    "eagle3: t2d of numbers": (
+        "eagle3_specforge", replaced("t2d", torch.Tensor.float), "safetensors", "t2d"),
+    "eagle3: an embedding's scale": (
+        "eagle3_specforge", said(embedding_multiplier=2.0), "config.json", "embedding_multiplier"),
+    "eagle3: another activation": (
+        "eagle3_specforge", said(activation="gelu"), "config.json", "activation"),
+    "eagle3: another norm": (
+        "eagle3_specforge", said(eagle_config={IDS: [0, 1], "use_mtp_layernorm": True}),
+        "config.json",
+        "eagle_config.use_mtp_layernorm"),
+    "eagle3: a key of layers": (
+        "speculators",
+        lambda config, tensors: config["transformer_layer_config"].update(
+            attn_logit_softcapping=50.0),
+        "config.json", "transformer_layer_config.attn_logit_softcapping"),
+    "eagle3: quantised": (
+        "eagle3_specforge", said(quantization_config={"quant_method": "awq", "bits": 4}),
+        "config.json", "weights quantised by 'awq' are not read"),
+    "eagle: a norm of EAGLE-3's": (
+        "eagle_no_bias", said(norm_before_fc=True), "config.json", "norm_before_fc"),
+    "mlp: quantised": (
+        "mlp", said(quantization_config={"quant_method": "gptq"}), "config.json",
+        "weights quantised by 'gptq' are not read"),
+    "medusa: quantised": (
+        "medusa", said(quantization_config={"quant_method": "gptq"}), "config.json",
+        "weights quantised by 'gptq' are not read"),
+    "medusa: another activation": (
+        "medusa", said(medusa_activation="relu"), "config.json", "medusa_activation"),
     "mlp: hidden size": ("mlp", said(emb_dim=65), "config.json", "emb_dim"),
     "mlp: vocabulary": ("mlp", said(vocab_size=161), "config.json", "vocab_size"),
     "mlp: no embedding": ("mlp", without("emb.2.weight"), "safetensors", "emb.2.weight"),

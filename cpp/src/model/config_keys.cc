@@ -215,7 +215,7 @@ constexpr auto kUsual = std::to_array<UsualValue>({
     {"next_layer_regular", "[true]"},
     {"position_embedding_type", R"(["rope"])"},
     {"residual_multiplier", "[1]"},
-    {"use_aux_hidden_state", "[true]"},
+    {"use_aux_hidden_state", "[true, false]"},  // the shape of fc says it
     {"use_rope", "[true]"},
 });
 

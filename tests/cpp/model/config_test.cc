@@ -103,7 +103,7 @@ TEST(ModelConfig, ReadsRopeOfTransformers4) {
 
 TEST(ModelConfig, ReadsRopeOfTransformers5) {
   const ModelConfig config = load(config_json(
-      "Qwen2ForCausalLM", R"(,"rope_parameters":{"rope_type":"yarn","rope_theta":1000000.0,
+      "Phi3ForCausalLM", R"(,"rope_parameters":{"rope_type":"yarn","rope_theta":1000000.0,
       "factor":4.0,"original_max_position_embeddings":32768,"beta_fast":16,"attention_factor":1.2,
       "partial_rotary_factor":0.5,"truncate":false})"));
   EXPECT_EQ(config.ropes.front().kind, RopeKind::kYarn);
@@ -226,6 +226,9 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{"Llama3WithoutFactors", kLlama, R"(,"rope_scaling":{"rope_type":"llama3",
                 "factor":8})",
                 "low_freq_factor: missing"},
+        Refusal{"PartOfAHead", kLlama,
+                R"(,"rope_parameters":{"rope_type":"default","partial_rotary_factor":0.5})",
+                "partial_rotary_factor: is 0.5, and only 1 is implemented for Llama"},
         Refusal{"NegativeTheta", kLlama, R"(,"rope_theta":-1)", "rope_theta"},
         Refusal{"LlamaWindow", kLlama, R"(,"sliding_window":32)", "sliding_window"},
         Refusal{"ChunkedLayers", "Qwen2ForCausalLM",

@@ -175,6 +175,8 @@ INSTANTIATE_TEST_SUITE_P(
                 "layer_norm_elementwise_affine"},
         Refusal{"GemmaBidirectional", "Gemma3ForCausalLM", R"(,"use_bidirectional_attention":true)",
                 "use_bidirectional_attention"},
+        Refusal{"Gemma3AttentionCap", "Gemma3ForCausalLM", R"(,"attn_logit_softcapping":50.0)",
+                "attn_logit_softcapping: is 50.0"},
         Refusal{"GemmaWithoutWindow", "Gemma3ForCausalLM", R"(,"sliding_window":null)",
                 "sliding_window: null"},
         Refusal{"GemmaLayerRope", "Gemma3ForCausalLM",

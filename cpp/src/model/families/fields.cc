@@ -76,7 +76,7 @@ void parse_rotary_family(const JsonFields& fields, const FamilyDefaults& default
   parse_sizes(fields, defaults, config);
   config.ropes = {parse_rope(fields, config.max_position_embeddings, defaults.rope_theta,
                              defaults.partial_rotary_factor)};
-  check_rotary_dim(fields, config);
+  check_rotary_dim(fields, config, defaults.has_partial_rotary);
 }
 
 void parse_query_scalar(const JsonFields& fields, double absent, ModelConfig& config) {
@@ -86,8 +86,13 @@ void parse_query_scalar(const JsonFields& fields, double absent, ModelConfig& co
   }
 }
 
-void check_rotary_dim(const JsonFields& fields, const ModelConfig& config) {
+void check_rotary_dim(const JsonFields& fields, const ModelConfig& config, bool has_partial) {
   for (const RopeConfig& rope : config.ropes) {
+    if (!has_partial && rope.partial_rotary_factor != 1.0) {
+      fields.fail("partial_rotary_factor",
+                  str_cat("is ", rope.partial_rotary_factor, ", and only 1 is implemented for ",
+                          config.architecture));
+    }
     const int rotary = rotary_dim(rope, config.head_dim);
     if (rotary < 2 || rotary % 2 != 0) {
       fields.fail("head_dim", str_cat("rotary embedding turns ", rotary,

@@ -15,6 +15,7 @@ struct FamilyDefaults {
   double norm_eps = 1e-6;
   double rope_theta = 10000.0;
   double partial_rotary_factor = 1.0;
+  bool has_partial_rotary = false;  // whether partial_rotary_factor may be another
   const char* activation_key = "hidden_act";
   const char* activation = "silu";
   bool tie_word_embeddings = false;
@@ -36,8 +37,10 @@ void parse_rotary_family(const JsonFields& fields, const FamilyDefaults& default
 // 1 / sqrt(query_pre_attn_scalar), in all layers.
 void parse_query_scalar(const JsonFields& fields, double absent, ModelConfig& config);
 
-// Throws CheckpointError unless the rotated part of a head can be rotated.
-void check_rotary_dim(const JsonFields& fields, const ModelConfig& config);
+// Throws CheckpointError unless the rotated part of a head can be rotated, and is a whole head but
+// in families that `has_partial`: elsewhere transformers does not read the factor, and others do.
+void check_rotary_dim(const JsonFields& fields, const ModelConfig& config,
+                      bool has_partial = false);
 
 // sliding_window; absent, null or 0 where a family has no window.
 int parse_window(const JsonFields& fields, int absent);

@@ -25,17 +25,12 @@ void parse_gemma(const JsonFields& fields, ModelConfig& config) {
   fields.pass_over({"hidden_act"});  // which old files have, too, and transformers does not read
 }
 
+constexpr const char* kLogitsCap = "final_logit_softcapping";
+
 // A key that is null, as opposed to absent, means none.
 float parse_soft_cap(const JsonFields& fields, const char* key, double absent) {
   if (fields.is_null(key)) return 0.0f;
   return static_cast<float>(fields.get_positive(key, absent));
-}
-
-void parse_soft_caps(const JsonFields& fields, double attention_absent, double logits_absent,
-                     ModelConfig& config) {
-  const float attention = parse_soft_cap(fields, "attn_logit_softcapping", attention_absent);
-  for (LayerSpec& layer : config.layers) layer.attention_soft_cap = attention;
-  config.logits_soft_cap = parse_soft_cap(fields, "final_logit_softcapping", logits_absent);
 }
 
 // The window of the layers that layer_types names, or else of all but every `pattern`-th.
@@ -80,7 +75,7 @@ void parse_gemma3(const JsonFields& fields, ModelConfig& config) {
                .tie_word_embeddings = true},
               config);
   parse_gemma(fields, config);
-  parse_soft_caps(fields, 0.0, 0.0, config);
+  config.logits_soft_cap = parse_soft_cap(fields, kLogitsCap, 0.0);
   config.qk_norm = QkNorm::kPerHead;
   const int pattern = fields.get_int("_sliding_window_pattern", 6);  // of some versions
   parse_windows(fields, fields.get_int("sliding_window_pattern", pattern), config);
@@ -97,7 +92,9 @@ void parse_gemma2(const JsonFields& fields, ModelConfig& config) {
                        .tie_word_embeddings = true},
                       config);
   parse_gemma(fields, config);
-  parse_soft_caps(fields, 50.0, 30.0, config);
+  const float cap = parse_soft_cap(fields, "attn_logit_softcapping", 50.0);
+  for (LayerSpec& layer : config.layers) layer.attention_soft_cap = cap;
+  config.logits_soft_cap = parse_soft_cap(fields, kLogitsCap, 30.0);
   parse_windows(fields, 2, config);
 }
 

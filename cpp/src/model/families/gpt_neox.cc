@@ -13,6 +13,7 @@ void parse_gpt_neox(const JsonFields& fields, ModelConfig& config) {
                        .norm_eps = 1e-5,
                        .rope_theta = fields.get_positive("rotary_emb_base", 10000.0),
                        .partial_rotary_factor = fields.get_positive("rotary_pct", 0.25),
+                       .has_partial_rotary = true,
                        .activation = "gelu"},
                       config);
   if (config.num_kv_heads != config.num_heads ||

@@ -6,7 +6,9 @@ namespace specdec {
 namespace {
 
 void parse_phi3(const JsonFields& fields, ModelConfig& config) {
-  parse_rotary_family(fields, {.max_position_embeddings = 4096, .norm_eps = 1e-5}, config);
+  parse_rotary_family(
+      fields, {.max_position_embeddings = 4096, .norm_eps = 1e-5, .has_partial_rotary = true},
+      config);
   set_windows(parse_window(fields, 0), config);
   check_uniform_layer_types(fields, config);
 }

@@ -377,7 +377,8 @@ DraftHeadConfig parse_eagle(const DrafterConfig& drafter, const HeadTarget& targ
   model.first_position = 1;
   check_target(fields.root, target);
   parse_quantization_config(fields.root, model);
-  parse_rotary_family(fields.layers, {.max_position_embeddings = 2048}, model);
+  parse_rotary_family(fields.layers, {.max_position_embeddings = 2048, .has_partial_rotary = true},
+                      model);
   parse_windows(fields.layers, model);
   HeadTensors tensors(drafter.model, model.random_weights);
   find_layers(tensors, config);
