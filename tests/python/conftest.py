@@ -28,6 +28,7 @@ BREADTH = """
     head* shipped_heads interrupts rank* packaging docs vllm_* structured_outputs
     speculation_distribution cuda* int8_cache fp8 row_invariance gguf_* sampling_distribution
     speculative_cli logits_processors generation_config progress answer_steps
+    config_keys
 """
 # One path through each of these parts is in stage `python` all the same.
 ONE_PATH = """

@@ -1,7 +1,6 @@
 """Draft models and heads by their checkpoints: method, length, target; how files are found."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
