@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "core/str_cat.h"
+#include "specdec/error.h"
 
 namespace specdec {
 namespace {
@@ -266,6 +267,13 @@ bool may_be_arithmetic(std::string_view name) {
       kArithmetic, [&](std::string_view word) { return words.find(word) != std::string::npos; });
 }
 
+// For a message: as it is, if that can be shown.
+std::string shown(const std::string& name) {
+  const bool is_plain =
+      name.size() <= 100 && std::ranges::all_of(name, [](char c) { return c >= ' ' && c <= '~'; });
+  return is_plain ? name : excerpt(Json(name));
+}
+
 }  // namespace
 
 std::string check_unread(const JsonFields& fields, const std::string& architecture) {
@@ -276,14 +284,15 @@ std::string check_unread(const JsonFields& fields, const std::string& architectu
     if (changes_nothing(key, value)) return;
     const std::string name = scope.name_of(key);
     if (may_be_arithmetic(name)) {
-      scope.fail(key.c_str(),
-                 str_cat("is ", excerpt(value), ", which may change what is computed and is not ",
-                         "implemented for ", architecture,
-                         "; if it changes nothing, take it out of the file, or give hf_overrides "
-                         "with null for it where the file is a target's"));
+      throw CheckpointError(
+          fields.path(), "",
+          str_cat(shown(name), ": is ", excerpt(value), ", which may change what is computed and ",
+                  "is not implemented for ", architecture,
+                  "; if it changes nothing, take it out of the file, or give hf_overrides with "
+                  "null for it where the file is a target's"));
     }
     if (++num_unknown > kMaxNames) return;
-    unknown += str_cat(num_unknown == 1 ? "" : ", ", name.substr(0, 80));
+    unknown += str_cat(num_unknown == 1 ? "" : ", ", shown(name));
   });
   if (num_unknown == 0) return "";
   return str_cat(fields.path(), ": ", unknown, num_unknown > kMaxNames ? ", ..." : "");

@@ -354,6 +354,8 @@ TEST(ModelConfig, AFileIsBoundedBeforeAnythingIsMadeOfIt) {
       {R"(,"dtype":{"a":1})", "dtype: expected a string, got an object"},
       {R"(,"head_dim":")" + std::string(5000, 'x') + '"', "integer of at least 1, got \"xxx"},
       {R"(,"dtype":")" + std::string(5000, 'x') + '"', "dtype: 'xxx"},
+      {",\"scale" + std::string(5000, 'x') + "\":1", ": is 1, which may change"},
+      {",\"scale\xc3\xa9\":1", "\"scale\\u00e9\": is 1"},
       {R"(,"num_hidden_layers":2147483647)", "num_hidden_layers: expected at most 65536"},
   };
   for (const Case& bad : cases) {
