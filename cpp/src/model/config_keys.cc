@@ -185,6 +185,10 @@ constexpr auto kWithoutEffect = std::to_array<std::string_view>({
     "mtp_loss_scaling_factor",
     "num_mtp_layers",
     "num_nextn_predict_layers",
+    // The tensors of a head say it.
+    "has_lm_head",
+    "next_layer_regular",
+    "use_aux_hidden_state",
     // How much a head's authors draft, which speculative_config says here; the mask of models that
     // draft in parallel is read where they are asked to.
     "max_paths",
@@ -207,16 +211,13 @@ constexpr auto kUsual = std::to_array<UsualValue>({
     {"causal", "[true]"},
     {"embedding_multiplier", "[1]"},
     {"full_attn_mod", "[1]"},  // windows every so many layers (Phi-4-mini)
-    {"has_lm_head", "[true]"},
     {"interpolate_factor", "[1]"},
     {"is_causal", "[true]"},
     {"learned_embeddings", "[true]"},
     {"logit_scale", "[1]"},
     {"logits_scaling", "[1]"},
-    {"next_layer_regular", "[true]"},
     {"position_embedding_type", R"(["rope"])"},
     {"residual_multiplier", "[1]"},
-    {"use_aux_hidden_state", "[true, false]"},  // the shape of fc says it
     {"use_rope", "[true]"},
 });
 
