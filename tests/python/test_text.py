@@ -105,7 +105,9 @@ def test_text_continues_the_prompt() -> None:
     output = tokenizer.encode("world", add_special_tokens=False)
     hidden = tokenizer.hidden_tokens(True)
     assert "".join(pieces_of(TextStream(tokenizer), output)) == "world"
-    assert "".join(pieces_of(TextStream(tokenizer, hidden=hidden, context=prompt), output)) == " world"
+    assert (
+        "".join(pieces_of(TextStream(tokenizer, hidden=hidden, context=prompt), output)) == " world"
+    )
     only_special = TextStream(tokenizer, hidden=hidden, context=[1] * 20)
     assert "".join(pieces_of(only_special, output)) == "world"
 

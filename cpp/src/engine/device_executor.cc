@@ -101,10 +101,10 @@ DeviceExecutor::DeviceExecutor(std::unique_ptr<DeviceStep> device, Drafting* dra
       drafts_on_host_(drafting != nullptr && drafter_ == nullptr),
       shape_(drafter_ == nullptr ? TreeShape{} : drafting->tree_shape()) {}
 
-// A device step does no processors (they are the host's), no long lists of logprobs, and no logprobs
-// of tokens that weighing picks instead of the sampler. Grammars have masks of the host's, which
-// cannot tell what the device drafts; the host also decides what holds where a grammar and another
-// list leave no token.
+// A device step does no processors (they are the host's), no long lists of logprobs, and no
+// logprobs of tokens that weighing picks instead of the sampler. Grammars have masks of the host's,
+// which cannot tell what the device drafts; the host also decides what holds where a grammar and
+// another list leave no token.
 bool DeviceExecutor::serves(const CompletionState& completion) const {
   const SamplingParams& params = completion.request.params;
   if (!params.logits_processors.empty()) return false;

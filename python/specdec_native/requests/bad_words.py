@@ -31,7 +31,9 @@ class BadWordsCompiler:
             raise ValueError(
                 f"bad_words: the words have {size} bytes, and {_MAX_BYTES} are the most"
             )
-        hidden = self._tokenizer.hidden_tokens(params.skip_special_tokens, params.shown_special_tokens)
+        hidden = self._tokenizer.hidden_tokens(
+            params.skip_special_tokens, params.shown_special_tokens
+        )
         return self._compiled(texts, frozenset(hidden))
 
     def _compile(self, words: tuple[bytes, ...], hidden: frozenset[int]) -> _core.BadWords:

@@ -12,9 +12,7 @@ from specdec_native.requests.sampling_params import SamplingParams
 _SEED_MASK = 2**64 - 1
 
 
-def to_core_params(
-    params: SamplingParams, *, eos_token_ids: Sequence[int]
-) -> _core.SamplingParams:
+def to_core_params(params: SamplingParams, *, eos_token_ids: Sequence[int]) -> _core.SamplingParams:
     """The half of the sampling parameters that the core applies."""
     core = _core.SamplingParams(max_tokens=0)  # where None leaves it: no limit
     for option in _core.SamplingParams.options:

@@ -285,7 +285,10 @@ class RequestBuilder:
         if params.stop and self.text.tokenizer is None:
             self.text.need_tokenizer("stop")
         for i, word in enumerate(params.bad_words or ()):
-            tokenizer, longest = self.text.need_tokenizer("bad_words"), self._model_info.max_model_len
+            tokenizer, longest = (
+                self.text.need_tokenizer("bad_words"),
+                self._model_info.max_model_len,
+            )
             check_length(f"bad_words[{i}]", word, tokenizer, longest)
         vocab_size = self._model_info.vocab_size
         limit = vocab_size if self._max_logprobs == -1 else self._max_logprobs

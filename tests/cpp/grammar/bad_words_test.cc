@@ -19,9 +19,8 @@ using Texts = std::vector<std::string>;
 
 std::shared_ptr<const Grammar> free_of(const Texts& words, const Texts& vocabulary,
                                        std::shared_ptr<const Grammar> grammar = nullptr) {
-  return without(
-      std::make_shared<BadWords>(std::make_shared<VocabularyTexts>(vocabulary), words),
-      std::move(grammar));
+  return without(std::make_shared<BadWords>(std::make_shared<VocabularyTexts>(vocabulary), words),
+                 std::move(grammar));
 }
 
 std::vector<bool> allowed_by(GrammarMatcher& matcher, size_t vocab_size) {
@@ -82,8 +81,8 @@ TEST(BadWords, GoingPastABadWordIsAnError) {
 
 TEST(BadWords, AGrammarsTokensAreThoseOfBoth) {
   const Texts vocabulary = {"a", "b", "c", "end"};
-  const auto inner = std::make_shared<testing::ToyGrammar>(
-      4, 3, [](const auto& before) -> std::vector<int32_t> {
+  const auto inner =
+      std::make_shared<testing::ToyGrammar>(4, 3, [](const auto& before) -> std::vector<int32_t> {
         if (before.size() == 1) return {1};
         return {0, 1, 3};
       });
