@@ -89,10 +89,14 @@ py::object take_outputs(EngineLoop& loop) {
 
 void bind_engine(py::module_& module) {
   py::class_<RequestOptions>(module, "RequestOptions")
-      .def(py::init([](std::string cache_salt, int64_t priority) {
-             return RequestOptions{.cache_salt = std::move(cache_salt), .priority = priority};
+      .def(py::init([](std::string cache_salt, int64_t priority,
+                       std::vector<int32_t> resumed_token_ids) {
+             return RequestOptions{.cache_salt = std::move(cache_salt),
+                                   .priority = priority,
+                                   .resumed_token_ids = std::move(resumed_token_ids)};
            }),
-           py::kw_only(), py::arg("cache_salt") = "", py::arg("priority") = 0);
+           py::kw_only(), py::arg("cache_salt") = "", py::arg("priority") = 0,
+           py::arg("resumed_token_ids") = std::vector<int32_t>{});
 
   py::class_<EngineLoad>(module, "EngineLoad")
       .def_readonly("num_running", &EngineLoad::num_running)

@@ -298,7 +298,13 @@ class EngineStats:
     draft_policy: DraftPolicyStats  # zero unless the draft length adapts
 
 class RequestOptions:
-    def __init__(self, *, cache_salt: str = "", priority: int = 0) -> None: ...
+    def __init__(
+        self,
+        *,
+        cache_salt: str = "",
+        priority: int = 0,
+        resumed_token_ids: Sequence[int] = (),
+    ) -> None: ...
 
 class EngineLoad:
     num_running: int

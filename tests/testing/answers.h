@@ -20,6 +20,7 @@ struct Asked {
   std::vector<int32_t> prompt;
   SamplingParams params;
   int arrives = 0;  // before which step
+  RequestOptions options = {};
 };
 
 struct Ended {
@@ -85,7 +86,8 @@ inline std::map<std::string, Ended> run_to_end(Engine& engine, const std::vector
       break;
     }
     for (; next < requests.size() && requests[next].arrives <= step; ++next) {
-      engine.add_request(requests[next].id, requests[next].prompt, requests[next].params);
+      const Asked& asked = requests[next];
+      engine.add_request(asked.id, asked.prompt, asked.params, asked.options);
     }
     for (const RequestOutput& output : engine.step()) read_output(output, ended[output.request_id]);
   }

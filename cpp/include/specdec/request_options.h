@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace specdec {
 
@@ -13,6 +14,10 @@ struct RequestOptions {
   std::string cache_salt = {};
   // Lower goes first. Other than 0 only where the engine's scheduling_policy is "priority".
   int64_t priority = 0;
+  // The first tokens of the answer, where another engine has generated them from the same prompt,
+  // parameters and seed. This one computes them with the prompt and reports those that follow:
+  // the answer is the same as if it had been generated whole. Needs n = 1.
+  std::vector<int32_t> resumed_token_ids = {};
 };
 
 }  // namespace specdec

@@ -256,7 +256,7 @@ void Engine::Impl::report(CompletionState& completion, int num_new_tokens,
     metrics.first_token_time = now_seconds();
     metrics.num_cached_tokens = sequence.num_cached_prompt_tokens;
   }
-  if (sequence.num_output_tokens() == num_new_tokens) {
+  if (sequence.num_output_tokens() == sequence.num_resumed_tokens + num_new_tokens) {
     stats_.num_cached_tokens += sequence.num_cached_prompt_tokens;
   }
   CompletionOutput& output = output_of(outputs, completion.request).outputs.emplace_back();

@@ -63,6 +63,10 @@ class Engine::Impl {
   void time_passes();
   void fill_model_info();
 
+  // Whether options.resumed_token_ids are the beginning of an answer that goes on.
+  void check_resumed(const std::vector<int32_t>& prompt, const SamplingParams& params,
+                     const RequestOptions& options) const;
+
   std::vector<RequestOutput> run_step();
   // Steps of the host that may be under way at once: as many as the model has stages.
   int num_groups() const { return config_.pipeline_parallel_size; }

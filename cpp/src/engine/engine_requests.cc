@@ -19,6 +19,15 @@ uint64_t derived_seed(uint64_t engine_seed, uint64_t ordinal) {
   return (static_cast<uint64_t>(words[1]) << 32) | words[0];
 }
 
+void check_tokens(const char* field, const std::vector<int32_t>& tokens, int vocab_size) {
+  for (const int32_t token : tokens) {
+    if (token < 0 || token >= vocab_size) {
+      throw InvalidArgument(
+          field, str_cat("token id ", token, " is outside the vocabulary [0, ", vocab_size, ")"));
+    }
+  }
+}
+
 }  // namespace
 
 void Engine::Impl::check_request(const std::vector<int32_t>& prompt, const SamplingParams& params,
@@ -30,12 +39,7 @@ void Engine::Impl::check_request(const std::vector<int32_t>& prompt, const Sampl
                           " must hold it and one more; shorten the prompt or "
                           "raise max_model_len"));
   }
-  for (int32_t token : prompt) {
-    if (token < 0 || token >= info_.vocab_size) {
-      throw InvalidArgument("prompt", str_cat("token id ", token, " is outside the vocabulary [0, ",
-                                              info_.vocab_size, ")"));
-    }
-  }
+  check_tokens("prompt", prompt, info_.vocab_size);
   params.validate(info_.vocab_size);
   if (params.grammar != nullptr && params.grammar->vocab_size() != info_.vocab_size) {
     throw InvalidArgument("grammar",
@@ -49,11 +53,28 @@ void Engine::Impl::check_request(const std::vector<int32_t>& prompt, const Sampl
                                   "priority out, or make the engine with "
                                   "scheduling_policy=\"priority\""));
   }
+  if (!options.resumed_token_ids.empty()) check_resumed(prompt, params, options);
   const int longest_draft = config_.speculative.num_speculative_tokens;
   if (params.num_speculative_tokens.value_or(0) > longest_draft) {
     throw InvalidArgument("num_speculative_tokens",
                           str_cat(*params.num_speculative_tokens, " is more than the engine's (",
                                   longest_draft, "); raise that of speculative_config"));
+  }
+}
+
+void Engine::Impl::check_resumed(const std::vector<int32_t>& prompt, const SamplingParams& params,
+                                 const RequestOptions& options) const {
+  if (params.n != 1) {
+    throw InvalidArgument("resumed_token_ids", "needs n = 1; ask for each completion on its own");
+  }
+  check_tokens("resumed_token_ids", options.resumed_token_ids, info_.vocab_size);
+  const Request request("", params);  // knows all tokens that end it
+  Sequence sequence(0, prompt, request.params, config_.block_size, info_.max_model_len);
+  for (const int32_t token : options.resumed_token_ids) {
+    if (sequence.append(token) == FinishReason::kNone) continue;
+    throw InvalidArgument("resumed_token_ids",
+                          str_cat("number ", sequence.num_output_tokens(), ", token ", token,
+                                  ", ends the answer; give those of an answer that goes on"));
   }
 }
 

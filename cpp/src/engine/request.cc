@@ -4,6 +4,7 @@
 #include <bit>
 #include <utility>
 
+#include "core/check.h"
 #include "core/token_mask.h"
 #include "specdec/error.h"
 
@@ -35,6 +36,11 @@ CompletionState::CompletionState(Request& owner, int completion_index, uint64_t 
       sequence(ordinal, prompt, owner.params, block_size, max_model_len) {
   if (needs_counts()) counts_.add_prompt(prompt);
   if (owner.params.grammar != nullptr) grammar_.emplace(*owner.params.grammar);
+  for (const int32_t token : owner.options.resumed_token_ids) {
+    SPECDEC_CHECK(sequence.append(token) == FinishReason::kNone);
+    committed(token);
+  }
+  sequence.num_resumed_tokens = sequence.num_output_tokens();
 }
 
 bool CompletionState::needs_counts() const {

@@ -82,7 +82,7 @@ Scheduler::Scheduler(const SchedulerConfig& config, BlockPool& pool)
 
 void Scheduler::add(Sequence& sequence) {
   SPECDEC_CHECK(std::holds_alternative<Waiting>(sequence.state));
-  SPECDEC_CHECK_EQ(sequence.num_output_tokens(), 0);
+  SPECDEC_CHECK_EQ(sequence.num_output_tokens(), sequence.num_resumed_tokens);
   SPECDEC_CHECK_EQ(sequence.num_computed_tokens, 0);
   SPECDEC_CHECK_EQ(sequence.blocks.block_size(), config_.block_size);
   SPECDEC_CHECK_EQ(sequence.blocks.num_blocks(), 0);
@@ -299,7 +299,9 @@ bool Scheduler::try_admit(Sequence& sequence, ExecutionPlan& plan) {
   }
   SPECDEC_CHECK(sequence.blocks.reserve(pool_, num_cached + num_rows));
   sequence.num_computed_tokens = num_cached;
-  if (!was_preempted) sequence.num_cached_prompt_tokens = num_cached;
+  if (!was_preempted) {
+    sequence.num_cached_prompt_tokens = std::min(num_cached, sequence.num_prompt_tokens());
+  }
   sequence.state = Prefilling{};
   insert_sorted(running_, sequence);
   schedule(sequence, num_rows, plan);

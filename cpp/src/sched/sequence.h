@@ -85,6 +85,7 @@ class Sequence {
   bool use_prefix_cache = true;
   // It shares cached blocks with sequences of the same salt only. Borrowed from the request.
   std::string_view cache_salt = {};
+  int num_resumed_tokens = 0;        // of the output, appended before Scheduler::add()
   int num_cached_prompt_tokens = 0;  // first admission only
   int num_preemptions = 0;
 
