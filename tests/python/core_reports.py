@@ -1,6 +1,6 @@
 """Requests without an engine, and what the core would report of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +17,7 @@ def make_request(
     make_tokenizer: Callable[[], tokenizers.Tokenizer] = byte_level,
     *,
     prompt_ids: list[int] | None = None,
+    resumed_token_ids: Sequence[int] = (),
     **options: Any,
 ) -> tuple[Request, Tokenizer]:
     """A request with these SamplingParams, and its tokenizer."""
@@ -28,6 +29,7 @@ def make_request(
         params=SamplingParams(**options),
         core_params=None,  # type: ignore[arg-type]
         tokenizer=tokenizer,
+        resumed_token_ids=resumed_token_ids,
     )
     request.take(request.params.n)
     return request, tokenizer

@@ -3,12 +3,14 @@
 import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tokenizers
 
 from core_reports import apply, make_request, report
 from specdec_native import RequestOutputKind
+from specdec_native.requests.request import Request
 from specdec_native.text.tokenizer import Tokenizer
 from tiny_tokenizers import byte_level, sentencepiece_like
 
@@ -87,6 +89,36 @@ def test_deltas_add_up_to_the_cumulative_output() -> None:
     assert "".join(texts) == whole[0][-1] == "hello world 日本"
     assert list(itertools.chain(*tokens)) == whole[1][-1]
     assert list(itertools.chain(*logprobs)) == whole[2][-1]
+
+
+@pytest.mark.parametrize("make_tokenizer", [byte_level, sentencepiece_like])
+@pytest.mark.parametrize("stop", [[], ["本 wor"]])
+def test_an_answer_goes_on_behind_tokens_shown_elsewhere(
+    make_tokenizer: Callable[[], tokenizers.Tokenizer], stop: list[str]
+) -> None:
+    def request(**more: Any) -> Request:
+        return make_request("caf", make_tokenizer, **more, **options)[0]
+
+    options: dict[str, Any] = {
+        "output_kind": RequestOutputKind.DELTA,
+        "logprobs": 1,
+        "stop": stop,
+        "min_tokens": 3,
+    }
+    ids = Tokenizer.wrap(make_tokenizer()).encode("é 🎊 the 日本 world")
+    for num_shown in range(1, len(ids) - 1):
+        whole, rest = request(), request(resumed_token_ids=ids[:num_shown])
+        apply(whole, report((0, ids[:num_shown], None)))
+        whole.take_output()
+        assert not rest.has_news()
+        outputs = []
+        for each in (whole, rest):
+            apply(each, report((0, ids[num_shown:], "length")))
+            outputs.append(each.take_output().outputs[0])
+        outputs[1].cumulative_logprob = outputs[0].cumulative_logprob  # of its own tokens, of all
+        assert outputs[1] == outputs[0]
+        assert outputs[1].stop_reason == (stop[0] if stop else None)
+        assert outputs[1].text_lengths == outputs[0].text_lengths
 
 
 def test_only_the_final_output_when_asked() -> None:

@@ -20,7 +20,8 @@ class Part:
         number: its name in the core.
         completions: their indices in the request.
         share: its caller's, while there is one.
-        num_new_tokens: of the prompt, which no earlier part has brought.
+        num_new_tokens: of the prompt, and of an answer that goes on, which no earlier part has
+            brought.
     """
 
     def __init__(
@@ -33,7 +34,9 @@ class Part:
         self.number = -1
         self.completions = completions
         self.share = share
-        self.num_new_tokens = len(request.prompt_token_ids) if completions.start == 0 else 0
+        self.num_new_tokens = 0
+        if completions.start == 0:
+            self.num_new_tokens = len(request.prompt_token_ids) + len(request.resumed_token_ids)
         self._num_running = len(completions)
         self._is_begun = False
 

@@ -52,6 +52,8 @@ class Prompt:
         keeps_beginning: the first ones count instead.
         cache_salt: prompts share cached beginnings only with prompts of the same salt.
         is_echoed: `text` has to be what the tokens stand for that count.
+        resumed_token_ids: the first tokens of its answer, which were generated and shown elsewhere.
+            Outputs, which must be deltas, have what follows. One completion only.
     """
 
     text: str | None
@@ -61,6 +63,7 @@ class Prompt:
     keeps_beginning: bool = False
     cache_salt: str | None = None
     is_echoed: bool = False
+    resumed_token_ids: Sequence[int] = ()
 
     def truncate(self) -> bool:
         """Cuts tokens away if there are too many; returns whether there were."""

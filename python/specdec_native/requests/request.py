@@ -56,16 +56,19 @@ class Request:
         cache_salt: str | None = None,
         priority: int = 0,
         stop: StopStrings | None = None,
+        resumed_token_ids: Sequence[int] = (),
     ) -> None:
         """`num_spec_tokens` is the most it may draft, None where the engine does not speculate.
 
-        `stop` has the stop strings of `params`, for requests that share them.
+        `stop` has the stop strings of `params`, for requests that share them. For
+        `resumed_token_ids` see Prompt.
         """
         self.request_id = request_id
         self.cache_salt = cache_salt
         self.priority = priority
         self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids
+        self.resumed_token_ids = resumed_token_ids
         self.params = params
         self.core_params = core_params
         self.numbers: list[int] = []  # of its parts in the core
@@ -106,11 +109,18 @@ class Request:
             )
             for i in range(params.n)
         ]
+        if resumed_token_ids:
+            self._completions[0].resume(resumed_token_ids)
+            self.shown[0] = self._completions[0].show()
 
     @property
     def core_options(self) -> _core.RequestOptions:
         """How the core serves it."""
-        return _core.RequestOptions(cache_salt=self.cache_salt or "", priority=self.priority)
+        return _core.RequestOptions(
+            cache_salt=self.cache_salt or "",
+            priority=self.priority,
+            resumed_token_ids=self.resumed_token_ids,
+        )
 
     @property
     def num_output_tokens(self) -> int:
@@ -364,6 +374,17 @@ class _Completion:
         if params.logprobs is not None:
             self._logprobs = FlatLogprobs() if params.flat_logprobs else []
         self._cumulative_logprob = None if params.logprobs is None else 0.0
+
+    def resume(self, token_ids: Sequence[int]) -> None:
+        """Begins behind tokens whose logprobs are elsewhere."""
+        self.token_ids.extend(token_ids)
+        if self._detokenizer is not None:
+            self._detokenizer.extend(token_ids)
+        for token_id in token_ids:
+            if self._texts is not None:
+                self._texts.push(token_id)
+            if self._logprobs is not None:
+                self._logprobs.append({})
 
     def apply(self, part: _core.CompletionOutput) -> None:
         if part.acceptance is not None:

@@ -224,6 +224,7 @@ class RequestBuilder:
                     cache_salt=prompt.cache_salt,
                     priority=priorities[i],
                     stop=checked[id(params)][2],
+                    resumed_token_ids=prompt.resumed_token_ids,
                 )
             )
         return requests

@@ -87,6 +87,8 @@ class RemoteEngine:
         target = find_target(
             model, options.get("revision"), options.get("speculative_config"), hub.find_config
         )
+        drafts = target.speculative_config or {}
+        self._repeats = drafts.get("rejection_sample_method", "exact") == "exact"
         resolve = functools.partial(
             hub.resolve_model, quantization=options.get("quantization", "auto"), weights=False
         )
@@ -152,11 +154,11 @@ class RemoteEngine:
     def start(self, requests: Sequence[Request], *, interval: int = 1) -> FailoverGroup:
         """Starts requests of prepare() on a replica."""
         prompts = [(request.prompt, list(request.prompt_token_ids)) for request in requests]
-        work = work_of(requests, interval)
+        work = Work(items_of(requests), interval, self._repeats)
         return FailoverGroup(work, prompts, self._run, self._num_replays, self._on_replay)
 
 
-def work_of(requests: Sequence[Request], interval: int) -> Work:
+def items_of(requests: Sequence[Request]) -> list[WorkItem]:
     """What a replica needs of requests; those without a seed get one, so they can be repeated."""
     items = []
     for request in requests:
@@ -167,4 +169,4 @@ def work_of(requests: Sequence[Request], interval: int) -> Work:
         items.append(
             WorkItem(list(request.prompt_token_ids), params, request.cache_salt, request.priority)
         )
-    return Work(items, interval)
+    return items

@@ -38,7 +38,12 @@ class Replica:
             requests = await asyncio.to_thread(
                 self._engine.prepare,
                 [
-                    Prompt(None, item.prompt_token_ids, cache_salt=item.cache_salt)
+                    Prompt(
+                        None,
+                        item.prompt_token_ids,
+                        cache_salt=item.cache_salt,
+                        resumed_token_ids=item.resumed_token_ids,
+                    )
                     for item in work.items
                 ],
                 [item.params for item in work.items],
