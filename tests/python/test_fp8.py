@@ -214,7 +214,7 @@ def test_nan_codes_are_refused(stored: Path) -> None:
     codes = load_file(stored / "model.safetensors")[FIRST_MATRIX]
     codes.view(torch.uint8)[5, 7] = 0xFF
     edit(stored, weight=codes)
-    with pytest.raises(ValueError, match=f"{FIRST_MATRIX}.*a weight is NaN"):
+    with pytest.raises(ValueError, match=f"{FIRST_MATRIX}.*a value is NaN"):
         Engine(stored, device="cpu")
 
 

@@ -18,13 +18,10 @@ class ValueCheck {
   void add(std::span<const std::byte> bytes);
   // Neither NaN nor infinite. Integers always are.
   bool is_finite() const;
-  // Every floating value is zero. Of integers it is not known.
+  // Every value is zero. Of integers it is not known.
   bool is_zero() const { return is_known_ && largest_ == 0; }
 
  private:
-  template <class Bits, Bits kMagnitude>
-  void add_as(std::span<const std::byte> bytes);
-
   DType dtype_;
   bool is_known_ = false;
   uint32_t largest_ = 0;  // the bits without the sign, which grow with the magnitude

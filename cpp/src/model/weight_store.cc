@@ -270,16 +270,22 @@ TensorView WeightStore::stack_rows(const std::string& name, std::span<const int6
 
 std::vector<int64_t> WeightStore::integers(const std::string& name, int64_t size) {
   const SafetensorsEntry& entry = checked_entry(name, std::array{size});
-  if (entry.dtype != DType::kI64 && entry.dtype != DType::kI32) {
+  const bool is_bytes = entry.dtype == DType::kBool || entry.dtype == DType::kU8;
+  if (!is_bytes && entry.dtype != DType::kI64 && entry.dtype != DType::kI32) {
     throw CheckpointError(shard(name).path(), name,
-                          str_cat("dtype ", entry.dtype_name, ", expected I64 or I32"));
+                          str_cat("dtype ", entry.dtype_name, ", expected I64, I32, U8 or BOOL"));
   }
   const TensorView view = read(name);
   std::vector<int64_t> values(static_cast<size_t>(size));
-  if (view.dtype == DType::kI64) {
-    std::copy_n(static_cast<const int64_t*>(view.data), size, values.begin());
+  const auto copy = [&]<class Stored>(const Stored* stored) {
+    std::copy_n(stored, size, values.begin());
+  };
+  if (is_bytes) {
+    copy(static_cast<const uint8_t*>(view.data));
+  } else if (view.dtype == DType::kI64) {
+    copy(static_cast<const int64_t*>(view.data));
   } else {
-    std::copy_n(static_cast<const int32_t*>(view.data), size, values.begin());
+    copy(static_cast<const int32_t*>(view.data));
   }
   release(name);
   return values;

@@ -43,7 +43,7 @@ class WeightStore {
   // A weight, aligned to its element size, valid until it is released. Throws CheckpointError when
   // it is missing, its shape is not `expected_shape`, or it is not float32, bfloat16 or float16.
   TensorView tensor(const std::string& name, std::span<const int64_t> expected_shape);
-  // A vector of integers, I64 or I32. Throws CheckpointError likewise.
+  // A vector of integers, I64, I32, U8 or BOOL. Throws CheckpointError likewise.
   std::vector<int64_t> integers(const std::string& name, int64_t size);
   // A matrix [rows, in_features] of floating point, or of integers: I8 [rows, in_features] or U8
   // [rows, in_features / 2], with "<name>.scales" and perhaps "<name>.mins", F16

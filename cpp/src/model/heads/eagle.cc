@@ -138,9 +138,9 @@ std::string fusion_name(const HeadTensors& tensors) {
 
 // Throws CheckpointError unless t2d, if there is one, marks the tokens that d2t lists and no
 // others.
-void check_marks(const HeadTensors& tensors, std::span<const int32_t> ids) {
+void check_marks(HeadTensors& tensors, const HeadTarget& target, std::span<const int32_t> ids) {
   if (!tensors.contains("t2d")) return;
-  std::vector<bool> marks = tensors.flags("t2d");
+  std::vector<int64_t> marks = tensors.integers("t2d", target.config.vocab_size);
   const auto fail = [&](size_t token, const char* in, const char* out) {
     throw CheckpointError(
         tensors.source(), "t2d",
@@ -150,10 +150,10 @@ void check_marks(const HeadTensors& tensors, std::span<const int32_t> ids) {
   };
   for (const int32_t id : ids) {
     const auto token = static_cast<size_t>(id);
-    if (token >= marks.size() || !marks[token]) fail(token, "d2t", "t2d");
-    marks[token] = false;
+    if (marks[token] == 0) fail(token, "d2t", "t2d");
+    marks[token] = 0;
   }
-  const auto other = std::ranges::find(marks, true);
+  const auto other = std::ranges::find_if(marks, [](int64_t mark) { return mark != 0; });
   if (other != marks.end()) {
     fail(static_cast<size_t>(other - marks.begin()), "t2d", "d2t");
   }
@@ -179,7 +179,7 @@ std::vector<int32_t> scored_tokens(const DrafterConfig& drafter, const HeadTarge
       ids.push_back(static_cast<int32_t>(i + offset));
     }
     check_token_ids(ids, target, tensors.source(), "d2t");
-    check_marks(tensors, ids);
+    check_marks(tensors, target, ids);
   } else if (size != all && tensors.is_random()) {
     for (int i = 0; i < size; ++i) ids.push_back(i);
   } else if (size != all) {

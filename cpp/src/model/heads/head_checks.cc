@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
 #include <unordered_set>
 #include <utility>
 
 #include "core/str_cat.h"
-#include "model/safetensors.h"
 #include "model/tensor_loader.h"
 #include "specdec/error.h"
 
@@ -50,26 +48,6 @@ void HeadTensors::require(const std::string& name, std::span<const int64_t> shap
 
 std::vector<int64_t> HeadTensors::integers(const std::string& name, int64_t size) {
   return store_.integers(resolve(name), size);
-}
-
-std::vector<bool> HeadTensors::flags(const std::string& name) const {
-  const std::string found = resolve(name);
-  std::string path = source();
-  if (path.ends_with(".json")) {
-    const std::string shard = read_json_object(path)["weight_map"][found];
-    path = (std::filesystem::path(path).parent_path() / shard).string();
-  }
-  const SafetensorsFile file(path);
-  const SafetensorsEntry& entry = file.entries().at(found);
-  if (entry.dtype != DType::kBool && entry.dtype != DType::kU8) {
-    throw CheckpointError(path, found,
-                          str_cat("dtype ", entry.dtype_name,
-                                  ", expected BOOL: whether a token of "
-                                  "the target is one of the head's"));
-  }
-  const Buffer bytes = file.read(found);
-  const auto* values = static_cast<const uint8_t*>(bytes.data());
-  return std::vector<bool>(values, values + bytes.size_bytes());
 }
 
 ModelConfig model_without_layers(const std::string& architecture, std::string_view prefix,

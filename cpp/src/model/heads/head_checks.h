@@ -32,8 +32,6 @@ class HeadTensors {
     return store_.shape(resolve(name));
   }
   std::vector<int64_t> integers(const std::string& name, int64_t size);
-  // A tensor of truth values, of any shape. Throws CheckpointError where it is of another dtype.
-  std::vector<bool> flags(const std::string& name) const;
 
  private:
   std::string resolve(const std::string& name) const;
