@@ -11,7 +11,11 @@ import pytest
 
 from specdec_native import LLM, AsyncLLM, Engine, LLMEngine, RequestOutput
 from specdec_native.async_engine import AsyncEngine
-from specdec_native.requests.outputs import SpeculativeDecodingMetrics, StepTokens
+from specdec_native.requests.outputs import (
+    AcceptanceCounts,
+    SpeculativeDecodingMetrics,
+    StepTokens,
+)
 from tiny_text_model import OPTIONS, PARAMS, text_params, texts
 
 NGRAM: dict[str, Any] = {
@@ -143,6 +147,11 @@ def metrics_of(output: RequestOutput) -> SpeculativeDecodingMetrics:
     return metrics
 
 
+def acceptance_of(outputs: list[RequestOutput]) -> SpeculativeDecodingMetrics:
+    counts = [output.metrics.acceptance for output in outputs if output.metrics is not None]
+    return AcceptanceCounts.merged([each for each in counts if each is not None]).metrics
+
+
 def check_steps(metrics: SpeculativeDecodingMetrics) -> None:
     """The steps add up to what is counted anyway."""
     accepted, drafted = metrics.per_step_accepted, metrics.per_step_drafted
@@ -173,6 +182,9 @@ def test_steps_are_recorded_where_a_request_asks(model: Path) -> None:
             assert joined == metrics.per_step_accepted
             assert metrics_of(copy.deepcopy(output)) == metrics
             assert metrics_of(pickle.loads(pickle.dumps(output))) == metrics
+        assert acceptance_of([pickle.loads(pickle.dumps(output)) for output in outputs]) == (
+            acceptance_of(outputs)
+        )
         for output in plain:
             assert metrics_of(output).per_step_accepted is None
             assert metrics_of(output).per_step_drafted is None

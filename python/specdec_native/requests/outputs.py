@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from specdec_native.requests.logprobs import PromptLogprobs, SampleLogprobs
 
@@ -100,7 +100,7 @@ class SpeculativeDecodingMetrics:
     @classmethod
     def from_counts(
         cls,
-        counts: Iterable[_core.AcceptanceStats],
+        counts: Iterable[Counts],
         num_spec_tokens: int,
         recorded: Sequence[DraftStep] | None = None,
     ) -> SpeculativeDecodingMetrics:
@@ -125,12 +125,32 @@ class SpeculativeDecodingMetrics:
         )
 
 
+class _PickledCounts(NamedTuple):
+    """What metrics need of the core's AcceptanceStats, which cannot be pickled."""
+
+    num_steps: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_emitted_tokens: int
+    proposed_per_position: list[int]
+    accepted_per_position: list[int]
+    histogram: list[int]
+
+    @classmethod
+    def of(cls, counts: Counts) -> _PickledCounts:
+        """The same counts."""
+        return cls(*(getattr(counts, name) for name in cls._fields))
+
+
+Counts: TypeAlias = "_core.AcceptanceStats | _PickledCounts"
+
+
 class AcceptanceCounts:
     """What was counted of drafts; SpeculativeDecodingMetrics are made when somebody asks."""
 
     def __init__(
         self,
-        counts: list[_core.AcceptanceStats],
+        counts: list[Counts],
         num_spec_tokens: int,
         steps: list[DraftStep] | None = None,
     ) -> None:
@@ -153,7 +173,7 @@ class AcceptanceCounts:
 
     @classmethod
     def merged(cls, several: Sequence[AcceptanceCounts]) -> AcceptanceCounts:
-        """Of several requests, at least one, which were not copied."""
+        """Of several requests, at least one."""
         counts = [count for each in several for count in each._counts]
         recorded = [each._steps for each in several if each._steps is not None]
         steps = [step for steps in recorded for step in steps] if recorded else None
@@ -167,8 +187,8 @@ class AcceptanceCounts:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles have the metrics in place of the core's counts."""
-        return AcceptanceCounts, ([], self._num_spec_tokens), {"metrics": self.metrics}
+        counts = [_PickledCounts.of(count) for count in self._counts]
+        return AcceptanceCounts, (counts, self._num_spec_tokens, self._steps)
 
 
 def _sum(lists: Sequence[Sequence[int]], length: int) -> list[int]:
