@@ -49,7 +49,7 @@ def test_a_token_is_forbidden_where_the_text_would_have_the_word(kind: str, skip
         for token_id in range(size):
             assert allowed[token_id] != has_bad_word([*ids, token_id]), (start, token_id)
             num_forbidden += not allowed[token_id]
-    assert num_forbidden > 10
+    assert num_forbidden >= 10
 
 
 def test_bad_words_are_bounded() -> None:

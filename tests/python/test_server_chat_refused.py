@@ -65,7 +65,15 @@ def test_errors_name_what_the_client_sent(world: World) -> None:
     logprobs: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 21}
     error = world.error("/v1/responses", input="a", **logprobs)
     assert error["param"] == "top_logprobs" and error["message"].startswith("top_logprobs=")
-    assert world.error("/v1/completions", prompt=["a", long])["param"] == "prompt"
+    error = world.error("/v1/completions", prompt=["a", long])
+    assert error["param"] == "prompt" and error["message"].startswith("prompt[1] has")
+    error = refusal(world, min_tokens=5, max_tokens=None, max_completion_tokens=2)
+    assert error["param"] == "min_tokens" and "max_completion_tokens=2" in error["message"]
+    error = world.error("/v1/responses", input="a", min_tokens=5, max_output_tokens=2)
+    assert error["param"] == "min_tokens" and "max_output_tokens=2" in error["message"]
+    body = {"continue_final_message": True, "add_generation_prompt": False}
+    error = refusal(world, messages=[{**MESSAGES[0], "content": ""}], **body)
+    assert error["param"] == "continue_final_message"
 
 
 def test_fields_that_ask_for_what_is_there_are_taken(world: World, engine: Engine) -> None:

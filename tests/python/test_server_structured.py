@@ -397,6 +397,47 @@ def test_bad_fields_are_named(world: World, field: str, body: dict[str, Any]) ->
         assert field.removeprefix("") in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("body", "field", "words"),
+    [
+        (
+            {"structured_outputs": {"regex": "name|true"}, "bad_words": ["am", "u"]},
+            "structured_outputs",
+            "structured_outputs leaves no token that may come next, together with bad_words;",
+        ),
+        (
+            {"response_format": SCHEMA, "allowed_token_ids": [FIRST_CHAR + 1]},
+            "response_format",
+            "response_format leaves no token that may come next, together with allowed_token_ids;",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {
+                        "name": "x",
+                        "schema": {
+                            "type": "object",
+                            "properties": {f"p{i}": {} for i in range(4000)},
+                        },
+                    },
+                }
+            },
+            "response_format",
+            "response_format: the grammar has too many parts",
+        ),
+    ],
+)
+def test_answers_that_cannot_go_on_end_with_the_field(
+    world: World, body: dict[str, Any], field: str, words: str
+) -> None:
+    body = {"messages": MESSAGES, **body}
+    streamed = world.events(PATH, **body)[-1]["error"]
+    for error in (world.error(PATH, **body), streamed):
+        assert error["param"] == field and error["message"].startswith(words)
+        assert error["code"] == 400
+
+
 def test_what_is_missing_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.import_module
 

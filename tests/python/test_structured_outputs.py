@@ -101,6 +101,22 @@ def test_too_many_optional_properties_are_refused_in_plain_words(engine: Engine)
         engine.generate(PROMPT, params(json={"type": "object", "properties": properties}))
 
 
+def test_texts_of_special_tokens_are_texts(engine: Engine) -> None:
+    for text in ("a<pad>b", "no</s>more", "<s>"):
+        assert text_of(engine, params(choice=[text])) == text
+
+
+def test_choices_with_bad_words_are_left_out(engine: Engine) -> None:
+    choices = ["true name", "in", "falsing"]
+    found = {
+        text_of(engine, params(seed, choice=choices, bad_words=["fals", " true"]))
+        for seed in range(4)
+    }
+    assert found == {"in"}
+    with pytest.raises(ValueError, match="bad_words: each of the texts"):
+        engine.generate(PROMPT, params(choice=choices, bad_words=["a", "n"]))
+
+
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_choice(engine: Engine, temperature: float) -> None:
     choices = ['say "no"', "perhaps", "yes\n"]

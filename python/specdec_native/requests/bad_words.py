@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Sequence
 
 from specdec_native import _core
 from specdec_native.requests.sampling_params import SamplingParams
+from specdec_native.requests.structured_outputs import StructuredOutputsParams
 from specdec_native.text.tokenizer import Tokenizer
 
 _MAX_KEPT = 16  # automata, of at most some 80 bytes a byte of their words
 _MAX_BYTES = 1 << 18  # of a request's words
+
+
+def without_bad_choices(
+    params: StructuredOutputsParams, words: Sequence[str]
+) -> StructuredOutputsParams:
+    """Leaves choices out that hold a word: one that is begun cannot end in another way.
+
+    Raises ValueError where none is left.
+    """
+    if params.choice is None or not words:
+        return params
+    watched = [_watched(word) for word in words]
+    choice = [text for text in params.choice if not any(word in text for word in watched)]
+    if not choice:
+        raise ValueError("bad_words: each of the texts to choose from holds one of the words")
+    return dataclasses.replace(params, choice=choice)
+
+
+def _watched(word: str) -> str:
+    return word.lstrip(" ") or word
 
 
 class BadWordsCompiler:
@@ -26,7 +49,7 @@ class BadWordsCompiler:
 
         As in vLLM, spaces in front of a word do not count. Raises ValueError naming bad_words.
         """
-        texts = tuple((word.lstrip(" ") or word).encode() for word in params.bad_words or ())
+        texts = tuple(_watched(word).encode() for word in params.bad_words or ())
         if (size := sum(map(len, texts))) > _MAX_BYTES:
             raise ValueError(
                 f"bad_words: the words have {size} bytes, and {_MAX_BYTES} are the most"

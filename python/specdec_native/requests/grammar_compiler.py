@@ -15,11 +15,16 @@ from typing import Any
 import tokenizers
 
 from specdec_native import _core
-from specdec_native.requests.structured_outputs import StructuredOutputsParams, json_schema_of
+from specdec_native.requests.structured_outputs import (
+    StructuredOutputsParams,
+    json_schema_of,
+    plain_error,
+)
 from specdec_native.text.tokenizer import Tokenizer
 
 _MAX_KEPT = 64  # compiled grammars
 _MAX_TEXT = 1 << 20  # characters of a grammar
+_PLACE = re.compile(r"\bat \d+\(\d+\): |\n *\d+ \|.*", re.DOTALL)  # of an error in Lark's text
 _NO_LITERAL = re.compile(r"[\x00-\x1f!-/:-@\[-`{-\x7f]")  # what regexes write by its code
 
 
@@ -61,7 +66,13 @@ class GrammarCompiler:
                 self._kept.move_to_end(text)
                 return kept
             native = self._native = self._native or self._load()
-        grammar = native.compile("llguidance", text)  # others may compile meanwhile
+        try:
+            grammar = native.compile("llguidance", text)  # others may compile meanwhile
+        except ValueError as error:
+            message = plain_error(str(error))
+            if params.kind != "grammar":  # places in a text that is not the client's
+                message = _PLACE.sub("", message)
+            raise ValueError(message) from error
         with self._lock:
             self._kept[text] = grammar
             while len(self._kept) > _MAX_KEPT:
@@ -82,6 +93,7 @@ class GrammarCompiler:
             )
         inner = without_prefix_space(source)
         plain = tokenizers.Tokenizer.from_str(inner)
+        plain.encode_special_tokens = True  # as text: a grammar's texts stand for themselves
 
         def tokenize(text: str) -> list[int]:
             ids: list[int] = plain.encode(text, add_special_tokens=False).ids

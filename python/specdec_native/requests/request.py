@@ -18,6 +18,7 @@ from specdec_native.requests.outputs import (
     RequestOutput,
 )
 from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
+from specdec_native.requests.structured_outputs import plain_error
 from specdec_native.text.detokenizer import Detokenizer, TextStream
 from specdec_native.text.stop_strings import StopStrings
 from specdec_native.text.token_texts import TokenTexts
@@ -156,8 +157,8 @@ class Request:
         """
         if output.error:
             output.raise_engine_failure()
-            if output.error.startswith("structured_outputs:"):  # the request's own fault
-                raise ValueError(_TOO_WIDE if "Current row has" in output.error else output.error)
+            if output.error.startswith("structured_outputs"):  # the request's own fault
+                raise ValueError(self._grammar_error(output.error))
             raise RuntimeError(f"request {self.request_id}: {output.error}")
         with self._lock:
             if first == 0:
@@ -331,15 +332,20 @@ class Request:
             return None
         return [step for c in self._completions for step in c.recorded_steps() or ()]
 
+    def _grammar_error(self, error: str) -> str:
+        """What the core's error about a grammar is in the words of the request."""
+        if not error.endswith("leave no token"):
+            return plain_error(error)
+        names = ("structured_outputs", "bad_words", "allowed_token_ids")
+        given = [name for name in names if getattr(self.params, name)]
+        return (
+            f"{given[0]} leaves no token that may come next"
+            + (f", together with {' and '.join(given[1:])}" if given[1:] else "")
+            + "; allow more"
+        )
+
     def _wall_time(self, seconds: float) -> float:
         return seconds + self._epoch if seconds else 0.0
-
-
-# What llguidance's "Current row has ... items" means.
-_TOO_WIDE = (
-    "structured_outputs: the grammar has too many parts of which any may come next, such as "
-    "thousands of optional properties; make more of them required, or name fewer"
-)
 
 
 class _Completion:

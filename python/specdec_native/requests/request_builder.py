@@ -15,7 +15,7 @@ from specdec_native.checkpoints.errors import CheckpointError
 from specdec_native.checkpoints.generation_config import sampling_values
 from specdec_native.checkpoints.text_files import read_json_object
 from specdec_native.checks import check_text
-from specdec_native.requests.bad_words import BadWordsCompiler
+from specdec_native.requests.bad_words import BadWordsCompiler, without_bad_choices
 from specdec_native.requests.core_params import to_core_params
 from specdec_native.requests.grammar_compiler import GrammarCompiler
 from specdec_native.requests.inputs import (
@@ -309,7 +309,8 @@ class RequestBuilder:
         core_params.validate(vocab_size)
         if isinstance(params.structured_outputs, StructuredOutputsParams):
             self.text.need_tokenizer("structured_outputs")
-            core_params.grammar = self._grammars.compile(params.structured_outputs)
+            allowed = without_bad_choices(params.structured_outputs, params.bad_words or ())
+            core_params.grammar = self._grammars.compile(allowed)
         if params.bad_words:
             words = self._bad_words.compile(params)
             core_params.grammar = _core.without(words, core_params.grammar)

@@ -85,6 +85,16 @@ class StructuredOutputsParams:
         return next(name for name in KINDS if getattr(self, name) not in (None, False))
 
 
+def plain_error(error: str) -> str:
+    """llguidance's error, without its own words for what a client has not written."""
+    if "Current row has" in error or "Too many items" in error:
+        return (
+            "structured_outputs: the grammar has too many parts of which any may come next, such "
+            "as thousands of optional properties; make more of them required, or name fewer"
+        )
+    return error
+
+
 def structured_outputs_of(value: Any, name: str) -> StructuredOutputsParams | None:
     """What the argument `name` of SamplingParams says: an object, or a dict of its fields.
 

@@ -165,7 +165,7 @@ class Generation(AsyncIterator[list[tuple[int, RequestOutput]]]):
         except BaseException as error:
             self.error = error
             if isinstance(error, Exception):
-                raise self._service.as_api_error(error) from error
+                raise self._service.as_api_error(error, self.call.field_names) from error
             raise
         self._service.observer.progressed(self, outputs)
         return outputs
@@ -256,7 +256,7 @@ class Service:
             self._check_open(requests)
             group = self.engine.start(requests, interval=self.options.stream_interval)
         except Exception as error:
-            raise self.as_api_error(error) from error
+            raise self.as_api_error(error, call.field_names) from error
         generation = Generation(call, requests, group, self)
         self._open.add(generation)
         if self.options.log_requests:
@@ -319,8 +319,8 @@ class Service:
                 call.params,
             )
 
-    def as_api_error(self, error: Exception) -> ApiError:
-        """What a client is told of an error."""
+    def as_api_error(self, error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
+        """What a client is told of an error; `names` are Call.field_names."""
         if isinstance(error, ApiError):
             return error
         if isinstance(error, EngineFailed):
@@ -329,7 +329,7 @@ class Service:
                 self.on_failure()
             return ApiError(500, "The engine has failed, and the server ends.")
         if isinstance(error, ValueError):
-            return as_sent(str(error))
+            return as_sent(str(error), names)
         _logger.error("a request has failed", exc_info=error)
         return ApiError(500, "An error in the server has ended the request; its log says more.")
 
@@ -356,10 +356,11 @@ class Service:
             raise as_sent(str(error), call.field_names) from error
 
 
-_NO_NAME = re.compile(r"[\s=:.\[]")
+_NO_NAME = re.compile(r"[\s=:.,\[]")
 _FIELDS = {
     *(field.name for field in dataclasses.fields(SamplingParams)),
     *("prompt", "prompts", "messages", "cache_salt", "priority"),
+    *("chat_template", "continue_final_message"),
 }
 
 
@@ -375,10 +376,13 @@ def body_bytes(headers: Headers) -> int:
 
 def as_sent(message: str, names: Mapping[str, str] | None = None) -> ApiError:
     """The engine's error, by the name that the client gave the field it begins with."""
+    names = names or {}
     field = _field_named_in(message)
-    if field is None or field not in (names or {}):
-        return bad_request(message, "prompt" if field == "prompts" else field)
-    name = (names or {})[field]
+    if (limit := names.get("max_tokens")) is not None and field != "max_tokens":
+        message = message.replace("max_tokens=", f"{limit}=")  # what others are held against
+    if field is None or field not in names:
+        return bad_request(re.sub(r"^prompts\b", "prompt", message), field)
+    name = names[field]
     if field == "prompt":
         return bad_request(f"{name}: the {message}", name)
     # What comes after a dot is a part of the engine's field.
@@ -387,6 +391,8 @@ def as_sent(message: str, names: Mapping[str, str] | None = None) -> ApiError:
 
 def _field_named_in(message: str) -> str | None:
     """The field that a message of the engine begins with."""
+    if message.startswith("the chat template"):  # which does not take this conversation
+        return "messages"
     word = _NO_NAME.split(message, maxsplit=1)[0]
     name = "prompt" if word == "prompts" else word  # prompts[1] is one of them
     return name if name in _FIELDS else None

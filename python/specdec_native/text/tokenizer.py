@@ -413,14 +413,14 @@ class Tokenizer:
         for a message that the template leaves out.
         """
         source = self.get_chat_template(chat_template, tools)
+        of_model = f" of {self.name_or_path}" if self.name_or_path else ""
+        is_own = chat_template is not None and chat_template not in self._chat_templates
         options: dict[str, Any] = {
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
             "tools": tools,
             "variables": {**self.special_tokens_map, **(template_kwargs or {})},
-            "source": f"the chat template of {self.name_or_path}"
-            if self.name_or_path
-            else "the chat template",
+            "source": "chat_template" if is_own else f"the chat template{of_model}",
         }
         text = chat.render(source, messages, **options)
         if must_show_all:

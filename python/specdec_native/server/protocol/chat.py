@@ -57,7 +57,10 @@ class ChatCompletionRequest(GenerationFields):
 
     def field_names(self) -> dict[str, str]:
         """What the body calls fields of the engine that have another name there."""
-        return super().field_names() | {"prompt": "messages", "logprobs": "top_logprobs"}
+        names = {"prompt": "messages", "logprobs": "top_logprobs"}
+        if self.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        return super().field_names() | names
 
     def chat_params(self, defaults: GenerationDefaults) -> SamplingParams:
         """The sampling parameters."""
