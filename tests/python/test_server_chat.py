@@ -163,6 +163,14 @@ def test_content_may_be_parts_of_text(world: World, role: str) -> None:
     assert texts[0] == texts[1]
 
 
+def test_a_refusal_is_what_the_assistant_said(world: World) -> None:
+    texts = [
+        both(world, messages=[{"role": "assistant", **said}, *MESSAGES])
+        for said in ({"content": None, "refusal": "no"}, {"content": "no"}, {"content": "no!"})
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -178,6 +186,11 @@ def test_content_may_be_parts_of_text(world: World, role: str) -> None:
         {"role": "assistant", "content": "a", "tool_calls": [7]},
         {"role": "user", "content": "a", "name": {}},
         {"role": "tool", "content": "a", "tool_call_id": 7},
+        {"role": "user"},
+        {"role": "user", "text": "a"},
+        {"role": "assistant", "refusal": 7},
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+        {"role": "assistant", "content": None, "audio": {"id": "a"}},
     ],
 )
 def test_messages_that_no_template_shows_are_refused(world: World, message: dict[str, Any]) -> None:
@@ -268,8 +281,9 @@ def test_kwargs_of_a_request_go_over_the_servers(engine: Engine) -> None:
             return_token_ids=True,
         )
         assert engine.tokenizer.decode(unset["prompt_token_ids"]) == "xyauto"
-        error = refusal(world, chat_template_kwargs={"chat_template": "{{ a }}"})
-        assert error["param"] == "chat_template_kwargs"
+        for name in ("chat_template", "messages", "tools", "add_generation_prompt"):
+            error = refusal(world, chat_template_kwargs={name: "{{ a }}"})
+            assert error["param"] == "chat_template_kwargs" and name in error["message"]
         for bad in ("{% if %}", "{{ 1/0 }}", "{{ raise_exception('no') }}", "{{ 'a' * 10**12 }}"):
             error = refusal(world, chat_template=bad)
             assert error["param"] == "chat_template" and error["message"].startswith(

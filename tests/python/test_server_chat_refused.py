@@ -36,6 +36,8 @@ def world(engine: Engine) -> Iterator[World]:
         ("logit_bias", {"logit_bias": {"1": "no number"}}),
         ("stop_token_ids", {"stop_token_ids": [99999]}),
         ("stop_token_ids", {"stop_token_ids": [-1]}),
+        ("stop_token_ids", {"stop_token_ids": ["1_0"]}),
+        ("allowed_token_ids", {"allowed_token_ids": ["1_0"]}),
         ("seed", {"seed": 2**63}),
         ("seed", {"seed": -(2**63) - 1}),
     ],

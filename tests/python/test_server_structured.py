@@ -326,6 +326,17 @@ def test_drafts_change_no_answer(world: World, model: Path) -> None:
             {"response_format": {"type": "structural_tag", "structures": [], "triggers": []}},
         ),
         (
+            "structured_outputs",
+            {
+                "structured_outputs": {
+                    "structural_tag": {
+                        "structures": [{**TAGS["structures"][0], "schemas": {}}],
+                        "triggers": ["<n>"],
+                    }
+                }
+            },
+        ),
+        (
             "tools",
             {
                 "tool_choice": "required",
@@ -342,7 +353,8 @@ def test_drafts_change_no_answer(world: World, model: Path) -> None:
 def test_bad_grammars_name_the_field(world: World, field: str, body: dict[str, Any]) -> None:
     body = {"tools": None, **body}
     for stream in (False, True):
-        assert refusal(world, stream=stream, **body)["param"] == field
+        error = refusal(world, stream=stream, **body)
+        assert error["param"] == field and "non-verbose" not in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -372,6 +384,8 @@ def test_bad_grammars_name_the_field(world: World, field: str, body: dict[str, A
             "response_format",
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
         ),
+        ("response_format", {"response_format": {**SCHEMA, "type": "json_object"}}),
+        ("response_format", {"response_format": {**SCHEMA, "type": "text"}}),
         ("response_format", {"response_format": {"type": "structural_tag"}}),
         ("structured_outputs", {"structured_outputs": {"json": nested(200)}}),
         (
@@ -425,6 +439,11 @@ def test_bad_fields_are_named(world: World, field: str, body: dict[str, Any]) ->
             },
             "response_format",
             "response_format: the grammar has too many parts",
+        ),
+        (
+            {"structured_outputs": {"regex": "(a{1000}){1000}"}},
+            "structured_outputs",
+            "structured_outputs: the grammar takes too many steps",
         ),
     ],
 )

@@ -4,6 +4,7 @@ scripted_model makes the model write a text.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ import scripted_model
 from scripted_model import Says
 from server_world import MODEL, World, serving
 from specdec_native import Engine
+from specdec_native.server.protocol import body as body_module
 from specdec_native.server.tools import parsers
+from specdec_native.text import chat_template
 
 PATH = "/v1/chat/completions"
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
@@ -95,6 +98,31 @@ def refusal(world: World, **body: Any) -> dict[str, Any]:
     return world.error(PATH, **{"messages": MESSAGES, "tools": TOOLS, **body})
 
 
+def test_what_neither_server_nor_template_reads_is_warned_of_once(
+    world: World, says: Says, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says("a")
+    for module in (body_module, chat_template):
+        monkeypatch.setattr(module, "_warned", set())
+    part = {"type": "text", "text": "a", "txt": "b", "annotations": []}
+    call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    body = {
+        "messages": [
+            {"role": "user", "content": [part]},
+            {"role": "assistant", "content": "b", "tool_calls": [call]},
+        ],
+        "tools": [{"type": "function", "function": {"name": "f", "parms": {}}}],
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    for _ in range(2):
+        world.ask(PATH, **body)
+    response = {"input": "a", "tools": [{"type": "function", "name": "f", "schema": {}}]}
+    world.ask("/v1/responses", **response)
+    warned = [re.findall("'(.*)'", record.getMessage()) for record in caplog.records]
+    names = ["enable_thinking", "parms", "schema", "tool_calls", "tools", "txt"]
+    assert sorted(warned) == [[name] for name in names]
+
+
 # -- calls that the model decides to make
 
 
@@ -118,6 +146,18 @@ def test_a_call_alone_has_no_content(world: World, says: Says) -> None:
     for choice in ask(world, n=2, temperature=1):
         assert choice["message"]["content"] is None
         assert len(choice["message"]["tool_calls"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [("  CALL", None), ("  CALL more", "  more"), ("  CALL CALL", None), ("   ", "   ")],
+)
+def test_space_before_calls_is_content_where_more_follows(
+    world: World, says: Says, text: str, content: str | None
+) -> None:
+    says(text.replace("CALL", '<tool_call>{"name": "now", "arguments": {}}</tool_call>'))
+    (choice,) = ask(world)
+    assert choice["message"]["content"] == content
 
 
 def test_calls_that_are_not_to_be_parallel_are_one(world: World, says: Says) -> None:

@@ -190,10 +190,10 @@ def _tag_grammar(llguidance: ModuleType, value: Any) -> str:
         trigger = next(
             (t for t in triggers if isinstance(begin, str) and begin.startswith(t)), None
         )
-        if not isinstance(end, str) or trigger is None:
+        if not isinstance(end, str) or trigger is None or {*fields} - {"begin", "schema", "end"}:
             raise ValueError(
                 f'{where}.structures[{i}] must have "begin", which starts with a trigger, "schema" '
-                'and "end"'
+                'and "end", and nothing else'
             )
         tags.append(
             llguidance.StructTag(

@@ -92,7 +92,12 @@ def plain_error(error: str) -> str:
             "structured_outputs: the grammar has too many parts of which any may come next, such "
             "as thousands of optional properties; make more of them required, or name fewer"
         )
-    return error
+    if "too many expressions" in error or "fuel" in error:
+        return (
+            "structured_outputs: the grammar takes too many steps to follow; make expressions and "
+            "repetitions such as {1000} in it smaller"
+        )
+    return error.removesuffix("\n<non-verbose/>")
 
 
 def structured_outputs_of(value: Any, name: str) -> StructuredOutputsParams | None:

@@ -127,7 +127,7 @@ class Deltas(_Choices):
     def _news_of_tools(self, index: int, part: CompletionOutput) -> Sequence[str]:
         """Content and calls, which may wait; tokens that are told of do not."""
         reader = self._readers[index]
-        events = reader.read(part.text, is_last=part.finish_reason is not None)
+        events = reader.read_shown(part.text, is_last=part.finish_reason is not None)
         deltas = deltas_of(events)
         if self._echoed and not self._begun[index]:
             self._begun[index] = True

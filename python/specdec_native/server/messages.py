@@ -7,6 +7,7 @@ from typing import Any
 
 from specdec_native.checks import check_text
 from specdec_native.server.errors import ApiError, bad_request
+from specdec_native.server.protocol.body import warn_of_unknown
 
 # Kinds of content parts that are text, with the key that holds the text.
 _TEXT_KEYS = {
@@ -14,6 +15,12 @@ _TEXT_KEYS = {
     "input_text": "text",
     "output_text": "text",
     "refusal": "refusal",
+}
+_OF_ANSWERS = ("annotations", "logprobs")  # what parts of answers have, which clients send back
+# Members of messages that would be lost, with what to send instead.
+_NOT_READ = {
+    "function_call": 'send "tool_calls", and answers to them in messages of the role "tool"',
+    "audio": "this model reads text alone; send what was said as content",
 }
 
 
@@ -33,9 +40,14 @@ def plain_message(message: Any, place: str, field: str) -> dict[str, Any]:
         raise bad_request(f'{place} must be an object with "role" and "content"', field)
     if not isinstance(message.get("role"), str) or not message["role"]:
         raise bad_request(f'{place} needs a "role", such as "user"', field)
-    plain = dict(message)
-    if (content := plain.get("content")) is not None:
-        plain["content"] = text_of(content, f"{place}.content", field)
+    plain = {name: value for name, value in message.items() if value is not None}
+    for name, advice in _NOT_READ.items():
+        if name in plain:
+            raise bad_request(f"{place}.{name} is not read: {advice}", field)
+    if "content" not in message and "refusal" not in plain and "tool_calls" not in plain:
+        raise bad_request(f'{place} needs "content", text or null', field)
+    content = plain.get("content", plain.get("refusal"))  # what the assistant said in its place
+    plain["content"] = None if content is None else text_of(content, f"{place}.content", field)
     for name in ("name", "tool_call_id"):
         if not isinstance(plain.get(name), str | None):
             raise bad_request(f"{place}.{name} must be a string", field)
@@ -70,6 +82,7 @@ def _text_of_part(part: Any, place: str, field: str) -> str:
             'of the type "text"',
             field,
         )
+    warn_of_unknown(part, {"type", key, *_OF_ANSWERS})
     text = part.get(key)
     if not isinstance(text, str):
         raise bad_request(f'{place} needs a string "{key}"', field)

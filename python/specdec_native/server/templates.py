@@ -8,6 +8,9 @@ from typing import Any
 from specdec_native.server.errors import bad_request
 from specdec_native.server.service import Service
 
+# What templates see of fields, so that variables of these names would not arrive.
+_FIELDS = ("chat_template", "messages", "tools", "add_generation_prompt", "continue_final_message")
+
 
 def template_options(
     service: Service,
@@ -23,12 +26,13 @@ def template_options(
             "start the server with --trust-request-chat-template",
             "chat_template",
         )
-    if "chat_template" in (chat_template_kwargs or {}):
-        raise bad_request(
-            "chat_template_kwargs holds variables of the template; a template itself is given as "
-            "chat_template",
-            "chat_template_kwargs",
-        )
+    for name in _FIELDS:
+        if name in (chat_template_kwargs or {}):
+            raise bad_request(
+                f"chat_template_kwargs holds variables of the template; {name} is a field of the "
+                "request itself",
+                "chat_template_kwargs",
+            )
     return {
         "tools": tools or None,
         "chat_template": chat_template,

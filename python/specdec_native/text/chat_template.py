@@ -30,11 +30,13 @@ _SHOWN_MARK = "6170843529{:06d}"
 _SHOWN_MARKS = re.compile(r"6170843529(\d{6})")
 
 _LONGEST_TEMPLATE = 1_000_000
+_MOST_WARNINGS = 100  # requests must not fill the log
 _MOST_SUSPECTS = 8  # messages that are rendered once more by themselves
 
 Message = Mapping[str, Any]
 
 _logger = logging.getLogger("specdec_native")
+_warned: set[str] = set()
 
 
 def render(
@@ -102,6 +104,26 @@ def render(
     if continue_final_message:
         text = _cut_at_mark(text)
     return text
+
+
+def warn_of_unread(
+    template: str,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None,
+    variables: Iterable[str],
+    source: str = "the chat template",
+) -> None:
+    """Warns of what a conversation brings and the template never mentions, of each name once."""
+    names = {str(name) for name in variables}
+    if tools:
+        names.add("tools")
+    if any(message.get("tool_calls") for message in messages):
+        names.add("tool_calls")
+    for name in sorted(names - _warned):
+        if name not in template and len(_warned) < _MOST_WARNINGS:
+            _warned.add(name)
+            _logger.warning("%s does not read %.80r: the model sees nothing of them", source, name)
 
 
 def check_all_shown(

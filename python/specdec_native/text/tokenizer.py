@@ -425,6 +425,13 @@ class Tokenizer:
         text = chat.render(source, messages, **options)
         if must_show_all:
             chat.check_all_shown(source, messages, **options)
+        chat.warn_of_unread(
+            source,
+            messages,
+            tools=tools,
+            variables=template_kwargs or (),
+            source=options["source"],
+        )
         return text
 
     def _why_no_template(self) -> str:

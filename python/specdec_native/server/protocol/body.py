@@ -14,9 +14,9 @@ _logger = logging.getLogger("specdec_native.server")
 _warned: set[str] = set()
 
 
-def _warn_of(names: Iterable[Any]) -> None:
-    """Warns of fields that are ignored, of each name once."""
-    for name in map(str, names):
+def warn_of_unknown(given: Iterable[Any], known: Iterable[Any]) -> None:
+    """Warns of fields that are not among those known and so are ignored, of each name once."""
+    for name in sorted(map(str, {*given}.difference(known))):
         if name not in _warned and len(_warned) < _MOST_WARNINGS:
             _warned.add(name)
             _logger.warning("requests have the field %.80r, which this server ignores", name)
@@ -34,8 +34,7 @@ class Fields(pydantic.BaseModel):
             return data
         given = {name: value for name, value in data.items() if value is not None}
         fields = cls.model_fields
-        if unknown := given.keys() - fields.keys() - {each.alias for each in fields.values()}:
-            _warn_of(sorted(unknown, key=str))
+        warn_of_unknown(given, {*fields, *(each.alias for each in fields.values())})
         return given
 
 

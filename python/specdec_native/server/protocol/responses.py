@@ -11,11 +11,11 @@ from specdec_native.requests.sampling_params import SamplingParams
 from specdec_native.requests.structured_outputs import StructuredOutputsParams
 from specdec_native.server.errors import bad_request
 from specdec_native.server.messages import plain_message, text_of
-from specdec_native.server.protocol.body import Fields
+from specdec_native.server.protocol.body import Fields, warn_of_unknown
 from specdec_native.server.protocol.common import GenerationFields, Integer
 from specdec_native.server.protocol.structured import schema_params
 from specdec_native.server.structured import Grammar
-from specdec_native.server.tools.request import ToolUse, read_tools
+from specdec_native.server.tools.request import FUNCTION_MEMBERS, ToolUse, read_tools
 
 _LOGPROBS = "message.output_text.logprobs"
 # What OpenAI's clients may ask to have included; all but the logprobs are of tools.
@@ -53,6 +53,12 @@ class TextFormat(Fields):
 
     def structured_outputs(self) -> StructuredOutputsParams | None:
         """What the engine is told; None for text. Raises ApiError for a schema left out."""
+        if self.schema_ is not None and self.type != "json_schema":
+            raise bad_request(
+                f'text.format of the type "{self.type}" has no "schema"; set its type to '
+                '"json_schema", or leave the schema out',
+                "text",
+            )
         if self.type == "text":
             return None
         if self.type == "json_object":
@@ -191,8 +197,8 @@ def _chat_tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
             '"parameters": {...}}; the server runs no tools of its own',
             "tools",
         )
-    members = ("name", "description", "parameters", "strict")
-    given = {name: tool[name] for name in members if tool.get(name) is not None}
+    warn_of_unknown(tool, ("type", *FUNCTION_MEMBERS))
+    given = {name: tool[name] for name in FUNCTION_MEMBERS if tool.get(name) is not None}
     return {"type": "function", "function": given}
 
 

@@ -32,6 +32,12 @@ class ResponseFormat(Fields):
 
     def structured_outputs(self) -> StructuredOutputsParams | None:
         """What the engine is told; None for text. Raises ApiError for a format without content."""
+        if self.json_schema is not None and self.type != "json_schema":
+            raise bad_request(
+                f'response_format of the type "{self.type}" has no "json_schema"; set its type to '
+                '"json_schema", or leave the schema out',
+                "response_format",
+            )
         if self.type == "text":
             return None
         if self.type == "json_object":

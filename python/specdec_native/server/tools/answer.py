@@ -37,6 +37,7 @@ class AnswerReader:
         self._parser = parser
         self._tools = tools
         self._calls: set[int] = set()
+        self._space: str | None = ""  # what the content begins with; None once there is more
 
     @classmethod
     def of(cls, tools: ToolUse, parser: str | None) -> AnswerReader | None:
@@ -78,6 +79,22 @@ class AnswerReader:
     def has_calls(self) -> bool:
         """Whether there is a call so far that is not malformed."""
         return bool(self._calls)
+
+    def read_shown(self, text: str, *, is_last: bool) -> list[Event]:
+        """Like read, but space waits for the content it begins; beside calls alone it is none."""
+        shown: list[Event] = []
+        for event in self.read(text, is_last=is_last):
+            if self._space is not None and isinstance(event, Content | CallFails):
+                if not event.text.strip():
+                    self._space += event.text
+                    continue
+                if self._space:
+                    shown.append(Content(self._space))
+                self._space = None
+            shown.append(event)
+        if is_last and self._space and not self.has_calls:
+            shown.append(Content(self._space))
+        return shown
 
     def read(self, text: str, *, is_last: bool) -> list[Event]:
         """What the next piece of the text adds."""

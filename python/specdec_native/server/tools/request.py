@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from specdec_native.checks import check_text
 from specdec_native.server.errors import bad_request
+from specdec_native.server.protocol.body import warn_of_unknown
 from specdec_native.server.protocol.nesting import check_nesting
 from specdec_native.server.protocol.structured import made
 from specdec_native.server.structured import Grammar
@@ -18,6 +19,7 @@ from specdec_native.server.tools.parsers import make_parser, tags_of
 
 _EXAMPLE = '{"type": "function", "function": {"name": "f", "parameters": {...}}}'
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+FUNCTION_MEMBERS = ("name", "description", "parameters", "strict")
 _SPACE = " ?"  # between the parts of required calls, where some models never end with more
 _DEFINITIONS = ("$defs", "definitions")  # where schemas keep what they refer to
 
@@ -133,6 +135,7 @@ def _function(tool: Any, place: str) -> Function:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or tool.get("type", "function") != "function":
         raise bad_request(f"{place} must be a function, such as {_EXAMPLE}", "tools")
+    warn_of_unknown(function, FUNCTION_MEMBERS)
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not name:
         raise bad_request(f'{place}.function needs a "name"', "tools")
