@@ -67,6 +67,8 @@ def test_errors_name_what_the_client_sent(world: World) -> None:
     logprobs: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 21}
     error = world.error("/v1/responses", input="a", **logprobs)
     assert error["param"] == "top_logprobs" and error["message"].startswith("top_logprobs=")
+    error = world.error("/v1/responses", input=[{"type": "function_call", "arguments": "{}"}])
+    assert error["param"] == "input" and error["message"].startswith("input[0] needs")
     error = world.error("/v1/completions", prompt=["a", long])
     assert error["param"] == "prompt" and error["message"].startswith("prompt[1] has")
     error = refusal(world, min_tokens=5, max_tokens=None, max_completion_tokens=2)

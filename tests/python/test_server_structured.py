@@ -194,9 +194,10 @@ def test_the_schema_of_required_calls(calls: Any, is_valid: bool) -> None:
     assert validator.is_valid(calls) == is_valid
 
 
-def test_required_calls_go_over_other_fields() -> None:
-    for body in ({"structured_outputs": {"regex": "a"}}, {"response_format": SCHEMA}):
-        assert required_schema(TOOLS, **body) == required_schema(TOOLS)
+def test_required_calls_go_over_a_format_and_exclude_a_grammar() -> None:
+    assert required_schema(TOOLS, response_format=SCHEMA) == required_schema(TOOLS)
+    with pytest.raises(ApiError, match="structured_outputs and a tool_choice that requires"):
+        required_schema(TOOLS, structured_outputs={"regex": "a"})
 
 
 def test_the_schema_of_one_call() -> None:

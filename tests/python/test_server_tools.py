@@ -116,10 +116,11 @@ def test_what_neither_server_nor_template_reads_is_warned_of_once(
     }
     for _ in range(2):
         world.ask(PATH, **body)
-    response = {"input": "a", "tools": [{"type": "function", "name": "f", "schema": {}}]}
-    world.ask("/v1/responses", **response)
+    items = [{"role": "user", "content": "a", "status": "completed", "tone": "b"}]
+    tools = [{"type": "function", "name": "f", "schema": {}}]
+    world.ask("/v1/responses", input=items, tools=tools)
     warned = [re.findall("'(.*)'", record.getMessage()) for record in caplog.records]
-    names = ["enable_thinking", "parms", "schema", "tool_calls", "tools", "txt"]
+    names = ["enable_thinking", "parms", "schema", "tone", "tool_calls", "tools", "txt"]
     assert sorted(warned) == [[name] for name in names]
 
 

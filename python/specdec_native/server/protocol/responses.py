@@ -29,6 +29,12 @@ _Include = Literal[
     "web_search_call.action.sources",
     "web_search_call.results",
 ]
+# What is read of the items of an input, by their type.
+_ITEM_MEMBERS = {
+    "message": ("role", "content", "name", "phase"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+}
 # Fields that must be empty, with what to do instead.
 _REFUSED = {
     "previous_response_id": "responses are not stored: send the whole conversation as input",
@@ -205,9 +211,13 @@ def _chat_tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
 def _append(messages: dict[str, dict[str, Any]], item: dict[str, Any], place: str) -> None:
     """Adds an item of the input; calls of one turn share a message."""
     kind = item.get("type", "message")
+    if kind in _ITEM_MEMBERS:
+        warn_of_unknown(item, ("type", "id", "status", *_ITEM_MEMBERS[kind]))
     if kind == "message":
         messages[place] = {key: item[key] for key in ("role", "content", "name") if key in item}
     elif kind == "function_call":
+        if not isinstance(item.get("name"), str):
+            raise bad_request(f'{place} needs the "name" of a function', "input")
         call = {
             "id": item.get("call_id"),
             "type": "function",

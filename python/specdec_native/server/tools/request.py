@@ -54,8 +54,8 @@ class ToolUse:
     def grammar(self, asked: Grammar | None) -> Grammar | None:
         """What makes the model call; `asked`, which is of other fields, where it need not.
 
-        Calls go over the other fields, as in vLLM, which refuses structured_outputs beside a named
-        function, too: ApiError. So is JSON by a format where the model may call: it never could.
+        Calls go over a response_format, as in vLLM. ApiError for structured_outputs beside calls
+        that are required, and for JSON by a format where the model may call: it never could.
         """
         if self.choice == "auto" and asked is not None and asked.field != "structured_outputs":
             name = "text.format" if asked.field == "text" else asked.field
@@ -68,9 +68,9 @@ class ToolUse:
                 )
         if not self.is_forced:
             return asked
-        if self.choice == "named" and asked is not None and asked.field == "structured_outputs":
+        if asked is not None and asked.field == "structured_outputs":
             raise bad_request(
-                "structured_outputs and a tool_choice of one function both say what the answer "
+                "structured_outputs and a tool_choice that requires calls both say what the answer "
                 "has to be like; give one of them",
                 "structured_outputs",
             )
