@@ -38,6 +38,10 @@ def world(engine: Engine) -> Iterator[World]:
         ("stop_token_ids", {"stop_token_ids": [-1]}),
         ("stop_token_ids", {"stop_token_ids": ["1_0"]}),
         ("allowed_token_ids", {"allowed_token_ids": ["1_0"]}),
+        ("max_tokens", {"max_tokens": "1_0"}),
+        ("n", {"n": True}),
+        ("temperature", {"temperature": "0_1"}),
+        ("logit_bias", {"logit_bias": {"1": "1_0"}}),
         ("seed", {"seed": 2**63}),
         ("seed", {"seed": -(2**63) - 1}),
     ],
@@ -67,6 +71,12 @@ def test_errors_name_what_the_client_sent(world: World) -> None:
     logprobs: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 21}
     error = world.error("/v1/responses", input="a", **logprobs)
     assert error["param"] == "top_logprobs" and error["message"].startswith("top_logprobs=")
+    error = refusal(world, response_format={"type": "json_schema", "json_schema": {}})
+    assert error["param"] == "response_format"
+    assert error["message"].startswith("response_format.json_schema.name: ")
+    error = refusal(world, messages=[*MESSAGES, 7], tool_choice=7)
+    assert error["message"].startswith("messages[1]: ")
+    assert refusal(world, tool_choice=7)["message"].startswith("tool_choice: ")
     error = world.error("/v1/responses", input=[{"type": "function_call", "arguments": "{}"}])
     assert error["param"] == "input" and error["message"].startswith("input[0] needs")
     error = world.error("/v1/completions", prompt=["a", long])

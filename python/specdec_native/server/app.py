@@ -20,6 +20,7 @@ from specdec_native.server.openapi import describe
 from specdec_native.server.service import Service
 from specdec_native.server.sse import Disconnected
 
+_TYPES = ("str", "int", "float", "bool")
 _KIND = "Input should be "  # so pydantic's errors of types begin
 _CLIENT_CLOSED_REQUEST = 499  # nobody reads it; for logs
 
@@ -95,7 +96,20 @@ def as_bad_request(errors: Any) -> ApiError:
     wrong = dict.fromkeys(error["msg"] for error in errors if _place(error) == place)
     kinds = [message.removeprefix(_KIND) for message in wrong if message.startswith(_KIND)]
     message = _KIND + ", or ".join(kinds) if len(kinds) > 1 else next(iter(wrong))
-    return bad_request(f"{place}: {message}", place or None)
+    return bad_request(f"{place}{_rest(first)}: {message}", place)
+
+
+def _rest(error: Any) -> str:
+    """Where in the field, such as ".name"; pydantic goes on with the types that it tried."""
+    parts = []
+    for part in error["loc"][2:]:
+        if isinstance(part, int):
+            parts.append(f"[{part}]")
+        elif part in _TYPES or "[" in part or "-" in part:
+            break
+        else:
+            parts.append(f".{part}")
+    return "".join(parts)
 
 
 def _place(error: Any) -> str:

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import pydantic
+import pydantic_core
 
+_NUMBERS = (int, float, int | None, float | None)
 _MOST_WARNINGS = 100  # a client must not fill the log
 
 _logger = logging.getLogger("specdec_native.server")
@@ -36,6 +38,15 @@ class Fields(pydantic.BaseModel):
         fields = cls.model_fields
         warn_of_unknown(given, {*fields, *(each.alias for each in fields.values())})
         return given
+
+    @pydantic.field_validator("*", mode="before")
+    @classmethod
+    def _plain_numbers(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        """Numbers as text may be digits alone: pydantic reads "1_0" as 10, and true as 1."""
+        is_odd = isinstance(value, bool) or (isinstance(value, str) and "_" in value)
+        if is_odd and cls.model_fields[info.field_name or ""].annotation in _NUMBERS:
+            raise pydantic_core.PydanticCustomError("number", "Input should be a valid number")
+        return value
 
 
 class Body(Fields):

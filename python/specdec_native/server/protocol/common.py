@@ -44,7 +44,7 @@ class GenerationFields(Body):
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, pydantic.StrictFloat] | None = None
     user: str | None = None
     response_format: ResponseFormat | None = None
 
