@@ -1,5 +1,7 @@
 """bad_words as texts: which tokens may follow, held against the text that a tokenizer makes."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -50,6 +52,24 @@ def test_a_token_is_forbidden_where_the_text_would_have_the_word(kind: str, skip
             assert allowed[token_id] != has_bad_word([*ids, token_id]), (start, token_id)
             num_forbidden += not allowed[token_id]
     assert num_forbidden >= 10
+
+
+def test_a_token_that_ends_the_answer_unshown_may_have_any_text() -> None:
+    tokenizer = Tokenizer.wrap(byte_level())
+    size, end = tokenizer.vocab_size, tokenizer.convert_tokens_to_ids("</s>")
+    stop = tokenizer.encode("s", add_special_tokens=False)[-1]
+    compiler = BadWordsCompiler(tokenizer, size, [end])
+
+    def allows(token_id: int, **fields: Any) -> bool:
+        params = SamplingParams(bad_words=["s"], skip_special_tokens=False, **fields)
+        return allowed_after(_core.without(compiler.compile(params)), [])[token_id]
+
+    assert allows(end) and not allows(stop)
+    assert allows(stop, stop_token_ids=[stop])
+    assert not allows(end, ignore_eos=True)
+    assert allows(end, ignore_eos=True, structured_outputs={"regex": "a"})
+    assert not allows(end, include_stop_str_in_output=True)
+    assert not allows(stop, stop_token_ids=[stop], include_stop_str_in_output=True)
 
 
 def test_bad_words_are_bounded() -> None:

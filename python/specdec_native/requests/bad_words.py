@@ -12,6 +12,7 @@ from specdec_native.requests.structured_outputs import StructuredOutputsParams
 from specdec_native.text.tokenizer import Tokenizer
 
 _MAX_KEPT = 16  # automata, of at most some 80 bytes a byte of their words
+_MAX_KEPT_TEXTS = 4  # lists of what each token of the vocabulary adds to a text
 _MAX_BYTES = 1 << 18  # of a request's words
 
 
@@ -38,10 +39,14 @@ def _watched(word: str) -> str:
 class BadWordsCompiler:
     """Makes automata for one tokenizer and keeps the latest. Any thread may call it."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, end_token_ids: Sequence[int] = ()
+    ) -> None:
+        """`end_token_ids` end an answer, unless a request ignores them."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._texts = functools.cache(self._read_texts)
+        self._end_token_ids = end_token_ids
+        self._texts = functools.lru_cache(_MAX_KEPT_TEXTS)(self._read_texts)
         self._compiled = functools.lru_cache(_MAX_KEPT)(self._compile)
 
     def compile(self, params: SamplingParams) -> _core.BadWords:
@@ -54,10 +59,19 @@ class BadWordsCompiler:
             raise ValueError(
                 f"bad_words: the words have {size} bytes, and {_MAX_BYTES} are the most"
             )
-        hidden = self._tokenizer.hidden_tokens(
-            params.skip_special_tokens, params.shown_special_tokens
-        )
+        hidden = {
+            *self._tokenizer.hidden_tokens(params.skip_special_tokens, params.shown_special_tokens),
+            *self._unshown_ends(params),
+        }
         return self._compiled(texts, frozenset(hidden))
+
+    def _unshown_ends(self, params: SamplingParams) -> Sequence[int]:
+        """Tokens that end an answer and are no part of its text: it may end by any of them."""
+        if params.include_stop_str_in_output:
+            return ()
+        # A grammar ends by an end token in any case.
+        ends_by_eos = not params.ignore_eos or params.structured_outputs is not None
+        return [*(self._end_token_ids if ends_by_eos else ()), *(params.stop_token_ids or ())]
 
     def _compile(self, words: tuple[bytes, ...], hidden: frozenset[int]) -> _core.BadWords:
         return _core.BadWords(self._texts(hidden), words)

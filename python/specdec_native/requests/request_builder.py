@@ -155,7 +155,7 @@ class RequestBuilder:
             self._grammars = GrammarCompiler(
                 text.tokenizer, vocab_size, self.eos_token_ids, structured_outputs_config
             )
-            self._bad_words = BadWordsCompiler(text.tokenizer, vocab_size)
+            self._bad_words = BadWordsCompiler(text.tokenizer, vocab_size, self.eos_token_ids)
 
     def default_params(self) -> SamplingParams:
         """What a request without parameters samples with."""
