@@ -418,12 +418,12 @@ def test_bad_fields_are_named(world: World, field: str, body: dict[str, Any]) ->
         (
             {"structured_outputs": {"regex": "name|true"}, "bad_words": ["am", "u"]},
             "structured_outputs",
-            "structured_outputs leaves no token that may come next, together with bad_words;",
+            "structured_outputs: no token can come next, together with bad_words;",
         ),
         (
             {"response_format": SCHEMA, "allowed_token_ids": [FIRST_CHAR + 1]},
             "response_format",
-            "response_format leaves no token that may come next, together with allowed_token_ids;",
+            "response_format: no token can come next, together with allowed_token_ids;",
         ),
         (
             {

@@ -339,7 +339,7 @@ class Request:
         names = ("structured_outputs", "bad_words", "allowed_token_ids")
         given = [name for name in names if getattr(self.params, name)]
         return (
-            f"{given[0]} leaves no token that may come next"
+            f"{given[0]}: no token can come next"
             + (f", together with {' and '.join(given[1:])}" if given[1:] else "")
             + "; allow more"
         )

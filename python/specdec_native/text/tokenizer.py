@@ -413,7 +413,7 @@ class Tokenizer:
         for a message that the template leaves out.
         """
         source = self.get_chat_template(chat_template, tools)
-        of_model = f" of {self.name_or_path}" if self.name_or_path else ""
+        of_model = f" of {Path(self.name_or_path).name}" if self.name_or_path else ""
         is_own = chat_template is not None and chat_template not in self._chat_templates
         options: dict[str, Any] = {
             "add_generation_prompt": add_generation_prompt,
