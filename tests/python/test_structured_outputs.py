@@ -486,6 +486,18 @@ def test_forced_tokens_are_the_tokenizers_own(compiler: GrammarCompiler, model: 
         ({"structural_tag": "{}"}, "structured_outputs.structural_tag"),
         ({"structural_tag": "["}, "structured_outputs.structural_tag"),
         ({"regex": "a" * (1 << 21)}, "1048576"),
+        (
+            {
+                "json": {
+                    "allOf": [
+                        {"patternProperties": {f"^{i}a{j}$": {} for j in range(99)}}
+                        for i in range(3)
+                    ]
+                }
+            },
+            "structured_outputs.json: the schema has 297 patternProperties",
+        ),
+        ({"json": {"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}}, "write anyOf"),
         ({"json": {"type": "string", "minLength": 9, "maxLength": 3}}, "structured_outputs"),
     ],
 )

@@ -24,6 +24,7 @@ from specdec_native.text.tokenizer import Tokenizer
 
 _MAX_KEPT = 64  # compiled grammars
 _MAX_TEXT = 1 << 20  # characters of a grammar
+_MAX_PATTERNS = 256  # of properties: llguidance compares them, in minutes for thousands
 _PLACE = re.compile(r"\bat \d+\(\d+\): |\n *\d+ \|.*", re.DOTALL)  # of an error in Lark's text
 _NO_LITERAL = re.compile(r"[\x00-\x1f!-/:-@\[-`{-\x7f]")  # what regexes write by its code
 
@@ -150,6 +151,11 @@ def _json_grammar(params: StructuredOutputsParams) -> str:
         schema: Any = {"type": "object"}
     else:
         schema = json_schema_of(params.json)
+    if (num_patterns := _num_patterns(schema)) > _MAX_PATTERNS:
+        raise ValueError(
+            f"structured_outputs.json: the schema has {num_patterns} patternProperties, and "
+            f"{_MAX_PATTERNS} are the most"
+        )
     if params.disable_additional_properties:
         _close_objects(schema)
     options: dict[str, Any] = {"whitespace_flexible": not params.disable_any_whitespace}
@@ -159,6 +165,20 @@ def _json_grammar(params: StructuredOutputsParams) -> str:
         # Options of the schema's own come last.
         schema["x-guidance"] = options | dict(schema.get("x-guidance") or {})
     return json.dumps({"grammars": [{"json_schema": schema}]})
+
+
+def _num_patterns(schema: Any) -> int:
+    num_patterns = 0
+    level = [schema]
+    while level:
+        node = level.pop()
+        if isinstance(node, dict):
+            patterns = node.get("patternProperties")
+            num_patterns += len(patterns) if isinstance(patterns, dict) else 0
+            level += node.values()
+        elif isinstance(node, list):
+            level += node
+    return num_patterns
 
 
 def _close_objects(schema: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json as json_text
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -97,6 +98,7 @@ def plain_error(error: str) -> str:
             "structured_outputs: the grammar takes too many steps to follow; make expressions and "
             "repetitions such as {1000} in it smaller"
         )
+    error = re.sub(r"Enable 'coerce_one_of'.*", "write anyOf in its place", error)
     return error.removesuffix("\n<non-verbose/>")
 
 
