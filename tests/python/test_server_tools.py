@@ -187,30 +187,23 @@ def test_what_is_no_call_is_content(world: World, says: Says, text: str) -> None
 
 @pytest.mark.parametrize("ending", ["oops}}</tool_call>", "1}"])
 def test_a_call_that_turns_out_malformed(world: World, says: Says, ending: str) -> None:
-    """Whole it is content; a stream has told its beginning already."""
+    """A stream has told its beginning already, so a whole answer tells it, too."""
     text = f'<tool_call>{{"name": "now", "arguments": {{"x": {ending}'
     says(text)
-    body = {"messages": MESSAGES, "tools": TOOLS}
-    (choice,) = world.ask(PATH, **body)["choices"]
-    assert choice["message"]["content"] == text and "tool_calls" not in choice["message"]
-    assert choice["finish_reason"] == "stop"
-    (streamed,) = together(world.events(PATH, **body))
-    assert streamed["calls"][0]["name"] == "now" and streamed["finish_reason"] == "stop"
-    assert text.endswith(streamed["calls"][0]["arguments"] + streamed["content"])
+    (choice,) = ask(world)
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "now" and choice["finish_reason"] == "stop"
+    rest = choice["message"]["content"] or ""
+    assert text.endswith(call["function"]["arguments"] + rest)
 
 
 def test_a_call_that_is_cut_ends_with_length(world: World, says: Says) -> None:
     says(TWO_CALLS)
-    body = {"messages": MESSAGES, "tools": TOOLS, "max_tokens": TWO_CALLS.index("Rome")}
-    (choice,) = world.ask(PATH, **body)["choices"]
-    assert choice["message"]["content"] == TWO_CALLS[: TWO_CALLS.index("Rome")]
+    (choice,) = ask(world, max_tokens=TWO_CALLS.index("Rome"))
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "'}
+    assert choice["message"]["content"] == "Let me see. "
     assert choice["finish_reason"] == "length"
-    (streamed,) = together(world.events(PATH, **body))
-    assert streamed == {
-        "content": "Let me see. ",
-        "calls": [{"name": "weather", "arguments": '{"city": "'}],
-        "finish_reason": "length",
-    }
 
 
 def test_calls_of_llama(roomy: Engine, says: Says) -> None:

@@ -76,7 +76,7 @@ class Messages(_Choices):
         if self._echoed:
             content = self._echoed + (content or "")
         calls = f',"tool_calls":{dumps(answer.calls)}' if answer.calls else ""
-        reason = self._finish_reason(part, has_calls=bool(answer.calls))
+        reason = self._finish_reason(part, has_calls=answer.has_calls)
         return (
             f'{{"index":{index},"message":{{"role":{dumps(self._role)},'
             f'"content":{dumps(content)},"refusal":null,"annotations":null,'
@@ -88,7 +88,7 @@ class Messages(_Choices):
 
     def _read(self, text: str) -> ToolAnswer:
         reader = self._make_reader()
-        return ToolAnswer(text, []) if reader is None else reader.read_whole(text)
+        return ToolAnswer(text, [], False) if reader is None else reader.read_whole(text)
 
 
 class Deltas(_Choices):

@@ -20,23 +20,25 @@ from specdec_native.server.tools.request import ToolUse
 
 @dataclasses.dataclass(frozen=True)
 class ToolAnswer:
-    """A whole answer; `calls` are OpenAI's."""
+    """A whole answer; `calls` are OpenAI's. `has_calls` says whether one is not malformed."""
 
     content: str | None
     calls: list[dict[str, Any]]
+    has_calls: bool
 
 
 class AnswerReader:
-    """Reads one choice.
+    """Reads one choice, whole or as it is written.
 
-    In a stream a call goes out as it is written: one that turns out to be malformed keeps what was
-    sent of its arguments, and the rest of it is content.
+    In a stream a call goes out as it is written: one that turns out to be malformed, or is cut,
+    keeps what was sent of its arguments, and the rest of it is content. So it is in a whole answer.
     """
 
     def __init__(self, parser: ToolParser, tools: ToolUse) -> None:
         self._parser = parser
         self._tools = tools
         self._calls: set[int] = set()
+        self._has_begun_call = False
         self._space: str | None = ""  # what the content begins with; None once there is more
 
     @classmethod
@@ -46,13 +48,10 @@ class AnswerReader:
         return None if made is None else cls(made, tools)
 
     def read_whole(self, text: str) -> ToolAnswer:
-        """Reads a whole text instead, in which a malformed call is content as it stands.
-
-        A call that is required and was cut is left out, as in vLLM.
-        """
+        """Reads a whole text instead."""
         content = ""
         calls: dict[int, dict[str, Any]] = {}
-        for event in self.read(text, is_last=True):
+        for event in self.read_shown(text, is_last=True):
             match event:
                 case Content():
                     content += event.text
@@ -61,14 +60,8 @@ class AnswerReader:
                     calls[event.index] = {"id": event.id, "type": "function", "function": function}
                 case Arguments():
                     calls[event.index]["function"]["arguments"] += event.text
-                case CallFails():
-                    del calls[event.index]
-                    content += event.text
-        if self._tools.is_forced:
-            content = ""
-        elif calls and not content.strip():
-            return ToolAnswer(None, list(calls.values()))
-        return ToolAnswer(content, list(calls.values()))
+        is_null = calls and not content and not self._tools.is_forced
+        return ToolAnswer(None if is_null else content, list(calls.values()), self.has_calls)
 
     @property
     def holds(self) -> bool:
@@ -84,7 +77,7 @@ class AnswerReader:
         """Like read, but space waits for the content it begins; beside calls alone it is none."""
         shown: list[Event] = []
         for event in self.read(text, is_last=is_last):
-            if self._space is not None and isinstance(event, Content | CallFails):
+            if self._space is not None and isinstance(event, Content):
                 if not event.text.strip():
                     self._space += event.text
                     continue
@@ -92,7 +85,7 @@ class AnswerReader:
                     shown.append(Content(self._space))
                 self._space = None
             shown.append(event)
-        if is_last and self._space and not self.has_calls:
+        if is_last and self._space and not self._has_begun_call:
             shown.append(Content(self._space))
         return shown
 
@@ -105,6 +98,7 @@ class AnswerReader:
         for event in events:
             if isinstance(event, CallBegins):
                 self._calls.add(event.index)
+                self._has_begun_call = True
             elif isinstance(event, CallFails):
                 self._calls.discard(event.index)
         return events
