@@ -496,7 +496,7 @@ def test_a_required_call_that_is_cut(world: World, tool_choice: str) -> None:
     choice: Any = tool_choice
     if tool_choice != "required":
         choice = {"type": "function", "function": {"name": tool_choice}}
-    body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "max_tokens": 1}
+    body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "max_tokens": 1, "seed": 2}
     (answer,) = world.ask(PATH, **body)["choices"]
     assert answer["finish_reason"] == "length" and answer["message"]["content"] == ""
     (streamed,) = together(world.events(PATH, **body))
