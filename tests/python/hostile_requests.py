@@ -108,7 +108,10 @@ class RequestMaker:
             return draw.choice(["/tokenize", "/detokenize"]), body
         if draw.random() < 0.2:
             body["max_output_tokens"] = body.pop("max_tokens")
-            return "/v1/responses", {**body, "input": draw.choice(["hi", [{"role": "user"}]])}
+            return "/v1/responses", {
+                **body,
+                "input": draw.choice(["hi", [{"role": "user", "content": "hi"}]]),
+            }
         content: Any = draw.choice(["hello", [{"type": "text", "text": "hello"}]])
         return "/v1/chat/completions", {**body, "messages": [{"role": "user", "content": content}]}
 
