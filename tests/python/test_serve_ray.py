@@ -38,7 +38,7 @@ OPTIONS: dict[str, Any] = {
 NUM_TOKENS = 1500
 APP = f"test-{os.getpid()}"
 SCALED = f"scaled-{os.getpid()}"
-DEADLINE_SECONDS = 60
+DEADLINE_SECONDS = 600  # of waits that end by an event
 
 
 @pytest.fixture(scope="module")
