@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from specdec_native.cli.serve_flags import GROUPS, Flag, engine_flags
-from specdec_native.cli.serve_vllm_flags import REFUSED, WITHOUT_EFFECT
-from specdec_native.vllm_compat.arguments import REASONS
+from specdec_cli.serve_flags import GROUPS, Flag, engine_flags
+from specdec_cli.serve_vllm_flags import REFUSED, WITHOUT_EFFECT
+from specdec_vllm.arguments import REASONS
 
 
 def write_serve_flags(_: str) -> str:
@@ -16,7 +16,7 @@ def write_serve_flags(_: str) -> str:
         [
             "# Flags of the server",
             "",
-            "Written by `scripts/write_options.py` from the tables in `python/specdec_native/cli`; "
+            "Written by `scripts/write_options.py` from the tables in `python/specdec_cli`; "
             "do not edit. [Serving](serving.md) explains them.",
             "",
             "`specdec-native serve MODEL [flags]`, or `--config FILE`: YAML with these flags as "

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from specdec_native.vllm_compat.arguments import (
+from specdec_native.requests.sampling_arguments import NEUTRAL, UNSUPPORTED
+from specdec_native.speculation.fixed_keys import FIXED_KEYS
+from specdec_vllm.arguments import (
     ENGINE_ARGUMENTS,
     FIXED_ARGUMENTS,
     IGNORED_ARGUMENTS,
 )
-from specdec_native.vllm_compat.missing import MISSING_METHODS, MISSING_NAMES
-from specdec_native.vllm_compat.sampling_arguments import NEUTRAL, UNSUPPORTED
-from specdec_native.vllm_compat.speculative_arguments import (
+from specdec_vllm.missing import MISSING_METHODS, MISSING_NAMES
+from specdec_vllm.speculative_arguments import (
     OLDER_ARGUMENTS,
     SHORT_FORMS,
     WITHOUT_EFFECT,
 )
-from specdec_native.vllm_compat.speculative_keys import FIXED_KEYS
 
 
 def write_vllm_arguments(_: str) -> str:
-    """docs/vllm-arguments.md, of the tables in vllm_compat."""
+    """docs/vllm-arguments.md, of the tables in specdec_vllm."""
     own = sorted(name for name, engines in ENGINE_ARGUMENTS.items() if name == engines)
     renamed = {name: engines for name, engines in ENGINE_ARGUMENTS.items() if name != engines}
     return "\n".join(
@@ -29,7 +29,7 @@ def write_vllm_arguments(_: str) -> str:
             "# vLLM's arguments",
             "",
             "Written by `scripts/write_options.py` from the tables in "
-            "`python/specdec_native/vllm_compat`; do not edit. "
+            "`python/specdec_vllm`; do not edit. "
             "[Coming from vLLM](vllm.md) explains the groups.",
             "",
             "## Arguments of LLM",

@@ -5,8 +5,8 @@
 
 These are the types in _core.pyi, the signature and docstring of Engine, the docstring of
 SamplingParams, and pages of the site: docs/options.md, docs/vllm-arguments.md and
-docs/serve-flags.md (from the tables in vllm_compat and cli), the table of docs/methods.md (from
-bench/results). The compiled core must be up to date.
+docs/serve-flags.md (from the tables of specdec_vllm and specdec_cli), the table of
+docs/methods.md (from bench/results). The compiled core must be up to date.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from methods_table import write_methods
 from vllm_tables import write_vllm_arguments
 
 from specdec_native import SamplingParams, _core
-from specdec_native.option_text import help_line
+from specdec_native.common.option_text import help_line
 from specdec_native.requests.sampling_params import MAXIMA
 from specdec_native.speculation import speculative_config
 

@@ -24,11 +24,11 @@ from typing import Any
 from bench.e2e.compare.shared_machine import SharedMachine
 from bench.e2e.compare.workloads import DEFAULT_PROMPTS, WORKLOADS, encode, pick, read_prompts
 
+from specdec_lab.planning.costs import MeasuredCosts
+from specdec_lab.planning.measure import Grid, measure
+from specdec_lab.planning.speedup import Acceptance, speedup, step_seconds
 from specdec_native import Engine, SamplingParams
 from specdec_native.checkpoints import hub
-from specdec_native.planning.costs import MeasuredCosts
-from specdec_native.planning.measure import Grid, measure
-from specdec_native.planning.speedup import Acceptance, speedup, step_seconds
 from specdec_native.requests.outputs import EngineStats
 
 _WARM_UP_TOKENS = 16

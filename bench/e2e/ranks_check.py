@@ -29,10 +29,10 @@ from typing import Any
 
 from bench.e2e.compare.shared_machine import SharedMachine
 
+from specdec_lab.planning.ranks import Link, RankCosts, SharedModel, share_model
+from specdec_lab.planning.roofline import Machine
+from specdec_lab.planning.shapes import model_shape
 from specdec_native import Engine, SamplingParams
-from specdec_native.planning.ranks import Link, RankCosts, SharedModel, share_model
-from specdec_native.planning.roofline import Machine
-from specdec_native.planning.shapes import model_shape
 
 _PROMPT_TOKENS = 16
 _UNCOUNTED_STEPS = 2

@@ -122,9 +122,9 @@ def main(arguments: Sequence[str]) -> int:
 
     from bench.e2e.compare.workloads import encode
 
+    from specdec_lab.evaluation.prompts import read_prompts
     from specdec_native.checkpoints import hub
     from specdec_native.checkpoints.draft_config import read_draft_config
-    from specdec_native.evaluation.prompts import read_prompts
     from specdec_native.speculation.methods import checkpoint_method
 
     if None in (given.model, given.head, given.prompts):

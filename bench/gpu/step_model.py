@@ -1,7 +1,7 @@
 """The kernels of a pass as the backend launches them: what each reads and what room it takes.
 
-It repeats the choices of cuda/backend and cuda/kernels (tests/python/test_gpu_model.py compares
-both); step_time.py says how long they should take. Models are Llamas, dense or with experts, caches
+It repeats the choices of cuda/backend and cuda/kernels (test_gpu_model.py compares both);
+step_time.py says how long they should take. Models are Llamas, dense or with experts, caches
 have the dtype of activations, requests are chains.
 """
 

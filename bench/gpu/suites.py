@@ -74,7 +74,9 @@ def engine_tests(context: Context) -> Data:
     context.need_gpu()
     build.need_module(context)
     command = [sys.executable, "-m", "pytest", "--gpu", "-v", "--tb=short", "--no-header"]
-    finished = execute(context, "pytest", [*command, "tests/python/test_cuda.py"], show=False)
+    finished = execute(
+        context, "pytest", [*command, "tests/python/specdec_native/engine/test_cuda.py"], show=False
+    )
     if "No module named pytest" in finished.output:
         raise NotRunError("pytest is neither installed nor beside it")
     found = dict(re.findall(r"^\S+::(\S+) (PASSED|FAILED|ERROR)\b", finished.output, re.MULTILINE))

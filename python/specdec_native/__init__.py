@@ -14,8 +14,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from specdec_native.vllm_compat.missing import MISSING_NAMES, stand_in
-
 if TYPE_CHECKING:
     from specdec_native import errors
     from specdec_native._core import __version__
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from specdec_native.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from specdec_native.engine import Engine
     from specdec_native.errors import EngineFailed, RequestError
-    from specdec_native.llm import LLM
     from specdec_native.requests.inputs import PromptType, TextPrompt, TokensPrompt
     from specdec_native.requests.logprobs import FlatLogprobs, Logprob
     from specdec_native.requests.outputs import CompletionOutput, RequestOutput
@@ -33,10 +30,11 @@ if TYPE_CHECKING:
         GuidedDecodingParams,
         StructuredOutputsParams,
     )
-    from specdec_native.vllm_compat.async_llm import AsyncEngineArgs, AsyncLLM, AsyncLLMEngine
-    from specdec_native.vllm_compat.engine_args import EngineArgs, FlexibleArgumentParser
-    from specdec_native.vllm_compat.llm_engine import LLMEngine, cleanup_dist_env_and_memory
-    from specdec_native.vllm_compat.metrics import Counter, Gauge, Histogram, Metric, Vector
+    from specdec_vllm.async_llm import AsyncEngineArgs, AsyncLLM, AsyncLLMEngine
+    from specdec_vllm.engine_args import EngineArgs, FlexibleArgumentParser
+    from specdec_vllm.llm import LLM
+    from specdec_vllm.llm_engine import LLMEngine, cleanup_dist_env_and_memory
+    from specdec_vllm.metrics import Counter, Gauge, Histogram, Metric, Vector
 
 __all__ = [
     "LLM",
@@ -80,28 +78,12 @@ _MODULES = {
     "beam_search": "BeamSearchOutput BeamSearchParams BeamSearchSequence",
     "engine": "Engine",
     "errors": "EngineFailed RequestError",
-    "llm": "LLM",
     "requests.inputs": "PromptType TextPrompt TokensPrompt",
     "requests.logprobs": "FlatLogprobs Logprob",
     "requests.outputs": "CompletionOutput RequestOutput",
     "requests.sampling_params": "RequestOutputKind SamplingParams",
     "requests.stream": "RequestStream",
     "requests.structured_outputs": "GuidedDecodingParams StructuredOutputsParams",
-    "vllm_compat.async_llm": "AsyncEngineArgs AsyncLLM AsyncLLMEngine",
-    "vllm_compat.config": """
-        CacheConfig ModelConfig ParallelConfig SchedulerConfig SpeculativeConfig VllmConfig""",
-    "vllm_compat.engine_args": "EngineArgs FlexibleArgumentParser",
-    "vllm_compat.helpers": """
-        AnyTokenizer ChatCompletionMessageParam EngineDeadError TokenizerLike current_platform
-        get_ip get_open_port get_tokenizer init_logger random_uuid resolve_chat_template
-        resolve_hf_chat_template set_random_seed""",
-    "vllm_compat.llm_engine": """
-        LLMEngine cleanup_dist_env_and_memory destroy_distributed_environment
-        destroy_model_parallel""",
-    "vllm_compat.logits_processors": """
-        AdapterLogitsProcessor BatchUpdate LogitsProcessor MoveDirectionality
-        RequestLogitsProcessor process_dict_updates""",
-    "vllm_compat.metrics": "Counter Gauge Histogram Metric Vector",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
@@ -111,12 +93,10 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("specdec_native.errors")
     if name == "__version__":
         return importlib.import_module("specdec_native._core").__version__
-    if name in MISSING_NAMES:  # what `from specdec_native import ...` shows
-        raise ImportError(f"specdec_native has no {name}: {MISSING_NAMES[name]}")
     if name in _HOMES:
         value = getattr(importlib.import_module(f"specdec_native.{_HOMES[name]}"), name)
-    elif (value := stand_in(name)) is None:
-        raise AttributeError(f"module 'specdec_native' has no attribute {name!r}")
+    else:
+        value = importlib.import_module("specdec_vllm.names").load(name)
     globals()[name] = value
     return value
 

@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     """Runs the command line. Exit code 1 for an error, 2 for wrong usage."""
     try:
-        from specdec_native.cli import main as cli  # noqa: PLC0415 - needs the optional packages
+        from specdec_cli import main as cli  # noqa: PLC0415 - needs the optional packages
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in ("typer", "rich", "click"):
             raise

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from specdec_native.checks import check_flag, check_integer, check_number, shown
+from specdec_native.common.checks import check_flag, check_integer, check_number, shown
 from specdec_native.engine import Engine
 from specdec_native.requests.inputs import Prompt, PromptType, parse_prompts
 from specdec_native.requests.logprobs import Logprob

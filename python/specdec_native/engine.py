@@ -14,17 +14,19 @@ from typing import Any, Literal
 from specdec_native import _core
 from specdec_native.checkpoints import hub
 from specdec_native.checkpoints.hf_config import HfOverrides, check_hf_overrides, overrides_json
-from specdec_native.engine_options import (
+from specdec_native.common.log import route_core_log
+from specdec_native.common.progress import BAR_SECONDS, make_progress_bar, show_bytes
+from specdec_native.errors import RequestError
+from specdec_native.options.engine_options import (
     OPTIONS,
     check_quantization,
     dtype_name,
     make_config,
     parse_taps,
 )
-from specdec_native.errors import RequestError
-from specdec_native.log import route_core_log
-from specdec_native.progress import BAR_SECONDS, make_progress_bar, show_bytes
+from specdec_native.options.vllm_config import make_vllm_config
 from specdec_native.ranks import join_ranks
+from specdec_native.requests.batch_logits_processors import BatchOfOne, processor_classes
 from specdec_native.requests.group import RequestGroup
 from specdec_native.requests.inputs import (
     Prompt,
@@ -49,11 +51,9 @@ from specdec_native.requests.structured_outputs import check_structured_outputs_
 from specdec_native.speculation.custom_drafter import CustomDrafter
 from specdec_native.speculation.draft_vocabulary import check_vocabularies
 from specdec_native.speculation.speculative_config import parse_speculative_config
-from specdec_native.speculation.verifier import find_target
+from specdec_native.speculation.target_of_head import find_target
 from specdec_native.text.chat_template import Message
 from specdec_native.text.tokenizer import Tokenizer
-from specdec_native.vllm_compat.config import make_vllm_config
-from specdec_native.vllm_compat.logits_processors import BatchOfOne, processor_classes
 
 route_core_log()
 
@@ -192,7 +192,7 @@ class Engine:
                 {"disable_any_whitespace": True, "disable_additional_properties": True} or one of
                 them; see StructuredOutputsParams.
             logits_processors: classes of vLLM's form, or "module:Class", that change the logits of
-                every request; see specdec_native.vllm_compat.logits_processors. Needs torch.
+                every request; see specdec_native.requests.batch_logits_processors. Needs torch.
             taps: states of the model that finished completions return (tapped_states): the residual
                 stream as each of these layers reads it, counted from 0, then "final": what the
                 output head reads. Draft heads are trained on them.

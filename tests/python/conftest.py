@@ -21,16 +21,16 @@ ROOT = Path(__file__).parents[2]
 
 HeadMaker = Callable[..., Path]
 
-# Files (test_NAME.py) of stage `breadth` in scripts/stages: whatever is not the engine, and of the
-# engine what is seen at a lower level, too.
+# Files (test_NAME.py) whose tests are for stages after `python`: of the engine, what is seen at a
+# lower level, too.
 BREADTH = """
-    benchmark_* compare gpu_* plan* eval_head serve* kubernetes template_sandbox hub training_*
-    head* shipped_heads interrupts rank* packaging docs vllm_* structured_outputs
+    template_sandbox hub head* shipped_heads interrupts rank* structured_outputs
     speculation_distribution cuda* int8_cache fp8 row_invariance gguf_* sampling_distribution
-    speculative_cli logits_processors generation_config progress answer_steps
-    config_keys
+    logits_processors generation_config progress config_keys
+    speculative_cli shipped_heads_cli docs packaging vllm_* speculative_arguments
 """
-# One path through each of these parts is in stage `python` all the same.
+# Of the packages over the engine, one path each is in stage `python` all the same.
+ROOMS = ("specdec_lab", "specdec_serve", "bench")
 ONE_PATH = """
     server server_completions server_chat server_tools server_structured heads training_cli
     ranks benchmark_metrics vllm_compat
@@ -68,6 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         name = item.path.stem.removeprefix("test_")
         breadth = any(fnmatch.fnmatch(name, pattern) for pattern in BREADTH.split())
+        breadth = breadth or any(room in item.path.parts for room in ROOMS)
         if breadth and name not in ONE_PATH.split():
             item.add_marker("breadth")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specdec_native import _core
-from specdec_native.checks import INT32_MAX
+from specdec_native.common.checks import INT32_MAX
 from specdec_native.requests.logits_processor import LogitsProcessor
 from specdec_native.requests.sampling_params import SamplingParams
 

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
-from specdec_native.checks import INT64_MIN, check_integer, check_text, shown
+from specdec_native.common.checks import INT64_MIN, check_integer, check_text, shown
 from specdec_native.requests.sampling_params import SamplingParams
 
 

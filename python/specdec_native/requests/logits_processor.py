@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from specdec_native.checks import shown
+from specdec_native.common.checks import shown
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,8 +14,9 @@ from specdec_native.checkpoints import hub
 from specdec_native.checkpoints.errors import CheckpointError
 from specdec_native.checkpoints.generation_config import sampling_values
 from specdec_native.checkpoints.text_files import read_json_object
-from specdec_native.checks import check_text
+from specdec_native.common.checks import check_text
 from specdec_native.requests.bad_words import BadWordsCompiler, without_bad_choices
+from specdec_native.requests.batch_logits_processors import BatchOfOne
 from specdec_native.requests.core_params import to_core_params
 from specdec_native.requests.grammar_compiler import GrammarCompiler
 from specdec_native.requests.inputs import (
@@ -31,7 +32,6 @@ from specdec_native.text.chat_template import Message
 from specdec_native.text.stop_strings import StopStrings
 from specdec_native.text.tokenizer import Tokenizer
 from specdec_native.text.tokenizer_backends import TokenizerNotFoundError
-from specdec_native.vllm_compat.logits_processors import BatchOfOne
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from specdec_native import _core
-from specdec_native.checks import (
+from specdec_native.common.checks import (
     FLOAT32_MAX,
     INT32_MAX,
     check_flag,
@@ -24,11 +24,11 @@ from specdec_native.checks import (
     shown,
 )
 from specdec_native.requests.logits_processor import LogitsProcessor
+from specdec_native.requests.sampling_arguments import SamplingArguments
 from specdec_native.requests.structured_outputs import (
     StructuredOutputsParams,
     structured_outputs_of,
 )
-from specdec_native.vllm_compat.sampling_arguments import SamplingArguments
 
 _MIN_TEMPERATURE = 1e-2  # smaller positive temperatures overflow the scaled logits
 _GREEDY_BELOW = 1e-5

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specdec_native.checks import check_flag, shown
+from specdec_native.common.checks import check_flag, shown
 
 # The fields that say what the text must be, of which exactly one is given.
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")

@@ -8,9 +8,9 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from specdec_native.checks import INT32_MAX, check_integer, shown
-from specdec_native.vllm_compat.config import VllmConfig
-from specdec_native.vllm_compat.proposer import VllmProposer, is_vllm_proposer
+from specdec_native.common.checks import INT32_MAX, check_integer, shown
+from specdec_native.options.vllm_config import VllmConfig
+from specdec_native.speculation.vllm_proposer import VllmProposer, is_vllm_proposer
 
 
 class CustomDrafter:

@@ -11,8 +11,8 @@ from typing import Any
 from specdec_native import _core
 from specdec_native.checkpoints.draft_config import DraftConfig, read_draft_config
 from specdec_native.checkpoints.text_files import is_file
-from specdec_native.checks import INT32_MAX, check_choice, check_flag, check_option
-from specdec_native.engine_options import check_quantization
+from specdec_native.common.checks import INT32_MAX, check_choice, check_flag, check_option
+from specdec_native.options.engine_options import check_quantization
 from specdec_native.speculation.custom_drafter import CustomDrafter, make_drafter
 from specdec_native.speculation.methods import (
     HEADS,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_native.checkpoints.draft_config import DraftConfig
-from specdec_native.checks import close_matches
+from specdec_native.common.checks import close_matches
 
 HEADS = ("eagle", "eagle3", "medusa", "mlp_speculator")
 """Methods whose checkpoint is a head, which reads states of the target."""

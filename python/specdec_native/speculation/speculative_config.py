@@ -95,7 +95,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_native import _core
-from specdec_native.checks import (
+from specdec_native.common.checks import (
     INT32_MAX,
     check_choice,
     check_integer,
@@ -110,8 +110,8 @@ from specdec_native.speculation.drafter_options import (
     ModelResolver,
     parse_drafter,
 )
+from specdec_native.speculation.fixed_keys import FIXED_KEYS, NO_FLY
 from specdec_native.speculation.token_map import Encode
-from specdec_native.vllm_compat.speculative_keys import FIXED_KEYS, NO_FLY
 
 _ENGINE_KEYS = (
     "num_speculative_tokens",

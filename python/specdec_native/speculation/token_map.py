@@ -13,7 +13,7 @@ from typing import Any
 from specdec_native.checkpoints.errors import CheckpointError
 from specdec_native.checkpoints.optional import import_optional
 from specdec_native.checkpoints.text_files import is_file, read_text
-from specdec_native.checks import INT32_MAX, check_integer, shown
+from specdec_native.common.checks import INT32_MAX, check_integer, shown
 
 Encode = Callable[[str], Sequence[int]]
 """Token ids of a text, without those that a tokenizer puts around it."""

@@ -93,7 +93,7 @@ def beside_servers(options: argparse.Namespace) -> list[dict[str, Any]]:
 def beside_engine(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Tokens a second through HTTP and by Engine.generate in this process."""
     slots = max(options.connections)
-    log = options.work / "specdec_native.log"
+    log = options.work / "specdec_native.common.log"
     server = Server("specdec_native", options.model, slots, options.threads, log)
     try:
         engine = Engine(

@@ -1,0 +1,273 @@
+"""The flags of `specdec-native serve`: vLLM's names for them, and what each is set to."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from specdec_native import _core
+from specdec_native.common.option_text import help_line
+from specdec_native.speculation.methods import METHODS
+from specdec_serve.http.tools.parsers import NAMES as PARSER_NAMES
+
+_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def size(text: str) -> int:
+    """A number such as 4096, 8k (8,000) or 8K (8,192)."""
+    factor = (_UNITS | _BINARY_UNITS).get(text[-1:], 1)
+    number = text[:-1] if factor > 1 else text
+    try:
+        value = float(number) * factor
+        if value != int(value) or value < 0:
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number such as 4096, 8k (8,000) or 8K (8,192)"
+        ) from None
+    return int(value)
+
+
+def whole(text: str) -> int:
+    """A number of at least 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
+
+
+def size_or_auto(text: str) -> int | str:
+    """A size, or "auto"."""
+    return "auto" if text in ("auto", "-1") else size(text)
+
+
+def json_value(text: str) -> Any:
+    """Any JSON."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid JSON: {error}") from None
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object."""
+    value = json_value(text)
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
+    return value
+
+
+def json_strings(text: str) -> tuple[str, ...]:
+    """A JSON list of strings."""
+    value = json_value(text)
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise argparse.ArgumentTypeError(f'{text!r} is not a JSON list such as ["*"]')
+    return tuple(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """One flag.
+
+    Attributes:
+        kind: what turns its text into a value; bool for --x and --no-x.
+        many: several values may follow, and the flag may be repeated.
+        short: other spellings.
+    """
+
+    name: str
+    help: str
+    kind: Callable[[str], Any] = str
+    choices: tuple[str, ...] | None = None
+    many: bool = False
+    short: tuple[str, ...] = ()
+
+    def add_to(self, group: Any) -> None:
+        """Adds the flag to a group of a parser."""
+        names = (f"--{self.name.replace('_', '-')}", *self.short)
+        common = {"dest": self.name, "help": self.help.replace("%", "%%")}
+        if self.kind is bool:
+            group.add_argument(*names, action=argparse.BooleanOptionalAction, **common)
+        else:
+            many = {"nargs": "+", "action": "extend"} if self.many else {}
+            group.add_argument(*names, type=self.kind, choices=self.choices, **many, **common)
+
+
+_ENGINE_TYPES: Mapping[str, Callable[[str], Any]] = {
+    "int": size,
+    "float": float,
+    "bool": bool,
+    "str": str,
+}
+_OWN_TYPES: Mapping[str, Callable[[str], Any]] = {
+    "max_model_len": size_or_auto,
+    "seed": int,
+    "max_logprobs": int,
+    "num_threads": int,
+}
+_SHORT = {
+    "quantization": ("-q",),
+    "gpu_memory_utilization": ("--device-memory-utilization",),
+    "num_kv_blocks": ("--num-gpu-blocks-override",),
+    "num_threads": ("--threads",),
+    "tensor_parallel_size": ("-tp",),
+    "pipeline_parallel_size": ("-pp",),
+}
+
+
+def engine_flags() -> list[Flag]:
+    """One for every option in the core's table."""
+    flags = []
+    for option in _core.EngineConfig.options:
+        text = help_line(option, None, absent="if left out,")
+        kind = _OWN_TYPES.get(option.name) or _ENGINE_TYPES[option.type]
+        flags.append(
+            Flag(
+                option.name,
+                f"{text[0].upper()}{text[1:]}.",
+                kind,
+                short=_SHORT.get(option.name, ()),
+            )
+        )
+    return flags
+
+
+GROUPS: dict[str, list[Flag]] = {
+    "Listening": [
+        Flag("host", "Address to listen at; all if left out."),
+        Flag("port", "Port, by default 8000; 0 for any that is free.", int),
+        Flag("uds", "Path of a unix socket to listen at, instead of host and port."),
+        Flag("root_path", "Where a proxy has put the server, such as /llm."),
+        Flag("ssl_keyfile", "File of the private key, for TLS."),
+        Flag("ssl_certfile", "File of the certificate, for TLS."),
+        Flag("ssl_ca_certs", "File of the authorities that sign certificates of clients."),
+        Flag("ssl_cert_reqs", "0: clients need no certificate; 1: optional; 2: required.", int),
+        Flag("ssl_ciphers", "Ciphers of TLS 1.2 and below, as OpenSSL writes them."),
+        Flag("shutdown_timeout", "Seconds that requests may go on after SIGTERM (0).", float),
+        Flag("api_server_count", "1: one process serves.", int),
+        Flag("h11_max_incomplete_event_size", "Bytes of a request's headers at most.", size),
+        Flag("h11_max_header_count", "Headers of a request at most (256).", int),
+    ],
+    "Access": [
+        Flag(
+            "api_key",
+            "Keys of which requests to /v1 must bring one, as 'Authorization: Bearer KEY'. Also "
+            "$SPECDEC_API_KEY or $VLLM_API_KEY.",
+            many=True,
+        ),
+        Flag("allowed_origins", 'CORS: origins, as JSON such as ["*"].', json_strings),
+        Flag("allowed_methods", "CORS: methods, as JSON.", json_strings),
+        Flag("allowed_headers", "CORS: headers, as JSON.", json_strings),
+        Flag("allow_credentials", "CORS: whether credentials are allowed.", bool),
+        Flag("middleware", "Import path of an ASGI class to put around. Repeatable.", many=True),
+        Flag("disable_fastapi_docs", "Do not answer /openapi.json.", bool),
+        Flag("disable_page", "Do not answer / with the chat page.", bool),
+    ],
+    "Model": [
+        Flag(
+            "served_model_name",
+            "Names that requests may give; the first is reported. MODEL if left out.",
+            many=True,
+        ),
+        Flag("model", "The model, where it is not the first argument."),
+        Flag("tokenizer", "Directory or name of another checkpoint's tokenizer."),
+        Flag("revision", "Branch, tag or commit of a model name."),
+        Flag("generation_config", "auto, vllm (none), or a folder with generation_config.json."),
+        Flag("override_generation_config", "JSON put over it.", json_object),
+        Flag("hf_overrides", "JSON put over config.json.", json_object),
+        Flag("skip_tokenizer_init", "Take and give token ids only.", bool),
+        Flag("trust_remote_code", "Run tokenizer code of the checkpoint.", bool),
+        Flag("max_logprobs", "Logprobs a request may ask for (20); -1 for no limit.", int),
+    ],
+    "Chat": [
+        Flag("chat_template", "File, Jinja source or name of one to use in place of the default."),
+        Flag(
+            "default_chat_template_kwargs",
+            "Variables of the template, as JSON; a request's go over them.",
+            json_object,
+        ),
+        Flag("response_role", "Role of the answers (assistant)."),
+        Flag(
+            "enable_auto_tool_choice",
+            "Let the model decide whether to call tools; needs --tool-call-parser.",
+            bool,
+        ),
+        Flag("tool_call_parser", "How the model writes calls of tools.", choices=PARSER_NAMES),
+        Flag(
+            "exclude_tools_when_tool_choice_none",
+            'Do not show tools to the model where tool_choice is "none".',
+            bool,
+        ),
+        Flag("trust_request_chat_template", "Let requests bring templates (in a sandbox).", bool),
+    ],
+    "Speculation": [
+        Flag(
+            "speculative_config",
+            'JSON such as {"method": "ngram"}; or one key at a time, '
+            "--speculative-config.method ngram.",
+            json_object,
+            short=("-sc",),
+        ),
+        Flag("spec_method", f"What drafts tokens ahead: {', '.join(METHODS)}."),
+        Flag("spec_model", "The draft model or head."),
+        Flag("spec_tokens", "Tokens drafted ahead at most.", int),
+        Flag(
+            "per_request_spec_decode_metrics",
+            "What answers say about drafts.",
+            choices=("none", "summary", "detailed"),
+        ),
+    ],
+    "Engine": [],  # engine_flags()
+    "Limits": [
+        Flag("max_num_queued_reqs", "Requests that wait, beyond which answers are 503.", size),
+        Flag("max_num_queued_tokens", "The same for the tokens of their prompts.", size),
+        Flag(
+            "max_n_sequences", "Completions of a request at most, n of each prompt (16384).", size
+        ),
+        Flag("max_body_bytes", "Longer bodies are answered with 413 (64 MiB).", size),
+        Flag("slo_ttft", "Seconds to the first token of a request that counts as good.", float),
+        Flag("slo_tpot", "Seconds for each further token of such a request.", float),
+    ],
+    "Logs": [
+        Flag("enable_log_requests", "Log parameters and prompts of requests.", bool),
+        Flag("max_log_len", "Characters of a prompt that are logged at most.", size),
+        Flag("disable_log_stats", "No summary line every 10 seconds.", bool),
+        Flag("enable_request_id_headers", "Answer with X-Request-Id.", bool),
+        Flag(
+            "uvicorn_log_level",
+            "Of the HTTP server (info).",
+            choices=("critical", "error", "warning", "info", "debug", "trace"),
+        ),
+        Flag("disable_uvicorn_access_log", "No line for every answer.", bool),
+        Flag("disable_access_log_for_endpoints", "No line for these paths: /health,/metrics."),
+    ],
+    "Answers": [
+        Flag("enable_prompt_tokens_details", "Say how many prompt tokens were cached.", bool),
+        Flag("enable_force_include_usage", "End every stream with usage.", bool),
+        Flag(
+            "fingerprint_mode",
+            "What system_fingerprint says (full).",
+            choices=("full", "hash", "custom", "none"),
+        ),
+        Flag("fingerprint_value", "The fingerprint of --fingerprint-mode custom."),
+        Flag(
+            "structured_outputs_config",
+            'JSON such as {"disable_any_whitespace": true, "disable_additional_properties": true}, '
+            "which then holds for all requests.",
+            json_object,
+        ),
+        Flag(
+            "logits_processors",
+            "Classes of vLLM's form that change logits, as module:Class. Repeatable.",
+            many=True,
+        ),
+        Flag("sse_keep_alive_interval", "Seconds of silence before a comment; 0: none.", whole),
+        Flag("stream_interval", "Tokens of a stream's chunk, but the first and last (1).", int),
+        Flag("enable_per_request_metrics", "Say how long a request took.", bool),
+        Flag("enable_server_load_tracking", "Answer /load.", bool),
+        Flag("enable_tokenizer_info_endpoint", "Answer /tokenizer_info.", bool),
+    ],
+}

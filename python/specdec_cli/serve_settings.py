@@ -1,0 +1,192 @@
+"""What the flags of `specdec-native serve` set: the model, the engine, the API and the listener."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from specdec_cli.models import DEFAULT_MODEL
+from specdec_cli.serve_parser import UsageError
+from specdec_cli.serve_vllm_flags import REFUSED, WITHOUT_EFFECT
+from specdec_native import _core
+from specdec_vllm.arguments import REASONS, engine_options
+
+if TYPE_CHECKING:
+    from specdec_serve.http.server_options import ListenOptions, ServerOptions
+
+# The options that flags set, where their names differ or several flags would.
+_SERVER_OPTIONS = {
+    "allowed_origins": "allowed_origins",
+    "allowed_methods": "allowed_methods",
+    "allowed_headers": "allowed_headers",
+    "allow_credentials": "allow_credentials",
+    "middleware": "middleware",
+    "max_body_bytes": "max_body_bytes",
+    "max_n_sequences": "max_n_sequences",
+    "max_num_queued_reqs": "max_queued_requests",
+    "max_num_queued_tokens": "max_queued_tokens",
+    "response_role": "response_role",
+    "trust_request_chat_template": "request_chat_template",
+    "default_chat_template_kwargs": "default_chat_template_kwargs",
+    "exclude_tools_when_tool_choice_none": "exclude_unused_tools",
+    "per_request_spec_decode_metrics": "acceptance_metrics",
+    "enable_per_request_metrics": "request_metrics",
+    "enable_prompt_tokens_details": "prompt_tokens_details",
+    "enable_force_include_usage": "force_include_usage",
+    "sse_keep_alive_interval": "sse_keep_alive_seconds",
+    "stream_interval": "stream_interval",
+    "enable_server_load_tracking": "track_load",
+    "enable_tokenizer_info_endpoint": "tokenizer_info",
+    "enable_request_id_headers": "request_id_headers",
+    "enable_log_requests": "log_requests",
+    "max_log_len": "max_log_len",
+    "slo_ttft": "slo_ttft",
+    "slo_tpot": "slo_tpot",
+}
+_LISTEN_OPTIONS = {
+    "host": "host",
+    "port": "port",
+    "uds": "uds",
+    "ssl_keyfile": "ssl_keyfile",
+    "ssl_certfile": "ssl_certfile",
+    "ssl_ca_certs": "ssl_ca_certs",
+    "ssl_cert_reqs": "ssl_cert_reqs",
+    "ssl_ciphers": "ssl_ciphers",
+    "shutdown_timeout": "shutdown_timeout",
+    "uvicorn_log_level": "log_level",
+    "h11_max_incomplete_event_size": "max_header_bytes",
+    "h11_max_header_count": "max_headers",
+}
+_READ_HERE = {
+    *("MODEL", "model", "api_key", "served_model_name", "root_path", "disable_uvicorn_access_log"),
+    *("fingerprint_mode", "fingerprint_value", "disable_fastapi_docs"),
+    "disable_page",
+    *("disable_access_log_for_endpoints", "disable_log_stats"),
+    *("enable_auto_tool_choice", "tool_call_parser"),
+}
+_KEY_VARIABLES = ("SPECDEC_API_KEY", "VLLM_API_KEY")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """All that a server is made of; `without_effect` are the flags that change nothing."""
+
+    model: str
+    engine: dict[str, Any]
+    server: ServerOptions
+    listen: ListenOptions
+    without_effect: list[str]
+
+
+def settings_of(given: Mapping[str, Any]) -> Settings:
+    """Settings from the flags that were given. Raises UsageError for one that is refused."""
+    from specdec_serve.http.server_options import ListenOptions, ServerOptions  # noqa: PLC0415
+
+    _check(given)
+    model = _model(given)
+    rest = {
+        name: value
+        for name, value in given.items()
+        if name not in {*_SERVER_OPTIONS, *_LISTEN_OPTIONS, *_READ_HERE, *REFUSED}
+    }
+    ignored = [name for name in rest if name in REASONS or name in WITHOUT_EFFECT]
+    try:
+        engine = engine_options({k: v for k, v in rest.items() if k not in ignored})
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from error
+    server = _options(given, _SERVER_OPTIONS)
+    server["middleware"] = tuple(server.get("middleware", ()))
+    listen = _options(given, _LISTEN_OPTIONS)
+    names = tuple(given.get("served_model_name") or (model,))
+    return Settings(
+        model,
+        engine,
+        ServerOptions(
+            model_names=names,
+            api_keys=_api_keys(given),
+            root_path=given.get("root_path", "").rstrip("/"),
+            openapi=not given.get("disable_fastapi_docs", False),
+            page=not given.get("disable_page", False),
+            log_stats=not given.get("disable_log_stats", False),
+            fingerprint=_fingerprint(given, engine),
+            tool_call_parser=_tool_call_parser(given),
+            **server,
+        ),
+        ListenOptions(
+            access_log=not given.get("disable_uvicorn_access_log", False),
+            unlogged_paths=_paths(given.get("disable_access_log_for_endpoints", "")),
+            about=_about(engine),
+            **listen,
+        ),
+        ignored,
+    )
+
+
+def _check(given: Mapping[str, Any]) -> None:
+    if not str(given.get("root_path", "/")).startswith("/"):
+        raise UsageError("--root-path must begin with /")
+    for name, (allowed, advice) in REFUSED.items():
+        if name in given and given[name] not in allowed:
+            raise UsageError(f"--{name.replace('_', '-')} is not supported: {advice}")
+
+
+def _model(given: Mapping[str, Any]) -> str:
+    named = {given[name] for name in ("MODEL", "model") if name in given}
+    if not named:
+        raise UsageError(
+            "MODEL is missing: a directory, a .gguf file or a model name, before the flags, as in "
+            f"`specdec-native serve {DEFAULT_MODEL} --port 8000`"
+        )
+    if len(named) > 1:
+        raise UsageError(f"give one model, not {' and '.join(sorted(map(str, named)))}")
+    return str(named.pop())
+
+
+def _options(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {option: given[flag] for flag, option in names.items() if flag in given}
+
+
+def _api_keys(given: Mapping[str, Any]) -> tuple[str, ...]:
+    keys = given.get("api_key")
+    if keys is None:
+        keys = [os.environ[name] for name in _KEY_VARIABLES if os.environ.get(name)]
+    if not all(keys):
+        raise UsageError("--api-key needs a key that is not empty")
+    return tuple(keys)
+
+
+def _tool_call_parser(given: Mapping[str, Any]) -> str | None:
+    """The parser, where the model may decide by itself to call tools."""
+    if not given.get("enable_auto_tool_choice", False):
+        return None
+    if given.get("tool_call_parser") is None:
+        raise UsageError("--enable-auto-tool-choice needs --tool-call-parser")
+    return str(given["tool_call_parser"])
+
+
+def _fingerprint(given: Mapping[str, Any], engine: Mapping[str, Any]) -> str | None:
+    mode = given.get("fingerprint_mode", "full")
+    if mode == "none":
+        return None
+    if mode == "custom":
+        if not given.get("fingerprint_value"):
+            raise UsageError("--fingerprint-mode custom needs --fingerprint-value")
+        return str(given["fingerprint_value"])
+    config = json.dumps([given.get("MODEL"), engine], sort_keys=True, default=str)
+    version = _core.__version__
+    return f"specdec-native-{version}-{hashlib.sha256(config.encode()).hexdigest()[:8]}"
+
+
+def _about(engine: Mapping[str, Any]) -> str:
+    config = engine.get("speculative_config")
+    if config is None:
+        return "no drafts"
+    return f"drafts by {config.get('method') or config.get('model')}"
+
+
+def _paths(text: str) -> tuple[str, ...]:
+    return tuple(path.strip() for path in text.split(",") if path.strip())

@@ -1,0 +1,106 @@
+"""The picture of a report on a head: acceptance by position, and speed by category."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from specdec_lab.evaluation.decoding_methods import HEAD, PLAIN
+from specdec_lab.evaluation.method_report import ALL, HeadReport, Row
+from specdec_native.checkpoints.optional import import_optional
+
+_ENDINGS = (".png", ".svg", ".pdf")
+_MOST_POSITIONS = 8
+_BAR_INCHES = 0.2
+_MOST_BARS = 48  # else categories are shown of the head alone
+
+
+def require_matplotlib() -> Any:
+    """The package. Raises MissingDependencyError."""
+    return import_optional("matplotlib", purpose="drawing a chart", extra="chart")
+
+
+def check_chart(file: Path) -> None:
+    """Refuses the file of --chart before anything is measured rather than after.
+
+    Raises MissingDependencyError, ValueError.
+    """
+    require_matplotlib()
+    if file.suffix.lower() not in _ENDINGS:
+        raise ValueError(f"--chart must end in {', '.join(_ENDINGS)}, got {file}")
+    if not file.absolute().parent.is_dir():
+        raise ValueError(f"--chart: there is no directory {file.absolute().parent}; make it first")
+
+
+def draw(report: HeadReport, file: Path) -> None:
+    """Writes a picture, of the kind that the file's ending says: .png, .svg or .pdf.
+
+    A line of panels for each batch size and temperature: on the left the share of drafts that were
+    kept at each position, over all categories; on the right tokens/s over plain decoding.
+    Raises MissingDependencyError, ValueError for another ending, OSError.
+    """
+    require_matplotlib().use("Agg")
+    pyplot = import_optional("matplotlib.pyplot", purpose="drawing a chart", extra="chart")
+    situations: dict[tuple[int, float], list[Row]] = {}
+    for row in report.rows:
+        situations.setdefault((row.batch, row.temperature), []).append(row)
+    tallest = min(_MOST_BARS, max(map(len, situations.values())))
+    figure, axes = pyplot.subplots(
+        len(situations),
+        2,
+        figsize=(12, len(situations) * (1.6 + _BAR_INCHES * tallest)),
+        squeeze=False,
+        layout="constrained",
+    )
+    for (left, right), ((batch, temperature), rows) in zip(axes, situations.items(), strict=True):
+        title = f"batch {batch}, temperature {temperature:g}"
+        _draw_acceptance(left, _summed_up(rows), title)
+        _draw_speed(right, rows, title)
+    figure.suptitle(f"{report.model}: draft head {report.head.get('model', '')}", fontsize=10)
+    try:
+        figure.savefig(file, dpi=150)
+    finally:
+        pyplot.close(figure)
+
+
+def _summed_up(rows: Sequence[Row]) -> Mapping[str, Row]:
+    """A row of each method: that over all categories, where there is one."""
+    chosen: dict[str, Row] = {}
+    for row in rows:
+        if row.method not in chosen or row.workload == ALL:
+            chosen[row.method] = row
+    return chosen
+
+
+def _draw_acceptance(axis: Any, rows: Mapping[str, Row], title: str) -> None:
+    for name, row in rows.items():
+        shares = (row.acceptance_per_position or [])[:_MOST_POSITIONS]
+        if shares:
+            axis.plot(range(1, len(shares) + 1), shares, marker="o", markersize=3, label=name)
+    axis.set_ylim(0, 1)
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.set_xlabel("position in the draft")
+    axis.set_ylabel("share that was kept")
+    axis.set_title(f"acceptance, {title}", fontsize=10)
+    axis.spines[["top", "right"]].set_visible(False)
+    if axis.lines:
+        axis.legend(fontsize=7)
+
+
+def _draw_speed(axis: Any, rows: Sequence[Row], title: str) -> None:
+    drafting = [row for row in rows if row.method != PLAIN.name]
+    if len(drafting) > _MOST_BARS:
+        drafting = [row for row in drafting if row.workload == ALL or row.method == HEAD]
+    bars = axis.barh(
+        [f"{row.workload}, {row.method}" for row in drafting],
+        [row.speedup for row in drafting],
+        color=["#ca0020" if row.workload == ALL else "#f4a582" for row in drafting],
+    )
+    axis.bar_label(bars, fmt="%.2f", padding=3, fontsize=7)
+    axis.axvline(1.0, color="#5f7d95", linewidth=1)
+    axis.invert_yaxis()
+    axis.margins(x=0.12)
+    axis.tick_params(labelsize=7)
+    axis.set_title(f"tokens/s over plain decoding, {title}", fontsize=10)
+    axis.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,105 @@
+"""What the trainer asks of a head."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specdec_lab.training.batch import Batch, Example
+from specdec_lab.training.target import TargetWeights
+
+
+@dataclasses.dataclass(frozen=True)
+class DepthOutput:
+    """What a head says at one depth, of some places of a batch.
+
+    Attributes:
+        hidden: [rows, hidden size], what `head_weight` multiplies.
+        places: int64 [rows], rising: p as an index into the flattened [examples, tokens]; the row
+            is about the token at p + 1.
+        head_weight: [draft vocabulary, hidden size].
+        extra_loss: [rows], what is added to the loss of each row, where the method has more to say
+            of it than which tokens it scores highly.
+    """
+
+    hidden: Tensor
+    places: Tensor
+    head_weight: Tensor
+    extra_loss: Tensor | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadFiles:
+    """A checkpoint.
+
+    Attributes:
+        config: config.json.
+        tensors: of model.safetensors by name.
+        token_map: int64, the tokens it was trained to draft, where the tensors do not say so;
+            written as token_map.json, which this engine finds beside config.json.
+    """
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    token_map: Tensor | None = None
+
+
+class TrainableHead(nn.Module, abc.ABC):
+    """A draft head over a target whose weights stay as they are.
+
+    Attributes:
+        target: the target's parts that the head borrows.
+        draft_ids: int64 [draft vocabulary], rising: the target's token id of each token that the
+            head scores.
+        max_depth: tokens it drafts at most in one go.
+        trained_depth: depths that outputs() gives; 1 to max_depth where `depths_go_on`.
+        depths_go_on: whether a depth goes on from the one before with the same weights, so that all
+            of them learn when the first one is trained.
+    """
+
+    draft_ids: Tensor
+    depths_go_on = False
+
+    def __init__(self, target: TargetWeights, draft_ids: Tensor, max_depth: int) -> None:
+        super().__init__()
+        self.target = target
+        self.max_depth = max_depth
+        self.trained_depth = max_depth
+        self.register_buffer("draft_ids", draft_ids, persistent=False)
+
+    @classmethod
+    @abc.abstractmethod
+    def tap_layers(cls, num_layers: int) -> list[int]:
+        """The layers of the target whose inputs the head reads; the final hidden state comes last
+        in Example.states without being named here."""
+
+    @abc.abstractmethod
+    def initialise(self, generator: torch.Generator, examples: Sequence[Example] = ()) -> None:
+        """Sets all weights, from the target's where that helps.
+
+        `examples` are a few, from which the head may learn how large states are.
+        """
+
+    @abc.abstractmethod
+    def outputs(self, batch: Batch, generator: torch.Generator) -> Sequence[DepthOutput]:
+        """With gradients, what the head says of the scored places at each depth it is trained for.
+
+        `generator` is for heads that draw which rows to train.
+        """
+
+    @abc.abstractmethod
+    def draft(self, batch: Batch, depth: int) -> Tensor:
+        """The most likely chains: int64 [examples, tokens, depth], the target's token ids.
+
+        Row j has the tokens drafted where the token at j is the root, given the true tokens up to
+        j. Row 0 has no feature, and anything in it.
+        """
+
+    @abc.abstractmethod
+    def files(self, layout: str) -> HeadFiles:
+        """The checkpoint in a layout: "common", which every reader takes, or "speculators"."""

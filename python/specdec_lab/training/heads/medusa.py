@@ -1,0 +1,135 @@
+"""Medusa (arXiv 2401.10774): a head for each drafted token, all over one hidden state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec_lab.training.batch import Batch, Example
+from specdec_lab.training.errors import TrainingError
+from specdec_lab.training.heads.base import DepthOutput, HeadFiles, TrainableHead
+from specdec_lab.training.target import TargetWeights
+
+
+class Medusa(TrainableHead):
+    """Heads of residual blocks, x + SiLU(W x + b), and rows that score what leaves the last block.
+
+    The rows are the target's, unless `train_lm_head` gives each head rows of its own.
+    """
+
+    def __init__(
+        self,
+        target: TargetWeights,
+        draft_ids: Tensor,
+        max_depth: int,
+        *,
+        num_layers: int = 1,
+        train_lm_head: bool = False,
+    ) -> None:
+        super().__init__(target, draft_ids, max_depth)
+        size = target.hidden_size
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(nn.Linear(size, size) for _ in range(num_layers))
+            for _ in range(max_depth)
+        )
+        rows = target.head[draft_ids]
+        self.register_buffer("target_rows", rows, persistent=False)
+        self.lm_heads = nn.ParameterList(
+            nn.Parameter(rows.clone()) for _ in range(max_depth if train_lm_head else 0)
+        )
+
+    target_rows: Tensor
+
+    @classmethod
+    def tap_layers(cls, num_layers: int) -> list[int]:
+        """None: the final hidden state is all that is read."""
+        return []
+
+    def initialise(self, generator: torch.Generator, examples: Sequence[Example] = ()) -> None:
+        """Blocks that change nothing, and the target's rows."""
+        with torch.no_grad():
+            for parameter in self.blocks.parameters():
+                parameter.zero_()
+            for rows in self.lm_heads:
+                rows.copy_(self.target_rows)
+
+    def state(self, final_hidden: Tensor, depth: int) -> Tensor:
+        """What the rows of a depth multiply, of final hidden states [..., hidden size]."""
+        x = final_hidden
+        for layer in self._layers(depth):
+            x = x + F.silu(layer(x))
+        return x
+
+    def _layers(self, depth: int) -> list[nn.Linear]:
+        return cast("list[nn.Linear]", list(cast("nn.ModuleList", self.blocks[depth])))
+
+    def _rows(self, depth: int) -> Tensor:
+        return self.lm_heads[depth] if len(self.lm_heads) else self.target_rows
+
+    def outputs(self, batch: Batch, generator: torch.Generator) -> Sequence[DepthOutput]:
+        """A head a depth."""
+        num_tokens = batch.token_ids.shape[1]
+        outputs = []
+        for depth in range(self.max_depth):
+            # The state at i is about the token at i + 2 + depth, whose place is i + 1 + depth.
+            scored = batch.is_scored[:, 1 + depth :]
+            example, i = scored.nonzero(as_tuple=True)
+            hidden = self.state(batch.final_hidden[example, i], depth)
+            places = example * num_tokens + i + 1 + depth
+            outputs.append(DepthOutput(hidden, places, self._rows(depth)))
+        return outputs
+
+    @torch.no_grad()
+    def draft(self, batch: Batch, depth: int) -> Tensor:
+        """The best token of each head; deeper than there are heads, zeros."""
+        drafts = torch.zeros(*batch.token_ids.shape, depth, dtype=torch.int64)
+        drafts = drafts.to(batch.token_ids.device)
+        hidden = batch.final_hidden[:, :-1]
+        for d in range(min(depth, self.max_depth)):
+            logits = F.linear(self.state(hidden, d), self._rows(d))
+            drafts[:, 1:, d] = self.draft_ids[logits.argmax(-1)]
+        return drafts
+
+    def files(self, layout: str) -> HeadFiles:
+        """Blocks alone as Medusa's "version 2" where the rows are the target's, else vLLM's names.
+
+        A draft vocabulary stands in `token_map`. Raises TrainingError for the layout of
+        speculators, which has no Medusa.
+        """
+        if layout != "common":
+            raise TrainingError(f"layout: {layout!r} has no Medusa heads; write them as 'common'")
+        vocab_size, size = self.target.head.shape
+        num_layers = len(self._layers(0))
+        tensors: dict[str, Tensor] = {}
+        config: dict[str, Any] = {
+            "architectures": ["MedusaModel"],
+            "model_type": "medusa",
+            "hidden_size": size,
+            "vocab_size": vocab_size,
+        }
+        if len(self.lm_heads):
+            config |= {
+                "num_heads": self.max_depth,
+                "num_hidden_layers": num_layers,
+                "medusa_fc_bias": True,
+            }
+        else:
+            config |= {
+                "medusa_num_heads": self.max_depth,
+                "medusa_num_layers": num_layers,
+                "version": "2",
+            }
+        for d in range(self.max_depth):
+            for i, layer in enumerate(self._layers(d)):
+                name = f"blocks.{d}.layers.{i}" if len(self.lm_heads) else f"{d}.{i}.linear"
+                tensors |= {f"{name}.weight": layer.weight, f"{name}.bias": layer.bias}
+            if len(self.lm_heads):
+                tensors[f"lm_heads.{d}.weight"] = self.lm_heads[d]
+        if len(self.draft_ids) < vocab_size:
+            config["truncated_vocab_size"] = len(self.draft_ids)
+            tensors["token_map"] = self.draft_ids
+        return HeadFiles(config, {name: tensor.detach() for name, tensor in tensors.items()})

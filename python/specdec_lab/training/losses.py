@@ -1,0 +1,163 @@
+"""What a head's outputs cost beside the target's distribution over the draft vocabulary.
+
+Logits of thousands of rows over a vocabulary would take gigabytes, so rows are scored in pieces,
+and the gradients of a piece are made while its logits are there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec_lab.training.heads.base import DepthOutput
+
+RowLoss = Callable[[Tensor, Tensor], Tensor]
+"""(the target's probabilities [rows, vocabulary], a head's logits) -> the loss of each row."""
+
+_PIECE = 512  # places scored at a time
+
+
+def cross_entropy(target: Tensor, logits: Tensor) -> Tensor:
+    """-sum p log q."""
+    return logits.logsumexp(-1) - (target * logits).sum(-1)
+
+
+def kl_divergence(target: Tensor, logits: Tensor) -> Tensor:
+    """sum p log (p / q)."""
+    entropy: Tensor = torch.special.entr(target).sum(-1)
+    return cross_entropy(target, logits) - entropy
+
+
+def likelihood_of_acceptance(scale: float = 3.0) -> RowLoss:
+    """w KL + (1 - w)(1 - a), where a = sum min(p, q) is the chance that a draft is accepted.
+
+    w = exp(-scale a) is held fixed: while drafts are poor, KL leads. From SpecForge's LK loss.
+    """
+
+    def loss(target: Tensor, logits: Tensor) -> Tensor:
+        acceptance = torch.minimum(target, logits.softmax(-1)).sum(-1)
+        weight = torch.exp(-scale * acceptance.detach())
+        return weight * kl_divergence(target, logits) + (1 - weight) * (1 - acceptance)
+
+    return loss
+
+
+ROW_LOSSES: dict[str, Callable[[], RowLoss]] = {
+    "ce": lambda: cross_entropy,
+    "kl": lambda: kl_divergence,
+    "lk": likelihood_of_acceptance,
+}
+
+
+@dataclasses.dataclass
+class DepthLoss:
+    """Sums over the rows of one depth.
+
+    Attributes:
+        loss: with gradients, a scalar.
+        num_rows: rows that were scored.
+        num_matches: rows whose most likely token is the target's.
+    """
+
+    loss: Tensor
+    num_rows: int
+    num_matches: int
+
+
+def score(
+    outputs: Sequence[DepthOutput],
+    final_hidden: Tensor,
+    target_head: Tensor,
+    is_counted: Tensor,
+    row_loss: RowLoss,
+) -> list[DepthLoss]:
+    """The loss of each depth.
+
+    Args:
+        outputs: what the head says, by depth.
+        final_hidden: [places, hidden size], what the target's head reads.
+        target_head: [draft vocabulary, hidden size], the target's rows.
+        is_counted: bool [places]; rows of other places cost nothing.
+        row_loss: one of ROW_LOSSES.
+    """
+    hidden, weights, places, extra = [], [], [], []
+    for output in outputs:
+        counted = is_counted[output.places]
+        hidden.append(output.hidden[counted].to(output.head_weight.dtype))
+        weights.append(output.head_weight)
+        places.append(output.places[counted])
+        extra.append(0.0 if output.extra_loss is None else output.extra_loss[counted].sum())
+    sums = _Score.apply(  # type: ignore[no-untyped-call]
+        final_hidden, target_head, row_loss, places, *hidden, *weights
+    )
+    return [
+        DepthLoss(sums[0][d] + extra[d], len(rows), int(sums[1][d]))
+        for d, rows in enumerate(places)
+    ]
+
+
+class _Score(torch.autograd.Function):
+    """Sums of losses and of matches by depth; gradients to hidden states and head weights."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        final_hidden: Tensor,
+        target_head: Tensor,
+        row_loss: RowLoss,
+        places: list[Tensor],
+        *tensors: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        depths = len(places)
+        hidden, weights = tensors[:depths], tensors[depths:]
+        losses = torch.zeros(depths, device=final_hidden.device)
+        matches = torch.zeros(depths, device=final_hidden.device)
+        hidden_grads = [torch.empty_like(rows) for rows in hidden]
+        needs = ctx.needs_input_grad[4 + depths :]  # type: ignore[attr-defined]
+        weight_grads = [
+            torch.zeros_like(weight) if needed else None
+            for weight, needed in zip(weights, needs, strict=True)
+        ]
+        wanted = torch.unique(torch.cat(places))
+        for piece in wanted.split(_PIECE) if len(wanted) else ():
+            target_logits = F.linear(final_hidden[piece], target_head)
+            target = target_logits.softmax(-1)
+            best = target_logits.argmax(-1)
+            for d in range(depths):
+                begin, end = torch.searchsorted(
+                    places[d], torch.stack([piece[0], piece[-1] + 1])
+                ).tolist()
+                if begin == end:
+                    continue
+                rows = torch.searchsorted(piece, places[d][begin:end])
+                state = hidden[d][begin:end]
+                with torch.enable_grad():
+                    logits = F.linear(state, weights[d]).requires_grad_()
+                    loss = row_loss(target[rows], logits).sum()
+                (logit_grads,) = torch.autograd.grad(loss, logits)
+                losses[d] += loss.detach()
+                matches[d] += (logits.detach().argmax(-1) == best[rows]).sum()
+                torch.mm(logit_grads, weights[d], out=hidden_grads[d][begin:end])
+                grads = weight_grads[d]
+                if grads is not None:
+                    grads.addmm_(logit_grads.T, state)
+        ctx.save_for_backward(*hidden_grads, *(g for g in weight_grads if g is not None))
+        ctx.has_weight_grads = [g is not None for g in weight_grads]  # type: ignore[attr-defined]
+        ctx.mark_non_differentiable(matches)
+        return losses, matches
+
+    @staticmethod
+    def backward(ctx, loss_grads, _):  # type: ignore[no-untyped-def]
+        depths = len(ctx.has_weight_grads)
+        saved = list(ctx.saved_tensors)
+        hidden_grads = [grad * loss_grads[d] for d, grad in enumerate(saved[:depths])]
+        rest = iter(saved[depths:])
+        weight_grads = [
+            next(rest) * loss_grads[d] if present else None
+            for d, present in enumerate(ctx.has_weight_grads)
+        ]
+        return None, None, None, None, *hidden_grads, *weight_grads

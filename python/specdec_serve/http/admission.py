@@ -1,0 +1,45 @@
+"""How many requests may wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specdec_native.engine import Engine
+from specdec_native.requests.request import Request
+from specdec_serve.http.errors import ApiError
+from specdec_serve.http.server_options import ServerOptions
+
+RETRY_SECONDS = "1"  # after which a client may ask again
+
+
+class QueueFull(ApiError):
+    """A limit to the queue keeps a request out.
+
+    Attributes:
+        limit: the option that is the limit, such as "max_num_queued_reqs".
+    """
+
+    def __init__(self, limit: str, most: int) -> None:
+        super().__init__(
+            503,
+            f"The queue is full (--{limit.replace('_', '-')} {most}); ask again later.",
+            headers={"retry-after": RETRY_SECONDS},
+        )
+        self.limit = limit
+
+
+def check_queue(engine: Engine, options: ServerOptions, requests: Sequence[Request] = ()) -> None:
+    """Raises QueueFull if `requests`, or any further one, do not fit beside those that wait."""
+    most_requests, most_tokens = options.max_queued_requests, options.max_queued_tokens
+    if most_requests is None and most_tokens is None:
+        return
+    load = engine.load()
+    num_tokens = sum(len(request.prompt_token_ids) for request in requests)
+    _check("max_num_queued_reqs", load.num_waiting, len(requests), most_requests)
+    _check("max_num_queued_tokens", load.num_waiting_tokens, num_tokens, most_tokens)
+
+
+def _check(limit: str, num_waiting: int, num_new: int, most: int | None) -> None:
+    # What is more than the limit by itself may run when nothing waits.
+    if most is not None and num_waiting + max(1, num_new) > most and (num_waiting or not most):
+        raise QueueFull(limit, most)

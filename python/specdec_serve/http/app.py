@@ -1,0 +1,118 @@
+"""The API as an ASGI application."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import fastapi
+import fastapi.exceptions
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from specdec_serve.http import chat, completions, models, page, responses, tokenize
+from specdec_serve.http.errors import ApiError, bad_request
+from specdec_serve.http.metrics import routes as metrics
+from specdec_serve.http.middleware import Heads, add_middleware
+from specdec_serve.http.openapi import describe
+from specdec_serve.http.service import Service
+from specdec_serve.http.sse import Disconnected
+
+_TYPES = ("str", "int", "float", "bool")
+_KIND = "Input should be "  # so pydantic's errors of types begin
+_CLIENT_CLOSED_REQUEST = 499  # nobody reads it; for logs
+
+
+def make_app(service: Service, *, has_metrics: bool = True) -> fastapi.FastAPI:
+    """All routes over one engine; without metrics where its statistics are elsewhere."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: fastapi.FastAPI) -> AsyncIterator[None]:
+        if not has_metrics:
+            yield
+            return
+        async with metrics.logging_summaries(service):
+            yield
+
+    app = fastapi.FastAPI(
+        title="specdec_native",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json" if service.options.openapi else None,
+        redirect_slashes=False,  # a redirect fails where the query is not UTF-8
+        lifespan=lifespan,
+    )
+    for routes in (models, completions, chat, responses, tokenize, page):
+        routes.add_routes(app, service)
+    describe(app, service)
+    _add_error_handlers(app)
+    add_middleware(app, service.options)
+    if has_metrics:
+        metrics.add_routes(app, service)  # last, since it counts answers of what stands around
+    app.add_middleware(Heads)
+    return app
+
+
+def _add_error_handlers(app: fastapi.FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def api_error(_: Request, error: ApiError) -> Response:
+        return error.response()
+
+    @app.exception_handler(fastapi.exceptions.RequestValidationError)
+    async def bad_body(_: Request, error: fastapi.exceptions.RequestValidationError) -> Response:
+        if isinstance(error.body, bytes):  # FastAPI has not read it
+            return bad_request("Content-Type must be application/json", "body").response()
+        return as_bad_request(error.errors()).response()
+
+    @app.exception_handler(HTTPException)
+    async def http_error(_: Request, error: HTTPException) -> Response:
+        message = str(error.detail)
+        if isinstance(error.__cause__, (ValueError, RecursionError)):  # FastAPI read a body
+            message = f"body: {error.__cause__!s:.200}"
+        return ApiError(error.status_code, message, headers=error.headers).response()
+
+    @app.exception_handler(Disconnected)
+    async def disconnected(_: Request, __: Disconnected) -> Response:
+        return Response(status_code=_CLIENT_CLOSED_REQUEST)
+
+    @app.exception_handler(Exception)
+    async def failed(_: Request, __: Exception) -> Response:
+        return ApiError(500, "An internal error has ended the request.").response()
+
+
+def as_bad_request(errors: Any) -> ApiError:
+    """The first of pydantic's errors, by the field that the client sent.
+
+    A field that may be several things has an error for each, which become one.
+    """
+    first = errors[0]
+    place = _place(first)
+    if first["type"] == "json_invalid":
+        why = first.get("ctx", {}).get("error", first["msg"])
+        where = first["loc"][-1]
+        return bad_request(f"{place}: not valid JSON: {why}, at character {where}", place)
+    wrong = dict.fromkeys(error["msg"] for error in errors if _place(error) == place)
+    kinds = [message.removeprefix(_KIND) for message in wrong if message.startswith(_KIND)]
+    message = _KIND + ", or ".join(kinds) if len(kinds) > 1 else next(iter(wrong))
+    return bad_request(f"{place}{_rest(first)}: {message}", place)
+
+
+def _rest(error: Any) -> str:
+    """Where in the field, such as ".name"; pydantic goes on with the types that it tried."""
+    parts = []
+    for part in error["loc"][2:]:
+        if isinstance(part, int):
+            parts.append(f"[{part}]")
+        elif part in _TYPES or "[" in part or "-" in part:
+            break
+        else:
+            parts.append(f".{part}")
+    return "".join(parts)
+
+
+def _place(error: Any) -> str:
+    """The field; "body" for the whole of it. What comes after the field are types."""
+    field = error["loc"][1] if len(error["loc"]) > 1 else ""
+    return field if isinstance(field, str) and field else "body"

@@ -1,0 +1,96 @@
+"""The messages of a conversation as clients send them, made ready for the chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specdec_native.common.checks import check_text
+from specdec_serve.http.errors import ApiError, bad_request
+from specdec_serve.http.protocol.body import warn_of_unknown
+
+# Kinds of content parts that are text, with the key that holds the text.
+_TEXT_KEYS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+}
+_OF_ANSWERS = ("annotations", "logprobs")  # what parts of answers have, which clients send back
+# Members of messages that would be lost, with what to send instead.
+_NOT_READ = {
+    "function_call": 'send "tool_calls", and answers to them in messages of the role "tool"',
+    "audio": "this model reads text alone; send what was said as content",
+}
+
+
+def plain_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """The messages with content parts joined to one text; what else they hold stays.
+
+    Raises ApiError for what no chat template can show, such as images.
+    """
+    return [
+        plain_message(message, f"messages[{i}]", "messages") for i, message in enumerate(messages)
+    ]
+
+
+def plain_message(message: Any, place: str, field: str) -> dict[str, Any]:
+    """One message, which stands at `place` of a field."""
+    if not isinstance(message, Mapping):
+        raise bad_request(f'{place} must be an object with "role" and "content"', field)
+    if not isinstance(message.get("role"), str) or not message["role"]:
+        raise bad_request(f'{place} needs a "role", such as "user"', field)
+    plain = {name: value for name, value in message.items() if value is not None}
+    for name, advice in _NOT_READ.items():
+        if name in plain:
+            raise bad_request(f"{place}.{name} is not read: {advice}", field)
+    if "content" not in message and "refusal" not in plain and "tool_calls" not in plain:
+        raise bad_request(f'{place} needs "content", text or null', field)
+    content = plain.get("content", plain.get("refusal"))  # what the assistant said in its place
+    plain["content"] = None if content is None else text_of(content, f"{place}.content", field)
+    for name in ("name", "tool_call_id"):
+        if not isinstance(plain.get(name), str | None):
+            raise bad_request(f"{place}.{name} must be a string", field)
+    if not isinstance(plain.get("tool_calls"), list | None):
+        raise bad_request(f"{place}.tool_calls must be a list", field)
+    return plain
+
+
+def text_of(content: Any, place: str, field: str) -> str:
+    """The text of a message's content: a string, or a list of text parts.
+
+    Raises ApiError for parts of other kinds.
+    """
+    if isinstance(content, str):
+        return _checked(content, place, field)
+    if not isinstance(content, list):
+        raise bad_request(f"{place} must be a string or a list of text parts", field)
+    parts = (_text_of_part(part, f"{place}[{i}]", field) for i, part in enumerate(content))
+    return "\n".join(parts)
+
+
+def _text_of_part(part: Any, place: str, field: str) -> str:
+    if isinstance(part, str):
+        return _checked(part, place, field)
+    if not isinstance(part, Mapping):
+        raise bad_request(f"{place} must be a content part or a string", field)
+    kind = part.get("type", "text")
+    key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
+    if key is None:
+        raise bad_request(
+            f"{place} has the type {str(kind)[:40]!r}, but this model reads text alone: send parts "
+            'of the type "text"',
+            field,
+        )
+    warn_of_unknown(part, {"type", key, *_OF_ANSWERS})
+    text = part.get(key)
+    if not isinstance(text, str):
+        raise bad_request(f'{place} needs a string "{key}"', field)
+    return _checked(text, place, field)
+
+
+def _checked(text: str, place: str, field: str) -> str:
+    try:
+        return check_text(place, text)
+    except ValueError as error:
+        raise ApiError(400, str(error)[:500], param=field) from error

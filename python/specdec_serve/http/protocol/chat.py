@@ -1,0 +1,72 @@
+"""The body of POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pydantic
+
+from specdec_native.requests.request_builder import GenerationDefaults
+from specdec_native.requests.sampling_params import SamplingParams
+from specdec_serve.http.errors import bad_request
+from specdec_serve.http.protocol.common import GenerationFields, Integer
+from specdec_serve.http.structured import Grammar
+from specdec_serve.http.tools.request import ToolUse, read_tools
+
+
+class ChatCompletionRequest(GenerationFields):
+    """A conversation to answer."""
+
+    messages: list[dict[str, Any]]
+    max_tokens: int | None = pydantic.Field(None, ge=1)
+    max_completion_tokens: int | None = pydantic.Field(None, ge=1)
+    logprobs: bool | None = False
+    top_logprobs: Integer | None = pydantic.Field(None, ge=-1)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    echo: bool = False
+    draft_trees: bool = False
+
+    def check(self) -> None:
+        """Raises the ApiError for values that are refused whatever the engine is."""
+        super().check()
+        if self.top_logprobs and not self.logprobs:
+            raise bad_request("top_logprobs needs logprobs=true", "top_logprobs")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise bad_request(
+                "continue_final_message and add_generation_prompt exclude each other: set "
+                "add_generation_prompt=false",
+                "continue_final_message",
+            )
+
+    def tool_use(self) -> ToolUse | None:
+        """What it says of tools; None without any. Raises ApiError for bad fields."""
+        return read_tools(self.tools, self.tool_choice, parallel=self.parallel_tool_calls)
+
+    def grammar(self) -> Grammar | None:
+        """What the answer has to be like: a call where one is required, else what fields say."""
+        tools = self.tool_use()
+        asked = super().grammar()
+        return asked if tools is None else tools.grammar(asked)
+
+    def field_names(self) -> dict[str, str]:
+        """What the body calls fields of the engine that have another name there."""
+        names = {"prompt": "messages", "logprobs": "top_logprobs"}
+        if self.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        return super().field_names() | names
+
+    def chat_params(self, defaults: GenerationDefaults) -> SamplingParams:
+        """The sampling parameters."""
+        return self.sampling_params(
+            defaults,
+            max_tokens=self.max_completion_tokens or self.max_tokens,
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            record_draft_trees=self.draft_trees or None,
+        )

@@ -1,0 +1,67 @@
+"""The body of POST /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import pydantic
+import pydantic_core
+
+from specdec_serve.http.errors import bad_request
+from specdec_serve.http.protocol.common import GenerationFields, Integer
+
+_MOST_PROMPTS = 1024
+
+
+def _read_prompt(value: Any, read: pydantic.ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return read(value)
+    except pydantic.ValidationError:
+        raise pydantic_core.PydanticCustomError(
+            "prompt",
+            "prompt must be text, a list of texts, a list of token ids or a list of such lists",
+        ) from None
+
+
+class CompletionRequest(GenerationFields):
+    """A text, or several, to go on with."""
+
+    prompt: Annotated[
+        str | list[Integer] | list[str] | list[list[Integer]],
+        pydantic.WrapValidator(_read_prompt),
+    ]
+    max_tokens: int = pydantic.Field(16, ge=0)
+    logprobs: Integer | None = None
+    echo: bool = False
+    suffix: str | None = None
+    add_special_tokens: bool = True
+
+    def check(self) -> None:
+        """Raises the ApiError for values that are refused whatever the engine is."""
+        super().check()
+        if not self.prompt:
+            raise bad_request("prompt is empty; give text or token ids", "prompt")
+        if self.num_prompts > _MOST_PROMPTS:
+            raise bad_request(
+                f"prompt has {self.num_prompts} entries; send at most {_MOST_PROMPTS} in a request",
+                "prompt",
+            )
+        if self.suffix:
+            raise bad_request("suffix is not supported by this model", "suffix")
+        if self.max_tokens == 0 and not self.echo:
+            raise bad_request(
+                "max_tokens must be at least 1; 0 is for echo=true, which then answers with the "
+                "prompt alone",
+                "max_tokens",
+            )
+
+    @property
+    def num_prompts(self) -> int:
+        """Texts, or lists of token ids."""
+        is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return 1 if is_one else len(self.prompt)
+
+    @property
+    def is_echo_only(self) -> bool:
+        """Whether the answer is the prompt alone."""
+        return self.max_tokens == 0

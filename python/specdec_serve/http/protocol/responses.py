@@ -1,0 +1,238 @@
+"""The body of POST /v1/responses."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pydantic
+
+from specdec_native.requests.request_builder import GenerationDefaults
+from specdec_native.requests.sampling_params import SamplingParams
+from specdec_native.requests.structured_outputs import StructuredOutputsParams
+from specdec_serve.http.errors import bad_request
+from specdec_serve.http.messages import plain_message, text_of
+from specdec_serve.http.protocol.body import Fields, warn_of_unknown
+from specdec_serve.http.protocol.common import GenerationFields, Integer
+from specdec_serve.http.protocol.structured import schema_params
+from specdec_serve.http.structured import Grammar
+from specdec_serve.http.tools.request import FUNCTION_MEMBERS, ToolUse, read_tools
+
+_LOGPROBS = "message.output_text.logprobs"
+# What OpenAI's clients may ask to have included; all but the logprobs are of tools.
+_Include = Literal[
+    "message.output_text.logprobs",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+# What is read of the items of an input, by their type.
+_ITEM_MEMBERS = {
+    "message": ("role", "content", "name", "phase"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+}
+# Fields that must be empty, with what to do instead.
+_REFUSED = {
+    "previous_response_id": "responses are not stored: send the whole conversation as input",
+    "conversation": "conversations are not stored: send the whole conversation as input",
+    "background": "responses cannot run in the background: set stream=true, or wait for the answer",
+    "prompt": "prompt templates are not stored: send instructions and input",
+    "previous_input_messages": "send the whole conversation as input",
+    "enable_response_messages": "messages are not reported: leave it out",
+    "prompt_logprobs": "a response has no place for them: ask /v1/completions",
+    "return_token_ids": "a response has no place for them: ask /v1/chat/completions",
+}
+
+
+class TextFormat(Fields):
+    """OpenAI's format of a response's text. `strict` is accepted: schemas are always kept to."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = pydantic.Field(None, alias="schema")
+    strict: bool | None = None
+
+    def structured_outputs(self) -> StructuredOutputsParams | None:
+        """What the engine is told; None for text. Raises ApiError for a schema left out."""
+        if self.schema_ is not None and self.type != "json_schema":
+            raise bad_request(
+                f'text.format of the type "{self.type}" has no "schema"; set its type to '
+                '"json_schema", or leave the schema out',
+                "text",
+            )
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return StructuredOutputsParams(json_object=True)
+        return schema_params(self.schema_, "text.format", "text")
+
+
+class TextOptions(Fields):
+    """OpenAI's `text`."""
+
+    format: TextFormat | None = None
+
+
+class ResponsesRequest(GenerationFields):
+    """A conversation to answer, in the form of OpenAI's Responses API."""
+
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: int | None = pydantic.Field(None, ge=1)
+    metadata: dict[str, str] | None = None
+    previous_response_id: str | None = None
+    previous_input_messages: list[Any] | None = None
+    enable_response_messages: bool = False
+    conversation: str | dict[str, Any] | None = None
+    background: bool | None = None
+    store: bool | None = None
+    prompt: dict[str, Any] | None = None
+    include: list[_Include] | None = None
+    top_logprobs: Integer | None = pydantic.Field(None, ge=-1)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether the answer has the logprobs of its tokens."""
+        return _LOGPROBS in (self.include or [])
+
+    def check(self) -> None:
+        """Raises the ApiError for values that are refused whatever the engine is."""
+        super().check()
+        for name, advice in _REFUSED.items():
+            if getattr(self, name):
+                raise bad_request(f"{name}: {advice}", name)
+        if self.n not in (None, 1):
+            raise bad_request("n must be 1: a response is one answer", "n")
+        if self.top_logprobs and not self.has_logprobs:
+            raise bad_request(f"top_logprobs needs include=[{_LOGPROBS!r}]", "top_logprobs")
+
+    def chat_tools(self) -> list[dict[str, Any]] | None:
+        """The tools as a chat has them, which is what templates expect; None without any."""
+        return [_chat_tool(tool, f"tools[{i}]") for i, tool in enumerate(self.tools or ())] or None
+
+    def tool_use(self) -> ToolUse | None:
+        """What it says of tools; None without any. Raises ApiError for bad fields."""
+        choice = self.tool_choice
+        if isinstance(choice, dict) and choice.get("type") == "function":
+            choice = {"type": "function", "function": {"name": choice.get("name")}}
+        if not self.tools and choice == "auto":
+            return None
+        return read_tools(self.chat_tools(), choice, parallel=self.parallel_tool_calls)
+
+    def grammar(self) -> Grammar | None:
+        """What the answer has to be like: a call where one is required, else what fields say."""
+        asked = super().grammar()
+        form = None if self.text is None or self.text.format is None else self.text.format
+        by_text = None if form is None else form.structured_outputs()
+        if by_text is not None:
+            if asked is not None:
+                raise bad_request(
+                    f"text.format and {asked.field} both say what the answer has to be like; give "
+                    "one of them",
+                    asked.field,
+                )
+            asked = Grammar(by_text, "text")
+        tools = self.tool_use()
+        return asked if tools is None else tools.grammar(asked)
+
+    def field_names(self) -> dict[str, str]:
+        """What the body calls fields of the engine that have another name there."""
+        return super().field_names() | {
+            "prompt": "input",
+            "logprobs": "top_logprobs",
+            "max_tokens": "max_output_tokens",
+        }
+
+    def text_format(self) -> dict[str, Any]:
+        """The format of its text, for the answer."""
+        if self.text is None or self.text.format is None:
+            return {"type": "text"}
+        form = self.text.format
+        members = {
+            "type": form.type,
+            "name": form.name,
+            "description": form.description,
+            "schema": form.schema_,
+            "strict": form.strict,
+        }
+        return {name: value for name, value in members.items() if value is not None}
+
+    def response_params(self, defaults: GenerationDefaults) -> SamplingParams:
+        """The sampling parameters."""
+        return self.sampling_params(
+            defaults,
+            max_tokens=self.max_output_tokens,
+            logprobs=(self.top_logprobs or 0) if self.has_logprobs else None,
+        )
+
+    def messages(self) -> dict[str, dict[str, Any]]:
+        """Instructions and input as messages of a chat, by where each stands, such as "input[0]".
+
+        Raises ApiError for items that are no messages and no calls of tools.
+        """
+        messages: dict[str, dict[str, Any]] = {}
+        if self.instructions is not None:
+            messages["instructions"] = {"role": "system", "content": self.instructions}
+        if self.input == []:
+            raise bad_request("input is empty; send text or messages", "input")
+        if isinstance(self.input, str):
+            return {**messages, "input": {"role": "user", "content": self.input}}
+        for i, item in enumerate(self.input):
+            _append(messages, item, f"input[{i}]")
+        return {
+            place: plain_message(message, place, place.partition("[")[0])
+            for place, message in messages.items()
+        }
+
+
+def _chat_tool(tool: dict[str, Any], place: str) -> dict[str, Any]:
+    if tool.get("type") != "function" or not isinstance(tool.get("name"), str):
+        raise bad_request(
+            f'{place} must be a function, such as {{"type": "function", "name": "f", '
+            '"parameters": {...}}; the server runs no tools of its own',
+            "tools",
+        )
+    warn_of_unknown(tool, ("type", *FUNCTION_MEMBERS))
+    given = {name: tool[name] for name in FUNCTION_MEMBERS if tool.get(name) is not None}
+    return {"type": "function", "function": given}
+
+
+def _append(messages: dict[str, dict[str, Any]], item: dict[str, Any], place: str) -> None:
+    """Adds an item of the input; calls of one turn share a message."""
+    kind = item.get("type", "message")
+    if kind in _ITEM_MEMBERS:
+        warn_of_unknown(item, ("type", "id", "status", *_ITEM_MEMBERS[kind]))
+    if kind == "message":
+        messages[place] = {key: item[key] for key in ("role", "content", "name") if key in item}
+    elif kind == "function_call":
+        if not isinstance(item.get("name"), str):
+            raise bad_request(f'{place} needs the "name" of a function', "input")
+        call = {
+            "id": item.get("call_id"),
+            "type": "function",
+            "function": {"name": item.get("name"), "arguments": item.get("arguments")},
+        }
+        last = next(reversed(messages.values()), {})
+        if last.get("role") != "assistant":
+            last = messages[place] = {"role": "assistant", "content": None}
+        last.setdefault("tool_calls", []).append(call)
+    elif kind == "function_call_output":
+        text = text_of(item.get("output"), f"{place}.output", "input")
+        messages[place] = {"role": "tool", "tool_call_id": item.get("call_id"), "content": text}
+    elif kind != "reasoning":  # which is the model's own, and not shown again
+        raise bad_request(
+            f"{place} has the type {str(kind)[:40]!r}; send items of the types message, "
+            "function_call and function_call_output",
+            "input",
+        )

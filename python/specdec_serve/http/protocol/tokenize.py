@@ -1,0 +1,40 @@
+"""The bodies of POST /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specdec_serve.http.errors import bad_request
+from specdec_serve.http.protocol.body import Body
+from specdec_serve.http.protocol.common import Integer
+
+
+class TokenizeRequest(Body):
+    """A text, or a conversation with what its template reads."""
+
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def check(self) -> None:
+        """Raises the ApiError for what cannot be tokenized whatever the tokenizer is."""
+        if (self.prompt is None) is (self.messages is None):
+            raise bad_request("prompt or messages must be there, and not both", "prompt")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise bad_request(
+                "continue_final_message and add_generation_prompt exclude each other: set "
+                "add_generation_prompt=false",
+                "continue_final_message",
+            )
+
+
+class DetokenizeRequest(Body):
+    """Token ids that are to be text."""
+
+    tokens: list[Integer]

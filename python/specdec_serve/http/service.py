@@ -1,0 +1,398 @@
+"""One engine behind the API: starts the requests of clients and keeps count of them."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import dataclasses
+import logging
+import re
+import time
+import uuid
+import weakref
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
+
+from specdec_native.engine import Engine
+from specdec_native.errors import EngineFailed
+from specdec_native.requests.group import RequestGroup
+from specdec_native.requests.inputs import Prompt
+from specdec_native.requests.outputs import RequestOutput
+from specdec_native.requests.request import Request
+from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
+from specdec_serve.http.admission import RETRY_SECONDS, QueueFull, check_queue
+from specdec_serve.http.errors import ApiError, bad_request
+from specdec_serve.http.server_options import ServerOptions
+from specdec_serve.http.structured import Grammar
+
+Result = TypeVar("Result")
+
+_logger = logging.getLogger("specdec_native.server")
+
+_POLL_SECONDS = 0.02
+_QUICK_BYTES = 4096
+_QUICK_COMPLETIONS = 16
+_NUM_TEXT_THREADS = 2  # they tokenize and render; the native code of both runs beside others
+_LONG_BYTES = 64 << 10
+
+
+class Asked(Protocol):
+    """Fields of bodies that ask for something to be generated."""
+
+    stream: bool
+    priority: int
+    request_id: str | None
+
+    def grammar(self) -> Grammar | None:
+        """What the answer has to be like; None for anything."""
+
+    def field_names(self) -> Mapping[str, str]:
+        """What the body calls fields of the engine that have another name there."""
+
+
+@dataclasses.dataclass
+class Call:
+    """What a client asks to be generated.
+
+    Attributes:
+        kind: what it asked, such as "chat.completion"; for logs and metrics.
+        request_id: the answer's id, which clients may repeat.
+        make_prompts: reads or renders them, in a thread for text; raises ValueError.
+        stream: whether outputs are read as they grow.
+        is_plain: whether there is no grammar, and make_prompts makes one prompt, by no template or
+            variables of the request.
+        field_names: what the request calls fields of the engine, for errors.
+        num_bytes: length of the request's body.
+        arrival: time.monotonic() when it came.
+    """
+
+    kind: str
+    request_id: str
+    make_prompts: Callable[[], list[Prompt]]
+    params: SamplingParams
+    stream: bool = False
+    priority: int = 0
+    is_plain: bool = True
+    field_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    num_bytes: int = 0
+    arrival: float = dataclasses.field(default_factory=time.monotonic)
+
+    @classmethod
+    def of(
+        cls,
+        body: Asked,
+        http: HTTPConnection,
+        *,
+        kind: str,
+        id_prefix: str,
+        make_prompts: Callable[[], list[Prompt]],
+        params: SamplingParams,
+        is_plain: bool,
+    ) -> Call:
+        """What an HTTP request asks for; its X-Request-Id goes over the body's request_id.
+
+        Without both its id is the one in the state of `http`, which RequestIds makes, or a new one.
+        The state has it from then on.
+        """
+        grammar = body.grammar()
+        made_id = getattr(http.state, "request_id", None) or uuid.uuid4().hex
+        given_id = http.headers.get("x-request-id") or body.request_id or made_id
+        http.state.request_id = given_id
+        return cls(
+            kind=kind,
+            request_id=f"{id_prefix}{given_id}",
+            make_prompts=make_prompts,
+            params=params,
+            stream=body.stream,
+            priority=body.priority,
+            is_plain=is_plain and grammar is None,
+            field_names=body.field_names(),
+            num_bytes=body_bytes(http.headers),
+        )
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether its text takes less time than waking a thread on a machine that computes."""
+        return (
+            self.is_plain and self.params.n <= _QUICK_COMPLETIONS and self.num_bytes <= _QUICK_BYTES
+        )
+
+
+class Observer:
+    """Is told what happens to generations. This one takes no notice."""
+
+    def started(self, generation: Generation) -> None:
+        """Its requests are in the engine."""
+
+    def progressed(self, generation: Generation, outputs: list[tuple[int, RequestOutput]]) -> None:
+        """A step's outputs were read."""
+
+    def ended(self, generation: Generation) -> None:
+        """It was read to its end, failed, or its client left."""
+
+    def refused(self, reason: str) -> None:
+        """A request was not let in, because of an option's limit or "draining"."""
+
+
+class Generation(AsyncIterator[list[tuple[int, RequestOutput]]]):
+    """The requests of one call: their outputs step by step, with the index of the prompt.
+
+    close() must follow, whether or not it was read to its end.
+
+    Attributes:
+        error: what ended it before its end, or None.
+    """
+
+    def __init__(self, call: Call, requests: list[Request], group: RequestGroup, service: Service):
+        self.call = call
+        self.requests = requests
+        self.error: BaseException | None = None
+        self.is_complete = False
+        self._group = group
+        self._service = service
+        self._is_open = True
+
+    async def __anext__(self) -> list[tuple[int, RequestOutput]]:
+        """Raises ApiError where the engine gave a request up."""
+        try:
+            outputs = await anext(self._group)
+        except StopAsyncIteration:
+            self.is_complete = True
+            raise
+        except BaseException as error:
+            self.error = error
+            if isinstance(error, Exception):
+                raise self._service.as_api_error(error, self.call.field_names) from error
+            raise
+        self._service.observer.progressed(self, outputs)
+        return outputs
+
+    async def results(self) -> list[RequestOutput]:
+        """The final output of every prompt. Closes it."""
+        final: list[RequestOutput | None] = [None] * len(self.requests)
+        try:
+            async for outputs in self:
+                for index, output in outputs:
+                    final[index] = output
+        finally:
+            self.close()
+        return [output for output in final if output is not None]
+
+    def abort(self) -> None:
+        """Ends its requests soon; its outputs end with finish_reason "abort"."""
+        self._group.abort()
+
+    def close(self) -> None:
+        """Aborts what is unfinished."""
+        if self._is_open:
+            self._is_open = False
+            self._group.abort()
+            self._service.ended(self)
+
+
+class Service:
+    """What the routes share. Used by one event loop.
+
+    Attributes:
+        defaults: what the checkpoint's authors or the operator set for requests that bring nothing.
+        created: when the model was loaded, for /v1/models.
+        is_draining: whether no more calls are let in, as the server ends.
+        on_failure: called once when the engine has failed.
+    """
+
+    def __init__(
+        self, engine: Engine, options: ServerOptions, observer: Observer | None = None
+    ) -> None:
+        self.engine = engine
+        self.options = options
+        self.observer = observer or Observer()
+        self.defaults = engine.generation_defaults()
+        self.created = int(time.time())
+        self.is_draining = False
+        self.failure: BaseException | None = None
+        self.on_failure: Callable[[], None] = lambda: None
+        self._open: weakref.WeakSet[Generation] = weakref.WeakSet()
+        self._threads = concurrent.futures.ThreadPoolExecutor(_NUM_TEXT_THREADS, "specdec text")
+        self._long_thread = concurrent.futures.ThreadPoolExecutor(1, "specdec long text")
+
+    @property
+    def model_name(self) -> str:
+        """The name that answers report."""
+        return self.options.model_names[0]
+
+    @property
+    def num_open(self) -> int:
+        """Calls under way, for /load and for draining."""
+        return len(self._open)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and output together."""
+        return self.engine.model_info().max_model_len
+
+    def check_model(self, name: str | None) -> None:
+        """Raises the ApiError for a model that is not served."""
+        if name and name not in self.options.model_names:
+            raise ApiError(404, f"The model `{name}` does not exist.", param="model")
+
+    async def in_thread(
+        self, num_bytes: int, function: Callable[..., Result], *args: Any
+    ) -> Result:
+        """Runs a function of text, so many bytes of it, beside the event loop.
+
+        One of a long text, which may take a minute, holds up those of other long texts only.
+        """
+        threads = self._long_thread if is_long(num_bytes) else self._threads
+        return await asyncio.get_running_loop().run_in_executor(threads, function, *args)
+
+    async def start(self, call: Call) -> Generation:
+        """Starts a call. Raises ApiError where it is bad, or no more are let in."""
+        self._check_open()
+        try:
+            requests = await self._prepare(call)
+            self._check_open(requests)
+            group = self.engine.start(requests, interval=self.options.stream_interval)
+        except Exception as error:
+            raise self.as_api_error(error, call.field_names) from error
+        generation = Generation(call, requests, group, self)
+        self._open.add(generation)
+        if self.options.log_requests:
+            self._log(generation)
+        self.observer.started(generation)
+        return generation
+
+    def ended(self, generation: Generation) -> None:
+        """Is called by Generation.close()."""
+        self._open.discard(generation)
+        self.observer.ended(generation)
+
+    def abort_all(self) -> None:
+        """Ends all calls; their answers say "abort"."""
+        for generation in list(self._open):
+            generation.abort()
+
+    async def wait_until_idle(self, seconds: float) -> bool:
+        """Waits until no call is under way, at most so long; returns whether none is."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while self._open and loop.time() < end:
+            await asyncio.sleep(_POLL_SECONDS)
+        return not self._open
+
+    def is_well(self) -> bool:
+        """Whether requests are let in, and an engine that works runs them."""
+        try:
+            self.engine.check_health()
+        except EngineFailed as error:
+            self.as_api_error(error)
+        except ApiError:  # at present
+            return False
+        return self.failure is None and not self.is_draining
+
+    def _check_open(self, requests: Sequence[Request] = ()) -> None:
+        """Raises the ApiError for requests that are not let in; without any, for all."""
+        if self.is_draining:
+            self.observer.refused("draining")
+            raise ApiError(
+                503, "The server is shutting down.", headers={"retry-after": RETRY_SECONDS}
+            )
+        try:
+            check_queue(self.engine, self.options, requests)
+        except QueueFull as error:
+            self.observer.refused(error.limit)
+            raise
+
+    def _log(self, generation: Generation) -> None:
+        call = generation.call
+        longest = self.options.max_log_len
+        for request in generation.requests:
+            shown = request.prompt if request.prompt is not None else request.prompt_token_ids
+            _logger.info(
+                "%s %s: prompt %r, %d tokens, %r",
+                call.kind,
+                call.request_id,
+                shown[:longest],
+                len(request.prompt_token_ids),
+                call.params,
+            )
+
+    def as_api_error(self, error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
+        """What a client is told of an error; `names` are Call.field_names."""
+        if isinstance(error, ApiError):
+            return error
+        if isinstance(error, EngineFailed):
+            if self.failure is None:
+                self.failure = error
+                self.on_failure()
+            return ApiError(500, "The engine has failed, and the server ends.")
+        if isinstance(error, ValueError):
+            return as_sent(str(error), names)
+        _logger.error("a request has failed", exc_info=error)
+        return ApiError(500, "An error in the server has ended the request; its log says more.")
+
+    def close(self) -> None:
+        """Ends the threads; the engine is the caller's."""
+        for threads in (self._threads, self._long_thread):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _prepare(self, call: Call) -> list[Request]:
+        """Its requests. A template may make a long text of a short body."""
+        if call.is_quick:
+            return self._build(call, call.make_prompts())
+        prompts = await self.in_thread(call.num_bytes, call.make_prompts)
+        num_bytes = max(call.num_bytes, sum(len(prompt.text or "") for prompt in prompts))
+        return await self.in_thread(num_bytes, self._build, call, prompts)
+
+    def _build(self, call: Call, prompts: list[Prompt]) -> list[Request]:
+        """Tokenizes and checks."""
+        kind = RequestOutputKind.DELTA if call.stream else RequestOutputKind.FINAL_ONLY
+        call.params.record_draft_steps = self.options.acceptance_metrics == "detailed"
+        try:
+            return self.engine.prepare(prompts, call.params, kind=kind, priority=call.priority)
+        except ValueError as error:
+            raise as_sent(str(error), call.field_names) from error
+
+
+_NO_NAME = re.compile(r"[\s=:.,\[]")
+_FIELDS = {
+    *(field.name for field in dataclasses.fields(SamplingParams)),
+    *("prompt", "prompts", "messages", "cache_salt", "priority"),
+    *("chat_template", "continue_final_message"),
+}
+
+
+def is_long(num_bytes: int) -> bool:
+    """Whether a text of so many bytes takes long enough to have a thread of its own."""
+    return num_bytes > _LONG_BYTES
+
+
+def body_bytes(headers: Headers) -> int:
+    """The length of a request's body, as middleware.Bodies has read it."""
+    return int(headers["content-length"])
+
+
+def as_sent(message: str, names: Mapping[str, str] | None = None) -> ApiError:
+    """The engine's error, by the name that the client gave the field it begins with."""
+    names = names or {}
+    field = _field_named_in(message)
+    if (limit := names.get("max_tokens")) is not None and field != "max_tokens":
+        message = message.replace("max_tokens=", f"{limit}=")  # what others are held against
+    if field is None or field not in names:
+        return bad_request(re.sub(r"^prompts\b", "prompt", message), field)
+    name = names[field]
+    if field == "prompt":
+        return bad_request(f"{name}: the {message}", name)
+    # What comes after a dot is a part of the engine's field.
+    return bad_request(name + re.sub(r"^\.\w+", "", message[len(field) :]), name)
+
+
+def _field_named_in(message: str) -> str | None:
+    """The field that a message of the engine begins with."""
+    if message.startswith("the chat template"):  # which does not take this conversation
+        return "messages"
+    word = _NO_NAME.split(message, maxsplit=1)[0]
+    name = "prompt" if word == "prompts" else word  # prompts[1] is one of them
+    return name if name in _FIELDS else None

@@ -1,0 +1,54 @@
+"""Prompts of conversations, as far as a request may change how they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specdec_serve.http.errors import bad_request
+from specdec_serve.http.service import Service
+
+# What templates see of fields, so that variables of these names would not arrive.
+_FIELDS = ("chat_template", "messages", "tools", "add_generation_prompt", "continue_final_message")
+
+
+def template_options(
+    service: Service,
+    *,
+    tools: Sequence[Mapping[str, Any]] | None,
+    chat_template: str | None,
+    chat_template_kwargs: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Arguments of Engine.chat_prompt. Raises the ApiError for what this server does not allow."""
+    if chat_template is not None and not service.options.request_chat_template:
+        raise bad_request(
+            "chat_template: this server runs no templates of requests; leave the field out, or "
+            "start the server with --trust-request-chat-template",
+            "chat_template",
+        )
+    for name in _FIELDS:
+        if name in (chat_template_kwargs or {}):
+            raise bad_request(
+                f"chat_template_kwargs holds variables of the template; {name} is a field of the "
+                "request itself",
+                "chat_template_kwargs",
+            )
+    return {
+        "tools": tools or None,
+        "chat_template": chat_template,
+        "template_kwargs": _variables(
+            service.options.default_chat_template_kwargs, chat_template_kwargs or {}
+        ),
+    }
+
+
+def _variables(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A request's over the server's, but for those of null and "auto" that the server has."""
+    return {
+        **given,
+        **{
+            name: value
+            for name, value in defaults.items()
+            if name not in given or given[name] in (None, "auto")
+        },
+    }

@@ -1,0 +1,208 @@
+"""What a request says of tools: its functions, and which of them the model may or must call."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from specdec_native.common.checks import check_text
+from specdec_serve.http.errors import bad_request
+from specdec_serve.http.protocol.body import warn_of_unknown
+from specdec_serve.http.protocol.nesting import check_nesting
+from specdec_serve.http.protocol.structured import made
+from specdec_serve.http.structured import Grammar
+from specdec_serve.http.tools.events import ToolParser
+from specdec_serve.http.tools.forced import NamedParser, RequiredParser
+from specdec_serve.http.tools.parsers import make_parser, tags_of
+
+_EXAMPLE = '{"type": "function", "function": {"name": "f", "parameters": {...}}}'
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+FUNCTION_MEMBERS = ("name", "description", "parameters", "strict")
+_SPACE = " ?"  # between the parts of required calls, where some models never end with more
+_DEFINITIONS = ("$defs", "definitions")  # where schemas keep what they refer to
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """A function that may be called; `parameters` is a JSON schema."""
+
+    name: str
+    parameters: Mapping[str, Any] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolUse:
+    """The tools of a request that has any.
+
+    Attributes:
+        choice: "named" stands for the function called `name`.
+        parallel: whether there may be more than one call.
+    """
+
+    functions: Sequence[Function]
+    choice: Literal["none", "auto", "required", "named"]
+    name: str | None = None
+    parallel: bool = True
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether an answer has to be a call."""
+        return self.choice in ("required", "named")
+
+    def grammar(self, asked: Grammar | None) -> Grammar | None:
+        """What makes the model call; `asked`, which is of other fields, where it need not.
+
+        Calls go over a response_format, as in vLLM. ApiError for structured_outputs beside calls
+        that are required, and for JSON by a format where the model may call: it never could.
+        """
+        if self.choice == "auto" and asked is not None and asked.field != "structured_outputs":
+            name = "text.format" if asked.field == "text" else asked.field
+            if asked.params.kind in ("json", "json_object"):
+                raise bad_request(
+                    f'{name} allows JSON alone, so with tool_choice "auto" the model could never '
+                    f'call one of the tools: set tool_choice to "none" for the JSON, to "required" '
+                    f"for a call, or leave {name} out",
+                    asked.field,
+                )
+        if not self.is_forced:
+            return asked
+        if asked is not None and asked.field == "structured_outputs":
+            raise bad_request(
+                "structured_outputs and a tool_choice that requires calls both say what the answer "
+                "has to be like; give one of them",
+                "structured_outputs",
+            )
+        if self.choice == "required":
+            schema = _list_of_calls(self.functions, parallel=self.parallel)
+        else:
+            (function,) = [f for f in self.functions if f.name == self.name][-1:]
+            schema = _object(function.parameters)
+        params = made({"json": schema, "whitespace_pattern": _SPACE}, "tools")
+        return Grammar(params, "tools")
+
+    def check_served(self, parser: str | None) -> None:
+        """Raises ApiError for "auto" unless the server reads answers for calls, by `parser`."""
+        if self.choice == "auto" and parser is None:
+            raise bad_request(
+                '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to '
+                'be set: start the server with them, or set tool_choice to "required", to one '
+                'function, or to "none", which shows the tools to the model as text',
+                "tool_choice",
+            )
+
+    def tags(self, parser: str | None) -> frozenset[str]:
+        """Special tokens by which calls are recognized, which texts otherwise leave out."""
+        return frozenset() if self.choice != "auto" or parser is None else tags_of(parser)
+
+    def make_parser(self, parser: str | None) -> ToolParser | None:
+        """What reads an answer; None where no calls are read. `parser` is the one for "auto"."""
+        if self.choice == "required":
+            return RequiredParser()
+        if self.choice == "named":
+            assert self.name is not None
+            return NamedParser(self.name)
+        if self.choice == "auto" and parser is not None:
+            return make_parser(parser)
+        return None
+
+
+def read_tools(
+    tools: Sequence[Any] | None, tool_choice: Any, *, parallel: bool | None = None
+) -> ToolUse | None:
+    """Reads the fields as a chat has them; None without tools. Raises ApiError for bad ones."""
+    if tools is not None and not tools:
+        raise bad_request("tools must not be empty: leave the field out for none", "tools")
+    check_nesting(tools, "tools")
+    functions = [_function(tool, f"tools[{i}]") for i, tool in enumerate(tools or ())]
+    is_parallel = parallel is not False
+    if tool_choice == "none" or (tool_choice is None and not functions):
+        return ToolUse(functions, "none") if functions else None
+    if not functions:
+        raise bad_request("tool_choice needs tools", "tool_choice")
+    if tool_choice is None or tool_choice == "auto":
+        return ToolUse(functions, "auto", parallel=is_parallel)
+    if tool_choice == "required":
+        return ToolUse(functions, "required", parallel=is_parallel)
+    name = _chosen(tool_choice)
+    if name not in [function.name for function in functions]:
+        raise bad_request(f"tool_choice: tools have no function {name[:80]!r}", "tool_choice")
+    return ToolUse(functions, "named", name, parallel=is_parallel)
+
+
+def _function(tool: Any, place: str) -> Function:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or tool.get("type", "function") != "function":
+        raise bad_request(f"{place} must be a function, such as {_EXAMPLE}", "tools")
+    warn_of_unknown(function, FUNCTION_MEMBERS)
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not name:
+        raise bad_request(f'{place}.function needs a "name"', "tools")
+    try:
+        check_text(f"{place}.function.name", name)
+    except ValueError as error:
+        raise bad_request(str(error), "tools") from error
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise bad_request(f"{place}.function.parameters must be a JSON schema", "tools")
+    return Function(name, parameters)
+
+
+def _chosen(tool_choice: Any) -> str:
+    function = tool_choice.get("function") if isinstance(tool_choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or not name:
+        raise bad_request(
+            'tool_choice must be "none", "auto", "required" or one function, such as '
+            '{"type": "function", "function": {"name": "f"}}',
+            "tool_choice",
+        )
+    return name
+
+
+def _object(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {"type": "object", **parameters} if parameters else dict(_NO_PARAMETERS)
+
+
+def _list_of_calls(functions: Sequence[Function], *, parallel: bool) -> dict[str, Any]:
+    """The schema of one call or several, as vLLM has it."""
+    definitions: dict[str, dict[str, Any]] = {}
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "enum": [function.name]},
+                "parameters": _without_definitions(function, definitions),
+            },
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for function in functions
+    ]
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    if not parallel:
+        schema["maxItems"] = 1
+    return schema | definitions
+
+
+def _without_definitions(
+    function: Function, definitions: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """A function's schema; what it defines goes to the top, where its references look for it."""
+    schema = copy.copy(_object(function.parameters))
+    for keyword in _DEFINITIONS:
+        own = schema.pop(keyword, {})
+        if not isinstance(own, Mapping):
+            raise bad_request(
+                f"tools: {keyword} of the function {function.name[:80]!r} must be an object",
+                "tools",
+            )
+        for name, definition in own.items():
+            shared = definitions.setdefault(keyword, {})
+            if shared.setdefault(name, definition) != definition:
+                raise bad_request(
+                    f"tools: several functions define {name[:80]!r} in {keyword}, each otherwise; "
+                    "rename one",
+                    "tools",
+                )
+    return schema

@@ -1,0 +1,57 @@
+"""What answers say about tokens."""
+
+from __future__ import annotations
+
+from specdec_serve.http.server_options import ServerOptions
+from specdec_serve.http.service import Generation
+
+
+class UsageCounter:
+    """Tokens of one call, counted as its outputs are read.
+
+    Attributes:
+        num_tokens: generated tokens of each choice.
+    """
+
+    def __init__(
+        self, generation: Generation, options: ServerOptions, *, counts_output: bool = True
+    ) -> None:
+        """`counts_output` is False where generated tokens are not shown."""
+        self._n = generation.call.params.n
+        self._num_prompt = [len(request.prompt_token_ids) for request in generation.requests]
+        self._num_cached = [0] * len(self._num_prompt)
+        self._shows_cached = options.prompt_tokens_details
+        self._counts_output = counts_output
+        self.num_tokens = [0] * (self._n * len(self._num_prompt))
+
+    def count(self, index: int, num_tokens: int, num_cached: int | None) -> None:
+        """Adds tokens of a choice; `num_cached` are its prompt's, once known."""
+        if self._counts_output:
+            self.num_tokens[index] += num_tokens
+        if num_cached:
+            self._num_cached[index // self._n] = num_cached
+
+    def usage(self) -> str:
+        """The `usage` of the answer, as JSON."""
+        return _usage(
+            sum(self._num_prompt),
+            sum(self.num_tokens),
+            sum(self._num_cached) if self._shows_cached else None,
+        )
+
+    def usage_of(self, index: int) -> str:
+        """The usage of one choice so far, as chunks of a stream have it."""
+        prompt_index = index // self._n
+        return _usage(
+            self._num_prompt[prompt_index],
+            self.num_tokens[index],
+            self._num_cached[prompt_index] if self._shows_cached else None,
+        )
+
+
+def _usage(num_prompt: int, num_completion: int, num_cached: int | None) -> str:
+    details = "null" if num_cached is None else f'{{"cached_tokens":{num_cached}}}'
+    return (
+        f'{{"prompt_tokens":{num_prompt},"completion_tokens":{num_completion},'
+        f'"total_tokens":{num_prompt + num_completion},"prompt_tokens_details":{details}}}'
+    )

@@ -1,0 +1,172 @@
+"""The engine of an ingress: text is made and checked here, tokens on replicas."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from specdec_native import _core
+from specdec_native.checkpoints import hub
+from specdec_native.engine import Engine
+from specdec_native.requests.inputs import Prompt
+from specdec_native.requests.request import Request
+from specdec_native.requests.request_builder import (
+    CheckpointText,
+    GenerationConfig,
+    GenerationDefaults,
+    RequestBuilder,
+    load_text,
+)
+from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
+from specdec_native.speculation.target_of_head import find_target
+from specdec_native.text.chat_template import Message
+from specdec_native.text.tokenizer import Tokenizer
+from specdec_serve.replicas.failover import FailoverGroup, NoReplica, Runner, Work, WorkItem
+
+_SEED_BITS = 63
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineFacts:
+    """What a replica says of its engine.
+
+    Attributes:
+        model_info: the fields of Engine.model_info().
+        num_spec_tokens: the longest draft; None where the engine does not speculate.
+    """
+
+    model_info: Mapping[str, Any]
+    num_spec_tokens: int | None
+
+    @classmethod
+    def of(cls, engine: Engine) -> EngineFacts:
+        """Those of an engine."""
+        info = engine.model_info()
+        names = [name for name in dir(_core.ModelInfo) if not name.startswith("_")]
+        drafts = engine.stats().speculative_decoding
+        return cls(
+            {name: getattr(info, name) for name in names},
+            None if drafts is None else drafts.num_spec_tokens,
+        )
+
+
+class RemoteEngine:
+    """What the server's Service needs of an Engine, without a model.
+
+    It reads the checkpoint's tokenizer, chat template and generation_config.json, so those must be
+    where the ingress runs, too.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        options: Mapping[str, Any],
+        facts: EngineFacts,
+        run: Runner,
+        *,
+        num_replays: int,
+        on_replay: Callable[[], None] = lambda: None,
+        count_replicas: Callable[[], int] = lambda: 1,
+    ) -> None:
+        """`options` are the Engine's, `count_replicas` says how many replicas can answer.
+
+        For the rest see FailoverGroup.
+        """
+        self._info = cast(_core.ModelInfo, SimpleNamespace(**facts.model_info))
+        self._run = run
+        self._num_replays = num_replays
+        self._on_replay = on_replay
+        self._count_replicas = count_replicas
+        self._names = itertools.count()
+        target = find_target(
+            model, options.get("revision"), options.get("speculative_config"), hub.find_config
+        )
+        drafts = target.speculative_config or {}
+        self._repeats = drafts.get("rejection_sample_method", "exact") == "exact"
+        resolve = functools.partial(
+            hub.resolve_model, quantization=options.get("quantization", "auto"), weights=False
+        )
+        self.model_directory: Path = target.resolve(resolve)
+        text = CheckpointText(None, "skip_tokenizer_init is set")
+        if not options.get("skip_tokenizer_init", False):
+            text = load_text(
+                self.model_directory,
+                options.get("tokenizer"),
+                options.get("chat_template"),
+                bool(options.get("trust_remote_code", False)),
+            )
+        self._builder = RequestBuilder(
+            self.model_directory,
+            text,
+            self._info,
+            generation=GenerationConfig(
+                options.get("generation_config", "auto"), options.get("override_generation_config")
+            ),
+            max_logprobs=options.get("max_logprobs", 20),
+            num_spec_tokens=facts.num_spec_tokens,
+        )
+
+    def model_info(self) -> _core.ModelInfo:
+        """What the replicas' engines resolved."""
+        return self._info
+
+    def check_health(self) -> None:
+        """Raises NoReplica where none can answer. Lost ones are replaced, so it may pass."""
+        if self._count_replicas() == 0:
+            raise NoReplica
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises ValueError if there is none."""
+        return self._builder.text.need_tokenizer("this")
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether text can be given and is returned."""
+        return self._builder.text.tokenizer is not None
+
+    def generation_defaults(self) -> GenerationDefaults:
+        """What requests get that bring nothing themselves."""
+        return self._builder.generation_defaults()
+
+    def chat_prompt(self, messages: Sequence[Message], **template_options: Any) -> Prompt:
+        """The prompt of a conversation."""
+        return self._builder.chat_prompt(messages, **template_options)
+
+    def prepare(
+        self,
+        prompts: list[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        kind: RequestOutputKind | None = None,
+        priority: int | Sequence[int] | None = None,
+    ) -> list[Request]:
+        """Tokenizes and checks prompts and parameters. Raises ValueError for the first bad one."""
+        ids = [str(next(self._names)) for _ in prompts]
+        return self._builder.build(prompts, sampling_params, ids, kind=kind, priority=priority)
+
+    def start(self, requests: Sequence[Request], *, interval: int = 1) -> FailoverGroup:
+        """Starts requests of prepare() on a replica."""
+        prompts = [(request.prompt, list(request.prompt_token_ids)) for request in requests]
+        work = Work(items_of(requests), interval, self._repeats)
+        return FailoverGroup(work, prompts, self._run, self._num_replays, self._on_replay)
+
+
+def items_of(requests: Sequence[Request]) -> list[WorkItem]:
+    """What a replica needs of requests; those without a seed get one, so they can be repeated."""
+    items = []
+    for request in requests:
+        params = request.params
+        if params.seed is None:
+            params = params.clone()
+            params.seed = secrets.randbits(_SEED_BITS)
+        items.append(
+            WorkItem(list(request.prompt_token_ids), params, request.cache_salt, request.priority)
+        )
+    return items

@@ -1,0 +1,55 @@
+"""routing.PrefixMap as a request router of Ray Serve.
+
+Ray Serve has no stable way to choose the replica of a call: RequestRouter, the base class for it,
+is public and "alpha" in Ray 2.60. Its own routers do not fit: ConsistentHashRouter looks at no
+queue, and PrefixCacheAffinityRouter reads prompts out of requests of ray.serve.llm.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from specdec_serve.replicas.failover import Work
+from specdec_serve.replicas.routing import PrefixMap, prefix_keys
+
+
+class PrefixRouter(RequestRouter):  # type: ignore[misc, unused-ignore]
+    """Sends work to the replica that had its beginning, unless that one has a long queue."""
+
+    def initialize_state(self, **_: Any) -> None:
+        """Is called once, before anything is routed."""
+        self._prefixes = PrefixMap()
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        """The replicas in the order in which they are tried."""
+        work = _work_of(pending_request)
+        if work is None:
+            return [candidate_replicas]
+        cache = self.replica_queue_len_cache
+        by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        queues = {name: cache.get(r.replica_id) or 0 for name, r in by_name.items()}
+        ranked = self._prefixes.ranked(_keys_of(work), queues, work.avoided)
+        return [[by_name[name]] for name in ranked]
+
+    def on_request_routed(
+        self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
+    ) -> None:
+        """Remembers where the work went."""
+        work = _work_of(pending_request)
+        if work is not None:
+            self._prefixes.put(_keys_of(work), replica_id.unique_id)
+
+
+def _work_of(request: PendingRequest | None) -> Work | None:
+    first = request.args[0] if request is not None and request.args else None
+    return first if isinstance(first, Work) else None
+
+
+def _keys_of(work: Work) -> list[bytes]:
+    return prefix_keys(work.items[0].prompt_token_ids, work.items[0].cache_salt)

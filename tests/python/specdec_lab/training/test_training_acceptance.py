@@ -1,0 +1,126 @@
+"""What the trainer counts of a trained head's drafts is what the engine accepts of its file."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import head_oracles
+import train_heads
+from specdec_lab.training.batch import Example, collate
+from specdec_lab.training.engine_acceptance import measure_by_engine
+from specdec_lab.training.export import write_head
+from specdec_lab.training.head_methods import METHODS, make_head
+from specdec_lab.training.heads.base import TrainableHead
+from specdec_lab.training.losses import ROW_LOSSES, score
+from specdec_lab.training.predicted_acceptance import evaluate
+from specdec_lab.training.target import TargetWeights
+from specdec_lab.training.training_options import TrainingOptions
+from specdec_native import Engine, SamplingParams
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+DEPTH = 3
+STEPS = 50
+Examples = Callable[[list[int]], list[Example]]
+
+
+@pytest.fixture(scope="module")
+def answered(toy_target: Path) -> list[tuple[list[int], list[int]]]:
+    """Prompts and the target's greedy answers."""
+    prompts = [
+        t[: 4 + i % 9] for i, t in enumerate(train_heads.ToyLanguage().texts(90, 16, 21).tolist())
+    ]
+    params = SamplingParams(temperature=0, max_tokens=28, ignore_eos=True)
+    with Engine(toy_target, dtype="float32", max_model_len=64) as engine:
+        outputs = engine.generate(prompts, params)
+    return [(p, list(o.outputs[0].token_ids)) for p, o in zip(prompts, outputs, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def examples(toy_target: Path, answered: list[tuple[list[int], list[int]]]) -> Examples:
+    target = head_oracles.Target(toy_target)
+
+    def make(taps: list[int]) -> list[Example]:
+        made = []
+        for prompt, answer in answered:
+            tokens = torch.tensor(prompt + answer)
+            states = target.states(tokens)
+            is_answer = torch.arange(len(tokens)) >= len(prompt)
+            stacked = torch.stack([states[layer] for layer in [*taps, target.num_layers]], 1)
+            made.append(Example(tokens, is_answer, stacked[:-1]))
+        return made
+
+    return make
+
+
+def train(head: TrainableHead, examples: list[Example]) -> None:
+    generator = torch.Generator().manual_seed(4)
+    head.initialise(generator, examples[:4])
+    optimiser = torch.optim.AdamW([p for p in head.parameters() if p.requires_grad], 5e-3)
+    for step in range(STEPS):
+        batch = collate([examples[(7 * step + 3 * i) % len(examples)] for i in range(12)], 64)
+        depths = score(
+            head.outputs(batch, generator),
+            batch.final_hidden.flatten(0, 1),
+            head.target.head[head.draft_ids],
+            batch.is_scored.flatten(),
+            ROW_LOSSES["ce"](),
+        )
+        optimiser.zero_grad()
+        torch.stack([depth.loss / max(depth.num_rows, 1) for depth in depths]).sum().backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+
+
+@pytest.mark.parametrize(
+    ("method", "layout"), [*((method, "common") for method in METHODS), ("eagle3", "speculators")]
+)
+def test_the_engine_accepts_what_the_trainer_counts(
+    toy_target: Path, examples: Examples, tmp_path: Path, method: str, layout: str
+) -> None:
+    weights = TargetWeights.load(toy_target)
+    options = TrainingOptions(method=method, max_depth=DEPTH)
+    every = torch.arange(len(weights.embedding))
+    draft_ids = every if METHODS[method].scores_all else every[: train_heads.NUM_WORDS + 8]
+    head = make_head(options, weights, draft_ids)
+    given = examples(head.tap_layers(weights.num_layers))
+    train(head, given[24:])
+    counted = evaluate(head, given[:24], DEPTH, max_length=64, batch_tokens=512)
+    assert counted.rates[0] > 0.2  # or little would be compared
+    directory = write_head(head.files(layout), tmp_path, "float32")
+    measured = measure_by_engine(
+        toy_target,
+        {**METHODS[method].speculative, "model": str(directory)},
+        given[:24],
+        DEPTH,
+        max_length=64,
+        dtype="float32",
+    )
+    assert measured.num_same_answers == measured.num_answers == 24
+    assert measured.acceptance == counted
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("num_tokens", [3, 5])
+def test_texts_shorter_than_a_draft(
+    toy_target: Path, examples: Examples, method: str, num_tokens: int
+) -> None:
+    """Depths that reach past the text have no rows, and the others have theirs."""
+    weights = TargetWeights.load(toy_target)
+    options = TrainingOptions(method=method, max_depth=8)
+    head = make_head(options, weights, torch.arange(len(weights.head)))
+    generator = torch.Generator().manual_seed(4)
+    given = examples(head.tap_layers(weights.num_layers))[:2]
+    head.initialise(generator, given)
+    batch = collate(given, num_tokens)
+    batch.is_answer[:, 1:] = True
+    outputs = head.outputs(batch, generator)
+    assert len(outputs) == 8
+    most = [2 * max(num_tokens - 2 - depth, 0) for depth in range(8)]
+    counts = [len(output.places) for output in outputs]
+    assert counts[0] == most[0] and counts[-1] == 0
+    assert all(count <= limit for count, limit in zip(counts, most, strict=True))
+    if method != "parallel":  # which trains only some of the rows
+        assert counts == most
+    assert head.draft(batch, 8).shape == (2, num_tokens, 8)

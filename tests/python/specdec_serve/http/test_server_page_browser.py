@@ -1,0 +1,555 @@
+"""The chat page in Chromium against servers: sends, streams, stops, compares, restarts, keys."""
+
+import importlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from playwright.sync_api import Browser, Route, ViewportSize, expect
+
+from chat_page import CHAT, ChatPage, answer_with, chromium, chunk, fulfill, opened
+from paced_engine import Pace, paced_engine
+from server_life import living
+from server_world import World, serving
+from specdec_native import Engine
+from tiny_text_model import OPTIONS, TEXT_TOKEN_IDS, add_byte_text, is_idle
+from waiting import wait_until
+
+# So that a random model writes text, to its end.
+READABLE = {"ignore_eos": True, "allowed_token_ids": TEXT_TOKEN_IDS}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+QUESTION = "abcabcabc"
+SCREEN: ViewportSize = {"width": 1280, "height": 720}
+PHONE: ViewportSize = {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def drafting(model: Path) -> Engine:
+    speculation = {**NGRAM, "draft_length_policy": "fixed"}
+    return Engine(model, **OPTIONS, speculative_config=speculation)
+
+
+@pytest.fixture
+def world(drafting: Engine) -> Iterator[World]:
+    with serving(drafting) as world:
+        yield world
+
+
+@pytest.fixture
+def chat(browser: Browser, world: World) -> Iterator[ChatPage]:
+    with opened(browser, world.url, **READABLE) as chat:
+        yield chat
+
+
+@pytest.fixture
+def pace() -> Iterator[Pace]:
+    pace = Pace()
+    yield pace
+    pace.gate.set()
+
+
+@pytest.fixture
+def paced(model: Path, pace: Pace) -> Engine:
+    return paced_engine(model, pace)
+
+
+def content(world: World, messages: list[dict[str, str]], **params: Any) -> str:
+    """What the API answers by itself."""
+    answer = world.ask("/v1/chat/completions", messages=messages, **READABLE, **params)
+    text: str = answer["choices"][0]["message"]["content"]
+    return text
+
+
+def raw_text(chat: ChatPage) -> str:
+    """The text of the last answer, as the page keeps it; Markdown shows less."""
+    kept = chat.page.evaluate(
+        """() => Object.entries(localStorage).filter(([name]) => name.includes("conversation:"))
+            .map(([, text]) => JSON.parse(text)).sort((a, b) => b.changed - a.changed)[0]
+            .turns.at(-1).answer.text"""
+    )
+    assert isinstance(kept, str)
+    return kept
+
+
+def test_a_conversation_is_what_the_api_answers(chat: ChatPage, world: World) -> None:
+    chat.setting("Temperature", "0.7")
+    chat.setting("Greatest number of tokens", "12")
+    chat.setting("System prompt", "be")
+    chat.setting("Seed", "5")
+    messages = [{"role": "system", "content": "be"}]
+    for question in (QUESTION, "more"):
+        chat.ask(question)
+        messages.append({"role": "user", "content": question})
+        expected = content(world, messages, temperature=0.7, max_tokens=12, seed=5)
+        assert raw_text(chat) == expected
+        messages.append({"role": "assistant", "content": expected})
+    assert chat.asked[1]["messages"] == messages[:-1]
+    assert "12 tokens" in str(chat.answer.text_content())
+    chat.page.locator("#model").get_by_text("tiny").wait_for()
+
+
+def test_text_shows_as_it_is_made(browser: Browser, paced: Engine, pace: Pace) -> None:
+    with serving(paced) as world, opened(browser, world.url, **READABLE) as chat:
+        chat.setting("Greatest number of tokens", "8")
+        pace.gate.clear()
+        chat.send("hello")
+        expect(chat.answer.locator("> .body [data-token]").first).to_be_attached()
+        assert chat.answer.get_attribute("aria-busy") == "true"
+        assert chat.button("Stop").is_visible() and not chat.button("Send").is_visible()
+        assert chat.answer.locator("> .body [data-token]").count() < 8
+        pace.gate.set()
+        chat.wait()
+        assert "8 tokens" in str(chat.answer.text_content())
+
+
+@pytest.mark.parametrize("way", ["button", "Escape"])
+def test_an_answer_can_be_stopped(browser: Browser, paced: Engine, pace: Pace, way: str) -> None:
+    with serving(paced) as world, opened(browser, world.url, **READABLE) as chat:
+        pace.seconds = 0.01
+        chat.send("hello")
+        chat.answer.locator("> .body [data-token]").nth(3).wait_for(state="attached")
+        if way == "button":
+            chat.button("Stop").focus()
+            chat.page.keyboard.press("Enter")
+        else:
+            chat.page.keyboard.press("Escape")
+        chat.wait()
+        assert "Stopped." in str(chat.answer.text_content()) and len(raw_text(chat)) > 3
+        expect(chat.prompt).to_be_focused()
+        wait_until(lambda: is_idle(paced))
+        # Compared with as many tokens, the text is the same.
+        pace.seconds = 0
+        chat.button("Compare without speculation").click()
+        expect(chat.answer.locator(".verdict")).to_contain_text("The text is the same.")
+        assert chat.asked[1]["max_tokens"] <= len(raw_text(chat))
+        chat.setting("Greatest number of tokens", "4")
+        chat.ask("again")
+        assert "4 tokens" in str(chat.answer.text_content())
+
+
+def test_compare_runs_the_request_without_drafts(chat: ChatPage, world: World) -> None:
+    chat.setting("Greatest number of tokens", "16")
+    chat.setting("Temperature", "0")
+    chat.ask(QUESTION)
+    chat.button("Compare without speculation").click()
+    chat.answer.locator('.verdict[data-same="true"]').wait_for()
+    first, second = chat.asked
+    assert isinstance(first["seed"], int) and "num_speculative_tokens" not in first
+    assert second == {**first, "num_speculative_tokens": 0}
+    drafts = world.service.engine.stats().speculative_decoding
+    assert drafts is not None and drafts.num_draft_tokens > 0
+    columns = chat.answer.locator(".columns .body")
+    assert columns.nth(0).text_content() == columns.nth(1).text_content() == chat.text
+    assert columns.nth(1).locator("mark").count() == 0
+
+
+def test_tinted_tokens_are_the_accepted_drafts(chat: ChatPage, world: World) -> None:
+    """As many as the engine counts, and none without drafts."""
+
+    def counts() -> tuple[int, int]:
+        drafts = world.service.engine.stats().speculative_decoding
+        assert drafts is not None
+        return drafts.num_accepted_draft_tokens, drafts.num_draft_tokens
+
+    chat.setting("Temperature", "0")
+    before = counts()
+    chat.ask("ab" * 20)
+    accepted, proposed = (now - then for now, then in zip(counts(), before, strict=True))
+    legend = chat.answer.get_by_role("list", name="Drafters")
+    expect(legend).to_have_text(f"ngram {accepted} of {proposed} drafts accepted")
+    assert 0 < accepted < proposed
+    tinted = chat.answer.locator('> .body mark[data-kind="ngram"]')
+    tokens = {token.get_attribute("data-token") for token in tinted.all()}
+    assert 0 < len(tokens) <= accepted  # Markdown may show fewer
+    drawn = chat.answer.locator("> .body [data-token]")
+    assert len(tokens) < len({token.get_attribute("data-token") for token in drawn.all()})
+
+
+def test_what_a_grammar_forces_is_tinted(
+    browser: Browser, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Keys and punctuation of JSON, and no token that the model chose."""
+    importlib.import_module("llguidance")
+    schema = {
+        "type": "object",
+        "properties": {"name": {"enum": ["main", "other"]}, "size": {"type": "boolean"}},
+        "required": ["name", "size"],
+        "additionalProperties": False,
+    }
+    model = add_byte_text(checkpoint("llama"), tmp_path / "llama")
+    # No drafts of n-grams, and room for all that is forced.
+    drafts = {**NGRAM, "prompt_lookup_min": 32, "prompt_lookup_max": 32}
+    drafts["num_speculative_tokens"] = 16
+    grammar = {"json": schema, "disable_any_whitespace": True}
+    with (
+        Engine(
+            model,
+            dtype="float32",
+            max_model_len=256,
+            speculative_config={**drafts, "draft_length_policy": "fixed"},
+        ) as engine,
+        serving(engine) as world,
+        opened(browser, world.url, structured_outputs=grammar) as chat,
+    ):
+        jsonschema.validate(json.loads(chat.ask(QUESTION)), schema)
+        (forced,) = [d for d in engine.stats().drafters if d.name == "grammar"]
+        legend = chat.answer.get_by_role("list", name="Drafters")
+        accepted, proposed = forced.num_accepted_tokens, forced.num_draft_tokens
+        expect(legend).to_have_text(f"grammar {accepted} of {proposed} drafts accepted")
+        tinted = chat.answer.locator('> .body mark[data-kind="grammar"]')
+        assert len({token.get_attribute("data-token") for token in tinted.all()}) == accepted
+        plain = chat.answer.locator("> .body [data-token]:not(mark)").all_inner_texts()
+        assert '","size":' in "".join(tinted.all_inner_texts())
+        assert not any(char in "".join(plain[1:]) for char in "{}:,")
+
+
+def test_compare_tells_texts_apart(chat: ChatPage) -> None:
+    answer_with(chat, chunk(["The ", "cat"]), chunk([" sat"], finish="stop"))
+    chat.ask("go")
+    chat.page.unroute(CHAT)
+    answer_with(chat, chunk(["The ", "car"]), chunk([" sat"], finish="stop"))
+    chat.button("Compare without speculation").click()
+    chat.answer.locator('.verdict[data-same="false"]').wait_for()
+    assert "The texts differ from character 7 on." in str(chat.answer.text_content())
+
+
+def test_the_page_survives_a_restart(browser: Browser, paced: Engine, pace: Pace) -> None:
+    with living(paced, {}) as life:
+        url = life.url
+        context = opened(browser, url, **READABLE)
+        chat = context.__enter__()
+        chat.setting("Greatest number of tokens", "6")
+        chat.ask("before")
+        before = raw_text(chat)
+        chat.setting("Greatest number of tokens", "1000")
+        pace.seconds = 0.02
+        chat.send("during")
+        chat.answer.locator("> .body [data-token]").nth(2).wait_for(state="attached")
+        life.server.end()
+        chat.wait()
+        assert chat.answer.get_by_role("alert").inner_text() in {
+            "The server ended the answer.",
+            "The connection ended before the answer did.",
+        }
+        assert life.ended()
+    pace.seconds = 0
+    chat.setting("Greatest number of tokens", "6")
+    chat.ask("while it is down")
+    assert chat.answer.get_by_role("alert").inner_text() == "The server cannot be reached."
+    expect(chat.page.locator("#connection")).to_have_text("server not reachable")
+    with living(paced, {"port": int(url.rpartition(":")[2])}):
+        chat.button("Again").click()
+        expect(chat.answer.locator("> .body [data-token]").first).to_be_attached()
+        chat.wait()
+        assert "6 tokens" in str(chat.answer.text_content())
+        expect(chat.page.locator("#connection")).to_have_text("connected")
+        messages = chat.asked[-1]["messages"]
+        assert [message["role"] for message in messages] == ["user", "assistant"] * 2 + ["user"]
+        assert messages[1]["content"] == before and messages[3]["content"]
+        context.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("size", [SCREEN, PHONE], ids=["screen", "phone"])
+def test_keys(browser: Browser, drafting: Engine, size: ViewportSize) -> None:
+    with (
+        serving(drafting, api_keys=("secret",)) as world,
+        opened(browser, world.url, **READABLE, max_tokens=4) as chat,
+    ):
+        chat.page.set_viewport_size(size)
+        connection = chat.page.locator("#connection")
+        key = chat.page.get_by_label("API key")
+        expect(connection).not_to_be_empty()
+        assert connection.text_content() == "API key needed"
+        expect(chat.page.get_by_role("status")).to_contain_text("This server needs an API key")
+        expect(key).to_be_focused()
+        expect(key).to_be_in_viewport()
+        chat.page.keyboard.type("wrong")
+        chat.page.keyboard.press("Enter")
+        expect(connection).to_have_text("API key refused")
+        chat.ask("hello")
+        assert "API key" in chat.answer.get_by_role("alert").inner_text()
+        expect(key).to_be_focused()
+        key.fill("secret")
+        chat.page.keyboard.press("Enter")
+        expect(connection).to_have_text("connected")
+        expect(chat.page.locator("#model")).to_have_text("tiny")
+        chat.button("Again").click()
+        chat.answer.locator("> .body [data-token]").first.wait_for(state="attached")
+        chat.wait()
+        chat.page.reload()
+        chat.ask("with the key that was kept")
+        assert not chat.answer.get_by_role("alert").is_visible()
+        expect(connection).to_have_text("connected")
+
+
+LONG = [chunk([f"Line {i}.\n\n"]) for i in range(100)]
+
+
+@pytest.mark.parametrize("size", [SCREEN, PHONE], ids=["screen", "phone"])
+@pytest.mark.parametrize("reader", ["waits", "scrolls"])
+def test_the_verdict_is_in_sight(chat: ChatPage, size: ViewportSize, reader: str) -> None:
+    """When the comparison of a long answer ends, wherever its reader is by then."""
+    chat.page.set_viewport_size(size)
+    answer_with(chat, *LONG, chunk(["end"], finish="stop"))
+    chat.ask("go")
+
+    def compared(route: Route) -> None:
+        if reader == "scrolls":
+            chat.page.locator("#messages").evaluate("e => e.scrollTop = 0")
+        fulfill(route, *LONG)
+
+    chat.page.unroute(CHAT)
+    chat.page.route(CHAT, compared)
+    chat.button("Compare without speculation").click()
+    verdict = chat.answer.locator(".verdict")
+    expect(verdict).to_contain_text("The texts differ from character")
+    chat.button("Send").wait_for()
+    expect(verdict).to_be_in_viewport(ratio=1)
+
+
+def test_a_phones_screen_is_for_the_messages(chat: ChatPage) -> None:
+    chat.page.set_viewport_size(PHONE)
+    answer_with(chat, *LONG, chunk(["end"], finish="stop"))
+    chat.ask("go")
+    heights = [
+        chat.page.locator(each).evaluate("e => e.getBoundingClientRect().height")
+        for each in ("#messages", "#composer")
+    ]
+    assert sum(heights) >= 0.75 * PHONE["height"] and heights[0] > heights[1]
+    assert chat.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    hidden = [chat.page.locator(each) for each in ("#conversations", "#settings", "#strip")]
+    assert not any(each.is_visible() for each in hidden)
+    menu = chat.button("Menu")
+    for way in (menu.click, chat.button("go").click, chat.button("New conversation").click):
+        if menu.get_attribute("aria-expanded") == "false":
+            menu.click()
+        assert all(each.is_visible() for each in hidden)
+        way()
+        assert not any(each.is_visible() for each in hidden)
+    chat.page.set_viewport_size(SCREEN)
+    assert all(each.is_visible() for each in hidden) and not menu.is_visible()
+
+
+def test_a_message_is_changed_and_asked_again(chat: ChatPage, world: World) -> None:
+    chat.setting("Greatest number of tokens", "4")
+    chat.setting("Seed", "3")
+    for question in ("one", "two", "three"):
+        chat.ask(question)
+    articles = chat.page.get_by_role("article")
+    first = chat.asked[1]["messages"][1]
+    chat.button("Edit").nth(1).click()
+    field = chat.page.get_by_label("Changed message")
+    expect(field).to_be_focused()
+    assert field.input_value() == "two"
+    chat.page.keyboard.press("Escape")
+    expect(articles).to_have_count(6)
+    chat.button("Edit").nth(1).click()
+    field.fill("another")
+    chat.page.keyboard.press("Enter")
+    expect(articles).to_have_count(4)
+    chat.wait()
+    messages = [{"role": "user", "content": "one"}, first, {"role": "user", "content": "another"}]
+    assert chat.asked[-1]["messages"] == messages
+    assert raw_text(chat) == content(world, messages, max_tokens=4, seed=3)
+    chat.page.reload()
+    assert articles.locator("p").first.inner_text() == "one"
+    assert articles.nth(2).locator("p").inner_text() == "another"
+    expect(articles).to_have_count(4)
+    chat.button("Edit").first.click()
+    field.fill("first of all")
+    chat.button("Send instead").click()
+    expect(articles).to_have_count(2)
+    chat.wait()
+    assert chat.asked[-1]["messages"] == [{"role": "user", "content": "first of all"}]
+    expect(chat.page.locator("#conversations button.open")).to_have_text(["first of all"])
+
+
+def test_the_last_answer_is_made_again(chat: ChatPage) -> None:
+    chat.setting("Greatest number of tokens", "4")
+    for question in ("one", "two"):
+        chat.ask(question)
+    expect(chat.button("Again")).to_have_count(1)
+    chat.button("Again").click()
+    expect(chat.prompt).to_be_focused()
+    chat.page.wait_for_function("document.body.dataset.busy === 'false'")
+    before, after = chat.asked[1:]
+    assert after["messages"] == before["messages"] and after["seed"] != before["seed"]
+    expect(chat.page.get_by_role("article")).to_have_count(4)
+    chat.page.reload()
+    expect(chat.page.get_by_role("article")).to_have_count(4)
+
+
+def test_nothing_is_changed_while_an_answer_comes(
+    browser: Browser, paced: Engine, pace: Pace
+) -> None:
+    with serving(paced) as world, opened(browser, world.url, **READABLE, max_tokens=8) as chat:
+        pace.gate.clear()
+        chat.send("slow")
+        chat.button("Edit").click()
+        chat.button("Send instead").click()
+        expect(chat.page.get_by_role("status").first).to_contain_text("stop it first")
+        pace.gate.set()
+        chat.wait()
+        assert len(chat.asked) == 1
+        chat.button("Send instead").click()
+        chat.wait()
+        assert len(chat.asked) == 2
+
+
+def test_what_the_server_refuses_is_shown(chat: ChatPage) -> None:
+    chat.setting("Temperature", "0")
+    chat.ask("x" * 200)
+    assert "96" in chat.answer.get_by_role("alert").inner_text()  # tokens that fit
+    chat.setting("Temperature", "-1")
+    chat.send("y")
+    assert chat.prompt.input_value() == "y" and len(chat.asked) == 1  # the field says why
+    chat.setting("Temperature", "0")
+    chat.setting("Greatest number of tokens", "4")
+    chat.send("y")
+    chat.wait()
+    assert chat.asked[-1]["messages"] == [{"role": "user", "content": "y"}]
+
+
+def test_conversations_are_kept_renamed_and_deleted(chat: ChatPage) -> None:
+    chat.setting("Greatest number of tokens", "4")
+    chat.ask("first question")
+    first = chat.text
+    chat.button("New conversation").click()
+    expect(chat.page.get_by_role("article")).to_have_count(0)
+    chat.ask("second question")
+    chat.page.reload()
+    names = chat.page.locator("#conversations button.open")
+    assert names.all_text_contents() == ["second question", "first question"]
+    assert len(chat.asked[1]["messages"]) == 1
+    chat.button("first question").click()
+    assert chat.text == first
+    chat.button("Rename first question").click()
+    chat.page.keyboard.type("a name")
+    chat.page.keyboard.press("Enter")
+    chat.page.reload()
+    assert names.all_text_contents() == ["a name", "second question"]
+    chat.page.once("dialog", lambda dialog: dialog.dismiss())
+    chat.button("Delete a name").click()
+    assert names.count() == 2
+    chat.page.once("dialog", lambda dialog: dialog.accept())
+    chat.button("Delete a name").click()
+    chat.page.reload()
+    assert names.all_text_contents() == ["second question"]
+
+
+def test_another_conversation_may_be_read_meanwhile(
+    browser: Browser, paced: Engine, pace: Pace
+) -> None:
+    with serving(paced) as world, opened(browser, world.url, **READABLE, max_tokens=8) as chat:
+        pace.gate.clear()
+        chat.send("slow")
+        chat.button("New conversation").click()
+        expect(chat.page.get_by_role("article")).to_have_count(0)
+        pace.gate.set()
+        chat.button("Send").wait_for()
+        chat.button("slow").click()
+        assert "8 tokens" in str(chat.answer.text_content())
+
+
+def test_the_keyboard_is_enough(chat: ChatPage) -> None:
+    keyboard = chat.page.keyboard
+    focused = chat.page.locator(":focus")
+
+    def tab_to(name: str, key: str = "Tab") -> None:
+        for _ in range(40):
+            if (focused.get_attribute("aria-label") or focused.text_content()) == name:
+                return
+            keyboard.press(key)
+        raise AssertionError(f"{key} does not come to {name!r}")
+
+    expect(chat.prompt).to_be_focused()
+    keyboard.type("one")
+    keyboard.press("Shift+Enter")
+    keyboard.type("two")
+    keyboard.press("Enter")
+    chat.wait()
+    assert chat.asked[0]["messages"][0]["content"] == "one\ntwo"
+    expect(chat.prompt).to_be_focused()
+    tab_to("Compare without speculation", "Shift+Tab")
+    keyboard.press("Enter")
+    chat.answer.locator('.verdict[data-same="true"]').wait_for()
+    tab_to("Rename one", "Shift+Tab")
+    keyboard.press("Enter")
+    keyboard.type("numbers")
+    keyboard.press("Enter")
+    expect(focused).to_have_text("numbers")
+    tab_to("New conversation", "Shift+Tab")
+    keyboard.press("Enter")
+    expect(chat.prompt).to_be_focused()
+    tab_to("Settings", "Shift+Tab")
+    keyboard.press("Enter")
+    keyboard.press("Tab")
+    expect(focused).to_have_id("setting-system")
+    keyboard.type("be brief")
+    chat.page.on("dialog", lambda dialog: dialog.accept())
+    tab_to("Delete numbers", "Shift+Tab")
+    keyboard.press("Enter")
+    expect(chat.page.locator("#conversations button.open")).to_have_text(["New conversation"])
+
+
+def test_roles_and_names_say_what_is_there(chat: ChatPage) -> None:
+    chat.setting("Greatest number of tokens", "4")
+    chat.ask("hello")
+    log = chat.page.get_by_role("log", name="Conversation")
+    assert log.get_attribute("aria-live") == "polite"
+    expect(log.get_by_role("article", name="You").locator("p")).to_have_text("hello")
+    expect(log.get_by_role("article", name="Answer")).to_have_attribute("aria-busy", "false")
+    for button in chat.page.get_by_role("button").all():
+        assert (button.get_attribute("aria-label") or button.inner_text()).strip()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read_on_every_tint(browser: Browser, world: World, scheme: Any) -> None:
+    """Contrast of at least 4.5, as WCAG's level AA has it; colours of code, too."""
+    with opened(browser, world.url) as chat:
+        chat.page.emulate_media(color_scheme=scheme)
+        colours = chat.page.evaluate(
+            """() => {
+                const probe = document.createElement("mark");
+                const around = document.createElement("span");
+                const pre = document.createElement("pre");
+                around.append(probe);
+                pre.append(around);
+                document.body.append(pre);
+                const rgb = (text) => text.match(/[\\d.]+/g).slice(0, 3).map(Number);
+                const style = getComputedStyle(probe);
+                const pairs = [[getComputedStyle(document.body).color,
+                    getComputedStyle(document.body).backgroundColor]];
+                for (const part of ["", "comment", "string", "number", "keyword"]) {
+                    around.className = part;
+                    for (const kind of ["ngram", "suffix", "model", "head", "grammar"]) {
+                        probe.dataset.kind = kind;
+                        pairs.push([style.color, style.backgroundColor]);
+                    }
+                    pairs.push([style.color, pairs[0][1]]);
+                }
+                pre.remove();
+                return pairs.map((pair) => pair.map(rgb));
+            }"""
+        )
+    for text, background in colours:
+        lighter, darker = sorted((luminance(text), luminance(background)), reverse=True)
+        assert (lighter + 0.05) / (darker + 0.05) >= 4.5, (scheme, text, background)
+    assert (luminance(colours[0][1]) < 0.5) == (scheme == "dark")
+    assert len({tuple(background) for _, background in colours}) == 6
+    assert len({tuple(text) for text, _ in colours}) == 5
+
+
+def luminance(colour: list[float]) -> float:
+    parts = [c / 255 for c in colour]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
