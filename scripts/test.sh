@@ -7,7 +7,7 @@
 # A stage is a file of scripts/stages, which says what the stage is for and what it reads.
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 first=(lint cpp python)
-further=(docs example bench fuzz breadth lab serve emulated arm64 tsan asan cuda)
+further=(docs example bench fuzz breadth lab serve whole emulated arm64 tsan asan cuda)
 mode=${1:-first}
 case $mode in
 first) stages=("${first[@]}") ;;

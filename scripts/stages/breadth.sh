@@ -1,6 +1,6 @@
-# What stage python leaves out of the tests of the engine, vLLM's names, the command line, the docs.
-# reads: . :!tests/cpp :!tests/cuda :!tests/testing :!tests/python/bench :!tests/python/specdec_lab
-# reads: :!tests/python/specdec_serve
+# What stage python leaves out of the tests of the engine and of vLLM's names.
+# reads: *CMakeLists.txt VERSION pyproject.toml cmake cpp cuda python/bindings python/specdec_native
+# reads: python/specdec_vllm scripts docs/vllm.md tests/data tests/python/conftest.py tests/python/testing
+# reads: tests/python/specdec_native tests/python/specdec_vllm
 install_module
-"$PYTHON" -m pytest -m "not fuzz and breadth" -n "$jobs" \
-  tests/python/{repository,specdec_cli,specdec_native,specdec_vllm}
+"$PYTHON" -m pytest -m "not fuzz and breadth" -n "$jobs" tests/python/{specdec_native,specdec_vllm}

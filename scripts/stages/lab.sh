@@ -1,6 +1,6 @@
 # Training, evaluation, planning and benchmarks: each option, trainer and report.
 # reads: *CMakeLists.txt VERSION pyproject.toml cmake cpp cuda python/bindings python/specdec_native
-# reads: python/specdec_vllm python/specdec_lab python/specdec_serve python/specdec_cli bench scripts
+# reads: python/specdec_vllm python/specdec_lab python/specdec_serve python/specdec_cli bench scripts docs/gpu.md tests/data
 # reads: tests/python/conftest.py tests/python/testing tests/python/bench tests/python/specdec_lab
 # reads: tests/python/specdec_serve
 install_module

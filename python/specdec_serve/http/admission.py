@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specdec_native.engine import Engine
 from specdec_native.requests.request import Request
 from specdec_serve.http.errors import ApiError
+from specdec_serve.http.served_engine import EngineStatistics
 from specdec_serve.http.server_options import ServerOptions
 
 RETRY_SECONDS = "1"  # after which a client may ask again
@@ -28,7 +28,9 @@ class QueueFull(ApiError):
         self.limit = limit
 
 
-def check_queue(engine: Engine, options: ServerOptions, requests: Sequence[Request] = ()) -> None:
+def check_queue(
+    engine: EngineStatistics, options: ServerOptions, requests: Sequence[Request] = ()
+) -> None:
     """Raises QueueFull if `requests`, or any further one, do not fit beside those that wait."""
     most_requests, most_tokens = options.max_queued_requests, options.max_queued_tokens
     if most_requests is None and most_tokens is None:

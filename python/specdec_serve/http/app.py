@@ -25,14 +25,11 @@ _KIND = "Input should be "  # so pydantic's errors of types begin
 _CLIENT_CLOSED_REQUEST = 499  # nobody reads it; for logs
 
 
-def make_app(service: Service, *, has_metrics: bool = True) -> fastapi.FastAPI:
+def make_app(service: Service) -> fastapi.FastAPI:
     """All routes over one engine; without metrics where its statistics are elsewhere."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: fastapi.FastAPI) -> AsyncIterator[None]:
-        if not has_metrics:
-            yield
-            return
         async with metrics.logging_summaries(service):
             yield
 
@@ -49,8 +46,9 @@ def make_app(service: Service, *, has_metrics: bool = True) -> fastapi.FastAPI:
     describe(app, service)
     _add_error_handlers(app)
     add_middleware(app, service.options)
-    if has_metrics:
-        metrics.add_routes(app, service)  # last, since it counts answers of what stands around
+    if service.statistics is not None:
+        # Last, since it counts answers of what stands around.
+        metrics.add_routes(app, service, service.statistics)
     app.add_middleware(Heads)
     return app
 

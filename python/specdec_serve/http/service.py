@@ -16,15 +16,14 @@ from typing import Any, Protocol, TypeVar
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
-from specdec_native.engine import Engine
 from specdec_native.errors import EngineFailed
-from specdec_native.requests.group import RequestGroup
 from specdec_native.requests.inputs import Prompt
 from specdec_native.requests.outputs import RequestOutput
 from specdec_native.requests.request import Request
 from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
 from specdec_serve.http.admission import RETRY_SECONDS, QueueFull, check_queue
 from specdec_serve.http.errors import ApiError, bad_request
+from specdec_serve.http.served_engine import EngineStatistics, OutputGroup, ServedEngine
 from specdec_serve.http.server_options import ServerOptions
 from specdec_serve.http.structured import Grammar
 
@@ -146,7 +145,7 @@ class Generation(AsyncIterator[list[tuple[int, RequestOutput]]]):
         error: what ended it before its end, or None.
     """
 
-    def __init__(self, call: Call, requests: list[Request], group: RequestGroup, service: Service):
+    def __init__(self, call: Call, requests: list[Request], group: OutputGroup, service: Service):
         self.call = call
         self.requests = requests
         self.error: BaseException | None = None
@@ -197,6 +196,7 @@ class Service:
     """What the routes share. Used by one event loop.
 
     Attributes:
+        statistics: what the engine counts; None where it runs elsewhere, as on replicas.
         defaults: what the checkpoint's authors or the operator set for requests that bring nothing.
         created: when the model was loaded, for /v1/models.
         is_draining: whether no more calls are let in, as the server ends.
@@ -204,9 +204,10 @@ class Service:
     """
 
     def __init__(
-        self, engine: Engine, options: ServerOptions, observer: Observer | None = None
+        self, engine: ServedEngine, options: ServerOptions, observer: Observer | None = None
     ) -> None:
         self.engine = engine
+        self.statistics = engine if isinstance(engine, EngineStatistics) else None
         self.options = options
         self.observer = observer or Observer()
         self.defaults = engine.generation_defaults()
@@ -300,7 +301,8 @@ class Service:
                 503, "The server is shutting down.", headers={"retry-after": RETRY_SECONDS}
             )
         try:
-            check_queue(self.engine, self.options, requests)
+            if self.statistics is not None:
+                check_queue(self.statistics, self.options, requests)
         except QueueFull as error:
             self.observer.refused(error.limit)
             raise

@@ -19,13 +19,12 @@ import math
 import os
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import fastapi
 
 from specdec_native import _core
 from specdec_native.checkpoints.errors import MissingDependencyError
-from specdec_native.engine import Engine
 from specdec_native.errors import EngineFailed
 from specdec_native.ray_ranks import resources_of_rank
 from specdec_serve.http.admission import RETRY_SECONDS
@@ -113,8 +112,7 @@ class Ingress:
         )
         self._num_running = 1  # that it had the facts of
         self._counting = asyncio.ensure_future(self._count_replicas())
-        # The server asks no more of an Engine than a RemoteEngine has, but for its statistics.
-        self._service = Service(cast(Engine, engine), server_options)
+        self._service = Service(engine, server_options)
 
     def num_replayed(self) -> int:
         """How often a request was given to another replica, for who has a handle."""
@@ -134,7 +132,7 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> fastapi.FastAPI:
         """Ray Serve asks for the application once."""
-        return make_app(self._service, has_metrics=False)
+        return make_app(self._service)
 
 
 def runner_of(engines: DeploymentHandle) -> Runner:

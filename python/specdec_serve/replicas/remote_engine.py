@@ -57,7 +57,7 @@ class EngineFacts:
 
 
 class RemoteEngine:
-    """What the server's Service needs of an Engine, without a model.
+    """A ServedEngine without a model.
 
     It reads the checkpoint's tokenizer, chat template and generation_config.json, so those must be
     where the ingress runs, too.

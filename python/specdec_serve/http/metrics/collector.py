@@ -16,10 +16,10 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from specdec_native.engine import Engine
 from specdec_serve.http.metrics.http_counter import HttpCounter
 from specdec_serve.http.metrics.native import DRAFT_LENGTH, NATIVE_METRICS, draft_lengths
 from specdec_serve.http.metrics.observer import RequestObserver
+from specdec_serve.http.served_engine import EngineStatistics
 from specdec_vllm.metrics import (
     ENGINE_METRICS,
     Counter,
@@ -38,7 +38,11 @@ class EngineCollector(Collector):
     """
 
     def __init__(
-        self, engine: Engine, model_name: str, observer: RequestObserver, http: HttpCounter
+        self,
+        engine: EngineStatistics,
+        model_name: str,
+        observer: RequestObserver,
+        http: HttpCounter,
     ) -> None:
         self._engine = engine
         self._observer = observer

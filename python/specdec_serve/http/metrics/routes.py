@@ -14,16 +14,17 @@ from specdec_serve.http.metrics.collector import EngineCollector, make_registry
 from specdec_serve.http.metrics.http_counter import HttpCounter
 from specdec_serve.http.metrics.observer import RequestObserver
 from specdec_serve.http.metrics.summary import log_summaries
+from specdec_serve.http.served_engine import EngineStatistics
 from specdec_serve.http.service import Service
 
 
-def add_routes(app: fastapi.FastAPI, service: Service) -> None:
+def add_routes(app: fastapi.FastAPI, service: Service, statistics: EngineStatistics) -> None:
     """Adds the route; the service's requests and the app's answers are counted from now on."""
     observer = RequestObserver(service.model_name, service.max_model_len, service.options)
     http = HttpCounter()
     service.observer = observer
     app.add_middleware(http.around)
-    registry = make_registry(EngineCollector(service.engine, service.model_name, observer, http))
+    registry = make_registry(EngineCollector(statistics, service.model_name, observer, http))
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics() -> Response:
@@ -36,11 +37,11 @@ def add_routes(app: fastapi.FastAPI, service: Service) -> None:
 
 @contextlib.asynccontextmanager
 async def logging_summaries(service: Service) -> AsyncIterator[None]:
-    """Logs summaries inside the block, if options.log_stats."""
-    if not service.options.log_stats:
+    """Logs summaries inside the block, if options.log_stats and the engine counts."""
+    if service.statistics is None or not service.options.log_stats:
         yield
         return
-    task = asyncio.ensure_future(log_summaries(service.engine))
+    task = asyncio.ensure_future(log_summaries(service.statistics))
     try:
         yield
     finally:

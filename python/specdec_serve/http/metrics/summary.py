@@ -6,8 +6,8 @@ import asyncio
 import logging
 import time
 
-from specdec_native.engine import Engine
 from specdec_native.requests.outputs import EngineStats, SpeculativeDecodingMetrics
+from specdec_serve.http.served_engine import EngineStatistics
 
 _logger = logging.getLogger("specdec_native.server")
 
@@ -70,7 +70,7 @@ def _of_drafts(
     ]
 
 
-async def log_summaries(engine: Engine) -> None:
+async def log_summaries(engine: EngineStatistics) -> None:
     """Logs every INTERVAL_SECONDS until it is cancelled, or the engine is closed."""
     summary = Summary(await asyncio.to_thread(engine.stats), time.monotonic())
     while True:

@@ -14,6 +14,7 @@ import uvicorn
 from specdec_native import Engine
 from specdec_serve.http.app import make_app
 from specdec_serve.http.connections import HttpProtocol
+from specdec_serve.http.served_engine import ServedEngine
 from specdec_serve.http.server_options import ServerOptions
 from specdec_serve.http.service import Service
 
@@ -28,6 +29,12 @@ class World:
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self.client = httpx.Client(base_url=self.url, timeout=60)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, where it is one of this process."""
+        assert isinstance(self.service.engine, Engine)
+        return self.service.engine
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.client.post(path, json=body)
@@ -58,16 +65,12 @@ class World:
 
 
 @contextlib.contextmanager
-def serving(engine: Engine, **options: Any) -> Iterator[World]:
-    """A server with these ServerOptions, which the block's end stops; the engine stays.
-
-    `has_metrics` is make_app's.
-    """
-    has_metrics = options.pop("has_metrics", True)
+def serving(engine: ServedEngine, **options: Any) -> Iterator[World]:
+    """A server with these ServerOptions, which the block's end stops; the engine stays."""
     service = Service(engine, ServerOptions(**{"model_names": (MODEL,), **options}))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        app = make_app(service, has_metrics=has_metrics)
+        app = make_app(service)
         config = uvicorn.Config(app, log_level="error", loop="uvloop", http=HttpProtocol)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -22,7 +22,7 @@ def test_the_model_is_listed_under_its_name(world: World) -> None:
     cards = world.client.get("/v1/models").json()["data"]
     assert [card["id"] for card in cards] == [MODEL]
     assert cards[0]["max_model_len"] == 96
-    assert cards[0]["root"] == str(world.service.engine.model_directory)
+    assert cards[0]["root"] == str(world.engine.model_directory)
     assert world.client.get(f"/v1/models/{MODEL}").json() == cards[0]
     assert world.client.get("/v1/models/other").status_code == 404
     assert world.client.get("/health").status_code == 200

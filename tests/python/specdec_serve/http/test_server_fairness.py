@@ -51,15 +51,15 @@ def test_one_client_does_not_hold_the_others(
     for _ in range(3):
         answer = world.ask("/v1/completions", **{**BODY, "prompt": "xyz", "max_tokens": 3})
         assert answer["choices"][0]["finish_reason"] == "length"
-    assert world.service.engine.stats().num_waiting > 480 * num_greedy
+    assert world.engine.stats().num_waiting > 480 * num_greedy
     pace.seconds = 0.0
     for stream in streams:
         stream.__exit__(None, None, None)
-    wait_until(lambda: is_idle(world.service.engine) and world.service.num_open == 0)
+    wait_until(lambda: is_idle(world.engine) and world.service.num_open == 0)
 
 
 def test_what_waits_for_its_turn_fills_the_queue(world: World, pace: Pace) -> None:
-    with serving(world.service.engine, max_queued_requests=4) as limited:
+    with serving(world.engine, max_queued_requests=4) as limited:
         pace.gate.clear()
         try:
             body = {**BODY, "prompt": ["abc"] * 20, "stream": True}
@@ -71,7 +71,7 @@ def test_what_waits_for_its_turn_fills_the_queue(world: World, pace: Pace) -> No
 
 
 def test_a_server_may_allow_fewer_completions(world: World) -> None:
-    with serving(world.service.engine, max_n_sequences=4) as limited:
+    with serving(world.engine, max_n_sequences=4) as limited:
         refused: list[tuple[str, dict[str, Any]]] = [
             ("/v1/completions", {"prompt": "abc", "n": 5}),
             ("/v1/completions", {"prompt": ["abc", "de", "f"], "n": 2}),

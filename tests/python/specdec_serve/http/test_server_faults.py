@@ -108,7 +108,7 @@ def test_a_failure_of_the_engine_ends_every_request(
     ):
         wait_until(lambda: num_running(world) == 1)
         monkeypatch.setattr(Request, "apply", fail)
-        monkeypatch.setattr(world.service.engine._runner, "enter", fail)
+        monkeypatch.setattr(world.engine._runner, "enter", fail)
         lines = [line[6:] for line in stream.iter_lines() if line]
     assert lines[-1] == "[DONE]"
     assert json.loads(lines[-2])["error"]["code"] == 500

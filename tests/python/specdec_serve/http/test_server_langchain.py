@@ -89,7 +89,7 @@ def test_tools_are_called_and_their_outputs_go_back(world: World, says: Says) ->
     last = chat.invoke(conversation)
     assert last.content == "It rains, and it is 5." and not last.tool_calls
     shown = "user:hello;assistant:Let me see. ;tool:Rain in Rome.;tool:5;assistant:"
-    tokenizer = world.service.engine.tokenizer
+    tokenizer = world.engine.tokenizer
     assert last.usage_metadata is not None
     assert last.usage_metadata["input_tokens"] == len(tokenizer.encode(shown, False))
 

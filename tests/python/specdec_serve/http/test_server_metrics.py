@@ -228,14 +228,14 @@ def test_goodput_counts_requests_within_the_limits(
 def test_a_scrape_that_waits_for_a_step_holds_nobody_up(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, is_waiting, may_go_on = world.service.engine.stats, threading.Event(), threading.Event()
+    read, is_waiting, may_go_on = world.engine.stats, threading.Event(), threading.Event()
 
     def wait_and_read() -> EngineStats:
         is_waiting.set()
         assert may_go_on.wait(20)
         return read()
 
-    monkeypatch.setattr(world.service.engine, "stats", wait_and_read)
+    monkeypatch.setattr(world.engine, "stats", wait_and_read)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         page = pool.submit(scrape, world)
         assert is_waiting.wait(20)
@@ -371,7 +371,7 @@ def test_the_benchmark_reads_acceptance(drafting: World) -> None:
             found[name.removeprefix("vllm:spec_decode_num_").removesuffix("_total")] = int(
                 float(value)
             )
-    drafts = drafting.service.engine.stats().speculative_decoding
+    drafts = drafting.engine.stats().speculative_decoding
     assert drafts is not None and drafts.num_accepted_draft_tokens > 0
     assert found == {
         "drafts": drafts.num_spec_steps,
@@ -403,7 +403,7 @@ def test_a_step_with_drafts_is_one_output(model: Path) -> None:
 
 def test_what_drafters_did_is_shown(drafting: World) -> None:
     page = scrape(drafting)
-    stats = drafting.service.engine.stats()
+    stats = drafting.engine.stats()
     assert [drafter.name for drafter in stats.drafters] == ["ngram"]
     drafted = page.value("specdec_native:drafter_draft_tokens_total", drafter="ngram")
     accepted = page.value("specdec_native:drafter_accepted_tokens_total", drafter="ngram")

@@ -145,7 +145,7 @@ def test_compare_runs_the_request_without_drafts(chat: ChatPage, world: World) -
     first, second = chat.asked
     assert isinstance(first["seed"], int) and "num_speculative_tokens" not in first
     assert second == {**first, "num_speculative_tokens": 0}
-    drafts = world.service.engine.stats().speculative_decoding
+    drafts = world.engine.stats().speculative_decoding
     assert drafts is not None and drafts.num_draft_tokens > 0
     columns = chat.answer.locator(".columns .body")
     assert columns.nth(0).text_content() == columns.nth(1).text_content() == chat.text
@@ -156,7 +156,7 @@ def test_tinted_tokens_are_the_accepted_drafts(chat: ChatPage, world: World) -> 
     """As many as the engine counts, and none without drafts."""
 
     def counts() -> tuple[int, int]:
-        drafts = world.service.engine.stats().speculative_decoding
+        drafts = world.engine.stats().speculative_decoding
         assert drafts is not None
         return drafts.num_accepted_draft_tokens, drafts.num_draft_tokens
 

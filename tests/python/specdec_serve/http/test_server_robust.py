@@ -78,7 +78,7 @@ def check_nothing_is_left(world: World) -> None:
     """Soon nothing runs, and every block is free; those kept for their prefix are, too."""
 
     def is_free() -> bool:
-        stats = world.service.engine.stats()
+        stats = world.engine.stats()
         free = stats.num_free_kv_blocks == stats.num_kv_blocks
         return free and stats.num_running == stats.num_waiting == world.service.num_open == 0
 
@@ -86,7 +86,7 @@ def check_nothing_is_left(world: World) -> None:
 
 
 def num_running(world: World) -> int:
-    return world.service.engine.stats().num_running
+    return world.engine.stats().num_running
 
 
 def check_it_answers(world: World, expected: str) -> None:

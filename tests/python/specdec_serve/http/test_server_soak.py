@@ -77,7 +77,7 @@ def growing(samples: list[Sample]) -> list[str]:
 def sample_of(world: World) -> Sample:
     check_nothing_is_left(world)
     time.sleep(0.1)  # the sockets of clients that have left are closed meanwhile
-    stats = world.service.engine.stats()
+    stats = world.engine.stats()
     gc.collect()
     objects = gc.get_objects()
     pages = int(Path("/proc/self/statm").read_text().split()[1])

@@ -158,7 +158,7 @@ def test_what_is_nobodys_fault_is_the_servers(
         raise RuntimeError("planted")
 
     for name in ("encode_batch", "decode"):
-        monkeypatch.setattr(type(world.service.engine.tokenizer), name, fail)
+        monkeypatch.setattr(type(world.engine.tokenizer), name, fail)
     assert world.error(path, 500, prompt="a", tokens=[5])["type"] == "InternalServerError"
 
 

@@ -99,7 +99,7 @@ def shared(model: Path, replicas: list[Replica]) -> Iterator[tuple[World, Cluste
         num_replays=2,
         count_replicas=lambda: cluster.num_up,
     )
-    with serving(cast(Engine, engine), has_metrics=False) as world:
+    with serving(engine) as world:
         yield world, cluster
 
 
@@ -246,7 +246,7 @@ def test_a_replica_that_answers_differently_is_found(world: World, cluster: Clus
         async for outputs in run(work):
             yield outputs
 
-    engine = cast(RemoteEngine, world.service.engine)
+    engine = cast(RemoteEngine, world.engine)
     engine._run = other_seed
     try:
         path, body = REQUESTS["sampled"]

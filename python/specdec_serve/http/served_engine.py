@@ -1,0 +1,58 @@
+"""What the service asks of an engine: specdec_native.Engine is one, and so are its replicas."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from specdec_native import _core
+from specdec_native.options.vllm_config import VllmConfig
+from specdec_native.requests.inputs import Prompt
+from specdec_native.requests.outputs import EngineLoad, EngineStats, RequestOutput
+from specdec_native.requests.request import Request
+from specdec_native.requests.request_builder import GenerationDefaults
+from specdec_native.requests.sampling_params import RequestOutputKind, SamplingParams
+from specdec_native.text.chat_template import Message
+from specdec_native.text.tokenizer import Tokenizer
+
+
+class OutputGroup(AsyncIterator[list[tuple[int, RequestOutput]]], Protocol):
+    """What requests that were started together have to show, with the index of each."""
+
+    def abort(self) -> None:
+        """Ends the requests soon."""
+
+
+class ServedEngine(Protocol):
+    """Makes text into requests and runs them; see Engine for what each member does."""
+
+    @property
+    def model_directory(self) -> Path: ...  # noqa: D102
+    @property
+    def tokenizer(self) -> Tokenizer: ...  # noqa: D102
+    @property
+    def has_tokenizer(self) -> bool: ...  # noqa: D102
+    def model_info(self) -> _core.ModelInfo: ...  # noqa: D102
+    def check_health(self) -> None: ...  # noqa: D102
+    def generation_defaults(self) -> GenerationDefaults: ...  # noqa: D102
+    def chat_prompt(self, messages: Sequence[Message], **template_options: Any) -> Prompt: ...  # noqa: D102
+    def prepare(  # noqa: D102
+        self,
+        prompts: list[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        kind: RequestOutputKind | None = None,
+        priority: int | Sequence[int] | None = None,
+    ) -> list[Request]: ...
+    def start(self, requests: Sequence[Request], *, interval: int = 1) -> OutputGroup: ...  # noqa: D102
+
+
+@runtime_checkable
+class EngineStatistics(Protocol):
+    """What an engine of this process counts, for /metrics, the log and limits to the queue."""
+
+    vllm_config: VllmConfig
+
+    def load(self) -> EngineLoad: ...  # noqa: D102
+    def stats(self) -> EngineStats: ...  # noqa: D102
