@@ -17,9 +17,11 @@ from specdec_native.text.chat_template import Message
 from specdec_native.text.tokenizer import Tokenizer
 
 
-class OutputGroup(AsyncIterator[list[tuple[int, RequestOutput]]], Protocol):
+class OutputGroup(Protocol):
     """What requests that were started together have to show, with the index of each."""
 
+    def __aiter__(self) -> AsyncIterator[list[tuple[int, RequestOutput]]]: ...
+    async def __anext__(self) -> list[tuple[int, RequestOutput]]: ...
     def abort(self) -> None:
         """Ends the requests soon."""
 
