@@ -112,8 +112,6 @@ void bind_speculative(py::module_& module) {
       .def_readonly("num_measuring_steps", &DraftPolicyStats::num_measuring_steps)
       .def_readonly("saved_seconds", &DraftPolicyStats::saved_seconds)
       .def_property_readonly("mean_draft_length", &DraftPolicyStats::mean_draft_length);
-  module.def("synthetic_rates", &synthetic_rates, py::arg("length"),
-             py::arg("num_speculative_tokens"));
 }
 
 }  // namespace specdec::python

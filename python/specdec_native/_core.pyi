@@ -37,7 +37,8 @@ class DrafterConfig:
 
     custom: CustomDrafter | None
     # Options: written by scripts/write_options.py from cpp/include/specdec/speculative_config.h.
-    # "ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "custom"
+    # "ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "mlp_speculator",
+    # "custom_class"
     method: str
     prompt_lookup_min: int
     prompt_lookup_max: int
@@ -48,7 +49,7 @@ class DrafterConfig:
     model: str
     quantization: str
     max_model_len: int
-    sampling: str  # "argmax", "coupled", "independent"
+    draft_sample_method: str  # "greedy", "probabilistic"
     min_confidence: float
     parallel_drafting: bool
     speculative_token_map: list[int]
@@ -69,8 +70,9 @@ class SpeculativeConfig:
     merge_drafters: bool
     tree_width: int
     max_draft_nodes: int
-    verification: str  # "exact", "rejection", "block", "synthetic"
+    rejection_sample_method: str  # "exact", "standard", "block", "synthetic"
     synthetic_acceptance_rates: list[float]
+    synthetic_acceptance_length: float
     # End of options.
     options: ClassVar[tuple[Option, ...]]
     def __init__(self, **fields: Any) -> None: ...

@@ -135,7 +135,7 @@ def _state_of(config: _core.EngineConfig) -> dict[str, Any]:
             **{name: getattr(speculative, name) for name in _SPECULATIVE_FIELDS},
             # Only models have shares: an object of the user's stays with rank 0.
             "drafters": [
-                {} if drafter.method == "custom" else _options_of(drafter)
+                {} if drafter.method == "custom_class" else _options_of(drafter)
                 for drafter in speculative.drafters
             ],
         },

@@ -45,19 +45,18 @@ inline constexpr auto kEnumNames<DraftMethod> =
                                           {DraftMethod::kEagle3, "eagle3"},
                                           {DraftMethod::kMedusa, "medusa"},
                                           {DraftMethod::kMlpSpeculator, "mlp_speculator"},
-                                          {DraftMethod::kCustom, "custom"}});
+                                          {DraftMethod::kCustom, "custom_class"}});
 
 // How a draft model picks its tokens, after the request's own processors.
-enum class DraftSampling : uint8_t {
-  kArgmax,       // the most likely ones, whatever the temperature
-  kCoupled,      // with the noise the target will use: agrees as often as it can
-  kIndependent,  // with noise of its own, for rejection verification
+enum class DraftSampleMethod : uint8_t {
+  kGreedy,  // the most likely ones, whatever the temperature
+  // Drawn: where drafts are compared with the target's tokens, with the noise that the target will
+  // use, so that both agree as often as they can; where drafts are weighed, with noise of their own.
+  kProbabilistic,
 };
 template <>
-inline constexpr auto kEnumNames<DraftSampling> =
-    std::to_array<EnumName<DraftSampling>>({{DraftSampling::kArgmax, "argmax"},
-                                            {DraftSampling::kCoupled, "coupled"},
-                                            {DraftSampling::kIndependent, "independent"}});
+inline constexpr auto kEnumNames<DraftSampleMethod> = std::to_array<EnumName<DraftSampleMethod>>(
+    {{DraftSampleMethod::kGreedy, "greedy"}, {DraftSampleMethod::kProbabilistic, "probabilistic"}});
 
 // Reads what the target made of a text, and cannot run without it.
 constexpr bool is_head(DraftMethod method) {
@@ -83,7 +82,7 @@ struct DrafterConfig {
   std::string model;
   std::string quantization = "int8";
   int max_model_len = 0;
-  DraftSampling sampling = DraftSampling::kCoupled;
+  DraftSampleMethod sample_method = DraftSampleMethod::kProbabilistic;
   double min_confidence = 0.0;
   bool parallel_drafting = false;
   int draft_tensor_parallel_size = 0;
@@ -131,8 +130,9 @@ inline constexpr std::tuple kDrafterOptions = {
             .help = "draft models and heads: no drafts past this position",
             .range = at_least(1),
             .zero = "as far as target and drafter go"}),
-    option(&DrafterConfig::sampling,
-           {.name = "sampling", .help = "draft models and heads: how tokens are picked"}),
+    option(
+        &DrafterConfig::sample_method,
+        {.name = "draft_sample_method", .help = "draft models and heads: how tokens are picked"}),
     option(&DrafterConfig::min_confidence,
            {.name = "min_confidence",
             .help =
@@ -167,19 +167,19 @@ inline constexpr auto kEnumNames<DraftLengthPolicy> = std::to_array<EnumName<Dra
 
 enum class Verification : uint8_t {
   kExact,      // tokens are those of plain decoding, whatever is drafted
-  kRejection,  // same distribution: accept with min(1, p/q), else draw from the residual
+  kStandard,   // same distribution: accept with min(1, p/q), else draw from the residual
   kBlock,      // the same over a chain as a whole (Sun et al. 2024); accepts at least as much
   kSynthetic,  // accepts at given rates whatever the tokens: for measuring only
 };
 template <>
 inline constexpr auto kEnumNames<Verification> =
     std::to_array<EnumName<Verification>>({{Verification::kExact, "exact"},
-                                           {Verification::kRejection, "rejection"},
+                                           {Verification::kStandard, "standard"},
                                            {Verification::kBlock, "block"},
                                            {Verification::kSynthetic, "synthetic"}});
 // Whether drafts are weighed by their probabilities instead of compared with sampled tokens.
 constexpr bool weighs_drafts(Verification verification) {
-  return verification == Verification::kRejection || verification == Verification::kBlock;
+  return verification == Verification::kStandard || verification == Verification::kBlock;
 }
 
 // num_speculative_tokens for a number of decoding requests from first to last, inclusive.
@@ -203,6 +203,7 @@ struct SpeculativeConfig {
   std::vector<std::vector<int>> speculative_token_tree;
   Verification verification = Verification::kExact;
   std::vector<double> synthetic_acceptance_rates;
+  double synthetic_acceptance_length = 0.0;
   // Gaps and the tail carry the entry before. Empty: num_speculative_tokens throughout.
   std::vector<BatchSizeRange> num_speculative_tokens_per_batch_size;
 
@@ -216,6 +217,9 @@ struct SpeculativeConfig {
   }
   // Nodes of a level of a draft tree that may get children.
   int widest_level() const { return speculative_token_tree.empty() ? tree_width : max_nodes(); }
+  // Of Verification::kSynthetic: per position, the share of steps that accept it of those that
+  // accepted all positions before it.
+  std::vector<double> conditional_acceptance_rates() const;
   // Throws InvalidArgument naming the key and what to write instead.
   void validate() const;
 };
@@ -242,15 +246,17 @@ inline constexpr std::tuple kSpeculativeOptions = {
                                                  .range = between(1, kMaxDraftNodes),
                                                  .zero = "num_speculative_tokens * tree_width"}),
     option(&SpeculativeConfig::verification,
-           {.name = "verification", .help = "how drafts are verified"}),
+           {.name = "rejection_sample_method", .help = "how drafts are verified"}),
     option(&SpeculativeConfig::synthetic_acceptance_rates,
            {.name = "synthetic_acceptance_rates",
-            .help = "of each position, the share of steps that accept it given those before",
+            .help = "synthetic: per position, the share of steps that accept it",
+            .details = "No share is above the one before it.",
             .range = between(0, 1)}),
+    option(&SpeculativeConfig::synthetic_acceptance_length,
+           {.name = "synthetic_acceptance_length",
+            .help = "synthetic: mean number of tokens that a step emits",
+            .range = between(1, kMaxSpeculativeTokens + 1),
+            .zero = "what synthetic_acceptance_rates say"}),
 };
-
-// Rates of K positions whose mean acceptance length (accepted + 1) is `length` in [1, K + 1], with
-// the least variance: position i is accepted given all before with the rate returned.
-std::vector<double> synthetic_rates(double length, int num_speculative_tokens);
 
 }  // namespace specdec

@@ -12,6 +12,7 @@
 
 #include "backend/op_args.h"
 #include "backend/step_outcome.h"
+#include "core/draft_sampling.h"
 #include "core/step_rules.h"
 #include "specdec/speculative_config.h"
 

@@ -1,6 +1,7 @@
 #include "specdec/speculative_config.h"
 
 #include <algorithm>
+#include <functional>
 #include <set>
 #include <string>
 #include <vector>
@@ -14,6 +15,8 @@ namespace specdec {
 namespace {
 
 constexpr const char* kBatchSizeTable = "num_speculative_tokens_per_batch_size";
+constexpr const char* kSyntheticRates = "synthetic_acceptance_rates";
+constexpr const char* kSyntheticLength = "synthetic_acceptance_length";
 
 void validate_ngram(const DrafterConfig& drafter) {
   if (drafter.prompt_lookup_max >= drafter.prompt_lookup_min) return;
@@ -22,7 +25,7 @@ void validate_ngram(const DrafterConfig& drafter) {
                                 ", got ", drafter.prompt_lookup_max));
 }
 
-void validate_model(const DrafterConfig& drafter, Verification verification) {
+void validate_model(const DrafterConfig& drafter) {
   if (drafter.model.empty()) {
     throw InvalidArgument(
         "model", str_cat("method '", name_of(drafter.method), "' needs ",
@@ -46,16 +49,9 @@ void validate_model(const DrafterConfig& drafter, Verification verification) {
         str_cat("cuts the target's output head, which method '", name_of(drafter.method),
                 "' does not draft with: leave it out, or use 'eagle' or 'medusa'"));
   }
-  if (weighs_drafts(verification) && drafter.sampling == DraftSampling::kCoupled) {
-    throw InvalidArgument(
-        "draft_sample_method",
-        str_cat("coupled drafts share the target's noise, which rejection_sample_method '",
-                verification == Verification::kBlock ? "block" : "standard",
-                "' must not see: use 'probabilistic'"));
-  }
 }
 
-void validate_drafter(const DrafterConfig& drafter, Verification verification) {
+void validate_drafter(const DrafterConfig& drafter) {
   check_options(drafter, kDrafterOptions);
   switch (drafter.method) {
     case DraftMethod::kNgram:
@@ -67,10 +63,10 @@ void validate_drafter(const DrafterConfig& drafter, Verification verification) {
     case DraftMethod::kEagle3:
     case DraftMethod::kMedusa:
     case DraftMethod::kMlpSpeculator:
-      return validate_model(drafter, verification);
+      return validate_model(drafter);
     case DraftMethod::kCustom:
       if (drafter.custom == nullptr) {
-        throw InvalidArgument("method", "'custom' needs the drafter itself: an object to call");
+        throw InvalidArgument("method", "'custom_class' needs the drafter itself: an object to call");
       }
       return;
   }
@@ -145,19 +141,33 @@ void validate_token_tree(const SpeculativeConfig& config) {
                    "max_draft_nodes out");
 }
 
-void validate_verification(const SpeculativeConfig& config) {
+void validate_synthetic(const SpeculativeConfig& config) {
   const std::vector<double>& rates = config.synthetic_acceptance_rates;
+  const double length = config.synthetic_acceptance_length;
+  const char* given = length != 0.0 ? kSyntheticLength : kSyntheticRates;
   if (config.verification != Verification::kSynthetic) {
-    if (rates.empty()) return;
-    throw InvalidArgument("synthetic_acceptance_rates",
-                          "needs rejection_sample_method 'synthetic'");
+    if (rates.empty() && length == 0.0) return;
+    throw InvalidArgument(given, "needs rejection_sample_method 'synthetic'");
   }
-  const int num_rates = static_cast<int>(rates.size());
-  if (num_rates != config.num_speculative_tokens) {
-    throw InvalidArgument("synthetic_acceptance_rates",
-                          str_cat("rejection_sample_method 'synthetic' needs one rate for each of "
-                                  "the num_speculative_tokens = ",
-                                  config.num_speculative_tokens, " tokens, got ", num_rates));
+  if (rates.empty() == (length == 0.0)) {
+    throw InvalidArgument("rejection_sample_method",
+                          str_cat("'synthetic' needs either ", kSyntheticRates, " or ",
+                                  kSyntheticLength, ", such as ", kSyntheticLength, " = 2.5"));
+  }
+  if (length > config.num_speculative_tokens + 1) {
+    throw InvalidArgument(kSyntheticLength, str_cat("must be in [1, ",
+                                                    config.num_speculative_tokens + 1,
+                                                    "] (num_speculative_tokens + 1), got ", length));
+  }
+  if (rates.empty()) return;
+  if (static_cast<int>(rates.size()) != config.num_speculative_tokens) {
+    throw InvalidArgument(kSyntheticRates,
+                          str_cat("has ", rates.size(), " entries for num_speculative_tokens = ",
+                                  config.num_speculative_tokens, ": give one for each"));
+  }
+  if (!std::ranges::is_sorted(rates, std::greater())) {
+    throw InvalidArgument(kSyntheticRates,
+                          "must not rise: a position is accepted only with all before it");
   }
 }
 
@@ -168,7 +178,7 @@ void validate_block(const SpeculativeConfig& config) {
                           "rejection_sample_method 'block' verifies chains: set tree_width to 1, "
                           "or use 'standard' for trees");
   }
-  if (config.merge_drafters && config.drafters.size() > 1) {
+  if (config.merge_drafters) {
     throw InvalidArgument("merge_drafters",
                           "rejection_sample_method 'block' verifies chains: leave merge_drafters "
                           "out, or use 'standard' for trees");
@@ -212,6 +222,20 @@ void validate_batch_sizes(std::vector<BatchSizeRange> ranges) {
 
 }  // namespace
 
+std::vector<double> SpeculativeConfig::conditional_acceptance_rates() const {
+  std::vector<double> rates;
+  for (int i = 0; i < num_speculative_tokens; ++i) {
+    if (synthetic_acceptance_length != 0.0) {
+      // So many are always accepted, one more sometimes: the number accepted differs by one at most.
+      rates.push_back(std::clamp(synthetic_acceptance_length - 1.0 - i, 0.0, 1.0));
+    } else {
+      const double before = i == 0 ? 1.0 : synthetic_acceptance_rates[i - 1];
+      rates.push_back(before > 0.0 ? synthetic_acceptance_rates[i] / before : 0.0);
+    }
+  }
+  return rates;
+}
+
 void SpeculativeConfig::validate() const {
   if (num_speculative_tokens == 0 && drafters.empty()) return;
   check_options(*this, kSpeculativeOptions);
@@ -219,13 +243,16 @@ void SpeculativeConfig::validate() const {
     throw InvalidArgument("method",
                           "num_speculative_tokens needs a method that drafts them: 'ngram', "
                           "'suffix', 'draft_model', 'eagle', 'eagle3', 'medusa', "
-                          "'mlp_speculator' or 'custom'");
+                          "'mlp_speculator' or 'custom_class'");
+  }
+  if (merge_drafters && drafters.size() == 1) {
+    throw InvalidArgument("merge_drafters", "needs several drafters: list them in drafters");
   }
   validate_token_tree(*this);
   validate_tree(*this);
-  validate_verification(*this);
+  validate_synthetic(*this);
   validate_block(*this);
-  for (const DrafterConfig& drafter : drafters) validate_drafter(drafter, verification);
+  for (const DrafterConfig& drafter : drafters) validate_drafter(drafter);
   validate_batch_sizes(num_speculative_tokens_per_batch_size);
 }
 

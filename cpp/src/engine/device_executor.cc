@@ -83,7 +83,7 @@ std::unique_ptr<DeviceStep> DeviceExecutor::make_step(const EngineModels& models
        .verification = speculative.verification,
        .accepts_trees = speculative.enabled() && !draft.has_value(),
        .synthetic_rates = speculative.verification == Verification::kSynthetic
-                              ? speculative.synthetic_acceptance_rates
+                              ? speculative.conditional_acceptance_rates()
                               : std::vector<double>{},
        .logprobs_mode = config.logprobs_mode,
        .target = &models.target(),

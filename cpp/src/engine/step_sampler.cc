@@ -42,7 +42,9 @@ StepSampler::StepSampler(ModelRunner& runner, LogprobsMode logprobs_mode,
     : runner_(runner),
       logprobs_mode_(logprobs_mode),
       verification_(config.verification),
-      synthetic_rates_(config.synthetic_acceptance_rates),
+      synthetic_rates_(config.verification == Verification::kSynthetic
+                           ? config.conditional_acceptance_rates()
+                           : std::vector<double>{}),
       max_distribution_rows_(max_distribution_rows),
       vocab_size_(runner.vocab_size()) {}
 

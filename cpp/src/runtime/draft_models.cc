@@ -221,7 +221,7 @@ void DraftModels::load(int id, Backend& backend, const ModelRunner& target, int 
   const double relative_cost = static_cast<double>(runner->model().pass_bytes()) /
                                static_cast<double>(target.model().pass_bytes());
   models_.push_back({.options = {.id = id,
-                                 .sampling = drafter.sampling,
+                                 .sampling = draft_sampling(drafter.sample_method, speculative.verification),
                                  .min_confidence = drafter.min_confidence,
                                  .max_rows = max_rows / rows_per_root,
                                  .max_model_len = longest,
@@ -251,10 +251,8 @@ std::optional<DraftModels::DeviceDraft> DraftModels::find_device_draft(int max_m
   if (max_unseen_after(options.kind(), config.num_speculative_tokens) > kMaxUnseen) {
     return std::nullopt;
   }
-  if (options.sampling == DraftSampling::kIndependent) {
-    // The draws at a node of a tree would share one distribution.
-    if (!weighs_drafts(config.verification) || config.tree_width > 1) return std::nullopt;
-  }
+  // Weighed draws at a node of a tree would share one distribution.
+  if (options.sampling == DraftSampling::kIndependent && config.tree_width > 1) return std::nullopt;
   return DeviceDraft{.runner = runner.get(), .sampling = options.sampling, .kind = options.kind()};
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backend/op_args.h"
+#include "core/draft_sampling.h"
 #include "core/step_rules.h"
 #include "kv/block_pool.h"
 #include "kv/block_table.h"

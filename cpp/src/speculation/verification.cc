@@ -256,18 +256,4 @@ Accepted accept_synthetic(const DraftTree& tree, std::span<const double> rates,
   return result;
 }
 
-std::vector<double> synthetic_rates(double length, int num_speculative_tokens) {
-  if (!(length >= 1.0 && length <= num_speculative_tokens + 1.0)) {
-    throw InvalidArgument("synthetic_acceptance_length",
-                          str_cat("must be from 1 to ", num_speculative_tokens + 1,
-                                  " (num_speculative_tokens + 1), got ", length));
-  }
-  // So many are always accepted, one more sometimes: the number accepted differs by at most one.
-  std::vector<double> rates(static_cast<size_t>(num_speculative_tokens));
-  for (size_t i = 0; i < rates.size(); ++i) {
-    rates[i] = std::clamp(length - 1.0 - static_cast<double>(i), 0.0, 1.0);
-  }
-  return rates;
-}
-
 }  // namespace specdec

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 __all__ = ["DataOptions", "Report", "TrainingError", "TrainingOptions", "train_head"]
 
 _MODULE_OF = {
-    "DataOptions": "options",
-    "Report": "report",
+    "DataOptions": "training_options",
+    "Report": "training_report",
     "TrainingError": "errors",
-    "TrainingOptions": "options",
-    "train_head": "run",
+    "TrainingOptions": "training_options",
+    "train_head": "training_run",
 }
 
 

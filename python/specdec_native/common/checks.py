@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from specdec_native import _core
@@ -17,7 +17,15 @@ FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 
 
 def check_option(option: _core.Option, value: Any, *, maximum: int | float | None = None) -> Any:
-    """`value`, in the range of an option of the core and at most `maximum`, as a number."""
+    """`value` in the type of an option of the core, in its range and at most `maximum`."""
+    if option.choices:
+        return check_choice(option.name, value, option.choices)
+    if option.type == "bool":
+        return check_flag(option.name, value)
+    if option.type == "str":
+        if not isinstance(value, str):
+            raise ValueError(f"{option.name} must be a string, got {shown(value)}")
+        return check_text(option.name, value)
     if maximum is None:
         maximum = option.highest
     if "int" in option.type:
@@ -92,11 +100,11 @@ def check_text(name: str, value: str) -> str:
     return value
 
 
-def check_choice(name: str, value: Any, choices: Mapping[str, str]) -> str:
-    """What `choices` has for `value`."""
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
+    """`value`, which is one of `choices`."""
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-    return choices[value]
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {shown(value)}")
+    return value
 
 
 def shown(value: Any) -> str:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from specdec_native import _core
 from specdec_native.checkpoints.draft_config import DraftConfig, read_draft_config
 from specdec_native.checkpoints.text_files import is_file
-from specdec_native.common.checks import INT32_MAX, check_choice, check_flag, check_option
-from specdec_native.options.engine_options import check_quantization
+from specdec_native.common.checks import INT32_MAX, check_option
 from specdec_native.speculation.custom_drafter import CustomDrafter, make_drafter
 from specdec_native.speculation.methods import (
     HEADS,
@@ -96,6 +95,13 @@ class DrafterOptions:
                 "that, or leave it out"
             )
 
+    def unresolved(self) -> _core.DrafterConfig:
+        """The core's form as far as it is known: with the name of a model, without a token map."""
+        if self.method == "custom_class":
+            stand_in = self.drafter or self  # a class is imported when the engine is made
+            return _core.DrafterConfig(method=self.method, custom=stand_in)
+        return _core.DrafterConfig(method=self.method, model=self.model or "", **self.fields)
+
     def to_core(self, resolve_model: ModelResolver, encode: Encode) -> _core.DrafterConfig:
         """The core's form; finds the draft model or makes the custom drafter."""
         fields = dict(self.fields)
@@ -106,41 +112,31 @@ class DrafterOptions:
             fields[TOKEN_MAP] = read_token_map(self.token_map, encode)
         if self.method == "custom_class":
             custom = self.drafter if self.model is None else make_drafter(self.model)
-            return _core.DrafterConfig(method="custom", custom=CustomDrafter(custom))
+            return _core.DrafterConfig(method=self.method, custom=CustomDrafter(custom))
         return _core.DrafterConfig(method=self.method, **fields)
 
 
-def parse_drafter(
-    given: Mapping[str, Any], verification: str, find_config: ConfigFinder
-) -> DrafterOptions:
-    """Checks one drafter's keys; `verification` is the core's. Raises ValueError."""
+def parse_drafter(given: Mapping[str, Any], find_config: ConfigFinder) -> DrafterOptions:
+    """Checks one drafter's keys. Raises ValueError."""
+    if given.get("draft_sample_method") == "coupled":
+        given = {**given, "draft_sample_method": "probabilistic"}
     config = _read_config(given, find_config)
     method = method_of(given, config)
     _check_keys(given, method)
+    fields = _core_fields(given, method)
     model = given.get("model")
-    length = _core_fields(given, ["max_model_len"])
-    if method == "ngram":
-        _check_no_model(method, model)
-        return DrafterOptions(method, _ngram_fields(given))
-    if method == "suffix":
-        _check_no_model(method, model)
-        return DrafterOptions(method, _core_fields(given, _METHOD_KEYS[method][len(_ALL_KEYS) :]))
     if method == "custom_class":
         return _custom_drafter(given)
+    if method in ("ngram", "suffix"):
+        _check_no_model(method, model)
+        return DrafterOptions(method, _ngram_fields(fields) if method == "ngram" else fields)
     if model is None:
         what = "a directory, a .gguf file or a model name"
         if method in HEADS:
             what = "the head's directory or name"
         raise ValueError(f'the method "{method}" needs "model": {what}')
-    fields: dict[str, Any] = {"sampling": _draft_sampling(given, verification)}
-    fields |= length | _core_fields(given, ["min_confidence", "draft_tensor_parallel_size"])
-    if "quantization" in given:
-        check_quantization(given["quantization"])
-        fields["quantization"] = given["quantization"]
     if config is not None and config.is_parallel and method == "eagle3":
-        fields["parallel_drafting"] = True
-    if "parallel_drafting" in given:
-        fields["parallel_drafting"] = check_flag("parallel_drafting", given["parallel_drafting"])
+        fields.setdefault("parallel_drafting", True)
     token_map = _token_map(given, method, config)
     revision = given.get("revision")
     return DrafterOptions(
@@ -212,41 +208,24 @@ def _check_no_model(method: str, model: Any) -> None:
         )
 
 
-def _core_fields(given: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """Those of `keys` that are given, each in the range that the core has for it."""
-    return {
-        key: check_option(CORE_OPTIONS[key], given[key], maximum=_maximum_of(CORE_OPTIONS[key]))
-        for key in keys
-        if key in given
+def _core_fields(given: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """The method's options that are given, each in the type and range that the core has for it."""
+    fields = {
+        key: checked_field(CORE_OPTIONS[key], given[key])
+        for key in _METHOD_KEYS[method]
+        if key in given and key in CORE_OPTIONS and key not in ("model", TOKEN_MAP)
     }
+    has_model = method in ("draft_model", *HEADS)
+    return {key: value for key, value in fields.items() if has_model or key not in _ALL_KEYS}
 
 
-def _maximum_of(option: _core.Option) -> int | None:
-    return INT32_MAX if option.type == "int" and option.highest is None else None
+def checked_field(option: _core.Option, value: Any) -> Any:
+    """`value` as the core's option takes it; the core's integers have 32 bits."""
+    has_no_maximum = option.type == "int" and option.highest is None
+    return check_option(option, value, maximum=INT32_MAX if has_no_maximum else None)
 
 
-def _ngram_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    lengths = _core_fields(given, ["prompt_lookup_min", "prompt_lookup_max"])
-    longest = lengths.get("prompt_lookup_max", lengths.get("prompt_lookup_min", _LOOKUP))
-    shortest = lengths.get("prompt_lookup_min", longest)
-    if shortest > longest:
-        raise ValueError(
-            f"prompt_lookup_min={shortest} must be at most prompt_lookup_max={longest}"
-        )
-    return {"prompt_lookup_min": shortest, "prompt_lookup_max": longest}
-
-
-def _draft_sampling(given: Mapping[str, Any], verification: str) -> str:
-    drawn = {"exact": "coupled", "synthetic": "argmax"}.get(verification, "independent")
-    method = given.get("draft_sample_method")
-    if method is None:
-        return drawn
-    if method == "coupled" and verification not in ("exact", "synthetic"):
-        raise ValueError(
-            'draft_sample_method "coupled" shares the noise of exact verification; give '
-            '"probabilistic", or leave "rejection_sample_method" out'
-        )
-    if verification == "synthetic":
-        drawn = "coupled"
-    choices = {"greedy": "argmax", "probabilistic": drawn, "coupled": "coupled"}
-    return check_choice("draft_sample_method", method, choices)
+def _ngram_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """One length alone sets the other, too."""
+    longest = fields.get("prompt_lookup_max", fields.get("prompt_lookup_min", _LOOKUP))
+    return {"prompt_lookup_min": longest, "prompt_lookup_max": longest, **fields}

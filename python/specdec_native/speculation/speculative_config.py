@@ -23,9 +23,9 @@ draft_model: a smaller model with the same vocabulary. Where both have a tokeniz
         model at the engine's dtype, "auto" as it is stored, "int4" is smallest.
     draft_sample_method: how it picks tokens after the request's own temperature, top_p and so on.
         "greedy": the most likely one.
-        "probabilistic": drawn; in exact verification with the noise the target will use, which is
-        also called "coupled" and agrees with it far more often than independent noise.
-        The default is "probabilistic", except in synthetic verification; vLLM's is "greedy".
+        "probabilistic", the default: drawn; in exact verification with the noise the target will
+        use, which agrees with it far more often than independent noise. vLLM's default is
+        "greedy". "coupled" is an older word for "probabilistic".
     min_confidence (0): drafting stops where the probability of the whole draft falls below.
     parallel_drafting (false): the model is made to draft all positions in one pass, over mask
         tokens (PARD).
@@ -97,10 +97,8 @@ from typing import Any
 from specdec_native import _core
 from specdec_native.common.checks import (
     INT32_MAX,
-    check_choice,
     check_integer,
     check_number,
-    check_option,
     close_matches,
 )
 from specdec_native.speculation.drafter_options import (
@@ -108,6 +106,7 @@ from specdec_native.speculation.drafter_options import (
     ConfigFinder,
     DrafterOptions,
     ModelResolver,
+    checked_field,
     parse_drafter,
 )
 from specdec_native.speculation.fixed_keys import FIXED_KEYS, NO_FLY
@@ -130,15 +129,12 @@ KEYS = (*_ENGINE_KEYS, *DRAFTER_KEYS, *FIXED_KEYS)
 
 _CORE_OPTIONS = {option.name: option for option in _core.SpeculativeConfig.options}
 _MOST_TOKENS = int(_CORE_OPTIONS["num_speculative_tokens"].highest or 0)
+_RATES = "synthetic_acceptance_rates"
+_TABLE = "num_speculative_tokens_per_batch_size"
+_TREE = "speculative_token_tree"
 # Tokens, where the length adapts and neither the user nor the drafter says how many.
 _LONGEST_DRAFT = 8
 _LONGEST_NGRAM = 16
-_VERIFICATIONS = {
-    "exact": "exact",
-    "standard": "rejection",
-    "block": "block",
-    "synthetic": "synthetic",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,22 +143,22 @@ class SpeculativeOptions:
 
     fields: Mapping[str, Any]
     drafters: Sequence[DrafterOptions]
-    synthetic_acceptance_length: float | None = None
 
     @property
     def num_speculative_tokens(self) -> int:
         """Tokens of the longest draft."""
         return int(self.fields["num_speculative_tokens"])
 
+    def check(self) -> None:
+        """Raises ValueError for options that do not fit each other, before anything is fetched."""
+        self._checked([drafter.unresolved() for drafter in self.drafters])
+
     def to_core(self, resolve_model: ModelResolver, encode: Encode) -> _core.SpeculativeConfig:
         """The core's form; `encode` is the target's tokenizer, where one is needed."""
-        fields = dict(self.fields)
-        if self.synthetic_acceptance_length is not None:
-            fields["synthetic_acceptance_rates"] = _core.synthetic_rates(
-                self.synthetic_acceptance_length, self.num_speculative_tokens
-            )
-        drafters = [drafter.to_core(resolve_model, encode) for drafter in self.drafters]
-        config = _core.SpeculativeConfig(drafters=drafters, **fields)
+        return self._checked([drafter.to_core(resolve_model, encode) for drafter in self.drafters])
+
+    def _checked(self, drafters: list[_core.DrafterConfig]) -> _core.SpeculativeConfig:
+        config = _core.SpeculativeConfig(drafters=drafters, **self.fields)
         config.validate()
         return config
 
@@ -181,7 +177,8 @@ class SpeculativeOptions:
 def parse_speculative_config(config: Any, find_config: ConfigFinder) -> SpeculativeOptions:
     """Checks a speculative_config. Raises ValueError that says what to write instead.
 
-    `find_config` finds config.json of draft models and heads, which says what they are.
+    `find_config` finds config.json of draft models and heads, which says what they are. Which
+    options go together is the core's to say: SpeculativeConfig::validate().
     """
     if not isinstance(config, Mapping):
         raise ValueError(
@@ -190,29 +187,29 @@ def parse_speculative_config(config: Any, find_config: ConfigFinder) -> Speculat
         )
     given = {key: value for key, value in config.items() if value is not None}
     _check_keys(given)
-    verification = _verification(given.get("rejection_sample_method", "exact"))
-    drafters = _parse_drafters(given, verification, find_config)
-    if "speculative_token_tree" in given:
-        given |= _static_tree(given)
-    policy = _draft_length_policy(given, verification)
-    fields: dict[str, Any] = {"verification": verification, "draft_length_policy": policy}
-    num_tokens = _num_speculative_tokens(given, drafters, adapts=policy == "auto")
-    fields["num_speculative_tokens"] = num_tokens
-    if "num_speculative_tokens_per_batch_size" in given:
-        fields["num_speculative_tokens_per_batch_size"] = _batch_size_table(
-            given["num_speculative_tokens_per_batch_size"]
-        )
-    fields |= _tree_fields(given, len(drafters), verification)
-    length = None
-    if verification == "synthetic":
-        length = _synthetic_length(given, num_tokens)
-        if length is None:
-            fields["synthetic_acceptance_rates"] = _conditional_rates(given, num_tokens)
-    else:
-        for key in ("synthetic_acceptance_rates", "synthetic_acceptance_length"):
-            if key in given:
-                raise ValueError(f'{key} needs "rejection_sample_method": "synthetic"')
-    return SpeculativeOptions(fields, drafters, length)
+    if given.get("rejection_sample_method") == "fly":
+        raise ValueError(NO_FLY)
+    if _TREE in given:
+        given = _of_tree(given[_TREE]) | given | {_TREE: _paths(given[_TREE])}
+    drafters = _parse_drafters(given, find_config)
+    fields = {
+        key: checked_field(option, given[key])
+        for key, option in _CORE_OPTIONS.items()
+        if key in given and key not in (_RATES, "num_speculative_tokens")
+    }
+    fields["draft_length_policy"] = policy = _draft_length_policy(fields)
+    fields["num_speculative_tokens"] = _num_speculative_tokens(
+        given, drafters, adapts=policy == "auto"
+    )
+    if _RATES in given:
+        fields[_RATES] = _rates(given[_RATES])
+    if _TABLE in given:
+        fields[_TABLE] = _batch_size_table(given[_TABLE])
+    if _TREE in given:
+        fields[_TREE] = given[_TREE]
+    options = SpeculativeOptions(fields, drafters)
+    options.check()
+    return options
 
 
 # -- keys
@@ -233,21 +230,13 @@ def _check_keys(given: Mapping[str, Any]) -> None:
             )
 
 
-def _flag(key: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{key} must be True or False, got {value!r}")
-    return value
-
-
 # -- drafters
 
 
-def _parse_drafters(
-    given: Mapping[str, Any], verification: str, find_config: ConfigFinder
-) -> list[DrafterOptions]:
+def _parse_drafters(given: Mapping[str, Any], find_config: ConfigFinder) -> list[DrafterOptions]:
     entries = given.get("drafters")
     if entries is None:
-        return [parse_drafter(given, verification, find_config)]
+        return [parse_drafter(given, find_config)]
     if isinstance(entries, (str, bytes, Mapping)) or not isinstance(entries, Sequence):
         raise ValueError(f"drafters must be a list of dicts, got {entries!r:.80}")
     if not entries:
@@ -267,7 +256,7 @@ def _parse_drafters(
                 raise ValueError(f"drafters[{i}]: {key} belongs beside drafters, not into one")
         try:
             _check_keys(entry)
-            drafters.append(parse_drafter(entry, verification, find_config))
+            drafters.append(parse_drafter(entry, find_config))
         except ValueError as error:
             raise ValueError(f"drafters[{i}]: {error}") from None
     return drafters
@@ -276,19 +265,10 @@ def _parse_drafters(
 # -- how much, and how it is verified
 
 
-def _verification(value: Any) -> str:
-    if value == "fly":
-        raise ValueError(NO_FLY)
-    return check_choice("rejection_sample_method", value, _VERIFICATIONS)
-
-
-def _draft_length_policy(given: Mapping[str, Any], verification: str) -> str:
-    if "draft_length_policy" not in given:
-        return "auto" if verification == "exact" else "fixed"
-    policy = check_choice(
-        "draft_length_policy", given["draft_length_policy"], {"auto": "auto", "fixed": "fixed"}
-    )
-    if policy == "auto" and verification != "exact":
+def _draft_length_policy(fields: Mapping[str, Any]) -> str:
+    is_exact = fields.get("rejection_sample_method", "exact") == "exact"
+    policy = str(fields.get("draft_length_policy", "auto" if is_exact else "fixed"))
+    if policy == "auto" and not is_exact:
         raise ValueError(
             'draft_length_policy "auto" goes by the clock, on which only tokens of "exact" '
             'verification do not depend: give "draft_length_policy": "fixed", or leave '
@@ -323,100 +303,48 @@ def _num_speculative_tokens(
     )
 
 
-def _batch_size_table(value: Any) -> list[tuple[int, int, int]]:
-    key = "num_speculative_tokens_per_batch_size"
+def _batch_size_table(value: Any) -> list[list[int]]:
     form = "a list of [first, last, tokens], such as [[1, 4, 5], [5, 16, 2], [17, 17, 0]]"
-    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Sequence) or not value:
-        raise ValueError(f"{key} must be {form}, got {value!r:.80}")
-    table = []
-    for i, entry in enumerate(value):
-        try:
-            first, last, tokens = map(operator.index, entry)
-        except (TypeError, ValueError):
-            raise ValueError(f"{key}[{i}] must be {form}, got {entry!r:.80}") from None
-        if not (1 <= first <= last <= INT32_MAX and 0 <= tokens <= INT32_MAX):
-            raise ValueError(
-                f"{key}[{i}] must have 1 <= first <= last and tokens >= 0, got {list(entry)}"
-            )
-        table.append((first, last, tokens))
+    table = _integer_lists(_TABLE, value, form)
+    if not table or any(len(entry) != 3 for entry in table):
+        raise ValueError(f"{_TABLE} must be {form}, got {value!r:.80}")
     return table
 
 
-def _tree_fields(given: Mapping[str, Any], num_drafters: int, verification: str) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    for key in ("tree_width", "max_draft_nodes"):
-        if key in given:
-            fields[key] = check_option(_CORE_OPTIONS[key], given[key])
-    if "speculative_token_tree" in given:
-        fields["speculative_token_tree"] = given["speculative_token_tree"]
-    if "merge_drafters" in given:
-        fields["merge_drafters"] = _flag("merge_drafters", given["merge_drafters"])
-        if fields["merge_drafters"] and num_drafters == 1:
-            raise ValueError("merge_drafters needs several drafters: list them in drafters")
-    if verification == "block" and (
-        fields.get("tree_width", 1) > 1 or fields.get("merge_drafters")
-    ):
-        raise ValueError(
-            'rejection_sample_method "block" verifies chains: give "tree_width": 1 without '
-            'merge_drafters, or "rejection_sample_method": "standard"'
-        )
-    return fields
-
-
-def _static_tree(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The paths of speculative_token_tree, and what they say of depth and width."""
-    key, value = "speculative_token_tree", given["speculative_token_tree"]
-    form = 'a list of paths of ranks, such as "[(0,), (1,), (0, 0)]"'
+def _paths(value: Any) -> list[list[int]]:
+    form = 'a list of paths of ranks, such as "[(0,), (1,), (0, 0)]", without the root'
     try:
         paths = ast.literal_eval(value) if isinstance(value, str) else value
-        tree = [list(map(operator.index, path)) for path in paths]
-    except (TypeError, ValueError, SyntaxError):
-        raise ValueError(f"{key} must be {form}, got {value!r:.80}") from None
-    if not tree or not all(tree):
-        raise ValueError(f"{key} must be {form}, without the root and not empty, got {value!r:.80}")
-    if "max_draft_nodes" in given:
-        raise ValueError(f"{key} says how many nodes there are: leave max_draft_nodes out")
-    fields = {
+    except (ValueError, SyntaxError):
+        paths = None
+    tree = _integer_lists(_TREE, paths, form)
+    if not tree:
+        raise ValueError(f"{_TREE} must be {form}, and not empty, got {value!r:.80}")
+    return tree
+
+
+def _of_tree(value: Any) -> dict[str, int]:
+    """What a tree says of depth and width."""
+    tree = _paths(value)
+    return {
         "num_speculative_tokens": max(map(len, tree)),
-        "tree_width": 1 + max(map(max, tree)),
+        "tree_width": 1 + max((rank for path in tree for rank in path), default=0),
     }
-    for name, needed in fields.items():
-        if given.get(name, needed) != needed:
-            raise ValueError(f"{key} makes {name} {needed}, got {given[name]!r}: leave {name} out")
-    return {key: tree, **fields}
 
 
-def _synthetic_length(given: Mapping[str, Any], num_tokens: int) -> float | None:
-    """The mean acceptance length, or None where rates are given."""
-    keys = ("synthetic_acceptance_rates", "synthetic_acceptance_length")
-    if sum(key in given for key in keys) != 1:
-        raise ValueError(
-            f'rejection_sample_method "synthetic" needs either {keys[0]} or {keys[1]}, such as '
-            f'"{keys[1]}": 2.5'
-        )
-    if keys[1] not in given:
-        return None
-    return check_number(keys[1], given[keys[1]], minimum=1.0, maximum=num_tokens + 1.0)
+def _integer_lists(key: str, value: Any, form: str) -> list[list[int]]:
+    try:
+        if isinstance(value, (str, bytes, Mapping)):
+            raise TypeError
+        lists = [list(map(operator.index, entry)) for entry in value]
+    except TypeError:
+        raise ValueError(f"{key} must be {form}, got {value!r:.80}") from None
+    if any(abs(number) > INT32_MAX for entry in lists for number in entry):
+        raise ValueError(f"{key} has a number beyond {INT32_MAX}")
+    return lists
 
 
-def _conditional_rates(given: Mapping[str, Any], num_tokens: int) -> list[float]:
-    """Rates of each position given that all before were accepted; vLLM's are of all steps."""
-    key, value = "synthetic_acceptance_rates", given["synthetic_acceptance_rates"]
+def _rates(value: Any) -> list[float]:
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Sequence):
-        raise ValueError(f"{key} must be a list of numbers, got {value!r:.80}")
-    if len(value) != num_tokens:
-        raise ValueError(
-            f"{key} has {len(value)} entries for num_speculative_tokens={num_tokens}; give one for "
-            "each"
-        )
-    rates = [check_number(f"{key}[{i}]", x, minimum=0.0, maximum=1.0) for i, x in enumerate(value)]
-    conditional = []
-    before = 1.0
-    for rate in rates:
-        if rate > before:
-            raise ValueError(
-                f"{key} must not rise, got {rates}: a position is accepted only with all before it"
-            )
-        conditional.append(rate / before if before > 0.0 else 0.0)
-        before = rate
-    return conditional
+        raise ValueError(f"{_RATES} must be a list of numbers, got {value!r:.80}")
+    return [check_number(f"{_RATES}[{i}]", x, minimum=0, maximum=1) for i, x in enumerate(value)]

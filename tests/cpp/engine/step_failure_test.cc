@@ -49,7 +49,6 @@ class StepFailureTest : public tiny::EngineFixture {
     drafter.method = method;
     if (method == DraftMethod::kCustom) drafter.custom = std::make_shared<RepeatingDrafter>();
     if (method == DraftMethod::kDraftModel) drafter.model = draft_.path();
-    if (verification != Verification::kExact) drafter.sampling = DraftSampling::kIndependent;
     EngineConfig config = with_drafter(plain(), drafter, 3, width);
     config.speculative.verification = verification;
     return config;
@@ -61,7 +60,7 @@ class StepFailureTest : public tiny::EngineFixture {
             with(DraftMethod::kCustom, 2),
             with(DraftMethod::kDraftModel),
             with(DraftMethod::kDraftModel, 2),
-            with(DraftMethod::kDraftModel, 1, Verification::kRejection),
+            with(DraftMethod::kDraftModel, 1, Verification::kStandard),
             with(DraftMethod::kDraftModel, 1, Verification::kBlock)};
   }
 

@@ -358,42 +358,6 @@ TEST(AcceptBlock, RefusesWhatIsNotOneProposalAToken) {
 
 // ---- Synthetic ----
 
-TEST(SyntheticRates, HaveTheLengthAskedForAndNeverRise) {
-  for (int num_tokens = 1; num_tokens <= 8; ++num_tokens) {
-    for (double length = 1.0; length <= num_tokens + 1.0; length += 0.125) {
-      const auto rates = synthetic_rates(length, num_tokens);
-      ASSERT_EQ(rates.size(), static_cast<size_t>(num_tokens));
-      double expected = 1.0, survival = 1.0, previous = 1.0, second_moment = 0.0;
-      for (size_t i = 0; i < rates.size(); ++i) {
-        ASSERT_TRUE(rates[i] >= 0.0 && rates[i] <= 1.0);
-        ASSERT_LE(rates[i], previous);
-        previous = rates[i];
-        survival *= rates[i];
-        expected += survival;
-        second_moment += survival * static_cast<double>(2 * i + 1);  // of the number accepted
-      }
-      ASSERT_NEAR(expected, length, 1e-12);
-      // No law on whole numbers with this mean varies less.
-      const double fraction = length - std::floor(length);
-      const double variance = second_moment - (length - 1.0) * (length - 1.0);
-      ASSERT_NEAR(variance, fraction * (1.0 - fraction), 1e-9);
-    }
-  }
-}
-
-TEST(SyntheticRates, RefuseALengthOutOfReach) {
-  const double nan = std::numeric_limits<double>::quiet_NaN();
-  for (const double length : {0.0, 0.99, 4.01, nan}) {
-    try {
-      synthetic_rates(length, 3);
-      ADD_FAILURE() << length;
-    } catch (const InvalidArgument& error) {
-      EXPECT_EQ(error.field(), "synthetic_acceptance_length");
-      EXPECT_TRUE(testing::has_text(error.what(), "1 to 4"));
-    }
-  }
-}
-
 TEST(AcceptSynthetic, AcceptsAtTheRatesWhateverTheTokens) {
   const DraftTree tree = chain_of({4, 5, 6, 7});
   const Tokens sampled = {10, 11, 12, 13, 14};

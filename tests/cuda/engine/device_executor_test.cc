@@ -161,7 +161,7 @@ TEST_P(DeviceExecutorTest, DraftsAreWeighedUnderGrammars) {
     job.params.grammar = testing::make_toy_grammar(tiny::kVocab, 2, 12, 24);
   }
   EngineConfig config = with_ngram(3);
-  config.speculative.verification = Verification::kRejection;
+  config.speculative.verification = Verification::kStandard;
   compare_with_host(config, jobs);
 }
 
@@ -212,13 +212,12 @@ TEST_P(DeviceExecutorTest, DraftsOfTheHostNeverChangeAnAnswer) {
 
 // The host's verification is the reference: the same coins decide.
 TEST_P(DeviceExecutorTest, WeighedDraftsAreThoseTheHostWouldKeep) {
-  for (Verification verification : {Verification::kRejection, Verification::kBlock}) {
+  for (Verification verification : {Verification::kStandard, Verification::kBlock}) {
     SamplingParams params = shaped();
     params.logprobs = std::nullopt;
     std::vector<Job> jobs = jobs_of(3, params);
     EngineConfig config = with_draft(draft_, 3);
     config.speculative.verification = verification;
-    config.speculative.drafters[0].sampling = DraftSampling::kIndependent;
     int64_t num_device_steps = 0;
     const Answers answers = run(config, jobs, &num_device_steps);
     EXPECT_GT(num_device_steps, 3);

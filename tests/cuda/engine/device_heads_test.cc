@@ -260,13 +260,12 @@ TEST_P(DeviceHeadEngine, AHeadFarBehindCatchesUpBetweenStepsUnderWay) {
 
 // The host's verification is the reference: the same coins decide.
 TEST_P(DeviceHeadEngine, WeighedDraftsAreThoseTheHostWouldKeep) {
-  for (Verification verification : {Verification::kRejection, Verification::kBlock}) {
+  for (Verification verification : {Verification::kStandard, Verification::kBlock}) {
     SamplingParams params = shaped();
     params.logprobs = std::nullopt;
     std::vector<Job> jobs = long_jobs(3, params, 20);
     EngineConfig config = with_head(3);
     config.speculative.verification = verification;
-    config.speculative.drafters[0].sampling = DraftSampling::kIndependent;
     int64_t num_device_steps = 0;
     const Answers answers = run(config, jobs, &num_device_steps);
     EXPECT_GT(num_device_steps, 3);

@@ -153,8 +153,8 @@ TEST_P(DeviceTreeLoopTest, WeighedTreesAreThoseTheHostWouldKeep) {
   SamplingParams params = shaped();
   params.logprobs = std::nullopt;
   EngineConfig config = with_trees(draft_, 3, 2);
-  config.speculative.verification = Verification::kRejection;
-  config.speculative.drafters[0].sampling = DraftSampling::kArgmax;
+  config.speculative.verification = Verification::kStandard;
+  config.speculative.drafters[0].sample_method = DraftSampleMethod::kGreedy;
   compare_with_host(config, jobs_of(3, params));
 }
 

@@ -129,38 +129,19 @@ def test_suffix_keys_reach_the_core() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("config", "verification", "sampling"),
-    [
-        ({}, "exact", "coupled"),
-        ({"rejection_sample_method": "exact"}, "exact", "coupled"),
-        ({"draft_sample_method": "greedy"}, "exact", "argmax"),
-        ({"draft_sample_method": "probabilistic"}, "exact", "coupled"),
-        ({"draft_sample_method": "coupled"}, "exact", "coupled"),
-        ({"rejection_sample_method": "standard"}, "rejection", "independent"),
-        (
-            {"rejection_sample_method": "standard", "draft_sample_method": "greedy"},
-            "rejection",
-            "argmax",
-        ),
-        (
-            {"rejection_sample_method": "block", "draft_sample_method": "probabilistic"},
-            "block",
-            "independent",
-        ),
-        (
-            {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2},
-            "synthetic",
-            "argmax",
-        ),
-    ],
-)
-def test_drafts_are_drawn_as_verification_can_use_them(
-    config: dict[str, Any], verification: str, sampling: str
-) -> None:
-    options = parse(model="org/small", num_speculative_tokens=3, **config)
-    assert options.fields["verification"] == verification
-    assert only_fields(options)["sampling"] == sampling
+@pytest.mark.parametrize("method", ["greedy", "probabilistic", "coupled", None])
+@pytest.mark.parametrize("verification", ["exact", "standard", "block", None])
+def test_words_reach_the_core_as_they_are(method: str | None, verification: str | None) -> None:
+    options = parse(
+        model="org/small",
+        num_speculative_tokens=3,
+        draft_sample_method=method,
+        rejection_sample_method=verification,
+    )
+    core = options.to_core(resolve, encode)
+    assert core.rejection_sample_method == (verification or "exact")
+    (drafter,) = core.drafters
+    assert drafter.draft_sample_method == ("greedy" if method == "greedy" else "probabilistic")
 
 
 def test_what_vllm_accepts_without_effect_here_is_accepted() -> None:
@@ -182,7 +163,7 @@ def test_what_vllm_accepts_without_effect_here_is_accepted() -> None:
 
 def test_tables_by_batch_size_are_lists_or_tuples() -> None:
     table = ngram(num_speculative_tokens_per_batch_size=[[1, 4, 4], (5, 9, np.int64(2))])
-    assert table.fields["num_speculative_tokens_per_batch_size"] == [(1, 4, 4), (5, 9, 2)]
+    assert table.fields["num_speculative_tokens_per_batch_size"] == [[1, 4, 4], [5, 9, 2]]
 
 
 def test_several_drafters_keep_their_order_and_options() -> None:
@@ -207,7 +188,6 @@ def test_several_drafters_keep_their_order_and_options() -> None:
     assert options.drafters[0].fields == {"suffix_decoding_min_token_prob": 0.5}
     assert options.drafters[1].fields["prompt_lookup_min"] == 3
     assert options.fields == {
-        "verification": "exact",
         "draft_length_policy": "auto",
         "num_speculative_tokens": 6,
         "merge_drafters": True,
@@ -228,23 +208,6 @@ def test_a_given_tree_says_how_deep_and_wide_drafts_are(tree: Any) -> None:
         ).fields
         == options.fields
     )
-
-
-# -- synthetic acceptance
-
-
-def test_synthetic_rates_become_conditional() -> None:
-    """vLLM's are shares of all steps; the product of conditional ones gives them back."""
-    rates = [0.8, 0.6, 0.6, 0.0]
-    options = ngram(rejection_sample_method="synthetic", synthetic_acceptance_rates=rates)
-    conditional = options.fields["synthetic_acceptance_rates"]
-    assert np.cumprod(conditional) == pytest.approx(rates)
-    assert conditional[2] == 1.0 and options.synthetic_acceptance_length is None
-
-
-def test_rates_after_a_zero_are_zero() -> None:
-    options = ngram(rejection_sample_method="synthetic", synthetic_acceptance_rates=[0.5, 0, 0, 0])
-    assert options.fields["synthetic_acceptance_rates"] == [0.5, 0.0, 0.0, 0.0]
 
 
 # -- custom drafters
@@ -327,29 +290,29 @@ def test_the_core_receives_everything() -> None:
     )
     core = options.to_core(resolve, encode)
     assert (core.num_speculative_tokens, core.tree_width, core.max_draft_nodes) == (4, 2, 6)
-    assert core.merge_drafters and core.verification == "exact"
+    assert core.merge_drafters and core.rejection_sample_method == "exact"
     assert core.num_speculative_tokens_per_batch_size == [(1, 4, 4), (5, 5, 0)]
     lookup, suffix, draft, other_draft, custom = core.drafters
-    methods = ["ngram", "suffix", "draft_model", "draft_model", "custom"]
+    methods = ["ngram", "suffix", "draft_model", "draft_model", "custom_class"]
     assert [d.method for d in core.drafters] == methods
     assert (lookup.prompt_lookup_min, lookup.prompt_lookup_max) == (2, 3)
     assert suffix.suffix_decoding_max_spec_factor == 2.5
     assert suffix.suffix_decoding_min_token_prob == 0.1
     assert suffix.suffix_decoding_max_tree_depth == 24
     assert suffix.suffix_decoding_max_cached_requests == 10000
-    assert (draft.model, draft.sampling) == (str(resolve("small", "main", "int8")), "coupled")
+    assert draft.model == str(resolve("small", "main", "int8"))
     assert (draft.min_confidence, draft.quantization) == (0.5, "int8")
     assert other_draft.model == str(resolve("smaller", None, "int4"))
     assert other_draft.quantization == "int4"
     assert custom.custom is not None and custom.custom.propose([1, 2], 2) == [[2, 2]]
 
 
-@pytest.mark.parametrize("length", [1.0, 1.5, 2.0, 3.25, 5.0])
-def test_a_synthetic_length_becomes_rates_of_that_mean(length: float) -> None:
-    options = ngram(rejection_sample_method="synthetic", synthetic_acceptance_length=length)
-    rates = options.to_core(resolve, encode).synthetic_acceptance_rates
-    assert len(rates) == 4
-    assert 1.0 + sum(np.cumprod(rates)) == pytest.approx(length)
+def test_synthetic_options_reach_the_core() -> None:
+    synthetic = {"rejection_sample_method": "synthetic"}
+    length = ngram(**synthetic, synthetic_acceptance_length=2.5).to_core(resolve, encode)
+    assert length.synthetic_acceptance_length == 2.5
+    rates = ngram(**synthetic, synthetic_acceptance_rates=[0.8, 0.6, 0.6, 0])
+    assert rates.to_core(resolve, encode).synthetic_acceptance_rates == [0.8, 0.6, 0.6, 0.0]
 
 
 @pytest.mark.parametrize("table", [[[2, 4, 3]], [[1, 4, 3], [4, 6, 2]]])

@@ -28,7 +28,7 @@ def test_the_nodes_are_those_of_their_ranks(checkpoint: Callable[[str], Path]) -
     model = checkpoint("llama")
     loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     drafter = _core.DrafterConfig(method="draft_model", model=str(model), quantization="none")
-    drafter.sampling = "argmax"
+    drafter.draft_sample_method = "greedy"
     config = _core.EngineConfig(model=str(model), device="cpu", dtype="float32")
     config.speculative = _core.SpeculativeConfig(
         drafters=[drafter],
