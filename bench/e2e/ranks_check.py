@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import functools
 import json
 import math
 import statistics
@@ -29,10 +28,9 @@ from typing import Any
 
 from bench.e2e.compare.shared_machine import SharedMachine
 
-from specdec_lab.planning.ranks import Link, RankCosts, SharedModel, share_model
+from specdec_lab.planning.ranks import Link, RankCosts
 from specdec_lab.planning.roofline import Machine
-from specdec_lab.planning.shapes import model_shape
-from specdec_native import Engine, SamplingParams
+from specdec_native import Engine, SamplingParams, _core
 
 _PROMPT_TOKENS = 16
 _UNCOUNTED_STEPS = 2
@@ -235,7 +233,7 @@ class Checker:
         """Rows of predicted and measured passes, and what predictions are made from."""
         best = {name: fastest(turns) for name, turns in found.items()}
         rows = self._options.drafted_tokens + 1
-        whole = self._share(self._target, 1)
+        whole = self._share("target", 1)
         alone = _machine(whole, best["1 rank of 1 thread"].forward, 1)
         both = _machine(whole, best["1 rank of 2 threads"].forward, 1)
         both_rows = _machine(whole, best["1 rank of 2 threads, rows of drafts"].forward, rows)
@@ -243,10 +241,10 @@ class Checker:
         beside, beside_rows = _half(both), _half(both_rows)
         links, lines = {}, []
         for kind in self._options.backends:
-            exchanged = self._share(_EXCHANGES, 2).num_exchanges() + 2  # and the leader's calls
+            exchanged = self._share("exchanges", 2).num_exchanges + 2  # and the leader's calls
             more = best[f"exchanges, {kind}"].forward - best["no exchanges"].forward
             links[kind] = Link(max(0.0, more / exchanged), alone.bandwidth)
-            pair = RankCosts(beside, links[kind], self._share(self._target, 2))
+            pair = RankCosts(beside, links[kind], self._share("target", 2))
             lines.append(self._line(f"TP 2, {kind}", "forward", pair.step_seconds(1, 0, 0), best))
             stages = RankCosts(alone, links[kind], whole, num_stages=2)
             lines.append(self._line(f"PP 2, {kind}", "forward", stages.step_seconds(1, 0, 0), best))
@@ -254,12 +252,12 @@ class Checker:
             name = f"PP 2, {kind}, two groups"
             lines.append(self._line(name, "forward", busy.step_seconds(2 * _GROUP, 0, 0), best))
         kind = self._options.backends[-1]
-        verifying = RankCosts(beside_rows, links[kind], self._share(self._target, 2))
+        verifying = RankCosts(beside_rows, links[kind], self._share("target", 2))
         for size, machine in ((1, alone), (2, beside)):
             name = f"draft on {size}, {kind}"
             reading = Machine(machine.bandwidth, math.inf)  # a row or two wait for memory
             drafting = RankCosts(
-                reading, links[kind], whole, drafter=self._share(_DRAFT, size)
+                reading, links[kind], whole, drafter=self._share("draft", size)
             ).draft_seconds(1, rows - 1, 0)
             lines.append(self._line(name, "draft", drafting, best))
             lines.append(self._line(name, "forward", verifying.step_seconds(1, rows - 1, 0), best))
@@ -285,11 +283,10 @@ class Checker:
             },
         }
 
-    def _share(self, config: dict[str, Any], size: int) -> SharedModel:
-        make_shape = functools.partial(model_shape, quantization=self._options.quantization)
-        model = share_model(config, make_shape, size)
-        assert model is not None
-        return model
+    def _share(self, name: str, size: int) -> _core.ModelFacts:
+        directory = str(self._directories[name])
+        shares = _core.model_facts(directory, quantization=self._options.quantization)
+        return next(facts for facts in shares if facts.num_ranks == size)
 
     @staticmethod
     def _line(name: str, part: str, predicted: float, best: dict[str, Seconds]) -> dict[str, Any]:
@@ -303,10 +300,9 @@ class Checker:
         }
 
 
-def _machine(model: SharedModel, seconds: float, rows: int) -> Machine:
+def _machine(model: _core.ModelFacts, seconds: float, rows: int) -> Machine:
     """The rates that a pass of so many rows had. Another pass of as many rows has them, too."""
-    shape = model.share
-    return Machine(shape.pass_bytes(rows, rows, 0) / seconds, shape.pass_flops(rows, 0) / seconds)
+    return Machine(model.pass_bytes(rows, rows, 0) / seconds, model.pass_flops(rows, 0) / seconds)
 
 
 def _speed(one: Sequence[Sequence[Seconds]], other: Sequence[Sequence[Seconds]]) -> float:

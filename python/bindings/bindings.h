@@ -19,6 +19,7 @@ void bind_sampling_params(pybind11::module_& module);
 void bind_speculative(pybind11::module_& module);
 void bind_outputs(pybind11::module_& module);
 void bind_engine(pybind11::module_& module);
+void bind_model_facts(pybind11::module_& module);
 void bind_log(pybind11::module_& module);
 
 // What `function` returns, with the GIL released while it runs. The lock is taken back in a plain

@@ -14,5 +14,6 @@ PYBIND11_MODULE(_core, module) {
   specdec::python::bind_sampling_params(module);
   specdec::python::bind_outputs(module);
   specdec::python::bind_engine(module);
+  specdec::python::bind_model_facts(module);
   specdec::python::bind_log(module);
 }

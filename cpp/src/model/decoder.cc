@@ -472,6 +472,7 @@ int64_t Decoder::Impl::pass_bytes() const {
     return matrix != nullptr ? matrix->size_bytes() : 0;
   };
   int64_t bytes = 0;
+  if (parts.embedding != nullptr) bytes += size_of_matrix(parts.embedding->project_in);
   if (parts.head != nullptr) {
     bytes += size_of_matrix(parts.head->weight) + size_of_matrix(parts.head->project_out);
   }

@@ -110,8 +110,14 @@ std::vector<int> tensor_parallel_sizes(const ModelConfig& config) {
 }
 
 ModelShard::ModelShard(const ModelConfig& whole, const RankPlace& place, const std::string& field)
-    : place_(place),
-      ranks_(place.ranks != nullptr && place.ranks->size() > 1 ? place.ranks : nullptr) {
+    : ModelShard(whole, place, place.stage_size(), field) {}
+
+ModelShard::ModelShard(const ModelConfig& whole, int size)
+    : ModelShard(whole, {}, size, "tensor_parallel_size") {}
+
+ModelShard::ModelShard(const ModelConfig& whole, const RankPlace& place, int size,
+                       const std::string& field)
+    : place_(place), ranks_(size > 1 ? place.ranks : nullptr), size_(size) {
   if (whole.layers.empty()) {  // a head without attention, which nobody shares
     SPECDEC_CHECK(is_whole());
     return;
@@ -122,13 +128,13 @@ ModelShard::ModelShard(const ModelConfig& whole, const RankPlace& place, const s
                                   " layers; write at most ", whole.num_layers));
   }
   attention_slices_ = slices_of_attention(whole);
-  if (!can_share(whole, size())) refuse(whole, size(), field);
+  if (!can_share(whole, size)) refuse(whole, size, field);
   all_heads_.ranks = ranks_;
   if (is_whole()) {
     all_heads_.by_rank = {{.num_heads = whole.num_heads, .num_kv_heads = whole.num_kv_heads}};
     return;
   }
-  attention_runs_ = *share_attention(whole, size());
+  attention_runs_ = *share_attention(whole, size);
   const int group = whole.num_heads / whole.num_kv_heads;
   for (const SliceRun& run : attention_runs_) {
     const KSlices slices = attention_slices_.cut(run);
@@ -148,6 +154,15 @@ KSlices ModelShard::inner_slices(int inner_size) const {
 
 std::vector<SliceRun> ModelShard::inner_runs(int inner_size) const {
   return is_whole() ? std::vector<SliceRun>{} : share_inner(inner_size, size()).value();
+}
+
+int64_t ModelShard::largest_inner(int inner_size) const {
+  const KSlices slices = KSlices::whole(inner_size, kSliceUnit);
+  int64_t most = is_whole() ? inner_size : 0;
+  for (const SliceRun& run : inner_runs(inner_size)) {
+    most = std::max(most, slices.cut(run).in_features());
+  }
+  return most;
 }
 
 std::vector<int64_t> ModelShard::vocabulary(int64_t num_tokens) const {

@@ -20,11 +20,14 @@ class ModelShard {
   // sizes that they can, and of pipeline_parallel_size where there are fewer layers than stages.
   ModelShard(const ModelConfig& whole, const RankPlace& place,
              const std::string& field = "tensor_parallel_size");
+  // As the first of `size` ranks, which need not be there, would have it.
+  ModelShard(const ModelConfig& whole, int size);
 
   const RankPlace& place() const { return place_; }
 
   // Of each layer.
-  bool is_whole() const { return ranks_ == nullptr; }
+  bool is_whole() const { return size_ == 1; }
+  int size() const { return size_; }
   Communicator* ranks() const { return ranks_; }
 
   const HeadShare& heads() const { return all_heads_.by_rank[static_cast<size_t>(rank())]; }
@@ -36,6 +39,8 @@ class ModelShard {
   const std::vector<SliceRun>& attention_runs() const { return attention_runs_; }
   KSlices inner_slices(int inner_size) const;
   std::vector<SliceRun> inner_runs(int inner_size) const;
+  // Of any rank.
+  int64_t largest_inner(int inner_size) const;
   // By rank, where its tokens of the vocabulary begin, then the number of tokens: [size + 1]. Empty
   // for a whole model.
   std::vector<int64_t> vocabulary(int64_t num_tokens) const;
@@ -44,11 +49,13 @@ class ModelShard {
   ModelConfig config_of_share(const ModelConfig& whole) const;
 
  private:
-  int rank() const { return is_whole() ? 0 : ranks_->rank(); }
-  int size() const { return is_whole() ? 1 : ranks_->size(); }
+  ModelShard(const ModelConfig& whole, const RankPlace& place, int size, const std::string& field);
+
+  int rank() const { return ranks_ != nullptr ? ranks_->rank() : 0; }
 
   RankPlace place_;
   Communicator* ranks_ = nullptr;  // of the place, unless it is one rank
+  int size_ = 1;
   SharedHeads all_heads_;
   KSlices attention_slices_;
   std::vector<SliceRun> attention_runs_;

@@ -50,9 +50,7 @@ void check_ranks(const DrafterConfig& drafter, int num_ranks) {
         "draft_tensor_parallel_size",
         str_cat(size, " is more than the target's tensor_parallel_size, ", num_ranks));
   }
-  const bool is_shared =
-      drafter.method != DraftMethod::kMedusa && drafter.method != DraftMethod::kMlpSpeculator;
-  if (size > 1 && !is_shared) {
+  if (size > 1 && !can_be_shared(drafter.method)) {
     throw InvalidArgument("draft_tensor_parallel_size",
                           str_cat("a head of method '", name_of(drafter.method),
                                   "' drafts on one device; leave it out or write 1"));
@@ -112,13 +110,14 @@ void DraftModels::choose_sizes(Backend& backend) {
     if (!has_model(drafter.method) || size != 0) continue;
     size = 1;
     if (place_.ranks == nullptr || !place_.is_last() || !can_be_shared(drafter.method)) continue;
-    const ModelConfig model =
-        heads_.contains(id) ? heads_.at(id).model : load_model_config(drafter.model);
-    std::vector<int> sizes = tensor_parallel_sizes(model);
-    std::erase_if(sizes, [&](int ranks) { return ranks > place_.ranks->size(); });
+    const FactsFormats formats = {.dtype = std::string(name_of(backend.act_dtype())),
+                                  .quantization = drafter.quantization};
+    std::vector<ModelFacts> facts = heads_.contains(id) ? facts_of(heads_.at(id), target_, formats)
+                                                        : model_facts(drafter.model, formats);
+    std::erase_if(facts,
+                  [&](const ModelFacts& model) { return model.num_ranks > place_.ranks->size(); });
     if (!speed.has_value()) speed = measure_group(backend, *place_.ranks);
-    size = choose_draft_size(draft_pass_work(model, parse_quantization(drafter.quantization)),
-                             *speed, sizes);
+    size = choose_draft_size(facts, *speed);
     if (place_.ranks->rank() == 0) {
       log_info(drafter.model, " drafts on ", size, " of ", place_.ranks->size(), " devices");
     }

@@ -34,34 +34,7 @@ double shortest(int num_runs, const Run& run) {
   return best;
 }
 
-double bytes_per_weight(Quantization quantization) {
-  switch (quantization) {
-    case Quantization::kInt8:
-    case Quantization::kFp8:
-      return 1.0;
-    case Quantization::kInt4:
-      return 0.5625;  // a float16 scale for every 32
-    default:
-      return 2.0;
-  }
-}
-
 }  // namespace
-
-DraftPassWork draft_pass_work(const ModelConfig& config, Quantization quantization) {
-  const int64_t hidden = config.hidden_size;
-  int64_t num_weights = config.vocab_size * hidden;
-  for (const LayerSpec& layer : config.layers) {
-    const int64_t heads = 2 * int64_t{config.num_heads} + 2 * int64_t{config.num_kv_heads};
-    const int matrices = layer.mlp == MlpKind::kPlain ? 2 : 3;
-    const int copies = layer.mlp == MlpKind::kExperts ? config.num_experts_per_token : 1;
-    num_weights += heads * config.head_dim * hidden;
-    num_weights += int64_t{matrices} * copies * layer.inner_size * hidden;
-  }
-  return {.weight_bytes = static_cast<int64_t>(static_cast<double>(num_weights) *
-                                               bytes_per_weight(quantization)),
-          .num_exchanges = 2 * config.num_layers + 1};  // the head's, too
-}
 
 GroupSpeed measure_group(Backend& backend, Communicator& ranks) {
   const std::vector<float> zeros(static_cast<size_t>(kProbeOutputs * kProbeInputs));
@@ -112,16 +85,14 @@ GroupSpeed measure_group(Backend& backend, Communicator& ranks) {
   return MessageReader(message).get<GroupSpeed>();
 }
 
-int choose_draft_size(const DraftPassWork& work, const GroupSpeed& speed,
-                      std::span<const int> sizes) {
-  SPECDEC_CHECK(!sizes.empty());
-  const auto seconds = [&](int size) {
-    const auto bytes = static_cast<double>(work.weight_bytes);
-    return size == 1 ? bytes / speed.bytes_per_second_alone
-                     : bytes / (size * speed.bytes_per_second_together) +
-                           work.num_exchanges * speed.exchange_seconds;
+int choose_draft_size(std::span<const ModelFacts> facts, const GroupSpeed& speed) {
+  SPECDEC_CHECK(!facts.empty());
+  const auto seconds = [&](const ModelFacts& model) {
+    return model.pass_bytes(1, 1, 0) / (model.num_ranks == 1 ? speed.bytes_per_second_alone
+                                                             : speed.bytes_per_second_together) +
+           model.num_exchanges() * speed.exchange_seconds;
   };
-  return *std::ranges::min_element(sizes, {}, seconds);
+  return std::ranges::min_element(facts, {}, seconds)->num_ranks;
 }
 
 }  // namespace specdec

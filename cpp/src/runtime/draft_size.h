@@ -2,22 +2,13 @@
 // other twice a layer.
 #pragma once
 
-#include <cstdint>
 #include <span>
 
 #include "backend/backend.h"
 #include "comm/communicator.h"
-#include "model/config.h"
-#include "specdec/quantization.h"
+#include "specdec/model_facts.h"
 
 namespace specdec {
-
-// What a pass over one row takes of the machine.
-struct DraftPassWork {
-  int64_t weight_bytes = 0;  // of matrices
-  int num_exchanges = 0;     // where several ranks share the model
-};
-DraftPassWork draft_pass_work(const ModelConfig& config, Quantization quantization);
 
 // What the ranks of a group can do, measured.
 struct GroupSpeed {
@@ -29,8 +20,8 @@ struct GroupSpeed {
 // has measured.
 GroupSpeed measure_group(Backend& backend, Communicator& ranks);
 
-// The fastest of `sizes`, numbers of ranks in rising order.
-int choose_draft_size(const DraftPassWork& work, const GroupSpeed& speed,
-                      std::span<const int> sizes);
+// The number of ranks that run a pass over one row the fastest. `facts` are by that number, in
+// rising order.
+int choose_draft_size(std::span<const ModelFacts> facts, const GroupSpeed& speed);
 
 }  // namespace specdec

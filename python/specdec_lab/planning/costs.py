@@ -1,4 +1,4 @@
-"""What passes cost: measured on this machine, or computed for another one."""
+"""What passes cost, as they were measured on this machine, and which passes a drafter makes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import bisect
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Literal
-
-from specdec_lab.planning.roofline import Machine
-from specdec_lab.planning.shapes import PassShape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,38 +118,3 @@ def rows_of_passes(passes: Passes, batch: int, length: int) -> list[int]:
     if passes == "levels":
         return [2 * batch] + [batch] * (length - 1)
     return [batch * length if passes == "rows" else batch]
-
-
-@dataclasses.dataclass(frozen=True)
-class DrafterShape:
-    """A drafter that runs a model: the shape of a pass, and its passes."""
-
-    shape: PassShape
-    passes: Passes = "levels"
-
-
-@dataclasses.dataclass(frozen=True)
-class ComputedCosts:
-    """Costs by the roofline of a machine; a drafter without a model costs nothing."""
-
-    machine: Machine
-    target: PassShape
-    drafter: DrafterShape | None = None
-
-    def target_seconds(self, batch: int, num_rows: float, context: int) -> float:
-        """See PassCosts."""
-        return self._seconds(self.target, batch, num_rows, context)
-
-    def draft_seconds(self, batch: int, length: int, context: int) -> float:
-        """See PassCosts."""
-        if self.drafter is None or length == 0:
-            return 0.0
-        return sum(
-            self._seconds(self.drafter.shape, batch, rows, context)
-            for rows in rows_of_passes(self.drafter.passes, batch, length)
-        )
-
-    def _seconds(self, shape: PassShape, batch: int, num_rows: float, context: int) -> float:
-        return self.machine.seconds(
-            shape.pass_bytes(num_rows, batch, context), shape.pass_flops(num_rows, context)
-        )

@@ -8,14 +8,10 @@ from typing import Any
 
 from specdec_lab.planning.costs import Passes
 from specdec_lab.planning.plan import SCHEMA
-from specdec_lab.planning.ranks import (
-    MAX_TENSOR_PARALLEL,
-    Link,
-    RankCosts,
-    SharedModel,
-)
+from specdec_lab.planning.ranks import Link, RankCosts
 from specdec_lab.planning.roofline import Machine
 from specdec_lab.planning.speedup import Acceptance
+from specdec_native._core import ModelFacts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,28 +132,23 @@ def _preference(speed: LayoutSpeed) -> tuple[float, int, int]:
 
 def layout_costs(
     devices: Devices,
-    targets: Mapping[int, SharedModel],
-    drafters: Mapping[int, SharedModel],
+    targets: Sequence[ModelFacts],
+    drafters: Sequence[ModelFacts],
     passes: Passes,
 ) -> list[tuple[Layout, RankCosts]]:
-    """Every layout whose ranks divide the devices. `targets` and `drafters` are by size; without
-    drafters nothing that drafts runs a model."""
+    """Every layout whose ranks divide the devices. `targets` and `drafters` are the shares of all
+    sizes that work; without drafters nothing that drafts runs a model."""
     found = []
-    for size in (s for s in range(1, MAX_TENSOR_PARALLEL + 1) if s in targets):
-        for stages in range(1, targets[size].share.num_layers + 1):
+    for target in targets:
+        size = target.num_ranks
+        for stages in range(1, target.num_layers + 1):
             if devices.count % (size * stages):
                 continue
-            for draft in sorted(d for d in drafters or (1,) if d <= size):
-                costs = RankCosts(
-                    devices.machine,
-                    devices.link,
-                    targets[size],
-                    stages,
-                    drafters.get(draft),
-                    passes,
-                )
-                replicas = devices.count // (size * stages)
-                found.append((Layout(size, stages, draft, replicas), costs))
+            replicas = devices.count // (size * stages)
+            for drafter in (d for d in drafters or (None,) if d is None or d.num_ranks <= size):
+                layout = Layout(size, stages, drafter.num_ranks if drafter else 1, replicas)
+                costs = RankCosts(devices.machine, devices.link, target, stages, drafter, passes)
+                found.append((layout, costs))
     return found
 
 
@@ -217,7 +208,7 @@ def predict_layouts(
 def _draft_sizes(
     layouts: Sequence[tuple[Layout, RankCosts]], length: int, context: int
 ) -> list[DraftSize]:
-    by_size = {costs.drafter.size: costs for _, costs in layouts if costs.drafter is not None}
+    by_size = {costs.drafter.num_ranks: costs for _, costs in layouts if costs.drafter is not None}
     found: list[DraftSize] = []
     for size, costs in sorted(by_size.items()):
         seconds = costs.draft_seconds(1, length, context)

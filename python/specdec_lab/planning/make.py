@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specdec_lab.planning.costs import ComputedCosts, DrafterShape, MeasuredCosts, Passes
+from specdec_lab.planning.costs import MeasuredCosts, Passes
 from specdec_lab.planning.layouts import Devices, LayoutPlan, layout_costs, predict_layouts
 from specdec_lab.planning.measure import Grid, measure
 from specdec_lab.planning.plan import Plan, predict
-from specdec_lab.planning.ranks import (
-    MAX_TENSOR_PARALLEL,
-    ShapeMaker,
-    SharedModel,
-    share_model,
-)
+from specdec_lab.planning.ranks import Link, RankCosts
 from specdec_lab.planning.roofline import (
     Machine,
     Point,
@@ -26,11 +21,10 @@ from specdec_lab.planning.roofline import (
     prompt_flops,
     prompt_point,
 )
-from specdec_lab.planning.shapes import ModelShape, head_shape, model_shape
 from specdec_lab.planning.speedup import Acceptance, PassCosts
+from specdec_native import _core
+from specdec_native._core import ModelFacts
 from specdec_native.checkpoints import hub
-from specdec_native.checkpoints.hf_config import load_hf_config
-from specdec_native.speculation.drafter_options import DrafterOptions
 from specdec_native.speculation.methods import HEADS
 from specdec_native.speculation.speculative_config import parse_speculative_config
 
@@ -78,10 +72,10 @@ def measured_plan(
         acceptance=acceptance,
     )
     costs = MeasuredCosts(found.points)
-    shape = _target_shape(question, found.facts["weight_format"])
-    points = _points(question, costs, shape)
+    whole = _targets(question, found.facts["weight_format"])[0]
+    points = _points(question, costs, whole)
     if found.prompt_seconds > 0:
-        points.append(prompt_point(shape, found.prompt_rows, found.prompt_seconds))
+        points.append(prompt_point(whole, found.prompt_rows, found.prompt_seconds))
     return Plan(
         machine=observed_machine(points),
         is_measured=True,
@@ -93,13 +87,13 @@ def measured_plan(
 
 def computed_plan(question: Question, machine: Machine, acceptance: Acceptance | None) -> Plan:
     """A plan for a machine that need not be here. Raises CheckpointError."""
-    shape = _target_shape(question, None)
-    drafters = parse_speculative_config(question.speculation, hub.find_config).drafters
-    shapes = [s for d in drafters if (s := _drafter_shape(d, question)) is not None]
-    costs = ComputedCosts(machine, shape, shapes[0] if shapes else None)
-    prompt_bytes = shape.pass_bytes(_PROMPT_ROWS, 1, 0)
-    seconds = machine.seconds(prompt_bytes, prompt_flops(shape, _PROMPT_ROWS))
-    points = [*_points(question, costs, shape), prompt_point(shape, _PROMPT_ROWS, seconds)]
+    whole = _targets(question)[0]
+    drafters, passes = _drafters(question)
+    one_device = Link(0.0, math.inf)
+    costs = RankCosts(machine, one_device, whole, 1, drafters[0] if drafters else None, passes)
+    prompt_bytes = whole.pass_bytes(_PROMPT_ROWS, 1, 0)
+    seconds = machine.seconds(prompt_bytes, prompt_flops(whole, _PROMPT_ROWS))
+    points = [*_points(question, costs, whole), prompt_point(whole, _PROMPT_ROWS, seconds)]
     return Plan(
         machine=machine,
         is_measured=False,
@@ -114,15 +108,8 @@ def layout_plan(question: Question, devices: Devices, acceptance: Acceptance | N
 
     Raises CheckpointError, and ValueError where no layout has enough memory.
     """
-    targets = _shared(load_hf_config(question.directory, None), _target_maker(question, None))
-    drafters: dict[int, SharedModel] = {}
-    passes: Passes = "levels"
-    if acceptance is not None:
-        parsed = parse_speculative_config(question.speculation, hub.find_config).drafters
-        models = [m for d in parsed if (m := _drafter_model(d, question)) is not None]
-        if models:
-            drafters, passes = models[0].shared(), models[0].passes
-    layouts = layout_costs(devices, targets, drafters, passes)
+    drafters, passes = _drafters(question) if acceptance is not None else ([], "levels")
+    layouts = layout_costs(devices, _targets(question), drafters, passes)
     return LayoutPlan(
         model=question.model,
         speculation=_drafter_keys(question) if acceptance is not None else {},
@@ -153,11 +140,11 @@ def _predicted(
     }
 
 
-def _points(question: Question, costs: PassCosts, shape: ModelShape) -> list[Point]:
+def _points(question: Question, costs: PassCosts, model: ModelFacts) -> list[Point]:
     """Decoding and verifying at every batch size and the shortest and longest context."""
     ends = sorted({question.contexts[0], question.contexts[-1]})
     return [
-        decoding_point(shape, b, rows, c, costs.target_seconds(b, rows, c))
+        decoding_point(model, b, rows, c, costs.target_seconds(b, rows, c))
         for c in ends
         for rows_each in (1, 1 + question.longest)
         for b in question.batches
@@ -165,74 +152,44 @@ def _points(question: Question, costs: PassCosts, shape: ModelShape) -> list[Poi
     ]
 
 
-def _target_shape(question: Question, weight_format: str | None) -> ModelShape:
-    return _target_maker(question, weight_format)(load_hf_config(question.directory, None))
-
-
-def _target_maker(question: Question, weight_format: str | None) -> ShapeMaker:
+def _targets(question: Question, weight_format: str | None = None) -> list[ModelFacts]:
+    """The target, as each number of ranks shares it; `weight_format` as it was loaded."""
     options = question.engine_options
-    stored = options.get("quantization") or "auto"
-    if weight_format is not None:  # as loaded, such as "int4+int8, from gguf q4_k"
+    quantization = options.get("quantization") or "auto"
+    if weight_format is not None:  # such as "int4+int8, from gguf q4_k"
         stored = weight_format.split(",")[0].split("+")[0]
-    return functools.partial(
-        model_shape,
+        quantization = stored if stored in _core.known_quantizations() else "none"
+    return _core.model_facts(
+        str(question.directory),
         dtype=options.get("dtype") or "auto",
-        quantization=stored,
+        quantization=quantization,
         kv_cache_dtype=options.get("kv_cache_dtype") or "auto",
     )
 
 
-def _drafter_shape(drafter: DrafterOptions, question: Question) -> DrafterShape | None:
-    found = _drafter_model(drafter, question)
-    return None if found is None else DrafterShape(found.make_shape(found.config), found.passes)
-
-
-@dataclasses.dataclass(frozen=True)
-class _DrafterModel:
-    """A drafter that runs a model: what its config.json holds, and how sizes follow from that."""
-
-    config: Mapping[str, Any]
-    make_shape: ShapeMaker
-    passes: Passes
-    can_be_shared: bool = True
-
-    def shared(self) -> dict[int, SharedModel]:
-        """By the number of ranks."""
-        most = MAX_TENSOR_PARALLEL if self.can_be_shared else 1
-        return _shared(self.config, self.make_shape, most)
-
-
-def _drafter_model(drafter: DrafterOptions, question: Question) -> _DrafterModel | None:
-    if drafter.method != "draft_model" and drafter.method not in HEADS:
-        return None
-    quantization = str(drafter.fields.get("quantization", "int8"))
-    in_parallel = bool(drafter.fields.get("parallel_drafting"))
-    if drafter.method == "draft_model":
-        directory = hub.resolve_model(drafter.model or "", revision=drafter.revision, weights=False)
-        make_shape = functools.partial(model_shape, quantization=quantization)
-        config = load_hf_config(directory, None)
-        return _DrafterModel(config, make_shape, "rows" if in_parallel else "levels")
-    target = load_hf_config(question.directory, None)
-    if drafter.config is None:
-        raise ValueError(
-            f"there is no config.json to read for the head {drafter.model}; give its directory"
-        )
-    head, method = drafter.config, drafter.method
-
-    def make_head_shape(values: Mapping[str, Any]) -> ModelShape:
-        changed = dataclasses.replace(head, values=values)
-        return head_shape(changed, method, target, quantization=quantization)
-
-    return _DrafterModel(
-        {**target, **head.layers, **head.values},
-        make_head_shape,
-        "one" if method == "medusa" else "rows" if in_parallel else "levels",
-        can_be_shared=method in ("eagle", "eagle3"),
-    )
-
-
-def _shared(
-    config: Mapping[str, Any], make_shape: ShapeMaker, most: int = MAX_TENSOR_PARALLEL
-) -> dict[int, SharedModel]:
-    found = {size: share_model(config, make_shape, size) for size in range(1, most + 1)}
-    return {size: model for size, model in found.items() if model is not None}
+def _drafters(question: Question) -> tuple[list[ModelFacts], Passes]:
+    """What drafts, as each number of ranks shares it, and its passes; nothing where none runs a
+    model."""
+    for drafter in parse_speculative_config(question.speculation, hub.find_config).drafters:
+        in_parallel = bool(drafter.fields.get("parallel_drafting"))
+        passes: Passes = "rows" if in_parallel else "levels"
+        quantization = str(drafter.fields.get("quantization", "int8"))
+        if drafter.method == "draft_model":
+            directory = hub.resolve_model(
+                drafter.model or "", revision=drafter.revision, weights=False
+            )
+            return _core.model_facts(str(directory), quantization=quantization), passes
+        if drafter.method in HEADS:
+            if drafter.config is None:
+                raise ValueError(
+                    f"there is no config.json to read for the head {drafter.model}; give its "
+                    "directory"
+                )
+            head = _core.DrafterConfig(
+                method=drafter.method,
+                model=str(drafter.config.file.parent),
+                quantization=quantization,
+            )
+            found = _core.head_facts(head, str(question.directory))
+            return found, "one" if drafter.method == "medusa" else passes
+    return [], "levels"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from specdec_lab.planning.shapes import ModelShape
+from specdec_native._core import ModelFacts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Point:
 
 
 def decoding_point(
-    shape: ModelShape, batch: int, num_rows: int, context: int, seconds: float
+    model: ModelFacts, batch: int, num_rows: int, context: int, seconds: float
 ) -> Point:
     """A step's pass of `batch` requests: a decoding one, or a verifying one with more rows."""
     return Point(
@@ -85,21 +85,21 @@ def decoding_point(
         batch,
         num_rows,
         context,
-        shape.pass_bytes(num_rows, batch, context),
-        shape.pass_flops(num_rows, context),
+        model.pass_bytes(num_rows, batch, context),
+        model.pass_flops(num_rows, context),
         seconds,
     )
 
 
-def prompt_point(shape: ModelShape, num_rows: int, seconds: float) -> Point:
+def prompt_point(model: ModelFacts, num_rows: int, seconds: float) -> Point:
     """The pass over a prompt of `num_rows` tokens."""
-    flops = prompt_flops(shape, num_rows)
-    return Point("prompt", 1, num_rows, 0, shape.pass_bytes(num_rows, 1, 0), flops, seconds)
+    flops = prompt_flops(model, num_rows)
+    return Point("prompt", 1, num_rows, 0, model.pass_bytes(num_rows, 1, 0), flops, seconds)
 
 
-def prompt_flops(shape: ModelShape, num_rows: int) -> float:
+def prompt_flops(model: ModelFacts, num_rows: int) -> float:
     """Of the pass over a prompt: each token attends to those before it, the last one is scored."""
-    return shape.pass_flops(num_rows, num_rows // 2, 1)
+    return model.pass_flops(num_rows, num_rows // 2, 1)
 
 
 def observed_machine(points: Sequence[Point]) -> Machine:

@@ -11,34 +11,17 @@
 namespace specdec {
 namespace {
 
-// 16 layers of a 1B model: 4 * 2048^2 / 32 * 20 weights of attention and 3 * 2048 * 8192 of the
-// MLP.
-TEST(DraftSizeTest, CountsWeightsAndExchanges) {
-  ModelConfig config;
-  config.hidden_size = 2048;
-  config.num_heads = 32;
-  config.num_kv_heads = 8;
-  config.head_dim = 64;
-  config.vocab_size = 1000;
-  config.num_layers = 16;
-  config.layers.assign(16, LayerSpec{.inner_size = 8192});
-  const int64_t weights = 1000 * 2048 + 16 * (80 * 64 * 2048 + 3 * 8192 * 2048);
-  const DraftPassWork work = draft_pass_work(config, Quantization::kInt8);
-  EXPECT_EQ(work.weight_bytes, weights);
-  EXPECT_EQ(work.num_exchanges, 33);
-  EXPECT_EQ(draft_pass_work(config, Quantization::kNone).weight_bytes, 2 * weights);
-}
-
 // 1 GB at 1 GB/s takes a second; four ranks take a quarter, and 33 exchanges.
 TEST(DraftSizeTest, MoreRanksPayWhileExchangesAreShort) {
-  const DraftPassWork work = {.weight_bytes = 1'000'000'000, .num_exchanges = 30};
-  constexpr std::array kSizes = {1, 2, 4};
+  std::vector<ModelFacts> facts;
+  for (const int size : {1, 2, 4}) {
+    facts.push_back({.num_ranks = size, .output = {.weights = 1e9 / size}, .output_bytes = 1});
+    if (size > 1) facts.back().output.num_exchanges = 30;
+  }
   const auto choose = [&](double together, double exchange) {
-    return choose_draft_size(work,
-                             {.bytes_per_second_alone = 1e9,
-                              .bytes_per_second_together = together,
-                              .exchange_seconds = exchange},
-                             kSizes);
+    return choose_draft_size(facts, {.bytes_per_second_alone = 1e9,
+                                     .bytes_per_second_together = together,
+                                     .exchange_seconds = exchange});
   };
   EXPECT_EQ(choose(1e9, 1e-3), 4);     // 0.25 + 0.03 seconds
   EXPECT_EQ(choose(1e9, 0.015), 4);    // 0.70, against 0.95 of two

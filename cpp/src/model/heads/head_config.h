@@ -12,6 +12,7 @@
 #include "model/model.h"
 #include "model/parts.h"
 #include "model/taps.h"
+#include "specdec/model_facts.h"
 #include "specdec/quantization.h"
 #include "specdec/speculative_config.h"
 
@@ -52,6 +53,9 @@ struct DraftHeadConfig {
   // The tokens it scores, in the order of its logits, where they are not the target's whole
   // vocabulary.
   std::vector<int32_t> token_ids = {};
+  // Without layers: weights that a pass multiplies each row by, before its logits and for them.
+  double block_weights = 0;
+  double output_weights = 0;
   EagleConfig eagle = {};  // of EAGLE's methods
 };
 
@@ -62,6 +66,10 @@ int32_t load_mask_token(const std::string& directory, int vocab_size);
 // Reads and checks config.json, and looks at which tensors there are and at their shapes; loads
 // nothing. Throws CheckpointError and InvalidArgument naming the file and the field.
 DraftHeadConfig load_head_config(const DrafterConfig& drafter, const HeadTarget& target);
+
+// Of a head that is read already. See head_facts().
+std::vector<ModelFacts> facts_of(const DraftHeadConfig& head, const ModelConfig& target,
+                                 const FactsFormats& formats);
 
 struct HeadLoadArgs {
   const HeadTarget& target;

@@ -364,6 +364,9 @@ DraftHeadConfig parse_medusa(const DrafterConfig& drafter, const HeadTarget& tar
     config.model.vocab_size = static_cast<int>(config.token_ids.size());
   }
   config.taps = {.final_hidden = true};
+  const double hidden = target.config.hidden_size;
+  config.block_weights = spec.num_heads * spec.num_layers * hidden * hidden;
+  config.output_weights = spec.num_heads * hidden * config.model.vocab_size;
   config.max_depth = spec.num_heads;
   config.is_parallel = true;
   fields.pass_over({"medusa_fc_bias", "medusa_num_heads", "num_hidden_layers"});

@@ -263,6 +263,9 @@ DraftHeadConfig parse_mlp_speculator(const DrafterConfig& drafter, const HeadTar
   check_tensors(spec, HeadTensors(drafter.model, of_target.random_weights), of_target.vocab_size);
   refuse_token_map(drafter);
   config.taps = {.final_hidden = true, .least_width = spec.inner_size};
+  const double inner = spec.inner_size;
+  config.block_weights = inner * spec.input_size(0);
+  config.output_weights = inner * of_target.vocab_size;
   config.max_depth = spec.num_steps;
   return config;
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,36 +17,14 @@ from specdec_lab.planning.make import Question, computed_plan
 from specdec_lab.planning.measure import Grid, measure, runs_model
 from specdec_lab.planning.measured_acceptance import acceptance_of, measure_acceptance
 from specdec_lab.planning.roofline import Machine
-from specdec_lab.planning.shapes import model_shape
 from specdec_lab.planning.speedup import Acceptance
-from specdec_native import Engine
-from specdec_native.checkpoints.hf_config import load_hf_config
-from specdec_native.checkpoints.safetensors_file import open_checkpoint
+from specdec_native import Engine, _core
 
 SMALL = ("--batch-sizes", "1,3", "--contexts", "8,32", "--spec-tokens", 2, "--max-tokens", 8)
 NGRAM = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 
 
 # -- what is measured
-
-
-@pytest.mark.parametrize(
-    "variant", ["llama", "llama_tied", "qwen3", "qwen3_moe", "opt", "gpt_neox"]
-)
-def test_shapes_have_the_weights_of_checkpoints(
-    variant: str, checkpoint: Callable[[str], Path]
-) -> None:
-    directory = checkpoint(variant)
-    config = load_hf_config(directory, None)
-    shape = model_shape(config)
-    experts = shape.num_layers * shape.num_experts * shape.expert_weights
-    counted = shape.num_layers * shape.layer_weights + experts + shape.head_weights
-    matrices = {n: t.shape for n, t in open_checkpoint(directory).items() if len(t.shape) == 2}
-    looked_up = [n for n in matrices if "embed" in n and "embed_out" not in n]
-    has_head = any("lm_head" in n or "embed_out" in n for n in matrices)
-    stored = sum(math.prod(s) for n, s in matrices.items() if n not in looked_up)
-    vocab, hidden = config["vocab_size"], config["hidden_size"]
-    assert counted == stored + (0 if has_head else vocab * hidden)
 
 
 @pytest.mark.parametrize("speculation", [NGRAM, {"method": "suffix"}, "head"])
@@ -147,10 +124,10 @@ def test_it_plans_for_a_machine_that_is_not_here(
     assert result.returncode == 0, result.stderr
     plan = json.loads(file.read_text())
     assert not plan["is_measured"] and plan["acceptance"] is None
-    shape = model_shape(load_hf_config(tmp_path, None), dtype="bfloat16")
+    facts = _core.model_facts(str(tmp_path), dtype="bfloat16")[0]
     for cost in plan["costs"]:
         rows = cost["batch"] * (1 + cost["length"])
-        read = shape.pass_bytes(rows, cost["batch"], cost["context"])
+        read = facts.pass_bytes(rows, cost["batch"], cost["context"])
         assert cost["target_seconds"] == pytest.approx(read / 2e9) and cost["draft_seconds"] == 0
     assert "memory" in result.stdout and "where more than" in result.stdout
     stated = run("plan", tmp_path, *SMALL, *machine[:4], "--acceptance", 0.5)
@@ -169,9 +146,9 @@ def test_drafters_of_a_machine_that_is_not_here_cost_their_bytes(
         plan = computed_plan(question, machine, None)
         return [cost.draft_seconds for cost in plan.costs]
 
-    shape = model_shape(load_hf_config(target, None), quantization="none")
-    level = shape.pass_bytes(1, 1, 16) / 1e9
-    first = shape.pass_bytes(2, 1, 16) / 1e9
+    facts = _core.model_facts(str(target), quantization="none")[0]
+    level = facts.pass_bytes(1, 1, 16) / 1e9
+    first = facts.pass_bytes(2, 1, 16) / 1e9
     by_model = drafting(method="draft_model", model=str(target))
     assert by_model == pytest.approx([0.0, first, first + level, first + 2 * level])
     eagle = drafting(model=str(head("eagle3_own_head")))

@@ -4,16 +4,14 @@ which sizes there are, against the engine."""
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from command_line import run
-from specdec_lab.planning.costs import ComputedCosts, DrafterShape
+from model_facts import facts_of
 from specdec_lab.planning.layouts import (
     Devices,
     LayoutPlan,
@@ -21,17 +19,9 @@ from specdec_lab.planning.layouts import (
     predict_layouts,
 )
 from specdec_lab.planning.layouts_report import sentence
-from specdec_lab.planning.ranks import (
-    Link,
-    RankCosts,
-    SharedModel,
-    share_model,
-    tensor_parallel_sizes,
-)
+from specdec_lab.planning.ranks import Link, RankCosts
 from specdec_lab.planning.roofline import Machine
-from specdec_lab.planning.shapes import model_shape
 from specdec_lab.planning.speedup import Acceptance
-from specdec_native import Engine
 
 SMALL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -72,17 +62,11 @@ SLOW = Machine(1e9, 1e30)
 LINK = Link(10e-6, 1e8)
 
 
-def shared(config: dict[str, Any], size: int, **options: Any) -> SharedModel:
-    model = share_model(config, functools.partial(model_shape, **options), size)
-    assert model is not None
-    return model
-
-
 # -- formulas
 
 
 def test_a_pass_of_two_ranks() -> None:
-    costs = RankCosts(SLOW, LINK, shared(SMALL, 2))
+    costs = RankCosts(SLOW, LINK, facts_of(SMALL, 2))
     layer = 2 * (2 * 512 * 64 * (4 + 2) + 3 * 512 * 512)
     cached = 101 * 2 * 2 * 64 * 2  # bytes of a layer: 100 tokens and the new one, of two KV heads
     read = 4 * (layer + cached) + 2 * 500 * 512
@@ -94,7 +78,7 @@ def test_a_pass_of_two_ranks() -> None:
 
 
 def test_a_pass_of_two_stages() -> None:
-    costs = RankCosts(SLOW, LINK, shared(SMALL, 1), num_stages=2)
+    costs = RankCosts(SLOW, LINK, facts_of(SMALL, 1), num_stages=2)
     layer = 2 * (2 * 512 * 64 * (8 + 4) + 3 * 512 * 1024) + 101 * 2 * 4 * 64 * 2
     stages = [2 * layer / 1e9 + 10e-6, (2 * layer + 2 * 1000 * 512) / 1e9]
     assert costs.stage_seconds(1, 1, 100) == pytest.approx(stages)
@@ -102,18 +86,6 @@ def test_a_pass_of_two_stages() -> None:
     assert costs.step_seconds(1, 0, 100) == pytest.approx(sum(stages) + hop)
     # One request takes turns; of two groups the last stage is always busy.
     assert costs.step_seconds(2, 0, 100) == pytest.approx(2 * stages[1])
-
-
-def test_one_rank_costs_what_one_machine_does() -> None:
-    machine = Machine(3e12, 4e14)
-    target, draft = shared(LLAMA_70B, 1), shared(LLAMA_1B, 1)
-    costs = RankCosts(machine, LINK, target, drafter=draft)
-    computed = ComputedCosts(machine, target.share, DrafterShape(draft.share))
-    for batch, length, context in ((1, 0, 0), (1, 4, 100), (64, 2, 3000)):
-        drafting = computed.draft_seconds(batch, length, context)
-        assert costs.draft_seconds(batch, length, context) == drafting
-        verifying = computed.target_seconds(batch, batch * (1 + length), context)
-        assert costs.step_seconds(batch, length, context) == pytest.approx(verifying + drafting)
 
 
 @pytest.mark.parametrize(
@@ -135,56 +107,13 @@ def test_sums_of_4096_floats(
     config = LLAMA_70B | {"hidden_size": 4096, "vocab_size": 8, "num_hidden_layers": 1}
     link = Link(latency * 1e-6, rate * 1e9)
     for size, expected in microseconds.items():
-        model = shared(config, size)
-        assert model.num_exchanges() == 3  # two sums, and the logits
+        model = facts_of(config, size)
+        assert model.num_exchanges == 3  # two sums, and the logits
         logits = link.seconds(4 * rows * 8 * (size - 1) / size)
-        sums = model.seconds(FAST, link, (rows, rows, 0)) - logits
+        costs = RankCosts(FAST, link, model)
+        calls = 2 * link.latency
+        sums = costs.target_seconds(rows, rows, 0) - logits - calls
         assert round(sums / 2 * 1e6) == expected
-
-
-def test_planes_of_uneven_shares() -> None:
-    """Three ranks have three, three and two slices of eight: 2 + 2 + 1 partial sums."""
-    config = SMALL | {"num_key_value_heads": 8}
-    planes = {size: shared(config, size).num_planes for size in (1, 2, 3, 4, 8)}
-    assert planes == {1: 0, 2: 2, 3: 2 * 4, 4: 2 * 3, 8: 2 * 7}
-    assert shared(config, 3).share.num_heads == 3
-
-
-def test_ranks_hold_equal_shares() -> None:
-    for config in (SMALL, LLAMA_1B, LLAMA_70B):
-        whole = shared(config, 1).share
-        for size in (2, 4):
-            share = shared(config, size).share
-            assert size * share.layer_weights == whole.layer_weights
-            assert size * share.head_weights == whole.head_weights
-    experts = SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2}
-    whole, half = shared(experts, 1).share, shared(experts, 2).share
-    assert 2 * half.expert_weights == whole.expert_weights
-    router = 512 * 4
-    assert 2 * (half.layer_weights - router) == whole.layer_weights - router
-
-
-@pytest.mark.parametrize(
-    ("changes", "refused"),
-    [
-        ({}, 5),
-        ({"num_key_value_heads": 8}, 5),
-        ({"num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536}, 2),
-        ({"num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864}, 5),
-        ({"num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 16}, 7),
-    ],
-)
-def test_sizes_are_the_engines(tmp_path: Path, changes: dict[str, Any], refused: int) -> None:
-    config = SMALL | changes
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="sizes that work") as error:
-        Engine(
-            tmp_path, load_format="dummy", skip_tokenizer_init=True, tensor_parallel_size=refused
-        )
-    listed = re.search(r"sizes that work: ([\d, ]+)", str(error.value))
-    assert listed is not None
-    sizes = [int(size) for size in listed[1].split(",")]
-    assert tensor_parallel_sizes(config, model_shape) == sizes
 
 
 # -- drafts
@@ -195,8 +124,10 @@ def test_drafting_on_more_ranks_pays_below_a_latency() -> None:
 
     def drafting(size: int, latency: float) -> RankCosts:
         link = Link(latency, 1e30)
-        target = shared(LLAMA_70B, 4)
-        return RankCosts(machine, link, target, drafter=shared(LLAMA_1B, size, quantization="none"))
+        target = facts_of(LLAMA_70B, 4)
+        return RankCosts(
+            machine, link, target, drafter=facts_of(LLAMA_1B, size, quantization="none")
+        )
 
     one = drafting(1, 0).draft_seconds(1, 1, 0)
     assert one == pytest.approx(677e-6, rel=2e-3) == drafting(1, 1).draft_seconds(1, 1, 0)
@@ -215,10 +146,10 @@ def test_drafting_on_more_ranks_pays_below_a_latency() -> None:
 
 
 def plan_of(devices: Devices, batches: list[int], rate: float | None = 0.7) -> LayoutPlan:
-    targets = {size: shared(LLAMA_70B, size) for size in (1, 2, 4, 8)}
-    drafters = {size: shared(LLAMA_1B, size, quantization="int8") for size in (1, 2, 4, 8)}
+    targets = [facts_of(LLAMA_70B, size) for size in (1, 2, 4, 8)]
+    drafters = [facts_of(LLAMA_1B, size, quantization="int8") for size in (1, 2, 4, 8)]
     acceptance = None if rate is None else Acceptance.chain(rate, 4)
-    layouts = layout_costs(devices, targets, drafters if rate is not None else {}, "levels")
+    layouts = layout_costs(devices, targets, drafters if rate is not None else [], "levels")
     return LayoutPlan(
         model="MODEL",
         speculation={} if rate is None else {"model": "DRAFT"},
@@ -289,7 +220,7 @@ def test_draft_sizes_say_where_they_break_even() -> None:
 
 def test_groups_of_requests_keep_stages_busy() -> None:
     """A large batch waits for operations, which the stages share."""
-    target = shared(LLAMA_70B, 1)
+    target = facts_of(LLAMA_70B, 1)
     one = RankCosts(EIGHT.machine, EIGHT.link, target)
     eight = dataclasses.replace(one, num_stages=8)
     ratio = one.step_seconds(8192, 0, 10) / eight.step_seconds(8192, 0, 10)
@@ -300,7 +231,7 @@ def test_memory_leaves_layouts_out() -> None:
     limited = plan_of(dataclasses.replace(EIGHT, memory=80e9), [1])
     assert limited.too_large == [(1, 1)]
     # 70.6 billion weights of bfloat16.
-    assert shared(LLAMA_70B, 1).memory_bytes(0) == pytest.approx(141e9, rel=2e-3)
+    assert facts_of(LLAMA_70B, 1).memory_bytes(0) == pytest.approx(141e9, rel=2e-3)
     with pytest.raises(ValueError, match="--memory: no layout over 8 devices"):
         plan_of(dataclasses.replace(EIGHT, memory=10e9), [1])
 

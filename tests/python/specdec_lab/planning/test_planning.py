@@ -6,23 +6,24 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specdec_lab.planning.costs import ComputedCosts, CostPoint, DrafterShape, MeasuredCosts
+from model_facts import facts_of
+from specdec_lab.planning.costs import CostPoint, MeasuredCosts
 from specdec_lab.planning.measure import Grid
 from specdec_lab.planning.plan import RATES, WORTH_IT, Plan, predict
 from specdec_lab.planning.plan_report import sentence, switch
+from specdec_lab.planning.ranks import Link, RankCosts
 from specdec_lab.planning.roofline import (
     Machine,
     decoding_point,
     observed_machine,
     prompt_point,
 )
-from specdec_lab.planning.shapes import head_shape, model_shape
 from specdec_lab.planning.speedup import (
     Acceptance,
     best_length,
@@ -32,8 +33,6 @@ from specdec_lab.planning.speedup import (
     speedup,
     step_seconds,
 )
-from specdec_native.checkpoints.draft_config import DraftConfig
-from specdec_native.checkpoints.errors import CheckpointError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,7 +225,7 @@ def test_missing_points_are_named() -> None:
         MeasuredCosts(points)
 
 
-# -- shapes and rooflines
+# -- facts and rooflines
 
 LLAMA_8B = {
     "model_type": "llama",
@@ -241,7 +240,7 @@ LLAMA_8B = {
 
 
 def test_a_known_model_has_its_size() -> None:
-    shape = model_shape(LLAMA_8B)
+    shape = facts_of(LLAMA_8B)
     # 8.03e9 parameters, of which the embedding's 128256 * 4096 are looked up, not multiplied.
     assert shape.pass_bytes(1, 1, 0) == pytest.approx(2 * (8.03e9 - 128256 * 4096), rel=1e-3)
     assert shape.pass_flops(1, 0) == pytest.approx(2 * (8.03e9 - 128256 * 4096), rel=1e-3)
@@ -250,53 +249,6 @@ def test_a_known_model_has_its_size() -> None:
     assert more == 3 * 1000 * 128 * 1024
     assert shape.pass_flops(2, 10) - shape.pass_flops(2, 0) == 2 * 4 * 32 * 4096 * 10
     assert shape.pass_flops(2, 10) - shape.pass_flops(2, 10, 1) == 2 * 4096 * 128256
-
-
-def test_formats_change_bytes_and_not_operations() -> None:
-    plain = model_shape(LLAMA_8B)
-    for options, ratio in (
-        ({"quantization": "int8"}, 0.5),
-        ({"dtype": "float32"}, 2.0),
-        ({"quantization": "int4"}, 0.29),
-    ):
-        other = model_shape(LLAMA_8B, **options)
-        assert other.pass_bytes(1, 1, 0) == pytest.approx(
-            ratio * plain.pass_bytes(1, 1, 0), rel=0.05
-        )
-        assert other.pass_flops(4, 9) == plain.pass_flops(4, 9)
-    small = model_shape(LLAMA_8B, kv_cache_dtype="int8")
-    assert small.kv_bytes == pytest.approx(1 + 4 / 128)
-
-
-def test_experts_are_read_as_rows_need_them() -> None:
-    moe = {**LLAMA_8B, "num_local_experts": 8, "num_experts_per_tok": 2}
-    shape = model_shape(moe)
-    one, many = shape.pass_bytes(1, 1, 0), shape.pass_bytes(10_000, 1, 0)
-    expert = 3 * 4096 * 14336 * 32 * 2
-    token = 128 * 1024
-    assert many - one == pytest.approx(6 * expert + 9_999 * token)
-    assert shape.pass_flops(1, 0) == pytest.approx(
-        model_shape(LLAMA_8B).pass_flops(1, 0) + (expert / 2 + 32 * 4096 * 8) * 2
-    )
-
-
-def test_a_missing_size_is_named() -> None:
-    with pytest.raises(CheckpointError, match="config.json has no num_hidden_layers"):
-        model_shape({**LLAMA_8B, "num_hidden_layers": None})
-
-
-def test_heads_have_their_sizes() -> None:
-    def head(method: str, **values: Any) -> float:
-        config = DraftConfig(Path("config.json"), values)
-        return head_shape(config, method, LLAMA_8B, quantization="none").pass_flops(1, 0) / 2
-
-    h, layer = 4096, 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336
-    eagle = head("eagle", num_hidden_layers=1)
-    assert eagle == layer + 2 * h * h + h * 128256
-    eagle3 = head("eagle3", num_hidden_layers=1, draft_vocab_size=32000)
-    assert eagle3 == layer + h * (4096 + 2 * 1024) + 3 * h * h + h * 32000
-    medusa = head("medusa", medusa_num_heads=3, medusa_num_layers=1)
-    assert medusa == 3 * (h * h + h * 128256)
 
 
 def test_a_roof_has_a_ridge() -> None:
@@ -310,7 +262,7 @@ def test_a_roof_has_a_ridge() -> None:
 
 
 def test_points_lie_under_the_roof_that_they_show() -> None:
-    shape = model_shape(LLAMA_8B)
+    shape = facts_of(LLAMA_8B)
     points = [
         decoding_point(shape, 1, 1, 100, 0.2),
         decoding_point(shape, 8, 40, 100, 0.5),
@@ -324,18 +276,18 @@ def test_points_lie_under_the_roof_that_they_show() -> None:
 
 
 def test_computed_costs_are_memory_then_operations() -> None:
-    shape = model_shape(LLAMA_8B)
-    costs = ComputedCosts(Machine(1e12, 1e14), shape)
+    shape = facts_of(LLAMA_8B)
+    costs = RankCosts(Machine(1e12, 1e14), Link(0.0, math.inf), shape)
     weights = shape.pass_bytes(0, 0, 0)
     assert costs.target_seconds(1, 1, 0) == pytest.approx(weights / 1e12, rel=1e-3)
     assert costs.target_seconds(1, 5, 0) == pytest.approx(costs.target_seconds(1, 1, 0), rel=1e-3)
     assert costs.target_seconds(1, 4096, 0) == pytest.approx(shape.pass_flops(4096, 0) / 1e14)
     assert costs.draft_seconds(1, 5, 0) == 0.0
-    levels = dataclasses.replace(costs, drafter=DrafterShape(shape))
+    levels = dataclasses.replace(costs, drafter=shape)
     assert levels.draft_seconds(1, 5, 0) == pytest.approx(5 * weights / 1e12, rel=1e-3)
-    rows = dataclasses.replace(costs, drafter=DrafterShape(shape, "rows"))
+    rows = dataclasses.replace(costs, drafter=shape, passes="rows")
     assert rows.draft_seconds(1, 5, 0) == pytest.approx(weights / 1e12, rel=1e-3)
-    one = dataclasses.replace(costs, drafter=DrafterShape(shape, "one"))
+    one = dataclasses.replace(costs, drafter=shape, passes="one")
     assert rows.draft_seconds(1024, 8, 0) == pytest.approx(8 * one.draft_seconds(1024, 8, 0))
     # A free drafter on a machine that waits for memory brings what it gets accepted.
     chain = Acceptance.chain(0.5, 4)
@@ -353,7 +305,7 @@ def plan_for(costs: Affine, acceptance: Acceptance | None, **fields: Any) -> Pla
         "machine": Machine(1, 1),
         "is_measured": True,
         "facts": {},
-        "points": [decoding_point(model_shape(LLAMA_8B), 1, 1, 100, 1.0)],
+        "points": [decoding_point(facts_of(LLAMA_8B), 1, 1, 100, 1.0)],
     }
     return Plan(
         batches=batches,

@@ -1,0 +1,71 @@
+// What a pass of a model reads, computes and exchanges, from config.json alone: weights are neither
+// loaded nor looked at.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "specdec/speculative_config.h"
+
+namespace specdec {
+
+// A layer, or what comes before or after the layers. Weights are elements of matrices.
+struct PartFacts {
+  double weights = 0;          // that every row is multiplied by
+  double expert_weights = 0;   // of each expert
+  int sliding_window = 0;      // tokens that a row attends to; 0: all
+  int num_exchanges = 0;       // between the ranks that share the part
+  double received_floats = 0;  // of the exchanges, by a rank for each row
+};
+
+// A model as one of `num_ranks` ranks has it: of each part the largest share that any of them has,
+// since the others wait for that one.
+struct ModelFacts {
+  int num_ranks = 1;
+  int hidden_size = 0;  // of a row of the residual stream
+  int num_heads = 0;
+  int num_kv_heads = 0;
+  int head_dim = 0;
+  int num_experts = 0;  // of layers with experts
+  int num_experts_per_token = 0;
+  PartFacts input = {};  // what leads from embeddings, and from features of a target, to the layers
+  std::vector<PartFacts> layers = {};
+  PartFacts output = {};     // the output head
+  double table_weights = 0;  // of an embedding that is held beside the output head
+  double layer_bytes = 0;    // of a weight of input and layers
+  double output_bytes = 0;   // of a weight of the output head and of the embedding
+  double kv_bytes = 0;       // of an element of the KV cache
+
+  int num_layers() const { return static_cast<int>(layers.size()); }
+  // The part of a pipeline stage, as RankPlace cuts the layers.
+  ModelFacts stage(int index, int num_stages) const;
+
+  // Weights and KV cache that a pass over `num_rows` rows of `batch` requests with `context` tokens
+  // each reads. Of the experts those that some row needs count, if rows choose at random.
+  double pass_bytes(double num_rows, double batch, double context) const;
+  // A multiplication and an addition are two operations. Of the rows `num_scored` run the output
+  // head, all if it is left out.
+  double pass_flops(double num_rows, double context, std::optional<double> num_scored = {}) const;
+  int num_exchanges() const;
+  double received_bytes(double num_rows) const;
+  // Of weights, and of the keys and values of `num_tokens` tokens.
+  double memory_bytes(double num_tokens) const;
+};
+
+// What weights and KV cache are held in, by the names of the engine's options.
+struct FactsFormats {
+  std::string dtype = "auto";  // that of config.json
+  std::string quantization = "auto";
+  std::string kv_cache_dtype = "auto";
+};
+
+// For each tensor-parallel size that can share the model in `directory`, the smallest first. Throws
+// CheckpointError, and InvalidArgument of an unknown quantization.
+std::vector<ModelFacts> model_facts(const std::string& directory, const FactsFormats& formats);
+// The same of a draft head, whose quantization is the drafter's: a pass for one level, of Medusa's
+// heads for all levels.
+std::vector<ModelFacts> head_facts(const DrafterConfig& head, const std::string& target_directory,
+                                   const FactsFormats& formats);
+
+}  // namespace specdec

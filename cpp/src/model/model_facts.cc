@@ -1,0 +1,238 @@
+#include "specdec/model_facts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "model/heads/head_config.h"
+#include "model/model_shard.h"
+#include "specdec/quantization.h"
+
+namespace specdec {
+namespace {
+
+constexpr double kFloatBytes = sizeof(float);
+// Of a weight in integers with a float16 scale for every 32.
+constexpr double kScaleBytes = 2.0 / kQuantGroup;
+
+double dtype_bytes(const std::string& name, DType absent) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    if (name == name_of(dtype)) absent = dtype;
+  }
+  return absent == DType::kF32 ? 4.0 : 2.0;
+}
+
+void set_formats(const ModelConfig& config, const FactsFormats& formats, ModelFacts& facts) {
+  const double element = dtype_bytes(formats.dtype, config.checkpoint_dtype);
+  facts.layer_bytes = facts.output_bytes = facts.kv_bytes = element;
+  switch (parse_quantization(formats.quantization)) {
+    case Quantization::kInt8:
+      facts.layer_bytes = facts.output_bytes = 1.0;
+      break;
+    case Quantization::kInt4:
+      facts.layer_bytes = 0.5 + kScaleBytes;
+      facts.output_bytes = 1.0 + kScaleBytes;
+      break;
+    case Quantization::kFp8:
+      facts.layer_bytes = 1.0;
+      break;
+    default:
+      break;
+  }
+  if (formats.kv_cache_dtype == "int8" && config.head_dim > 0) {
+    facts.kv_bytes = 1.0 + kFloatBytes / config.head_dim;
+  }
+}
+
+// Partial sums that a rank receives. It has one of the runs' sums itself.
+int num_received(const std::vector<SliceRun>& runs) {
+  int count = -1;
+  for (const SliceRun& run : runs) count += subtrees_of(run).count;
+  return std::max(count, 0);
+}
+
+// Of what ranks hold equal parts of, a rank receives those of the others.
+double from_others(double total, int num_ranks) { return total * (num_ranks - 1) / num_ranks; }
+
+PartFacts facts_of_layer(const ModelConfig& whole, size_t index, const ModelShard& shard,
+                         const ModelFacts& facts) {
+  const LayerSpec& layer = whole.layers[index];
+  const double hidden = whole.hidden_size;
+  const double inner = static_cast<double>(shard.largest_inner(layer.inner_size));
+  const double q_and_kv = facts.num_heads + 2.0 * facts.num_kv_heads;
+  const double inputs = layer.attention_input == AttentionInput::kWithEmbedding ? 2.0 : 1.0;
+  PartFacts part{.sliding_window = layer.sliding_window};
+  part.weights = (inputs * q_and_kv + facts.num_heads) * facts.head_dim * hidden;
+  if (layer.mlp == MlpKind::kExperts) {
+    part.weights += hidden * whole.num_experts;
+    part.expert_weights = 3.0 * hidden * inner;
+  } else {
+    part.weights += (layer.mlp == MlpKind::kPlain ? 2.0 : 3.0) * hidden * inner;
+  }
+  if (facts.num_ranks == 1) return part;
+  part.num_exchanges = 2;
+  part.received_floats = hidden * (num_received(shard.attention_runs()) +
+                                   num_received(shard.inner_runs(layer.inner_size)));
+  if (whole.qk_norm == QkNorm::kAllHeads) {
+    ++part.num_exchanges;
+    part.received_floats += from_others(
+        (whole.num_heads + whole.num_kv_heads) * static_cast<double>(whole.head_dim), shard.size());
+  }
+  return part;
+}
+
+ModelFacts facts_of_share(const ModelConfig& whole, const FactsFormats& formats, int size) {
+  const ModelShard shard(whole, size);
+  ModelFacts facts{.num_ranks = size,
+                   .hidden_size = whole.hidden_size,
+                   .head_dim = whole.head_dim,
+                   .num_experts = whole.num_experts,
+                   .num_experts_per_token = whole.num_experts_per_token};
+  set_formats(whole, formats, facts);
+  for (const HeadShare& share : shard.all_heads().by_rank) {
+    facts.num_heads = std::max(facts.num_heads, share.num_heads);
+    facts.num_kv_heads = std::max(facts.num_kv_heads, share.num_kv_heads);
+  }
+  for (size_t i = 0; i < whole.layers.size(); ++i) {
+    facts.layers.push_back(facts_of_layer(whole, i, shard, facts));
+  }
+  const double width = whole.embed_dim != 0 ? whole.embed_dim : whole.hidden_size;
+  const double projection = static_cast<double>(whole.embed_dim) * whole.hidden_size;
+  const int tokens = (whole.vocab_size + size - 1) / size;
+  facts.input.weights = projection;
+  facts.output.weights = tokens * width + projection;
+  if (!whole.tie_word_embeddings) facts.table_weights = whole.vocab_size * width;
+  if (size == 1) return facts;
+  facts.output.num_exchanges = 1;
+  facts.output.received_floats = from_others(whole.vocab_size, size);
+  if (whole.tie_word_embeddings) {
+    facts.input.num_exchanges = 1;
+    facts.input.received_floats = from_others(width, size);
+  }
+  return facts;
+}
+
+std::vector<ModelFacts> facts_of(const ModelConfig& config, const FactsFormats& formats) {
+  std::vector<ModelFacts> facts;
+  for (const int size : tensor_parallel_sizes(config)) {
+    facts.push_back(facts_of_share(config, formats, size));
+  }
+  return facts;
+}
+
+template <class Value>
+auto sum_of_parts(const ModelFacts& facts, const Value& value) {
+  auto sum = value(facts.input) + value(facts.output);
+  for (const PartFacts& layer : facts.layers) sum += value(layer);
+  return sum;
+}
+
+double attended(const PartFacts& layer, double context) {
+  return layer.sliding_window > 0 ? std::min<double>(layer.sliding_window, context) : context;
+}
+
+// Of a token in one layer.
+double kv_size(const ModelFacts& facts) {
+  return 2.0 * facts.num_kv_heads * facts.head_dim * facts.kv_bytes;
+}
+
+double held_bytes(const ModelFacts& facts, double num_experts) {
+  double weights = facts.input.weights;
+  for (const PartFacts& layer : facts.layers) {
+    weights += layer.weights + num_experts * layer.expert_weights;
+  }
+  return weights * facts.layer_bytes + facts.output.weights * facts.output_bytes;
+}
+
+}  // namespace
+
+ModelFacts ModelFacts::stage(int index, int num_stages) const {
+  const RankPlace place = {.stage = index, .num_stages = num_stages};
+  ModelFacts part = *this;
+  part.layers.assign(layers.begin() + place.first_layer(num_layers()),
+                     layers.begin() + place.end_layer(num_layers()));
+  if (place.is_first() && !place.is_last() && table_weights == 0) {
+    part.table_weights = output.weights;  // tied, and the output head is on another stage
+  }
+  if (!place.is_first()) {
+    part.input = {};
+    part.table_weights = 0;
+  }
+  if (!place.is_last()) part.output = {};
+  return part;
+}
+
+double ModelFacts::pass_bytes(double num_rows, double batch, double context) const {
+  double chosen = 0;
+  if (num_experts > 0) {
+    const double spared = 1.0 - static_cast<double>(num_experts_per_token) / num_experts;
+    chosen = num_experts * (1.0 - std::pow(spared, num_rows));
+  }
+  double tokens = 0;
+  for (const PartFacts& layer : layers) tokens += batch * attended(layer, context) + num_rows;
+  return held_bytes(*this, chosen) + tokens * kv_size(*this);
+}
+
+double ModelFacts::pass_flops(double num_rows, double context,
+                              std::optional<double> num_scored) const {
+  double row = 2.0 * input.weights;
+  for (const PartFacts& layer : layers) {
+    row += 2.0 * (layer.weights + num_experts_per_token * layer.expert_weights) +
+           4.0 * num_heads * head_dim * attended(layer, context);
+  }
+  return num_rows * row + 2.0 * num_scored.value_or(num_rows) * output.weights;
+}
+
+int ModelFacts::num_exchanges() const {
+  return sum_of_parts(*this, [](const PartFacts& part) { return part.num_exchanges; });
+}
+
+double ModelFacts::received_bytes(double num_rows) const {
+  return num_rows * kFloatBytes *
+         sum_of_parts(*this, [](const PartFacts& part) { return part.received_floats; });
+}
+
+double ModelFacts::memory_bytes(double num_tokens) const {
+  return held_bytes(*this, num_experts) + table_weights * output_bytes +
+         num_tokens * num_layers() * kv_size(*this);
+}
+
+std::vector<ModelFacts> facts_of(const DraftHeadConfig& head, const ModelConfig& target,
+                                 const FactsFormats& formats) {
+  if (head.model.layers.empty()) {  // nobody shares it
+    ModelFacts facts;
+    set_formats(head.model, formats, facts);
+    facts.input.weights = head.block_weights;
+    facts.output.weights = head.output_weights;
+    return {facts};
+  }
+  ModelConfig model = head.model;
+  model.tie_word_embeddings = target.tie_word_embeddings && !head.eagle.has_embedding;
+  std::vector<ModelFacts> all = facts_of(model, formats);
+  const double features = static_cast<double>(head.taps.num_taps()) * target.hidden_size;
+  const double fused = features + (head.eagle.fuses_embedding ? model.hidden_size : 0);
+  for (ModelFacts& facts : all) {
+    facts.input.weights = fused * model.hidden_size;
+    if (!model.tie_word_embeddings) {
+      facts.table_weights = static_cast<double>(target.vocab_size) * model.hidden_size;
+    }
+  }
+  return all;
+}
+
+std::vector<ModelFacts> model_facts(const std::string& directory, const FactsFormats& formats) {
+  return facts_of(load_model_config(directory), formats);
+}
+
+std::vector<ModelFacts> head_facts(const DrafterConfig& head, const std::string& target_directory,
+                                   const FactsFormats& formats) {
+  ModelConfig target = load_model_config(target_directory);
+  target.random_weights = true;  // nobody looks for tensors
+  FactsFormats own = formats;
+  own.quantization = head.quantization;
+  return facts_of(
+      load_head_config(head, HeadTarget{.config = target, .directory = target_directory}), target,
+      own);
+}
+
+}  // namespace specdec
