@@ -110,7 +110,7 @@ class EngineConfig:
     logprobs_mode: str  # "raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"
     tensor_parallel_size: int
     pipeline_parallel_size: int
-    distributed_executor_backend: str  # "threads", "mp", "ray", "mpi", "external_launcher"
+    distributed_executor_backend: str  # "threads", "mp", "ray", "external_launcher"
     distributed_timeout_seconds: float
     # End of options.
     options: ClassVar[tuple[Option, ...]]

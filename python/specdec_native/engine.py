@@ -171,8 +171,8 @@ class Engine:
             pipeline_parallel_size: groups of tensor_parallel_size devices that hold some of the
                 layers each; in [1, 64].
             distributed_executor_backend: where the ranks of several devices run: "threads" of this
-                process, "mp" (processes that it starts), "ray" (actors of Ray), "mpi" (of mpirun)
-                or "external_launcher" (of torchrun).
+                process, "mp" (processes that it starts), "ray" (actors of Ray) or
+                "external_launcher" (of torchrun).
             distributed_timeout_seconds: how long a rank waits for the others before the engine
                 fails with RankFailure; in [0.1, 86400].
             max_logprobs: the most a request may ask for; -1 for no limit.

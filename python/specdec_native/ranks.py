@@ -1,4 +1,4 @@
-"""Processes of the ranks that do not lead: `distributed_executor_backend="mp"`, Ray and launchers.
+"""Processes of the ranks that do not lead: `distributed_executor_backend="mp"`, Ray and torchrun.
 
 Rank 0 is the engine. Under "mp" it starts a process of this module for every other rank and hands
 it the configuration; the processes find each other in shared memory. A process ends when the
@@ -101,7 +101,7 @@ class _RankProcess(threading.Thread):
 def join_ranks(config: _core.EngineConfig) -> StartedRanks:
     """Starts the processes of the other ranks where the configuration wants them.
 
-    In a process that mpirun or torchrun started for a rank other than 0 it serves rank 0 instead,
+    In a process that torchrun started for a rank other than 0 it serves rank 0 instead,
     and raises SystemExit when that is done.
     """
     num_ranks = config.tensor_parallel_size * config.pipeline_parallel_size

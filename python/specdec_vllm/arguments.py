@@ -131,10 +131,7 @@ FIXED_ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "model_class_overrides": ((None, {}), "the families that are supported cannot be replaced"),
     "model_loader_extra_config": ((None, {}), "weights are read from safetensors"),
     "model_weights": ((None, ""), "give the directory of the weights as model"),
-    "nnodes": (
-        (1,),
-        'start the hosts\' processes with torchrun and "external_launcher", or with mpirun',
-    ),
+    "nnodes": ((1,), 'start the hosts\' processes with torchrun and "external_launcher"'),
     "override_pooler_config": ((None,), _ONLY_GENERATION),
     "pooler_config": ((None,), _ONLY_GENERATION),
     "prefill_context_parallel_size": ((1,), _OTHER_RANKS),

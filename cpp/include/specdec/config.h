@@ -192,9 +192,9 @@ inline constexpr std::tuple kEngineOptions = {
     option(&EngineConfig::distributed_executor_backend,
            {.name = "distributed_executor_backend",
             .help = "where the ranks of several devices run: \"threads\" of this process, \"mp\" "
-                    "(processes that it starts), \"ray\" (actors of Ray), \"mpi\" (of mpirun) or "
+                    "(processes that it starts), \"ray\" (actors of Ray) or "
                     "\"external_launcher\" (of torchrun)",
-            .choices = {"threads", "mp", "ray", "mpi", "external_launcher"}}),
+            .choices = {"threads", "mp", "ray", "external_launcher"}}),
     option(&EngineConfig::distributed_timeout_seconds,
            {.name = "distributed_timeout_seconds",
             .help = "how long a rank waits for the others before the engine fails with RankFailure",

@@ -38,15 +38,15 @@ class RankGroup {
   std::string name_;
 };
 
-// Whether this process is rank 0 of the processes that mpirun or torchrun started; true where
-// distributed_executor_backend is neither "mpi" nor "external_launcher". Throws InvalidArgument
-// where the launcher's environment is missing or has another number of ranks, and Unavailable
-// without MPI.
+// Whether this process is rank 0 of the processes that torchrun started; true where
+// distributed_executor_backend is not "external_launcher". Throws InvalidArgument where torchrun's
+// environment is missing or has another number of ranks.
 bool is_leading_rank(const EngineConfig& config);
 
 // A rank that does not lead: loads its share of the models and computes with the others until the
-// engine is destroyed. Of "mp" and "ray" the rank is `rank` of the group `name`; of "mpi" and
-// "external_launcher" both follow from the launcher. Throws what loading throws, and RankFailure.
+// engine is destroyed. Of "mp" and "ray" the rank is `rank` of the group `name`; of
+// "external_launcher" both follow from torchrun's environment. Throws what loading throws, and
+// RankFailure.
 void serve_rank(const EngineConfig& config, const std::string& name = "", int rank = 0);
 
 }  // namespace specdec

@@ -13,7 +13,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kLongestWait{100};
-constexpr size_t kLongestPiece = size_t{1} << 30;  // MPI counts in int
+constexpr size_t kLongestPiece = size_t{1} << 30;  // systems may count in int
 
 std::byte* grown(Buffer& buffer, size_t num_bytes) {
   if (buffer.size_bytes() < num_bytes || buffer.empty())

