@@ -72,6 +72,52 @@ std::vector<RequestHandle> add_requests(const std::shared_ptr<EngineLoop>& loop,
   return handles;
 }
 
+// Python's dataclasses of statistics (requests/outputs.py) take these as arguments.
+#define SPECDEC_FIELD(member) py::arg(#member) = of.member
+
+py::dict fields_of(const EngineLoad& of) {
+  return py::dict(SPECDEC_FIELD(num_running), SPECDEC_FIELD(num_waiting),
+                  SPECDEC_FIELD(num_waiting_tokens), SPECDEC_FIELD(num_free_kv_blocks),
+                  SPECDEC_FIELD(num_kv_blocks));
+}
+
+py::dict fields_of(const StepTokens& of) {
+  return py::dict(py::arg("bounds") = StepTokens::kBounds, SPECDEC_FIELD(counts),
+                  SPECDEC_FIELD(sum));
+}
+
+py::dict fields_of(const DrafterStats& of) {
+  return py::dict(SPECDEC_FIELD(name), SPECDEC_FIELD(num_draft_tokens),
+                  SPECDEC_FIELD(num_accepted_tokens), SPECDEC_FIELD(memory_bytes));
+}
+
+py::dict fields_of(const DraftPolicyStats& of) {
+  return py::dict(SPECDEC_FIELD(num_decisions), SPECDEC_FIELD(num_without_drafts),
+                  SPECDEC_FIELD(num_drafted_tokens), SPECDEC_FIELD(num_verified_tokens),
+                  SPECDEC_FIELD(num_probes), SPECDEC_FIELD(num_measuring_steps),
+                  SPECDEC_FIELD(saved_seconds),
+                  py::arg("mean_draft_length") = of.mean_draft_length());
+}
+
+py::dict fields_of(const EngineStats& of) {
+  py::list drafters;
+  for (const DrafterStats& drafter : of.drafters) drafters.append(fields_of(drafter));
+  return py::dict(
+      SPECDEC_FIELD(num_running), SPECDEC_FIELD(num_waiting), SPECDEC_FIELD(num_kv_blocks),
+      SPECDEC_FIELD(num_free_kv_blocks), SPECDEC_FIELD(num_cached_kv_blocks),
+      SPECDEC_FIELD(num_steps), SPECDEC_FIELD(num_device_steps),
+      SPECDEC_FIELD(num_overlapped_steps), SPECDEC_FIELD(num_prompt_tokens),
+      SPECDEC_FIELD(num_cached_tokens), SPECDEC_FIELD(num_generation_tokens),
+      SPECDEC_FIELD(num_preemptions), SPECDEC_FIELD(num_finished_requests),
+      SPECDEC_FIELD(num_aborted_requests), SPECDEC_FIELD(schedule_seconds),
+      SPECDEC_FIELD(draft_seconds), SPECDEC_FIELD(forward_seconds), SPECDEC_FIELD(sample_seconds),
+      SPECDEC_FIELD(commit_seconds), SPECDEC_FIELD(acceptance),
+      py::arg("step_tokens") = fields_of(of.step_tokens), py::arg("drafters") = drafters,
+      py::arg("draft_policy") = fields_of(of.draft_policy));
+}
+
+#undef SPECDEC_FIELD
+
 // ([(context, output)], number of the last step asked for that was taken), or None at the end.
 py::object take_outputs(EngineLoop& loop) {
   std::optional<EngineLoop::Batch> batch = without_gil([&loop] { return loop.take_outputs(); });
@@ -98,42 +144,6 @@ void bind_engine(py::module_& module) {
            py::kw_only(), py::arg("cache_salt") = "", py::arg("priority") = 0,
            py::arg("resumed_token_ids") = std::vector<int32_t>{});
 
-  py::class_<EngineLoad>(module, "EngineLoad")
-      .def_readonly("num_running", &EngineLoad::num_running)
-      .def_readonly("num_waiting", &EngineLoad::num_waiting)
-      .def_readonly("num_waiting_tokens", &EngineLoad::num_waiting_tokens)
-      .def_readonly("num_free_kv_blocks", &EngineLoad::num_free_kv_blocks)
-      .def_readonly("num_kv_blocks", &EngineLoad::num_kv_blocks);
-  py::class_<StepTokens>(module, "StepTokens")
-      .def_property_readonly_static("bounds", [](const py::object&) { return StepTokens::kBounds; })
-      .def_readonly("counts", &StepTokens::counts)
-      .def_readonly("sum", &StepTokens::sum);
-
-  py::class_<EngineStats>(module, "EngineStats")
-      .def_readonly("num_running", &EngineStats::num_running)
-      .def_readonly("num_waiting", &EngineStats::num_waiting)
-      .def_readonly("num_kv_blocks", &EngineStats::num_kv_blocks)
-      .def_readonly("num_free_kv_blocks", &EngineStats::num_free_kv_blocks)
-      .def_readonly("num_cached_kv_blocks", &EngineStats::num_cached_kv_blocks)
-      .def_readonly("num_steps", &EngineStats::num_steps)
-      .def_readonly("num_device_steps", &EngineStats::num_device_steps)
-      .def_readonly("num_overlapped_steps", &EngineStats::num_overlapped_steps)
-      .def_readonly("num_prompt_tokens", &EngineStats::num_prompt_tokens)
-      .def_readonly("num_cached_tokens", &EngineStats::num_cached_tokens)
-      .def_readonly("num_generation_tokens", &EngineStats::num_generation_tokens)
-      .def_readonly("num_preemptions", &EngineStats::num_preemptions)
-      .def_readonly("num_finished_requests", &EngineStats::num_finished_requests)
-      .def_readonly("num_aborted_requests", &EngineStats::num_aborted_requests)
-      .def_readonly("step_tokens", &EngineStats::step_tokens)
-      .def_readonly("schedule_seconds", &EngineStats::schedule_seconds)
-      .def_readonly("draft_seconds", &EngineStats::draft_seconds)
-      .def_readonly("forward_seconds", &EngineStats::forward_seconds)
-      .def_readonly("sample_seconds", &EngineStats::sample_seconds)
-      .def_readonly("commit_seconds", &EngineStats::commit_seconds)
-      .def_readonly("acceptance", &EngineStats::acceptance)
-      .def_readonly("drafters", &EngineStats::drafters)
-      .def_readonly("draft_policy", &EngineStats::draft_policy);
-
   // Loading and waiting are long: other Python threads run meanwhile.
   py::class_<EngineLoop, std::shared_ptr<EngineLoop>>(module, "EngineLoop")
       .def(py::init([](const EngineConfig& config) {
@@ -146,10 +156,11 @@ void bind_engine(py::module_& module) {
       .def("stop_completion", &EngineLoop::stop_completion, py::arg("id"), py::arg("index"))
       .def("ask_for_step", &EngineLoop::ask_for_step)
       .def("take_outputs", &take_outputs)
-      .def("stats", [](EngineLoop& loop) { return without_gil([&] { return loop.stats(); }); })
+      .def("stats",
+           [](EngineLoop& loop) { return fields_of(without_gil([&] { return loop.stats(); })); })
       .def("reset_prefix_cache",
            [](EngineLoop& loop) { return without_gil([&] { return loop.reset_prefix_cache(); }); })
-      .def("load", &EngineLoop::load)
+      .def("load", [](const EngineLoop& loop) { return fields_of(loop.load()); })
       .def("check_health",
            [](const EngineLoop& loop) {
              if (const std::exception_ptr failure = loop.failure()) std::rethrow_exception(failure);

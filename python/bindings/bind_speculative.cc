@@ -98,20 +98,6 @@ void bind_speculative(py::module_& module) {
       .def_readonly("histogram", &AcceptanceStats::histogram)
       .def_property_readonly("mean_acceptance_length", &AcceptanceStats::mean_acceptance_length)
       .def_property_readonly("draft_acceptance_rate", &AcceptanceStats::draft_acceptance_rate);
-  py::class_<DrafterStats>(module, "DrafterStats")
-      .def_readonly("name", &DrafterStats::name)
-      .def_readonly("num_draft_tokens", &DrafterStats::num_draft_tokens)
-      .def_readonly("num_accepted_tokens", &DrafterStats::num_accepted_tokens)
-      .def_readonly("memory_bytes", &DrafterStats::memory_bytes);
-  py::class_<DraftPolicyStats>(module, "DraftPolicyStats")
-      .def_readonly("num_decisions", &DraftPolicyStats::num_decisions)
-      .def_readonly("num_without_drafts", &DraftPolicyStats::num_without_drafts)
-      .def_readonly("num_drafted_tokens", &DraftPolicyStats::num_drafted_tokens)
-      .def_readonly("num_verified_tokens", &DraftPolicyStats::num_verified_tokens)
-      .def_readonly("num_probes", &DraftPolicyStats::num_probes)
-      .def_readonly("num_measuring_steps", &DraftPolicyStats::num_measuring_steps)
-      .def_readonly("saved_seconds", &DraftPolicyStats::saved_seconds)
-      .def_property_readonly("mean_draft_length", &DraftPolicyStats::mean_draft_length);
 }
 
 }  // namespace specdec::python

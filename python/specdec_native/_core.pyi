@@ -220,23 +220,6 @@ class AcceptanceStats:
     @property
     def draft_acceptance_rate(self) -> float: ...
 
-class DrafterStats:
-    name: str
-    num_draft_tokens: int
-    num_accepted_tokens: int
-    memory_bytes: int
-
-class DraftPolicyStats:
-    num_decisions: int
-    num_without_drafts: int
-    num_drafted_tokens: int
-    num_verified_tokens: int
-    num_probes: int
-    num_measuring_steps: int
-    saved_seconds: float
-    @property
-    def mean_draft_length(self) -> float: ...
-
 class DraftedToken:
     token_id: int
     parent: int
@@ -274,31 +257,6 @@ class RequestOutput:
     def raise_engine_failure(self) -> None:
         """Raises EngineFailed or RankFailure where the error has ended the engine."""
 
-class EngineStats:
-    num_running: int
-    num_waiting: int
-    num_kv_blocks: int
-    num_free_kv_blocks: int
-    num_cached_kv_blocks: int
-    num_steps: int
-    num_device_steps: int
-    num_overlapped_steps: int
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_generation_tokens: int
-    num_preemptions: int
-    num_finished_requests: int
-    num_aborted_requests: int
-    step_tokens: StepTokens
-    schedule_seconds: float
-    forward_seconds: float
-    sample_seconds: float
-    commit_seconds: float
-    draft_seconds: float
-    acceptance: AcceptanceStats
-    drafters: list[DrafterStats]
-    draft_policy: DraftPolicyStats  # zero unless the draft length adapts
-
 class RequestOptions:
     def __init__(
         self,
@@ -307,18 +265,6 @@ class RequestOptions:
         priority: int = 0,
         resumed_token_ids: Sequence[int] = (),
     ) -> None: ...
-
-class EngineLoad:
-    num_running: int
-    num_waiting: int
-    num_waiting_tokens: int
-    num_free_kv_blocks: int
-    num_kv_blocks: int
-
-class StepTokens:
-    bounds: list[int]
-    counts: list[int]
-    sum: int
 
 class EngineLoop:
     """An engine that a native thread steps without the GIL. For any number of threads."""
@@ -333,9 +279,9 @@ class EngineLoop:
     def stop_completion(self, id: int, index: int) -> None: ...
     def ask_for_step(self) -> int: ...
     def take_outputs(self) -> tuple[list[tuple[Any, RequestOutput]], int] | None: ...
-    def stats(self) -> EngineStats: ...
+    def stats(self) -> dict[str, Any]: ...  # the arguments of EngineStats.from_core
     def reset_prefix_cache(self) -> int: ...
-    def load(self) -> EngineLoad: ...
+    def load(self) -> dict[str, Any]: ...  # the fields of EngineLoad
     def check_health(self) -> None: ...
     def is_loop_thread(self) -> bool: ...
     def stop(self) -> None: ...

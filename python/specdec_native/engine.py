@@ -460,13 +460,13 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counts and times since the engine was made, and what runs now."""
-        stats = EngineStats.from_core(self._runner.core.stats(), self._num_spec_tokens)
+        stats = EngineStats.from_core(self._num_spec_tokens, **self._runner.core.stats())
         _, _, num_completions = self._runner.waiting()
         return dataclasses.replace(stats, num_waiting=stats.num_waiting + num_completions)
 
     def load(self) -> EngineLoad:
         """How busy the engine is, as of its last step; unlike stats() never waits for a step."""
-        load = EngineLoad.from_core(self._runner.core.load())
+        load = EngineLoad(**self._runner.core.load())
         num_requests, num_tokens, _ = self._runner.waiting()
         return dataclasses.replace(
             load,

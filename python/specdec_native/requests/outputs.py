@@ -407,11 +407,6 @@ class EngineLoad:
     num_free_kv_blocks: int
     num_kv_blocks: int
 
-    @classmethod
-    def from_core(cls, core: _core.EngineLoad) -> EngineLoad:
-        """The core's."""
-        return cls(**{field.name: getattr(core, field.name) for field in dataclasses.fields(cls)})
-
 
 @dataclasses.dataclass
 class EngineStats:
@@ -449,24 +444,23 @@ class EngineStats:
     step_tokens: StepTokens = dataclasses.field(default_factory=StepTokens)
 
     @classmethod
-    def from_core(cls, core: _core.EngineStats, num_spec_tokens: int | None) -> EngineStats:
+    def from_core(
+        cls,
+        num_spec_tokens: int | None,
+        *,
+        acceptance: _core.AcceptanceStats,
+        drafters: list[dict[str, Any]],
+        draft_policy: dict[str, Any],
+        step_tokens: dict[str, Any],
+        **fields: Any,
+    ) -> EngineStats:
         """The core's statistics of an engine that drafts at most `num_spec_tokens`."""
-        own = ("speculative_decoding", "drafters", "draft_policy", "step_tokens")
-        names = [field.name for field in dataclasses.fields(cls) if field.name not in own]
-        stats = cls(**{name: getattr(core, name) for name in names})
-        tokens = core.step_tokens
-        stats.step_tokens = StepTokens(tokens.bounds, tokens.counts, tokens.sum)
+        stats = cls(**fields, step_tokens=StepTokens(**step_tokens))
         if num_spec_tokens is not None:
             stats.speculative_decoding = SpeculativeDecodingMetrics.from_counts(
-                [core.acceptance], num_spec_tokens
+                [acceptance], num_spec_tokens
             )
-            stats.drafters = [
-                DrafterStats(d.name, d.num_draft_tokens, d.num_accepted_tokens, d.memory_bytes)
-                for d in core.drafters
-            ]
-        if core.draft_policy.num_decisions > 0:
-            counts = [field.name for field in dataclasses.fields(DraftPolicyStats)]
-            stats.draft_policy = DraftPolicyStats(
-                **{name: getattr(core.draft_policy, name) for name in counts}
-            )
+            stats.drafters = [DrafterStats(**drafter) for drafter in drafters]
+        if draft_policy["num_decisions"] > 0:
+            stats.draft_policy = DraftPolicyStats(**draft_policy)
         return stats

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import dataclasses
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ from specdec_native import LLM, AsyncLLM, Engine, LLMEngine, RequestOutput
 from specdec_native.async_engine import AsyncEngine
 from specdec_native.requests.outputs import (
     AcceptanceCounts,
+    DraftPolicyStats,
+    EngineLoad,
+    EngineStats,
     SpeculativeDecodingMetrics,
     StepTokens,
 )
@@ -135,6 +139,16 @@ def test_steps_are_counted_by_their_tokens(model: Path) -> None:
         tokens = engine.stats().step_tokens
     bounds = [1, *(2**i for i in range(3, 15))]
     assert tokens == StepTokens(bounds, [4, 0, 0, 1, *[0] * 10], 24)
+
+
+def test_the_core_counts_what_statistics_show_and_nothing_else(model: Path) -> None:
+    with Engine(model, **OPTIONS) as engine:
+        counted, load = engine._runner.core.stats(), engine._runner.core.load()
+    shown = {field.name for field in dataclasses.fields(EngineStats)}
+    assert counted.keys() - {"acceptance"} == shown - {"speculative_decoding"}
+    for part, kind in (("step_tokens", StepTokens), ("draft_policy", DraftPolicyStats)):
+        assert counted[part].keys() == {field.name for field in dataclasses.fields(kind)}
+    assert load.keys() == {field.name for field in dataclasses.fields(EngineLoad)}
 
 
 # -- steps of a request
